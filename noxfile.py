@@ -1,0 +1,106 @@
+"""Sessions: `nox -s train` and `nox -s conformance` are where to start; `nox -l` lists all.
+
+Every session installs what it needs. `constraints.txt` holds the versions that CI uses; where a GPU is found, JAX is
+installed with CUDA (torch's plain wheel has it already).
+"""
+
+import shutil
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2025.2.9"
+nox.options.sessions = ["lint", "types", "golden", "tests", "conformance"]
+nox.options.reuse_existing_virtualenvs = True
+nox.options.error_on_missing_interpreters = True
+
+CONSTRAINTS = ("-c", "constraints.txt")
+BACKENDS = ("numpy", "jax", "torch")
+REPORTS = Path("build/conformance")
+
+
+def _extra(backend: str) -> str:
+    if backend == "numpy":
+        return ""
+    if backend == "jax" and shutil.which("nvidia-smi"):
+        return "cuda"
+    return backend
+
+
+def _install(session: nox.Session, *extras: str, editable: tuple[str, ...] = ()) -> None:
+    wanted = ",".join(extra for extra in extras if extra)
+    session.install(*CONSTRAINTS, "-e", f".[{wanted}]" if wanted else ".", *editable)
+
+
+def _option(session: nox.Session, name: str, default: str) -> str:
+    """The value of `--name VALUE` or `--name=VALUE` among the session's arguments."""
+    arguments = list(session.posargs)
+    for position, argument in enumerate(arguments):
+        if argument == f"--{name}" and position + 1 < len(arguments):
+            return arguments[position + 1]
+        if argument.startswith(f"--{name}="):
+            return argument.split("=", 1)[1]
+    return default
+
+
+@nox.session
+def train(session: nox.Session) -> None:
+    """Train a vision MoE on the embedded digits: `nox -s train [-- --backend torch --router ...]`."""
+    backend = _option(session, "backend", "jax")
+    if backend not in BACKENDS:
+        session.error(f"--backend {backend!r}: expected one of {', '.join(BACKENDS)}")
+    _install(session, _extra(backend))
+    given = any(argument.split("=", 1)[0] == "--backend" for argument in session.posargs)
+    session.run("moespec", "train", *session.posargs, *(() if given else ("--backend", backend)))
+
+
+@nox.session
+@nox.parametrize("backend", BACKENDS)
+def conformance(session: nox.Session, backend: str) -> None:
+    """Judge every backend by the golden vectors, each in an environment without the other framework."""
+    _install(session, _extra(backend))
+    REPORTS.mkdir(parents=True, exist_ok=True)
+    session.run(
+        "python", "-m", "moespec.conformance", "run", "--target", f"moespec.backends.{backend}",
+        "--report", str(REPORTS / f"{backend}.json"), *session.posargs,
+    )  # fmt: skip
+
+
+@nox.session
+def golden(session: nox.Session) -> None:
+    """Make the golden vectors from the specification; `-- --check` compares with the committed ones instead."""
+    _install(session)
+    session.run("python", "-m", "moespec.conformance", "golden", *session.posargs)
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """The project's own tests, with both frameworks installed."""
+    _install(session, "jax", "torch", "dev")
+    session.run("pytest", *session.posargs)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """ruff: rules and format."""
+    session.install(*CONSTRAINTS, "ruff")
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """mypy: strict for the specification."""
+    # A plain (not editable) installation is what a type checker can follow through the mapped folders.
+    session.install(*CONSTRAINTS, ".[jax,torch,dev]")
+    session.run(
+        "mypy", "-p", "moespec.spec", "-p", "moespec.backends", "-p", "moespec.models", "-p", "moespec.conformance"
+    )
+
+
+@nox.session
+@nox.parametrize("backend", ("jax", "torch"))
+def benchmark(session: nox.Session, backend: str) -> None:
+    """Train each router on the digits and write accuracies and step times to `benchmarks/results/`."""
+    _install(session, _extra(backend))
+    session.run("python", "benchmarks/routers.py", "--backend", backend, *session.posargs)
