@@ -1,0 +1,82 @@
+"""The executable specification of mixture-of-experts routing: NumPy, float64, one routing group.
+
+One module is one algorithm, written as its paper writes it. Axis names: tokens T, experts E, capacity C (slots per
+expert), width D, hidden H, choices K. Every function takes and returns arrays of one routing group; the backends add a
+leading groups axis and compile. `ALGORITHMS` lists what is specified, `LEDGER` every place where a paper had to be read
+one way or another.
+"""
+
+from moespec.spec.batch_priority import batch_priority
+from moespec.spec.capacity import CAPACITY_RULES, expert_capacity
+from moespec.spec.errors import ConfigError, ContractError, DtypeError, ShapeError, SpecError
+from moespec.spec.expert_choice import expert_choice
+from moespec.spec.layer import expert_mlp, gelu, moe_layer
+from moespec.spec.losses import balance_loss, importance_loss, load_loss, z_loss
+from moespec.spec.metrics import routing_metrics
+from moespec.spec.network import attention, layer_norm, patch_embed, sigmoid_cross_entropy, softmax_cross_entropy
+from moespec.spec.numerics import stop_gradient
+from moespec.spec.registry import ALGORITHMS, LEDGER, Algorithm, LedgerEntry
+from moespec.spec.routers import ROUTERS
+from moespec.spec.routing import Router, RouterConfig, RouterOutput, Routing, slot_tokens
+from moespec.spec.sinkhorn import sinkhorn_affinity
+from moespec.spec.soft_moe import soft_routing
+from moespec.spec.softmax import add_gating_noise, router_logits, softmax_affinity
+from moespec.spec.sparse_transport import (
+    Dual,
+    SemiDual,
+    project_simplex,
+    project_sparse_simplex,
+    sparse_transport_affinity,
+    transport_dual,
+    transport_semi_dual,
+)
+from moespec.spec.token_choice import token_choice
+
+__all__ = [
+    "ALGORITHMS",
+    "CAPACITY_RULES",
+    "LEDGER",
+    "ROUTERS",
+    "Algorithm",
+    "ConfigError",
+    "ContractError",
+    "DtypeError",
+    "Dual",
+    "LedgerEntry",
+    "Router",
+    "RouterConfig",
+    "RouterOutput",
+    "Routing",
+    "SemiDual",
+    "ShapeError",
+    "SpecError",
+    "add_gating_noise",
+    "attention",
+    "balance_loss",
+    "batch_priority",
+    "expert_capacity",
+    "expert_choice",
+    "expert_mlp",
+    "gelu",
+    "importance_loss",
+    "layer_norm",
+    "load_loss",
+    "moe_layer",
+    "patch_embed",
+    "project_simplex",
+    "project_sparse_simplex",
+    "router_logits",
+    "routing_metrics",
+    "sigmoid_cross_entropy",
+    "sinkhorn_affinity",
+    "slot_tokens",
+    "soft_routing",
+    "softmax_affinity",
+    "softmax_cross_entropy",
+    "sparse_transport_affinity",
+    "stop_gradient",
+    "token_choice",
+    "transport_dual",
+    "transport_semi_dual",
+    "z_loss",
+]

@@ -1,0 +1,173 @@
+"""What every public function demands of its arguments, in one place.
+
+The checks of the first half read only `.shape`, `.ndim` and `.dtype` (or plain Python numbers), so a compiled backend
+can call them while it traces. Those of the second half read values and belong to NumPy. Every message names the
+argument and its value.
+"""
+
+import math
+import operator
+from collections.abc import Collection
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from moespec.spec.errors import ConfigError, ContractError, DtypeError, ShapeError
+
+__all__ = [
+    "as_array",
+    "as_order",
+    "as_scalar",
+    "check_at_least",
+    "check_capacity",
+    "check_choices",
+    "check_finite",
+    "check_floating",
+    "check_option",
+    "check_order",
+    "check_permutation",
+    "check_positive",
+    "check_rank",
+    "check_same_shape",
+    "check_scores",
+    "check_size",
+]
+
+FLOATING = ("float64", "float32", "float16", "bfloat16")
+COMPLEX = ("complex128", "complex64")
+
+
+# Static checks: shapes, dtypes, plain numbers.
+
+
+def dtype_name(array: Any) -> str:
+    """The name of an array's dtype without its framework: `float32` for NumPy, JAX and torch alike."""
+    return str(array.dtype).removeprefix("torch.")
+
+
+def check_floating(name: str, array: Any) -> None:
+    """`DtypeError` unless the dtype is floating (or complex, which the complex step needs)."""
+    if dtype_name(array) not in FLOATING + COMPLEX:
+        raise DtypeError(f"{name}: expected a floating dtype ({', '.join(FLOATING)}), got {dtype_name(array)}")
+
+
+def check_rank(name: str, array: Any, axes: str) -> None:
+    """`ShapeError` unless `array` has one axis for each word of `axes`, none of them empty."""
+    names = axes.split()
+    shape = tuple(array.shape)
+    if len(shape) != len(names):
+        expected = ", ".join(names)
+        raise ShapeError(f"{name}: expected {len(names)} axes ({expected}), got {len(shape)}: shape {shape}")
+    for axis, size in zip(names, shape, strict=True):
+        if size < 1:
+            raise ShapeError(f"{name}: the axis {axis} is empty: shape {shape}")
+
+
+def check_scores(name: str, array: Any, axes: str = "tokens experts") -> None:
+    """`check_floating` and `check_rank`."""
+    check_floating(name, array)
+    check_rank(name, array, axes)
+
+
+def check_size(name: str, array: Any, axis: int, size: int, reason: str) -> None:
+    """`ShapeError` unless axis `axis` has `size` entries; `reason` says which argument asks for it."""
+    shape = tuple(array.shape)
+    if shape[axis] != size:
+        raise ShapeError(f"{name}: axis {axis} has {shape[axis]} entries, expected {size} ({reason}): shape {shape}")
+
+
+def check_same_shape(name: str, array: Any, other_name: str, other: Any) -> None:
+    """`ShapeError` unless both arrays have the same shape."""
+    if tuple(array.shape) != tuple(other.shape):
+        raise ShapeError(f"{name}: shape {tuple(array.shape)} differs from that of {other_name}, {tuple(other.shape)}")
+
+
+def check_order(order: Any, shape: tuple[int, ...]) -> None:
+    """`DtypeError` unless `order` holds integers, `ShapeError` unless it has the given shape."""
+    name = dtype_name(order)
+    if not name.startswith(("int", "uint")):
+        raise DtypeError(f"order: expected an integer dtype, got {name}")
+    if tuple(order.shape) != tuple(shape):
+        raise ShapeError(f"order: expected shape {tuple(shape)}, one entry per token, got {tuple(order.shape)}")
+
+
+def check_at_least(name: str, value: Any, minimum: int) -> int:
+    """`value` as an int; `ConfigError` unless it is an integer of at least `minimum`."""
+    if isinstance(value, bool | np.bool_):
+        raise ConfigError(f"{name}: expected an integer, got {value!r}")
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise ConfigError(f"{name}: expected an integer, got {value!r}") from None
+    if number < minimum:
+        raise ConfigError(f"{name}: expected at least {minimum}, got {number}")
+    return number
+
+
+def check_choices(choices: Any, experts: int) -> int:
+    """`choices` as an int; `ConfigError` unless `1 <= choices <= experts`."""
+    number = check_at_least("choices", choices, 1)
+    if number > experts:
+        raise ConfigError(f"choices: a token cannot choose {number} of {experts} experts")
+    return number
+
+
+def check_capacity(capacity: Any, tokens: int | None = None, *, name: str = "capacity", of: str = "tokens") -> int:
+    """`capacity` as an int; `ConfigError` unless it is at least 1 and, if `tokens` is given, at most `tokens`."""
+    number = check_at_least(name, capacity, 1)
+    if tokens is not None and number > tokens:
+        raise ConfigError(f"{name}: {number} is more than the {tokens} {of} there are")
+    return number
+
+
+def check_positive(name: str, value: Any) -> float:
+    """`value` as a float; `ConfigError` unless it is finite and greater than 0."""
+    if isinstance(value, bool | str) or not math.isfinite(value) or value <= 0:
+        raise ConfigError(f"{name}: expected a finite number greater than 0, got {value!r}")
+    return float(value)
+
+
+def check_option(name: str, value: Any, options: Collection[str]) -> None:
+    """`ConfigError` unless `value` is one of `options`."""
+    if not isinstance(value, str) or value not in options:
+        raise ConfigError(f"{name}: expected one of {', '.join(map(repr, options))}, got {value!r}")
+
+
+# Checks of values: NumPy only.
+
+
+def check_finite(name: str, array: NDArray[Any]) -> None:
+    """`ContractError` if a value is NaN or infinite; the message has the first such index."""
+    finite = np.isfinite(array)
+    if not finite.all():
+        index = tuple(int(i) for i in np.argwhere(~finite)[0])
+        raise ContractError(f"{name}: every value must be finite, but the value at {index} is {array[index]}")
+
+
+def check_permutation(name: str, order: NDArray[Any]) -> None:
+    """`ContractError` unless the 1-D array holds each of `0 .. len - 1` once."""
+    if not np.array_equal(np.sort(order), np.arange(len(order))):
+        raise ContractError(f"{name}: expected a permutation of 0 to {len(order) - 1}, got {order.tolist()}")
+
+
+def as_array(name: str, value: ArrayLike, axes: str) -> NDArray[Any]:
+    """`value` as float64 (complex128 if complex) after `check_floating`, `check_rank` and `check_finite`."""
+    array = np.asarray(value)
+    check_scores(name, array, axes)
+    array = array.astype(np.complex128 if dtype_name(array) in COMPLEX else np.float64)
+    check_finite(name, array)
+    return array
+
+
+def as_scalar(name: str, value: ArrayLike) -> NDArray[Any]:
+    """`as_array` for a number; a Python int is accepted as the float it stands for."""
+    return as_array(name, float(value) if type(value) is int else value, "")
+
+
+def as_order(order: ArrayLike, tokens: int) -> NDArray[np.intp]:
+    """`order` as an index array after `check_order` and `check_permutation`."""
+    array = np.asarray(order)
+    check_order(array, (tokens,))
+    check_permutation("order", array)
+    return array.astype(np.intp)

@@ -1,0 +1,23 @@
+"""The errors that the specification raises. Each names the offending argument and its value."""
+
+__all__ = ["ConfigError", "ContractError", "DtypeError", "ShapeError", "SpecError"]
+
+
+class SpecError(ValueError):
+    """Base of every error that the specification or a backend raises about its input."""
+
+
+class ConfigError(SpecError):
+    """A static argument is outside its range, or an option is unknown (`choices > experts`, `capacity < 1`, ...)."""
+
+
+class ShapeError(SpecError):
+    """An array has the wrong rank, or axes that should agree do not."""
+
+
+class DtypeError(SpecError):
+    """An array has a dtype that the function does not accept."""
+
+
+class ContractError(SpecError):
+    """The values of an array break the contract: NaN or infinity, or an order that is not a permutation."""

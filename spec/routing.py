@@ -1,0 +1,129 @@
+"""The vocabulary that all routers share: what a routing is, what a router is, and how one is configured.
+
+Axis names: `tokens, experts, capacity, width, hidden, choices` (T, E, C, D, H, K in shape comments). In the
+specification an array is one routing group; a backend adds a leading `groups` axis (G).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moespec.spec.capacity import expert_capacity
+from moespec.spec.errors import ContractError
+
+__all__ = ["Params", "Router", "RouterConfig", "RouterOutput", "Routing", "slot_tokens"]
+
+Params = dict[str, Any]
+
+
+class Routing(NamedTuple):
+    """The pair of tensors that a router computes, each `(tokens, experts, capacity)`.
+
+    `dispatch[t, e, c]` is the share of token `t` in slot `c` of expert `e`; `combine[t, e, c]` is the weight with
+    which the output of that slot enters the output of token `t`. For sparse routers `dispatch` is 0 or 1 and
+    `combine = dispatch * score`.
+    """
+
+    dispatch: NDArray[Any]
+    combine: NDArray[Any]
+
+
+def slot_tokens(routing: Routing) -> NDArray[np.intp]:
+    """Which token sits in each slot of a sparse routing: (experts, capacity), `tokens` for an empty slot.
+
+    >>> dispatch = np.array([[[1.0, 0.0]], [[0.0, 0.0]]])  # two tokens, one expert, two slots
+    >>> slot_tokens(Routing(dispatch, dispatch)).tolist()
+    [[0, 2]]
+    """
+    occupied = routing.dispatch.real > 0
+    if (occupied.sum(axis=0) > 1).any():
+        raise ContractError("routing: a slot holds several tokens, so the routing is not sparse")
+    return np.where(occupied.any(axis=0), occupied.argmax(axis=0), occupied.shape[0])
+
+
+class RouterOutput(NamedTuple):
+    """What a router returns: the routing, its auxiliary losses, and what to report about it.
+
+    `losses` holds the *weighted* terms of the total loss (their sum is added to the main loss); `metrics` holds
+    unweighted scalars and per-expert vectors for logs.
+    """
+
+    routing: Any
+    losses: dict[str, Any]
+    metrics: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class RouterConfig:
+    """The static arguments of every router; a router reads the fields that concern it.
+
+    width, experts, tokens: model width D, number of experts E, tokens T of one routing group.
+    choices: experts K that a token chooses (Token Choice).
+    capacity_factor, rounding, multiple_of: see `expert_capacity`. For Soft MoE the capacity is the number of slots.
+    noise_multiplier: standard deviation of the gating noise is `noise_multiplier / experts`.
+    batch_priority: "none", "max" or "sum" (order of the tokens in Token Choice).
+    sinkhorn_iterations: fixed number of column-then-row updates.
+    transport_steps: updates of the reference Adam solver.
+    combine_with: "softmax", or "plan" for the ablation that combines with the transport plan and differentiates it.
+    combine_from_clean_logits: the combine softmax ignores the noise (Sinkhorn Token Choice of the vmoe code).
+    drop_zero_plan: leave slots empty that Expert Choice would fill with tokens of score 0.
+    normalize, norm_form, dispatch, combine: see `soft_routing`.
+    *_weight: weights of the auxiliary losses.
+    """
+
+    width: int
+    experts: int
+    tokens: int
+    choices: int = 1
+    capacity_factor: float = 1.0
+    rounding: str = "ceil"
+    multiple_of: int = 1
+    noise_multiplier: float = 1.0
+    batch_priority: str = "none"
+    sinkhorn_iterations: int = 20
+    transport_steps: int = 20
+    combine_with: str = "softmax"
+    combine_from_clean_logits: bool = False
+    drop_zero_plan: bool = False
+    normalize: bool = True
+    norm_form: str = "paper"
+    dispatch: str = "soft"
+    combine: str = "soft"
+    importance_weight: float = 0.0
+    load_weight: float = 0.0
+    balance_weight: float = 0.0
+    z_weight: float = 0.0
+
+    def capacity(self, *, choices: int = 1) -> int:
+        """Slots per expert, from `expert_capacity` (pass `choices=self.choices` for Token Choice)."""
+        return expert_capacity(
+            self.tokens,
+            self.experts,
+            self.capacity_factor,
+            choices=choices,
+            rounding=self.rounding,
+            multiple_of=self.multiple_of,
+        )
+
+
+@dataclass(frozen=True)
+class Router:
+    """One router: a name, its source, initial parameters and the routing function.
+
+    `init(generator, config)` returns NumPy parameters (float32); `route(params, tokens, config, *, noise=None,
+    train=False)` returns a `RouterOutput`. `defaults` are the config fields in which the router differs from
+    `RouterConfig`'s own defaults.
+    """
+
+    name: str
+    source: str
+    init: Callable[[np.random.Generator, RouterConfig], Params]
+    route: Callable[..., RouterOutput]
+    defaults: dict[str, Any] = field(default_factory=dict)
+
+    def configure(self, **fields: Any) -> RouterConfig:
+        """A `RouterConfig` with this router's defaults, overridden by `fields`."""
+        return RouterConfig(**{**self.defaults, **fields})
