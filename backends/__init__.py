@@ -1,0 +1,83 @@
+"""The backend in use: `from moespec import backends` chooses one, once, and then behaves like it.
+
+The choice is `MOESPEC_BACKEND` (`jax`, `torch` or `numpy`), else the one framework that is already imported, else the
+only one installed, else an error that lists what is installed. Importing a backend by its own name
+(`import moespec.backends.jax`) chooses nothing, so several can be used side by side.
+"""
+
+import importlib
+import importlib.util
+import os
+import sys
+from types import ModuleType
+from typing import Any
+
+from moespec.spec.errors import ConfigError
+
+_VARIABLE = "MOESPEC_BACKEND"
+_NAMES = ("jax", "torch", "numpy")
+_FRAMEWORKS = ("jax", "torch")
+_chosen: ModuleType | None = None
+
+
+def _choose() -> str:
+    requested = os.environ.get(_VARIABLE)
+    if requested:
+        if requested not in _NAMES:
+            raise ConfigError(f"{_VARIABLE}={requested!r}: expected one of {', '.join(_NAMES)}")
+        if requested in _FRAMEWORKS and importlib.util.find_spec(requested) is None:
+            raise ConfigError(f"{_VARIABLE}={requested!r}, but {requested} is not installed. {_advice()}")
+        return requested
+    imported = [name for name in _FRAMEWORKS if name in sys.modules]
+    if len(imported) == 1:
+        return imported[0]
+    installed = [name for name in _FRAMEWORKS if importlib.util.find_spec(name) is not None]
+    if len(installed) == 1:
+        return installed[0]
+    raise ConfigError(f"cannot choose a backend: {_VARIABLE} is not set. {_advice()}")
+
+
+def _advice() -> str:
+    installed = [name for name in _FRAMEWORKS if importlib.util.find_spec(name) is not None]
+    missing = [name for name in _FRAMEWORKS if name not in installed]
+    lines = [f"Installed: {', '.join([*installed, 'numpy (the specification itself, slow)'])}."]
+    lines += [f"To install {name}: pip install 'moespec[{name}]'." for name in missing]
+    lines += [f"To choose: set {_VARIABLE}={' or '.join([*installed, 'numpy'])}."]
+    return " ".join(lines)
+
+
+def _resolve() -> ModuleType:
+    """The chosen backend. The first call chooses; a later change of the variable is an error."""
+    global _chosen
+    if _chosen is None:
+        _chosen = importlib.import_module(f"{__name__}.{_choose()}")
+    requested = os.environ.get(_VARIABLE)
+    if requested and requested != _chosen.name:
+        raise ConfigError(
+            f"{_VARIABLE} was changed to {requested!r} after the backend {_chosen.name!r} was chosen. A process "
+            "chooses once: start a new one, or import a backend by its name."
+        )
+    return _chosen
+
+
+def _imported_for_a_submodule() -> bool:
+    """True while `import moespec.backends.NAME` runs: importing its parent must then choose nothing."""
+    frame = sys._getframe()
+    while frame := frame.f_back:  # type: ignore[assignment]
+        if frame.f_code.co_name == "_find_and_load" and str(frame.f_locals.get("name", "")).startswith(f"{__name__}."):
+            return True
+    return False
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return getattr(_resolve(), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(dir(_resolve()))
+
+
+if not _imported_for_a_submodule():
+    _resolve()

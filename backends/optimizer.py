@@ -1,0 +1,55 @@
+"""The optimiser that all backends share: AdamW with decoupled weight decay and a global-norm clip.
+
+One update of a parameter `p` with gradient `g` at step `n = 1, 2, ...` and learning rate `r`:
+
+    g  <- g * min(1, clip / ||all gradients||_2)          (when `clip` is given)
+    mu <- b1 mu + (1 - b1) g
+    nu <- b2 nu + (1 - b2) g^2
+    p  <- p - r * (mu / (1 - b1^n)) / (sqrt(nu / (1 - b2^n)) + epsilon)  -  r * weight_decay * p    (if `decays(path)`)
+
+Source: Loshchilov and Hutter 2019, Algorithm 2 (decoupled decay, times the learning rate, as in optax and torch).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from moespec.spec.errors import ConfigError
+
+__all__ = ["DECAYED", "OptimizerConfig", "decays"]
+
+DECAYED = frozenset({"kernel", "w1", "w2", "slots"})
+"""Names of the parameters that weight decay applies to: matrices, but neither biases, norms, positions nor scales."""
+
+
+def decays(path: Sequence[str]) -> bool:
+    """Whether weight decay applies to the parameter at `path` (the keys from the root of the parameter tree)."""
+    return bool(path) and path[-1] in DECAYED
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """AdamW: the static arguments of the optimiser. Raises ConfigError for a value outside its range."""
+
+    b1: float = 0.9
+    """decay of Adam's first moment"""
+    b2: float = 0.999
+    """decay of Adam's second moment"""
+    epsilon: float = 1e-8
+    """added to the square root of the bias-corrected second moment"""
+    weight_decay: float = 0.0
+    """decoupled decay, multiplied by the learning rate, for matrices (see `decays`)"""
+    clip: float | None = None
+    """largest global norm of the gradient, or None"""
+
+    def __post_init__(self) -> None:
+        for name in ("b1", "b2"):
+            value = getattr(self, name)
+            if not 0.0 <= value < 1.0:
+                raise ConfigError(f"{name}={value!r}: expected a number in [0, 1)")
+        if not 0.0 < self.epsilon < math.inf:
+            raise ConfigError(f"epsilon={self.epsilon!r}: expected a positive number")
+        if not 0.0 <= self.weight_decay < math.inf:
+            raise ConfigError(f"weight_decay={self.weight_decay!r}: expected a number >= 0")
+        if self.clip is not None and not 0.0 < self.clip < math.inf:
+            raise ConfigError(f"clip={self.clip!r}: expected a positive number, or None")
