@@ -18,19 +18,13 @@ from moespec.spec.numerics import stop_gradient
 from moespec.spec.registry import ALGORITHMS, LEDGER, Algorithm, LedgerEntry
 from moespec.spec.routers import ROUTERS
 from moespec.spec.routing import Router, RouterConfig, RouterOutput, Routing, slot_tokens
+from moespec.spec.simplex import project_simplex, project_sparse_simplex
 from moespec.spec.sinkhorn import sinkhorn_affinity
 from moespec.spec.soft_moe import soft_routing
 from moespec.spec.softmax import add_gating_noise, router_logits, softmax_affinity
-from moespec.spec.sparse_transport import (
-    Dual,
-    SemiDual,
-    project_simplex,
-    project_sparse_simplex,
-    sparse_transport_affinity,
-    transport_dual,
-    transport_semi_dual,
-)
+from moespec.spec.sparse_transport import sparse_transport_affinity
 from moespec.spec.token_choice import token_choice
+from moespec.spec.transport_duals import Dual, SemiDual, transport_dual, transport_semi_dual
 
 __all__ = [
     "ALGORITHMS",

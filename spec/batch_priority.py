@@ -1,41 +1,66 @@
-"""Batch Priority Routing: tokens with the highest scores are served first.
+"""Batch Priority Routing: the tokens that matter most to the router are served first.
+
+| here | V-MoE (arXiv 2106.05974) |
+|---|---|
+| `scores` (T, E) | gates g(x) |
+| priority | importance score s(x) of a token |
+| `by="max"` | s(x) = max_i g(x)_i |
+| `by="sum"` | s(x) = sum of the top-k g(x)_i |
 
 Ambiguity ledger
 
 BP-1: What is the priority of a token that makes several choices?
     Reading: its highest score.
     Alternatives: the sum of the scores of its choices (`by="sum"`).
+BP-2: Is the priority that of a token, or of each of its choices?
+    Reading: of the token: all first choices are still served before any second choice.
+    Alternatives: of the choice, so that a strong second choice outranks a weak first one.
+BP-3: Which token comes first among equal priorities?
+    Reading: the lower index.
+    Alternatives: whatever an unstable sort returns.
 """
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from moespec.spec.checks import as_array, check_choices, check_option
-from moespec.spec.numerics import stable_order
+from moespec.spec.numerics import stable_order, stop_gradient
 
 __all__ = ["batch_priority"]
 
 
 def batch_priority(scores: ArrayLike, *, by: str = "max", choices: int = 1) -> NDArray[np.intp]:
-    """The order in which `token_choice` serves the tokens: descending priority, ties by index.
+    """The order in which `token_choice` serves the tokens: by descending priority, the lower index first among equals.
 
     Args:
-        scores: (tokens, experts), the scores of the selection.
-        by: "max", `s[t] = max_e scores[t, e]`; or "sum", over the `choices` largest scores of the token.
-        choices: experts K that a token chooses.
+        scores: (tokens, experts), the scores of the selection (noisy in training).
+        by: "max", the priority of token t is `max_e scores[t, e]`; "sum", it is the sum of its `choices` best scores.
+        choices: experts K that a token chooses, from 1 to experts.
 
     Returns:
-        (tokens,) integers, a permutation.
+        (tokens,) integers: the token that is served first, second, ...
+
+    Raises:
+        ConfigError: `by` is unknown or `choices` out of range.
+        ShapeError, DtypeError, ContractError: of `scores`.
 
     Source: V-MoE, section 4. Section 4.
 
+    >>> from moespec.spec import slot_tokens, softmax_affinity, token_choice
     >>> from moespec.spec.examples import LOGITS
-    >>> from moespec.spec.softmax import softmax_affinity
-    >>> batch_priority(softmax_affinity(LOGITS)).tolist()
+    >>> scores = softmax_affinity(LOGITS)
+    >>> batch_priority(scores).tolist()
     [4, 1, 5, 0, 3, 2]
+    >>> routing = token_choice(scores, choices=1, capacity=2, order=batch_priority(scores))
+    >>> slot_tokens(routing).tolist(), round(float(routing.combine.sum()), 10)
+    ([[4, 1], [5, 2], [3, 6]], 3.2670969819)
+    >>> routing = token_choice(scores, choices=2, capacity=3, order=batch_priority(scores))
+    >>> slot_tokens(routing).tolist(), round(float(routing.combine.sum()), 10)
+    ([[4, 1, 0], [5, 2, 1], [3, 4, 6]], 4.2107847647)
     """
-    scores = as_array("scores", scores, "tokens experts").real
+    scores = stop_gradient(as_array("scores", scores, "tokens experts"))
     check_option("by", by, ("max", "sum"))
-    choices = check_choices(choices, scores.shape[1])
-    best = np.take_along_axis(scores, stable_order(scores)[:, : choices if by == "sum" else 1], axis=1)
-    return stable_order(best.sum(axis=1))
+    check_choices(choices, scores.shape[1])
+    best = np.take_along_axis(scores, stable_order(scores), axis=1)
+    priority = best[:, 0] if by == "max" else best[:, :choices].sum(axis=1)
+    return stable_order(priority)

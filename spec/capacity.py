@@ -1,19 +1,27 @@
 """Capacity: how many slots each expert has.
 
-Cites: Liu et al. 2024 (arXiv 2401.15969) section 1.2; Riquelme et al. 2021 (V-MoE, arXiv 2106.05974). Section 1.
+| here | Routers (arXiv 2401.15969), section 1.2 |
+|---|---|
+| `tokens` T, `experts` E | n_tokens, n_experts |
+| `choices` K | k |
+| `factor` | capacity factor (kappa for Expert Choice and Soft MoE) |
+| capacity C | c |
 
 Ambiguity ledger
 
 CA-1: Is the capacity rounded up or to the nearest integer, and to a multiple of what?
     Reading: up, multiples of 1; both are arguments.
     Alternatives: to the nearest, half to even (Soft MoE, the text of V-MoE); down (megablocks, tutel); up to a
-        multiple of 4 (code of V-MoE). See `CAPACITY_RULES`.
-CA-2: Is a capacity below 1 an error?
-    Reading: yes, before it is rounded up to a multiple.
-    Alternatives: at least 1, 4 or 8 slots whatever the factor (st-moe, DeepSpeed).
+        multiple of 4 (code of V-MoE).
+CA-2: What if the capacity is below 1?
+    Reading: an error, before it is raised to a multiple.
+    Alternatives: at least 4 or 8 slots whatever the factor (st-moe, DeepSpeed).
 CA-3: In which order is `choices * tokens * factor / experts` evaluated?
     Reading: from left to right in double precision, so that the ceiling is the same everywhere.
-    Alternatives: the factor last (Megatron, DeepSpeed), which can differ by one slot where the product is an integer.
+    Alternatives: the quotient first (megablocks, Megatron, DeepSpeed), one slot more or less where rounding decides.
+CA-4: Does the capacity grow with the number of choices?
+    Reading: yes, `choices * tokens` items are distributed.
+    Alternatives: no, only tokens count (st-moe).
 """
 
 import math
@@ -31,28 +39,38 @@ ROUNDINGS: dict[str, Callable[[float], int]] = {"ceil": math.ceil, "round": roun
 def expert_capacity(
     tokens: int, experts: int, factor: float, *, choices: int = 1, rounding: str = "ceil", multiple_of: int = 1
 ) -> int:
-    """Slots per expert: `rounding(choices * tokens * factor / experts)`, then up to a multiple of `multiple_of`.
+    """Slots per expert: `rounding(choices * tokens * factor / experts)`, raised to a multiple of `multiple_of`.
 
     Args:
         tokens: tokens T of one routing group.
         experts: experts E.
-        factor: capacity factor; 1 gives exactly as many slots as there are items, apart from rounding.
-        choices: K for Token Choice, where `K * T` items are distributed; 1 for Expert Choice and Soft MoE.
-        rounding: "ceil", or "round" (to the nearest, half to even).
-        multiple_of: the result is raised to a multiple of this.
+        factor: capacity factor; 1 gives as many slots as there are items, apart from rounding.
+        choices: K for Token Choice, which distributes `K * T` items; 1 for Expert Choice and Soft MoE.
+        rounding: "ceil", or "round" (to the nearest integer, half to even).
+        multiple_of: at least 1.
+
+    Returns:
+        The capacity C.
 
     Raises:
-        ConfigError: an argument is out of range, or the result is below 1.
+        ConfigError: an argument is out of range, or the rounded quotient is below 1.
 
-    Source: V-MoE, section 2; Routers, section 1.2. Section 1.
+    Source: Routers, section 1.2; V-MoE (arXiv 2106.05974). Section 1.
 
-    >>> expert_capacity(196, 32, 1.0), expert_capacity(196, 32, 1.0, rounding="round"), expert_capacity(49, 32, 2.0)
-    (7, 6, 4)
+    >>> expert_capacity(1568, 32, 1.05, choices=2)
+    103
+    >>> expert_capacity(196, 32, 1.0, rounding="round"), expert_capacity(196, 32, 2.0, rounding="round")
+    (6, 12)
+    >>> expert_capacity(49, 32, 1.0, rounding="round"), expert_capacity(49, 32, 2.0, rounding="round")
+    (2, 3)
+    >>> expert_capacity(196, 32, 1.0, multiple_of=4)
+    8
     """
     check_sizes(tokens, experts, factor, choices)
     check_option("rounding", rounding, ROUNDINGS)
     check_at_least("multiple_of", multiple_of, 1)
-    slots = at_least_one(ROUNDINGS[rounding](choices * tokens * factor / experts), tokens, experts, factor)
+    slots = ROUNDINGS[rounding](choices * tokens * factor / experts)
+    check_room(slots, tokens, experts, factor)
     return math.ceil(slots / multiple_of) * multiple_of
 
 
@@ -64,38 +82,45 @@ def check_sizes(tokens: int, experts: int, factor: float, choices: int) -> None:
     check_positive("factor", factor)
 
 
-def at_least_one(slots: int, tokens: int, experts: int, factor: float) -> int:
-    """`slots`, or `ConfigError` if there is none."""
+def check_room(slots: int, tokens: int, experts: int, factor: float) -> None:
+    """`ConfigError` if an expert has no slot."""
     if slots < 1:
         raise ConfigError(
-            f"factor: {factor} leaves {experts} experts without a slot for {tokens} tokens (capacity {slots})"
+            f"factor: {factor} gives {experts} experts a capacity of {slots} for {tokens} tokens, expected at least 1"
         )
-    return slots
 
 
 class CapacityRule(Protocol):
-    """How a public implementation computes the capacity."""
+    """The capacity as a public implementation computes it."""
 
     def __call__(self, tokens: int, experts: int, factor: float, choices: int = 1) -> int:
         """Slots per expert."""
 
 
-def _rule(formula: Callable[[int, int, float, int], int]) -> CapacityRule:
-    def rule(tokens: int, experts: int, factor: float, choices: int = 1) -> int:
-        check_sizes(tokens, experts, factor, choices)
-        return at_least_one(formula(tokens, experts, factor, choices), tokens, experts, factor)
+def _checked(rule: Callable[[int, int, float, int], int]) -> CapacityRule:
+    """`rule` with its arguments and its result checked."""
 
-    return rule
+    def checked(tokens: int, experts: int, factor: float, choices: int = 1) -> int:
+        check_sizes(tokens, experts, factor, choices)
+        slots = rule(tokens, experts, factor, choices)
+        check_room(slots, tokens, experts, factor)
+        return slots
+
+    return checked
 
 
 CAPACITY_RULES: dict[str, CapacityRule] = {
-    "vmoe": _rule(lambda t, e, f, k: 4 * math.ceil(math.ceil(t * k * f / e) / 4)),
-    "vmoe_expert_choice": _rule(lambda t, e, f, k: round(t * f / e)),
-    "megablocks": _rule(lambda t, e, f, k: int(f * (k * t / e))),
-    "tutel": _rule(lambda t, e, f, k: k * int(f * math.ceil(t / e))),
-    "deepspeed": _rule(lambda t, e, f, k: max(8, math.ceil(t * k / e * f))),
-    "megatron": _rule(lambda t, e, f, k: math.ceil(t * k / e * f)),
-    "st_moe": _rule(lambda t, e, f, k: max(4, min(t, int(t * f / e)))),
-    "maxtext": _rule(lambda t, e, f, k: int(math.ceil(t * k / e) * f)),
+    "vmoe": _checked(lambda t, e, f, k: math.ceil(math.ceil(t * k * f / e) / 4) * 4),
+    "vmoe_expert_choice": _checked(lambda t, e, f, k: round(t * f / e)),
+    "megablocks": _checked(lambda t, e, f, k: int(f * (k * t / e))),
+    "tutel": _checked(lambda t, e, f, k: k * int(f * math.ceil(t / e))),
+    "deepspeed": _checked(lambda t, e, f, k: max(8, math.ceil(t / e * (f * k)))),
+    "megatron": _checked(lambda t, e, f, k: math.ceil(t * k / e * f)),
+    "st_moe": _checked(lambda t, e, f, k: max(4, min(t, int(t * f / e)))),
+    "maxtext": _checked(lambda t, e, f, k: int(math.ceil(t * k / e) * f)),
 }
-"""Capacity by the rule of each public implementation: `CAPACITY_RULES[name](tokens, experts, factor, choices=1)`."""
+"""The capacity as public implementations compute it: `CAPACITY_RULES["tutel"](tokens, experts, factor, choices=1)`.
+
+With their defaults and in double precision: vmoe (multiple of 4), vmoe_expert_choice (also for Soft MoE), megablocks,
+tutel, deepspeed (at least 8), megatron, st_moe (at least 4), maxtext. Raises ConfigError as `expert_capacity` does.
+"""

@@ -24,6 +24,7 @@ __all__ = [
     "check_choices",
     "check_finite",
     "check_floating",
+    "check_non_negative",
     "check_option",
     "check_order",
     "check_permutation",
@@ -36,6 +37,7 @@ __all__ = [
 
 FLOATING = ("float64", "float32", "float16", "bfloat16")
 COMPLEX = ("complex128", "complex64")
+DOUBLE = {np.dtype(np.float64), np.dtype(np.complex128)}
 
 
 # Static checks: shapes, dtypes, plain numbers.
@@ -53,15 +55,17 @@ def check_floating(name: str, array: Any) -> None:
 
 
 def check_rank(name: str, array: Any, axes: str) -> None:
-    """`ShapeError` unless `array` has one axis for each word of `axes`, none of them empty."""
+    """`ShapeError` unless `array` has one axis for each word of `axes`, none of them empty.
+
+    A leading `...` stands for any number of axes.
+    """
     names = axes.split()
     shape = tuple(array.shape)
-    if len(shape) != len(names):
-        expected = ", ".join(names)
-        raise ShapeError(f"{name}: expected {len(names)} axes ({expected}), got {len(shape)}: shape {shape}")
-    for axis, size in zip(names, shape, strict=True):
-        if size < 1:
-            raise ShapeError(f"{name}: the axis {axis} is empty: shape {shape}")
+    fits = len(shape) >= len(names) - 1 if names[:1] == ["..."] else len(shape) == len(names)
+    if not fits:
+        raise ShapeError(f"{name}: expected the axes ({', '.join(names)}), got shape {shape}")
+    if 0 in shape:
+        raise ShapeError(f"{name}: no axis of ({', '.join(names)}) may be empty, got shape {shape}")
 
 
 def check_scores(name: str, array: Any, axes: str = "tokens experts") -> None:
@@ -121,11 +125,34 @@ def check_capacity(capacity: Any, tokens: int | None = None, *, name: str = "cap
     return number
 
 
+def _number(name: str, value: Any, kind: str) -> float:
+    """`value` as a float; `ConfigError` unless it is a finite real number."""
+    if not isinstance(value, bool | str | bytes):
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            number = math.nan
+        if math.isfinite(number):
+            return number
+    raise ConfigError(f"{name}: expected {kind}, got {value!r}")
+
+
 def check_positive(name: str, value: Any) -> float:
     """`value` as a float; `ConfigError` unless it is finite and greater than 0."""
-    if isinstance(value, bool | str) or not math.isfinite(value) or value <= 0:
-        raise ConfigError(f"{name}: expected a finite number greater than 0, got {value!r}")
-    return float(value)
+    kind = "a finite number greater than 0"
+    number = _number(name, value, kind)
+    if number <= 0:
+        raise ConfigError(f"{name}: expected {kind}, got {value!r}")
+    return number
+
+
+def check_non_negative(name: str, value: Any) -> float:
+    """`value` as a float; `ConfigError` unless it is finite and at least 0."""
+    kind = "a finite number of at least 0"
+    number = _number(name, value, kind)
+    if number < 0:
+        raise ConfigError(f"{name}: expected {kind}, got {value!r}")
+    return number
 
 
 def check_option(name: str, value: Any, options: Collection[str]) -> None:
@@ -147,15 +174,17 @@ def check_finite(name: str, array: NDArray[Any]) -> None:
 
 def check_permutation(name: str, order: NDArray[Any]) -> None:
     """`ContractError` unless the 1-D array holds each of `0 .. len - 1` once."""
-    if not np.array_equal(np.sort(order), np.arange(len(order))):
+    if sorted(order.tolist()) != list(range(len(order))):
         raise ContractError(f"{name}: expected a permutation of 0 to {len(order) - 1}, got {order.tolist()}")
 
 
 def as_array(name: str, value: ArrayLike, axes: str) -> NDArray[Any]:
     """`value` as float64 (complex128 if complex) after `check_floating`, `check_rank` and `check_finite`."""
     array = np.asarray(value)
-    check_scores(name, array, axes)
-    array = array.astype(np.complex128 if dtype_name(array) in COMPLEX else np.float64)
+    if array.dtype not in DOUBLE:  # the complex step calls this a million times
+        check_floating(name, array)
+        array = array.astype(np.complex128 if dtype_name(array) in COMPLEX else np.float64)
+    check_rank(name, array, axes)
     check_finite(name, array)
     return array
 

@@ -1,4 +1,10 @@
-"""Expert Choice (Algorithm 2): each expert chooses its C best tokens.
+"""Expert Choice: each expert chooses its C best tokens.
+
+| here | Routers (arXiv 2401.15969), Algorithm 2 | Zhou et al. 2022 (arXiv 2202.09368) |
+|---|---|---|
+| `scores` (T, E) | affinity matrix that selects | S |
+| `combine_scores` (T, E) | softmax affinity A of the combine tensor | G, the gathered S |
+| `capacity` | c, buffer slots of an expert | k |
 
 Ambiguity ledger
 
@@ -6,11 +12,14 @@ EC-1: Which token wins among equal scores?
     Reading: the lower index.
     Alternatives: the higher index; whatever an unstable sort returns.
 EC-2: Are slots that only tokens of score 0 could fill left empty?
-    Reading: no, the lowest indices fill them.
+    Reading: no, the lowest indices fill them, and are dispatched and combined.
     Alternatives: left empty (`drop_zero=True`).
 EC-3: What if the capacity exceeds the number of tokens?
     Reading: an error.
     Alternatives: the capacity is cut to the number of tokens.
+EC-4: Along which axis are the scores normalised?
+    Reading: over experts, although experts choose among tokens.
+    Alternatives: over tokens.
 """
 
 import numpy as np
@@ -26,47 +35,57 @@ __all__ = ["expert_choice"]
 def expert_choice(
     scores: ArrayLike, *, capacity: int, combine_scores: ArrayLike | None = None, drop_zero: bool = False
 ) -> Routing:
-    """Expert Choice allocation.
+    """Expert Choice allocation (Algorithm 2).
+
+    `dispatch[t, e, c]` is 1 if token t is the c-th best of expert e (c = 0 is the best), else 0; `combine[t, e, c] =
+    combine_scores[t, e] * dispatch[t, e, c]`. A token may sit in any number of experts, also in none. A gradient flows
+    only through `combine_scores`, at the chosen.
 
     Args:
         scores: (tokens, experts), by which experts choose.
-        capacity: slots C per expert, `1 <= C <= tokens`.
+        capacity: slots C per expert, from 1 to tokens.
         combine_scores: (tokens, experts), the weights of the chosen; `scores` if None.
         drop_zero: leave a slot empty whose token has a score of at most 0.
 
     Returns:
-        Routing with `dispatch` in {0, 1} and `combine = combine_scores * dispatch`, each (tokens, experts, capacity).
-        Slot 0 holds the best token.
+        Routing of (tokens, experts, capacity).
 
-    Source: Routers, Algorithm 2; Zhou et al. 2022 (arXiv 2202.09368). Section 5.
+    Raises:
+        ConfigError: `capacity` out of range.
+        ShapeError, DtypeError: of an array.
+        ContractError: a score is not finite.
 
-    >>> from moespec.spec.examples import LOGITS
-    >>> from moespec.spec.softmax import softmax_affinity
-    >>> from moespec.spec.routing import slot_tokens
+    Source: Routers, Algorithm 2; Zhou et al. 2022. Section 5.
+
+    >>> from moespec.spec import softmax_affinity, slot_tokens
+    >>> from moespec.spec.examples import LOGITS, TIED_SCORES
     >>> routing = expert_choice(softmax_affinity(LOGITS), capacity=2)
-    >>> slot_tokens(routing).tolist()
-    [[4, 1], [5, 2], [3, 2]]
-    >>> round(float(routing.combine.sum()), 10)
-    3.5213721945
+    >>> slot_tokens(routing).tolist(), round(float(routing.combine.sum()), 10)
+    ([[4, 1], [5, 2], [3, 2]], 3.5213721945)
+    >>> routing = expert_choice(softmax_affinity(LOGITS), capacity=4)
+    >>> slot_tokens(routing).tolist(), round(float(routing.combine.sum()), 10)
+    ([[4, 1, 0, 3], [5, 2, 0, 1], [3, 2, 4, 1]], 5.1409110569)
+    >>> routing = expert_choice(TIED_SCORES, capacity=3)
+    >>> slot_tokens(routing).tolist(), float(routing.combine.sum())
+    ([[0, 3, 1], [1, 0, 2], [2, 4, 0]], 3.5)
     """
     # Scores.
     scores = as_array("scores", scores, "tokens experts")
-    combine_scores = scores if combine_scores is None else as_array("combine_scores", combine_scores, "tokens experts")
-    check_same_shape("combine_scores", combine_scores, "scores", scores)
+    weights = scores if combine_scores is None else as_array("combine_scores", combine_scores, "tokens experts")
+    check_same_shape("combine_scores", weights, "scores", scores)
     tokens, experts = scores.shape
-    capacity = check_capacity(capacity, tokens)
+    check_capacity(capacity, tokens)
 
     # Selection.
     chosen = stable_order(scores, axis=0)[:capacity]
 
-    # Slots, dispatch, combine.
+    # Slots and dispatch: the place of a token in the expert's order is its slot.
     dispatch = np.zeros((tokens, experts, capacity))
-    combine = np.zeros((tokens, experts, capacity), dtype=combine_scores.dtype)
     for expert in range(experts):
         for slot in range(capacity):
             token = chosen[slot, expert]
-            if drop_zero and scores[token, expert].real <= 0:
-                continue
-            dispatch[token, expert, slot] = 1.0
-            combine[token, expert, slot] = combine_scores[token, expert]
-    return Routing(dispatch, combine)
+            if scores[token, expert].real > 0 or not drop_zero:
+                dispatch[token, expert, slot] = 1.0
+
+    # Combine.
+    return Routing(dispatch, weights[:, :, None] * dispatch)

@@ -1,5 +1,12 @@
 """The layer that all routers share: dispatch, experts, combine.
 
+| here | Routers (arXiv 2401.15969), section 1.2 |
+|---|---|
+| `tokens` (T, D) | X |
+| `routing.dispatch`, `routing.combine` (T, E, C) | D, C |
+| inputs and outputs of the slots (E, C, D) | X tilde, Y tilde |
+| result (T, D) | Y |
+
 Ambiguity ledger
 
 LA-1: Which form of GELU do the experts use?
@@ -16,73 +23,25 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import erf
 
-from moespec.spec.checks import as_array, check_floating, check_option, check_rank, check_same_shape, check_size
-from moespec.spec.checks import check_finite as _check_finite
+from moespec.spec.checks import as_array, check_option, check_rank, check_same_shape, check_size
+from moespec.spec.errors import ConfigError
 from moespec.spec.numerics import Array
 from moespec.spec.routing import Routing
 
 __all__ = ["expert_mlp", "gelu", "moe_layer"]
 
-
-def gelu(x: ArrayLike, *, form: str = "tanh") -> Array:
-    """`x Phi(x)` with the normal distribution function ("erf"), or its approximation by tanh.
-
-        tanh:  x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))
-
-    Source: Hendrycks and Gimpel 2016 (arXiv 1606.08415). Section 1.
-
-    >>> float(gelu(1.0).round(10)), float(gelu(1.0, form="erf").round(10))
-    (0.8411919906, 0.8413447461)
-    """
-    check_option("form", form, ("tanh", "erf"))
-    x = np.asarray(x)
-    check_floating("x", x)
-    x = x.astype(np.complex128 if x.dtype.kind == "c" else np.float64)
-    _check_finite("x", x)
-    if form == "erf":
-        return 0.5 * x * (1.0 + erf(x / np.sqrt(2.0)))
-    return 0.5 * x * (1.0 + np.tanh(np.sqrt(2.0 / np.pi) * (x + 0.044715 * x * x * x)))
-
-
-def expert_mlp(inputs: ArrayLike, params: Mapping[str, ArrayLike], *, gelu: str = "tanh") -> Array:
-    """Each expert's two-layer perceptron on its own slots: `gelu(x w1 + b1) w2 + b2`.
-
-    Args:
-        inputs: (experts, capacity, width).
-        params: `w1` (experts, width, hidden), `b1` (experts, hidden), `w2` (experts, hidden, width), `b2` (experts, width).
-        gelu: "tanh" or "erf".
-
-    Returns:
-        (experts, capacity, width of the output).
-
-    Source: Routers, section 1.2. Section 1.
-    """
-    inputs = as_array("inputs", inputs, "experts capacity width")
-    w1 = as_array("w1", params["w1"], "experts width hidden")
-    b1 = as_array("b1", params["b1"], "experts hidden")
-    w2 = as_array("w2", params["w2"], "experts hidden width")
-    b2 = as_array("b2", params["b2"], "experts width")
-    for name, weights in {"w1": w1, "b1": b1, "w2": w2, "b2": b2}.items():
-        check_size(name, weights, 0, len(inputs), "the experts of inputs")
-    check_size("w1", w1, 1, inputs.shape[2], "the width of inputs")
-    check_size("b1", b1, 1, w1.shape[2], "the hidden width of w1")
-    check_size("w2", w2, 1, w1.shape[2], "the hidden width of w1")
-    check_size("b2", b2, 1, w2.shape[2], "the output width of w2")
-    hidden = _gelu(np.einsum("ecd,edh->ech", inputs, w1) + b1[:, None, :], form=gelu)
-    return np.einsum("ech,ehd->ecd", hidden, w2) + b2[:, None, :]
-
-
-_gelu = gelu
+AXES = {"w1": "experts width hidden", "b1": "experts hidden", "w2": "experts hidden output", "b2": "experts output"}
+"""Axes of the parameters of `expert_mlp`."""
 
 
 def moe_layer(tokens: ArrayLike, routing: Routing, experts: Callable[[Array], Array]) -> Array:
-    """Dispatch, experts, combine:
+    """The mixture-of-experts layer:
 
         inputs[e, c]  = sum_t dispatch[t, e, c] tokens[t]
-        outputs[e, c] = experts(inputs)[e, c]
+        outputs       = experts(inputs)
         result[t]     = sum_e,c combine[t, e, c] outputs[e, c]
 
-    An empty slot has inputs 0 and usually an output that is not 0; its combine weights are 0.
+    An empty slot has inputs 0 and in general an output that is not 0, but its combine weights are 0.
 
     Args:
         tokens: (tokens, width).
@@ -92,16 +51,100 @@ def moe_layer(tokens: ArrayLike, routing: Routing, experts: Callable[[Array], Ar
     Returns:
         (tokens, width of the output).
 
+    Raises:
+        ShapeError: shapes do not fit, also that of the experts' output.
+        DtypeError, ContractError: of an array.
+
     Source: Routers, section 1.2. Section 1.
+
+    >>> dispatch = np.array([[[1.0], [0.0]], [[0.0], [1.0]], [[0.0], [0.0]]])  # the third token is dropped
+    >>> routing = Routing(dispatch, 0.5 * dispatch)
+    >>> moe_layer([[1.0], [2.0], [3.0]], routing, lambda inputs: 10 * inputs + 2).tolist()
+    [[6.0], [11.0], [0.0]]
     """
     tokens = as_array("tokens", tokens, "tokens width")
     dispatch = as_array("routing.dispatch", routing.dispatch, "tokens experts capacity")
     combine = as_array("routing.combine", routing.combine, "tokens experts capacity")
     check_same_shape("routing.combine", combine, "routing.dispatch", dispatch)
     check_size("routing.dispatch", dispatch, 0, len(tokens), "the number of tokens")
+
+    # Dispatch.
     inputs = np.einsum("tec,td->ecd", dispatch, tokens)
     outputs = experts(inputs)
     check_rank("experts", outputs, "experts capacity width")
-    for axis in (0, 1):
-        check_size("experts", outputs, axis, inputs.shape[axis], "the slots it was given")
+    check_size("experts", outputs, 0, inputs.shape[0], "the experts of its input")
+    check_size("experts", outputs, 1, inputs.shape[1], "the capacity of its input")
+
+    # Combine.
     return np.einsum("tec,ecd->td", combine, outputs)
+
+
+def expert_mlp(inputs: ArrayLike, params: Mapping[str, ArrayLike], *, gelu: str = "tanh") -> Array:
+    """The multi-layer perceptron of each expert on its own slots: `w2[e] gelu(w1[e] x + b1[e]) + b2[e]`.
+
+    Args:
+        inputs: (experts, capacity, width).
+        params: `w1` (experts, width, hidden), `b1` (experts, hidden), `w2` (experts, hidden, output), `b2` (experts,
+            output), where the output is as wide as the input in the models.
+        gelu: "tanh" or "erf".
+
+    Returns:
+        (experts, capacity, output).
+
+    Raises:
+        ConfigError: a parameter is missing, `gelu` is unknown.
+        ShapeError, DtypeError, ContractError: of an array.
+
+    Source: Routers, section 1.2. Section 1.
+    """
+    check_option("gelu", gelu, ("tanh", "erf"))
+    inputs = as_array("inputs", inputs, "experts capacity width")
+    weights = {name: _parameter(name, params, len(inputs)) for name in AXES}
+    check_size("w1", weights["w1"], 1, inputs.shape[2], "the width of inputs")
+    check_size("b1", weights["b1"], 1, weights["w1"].shape[2], "the hidden width of w1")
+    check_size("w2", weights["w2"], 1, weights["w1"].shape[2], "the hidden width of w1")
+    check_size("b2", weights["b2"], 1, weights["w2"].shape[2], "the output width of w2")
+    hidden = np.einsum("ecd,edh->ech", inputs, weights["w1"]) + weights["b1"][:, None, :]
+    active = activation(hidden, form=gelu)
+    return np.einsum("ech,eho->eco", active, weights["w2"]) + weights["b2"][:, None, :]
+
+
+def _parameter(name: str, params: Mapping[str, ArrayLike], experts: int) -> Array:
+    if name not in params:
+        raise ConfigError(f"params: {name} is missing, got {sorted(params)}")
+    array = as_array(name, params[name], AXES[name])
+    check_size(name, array, 0, experts, "the experts of inputs")
+    return array
+
+
+def gelu(x: ArrayLike, *, form: str = "tanh") -> Array:
+    """The Gaussian error linear unit `x Phi(x)`, exact or approximated:
+
+        erf:   x / 2 (1 + erf(x / sqrt(2)))
+        tanh:  x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))
+
+    Args:
+        x: any shape.
+        form: "tanh" or "erf".
+
+    Returns:
+        The shape of `x`.
+
+    Raises:
+        ConfigError: `form` is unknown.
+        ShapeError, DtypeError, ContractError: of `x`.
+
+    Source: Hendrycks and Gimpel 2016 (arXiv 1606.08415). Section 1.
+
+    >>> round(float(gelu(1.0)), 10), round(float(gelu(1.0, form="erf")), 10)
+    (0.8411919906, 0.8413447461)
+    """
+    check_option("form", form, ("tanh", "erf"))
+    return activation(as_array("x", x, "..."), form=form)
+
+
+def activation(x: Array, *, form: str) -> Array:
+    """`gelu` of checked arguments."""
+    if form == "erf":
+        return 0.5 * x * (1.0 + erf(x / np.sqrt(2.0)))
+    return 0.5 * x * (1.0 + np.tanh(np.sqrt(2.0 / np.pi) * (x + 0.044715 * x * x * x)))

@@ -1,19 +1,33 @@
-"""Auxiliary losses that ask for balance. All are unweighted numbers for one routing group.
+"""Auxiliary losses that ask for balance. Each is an unweighted number for one routing group.
+
+| here | Routers (arXiv 2401.15969), appendix A | Switch (arXiv 2101.03961) |
+|---|---|---|
+| `logits` (T, E) | XW | |
+| `noisy_logits` (T, E) | XW + sigma epsilon | |
+| `noise_std` | sigma | |
+| threshold (T,) | eta, the k-th largest noisy logit | |
+| share, mean score (E,) | | f, P |
 
 Ambiguity ledger
 
 AL-1: Which standard deviation is in the coefficient of variation?
-    Reading: that of the population (divided by E).
-    Alternatives: unbiased, divided by E - 1 (tutel).
-AL-2: Does the threshold of the load loss include the expert itself?
-    Reading: yes, the K-th largest noisy logit of the row.
+    Reading: that of the population, divided by E.
+    Alternatives: the unbiased one, divided by E - 1 (tutel).
+AL-2: Does the threshold of the load loss count the expert itself?
+    Reading: yes, it is the K-th largest noisy logit of the row.
     Alternatives: the K-th largest of the other experts (Shazeer et al. 2017).
 AL-3: How is the balance loss scaled?
     Reading: E times the sum, which is 1 for uniform scores.
-    Alternatives: the mean over experts (the text of GShard); divided by K or by the number of layers.
+    Alternatives: 1 / E times the sum (the text of GShard); divided by K or by the number of layers.
 AL-4: Is the load summed or averaged over tokens?
-    Reading: summed; the coefficient of variation is the same.
-    Alternatives: averaged.
+    Reading: summed.
+    Alternatives: averaged (code of V-MoE); the coefficient of variation is the same.
+AL-5: From which scores is the balance loss computed?
+    Reading: the noisy gates, before capacity drops.
+    Alternatives: the clean gates; what is left after drops.
+AL-6: Which logits does the importance loss see?
+    Reading: the clean ones.
+    Alternatives: the sparse noisy gates (Shazeer et al. 2017).
 """
 
 import numpy as np
@@ -27,70 +41,96 @@ __all__ = ["balance_loss", "importance_loss", "load_loss", "z_loss"]
 
 
 def importance_loss(scores: ArrayLike) -> Array:
-    """Squared coefficient of variation of the importance `I[e] = sum_t A[t, e]`: population variance / mean^2.
+    """Squared coefficient of variation of the importance of the experts:
+
+        importance[e] = sum_t A[t, e],    loss = variance(importance) / mean(importance)^2
 
     Args:
-        scores: (tokens, experts), the softmax of the logits without noise.
+        scores: A, (tokens, experts), the softmax of the logits without noise.
 
     Returns:
-        A number from 0 (balanced) to E - 1.
+        A number, from 0 (balanced) to E - 1 (all on one expert).
 
-    Source: V-MoE, appendix; Routers, appendix A. Section 10.1.
+    Raises:
+        ShapeError, DtypeError, ContractError: of `scores`; also if all experts have importance 0.
 
+    Source: Routers, appendix A; V-MoE (arXiv 2106.05974); Shazeer et al. 2017 (arXiv 1701.06538). Section 10.1.
+
+    >>> from moespec.spec import softmax_affinity
     >>> from moespec.spec.examples import LOGITS
-    >>> from moespec.spec.softmax import softmax_affinity
-    >>> float(importance_loss(softmax_affinity(LOGITS)).round(12))
+    >>> round(float(importance_loss(softmax_affinity(LOGITS))), 12)
     0.185471562411
     """
     scores = as_array("scores", scores, "tokens experts")
-    return _squared_variation("scores", scores.sum(axis=0))
+    return squared_variation("scores", scores.sum(axis=0))
 
 
 def load_loss(logits: ArrayLike, noisy_logits: ArrayLike, *, choices: int, noise_std: float) -> Array:
     """Squared coefficient of variation of the load, the expected number of tokens that choose an expert:
 
-        load[e] = sum_t (1 - Phi((threshold[t] - L[t, e]) / noise_std))
+        load[e] = sum_t p[t, e],    p[t, e] = 1 - Phi((threshold[t] - L[t, e]) / noise_std)
 
     where `threshold[t]` is the K-th largest noisy logit of the token and Phi the distribution function of the standard
-    normal: each summand is the probability that the expert passes if its noise is drawn again.
+    normal: p is the probability that the expert reaches the threshold when its noise is drawn again. The gradient
+    flows through L and through the value of the threshold.
 
     Args:
-        logits: (tokens, experts), without noise.
-        noisy_logits: (tokens, experts), as used in the selection.
+        logits: L, (tokens, experts), without noise.
+        noisy_logits: (tokens, experts), those of the selection.
         choices: K, from 1 to experts.
         noise_std: standard deviation of the noise, greater than 0.
 
-    Source: V-MoE, appendix; Routers, eqs. (12)-(15). Section 10.2.
+    Returns:
+        A number, from 0 (balanced) to E - 1.
+
+    Raises:
+        ConfigError: `choices` or `noise_std` out of range.
+        ShapeError, DtypeError, ContractError: of an array; also if all experts have load 0.
+
+    Source: Routers, eqs. (12)-(15); V-MoE (arXiv 2106.05974). Section 10.2.
 
     >>> from moespec.spec.examples import LOGITS, NOISE
-    >>> float(load_loss(LOGITS, LOGITS + NOISE / 3, choices=1, noise_std=1 / 3).round(12))
+    >>> round(float(load_loss(LOGITS, LOGITS + NOISE / 3, choices=1, noise_std=1 / 3)), 12)
     0.204617702027
+    >>> round(float(load_loss(LOGITS, LOGITS + NOISE / 3, choices=2, noise_std=1 / 3)), 12)
+    0.140129843771
     """
     logits = as_array("logits", logits, "tokens experts")
     noisy_logits = as_array("noisy_logits", noisy_logits, "tokens experts")
     check_same_shape("noisy_logits", noisy_logits, "logits", logits)
-    choices = check_choices(choices, logits.shape[1])
-    noise_std = check_positive("noise_std", noise_std)
-    last = stable_order(noisy_logits)[:, choices - 1 : choices]
-    threshold = np.take_along_axis(noisy_logits, last, axis=1)
-    passes = 1.0 - normal_cdf((threshold - logits) / noise_std)
-    return _squared_variation("logits", passes.sum(axis=0))
+    check_choices(choices, logits.shape[1])
+    check_positive("noise_std", noise_std)
+    last_choice = stable_order(noisy_logits)[:, choices - 1 : choices]
+    threshold = np.take_along_axis(noisy_logits, last_choice, axis=1)
+    probability = 1.0 - normal_cdf((threshold - logits) / noise_std)
+    return squared_variation("logits", probability.sum(axis=0))
 
 
 def balance_loss(scores: ArrayLike) -> Array:
-    """`E sum_e f[e] P[e]`: `f[e]` the share of tokens whose best expert is e, `P[e] = mean_t A[t, e]`.
+    """`E sum_e f[e] P[e]`, with the share of tokens that prefer an expert and its mean score:
 
-    Only P carries a gradient. The value is 1 for uniform scores and E if one expert takes everything.
+        f[e] = 1 / T #{t : e is the first maximum of A[t, :]},    P[e] = 1 / T sum_t A[t, e]
+
+    Only P carries a gradient. The value is 1 for uniform scores and E if one expert takes everything; it can be
+    slightly below 1.
 
     Args:
-        scores: (tokens, experts), the softmax of the (noisy) logits.
+        scores: A, (tokens, experts), the softmax of the (noisy) logits.
 
-    Source: Switch (arXiv 2101.03961), eqs. (4)-(6). Section 10.5.
+    Returns:
+        A number.
 
-    >>> from moespec.spec.examples import LOGITS
-    >>> from moespec.spec.softmax import softmax_affinity
-    >>> float(balance_loss(softmax_affinity(LOGITS)).round(12))
+    Raises:
+        ShapeError, DtypeError, ContractError: of `scores`.
+
+    Source: Switch, eqs. (4)-(6). Section 10.5.
+
+    >>> from moespec.spec import softmax_affinity
+    >>> from moespec.spec.examples import LOGITS, NOISE
+    >>> round(float(balance_loss(softmax_affinity(LOGITS))), 12)
     1.170888019345
+    >>> round(float(balance_loss(softmax_affinity(LOGITS + NOISE / 3))), 12)
+    1.37337995008
     """
     scores = as_array("scores", scores, "tokens experts")
     tokens, experts = scores.shape
@@ -99,24 +139,30 @@ def balance_loss(scores: ArrayLike) -> Array:
 
 
 def z_loss(logits: ArrayLike) -> Array:
-    """`mean_t logsumexp_e(L[t, e])^2`, which keeps logits small.
+    """`1 / T sum_t (log sum_e exp(L[t, e]))^2`, which keeps the logits small.
 
     Args:
-        logits: (tokens, experts).
+        logits: L, (tokens, experts).
+
+    Returns:
+        A number, at least 0.
+
+    Raises:
+        ShapeError, DtypeError, ContractError: of `logits`.
 
     Source: ST-MoE (arXiv 2202.08906), eq. (5). Section 10.6.
 
     >>> from moespec.spec.examples import LOGITS
-    >>> float(z_loss(LOGITS).round(12))
+    >>> round(float(z_loss(LOGITS)), 12)
     4.534961753715
     """
     totals = logsumexp(as_array("logits", logits, "tokens experts"), axis=1)
     return np.mean(totals * totals)
 
 
-def _squared_variation(name: str, values: Array) -> Array:
-    """Variance over squared mean: no square root, so the derivative at equal values is 0 and not NaN."""
+def squared_variation(name: str, values: Array) -> Array:
+    """Variance over squared mean. There is no square root in it, so the derivative at equal values is 0, not NaN."""
     mean = np.mean(values)
     if mean.real == 0:
-        raise ContractError(f"{name}: the coefficient of variation is undefined, every expert has a total of 0")
+        raise ContractError(f"{name}: every expert has a total of 0, so the coefficient of variation is undefined")
     return variance(values) / (mean * mean)

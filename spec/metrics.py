@@ -10,39 +10,44 @@ __all__ = ["routing_metrics"]
 
 
 def routing_metrics(routing: Routing) -> dict[str, Array]:
-    """How evenly and how completely a routing serves the tokens.
+    """How evenly, how completely and how decidedly a routing serves the tokens.
 
-        load[e]   = sum_t,c dispatch[t, e, c] / T       for a sparse routing the filled slots of the expert / T
-        coverage  = share of tokens with a dispatch weight greater than 0 anywhere
+        load[e]   = 1 / T sum_t,c dispatch[t, e, c]       for a sparse routing: filled slots of the expert / T
+        coverage  = 1 / T #{t : dispatch[t, e, c] > 0 for some e, c}
         dropped   = 1 - coverage
-        entropy   = mean_t H(m[t])                      in nats; m[t, e] = sum_c combine[t, e, c], normalised to sum 1
+        entropy   = -1 / T sum_t,e m[t, e] log m[t, e]    in nats, m[t, e] the share of the expert in the token
 
-    Tokens without combine mass count with entropy 0.
+    where `m[t, e] = sum_c combine[t, e, c]` divided by its sum over experts. A token without positive combine mass
+    counts with entropy 0.
 
     Args:
-        routing: `dispatch` and `combine`, each (tokens, experts, capacity).
+        routing: `dispatch` and `combine`, each (tokens, experts, capacity); combine weights are not negative.
 
     Returns:
-        `load` (experts,), and the numbers `coverage`, `dropped`, `entropy`.
+        `load` (experts,) and the numbers `coverage`, `dropped` and `entropy`.
 
+    Raises:
+        ShapeError, DtypeError, ContractError: of an array.
+
+    >>> from moespec.spec import token_choice
     >>> from moespec.spec.examples import TIED_SCORES
-    >>> from moespec.spec.token_choice import token_choice
-    >>> metrics = routing_metrics(token_choice(TIED_SCORES, choices=1, capacity=1))
-    >>> metrics["load"].tolist(), float(metrics["coverage"]), float(metrics["entropy"])
-    ([0.2, 0.2, 0.2], 0.6, 0.0)
+    >>> metrics = routing_metrics(token_choice(TIED_SCORES, choices=2, capacity=2))
+    >>> metrics["load"].tolist(), float(metrics["coverage"]), float(metrics["dropped"])
+    ([0.4, 0.4, 0.4], 1.0, 0.0)
+    >>> round(float(metrics["entropy"]), 10)  # one token of five, in two experts with weights 1/2 and 1/4
+    0.1273028337
     """
     dispatch = stop_gradient(as_array("routing.dispatch", routing.dispatch, "tokens experts capacity"))
     combine = stop_gradient(as_array("routing.combine", routing.combine, "tokens experts capacity"))
     check_same_shape("routing.combine", combine, "routing.dispatch", dispatch)
-    served = (dispatch > 0).any(axis=(1, 2))
+    coverage = np.mean((dispatch > 0).any(axis=(1, 2)), dtype=np.float64)
     mass = combine.sum(axis=2)
     total = mass.sum(axis=1, keepdims=True)
     share = np.divide(mass, total, out=np.zeros_like(mass), where=total > 0)
     surprise = -np.log(share, out=np.zeros_like(share), where=share > 0)
-    coverage = np.mean(served, dtype=np.float64)
     return {
         "load": dispatch.sum(axis=(0, 2)) / len(dispatch),
-        "coverage": np.asarray(coverage),
-        "dropped": np.asarray(1.0 - coverage),
+        "coverage": coverage,
+        "dropped": 1.0 - coverage,
         "entropy": np.mean(np.sum(share * surprise, axis=1)),
     }

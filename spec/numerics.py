@@ -14,12 +14,12 @@ from scipy.special import erf
 
 __all__ = [
     "Array",
-    "log1p_exp",
     "logsumexp",
     "normal_cdf",
     "normalize_l2",
     "positive_part",
     "softmax",
+    "softplus",
     "stable_order",
     "stop_gradient",
     "variance",
@@ -56,8 +56,8 @@ def logsumexp(x: Array, axis: int = -1) -> Array:
     return np.log(np.sum(np.exp(x - peak), axis=axis)) + np.squeeze(peak, axis=axis)
 
 
-def log1p_exp(x: Array) -> Array:
-    """`log(1 + exp(x))` (softplus) without overflow."""
+def softplus(x: Array) -> Array:
+    """`log(1 + exp(x))` without overflow."""
     magnitude = np.where(x.real > 0, x, -x)
     return positive_part(x) + np.log1p(np.exp(-magnitude))
 

@@ -1,10 +1,8 @@
-"""The algorithms of the specification, which are the rows of the conformance matrix, and the ambiguity ledger."""
+"""What is specified: the algorithms, which are the rows of the conformance matrix, and the ambiguity ledger."""
 
 import importlib
 import re
 from dataclasses import dataclass
-
-from moespec.spec import network, sparse_transport
 
 __all__ = ["ALGORITHMS", "LEDGER", "Algorithm", "LedgerEntry"]
 
@@ -13,9 +11,10 @@ __all__ = ["ALGORITHMS", "LEDGER", "Algorithm", "LedgerEntry"]
 class Algorithm:
     """One row of the conformance matrix.
 
-    name: the row; section, cites: where the specification and the literature define it.
-    revision: raised when a value that it computes changes on purpose.
-    functions: the public names it covers.
+    name: of the row.
+    section: where the specification defines it; cites: where the literature does.
+    revision: raised whenever a value that it computes changes on purpose.
+    functions: the public names it covers, attributes of `moespec.spec`; none for a model.
     """
 
     name: str
@@ -28,38 +27,43 @@ class Algorithm:
 _ROUTERS = "Liu et al. 2024 (arXiv 2401.15969)"
 _VMOE = "Riquelme et al. 2021 (arXiv 2106.05974)"
 _SOFT = "Puigcerver et al. 2023 (arXiv 2308.00951)"
+_VIT = "Dosovitskiy et al. 2020 (arXiv 2010.11929)"
+_SWITCH = "Fedus et al. 2021 (arXiv 2101.03961)"
+_ST_MOE = "Zoph et al. 2022 (arXiv 2202.08906)"
+_TRANSPORT = (
+    "project_simplex",
+    "project_sparse_simplex",
+    "sparse_transport_affinity",
+    "transport_dual",
+    "transport_semi_dual",
+)
+_NETWORK = ("attention", "gelu", "layer_norm", "patch_embed", "sigmoid_cross_entropy", "softmax_cross_entropy")
 
 ALGORITHMS: dict[str, Algorithm] = {
     algorithm.name: algorithm
     for algorithm in (
-        Algorithm("capacity", "1", f"{_ROUTERS}, section 1.2; {_VMOE}", 1, ("expert_capacity", "CAPACITY_RULES")),
+        Algorithm("capacity", "1", f"{_ROUTERS}, section 1.2", 1, ("expert_capacity", "CAPACITY_RULES")),
         Algorithm("softmax_affinity", "2.1", f"{_ROUTERS}, eq. (1)", 1, ("router_logits", "softmax_affinity")),
-        Algorithm("gating_noise", "2.2", f"{_VMOE}, section 2", 1, ("add_gating_noise",)),
+        Algorithm("gating_noise", "2.2", _VMOE, 1, ("add_gating_noise",)),
         Algorithm("token_choice", "3", f"{_ROUTERS}, Algorithm 1", 1, ("token_choice",)),
         Algorithm("batch_priority", "4", f"{_VMOE}, section 4", 1, ("batch_priority",)),
         Algorithm("expert_choice", "5", f"{_ROUTERS}, Algorithm 2", 1, ("expert_choice",)),
         Algorithm("sinkhorn", "6", f"{_ROUTERS}, eq. (8)", 1, ("sinkhorn_affinity",)),
-        Algorithm(
-            "sparse_transport",
-            "8",
-            f"{_ROUTERS}, eq. (9)",
-            1,
-            tuple(name for name in sparse_transport.__all__ if name.islower()),
-        ),
-        Algorithm("soft_routing", "9", f"{_SOFT}, Algorithms 1-2", 1, ("soft_routing",)),
+        Algorithm("sparse_transport", "8", f"{_ROUTERS}, eq. (9)", 1, _TRANSPORT),
+        Algorithm("soft_routing", "9", f"{_SOFT}, Algorithms 1 and 2, Table 2", 1, ("soft_routing",)),
         Algorithm("importance_loss", "10.1", f"{_ROUTERS}, appendix A", 1, ("importance_loss",)),
         Algorithm("load_loss", "10.2", f"{_ROUTERS}, eqs. (12)-(15)", 1, ("load_loss",)),
-        Algorithm("balance_loss", "10.5", "Fedus et al. 2021 (arXiv 2101.03961), eqs. (4)-(6)", 1, ("balance_loss",)),
-        Algorithm("z_loss", "10.6", "Zoph et al. 2022 (arXiv 2202.08906), eq. (5)", 1, ("z_loss",)),
+        Algorithm("balance_loss", "10.5", f"{_SWITCH}, eqs. (4)-(6)", 1, ("balance_loss",)),
+        Algorithm("z_loss", "10.6", f"{_ST_MOE}, eq. (5)", 1, ("z_loss",)),
         Algorithm("moe_layer", "1", f"{_ROUTERS}, section 1.2", 1, ("moe_layer", "expert_mlp", "routing_metrics")),
-        Algorithm("network", "16", "Dosovitskiy et al. 2020 (arXiv 2010.11929)", 1, ("gelu", *network.__all__)),
+        Algorithm("network", "16", _VIT, 1, _NETWORK),
         Algorithm("softmax_token_choice", "2.2", _VMOE, 1, ("ROUTERS",)),
         Algorithm("sinkhorn_token_choice", "7.1", f"{_ROUTERS}, section 2.2", 1, ("ROUTERS",)),
         Algorithm("softmax_expert_choice", "5", f"{_ROUTERS}, section 2.3", 1, ("ROUTERS",)),
         Algorithm("sinkhorn_expert_choice", "7.2", f"{_ROUTERS}, section 2.4", 1, ("ROUTERS",)),
         Algorithm("sparsity_constrained_expert_choice", "8.7", f"{_ROUTERS}, section 2.5", 1, ("ROUTERS",)),
-        Algorithm("soft_moe", "9", _SOFT, 1, ("ROUTERS",)),
-        Algorithm("vit", "16", "Dosovitskiy et al. 2020 (arXiv 2010.11929)", 1, ("vit",)),
+        Algorithm("soft_moe", "9", f"{_SOFT}; {_ROUTERS}, section 2.6", 1, ("ROUTERS",)),
+        Algorithm("vit", "16", _VIT, 1, ()),
     )
 }
 """The algorithms by name."""
@@ -67,7 +71,7 @@ ALGORITHMS: dict[str, Algorithm] = {
 
 @dataclass(frozen=True)
 class LedgerEntry:
-    """One place where a paper is silent or contradicts itself, and how it is read here."""
+    """One place where a paper is silent or contradicts itself, the reading taken here, and those not taken."""
 
     id: str
     question: str
@@ -75,21 +79,33 @@ class LedgerEntry:
     alternatives: str
 
 
+_MODULES = (
+    "capacity",
+    "softmax",
+    "token_choice",
+    "batch_priority",
+    "expert_choice",
+    "sinkhorn",
+    "simplex",
+    "transport_duals",
+    "sparse_transport",
+    "soft_moe",
+    "losses",
+    "layer",
+    "network",
+    "routers",
+)
 _ENTRY = re.compile(
     r"^(?P<id>[A-Z]{2}-\d+): (?P<question>.+?)\n +Reading: (?P<reading>.+?)\n +Alternatives: (?P<alternatives>.+?)"
     r"(?=\n[A-Z]{2}-\d+: |\s*\Z)",
     re.MULTILINE | re.DOTALL,
 )
-_LEDGERS = (
-    "capacity", "softmax", "token_choice", "batch_priority", "expert_choice", "sinkhorn", "sparse_transport",
-    "soft_moe", "losses", "layer", "network", "routers",
-)  # fmt: skip
 
 
 def _ledger() -> dict[str, LedgerEntry]:
     """The entries in the docstrings of the modules, which are their only home."""
     entries = {}
-    for module in _LEDGERS:
+    for module in _MODULES:
         for match in _ENTRY.finditer(importlib.import_module(f"moespec.spec.{module}").__doc__ or ""):
             fields = {name: " ".join(text.split()) for name, text in match.groupdict().items()}
             entries[fields["id"]] = LedgerEntry(**fields)

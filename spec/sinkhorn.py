@@ -1,18 +1,29 @@
-"""The Sinkhorn affinity: an entropy-regularised optimal transport plan between tokens and experts.
+"""The Sinkhorn affinity: an entropy-regularised transport plan that spreads the tokens evenly over the experts.
 
     minimise  -<P, L> + sum_te P[t, e] log P[t, e]   over P > 0 with row sums 1 and column sums T / E
+
+| here | Routers (arXiv 2401.15969), eq. (8) |
+|---|---|
+| `logits` L (T, E) | XW |
+| plan P (T, E) | Pi |
+| row sums 1 | a = 1, one unit of mass per token |
+| column sums T / E | b = n_tokens / n_experts |
+| `f` (T,), `g` (E,) | the dual potentials of the rows and of the columns |
 
 Ambiguity ledger
 
 SK-1: Which marginal is updated first?
-    Reading: columns, then rows, so that rows sum to 1 exactly after every iteration.
+    Reading: columns, then rows, from f = 0, so that rows sum to 1 exactly after every iteration.
     Alternatives: rows, then columns, which is a different plan after finitely many iterations.
 SK-2: How many iterations?
     Reading: 20, without an early stop.
     Alternatives: until the column error is below a tolerance (`tolerance`; Megatron).
 SK-3: What is transported, and how much?
-    Reading: raw logits; mass 1 for each token.
-    Alternatives: exponentials or softmax of the logits; total mass 1 (Megatron).
+    Reading: the raw logits; mass 1 for each token.
+    Alternatives: the softmax of the logits; total mass 1 with marginals 1 / T and 1 / E (Megatron).
+SK-4: How is the plan differentiated, where it is?
+    Reading: through the unrolled iterations.
+    Alternatives: by implicit differentiation at the optimum (code of V-MoE).
 """
 
 import numpy as np
@@ -25,26 +36,36 @@ __all__ = ["sinkhorn_affinity"]
 
 
 def sinkhorn_affinity(logits: ArrayLike, *, iterations: int = 20, tolerance: float | None = None) -> Array:
-    """The plan after `iterations` updates in the log domain, starting from `f = 0`; each updates
+    """The plan `P[t, e] = exp(L[t, e] + f[t] + g[e])` after `iterations` updates from `f = 0`, each of them
 
         g[e] = log(T / E) - logsumexp_t(L[t, e] + f[t])
-        f[t] =            - logsumexp_e(L[t, e] + g[e])
+        f[t] = -logsumexp_e(L[t, e] + g[e])
 
-    and `P[t, e] = exp(L[t, e] + f[t] + g[e])`. Differentiable through the iterations.
+    In the log domain, so that large logits do not overflow. Differentiable through the iterations.
 
     Args:
-        logits: (tokens, experts).
-        iterations: at least 1.
-        tolerance: stop after the iteration with `max_e |sum_t P[t, e] - T / E| <= tolerance`; None never stops early.
+        logits: L, (tokens, experts).
+        iterations: how many updates at most, at least 1.
+        tolerance: stop after the update with `max_e |sum_t P[t, e] - T / E| <= tolerance`; None never stops early.
 
     Returns:
-        (tokens, experts); rows sum to 1, columns approximately to T / E.
+        (tokens, experts); positive, rows sum to 1, columns approximately to T / E.
 
-    Source: Routers, eq. (8); Cuturi 2013. Section 6.
+    Raises:
+        ConfigError: `iterations` or `tolerance` out of range.
+        ShapeError, DtypeError, ContractError: of `logits`.
+
+    Source: Routers, eq. (8); Cuturi 2013 (arXiv 1306.0895). Section 6.
 
     >>> from moespec.spec.examples import LOGITS
-    >>> sinkhorn_affinity(LOGITS)[0].round(10).tolist()
+    >>> for row in sinkhorn_affinity(LOGITS).round(10).tolist():
+    ...     print(row)
     [0.4398863424, 0.3442350899, 0.2158785678]
+    [0.5088014385, 0.2414992296, 0.2496993319]
+    [0.1525433837, 0.4166545589, 0.4308020574]
+    [0.1288454924, 0.1008286355, 0.7703258721]
+    [0.6263046202, 0.0663302008, 0.3073651791]
+    [0.1436187229, 0.8304522854, 0.0259289917]
     >>> sinkhorn_affinity(LOGITS, iterations=1)[0].round(10).tolist()
     [0.3841819336, 0.3810954748, 0.2347225916]
     """
@@ -59,7 +80,8 @@ def sinkhorn_affinity(logits: ArrayLike, *, iterations: int = 20, tolerance: flo
         g = np.log(column_mass) - logsumexp(logits + f[:, None], axis=0)
         f = -logsumexp(logits + g[None, :], axis=1)
         plan = np.exp(logits + f[:, None] + g[None, :])
-        error = (plan.sum(axis=0) - column_mass).real
-        if tolerance is not None and -tolerance <= error.min() and error.max() <= tolerance:
-            break
+        if tolerance is not None:
+            error = plan.real.sum(axis=0) - column_mass
+            if error.real.max() <= tolerance and error.real.min() >= -tolerance:
+                break
     return plan

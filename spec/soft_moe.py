@@ -1,23 +1,34 @@
-"""Soft MoE: every slot is a convex combination of all tokens, and every token of all slot outputs.
+"""Soft MoE: every slot holds a convex combination of all tokens, and every token gets one of all slot outputs.
 
-| here | SoftMoE (arXiv 2308.00951) |
-|---|---|
-| `tokens` (T, D) | X (m, d) |
-| `slots` (D, E, C) | Phi (d, n, p) |
-| `dispatch` (T, E, C) | D |
-| `combine` (T, E, C) | C |
+| here | SoftMoE (arXiv 2308.00951) | Routers (arXiv 2401.15969), eqs. (10)-(11) |
+|---|---|---|
+| `tokens` (T, D) | X, m x d | X |
+| `slots` (D, E, C) | Phi, d x n x p | W |
+| `capacity` C, slots of an expert | p | c |
+| logits (T, E, C) | X Phi | XW |
+| `dispatch` (T, E, C) | D | D |
+| `combine` (T, E, C) | C | C |
 
 Ambiguity ledger
 
 SM-1: Where does epsilon enter the l2 norm?
-    Reading: `x / (norm + epsilon)`, as in the paper.
-    Alternatives: `x / sqrt(norm**2 + epsilon)` (`norm_form="rsqrt"`, the code of V-MoE).
+    Reading: `x / (norm + 1e-6)`, as the paper writes it.
+    Alternatives: `x / sqrt(norm**2 + 1e-6)` (`norm_form="rsqrt"`, the code of V-MoE).
 SM-2: Which slots belong to which expert?
     Reading: slot i of the flattened list to expert `i // C`.
-    Alternatives: round-robin (the caption of a figure).
+    Alternatives: to expert `i % E` ("round-robin" in the caption of a figure).
 SM-3: Do the slots mix the tokens or the normalised tokens?
-    Reading: the tokens; normalised ones only make the logits.
+    Reading: the tokens; the normalised ones only make the logits.
     Alternatives: the normalised tokens (two public packages).
+SM-4: What does `scale` multiply?
+    Reading: the normalised slots; without normalisation there is no scale.
+    Alternatives: the normalised tokens or the logits, the same apart from rounding.
+SM-5: Over what is the combine softmax taken?
+    Reading: over all slots of all experts together.
+    Alternatives: over the slots of each expert; over experts for each slot.
+SM-6: How do the einsum subscripts of the paper's Algorithm 1 read?
+    Reading: `md,dnp->mnp`, `md,mnp->npd`, `npd,mnp->md`.
+    Alternatives: none that fit the shapes; the printed ones are inconsistent.
 """
 
 import numpy as np
@@ -41,26 +52,35 @@ def soft_routing(
     dispatch: str = "soft",
     combine: str = "soft",
 ) -> Routing:
-    """Soft routing from the logits `L[t, e, c] = <l2n(x[t]), scale * l2n(phi[:, e, c])>`:
+    """Soft routing: from the logits `L[t, e, c] = <l2n(x[t]), scale * l2n(phi[:, e, c])>`,
 
-        D[t, e, c] = exp(L[t, e, c]) / sum_t' exp(L[t', e, c])            a softmax over the tokens
-        C[t, e, c] = exp(L[t, e, c]) / sum_e',c' exp(L[t, e', c'])        a softmax over all slots
+        dispatch[t, e, c] = exp(L[t, e, c]) / sum_t' exp(L[t', e, c])              over tokens
+        combine[t, e, c]  = exp(L[t, e, c]) / sum_e',c' exp(L[t, e', c'])          over experts and slots
+
+    Smooth in all arguments; where a vector is 0, the derivative of its norm counts as 0.
 
     Args:
-        tokens: (tokens, width), the tokens of one image.
-        slots: (width, experts, capacity).
+        tokens: X, (tokens, width), those of one image.
+        slots: Phi, (width, experts, capacity).
         scale: a number, trainable.
-        normalize: use the l2-normalised tokens and slots in the logits; otherwise `L = x phi`, without `scale`.
-        norm_form: "paper" or "rsqrt", see `normalize_l2`.
-        dispatch, combine: "soft" as above; the ablations "uniform" (1 / T and 1 / (E C)) and "identity" (token t in
-            slot t of the flattened list; for both tensors or neither, with as many slots as tokens).
+        normalize: if False, `L = X Phi` without normalisation and without `scale`.
+        norm_form: "paper" or "rsqrt", the two forms of `normalize_l2`.
+        dispatch: "soft"; "uniform", 1 / T everywhere; "identity", token t in slot t of the flattened list.
+        combine: "soft"; "uniform", 1 / (E C) everywhere; "identity", the same tensor as dispatch.
+
+    "identity" stands for both tensors or for none, and needs as many slots as tokens.
 
     Returns:
-        Routing, each (tokens, experts, capacity).
+        Routing of (tokens, experts, capacity). `dispatch` sums to 1 over tokens, `combine` over experts and capacity.
 
-    Source: SoftMoE, eqs. (1)-(2), Algorithms 1-2, Table 2. Section 9.
+    Raises:
+        ConfigError: an unknown option, or one "identity" alone.
+        ShapeError: the widths differ, or "identity" without as many slots as tokens.
+        DtypeError, ContractError: of an array.
 
-    >>> slots = np.array([[1.0, 0.0], [1.0, 2.0]])[:, :, None]
+    Source: SoftMoE, eqs. (1)-(2), Algorithms 1 and 2, Table 2 (ablations). Section 9.
+
+    >>> slots = np.array([[1.0, 0.0], [1.0, 2.0]])[:, :, None]  # two experts with one slot
     >>> routing = soft_routing([[3.0, 4.0], [0.0, 2.0], [1.0, 0.0]], slots, scale=2.0)
     >>> routing.dispatch[:, :, 0].round(10).tolist()
     [[0.4681776988, 0.371233815], [0.2659112446, 0.5538152865], [0.2659110566, 0.0749508986]]
@@ -74,8 +94,7 @@ def soft_routing(
     check_forms(norm_form, dispatch, combine)
     shape = (len(tokens), *slots.shape[1:])
     if dispatch == "identity":
-        weights = _identity(shape)
-        return Routing(weights, weights)
+        return Routing(identity(*shape), identity(*shape))
 
     # Scores.
     if normalize:
@@ -83,26 +102,24 @@ def soft_routing(
         slots = scale * normalize_l2(slots, 0, form=norm_form)
     logits = np.einsum("td,dec->tec", tokens, slots)
 
-    # Dispatch and combine; nothing is selected, and every slot is full.
-    return Routing(
-        softmax(logits, axis=0) if dispatch == "soft" else np.full(shape, 1 / shape[0]),
-        softmax(logits, axis=(1, 2)) if combine == "soft" else np.full(shape, 1 / (shape[1] * shape[2])),
-    )
+    # Nothing is selected, and every slot is used. Dispatch.
+    weights = softmax(logits, axis=0) if dispatch == "soft" else np.full(shape, 1 / shape[0])
+
+    # Combine.
+    return Routing(weights, softmax(logits, axis=(1, 2)) if combine == "soft" else np.full(shape, 1 / slots[0].size))
 
 
 def check_forms(norm_form: str, dispatch: str, combine: str) -> None:
-    """`ConfigError` for an unknown form, or for an identity on one side only."""
+    """`ConfigError` for an unknown option, or for "identity" on one side only."""
     check_option("norm_form", norm_form, ("paper", "rsqrt"))
     check_option("dispatch", dispatch, ("soft", "uniform", "identity"))
     check_option("combine", combine, ("soft", "uniform", "identity"))
     if (dispatch == "identity") != (combine == "identity"):
-        raise ConfigError(f"dispatch: {dispatch!r} does not go with combine={combine!r}: identity is both or neither")
+        raise ConfigError(f"dispatch: {dispatch!r} does not go with combine={combine!r}, identity is for both or none")
 
 
-def _identity(shape: tuple[int, ...]) -> Array:
-    tokens, experts, capacity = shape
+def identity(tokens: int, experts: int, capacity: int) -> Array:
+    """`[t = e * capacity + c]`; `ShapeError` unless there are as many slots as tokens."""
     if tokens != experts * capacity:
-        raise ShapeError(
-            f"slots: identity needs as many slots as tokens, got {experts} x {capacity} for {tokens} tokens"
-        )
-    return np.eye(tokens).reshape(shape)
+        raise ShapeError(f"slots: identity needs one slot for each of {tokens} tokens, got {experts} x {capacity}")
+    return np.eye(tokens).reshape(tokens, experts, capacity)

@@ -6,42 +6,49 @@
 | `kernel` (D, E) | W | W |
 | `logits` (T, E) | XW | Wx |
 | `noise` (T, E), standard normal | epsilon | epsilon / sigma |
-| `multiplier / E` | sigma | sigma = 1/E |
+| `multiplier / E` | sigma | sigma = 1 / E |
+| `softmax_affinity(logits)` (T, E) | A | g(x) |
 
 Ambiguity ledger
 
 SA-1: Which scores are noisy in training?
     Reading: selection and combine weights use the same noisy softmax; the importance loss uses the clean one.
     Alternatives: clean combine weights; noise added after the softmax.
-SA-2: Is 1/E the standard deviation or the variance of the noise?
+SA-2: Is 1 / E the standard deviation or the variance of the noise?
     Reading: the standard deviation.
     Alternatives: the variance.
 SA-3: Are the K selected weights of a token divided by their sum?
     Reading: no, a combine weight is the probability itself.
-    Alternatives: renormalised before capacity drops (GShard), or after them (Upcycling).
+    Alternatives: divided, before capacity drops (GShard) or after them (Sparse Upcycling).
 """
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from moespec.spec.checks import as_array, check_same_shape, check_size
-from moespec.spec.errors import ConfigError
+from moespec.spec.checks import as_array, check_non_negative, check_same_shape, check_size
 from moespec.spec.numerics import Array, softmax
 
 __all__ = ["add_gating_noise", "router_logits", "softmax_affinity"]
 
 
 def router_logits(tokens: ArrayLike, kernel: ArrayLike) -> Array:
-    """Logits `tokens @ kernel`, without a bias.
+    """Logits `L = X W`, linear and without a bias.
 
     Args:
-        tokens: (tokens, width).
-        kernel: (width, experts).
+        tokens: X, (tokens, width).
+        kernel: W, (width, experts).
 
     Returns:
         (tokens, experts).
 
+    Raises:
+        ShapeError: the widths differ.
+        DtypeError, ContractError: of an array.
+
     Source: Routers, eq. (1). Section 2.1.
+
+    >>> router_logits([[1.0, 2.0]], [[1.0, 0.0, -1.0], [0.0, 1.0, 1.0]]).tolist()
+    [[1.0, 2.0, 1.0]]
     """
     tokens = as_array("tokens", tokens, "tokens width")
     kernel = as_array("kernel", kernel, "width experts")
@@ -50,18 +57,27 @@ def router_logits(tokens: ArrayLike, kernel: ArrayLike) -> Array:
 
 
 def add_gating_noise(logits: ArrayLike, noise: ArrayLike | None, *, multiplier: float = 1.0) -> Array:
-    """`logits + multiplier / experts * noise`; with `noise=None` the logits unchanged.
+    """Noisy logits `L + multiplier / E * noise`; with `noise=None` (evaluation) the logits unchanged.
 
     Args:
         logits: (tokens, experts).
-        noise: (tokens, experts), a draw of the standard normal, or None (evaluation).
-        multiplier: the standard deviation times the number of experts, at least 0.
+        noise: (tokens, experts), a draw of the standard normal, or None.
+        multiplier: the standard deviation of the noise times the number of experts, at least 0.
 
-    Source: V-MoE, section 2; the code of V-MoE. Section 2.2.
+    Returns:
+        (tokens, experts).
+
+    Raises:
+        ConfigError: `multiplier` is negative.
+        ShapeError, DtypeError, ContractError: of an array.
+
+    Source: V-MoE and its code. Section 2.2.
+
+    >>> add_gating_noise([[1.0, 0.0]], [[0.5, -1.0]]).tolist()
+    [[1.25, -0.5]]
     """
     logits = as_array("logits", logits, "tokens experts")
-    if not multiplier >= 0 or not np.isfinite(multiplier):
-        raise ConfigError(f"multiplier: expected a finite number of at least 0, got {multiplier!r}")
+    check_non_negative("multiplier", multiplier)
     if noise is None:
         return logits
     noise = as_array("noise", noise, "tokens experts")
@@ -70,18 +86,31 @@ def add_gating_noise(logits: ArrayLike, noise: ArrayLike | None, *, multiplier: 
 
 
 def softmax_affinity(logits: ArrayLike) -> Array:
-    """`A[t, e] = exp(L[t, e]) / sum_e' exp(L[t, e'])`: the share of each expert in a token.
+    """The share of each expert in a token,
+
+        A[t, e] = exp(L[t, e]) / sum_e' exp(L[t, e'])
+
+    which minimises `-<A, L> + sum_te A[t, e] log A[t, e]` over matrices whose rows sum to 1.
 
     Args:
-        logits: (tokens, experts).
+        logits: L, (tokens, experts).
 
     Returns:
-        (tokens, experts); rows sum to 1.
+        (tokens, experts); positive, rows sum to 1.
+
+    Raises:
+        ShapeError, DtypeError, ContractError: of `logits`.
 
     Source: Routers, eqs. (1), (6), (7). Section 2.1.
 
     >>> from moespec.spec.examples import LOGITS
-    >>> softmax_affinity(LOGITS)[0].round(10).tolist()
+    >>> for row in softmax_affinity(LOGITS).round(10).tolist():
+    ...     print(row)
     [0.6652409558, 0.2447284711, 0.0900305732]
+    [0.7361247243, 0.1642516276, 0.0996236481]
+    [0.3264958358, 0.4192289516, 0.2542752126]
+    [0.3314989604, 0.1219516523, 0.5465493873]
+    [0.8437947345, 0.0420100661, 0.1141951994]
+    [0.2653879288, 0.7213991843, 0.013212887]
     """
     return softmax(as_array("logits", logits, "tokens experts"))

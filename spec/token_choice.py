@@ -1,4 +1,12 @@
-"""Token Choice (Algorithm 1): each token chooses its K best experts, which serve them in turn while they have room.
+"""Token Choice: each token chooses its K best experts, which serve the choices in turn while they have room.
+
+| here | Routers (arXiv 2401.15969), Algorithm 1 |
+|---|---|
+| `scores` (T, E) | affinity matrix that selects |
+| `combine_scores` (T, E) | softmax affinity A of the combine tensor |
+| `choices` | k |
+| `capacity` | c, buffer slots of an expert |
+| `order` (T,) | the order of the tokens in the batch |
 
 Ambiguity ledger
 
@@ -6,11 +14,14 @@ TC-1: Which expert wins among equal scores?
     Reading: the lower index.
     Alternatives: the higher index; whatever an unstable sort returns.
 TC-2: In which order are choices served?
-    Reading: the first choice of every token before the second of any.
-    Alternatives: all choices of a token before the next token.
+    Reading: the first choice of every token before the second choice of any.
+    Alternatives: all choices of a token before those of the next token.
 TC-3: What happens to a choice that finds its expert full?
-    Reading: it is dropped; the combine weights of the others stay as they are.
-    Alternatives: the next-best expert is tried; the remaining weights are renormalised.
+    Reading: it is dropped.
+    Alternatives: the token tries its next-best expert.
+TC-4: Are the combine weights of a token renormalised when one of its choices is dropped?
+    Reading: no.
+    Alternatives: the kept weights are divided by their sum.
 """
 
 import numpy as np
@@ -31,54 +42,71 @@ def token_choice(
     combine_scores: ArrayLike | None = None,
     order: ArrayLike | None = None,
 ) -> Routing:
-    """Token Choice allocation.
+    """Token Choice allocation (Algorithm 1).
+
+    `dispatch[t, e, c]` is 1 if token t chose expert e and got its slot c, else 0; `combine[t, e, c] =
+    combine_scores[t, e] * dispatch[t, e, c]`. Filled slots of an expert are 0, 1, ... without a gap. A gradient flows
+    only through `combine_scores`, at the kept choices.
 
     Args:
         scores: (tokens, experts), by which tokens choose.
-        choices: experts K that a token chooses, `1 <= K <= experts`.
+        choices: experts K that a token chooses, from 1 to experts.
         capacity: slots C per expert, at least 1.
         combine_scores: (tokens, experts), the weights of the chosen; `scores` if None.
         order: (tokens,) integers, the order in which tokens are served; by index if None.
 
     Returns:
-        Routing with `dispatch` in {0, 1} and `combine = combine_scores * dispatch`, each (tokens, experts, capacity).
+        Routing of (tokens, experts, capacity).
 
     Raises:
-        ConfigError, ShapeError, DtypeError, ContractError.
+        ConfigError: `choices` or `capacity` out of range.
+        ShapeError, DtypeError: of an array.
+        ContractError: a score is not finite, or `order` is not a permutation.
 
     Source: Routers, Algorithm 1. Section 3.
 
-    >>> from moespec.spec.examples import LOGITS
-    >>> from moespec.spec.softmax import softmax_affinity
-    >>> from moespec.spec.routing import slot_tokens
+    >>> from moespec.spec import softmax_affinity, slot_tokens
+    >>> from moespec.spec.examples import LOGITS, TIED_SCORES
     >>> routing = token_choice(softmax_affinity(LOGITS), choices=1, capacity=2)
-    >>> slot_tokens(routing).tolist()  # 6 is an empty slot
+    >>> slot_tokens(routing).tolist()  # token 4 is dropped; 6 marks an empty slot
     [[0, 1], [2, 5], [3, 6]]
     >>> round(float(routing.combine.sum()), 10)
     3.0885432032
+    >>> routing = token_choice(softmax_affinity(LOGITS), choices=2, capacity=3)
+    >>> slot_tokens(routing).tolist(), round(float(routing.combine.sum()), 10)
+    ([[0, 1, 4], [2, 5, 0], [3, 4, 6]], 4.2912616082)
+    >>> routing = token_choice(TIED_SCORES, choices=2, capacity=2)
+    >>> slot_tokens(routing).tolist(), float(routing.combine.sum())
+    ([[0, 3], [1, 0], [2, 4]], 2.75)
+    >>> slot_tokens(token_choice(TIED_SCORES, choices=3, capacity=1)).tolist()
+    [[0], [1], [2]]
     """
     # Scores.
     scores = as_array("scores", scores, "tokens experts")
-    combine_scores = scores if combine_scores is None else as_array("combine_scores", combine_scores, "tokens experts")
-    check_same_shape("combine_scores", combine_scores, "scores", scores)
+    weights = scores if combine_scores is None else as_array("combine_scores", combine_scores, "tokens experts")
+    check_same_shape("combine_scores", weights, "scores", scores)
     tokens, experts = scores.shape
-    choices = check_choices(choices, experts)
-    capacity = check_capacity(capacity)
-    order = np.arange(tokens) if order is None else as_order(order, tokens)
+    check_choices(choices, experts)
+    check_capacity(capacity)
+    served = np.arange(tokens) if order is None else as_order(order, tokens)
 
     # Selection.
     chosen = stable_order(scores)[:, :choices]
 
-    # Slots, dispatch, combine.
-    dispatch = np.zeros((tokens, experts, capacity))
-    combine = np.zeros((tokens, experts, capacity), dtype=combine_scores.dtype)
+    # Slots.
+    slots: dict[tuple[int, int], int] = {}  # (token, expert) -> slot
     filled = [0] * experts
-    for choice in range(choices):
-        for token in order:
+    for choice in range(choices):  # all first choices before any second choice
+        for token in served:
             expert = chosen[token, choice]
-            slot = filled[expert]
-            if slot < capacity:
-                dispatch[token, expert, slot] = 1.0
-                combine[token, expert, slot] = combine_scores[token, expert]
+            if filled[expert] < capacity:
+                slots[token, expert] = filled[expert]
                 filled[expert] += 1
-    return Routing(dispatch, combine)
+
+    # Dispatch.
+    dispatch = np.zeros((tokens, experts, capacity))
+    for (token, expert), slot in slots.items():
+        dispatch[token, expert, slot] = 1.0
+
+    # Combine.
+    return Routing(dispatch, weights[:, :, None] * dispatch)

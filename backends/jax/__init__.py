@@ -1,0 +1,123 @@
+"""The JAX backend: pure functions on arrays with a leading groups axis, for `jax.jit` on CPU, GPU and TPU.
+
+Sparse routings are stored by slot (`SlotRouting`); nothing of size tokens x experts x capacity is made unless
+`.dense()` is asked for, except for soft routing, which is dense by nature. Affinities, losses and routing weights are
+in float32 or better whatever the dtype of the model. Faults of shape, dtype or configuration raise while tracing;
+NaN and infinity are not looked for. Results are the same bits on every run of the same program.
+"""
+
+import sys
+
+from moespec.backends.jax.affinities import add_gating_noise, router_logits, sinkhorn_affinity, softmax_affinity
+from moespec.backends.jax.allocations import batch_priority, expert_choice, token_choice
+from moespec.backends.jax.arrays import (
+    arange,
+    broadcast_to,
+    cast,
+    concatenate,
+    cos,
+    einsum,
+    from_numpy,
+    mean,
+    sin,
+    softmax,
+    stop_gradient,
+    sum,
+    tanh,
+    to_numpy,
+    transpose,
+)
+from moespec.backends.jax.losses import balance_loss, importance_loss, load_loss, routing_metrics, z_loss
+from moespec.backends.jax.network import (
+    attention,
+    expert_mlp,
+    gelu,
+    layer_norm,
+    patch_embed,
+    sigmoid_cross_entropy,
+    softmax_cross_entropy,
+)
+from moespec.backends.jax.slots import SlotRouting, SoftRouting, moe_layer
+from moespec.backends.jax.soft import soft_routing
+from moespec.backends.jax.training import (
+    TrainState,
+    compile,
+    export_state,
+    import_state,
+    init_state,
+    make_step,
+    state_params,
+    value_and_grad,
+)
+from moespec.backends.jax.transport import (
+    project_simplex,
+    project_sparse_simplex,
+    sparse_transport_affinity,
+    transport_dual,
+    transport_semi_dual,
+)
+from moespec.backends.optimizer import OptimizerConfig
+from moespec.backends.routers import build
+from moespec.spec import CAPACITY_RULES, expert_capacity
+
+name = "jax"
+ROUTERS = build(sys.modules[__name__])
+
+__all__ = [
+    "CAPACITY_RULES",
+    "ROUTERS",
+    "OptimizerConfig",
+    "SlotRouting",
+    "SoftRouting",
+    "TrainState",
+    "add_gating_noise",
+    "arange",
+    "attention",
+    "balance_loss",
+    "batch_priority",
+    "broadcast_to",
+    "cast",
+    "compile",
+    "concatenate",
+    "cos",
+    "einsum",
+    "expert_capacity",
+    "expert_choice",
+    "expert_mlp",
+    "export_state",
+    "from_numpy",
+    "gelu",
+    "import_state",
+    "importance_loss",
+    "init_state",
+    "layer_norm",
+    "load_loss",
+    "make_step",
+    "mean",
+    "moe_layer",
+    "name",
+    "patch_embed",
+    "project_simplex",
+    "project_sparse_simplex",
+    "router_logits",
+    "routing_metrics",
+    "sigmoid_cross_entropy",
+    "sin",
+    "sinkhorn_affinity",
+    "soft_routing",
+    "softmax",
+    "softmax_affinity",
+    "softmax_cross_entropy",
+    "sparse_transport_affinity",
+    "state_params",
+    "stop_gradient",
+    "sum",
+    "tanh",
+    "to_numpy",
+    "token_choice",
+    "transport_dual",
+    "transport_semi_dual",
+    "transpose",
+    "value_and_grad",
+    "z_loss",
+]

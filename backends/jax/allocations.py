@@ -1,0 +1,145 @@
+"""Allocations: scores to slots, by Token Choice (Algorithm 1), with or without batch priority, and Expert Choice (2).
+
+Shape comments: G groups, T tokens, E experts, C capacity, K choices. Selections carry no gradient; weights do.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from moespec.backends.jax.arrays import Array, top_indices, wide
+from moespec.backends.jax.gathers import slot_weights, take_rows
+from moespec.backends.jax.slots import SlotRouting
+from moespec.spec.checks import (
+    check_capacity,
+    check_choices,
+    check_option,
+    check_order,
+    check_same_shape,
+    check_scores,
+)
+
+__all__ = ["batch_priority", "expert_choice", "token_choice"]
+
+ONE_HOT_EXPERTS = 32
+"""Up to this many experts, positions come from a one-hot cumulative sum; beyond, from a sort."""
+
+
+def batch_priority(scores: Array, *, by: str = "max", choices: int = 1) -> Array:
+    """The order in which `token_choice` serves the tokens: descending priority, ties by index.
+
+    scores: (groups, tokens, experts). by: "max", `s[t] = max_e scores[t, e]`; or "sum", over the token's `choices`
+    largest scores. Returns (groups, tokens) int32, a permutation of each group's tokens.
+    Raises ConfigError for an unknown `by` or `choices > experts`.
+
+    Source: V-MoE, section 4. Section 4.
+    """
+    check_scores("scores", scores, "groups tokens experts")
+    check_option("by", by, ("max", "sum"))
+    choices = check_choices(choices, scores.shape[2])
+    best = lax.top_k(lax.stop_gradient(wide(scores)), choices if by == "sum" else 1)[0]
+    return jnp.argsort(-jnp.sum(best, axis=2), axis=1, stable=True).astype(jnp.int32)
+
+
+def token_choice(
+    scores: Array,
+    *,
+    choices: int,
+    capacity: int,
+    combine_scores: Array | None = None,
+    order: Array | None = None,
+) -> SlotRouting:
+    """Token Choice: each token chooses its K best experts, which serve them in turn while they have room.
+
+    scores: (groups, tokens, experts), by which tokens choose; combine_scores: the weights of the chosen, `scores` if
+    None; order: (groups, tokens) integers, the order in which tokens are served, by index if None. All first choices
+    are served before any second one; a choice that finds its expert full is dropped.
+    Raises ConfigError for `choices` outside 1..E or `capacity < 1`.
+
+    Source: Routers, Algorithm 1. Section 3.
+    """
+    combine_scores = _checked(scores, combine_scores)
+    groups, tokens, experts = scores.shape
+    choices = check_choices(choices, experts)
+    capacity = check_capacity(capacity)
+    slots = experts * capacity
+
+    # Selection, then one request per choice in the order of service: first choices of all tokens, second ones, ...
+    chosen = top_indices(wide(scores), choices)
+    served = jnp.broadcast_to(jnp.arange(tokens, dtype=jnp.int32), (groups, tokens))
+    if order is not None:
+        check_order(order, (groups, tokens))
+        served = jnp.asarray(order).astype(jnp.int32)
+        chosen = take_rows(chosen, served)
+    requests = jnp.swapaxes(chosen, 1, 2).reshape(groups, choices * tokens)
+
+    # Slots.
+    position = position_in_expert(requests, experts)
+    slot = jnp.where(position < capacity, requests * capacity + position, slots)
+    token = _invert(slot, jnp.tile(served, (1, choices)), slots, fill=tokens).reshape(groups, experts, capacity)
+    slot = jnp.swapaxes(slot.reshape(groups, choices, tokens), 1, 2)
+    if order is not None:
+        slot = take_rows(slot, jnp.argsort(served, axis=1).astype(jnp.int32))
+
+    return SlotRouting(token, slot_weights(tokens, combine_scores, token, slot), slot, tokens)
+
+
+def expert_choice(
+    scores: Array, *, capacity: int, combine_scores: Array | None = None, drop_zero: bool = False
+) -> SlotRouting:
+    """Expert Choice: each expert chooses its C best tokens; slot 0 holds the best.
+
+    scores: (groups, tokens, experts), by which experts choose; combine_scores: the weights of the chosen, `scores` if
+    None; drop_zero: leave a slot empty whose token has a score of at most 0.
+    Raises ConfigError for `capacity` outside 1..T.
+
+    Source: Routers, Algorithm 2; Zhou et al. 2022 (arXiv 2202.09368). Section 5.
+    """
+    combine_scores = _checked(scores, combine_scores)
+    tokens = scores.shape[1]
+    capacity = check_capacity(capacity, tokens)
+    columns = jnp.swapaxes(lax.stop_gradient(wide(scores)), 1, 2)
+    token = top_indices(columns, capacity)
+    if drop_zero:
+        token = jnp.where(jnp.take_along_axis(columns, token, axis=2) > 0, token, tokens)
+    return SlotRouting(token, slot_weights(tokens, combine_scores, token, None), None, tokens)
+
+
+def position_in_expert(requests: Array, experts: int) -> Array:
+    """How many earlier requests of the group went to the same expert. requests: (G, N) int32; returns the same."""
+    return (position_by_sum if experts <= ONE_HOT_EXPERTS else position_by_sort)(requests, experts)
+
+
+def position_by_sum(requests: Array, experts: int) -> Array:
+    """`position_in_expert` by a cumulative sum of one-hot rows: (G, N, E) integers."""
+    one_hot = (requests[..., None] == jnp.arange(experts, dtype=requests.dtype)).astype(jnp.int32)
+    return jnp.sum((jnp.cumsum(one_hot, axis=1) - 1) * one_hot, axis=2)
+
+
+def position_by_sort(requests: Array, experts: int) -> Array:
+    """`position_in_expert` by a stable sort of the expert ids."""
+    number = lax.broadcasted_iota(jnp.int32, requests.shape, 1)
+    by_expert, source = lax.sort((requests, number), dimension=1, num_keys=1, is_stable=True)
+    is_first = jnp.concatenate(
+        [jnp.ones_like(by_expert[:, :1], dtype=bool), by_expert[:, 1:] != by_expert[:, :-1]], axis=1
+    )
+    first = lax.cummax(jnp.where(is_first, number, 0), axis=1)
+    return _invert(source, number - first, requests.shape[1], fill=0)
+
+
+def _invert(index: Array, value: Array, size: int, *, fill: int) -> Array:
+    """`out[g, index[g, n]] = value[g, n]`, `fill` elsewhere: (G, N) to (G, size). An index of `size` writes nothing."""
+    # The unused writes get a place of their own past the end, so that all indices are unique.
+    index = jnp.where(index < size, index, size + lax.broadcasted_iota(jnp.int32, index.shape, 1))
+    empty = jnp.full((size,), fill, value.dtype)
+    return jax.vmap(lambda i, v: empty.at[i].set(v, mode="drop", unique_indices=True))(index, value)
+
+
+def _checked(scores: Array, combine_scores: Array | None) -> Array:
+    """The combine scores (default: `scores`) in float32 or better, after the checks of both."""
+    check_scores("scores", scores, "groups tokens experts")
+    if combine_scores is None:
+        return wide(scores)
+    check_scores("combine_scores", combine_scores, "groups tokens experts")
+    check_same_shape("combine_scores", combine_scores, "scores", scores)
+    return wide(combine_scores)

@@ -1,0 +1,115 @@
+"""Array operations that models need, and moving arrays to and from NumPy."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+__all__ = [
+    "Array",
+    "arange",
+    "broadcast_to",
+    "cast",
+    "concatenate",
+    "cos",
+    "einsum",
+    "from_numpy",
+    "mean",
+    "sin",
+    "softmax",
+    "stop_gradient",
+    "sum",
+    "tanh",
+    "to_numpy",
+    "top_indices",
+    "transpose",
+    "wide",
+]
+
+Array = jax.Array
+
+einsum = jnp.einsum
+cos = jnp.cos
+sin = jnp.sin
+tanh = jnp.tanh
+stop_gradient = lax.stop_gradient
+
+
+def wide(x: Any) -> Array:
+    """`x` in float32 or better: float64 stays, every narrower type becomes float32."""
+    array: Array = jnp.asarray(x)
+    return array.astype(jnp.float64 if array.dtype == jnp.float64 else jnp.float32)
+
+
+def arange(count: int, like: Array) -> Array:
+    """`0, 1, ..., count - 1` in float64 if `like` is float64, else in float32."""
+    return jnp.arange(count, dtype=jnp.float64 if like.dtype == jnp.float64 else jnp.float32)
+
+
+def cast(x: Array, dtype: Any) -> Array:
+    """`x` in another dtype, given by name or as an array's `.dtype`."""
+    return jnp.asarray(x).astype(dtype)
+
+
+def concatenate(arrays: Sequence[Array], axis: int) -> Array:
+    """`arrays` joined along an axis they have."""
+    return jnp.concatenate(list(arrays), axis=axis)
+
+
+def broadcast_to(x: Array, shape: Sequence[int]) -> Array:
+    """`x` repeated along its axes of length 1 until it has `shape`."""
+    return jnp.broadcast_to(x, tuple(shape))
+
+
+def transpose(x: Array, axes: Sequence[int]) -> Array:
+    """`x` with its axes in another order."""
+    return jnp.transpose(x, tuple(axes))
+
+
+def mean(x: Array, axis: int | Sequence[int]) -> Array:
+    """Mean along `axis` (one or several)."""
+    return jnp.mean(x, axis=axis if isinstance(axis, int) else tuple(axis))
+
+
+def sum(x: Array, axis: int | Sequence[int] | None = None) -> Array:
+    """Sum along `axis` (one or several), or of everything."""
+    return jnp.sum(x, axis=axis if axis is None or isinstance(axis, int) else tuple(axis))
+
+
+def softmax(x: Array, axis: int) -> Array:
+    """`exp(x) / sum(exp(x))` along `axis`, in the dtype of `x`."""
+    return jax.nn.softmax(x, axis=axis)
+
+
+def top_indices(scores: Array, count: int) -> Array:
+    """Indices of the `count` largest entries along the last axis, int32: descending, the lower index among equals."""
+    # `lax.top_k` orders -0.0 below 0.0, which are equal scores.
+    scores = lax.stop_gradient(scores)
+    return lax.top_k(jnp.where(scores == 0, jnp.zeros_like(scores), scores), count)[1]
+
+
+def from_numpy(tree: Any, dtype: str | None = None) -> Any:
+    """Nested dicts, lists and tuples of NumPy arrays (or numbers) as arrays of this backend; None stays None.
+
+    `dtype` ("float64", "float32", "bfloat16"), if given, is that of the floating leaves; others keep theirs. Arrays are
+    copied. float64 needs the caller's `jax.enable_x64`; without it JAX stores float32.
+    """
+
+    def convert(leaf: Any) -> Array:
+        leaf = np.asarray(leaf)
+        floating = jnp.issubdtype(leaf.dtype, jnp.floating)
+        return jnp.array(leaf, dtype=dtype if floating else None, copy=True)
+
+    return jax.tree.map(convert, tree)
+
+
+def to_numpy(tree: Any) -> Any:
+    """The reverse of `from_numpy`; bfloat16, which NumPy lacks, becomes float32."""
+
+    def convert(leaf: Any) -> np.ndarray:
+        return np.array(leaf, dtype=np.float32 if jnp.result_type(leaf) == jnp.bfloat16 else None)
+
+    return jax.tree.map(convert, tree)

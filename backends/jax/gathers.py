@@ -1,0 +1,130 @@
+"""Rows between tokens and slots: gathers in both directions, each the gradient of the other.
+
+Shape comments: G groups, T tokens, E experts, C capacity, K choices, D width; S = E * C slots in one row, where slot
+`e * C + c` is slot `c` of expert `e`, and S itself stands for "none", as T does among tokens.
+
+A sparse routing is a partial map between tokens and slots, given from both ends: `token` (G, S) and `slot` (G, T, K).
+Rows travel by a gather along one, and their gradients by a gather along the other. In Expert Choice a token may sit in
+any number of slots; then `slot` is None, and a sum over the slots of a token takes them in ascending order, one gather
+for each slot that the most chosen token has. No floating-point scatter is made and the order of every sum is fixed, so
+the same input gives the same bits on every run and device.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from moespec.backends.jax.arrays import Array, wide
+
+__all__ = ["combine_rows", "dispatch_rows", "slot_weights", "slots_by_expert", "take_rows"]
+
+
+Ends = tuple[Array, Array | None]
+
+
+def take_rows(rows: Array, index: Array) -> Array:
+    """`rows[g, index[g, ...]]`, 0 where the index is one past the end. rows: (G, N, ...), index: (G, ...)."""
+    taken: Array = jax.vmap(lambda row, i: row.at[i].get(mode="fill", fill_value=0))(rows, index)
+    return taken
+
+
+def slots_by_expert(tokens: int, token: Array, slot: Array | None) -> Array:
+    """The slot of each token at each expert, or S for none: (G, E, C) and (G, T, K) to (G, T, E) int32."""
+    _, experts, capacity = token.shape
+    slots = experts * capacity
+    if slot is not None:
+        served = slot[..., None] // capacity == jnp.arange(experts, dtype=slot.dtype)
+        return jnp.min(jnp.where(served, slot[..., None], slots), axis=2)
+    own = jnp.arange(slots, dtype=token.dtype).reshape(experts, capacity)
+    expert = jnp.arange(experts, dtype=token.dtype)[:, None]
+    # Empty slots write past the end, each at a place of its own, so that all indices are unique.
+    row = jnp.where(token < tokens, token, tokens + own)
+    none = jnp.full((tokens, experts), slots, token.dtype)
+    return jax.vmap(lambda r: none.at[r, expert].set(own, mode="drop", unique_indices=True))(row)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def slot_weights(tokens: int, scores: Array, token: Array, slot: Array | None) -> Array:
+    """The score, for the slot's expert, of the token in each slot: (G, T, E) to (G, E, C); 0 for an empty slot."""
+    return jax.vmap(take_rows)(jnp.swapaxes(scores, 1, 2), token)
+
+
+def _slot_weights_forward(tokens: int, scores: Array, token: Array, slot: Array | None) -> tuple[Array, Ends]:
+    return slot_weights(tokens, scores, token, slot), (token, slot)
+
+
+def _slot_weights_backward(tokens: int, residuals: Ends, cotangent: Array) -> tuple[Array, None, None]:
+    token, slot = residuals
+    cotangent = cotangent.reshape(cotangent.shape[0], -1)
+    return take_rows(cotangent, slots_by_expert(tokens, token, slot)), None, None
+
+
+slot_weights.defvjp(_slot_weights_forward, _slot_weights_backward)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def dispatch_rows(tokens: int, rows: Array, token: Array, slot: Array | None) -> Array:
+    """The row of each slot's token, 0 for an empty slot: (G, T, D) to (G, S, D)."""
+    return take_rows(rows, token)
+
+
+def _dispatch_forward(tokens: int, rows: Array, token: Array, slot: Array | None) -> tuple[Array, Ends]:
+    return take_rows(rows, token), (token, slot)
+
+
+def _dispatch_backward(tokens: int, residuals: Ends, cotangent: Array) -> tuple[Array, None, None]:
+    token, slot = residuals
+    return _sum_by_token(tokens, cotangent, None, token, slot), None, None
+
+
+dispatch_rows.defvjp(_dispatch_forward, _dispatch_backward)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def combine_rows(tokens: int, rows: Array, weight: Array, token: Array, slot: Array | None) -> Array:
+    """Each token's weighted sum of the rows of its slots: (G, S, D) and (G, S) to (G, T, D)."""
+    return _sum_by_token(tokens, rows, weight, token, slot)
+
+
+def _combine_forward(
+    tokens: int, rows: Array, weight: Array, token: Array, slot: Array | None
+) -> tuple[Array, tuple[Array, Array, Array]]:
+    return _sum_by_token(tokens, rows, weight, token, slot), (rows, weight, token)
+
+
+def _combine_backward(
+    tokens: int, residuals: tuple[Array, Array, Array], cotangent: Array
+) -> tuple[Array, Array, None, None]:
+    rows, weight, token = residuals
+    incoming = wide(take_rows(cotangent, token))
+    to_rows = (incoming * weight[..., None].astype(incoming.dtype)).astype(rows.dtype)
+    to_weight = jnp.sum(incoming * wide(rows), axis=2).astype(weight.dtype)
+    return to_rows, to_weight, None, None
+
+
+combine_rows.defvjp(_combine_forward, _combine_backward)
+
+
+def _sum_by_token(tokens: int, rows: Array, weight: Array | None, token: Array, slot: Array | None) -> Array:
+    """Each token's (weighted) sum of the rows of its slots, made in float32 or better: (G, S, D) to (G, T, D)."""
+
+    def take(index: Array) -> Array:
+        taken = wide(take_rows(rows, index))
+        return taken if weight is None else taken * take_rows(weight, index)[..., None].astype(taken.dtype)
+
+    if slot is not None:
+        return jnp.sum(take(slot), axis=2).astype(rows.dtype)
+    groups, slots = token.shape
+    by_token = jnp.argsort(token, axis=1, stable=True).astype(jnp.int32)
+    count = jax.vmap(lambda t: jnp.zeros(tokens, jnp.int32).at[t].add(1, mode="drop"))(token)
+    first = jnp.cumsum(count, axis=1) - count
+
+    def add(rank: Array, total: Array) -> Array:
+        index = take_rows(by_token, first + rank)
+        return total + take(jnp.where(rank < count, index, slots))
+
+    zeros = wide(jnp.zeros((groups, tokens, rows.shape[2]), rows.dtype))
+    total: Array = lax.fori_loop(0, jnp.max(count), add, zeros)
+    return total.astype(rows.dtype)

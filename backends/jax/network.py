@@ -1,0 +1,141 @@
+"""The network operations that models need beside routing.
+
+Shape comments: N rows or images, S sequence, G groups, E experts, C capacity, D width, H hidden.
+"""
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from moespec.backends.jax.arrays import Array, cast, wide
+from moespec.spec.checks import (
+    check_floating,
+    check_option,
+    check_positive,
+    check_same_shape,
+    check_scores,
+    check_size,
+)
+from moespec.spec.errors import ShapeError
+
+__all__ = [
+    "attention",
+    "expert_mlp",
+    "gelu",
+    "layer_norm",
+    "patch_embed",
+    "sigmoid_cross_entropy",
+    "softmax_cross_entropy",
+]
+
+
+def gelu(x: Array, *, form: str = "tanh") -> Array:
+    """`x P(Z <= x)` for a standard normal Z ("erf"), or its approximation by a tanh ("tanh"). Elementwise."""
+    check_option("form", form, ("tanh", "erf"))
+    return jax.nn.gelu(jnp.asarray(x), approximate=form == "tanh")
+
+
+def layer_norm(x: Array, scale: Array, bias: Array | None = None, *, epsilon: float = 1e-6) -> Array:
+    """`scale * (x - mean) / sqrt(var + epsilon) + bias` along the last axis, in float32 or better, in the dtype of `x`.
+
+    x: (..., D); scale, bias: (D,).
+    """
+    check_floating("x", x)
+    check_scores("scale", scale, "width")
+    check_size("scale", scale, 0, x.shape[-1], "the last axis of x")
+    check_positive("epsilon", epsilon)
+    values = wide(x)
+    centred = values - jnp.mean(values, axis=-1, keepdims=True)
+    variance = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)
+    result = centred * lax.rsqrt(variance + epsilon) * wide(scale)
+    if bias is not None:
+        check_scores("bias", bias, "width")
+        check_size("bias", bias, 0, x.shape[-1], "the last axis of x")
+        result = result + wide(bias)
+    return result.astype(x.dtype)
+
+
+def attention(query: Array, key: Array, value: Array) -> Array:
+    """`softmax(query key^T / sqrt(dim)) value` for each head: (N, S, heads, dim) each; returns the shape of `query`."""
+    for name, array in (("query", query), ("key", key), ("value", value)):
+        check_scores(name, array, "rows sequence heads dim")
+    check_same_shape("value", value, "key", key)
+    for axis in (2, 3):
+        check_size("key", key, axis, query.shape[axis], "the heads and dim of query")
+    if query.dtype != jnp.float64:
+        return jax.nn.dot_product_attention(query, key, value)
+    # The fused one makes its softmax in float32, whatever the input.
+    logits = jnp.einsum("nqhd,nkhd->nhqk", query, key) / query.shape[3] ** 0.5
+    return jnp.einsum("nhqk,nkhd->nqhd", jax.nn.softmax(logits, axis=3), value)
+
+
+def patch_embed(images: Array, kernel: Array, bias: Array) -> Array:
+    """A linear map of each square patch: images (N, height, width, channels) to (N, S, D), patches in row-major order.
+
+    kernel: (patch, patch, channels, D); bias: (D,). Raises ShapeError when an image does not split into patches.
+    """
+    check_scores("images", images, "images height width channels")
+    check_scores("kernel", kernel, "patch patch channels width")
+    check_scores("bias", bias, "width")
+    count, height, width, channels = images.shape
+    size = kernel.shape[0]
+    check_size("kernel", kernel, 1, size, "its first axis")
+    check_size("kernel", kernel, 2, channels, "the channels of images")
+    check_size("bias", bias, 0, kernel.shape[3], "the width of kernel")
+    if height % size or width % size:
+        raise ShapeError(f"images: height {height} and width {width} must be multiples of the patch size {size}")
+    patches = jnp.asarray(images).reshape(count, height // size, size, width // size, size, channels)
+    embedded = jnp.einsum("nhpwqc,pqcd->nhwd", patches, kernel) + bias
+    return embedded.reshape(count, -1, kernel.shape[3])
+
+
+def expert_mlp(inputs: Array, params: Mapping[str, Array], *, gelu: str = "tanh") -> Array:
+    """`gelu(x w1 + b1) w2 + b2`, each expert with its own weights, in the dtype of `inputs`.
+
+    inputs: (groups, experts, capacity, width); params: w1 (E, D, H), b1 (E, H), w2 (E, H, D'), b2 (E, D').
+    Returns (groups, experts, capacity, D').
+
+    Source: Routers, section 1.2. Section 1.
+    """
+    check_scores("inputs", inputs, "groups experts capacity width")
+    axes = {"w1": "experts width hidden", "b1": "experts hidden", "w2": "experts hidden width", "b2": "experts width"}
+    for name in axes:
+        check_scores(name, params[name], axes[name])
+        check_size(name, params[name], 0, inputs.shape[1], "the experts of inputs")
+    w1, b1, w2, b2 = (cast(params[name], inputs.dtype) for name in axes)
+    check_size("w1", w1, 1, inputs.shape[3], "the width of inputs")
+    check_size("b1", b1, 1, w1.shape[2], "the hidden width of w1")
+    check_size("w2", w2, 1, w1.shape[2], "the hidden width of w1")
+    check_size("b2", b2, 1, w2.shape[2], "the output width of w2")
+    hidden = _gelu(jnp.einsum("gecd,edh->gech", inputs, w1) + b1[:, None], form=gelu)
+    return jnp.einsum("gech,ehd->gecd", hidden, w2) + b2[:, None]
+
+
+_gelu = gelu
+
+
+def softmax_cross_entropy(logits: Array, targets: Array) -> Array:
+    """`-sum_c targets[c] log softmax(logits)[c]` along the last axis, in float32 or better.
+
+    logits: (..., classes); targets: the same, probabilities. Returns (...,).
+    """
+    _check_targets(logits, targets)
+    return -jnp.sum(wide(targets) * jax.nn.log_softmax(wide(logits), axis=-1), axis=-1)
+
+
+def sigmoid_cross_entropy(logits: Array, targets: Array) -> Array:
+    """`-sum_c (y log p + (1 - y) log(1 - p))` with `p = sigmoid(logits)`, along the last axis, in float32 or better.
+
+    logits: (..., classes); targets y: the same, each in [0, 1]. Returns (...,).
+    """
+    _check_targets(logits, targets)
+    logits, targets = wide(logits), wide(targets)
+    return -jnp.sum(targets * jax.nn.log_sigmoid(logits) + (1 - targets) * jax.nn.log_sigmoid(-logits), axis=-1)
+
+
+def _check_targets(logits: Array, targets: Array) -> None:
+    check_floating("logits", logits)
+    check_floating("targets", targets)
+    check_same_shape("targets", targets, "logits", logits)

@@ -1,0 +1,105 @@
+"""Routings on a device, and the MoE layer.
+
+Shape comments: G groups, T tokens, E experts, C capacity, K choices, D width.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from moespec.backends.jax.arrays import Array
+from moespec.backends.jax.gathers import combine_rows, dispatch_rows
+from moespec.spec.checks import check_rank, check_scores, check_size
+from moespec.spec.routing import Routing
+
+__all__ = ["SlotRouting", "SoftRouting", "moe_layer"]
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=("token", "weight", "slot"), meta_fields=("tokens",))
+@dataclass(frozen=True)
+class SlotRouting:
+    """A sparse routing by slot; a pytree.
+
+    token: (G, E, C) int32, the token in each slot, or `tokens` for an empty slot.
+    weight: (G, E, C) float32 or better, its combine weight; 0 for an empty slot.
+    slot: (G, T, K) int32, the slot `e * C + c` of each choice of a token, or `E * C` when it was dropped; None when a
+        token may sit in any number of slots (Expert Choice).
+    tokens: T.
+    """
+
+    token: Array
+    weight: Array
+    slot: Array | None
+    tokens: int
+
+    def dense(self) -> Routing:
+        """The tensors of the papers, each (G, T, E, C)."""
+        dispatch = self.token[:, None] == jnp.arange(self.tokens, dtype=self.token.dtype)[:, None, None]
+        weight = jnp.broadcast_to(self.weight[:, None], dispatch.shape)
+        return Routing(dispatch.astype(weight.dtype), jnp.where(dispatch, weight, 0))  # type: ignore[arg-type]
+
+
+class SoftRouting(NamedTuple):
+    """A routing that is dense by nature: `dispatch` and `combine`, each (G, T, E, C) in float32 or better."""
+
+    dispatch: Array
+    combine: Array
+
+    def dense(self) -> Routing:
+        """The same tensors, as the specification's record."""
+        return Routing(self.dispatch, self.combine)  # type: ignore[arg-type]
+
+
+def moe_layer(tokens: Array, routing: SlotRouting | SoftRouting, experts: Callable[[Array], Array]) -> Array:
+    """Dispatch, experts, combine:
+
+        inputs[e, c] = sum_t dispatch[t, e, c] tokens[t]
+        result[t]    = sum_e,c combine[t, e, c] experts(inputs)[e, c]
+
+    tokens: (groups, tokens, width); `experts` maps (groups, experts, capacity, width) to the same with any width.
+    Returns (groups, tokens, width') in the dtype of `tokens`; a token without a slot gets 0.
+    Raises ShapeError when the routing is of other groups or tokens, or `experts` drops an axis.
+
+    Source: Routers, section 1.2. Section 1.
+    """
+    check_scores("tokens", tokens, "groups tokens width")
+    tokens = jnp.asarray(tokens)
+    if isinstance(routing, SlotRouting):
+        return _sparse_layer(tokens, routing, experts)
+    return _soft_layer(tokens, routing, experts)
+
+
+def _sparse_layer(tokens: Array, routing: SlotRouting, experts: Callable[[Array], Array]) -> Array:
+    groups, experts_count, capacity = routing.token.shape
+    _check_tokens(tokens, groups, routing.tokens)
+    token = routing.token.reshape(groups, -1)
+    weight = routing.weight.reshape(groups, -1)
+    inputs = dispatch_rows(routing.tokens, tokens, token, routing.slot)
+    outputs = _apply(experts, inputs.reshape(groups, experts_count, capacity, -1))
+    outputs = outputs.reshape(groups, experts_count * capacity, -1)
+    return combine_rows(routing.tokens, outputs, weight, token, routing.slot).astype(tokens.dtype)
+
+
+def _soft_layer(tokens: Array, routing: SoftRouting, experts: Callable[[Array], Array]) -> Array:
+    _check_tokens(tokens, *routing.dispatch.shape[:2])
+    # In the dtype of the tokens, so that a model in bfloat16 multiplies in bfloat16; the sums are wider.
+    inputs = jnp.einsum("gtec,gtd->gecd", routing.dispatch.astype(tokens.dtype), tokens)
+    outputs = _apply(experts, inputs)
+    return jnp.einsum("gtec,gecd->gtd", routing.combine.astype(outputs.dtype), outputs).astype(tokens.dtype)
+
+
+def _apply(experts: Callable[[Array], Array], inputs: Array) -> Array:
+    outputs = experts(inputs)
+    check_rank("experts", outputs, "groups experts capacity width")
+    for axis in range(3):
+        check_size("experts", outputs, axis, inputs.shape[axis], "the slots it was given")
+    return outputs
+
+
+def _check_tokens(tokens: Array, groups: int, count: int) -> None:
+    check_size("tokens", tokens, 0, groups, "the groups of routing")
+    check_size("tokens", tokens, 1, count, "the tokens of routing")

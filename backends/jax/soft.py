@@ -1,0 +1,73 @@
+"""Soft MoE: every slot is a mean of all tokens, every token a mean of all slot outputs.
+
+Shape comments: G groups, T tokens, E experts, C slots per expert, D width. Logits are in float32 or better.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from moespec.backends.jax.arrays import Array, wide
+from moespec.backends.jax.slots import SoftRouting
+from moespec.spec.checks import check_scores, check_size
+from moespec.spec.errors import ShapeError
+from moespec.spec.soft_moe import check_forms
+
+__all__ = ["soft_routing"]
+
+EPSILON = 1e-6
+
+
+def soft_routing(
+    tokens: Array,
+    slots: Array,
+    *,
+    scale: Array | float = 1.0,
+    normalize: bool = True,
+    norm_form: str = "paper",
+    dispatch: str = "soft",
+    combine: str = "soft",
+) -> SoftRouting:
+    """`L = <n(X_t), scale n(Phi_ec)>`; dispatch is its softmax over the tokens, combine over experts and slots jointly.
+
+    tokens: (groups, tokens, width); slots: (width, experts, capacity); scale: a scalar.
+    normalize: with `n` the division by the Euclidean norm, else `n` is the identity and `scale` is not used.
+    norm_form: "paper", `x / (norm + 1e-6)`; or "rsqrt", `x / sqrt(norm^2 + 1e-6)`.
+    dispatch, combine: "soft"; "uniform" (1/T, or 1/(E C)); or "identity" for both (token `e * C + c` in that slot).
+    Returns SoftRouting of (groups, tokens, experts, capacity).
+    Raises ConfigError for an unknown option or "identity" for one only, ShapeError for "identity" with other than one
+    slot per token.
+
+    Source: Soft MoE, eqs. (1)-(3) and Table 2. Section 9.
+    """
+    check_scores("tokens", tokens, "groups tokens width")
+    check_scores("slots", slots, "width experts capacity")
+    check_size("slots", slots, 0, tokens.shape[2], "the width of tokens")
+    check_forms(norm_form, dispatch, combine)
+    tokens, slots = wide(tokens), wide(slots)
+    shape = (*tokens.shape[:2], *slots.shape[1:])
+    count = shape[2] * shape[3]
+    if dispatch == "identity":
+        if count != shape[1]:
+            raise ShapeError(f"slots: identity needs as many slots as tokens, got {count} for {shape[1]} tokens")
+        identity = jnp.broadcast_to(jnp.eye(count, dtype=tokens.dtype).reshape(shape[1:]), shape)
+        return SoftRouting(identity, identity)
+
+    if normalize:
+        tokens = _normalize(tokens, 2, norm_form)
+        slots = jnp.asarray(scale, slots.dtype) * _normalize(slots, 0, norm_form)
+    logits = jnp.einsum("gtd,dec->gtec", tokens, slots, precision=lax.Precision.HIGHEST)
+    return SoftRouting(
+        jax.nn.softmax(logits, axis=1) if dispatch == "soft" else jnp.full(shape, 1 / shape[1], logits.dtype),
+        jax.nn.softmax(logits, axis=(2, 3)) if combine == "soft" else jnp.full(shape, 1 / count, logits.dtype),
+    )
+
+
+def _normalize(x: Array, axis: int, form: str) -> Array:
+    """`x` divided by its Euclidean norm along `axis`; the gradient of the norm at 0 is 0."""
+    squares = jnp.sum(x * x, axis=axis, keepdims=True)
+    if form == "rsqrt":
+        return x * lax.rsqrt(squares + EPSILON)
+    is_zero = squares == 0
+    norm = jnp.where(is_zero, 0, jnp.sqrt(jnp.where(is_zero, 1, squares)))
+    return x / (norm + EPSILON)

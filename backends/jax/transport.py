@@ -1,0 +1,216 @@
+"""Sparsity-constrained optimal transport: projections, dual functions, and the reference Adam solver of the router.
+
+Shape comments: G groups, T tokens, E experts. Everything is in float32 or better.
+"""
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from moespec.backends.jax.arrays import Array, top_indices, wide
+from moespec.spec import Dual, SemiDual
+from moespec.spec.checks import (
+    check_at_least,
+    check_capacity,
+    check_option,
+    check_positive,
+    check_scores,
+    check_size,
+)
+from moespec.spec.errors import ConfigError
+
+__all__ = [
+    "project_simplex",
+    "project_sparse_simplex",
+    "sparse_transport_affinity",
+    "transport_dual",
+    "transport_semi_dual",
+]
+
+
+def project_simplex(values: Array, *, mass: float = 1.0) -> Array:
+    """The closest `p >= 0` with `sum(p) = mass` along the last axis: `max(v - tau, 0)`.
+
+    values: (..., n). Returns the same shape. Raises ConfigError for `mass <= 0`.
+
+    Source: Held et al. 1974. Section 8.2.
+    """
+    return project_sparse_simplex(values, nonzeros=values.shape[-1], mass=mass)
+
+
+def project_sparse_simplex(values: Array, *, nonzeros: int, mass: float = 1.0) -> Array:
+    """The closest `p >= 0` along the last axis with `sum(p) = mass` and at most `nonzeros` entries that are not 0.
+
+    Keeps the `nonzeros` largest values (the lower index among equals), projects them on the simplex, zeroes the rest.
+    values: (..., n). Raises ConfigError for `nonzeros` outside 1..n or `mass <= 0`.
+
+    Source: SparseOT (arXiv 2209.15466). Section 8.2.
+    """
+    check_scores("values", values, " ".join(f"axis{i}" for i in range(max(len(values.shape), 1))))
+    nonzeros = check_capacity(nonzeros, values.shape[-1], name="nonzeros", of="values")
+    return _project(wide(values), nonzeros, check_positive("mass", mass))
+
+
+def transport_semi_dual(potential: Array, utility: Array, *, capacity: int, regularization: float = 1.0) -> SemiDual:
+    """The semi-dual `s(alpha) = sum(alpha) - sum_e conj(alpha + U[:, e])`, its gradient `1 - sum_e P[:, e]`, and P.
+
+    `conj(x) = max <x, p> - gamma / 2 |p|^2` over `p >= 0` with sum `T / E` and at most `capacity` non-zeros; the
+    maximiser is the column `P[:, e]`.
+
+    potential: alpha, (groups, tokens); utility: U, (groups, tokens, experts); capacity: from 1 to tokens;
+    regularization: gamma > 0. Returns value (groups,), gradient (groups, tokens), plan (groups, tokens, experts).
+
+    Source: Routers, eq. (9); SparseOT, section 4. Section 8.3.
+    """
+    check_scores("potential", potential, "groups tokens")
+    check_scores("utility", utility, "groups tokens experts")
+    groups, tokens, experts = utility.shape
+    check_size("potential", potential, 0, groups, "the groups of utility")
+    check_size("potential", potential, 1, tokens, "the tokens of utility")
+    capacity = check_capacity(capacity, tokens)
+    gamma = check_positive("regularization", regularization)
+    potential, columns = wide(potential), jnp.swapaxes(wide(utility), 1, 2)
+    plan = _plan(potential, columns, tokens / experts, capacity, gamma)
+    conjugate = jnp.sum((potential[:, None] + columns) * plan - 0.5 * gamma * plan * plan, axis=(1, 2))
+    value, gradient = jnp.sum(potential, axis=1) - conjugate, 1 - jnp.sum(plan, axis=1)
+    return SemiDual(value, gradient, jnp.swapaxes(plan, 1, 2))  # type: ignore[arg-type]
+
+
+def transport_dual(
+    token_potential: Array,
+    expert_potential: Array,
+    utility: Array,
+    *,
+    capacity: int,
+    regularization: float = 1.0,
+) -> Dual:
+    """The dual `sum(alpha) + T/E sum(beta) - 1/(2 gamma) sum_e sum_{i <= k} max(x_e[i], 0)^2`, its gradients and plan.
+
+    `x_e = alpha + beta[e] + U[:, e]`, `x_e[i]` its i-th largest entry; the plan is `max(x_e, 0) / gamma` on the k
+    largest entries of a column, the gradients are `1 - P 1` and `T/E - P^T 1`.
+
+    token_potential: alpha, (groups, tokens); expert_potential: beta, (groups, experts); utility: U, (groups, tokens,
+    experts); capacity: k, from 1 to tokens; regularization: gamma > 0. Returns value (groups,), gradients of the
+    potentials' shapes, plan (groups, tokens, experts).
+
+    Source: SparseOT, section 4. Section 8.4.
+    """
+    check_scores("token_potential", token_potential, "groups tokens")
+    check_scores("expert_potential", expert_potential, "groups experts")
+    check_scores("utility", utility, "groups tokens experts")
+    groups, tokens, experts = utility.shape
+    for name, array, size in (
+        ("token_potential", token_potential, tokens),
+        ("expert_potential", expert_potential, experts),
+    ):
+        check_size(name, array, 0, groups, "the groups of utility")
+        check_size(name, array, 1, size, "the shape of utility")
+    capacity = check_capacity(capacity, tokens)
+    gamma = check_positive("regularization", regularization)
+    alpha, beta = wide(token_potential), wide(expert_potential)
+    shifted = alpha[:, None] + beta[:, :, None] + jnp.swapaxes(wide(utility), 1, 2)
+    plan = jnp.where(_largest(shifted, capacity)[0], jnp.maximum(shifted, 0) / gamma, 0)
+    mass = tokens / experts
+    value = jnp.sum(alpha, axis=1) + mass * jnp.sum(beta, axis=1) - 0.5 * gamma * jnp.sum(plan * plan, axis=(1, 2))
+    to_alpha, to_beta = 1 - jnp.sum(plan, axis=1), mass - jnp.sum(plan, axis=2)
+    return Dual(value, to_alpha, to_beta, jnp.swapaxes(plan, 1, 2))  # type: ignore[arg-type]
+
+
+def sparse_transport_affinity(
+    utility: Array,
+    *,
+    capacity: int,
+    solver: str = "adam",
+    sparsity: str = "expert",
+    steps: int = 20,
+    learning_rate: float = 1e-2,
+    tolerance: float = 1e-3,
+    regularization: float = 1.0,
+) -> Array:
+    """The plan of the semi-dual after the reference solver, Adam from 0. It carries no gradient.
+
+    A group stops after an update whose gradient had at most the norm `tolerance` (by a mask: the work stays the same).
+
+    utility: (groups, tokens, experts), the softmax of the logits; returns the same shape.
+    capacity: the non-zeros of a column (of a row with sparsity="token"). sparsity: "expert" (columns are sparse),
+    "token" (rows are), "none" (neither; capacity is ignored). solver: "adam"; the accurate "lbfgs" of the
+    specification raises ConfigError here, as do values outside their range.
+
+    Source: Routers, eq. (9); SparseOT; the code of V-MoE. Sections 8.3, 8.5, 8.6.
+    """
+    check_scores("utility", utility, "groups tokens experts")
+    check_option("solver", solver, ("adam", "lbfgs"))
+    if solver == "lbfgs":
+        raise ConfigError("solver: 'lbfgs' is only in the specification and its numpy backend, here use 'adam'")
+    check_option("sparsity", sparsity, ("expert", "token", "none"))
+    steps = check_at_least("steps", steps, 1)
+    check_positive("learning_rate", learning_rate)
+    check_positive("tolerance", tolerance)
+    gamma = check_positive("regularization", regularization)
+    tokens, experts = utility.shape[1:]
+    utility = lax.stop_gradient(wide(utility))
+    if sparsity == "token":
+        nonzeros = check_capacity(capacity, experts, of="experts")
+        return _adam(utility, tokens / experts, 1.0, nonzeros, gamma, steps, learning_rate, tolerance)
+    nonzeros = tokens if sparsity == "none" else check_capacity(capacity, tokens)
+    columns = jnp.swapaxes(utility, 1, 2)
+    plan = _adam(columns, 1.0, tokens / experts, nonzeros, gamma, steps, learning_rate, tolerance)
+    return jnp.swapaxes(plan, 1, 2)
+
+
+def _adam(
+    columns: Array,
+    row_mass: float,
+    column_mass: float,
+    nonzeros: int,
+    gamma: float,
+    steps: int,
+    learning_rate: float,
+    tolerance: float,
+) -> Array:
+    """Adam on the negative semi-dual, b1 = 0.9, b2 = 0.999, epsilon = 1e-8 outside the root: (G, N, M) to a plan."""
+
+    def update(step: Any, state: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
+        alpha, first, second, done = state
+        gradient = jnp.sum(_plan(alpha, columns, column_mass, nonzeros, gamma), axis=1) - row_mass
+        first = 0.9 * first + 0.1 * gradient
+        second = 0.999 * second + 0.001 * gradient * gradient
+        count = (step + 1).astype(alpha.dtype)
+        mean = first / (1 - 0.9**count)
+        mean_square = second / (1 - 0.999**count)
+        moved = alpha - learning_rate * mean / (jnp.sqrt(mean_square) + 1e-8)
+        norm = jnp.sqrt(jnp.sum(gradient * gradient, axis=1, keepdims=True))
+        return jnp.where(done, alpha, moved), first, second, done | (norm <= tolerance)
+
+    zeros = jnp.zeros((columns.shape[0], columns.shape[2]), columns.dtype)
+    start = (zeros, zeros, zeros, jnp.zeros((columns.shape[0], 1), bool))
+    alpha = lax.fori_loop(0, steps, update, start)[0]
+    return _plan(alpha, columns, column_mass, nonzeros, gamma)
+
+
+def _plan(alpha: Array, columns: Array, column_mass: float, nonzeros: int, gamma: float) -> Array:
+    """Each column's maximiser at a potential: (G, M) and (G, N, M) to (G, N, M)."""
+    return _project((alpha[:, None] + columns) / gamma, nonzeros, column_mass)
+
+
+def _project(values: Array, nonzeros: int, mass: float) -> Array:
+    kept, descending = _largest(values, nonzeros)
+    rank = jnp.arange(1, nonzeros + 1, dtype=values.dtype)
+    excess = (jnp.cumsum(descending, axis=-1) - mass) / rank
+    # The threshold of the last rank that stays above it; rank 1 always does.
+    last = jnp.max(jnp.where(descending > excess, rank, 1), axis=-1, keepdims=True)
+    threshold = jnp.sum(jnp.where(rank == last, excess, 0), axis=-1, keepdims=True)
+    return jnp.where(kept, jnp.maximum(values - threshold, 0), 0)
+
+
+def _largest(values: Array, count: int) -> tuple[Array, Array]:
+    """A mask of the `count` largest entries along the last axis (ties: lower index first), and they, descending."""
+    if count == values.shape[-1]:
+        return jnp.ones_like(values, dtype=bool), -jnp.sort(-values, axis=-1)
+    index = top_indices(values, count)
+    descending = jnp.take_along_axis(values, index, axis=-1)
+    # Entries equal to the last one kept are kept up to its index: no scatter.
+    position = jnp.arange(values.shape[-1], dtype=index.dtype)
+    smallest, last = descending[..., -1:], index[..., -1:]
+    return (values > smallest) | ((values == smallest) & (position <= last)), descending

@@ -1,0 +1,165 @@
+"""The array operations that models need, in float64 (complex for the complex step), and moving arrays in and out."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moespec import spec
+from moespec.spec import numerics
+from moespec.spec.checks import check_rank, check_size
+from moespec.spec.errors import ConfigError, ShapeError
+
+__all__ = [
+    "arange",
+    "attention",
+    "broadcast_to",
+    "cast",
+    "concatenate",
+    "cos",
+    "einsum",
+    "from_numpy",
+    "gelu",
+    "layer_norm",
+    "mean",
+    "patch_embed",
+    "sigmoid_cross_entropy",
+    "sin",
+    "softmax",
+    "softmax_cross_entropy",
+    "stop_gradient",
+    "sum",
+    "tanh",
+    "to_numpy",
+    "transpose",
+]
+
+Array = NDArray[Any]
+
+gelu = spec.gelu
+layer_norm = spec.layer_norm
+softmax_cross_entropy = spec.softmax_cross_entropy
+sigmoid_cross_entropy = spec.sigmoid_cross_entropy
+stop_gradient = numerics.stop_gradient
+
+
+def from_numpy(tree: Any, dtype: str | None = None) -> Any:
+    """A nested dict, list or tuple of arrays with floating arrays in float64; integers, complex and None unchanged.
+
+    Raises ConfigError for a dtype other than "float64" or None: this backend computes in no other.
+    """
+    _check_dtype(dtype)
+    return _map(_as_float64, tree)
+
+
+def to_numpy(tree: Any) -> Any:
+    """The same arrays: they are NumPy's own."""
+    return _map(np.asarray, tree)
+
+
+def cast(x: Array, dtype: str) -> Array:
+    """`x` in float64. Raises ConfigError for another dtype."""
+    _check_dtype(dtype)
+    return _as_float64(x) if x.dtype.kind in "fc" else x.astype(np.float64)
+
+
+def einsum(subscripts: str, *arrays: Array) -> Array:
+    """Einstein summation."""
+    # Looking for a BLAS call costs more than a small contraction.
+    return np.einsum(subscripts, *arrays, optimize=arrays[0].size > 4096)
+
+
+def concatenate(arrays: Sequence[Array], axis: int) -> Array:
+    """`arrays` joined along `axis`."""
+    return np.concatenate(arrays, axis=axis)
+
+
+def broadcast_to(x: Array, shape: tuple[int, ...]) -> Array:
+    """`x` repeated to `shape`."""
+    return np.broadcast_to(x, shape)
+
+
+def transpose(x: Array, axes: Sequence[int]) -> Array:
+    """`x` with its axes in the given order."""
+    return np.transpose(x, axes)
+
+
+def mean(x: Array, axis: int | tuple[int, ...] | None = None) -> Array:
+    """Mean over `axis` (all axes if None)."""
+    return np.mean(x, axis=axis)
+
+
+def sum(x: Array, axis: int | tuple[int, ...] | None = None) -> Array:
+    """Sum over `axis` (all axes if None)."""
+    return np.sum(x, axis=axis)
+
+
+def arange(count: int, like: Array) -> Array:
+    """`0, 1, ..., count - 1` in the widest floating dtype that goes with `like`, on its device."""
+    return np.arange(count, dtype=np.float64)
+
+
+def sin(x: Array) -> Array:
+    """Sine."""
+    return np.sin(x)
+
+
+def cos(x: Array) -> Array:
+    """Cosine."""
+    return np.cos(x)
+
+
+def tanh(x: Array) -> Array:
+    """Hyperbolic tangent."""
+    return np.tanh(x)
+
+
+def softmax(x: Array, axis: int = -1) -> Array:
+    """Softmax along `axis`."""
+    return numerics.softmax(x, axis)
+
+
+def attention(query: Array, key: Array, value: Array) -> Array:
+    """`spec.attention` of each image: (N, Q, heads, dim), keys and values (N, S, heads, dim) -> (N, Q, heads, dim)."""
+    for name, array in (("query", query), ("key", key), ("value", value)):
+        check_rank(name, array, "images tokens heads dim")
+        check_size(name, array, 0, len(query), "the images of query")
+    images, _, heads, dim = query.shape
+    # Images are as independent as heads: the specification takes both as one axis of heads.
+    folded = (array.transpose(1, 0, 2, 3).reshape(array.shape[1], -1, array.shape[3]) for array in (query, key, value))
+    return spec.attention(*folded).reshape(-1, images, heads, dim).transpose(1, 0, 2, 3)
+
+
+def patch_embed(images: Array, kernel: Array, bias: Array) -> Array:
+    """`spec.patch_embed` of each image: (N, H, W, channels) -> (N, patches, D)."""
+    check_rank("images", images, "images height width channels")
+    if images.shape[1] % kernel.shape[0]:
+        raise ShapeError(f"images: {images.shape[1]} rows do not divide into patches of {kernel.shape[0]}")
+    # Images on top of each other have the patches of the first, then those of the second, ...
+    patches = spec.patch_embed(images.reshape(-1, *images.shape[2:]), kernel, bias)
+    return patches.reshape(len(images), -1, patches.shape[1])
+
+
+def _as_float64(array: Any) -> Any:
+    array = np.asarray(array)
+    # bfloat16 of ml_dtypes has kind "V"; it is floating all the same.
+    is_floating = array.dtype.kind == "f" or array.dtype.name == "bfloat16"
+    return array.astype(np.float64, copy=False) if is_floating else array
+
+
+def _check_dtype(dtype: str | None) -> None:
+    if dtype not in (None, "float64"):
+        raise ConfigError(f"dtype={dtype!r}: the numpy backend computes in float64 only")
+
+
+def _map(function: Any, tree: Any) -> Any:
+    if tree is None:
+        return None
+    if isinstance(tree, dict):
+        return {key: _map(function, value) for key, value in tree.items()}
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return type(tree)(*(_map(function, value) for value in tree))
+    if isinstance(tree, list | tuple):
+        return type(tree)(_map(function, value) for value in tree)
+    return function(tree)

@@ -1,0 +1,185 @@
+"""Gradients by the complex step and AdamW in a few lines: the reference that compiled training is compared with.
+
+One forward pass with one parameter moved by `1e-30i` gives the exact derivative of the loss in its imaginary part, so a
+full gradient takes as many passes as there are numbers in the parameters. Small models only.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moespec.backends.optimizer import OptimizerConfig, decays
+from moespec.spec.errors import ConfigError, ShapeError
+from moespec.spec.routing import Params
+
+__all__ = [
+    "compile",
+    "export_state",
+    "import_state",
+    "init_state",
+    "make_step",
+    "state_params",
+    "value_and_grad",
+]
+
+State = dict[str, Any]
+Path = tuple[str, ...]
+STEP = 1e-30
+
+
+def compile(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` itself: NumPy has nothing to compile."""
+    return function
+
+
+def value_and_grad(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function(params, *args) -> (loss, aux)` becomes `-> ((loss, aux), gradient)`, gradient shaped like `params`.
+
+        gradient[i] = imag(loss(params + 1e-30i * unit(i))) / 1e-30
+
+    exact to rounding wherever the loss is analytic in the parameters (discrete selections are taken on real parts).
+    """
+
+    def evaluate(params: Params, *args: Any) -> tuple[tuple[Any, Any], Params]:
+        outputs = function(params, *args)
+        gradient: Params = {}
+        for path, leaf in _leaves(params):
+            moved = np.array(leaf, np.complex128)
+            moved_params = _replaced(params, path, moved)
+            derivative = np.zeros(moved.shape)
+            for index in np.ndindex(moved.shape):
+                moved[index] += STEP * 1j
+                derivative[index] = np.imag(function(moved_params, *args)[0]) / STEP
+                moved[index] = leaf[index]
+            _insert(gradient, path, derivative)
+        return outputs, gradient
+
+    return evaluate
+
+
+def init_state(params: Params, optimizer: OptimizerConfig) -> State:
+    """The state of training at step 0: float64 copies of `params`, and moments of zero."""
+    return import_state({"params": params, "mu": _zeros(params), "nu": _zeros(params), "step": 0}, optimizer)
+
+
+def make_step(
+    loss_function: Callable[[Params, Any], tuple[Any, dict[str, Any]]],
+    optimizer: OptimizerConfig,
+    *,
+    accumulate: int = 1,
+) -> Callable[[State, Any, float], tuple[State, dict[str, Any]]]:
+    """`step(state, batch, learning_rate) -> (state, metrics)`: one update of AdamW (see `backends/optimizer.py`).
+
+    `loss_function(params, batch) -> (loss, metrics)`. The batch is split along the leading axis of its arrays into
+    `accumulate` equal parts, whose gradients and metrics are averaged. The metrics have "loss" and "grad_norm" (before
+    the clip) added to them.
+
+    Raises ConfigError for `accumulate < 1`, ShapeError for a batch that does not split.
+    """
+    if accumulate < 1:
+        raise ConfigError(f"accumulate={accumulate!r}: expected at least 1")
+    evaluate = value_and_grad(loss_function)
+
+    def step(state: State, batch: Any, learning_rate: float) -> tuple[State, dict[str, Any]]:
+        parts = [evaluate(state["params"], _part(batch, part, accumulate)) for part in range(accumulate)]
+        gradient = _mean([part[1] for part in parts])
+        metrics = _mean([{**metrics, "loss": loss} for (loss, metrics), _ in parts])
+        metrics["grad_norm"] = np.sqrt(sum(np.sum(g * g) for _, g in _leaves(gradient)))
+        return _update(state, gradient, metrics["grad_norm"], learning_rate, optimizer), metrics
+
+    return step
+
+
+def _update(state: State, gradient: Params, norm: float, learning_rate: float, optimizer: OptimizerConfig) -> State:
+    n = state["step"] + 1
+    scale = 1.0 if optimizer.clip is None or norm <= optimizer.clip else optimizer.clip / norm
+    new: State = {"params": {}, "mu": {}, "nu": {}, "step": n}
+    for path, g in _leaves(gradient):
+        p, mu, nu = (_at(state[name], path) for name in ("params", "mu", "nu"))
+        g = scale * g
+        mu = optimizer.b1 * mu + (1 - optimizer.b1) * g
+        nu = optimizer.b2 * nu + (1 - optimizer.b2) * g * g
+        update = mu / (1 - optimizer.b1**n) / (np.sqrt(nu / (1 - optimizer.b2**n)) + optimizer.epsilon)
+        if decays(path):
+            update = update + optimizer.weight_decay * p
+        for name, value in (("params", p - learning_rate * update), ("mu", mu), ("nu", nu)):
+            _insert(new[name], path, np.asarray(value))
+    return new
+
+
+def export_state(state: State) -> dict[str, Any]:
+    """The state as nested dicts of NumPy arrays, `{"params", "mu", "nu", "step"}`, to be saved."""
+    return {**{name: _copied(state[name]) for name in ("params", "mu", "nu")}, "step": int(state["step"])}
+
+
+def import_state(exported: dict[str, Any], optimizer: OptimizerConfig) -> State:
+    """The inverse of `export_state`, also of another backend's; float32 becomes float64 without loss."""
+    return export_state(exported)
+
+
+def state_params(state: State) -> Params:
+    """The parameters, as `forward` takes them."""
+    return state["params"]
+
+
+def _leaves(tree: Params, path: Path = ()) -> Iterator[tuple[Path, NDArray[Any]]]:
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, (*path, key))
+        else:
+            yield (*path, key), value
+
+
+def _at(tree: Params, path: Path) -> Any:
+    for key in path:
+        tree = tree[key]
+    return tree
+
+
+def _insert(tree: Params, path: Path, value: Any) -> None:
+    for key in path[:-1]:
+        tree = tree.setdefault(key, {})
+    tree[path[-1]] = value
+
+
+def _replaced(tree: Params, path: Path, value: Any) -> Params:
+    """`tree` with another leaf at `path`; everything else is shared."""
+    key, *rest = path
+    return {**tree, key: _replaced(tree[key], tuple(rest), value) if rest else value}
+
+
+def _copied(tree: Params) -> Params:
+    copy: Params = {}
+    for path, leaf in _leaves(tree):
+        _insert(copy, path, np.array(leaf, np.float64))
+    return copy
+
+
+def _zeros(tree: Params) -> Params:
+    zeros: Params = {}
+    for path, leaf in _leaves(tree):
+        _insert(zeros, path, np.zeros(np.shape(leaf)))
+    return zeros
+
+
+def _mean(trees: list[Params]) -> Params:
+    mean: Params = {}
+    for path, first in _leaves(trees[0]):
+        _insert(mean, path, sum((_at(tree, path) for tree in trees[1:]), first) / len(trees))
+    return mean
+
+
+def _part(batch: Any, part: int, parts: int) -> Any:
+    """Part number `part` of `parts` equal parts of every array of a nested batch, along its leading axis."""
+    if batch is None:
+        return None
+    if isinstance(batch, dict):
+        return {key: _part(value, part, parts) for key, value in batch.items()}
+    if isinstance(batch, list | tuple):
+        return type(batch)(_part(value, part, parts) for value in batch)
+    size, rest = divmod(batch.shape[0], parts)
+    if rest:
+        raise ShapeError(f"batch: a first axis of {batch.shape[0]} does not split into accumulate={parts} equal parts")
+    return batch[part * size : (part + 1) * size]

@@ -1,0 +1,94 @@
+"""Euclidean projections on the simplex, and on the part of it with few non-zero entries.
+
+| here | Routers (arXiv 2401.15969) and SparseOT (arXiv 2209.15466) |
+|---|---|
+| `values` (n,) | the vector that is projected |
+| `mass` | b, the sum of the projection |
+| `nonzeros` | k, the cardinality |
+
+Ambiguity ledger
+
+SI-1: Which of equal values may be non-zero, if not all may?
+    Reading: those of lower index.
+    Alternatives: whatever a partial sort keeps.
+"""
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from moespec.spec.checks import as_array, check_capacity, check_positive
+from moespec.spec.numerics import Array, positive_part, stable_order
+
+__all__ = ["project", "project_simplex", "project_sparse", "project_sparse_simplex"]
+
+
+def project_simplex(values: ArrayLike, *, mass: float = 1.0) -> Array:
+    """The closest `p >= 0` with `sum(p) = mass`: `p[i] = max(v[i] - tau, 0)`, where with `u` = v in descending order
+
+        rho = max {j : u[j] - (u[1] + ... + u[j] - mass) / j > 0},    tau = (u[1] + ... + u[rho] - mass) / rho
+
+    Args:
+        values: v, (n,).
+        mass: greater than 0.
+
+    Returns:
+        (n,).
+
+    Raises:
+        ConfigError: `mass` is not positive.
+        ShapeError, DtypeError, ContractError: of `values`.
+
+    Source: Held, Wolfe and Crowder 1974. Section 8.2.
+
+    >>> project_simplex([0.9, 0.2, 0.5, 0.45]).round(6).tolist()
+    [0.616667, 0.0, 0.216667, 0.166667]
+    """
+    values = as_array("values", values, "n")
+    return project(values, check_positive("mass", mass))
+
+
+def project_sparse_simplex(values: ArrayLike, *, nonzeros: int, mass: float = 1.0) -> Array:
+    """The closest `p >= 0` with `sum(p) = mass` and at most `nonzeros` entries that are not 0.
+
+    It keeps the `nonzeros` largest values (the lower index among equals), projects them on the simplex, and is 0
+    elsewhere.
+
+    Args:
+        values: (n,).
+        nonzeros: from 1 to n.
+        mass: greater than 0.
+
+    Returns:
+        (n,).
+
+    Raises:
+        ConfigError: `nonzeros` or `mass` out of range.
+        ShapeError, DtypeError, ContractError: of `values`.
+
+    Source: SparseOT. Section 8.2.
+
+    >>> project_sparse_simplex([0.9, 0.2, 0.5, 0.45], nonzeros=2).round(6).tolist()
+    [0.7, 0.0, 0.3, 0.0]
+    >>> project_sparse_simplex([0.9, 0.2, 0.5, 0.45], nonzeros=4).round(6).tolist()
+    [0.616667, 0.0, 0.216667, 0.166667]
+    """
+    values = as_array("values", values, "n")
+    check_capacity(nonzeros, len(values), name="nonzeros", of="values")
+    return project_sparse(values, nonzeros, check_positive("mass", mass))
+
+
+def project(values: Array, mass: float) -> Array:
+    """`project_simplex` of checked arguments. A common shift of the values changes nothing: it makes the largest 0."""
+    shifted = values - values.real.max()
+    descending = shifted[stable_order(shifted)]
+    thresholds = (np.cumsum(descending) - mass) / np.arange(1, len(values) + 1)
+    support = np.flatnonzero((descending - thresholds).real > 0)
+    return positive_part(shifted - thresholds[support[-1]])
+
+
+def project_sparse(values: Array, nonzeros: int, mass: float) -> Array:
+    """`project_sparse_simplex` of checked arguments."""
+    kept = stable_order(values)[:nonzeros]
+    projected = np.zeros_like(values)
+    projected[kept] = project(values[kept], mass)
+    return projected

@@ -1,0 +1,309 @@
+"""Every kind of bad input to every public function: the class, the argument and the value in the message.
+
+For each function there is one valid call; the arrays of that call are then spoiled one at a time.
+"""
+
+import inspect
+
+import numpy as np
+import pytest
+
+from moespec import spec
+from moespec.spec import ConfigError, ContractError, DtypeError, Routing, ShapeError, SpecError, checks
+from moespec.spec.examples import LOGITS, NOISE
+
+ONES = np.ones((6, 3))
+MLP = {"w1": np.ones((3, 2, 4)), "b1": np.ones((3, 4)), "w2": np.ones((3, 4, 2)), "b2": np.ones((3, 2))}
+
+
+def expert_mlp(inputs, w1, b1, w2, b2, **options):
+    return spec.expert_mlp(inputs, {"w1": w1, "b1": b1, "w2": w2, "b2": b2}, **options)
+
+
+def moe_layer(tokens, dispatch, combine):
+    return spec.moe_layer(tokens, Routing(dispatch, combine), lambda inputs: inputs)
+
+
+def routing_metrics(dispatch, combine):
+    return spec.routing_metrics(Routing(dispatch, combine))
+
+
+# name -> function, arrays, static arguments
+CALLS = {
+    "router_logits": (spec.router_logits, {"tokens": LOGITS, "kernel": np.eye(3)}, {}),
+    "add_gating_noise": (spec.add_gating_noise, {"logits": LOGITS, "noise": NOISE}, {"multiplier": 1.0}),
+    "softmax_affinity": (spec.softmax_affinity, {"logits": LOGITS}, {}),
+    "sinkhorn_affinity": (spec.sinkhorn_affinity, {"logits": LOGITS}, {"iterations": 2, "tolerance": 0.1}),
+    "token_choice": (
+        spec.token_choice,
+        {"scores": LOGITS, "combine_scores": ONES},
+        {"choices": 2, "capacity": 2, "order": [5, 4, 3, 2, 1, 0]},
+    ),
+    "batch_priority": (spec.batch_priority, {"scores": LOGITS}, {"by": "sum", "choices": 2}),
+    "expert_choice": (spec.expert_choice, {"scores": LOGITS, "combine_scores": ONES}, {"capacity": 2}),
+    "project_simplex": (spec.project_simplex, {"values": ONES[0]}, {"mass": 2.0}),
+    "project_sparse_simplex": (spec.project_sparse_simplex, {"values": ONES[0]}, {"nonzeros": 2, "mass": 2.0}),
+    "transport_semi_dual": (
+        spec.transport_semi_dual,
+        {"potential": ONES[:, 0], "utility": ONES},
+        {"capacity": 2, "regularization": 1.0},
+    ),
+    "transport_dual": (
+        spec.transport_dual,
+        {"token_potential": ONES[:, 0], "expert_potential": ONES[0], "utility": ONES},
+        {"capacity": 2, "regularization": 1.0},
+    ),
+    "sparse_transport_affinity": (
+        spec.sparse_transport_affinity,
+        {"utility": ONES},
+        {
+            "capacity": 2,
+            "solver": "adam",
+            "sparsity": "expert",
+            "steps": 2,
+            "learning_rate": 0.1,
+            "tolerance": 0.1,
+            "regularization": 1.0,
+        },
+    ),
+    "soft_routing": (
+        spec.soft_routing,
+        {"tokens": LOGITS, "slots": np.ones((3, 2, 2)), "scale": np.array(1.0)},
+        {"norm_form": "paper", "dispatch": "soft", "combine": "soft"},
+    ),
+    "importance_loss": (spec.importance_loss, {"scores": ONES}, {}),
+    "load_loss": (spec.load_loss, {"logits": LOGITS, "noisy_logits": LOGITS}, {"choices": 2, "noise_std": 0.1}),
+    "balance_loss": (spec.balance_loss, {"scores": ONES}, {}),
+    "z_loss": (spec.z_loss, {"logits": LOGITS}, {}),
+    "moe_layer": (moe_layer, {"tokens": LOGITS, "dispatch": np.ones((6, 3, 2)), "combine": np.ones((6, 3, 2))}, {}),
+    "routing_metrics": (routing_metrics, {"dispatch": np.ones((6, 3, 2)), "combine": np.ones((6, 3, 2))}, {}),
+    "expert_mlp": (expert_mlp, {"inputs": np.ones((3, 1, 2)), **MLP}, {"gelu": "tanh"}),
+    "gelu": (spec.gelu, {"x": ONES}, {"form": "erf"}),
+    "layer_norm": (spec.layer_norm, {"x": LOGITS, "scale": ONES[0], "bias": ONES[0]}, {"epsilon": 1e-6}),
+    "attention": (spec.attention, {name: np.ones((4, 2, 3)) for name in ("query", "key", "value")}, {}),
+    "patch_embed": (
+        spec.patch_embed,
+        {"images": np.ones((4, 4, 1)), "kernel": np.ones((2, 2, 1, 3)), "bias": ONES[0]},
+        {},
+    ),
+    "softmax_cross_entropy": (spec.softmax_cross_entropy, {"logits": LOGITS, "targets": ONES}, {}),
+    "sigmoid_cross_entropy": (spec.sigmoid_cross_entropy, {"logits": LOGITS, "targets": ONES}, {}),
+}
+WITHOUT_ARRAYS = {"expert_capacity", "slot_tokens", "stop_gradient"}
+ARRAYS = [(name, argument) for name, (_, arrays, _) in CALLS.items() for argument in arrays]
+ANY_RANK = {
+    ("gelu", "x"),
+    ("layer_norm", "x"),
+    ("softmax_cross_entropy", "logits"),
+    ("sigmoid_cross_entropy", "logits"),
+}
+ANY_RANK |= {("softmax_cross_entropy", "targets"), ("sigmoid_cross_entropy", "targets")}
+
+
+def call(name, **changes):
+    function, arrays, options = CALLS[name]
+    return function(**{**arrays, **options, **changes})
+
+
+def test_every_public_function_has_a_call():
+    assert set(CALLS) == {n for n in spec.__all__ if inspect.isfunction(getattr(spec, n))} - WITHOUT_ARRAYS
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_the_call_is_valid(name):
+    call(name)
+
+
+@pytest.mark.parametrize(("name", "argument"), ARRAYS)
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_values_must_be_finite(name, argument, value):
+    array = np.array(CALLS[name][1][argument])
+    array.flat[-1] = value
+    with pytest.raises(ContractError) as error:
+        call(name, **{argument: array})
+    index = tuple(size - 1 for size in array.shape)
+    assert f"{argument}: " in str(error.value)
+    assert str(value) in str(error.value)
+    assert str(index) in str(error.value)
+
+
+@pytest.mark.parametrize(("name", "argument"), ARRAYS)
+@pytest.mark.parametrize(
+    "dtype", [np.int64, np.bool_, np.complex256 if hasattr(np, "complex256") else np.int32, object]
+)
+def test_values_must_be_floating(name, argument, dtype):
+    with pytest.raises(DtypeError) as error:
+        call(name, **{argument: np.ones_like(CALLS[name][1][argument]).astype(dtype)})
+    assert f"{argument}: " in str(error.value)
+    assert np.dtype(dtype).name in str(error.value)
+
+
+@pytest.mark.parametrize(("name", "argument"), [pair for pair in ARRAYS if pair not in ANY_RANK])
+def test_rank(name, argument):
+    array = np.asarray(CALLS[name][1][argument])
+    for wrong in (array[None], *([array[0]] if array.ndim else [])):
+        with pytest.raises(ShapeError) as error:
+            call(name, **{argument: wrong})
+        assert f"{argument}: " in str(error.value)
+        assert str(wrong.shape) in str(error.value)
+
+
+@pytest.mark.parametrize(("name", "argument"), [pair for pair in ARRAYS if np.ndim(CALLS[pair[0]][1][pair[1]])])
+def test_no_axis_may_be_empty(name, argument):
+    array = np.asarray(CALLS[name][1][argument])
+    for axis in range(array.ndim):
+        wrong = np.delete(array, slice(None), axis=axis)
+        with pytest.raises(ShapeError) as error:
+            call(name, **{argument: wrong})
+        assert f"{argument}: " in str(error.value)
+        assert str(wrong.shape) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "argument"),
+    [pair for pair in ARRAYS if len(CALLS[pair[0]][1]) > 1 and np.ndim(CALLS[pair[0]][1][pair[1]])],
+)
+def test_axes_must_agree(name, argument):
+    """Doubling any axis of one array breaks the agreement with another, unless it is an axis of its own."""
+    array = np.asarray(CALLS[name][1][argument])
+    free = {
+        ("router_logits", "tokens", 0),
+        ("router_logits", "kernel", 1),
+        ("soft_routing", "tokens", 0),
+        ("soft_routing", "slots", 1),
+        ("soft_routing", "slots", 2),
+        ("layer_norm", "x", 0),
+        ("attention", "query", 0),
+        ("expert_mlp", "inputs", 1),
+        ("moe_layer", "tokens", 1),
+        ("patch_embed", "images", 0),
+        ("patch_embed", "images", 1),
+    }
+    for axis in range(array.ndim):
+        wrong = np.concatenate([array, array], axis=axis)
+        if (name, argument, axis) in free:
+            call(name, **{argument: wrong})
+        else:
+            with pytest.raises(ShapeError):
+                call(name, **{argument: wrong})
+
+
+BAD_OPTIONS = [
+    ("add_gating_noise", "multiplier", (-1.0, np.nan, np.inf, "1", None)),
+    ("sinkhorn_affinity", "iterations", (0, -1, 1.5, True, None)),
+    ("sinkhorn_affinity", "tolerance", (0.0, -1.0, np.nan, "no")),
+    ("token_choice", "choices", (0, -1, 4, 1.0, True)),
+    ("token_choice", "capacity", (0, -2, 1.5, None, False)),
+    ("batch_priority", "choices", (0, 4)),
+    ("batch_priority", "by", ("mean", "", None, 1)),
+    ("expert_choice", "capacity", (0, -1, 7, 2.0)),
+    ("project_simplex", "mass", (0.0, -1.0, np.inf, 1j)),
+    ("project_sparse_simplex", "nonzeros", (0, 4, 1.0)),
+    ("project_sparse_simplex", "mass", (0.0, -1.0)),
+    ("transport_semi_dual", "capacity", (0, 7, 1.0)),
+    ("transport_semi_dual", "regularization", (0.0, -1.0)),
+    ("transport_dual", "capacity", (0, 7)),
+    ("transport_dual", "regularization", (0.0, -1.0)),
+    ("sparse_transport_affinity", "capacity", (0, 7)),
+    ("sparse_transport_affinity", "solver", ("sgd", None)),
+    ("sparse_transport_affinity", "sparsity", ("row", 0)),
+    ("sparse_transport_affinity", "steps", (0, 2.5)),
+    ("sparse_transport_affinity", "learning_rate", (0.0, -1.0)),
+    ("sparse_transport_affinity", "tolerance", (0.0, -1.0)),
+    ("sparse_transport_affinity", "regularization", (0.0, -1.0)),
+    ("soft_routing", "norm_form", ("l1", None)),
+    ("soft_routing", "dispatch", ("hard", None)),
+    ("soft_routing", "combine", ("hard", None)),
+    ("load_loss", "choices", (0, 4)),
+    ("load_loss", "noise_std", (0.0, -1.0, np.nan)),
+    ("expert_mlp", "gelu", ("relu", None)),
+    ("gelu", "form", ("relu", None)),
+    ("layer_norm", "epsilon", (0.0, -1.0)),
+]
+
+
+@pytest.mark.parametrize(("name", "option", "value"), [(n, o, v) for n, o, values in BAD_OPTIONS for v in values])
+def test_options(name, option, value):
+    with pytest.raises(ConfigError) as error:
+        call(name, **{option: value})
+    assert str(error.value).startswith(f"{option}: ")
+    assert str(value) in str(error.value)
+
+
+def test_every_option_is_tested():
+    tested = {(name, option) for name, option, _ in BAD_OPTIONS} | {("token_choice", "order")}
+    assert tested == {(name, option) for name, (_, _, options) in CALLS.items() for option in options}
+
+
+def test_choices_of_a_row_sparse_plan_are_experts():
+    with pytest.raises(ConfigError, match="capacity: 4 is more than the 3 experts"):
+        call("sparse_transport_affinity", capacity=4, sparsity="token")
+
+
+@pytest.mark.parametrize(
+    ("order", "kind", "words"),
+    [
+        ([0, 1, 2, 3, 4, 4], ContractError, "permutation"),
+        ([0, 1, 2, 3, 4, 6], ContractError, "6"),
+        ([-1, 0, 1, 2, 3, 4], ContractError, "-1"),
+        ([0, 1, 2], ShapeError, "(3,)"),
+        ([[0, 1, 2, 3, 4, 5]], ShapeError, "(1, 6)"),
+        ([0.0, 1.0, 2.0, 3.0, 4.0, 5.0], DtypeError, "float64"),
+        (np.zeros(6, bool), DtypeError, "bool"),
+    ],
+)
+def test_order(order, kind, words):
+    with pytest.raises(kind) as error:
+        call("token_choice", order=order)
+    assert str(error.value).startswith("order: ")
+    assert words in str(error.value)
+
+
+def test_every_error_is_a_value_error():
+    for kind in (ConfigError, ShapeError, DtypeError, ContractError):
+        assert issubclass(kind, SpecError)
+        assert issubclass(kind, ValueError)
+
+
+class Foreign:
+    """What the static checks may know of an array of another framework."""
+
+    def __init__(self, shape, dtype):
+        self.shape, self.dtype, self.ndim = shape, dtype, len(shape)
+
+
+def test_static_checks_read_only_shape_and_dtype():
+    array = Foreign((2, 6, 3), "torch.bfloat16")
+    checks.check_scores("scores", array, "groups tokens experts")
+    checks.check_size("scores", array, 1, 6, "tokens")
+    checks.check_same_shape("scores", array, "others", Foreign((2, 6, 3), "float32"))
+    checks.check_order(Foreign((2, 6), "torch.int32"), (2, 6))
+    with pytest.raises(DtypeError, match="scores: .* got int32"):
+        checks.check_floating("scores", Foreign((), "torch.int32"))
+    with pytest.raises(ShapeError, match=r"scores: expected the axes \(tokens, experts\), got shape \(2, 6, 3\)"):
+        checks.check_scores("scores", array)
+    with pytest.raises(ShapeError, match=r"scores: .* differs from that of others"):
+        checks.check_same_shape("scores", array, "others", Foreign((2, 6, 4), "float32"))
+    with pytest.raises(ShapeError, match="order"):
+        checks.check_order(Foreign((2, 6), "int32"), (2, 5))
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
+def test_every_floating_dtype_gives_float64(dtype):
+    assert spec.softmax_affinity(LOGITS.astype(dtype)).dtype == np.float64
+
+
+def test_bfloat16_gives_float64():
+    bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
+    assert spec.softmax_affinity(LOGITS.astype(bfloat16)).dtype == np.float64
+
+
+def test_complex64_gives_complex128():
+    assert spec.softmax_affinity(LOGITS.astype(np.complex64)).dtype == np.complex128
+
+
+def test_inputs_are_not_changed():
+    for function, arrays, options in CALLS.values():
+        copies = {name: np.array(array) for name, array in arrays.items()}
+        function(**copies, **options)
+        assert all(np.array_equal(copies[name], arrays[name]) for name in arrays)

@@ -1,0 +1,129 @@
+"""Lints of the specification's source: safe for the complex step, small functions, small modules.
+
+On complex numbers some functions are silently wrong (they take a modulus, conjugate, or order lexicographically) and
+some fail. Both are kept out of `moespec.spec`, where decisions are made on `.real` and everything else is analytic.
+"""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from moespec import spec
+
+FOLDER = Path(spec.__file__).parent
+FILES = sorted(FOLDER.glob("*.py"))
+
+# Wrong or failing on complex input, whatever the receiver.
+BANNED = {
+    "abs", "absolute", "angle", "argpartition", "cbrt", "clip", "conj", "conjugate", "expit", "fabs", "fmax", "fmin",
+    "heaviside", "hypot", "linalg", "log_expit", "log_ndtr", "logaddexp", "logaddexp2", "logit", "maximum", "median",
+    "minimum", "nan_to_num", "nanmax", "nanmin", "nanstd", "nanvar", "ndtr", "norm", "partition", "percentile", "ptp",
+    "quantile", "sign", "std", "var", "vdot", "xlogy",
+}  # fmt: skip
+# They order their operand, so it has to be a real part.
+ORDERING = {"amax", "amin", "argmax", "argmin", "argsort", "ceil", "floor", "lexsort", "max", "min", "round", "sort"}
+NUMPY = {"np", "numpy"}
+
+
+def is_real(node: ast.AST) -> bool:
+    """`x.real` or `-x.real`."""
+    if isinstance(node, ast.UnaryOp):
+        return is_real(node.operand)
+    return isinstance(node, ast.Attribute) and node.attr == "real"
+
+
+def unsafe(source: str) -> list[str]:
+    """What in `source` is not safe for the complex step, as `line: name`."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom):
+            found += [(node.lineno, alias.name) for alias in node.names if alias.name in BANNED]
+            if (node.module or "").startswith(("numpy", "scipy.special")):
+                found += [(node.lineno, alias.name) for alias in node.names if alias.name in ORDERING]
+        elif isinstance(node, ast.Attribute) and node.attr in BANNED:
+            found.append((node.lineno, node.attr))
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "abs":
+            found.append((node.lineno, "abs"))
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ORDERING:
+            receiver = node.func.value
+            if isinstance(receiver, ast.Name) and receiver.id == "math":
+                continue  # plain numbers
+            is_function = isinstance(receiver, ast.Name) and receiver.id in NUMPY
+            operand = node.args[0] if is_function and node.args else receiver
+            if not is_real(operand):
+                found.append((node.lineno, node.func.attr))
+    return [f"{line}: {name}" for line, name in sorted(found)]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_safe_for_the_complex_step(path):
+    assert unsafe(path.read_text()) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "np.abs(x)",
+        "numpy.absolute(x)",
+        "abs(x)",
+        "np.sign(x)",
+        "np.var(x)",
+        "x.std()",
+        "np.linalg.norm(x)",
+        "from numpy.linalg import norm",
+        "np.vdot(x, y)",
+        "x.conj()",
+        "from scipy.special import expit",
+        "scipy.special.log_ndtr(x)",
+        "np.logaddexp(x, 0)",
+        "np.maximum(x, 0)",
+        "np.max(x)",
+        "x.max(axis=1)",
+        "np.argsort(-x, kind='stable')",
+        "x.argmax()",
+        "np.sort(x.imag)",
+        "np.argpartition(x.real, 2)",
+        "np.clip(x, 0, 1)",
+        "from numpy import sort",
+    ],
+)
+def test_the_lint_finds(line):
+    assert unsafe(f"import numpy as np\n{line}\n")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "np.max(x.real, axis=1)",
+        "np.argsort(-x.real, kind='stable')",
+        "x.real.max()",
+        "math.ceil(2.5)",
+        "max(8, 3)",
+        "np.where(x.real > 0, x, 0)",
+        "np.sum(x * x)",
+    ],
+)
+def test_the_lint_allows(line):
+    assert unsafe(line) == []
+
+
+def lines_of_code(function: ast.FunctionDef) -> int:
+    """Lines of the body without the docstring, blank lines and comments do count."""
+    body = function.body
+    if isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):
+        body = body[1:]
+    return body[-1].end_lineno - body[0].lineno + 1 if body else 0
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_modules_and_functions_are_small(path):
+    source = path.read_text()
+    assert len(source.splitlines()) <= 240
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            assert lines_of_code(node) < 40, f"{path.name}: {node.name}"
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            assert ast.get_docstring(node) or node.name.startswith("_"), f"{path.name}: {node.name}"

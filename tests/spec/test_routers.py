@@ -1,0 +1,228 @@
+"""The six routers: their composition, losses, options and initial parameters."""
+
+import numpy as np
+import pytest
+
+from moespec import spec
+from moespec.spec import ROUTERS, ConfigError, RouterConfig, ShapeError, slot_tokens
+from moespec.spec.examples import LOGITS, NOISE
+from moespec.spec.routers import lecun_normal
+
+NAMES = [
+    "softmax_token_choice",
+    "sinkhorn_token_choice",
+    "softmax_expert_choice",
+    "sinkhorn_expert_choice",
+    "sparsity_constrained_expert_choice",
+    "soft_moe",
+]
+SPARSE = NAMES[:5]
+SCORES, NOISY_SCORES = spec.softmax_affinity(LOGITS), spec.softmax_affinity(LOGITS + NOISE / 3)
+
+
+def route(name, *, noise=None, tokens=LOGITS, kernel=None, **options):
+    """The router on the worked example: with the identity as kernel the tokens are the logits."""
+    config = ROUTERS[name].configure(width=3, experts=3, tokens=6, **options)
+    params = {"kernel": np.eye(3) if kernel is None else kernel}
+    return ROUTERS[name].route(params, tokens, config, noise=noise)
+
+
+def same(first, second):
+    np.testing.assert_array_equal(first.dispatch, second.dispatch)
+    np.testing.assert_array_equal(first.combine, second.combine)
+
+
+def test_names():
+    assert list(ROUTERS) == NAMES
+    assert all(router.name == name and "arXiv" in router.source for name, router in ROUTERS.items())
+
+
+@pytest.mark.parametrize("noise", [None, NOISE], ids=["clean", "noisy"])
+def test_compositions(noise):
+    scores = SCORES if noise is None else NOISY_SCORES
+    logits = LOGITS if noise is None else LOGITS + NOISE / 3
+    sinkhorn = spec.sinkhorn_affinity(logits)
+    sparse = spec.sparse_transport_affinity(scores, capacity=2)
+    same(route("softmax_token_choice", noise=noise).routing, spec.token_choice(scores, choices=1, capacity=2))
+    same(
+        route("sinkhorn_token_choice", noise=noise, choices=2).routing,
+        spec.token_choice(sinkhorn, choices=2, capacity=4, combine_scores=scores),
+    )
+    same(route("softmax_expert_choice", noise=noise).routing, spec.expert_choice(scores, capacity=2))
+    same(
+        route("sinkhorn_expert_choice", noise=noise, capacity_factor=2.0).routing,
+        spec.expert_choice(sinkhorn, capacity=4, combine_scores=scores),
+    )
+    same(
+        route("sparsity_constrained_expert_choice", noise=noise).routing,
+        spec.expert_choice(sparse, capacity=2, combine_scores=scores),
+    )
+
+
+@pytest.mark.parametrize("by", ["max", "sum"])
+def test_batch_priority(by):
+    order = spec.batch_priority(SCORES, by=by, choices=2)
+    same(
+        route("softmax_token_choice", choices=2, capacity_factor=0.5, batch_priority=by).routing,
+        spec.token_choice(SCORES, choices=2, capacity=2, order=order),
+    )
+
+
+def test_the_priority_is_that_of_the_selection_scores():
+    plan = spec.sinkhorn_affinity(LOGITS)
+    same(
+        route("sinkhorn_token_choice", batch_priority="max", capacity_factor=0.5).routing,
+        spec.token_choice(plan, choices=1, capacity=1, combine_scores=SCORES, order=spec.batch_priority(plan)),
+    )
+
+
+def test_combine_from_clean_logits():
+    routing = route("sinkhorn_token_choice", noise=NOISE, combine_from_clean_logits=True).routing
+    np.testing.assert_array_equal(routing.combine, routing.dispatch * SCORES[:, :, None])
+    routing = route("sinkhorn_token_choice", noise=NOISE).routing
+    np.testing.assert_array_equal(routing.combine, routing.dispatch * NOISY_SCORES[:, :, None])
+
+
+@pytest.mark.parametrize("name", ["sinkhorn_token_choice", "sinkhorn_expert_choice"])
+def test_combine_with_the_plan(name):
+    routing = route(name, combine_with="plan", sinkhorn_iterations=3).routing
+    plan = spec.sinkhorn_affinity(LOGITS, iterations=3)
+    np.testing.assert_array_equal(routing.combine, routing.dispatch * plan[:, :, None])
+    stepped = route(name, combine_with="plan", tokens=LOGITS + 1e-30j * NOISE).routing
+    assert np.any(stepped.combine.imag != 0)
+
+
+def test_the_sparse_plan_is_not_for_combining():
+    with pytest.raises(ConfigError, match="combine_with: .*'plan'"):
+        route("sparsity_constrained_expert_choice", combine_with="plan")
+
+
+def test_drop_zero_plan():
+    logits = np.array([[9.0, 0.0, 0.0]] * 4 + [[0.0, 9.0, 0.0], [0.0, 0.0, 9.0]])
+    options = {"tokens": logits, "capacity_factor": 2.0}
+    kept = slot_tokens(route("sparsity_constrained_expert_choice", **options).routing)
+    dropped = slot_tokens(route("sparsity_constrained_expert_choice", drop_zero_plan=True, **options).routing)
+    assert (kept < 6).all()
+    assert (dropped == 6).any()
+    np.testing.assert_array_equal(dropped[dropped < 6], kept[dropped < 6])
+
+
+def test_transport_steps_and_factor():
+    plan = spec.sparse_transport_affinity(SCORES, capacity=4, steps=3)
+    same(
+        route("sparsity_constrained_expert_choice", capacity_factor=2.0, transport_steps=3).routing,
+        spec.expert_choice(plan, capacity=4, combine_scores=SCORES),
+    )
+
+
+def test_default_losses_of_v_moe():
+    output = route("softmax_token_choice", noise=NOISE, choices=2)
+    assert output.losses["importance"] == pytest.approx(0.005 * 0.1854715624109903)
+    assert output.losses["load"] == pytest.approx(0.005 * 0.1401298437709097)
+    assert output.metrics["importance_loss"] == pytest.approx(0.1854715624109903)
+    assert output.metrics["load_loss"] == pytest.approx(0.1401298437709097)
+    assert list(route("softmax_token_choice").losses) == ["importance"]
+    assert list(route("softmax_token_choice", noise=NOISE, noise_multiplier=0.0).losses) == ["importance"]
+
+
+@pytest.mark.parametrize("name", SPARSE)
+def test_all_losses(name):
+    weights = {"importance_weight": 0.5, "load_weight": 0.25, "balance_weight": 2.0, "z_weight": 3.0}
+    output = route(name, noise=NOISE, **weights)
+    assert output.losses["importance"] == pytest.approx(0.5 * 0.1854715624109903)
+    assert output.losses["load"] == pytest.approx(0.25 * 0.2046177020272181)
+    assert output.losses["balance"] == pytest.approx(2 * 1.3733799500799186)
+    assert output.losses["z"] == pytest.approx(3 * 4.5349617537152485)
+    assert set(output.metrics) == {
+        *("load", "coverage", "dropped", "entropy"),
+        *("importance_loss", "load_loss", "balance_loss", "z_loss"),
+    }
+
+
+def test_noise_multiplier():
+    output = route("softmax_token_choice", noise=NOISE, noise_multiplier=2.0)
+    np.testing.assert_array_equal(
+        output.routing.combine.sum(axis=2),
+        output.routing.dispatch.sum(axis=2) * spec.softmax_affinity(LOGITS + 2 / 3 * NOISE),
+    )
+    load = spec.load_loss(LOGITS, LOGITS + 2 / 3 * NOISE, choices=1, noise_std=2 / 3)
+    assert output.metrics["load_loss"] == pytest.approx(float(load), rel=1e-12)
+
+
+def test_without_losses_there_are_none():
+    for name in SPARSE[1:]:
+        assert route(name, noise=NOISE).losses == {}
+
+
+def test_soft_moe():
+    config = ROUTERS["soft_moe"].configure(width=3, experts=3, tokens=6, capacity_factor=0.9, dispatch="uniform")
+    params = ROUTERS["soft_moe"].init(np.random.default_rng(0), config)
+    output = ROUTERS["soft_moe"].route({**params, "scale": 2.0}, LOGITS, config, noise=NOISE, train=True)
+    assert params["slots"].shape == (3, 3, 2)  # 1.8 rounds to 2
+    same(output.routing, spec.soft_routing(LOGITS, params["slots"], scale=2.0, dispatch="uniform"))
+    assert output.losses == {}
+    assert set(output.metrics) == {"load", "coverage", "dropped", "entropy"}
+    for options in ({"norm_form": "rsqrt"}, {"normalize": False}, {"combine": "uniform"}):
+        config = ROUTERS["soft_moe"].configure(width=3, experts=3, tokens=6, **options)
+        same(
+            ROUTERS["soft_moe"].route(params, LOGITS, config).routing,
+            spec.soft_routing(LOGITS, params["slots"], **options),
+        )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_initial_parameters(name):
+    config = ROUTERS[name].configure(width=64, experts=16, tokens=64)
+    params = ROUTERS[name].init(np.random.default_rng(0), config)
+    again = ROUTERS[name].init(np.random.default_rng(0), config)
+    assert all(value.dtype == np.float32 for value in params.values())
+    assert all(np.array_equal(params[key], again[key]) for key in params)
+    if name == "soft_moe":
+        assert params["slots"].shape == (64, 16, 4)
+        assert params["scale"].shape == ()
+        assert params["scale"] == 1
+        assert params["slots"].std() == pytest.approx((64 * 16) ** -0.5, rel=0.03)
+    else:
+        assert params["kernel"].shape == (64, 16)
+        assert params["kernel"].std() == pytest.approx(64**-0.5, rel=0.03)
+
+
+def test_lecun_normal_is_truncated():
+    draws = lecun_normal(np.random.default_rng(0), (100_000,), 4)
+    bound = 2 / 0.87962566 / 2
+    assert 0.99 * bound < np.max(np.abs(draws)) <= bound
+    assert np.std(draws) == pytest.approx(0.5, rel=0.01)
+    assert np.mean(draws) == pytest.approx(0, abs=0.01)
+    assert lecun_normal(np.random.default_rng(0), (2, 3), 4).shape == (2, 3)
+
+
+def test_defaults_and_overrides():
+    assert ROUTERS["soft_moe"].configure(width=1, experts=2, tokens=3).rounding == "round"
+    assert ROUTERS["soft_moe"].configure(width=1, experts=2, tokens=3, rounding="ceil").rounding == "ceil"
+    config = ROUTERS["softmax_token_choice"].configure(width=1, experts=2, tokens=3)
+    assert (config.importance_weight, config.load_weight) == (0.005, 0.005)
+    assert RouterConfig(1, 8, 49, choices=2, capacity_factor=1.05).capacity(choices=2) == 13
+
+
+@pytest.mark.parametrize("name", SPARSE)
+def test_tokens_and_kernel_must_fit_the_configuration(name):
+    with pytest.raises(ShapeError, match=r"tokens: .*5.*config\.tokens"):
+        route(name, tokens=LOGITS[:5])
+    with pytest.raises(ShapeError, match=r"kernel: .*4.*config\.experts"):
+        route(name, kernel=np.ones((3, 4)))
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("softmax_token_choice", {"batch_priority": "mean"}),
+        ("sinkhorn_token_choice", {"combine_with": "logits"}),
+        ("softmax_token_choice", {"choices": 4}),
+        ("softmax_token_choice", {"noise_multiplier": -1.0}),
+        ("softmax_token_choice", {"rounding": "floor"}),
+    ],
+)
+def test_options_out_of_range(name, options):
+    ((option, value),) = options.items()
+    with pytest.raises(ConfigError, match=f"{option.removeprefix('noise_')}: .*{value}"):
+        route(name, noise=NOISE, **options)
