@@ -1,0 +1,57 @@
+"""One result file: the figures of one run with the machine, the versions and the command that made them."""
+
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+PACKAGES = ("moespec", "numpy", "scipy", "jax", "jaxlib", "optax", "torch")
+
+
+def device_slug() -> str:
+    """A short name of the machine for file names: the GPU's name, else `cpu`."""
+    gpu = _gpu()
+    return gpu.lower().replace(" ", "-") if gpu else "cpu"
+
+
+def write(name: str, figures: dict[str, Any]) -> Path:
+    """Write `benchmarks/results/<name>-<device>.json` through a temporary file and return its path."""
+    result = {
+        "command": " ".join(["python", os.path.relpath(sys.argv[0]), *sys.argv[1:]]),
+        "machine": {
+            "gpu": _gpu(),
+            "cpu": platform.processor() or platform.machine(),
+            "cores": os.cpu_count(),
+            "system": platform.system(),
+            "python": platform.python_version(),
+        },
+        "versions": {name: version for name in PACKAGES if (version := _version(name))},
+        "figures": figures,
+    }
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}-{device_slug()}.json"
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(result, indent=1) + "\n")
+    temporary.replace(path)
+    return path
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _gpu() -> str | None:
+    if not shutil.which("nvidia-smi"):
+        return None
+    query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    names = subprocess.run(query, capture_output=True, text=True, check=False).stdout.splitlines()
+    return names[0].strip() if names else None

@@ -1,0 +1,159 @@
+"""Checkpoints: all that a run needs to go on to the same bits, safe against a crash and checked when read.
+
+A checkpoint is a folder `checkpoints/<step>` with two files:
+
+    arrays.safetensors    params/..., mu/..., nu/...: the parameters and the two moments of the optimiser
+    state.json            step, configuration, random state (seed and step), data position, backend, seconds of
+                          training, the SHA-256 of arrays.safetensors and of itself
+
+It is written under a temporary name, flushed, and renamed. Nothing is pickled. Any backend reads what another wrote.
+"""
+
+import hashlib
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.numpy
+from safetensors import SafetensorError
+
+from moespec.models.errors import CheckpointError
+from moespec.models.files import sync_directory, write_synced
+
+__all__ = ["Checkpoint", "latest", "read", "steps", "sweep", "write"]
+
+FORMAT = 1
+ARRAYS, STATE = "arrays.safetensors", "state.json"
+TREES = ("params", "mu", "nu")
+KEYS = ("format", "step", "config", "random", "data", "backend", "seconds", "arrays_sha256")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """`state` is what `export_state` of a backend gives ("params", "mu", "nu", "step"); `record` is state.json."""
+
+    state: dict[str, Any]
+    record: dict[str, Any]
+
+
+def write(folder: Path, checkpoint: Checkpoint, *, keep: int) -> Path:
+    """Writes a checkpoint into `folder` and removes all but the newest `keep`. Returns its path."""
+    step = checkpoint.record["step"]
+    final, temporary = folder / f"{step:08d}", folder / f".{step:08d}.tmp"
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    flat = {
+        name: np.asarray(value, order="C")
+        for name, value in _flat({tree: checkpoint.state[tree] for tree in TREES}).items()
+    }
+    arrays = safetensors.numpy.save(flat)
+    write_synced(temporary / ARRAYS, arrays)
+    record = {"format": FORMAT, **checkpoint.record, "arrays_sha256": hashlib.sha256(arrays).hexdigest()}
+    content = json.dumps({**record, "sha256": _digest(record)}, indent=1)
+    write_synced(temporary / STATE, content.encode())
+    sync_directory(temporary)
+    temporary.rename(final)
+    sync_directory(folder)
+    for old in steps(folder)[:-keep]:
+        _remove(folder / f"{old:08d}")
+    return final
+
+
+def steps(folder: Path) -> list[int]:
+    """The steps that have a checkpoint in `folder`, in order."""
+    return sorted(int(path.name) for path in folder.glob("[0-9]*") if path.name.isdigit())
+
+
+def latest(folder: Path) -> Path | None:
+    """The newest checkpoint in `folder`, or None."""
+    found = steps(folder)
+    return folder / f"{found[-1]:08d}" if found else None
+
+
+def sweep(folder: Path) -> None:
+    """Removes what a killed process left half-written or half-removed."""
+    for rest in folder.glob(".*.tmp"):
+        shutil.rmtree(rest, ignore_errors=True)
+
+
+def read(path: Path, shapes: dict[str, Any]) -> Checkpoint:
+    """The checkpoint at `path` for a model whose parameters have `shapes` (nested dict of tuples), after checking it.
+
+    Raises CheckpointError, naming the file, when a file is missing, truncated or edited, or when an array is missing,
+    has another shape or dtype, or does not belong to the model.
+    """
+    record = _read_record(path / STATE)
+    try:
+        content = (path / ARRAYS).read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"{path / ARRAYS}: cannot be read ({error.strerror}){_advice(path)}") from error
+    if hashlib.sha256(content).hexdigest() != record["arrays_sha256"]:
+        raise CheckpointError(f"{path / ARRAYS}: damaged, its checksum is not that of {STATE}{_advice(path)}")
+    try:
+        arrays = safetensors.numpy.load(content)
+    except SafetensorError as error:
+        raise CheckpointError(f"{path / ARRAYS}: not a safetensors file ({error}){_advice(path)}") from error
+    expected = {f"{tree}/{name}": shape for tree in TREES for name, shape in _flat(shapes).items()}
+    for name, shape in expected.items():
+        if name not in arrays:
+            raise CheckpointError(f"{path / ARRAYS}: no array {name!r}")
+        if arrays[name].shape != tuple(shape) or arrays[name].dtype not in (np.float32, np.float64):
+            found = f"{arrays[name].dtype} {arrays[name].shape}"
+            raise CheckpointError(f"{path / ARRAYS}: {name} is {found}, expected float32 {tuple(shape)}")
+    if unknown := sorted(set(arrays) - set(expected)):
+        raise CheckpointError(f"{path / ARRAYS}: {unknown[0]!r} is not a parameter of the model")
+    trees = {tree: _nested(arrays, tree, shapes) for tree in TREES}
+    return Checkpoint({**trees, "step": record["step"]}, record)
+
+
+def _read_record(path: Path) -> dict[str, Any]:
+    try:
+        record = json.loads(path.read_text())
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror}){_advice(path.parent)}") from error
+    except ValueError as error:
+        raise CheckpointError(f"{path}: damaged, not JSON ({error}){_advice(path.parent)}") from error
+    if not isinstance(record, dict) or record.pop("sha256", None) != _digest(record):
+        raise CheckpointError(
+            f"{path}: damaged or edited, its checksum is not that of its content{_advice(path.parent)}"
+        )
+    if record.get("format") != FORMAT:
+        raise CheckpointError(f"{path}: format {record.get('format')!r}, expected {FORMAT}")
+    if missing := [key for key in KEYS if key not in record]:
+        raise CheckpointError(f"{path}: no entry {missing[0]!r}")
+    return record
+
+
+def _advice(path: Path) -> str:
+    older = [step for step in steps(path.parent) if f"{step:08d}" < path.name]
+    return f". To go on from step {older[-1]}, remove {path}" if older else f". {path} is the only checkpoint"
+
+
+def _digest(record: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+
+
+def _remove(path: Path) -> None:
+    """Removes a checkpoint so that no moment shows a part of it."""
+    if path.exists():
+        aside = path.with_name(f".{path.name}.old.tmp")
+        shutil.rmtree(aside, ignore_errors=True)
+        path.rename(aside)
+        shutil.rmtree(aside)
+
+
+def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in tree.items():
+        flat.update(_flat(value, f"{prefix}{name}/") if isinstance(value, dict) else {f"{prefix}{name}": value})
+    return flat
+
+
+def _nested(arrays: dict[str, Any], prefix: str, shapes: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: _nested(arrays, f"{prefix}/{name}", value) if isinstance(value, dict) else arrays[f"{prefix}/{name}"]
+        for name, value in shapes.items()
+    }

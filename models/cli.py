@@ -1,0 +1,158 @@
+"""The command `moespec`: what it accepts. What its commands do is in `moespec.models.commands`.
+
+`--help` imports no framework. A fault of the user's (`SpecError`, a file that cannot be read) is one line on standard
+error and exit status 2; an interruption is 130.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal, TypeVar
+
+import tyro
+from tyro.conf import FlagCreatePairsOff, Positional, arg
+
+from moespec.models import configfile
+from moespec.models.config import Config
+from moespec.spec.errors import SpecError
+
+__all__ = ["EvaluateArguments", "InspectArguments", "ListArguments", "TrainArguments", "main"]
+
+Arguments = TypeVar("Arguments")
+Backend = Literal["auto", "jax", "torch", "numpy"]
+
+
+@dataclass(frozen=True)
+class TrainArguments:
+    """Train a vision transformer with mixture-of-experts layers, and write a report.
+
+    Without options: a Soft MoE ViT on 1 797 images of digits. All options can be set in a TOML file (--config); the
+    command line wins. The run's folder holds config.toml, metrics.jsonl, checkpoints/ and report.html.
+    """
+
+    recipe: Annotated[str | None, arg(name="config")] = None
+    """a TOML file, or a recipe of the package (moespec list recipes)"""
+    run: str | None = None
+    """folder of the run (default: runs/DATA-ROUTER-BACKEND)"""
+    resume: FlagCreatePairsOff[bool] = False
+    """go on from the run's last checkpoint, with the run's own configuration"""
+    settings: Annotated[Config, arg(name="")] = field(default_factory=Config)
+
+
+@dataclass(frozen=True)
+class EvaluateArguments:
+    """Evaluate the newest checkpoint of a run on its validation images."""
+
+    run: Positional[str]
+    """folder of the run"""
+    backend: Backend | None = None
+    """framework that computes (default: the run's)"""
+    step: int | None = None
+    """the checkpoint of this step instead of the newest"""
+
+
+@dataclass(frozen=True)
+class InspectArguments:
+    """Draw which experts (or with what weight each slot) handle which patch of an image."""
+
+    run: Positional[str]
+    """folder of the run"""
+    image: str
+    """an image file; it is cropped to a square and resized to the model's image size"""
+    out: str = "routing.png"
+    """the picture to write"""
+    backend: Backend | None = None
+    """framework that computes (default: the run's)"""
+    step: int | None = None
+    """the checkpoint of this step instead of the newest"""
+
+
+@dataclass(frozen=True)
+class ListArguments:
+    """List what there is to choose from."""
+
+    what: Positional[Literal["all", "models", "routers", "datasets", "recipes"]] = "all"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns the exit status."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if not given or given[0] in ("-h", "--help"):
+        print(_usage())
+        return 0
+    name, *rest = given
+    try:
+        if name not in COMMANDS:
+            raise SpecError(f"{name!r} is not a command. {_usage()}")
+        COMMANDS[name][1](rest)
+    except (SpecError, OSError) as error:
+        print(f"moespec: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(
+            "moespec: interrupted; `moespec train --run DIR --resume` goes on from the last checkpoint", file=sys.stderr
+        )
+        return 130
+    return 0
+
+
+def _train(arguments: list[str]) -> None:
+    early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    early.add_argument("--config")
+    early.add_argument("--run")
+    early.add_argument("--resume", action="store_true")
+    known, _ = early.parse_known_args(arguments)
+    base = Config()
+    saved = Path(known.run or "") / "config.toml"
+    if known.config:
+        base = configfile.read(configfile.find_recipe(known.config))
+    elif known.resume and known.run and saved.is_file():
+        base = configfile.read(saved)
+    parsed = _parse("train", TrainArguments, arguments, TrainArguments(settings=base))
+    from moespec.models import commands
+
+    commands.train_command(parsed.settings, run=parsed.run, resume=parsed.resume)
+
+
+def _evaluate(arguments: list[str]) -> None:
+    parsed = _parse("evaluate", EvaluateArguments, arguments)
+    from moespec.models import commands
+
+    commands.evaluate_command(Path(parsed.run), backend=parsed.backend, step=parsed.step)
+
+
+def _inspect(arguments: list[str]) -> None:
+    parsed = _parse("inspect", InspectArguments, arguments)
+    from moespec.models import commands
+
+    commands.inspect_command(
+        Path(parsed.run), Path(parsed.image), Path(parsed.out), backend=parsed.backend, step=parsed.step
+    )
+
+
+def _list(arguments: list[str]) -> None:
+    parsed = _parse("list", ListArguments, arguments)
+    from moespec.models import commands
+
+    commands.list_command(parsed.what)
+
+
+COMMANDS: dict[str, tuple[str, Callable[[list[str]], None]]] = {
+    "train": ("train a model and write a report", _train),
+    "evaluate": ("evaluate a run's checkpoint on the validation images", _evaluate),
+    "inspect": ("draw which experts handle which patch of an image", _inspect),
+    "list": ("list models, routers, data sets and recipes", _list),
+}
+
+
+def _parse(name: str, kind: type[Arguments], arguments: Sequence[str], default: Arguments | None = None) -> Arguments:
+    """The arguments of a command as a dataclass; tyro ends the process for --help (0) and for a wrong usage (2)."""
+    options = {} if default is None else {"default": default}
+    return tyro.cli(kind, prog=f"moespec {name}", args=list(arguments), **options)
+
+
+def _usage() -> str:
+    lines = [f"  {name:9} {text}" for name, (text, _) in COMMANDS.items()]
+    return "\n".join(["usage: moespec COMMAND [options]", "", *lines, "", "moespec COMMAND --help shows the options."])

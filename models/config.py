@@ -1,0 +1,206 @@
+"""The configuration of a training run: what model, data, optimiser, schedule and training it takes.
+
+Every field can be set in a TOML file and on the command line (`moespec.models.configfile`, `moespec.models.cli`). The
+defaults are those of the recipe `digits`. A field that is None is filled in from the named model or the data when the
+run starts (`moespec.models.resolve`), and the filled-in configuration is saved beside the run.
+"""
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from tyro.conf import arg
+
+from moespec.backends.optimizer import OptimizerConfig
+from moespec.spec.errors import ConfigError
+
+__all__ = ["Config", "DataConfig", "ModelConfig", "RouterOptions", "ScheduleConfig", "TrainingConfig"]
+
+
+@dataclass(frozen=True)
+class RouterOptions:
+    """The router's own options. None: the router's default."""
+
+    choices: int | None = None
+    """experts that a token chooses (Token Choice)"""
+    capacity_factor: float | None = None
+    """slots in relation to tokens: capacity = choices * factor * tokens / experts"""
+    rounding: Literal["ceil", "round"] | None = None
+    """how the capacity becomes a whole number"""
+    multiple_of: int | None = None
+    """the capacity is rounded up to a multiple of this"""
+    noise_multiplier: float | None = None
+    """standard deviation of the gating noise times the number of experts; 0 for no noise"""
+    batch_priority: Literal["none", "max", "sum"] | None = None
+    """order in which tokens get their slots (Token Choice)"""
+    sinkhorn_iterations: int | None = None
+    """updates of the Sinkhorn plan"""
+    transport_steps: int | None = None
+    """solver steps of the sparsity-constrained plan"""
+    combine_with: Literal["softmax", "plan"] | None = None
+    """what weighs the experts' outputs"""
+    combine_from_clean_logits: bool | None = None
+    """leave the noise out of the combine weights"""
+    drop_zero_plan: bool | None = None
+    """leave slots empty whose token has plan 0 (Expert Choice)"""
+    normalize: bool | None = None
+    """normalise tokens and slots before their product (Soft MoE)"""
+    norm_form: Literal["paper", "rsqrt"] | None = None
+    """form of that normalisation"""
+    dispatch: Literal["soft", "uniform", "identity"] | None = None
+    """ablation of the dispatch weights (Soft MoE)"""
+    combine: Literal["soft", "uniform", "identity"] | None = None
+    """ablation of the combine weights (Soft MoE)"""
+    importance_weight: float | None = None
+    """weight of the importance loss"""
+    load_weight: float | None = None
+    """weight of the load loss (needs noise)"""
+    balance_weight: float | None = None
+    """weight of the balance loss"""
+    z_weight: float | None = None
+    """weight of the router z-loss"""
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The MoE-ViT. None: as the named model has it, or as the data need it."""
+
+    name: str = "vit_tiny"
+    """vit_tiny, or vit_<size><patch> such as vit_s16 (moespec list models)"""
+    router: Annotated[str, arg(aliases=["--router"])] = "soft_moe"
+    """router of the MoE blocks (moespec list routers)"""
+    moe: str = "last_half"
+    """MoE blocks: none, every_2, last_half, last_N, every_2_last_N"""
+    experts: int = 8
+    """number of experts"""
+    image_size: int | None = None
+    """height and width of the images in pixels"""
+    patch_size: int | None = None
+    """height and width of a patch in pixels"""
+    channels: int | None = None
+    """channels of an image"""
+    classes: int | None = None
+    """number of classes"""
+    width: int | None = None
+    """width of a token"""
+    depth: int | None = None
+    """number of blocks"""
+    hidden: int | None = None
+    """hidden width of an MLP or expert"""
+    heads: int | None = None
+    """attention heads"""
+    pool: Literal["gap", "token", "map"] | None = None
+    """average of the tokens, class token, or attention pooling"""
+    positions: Literal["learned", "sincos2d", "sincos2d_moco"] | None = None
+    """position embedding"""
+    qk_norm: bool | None = None
+    """normalise queries and keys"""
+    qk_norm_bias: bool | None = None
+    """with a bias in that normalisation"""
+    gelu: Literal["tanh", "erf"] | None = None
+    """form of the activation"""
+    expert_init: Literal["independent", "shared"] | None = None
+    """initial values of the experts"""
+    group_images: int | None = None
+    """images routed together as one group"""
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """dtype of the computation (parameters are float32)"""
+    head_bias: float | None = None
+    """initial bias of the head; -log(classes) suits the sigmoid loss"""
+    router_options: RouterOptions = field(default_factory=RouterOptions)
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """The images and their augmentation."""
+
+    name: Annotated[Literal["digits", "npz", "idx", "folder"], arg(aliases=["--data"])] = "digits"
+    """kind of data set (moespec list datasets)"""
+    path: str = ""
+    """file or folder of the data set; the digits need none"""
+    validation_share: float = 0.2
+    """part of each class that is held out when the data have no validation part"""
+    crop_padding: int = 1
+    """random crop: move images by up to this many pixels; 0 for none"""
+    flip: bool = False
+    """mirror half of the images"""
+    mixup: float = 0.0
+    """mix pairs of images with a share from Beta(mixup, mixup); 0 for none"""
+    prefetch: int = 2
+    """batches prepared in advance"""
+
+    def __post_init__(self) -> None:
+        _at_least("data", self, crop_padding=0, mixup=0, prefetch=1)
+
+
+@dataclass(frozen=True)
+class ScheduleConfig:
+    """The learning rate, from step to step (moespec.models.schedules). None: does not concern this schedule."""
+
+    name: Literal["cosine", "rsqrt", "linear"] = "cosine"
+    """how the rate falls after the warm-up"""
+    peak: float = 2e-3
+    """largest learning rate"""
+    warmup: int = 50
+    """steps of linear increase from 0"""
+    cooldown: int | None = None
+    """rsqrt: steps of linear decrease to 0 at the end"""
+    timescale: float | None = None
+    """rsqrt: steps after which the rate starts to fall"""
+    end: float | None = None
+    """linear: rate at the end"""
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """The training run."""
+
+    steps: int = 600
+    """updates of the parameters"""
+    batch: int = 64
+    """images of one update"""
+    accumulate: int = 1
+    """parts that a batch is split into, to save memory"""
+    seed: int = 0
+    """seed of the initial values, the order of the data, augmentation and noise"""
+    loss: Literal["softmax", "sigmoid"] = "softmax"
+    """cross-entropy of one class of several, or of each class by itself"""
+    evaluate_every: int = 100
+    """steps between evaluations on the validation images"""
+    evaluation_batch: int = 128
+    """images of one evaluation batch"""
+    checkpoint_every: int = 100
+    """steps between checkpoints"""
+    keep: int = 2
+    """checkpoints to keep"""
+    log_every: int = 10
+    """steps between lines of metrics.jsonl"""
+
+    def __post_init__(self) -> None:
+        _at_least(
+            "training",
+            self,
+            **{"steps": 1, "batch": 1, "accumulate": 1, "seed": 0, "evaluate_every": 1, "evaluation_batch": 1},
+            **{"checkpoint_every": 1, "keep": 1, "log_every": 1},
+        )
+        if self.batch % self.accumulate:
+            raise ConfigError(f"training.accumulate={self.accumulate!r} does not divide training.batch={self.batch!r}")
+
+
+@dataclass(frozen=True)
+class Config:
+    """The whole configuration of a run."""
+
+    backend: Literal["auto", "jax", "torch", "numpy"] = "auto"
+    """framework that computes; auto: MOESPEC_BACKEND, else the only one installed, else jax"""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(weight_decay=0.1, clip=1.0))
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+
+
+def _at_least(section: str, config: object, **lowest: int) -> None:
+    for name, low in lowest.items():
+        value = getattr(config, name)
+        if not value >= low:
+            raise ConfigError(f"{section}.{name}={value!r}: expected at least {low}")

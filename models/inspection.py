@@ -1,0 +1,134 @@
+"""Which expert handles which patch: the routing of one image by each MoE block, as numbers and as a picture.
+
+The image is routed alone, as a group of one image, also by a model that was trained with several images to a group: the
+capacity of the experts is scaled down accordingly, and the slots of Soft MoE mix the patches of this image only.
+"""
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from moespec.models import vit
+
+__all__ = ["BlockRouting", "draw", "route_image"]
+
+PANELS = 8
+"""Largest number of experts (or slots) that get a panel of their own in a row."""
+UNSERVED = (0.15, 0.15, 0.15)
+
+
+class BlockRouting(NamedTuple):
+    """How one MoE block handles the patches of an image, on the grid of patches `(rows, columns)`.
+
+    experts: `(rows, columns, E)`, the weight with which each expert's output enters each patch (sum of the combine
+    weights over its slots). slots: `(rows, columns, E, C)`, the dispatch weights: what share of slot c of expert e is
+    that patch. soft: whether slots are mixtures; otherwise a slot holds one patch, or none.
+    """
+
+    block: int
+    experts: NDArray[np.float64]
+    slots: NDArray[np.float64]
+    soft: bool
+
+
+def route_image(
+    B: Any, model: vit.VitConfig, params: Any, image: NDArray[np.float32]
+) -> tuple[NDArray[np.float64], list[BlockRouting]]:
+    """The logits `(classes,)` and the routing by each MoE block for one image `(H, W, Ch)` in [-1, 1].
+
+    `params` are arrays of `B`. A class token is left out of the grids.
+    """
+    alone = replace(model, group_images=1)
+    output = vit.forward(B, alone, params, B.from_numpy(image[None]))
+    grid = model.image_size // model.patch_size
+    routings = []
+    for block, routing in zip(vit.moe_blocks(model), output.routings, strict=True):
+        dispatch, combine = (np.asarray(B.to_numpy(part), np.float64)[0] for part in routing.dense())  # (T, E, C)
+        soft = not np.isin(dispatch, (0.0, 1.0)).all()
+        dispatch, combine = (part[-grid * grid :].reshape(grid, grid, *part.shape[1:]) for part in (dispatch, combine))
+        routings.append(BlockRouting(block, combine.sum(axis=3), dispatch, soft))
+    return np.asarray(B.to_numpy(output.logits), np.float64)[0], routings
+
+
+def draw(pixels: NDArray[np.uint8], maximum: int, title: str, routings: list[BlockRouting]) -> Figure:
+    """A picture, one row per MoE block: the image, the main expert of each patch, and a panel per expert or slot."""
+    panels = [_panels(routing) for routing in routings]
+    columns = 2 + max((len(row) for row in panels), default=0)
+    figure = Figure(figsize=(1.45 * columns, 1.75 * max(len(routings), 1) + 0.9), layout="constrained")
+    axes = figure.subplots(max(len(routings), 1), columns, squeeze=False)
+    for axis in axes.flat:
+        axis.set_axis_off()
+    image = np.repeat(pixels, 3, axis=2) if pixels.shape[2] == 1 else pixels
+    colours = _colours(routings[0].experts.shape[2]) if routings else np.zeros((0, 3))
+    for row, (routing, shown) in enumerate(zip(routings, panels, strict=True)):
+        axes[row, 0].imshow(image / maximum)
+        axes[row, 0].set_title(f"block {routing.block}", fontsize=8)
+        axes[row, 1].imshow(main_experts(routing, colours))
+        axes[row, 1].set_title("main expert", fontsize=8)
+        for axis, (name, expert, weights) in zip(axes[row, 2:], shown, strict=False):
+            low = weights.min() if routing.soft else 0.0
+            axis.imshow(weights, vmin=low, vmax=max(weights.max(), low + 1e-12), cmap="magma")
+            axis.set_title(f"{name}: {low:.2g} to {weights.max():.2g}", fontsize=6, color=colours[expert] * 0.8)
+    figure.suptitle(title, fontsize=9)
+    figure.supxlabel(_explanation(routings), fontsize=7)
+    return figure
+
+
+def main_experts(routing: BlockRouting, colours: NDArray[np.float64]) -> NDArray[np.float64]:
+    """An RGB grid: each patch in the colour of the expert with the largest weight, dark where no expert handles it.
+
+    The more even the weights, the paler the colour.
+    """
+    total = routing.experts.sum(axis=2)
+    share = routing.experts.max(axis=2) / np.where(total > 0, total, 1)
+    colour = colours[routing.experts.argmax(axis=2)]
+    strength = (0.25 + 0.75 * share)[..., None]
+    return np.where((total > 0)[..., None], strength * colour + (1 - strength), UNSERVED)
+
+
+def _panels(routing: BlockRouting) -> list[tuple[str, int, NDArray[np.float64]]]:
+    """Name, expert and weights over the patches of what gets a panel: experts, or the slots of Soft MoE."""
+    experts, capacity = routing.slots.shape[2:]
+    if not routing.soft:
+        chosen = np.linspace(0, experts - 1, min(experts, PANELS)).round().astype(int)
+        return [(f"expert {e}", int(e), routing.experts[..., e]) for e in chosen]
+    chosen = np.linspace(0, experts * capacity - 1, min(experts * capacity, PANELS)).round().astype(int)
+    pairs = [divmod(int(slot), capacity) for slot in chosen]
+    return [(f"slot {e}.{c}", e, routing.slots[..., e, c]) for e, c in pairs]
+
+
+def _explanation(routings: list[BlockRouting]) -> str:
+    if not routings:
+        return "The model has no MoE block."
+    experts, capacity = routings[0].slots.shape[2:]
+    dark = "Dark: handled by no expert. " if any((r.experts.sum(axis=2) == 0).any() for r in routings) else ""
+    if routings[0].soft:
+        number = min(experts * capacity, PANELS)
+        return (
+            "Main expert: colour of the expert whose slots weigh most in the patch, paler the more even the weights. "
+            "Slot e.c: share of each patch in the mixture that expert e computes "
+            f"({number} of {experts * capacity} slots)."
+        )
+    return (
+        f"Main expert: colour of the expert with the largest weight. {dark}Expert e: weight of its output "
+        f"in each patch ({min(experts, PANELS)} of {experts} experts, {capacity} patches at most each)."
+    )
+
+
+def _colours(count: int) -> NDArray[np.float64]:
+    names = (
+        "tab:blue",
+        "tab:orange",
+        "tab:green",
+        "tab:red",
+        "tab:purple",
+        "tab:brown",
+        "tab:pink",
+        "tab:olive",
+        "tab:cyan",
+    )
+    return np.array([to_rgb(names[index % len(names)]) for index in range(count)])

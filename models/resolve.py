@@ -1,0 +1,111 @@
+"""From a configuration to what it stands for: the backend, the data set, the model and the schedule.
+
+`resolve` fills in what the configuration leaves open, so that the saved configuration says all that a run did.
+"""
+
+import importlib
+import importlib.util
+import inspect
+import os
+from dataclasses import asdict, fields, replace
+from types import ModuleType
+from typing import Any
+
+from moespec.models import datasets, vit
+from moespec.models.config import Config, ModelConfig, RouterOptions
+from moespec.models.datasets import Dataset
+from moespec.models.schedules import SCHEDULES, Schedule
+from moespec.spec.errors import ConfigError
+
+__all__ = ["choose_backend", "load_backend", "load_data", "model_config", "resolve", "schedule"]
+
+FRAMEWORKS = ("jax", "torch")
+
+
+def choose_backend(requested: str) -> tuple[str, str]:
+    """The name of the backend to compute with, and the reason when nobody asked for it ("" otherwise).
+
+    `auto` is the variable MOESPEC_BACKEND, else the only framework installed, else jax. Raises ConfigError when the
+    framework is not installed.
+    """
+    installed = [name for name in FRAMEWORKS if importlib.util.find_spec(name) is not None]
+    variable = os.environ.get("MOESPEC_BACKEND", "")
+    name, reason = requested, ""
+    if requested == "auto" and variable:
+        if variable not in (*FRAMEWORKS, "numpy"):
+            raise ConfigError(f"MOESPEC_BACKEND={variable!r}: expected one of {', '.join((*FRAMEWORKS, 'numpy'))}")
+        name, reason = variable, "MOESPEC_BACKEND"
+    elif requested == "auto" and not installed:
+        raise ConfigError(
+            "backend='auto': neither jax nor torch is installed. Install one: pip install 'moespec[jax]' or "
+            "pip install 'moespec[torch]'. (--backend numpy is the specification itself, far too slow to train.)"
+        )
+    elif requested == "auto" and len(installed) == 1:
+        name, reason = installed[0], "the only framework installed"
+    elif requested == "auto":
+        name, reason = "jax", "the default when several are installed"
+    if name in FRAMEWORKS and name not in installed:
+        raise ConfigError(f"backend={name!r}: {name} is not installed. Install it: pip install 'moespec[{name}]'")
+    return name, reason
+
+
+def load_backend(name: str) -> ModuleType:
+    """The module `moespec.backends.<name>`; importing it by name leaves the choice of `moespec.backends` open."""
+    return importlib.import_module(f"moespec.backends.{name}")
+
+
+def load_data(config: Config) -> Dataset:
+    """The data set of a configuration. Raises DataError or ConfigError."""
+    size = config.model.image_size
+    if size is None and config.data.name == "folder":
+        size = vit.named(config.model.name).image_size
+    return datasets.load(
+        config.data.name, config.data.path, image_size=size, validation_share=config.data.validation_share
+    )
+
+
+def resolve(config: Config, dataset: Dataset, backend: str) -> Config:
+    """The configuration with every open field filled in: sizes from the data, the rest from the model and the router.
+
+    Raises ConfigError when the model does not fit the data, or a field has no meaning.
+    """
+    height, width, channels = dataset.shape
+    if height != width:
+        raise ConfigError(f"data.path={config.data.path!r}: images of {height} x {width} pixels, expected squares")
+    expected = {"image_size": height, "channels": channels, "classes": len(dataset.classes)}
+    for name, value in expected.items():
+        given = getattr(config.model, name)
+        if given not in (None, value):
+            raise ConfigError(f"model.{name}={given!r}: the data set {dataset.name!r} has {value}")
+    chosen = model_config(replace(config.model, **expected))
+    filled = {f.name: getattr(chosen, f.name) for f in fields(ModelConfig) if f.name not in ("name", "router_options")}
+    options = config.model.router_options
+    if vit.moe_blocks(chosen):
+        settings = vit.router_config(chosen)
+        options = RouterOptions(**{f.name: getattr(settings, f.name) for f in fields(RouterOptions)})
+    training = config.training
+    for name in ("batch", "evaluation_batch"):
+        part = getattr(training, name) // (training.accumulate if name == "batch" else 1)
+        if vit.moe_blocks(chosen) and part % chosen.group_images:
+            raise ConfigError(f"model.group_images={chosen.group_images}: training.{name} gives parts of {part} images")
+    schedule(config)
+    return replace(config, backend=backend, model=replace(config.model, **filled, router_options=options))
+
+
+def model_config(config: ModelConfig) -> vit.VitConfig:
+    """The model that a section describes: the named one with the fields that are set."""
+    overrides = {key: value for key, value in asdict(config).items() if value is not None and key != "name"}
+    options = {key: value for key, value in asdict(config.router_options).items() if value is not None}
+    return vit.named(config.name, **{**overrides, "router_options": options})
+
+
+def schedule(config: Config) -> Schedule:
+    """The learning rate of each step. Raises ConfigError for a field that does not concern the schedule."""
+    section = config.schedule
+    given: dict[str, Any] = {key: value for key, value in asdict(section).items() if value is not None}
+    make = SCHEDULES[given.pop("name")]
+    known = inspect.signature(make).parameters
+    for key, value in given.items():
+        if key not in known:
+            raise ConfigError(f"schedule.{key}={value!r} does not concern the schedule {section.name!r}")
+    return make(**given, total=config.training.steps)

@@ -1,0 +1,63 @@
+"""A tiny run, trained once for each backend, that the tests of training copy and continue."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moespec.models import cli, resolve
+from moespec.models.config import Config, ModelConfig, TrainingConfig
+from moespec.models.rundirectory import RunDirectory
+from moespec.models.train import train
+
+
+class Runs:
+    """Tiny runs of 12 steps. `config` is their configuration, `flags` the same as options of `moespec train`."""
+
+    config = Config(
+        model=ModelConfig(depth=2, width=16, hidden=16, heads=2, patch_size=4, moe="last_1", experts=2),
+        schedule=replace(Config().schedule, warmup=2, peak=1e-2),
+        training=TrainingConfig(steps=12, batch=16, evaluate_every=6, checkpoint_every=4, keep=9, log_every=1),
+    )
+    flags = (
+        *("--model.depth", "2", "--model.width", "16", "--model.hidden", "16", "--model.heads", "2"),
+        *("--model.patch-size", "4", "--model.moe", "last_1", "--model.experts", "2"),
+        *("--schedule.warmup", "2", "--schedule.peak", "1e-2", "--training.steps", "12", "--training.batch", "16"),
+        *("--training.evaluate-every", "6", "--training.checkpoint-every", "4", "--training.keep", "9"),
+        *("--training.log-every", "1"),
+    )
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def whole(self, backend: str) -> Path:
+        """The folder of a whole run, report and all, made by the command line; made once."""
+        pytest.importorskip(backend)
+        run = self._folder / backend
+        if not run.exists():
+            assert cli.main(["train", "--backend", backend, "--run", str(run), *self.flags]) == 0
+        return run
+
+    def broken(self, backend: str, target: Path, *, step: int) -> Path:
+        """A copy of a whole run as if killed when it had only the checkpoint of `step`, and a log that goes further."""
+        source = self.whole(backend)
+        target.mkdir()
+        for name in ("config.toml", "metrics.jsonl"):
+            shutil.copy(source / name, target / name)
+        shutil.copytree(source / "checkpoints" / f"{step:08d}", target / "checkpoints" / f"{step:08d}")
+        return target
+
+    def train(self, run: Path, backend: str, config: Config | None = None) -> Any:
+        """Trains, or goes on, in the folder `run`; what `train` returns."""
+        config = config or self.config
+        dataset = resolve.load_data(config)
+        config = resolve.resolve(config, dataset, backend)
+        RunDirectory(run).claim(config, resume=True)
+        return train(resolve.load_backend(backend), config, dataset, run)
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    return Runs(tmp_path_factory.mktemp("runs"))

@@ -1,0 +1,216 @@
+"""One model, three backends: the same initial bits, the same outputs, and the same parameters after 20 steps.
+
+The NumPy backend (the specification, with exact gradients) is the reference for the other two.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import importlib
+
+import numpy as np
+import pytest
+
+import moespec.backends.numpy as reference
+from moespec.backends.optimizer import OptimizerConfig
+from moespec.models import vit
+from moespec.models.schedules import cosine
+from moespec.spec.routers import ROUTERS
+
+STEPS, IMAGES = 20, 2
+OPTIMIZER = OptimizerConfig(weight_decay=0.05, clip=1.0)
+TINY = {"image_size": 4, "patch_size": 2, "channels": 1, "classes": 3, "width": 4, "depth": 2, "hidden": 4, "heads": 1}
+
+
+@contextlib.contextmanager
+def backend(name, lane):
+    """The backend module, with float64 allowed where that needs saying."""
+    module = importlib.import_module(f"moespec.backends.{name}") if name == "numpy" else _framework(name)
+    if name == "jax" and lane == "float64":
+        with importlib.import_module("jax").enable_x64(True):
+            yield module
+    else:
+        yield module
+
+
+def _framework(name):
+    pytest.importorskip(name, reason=f"{name} is not installed")
+    return importlib.import_module(f"moespec.backends.{name}")
+
+
+def compiled(B, function):
+    """Compiled where that is the faster way to run something once: JAX compiles every operation in any case."""
+    return B.compile(function) if B.name == "jax" else function
+
+
+def flat(tree, path=()):
+    for key, value in sorted(tree.items()):
+        if isinstance(value, dict):
+            yield from flat(value, (*path, key))
+        else:
+            yield "/".join((*path, key)), np.asarray(value)
+
+
+def vector(tree):
+    return np.concatenate([value.ravel().astype(np.float64) for _, value in flat(tree)])
+
+
+def relative(tree, expected):
+    """The norm of the difference of two parameter trees, relative to the norm of the second."""
+    return np.linalg.norm(vector(tree) - vector(expected)) / np.linalg.norm(vector(expected))
+
+
+def test_the_measure_can_fail():
+    tree = {"a": np.ones(3), "b": {"c": np.zeros(1)}}
+    assert relative(tree, {"a": np.ones(3), "b": {"c": np.ones(1)}}) == pytest.approx(0.5)
+
+
+# -------------------------------------------------------------------------------------------------- initial values
+
+
+@pytest.mark.parametrize("name", ["numpy", "jax", "torch"])
+def test_the_same_seed_gives_the_same_bits(name):
+    config = vit.VitConfig(**TINY, moe="last_1", experts=3, qk_norm=True, pool="map")
+    params = vit.init(config, seed=7)
+    with backend(name, "float32") as B:
+        moved = dict(flat(B.to_numpy(B.from_numpy(params))))
+    assert list(moved) == [path for path, _ in flat(params)]
+    for path, value in flat(params):
+        assert moved[path].astype(np.float32).tobytes() == value.tobytes(), path
+
+
+# --------------------------------------------------------------------------------------------------------- forward
+
+VARIANTS = {
+    "dense": {},
+    "class_token": {"pool": "token", "qk_norm": True, "moe": "every_2", "experts": 3},
+    "map_sincos": {"pool": "map", "positions": "sincos2d", "width": 8, "heads": 2, "gelu": "erf"},
+    "moco_groups": {"positions": "sincos2d_moco", "width": 8, "moe": "last_2", "experts": 2, "group_images": 2},
+    **{name: {"moe": "last_half", "experts": 3, "router": name, "group_images": 2} for name in ROUTERS},
+}
+
+
+@pytest.mark.parametrize("name", ["jax", "torch"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_outputs(name, variant):
+    """Logits, features, losses, metrics and routings in float64."""
+    config = vit.VitConfig(**{**TINY, **VARIANTS[variant]})
+    rng = np.random.default_rng(2)
+    params = vit.init(config, seed=1)
+    params["head"]["kernel"] = rng.standard_normal(params["head"]["kernel"].shape)
+    images = rng.standard_normal((IMAGES, 4, 4, 1))
+    noise = [rng.standard_normal(shape) for shape in vit.moe_noise_shapes(config, IMAGES)]
+
+    def run(B):
+        def outputs(params, images, noise):
+            output = vit.forward(B, config, params, images, noise=noise, train=True)
+            routings = [routing.dense()._asdict() for routing in output.routings]
+            found = {"logits": output.logits, "features": output.features, "losses": output.losses}
+            found |= {f"metrics{i}": metrics for i, metrics in enumerate(output.metrics)}
+            return found | {f"routing{i}": routing for i, routing in enumerate(routings)}
+
+        return dict(flat(B.to_numpy(compiled(B, outputs)(*B.from_numpy([params, images, noise], "float64")))))
+
+    expected = run(reference)
+    with backend(name, "float64") as B:
+        actual = run(B)
+    assert list(actual) == list(expected)
+    for path, value in expected.items():
+        np.testing.assert_allclose(actual[path], value, rtol=1e-10, atol=1e-12, err_msg=path)
+
+
+@pytest.mark.parametrize("name", ["jax", "torch"])
+@pytest.mark.parametrize("router", ["softmax_token_choice", "soft_moe"])
+def test_bfloat16_is_near_float32(name, router):
+    config = vit.VitConfig(**{**TINY, "width": 16}, moe="last_half", experts=3, router=router)
+    params = vit.init(config, seed=1)
+    images = np.random.default_rng(2).standard_normal((IMAGES, 4, 4, 1))
+    with backend(name, "float32") as B:
+        single, half = (
+            compiled(B, lambda params, images, c=c: vit.forward(B, c, params, images).features)(
+                *B.from_numpy([params, images], "float32")
+            )
+            for c in (config, dataclasses.replace(config, dtype="bfloat16"))
+        )
+        assert half.dtype == single.dtype
+        single, half = B.to_numpy([single, half])
+    assert 0 < np.linalg.norm(single - half) / np.linalg.norm(single) < 0.05
+
+
+@pytest.mark.parametrize("name", ["jax", "torch"])
+@pytest.mark.parametrize("router", ["softmax_token_choice", "softmax_expert_choice"])
+def test_one_expert_with_room_for_all_is_the_dense_model(name, router):
+    moe = vit.VitConfig(**{**TINY, "depth": 1}, moe="last_1", experts=1, router=router, group_images=2)
+    dense = dataclasses.replace(moe, moe="none")
+    params = vit.init(moe)
+    block = dict(params["blocks"]["0"])
+    block["mlp"] = {key: value[0] for key, value in block.pop("moe")["experts"].items()}
+    images = np.random.default_rng(0).standard_normal((IMAGES, 4, 4, 1))
+    with backend(name, "float64") as B:
+        features = [
+            compiled(B, lambda params, images, c=c: vit.forward(B, c, params, images).features)(
+                *B.from_numpy([tree, images], "float64")
+            )
+            for c, tree in ((moe, params), (dense, {**params, "blocks": {"0": block}}))
+        ]
+        features = B.to_numpy(features)
+    np.testing.assert_allclose(features[0], features[1], rtol=1e-12, atol=1e-13)
+
+
+# -------------------------------------------------------------------------------------------------------- training
+
+
+def config_of(router):
+    options = {"choices": 2, "capacity_factor": 0.75} if router == "softmax_token_choice" else {}
+    return vit.VitConfig(**TINY, moe="last_1", experts=3, router=router, router_options=options)
+
+
+def batches(config):
+    """Images, targets and gating noise of every step."""
+    rng = np.random.default_rng(5)
+    (noise_shape,) = vit.moe_noise_shapes(config, IMAGES)
+    return [
+        {
+            "images": rng.standard_normal((IMAGES, 4, 4, 1)),
+            "targets": np.eye(3)[rng.integers(0, 3, IMAGES)],
+            "noise": rng.standard_normal(noise_shape),
+        }
+        for _ in range(STEPS)
+    ]
+
+
+def trained(B, config, dtype):
+    """Parameters after 20 steps and the loss of each, in NumPy."""
+
+    def loss_function(params, batch):
+        output = vit.forward(B, config, params, batch["images"], noise=[batch["noise"]], train=True)
+        loss = B.mean(B.softmax_cross_entropy(output.logits, batch["targets"]), 0)
+        for term in output.losses.values():
+            loss = loss + term
+        return loss, {"dropped": output.metrics[0]["dropped"]}
+
+    rate = cosine(3e-3, total=STEPS, warmup=4)
+    state = B.init_state(B.from_numpy(vit.init(config, seed=3), dtype), OPTIMIZER)
+    step = B.make_step(loss_function, OPTIMIZER)
+    losses = []
+    for n, batch in enumerate(batches(config)):
+        state, metrics = step(state, B.from_numpy(batch, dtype), rate(n))
+        losses.append(float(B.to_numpy(metrics["loss"])))
+    return B.export_state(state)["params"], losses
+
+
+@functools.cache
+def expected_training(router):
+    return trained(reference, config_of(router), "float64")
+
+
+@pytest.mark.parametrize("router", ["soft_moe", "softmax_token_choice"])
+@pytest.mark.parametrize(("lane", "tolerance"), [("float64", 1e-9), ("float32", 1e-4)])
+@pytest.mark.parametrize("name", ["jax", "torch"])
+def test_twenty_steps_of_training(name, lane, tolerance, router):
+    with backend(name, lane) as B:
+        params, losses = trained(B, config_of(router), lane)
+    expected, expected_losses = expected_training(router)
+    assert relative(expected, vit.init(config_of(router), seed=3)) > 1e-2  # something was learnt
+    assert relative(params, expected) < tolerance
+    np.testing.assert_allclose(losses, expected_losses, rtol=10 * tolerance)

@@ -1,0 +1,183 @@
+"""Data sets: what they contain, and a clear error naming the file for everything that can be wrong with them."""
+
+import gzip
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from moespec.models.datasets import held_out, load
+from moespec.models.errors import DataError
+from moespec.spec.errors import ConfigError
+
+
+def idx_bytes(array: np.ndarray) -> bytes:
+    return bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
+
+
+@pytest.fixture
+def idx_folder(tmp_path: Path) -> Path:
+    random = np.random.default_rng(0)
+    for prefix, count in (("train", 12), ("t10k", 6)):
+        images = random.integers(0, 256, (count, 5, 5), np.uint8)
+        labels = np.arange(count, dtype=np.uint8) % 3
+        (tmp_path / f"{prefix}-images-idx3-ubyte.gz").write_bytes(gzip.compress(idx_bytes(images)))
+        (tmp_path / f"{prefix}-labels-idx1-ubyte").write_bytes(idx_bytes(labels))
+    return tmp_path
+
+
+@pytest.fixture
+def photo_folder(tmp_path: Path) -> Path:
+    for label, name in enumerate(("ant", "bee")):
+        (tmp_path / name).mkdir()
+        for number in range(5):
+            Image.new("RGB", (12, 8), (40 * number, 100 * label, 0)).save(tmp_path / name / f"{number}.png")
+    return tmp_path
+
+
+def npz(path: Path, **changes: object) -> str:
+    arrays: dict = {"images": np.zeros((10, 4, 4), np.uint8), "labels": np.arange(10) % 2}
+    arrays |= changes
+    np.savez(path, **{key: value for key, value in arrays.items() if value is not None})
+    return str(path)
+
+
+def test_digits() -> None:
+    digits = load("digits")
+    assert (len(digits.train), len(digits.validation), digits.shape) == (1442, 355, (8, 8, 1))
+    assert digits.classes == tuple("0123456789")
+    images = digits.normalize(digits.train.read(np.arange(1442)))
+    assert images.dtype == np.float32
+    assert (images.min(), images.max()) == (-1, 1)
+    both = np.concatenate([digits.train.read(np.arange(1442)), digits.validation.read(np.arange(355))]).reshape(
+        1797, -1
+    )
+    assert len(np.unique(both, axis=0)) == 1797, "no image is in both parts"
+
+
+def test_held_out_is_every_fifth_of_each_class() -> None:
+    labels = np.array([0, 1] * 10)
+    held = held_out(labels, 0.2)
+    assert np.flatnonzero(held).tolist() == [8, 9, 18, 19]
+
+
+def test_idx(idx_folder: Path) -> None:
+    data = load("idx", str(idx_folder))
+    assert (len(data.train), len(data.validation), data.shape, data.classes) == (12, 6, (5, 5, 1), ("0", "1", "2"))
+    expected = np.random.default_rng(0).integers(0, 256, (12, 5, 5), np.uint8)
+    np.testing.assert_array_equal(data.train.read(np.array([3, 1]))[..., 0], expected[[3, 1]])
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda content: content[:-1], "24 values, but the header says"),
+        (lambda content: content[:6], "truncated in the header"),
+        (lambda content: b"", "not an IDX file"),
+        (lambda content: b"\0\0\x0d" + content[3:], "expected unsigned bytes"),
+        (lambda content: b"PNG" + content, "not an IDX file"),
+        (lambda content: gzip.compress(content)[:-9], "cannot be read"),
+        (lambda content: idx_bytes(np.zeros((7, 5, 5), np.uint8)), r"labels-idx1-ubyte.*shape \(6,\) for the 7 images"),
+        (lambda content: idx_bytes(np.zeros((6, 4, 4), np.uint8)), "the t10k images"),
+        (None, "there is no file t10k-images-idx3-ubyte"),
+    ],
+)
+def test_damaged_idx(idx_folder: Path, damage, message: str) -> None:  # type: ignore[no-untyped-def]
+    path = idx_folder / "t10k-images-idx3-ubyte"
+    (idx_folder / "t10k-images-idx3-ubyte.gz").unlink()
+    content = idx_bytes(np.zeros((1, 5, 5), np.uint8))
+    if damage is not None:
+        path.write_bytes(damage(content))
+    with pytest.raises(DataError, match=message) as error:
+        load("idx", str(idx_folder))
+    assert str(idx_folder) in str(error.value)
+
+
+def test_idx_class_without_training_images(idx_folder: Path) -> None:
+    (idx_folder / "train-labels-idx1-ubyte").write_bytes(idx_bytes(np.zeros(12, np.uint8)))
+    with pytest.raises(DataError, match="no training image of class 1, 2"):
+        load("idx", str(idx_folder))
+
+
+def test_npz(tmp_path: Path) -> None:
+    data = load("npz", npz(tmp_path / "some.npz"))
+    assert (data.name, len(data.train), len(data.validation), data.shape) == ("some", 8, 2, (4, 4, 1))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"images": np.zeros((10, 4, 4), np.float32)}, "images has dtype float32, expected uint8"),
+        ({"images": np.zeros((10, 4), np.uint8)}, r"images has shape \(10, 4\)"),
+        ({"images": np.zeros((0, 4, 4), np.uint8), "labels": np.zeros(0, int)}, r"images has shape \(0, 4, 4, 1\)"),
+        ({"labels": np.zeros(10)}, "labels has dtype float64, expected integers"),
+        ({"labels": np.zeros(9, int)}, r"labels has shape \(9,\) for 10 images"),
+        ({"labels": np.full(10, -1)}, "labels has the label -1"),
+        ({"labels": np.arange(10) % 2 * 2}, "no training image of class 1"),
+        ({"labels": None}, "no array 'labels'"),
+        ({"maximum": 16, "images": np.full((10, 4, 4), 17, np.uint8)}, "maximum=16, but pixels reach 17"),
+        ({"labels": np.array([None] * 10, object)}, "not a readable .npz file of plain arrays"),
+    ],
+)
+def test_wrong_npz(tmp_path: Path, changes: dict, message: str) -> None:
+    path = npz(tmp_path / "wrong.npz", **changes)
+    with pytest.raises(DataError, match=message) as error:
+        load("npz", path)
+    assert path in str(error.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"no zip", "truncated"])
+def test_broken_npz(tmp_path: Path, content: bytes | str) -> None:
+    path = Path(npz(tmp_path / "broken.npz"))
+    path.write_bytes(path.read_bytes()[:-30] if isinstance(content, str) else content)
+    with pytest.raises(DataError, match=r"broken\.npz: not a readable"):
+        load("npz", str(path))
+
+
+def test_folder_with_a_split(photo_folder: Path) -> None:
+    data = load("folder", str(photo_folder), image_size=6)
+    assert (data.classes, data.shape) == (("ant", "bee"), (6, 6, 3))
+    assert (data.train.labels.tolist(), data.validation.labels.tolist()) == ([0] * 4 + [1] * 4, [0, 1])
+    assert data.validation.read(np.array([1]))[0, 3, 3].tolist() == [160, 100, 0], "the fifth image of the second class"
+
+
+def test_folder_with_train_and_val(photo_folder: Path) -> None:
+    for part in ("train", "val"):
+        (photo_folder / part).mkdir()
+    for name in ("ant", "bee"):
+        (photo_folder / name).rename(photo_folder / "train" / name)
+        (photo_folder / "val" / name).mkdir()
+        Image.new("L", (9, 9), 77).save(photo_folder / "val" / name / "1.jpg")
+    data = load("folder", str(photo_folder), image_size=6)
+    assert (len(data.train), len(data.validation)) == (10, 2)
+    assert data.validation.read(np.array([0]))[0, 2, 2].tolist() == [77, 77, 77]
+    (photo_folder / "val" / "ant" / "1.jpg").unlink()
+    with pytest.raises(DataError, match=r"val/ant: the class has no images"):
+        load("folder", str(photo_folder), image_size=6)
+    (photo_folder / "val" / "ant").rmdir()
+    with pytest.raises(DataError, match=r"classes \('bee',\), but train/ has"):
+        load("folder", str(photo_folder), image_size=6)
+
+
+def test_broken_image_is_named(photo_folder: Path) -> None:
+    content = (photo_folder / "bee" / "2.png").read_bytes()
+    (photo_folder / "bee" / "2.png").write_bytes(content[:-25])
+    data = load("folder", str(photo_folder), image_size=6)
+    with pytest.raises(DataError, match=r"bee/2\.png: not a readable image"):
+        data.train.read(np.arange(8))
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    for name in ("npz", "idx", "folder"):
+        with pytest.raises(DataError, match=str(tmp_path / "absent")):
+            load(name, str(tmp_path / "absent"), image_size=6)
+        with pytest.raises(ConfigError, match=r"data\.path is not set"):
+            load(name)
+    with pytest.raises(DataError, match="no folders of classes"):
+        load("folder", str(tmp_path), image_size=6)
+    with pytest.raises(ConfigError, match=r"data\.name='cifar'"):
+        load("cifar")
+    with pytest.raises(ConfigError, match=r"validation_share=1.5"):
+        load("digits", validation_share=1.5)

@@ -1,0 +1,127 @@
+"""The pictures of routing: right numbers from a routing, different pictures from different routings, a whole report."""
+
+import io
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from moespec.models import cli, resolve, vit
+from moespec.models.inspection import UNSERVED, BlockRouting, draw, main_experts, route_image
+from moespec.models.report import png
+from moespec.models.rundirectory import RunDirectory
+from moespec.models.savestate import trained_params
+
+
+@pytest.fixture
+def photo(tmp_path: Path) -> Path:
+    pixels = np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "photo.png")
+    return tmp_path / "photo.png"
+
+
+def is_png(content: bytes) -> bool:
+    image = Image.open(io.BytesIO(content))
+    image.load()
+    return image.format == "PNG" and len(np.unique(np.asarray(image).reshape(-1, 4), axis=0)) > 50
+
+
+def test_main_expert() -> None:
+    weights = np.array([[[0.0, 0.7], [0.4, 0.4]], [[0.0, 0.0], [0.1, 0.0]]])
+    red_and_blue = np.array([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]])
+    picture = main_experts(BlockRouting(0, weights, np.zeros((2, 2, 2, 1)), False), red_and_blue)
+    assert picture[0, 0].tolist() == [0, 0, 1], "one expert alone: its pure colour"
+    assert picture[1, 1].tolist() == [1, 0, 0]
+    assert picture[1, 0].tolist() == list(UNSERVED)
+    np.testing.assert_allclose(picture[0, 1], [1, 0.375, 0.375], err_msg="half and half: paler")
+
+
+def test_the_picture_depends_on_the_routing() -> None:
+    random = np.random.default_rng(0)
+    pixels = random.integers(0, 256, (8, 8, 1), np.uint8)
+
+    def picture(soft: bool, seed: int) -> bytes:
+        slots = np.random.default_rng(seed).random((4, 4, 3, 2))
+        return png(draw(pixels, 255, "title", [BlockRouting(1, slots.sum(axis=3), slots, soft)]))
+
+    for soft in (False, True):
+        assert picture(soft, 0) == picture(soft, 0)
+        assert picture(soft, 0) != picture(soft, 1)
+    assert is_png(picture(True, 0))
+    assert is_png(png(draw(pixels, 255, "a dense model", [])))
+
+
+@pytest.mark.parametrize("router", ["soft_moe", "softmax_token_choice", "softmax_expert_choice"])
+@pytest.mark.parametrize("pool", ["gap", "token"])
+def test_route_image(router: str, pool: str) -> None:
+    """On the specification itself, for a model trained with two images to a group and, maybe, a class token."""
+    B = resolve.load_backend("numpy")
+    model = vit.named(
+        "vit_tiny", depth=2, width=16, hidden=8, moe="last_1", experts=4, router=router, pool=pool, group_images=2
+    )
+    params = B.from_numpy(vit.init(model, 0))
+    image = np.random.default_rng(0).uniform(-1, 1, (8, 8, 1)).astype(np.float32)
+    logits, (routing,) = route_image(B, model, params, image)
+    assert (logits.shape, routing.block, routing.experts.shape) == ((10,), 1, (4, 4, 4))
+    assert routing.soft == (router == "soft_moe")
+    if routing.soft and pool == "gap":
+        np.testing.assert_allclose(routing.slots.sum(axis=(0, 1)), 1, err_msg="a slot is a mixture of the patches")
+        np.testing.assert_allclose(routing.experts.sum(axis=2), 1)
+    if router == "softmax_token_choice":
+        assert set(np.unique((routing.experts > 0).sum(axis=2))) <= {0, 1}, "a patch has one expert or none"
+    if router == "softmax_expert_choice" and pool == "gap":
+        assert (routing.slots.sum(axis=(0, 1)) == 1).all(), "a slot holds one patch"
+    _, (other,) = route_image(B, model, params, image[::-1])
+    assert (other.experts != routing.experts).any()
+
+
+@pytest.mark.parametrize("backend", ["jax", "torch"])
+def test_inspect(runs, backend: str, photo: Path, tmp_path: Path, capsys) -> None:  # type: ignore[no-untyped-def]
+    run = str(runs.whole(backend))
+    pictures = []
+    for step in (["--step", "4"], []):
+        assert cli.main(["inspect", run, "--image", str(photo), "--out", str(tmp_path / "routing.png"), *step]) == 0
+        pictures.append((tmp_path / "routing.png").read_bytes())
+    assert re.search(r"1 MoE blocks; the image is read as \d", capsys.readouterr().out)
+    assert is_png(pictures[0])
+    assert pictures[0] != pictures[1]
+    assert cli.main(["inspect", run, "--image", str(tmp_path / "absent.png")]) == 2
+    assert "absent.png: not a readable image" in capsys.readouterr().err
+    assert cli.main(["inspect", run, "--image", str(photo), "--step", "5"]) == 2
+    assert "00000005" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("backend", ["jax", "torch"])
+def test_evaluate_repeats_the_run_s_last_evaluation(runs, backend: str, capsys) -> None:  # type: ignore[no-untyped-def]
+    run = runs.whole(backend)
+    capsys.readouterr()
+    assert cli.main(["evaluate", str(run)]) == 0
+    shown = capsys.readouterr().out
+    from moespec.models.runlog import read_log
+
+    last = read_log(run, "evaluation")[-1]
+    assert f"validation accuracy {last['accuracy']:.4f}" in shown
+    assert f"cross-entropy {last['loss']:.4f}" in shown
+    assert "block 1: coverage 1.000, dropped 0.000" in shown
+    other = {"jax": "torch", "torch": "jax"}[backend]
+    pytest.importorskip(other)
+    assert cli.main(["evaluate", str(run), "--backend", other]) == 0
+    assert f"validation accuracy {last['accuracy']:.4f}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("backend", ["jax", "torch"])
+def test_report(runs, backend: str) -> None:  # type: ignore[no-untyped-def]
+    run = runs.whole(backend)
+    page = (run / "report.html").read_text()
+    pictures = sorted(path.name for path in run.glob("*.png"))
+    assert [re.sub(r"\d+", "N", name) for name in pictures] == ["curves.png", "load.png", *["routing_N.png"] * 4]
+    assert page.count("data:image/png;base64,") == 6
+    assert "http" not in re.sub(r"base64,[^\"]*", "", page), "the page needs nothing else"
+    assert all(is_png((run / name).read_bytes()) for name in pictures)
+    assert len({(run / name).read_bytes() for name in pictures}) == 6
+    directory = RunDirectory(run)
+    params, step = trained_params(directory, directory.config())  # type: ignore[arg-type]
+    assert step == 12
+    assert "head" in params

@@ -1,0 +1,186 @@
+"""Training: a run that was stopped ends with the same bits as one that was not; runs do not mix; metrics are complete."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from moespec.models import checkpoint, cli, resolve
+from moespec.models.config import DataConfig, ModelConfig, RouterOptions, ScheduleConfig
+from moespec.models.errors import CheckpointError, RunError
+from moespec.models.objective import gating_noise
+from moespec.models.resolve import model_config
+from moespec.models.rundirectory import RunDirectory
+from moespec.models.runlog import RunLog, read_log
+from moespec.models.savestate import begin
+
+BACKENDS = ("jax", "torch")
+
+
+def arrays(run: Path, step: int = 12) -> dict[str, np.ndarray]:
+    return safetensors.numpy.load((run / "checkpoints" / f"{step:08d}" / "arrays.safetensors").read_bytes())
+
+
+def log_lines(run: Path) -> list[dict]:
+    """The log without what the clock decides."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if "second" not in key} for line in lines]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_loss_falls_and_everything_is_recorded(runs, backend: str) -> None:  # type: ignore[no-untyped-def]
+    run = runs.whole(backend)
+    training, evaluations = read_log(run, "train"), read_log(run, "evaluation")
+    assert [record["step"] for record in training] == list(range(1, 13))
+    assert [record["step"] for record in evaluations] == [6, 12]
+    assert training[-1]["loss"] < training[0]["loss"] == pytest.approx(np.log(10), rel=1e-5)
+    assert training[0]["learning_rate"] == 0.0
+    assert {"coverage", "dropped", "entropy", "load"} <= set(training[0]["moe"]["1"])
+    assert len(training[0]["moe"]["1"]["load"]) == 2
+    assert evaluations[-1]["images"] == 355
+    assert checkpoint.steps(run / "checkpoints") == [4, 8, 12]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_resuming_gives_the_same_bits(runs, tmp_path: Path, backend: str) -> None:  # type: ignore[no-untyped-def]
+    whole = runs.whole(backend)
+    resumed = runs.broken(backend, tmp_path / "resumed", step=4)
+    runs.train(resumed, backend)
+    expected, found = arrays(whole), arrays(resumed)
+    assert expected.keys() == found.keys()
+    for name, value in expected.items():
+        assert found[name].tobytes() == value.tobytes(), name
+    assert log_lines(resumed) == log_lines(whole)
+
+
+@pytest.mark.parametrize(("first", "second"), [("jax", "torch"), ("torch", "jax")])
+def test_resuming_on_another_backend(runs, tmp_path: Path, first: str, second: str) -> None:  # type: ignore[no-untyped-def]
+    whole, resumed = runs.whole(first), runs.broken(first, tmp_path / "resumed", step=4)
+    pytest.importorskip(second)
+    runs.train(resumed, second)
+    for kind in ("train", "evaluation"):
+        expected = [record["loss"] for record in read_log(whole, kind)]
+        found = [record["loss"] for record in read_log(resumed, kind)]
+        np.testing.assert_allclose(found, expected, rtol=1e-4)
+    change = max(np.abs(value - arrays(whole, 4)[name]).max() for name, value in arrays(whole).items())
+    for name, value in arrays(whole).items():
+        np.testing.assert_allclose(arrays(resumed)[name], value, atol=1e-3 * change, err_msg=name)
+
+
+@pytest.mark.parametrize(("changes", "entry"), [({"seed": 1}, "random"), ({"batch": 32}, "data")])
+def test_checkpoints_of_another_seed_or_batch(runs, tmp_path: Path, changes: dict, entry: str) -> None:  # type: ignore[no-untyped-def]
+    """Checkpoints that were moved between runs of models of one shape."""
+    directory = RunDirectory(runs.broken("jax", tmp_path / "run", step=4))
+    config = replace(runs.config, training=replace(runs.config.training, **changes))
+    resolved = resolve.resolve(config, resolve.load_data(config), "jax")
+    with pytest.raises(CheckpointError, match=f"step 4: {entry}"):
+        begin(resolve.load_backend("jax"), resolved, directory, examples=1442)
+
+
+def test_finished_begun_and_foreign_folders(runs, tmp_path: Path, capsys) -> None:  # type: ignore[no-untyped-def]
+    run = runs.whole("jax")
+    same = ["train", "--backend", "jax", "--run"]
+    before = (run / "metrics.jsonl").read_bytes()
+    for more in ([], ["--resume"]):
+        capsys.readouterr()
+        assert cli.main([*same, str(run), *runs.flags, *more]) == 0
+        assert "finished already, 12 steps" in capsys.readouterr().out
+    assert (run / "metrics.jsonl").read_bytes() == before
+
+    assert cli.main([*same, str(run), *runs.flags, "--model.depth", "3"]) == 2
+    assert re.search(r"another configuration: model\.depth is 2 there, 3 here", capsys.readouterr().err)
+    assert cli.main([*same, str(run), "--resume", "--router", "softmax_token_choice"]) == 2
+    assert "model.router is 'soft_moe' there, 'softmax_token_choice' here" in capsys.readouterr().err
+
+    begun = runs.broken("jax", tmp_path / "begun", step=4)
+    assert cli.main([*same, str(begun), *runs.flags]) == 2
+    assert "begun but not finished; go on with --resume" in capsys.readouterr().err
+
+    (tmp_path / "letters").mkdir()
+    (tmp_path / "letters" / "a.txt").touch()
+    assert cli.main([*same, str(tmp_path / "letters"), *runs.flags, "--resume"]) == 2
+    assert "not a run, there is 'a.txt' in it" in capsys.readouterr().err
+
+
+def test_a_damaged_checkpoint_stops_the_resume(runs, tmp_path: Path, capsys) -> None:  # type: ignore[no-untyped-def]
+    run = runs.broken("jax", tmp_path / "run", step=4)
+    path = run / "checkpoints" / "00000004" / "arrays.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    assert cli.main(["train", "--run", str(run), "--resume"]) == 2
+    assert "arrays.safetensors: damaged" in capsys.readouterr().err
+
+
+def test_the_log_is_cut_at_the_checkpoint(tmp_path: Path) -> None:
+    lines = [json.dumps({"kind": "train", "step": step}) + "\n" for step in (1, 2, 3)]
+    (tmp_path / "metrics.jsonl").write_text("".join(lines) + '{"kind": "tr')
+    log = RunLog(tmp_path, 2)
+    log.write("train", 3, {"loss": 0.5})
+    log.close()
+    assert read_log(tmp_path, "train") == [
+        {"kind": "train", "step": 1},
+        {"kind": "train", "step": 2},
+        {"kind": "train", "step": 3, "loss": 0.5},
+    ]
+    (tmp_path / "metrics.jsonl").write_text("{}\nnothing\n")
+    with pytest.raises(RunError, match="line 2: not JSON"):
+        read_log(tmp_path, "train")
+
+
+def test_tensorboard_when_installed(tmp_path: Path) -> None:
+    loader = pytest.importorskip("tensorboard.backend.event_processing.event_file_loader")
+    for start in (0, 1):
+        log = RunLog(tmp_path, start)
+        log.write("train", start + 1, {"loss": 0.5, "moe": {"1": {"load": [0.25, 0.75]}}})
+        log.close()
+    events = [
+        e for path in sorted((tmp_path / "tensorboard").iterdir()) for e in loader.EventFileLoader(str(path)).Load()
+    ]
+    tags = {value.tag for event in events for value in event.summary.value}
+    assert tags == {"train/loss", "train/moe/1/load/0", "train/moe/1/load/1"}
+
+
+def test_a_sparse_router_with_noise_groups_and_parts(runs, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    pytest.importorskip("jax")
+    model = replace(
+        runs.config.model,
+        router="softmax_token_choice",
+        group_images=2,
+        router_options=RouterOptions(choices=1, capacity_factor=0.5, z_weight=1e-3),
+    )
+    settings = replace(runs.config.training, steps=3, accumulate=2, loss="sigmoid")
+    config = replace(runs.config, model=model, training=settings, data=DataConfig(flip=True, mixup=0.2))
+    result = runs.train(tmp_path / "run", "jax", config)
+    last = read_log(tmp_path / "run", "train")[-1]
+    metrics = last["moe"]["1"]
+    assert metrics["dropped"] == pytest.approx(1 - metrics["coverage"], abs=1e-6)
+    assert metrics["dropped"] >= 0.5 - 1e-6, "half as many slots as tokens"
+    assert last["loss"] > last["cross_entropy"], "the auxiliary losses are part of it"
+    assert {"importance_loss", "load_loss", "z_loss"} <= set(metrics), "the load loss needs noise"
+    assert 0 <= result.evaluation["accuracy"] <= 1
+
+
+def test_gating_noise_is_a_function_of_seed_and_step() -> None:
+    sparse = model_config(ModelConfig(router="softmax_expert_choice"))
+    first, again = (gating_noise(sparse, 4, seed=0, step=9) for _ in range(2))
+    other = gating_noise(sparse, 4, seed=0, step=10)
+    assert first is not None
+    assert again is not None
+    assert other is not None
+    assert [noise.shape for noise in first] == [(4, 16, 8)] * 2
+    assert (first[0] != first[1]).any()
+    np.testing.assert_array_equal(first, again)
+    assert (first[0] != other[0]).any()
+    assert gating_noise(model_config(ModelConfig(router="soft_moe")), 4, seed=0, step=9) is None
+    quiet = ModelConfig(router="softmax_expert_choice", router_options=RouterOptions(noise_multiplier=0.0))
+    assert gating_noise(model_config(quiet), 4, seed=0, step=9) is None
+
+
+def test_divergence_is_an_error(runs, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    pytest.importorskip("jax")
+    config = replace(runs.config, schedule=ScheduleConfig(peak=1e30, warmup=0))
+    with pytest.raises(RunError, match=r"the loss is nan after \d+ steps"):
+        runs.train(tmp_path / "run", "jax", config)
