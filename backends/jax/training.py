@@ -1,5 +1,6 @@
 """Gradients, compilation and the training step: AdamW through optax, with donated state."""
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -81,9 +82,9 @@ def make_step(
         total, metrics = jax.lax.scan(add, zeros, _split(batch, accumulate))
         return jax.tree.map(lambda x: x / accumulate, total), jax.tree.map(lambda x: jnp.mean(x, axis=0), metrics)
 
-    def step(state: TrainState, batch: Batch, learning_rate: jax.Array) -> tuple[TrainState, Metrics]:
+    def step(state: TrainState, batch: Batch, learning_rate: Any) -> tuple[TrainState, Metrics]:
         gradients, metrics = (evaluate if accumulate == 1 else evaluate_parts)(state.params, batch)
-        norm = optax.global_norm(gradients)
+        norm = jnp.sqrt(jnp.stack([jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(gradients)]).sum())
         if optimizer.clip is not None:
             factor = jnp.minimum(1, optimizer.clip / norm)
             gradients = jax.tree.map(lambda g: g * factor.astype(g.dtype), gradients)
@@ -91,7 +92,14 @@ def make_step(
         params = jax.tree.map(lambda p, u: p - learning_rate.astype(p.dtype) * u, state.params, updates)
         return TrainState(params, moments), {**metrics, "grad_norm": norm}
 
-    return jax.jit(step, donate_argnums=0)
+    compiled = jax.jit(step, donate_argnums=0)
+
+    @functools.wraps(compiled)
+    def call(state: TrainState, batch: Batch, learning_rate: float) -> tuple[TrainState, Metrics]:
+        # Always a plain number: another type of number would be another program.
+        return compiled(state, batch, float(learning_rate))
+
+    return call
 
 
 def export_state(state: TrainState) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from moespec import spec
 from moespec.spec import numerics
@@ -35,7 +34,7 @@ __all__ = [
     "transpose",
 ]
 
-Array = NDArray[Any]
+Array = Any
 
 gelu = spec.gelu
 layer_norm = spec.layer_norm

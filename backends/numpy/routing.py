@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from moespec import spec
 from moespec.spec.checks import check_rank, check_size
@@ -41,7 +40,7 @@ __all__ = [
     "z_loss",
 ]
 
-Array = NDArray[Any]
+Array = Any
 
 
 class SlotRouting(NamedTuple):
@@ -126,8 +125,9 @@ def softmax_affinity(logits: Array) -> Array:
 
 def sinkhorn_affinity(logits: Array, *, iterations: int = 20, tolerance: float | None = None) -> Array:
     """`spec.sinkhorn_affinity`: (G, T, E) -> (G, T, E); with a tolerance each group stops on its own."""
-    options = {"iterations": iterations, "tolerance": tolerance}
-    return stacked([spec.sinkhorn_affinity(**group, **options) for group in groups(logits=logits)])
+    return stacked(
+        [spec.sinkhorn_affinity(**group, iterations=iterations, tolerance=tolerance) for group in groups(logits=logits)]
+    )
 
 
 def sparse_transport_affinity(utility: Array, *, capacity: int, **options: Any) -> Array:
@@ -141,9 +141,12 @@ def transport_semi_dual(
     potential: Array, utility: Array, *, capacity: int, regularization: float = 1.0
 ) -> spec.SemiDual:
     """`spec.transport_semi_dual`: potential (G, T), utility (G, T, E); every field gets a leading G."""
-    options = {"capacity": capacity, "regularization": regularization}
     arrays = groups(potential=potential, utility=utility)
-    return stacked([spec.transport_semi_dual(**group, **options) for group in arrays])
+    return spec.SemiDual(
+        *stacked(
+            [spec.transport_semi_dual(**group, capacity=capacity, regularization=regularization) for group in arrays]
+        )
+    )
 
 
 def transport_dual(
@@ -155,9 +158,10 @@ def transport_dual(
     regularization: float = 1.0,
 ) -> spec.Dual:
     """`spec.transport_dual`: potentials (G, T) and (G, E), utility (G, T, E); every field gets a leading G."""
-    options = {"capacity": capacity, "regularization": regularization}
     arrays = groups(token_potential=token_potential, expert_potential=expert_potential, utility=utility)
-    return stacked([spec.transport_dual(**group, **options) for group in arrays])
+    return spec.Dual(
+        *stacked([spec.transport_dual(**group, capacity=capacity, regularization=regularization) for group in arrays])
+    )
 
 
 def project_simplex(values: Array, *, mass: float = 1.0) -> Array:

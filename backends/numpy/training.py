@@ -121,7 +121,8 @@ def import_state(exported: dict[str, Any], optimizer: OptimizerConfig) -> State:
 
 def state_params(state: State) -> Params:
     """The parameters, as `forward` takes them."""
-    return state["params"]
+    params: Params = state["params"]
+    return params
 
 
 def _leaves(tree: Params, path: Path = ()) -> Iterator[tuple[Path, NDArray[Any]]]:

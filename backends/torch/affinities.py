@@ -1,0 +1,128 @@
+"""Affinities: from logits to the scores by which tokens or experts choose.
+
+Every array has a leading axis of groups (G), which are independent. All is computed in float32, or in float64 if an
+input is float64, also under autocast.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from moespec.backends.torch.arrays import full_precision, wide, widen
+from moespec.spec.checks import check_at_least, check_positive, check_same_shape, check_scores, check_size
+from moespec.spec.errors import ConfigError
+
+__all__ = ["add_gating_noise", "router_logits", "sinkhorn_affinity", "softmax_affinity"]
+
+AXES = "groups tokens experts"
+
+
+def router_logits(tokens: Tensor, kernel: Tensor) -> Tensor:
+    """Logits `tokens @ kernel`, without a bias.
+
+    Args:
+        tokens: (groups, tokens, width).
+        kernel: (width, experts).
+
+    Returns:
+        (groups, tokens, experts).
+
+    Raises:
+        ShapeError, DtypeError.
+
+    Source: Routers, eq. (1). Section 2.1.
+    """
+    check_scores("tokens", tokens, "groups tokens width")
+    check_scores("kernel", kernel, "width experts")
+    check_size("kernel", kernel, 0, tokens.shape[2], "the width of tokens")
+    dtype = wide(tokens.dtype, kernel.dtype)
+    with full_precision(tokens):
+        return tokens.to(dtype) @ kernel.to(dtype)
+
+
+def add_gating_noise(logits: Tensor, noise: Tensor | None, *, multiplier: float = 1.0) -> Tensor:
+    """`logits + multiplier / experts * noise`; with `noise=None` the logits unchanged.
+
+    Args:
+        logits: (groups, tokens, experts).
+        noise: (groups, tokens, experts), a draw of the standard normal, or None (evaluation).
+        multiplier: the standard deviation times the number of experts, at least 0.
+
+    Raises:
+        ConfigError, ShapeError, DtypeError.
+
+    Source: V-MoE, section 2; the code of V-MoE. Section 2.2.
+    """
+    check_scores("logits", logits, AXES)
+    if not multiplier >= 0 or not math.isfinite(multiplier):
+        raise ConfigError(f"multiplier: expected a finite number of at least 0, got {multiplier!r}")
+    if noise is None:
+        return logits
+    check_scores("noise", noise, AXES)
+    check_same_shape("noise", noise, "logits", logits)
+    dtype = wide(logits.dtype, noise.dtype)
+    return logits.to(dtype) + (multiplier / logits.shape[2]) * noise.to(dtype)
+
+
+def softmax_affinity(logits: Tensor) -> Tensor:
+    """`A[g, t, e] = exp(L[g, t, e]) / sum_e' exp(L[g, t, e'])`: the share of each expert in a token.
+
+    Args:
+        logits: (groups, tokens, experts).
+
+    Returns:
+        (groups, tokens, experts); rows sum to 1.
+
+    Raises:
+        ShapeError, DtypeError.
+
+    Source: Routers, eqs. (1), (6), (7). Section 2.1.
+    """
+    check_scores("logits", logits, AXES)
+    return torch.softmax(widen(logits), dim=2)
+
+
+def sinkhorn_affinity(logits: Tensor, *, iterations: int = 20, tolerance: float | None = None) -> Tensor:
+    """The plan `exp(L + f + g)` of entropy-regularised transport with row sums 1 and column sums T / E.
+
+    One iteration updates the columns, then the rows, in the log domain:
+
+        g[e] = log(T / E) - logsumexp_t(L[t, e] + f[t])
+        f[t] = -logsumexp_e(L[t, e] + g[e])
+
+    Args:
+        logits: (groups, tokens, experts).
+        iterations: updates, at least 1; a fixed number, so that nothing depends on values.
+        tolerance: if given, a group keeps its plan after the first iteration in which every column sum is this close
+            to T / E. The number of iterations does not change: a finished group is masked.
+
+    Returns:
+        (groups, tokens, experts). Differentiable by unrolling.
+
+    Raises:
+        ConfigError, ShapeError, DtypeError.
+
+    Source: Routers, eq. (8); Cuturi 2013. Section 6.
+    """
+    check_scores("logits", logits, AXES)
+    check_at_least("iterations", iterations, 1)
+    if tolerance is not None:
+        check_positive("tolerance", tolerance)
+    logits = widen(logits)
+    groups, tokens, experts = logits.shape
+    column_sum = logits.new_full((), tokens) / experts
+    token_potential = logits.new_zeros(groups, tokens, 1)
+    expert_potential = logits.new_zeros(groups, 1, experts)
+    finished = torch.zeros(groups, 1, 1, dtype=torch.bool, device=logits.device)
+    for _ in range(iterations):
+        columns = column_sum.log() - torch.logsumexp(logits + token_potential, dim=1, keepdim=True)
+        rows = -torch.logsumexp(logits + columns, dim=2, keepdim=True)
+        if tolerance is None:
+            expert_potential, token_potential = columns, rows
+        else:
+            expert_potential = torch.where(finished, expert_potential, columns)
+            token_potential = torch.where(finished, token_potential, rows)
+            sums = torch.exp(logits + token_potential + expert_potential).sum(dim=1, keepdim=True)
+            finished = (sums - column_sum).abs().amax(dim=2, keepdim=True) <= tolerance
+    return torch.exp(logits + token_potential + expert_potential)

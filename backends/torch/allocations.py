@@ -1,0 +1,184 @@
+"""Allocations: from scores to slots, by Token Choice (with or without Batch Priority Routing) and Expert Choice.
+
+Selections are integers and carry no gradient; combine weights do. Ties go to the lower index, in every sort.
+"""
+
+import torch
+from torch import Tensor
+
+from moespec.backends.torch.arrays import widen
+from moespec.backends.torch.rows import invert_index, take_scores
+from moespec.backends.torch.slots import SlotRouting
+from moespec.spec.checks import (
+    check_capacity,
+    check_choices,
+    check_option,
+    check_order,
+    check_same_shape,
+    check_scores,
+)
+
+__all__ = ["batch_priority", "expert_choice", "token_choice", "top_experts"]
+
+AXES = "groups tokens experts"
+
+ONE_HOT_EXPERTS = 32
+"""Up to this many experts a cumulative sum of one-hot rows counts requests; beyond, a sort of integers is faster."""
+
+
+def batch_priority(scores: Tensor, *, by: str = "max", choices: int = 1) -> Tensor:
+    """The order in which `token_choice` serves the tokens: descending priority, ties by index.
+
+    Args:
+        scores: (groups, tokens, experts), the scores of the selection.
+        by: "max", `s[t] = max_e scores[t, e]`; or "sum", over the `choices` largest scores of the token.
+        choices: experts K that a token chooses.
+
+    Returns:
+        (groups, tokens) int32, a permutation in each group.
+
+    Raises:
+        ConfigError, ShapeError, DtypeError.
+
+    Source: V-MoE, section 4. Section 4.
+    """
+    check_scores("scores", scores, AXES)
+    check_option("by", by, ("max", "sum"))
+    choices = check_choices(choices, scores.shape[2])
+    scores = widen(scores.detach())
+    if by == "max":
+        priority = scores.amax(dim=2)
+    else:
+        priority = torch.sort(scores, dim=2, descending=True, stable=True).values[:, :, :choices].sum(dim=2)
+    return torch.sort(priority, dim=1, descending=True, stable=True).indices.int()
+
+
+def top_experts(scores: Tensor, choices: int) -> Tensor:
+    """The `choices` best experts of each token, best first: (groups, tokens, choices) int32."""
+    return torch.sort(scores.detach(), dim=2, descending=True, stable=True).indices[:, :, :choices].int()
+
+
+def token_choice(
+    scores: Tensor,
+    *,
+    choices: int,
+    capacity: int,
+    combine_scores: Tensor | None = None,
+    order: Tensor | None = None,
+) -> SlotRouting:
+    """Token Choice: each token chooses its K best experts, which serve first choices first, tokens in order.
+
+    A choice that finds its expert full is dropped.
+
+    Args:
+        scores: (groups, tokens, experts), by which tokens choose.
+        choices: experts K that a token chooses, `1 <= K <= experts`.
+        capacity: slots C per expert, at least 1.
+        combine_scores: (groups, tokens, experts), the weights of the chosen; `scores` if None.
+        order: (groups, tokens) integers, a permutation in each group (not verified); by index if None.
+
+    Returns:
+        SlotRouting whose `slot` is (groups, tokens, choices).
+
+    Raises:
+        ConfigError, ShapeError, DtypeError.
+
+    Source: Routers, Algorithm 1. Section 3.
+    """
+    # Scores.
+    check_scores("scores", scores, AXES)
+    combine_scores = _combine_scores(scores, combine_scores)
+    groups, tokens, experts = scores.shape
+    choices = check_choices(choices, experts)
+    capacity = check_capacity(capacity)
+    if order is not None:
+        check_order(order, (groups, tokens))
+
+    # Selection.
+    chosen = top_experts(scores, choices)
+
+    # Slots.
+    if order is not None:
+        chosen = chosen.gather(1, order.long()[:, :, None].expand(-1, -1, choices))
+    place = request_positions(chosen.mT.reshape(groups, -1), experts).reshape(groups, choices, tokens).mT
+    slot = torch.where(place < capacity, chosen * capacity + place, experts * capacity)
+    if order is not None:
+        slot = slot.gather(1, invert_index(order, tokens).long()[:, :, None].expand(-1, -1, choices))
+
+    # Dispatch and combine. A request is numbered t * K + k, and T * K marks an empty slot: // K gives the token.
+    request = invert_index(slot.reshape(groups, -1), experts * capacity)
+    token = (request // choices).reshape(groups, experts, capacity)
+    return SlotRouting(token, take_scores(combine_scores, token), slot, tokens)
+
+
+def expert_choice(
+    scores: Tensor, *, capacity: int, combine_scores: Tensor | None = None, drop_zero: bool = False
+) -> SlotRouting:
+    """Expert Choice: each expert chooses its C best tokens; slot 0 holds the best.
+
+    Args:
+        scores: (groups, tokens, experts), by which experts choose.
+        capacity: slots C per expert, `1 <= C <= tokens`.
+        combine_scores: (groups, tokens, experts), the weights of the chosen; `scores` if None.
+        drop_zero: leave a slot empty whose token has a score of at most 0.
+
+    Returns:
+        SlotRouting with `slot` None.
+
+    Raises:
+        ConfigError, ShapeError, DtypeError.
+
+    Source: Routers, Algorithm 2; Zhou et al. 2022 (arXiv 2202.09368). Section 5.
+    """
+    # Scores.
+    check_scores("scores", scores, AXES)
+    combine_scores = _combine_scores(scores, combine_scores)
+    tokens = scores.shape[1]
+    capacity = check_capacity(capacity, tokens)
+
+    # Selection, slots.
+    best, chosen = torch.sort(scores.detach(), dim=1, descending=True, stable=True)
+    token = chosen[:, :capacity].int()
+    if drop_zero:
+        token = torch.where(best[:, :capacity] > 0, token, tokens)
+    token = token.mT.contiguous()
+
+    # Dispatch and combine.
+    return SlotRouting(token, take_scores(combine_scores, token), None, tokens)
+
+
+def _combine_scores(scores: Tensor, combine_scores: Tensor | None) -> Tensor:
+    if combine_scores is None:
+        return widen(scores)
+    check_scores("combine_scores", combine_scores, AXES)
+    check_same_shape("combine_scores", combine_scores, "scores", scores)
+    return widen(combine_scores)
+
+
+def request_positions(requests: Tensor, experts: int) -> Tensor:
+    """How many earlier requests of the same group ask for the same expert.
+
+    Args:
+        requests: (groups, requests) int32, the experts asked for, in the order of service.
+        experts: their number.
+
+    Returns:
+        (groups, requests) int32.
+    """
+    return count_positions(requests, experts) if experts <= ONE_HOT_EXPERTS else sort_positions(requests, experts)
+
+
+def count_positions(requests: Tensor, experts: int) -> Tensor:
+    """`request_positions` by a cumulative sum of one-hot rows."""
+    asked = requests[:, :, None] == torch.arange(experts, device=requests.device, dtype=requests.dtype)
+    counts = asked.cumsum(dim=1, dtype=torch.int32)
+    return torch.where(asked, counts - 1, 0).sum(dim=2, dtype=torch.int32)
+
+
+def sort_positions(requests: Tensor, experts: int) -> Tensor:
+    """`request_positions` by a stable sort of the integers."""
+    ordered, order = torch.sort(requests, dim=1, stable=True)
+    experts_present = torch.arange(experts, device=requests.device, dtype=requests.dtype)
+    first = torch.searchsorted(ordered, experts_present.expand(requests.shape[0], -1).contiguous())
+    rank = torch.arange(requests.shape[1], device=requests.device) - first.gather(1, ordered.long())
+    return rank.gather(1, invert_index(order, requests.shape[1]).long()).int()

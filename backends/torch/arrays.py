@@ -1,0 +1,148 @@
+"""Tensors to and from NumPy, the precision that routing is computed in, and the array operations that models use."""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from moespec.backends.torch.trees import tree_map
+from moespec.spec.checks import check_option
+
+__all__ = [
+    "arange",
+    "broadcast_to",
+    "cast",
+    "concatenate",
+    "cos",
+    "default_device",
+    "einsum",
+    "from_numpy",
+    "full_precision",
+    "mean",
+    "sin",
+    "softmax",
+    "stop_gradient",
+    "sum",
+    "tanh",
+    "to_numpy",
+    "transpose",
+    "wide",
+    "widen",
+]
+
+Axis = int | tuple[int, ...]
+
+DTYPES = {"float64": torch.float64, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+# Precision.
+
+
+def wide(*dtypes: torch.dtype) -> torch.dtype:
+    """float64 if one of the dtypes is float64, else float32: what affinities, losses and weights are computed in."""
+    return torch.float64 if torch.float64 in dtypes else torch.float32
+
+
+def widen(x: Tensor) -> Tensor:
+    """`x` in float32, or in float64 if it is float64."""
+    return x.to(wide(x.dtype))
+
+
+def full_precision(x: Tensor) -> AbstractContextManager[Any]:
+    """A context for the device of `x` in which autocast does not lower the precision of matrix products."""
+    device = x.device.type if torch.amp.is_autocast_available(x.device.type) else "cpu"
+    return torch.autocast(device, enabled=False)
+
+
+# To and from NumPy.
+
+
+def default_device() -> torch.device:
+    """The CUDA device if there is one, else the CPU: where `from_numpy` puts arrays."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def from_numpy(tree: Any, dtype: str | None = None) -> Any:
+    """Copies of the arrays of a nested dict, list or tuple, on `default_device()`.
+
+    Floating arrays are cast to `dtype` ("float64", "float32", "bfloat16"; rounded to the nearest even) if it is given;
+    integers and booleans keep their dtype, and None stays None.
+    """
+    if dtype is not None:
+        check_option("dtype", dtype, DTYPES)
+
+    def convert(leaf: Any) -> Tensor:
+        tensor = leaf.detach().clone() if isinstance(leaf, Tensor) else torch.from_numpy(np.array(leaf, copy=True))
+        if dtype is not None and tensor.is_floating_point():
+            tensor = tensor.to(DTYPES[dtype])
+        return tensor.to(default_device())
+
+    return tree_map(convert, tree)
+
+
+def to_numpy(tree: Any) -> Any:
+    """Copies of the tensors of a nested container as NumPy arrays; bfloat16 and float16 become float32."""
+
+    def convert(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        leaf = leaf.detach().cpu()
+        return (leaf.float() if leaf.dtype in (torch.bfloat16, torch.float16) else leaf).numpy().copy()
+
+    return tree_map(convert, tree)
+
+
+# Operations. Each has the same name in every backend.
+
+cos = torch.cos
+einsum = torch.einsum
+sin = torch.sin
+tanh = torch.tanh
+
+
+def arange(count: int, like: Tensor) -> Tensor:
+    """`0, 1, ..., count - 1` in float64 if `like` is float64, else in float32."""
+    return torch.arange(count, dtype=wide(like.dtype), device=like.device)
+
+
+def cast(x: Tensor, dtype: str | torch.dtype) -> Tensor:
+    """`x` in another dtype, given by its name or as an array's `.dtype`."""
+    return x.to(DTYPES[dtype] if isinstance(dtype, str) else dtype)
+
+
+def concatenate(arrays: Sequence[Tensor], axis: int) -> Tensor:
+    """The arrays joined along an existing axis."""
+    return torch.cat(list(arrays), dim=axis)
+
+
+def broadcast_to(x: Tensor, shape: Sequence[int]) -> Tensor:
+    """`x` repeated along its axes of size 1 (and new leading axes) to `shape`."""
+    return torch.broadcast_to(x, tuple(shape))
+
+
+def transpose(x: Tensor, axes: Sequence[int]) -> Tensor:
+    """`x` with its axes in the given order."""
+    return x.permute(tuple(axes))
+
+
+def mean(x: Tensor, axis: Axis | None = None) -> Tensor:
+    """Mean over the given axes (all if None)."""
+    return x.mean() if axis is None else x.mean(dim=axis)
+
+
+def sum(x: Tensor, axis: Axis | None = None) -> Tensor:
+    """Sum over the given axes (all if None)."""
+    return x.sum() if axis is None else x.sum(dim=axis)
+
+
+def softmax(x: Tensor, axis: int) -> Tensor:
+    """`exp(x) / sum(exp(x))` along `axis`."""
+    return torch.softmax(x, dim=axis)
+
+
+def stop_gradient(x: Tensor) -> Tensor:
+    """`x` as a constant."""
+    return x.detach()

@@ -1,0 +1,143 @@
+"""Auxiliary losses and routing metrics: means over the groups, unweighted, in float32 or better."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from moespec.backends.torch.allocations import top_experts
+from moespec.backends.torch.arrays import wide, widen
+from moespec.backends.torch.rows import put_scores
+from moespec.backends.torch.slots import SlotRouting, SoftRouting
+from moespec.spec.checks import check_choices, check_positive, check_same_shape, check_scores
+from moespec.spec.routing import Routing
+
+__all__ = ["balance_loss", "importance_loss", "load_loss", "routing_metrics", "z_loss"]
+
+AXES = "groups tokens experts"
+
+
+def importance_loss(scores: Tensor) -> Tensor:
+    """Squared coefficient of variation of the importance `I[e] = sum_t A[t, e]`: population variance / mean^2.
+
+    Args:
+        scores: (groups, tokens, experts), the softmax of the logits without noise.
+
+    Returns:
+        A number from 0 (balanced) to E - 1.
+
+    Raises:
+        ShapeError, DtypeError.
+
+    Source: V-MoE, appendix; Routers, appendix A. Section 10.1.
+    """
+    check_scores("scores", scores, AXES)
+    return _squared_variation(widen(scores).sum(dim=1))
+
+
+def load_loss(logits: Tensor, noisy_logits: Tensor, *, choices: int, noise_std: float) -> Tensor:
+    """Squared coefficient of variation of the load, the expected number of tokens that choose an expert:
+
+        load[e] = sum_t (1 - Phi((threshold[t] - L[t, e]) / noise_std))
+
+    where `threshold[t]` is the K-th largest noisy logit of the token and Phi the distribution function of the standard
+    normal.
+
+    Args:
+        logits: (groups, tokens, experts), without noise.
+        noisy_logits: (groups, tokens, experts), as used in the selection.
+        choices: K, from 1 to experts.
+        noise_std: standard deviation of the noise, greater than 0.
+
+    Raises:
+        ConfigError, ShapeError, DtypeError.
+
+    Source: V-MoE, appendix; Routers, eqs. (12)-(15). Section 10.2.
+    """
+    check_scores("logits", logits, AXES)
+    check_scores("noisy_logits", noisy_logits, AXES)
+    check_same_shape("noisy_logits", noisy_logits, "logits", logits)
+    choices = check_choices(choices, logits.shape[2])
+    noise_std = check_positive("noise_std", noise_std)
+    dtype = wide(logits.dtype, noisy_logits.dtype)
+    logits, noisy_logits = logits.to(dtype), noisy_logits.to(dtype)
+    threshold = torch.sort(noisy_logits, dim=2, descending=True, stable=True).values[:, :, choices - 1 : choices]
+    passes = 0.5 * torch.erfc((threshold - logits) / (noise_std * math.sqrt(2.0)))
+    return _squared_variation(passes.sum(dim=1))
+
+
+def balance_loss(scores: Tensor) -> Tensor:
+    """`E sum_e f[e] P[e]`: `f[e]` the share of tokens whose best expert is e, `P[e] = mean_t A[t, e]`.
+
+    Only P carries a gradient. The value is 1 for uniform scores and E if one expert takes everything.
+
+    Args:
+        scores: (groups, tokens, experts), the softmax of the (noisy) logits.
+
+    Raises:
+        ShapeError, DtypeError.
+
+    Source: Switch (arXiv 2101.03961), eqs. (4)-(6). Section 10.5.
+    """
+    check_scores("scores", scores, AXES)
+    scores = widen(scores)
+    experts = scores.shape[2]
+    best = top_experts(scores, 1) == torch.arange(experts, device=scores.device, dtype=torch.int32)
+    share = best.to(scores.dtype).mean(dim=1)
+    return experts * (share * scores.mean(dim=1)).sum(dim=1).mean()
+
+
+def z_loss(logits: Tensor) -> Tensor:
+    """`mean_t logsumexp_e(L[t, e])^2`, which keeps logits small.
+
+    Args:
+        logits: (groups, tokens, experts).
+
+    Raises:
+        ShapeError, DtypeError.
+
+    Source: ST-MoE (arXiv 2202.08906), eq. (5). Section 10.6.
+    """
+    check_scores("logits", logits, AXES)
+    return torch.logsumexp(widen(logits), dim=2).square().mean()
+
+
+def _squared_variation(values: Tensor) -> Tensor:
+    """Variance over squared mean (no root, so the gradient at equal values is 0), of (groups, experts)."""
+    mean = values.mean(dim=1, keepdim=True)
+    return ((values - mean).square().mean(dim=1) / mean.square().squeeze(1)).mean()
+
+
+def routing_metrics(routing: SlotRouting | SoftRouting | Routing) -> dict[str, Tensor]:
+    """How evenly and how completely a routing serves the tokens, without gradient.
+
+        load[e]   = sum_t,c dispatch[t, e, c] / T       for a sparse routing the filled slots of the expert / T
+        coverage  = share of tokens with a dispatch weight greater than 0 anywhere
+        dropped   = 1 - coverage
+        entropy   = mean_t H(m[t])                      in nats; m[t, e] = sum_c combine[t, e, c], normalised to sum 1
+
+    Args:
+        routing: a slot routing or a dense one.
+
+    Returns:
+        `load` (experts,), and the numbers `coverage`, `dropped`, `entropy`.
+    """
+    if isinstance(routing, SlotRouting):
+        filled = (routing.token < routing.tokens).to(routing.weight.dtype)
+        load = filled.sum(dim=2) / routing.tokens
+        served = (put_scores(filled, routing.token, routing.tokens) > 0).any(dim=2)
+        mass = put_scores(routing.weight.detach(), routing.token, routing.tokens)
+    else:
+        dispatch = widen(routing.dispatch.detach())
+        load = dispatch.sum(dim=(1, 3)) / dispatch.shape[1]
+        served = (dispatch > 0).flatten(2).any(dim=2)
+        mass = widen(routing.combine.detach()).sum(dim=3)
+    coverage = served.to(mass.dtype).mean()
+    return {"load": load.mean(dim=0), "coverage": coverage, "dropped": 1.0 - coverage, "entropy": _entropy(mass)}
+
+
+def _entropy(mass: Tensor) -> Tensor:
+    """Mean entropy in nats of the rows of `mass` (groups, tokens, experts), normalised; 0 for a row without mass."""
+    total = mass.sum(dim=2, keepdim=True)
+    share = torch.where(total > 0, mass / torch.where(total > 0, total, 1.0), 0.0).clamp_min(0)
+    return -torch.special.xlogy(share, share).sum(dim=2).mean()

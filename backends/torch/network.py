@@ -1,0 +1,222 @@
+"""The operations that models need around the routers: experts, norms, attention, patches, cross-entropies.
+
+Products run in the dtype of their input, to which parameters are cast; norms and losses in float32 or better.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from moespec.backends.torch.arrays import wide
+from moespec.spec.checks import (
+    check_floating,
+    check_option,
+    check_positive,
+    check_rank,
+    check_same_shape,
+    check_scores,
+    check_size,
+)
+from moespec.spec.errors import ShapeError
+
+__all__ = [
+    "attention",
+    "expert_mlp",
+    "gelu",
+    "layer_norm",
+    "patch_embed",
+    "sigmoid_cross_entropy",
+    "softmax_cross_entropy",
+]
+
+
+def gelu(x: Tensor, *, form: str = "tanh") -> Tensor:
+    """`x Phi(x)` with the normal distribution function ("erf"), or its approximation by tanh.
+
+        tanh:  x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))
+
+    Source: Hendrycks and Gimpel 2016 (arXiv 1606.08415). Section 1.
+    """
+    check_option("form", form, ("tanh", "erf"))
+    check_floating("x", x)
+    return F.gelu(x, approximate="tanh" if form == "tanh" else "none")
+
+
+def expert_mlp(inputs: Tensor, params: Mapping[str, Tensor], *, gelu: str = "tanh") -> Tensor:
+    """Each expert's two-layer perceptron on its own slots: `gelu(x w1 + b1) w2 + b2`.
+
+    Args:
+        inputs: (groups, experts, capacity, width).
+        params: `w1` (experts, width, hidden), `b1` (experts, hidden), `w2` (experts, hidden, width) and
+            `b2` (experts, width).
+        gelu: "tanh" or "erf".
+
+    Returns:
+        (groups, experts, capacity, width of the output), computed in the dtype of `inputs` (or that of autocast).
+
+    Raises:
+        ConfigError, ShapeError, DtypeError.
+
+    Source: Routers, section 1.2. Section 1.
+    """
+    check_scores("inputs", inputs, "groups experts capacity width")
+    for name, axes in {
+        "w1": "experts width hidden",
+        "b1": "experts hidden",
+        "w2": "experts hidden width",
+        "b2": "experts width",
+    }.items():
+        check_scores(name, params[name], axes)
+        check_size(name, params[name], 0, inputs.shape[1], "the experts of inputs")
+    w1, b1, w2, b2 = (params[name].to(inputs.dtype) for name in ("w1", "b1", "w2", "b2"))
+    check_size("w1", w1, 1, inputs.shape[3], "the width of inputs")
+    check_size("b1", b1, 1, w1.shape[2], "the hidden width of w1")
+    check_size("w2", w2, 1, w1.shape[2], "the hidden width of w1")
+    check_size("b2", b2, 1, w2.shape[2], "the output width of w2")
+    groups, experts, capacity, width = inputs.shape
+    rows = inputs.transpose(0, 1).reshape(experts, groups * capacity, width)
+    hidden = _gelu(torch.baddbmm(b1[:, None], rows, w1), form=gelu)
+    outputs = torch.baddbmm(b2[:, None].to(hidden.dtype), hidden, w2.to(hidden.dtype))
+    return outputs.reshape(experts, groups, capacity, -1).transpose(0, 1)
+
+
+_gelu = gelu
+
+
+def layer_norm(x: Tensor, scale: Tensor, bias: Tensor | None = None, *, epsilon: float = 1e-6) -> Tensor:
+    """`(x - mean) / sqrt(variance + epsilon) * scale + bias` along the last axis, with the population variance.
+
+    Args:
+        x: (..., width).
+        scale, bias: (width,); no bias if None.
+
+    Returns:
+        (..., width), in the dtype of `x`.
+
+    Raises:
+        ConfigError, ShapeError, DtypeError.
+
+    Source: Ba et al. 2016 (arXiv 1607.06450). Section 16.
+    """
+    _check_any_rank("x", x)
+    check_positive("epsilon", epsilon)
+    for name, values in {"scale": scale, "bias": bias}.items():
+        if values is not None:
+            check_scores(name, values, "width")
+            check_size(name, values, 0, x.shape[-1], "the last axis of x")
+    dtype = wide(x.dtype)
+    bias = None if bias is None else bias.to(dtype)
+    return F.layer_norm(x.to(dtype), x.shape[-1:], scale.to(dtype), bias, epsilon).to(x.dtype)
+
+
+def attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Softmax attention, each head alone: `softmax(q k^T / sqrt(dim)) v`, by torch's fused kernel.
+
+    Args:
+        query: (images, queries, heads, dim).
+        key, value: (images, keys, heads, dim).
+
+    Returns:
+        (images, queries, heads, dim).
+
+    Raises:
+        ShapeError, DtypeError.
+
+    Source: Vaswani et al. 2017 (arXiv 1706.03762), eq. (1). Section 16.
+    """
+    check_scores("query", query, "images queries heads dim")
+    check_scores("key", key, "images keys heads dim")
+    check_scores("value", value, "images keys heads dim")
+    check_same_shape("value", value, "key", key)
+    for axis in (0, 2, 3):
+        check_size("key", key, axis, query.shape[axis], "the images, heads and dim of query")
+    heads_first = (x.transpose(1, 2) for x in (query, key, value))
+    return F.scaled_dot_product_attention(*heads_first).transpose(1, 2)
+
+
+def patch_embed(images: Tensor, kernel: Tensor, bias: Tensor) -> Tensor:
+    """Cuts images into patches, row by row, and maps each linearly: a convolution with stride `patch`.
+
+    Args:
+        images: (images, height, width, channels); height and width are multiples of `patch`.
+        kernel: (patch, patch, channels, features).
+        bias: (features,).
+
+    Returns:
+        (images, patches, features), computed in the dtype of `images` (or that of autocast).
+
+    Raises:
+        ShapeError, DtypeError.
+
+    Source: Dosovitskiy et al. 2020 (arXiv 2010.11929), eq. (1). Section 16.
+    """
+    check_scores("images", images, "images height width channels")
+    check_scores("kernel", kernel, "patch patch channels features")
+    check_scores("bias", bias, "features")
+    patch, features = kernel.shape[0], kernel.shape[3]
+    check_size("kernel", kernel, 1, patch, "its first axis")
+    check_size("kernel", kernel, 2, images.shape[3], "the channels of images")
+    check_size("bias", bias, 0, features, "the features of kernel")
+    count, height, width, channels = images.shape
+    rows, columns = height // patch, width // patch
+    if height != rows * patch or width != columns * patch:
+        raise ShapeError(f"images: {height} x {width} pixels do not divide into patches of {patch}")
+    pixels = images.reshape(count, rows, patch, columns, patch, channels).permute(0, 1, 3, 2, 4, 5)
+    flat = pixels.reshape(count, rows * columns, patch * patch * channels)
+    weights = kernel.reshape(-1, features).to(images.dtype)
+    return F.linear(flat, weights.mT, bias.to(images.dtype))
+
+
+def softmax_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """`-sum_c y[c] log softmax(z)[c]` along the last axis.
+
+    Args:
+        logits: (..., classes).
+        targets: (..., classes), probabilities.
+
+    Returns:
+        (...), in float32 or better.
+
+    Raises:
+        ShapeError, DtypeError.
+
+    Source: section 17.1.
+    """
+    logits, targets = _logits_and_targets(logits, targets)
+    return -(targets * torch.log_softmax(logits, dim=-1)).sum(dim=-1)
+
+
+def sigmoid_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """`sum_c log(1 + exp(z[c])) - y[c] z[c]` along the last axis: one binary decision per class, summed.
+
+    Args:
+        logits: (..., classes).
+        targets: (..., classes), each from 0 to 1.
+
+    Returns:
+        (...), in float32 or better.
+
+    Raises:
+        ShapeError, DtypeError.
+
+    Source: section 17.1.
+    """
+    logits, targets = _logits_and_targets(logits, targets)
+    return -(F.logsigmoid(-logits) + targets * logits).sum(dim=-1)
+
+
+def _logits_and_targets(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    _check_any_rank("logits", logits)
+    _check_any_rank("targets", targets)
+    check_same_shape("targets", targets, "logits", logits)
+    dtype = wide(logits.dtype, targets.dtype)
+    return logits.to(dtype), targets.to(dtype)
+
+
+def _check_any_rank(name: str, array: Tensor) -> None:
+    if array.ndim < 1 or array.numel() == 0:
+        raise ShapeError(f"{name}: expected at least one axis and none of them empty, got shape {tuple(array.shape)}")
+    check_rank(name, array, " ".join(["axis"] * array.ndim))
+    check_floating(name, array)

@@ -1,0 +1,194 @@
+"""Modules: `MoE`, which takes the place of the MLP of a transformer block, and `Model`, which holds a whole model.
+
+    block.mlp = MoE(384, 1536, experts=16, tokens=196, router="soft_moe")
+    ...
+    loss = criterion(model(images), targets) + auxiliary_loss(model)
+
+Parameters start from the same NumPy draws as everywhere else, on the CPU. Gating noise comes from torch's generator,
+and only in training. What a forward pass found out besides its output stays on the module: `losses` (the weighted
+auxiliary losses by name, with gradient) and `metrics` (for logs). Copies and pickles of a module leave them out.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+import moespec.backends.torch as B
+from moespec.backends.torch.network import expert_mlp
+from moespec.backends.torch.slots import moe_layer
+from moespec.spec.checks import check_at_least, check_option, check_scores, check_size
+from moespec.spec.errors import ConfigError, ShapeError
+from moespec.spec.routing import RouterConfig
+
+__all__ = ["MoE", "Model", "ParameterTree", "auxiliary_loss"]
+
+
+class ParameterTree(nn.Module):
+    """A nested dict of arrays as parameters: `{"blocks": {"1": {"w": ...}}}` has the state-dict name `blocks.1.w`."""
+
+    def __init__(self, arrays: dict[str, Any]) -> None:
+        super().__init__()
+        self._names = tuple(arrays)
+        for name, value in arrays.items():
+            if isinstance(value, dict):
+                self.add_module(name, ParameterTree(value))
+            else:
+                self.register_parameter(name, nn.Parameter(torch.from_numpy(np.array(value))))
+
+    def params(self) -> dict[str, Any]:
+        """The nested dict, with the parameters themselves as leaves."""
+        children = {name: getattr(self, name) for name in self._names}
+        return {name: child.params() if isinstance(child, ParameterTree) else child for name, child in children.items()}
+
+
+class _Reporting(nn.Module):
+    """A module with `losses` and `metrics` of its last forward pass, which hold a graph and so are never copied."""
+
+    losses: dict[str, Tensor]
+    metrics: Any
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "losses": {}, "metrics": {}}
+
+
+class MoE(_Reporting):
+    """A mixture-of-experts layer in place of an MLP: (images, tokens, width) to the same shape and dtype.
+
+    width, hidden: of each expert, a perceptron `gelu(x w1 + b1) w2 + b2`.
+    experts: their number.
+    tokens: tokens of one image, for which the capacity is computed. An input with another number is routed with the
+        capacity of that number; the slots of Soft MoE, which are parameters, stay as many as they are.
+    router: a key of `ROUTERS`.
+    group_images: images that are routed together, as one group; the batch must be a multiple.
+    gelu: "tanh" or "erf".
+    expert_init: "independent" initial values, or "shared" by all experts.
+    seed: of the initial values (Glorot uniform kernels, biases normal(1e-6), the router's own).
+    router_options: fields of `RouterConfig`: choices, capacity_factor, importance_weight, ...
+
+    Router logits, weights and losses are computed in float32 or better, also under autocast or in bfloat16.
+
+    Raises ConfigError for an argument out of range or unknown, ShapeError for an input of another width or a batch that
+    does not split into groups.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        hidden: int,
+        experts: int,
+        *,
+        tokens: int,
+        router: str = "soft_moe",
+        group_images: int = 1,
+        gelu: str = "tanh",
+        expert_init: str = "independent",
+        seed: int = 0,
+        **router_options: Any,
+    ) -> None:
+        super().__init__()
+        sizes = {"width": width, "hidden": hidden, "experts": experts, "tokens": tokens, "group_images": group_images}
+        for name, value in sizes.items():
+            check_at_least(name, value, 1)
+        check_at_least("seed", seed, 0)
+        check_option("router", router, B.ROUTERS)
+        check_option("gelu", gelu, ("tanh", "erf"))
+        check_option("expert_init", expert_init, ("independent", "shared"))
+        unknown = sorted(set(router_options) - set(RouterConfig.__dataclass_fields__))
+        if unknown:
+            known = ", ".join(RouterConfig.__dataclass_fields__)
+            raise ConfigError(f"{unknown[0]}={router_options[unknown[0]]!r}: expected a field of RouterConfig: {known}")
+        self.router_name, self.group_images, self.gelu = router, group_images, gelu
+        self.config = B.ROUTERS[router].configure(
+            width=width, experts=experts, tokens=group_images * tokens, **router_options
+        )
+        generator = np.random.default_rng(seed)
+        self.router = ParameterTree(B.ROUTERS[router].init(generator, self.config))
+        self.experts = ParameterTree(_expert_arrays(generator, width, hidden, experts, expert_init == "shared"))
+        self.losses, self.metrics = {}, {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        check_scores("x", x, "images tokens width")
+        check_size("x", x, 2, self.config.width, "the width of the layer")
+        if x.shape[0] % self.group_images:
+            raise ShapeError(f"x: {x.shape[0]} images do not split into groups of group_images={self.group_images}")
+        tokens = x.reshape(x.shape[0] // self.group_images, -1, x.shape[2])
+        config = self.config if tokens.shape[1] == self.config.tokens else replace(self.config, tokens=tokens.shape[1])
+        params = self.router.params()
+        noise = None
+        if self.training and config.noise_multiplier and "kernel" in params:
+            noise = torch.randn(tokens.shape[0], tokens.shape[1], config.experts, device=x.device)
+        output = B.ROUTERS[self.router_name].route(params, tokens, config, noise=noise, train=self.training)
+        experts = self.experts.params()
+        y = moe_layer(tokens, output.routing, lambda inputs: expert_mlp(inputs, experts, gelu=self.gelu))
+        self.losses, self.metrics = output.losses, output.metrics
+        return y.reshape(x.shape)
+
+    def extra_repr(self) -> str:
+        return f"router={self.router_name!r}, {self.config}, group_images={self.group_images}"
+
+
+def _expert_arrays(
+    generator: np.random.Generator, width: int, hidden: int, experts: int, shared: bool
+) -> dict[str, NDArray[np.float32]]:
+    limit = math.sqrt(6 / (width + hidden))
+    draws = {
+        "w1": lambda leading: generator.uniform(-limit, limit, (*leading, width, hidden)),
+        "b1": lambda leading: generator.normal(0, 1e-6, (*leading, hidden)),
+        "w2": lambda leading: generator.uniform(-limit, limit, (*leading, hidden, width)),
+        "b2": lambda leading: generator.normal(0, 1e-6, (*leading, width)),
+    }
+    if shared:
+        return {name: np.stack([draw(())] * experts).astype(np.float32) for name, draw in draws.items()}
+    return {name: draw((experts,)).astype(np.float32) for name, draw in draws.items()}
+
+
+class Model(ParameterTree, _Reporting):
+    """A model written against a backend, as a module; it returns the logits (the features, without a head).
+
+        Model(vit.forward, config, vit.init(config, seed), noise_shapes=vit.moe_noise_shapes)
+
+    forward: `forward(B, config, params, inputs, *, noise, train)` returns an object with `logits`, `features`, `losses`
+        and `metrics`.
+    config: given to it.
+    params: nested dict of NumPy arrays. They become parameters: `blocks.1.moe.experts.w1` in the state dict, and
+        `params()` gives the nested dict back.
+    noise_shapes: `noise_shapes(config, batch size)`, the shapes of the gating noise that a forward pass takes in
+        training; None for no noise.
+    """
+
+    def __init__(
+        self,
+        forward: Callable[..., Any],
+        config: Any,
+        params: dict[str, Any],
+        *,
+        noise_shapes: Callable[[Any, int], Sequence[tuple[int, ...]]] | None = None,
+    ) -> None:
+        super().__init__(params)
+        self.config = config
+        self._forward, self._noise_shapes = forward, noise_shapes
+        self.losses, self.metrics = {}, []
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        noise = None
+        if self.training and self._noise_shapes is not None:
+            shapes = self._noise_shapes(self.config, inputs.shape[0])
+            noise = [torch.randn(shape, device=inputs.device) for shape in shapes]
+        output = self._forward(B, self.config, self.params(), inputs, noise=noise, train=self.training)
+        self.losses, self.metrics = output.losses, output.metrics
+        return output.features if output.logits is None else output.logits
+
+
+def auxiliary_loss(module: nn.Module) -> Tensor:
+    """The sum of the auxiliary losses of all `MoE` and `Model` modules in `module`, of their last forward pass.
+
+    They are weighted already. A number, 0 when there are none.
+    """
+    values = [value for child in module.modules() if isinstance(child, _Reporting) for value in child.losses.values()]
+    return torch.stack(values).sum() if values else torch.zeros(())

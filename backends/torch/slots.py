@@ -1,0 +1,180 @@
+"""Routings as records of slots, and the layer that moves tokens through them.
+
+A sparse routing fills a slot with at most one token, so it is stored by slot: which token, and with what weight.
+Nothing of size tokens x experts x capacity is made, except by `dense()`. Soft routing is dense by nature.
+
+Shapes: G groups, T tokens, E experts, C capacity, K choices, D width.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from moespec.backends.torch.arrays import wide
+from moespec.backends.torch.rows import gather_rows, invert_index, permute_rows, sum_rows
+from moespec.spec.checks import check_rank, check_same_shape, check_scores, check_size
+from moespec.spec.errors import ShapeError
+from moespec.spec.routing import Routing
+
+__all__ = ["SlotRouting", "SoftRouting", "moe_layer"]
+
+
+class SlotRouting(NamedTuple):
+    """A sparse routing.
+
+    token: (G, E, C) int32, the token in each slot; `tokens` for an empty slot.
+    weight: (G, E, C), its combine weight in float32 or better; 0 for an empty slot.
+    slot: (G, T, K) int32, the slot `e * C + c` of each choice of a token, `E * C` for a choice that was dropped; None
+        when a token may sit in any number of slots.
+    tokens: T.
+    """
+
+    token: Tensor
+    weight: Tensor
+    slot: Tensor | None
+    tokens: int
+
+    def dense(self) -> Routing:
+        """The tensors of the paper, `dispatch` and `combine`, each (G, T, E, C) in the dtype of `weight`."""
+        index = torch.arange(self.tokens, device=self.token.device, dtype=self.token.dtype)
+        dispatch = (self.token[:, None] == index[:, None, None]).to(self.weight.dtype)
+        return Routing(dispatch, dispatch * self.weight[:, None])
+
+
+class SoftRouting(NamedTuple):
+    """A dense routing: `dispatch` and `combine`, each (G, T, E, C) in float32 or better."""
+
+    dispatch: Tensor
+    combine: Tensor
+
+    def dense(self) -> Routing:
+        """The same tensors."""
+        return Routing(self.dispatch, self.combine)
+
+
+def moe_layer(
+    tokens: Tensor, routing: SlotRouting | SoftRouting | Routing, experts: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """Dispatch, experts, combine:
+
+        inputs[e, c]  = sum_t dispatch[t, e, c] tokens[t]
+        outputs[e, c] = experts(inputs)[e, c]
+        result[t]     = sum_e,c combine[t, e, c] outputs[e, c]
+
+    For a slot routing these are a gather of rows by `token` and a weighted gather of rows by `slot` (or, where a token
+    may sit in any number of slots, a sum of rows in a fixed order); the sum is weighted in float32 or better. For a
+    dense routing they are matrix products in the dtype of the tokens or outputs, to which the routing is cast: with
+    16-bit tokens the products are those of 16-bit numbers, added up in float32.
+
+    Args:
+        tokens: (groups, tokens, width).
+        routing: of these tokens.
+        experts: maps (groups, experts, capacity, width) to (groups, experts, capacity, width of the output).
+
+    Returns:
+        (groups, tokens, width of the output), in the dtype of `tokens`.
+
+    Raises:
+        ShapeError, DtypeError.
+
+    Source: Routers, section 1.2. Section 1.
+    """
+    check_scores("tokens", tokens, "groups tokens width")
+    sparse = isinstance(routing, SlotRouting)
+    if sparse:
+        _check_slots(tokens, routing)
+    else:
+        _check_dense(tokens, routing)
+    inputs = _dispatch_slots(tokens, routing) if sparse else _dispatch_dense(tokens, routing)
+    outputs = experts(inputs)
+    check_rank("experts", outputs, "groups experts capacity width")
+    for axis in range(3):
+        check_size("experts", outputs, axis, inputs.shape[axis], "the slots it was given")
+    result = _combine_slots(outputs, routing) if sparse else _combine_dense(outputs, routing)
+    return result.to(tokens.dtype)
+
+
+def _check_slots(tokens: Tensor, routing: SlotRouting) -> None:
+    check_rank("routing.token", routing.token, "groups experts capacity")
+    check_same_shape("routing.weight", routing.weight, "routing.token", routing.token)
+    check_size("routing.token", routing.token, 0, tokens.shape[0], "the groups of tokens")
+    if routing.tokens != tokens.shape[1]:
+        raise ShapeError(f"routing.tokens: {routing.tokens} tokens were routed, got {tokens.shape[1]}")
+    if routing.slot is not None:
+        check_rank("routing.slot", routing.slot, "groups tokens choices")
+
+
+def _check_dense(tokens: Tensor, routing: SoftRouting | Routing) -> None:
+    check_scores("routing.dispatch", routing.dispatch, "groups tokens experts capacity")
+    check_same_shape("routing.combine", routing.combine, "routing.dispatch", routing.dispatch)
+    check_size("routing.dispatch", routing.dispatch, 0, tokens.shape[0], "the groups of tokens")
+    check_size("routing.dispatch", routing.dispatch, 1, tokens.shape[1], "the number of tokens")
+
+
+# Slots. Rows of tokens are numbered (g, t), rows of slots (e, g, c): all slots of an expert are neighbours in memory,
+# so that the experts' matrix products need no further copy.
+
+
+def _dispatch_slots(tokens: Tensor, routing: SlotRouting) -> Tensor:
+    """(G, T, D) to (G, E, C, D), zeros in empty slots."""
+    groups, experts, capacity = routing.token.shape
+    rows = tokens.reshape(-1, tokens.shape[2])
+    index = _token_rows(routing)
+    if routing.slot is None:
+        inputs = gather_rows(rows, index)
+    else:
+        inputs = permute_rows(rows, index, _slot_rows(routing).reshape(rows.shape[0], -1))
+    return inputs.reshape(experts, groups, capacity, -1).transpose(0, 1)
+
+
+def _combine_slots(outputs: Tensor, routing: SlotRouting) -> Tensor:
+    """(G, E, C, D) to (G, T, D), in float32 or better."""
+    groups, experts, capacity, width = outputs.shape
+    dtype = wide(outputs.dtype, routing.weight.dtype)
+    rows = outputs.transpose(0, 1).reshape(experts * groups * capacity, width)
+    weight = routing.weight.transpose(0, 1).reshape(-1, 1).to(dtype)
+    if routing.slot is None:
+        result = sum_rows(rows.to(dtype) * weight, _token_rows(routing), groups * routing.tokens)
+    else:
+        index = _slot_rows(routing)
+        inverse = invert_index(index, rows.shape[0])[:, None]
+        gathered = permute_rows(rows, index, inverse).to(dtype) * permute_rows(weight, index, inverse)
+        result = gathered.reshape(groups * routing.tokens, -1, width).sum(dim=1)
+    return result.reshape(groups, routing.tokens, width)
+
+
+def _token_rows(routing: SlotRouting) -> Tensor:
+    """(E * G * C,): the row of the token in each slot, or the number of rows for an empty slot."""
+    groups = routing.token.shape[0]
+    first = torch.arange(groups, device=routing.token.device, dtype=torch.int32)[:, None, None] * routing.tokens
+    rows = torch.where(routing.token < routing.tokens, routing.token + first, groups * routing.tokens)
+    return rows.transpose(0, 1).reshape(-1)
+
+
+def _slot_rows(routing: SlotRouting) -> Tensor:
+    """(G * T * K,): the row of the slot of each choice, or the number of rows for a dropped choice."""
+    groups, experts, capacity = routing.token.shape
+    assert routing.slot is not None
+    group = torch.arange(groups, device=routing.token.device, dtype=torch.int32)[:, None, None]
+    expert, place = routing.slot // capacity, routing.slot % capacity
+    rows = (expert * groups + group) * capacity + place
+    return torch.where(routing.slot < experts * capacity, rows, experts * groups * capacity).reshape(-1)
+
+
+# Dense.
+
+
+def _dispatch_dense(tokens: Tensor, routing: SoftRouting | Routing) -> Tensor:
+    """(G, T, D) to (G, E, C, D)."""
+    groups, _, experts, capacity = routing.dispatch.shape
+    weights = routing.dispatch.reshape(groups, tokens.shape[1], -1).to(tokens.dtype)
+    return (weights.mT @ tokens).reshape(groups, experts, capacity, -1)
+
+
+def _combine_dense(outputs: Tensor, routing: SoftRouting | Routing) -> Tensor:
+    """(G, E, C, D) to (G, T, D)."""
+    groups, tokens, experts, capacity = routing.combine.shape
+    weights = routing.combine.reshape(groups, tokens, -1).to(outputs.dtype)
+    return weights @ outputs.reshape(groups, experts * capacity, -1)

@@ -1,0 +1,110 @@
+"""Soft routing: every slot is a convex combination of all tokens, and every token of all slot outputs."""
+
+import torch
+from torch import Tensor
+
+from moespec.backends.torch.arrays import full_precision, wide
+from moespec.backends.torch.slots import SoftRouting
+from moespec.spec.checks import check_option, check_scores, check_size
+from moespec.spec.errors import ConfigError, DtypeError, ShapeError
+
+__all__ = ["soft_routing"]
+
+FORMS = ("soft", "uniform", "identity")
+EPSILON = 1e-6
+
+
+def soft_routing(
+    tokens: Tensor,
+    slots: Tensor,
+    *,
+    scale: Tensor | float = 1.0,
+    normalize: bool = True,
+    norm_form: str = "paper",
+    dispatch: str = "soft",
+    combine: str = "soft",
+) -> SoftRouting:
+    """Soft routing from the logits `L[t, e, c] = <l2n(x[t]), scale * l2n(phi[:, e, c])>`:
+
+        D[t, e, c] = exp(L[t, e, c]) / sum_t' exp(L[t', e, c])            a softmax over the tokens
+        C[t, e, c] = exp(L[t, e, c]) / sum_e',c' exp(L[t, e', c'])        a softmax over all slots
+
+    The norms scale the rows and columns of one product `x phi`; all in float32 or better, also under autocast.
+
+    Args:
+        tokens: (groups, tokens, width), a group is one image.
+        slots: (width, experts, capacity).
+        scale: a number, trainable.
+        normalize: use the l2-normalised tokens and slots in the logits; otherwise `L = x phi`, without `scale`.
+        norm_form: "paper", `x / (norm + 1e-6)`, or "rsqrt", `x / sqrt(norm**2 + 1e-6)`.
+        dispatch, combine: "soft" as above; the ablations "uniform" (1 / T and 1 / (E C)) and "identity" (token t in
+            slot t of the flattened list; for both tensors or neither, with as many slots as tokens).
+
+    Returns:
+        SoftRouting, each (groups, tokens, experts, capacity).
+
+    Raises:
+        ConfigError, ShapeError, DtypeError.
+
+    Source: SoftMoE, eqs. (1)-(2), Algorithms 1-2, Table 2. Section 9.
+    """
+    check_scores("tokens", tokens, "groups tokens width")
+    check_scores("slots", slots, "width experts capacity")
+    check_size("slots", slots, 0, tokens.shape[2], "the width of tokens")
+    _check_scale(scale)
+    _check_forms(norm_form, dispatch, combine)
+    dtype = wide(tokens.dtype, slots.dtype)
+    shape = (tokens.shape[0], tokens.shape[1], slots.shape[1], slots.shape[2])
+    if dispatch == "identity":
+        weights = _identity(shape, dtype, tokens.device)
+        return SoftRouting(weights, weights)
+
+    # Scores.
+    x, phi = tokens.to(dtype), slots.to(dtype).flatten(1)
+    with full_precision(tokens):
+        logits = x @ phi
+    if normalize:
+        columns = scale * _inverse_norm(phi, 0, norm_form)
+        logits = logits * _inverse_norm(x, 2, norm_form) * columns
+
+    # Dispatch and combine; nothing is selected, and every slot is full.
+    slot_count = shape[2] * shape[3]
+    dispatched = torch.softmax(logits, dim=1) if dispatch == "soft" else torch.full_like(logits, 1 / shape[1])
+    combined = torch.softmax(logits, dim=2) if combine == "soft" else torch.full_like(logits, 1 / slot_count)
+    return SoftRouting(dispatched.reshape(shape), combined.reshape(shape))
+
+
+def _check_scale(scale: Tensor | float) -> None:
+    if not isinstance(scale, Tensor):
+        return
+    if scale.ndim != 0:
+        raise ShapeError(f"scale: expected a number, got shape {tuple(scale.shape)}")
+    if not scale.is_floating_point():
+        raise DtypeError(f"scale: expected a floating dtype, got {scale.dtype}")
+
+
+def _check_forms(norm_form: str, dispatch: str, combine: str) -> None:
+    check_option("norm_form", norm_form, ("paper", "rsqrt"))
+    check_option("dispatch", dispatch, FORMS)
+    check_option("combine", combine, FORMS)
+    if (dispatch == "identity") != (combine == "identity"):
+        raise ConfigError(f"dispatch: {dispatch!r} does not go with combine={combine!r}: identity is both or neither")
+
+
+def _inverse_norm(x: Tensor, axis: int, form: str) -> Tensor:
+    """What `x` is multiplied by along `axis` to be normalised. The norm of a zero vector counts as a constant."""
+    squares = (x * x).sum(dim=axis, keepdim=True)
+    if form == "rsqrt":
+        return torch.rsqrt(squares + EPSILON)
+    zero = squares == 0
+    norm = torch.where(zero, 0.0, torch.where(zero, 1.0, squares).sqrt())
+    return 1 / (norm + EPSILON)
+
+
+def _identity(shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    groups, tokens, experts, capacity = shape
+    if tokens != experts * capacity:
+        raise ShapeError(
+            f"slots: identity needs as many slots as tokens, got {experts} x {capacity} for {tokens} tokens"
+        )
+    return torch.eye(tokens, dtype=dtype, device=device).reshape(1, tokens, experts, capacity).repeat(groups, 1, 1, 1)

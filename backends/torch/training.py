@@ -1,0 +1,196 @@
+"""Gradients, compilation, and the training step: AdamW through torch.optim, with the state updated in place."""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from moespec.backends.optimizer import OptimizerConfig, decays
+from moespec.backends.torch.arrays import from_numpy, to_numpy, wide
+from moespec.backends.torch.trees import flatten, tree_map, unflatten
+from moespec.spec.checks import check_at_least
+from moespec.spec.errors import ShapeError
+
+__all__ = [
+    "TrainState",
+    "compile",
+    "export_state",
+    "import_state",
+    "init_state",
+    "make_step",
+    "state_params",
+    "value_and_grad",
+]
+
+Params = dict[str, Any]
+LossFunction = Callable[[Params, Any], tuple[Tensor, dict[str, Tensor]]]
+
+COMPILER = {"recompile_limit": 64, "trace_autograd_ops": True}
+"""Settings of torch's tracer while a function of `compile` runs: many shapes, and gradients taken inside it."""
+
+
+def compile(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """`torch.compile(fn, fullgraph=True)`, for pure functions.
+
+    A static fault (a wrong shape, dtype or option) raises the specification's error, as it does op by op.
+    """
+    compiled = torch.compile(fn, fullgraph=True)
+
+    @functools.wraps(fn)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_dynamo_compiling():
+            return fn(*args, **kwargs)
+        config = torch._dynamo.config
+        try:
+            with config.patch({name: value for name, value in COMPILER.items() if hasattr(config, name)}):
+                return compiled(*args, **kwargs)
+        except torch._dynamo.exc.Unsupported:
+            # What torch reports is that tracing met an exception; op by op the function raises that exception itself.
+            fn(*args, **kwargs)
+            raise
+
+    return call
+
+
+def value_and_grad(fn: Callable[..., tuple[Tensor, Any]]) -> Callable[..., tuple[tuple[Tensor, Any], Params]]:
+    """For `fn(params, *args) -> (loss, aux)`: a function that returns `((loss, aux), gradients)`.
+
+    The gradients are a nested dict like `params`, with zeros for a parameter that the loss does not depend on.
+    """
+
+    def evaluate(params: Params, *args: Any) -> tuple[tuple[Tensor, Any], Params]:
+        leaves = {path: leaf.detach().requires_grad_() for path, leaf in flatten(params).items()}
+        loss, aux = fn(unflatten(leaves), *args)
+        gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
+        return (loss.detach(), _detached(aux)), unflatten(dict(zip(leaves, gradients, strict=True)))
+
+    return evaluate
+
+
+def _detached(tree: Any) -> Any:
+    return tree_map(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, tree)
+
+
+@dataclass
+class TrainState:
+    """The parameters (leaves of autograd), their optimiser and the number of updates. A step changes it in place."""
+
+    params: Params
+    optimizer: torch.optim.AdamW
+    step: int
+
+
+def init_state(params: Params, optimizer: OptimizerConfig) -> TrainState:
+    """The state before the first step. `params`: nested dict of NumPy arrays or tensors, which are copied."""
+    zeros = tree_map(torch.zeros_like, from_numpy(params))
+    return import_state({"params": params, "mu": zeros, "nu": zeros, "step": 0}, optimizer)
+
+
+def state_params(state: TrainState) -> Params:
+    """The parameters for a forward pass, without gradient. They change with the next step."""
+    return _detached(state.params)
+
+
+def export_state(state: TrainState) -> dict[str, Any]:
+    """The state as NumPy, bit for bit: nested dicts `params`, `mu`, `nu` (the moments of Adam) and the int `step`."""
+    leaves = flatten(state.params)
+    moments = {
+        name: unflatten({path: state.optimizer.state[leaf][key] for path, leaf in leaves.items()})
+        for name, key in (("mu", "exp_avg"), ("nu", "exp_avg_sq"))
+    }
+    return to_numpy({"params": state.params, **moments}) | {"step": state.step}
+
+
+def import_state(exported: dict[str, Any], optimizer: OptimizerConfig) -> TrainState:
+    """The state of which `export_state` (of any backend) made `exported`, bit for bit."""
+    leaves = {path: leaf.requires_grad_() for path, leaf in flatten(from_numpy(exported["params"])).items()}
+    adamw = _adamw(leaves, optimizer)
+    mu, nu = flatten(from_numpy(exported["mu"])), flatten(from_numpy(exported["nu"]))
+    for path, leaf in leaves.items():
+        step = torch.tensor(float(exported["step"]), dtype=torch.float32, device=leaf.device)
+        adamw.state[leaf] = {"step": step, "exp_avg": mu[path], "exp_avg_sq": nu[path]}
+    return TrainState(unflatten(leaves), adamw, int(exported["step"]))
+
+
+def _adamw(leaves: dict[tuple[str, ...], Tensor], optimizer: OptimizerConfig) -> torch.optim.AdamW:
+    groups = [
+        {"params": [leaf for path, leaf in leaves.items() if decays(path)], "weight_decay": optimizer.weight_decay},
+        {"params": [leaf for path, leaf in leaves.items() if not decays(path)], "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    return torch.optim.AdamW(groups, betas=(optimizer.b1, optimizer.b2), eps=optimizer.epsilon, fused=True)
+
+
+def make_step(
+    loss_fn: LossFunction, optimizer: OptimizerConfig, *, accumulate: int = 1, compiled: bool = True
+) -> Callable[[TrainState, Any, float], tuple[TrainState, dict[str, Tensor]]]:
+    """`step(state, batch, learning_rate) -> (state, metrics)`: one update, in place; the state returned is that given.
+
+    loss_fn(params, batch) returns the loss and a dict of metrics; its forward and backward pass are compiled. The
+    arrays of `batch` are split along their leading axis into `accumulate` equal parts, whose gradients and metrics are
+    averaged. The gradient is multiplied by `min(1, clip / norm)`. The metrics returned are those of `loss_fn`, "loss",
+    and "grad_norm", the global norm before the clip; they stay on the device. Another learning rate compiles nothing.
+
+    compiled: False runs op by op, without the wait for the compiler.
+
+    Raises:
+        ConfigError: accumulate < 1.
+        ShapeError: a leading axis that does not split into `accumulate` parts.
+    """
+    check_at_least("accumulate", accumulate, 1)
+    evaluate = compile(loss_fn) if compiled else loss_fn
+
+    def step(state: TrainState, batch: Any, learning_rate: float) -> tuple[TrainState, dict[str, Tensor]]:
+        leaves = list(flatten(state.params).values())
+        state.optimizer.zero_grad(set_to_none=True)
+        reported = [
+            _accumulate_gradient(evaluate, state.params, part, accumulate) for part in _split(batch, accumulate)
+        ]
+        metrics = {name: torch.stack([part[name] for part in reported]).mean(dim=0) for name in reported[0]}
+        for leaf in leaves:
+            if leaf.grad is None:
+                leaf.grad = torch.zeros_like(leaf)
+        metrics["grad_norm"] = _clip([leaf.grad for leaf in leaves], optimizer.clip)
+        for group in state.optimizer.param_groups:
+            group["lr"] = learning_rate
+        state.optimizer.step()
+        state.step += 1
+        return state, metrics
+
+    return step
+
+
+def _accumulate_gradient(evaluate: LossFunction, params: Params, part: Any, parts: int) -> dict[str, Tensor]:
+    """Adds the gradient of this part's share of the mean loss to `.grad`; the metrics of the part."""
+    loss, metrics = evaluate(params, part)
+    (loss / parts).backward()
+    return {**_detached(metrics), "loss": loss.detach()}
+
+
+def _split(batch: Any, parts: int) -> list[Any]:
+    """`batch` in `parts` equal parts along the leading axis of its arrays."""
+    if parts == 1:
+        return [batch]
+
+    def part(index: int) -> Callable[[Tensor], Tensor]:
+        def take(leaf: Tensor) -> Tensor:
+            if leaf.shape[0] % parts:
+                raise ShapeError(f"batch: {leaf.shape[0]} examples do not split into accumulate={parts} equal parts")
+            size = leaf.shape[0] // parts
+            return leaf[index * size : (index + 1) * size]
+
+        return take
+
+    return [tree_map(part(index), batch) for index in range(parts)]
+
+
+def _clip(gradients: list[Tensor], limit: float | None) -> Tensor:
+    """The global norm, after multiplying the gradients by `min(1, limit / norm)` in place."""
+    norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g, dtype=wide(g.dtype)) for g in gradients]))
+    if limit is not None:
+        factor = (limit / norm).clamp(max=1.0)
+        torch._foreach_mul_(gradients, factor)
+    return norm

@@ -1,0 +1,282 @@
+"""Sparsity-constrained optimal transport: simplex projections, the semi-dual, the dual, and the solver of the router.
+
+Columns are the last axis here, so that every column of every group is sorted in one call.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.library import custom_op
+
+from moespec.backends.torch.arrays import wide, widen
+from moespec.spec import Dual, SemiDual
+from moespec.spec.checks import check_at_least, check_capacity, check_option, check_positive, check_scores, check_size
+from moespec.spec.errors import ConfigError, ShapeError
+
+__all__ = [
+    "project_simplex",
+    "project_sparse_simplex",
+    "sparse_transport_affinity",
+    "transport_dual",
+    "transport_semi_dual",
+]
+
+AXES = "groups tokens experts"
+
+
+def project_simplex(values: Tensor, *, mass: float = 1.0) -> Tensor:
+    """The closest `p >= 0` with `sum(p) = mass` along the last axis: `max(v - tau, 0)`.
+
+    Args:
+        values: (..., n).
+        mass: greater than 0.
+
+    Raises:
+        ConfigError, ShapeError, DtypeError.
+
+    Source: Held et al. 1974. Section 8.2.
+    """
+    _check_values(values)
+    return _project(widen(values), check_positive("mass", mass))
+
+
+def project_sparse_simplex(values: Tensor, *, nonzeros: int, mass: float = 1.0) -> Tensor:
+    """The closest `p >= 0` with `sum(p) = mass` and at most `nonzeros` entries that are not 0, along the last axis.
+
+    Keeps the `nonzeros` largest values (the lower index among equals), projects them on the simplex, zeroes the rest.
+
+    Args:
+        values: (..., n).
+        nonzeros: from 1 to n.
+        mass: greater than 0.
+
+    Raises:
+        ConfigError, ShapeError, DtypeError.
+
+    Source: SparseOT (arXiv 2209.15466). Section 8.2.
+    """
+    _check_values(values)
+    nonzeros = check_capacity(nonzeros, values.shape[-1], name="nonzeros", of="values")
+    return _project_sparse(widen(values), nonzeros, check_positive("mass", mass))
+
+
+def _check_values(values: Tensor) -> None:
+    if values.ndim < 1:
+        raise ShapeError(f"values: expected at least one axis, got shape {tuple(values.shape)}")
+    check_scores("values", values, " ".join(["groups"] * (values.ndim - 1) + ["n"]))
+
+
+def _project(values: Tensor, mass: float) -> Tensor:
+    return (values - _threshold(torch.sort(values, dim=-1, descending=True, stable=True).values, mass)).clamp_min(0)
+
+
+def _threshold(descending: Tensor, mass: float) -> Tensor:
+    """`tau` (..., 1) with `sum max(v - tau, 0) = mass`: the excess per entry at the last entry above its own."""
+    count = torch.arange(1, descending.shape[-1] + 1, device=descending.device, dtype=descending.dtype)
+    excess = (descending.cumsum(dim=-1) - mass) / count
+    support = torch.where(descending > excess, count, 0).amax(dim=-1, keepdim=True)
+    return torch.where(count == support, excess, 0).sum(dim=-1, keepdim=True)
+
+
+def _project_sparse(values: Tensor, nonzeros: int, mass: float) -> Tensor:
+    descending, order = torch.sort(values, dim=-1, descending=True, stable=True)
+    kept = descending[..., :nonzeros]
+    return _place((kept - _threshold(kept, mass)).clamp_min(0), order[..., :nonzeros], values)
+
+
+def _place(kept: Tensor, index: Tensor, like: Tensor) -> Tensor:
+    """Zeros in the shape of `like` with `kept` at `index` of the last axis; no index occurs twice."""
+    return torch.zeros_like(like).scatter(-1, index, kept)
+
+
+def transport_semi_dual(potential: Tensor, utility: Tensor, *, capacity: int, regularization: float = 1.0) -> SemiDual:
+    """The semi-dual `s(alpha) = sum(alpha) - sum_e conj(alpha + U[:, e])`, its gradient `1 - sum_e P[:, e]`, and P.
+
+    `conj(x) = max <x, p> - gamma / 2 |p|^2` over `p >= 0` with sum `T / E` and at most `capacity` non-zeros; the
+    maximiser, the projection of `x / gamma`, is the column `P[:, e]`. Column sums and sparsity hold for every alpha.
+
+    Args:
+        potential: alpha, (groups, tokens).
+        utility: U, (groups, tokens, experts).
+        capacity: k, from 1 to tokens.
+        regularization: gamma, greater than 0.
+
+    Returns:
+        SemiDual with value (groups,), gradient (groups, tokens) and plan (groups, tokens, experts).
+
+    Raises:
+        ConfigError, ShapeError, DtypeError.
+
+    Source: Routers, eq. (9); SparseOT, section 4. Section 8.3.
+    """
+    check_scores("potential", potential, "groups tokens")
+    check_scores("utility", utility, AXES)
+    _check_potential("potential", potential, utility, 1, "the tokens of utility")
+    capacity = check_capacity(capacity, utility.shape[1])
+    gamma = check_positive("regularization", regularization)
+    dtype = wide(potential.dtype, utility.dtype)
+    problem = _Problem(utility.to(dtype).mT, 1.0, utility.shape[1] / utility.shape[2], capacity, gamma)
+    value, gradient, columns = _semi_dual(potential.to(dtype), problem)
+    return SemiDual(value, gradient, columns.mT)
+
+
+def _check_potential(name: str, potential: Tensor, utility: Tensor, axis: int, reason: str) -> None:
+    check_size(name, potential, 0, utility.shape[0], "the groups of utility")
+    check_size(name, potential, 1, utility.shape[axis], reason)
+
+
+class _Problem(NamedTuple):
+    """Utility with its columns last (groups, columns, rows), the masses, the non-zeros of a column, and gamma."""
+
+    utility: Tensor
+    row_mass: float
+    column_mass: float
+    nonzeros: int
+    gamma: float
+
+
+def _columns(alpha: Tensor, problem: _Problem) -> Tensor:
+    """The plan at the potential `alpha` (groups, rows): (groups, columns, rows)."""
+    return _project_sparse((alpha[:, None, :] + problem.utility) / problem.gamma, problem.nonzeros, problem.column_mass)
+
+
+def _semi_dual(alpha: Tensor, problem: _Problem) -> tuple[Tensor, Tensor, Tensor]:
+    """Value (groups,), gradient (groups, rows) and plan (groups, columns, rows)."""
+    plan = _columns(alpha, problem)
+    conjugate = (plan * (alpha[:, None, :] + problem.utility - 0.5 * problem.gamma * plan)).sum(dim=(1, 2))
+    return problem.row_mass * alpha.sum(dim=1) - conjugate, problem.row_mass - plan.sum(dim=1), plan
+
+
+def transport_dual(
+    token_potential: Tensor,
+    expert_potential: Tensor,
+    utility: Tensor,
+    *,
+    capacity: int,
+    regularization: float = 1.0,
+) -> Dual:
+    """The dual
+
+        sum(alpha) + T / E sum(beta) - 1 / (2 gamma) sum_e sum_{i <= k} max(x_e[i], 0)^2
+
+    where `x_e = alpha + beta[e] + U[:, e]` and `x_e[i]` is its i-th largest entry; its gradients `1 - P 1` and
+    `T / E - P^T 1`, and its plan P, which is `max(x_e, 0) / gamma` on the k largest entries of column e.
+
+    Args:
+        token_potential: alpha, (groups, tokens).
+        expert_potential: beta, (groups, experts).
+        utility: U, (groups, tokens, experts).
+        capacity: k, from 1 to tokens.
+        regularization: gamma, greater than 0.
+
+    Returns:
+        Dual with value (groups,), gradients (groups, tokens) and (groups, experts), plan (groups, tokens, experts).
+
+    Raises:
+        ConfigError, ShapeError, DtypeError.
+
+    Source: SparseOT, section 4. Section 8.4.
+    """
+    check_scores("token_potential", token_potential, "groups tokens")
+    check_scores("expert_potential", expert_potential, "groups experts")
+    check_scores("utility", utility, AXES)
+    _check_potential("token_potential", token_potential, utility, 1, "the tokens of utility")
+    _check_potential("expert_potential", expert_potential, utility, 2, "the experts of utility")
+    capacity = check_capacity(capacity, utility.shape[1])
+    gamma = check_positive("regularization", regularization)
+    dtype = wide(token_potential.dtype, expert_potential.dtype, utility.dtype)
+    alpha, beta = token_potential.to(dtype), expert_potential.to(dtype)
+    column_mass = utility.shape[1] / utility.shape[2]
+    shifted = alpha[:, None, :] + beta[:, :, None] + utility.to(dtype).mT
+    descending, order = torch.sort(shifted, dim=-1, descending=True, stable=True)
+    plan = _place(descending[..., :capacity].clamp_min(0) / gamma, order[..., :capacity], shifted)
+    value = alpha.sum(dim=1) + column_mass * beta.sum(dim=1) - 0.5 * gamma * (plan * plan).sum(dim=(1, 2))
+    return Dual(value, 1.0 - plan.sum(dim=1), column_mass - plan.sum(dim=2), plan.mT)
+
+
+def sparse_transport_affinity(
+    utility: Tensor,
+    *,
+    capacity: int,
+    solver: str = "adam",
+    sparsity: str = "expert",
+    steps: int = 20,
+    learning_rate: float = 1e-2,
+    tolerance: float = 1e-3,
+    regularization: float = 1.0,
+) -> Tensor:
+    """The plan of the semi-dual at the potential that the reference solver reaches. It carries no gradient.
+
+    Args:
+        utility: (groups, tokens, experts), the softmax of the logits.
+        capacity: k, the non-zeros of a column (or, with `sparsity="token"`, the choices of a row).
+        solver: "adam". The accurate "lbfgs" is only in the specification.
+        sparsity: "expert" (columns have at most k non-zeros), "token" (rows have), "none" (quadratic regularisation
+            only; `capacity` is ignored).
+        steps, learning_rate, tolerance: of Adam. A group keeps its potential after an update whose gradient had at
+            most this norm; the number of steps does not change.
+        regularization: gamma, greater than 0.
+
+    Returns:
+        (groups, tokens, experts). Column sums are T / E exactly, row sums approximately 1 (the reverse for "token").
+
+    Raises:
+        ConfigError (also for "lbfgs"), ShapeError, DtypeError.
+
+    Source: Routers, eq. (9); SparseOT; the code of V-MoE. Sections 8.3, 8.5, 8.6.
+    """
+    check_scores("utility", utility, AXES)
+    check_option("solver", solver, ("adam", "lbfgs"))
+    if solver == "lbfgs":
+        raise ConfigError("solver: 'lbfgs' runs in the specification and its numpy backend only; use 'adam'")
+    check_option("sparsity", sparsity, ("expert", "token", "none"))
+    check_at_least("steps", steps, 1)
+    check_positive("learning_rate", learning_rate)
+    check_positive("tolerance", tolerance)
+    gamma = check_positive("regularization", regularization)
+    _, tokens, experts = utility.shape
+    utility = widen(utility.detach())
+    if sparsity == "token":
+        nonzeros = check_capacity(capacity, experts, of="experts")
+        return _solve(utility.contiguous(), True, nonzeros, gamma, steps, learning_rate, tolerance)
+    nonzeros = tokens if sparsity == "none" else check_capacity(capacity, tokens)
+    return _solve(utility.mT.contiguous(), False, nonzeros, gamma, steps, learning_rate, tolerance).mT
+
+
+@custom_op("moespec::transport_plan", mutates_args=())
+def _solve(
+    utility: Tensor,
+    unit_columns: bool,
+    nonzeros: int,
+    gamma: float,
+    steps: int,
+    learning_rate: float,
+    tolerance: float,
+) -> Tensor:
+    """The plan (groups, columns, rows) after Adam on the negative semi-dual from 0.
+
+    Columns have mass 1 and rows the mean (`unit_columns`), or the reverse. b1 = 0.9, b2 = 0.999, epsilon = 1e-8 outside
+    the root. An opaque operator: a compiler would not fuse its sorts, and unrolled they are slow to compile.
+    """
+    groups, columns, rows = utility.shape
+    row_mass, column_mass = (columns / rows, 1.0) if unit_columns else (1.0, rows / columns)
+    problem = _Problem(utility, row_mass, column_mass, nonzeros, gamma)
+    alpha = utility.new_zeros(groups, rows)
+    first, second = torch.zeros_like(alpha), torch.zeros_like(alpha)
+    active = torch.ones(groups, 1, dtype=torch.bool, device=alpha.device)
+    for step in range(1, steps + 1):
+        gradient = _columns(alpha, problem).sum(dim=1) - problem.row_mass
+        first = 0.9 * first + 0.1 * gradient
+        second = 0.999 * second + 0.001 * gradient * gradient
+        mean = first / (1 - 0.9**step)
+        mean_square = second / (1 - 0.999**step)
+        update = learning_rate * mean / (mean_square.sqrt() + 1e-8)
+        alpha = torch.where(active, alpha - update, alpha)
+        active = active & (gradient.square().sum(dim=1, keepdim=True).sqrt() > tolerance)
+    return _columns(alpha, problem)
+
+
+@_solve.register_fake
+def _(utility: Tensor, *arguments: Any) -> Tensor:
+    return torch.empty_like(utility)
