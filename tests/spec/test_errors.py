@@ -174,6 +174,7 @@ def test_axes_must_agree(name, argument):
         ("soft_routing", "slots", 2),
         ("layer_norm", "x", 0),
         ("attention", "query", 0),
+        ("transport_semi_dual", "utility", 1),
         ("expert_mlp", "inputs", 1),
         ("moe_layer", "tokens", 1),
         ("patch_embed", "images", 0),
@@ -278,7 +279,7 @@ def test_static_checks_read_only_shape_and_dtype():
     checks.check_size("scores", array, 1, 6, "tokens")
     checks.check_same_shape("scores", array, "others", Foreign((2, 6, 3), "float32"))
     checks.check_order(Foreign((2, 6), "torch.int32"), (2, 6))
-    with pytest.raises(DtypeError, match="scores: .* got int32"):
+    with pytest.raises(DtypeError, match=r"scores: .* got int32"):
         checks.check_floating("scores", Foreign((), "torch.int32"))
     with pytest.raises(ShapeError, match=r"scores: expected the axes \(tokens, experts\), got shape \(2, 6, 3\)"):
         checks.check_scores("scores", array)
