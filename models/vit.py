@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from moespec.spec.errors import ConfigError, ShapeError
 from moespec.spec.routers import ROUTERS, lecun_normal
-from moespec.spec.routing import Params, RouterConfig
+from moespec.spec.routing import Params, RouterConfig, RouterOutput
 
 __all__ = [
     "NAMES",
@@ -42,6 +42,7 @@ __all__ = [
 
 Array = Any
 Shape = tuple[int, ...]
+Draw = Callable[[np.random.Generator, Shape], NDArray[Any]]
 
 
 # ---------------------------------------------------------------------------------------------------------- config
@@ -222,7 +223,7 @@ class _Parameter(NamedTuple):
     """One parameter: its shape, and how its initial values are drawn."""
 
     shape: Shape
-    draw: Callable[[np.random.Generator, Shape], NDArray[Any]]
+    draw: Draw
 
 
 def parameter_shapes(config: VitConfig) -> Params:
@@ -327,14 +328,13 @@ def _moe_layout(config: VitConfig) -> Params:
     """Router parameters come from the specification; each expert is a dense MLP, stacked on a leading axis."""
     router, settings = ROUTERS[config.router], router_config(config)
     # The router alone knows its parameters. Asking it for them once is cheap (a kernel of E columns), unlike experts.
-    sample = router.init(np.random.default_rng(0), settings)
+    names = {name: np.shape(value) for name, value in router.init(np.random.default_rng(0), settings).items()}
+
+    def draw(name: str) -> Draw:
+        return lambda generator, shape: router.init(generator, settings)[name]
+
     return {
-        "router": {
-            name: _Parameter(
-                np.shape(value), lambda generator, shape, name=name: router.init(generator, settings)[name]
-            )
-            for name, value in sample.items()
-        },
+        "router": {name: _Parameter(shape, draw(name)) for name, shape in names.items()},
         "experts": {
             name: _Parameter((config.experts, *dense.shape), _stacked(dense.draw, config.expert_init))
             for name, dense in _mlp_layout(config).items()
@@ -346,24 +346,24 @@ def _norm(dim: int) -> Params:
     return {"scale": _Parameter((dim,), _constant(1.0)), "bias": _Parameter((dim,), _constant(0.0))}
 
 
-def _constant(value: float):  # type: ignore[no-untyped-def]
+def _constant(value: float) -> Draw:
     return lambda generator, shape: np.full(shape, value, np.float32)
 
 
-def _normal(std: float):  # type: ignore[no-untyped-def]
+def _normal(std: float) -> Draw:
     return lambda generator, shape: np.float32(std) * generator.standard_normal(shape, np.float32)
 
 
-def _glorot_uniform(inputs: int, outputs: int):  # type: ignore[no-untyped-def]
+def _glorot_uniform(inputs: int, outputs: int) -> Draw:
     limit = np.float32(math.sqrt(6 / (inputs + outputs)))
     return lambda generator, shape: limit * (2 * generator.random(shape, np.float32) - 1)
 
 
-def _lecun_normal(inputs: int):  # type: ignore[no-untyped-def]
+def _lecun_normal(inputs: int) -> Draw:
     return lambda generator, shape: lecun_normal(generator, shape, inputs)
 
 
-def _stacked(draw: Callable[..., NDArray[Any]], expert_init: str):  # type: ignore[no-untyped-def]
+def _stacked(draw: Draw, expert_init: str) -> Draw:
     """`draw` for E experts at once; "shared" draws one and copies it."""
     if expert_init == "independent":
         return draw
@@ -424,7 +424,7 @@ def forward(
 
     compute = _compute_dtype(B, config)
     x = _embed(B, config, params, images)  # (N, S, D)
-    outputs = []
+    outputs: list[RouterOutput] = []
     for block in range(config.depth):
         p = params["blocks"][str(block)]
         x = x + _attention(B, compute(p["attention"]), _layer_norm(B, p["norm1"], x), None)
@@ -513,7 +513,9 @@ def _mlp(B: Any, config: VitConfig, p: Params, x: Array) -> Array:
     return B.gelu(x @ p["w1"] + p["b1"], form=config.gelu) @ p["w2"] + p["b2"]
 
 
-def _moe(B: Any, config: VitConfig, p: Params, x: Array, noise: Array | None, train: bool) -> tuple[Array, Any]:
+def _moe(
+    B: Any, config: VitConfig, p: Params, x: Array, noise: Array | None, train: bool
+) -> tuple[Array, RouterOutput]:
     tokens = x.reshape((x.shape[0] // config.group_images, config.group_images * x.shape[1], x.shape[2]))  # (G, T, D)
     output = B.ROUTERS[config.router].route(p["router"], tokens, router_config(config), noise=noise, train=train)
     experts = _compute_dtype(B, config)(p["experts"])

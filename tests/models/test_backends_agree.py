@@ -15,7 +15,6 @@ import moespec.backends.numpy as reference
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.models import vit
 from moespec.models.schedules import cosine
-from moespec.spec.routers import ROUTERS
 
 STEPS, IMAGES = 20, 2
 OPTIMIZER = OptimizerConfig(weight_decay=0.05, clip=1.0)
@@ -81,12 +80,11 @@ def test_the_same_seed_gives_the_same_bits(name):
 
 # --------------------------------------------------------------------------------------------------------- forward
 
-VARIANTS = {
-    "dense": {},
-    "class_token": {"pool": "token", "qk_norm": True, "moe": "every_2", "experts": 3},
+VARIANTS = {  # every router is in the conformance suite; these are the options of the model around them
+    "class_token": {"pool": "token", "qk_norm": True, "moe": "every_2", "router": "soft_moe"},
     "map_sincos": {"pool": "map", "positions": "sincos2d", "width": 8, "heads": 2, "gelu": "erf"},
-    "moco_groups": {"positions": "sincos2d_moco", "width": 8, "moe": "last_2", "experts": 2, "group_images": 2},
-    **{name: {"moe": "last_half", "experts": 3, "router": name, "group_images": 2} for name in ROUTERS},
+    "moco_groups": {"positions": "sincos2d_moco", "width": 8, "moe": "last_2", "router": "sinkhorn_expert_choice"},
+    "token_choice": {"moe": "last_half", "router": "softmax_token_choice"},
 }
 
 
@@ -94,7 +92,7 @@ VARIANTS = {
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_outputs(name, variant):
     """Logits, features, losses, metrics and routings in float64."""
-    config = vit.VitConfig(**{**TINY, **VARIANTS[variant]})
+    config = vit.VitConfig(**{**TINY, "experts": 3, "group_images": 2, **VARIANTS[variant]})
     rng = np.random.default_rng(2)
     params = vit.init(config, seed=1)
     params["head"]["kernel"] = rng.standard_normal(params["head"]["kernel"].shape)
@@ -120,9 +118,8 @@ def test_outputs(name, variant):
 
 
 @pytest.mark.parametrize("name", ["jax", "torch"])
-@pytest.mark.parametrize("router", ["softmax_token_choice", "soft_moe"])
-def test_bfloat16_is_near_float32(name, router):
-    config = vit.VitConfig(**{**TINY, "width": 16}, moe="last_half", experts=3, router=router)
+def test_bfloat16_is_near_float32(name):
+    config = vit.VitConfig(**{**TINY, "width": 16}, moe="last_half", experts=3, router="softmax_token_choice")
     params = vit.init(config, seed=1)
     images = np.random.default_rng(2).standard_normal((IMAGES, 4, 4, 1))
     with backend(name, "float32") as B:
@@ -191,7 +188,8 @@ def trained(B, config, dtype):
 
     rate = cosine(3e-3, total=STEPS, warmup=4)
     state = B.init_state(B.from_numpy(vit.init(config, seed=3), dtype), OPTIMIZER)
-    step = B.make_step(loss_function, OPTIMIZER)
+    # Compiling torch takes longer than the 20 steps; the conformance suite runs it compiled.
+    step = B.make_step(loss_function, OPTIMIZER, **({"compiled": False} if B.name == "torch" else {}))
     losses = []
     for n, batch in enumerate(batches(config)):
         state, metrics = step(state, B.from_numpy(batch, dtype), rate(n))

@@ -7,10 +7,10 @@ gradients, converted back, are compared in their layout.
 """
 
 import contextlib
-import copy
 import importlib
 import importlib.util
 import json
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,10 +30,9 @@ STEP = 1e-30
 
 @dataclass
 class Vector:
-    """One recorded run."""
+    """One recorded run: the other project, the config that corresponds, and all arrays by name."""
 
     peer: str
-    model: dict[str, Any]
     config: vit.VitConfig
     tensors: dict[str, np.ndarray]
 
@@ -45,24 +44,28 @@ class Vector:
             if name.startswith(f"{kind}/")
         }
 
-    def to_ours(self, kind: str) -> dict[str, Any]:
-        return getattr(interop, f"from_{self.peer}")(self.flat(kind), self.config)
+    def to_ours(self, theirs: dict[str, Any]) -> dict[str, Any]:
+        return getattr(interop, f"from_{self.peer}")(theirs, self.config)
 
-    def to_theirs(self, params: dict[str, Any]) -> dict[str, np.ndarray]:
-        return interop._flat(getattr(interop, f"to_{self.peer}")(params, self.config), "/")
+    def to_theirs(self, ours: dict[str, Any]) -> dict[str, np.ndarray]:
+        return flat(getattr(interop, f"to_{self.peer}")(ours, self.config))
+
+
+def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    leaves: dict[str, Any] = {}
+    for key, value in tree.items():
+        leaves |= flat(value, f"{prefix}{key}/") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return leaves
 
 
 def load(name: str) -> Vector:
     record = json.loads((FOLDER / f"{name}.json").read_text())
-    model = record["model"]
     if record["peer"] == "vmoe":
-        config = interop.config_from_vmoe(model, image_size=record["image_size"], channels=record["channels"])
+        sizes = {"image_size": record["image_size"], "channels": record["channels"]}
+        config = interop.config_from_vmoe(record["model"], **sizes)
     else:
-        config = interop.config_from_timm(model)
-    tensors = load_file(FOLDER / f"{name}.safetensors")
-    if record["peer"] == "vmoe":  # safetensors has flat names: "params/head/kernel"
-        return Vector("vmoe", model, config, tensors)
-    return Vector("timm", model, config, tensors)
+        config = interop.config_from_timm(record["model"])
+    return Vector(record["peer"], config, load_file(FOLDER / f"{name}.safetensors"))
 
 
 def objective(B, vector):
@@ -75,7 +78,7 @@ def objective(B, vector):
     def evaluate(params):
         output = vit.forward(B, vector.config, params, constants["images"], noise=noise)
         auxiliary = sum(output.losses.values(), 0.0)
-        return B.sum(constants["cotangent"] * output.logits) + auxiliary, (output.logits, auxiliary, output.metrics)
+        return B.sum(constants["cotangent"] * output.logits) + auxiliary, (output.logits, auxiliary)
 
     return evaluate
 
@@ -96,7 +99,7 @@ def check_close(got, expected, scale, what):
 
 
 def check_gradients(got, expected):
-    """Each relative to its largest value, or to 1e-3 of the largest of all: that of a key's bias is 0 but for rounding."""
+    """Each relative to its largest value, or to 1e-3 of the largest of all: a key bias has gradient 0."""
     floor = 1e-3 * max(np.abs(value).max() for value in expected.values())
     assert set(got) == set(expected)
     for name, value in expected.items():
@@ -108,12 +111,12 @@ def check_gradients(got, expected):
 def test_logits_and_gradients_agree(name, backend):
     vector = load(name)
     with float64(backend) as B:
-        params = B.from_numpy(vector.to_ours("params"), dtype="float64")
+        params = B.from_numpy(vector.to_ours(vector.flat("params")), dtype="float64")
         evaluate = B.value_and_grad(objective(B, vector))
         if backend == "jax":  # otherwise JAX compiles operation by operation, which takes longer
             options = {"xla_backend_optimization_level": 0}
             evaluate = B.compile(evaluate).lower(params).compile(compiler_options=options)
-        (_, (logits, auxiliary, _)), gradients = evaluate(params)
+        (_, (logits, auxiliary)), gradients = evaluate(params)
         logits, gradients = B.to_numpy(logits), B.to_numpy(gradients)
         auxiliary = float(auxiliary)
     assert logits.dtype == np.float64
@@ -131,9 +134,307 @@ def test_the_specification_agrees(name):
     expected = vector.flat("gradients")
     direction = {key: generator.standard_normal(value.shape) for key, value in expected.items()}
     moved = {key: value + 1j * STEP * direction[key] for key, value in vector.flat("params").items()}
-    params = getattr(interop, f"from_{vector.peer}")(moved, vector.config)
+    params = vector.to_ours(moved)
     with float64("numpy") as B:
-        loss, (logits, _, metrics) = objective(B, vector)(params)
+        loss, (logits, _) = objective(B, vector)(params)
     check_close(logits.real, vector.tensors["logits"], np.abs(vector.tensors["logits"]).max(), "logits")
     terms = [np.sum(expected[key] * direction[key]) for key in expected]
     check_close(loss.imag / STEP, sum(terms), np.abs(terms).sum(), "directional derivative")
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("vmoe_token_choice_k1", {"batch_priority": "max"}),
+        ("vmoe_token_choice_k1", {"multiple_of": 1}),
+        ("vmoe_token_choice_k1", {"noise_multiplier": 0.5}),
+        ("vmoe_token_choice_k1", {"importance_weight": 0.0}),
+        ("vmoe_token_choice_k1", {"load_weight": 0.0}),
+        ("vmoe_token_choice_k2", {"choices": 1}),
+        ("vmoe_token_choice_k2", {"rounding": "round"}),
+        ("vmoe_token_choice_k2", {"balance_weight": 0.0}),
+        ("vmoe_batch_priority_k1", {"batch_priority": "none"}),
+        ("vmoe_batch_priority_k2", {"batch_priority": "sum"}),
+        ("vmoe_batch_priority_k2", {"multiple_of": 4}),
+        ("vmoe_expert_choice", {"rounding": "ceil"}),
+        ("vmoe_expert_choice", {"noise_multiplier": 0.5}),
+        ("vmoe_soft_moe", {"norm_form": "paper"}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "-".join(f"{k}={v}" for k, v in value.items()),
+)
+def test_another_router_setting_disagrees(name, options):
+    """The vectors tell the settings of the routers apart: tokens are dropped, noise and losses matter."""
+    vector = load(name)
+    other = replace(vector.config, router_options={**vector.config.router_options, **options})
+    check_disagrees(replace(vector, config=other), vector.to_ours(vector.flat("params")))
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("vmoe_dense_gap_sincos_qk_norm", {"positions": "sincos2d_moco"}),
+        ("vmoe_dense_token", {"gelu": "erf"}),
+        ("vmoe_token_choice_k1", {"group_images": 4}),
+        ("vmoe_batch_priority_k1", {"group_images": 1}),
+        ("timm_token", {"gelu": "tanh"}),
+        ("timm_map_gelu_tanh", {"gelu": "erf"}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "-".join(f"{k}={v}" for k, v in value.items()),
+)
+def test_another_model_setting_disagrees(name, fields):
+    vector = load(name)
+    params = vector.to_ours(vector.flat("params"))
+    if "group_images" in fields:  # the noise has the shape of the groups
+        shape = vit.moe_noise_shapes(replace(vector.config, **fields), len(vector.tensors["images"]))[0]
+        vector.tensors["noise/0"] = vector.tensors["noise/0"].reshape(shape)
+    check_disagrees(replace(vector, config=replace(vector.config, **fields)), params)
+
+
+def check_disagrees(vector, params):
+    with float64("numpy") as B:
+        _, (logits, auxiliary) = objective(B, vector)(params)
+    errors = [np.abs(logits - vector.tensors["logits"]).max() / np.abs(vector.tensors["logits"]).max()]
+    errors.append(np.abs(auxiliary - vector.tensors.get("auxiliary_loss", 0.0)))
+    assert max(errors) > 10 * TOLERANCE
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_round_trip_of_their_parameters_is_exact(name, dtype):
+    vector = load(name)
+    theirs = {key: value.astype(dtype) for key, value in vector.flat("params").items()}
+    check_equal(vector.to_theirs(vector.to_ours(theirs)), theirs)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_round_trip_of_our_parameters_is_exact(name):
+    vector = load(name)
+    generator = np.random.default_rng(0)
+    for config in (vector.config, replace(vector.config, width=24, heads=3, patch_size=4, classes=0)):
+        wide = replace(vector, config=config)
+        ours = {k: generator.standard_normal(v.shape, np.float32) for k, v in flat(vit.init(config)).items()}
+        converted = wide.to_ours(wide.to_theirs(interop._nested(ours)))
+        check_equal(flat(converted), ours)
+        assert all(value.flags.c_contiguous for value in flat(converted).values())
+
+
+def check_equal(got, expected):
+    assert set(got) == set(expected)
+    for key, value in expected.items():
+        assert got[key].dtype == value.dtype, key
+        np.testing.assert_array_equal(got[key], value, err_msg=key)
+
+
+def test_the_two_scales_of_query_and_key_are_not_swapped():
+    """The logits of attention hold the product of both scales, so no output would tell."""
+    vector = load("vmoe_dense_map_qk_norm")
+    theirs = vector.flat("params")
+    ours = flat(vector.to_ours(theirs))
+    for name, other in (
+        ("blocks/0", "Encoder/encoderblock_0/SelfAttention"),
+        ("pool", "MapHead/MultiHeadDotProductAttention"),
+    ):
+        for which in ("query", "key"):
+            scale = ours[f"{name}/attention/{which}_norm/scale"]
+            np.testing.assert_array_equal(scale, theirs[f"{other}/{which}_ln/scale"])
+
+
+def test_a_torch_state_dict_converts():
+    torch = pytest.importorskip("torch")
+    vector = load("timm_token")
+    theirs = vector.flat("params")
+    tensors = {key: torch.from_numpy(value) for key, value in theirs.items()}
+    check_equal(flat(vector.to_ours(tensors)), flat(vector.to_ours(theirs)))
+
+
+@pytest.mark.parametrize(
+    "name", ["vmoe_soft_moe", "vmoe_token_choice_k1", "vmoe_dense_map_qk_norm", "timm_map_gelu_tanh"]
+)
+def test_faults_of_parameters_are_named(name):
+    vector = load(name)
+    params = vector.flat("params")
+    for key, value in params.items():
+        without = {other: params[other] for other in params if other != key}
+        with pytest.raises(ConfigError, match=re.escape(f"missing {key} {value.shape}")):
+            vector.to_ours(without)
+        wrong = np.zeros((*value.shape, 2))
+        with pytest.raises(ShapeError, match=re.escape(f"{key} has shape {wrong.shape}, expected {value.shape}")):
+            vector.to_ours(params | {key: wrong})
+        with pytest.raises(DtypeError, match=re.escape(f"{key}: expected a floating dtype")):
+            vector.to_ours(params | {key: value.astype(np.int32)})
+    with pytest.raises(ConfigError, match=re.escape("unexpected extra/bias (3,)")):
+        vector.to_ours(params | {"extra/bias": np.zeros(3)})
+    ours = flat(vector.to_ours(params))
+    with pytest.raises(ConfigError, match=re.escape("missing embedding/kernel (2, 2, 3, 8); unexpected kernel (1,)")):
+        vector.to_theirs({**{k: v for k, v in ours.items() if k != "embedding/kernel"}, "kernel": np.zeros(1)})
+    with pytest.raises(ShapeError, match=re.escape("norm/scale has shape (9,), expected (8,)")):
+        vector.to_theirs(ours | {"norm/scale": np.zeros(9)})
+
+
+DENSE = vit.VitConfig(image_size=8, patch_size=2, width=8, depth=2, hidden=12, heads=2, classes=5)
+
+
+@pytest.mark.parametrize(
+    ("peer", "fields", "fault"),
+    [
+        ("vmoe", {"gelu": "erf"}, "gelu='erf'"),
+        ("vmoe", {"positions": "sincos2d_moco"}, "positions='sincos2d_moco'"),
+        ("vmoe", {"qk_norm": True, "qk_norm_bias": True}, "qk_norm_bias=True"),
+        ("timm", {"moe": "last_1", "experts": 2}, "moe='last_1'"),
+        ("timm", {"positions": "sincos2d"}, "positions='sincos2d'"),
+        ("timm", {"qk_norm": True}, "qk_norm_bias=False"),
+        ("timm", {"qk_norm": True, "qk_norm_bias": True, "pool": "map"}, "qk_norm=True with pool='map'"),
+    ],
+)
+def test_a_config_that_the_other_project_lacks_is_refused(peer, fields, fault):
+    config = replace(DENSE, **fields)
+    with pytest.raises(ConfigError, match=re.escape(fault)):
+        getattr(interop, f"to_{peer}")(vit.init(config), config)
+    with pytest.raises(ConfigError, match=re.escape(fault)):
+        getattr(interop, f"from_{peer}")({}, config)
+
+
+# Configurations.
+
+
+def soft_moe_s16():
+    """The arguments of Soft MoE S/16 with 128 experts in the public configs, for a head of 29 593 classes."""
+    router = {"name": "SoftRouter", "num_slots": 1, "capacity_factor": None, "compute_similarity_metrics": False}
+    moe = {"layers": range(6, 12), "num_experts": 128, "group_size": 196, "split_rngs": False, "router": router}
+    encoder = {"num_layers": 12, "mlp_dim": 1536, "num_heads": 6, "attention_qk_norm": True, "moe": moe}
+    model = {"name": "VisionTransformerMoe", "num_classes": 29_593, "patch_size": (16, 16), "hidden_size": 384}
+    return {**model, "classifier": "gap", "head_bias_init": -10.0, "encoder": encoder}
+
+
+def v_moe_b16():
+    """The arguments of V-MoE B/16, 8 experts, K = 2, in the public configs, for ImageNet-21k."""
+    dispatcher = {"name": "einsum", "bfloat16": True, "capacity_factor": 1.05, "batch_priority": False}
+    router = {"num_selected_experts": 2, "noise_std": 1.0, "dispatcher": dispatcher}
+    router |= {"importance_loss_weight": 0.005, "load_loss_weight": 0.005}
+    moe = {"layers": (1, 3, 5, 7, 9, 11), "num_experts": 8, "group_size": 8 * 197, "router": router}
+    encoder = {"num_layers": 12, "mlp_dim": 3072, "num_heads": 12, "moe": moe}
+    return {"num_classes": 21_843, "patch_size": (16, 16), "hidden_size": 768, "encoder": encoder}
+
+
+def test_published_models_of_vmoe_convert():
+    config = interop.config_from_vmoe(soft_moe_s16(), image_size=224)
+    assert vit.moe_blocks(config) == (6, 7, 8, 9, 10, 11)
+    assert (config.router, config.expert_init, config.qk_norm) == ("soft_moe", "shared", True)
+    assert vit.router_config(config).capacity() == 1
+    assert vit.parameter_count(config) == 933_709_471
+    config = interop.config_from_vmoe(v_moe_b16(), image_size=224)
+    assert config == vit.named(
+        "vit_b16",
+        classes=21_843,
+        pool="token",
+        moe="every_2",
+        experts=8,
+        expert_init="shared",
+        group_images=8,
+        router="softmax_token_choice",
+        router_options=config.router_options,
+    )
+    assert vit.router_config(config).capacity(choices=2) == 416  # ceil(2 * 1576 * 1.05 / 8) = 414, to a multiple of 4
+
+
+def test_published_models_of_timm_convert():
+    assert vit.parameter_count(interop.config_from_timm({})) == 86_567_656  # vit_base_patch16_224
+    config = interop.config_from_timm({"patch_size": 14, "embed_dim": 1280, "depth": 32, "num_heads": 16})
+    assert config == vit.named("vit_h14", pool="token", gelu="erf")
+
+
+@pytest.mark.parametrize(
+    ("layers", "moe"), [((1, 3, 5), "every_2"), ((3, 5), "every_2_last_2"), ((3, 4, 5), "last_3"), ((), "none")]
+)
+def test_placements_of_vmoe(layers, moe):
+    model = v_moe_b16()
+    model["encoder"]["num_layers"] = 6
+    model["encoder"]["moe"]["layers"] = layers
+    if not layers:
+        model["encoder"]["moe"] = {"layers": ()}
+    config = interop.config_from_vmoe(model, image_size=224)
+    assert config.moe == moe
+    assert vit.moe_blocks(config) == layers
+
+
+@pytest.mark.parametrize(("capacity", "choices"), [(7, 2), (13, 1), (49, 2), (64, 1)])
+def test_an_absolute_capacity_of_vmoe(capacity, choices):
+    model = v_moe_b16()
+    router = model["encoder"]["moe"]["router"]
+    router |= {"num_selected_experts": choices, "dispatcher": {"name": "indices", "capacity": capacity}}
+    config = interop.config_from_vmoe(model, image_size=224)
+    assert vit.router_config(config).capacity(choices=choices) == capacity
+
+
+def test_without_noise_there_is_no_load_loss():
+    model = v_moe_b16()
+    model["encoder"]["moe"]["router"]["noise_std"] = 0.0
+    options = interop.config_from_vmoe(model, image_size=224).router_options
+    assert (options["noise_multiplier"], options["load_weight"]) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "fault"),
+    [
+        ("representation_size", 64, "model.representation_size=64"),
+        ("classifier", "0", "model.classifier='0'"),
+        ("patch_size", (16, 14), "model.patch_size=(16, 14)"),
+        ("surprise", 1, "model.surprise=1"),
+        ("encoder.surprise", 1, "model.encoder.surprise=1"),
+        ("encoder.position_emb", {"name": "none"}, "model.encoder.position_emb.name='none'"),
+        ("encoder.position_emb", {"name": "sincos2d", "temperature": 100}, "temperature=100"),
+        ("encoder.moe.layers", (0, 2), "model.encoder.moe.layers=(0, 2)"),
+        ("encoder.moe.group_size", 400, "model.encoder.moe.group_size=400"),
+        ("encoder.moe.surprise", 1, "model.encoder.moe.surprise=1"),
+        ("encoder.moe.router.name", "Unknown", "Unknown"),
+        ("encoder.moe.router.surprise", 1, "model.encoder.moe.router.surprise=1"),
+        ("encoder.moe.router.dispatcher.surprise", 1, "model.encoder.moe.router.dispatcher.surprise=1"),
+        ("encoder.moe.router.dispatcher.capacity", 3, "expected one of capacity=3 and capacity_factor=1.05"),
+    ],
+)
+def test_arguments_of_vmoe_without_counterpart_are_refused(path, value, fault):
+    model = v_moe_b16()
+    *parents, key = path.split(".")
+    section = model
+    for parent in parents:
+        section = section[parent]
+    section[key] = value
+    with pytest.raises(ConfigError, match=re.escape(fault)):
+        interop.config_from_vmoe(model, image_size=224)
+
+
+def test_a_missing_argument_of_vmoe_is_named():
+    model = v_moe_b16()
+    del model["encoder"]["mlp_dim"]
+    with pytest.raises(ConfigError, match=re.escape("model.encoder.mlp_dim is missing")):
+        interop.config_from_vmoe(model, image_size=224)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fault"),
+    [
+        ({"global_pool": "avg", "class_token": False}, "arguments.fc_norm=None"),
+        ({"global_pool": "avg", "class_token": True, "fc_norm": False}, "arguments.class_token=True"),
+        ({"class_token": False}, "arguments.class_token=False"),
+        ({"fc_norm": True}, "arguments.fc_norm=True"),
+        ({"global_pool": "avgmax"}, "arguments.global_pool='avgmax'"),
+        ({"act_layer": "relu"}, "arguments.act_layer='relu'"),
+        ({"reg_tokens": 4}, "arguments.reg_tokens=4"),
+        ({"init_values": 1e-5}, "arguments.init_values=1e-05"),
+        ({"img_size": (224, 192)}, "arguments.img_size=(224, 192)"),
+        ({"surprise": 1}, "arguments.surprise=1"),
+        ({"qk_norm": True, "global_pool": "map", "class_token": False}, "qk_norm=True with pool='map'"),
+    ],
+)
+def test_arguments_of_timm_without_counterpart_are_refused(arguments, fault):
+    with pytest.raises(ConfigError, match=re.escape(fault)):
+        interop.config_from_timm(arguments)
+
+
+def test_dropout_is_warned_of():
+    with pytest.warns(UserWarning, match="arguments.drop_path_rate=0.1"):
+        interop.config_from_timm({"drop_path_rate": 0.1})
+    model = v_moe_b16()
+    model["encoder"]["moe"]["dropout_rate"] = 0.2
+    with pytest.warns(UserWarning, match="model.encoder.moe.dropout_rate=0.2"):
+        interop.config_from_vmoe(model, image_size=224)
