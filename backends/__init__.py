@@ -16,7 +16,7 @@ from moespec.spec.errors import ConfigError
 
 _VARIABLE = "MOESPEC_BACKEND"
 _NAMES = ("jax", "torch", "numpy")
-_FRAMEWORKS = ("jax", "torch")
+_FRAMEWORKS = {"jax": ("jax", "optax"), "torch": ("torch",)}  # backend -> the modules it needs
 _chosen: ModuleType | None = None
 
 
@@ -25,24 +25,33 @@ def _choose() -> str:
     if requested:
         if requested not in _NAMES:
             raise ConfigError(f"{_VARIABLE}={requested!r}: expected one of {', '.join(_NAMES)}")
-        if requested in _FRAMEWORKS and importlib.util.find_spec(requested) is None:
+        if requested in _FRAMEWORKS and requested not in _installed():
             raise ConfigError(f"{_VARIABLE}={requested!r}, but {requested} is not installed. {_advice()}")
         return requested
-    imported = [name for name in _FRAMEWORKS if name in sys.modules]
+    installed = _installed()
+    imported = [name for name in installed if sys.modules.get(name) is not None]
     if len(imported) == 1:
         return imported[0]
-    installed = [name for name in _FRAMEWORKS if importlib.util.find_spec(name) is not None]
     if len(installed) == 1:
         return installed[0]
     raise ConfigError(f"cannot choose a backend: {_VARIABLE} is not set. {_advice()}")
 
 
+def _installed() -> list[str]:
+    return [
+        name
+        for name, needed in _FRAMEWORKS.items()
+        if all(importlib.util.find_spec(module) is not None for module in needed)
+    ]
+
+
 def _advice() -> str:
-    installed = [name for name in _FRAMEWORKS if importlib.util.find_spec(name) is not None]
+    installed = _installed()
     missing = [name for name in _FRAMEWORKS if name not in installed]
     lines = [f"Installed: {', '.join([*installed, 'numpy (the specification itself, slow)'])}."]
     lines += [f"To install {name}: pip install 'moespec[{name}]'." for name in missing]
-    lines += [f"To choose: set {_VARIABLE}={' or '.join([*installed, 'numpy'])}."]
+    lines += [f"To choose: set {_VARIABLE}={' or '.join([*installed, 'numpy'])}, or import a backend by its name"]
+    lines += [f"(import {__name__}.{installed[0] if installed else 'numpy'})."]
     return " ".join(lines)
 
 
@@ -72,6 +81,8 @@ def _imported_for_a_submodule() -> bool:
 def __getattr__(name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(name)
+    if name in _NAMES:  # `from moespec.backends import jax` means the backend of that name
+        return importlib.import_module(f"{__name__}.{name}")
     return getattr(_resolve(), name)
 
 

@@ -82,6 +82,6 @@ def normalize_l2(x: Array, axis: int, *, form: str, epsilon: float = 1e-6) -> Ar
     squares = np.sum(x * x, axis=axis, keepdims=True)
     if form == "rsqrt":
         return x / np.sqrt(squares + epsilon)
-    is_zero = squares.real == 0
+    is_zero = np.sum(x.real * x.real, axis=axis, keepdims=True) == 0
     norm = np.where(is_zero, 0.0, np.sqrt(np.where(is_zero, 1.0, squares)))
     return x / (norm + epsilon)

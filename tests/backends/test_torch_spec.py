@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from moespec import spec
-from moespec.spec import Routing, RouterConfig
+from moespec.spec import RouterConfig, Routing
 
 torch = pytest.importorskip("torch")
 B = importlib.import_module("moespec.backends.torch")
@@ -209,7 +209,7 @@ def test_layer_and_gradient_of_every_router(name):
     assert_close(y, np.stack([part[1].real for part in parts]), 1e-11)
     assert_close(got, want.real, 1e-11)
     got.backward()
-    slope = sum((leaf.grad * torch.from_numpy(direction[key])).sum().item() for key, leaf in leaves.items())
+    slope = sum((leaf.grad * B.from_numpy(direction[key])).sum().item() for key, leaf in leaves.items())
     assert slope == pytest.approx(want.imag / step, rel=1e-10)
 
 
@@ -260,27 +260,39 @@ def test_zero_tokens_have_a_gradient():
     assert torch.isfinite(x.grad).all()
 
 
+SOME = torch.rand(2, 4, 3, generator=torch.Generator().manual_seed(0))
+ROUTED = B.token_choice(SOME, choices=1, capacity=2)
+BAD_MLP = {"w1": torch.ones(3, 5, 6), "b1": torch.ones(3, 6), "w2": torch.ones(3, 4, 5), "b2": torch.ones(3, 5)}
+
 FAULTS = [
-    (spec.ConfigError, "choices", lambda: B.token_choice(torch.rand(2, 4, 3), choices=4, capacity=1)),
-    (spec.ConfigError, "capacity", lambda: B.token_choice(torch.rand(2, 4, 3), choices=1, capacity=0)),
-    (spec.ConfigError, "capacity", lambda: B.expert_choice(torch.rand(2, 4, 3), capacity=5)),
-    (spec.ConfigError, "by", lambda: B.batch_priority(torch.rand(2, 4, 3), by="min")),
-    (spec.ConfigError, "solver", lambda: B.sparse_transport_affinity(torch.rand(2, 4, 3), capacity=2, solver="lbfgs")),
-    (spec.ConfigError, "iterations", lambda: B.sinkhorn_affinity(torch.rand(2, 4, 3), iterations=0)),
-    (spec.ConfigError, "norm_form", lambda: B.soft_routing(torch.rand(2, 4, 3), torch.rand(3, 2, 2), norm_form="l1")),
-    (spec.ConfigError, "dispatch", lambda: B.soft_routing(torch.rand(2, 4, 3), torch.rand(3, 2, 2), dispatch="identity")),
-    (spec.ShapeError, "logits", lambda: B.softmax_affinity(torch.rand(4, 3))),
-    (spec.ShapeError, "kernel", lambda: B.router_logits(torch.rand(2, 4, 3), torch.rand(4, 3))),
-    (spec.ShapeError, "order", lambda: B.token_choice(torch.rand(2, 4, 3), choices=1, capacity=1, order=torch.zeros(2, 3).int())),
-    (spec.ShapeError, "combine_scores", lambda: B.expert_choice(torch.rand(2, 4, 3), capacity=1, combine_scores=torch.rand(2, 4, 2))),
-    (spec.ShapeError, "potential", lambda: B.transport_semi_dual(torch.rand(2, 3), torch.rand(2, 4, 3), capacity=2)),
-    (spec.ShapeError, "w2", lambda: B.expert_mlp(torch.rand(2, 3, 4, 5), {"w1": torch.rand(3, 5, 6), "b1": torch.rand(3, 6), "w2": torch.rand(3, 5, 5), "b2": torch.rand(3, 5)})),
-    (spec.ShapeError, "images", lambda: B.patch_embed(torch.rand(2, 5, 4, 3), torch.rand(2, 2, 3, 7), torch.rand(7))),
-    (spec.ShapeError, "routing.tokens", lambda: B.moe_layer(torch.rand(2, 5, 3), B.token_choice(torch.rand(2, 4, 3), choices=1, capacity=1), lambda x: x)),
-    (spec.ShapeError, "experts", lambda: B.moe_layer(torch.rand(2, 4, 3), B.token_choice(torch.rand(2, 4, 3), choices=1, capacity=2), lambda x: x[:, :, :1])),
-    (spec.DtypeError, "scores", lambda: B.token_choice(torch.ones(2, 4, 3).int(), choices=1, capacity=1)),
-    (spec.DtypeError, "order", lambda: B.token_choice(torch.rand(2, 4, 3), choices=1, capacity=1, order=torch.rand(2, 4))),
-]  # fmt: skip
+    (spec.ConfigError, "choices", lambda: B.token_choice(SOME, choices=4, capacity=1)),
+    (spec.ConfigError, "choices", lambda: B.load_loss(SOME, SOME, choices=0, noise_std=1.0)),
+    (spec.ConfigError, "capacity", lambda: B.token_choice(SOME, choices=1, capacity=0)),
+    (spec.ConfigError, "capacity", lambda: B.expert_choice(SOME, capacity=5)),
+    (spec.ConfigError, "by", lambda: B.batch_priority(SOME, by="min")),
+    (spec.ConfigError, "solver", lambda: B.sparse_transport_affinity(SOME, capacity=2, solver="lbfgs")),
+    (spec.ConfigError, "sparsity", lambda: B.sparse_transport_affinity(SOME, capacity=2, sparsity="rows")),
+    (spec.ConfigError, "iterations", lambda: B.sinkhorn_affinity(SOME, iterations=0)),
+    (spec.ConfigError, "multiplier", lambda: B.add_gating_noise(SOME, SOME, multiplier=-1.0)),
+    (spec.ConfigError, "nonzeros", lambda: B.project_sparse_simplex(SOME, nonzeros=4)),
+    (spec.ConfigError, "norm_form", lambda: B.soft_routing(SOME, torch.ones(3, 2, 2), norm_form="l1")),
+    (spec.ConfigError, "dispatch", lambda: B.soft_routing(SOME, torch.ones(3, 2, 2), dispatch="identity")),
+    (spec.ConfigError, "form", lambda: B.gelu(SOME, form="quick")),
+    (spec.ConfigError, "dtype", lambda: B.from_numpy(X, "float8")),
+    (spec.ShapeError, "logits", lambda: B.softmax_affinity(SOME[0])),
+    (spec.ShapeError, "kernel", lambda: B.router_logits(SOME, torch.ones(4, 3))),
+    (spec.ShapeError, "order", lambda: B.token_choice(SOME, choices=1, capacity=1, order=torch.zeros(2, 3).int())),
+    (spec.ShapeError, "combine_scores", lambda: B.expert_choice(SOME, capacity=1, combine_scores=SOME[:, :, :2])),
+    (spec.ShapeError, "potential", lambda: B.transport_semi_dual(torch.ones(2, 3), SOME, capacity=2)),
+    (spec.ShapeError, "scale", lambda: B.soft_routing(SOME, torch.ones(3, 2, 2), scale=torch.ones(1))),
+    (spec.ShapeError, "w2", lambda: B.expert_mlp(torch.ones(2, 3, 4, 5), BAD_MLP)),
+    (spec.ShapeError, "images", lambda: B.patch_embed(torch.ones(2, 5, 4, 3), torch.ones(2, 2, 3, 7), torch.ones(7))),
+    (spec.ShapeError, "value", lambda: B.attention(SOME[None], SOME[None], SOME[None, :, :2])),
+    (spec.ShapeError, "routing.tokens", lambda: B.moe_layer(SOME[:, :3], ROUTED, lambda x: x)),
+    (spec.ShapeError, "experts", lambda: B.moe_layer(SOME, ROUTED, lambda x: x[:, :, :1])),
+    (spec.DtypeError, "scores", lambda: B.token_choice(SOME.int(), choices=1, capacity=1)),
+    (spec.DtypeError, "order", lambda: B.token_choice(SOME, choices=1, capacity=1, order=torch.ones(2, 4))),
+]
 
 
 @pytest.mark.parametrize(("error", "argument", "call"), FAULTS)

@@ -1,0 +1,178 @@
+"""The torch backend under `torch.compile(fullgraph=True)`: traceable everywhere, the same numbers, the same errors."""
+
+import importlib
+
+import numpy as np
+import pytest
+
+from moespec.spec import ConfigError, DtypeError, ShapeError
+
+torch = pytest.importorskip("torch")
+B = importlib.import_module("moespec.backends.torch")
+
+EXPERTS, WIDTH = 4, 6
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def draw(*shape, seed=0):
+    return torch.from_numpy(np.random.default_rng((seed, *shape)).normal(size=shape))
+
+
+MLP = {
+    "w1": draw(EXPERTS, WIDTH, 5),
+    "b1": draw(EXPERTS, 5),
+    "w2": draw(EXPERTS, 5, WIDTH),
+    "b2": draw(EXPERTS, WIDTH),
+}
+
+
+def layer(x, routing, mlp):
+    return B.moe_layer(x, routing, lambda inputs: B.expert_mlp(inputs, mlp))
+
+
+def gradients(function, x, *arguments):
+    """The outputs of `function`, and the gradient of the sum of its floating outputs."""
+    x = x.detach().requires_grad_()
+    outputs = function(x, *arguments)
+    total = sum(value.sum() for value in outputs.values() if value.requires_grad)
+    leaves = [x, *(leaf for leaf in arguments if isinstance(leaf, torch.Tensor) and leaf.requires_grad)]
+    return outputs, torch.autograd.grad(total, leaves)
+
+
+def assert_same(compiled, eager):
+    for got, want in zip([*compiled[0].values(), *compiled[1]], [*eager[0].values(), *eager[1]], strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)
+
+
+def everything(x, kernel):
+    """Every public function that takes tensors, once; a few more than once."""
+    groups, tokens, _ = x.shape
+    logits = B.router_logits(x, kernel)
+    noisy = B.add_gating_noise(logits, torch.sin(logits.detach() * 9), multiplier=0.5)
+    scores = B.softmax_affinity(noisy)
+    plan = B.sinkhorn_affinity(noisy, iterations=2, tolerance=1e-3)
+    potential = scores.sum(dim=2) * scores[:, :, 0]
+    semi_dual = B.transport_semi_dual(potential, scores, capacity=3)
+    dual = B.transport_dual(potential, scores[:, 0], scores, capacity=3)
+    order = B.batch_priority(scores, by="sum", choices=2)
+    chosen = B.token_choice(scores, choices=2, capacity=3, combine_scores=plan, order=order)
+    picked = B.expert_choice(B.sparse_transport_affinity(scores, capacity=3), capacity=3, drop_zero=True)
+    soft = B.soft_routing(x, kernel[:, :, None].expand(-1, -1, 2), scale=2.0)
+    heads = x.reshape((groups, tokens, 2, WIDTH // 2))
+    normal = B.layer_norm(B.gelu(x), B.mean(x, (0, 1)), epsilon=1e-5)
+    embedded = B.patch_embed(x[None, : 2 * (groups // 2), :8], kernel.reshape((1, 1, WIDTH, EXPERTS)), kernel[0])
+    outputs = {
+        "projected": B.project_simplex(logits) + B.project_sparse_simplex(logits, nonzeros=2, mass=2.0),
+        "semi_dual": semi_dual.value.sum() + semi_dual.gradient.square().sum(),
+        "dual": dual.value,
+        "order": order,
+        "losses": B.importance_loss(scores)
+        + B.load_loss(logits, noisy, choices=2, noise_std=0.25)
+        + B.balance_loss(scores)
+        + B.z_loss(logits),
+        "attention": B.attention(heads, heads.sin(), heads.cos()),
+        "network": B.einsum("gtd,de->gte", normal, kernel) + B.softmax(B.tanh(logits), 2),
+        "embedded": embedded,
+        "entropies": B.softmax_cross_entropy(logits, scores.detach()) + B.sigmoid_cross_entropy(logits, scores),
+        "arrays": B.concatenate([B.broadcast_to(B.arange(2, x) + 1, (3, 2)), B.transpose(x[0, :2, :3], (1, 0))], 0),
+    }
+    for name, routing in {"chosen": chosen, "picked": picked, "soft": soft}.items():
+        outputs[name] = layer(x, routing, MLP)
+        outputs |= {f"{name} {metric}": value for metric, value in B.routing_metrics(routing).items()}
+    return outputs
+
+
+def test_every_function_traces_without_a_break():
+    """Forward and backward, on one shape and then on others, for which the tracer makes sizes symbolic."""
+    traced = torch.compile(everything, fullgraph=True, backend="aot_eager")
+    kernel = draw(WIDTH, EXPERTS).requires_grad_()
+    for shape in [(2, 12, WIDTH), (4, 16, WIDTH), (6, 10, WIDTH)]:
+        x = draw(*shape)
+        assert_same(gradients(traced, x, kernel), gradients(everything, x, kernel))
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("softmax_token_choice", {"choices": 2, "batch_priority": "max", "balance_weight": 0.1}),
+        ("sinkhorn_expert_choice", {"combine_with": "plan", "sinkhorn_iterations": 3}),
+        ("soft_moe", {}),
+    ],
+)
+def test_routers_trace_without_a_break(name, options):
+    config = B.ROUTERS[name].configure(width=WIDTH, experts=EXPERTS, tokens=12, **options)
+    params = B.from_numpy(B.ROUTERS[name].init(np.random.default_rng(0), config), "float64")
+
+    def function(x):
+        output = B.ROUTERS[name].route(params, x, config, noise=x[:, :, :EXPERTS], train=True)
+        return {"y": layer(x, output.routing, MLP), **output.losses, **output.metrics}
+
+    x = draw(2, 12, WIDTH)
+    traced = torch.compile(function, fullgraph=True, backend="aot_eager")
+    assert_same(gradients(traced, x), gradients(function, x))
+
+
+def test_compiled_numbers_on_a_second_shape():
+    """The default compiler, on a second shape too: gathers, sums and scatters near each other have been miscompiled."""
+
+    def function(x, kernel):
+        scores = B.softmax_affinity(B.router_logits(x, kernel))
+        chosen = B.token_choice(scores, choices=2, capacity=3)
+        picked = B.expert_choice(scores, capacity=2)
+        return {"y": layer(x, chosen, MLP) + layer(x, picked, MLP), **B.routing_metrics(chosen)}
+
+    compiled = B.compile(function)
+    kernel = draw(WIDTH, EXPERTS).requires_grad_()
+    for shape in [(2, 12, WIDTH), (3, 20, WIDTH), (2, 12, WIDTH), (1, 9, WIDTH)]:
+        x = draw(*shape)
+        assert_same(gradients(compiled, x, kernel), gradients(function, x, kernel))
+
+
+def test_static_faults_raise_while_tracing():
+    scores = draw(2, 6, EXPERTS)
+    with pytest.raises(ConfigError, match="^choices: a token cannot choose 9 of 4 experts"):
+        B.compile(B.token_choice)(scores, choices=9, capacity=2)
+    with pytest.raises(ShapeError, match="^logits: expected 3 axes"):
+        B.compile(B.softmax_affinity)(scores[0])
+    with pytest.raises(DtypeError, match="^scores: .* got int64"):
+        B.compile(lambda x: B.expert_choice(x, capacity=2))(scores.long())
+    plain = torch.compile(B.token_choice, fullgraph=True, backend="eager")
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="choices: a token cannot choose 9 of 4 experts"):
+        plain(scores, choices=9, capacity=2)
+
+
+def test_a_gradient_inside_what_is_compiled(monkeypatch):
+    """`compile(value_and_grad(f))` is one graph; so is `f` compiled alone."""
+    monkeypatch.setattr(torch, "compile", lambda fn, **options: compile_quickly(fn, **options))
+
+    def loss(params, x):
+        scores = B.softmax_affinity(B.router_logits(x, params["router"]["kernel"]))
+        y = layer(x, B.token_choice(scores, choices=1, capacity=3), params["experts"])
+        return y.square().mean(), {"y": y}
+
+    params, x = {"router": {"kernel": draw(WIDTH, EXPERTS)}, "experts": MLP, "unused": draw(2)}, draw(2, 12, WIDTH)
+    (value, aux), gradient = B.value_and_grad(loss)(params, x)
+    assert not value.requires_grad
+    assert not aux["y"].requires_grad
+    assert gradient["unused"].eq(0).all()
+    for evaluate in (B.compile(B.value_and_grad(loss)), B.value_and_grad(B.compile(loss))):
+        (got, _), compiled_gradient = evaluate(params, x)
+        torch.testing.assert_close(got, value)
+        assert list(compiled_gradient) == list(params)
+        for name in MLP:
+            torch.testing.assert_close(compiled_gradient["experts"][name], gradient["experts"][name])
+        torch.testing.assert_close(compiled_gradient["router"]["kernel"], gradient["router"]["kernel"])
+
+
+TORCH_COMPILE = torch.compile
+
+
+def compile_quickly(fn, **options):
+    """`torch.compile` as the backend calls it, but without generating code."""
+    return TORCH_COMPILE(fn, **options, backend="aot_eager")

@@ -1,0 +1,167 @@
+"""How the torch backend moves rows: what its operators compute, their gradients and order, and what they never make."""
+
+import importlib
+
+import pytest
+
+torch = pytest.importorskip("torch")
+B = importlib.import_module("moespec.backends.torch")
+allocations = importlib.import_module("moespec.backends.torch.allocations")
+rows = importlib.import_module("moespec.backends.torch.rows")
+
+from torch.autograd import gradcheck, gradgradcheck  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
+
+@pytest.fixture
+def generator():
+    return torch.Generator().manual_seed(0)
+
+
+@pytest.mark.parametrize("experts", [1, 5, 32, 33, 70])
+def test_both_ways_to_count_give_the_same_integers(experts, generator):
+    requests = torch.randint(0, experts, (4, 200), generator=generator, dtype=torch.int32)
+    counted = allocations.count_positions(requests, experts)
+    assert torch.equal(counted, allocations.sort_positions(requests, experts))
+    assert torch.equal(counted, allocations.request_positions(requests, experts))
+    assert counted.dtype == torch.int32
+    expected = [[row[:i].eq(row[i]).sum() for i in range(200)] for row in requests[:1]]
+    assert counted[0].tolist() == torch.tensor(expected)[0].tolist()
+
+
+def test_many_experts_equal_few(generator):
+    """Scores of 40 experts, of which 8 are ever chosen, are routed as those of the 8."""
+    few = torch.rand(2, 50, 8, generator=generator)
+    many = torch.cat([few, few.new_full((2, 50, 32), -1.0)], dim=2)
+    a, b = (B.token_choice(scores, choices=2, capacity=9) for scores in (few, many))
+    assert torch.equal(a.token, b.token[:, :8])
+    assert torch.equal(a.weight, b.weight[:, :8])
+    assert (b.token[:, 8:] == 50).all()
+
+
+def test_the_slot_record(generator):
+    """`slot` and `token` are inverse maps; empty slots and dropped choices point one past the end."""
+    routing = B.token_choice(torch.rand(3, 20, 4, generator=generator), choices=2, capacity=6)
+    assert routing.token.dtype == routing.slot.dtype == torch.int32
+    assert routing.tokens == 20
+    flat = routing.token.reshape(3, -1)
+    for group in range(3):
+        for token in range(20):
+            for slot in routing.slot[group, token].tolist():
+                assert slot == 24 or flat[group, slot] == token
+    kept = (routing.slot < 24).sum()
+    assert kept == (routing.token < 20).sum() == 3 * 4 * 6
+    assert kept < 3 * 20 * 2
+    empty = B.token_choice(torch.rand(1, 3, 2, generator=generator), choices=1, capacity=3)
+    assert ((empty.token == 3) == (empty.weight == 0)).all()
+
+
+INDEX = torch.tensor([[3, 0, 4], [4, 1, 4]], dtype=torch.int32)  # token 2 is in no slot, 4 marks an empty slot
+
+
+def test_gradients_of_the_operators(generator):
+    def draw(*shape):
+        return torch.rand(shape, generator=generator, dtype=torch.float64, requires_grad=True)
+
+    flat = torch.tensor([1, 4, 0, 1, 3], dtype=torch.int32)  # row 1 twice, row 2 never, 4 is no row
+    cases = [
+        (lambda x: rows.gather_rows(x, flat), draw(4, 3)),
+        (lambda x: rows.sum_rows(x, flat, 4), draw(5, 3)),
+        (lambda x: rows.take_scores(x, INDEX[None]), draw(1, 4, 2)),
+        (lambda x: rows.put_scores(x, INDEX[None], 4), draw(1, 2, 3)),
+    ]
+    index = torch.tensor([2, 5, 0, 3], dtype=torch.int32)  # 5 rows, K = 1
+    inverse = torch.tensor([[2], [4], [0], [3], [4]], dtype=torch.int32)
+    cases.append((lambda x: rows.permute_rows(x, index, inverse), draw(5, 2)))
+    twice = torch.tensor([1, 0, 1], dtype=torch.int32)  # 2 rows, K = 2
+    places = torch.tensor([[1, 3], [0, 2]], dtype=torch.int32)
+    cases.append((lambda x: rows.permute_rows(x, twice, places), draw(2, 3)))
+    for function, x in cases:
+        assert gradcheck(function, x)
+        assert gradgradcheck(function, x)
+    assert rows.gather_rows(draw(4, 3), flat)[1].eq(0).all()
+    assert rows.invert_index(torch.tensor([[2, 3, 0]]), 3).tolist() == [[2, 3, 0]]
+
+
+def test_operators_are_registered_well(generator):
+    """Schema, fake implementation and autograd agree with what runs."""
+    x = torch.rand(4, 3, generator=generator, requires_grad=True)
+    flat = torch.tensor([1, 4, 0, 1, 3], dtype=torch.int32)
+    scores = torch.rand(1, 4, 2, generator=generator, requires_grad=True)
+    values = torch.rand(1, 2, 3, generator=generator, requires_grad=True)
+    index, inverse = torch.tensor([2, 4], dtype=torch.int32), torch.tensor([[2], [2], [0], [2]], dtype=torch.int32)
+    utility = torch.rand(2, 3, 8, generator=generator)
+    for operator, arguments in [
+        (rows.gather_rows, (x, flat)),
+        (rows.sum_rows, (torch.rand(5, 2, generator=generator, requires_grad=True), flat, 4)),
+        (rows.permute_rows, (x, index, inverse)),
+        (rows.take_scores, (scores, INDEX[None])),
+        (rows.put_scores, (values, INDEX[None], 4)),
+        (rows.invert_index, (flat[:3], 4)),
+        (torch.ops.moespec.transport_plan.default, (utility, False, 3, 1.0, 4, 0.01, 1e-3)),
+    ]:
+        torch.library.opcheck(operator, arguments)
+
+
+def test_sums_have_one_order(generator):
+    """The sum of a token's rows is that of a loop over the slots, bit for bit, by either implementation."""
+    x = torch.rand(300, 7, generator=generator) * 10 ** (6 * torch.rand(300, 1, generator=generator))
+    index = torch.randint(0, 41, (300,), generator=generator, dtype=torch.int32)
+    want = torch.zeros(41, 7)
+    for row, place in zip(x, index.tolist(), strict=True):
+        want[place] += row
+    for implementation in (rows.sum_rows, rows._sum_serially, rows._sum_segments):
+        assert torch.equal(implementation(x, index, 40), want[:40])
+
+
+class Sizes(TorchDispatchMode):
+    """Records the number of elements of every tensor that an operator returns."""
+
+    def __init__(self):
+        super().__init__()
+        self.sizes = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, list | tuple) else [out]:
+            if isinstance(tensor, torch.Tensor):
+                self.sizes[str(func)] = max(self.sizes.get(str(func), 0), tensor.numel())
+        return out
+
+
+def route(name, x, kernel):
+    config = B.ROUTERS[name].configure(width=8, experts=16, tokens=256, choices=2 if "token_choice" in name else 1)
+    return B.ROUTERS[name].route({"kernel": kernel}, x, config, noise=torch.zeros(2, 256, 16), train=True)
+
+
+@pytest.mark.parametrize("name", [name for name in B.ROUTERS if name != "soft_moe"])
+def test_nothing_of_size_tokens_experts_capacity(name, generator):
+    """Forward and backward, with losses and metrics, also inside the operators."""
+    x = torch.randn(2, 256, 8, generator=generator, requires_grad=True)
+    kernel = torch.randn(8, 16, generator=generator, requires_grad=True)
+    mlp = {
+        "w1": torch.randn(16, 8, 8, generator=generator, requires_grad=True),
+        "b1": torch.zeros(16, 8, requires_grad=True),
+        "w2": torch.randn(16, 8, 8, generator=generator, requires_grad=True),
+        "b2": torch.zeros(16, 8, requires_grad=True),
+    }
+    with Sizes() as recorded:
+        output = route(name, x, kernel)
+        y = B.moe_layer(x, output.routing, lambda inputs: B.expert_mlp(inputs, mlp))
+        (y.square().sum() + sum(output.losses.values())).backward()
+    capacity = output.routing.token.shape[2]
+    largest = max(recorded.sizes.values())
+    choices = 2 if "token_choice" in name else 1
+    # The one-hot rows of the cumulative sum, (G, K * T, E), are the largest; a dense routing has C as many.
+    assert largest <= 2 * choices * 256 * 16 + 16, recorded.sizes
+    assert largest < 2 * 256 * 16 * capacity / 8
+    with Sizes() as recorded:
+        output.routing.dense()
+    assert max(recorded.sizes.values()) == 2 * 256 * 16 * capacity
+
+
+def test_the_gradient_reaches_only_kept_choices(generator):
+    scores = torch.rand(2, 30, 4, generator=generator, requires_grad=True)
+    routing = B.token_choice(scores, choices=2, capacity=5)
+    routing.weight.sum().backward()
+    assert torch.equal(scores.grad, routing.dense().dispatch.sum(dim=3))
