@@ -6,13 +6,14 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from moespec.models import configfile, list_models
+from moespec.models.compilation import compile_if, pays
 from moespec.models.config import Config
 from moespec.models.datasets import DATASETS, Dataset
 from moespec.models.errors import RunError
 from moespec.models.evaluate import evaluate
 from moespec.models.files import write_atomically
 from moespec.models.folder import read_image
-from moespec.models.inspection import draw, route_image
+from moespec.models.inspection import draw, make_route
 from moespec.models.objective import make_forward
 from moespec.models.report import png, write_report
 from moespec.models.resolve import choose_backend, load_backend, load_data, model_config, resolve
@@ -59,7 +60,7 @@ def evaluate_command(run: Path, *, backend: str | None, step: int | None) -> Non
     B, model = loaded.backend, model_config(loaded.config.model)
     result = evaluate(
         B,
-        make_forward(B, model),
+        compile_if(B, pays(B, len(loaded.dataset.validation) // settings.evaluation_batch), make_forward(B, model)),
         B.from_numpy(loaded.params),
         loaded.dataset,
         batch=settings.evaluation_batch,
@@ -83,7 +84,7 @@ def inspect_command(run: Path, image: Path, out: Path, *, backend: str | None, s
     pixels = read_image(image, model.image_size, channels=model.channels)
     normalized = replace(dataset, maximum=255).normalize(pixels)
     B = loaded.backend
-    logits, routings = route_image(B, model, B.from_numpy(loaded.params), normalized)
+    logits, routings = make_route(B, model)(B.from_numpy(loaded.params), normalized)
     guess = dataset.classes[int(logits.argmax())]
     title = f"{image.name}, read as {guess}; {loaded.config.model.router}, step {loaded.step}"
     write_atomically(out, png(draw(pixels, 255, title, routings)))

@@ -90,9 +90,9 @@ class ModelConfig:
     """attention heads"""
     pool: Literal["gap", "token", "map"] | None = None
     """average of the tokens, class token, or attention pooling"""
-    positions: Literal["learned", "sincos2d", "sincos2d_moco"] | None = None
+    positions: Literal["learned", "sincos2d", "sincos2d_moco"] | None = "sincos2d"
     """position embedding"""
-    qk_norm: bool | None = None
+    qk_norm: bool | None = True
     """normalise queries and keys"""
     qk_norm_bias: bool | None = None
     """with a bias in that normalisation"""
@@ -119,11 +119,11 @@ class DataConfig:
     """file or folder of the data set; the digits need none"""
     validation_share: float = 0.2
     """part of each class that is held out when the data have no validation part"""
-    crop_padding: int = 1
+    crop_padding: int = 0
     """random crop: move images by up to this many pixels; 0 for none"""
     flip: bool = False
     """mirror half of the images"""
-    mixup: float = 0.0
+    mixup: float = 0.2
     """mix pairs of images with a share from Beta(mixup, mixup); 0 for none"""
     prefetch: int = 2
     """batches prepared in advance"""
@@ -154,7 +154,7 @@ class ScheduleConfig:
 class TrainingConfig:
     """The training run."""
 
-    steps: int = 600
+    steps: int = 1000
     """updates of the parameters"""
     batch: int = 64
     """images of one update"""
@@ -164,6 +164,8 @@ class TrainingConfig:
     """seed of the initial values, the order of the data, augmentation and noise"""
     loss: Literal["softmax", "sigmoid"] = "softmax"
     """cross-entropy of one class of several, or of each class by itself"""
+    compile: Literal["auto", "always", "never"] = "auto"
+    """torch only: whether to use torch.compile; auto: on a GPU, and on a CPU from 2000 steps on"""
     evaluate_every: int = 100
     """steps between evaluations on the validation images"""
     evaluation_batch: int = 128
@@ -194,7 +196,7 @@ class Config:
     """framework that computes; auto: MOESPEC_BACKEND, else the only one installed, else jax"""
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
-    optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(weight_decay=0.1, clip=1.0))
+    optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(b2=0.98, weight_decay=0.1, clip=1.0))
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
 

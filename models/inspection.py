@@ -4,6 +4,7 @@ The image is routed alone, as a group of one image, also by a model that was tra
 capacity of the experts is scaled down accordingly, and the slots of Soft MoE mix the patches of this image only.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -13,8 +14,9 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from moespec.models import vit
+from moespec.models.compilation import compile_if, pays
 
-__all__ = ["BlockRouting", "draw", "route_image"]
+__all__ = ["BlockRouting", "draw", "main_experts", "make_route"]
 
 PANELS = 8
 """Largest number of experts (or slots) that get a panel of their own in a row."""
@@ -35,23 +37,33 @@ class BlockRouting(NamedTuple):
     soft: bool
 
 
-def route_image(
-    B: Any, model: vit.VitConfig, params: Any, image: NDArray[np.float32]
-) -> tuple[NDArray[np.float64], list[BlockRouting]]:
-    """The logits `(classes,)` and the routing by each MoE block for one image `(H, W, Ch)` in [-1, 1].
+def make_route(
+    B: Any, model: vit.VitConfig
+) -> Callable[[Any, NDArray[np.float32]], tuple[NDArray[np.float64], list[BlockRouting]]]:
+    """`route(params, image)`: logits `(classes,)` and the routing by each MoE block of an image in [-1, 1].
 
-    `params` are arrays of `B`. A class token is left out of the grids.
+    `params` are arrays of `B`, `image` is `(H, W, Ch)`. A class token is left out of the grids.
     """
     alone = replace(model, group_images=1)
-    output = vit.forward(B, alone, params, B.from_numpy(image[None]))
     grid = model.image_size // model.patch_size
-    routings = []
-    for block, routing in zip(vit.moe_blocks(model), output.routings, strict=True):
-        dispatch, combine = (np.asarray(B.to_numpy(part), np.float64)[0] for part in routing.dense())  # (T, E, C)
-        soft = not np.isin(dispatch, (0.0, 1.0)).all()
-        dispatch, combine = (part[-grid * grid :].reshape(grid, grid, *part.shape[1:]) for part in (dispatch, combine))
-        routings.append(BlockRouting(block, combine.sum(axis=3), dispatch, soft))
-    return np.asarray(B.to_numpy(output.logits), np.float64)[0], routings
+
+    def forward(params: Any, images: Any) -> tuple[Any, list[Any]]:
+        output = vit.forward(B, alone, params, images)
+        return output.logits, [tuple(routing.dense()) for routing in output.routings]
+
+    run = compile_if(B, pays(B, calls=1), forward)
+
+    def route(params: Any, image: NDArray[np.float32]) -> tuple[NDArray[np.float64], list[BlockRouting]]:
+        logits, dense = B.to_numpy(run(params, B.from_numpy(image[None])))
+        routings = []
+        for block, parts in zip(vit.moe_blocks(model), dense, strict=True):
+            dispatch, combine = (np.asarray(part, np.float64)[0, -grid * grid :] for part in parts)  # (patches, E, C)
+            soft = not np.isin(dispatch, (0.0, 1.0)).all()
+            dispatch, combine = (part.reshape(grid, grid, *part.shape[1:]) for part in (dispatch, combine))
+            routings.append(BlockRouting(block, combine.sum(axis=3), dispatch, soft))
+        return np.asarray(logits, np.float64)[0], routings
+
+    return route
 
 
 def draw(pixels: NDArray[np.uint8], maximum: int, title: str, routings: list[BlockRouting]) -> Figure:

@@ -17,7 +17,7 @@ from moespec.models.config import Config
 from moespec.models.configfile import dump
 from moespec.models.datasets import Dataset
 from moespec.models.files import write_atomically
-from moespec.models.inspection import draw, route_image
+from moespec.models.inspection import draw, make_route
 from moespec.models.resolve import model_config
 from moespec.models.runlog import read_log
 
@@ -33,10 +33,10 @@ def write_report(B: Any, config: Config, dataset: Dataset, run: Path, params: di
     figures = {"curves": curves(training, evaluations)}
     if vit.moe_blocks(model):
         figures["load"] = loads(training)
-        arrays = B.from_numpy(params)
+        arrays, route = B.from_numpy(params), make_route(B, model)
         for index in np.linspace(0, len(dataset.validation) - 1, IMAGES).round().astype(int):
             pixels = dataset.validation.read(np.array([index]))
-            logits, routings = route_image(B, model, arrays, dataset.normalize(pixels)[0])
+            logits, routings = route(arrays, dataset.normalize(pixels)[0])
             label, guess = dataset.validation.labels[index], int(logits.argmax())
             title = f"validation image {index}: is {dataset.classes[label]}, read as {dataset.classes[guess]}"
             figures[f"routing_{index}"] = draw(pixels[0], dataset.maximum, title, routings)

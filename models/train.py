@@ -7,6 +7,7 @@ however it was stopped, goes on from its last checkpoint to the same bits (on th
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from moespec.models.compilation import compile_if, pays
 from moespec.models.config import Config
 from moespec.models.datasets import Dataset
 from moespec.models.evaluate import evaluate
@@ -37,8 +38,11 @@ def train(B: Any, config: Config, dataset: Dataset, run: Path) -> Trained:
     model, settings, directory = model_config(config.model), config.training, RunDirectory(run)
     examples = len(dataset.train)
     state, start, seconds = begin(B, config, directory, examples=examples)
-    update = B.make_step(make_loss(B, model, settings.loss), config.optimizer, accumulate=settings.accumulate)
-    forward, rate = make_forward(B, model), schedule(config)
+    compiled = pays(B, settings.steps, settings.compile)
+    eager = {} if compiled else {"compiled": False}
+    loss = make_loss(B, model, settings.loss)
+    update = B.make_step(loss, config.optimizer, accumulate=settings.accumulate, **eager)
+    forward, rate = compile_if(B, compiled, make_forward(B, model)), schedule(config)
     evaluation: dict[str, Any] = {}
 
     def make_batch(step: int) -> Any:

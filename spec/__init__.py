@@ -1,9 +1,25 @@
-"""The executable specification of mixture-of-experts routing: NumPy, float64, one routing group.
+"""The executable specification of mixture-of-experts routing: NumPy, float64, one routing group at a time.
 
-One module is one algorithm, written as its paper writes it. Axis names: tokens T, experts E, capacity C (slots per
-expert), width D, hidden H, choices K. Every function takes and returns arrays of one routing group; the backends add a
-leading groups axis and compile. `ALGORITHMS` lists what is specified, `LEDGER` every place where a paper had to be read
-one way or another.
+One module is one algorithm, written as its paper writes it. A sparse router walks the same steps in the same order:
+scores, selection, slots, dispatch, combine. Axis names are tokens T, experts E, capacity C (slots of an expert), width
+D, hidden H, choices K. Arrays of any floating dtype come in, float64 goes out; complex arrays come in for the complex
+step, by which every function differentiates itself (see `numerics`). Noise is always an argument: nothing draws random
+numbers except the initial parameters of a router, from a generator that is passed in.
+
+| section | what | module |
+|---|---|---|
+| 1 | capacity; the layer | `capacity`, `layer` |
+| 2 | softmax affinity, gating noise | `softmax` |
+| 3, 4, 5 | Token Choice, batch priority, Expert Choice | `token_choice`, `batch_priority`, `expert_choice` |
+| 6 | Sinkhorn affinity | `sinkhorn` |
+| 7, 8.7 | routers, their compositions | `routers` |
+| 8 | sparsity-constrained transport | `simplex`, `transport_duals`, `sparse_transport` |
+| 9 | Soft MoE | `soft_moe` |
+| 10 | auxiliary losses | `losses` |
+| 16 | operations of a vision transformer | `network` |
+
+`ALGORITHMS` lists what is specified and `LEDGER` every place where a paper had to be read one way or another.
+Errors are `SpecError`, a `ValueError`, in four kinds: ConfigError, ShapeError, DtypeError, ContractError.
 """
 
 from moespec.spec.batch_priority import batch_priority

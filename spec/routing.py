@@ -68,7 +68,8 @@ class RouterConfig:
     batch_priority: "none", "max" or "sum" (order of the tokens in Token Choice).
     sinkhorn_iterations: fixed number of column-then-row updates.
     transport_steps: updates of the reference Adam solver.
-    combine_with: "softmax", or "plan" for the ablation that combines with the transport plan and differentiates it.
+    combine_with: "softmax", or "plan" for the ablation of the Sinkhorn routers that combines with the plan and
+        differentiates it.
     combine_from_clean_logits: the combine softmax ignores the noise (Sinkhorn Token Choice of the vmoe code).
     drop_zero_plan: leave slots empty that Expert Choice would fill with tokens of score 0.
     normalize, norm_form, dispatch, combine: see `soft_routing`.

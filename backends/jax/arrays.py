@@ -1,6 +1,7 @@
 """Array operations that models need, and moving arrays to and from NumPy."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -17,6 +18,7 @@ __all__ = [
     "cos",
     "einsum",
     "from_numpy",
+    "lane",
     "mean",
     "sin",
     "softmax",
@@ -91,11 +93,18 @@ def top_indices(scores: Array, count: int) -> Array:
     return lax.top_k(jnp.where(scores == 0, jnp.zeros_like(scores), scores), count)[1]
 
 
+@contextmanager
+def lane(dtype: str) -> Iterator[None]:
+    """A context for computing in `dtype`: "float64" needs JAX's switch for it, and float32 is not cut to TF32."""
+    with jax.enable_x64(dtype == "float64"), jax.default_matmul_precision("highest"):
+        yield
+
+
 def from_numpy(tree: Any, dtype: str | None = None) -> Any:
     """Nested dicts, lists and tuples of NumPy arrays (or numbers) as arrays of this backend; None stays None.
 
     `dtype` ("float64", "float32", "bfloat16"), if given, is that of the floating leaves; others keep theirs. Arrays are
-    copied. float64 needs the caller's `jax.enable_x64`; without it JAX stores float32.
+    copied. float64 needs `lane("float64")` or the caller's `jax.enable_x64`; without it JAX stores float32.
     """
 
     def convert(leaf: Any) -> Array:

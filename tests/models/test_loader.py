@@ -1,4 +1,4 @@
-"""The order of the data, augmentation and prefetching: functions of the seed and the step, complete, and clean at the end."""
+"""The order of the data, augmentation and prefetching: functions of seed and step, complete, and clean at the end."""
 
 import threading
 import time
@@ -85,11 +85,12 @@ def test_an_error_surfaces_in_its_place() -> None:
             raise DataError("photo.png: broken")
         return step
 
-    before, got = threading.active_count(), []
-    with pytest.raises(DataError, match=r"photo\.png"), Prefetcher(make, 0, 9, ahead=3) as results:
-        for step, _ in results:
-            got.append(step)
-    assert got == [0, 1]
+    before = threading.active_count()
+    with Prefetcher(make, 0, 9, ahead=3) as results:
+        iterator = iter(results)
+        assert [next(iterator), next(iterator)] == [(0, 0), (1, 1)]
+        with pytest.raises(DataError, match=r"photo\.png: broken"):
+            next(iterator)
     assert threading.active_count() == before
 
 
