@@ -21,8 +21,8 @@ def crop_and_flip(images: NDArray[np.uint8], *, padding: int, flip: bool, seed: 
         top, left = random.integers(0, 2 * padding + 1, (2, count))
         images = windows[np.arange(count), top, left].transpose(0, 2, 3, 1)
     if flip:
-        mirrored = random.random(count) < 0.5
-        images = np.where(mirrored[:, None, None, None], images[:, :, ::-1], images)
+        mirrored = random.random((count, 1, 1, 1)) < 0.5
+        images = np.where(mirrored, images[:, :, ::-1], images)
     return images
 
 
@@ -34,8 +34,8 @@ def mixup(
     One share for the batch, drawn from Beta(alpha, alpha) and reflected to at least 1/2 (Zhang et al. 2018, eq. 1; the
     reflection changes nothing but which of the two is called first).
     """
-    share = generator(seed, MIXUP, step).beta(alpha, alpha)
-    share = np.float32(max(share, 1 - share))
+    drawn = generator(seed, MIXUP, step).beta(alpha, alpha)
+    share = np.float32(max(drawn, 1 - drawn))
     rest = np.float32(1) - share
     return (
         share * images + rest * np.roll(images, 1, axis=0),

@@ -9,19 +9,18 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import tyro
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 from moespec.models import configfile
-from moespec.models.config import Config
+from moespec.models.config import BackendName, Config
 from moespec.spec.errors import SpecError
 
 __all__ = ["EvaluateArguments", "InspectArguments", "ListArguments", "TrainArguments", "main"]
 
 Arguments = TypeVar("Arguments")
-Backend = Literal["auto", "jax", "torch", "numpy"]
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class EvaluateArguments:
 
     run: Positional[str]
     """folder of the run"""
-    backend: Backend | None = None
+    backend: BackendName | None = None
     """framework that computes (default: the run's)"""
     step: int | None = None
     """the checkpoint of this step instead of the newest"""
@@ -55,7 +54,10 @@ class EvaluateArguments:
 
 @dataclass(frozen=True)
 class InspectArguments:
-    """Draw which experts (or with what weight each slot) handle which patch of an image."""
+    """Draw which experts (or with what weight each slot) handle which patch of an image.
+
+    The image is routed alone, as a group of one image, also by a model trained with several images to a group.
+    """
 
     run: Positional[str]
     """folder of the run"""
@@ -63,7 +65,7 @@ class InspectArguments:
     """an image file; it is cropped to a square and resized to the model's image size"""
     out: str = "routing.png"
     """the picture to write"""
-    backend: Backend | None = None
+    backend: BackendName | None = None
     """framework that computes (default: the run's)"""
     step: int | None = None
     """the checkpoint of this step instead of the newest"""
@@ -110,7 +112,7 @@ def _train(arguments: list[str]) -> None:
         base = configfile.read(configfile.find_recipe(known.config))
     elif known.resume and known.run and saved.is_file():
         base = configfile.read(saved)
-    parsed = _parse("train", TrainArguments, arguments, TrainArguments(settings=base))
+    parsed = _parse("train", TrainArguments, arguments, default=TrainArguments(settings=base))
     from moespec.models import commands
 
     commands.train_command(parsed.settings, run=parsed.run, resume=parsed.resume)
@@ -147,10 +149,10 @@ COMMANDS: dict[str, tuple[str, Callable[[list[str]], None]]] = {
 }
 
 
-def _parse(name: str, kind: type[Arguments], arguments: Sequence[str], default: Arguments | None = None) -> Arguments:
+def _parse(name: str, kind: type[Arguments], arguments: list[str], **options: Any) -> Arguments:
     """The arguments of a command as a dataclass; tyro ends the process for --help (0) and for a wrong usage (2)."""
-    options = {} if default is None else {"default": default}
-    return tyro.cli(kind, prog=f"moespec {name}", args=list(arguments), **options)
+    parsed: Arguments = tyro.cli(kind, prog=f"moespec {name}", args=arguments, **options)
+    return parsed
 
 
 def _usage() -> str:

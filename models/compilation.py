@@ -26,4 +26,4 @@ def pays(B: Any, calls: int, wish: str = "auto") -> bool:
 
 def compile_if(B: Any, condition: bool, function: Function) -> Function:
     """`function`, compiled by the backend or as it is."""
-    return B.compile(function) if condition else function  # type: ignore[no-any-return]
+    return B.compile(function) if condition else function

@@ -13,7 +13,9 @@ from tyro.conf import arg
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.spec.errors import ConfigError
 
-__all__ = ["Config", "DataConfig", "ModelConfig", "RouterOptions", "ScheduleConfig", "TrainingConfig"]
+__all__ = ["BackendName", "Config", "DataConfig", "ModelConfig", "RouterOptions", "ScheduleConfig", "TrainingConfig"]
+
+BackendName = Literal["auto", "jax", "torch", "numpy"]
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,7 @@ class DataConfig:
     """random crop: move images by up to this many pixels; 0 for none"""
     flip: bool = False
     """mirror half of the images"""
-    mixup: float = 0.2
+    mixup: float = 0.5
     """mix pairs of images with a share from Beta(mixup, mixup); 0 for none"""
     prefetch: int = 2
     """batches prepared in advance"""
@@ -138,7 +140,7 @@ class ScheduleConfig:
 
     name: Literal["cosine", "rsqrt", "linear"] = "cosine"
     """how the rate falls after the warm-up"""
-    peak: float = 2e-3
+    peak: float = 3e-3
     """largest learning rate"""
     warmup: int = 50
     """steps of linear increase from 0"""
@@ -154,7 +156,7 @@ class ScheduleConfig:
 class TrainingConfig:
     """The training run."""
 
-    steps: int = 1000
+    steps: int = 1500
     """updates of the parameters"""
     batch: int = 64
     """images of one update"""
@@ -166,11 +168,11 @@ class TrainingConfig:
     """cross-entropy of one class of several, or of each class by itself"""
     compile: Literal["auto", "always", "never"] = "auto"
     """torch only: whether to use torch.compile; auto: on a GPU, and on a CPU from 2000 steps on"""
-    evaluate_every: int = 100
+    evaluate_every: int = 150
     """steps between evaluations on the validation images"""
     evaluation_batch: int = 128
     """images of one evaluation batch"""
-    checkpoint_every: int = 100
+    checkpoint_every: int = 150
     """steps between checkpoints"""
     keep: int = 2
     """checkpoints to keep"""
@@ -192,11 +194,12 @@ class TrainingConfig:
 class Config:
     """The whole configuration of a run."""
 
-    backend: Literal["auto", "jax", "torch", "numpy"] = "auto"
-    """framework that computes; auto: MOESPEC_BACKEND, else the only one installed, else jax"""
+    backend: BackendName = "auto"
+    """framework that computes; auto: MOESPEC_BACKEND, else the only one installed, else jax; numpy: the specification
+    itself, by far too slow to train more than a toy"""
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
-    optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(b2=0.98, weight_decay=0.1, clip=1.0))
+    optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(b2=0.98, weight_decay=0.3, clip=1.0))
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
 

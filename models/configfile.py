@@ -102,7 +102,7 @@ def _describe(option: Any) -> str:
 
 
 def _plain(table: dict[str, Any], default: dict[str, Any]) -> dict[str, Any]:
-    plain = {}
+    plain: dict[str, Any] = {}
     for key, value in table.items():
         if isinstance(value, dict):
             plain[key] = _plain(value, default[key])

@@ -9,6 +9,7 @@ import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -134,7 +135,9 @@ def check_split(source: str, labels: NDArray[np.int64], classes: tuple[str, ...]
         raise DataError(f"{source}: no training image of class {', '.join(empty)}")
 
 
-def _npz_part(path: Path, arrays: dict[str, NDArray], images_key: str, labels_key: str) -> tuple[NDArray, NDArray]:
+def _npz_part(
+    path: Path, arrays: dict[str, NDArray[Any]], images_key: str, labels_key: str
+) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     for key in (images_key, labels_key):
         if key not in arrays:
             raise DataError(f"{path}: no array {key!r} (the file has {', '.join(sorted(arrays)) or 'none'})")

@@ -41,7 +41,7 @@ def data_position(examples: int, batch: int, step: int) -> dict[str, int]:
     return {"epoch": epoch, "offset": offset}
 
 
-def training_batch(dataset: Dataset, config: DataConfig, *, batch: int, seed: int, step: int) -> dict[str, NDArray]:
+def training_batch(dataset: Dataset, config: DataConfig, *, batch: int, seed: int, step: int) -> dict[str, Any]:
     """Step `step`'s images `(batch, H, W, Ch)` in [-1, 1] and targets `(batch, classes)`, augmented."""
     indices = batch_indices(len(dataset.train), batch, seed, step)
     pixels = crop_and_flip(
@@ -108,7 +108,7 @@ class Prefetcher(Generic[Item]):
     def _work(self) -> None:
         for step in self._steps:
             try:
-                entry = (step, self._make(step), None)
+                entry: tuple[int, Any, BaseException | None] = (step, self._make(step), None)
             except BaseException as error:  # whatever it is, the training thread raises it
                 entry = (step, None, error)
             while not self._closed.is_set():

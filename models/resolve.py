@@ -9,10 +9,10 @@ import inspect
 import os
 from dataclasses import asdict, fields, replace
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 from moespec.models import datasets, vit
-from moespec.models.config import Config, ModelConfig, RouterOptions
+from moespec.models.config import BackendName, Config, ModelConfig, RouterOptions
 from moespec.models.datasets import Dataset
 from moespec.models.schedules import SCHEDULES, Schedule
 from moespec.spec.errors import ConfigError
@@ -50,8 +50,14 @@ def choose_backend(requested: str) -> tuple[str, str]:
 
 
 def load_backend(name: str) -> ModuleType:
-    """The module `moespec.backends.<name>`; importing it by name leaves the choice of `moespec.backends` open."""
-    return importlib.import_module(f"moespec.backends.{name}")
+    """The module `moespec.backends.<name>`; importing it by name leaves the choice of `moespec.backends` open.
+
+    Raises ConfigError when a package that it needs is missing.
+    """
+    try:
+        return importlib.import_module(f"moespec.backends.{name}")
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"backend={name!r}: {error}. Install it: pip install 'moespec[{name}]'") from error
 
 
 def load_data(config: Config) -> Dataset:
@@ -72,7 +78,7 @@ def resolve(config: Config, dataset: Dataset, backend: str) -> Config:
     height, width, channels = dataset.shape
     if height != width:
         raise ConfigError(f"data.path={config.data.path!r}: images of {height} x {width} pixels, expected squares")
-    expected = {"image_size": height, "channels": channels, "classes": len(dataset.classes)}
+    expected: dict[str, Any] = {"image_size": height, "channels": channels, "classes": len(dataset.classes)}
     for name, value in expected.items():
         given = getattr(config.model, name)
         if given not in (None, value):
@@ -89,7 +95,9 @@ def resolve(config: Config, dataset: Dataset, backend: str) -> Config:
         if vit.moe_blocks(chosen) and part % chosen.group_images:
             raise ConfigError(f"model.group_images={chosen.group_images}: training.{name} gives parts of {part} images")
     schedule(config)
-    return replace(config, backend=backend, model=replace(config.model, **filled, router_options=options))
+    return replace(
+        config, backend=cast(BackendName, backend), model=replace(config.model, **filled, router_options=options)
+    )
 
 
 def model_config(config: ModelConfig) -> vit.VitConfig:

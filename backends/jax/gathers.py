@@ -6,8 +6,8 @@ Shape comments: G groups, T tokens, E experts, C capacity, K choices, D width; S
 A sparse routing is a partial map between tokens and slots, given from both ends: `token` (G, S) and `slot` (G, T, K).
 Rows travel by a gather along one, and their gradients by a gather along the other. In Expert Choice a token may sit in
 any number of slots; then `slot` is None, and a sum over the slots of a token takes them in ascending order, one gather
-for each slot that the most chosen token has. No floating-point scatter is made and the order of every sum is fixed, so
-the same input gives the same bits on every run and device.
+for each slot that the most chosen token has. Nothing is added by a scatter: the order of every sum is fixed, so the
+same input gives the same bits on every run, on a GPU too.
 """
 
 from functools import partial
@@ -18,7 +18,7 @@ from jax import lax
 
 from moespec.backends.jax.arrays import Array, wide
 
-__all__ = ["combine_rows", "dispatch_rows", "slot_weights", "slots_by_expert", "take_rows"]
+__all__ = ["combine_rows", "dispatch_rows", "slot_weights", "take_rows", "values_by_expert"]
 
 
 Ends = tuple[Array, Array | None]
@@ -30,19 +30,20 @@ def take_rows(rows: Array, index: Array) -> Array:
     return taken
 
 
-def slots_by_expert(tokens: int, token: Array, slot: Array | None) -> Array:
-    """The slot of each token at each expert, or S for none: (G, E, C) and (G, T, K) to (G, T, E) int32."""
-    _, experts, capacity = token.shape
-    slots = experts * capacity
+def values_by_expert(tokens: int, values: Array, token: Array, slot: Array | None) -> Array:
+    """The value in the slot that each token has at each expert, 0 for none: (G, E, C) to (G, T, E)."""
+    groups, experts, capacity = values.shape
     if slot is not None:
-        served = slot[..., None] // capacity == jnp.arange(experts, dtype=slot.dtype)
-        return jnp.min(jnp.where(served, slot[..., None], slots), axis=2)
-    own = jnp.arange(slots, dtype=token.dtype).reshape(experts, capacity)
-    expert = jnp.arange(experts, dtype=token.dtype)[:, None]
-    # Empty slots write past the end, each at a place of its own, so that all indices are unique.
+        # One value per choice, spread over the experts by a mask.
+        chosen = slot[..., None] // capacity == jnp.arange(experts, dtype=slot.dtype)
+        taken = take_rows(values.reshape(groups, experts * capacity), slot)
+        return jnp.sum(jnp.where(chosen, taken[..., None], 0), axis=2)
+    # An expert has a token once at most, and empty slots write past the end, each at a place of its own.
+    own = jnp.arange(experts * capacity, dtype=token.dtype).reshape(experts, capacity)
     row = jnp.where(token < tokens, token, tokens + own)
-    none = jnp.full((tokens, experts), slots, token.dtype)
-    return jax.vmap(lambda r: none.at[r, expert].set(own, mode="drop", unique_indices=True))(row)
+    expert = jnp.arange(experts, dtype=token.dtype)[:, None]
+    zeros = jnp.zeros((tokens, experts), values.dtype)
+    return jax.vmap(lambda r, v: zeros.at[r, expert].set(v, mode="drop", unique_indices=True))(row, values)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -56,9 +57,7 @@ def _slot_weights_forward(tokens: int, scores: Array, token: Array, slot: Array 
 
 
 def _slot_weights_backward(tokens: int, residuals: Ends, cotangent: Array) -> tuple[Array, None, None]:
-    token, slot = residuals
-    cotangent = cotangent.reshape(cotangent.shape[0], -1)
-    return take_rows(cotangent, slots_by_expert(tokens, token, slot)), None, None
+    return values_by_expert(tokens, cotangent, *residuals), None, None
 
 
 slot_weights.defvjp(_slot_weights_forward, _slot_weights_backward)

@@ -11,7 +11,7 @@ from jax import lax
 from jax.scipy.special import logsumexp
 
 from moespec.backends.jax.arrays import Array, top_indices, wide
-from moespec.backends.jax.gathers import slots_by_expert, take_rows
+from moespec.backends.jax.gathers import values_by_expert
 from moespec.backends.jax.slots import SlotRouting, SoftRouting
 from moespec.spec.checks import check_choices, check_positive, check_same_shape, check_scores
 
@@ -88,10 +88,13 @@ def routing_metrics(routing: SlotRouting | SoftRouting) -> dict[str, Array]:
     routing = lax.stop_gradient(routing)
     if isinstance(routing, SlotRouting):
         tokens = routing.tokens
-        slots = slots_by_expert(tokens, routing.token, routing.slot)
-        mass = take_rows(routing.weight.reshape(routing.weight.shape[0], -1), slots)
+        mass = values_by_expert(tokens, routing.weight, routing.token, routing.slot)
         filled = jnp.sum(routing.token < tokens, axis=2).astype(mass.dtype)
-        covered = jnp.any(slots < routing.weight[0].size, axis=2)
+        if routing.slot is not None:
+            covered = jnp.any(routing.slot < routing.token[0].size, axis=2)
+        else:
+            absent = jnp.zeros(tokens, bool)
+            covered = jax.vmap(lambda t: absent.at[t].set(True, mode="drop"))(routing.token)
     else:
         tokens = routing.dispatch.shape[1]
         mass = jnp.sum(routing.combine, axis=3)

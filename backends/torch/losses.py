@@ -1,6 +1,7 @@
 """Auxiliary losses and routing metrics: means over the groups, unweighted, in float32 or better."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -128,10 +129,11 @@ def routing_metrics(routing: SlotRouting | SoftRouting | Routing) -> dict[str, T
         served = (put_scores(filled, routing.token, routing.tokens) > 0).any(dim=2)
         mass = put_scores(routing.weight.detach(), routing.token, routing.tokens)
     else:
-        dispatch = widen(routing.dispatch.detach())
+        dense: Any = routing
+        dispatch = widen(dense.dispatch.detach())
         load = dispatch.sum(dim=(1, 3)) / dispatch.shape[1]
         served = (dispatch > 0).flatten(2).any(dim=2)
-        mass = widen(routing.combine.detach()).sum(dim=3)
+        mass = widen(dense.combine.detach()).sum(dim=3)
     coverage = served.to(mass.dtype).mean()
     return {"load": load.mean(dim=0), "coverage": coverage, "dropped": 1.0 - coverage, "entropy": _entropy(mass)}
 
@@ -140,4 +142,5 @@ def _entropy(mass: Tensor) -> Tensor:
     """Mean entropy in nats of the rows of `mass` (groups, tokens, experts), normalised; 0 for a row without mass."""
     total = mass.sum(dim=2, keepdim=True)
     share = torch.where(total > 0, mass / torch.where(total > 0, total, 1.0), 0.0).clamp_min(0)
-    return -torch.special.xlogy(share, share).sum(dim=2).mean()
+    entropy: Tensor = -torch.special.xlogy(share, share).sum(dim=2)
+    return entropy.mean()

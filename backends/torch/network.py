@@ -132,8 +132,8 @@ def attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     check_same_shape("value", value, "key", key)
     for axis in (0, 2, 3):
         check_size("key", key, axis, query.shape[axis], "the images, heads and dim of query")
-    heads_first = (x.transpose(1, 2) for x in (query, key, value))
-    return F.scaled_dot_product_attention(*heads_first).transpose(1, 2)
+    query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+    return F.scaled_dot_product_attention(query, key, value).transpose(1, 2)
 
 
 def patch_embed(images: Tensor, kernel: Tensor, bias: Tensor) -> Tensor:

@@ -136,16 +136,18 @@ class MoE(_Reporting):
 def _expert_arrays(
     generator: np.random.Generator, width: int, hidden: int, experts: int, shared: bool
 ) -> dict[str, NDArray[np.float32]]:
+    def draw(shape: tuple[int, ...], uniform: bool) -> NDArray[np.float32]:
+        shape = shape if shared else (experts, *shape)
+        values = generator.uniform(-limit, limit, shape) if uniform else generator.normal(0, 1e-6, shape)
+        return np.broadcast_to(values, (experts, *shape) if shared else shape).astype(np.float32)
+
     limit = math.sqrt(6 / (width + hidden))
-    draws = {
-        "w1": lambda leading: generator.uniform(-limit, limit, (*leading, width, hidden)),
-        "b1": lambda leading: generator.normal(0, 1e-6, (*leading, hidden)),
-        "w2": lambda leading: generator.uniform(-limit, limit, (*leading, hidden, width)),
-        "b2": lambda leading: generator.normal(0, 1e-6, (*leading, width)),
+    return {
+        "w1": draw((width, hidden), True),
+        "b1": draw((hidden,), False),
+        "w2": draw((hidden, width), True),
+        "b2": draw((width,), False),
     }
-    if shared:
-        return {name: np.stack([draw(())] * experts).astype(np.float32) for name, draw in draws.items()}
-    return {name: draw((experts,)).astype(np.float32) for name, draw in draws.items()}
 
 
 class Model(ParameterTree, _Reporting):
@@ -180,9 +182,10 @@ class Model(ParameterTree, _Reporting):
         if self.training and self._noise_shapes is not None:
             shapes = self._noise_shapes(self.config, inputs.shape[0])
             noise = [torch.randn(shape, device=inputs.device) for shape in shapes]
-        output = self._forward(B, self.config, self.params(), inputs, noise=noise, train=self.training)
+        output: Any = self._forward(B, self.config, self.params(), inputs, noise=noise, train=self.training)
         self.losses, self.metrics = output.losses, output.metrics
-        return output.features if output.logits is None else output.logits
+        result: Tensor = output.features if output.logits is None else output.logits
+        return result
 
 
 def auxiliary_loss(module: nn.Module) -> Tensor:

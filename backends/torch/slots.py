@@ -7,7 +7,7 @@ Shapes: G groups, T tokens, E experts, C capacity, K choices, D width.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,7 +39,7 @@ class SlotRouting(NamedTuple):
     def dense(self) -> Routing:
         """The tensors of the paper, `dispatch` and `combine`, each (G, T, E, C) in the dtype of `weight`."""
         index = torch.arange(self.tokens, device=self.token.device, dtype=self.token.dtype)
-        dispatch = (self.token[:, None] == index[:, None, None]).to(self.weight.dtype)
+        dispatch: Any = (self.token[:, None] == index[:, None, None]).to(self.weight.dtype)
         return Routing(dispatch, dispatch * self.weight[:, None])
 
 
@@ -51,7 +51,8 @@ class SoftRouting(NamedTuple):
 
     def dense(self) -> Routing:
         """The same tensors."""
-        return Routing(self.dispatch, self.combine)
+        tensors: Any = self
+        return Routing(*tensors)
 
 
 def moe_layer(
@@ -82,18 +83,19 @@ def moe_layer(
     Source: Routers, section 1.2. Section 1.
     """
     check_scores("tokens", tokens, "groups tokens width")
-    sparse = isinstance(routing, SlotRouting)
-    if sparse:
+    if isinstance(routing, SlotRouting):
         _check_slots(tokens, routing)
+        inputs = _dispatch_slots(tokens, routing)
     else:
-        _check_dense(tokens, routing)
-    inputs = _dispatch_slots(tokens, routing) if sparse else _dispatch_dense(tokens, routing)
+        _check_dense(tokens, routing.dispatch, routing.combine)
+        inputs = _dispatch_dense(tokens, routing.dispatch)
     outputs = experts(inputs)
     check_rank("experts", outputs, "groups experts capacity width")
     for axis in range(3):
         check_size("experts", outputs, axis, inputs.shape[axis], "the slots it was given")
-    result = _combine_slots(outputs, routing) if sparse else _combine_dense(outputs, routing)
-    return result.to(tokens.dtype)
+    if isinstance(routing, SlotRouting):
+        return _combine_slots(outputs, routing).to(tokens.dtype)
+    return _combine_dense(outputs, routing.combine).to(tokens.dtype)
 
 
 def _check_slots(tokens: Tensor, routing: SlotRouting) -> None:
@@ -106,11 +108,11 @@ def _check_slots(tokens: Tensor, routing: SlotRouting) -> None:
         check_rank("routing.slot", routing.slot, "groups tokens choices")
 
 
-def _check_dense(tokens: Tensor, routing: SoftRouting | Routing) -> None:
-    check_scores("routing.dispatch", routing.dispatch, "groups tokens experts capacity")
-    check_same_shape("routing.combine", routing.combine, "routing.dispatch", routing.dispatch)
-    check_size("routing.dispatch", routing.dispatch, 0, tokens.shape[0], "the groups of tokens")
-    check_size("routing.dispatch", routing.dispatch, 1, tokens.shape[1], "the number of tokens")
+def _check_dense(tokens: Tensor, dispatch: Any, combine: Any) -> None:
+    check_scores("routing.dispatch", dispatch, "groups tokens experts capacity")
+    check_same_shape("routing.combine", combine, "routing.dispatch", dispatch)
+    check_size("routing.dispatch", dispatch, 0, tokens.shape[0], "the groups of tokens")
+    check_size("routing.dispatch", dispatch, 1, tokens.shape[1], "the number of tokens")
 
 
 # Slots. Rows of tokens are numbered (g, t), rows of slots (e, g, c): all slots of an expert are neighbours in memory,
@@ -122,6 +124,7 @@ def _dispatch_slots(tokens: Tensor, routing: SlotRouting) -> Tensor:
     groups, experts, capacity = routing.token.shape
     rows = tokens.reshape(-1, tokens.shape[2])
     index = _token_rows(routing)
+    inputs: Tensor
     if routing.slot is None:
         inputs = gather_rows(rows, index)
     else:
@@ -135,6 +138,7 @@ def _combine_slots(outputs: Tensor, routing: SlotRouting) -> Tensor:
     dtype = wide(outputs.dtype, routing.weight.dtype)
     rows = outputs.transpose(0, 1).reshape(experts * groups * capacity, width)
     weight = routing.weight.transpose(0, 1).reshape(-1, 1).to(dtype)
+    result: Tensor
     if routing.slot is None:
         result = sum_rows(rows.to(dtype) * weight, _token_rows(routing), groups * routing.tokens)
     else:
@@ -166,15 +170,15 @@ def _slot_rows(routing: SlotRouting) -> Tensor:
 # Dense.
 
 
-def _dispatch_dense(tokens: Tensor, routing: SoftRouting | Routing) -> Tensor:
+def _dispatch_dense(tokens: Tensor, dispatch: Any) -> Tensor:
     """(G, T, D) to (G, E, C, D)."""
-    groups, _, experts, capacity = routing.dispatch.shape
-    weights = routing.dispatch.reshape(groups, tokens.shape[1], -1).to(tokens.dtype)
+    groups, _, experts, capacity = dispatch.shape
+    weights: Tensor = dispatch.reshape(groups, tokens.shape[1], -1).to(tokens.dtype)
     return (weights.mT @ tokens).reshape(groups, experts, capacity, -1)
 
 
-def _combine_dense(outputs: Tensor, routing: SoftRouting | Routing) -> Tensor:
+def _combine_dense(outputs: Tensor, combine: Any) -> Tensor:
     """(G, E, C, D) to (G, T, D)."""
-    groups, tokens, experts, capacity = routing.combine.shape
-    weights = routing.combine.reshape(groups, tokens, -1).to(outputs.dtype)
+    groups, tokens, experts, capacity = combine.shape
+    weights: Tensor = combine.reshape(groups, tokens, -1).to(outputs.dtype)
     return weights @ outputs.reshape(groups, experts * capacity, -1)

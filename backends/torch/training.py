@@ -91,7 +91,8 @@ def init_state(params: Params, optimizer: OptimizerConfig) -> TrainState:
 
 def state_params(state: TrainState) -> Params:
     """The parameters for a forward pass, without gradient. They change with the next step."""
-    return _detached(state.params)
+    params: Params = _detached(state.params)
+    return params
 
 
 def export_state(state: TrainState) -> dict[str, Any]:
@@ -101,7 +102,7 @@ def export_state(state: TrainState) -> dict[str, Any]:
         name: unflatten({path: state.optimizer.state[leaf][key] for path, leaf in leaves.items()})
         for name, key in (("mu", "exp_avg"), ("nu", "exp_avg_sq"))
     }
-    return to_numpy({"params": state.params, **moments}) | {"step": state.step}
+    return {**to_numpy({"params": state.params, **moments}), "step": state.step}
 
 
 def import_state(exported: dict[str, Any], optimizer: OptimizerConfig) -> TrainState:
@@ -166,7 +167,7 @@ def make_step(
 def _accumulate_gradient(evaluate: LossFunction, params: Params, part: Any, parts: int) -> dict[str, Tensor]:
     """Adds the gradient of this part's share of the mean loss to `.grad`; the metrics of the part."""
     loss, metrics = evaluate(params, part)
-    (loss / parts).backward()
+    torch.autograd.backward(loss / parts)
     return {**_detached(metrics), "loss": loss.detach()}
 
 
@@ -189,7 +190,8 @@ def _split(batch: Any, parts: int) -> list[Any]:
 
 def _clip(gradients: list[Tensor], limit: float | None) -> Tensor:
     """The global norm, after multiplying the gradients by `min(1, limit / norm)` in place."""
-    norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g, dtype=wide(g.dtype)) for g in gradients]))
+    norms = [torch.linalg.vector_norm(gradient, dtype=wide(gradient.dtype)) for gradient in gradients]
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(norms))
     if limit is not None:
         factor = (limit / norm).clamp(max=1.0)
         torch._foreach_mul_(gradients, factor)

@@ -118,7 +118,8 @@ def transport_semi_dual(potential: Tensor, utility: Tensor, *, capacity: int, re
     dtype = wide(potential.dtype, utility.dtype)
     problem = _Problem(utility.to(dtype).mT, 1.0, utility.shape[1] / utility.shape[2], capacity, gamma)
     value, gradient, columns = _semi_dual(potential.to(dtype), problem)
-    return SemiDual(value, gradient, columns.mT)
+    results: Any = (value, gradient, columns.mT)
+    return SemiDual(*results)
 
 
 def _check_potential(name: str, potential: Tensor, utility: Tensor, axis: int, reason: str) -> None:
@@ -192,7 +193,8 @@ def transport_dual(
     descending, order = torch.sort(shifted, dim=-1, descending=True, stable=True)
     plan = _place(descending[..., :capacity].clamp_min(0) / gamma, order[..., :capacity], shifted)
     value = alpha.sum(dim=1) + column_mass * beta.sum(dim=1) - 0.5 * gamma * (plan * plan).sum(dim=(1, 2))
-    return Dual(value, 1.0 - plan.sum(dim=1), column_mass - plan.sum(dim=2), plan.mT)
+    results: Any = (value, 1.0 - plan.sum(dim=1), column_mass - plan.sum(dim=2), plan.mT)
+    return Dual(*results)
 
 
 def sparse_transport_affinity(
@@ -239,9 +241,11 @@ def sparse_transport_affinity(
     utility = widen(utility.detach())
     if sparsity == "token":
         nonzeros = check_capacity(capacity, experts, of="experts")
-        return _solve(utility.contiguous(), True, nonzeros, gamma, steps, learning_rate, tolerance)
+        plan: Tensor = _solve(utility.contiguous(), True, nonzeros, gamma, steps, learning_rate, tolerance)
+        return plan
     nonzeros = tokens if sparsity == "none" else check_capacity(capacity, tokens)
-    return _solve(utility.mT.contiguous(), False, nonzeros, gamma, steps, learning_rate, tolerance).mT
+    columns: Tensor = _solve(utility.mT.contiguous(), False, nonzeros, gamma, steps, learning_rate, tolerance)
+    return columns.mT
 
 
 @custom_op("moespec::transport_plan", mutates_args=())

@@ -130,7 +130,7 @@ def test_recipes() -> None:
         (replace(Config(), model=ModelConfig(router="soft")), "'soft'"),
         (replace(Config(), model=ModelConfig(group_images=3)), "group_images=3"),
         (replace(Config(), schedule=ScheduleConfig(cooldown=3)), "cooldown=3 does not concern the schedule 'cosine'"),
-        (replace(Config(), schedule=ScheduleConfig(warmup=1000)), "warmup=1000"),
+        (replace(Config(), schedule=ScheduleConfig(warmup=1500)), "warmup=1500"),
     ],
 )
 def test_configurations_without_meaning(config: Config, message: str) -> None:

@@ -1,0 +1,302 @@
+"""The modules in the company that torch modules keep: optimisers, autocast, DDP, compile, checkpoints, copies."""
+
+import copy
+import importlib
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from moespec.backends.optimizer import OptimizerConfig
+from moespec.spec import ConfigError, ShapeError
+
+torch = pytest.importorskip("torch")
+B = importlib.import_module("moespec.backends.torch")
+modules = importlib.import_module("moespec.backends.torch.nn")
+
+from torch import nn  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+WIDTH, TOKENS = 8, 12
+
+
+def moe(router="softmax_token_choice", **options):
+    return modules.MoE(WIDTH, 16, 4, tokens=TOKENS, router=router, **{"z_weight": 0.1, **options})
+
+
+class Block(nn.Module):
+    """A pre-norm transformer block, as anyone would write it."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.attn = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
+        self.mlp = nn.Sequential(nn.Linear(WIDTH, 16), nn.GELU(), nn.Linear(16, WIDTH))
+
+    def forward(self, x):
+        y = self.norm1(x)
+        x = x + self.attn(y, y, y, need_weights=False)[0]
+        return x + self.mlp(self.norm2(x))
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def x():
+    return torch.randn(4, TOKENS, WIDTH)
+
+
+@pytest.mark.parametrize("router", list(B.ROUTERS))
+def test_takes_the_place_of_an_mlp(router, x):
+    """A block whose MLP was replaced trains: every parameter has a gradient and the loss goes down."""
+    model = nn.Sequential(Block(), Block())
+    model[1].mlp = moe(router, group_images=2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    target, losses = torch.randn(4, TOKENS, WIDTH), []
+    for _ in range(15):
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(x), target) + modules.auxiliary_loss(model)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    assert losses[-1] < 0.9 * losses[0]
+    assert ("z" in model[1].mlp.losses) == (router != "soft_moe")
+    assert model[1].mlp.metrics["load"].shape == (4,)
+
+
+def test_equals_the_functions(x):
+    """The module is the router and the layer, on groups of images."""
+    module = moe(choices=2, group_images=2).eval()
+    params = {"router": module.router.params(), "experts": module.experts.params()}
+    tokens = x.reshape(2, 2 * TOKENS, WIDTH)
+    output = B.ROUTERS["softmax_token_choice"].route(params["router"], tokens, module.config)
+    y = B.moe_layer(tokens, output.routing, lambda inputs: B.expert_mlp(inputs, params["experts"]))
+    assert torch.equal(module(x), y.reshape(x.shape))
+    assert torch.equal(modules.auxiliary_loss(module), torch.stack(list(output.losses.values())).sum())
+    assert module.config.tokens == 2 * TOKENS
+    assert set(output.losses) == {"importance", "z"}
+
+
+def test_initial_values():
+    """The same seed gives the same experts; shared experts are equal, independent ones are not."""
+    assert torch.equal(moe(seed=3).experts.w1, moe(seed=3).experts.w1)
+    assert not torch.equal(moe(seed=3).experts.w1, moe(seed=4).experts.w1)
+    independent, shared = moe().experts.w1, moe(expert_init="shared").experts.w1
+    assert not torch.equal(independent[0], independent[1])
+    assert torch.equal(shared[0], shared[3])
+    assert independent.abs().max() <= (6 / (WIDTH + 16)) ** 0.5
+
+
+def test_noise_only_in_training(x):
+    """It is drawn from torch's generator; evaluation is deterministic, and has no load loss."""
+    module = moe()
+    torch.manual_seed(1)
+    first = module(x)
+    assert "load" in module.losses
+    second = module(x)
+    torch.manual_seed(1)
+    assert torch.equal(first, module(x))
+    assert not torch.equal(first, second)
+    module.eval()
+    assert torch.equal(module(x), module(x))
+    assert "load" not in module.losses
+
+
+def test_other_numbers_of_tokens_and_faults(x):
+    for router in ("softmax_token_choice", "soft_moe"):
+        assert moe(router)(torch.randn(2, 20, WIDTH)).shape == (2, 20, WIDTH)
+    with pytest.raises(ShapeError, match=r"^x: 3 images"):
+        moe(group_images=2)(x[:3])
+    with pytest.raises(ShapeError, match=r"^x: .*the width of the layer"):
+        moe()(torch.randn(2, TOKENS, 7))
+    with pytest.raises(ConfigError, match=r"^router: .* 'top_k'"):
+        moe("top_k")
+    with pytest.raises(ConfigError, match=r"^capcity_factor=2.0: expected a field"):
+        moe(capcity_factor=2.0)
+    with pytest.raises(ConfigError, match=r"^experts: expected at least 1, got 0"):
+        modules.MoE(8, 16, 0, tokens=12)
+
+
+def test_state_dict_copies_and_pickles(x):
+    """Names are paths; loading is strict; a copy leaves the graph of the last forward pass behind."""
+    module = moe()
+    assert list(module.state_dict()) == ["router.kernel", "experts.w1", "experts.b1", "experts.w2", "experts.b2"]
+    other = moe(seed=9)
+    other.load_state_dict(module.state_dict(), strict=True)
+    assert torch.equal(other.eval()(x), module.eval()(x))
+    module.train()(x)
+    for twin in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        assert module.losses
+        assert not twin.losses
+        assert torch.equal(twin.eval()(x), other(x))
+
+
+@pytest.mark.parametrize("router", ["softmax_token_choice", "softmax_expert_choice", "soft_moe"])
+def test_sixteen_bits_and_autocast(router, x):
+    """`.to(bfloat16)` and autocast: the output has the input's dtype, the losses stay in float32."""
+    module = moe(router).eval()
+    exact = module(x)
+    exact_loss = modules.auxiliary_loss(module)
+    with torch.autocast("cpu", torch.bfloat16):
+        cast = module(x)
+        assert torch.equal(modules.auxiliary_loss(module), exact_loss)
+    assert cast.dtype == torch.float32
+    assert not torch.equal(cast, exact)
+    torch.testing.assert_close(cast, exact, rtol=5e-2, atol=5e-2)
+    y = module.to(torch.bfloat16)(x.bfloat16())
+    assert y.dtype == torch.bfloat16
+    assert modules.auxiliary_loss(module).dtype == torch.float32
+    y.sum().backward()
+    assert module.experts.w1.grad.dtype == torch.bfloat16
+    assert module.to(torch.float64)(x.double()).dtype == torch.float64
+
+
+def gradient_of(step, module, x):
+    module.zero_grad()
+    torch.manual_seed(5)
+    step(x).backward()
+    return [parameter.grad.clone() for parameter in module.parameters()]
+
+
+def test_gradient_checkpointing(x):
+    """The noise is the same when a checkpoint is recomputed, and auxiliary losses pass through it."""
+    module = moe(choices=2)
+    plain = gradient_of(lambda x: module(x).square().sum() + modules.auxiliary_loss(module), module, x)
+    saved = gradient_of(
+        lambda x: checkpoint(module, x, use_reentrant=False).square().sum() + modules.auxiliary_loss(module), module, x
+    )
+    assert all(torch.equal(a, b) for a, b in zip(plain, saved, strict=True))
+
+
+def test_compiled_without_a_break(x):
+    """Module, auxiliary loss and noise in one graph; a batch of another size; a checkpoint inside."""
+    module = moe("softmax_expert_choice").eval()
+
+    def step(x):
+        return module(x).square().sum() + modules.auxiliary_loss(module)
+
+    def checkpointed(x):
+        return checkpoint(module, x, use_reentrant=False).square().sum() + modules.auxiliary_loss(module)
+
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+    for batch in (x, torch.randn(6, TOKENS, WIDTH)):
+        want = gradient_of(step, module, batch)
+        for a, b in zip(gradient_of(compiled, module, batch), want, strict=True):
+            torch.testing.assert_close(a, b)
+    module.train()
+    assert torch.isfinite(compiled(x))
+    module.eval()
+    with torch._dynamo.config.patch(skip_fwd_side_effects_in_bwd_under_checkpoint=True):
+        compiled = torch.compile(checkpointed, fullgraph=True, backend="aot_eager")
+        for a, b in zip(gradient_of(compiled, module, x), gradient_of(step, module, x), strict=True):
+            torch.testing.assert_close(a, b)
+    torch._dynamo.reset()
+
+
+WORKER = """
+import sys
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from moespec.backends.torch.nn import MoE, auxiliary_loss
+
+rank, store = int(sys.argv[1]), sys.argv[2]
+torch.set_num_threads(1)
+torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+torch.manual_seed(0)
+model = torch.nn.Sequential(
+    torch.nn.Linear(8, 8),
+    MoE(8, 16, 4, tokens=12, router="softmax_token_choice", choices=2, noise_multiplier=0.0, z_weight=0.1),
+    MoE(8, 16, 4, tokens=12, router="soft_moe"),
+).double()
+x = torch.randn(4, 12, 8, dtype=torch.float64)
+
+def gradients(module, x):
+    model.zero_grad()
+    (module(x).square().mean() + auxiliary_loss(module)).backward()
+    return [parameter.grad.clone() for parameter in model.parameters()]
+
+want = gradients(model, x)
+parallel = DistributedDataParallel(model)
+for _ in range(2):
+    got = gradients(parallel, x[2 * rank : 2 * rank + 2])
+for a, b in zip(got, want, strict=True):
+    torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-13)
+torch.distributed.destroy_process_group()
+"""
+
+
+def test_two_processes_have_the_gradients_of_one(tmp_path):
+    """DDP over gloo: the mean over two halves of a batch is the gradient of the whole, auxiliary losses included."""
+    command = [sys.executable, "-c", WORKER]
+    processes = [subprocess.Popen([*command, str(rank), str(tmp_path / "store")]) for rank in range(2)]
+    assert [process.wait(timeout=120) for process in processes] == [0, 0]
+
+
+PARAMS = {
+    "embedding": {"kernel": np.full((3, WIDTH), 0.1, np.float32)},
+    "blocks": {"0": {"moe": {"kernel": np.eye(WIDTH, 4, dtype=np.float32), "w": np.ones((4, WIDTH), np.float32)}}},
+}
+
+
+def forward(backend, config, params, inputs, *, noise=None, train=False):
+    """A small model in the form that models have: linear, then one MoE of scaled experts, then the mean."""
+    tokens = inputs @ params["embedding"]["kernel"]
+    block = params["blocks"]["0"]["moe"]
+    router = backend.ROUTERS["softmax_token_choice"]
+    settings = router.configure(width=WIDTH, experts=4, tokens=tokens.shape[1], **config)
+    output = router.route({"kernel": block["kernel"]}, tokens, settings, noise=None if noise is None else noise[0])
+    y = backend.moe_layer(tokens, output.routing, lambda slots: slots * block["w"][:, None])
+    features = backend.mean(y, 1)
+    return Output(None, features, output.losses, [output.metrics])
+
+
+class Output:
+    def __init__(self, logits, features, losses, metrics):
+        self.logits, self.features, self.losses, self.metrics = logits, features, losses, metrics
+
+
+def test_model_holds_parameters_by_path(x):
+    model = modules.Model(forward, {"z_weight": 0.5}, PARAMS, noise_shapes=lambda config, images: [(images, TOKENS, 4)])
+    names = ["embedding.kernel", "blocks.0.moe.kernel", "blocks.0.moe.w"]
+    assert list(model.state_dict()) == names
+    assert model.params()["blocks"]["0"]["moe"]["w"] is model.get_parameter("blocks.0.moe.w")
+    assert list(model.params()) == ["embedding", "blocks"]
+    other = modules.Model(forward, {}, copy.deepcopy(PARAMS))
+    with torch.no_grad():
+        other.get_parameter(names[2]).fill_(3.0)
+    other.load_state_dict(model.state_dict(), strict=True)
+    inputs = x[:, :, :3]
+    assert torch.equal(other.eval()(inputs), model.eval()(inputs))
+    assert not torch.equal(model.train()(inputs), model(inputs))
+    loss = model(inputs).square().sum() + modules.auxiliary_loss(model)
+    loss.backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    assert set(model.losses) == {"importance", "load", "z"}
+    assert model.metrics[0]["load"].shape == (4,)
+    twin = copy.deepcopy(model)
+    assert not twin.losses
+    assert torch.equal(twin.eval()(inputs), model.eval()(inputs))
+    assert model.double()(inputs.double()).dtype == torch.float64
+    assert PARAMS["blocks"]["0"]["moe"]["w"].max() == 1
+
+
+def test_a_trained_state_goes_into_a_model():
+    """Parameters of the functional training loop are those of the module, by name."""
+    state = B.init_state(PARAMS, OptimizerConfig())
+    model = modules.Model(forward, {}, B.export_state(state)["params"])
+    assert list(model.state_dict()) == ["embedding.kernel", "blocks.0.moe.kernel", "blocks.0.moe.w"]
+
+
+def test_no_auxiliary_loss_is_zero():
+    assert modules.auxiliary_loss(nn.Linear(2, 2)).item() == 0
+
+
+def test_the_other_framework_is_not_imported():
+    code = "import sys, moespec.backends.torch.nn; assert 'jax' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
