@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from moespec.models.datasets import Dataset
-from moespec.models.loader import evaluation_batches
+from moespec.models.loader import Prefetcher, evaluation_batch
 from moespec.models.objective import unflatten
 from moespec.spec import sigmoid_cross_entropy, softmax_cross_entropy
 
@@ -31,15 +31,20 @@ def evaluate(
     cross_entropy = {"softmax": softmax_cross_entropy, "sigmoid": sigmoid_cross_entropy}[kind]
     images, correct, loss = 0, 0, 0.0
     metrics: dict[str, Any] = {}
-    for part in evaluation_batches(dataset, dataset.validation, batch):
-        logits, part_metrics = B.to_numpy(forward(params, B.from_numpy(part["images"])))
-        count = part["count"]
-        targets = part["targets"][:count]
-        logits = np.asarray(logits, np.float64)[:count]
-        images += count
-        correct += int(np.sum(logits.argmax(axis=1) == targets.argmax(axis=1)))
-        loss += float(np.sum(cross_entropy(logits, targets)))
-        for name, value in part_metrics.items():
-            metrics[name] = metrics.get(name, 0.0) + count * np.asarray(value, np.float64)
+
+    def make(index: int) -> dict[str, Any]:
+        return evaluation_batch(dataset, dataset.validation, batch=batch, index=index)
+
+    with Prefetcher(make, 0, -(-len(dataset.validation) // batch), ahead=1) as parts:
+        for _, part in parts:
+            logits, part_metrics = B.to_numpy(forward(params, B.from_numpy(part["images"])))
+            count = part["count"]
+            targets = part["targets"][:count]
+            logits = np.asarray(logits, np.float64)[:count]
+            images += count
+            correct += int(np.sum(logits.argmax(axis=1) == targets.argmax(axis=1)))
+            loss += float(np.sum(cross_entropy(logits, targets)))
+            for name, value in part_metrics.items():
+                metrics[name] = metrics.get(name, 0.0) + count * np.asarray(value, np.float64)
     means = {name: total / images for name, total in metrics.items()}
     return {"accuracy": correct / images, "loss": loss / images, "images": images, **unflatten(means)}

@@ -20,7 +20,7 @@ from moespec.models.config import DataConfig
 from moespec.models.datasets import Dataset, Split
 from moespec.models.streams import ORDER, generator
 
-__all__ = ["Prefetcher", "batch_indices", "data_position", "evaluation_batches", "training_batch"]
+__all__ = ["Prefetcher", "batch_indices", "data_position", "evaluation_batch", "training_batch"]
 
 Item = TypeVar("Item")
 
@@ -54,16 +54,18 @@ def training_batch(dataset: Dataset, config: DataConfig, *, batch: int, seed: in
     return {"images": images, "targets": targets}
 
 
-def evaluation_batches(dataset: Dataset, split: Split, batch: int) -> Iterator[dict[str, Any]]:
-    """All images of a split in order, in batches of one size; only the first `count` of a batch are to be counted."""
-    for start in range(0, len(split), batch):
-        positions = np.arange(start, start + batch)
-        indices = positions % len(split)  # the filling repeats images, so that a routing group stays realistic
-        yield {
-            "images": dataset.normalize(split.read(indices)),
-            "targets": one_hot(split.labels[indices], len(dataset.classes)),
-            "count": min(batch, len(split) - start),
-        }
+def evaluation_batch(dataset: Dataset, split: Split, *, batch: int, index: int) -> dict[str, Any]:
+    """Batch `index` of a split in order, "images" and "targets"; only the first "count" of them are to be counted.
+
+    All batches have one size: the last is filled up with images from the start, so that a routing group stays real.
+    """
+    start = index * batch
+    indices = np.arange(start, start + batch) % len(split)
+    return {
+        "images": dataset.normalize(split.read(indices)),
+        "targets": one_hot(split.labels[indices], len(dataset.classes)),
+        "count": min(batch, len(split) - start),
+    }
 
 
 @lru_cache(maxsize=2)

@@ -1,6 +1,7 @@
 """What a run shows and records while it trains: a progress bar with rate and time left, and the log."""
 
 import math
+import sys
 import time
 from pathlib import Path
 from types import TracebackType
@@ -21,7 +22,8 @@ class Progress:
     def __init__(self, run: Path, settings: TrainingConfig, *, start: int, seconds: float) -> None:
         self._batch = settings.batch
         self._log = RunLog(run, start)
-        self._bar = tqdm(total=settings.steps, initial=start, unit="step", desc="train", mininterval=1.0)
+        interval = 0.5 if sys.stderr.isatty() else 10.0
+        self._bar = tqdm(total=settings.steps, initial=start, unit="step", desc="train", mininterval=interval)
         self._began = time.perf_counter() - seconds
         self._mark(start)
 

@@ -100,11 +100,10 @@ def routing_metrics(routing: SlotRouting | SoftRouting) -> dict[str, Array]:
         mass = jnp.sum(routing.combine, axis=3)
         filled = jnp.sum(routing.dispatch, axis=(1, 3))
         covered = jnp.any(routing.dispatch > 0, axis=(2, 3))
-    coverage = jnp.mean(covered.astype(mass.dtype))
     return {
         "load": jnp.mean(filled, axis=0) / tokens,
-        "coverage": coverage,
-        "dropped": 1 - coverage,
+        "coverage": jnp.mean(covered.astype(mass.dtype)),
+        "dropped": jnp.mean((~covered).astype(mass.dtype)),
         "entropy": jnp.mean(_entropy(mass)),
     }
 

@@ -39,6 +39,9 @@ class TrainState(NamedTuple):
     optimizer: optax.OptState
 
 
+Step = Callable[[TrainState, Batch, float], tuple[TrainState, Metrics]]
+
+
 def value_and_grad(fn: Callable[..., Any]) -> Callable[..., Any]:
     """For `fn(params, *args) -> (loss, aux)`: a function that returns `((loss, aux), gradients of params)`."""
     return jax.value_and_grad(fn, has_aux=True)
@@ -55,9 +58,7 @@ def state_params(state: TrainState) -> Params:
     return state.params
 
 
-def make_step(
-    loss_fn: LossFunction, optimizer: OptimizerConfig, *, accumulate: int = 1
-) -> Callable[[TrainState, Batch, float], tuple[TrainState, Metrics]]:
+def make_step(loss_fn: LossFunction, optimizer: OptimizerConfig, *, accumulate: int = 1) -> Step:
     """A compiled `step(state, batch, learning_rate) -> (state, metrics)`.
 
     loss_fn(params, batch) returns the loss and a dict of metrics. The leaves of `batch` are split into `accumulate`
@@ -92,7 +93,7 @@ def make_step(
         params = jax.tree.map(lambda p, u: p - learning_rate.astype(p.dtype) * u, state.params, updates)
         return TrainState(params, moments), {**metrics, "grad_norm": norm}
 
-    compiled = jax.jit(step, donate_argnums=0)
+    compiled: Step = jax.jit(step, donate_argnums=0)
 
     @functools.wraps(compiled)
     def call(state: TrainState, batch: Batch, learning_rate: float) -> tuple[TrainState, Metrics]:

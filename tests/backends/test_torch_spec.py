@@ -234,6 +234,16 @@ def test_sixteen_bits():
         torch.testing.assert_close(y.double(), wide, rtol=3e-2, atol=3e-2)
 
 
+def test_sixteen_bit_outputs_are_weighted_and_summed_in_float32():
+    """So that the result is rounded once, whatever cancels in the sum."""
+    scores = B.softmax_affinity(B.from_numpy(LOGITS, "float32"))
+    x = B.from_numpy(X, "bfloat16")
+    for routing in (B.token_choice(scores, choices=3, capacity=9), B.expert_choice(scores, capacity=9)):
+        signs = torch.tensor([1, -1, 1, -1, 1], dtype=x.dtype)[:, None, None]
+        got, want = (B.moe_layer(tokens, routing, lambda inputs: inputs * signs) for tokens in (x, x.double()))
+        assert ((got.double() - want).abs() <= 2**-8 * want.abs()).all()
+
+
 def test_autocast_does_not_lower_the_precision_of_routing():
     x, kernel, slots, mlp = B.from_numpy((X, KERNEL, SLOTS, MLP), "float32")
 

@@ -10,7 +10,7 @@ from moespec.models.augment import crop_and_flip, mixup
 from moespec.models.config import DataConfig
 from moespec.models.datasets import load
 from moespec.models.errors import DataError
-from moespec.models.loader import Prefetcher, batch_indices, data_position, evaluation_batches, training_batch
+from moespec.models.loader import Prefetcher, batch_indices, data_position, evaluation_batch, training_batch
 
 
 def test_each_image_once_per_epoch() -> None:
@@ -65,7 +65,7 @@ def test_mixup_mixes_images_and_targets_alike() -> None:
 
 def test_evaluation_covers_every_image_once() -> None:
     digits = load("digits")
-    parts = list(evaluation_batches(digits, digits.validation, 100))
+    parts = [evaluation_batch(digits, digits.validation, batch=100, index=index) for index in range(4)]
     assert [part["count"] for part in parts] == [100, 100, 100, 55]
     assert all(part["images"].shape == (100, 8, 8, 1) for part in parts)
     labels = np.concatenate([part["targets"].argmax(axis=1)[: part["count"]] for part in parts])

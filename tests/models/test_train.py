@@ -2,15 +2,17 @@
 
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import safetensors.numpy
+from PIL import Image
 
 from moespec.models import checkpoint, cli, resolve
-from moespec.models.config import DataConfig, ModelConfig, RouterOptions, TrainingConfig
+from moespec.models.config import DataConfig, ModelConfig, RouterOptions, ScheduleConfig, TrainingConfig
 from moespec.models.errors import CheckpointError, RunError
 from moespec.models.objective import gating_noise
 from moespec.models.progress import Progress
@@ -162,6 +164,37 @@ def test_a_sparse_router_with_noise_groups_and_parts(runs, tmp_path: Path) -> No
     assert last["loss"] > last["cross_entropy"], "the auxiliary losses are part of it"
     assert {"importance_loss", "load_loss", "z_loss"} <= set(metrics), "the load loss needs noise"
     assert 0 <= result.evaluation["accuracy"] <= 1
+
+
+def test_a_broken_image_ends_the_training(runs, tmp_path: Path, capsys) -> None:  # type: ignore[no-untyped-def]
+    pytest.importorskip("torch")
+    for name in ("ant", "bee"):
+        (tmp_path / name).mkdir()
+        for number in range(5):
+            Image.new("RGB", (9, 9), (50 * number, 0, 0)).save(tmp_path / name / f"{number}.png")
+    (tmp_path / "bee" / "3.png").write_bytes(b"\x89PNG and no more")
+    flags = [*runs.flags, "--model.image-size", "8", "--data", "folder", "--data.path", str(tmp_path)]
+    assert cli.main(["train", "--backend", "torch", "--run", str(tmp_path / "run"), *flags]) == 2
+    assert "bee/3.png: not a readable image" in capsys.readouterr().err
+
+
+def test_the_specification_itself_trains(runs, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """Two steps on the numpy backend, a resume to the same bits, and the losses of torch."""
+    pytest.importorskip("torch")
+    model = replace(runs.config.model, depth=1, width=8, hidden=2, heads=1)
+    settings = replace(
+        runs.config.training, steps=2, batch=2, evaluate_every=2, checkpoint_every=1, evaluation_batch=355
+    )
+    config = replace(runs.config, model=model, training=settings, schedule=ScheduleConfig(peak=1e-2, warmup=0))
+    exact, compiled = tmp_path / "numpy", tmp_path / "torch"
+    runs.train(exact, "numpy", config)
+    expected = arrays(exact, 2)
+    shutil.rmtree(exact / "checkpoints" / "00000002")
+    runs.train(exact, "numpy", config)
+    assert all((arrays(exact, 2)[name] == value).all() for name, value in expected.items())
+    runs.train(compiled, "torch", config)
+    losses = [[record["loss"] for record in read_log(run, "train")] for run in (exact, compiled)]
+    np.testing.assert_allclose(*losses, rtol=1e-5)
 
 
 def test_gating_noise_is_a_function_of_seed_and_step() -> None:
