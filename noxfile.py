@@ -77,7 +77,8 @@ def golden(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """The project's own tests, with both frameworks installed."""
     _install(session, "jax", "torch", "dev")
-    session.run("pytest", *session.posargs)
+    # A file stays in one process, so that its tests share what they compile.
+    session.run("pytest", "-n", "auto", "--dist", "loadfile", *session.posargs)
 
 
 @nox.session

@@ -100,6 +100,7 @@ def expert_mlp(inputs: Array, params: Mapping[str, Array], *, gelu: str = "tanh"
     Source: Routers, section 1.2. Section 1.
     """
     check_scores("inputs", inputs, "groups experts capacity width")
+    check_option("gelu", gelu, ("tanh", "erf"))
     axes = {"w1": "experts width hidden", "b1": "experts hidden", "w2": "experts hidden width", "b2": "experts width"}
     for name in axes:
         check_scores(name, params[name], axes[name])

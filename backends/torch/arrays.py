@@ -53,8 +53,7 @@ def widen(x: Tensor) -> Tensor:
 
 def full_precision(x: Tensor) -> AbstractContextManager[Any]:
     """A context for the device of `x` in which autocast does not lower the precision of matrix products."""
-    device = x.device.type if torch.amp.is_autocast_available(x.device.type) else "cpu"
-    return torch.autocast(device, enabled=False)
+    return torch.autocast("cpu" if x.device.type == "meta" else x.device.type, enabled=False)
 
 
 # To and from NumPy.

@@ -62,6 +62,7 @@ def expert_mlp(inputs: Tensor, params: Mapping[str, Tensor], *, gelu: str = "tan
     Source: Routers, section 1.2. Section 1.
     """
     check_scores("inputs", inputs, "groups experts capacity width")
+    check_option("gelu", gelu, ("tanh", "erf"))
     for name, axes in {
         "w1": "experts width hidden",
         "b1": "experts hidden",

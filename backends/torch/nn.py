@@ -5,8 +5,10 @@
     loss = criterion(model(images), targets) + auxiliary_loss(model)
 
 Parameters start from the same NumPy draws as everywhere else, on the CPU. Gating noise comes from torch's generator,
-and only in training. What a forward pass found out besides its output stays on the module: `losses` (the weighted
-auxiliary losses by name, with gradient) and `metrics` (for logs). Copies and pickles of a module leave them out.
+and only in training. What the last forward pass found out besides its output stays on the module: `losses` (the
+weighted auxiliary losses by name, with gradient) and `metrics` (for logs). Copies and pickles leave them out. For a
+checkpoint inside a compiled function, torch wants to be told that this is fine:
+`torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True`.
 """
 
 import math
@@ -53,8 +55,11 @@ class _Reporting(nn.Module):
     losses: dict[str, Tensor]
     metrics: Any
 
+    def _forget(self) -> None:
+        self.losses, self.metrics = {}, None
+
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "losses": {}, "metrics": {}}
+        return {**self.__dict__, "losses": {}, "metrics": None}
 
 
 class MoE(_Reporting):
@@ -110,7 +115,7 @@ class MoE(_Reporting):
         generator = np.random.default_rng(seed)
         self.router = ParameterTree(B.ROUTERS[router].init(generator, self.config))
         self.experts = ParameterTree(_expert_arrays(generator, width, hidden, experts, expert_init == "shared"))
-        self.losses, self.metrics = {}, {}
+        self._forget()
 
     def forward(self, x: Tensor) -> Tensor:
         check_scores("x", x, "images tokens width")
@@ -175,7 +180,7 @@ class Model(ParameterTree, _Reporting):
         super().__init__(params)
         self.config = config
         self._forward, self._noise_shapes = forward, noise_shapes
-        self.losses, self.metrics = {}, []
+        self._forget()
 
     def forward(self, inputs: Tensor) -> Tensor:
         noise = None

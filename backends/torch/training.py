@@ -28,24 +28,26 @@ __all__ = [
 Params = dict[str, Any]
 LossFunction = Callable[[Params, Any], tuple[Tensor, dict[str, Tensor]]]
 
-COMPILER = {"recompile_limit": 64, "trace_autograd_ops": True}
-"""Settings of torch's tracer while a function of `compile` runs: many shapes, and gradients taken inside it."""
+RECOMPILE_LIMIT = 64
+"""Shapes and options that one function is compiled for, at most; torch's own limit is 8."""
 
 
 def compile(fn: Callable[..., Any]) -> Callable[..., Any]:
     """`torch.compile(fn, fullgraph=True)`, for pure functions.
 
-    A static fault (a wrong shape, dtype or option) raises the specification's error, as it does op by op.
+    A static fault (a wrong shape, dtype or option) raises the specification's error, as it does op by op. Of a function
+    made by `value_and_grad` the loss is compiled, and its backward pass with it.
     """
+    if hasattr(fn, "_loss"):
+        return value_and_grad(compile(fn._loss))
     compiled = torch.compile(fn, fullgraph=True)
 
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_dynamo_compiling():
             return fn(*args, **kwargs)
-        config = torch._dynamo.config
         try:
-            with config.patch({name: value for name, value in COMPILER.items() if hasattr(config, name)}):
+            with torch._dynamo.config.patch(recompile_limit=RECOMPILE_LIMIT):
                 return compiled(*args, **kwargs)
         except torch._dynamo.exc.Unsupported:
             # What torch reports is that tracing met an exception; op by op the function raises that exception itself.
@@ -67,6 +69,7 @@ def value_and_grad(fn: Callable[..., tuple[Tensor, Any]]) -> Callable[..., tuple
         gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
         return (loss.detach(), _detached(aux)), unflatten(dict(zip(leaves, gradients, strict=True)))
 
+    evaluate._loss = fn  # type: ignore[attr-defined]  # for `compile`
     return evaluate
 
 

@@ -21,7 +21,7 @@ def fresh_compiler():
 
 
 def draw(*shape, seed=0):
-    return torch.from_numpy(np.random.default_rng((seed, *shape)).normal(size=shape))
+    return B.from_numpy(np.random.default_rng((seed, *shape)).normal(size=shape))
 
 
 MLP = {
@@ -147,8 +147,8 @@ def test_static_faults_raise_while_tracing():
         plain(scores, choices=9, capacity=2)
 
 
-def test_a_gradient_inside_what_is_compiled(monkeypatch):
-    """`compile(value_and_grad(f))` is one graph; so is `f` compiled alone."""
+def test_compiled_gradients(monkeypatch):
+    """`compile(value_and_grad(f))` is `value_and_grad(compile(f))`: the loss and its backward pass are compiled."""
     monkeypatch.setattr(torch, "compile", lambda fn, **options: compile_quickly(fn, **options))
 
     def loss(params, x):

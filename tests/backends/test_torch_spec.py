@@ -131,7 +131,7 @@ def test_an_order_of_the_tokens(by):
     """Batch priority, and any permutation, serve the tokens in that order."""
     orders = [np.stack(grouped(lambda a: spec.batch_priority(a, by=by, choices=2), SCORES)), ORDER]
     for order in orders:
-        got = B.token_choice(*B.from_numpy((SCORES,)), choices=2, capacity=3, order=torch.from_numpy(order)).dense()
+        got = B.token_choice(*B.from_numpy((SCORES,)), choices=2, capacity=3, order=B.from_numpy(order)).dense()
         for group in range(GROUPS):
             want = spec.token_choice(SCORES[group], choices=2, capacity=3, order=order[group])
             np.testing.assert_array_equal(B.to_numpy(got.dispatch[group]), want.dispatch)
@@ -143,7 +143,7 @@ def routings():
     scores, ties, x, slots = B.from_numpy((SCORES, TIES, X, SLOTS))
     return {
         "token choice": B.token_choice(scores, choices=2, capacity=3),
-        "token choice, in an order": B.token_choice(ties, choices=3, capacity=4, order=torch.from_numpy(ORDER)),
+        "token choice, in an order": B.token_choice(ties, choices=3, capacity=4, order=B.from_numpy(ORDER)),
         "one choice": B.token_choice(scores, choices=1, capacity=5),
         "expert choice": B.expert_choice(scores, capacity=4),
         "expert choice with empty slots": B.expert_choice(ties, capacity=9, combine_scores=scores, drop_zero=True),
@@ -238,8 +238,8 @@ def test_sixteen_bit_outputs_are_weighted_and_summed_in_float32():
     """So that the result is rounded once, whatever cancels in the sum."""
     scores = B.softmax_affinity(B.from_numpy(LOGITS, "float32"))
     x = B.from_numpy(X, "bfloat16")
+    signs = B.from_numpy(np.array([1.0, -1.0, 1.0, -1.0, 1.0]), "bfloat16")[:, None, None]
     for routing in (B.token_choice(scores, choices=3, capacity=9), B.expert_choice(scores, capacity=9)):
-        signs = torch.tensor([1, -1, 1, -1, 1], dtype=x.dtype)[:, None, None]
         got, want = (B.moe_layer(tokens, routing, lambda inputs: inputs * signs) for tokens in (x, x.double()))
         assert ((got.double() - want).abs() <= 2**-8 * want.abs()).all()
 
@@ -254,7 +254,7 @@ def test_autocast_does_not_lower_the_precision_of_routing():
         return [logits, B.softmax_affinity(logits), B.sinkhorn_affinity(logits), B.z_loss(logits), *soft], y
 
     exact, y = compute()
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(B.default_device().type, torch.bfloat16):
         cast, y_cast = compute()
     for want, got in zip(exact, cast, strict=True):
         assert torch.equal(want, got)

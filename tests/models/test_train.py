@@ -12,8 +12,9 @@ import safetensors.numpy
 from PIL import Image
 
 from moespec.models import checkpoint, cli, resolve
-from moespec.models.config import DataConfig, ModelConfig, RouterOptions, ScheduleConfig, TrainingConfig
+from moespec.models.config import Config, DataConfig, ModelConfig, RouterOptions, ScheduleConfig, TrainingConfig
 from moespec.models.errors import CheckpointError, RunError
+from moespec.models.evaluate import evaluate
 from moespec.models.objective import gating_noise
 from moespec.models.progress import Progress
 from moespec.models.resolve import model_config
@@ -195,6 +196,23 @@ def test_the_specification_itself_trains(runs, tmp_path: Path) -> None:  # type:
     runs.train(compiled, "torch", config)
     losses = [[record["loss"] for record in read_log(run, "train")] for run in (exact, compiled)]
     np.testing.assert_allclose(*losses, rtol=1e-5)
+
+
+@pytest.mark.parametrize("batch", [100, 355, 400])
+def test_evaluation_counts_every_image_once(batch: int) -> None:
+    """A model that always says 0, however the images are split into batches."""
+    B, digits = resolve.load_backend("numpy"), resolve.load_data(Config())
+
+    def forward(params: object, images: np.ndarray) -> tuple[np.ndarray, dict]:
+        logits = np.zeros((batch, 10))
+        logits[:, 0] = np.log(11)
+        return logits, {"moe/1/load": np.array([0.25, 0.75])}
+
+    result = evaluate(B, forward, None, digits, batch=batch, kind="softmax")
+    zeros = np.mean(digits.validation.labels == 0)
+    assert (result["images"], result["accuracy"]) == (355, zeros)
+    assert result["loss"] == pytest.approx(np.log(20) - zeros * np.log(11))
+    np.testing.assert_allclose(result["moe"]["1"]["load"], [0.25, 0.75])
 
 
 def test_gating_noise_is_a_function_of_seed_and_step() -> None:
