@@ -48,6 +48,7 @@ from moespec.backends.torch.training import (
     import_state,
     init_state,
     make_step,
+    quick_compile,
     state_params,
     value_and_grad,
 )
@@ -100,6 +101,7 @@ __all__ = [
     "patch_embed",
     "project_simplex",
     "project_sparse_simplex",
+    "quick_compile",
     "router_logits",
     "routing_metrics",
     "sigmoid_cross_entropy",

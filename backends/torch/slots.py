@@ -124,11 +124,9 @@ def _dispatch_slots(tokens: Tensor, routing: SlotRouting) -> Tensor:
     groups, experts, capacity = routing.token.shape
     rows = tokens.reshape(-1, tokens.shape[2])
     index = _token_rows(routing)
-    inputs: Tensor
-    if routing.slot is None:
-        inputs = gather_rows(rows, index)
-    else:
-        inputs = permute_rows(rows, index, _slot_rows(routing).reshape(rows.shape[0], -1))
+    one_to_one = routing.slot is not None
+    reverse = _slot_rows(routing).reshape(rows.shape[0], -1) if one_to_one else None
+    inputs: Tensor = gather_rows(rows, index) if reverse is None else permute_rows(rows, index, reverse)
     return inputs.reshape(experts, groups, capacity, -1).transpose(0, 1)
 
 

@@ -21,6 +21,7 @@ __all__ = [
     "import_state",
     "init_state",
     "make_step",
+    "quick_compile",
     "state_params",
     "value_and_grad",
 ]
@@ -32,22 +33,23 @@ RECOMPILE_LIMIT = 64
 """Shapes and options that one function is compiled for, at most; torch's own limit is 8."""
 
 
-def compile(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """`torch.compile(fn, fullgraph=True)`, for pure functions.
+def compile(fn: Callable[..., Any], *, compiler: str = "inductor") -> Callable[..., Any]:
+    """`torch.compile(fn, fullgraph=True)`, for pure functions, with one of torch's compilers.
 
     A static fault (a wrong shape, dtype or option) raises the specification's error, as it does op by op. Of a function
     made by `value_and_grad` the loss is compiled, and its backward pass with it.
     """
     if hasattr(fn, "_loss"):
-        return value_and_grad(compile(fn._loss))
-    compiled = torch.compile(fn, fullgraph=True)
+        return value_and_grad(compile(fn._loss, compiler=compiler))
+    compiled = torch.compile(fn, fullgraph=True, backend=compiler)
 
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_dynamo_compiling():
             return fn(*args, **kwargs)
         try:
-            with torch._dynamo.config.patch(recompile_limit=RECOMPILE_LIMIT):
+            # A float in a configuration is static; torch would turn it into a variable when it meets a second value.
+            with torch._dynamo.config.patch(recompile_limit=RECOMPILE_LIMIT, specialize_float=True):
                 return compiled(*args, **kwargs)
         except torch._dynamo.exc.Unsupported:
             # What torch reports is that tracing met an exception; op by op the function raises that exception itself.
@@ -55,6 +57,11 @@ def compile(fn: Callable[..., Any]) -> Callable[..., Any]:
             raise
 
     return call
+
+
+def quick_compile(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """`compile` without the wait for code: the whole graph and its gradient are traced, then run op by op."""
+    return compile(fn, compiler="aot_eager")
 
 
 def value_and_grad(fn: Callable[..., tuple[Tensor, Any]]) -> Callable[..., tuple[tuple[Tensor, Any], Params]]:

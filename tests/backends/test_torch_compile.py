@@ -175,4 +175,4 @@ TORCH_COMPILE = torch.compile
 
 def compile_quickly(fn, **options):
     """`torch.compile` as the backend calls it, but without generating code."""
-    return TORCH_COMPILE(fn, **options, backend="aot_eager")
+    return TORCH_COMPILE(fn, **{**options, "backend": "aot_eager"})

@@ -141,7 +141,7 @@ def test_compiled_once(monkeypatch):
         traces.append(graph)
         return graph.forward
 
-    monkeypatch.setattr(torch, "compile", lambda fn, **options: compile_(fn, **options, backend=counting))
+    monkeypatch.setattr(torch, "compile", lambda fn, **options: compile_(fn, **{**options, "backend": counting}))
     state, metrics = run(B, 4, accumulate=2)
     assert len(traces) == 1
     eager, wanted = run(B, 4, accumulate=2, compiled=False)

@@ -1,0 +1,30 @@
+"""The definitions of the cases: inputs, configuration and purpose; the specification computes the rest."""
+
+from collections.abc import Callable, Iterator
+
+from moespec.conformance.cases import affinities, allocations, layers, losses, models, negatives, network, routers
+from moespec.conformance.cases.definition import Definition
+
+__all__ = ["definitions"]
+
+_MODULES: tuple[Callable[[], Iterator[Definition]], ...] = (
+    affinities.cases,
+    allocations.cases,
+    losses.cases,
+    layers.cases,
+    network.cases,
+    routers.cases,
+    models.cases,
+    negatives.cases,
+)
+
+
+def definitions() -> dict[str, Definition]:
+    """Every case by id, in the order of the registry."""
+    found: dict[str, Definition] = {}
+    for cases in _MODULES:
+        for definition in cases():
+            if definition.id in found:
+                raise ValueError(f"two cases are called {definition.id}")
+            found[definition.id] = definition
+    return found

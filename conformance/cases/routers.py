@@ -1,0 +1,296 @@
+"""Cases of the six routers: the composition step by step, the layer around it, and its gradient.
+
+Tokens are drawn again and again until the choices of the router are far from ties, group by group; the kernel stays.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moespec.conformance.cases.definition import Definition, tensor
+from moespec.conformance.cases.layers import experts
+from moespec.conformance.draw import grid
+from moespec.conformance.format import Tensor
+from moespec.conformance.programs import PROGRAMS
+from moespec.conformance.programs.routers import selection_scores
+from moespec.conformance.reference import SPEC
+
+__all__ = ["cases"]
+
+T, E, D = 6, 3, 4
+TRIES = 150
+ENOUGH = 0.12
+"""Neighbours that differ by 12 % of their sum stay apart in bfloat16 in most cases."""
+
+TOKEN_CHOICE = ("softmax_token_choice", "sinkhorn_token_choice")
+EXPERT_CHOICE = ("softmax_expert_choice", "sinkhorn_expert_choice", "sparsity_constrained_expert_choice")
+
+
+def cases() -> Iterator[Definition]:
+    """All cases of this module."""
+    for router in (*TOKEN_CHOICE, *EXPERT_CHOICE):
+        yield from _common(router)
+    for router in TOKEN_CHOICE:
+        yield from _token_choice(router)
+    for router in EXPERT_CHOICE:
+        yield from _expert_choice(router)
+    yield from _soft()
+
+
+def case(
+    router: str,
+    name: str,
+    kind: str,
+    purpose: str,
+    flags: tuple[str, ...] = (),
+    *,
+    groups: int = 2,
+    sizes: tuple[int, int, int] = (T, E, D),
+    noise: bool = False,
+    zero: bool = False,
+    reach: float = 1.0,
+    **fields: Any,
+) -> Definition:
+    """A case of a router that selects; `fields` are those of `RouterConfig`."""
+    t, e, d = sizes
+    key = f"routers/{router}/{name}"
+    config = {"router": {"tokens": t, "experts": e, "width": d, **fields}}
+    kernel = tensor(np.zeros((d, e)) if zero else grid(f"{key}/kernel", (d, e), reach=reach), "width experts")
+    drawn = [_tokens(router, f"{key}/{g}", config, kernel, noise) for g in range(groups)]
+    inputs = {
+        "tokens": tensor(np.stack([tokens for tokens, _ in drawn]), "groups tokens width"),
+        "router/kernel": kernel,
+    }
+    if noise:
+        inputs["noise"] = tensor(np.stack([n for _, n in drawn]), "groups tokens experts")
+    inputs |= experts(key, e, d, 3, d)
+    stages = [stage for stage in PROGRAMS[router] if stage != "priority" or "batch_priority" in fields]
+    gradient = None
+    if kind == "gradient":
+        gradient, stages = (
+            ("output", ("tokens", "router/kernel", *(n for n in inputs if n.startswith("experts/")))),
+            ["route"],
+        )
+    symmetric = zero or (e == 1 and not router.startswith("sinkhorn"))
+    return Definition(router, name, kind, purpose, inputs, config, tuple(stages), flags, gradient, exact_ties=symmetric)
+
+
+def _tokens(
+    router: str, key: str, config: Mapping[str, Any], kernel: Tensor, noise: bool
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Tokens (and noise) of one group, with the largest margin among some draws, or the first that is large enough."""
+    choice = PROGRAMS[router]["route"].choice
+    best: tuple[float, Any] = (-1.0, None)
+    t, e, d = (config["router"][name] for name in ("tokens", "experts", "width"))
+    for attempt in range(TRIES if kernel.array.any() else 1):
+        tokens = grid(f"{key}/{attempt}", (t, d), step=0.25)
+        drawn = grid(f"{key}/{attempt}/noise", (t, e))
+        values = {"tokens": tokens.astype(np.float64), "router/kernel": kernel.array.astype(np.float64)}
+        if noise:
+            values["noise"] = drawn.astype(np.float64)
+        scores = selection_scores(SPEC, router, config, values)
+        margin = choice.margin(config, scores, {name: np.abs(value) for name, value in scores.items()})
+        if margin > best[0]:
+            best = (margin, (tokens, drawn))
+        if margin >= ENOUGH:
+            break
+    return best[1]
+
+
+def _common(router: str) -> Iterator[Definition]:
+    yield case(
+        router,
+        "values",
+        "value",
+        "Two groups with room for all that is asked.",
+        ("generated_code",),
+        capacity_factor=2.0,
+    )
+    yield case(router, "factor_one", "value", "As many slots as choices.", ("overflow_drop",))
+    yield case(
+        router,
+        "noise",
+        "value",
+        "Noise enters the logits; selection and combine weights see it.",
+        ("noise_inside",),
+        noise=True,
+    )
+    yield case(
+        router,
+        "zero_kernel",
+        "tie",
+        "A router that starts at 0: every score is equal.",
+        ("tie_order",),
+        zero=True,
+        sizes=(8, 4, D),
+    )
+    yield case(
+        router,
+        "multiple",
+        "value",
+        "Capacity rounded up to a multiple of 2.",
+        ("capacity_rounding",),
+        multiple_of=2,
+        capacity_factor=1.25,
+    )
+    if router != "sinkhorn_expert_choice":  # whose plan is 1 up to rounding, so that rounding would order the tokens
+        yield case(router, "one_expert", "degenerate", "One expert.", ("degenerate_size",), sizes=(T, 1, D))
+    yield case(router, "one_token", "degenerate", "One token.", ("degenerate_size",), sizes=(1, E, D))
+    yield case(
+        router,
+        "gradient",
+        "gradient",
+        "By tokens, kernel and expert weights; the selection carries none.",
+        ("stop_gradient",),
+    )
+
+
+def _token_choice(router: str) -> Iterator[Definition]:
+    first = ("first_choices_first", "overflow_drop")
+    yield case(
+        router, "two_choices", "overflow", "Two choices, half of the room.", first, choices=2, capacity_factor=0.5
+    )
+    if router == "softmax_token_choice":
+        yield case(
+            router,
+            "priority_max",
+            "overflow",
+            "Best tokens first.",
+            ("priority_order",),
+            batch_priority="max",
+            capacity_factor=0.5,
+        )
+        yield case(
+            router,
+            "priority_sum",
+            "overflow",
+            "By the sum of two choices.",
+            ("priority_order",),
+            batch_priority="sum",
+            choices=2,
+            capacity_factor=0.5,
+        )
+        losses = {"importance_weight": 0.5, "load_weight": 0.25, "balance_weight": 0.125, "z_weight": 0.0625}
+        yield case(
+            router,
+            "losses",
+            "value",
+            "All auxiliary losses, weighted, with noise, over two groups.",
+            ("noise_inside",),
+            noise=True,
+            choices=2,
+            **losses,
+        )
+        yield case(
+            router,
+            "gradient_two",
+            "gradient",
+            "Two choices with drops.",
+            ("stop_gradient",),
+            choices=2,
+            capacity_factor=0.5,
+        )
+    else:
+        yield case(
+            router,
+            "clean_combine",
+            "value",
+            "Combine weights from the logits without noise.",
+            ("noise_inside",),
+            noise=True,
+            combine_from_clean_logits=True,
+        )
+        yield case(
+            router,
+            "combine_plan",
+            "value",
+            "Ablation: combine with the plan.",
+            ("combine_with_plan",),
+            combine_with="plan",
+        )
+        yield case(
+            router,
+            "gradient_plan",
+            "gradient",
+            "Ablation: through the iterations of the plan.",
+            ("combine_with_plan",),
+            combine_with="plan",
+            sinkhorn_iterations=5,
+        )
+
+
+def _expert_choice(router: str) -> Iterator[Definition]:
+    yield case(router, "half", "value", "Half as many slots as tokens.", ("uncovered_token",), capacity_factor=0.5)
+    if router.startswith("sparsity"):
+        yield case(
+            router,
+            "zero_plan",
+            "value",
+            "A peaked softmax leaves zeros in the plan, whose slots are filled.",
+            ("zero_score_slots",),
+            capacity_factor=2.0,
+            reach=6.0,
+        )
+        yield case(
+            router,
+            "zero_plan_dropped",
+            "value",
+            "The same slots left empty.",
+            ("zero_score_slots", "empty_slot"),
+            capacity_factor=2.0,
+            reach=6.0,
+            drop_zero_plan=True,
+        )
+        yield case(router, "few_steps", "value", "Five steps of the solver.", ("solver_steps",), transport_steps=5)
+    if router.startswith("sinkhorn"):
+        yield case(
+            router,
+            "combine_plan",
+            "value",
+            "Ablation: combine with the plan.",
+            ("combine_with_plan",),
+            combine_with="plan",
+        )
+
+
+def _soft() -> Iterator[Definition]:
+    def soft(name: str, kind: str, purpose: str, flags: tuple[str, ...] = (), *, groups: int = 2,
+             sizes: tuple[int, int, int] = (T, E, D), scale: float = 1.5, **fields: Any) -> Definition:  # fmt: skip
+        t, e, d = sizes
+        key = f"routers/soft_moe/{name}"
+        config = {"router": {"tokens": t, "experts": e, "width": d, **fields}}
+        capacity = PROGRAMS["soft_moe"] and SPEC.ROUTERS["soft_moe"].configure(**config["router"]).capacity()
+        inputs = {
+            "tokens": tensor(grid(f"{key}/tokens", (groups, t, d)), "groups tokens width"),
+            "router/slots": tensor(grid(f"{key}/slots", (d, e, capacity)), "width experts capacity"),
+            "router/scale": tensor(np.float32(scale), ""),
+            **experts(key, e, d, 3, d),
+        }
+        gradient = ("output", tuple(inputs)) if kind == "gradient" else None
+        stages = ("route",) if gradient else ()
+        return Definition("soft_moe", name, kind, purpose, inputs, config, stages, flags, gradient)
+
+    yield soft("values", "value", "Two images.", ("joint_softmax", "generated_code"))
+    yield soft(
+        "rounded",
+        "value",
+        "Slots are rounded to the nearest: 7 tokens, 3 experts.",
+        ("capacity_rounding",),
+        sizes=(7, E, D),
+    )
+    yield soft("rsqrt", "value", "The norm of the public code.", ("norm_form",), norm_form="rsqrt")
+    yield soft("unnormalised", "value", "Without normalisation.", ("norm_form",), normalize=False)
+    for first, second in (("soft", "uniform"), ("uniform", "soft"), ("uniform", "uniform"), ("identity", "identity")):
+        yield soft(
+            f"{first}_{second}",
+            "value",
+            f"Ablation: dispatch {first}, combine {second}.",
+            ("ablation",),
+            dispatch=first,
+            combine=second,
+        )
+    yield soft("scale_zero", "tie", "A scale of 0: every slot sees the mean token.", scale=0.0)
+    yield soft("one_token", "degenerate", "One token.", ("degenerate_size",), sizes=(1, 1, D))
+    yield soft("gradient", "gradient", "By tokens, slots, scale and expert weights.")

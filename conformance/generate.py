@@ -1,0 +1,183 @@
+"""Make the vectors from the definitions, and check committed ones against what is made now.
+
+Inputs, integers and manifests are compared byte for byte, floats within `8 * u * A`: another instruction set changes the
+last bits of `exp` and of sums. Anything else is a change of what the specification computes, which must raise the
+algorithm's `revision` in the same commit.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from moespec.conformance.cases import definitions
+from moespec.conformance.cases.definition import Definition
+from moespec.conformance.format import Case, StageRecord, Tensor, Value, encode, read, to_text, write
+from moespec.conformance.judge import LANES, tolerance
+from moespec.conformance.programs import PROGRAMS
+from moespec.conformance.reference import decision, gradients, outputs
+from moespec.conformance.suite import VECTORS, suite_text
+from moespec.spec import ALGORITHMS
+
+__all__ = ["StaleError", "build", "differences", "generate"]
+
+
+class StaleError(Exception):
+    """A committed golden differs from what the specification computes, and the revision was not raised."""
+
+
+def build(definition: Definition) -> Case:
+    """Compute everything that a definition leaves to the specification."""
+    algorithm = ALGORITHMS[definition.algorithm]
+    program = PROGRAMS[definition.algorithm]
+    case = Case(
+        definition.id,
+        algorithm.name,
+        algorithm.revision,
+        algorithm.section,
+        algorithm.cites,
+        definition.purpose,
+        definition.kind,
+        definition.flags,
+        dict(definition.config),
+        dict(definition.inputs),
+    )
+    if definition.expect is not None:
+        return replace(case, expect=dict(definition.expect))
+    values: dict[str, Tensor] = dict(definition.inputs)
+    stages, decisions = [], {}
+    for stage in [program[name] for name in definition.stages or program]:
+        found = outputs(stage, case.config, values)
+        decided = decision(stage, case.config, values, definition.inputs)
+        if decided is not None:
+            decisions[stage.name] = {"margin": None} if definition.exact_ties else decided
+        reads = tuple(name for name in values if name in stage.reads or name.split("/")[0] in stage.reads)
+        stages.append(StageRecord(stage.name, stage.calls, reads, found))
+        for name, value in found.items():
+            values.setdefault(name, Tensor(value.array, value.axes))
+    case = replace(case, stages=tuple(stages), decisions=decisions)
+    if definition.gradient is None:
+        return case
+    output, wrt = definition.gradient
+    return replace(case, gradients=gradients(stage, case.config, values, output, wrt, definition.id))
+
+
+def generate(
+    folder: Path = VECTORS,
+    *,
+    check: bool = False,
+    only: Callable[[str], bool] = lambda id: True,
+    report: Callable[[str], None] = print,
+) -> int:
+    """Make every case; write those that are new or changed, or with `check` only compare. Returns the number made.
+
+    Raises StaleError when a committed case differs although the revision of its algorithm is the same.
+    """
+    chosen = {id: definition for id, definition in definitions().items() if only(id)}
+    stale: list[str] = []
+    written = 0
+    for case in _built(chosen.values()):
+        path = folder / f"{case.id}.json"
+        committed = read(path) if path.exists() else None
+        if committed is None:
+            if check:
+                stale.append(f"{case.id}: no such vector; make it with `golden`")
+                continue
+        else:
+            found = differences(committed, case)
+            if not found:
+                continue
+            if check or case.revision <= committed.revision:
+                stale.append(f"{case.id}: {found}")
+                continue
+        write(case, folder)
+        written += 1
+    stale += _strangers(folder, set(chosen), only)
+    if stale:
+        raise StaleError(
+            "\n".join(stale)
+            + "\nThe specification computes something else than the committed vectors. If that is meant, raise the "
+            "revision of the algorithm in moespec.spec.registry and make the vectors again."
+        )
+    if not check:
+        (folder.parent / "suite.json").write_text(suite_text(folder))
+    report(f"{len(chosen)} cases made, {written} written" if not check else f"{len(chosen)} cases as committed")
+    return len(chosen)
+
+
+def _built(chosen: Iterable[Definition]) -> Iterable[Case]:
+    """The cases in order, made by as many processes as there are cores."""
+    chosen = list(chosen)
+    slow_first = sorted(
+        range(len(chosen)), key=lambda i: (chosen[i].kind != "trajectory", chosen[i].algorithm != "vit", i)
+    )
+    with ProcessPoolExecutor(os.cpu_count() or 1) as pool:
+        waiting = {i: pool.submit(build, chosen[i]) for i in slow_first}
+        for i, definition in enumerate(tqdm(chosen, desc="golden", unit="case", disable=None)):
+            try:
+                yield waiting[i].result()
+            except Exception as error:
+                raise type(error)(f"{definition.id}: {error}") from error
+
+
+def _strangers(folder: Path, known: set[str], only: Callable[[str], bool]) -> list[str]:
+    ids = [f"{path.parent.name}/{path.stem}" for path in sorted(folder.glob("*/*.json"))]
+    return [f"{id}: a vector without a definition" for id in ids if only(id) and id not in known]
+
+
+def differences(committed: Case, made: Case) -> str:
+    """What differs beyond the tolerance of a check, or an empty string."""
+    texts = [to_text(_skeleton(encode(case)[0])) for case in (committed, made)]
+    if texts[0] != texts[1]:
+        pair = next(p for p in zip(*(text.splitlines() for text in texts), strict=False) if p[0] != p[1])
+        return f"the manifest says {pair[0].strip()!r}, now {pair[1].strip()!r}"
+    for name, tensor in committed.inputs.items():
+        if not np.array_equal(tensor.array, made.inputs[name].array, equal_nan=True):
+            return f"the input {name} differs"
+    pairs = [
+        (f"{a.name}/{name}", value, b.outputs[name])
+        for a, b in zip(committed.stages, made.stages, strict=True)
+        for name, value in a.outputs.items()
+    ]
+    if committed.gradients is not None and made.gradients is not None:
+        pairs += [
+            (f"gradient/{name}", value, made.gradients.wrt[name]) for name, value in committed.gradients.wrt.items()
+        ]
+    for name, a, b in pairs:
+        if found := _value_difference(a, b):
+            return f"{name}: {found}"
+    for stage, decided in committed.decisions.items():
+        margins = decided["margin"], made.decisions[stage]["margin"]
+        if None not in margins and abs(margins[0] - margins[1]) > 0.02 * abs(margins[0]):
+            return f"{stage}: the margin was {margins[0]}, now {margins[1]}"
+    return ""
+
+
+def _value_difference(a: Value, b: Value) -> str:
+    if a.kind == "int":
+        return "" if np.array_equal(a.array, b.array) else f"{np.count_nonzero(a.array != b.array)} integers differ"
+    excess = np.abs(a.array - b.array) > 2 * tolerance(a, LANES["f64"])
+    if excess.any():
+        return f"{np.count_nonzero(excess)} floats differ, by up to {np.abs(a.array - b.array).max():.3g}"
+    if not isinstance(a.scale, str) and not np.allclose(a.scale, b.scale, rtol=0.02, atol=0):
+        return "the scale differs"
+    return ""
+
+
+def _skeleton(manifest: Mapping[str, Any]) -> Any:
+    """The manifest without floats that another machine may round differently."""
+    if isinstance(manifest, list):
+        return [_skeleton(item) for item in manifest]
+    if not isinstance(manifest, dict):
+        return manifest
+    return {
+        key: None
+        if key in ("data", "margin", "sha256") or (key == "scale" and isinstance(value, dict))
+        else _skeleton(value)
+        for key, value in manifest.items()
+    }

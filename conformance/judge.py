@@ -1,0 +1,114 @@
+"""The comparison: `|got - want| <= c * u(lane) * A`, integers exact, and decisions only where their margin is certified.
+
+`A` is the scale stored with each result (`scale.py` says how it is computed) and u the unit roundoff of the lane. The
+share of a result is the largest `|got - want| / (c * u * A)`: 1 is the bound, and the report shows how much is used.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moespec.conformance.format import Value
+
+__all__ = ["CONSTANTS", "LANES", "Lane", "Verdict", "certified", "compare", "tolerance"]
+
+
+@dataclass(frozen=True)
+class Lane:
+    """A dtype in which a target is judged, its unit roundoff u and its smallest normal number."""
+
+    name: str
+    dtype: str
+    roundoff: float
+    tiny: float
+
+
+LANES = {
+    lane.name: lane
+    for lane in (
+        Lane("f64", "float64", 2.0**-53, 2.0**-1022),
+        Lane("f32", "float32", 2.0**-24, 2.0**-126),
+        Lane("bf16", "bfloat16", 2.0**-8, 2.0**-126),
+    )
+}
+"""In the order of their questions: is the algorithm right, are the numerics, is it usable."""
+
+CONSTANTS: dict[str, tuple[float, str]] = {
+    "direct": (4.0, "formulas evaluated once"),
+    "sinkhorn": (8.0, ""),
+    "transport": (128.0, ""),
+    "gradient": (16.0, ""),
+    "iterated gradient": (32.0, ""),
+    "model": (16.0, ""),
+    "trajectory": (4.0, ""),
+}
+"""The constant c of the tolerance, by the name that a result carries, with the reason for it."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The outcome of one comparison: pass or fail, the share of the tolerance that was used, and what differs."""
+
+    passed: bool
+    share: float = 0.0
+    message: str = ""
+
+
+def tolerance(value: Value, lane: Lane) -> NDArray[np.float64]:
+    """The bound `c * u * A` for each entry of a float result, and the smallest normal number: results may underflow."""
+    scale = np.abs(value.array) if isinstance(value.scale, str) else np.asarray(value.scale, np.float64)
+    return CONSTANTS[value.constant][0] * lane.roundoff * scale + lane.tiny
+
+
+def compare(value: Value, got: Any, lane: Lane) -> Verdict:
+    """Compare what a target computed with what is expected."""
+    got = np.asarray(got)
+    if got.shape != value.array.shape:
+        return Verdict(False, math.inf, f"shape {got.shape}, expected {value.array.shape}")
+    if value.kind == "int":
+        if got.dtype.kind not in "iu":
+            return Verdict(False, math.inf, f"dtype {got.dtype}, expected integers")
+        return _compare_integers(value.array, got)
+    got = got.astype(np.float64)
+    if not np.isfinite(got).all():
+        return Verdict(False, math.inf, f"{np.count_nonzero(~np.isfinite(got))} of {got.size} entries are not finite")
+    error, bound = np.abs(got - value.array), tolerance(value, lane)
+    share = np.divide(error, bound, out=np.where(error > 0, math.inf, 0.0), where=bound > 0)
+    worst = float(share.max(initial=0.0))
+    if worst <= 1.0:
+        return Verdict(True, worst)
+    index = np.unravel_index(int(share.argmax()), share.shape)
+    return Verdict(
+        False,
+        worst,
+        f"{np.count_nonzero(share > 1)} of {share.size} entries differ; at {_index(index)} got {got[index]:.17g}, "
+        f"expected {value.array[index]:.17g}: error {error[index]:.3g}, bound {bound[index]:.3g}",
+    )
+
+
+def _compare_integers(want: NDArray[Any], got: NDArray[Any]) -> Verdict:
+    different = got != want
+    if not different.any():
+        return Verdict(True)
+    index = np.unravel_index(int(different.argmax()), different.shape)
+    return Verdict(
+        False,
+        math.inf,
+        f"{np.count_nonzero(different)} of {want.size} entries differ; at {_index(index)} got {got[index]}, "
+        f"expected {want[index]}",
+    )
+
+
+def _index(index: tuple[Any, ...]) -> str:
+    return "[" + ", ".join(str(int(i)) for i in index) + "]"
+
+
+def certified(decision: dict[str, Any] | None, lane: Lane) -> bool:
+    """True if every choice of a stage is further from a tie than the errors that the lane allows.
+
+    A margin of None says that the choice is made on the exact inputs of the case, where ties are meant.
+    """
+    return decision is None or decision["margin"] is None or decision["margin"] > decision["needed"][lane.name]

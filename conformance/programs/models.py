@@ -1,0 +1,107 @@
+"""Stages of the vision transformer: its forward pass, and the first steps of its training.
+
+The model is written against a backend, so it is loaded by name, as a target is. In the bf16 lane the parameters stay
+float32 and the model computes in bfloat16.
+"""
+
+import importlib
+from typing import Any
+
+from moespec.conformance.margins import expert_choice_margin, token_choice_margin
+from moespec.conformance.program import Choice, Config, Output, Stage, Values, nested, routing_arrays
+
+__all__ = ["STAGES", "forward", "prepare", "recorded"]
+
+BLOCKS = 4
+
+
+def prepare(config: Config) -> Config:
+    """The module of the model and its configuration; `config["dtype"]`, if given, is that of the computation."""
+    vit = importlib.import_module("moespec.models.vit")
+    return {**config, "vit": vit, "built": vit.VitConfig(**config["model"], dtype=config.get("dtype", "float32"))}
+
+
+def forward(B: Any, config: Config, v: Values) -> Any:
+    """The output of the model that a prepared configuration describes."""
+    return config["vit"].forward(B, config["built"], nested(v, "params"), v["images"])
+
+
+def _forward(B: Any, config: Config, v: Values) -> Values:
+    output = forward(B, config, v)
+    sparse = config["model"]["router"] != "soft_moe"
+    arrays = {"logits": output.logits, "features": output.features}
+    arrays |= {f"losses/{name}": value for name, value in output.losses.items()}
+    for block, routing in enumerate(output.routings):
+        arrays |= {f"block{block}/{key}": value for key, value in routing_arrays(routing, sparse=sparse).items()}
+    return arrays
+
+
+def recorded(B: Any) -> tuple[Any, list[tuple[str, Any, dict[str, Any]]]]:
+    """A copy of backend `B` that notes the scores and options of every allocation it makes, and those notes."""
+    notes: list[tuple[str, Any, dict[str, Any]]] = []
+
+    class Recording:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(B, name)
+
+    copy: Any = Recording()
+
+    def note(name: str) -> Any:
+        def allocate(scores: Any, **options: Any) -> Any:
+            notes.append((name, scores, options))
+            return getattr(B, name)(scores, **options)
+
+        return allocate
+
+    copy.token_choice, copy.expert_choice = note("token_choice"), note("expert_choice")
+    copy.ROUTERS = importlib.import_module("moespec.backends.routers").build(copy)
+    return copy, notes
+
+
+def _scores(B: Any, config: Config, v: Values) -> Values:
+    copy, notes = recorded(B)
+    forward(copy, config, v)
+    return {
+        f"{index}/{name}/{options.get('choices', options['capacity'])}": scores.real
+        for index, (name, scores, options) in enumerate(notes)
+    }
+
+
+def _margin(config: Config, scores: Values, scales: Values) -> float:
+    margins = [float("inf")]
+    for key, value in scores.items():
+        _, name, count = key.split("/")
+        rule = token_choice_margin if name == "token_choice" else expert_choice_margin
+        margins.append(rule(value, scales[key], int(count)))
+    return min(margins)
+
+
+_SLOTS, _DENSE = ("groups", "experts", "capacity"), ("groups", "tokens", "experts", "capacity")
+_MODEL = {"scale": "spread", "constant": "model"}
+_OUTPUTS = {
+    "logits": Output(("images", "classes"), **_MODEL),
+    "features": Output(("images", "width"), **_MODEL),
+    "losses/*": Output((), **_MODEL),
+}
+for _block in range(BLOCKS):
+    _OUTPUTS |= {
+        f"block{_block}/slots": Output(_SLOTS, "int"),
+        f"block{_block}/weights": Output(_SLOTS, **_MODEL),
+        f"block{_block}/dispatch": Output(_DENSE, **_MODEL),
+        f"block{_block}/combine": Output(_DENSE, **_MODEL),
+    }
+
+STAGES: dict[str, tuple[Stage, ...]] = {
+    "vit": (
+        Stage(
+            "forward",
+            ("ROUTERS", "moe_layer", "attention", "layer_norm", "patch_embed"),
+            ("params", "images"),
+            _forward,
+            _OUTPUTS,
+            Choice(_scores, _margin, "spread", "model", wide=False),
+            batched=True,
+            prepare=prepare,
+        ),
+    ),
+}

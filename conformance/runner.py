@@ -1,0 +1,170 @@
+"""Run the suite on a target: every case in every lane, and what came of it."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tqdm import tqdm
+
+from moespec.conformance import negatives
+from moespec.conformance.execute import execute, gradients, job_of
+from moespec.conformance.format import Case, Value
+from moespec.conformance.judge import LANES, Lane, certified, compare
+from moespec.conformance.programs import PROGRAMS
+from moespec.conformance.target import Target
+
+__all__ = ["COLUMNS", "CaseResult", "Outcome", "run", "run_lane"]
+
+COLUMNS = {
+    "forward": ("value", "overflow", "degenerate"),
+    "ties": ("tie", "near_tie"),
+    "gradients": ("gradient",),
+    "negatives": ("negative",),
+    "trajectory": ("trajectory",),
+}
+"""The columns of the matrix and the classes of cases in them."""
+
+ORDER = ("fail", "error", "not implemented", "inconclusive", "unchecked", "pass")
+"""States, the one that decides first. `unchecked`: an optional check that the target does not make."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one stage, or of one of its results."""
+
+    stage: str
+    state: str
+    share: float = 0.0
+    message: str = ""
+
+
+@dataclass
+class CaseResult:
+    """What came of one case in one lane and mode."""
+
+    id: str
+    algorithm: str
+    kind: str
+    lane: str
+    mode: str
+    outcomes: list[Outcome] = field(default_factory=list)
+
+    @property
+    def state(self) -> str:
+        """The state that decides."""
+        return min((outcome.state for outcome in self.outcomes), key=ORDER.index, default="error")
+
+    @property
+    def share(self) -> float:
+        """The largest share of a tolerance that was used, of finite ones."""
+        return max((o.share for o in self.outcomes if math.isfinite(o.share)), default=0.0)
+
+    @property
+    def first(self) -> Outcome:
+        """The first outcome that has the deciding state: for a failure, where the target first differs."""
+        return next(outcome for outcome in self.outcomes if outcome.state == self.state)
+
+
+def run(
+    name: str, cases: Sequence[Case], *, lanes: Iterable[str], mode: str
+) -> tuple[list[CaseResult], dict[str, str]]:
+    """The results of all cases in all lanes, and the lanes that the target refuses with its reason."""
+    results: list[CaseResult] = []
+    refused: dict[str, str] = {}
+    for lane in lanes:
+        target = Target(name, LANES[lane])
+        if reason := target.refusal():
+            refused[lane] = reason
+            continue
+        results += run_lane(target, cases, mode)
+    return results, refused
+
+
+def run_lane(target: Target, cases: Sequence[Case], mode: str) -> list[CaseResult]:
+    """The results of the cases in the target's lane, algorithm by algorithm."""
+    by_algorithm: dict[str, list[Case]] = {}
+    for case in cases:
+        by_algorithm.setdefault(case.algorithm, []).append(case)
+    results: list[CaseResult] = []
+    with target.context(), tqdm(total=len(cases), desc=f"{target.name} {target.lane.name} {mode}", disable=None) as bar:
+        for group in by_algorithm.values():
+            results += _run_algorithm(target, group, mode)
+            bar.update(len(group))
+    return results
+
+
+def _run_algorithm(target: Target, cases: Sequence[Case], mode: str) -> list[CaseResult]:
+    results = {c.id: CaseResult(c.id, c.algorithm, c.kind, target.lane.name, mode) for c in cases}
+
+    wrong = [case for case in cases if case.expect is not None and _implemented(target, case, results)]
+    for case, (state, message) in zip(wrong, negatives.run(target, wrong, mode), strict=True):
+        results[case.id].outcomes.append(Outcome(case.expect["stage"], state, 0.0, message))
+
+    smooth = [case for case in cases if case.gradients and _differentiable(target, case, results)]
+    for case, found in zip(smooth, gradients(target, smooth, mode), strict=True):
+        sure = certified(case.decisions.get(case.gradients.stage), target.lane)
+        results[case.id].outcomes += _judged("gradient", case.gradients.wrt, found, target.lane, sure)
+
+    # What a case is about comes first: its gradient, then the stage that is the whole. Steps explain what did not pass.
+    names = {case.id: [record.name for record in case.stages] for case in cases}
+    whole = {
+        case.id: [n for n in names[case.id] if PROGRAMS[case.algorithm][n].whole] or names[case.id] for case in cases
+    }
+    _run_stages(target, [c for c in cases if results[c.id].state != "pass"], whole, results, mode)
+    steps = {case.id: [n for n in names[case.id] if n not in whole[case.id]] for case in cases}
+    _run_stages(target, [c for c in cases if results[c.id].state != "pass"], steps, results, mode)
+    return list(results.values())
+
+
+def _run_stages(
+    target: Target, cases: Sequence[Case], names: dict[str, list[str]], results: dict[str, CaseResult], mode: str
+) -> None:
+    """Run the named stages of the cases and put their outcomes before those there are: they come earlier."""
+    jobs = [job_of(case, name) for case in cases for name in names[case.id]]
+    jobs = [job for job in jobs if _available(target, job.case, job.stage.name, results)]
+    before: dict[str, list[Outcome]] = {}
+    for job, found in zip(jobs, execute(target, jobs, mode), strict=True):
+        expected = next(record.outputs for record in job.case.stages if record.name == job.stage.name)
+        sure = certified(job.case.decisions.get(job.stage.name), target.lane)
+        before.setdefault(job.case.id, []).extend(_judged(job.stage.name, expected, found, target.lane, sure))
+    for id, outcomes in before.items():
+        results[id].outcomes[:0] = outcomes
+
+
+def _available(target: Target, case: Case, stage: str, results: dict[str, CaseResult]) -> bool:
+    missing = target.missing(PROGRAMS[case.algorithm][stage], case.algorithm)
+    if missing:
+        results[case.id].outcomes.append(Outcome(stage, "not implemented", 0.0, f"{missing} is missing"))
+    return not missing
+
+
+def _implemented(target: Target, case: Case, results: dict[str, CaseResult]) -> bool:
+    return _available(target, case, case.expect["stage"], results)
+
+
+def _differentiable(target: Target, case: Case, results: dict[str, CaseResult]) -> bool:
+    for name in ("value_and_grad", "sum", "cast"):
+        if not hasattr(target.module, name):
+            results[case.id].outcomes.append(Outcome("gradient", "not implemented", 0.0, f"{name} is missing"))
+            return False
+    return not target.missing(PROGRAMS[case.algorithm][case.gradients.stage], case.algorithm)
+
+
+def _judged(stage: str, expected: dict[str, Value], found: Any, lane: Lane, sure: bool) -> list[Outcome]:
+    """The outcome for each result of a stage. Where a choice is not certain, no comparison decides."""
+    if isinstance(found, Exception):
+        return [Outcome(stage, "error", math.inf, f"{type(found).__name__}: {str(found)[:400]}")]
+    outcomes = []
+    for name, value in expected.items():
+        label = f"{stage}/{name}"
+        if name not in found:
+            outcomes.append(Outcome(label, "fail", math.inf, "missing"))
+        elif not sure:
+            outcomes.append(Outcome(label, "inconclusive", 0.0, f"a choice is too close to a tie for {lane.name}"))
+        else:
+            verdict = compare(value, found[name], lane)
+            outcomes.append(Outcome(label, "pass" if verdict.passed else "fail", verdict.share, verdict.message))
+    for name in found.keys() - expected.keys():
+        outcomes.append(Outcome(f"{stage}/{name}", "fail", math.inf, "a result that is not expected"))
+    return outcomes
