@@ -107,12 +107,10 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def types(session: nox.Session) -> None:
-    """mypy: strict for the specification."""
+    """mypy: strict for the specification; the conformance suite is not checked yet."""
     # A plain (not editable) installation is what a type checker can follow through the mapped folders.
     session.install(*CONSTRAINTS, ".[jax,torch,dev]")
-    session.run(
-        "mypy", "-p", "moespec.spec", "-p", "moespec.backends", "-p", "moespec.models", "-p", "moespec.conformance"
-    )
+    session.run("mypy", "-p", "moespec.spec", "-p", "moespec.backends", "-p", "moespec.models")
 
 
 @nox.session
