@@ -65,8 +65,8 @@ class Target:
         has its own, and must be compiled as if it were the first.
         """
         Target.compiled += 1
-        code = function.__code__.replace(co_firstlineno=Target.compiled)
-        fresh = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
+        unseen = function.__code__.replace(co_firstlineno=Target.compiled)
+        fresh = FunctionType(unseen, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
         compile_: Callable[..., Any] = self.module.compile
         return compile_(fresh) if code else getattr(self.module, "quick_compile", compile_)(fresh)
 
