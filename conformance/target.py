@@ -66,7 +66,9 @@ class Target:
         """
         Target.compiled += 1
         unseen = function.__code__.replace(co_firstlineno=Target.compiled)
-        fresh = FunctionType(unseen, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
+        fresh = FunctionType(
+            unseen, function.__globals__, function.__name__, function.__defaults__, function.__closure__
+        )
         compile_: Callable[..., Any] = self.module.compile
         return compile_(fresh) if code else getattr(self.module, "quick_compile", compile_)(fresh)
 
