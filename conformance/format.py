@@ -11,6 +11,7 @@ import hashlib
 import json
 import math
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,28 @@ from numpy.typing import NDArray
 from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
-__all__ = ["Case", "Gradients", "StageRecord", "Tensor", "Value", "VectorError", "decode", "encode", "read", "write"]
+__all__ = [
+    "KINDS",
+    "Case",
+    "Gradients",
+    "StageRecord",
+    "Tensor",
+    "Value",
+    "VectorError",
+    "decode",
+    "encode",
+    "first_difference",
+    "read",
+    "to_text",
+    "write",
+]
 
 SCHEMA = 1
 INLINE = 64
 """Arrays of up to this many numbers stand in the manifest."""
+KINDS = ("value", "tie", "near_tie", "overflow", "degenerate", "negative", "gradient", "trajectory")
+"""The classes of cases."""
+DTYPES = ("float32", "float64", "int32")
 
 
 class VectorError(Exception):
@@ -163,21 +181,23 @@ def decode(manifest: dict[str, Any], large: dict[str, NDArray[Any]]) -> Case:
     """The inverse of `encode`."""
 
     def array(entry: dict[str, Any]) -> NDArray[Any]:
+        if entry["dtype"] not in DTYPES:
+            raise ValueError(f"dtype {entry['dtype']!r}, expected one of {', '.join(DTYPES)}")
         if "tensor" not in entry:
             return np.array(_from_json(entry["data"]), entry["dtype"]).reshape(entry["shape"])
         found = large[entry["tensor"]]
         if str(found.dtype) != entry["dtype"] or list(found.shape) != entry["shape"]:
-            raise KeyError(f"{entry['tensor']}: {found.dtype}{found.shape} in the safetensors file")
+            raise ValueError(f"{entry['tensor']}: {found.dtype}{found.shape} in the safetensors file")
         return found
 
     def tensor(entry: dict[str, Any]) -> Tensor:
-        return Tensor(array(entry), tuple(entry["axes"]))
+        return Tensor(array(entry), _texts(entry["axes"]))
 
     def result(entry: dict[str, Any]) -> Value:
         if entry["kind"] != "float":
-            return Value(array(entry), tuple(entry["axes"]), entry["kind"])
+            return Value(array(entry), _texts(entry["axes"]), _text(entry["kind"]))
         scale = entry["scale"] if isinstance(entry["scale"], str) else array(entry["scale"])
-        return Value(array(entry), tuple(entry["axes"]), "float", scale, entry["constant"])
+        return Value(array(entry), _texts(entry["axes"]), "float", scale, _text(entry["constant"]))
 
     def tensors(entries: dict[str, Any]) -> dict[str, Tensor]:
         return {name: tensor(entry) for name, entry in entries.items()}
@@ -193,13 +213,17 @@ def decode(manifest: dict[str, Any], large: dict[str, NDArray[Any]]) -> Case:
     if expect is not None:
         twin = {"config": expect["twin"]["config"], "inputs": tensors(expect["twin"]["inputs"])}
         expect = {**expect, "twin": twin}
+    if type(manifest["revision"]) is not int or not isinstance(manifest["config"], dict):
+        raise TypeError("revision is an integer, and config an object")
     return Case(
-        **{name: manifest[name] for name in ("id", "algorithm", "revision", "section", "cites", "purpose", "config")},
-        kind=manifest["class"],
-        flags=tuple(manifest["flags"]),
+        **{name: _text(manifest[name]) for name in ("id", "algorithm", "section", "cites", "purpose")},
+        revision=manifest["revision"],
+        config=manifest["config"],
+        kind=_text(manifest["class"]),
+        flags=_texts(manifest["flags"]),
         inputs=tensors(manifest["inputs"]),
         stages=tuple(
-            StageRecord(stage["name"], tuple(stage["calls"]), tuple(stage["reads"]), results(stage["outputs"]))
+            StageRecord(_text(stage["name"]), _texts(stage["calls"]), _texts(stage["reads"]), results(stage["outputs"]))
             for stage in manifest.get("stages", ())
         ),
         decisions=manifest.get("decisions", {}),
@@ -224,23 +248,67 @@ def write(case: Case, folder: Path) -> None:
 
 
 def read(path: Path) -> Case:
-    """The case at `path`. Raises VectorError naming the file if anything about it is wrong."""
+    """The case at `path`. Raises VectorError naming the file if anything about it is wrong.
+
+    What is read must be written again as it is: nothing in a manifest or beside it is ignored or completed.
+    """
     try:
         manifest = json.loads(path.read_text())
-        large: dict[str, NDArray[Any]] = {}
-        if "tensors" in manifest:
-            data = (path.parent / manifest["tensors"]["file"]).read_bytes()
-            if hashlib.sha256(data).hexdigest() != manifest["tensors"]["sha256"]:
-                raise VectorError(f"{path.parent / manifest['tensors']['file']}: the sha256 is not that of {path.name}")
-            large = load_tensors(data)
         if manifest["schema"] != SCHEMA:
-            raise VectorError(f"{path}: schema {manifest['schema']}, expected {SCHEMA}")
+            raise VectorError(f"{path}: schema {manifest['schema']!r}, expected {SCHEMA}")
+        large = _tensors_beside(path, [manifest.pop("tensors")] if "tensors" in manifest else [])
         case = decode(manifest, large)
-    except (OSError, KeyError, TypeError, ValueError) as error:
+        again, arrays = encode(case)
+        difference = first_difference(to_text(manifest), to_text(again))
+        if difference:
+            found, expected = (line[:100] for line in difference)
+            raise VectorError(f"{path}: {found!r} is not in the format, which has {expected!r}")
+        if arrays.keys() != large.keys():
+            raise VectorError(f"{path.with_suffix('.safetensors')}: unused arrays {sorted(large.keys() - arrays)}")
+    except VectorError:
+        raise
+    except Exception as error:  # whatever it is, the file is what is wrong
         raise VectorError(f"{path}: {type(error).__name__}: {error}") from error
     if path.parent.name + "/" + path.stem != case.id or case.id.split("/")[0] != case.algorithm:
         raise VectorError(f"{path}: holds the case {case.id!r} of {case.algorithm!r}")
     return case
+
+
+def _tensors_beside(path: Path, entries: list[dict[str, str]]) -> dict[str, NDArray[Any]]:
+    """The arrays in the safetensors file of the manifest at `path`, of which its entry says name and hash, if any."""
+    beside = path.with_suffix(".safetensors")
+    if not entries:
+        if beside.exists():
+            raise VectorError(f"{beside}: {path.name} does not mention it")
+        return {}
+    (entry,) = entries
+    if entry != {"file": beside.name, "sha256": entry["sha256"]}:
+        raise VectorError(f"{path}: tensors are in {beside.name}, not in {entry}")
+    data = beside.read_bytes()
+    if hashlib.sha256(data).hexdigest() != entry["sha256"]:
+        raise VectorError(f"{beside}: the sha256 is not that of {path.name}")
+    try:
+        return load_tensors(data)
+    except Exception as error:
+        raise VectorError(f"{beside}: {type(error).__name__}: {error}") from error
+
+
+def first_difference(one: str, other: str) -> tuple[str, str] | None:
+    """The first pair of lines that differ, or None."""
+    pairs = zip_longest(one.splitlines(), other.splitlines(), fillvalue="")
+    return next(((a.strip(), b.strip()) for a, b in pairs if a != b), None)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"expected a string, got {value!r}")
+    return value
+
+
+def _texts(values: Any) -> tuple[str, ...]:
+    if not isinstance(values, list):
+        raise TypeError(f"expected a list of strings, got {values!r}")
+    return tuple(_text(value) for value in values)
 
 
 def to_text(manifest: dict[str, Any], indent: int = 0) -> str:

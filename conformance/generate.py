@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from moespec.conformance.cases import definitions
 from moespec.conformance.cases.definition import Definition
-from moespec.conformance.format import Case, StageRecord, Tensor, Value, encode, read, to_text, write
+from moespec.conformance.format import Case, StageRecord, Tensor, Value, encode, first_difference, read, to_text, write
 from moespec.conformance.judge import LANES, tolerance
 from moespec.conformance.programs import PROGRAMS
 from moespec.conformance.reference import decision, gradients, outputs
@@ -132,10 +132,9 @@ def _strangers(folder: Path, known: set[str], only: Callable[[str], bool]) -> li
 
 def differences(committed: Case, made: Case) -> str:
     """What differs beyond the tolerance of a check, or an empty string."""
-    texts = [to_text(_skeleton(encode(case)[0])) for case in (committed, made)]
-    if texts[0] != texts[1]:
-        pair = next(p for p in zip(*(text.splitlines() for text in texts), strict=False) if p[0] != p[1])
-        return f"the manifest says {pair[0].strip()!r}, now {pair[1].strip()!r}"
+    pair = first_difference(*(to_text(_skeleton(encode(case)[0])) for case in (committed, made)))
+    if pair:
+        return f"the manifest says {pair[0]!r}, now {pair[1]!r}"
     for name, tensor in committed.inputs.items():
         if not np.array_equal(tensor.array, made.inputs[name].array, equal_nan=True):
             return f"the input {name} differs"
