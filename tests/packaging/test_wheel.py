@@ -63,6 +63,12 @@ def test_vectors_and_data_ship_in_the_wheel(python):
     assert " 0 failed" in result.stdout.splitlines()[-1]
 
 
+@pytest.mark.parametrize("name", ["suite.json", "flags.json", "schema.json"])
+def test_what_describes_the_vectors_ships_in_the_wheel(python, name):
+    result = run(python, f"from moespec.conformance.suite import FOLDER; print((FOLDER / {name!r}).read_text())")
+    assert result.stdout.rstrip() == (ROOT / "conformance" / name).read_text().rstrip(), result.stderr
+
+
 def test_the_command_line_starts(python):
     result = subprocess.run([python.parent / "moespec", "list"], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
