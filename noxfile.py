@@ -4,6 +4,7 @@ Every session installs what it needs. `constraints.txt` holds the versions that 
 installed with CUDA (torch's plain wheel has it already).
 """
 
+import os
 import shutil
 from pathlib import Path
 
@@ -54,26 +55,31 @@ def train(session: nox.Session) -> None:
     session.run("moespec", "train", *session.posargs, *(() if given else ("--backend", backend)))
 
 
-RUNS: dict[str, tuple[tuple[str, ...], ...]] = {
-    "numpy": (("--mode", "eager", "--lane", "f64"),),
-    "jax": (("--mode", "compiled"),),
-    "torch": (("--mode", "eager"),),
+MODES = {"numpy": ("eager",), "jax": ("eager", "compiled"), "torch": ("eager", "compiled")}
+
+# Op by op there is nothing to fuse, and JAX spends its time on compiling thousands of single operations.
+ENVIRONMENT = {
+    ("jax", "eager"): {"XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"}
 }
-"""What the suite runs on each backend by default. Two compilers are too slow for all of it on two cores: JAX compiles
-every operation of every shape on its own when it runs op by op (over 4 minutes for three lanes), and Inductor needs
-minutes for each algorithm; what torch compiles is tested in tests/backends/test_torch_compile.py."""
 
 
 @nox.session
 @nox.parametrize("backend", BACKENDS)
 def conformance(session: nox.Session, backend: str) -> None:
-    """Judge every backend by the golden vectors, each in an environment without the other framework."""
+    """Judge every backend by the golden vectors, each in an environment without the other framework.
+
+    Op by op and compiled, in every lane; `-- --mode compiled --lane f32 --algorithm soft_moe` runs only that.
+    """
     _install(session, _extra(backend))
     REPORTS.mkdir(parents=True, exist_ok=True)
-    for number, options in enumerate([tuple(session.posargs)] if session.posargs else RUNS[backend]):
+    modes = _option(session, "mode", ",".join(MODES[backend])).split(",")
+    # On a GPU one process: each would take its memory.
+    jobs = "1" if shutil.which("nvidia-smi") else str(os.cpu_count() or 1)
+    for mode in modes:
         session.run(
-            "python", "-m", "moespec.conformance", "run", "--target", f"moespec.backends.{backend}", *options,
-            "--report", str(REPORTS / f"{backend}-{number}.json"), env={"OMP_WAIT_POLICY": "PASSIVE"},
+            "python", "-m", "moespec.conformance", "run", "--target", f"moespec.backends.{backend}", "--jobs", jobs,
+            "--report", str(REPORTS / f"{backend}-{mode}.json"), *session.posargs, "--mode", mode,
+            env={"OMP_WAIT_POLICY": "PASSIVE", **ENVIRONMENT.get((backend, mode), {})},
         )  # fmt: skip
 
 

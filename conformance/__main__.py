@@ -1,7 +1,9 @@
 """`python -m moespec.conformance`: run the suite on a target, make and check the vectors, list and show cases."""
 
 import argparse
+import importlib
 import sys
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from moespec.conformance import matrix
@@ -43,15 +45,21 @@ def _parser() -> argparse.ArgumentParser:
             "--target", required=required, help="module with the public names, e.g. moespec.backends.jax"
         )
         added.add_argument(
-            "--mode", choices=MODES, default="eager", help="op by op, or compiled by the target's `compile`"
+            "--mode",
+            type=_some_of(MODES),
+            default=["eager"],
+            help="comma-separated: eager (op by op), compiled (by the target's `compile`); default: eager",
         )
-        added.add_argument("--lane", default=",".join(LANES), help="comma-separated: f64, f32, bf16 (default: all)")
+        added.add_argument(
+            "--lane", type=_some_of(LANES), default=list(LANES), help="comma-separated: f64, f32, bf16 (default: all)"
+        )
 
     run_ = command("run", _run, "Run the suite on a target and print the matrix.")
     common(run_)
     target(run_, required=True)
     run_.add_argument("--algorithm", action="append", choices=list(ALGORITHMS), help="only these (repeatable)")
     run_.add_argument("--report", type=Path, help="write all results as JSON")
+    run_.add_argument("--jobs", type=_positive, default=1, help="processes that share the work (default: 1)")
 
     golden = command("golden", _golden, "Make the vectors from the specification.")
     common(golden)
@@ -67,30 +75,56 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _some_of(known: Collection[str]) -> Callable[[str], list[str]]:
+    """The type of an option: a comma-separated list of known words."""
+
+    def parse(text: str) -> list[str]:
+        words = [word.strip() for word in text.split(",")]
+        for word in words:
+            if word not in known:
+                raise argparse.ArgumentTypeError(f"unknown {word!r}; expected {', '.join(known)}")
+        return list(dict.fromkeys(words))
+
+    return parse
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number from 1")
+    return int(text)
+
+
 def _run(options: argparse.Namespace) -> int:
-    lanes = _lanes(options.lane)
+    if not _is_target(options.target):
+        return 2
     cases = load(options.vectors, lambda id: not options.algorithm or id.split("/")[0] in options.algorithm)
-    results, refused = run(options.target, cases, lanes=lanes, mode=options.mode)
+    results, refused = run(options.target, cases, lanes=options.lane, modes=options.mode, jobs=options.jobs)
     if results:
-        print(matrix.table(results), end="\n\n")
-    for line in (*matrix.skips(results, refused, len(cases)), matrix.failures(results, options.target)):
+        print(matrix.table(results, options.algorithm or tuple(ALGORITHMS)), end="\n\n")
+    unseen = len(cases) * len(options.mode)
+    for line in (*matrix.skips(results, refused, unseen), matrix.failures(results, options.target)):
         if line:
             print(line)
     if options.report:
-        matrix.write_report(matrix.report(results, options.target, options.mode, refused), options.report)
+        matrix.write_report(matrix.report(results, options.target, refused), options.report)
     passed, failed, skipped = matrix.counts(results)
     if not results:
         print("nothing was collected")
-    print(f"{passed} passed, {failed} failed, {skipped + len(cases) * len(refused)} skipped")
+    print(f"{passed} passed, {failed} failed, {skipped + unseen * len(refused)} skipped")
     return 1 if failed or not passed else 0
 
 
-def _lanes(text: str) -> list[str]:
-    lanes = [lane.strip() for lane in text.split(",")]
-    for lane in lanes:
-        if lane not in LANES:
-            raise SystemExit(f"--lane: unknown lane {lane!r}; expected {', '.join(LANES)}")
-    return lanes
+def _is_target(name: str) -> bool:
+    """Whether the module can be imported and has what a target must have; says why not."""
+    try:
+        module = importlib.import_module(name)
+    except ImportError as error:
+        print(f"--target {name}: cannot be imported: {error}", file=sys.stderr)
+        return False
+    missing = [needed for needed in ("from_numpy", "to_numpy") if not hasattr(module, needed)]
+    if missing:
+        print(f"--target {name}: has no {' and no '.join(missing)}; see docs/conformance.md", file=sys.stderr)
+    return not missing
 
 
 def _golden(options: argparse.Namespace) -> int:
@@ -122,13 +156,16 @@ def _show(options: argparse.Namespace) -> int:
     print(to_text(encode(cases[0])[0]), end="")
     if not options.target:
         return 0
-    results, refused = run(options.target, cases, lanes=_lanes(options.lane), mode=options.mode)
+    if not _is_target(options.target):
+        return 2
+    results, refused = run(options.target, cases, lanes=options.lane, modes=options.mode)
     for lane, reason in refused.items():
         print(f"{lane}: refused by the target: {reason}")
     for result in results:
         for outcome in result.outcomes:
             print(
-                f"{result.lane} {outcome.stage}: {outcome.state}, {outcome.share:.3g} of the bound. {outcome.message}"
+                f"{result.lane} {result.mode} {outcome.stage}: {outcome.state}, {outcome.share:.3g} of the bound. "
+                f"{outcome.message}"
             )
     return 1 if any(result.state in ("fail", "error") for result in results) else 0
 

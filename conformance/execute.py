@@ -10,6 +10,7 @@ the layer, and their gradients.
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -34,10 +35,12 @@ class Job:
     stage: Stage
     values: dict[str, Tensor]
 
-    def bind(self, target: Target) -> Callable[[Values], Values]:
+    def bind(self, target: Target, mode: str = "eager") -> Callable[[Values], Values]:
         """The stage as a function of its values, with everything static closed over."""
         module, run = target.module, self.stage.run
         config = self.stage.prepare(target.config_of(self.stage, self.case.config))
+        if mode == "compiled" and not self.stage.traced:
+            config = {**config, "compile": partial(target.compile, code=generates(target, self.case))}
         return lambda values: run(module, config, values)
 
     def arrays(self, target: Target) -> Values:
@@ -92,7 +95,7 @@ def _compiled(target: Target, jobs: Sequence[Job], code: bool) -> list[Values | 
 
 def _alone(target: Target, job: Job, mode: str) -> Values | Exception:
     try:
-        function = job.bind(target)
+        function = job.bind(target, mode)
         if mode == "compiled" and job.stage.traced:
             function = target.compile(function, code=generates(target, job.case))
         return _finished(target, function(job.arrays(target)))

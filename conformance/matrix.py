@@ -24,13 +24,13 @@ def column_of(kind: str) -> str:
     return next(column for column, kinds in COLUMNS.items() if kind in kinds)
 
 
-def table(results: Sequence[CaseResult]) -> str:
-    """The matrix as text: one block a lane."""
+def table(results: Sequence[CaseResult], algorithms: Sequence[str] = tuple(ALGORITHMS)) -> str:
+    """The matrix as text: one block for each lane and mode, a row for each of the algorithms that were asked for."""
     blocks = []
-    for lane in dict.fromkeys(result.lane for result in results):
-        own = [result for result in results if result.lane == lane]
-        rows = [[f"{lane} {own[0].mode}", *COLUMNS, "budget used"]]
-        for algorithm in ALGORITHMS:
+    for lane, mode in dict.fromkeys((result.lane, result.mode) for result in results):
+        own = [result for result in results if (result.lane, result.mode) == (lane, mode)]
+        rows = [[f"{lane} {mode}", *COLUMNS, "budget used"]]
+        for algorithm in algorithms:
             mine = [result for result in own if result.algorithm == algorithm]
             cells = [_cell([r for r in mine if r.kind in kinds]) for kinds in COLUMNS.values()]
             share = max((result.share for result in mine), default=0.0)
@@ -79,7 +79,7 @@ def skips(results: Iterable[CaseResult], refused: dict[str, str], cases: int) ->
     found: dict[str, int] = {}
     for result in results:
         if result.state not in ("pass", *FAILED):
-            reason = f"{result.lane}: {result.state}: {_reason(result)}"
+            reason = f"{result.lane} {result.mode}: {result.state}: {_reason(result)}"
             found[reason] = found.get(reason, 0) + 1
     lines = [f"{number:4d} skipped, {reason}" for reason, number in sorted(found.items())]
     return lines + [f"{cases:4d} skipped, {lane}: refused by the target: {reason}" for lane, reason in refused.items()]
@@ -91,13 +91,12 @@ def _reason(result: CaseResult) -> str:
     return result.first.message
 
 
-def report(results: Sequence[CaseResult], target: str, mode: str, refused: dict[str, str]) -> dict[str, Any]:
+def report(results: Sequence[CaseResult], target: str, refused: dict[str, str]) -> dict[str, Any]:
     """Everything as one JSON object."""
     passed, failed, skipped = counts(results)
     return {
         "schema": 1,
         "target": target,
-        "mode": mode,
         "passed": passed,
         "failed": failed,
         "skipped": skipped,
@@ -106,6 +105,7 @@ def report(results: Sequence[CaseResult], target: str, mode: str, refused: dict[
             {
                 "id": result.id,
                 "lane": result.lane,
+                "mode": result.mode,
                 "column": column_of(result.kind),
                 "state": result.state,
                 "share": result.share,

@@ -43,8 +43,9 @@ class Choice:
 
     scores: the name of the value that is ordered, or a function `(B, config, values) -> dict` that computes what is
     ordered from what the stage reads. margin: `(config, scores, scales) -> number` on such dicts, see `margins.py`.
-    scale, constant: as of an `Output`, for the scores; with the scale "stability" the function returns what is chosen,
-    and the margin is the largest relative change of the inputs that leaves it as it is.
+    scale, constant: as of an `Output`, for the scores ("condition", "spread" or "magnitude"); with the scale
+    "stability" the function returns what is chosen, and the margin is the largest relative change of the inputs that
+    leaves it as it is.
     wide: what is ordered is in float32 or better in every lane, as affinities are.
     """
 
@@ -62,8 +63,10 @@ class Stage:
     calls: public names that a target needs for it. reads: names of values; `params` stands for every `params/...`.
     run: `(B, config, values) -> dict` of arrays. outputs: descriptions by name; a name ending in `*` stands for all that
     begin so. whole: what the other stages of the program are the steps of; they are looked at only where this one does
-    not pass. traced: False for plain integers, which are never compiled. batched: the reference is batched (models).
-    prepare: makes the configuration ready before anything is traced.
+    not pass. traced: False for what is not compiled as a whole: plain integers, and training, which compiles its loss
+    with `config["compile"]`. batched: the reference is batched (models). pooled: the spread is found with few probes and
+    is at least its root mean square over a result, for what takes seconds. prepare: makes the configuration ready before
+    anything is traced.
     """
 
     name: str
@@ -75,6 +78,7 @@ class Stage:
     whole: bool = False
     traced: bool = True
     batched: bool = False
+    pooled: bool = False
     prepare: Callable[[Config], Config] = dict
 
 

@@ -16,7 +16,7 @@ from moespec.conformance.draw import grid
 from moespec.conformance.format import Gradients, Tensor, Value
 from moespec.conformance.judge import CONSTANTS, LANES
 from moespec.conformance.program import BATCH_AXES, Output, Stage, describe, finish, select
-from moespec.conformance.scale import STEP, condition, round_scale, spread, stability
+from moespec.conformance.scale import STEP, condition, magnitude, pooled_spread, round_scale, spread, stability
 from moespec.spec.numerics import softmax
 
 __all__ = ["GoldenError", "decision", "gradients", "outputs"]
@@ -84,7 +84,7 @@ def outputs(stage: Stage, config: Mapping[str, Any], tensors: Tensors) -> dict[s
         if value.ndim != len(described[name].axes):
             raise GoldenError(f"{stage.name}: {name} has shape {value.shape}, its axes are {described[name].axes}")
     scales: dict[str, Arrays] = {}
-    for rule, function in (("condition", condition), ("spread", spread)):
+    for rule, function in (("condition", condition), ("spread", pooled_spread if stage.pooled else spread)):
         if any(output.scale == rule and output.kind == "float" for output in described.values()):
             found = [function(lambda values: run(stage, config, values), group) for group in groups]
             scales[rule] = join(stage, found)
@@ -147,7 +147,8 @@ def decision(stage: Stage, config: Mapping[str, Any], tensors: Tensors, inputs: 
                 margins.append(stability(ordered, group))
                 continue
             scores = {key: value.real for key, value in ordered(group).items()}
-            scales = (condition if choice.scale == "condition" else spread)(ordered, group)
+            rule = {"condition": condition, "spread": spread, "magnitude": magnitude}[choice.scale]
+            scales = rule(ordered, group)
         margins.append(choice.margin(config, scores, scales))
     constant = CONSTANTS[choice.constant][0]
     roundoffs = {lane.name: lane.roundoff for lane in LANES.values()}
@@ -198,7 +199,7 @@ def gradients(
     constant = "gradient" if describe(stage, output).constant == "direct" else "iterated gradient"
     # Sums over the results cancel in a gradient, so the probe counts as an input that is rounded, too.
     flat = {n: _wide(tensor.array) for n, tensor in select(tensors, stage.reads).items()}
-    scales = spread(moved, {**flat, PROBE: wide}, probes=8, one_vector=True)
+    scales = pooled_spread(moved, {**flat, PROBE: wide}, probes=8)
     return Gradients(
         stage.name,
         output,

@@ -1,7 +1,9 @@
 """Run the suite on a target: every case in every lane, and what came of it."""
 
 import math
-from collections.abc import Iterable, Sequence
+import multiprocessing
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,31 +69,57 @@ class CaseResult:
 
 
 def run(
-    name: str, cases: Sequence[Case], *, lanes: Iterable[str], mode: str
+    name: str, cases: Sequence[Case], *, lanes: Sequence[str], modes: Sequence[str] = ("eager",), jobs: int = 1
 ) -> tuple[list[CaseResult], dict[str, str]]:
-    """The results of all cases in all lanes, and the lanes that the target refuses with its reason."""
+    """The results of all cases in all lanes and modes, and the lanes that the target refuses with its reason.
+
+    jobs: processes that share the work, an algorithm in one lane and mode at a time.
+    """
+    parts = [(name, lane, mode, group) for mode in modes for lane in lanes for group in _by_algorithm(cases)]
     results: list[CaseResult] = []
     refused: dict[str, str] = {}
-    for lane in lanes:
-        target = Target(name, LANES[lane])
-        if reason := target.refusal():
-            refused[lane] = reason
-            continue
-        results += run_lane(target, cases, mode)
+    with tqdm(total=len(cases) * len(lanes) * len(modes), desc=name, unit="case", disable=None) as bar:
+        for part, (found, refusal) in zip(parts, _run_parts(parts, jobs), strict=True):
+            _, lane, mode, group = part
+            results += found
+            refused |= {lane: refusal} if refusal else {}
+            bar.set_postfix_str(f"{lane} {mode} {group[0].algorithm}")
+            bar.update(len(group))
     return results, refused
+
+
+Part = tuple[str, str, str, list[Case]]
+"""Target, lane, mode, and the cases of one algorithm."""
+
+
+def _run_parts(parts: Sequence[Part], jobs: int) -> Iterator[tuple[list[CaseResult], str]]:
+    if jobs == 1:
+        yield from map(_run_part, parts)
+        return
+    # Frameworks have threads, so that a process of their own must not begin as a copy of this one.
+    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        yield from pool.map(_run_part, parts)
+
+
+def _run_part(part: Part) -> tuple[list[CaseResult], str]:
+    """The results, and why the target refuses the lane or an empty string."""
+    name, lane, mode, group = part
+    target = Target(name, LANES[lane])
+    refusal = target.refusal()
+    return ([] if refusal else run_lane(target, group, mode)), refusal
+
+
+def _by_algorithm(cases: Sequence[Case]) -> list[list[Case]]:
+    groups: dict[str, list[Case]] = {}
+    for case in cases:
+        groups.setdefault(case.algorithm, []).append(case)
+    return list(groups.values())
 
 
 def run_lane(target: Target, cases: Sequence[Case], mode: str) -> list[CaseResult]:
     """The results of the cases in the target's lane, algorithm by algorithm."""
-    by_algorithm: dict[str, list[Case]] = {}
-    for case in cases:
-        by_algorithm.setdefault(case.algorithm, []).append(case)
-    results: list[CaseResult] = []
-    with target.context(), tqdm(total=len(cases), desc=f"{target.name} {target.lane.name} {mode}", disable=None) as bar:
-        for group in by_algorithm.values():
-            results += _run_algorithm(target, group, mode)
-            bar.update(len(group))
-    return results
+    with target.context():
+        return [result for group in _by_algorithm(cases) for result in _run_algorithm(target, group, mode)]
 
 
 def _run_algorithm(target: Target, cases: Sequence[Case], mode: str) -> list[CaseResult]:

@@ -16,7 +16,7 @@ absolute values down.
 
 which is `sqrt(sum_i (x_i df/dx_i)^2)` in expectation: how far independent roundings move the result (small-sample
 condition estimation, Kenney and Laub 1994). A gradient is one vector, whose small entries are differences of terms as
-large as the others: there r is at least its root mean square over the vector.
+large as the others: there r is at least its root mean square over the vector (`pooled_spread`).
 
 *Stability.* How much relative change of the inputs a discrete result bears: a margin for choices inside an iteration.
 """
@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from moespec.conformance.draw import signs
 
-__all__ = ["condition", "round_scale", "spread", "stability"]
+__all__ = ["condition", "magnitude", "pooled_spread", "round_scale", "spread", "stability"]
 
 Arrays = dict[str, NDArray[Any]]
 Function = Callable[[Arrays], Arrays]
@@ -58,6 +58,11 @@ def condition(function: Function, inputs: Arrays) -> Arrays:
     return scale
 
 
+def magnitude(function: Function, inputs: Arrays) -> Arrays:
+    """The absolute value of every float result of `function`."""
+    return {name: np.abs(value) for name, value in function(inputs).items() if value.dtype.kind == "f"}
+
+
 def moved(inputs: Arrays, probe: int, step: float) -> Arrays:
     """Every number of every float input changed by the factor `1 + step` or `1 - step`."""
     return {
@@ -66,19 +71,23 @@ def moved(inputs: Arrays, probe: int, step: float) -> Arrays:
     }
 
 
-def spread(
-    function: Function, inputs: Arrays, *, probes: int = 16, step: float = 1e-6, one_vector: bool = False
-) -> Arrays:
-    """The spread scale of every float result of `function`; with `one_vector`, at least its root mean square."""
+def spread(function: Function, inputs: Arrays, *, probes: int = 16, pooled: bool = False) -> Arrays:
+    """The spread scale of every float result of `function`; with `pooled`, r is at least its root mean square."""
+    step = 1e-6
     results = {name: value for name, value in function(inputs).items() if value.dtype.kind == "f"}
     squares = {name: np.zeros(value.shape) for name, value in results.items()}
     for probe in range(probes):
         for name, value in function(moved(inputs, probe, step)).items():
             if name in squares:
                 squares[name] = squares[name] + ((value - results[name]) / step) ** 2 / probes
-    if one_vector:
+    if pooled:
         squares = {name: np.maximum(square, square.mean()) for name, square in squares.items()}
     return {name: np.maximum(np.abs(results[name]), np.sqrt(squares[name])) for name in results}
+
+
+def pooled_spread(function: Function, inputs: Arrays, *, probes: int = 4) -> Arrays:
+    """The spread scale of results that are one vector each, from few probes."""
+    return spread(function, inputs, probes=probes, pooled=True)
 
 
 def stability(function: Function, inputs: Arrays, *, probes: int = 16) -> float:

@@ -4,13 +4,15 @@ import importlib
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from moespec.conformance.cases.definition import Definition, tensor
 from moespec.conformance.draw import grid, to_bfloat16
 
 __all__ = ["cases"]
 
-AXES = {1: "width", 2: "rows width", 3: "a b c", 4: "a b c d"}
 TINY = {"image_size": 4, "patch_size": 2, "channels": 1, "width": 8, "depth": 2, "hidden": 8, "heads": 2, "classes": 3}
+SMALL = {**TINY, "width": 4, "hidden": 4, "heads": 1}
 VARIANTS: dict[str, dict[str, Any]] = {
     "soft_moe": {"pool": "gap", "qk_norm": True},
     "softmax_token_choice": {"pool": "token", "router_options": {"choices": 2}, "group_images": 2},
@@ -50,3 +52,25 @@ def cases() -> Iterator[Definition]:
         flags = ("model", "generated_code") if router in ("soft_moe", "softmax_token_choice") else ("model",)
         purpose = f"Logits, features and routing of a small MoE-ViT with {router}."
         yield Definition("vit", router, "value", purpose, inputs, {"model": model}, ("forward",), flags)
+    yield trajectory()
+
+
+def trajectory() -> Definition:
+    """Training steps: a batch that comes again is routed otherwise, and no step is near a tie."""
+    model = {**SMALL, "moe": "last_1", "router": "softmax_token_choice", "experts": 3, "pool": "gap", "group_images": 2}
+    key = "vit/training"
+    inputs = {
+        "images": tensor(grid(f"{key}/images", (4, 4, 4, 1)), "images height width channels"),
+        "targets": tensor(np.eye(3)[[0, 1, 2, 1]], "images classes"),
+        **parameters(model, key),
+    }
+    # Every dtype has these numbers: `1 - b2` of b2 = 0.999 in float32 is wrong by 1e-5. A large epsilon, so that what is
+    # 0 but for rounding (the gradient of a key's bias) does not become a full step.
+    config = {
+        "model": model,
+        "optimizer": {"b1": 0.75, "b2": 0.9375, "weight_decay": 0.0625, "clip": 1.0, "epsilon": 2.0**-10},
+        "rates": [2.0**-6] * 2 + [2.0**-5] * 8 + [2.0**-6] * 10,
+        "batch": 2,
+    }
+    purpose = "Twenty steps of AdamW with clip and decay: losses, routing of each step, parameters."
+    return Definition("vit", "training", "trajectory", purpose, inputs, config, ("train",), ("model", "generated_code"))

@@ -10,7 +10,7 @@ from typing import Any
 from moespec.conformance.margins import expert_choice_margin, token_choice_margin
 from moespec.conformance.program import Choice, Config, Output, Stage, Values, nested, routing_arrays
 
-__all__ = ["STAGES", "forward", "prepare", "recorded"]
+__all__ = ["STAGES", "allocation_margin", "forward", "prepare", "recorded"]
 
 BLOCKS = 4
 
@@ -67,10 +67,11 @@ def _scores(B: Any, config: Config, v: Values) -> Values:
     }
 
 
-def _margin(config: Config, scores: Values, scales: Values) -> float:
+def allocation_margin(config: Config, scores: Values, scales: Values) -> float:
+    """The smallest margin of all allocations, whose scores are keyed `.../rule/number chosen`."""
     margins = [float("inf")]
     for key, value in scores.items():
-        _, name, count = key.split("/")
+        *_, name, count = key.split("/")
         rule = token_choice_margin if name == "token_choice" else expert_choice_margin
         margins.append(rule(value, scales[key], int(count)))
     return min(margins)
@@ -99,7 +100,7 @@ STAGES: dict[str, tuple[Stage, ...]] = {
             ("params", "images"),
             _forward,
             _OUTPUTS,
-            Choice(_scores, _margin, "spread", "model", wide=False),
+            Choice(_scores, allocation_margin, "spread", "model", wide=False),
             batched=True,
             prepare=prepare,
         ),
