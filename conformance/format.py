@@ -259,9 +259,8 @@ def read(path: Path) -> Case:
         large = _tensors_beside(path, [manifest.pop("tensors")] if "tensors" in manifest else [])
         case = decode(manifest, large)
         again, arrays = encode(case)
-        difference = first_difference(to_text(manifest), to_text(again))
-        if difference:
-            found, expected = (line[:100] for line in difference)
+        if json.dumps(manifest, sort_keys=True) != json.dumps(again, sort_keys=True):
+            found, expected = (line[:100] for line in first_difference(to_text(manifest), to_text(again)))
             raise VectorError(f"{path}: {found!r} is not in the format, which has {expected!r}")
         if arrays.keys() != large.keys():
             raise VectorError(f"{path.with_suffix('.safetensors')}: unused arrays {sorted(large.keys() - arrays)}")
@@ -293,10 +292,10 @@ def _tensors_beside(path: Path, entries: list[dict[str, str]]) -> dict[str, NDAr
         raise VectorError(f"{beside}: {type(error).__name__}: {error}") from error
 
 
-def first_difference(one: str, other: str) -> tuple[str, str] | None:
-    """The first pair of lines that differ, or None."""
+def first_difference(one: str, other: str) -> tuple[str, str]:
+    """The first pair of lines that differ, or two empty strings."""
     pairs = zip_longest(one.splitlines(), other.splitlines(), fillvalue="")
-    return next(((a.strip(), b.strip()) for a, b in pairs if a != b), None)
+    return next(((a.strip(), b.strip()) for a, b in pairs if a != b), ("", ""))
 
 
 def _text(value: Any) -> str:

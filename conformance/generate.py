@@ -137,9 +137,9 @@ def _strangers(folder: Path, known: set[str], only: Callable[[str], bool]) -> li
 
 def differences(committed: Case, made: Case) -> str:
     """What differs beyond the tolerance of a check, or an empty string."""
-    pair = first_difference(*(to_text(_skeleton(encode(case)[0])) for case in (committed, made)))
-    if pair:
-        return f"the manifest says {pair[0]!r}, now {pair[1]!r}"
+    before, now = first_difference(*(to_text(_skeleton(encode(case)[0])) for case in (committed, made)))
+    if before != now:
+        return f"the manifest says {before!r}, now {now!r}"
     for name, tensor in committed.inputs.items():
         if not np.array_equal(tensor.array, made.inputs[name].array, equal_nan=True):
             return f"the input {name} differs"

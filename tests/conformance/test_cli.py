@@ -206,7 +206,7 @@ def test_a_target_that_raises_is_an_error(run, target):
     assert "RuntimeError: no kernel for this" in printed
 
 
-@pytest.mark.parametrize("result", ["None", "'text'", "object()", "[[1.0], [1.0, 2.0]]", "lambda: 0", "10 ** 400"])
+@pytest.mark.parametrize("result", ["None", "'text'", "[[1.0], [1.0, 2.0]]"])
 def test_a_target_that_returns_no_array_fails(run, target, result):
     name = target(
         f"odd{abs(hash(result))}", f"from moespec.backends.numpy import *\nz_loss = lambda logits: {result}\n"
