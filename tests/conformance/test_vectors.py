@@ -193,3 +193,42 @@ def test_nearly_every_choice_is_certain_in_double_precision():
 def test_most_choices_of_the_suite_are_certain(lane):
     made = [decision for case in CASES for decision in case.decisions.values()]
     assert np.mean([certified(decision, LANES[lane]) for decision in made]) > 0.8
+
+
+def facts(case):
+    """Which flags are true of the sparse routing of a case that has one, and scores."""
+    values = {name: tensor.array for name, tensor in case.inputs.items()}
+    for stage in case.stages:
+        values |= {name: value.array for name, value in stage.outputs.items() if name not in values}
+    slots, scores = values["slots"], values.get("plan", values["scores"])
+    groups, tokens, experts = scores.shape
+    filled = slots < tokens
+    none = np.concatenate([scores, np.ones((groups, 1, experts))], 1)
+    chosen = np.take_along_axis(none, np.swapaxes(slots, 1, 2).astype(int), 1)
+    wanted = case.config.get("router", case.config).get("choices", 1) * tokens
+    found = {
+        "empty_slot": not filled.all(),
+        "uncovered_token": any(len({*group.ravel()} - {tokens}) < tokens for group in slots),
+        "overflow_drop": (filled.sum(axis=(1, 2)) < wanted).any(),
+        "zero_score_slots": (chosen == 0).any() or not filled.all(),
+        "tie_order": any((np.diff(np.sort(scores, axis), axis=axis) == 0).any() for axis in (1, 2)),
+    }
+    return {flag: bool(true) for flag, true in found.items()}
+
+
+def test_flags_are_true_of_their_cases():
+    untrue = set()
+    for case in CASES:
+        names = {name for stage in case.stages for name in stage.outputs} | set(case.inputs)
+        if {"slots", "scores"} <= names:
+            true = facts(case)
+            untrue |= {(case.id, flag) for flag in case.flags if not true.get(flag, True)}
+    sparse = "sparsity_constrained_expert_choice"
+    assert untrue == {
+        # Expert Choice with as many slots as tokens drops none.
+        *((f"{name}_expert_choice/factor_one", "overflow_drop") for name in ("softmax", "sinkhorn")),
+        (f"{sparse}/factor_one", "overflow_drop"),
+        # Every expert has at least as many tokens with a positive plan as slots.
+        *((f"{sparse}/{name}", "zero_score_slots") for name in ("zero_plan", "zero_plan_dropped")),
+        (f"{sparse}/zero_plan_dropped", "empty_slot"),
+    }
