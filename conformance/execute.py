@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from moespec.conformance.format import Case, Tensor
+from moespec.conformance.format import Case, Gradients, Tensor
 from moespec.conformance.program import Stage, Values, select
 from moespec.conformance.programs import PROGRAMS
 from moespec.conformance.target import Target
@@ -116,19 +116,24 @@ class Gradient:
 
     job: Job
 
+    @property
+    def wanted(self) -> Gradients:
+        """What the case expects."""
+        return self.job.case.expected_gradients
+
     def params(self, target: Target) -> Values:
         """The inputs that the gradient is taken by."""
-        return {name: array for name, array in self.job.arrays(target).items() if name in self.job.case.gradients.wrt}
+        return {name: array for name, array in self.job.arrays(target).items() if name in self.wanted.wrt}
 
     def rest(self, target: Target) -> Values:
         """Everything else, and the probe."""
-        others = {name: a for name, a in self.job.arrays(target).items() if name not in self.job.case.gradients.wrt}
-        probe = {"probe": self.job.case.gradients.probe}
+        others = {name: a for name, a in self.job.arrays(target).items() if name not in self.wanted.wrt}
+        probe = {"probe": self.wanted.probe}
         return {**others, **target.arrays(probe, target.wide)}
 
     def bind(self, target: Target) -> Callable[[Values, Values], Any]:
         """`sum(probe * output)` in float32 or better, as a function of `params` and `rest`."""
-        function, name, B, wide = self.job.bind(target), self.job.case.gradients.output, target.module, target.wide
+        function, name, B, wide = self.job.bind(target), self.wanted.output, target.module, target.wide
 
         def loss(params: Values, rest: Values) -> Any:
             values = {**rest, **params}
@@ -143,7 +148,7 @@ class Gradient:
 
 def gradients(target: Target, cases: Sequence[Case], mode: str) -> list[Values | Exception]:
     """The gradients of each case by name, or the exception. In the compiled mode all are one function."""
-    wanted = [Gradient(job_of(case, case.gradients.stage)) for case in cases]
+    wanted = [Gradient(job_of(case, case.expected_gradients.stage)) for case in cases]
     found: dict[str, Values | Exception] = {}
     for code in (True, False):
         together = [gradient for gradient in wanted if generates(target, gradient.job.case) == code]

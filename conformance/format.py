@@ -23,9 +23,11 @@ from safetensors.numpy import save as save_tensors
 __all__ = [
     "KINDS",
     "Case",
+    "Expectation",
     "Gradients",
     "StageRecord",
     "Tensor",
+    "Twin",
     "Value",
     "VectorError",
     "decode",
@@ -92,6 +94,28 @@ class Gradients:
 
 
 @dataclass(frozen=True)
+class Twin:
+    """The edit that makes a negative valid: inputs and fields of the configuration that replace those of the case."""
+
+    config: dict[str, Any]
+    inputs: dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """Of a negative: the class of the error that the stage must raise, and the argument that its message must name.
+
+    when: "static" if the error must also be raised while compiled code is traced, else "runtime".
+    """
+
+    stage: str
+    error: str
+    argument: str
+    when: str
+    twin: Twin
+
+
+@dataclass(frozen=True)
 class Case:
     """One vector. `decisions` maps a stage to its smallest margin and the margin needed in each lane."""
 
@@ -108,7 +132,21 @@ class Case:
     stages: tuple[StageRecord, ...] = ()
     decisions: dict[str, Any] = field(default_factory=dict)
     gradients: Gradients | None = None
-    expect: dict[str, Any] | None = None
+    expect: Expectation | None = None
+
+    @property
+    def expected_gradients(self) -> Gradients:
+        """The gradients of a case that has them."""
+        if self.gradients is None:
+            raise VectorError(f"{self.id}: there are no gradients")
+        return self.gradients
+
+    @property
+    def expected_error(self) -> Expectation:
+        """The error of a negative."""
+        if self.expect is None:
+            raise VectorError(f"{self.id}: not a negative")
+        return self.expect
 
 
 def encode(case: Case) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
@@ -160,10 +198,13 @@ def encode(case: Case) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         manifest["decisions"] = case.decisions
     else:
         manifest["expect"] = {
-            **case.expect,
+            "stage": case.expect.stage,
+            "error": case.expect.error,
+            "argument": case.expect.argument,
+            "when": case.expect.when,
             "twin": {
-                "config": case.expect["twin"]["config"],
-                "inputs": {n: tensor(f"twin/{n}", v) for n, v in case.expect["twin"]["inputs"].items()},
+                "config": case.expect.twin.config,
+                "inputs": {name: tensor(f"twin/{name}", value) for name, value in case.expect.twin.inputs.items()},
             },
         }
     if case.gradients is not None:
@@ -205,14 +246,15 @@ def decode(manifest: dict[str, Any], large: dict[str, NDArray[Any]]) -> Case:
     def results(entries: dict[str, Any]) -> dict[str, Value]:
         return {name: result(entry) for name, entry in entries.items()}
 
-    gradients, expect = manifest.get("gradients"), manifest.get("expect")
-    if gradients is not None:
-        gradients = Gradients(
-            gradients["stage"], gradients["output"], tensor(gradients["probe"]), results(gradients["wrt"])
-        )
-    if expect is not None:
-        twin = {"config": expect["twin"]["config"], "inputs": tensors(expect["twin"]["inputs"])}
-        expect = {**expect, "twin": twin}
+    def gradients(entry: dict[str, Any]) -> Gradients:
+        probe, wrt = tensor(entry["probe"]), results(entry["wrt"])
+        return Gradients(_text(entry["stage"]), _text(entry["output"]), probe, wrt)
+
+    def expect(entry: dict[str, Any]) -> Expectation:
+        twin = Twin(dict(entry["twin"]["config"]), tensors(entry["twin"]["inputs"]))
+        stage, error, argument, when = (_text(entry[name]) for name in ("stage", "error", "argument", "when"))
+        return Expectation(stage, error, argument, when, twin)
+
     if type(manifest["revision"]) is not int or not isinstance(manifest["config"], dict):
         raise TypeError("revision is an integer, and config an object")
     return Case(
@@ -227,8 +269,8 @@ def decode(manifest: dict[str, Any], large: dict[str, NDArray[Any]]) -> Case:
             for stage in manifest.get("stages", ())
         ),
         decisions=manifest.get("decisions", {}),
-        gradients=gradients,
-        expect=expect,
+        gradients=gradients(manifest["gradients"]) if "gradients" in manifest else None,
+        expect=expect(manifest["expect"]) if "expect" in manifest else None,
     )
 
 

@@ -48,7 +48,7 @@ def build(definition: Definition) -> Case:
         dict(definition.inputs),
     )
     if definition.expect is not None:
-        return replace(case, expect=dict(definition.expect))
+        return replace(case, expect=definition.expect)
     values: dict[str, Tensor] = dict(definition.inputs)
     stages, decisions = [], {}
     for stage in [program[name] for name in definition.stages or program]:

@@ -14,9 +14,9 @@ __all__ = ["fault_and_twin", "verdict"]
 
 def fault_and_twin(case: Case) -> tuple[Job, Job]:
     """The job that must raise, and the one that is an edit away and must not."""
-    stage = PROGRAMS[case.algorithm][case.expect["stage"]]
-    edit = case.expect["twin"]
-    twin = replace(case, inputs={**case.inputs, **edit["inputs"]}, config={**case.config, **edit["config"]})
+    stage = PROGRAMS[case.algorithm][case.expected_error.stage]
+    edit = case.expected_error.twin
+    twin = replace(case, inputs={**case.inputs, **edit.inputs}, config={**case.config, **edit.config})
     return Job(case, stage, select(case.inputs, stage.reads)), Job(twin, stage, select(twin.inputs, stage.reads))
 
 
@@ -26,13 +26,13 @@ def verdict(case: Case, fault: object, twin: object) -> tuple[str, str]:
     The class is compared by name along the bases, so that a target may have errors of its own; the argument must be a
     word of the message; nothing else of the text counts. A runtime fault that is not recognised is "unchecked".
     """
-    want, argument = case.expect["error"], case.expect["argument"]
+    want, argument = case.expected_error.error, case.expected_error.argument
     if isinstance(twin, Exception):
         return "fail", f"the valid twin raises {type(twin).__name__}: {twin}"
     silent = not isinstance(fault, Exception) or isinstance(fault, MalformedError)
     if silent or want not in [base.__name__ for base in type(fault).__mro__]:
         found = "no error" if silent else f"{type(fault).__name__} ({str(fault)[:160]})"
-        state = "unchecked" if case.expect["when"] == "runtime" else "fail"
+        state = "unchecked" if case.expected_error.when == "runtime" else "fail"
         return state, f"{found}; expected {want} naming {argument}"
     if not re.search(rf"\b{re.escape(argument)}\b", str(fault)):
         return "fail", f"the message does not name {argument}: {str(fault)[:160]}"
@@ -45,7 +45,7 @@ def run(target: Target, cases: list[Case], mode: str) -> list[tuple[str, str]]:
     twins = execute(target, [twin for _, twin in pairs], mode)
     found = []
     for case, (fault, _), twin in zip(cases, pairs, twins, strict=True):
-        if mode == "compiled" and case.expect["when"] == "runtime":
+        if mode == "compiled" and case.expected_error.when == "runtime":
             found.append(("unchecked", "values are not looked at in compiled code"))
         else:
             found.append(verdict(case, execute(target, [fault], mode)[0], twin))

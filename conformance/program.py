@@ -37,6 +37,10 @@ class Output:
     constant: str | Callable[[Config], str] = "direct"
 
 
+def _unmeasured(config: Config, scores: Values, scales: Values) -> float:
+    raise TypeError("the margin of a choice with the scale 'stability' is not found from scores")
+
+
 @dataclass(frozen=True)
 class Choice:
     """The discrete decision of a stage.
@@ -50,7 +54,7 @@ class Choice:
     """
 
     scores: str | Callable[[Any, Config, Values], Values]
-    margin: Callable[[Config, Values, Values], float] | None = None
+    margin: Callable[[Config, Values, Values], float] = _unmeasured
     scale: str = "condition"
     constant: str = "direct"
     wide: bool = True
@@ -156,7 +160,11 @@ def finish(results: Mapping[str, Any]) -> Values:
         taken = [finished.pop(f"{prefix}routing.{part}", None) for part in ("dispatch", "combine", "token", "weight")]
         dispatch, combine, token, weight = taken
         slots, weights = _slots(dispatch, combine)
-        if token is not None and not (np.array_equal(token, slots) and np.array_equal(weight, weights)):
+        if (
+            token is not None
+            and weight is not None
+            and not (np.array_equal(token, slots) and np.array_equal(weight, weights))
+        ):
             raise ValueError("the slot record (token, weight) differs from its dense form")
         finished |= {f"{prefix}slots": slots, f"{prefix}weights": weights}
     return finished

@@ -5,6 +5,7 @@ A model runs on the batched NumPy backend, which is the specification behind the
 
 import importlib
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -183,14 +184,14 @@ def gradients(
     def gradient(values: Mapping[str, Tensor], probe: NDArray[Any]) -> Arrays:
         groups = groups_of(stage, values)
         pairs = list(zip(groups, weights_of(probe, groups), strict=True))
-        slopes = {n: [_slope(lambda v, w=w: scalar(v, w), group, n) for group, w in pairs] for n in wrt}
+        slopes = {n: [_slope(partial(scalar, weights=w), group, n) for group, w in pairs] for n in wrt}
         apart = {n: not stage.batched and tensors[n].axes[:1] in {(axis,) for axis in BATCH_AXES} for n in wrt}
         return {n: np.stack(found) if apart[n] else np.sum(found, axis=0) for n, found in slopes.items()}
 
     wide = np.asarray(probe.array, np.float64)
     exact = gradient(tensors, wide)
     for group, weights in zip(groups, weights_of(wide, groups), strict=True):
-        _cross_check(stage, lambda values, weights=weights: scalar(values, weights), group, wrt)
+        _cross_check(stage, partial(scalar, weights=weights), group, wrt)
 
     def moved(values: Arrays) -> Arrays:
         inputs = {n: Tensor(array, tensors[n].axes) for n, array in values.items() if n != PROBE}

@@ -127,12 +127,12 @@ def _run_algorithm(target: Target, cases: Sequence[Case], mode: str) -> list[Cas
 
     wrong = [case for case in cases if case.expect is not None and _implemented(target, case, results)]
     for case, (state, message) in zip(wrong, negatives.run(target, wrong, mode), strict=True):
-        results[case.id].outcomes.append(Outcome(case.expect["stage"], state, 0.0, message))
+        results[case.id].outcomes.append(Outcome(case.expected_error.stage, state, 0.0, message))
 
     smooth = [case for case in cases if case.gradients and _differentiable(target, case, results)]
     for case, found in zip(smooth, gradients(target, smooth, mode), strict=True):
-        sure = certified(case.decisions.get(case.gradients.stage), target.lane)
-        results[case.id].outcomes += _judged("gradient", case.gradients.wrt, found, target.lane, sure)
+        sure = certified(case.decisions.get(case.expected_gradients.stage), target.lane)
+        results[case.id].outcomes += _judged("gradient", case.expected_gradients.wrt, found, target.lane, sure)
 
     # What a case is about comes first: its gradient, then the stage that is the whole. Steps explain what did not pass.
     names = {case.id: [record.name for record in case.stages] for case in cases}
@@ -168,7 +168,7 @@ def _available(target: Target, case: Case, stage: str, results: dict[str, CaseRe
 
 
 def _implemented(target: Target, case: Case, results: dict[str, CaseResult]) -> bool:
-    return _available(target, case, case.expect["stage"], results)
+    return _available(target, case, case.expected_error.stage, results)
 
 
 def _differentiable(target: Target, case: Case, results: dict[str, CaseResult]) -> bool:
@@ -176,7 +176,7 @@ def _differentiable(target: Target, case: Case, results: dict[str, CaseResult]) 
         if not hasattr(target.module, name):
             results[case.id].outcomes.append(Outcome("gradient", "not implemented", 0.0, f"{name} is missing"))
             return False
-    return not target.missing(PROGRAMS[case.algorithm][case.gradients.stage], case.algorithm)
+    return not target.missing(PROGRAMS[case.algorithm][case.expected_gradients.stage], case.algorithm)
 
 
 def _judged(stage: str, expected: dict[str, Value], found: Any, lane: Lane, sure: bool) -> list[Outcome]:

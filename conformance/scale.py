@@ -103,4 +103,5 @@ def stability(function: Function, inputs: Arrays, *, probes: int = 16) -> float:
 
 def round_scale(scale: NDArray[Any]) -> NDArray[np.float64]:
     """The scale with three significant digits, rounded up: what a vector stores."""
-    return np.vectorize(lambda a: float(f"{1.006 * a:.2e}"), otypes=[np.float64])(scale)
+    rounded: NDArray[np.float64] = np.vectorize(lambda a: float(f"{1.006 * a:.2e}"), otypes=[np.float64])(scale)
+    return rounded

@@ -69,8 +69,9 @@ class Target:
         fresh = FunctionType(
             unseen, function.__globals__, function.__name__, function.__defaults__, function.__closure__
         )
-        compile_: Callable[..., Any] = self.module.compile
-        return compile_(fresh) if code else getattr(self.module, "quick_compile", compile_)(fresh)
+        quick = not code and hasattr(self.module, "quick_compile")
+        compiled: Callable[..., Any] = (self.module.quick_compile if quick else self.module.compile)(fresh)
+        return compiled
 
     compiled = 0
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moespec.conformance.format import KINDS, Case, Gradients, StageRecord, Tensor, Value
+from moespec.conformance.format import KINDS, Case, Expectation, Gradients, StageRecord, Tensor, Value
 from moespec.conformance.judge import CONSTANTS, LANES
 from moespec.conformance.programs import PROGRAMS
 
@@ -122,22 +122,19 @@ def _gradients(gradients: Gradients, case: Case, known: Shapes) -> Iterator[str]
             yield f"the gradient by {name!r} has not the shape of an input of that name"
 
 
-def _expect(expect: Mapping[str, Any], case: Case) -> Iterator[str]:
+def _expect(expect: Expectation, case: Case) -> Iterator[str]:
     if case.stages or case.decisions:
         yield "a negative has no stages"
-    if expect.keys() != {"stage", "error", "argument", "when", "twin"}:
-        yield f"what is expected of a negative has the fields {', '.join(sorted(expect))}"
-        return
-    if expect["stage"] not in PROGRAMS[case.algorithm]:
-        yield f"there is no stage {expect['stage']!r} of {case.algorithm}"
-    if expect["error"] not in ERRORS:
-        yield f"there is no error {expect['error']!r}"
-    if expect["when"] not in ("static", "runtime"):
-        yield f"a fault is static or runtime, not {expect['when']!r}"
-    twin = expect["twin"]
-    if not (twin["inputs"].keys() <= case.inputs.keys() and twin["config"].keys() <= case.config.keys()):
+    if expect.stage not in PROGRAMS[case.algorithm]:
+        yield f"there is no stage {expect.stage!r} of {case.algorithm}"
+    if expect.error not in ERRORS:
+        yield f"there is no error {expect.error!r}"
+    if expect.when not in ("static", "runtime"):
+        yield f"a fault is static or runtime, not {expect.when!r}"
+    twin = expect.twin
+    if not (twin.inputs.keys() <= case.inputs.keys() and twin.config.keys() <= case.config.keys()):
         yield "the twin replaces what the case does not have"
-    if not (twin["inputs"] or twin["config"]):
+    if not (twin.inputs or twin.config):
         yield "the twin replaces nothing"
-    for name, tensor in twin["inputs"].items():
+    for name, tensor in twin.inputs.items():
         yield from _tensor(name, tensor)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from moespec.conformance.format import Tensor
+from moespec.conformance.format import Expectation, Tensor
 
 __all__ = ["Definition", "both", "groups_tokens", "tensor"]
 
@@ -31,7 +31,7 @@ class Definition:
     stages: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
     gradient: tuple[str, tuple[str, ...]] | None = None
-    expect: Mapping[str, Any] | None = None
+    expect: Expectation | None = None
     exact_ties: bool = False
 
     @property

@@ -14,7 +14,7 @@ from moespec.conformance.cases.allocations import scores
 from moespec.conformance.cases.definition import Definition, tensor
 from moespec.conformance.cases.layers import experts
 from moespec.conformance.draw import grid
-from moespec.conformance.format import Tensor
+from moespec.conformance.format import Expectation, Tensor, Twin
 
 __all__ = ["cases"]
 
@@ -70,16 +70,13 @@ def cases() -> Iterator[Definition]:
             {**config, **wrong_config},
             (stage,),
             ("static_fault" if error != "ContractError" else "runtime_fault",),
-            expect={
-                "stage": stage,
-                "error": error,
-                "argument": argument,
-                "when": "runtime" if error == "ContractError" else "static",
-                "twin": {
-                    "inputs": {name: inputs[name] for name in wrong_inputs},
-                    "config": {name: config[name] for name in wrong_config},
-                },
-            },
+            expect=Expectation(
+                stage,
+                error,
+                argument,
+                "runtime" if error == "ContractError" else "static",
+                Twin({name: config[name] for name in wrong_config}, {name: inputs[name] for name in wrong_inputs}),
+            ),
         )
 
     def array_faults(
@@ -136,14 +133,15 @@ def cases() -> Iterator[Definition]:
     fewer = {"noise": logits("negative/noise/few", (G, T - 1, E))}
     yield case("gating_noise", "noise", "shape", "ShapeError", "noise", noisy, {"multiplier": 1.0}, wrong_inputs=fewer)
 
-    chosen, config = {"scores": scores("negative/scores")}, {"choices": 2, "capacity": 2}
+    chosen = {"scores": scores("negative/scores")}
+    config: dict[str, Any] = {"choices": 2, "capacity": 2}
     yield from array_faults("token_choice", "allocation", "scores", chosen, config)
-    for name, wrong in (
-        ("no_choice", {"choices": 0}),
-        ("many_choices", {"choices": E + 1}),
-        ("no_slot", {"capacity": 0}),
+    for name, field, value in (
+        ("no_choice", "choices", 0),
+        ("many_choices", "choices", E + 1),
+        ("no_slot", "capacity", 0),
     ):
-        yield option("token_choice", "allocation", name, next(iter(wrong)), chosen, config, **wrong)
+        yield option("token_choice", "allocation", name, field, chosen, config, **{field: value})
     paired = {**chosen, "combine_scores": scores("negative/combine")}
     fewer = {"combine_scores": scores("negative/combine/few", (G, T - 1, E))}
     yield case(
@@ -184,12 +182,13 @@ def cases() -> Iterator[Definition]:
 
     used, config = {"utility": utilities("negative/utility")}, {"capacity": 2, "steps": 2}
     yield from array_faults("sparse_transport", "transport", "utility", used, config)
-    for name, wrong in (
-        ("no_slot", {"capacity": 0}), ("many_slots", {"capacity": T + 1}), ("steps", {"steps": 0}), ("solver", {"solver": "sgd"}),
-        ("sparsity", {"sparsity": "row"}), ("regularization", {"regularization": 0.0}),
-    ):  # fmt: skip
+    options: tuple[tuple[str, str, Any], ...] = (
+        ("no_slot", "capacity", 0), ("many_slots", "capacity", T + 1), ("steps", "steps", 0), ("solver", "solver", "sgd"),
+        ("sparsity", "sparsity", "row"), ("regularization", "regularization", 0.0),
+    )  # fmt: skip
+    for name, field, value in options:
         twin = {**config, "solver": "adam", "sparsity": "expert", "regularization": 1.0}
-        yield option("sparse_transport", "transport", name, next(iter(wrong)), used, twin, **wrong)
+        yield option("sparse_transport", "transport", name, field, used, twin, **{field: value})
     projected = {"values": tensor(grid("negative/values", (3, 4)), "rows n")}
     yield option("sparse_transport", "simplex", "mass", "mass", projected, {"mass": 1.0}, mass=0.0)
     yield option("sparse_transport", "sparse_simplex", "nonzeros", "nonzeros", projected, {"nonzeros": 2}, nonzeros=7)

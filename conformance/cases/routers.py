@@ -82,7 +82,9 @@ def _tokens(
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Tokens (and noise) of one group, with the largest margin among some draws, or the first that is large enough."""
     choice = PROGRAMS[router]["route"].choice
-    best: tuple[float, Any] = (-1.0, None)
+    if choice is None:
+        raise ValueError(f"{router} selects nothing")
+    best, found = -1.0, []
     t, e, d = (config["router"][name] for name in ("tokens", "experts", "width"))
     for attempt in range(TRIES if kernel.array.any() else 1):
         tokens = grid(f"{key}/{attempt}", (t, d), step=0.25)
@@ -92,11 +94,11 @@ def _tokens(
             values["noise"] = drawn.astype(np.float64)
         scores = selection_scores(SPEC, router, config, values)
         margin = choice.margin(config, scores, {name: np.abs(value) for name, value in scores.items()})
-        if margin > best[0]:
-            best = (margin, (tokens, drawn))
+        if margin > best:
+            best, found = margin, [(tokens, drawn)]
         if margin >= ENOUGH:
             break
-    return best[1]
+    return found[0]
 
 
 def _common(router: str) -> Iterator[Definition]:
@@ -172,7 +174,6 @@ def _token_choice(router: str) -> Iterator[Definition]:
             choices=2,
             capacity_factor=0.5,
         )
-        losses = {"importance_weight": 0.5, "load_weight": 0.25, "balance_weight": 0.125, "z_weight": 0.0625}
         yield case(
             router,
             "losses",
@@ -181,7 +182,10 @@ def _token_choice(router: str) -> Iterator[Definition]:
             ("noise_inside",),
             noise=True,
             choices=2,
-            **losses,
+            importance_weight=0.5,
+            load_weight=0.25,
+            balance_weight=0.125,
+            z_weight=0.0625,
         )
         yield case(
             router,
@@ -261,7 +265,7 @@ def _soft() -> Iterator[Definition]:
         t, e, d = sizes
         key = f"routers/soft_moe/{name}"
         config = {"router": {"tokens": t, "experts": e, "width": d, **fields}}
-        capacity = PROGRAMS["soft_moe"] and SPEC.ROUTERS["soft_moe"].configure(**config["router"]).capacity()
+        capacity = SPEC.ROUTERS["soft_moe"].configure(**config["router"]).capacity()
         inputs = {
             "tokens": tensor(grid(f"{key}/tokens", (groups, t, d)), "groups tokens width"),
             "router/slots": tensor(grid(f"{key}/slots", (d, e, capacity)), "width experts capacity"),

@@ -22,7 +22,7 @@ def _capacity(B: Any, config: Config, v: Values) -> Values:
 
 def sinkhorn_scale(config: Config, v: Values) -> Any:
     """`P (1 + |L| + |f| + |g|)`: the plan is the exponential of a sum that cancels."""
-    logits = v.get("noisy", v["logits"])
+    logits = v["noisy"] if "noisy" in v else v["logits"]
     f, column_mass = np.zeros(len(logits)), len(logits) / logits.shape[1]
     iterations = config["router"].get("sinkhorn_iterations", 20) if "router" in config else config.get("iterations", 20)
     for _ in range(iterations):

@@ -63,7 +63,8 @@ def _soft_scale(name: str) -> Callable[[Config, Values], Any]:
 
     def scale(config: Config, v: Values) -> Any:
         options = {key: value for key, value in config.get("router", config).items() if key in FORMS}
-        tokens, slots, factor = (v.get(key, v.get(f"router/{key}", 1.0)) for key in ("tokens", "slots", "scale"))
+        given = {key.removeprefix("router/"): array for key, array in v.items()}
+        tokens, slots, factor = given["tokens"], given["slots"], given.get("scale", np.float64(1.0))
         p = getattr(soft_routing(tokens, slots, scale=factor, **options), name)
         if options.get("normalize", True):
             form = options.get("norm_form", "paper")

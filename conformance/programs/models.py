@@ -78,18 +78,23 @@ def allocation_margin(config: Config, scores: Values, scales: Values) -> float:
 
 
 _SLOTS, _DENSE = ("groups", "experts", "capacity"), ("groups", "tokens", "experts", "capacity")
-_MODEL = {"scale": "spread", "constant": "model"}
+
+
+def _of_model(*axes: str) -> Output:
+    return Output(axes, scale="spread", constant="model")
+
+
 _OUTPUTS = {
-    "logits": Output(("images", "classes"), **_MODEL),
-    "features": Output(("images", "width"), **_MODEL),
-    "losses/*": Output((), **_MODEL),
+    "logits": _of_model("images", "classes"),
+    "features": _of_model("images", "width"),
+    "losses/*": _of_model(),
 }
 for _block in range(BLOCKS):
     _OUTPUTS |= {
         f"block{_block}/slots": Output(_SLOTS, "int"),
-        f"block{_block}/weights": Output(_SLOTS, **_MODEL),
-        f"block{_block}/dispatch": Output(_DENSE, **_MODEL),
-        f"block{_block}/combine": Output(_DENSE, **_MODEL),
+        f"block{_block}/weights": _of_model(*_SLOTS),
+        f"block{_block}/dispatch": _of_model(*_DENSE),
+        f"block{_block}/combine": _of_model(*_DENSE),
     }
 
 STAGES: dict[str, tuple[Stage, ...]] = {

@@ -255,7 +255,7 @@ def test_nothing_judged_is_no_pass():
 # Negatives.
 
 NEGATIVES = [case for case in CASES if case.kind == "negative"]
-STATIC = [case for case in NEGATIVES if case.expect["when"] == "static"]
+STATIC = [case for case in NEGATIVES if case.expect.when == "static"]
 
 
 def outcome(case, fault, twin=None):
@@ -264,12 +264,12 @@ def outcome(case, fault, twin=None):
 
 @pytest.mark.parametrize("case", NEGATIVES, ids=lambda case: case.id)
 def test_a_negative_wants_the_class_the_argument_and_a_twin_that_works(case):
-    error, argument = getattr(errors, case.expect["error"]), case.expect["argument"]
+    error, argument = getattr(errors, case.expect.error), case.expect.argument
     named = f"{argument}: expected something else"
-    optional = "fail" if case.expect["when"] == "static" else "unchecked"
+    optional = "fail" if case.expect.when == "static" else "unchecked"
     assert outcome(case, error(named)) == "pass"
     assert outcome(case, type("Own", (error,), {})(named)) == "pass"
-    assert outcome(case, type(case.expect["error"], (RuntimeError,), {})(named)) == "pass"
+    assert outcome(case, type(case.expect.error, (RuntimeError,), {})(named)) == "pass"
     assert outcome(case, error("something is wrong")) == "fail"
     assert outcome(case, error(f"{argument}s: expected something else")) == "fail"
     assert outcome(case, error(f"my_{argument}: expected something else")) == "fail"
@@ -296,7 +296,7 @@ def test_the_specification_passes_every_negative():
 
 
 def test_a_target_that_refuses_everything_fails():
-    arguments = " ".join({case.expect["argument"] for case in NEGATIVES})
+    arguments = " ".join({case.expect.argument for case in NEGATIVES})
     kinds = (errors.ConfigError, errors.ShapeError, errors.DtypeError, errors.ContractError)
     everything = type("Everything", kinds, {})
 
@@ -320,7 +320,7 @@ def test_a_target_that_raises_another_class_fails():
     states = states_of_negatives(rename)
     direct = [case for case in STATIC if not case.id.startswith(tuple(reference.ROUTERS))]
     assert {states[case.id] for case in direct} == {"fail"}
-    assert {states[case.id] for case in NEGATIVES if case.expect["when"] == "runtime"} == {"unchecked"}
+    assert {states[case.id] for case in NEGATIVES if case.expect.when == "runtime"} == {"unchecked"}
 
 
 def test_a_target_that_does_not_name_the_argument_fails():

@@ -146,7 +146,7 @@ def test_inputs_are_exact_in_bfloat16():
     inexact = set()
     for case in CASES:
         tensors = [*case.inputs.values(), *((case.gradients.probe,) if case.gradients else ())]
-        tensors += case.expect["twin"]["inputs"].values() if case.expect else ()
+        tensors += case.expect.twin.inputs.values() if case.expect else ()
         for tensor in tensors:
             if tensor.array.dtype == np.float32:
                 finite = tensor.array[np.isfinite(tensor.array)]
