@@ -42,7 +42,11 @@ class Runs:
 
     def broken(self, backend: str, target: Path, *, step: int) -> Path:
         """A copy of a whole run as if killed when it had only the checkpoint of `step`, and a log that goes further."""
-        source = self.whole(backend)
+        return self.stopped(self.whole(backend), target, step=step)
+
+    @staticmethod
+    def stopped(source: Path, target: Path, *, step: int) -> Path:
+        """A copy of the run `source` as if killed when it had only the checkpoint of `step`."""
         target.mkdir()
         for name in ("config.toml", "metrics.jsonl"):
             shutil.copy(source / name, target / name)

@@ -75,6 +75,23 @@ def test_resuming_on_another_backend(runs, tmp_path: Path, first: str, second: s
         np.testing.assert_allclose(arrays(resumed)[name], value, atol=1e-3 * change, err_msg=name)
 
 
+@pytest.mark.parametrize(("first", "second"), [("jax", "torch"), ("torch", "jax")])
+def test_fifty_steps_and_fifty_on_another_backend(runs, tmp_path: Path, first: str, second: str) -> None:  # type: ignore[no-untyped-def]
+    pytest.importorskip(first)
+    pytest.importorskip(second)
+    training = replace(runs.config.training, steps=100, checkpoint_every=50, evaluate_every=50)
+    config = replace(runs.config, training=training)
+    runs.train(tmp_path / "whole", first, config)
+    resumed = runs.stopped(tmp_path / "whole", tmp_path / "resumed", step=50)
+    runs.train(resumed, second, config)
+    expected, found = ([line["loss"] for line in read_log(run, "train")] for run in (tmp_path / "whole", resumed))
+    assert len(found) == len(expected) == 100
+    assert found[:50] == expected[:50]
+    assert found[50:] != expected[50:]
+    assert expected[-1] < 0.7 * expected[0]
+    np.testing.assert_allclose(found, expected, rtol=1e-3)
+
+
 @pytest.mark.parametrize(("changes", "entry"), [({"seed": 1}, "random"), ({"batch": 32}, "data")])
 def test_checkpoints_of_another_seed_or_batch(runs, tmp_path: Path, changes: dict, entry: str) -> None:  # type: ignore[no-untyped-def]
     """Checkpoints that were moved between runs of models of one shape."""

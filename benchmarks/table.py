@@ -1,0 +1,72 @@
+"""Put the table of routers into the README, from the result files of `benchmarks/routers.py`.
+
+    python benchmarks/table.py            # rewrites what stands between the two marks in README.md
+    python benchmarks/table.py --check    # only says whether it would change anything
+
+The files are those of `benchmarks/results/` for one device, the CPU unless `--device` names another.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+README = Path(__file__).parents[1] / "README.md"
+RESULTS = Path(__file__).parent / "results"
+BEGIN, END = "<!-- routers: made by benchmarks/table.py -->", "<!-- end of routers -->"
+BACKENDS = {"jax": "JAX", "torch": "torch"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if the table is out of date")
+    parser.add_argument("--device", default="cpu", help="the last part of the files' names (default: cpu)")
+    options = parser.parse_args()
+    text = README.read_text()
+    new = replaced(text, table(options.device))
+    if options.check:
+        raise SystemExit("README.md: the table of routers is out of date" if new != text else 0)
+    README.write_text(new)
+
+
+def replaced(text: str, content: str) -> str:
+    """`text` with `content` between the marks. Raises SystemExit if they are not there."""
+    if text.count(BEGIN) != 1 or text.count(END) != 1:
+        raise SystemExit(f"{README.name}: expected {BEGIN!r} and {END!r} once each")
+    return f"{text[: text.index(BEGIN)]}{BEGIN}\n{content}\n{text[text.index(END) :]}"
+
+
+def table(device: str) -> str:
+    """The table as markdown, a row for each router, and what it was measured on."""
+    found = {backend: _read(RESULTS / f"routers-{backend}-{device}.json") for backend in BACKENDS}
+    head = ["router", *(f"{title}: {what}" for title in BACKENDS.values() for what in ("accuracy", "ms a step"))]
+    rows = [head, ["---", *["---:"] * (len(head) - 1)]]
+    for router in found["jax"]["figures"]:
+        figures = [found[backend]["figures"][router] for backend in BACKENDS]
+        cells = [(f"{100 * f['validation_accuracy']:.1f} %", f"{f['step_milliseconds']:.1f}") for f in figures]
+        rows.append(
+            [f"`{router}`" if router != "dense" else "dense (no MoE)", *(cell for pair in cells for cell in pair)]
+        )
+    first = found["jax"]
+    steps = first["figures"]["dense"]["steps"]
+    versions = ", ".join(
+        f"{name} {found[backend]['versions'][name]}" for backend, name in zip(BACKENDS, BACKENDS, strict=True)
+    )
+    where = first["machine"]["gpu"] or f"{first['machine']['cores']} cores of a CPU, no GPU"
+    note = (
+        f"Validation accuracy on the digits after {steps} steps of one seed, and the median step; {where}; {versions}."
+    )
+    return "\n".join([*("| " + " | ".join(row) + " |" for row in rows), "", note])
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content: dict[str, Any] = json.loads(path.read_text())
+    except FileNotFoundError:
+        backend = path.name.split("-")[1]
+        raise SystemExit(f"{path}: no such file; make it with `nox -s \"benchmark(backend='{backend}')\"`") from None
+    return content
+
+
+if __name__ == "__main__":
+    main()
