@@ -11,7 +11,8 @@ from jsonschema import Draft202012Validator
 from moespec.conformance import suite
 from moespec.conformance.draw import to_bfloat16
 from moespec.conformance.format import KINDS
-from moespec.conformance.judge import LANES, certified
+from moespec.conformance.judge import CONSTANTS, LANES, certified
+from moespec.conformance.programs import PROGRAMS
 from moespec.conformance.runner import COLUMNS
 from moespec.spec import ALGORITHMS
 
@@ -232,3 +233,12 @@ def test_flags_are_true_of_their_cases():
         *((f"{sparse}/{name}", "zero_score_slots") for name in ("zero_plan", "zero_plan_dropped")),
         (f"{sparse}/zero_plan_dropped", "empty_slot"),
     }
+
+
+def test_every_constant_is_used_and_has_a_reason():
+    used = {value.constant for case in CASES for stage in case.stages for value in stage.outputs.values()}
+    used |= {value.constant for case in CASES if case.gradients for value in case.gradients.wrt.values()}
+    stages = [stage for program in PROGRAMS.values() for stage in program.values()]
+    used |= {stage.choice.constant for stage in stages if stage.choice is not None}
+    assert used == set(CONSTANTS)
+    assert all(len(reason) > 40 for _, reason in CONSTANTS.values())
