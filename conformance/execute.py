@@ -37,7 +37,7 @@ class Job:
 
     def bind(self, target: Target, mode: str = "eager") -> Callable[[Values], Values]:
         """The stage as a function of its values, with everything static closed over."""
-        module, run = target.module, self.stage.run
+        module, run = target.module, target.implementation(self.stage, self.case)
         config = self.stage.prepare(target.config_of(self.stage, self.case.config))
         if mode == "compiled" and not self.stage.traced:
             config = {**config, "compile": partial(target.compile, code=generates(target, self.case))}

@@ -6,16 +6,16 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from moespec.conformance.runner import COLUMNS, ORDER, CaseResult
+from moespec.conformance.results import COLUMNS, FAILED, STATES, CaseResult
 from moespec.spec import ALGORITHMS
 
 __all__ = ["counts", "failures", "report", "skips", "table", "write_report"]
 
-FAILED = ("fail", "error")
-SIGNS = {"fail": "F", "error": "E", "not implemented": "-", "inconclusive": "?", "unchecked": "u", "pass": ""}
+SIGNS = {"fail": "F", "error": "E", "waived": "w", "not implemented": "-", "inconclusive": "?", "unchecked": "u"}
 LEGEND = (
-    "A number alone: that many cases pass. F failed, E raised an exception, - not implemented, ? inconclusive (a choice is too "
-    "close to a tie for the dtype), u an optional check that is not made; each with the number of such cases of all."
+    "A number alone: that many cases pass. F failed, E raised an exception, w failed and waived, - not implemented, "
+    "? inconclusive (a choice is too close to a tie for the dtype), u an optional check that is not made; each with the "
+    "number of such cases of all."
 )
 
 
@@ -45,10 +45,10 @@ def _cell(results: Sequence[CaseResult]) -> str:
     if not results:
         return "."
     states = [result.state for result in results]
-    worst = min(states, key=ORDER.index)
+    worst = min(states, key=list(STATES).index)
     if worst == "pass":
         return str(len(states))
-    signs = [f"{SIGNS[state]}{states.count(state)}" for state in ORDER[:-1] if state in states]
+    signs = [f"{SIGNS[state]}{states.count(state)}" for state in SIGNS if state in states]
     return f"{' '.join(signs)}/{len(states)}"
 
 

@@ -1,86 +1,41 @@
 """Run the suite on a target: every case in every lane, and what came of it."""
 
-import math
 import multiprocessing
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
-from typing import Any
 
 from tqdm import tqdm
 
 from moespec.conformance import negatives
 from moespec.conformance.execute import execute, gradients, job_of
-from moespec.conformance.format import Case, Value
-from moespec.conformance.judge import LANES, Lane, certified, compare
+from moespec.conformance.format import Case
+from moespec.conformance.judge import LANES, certified
 from moespec.conformance.programs import PROGRAMS
+from moespec.conformance.results import CaseResult, Outcome, judged
 from moespec.conformance.target import Target
 
-__all__ = ["COLUMNS", "CaseResult", "Outcome", "run", "run_lane"]
-
-COLUMNS = {
-    "forward": ("value", "overflow", "degenerate"),
-    "ties": ("tie", "near_tie"),
-    "gradients": ("gradient",),
-    "negatives": ("negative",),
-    "trajectory": ("trajectory",),
-}
-"""The columns of the matrix and the classes of cases in them."""
-
-ORDER = ("fail", "error", "not implemented", "inconclusive", "unchecked", "pass")
-"""States, the one that decides first. `unchecked`: an optional check that the target does not make."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What came of one stage, or of one of its results."""
-
-    stage: str
-    state: str
-    share: float = 0.0
-    message: str = ""
-
-
-@dataclass
-class CaseResult:
-    """What came of one case in one lane and mode."""
-
-    id: str
-    algorithm: str
-    kind: str
-    lane: str
-    mode: str
-    outcomes: list[Outcome] = field(default_factory=list)
-
-    @property
-    def state(self) -> str:
-        """The state that decides."""
-        return min((outcome.state for outcome in self.outcomes), key=ORDER.index, default="error")
-
-    @property
-    def share(self) -> float:
-        """The largest share of a tolerance that was used, of finite ones."""
-        return max((o.share for o in self.outcomes if math.isfinite(o.share)), default=0.0)
-
-    @property
-    def first(self) -> Outcome:
-        """The first outcome that has the deciding state: for a failure, where the target first differs."""
-        return next(outcome for outcome in self.outcomes if outcome.state == self.state)
+__all__ = ["run", "run_lane"]
 
 
 def run(
-    name: str, cases: Sequence[Case], *, lanes: Sequence[str], modes: Sequence[str] = ("eager",), jobs: int = 1
+    name: str,
+    cases: Sequence[Case],
+    *,
+    lanes: Sequence[str],
+    modes: Sequence[str] = ("eager",),
+    jobs: int = 1,
+    door: type[Target] = Target,
 ) -> tuple[list[CaseResult], dict[str, str]]:
     """The results of all cases in all lanes and modes, and the lanes that the target refuses with its reason.
 
-    jobs: processes that share the work, an algorithm in one lane and mode at a time.
+    jobs: processes that share the work, an algorithm in one lane and mode at a time. door: what `name` names.
     """
-    parts = [(name, lane, mode, group) for mode in modes for lane in lanes for group in _by_algorithm(cases)]
+    parts = [(door, name, lane, mode, group) for mode in modes for lane in lanes for group in _by_algorithm(cases)]
     results: list[CaseResult] = []
     refused: dict[str, str] = {}
     with tqdm(total=len(cases) * len(lanes) * len(modes), desc=name, unit="case", disable=None) as bar:
         for part, (found, refusal) in zip(parts, _run_parts(parts, jobs), strict=True):
-            _, lane, mode, group = part
+            _, _, lane, mode, group = part
             results += found
             refused |= {lane: refusal} if refusal else {}
             bar.set_postfix_str(f"{lane} {mode} {group[0].algorithm}")
@@ -88,8 +43,8 @@ def run(
     return results, refused
 
 
-Part = tuple[str, str, str, list[Case]]
-"""Target, lane, mode, and the cases of one algorithm."""
+Part = tuple[type[Target], str, str, str, list[Case]]
+"""Door, name of the target, lane, mode, and the cases of one algorithm."""
 
 
 def _run_parts(parts: Sequence[Part], jobs: int) -> Iterator[tuple[list[CaseResult], str]]:
@@ -103,8 +58,8 @@ def _run_parts(parts: Sequence[Part], jobs: int) -> Iterator[tuple[list[CaseResu
 
 def _run_part(part: Part) -> tuple[list[CaseResult], str]:
     """The results, and why the target refuses the lane or an empty string."""
-    name, lane, mode, group = part
-    target = Target(name, LANES[lane])
+    door, name, lane, mode, group = part
+    target = door(name, LANES[lane])
     refusal = target.refusal()
     return ([] if refusal else run_lane(target, group, mode)), refusal
 
@@ -123,6 +78,7 @@ def run_lane(target: Target, cases: Sequence[Case], mode: str) -> list[CaseResul
 
 
 def _run_algorithm(target: Target, cases: Sequence[Case], mode: str) -> list[CaseResult]:
+    cases = [target.asked(case) for case in cases]
     results = {c.id: CaseResult(c.id, c.algorithm, c.kind, target.lane.name, mode) for c in cases}
 
     wrong = [case for case in cases if case.expect is not None and _implemented(target, case, results)]
@@ -132,7 +88,7 @@ def _run_algorithm(target: Target, cases: Sequence[Case], mode: str) -> list[Cas
     smooth = [case for case in cases if case.gradients and _differentiable(target, case, results)]
     for case, found in zip(smooth, gradients(target, smooth, mode), strict=True):
         sure = certified(case.decisions.get(case.expected_gradients.stage), target.lane)
-        results[case.id].outcomes += _judged("gradient", case.expected_gradients.wrt, found, target.lane, sure)
+        results[case.id].outcomes += judged("gradient", case.expected_gradients.wrt, found, target.lane, sure)
 
     # What a case is about comes first: its gradient, then the stage that is the whole. Steps explain what did not pass.
     names = {case.id: [record.name for record in case.stages] for case in cases}
@@ -155,16 +111,16 @@ def _run_stages(
     for job, found in zip(jobs, execute(target, jobs, mode), strict=True):
         expected = next(record.outputs for record in job.case.stages if record.name == job.stage.name)
         sure = certified(job.case.decisions.get(job.stage.name), target.lane)
-        before.setdefault(job.case.id, []).extend(_judged(job.stage.name, expected, found, target.lane, sure))
+        before.setdefault(job.case.id, []).extend(judged(job.stage.name, expected, found, target.lane, sure))
     for id, outcomes in before.items():
         results[id].outcomes[:0] = outcomes
 
 
 def _available(target: Target, case: Case, stage: str, results: dict[str, CaseResult]) -> bool:
-    missing = target.missing(PROGRAMS[case.algorithm][stage], case.algorithm)
-    if missing:
-        results[case.id].outcomes.append(Outcome(stage, "not implemented", 0.0, f"{missing} is missing"))
-    return not missing
+    lacks = target.lacks(PROGRAMS[case.algorithm][stage], case)
+    if lacks:
+        results[case.id].outcomes.append(Outcome(stage, "not implemented", 0.0, lacks))
+    return not lacks
 
 
 def _implemented(target: Target, case: Case, results: dict[str, CaseResult]) -> bool:
@@ -176,23 +132,4 @@ def _differentiable(target: Target, case: Case, results: dict[str, CaseResult]) 
         if not hasattr(target.module, name):
             results[case.id].outcomes.append(Outcome("gradient", "not implemented", 0.0, f"{name} is missing"))
             return False
-    return not target.missing(PROGRAMS[case.algorithm][case.expected_gradients.stage], case.algorithm)
-
-
-def _judged(stage: str, expected: dict[str, Value], found: Any, lane: Lane, sure: bool) -> list[Outcome]:
-    """The outcome for each result of a stage. Where a choice is not certain, no comparison decides."""
-    if isinstance(found, Exception):
-        return [Outcome(stage, "error", math.inf, f"{type(found).__name__}: {str(found)[:400]}")]
-    outcomes = []
-    for name, value in expected.items():
-        label = f"{stage}/{name}"
-        if name not in found:
-            outcomes.append(Outcome(label, "fail", math.inf, "missing"))
-        elif not sure:
-            outcomes.append(Outcome(label, "inconclusive", 0.0, f"a choice is too close to a tie for {lane.name}"))
-        else:
-            verdict = compare(value, found[name], lane)
-            outcomes.append(Outcome(label, "pass" if verdict.passed else "fail", verdict.share, verdict.message))
-    for name in found.keys() - expected.keys():
-        outcomes.append(Outcome(f"{stage}/{name}", "fail", math.inf, "a result that is not expected"))
-    return outcomes
+    return not target.lacks(PROGRAMS[case.algorithm][case.expected_gradients.stage], case)

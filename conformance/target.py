@@ -1,8 +1,9 @@
 """A target: any module with some of the public names, loaded by name, in one lane and one mode.
 
 A target has `from_numpy(tree, dtype)` and `to_numpy(tree)`; for gradients `value_and_grad`, `sum` and `cast`, and for
-the compiled mode `compile`. It may have `lane(dtype)`, a context manager in which that dtype can be used, and
-`quick_compile`, which traces a function as `compile` does but generates no code.
+the compiled mode `compile`. It may have `lane(dtype)`, a context manager in which that dtype can be used,
+`quick_compile`, which traces a function as `compile` does but generates no code, and `checks_values`, true if it
+promises to refuse NaN and infinity.
 """
 
 import importlib
@@ -13,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from moespec.conformance.format import Tensor
+from moespec.conformance.format import Case, Tensor
 from moespec.conformance.judge import Lane
 from moespec.conformance.program import Stage, Values, finish
 from moespec.spec import ROUTERS
@@ -39,23 +40,36 @@ class Target:
         try:
             with self.context():
                 self.module.from_numpy(np.zeros(1, np.float32), self.lane.dtype)
-        except (ValueError, TypeError) as error:
-            return str(error)
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
         return ""
+
+    @property
+    def checks_values(self) -> bool:
+        """Whether the target must refuse values that are not finite, as the specification does."""
+        return bool(getattr(self.module, "checks_values", False))
 
     @property
     def wide(self) -> str:
         """The dtype of affinities and losses in this lane."""
         return "float64" if self.lane.name == "f64" else "float32"
 
-    def missing(self, stage: Stage, algorithm: str) -> str:
-        """The first public name that the target lacks for a stage, or an empty string."""
+    def asked(self, case: Case) -> Case:
+        """What of a case this target is asked for: all of it."""
+        return case
+
+    def lacks(self, stage: Stage, case: Case) -> str:
+        """Why the target cannot run a stage of a case, or an empty string."""
         for name in stage.calls:
             if not hasattr(self.module, name):
-                return name
-        if "ROUTERS" in stage.calls and algorithm in ROUTERS and algorithm not in self.module.ROUTERS:
-            return f"ROUTERS[{algorithm!r}]"
+                return f"{name} is missing"
+        if "ROUTERS" in stage.calls and case.algorithm in ROUTERS and case.algorithm not in self.module.ROUTERS:
+            return f"ROUTERS[{case.algorithm!r}] is missing"
         return ""
+
+    def implementation(self, stage: Stage, case: Case) -> Callable[[Any, Mapping[str, Any], Values], Values]:
+        """What runs a stage of a case on the target: `(module, config, values) -> results`."""
+        return stage.run
 
     def compile(self, function: Callable[..., Any], *, code: bool) -> Callable[..., Any]:
         """The function compiled by the target, as one that its compiler has not seen; without `code`, by its

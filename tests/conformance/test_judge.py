@@ -12,7 +12,8 @@ from moespec.conformance import matrix, suite
 from moespec.conformance.format import Value
 from moespec.conformance.judge import CONSTANTS, LANES, certified, compare, tolerance
 from moespec.conformance.negatives import verdict
-from moespec.conformance.runner import CaseResult, Outcome, run_lane
+from moespec.conformance.results import CaseResult, Outcome
+from moespec.conformance.runner import run_lane
 from moespec.conformance.target import Target
 from moespec.spec import ALGORITHMS, errors
 
