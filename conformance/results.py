@@ -7,7 +7,7 @@ from typing import Any
 from moespec.conformance.format import Value
 from moespec.conformance.judge import Lane, compare
 
-__all__ = ["COLUMNS", "FAILED", "STATES", "CaseResult", "Outcome", "judged"]
+__all__ = ["COLUMNS", "FAILED", "STATES", "CaseResult", "NotOfferedError", "Outcome", "judged"]
 
 COLUMNS = {
     "forward": ("value", "overflow", "degenerate"),
@@ -31,6 +31,10 @@ STATES = {
 FAILED = ("fail", "error")
 """The states of a failure; every other state but `pass` is a skip."""
 ORDER = tuple(STATES)
+
+
+class NotOfferedError(Exception):
+    """The target says that it does not do what it was called for."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,8 @@ class CaseResult:
 
 def judged(stage: str, expected: dict[str, Value], found: Any, lane: Lane, sure: bool) -> list[Outcome]:
     """The outcome for each result of a stage. Where a choice is not certain, no comparison decides."""
+    if isinstance(found, NotOfferedError):
+        return [Outcome(stage, "not implemented", 0.0, str(found))]
     if isinstance(found, Exception):
         return [Outcome(stage, "error", math.inf, f"{type(found).__name__}: {str(found)[:400]}")]
     outcomes = []

@@ -9,7 +9,7 @@ from moespec.conformance.format import Case, VectorError, read
 from moespec.conformance.judge import CONSTANTS, LANES
 from moespec.conformance.validity import faults
 
-__all__ = ["FOLDER", "VECTORS", "flags", "load", "suite_text", "verify"]
+__all__ = ["FOLDER", "VECTORS", "digest", "flags", "load", "suite_text", "verify"]
 
 FOLDER = Path(__file__).parent
 VECTORS = FOLDER / "vectors"
@@ -33,6 +33,11 @@ def _paths(folder: Path) -> dict[str, list[Path]]:
         if not beside:
             found.setdefault(path.parent.name, []).append(path)
     return found
+
+
+def digest(folder: Path = VECTORS) -> str:
+    """The sha256 of `suite.json`, which has those of all manifests: two suites with the same are the same."""
+    return _digest(folder.parent / "suite.json")
 
 
 def _digest(path: Path) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import moespec.backends.numpy as reference
-from moespec.conformance import matrix, suite
+from moespec.conformance import matrix, report, suite
 from moespec.conformance.format import Value
 from moespec.conformance.judge import CONSTANTS, LANES, certified, compare, tolerance
 from moespec.conformance.negatives import verdict
@@ -182,8 +182,8 @@ def test_an_uncertain_choice_is_inconclusive_and_skipped(id):
     assert judged(BY_ID[id]).state == "pass"
     result = judged(uncertain(BY_ID[id]))
     assert result.state == "inconclusive"
-    assert matrix.counts([result]) == (0, 0, 1)
-    assert "too close to a tie for f64" in matrix.skips([result], {}, 1)[0]
+    assert report.counts([result]) == (0, 0, 1)
+    assert "too close to a tie for f64" in matrix.skips(report.Report("target", "changed", "", [result]))[0]
 
 
 def test_an_uncertain_choice_decides_nothing():
@@ -202,7 +202,7 @@ def test_an_exception_fails_whatever_is_certain():
         result = judged(wanted, token_choice=broken)
         assert result.state == "error"
         assert "out of slots" in result.first.message
-        assert matrix.counts([result]) == (0, 1, 0)
+        assert report.counts([result]) == (0, 1, 0)
 
 
 def test_a_result_that_is_missing_or_too_much_fails():
@@ -244,7 +244,7 @@ def test_states_count_as_passed_failed_or_skipped():
     states = {"pass": 0, "fail": 1, "error": 1, "not implemented": 2, "inconclusive": 2, "unchecked": 2}
     for state, place in states.items():
         result = CaseResult("a/b", "token_choice", "value", "f64", "eager", [Outcome("stage", state)])
-        assert matrix.counts([result]) == tuple(int(place == i) for i in range(3))
+        assert report.counts([result]) == tuple(int(place == i) for i in range(3))
         worst = replace(result, outcomes=[Outcome("one", "pass"), Outcome("two", state)])
         assert worst.state == state
 

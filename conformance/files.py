@@ -1,0 +1,146 @@
+"""The third door: files that any program wrote from the published inputs. Nothing of that program is imported or run.
+
+    FOLDER/<algorithm>/<case>.safetensors, with tensors named <stage>/<result>, such as `allocation/slots`
+
+Any stages of a case may be there, and `gradient/<input>` for a case with gradients; all that is there is judged. A case
+passes if nothing that is there fails and its end is there: the gradients if it has any, `route/output` of a router, of
+the other algorithms every result. What is not there is not implemented.
+"""
+
+from collections.abc import Collection, Sequence
+from math import inf
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, deserialize
+
+from moespec.conformance.format import Case, Value
+from moespec.conformance.judge import LANES, Lane, certified
+from moespec.conformance.programs import PROGRAMS
+from moespec.conformance.results import CaseResult, Outcome, judged
+
+__all__ = ["MODE", "Found", "FoundFileError", "expected", "judge", "lane_of", "read", "read_all"]
+
+MODE = "files"
+"""What stands for the mode in results of files."""
+LIMIT = 1 << 26
+"""Bytes that a file may have, some hundred times those of the largest case."""
+FLOATS = {"BF16": "bf16", "F32": "f32", "F64": "f64"}
+"""The floating dtypes, the coarsest first, and the lane of each."""
+DTYPES = {"F32": "<f4", "F64": "<f8"} | {f"{k}{8 * n}": f"<{k.lower()}{n}" for k in "IU" for n in (1, 2, 4, 8)}
+
+
+class FoundFileError(Exception):
+    """A file cannot be judged; the message names it."""
+
+
+class Found(NamedTuple):
+    """A tensor of a file: its dtype by the name that safetensors gives it, and its numbers, bfloat16 as float32."""
+
+    dtype: str
+    array: NDArray[Any]
+
+
+def read(path: Path) -> dict[str, Found]:
+    """The tensors of a safetensors file. Raises FoundFileError naming it if there is anything that is no such tensor."""
+    try:
+        if not path.is_file():
+            raise FoundFileError(f"{path}: no file")
+        if path.stat().st_size > LIMIT:
+            raise FoundFileError(f"{path}: {path.stat().st_size} bytes, the most is {LIMIT}")
+        entries = deserialize(path.read_bytes())  # type: ignore[no-untyped-call]
+    except (OSError, SafetensorError) as error:
+        raise FoundFileError(f"{path}: not a safetensors file: {error}") from error
+    tensors = {}
+    for name, entry in entries:
+        dtype, data = entry["dtype"], entry["data"]
+        if dtype == "BF16":
+            array = (np.frombuffer(data, "<u2").astype("<u4") << 16).view("<f4")
+        elif dtype in DTYPES:
+            array = np.frombuffer(data, DTYPES[dtype])
+        else:
+            raise FoundFileError(f"{path}: {name!r} has dtype {dtype}, expected one of {', '.join([*FLOATS, *DTYPES])}")
+        tensors[name] = Found(dtype, array.reshape(entry["shape"]))
+    return tensors
+
+
+Files = dict[str, dict[str, Found] | FoundFileError]
+
+
+def read_all(folder: Path, ids: Collection[str]) -> Files:
+    """The files below `folder` by the id of their case; the error where one cannot be read.
+
+    ids: of all cases there are. Raises FoundFileError if there is no folder, or a file that belongs to none of them.
+    """
+    if not folder.is_dir():
+        raise FoundFileError(f"{folder}: no folder")
+    files: Files = {}
+    for path in sorted(folder.rglob("*.safetensors")):
+        id = path.relative_to(folder).with_suffix("").as_posix()
+        if id not in ids:
+            raise FoundFileError(f"{path}: there is no case {id!r}; `list` prints them all")
+        try:
+            files[id] = read(path)
+        except FoundFileError as error:
+            files[id] = error
+    return files
+
+
+def lane_of(files: Files) -> Lane:
+    """The lane of the coarsest floating dtype in the files; float64 if there are only integers."""
+    dtypes = {found.dtype for tensors in files.values() if isinstance(tensors, dict) for found in tensors.values()}
+    return LANES[next((lane for dtype, lane in FLOATS.items() if dtype in dtypes), "f64")]
+
+
+def judge(files: Files, cases: Sequence[Case], lane: Lane) -> list[CaseResult]:
+    """What came of each of the cases."""
+    return [
+        CaseResult(case.id, case.algorithm, case.kind, lane.name, MODE, _outcomes(case, files.get(case.id), lane))
+        for case in cases
+    ]
+
+
+def expected(case: Case) -> dict[str, Value]:
+    """Every tensor that the file of a case may have, by name, in the order of its stages."""
+    found = {f"{stage.name}/{name}": value for stage in case.stages for name, value in stage.outputs.items()}
+    if case.gradients is not None:
+        found |= {f"gradient/{name}": value for name, value in case.gradients.wrt.items()}
+    return found
+
+
+def _end(case: Case) -> list[str]:
+    """The tensors without which a case is not implemented."""
+    if case.gradients is not None:
+        return [f"gradient/{name}" for name in case.gradients.wrt]
+    whole = [f"{stage.name}/output" for stage in case.stages if PROGRAMS[case.algorithm][stage.name].whole]
+    return whole or list(expected(case))
+
+
+def _outcomes(case: Case, tensors: dict[str, Found] | FoundFileError | None, lane: Lane) -> list[Outcome]:
+    if isinstance(tensors, FoundFileError):
+        return [Outcome("file", "fail", inf, str(tensors))]
+    if tensors is None:
+        reason = "there is no file" if case.expect is None else "a file holds no errors"
+        return [Outcome("file", "not implemented", 0.0, reason)]
+    outcomes = [
+        Outcome(name, "fail", inf, f"a tensor that is not expected; expected are {', '.join(expected(case)) or 'none'}")
+        for name in sorted(tensors.keys() - expected(case).keys())
+    ]
+    for name, value in expected(case).items():
+        if name in tensors:
+            outcomes += _judged(case, name, value, tensors[name], lane)
+    if case.expect is not None:
+        outcomes.append(Outcome(case.expect.stage, "not implemented", 0.0, "a file holds no errors"))
+    missing = [name for name in _end(case) if name not in tensors]
+    return outcomes + [Outcome(name, "not implemented", 0.0, f"{name} is not in the file") for name in missing]
+
+
+def _judged(case: Case, name: str, value: Value, found: Found, lane: Lane) -> list[Outcome]:
+    if found.dtype in FLOATS and list(FLOATS).index(found.dtype) < list(FLOATS.values()).index(lane.name):
+        return [Outcome(name, "fail", inf, f"dtype {found.dtype} is coarser than {lane.dtype} of the lane")]
+    stage, result = name.split("/", 1)
+    deciding = case.gradients.stage if case.gradients is not None and stage == "gradient" else stage
+    sure = certified(case.decisions.get(deciding), lane)
+    return judged(stage, {result: value}, {result: found.array}, lane, sure)

@@ -1,0 +1,241 @@
+"""`report.json`: everything that came of one run or of judged files, from which the matrix, the page and the badge are made.
+
+A report may come from a stranger: `read` accepts only what `run --report` and `judge --report` write for the vectors at
+hand, and what it read is text to be escaped.
+"""
+
+import json
+import math
+import re
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from moespec.conformance import files
+from moespec.conformance.format import Case
+from moespec.conformance.judge import LANES
+from moespec.conformance.results import COLUMNS, FAILED, STATES, CaseResult, Outcome
+from moespec.conformance.target import MODES
+
+__all__ = [
+    "DOORS",
+    "Refusal",
+    "Report",
+    "ReportError",
+    "column_of",
+    "counts",
+    "distinct",
+    "read",
+    "write",
+    "write_text",
+]
+
+SCHEMA = 1
+DOORS = {"target": r"\w+(\.\w+)*", "adapter": r"\w+(\.\w+)*(:\w+(\.\w+)*)?", "files": r"[^\x00-\x1f\x7f]+"}
+"""The ways in, and how the name of what was judged looks: a module, an object in one, or a folder."""
+
+
+class ReportError(Exception):
+    """A file is no report of this suite; the message names it."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A lane in which a target does not compute, why, and how many cases it was asked for there."""
+
+    lane: str
+    reason: str
+    cases: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """What came of one target.
+
+    door: one of `DOORS`; target: the name of what was judged. suite: the sha256 of `suite.json`. faults: sentences
+    about what is wrong beside the cases, such as a waiver that waives nothing; each counts as a failure.
+    """
+
+    door: str
+    target: str
+    suite: str
+    results: list[CaseResult]
+    refused: list[Refusal] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """Passed, failed, skipped."""
+        passed, failed, skipped = counts(self.results)
+        return passed, failed + len(self.faults), skipped + sum(refusal.cases for refusal in self.refused)
+
+
+def counts(results: Iterable[CaseResult]) -> tuple[int, int, int]:
+    """Passed, failed, skipped: what is neither passed nor failed is skipped, never passed."""
+    states = [result.state for result in results]
+    passed, failed = states.count("pass"), sum(state in FAILED for state in states)
+    return passed, failed, len(states) - passed - failed
+
+
+def column_of(kind: str) -> str:
+    """The column of a class of cases."""
+    return next(column for column, kinds in COLUMNS.items() if kind in kinds)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file under a temporary name and rename it."""
+    temporary = path.with_name(f".{path.name}.partial")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
+
+
+def write(report: Report, path: Path) -> None:
+    """Write the report as JSON with sorted keys."""
+    passed, failed, skipped = report.counts
+    content = {
+        "schema": SCHEMA,
+        "door": report.door,
+        "target": report.target,
+        "suite": report.suite,
+        "passed": passed,
+        "failed": failed,
+        "skipped": skipped,
+        "faults": report.faults,
+        "refused": [vars(refusal) for refusal in report.refused],
+        "cases": [
+            {
+                "id": result.id,
+                "lane": result.lane,
+                "mode": result.mode,
+                "column": column_of(result.kind),
+                "state": result.state,
+                "share": result.share,
+                "outcomes": [
+                    {**vars(o), "share": o.share if math.isfinite(o.share) else None} for o in result.outcomes
+                ],
+            }
+            for result in report.results
+        ],
+    }
+    write_text(path, json.dumps(content, sort_keys=True, indent=1, allow_nan=False) + "\n")
+
+
+def read(path: Path, cases: Sequence[Case], suite: str) -> Report:
+    """The report at `path`, made with the vectors whose digest is `suite` and whose cases are `cases`.
+
+    Raises ReportError naming the file and the first thing in it that is not as `write` writes it.
+    """
+    try:
+        return _report(json.loads(path.read_text(encoding="utf-8"), parse_constant=_constant), cases, suite)
+    except (OSError, ValueError, OverflowError, RecursionError) as error:
+        raise ReportError(f"{path}: {error}") from error
+
+
+def distinct(reports: Mapping[Path, Report]) -> list[Report]:
+    """The reports of several files, of which no two say something about one target's case, lane and mode.
+
+    Raises ReportError for the first that do.
+    """
+    owner: dict[tuple[str, ...], Path] = {}
+    for path, report in reports.items():
+        for result in report.results:
+            key = (report.door, report.target, result.id, result.lane, result.mode)
+            if owner.setdefault(key, path) != path:
+                place = f"{report.target}: {result.id} {result.lane} {result.mode}"
+                raise ReportError(f"{path}: {place} is in {owner[key]} too")
+    return list(reports.values())
+
+
+def _constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _get(entry: Any, place: str, key: str, kind: type, known: Container[str] | None = None) -> Any:
+    """The value of a key. Raises ValueError unless it is of that kind, and one of `known`."""
+    if not isinstance(entry, dict) or key not in entry:
+        raise ValueError(f"{place} has no {key!r}")
+    value = entry[key]
+    if type(value) is not kind:
+        raise ValueError(f"{place}: {key} is {_short(value)}, expected {kind.__name__}")
+    value = _text(value) if kind is str else value
+    if known is not None and value not in known:
+        raise ValueError(f"{place}: unknown {key} {_short(value)}")
+    return value
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}…"
+
+
+def _number(entry: Any, place: str, key: str) -> int:
+    value: int = _get(entry, place, key, int)
+    if value < 0:
+        raise ValueError(f"{place}: {key} is {value}, expected at least 0")
+    return value
+
+
+def _report(content: Any, cases: Sequence[Case], suite: str) -> Report:
+    if _get(content, "it", "schema", int) != SCHEMA:
+        raise ValueError(f"schema {content['schema']}, expected {SCHEMA}")
+    door, target = _get(content, "it", "door", str, DOORS), _get(content, "it", "target", str)
+    if not re.fullmatch(DOORS[door], target):
+        raise ValueError(f"target {_short(target)} is no name for the door {door!r}")
+    if _get(content, "it", "suite", str) != suite:
+        raise ValueError("made with other vectors than those at hand, whose suite.json has another sha256")
+    known = {case.id: case for case in cases}
+    report = Report(
+        door,
+        target,
+        suite,
+        [_case(entry, known) for entry in _get(content, "it", "cases", list)],
+        [
+            Refusal(
+                _get(entry, "a refused lane", "lane", str, LANES),
+                _get(entry, "a refused lane", "reason", str),
+                _number(entry, "a refused lane", "cases"),
+            )
+            for entry in _get(content, "it", "refused", list)
+        ],
+        [_text(fault) for fault in _get(content, "it", "faults", list)],
+    )
+    seen: set[tuple[str, str, str]] = set()
+    for result in report.results:
+        key = (result.id, result.lane, result.mode)
+        if key in seen:
+            raise ValueError(f"case {result.id}: twice in {result.lane} {result.mode}")
+        seen.add(key)
+    for name, count in zip(("passed", "failed", "skipped"), report.counts, strict=True):
+        if _number(content, "it", name) != count:
+            raise ValueError(f"{name} is {content[name]}, and its cases make {count}")
+    return report
+
+
+def _text(value: Any) -> str:
+    """A text that can be printed and encoded: without control characters, but for the ends of lines."""
+    if not isinstance(value, str):
+        raise ValueError(f"{_short(value)}, expected a text")
+    return re.sub(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\ud800-\udfff]", "\N{REPLACEMENT CHARACTER}", value)
+
+
+def _case(entry: Any, known: Mapping[str, Case]) -> CaseResult:
+    id = _get(entry, "a case", "id", str, known)
+    place, case = f"case {id}", known[id]
+    lane, mode = _get(entry, place, "lane", str, LANES), _get(entry, place, "mode", str, (*MODES, files.MODE))
+    outcomes = [_outcome(each, place) for each in _get(entry, place, "outcomes", list)]
+    result = CaseResult(id, case.algorithm, case.kind, lane, mode, outcomes)
+    if _get(entry, place, "state", str) != result.state:
+        raise ValueError(f"{place}: state {_short(entry['state'])}, and its outcomes make {result.state!r}")
+    return result
+
+
+def _outcome(entry: Any, place: str) -> Outcome:
+    stage, state = _get(entry, place, "stage", str), _get(entry, place, "state", str, STATES)
+    message = _get(entry, place, "message", str)
+    share = entry.get("share", "missing")
+    if share is None:
+        return Outcome(stage, state, math.inf, message)
+    if type(share) not in (int, float) or not 0 <= share < math.inf:
+        raise ValueError(f"{place}: share is {_short(share)}, expected a number of at least 0, or null")
+    return Outcome(stage, state, float(share), message)
