@@ -8,7 +8,7 @@ from moespec.conformance.report import Report
 __all__ = ["badge"]
 
 COLOURS = {"failed": "#b3261e", "passed": "#1a7f37", "nothing": "#6e7781"}
-WIDTH = 6.6
+WIDTH = 6.2
 """Pixels of a character of 11 pixels' height; `textLength` makes every font as wide."""
 
 

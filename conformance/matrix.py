@@ -56,7 +56,7 @@ def failures(report: Report) -> str:
             size = f", {first.share:.3g} of the bound" if math.isfinite(first.share) and first.share else ""
             lines += [
                 f"{result.state.upper()} {result.id} [{result.lane} {result.mode}] first at {first.stage}{size}",
-                f"    {first.message}",
+                *(f"    {line}" for line in first.message.splitlines()),
                 f"    {command(report, result)}",
             ]
     return "\n".join([*lines, *(f"FAIL {fault}" for fault in report.faults)])

@@ -6,6 +6,7 @@ that comes from a report is escaped.
 
 import importlib
 import math
+import re
 from collections.abc import Iterable, Sequence
 from functools import cache
 from html import escape
@@ -54,23 +55,23 @@ def page(reports: Sequence[Report], cases: Sequence[Case], flags: dict[str, dict
 
 
 def _columns(reports: Sequence[Report]) -> list[Column]:
-    """One for each report, mode and lane that has results; reports of one target that share none are one."""
-    columns: list[Column] = []
+    """One for each target, mode and lane that has results, the lanes of a target and mode side by side."""
+    columns: dict[tuple[str, str, str, str], Column] = {}
     for report in reports:
         for result in report.results:
-            place = ((report.door, report.target), result.mode, result.lane)
-            for column in columns:
-                if ((column.report.door, column.report.target), column.mode, column.lane) == place:
-                    break
-            else:
-                column = Column(report, result.mode, result.lane, {})
-                columns.append(column)
+            place = (report.door, report.target, result.mode, result.lane)
+            column = columns.setdefault(place, Column(report, result.mode, result.lane, {}))
             column.results[result.id] = result
-    return columns
+    return [column for group in _groups(list(columns.values())) for column in group]
+
+
+def _breakable(text: str) -> str:
+    """A name, with places where a line may break."""
+    return re.sub(r"([._/])", r"\1<wbr>", escape(text))
 
 
 def _link(target: str, text: str) -> str:
-    return f'<a href="#{escape(target)}">{escape(text)}</a>'
+    return f'<a href="#{escape(target)}">{_breakable(text)}</a>'
 
 
 def _state(state: str) -> str:
@@ -82,19 +83,23 @@ def _worst(results: Sequence[CaseResult]) -> str:
     return min((result.state for result in results), key=list(STATES).index, default="none")
 
 
+def _groups(columns: Sequence[Column]) -> list[list[Column]]:
+    """Columns by what was judged and how: neighbours that differ in the lane only."""
+    groups: dict[tuple[str, str, str], list[Column]] = {}
+    for column in columns:
+        groups.setdefault((column.report.door, column.report.target, column.mode), []).append(column)
+    return list(groups.values())
+
+
+def _name(column: Column) -> str:
+    return f"{_breakable(column.report.target)} <i>{escape(column.mode)}</i>"
+
+
 def _table(columns: Sequence[Column], rows: Iterable[tuple[str, str]]) -> str:
     """A table with a column for each `Column` under the name of its target; a row is its heading and its cells."""
-    groups: list[list[Column]] = []
-    for column in columns:
-        if groups and (groups[-1][0].report.target, groups[-1][0].mode) == (column.report.target, column.mode):
-            groups[-1].append(column)
-        else:
-            groups.append([column])
-    names = "".join(
-        f'<th colspan="{len(group)}" scope="colgroup">{escape(group[0].report.target)} <i>{escape(group[0].mode)}</i></th>'
-        for group in groups
-    )
-    lanes = "".join(f'<th scope="col">{escape(column.lane)}</th>' for column in columns)
+    groups = _groups(columns)
+    names = "".join(f'<th colspan="{len(group)}" scope="colgroup">{_name(group[0])}</th>' for group in groups)
+    lanes = "".join(f'<th scope="col">{escape(column.lane)}</th>' for group in groups for column in group)
     body = "\n".join(f'<tr><th scope="row">{heading}</th>{cells}</tr>' for heading, cells in rows)
     return (
         f'<div class="scroll"><table>\n<thead><tr><td rowspan="2"></td>{names}</tr>\n<tr>{lanes}</tr></thead>\n'
@@ -170,35 +175,34 @@ def _case(case: Case, columns: Sequence[Column], flags: dict[str, dict[str, str]
         f"{escape(flags[flag]['matters'])}</p></details>"
         for flag in case.flags
     )
-    cells = "".join(_result(column.results.get(case.id)) for column in columns)
-    reasons: dict[str, list[str]] = {}
-    for column, result in mine:
-        if result.state not in ("pass", *FAILED):
-            reasons.setdefault(f"{result.state}: {result.first.message}", []).append(f"{column.lane} {column.mode}")
-    skipped = "".join(
-        f"<li>{escape(', '.join(dict.fromkeys(places)))}: {escape(reason)}</li>" for reason, places in reasons.items()
-    )
+    lines = []
+    for group in _groups([column for column, _ in mine]):
+        chips = "".join(_chip(column.lane, column.results[case.id]) for column in group)
+        reasons: dict[str, list[str]] = {}
+        for column in group:
+            result = column.results[case.id]
+            if result.state not in ("pass", *FAILED):
+                reasons.setdefault(result.first.message, []).append(column.lane)
+        skipped = "".join(f"<br><small>{', '.join(lanes)}: {escape(text)}</small>" for text, lanes in reasons.items())
+        lines.append(f"<li>{_name(group[0])} {chips}{skipped}</li>")
     return "\n".join(
         (
             f'<article id="{escape(case.id)}">\n<h3>{escape(case.id)}</h3>\n<p><i>{escape(case.kind)}</i> '
             f"{escape(case.purpose)}</p>",
-            f'<div class="flags">{meanings}</div>',
-            _table(columns, [("share of the bound", cells)]) if mine else "",
-            f'<ul class="skipped">{skipped}</ul>' if skipped else "",
+            f'<div class="flags">{meanings}</div>\n<ul class="chips">{"".join(lines)}</ul>',
             *(_failure(column.report, case, result) for column, result in mine if result.state in FAILED),
             "</article>",
         )
     )
 
 
-def _result(result: CaseResult | None) -> str:
-    """The cell of one case: its state, and how much of the bound is used as a number and a bar."""
-    if result is None:
-        return '<td class="none">·</td>'
+def _chip(lane: str, result: CaseResult) -> str:
+    """A case in one lane: its state, and how much of the bound is used as a number and a bar."""
     if result.state != "pass":
-        return f'<td class="{_state(result.state)}">{result.state}</td>'
+        return f'<span class="{_state(result.state)}">{escape(lane)} {result.state}</span>'
     percent = math.ceil(100 * result.share)
-    return f'<td class="pass share" style="--share:{percent}%">{f"{percent} %" if percent else "exact"}</td>'
+    used = f"pass, {percent} %" if percent else "pass"
+    return f'<span class="pass share" style="--share:{percent}%">{escape(lane)} {used}</span>'
 
 
 def _failure(report: Report, case: Case, result: CaseResult) -> str:
@@ -217,7 +221,7 @@ def _failure(report: Report, case: Case, result: CaseResult) -> str:
             f'<div class="failure"><h4>{escape(result.state)}: {escape(report.target)} {escape(result.lane)} '
             f"{escape(result.mode)}</h4>",
             f"<p>First at <code>{escape(first.stage)}</code>{share}. Specified in {links}.</p>",
-            f"<pre>{escape(first.message)}</pre>",
+            f'<pre class="message">{escape(first.message)}</pre>',
             f"<pre><code>{escape(lines)}</code></pre>" if lines else "",
             f"<pre>$ {escape(command(report, result))}</pre>",
             f"<p>Then {escape(', '.join(others))}.</p>" if others else "",
