@@ -110,10 +110,10 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def types(session: nox.Session) -> None:
-    """mypy: strict for the specification; the conformance suite is not checked yet."""
+    """mypy, strict for the specification."""
     # A plain (not editable) installation is what a type checker can follow through the mapped folders.
     session.install(*CONSTRAINTS, ".[jax,torch,dev]")
-    session.run("mypy", "-p", "moespec.spec", "-p", "moespec.backends", "-p", "moespec.models")
+    session.run("mypy", "-p", "moespec.spec", "-p", "moespec.backends", "-p", "moespec.models", "-p", "moespec.conformance")
 
 
 @nox.session

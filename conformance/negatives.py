@@ -20,11 +20,12 @@ def fault_and_twin(case: Case) -> tuple[Job, Job]:
     return Job(case, stage, select(case.inputs, stage.reads)), Job(twin, stage, select(twin.inputs, stage.reads))
 
 
-def verdict(case: Case, fault: object, twin: object) -> tuple[str, str]:
+def verdict(case: Case, fault: object, twin: object, *, required: bool = False) -> tuple[str, str]:
     """State and message, from what the fault and the twin gave: results, or an exception.
 
     The class is compared by name along the bases, so that a target may have errors of its own; the argument must be a
-    word of the message; nothing else of the text counts. A runtime fault that is not recognised is "unchecked".
+    word of the message; nothing else of the text counts. A runtime fault that is not recognised is "unchecked", or
+    a failure for a target that checks values (`required`).
     """
     want, argument = case.expected_error.error, case.expected_error.argument
     if isinstance(twin, Exception):
@@ -32,7 +33,7 @@ def verdict(case: Case, fault: object, twin: object) -> tuple[str, str]:
     silent = not isinstance(fault, Exception) or isinstance(fault, MalformedError)
     if silent or want not in [base.__name__ for base in type(fault).__mro__]:
         found = "no error" if silent else f"{type(fault).__name__} ({str(fault)[:160]})"
-        state = "unchecked" if case.expected_error.when == "runtime" else "fail"
+        state = "unchecked" if case.expected_error.when == "runtime" and not required else "fail"
         return state, f"{found}; expected {want} naming {argument}"
     if not re.search(rf"\b{re.escape(argument)}\b", str(fault)):
         return "fail", f"the message does not name {argument}: {str(fault)[:160]}"
@@ -48,5 +49,5 @@ def run(target: Target, cases: list[Case], mode: str) -> list[tuple[str, str]]:
         if mode == "compiled" and case.expected_error.when == "runtime":
             found.append(("unchecked", "values are not looked at in compiled code"))
         else:
-            found.append(verdict(case, execute(target, [fault], mode)[0], twin))
+            found.append(verdict(case, execute(target, [fault], mode)[0], twin, required=target.checks_values))
     return found

@@ -17,7 +17,7 @@ from moespec.conformance.draw import grid
 from moespec.conformance.format import Gradients, Tensor, Value
 from moespec.conformance.judge import CONSTANTS, LANES
 from moespec.conformance.program import BATCH_AXES, Output, Stage, describe, finish, select
-from moespec.conformance.scale import STEP, condition, magnitude, pooled_spread, round_scale, spread, stability
+from moespec.conformance.scale import STEP, condition, pooled_spread, round_scale, spread, stability
 from moespec.spec.numerics import softmax
 
 __all__ = ["GoldenError", "decision", "gradients", "outputs"]
@@ -79,7 +79,8 @@ def join(stage: Stage, groups: list[Arrays]) -> Arrays:
 def outputs(stage: Stage, config: Mapping[str, Any], tensors: Tensors) -> dict[str, Value]:
     """The expected results of a stage with their scales."""
     groups = groups_of(stage, tensors)
-    results = join(stage, [run(stage, config, group) for group in groups])
+    each = [run(stage, config, group) for group in groups]
+    results = join(stage, each)
     described = {name: describe(stage, name) for name in results}
     for name, value in results.items():
         if value.ndim != len(described[name].axes):
@@ -87,7 +88,10 @@ def outputs(stage: Stage, config: Mapping[str, Any], tensors: Tensors) -> dict[s
     scales: dict[str, Arrays] = {}
     for rule, function in (("condition", condition), ("spread", pooled_spread if stage.pooled else spread)):
         if any(output.scale == rule and output.kind == "float" for output in described.values()):
-            found = [function(lambda values: run(stage, config, values), group) for group in groups]
+            found = [
+                function(lambda values: run(stage, config, values), group, computed)
+                for group, computed in zip(groups, each, strict=True)
+            ]
             scales[rule] = join(stage, found)
     values = {}
     for name, value in results.items():
@@ -148,8 +152,10 @@ def decision(stage: Stage, config: Mapping[str, Any], tensors: Tensors, inputs: 
                 margins.append(stability(ordered, group))
                 continue
             scores = {key: value.real for key, value in ordered(group).items()}
-            rule = {"condition": condition, "spread": spread, "magnitude": magnitude}[choice.scale]
-            scales = rule(ordered, group)
+            if choice.scale == "magnitude":
+                scales = {key: np.abs(value) for key, value in scores.items()}
+            else:
+                scales = (condition if choice.scale == "condition" else spread)(ordered, group, scores)
         margins.append(choice.margin(config, scores, scales))
     constant = CONSTANTS[choice.constant][0]
     roundoffs = {lane.name: lane.roundoff for lane in LANES.values()}
@@ -200,7 +206,7 @@ def gradients(
     constant = "gradient" if describe(stage, output).constant == "direct" else "iterated gradient"
     # Sums over the results cancel in a gradient, so the probe counts as an input that is rounded, too.
     flat = {n: _wide(tensor.array) for n, tensor in select(tensors, stage.reads).items()}
-    scales = pooled_spread(moved, {**flat, PROBE: wide}, probes=8)
+    scales = pooled_spread(moved, {**flat, PROBE: wide}, exact, probes=8)
     return Gradients(
         stage.name,
         output,

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from moespec.conformance.draw import signs
 
-__all__ = ["condition", "magnitude", "pooled_spread", "round_scale", "spread", "stability"]
+__all__ = ["condition", "pooled_spread", "round_scale", "spread", "stability"]
 
 Arrays = dict[str, NDArray[Any]]
 Function = Callable[[Arrays], Arrays]
@@ -37,9 +37,9 @@ Function = Callable[[Arrays], Arrays]
 STEP = 1e-30
 
 
-def condition(function: Function, inputs: Arrays) -> Arrays:
-    """The condition scale of every float result of `function`."""
-    results = {name: value for name, value in function(inputs).items() if value.dtype.kind == "f"}
+def condition(function: Function, inputs: Arrays, results: Arrays) -> Arrays:
+    """The condition scale of every float result; `results` are those of `function(inputs)`."""
+    results = _floats(results)
     scale = {name: np.abs(value) for name, value in results.items()}
     for name, array in inputs.items():
         if array.dtype.kind != "f":
@@ -58,11 +58,6 @@ def condition(function: Function, inputs: Arrays) -> Arrays:
     return scale
 
 
-def magnitude(function: Function, inputs: Arrays) -> Arrays:
-    """The absolute value of every float result of `function`."""
-    return {name: np.abs(value) for name, value in function(inputs).items() if value.dtype.kind == "f"}
-
-
 def moved(inputs: Arrays, probe: int, step: float) -> Arrays:
     """Every number of every float input changed by the factor `1 + step` or `1 - step`."""
     return {
@@ -71,10 +66,13 @@ def moved(inputs: Arrays, probe: int, step: float) -> Arrays:
     }
 
 
-def spread(function: Function, inputs: Arrays, *, probes: int = 16, pooled: bool = False) -> Arrays:
-    """The spread scale of every float result of `function`; with `pooled`, r is at least its root mean square."""
+def spread(function: Function, inputs: Arrays, results: Arrays, *, probes: int = 16, pooled: bool = False) -> Arrays:
+    """The spread scale of every float result; with `pooled`, r is at least its root mean square.
+
+    results: those of `function(inputs)`.
+    """
     step = 1e-6
-    results = {name: value for name, value in function(inputs).items() if value.dtype.kind == "f"}
+    results = _floats(results)
     squares = {name: np.zeros(value.shape) for name, value in results.items()}
     for probe in range(probes):
         for name, value in function(moved(inputs, probe, step)).items():
@@ -85,9 +83,13 @@ def spread(function: Function, inputs: Arrays, *, probes: int = 16, pooled: bool
     return {name: np.maximum(np.abs(results[name]), np.sqrt(squares[name])) for name in results}
 
 
-def pooled_spread(function: Function, inputs: Arrays, *, probes: int = 4) -> Arrays:
+def pooled_spread(function: Function, inputs: Arrays, results: Arrays, *, probes: int = 2) -> Arrays:
     """The spread scale of results that are one vector each, from few probes."""
-    return spread(function, inputs, probes=probes, pooled=True)
+    return spread(function, inputs, results, probes=probes, pooled=True)
+
+
+def _floats(results: Arrays) -> Arrays:
+    return {name: value for name, value in results.items() if value.dtype.kind == "f"}
 
 
 def stability(function: Function, inputs: Arrays, *, probes: int = 16) -> float:

@@ -65,6 +65,8 @@ from moespec.backends.optimizer import OptimizerConfig
 from moespec.spec.capacity import CAPACITY_RULES, expert_capacity
 
 name = "numpy"
+checks_values = True
+"""NaN and infinity are refused, as by the specification; compiled backends do not look at values."""
 
 __all__ = [
     "CAPACITY_RULES",
@@ -79,6 +81,7 @@ __all__ = [
     "batch_priority",
     "broadcast_to",
     "cast",
+    "checks_values",
     "compile",
     "concatenate",
     "cos",

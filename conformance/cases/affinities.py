@@ -144,7 +144,7 @@ def _softmax() -> Iterator[Definition]:
         logits("softmax/large", reach=240.0, step=4.0),
         "large_logits",
     )
-    rows = grid("softmax/shifted", (G, 1, E)) + np.array([0.0, 1.0, -8.0, 64.0, 4.0, -1.0]).reshape(1, T, 1)
+    rows = grid("softmax/shifted", (G, 1, E)) + np.array([0.0, 1.0, -8.0, 16.0, 4.0, -1.0]).reshape(1, T, 1)
     yield case("shifted_rows", "value", "Rows that differ by a constant have equal scores.", groups_tokens(rows))
     yield case("equal", "tie", "A router that starts at 0: every expert gets 1/E.", groups_tokens(np.zeros((G, T, E))))
     yield case("one_expert", "degenerate", "One expert gets 1.", logits("softmax/one", (G, T, 1)), "degenerate_size")

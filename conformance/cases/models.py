@@ -13,6 +13,16 @@ __all__ = ["cases"]
 
 TINY = {"image_size": 4, "patch_size": 2, "channels": 1, "width": 8, "depth": 2, "hidden": 8, "heads": 2, "classes": 3}
 SMALL = {**TINY, "width": 4, "hidden": 4, "heads": 1}
+TRAJECTORIES = {
+    "softmax_token_choice": 0,
+    "sinkhorn_token_choice": 1,
+    "softmax_expert_choice": 2,
+    "sinkhorn_expert_choice": 0,
+    "sparsity_constrained_expert_choice": 5,
+    "soft_moe": 0,
+}
+"""Router and the number of the draw of its numbers: the first without a step near a tie."""
+
 VARIANTS: dict[str, dict[str, Any]] = {
     "soft_moe": {"pool": "gap", "qk_norm": True},
     "softmax_token_choice": {"pool": "token", "router_options": {"choices": 2}, "group_images": 2},
@@ -52,13 +62,17 @@ def cases() -> Iterator[Definition]:
         flags = ("model", "generated_code") if router in ("soft_moe", "softmax_token_choice") else ("model",)
         purpose = f"Logits, features and routing of a small MoE-ViT with {router}."
         yield Definition("vit", router, "value", purpose, inputs, {"model": model}, ("forward",), flags)
-    yield trajectory()
+    for router, draw in TRAJECTORIES.items():
+        yield trajectory(router, draw)
 
 
-def trajectory() -> Definition:
+def trajectory(router: str, draw: int) -> Definition:
     """Training steps: a batch that comes again is routed otherwise, and no step is near a tie."""
-    model = {**SMALL, "moe": "last_1", "router": "softmax_token_choice", "experts": 3, "pool": "gap", "group_images": 2}
-    key = "vit/training"
+    depth = 2 if router == "softmax_token_choice" else 1  # a dense block before that with experts, once
+    model = {**SMALL, "depth": depth, "moe": "last_1", "router": router, "experts": 3, "pool": "gap", "group_images": 2}
+    if router.startswith("sparsity"):
+        model["router_options"] = {"transport_steps": 5}
+    key = f"vit/training/{router}/{draw}"
     inputs = {
         "images": tensor(grid(f"{key}/images", (4, 4, 4, 1)), "images height width channels"),
         "targets": tensor(np.eye(3)[[0, 1, 2, 1]], "images classes"),
@@ -72,5 +86,6 @@ def trajectory() -> Definition:
         "rates": [2.0**-6] * 2 + [2.0**-5] * 8 + [2.0**-6] * 10,
         "batch": 2,
     }
-    purpose = "Twenty steps of AdamW with clip and decay: losses, routing of each step, parameters."
-    return Definition("vit", "training", "trajectory", purpose, inputs, config, ("train",), ("model", "generated_code"))
+    purpose = f"Twenty steps of AdamW with clip and decay, {router}: losses, routing of each step, parameters."
+    flags = ("model", "generated_code") if router == "softmax_token_choice" else ("model",)
+    return Definition("vit", f"training_{router}", "trajectory", purpose, inputs, config, ("train",), flags)

@@ -16,6 +16,7 @@ from moespec.conformance.format import Tensor
 from moespec.conformance.programs import PROGRAMS
 from moespec.conformance.programs.routers import selection_scores
 from moespec.conformance.reference import SPEC
+from moespec.spec import ROUTERS
 
 __all__ = ["cases"]
 
@@ -51,6 +52,7 @@ def case(
     noise: bool = False,
     zero: bool = False,
     reach: float = 1.0,
+    zeros: bool = False,
     **fields: Any,
 ) -> Definition:
     """A case of a router that selects; `fields` are those of `RouterConfig`."""
@@ -58,7 +60,7 @@ def case(
     key = f"routers/{router}/{name}"
     config = {"router": {"tokens": t, "experts": e, "width": d, **fields}}
     kernel = tensor(np.zeros((d, e)) if zero else grid(f"{key}/kernel", (d, e), reach=reach), "width experts")
-    drawn = [_tokens(router, f"{key}/{g}", config, kernel, noise) for g in range(groups)]
+    drawn = [_tokens(router, f"{key}/{g}", config, kernel, noise, zeros) for g in range(groups)]
     inputs = {
         "tokens": tensor(np.stack([tokens for tokens, _ in drawn]), "groups tokens width"),
         "router/kernel": kernel,
@@ -78,9 +80,12 @@ def case(
 
 
 def _tokens(
-    router: str, key: str, config: Mapping[str, Any], kernel: Tensor, noise: bool
+    router: str, key: str, config: Mapping[str, Any], kernel: Tensor, noise: bool, zeros: bool
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Tokens (and noise) of one group, with the largest margin among some draws, or the first that is large enough."""
+    """Tokens (and noise) of one group, with the largest margin among some draws, or the first that is large enough.
+
+    zeros: only draws where some slot can be filled only by a score of 0.
+    """
     choice = PROGRAMS[router]["route"].choice
     if choice is None:
         raise ValueError(f"{router} selects nothing")
@@ -93,12 +98,19 @@ def _tokens(
         if noise:
             values["noise"] = drawn.astype(np.float64)
         scores = selection_scores(SPEC, router, config, values)
+        if zeros and not _takes_zero(scores["scores"], ROUTERS[router].configure(**config["router"]).capacity()):
+            continue
         margin = choice.margin(config, scores, {name: np.abs(value) for name, value in scores.items()})
         if margin > best:
             best, found = margin, [(tokens, drawn)]
         if margin >= ENOUGH:
             break
     return found[0]
+
+
+def _takes_zero(scores: NDArray[np.float64], capacity: int) -> bool:
+    """Whether some expert has fewer tokens with a positive score (tokens, experts) than slots."""
+    return bool(((scores > 0).sum(axis=0) < capacity).any())
 
 
 def _common(router: str) -> Iterator[Definition]:
@@ -110,7 +122,8 @@ def _common(router: str) -> Iterator[Definition]:
         ("generated_code",),
         capacity_factor=2.0,
     )
-    yield case(router, "factor_one", "value", "As many slots as choices.", ("overflow_drop",))
+    flags = ("overflow_drop",) if router in TOKEN_CHOICE else ()  # Expert Choice fills every slot
+    yield case(router, "factor_one", "value", "As many slots as choices.", flags)
     yield case(
         router,
         "noise",
@@ -139,7 +152,8 @@ def _common(router: str) -> Iterator[Definition]:
     )
     if router != "sinkhorn_expert_choice":  # whose plan is 1 up to rounding, so that rounding would order the tokens
         yield case(router, "one_expert", "degenerate", "One expert.", ("degenerate_size",), sizes=(T, 1, D))
-    yield case(router, "one_token", "degenerate", "One token.", ("degenerate_size",), sizes=(1, E, D))
+    if router != "sinkhorn_token_choice":  # whose plan is 1/E up to rounding
+        yield case(router, "one_token", "degenerate", "One token.", ("degenerate_size",), sizes=(1, E, D))
     yield case(
         router,
         "gradient",
@@ -236,6 +250,7 @@ def _expert_choice(router: str) -> Iterator[Definition]:
             ("zero_score_slots",),
             capacity_factor=2.0,
             reach=6.0,
+            zeros=True,
         )
         yield case(
             router,
@@ -245,6 +260,7 @@ def _expert_choice(router: str) -> Iterator[Definition]:
             ("zero_score_slots", "empty_slot"),
             capacity_factor=2.0,
             reach=6.0,
+            zeros=True,
             drop_zero_plan=True,
         )
         yield case(router, "few_steps", "value", "Five steps of the solver.", ("solver_steps",), transport_steps=5)

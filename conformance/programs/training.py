@@ -59,11 +59,12 @@ def trained(
         if n + 1 in (*KEPT, len(config["rates"])):
             results[f"parameters/{n + 1}"] = _flat(B.export_state(state)["params"])
     each = {name: np.stack([np.asarray(one[name]) for one in metrics]) for name in metrics[0]}
+    sparse = "" if config["model"]["router"] == "soft_moe" else "routing."
     return {
         "losses": each["loss"],
         "gradient_norms": each["grad_norm"],
-        "routing.dispatch": each["dispatch"],
-        "routing.combine": each["combine"],
+        f"{sparse}dispatch": each["dispatch"],
+        f"{sparse}combine": each["combine"],
         **results,
     }
 
@@ -87,8 +88,8 @@ def _scores(B: Any, config: Config, v: Values) -> Values:
     def note(params: Any, images: Any) -> None:
         notes.clear()
         config["vit"].forward(copy, config["built"], params, images)
-        ((rule, scores, options),) = notes
-        found[f"{len(found)}/{rule}/{options.get('choices', options['capacity'])}"] = scores
+        for rule, scores, options in notes:
+            found[f"{len(found)}/{rule}/{options.get('choices', options['capacity'])}"] = scores
 
     trained(B, config, v, note)
     return found
@@ -96,6 +97,7 @@ def _scores(B: Any, config: Config, v: Values) -> Values:
 
 _RESULT: dict[str, Any] = {"scale": "spread", "constant": "trajectory"}
 _SLOTS = ("steps", "groups", "experts", "capacity")
+_DENSE = ("steps", "groups", "tokens", "experts", "capacity")
 
 STAGES: dict[str, tuple[Stage, ...]] = {
     "vit": (
@@ -117,6 +119,8 @@ STAGES: dict[str, tuple[Stage, ...]] = {
                 "gradient_norms": Output(("steps",), **_RESULT),
                 "slots": Output(_SLOTS, "int"),
                 "weights": Output(_SLOTS, **_RESULT),
+                "dispatch": Output(_DENSE, **_RESULT),
+                "combine": Output(_DENSE, **_RESULT),
                 "parameters/*": Output(("parameters",), **_RESULT),
             },
             Choice(_scores, allocation_margin, "magnitude", "drift", wide=False),

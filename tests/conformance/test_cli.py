@@ -7,39 +7,8 @@ import sys
 import pytest
 
 from moespec.conformance import suite
-from moespec.conformance.__main__ import main
 
 NUMPY = ("--target", "moespec.backends.numpy")
-
-
-@pytest.fixture
-def run(capsys):
-    """Runs the command line; returns the exit status, what it printed, and what it said of errors."""
-
-    def run_(*arguments):
-        try:
-            status = main([str(argument) for argument in arguments])
-        except SystemExit as stopped:
-            if isinstance(stopped.code, str):
-                print(stopped.code, file=sys.stderr)
-            status = stopped.code if isinstance(stopped.code, int) else 1
-        printed = capsys.readouterr()
-        assert "Traceback" not in printed.out + printed.err
-        return status, printed.out, printed.err
-
-    return run_
-
-
-@pytest.fixture
-def target(tmp_path, monkeypatch):
-    """Makes a module of some text and returns its name."""
-    monkeypatch.syspath_prepend(tmp_path)
-
-    def target_(name, text):
-        (tmp_path / f"{name}.py").write_text(text)
-        return name
-
-    return target_
 
 
 def test_list_has_every_case(run):
@@ -104,8 +73,45 @@ def test_no_command(run):
 def test_a_module_that_is_no_target(run, command, name):
     status, _, said = run(*command, "--target", name)
     assert status == 2
-    assert said.startswith(f"--target {name}: ")
+    assert said.startswith(f"--target {name!r}: ")
     assert len(said.splitlines()) == 1
+
+
+@pytest.mark.parametrize("text", ["import sys; sys.exit(0)", "1 / 0", "x = ="])
+def test_a_target_that_cannot_be_imported(run, target, text):
+    name = target(f"broken{abs(hash(text))}", text)
+    status, printed, said = run("run", "--target", name)
+    assert (status, printed) == (2, "")
+    assert said.startswith(f"--target {name!r}: cannot be imported: ")
+
+
+@pytest.mark.parametrize("name", ["", ".x", "a..b"])
+def test_what_is_no_name_of_a_module(run, name):
+    status, printed, said = run("run", "--target", name)
+    assert (status, printed) == (2, "")
+    assert said.startswith(f"--target {name!r}: cannot be imported: ")
+
+
+def test_a_target_that_takes_no_arrays(run, target):
+    text = "def from_numpy(tree, dtype):\n    raise KeyError(dtype)\ndef to_numpy(tree):\n    return tree\n"
+    status, printed, _ = run("run", "--target", target("refusing", text), "--algorithm", "z_loss")
+    assert status == 1
+    assert "nothing was collected" in printed
+    assert "f64: refused by the target: KeyError: 'float64'" in printed
+
+
+def test_a_target_that_promises_to_check_values_must(run, target):
+    text = (
+        "from moespec.backends.numpy import *\n"
+        "from moespec.backends import numpy\n"
+        "def z_loss(logits):\n"
+        "    return numpy.z_loss(numpy.from_numpy(__import__('numpy').nan_to_num(logits)))\n"
+    )
+    options = ("--lane", "f64", "--algorithm", "z_loss")
+    assert run("run", "--target", target("promising", text), *options)[0] == 1
+    status, printed, _ = run("run", "--target", target("silent", text + "checks_values = False\n"), *options)
+    assert status == 0
+    assert "2 skipped, f64 eager: unchecked" in printed
 
 
 def test_a_target_without_a_function_does_not_implement_it(run, target):

@@ -281,14 +281,14 @@ def test_a_negative_wants_the_class_the_argument_and_a_twin_that_works(case):
     assert outcome(case, error(named), twin=RuntimeError("no memory")) == "fail"
 
 
-def states_of_negatives(function):
+def states_of_negatives(function, **attributes):
     """The states of all negatives for a numpy backend whose every function is what `function` makes of it."""
     changed = {name: function(item) for name, item in vars(reference).items() if callable(item) and name.islower()}
     for untouched in ("from_numpy", "to_numpy", "compile"):
         del changed[untouched]
     changed["CAPACITY_RULES"] = reference.CAPACITY_RULES
     changed["ROUTERS"] = {n: replace(r, route=function(r.route)) for n, r in reference.ROUTERS.items()}
-    module = SimpleNamespace(**{**vars(reference), **changed})
+    module = SimpleNamespace(**{**vars(reference), **changed, **attributes})
     return {r.id: r.state for r in run_lane(Target("changed", LANES["f64"], module), NEGATIVES, "eager")}
 
 
@@ -318,10 +318,12 @@ def test_a_target_that_raises_another_class_fails():
 
         return call
 
-    states = states_of_negatives(rename)
+    runtime = [case for case in NEGATIVES if case.expect.when == "runtime"]
     direct = [case for case in STATIC if not case.id.startswith(tuple(reference.ROUTERS))]
-    assert {states[case.id] for case in direct} == {"fail"}
-    assert {states[case.id] for case in NEGATIVES if case.expect.when == "runtime"} == {"unchecked"}
+    for promised, expected in ((False, "unchecked"), (True, "fail")):
+        states = states_of_negatives(rename, checks_values=promised)
+        assert {states[case.id] for case in direct} == {"fail"}
+        assert {states[case.id] for case in runtime} == {expected}
 
 
 def test_a_target_that_does_not_name_the_argument_fails():
