@@ -113,7 +113,9 @@ def types(session: nox.Session) -> None:
     """mypy, strict for the specification."""
     # A plain (not editable) installation is what a type checker can follow through the mapped folders.
     session.install(*CONSTRAINTS, ".[jax,torch,dev]")
-    session.run("mypy", "-p", "moespec.spec", "-p", "moespec.backends", "-p", "moespec.models", "-p", "moespec.conformance")
+    session.run(
+        "mypy", "-p", "moespec.spec", "-p", "moespec.backends", "-p", "moespec.models", "-p", "moespec.conformance"
+    )
 
 
 @nox.session

@@ -1,10 +1,12 @@
-"""A copy of a few vectors, with a `suite.json` of their own, for tests that damage them."""
+"""The command line and targets made of text; a copy of a few vectors, with a `suite.json` of their own, to be damaged."""
 
 import shutil
+import sys
 
 import pytest
 
 from moespec.conformance import suite
+from moespec.conformance.__main__ import main
 
 KEPT = ("token_choice/tied", "token_choice/gradient", "token_choice/negative_nan", "soft_routing/values")
 
@@ -30,3 +32,33 @@ def commit(folder):
 @pytest.fixture(name="commit")
 def commit_(vectors):
     return lambda: commit(vectors)
+
+
+@pytest.fixture
+def run(capsys):
+    """Runs the command line; returns the exit status, what it printed, and what it said of errors."""
+
+    def run_(*arguments):
+        try:
+            status = main([str(argument) for argument in arguments])
+        except SystemExit as stopped:
+            if isinstance(stopped.code, str):
+                print(stopped.code, file=sys.stderr)
+            status = stopped.code if isinstance(stopped.code, int) else 1
+        printed = capsys.readouterr()
+        assert "Traceback" not in printed.out + printed.err
+        return status, printed.out, printed.err
+
+    return run_
+
+
+@pytest.fixture
+def target(tmp_path, monkeypatch):
+    """Makes a module of some text and returns its name."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def target_(name, text):
+        (tmp_path / f"{name}.py").write_text(text)
+        return name
+
+    return target_
