@@ -1,0 +1,167 @@
+"""Waivers: what they excuse, and that one which is wrong, needless or stale fails the run."""
+
+import json
+
+import pytest
+
+from moespec.conformance import matrix, suite, waivers
+from moespec.conformance.report import Report, counts
+from moespec.conformance.results import CaseResult, Outcome
+from moespec.conformance.waivers import Waiver, WaiverError
+
+IDS = {case.id for case in suite.load()}
+MODES = ("eager", "compiled", "files")
+LATE = (
+    "from moespec.backends.numpy import *\n"
+    "from moespec.backends import numpy\n"
+    "def z_loss(logits):\n"
+    "    return numpy.z_loss(logits) + 1 * (logits.shape[2] == 1)\n"
+)  # wrong where there is one expert
+ENTRY = '[[waiver]]\ncase = "z_loss/one_expert"\nrevision = 1\nreason = "we add one"\n'
+
+
+def result(*states, id="z_loss/values", lane="f64", mode="eager"):
+    return CaseResult(id, id.split("/")[0], "value", lane, mode, [Outcome(f"s{i}", s) for i, s in enumerate(states)])
+
+
+def waiver(**fields):
+    return Waiver(**{"case": "z_loss/values", "revision": 1, "reason": "known", **fields})
+
+
+def test_a_failure_is_waived_and_counted_as_skipped():
+    for failing in (("pass", "fail"), ("error",), ("fail", "error", "not implemented")):
+        ((waived,), faults) = waivers.apply([waiver()], [result(*failing)])
+        assert (waived.state, faults) == ("waived", [])
+        assert counts([waived]) == (0, 0, 1)
+
+
+def test_the_reason_and_the_place_of_the_failure_are_kept():
+    ((waived,), _) = waivers.apply([waiver()], [result("pass", "fail")])
+    assert waived.first == Outcome("waiver", "waived", 0.0, "known (first at s1: )")
+    assert [outcome.state for outcome in waived.outcomes] == ["waived", "pass", "waived"]
+    assert "w1/1" in matrix.table([waived], ["z_loss"])
+    (line,) = matrix.skips(Report("target", "x", "", [waived]))
+    assert line == "   1 skipped, f64 eager: waived: known (first at s1: )"
+
+
+def test_a_waived_case_that_passes_fails():
+    ((found,), faults) = waivers.apply([waiver()], [result("pass")])
+    assert (found.state, found.first.stage, faults) == ("fail", "waiver", [])
+    assert found.first.message == "passes, and is waived: known"
+
+
+@pytest.mark.parametrize("state", ["not implemented", "inconclusive", "unchecked"])
+def test_what_is_skipped_anyway_is_not_waived(state):
+    results = [result(state)]
+    found, faults = waivers.apply([waiver()], results)
+    assert found == results
+    assert faults == ["the waiver of z_loss/values matches nothing that fails"]
+
+
+def test_a_waiver_covers_its_lane_and_mode_only():
+    both = [result("fail"), result("fail", lane="f32"), result("fail", mode="compiled")]
+    found, faults = waivers.apply([waiver(lane="f32", mode="eager")], both)
+    assert [r.state for r in found] == ["fail", "waived", "fail"]
+    found, faults = waivers.apply([waiver()], both)
+    assert [r.state for r in found] == ["waived"] * 3
+    found, faults = waivers.apply([waiver(mode="compiled")], [result("fail"), result("pass", mode="compiled")])
+    assert [r.state for r in found] == ["fail", "fail"]
+    assert not faults
+
+
+def test_a_waiver_for_what_was_not_run_is_a_fault():
+    found, faults = waivers.apply([waiver(lane="bf16")], [result("fail")])
+    assert [r.state for r in found] == ["fail"]
+    assert faults == ["the waiver of z_loss/values [bf16] matches nothing that fails"]
+    assert Report("target", "x", "", found, faults=faults).counts == (0, 2, 0)
+
+
+def test_no_waivers_change_nothing(tmp_path):
+    path = tmp_path / "waivers.toml"
+    path.write_text("")
+    assert waivers.read(path, IDS, MODES) == []
+    results = [result("fail"), result("pass")]
+    assert waivers.apply([], results) == (results, [])
+
+
+def test_what_a_file_says(tmp_path):
+    path = tmp_path / "waivers.toml"
+    path.write_text(ENTRY + ENTRY.replace("one_expert", "values") + 'lane = "bf16"\nmode = "files"\n')
+    one, other = waivers.read(path, IDS, MODES)
+    assert one == Waiver("z_loss/one_expert", 1, "we add one")
+    assert (other.case, other.lane, other.mode) == ("z_loss/values", "bf16", "files")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("waiver = [", "TOMLDecodeError"),
+        ('waiver = "z_loss/one_expert"', "expected only [[waiver]] entries"),
+        (ENTRY + "[other]\n", "holds 'other', expected only [[waiver]] entries"),
+        ("waiver = [3]", "waiver 1: 3, expected a table"),
+        (ENTRY + 'owner = "me"\n', "waiver 1: unknown key 'owner'; expected case, revision, reason, lane, mode"),
+        (ENTRY.replace("reason", "because"), "waiver 1: unknown key 'because'"),
+        (ENTRY.replace("revision = 1\n", ""), "waiver 1: 'revision' is missing"),
+        ("[[waiver]]\n", "waiver 1: 'case' is missing"),
+        (ENTRY.replace('"we add one"', '" "'), "waiver 1: reason is ' ', expected str, not empty"),
+        (ENTRY.replace('"we add one"', "3"), "waiver 1: reason is 3, expected str"),
+        (ENTRY.replace("= 1", "= true"), "waiver 1: revision is True, expected int"),
+        (ENTRY.replace("= 1", '= "1"'), "waiver 1: revision is '1', expected int"),
+        (ENTRY.replace("= 1", "= 2"), "waiver 1: z_loss/one_expert has revision 1 now, and the waiver 2"),
+        (ENTRY.replace("one_expert", "*"), "waiver 1: there is no case 'z_loss/*'"),
+        (ENTRY.replace("z_loss/one_expert", "z_loss"), "waiver 1: there is no case 'z_loss'"),
+        (ENTRY + 'lane = "f16"\n', "waiver 1: unknown lane 'f16'; expected f64, f32, bf16"),
+        (ENTRY + 'mode = "fast"\n', "waiver 1: unknown mode 'fast'; expected eager, compiled, files"),
+        (ENTRY + ENTRY, "waiver 2: z_loss/one_expert is waived twice"),
+        (ENTRY + ENTRY + 'lane = "f64"\n', "waiver 2: z_loss/one_expert [f64] is waived twice"),
+        (ENTRY + 'lane = "f64"\n' + ENTRY + 'mode = "eager"\n', "waiver 2: z_loss/one_expert [eager] is waived twice"),
+        ("[[waiver]]\ncase = '''\udcff'''\n".encode("utf-8", "surrogateescape"), "UnicodeDecodeError"),
+    ],
+)
+def test_a_wrong_file_stops_the_run(run, tmp_path, text, said):
+    path = tmp_path / "waivers.toml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(WaiverError) as caught:
+        waivers.read(path, IDS, MODES)
+    assert said in str(caught.value)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_the_command_line(run, target, tmp_path):
+    path, report = tmp_path / "waivers.toml", tmp_path / "report.json"
+    options = ("run", "--target", target("adds_one", LATE), "--lane", "f64", "--algorithm", "z_loss", "--waivers", path)
+    path.write_text(ENTRY)
+    assert run(*options)[1].splitlines()[-1] == "8 passed, 0 failed, 1 skipped"
+    path.write_text(ENTRY.replace("one_expert", "values"))
+    status, printed, _ = run(*options, "--report", report)
+    assert status == 1
+    assert "FAIL z_loss/values [f64 eager] first at waiver\n    passes, and is waived: we add one" in printed
+    assert printed.splitlines()[-1] == "7 passed, 2 failed, 0 skipped"
+    path.write_text(ENTRY + ENTRY.replace("one_expert", "gradient") + 'lane = "f32"\n')
+    assert run(*options)[0] == 0  # the second is for a lane that was not asked for
+    status, printed, _ = run(*[o for o in options if o not in ("--lane", "f64")], "--report", report)
+    assert status == 1
+    assert "FAIL the waiver of z_loss/gradient [f32] matches nothing that fails" in printed
+    assert json.loads(report.read_text())["failed"] == 1
+    path.write_text(ENTRY.replace("= 1", "= 3"))
+    status, printed, said = run(*options)
+    assert (status, printed) == (2, "")
+    assert "revision" in said
+
+
+def test_a_file_that_is_not_there(run, tmp_path):
+    status, _, said = run("run", "--target", "moespec.backends.numpy", "--waivers", tmp_path / "none.toml")
+    assert status == 2
+    assert said.startswith(f"{tmp_path / 'none.toml'}: FileNotFoundError")
+
+
+def test_files_are_waived_too(run, tmp_path):
+    (tmp_path / "out/z_loss").mkdir(parents=True)
+    (tmp_path / "out/z_loss/one_expert.safetensors").write_bytes(b"damaged")
+    path = tmp_path / "waivers.toml"
+    path.write_text(ENTRY + 'mode = "files"\n')
+    status, printed, _ = run("judge", tmp_path / "out", "--algorithm", "z_loss", "--waivers", path)
+    assert status == 1  # nothing passes
+    assert printed.splitlines()[-1] == "0 passed, 0 failed, 9 skipped"
+    assert "f64 files: waived: we add one (first at file: " in printed
