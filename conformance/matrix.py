@@ -28,7 +28,8 @@ def table(results: Sequence[CaseResult], algorithms: Sequence[str] = tuple(ALGOR
             mine = [result for result in own if result.algorithm == algorithm]
             cells = [cell([r for r in mine if r.kind in kinds]) for kinds in COLUMNS.values()]
             share = max((result.share for result in mine), default=0.0)
-            rows.append([algorithm, *cells, f"{100 * share:.0f} %" if share else ""])
+            used = f"{100 * share:.0f} %" if 0 < share <= 1 else "over" if share else ""
+            rows.append([algorithm, *cells, used])
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
         blocks.append("\n".join([lines[0], "-" * len(lines[0]), *lines[1:]]))

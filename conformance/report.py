@@ -86,8 +86,11 @@ def column_of(kind: str) -> str:
 def write_text(path: Path, text: str) -> None:
     """Write a file under a temporary name and rename it."""
     temporary = path.with_name(f".{path.name}.partial")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def write(report: Report, path: Path) -> None:
