@@ -96,10 +96,17 @@ def lane_of(files: Files) -> Lane:
 
 def judge(files: Files, cases: Sequence[Case], lane: Lane) -> list[CaseResult]:
     """What came of each of the cases."""
-    return [
-        CaseResult(case.id, case.algorithm, case.kind, lane.name, MODE, _outcomes(case, files.get(case.id), lane))
-        for case in cases
-    ]
+    results = []
+    for case in cases:
+        tensors = files.get(case.id)
+        result = CaseResult(case.id, case.algorithm, case.kind, lane.name, MODE, _outcomes(case, tensors, lane))
+        failing = {outcome.stage.split("/")[0] for outcome in result.outcomes if outcome.state == "fail"}
+        for name, found in tensors.items() if isinstance(tensors, dict) else ():
+            stage, _, key = name.partition("/")
+            if stage in failing:
+                result.returned.setdefault(stage, {})[key] = found.array
+        results.append(result)
+    return results
 
 
 def expected(case: Case) -> dict[str, Value]:

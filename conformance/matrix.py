@@ -49,7 +49,10 @@ def cell(results: Sequence[CaseResult]) -> str:
 
 
 def failures(report: Report) -> str:
-    """For each failure: the case, where it first differs, by how much, and the command that runs it alone."""
+    """For each failure: the case, where it first differs, by how much, and the command that runs it alone.
+
+    After them the known deviations that they equal, and what is wrong beside the cases.
+    """
     lines = []
     for result in report.results:
         if result.state in FAILED:
@@ -60,7 +63,8 @@ def failures(report: Report) -> str:
                 *(f"    {line}" for line in first.message.splitlines()),
                 f"    {command(report, result)}",
             ]
-    return "\n".join([*lines, *(f"FAIL {fault}" for fault in report.faults)])
+    known = [f"{c.algorithm} [{c.lane} {c.mode}] equals {c.text}" for c in report.conventions]
+    return "\n".join([*lines, *known, *(f"FAIL {fault}" for fault in report.faults)])
 
 
 def command(report: Report, result: CaseResult) -> str:

@@ -19,8 +19,8 @@ from moespec.conformance.matrix import LEGEND, cell, command, total
 from moespec.conformance.programs import PROGRAMS
 from moespec.conformance.report import Report
 from moespec.conformance.reproduce import code
-from moespec.conformance.results import COLUMNS, FAILED, STATES, CaseResult
-from moespec.spec import ALGORITHMS
+from moespec.conformance.results import COLUMNS, FAILED, STATES, CaseResult, Convention
+from moespec.spec import ALGORITHMS, LEDGER
 
 __all__ = ["page"]
 
@@ -222,12 +222,20 @@ def _failure(report: Report, case: Case, result: CaseResult) -> str:
             f"{escape(result.mode)}</h4>",
             f"<p>First at <code>{escape(first.stage)}</code>{share}. Specified in {links}.</p>",
             f'<pre class="message">{escape(first.message)}</pre>',
+            *(_convention(convention) for convention in report.conventions_of(result)),
             f"<pre><code>{escape(lines)}</code></pre>" if lines else "",
             f"<pre>$ {escape(command(report, result))}</pre>",
             f"<p>Then {escape(', '.join(others))}.</p>" if others else "",
             "</div>",
         )
     )
+
+
+def _convention(convention: Convention) -> str:
+    """A known deviation, and the question on which it differs from the specification."""
+    entry = LEDGER.get(convention.ledger)
+    read = f" {entry.question} The reading here: {entry.reading}" if entry else ""
+    return f"<p>In {escape(convention.algorithm)} it equals <b>{escape(convention.text)}</b>.{escape(read)}</p>"
 
 
 def _modules(names: Iterable[str]) -> list[str]:

@@ -15,8 +15,9 @@ from typing import Any
 from moespec.conformance import files
 from moespec.conformance.format import Case
 from moespec.conformance.judge import LANES
-from moespec.conformance.results import COLUMNS, FAILED, STATES, CaseResult, Outcome
+from moespec.conformance.results import COLUMNS, FAILED, STATES, CaseResult, Convention, Outcome
 from moespec.conformance.target import MODES
+from moespec.spec import ALGORITHMS
 
 __all__ = [
     "DOORS",
@@ -54,7 +55,8 @@ class Report:
     """What came of one target.
 
     door: one of `DOORS`; target: the name of what was judged. suite: the sha256 of `suite.json`. faults: sentences
-    about what is wrong beside the cases, such as a waiver that waives nothing; each counts as a failure.
+    about what is wrong beside the cases, such as a waiver that waives nothing; each counts as a failure. conventions:
+    the known deviations that failures equal.
     """
 
     door: str
@@ -63,6 +65,12 @@ class Report:
     results: list[CaseResult]
     refused: list[Refusal] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
+    conventions: list[Convention] = field(default_factory=list)
+
+    def conventions_of(self, result: CaseResult) -> list[Convention]:
+        """The known deviations that the failures of an algorithm equal, in the lane and mode of a result."""
+        place = (result.algorithm, result.lane, result.mode)
+        return [found for found in self.conventions if (found.algorithm, found.lane, found.mode) == place]
 
     @property
     def counts(self) -> tuple[int, int, int]:
@@ -106,6 +114,7 @@ def write(report: Report, path: Path) -> None:
         "skipped": skipped,
         "faults": report.faults,
         "refused": [vars(refusal) for refusal in report.refused],
+        "conventions": [vars(convention) for convention in report.conventions],
         "cases": [
             {
                 "id": result.id,
@@ -202,6 +211,7 @@ def _report(content: Any, cases: Sequence[Case], suite: str) -> Report:
             for entry in _get(content, "it", "refused", list)
         ],
         [_text(fault) for fault in _get(content, "it", "faults", list)],
+        [_convention(entry) for entry in _get(content, "it", "conventions", list)],
     )
     seen: set[tuple[str, str, str]] = set()
     for result in report.results:
@@ -225,12 +235,35 @@ def _text(value: Any) -> str:
 def _case(entry: Any, known: Mapping[str, Case]) -> CaseResult:
     id = _get(entry, "a case", "id", str, known)
     place, case = f"case {id}", known[id]
-    lane, mode = _get(entry, place, "lane", str, LANES), _get(entry, place, "mode", str, (*MODES, files.MODE))
+    lane, mode = _place(entry, place)
     outcomes = [_outcome(each, place) for each in _get(entry, place, "outcomes", list)]
     result = CaseResult(id, case.algorithm, case.kind, lane, mode, outcomes)
     if _get(entry, place, "state", str) != result.state:
         raise ValueError(f"{place}: state {_short(entry['state'])}, and its outcomes make {result.state!r}")
     return result
+
+
+def _convention(entry: Any) -> Convention:
+    place = "a convention"
+    algorithm = _get(entry, place, "algorithm", str, ALGORITHMS)
+    lane, mode = _place(entry, place)
+    mutant, computes, ledger, who = (_get(entry, place, key, str) for key in ("mutant", "computes", "ledger", "who"))
+    return Convention(
+        algorithm,
+        lane,
+        mode,
+        mutant,
+        computes,
+        ledger,
+        who,
+        _number(entry, place, "agree"),
+        _number(entry, place, "of"),
+    )
+
+
+def _place(entry: Any, place: str) -> tuple[str, str]:
+    """Lane and mode."""
+    return _get(entry, place, "lane", str, LANES), _get(entry, place, "mode", str, (*MODES, files.MODE))
 
 
 def _outcome(entry: Any, place: str) -> Outcome:

@@ -7,7 +7,7 @@ from typing import Any
 from moespec.conformance.format import Value
 from moespec.conformance.judge import Lane, compare
 
-__all__ = ["COLUMNS", "FAILED", "STATES", "CaseResult", "NotOfferedError", "Outcome", "judged"]
+__all__ = ["COLUMNS", "FAILED", "STATES", "CaseResult", "Convention", "NotOfferedError", "Outcome", "judged"]
 
 COLUMNS = {
     "forward": ("value", "overflow", "degenerate"),
@@ -47,9 +47,39 @@ class Outcome:
     message: str = ""
 
 
+@dataclass(frozen=True)
+class Convention:
+    """A known deviation that a target's results equal, in one algorithm, lane and mode.
+
+    mutant, computes, ledger, who: of the mutant (see `mutants`). agree: the stages in which the results of the target
+    are those of the mutant, of: those that fail or on which the mutant would fail. Where agree < of, it explains a part.
+    """
+
+    algorithm: str
+    lane: str
+    mode: str
+    mutant: str
+    computes: str
+    ledger: str
+    who: str
+    agree: int
+    of: int
+
+    @property
+    def text(self) -> str:
+        """A sentence for the report."""
+        notes = [f"in {self.agree} of {self.of} stages"]
+        notes += [f"ledger {self.ledger}"] if self.ledger else []
+        notes += [f"as in {self.who}"] if self.who else []
+        return f"{self.mutant}: {self.computes} ({'; '.join(notes)})"
+
+
 @dataclass
 class CaseResult:
-    """What came of one case in one lane and mode."""
+    """What came of one case in one lane and mode.
+
+    returned: what the target returned for each stage that fails, by name.
+    """
 
     id: str
     algorithm: str
@@ -57,6 +87,7 @@ class CaseResult:
     lane: str
     mode: str
     outcomes: list[Outcome] = field(default_factory=list)
+    returned: dict[str, dict[str, Any]] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def state(self) -> str:

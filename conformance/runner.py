@@ -111,9 +111,12 @@ def _run_stages(
     for job, found in zip(jobs, execute(target, jobs, mode), strict=True):
         expected = next(record.outputs for record in job.case.stages if record.name == job.stage.name)
         sure = certified(job.case.decisions.get(job.stage.name), target.lane)
-        before.setdefault(job.case.id, []).extend(judged(job.stage.name, expected, found, target.lane, sure))
-    for id, outcomes in before.items():
-        results[id].outcomes[:0] = outcomes
+        outcomes = judged(job.stage.name, expected, found, target.lane, sure)
+        before.setdefault(job.case.id, []).extend(outcomes)
+        if any(outcome.state == "fail" for outcome in outcomes):
+            results[job.case.id].returned[job.stage.name] = found
+    for id, earlier in before.items():
+        results[id].outcomes[:0] = earlier
 
 
 def _available(target: Target, case: Case, stage: str, results: dict[str, CaseResult]) -> bool:

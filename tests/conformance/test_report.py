@@ -6,13 +6,13 @@ from html.parser import HTMLParser
 
 import pytest
 
-from moespec.conformance import report, suite
+from moespec.conformance import matrix, report, suite
 from moespec.conformance.__main__ import main
 from moespec.conformance.badge import badge
 from moespec.conformance.page import page
 from moespec.conformance.report import Refusal, Report, ReportError
-from moespec.conformance.results import STATES, CaseResult, Outcome
-from moespec.spec import ALGORITHMS
+from moespec.conformance.results import STATES, CaseResult, Convention, Outcome
+from moespec.spec import ALGORITHMS, LEDGER
 
 CASES = suite.load()
 SUITE = suite.digest()
@@ -33,6 +33,7 @@ ALL = of(
     result(state="fail", share=float("inf"), lane="f32"),
     refused=[Refusal("bf16", "no such dtype", 379)],
     faults=["the waiver of x matches nothing that fails"],
+    conventions=[Convention("z_loss", "f32", "eager", "mean_of_squares", "squares the mean", "TC-2", "nobody", 1, 2)],
 )
 
 
@@ -77,6 +78,8 @@ def test_what_is_written_is_read_back(tmp_path):
         ({"skipped": -1}, "skipped is -1, expected at least 0"),
         ({"faults": ["x"]}, "failed is 1, and its cases make 2"),
         ({"faults": [1]}, "1, expected a text"),
+        ({"conventions": [{"algorithm": "hash"}]}, "a convention: unknown algorithm 'hash'"),
+        ({"conventions": [{"algorithm": "vit", "lane": "f64", "mode": "eager"}]}, "a convention has no 'mutant'"),
         ({"refused": [{"lane": "f8", "reason": "", "cases": 1}]}, "unknown lane 'f8'"),
         ({"refused": [{"lane": "f32", "reason": "", "cases": -3}]}, "cases is -3, expected at least 0"),
     ],
@@ -300,6 +303,15 @@ def test_a_failure_has_its_place_its_numbers_a_reproduction_and_the_specificatio
     assert "all first choices before any second choice" in shown  # the text of the specification
 
 
+def test_a_known_deviation_is_named_with_its_question():
+    text, reader = read(ALL)
+    shown = "".join(reader.text)
+    assert "mean_of_squares: squares the mean (in 1 of 2 stages; ledger TC-2; as in nobody)" in shown
+    assert LEDGER["TC-2"].question in shown
+    assert text.count("squares the mean") == 1  # in the lane that fails
+    assert "z_loss [f32 eager] equals mean_of_squares: squares the mean" in matrix.summary(ALL)
+
+
 def test_each_stage_is_linked_to_where_it_is_specified():
     for id, stage, module in (
         ("sinkhorn_expert_choice/values", "plan/plan", "sinkhorn"),
@@ -323,6 +335,7 @@ def test_what_a_stranger_writes_is_text(tmp_path, state):
         target=f"/tmp/{EVIL}",
         refused=[Refusal("f32", EVIL, 1)],
         faults=[EVIL],
+        conventions=[Convention("z_loss", "f64", "eager", EVIL, EVIL, EVIL, EVIL, 1, 1)],
     )
     report.write(evil, path)
     text, _ = read(report.read(path, CASES, SUITE))
