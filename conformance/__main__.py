@@ -7,13 +7,14 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from moespec.conformance import files, matrix, report, reproduce, suite, waivers
+from moespec.conformance import files, matrix, mutation, report, reproduce, suite, waivers
 from moespec.conformance.adapter import Adapter, kernel
 from moespec.conformance.badge import badge
 from moespec.conformance.files import FoundFileError
 from moespec.conformance.format import Case, VectorError, encode, to_text
 from moespec.conformance.judge import LANES
 from moespec.conformance.page import page
+from moespec.conformance.recognise import Known, recognise
 from moespec.conformance.report import Refusal, Report, ReportError
 from moespec.conformance.results import FAILED
 from moespec.conformance.runner import run
@@ -95,6 +96,12 @@ def _parser() -> argparse.ArgumentParser:
     golden.add_argument("--check", action="store_true", help="write nothing; fail if a committed vector differs")
     golden.add_argument("--algorithm", action="append", choices=list(ALGORITHMS), help="only these (repeatable)")
 
+    mutants = command(
+        "mutants", _mutants, "Try the suite on wrong implementations: each must fail, and each case fail one."
+    )
+    common(mutants)
+    mutants.add_argument("--algorithm", action="append", choices=list(ALGORITHMS), help="only these (repeatable)")
+
     list_ = command("list", _list, "List the cases.")
     common(list_)
     show = command("show", _show, "Print a case and, for a target, an adapter or files, what they make of it.")
@@ -146,7 +153,9 @@ def _judge(options: argparse.Namespace) -> int:
     lane = LANES[options.lane] if options.lane else files.lane_of(tensors)
     cases, waived = _asked(options, cases, lanes=[lane.name], modes=[files.MODE])
     results = files.judge(tensors, cases, lane)
-    return _conclude(options, Report("files", options.folder, suite.digest(options.vectors), results), waived)
+    conventions = recognise(results, Known(cases))
+    digest = suite.digest(options.vectors)
+    return _conclude(options, Report("files", options.folder, digest, results, conventions=conventions), waived)
 
 
 def _report(options: argparse.Namespace) -> int:
@@ -200,6 +209,7 @@ def _judged_by(door: type[Target], options: argparse.Namespace, cases: Sequence[
         suite.digest(options.vectors),
         results,
         [Refusal(lane, reason, unseen) for lane, reason in refused.items()],
+        conventions=recognise(results, Known(cases)),
     )
 
 
@@ -253,6 +263,13 @@ def _golden(options: argparse.Namespace) -> int:
     return 0
 
 
+def _mutants(options: argparse.Namespace) -> int:
+    algorithms = options.algorithm or list(ALGORITHMS)
+    found = mutation.survey(load(options.vectors, lambda id: id.split("/")[0] in algorithms))
+    print(mutation.table(found))
+    return 1 if found.survivors or found.idle or not found.cases else 0
+
+
 def _list(options: argparse.Namespace) -> int:
     for case in load(options.vectors):
         print(f"{case.id:48} {case.kind:10} {case.purpose}")
@@ -286,6 +303,8 @@ def _show(options: argparse.Namespace) -> int:
             )
         if result.state in FAILED:
             print("", reproduce.code(found, result), sep="\n")
+    for convention in found.conventions:
+        print(f"{convention.lane} {convention.mode} equals {convention.text}")
     return 1 if any(result.state in FAILED for result in found.results) else 0
 
 

@@ -113,7 +113,7 @@ def _run_stages(
         sure = certified(job.case.decisions.get(job.stage.name), target.lane)
         outcomes = judged(job.stage.name, expected, found, target.lane, sure)
         before.setdefault(job.case.id, []).extend(outcomes)
-        if any(outcome.state == "fail" for outcome in outcomes):
+        if not isinstance(found, Exception) and any(outcome.state == "fail" for outcome in outcomes):
             results[job.case.id].returned[job.stage.name] = found
     for id, earlier in before.items():
         results[id].outcomes[:0] = earlier
