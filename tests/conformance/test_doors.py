@@ -1,6 +1,8 @@
 """The doors for strangers: an adapter with one method, and files that a program in any language wrote."""
 
 import os
+import re
+import shlex
 import shutil
 import struct
 import subprocess
@@ -12,7 +14,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from moespec.conformance import files, report, reproduce, suite
+from moespec.conformance import files, report, reproduce, suite, waivers
 from moespec.conformance.adapter import Adapter
 from moespec.conformance.judge import LANES
 from moespec.conformance.runner import run_lane
@@ -429,6 +431,34 @@ def test_a_router_written_in_c_passes(run, tmp_path):
     assert status == 0
     assert printed.splitlines()[-1] == f"{len(wanted) - len(negatives)} passed, 0 failed, {len(negatives)} skipped"
     assert printed.startswith("f32 files")
+
+
+# The documentation.
+
+
+def test_the_commands_of_the_documentation_work_as_printed(run, tmp_path, monkeypatch):
+    root = Path(__file__).parents[2]
+    text = (root / "docs" / "conformance.md").read_text()
+    for name in ("tests", "conformance"):
+        (tmp_path / name).symlink_to(root / name)
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    (tmp_path / "fused.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    commands = re.findall(r"^\$ (.*)$", text, re.MULTILINE)
+    assert len(commands) == 8
+    for command in commands:
+        words = shlex.split(command)
+        if words[:3] == ["python", "-m", "moespec.conformance"]:
+            assert run(*words[3:])[0] == 0, command
+        elif shutil.which("cc"):
+            subprocess.run(words, check=True)
+        else:
+            pytest.skip("there is no C compiler on this machine")
+    (entry,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+    (tmp_path / "waivers.toml").write_text(entry)
+    assert len(waivers.read(tmp_path / "waivers.toml", BY_ID, ("eager", "compiled", "files"))) == 1
+    assert (tmp_path / "report.html").exists()
 
 
 # Reproductions.
