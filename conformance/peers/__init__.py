@@ -1,0 +1,43 @@
+"""Peers: what other packages compute, judged by the suite.
+
+`peers.toml` lists them; `adapters/` has a module for each, which makes the package a target; `python -m
+moespec.conformance.peers` runs the suite on those that are asked for and writes the table `docs/peers.md`.
+"""
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["PEERS", "Peer"]
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A package, and what its environment needs.
+
+    name: in `peers.toml`. package: the distribution whose version is recorded. adapter: its module. requires: what is
+    installed beside moespec. alone: what is installed too, but without what it depends on.
+    """
+
+    name: str
+    package: str
+    adapter: str
+    requires: tuple[str, ...]
+    alone: tuple[str, ...] = ()
+
+    @property
+    def target(self) -> str:
+        """The adapter's module by its full name."""
+        return f"moespec.conformance.peers.adapters.{self.adapter}"
+
+
+def _peers() -> dict[str, Peer]:
+    content = tomllib.loads((Path(__file__).parent / "peers.toml").read_text())
+    return {
+        name: Peer(name, entry["package"], entry["adapter"], tuple(entry["requires"]), tuple(entry.get("alone", ())))
+        for name, entry in content.items()
+    }
+
+
+PEERS: dict[str, Peer] = _peers()
+"""The peers by name."""

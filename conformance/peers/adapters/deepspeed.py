@@ -1,0 +1,95 @@
+"""DeepSpeed: the gating functions that its `TopKGate` uses for one, two and more choices, without their random parts.
+
+Random token selection and the sampling of the second expert are off, and the minimum of the capacity is 0. The experts'
+layer needs process groups and is not run; outputs are those of the suite's own layer for the peer's routing.
+"""
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from deepspeed.moe.sharded_moe import top1gating, top2gating, topkgating
+from torch import Tensor
+
+from moespec.conformance.peers.adapters.on_torch import (
+    Routed,
+    cast,
+    expert_mlp,
+    from_numpy,
+    moe_layer,
+    sum,
+    to_numpy,
+    value_and_grad,
+)
+from moespec.spec import RouterConfig, RouterOutput
+
+__all__ = [
+    "ROUTERS",
+    "balance_loss",
+    "cast",
+    "expert_mlp",
+    "from_numpy",
+    "moe_layer",
+    "sum",
+    "to_numpy",
+    "token_choice",
+    "value_and_grad",
+]
+
+
+def _gating(logits: Tensor, choices: int, factor: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Loss, combine and dispatch of one group."""
+    if choices > logits.shape[1]:
+        raise NotImplementedError("there are more choices than experts")
+    if choices == 2 and logits.dtype == torch.float64:
+        raise NotImplementedError("top2gating computes in float32")
+    found: tuple[Tensor, ...]
+    if choices == 1:
+        found = top1gating(logits, factor, 0, use_rts=False)
+    elif choices == 2:
+        found = top2gating(logits, factor, 0, top2_2nd_expert_sampling=False)
+    else:
+        found = topkgating(logits, choices, factor, 0)
+    return found[0], found[1], found[2]
+
+
+def _routed(logits: Tensor, choices: int, factor: float) -> Routed:
+    found = [_gating(group, choices, factor) for group in logits]
+    dispatch = torch.stack([dispatch for _, _, dispatch in found])
+    return Routed(dispatch.to(logits.dtype), torch.stack([combine for _, combine, _ in found]))
+
+
+def token_choice(
+    scores: Tensor,
+    *,
+    choices: int,
+    capacity: int,
+    combine_scores: Tensor | None = None,
+    order: Tensor | None = None,
+) -> Routed:
+    """`top1gating`, `top2gating` or `topkgating` on the logarithm of the scores, whose softmax they take."""
+    if combine_scores is not None or order is not None:
+        raise NotImplementedError("the gates combine with what they select by, in the order of the tokens")
+    if (scores <= 0).any() or (choices == 1 and (scores.sum(dim=-1) != 1).any()):
+        raise NotImplementedError("the gates take a softmax, so scores are positive, and sum to 1 for one choice")
+    _, tokens, experts = scores.shape
+    return _routed(scores.log(), choices, (capacity - 0.5) * experts / tokens / choices)  # rounded up
+
+
+def balance_loss(scores: Tensor) -> Tensor:
+    """The loss of `top1gating`, on the logarithm of the scores, whose softmax it takes."""
+    if (scores <= 0).any() or (scores.sum(dim=-1) != 1).any():
+        raise NotImplementedError("the gates take a softmax, so scores are positive and sum to 1")
+    return torch.stack([_gating(group.log(), 1, 1.0)[0] for group in scores]).mean()
+
+
+def _route(params: dict[str, Tensor], tokens: Tensor, config: RouterConfig, **noise: Any) -> RouterOutput:
+    """`top1gating`, `top2gating` or `topkgating`, with the capacity of the peer and a minimum of 0."""
+    if noise or config.batch_priority != "none":
+        raise NotImplementedError("the gates have Gumbel noise, and no order but that of the tokens")
+    if config.multiple_of != 1 or config.rounding != "ceil":
+        raise NotImplementedError("the capacity is rounded up to an integer")
+    return RouterOutput(_routed(tokens @ params["kernel"], config.choices, config.capacity_factor), {}, {})
+
+
+ROUTERS = {"softmax_token_choice": SimpleNamespace(route=_route)}

@@ -1,0 +1,89 @@
+"""soft-moe (of bwconrad): `SoftMoELayerWrapper`.
+
+Only the module of the layer is loaded: the package itself imports timm for its vision transformers.
+"""
+
+import importlib.util
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from moespec.conformance.peers.adapters.on_torch import (
+    Recorded,
+    Routed,
+    SuiteExpert,
+    cast,
+    expert_mlp,
+    from_numpy,
+    soft_moe_router,
+    sum,
+    to_numpy,
+    value_and_grad,
+)
+
+__all__ = [
+    "ROUTERS",
+    "cast",
+    "expert_mlp",
+    "from_numpy",
+    "moe_layer",
+    "soft_routing",
+    "sum",
+    "to_numpy",
+    "value_and_grad",
+]
+
+
+def _module_of_layer() -> ModuleType:
+    package = importlib.util.find_spec("soft_moe")
+    if package is None or not package.submodule_search_locations:
+        raise ModuleNotFoundError("No module named 'soft_moe'", name="soft_moe")
+    spec = importlib.util.spec_from_file_location(
+        "soft_moe_layer", f"{package.submodule_search_locations[0]}/soft_moe.py"
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+SoftMoELayerWrapper = _module_of_layer().SoftMoELayerWrapper
+
+
+ONLY = {"norm_form": "paper", "dispatch": "soft", "combine": "soft"}
+"""The forms that the peer can be taken for."""
+
+
+def soft_routing(tokens: Tensor, slots: Tensor, *, scale: Any = 1.0, normalize: bool = True, **forms: str) -> Routed:
+    """The weights inside `SoftMoELayerWrapper.forward`."""
+    other = {name: form for name, form in forms.items() if form != ONLY[name]}
+    if other:
+        raise NotImplementedError(f"the layer has no {other}")
+    width, experts, capacity = slots.shape
+    params = {"phi": slots}
+    if normalize:
+        params["scale"] = torch.as_tensor(scale, dtype=slots.dtype).reshape(1)
+
+    def layer(tokens: Tensor, experts_of_suite: Any) -> Tensor:
+        members = iter(SuiteExpert(experts_of_suite, e, experts) for e in range(experts))
+        peer = SoftMoELayerWrapper(width, experts, capacity, lambda: next(members), normalize=normalize)
+        result: Tensor = functional_call(peer, params, (tokens,))
+        return result
+
+    with Recorded() as recorded:
+        layer(tokens, lambda inputs: inputs)
+    _, dispatch, combine = recorded.weights
+    return Routed(dispatch, combine, layer)
+
+
+def moe_layer(tokens: Tensor, routing: Routed, experts: Any) -> Tensor:
+    """`SoftMoELayerWrapper.forward` with the experts of the suite."""
+    assert routing.layer is not None
+    return routing.layer(tokens, experts)
+
+
+ROUTERS = {"soft_moe": soft_moe_router(soft_routing, "`SoftMoELayerWrapper.forward` and the weights inside it.")}

@@ -1,0 +1,141 @@
+"""st-moe-pytorch: `TopNGating` and `MoE`, without the random part of the routing.
+
+The threshold is 0, so that no choice is dropped at random; dispatch is not made straight-through, which leaves it 0 or 1.
+The capacity factor of the peer does not count choices (`CAPACITY_RULES["st_moe"]`), so it is given choices times the
+factor. `token_choice` is given a capacity, for which the peer's minimum of 4 is lifted; the router keeps it.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from st_moe_pytorch import MoE
+from st_moe_pytorch import st_moe_pytorch as module
+from st_moe_pytorch.st_moe_pytorch import TopNGating
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from moespec.conformance.peers.adapters.on_torch import (
+    Routed,
+    SuiteExperts,
+    cast,
+    expert_mlp,
+    from_numpy,
+    sum,
+    to_numpy,
+    value_and_grad,
+)
+from moespec.spec import RouterConfig, RouterOutput
+
+__all__ = [
+    "ROUTERS",
+    "balance_loss",
+    "cast",
+    "expert_mlp",
+    "from_numpy",
+    "moe_layer",
+    "sum",
+    "to_numpy",
+    "token_choice",
+    "value_and_grad",
+    "z_loss",
+]
+
+
+class _Given(nn.Module):
+    """A gate that returns what was computed before."""
+
+    def __init__(self, *result: Tensor) -> None:
+        super().__init__()
+        self.result = result
+
+    def forward(self, tokens: Tensor, **noise: Any) -> tuple[Tensor, ...]:
+        """Dispatch, combine, balance loss, z-loss."""
+        return self.result
+
+
+def _gating(tokens: Tensor, kernel: Tensor, choices: int, **options: Any) -> tuple[Routed, Tensor, Tensor]:
+    """The routing, the balance loss and the z-loss of `TopNGating` in training."""
+    width, count = kernel.shape
+    if not 2 <= choices <= count:
+        raise NotImplementedError("top_n is at least 2, and at most the number of experts")
+    gating = TopNGating(
+        width, count, top_n=choices, threshold_train=0.0, straight_through_dispatch_tensor=False, **options
+    )
+    dispatch, combine, balance, z = functional_call(gating.train(), {"to_gates.weight": kernel.T}, (tokens,))
+
+    def layer(tokens: Tensor, experts: Any) -> Tensor:
+        peer = MoE(tokens.shape[-1], num_experts=count, gating_top_n=choices, experts=nn.ModuleList())
+        peer.gate, peer.experts = _Given(dispatch, combine, balance, z), SuiteExperts(experts)
+        result: Tensor = peer(tokens).outputs
+        return result
+
+    return Routed(dispatch, combine, layer), balance, z
+
+
+@contextmanager
+def _no_minimum() -> Iterator[None]:
+    minimum, module.MIN_EXPERT_CAPACITY = module.MIN_EXPERT_CAPACITY, 1
+    try:
+        yield
+    finally:
+        module.MIN_EXPERT_CAPACITY = minimum
+
+
+def token_choice(
+    scores: Tensor,
+    *,
+    choices: int,
+    capacity: int,
+    combine_scores: Tensor | None = None,
+    order: Tensor | None = None,
+) -> Routed:
+    """`TopNGating` on the logarithm of the scores, whose softmax it takes."""
+    if combine_scores is not None or order is not None:
+        raise NotImplementedError("TopNGating combines with what it selects by, in the order of the tokens")
+    if (scores <= 0).any():
+        raise NotImplementedError("TopNGating takes a softmax, so scores are positive")
+    _, tokens, experts = scores.shape
+    if capacity > tokens:
+        raise NotImplementedError("TopNGating has no more slots than tokens")
+    factor = (capacity + 0.5) * experts / tokens  # rounded down
+    with _no_minimum():
+        identity = torch.eye(experts, dtype=scores.dtype)
+        return _gating(scores.log(), identity, choices, capacity_factor_train=factor)[0]
+
+
+def z_loss(logits: Tensor) -> Tensor:
+    """The router z-loss of `TopNGating` in training."""
+    return _losses(logits)[1]
+
+
+def balance_loss(scores: Tensor) -> Tensor:
+    """The balance loss of `TopNGating` in training, on the logarithm of the scores, whose softmax it takes."""
+    if (scores <= 0).any() or (scores.sum(dim=-1) != 1).any():
+        raise NotImplementedError("TopNGating takes a softmax, so scores are positive and sum to 1")
+    return _losses(scores.log())[0]
+
+
+def _losses(logits: Tensor) -> tuple[Tensor, Tensor]:
+    return _gating(logits, torch.eye(logits.shape[-1], dtype=logits.dtype), 2)[1:]
+
+
+def moe_layer(tokens: Tensor, routing: Routed, experts: Any) -> Tensor:
+    """`MoE.forward` with the experts of the suite."""
+    assert routing.layer is not None
+    return routing.layer(tokens, experts)
+
+
+def _route(params: dict[str, Tensor], tokens: Tensor, config: RouterConfig, **noise: Any) -> RouterOutput:
+    """`TopNGating` and `MoE`, with the capacity of the peer."""
+    if noise or config.batch_priority != "none":
+        raise NotImplementedError("TopNGating has Gumbel noise, and no order but that of the tokens")
+    if config.multiple_of != 1:
+        raise NotImplementedError("the capacity is not made a multiple")
+    factor = config.choices * config.capacity_factor
+    return RouterOutput(_gating(tokens, params["kernel"], config.choices, capacity_factor_train=factor)[0], {}, {})
+
+
+ROUTERS = {"softmax_token_choice": SimpleNamespace(route=_route)}

@@ -1,0 +1,85 @@
+"""transformers: the Switch Transformer's router, its layer and its losses."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+from transformers import SwitchTransformersConfig
+from transformers.models.switch_transformers import modeling_switch_transformers as module
+
+from moespec.conformance.peers.adapters.on_torch import (
+    Routed,
+    SuiteExpert,
+    cast,
+    expert_mlp,
+    from_numpy,
+    sum,
+    to_numpy,
+    value_and_grad,
+)
+from moespec.spec import RouterConfig, RouterOutput
+
+__all__ = [
+    "ROUTERS",
+    "balance_loss",
+    "cast",
+    "expert_mlp",
+    "from_numpy",
+    "moe_layer",
+    "sum",
+    "to_numpy",
+    "value_and_grad",
+    "z_loss",
+]
+
+
+def _route(params: dict[str, Tensor], tokens: Tensor, config: RouterConfig, **noise: Any) -> RouterOutput:
+    """`SwitchTransformersTop1Router` and `SwitchTransformersSparseMLP`, with the capacity of the case."""
+    if noise or config.choices != 1 or config.batch_priority != "none":
+        raise NotImplementedError("the router chooses one expert, has jitter for noise, and the order of the tokens")
+    if tokens.dtype == torch.float64:
+        raise NotImplementedError("the router computes in float32 at most")
+    settings = SwitchTransformersConfig(
+        d_model=config.width,
+        d_ff=1,
+        num_experts=config.experts,
+        expert_capacity=config.capacity(),
+    )
+    peer = module.SwitchTransformersSparseMLP(settings).eval()
+    kernel = params["kernel"].T
+    chosen, probability, _ = functional_call(peer.router, {"classifier.weight": kernel}, (tokens,))
+    slots = torch.nn.functional.one_hot((chosen.cumsum(dim=1) - 1).clamp(min=0), config.tokens)[
+        ..., : config.capacity()
+    ]
+    dispatch = (chosen[..., None] * slots).to(tokens.dtype)
+
+    def layer(tokens: Tensor, experts: Any) -> Tensor:
+        for e in range(config.experts):
+            peer.experts[f"expert_{e}"] = SuiteExpert(experts, e, config.experts)
+        result: Tensor = functional_call(peer, {"router.classifier.weight": kernel}, (tokens,))
+        return result
+
+    return RouterOutput(Routed(dispatch, dispatch * probability[..., None], layer), {}, {})
+
+
+def moe_layer(tokens: Tensor, routing: Routed, experts: Any) -> Tensor:
+    """`SwitchTransformersSparseMLP.forward` with the experts of the suite."""
+    assert routing.layer is not None
+    return routing.layer(tokens, experts)
+
+
+def balance_loss(scores: Tensor) -> Tensor:
+    """`load_balancing_loss_func` of `modeling_switch_transformers`, with the first maximum as the choice."""
+    loss: Tensor = module.load_balancing_loss_func(scores, scores.argmax(dim=-1))
+    return loss
+
+
+def z_loss(logits: Tensor) -> Tensor:
+    """`router_z_loss_func` of `modeling_switch_transformers`."""
+    loss: Tensor = module.router_z_loss_func(logits)
+    return loss
+
+
+ROUTERS = {"softmax_token_choice": SimpleNamespace(route=_route)}

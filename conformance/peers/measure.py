@@ -1,0 +1,113 @@
+"""Run the suite on a peer, and keep what came of it as a record."""
+
+import hashlib
+import importlib
+import importlib.metadata
+import inspect
+import io
+import json
+import platform
+from collections.abc import Iterator, Sequence
+from contextlib import redirect_stdout
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from moespec.conformance import judge
+from moespec.conformance.format import Case
+from moespec.conformance.peers import Peer
+from moespec.conformance.peers.target import PeerTarget, judged_function
+from moespec.conformance.programs import PROGRAMS
+from moespec.conformance.report import write_text
+from moespec.conformance.recognise import Known, recognise
+from moespec.conformance.results import CaseResult, Outcome
+from moespec.conformance.runner import run
+from moespec.conformance.suite import suite_text
+from moespec.spec import ROUTERS
+
+__all__ = ["LANES", "measure", "read_record", "write_record"]
+
+SCHEMA = 1
+LANES = ("f64", "f32")
+"""Is the algorithm right, are the numerics."""
+
+
+def measure(peer: Peer, cases: Sequence[Case]) -> dict[str, Any]:
+    """The record of a peer: its version, the functions of its adapter, and what came of each case that calls one.
+
+    Raises ImportError if the package is not installed.
+    """
+    module = importlib.import_module(peer.target)
+    with redirect_stdout(io.StringIO()):  # of packages that print
+        results, refused = run(peer.target, cases, lanes=LANES, door=PeerTarget)
+    asked = PeerTarget(peer.target, judge.LANES[LANES[0]]).asked
+    by_id = {case.id: asked(case) for case in cases}
+    parts: dict[str, list[CaseResult]] = {}
+    for result in results:
+        for function, part in _parts(module, by_id[result.id], result):
+            parts.setdefault(function, []).append(part)
+    parts = {name: own for name, own in sorted(parts.items()) if {part.state for part in own} != {"not implemented"}}
+    known = Known(list(by_id.values()))
+    requirements = [requirement.split("==")[0] for requirement in (*peer.requires, *peer.alone)]
+    return {
+        "schema": SCHEMA,
+        "peer": peer.name,
+        "package": peer.package,
+        "versions": {name: importlib.metadata.version(name) for name in sorted({peer.package, "numpy", *requirements})},
+        "python": platform.python_version(),
+        "suite": hashlib.sha256(suite_text().encode()).hexdigest(),
+        "about": inspect.cleandoc(module.__doc__ or ""),
+        "refused": refused,
+        "functions": {
+            name: {
+                "runs": _runs(module, name),
+                "conventions": [asdict(convention) for convention in recognise(own, known)],
+                "cases": [_entry(part) for part in sorted(own, key=lambda part: (part.id, LANES.index(part.lane)))],
+            }
+            for name, own in parts.items()
+        },
+    }
+
+
+def _runs(module: Any, function: str) -> str:
+    """What of the peer's runs: the first paragraph of the docstring."""
+    found = module.ROUTERS[function].route if function in ROUTERS else getattr(module, function)
+    return " ".join((inspect.getdoc(found) or "").split("\n\n")[0].split()).removesuffix(".")
+
+
+def _parts(module: Any, case: Case, result: CaseResult) -> Iterator[tuple[str, CaseResult]]:
+    """The functions of the peer that a case judges, each with what came of the stages that do."""
+    judged: dict[str, list[Outcome]] = {}
+    for outcome in result.outcomes if case.expect is None else []:
+        name = outcome.stage.split("/")[0]
+        stage = PROGRAMS[case.algorithm][case.expected_gradients.stage if name == "gradient" else name]
+        function = judged_function(module, stage, case.algorithm)
+        # Whether a router differs is for its whole to say; its steps are functions of their own.
+        if function and (stage.whole or case.algorithm not in ROUTERS):
+            judged.setdefault(function, []).append(outcome)
+    for function, outcomes in judged.items():
+        yield function, replace(result, outcomes=outcomes)
+
+
+def _entry(part: CaseResult) -> dict[str, Any]:
+    """What decides, and the first line of why."""
+    entry = {"id": part.id, "lane": part.lane, "state": part.state}
+    if part.state != "pass":
+        entry |= {"stage": part.first.stage, "message": part.first.message.split("\n")[0]}
+    return entry
+
+
+def write_record(record: dict[str, Any], path: Path) -> None:
+    """Write a record with sorted keys."""
+    write_text(path, json.dumps(record, sort_keys=True, indent=1) + "\n")
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """A record that was written. Raises ValueError, naming the file, if it is none."""
+    try:
+        record = json.loads(path.read_text())
+        if record["schema"] != SCHEMA:
+            raise ValueError(f"schema {record['schema']}, expected {SCHEMA}")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path}: no record of a peer: {type(error).__name__}: {error}") from error
+    return dict(record)

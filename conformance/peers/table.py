@@ -1,0 +1,117 @@
+"""The table of what peers compute, made of their records."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from moespec.conformance.peers.measure import LANES
+from moespec.conformance.results import FAILED
+
+__all__ = ["table"]
+
+Record = dict[str, Any]
+
+HEAD = """# What other packages compute
+
+<!-- Made by `python -m moespec.conformance.peers` of the records in conformance/reports; not to be edited. -->
+
+The suite was run on packages from the Python registry, each in an environment of its own. A small adapter
+([conformance/peers/adapters](../conformance/peers/adapters)) calls the package's code and translates shapes and parameters; what a
+case does not say is left to the package's default.
+
+A number is one of cases: passed / failed / not offered, op by op on a CPU, in float64 and in float32. A case fails when the
+result is not within the bound of the suite ([conformance.md](conformance.md)): the package takes another reading than this
+specification, rounds more, or raises an exception. Which reading is right is for the papers to say; the ambiguity ledger
+(`moespec.spec.LEDGER`) has both where the papers are silent. Not judged: errors (a package has its own), losses and metrics inside
+of routers, bfloat16, compiled code.
+"""
+
+
+def table(records: Sequence[Record]) -> str:
+    """The table as Markdown: all peers, then each by its functions and where it differs."""
+    rows = [["package", "version", "float64", "float32", "differs in"]]
+    for record in records:
+        functions = record["functions"]
+        differing = [f"`{name}`" for name, function in functions.items() if _failing(function)]
+        entries = [entry for function in functions.values() for entry in function["cases"]]
+        rows.append(
+            [
+                f"[{record['package']}](#{_anchor(record)})",
+                record["versions"][record["package"]],
+                *_numbers(entries),
+                ", ".join(differing) or "nothing",
+            ]
+        )
+    return "\n".join([HEAD, *_grid(rows), *(line for record in records for line in _section(record))]) + "\n"
+
+
+def _heading(record: Record) -> str:
+    return f"{record['package']} {record['versions'][record['package']]}"
+
+
+def _anchor(record: Record) -> str:
+    """What a Markdown renderer makes of the heading of a section."""
+    kept = (letter for letter in _heading(record).lower() if letter.isalnum() or letter in " -_")
+    return "".join(kept).replace(" ", "-")
+
+
+def _section(record: Record) -> list[str]:
+    others = [f"{name} {version}" for name, version in record["versions"].items() if name != record["package"]]
+    functions = record["functions"]
+    rows = [["function", "what runs", "float64", "float32"]]
+    rows += [[f"`{name}`", found["runs"], *_numbers(found["cases"])] for name, found in functions.items()]
+    lines = ["", f"## {_heading(record)}", "", record["about"], "", f"With {', '.join(others)}.", "", *_grid(rows), ""]
+    rows = [["differs", "cases", "computes instead", "the first of them"]]
+    for name, found in functions.items():
+        failing = _failing(found)
+        if failing:
+            rows.append([f"`{name}`", _cases(failing), _conventions(found["conventions"]), _first(failing[0])])
+    return [*lines, *(_grid(rows) if rows[1:] else ["No case differs."])]
+
+
+def _failing(function: Record) -> list[Record]:
+    return [entry for entry in function["cases"] if entry["state"] in FAILED]
+
+
+def _numbers(entries: Sequence[Record]) -> list[str]:
+    """Passed / failed / everything else, in each lane."""
+    cells = []
+    for lane in LANES:
+        states = Counter(entry["state"] for entry in entries if entry["lane"] == lane)
+        failed = sum(states[state] for state in FAILED)
+        cells.append(f"{states['pass']} / {failed} / {states.total() - states['pass'] - failed}")
+    return cells
+
+
+def _conventions(found: Sequence[Record]) -> str:
+    """The named deviations that were recognised, with the number of stages that each explains; f64 stands for both."""
+    names = dict.fromkeys((each["mutant"], each["algorithm"]) for each in found)
+    texts = []
+    for mutant, algorithm in names:
+        own = [each for each in found if (each["mutant"], each["algorithm"]) == (mutant, algorithm)]
+        ledger = f", {own[0]['ledger']}" if own[0]["ledger"] else ""
+        parts = ", ".join(f"{each['lane']} {each['agree']} of {each['of']}" for each in own)
+        texts.append(f"`{mutant}`{ledger}: {own[0]['computes']} ({parts})")
+    return "<br>".join(texts) or "nothing that the suite has a name for"
+
+
+def _cases(entries: Sequence[Record]) -> str:
+    """The cases by algorithm, with the lane of those that fail in one only."""
+    lanes: dict[str, list[str]] = {}
+    for entry in entries:
+        lanes.setdefault(entry["id"], []).append(entry["lane"])
+    algorithms: dict[str, list[str]] = {}
+    for id, found in lanes.items():
+        algorithm, case = id.split("/")
+        algorithms.setdefault(algorithm, []).append(case if len(found) == len(LANES) else f"{case} ({found[0]})")
+    return "; ".join(f"{algorithm}: {', '.join(cases)}" for algorithm, cases in algorithms.items())
+
+
+def _first(entry: Record) -> str:
+    return f"{entry['id']}, {entry['lane']}, {entry['stage']}: {entry['message']}"
+
+
+def _grid(rows: Sequence[Sequence[str]]) -> list[str]:
+    """A table of Markdown; bars within a cell are escaped."""
+    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+    return [lines[0], "|" + "---|" * len(rows[0]), *lines[1:]]
