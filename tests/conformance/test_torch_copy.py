@@ -1,0 +1,145 @@
+"""The torch backend copied to a package of its own, with one small error each time: the suite says where and which."""
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+SOURCE = Path(__file__).parents[2] / "backends" / "torch"
+
+# File, what stands there, what is put in its place, the algorithm it is seen in, and the known deviation it is.
+ERRORS = {
+    "higher expert": (
+        "allocations.py",
+        "torch.sort(scores.detach(), dim=2, descending=True, stable=True).indices[:, :, :choices].int()",
+        "(scores.shape[2] - 1 - torch.sort(scores.detach().flip(2), dim=2, descending=True, stable=True)"
+        ".indices)[:, :, :choices].int()",
+        "token_choice",
+        "ties_to_the_higher_expert",
+    ),
+    "second choices early": (
+        "allocations.py",
+        "chosen.mT.reshape(groups, -1), experts).reshape(groups, choices, tokens).mT",
+        "chosen.reshape(groups, -1), experts).reshape(groups, tokens, choices)",
+        "token_choice",
+        "all_choices_of_a_token_first",
+    ),
+    "priority upside down": (
+        "allocations.py",
+        "priority = scores.amax(dim=2)",
+        "priority = -scores.amax(dim=2)",
+        "batch_priority",
+        None,  # the sum of several choices is left as it is
+    ),
+    "higher token": (
+        "allocations.py",
+        "best, chosen = torch.sort(scores.detach(), dim=1, descending=True, stable=True)",
+        "best, chosen = torch.sort(scores.detach().flip(1), dim=1, descending=True, stable=True); "
+        "chosen = tokens - 1 - chosen",
+        "expert_choice",
+        "ties_to_the_higher_token",
+    ),
+    "softmax axis": (
+        "affinities.py",
+        "torch.softmax(widen(logits), dim=2)",
+        "torch.softmax(widen(logits), dim=1)",
+        "softmax_affinity",
+        "softmax_over_tokens",
+    ),
+    "noise": (
+        "affinities.py",
+        "(multiplier / logits.shape[2]) * noise",
+        "multiplier * noise",
+        "gating_noise",
+        "noise_not_scaled",
+    ),
+    "rows first": (
+        "affinities.py",
+        "        columns = column_sum.log() - torch.logsumexp(logits + token_potential, dim=1, keepdim=True)\n"
+        "        rows = -torch.logsumexp(logits + columns, dim=2, keepdim=True)\n",
+        "        rows = -torch.logsumexp(logits + expert_potential, dim=2, keepdim=True)\n"
+        "        columns = column_sum.log() - torch.logsumexp(logits + rows, dim=1, keepdim=True)\n",
+        "sinkhorn",
+        "rows_first",
+    ),
+    "unbiased": (
+        "losses.py",
+        ".square().mean(dim=1) / mean.square()",
+        ".square().sum(dim=1) / (values.shape[1] - 1) / mean.square()",
+        "importance_loss",
+        "unbiased_variance",
+    ),
+    "z of the mean": (
+        "losses.py",
+        "torch.logsumexp(widen(logits), dim=2).square().mean()",
+        "torch.logsumexp(widen(logits), dim=2).mean(dim=1).square().mean()",
+        "z_loss",
+        "square_of_the_mean",
+    ),
+    "root mean square": (
+        "soft.py",
+        "    squares = (x * x).sum(dim=axis, keepdim=True)\n",
+        "    return x.shape[axis] ** 0.5 / (x * x).sum(dim=axis, keepdim=True).sqrt().clamp_min(1e-12)\n    squares = x\n",
+        "soft_routing",
+        "rms_norm",
+    ),
+    "soft axes": (
+        "soft.py",
+        "SoftRouting(dispatched.reshape(shape), combined.reshape(shape))",
+        "SoftRouting(combined.reshape(shape), dispatched.reshape(shape))",
+        "soft_routing",
+        "exchanged",
+    ),
+    "wrong gelu": (
+        "network.py",
+        'approximate="tanh" if form == "tanh" else "none"',
+        'approximate="none" if form == "tanh" else "tanh"',
+        "network",
+        None,
+    ),
+}
+
+
+@pytest.fixture
+def changed(tmp_path, monkeypatch):
+    """Makes a copy of the torch backend under another name, with one text replaced by another."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def changed_(name, file, text, instead):
+        package = shutil.copytree(SOURCE, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+        for path in package.rglob("*.py"):
+            path.write_text(path.read_text().replace("moespec.backends.torch", name))
+        path = package / file
+        assert path.read_text().count(text) == 1
+        path.write_text(path.read_text().replace(text, instead))
+        return name
+
+    return changed_
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_a_small_error_is_found_and_named(run, changed, error):
+    file, text, instead, algorithm, convention = ERRORS[error]
+    name = changed(f"torch_{re.sub('[^a-z]', '_', error)}", file, text, instead)
+    status, printed, _ = run("run", "--target", name, "--lane", "f64,f32", "--algorithm", algorithm)
+    assert status == 1
+    assert re.search(rf"^FAIL {algorithm}/\w+ \[f64 eager\] first at \w+/\w+", printed, re.MULTILINE)
+    if convention:
+        for lane in ("f64", "f32"):
+            (line,) = [line for line in printed.splitlines() if f"{convention}: " in line and lane in line]
+            assert algorithm in line
+
+
+def test_the_copy_itself_passes(run, changed):
+    name = changed("torch_copy", "soft.py", "EPSILON = 1e-6", "EPSILON = 1e-6")
+    status, printed, _ = run("run", "--target", name, "--lane", "f64", "--algorithm", "soft_routing")
+    assert status == 0
+    assert ", 0 failed, " in printed.splitlines()[-1]
+
+
+def test_most_of_them_have_a_name():
+    assert len(ERRORS) >= 10
+    assert sum(convention is not None for *_, convention in ERRORS.values()) >= 7
