@@ -134,6 +134,11 @@ def _summary(reports: Sequence[Report], columns: Sequence[Column]) -> str:
         for result in column.results.values()
         if result.state in FAILED
     ]
+    known = [
+        f"<li>{escape(report.target)} <i>{escape(convention.lane)} {escape(convention.mode)}</i>: {_convention(convention)}</li>"
+        for report in reports
+        for convention in report.conventions
+    ]
     states = "".join(
         f'<dt class="{_state(state)}">{state}</dt><dd>{escape(text)}</dd>' for state, text in STATES.items()
     )
@@ -142,6 +147,7 @@ def _summary(reports: Sequence[Report], columns: Sequence[Column]) -> str:
             f'<section id="matrix">\n<ul class="judged">{"".join(judged)}</ul>',
             _table(columns, rows),
             f"<p>{escape(LEGEND)}</p>",
+            f"<h2>Known deviations</h2>\n<ul>{''.join(known)}</ul>" if known else "",
             f"<h2>Failures</h2>\n<ul>{''.join(failed_cases)}</ul>" if failed_cases else "<p>Nothing failed.</p>",
             f"<h2>States</h2>\n<dl>{states}</dl>\n</section>",
         )
@@ -222,7 +228,7 @@ def _failure(report: Report, case: Case, result: CaseResult) -> str:
             f"{escape(result.mode)}</h4>",
             f"<p>First at <code>{escape(first.stage)}</code>{share}. Specified in {links}.</p>",
             f'<pre class="message">{escape(first.message)}</pre>',
-            *(_convention(convention) for convention in report.conventions_of(result)),
+            *(f"<p>{_convention(convention)}</p>" for convention in report.conventions_of(result)),
             f"<pre><code>{escape(lines)}</code></pre>" if lines else "",
             f"<pre>$ {escape(command(report, result))}</pre>",
             f"<p>Then {escape(', '.join(others))}.</p>" if others else "",
@@ -235,7 +241,7 @@ def _convention(convention: Convention) -> str:
     """A known deviation, and the question on which it differs from the specification."""
     entry = LEDGER.get(convention.ledger)
     read = f" {entry.question} The reading here: {entry.reading}" if entry else ""
-    return f"<p>In {escape(convention.algorithm)} it equals <b>{escape(convention.text)}</b>.{escape(read)}</p>"
+    return f"In {_link(convention.algorithm, convention.algorithm)} it equals {escape(convention.text)}.{escape(read)}"
 
 
 def _modules(names: Iterable[str]) -> list[str]:
