@@ -12,6 +12,7 @@ from moespec.conformance.mutants import (
     layers,
     losses,
     network,
+    packages,
     routers,
     soft,
     transport,
@@ -23,7 +24,7 @@ __all__ = ["MUTANTS", "Mutant", "build", "recorded"]
 MUTANTS: dict[str, Mutant] = {}
 """The mutants by name."""
 
-for _module in (capacity, affinities, allocations, transport, soft, losses, layers, network, routers, faults):
+for _module in (capacity, affinities, allocations, transport, soft, losses, layers, network, routers, faults, packages):
     for _mutant in _module.MUTANTS:
         if _mutant.name in MUTANTS:
             raise ValueError(f"two mutants are called {_mutant.name}")

@@ -18,8 +18,8 @@ from moespec.conformance.format import Case
 from moespec.conformance.peers import Peer
 from moespec.conformance.peers.target import PeerTarget, judged_function
 from moespec.conformance.programs import PROGRAMS
-from moespec.conformance.report import write_text
 from moespec.conformance.recognise import Known, recognise
+from moespec.conformance.report import write_text
 from moespec.conformance.results import CaseResult, Outcome
 from moespec.conformance.runner import run
 from moespec.conformance.suite import suite_text
@@ -60,7 +60,7 @@ def measure(peer: Peer, cases: Sequence[Case]) -> dict[str, Any]:
         "refused": refused,
         "functions": {
             name: {
-                "runs": _runs(module, name),
+                **_words(module, name),
                 "conventions": [asdict(convention) for convention in recognise(own, known)],
                 "cases": [_entry(part) for part in sorted(own, key=lambda part: (part.id, LANES.index(part.lane)))],
             }
@@ -69,10 +69,11 @@ def measure(peer: Peer, cases: Sequence[Case]) -> dict[str, Any]:
     }
 
 
-def _runs(module: Any, function: str) -> str:
-    """What of the peer's runs: the first paragraph of the docstring."""
+def _words(module: Any, function: str) -> dict[str, str]:
+    """From the docstring: what of the peer's runs, its first paragraph, and what to know of the cases that fail."""
     found = module.ROUTERS[function].route if function in ROUTERS else getattr(module, function)
-    return " ".join((inspect.getdoc(found) or "").split("\n\n")[0].split()).removesuffix(".")
+    runs, _, notes = (inspect.getdoc(found) or "").partition("\n\n")
+    return {"runs": " ".join(runs.split()).removesuffix("."), "notes": " ".join(notes.split())}
 
 
 def _parts(module: Any, case: Case, result: CaseResult) -> Iterator[tuple[str, CaseResult]]:

@@ -65,7 +65,9 @@ def _section(record: Record) -> list[str]:
     for name, found in functions.items():
         failing = _failing(found)
         if failing:
-            rows.append([f"`{name}`", _cases(failing), _conventions(found["conventions"]), _first(failing[0])])
+            named = [*_conventions(found["conventions"]), *([found["notes"]] if found["notes"] else [])]
+            words = "<br>".join(named) or "nothing that the suite has a name for"
+            rows.append([f"`{name}`", _cases(failing), words, _first(failing[0])])
     return [*lines, *(_grid(rows) if rows[1:] else ["No case differs."])]
 
 
@@ -83,8 +85,8 @@ def _numbers(entries: Sequence[Record]) -> list[str]:
     return cells
 
 
-def _conventions(found: Sequence[Record]) -> str:
-    """The named deviations that were recognised, with the number of stages that each explains; f64 stands for both."""
+def _conventions(found: Sequence[Record]) -> list[str]:
+    """The named deviations that were recognised, with how many of the stages that fail each explains."""
     names = dict.fromkeys((each["mutant"], each["algorithm"]) for each in found)
     texts = []
     for mutant, algorithm in names:
@@ -92,7 +94,7 @@ def _conventions(found: Sequence[Record]) -> str:
         ledger = f", {own[0]['ledger']}" if own[0]["ledger"] else ""
         parts = ", ".join(f"{each['lane']} {each['agree']} of {each['of']}" for each in own)
         texts.append(f"`{mutant}`{ledger}: {own[0]['computes']} ({parts})")
-    return "<br>".join(texts) or "nothing that the suite has a name for"
+    return texts
 
 
 def _cases(entries: Sequence[Record]) -> str:

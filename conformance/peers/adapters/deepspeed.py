@@ -67,7 +67,11 @@ def token_choice(
     combine_scores: Tensor | None = None,
     order: Tensor | None = None,
 ) -> Routed:
-    """`top1gating`, `top2gating` or `topkgating` on the logarithm of the scores, whose softmax they take."""
+    """`top1gating`, `top2gating` or `topkgating` on the logarithm of the scores, whose softmax they take.
+
+    For more than two choices the slots of an expert are in the order of the tokens, and who chose it with the highest score
+    stays.
+    """
     if combine_scores is not None or order is not None:
         raise NotImplementedError("the gates combine with what they select by, in the order of the tokens")
     if (scores <= 0).any() or (choices == 1 and (scores.sum(dim=-1) != 1).any()):
@@ -84,7 +88,11 @@ def balance_loss(scores: Tensor) -> Tensor:
 
 
 def _route(params: dict[str, Tensor], tokens: Tensor, config: RouterConfig, **noise: Any) -> RouterOutput:
-    """`top1gating`, `top2gating` or `topkgating`, with the capacity of the peer and a minimum of 0."""
+    """`top1gating`, `top2gating` or `topkgating`, with the capacity of the peer and a minimum of 0.
+
+    For one choice `torch.topk` of equal numbers decides who stays in an expert that is full; for two, the weights that a
+    token keeps are divided by their sum (TC-4).
+    """
     if noise or config.batch_priority != "none":
         raise NotImplementedError("the gates have Gumbel noise, and no order but that of the tokens")
     if config.multiple_of != 1 or config.rounding != "ceil":

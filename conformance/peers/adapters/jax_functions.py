@@ -78,7 +78,10 @@ def layer_norm(x: jax.Array, scale: jax.Array, bias: jax.Array | None = None, **
 
 
 def attention(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
-    """`jax.nn.dot_product_attention`."""
+    """`jax.nn.dot_product_attention`.
+
+    Its logits are float32 also where the arrays are float64.
+    """
     return jax.nn.dot_product_attention(query, key, value)
 
 

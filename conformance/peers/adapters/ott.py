@@ -14,7 +14,10 @@ __all__ = ["cast", "from_numpy", "lane", "sinkhorn_affinity", "sum", "to_numpy",
 
 
 def sinkhorn_affinity(logits: jax.Array, *, iterations: int | None = None, tolerance: float | None = None) -> jax.Array:
-    """`ott.solvers.linear.sinkhorn.Sinkhorn` with an epsilon of 1."""
+    """`ott.solvers.linear.sinkhorn.Sinkhorn` with an epsilon of 1.
+
+    The gradient is that of the optimum, by implicit differentiation (SK-4); in float32 its linear system cannot be solved.
+    """
     options: dict[str, Any] = {}
     if iterations is not None:
         options |= {"min_iterations": iterations, "max_iterations": iterations, "inner_iterations": 1}

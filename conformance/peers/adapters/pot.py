@@ -31,7 +31,10 @@ __all__ = [
 
 
 def sinkhorn_affinity(logits: Tensor, *, iterations: int | None = None, tolerance: float | None = None) -> Tensor:
-    """`ot.sinkhorn` with a regularisation of 1."""
+    """`ot.sinkhorn` with a regularisation of 1.
+
+    It scales rows and columns of `exp(logits)`, which float32 does not hold where logits are large.
+    """
     options: dict[str, Any] = {"warn": False}
     if iterations is not None:
         options |= {"numItermax": iterations, "stopThr": 0.0}
@@ -57,7 +60,10 @@ def sparse_transport_affinity(
     tolerance: float | None = None,
     regularization: float = 1.0,
 ) -> Tensor:
-    """`ot.smooth.smooth_ot_semi_dual` with `reg_type="sparsity_constrained"` (or `"l2"`), solved by L-BFGS."""
+    """`ot.smooth.smooth_ot_semi_dual` with `reg_type="sparsity_constrained"` (or `"l2"`), solved by L-BFGS.
+
+    The semi-dual is solved until L-BFGS stops (ST-1).
+    """
     if steps is not None or learning_rate is not None:
         raise NotImplementedError("POT has no Adam")
     if sparsity == "token":

@@ -92,7 +92,10 @@ def token_choice(
     combine_scores: Tensor | None = None,
     order: Tensor | None = None,
 ) -> Routed:
-    """`TopNGating` on the logarithm of the scores, whose softmax it takes."""
+    """`TopNGating` on the logarithm of the scores, whose softmax it takes.
+
+    Which of equal scores come first is not specified (TC-1): `torch.topk` chooses.
+    """
     if combine_scores is not None or order is not None:
         raise NotImplementedError("TopNGating combines with what it selects by, in the order of the tokens")
     if (scores <= 0).any():
