@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from moespec import spec
 from moespec.conformance import files, report, reproduce, suite, waivers
 from moespec.conformance.adapter import Adapter
 from moespec.conformance.judge import LANES
@@ -431,6 +432,32 @@ def test_a_router_written_in_c_passes(run, tmp_path):
     assert status == 0
     assert printed.splitlines()[-1] == f"{len(wanted) - len(negatives)} passed, 0 failed, {len(negatives)} skipped"
     assert printed.startswith("f32 files")
+
+
+def test_the_convention_of_files_is_named(judge, tmp_path):
+    """Ties to the higher expert: the golden files of the mirrored scores, mirrored."""
+    for case in CASES:
+        if case.algorithm == "token_choice" and case.expect is None and case.gradients is None:
+            given = {name: tensor.array for name, tensor in case.inputs.items()}
+            options = {name: case.config[name] for name in ("choices", "capacity")}
+            found = [
+                spec.token_choice(
+                    scores[:, ::-1],
+                    combine_scores=given["combine_scores"][g][:, ::-1] if "combine_scores" in given else None,
+                    order=given["order"][g] if "order" in given else None,
+                    **options,
+                )
+                for g, scores in enumerate(given["scores"])
+            ]
+            path = tmp_path / f"{case.id}.safetensors"
+            path.parent.mkdir(exist_ok=True)
+            slots = np.stack([spec.slot_tokens(routing) for routing in found])[:, ::-1]
+            weights = np.stack([routing.combine.sum(axis=0) for routing in found])[:, ::-1]
+            save_file({"allocation/slots": slots.copy(), "allocation/weights": weights.copy()}, path)
+    status, printed, _ = judge(tmp_path)
+    assert status == 1
+    assert "token_choice [f64 files] equals ties_to_the_higher_expert: " in printed
+    assert "ledger TC-1" in printed
 
 
 # The documentation.
