@@ -6,6 +6,7 @@ installed with CUDA (torch's plain wheel has it already).
 
 import os
 import shutil
+import tomllib
 from pathlib import Path
 
 import nox
@@ -17,6 +18,7 @@ nox.options.error_on_missing_interpreters = True
 
 CONSTRAINTS = ("-c", "constraints.txt")
 BACKENDS = ("numpy", "jax", "torch")
+PEERS = tomllib.loads(Path("conformance/peers/peers.toml").read_text())
 REPORTS = Path("build/conformance")
 QUIET = {"OMP_WAIT_POLICY": "PASSIVE"}
 """Threads of torch that wait without spinning: on a busy machine small models run ten times as fast."""
@@ -59,10 +61,15 @@ def train(session: nox.Session) -> None:
 
 MODES = {"numpy": ("eager",), "jax": ("eager", "compiled"), "torch": ("eager", "compiled")}
 
-# Op by op there is nothing to fuse, and JAX spends its time on compiling thousands of single operations.
-ENVIRONMENT = {
-    ("jax", "eager"): {"XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"}
+# What XLA compiled once is kept, for the other processes and the next run.
+CACHE = {
+    "JAX_COMPILATION_CACHE_DIR": str(Path("build/cache/jax").resolve()),
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
 }
+# Op by op there is nothing to fuse, and JAX spends its time on compiling thousands of single operations.
+OP_BY_OP = {"XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"}
+ENVIRONMENT = {("jax", "eager"): {**CACHE, **OP_BY_OP}, ("jax", "compiled"): CACHE}
 
 
 @nox.session
@@ -83,6 +90,26 @@ def conformance(session: nox.Session, backend: str) -> None:
             "--report", str(REPORTS / f"{backend}-{mode}.json"), *session.posargs, "--mode", mode,
             env={**QUIET, **ENVIRONMENT.get((backend, mode), {})},
         )  # fmt: skip
+
+
+@nox.session
+def report(session: nox.Session) -> None:
+    """A page and a badge of what `conformance` found last: `build/conformance/index.html` and `badge.svg`."""
+    found = sorted(str(path) for path in REPORTS.glob("*.json"))
+    if not found:
+        session.error(f"{REPORTS} has no report yet: run `nox -s conformance` first")
+    _install(session)
+    session.run(
+        "python", "-m", "moespec.conformance", "report", *found,
+        "--html", str(REPORTS / "index.html"), "--badge", str(REPORTS / "badge.svg"),
+    )  # fmt: skip
+
+
+@nox.session
+def mutants(session: nox.Session) -> None:
+    """Run named wrong implementations: each must be killed by a vector, and each vector must kill one."""
+    _install(session)
+    session.run("python", "-m", "moespec.conformance", "mutants", *session.posargs)
 
 
 @nox.session
@@ -126,3 +153,17 @@ def benchmark(session: nox.Session, backend: str) -> None:
     session.run("python", "benchmarks/routers.py", "--backend", backend, *session.posargs, env=QUIET)
     if backend == "torch":
         session.run("python", "benchmarks/table.py")
+
+
+@nox.session
+@nox.parametrize("peer", list(PEERS))
+def peers(session: nox.Session, peer: str) -> None:
+    """Run the suite on a package of the registry, in an environment of its own, and write the table `docs/peers.md`."""
+    needs = PEERS[peer]
+    session.install(*CONSTRAINTS, "-e", ".", *needs["requires"])
+    if "alone" in needs:
+        session.install("--no-deps", *needs["alone"])
+    session.run(
+        "python", "-m", "moespec.conformance.peers", "--peer", peer, *session.posargs,
+        env={**QUIET, **ENVIRONMENT["jax", "eager"]},
+    )  # fmt: skip
