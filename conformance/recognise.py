@@ -1,12 +1,14 @@
 """Which known deviation a target's results equal: what a stranger's router computes, where it is not the specification.
 
 For each stage that fails, the mutants are run on what the stage was given. One of them agrees where all that the target
-returned equals what it computes, within the tolerance of the lane, and that is not the expected result. A mutant under
-which a stage would fail that the target passes is none that the target computes.
+returned is what it computes, within a few bounds of the lane, and that is not the expected result. A stage that the
+target passes and the mutant fails is one where they do not agree.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from functools import cache
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
@@ -24,7 +26,11 @@ from moespec.conformance.target import Target
 __all__ = ["Known", "recognise"]
 
 ENOUGH = 0.25
-"""A mutant that explains a part of the failures is named if it explains at least this share of the stages that fail."""
+"""A mutant that explains a part is named if it agrees in at least this share of the stages that it or the target fails."""
+
+SLACK = 4
+"""How many bounds of the judge a target may be away from a mutant, whose own scale is not known; what is expected must be
+twice as far. A mutant fails a stage that the target passes if it is further off than this."""
 
 Place = tuple[str, str]
 """A case by id, and a stage of it."""
@@ -74,10 +80,10 @@ class Known:
         return {} if isinstance(values, Exception) else values
 
     def differs(self, place: Place, name: str, lane: Lane) -> bool:
-        """Whether a stage fails under a mutant."""
+        """Whether a stage fails under a mutant, by far."""
         values = self.computed(place, name)
         return any(
-            result not in values or not compare(value, values[result], lane).passed
+            result not in values or compare(value, values[result], lane).share > SLACK
             for result, value in self.expected(place).items()
         )
 
@@ -85,10 +91,11 @@ class Known:
         """Whether all that was returned, and is expected, is what a mutant computes."""
         values, expected = self.computed(place, name), self.expected(place)
         shared = [result for result in expected if result in returned]
-        return bool(shared) and all(
-            result in values and _equal(expected[result], values[result], np.asarray(returned[result]), lane)
-            for result in shared
-        )
+        if not shared or not values.keys() >= set(shared):
+            return False
+        away = max(_distance(expected[result], values[result], returned[result], lane) for result in shared)
+        wrong = max(compare(expected[result], returned[result], lane).share for result in shared)
+        return away <= min(SLACK, wrong / 2)
 
 
 def _explained(known: Known, group: Sequence[CaseResult], lane: Lane) -> list[tuple[str, int, int]]:
@@ -98,25 +105,30 @@ def _explained(known: Known, group: Sequence[CaseResult], lane: Lane) -> list[tu
     agree: dict[str, set[Place]] = {}
     for place, returned in failed.items():
         for name in known.concerned(place):
-            if known.differs(place, name, lane) and known.agrees(place, name, returned, lane):
+            if known.agrees(place, name, returned, lane):
                 agree.setdefault(name, set()).add(place)
-    possible = {
-        name: places
+    found = [
+        (name, len(places), len(failed) + _denied(known, name, passed, lane))
         for name, places in agree.items()
         if len(places) >= ENOUGH * len(failed)
-        and not any(name in known.concerned(place) and known.differs(place, name, lane) for place in passed)
-    }
-    full = [(name, len(failed), len(failed)) for name, places in possible.items() if len(places) == len(failed)]
-    return full or list(_parts(possible, len(failed)))
+    ]
+    full = [(name, agreed, of) for name, agreed, of in found if agreed == of]
+    parts = sorted((one for one in found if one[1] >= ENOUGH * one[2]), key=lambda one: -one[1] / one[2])
+    return full or list(_parts(parts, agree))
 
 
-def _parts(possible: dict[str, set[Place]], of: int) -> Iterator[tuple[str, int, int]]:
-    """The mutant that explains most, then the one that explains most of what is left, ..."""
-    left = set().union(*possible.values())
-    while left:
-        name = max(possible, key=lambda name: len(possible[name] & left))
-        yield name, len(possible[name]), of
-        left -= possible[name]
+def _denied(known: Known, name: str, passed: Sequence[Place], lane: Lane) -> int:
+    """How many of the stages that the target passes would fail under a mutant."""
+    return sum(name in known.concerned(place) and known.differs(place, name, lane) for place in passed)
+
+
+def _parts(found: Sequence[tuple[str, int, int]], agree: dict[str, set[Place]]) -> Iterator[tuple[str, int, int]]:
+    """Of the mutants, the likeliest first, those that explain something that none before them does."""
+    explained: set[Place] = set()
+    for name, agreed, of in found:
+        if agree[name] - explained:
+            yield name, agreed, of
+            explained |= agree[name]
 
 
 def _places(known: Known, result: CaseResult, state: str) -> list[Place]:
@@ -136,17 +148,18 @@ def _places(known: Known, result: CaseResult, state: str) -> list[Place]:
     ]
 
 
-def _equal(value: Value, want: np.ndarray, got: np.ndarray, lane: Lane) -> bool:
-    """Whether a result equals that of a mutant, by the judge's rule with the larger of the two scales there are.
+def _distance(value: Value, want: Any, got: Any, lane: Lane) -> float:
+    """How many bounds a result is away from that of a mutant, by the larger of its scale and the size of the result.
 
     Where the mutant computes NaN or infinity, so must the target, but no matter which.
     """
+    want, got = np.asarray(want), np.asarray(got)
     if value.kind == "int" or want.shape != got.shape or got.dtype.kind != "f":
-        return compare(Value(want, value.axes, value.kind), got, lane).passed
+        return compare(Value(want, value.axes, value.kind), got, lane).share
     finite = np.isfinite(want)
     if not np.array_equal(finite, np.isfinite(got)):
-        return False
+        return math.inf
     want, got = np.where(finite, want, 0), np.where(finite, got, 0)
     scale = np.abs(value.array) if isinstance(value.scale, str) else value.scale
     scale = np.maximum(scale if scale.shape == want.shape else np.max(scale, initial=0.0), np.abs(want))
-    return compare(Value(want, value.axes, "float", scale, value.constant), got, lane).passed
+    return compare(Value(want, value.axes, "float", scale, value.constant), got, lane).share

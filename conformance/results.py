@@ -52,7 +52,7 @@ class Convention:
     """A known deviation that a target's results equal, in one algorithm, lane and mode.
 
     mutant, computes, ledger, who: of the mutant (see `mutants`). agree: the stages in which the results of the target
-    are those of the mutant, of: those that fail. Where agree < of, it explains a part.
+    are those of the mutant, of: those that fail or would fail under the mutant. Where agree < of, it explains a part.
     """
 
     algorithm: str

@@ -107,16 +107,6 @@ def total_mass_of_one(B: Any, logits: Any, **options: Any) -> Any:
     return B.sinkhorn_affinity(logits, **options) / logits.shape[1]
 
 
-def column_mass_of_one(B: Any, logits: Any, *, iterations: int = 20, tolerance: float | None = None) -> Any:
-    """Sinkhorn asks for column sums of 1, whatever the numbers of tokens and experts."""
-    B.sinkhorn_affinity(logits, iterations=iterations, tolerance=tolerance)
-    f = np.zeros(logits.shape[:2])
-    for _ in range(iterations):
-        g = -logsumexp(logits + f[:, :, None], axis=1)
-        f = -logsumexp(logits + g[:, None], axis=2)
-    return np.exp(logits + f[:, :, None] + g[:, None])
-
-
 def sinkhorn_in_the_kernel_domain(B: Any, logits: Any, *, iterations: int = 20, tolerance: float | None = None) -> Any:
     """Sinkhorn scales rows and columns of exp(logits), which in float32 overflows or vanishes for large logits."""
     plan = B.sinkhorn_affinity(logits, iterations=iterations, tolerance=tolerance)
@@ -172,7 +162,6 @@ MUTANTS = (
     wrong(one_iteration_more, "sinkhorn_affinity", ledger="SK-2"),
     wrong(sinkhorn_of_the_softmax, "sinkhorn_affinity", ledger="SK-3"),
     wrong(total_mass_of_one, "sinkhorn_affinity", ledger="SK-3", who="NVIDIA/Megatron-LM"),
-    wrong(column_mass_of_one, "sinkhorn_affinity", ledger="SK-3"),
     wrong(rows_alone, "sinkhorn_affinity"),
     wrong(sinkhorn_in_the_kernel_domain, "sinkhorn_affinity", who="google-research/vmoe"),
     wrong(implicit_gradient, "sinkhorn_affinity", ledger="SK-4"),

@@ -186,10 +186,15 @@ def weights_without_gradient(B: Any, scores: Any, *, combine_scores: Any = None,
 # Batch priority.
 
 
+def _priority(scores: Any, by: str, choices: int) -> Any:
+    """The priority of each token (groups, tokens)."""
+    return -np.sort(-scores.real, axis=2)[..., : 1 if by == "max" else choices].sum(axis=2)
+
+
 def least_important_first(B: Any, scores: Any, *, by: str = "max", choices: int = 1) -> Any:
     """The token of lowest priority is served first."""
     B.batch_priority(scores, by=by, choices=choices)
-    return B.batch_priority(-scores)
+    return np.argsort(_priority(scores, by, choices), axis=1, kind="stable").astype(np.int32)
 
 
 def priority_by_sum(B: Any, scores: Any, *, by: str = "max", choices: int = 1) -> Any:
@@ -207,8 +212,7 @@ def priority_by_maximum(B: Any, scores: Any, *, by: str = "max", choices: int = 
 def tokens_in_heap_order(B: Any, scores: Any, *, by: str = "max", choices: int = 1) -> Any:
     """Tokens of equal priority come as a sort returns them that is not stable."""
     B.batch_priority(scores, by=by, choices=choices)
-    best = -np.sort(-scores.real, axis=2)[..., : 1 if by == "max" else choices]
-    return heap_order(best.sum(axis=2)).astype(np.int32)
+    return heap_order(_priority(scores, by, choices)).astype(np.int32)
 
 
 def ranks_for_order(B: Any, scores: Any, **options: Any) -> Any:

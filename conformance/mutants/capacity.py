@@ -25,6 +25,10 @@ Rule = Callable[[int, int, float, int, str, int], int]
 ROUNDINGS: dict[str, Callable[[float], int]] = {"ceil": math.ceil, "round": round}
 
 
+def _half_up(quotient: float) -> int:
+    return int(quotient + 0.5)
+
+
 def _up(slots: float, multiple_of: int) -> int:
     return math.ceil(slots / multiple_of) * multiple_of
 
@@ -42,9 +46,8 @@ def _ruled(rule: Rule) -> dict[str, Replacement]:
         rounding: str = "ceil",
         multiple_of: int = 1,
     ) -> int:
-        options = {"choices": choices, "rounding": rounding, "multiple_of": multiple_of}
-        B.expert_capacity(tokens, experts, factor, **options)
-        return slots(tokens, experts, factor, **options)
+        B.expert_capacity(tokens, experts, factor, choices=choices, rounding=rounding, multiple_of=multiple_of)
+        return slots(tokens, experts, factor, choices, rounding, multiple_of)
 
     def slots(tokens: int, experts: int, factor: float, choices: int, rounding: str, multiple_of: int) -> int:
         found = rule(tokens, experts, factor, choices, rounding, multiple_of)
@@ -104,7 +107,7 @@ MUTANTS = (
     Mutant(
         "halves_rounded_up",
         "A capacity that is rounded to the nearest integer goes up from a half, not to the even neighbour.",
-        _ruled(lambda t, e, f, k, r, m: _up({**ROUNDINGS, "round": lambda x: int(x + 0.5)}[r](k * t * f / e), m)),
+        _ruled(lambda t, e, f, k, r, m: _up({**ROUNDINGS, "round": _half_up}[r](k * t * f / e), m)),
         "CA-1",
     ),
     Mutant(

@@ -4,16 +4,23 @@ from typing import Any
 
 import numpy as np
 
-from moespec.conformance.mutants.definition import wrong
+from moespec.conformance.mutants.definition import Mutant, wrong
 from moespec.spec.numerics import logsumexp, normal_cdf, stable_order, variance
 
 __all__ = ["MUTANTS"]
 
 
-def unbiased_variance(B: Any, scores: Any) -> Any:
-    """The variance of the importance is the unbiased one, divided by E - 1."""
-    experts = scores.shape[2]
-    return B.importance_loss(scores) * (experts / (experts - 1) if experts > 1 else 1)
+def _unbiased(experts: int) -> float:
+    """The unbiased variance over that of the population; of one number there is none."""
+    return experts / (experts - 1) if experts > 1 else np.nan
+
+
+def _unbiased_importance(B: Any, scores: Any) -> Any:
+    return B.importance_loss(scores) * _unbiased(scores.shape[2])
+
+
+def _unbiased_load(B: Any, logits: Any, noisy_logits: Any, **options: Any) -> Any:
+    return B.load_loss(logits, noisy_logits, **options) * _unbiased(logits.shape[2])
 
 
 def variation_not_squared(B: Any, scores: Any) -> Any:
@@ -113,7 +120,25 @@ def z_of_the_mean_exponential(B: Any, logits: Any) -> Any:
 
 
 MUTANTS = (
-    wrong(unbiased_variance, "importance_loss", ledger="AL-1", who="microsoft/Tutel"),
+    Mutant(
+        "unbiased_importance",
+        "The variance of the importance is the unbiased one, divided by E - 1.",
+        {"importance_loss": _unbiased_importance},
+        "AL-1",
+    ),
+    Mutant(
+        "unbiased_load",
+        "The variance of the load is the unbiased one, divided by E - 1.",
+        {"load_loss": _unbiased_load},
+        "AL-1",
+    ),
+    Mutant(
+        "unbiased_importance_and_load",
+        "The variances of importance and load are the unbiased ones, divided by E - 1.",
+        {"importance_loss": _unbiased_importance, "load_loss": _unbiased_load},
+        "AL-1",
+        "microsoft/Tutel",
+    ),
     wrong(variation_not_squared, "importance_loss"),
     wrong(importance_not_centred, "importance_loss"),
     wrong(importance_of_all_groups, "importance_loss"),

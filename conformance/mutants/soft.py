@@ -1,7 +1,7 @@
 """Other soft routings. Tokens are (groups, tokens, width), slots (width, experts, capacity)."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,15 +18,19 @@ def exchanged(B: Any, *arguments: Any, **options: Any) -> Any:
     return B.SoftRouting(routing.combine, routing.dispatch)
 
 
-def combine_over_the_slots_of_each_expert(B: Any, *arguments: Any, **options: Any) -> Any:
+def combine_over_the_slots_of_each_expert(B: Any, *arguments: Any, combine: str = "soft", **options: Any) -> Any:
     """The combine softmax is taken over the slots of each expert alone."""
-    routing = B.soft_routing(*arguments, **options)
+    routing = B.soft_routing(*arguments, combine=combine, **options)
+    if combine != "soft":
+        return routing
     return routing._replace(combine=routing.combine / routing.combine.sum(axis=3, keepdims=True))
 
 
-def combine_over_experts(B: Any, *arguments: Any, **options: Any) -> Any:
+def combine_over_experts(B: Any, *arguments: Any, combine: str = "soft", **options: Any) -> Any:
     """The combine softmax is taken over experts for each slot."""
-    routing = B.soft_routing(*arguments, **options)
+    routing = B.soft_routing(*arguments, combine=combine, **options)
+    if combine != "soft":
+        return routing
     return routing._replace(combine=routing.combine / routing.combine.sum(axis=2, keepdims=True))
 
 
@@ -48,10 +52,21 @@ def _normalised(norm: Callable[[Any, int], Any]) -> Callable[..., Any]:
     def soft_routing(B: Any, tokens: Any, slots: Any, *, scale: Any = 1.0, **options: Any) -> Any:
         right = B.soft_routing(tokens, slots, scale=scale, **options)
         if not options.get("normalize", True):
-            return right
+            return Unnormalised(*right)
         return B.soft_routing(norm(tokens, 2), scale * norm(slots, 0), **{**options, "normalize": False})
 
     return soft_routing
+
+
+class Unnormalised(NamedTuple):
+    """A soft routing of tokens that are not normalised, which slots mix as they are also under `_mixing`."""
+
+    dispatch: Any
+    combine: Any
+
+    def dense(self) -> "Unnormalised":
+        """The same tensors."""
+        return self
 
 
 def _unit(x: Any, axis: int) -> Any:
