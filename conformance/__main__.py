@@ -13,6 +13,7 @@ from moespec.conformance.badge import badge
 from moespec.conformance.files import FoundFileError
 from moespec.conformance.format import Case, VectorError, encode, to_text
 from moespec.conformance.judge import LANES
+from moespec.conformance.mutants import MUTANTS
 from moespec.conformance.page import page
 from moespec.conformance.recognise import Known, recognise
 from moespec.conformance.report import Refusal, Report, ReportError
@@ -265,7 +266,8 @@ def _golden(options: argparse.Namespace) -> int:
 
 def _mutants(options: argparse.Namespace) -> int:
     algorithms = options.algorithm or list(ALGORITHMS)
-    found = mutation.survey(load(options.vectors, lambda id: id.split("/")[0] in algorithms))
+    cases = load(options.vectors, lambda id: id.split("/")[0] in algorithms)
+    found = mutation.survey(cases, MUTANTS.values())
     print(mutation.table(found))
     return 1 if found.survivors or found.idle or not found.cases else 0
 

@@ -4,7 +4,7 @@ A mutant is run, in double precision and op by op, on the cases that call a name
 only where all of these are right their gradients, and then the first step of the trajectories, which take longer.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,7 +19,7 @@ from moespec.conformance.results import FAILED
 from moespec.conformance.runner import run_lane
 from moespec.conformance.target import Target
 
-__all__ = ["Survey", "called", "survey", "table"]
+__all__ = ["Survey", "called", "first_step", "survey", "table"]
 
 LANE = LANES["f64"]
 
@@ -52,12 +52,12 @@ class Survey:
         return [id for id in self.cases if id not in useful]
 
 
-def survey(cases: Sequence[Case], mutants: Iterable[Mutant] = tuple(MUTANTS.values())) -> Survey:
+def survey(cases: Sequence[Case], mutants: Collection[Mutant]) -> Survey:
     """Every mutant run on the cases that it concerns."""
-    cases = [_first_step(case) for case in cases]
+    cases = [first_step(case) for case in cases]
     names = {case.id: _called_by(case) for case in tqdm(cases, desc="what cases call", unit="case", disable=None)}
     kills = {}
-    for mutant in tqdm(list(mutants), desc="mutants", unit="mutant", disable=None):
+    for mutant in tqdm(mutants, desc="mutants", unit="mutant", disable=None):
         kills[mutant.name] = _killed_by(mutant, [case for case in cases if mutant.replaced.keys() & names[case.id]])
     return Survey(kills, tuple(case.id for case in cases))
 
@@ -89,7 +89,7 @@ def _called_by(case: Case) -> set[str]:
     return names | {"value_and_grad"} if case.gradients else names
 
 
-def _first_step(case: Case) -> Case:
+def first_step(case: Case) -> Case:
     """A trajectory as if it were one step long; any other case as it is."""
     if case.kind != "trajectory":
         return case

@@ -70,7 +70,7 @@ ERRORS = {
         ".square().mean(dim=1) / mean.square()",
         ".square().sum(dim=1) / (values.shape[1] - 1) / mean.square()",
         "importance_loss",
-        "unbiased_variance",
+        "unbiased_importance",
     ),
     "z of the mean": (
         "losses.py",
