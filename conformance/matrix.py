@@ -23,13 +23,14 @@ def table(results: Sequence[CaseResult], algorithms: Sequence[str] = tuple(ALGOR
     blocks = []
     for lane, mode in dict.fromkeys((result.lane, result.mode) for result in results):
         own = [result for result in results if (result.lane, result.mode) == (lane, mode)]
-        rows = [[f"{lane} {mode}", *COLUMNS, "budget used"]]
+        rows = [[f"{lane} {mode}", *COLUMNS, "budget used", "seconds"]]
         for algorithm in algorithms:
             mine = [result for result in own if result.algorithm == algorithm]
             cells = [cell([r for r in mine if r.kind in kinds]) for kinds in COLUMNS.values()]
             share = max((result.share for result in mine), default=0.0)
             used = f"{100 * share:.0f} %" if 0 < share <= 1 else "over" if share else ""
-            rows.append([algorithm, *cells, used])
+            seconds = f"{sum(result.seconds for result in mine):.1f}" if any(r.seconds for r in mine) else ""
+            rows.append([algorithm, *cells, used, seconds])
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
         blocks.append("\n".join([lines[0], "-" * len(lines[0]), *lines[1:]]))

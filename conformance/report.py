@@ -123,6 +123,7 @@ def write(report: Report, path: Path) -> None:
                 "column": column_of(result.kind),
                 "state": result.state,
                 "share": result.share,
+                "seconds": round(result.seconds, 4),
                 "outcomes": [
                     {**vars(o), "share": o.share if math.isfinite(o.share) else None} for o in result.outcomes
                 ],
@@ -237,7 +238,7 @@ def _case(entry: Any, known: Mapping[str, Case]) -> CaseResult:
     place, case = f"case {id}", known[id]
     lane, mode = _place(entry, place)
     outcomes = [_outcome(each, place) for each in _get(entry, place, "outcomes", list)]
-    result = CaseResult(id, case.algorithm, case.kind, lane, mode, outcomes)
+    result = CaseResult(id, case.algorithm, case.kind, lane, mode, outcomes, _measure(entry, place, "seconds"))
     if _get(entry, place, "state", str) != result.state:
         raise ValueError(f"{place}: state {_short(entry['state'])}, and its outcomes make {result.state!r}")
     return result
@@ -269,9 +270,13 @@ def _place(entry: Any, place: str) -> tuple[str, str]:
 def _outcome(entry: Any, place: str) -> Outcome:
     stage, state = _get(entry, place, "stage", str), _get(entry, place, "state", str, STATES)
     message = _get(entry, place, "message", str)
-    share = entry.get("share", "missing")
-    if share is None:
+    if entry.get("share", 0.0) is None:
         return Outcome(stage, state, math.inf, message)
-    if type(share) not in (int, float) or not 0 <= share < math.inf:
-        raise ValueError(f"{place}: share is {_short(share)}, expected a number of at least 0, or null")
-    return Outcome(stage, state, float(share), message)
+    return Outcome(stage, state, _measure(entry, place, "share", "a number of at least 0, or null"), message)
+
+
+def _measure(entry: Any, place: str, key: str, expected: str = "a number of at least 0") -> float:
+    value = entry.get(key, "missing")
+    if type(value) not in (int, float) or not 0 <= value < math.inf:
+        raise ValueError(f"{place}: {key} is {_short(value)}, expected {expected}")
+    return float(value)

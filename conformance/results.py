@@ -78,7 +78,8 @@ class Convention:
 class CaseResult:
     """What came of one case in one lane and mode.
 
-    returned: what the target returned for each stage that fails, by name.
+    returned: what the target returned for each stage that fails, by name. seconds: the time that the cases of its
+    algorithm took together, in equal parts, since they are compiled together.
     """
 
     id: str
@@ -87,6 +88,7 @@ class CaseResult:
     lane: str
     mode: str
     outcomes: list[Outcome] = field(default_factory=list)
+    seconds: float = 0.0
     returned: dict[str, dict[str, Any]] = field(default_factory=dict, repr=False, compare=False)
 
     @property

@@ -1,6 +1,7 @@
 """Run the suite on a target: every case in every lane, and what came of it."""
 
 import multiprocessing
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 
@@ -61,7 +62,13 @@ def _run_part(part: Part) -> tuple[list[CaseResult], str]:
     door, name, lane, mode, group = part
     target = door(name, LANES[lane])
     refusal = target.refusal()
-    return ([] if refusal else run_lane(target, group, mode)), refusal
+    if refusal:
+        return [], refusal
+    begun = time.perf_counter()
+    results = run_lane(target, group, mode)
+    for result in results:
+        result.seconds = (time.perf_counter() - begun) / len(results)
+    return results, ""
 
 
 def _by_algorithm(cases: Sequence[Case]) -> list[list[Case]]:
