@@ -65,6 +65,7 @@ def sinkhorn_of_megatron(B: Any, logits: Any, **options: Any) -> Any:
 
 def positive_zero_before_negative(B: Any, scores: Any, *, combine_scores: Any = None, **options: Any) -> Any:
     """An expert takes a score of 0.0 before one of -0.0, which equals it."""
+    B.expert_choice(scores, combine_scores=combine_scores, **options)
     return B.expert_choice(
         np.where(scores == 0, np.where(np.signbit(scores.real), -1e-300, 0.0), scores),
         combine_scores=scores if combine_scores is None else combine_scores,
@@ -74,11 +75,13 @@ def positive_zero_before_negative(B: Any, scores: Any, *, combine_scores: Any = 
 
 def positive_zero_kept_before_negative(B: Any, values: Any, **options: Any) -> Any:
     """The sparse projection keeps a value of 0.0 before one of -0.0, which equals it."""
+    B.project_sparse_simplex(values, **options)
     return B.project_sparse_simplex(np.where(np.signbit(values.real) & (values == 0), -1e-300, values), **options)
 
 
 def balance_of_what_is_kept(B: Any, scores: Any) -> Any:
     """The balance loss counts the tokens that find room in an expert of 1.25 T / E slots, but at least 4."""
+    B.balance_loss(scores)
     _, tokens, experts = scores.shape
     capacity = max(4, min(tokens, int(1.25 * tokens / experts)))
     preferred = stable_order(scores)[..., 0]
@@ -88,6 +91,7 @@ def balance_of_what_is_kept(B: Any, scores: Any) -> Any:
 
 def shares_in_float32(B: Any, scores: Any) -> Any:
     """The shares of the balance loss are rounded to float32."""
+    B.balance_loss(scores)
     _, tokens, experts = scores.shape
     preferred = stable_order(scores)[..., 0]
     shares = np.stack([np.bincount(row, minlength=experts) / tokens for row in preferred]).astype(np.float32)

@@ -4,7 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
+import optax  # type: ignore[import-untyped]
 from jax import lax
 
 from moespec.conformance.peers.adapters.on_jax import (
@@ -95,9 +95,11 @@ def patch_embed(images: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Ar
 
 def softmax_cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
     """`optax.softmax_cross_entropy`."""
-    return optax.softmax_cross_entropy(logits, targets)
+    loss: jax.Array = optax.softmax_cross_entropy(logits, targets)
+    return loss
 
 
 def sigmoid_cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
     """`optax.sigmoid_binary_cross_entropy`, summed over classes."""
-    return optax.sigmoid_binary_cross_entropy(logits, targets).sum(axis=-1)
+    loss: jax.Array = optax.sigmoid_binary_cross_entropy(logits, targets).sum(axis=-1)
+    return loss
