@@ -72,6 +72,13 @@ def _capacity() -> Iterator[Definition]:
         "capacity_rounding",
     )
     yield case(
+        "multiple_above",
+        "value",
+        "4.6 slots become 5 and then 8, though 4 is the nearest multiple.",
+        [call(23, 5, 1.0, multiple_of=4, rounding=r) for r in ("ceil", "round")],
+        "capacity_rounding",
+    )
+    yield case(
         "left_to_right",
         "near_tie",
         "Products that are integers only if choices * tokens * factor is formed before the division.",

@@ -463,6 +463,15 @@ def _soft() -> Iterator[Definition]:
             combine=second,
         )
     yield case(
+        "uniform_more_slots",
+        "value",
+        "Ablation: dispatch is one part in the number of tokens, combine in that of slots, which is larger.",
+        ("ablation",),
+        shape=(G, 5, D, 3, 2),
+        dispatch="uniform",
+        combine="uniform",
+    )
+    yield case(
         "identity", "value", "Ablation: token t in slot t.", ("ablation",), dispatch="identity", combine="identity"
     )
     size = ("degenerate_size",)

@@ -87,6 +87,12 @@ def rules_from_left_to_right(B: Any) -> dict[str, Callable[..., int]]:
 
 MUTANTS = (
     Mutant(
+        "multiple_before_rounding",
+        "The quotient itself is rounded to a multiple, without being rounded to an integer first.",
+        _ruled(lambda t, e, f, k, r, m: ROUNDINGS[r](k * t * f / e / m) * m),
+        "CA-1",
+    ),
+    Mutant(
         "capacity_rounded_down",
         "The capacity is rounded down.",
         _ruled(lambda t, e, f, k, r, m: _up(int(k * t * f / e), m)),

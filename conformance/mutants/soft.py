@@ -138,6 +138,16 @@ def ablations_ignored(B: Any, *arguments: Any, dispatch: str = "soft", combine: 
     return B.soft_routing(*arguments, **options)
 
 
+def uniform_over_slots(B: Any, *arguments: Any, dispatch: str = "soft", combine: str = "soft", **options: Any) -> Any:
+    """A uniform dispatch is 1 / (E C), and a uniform combine 1 / T."""
+    routing = B.soft_routing(*arguments, dispatch=dispatch, combine=combine, **options)
+    tokens, slots = routing.combine.shape[1], routing.combine[0, 0].size
+    return B.SoftRouting(
+        routing.dispatch * (tokens / slots if dispatch == "uniform" else 1),
+        routing.combine * (slots / tokens if combine == "uniform" else 1),
+    )
+
+
 def norms_without_gradient(B: Any, tokens: Any, slots: Any, *, scale: Any = 1.0, **options: Any) -> Any:
     """The l2 norms carry no gradient."""
     right = B.soft_routing(tokens, slots, scale=scale, **options)
@@ -197,6 +207,7 @@ MUTANTS = (
     wrong(slots_dealt_round_robin, "soft_routing", ledger="SM-2"),
     wrong(weights_in_bfloat16, "soft_routing", who="google-research/vmoe"),
     wrong(ablations_ignored, "soft_routing"),
+    wrong(uniform_over_slots, "soft_routing"),
     wrong(norms_without_gradient, "soft_routing"),
 )
 """The mutants of this module."""

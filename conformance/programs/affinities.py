@@ -7,7 +7,7 @@ import numpy as np
 from moespec.conformance.program import Choice, Config, Output, Stage, Values
 from moespec.spec.numerics import logsumexp
 
-__all__ = ["SINKHORN", "STABLE_PLAN", "STAGES"]
+__all__ = ["SINKHORN", "STABLE_PLAN", "STAGES", "sinkhorn_scale"]
 
 
 def _capacity(B: Any, config: Config, v: Values) -> Values:

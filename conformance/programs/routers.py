@@ -9,10 +9,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from moespec import spec
 from moespec.conformance.margins import expert_choice_margin, token_choice_margin
 from moespec.conformance.program import Choice, Config, Output, Stage, Values, nested, routing_arrays
-from moespec.conformance.programs.affinities import SINKHORN, STABLE_PLAN
+from moespec.conformance.programs.affinities import SINKHORN, STABLE_PLAN, sinkhorn_scale
 from moespec.conformance.programs.allocations import SOFT, priorities
 from moespec.conformance.programs.layers import absolute_layer, experts_of
 from moespec.spec import ROUTERS, RouterConfig
@@ -154,7 +156,11 @@ def _stages(name: str) -> tuple[Stage, ...]:
     output = Output(("groups", "tokens", "width"), constant=partial(_combine_constant, name))
     combined = {
         "output": replace(output, written=lambda config, v: absolute_layer(_routed(spec, name, config, v).routing, v)),
-        "weights": Output(("groups", "experts", "capacity"), constant=partial(_combine_constant, name)),
+        "weights": Output(
+            ("groups", "experts", "capacity"),
+            written=partial(_weights_scale, name),
+            constant=partial(_combine_constant, name),
+        ),
     }
     layer = {"output": replace(output, written=lambda config, v: absolute_layer(_allocate(spec, name, config, v), v))}
     return (
@@ -193,6 +199,14 @@ def _stages(name: str) -> tuple[Stage, ...]:
 def _combine_constant(name: str, config: Config) -> str:
     """Of what a router combines with: a softmax, or for an ablation the Sinkhorn plan."""
     return "sinkhorn" if _settings(name, config).combine_with == "plan" else "direct"
+
+
+def _weights_scale(name: str, config: Config, v: Values) -> Any:
+    """The scale of combine weights that are entries of the Sinkhorn plan; other weights are their own scale."""
+    routing = _routed(spec, name, config, v).routing
+    if _settings(name, config).combine_with != "plan":
+        return routing.combine.sum(axis=0)
+    return np.einsum("tec,te->ec", routing.dispatch, sinkhorn_scale(config, _logits(spec, name, config, v)))
 
 
 def _soft_stages() -> tuple[Stage, ...]:
