@@ -24,6 +24,10 @@ result is not within the bound of the suite ([conformance.md](conformance.md)): 
 specification, rounds more, or raises an exception. Which reading is right is for the papers to say; the ambiguity ledger
 (`moespec.spec.LEDGER`) has both where the papers are silent. Not judged: errors (a package has its own), losses and metrics inside
 of routers, bfloat16, compiled code.
+
+What a package *computes instead* has a name where its results equal, within the bound, those of one of the suite's known
+deviations ([conformance/mutants](../conformance/mutants)); in brackets, in how many of the stages that fail or would fail. A sentence
+without a name is a remark on the cases that the named deviations leave.
 """
 
 
