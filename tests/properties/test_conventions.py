@@ -1,0 +1,102 @@
+"""Section 0: what holds of every algorithm."""
+
+from contextlib import suppress
+
+import numpy as np
+from properties.implementations import SPEC, holds
+from properties.strategies import one_of, seeds, slots, spread
+from properties.wrong import coupled, random
+
+from moespec.spec import ContractError
+
+
+def everything(module, logits, noise, slots, *, choices=1, capacity=1):
+    """The results of every function that keeps its groups apart."""
+    scores = module.softmax_affinity(logits)
+    hard = module.token_choice(logits, choices=choices, capacity=capacity).dense()
+    chosen = module.expert_choice(logits, capacity=capacity).dense()
+    plan = module.transport_semi_dual(logits[:, :, 0], scores, capacity=capacity)
+    return {
+        "noisy": module.add_gating_noise(logits, noise),
+        "softmax": scores,
+        "sinkhorn": module.sinkhorn_affinity(logits, iterations=3),
+        "transport": module.sparse_transport_affinity(scores, capacity=capacity, steps=3),
+        "semi_dual": plan.value,
+        "soft_routing": module.soft_routing(logits, slots).combine,
+        "order": module.batch_priority(logits),
+        "token_choice": hard.combine,
+        "expert_choice": chosen.combine,
+    }
+
+
+def drawn(logits, seed):
+    """The other arguments of `everything`."""
+    random = np.random.default_rng(seed)
+    return {"noise": random.normal(size=logits.shape), "slots": random.normal(size=(logits.shape[2], 3, 2))}
+
+
+@holds(wrong=coupled("softmax_affinity"), logits=spread, seed=seeds)
+def test_section_0_groups_are_routed_independently(B, logits, seed):
+    """The results of a group do not depend on the other groups."""
+    given = drawn(logits, seed)
+    found = B.run(everything, logits=logits, **given)
+    other = logits.copy()
+    other[0] = np.random.default_rng(seed + 1).normal(size=logits.shape[1:])
+    changed = B.run(everything, logits=other, **given)
+    given["noise"] = given["noise"][::-1].copy()
+    exchanged = B.run(everything, logits=logits[::-1].copy(), **given)
+    for name, result in found.items():
+        np.testing.assert_allclose(changed[name][1:], result[1:], rtol=1e-12, err_msg=name)
+        np.testing.assert_allclose(exchanged[name][::-1], result, rtol=1e-12, err_msg=name)
+
+
+@holds(wrong=random("softmax_affinity"), logits=spread, seed=seeds)
+def test_section_0_nothing_is_random(B, logits, seed):
+    """The same arguments give the same bits."""
+    one, other = (B.run(everything, logits=logits, **drawn(logits, seed)) for _ in range(2))
+    for name, result in one.items():
+        np.testing.assert_array_equal(other[name], result, err_msg=name)
+
+
+@holds(wrong="positive_zero_before_negative", problem=slots, seed=seeds)
+def test_section_0_zero_and_minus_zero_are_equal(B, problem, seed):
+    """Which of them a score is decides nothing."""
+    scores, choices, capacity = problem
+    scores = np.where(np.abs(scores) < 1, 0.0, scores)
+    signs = np.random.default_rng(seed).choice([-1.0, 1.0], size=scores.shape)
+    signed = np.where(scores == 0, signs * 0.0, scores)
+
+    def decisions(scores):
+        yield B.token_choice(scores, choices=choices, capacity=capacity).dispatch
+        yield B.expert_choice(scores, capacity=capacity).dispatch
+        yield B.batch_priority(scores)
+        yield B.project_sparse_simplex(scores[:, 0], nonzeros=choices) > 0
+
+    for plain, other in zip(decisions(scores), decisions(signed), strict=True):
+        np.testing.assert_array_equal(other, plain)
+
+
+REFUSING = {
+    "softmax_affinity": {},
+    "sinkhorn_affinity": {},
+    "sparse_transport_affinity": {"capacity": 1},
+    "batch_priority": {},
+    "token_choice": {"choices": 1, "capacity": 1},
+    "expert_choice": {"capacity": 1},
+    "importance_loss": {},
+    "balance_loss": {},
+    "z_loss": {},
+}
+
+
+@holds(wrong="values_not_checked", on=SPEC, values=spread, place=seeds, value=one_of(np.nan, np.inf, -np.inf),
+       name=one_of(*REFUSING))  # fmt: skip
+def test_section_0_a_value_that_is_not_finite_is_refused_wherever_it_is(B, values, place, value, name):
+    values = values.copy()
+    values.flat[place % values.size] = value
+    refused = False
+    with suppress(ContractError):
+        refused = True
+        getattr(B, name)(values, **REFUSING[name])
+        refused = False
+    assert refused
