@@ -15,14 +15,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.library import custom_op
 
 from moespec.backends.torch.arrays import wide
+from moespec.backends.torch.operators import operator
 
 __all__ = ["gather_rows", "invert_index", "permute_rows", "put_scores", "sum_rows", "take_scores"]
 
 
-@custom_op("moespec::gather_rows", mutates_args=())
+@operator
 def gather_rows(rows: Tensor, index: Tensor) -> Tensor:
     """`rows` (N, D) at `index` (M,), where N reads a row of zeros: (M, D)."""
     return _gather(rows, index)
@@ -38,7 +38,7 @@ def _(rows: Tensor, index: Tensor) -> Tensor:
     return rows.new_empty(index.shape[0], rows.shape[1])
 
 
-@custom_op("moespec::permute_rows", mutates_args=())
+@operator
 def permute_rows(rows: Tensor, index: Tensor, inverse: Tensor) -> Tensor:
     """As `gather_rows`; `inverse` (N, K) holds the places in `index` where each row is read, M where it is not."""
     return _gather(rows, index)
@@ -49,7 +49,7 @@ def _(rows: Tensor, index: Tensor, inverse: Tensor) -> Tensor:
     return rows.new_empty(index.shape[0], rows.shape[1])
 
 
-@custom_op("moespec::sum_rows", mutates_args=())
+@operator
 def sum_rows(rows: Tensor, index: Tensor, count: int) -> Tensor:
     """Sums of the `rows` (M, D) with equal `index` (M,), in the order of the rows: (count, D); `count` is left out."""
     if rows.device.type == "cpu":
@@ -76,7 +76,7 @@ def _(rows: Tensor, index: Tensor, count: int) -> Tensor:
     return rows.new_empty(count, rows.shape[1])
 
 
-@custom_op("moespec::take_scores", mutates_args=())
+@operator
 def take_scores(scores: Tensor, token: Tensor) -> Tensor:
     """`scores` (G, T, E) at `token` (G, E, C), where T reads 0: (G, E, C)."""
     tokens = scores.shape[1]
@@ -89,7 +89,7 @@ def _(scores: Tensor, token: Tensor) -> Tensor:
     return scores.new_empty(token.shape)
 
 
-@custom_op("moespec::put_scores", mutates_args=())
+@operator
 def put_scores(values: Tensor, token: Tensor, tokens: int) -> Tensor:
     """`values` (G, E, C) at (g, token[g, e, c], e) of zeros (G, tokens, E). An expert has a token at most once."""
     groups, experts, _ = values.shape
@@ -102,7 +102,7 @@ def _(values: Tensor, token: Tensor, tokens: int) -> Tensor:
     return values.new_empty(values.shape[0], tokens, values.shape[1])
 
 
-@custom_op("moespec::invert_index", mutates_args=())
+@operator
 def invert_index(index: Tensor, count: int) -> Tensor:
     """Where each of `0 .. count - 1` occurs in `index` (..., M), or M if it does not: (..., count) int32.
 

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.library import custom_op
 
 from moespec.backends.torch.arrays import wide, widen
+from moespec.backends.torch.operators import operator
 from moespec.spec import Dual, SemiDual
 from moespec.spec.checks import check_at_least, check_capacity, check_option, check_positive, check_scores, check_size
 from moespec.spec.errors import ConfigError, ShapeError
@@ -241,15 +241,15 @@ def sparse_transport_affinity(
     utility = widen(utility.detach())
     if sparsity == "token":
         nonzeros = check_capacity(capacity, experts, of="experts")
-        plan: Tensor = _solve(utility.contiguous(), True, nonzeros, gamma, steps, learning_rate, tolerance)
+        plan: Tensor = _transport_plan(utility.contiguous(), True, nonzeros, gamma, steps, learning_rate, tolerance)
         return plan
     nonzeros = tokens if sparsity == "none" else check_capacity(capacity, tokens)
-    columns: Tensor = _solve(utility.mT.contiguous(), False, nonzeros, gamma, steps, learning_rate, tolerance)
+    columns: Tensor = _transport_plan(utility.mT.contiguous(), False, nonzeros, gamma, steps, learning_rate, tolerance)
     return columns.mT
 
 
-@custom_op("moespec::transport_plan", mutates_args=())
-def _solve(
+@operator
+def _transport_plan(
     utility: Tensor,
     unit_columns: bool,
     nonzeros: int,
@@ -281,6 +281,6 @@ def _solve(
     return _columns(alpha, problem)
 
 
-@_solve.register_fake
+@_transport_plan.register_fake
 def _(utility: Tensor, *arguments: Any) -> Tensor:
     return torch.empty_like(utility)

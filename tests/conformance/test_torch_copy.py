@@ -1,9 +1,11 @@
 """The torch backend copied to a package of its own, with one small error each time: the suite says where and which."""
 
+import importlib
 import re
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch")
@@ -143,3 +145,15 @@ def test_the_copy_itself_passes(run, changed):
 def test_most_of_them_have_a_name():
     assert len(ERRORS) >= 10
     assert sum(convention is not None for *_, convention in ERRORS.values()) >= 7
+
+
+def test_a_copy_leaves_the_original_whole(changed):
+    original = importlib.import_module("moespec.backends.torch")
+    scores = original.from_numpy(np.array([[[0.6, 0.4], [0.9, 0.1]]]))
+
+    def chosen():
+        return original.token_choice(scores, choices=1, capacity=1).token.tolist()
+
+    assert chosen() == [[[0], [2]]]
+    importlib.import_module(changed("torch_beside", "rows.py", "index.long(), place)", "index.long(), place + 1)"))
+    assert chosen() == [[[0], [2]]]
