@@ -98,7 +98,7 @@ def test_operators_are_registered_well(generator):
         (rows.take_scores, (scores, INDEX[None])),
         (rows.put_scores, (values, INDEX[None], 4)),
         (rows.invert_index, (flat[:3], 4)),
-        (torch.ops.moespec_backends_torch.transport_plan.default, (utility, False, 3, 1.0, 4, 0.01, 1e-3)),
+        (torch.ops.moespec_backends_torch_operators.transport_plan.default, (utility, False, 3, 1.0, 4, 0.01, 1e-3)),
     ]:
         torch.library.opcheck(operator, arguments)
 
