@@ -125,16 +125,26 @@ def _softmax() -> Iterator[Definition]:
             "softmax_affinity", name, kind, purpose, {"logits": values}, stages=("softmax",), flags=flags, **options
         )
 
+    product = {
+        "tokens": tensor(grid("softmax/tokens", (G, T, D)), "groups tokens width"),
+        "kernel": tensor(grid("softmax/kernel", (D, E), reach=1.0), "width experts"),
+    }
     yield Definition(
         "softmax_affinity",
         "from_tokens",
         "value",
         "Logits are a plain product with the kernel; the softmax runs over experts.",
-        {
-            "tokens": tensor(grid("softmax/tokens", (G, T, D)), "groups tokens width"),
-            "kernel": tensor(grid("softmax/kernel", (D, E), reach=1.0), "width experts"),
-        },
+        product,
         flags=("softmax_axis",),
+    )
+    yield Definition(
+        "softmax_affinity",
+        "gradient_product",
+        "gradient",
+        "Of the logits, by tokens and kernel.",
+        product,
+        stages=("logits",),
+        gradient=("logits", ("tokens", "kernel")),
     )
     yield case("values", "value", "Moderate logits.", logits("softmax/values"), "softmax_axis")
     yield case(
@@ -170,14 +180,17 @@ def _noise() -> Iterator[Definition]:
         inputs = {"logits": logits(f"noise/{name}", (G, T, experts))}
         if noise:
             inputs["noise"] = logits(f"noise/{name}/noise", (G, T, experts), step=0.0625)
-        flags = ("noise_scale",)
-        return Definition("gating_noise", name, kind, purpose, inputs, {"multiplier": multiplier}, flags=flags)
+        gradient = ("noisy", tuple(inputs)) if kind == "gradient" else None
+        return Definition(
+            "gating_noise", name, kind, purpose, inputs, {"multiplier": multiplier}, (), ("noise_scale",), gradient
+        )
 
     yield case("values", "value", "A standard deviation of one over the number of experts, 1/3.", 1.0, E)
     yield case("four_experts", "value", "Another number of experts.", 1.0, 4)
     yield case("multiplier", "value", "Two and a half times the usual noise.", 2.5, E)
     yield case("zero", "degenerate", "A multiplier of 0 changes nothing.", 0.0, E)
     yield case("absent", "degenerate", "Without noise the logits are unchanged.", 1.0, E, noise=False)
+    yield case("gradient", "gradient", "By logits and noise.", 2.5, E)
 
 
 def _sinkhorn() -> Iterator[Definition]:
@@ -225,9 +238,11 @@ def _transport() -> Iterator[Definition]:
         stage: str,
         inputs: dict[str, Tensor],
         flags: tuple[str, ...] = (),
+        of: str = "",
         **config: Any,
     ) -> Definition:
-        return Definition("sparse_transport", name, kind, purpose, inputs, config, (stage,), flags)
+        gradient = (of, tuple(inputs)) if of else None
+        return Definition("sparse_transport", name, kind, purpose, inputs, config, (stage,), flags, gradient)
 
     def rows(key: str, shape: tuple[int, int] = (3, 4)) -> dict[str, Tensor]:
         return {"values": tensor(grid(key, shape, reach=1.0, step=0.0625), "rows n")}
@@ -250,6 +265,12 @@ def _transport() -> Iterator[Definition]:
         order,
         nonzeros=2,
     )
+
+    for stage, options in (("simplex", {}), ("sparse_simplex", {"nonzeros": 2})):
+        yield case(
+            f"{stage}_gradient", "gradient", "What is kept moves with its mean.", stage,
+            rows(f"transport/{stage}/gradient"), (), "projection", mass=1.5, **options,
+        )  # fmt: skip
 
     def potentials(key: str, **shapes: int) -> dict[str, Tensor]:
         drawn = {
@@ -274,6 +295,13 @@ def _transport() -> Iterator[Definition]:
         "dual_regularised", "value", "Twice the regularisation.", "dual", potentials("transport/i", **both),
         capacity=2, regularization=2.0,
     )  # fmt: skip
+
+    for stage, sizes in (("semi_dual", {"potential": T}), ("dual", both)):
+        inputs = potentials(f"transport/{stage}/gradient", **sizes)
+        yield case(
+            f"{stage}_gradient", "gradient", "The value, by potentials and utility.", stage, inputs, (), "value",
+            capacity=2, regularization=0.5,
+        )  # fmt: skip
 
     def plan(
         name: str, kind: str, purpose: str, values: Tensor, flags: tuple[str, ...] = (), **config: Any

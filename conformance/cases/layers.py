@@ -28,15 +28,20 @@ def experts(key: str, e: int = E, d: int = D, h: int = H, out: int = D) -> dict[
 def cases() -> Iterator[Definition]:
     """All cases of this module."""
 
-    def mlp(name: str, purpose: str, gelu: str, **sizes: int) -> Definition:
-        inputs = tensor(grid(f"layer/{name}", (G, E, 2, D)), "groups experts capacity width")
+    def mlp(name: str, purpose: str, gelu: str, kind: str = "value", **sizes: int) -> Definition:
+        inputs = {
+            "inputs": tensor(grid(f"layer/{name}", (G, E, 2, D)), "groups experts capacity width"),
+            **experts(f"layer/{name}", **sizes),
+        }
+        gradient = ("outputs", tuple(inputs)) if kind == "gradient" else None
         return Definition(
-            "moe_layer", name, "value", purpose, {"inputs": inputs, **experts(f"layer/{name}", **sizes)}, {"gelu": gelu},
-            ("experts",), ("gelu_form",),
-        )  # fmt: skip
+            "moe_layer", name, kind, purpose, inputs, {"gelu": gelu}, ("experts",), ("gelu_form",), gradient
+        )
 
     yield mlp("experts_tanh", "Expert MLPs with the tanh form of GELU.", "tanh")
     yield mlp("experts_erf", "Expert MLPs with the exact GELU.", "erf")
+    yield mlp("experts_tanh_gradient", "By slots, weights and biases.", "tanh", "gradient")
+    yield mlp("experts_erf_gradient", "The same in the exact form.", "erf", "gradient")
     yield mlp("experts_width", "Experts whose output has another width.", "tanh", out=3)
 
     def case(
@@ -169,6 +174,18 @@ def cases() -> Iterator[Definition]:
         "expert_choice",
         distinct("layer/h", (G, T, E)),
         capacity=2,
+    )
+    yield case(
+        "gradient_holes",
+        "gradient",
+        "Empty slots carry none, though their experts have an output.",
+        "expert_choice",
+        groups_tokens(
+            np.where(grid("layer/holes/g", (G, T, E)) > 0, distinct("layer/holes/s", (G, T, E)).array, -0.25)
+        ),
+        empty,
+        capacity=4,
+        drop_zero=True,
     )
     yield case(
         "gradient_soft",

@@ -11,7 +11,7 @@ import numpy as np
 
 from moespec.conformance.cases.affinities import logits, utilities
 from moespec.conformance.cases.allocations import scores
-from moespec.conformance.cases.definition import Definition, tensor
+from moespec.conformance.cases.definition import Definition, groups_tokens, tensor
 from moespec.conformance.cases.layers import experts
 from moespec.conformance.draw import grid
 from moespec.conformance.format import Expectation, Tensor, Twin
@@ -35,8 +35,15 @@ def with_value(value: Tensor, number: float) -> Tensor:
 
 
 def flat(value: Tensor) -> Tensor:
-    """The tensor without its last axis."""
-    return Tensor(np.ascontiguousarray(value.array[..., 0]), value.axes[:-1])
+    """The tensor without its last axis; a number becomes a row of two."""
+    if not value.axes:
+        return Tensor(np.stack([value.array] * 2), ("entries",))
+    return Tensor(value.array[..., 0].copy(), value.axes[:-1])
+
+
+def shorter(value: Tensor, axis: int) -> Tensor:
+    """The tensor without the last entry along an axis."""
+    return Tensor(np.delete(value.array, -1, axis), value.axes)
 
 
 def whole(value: Tensor) -> Tensor:
@@ -86,8 +93,9 @@ def cases() -> Iterator[Definition]:
         inputs: Mapping[str, Tensor],
         config: Mapping[str, Any],
         prefix: str = "",
+        without: str = "",
     ) -> Iterator[Definition]:
-        """NaN, infinity, a missing axis and a wrong dtype of one array."""
+        """NaN, infinity, a missing axis and a wrong dtype of one array; `without` one of these that is no fault of it."""
         value = inputs[argument]
         for name, error, wrong in (
             ("nan", "ContractError", with_value(value, np.nan)),
@@ -95,8 +103,27 @@ def cases() -> Iterator[Definition]:
             ("rank", "ShapeError", flat(value)),
             ("dtype", "DtypeError", whole(value)),
         ):
+            if name != without:
+                named = argument.split("/")[-1]
+                yield case(
+                    algorithm, stage, f"{prefix}{name}", error, named, inputs, config, wrong_inputs={argument: wrong}
+                )
+
+    def sizes(
+        algorithm: str,
+        stage: str,
+        inputs: Mapping[str, Tensor],
+        config: Mapping[str, Any],
+        prefix: str = "",
+        **axes: int,
+    ) -> Iterator[Definition]:
+        """One entry less along an axis of each array named, `__` for `/`."""
+        for name, axis in axes.items():
+            array = name.replace("__", "/")
+            named = array.split("/")[-1]
+            wrong = {array: shorter(inputs[array], axis)}
             yield case(
-                algorithm, stage, f"{prefix}{name}", error, argument, inputs, config, wrong_inputs={argument: wrong}
+                algorithm, stage, f"{prefix}{named}_size", "ShapeError", named, inputs, config, wrong_inputs=wrong
             )
 
     def option(
@@ -118,17 +145,25 @@ def cases() -> Iterator[Definition]:
         edit = {argument: wrong, **({"rounding": "round"} if name == "factor_small" else {})}
         yield option("capacity", "capacity", name, argument, {}, {"arguments": [good]}, arguments=[{**good, **edit}])
 
+    ruled = {"tokens": 196, "experts": 32, "factor": 1.0, "choices": 1, "rule": "tutel"}
+    for name, argument, wrong in (("rule_tokens", "tokens", 0), ("rule_factor_small", "factor", 0.001)):
+        edit = [{**ruled, argument: wrong}]
+        yield option("capacity", "capacity", name, argument, {}, {"arguments": [ruled]}, arguments=edit)
+
     given = {"logits": logits("negative/logits")}
     yield from array_faults("softmax_affinity", "softmax", "logits", given, {})
     product = {
         "tokens": tensor(grid("negative/tokens", (G, T, D)), "groups tokens width"),
         "kernel": tensor(grid("negative/kernel", (D, E)), "width experts"),
     }
+    for argument in product:
+        yield from array_faults("softmax_affinity", "logits", argument, product, {}, f"{argument}_")
     narrow = {"kernel": tensor(grid("negative/kernel/narrow", (D - 1, E)), "width experts")}
     yield case("softmax_affinity", "logits", "width", "ShapeError", "kernel", product, {}, wrong_inputs=narrow)
 
     noisy = {**given, "noise": logits("negative/noise")}
     yield from array_faults("gating_noise", "noise", "noise", noisy, {"multiplier": 1.0})
+    yield from array_faults("gating_noise", "noise", "logits", noisy, {"multiplier": 1.0}, "logits_")
     yield option("gating_noise", "noise", "multiplier", "multiplier", noisy, {"multiplier": 1.0}, multiplier=-1.0)
     fewer = {"noise": logits("negative/noise/few", (G, T - 1, E))}
     yield case("gating_noise", "noise", "shape", "ShapeError", "noise", noisy, {"multiplier": 1.0}, wrong_inputs=fewer)
@@ -143,6 +178,7 @@ def cases() -> Iterator[Definition]:
     ):
         yield option("token_choice", "allocation", name, field, chosen, config, **{field: value})
     paired = {**chosen, "combine_scores": scores("negative/combine")}
+    yield from array_faults("token_choice", "allocation", "combine_scores", paired, config, "combine_")
     fewer = {"combine_scores": scores("negative/combine/few", (G, T - 1, E))}
     yield case(
         "token_choice",
@@ -173,6 +209,8 @@ def cases() -> Iterator[Definition]:
     yield from array_faults("expert_choice", "allocation", "scores", chosen, {"capacity": 2})
     for name, wrong in (("no_slot", 0), ("many_slots", T + 1)):
         yield option("expert_choice", "allocation", name, "capacity", chosen, {"capacity": 2}, capacity=wrong)
+    yield from array_faults("expert_choice", "allocation", "combine_scores", paired, {"capacity": 2}, "combine_")
+    yield from sizes("expert_choice", "allocation", paired, {"capacity": 2}, combine_scores=1)
 
     yield from array_faults("sinkhorn", "sinkhorn", "logits", given, {"iterations": 2})
     yield option("sinkhorn", "sinkhorn", "iterations", "iterations", given, {"iterations": 2}, iterations=0)
@@ -189,9 +227,32 @@ def cases() -> Iterator[Definition]:
     for name, field, value in options:
         twin = {**config, "solver": "adam", "sparsity": "expert", "regularization": 1.0}
         yield option("sparse_transport", "transport", name, field, used, twin, **{field: value})
+    for field in ("learning_rate", "tolerance"):
+        yield option("sparse_transport", "transport", field, field, used, {**config, field: 0.5}, **{field: 0.0})
+    rows = {"capacity": 2, "steps": 2, "sparsity": "token"}
+    yield option("sparse_transport", "transport", "many_experts", "capacity", used, rows, capacity=E + 1)
     projected = {"values": tensor(grid("negative/values", (3, 4)), "rows n")}
-    yield option("sparse_transport", "simplex", "mass", "mass", projected, {"mass": 1.0}, mass=0.0)
+    for stage, config in (("simplex", {}), ("sparse_simplex", {"nonzeros": 2})):
+        # A target takes rows of any number.
+        yield from array_faults("sparse_transport", stage, "values", projected, config, f"{stage}_", "rank")
+        name = stage.replace("simplex", "mass")
+        yield option("sparse_transport", stage, name, "mass", projected, {**config, "mass": 1.0}, mass=0.0)
     yield option("sparse_transport", "sparse_simplex", "nonzeros", "nonzeros", projected, {"nonzeros": 2}, nonzeros=7)
+    potentials = {
+        "potential": tensor(grid("negative/alpha", (G, T)), "groups tokens"),
+        "token_potential": tensor(grid("negative/alpha", (G, T)), "groups tokens"),
+        "expert_potential": tensor(grid("negative/beta", (G, E)), "groups experts"),
+    }
+    for stage, *names in (("semi_dual", "potential"), ("dual", "token_potential", "expert_potential")):
+        dual = {**used, **{name: potentials[name] for name in names}}
+        config = {"capacity": 2, "regularization": 1.0}
+        for argument in dual:
+            yield from array_faults("sparse_transport", stage, argument, dual, config, f"{stage}_{argument}_")
+        yield from sizes("sparse_transport", stage, dual, config, f"{stage}_", **dict.fromkeys(names, 1))
+        yield option("sparse_transport", stage, f"{stage}_many_slots", "capacity", dual, config, capacity=T + 1)
+        yield option(
+            "sparse_transport", stage, f"{stage}_regularization", "regularization", dual, config, regularization=0.0
+        )
 
     mixed = {
         "tokens": tensor(grid("negative/soft", (G, 6, D)), "groups tokens width"),
@@ -199,6 +260,9 @@ def cases() -> Iterator[Definition]:
     }
     yield from array_faults("soft_routing", "routing", "tokens", mixed, {})
     yield from array_faults("soft_routing", "routing", "slots", mixed, {}, "slots_")
+    scaled = {**mixed, "scale": tensor(np.float32(1), "")}
+    yield from array_faults("soft_routing", "routing", "scale", scaled, {}, "scale_")
+    yield from sizes("soft_routing", "routing", mixed, {}, slots=0)
     forms = {"norm_form": "paper", "dispatch": "soft", "combine": "soft"}
     yield option("soft_routing", "routing", "norm_form", "norm_form", mixed, forms, norm_form="l1")
     yield option("soft_routing", "routing", "dispatch", "dispatch", mixed, forms, dispatch="hard")
@@ -209,8 +273,13 @@ def cases() -> Iterator[Definition]:
 
     for algorithm in ("importance_loss", "balance_loss"):
         yield from array_faults(algorithm, "loss", "scores", {"scores": utilities("negative/losses")}, {})
+    nobody = {"scores": groups_tokens(np.zeros((G, T, E)))}
+    yield case("importance_loss", "loss", "no_mass", "ContractError", "scores", {"scores": utilities("negative/losses")},
+               {}, wrong_inputs=nobody, purpose="Scores of 0 have no coefficient of variation.")  # fmt: skip
     pair, config = {**given, "noisy_logits": logits("negative/noisy")}, {"choices": 1, "noise_std": 0.25}
     yield from array_faults("load_loss", "loss", "logits", pair, config)
+    yield from array_faults("load_loss", "loss", "noisy_logits", pair, config, "noisy_")
+    yield from sizes("load_loss", "loss", pair, config, noisy_logits=1)
     yield option("load_loss", "loss", "many_choices", "choices", pair, config, choices=E + 1)
     yield option("load_loss", "loss", "noise_std", "noise_std", pair, config, noise_std=0.0)
     yield from array_faults("z_loss", "loss", "logits", given, {})
@@ -226,11 +295,67 @@ def cases() -> Iterator[Definition]:
         **experts("negative/experts"),
     }
     yield option("moe_layer", "experts", "gelu", "gelu", slots, {"gelu": "tanh"}, gelu="relu")
+    config = {"gelu": "tanh"}
+    yield from array_faults("moe_layer", "experts", "inputs", slots, config, "inputs_")
+    for name in (name for name in slots if name != "inputs"):
+        named = name.removeprefix("experts/")
+        yield from array_faults("moe_layer", "experts", name, slots, config, f"{named}_")
+        yield from sizes("moe_layer", "experts", slots, config, "experts_", **{name.replace("/", "__"): 0})
+        yield from sizes("moe_layer", "experts", slots, config, "inner_", **{name.replace("/", "__"): 1})
+
+    yield from _network(array_faults, option, sizes)
     for router in ("softmax_token_choice", "sinkhorn_token_choice"):
         yield from _router(option, router, ("choices", E + 1), ("batch_priority", "mean"), ("capacity_factor", 0.0))
     for router in ("softmax_expert_choice", "sinkhorn_expert_choice", "sparsity_constrained_expert_choice"):
         yield from _router(option, router, ("capacity_factor", 0.0), ("rounding", "floor"))
+    for router in ("sinkhorn_token_choice", "sinkhorn_expert_choice"):
+        yield from _router(option, router, ("combine_with", "scores"), ("sinkhorn_iterations", 0))
+    yield from _router(option, "sparsity_constrained_expert_choice", ("combine_with", "plan"), ("transport_steps", 0))
     yield from _router(option, "soft_moe", ("norm_form", "l1"), ("combine", "hard"))
+    inputs, config = _inputs("softmax_token_choice"), {"router": {"tokens": T, "experts": E, "width": D}}
+    for argument in ("tokens", "router/kernel"):
+        prefix = argument.removeprefix("router/") + "_"
+        yield from array_faults("softmax_token_choice", "route", argument, inputs, config, prefix)
+    yield from sizes("softmax_token_choice", "route", inputs, config, tokens=1, router__kernel=1)
+    yield from sizes("softmax_token_choice", "route", inputs, config, "width_", router__kernel=0)
+    inputs = _inputs("soft_moe")
+    yield from sizes("soft_moe", "route", inputs, config, router__slots=0)
+
+
+def _network(array_faults: Any, option: Any, sizes: Any) -> Iterator[Definition]:
+    """Faults of the operations around the routers."""
+
+    def drawn(axes: str, *shape: int) -> Tensor:
+        return tensor(grid(f"negative/network/{axes}", shape), axes)
+
+    def faults(stage: str, inputs: Mapping[str, Tensor], config: Mapping[str, Any], *any_rank: str) -> Any:
+        for argument in inputs:
+            without = "rank" if argument in any_rank else ""
+            yield from array_faults("network", stage, argument, inputs, config, f"{stage}_{argument}_", without)
+
+    x = {"x": drawn("rows width", 2, 6)}
+    yield from faults("gelu", x, {"form": "tanh"}, "x")
+    yield option("network", "gelu", "gelu_form", "form", x, {"form": "tanh"}, form="relu")
+    norm = {"x": drawn("images tokens width", 2, 3, 6), "scale": drawn("width", 6), "bias": drawn("width", 6)}
+    yield from faults("layer_norm", norm, {"epsilon": 0.5}, "x")
+    yield from sizes("network", "layer_norm", norm, {"epsilon": 0.5}, "layer_norm_", scale=0, bias=0)
+    yield option("network", "layer_norm", "epsilon", "epsilon", norm, {"epsilon": 0.5}, epsilon=0.0)
+    heads = {name: drawn("images tokens heads dim", 2, 3, 2, 4) for name in ("query", "key", "value")}
+    yield from faults("attention", heads, {})
+    yield from sizes("network", "attention", heads, {}, "attention_heads_", key=2)
+    yield from sizes("network", "attention", heads, {}, "attention_dim_", key=3, value=3)
+    patches = {
+        "images": drawn("images height width channels", 2, 4, 4, 2),
+        "kernel": drawn("patch patch channels width", 2, 2, 2, 3),
+        "bias": drawn("width", 3),
+    }
+    yield from faults("patch_embed", patches, {})
+    yield from sizes("network", "patch_embed", patches, {}, "patch_embed_", images=1, kernel=1, bias=0)
+    yield from sizes("network", "patch_embed", patches, {}, "patch_embed_channels_", kernel=2)
+    classes = {"logits": drawn("rows classes", 2, 4), "targets": drawn("rows classes", 2, 4)}
+    for stage in ("softmax_cross_entropy", "sigmoid_cross_entropy"):
+        yield from faults(stage, classes, {}, "logits", "targets")
+        yield from sizes("network", stage, classes, {}, f"{stage}_", targets=1)
 
 
 def _router(option: Any, router: str, *faults: tuple[str, Any]) -> Iterator[Definition]:
@@ -242,19 +367,34 @@ def _router(option: Any, router: str, *faults: tuple[str, Any]) -> Iterator[Defi
         "rounding": "round",
         "norm_form": "paper",
         "combine": "soft",
+        "combine_with": "softmax",
+        "sinkhorn_iterations": 2,
+        "transport_steps": 2,
     }
+    names = {"capacity_factor": "factor", "sinkhorn_iterations": "iterations", "transport_steps": "steps"}
+    for field, wrong in faults:
+        good = {"tokens": T, "experts": E, "width": D, field: defaults[field]}
+        yield option(
+            router,
+            "route",
+            field,
+            names.get(field, field),
+            _inputs(router),
+            {"router": good},
+            router={**good, field: wrong},
+        )
+
+
+def _inputs(router: str) -> dict[str, Tensor]:
+    """Tokens, experts and parameters for a router."""
     inputs = {
         "tokens": tensor(grid("negative/router", (G, T, D)), "groups tokens width"),
         **experts("negative/experts"),
     }
     if router == "soft_moe":
-        inputs |= {
+        return {
+            **inputs,
             "router/slots": tensor(grid("negative/slots", (D, E, 2)), "width experts capacity"),
             "router/scale": tensor(np.float32(1), ""),
         }
-    else:
-        inputs["router/kernel"] = tensor(grid("negative/kernel", (D, E)), "width experts")
-    for field, wrong in faults:
-        good = {"tokens": T, "experts": E, "width": D, field: defaults[field]}
-        argument = "factor" if field == "capacity_factor" else field
-        yield option(router, "route", field, argument, inputs, {"router": good}, router={**good, field: wrong})
+    return {**inputs, "router/kernel": tensor(grid("negative/kernel", (D, E)), "width experts")}

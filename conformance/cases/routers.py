@@ -53,9 +53,10 @@ def case(
     zero: bool = False,
     reach: float = 1.0,
     zeros: bool = False,
+    of: str = "output",
     **fields: Any,
 ) -> Definition:
-    """A case of a router that selects; `fields` are those of `RouterConfig`."""
+    """A case of a router that selects; `fields` are those of `RouterConfig`; `of`: what a gradient is of."""
     t, e, d = sizes
     key = f"routers/{router}/{name}"
     config = {"router": {"tokens": t, "experts": e, "width": d, **fields}}
@@ -71,10 +72,8 @@ def case(
     stages = [stage for stage in PROGRAMS[router] if stage != "priority" or "batch_priority" in fields]
     gradient = None
     if kind == "gradient":
-        gradient, stages = (
-            ("output", ("tokens", "router/kernel", *(n for n in inputs if n.startswith("experts/")))),
-            ["route"],
-        )
+        wrt = [n for n in inputs if of == "output" or not n.startswith("experts/")]
+        gradient, stages = (of, tuple(wrt)), ["route"]
     symmetric = zero or (e == 1 and not router.startswith("sinkhorn"))
     return Definition(router, name, kind, purpose, inputs, config, tuple(stages), flags, gradient, exact_ties=symmetric)
 
@@ -161,6 +160,15 @@ def _common(router: str) -> Iterator[Definition]:
         "By tokens, kernel and expert weights; the selection carries none.",
         ("stop_gradient",),
     )
+    yield case(
+        router,
+        "gradient_noise",
+        "gradient",
+        "By the noise, too.",
+        ("noise_inside", "stop_gradient"),
+        noise=True,
+        noise_multiplier=2.0,
+    )
 
 
 def _token_choice(router: str) -> Iterator[Definition]:
@@ -201,6 +209,28 @@ def _token_choice(router: str) -> Iterator[Definition]:
             balance_weight=0.125,
             z_weight=0.0625,
         )
+        for loss in ("importance", "load", "balance", "z"):
+            yield case(
+                router,
+                f"gradient_{loss}",
+                "gradient",
+                f"Of the {loss} loss, by tokens, kernel and noise.",
+                ("noise_inside",),
+                noise=True,
+                of=f"losses/{loss}",
+                choices=2,
+                **{f"{loss}_weight": 0.5},
+            )
+        yield case(
+            router,
+            "gradient_priority",
+            "gradient",
+            "The order of service carries none.",
+            ("priority_order", "stop_gradient"),
+            batch_priority="sum",
+            choices=2,
+            capacity_factor=0.5,
+        )
         yield case(
             router,
             "gradient_two",
@@ -211,32 +241,26 @@ def _token_choice(router: str) -> Iterator[Definition]:
             capacity_factor=0.5,
         )
     else:
-        yield case(
-            router,
-            "clean_combine",
-            "value",
-            "Combine weights from the logits without noise.",
-            ("noise_inside",),
-            noise=True,
-            combine_from_clean_logits=True,
-        )
-        yield case(
-            router,
-            "combine_plan",
-            "value",
-            "Ablation: combine with the plan.",
-            ("combine_with_plan",),
-            combine_with="plan",
-        )
-        yield case(
-            router,
-            "gradient_plan",
-            "gradient",
-            "Ablation: through the iterations of the plan.",
-            ("combine_with_plan",),
-            combine_with="plan",
-            sinkhorn_iterations=5,
-        )
+        yield from _clean(router)
+        yield from _plan(router)
+
+
+def _clean(router: str) -> Iterator[Definition]:
+    """Combine weights of a router that selects by a plan, from the logits without noise."""
+    options: dict[str, Any] = {"noise": True, "combine_from_clean_logits": True}
+    purpose = "Combine weights from the logits without noise."
+    yield case(router, "clean_combine", "value", purpose, ("noise_inside",), **options)
+    yield case(router, "gradient_clean", "gradient", "The noise moves no weight.", ("noise_inside",), **options)
+
+
+def _plan(router: str) -> Iterator[Definition]:
+    """The ablation of the Sinkhorn routers."""
+    flags = ("combine_with_plan",)
+    yield case(router, "combine_plan", "value", "Ablation: combine with the plan.", flags, combine_with="plan")
+    yield case(
+        router, "gradient_plan", "gradient", "Ablation: through the iterations of the plan.", flags,
+        combine_with="plan", sinkhorn_iterations=5,
+    )  # fmt: skip
 
 
 def _expert_choice(router: str) -> Iterator[Definition]:
@@ -264,15 +288,10 @@ def _expert_choice(router: str) -> Iterator[Definition]:
             drop_zero_plan=True,
         )
         yield case(router, "few_steps", "value", "Five steps of the solver.", ("solver_steps",), transport_steps=5)
+    if router != "softmax_expert_choice":
+        yield from _clean(router)
     if router.startswith("sinkhorn"):
-        yield case(
-            router,
-            "combine_plan",
-            "value",
-            "Ablation: combine with the plan.",
-            ("combine_with_plan",),
-            combine_with="plan",
-        )
+        yield from _plan(router)
 
 
 def _soft() -> Iterator[Definition]:
@@ -314,3 +333,9 @@ def _soft() -> Iterator[Definition]:
     yield soft("scale_zero", "tie", "A scale of 0: every slot sees the mean token.", scale=0.0)
     yield soft("one_token", "degenerate", "One token.", ("degenerate_size",), sizes=(1, 1, D))
     yield soft("gradient", "gradient", "By tokens, slots, scale and expert weights.")
+    yield soft("gradient_rsqrt", "gradient", "In the form of the public code.", ("norm_form",), norm_form="rsqrt")
+    for first, second in (("soft", "uniform"), ("uniform", "soft"), ("identity", "identity")):
+        yield soft(
+            f"gradient_{first}_{second}", "gradient", f"Ablation: dispatch {first}, combine {second}.", ("ablation",),
+            dispatch=first, combine=second,
+        )  # fmt: skip

@@ -1,6 +1,7 @@
 """Targets that compute what is right, and do not refuse what is wrong as they should: for the negatives."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from moespec.conformance.mutants.definition import Mutant, Replacement
@@ -14,19 +15,25 @@ NAMES = {name for algorithm in ALGORITHMS.values() for name in algorithm.functio
 
 
 def _everywhere(refuse: Callable[[SpecError], Any]) -> dict[str, Replacement]:
-    """Every function and router, with what they do about a fault: `refuse(error)` raises or returns."""
+    """Every function, router and rule, with what they do about a fault: `refuse(error)` raises or returns."""
+
+    def guarded(right: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        try:
+            return right(*arguments, **options)
+        except SpecError as error:
+            return refuse(error)
 
     def changed(name: str) -> Replacement:
         def function(B: Any, *arguments: Any, **options: Any) -> Any:
             right = B.ROUTERS[name].route if name in ROUTERS else getattr(B, name)
-            try:
-                return right(*arguments, **options)
-            except SpecError as error:
-                return refuse(error)
+            return guarded(right, *arguments, **options)
 
         return function
 
-    return {name: changed(name) for name in (*sorted(NAMES), *ROUTERS)}
+    def rules(B: Any) -> Any:
+        return {rule: partial(guarded, slots) for rule, slots in B.CAPACITY_RULES.items()}
+
+    return {name: changed(name) for name in (*sorted(NAMES), *ROUTERS)} | {"CAPACITY_RULES": rules}
 
 
 def _accept(*kinds: type[SpecError]) -> Callable[[SpecError], Any]:
