@@ -13,7 +13,8 @@ Ambiguity ledger
 
 SM-1: Where does epsilon enter the l2 norm?
     Reading: `x / (norm + 1e-6)`, as the paper writes it.
-    Alternatives: `x / sqrt(norm**2 + 1e-6)` (`norm_form="rsqrt"`, the code of V-MoE).
+    Alternatives: `x / sqrt(norm**2 + 1e-6)` (`norm_form="rsqrt"`, the code of V-MoE); `x / max(norm, 1e-12)` (a
+        public package; torch's `normalize`).
 SM-2: Which slots belong to which expert?
     Reading: slot i of the flattened list to expert `i // C`.
     Alternatives: to expert `i % E` ("round-robin" in the caption of a figure).

@@ -34,7 +34,8 @@ __all__ = [
 def gelu(x: Array, *, form: str = "tanh") -> Array:
     """`x P(Z <= x)` for a standard normal Z ("erf"), or its approximation by a tanh ("tanh"). Elementwise."""
     check_option("form", form, ("tanh", "erf"))
-    return jax.nn.gelu(jnp.asarray(x), approximate=form == "tanh")
+    check_floating("x", x)
+    return jax.nn.gelu(x, approximate=form == "tanh")
 
 
 def layer_norm(x: Array, scale: Array, bias: Array | None = None, *, epsilon: float = 1e-6) -> Array:

@@ -43,6 +43,8 @@ def soft_routing(
     check_scores("tokens", tokens, "groups tokens width")
     check_scores("slots", slots, "width experts capacity")
     check_size("slots", slots, 0, tokens.shape[2], "the width of tokens")
+    if not isinstance(scale, int | float):
+        check_scores("scale", scale, "")
     check_forms(norm_form, dispatch, combine)
     tokens, slots = wide(tokens), wide(slots)
     shape = (*tokens.shape[:2], *slots.shape[1:])

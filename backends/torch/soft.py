@@ -5,12 +5,12 @@ from torch import Tensor
 
 from moespec.backends.torch.arrays import full_precision, wide
 from moespec.backends.torch.slots import SoftRouting
-from moespec.spec.checks import check_option, check_scores, check_size
-from moespec.spec.errors import ConfigError, DtypeError, ShapeError
+from moespec.spec.checks import check_scores, check_size
+from moespec.spec.errors import ShapeError
+from moespec.spec.soft_moe import check_forms
 
 __all__ = ["soft_routing"]
 
-FORMS = ("soft", "uniform", "identity")
 EPSILON = 1e-6
 
 
@@ -51,8 +51,9 @@ def soft_routing(
     check_scores("tokens", tokens, "groups tokens width")
     check_scores("slots", slots, "width experts capacity")
     check_size("slots", slots, 0, tokens.shape[2], "the width of tokens")
-    _check_scale(scale)
-    _check_forms(norm_form, dispatch, combine)
+    if not isinstance(scale, int | float):
+        check_scores("scale", scale, "")
+    check_forms(norm_form, dispatch, combine)
     dtype = wide(tokens.dtype, slots.dtype)
     shape = (tokens.shape[0], tokens.shape[1], slots.shape[1], slots.shape[2])
     if dispatch == "identity":
@@ -72,23 +73,6 @@ def soft_routing(
     dispatched = torch.softmax(logits, dim=1) if dispatch == "soft" else torch.full_like(logits, 1 / shape[1])
     combined = torch.softmax(logits, dim=2) if combine == "soft" else torch.full_like(logits, 1 / slot_count)
     return SoftRouting(dispatched.reshape(shape), combined.reshape(shape))
-
-
-def _check_scale(scale: Tensor | float) -> None:
-    if not isinstance(scale, Tensor):
-        return
-    if scale.ndim != 0:
-        raise ShapeError(f"scale: expected a number, got shape {tuple(scale.shape)}")
-    if not scale.is_floating_point():
-        raise DtypeError(f"scale: expected a floating dtype, got {scale.dtype}")
-
-
-def _check_forms(norm_form: str, dispatch: str, combine: str) -> None:
-    check_option("norm_form", norm_form, ("paper", "rsqrt"))
-    check_option("dispatch", dispatch, FORMS)
-    check_option("combine", combine, FORMS)
-    if (dispatch == "identity") != (combine == "identity"):
-        raise ConfigError(f"dispatch: {dispatch!r} does not go with combine={combine!r}: identity is both or neither")
 
 
 def _inverse_norm(x: Tensor, axis: int, form: str) -> Tensor:

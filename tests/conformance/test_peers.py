@@ -57,6 +57,13 @@ def test_the_table_says_what_was_recorded():
     assert "Not shown." not in text
 
 
+def test_the_records_are_of_these_vectors():
+    """After a change of the vectors: `nox -s peers`."""
+    recorded = {path.name: read_record(path)["suite"] for path in RECORDS.glob("peer-*.json")}
+    assert len(recorded) == len(PEERS)
+    assert set(recorded.values()) == {suite.digest()}
+
+
 def test_a_case_of_one_lane_is_marked_and_a_peer_may_differ_nowhere():
     right, wrong = record(), record()
     del wrong["functions"]["sinkhorn_affinity"]["cases"][1]
