@@ -31,17 +31,20 @@ def run(
 
     jobs: processes that share the work, an algorithm in one lane and mode at a time. door: what `name` names.
     """
-    parts = [(door, name, lane, mode, group) for mode in modes for lane in lanes for group in _by_algorithm(cases)]
-    results: list[CaseResult] = []
+    # What is made of other things comes late in the registry and takes long, so it begins.
+    groups = _by_algorithm(cases)[::-1]
+    parts = [(door, name, lane, mode, group) for group in groups for mode in modes for lane in lanes]
+    results: dict[tuple[str, str, str], CaseResult] = {}
     refused: dict[str, str] = {}
     with tqdm(total=len(cases) * len(lanes) * len(modes), desc=name, unit="case", disable=None) as bar:
         for part, (found, refusal) in zip(parts, _run_parts(parts, jobs), strict=True):
             _, _, lane, mode, group = part
-            results += found
+            results |= {(mode, lane, result.id): result for result in found}
             refused |= {lane: refusal} if refusal else {}
             bar.set_postfix_str(f"{lane} {mode} {group[0].algorithm}")
             bar.update(len(group))
-    return results, refused
+    order = ((mode, lane, case.id) for mode in modes for lane in lanes for case in cases)
+    return [results[key] for key in order if key in results], refused
 
 
 Part = tuple[type[Target], str, str, str, list[Case]]
