@@ -44,6 +44,8 @@ class RouterOptions:
     """leave the noise out of the combine weights"""
     drop_zero_plan: bool | None = None
     """leave slots empty whose token has plan 0 (Expert Choice)"""
+    drop: float | None = None
+    """share of the tokens that are removed, the least important ones (importance score)"""
     normalize: bool | None = None
     """normalise tokens and slots before their product (Soft MoE)"""
     norm_form: Literal["paper", "rsqrt"] | None = None

@@ -16,6 +16,7 @@ numbers except the initial parameters of a router, from a generator that is pass
 | 8 | sparsity-constrained transport | `simplex`, `transport_duals`, `sparse_transport` |
 | 9 | Soft MoE | `soft_moe` |
 | 10 | auxiliary losses | `losses` |
+| 15.5 | importance-score routing | `importance_score` |
 | 16 | operations of a vision transformer | `network` |
 
 `ALGORITHMS` lists what is specified and `LEDGER` every place where a paper had to be read one way or another.
@@ -26,6 +27,7 @@ from moespec.spec.batch_priority import batch_priority
 from moespec.spec.capacity import CAPACITY_RULES, expert_capacity
 from moespec.spec.errors import ConfigError, ContractError, DtypeError, ShapeError, SpecError
 from moespec.spec.expert_choice import expert_choice
+from moespec.spec.importance_score import importance_score_choice, importance_score_order
 from moespec.spec.layer import expert_mlp, gelu, moe_layer
 from moespec.spec.losses import balance_loss, importance_loss, load_loss, z_loss
 from moespec.spec.metrics import routing_metrics
@@ -69,6 +71,8 @@ __all__ = [
     "expert_mlp",
     "gelu",
     "importance_loss",
+    "importance_score_choice",
+    "importance_score_order",
     "layer_norm",
     "load_loss",
     "moe_layer",

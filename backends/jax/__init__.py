@@ -9,7 +9,13 @@ NaN and infinity are not looked for. Results are the same bits on every run of t
 import sys
 
 from moespec.backends.jax.affinities import add_gating_noise, router_logits, sinkhorn_affinity, softmax_affinity
-from moespec.backends.jax.allocations import batch_priority, expert_choice, token_choice
+from moespec.backends.jax.allocations import (
+    batch_priority,
+    expert_choice,
+    importance_score_choice,
+    importance_score_order,
+    token_choice,
+)
 from moespec.backends.jax.arrays import (
     arange,
     broadcast_to,
@@ -90,6 +96,8 @@ __all__ = [
     "gelu",
     "import_state",
     "importance_loss",
+    "importance_score_choice",
+    "importance_score_order",
     "init_state",
     "lane",
     "layer_norm",

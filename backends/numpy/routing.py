@@ -24,6 +24,8 @@ __all__ = [
     "expert_choice",
     "expert_mlp",
     "importance_loss",
+    "importance_score_choice",
+    "importance_score_order",
     "load_loss",
     "moe_layer",
     "project_simplex",
@@ -198,6 +200,28 @@ def token_choice(
     """`spec.token_choice`: scores and combine_scores (G, T, E), order (G, T)."""
     arrays = groups(scores=scores, combine_scores=combine_scores, order=order)
     routings = [spec.token_choice(**group, choices=choices, capacity=capacity) for group in arrays]
+    return _by_choice(routings, scores, choices)
+
+
+def importance_score_order(scores: Array, *, drop: float = 0.1) -> Array:
+    """`spec.importance_score_order`: (G, T, E) -> (G, survivors) int32."""
+    return stacked([spec.importance_score_order(**group, drop=drop) for group in groups(scores=scores)]).astype(
+        np.int32
+    )
+
+
+def importance_score_choice(
+    scores: Array, *, choices: int, capacity: int, drop: float = 0.1, combine_scores: Array | None = None
+) -> SlotRouting:
+    """`spec.importance_score_choice`: scores and combine_scores (G, T, E)."""
+    options = {"choices": choices, "capacity": capacity, "drop": drop}
+    arrays = groups(scores=scores, combine_scores=combine_scores)
+    routings = [spec.importance_score_choice(**group, **options) for group in arrays]
+    return _by_choice(routings, scores, choices)
+
+
+def _by_choice(routings: list[Routing], scores: Array, choices: int) -> SlotRouting:
+    """`by_slot` where tokens choose: the record has the slots of their choices, too."""
     slots = [_slot_of_choices(routing, stable_order(scores[g])[:, :choices]) for g, routing in enumerate(routings)]
     return by_slot(routings)._replace(slot=np.stack(slots))
 

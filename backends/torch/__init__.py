@@ -10,7 +10,13 @@ import sys
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.backends.routers import build
 from moespec.backends.torch.affinities import add_gating_noise, router_logits, sinkhorn_affinity, softmax_affinity
-from moespec.backends.torch.allocations import batch_priority, expert_choice, token_choice
+from moespec.backends.torch.allocations import (
+    batch_priority,
+    expert_choice,
+    importance_score_choice,
+    importance_score_order,
+    token_choice,
+)
 from moespec.backends.torch.arrays import (
     arange,
     broadcast_to,
@@ -91,6 +97,8 @@ __all__ = [
     "gelu",
     "import_state",
     "importance_loss",
+    "importance_score_choice",
+    "importance_score_order",
     "init_state",
     "layer_norm",
     "load_loss",

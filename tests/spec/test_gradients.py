@@ -59,6 +59,14 @@ CASES = {
         lambda w: spec.expert_choice(LOGITS, capacity=3, combine_scores=w).combine,
         {"w": WEIGHTS},
     ),
+    "importance_score_choice": (
+        lambda s: spec.importance_score_choice(s, choices=2, capacity=3, drop=0.2).combine,
+        {"s": LOGITS},
+    ),
+    "importance_score_choice, combine": (
+        lambda w: spec.importance_score_choice(LOGITS, choices=2, capacity=3, drop=0.2, combine_scores=w).combine,
+        {"w": WEIGHTS},
+    ),
     "project_simplex": (spec.project_simplex, {"values": draw(7)}),
     "project_sparse_simplex": (lambda v: spec.project_sparse_simplex(v, nonzeros=3), {"v": draw(7)}),
     "semi_dual value": (
