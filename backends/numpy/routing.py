@@ -214,9 +214,10 @@ def importance_score_choice(
     scores: Array, *, choices: int, capacity: int, drop: float = 0.1, combine_scores: Array | None = None
 ) -> SlotRouting:
     """`spec.importance_score_choice`: scores and combine_scores (G, T, E)."""
-    options = {"choices": choices, "capacity": capacity, "drop": drop}
     arrays = groups(scores=scores, combine_scores=combine_scores)
-    routings = [spec.importance_score_choice(**group, **options) for group in arrays]
+    routings = [
+        spec.importance_score_choice(**group, choices=choices, capacity=capacity, drop=drop) for group in arrays
+    ]
     return _by_choice(routings, scores, choices)
 
 

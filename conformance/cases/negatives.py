@@ -232,6 +232,20 @@ def cases() -> Iterator[Definition]:
         yield from _router(option, router, ("capacity_factor", 0.0), ("rounding", "floor"))
     yield from _router(option, "soft_moe", ("norm_form", "l1"), ("combine", "hard"))
 
+    sorted_, tenth = {"scores": scores("negative/importance", (G, 10, E))}, {"tokens": 10, "experts": E, "width": 1}
+    cut: dict[str, Any] = {"router": {**tenth, "choices": 1, "drop": 0.25}, "capacity": 3}
+    yield from array_faults("importance_score", "allocation", "scores", sorted_, cut)
+    faults: tuple[tuple[str, str, Any], ...] = (
+        ("drop_all", "drop", 1.0), ("drop_less", "drop", -0.25), ("many_choices", "choices", E + 1),
+    )  # fmt: skip
+    for name, field, value in faults:
+        edited = {**cut["router"], field: value}
+        yield option("importance_score", "allocation", name, field, sorted_, cut, router=edited)
+    yield option("importance_score", "allocation", "no_slot", "capacity", sorted_, cut, capacity=0)
+    share = {**cut["router"], "drop": 1.5}
+    yield option("importance_score", "priority", "drop_more", "drop", sorted_, cut, router=share)
+    yield from _router(option, "importance_score", ("choices", E + 1), ("drop", 1.0), ("capacity_factor", 0.0))
+
 
 def _router(option: Any, router: str, *faults: tuple[str, Any]) -> Iterator[Definition]:
     """Faults in the configuration of a router."""
@@ -242,6 +256,7 @@ def _router(option: Any, router: str, *faults: tuple[str, Any]) -> Iterator[Defi
         "rounding": "round",
         "norm_form": "paper",
         "combine": "soft",
+        "drop": 0.25,
     }
     inputs = {
         "tokens": tensor(grid("negative/router", (G, T, D)), "groups tokens width"),
