@@ -16,7 +16,7 @@ numbers except the initial parameters of a router, from a generator that is pass
 | 8 | sparsity-constrained transport | `simplex`, `transport_duals`, `sparse_transport` |
 | 9 | Soft MoE | `soft_moe` |
 | 10 | auxiliary losses | `losses` |
-| 15.5 | importance-score routing | `importance_score` |
+| 15 | Sparse-MLP: rescale sub-layer, importance-score routing | `sparse_mlp`, `importance_score` |
 | 16 | operations of a vision transformer | `network` |
 
 `ALGORITHMS` lists what is specified and `LEDGER` every place where a paper had to be read one way or another.
@@ -40,6 +40,7 @@ from moespec.spec.simplex import project_simplex, project_sparse_simplex
 from moespec.spec.sinkhorn import sinkhorn_affinity
 from moespec.spec.soft_moe import soft_routing
 from moespec.spec.softmax import add_gating_noise, router_logits, softmax_affinity
+from moespec.spec.sparse_mlp import rescale
 from moespec.spec.sparse_transport import sparse_transport_affinity
 from moespec.spec.token_choice import token_choice
 from moespec.spec.transport_duals import Dual, SemiDual, transport_dual, transport_semi_dual
@@ -79,6 +80,7 @@ __all__ = [
     "patch_embed",
     "project_simplex",
     "project_sparse_simplex",
+    "rescale",
     "router_logits",
     "routing_metrics",
     "sigmoid_cross_entropy",

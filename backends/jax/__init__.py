@@ -41,6 +41,7 @@ from moespec.backends.jax.network import (
     gelu,
     layer_norm,
     patch_embed,
+    rescale,
     sigmoid_cross_entropy,
     softmax_cross_entropy,
 )
@@ -109,6 +110,7 @@ __all__ = [
     "patch_embed",
     "project_simplex",
     "project_sparse_simplex",
+    "rescale",
     "router_logits",
     "routing_metrics",
     "sigmoid_cross_entropy",

@@ -30,6 +30,7 @@ __all__ = [
     "moe_layer",
     "project_simplex",
     "project_sparse_simplex",
+    "rescale",
     "router_logits",
     "routing_metrics",
     "sinkhorn_affinity",
@@ -283,6 +284,11 @@ def group_mean(values: list[dict[str, Array]]) -> dict[str, Array]:
 def expert_mlp(inputs: Array, params: Params, *, gelu: str = "tanh") -> Array:
     """`spec.expert_mlp`: inputs (G, E, C, D) -> (G, E, C, D'); the experts are shared by the groups."""
     return stacked([spec.expert_mlp(**group, params=params, gelu=gelu) for group in groups(inputs=inputs)])
+
+
+def rescale(x: Array, params: Params) -> Array:
+    """`spec.rescale`: (N, S, C) -> (N, S', C'); the maps are shared by the images."""
+    return stacked([spec.rescale(**group, params=params) for group in groups(x=x)])
 
 
 def moe_layer(tokens: Array, routing: SlotRouting | SoftRouting, experts: Callable[[Array], Array]) -> Array:

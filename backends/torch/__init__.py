@@ -42,6 +42,7 @@ from moespec.backends.torch.network import (
     gelu,
     layer_norm,
     patch_embed,
+    rescale,
     sigmoid_cross_entropy,
     softmax_cross_entropy,
 )
@@ -110,6 +111,7 @@ __all__ = [
     "project_simplex",
     "project_sparse_simplex",
     "quick_compile",
+    "rescale",
     "router_logits",
     "routing_metrics",
     "sigmoid_cross_entropy",

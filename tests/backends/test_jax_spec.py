@@ -35,6 +35,12 @@ ALPHA = draw(GROUPS, TOKENS, seed=3, scale=0.3)
 BETA = draw(GROUPS, EXPERTS, seed=4, scale=0.3)
 ORDER = np.stack([np.random.default_rng(g).permutation(TOKENS) for g in range(GROUPS)])
 ONE_HOT = np.eye(EXPERTS)[np.random.default_rng(5).integers(0, EXPERTS, (GROUPS, TOKENS))]
+RESCALE = {
+    "token_kernel": draw(TOKENS, 5),
+    "token_bias": draw(5),
+    "channel_kernel": draw(WIDTH, 3),
+    "channel_bias": draw(3),
+}
 MLP = {
     "w1": draw(EXPERTS, WIDTH, HIDDEN),
     "b1": draw(EXPERTS, HIDDEN),
@@ -92,6 +98,8 @@ CASES = [
     ("layer_norm", (X,), (KERNEL[:, 0],), {"epsilon": 0.1}),
     ("attention", HEADS, (), {}),
     ("patch_embed", (draw(GROUPS, 4, 6, 3),), (draw(2, 2, 3, WIDTH), draw(WIDTH)), {}),
+    ("rescale", (X,), (RESCALE,), {}),
+    ("rescale", (X,), ({name: RESCALE[name] for name in ("token_kernel", "token_bias")},), {}),
     ("softmax_cross_entropy", (LOGITS, ONE_HOT), (), {}),
     ("sigmoid_cross_entropy", (LOGITS, ONE_HOT), (), {}),
 ]

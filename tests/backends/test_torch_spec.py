@@ -37,6 +37,12 @@ X, KERNEL, SLOTS = draw(GROUPS, TOKENS, WIDTH), draw(WIDTH, EXPERTS), draw(WIDTH
 ALPHA, BETA = draw(GROUPS, TOKENS, seed=3, scale=0.3), draw(GROUPS, EXPERTS, seed=4, scale=0.3)
 ORDER = np.stack([np.random.default_rng(group).permutation(TOKENS) for group in range(GROUPS)])
 ONE_HOT = np.eye(EXPERTS)[np.random.default_rng(5).integers(0, EXPERTS, (GROUPS, TOKENS))]
+RESCALE = {
+    "token_kernel": draw(TOKENS, 5),
+    "token_bias": draw(5),
+    "channel_kernel": draw(WIDTH, 3),
+    "channel_bias": draw(3),
+}
 MLP = {
     "w1": draw(EXPERTS, WIDTH, HIDDEN),
     "b1": draw(EXPERTS, HIDDEN),
@@ -73,6 +79,13 @@ FUNCTIONS = [
     ("importance_score_choice", (TIES,), (), {"choices": 2, "capacity": 3, "drop": 0.5}),
     ("importance_score_choice", (TIES,), (), {"choices": EXPERTS, "capacity": TOKENS, "drop": 0.0}),
     ("expert_choice", (SCORES,), (), {"capacity": 1}),
+    ("rescale", (draw(GROUPS, TOKENS, WIDTH),), (RESCALE,), {}),
+    (
+        "rescale",
+        (draw(GROUPS, TOKENS, WIDTH),),
+        ({name: RESCALE[name] for name in ("token_kernel", "token_bias")},),
+        {},
+    ),
     ("expert_choice", (TIES,), (), {"capacity": 4}),
     ("expert_choice", (TIES,), (), {"capacity": TOKENS, "drop_zero": True}),
     ("soft_routing", (X,), (SLOTS,), {"scale": 1.5}),

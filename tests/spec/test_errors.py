@@ -20,6 +20,11 @@ def expert_mlp(inputs, w1, b1, w2, b2, **options):
     return spec.expert_mlp(inputs, {"w1": w1, "b1": b1, "w2": w2, "b2": b2}, **options)
 
 
+def rescale(x, token_kernel, token_bias, channel_kernel, channel_bias):
+    params = {"token_kernel": token_kernel, "token_bias": token_bias}
+    return spec.rescale(x, params | {"channel_kernel": channel_kernel, "channel_bias": channel_bias})
+
+
 def moe_layer(tokens, dispatch, combine):
     return spec.moe_layer(tokens, Routing(dispatch, combine), lambda inputs: inputs)
 
@@ -46,6 +51,17 @@ CALLS = {
         spec.importance_score_choice,
         {"scores": LOGITS, "combine_scores": ONES},
         {"choices": 2, "capacity": 2, "drop": 0.2},
+    ),
+    "rescale": (
+        rescale,
+        {
+            "x": np.ones((5, 4)),
+            "token_kernel": np.ones((5, 7)),
+            "token_bias": np.ones(7),
+            "channel_kernel": np.ones((4, 2)),
+            "channel_bias": np.ones(2),
+        },
+        {},
     ),
     "project_simplex": (spec.project_simplex, {"values": ONES[0]}, {"mass": 2.0}),
     "project_sparse_simplex": (spec.project_sparse_simplex, {"values": ONES[0]}, {"nonzeros": 2, "mass": 2.0}),
