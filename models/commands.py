@@ -88,7 +88,7 @@ def inspect_command(run: Path, image: Path, out: Path, *, backend: str | None, s
     guess = dataset.classes[int(logits.argmax())]
     title = f"{image.name}, read as {guess}; {_label(loaded.config)}, step {loaded.step}"
     write_atomically(out, png(draw(pixels, 255, title, routings)))
-    print(f"{out}: {len(routings)} MoE blocks; the image is read as {guess}")
+    print(f"{out}: {len(routings)} MoE layers; the image is read as {guess}")
 
 
 def list_command(what: str) -> None:

@@ -146,7 +146,7 @@ def _explanation(routings: list[BlockRouting]) -> str:
             f"({number} of {experts * capacity} slots)."
         )
     each = routings[0].items.removesuffix("es") if routings[0].items == "patches" else "item"
-    placed = "" if each == "patch" else "Channels and tokens row by row: they have no place in the image. "
+    placed = "" if each == "patch" else "Channels and tokens row by row: they have no place in the image.\n"
     most = f", {capacity} patches at most each" if each == "patch" else ""
     return (
         f"Main expert: colour of the expert with the largest weight. {dark}{placed}Expert e: weight of its output "

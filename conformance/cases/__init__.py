@@ -8,6 +8,7 @@ from moespec.conformance.cases import (
     importance_score,
     layers,
     losses,
+    mlps,
     models,
     negatives,
     network,
@@ -27,6 +28,7 @@ _MODULES: tuple[Callable[[], Iterator[Definition]], ...] = (
     models.cases,
     negatives.cases,
     importance_score.cases,
+    mlps.cases,
 )
 
 

@@ -13,6 +13,7 @@ from moespec.conformance.cases.affinities import logits, utilities
 from moespec.conformance.cases.allocations import scores
 from moespec.conformance.cases.definition import Definition, tensor
 from moespec.conformance.cases.layers import experts
+from moespec.conformance.cases.mlps import rescale_inputs
 from moespec.conformance.draw import grid
 from moespec.conformance.format import Expectation, Tensor, Twin
 
@@ -244,6 +245,16 @@ def cases() -> Iterator[Definition]:
     yield option("importance_score", "allocation", "no_slot", "capacity", sorted_, cut, capacity=0)
     share = {**cut["router"], "drop": 1.5}
     yield option("importance_score", "priority", "drop_more", "drop", sorted_, cut, router=share)
+
+    mapped = rescale_inputs("negative/rescale", (4, 3, 5, 2))
+    yield from array_faults("sparse_mlp", "rescale", "x", mapped, {})
+    for argument in ("token_kernel", "token_bias", "channel_kernel", "channel_bias"):
+        name = f"params/{argument}"
+        longer = np.concatenate([mapped[name].array] * 2)
+        yield case(
+            "sparse_mlp", "rescale", f"{argument}_size", "ShapeError", argument, mapped, {},
+            wrong_inputs={name: tensor(longer, " ".join(mapped[name].axes))},
+        )  # fmt: skip
     yield from _router(option, "importance_score", ("choices", E + 1), ("drop", 1.0), ("capacity_factor", 0.0))
 
 

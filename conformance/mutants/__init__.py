@@ -12,6 +12,7 @@ from moespec.conformance.mutants import (
     importance_score,
     layers,
     losses,
+    mlps,
     network,
     packages,
     routers,
@@ -27,7 +28,7 @@ MUTANTS: dict[str, Mutant] = {}
 
 for _module in (
     *(capacity, affinities, allocations, transport, soft, losses, layers, network, routers, faults, packages),
-    importance_score,
+    *(importance_score, mlps),
 ):
     for _mutant in _module.MUTANTS:
         if _mutant.name in MUTANTS:
