@@ -207,9 +207,9 @@ def moe(
     return y.reshape(items.shape), output
 
 
-def output_of(params: Params, features: Array, outputs: list[RouterOutput]) -> Output:
-    """The head on `features` `(N, D)`, and what the routers said."""
-    logits = features @ params["head"]["kernel"] + params["head"]["bias"] if "head" in params else None
+def output_of(config: Any, params: Params, features: Array, outputs: list[RouterOutput]) -> Output:
+    """The head, if there is one, on `features` `(N, D)`, and what the routers said."""
+    logits = features @ params["head"]["kernel"] + params["head"]["bias"] if config.classes else None
     losses: dict[str, Array] = {}
     for output in outputs:
         for name, value in output.losses.items():

@@ -197,7 +197,7 @@ def forward(
     if config.dtype == "bfloat16":
         x = B.cast(x, "float32")
     features = B.mean(layers.layer_norm(B, params["norm"], x), 1)  # (N, D)
-    return layers.output_of(params, features, [])
+    return layers.output_of(config, params, features, [])
 
 
 def block(B: Any, config: Any, p: Params, x: Array) -> Array:

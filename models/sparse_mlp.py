@@ -340,4 +340,4 @@ def forward(
     if config.dtype == "bfloat16":
         x = B.cast(x, "float32")
     features = B.mean(layers.layer_norm(B, params["norm"], x), 1)  # (N, C)
-    return layers.output_of(params, features, outputs)
+    return layers.output_of(config, params, features, outputs)

@@ -306,7 +306,7 @@ def forward(
     if config.dtype == "bfloat16":
         x = B.cast(x, "float32")
     x = layers.layer_norm(B, params["norm"], x)
-    return layers.output_of(params, _pool(B, config, params, x), outputs)
+    return layers.output_of(config, params, _pool(B, config, params, x), outputs)
 
 
 def _embed(B: Any, config: VitConfig, params: Params, images: Array) -> Array:
