@@ -54,7 +54,9 @@ def _model(
     for path, value in inputs.items():
         if zero and path.endswith(zero):
             inputs[path] = Tensor(np.zeros_like(value.array), value.axes)
-    gradient = ("logits", tuple(inputs)) if kind == "gradient" else None
+    # What the last block of a Mixer adds to all channels alike the final norm takes away: a gradient of 0 has no scale.
+    wrt = tuple(path for path in inputs if not path.endswith("token_mlp/b2"))
+    gradient = ("logits", wrt) if kind == "gradient" else None
     config, flags = {"model": dict(model)}, ("model", *flags)
     return Definition(
         algorithm, name, kind, purpose, inputs, config, ("forward",), flags, gradient, exact_ties=bool(zero)
@@ -69,7 +71,7 @@ def _mixer() -> Iterator[Definition]:
     yield case("square", "value", "As many patches as channels: exchanged axes keep every shape.", SQUARE)
     yield case("erf", "value", "The exact form of GELU.", {**SQUARE, "gelu": "erf"}, "gelu_form")
     yield case("one_patch", "degenerate", "One patch.", {**SQUARE, "patch_size": 4}, "degenerate_size")
-    yield case("gradient", "gradient", "By images and every parameter.", SQUARE)
+    yield case("gradient", "gradient", "By images and parameters.", SQUARE)
 
 
 def rescale_inputs(key: str, sizes: tuple[int, int, int, int], *, channels: bool = True) -> dict[str, Tensor]:
@@ -147,8 +149,13 @@ def _sparse() -> Iterator[Definition]:
         cut,
     )
     yield case(
-        "zero_routers", "tie", "Routers that start at 0: every score is equal.", SPARSE, cut, "tie_order",
+        "zero_routers",
+        "tie",
+        "Routers that start at 0: every score is equal.",
+        {**SPARSE, "sparse_width": 4, "token_experts": 4, "experts": 4, "router_options": {"drop": 0.25}},
+        cut,
+        "tie_order",
         zero="router/kernel",
-    )  # fmt: skip
+    )
     yield case("gradient_importance", "gradient", "By images and every parameter, efficient mode.", SMALL, cut)
     yield case("gradient_vanilla", "gradient", "By images and every parameter, vanilla mode.", {**SMALL, **vanilla})
