@@ -1,4 +1,4 @@
-"""Stages of the six routers: each step of the composition on the golden's own inputs, then the router as a whole.
+"""Stages of the routers: each step of the composition on the golden's own inputs, then the router as a whole.
 
 The inputs of a case are `tokens`, `router/kernel` (or `router/slots` and `router/scale`), `experts/*` and perhaps
 `noise`; `config["router"]` has the fields of `RouterConfig`.
