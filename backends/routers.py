@@ -1,4 +1,4 @@
-"""The routers of the study, composed once for all backends from an affinity and an allocation.
+"""The routers, composed once for all backends from an affinity and an allocation.
 
 `build(B)` returns the registry `name -> Router` of a backend module `B`. Arrays have a leading `groups` axis; the
 compositions are those of `moespec.spec.routers`, and the conformance suite holds them to it. Initial parameters come
@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from moespec.spec.checks import check_option, check_size
+from moespec.spec.importance_score import surviving_tokens
 from moespec.spec.routers import ROUTERS as SPEC_ROUTERS
 from moespec.spec.routing import Params, Router, RouterConfig, RouterOutput
 
@@ -29,6 +30,7 @@ def build(B: Backend) -> dict[str, Router]:
         "sinkhorn_expert_choice": sinkhorn_expert_choice,
         "sparsity_constrained_expert_choice": sparsity_constrained_expert_choice,
         "soft_moe": soft_moe,
+        "importance_score": importance_score,
     }
     return {name: replace(SPEC_ROUTERS[name], route=partial(route, B)) for name, route in compositions.items()}
 
@@ -95,6 +97,22 @@ def soft_moe(
         combine=config.combine,
     )
     return RouterOutput(routing, {}, B.routing_metrics(routing))
+
+
+def importance_score(
+    B: Backend, params: Params, tokens: Array, config: RouterConfig, *, noise: Array | None = None, train: bool = False
+) -> RouterOutput:
+    """Token Choice on the noisy softmax among the most important tokens. Section 15.5."""
+    clean, noisy = _logits(B, params, tokens, config, noise)
+    left = replace(config, tokens=surviving_tokens(config.tokens, config.drop))
+    routing = B.importance_score_choice(
+        B.softmax_affinity(noisy),
+        choices=config.choices,
+        capacity=left.capacity(choices=config.choices),
+        drop=config.drop,
+    )
+    losses, reported = _losses(B, config, clean, noisy, noise)
+    return RouterOutput(routing, losses, {**B.routing_metrics(routing), **reported})
 
 
 def _logits(

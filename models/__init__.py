@@ -1,7 +1,7 @@
 """Models, written once against a backend: `create("vit_b16", moe="last_half", router="soft_moe", experts=128)`.
 
 `create` binds a model to the backend chosen at import (`from moespec import backends`). A model's own module
-(`moespec.models.vit`) has the same functions with the backend as an argument.
+(`moespec.models.vit`, `mixer`, `sparse_mlp`) has the same functions with the backend as an argument.
 """
 
 import difflib
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from moespec.models import vit
+from moespec.models import families, layers
 from moespec.spec.errors import ConfigError
 from moespec.spec.routing import Params
 
@@ -27,43 +27,47 @@ class Model:
     """
 
     name: str
-    config: vit.VitConfig
+    config: families.Config
     backend: ModuleType
 
     def init(self, seed: int = 0) -> Params:
-        """Initial parameters (NumPy float32); see `moespec.models.vit.init`."""
-        return vit.init(self.config, seed)
+        """Initial parameters (NumPy float32); see `init` of the model's own module."""
+        params: Params = families.family(self.config).init(self.config, seed)
+        return params
 
     def forward(
         self, params: Params, images: Any, *, noise: list[Any] | None = None, train: bool = False
-    ) -> vit.Output:
-        """The model on a batch of images; see `moespec.models.vit.forward`."""
-        return vit.forward(self.backend, self.config, params, images, noise=noise, train=train)
+    ) -> layers.Output:
+        """The model on a batch of images; see `forward` of the model's own module."""
+        forward = families.family(self.config).forward
+        output: layers.Output = forward(self.backend, self.config, params, images, noise=noise, train=train)
+        return output
 
     @property
     def parameter_count(self) -> int:
         """The number of parameters (nothing is allocated)."""
-        return vit.parameter_count(self.config)
+        count: int = families.family(self.config).parameter_count(self.config)
+        return count
 
 
 def create(name: str, **overrides: Any) -> Model:
     """The model `name` with fields of its config replaced, on the backend chosen at import.
 
-    Names are those of `list_models()`, and `vit_<size><patch>` for any other patch size. A model is dense unless `moe`
-    says which blocks are MoE.
+    Names are those of `list_models()`, and `vit_<size><patch>` and `mixer_<size><patch>` for any other patch size. A ViT
+    is dense unless `moe` says which blocks are MoE.
 
     Raises ConfigError for an unknown name (with the nearest known ones), an unknown field, or fields of the MoE blocks
     given without `moe`.
     """
     try:
-        config = vit.named(name, **overrides)
+        config = families.of_name(name).named(name, **overrides)
     except ConfigError as error:
         if not str(error).startswith("name="):
             raise
         near = difflib.get_close_matches(name, list_models(), n=3) or list_models()
         raise ConfigError(f"name={name!r} is not a model. The nearest: {', '.join(near)}") from None
     given = [field for field in _MOE_FIELDS if field in overrides]
-    if given and "moe" not in overrides:
+    if given and getattr(config, "moe", "none") == "none" and "moe" not in overrides:
         field = given[0]
         raise ConfigError(f"{field}={overrides[field]!r} concerns MoE blocks, but there are none: give moe='last_half'")
     return Model(name, config, _chosen_backend())
@@ -71,7 +75,7 @@ def create(name: str, **overrides: Any) -> Model:
 
 def list_models() -> list[str]:
     """The names that `create` knows, the usual patch sizes only."""
-    return list(vit.NAMES)
+    return families.names()
 
 
 def _chosen_backend() -> ModuleType:

@@ -25,16 +25,17 @@ Arguments = TypeVar("Arguments")
 
 @dataclass(frozen=True)
 class TrainArguments:
-    """Train a vision transformer with mixture-of-experts layers, and write a report.
+    """Train a vision model with mixture-of-experts layers, and write a report.
 
-    Without options: a Soft MoE ViT on 1 797 images of digits. All options can be set in a TOML file (--config); the
-    command line wins. The run's folder holds config.toml, metrics.jsonl, checkpoints/ and report.html.
+    Without options: a Soft MoE ViT on 1 797 images of digits; --model mixer_tiny or sparse_mlp_tiny for another. All
+    options can be set in a TOML file (--config); the command line wins. The run's folder holds config.toml,
+    metrics.jsonl, checkpoints/ and report.html.
     """
 
     recipe: Annotated[str | None, arg(name="config")] = None
     """a TOML file, or a recipe of the package (moespec list recipes)"""
     run: str | None = None
-    """folder of the run (default: runs/DATA-ROUTER-BACKEND)"""
+    """folder of the run (default: runs/DATA-ROUTER-BACKEND, or with the name of a model that is no ViT)"""
     resume: FlagCreatePairsOff[bool] = False
     """go on from the run's last checkpoint, with the run's own configuration"""
     settings: Annotated[Config, arg(name="")] = field(default_factory=Config)
@@ -56,7 +57,8 @@ class EvaluateArguments:
 class InspectArguments:
     """Draw which experts (or with what weight each slot) handle which patch of an image.
 
-    The image is routed alone, as a group of one image, also by a model trained with several images to a group.
+    The image is routed alone, as a group of one image, also by a model trained with several images to a group. Sparse-MLP
+    routes channels and mixed tokens, which have no place in the image: they are drawn in the order of their numbers.
     """
 
     run: Positional[str]

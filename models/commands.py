@@ -5,7 +5,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from moespec.models import configfile, list_models
+from moespec.models import configfile, families, list_models
 from moespec.models.compilation import compile_if, pays
 from moespec.models.config import Config
 from moespec.models.datasets import DATASETS, Dataset
@@ -33,7 +33,7 @@ def train_command(config: Config, *, run: str | None, resume: bool) -> None:
         print(f"backend: {backend} ({reason})")
     dataset = load_data(config)
     config = resolve(config, dataset, backend)
-    path = Path(run or f"runs/{config.data.name}-{config.model.router}-{backend}")
+    path = Path(run or f"runs/{config.data.name}-{_label(config)}-{backend}")
     directory = RunDirectory(path)
     if resume and directory.config() is None:
         print(f"{path}: nothing to resume, starting at step 0")
@@ -86,15 +86,15 @@ def inspect_command(run: Path, image: Path, out: Path, *, backend: str | None, s
     B = loaded.backend
     logits, routings = make_route(B, model)(B.from_numpy(loaded.params), normalized)
     guess = dataset.classes[int(logits.argmax())]
-    title = f"{image.name}, read as {guess}; {loaded.config.model.router}, step {loaded.step}"
+    title = f"{image.name}, read as {guess}; {_label(loaded.config)}, step {loaded.step}"
     write_atomically(out, png(draw(pixels, 255, title, routings)))
-    print(f"{out}: {len(routings)} MoE blocks; the image is read as {guess}")
+    print(f"{out}: {len(routings)} MoE layers; the image is read as {guess}")
 
 
 def list_command(what: str) -> None:
     """Prints the names of models, routers, data sets or recipes."""
     tables = {
-        "models": dict.fromkeys(list_models(), "") | {"vit_<size><patch>": "any other patch size"},
+        "models": dict.fromkeys(list_models(), "") | families.patterns(),
         "routers": {name: router.source for name, router in ROUTERS.items()},
         "datasets": DATASETS,
         "recipes": configfile.recipes(),
@@ -106,6 +106,11 @@ def list_command(what: str) -> None:
             indent = "  " if what == "all" else ""
             for name, text in table.items():
                 print(f"{indent}{name:36} {text}".rstrip())
+
+
+def _label(config: Config) -> str:
+    """The router of a ViT; the name of any other model."""
+    return str(config.model.router) if config.model.name.startswith("vit") else config.model.name
 
 
 class _Loaded(NamedTuple):

@@ -5,6 +5,7 @@ defaults are those of the recipe `digits`. A field that is None is filled in fro
 run starts (`moespec.models.resolve`), and the filled-in configuration is saved beside the run.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -13,7 +14,16 @@ from tyro.conf import arg
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.spec.errors import ConfigError
 
-__all__ = ["BackendName", "Config", "DataConfig", "ModelConfig", "RouterOptions", "ScheduleConfig", "TrainingConfig"]
+__all__ = [
+    "VIT",
+    "BackendName",
+    "Config",
+    "DataConfig",
+    "ModelConfig",
+    "RouterOptions",
+    "ScheduleConfig",
+    "TrainingConfig",
+]
 
 BackendName = Literal["auto", "jax", "torch", "numpy"]
 
@@ -44,6 +54,8 @@ class RouterOptions:
     """leave the noise out of the combine weights"""
     drop_zero_plan: bool | None = None
     """leave slots empty whose token has plan 0 (Expert Choice)"""
+    drop: float | None = None
+    """share of the tokens that are removed, the least important ones (importance score)"""
     normalize: bool | None = None
     """normalise tokens and slots before their product (Soft MoE)"""
     norm_form: Literal["paper", "rsqrt"] | None = None
@@ -64,16 +76,16 @@ class RouterOptions:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The MoE-ViT. None: as the named model has it, or as the data need it."""
+    """The model. None: as the named model has it, or as the data need it; for a ViT as written at the option."""
 
-    name: str = "vit_tiny"
-    """vit_tiny, or vit_<size><patch> such as vit_s16 (moespec list models)"""
-    router: Annotated[str, arg(aliases=["--router"])] = "soft_moe"
-    """router of the MoE blocks (moespec list routers)"""
-    moe: str = "last_half"
-    """MoE blocks: none, every_2, last_half, last_N, every_2_last_N"""
-    experts: int = 8
-    """number of experts"""
+    name: Annotated[str, arg(aliases=["--model"])] = "vit_tiny"
+    """vit_tiny, mixer_tiny, sparse_mlp_tiny, or a larger one such as vit_s16 (moespec list models)"""
+    router: Annotated[str | None, arg(aliases=["--router"])] = None
+    """router of the MoE blocks (moespec list routers); ViT: soft_moe"""
+    moe: str | None = None
+    """MoE blocks: none, every_2, last_half, last_N, every_2_last_N; ViT: last_half"""
+    experts: int | None = None
+    """number of experts (Sparse-MLP: those that mix channels); ViT: 8"""
     image_size: int | None = None
     """height and width of the images in pixels"""
     patch_size: int | None = None
@@ -92,10 +104,10 @@ class ModelConfig:
     """attention heads"""
     pool: Literal["gap", "token", "map"] | None = None
     """average of the tokens, class token, or attention pooling"""
-    positions: Literal["learned", "sincos2d", "sincos2d_moco"] | None = "sincos2d"
-    """position embedding"""
-    qk_norm: bool | None = True
-    """normalise queries and keys"""
+    positions: Literal["learned", "sincos2d", "sincos2d_moco"] | None = None
+    """position embedding; ViT: sincos2d"""
+    qk_norm: bool | None = None
+    """normalise queries and keys; ViT: True"""
     qk_norm_bias: bool | None = None
     """with a bias in that normalisation"""
     gelu: Literal["tanh", "erf"] | None = None
@@ -103,12 +115,36 @@ class ModelConfig:
     expert_init: Literal["independent", "shared"] | None = None
     """initial values of the experts"""
     group_images: int | None = None
-    """images routed together as one group"""
+    """images routed together as one group (Sparse-MLP: whose tokens are; 0 for all of a batch)"""
+    token_hidden: int | None = None
+    """hidden width of an MLP that mixes tokens (Mixer, Sparse-MLP)"""
+    token_experts: int | None = None
+    """number of experts that mix tokens (Sparse-MLP)"""
+    token_choices: int | None = None
+    """experts that a channel chooses (Sparse-MLP)"""
+    choices: int | None = None
+    """experts that a token chooses (Sparse-MLP; of other routers: router-options.choices)"""
+    sparse_tokens: int | None = None
+    """tokens in a sparse block (Sparse-MLP)"""
+    sparse_width: int | None = None
+    """channels in a sparse block (Sparse-MLP)"""
+    sparse_token_hidden: int | None = None
+    """hidden width of an expert that mixes tokens (Sparse-MLP)"""
+    sparse_hidden: int | None = None
+    """hidden width of an expert that mixes channels (Sparse-MLP)"""
+    group_size: int | None = None
+    """channels routed together as one group, 0 for all of a batch (Sparse-MLP)"""
     dtype: Literal["float32", "bfloat16"] | None = None
     """dtype of the computation (parameters are float32)"""
     head_bias: float | None = None
     """initial bias of the head; -log(classes) suits the sigmoid loss"""
     router_options: RouterOptions = field(default_factory=RouterOptions)
+
+
+VIT: Mapping[str, bool | int | str] = {
+    **{"router": "soft_moe", "moe": "last_half", "experts": 8, "positions": "sincos2d", "qk_norm": True},
+}
+"""What fields of a ViT are trained with that are None."""
 
 
 @dataclass(frozen=True)

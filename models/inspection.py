@@ -1,9 +1,13 @@
-"""Which expert handles which patch: the routing of one image by each MoE block, as numbers and as a picture.
+"""Which expert handles which patch: the routing of one image by each MoE layer, as numbers and as a picture.
 
 The image is routed alone, as a group of one image, also by a model that was trained with several images to a group: the
 capacity of the experts is scaled down accordingly, and the slots of Soft MoE mix the patches of this image only.
+
+Sparse-MLP routes channels, and tokens that mix the patches of the whole image. These have no place in the image: they are
+drawn row by row, in the order of their numbers, in the squarest grid that they fill.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -13,8 +17,8 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from moespec.models import vit
 from moespec.models.compilation import compile_if, pays
+from moespec.models.families import Config, family
 
 __all__ = ["BlockRouting", "draw", "main_experts", "make_route"]
 
@@ -24,31 +28,35 @@ UNSERVED = (0.15, 0.15, 0.15)
 
 
 class BlockRouting(NamedTuple):
-    """How one MoE block handles the patches of an image, on the grid of patches `(rows, columns)`.
+    """How one MoE layer handles the patches of an image, on the grid of patches `(rows, columns)`.
 
-    experts: `(rows, columns, E)`, the weight with which each expert's output enters each patch (sum of the combine
-    weights over its slots). slots: `(rows, columns, E, C)`, the dispatch weights: what share of slot c of expert e is
-    that patch. soft: whether slots are mixtures; otherwise a slot holds one patch, or none.
+    block: the name of the layer, the number of its block if that has one. items: what the grid holds, "patches", or
+    "channels" or "tokens" in the order of their numbers. experts: `(rows, columns, E)`, the weight with which each
+    expert's output enters each item (sum of the combine weights over its slots). slots: `(rows, columns, E, C)`, the
+    dispatch weights: what share of slot c of expert e is that item. soft: whether slots are mixtures; otherwise a slot
+    holds one item, or none.
     """
 
-    block: int
+    block: str
     experts: NDArray[np.float64]
     slots: NDArray[np.float64]
     soft: bool
+    items: str = "patches"
 
 
 def make_route(
-    B: Any, model: vit.VitConfig
+    B: Any, model: Config
 ) -> Callable[[Any, NDArray[np.float32]], tuple[NDArray[np.float64], list[BlockRouting]]]:
-    """`route(params, image)`: logits `(classes,)` and the routing by each MoE block of an image in [-1, 1].
+    """`route(params, image)`: logits `(classes,)` and the routing by each MoE layer of an image in [-1, 1].
 
     `params` are arrays of `B`, `image` is `(H, W, Ch)`. A class token is left out of the grids.
     """
-    alone = replace(model, group_images=1)
-    grid = model.image_size // model.patch_size
+    grouping: dict[str, Any] = {"group_images": 1, "group_size": 0}
+    alone: Config = replace(model, **{name: value for name, value in grouping.items() if hasattr(model, name)})
+    module, patches = family(model), model.image_size // model.patch_size
 
     def forward(params: Any, images: Any) -> tuple[Any, list[Any]]:
-        output = vit.forward(B, alone, params, images)
+        output = module.forward(B, alone, params, images)
         return output.logits, [tuple(routing.dense()) for routing in output.routings]
 
     run = compile_if(B, pays(B, calls=1), forward)
@@ -56,14 +64,25 @@ def make_route(
     def route(params: Any, image: NDArray[np.float32]) -> tuple[NDArray[np.float64], list[BlockRouting]]:
         logits, dense = B.to_numpy(run(params, B.from_numpy(image[None])))
         routings = []
-        for block, parts in zip(vit.moe_blocks(model), dense, strict=True):
-            dispatch, combine = (np.asarray(part, np.float64)[0, -grid * grid :] for part in parts)  # (patches, E, C)
+        for layer, parts in zip(module.moe_layers(alone, 1), dense, strict=True):
+            grid = (patches, patches) if layer.items == "patches" else squarest(layer.settings.tokens)
+            dispatch, combine = (np.asarray(part, np.float64)[0, -math.prod(grid) :] for part in parts)  # (items, E, C)
             soft = not np.isin(dispatch, (0.0, 1.0)).all()
-            dispatch, combine = (part.reshape(grid, grid, *part.shape[1:]) for part in (dispatch, combine))
-            routings.append(BlockRouting(block, combine.sum(axis=3), dispatch, soft))
+            dispatch, combine = (part.reshape(*grid, *part.shape[1:]) for part in (dispatch, combine))
+            routings.append(BlockRouting(layer.name, combine.sum(axis=3), dispatch, soft, layer.items))
         return np.asarray(logits, np.float64)[0], routings
 
     return route
+
+
+def squarest(items: int) -> tuple[int, int]:
+    """Rows and columns, as nearly equal as can be, that `items` fill.
+
+    >>> squarest(392), squarest(7)
+    ((14, 28), (1, 7))
+    """
+    rows = next(rows for rows in range(math.isqrt(items), 0, -1) if items % rows == 0)
+    return rows, items // rows
 
 
 def draw(pixels: NDArray[np.uint8], maximum: int, title: str, routings: list[BlockRouting]) -> Figure:
@@ -75,10 +94,11 @@ def draw(pixels: NDArray[np.uint8], maximum: int, title: str, routings: list[Blo
     for axis in axes.flat:
         axis.set_axis_off()
     image = np.repeat(pixels, 3, axis=2) if pixels.shape[2] == 1 else pixels
-    colours = _colours(routings[0].experts.shape[2]) if routings else np.zeros((0, 3))
+    colours = _colours(max((routing.experts.shape[2] for routing in routings), default=0))
     for row, (routing, shown) in enumerate(zip(routings, panels, strict=True)):
         axes[row, 0].imshow(image / maximum)
-        axes[row, 0].set_title(f"block {routing.block}", fontsize=8)
+        of_items = "" if routing.items == "patches" else f": {routing.items}"
+        axes[row, 0].set_title(f"block {routing.block.split('_')[0]}{of_items}", fontsize=8)
         axes[row, 1].imshow(main_experts(routing, colours))
         axes[row, 1].set_title("main expert", fontsize=8)
         for axis, (name, expert, weights) in zip(axes[row, 2:], shown, strict=False):
@@ -125,9 +145,12 @@ def _explanation(routings: list[BlockRouting]) -> str:
             "Slot e.c: share of each patch in the mixture that expert e computes "
             f"({number} of {experts * capacity} slots)."
         )
+    each = routings[0].items.removesuffix("es") if routings[0].items == "patches" else "item"
+    placed = "" if each == "patch" else "Channels and tokens row by row: they have no place in the image.\n"
+    most = f", {capacity} patches at most each" if each == "patch" else ""
     return (
-        f"Main expert: colour of the expert with the largest weight. {dark}Expert e: weight of its output "
-        f"in each patch ({min(experts, PANELS)} of {experts} experts, {capacity} patches at most each)."
+        f"Main expert: colour of the expert with the largest weight. {dark}{placed}Expert e: weight of its output "
+        f"in each {each} ({min(experts, PANELS)} of {experts} experts{most})."
     )
 
 
@@ -143,4 +166,4 @@ def _colours(count: int) -> NDArray[np.float64]:
         "tab:olive",
         "tab:cyan",
     )
-    return np.array([to_rgb(names[index % len(names)]) for index in range(count)])
+    return np.array([to_rgb(names[index % len(names)]) for index in range(count)]).reshape(-1, 3)

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moespec.models import vit
+from moespec.models.families import Config, family
+from moespec.models.layers import MoeLayer, Output, noise_shapes
 from moespec.models.streams import NOISE, generator
 
 __all__ = ["gating_noise", "make_forward", "make_loss", "moe_metrics", "unflatten"]
@@ -17,47 +18,50 @@ __all__ = ["gating_noise", "make_forward", "make_loss", "moe_metrics", "unflatte
 Batch = dict[str, Any]
 
 
-def make_loss(B: Any, model: vit.VitConfig, kind: str) -> Callable[[Any, Batch], tuple[Any, dict[str, Any]]]:
+def make_loss(B: Any, model: Config, kind: str) -> Callable[[Any, Batch], tuple[Any, dict[str, Any]]]:
     """`loss(params, batch) -> (loss, metrics)` for `make_step`.
 
     kind: "softmax" (targets are the probabilities of exclusive classes) or "sigmoid" (each class by itself, summed over
     classes). batch: images `(N, H, W, Ch)`, targets `(N, classes)` and, if there is gating noise, a list `noise`.
     """
     cross_entropy = {"softmax": B.softmax_cross_entropy, "sigmoid": B.sigmoid_cross_entropy}[kind]
+    forward, layers = family(model).forward, family(model).moe_layers
 
     def loss(params: Any, batch: Batch) -> tuple[Any, dict[str, Any]]:
-        output = vit.forward(B, model, params, batch["images"], noise=batch.get("noise"), train=True)
+        output = forward(B, model, params, batch["images"], noise=batch.get("noise"), train=True)
         main = B.mean(cross_entropy(output.logits, batch["targets"]), 0)
         total = main
         for value in output.losses.values():
             total = total + value
-        return total, {"cross_entropy": main, **moe_metrics(model, output)}
+        return total, {"cross_entropy": main, **moe_metrics(layers(model, batch["images"].shape[0]), output)}
 
     return loss
 
 
-def make_forward(B: Any, model: vit.VitConfig) -> Callable[[Any, Any], tuple[Any, dict[str, Any]]]:
-    """`forward(params, images) -> (logits, metrics of the MoE blocks)`, without noise."""
+def make_forward(B: Any, model: Config) -> Callable[[Any, Any], tuple[Any, dict[str, Any]]]:
+    """`forward(params, images) -> (logits, metrics of the MoE layers)`, without noise."""
+    module = family(model)
 
     def forward(params: Any, images: Any) -> tuple[Any, dict[str, Any]]:
-        output = vit.forward(B, model, params, images)
-        return output.logits, moe_metrics(model, output)
+        output = module.forward(B, model, params, images)
+        return output.logits, moe_metrics(module.moe_layers(model, images.shape[0]), output)
 
     return forward
 
 
-def gating_noise(model: vit.VitConfig, images: int, *, seed: int, step: int) -> list[NDArray[np.float32]] | None:
-    """Standard normal noise for each MoE block, a function of the seed and the step; None if the router takes none."""
-    if not vit.moe_blocks(model) or model.router == "soft_moe" or not vit.router_config(model).noise_multiplier:
+def gating_noise(model: Config, images: int, *, seed: int, step: int) -> list[NDArray[np.float32]] | None:
+    """Standard normal noise for each MoE layer, a function of the seed and the step; None if the router takes none."""
+    layers = family(model).moe_layers(model, images)
+    if not any(layer.router != "soft_moe" and layer.settings.noise_multiplier for layer in layers):
         return None
     random = generator(seed, NOISE, step)
-    return [random.standard_normal(shape, np.float32) for shape in vit.moe_noise_shapes(model, images)]
+    return [random.standard_normal(shape, np.float32) for shape in noise_shapes(layers)]
 
 
-def moe_metrics(model: vit.VitConfig, output: vit.Output) -> dict[str, Any]:
-    """The routing metrics of all MoE blocks in one flat dict, `moe/<block>/<metric>`."""
-    pairs = zip(vit.moe_blocks(model), output.metrics, strict=True)
-    return {f"moe/{block}/{name}": value for block, metrics in pairs for name, value in metrics.items()}
+def moe_metrics(layers: list[MoeLayer], output: Output) -> dict[str, Any]:
+    """The routing metrics of all MoE layers in one flat dict, `moe/<layer>/<metric>`."""
+    pairs = zip(layers, output.metrics, strict=True)
+    return {f"moe/{layer.name}/{name}": value for layer, metrics in pairs for name, value in metrics.items()}
 
 
 def unflatten(metrics: dict[str, Any]) -> dict[str, Any]:

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from moespec.models import vit
 from moespec.models.config import Config
 from moespec.models.configfile import dump
 from moespec.models.datasets import Dataset
+from moespec.models.families import family
 from moespec.models.files import write_atomically
 from moespec.models.inspection import draw, make_route
 from moespec.models.resolve import model_config
@@ -31,7 +31,7 @@ def write_report(B: Any, config: Config, dataset: Dataset, run: Path, params: di
     model = model_config(config.model)
     training, evaluations = read_log(run, "train"), read_log(run, "evaluation")
     figures = {"curves": curves(training, evaluations)}
-    if vit.moe_blocks(model):
+    if family(model).moe_layers(model, config.training.batch):
         figures["load"] = loads(training)
         arrays, route = B.from_numpy(params), make_route(B, model)
         for index in np.linspace(0, len(dataset.validation) - 1, IMAGES).round().astype(int):
@@ -43,7 +43,7 @@ def write_report(B: Any, config: Config, dataset: Dataset, run: Path, params: di
     pictures = {name: png(figure) for name, figure in figures.items()}
     for name, content in pictures.items():
         write_atomically(run / f"{name}.png", content)
-    page = _page(config, dataset, vit.parameter_count(model), evaluations[-1], pictures)
+    page = _page(config, dataset, family(model).parameter_count(model), evaluations[-1], pictures)
     write_atomically(run / "report.html", page.encode())
     return run / "report.html"
 
@@ -72,7 +72,7 @@ def curves(training: list[dict[str, Any]], evaluations: list[dict[str, Any]]) ->
 
 def loads(training: list[dict[str, Any]]) -> Figure:
     """For each MoE block: load per expert over the steps, and the share of tokens dropped and the routing entropy."""
-    blocks = sorted(training[-1]["moe"], key=int)
+    blocks = list(training[-1]["moe"])
     steps = [r["step"] for r in training]
     figure = Figure(figsize=(9, 2.2 * len(blocks)), layout="constrained")
     axes = figure.subplots(len(blocks), 2, squeeze=False)
@@ -94,8 +94,9 @@ def loads(training: list[dict[str, Any]]) -> Figure:
 def _page(
     config: Config, dataset: Dataset, parameters: int, evaluation: dict[str, Any], pictures: dict[str, bytes]
 ) -> str:
+    router = [f"router {config.model.router}"] if config.model.router else []
     facts = {
-        "model": f"{config.model.name}, router {config.model.router}, {parameters:,} parameters",
+        "model": ", ".join([config.model.name, *router, f"{parameters:,} parameters"]),
         "data": f"{dataset.name}, {len(dataset.train)} training and {len(dataset.validation)} validation images",
         "training": f"{evaluation['step']} steps of {config.training.batch} images in {evaluation['seconds']:.0f} s",
         "backend": config.backend,

@@ -11,11 +11,12 @@ from dataclasses import asdict, fields, replace
 from types import ModuleType
 from typing import Any, cast
 
-from moespec.models import datasets, vit
-from moespec.models.config import BackendName, Config, ModelConfig, RouterOptions
+from moespec.models import datasets, families, mixer, vit
+from moespec.models.config import VIT, BackendName, Config, ModelConfig, RouterOptions
 from moespec.models.datasets import Dataset
+from moespec.models.families import family, of_name
 from moespec.models.schedules import SCHEDULES, Schedule
-from moespec.spec.errors import ConfigError
+from moespec.spec.errors import ConfigError, ShapeError
 
 __all__ = ["choose_backend", "load_backend", "load_data", "model_config", "resolve", "schedule"]
 
@@ -68,7 +69,7 @@ def load_data(config: Config) -> Dataset:
     """The data set of a configuration. Raises DataError or ConfigError."""
     size = config.model.image_size
     if size is None and config.data.name == "folder":
-        size = vit.named(config.model.name).image_size
+        size = of_name(config.model.name).named(config.model.name).image_size
     return datasets.load(
         config.data.name, config.data.path, image_size=size, validation_share=config.data.validation_share
     )
@@ -88,27 +89,37 @@ def resolve(config: Config, dataset: Dataset, backend: str) -> Config:
         if given not in (None, value):
             raise ConfigError(f"model.{name}={given!r}: the data set {dataset.name!r} has {value}")
     chosen = model_config(replace(config.model, **expected))
-    filled = {f.name: getattr(chosen, f.name) for f in fields(ModelConfig) if f.name not in ("name", "router_options")}
-    options = config.model.router_options
-    if vit.moe_blocks(chosen):
-        settings = vit.router_config(chosen)
-        options = RouterOptions(**{f.name: getattr(settings, f.name) for f in fields(RouterOptions)})
-    training = config.training
+    own = {f.name for f in fields(chosen)} - {"router_options"}
+    filled = {f.name: getattr(chosen, f.name) for f in fields(ModelConfig) if f.name in own}
+    options, training = config.model.router_options, config.training
     for name in ("batch", "evaluation_batch"):
         part = getattr(training, name) // (training.accumulate if name == "batch" else 1)
-        if vit.moe_blocks(chosen) and part % chosen.group_images:
-            raise ConfigError(f"model.group_images={chosen.group_images}: training.{name} gives parts of {part} images")
+        try:
+            layers = family(chosen).moe_layers(chosen, part)
+        except ShapeError as error:
+            raise ConfigError(f"training.{name} gives parts of {part} images. {error}") from error
+        if layers:
+            # What the routers have in common: the rest follows from fields of the model.
+            given = [{f.name: getattr(layer.settings, f.name) for f in fields(RouterOptions)} for layer in layers]
+            decided = {"choices"} & own
+            options = RouterOptions(**{key: value for key, value in given[0].items() if key not in decided})
     schedule(config)
     return replace(
         config, backend=cast(BackendName, backend), model=replace(config.model, **filled, router_options=options)
     )
 
 
-def model_config(config: ModelConfig) -> vit.VitConfig:
-    """The model that a section describes: the named one with the fields that are set."""
+def model_config(config: ModelConfig) -> families.Config:
+    """The model that a section describes: the named one with the fields that are set, for a ViT those of `VIT` too."""
+    module = of_name(config.name)
     overrides = {key: value for key, value in asdict(config).items() if value is not None and key != "name"}
-    options = {key: value for key, value in asdict(config.router_options).items() if value is not None}
-    return vit.named(config.name, **{**overrides, "router_options": options})
+    options = {key: value for key, value in overrides.pop("router_options").items() if value is not None}
+    if module is vit:
+        overrides = {**VIT, **overrides}
+    if options or module is not mixer:
+        overrides["router_options"] = options
+    chosen: families.Config = module.named(config.name, **overrides)
+    return chosen
 
 
 def schedule(config: Config) -> Schedule:

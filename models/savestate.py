@@ -5,10 +5,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from moespec.models import checkpoint, vit
+from moespec.models import checkpoint
 from moespec.models.checkpoint import Checkpoint
 from moespec.models.config import Config
 from moespec.models.errors import CheckpointError
+from moespec.models.families import family
 from moespec.models.loader import data_position
 from moespec.models.resolve import model_config
 from moespec.models.rundirectory import RunDirectory
@@ -30,9 +31,9 @@ def begin(B: Any, config: Config, directory: RunDirectory, *, examples: int) -> 
     Raises CheckpointError for a checkpoint that is damaged, or of another seed, batch or number of images.
     """
     model, seed = model_config(config.model), config.training.seed
-    found = directory.load(vit.parameter_shapes(model))
+    found = directory.load(family(model).parameter_shapes(model))
     if found is None:
-        return Start(B.init_state(B.from_numpy(vit.init(model, seed)), config.optimizer), 0, 0.0)
+        return Start(B.init_state(B.from_numpy(family(model).init(model, seed)), config.optimizer), 0, 0.0)
     step = found.record["step"]
     expected = {
         "random": {"seed": seed, "step": step},
@@ -67,7 +68,8 @@ def trained_params(directory: RunDirectory, config: Config, *, step: int | None 
 
     Raises CheckpointError when there is none, or it is damaged.
     """
-    found = directory.load(vit.parameter_shapes(model_config(config.model)), step=step)
+    model = model_config(config.model)
+    found = directory.load(family(model).parameter_shapes(model), step=step)
     if found is None:
         raise CheckpointError(f"{directory.checkpoints}: there is no checkpoint yet")
     return found.state["params"], found.record["step"]

@@ -12,17 +12,15 @@ Sources: Dosovitskiy et al. 2021 (ViT); Riquelme et al. 2021 (V-MoE); Puigcerver
 2024 (routers, placement). Section 16 of the algorithm sheet has the table of variants and their parameter counts.
 """
 
-import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from moespec.spec.errors import ConfigError, ShapeError
-from moespec.spec.routers import ROUTERS, lecun_normal
+from moespec.models import layers, parameters
+from moespec.models.layers import MoeLayer, Output
+from moespec.models.parameters import Parameter, Shape, constant, glorot_uniform, normal
+from moespec.spec.errors import ConfigError
 from moespec.spec.routing import Params, RouterConfig, RouterOutput
 
 __all__ = [
@@ -33,6 +31,7 @@ __all__ = [
     "forward",
     "init",
     "moe_blocks",
+    "moe_layers",
     "moe_noise_shapes",
     "named",
     "parameter_count",
@@ -41,8 +40,6 @@ __all__ = [
 ]
 
 Array = Any
-Shape = tuple[int, ...]
-Draw = Callable[[np.random.Generator, Shape], NDArray[Any]]
 
 
 # ---------------------------------------------------------------------------------------------------------- config
@@ -97,16 +94,7 @@ class VitConfig:
     head_bias: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("image_size", "patch_size", "channels", "width", "depth", "hidden", "heads", "group_images"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}={getattr(self, name)!r}: expected an integer >= 1")
-        if self.classes < 0:
-            raise ConfigError(f"classes={self.classes!r}: expected an integer >= 0 (0: no head)")
-        for name, allowed in _OPTIONS.items():
-            if getattr(self, name) not in allowed:
-                raise ConfigError(f"{name}={getattr(self, name)!r}: expected one of {', '.join(allowed)}")
-        if self.image_size % self.patch_size:
-            raise ConfigError(f"patch_size={self.patch_size!r} does not divide image_size={self.image_size!r}")
+        layers.check_fields(self, at_least_one=("heads", "group_images"), choices=_OPTIONS)
         if self.width % self.heads:
             raise ConfigError(f"heads={self.heads!r} does not divide width={self.width!r}")
         if self.qk_norm_bias and not self.qk_norm:
@@ -127,9 +115,6 @@ class VitConfig:
 _OPTIONS = {
     "pool": ("gap", "token", "map"),
     "positions": ("learned", "sincos2d", "sincos2d_moco"),
-    "gelu": ("tanh", "erf"),
-    "expert_init": ("independent", "shared"),
-    "dtype": ("float32", "bfloat16"),
 }
 
 SIZES: dict[str, dict[str, int]] = {
@@ -167,79 +152,51 @@ def named(name: str, **overrides: Any) -> VitConfig:
         if match is None or match[1] not in SIZES:
             raise ConfigError(f"name={name!r}: expected vit_tiny or vit_<size><patch>, size one of {', '.join(SIZES)}")
         fields = {**SIZES[match[1]], "patch_size": int(match[2])}
-    unknown = sorted(set(overrides) - set(VitConfig.__dataclass_fields__))
-    if unknown:
-        known = ", ".join(VitConfig.__dataclass_fields__)
-        raise ConfigError(f"{unknown[0]}={overrides[unknown[0]]!r} is not a field of VitConfig: {known}")
-    return VitConfig(**{**fields, **overrides})
+    return layers.overridden(VitConfig, fields, overrides)
 
 
 def moe_blocks(config: VitConfig) -> tuple[int, ...]:
     """The blocks that are MoE, in order (zero-based). Raises ConfigError for a placement that does not exist."""
-    odd, every = range(1, config.depth, 2), range(config.depth)
-    if config.moe == "none":
-        return ()
-    if config.moe == "every_2":
-        return tuple(odd)
-    if config.moe == "last_half":
-        return tuple(every[config.depth - config.depth // 2 :])
-    match = re.fullmatch(r"(every_2_)?last_([1-9]\d*)", config.moe)
-    if match is None:
-        raise ConfigError(f"moe={config.moe!r}: expected none, every_2, last_half, last_N or every_2_last_N")
-    candidates, count = odd if match[1] else every, int(match[2])
-    if count > len(candidates):
-        raise ConfigError(f"moe={config.moe!r}: only {len(candidates)} such blocks when depth={config.depth}")
-    return tuple(candidates[len(candidates) - count :])
+    return layers.placed(config.moe, config.depth)
 
 
 def router_config(config: VitConfig) -> RouterConfig:
     """The configuration of the routers of the MoE blocks. Raises ConfigError for an unknown router or option."""
-    if config.router not in ROUTERS:
-        raise ConfigError(f"router={config.router!r}: expected one of {', '.join(ROUTERS)}")
-    given = {"width": config.width, "experts": config.experts, "tokens": config.group_images * config.sequence}
-    options = set(RouterConfig.__dataclass_fields__) - set(given)
-    for name, value in config.router_options.items():
-        if name not in options:
-            raise ConfigError(f"router_options[{name!r}]={value!r}: expected one of {', '.join(sorted(options))}")
-    return ROUTERS[config.router].configure(**given, **config.router_options)
+    tokens = config.group_images * config.sequence
+    return layers.router_settings(
+        config.router, config.router_options, width=config.width, experts=config.experts, tokens=tokens
+    )
+
+
+def moe_layers(config: VitConfig, images: int) -> list[MoeLayer]:
+    """The MoE layers, in block order, for a batch of `images`. Raises ShapeError when these do not fill the groups."""
+    blocks = moe_blocks(config)
+    if not blocks:
+        return []
+    settings, groups = router_config(config), layers.split(images, config.group_images, "images", "group_images")
+    return [MoeLayer(str(block), config.router, settings, groups, "patches") for block in blocks]
 
 
 def moe_noise_shapes(config: VitConfig, images: int) -> list[Shape]:
     """The shape `(G, T, E)` of the gating noise of each MoE block, in block order, for a batch of `images`."""
-    shape = (_groups(config, images), config.group_images * config.sequence, config.experts)
-    return [shape for _ in moe_blocks(config)]
-
-
-def _groups(config: VitConfig, images: int) -> int:
-    if images % config.group_images:
-        raise ShapeError(f"images: {images} images cannot be split into groups of group_images={config.group_images}")
-    return images // config.group_images
+    return layers.noise_shapes(moe_layers(config, images))
 
 
 # ------------------------------------------------------------------------------------------------------ parameters
 
 
-class _Parameter(NamedTuple):
-    """One parameter: its shape, and how its initial values are drawn."""
-
-    shape: Shape
-    draw: Draw
-
-
 def parameter_shapes(config: VitConfig) -> Params:
     """The nested dict of parameters with shapes in place of arrays; no parameter is allocated.
 
-    The names and shapes are listed once, in `_layout`: a Linear has a `kernel` (inputs first) and a `bias`; attention
-    kernels are `(D, heads, D/heads)`, `out` is `(heads, D/heads, D)`; experts are stacked on a leading axis E.
+    The names and shapes are listed once, in `_layout`: attention kernels are `(D, heads, D/heads)`, `out` is
+    `(heads, D/heads, D)`; the rest as in `moespec.models.parameters`.
     """
-    return _map(_layout(config), lambda path, parameter: parameter.shape)
+    return parameters.shapes(_layout(config))
 
 
 def parameter_count(config: VitConfig) -> int:
     """The number of parameters, from their shapes."""
-    counts: list[int] = []
-    _map(_layout(config), lambda path, parameter: counts.append(math.prod(parameter.shape)))
-    return sum(counts)
+    return parameters.count(_layout(config))
 
 
 def init(config: VitConfig, seed: int = 0) -> Params:
@@ -251,148 +208,63 @@ def init(config: VitConfig, seed: int = 0) -> Params:
 
     Raises ConfigError for a negative seed.
     """
-    if seed < 0:
-        raise ConfigError(f"seed={seed!r}: expected an integer >= 0")
-
-    def fill(path: tuple[str, ...], parameter: _Parameter) -> NDArray[np.float32]:
-        generator = np.random.default_rng([seed, *"/".join(path).encode()])
-        return np.asarray(parameter.draw(generator, parameter.shape), np.float32)
-
-    return _map(_layout(config), fill)
+    return parameters.initial(_layout(config), seed)
 
 
 def _layout(config: VitConfig) -> Params:
     """Every parameter of the model, its name, shape and initial values."""
-    D, p, classes = config.width, config.patch_size, config.classes
-    layout: Params = {
-        "embedding": {
-            "kernel": _Parameter((p, p, config.channels, D), _lecun_normal(p * p * config.channels)),
-            "bias": _Parameter((D,), _constant(0.0)),
-        }
-    }
+    D = config.width
+    layout: Params = {"embedding": parameters.embedding(config.patch_size, config.channels, D)}
     if config.pool == "token":
-        layout["token"] = _Parameter((1, 1, D), _constant(0.0))
+        layout["token"] = Parameter((1, 1, D), constant(0.0))
     if config.positions == "learned":
-        layout["positions"] = _Parameter((1, config.sequence, D), _normal(0.02))
-    moe = moe_blocks(config)
+        layout["positions"] = Parameter((1, config.sequence, D), normal(0.02))
+    moe, mlp = moe_blocks(config), _mlp_layout(config)
     layout["blocks"] = {
         str(block): {
-            "norm1": _norm(D),
+            "norm1": parameters.norm(D),
             "attention": _attention_layout(config),
-            "norm2": _norm(D),
-            **({"moe": _moe_layout(config)} if block in moe else {"mlp": _mlp_layout(config)}),
+            "norm2": parameters.norm(D),
+            **(
+                {"moe": parameters.moe(config.router, router_config(config), mlp, config.expert_init)}
+                if block in moe
+                else {"mlp": mlp}
+            ),
         }
         for block in range(config.depth)
     }
-    layout["norm"] = _norm(D)
+    layout["norm"] = parameters.norm(D)
     if config.pool == "map":
         layout["pool"] = {
-            "probe": _Parameter((1, 1, D), _glorot_uniform(1, D)),
+            "probe": Parameter((1, 1, D), glorot_uniform(1, D)),
             "attention": _attention_layout(config),
-            "norm": _norm(D),
+            "norm": parameters.norm(D),
             "mlp": _mlp_layout(config),
         }
-    if classes:
-        layout["head"] = {
-            "kernel": _Parameter((D, classes), _constant(0.0)),
-            "bias": _Parameter((classes,), _constant(config.head_bias)),
-        }
+    if config.classes:
+        layout["head"] = parameters.head(D, config.classes, config.head_bias)
     return layout
 
 
 def _attention_layout(config: VitConfig) -> Params:
     D, heads, dim = config.width, config.heads, config.width // config.heads
-    glorot = _glorot_uniform(D, D)
+    glorot = glorot_uniform(D, D)
     layout: Params = {
-        name: {"kernel": _Parameter((D, heads, dim), glorot), "bias": _Parameter((heads, dim), _constant(0.0))}
+        name: {"kernel": Parameter((D, heads, dim), glorot), "bias": Parameter((heads, dim), constant(0.0))}
         for name in ("query", "key", "value")
     }
-    layout["out"] = {"kernel": _Parameter((heads, dim, D), glorot), "bias": _Parameter((D,), _constant(0.0))}
+    layout["out"] = {"kernel": Parameter((heads, dim, D), glorot), "bias": Parameter((D,), constant(0.0))}
     if config.qk_norm:
-        norm = _norm(dim) if config.qk_norm_bias else {"scale": _Parameter((dim,), _constant(1.0))}
+        norm = parameters.norm(dim) if config.qk_norm_bias else {"scale": Parameter((dim,), constant(1.0))}
         layout["query_norm"], layout["key_norm"] = norm, dict(norm)
     return layout
 
 
 def _mlp_layout(config: VitConfig) -> Params:
-    D, H = config.width, config.hidden
-    return {
-        "w1": _Parameter((D, H), _glorot_uniform(D, H)),
-        "b1": _Parameter((H,), _normal(1e-6)),
-        "w2": _Parameter((H, D), _glorot_uniform(H, D)),
-        "b2": _Parameter((D,), _normal(1e-6)),
-    }
-
-
-def _moe_layout(config: VitConfig) -> Params:
-    """Router parameters come from the specification; each expert is a dense MLP, stacked on a leading axis."""
-    router, settings = ROUTERS[config.router], router_config(config)
-    # The router alone knows its parameters. Asking it for them once is cheap (a kernel of E columns), unlike experts.
-    names = {name: np.shape(value) for name, value in router.init(np.random.default_rng(0), settings).items()}
-
-    def draw(name: str) -> Draw:
-        return lambda generator, shape: router.init(generator, settings)[name]
-
-    return {
-        "router": {name: _Parameter(shape, draw(name)) for name, shape in names.items()},
-        "experts": {
-            name: _Parameter((config.experts, *dense.shape), _stacked(dense.draw, config.expert_init))
-            for name, dense in _mlp_layout(config).items()
-        },
-    }
-
-
-def _norm(dim: int) -> Params:
-    return {"scale": _Parameter((dim,), _constant(1.0)), "bias": _Parameter((dim,), _constant(0.0))}
-
-
-def _constant(value: float) -> Draw:
-    return lambda generator, shape: np.full(shape, value, np.float32)
-
-
-def _normal(std: float) -> Draw:
-    return lambda generator, shape: np.float32(std) * generator.standard_normal(shape, np.float32)
-
-
-def _glorot_uniform(inputs: int, outputs: int) -> Draw:
-    limit = np.float32(math.sqrt(6 / (inputs + outputs)))
-    return lambda generator, shape: limit * (2 * generator.random(shape, np.float32) - 1)
-
-
-def _lecun_normal(inputs: int) -> Draw:
-    return lambda generator, shape: lecun_normal(generator, shape, inputs)
-
-
-def _stacked(draw: Draw, expert_init: str) -> Draw:
-    """`draw` for E experts at once; "shared" draws one and copies it."""
-    if expert_init == "independent":
-        return draw
-    return lambda generator, shape: np.broadcast_to(draw(generator, shape[1:]), shape).copy()
-
-
-def _map(tree: Params, function: Callable[[tuple[str, ...], Any], Any], path: tuple[str, ...] = ()) -> Params:
-    """`function(path, leaf)` for every leaf of a nested dict."""
-    return {
-        key: _map(value, function, (*path, key)) if isinstance(value, dict) else function((*path, key), value)
-        for key, value in tree.items()
-    }
+    return parameters.mlp(config.width, config.hidden, glorot_uniform, normal(1e-6))
 
 
 # --------------------------------------------------------------------------------------------------------- forward
-
-
-class Output(NamedTuple):
-    """What the model returns.
-
-    logits: `(N, classes)`, or None without a head. features: `(N, D)`, what the head sees.
-    losses: weighted auxiliary losses by name, summed over MoE blocks. routings, metrics: one per MoE block, in order.
-    """
-
-    logits: Array
-    features: Array
-    losses: dict[str, Array]
-    routings: list[Any]
-    metrics: list[dict[str, Array]]
 
 
 def forward(
@@ -413,57 +285,33 @@ def forward(
     Raises ShapeError when images have another shape, or when N is not a multiple of `group_images`, and ConfigError
     when the number of noise arrays is not the number of MoE blocks.
     """
-    moe = moe_blocks(config)
-    expected = (config.image_size, config.image_size, config.channels)
-    if len(images.shape) != 4 or tuple(images.shape[1:]) != expected:
-        raise ShapeError(f"images has shape {tuple(images.shape)}: expected (N, {', '.join(map(str, expected))})")
-    if moe:
-        _groups(config, images.shape[0])
-    if noise is not None and len(noise) != len(moe):
-        raise ConfigError(f"noise has {len(noise)} arrays: expected one for each of the {len(moe)} MoE blocks")
+    layers.check_images(config, images)
+    moe = {layer.name: layer for layer in moe_layers(config, images.shape[0])}
+    layers.check_noise(noise, len(moe), "blocks")
 
-    compute = _compute_dtype(B, config)
+    compute = layers.compute_dtype(B, config.dtype)
     x = _embed(B, config, params, images)  # (N, S, D)
     outputs: list[RouterOutput] = []
     for block in range(config.depth):
         p = params["blocks"][str(block)]
-        x = x + _attention(B, compute(p["attention"]), _layer_norm(B, p["norm1"], x), None)
-        y = _layer_norm(B, p["norm2"], x)
-        if block in moe:
-            y, output = _moe(B, config, p["moe"], y, noise[len(outputs)] if noise else None, train)
+        x = x + _attention(B, compute(p["attention"]), layers.layer_norm(B, p["norm1"], x), None)
+        y = layers.layer_norm(B, p["norm2"], x)
+        if str(block) in moe:
+            drawn = noise[len(outputs)] if noise else None
+            y, output = layers.moe(B, p["moe"], y, moe[str(block)], config=config, noise=drawn, train=train)
             outputs.append(output)
         else:
-            y = _mlp(B, config, compute(p["mlp"]), y)
+            y = layers.mlp(B, compute(p["mlp"]), y, gelu=config.gelu)
         x = x + y
     if config.dtype == "bfloat16":
         x = B.cast(x, "float32")
-    x = _layer_norm(B, params["norm"], x)
-    features = _pool(B, config, params, x)  # (N, D)
-    logits = features @ params["head"]["kernel"] + params["head"]["bias"] if config.classes else None
-
-    losses: dict[str, Array] = {}
-    for output in outputs:
-        for name, value in output.losses.items():
-            losses[name] = losses[name] + value if name in losses else value
-    return Output(logits, features, losses, [o.routing for o in outputs], [o.metrics for o in outputs])
-
-
-def _compute_dtype(B: Any, config: VitConfig) -> Callable[[Any], Any]:
-    """A function that casts an array, or every array of a nested dict, to the dtype of the blocks."""
-    if config.dtype == "float32":
-        return lambda tree: tree
-
-    def compute(tree: Any) -> Any:
-        if isinstance(tree, dict):
-            return {name: compute(value) for name, value in tree.items()}
-        return B.cast(tree, config.dtype)
-
-    return compute
+    x = layers.layer_norm(B, params["norm"], x)
+    return layers.output_of(config, params, _pool(B, config, params, x), outputs)
 
 
 def _embed(B: Any, config: VitConfig, params: Params, images: Array) -> Array:
     """Images to tokens with positions, `(N, S, D)`; the class token comes first."""
-    compute = _compute_dtype(B, config)
+    compute = layers.compute_dtype(B, config.dtype)
     embedding = compute(params["embedding"])
     x = B.patch_embed(compute(images), embedding["kernel"], embedding["bias"])
     if config.positions != "learned":
@@ -492,35 +340,17 @@ def _sincos_positions(B: Any, config: VitConfig, x: Array) -> Array:
     return B.concatenate(halves, 2).reshape((1, grid * grid, config.width))
 
 
-def _layer_norm(B: Any, p: Params, x: Array) -> Array:
-    return B.layer_norm(x, p["scale"], p.get("bias"), epsilon=1e-6)
-
-
 def _attention(B: Any, p: Params, x: Array, queries: Array | None) -> Array:
     """Multi-head attention over `x` `(N, S, D)`, from `queries` `(N, Q, D)` or from `x` itself."""
     query = _project(B, p["query"], x if queries is None else queries)
     key, value = _project(B, p["key"], x), _project(B, p["value"], x)
     if "query_norm" in p:
-        query, key = _layer_norm(B, p["query_norm"], query), _layer_norm(B, p["key_norm"], key)
+        query, key = layers.layer_norm(B, p["query_norm"], query), layers.layer_norm(B, p["key_norm"], key)
     return B.einsum("nshk,hkd->nsd", B.attention(query, key, value), p["out"]["kernel"]) + p["out"]["bias"]
 
 
 def _project(B: Any, p: Params, x: Array) -> Array:
     return B.einsum("nsd,dhk->nshk", x, p["kernel"]) + p["bias"]  # (N, S, heads, D/heads)
-
-
-def _mlp(B: Any, config: VitConfig, p: Params, x: Array) -> Array:
-    return B.gelu(x @ p["w1"] + p["b1"], form=config.gelu) @ p["w2"] + p["b2"]
-
-
-def _moe(
-    B: Any, config: VitConfig, p: Params, x: Array, noise: Array | None, train: bool
-) -> tuple[Array, RouterOutput]:
-    tokens = x.reshape((x.shape[0] // config.group_images, config.group_images * x.shape[1], x.shape[2]))  # (G, T, D)
-    output = B.ROUTERS[config.router].route(p["router"], tokens, router_config(config), noise=noise, train=train)
-    experts = _compute_dtype(B, config)(p["experts"])
-    y = B.moe_layer(tokens, output.routing, lambda inputs: B.expert_mlp(inputs, experts, gelu=config.gelu))
-    return y.reshape(x.shape), output
 
 
 def _pool(B: Any, config: VitConfig, params: Params, x: Array) -> Array:
@@ -530,4 +360,4 @@ def _pool(B: Any, config: VitConfig, params: Params, x: Array) -> Array:
         return B.mean(x, 1)
     p = params["pool"]
     y = _attention(B, p["attention"], x, B.broadcast_to(p["probe"], (x.shape[0], 1, x.shape[2])))  # (N, 1, D)
-    return (y + _mlp(B, config, p["mlp"], _layer_norm(B, p["norm"], y)))[:, 0]
+    return (y + layers.mlp(B, p["mlp"], layers.layer_norm(B, p["norm"], y), gelu=config.gelu))[:, 0]

@@ -16,6 +16,7 @@ numbers except the initial parameters of a router, from a generator that is pass
 | 8 | sparsity-constrained transport | `simplex`, `transport_duals`, `sparse_transport` |
 | 9 | Soft MoE | `soft_moe` |
 | 10 | auxiliary losses | `losses` |
+| 15 | Sparse-MLP: rescale sub-layer, importance-score routing | `sparse_mlp`, `importance_score` |
 | 16 | operations of a vision transformer | `network` |
 
 `ALGORITHMS` lists what is specified and `LEDGER` every place where a paper had to be read one way or another.
@@ -26,6 +27,7 @@ from moespec.spec.batch_priority import batch_priority
 from moespec.spec.capacity import CAPACITY_RULES, expert_capacity
 from moespec.spec.errors import ConfigError, ContractError, DtypeError, ShapeError, SpecError
 from moespec.spec.expert_choice import expert_choice
+from moespec.spec.importance_score import importance_score_choice, importance_score_order
 from moespec.spec.layer import expert_mlp, gelu, moe_layer
 from moespec.spec.losses import balance_loss, importance_loss, load_loss, z_loss
 from moespec.spec.metrics import routing_metrics
@@ -38,6 +40,7 @@ from moespec.spec.simplex import project_simplex, project_sparse_simplex
 from moespec.spec.sinkhorn import sinkhorn_affinity
 from moespec.spec.soft_moe import soft_routing
 from moespec.spec.softmax import add_gating_noise, router_logits, softmax_affinity
+from moespec.spec.sparse_mlp import rescale
 from moespec.spec.sparse_transport import sparse_transport_affinity
 from moespec.spec.token_choice import token_choice
 from moespec.spec.transport_duals import Dual, SemiDual, transport_dual, transport_semi_dual
@@ -69,12 +72,15 @@ __all__ = [
     "expert_mlp",
     "gelu",
     "importance_loss",
+    "importance_score_choice",
+    "importance_score_order",
     "layer_norm",
     "load_loss",
     "moe_layer",
     "patch_embed",
     "project_simplex",
     "project_sparse_simplex",
+    "rescale",
     "router_logits",
     "routing_metrics",
     "sigmoid_cross_entropy",

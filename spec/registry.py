@@ -37,6 +37,9 @@ _TRANSPORT = (
     "transport_dual",
     "transport_semi_dual",
 )
+_MIXER = "Tolstikhin et al. 2021 (arXiv 2105.01601)"
+_SPARSE_MLP = "Lou et al. 2021 (arXiv 2109.02008)"
+_IMPORTANCE = ("importance_score_order", "importance_score_choice", "ROUTERS")
 _NETWORK = ("attention", "gelu", "layer_norm", "patch_embed", "sigmoid_cross_entropy", "softmax_cross_entropy")
 
 ALGORITHMS: dict[str, Algorithm] = {
@@ -64,6 +67,9 @@ ALGORITHMS: dict[str, Algorithm] = {
         Algorithm("sparsity_constrained_expert_choice", "8.7", f"{_ROUTERS}, section 2.5", 1, ("ROUTERS",)),
         Algorithm("soft_moe", "9", f"{_SOFT}; {_ROUTERS}, section 2.6", 1, ("ROUTERS",)),
         Algorithm("vit", "16", _VIT, 1, ()),
+        Algorithm("importance_score", "15.5", f"{_SPARSE_MLP}, eq. (3)", 1, _IMPORTANCE),
+        Algorithm("mixer", "15.1", _MIXER, 1, ()),
+        Algorithm("sparse_mlp", "15", f"{_SPARSE_MLP}, eqs. (4)-(9)", 1, ("rescale",)),
     )
 }
 """The algorithms by name."""
@@ -94,6 +100,8 @@ _MODULES = (
     "layer",
     "network",
     "routers",
+    "importance_score",
+    "sparse_mlp",
 )
 _ENTRY = re.compile(
     r"^(?P<id>[A-Z]{2}-\d+): (?P<question>.+?)\n +Reading: (?P<reading>.+?)\n +Alternatives: (?P<alternatives>.+?)"

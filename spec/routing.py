@@ -72,6 +72,7 @@ class RouterConfig:
         differentiates it.
     combine_from_clean_logits: the combine softmax ignores the noise (Sinkhorn Token Choice of the vmoe code).
     drop_zero_plan: leave slots empty that Expert Choice would fill with tokens of score 0.
+    drop: share of the tokens that importance-score routing removes.
     normalize, norm_form, dispatch, combine: see `soft_routing`.
     *_weight: weights of the auxiliary losses.
     """
@@ -90,6 +91,7 @@ class RouterConfig:
     combine_with: str = "softmax"
     combine_from_clean_logits: bool = False
     drop_zero_plan: bool = False
+    drop: float = 0.1
     normalize: bool = True
     norm_form: str = "paper"
     dispatch: str = "soft"

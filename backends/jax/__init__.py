@@ -9,7 +9,13 @@ NaN and infinity are not looked for. Results are the same bits on every run of t
 import sys
 
 from moespec.backends.jax.affinities import add_gating_noise, router_logits, sinkhorn_affinity, softmax_affinity
-from moespec.backends.jax.allocations import batch_priority, expert_choice, token_choice
+from moespec.backends.jax.allocations import (
+    batch_priority,
+    expert_choice,
+    importance_score_choice,
+    importance_score_order,
+    token_choice,
+)
 from moespec.backends.jax.arrays import (
     arange,
     broadcast_to,
@@ -35,6 +41,7 @@ from moespec.backends.jax.network import (
     gelu,
     layer_norm,
     patch_embed,
+    rescale,
     sigmoid_cross_entropy,
     softmax_cross_entropy,
 )
@@ -90,6 +97,8 @@ __all__ = [
     "gelu",
     "import_state",
     "importance_loss",
+    "importance_score_choice",
+    "importance_score_order",
     "init_state",
     "lane",
     "layer_norm",
@@ -101,6 +110,7 @@ __all__ = [
     "patch_embed",
     "project_simplex",
     "project_sparse_simplex",
+    "rescale",
     "router_logits",
     "routing_metrics",
     "sigmoid_cross_entropy",

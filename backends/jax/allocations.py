@@ -1,4 +1,5 @@
-"""Allocations: scores to slots, by Token Choice (Algorithm 1), with or without batch priority, and Expert Choice (2).
+"""Allocations: scores to slots, by Token Choice (Algorithm 1), in any order or among the most important, and Expert
+Choice (2).
 
 Shape comments: G groups, T tokens, E experts, C capacity, K choices. Selections carry no gradient; weights do.
 """
@@ -18,8 +19,9 @@ from moespec.spec.checks import (
     check_same_shape,
     check_scores,
 )
+from moespec.spec.importance_score import surviving_tokens
 
-__all__ = ["batch_priority", "expert_choice", "token_choice"]
+__all__ = ["batch_priority", "expert_choice", "importance_score_choice", "importance_score_order", "token_choice"]
 
 ONE_HOT_EXPERTS = 32
 """Up to this many experts, positions come from a one-hot cumulative sum; beyond, from a sort."""
@@ -59,6 +61,48 @@ def token_choice(
     Source: Routers, Algorithm 1. Section 3.
     """
     combine_scores = _checked(scores, combine_scores)
+    if order is not None:
+        check_order(order, scores.shape[:2])
+        order = jnp.asarray(order).astype(jnp.int32)
+    return _serve(scores, combine_scores, choices, capacity, order, scores.shape[1])
+
+
+def importance_score_order(scores: Array, *, drop: float = 0.1) -> Array:
+    """The tokens that are left when the share `drop` is removed, by descending importance, ties by index.
+
+    scores: (groups, tokens, experts); importance is `max_e scores[t, e]`. Returns (groups, survivors) int32.
+    Raises ConfigError unless `0 <= drop < 1`.
+
+    Source: Sparse-MLP (arXiv 2109.02008), section 2.2, eq. (3). Section 15.5.
+    """
+    order = batch_priority(scores)
+    return order[:, : surviving_tokens(order.shape[1], drop)]
+
+
+def importance_score_choice(
+    scores: Array,
+    *,
+    choices: int,
+    capacity: int,
+    drop: float = 0.1,
+    combine_scores: Array | None = None,
+) -> SlotRouting:
+    """Token Choice among the tokens that `importance_score_order` leaves, in that order.
+
+    scores: (groups, tokens, experts), by which tokens are sorted and choose; combine_scores: the weights of the chosen,
+    `scores` if None. Raises ConfigError for `choices`, `capacity` or `drop` out of range.
+
+    Source: Sparse-MLP (arXiv 2109.02008), section 2.2. Section 15.5.
+    """
+    combine_scores = _checked(scores, combine_scores)
+    left = surviving_tokens(scores.shape[1], drop)
+    return _serve(scores, combine_scores, choices, capacity, batch_priority(scores), left)
+
+
+def _serve(
+    scores: Array, combine_scores: Array, choices: int, capacity: int, order: Array | None, served: int
+) -> SlotRouting:
+    """Token Choice of the first `served` tokens in `order` (groups, tokens), which all the others come after."""
     groups, tokens, experts = scores.shape
     choices = check_choices(choices, experts)
     capacity = check_capacity(capacity)
@@ -66,20 +110,21 @@ def token_choice(
 
     # Selection, then one request per choice in the order of service: first choices of all tokens, second ones, ...
     chosen = top_indices(wide(scores), choices)
-    served = jnp.broadcast_to(jnp.arange(tokens, dtype=jnp.int32), (groups, tokens))
+    line = jnp.broadcast_to(jnp.arange(tokens, dtype=jnp.int32), (groups, tokens))
     if order is not None:
-        check_order(order, (groups, tokens))
-        served = jnp.asarray(order).astype(jnp.int32)
-        chosen = take_rows(chosen, served)
-    requests = jnp.swapaxes(chosen, 1, 2).reshape(groups, choices * tokens)
+        line = order[:, :served]
+        chosen = take_rows(chosen, line)
+    requests = jnp.swapaxes(chosen, 1, 2).reshape(groups, choices * served)
 
     # Slots.
     position = position_in_expert(requests, experts)
     slot = jnp.where(position < capacity, requests * capacity + position, slots)
-    token = _invert(slot, jnp.tile(served, (1, choices)), slots, fill=tokens).reshape(groups, experts, capacity)
-    slot = jnp.swapaxes(slot.reshape(groups, choices, tokens), 1, 2)
+    token = _invert(slot, jnp.tile(line, (1, choices)), slots, fill=tokens).reshape(groups, experts, capacity)
+    slot = jnp.swapaxes(slot.reshape(groups, choices, served), 1, 2)
     if order is not None:
-        slot = take_rows(slot, jnp.argsort(served, axis=1).astype(jnp.int32))
+        of_others = jnp.full((groups, tokens - served, choices), slots, slot.dtype)
+        of_all = jnp.concatenate([slot, of_others], axis=1)
+        slot = take_rows(of_all, jnp.argsort(order, axis=1).astype(jnp.int32))
 
     return SlotRouting(token, slot_weights(tokens, combine_scores, token, slot), slot, tokens)
 

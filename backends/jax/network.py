@@ -19,6 +19,7 @@ from moespec.spec.checks import (
     check_size,
 )
 from moespec.spec.errors import ShapeError
+from moespec.spec.sparse_mlp import check_rescale
 
 __all__ = [
     "attention",
@@ -26,6 +27,7 @@ __all__ = [
     "gelu",
     "layer_norm",
     "patch_embed",
+    "rescale",
     "sigmoid_cross_entropy",
     "softmax_cross_entropy",
 ]
@@ -116,6 +118,23 @@ def expert_mlp(inputs: Array, params: Mapping[str, Array], *, gelu: str = "tanh"
 
 
 _gelu = gelu
+
+
+def rescale(x: Array, params: Mapping[str, Array]) -> Array:
+    """`(W_S^T x + b_S 1^T) W_C + 1 b_C^T` of each image: other numbers of tokens and channels, in the dtype of `x`.
+
+    x: (N, S, C); params: token_kernel W_S (S, S'), token_bias (S',) and, unless C' is C, channel_kernel W_C (C, C'),
+    channel_bias (C',). Returns (N, S', C'). Raises ConfigError when one of a pair is missing.
+
+    Source: Sparse-MLP (arXiv 2109.02008), eqs. (4) and (7). Section 15.2.
+    """
+    check_scores("x", x, "images tokens channels")
+    check_rescale(params, x.shape[1], x.shape[2])
+    maps = {name: cast(value, x.dtype) for name, value in params.items()}
+    x = jnp.einsum("nsc,sz->nzc", x, maps["token_kernel"]) + maps["token_bias"][:, None]
+    if "channel_kernel" not in maps:
+        return x
+    return jnp.einsum("nzc,cd->nzd", x, maps["channel_kernel"]) + maps["channel_bias"]
 
 
 def softmax_cross_entropy(logits: Array, targets: Array) -> Array:

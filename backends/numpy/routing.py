@@ -24,10 +24,13 @@ __all__ = [
     "expert_choice",
     "expert_mlp",
     "importance_loss",
+    "importance_score_choice",
+    "importance_score_order",
     "load_loss",
     "moe_layer",
     "project_simplex",
     "project_sparse_simplex",
+    "rescale",
     "router_logits",
     "routing_metrics",
     "sinkhorn_affinity",
@@ -198,6 +201,29 @@ def token_choice(
     """`spec.token_choice`: scores and combine_scores (G, T, E), order (G, T)."""
     arrays = groups(scores=scores, combine_scores=combine_scores, order=order)
     routings = [spec.token_choice(**group, choices=choices, capacity=capacity) for group in arrays]
+    return _by_choice(routings, scores, choices)
+
+
+def importance_score_order(scores: Array, *, drop: float = 0.1) -> Array:
+    """`spec.importance_score_order`: (G, T, E) -> (G, survivors) int32."""
+    return stacked([spec.importance_score_order(**group, drop=drop) for group in groups(scores=scores)]).astype(
+        np.int32
+    )
+
+
+def importance_score_choice(
+    scores: Array, *, choices: int, capacity: int, drop: float = 0.1, combine_scores: Array | None = None
+) -> SlotRouting:
+    """`spec.importance_score_choice`: scores and combine_scores (G, T, E)."""
+    arrays = groups(scores=scores, combine_scores=combine_scores)
+    routings = [
+        spec.importance_score_choice(**group, choices=choices, capacity=capacity, drop=drop) for group in arrays
+    ]
+    return _by_choice(routings, scores, choices)
+
+
+def _by_choice(routings: list[Routing], scores: Array, choices: int) -> SlotRouting:
+    """`by_slot` where tokens choose: the record has the slots of their choices, too."""
     slots = [_slot_of_choices(routing, stable_order(scores[g])[:, :choices]) for g, routing in enumerate(routings)]
     return by_slot(routings)._replace(slot=np.stack(slots))
 
@@ -258,6 +284,11 @@ def group_mean(values: list[dict[str, Array]]) -> dict[str, Array]:
 def expert_mlp(inputs: Array, params: Params, *, gelu: str = "tanh") -> Array:
     """`spec.expert_mlp`: inputs (G, E, C, D) -> (G, E, C, D'); the experts are shared by the groups."""
     return stacked([spec.expert_mlp(**group, params=params, gelu=gelu) for group in groups(inputs=inputs)])
+
+
+def rescale(x: Array, params: Params) -> Array:
+    """`spec.rescale`: (N, S, C) -> (N, S', C'); the maps are shared by the images."""
+    return stacked([spec.rescale(**group, params=params) for group in groups(x=x)])
 
 
 def moe_layer(tokens: Array, routing: SlotRouting | SoftRouting, experts: Callable[[Array], Array]) -> Array:

@@ -10,7 +10,13 @@ import sys
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.backends.routers import build
 from moespec.backends.torch.affinities import add_gating_noise, router_logits, sinkhorn_affinity, softmax_affinity
-from moespec.backends.torch.allocations import batch_priority, expert_choice, token_choice
+from moespec.backends.torch.allocations import (
+    batch_priority,
+    expert_choice,
+    importance_score_choice,
+    importance_score_order,
+    token_choice,
+)
 from moespec.backends.torch.arrays import (
     arange,
     broadcast_to,
@@ -36,6 +42,7 @@ from moespec.backends.torch.network import (
     gelu,
     layer_norm,
     patch_embed,
+    rescale,
     sigmoid_cross_entropy,
     softmax_cross_entropy,
 )
@@ -91,6 +98,8 @@ __all__ = [
     "gelu",
     "import_state",
     "importance_loss",
+    "importance_score_choice",
+    "importance_score_order",
     "init_state",
     "layer_norm",
     "load_loss",
@@ -102,6 +111,7 @@ __all__ = [
     "project_simplex",
     "project_sparse_simplex",
     "quick_compile",
+    "rescale",
     "router_logits",
     "routing_metrics",
     "sigmoid_cross_entropy",

@@ -1,4 +1,4 @@
-"""Allocations: from scores to slots, by Token Choice (with or without Batch Priority Routing) and Expert Choice.
+"""Allocations: from scores to slots, by Token Choice (in any order, or among the most important) and Expert Choice.
 
 Selections are integers and carry no gradient; combine weights do. Ties go to the lower index, in every sort.
 """
@@ -17,8 +17,16 @@ from moespec.spec.checks import (
     check_same_shape,
     check_scores,
 )
+from moespec.spec.importance_score import surviving_tokens
 
-__all__ = ["batch_priority", "expert_choice", "token_choice", "top_experts"]
+__all__ = [
+    "batch_priority",
+    "expert_choice",
+    "importance_score_choice",
+    "importance_score_order",
+    "token_choice",
+    "top_experts",
+]
 
 AXES = "groups tokens experts"
 
@@ -85,24 +93,83 @@ def token_choice(
 
     Source: Routers, Algorithm 1. Section 3.
     """
-    # Scores.
     check_scores("scores", scores, AXES)
     combine_scores = _combine_scores(scores, combine_scores)
+    if order is not None:
+        check_order(order, tuple(scores.shape[:2]))
+    return _serve(scores, combine_scores, choices, capacity, order, scores.shape[1])
+
+
+def importance_score_order(scores: Tensor, *, drop: float = 0.1) -> Tensor:
+    """The tokens that are left when the share `drop` is removed, by descending importance, ties by index.
+
+    Args:
+        scores: (groups, tokens, experts); the importance of a token is `max_e scores[t, e]`.
+        drop: share of the tokens to remove, `0 <= drop < 1`.
+
+    Returns:
+        (groups, survivors) int32.
+
+    Raises:
+        ConfigError, ShapeError, DtypeError.
+
+    Source: Sparse-MLP (arXiv 2109.02008), section 2.2, eq. (3). Section 15.5.
+    """
+    order = batch_priority(scores)
+    return order[:, : surviving_tokens(order.shape[1], drop)]
+
+
+def importance_score_choice(
+    scores: Tensor,
+    *,
+    choices: int,
+    capacity: int,
+    drop: float = 0.1,
+    combine_scores: Tensor | None = None,
+) -> SlotRouting:
+    """Token Choice among the tokens that `importance_score_order` leaves, in that order.
+
+    Args:
+        scores: (groups, tokens, experts), by which tokens are sorted and choose.
+        choices: experts K that a token chooses, `1 <= K <= experts`.
+        capacity: slots C per expert, at least 1.
+        drop: share of the tokens to remove, `0 <= drop < 1`.
+        combine_scores: (groups, tokens, experts), the weights of the chosen; `scores` if None.
+
+    Returns:
+        SlotRouting whose `slot` is (groups, tokens, choices).
+
+    Raises:
+        ConfigError, ShapeError, DtypeError.
+
+    Source: Sparse-MLP (arXiv 2109.02008), section 2.2. Section 15.5.
+    """
+    check_scores("scores", scores, AXES)
+    combine_scores = _combine_scores(scores, combine_scores)
+    left = surviving_tokens(scores.shape[1], drop)
+    return _serve(scores, combine_scores, choices, capacity, batch_priority(scores), left)
+
+
+def _serve(
+    scores: Tensor, combine_scores: Tensor, choices: int, capacity: int, order: Tensor | None, served: int
+) -> SlotRouting:
+    """Token Choice of the first `served` tokens in `order` (groups, tokens), which all the others come after."""
     groups, tokens, experts = scores.shape
     choices = check_choices(choices, experts)
     capacity = check_capacity(capacity)
-    if order is not None:
-        check_order(order, (groups, tokens))
 
     # Selection.
     chosen = top_experts(scores, choices)
 
     # Slots.
     if order is not None:
-        chosen = chosen.gather(1, order.long()[:, :, None].expand(-1, -1, choices))
-    place = request_positions(chosen.mT.reshape(groups, -1), experts).reshape(groups, choices, tokens).mT
+        chosen = chosen.gather(1, order[:, :served].long()[:, :, None].expand(-1, -1, choices))
+    place = request_positions(chosen.mT.reshape(groups, -1), experts).reshape(groups, choices, served).mT
     slot = torch.where(place < capacity, chosen * capacity + place, experts * capacity)
     if order is not None:
+        if served < tokens:
+            of_others = slot.new_full((groups, tokens - served, choices), experts * capacity)
+            slot = torch.cat([slot, of_others], dim=1)
         slot = slot.gather(1, invert_index(order, tokens).long()[:, :, None].expand(-1, -1, choices))
 
     # Dispatch and combine. A request is numbered t * K + k, and T * K marks an empty slot: // K gives the token.

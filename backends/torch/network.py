@@ -20,6 +20,7 @@ from moespec.spec.checks import (
     check_size,
 )
 from moespec.spec.errors import ShapeError
+from moespec.spec.sparse_mlp import check_rescale
 
 __all__ = [
     "attention",
@@ -27,6 +28,7 @@ __all__ = [
     "gelu",
     "layer_norm",
     "patch_embed",
+    "rescale",
     "sigmoid_cross_entropy",
     "softmax_cross_entropy",
 ]
@@ -168,6 +170,31 @@ def patch_embed(images: Tensor, kernel: Tensor, bias: Tensor) -> Tensor:
     flat = pixels.reshape(count, rows * columns, patch * patch * channels)
     weights = kernel.reshape(-1, features).to(images.dtype)
     return F.linear(flat, weights.mT, bias.to(images.dtype))
+
+
+def rescale(x: Tensor, params: Mapping[str, Tensor]) -> Tensor:
+    """`(W_S^T x + b_S 1^T) W_C + 1 b_C^T` of each image: other numbers of tokens and channels.
+
+    Args:
+        x: (images, tokens, channels).
+        params: `token_kernel` W_S (tokens, new tokens), `token_bias` b_S (new tokens,) and, unless the channels stay as
+            they are, `channel_kernel` W_C (channels, new channels) and `channel_bias` b_C (new channels,).
+
+    Returns:
+        (images, new tokens, new channels), in the dtype of `x`.
+
+    Raises:
+        ConfigError, ShapeError, DtypeError.
+
+    Source: Sparse-MLP (arXiv 2109.02008), eqs. (4) and (7). Section 15.2.
+    """
+    check_scores("x", x, "images tokens channels")
+    check_rescale(params, x.shape[1], x.shape[2])
+    maps = {name: value.to(x.dtype) for name, value in params.items()}
+    x = maps["token_kernel"].mT @ x + maps["token_bias"][:, None]
+    if "channel_kernel" not in maps:
+        return x
+    return x @ maps["channel_kernel"] + maps["channel_bias"]
 
 
 def softmax_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:

@@ -2,7 +2,18 @@
 
 from collections.abc import Callable, Iterator
 
-from moespec.conformance.cases import affinities, allocations, layers, losses, models, negatives, network, routers
+from moespec.conformance.cases import (
+    affinities,
+    allocations,
+    importance_score,
+    layers,
+    losses,
+    mlps,
+    models,
+    negatives,
+    network,
+    routers,
+)
 from moespec.conformance.cases.definition import Definition
 
 __all__ = ["definitions"]
@@ -16,6 +27,8 @@ _MODULES: tuple[Callable[[], Iterator[Definition]], ...] = (
     routers.cases,
     models.cases,
     negatives.cases,
+    importance_score.cases,
+    mlps.cases,
 )
 
 

@@ -1,6 +1,5 @@
 """Cases of the vision transformer with each router."""
 
-import importlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,8 +7,9 @@ import numpy as np
 
 from moespec.conformance.cases.definition import Definition, tensor
 from moespec.conformance.draw import grid, to_bfloat16
+from moespec.conformance.programs.models import prepare
 
-__all__ = ["cases"]
+__all__ = ["cases", "parameters"]
 
 TINY = {"image_size": 4, "patch_size": 2, "channels": 1, "width": 8, "depth": 2, "hidden": 8, "heads": 2, "classes": 3}
 SMALL = {**TINY, "width": 4, "hidden": 4, "heads": 1}
@@ -33,9 +33,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def parameters(model: dict[str, Any], key: str) -> dict[str, Any]:
+def parameters(model: dict[str, Any], key: str, module: str = "vit") -> dict[str, Any]:
     """Parameters of a model on a grid: no bias and no scale is left at a value that hides it."""
-    vit = importlib.import_module("moespec.models.vit")
+    prepared = prepare(module, {"model": model})
     found = {}
 
     def visit(tree: Any, path: str) -> None:
@@ -47,7 +47,7 @@ def parameters(model: dict[str, Any], key: str) -> dict[str, Any]:
             drawn = to_bfloat16(grid(f"{key}{path}/{name}", value, reach=reach, step=0.0625, centre=centre))
             found[f"params{path}/{name}"] = tensor(drawn, " ".join(f"axis{i}" for i in range(len(value))))
 
-    visit(vit.parameter_shapes(vit.VitConfig(**model)), "")
+    visit(prepared["module"].parameter_shapes(prepared["built"]), "")
     return found
 
 

@@ -13,6 +13,7 @@ from moespec.conformance.cases.affinities import logits, utilities
 from moespec.conformance.cases.allocations import scores
 from moespec.conformance.cases.definition import Definition, groups_tokens, tensor
 from moespec.conformance.cases.layers import experts
+from moespec.conformance.cases.mlps import rescale_inputs
 from moespec.conformance.draw import grid
 from moespec.conformance.format import Expectation, Tensor, Twin
 
@@ -321,6 +322,30 @@ def cases() -> Iterator[Definition]:
     inputs = _inputs("soft_moe")
     yield from sizes("soft_moe", "route", inputs, config, router__slots=0)
 
+    sorted_, tenth = {"scores": scores("negative/importance", (G, 10, E))}, {"tokens": 10, "experts": E, "width": 1}
+    cut: dict[str, Any] = {"router": {**tenth, "choices": 1, "drop": 0.25}, "capacity": 3}
+    yield from array_faults("importance_score", "allocation", "scores", sorted_, cut)
+    faults: tuple[tuple[str, str, Any], ...] = (
+        ("drop_all", "drop", 1.0), ("drop_less", "drop", -0.25), ("many_choices", "choices", E + 1),
+    )  # fmt: skip
+    for name, field, value in faults:
+        edited = {**cut["router"], field: value}
+        yield option("importance_score", "allocation", name, field, sorted_, cut, router=edited)
+    yield option("importance_score", "allocation", "no_slot", "capacity", sorted_, cut, capacity=0)
+    share = {**cut["router"], "drop": 1.5}
+    yield option("importance_score", "priority", "drop_more", "drop", sorted_, cut, router=share)
+
+    mapped = rescale_inputs("negative/rescale", (4, 3, 5, 2))
+    yield from array_faults("sparse_mlp", "rescale", "x", mapped, {})
+    for argument in ("token_kernel", "token_bias", "channel_kernel", "channel_bias"):
+        name = f"params/{argument}"
+        longer = np.concatenate([mapped[name].array] * 2)
+        yield case(
+            "sparse_mlp", "rescale", f"{argument}_size", "ShapeError", argument, mapped, {},
+            wrong_inputs={name: tensor(longer, " ".join(mapped[name].axes))},
+        )  # fmt: skip
+    yield from _router(option, "importance_score", ("choices", E + 1), ("drop", 1.0), ("capacity_factor", 0.0))
+
 
 def _network(array_faults: Any, option: Any, sizes: Any) -> Iterator[Definition]:
     """Faults of the operations around the routers."""
@@ -370,6 +395,7 @@ def _router(option: Any, router: str, *faults: tuple[str, Any]) -> Iterator[Defi
         "combine_with": "softmax",
         "sinkhorn_iterations": 2,
         "transport_steps": 2,
+        "drop": 0.25,
     }
     names = {"capacity_factor": "factor", "sinkhorn_iterations": "iterations", "transport_steps": "steps"}
     for field, wrong in faults:

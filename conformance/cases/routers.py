@@ -1,4 +1,4 @@
-"""Cases of the six routers: the composition step by step, the layer around it, and its gradient.
+"""Cases of the six routers of the study: the composition step by step, the layer around it, and its gradient.
 
 Tokens are drawn again and again until the choices of the router are far from ties, group by group; the kernel stays.
 """

@@ -9,8 +9,10 @@ from moespec.conformance.mutants import (
     allocations,
     capacity,
     faults,
+    importance_score,
     layers,
     losses,
+    mlps,
     network,
     packages,
     routers,
@@ -24,7 +26,10 @@ __all__ = ["MUTANTS", "Mutant", "build", "recorded"]
 MUTANTS: dict[str, Mutant] = {}
 """The mutants by name."""
 
-for _module in (capacity, affinities, allocations, transport, soft, losses, layers, network, routers, faults, packages):
+for _module in (
+    *(capacity, affinities, allocations, transport, soft, losses, layers, network, routers, faults, packages),
+    *(importance_score, mlps),
+):
     for _mutant in _module.MUTANTS:
         if _mutant.name in MUTANTS:
             raise ValueError(f"two mutants are called {_mutant.name}")

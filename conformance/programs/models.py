@@ -1,13 +1,15 @@
-"""Stages of the vision transformer: its forward pass, and the first steps of its training.
+"""Stages of the models: their forward pass.
 
 The model is written against a backend, so it is loaded by name, as a target is. In the bf16 lane the parameters stay
 float32 and the model computes in bfloat16.
 """
 
 import importlib
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from moespec.conformance.margins import expert_choice_margin, token_choice_margin
+from moespec.conformance.margins import expert_choice_margin, order_margin, token_choice_margin
 from moespec.conformance.program import Choice, Config, Output, Stage, Values, nested, routing_arrays
 
 __all__ = ["STAGES", "allocation_margin", "forward", "prepare", "recorded"]
@@ -15,20 +17,25 @@ __all__ = ["STAGES", "allocation_margin", "forward", "prepare", "recorded"]
 BLOCKS = 4
 
 
-def prepare(config: Config) -> Config:
+CONFIGS = {"vit": "VitConfig", "mixer": "MixerConfig", "sparse_mlp": "SparseMlpConfig"}
+"""The models by the name of their module, with that of their configuration."""
+
+
+def prepare(name: str, config: Config) -> Config:
     """The module of the model and its configuration; `config["dtype"]`, if given, is that of the computation."""
-    vit = importlib.import_module("moespec.models.vit")
-    return {**config, "vit": vit, "built": vit.VitConfig(**config["model"], dtype=config.get("dtype", "float32"))}
+    module = importlib.import_module(f"moespec.models.{name}")
+    built = getattr(module, CONFIGS[name])(**config["model"], dtype=config.get("dtype", "float32"))
+    return {**config, "module": module, "built": built}
 
 
 def forward(B: Any, config: Config, v: Values) -> Any:
     """The output of the model that a prepared configuration describes."""
-    return config["vit"].forward(B, config["built"], nested(v, "params"), v["images"])
+    return config["module"].forward(B, config["built"], nested(v, "params"), v["images"])
 
 
 def _forward(B: Any, config: Config, v: Values) -> Values:
     output = forward(B, config, v)
-    sparse = config["model"]["router"] != "soft_moe"
+    sparse = config["model"].get("router") != "soft_moe"
     arrays = {"logits": output.logits, "features": output.features}
     arrays |= {f"losses/{name}": value for name, value in output.losses.items()}
     for block, routing in enumerate(output.routings):
@@ -53,7 +60,8 @@ def recorded(B: Any) -> tuple[Any, list[tuple[str, Any, dict[str, Any]]]]:
 
         return allocate
 
-    copy.token_choice, copy.expert_choice = note("token_choice"), note("expert_choice")
+    for name in _RULES:
+        setattr(copy, name, note(name))
     copy.ROUTERS = importlib.import_module("moespec.backends.routers").build(copy)
     return copy, notes
 
@@ -72,9 +80,21 @@ def allocation_margin(config: Config, scores: Values, scales: Values) -> float:
     margins = [float("inf")]
     for key, value in scores.items():
         *_, name, count = key.split("/")
-        rule = token_choice_margin if name == "token_choice" else expert_choice_margin
-        margins.append(rule(value, scales[key], int(count)))
+        margins.append(_RULES[name](value, scales[key], int(count)))
     return min(margins)
+
+
+def _importance_score_margin(scores: Any, scale: Any, choices: int) -> float:
+    """Of the choices, and of the order of the tokens; a token has the largest scale of its scores."""
+    return min(token_choice_margin(scores, scale, choices), order_margin(scores.max(axis=-1), scale.max(axis=-1)))
+
+
+_RULES: dict[str, Callable[[Any, Any, int], float]] = {
+    "token_choice": token_choice_margin,
+    "expert_choice": expert_choice_margin,
+    "importance_score_choice": _importance_score_margin,
+}
+"""The margin of each allocation that a model may make."""
 
 
 _SLOTS, _DENSE = ("groups", "experts", "capacity"), ("groups", "tokens", "experts", "capacity")
@@ -97,17 +117,33 @@ for _block in range(BLOCKS):
         f"block{_block}/combine": _of_model(*_DENSE),
     }
 
+_CALLS = {
+    "vit": ("ROUTERS", "moe_layer", "attention", "layer_norm", "patch_embed"),
+    "mixer": ("layer_norm", "patch_embed", "transpose", "gelu"),
+    "sparse_mlp": ("ROUTERS", "moe_layer", "rescale", "layer_norm", "patch_embed", "transpose"),
+}
+
+
+def _rescale(B: Any, config: Config, v: Values) -> Values:
+    return {"rescaled": B.rescale(v["x"], nested(v, "params"))}
+
+
 STAGES: dict[str, tuple[Stage, ...]] = {
-    "vit": (
+    name: (
         Stage(
             "forward",
-            ("ROUTERS", "moe_layer", "attention", "layer_norm", "patch_embed"),
+            calls,
             ("params", "images"),
             _forward,
             _OUTPUTS,
-            Choice(_scores, allocation_margin, "spread", "model", wide=False),
+            None if name == "mixer" else Choice(_scores, allocation_margin, "spread", "model", wide=False),
             batched=True,
-            prepare=prepare,
+            prepare=partial(prepare, name),
         ),
-    ),
+    )
+    for name, calls in _CALLS.items()
 }
+STAGES["sparse_mlp"] = (
+    Stage("rescale", ("rescale",), ("x", "params"), _rescale, {"rescaled": Output(("images", "tokens", "width"))}),
+    *STAGES["sparse_mlp"],
+)

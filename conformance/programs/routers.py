@@ -1,4 +1,4 @@
-"""Stages of the six routers: each step of the composition on the golden's own inputs, then the router as a whole.
+"""Stages of the routers: each step of the composition on the golden's own inputs, then the router as a whole.
 
 The inputs of a case are `tokens`, `router/kernel` (or `router/slots` and `router/scale`), `experts/*` and perhaps
 `noise`; `config["router"]` has the fields of `RouterConfig`.
@@ -18,6 +18,7 @@ from moespec.conformance.programs.affinities import SINKHORN, STABLE_PLAN, sinkh
 from moespec.conformance.programs.allocations import SOFT, priorities
 from moespec.conformance.programs.layers import absolute_layer, experts_of
 from moespec.spec import ROUTERS, RouterConfig
+from moespec.spec.importance_score import surviving_tokens
 
 __all__ = ["STAGES", "selection_scores"]
 
@@ -61,6 +62,8 @@ def _order(B: Any, name: str, config: Config, v: Values) -> Values:
 
 def _allocate(B: Any, name: str, config: Config, v: Values) -> Any:
     settings = _settings(name, config)
+    if name == "importance_score":
+        return _among_the_important(B, settings, config, v)
     combine = v.get("clean_scores", v["scores"])
     if "plan" in v and settings.combine_with == "plan":
         combine = v["plan"]
@@ -71,6 +74,19 @@ def _allocate(B: Any, name: str, config: Config, v: Values) -> Any:
         return B.token_choice(selection, choices=settings.choices, capacity=capacity, combine_scores=combine, **options)
     capacity, drop = settings.capacity(), settings.drop_zero_plan
     return B.expert_choice(selection, capacity=capacity, combine_scores=combine, drop_zero=drop)
+
+
+def _cut(B: Any, name: str, config: Config, v: Values) -> Values:
+    return {"order": B.importance_score_order(v["scores"], drop=_settings(name, config).drop)}
+
+
+def _among_the_important(B: Any, settings: RouterConfig, config: Config, v: Values) -> Any:
+    """With `config["capacity"]`, if given, else with that of the tokens that are left."""
+    capacity = config.get("capacity")
+    if capacity is None:
+        left = replace(settings, tokens=surviving_tokens(settings.tokens, settings.drop))
+        capacity = left.capacity(choices=settings.choices)
+    return B.importance_score_choice(v["scores"], choices=settings.choices, capacity=capacity, drop=settings.drop)
 
 
 def _allocation(B: Any, name: str, config: Config, v: Values) -> Values:
@@ -114,7 +130,7 @@ def selection_scores(B: Any, name: str, config: Config, v: Values) -> Values:
     """What the router selects by, from its inputs."""
     v = {**v, **_logits(B, name, config, v)}
     v = {**v, **_softmax(B, name, config, v)}
-    return {"scores": v["scores"] if name.startswith("softmax") else _plan(B, name, config, v)["plan"]}
+    return {"scores": v["scores"] if _kind(name) == "softmax" else _plan(B, name, config, v)["plan"]}
 
 
 def _margin(name: str, config: Config, scores: Values, scales: Values) -> float:
@@ -122,10 +138,24 @@ def _margin(name: str, config: Config, scores: Values, scales: Values) -> float:
     if name.endswith("expert_choice"):
         return expert_choice_margin(scores["scores"], scales["scores"], settings.capacity())
     margin = token_choice_margin(scores["scores"], scales["scores"], settings.choices)
+    if name == "importance_score":
+        return min(margin, priorities({}, scores, scales))
     if settings.batch_priority == "none":
         return margin
     options = {"by": settings.batch_priority, "choices": settings.choices}
     return min(margin, priorities(options, scores, scales))
+
+
+def _kind(name: str) -> str:
+    """What the router selects by: softmax, sinkhorn or transport."""
+    return {"sparsity": "transport", "importance": "softmax"}.get(name.split("_")[0], name.split("_")[0])
+
+
+def _allocation_of(name: str) -> str:
+    """The public name of the allocation of the router."""
+    if name == "importance_score":
+        return "importance_score_choice"
+    return "token_choice" if name.endswith("token_choice") else "expert_choice"
 
 
 def _stages(name: str) -> tuple[Stage, ...]:
@@ -134,11 +164,11 @@ def _stages(name: str) -> tuple[Stage, ...]:
     def bind(function: Callable[..., Any]) -> Callable[..., Any]:
         return lambda B, config, v: function(B, name, config, v)
 
-    kind = "transport" if name.startswith("sparsity") else name.split("_")[0]
+    kind = _kind(name)
     constant = "direct" if kind == "softmax" else kind
     scale = "spread" if kind == "transport" else "condition"
     plan_call = {"sinkhorn": ("sinkhorn_affinity",), "transport": ("sparse_transport_affinity",)}.get(kind, ())
-    allocation = "token_choice" if name.endswith("token_choice") else "expert_choice"
+    allocation = _allocation_of(name)
     selected = "scores" if kind == "softmax" else "plan"
     choice = Choice(selected, partial(_margin, name))
     whole = Choice(bind(selection_scores), partial(_margin, name), scale, constant, wide=False)
@@ -150,7 +180,10 @@ def _stages(name: str) -> tuple[Stage, ...]:
         {"plan": SINKHORN if kind == "sinkhorn" else Output(TE, scale=scale, constant=constant)},
         STABLE_PLAN if kind == "transport" else None,
     )
-    priority = Stage("priority", ("batch_priority",), ("scores", "plan"), bind(_order), choice=choice)
+    priority = (Stage("priority", ("batch_priority",), ("scores", "plan"), bind(_order), choice=choice),)
+    if name == "importance_score":
+        cut = {"order": Output(("groups", "survivors"), "int")}
+        priority = (Stage("priority", ("importance_score_order",), ("scores",), bind(_cut), cut, choice),)
     reads = ("scores", "clean_scores", "plan", "order")
     weights = {"weights": Output(("groups", "experts", "capacity"), scale="magnitude")}
     output = Output(("groups", "tokens", "width"), constant=partial(_combine_constant, name))
@@ -179,7 +212,7 @@ def _stages(name: str) -> tuple[Stage, ...]:
             {"clean_scores": Output(TE)},
         ),
         *(() if kind == "softmax" else (plan,)),
-        *((priority,) if allocation == "token_choice" else ()),
+        *(() if allocation == "expert_choice" else priority),
         Stage("allocation", (allocation,), reads, bind(_allocation), weights, choice),
         Stage(
             "layer", ("moe_layer", "expert_mlp", allocation), ("tokens", *reads, "experts"), bind(_layer), layer, choice

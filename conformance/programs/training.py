@@ -24,7 +24,7 @@ KEPT = (1, 5)
 def prepare(config: Config) -> Config:
     """The model and its optimiser."""
     optimizer = importlib.import_module("moespec.backends.optimizer").OptimizerConfig(**config["optimizer"])
-    return {**prepare_model(config), "optimizer": optimizer}
+    return {**prepare_model("vit", config), "optimizer": optimizer}
 
 
 def trained(
@@ -34,10 +34,10 @@ def trained(
 
     before: called before each step with its parameters and images.
     """
-    vit, built, batch = config["vit"], config["built"], config["batch"]
+    module, built, batch = config["module"], config["built"], config["batch"]
 
     def loss_function(params: Any, batch: Any) -> tuple[Any, Values]:
-        output = vit.forward(B, built, params, batch["images"])
+        output = module.forward(B, built, params, batch["images"])
         loss = B.mean(B.softmax_cross_entropy(output.logits, batch["targets"]), 0)
         for term in output.losses.values():
             loss = loss + term
@@ -87,7 +87,7 @@ def _scores(B: Any, config: Config, v: Values) -> Values:
 
     def note(params: Any, images: Any) -> None:
         notes.clear()
-        config["vit"].forward(copy, config["built"], params, images)
+        config["module"].forward(copy, config["built"], params, images)
         for rule, scores, options in notes:
             found[f"{len(found)}/{rule}/{options.get('choices', options['capacity'])}"] = scores
 

@@ -35,6 +35,12 @@ ALPHA = draw(GROUPS, TOKENS, seed=3, scale=0.3)
 BETA = draw(GROUPS, EXPERTS, seed=4, scale=0.3)
 ORDER = np.stack([np.random.default_rng(g).permutation(TOKENS) for g in range(GROUPS)])
 ONE_HOT = np.eye(EXPERTS)[np.random.default_rng(5).integers(0, EXPERTS, (GROUPS, TOKENS))]
+RESCALE = {
+    "token_kernel": draw(TOKENS, 5),
+    "token_bias": draw(5),
+    "channel_kernel": draw(WIDTH, 3),
+    "channel_bias": draw(3),
+}
 MLP = {
     "w1": draw(EXPERTS, WIDTH, HIDDEN),
     "b1": draw(EXPERTS, HIDDEN),
@@ -66,6 +72,10 @@ CASES = [
     ("token_choice", (SCORES,), (), {"choices": 1, "capacity": 2}),
     ("token_choice", (TIES,), (), {"choices": 2, "capacity": 3}),
     ("token_choice", (TIES,), (), {"choices": EXPERTS, "capacity": TOKENS + 1}),
+    ("importance_score_order", (TIES,), (), {"drop": 0.3}),
+    ("importance_score_choice", (SCORES,), (), {"choices": 1, "capacity": 2, "drop": 0.3}),
+    ("importance_score_choice", (TIES,), (), {"choices": 2, "capacity": 3, "drop": 0.5}),
+    ("importance_score_choice", (TIES,), (), {"choices": EXPERTS, "capacity": TOKENS, "drop": 0.0}),
     ("expert_choice", (SCORES,), (), {"capacity": 1}),
     ("expert_choice", (TIES,), (), {"capacity": CAPACITY}),
     ("expert_choice", (TIES,), (), {"capacity": TOKENS, "drop_zero": True}),
@@ -88,6 +98,8 @@ CASES = [
     ("layer_norm", (X,), (KERNEL[:, 0],), {"epsilon": 0.1}),
     ("attention", HEADS, (), {}),
     ("patch_embed", (draw(GROUPS, 4, 6, 3),), (draw(2, 2, 3, WIDTH), draw(WIDTH)), {}),
+    ("rescale", (X,), (RESCALE,), {}),
+    ("rescale", (X,), ({name: RESCALE[name] for name in ("token_kernel", "token_bias")},), {}),
     ("softmax_cross_entropy", (LOGITS, ONE_HOT), (), {}),
     ("sigmoid_cross_entropy", (LOGITS, ONE_HOT), (), {}),
 ]
@@ -196,6 +208,7 @@ ROUTERS = [
     ("softmax_token_choice", {"choices": 2, "batch_priority": "max", "balance_weight": 0.01, "z_weight": 0.001}),
     ("sinkhorn_token_choice", {"choices": 2, "combine_from_clean_logits": True}),
     ("sinkhorn_token_choice", {"combine_with": "plan", "batch_priority": "sum"}),
+    ("importance_score", {"choices": 2, "drop": 0.3}),
     ("softmax_expert_choice", {"capacity_factor": 2.0, "importance_weight": 0.1}),
     ("sinkhorn_expert_choice", {"combine_with": "plan"}),
     ("sparsity_constrained_expert_choice", {"capacity_factor": 2.0, "drop_zero_plan": True}),

@@ -35,6 +35,7 @@ def assert_same(actual, expected):
         ("sparse_transport_affinity", {"capacity": 2, "solver": "lbfgs"}),
         ("batch_priority", {"by": "sum", "choices": 2}),
         ("add_gating_noise", {"noise": None}),
+        ("importance_score_order", {"drop": 0.4}),
     ],
 )
 def test_functions_of_one_array_are_those_of_each_group(rng, name, options):
@@ -89,6 +90,19 @@ def test_token_choice_by_slot(rng, choices):
             for expert, slot in zip(chosen, routing.slot[g, t], strict=True):
                 held = np.flatnonzero(expected.dispatch[t, expert])
                 assert slot == (expert * C + held[0] if len(held) else E * C)
+
+
+def test_importance_score_choice_by_slot(rng):
+    scores, combine = rng.random((G, T, E)), rng.random((G, T, E))
+    options = {"choices": 2, "capacity": C, "drop": 0.4}
+    routing = B.importance_score_choice(scores, combine_scores=combine, **options)
+    dense = routing.dense()
+    for g in range(G):
+        expected = spec.importance_score_choice(scores[g], combine_scores=combine[g], **options)
+        assert_same(dense.dispatch[g], expected.dispatch)
+        assert_same(dense.combine[g], expected.combine)
+        for t in np.setdiff1d(np.arange(T), spec.importance_score_order(scores[g], drop=0.4)):
+            assert (routing.slot[g, t] == E * C).all()
 
 
 def test_expert_choice_by_slot(rng):

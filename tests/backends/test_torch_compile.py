@@ -79,10 +79,12 @@ def everything(x, kernel):
         "attention": B.attention(heads, heads.sin(), heads.cos()),
         "network": B.einsum("gtd,de->gte", normal, kernel) + B.softmax(B.tanh(logits), 2),
         "embedded": embedded,
+        "rescaled": B.rescale(x, {"token_kernel": x[0, :, :3], "token_bias": kernel[:3, 0]}),
         "entropies": B.softmax_cross_entropy(logits, scores.detach()) + B.sigmoid_cross_entropy(logits, scores),
         "arrays": B.concatenate([B.broadcast_to(B.arange(2, x) + 1, (3, 2)), B.transpose(x[0, :2, :3], (1, 0))], 0),
     }
-    for name, routing in {"chosen": chosen, "picked": picked, "soft": soft}.items():
+    important = B.importance_score_choice(scores, choices=2, capacity=3, drop=0.3)
+    for name, routing in {"chosen": chosen, "picked": picked, "soft": soft, "important": important}.items():
         outputs[name] = layer(x, routing, MLP)
         outputs |= {f"{name} {metric}": value for metric, value in B.routing_metrics(routing).items()}
     return outputs

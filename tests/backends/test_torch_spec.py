@@ -37,6 +37,12 @@ X, KERNEL, SLOTS = draw(GROUPS, TOKENS, WIDTH), draw(WIDTH, EXPERTS), draw(WIDTH
 ALPHA, BETA = draw(GROUPS, TOKENS, seed=3, scale=0.3), draw(GROUPS, EXPERTS, seed=4, scale=0.3)
 ORDER = np.stack([np.random.default_rng(group).permutation(TOKENS) for group in range(GROUPS)])
 ONE_HOT = np.eye(EXPERTS)[np.random.default_rng(5).integers(0, EXPERTS, (GROUPS, TOKENS))]
+RESCALE = {
+    "token_kernel": draw(TOKENS, 5),
+    "token_bias": draw(5),
+    "channel_kernel": draw(WIDTH, 3),
+    "channel_bias": draw(3),
+}
 MLP = {
     "w1": draw(EXPERTS, WIDTH, HIDDEN),
     "b1": draw(EXPERTS, HIDDEN),
@@ -68,7 +74,18 @@ FUNCTIONS = [
     ("token_choice", (SCORES,), (), {"choices": 1, "capacity": 2}),
     ("token_choice", (TIES,), (), {"choices": 2, "capacity": 3}),
     ("token_choice", (TIES,), (), {"choices": EXPERTS, "capacity": TOKENS + 1}),
+    ("importance_score_order", (TIES,), (), {"drop": 0.3}),
+    ("importance_score_choice", (SCORES,), (), {"choices": 1, "capacity": 2, "drop": 0.3}),
+    ("importance_score_choice", (TIES,), (), {"choices": 2, "capacity": 3, "drop": 0.5}),
+    ("importance_score_choice", (TIES,), (), {"choices": EXPERTS, "capacity": TOKENS, "drop": 0.0}),
     ("expert_choice", (SCORES,), (), {"capacity": 1}),
+    ("rescale", (draw(GROUPS, TOKENS, WIDTH),), (RESCALE,), {}),
+    (
+        "rescale",
+        (draw(GROUPS, TOKENS, WIDTH),),
+        ({name: RESCALE[name] for name in ("token_kernel", "token_bias")},),
+        {},
+    ),
     ("expert_choice", (TIES,), (), {"capacity": 4}),
     ("expert_choice", (TIES,), (), {"capacity": TOKENS, "drop_zero": True}),
     ("soft_routing", (X,), (SLOTS,), {"scale": 1.5}),
@@ -144,6 +161,7 @@ def routings():
     return {
         "token choice": B.token_choice(scores, choices=2, capacity=3),
         "token choice, in an order": B.token_choice(ties, choices=3, capacity=4, order=B.from_numpy(ORDER)),
+        "importance": B.importance_score_choice(scores, choices=2, capacity=3, drop=0.3),
         "one choice": B.token_choice(scores, choices=1, capacity=5),
         "expert choice": B.expert_choice(scores, capacity=4),
         "expert choice with empty slots": B.expert_choice(ties, capacity=9, combine_scores=scores, drop_zero=True),
@@ -170,6 +188,7 @@ def test_the_layer_and_the_metrics_of_every_routing(kind):
 ROUTERS = {
     "softmax_token_choice": {"choices": 2, "capacity_factor": 0.7, "batch_priority": "max", "z_weight": 0.1},
     "sinkhorn_token_choice": {"combine_with": "plan", "balance_weight": 0.1},
+    "importance_score": {"choices": 2, "drop": 0.3},
     "softmax_expert_choice": {"capacity_factor": 1.5, "z_weight": 0.1},
     "sinkhorn_expert_choice": {"combine_from_clean_logits": True},
     "sparsity_constrained_expert_choice": {"drop_zero_plan": True, "importance_weight": 0.3},

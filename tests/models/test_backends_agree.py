@@ -13,7 +13,8 @@ import pytest
 
 import moespec.backends.numpy as reference
 from moespec.backends.optimizer import OptimizerConfig
-from moespec.models import vit
+from moespec.models import mixer, sparse_mlp, vit
+from moespec.models.families import family
 from moespec.models.schedules import cosine
 
 STEPS, IMAGES = 20, 2
@@ -86,22 +87,35 @@ VARIANTS = {  # every router is in the conformance suite; these are the options 
     "moco_groups": {"positions": "sincos2d_moco", "width": 8, "moe": "last_2", "router": "sinkhorn_expert_choice"},
     "token_choice": {"moe": "last_half", "router": "softmax_token_choice"},
 }
+MLP = {"image_size": 4, "patch_size": 2, "channels": 1, "classes": 3, "width": 4, "token_hidden": 5, "hidden": 6}
+SPARSE_MLP = {
+    **{**MLP, "depth": 2, "moe": "last_1", "sparse_tokens": 6, "sparse_width": 5},
+    **{"token_experts": 3, "sparse_token_hidden": 4, "experts": 3, "sparse_hidden": 4},
+}
+CONFIGS = {
+    **{name: vit.VitConfig(**{**TINY, "experts": 3, "group_images": 2, **fields}) for name, fields in VARIANTS.items()},
+    "mixer": mixer.MixerConfig(**MLP, depth=2, gelu="erf"),
+    "sparse_mlp": sparse_mlp.SparseMlpConfig(**SPARSE_MLP),
+    "sparse_mlp_groups": sparse_mlp.SparseMlpConfig(
+        **SPARSE_MLP, router="softmax_token_choice", group_size=5, group_images=1
+    ),
+}
 
 
 @pytest.mark.parametrize("name", ["jax", "torch"])
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", CONFIGS)
 def test_outputs(name, variant):
     """Logits, features, losses, metrics and routings in float64."""
-    config = vit.VitConfig(**{**TINY, "experts": 3, "group_images": 2, **VARIANTS[variant]})
-    rng = np.random.default_rng(2)
-    params = vit.init(config, seed=1)
+    config = CONFIGS[variant]
+    model, rng = family(config), np.random.default_rng(2)
+    params = model.init(config, seed=1)
     params["head"]["kernel"] = rng.standard_normal(params["head"]["kernel"].shape)
     images = rng.standard_normal((IMAGES, 4, 4, 1))
-    noise = [rng.standard_normal(shape) for shape in vit.moe_noise_shapes(config, IMAGES)]
+    noise = [rng.standard_normal(shape) for shape in model.moe_noise_shapes(config, IMAGES)]
 
     def run(B):
         def outputs(params, images, noise):
-            output = vit.forward(B, config, params, images, noise=noise, train=True)
+            output = model.forward(B, config, params, images, noise=noise, train=True)
             routings = [routing.dense()._asdict() for routing in output.routings]
             found = {"logits": output.logits, "features": output.features, "losses": output.losses}
             found |= {f"metrics{i}": metrics for i, metrics in enumerate(output.metrics)}

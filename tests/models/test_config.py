@@ -11,9 +11,12 @@ from moespec.models import cli, configfile
 from moespec.models.config import Config, ModelConfig, RouterOptions, ScheduleConfig, TrainingConfig
 from moespec.models.configfile import differences, dump, find_recipe, read, recipes
 from moespec.models.datasets import load
+from moespec.models.mixer import MixerConfig
 from moespec.models.resolve import choose_backend, model_config, resolve, schedule
+from moespec.models.sparse_mlp import SparseMlpConfig
 from moespec.models.vit import VitConfig
 from moespec.spec.errors import ConfigError
+from moespec.spec.routers import ROUTERS
 from moespec.spec.routing import RouterConfig
 
 
@@ -32,7 +35,7 @@ def parse(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Config:
 
 
 def test_every_field_of_the_model_and_the_router_can_be_set() -> None:
-    assert names(ModelConfig) - {"name"} == names(VitConfig)
+    assert names(ModelConfig) - {"name"} == names(VitConfig) | names(MixerConfig) | names(SparseMlpConfig)
     assert names(RouterOptions) == names(RouterConfig) - {"width", "experts", "tokens"}
 
 
@@ -47,13 +50,20 @@ def test_toml_round_trip(tmp_path: Path) -> None:
     assert Config().optimizer.clip is not None, "so that the None above had to be written"
 
 
-def test_a_resolved_configuration_says_everything(tmp_path: Path) -> None:
-    resolved = resolve(Config(), load("digits"), "jax")
-    assert [key for key, value in configfile._flat(asdict(resolved)).items() if value is None] == [
-        "schedule.cooldown",
-        "schedule.timescale",
-        "schedule.end",
-    ]
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("vit_tiny", VitConfig), ("mixer_tiny", MixerConfig), ("sparse_mlp_tiny", SparseMlpConfig)],
+)
+def test_a_resolved_configuration_says_everything(tmp_path: Path, name: str, kind: type) -> None:
+    resolved = resolve(replace(Config(), model=ModelConfig(name=name)), load("digits"), "jax")
+    left = {key for key, value in configfile._flat(asdict(resolved)).items() if value is None}
+    others = {f"model.{key}" for key in names(ModelConfig) - names(kind) - {"name"}}
+    if "model.router_options" in others:
+        others |= {f"model.router_options.{key}" for key in names(RouterOptions)} - {"model.router_options"}
+    if kind is SparseMlpConfig:
+        others.add("model.router_options.choices")  # a field of the model, one for each kind of layer
+    assert left == {"schedule.cooldown", "schedule.timescale", "schedule.end", *others} - {"model.router_options"}
+    assert isinstance(model_config(resolved.model), kind)
     (tmp_path / "c.toml").write_text(dump(resolved))
     assert resolve(read(tmp_path / "c.toml"), load("digits"), "jax") == resolved
     assert model_config(resolved.model).image_size == 8
@@ -127,6 +137,25 @@ def test_recipes() -> None:
         (replace(Config(), model=ModelConfig(classes=11)), r"model\.classes=11: the data set 'digits' has 10"),
         (replace(Config(), model=ModelConfig(patch_size=3)), "patch_size=3 does not divide"),
         (replace(Config(), model=ModelConfig(name="vit_xl")), "vit_xl"),
+        (replace(Config(), model=ModelConfig(name="mixer_xl16")), "mixer_xl16"),
+        (replace(Config(), model=ModelConfig(name="resnet50")), "name='resnet50': expected one of vit_<size>"),
+        (
+            replace(Config(), model=ModelConfig(name="mixer_tiny", router="soft_moe")),
+            "router='soft_moe' is not a field",
+        ),
+        (
+            replace(Config(), model=ModelConfig(name="mixer_tiny", router_options=RouterOptions(choices=2))),
+            r"router_options=\{'choices': 2\} is not a field",
+        ),
+        (
+            replace(Config(), model=ModelConfig(name="sparse_mlp_tiny", router="soft_moe")),
+            "router='soft_moe': expected one of importance_score, softmax_token_choice",
+        ),
+        (
+            replace(Config(), model=ModelConfig(name="sparse_mlp_tiny", router_options=RouterOptions(choices=2))),
+            r"router_options\['choices'\]=2",
+        ),
+        (replace(Config(), model=ModelConfig(name="sparse_mlp_tiny", group_size=100)), "group_size=100"),
         (replace(Config(), model=ModelConfig(router="soft")), "'soft'"),
         (replace(Config(), model=ModelConfig(group_images=3)), "group_images=3"),
         (replace(Config(), schedule=ScheduleConfig(cooldown=3)), "cooldown=3 does not concern the schedule 'cosine'"),
@@ -220,4 +249,4 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("vit_tiny", "vit_s16", "sparsity_constrained_expert_choice", "digits", "fashion_mnist"):
         assert name in shown
     assert cli.main(["list", "routers"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 6
+    assert len(capsys.readouterr().out.splitlines()) == len(ROUTERS)

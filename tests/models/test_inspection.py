@@ -31,7 +31,7 @@ def is_png(content: bytes) -> bool:
 def test_main_expert() -> None:
     weights = np.array([[[0.0, 0.7], [0.4, 0.4]], [[0.0, 0.0], [0.1, 0.0]]])
     red_and_blue = np.array([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]])
-    picture = main_experts(BlockRouting(0, weights, np.zeros((2, 2, 2, 1)), False), red_and_blue)
+    picture = main_experts(BlockRouting("0", weights, np.zeros((2, 2, 2, 1)), False), red_and_blue)
     assert picture[0, 0].tolist() == [0, 0, 1], "one expert alone: its pure colour"
     assert picture[1, 1].tolist() == [1, 0, 0]
     assert picture[1, 0].tolist() == list(UNSERVED)
@@ -44,7 +44,7 @@ def test_the_picture_depends_on_the_routing() -> None:
 
     def picture(soft: bool, seed: int) -> bytes:
         slots = np.random.default_rng(seed).random((4, 4, 3, 2))
-        return png(draw(pixels, 255, "title", [BlockRouting(1, slots.sum(axis=3), slots, soft)]))
+        return png(draw(pixels, 255, "title", [BlockRouting("1", slots.sum(axis=3), slots, soft)]))
 
     first = picture(True, 0)
     assert is_png(first)
@@ -65,7 +65,7 @@ def test_route_of_an_image(router: str, pool: str) -> None:
     image = np.random.default_rng(0).uniform(-1, 1, (8, 8, 1)).astype(np.float32)
     route = make_route(B, model)
     logits, (routing,) = route(params, image)
-    assert (logits.shape, routing.block, routing.experts.shape) == ((10,), 1, (4, 4, 4))
+    assert (logits.shape, routing.block, routing.experts.shape) == ((10,), "1", (4, 4, 4))
     assert routing.soft == (router == "soft_moe")
     if routing.soft and pool == "gap":
         np.testing.assert_allclose(routing.slots.sum(axis=(0, 1)), 1, err_msg="a slot is a mixture of the patches")
@@ -85,7 +85,7 @@ def test_inspect(runs, backend: str, photo: Path, tmp_path: Path, capsys) -> Non
     for step in (["--step", "4"], []):
         assert cli.main(["inspect", run, "--image", str(photo), "--out", str(tmp_path / "routing.png"), *step]) == 0
         pictures.append((tmp_path / "routing.png").read_bytes())
-    assert re.search(r"1 MoE blocks; the image is read as \d", capsys.readouterr().out)
+    assert re.search(r"1 MoE layers; the image is read as \d", capsys.readouterr().out)
     assert is_png(pictures[0])
     assert pictures[0] != pictures[1]
     assert cli.main(["inspect", run, "--image", str(tmp_path / "absent.png")]) == 2

@@ -20,6 +20,11 @@ def expert_mlp(inputs, w1, b1, w2, b2, **options):
     return spec.expert_mlp(inputs, {"w1": w1, "b1": b1, "w2": w2, "b2": b2}, **options)
 
 
+def rescale(x, token_kernel, token_bias, channel_kernel, channel_bias):
+    params = {"token_kernel": token_kernel, "token_bias": token_bias}
+    return spec.rescale(x, params | {"channel_kernel": channel_kernel, "channel_bias": channel_bias})
+
+
 def moe_layer(tokens, dispatch, combine):
     return spec.moe_layer(tokens, Routing(dispatch, combine), lambda inputs: inputs)
 
@@ -41,6 +46,23 @@ CALLS = {
     ),
     "batch_priority": (spec.batch_priority, {"scores": LOGITS}, {"by": "sum", "choices": 2}),
     "expert_choice": (spec.expert_choice, {"scores": LOGITS, "combine_scores": ONES}, {"capacity": 2}),
+    "importance_score_order": (spec.importance_score_order, {"scores": LOGITS}, {"drop": 0.2}),
+    "importance_score_choice": (
+        spec.importance_score_choice,
+        {"scores": LOGITS, "combine_scores": ONES},
+        {"choices": 2, "capacity": 2, "drop": 0.2},
+    ),
+    "rescale": (
+        rescale,
+        {
+            "x": np.ones((5, 4)),
+            "token_kernel": np.ones((5, 7)),
+            "token_bias": np.ones(7),
+            "channel_kernel": np.ones((4, 2)),
+            "channel_bias": np.ones(2),
+        },
+        {},
+    ),
     "project_simplex": (spec.project_simplex, {"values": ONES[0]}, {"mass": 2.0}),
     "project_sparse_simplex": (spec.project_sparse_simplex, {"values": ONES[0]}, {"nonzeros": 2, "mass": 2.0}),
     "transport_semi_dual": (
@@ -198,6 +220,10 @@ BAD_OPTIONS = [
     ("batch_priority", "choices", (0, 4)),
     ("batch_priority", "by", ("mean", "", None, 1)),
     ("expert_choice", "capacity", (0, -1, 7, 2.0)),
+    ("importance_score_order", "drop", (-0.1, 1.0, np.nan, "0.1", None)),
+    ("importance_score_choice", "choices", (0, 4)),
+    ("importance_score_choice", "capacity", (0, 1.5)),
+    ("importance_score_choice", "drop", (-0.1, 1.0, np.inf)),
     ("project_simplex", "mass", (0.0, -1.0, np.inf, 1j)),
     ("project_sparse_simplex", "nonzeros", (0, 4, 1.0)),
     ("project_sparse_simplex", "mass", (0.0, -1.0)),

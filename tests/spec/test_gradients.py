@@ -59,6 +59,20 @@ CASES = {
         lambda w: spec.expert_choice(LOGITS, capacity=3, combine_scores=w).combine,
         {"w": WEIGHTS},
     ),
+    "importance_score_choice": (
+        lambda s: spec.importance_score_choice(s, choices=2, capacity=3, drop=0.2).combine,
+        {"s": LOGITS},
+    ),
+    "importance_score_choice, combine": (
+        lambda w: spec.importance_score_choice(LOGITS, choices=2, capacity=3, drop=0.2, combine_scores=w).combine,
+        {"w": WEIGHTS},
+    ),
+    "rescale": (
+        lambda x, w, b, v, c: spec.rescale(
+            x, {"token_kernel": w, "token_bias": b, "channel_kernel": v, "channel_bias": c}
+        ),
+        {"x": TOKENS, "w": draw(len(TOKENS), 3), "b": draw(3), "v": draw(TOKENS.shape[1], 2), "c": draw(2)},
+    ),
     "project_simplex": (spec.project_simplex, {"values": draw(7)}),
     "project_sparse_simplex": (lambda v: spec.project_sparse_simplex(v, nonzeros=3), {"v": draw(7)}),
     "semi_dual value": (

@@ -13,7 +13,7 @@ ROWS = [
     *("capacity", "softmax_affinity", "gating_noise", "token_choice", "batch_priority", "expert_choice", "sinkhorn"),
     *("sparse_transport", "soft_routing", "importance_loss", "load_loss", "balance_loss", "z_loss", "moe_layer"),
     *("network", "softmax_token_choice", "sinkhorn_token_choice", "softmax_expert_choice", "sinkhorn_expert_choice"),
-    *("sparsity_constrained_expert_choice", "soft_moe", "vit"),
+    *("sparsity_constrained_expert_choice", "soft_moe", "vit", "importance_score", "mixer", "sparse_mlp"),
 ]
 SUPPORT = {"slot_tokens", "stop_gradient"}
 

@@ -1,4 +1,4 @@
-"""The six routers: their composition, losses, options and initial parameters."""
+"""The routers: their composition, losses, options and initial parameters."""
 
 import numpy as np
 import pytest
@@ -15,6 +15,7 @@ NAMES = [
     "sinkhorn_expert_choice",
     "sparsity_constrained_expert_choice",
     "soft_moe",
+    "importance_score",
 ]
 SPARSE = NAMES[:5]
 SCORES, NOISY_SCORES = spec.softmax_affinity(LOGITS), spec.softmax_affinity(LOGITS + NOISE / 3)

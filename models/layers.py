@@ -1,0 +1,217 @@
+"""What the models have in common: the checks of a configuration, where MoE blocks are, and the layers around a router.
+
+Letters of the shape comments: N images, S tokens of one image, D width, G groups, T tokens (or channels) of one group,
+E experts.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from moespec.models.parameters import Shape
+from moespec.spec.errors import ConfigError, ShapeError
+from moespec.spec.routers import ROUTERS
+from moespec.spec.routing import Params, RouterConfig, RouterOutput
+
+__all__ = [
+    "MoeLayer",
+    "Output",
+    "check_fields",
+    "check_images",
+    "check_noise",
+    "compute_dtype",
+    "layer_norm",
+    "mlp",
+    "moe",
+    "noise_shapes",
+    "output_of",
+    "overridden",
+    "placed",
+    "router_settings",
+    "split",
+]
+
+Array = Any
+Options = Mapping[str, bool | int | float | str]
+Config = TypeVar("Config")
+
+CHOICES = {
+    "gelu": ("tanh", "erf"),
+    "expert_init": ("independent", "shared"),
+    "dtype": ("float32", "bfloat16"),
+}
+"""Fields of every model that name an option."""
+
+
+# ----------------------------------------------------------------------------------------------------- configuration
+
+
+def overridden(kind: type[Config], fields: Mapping[str, Any], overrides: Mapping[str, Any]) -> Config:
+    """The configuration of class `kind` with `fields`, and with `overrides` in their place.
+
+    Raises ConfigError for an override that is not a field.
+    """
+    known: Mapping[str, Any] = kind.__dataclass_fields__  # type: ignore[attr-defined]
+    unknown = sorted(set(overrides) - set(known))
+    if unknown:
+        name = unknown[0]
+        raise ConfigError(f"{name}={overrides[name]!r} is not a field of {kind.__name__}: {', '.join(known)}")
+    return kind(**{**fields, **overrides})
+
+
+def check_fields(config: Any, *, at_least_one: Sequence[str], choices: Mapping[str, tuple[str, ...]]) -> None:
+    """Raises ConfigError for a field of a model that has no meaning.
+
+    at_least_one: names of fields that are integers of at least 1, beside those that every model has. choices: what the
+    named fields may be, beside those that every model has.
+    """
+    for name in ("image_size", "patch_size", "channels", "width", "depth", "hidden", *at_least_one):
+        if getattr(config, name) < 1:
+            raise ConfigError(f"{name}={getattr(config, name)!r}: expected an integer >= 1")
+    if config.classes < 0:
+        raise ConfigError(f"classes={config.classes!r}: expected an integer >= 0 (0: no head)")
+    for name, allowed in {**CHOICES, **choices}.items():
+        if hasattr(config, name) and getattr(config, name) not in allowed:
+            raise ConfigError(f"{name}={getattr(config, name)!r}: expected one of {', '.join(allowed)}")
+    if config.image_size % config.patch_size:
+        raise ConfigError(f"patch_size={config.patch_size!r} does not divide image_size={config.image_size!r}")
+
+
+def placed(moe: str, depth: int) -> tuple[int, ...]:
+    """The blocks that are MoE, in order (zero-based), of `depth` blocks.
+
+    moe: "none", "every_2" (1, 3, 5, ...), "last_half", "last_N" (the last N blocks) or "every_2_last_N" (the last N of
+    1, 3, 5, ...). Raises ConfigError for a placement that does not exist.
+    """
+    odd, every = range(1, depth, 2), range(depth)
+    if moe == "none":
+        return ()
+    if moe == "every_2":
+        return tuple(odd)
+    if moe == "last_half":
+        return tuple(every[depth - depth // 2 :])
+    match = re.fullmatch(r"(every_2_)?last_([1-9]\d*)", moe)
+    if match is None:
+        raise ConfigError(f"moe={moe!r}: expected none, every_2, last_half, last_N or every_2_last_N")
+    candidates, count = odd if match[1] else every, int(match[2])
+    if count > len(candidates):
+        raise ConfigError(f"moe={moe!r}: only {len(candidates)} such blocks when depth={depth}")
+    return tuple(candidates[len(candidates) - count :])
+
+
+def router_settings(
+    router: str, options: Options, *, width: int, experts: int, tokens: int, **fixed: Any
+) -> RouterConfig:
+    """The configuration of a router with `options`; `fixed` are fields of its own that the model decides.
+
+    Raises ConfigError for an unknown router or option.
+    """
+    if router not in ROUTERS:
+        raise ConfigError(f"router={router!r}: expected one of {', '.join(ROUTERS)}")
+    decided = {"width": width, "experts": experts, "tokens": tokens, **fixed}
+    known = set(RouterConfig.__dataclass_fields__) - set(decided)
+    for name, value in options.items():
+        if name not in known:
+            raise ConfigError(f"router_options[{name!r}]={value!r}: expected one of {', '.join(sorted(known))}")
+    return ROUTERS[router].configure(**decided, **options)
+
+
+class MoeLayer(NamedTuple):
+    """One MoE layer of a model, for a batch of a given size.
+
+    name: the number of its block, and what it mixes where a block has two ("3", "3_tokens"). router: its name.
+    settings: those of the router, whose `tokens` are the T items of one group. groups: G. items: what is routed,
+    "patches" (in a grid, maybe after a class token), or, where they have no place in the image, "channels" or "tokens".
+    """
+
+    name: str
+    router: str
+    settings: RouterConfig
+    groups: int
+    items: str
+
+
+def noise_shapes(layers: Sequence[MoeLayer]) -> list[Shape]:
+    """The shape `(G, T, E)` of the gating noise of each layer."""
+    return [(layer.groups, layer.settings.tokens, layer.settings.experts) for layer in layers]
+
+
+def split(items: int, group: int, what: str, field: str) -> int:
+    """The number of groups of `group` items. Raises ShapeError unless they are whole."""
+    if items % group:
+        raise ShapeError(f"images: {items} {what} cannot be split into groups of {field}={group}")
+    return items // group
+
+
+# ----------------------------------------------------------------------------------------------------------- forward
+
+
+class Output(NamedTuple):
+    """What a model returns.
+
+    logits: `(N, classes)`, or None without a head. features: `(N, D)`, what the head sees.
+    losses: weighted auxiliary losses by name, summed over MoE layers. routings, metrics: one per MoE layer, in order.
+    """
+
+    logits: Array
+    features: Array
+    losses: dict[str, Array]
+    routings: list[Any]
+    metrics: list[dict[str, Array]]
+
+
+def check_images(config: Any, images: Array) -> None:
+    """ShapeError unless `images` is `(N, image_size, image_size, channels)`."""
+    expected = (config.image_size, config.image_size, config.channels)
+    if len(images.shape) != 4 or tuple(images.shape[1:]) != expected:
+        raise ShapeError(f"images has shape {tuple(images.shape)}: expected (N, {', '.join(map(str, expected))})")
+
+
+def check_noise(noise: list[Array] | None, layers: int, what: str) -> None:
+    """ConfigError unless there is one array of noise for each MoE layer, or none at all."""
+    if noise is not None and len(noise) != layers:
+        raise ConfigError(f"noise has {len(noise)} arrays: expected one for each of the {layers} MoE {what}")
+
+
+def compute_dtype(B: Any, dtype: str) -> Callable[[Any], Any]:
+    """A function that casts an array, or every array of a nested dict, to the dtype of the blocks."""
+    if dtype == "float32":
+        return lambda tree: tree
+
+    def compute(tree: Any) -> Any:
+        if isinstance(tree, dict):
+            return {name: compute(value) for name, value in tree.items()}
+        return B.cast(tree, dtype)
+
+    return compute
+
+
+def layer_norm(B: Any, p: Params, x: Array) -> Array:
+    """Layer normalisation with epsilon 1e-6."""
+    return B.layer_norm(x, p["scale"], p.get("bias"), epsilon=1e-6)
+
+
+def mlp(B: Any, p: Params, x: Array, *, gelu: str) -> Array:
+    """`gelu(x w1 + b1) w2 + b2` along the last axis."""
+    return B.gelu(x @ p["w1"] + p["b1"], form=gelu) @ p["w2"] + p["b2"]
+
+
+def moe(
+    B: Any, p: Params, items: Array, layer: MoeLayer, *, config: Any, noise: Array | None, train: bool
+) -> tuple[Array, RouterOutput]:
+    """The MoE layer on `items` `(..., width)`, which are routed in groups in row-major order; the shape is kept."""
+    grouped = items.reshape((layer.groups, layer.settings.tokens, items.shape[-1]))  # (G, T, D)
+    output = B.ROUTERS[layer.router].route(p["router"], grouped, layer.settings, noise=noise, train=train)
+    experts = compute_dtype(B, config.dtype)(p["experts"])
+    y = B.moe_layer(grouped, output.routing, lambda inputs: B.expert_mlp(inputs, experts, gelu=config.gelu))
+    return y.reshape(items.shape), output
+
+
+def output_of(config: Any, params: Params, features: Array, outputs: list[RouterOutput]) -> Output:
+    """The head, if there is one, on `features` `(N, D)`, and what the routers said."""
+    logits = features @ params["head"]["kernel"] + params["head"]["bias"] if config.classes else None
+    losses: dict[str, Array] = {}
+    for output in outputs:
+        for name, value in output.losses.items():
+            losses[name] = losses[name] + value if name in losses else value
+    return Output(logits, features, losses, [o.routing for o in outputs], [o.metrics for o in outputs])

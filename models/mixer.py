@@ -1,0 +1,209 @@
+"""The MLP-Mixer, written once for every backend.
+
+    x    = patches(images) @ kernel + bias
+    x    = x + t(mlp_tokens(t(norm(x))));   x = x + mlp_channels(norm(x))          for each block, t swaps the last axes
+    out  = head(mean over patches of norm(x))
+
+Letters of the shape comments: N images, S patches of one image, D width (channels of a patch).
+
+Source: Tolstikhin et al. 2021 (arXiv 2105.01601), the block also Lou et al. 2021 (arXiv 2109.02008), eqs. (8) and (9).
+Sections 15.1 and 16 of the algorithm sheet. Initial values are those of the public code: kernels LeCun normal, biases 0.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from moespec.models import layers, parameters
+from moespec.models.layers import MoeLayer, Output
+from moespec.models.parameters import Shape, constant, lecun_normal
+from moespec.spec.errors import ConfigError
+from moespec.spec.routing import Params
+
+__all__ = [
+    "NAMES",
+    "SIZES",
+    "MixerConfig",
+    "Output",
+    "block",
+    "block_layout",
+    "dense_mlp",
+    "forward",
+    "init",
+    "moe_layers",
+    "moe_noise_shapes",
+    "named",
+    "parameter_count",
+    "parameter_shapes",
+]
+
+Array = Any
+
+
+# ---------------------------------------------------------------------------------------------------------- config
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixerConfig:
+    """The static description of one MLP-Mixer. Raises ConfigError for a value that has no meaning.
+
+    image_size: height and width of the square images, in pixels.
+    patch_size: height and width of a patch, in pixels; divides image_size.
+    channels: channels of an image.
+    width, depth: width D of a patch's embedding, number of blocks.
+    token_hidden, hidden: hidden widths of the MLP over patches and of the MLP over channels.
+    classes: outputs of the head; 0 for no head.
+    gelu: "tanh" (approximation) or "erf" (exact).
+    dtype: "float32" computes in the dtype of the parameters (which are initialised in float32); "bfloat16" computes
+        the blocks in bfloat16 from float32 parameters, with final norm, pooling and head in float32.
+    head_bias: initial value of the bias of the head.
+    """
+
+    image_size: int = 224
+    patch_size: int = 16
+    channels: int = 3
+    width: int
+    depth: int
+    token_hidden: int
+    hidden: int
+    classes: int = 1000
+    gelu: str = "tanh"
+    dtype: str = "float32"
+    head_bias: float = 0.0
+
+    def __post_init__(self) -> None:
+        layers.check_fields(self, at_least_one=("token_hidden",), choices={})
+
+    @property
+    def sequence(self) -> int:
+        """Patches S of one image."""
+        return (self.image_size // self.patch_size) ** 2
+
+
+SIZES: dict[str, dict[str, int]] = {
+    "s": {"width": 512, "depth": 8, "token_hidden": 256, "hidden": 2048},
+    "b": {"width": 768, "depth": 12, "token_hidden": 384, "hidden": 3072},
+    "l": {"width": 1024, "depth": 24, "token_hidden": 512, "hidden": 4096},
+}
+"""Size -> its fields of `MixerConfig`."""
+
+TINY: dict[str, int] = {
+    **{"image_size": 8, "patch_size": 2, "channels": 1, "classes": 10},
+    **{"width": 64, "depth": 4, "token_hidden": 32, "hidden": 128},
+}
+"""`mixer_tiny`: for images of 8 x 8 pixels such as the handwritten digits, and for tests."""
+
+NAMES: tuple[str, ...] = ("mixer_tiny", "mixer_s16", "mixer_b16", "mixer_l16")
+"""The usual names. `named` takes any patch size: `mixer_<size><patch>`."""
+
+
+def named(name: str, **overrides: Any) -> MixerConfig:
+    """The configuration of the model `name`, `mixer_tiny` or `mixer_<size><patch>`, with `overrides`.
+
+    Raises ConfigError for a name or a field that does not exist.
+    """
+    if name == "mixer_tiny":
+        return layers.overridden(MixerConfig, TINY, overrides)
+    match = re.fullmatch(r"mixer_([a-z]+)([1-9]\d*)", name)
+    if match is None or match[1] not in SIZES:
+        raise ConfigError(f"name={name!r}: expected mixer_tiny or mixer_<size><patch>, size one of {', '.join(SIZES)}")
+    return layers.overridden(MixerConfig, {**SIZES[match[1]], "patch_size": int(match[2])}, overrides)
+
+
+def moe_layers(config: MixerConfig, images: int) -> list[MoeLayer]:
+    """None."""
+    return []
+
+
+def moe_noise_shapes(config: MixerConfig, images: int) -> list[Shape]:
+    """None."""
+    return []
+
+
+# ------------------------------------------------------------------------------------------------------ parameters
+
+
+def parameter_shapes(config: MixerConfig) -> Params:
+    """The nested dict of parameters with shapes in place of arrays; no parameter is allocated."""
+    return parameters.shapes(_layout(config))
+
+
+def parameter_count(config: MixerConfig) -> int:
+    """The number of parameters, from their shapes."""
+    return parameters.count(_layout(config))
+
+
+def init(config: MixerConfig, seed: int = 0) -> Params:
+    """Initial parameters: a nested dict of NumPy float32 arrays, the same bits whatever the backend.
+
+    Kernels are LeCun normal (truncated at two standard deviations), the head kernel and biases 0. Raises ConfigError for
+    a negative seed.
+    """
+    return parameters.initial(_layout(config), seed)
+
+
+def _layout(config: MixerConfig) -> Params:
+    layout: Params = {
+        "embedding": parameters.embedding(config.patch_size, config.channels, config.width),
+        "blocks": {str(number): block_layout(config) for number in range(config.depth)},
+        "norm": parameters.norm(config.width),
+    }
+    if config.classes:
+        layout["head"] = parameters.head(config.width, config.classes, config.head_bias)
+    return layout
+
+
+def block_layout(config: Any) -> Params:
+    """The parameters of a block, of a model with this one's sizes."""
+    return {
+        "norm1": parameters.norm(config.width),
+        "token_mlp": dense_mlp(config.sequence, config.token_hidden),
+        "norm2": parameters.norm(config.width),
+        "channel_mlp": dense_mlp(config.width, config.hidden),
+    }
+
+
+def dense_mlp(width: int, hidden: int) -> Params:
+    """An MLP with kernels LeCun normal and biases 0."""
+    return parameters.mlp(width, hidden, lambda inputs, outputs: lecun_normal(inputs), constant(0.0))
+
+
+# --------------------------------------------------------------------------------------------------------- forward
+
+
+def forward(
+    B: Any,
+    config: MixerConfig,
+    params: Params,
+    images: Array,
+    *,
+    noise: list[Array] | None = None,
+    train: bool = False,
+) -> Output:
+    """The model on `images` `(N, image_size, image_size, channels)`, with backend `B`.
+
+    `params` are arrays of `B` in the layout of `parameter_shapes`; images have the dtype of the parameters. There is no
+    router, so that `noise` is None or empty, and `train` changes nothing.
+
+    Raises ShapeError when images have another shape, ConfigError when there is noise.
+    """
+    layers.check_images(config, images)
+    layers.check_noise(noise, 0, "layers")
+    compute = layers.compute_dtype(B, config.dtype)
+    embedding = compute(params["embedding"])
+    x = B.patch_embed(compute(images), embedding["kernel"], embedding["bias"])  # (N, S, D)
+    for number in range(config.depth):
+        x = block(B, config, params["blocks"][str(number)], x)
+    if config.dtype == "bfloat16":
+        x = B.cast(x, "float32")
+    features = B.mean(layers.layer_norm(B, params["norm"], x), 1)  # (N, D)
+    return layers.output_of(config, params, features, [])
+
+
+def block(B: Any, config: Any, p: Params, x: Array) -> Array:
+    """Tokens are mixed, then channels: `(N, S, D)` to the same."""
+    compute = layers.compute_dtype(B, config.dtype)
+    y = B.transpose(layers.layer_norm(B, p["norm1"], x), (0, 2, 1))  # (N, D, S)
+    y = layers.mlp(B, compute(p["token_mlp"]), y, gelu=config.gelu)
+    x = x + B.transpose(y, (0, 2, 1))
+    return x + layers.mlp(B, compute(p["channel_mlp"]), layers.layer_norm(B, p["norm2"], x), gelu=config.gelu)

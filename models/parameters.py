@@ -1,0 +1,164 @@
+"""Parameters of a model as a layout: a nested dict in which each parameter has its shape and its initial values.
+
+The layout is written down once; shapes, counts and initial arrays are read off it. A Linear has a `kernel` (inputs
+first) and a `bias`; an MLP `w1, b1, w2, b2`; experts are the MLP of one, stacked on a leading axis E.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moespec.spec import routers
+from moespec.spec.errors import ConfigError
+from moespec.spec.routers import ROUTERS
+from moespec.spec.routing import Params, RouterConfig
+
+__all__ = [
+    "Draw",
+    "Parameter",
+    "Shape",
+    "constant",
+    "count",
+    "embedding",
+    "glorot_uniform",
+    "head",
+    "initial",
+    "lecun_normal",
+    "mlp",
+    "moe",
+    "norm",
+    "normal",
+    "shapes",
+]
+
+Shape = tuple[int, ...]
+Draw = Callable[[np.random.Generator, Shape], NDArray[Any]]
+
+
+class Parameter(NamedTuple):
+    """One parameter: its shape, and how its initial values are drawn."""
+
+    shape: Shape
+    draw: Draw
+
+
+def shapes(layout: Params) -> Params:
+    """The layout with shapes in place of parameters."""
+    return _map(layout, lambda path, parameter: parameter.shape)
+
+
+def count(layout: Params) -> int:
+    """The number of parameters, from their shapes."""
+    counts: list[int] = []
+    _map(layout, lambda path, parameter: counts.append(math.prod(parameter.shape)))
+    return sum(counts)
+
+
+def initial(layout: Params, seed: int) -> Params:
+    """Initial parameters: a nested dict of NumPy float32 arrays.
+
+    Each parameter has its own random stream, derived from the seed and the parameter's name, so adding a block leaves
+    the others as they were. Raises ConfigError for a negative seed.
+    """
+    if seed < 0:
+        raise ConfigError(f"seed={seed!r}: expected an integer >= 0")
+
+    def fill(path: tuple[str, ...], parameter: Parameter) -> NDArray[np.float32]:
+        generator = np.random.default_rng([seed, *"/".join(path).encode()])
+        return np.asarray(parameter.draw(generator, parameter.shape), np.float32)
+
+    return _map(layout, fill)
+
+
+def _map(tree: Params, function: Callable[[tuple[str, ...], Any], Any], path: tuple[str, ...] = ()) -> Params:
+    """`function(path, leaf)` for every leaf of a nested dict."""
+    return {
+        key: _map(value, function, (*path, key)) if isinstance(value, dict) else function((*path, key), value)
+        for key, value in tree.items()
+    }
+
+
+# ------------------------------------------------------------------------------------------------- initial values
+
+
+def constant(value: float) -> Draw:
+    """Every entry is `value`."""
+    return lambda generator, shape: np.full(shape, value, np.float32)
+
+
+def normal(std: float) -> Draw:
+    """Normal with mean 0."""
+    return lambda generator, shape: np.float32(std) * generator.standard_normal(shape, np.float32)
+
+
+def glorot_uniform(inputs: int, outputs: int) -> Draw:
+    """Uniform with variance `2 / (inputs + outputs)`."""
+    limit = np.float32(math.sqrt(6 / (inputs + outputs)))
+    return lambda generator, shape: limit * (2 * generator.random(shape, np.float32) - 1)
+
+
+def lecun_normal(inputs: int) -> Draw:
+    """Normal with variance `1 / inputs`, truncated at two standard deviations."""
+    return lambda generator, shape: routers.lecun_normal(generator, shape, inputs)
+
+
+def _stacked(draw: Draw, expert_init: str) -> Draw:
+    """`draw` for E experts at once; "shared" draws one and copies it."""
+    if expert_init == "independent":
+        return draw
+    return lambda generator, shape: np.broadcast_to(draw(generator, shape[1:]), shape).copy()
+
+
+# --------------------------------------------------------------------------------------------------------- layers
+
+
+def norm(dim: int) -> Params:
+    """Layer normalisation."""
+    return {"scale": Parameter((dim,), constant(1.0)), "bias": Parameter((dim,), constant(0.0))}
+
+
+def embedding(patch: int, channels: int, width: int) -> Params:
+    """The linear map of a patch, LeCun normal."""
+    return {
+        "kernel": Parameter((patch, patch, channels, width), lecun_normal(patch * patch * channels)),
+        "bias": Parameter((width,), constant(0.0)),
+    }
+
+
+def head(width: int, classes: int, bias: float) -> Params:
+    """The head, 0 but for its bias."""
+    return {
+        "kernel": Parameter((width, classes), constant(0.0)),
+        "bias": Parameter((classes,), constant(bias)),
+    }
+
+
+def mlp(width: int, hidden: int, kernel: Callable[[int, int], Draw], bias: Draw) -> Params:
+    """Two linear maps, `width -> hidden -> width`; `kernel(inputs, outputs)` draws those of a map."""
+    return {
+        "w1": Parameter((width, hidden), kernel(width, hidden)),
+        "b1": Parameter((hidden,), bias),
+        "w2": Parameter((hidden, width), kernel(hidden, width)),
+        "b2": Parameter((width,), bias),
+    }
+
+
+def moe(router: str, settings: RouterConfig, dense: Params, expert_init: str) -> Params:
+    """The router's parameters, which come from the specification, and `settings.experts` copies of the MLP `dense`."""
+    route = ROUTERS[router]
+    # The router alone knows its parameters. Asking it for them once is cheap (a kernel of E columns), unlike experts.
+    names = {name: np.shape(value) for name, value in route.init(np.random.default_rng(0), settings).items()}
+
+    def draw(name: str) -> Draw:
+        return lambda generator, shape: route.init(generator, settings)[name]
+
+    return {
+        "router": {name: Parameter(shape, draw(name)) for name, shape in names.items()},
+        "experts": {
+            name: Parameter((settings.experts, *one.shape), _stacked(one.draw, expert_init))
+            for name, one in dense.items()
+        },
+    }

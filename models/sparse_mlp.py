@@ -1,0 +1,343 @@
+"""Sparse-MLP: an MLP-Mixer whose last blocks mix tokens and channels by mixtures of experts, for every backend.
+
+    x    = patches(images) @ kernel + bias
+    x    = mixer_block(x)                                                         for each dense block
+    x    = rescale1(x)                                                            for each sparse block: (S, C) to (S', C')
+    x    = x + t(moe_tokens(t(norm(x))));   x = x + moe_channels(norm(x))         t swaps the last axes
+    x    = rescale2(x)                                                            back to (S, C)
+    out  = head(mean over patches of norm(x))
+
+What the token-mixing MoE routes are channels: N C' of them, each S' wide; what the channel-mixing MoE routes are the
+N S' tokens, each C' wide. Letters of the shape comments: N images, S and C patches of one image and channels of a patch,
+S' and C' what a sparse block makes of them.
+
+Source: Lou et al. 2021 (arXiv 2109.02008). Section 15 of the algorithm sheet, 15.7 for the sizes and their counts. The
+ambiguity ledger of `moespec.spec.sparse_mlp` has the readings that are taken where the paper is silent. Initial values
+are those of the MLP-Mixer.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from moespec.models import layers, mixer, parameters
+from moespec.models.layers import MoeLayer, Output
+from moespec.models.parameters import Parameter, Shape, constant, lecun_normal
+from moespec.spec.errors import ConfigError
+from moespec.spec.routing import Params, RouterConfig, RouterOutput
+
+__all__ = [
+    "NAMES",
+    "SIZES",
+    "Output",
+    "SparseMlpConfig",
+    "forward",
+    "init",
+    "moe_blocks",
+    "moe_layers",
+    "moe_noise_shapes",
+    "named",
+    "parameter_count",
+    "parameter_shapes",
+]
+
+Array = Any
+
+
+# ---------------------------------------------------------------------------------------------------------- config
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparseMlpConfig:
+    """The static description of one Sparse-MLP. Raises ConfigError for a value that has no meaning.
+
+    image_size: height and width of the square images, in pixels.
+    patch_size: height and width of a patch, in pixels; divides image_size.
+    channels: channels of an image.
+    width, depth: channels C of a patch, number of blocks, dense and sparse together.
+    token_hidden, hidden: hidden widths D_S and D_C of the MLPs of a dense block.
+    classes: outputs of the head; 0 for no head.
+    gelu: "tanh" (approximation) or "erf" (exact).
+    moe: which blocks are sparse: "none", "last_N" (the last N blocks), "last_half", "every_2" (1, 3, 5, ...) or
+        "every_2_last_N" (the last N of 1, 3, 5, ...). The fields below concern these blocks only.
+    sparse_tokens, sparse_width: tokens S' and channels C' of a sparse block. Where C' is C, channels are not rescaled.
+    router: of the token-mixing MoE: "importance_score" (efficient) or "softmax_token_choice" (vanilla).
+    token_experts, token_choices, sparse_token_hidden: experts N_S of the token-mixing MoE, choices K_S of a channel,
+        hidden width of an expert.
+    experts, choices, sparse_hidden: experts N_C of the channel-mixing MoE, choices K_C of a token, hidden width of an
+        expert; with 0 experts it is a dense MLP of that hidden width.
+    router_options: fields of `RouterConfig` for both MoEs that differ from their defaults; the capacity factor is 1.05.
+    expert_init: "independent" initial values for each expert, or "shared" by all experts of a layer.
+    group_size: channels that the token-mixing MoE routes together; 0: all those of the batch.
+    group_images: images whose tokens the channel-mixing MoE routes together; 0: all those of the batch.
+    dtype: "float32" computes in the dtype of the parameters (which are initialised in float32); "bfloat16" computes
+        the blocks in bfloat16 from float32 parameters, with router logits, final norm, pooling and head in float32.
+    head_bias: initial value of the bias of the head.
+    """
+
+    image_size: int = 224
+    patch_size: int = 16
+    channels: int = 3
+    width: int
+    depth: int
+    token_hidden: int
+    hidden: int
+    classes: int = 1000
+    gelu: str = "tanh"
+    moe: str = "last_2"
+    sparse_tokens: int
+    sparse_width: int
+    router: str = "importance_score"
+    token_experts: int
+    token_choices: int = 1
+    sparse_token_hidden: int
+    experts: int = 0
+    choices: int = 2
+    sparse_hidden: int
+    router_options: Mapping[str, bool | int | float | str] = field(default_factory=dict, hash=False)
+    expert_init: str = "independent"
+    group_size: int = 0
+    group_images: int = 0
+    dtype: str = "float32"
+    head_bias: float = 0.0
+
+    def __post_init__(self) -> None:
+        layers.check_fields(self, at_least_one=_SIZES, choices={"router": ROUTERS})
+        for name in ("experts", "group_size", "group_images"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name}={getattr(self, name)!r}: expected an integer >= 0")
+        if self.token_choices > self.token_experts:
+            raise ConfigError(f"token_choices={self.token_choices!r}: there are token_experts={self.token_experts!r}")
+        if self.experts and self.choices > self.experts:
+            raise ConfigError(f"choices={self.choices!r}: there are experts={self.experts!r}")
+        moe_blocks(self)
+        _token_settings(self, images=1, channels=self.sparse_width)
+
+    @property
+    def sequence(self) -> int:
+        """Patches S of one image."""
+        return (self.image_size // self.patch_size) ** 2
+
+
+ROUTERS = ("importance_score", "softmax_token_choice")
+"""How the token-mixing MoE routes: the efficient and the vanilla mode. The channel-mixing MoE has the vanilla mode."""
+
+CAPACITY_FACTOR = 1.05
+
+_SIZES = ("token_hidden", "sparse_tokens", "sparse_width", "token_experts", "token_choices", "sparse_token_hidden",
+          "choices", "sparse_hidden")  # fmt: skip
+
+_LARGE: dict[str, int | str] = {
+    **{"width": 768, "token_hidden": 384, "hidden": 3072, "sparse_tokens": 392, "sparse_width": 384},
+    **{"sparse_token_hidden": 768, "experts": 4, "choices": 2, "sparse_hidden": 1536},
+}
+SIZES: dict[str, dict[str, int | str]] = {
+    "s": {
+        **{"width": 512, "depth": 8, "token_hidden": 256, "hidden": 2048, "moe": "last_2"},
+        **{"sparse_tokens": 392, "sparse_width": 512, "token_experts": 4, "sparse_token_hidden": 512},
+        **{"experts": 0, "sparse_hidden": 2048},
+    },
+    "b": {**_LARGE, "depth": 12, "moe": "last_2", "token_experts": 8},
+    "l": {**_LARGE, "depth": 14, "moe": "last_6", "token_experts": 16},
+}
+"""Size -> its fields of `SparseMlpConfig`."""
+
+TINY: dict[str, int | str] = {
+    **{"image_size": 8, "patch_size": 2, "channels": 1, "classes": 10},
+    **{"width": 64, "depth": 4, "token_hidden": 32, "hidden": 128, "moe": "last_2"},
+    **{"sparse_tokens": 32, "sparse_width": 32, "token_experts": 4, "sparse_token_hidden": 64},
+    **{"experts": 4, "sparse_hidden": 64},
+}
+"""`sparse_mlp_tiny`: for images of 8 x 8 pixels such as the handwritten digits, and for tests."""
+
+NAMES: tuple[str, ...] = ("sparse_mlp_tiny", "sparse_mlp_s", "sparse_mlp_b", "sparse_mlp_l")
+"""The names that `named` knows."""
+
+
+def named(name: str, **overrides: Any) -> SparseMlpConfig:
+    """The configuration of the model `name` of `NAMES`, with `overrides`.
+
+    Raises ConfigError for a name or a field that does not exist.
+    """
+    if name not in NAMES:
+        raise ConfigError(f"name={name!r}: expected one of {', '.join(NAMES)}")
+    size = name.removeprefix("sparse_mlp_")
+    return layers.overridden(SparseMlpConfig, TINY if size == "tiny" else SIZES[size], overrides)
+
+
+def moe_blocks(config: SparseMlpConfig) -> tuple[int, ...]:
+    """The sparse blocks, in order (zero-based). Raises ConfigError for a placement that does not exist."""
+    return layers.placed(config.moe, config.depth)
+
+
+def moe_layers(config: SparseMlpConfig, images: int) -> list[MoeLayer]:
+    """The MoE layers in order, one or two for each sparse block, for a batch of `images`.
+
+    Raises ShapeError when these do not fill the groups.
+    """
+    if not moe_blocks(config):
+        return []
+    channels, together = images * config.sparse_width, config.group_images or images
+    group = config.group_size or channels
+    tokens = _token_settings(config, images, group)
+    groups = layers.split(channels, group, "x sparse_width channels of the images", "group_size")
+    pair = [MoeLayer("tokens", config.router, tokens, groups, "channels")]
+    if config.experts:
+        groups = layers.split(images, together, "images", "group_images")
+        settings = _channel_settings(config, together)
+        pair.append(MoeLayer("channels", "softmax_token_choice", settings, groups, "tokens"))
+    return [layer._replace(name=f"{block}_{layer.name}") for block in moe_blocks(config) for layer in pair]
+
+
+def moe_noise_shapes(config: SparseMlpConfig, images: int) -> list[Shape]:
+    """The shape `(G, T, E)` of the gating noise of each MoE layer, in order, for a batch of `images`."""
+    return layers.noise_shapes(moe_layers(config, images))
+
+
+def _token_settings(config: SparseMlpConfig, images: int, channels: int) -> RouterConfig:
+    """Of the token-mixing MoE, which routes so many channels together."""
+    return layers.router_settings(
+        config.router,
+        {"capacity_factor": CAPACITY_FACTOR, **config.router_options},
+        width=config.sparse_tokens,
+        experts=config.token_experts,
+        tokens=channels,
+        choices=config.token_choices,
+    )
+
+
+def _channel_settings(config: SparseMlpConfig, images: int) -> RouterConfig:
+    """Of the channel-mixing MoE, which routes the tokens of so many images together."""
+    return layers.router_settings(
+        "softmax_token_choice",
+        {"capacity_factor": CAPACITY_FACTOR, **config.router_options},
+        width=config.sparse_width,
+        experts=config.experts,
+        tokens=images * config.sparse_tokens,
+        choices=config.choices,
+    )
+
+
+# ------------------------------------------------------------------------------------------------------ parameters
+
+
+def parameter_shapes(config: SparseMlpConfig) -> Params:
+    """The nested dict of parameters with shapes in place of arrays; no parameter is allocated."""
+    return parameters.shapes(_layout(config))
+
+
+def parameter_count(config: SparseMlpConfig) -> int:
+    """The number of parameters, from their shapes."""
+    return parameters.count(_layout(config))
+
+
+def init(config: SparseMlpConfig, seed: int = 0) -> Params:
+    """Initial parameters: a nested dict of NumPy float32 arrays, the same bits whatever the backend.
+
+    Kernels are LeCun normal (truncated at two standard deviations), the head kernel and biases 0. Raises ConfigError for
+    a negative seed.
+    """
+    return parameters.initial(_layout(config), seed)
+
+
+def _layout(config: SparseMlpConfig) -> Params:
+    sparse = moe_blocks(config)
+    layout: Params = {
+        "embedding": parameters.embedding(config.patch_size, config.channels, config.width),
+        "blocks": {
+            str(number): _sparse_layout(config) if number in sparse else mixer.block_layout(config)
+            for number in range(config.depth)
+        },
+        "norm": parameters.norm(config.width),
+    }
+    if config.classes:
+        layout["head"] = parameters.head(config.width, config.classes, config.head_bias)
+    return layout
+
+
+def _sparse_layout(config: SparseMlpConfig) -> Params:
+    token_mlp = mixer.dense_mlp(config.sparse_tokens, config.sparse_token_hidden)
+    channel_mlp = mixer.dense_mlp(config.sparse_width, config.sparse_hidden)
+    outer, inner = (config.sequence, config.width), (config.sparse_tokens, config.sparse_width)
+    layout: Params = {
+        "rescale1": _rescale_layout(outer, inner),
+        "norm1": parameters.norm(config.sparse_width),
+        "token_moe": parameters.moe(
+            config.router, _token_settings(config, 1, config.sparse_width), token_mlp, config.expert_init
+        ),
+        "norm2": parameters.norm(config.sparse_width),
+    }
+    if config.experts:
+        layout["channel_moe"] = parameters.moe(
+            "softmax_token_choice", _channel_settings(config, 1), channel_mlp, config.expert_init
+        )
+    else:
+        layout["channel_mlp"] = channel_mlp
+    return {**layout, "rescale2": _rescale_layout(inner, outer)}
+
+
+def _rescale_layout(before: tuple[int, int], after: tuple[int, int]) -> Params:
+    """The maps of tokens and, if there are others afterwards, of channels."""
+    layout = {}
+    for axis, inputs, outputs in zip(("token", "channel"), before, after, strict=True):
+        if axis == "token" or inputs != outputs:
+            layout[f"{axis}_kernel"] = Parameter((inputs, outputs), lecun_normal(inputs))
+            layout[f"{axis}_bias"] = Parameter((outputs,), constant(0.0))
+    return layout
+
+
+# --------------------------------------------------------------------------------------------------------- forward
+
+
+def forward(
+    B: Any,
+    config: SparseMlpConfig,
+    params: Params,
+    images: Array,
+    *,
+    noise: list[Array] | None = None,
+    train: bool = False,
+) -> Output:
+    """The model on `images` `(N, image_size, image_size, channels)`, with backend `B`.
+
+    `params` are arrays of `B` in the layout of `parameter_shapes`; images have the dtype of the parameters. `noise` is
+    one standard normal array per MoE layer, of the shapes of `moe_noise_shapes`, or None. `train` is passed to the
+    routers.
+
+    Raises ShapeError when images have another shape, or do not fill the groups, and ConfigError when the number of noise
+    arrays is not the number of MoE layers.
+    """
+    layers.check_images(config, images)
+    moe = {layer.name: layer for layer in moe_layers(config, images.shape[0])}
+    layers.check_noise(noise, len(moe), "layers")
+    drawn = dict(zip(moe, noise or [], strict=False))
+
+    compute = layers.compute_dtype(B, config.dtype)
+    embedding = compute(params["embedding"])
+    x = B.patch_embed(compute(images), embedding["kernel"], embedding["bias"])  # (N, S, C)
+    outputs: list[RouterOutput] = []
+
+    def routed(name: str, p: Params, items: Array) -> Array:
+        y, output = layers.moe(B, p, items, moe[name], config=config, noise=drawn.get(name), train=train)
+        outputs.append(output)
+        return y
+
+    sparse = moe_blocks(config)
+    for number in range(config.depth):
+        p = params["blocks"][str(number)]
+        if number not in sparse:
+            x = mixer.block(B, config, p, x)
+            continue
+        x = B.rescale(x, compute(p["rescale1"]))  # (N, S', C')
+        y = B.transpose(layers.layer_norm(B, p["norm1"], x), (0, 2, 1))  # (N, C', S')
+        x = x + B.transpose(routed(f"{number}_tokens", p["token_moe"], y), (0, 2, 1))
+        y = layers.layer_norm(B, p["norm2"], x)
+        if config.experts:
+            x = x + routed(f"{number}_channels", p["channel_moe"], y)
+        else:
+            x = x + layers.mlp(B, compute(p["channel_mlp"]), y, gelu=config.gelu)
+        x = B.rescale(x, compute(p["rescale2"]))  # (N, S, C)
+    if config.dtype == "bfloat16":
+        x = B.cast(x, "float32")
+    features = B.mean(layers.layer_norm(B, params["norm"], x), 1)  # (N, C)
+    return layers.output_of(config, params, features, outputs)

@@ -1,0 +1,109 @@
+"""Sparse-MLP: the rescale sub-layer, and how the network around the routers is read.
+
+A sparse block maps patches and channels to other numbers of them, mixes tokens by an MoE over channels and channels by
+an MoE over tokens, both with a residual connection at the new sizes, and maps back. `moespec.models.sparse_mlp` has it.
+
+| here | Sparse-MLP (arXiv 2109.02008) |
+|---|---|
+| `x` (S, C), tokens and channels of one image | x |
+| `rescale` of the first and of the last sub-layer | R_1, R_2 of eqs. (4) and (7) |
+| tokens S' and channels C' in a sparse block | S_1, C_1 |
+
+Checked: with one expert that has room for all, its gate is 1 and the sparse block is the dense one; importance-score
+routing as in its module; parameter counts against the totals of the paper. No public implementation is known.
+
+Ambiguity ledger
+
+SL-1: Which axis does the rescale sub-layer map first?
+    Reading: tokens, then channels.
+    Alternatives: channels first, which differs by what the second kernel makes of the first bias.
+SL-2: Have the maps of the rescale sub-layer biases?
+    Reading: both have.
+    Alternatives: neither has.
+SL-3: Is the channel map there when the number of channels stays (Sparse-S)?
+    Reading: no, tokens are mapped alone.
+    Alternatives: yes, a square map, which would add 1.1 million parameters to Sparse-S.
+SL-4: Is there a residual connection around the two rescale sub-layers?
+    Reading: no; residuals are inside, at the new sizes.
+    Alternatives: yes.
+SL-5: What is a routing group?
+    Reading: all channels, or all tokens, of the batch; arguments split it.
+    Alternatives: those of one image.
+SL-6: What is the capacity factor?
+    Reading: 1.05, rounded up; the paper does not say.
+    Alternatives: 1; that of V-MoE in evaluation.
+SL-7: Which of the two MoE layers does importance-score routing concern?
+    Reading: the one over channels (token mixing).
+    Alternatives: both.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from moespec.spec.checks import as_array, check_scores, check_size
+from moespec.spec.errors import ConfigError
+from moespec.spec.numerics import Array
+
+__all__ = ["check_rescale", "rescale"]
+
+AXES = {
+    "token_kernel": "tokens new",
+    "token_bias": "new",
+    "channel_kernel": "channels new",
+    "channel_bias": "new",
+}
+"""Axes of the parameters of `rescale`."""
+
+
+def rescale(x: ArrayLike, params: Mapping[str, ArrayLike]) -> Array:
+    """Two linear maps, of the tokens and then of the channels, without anything between:
+
+        R(x) = (W_S^T x + b_S 1^T) W_C + 1 b_C^T
+
+    Args:
+        x: one image, (tokens, channels).
+        params: `token_kernel` W_S (tokens, new tokens), `token_bias` b_S (new tokens,), and, unless the channels stay as
+            they are, `channel_kernel` W_C (channels, new channels) and `channel_bias` b_C (new channels,).
+
+    Returns:
+        (new tokens, new channels).
+
+    Raises:
+        ConfigError: a parameter is missing.
+        ShapeError, DtypeError, ContractError: of an array.
+
+    Source: Sparse-MLP, section 2.3, eqs. (4) and (7). Section 15.2.
+
+    >>> tokens = {"token_kernel": [[1.0, 0.0, 2.0], [0.0, 1.0, 1.0]], "token_bias": [0.0, 0.0, 10.0]}
+    >>> rescale([[1.0, 2.0], [3.0, 4.0]], tokens).tolist()
+    [[1.0, 2.0], [3.0, 4.0], [15.0, 18.0]]
+    >>> channels = {"channel_kernel": [[1.0], [2.0]], "channel_bias": [0.5]}
+    >>> rescale([[1.0, 2.0], [3.0, 4.0]], tokens | channels).tolist()
+    [[5.5], [11.5], [51.5]]
+    """
+    x = as_array("x", x, "tokens channels")
+    maps = {name: np.asarray(value) for name, value in params.items()}
+    check_rescale(maps, *x.shape)
+    maps = {name: as_array(name, value, AXES[name]) for name, value in maps.items()}
+    rescaled: Array = np.einsum("sc,sz->zc", x, maps["token_kernel"]) + maps["token_bias"][:, None]
+    if "channel_kernel" not in maps:
+        return rescaled
+    return np.einsum("zc,cd->zd", rescaled, maps["channel_kernel"]) + maps["channel_bias"]
+
+
+def check_rescale(params: Mapping[str, Any], tokens: int, channels: int) -> None:
+    """ConfigError, ShapeError or DtypeError unless `params` are maps of so many tokens and channels, as arrays."""
+    known = [name for name in AXES if name in params]
+    if known not in (list(AXES), list(AXES)[:2]) or len(known) < len(params):
+        raise ConfigError(f"params: expected {', '.join(AXES)}, or the first two of these, got {sorted(params)}")
+    for axis, size in (("token", tokens), ("channel", channels)):
+        if f"{axis}_kernel" not in params:
+            continue
+        kernel, bias = params[f"{axis}_kernel"], params[f"{axis}_bias"]
+        check_scores(f"{axis}_kernel", kernel, AXES[f"{axis}_kernel"])
+        check_scores(f"{axis}_bias", bias, AXES[f"{axis}_bias"])
+        check_size(f"{axis}_kernel", kernel, 0, size, f"the {axis}s of x")
+        check_size(f"{axis}_bias", bias, 0, kernel.shape[1], f"the columns of {axis}_kernel")

@@ -1,0 +1,128 @@
+"""Models of every family are trained, go on from a checkpoint, are evaluated and drawn, by the commands for all."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from moespec.models import cli, families, list_models
+from moespec.models.inspection import make_route, squarest
+from moespec.models.resolve import load_backend
+from moespec.models.runlog import read_log
+from moespec.spec.errors import ConfigError
+
+SHORT = (
+    *("--model.patch-size", "4", "--model.width", "12", "--model.depth", "2", "--model.hidden", "8"),
+    *("--model.token-hidden", "8", "--schedule.warmup", "2", "--schedule.peak", "1e-2", "--training.steps", "6"),
+    *("--training.batch", "16", "--training.evaluate-every", "6", "--training.checkpoint-every", "3"),
+    *("--training.keep", "9", "--training.log-every", "1"),
+)
+SPARSE = (
+    *("--model.moe", "last_1", "--model.sparse-tokens", "8", "--model.sparse-width", "6", "--model.token-experts", "2"),
+    *("--model.sparse-token-hidden", "4", "--model.experts", "2", "--model.sparse-hidden", "4"),
+)
+MODELS = {"mixer_tiny": SHORT, "sparse_mlp_tiny": (*SHORT, *SPARSE)}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_run(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("jax")
+    run = str(tmp_path / "run")
+    flags = ["train", "--model", name, "--run", run, "--backend", "jax", *MODELS[name]]
+    assert cli.main(flags) == 0
+    trained = read_log(Path(run), "train")
+    assert all(np.isfinite(line["cross_entropy"]) for line in trained)
+    page = (Path(run) / "report.html").read_text()
+    assert name in page
+    assert ("router importance_score" in page) == (name == "sparse_mlp_tiny")
+    assert cli.main(["evaluate", run]) == 0
+    shown = capsys.readouterr().out
+    assert ("block 1_tokens: coverage" in shown) == (name == "sparse_mlp_tiny")
+    if name == "sparse_mlp_tiny":
+        last = read_log(Path(run), "evaluation")[-1]["moe"]
+        assert set(last) == {"1_tokens", "1_channels"}
+        assert last["1_tokens"]["dropped"] >= 0.09, "a tenth of the channels is removed, in evaluation too"
+    image = tmp_path / "photo.png"
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (9, 9, 3), np.uint8)).save(image)
+    assert cli.main(["inspect", run, "--image", str(image), "--out", str(tmp_path / "routing.png")]) == 0
+    layers = {"mixer_tiny": 0, "sparse_mlp_tiny": 2}[name]
+    assert f"{layers} MoE layers; the image is read as" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_run_goes_on_with_the_other_backend(name: str, tmp_path: Path) -> None:
+    for backend in ("jax", "torch"):
+        pytest.importorskip(backend)
+    run = tmp_path / "run"
+    assert cli.main(["train", "--model", name, "--run", str(run), "--backend", "jax", *MODELS[name]]) == 0
+    whole = read_log(run, "train")[-1]["loss"]
+    for path in [*run.glob("checkpoints/00000006/*"), run / "report.html"]:
+        path.unlink()
+    (run / "checkpoints/00000006").rmdir()
+    assert cli.main(["train", "--run", str(run), "--resume", "--backend", "torch"]) == 0
+    state = json.loads((run / "checkpoints/00000006/state.json").read_text())
+    assert state["backend"] == "torch"
+    assert read_log(run, "train")[-1]["loss"] == pytest.approx(whole, rel=1e-4)
+
+
+def test_what_has_no_place_in_the_image_is_drawn_by_number() -> None:
+    B = load_backend("numpy")
+    model = families.of_name("sparse_mlp_tiny").named("sparse_mlp_tiny", depth=1, moe="last_1", sparse_width=6)
+    params = B.from_numpy(families.family(model).init(model, 0))
+    _, routings = make_route(B, model)(params, np.zeros((8, 8, 1), np.float32))
+    assert [(r.block, r.items, r.experts.shape) for r in routings] == [
+        ("0_tokens", "channels", (2, 3, 4)),
+        ("0_channels", "tokens", (4, 8, 4)),
+    ]
+    assert squarest(392) == (14, 28)
+
+
+def test_names() -> None:
+    assert {"vit_tiny", "mixer_b16", "sparse_mlp_l"} <= set(list_models())
+    configs = [families.of_name(name).named(name) for name in list_models()]
+    assert len(set(configs)) == len(list_models())
+    for name, config in zip(list_models(), configs, strict=True):
+        assert name in families.family(config).NAMES
+        assert families.family(config).parameter_count(config) > 1000
+    with pytest.raises(
+        ConfigError, match="name='resnet50': expected one of vit_<size>, mixer_<size>, sparse_mlp_<size>"
+    ):
+        families.of_name("resnet50")
+
+
+def test_create_makes_models_of_every_family() -> None:
+    code = """
+import numpy as np
+from moespec import models
+from moespec.spec.errors import ConfigError
+for name in ("mixer_tiny", "sparse_mlp_tiny"):
+    model = models.create(name, depth=2)
+    output = model.forward(model.backend.from_numpy(model.init(seed=1)), np.zeros((2, 8, 8, 1)))
+    assert output.logits.shape == (2, 10)
+    assert model.parameter_count == sum(value.size for value in leaves(model.init()))
+assert models.create("sparse_mlp_b").parameter_count == 70_735_016
+assert models.create("sparse_mlp_b", router="softmax_token_choice", experts=8).config.experts == 8
+for bad, message in (
+    (lambda: models.create("mixer_b", depth=2), "The nearest: mixer_b16"),
+    (lambda: models.create("sparse_mlp_xl"), "sparse_mlp_l"),
+    (lambda: models.create("mixer_b16", experts=2), "experts=2 is not a field of MixerConfig"),
+    (lambda: models.create("sparse_mlp_b", moe="last_20"), "only 12 such blocks"),
+):
+    try:
+        bad()
+    except ConfigError as error:
+        assert message in str(error), error
+    else:
+        raise AssertionError(message)
+"""
+    helper = "def leaves(t):\n    return [x for v in t.values() for x in (leaves(v) if isinstance(v, dict) else [v])]\n"
+    environment = {**os.environ, "MOESPEC_BACKEND": "numpy"}
+    result = subprocess.run(
+        [sys.executable, "-c", helper + code], env=environment, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr

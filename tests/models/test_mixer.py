@@ -1,0 +1,185 @@
+"""The MLP-Mixer: counts, the public flax implementation, initial values, and what its layers must satisfy.
+
+`mixer_vectors` has a recorded run of the class `MlpMixer` of google-research/vision_transformer in float64, with its
+provenance beside it: images, parameters, logits and gradients.
+"""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import moespec.backends.numpy as B
+from moespec.models import mixer
+from moespec.spec.errors import ConfigError, ShapeError
+
+FOLDER = Path(__file__).parent / "mixer_vectors"
+FLAX = json.loads((FOLDER / "flax_mixer.json").read_text())
+STEP = 1e-30
+
+
+def tiny(**fields):
+    small = {"image_size": 8, "patch_size": 2, "channels": 3, "classes": 5}
+    return mixer.MixerConfig(**{**small, "width": 6, "depth": 2, "token_hidden": 5, "hidden": 7, **fields})
+
+
+def flat(tree, path=()):
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from flat(value, (*path, key))
+        else:
+            yield "/".join((*path, key)), value
+
+
+@pytest.mark.parametrize(
+    ("name", "no_head", "imagenet"),
+    [
+        ("mixer_s16", 18_015_264, 18_528_264),
+        ("mixer_b16", 59_111_472, 59_880_472),
+        ("mixer_l16", 207_171_168, 208_196_168),
+    ],
+)
+def test_counts(name, no_head, imagenet):
+    assert mixer.parameter_count(mixer.named(name, classes=0)) == no_head
+    assert mixer.parameter_count(mixer.named(name)) == imagenet == FLAX["counts"][name]
+
+
+def from_flax(tensors, kind, depth):
+    """Our parameters, or their gradients, from those of flax, of which each is taken once."""
+    theirs = {n.removeprefix(f"{kind}/"): v.astype(np.float64) for n, v in tensors.items() if n.startswith(f"{kind}/")}
+
+    def norm(name):
+        return {part: theirs.pop(f"{name}/{part}") for part in ("scale", "bias")}
+
+    def linear(name):
+        return {part: theirs.pop(f"{name}/{part}") for part in ("kernel", "bias")}
+
+    def mlp(name):
+        first, second = (linear(f"{name}/Dense_{i}") for i in range(2))
+        return {"w1": first["kernel"], "b1": first["bias"], "w2": second["kernel"], "b2": second["bias"]}
+
+    def block(number):
+        name = f"MixerBlock_{number}"
+        return {
+            "norm1": norm(f"{name}/LayerNorm_0"),
+            "token_mlp": mlp(f"{name}/token_mixing"),
+            "norm2": norm(f"{name}/LayerNorm_1"),
+            "channel_mlp": mlp(f"{name}/channel_mixing"),
+        }
+
+    ours = {
+        "embedding": linear("stem"),
+        "blocks": {str(number): block(number) for number in range(depth)},
+        "norm": norm("pre_head_layer_norm"),
+        "head": linear("head"),
+    }
+    assert not theirs
+    return ours
+
+
+@pytest.mark.parametrize("backend", ["numpy", "jax", "torch"])
+def test_it_is_the_mixer_of_flax(backend):
+    """Logits and the gradient by every parameter, in float64."""
+    resolve = pytest.importorskip("moespec.models.resolve")
+    pytest.importorskip(backend)
+    module = resolve.load_backend(backend)
+    model, tensors = FLAX["model"], load_file(FOLDER / "flax_mixer.safetensors")
+    config = tiny(
+        depth=model["num_blocks"],
+        width=model["hidden_dim"],
+        token_hidden=model["tokens_mlp_dim"],
+        hidden=model["channels_mlp_dim"],
+    )
+    params = from_flax(tensors, "params", config.depth)
+    assert {n: v.shape for n, v in flat(params)} == dict(flat(mixer.parameter_shapes(config)))
+    images, cotangent = (tensors[name].astype(np.float64) for name in ("images", "cotangent"))
+
+    def loss(params, batch):
+        logits = mixer.forward(module, config, params, batch["images"]).logits
+        return module.sum(batch["cotangent"] * logits), {"logits": logits}
+
+    with module.lane("float64") if hasattr(module, "lane") else np.errstate():
+        (_, found), gradients = module.to_numpy(
+            module.value_and_grad(loss)(
+                *module.from_numpy([params, {"images": images, "cotangent": cotangent}], "float64")
+            )
+        )
+    np.testing.assert_allclose(found["logits"], tensors["logits"], rtol=1e-12, atol=1e-13)
+    expected = dict(flat(from_flax(tensors, "gradients", config.depth)))
+    for name, value in flat(gradients):
+        np.testing.assert_allclose(value, expected[name], rtol=1e-10, atol=1e-12, err_msg=name)
+
+
+def test_the_comparison_can_fail():
+    tensors = load_file(FOLDER / "flax_mixer.safetensors")
+    params = from_flax(tensors, "params", 2)
+    block = params["blocks"]["0"]
+    block["norm1"], block["norm2"] = block["norm2"], block["norm1"]
+    logits = mixer.forward(B, tiny(), params, tensors["images"].astype(np.float64)).logits
+    assert np.abs(logits - tensors["logits"]).max() > 1e-3
+
+
+def test_names():
+    configs = {mixer.named(name) for name in mixer.NAMES}
+    assert len(configs) == len(mixer.NAMES)
+    assert mixer.named("mixer_b32").sequence == 49
+    for name in ("mixer_x16", "mixer_b", "mixer_b0", "vit_b16"):
+        with pytest.raises(ConfigError, match=f"name='{name}'"):
+            mixer.named(name)
+    with pytest.raises(ConfigError, match="heads=3 is not a field of MixerConfig"):
+        mixer.named("mixer_b16", heads=3)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"depth": 0}, "depth=0"),
+        ({"token_hidden": 0}, "token_hidden=0"),
+        ({"patch_size": 3}, "patch_size=3 does not divide image_size=8"),
+        ({"gelu": "relu"}, "gelu='relu'"),
+        ({"dtype": "float16"}, "dtype='float16'"),
+        ({"classes": -1}, "classes=-1"),
+    ],
+)
+def test_config_errors(fields, message):
+    with pytest.raises(ConfigError, match=message):
+        tiny(**fields)
+
+
+def test_initial_values():
+    params = dict(flat(mixer.init(mixer.named("mixer_s16", depth=1))))
+    assert params["blocks/0/token_mlp/w1"].std() == pytest.approx(196**-0.5, rel=0.02)
+    assert params["blocks/0/token_mlp/w2"].std() == pytest.approx(256**-0.5, rel=0.02)
+    assert params["blocks/0/channel_mlp/w1"].std() == pytest.approx(512**-0.5, rel=0.02)
+    assert not params["blocks/0/channel_mlp/b1"].any()
+    assert not params["head/kernel"].any()
+    assert {value.dtype for value in params.values()} == {np.dtype(np.float32)}
+
+
+def test_shapes_of_images_and_noise():
+    config = tiny()
+    params = B.from_numpy(mixer.init(config))
+    with pytest.raises(ShapeError, match=r"images has shape .* expected \(N, 8, 8, 3\)"):
+        mixer.forward(B, config, params, np.zeros((2, 8, 8, 1)))
+    with pytest.raises(ConfigError, match="noise has 1 arrays: expected one for each of the 0 MoE layers"):
+        mixer.forward(B, config, params, np.zeros((2, 8, 8, 3)), noise=[np.zeros(1)])
+    output = mixer.forward(B, tiny(classes=0), params, np.zeros((2, 8, 8, 3)))
+    assert output.logits is None
+    assert output.features.shape == (2, 6)
+
+
+def test_permuting_patches_permutes_nothing_but_the_token_mlp():
+    """With the rows of the token MLP permuted alike, the features stay the same."""
+    config = tiny(depth=1, channels=1, patch_size=4, image_size=8)
+    params = B.from_numpy(mixer.init(config))
+    images = np.random.default_rng(0).standard_normal((2, 8, 8, 1))
+    expected = mixer.forward(B, config, params, images).features
+    order = [2, 0, 3, 1]
+    patches = images.reshape(2, 2, 4, 2, 4, 1).transpose(0, 1, 3, 2, 4, 5).reshape(2, 4, 4, 4, 1)[:, order]
+    moved = patches.reshape(2, 2, 2, 4, 4, 1).transpose(0, 1, 3, 2, 4, 5).reshape(images.shape)
+    mlp = params["blocks"]["0"]["token_mlp"]
+    mlp["w1"], mlp["w2"], mlp["b2"] = mlp["w1"][order], mlp["w2"][:, order], mlp["b2"][order]
+    np.testing.assert_allclose(mixer.forward(B, config, params, moved).features, expected, rtol=1e-12, atol=1e-12)
+    assert np.abs(mixer.forward(B, config, params, images).features - expected).max() > 1e-3
