@@ -16,6 +16,7 @@ numbers except the initial parameters of a router, from a generator that is pass
 | 8 | sparsity-constrained transport | `simplex`, `transport_duals`, `sparse_transport` |
 | 9 | Soft MoE | `soft_moe` |
 | 10 | auxiliary losses | `losses` |
+| 13 | DSelect-k | `dselect_k` |
 | 16 | operations of a vision transformer | `network` |
 
 `ALGORITHMS` lists what is specified and `LEDGER` every place where a paper had to be read one way or another.
@@ -24,6 +25,14 @@ Errors are `SpecError`, a `ValueError`, in four kinds: ConfigError, ShapeError, 
 
 from moespec.spec.batch_priority import batch_priority
 from moespec.spec.capacity import CAPACITY_RULES, expert_capacity
+from moespec.spec.dselect_k import (
+    dselect_k_entropy,
+    dselect_k_gate,
+    dselect_k_reachability,
+    dselect_k_routing,
+    dselect_k_selectors,
+    smooth_step,
+)
 from moespec.spec.errors import ConfigError, ContractError, DtypeError, ShapeError, SpecError
 from moespec.spec.expert_choice import expert_choice
 from moespec.spec.layer import expert_mlp, gelu, moe_layer
@@ -64,6 +73,11 @@ __all__ = [
     "attention",
     "balance_loss",
     "batch_priority",
+    "dselect_k_entropy",
+    "dselect_k_gate",
+    "dselect_k_reachability",
+    "dselect_k_routing",
+    "dselect_k_selectors",
     "expert_capacity",
     "expert_choice",
     "expert_mlp",
@@ -80,6 +94,7 @@ __all__ = [
     "sigmoid_cross_entropy",
     "sinkhorn_affinity",
     "slot_tokens",
+    "smooth_step",
     "soft_routing",
     "softmax_affinity",
     "softmax_cross_entropy",

@@ -37,6 +37,15 @@ _TRANSPORT = (
     "transport_dual",
     "transport_semi_dual",
 )
+_DSELECT = "Hazimeh et al. 2021 (arXiv 2106.03760)"
+_GATE = (
+    "dselect_k_entropy",
+    "dselect_k_gate",
+    "dselect_k_reachability",
+    "dselect_k_routing",
+    "dselect_k_selectors",
+    "smooth_step",
+)
 _NETWORK = ("attention", "gelu", "layer_norm", "patch_embed", "sigmoid_cross_entropy", "softmax_cross_entropy")
 
 ALGORITHMS: dict[str, Algorithm] = {
@@ -64,6 +73,8 @@ ALGORITHMS: dict[str, Algorithm] = {
         Algorithm("sparsity_constrained_expert_choice", "8.7", f"{_ROUTERS}, section 2.5", 1, ("ROUTERS",)),
         Algorithm("soft_moe", "9", f"{_SOFT}; {_ROUTERS}, section 2.6", 1, ("ROUTERS",)),
         Algorithm("vit", "16", _VIT, 1, ()),
+        Algorithm("dselect_k_gate", "13.1", f"{_DSELECT}, eqs. (3)-(5)", 1, _GATE),
+        Algorithm("dselect_k", "13", _DSELECT, 1, ("ROUTERS",)),
     )
 }
 """The algorithms by name."""
@@ -94,6 +105,7 @@ _MODULES = (
     "layer",
     "network",
     "routers",
+    "dselect_k",
 )
 _ENTRY = re.compile(
     r"^(?P<id>[A-Z]{2}-\d+): (?P<question>.+?)\n +Reading: (?P<reading>.+?)\n +Alternatives: (?P<alternatives>.+?)"

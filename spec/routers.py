@@ -57,7 +57,9 @@ from numpy.typing import ArrayLike
 
 from moespec.spec.batch_priority import batch_priority
 from moespec.spec.checks import check_option, check_size
+from moespec.spec.dselect_k_router import DSELECT_K
 from moespec.spec.expert_choice import expert_choice
+from moespec.spec.initial import lecun_normal
 from moespec.spec.losses import balance_loss, importance_loss, load_loss, z_loss
 from moespec.spec.metrics import routing_metrics
 from moespec.spec.numerics import Array, stop_gradient
@@ -186,20 +188,6 @@ def _output(
     return RouterOutput(routing, losses, {**routing_metrics(routing), **reported})
 
 
-TRUNCATED_STD = 0.8796256610342398
-"""Standard deviation of the standard normal truncated to [-2, 2]."""
-
-
-def lecun_normal(generator: np.random.Generator, shape: tuple[int, ...], fan_in: int) -> Array:
-    """Float32 draws of the normal truncated at two standard deviations, scaled to variance `1 / fan_in`."""
-    draws = generator.standard_normal(shape)
-    outside = (draws < -2) | (draws > 2)
-    while outside.any():
-        draws[outside] = generator.standard_normal(int(outside.sum()))
-        outside = (draws < -2) | (draws > 2)
-    return (draws / (TRUNCATED_STD * np.sqrt(fan_in))).astype(np.float32)
-
-
 def _init_kernel(generator: np.random.Generator, config: RouterConfig) -> Params:
     """`kernel` (width, experts)."""
     return {"kernel": lecun_normal(generator, (config.width, config.experts), config.width)}
@@ -234,6 +222,7 @@ ROUTERS: dict[str, Router] = {
             sparsity_constrained_expert_choice,
         ),
         Router("soft_moe", "Puigcerver et al. 2023 (arXiv 2308.00951)", _init_slots, soft_moe, {"rounding": "round"}),
+        DSELECT_K,
     )
 }
 """The routers by name."""

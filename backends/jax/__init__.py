@@ -28,6 +28,14 @@ from moespec.backends.jax.arrays import (
     to_numpy,
     transpose,
 )
+from moespec.backends.jax.dselect_k import (
+    dselect_k_entropy,
+    dselect_k_gate,
+    dselect_k_reachability,
+    dselect_k_routing,
+    dselect_k_selectors,
+    smooth_step,
+)
 from moespec.backends.jax.losses import balance_loss, importance_loss, load_loss, routing_metrics, z_loss
 from moespec.backends.jax.network import (
     attention,
@@ -81,6 +89,11 @@ __all__ = [
     "compile",
     "concatenate",
     "cos",
+    "dselect_k_entropy",
+    "dselect_k_gate",
+    "dselect_k_reachability",
+    "dselect_k_routing",
+    "dselect_k_selectors",
     "einsum",
     "expert_capacity",
     "expert_choice",
@@ -106,6 +119,7 @@ __all__ = [
     "sigmoid_cross_entropy",
     "sin",
     "sinkhorn_affinity",
+    "smooth_step",
     "soft_routing",
     "softmax",
     "softmax_affinity",

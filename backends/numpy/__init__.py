@@ -27,6 +27,14 @@ from moespec.backends.numpy.arrays import (
     to_numpy,
     transpose,
 )
+from moespec.backends.numpy.dselect_k import (
+    dselect_k_entropy,
+    dselect_k_gate,
+    dselect_k_reachability,
+    dselect_k_routing,
+    dselect_k_selectors,
+    smooth_step,
+)
 from moespec.backends.numpy.routers import ROUTERS
 from moespec.backends.numpy.routing import (
     SlotRouting,
@@ -85,6 +93,11 @@ __all__ = [
     "compile",
     "concatenate",
     "cos",
+    "dselect_k_entropy",
+    "dselect_k_gate",
+    "dselect_k_reachability",
+    "dselect_k_routing",
+    "dselect_k_selectors",
     "einsum",
     "expert_capacity",
     "expert_choice",
@@ -109,6 +122,7 @@ __all__ = [
     "sigmoid_cross_entropy",
     "sin",
     "sinkhorn_affinity",
+    "smooth_step",
     "soft_routing",
     "softmax",
     "softmax_affinity",

@@ -21,6 +21,10 @@ from moespec.spec import ROUTERS, RouterConfig
 
 __all__ = ["STAGES", "selection_scores"]
 
+STUDY = (
+    *("softmax_token_choice", "sinkhorn_token_choice", "softmax_expert_choice", "sinkhorn_expert_choice"),
+    *("sparsity_constrained_expert_choice", "soft_moe"),
+)
 TE = ("groups", "tokens", "experts")
 
 
@@ -223,6 +227,4 @@ def _soft_stages() -> tuple[Stage, ...]:
     )
 
 
-STAGES: dict[str, tuple[Stage, ...]] = {
-    name: _soft_stages() if name == "soft_moe" else _stages(name) for name in ROUTERS
-}
+STAGES: dict[str, tuple[Stage, ...]] = {name: _soft_stages() if name == "soft_moe" else _stages(name) for name in STUDY}
