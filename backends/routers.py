@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from moespec.spec.base_layers import even_slots
 from moespec.spec.checks import check_at_least, check_option, check_size
 from moespec.spec.dselect_k import code_bits
 from moespec.spec.routers import ROUTERS as SPEC_ROUTERS
@@ -31,6 +32,7 @@ def build(B: Backend) -> dict[str, Router]:
         "sparsity_constrained_expert_choice": sparsity_constrained_expert_choice,
         "soft_moe": soft_moe,
         "dselect_k": dselect_k,
+        "base": base,
     }
     return {name: replace(SPEC_ROUTERS[name], route=partial(route, B)) for name, route in compositions.items()}
 
@@ -120,6 +122,23 @@ def dselect_k(
         values["reachability"] = config.reachability_weight, B.dselect_k_reachability(selectors)
     losses, reported = _weighted(values)
     return RouterOutput(routing, losses, {**B.routing_metrics(routing), **reported})
+
+
+def base(
+    B: Backend, params: Params, tokens: Array, config: RouterConfig, *, noise: Array | None = None, train: bool = False
+) -> RouterOutput:
+    """BASE: the best balanced assignment if `train`, else the greedy one; without noise. Section 14."""
+    scores = B.router_logits(tokens, params["kernel"])
+    check_size("tokens", tokens, 1, config.tokens, "config.tokens")
+    check_size("kernel", params["kernel"], 1, config.experts, "config.experts")
+    reported: dict[str, Array] = {}
+    if train:
+        assignment = B.base_assignment(scores)
+        routing = B.base_routing(scores, assignment.expert, capacity=even_slots(scores))
+        reported = {"gap": B.mean(assignment.gap, 0)}
+    else:
+        routing = B.base_routing(scores, B.base_greedy(scores), capacity=config.tokens)
+    return RouterOutput(routing, {}, {**B.routing_metrics(routing), **reported})
 
 
 def _logits(

@@ -17,12 +17,14 @@ numbers except the initial parameters of a router, from a generator that is pass
 | 9 | Soft MoE | `soft_moe` |
 | 10 | auxiliary losses | `losses` |
 | 13 | DSelect-k | `dselect_k` |
+| 14 | BASE layers | `base_layers` |
 | 16 | operations of a vision transformer | `network` |
 
 `ALGORITHMS` lists what is specified and `LEDGER` every place where a paper had to be read one way or another.
 Errors are `SpecError`, a `ValueError`, in four kinds: ConfigError, ShapeError, DtypeError, ContractError.
 """
 
+from moespec.spec.base_layers import Assignment, base_assignment, base_greedy, base_routing
 from moespec.spec.batch_priority import batch_priority
 from moespec.spec.capacity import CAPACITY_RULES, expert_capacity
 from moespec.spec.dselect_k import (
@@ -57,6 +59,7 @@ __all__ = [
     "LEDGER",
     "ROUTERS",
     "Algorithm",
+    "Assignment",
     "ConfigError",
     "ContractError",
     "DtypeError",
@@ -72,6 +75,9 @@ __all__ = [
     "add_gating_noise",
     "attention",
     "balance_loss",
+    "base_assignment",
+    "base_greedy",
+    "base_routing",
     "batch_priority",
     "dselect_k_entropy",
     "dselect_k_gate",

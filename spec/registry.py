@@ -38,6 +38,7 @@ _TRANSPORT = (
     "transport_semi_dual",
 )
 _DSELECT = "Hazimeh et al. 2021 (arXiv 2106.03760)"
+_BASE = "Lewis et al. 2021 (arXiv 2103.16716)"
 _GATE = (
     "dselect_k_entropy",
     "dselect_k_gate",
@@ -75,6 +76,10 @@ ALGORITHMS: dict[str, Algorithm] = {
         Algorithm("vit", "16", _VIT, 1, ()),
         Algorithm("dselect_k_gate", "13.1", f"{_DSELECT}, eqs. (3)-(5)", 1, _GATE),
         Algorithm("dselect_k", "13", _DSELECT, 1, ("ROUTERS",)),
+        Algorithm(
+            "base_layers", "14", f"{_BASE}, eqs. (1), (2)", 1, ("base_assignment", "base_greedy", "base_routing")
+        ),
+        Algorithm("base", "14", _BASE, 1, ("ROUTERS",)),
     )
 }
 """The algorithms by name."""
@@ -106,6 +111,7 @@ _MODULES = (
     "network",
     "routers",
     "dselect_k",
+    "base_layers",
 )
 _ENTRY = re.compile(
     r"^(?P<id>[A-Z]{2}-\d+): (?P<question>.+?)\n +Reading: (?P<reading>.+?)\n +Alternatives: (?P<alternatives>.+?)"

@@ -55,6 +55,7 @@ RT-5: What are the capacity and its rounding in the study?
 import numpy as np
 from numpy.typing import ArrayLike
 
+from moespec.spec.base_router import BASE
 from moespec.spec.batch_priority import batch_priority
 from moespec.spec.checks import check_option, check_size
 from moespec.spec.dselect_k_router import DSELECT_K
@@ -223,6 +224,7 @@ ROUTERS: dict[str, Router] = {
         ),
         Router("soft_moe", "Puigcerver et al. 2023 (arXiv 2308.00951)", _init_slots, soft_moe, {"rounding": "round"}),
         DSELECT_K,
+        BASE,
     )
 }
 """The routers by name."""

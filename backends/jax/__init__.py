@@ -28,6 +28,7 @@ from moespec.backends.jax.arrays import (
     to_numpy,
     transpose,
 )
+from moespec.backends.jax.base_layers import base_assignment, base_greedy, base_routing
 from moespec.backends.jax.dselect_k import (
     dselect_k_entropy,
     dselect_k_gate,
@@ -83,6 +84,9 @@ __all__ = [
     "arange",
     "attention",
     "balance_loss",
+    "base_assignment",
+    "base_greedy",
+    "base_routing",
     "batch_priority",
     "broadcast_to",
     "cast",

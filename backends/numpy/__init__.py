@@ -27,6 +27,7 @@ from moespec.backends.numpy.arrays import (
     to_numpy,
     transpose,
 )
+from moespec.backends.numpy.base_layers import base_assignment, base_greedy, base_routing
 from moespec.backends.numpy.dselect_k import (
     dselect_k_entropy,
     dselect_k_gate,
@@ -86,6 +87,9 @@ __all__ = [
     "arange",
     "attention",
     "balance_loss",
+    "base_assignment",
+    "base_greedy",
+    "base_routing",
     "batch_priority",
     "broadcast_to",
     "cast",

@@ -198,11 +198,11 @@ def token_choice(
     """`spec.token_choice`: scores and combine_scores (G, T, E), order (G, T)."""
     arrays = groups(scores=scores, combine_scores=combine_scores, order=order)
     routings = [spec.token_choice(**group, choices=choices, capacity=capacity) for group in arrays]
-    slots = [_slot_of_choices(routing, stable_order(scores[g])[:, :choices]) for g, routing in enumerate(routings)]
+    slots = [slot_of_choices(routing, stable_order(scores[g])[:, :choices]) for g, routing in enumerate(routings)]
     return by_slot(routings)._replace(slot=np.stack(slots))
 
 
-def _slot_of_choices(routing: Routing, chosen: Array) -> Array:
+def slot_of_choices(routing: Routing, chosen: Array) -> Array:
     """(T, K) int32: where each chosen expert put the token, from the dense dispatch and `chosen` (T, K)."""
     experts, capacity = routing.dispatch.shape[1:]
     slots = np.take_along_axis(routing.dispatch, chosen[:, :, None], axis=1)  # (T, K, C)

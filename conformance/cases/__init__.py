@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from moespec.conformance.cases import (
     affinities,
     allocations,
+    base_layers,
     dselect_k,
     layers,
     losses,
@@ -26,6 +27,7 @@ _MODULES: tuple[Callable[[], Iterator[Definition]], ...] = (
     routers.cases,
     models.cases,
     dselect_k.cases,
+    base_layers.cases,
     negatives.cases,
 )
 

@@ -237,6 +237,23 @@ def cases() -> Iterator[Definition]:
     )  # fmt: skip
     yield from array_faults("dselect_k_gate", "routing", "gate", {"gate": chosen["scores"]}, {}, "routing_")
 
+    uneven = {"scores": scores("negative/uneven", (G, T + 1, E))}
+    yield from array_faults("base_layers", "balance", "scores", chosen, {}, "assignment_")
+    yield case("base_layers", "balance", "uneven", "ShapeError", "scores", chosen, {}, wrong_inputs=uneven)
+    yield from array_faults("base_layers", "greedy", "scores", chosen, {}, "greedy_")
+    named = {**chosen, "expert": tensor(np.tile(np.arange(T) % E, (G, 1)), "groups tokens")}
+    yield from array_faults("base_layers", "routing", "scores", named, {"capacity": 2}, "routing_")
+    yield option("base_layers", "routing", "no_slot", "capacity", named, {"capacity": 2}, capacity=0)
+    for name, error, expert in (
+        ("expert_dtype", "DtypeError", tensor(named["expert"].array.astype(float), "groups tokens")),
+        ("expert_shape", "ShapeError", tensor(named["expert"].array[:, :-1], "groups tokens")),
+    ):
+        wrong_expert = {"expert": expert}
+        yield case("base_layers", "routing", name, error, "expert", named, {"capacity": 2}, wrong_inputs=wrong_expert)
+    absent = {"expert": tensor(named["expert"].array + 1, "groups tokens")}
+    yield case("base_layers", "routing", "expert_absent", "ContractError", "expert", named, {"capacity": 2},
+               wrong_inputs=absent, purpose="There is no such expert.")  # fmt: skip
+
     layer = {**product, "scores": scores("negative/layer"), **experts("negative/experts")}
     del layer["kernel"]
     config = {"allocation": "token_choice", "options": {"choices": 1, "capacity": 2}}
@@ -260,6 +277,12 @@ def cases() -> Iterator[Definition]:
         yield option("dselect_k", "route", field, argument, trained, {"router": fields}, **edit)
     fewer = {"router/bias": tensor(grid("negative/bias/few", (7,), reach=0.25), "columns")}
     yield case("dselect_k", "route", "columns", "ShapeError", "bias", trained, {"router": fields}, wrong_inputs=fewer)
+    routed = {"tokens": product["tokens"], "router/kernel": product["kernel"]}
+    even = {"router": {"tokens": T, "experts": E, "width": D}, "train": True}
+    odd = tensor(grid("negative/tokens/odd", (G, T + 1, D)), "groups tokens width")
+    yield case("base", "route", "uneven", "ShapeError", "scores", routed, even, wrong_inputs={"tokens": odd},
+               wrong_config={"router": {"tokens": T + 1, "experts": E, "width": D}})  # fmt: skip
+    yield case("base", "route", "tokens", "ShapeError", "tokens", routed, even, wrong_inputs={"tokens": odd})
     yield from _router(option, "soft_moe", ("norm_form", "l1"), ("combine", "hard"))
 
 

@@ -7,6 +7,7 @@ implementation is known to differ, and the mistakes that are easily made. A muta
 from moespec.conformance.mutants import (
     affinities,
     allocations,
+    base_layers,
     capacity,
     dselect_k,
     faults,
@@ -36,6 +37,7 @@ for _module in (
     network,
     routers,
     dselect_k,
+    base_layers,
     faults,
     packages,
 ):

@@ -4,6 +4,7 @@ from moespec.conformance.program import Stage
 from moespec.conformance.programs import (
     affinities,
     allocations,
+    base_layers,
     dselect_k,
     layers,
     losses,
@@ -18,6 +19,6 @@ __all__ = ["PROGRAMS"]
 PROGRAMS: dict[str, dict[str, Stage]] = {}
 """Algorithm -> stage name -> stage."""
 
-for _module in (affinities, allocations, losses, layers, network, routers, models, training, dselect_k):
+for _module in (affinities, allocations, losses, layers, network, routers, models, training, dselect_k, base_layers):
     for _algorithm, _stages in _module.STAGES.items():
         PROGRAMS.setdefault(_algorithm, {}).update({stage.name: stage for stage in _stages})
