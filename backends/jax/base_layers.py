@@ -10,6 +10,7 @@ to one with room that costs least (successive shortest paths, Ahuja, Magnanti an
 the assignment the best for its numbers. So it is exact for the rounded scores; the gap is that of the scores themselves.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -41,7 +42,7 @@ def base_assignment(scores: Array) -> Assignment:
     check_scores("scores", scores, "groups tokens experts")
     slots, scores = even_slots(scores), wide(scores)
     levels, exponent = _levels(lax.stop_gradient(scores))
-    expert, price = jax.vmap(lambda table: _solve(table, slots))(levels)
+    expert, price = _balanced(levels, slots)
     held = expert[..., None] == jnp.arange(scores.shape[2], dtype=expert.dtype)
     own = jnp.sum(jnp.where(held, scores, 0), axis=2)
     worth = lax.stop_gradient(scores) - jnp.ldexp(price.astype(scores.dtype), exponent[:, None])[:, None]
@@ -109,6 +110,12 @@ class _State(NamedTuple):
     expert: Array
     count: Array
     moves: _Moves
+
+
+@partial(jax.jit, static_argnames="slots")  # outside of a jit its loops would be compiled again at every call
+def _balanced(levels: Array, slots: int) -> tuple[Array, Array]:
+    """The experts (G, T) int32 of the best balanced assignments of `levels` (G, T, E), and prices (G, E)."""
+    return jax.vmap(partial(_solve, slots=slots))(levels)
 
 
 def _solve(levels: Array, slots: int) -> tuple[Array, Array]:

@@ -88,6 +88,15 @@ CALLS = {
     ),
     "softmax_cross_entropy": (spec.softmax_cross_entropy, {"logits": LOGITS, "targets": ONES}, {}),
     "sigmoid_cross_entropy": (spec.sigmoid_cross_entropy, {"logits": LOGITS, "targets": ONES}, {}),
+    "smooth_step": (spec.smooth_step, {"z": ONES}, {"gamma": 1.0}),
+    "dselect_k_selectors": (spec.dselect_k_selectors, {"codes": LOGITS}, {"experts": 7, "gamma": 1.0}),
+    "dselect_k_gate": (spec.dselect_k_gate, {"selectors": ONES, "logits": ONES[:, 0]}, {}),
+    "dselect_k_routing": (spec.dselect_k_routing, {"gate": ONES}, {}),
+    "dselect_k_entropy": (spec.dselect_k_entropy, {"selectors": ONES}, {}),
+    "dselect_k_reachability": (spec.dselect_k_reachability, {"selectors": ONES}, {}),
+    "base_assignment": (spec.base_assignment, {"scores": LOGITS}, {}),
+    "base_greedy": (spec.base_greedy, {"scores": LOGITS}, {}),
+    "base_routing": (spec.base_routing, {"scores": LOGITS}, {"expert": [0, 1, 2, 0, 1, 2], "capacity": 2}),
 }
 WITHOUT_ARRAYS = {"expert_capacity", "slot_tokens", "stop_gradient"}
 ARRAYS = [(name, argument) for name, (_, arrays, _) in CALLS.items() for argument in arrays]
@@ -97,7 +106,7 @@ ANY_RANK = {
     ("softmax_cross_entropy", "logits"),
     ("sigmoid_cross_entropy", "logits"),
 }
-ANY_RANK |= {("softmax_cross_entropy", "targets"), ("sigmoid_cross_entropy", "targets")}
+ANY_RANK |= {("smooth_step", "z"), ("softmax_cross_entropy", "targets"), ("sigmoid_cross_entropy", "targets")}
 
 
 def call(name, **changes):
