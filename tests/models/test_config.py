@@ -14,6 +14,7 @@ from moespec.models.datasets import load
 from moespec.models.resolve import choose_backend, model_config, resolve, schedule
 from moespec.models.vit import VitConfig
 from moespec.spec.errors import ConfigError
+from moespec.spec.routers import ROUTERS
 from moespec.spec.routing import RouterConfig
 
 
@@ -220,4 +221,4 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("vit_tiny", "vit_s16", "sparsity_constrained_expert_choice", "digits", "fashion_mnist"):
         assert name in shown
     assert cli.main(["list", "routers"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 6
+    assert len(capsys.readouterr().out.splitlines()) == len(ROUTERS)

@@ -106,7 +106,9 @@ ANY_RANK = {
     ("softmax_cross_entropy", "logits"),
     ("sigmoid_cross_entropy", "logits"),
 }
-ANY_RANK |= {("smooth_step", "z"), ("softmax_cross_entropy", "targets"), ("sigmoid_cross_entropy", "targets")}
+ANY_RANK |= {("smooth_step", "z"), ("dselect_k_selectors", "codes"), ("dselect_k_gate", "selectors")}
+ANY_RANK |= {("dselect_k_entropy", "selectors"), ("dselect_k_reachability", "selectors")}
+ANY_RANK |= {("softmax_cross_entropy", "targets"), ("sigmoid_cross_entropy", "targets")}
 
 
 def call(name, **changes):
@@ -188,6 +190,7 @@ def test_axes_must_agree(name, argument):
         ("moe_layer", "tokens", 1),
         ("patch_embed", "images", 0),
         ("patch_embed", "images", 1),
+        ("dselect_k_gate", "selectors", 1),
     }
     for axis in range(array.ndim):
         wrong = np.concatenate([array, array], axis=axis)
@@ -229,6 +232,10 @@ BAD_OPTIONS = [
     ("expert_mlp", "gelu", ("relu", None)),
     ("gelu", "form", ("relu", None)),
     ("layer_norm", "epsilon", (0.0, -1.0)),
+    ("smooth_step", "gamma", (0.0, -1.0, np.nan)),
+    ("dselect_k_selectors", "experts", (0, -1, 1.5, True)),
+    ("dselect_k_selectors", "gamma", (0.0, -1.0)),
+    ("base_routing", "capacity", (0, -1, 1.5, True)),
 ]
 
 
@@ -241,7 +248,10 @@ def test_options(name, option, value):
 
 
 def test_every_option_is_tested():
-    tested = {(name, option) for name, option, _ in BAD_OPTIONS} | {("token_choice", "order")}
+    tested = {(name, option) for name, option, _ in BAD_OPTIONS} | {
+        ("token_choice", "order"),
+        ("base_routing", "expert"),
+    }
     assert tested == {(name, option) for name, (_, _, options) in CALLS.items() for option in options}
 
 
