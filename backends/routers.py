@@ -10,7 +10,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from moespec.spec.checks import check_option, check_size
+from moespec.spec.base_layers import even_slots
+from moespec.spec.checks import check_at_least, check_option, check_size
+from moespec.spec.dselect_k import code_bits
 from moespec.spec.importance_score import surviving_tokens
 from moespec.spec.routers import ROUTERS as SPEC_ROUTERS
 from moespec.spec.routing import Params, Router, RouterConfig, RouterOutput
@@ -31,6 +33,8 @@ def build(B: Backend) -> dict[str, Router]:
         "sparsity_constrained_expert_choice": sparsity_constrained_expert_choice,
         "soft_moe": soft_moe,
         "importance_score": importance_score,
+        "dselect_k": dselect_k,
+        "base": base,
     }
     return {name: replace(SPEC_ROUTERS[name], route=partial(route, B)) for name, route in compositions.items()}
 
@@ -115,6 +119,46 @@ def importance_score(
     return RouterOutput(routing, losses, {**B.routing_metrics(routing), **reported})
 
 
+def dselect_k(
+    B: Backend, params: Params, tokens: Array, config: RouterConfig, *, noise: Array | None = None, train: bool = False
+) -> RouterOutput:
+    """DSelect-k, with a gate by token or a static one; without noise. Section 13."""
+    check_option("selector_gate", config.selector_gate, ("token", "static"))
+    check_at_least("choices", config.choices, 1)
+    check_size("tokens", tokens, 1, config.tokens, "config.tokens")
+    bits, bias = code_bits(config.experts), params["bias"]
+    check_size("bias", bias, 0, config.choices * (bits + 1), "choices and their bits")
+    scores = B.router_logits(tokens, params["kernel"]) + bias if config.selector_gate == "token" else bias
+    codes = scores[..., : config.choices * bits].reshape((*scores.shape[:-1], config.choices, bits))
+    selectors = B.dselect_k_selectors(codes, experts=config.experts, gamma=config.selector_gamma)
+    gate = B.dselect_k_gate(selectors, scores[..., config.choices * bits :])
+    routing = B.dselect_k_routing(B.broadcast_to(gate, (*tokens.shape[:2], config.experts)))
+    values: dict[str, tuple[float, Array]] = {}
+    if config.selector_entropy_weight:
+        values["selector_entropy"] = config.selector_entropy_weight, B.dselect_k_entropy(selectors)
+    if config.reachability_weight and config.experts != 2**bits:
+        values["reachability"] = config.reachability_weight, B.dselect_k_reachability(selectors)
+    losses, reported = _weighted(values)
+    return RouterOutput(routing, losses, {**B.routing_metrics(routing), **reported})
+
+
+def base(
+    B: Backend, params: Params, tokens: Array, config: RouterConfig, *, noise: Array | None = None, train: bool = False
+) -> RouterOutput:
+    """BASE: the best balanced assignment if `train`, else the greedy one; without noise. Section 14."""
+    scores = B.router_logits(tokens, params["kernel"])
+    check_size("tokens", tokens, 1, config.tokens, "config.tokens")
+    check_size("kernel", params["kernel"], 1, config.experts, "config.experts")
+    reported: dict[str, Array] = {}
+    if train:
+        assignment = B.base_assignment(scores)
+        routing = B.base_routing(scores, assignment.expert, capacity=even_slots(scores))
+        reported = {"gap": B.mean(assignment.gap, 0)}
+    else:
+        routing = B.base_routing(scores, B.base_greedy(scores), capacity=config.tokens)
+    return RouterOutput(routing, {}, {**B.routing_metrics(routing), **reported})
+
+
 def _logits(
     B: Backend, params: Params, tokens: Array, config: RouterConfig, noise: Array | None
 ) -> tuple[Array, Array]:
@@ -192,5 +236,10 @@ def _losses(
         values["balance"] = config.balance_weight, B.balance_loss(B.softmax_affinity(noisy))
     if config.z_weight:
         values["z"] = config.z_weight, B.z_loss(clean)
+    return _weighted(values)
+
+
+def _weighted(values: dict[str, tuple[float, Array]]) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Weighted losses by name from weights and losses, and the losses as metrics."""
     weighted = {name: weight * value for name, (weight, value) in values.items()}
     return weighted, {f"{name}_loss": value for name, (_, value) in values.items()}

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import linear_sum_assignment
 
-__all__ = ["expert_choice_margin", "order_margin", "token_choice_margin"]
+__all__ = ["assignment_margin", "expert_choice_margin", "order_margin", "token_choice_margin"]
 
 Array = NDArray[Any]
 
@@ -23,6 +24,25 @@ def token_choice_margin(scores: Array, scale: Array, choices: int) -> float:
 def expert_choice_margin(scores: Array, scale: Array, capacity: int) -> float:
     """Over the first `capacity + 1` tokens of each expert."""
     return _margin(np.swapaxes(scores, -1, -2), np.swapaxes(scale, -1, -2), capacity)
+
+
+def assignment_margin(scores: Array, scale: Array) -> float:
+    """Of the best balanced assignment over the best of those that differ, `(tokens, experts)`.
+
+    An assignment that differs gives some token another expert: each token in turn is kept from its own.
+    """
+    tokens, experts = scores.shape
+    columns = np.repeat(scores, tokens // experts, axis=1)
+    own = np.repeat(np.eye(experts, dtype=bool), tokens // experts, axis=1)
+    _, best = linear_sum_assignment(columns, maximize=True)
+    allowed = np.repeat(scale, tokens // experts, axis=1)
+    margin = np.inf
+    for token in range(tokens) if experts > 1 else ():
+        barred = np.where((np.arange(tokens) == token)[:, None] & own[best[token] * experts // tokens], -1e9, columns)
+        rows, other = linear_sum_assignment(barred, maximize=True)
+        gain = (columns[rows, best] - columns[rows, other]).sum()
+        margin = min(margin, gain / (allowed[rows, best] + allowed[rows, other]).sum())
+    return float(margin)
 
 
 def order_margin(priority: Array, scale: Array) -> float:

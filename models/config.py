@@ -72,6 +72,14 @@ class RouterOptions:
     """weight of the balance loss"""
     z_weight: float | None = None
     """weight of the router z-loss"""
+    selector_gate: Literal["token", "static"] | None = None
+    """where the codes of the selectors come from (DSelect-k)"""
+    selector_gamma: float | None = None
+    """width of the smooth step of the selectors (DSelect-k)"""
+    selector_entropy_weight: float | None = None
+    """weight of the entropy of the selectors (DSelect-k)"""
+    reachability_weight: float | None = None
+    """weight of the mass of selectors on codes without an expert (DSelect-k)"""
 
 
 @dataclass(frozen=True)

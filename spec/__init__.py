@@ -17,14 +17,25 @@ numbers except the initial parameters of a router, from a generator that is pass
 | 9 | Soft MoE | `soft_moe` |
 | 10 | auxiliary losses | `losses` |
 | 15 | Sparse-MLP: rescale sub-layer, importance-score routing | `sparse_mlp`, `importance_score` |
+| 13 | DSelect-k | `dselect_k` |
+| 14 | BASE layers | `base_layers` |
 | 16 | operations of a vision transformer | `network` |
 
 `ALGORITHMS` lists what is specified and `LEDGER` every place where a paper had to be read one way or another.
 Errors are `SpecError`, a `ValueError`, in four kinds: ConfigError, ShapeError, DtypeError, ContractError.
 """
 
+from moespec.spec.base_layers import Assignment, base_assignment, base_greedy, base_routing
 from moespec.spec.batch_priority import batch_priority
 from moespec.spec.capacity import CAPACITY_RULES, expert_capacity
+from moespec.spec.dselect_k import (
+    dselect_k_entropy,
+    dselect_k_gate,
+    dselect_k_reachability,
+    dselect_k_routing,
+    dselect_k_selectors,
+    smooth_step,
+)
 from moespec.spec.errors import ConfigError, ContractError, DtypeError, ShapeError, SpecError
 from moespec.spec.expert_choice import expert_choice
 from moespec.spec.importance_score import importance_score_choice, importance_score_order
@@ -51,6 +62,7 @@ __all__ = [
     "LEDGER",
     "ROUTERS",
     "Algorithm",
+    "Assignment",
     "ConfigError",
     "ContractError",
     "DtypeError",
@@ -66,7 +78,15 @@ __all__ = [
     "add_gating_noise",
     "attention",
     "balance_loss",
+    "base_assignment",
+    "base_greedy",
+    "base_routing",
     "batch_priority",
+    "dselect_k_entropy",
+    "dselect_k_gate",
+    "dselect_k_reachability",
+    "dselect_k_routing",
+    "dselect_k_selectors",
     "expert_capacity",
     "expert_choice",
     "expert_mlp",
@@ -86,6 +106,7 @@ __all__ = [
     "sigmoid_cross_entropy",
     "sinkhorn_affinity",
     "slot_tokens",
+    "smooth_step",
     "soft_routing",
     "softmax_affinity",
     "softmax_cross_entropy",

@@ -24,6 +24,7 @@ __all__ = [
     "check_choices",
     "check_finite",
     "check_floating",
+    "check_integers",
     "check_non_negative",
     "check_option",
     "check_order",
@@ -57,14 +58,14 @@ def check_floating(name: str, array: Any) -> None:
 def check_rank(name: str, array: Any, axes: str) -> None:
     """`ShapeError` unless `array` has one axis for each word of `axes`, none of them empty.
 
-    A leading `...` stands for any number of axes.
+    A leading `...` stands for any number of axes. The last may be empty if its word ends in `*`.
     """
     names = axes.split()
     shape = tuple(array.shape)
     fits = len(shape) >= len(names) - 1 if names[:1] == ["..."] else len(shape) == len(names)
     if not fits:
         raise ShapeError(f"{name}: expected the axes ({', '.join(names)}), got shape {shape}")
-    if 0 in shape:
+    if 0 in (shape[:-1] if axes.endswith("*") else shape):
         raise ShapeError(f"{name}: no axis of ({', '.join(names)}) may be empty, got shape {shape}")
 
 
@@ -87,13 +88,17 @@ def check_same_shape(name: str, array: Any, other_name: str, other: Any) -> None
         raise ShapeError(f"{name}: shape {tuple(array.shape)} differs from that of {other_name}, {tuple(other.shape)}")
 
 
+def check_integers(name: str, array: Any, shape: tuple[int, ...]) -> None:
+    """`DtypeError` unless `array` holds integers, `ShapeError` unless it has the given shape, one entry per token."""
+    if not dtype_name(array).startswith(("int", "uint")):
+        raise DtypeError(f"{name}: expected an integer dtype, got {dtype_name(array)}")
+    if tuple(array.shape) != tuple(shape):
+        raise ShapeError(f"{name}: expected shape {tuple(shape)}, one entry per token, got {tuple(array.shape)}")
+
+
 def check_order(order: Any, shape: tuple[int, ...]) -> None:
     """`DtypeError` unless `order` holds integers, `ShapeError` unless it has the given shape."""
-    name = dtype_name(order)
-    if not name.startswith(("int", "uint")):
-        raise DtypeError(f"order: expected an integer dtype, got {name}")
-    if tuple(order.shape) != tuple(shape):
-        raise ShapeError(f"order: expected shape {tuple(shape)}, one entry per token, got {tuple(order.shape)}")
+    check_integers("order", order, shape)
 
 
 def check_at_least(name: str, value: Any, minimum: int) -> int:

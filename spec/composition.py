@@ -4,13 +4,14 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from moespec.spec.checks import check_size
+from moespec.spec.initial import lecun_normal
 from moespec.spec.losses import balance_loss, importance_loss, load_loss, z_loss
 from moespec.spec.metrics import routing_metrics
 from moespec.spec.numerics import Array
 from moespec.spec.routing import Params, RouterConfig, RouterOutput, Routing
 from moespec.spec.softmax import add_gating_noise, router_logits, softmax_affinity
 
-__all__ = ["init_kernel", "lecun_normal", "noisy_logits", "router_output"]
+__all__ = ["init_kernel", "noisy_logits", "router_output"]
 
 
 def noisy_logits(
@@ -43,20 +44,6 @@ def router_output(
     losses = {name: weight * value for name, (weight, value) in values.items()}
     reported = {f"{name}_loss": value for name, (_, value) in values.items()}
     return RouterOutput(routing, losses, {**routing_metrics(routing), **reported})
-
-
-TRUNCATED_STD = 0.8796256610342398
-"""Standard deviation of the standard normal truncated to [-2, 2]."""
-
-
-def lecun_normal(generator: np.random.Generator, shape: tuple[int, ...], fan_in: int) -> Array:
-    """Float32 draws of the normal truncated at two standard deviations, scaled to variance `1 / fan_in`."""
-    draws = generator.standard_normal(shape)
-    outside = (draws < -2) | (draws > 2)
-    while outside.any():
-        draws[outside] = generator.standard_normal(int(outside.sum()))
-        outside = (draws < -2) | (draws > 2)
-    return (draws / (TRUNCATED_STD * np.sqrt(fan_in))).astype(np.float32)
 
 
 def init_kernel(generator: np.random.Generator, config: RouterConfig) -> Params:

@@ -40,6 +40,16 @@ _TRANSPORT = (
 _MIXER = "Tolstikhin et al. 2021 (arXiv 2105.01601)"
 _SPARSE_MLP = "Lou et al. 2021 (arXiv 2109.02008)"
 _IMPORTANCE = ("importance_score_order", "importance_score_choice", "ROUTERS")
+_DSELECT = "Hazimeh et al. 2021 (arXiv 2106.03760)"
+_BASE = "Lewis et al. 2021 (arXiv 2103.16716)"
+_GATE = (
+    "dselect_k_entropy",
+    "dselect_k_gate",
+    "dselect_k_reachability",
+    "dselect_k_routing",
+    "dselect_k_selectors",
+    "smooth_step",
+)
 _NETWORK = ("attention", "gelu", "layer_norm", "patch_embed", "sigmoid_cross_entropy", "softmax_cross_entropy")
 
 ALGORITHMS: dict[str, Algorithm] = {
@@ -70,6 +80,12 @@ ALGORITHMS: dict[str, Algorithm] = {
         Algorithm("importance_score", "15.5", f"{_SPARSE_MLP}, eq. (3)", 1, _IMPORTANCE),
         Algorithm("mixer", "15.1", _MIXER, 1, ()),
         Algorithm("sparse_mlp", "15", f"{_SPARSE_MLP}, eqs. (4)-(9)", 1, ("rescale",)),
+        Algorithm("dselect_k_gate", "13.1", f"{_DSELECT}, eqs. (3)-(5)", 1, _GATE),
+        Algorithm("dselect_k", "13", _DSELECT, 1, ("ROUTERS",)),
+        Algorithm(
+            "base_layers", "14", f"{_BASE}, eqs. (1), (2)", 1, ("base_assignment", "base_greedy", "base_routing")
+        ),
+        Algorithm("base", "14", _BASE, 1, ("ROUTERS",)),
     )
 }
 """The algorithms by name."""
@@ -102,6 +118,8 @@ _MODULES = (
     "routers",
     "importance_score",
     "sparse_mlp",
+    "dselect_k",
+    "base_layers",
 )
 _ENTRY = re.compile(
     r"^(?P<id>[A-Z]{2}-\d+): (?P<question>.+?)\n +Reading: (?P<reading>.+?)\n +Alternatives: (?P<alternatives>.+?)"

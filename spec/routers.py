@@ -59,11 +59,14 @@ RT-5: What are the capacity and its rounding in the study?
 import numpy as np
 from numpy.typing import ArrayLike
 
+from moespec.spec.base_router import BASE
 from moespec.spec.batch_priority import batch_priority
 from moespec.spec.checks import check_option
-from moespec.spec.composition import init_kernel, lecun_normal, noisy_logits, router_output
+from moespec.spec.composition import init_kernel, noisy_logits, router_output
+from moespec.spec.dselect_k_router import DSELECT_K
 from moespec.spec.expert_choice import expert_choice
 from moespec.spec.importance_score import importance_score
+from moespec.spec.initial import lecun_normal
 from moespec.spec.metrics import routing_metrics
 from moespec.spec.numerics import Array, stop_gradient
 from moespec.spec.routing import Params, Router, RouterConfig, RouterOutput, Routing
@@ -197,6 +200,8 @@ ROUTERS: dict[str, Router] = {
             importance_score,
             _V_MOE_WEIGHTS,
         ),
+        DSELECT_K,
+        BASE,
     )
 }
 """The routers by name."""

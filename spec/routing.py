@@ -75,6 +75,8 @@ class RouterConfig:
     drop: share of the tokens that importance-score routing removes.
     normalize, norm_form, dispatch, combine: see `soft_routing`.
     *_weight: weights of the auxiliary losses.
+    selector_gate: "token" (codes of the selectors from each token) or "static" (trained numbers); see `dselect_k_gate`.
+    selector_gamma: width of the smooth step of the selectors.
     """
 
     width: int
@@ -100,6 +102,10 @@ class RouterConfig:
     load_weight: float = 0.0
     balance_weight: float = 0.0
     z_weight: float = 0.0
+    selector_gate: str = "token"
+    selector_gamma: float = 1.0
+    selector_entropy_weight: float = 0.0
+    reachability_weight: float = 0.0
 
     def capacity(self, *, choices: int = 1) -> int:
         """Slots per expert, from `expert_capacity` (pass `choices=self.choices` for Token Choice)."""

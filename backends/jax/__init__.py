@@ -34,6 +34,15 @@ from moespec.backends.jax.arrays import (
     to_numpy,
     transpose,
 )
+from moespec.backends.jax.base_layers import base_assignment, base_greedy, base_routing
+from moespec.backends.jax.dselect_k import (
+    dselect_k_entropy,
+    dselect_k_gate,
+    dselect_k_reachability,
+    dselect_k_routing,
+    dselect_k_selectors,
+    smooth_step,
+)
 from moespec.backends.jax.losses import balance_loss, importance_loss, load_loss, routing_metrics, z_loss
 from moespec.backends.jax.network import (
     attention,
@@ -82,12 +91,20 @@ __all__ = [
     "arange",
     "attention",
     "balance_loss",
+    "base_assignment",
+    "base_greedy",
+    "base_routing",
     "batch_priority",
     "broadcast_to",
     "cast",
     "compile",
     "concatenate",
     "cos",
+    "dselect_k_entropy",
+    "dselect_k_gate",
+    "dselect_k_reachability",
+    "dselect_k_routing",
+    "dselect_k_selectors",
     "einsum",
     "expert_capacity",
     "expert_choice",
@@ -116,6 +133,7 @@ __all__ = [
     "sigmoid_cross_entropy",
     "sin",
     "sinkhorn_affinity",
+    "smooth_step",
     "soft_routing",
     "softmax",
     "softmax_affinity",

@@ -27,6 +27,15 @@ from moespec.backends.numpy.arrays import (
     to_numpy,
     transpose,
 )
+from moespec.backends.numpy.base_layers import base_assignment, base_greedy, base_routing
+from moespec.backends.numpy.dselect_k import (
+    dselect_k_entropy,
+    dselect_k_gate,
+    dselect_k_reachability,
+    dselect_k_routing,
+    dselect_k_selectors,
+    smooth_step,
+)
 from moespec.backends.numpy.routers import ROUTERS
 from moespec.backends.numpy.routing import (
     SlotRouting,
@@ -81,6 +90,9 @@ __all__ = [
     "arange",
     "attention",
     "balance_loss",
+    "base_assignment",
+    "base_greedy",
+    "base_routing",
     "batch_priority",
     "broadcast_to",
     "cast",
@@ -88,6 +100,11 @@ __all__ = [
     "compile",
     "concatenate",
     "cos",
+    "dselect_k_entropy",
+    "dselect_k_gate",
+    "dselect_k_reachability",
+    "dselect_k_routing",
+    "dselect_k_selectors",
     "einsum",
     "expert_capacity",
     "expert_choice",
@@ -115,6 +132,7 @@ __all__ = [
     "sigmoid_cross_entropy",
     "sin",
     "sinkhorn_affinity",
+    "smooth_step",
     "soft_routing",
     "softmax",
     "softmax_affinity",

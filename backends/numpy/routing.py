@@ -224,11 +224,11 @@ def importance_score_choice(
 
 def _by_choice(routings: list[Routing], scores: Array, choices: int) -> SlotRouting:
     """`by_slot` where tokens choose: the record has the slots of their choices, too."""
-    slots = [_slot_of_choices(routing, stable_order(scores[g])[:, :choices]) for g, routing in enumerate(routings)]
+    slots = [slot_of_choices(routing, stable_order(scores[g])[:, :choices]) for g, routing in enumerate(routings)]
     return by_slot(routings)._replace(slot=np.stack(slots))
 
 
-def _slot_of_choices(routing: Routing, chosen: Array) -> Array:
+def slot_of_choices(routing: Routing, chosen: Array) -> Array:
     """(T, K) int32: where each chosen expert put the token, from the dense dispatch and `chosen` (T, K)."""
     experts, capacity = routing.dispatch.shape[1:]
     slots = np.take_along_axis(routing.dispatch, chosen[:, :, None], axis=1)  # (T, K, C)

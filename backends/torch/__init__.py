@@ -35,6 +35,15 @@ from moespec.backends.torch.arrays import (
     to_numpy,
     transpose,
 )
+from moespec.backends.torch.base_layers import base_assignment, base_greedy, base_routing
+from moespec.backends.torch.dselect_k import (
+    dselect_k_entropy,
+    dselect_k_gate,
+    dselect_k_reachability,
+    dselect_k_routing,
+    dselect_k_selectors,
+    smooth_step,
+)
 from moespec.backends.torch.losses import balance_loss, importance_loss, load_loss, routing_metrics, z_loss
 from moespec.backends.torch.network import (
     attention,
@@ -82,6 +91,9 @@ __all__ = [
     "arange",
     "attention",
     "balance_loss",
+    "base_assignment",
+    "base_greedy",
+    "base_routing",
     "batch_priority",
     "broadcast_to",
     "cast",
@@ -89,6 +101,11 @@ __all__ = [
     "concatenate",
     "cos",
     "default_device",
+    "dselect_k_entropy",
+    "dselect_k_gate",
+    "dselect_k_reachability",
+    "dselect_k_routing",
+    "dselect_k_selectors",
     "einsum",
     "expert_capacity",
     "expert_choice",
@@ -117,6 +134,7 @@ __all__ = [
     "sigmoid_cross_entropy",
     "sin",
     "sinkhorn_affinity",
+    "smooth_step",
     "soft_routing",
     "softmax",
     "softmax_affinity",

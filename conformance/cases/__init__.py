@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator
 from moespec.conformance.cases import (
     affinities,
     allocations,
+    base_layers,
+    dselect_k,
     importance_score,
     layers,
     losses,
@@ -29,6 +31,8 @@ _MODULES: tuple[Callable[[], Iterator[Definition]], ...] = (
     negatives.cases,
     importance_score.cases,
     mlps.cases,
+    dselect_k.cases,
+    base_layers.cases,
 )
 
 

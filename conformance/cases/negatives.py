@@ -12,6 +12,7 @@ import numpy as np
 from moespec.conformance.cases.affinities import logits, utilities
 from moespec.conformance.cases.allocations import scores
 from moespec.conformance.cases.definition import Definition, groups_tokens, tensor
+from moespec.conformance.cases.dselect_k import codes
 from moespec.conformance.cases.layers import experts
 from moespec.conformance.cases.mlps import rescale_inputs
 from moespec.conformance.draw import grid
@@ -285,6 +286,44 @@ def cases() -> Iterator[Definition]:
     yield option("load_loss", "loss", "noise_std", "noise_std", pair, config, noise_std=0.0)
     yield from array_faults("z_loss", "loss", "logits", given, {})
 
+    stepped = {"z": tensor(grid("negative/z", (3, 4), reach=0.5), "rows n")}
+    for fault in array_faults("dselect_k_gate", "step", "z", stepped, {"gamma": 1.0}, "step_"):
+        if not fault.name.endswith("rank"):  # any shape will do
+            yield fault
+    yield option("dselect_k_gate", "step", "step_gamma", "gamma", stepped, {"gamma": 1.0}, gamma=0.0)
+    coded, config = {"codes": codes("negative/codes", 8)}, {"experts": 8, "gamma": 1.0}
+    yield from array_faults("dselect_k_gate", "selectors", "codes", coded, config, "codes_")
+    yield option("dselect_k_gate", "selectors", "gamma", "gamma", coded, config, gamma=-1.0)
+    yield option("dselect_k_gate", "selectors", "no_expert", "experts", coded, config, experts=0)
+    shares = tensor(grid("negative/shares", (G, T, 2, E), reach=0.25, centre=0.5), "groups tokens choices experts")
+    wanted = tensor(grid("negative/mixture", (G, T, 2)), "groups tokens choices")
+    mixed = {"selectors": shares, "logits": wanted}
+    yield from array_faults("dselect_k_gate", "gate", "logits", mixed, {}, "logits_")
+    yield from array_faults("dselect_k_gate", "losses", "selectors", {"selectors": shares}, {}, "losses_")
+    lost = tensor(np.where(np.arange(2)[:, None] == 0, 0.0, shares.array), "groups tokens choices experts")
+    yield case(
+        "dselect_k_gate", "losses", "losses_lost", "ContractError", "selectors", {"selectors": shares}, {},
+        wrong_inputs={"selectors": lost}, purpose="A selector has no mass on any expert.",
+    )  # fmt: skip
+    yield from array_faults("dselect_k_gate", "routing", "gate", {"gate": chosen["scores"]}, {}, "routing_")
+
+    uneven = {"scores": scores("negative/uneven", (G, T + 1, E))}
+    yield from array_faults("base_layers", "balance", "scores", chosen, {}, "assignment_")
+    yield case("base_layers", "balance", "uneven", "ShapeError", "scores", chosen, {}, wrong_inputs=uneven)
+    yield from array_faults("base_layers", "greedy", "scores", chosen, {}, "greedy_")
+    named = {**chosen, "expert": tensor(np.tile(np.arange(T) % E, (G, 1)), "groups tokens")}
+    yield from array_faults("base_layers", "routing", "scores", named, {"capacity": 2}, "routing_")
+    yield option("base_layers", "routing", "no_slot", "capacity", named, {"capacity": 2}, capacity=0)
+    for name, error, expert in (
+        ("expert_dtype", "DtypeError", tensor(named["expert"].array.astype(float), "groups tokens")),
+        ("expert_shape", "ShapeError", tensor(named["expert"].array[:, :-1], "groups tokens")),
+    ):
+        wrong_expert = {"expert": expert}
+        yield case("base_layers", "routing", name, error, "expert", named, {"capacity": 2}, wrong_inputs=wrong_expert)
+    absent = {"expert": tensor(named["expert"].array + 1, "groups tokens")}
+    yield case("base_layers", "routing", "expert_absent", "ContractError", "expert", named, {"capacity": 2},
+               wrong_inputs=absent, purpose="There is no such expert.")  # fmt: skip
+
     layer = {**product, "scores": scores("negative/layer"), **experts("negative/experts")}
     del layer["kernel"]
     config = {"allocation": "token_choice", "options": {"choices": 1, "capacity": 2}}
@@ -312,6 +351,20 @@ def cases() -> Iterator[Definition]:
     for router in ("sinkhorn_token_choice", "sinkhorn_expert_choice"):
         yield from _router(option, router, ("combine_with", "scores"), ("sinkhorn_iterations", 0))
     yield from _router(option, "sparsity_constrained_expert_choice", ("combine_with", "plan"), ("transport_steps", 0))
+    trained = {"tokens": product["tokens"], "router/bias": tensor(grid("negative/bias", (8,), reach=0.25), "columns")}
+    fields = {"tokens": T, "experts": 7, "width": D, "selector_gate": "static", "choices": 2, "selector_gamma": 1.0}
+    for field, wrong in (("selector_gate", "image"), ("choices", 0), ("selector_gamma", 0.0)):
+        argument = "gamma" if field == "selector_gamma" else field
+        edit = {"router": {**fields, field: wrong}}
+        yield option("dselect_k", "route", field, argument, trained, {"router": fields}, **edit)
+    fewer = {"router/bias": tensor(grid("negative/bias/few", (7,), reach=0.25), "columns")}
+    yield case("dselect_k", "route", "columns", "ShapeError", "bias", trained, {"router": fields}, wrong_inputs=fewer)
+    routed = {"tokens": product["tokens"], "router/kernel": product["kernel"]}
+    even = {"router": {"tokens": T, "experts": E, "width": D}, "train": True}
+    odd = tensor(grid("negative/tokens/odd", (G, T + 1, D)), "groups tokens width")
+    yield case("base", "route", "uneven", "ShapeError", "scores", routed, even, wrong_inputs={"tokens": odd},
+               wrong_config={"router": {"tokens": T + 1, "experts": E, "width": D}})  # fmt: skip
+    yield case("base", "route", "tokens", "ShapeError", "tokens", routed, even, wrong_inputs={"tokens": odd})
     yield from _router(option, "soft_moe", ("norm_form", "l1"), ("combine", "hard"))
     inputs, config = _inputs("softmax_token_choice"), {"router": {"tokens": T, "experts": E, "width": D}}
     for argument in ("tokens", "router/kernel"):

@@ -7,7 +7,9 @@ implementation is known to differ, and the mistakes that are easily made. A muta
 from moespec.conformance.mutants import (
     affinities,
     allocations,
+    base_layers,
     capacity,
+    dselect_k,
     faults,
     importance_score,
     layers,
@@ -28,7 +30,7 @@ MUTANTS: dict[str, Mutant] = {}
 
 for _module in (
     *(capacity, affinities, allocations, transport, soft, losses, layers, network, routers, faults, packages),
-    *(importance_score, mlps),
+    *(importance_score, mlps, dselect_k, base_layers),
 ):
     for _mutant in _module.MUTANTS:
         if _mutant.name in MUTANTS:

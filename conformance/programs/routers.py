@@ -22,6 +22,10 @@ from moespec.spec.importance_score import surviving_tokens
 
 __all__ = ["STAGES", "selection_scores"]
 
+STUDY = (
+    *("softmax_token_choice", "sinkhorn_token_choice", "softmax_expert_choice", "sinkhorn_expert_choice"),
+    *("sparsity_constrained_expert_choice", "soft_moe"),
+)
 TE = ("groups", "tokens", "experts")
 
 
@@ -256,6 +260,4 @@ def _soft_stages() -> tuple[Stage, ...]:
     )
 
 
-STAGES: dict[str, tuple[Stage, ...]] = {
-    name: _soft_stages() if name == "soft_moe" else _stages(name) for name in ROUTERS
-}
+STAGES: dict[str, tuple[Stage, ...]] = {name: _soft_stages() if name == "soft_moe" else _stages(name) for name in STUDY}

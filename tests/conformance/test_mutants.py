@@ -25,6 +25,8 @@ KNOWN = Known(VALUES)
 
 UNSEEN = {
     "AL-4": "the coefficient of variation does not change with a factor",
+    "BL-4": "the norm belongs to the block",
+    "DK-4": "a schedule belongs to a recipe",
     "RT-3": "no vector holds initial parameters",
     "SM-6": "no other subscripts fit the shapes",
     "ST-3": "the plan only selects",

@@ -110,6 +110,15 @@ CALLS = {
     ),
     "softmax_cross_entropy": (spec.softmax_cross_entropy, {"logits": LOGITS, "targets": ONES}, {}),
     "sigmoid_cross_entropy": (spec.sigmoid_cross_entropy, {"logits": LOGITS, "targets": ONES}, {}),
+    "smooth_step": (spec.smooth_step, {"z": ONES}, {"gamma": 1.0}),
+    "dselect_k_selectors": (spec.dselect_k_selectors, {"codes": LOGITS}, {"experts": 7, "gamma": 1.0}),
+    "dselect_k_gate": (spec.dselect_k_gate, {"selectors": ONES, "logits": ONES[:, 0]}, {}),
+    "dselect_k_routing": (spec.dselect_k_routing, {"gate": ONES}, {}),
+    "dselect_k_entropy": (spec.dselect_k_entropy, {"selectors": ONES}, {}),
+    "dselect_k_reachability": (spec.dselect_k_reachability, {"selectors": ONES}, {}),
+    "base_assignment": (spec.base_assignment, {"scores": LOGITS}, {}),
+    "base_greedy": (spec.base_greedy, {"scores": LOGITS}, {}),
+    "base_routing": (spec.base_routing, {"scores": LOGITS}, {"expert": [0, 1, 2, 0, 1, 2], "capacity": 2}),
 }
 WITHOUT_ARRAYS = {"expert_capacity", "slot_tokens", "stop_gradient"}
 ARRAYS = [(name, argument) for name, (_, arrays, _) in CALLS.items() for argument in arrays]
@@ -119,6 +128,8 @@ ANY_RANK = {
     ("softmax_cross_entropy", "logits"),
     ("sigmoid_cross_entropy", "logits"),
 }
+ANY_RANK |= {("smooth_step", "z"), ("dselect_k_selectors", "codes"), ("dselect_k_gate", "selectors")}
+ANY_RANK |= {("dselect_k_entropy", "selectors"), ("dselect_k_reachability", "selectors")}
 ANY_RANK |= {("softmax_cross_entropy", "targets"), ("sigmoid_cross_entropy", "targets")}
 
 
@@ -201,6 +212,7 @@ def test_axes_must_agree(name, argument):
         ("moe_layer", "tokens", 1),
         ("patch_embed", "images", 0),
         ("patch_embed", "images", 1),
+        ("dselect_k_gate", "selectors", 1),
     }
     for axis in range(array.ndim):
         wrong = np.concatenate([array, array], axis=axis)
@@ -246,6 +258,10 @@ BAD_OPTIONS = [
     ("expert_mlp", "gelu", ("relu", None)),
     ("gelu", "form", ("relu", None)),
     ("layer_norm", "epsilon", (0.0, -1.0)),
+    ("smooth_step", "gamma", (0.0, -1.0, np.nan)),
+    ("dselect_k_selectors", "experts", (0, -1, 1.5, True)),
+    ("dselect_k_selectors", "gamma", (0.0, -1.0)),
+    ("base_routing", "capacity", (0, -1, 1.5, True)),
 ]
 
 
@@ -258,7 +274,10 @@ def test_options(name, option, value):
 
 
 def test_every_option_is_tested():
-    tested = {(name, option) for name, option, _ in BAD_OPTIONS} | {("token_choice", "order")}
+    tested = {(name, option) for name, option, _ in BAD_OPTIONS} | {
+        ("token_choice", "order"),
+        ("base_routing", "expert"),
+    }
     assert tested == {(name, option) for name, (_, _, options) in CALLS.items() for option in options}
 
 

@@ -1,0 +1,218 @@
+"""BASE layers: the balanced assignment, found on the device, the greedy one, and their routing.
+
+Shape comments: G groups, T tokens, E experts. Assignments are integers and carry no gradient.
+
+*The solver* works on integers, so that no rounding can unbalance it or turn it in circles. A price for each expert is
+moved up where more tokens want it than it has slots, and down where fewer do, in a fixed number of steps; then each token
+takes its best expert at these prices, which is the best assignment of all that have its numbers of tokens per expert.
+What these numbers still lack of balance is repaired token by token, each time along the path of moves from a full expert
+to one with room that costs least (successive shortest paths, Ahuja, Magnanti and Orlin 1993, chapter 9), which keeps
+the assignment the best for its numbers. So it is exact for the rounded scores; the gap is that of the scores themselves.
+"""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from moespec.backends.jax.allocations import token_choice
+from moespec.backends.jax.arrays import Array, top_indices, wide
+from moespec.backends.jax.slots import SlotRouting
+from moespec.spec.base_layers import Assignment, even_slots
+from moespec.spec.checks import check_integers, check_scores
+
+__all__ = ["base_assignment", "base_greedy", "base_routing"]
+
+PRICE_STEPS = 64
+"""Moves of the prices before the repair. More or fewer change its length, not its result."""
+
+
+def base_assignment(scores: Array) -> Assignment:
+    """`maximise sum_t scores[t, a_t]` over assignments with exactly T / E tokens for each expert, whatever the scores.
+
+    scores: (groups, tokens, experts). Returns `expert` (groups, tokens) int32, `objective` (groups,), and `gap`
+    (groups,), by how much the total of another balanced assignment can be larger at most: 0 where the scores of a token
+    differ by multiples of about `E 2^-26` (float64: `2^-52`) of their range, else rounding of that size per token.
+    Raises ShapeError unless E divides T.
+
+    Source: BASE (arXiv 2103.16716), eq. (2). Section 14.
+    """
+    check_scores("scores", scores, "groups tokens experts")
+    slots, scores = even_slots(scores), wide(scores)
+    levels, exponent = _levels(lax.stop_gradient(scores))
+    expert, price = _balanced(levels, slots)
+    held = expert[..., None] == jnp.arange(scores.shape[2], dtype=expert.dtype)
+    own = jnp.sum(jnp.where(held, scores, 0), axis=2)
+    worth = lax.stop_gradient(scores) - jnp.ldexp(price.astype(scores.dtype), exponent[:, None])[:, None]
+    gap = jnp.max(worth, axis=2) - jnp.sum(jnp.where(held, worth, 0), axis=2)
+    return Assignment(expert, jnp.sum(own, axis=1), jnp.sum(gap, axis=1))
+
+
+def base_greedy(scores: Array) -> Array:
+    """The expert of the highest score of each token, the lower index among equals.
+
+    scores: (groups, tokens, experts); returns (groups, tokens) int32.
+
+    Source: BASE, section 2.2. Section 14.
+    """
+    check_scores("scores", scores, "groups tokens experts")
+    return top_indices(wide(scores), 1)[..., 0].astype(jnp.int32)
+
+
+def base_routing(scores: Array, expert: Array, *, capacity: int) -> SlotRouting:
+    """Each token in its expert, by index, weighed by the sigmoid of its score.
+
+    scores: (groups, tokens, experts); expert: (groups, tokens) integers; capacity: T / E in training, T at evaluation.
+    Raises ConfigError for `capacity < 1`.
+
+    Source: BASE, eq. (1). Section 14.
+    """
+    check_scores("scores", scores, "groups tokens experts")
+    check_integers("expert", expert, scores.shape[:2])
+    chosen = jax.nn.one_hot(expert, scores.shape[2], dtype=jnp.float32)
+    return token_choice(chosen, choices=1, capacity=capacity, combine_scores=jax.nn.sigmoid(wide(scores)))
+
+
+# The solver: one group, integers.
+
+
+def _levels(scores: Array) -> tuple[Array, Array]:
+    """Scores less the best of the token as integers of at least `-2^bits`, and the exponents (G,) of their unit.
+
+    So few bits that no sum along a path overflows.
+    """
+    below = scores - jnp.max(scores, axis=2, keepdims=True)
+    _, exponent = jnp.frexp(jnp.max(-below, axis=(1, 2)))
+    integer = jnp.int64 if scores.dtype == jnp.float64 else jnp.int32
+    bits = min(_word(integer) - 2 - scores.shape[2].bit_length(), 52)
+    exponent = exponent - bits
+    levels = jnp.round(jnp.ldexp(below, -exponent[:, None, None])).astype(integer)
+    return jnp.clip(levels, -(2**bits), 0), exponent
+
+
+def _word(integer: type) -> int:
+    """The exponent of a number that is larger than any path, twice which is still a number."""
+    return 61 if integer == jnp.int64 else 29
+
+
+class _Moves(NamedTuple):
+    """cost (E, E): the least that a token of expert e loses by going to f; mover (E, E): which token that is."""
+
+    cost: Array
+    mover: Array
+
+
+class _State(NamedTuple):
+    """expert (T,), count (E,) of their tokens, and their moves."""
+
+    expert: Array
+    count: Array
+    moves: _Moves
+
+
+@partial(jax.jit, static_argnames="slots")  # outside of a jit its loops would be compiled again at every call
+def _balanced(levels: Array, slots: int) -> tuple[Array, Array]:
+    """The experts (G, T) int32 of the best balanced assignments of `levels` (G, T, E), and prices (G, E)."""
+    return jax.vmap(partial(_solve, slots=slots))(levels)
+
+
+def _solve(levels: Array, slots: int) -> tuple[Array, Array]:
+    """The experts (T,) int32 of the best balanced assignment of `levels` (T, E), and prices (E,) that prove it."""
+    experts = levels.shape[1]
+    expert = jnp.argmax(levels - _start(levels, slots), axis=1).astype(jnp.int32)
+    everyone = jnp.arange(experts, dtype=jnp.int32)
+    moves = _Moves(*lax.map(lambda e: _moves_from(levels, expert, e), everyone))
+    count = jnp.sum(expert[:, None] == everyone, axis=0, dtype=jnp.int32)
+    state = lax.while_loop(
+        lambda state: jnp.any(state.count > slots),
+        lambda state: _repair(levels, state, slots),
+        _State(expert, count, moves),
+    )
+
+    def lower(prices: tuple[Array, Array]) -> tuple[Array, Array]:
+        return jnp.min(state.moves.cost + prices[0], axis=1), prices[0]
+
+    zeros = jnp.zeros(experts, levels.dtype)
+    price, _ = lax.while_loop(lambda prices: jnp.any(prices[0] != prices[1]), lower, lower((zeros, zeros)))
+    return state.expert, price
+
+
+def _start(levels: Array, slots: int) -> Array:
+    """Prices (E,) at which about as many tokens want each expert as it has slots.
+
+    A step is halved when it went too far (resilient propagation, Riedmiller and Braun 1993).
+    """
+    experts = jnp.arange(levels.shape[1], dtype=jnp.int32)
+
+    def move(_: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        price, step, last = state
+        wanted = jnp.argmax(levels - price, axis=1)[:, None] == experts
+        sign = jnp.sign(jnp.sum(wanted, axis=0, dtype=levels.dtype) - slots)
+        step = jnp.where(sign * last < 0, jnp.maximum(step // 2, 1), step)
+        # A price stays within the range of the levels, so that no difference overflows.
+        price = jnp.clip(price + sign * step, jnp.min(levels), -jnp.min(levels))
+        return price, step, jnp.where(sign != 0, sign, last)
+
+    zeros = jnp.zeros(levels.shape[1], levels.dtype)
+    step = jnp.full_like(zeros, jnp.maximum(-jnp.min(levels) // 4, 1))
+    return lax.fori_loop(0, PRICE_STEPS, move, (zeros, step, zeros))[0]
+
+
+def _moves_from(levels: Array, expert: Array, source: Array) -> tuple[Array, Array]:
+    """One row of the moves, (E,) and (E,)."""
+    own = jnp.sum(jnp.where(jnp.arange(levels.shape[1]) == source, levels, 0), axis=1, keepdims=True)
+    far = jnp.array(2 ** _word(levels.dtype), levels.dtype)
+    loss = jnp.where((expert == source)[:, None], own - levels, far)
+    mover = jnp.argmin(loss, axis=0).astype(jnp.int32)
+    return jnp.min(loss, axis=0), mover
+
+
+def _repair(levels: Array, state: _State, slots: int) -> _State:
+    """One token more for an expert with room, one less for a full one, along the cheapest path of moves."""
+    far = jnp.array(2 ** _word(levels.dtype), levels.dtype)
+    full = state.count > slots
+    distance, before = _shortest_paths(state.moves.cost, full, far)
+    sink = jnp.argmin(jnp.where(state.count < slots, distance, far)).astype(jnp.int32)
+
+    def step(walk: tuple[Array, Array, _Moves]) -> tuple[Array, Array, _Moves]:
+        """The move into `target` is made, from its predecessor, where the walk goes on."""
+        target, expert, moves = walk
+        source = before[target]
+        arrived = jnp.arange(len(expert)) == moves.mover[source, target]
+        expert = jnp.where(arrived, target, expert)
+        return source, expert, _renewed(levels, expert, moves, target)
+
+    source, expert, moves = lax.while_loop(
+        lambda walk: before[walk[0]] != walk[0], step, (sink, state.expert, state.moves)
+    )
+    experts = jnp.arange(levels.shape[1])
+    count = state.count + (experts == sink) - (experts == source)
+    return _State(expert, count.astype(jnp.int32), _renewed(levels, expert, moves, source))
+
+
+def _renewed(levels: Array, expert: Array, moves: _Moves, source: Array) -> _Moves:
+    cost, mover = _moves_from(levels, expert, source)
+    row = (jnp.arange(levels.shape[1]) == source)[:, None]
+    return _Moves(jnp.where(row, cost, moves.cost), jnp.where(row, mover, moves.mover))
+
+
+def _shortest_paths(cost: Array, start: Array, far: Array) -> tuple[Array, Array]:
+    """Distances (E,) from the nearest start, and predecessors (E,), a start's own being itself (Bellman and Ford).
+
+    Integers and no negative cycle: a distance that no longer falls is the shortest, and predecessors form trees.
+    """
+    experts = jnp.arange(len(cost), dtype=jnp.int32)
+
+    def relax(paths: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        distance, before, _ = paths
+        through = jnp.where(distance[:, None] < far, distance[:, None] + cost, far)
+        shorter = jnp.min(through, axis=0)
+        found = jnp.argmin(through, axis=0).astype(jnp.int32)
+        better = shorter < distance
+        return jnp.where(better, shorter, distance), jnp.where(better, found, before), jnp.any(better)
+
+    begin = (jnp.where(start, 0, far).astype(cost.dtype), experts, jnp.array(True))
+    distance, before, _ = lax.while_loop(lambda paths: paths[2], relax, begin)
+    return distance, before

@@ -1,0 +1,200 @@
+"""BASE layers: the balanced assignment, the greedy one, and their routing.
+
+Shapes: G groups, T tokens, E experts. Assignments are integers and carry no gradient.
+
+*The solver* runs on the CPU, inside one operator that a compiler takes whole: the scores of a group go there and its
+experts come back, the only time that a device waits for the host. It works on integers, so that no rounding can
+unbalance it or turn it in circles. A price for each expert is moved up where more tokens want it than it has slots, and
+down where fewer do, in a fixed number of steps; then each token takes its best expert at these prices, which is the best
+assignment of all that have its numbers of tokens per expert. What these numbers still lack of balance is repaired token
+by token, each time along the path of moves from a full expert to one with room that costs least (successive shortest
+paths, Ahuja, Magnanti and Orlin 1993, chapter 9), which keeps the assignment the best for its numbers. So it is exact
+for the rounded scores; the gap is that of the scores themselves.
+"""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from moespec.backends.torch.allocations import token_choice, top_experts
+from moespec.backends.torch.arrays import widen
+from moespec.backends.torch.operators import operator
+from moespec.backends.torch.slots import SlotRouting
+from moespec.spec.base_layers import Assignment, even_slots
+from moespec.spec.checks import check_integers, check_scores
+
+__all__ = ["base_assignment", "base_greedy", "base_routing"]
+
+PRICE_STEPS = 64
+"""Moves of the prices before the repair. More or fewer change its length, not its result."""
+
+FAR = 2**61
+"""Longer than any path."""
+
+Integers = NDArray[np.int64]
+
+
+def base_assignment(scores: Tensor) -> Assignment:
+    """`maximise sum_t scores[t, a_t]` over assignments with exactly T / E tokens for each expert, whatever the scores.
+
+    Args:
+        scores: (groups, tokens, experts).
+
+    Returns:
+        `expert` (groups, tokens) int32, `objective` (groups,), and `gap` (groups,), by how much the total of another
+        balanced assignment can be larger at most: 0 up to rounding.
+
+    Raises:
+        ShapeError: also unless E divides T.
+        DtypeError.
+
+    Source: BASE (arXiv 2103.16716), eq. (2). Section 14.
+    """
+    check_scores("scores", scores, "groups tokens experts")
+    slots, scores = even_slots(scores), widen(scores)
+    expert, price = _balanced(scores.detach().contiguous(), slots)
+    own = scores.gather(2, expert.long()[..., None]).squeeze(2)
+    worth = scores.detach() - price[:, None]
+    gap = worth.amax(dim=2) - worth.gather(2, expert.long()[..., None]).squeeze(2)
+    return Assignment(expert, own.sum(dim=1), gap.sum(dim=1))
+
+
+def base_greedy(scores: Tensor) -> Tensor:
+    """The expert of the highest score of each token, the lower index among equals.
+
+    Args:
+        scores: (groups, tokens, experts).
+
+    Returns:
+        (groups, tokens) int32.
+
+    Raises:
+        ShapeError, DtypeError.
+
+    Source: BASE, section 2.2. Section 14.
+    """
+    check_scores("scores", scores, "groups tokens experts")
+    return top_experts(scores, 1).squeeze(2)
+
+
+def base_routing(scores: Tensor, expert: Tensor, *, capacity: int) -> SlotRouting:
+    """Each token in its expert, by index, weighed by the sigmoid of its score.
+
+    Args:
+        scores: (groups, tokens, experts).
+        expert: (groups, tokens) integers.
+        capacity: T / E in training, T at evaluation.
+
+    Returns:
+        SlotRouting whose `slot` is (groups, tokens, 1).
+
+    Raises:
+        ConfigError, ShapeError, DtypeError.
+
+    Source: BASE, eq. (1). Section 14.
+    """
+    check_scores("scores", scores, "groups tokens experts")
+    check_integers("expert", expert, scores.shape[:2])
+    columns = torch.arange(scores.shape[2], device=scores.device)
+    chosen = (expert[..., None] == columns).to(torch.float32)
+    return token_choice(chosen, choices=1, capacity=capacity, combine_scores=widen(scores).sigmoid())
+
+
+@operator
+def _balanced(scores: Tensor, slots: int) -> tuple[Tensor, Tensor]:
+    """The experts (G, T) int32 of the best balanced assignments, and prices (G, E) that prove it."""
+    table = scores.double().cpu().numpy()
+    solved = [_solve(*_levels(group), slots) for group in table]
+    expert, price = (torch.from_numpy(np.stack(part)) for part in zip(*solved, strict=True))
+    return expert.to(scores.device, torch.int32), price.to(scores)
+
+
+@_balanced.register_fake
+def _(scores: Tensor, slots: int) -> tuple[Tensor, Tensor]:
+    groups, tokens, experts = scores.shape
+    return scores.new_empty(groups, tokens, dtype=torch.int32), scores.new_empty(groups, experts)
+
+
+# The solver: one group, integers.
+
+
+def _levels(scores: NDArray[np.float64]) -> tuple[Integers, int]:
+    """Scores less the best of the token as integers of at least `-2^bits`, and the exponent of their unit.
+
+    So few bits that a path is shorter than `FAR`.
+    """
+    bits = min(59 - scores.shape[1].bit_length(), 52)
+    below = scores - scores.max(axis=1, keepdims=True)
+    exponent = int(np.frexp(-below.min())[1]) - bits
+    levels = np.nan_to_num(np.rint(np.ldexp(below, -exponent)))
+    return np.clip(levels, -(2**bits), 0).astype(np.int64), exponent
+
+
+def _solve(levels: Integers, exponent: int, slots: int) -> tuple[Integers, NDArray[np.float64]]:
+    """The experts (T,) of the best balanced assignment of `levels` (T, E), and prices (E,) that prove it."""
+    experts = levels.shape[1]
+    expert = np.argmax(levels - _start(levels, slots), axis=1)
+    count = np.bincount(expert, minlength=experts)
+    # cost[e, f]: the least that a token of expert e loses by going to f; mover[e, f]: which token that is.
+    cost, mover = np.full((experts, experts), FAR), np.zeros((experts, experts), np.int64)
+
+    def renew(source: int) -> None:
+        there = np.flatnonzero(expert == source)
+        cost[source] = FAR
+        if there.size:
+            loss = levels[there, source, None] - levels[there]
+            first = loss.argmin(axis=0)
+            cost[source], mover[source] = loss[first, range(experts)], there[first]
+
+    for source in range(experts):
+        renew(source)
+    while (count > slots).any():
+        distance, before = _shortest_paths(cost, count > slots)
+        target = int(np.argmin(np.where(count < slots, distance, FAR)))
+        count[target] += 1
+        while before[target] != target:
+            source = int(before[target])
+            expert[mover[source, target]] = target
+            renew(target)
+            target = source
+        count[target] -= 1
+        renew(target)
+    price = np.zeros(experts, np.int64)
+    while (price != (price := (cost + price).min(axis=1))).any():
+        pass
+    return expert, np.ldexp(price.astype(np.float64), exponent)
+
+
+def _start(levels: Integers, slots: int) -> Integers:
+    """Prices (E,) at which about as many tokens want each expert as it has slots.
+
+    A step is halved when it went too far (resilient propagation, Riedmiller and Braun 1993).
+    """
+    experts, reach = levels.shape[1], -levels.min()
+    price, last = np.zeros(experts, np.int64), np.zeros(experts, np.int64)
+    step = np.full(experts, max(reach // 4, 1))
+    for _ in range(PRICE_STEPS):
+        sign = np.sign(np.bincount(np.argmax(levels - price, axis=1), minlength=experts) - slots)
+        if not sign.any():
+            break
+        step = np.where(sign * last < 0, np.maximum(step // 2, 1), step)
+        price = np.clip(price + sign * step, -reach, reach)
+        last = np.where(sign != 0, sign, last)
+    return price
+
+
+def _shortest_paths(cost: Integers, start: NDArray[np.bool_]) -> tuple[Integers, Integers]:
+    """Distances (E,) from the nearest start, and predecessors (E,), a start's own being itself (Bellman and Ford).
+
+    Integers and no negative cycle: a distance that no longer falls is the shortest, and predecessors form trees.
+    """
+    distance, before = np.where(start, 0, FAR), np.arange(len(cost))
+    while True:
+        through = np.where(distance[:, None] < FAR, distance[:, None] + cost, FAR)
+        found = through.argmin(axis=0)
+        shorter = through[found, range(len(cost))]
+        better = shorter < distance
+        if not better.any():
+            return distance, before
+        distance, before = np.where(better, shorter, distance), np.where(better, found, before)

@@ -1,0 +1,220 @@
+"""Cases of DSelect-k: its gate by parts, and the router.
+
+Codes lie on a grid of sixteenths, some of them exactly at an end of the step; for the router tokens are drawn again
+until no code is near one.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from moespec.conformance.cases.definition import Definition, tensor
+from moespec.conformance.cases.layers import experts
+from moespec.conformance.draw import grid
+from moespec.conformance.format import Tensor
+from moespec.conformance.programs import PROGRAMS
+from moespec.conformance.programs.dselect_k import codes_of
+from moespec.conformance.reference import SPEC
+from moespec.spec.dselect_k import code_bits
+
+__all__ = ["cases", "codes", "mixture"]
+
+G, T, K, D = 2, 5, 2, 4
+ROUTER_STAGES = ("codes", "selectors", "gate", "routing", "layer", "route")
+
+
+def cases() -> Iterator[Definition]:
+    """All cases of this module."""
+    yield from _step()
+    yield from _gate()
+    yield from _losses()
+    yield from _router()
+
+
+def codes(key: str, experts: int, choices: int = K, reach: float = 0.5) -> Tensor:
+    """Codes of a gate by token."""
+    values = grid(key, (G, T, choices, code_bits(experts)), reach=reach, step=0.0625)
+    return tensor(values, "groups tokens choices bits")
+
+
+def mixture(key: str, choices: int = K) -> Tensor:
+    """Logits of a gate by token."""
+    return tensor(grid(f"{key}/logits", (G, T, choices)), "groups tokens choices")
+
+
+def _step() -> Iterator[Definition]:
+    def case(name: str, kind: str, purpose: str, values: Any, gamma: float = 1.0, **options: Any) -> Definition:
+        inputs = {"z": tensor(values, "rows n")}
+        return Definition(
+            "dselect_k_gate", name, kind, purpose, inputs, {"gamma": gamma}, ("step",), ("smooth_step",), **options
+        )
+
+    z = grid("dselect/step", (3, 6), reach=0.75, step=0.0625)
+    yield case("step", "value", "The cubic inside, 0 and 1 outside.", z)
+    yield case("step_narrow", "value", "Half as wide.", z, 0.5)
+    yield case("step_wide", "value", "Four times as wide.", 4 * z, 4.0)
+    ends = [[-0.5, 0.5, 0.0], [-0.498046875, 0.498046875, -0.001953125]]
+    yield case("step_ends", "tie", "At both ends of the step, just inside them, and in the middle.", ends)
+    yield case("step_gradient", "gradient", "The derivative, 0 outside.", z, 2.0, gradient=("step", ("z",)))
+
+
+def _gate() -> Iterator[Definition]:
+    def case(
+        name: str, kind: str, purpose: str, values: Tensor, count: int, flags: tuple[str, ...], gamma: float = 1.0
+    ) -> Definition:
+        inputs = {"codes": values, "logits": mixture(f"dselect/{name}", values.array.shape[2])}
+        config = {"experts": count, "gamma": gamma}
+        stages = ("selectors", "gate", "routing")
+        return Definition("dselect_k_gate", name, kind, purpose, inputs, config, stages, flags)
+
+    order, holes = ("code_order",), ("unreachable_codes",)
+    yield case("four_experts", "value", "A power of two: the gate sums to 1.", codes("dselect/a", 4), 4, order)
+    yield case("eight_experts", "value", "Three digits.", codes("dselect/b", 8), 8, order)
+    yield case("five_experts", "value", "Three codes of eight have no expert.", codes("dselect/c", 5), 5, holes)
+    yield case("three_choices", "value", "Three selectors.", codes("dselect/d", 6, 3), 6, holes)
+    yield case("wide", "value", "A wider step.", codes("dselect/e", 4, reach=1.0), 4, ("smooth_step",), 2.0)
+    yield case(
+        "same_expert", "value", "Selectors that pick the same expert add their weights.",
+        tensor(np.tile([0.75, -0.75], (G, T, K, 1)), "groups tokens choices bits"), 4, ("unused_expert",),
+    )  # fmt: skip
+    yield case(
+        "ends", "tie", "Codes at the ends of the step: an expert that gets exactly 0 is not used.",
+        tensor(0.5 * np.sign(grid("dselect/f", (G, T, K, 2)) + 0.0625), "groups tokens choices bits"), 4,
+        ("unused_expert",),
+    )  # fmt: skip
+    yield case(
+        "one_choice", "degenerate", "One selector: its logit does not matter.", codes("dselect/g", 4, 1), 4,
+        ("degenerate_size",),
+    )  # fmt: skip
+    yield case("two_experts", "degenerate", "One digit.", codes("dselect/h", 2), 2, ("degenerate_size",))
+    static = {
+        "static_codes": tensor([[0.25, -0.125], [-0.3125, 0.625]], "choices bits"),
+        "static_logits": tensor([0.0, 1.0], "choices"),
+    }
+    yield Definition(
+        "dselect_k_gate", "static", "value", "A static gate has neither groups nor tokens.", static,
+        {"experts": 4, "gamma": 1.0}, ("selectors", "gate", "losses"), order,
+    )  # fmt: skip
+
+    def gradient(name: str, purpose: str, stage: str, output: str, inputs: dict[str, Tensor], **config: Any) -> Any:
+        wrt = (output, tuple(inputs))
+        return Definition("dselect_k_gate", name, "gradient", purpose, inputs, config, (stage,), (), wrt)
+
+    yield gradient(
+        "gradient_codes", "By codes; those outside the step are frozen.", "selectors", "selectors",
+        {"codes": codes("dselect/i", 5, reach=0.75)}, experts=5, gamma=1.0,
+    )  # fmt: skip
+    shares = tensor(
+        grid("dselect/j", (G, T, K, 3), reach=0.25, step=0.03125, centre=0.28125), "groups tokens choices experts"
+    )
+    yield gradient(
+        "gradient_mixture", "By selectors and logits.", "gate", "gate",
+        {"selectors": shares, "logits": mixture("dselect/j")},
+    )  # fmt: skip
+    gate = tensor(grid("dselect/k", (G, T, 3), reach=0.25, step=0.03125, centre=0.28125), "groups tokens experts")
+    yield gradient("gradient_routing", "The weight of a slot is the gate.", "routing", "weights", {"gate": gate})
+    yield gradient("gradient_entropy", "By selectors.", "losses", "losses/selector_entropy", {"selectors": shares})
+    yield gradient("gradient_reachability", "By selectors.", "losses", "losses/reachability", {"selectors": shares})
+
+
+def _losses() -> Iterator[Definition]:
+    def case(name: str, purpose: str, values: Tensor, count: int) -> Definition:
+        config = {"experts": count, "gamma": 1.0}
+        return Definition(
+            "dselect_k_gate", name, "value", purpose, {"codes": values}, config, ("selectors", "losses"),
+            ("selector_losses",),
+        )  # fmt: skip
+
+    yield case("losses", "Entropy of each selector, summed over tokens.", codes("dselect/l", 4), 4)
+    inside = codes("dselect/m", 6, reach=0.4375)
+    yield case("losses_unreachable", "Some mass is on codes without an expert.", inside, 6)
+
+
+def _router() -> Iterator[Definition]:
+    def case(
+        name: str,
+        kind: str,
+        purpose: str,
+        flags: tuple[str, ...] = (),
+        *,
+        count: int = 4,
+        choices: int = K,
+        sizes: tuple[int, int] = (T, D),
+        stages: tuple[str, ...] = (),
+        reach: float = 0.5,
+        step: float = 0.125,
+        **fields: Any,
+    ) -> Definition:
+        t, d = sizes
+        key = f"routers/dselect_k/{name}"
+        static = fields.get("selector_gate") == "static"
+        config = {"router": {"tokens": t, "experts": count, "width": d, "choices": choices, **fields}}
+        columns = choices * (code_bits(count) + 1)
+        centre = 0.0625 if static and kind != "tie" else 0.0  # no code at an end of the step, but where it is meant
+        router = {
+            "router/bias": tensor(grid(f"{key}/bias", (columns,), reach=reach, step=step, centre=centre), "columns")
+        }
+        if not static:
+            kernel = grid(f"{key}/kernel", (d, columns), reach=0.375, step=0.0625)
+            router["router/kernel"] = tensor(kernel, "width columns")
+        drawn = np.stack([_tokens(f"{key}/{g}", config, router, (t, d)) for g in range(G)])
+        inputs = {"tokens": tensor(drawn, "groups tokens width"), **router, **experts(key, count, d, 3, d)}
+        gradient = ("output", tuple(inputs)) if kind == "gradient" else None
+        if gradient or static or count == 1:  # no golden is empty, as codes of no digits would be
+            stages = ("route",)
+        exact = kind == "tie"
+        return Definition(
+            "dselect_k", name, kind, purpose, inputs, config, stages or ROUTER_STAGES, flags, gradient, exact_ties=exact
+        )
+
+    yield case("values", "value", "Four experts.", ("generated_code", "code_order"))
+    yield case("five_experts", "value", "The mass on codes without an expert is lost.", ("unreachable_codes",), count=5)
+    yield case(
+        "losses", "value", "Both losses, weighted.", ("selector_losses",), count=6,
+        selector_entropy_weight=0.25, reachability_weight=0.5,
+    )  # fmt: skip
+    yield case(
+        "losses_power_of_two", "value", "No code is without an expert: there is no reachability to count.",
+        ("selector_losses",), selector_entropy_weight=0.25, reachability_weight=0.5,
+    )  # fmt: skip
+    yield case(
+        "three_choices", "value", "Three selectors, a wider step.", ("smooth_step",), choices=3, selector_gamma=2.0
+    )
+    static = {"selector_gate": "static"}
+    yield case("static", "value", "The same gate for every token.", ("unused_expert",), reach=0.75, **static)
+    yield case(
+        "static_losses", "value", "The losses of a static gate count once, not once a token.", ("selector_losses",),
+        count=3, selector_entropy_weight=0.25, reachability_weight=0.5, reach=0.375, **static,
+    )  # fmt: skip
+    yield case(
+        "static_ends",
+        "tie",
+        "Codes exactly at the ends of the step.",
+        ("unused_expert",),
+        reach=0.5,
+        step=0.5,
+        **static,
+    )
+    yield case("one_expert", "degenerate", "One expert gets everything.", ("degenerate_size",), count=1)
+    yield case("one_token", "degenerate", "One token.", ("degenerate_size",), sizes=(1, D))
+    yield case("gradient", "gradient", "By tokens, parameters and expert weights.", ("smooth_step",), count=5)
+    yield case(
+        "gradient_static", "gradient", "By the parameters of a static gate.", ("smooth_step",), count=3, reach=0.375,
+        **static,
+    )  # fmt: skip
+
+
+def _tokens(key: str, config: Any, router: dict[str, Tensor], shape: tuple[int, int]) -> Any:
+    """Tokens of one group, far from the ends of the step if some draw is."""
+    choice = PROGRAMS["dselect_k"]["route"].choice
+    assert choice is not None
+    values = {name: value.array.astype(np.float64) for name, value in router.items()}
+    best, found = -1.0, np.zeros(shape, np.float32)
+    for attempt in range(200):
+        tokens = grid(f"{key}/{attempt}", shape, reach=1.5, step=0.25)
+        scores = codes_of(SPEC, config, {**values, "tokens": tokens.astype(np.float64)})
+        margin = choice.margin(config, scores, {"scores": np.abs(scores["scores"])})
+        if margin > best:
+            best, found = margin, tokens
+    return found

@@ -1,0 +1,43 @@
+"""The router of BASE layers: balanced in training, greedy at evaluation."""
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from moespec.spec.base_layers import base_assignment, base_greedy, base_routing, even_slots
+from moespec.spec.checks import check_size
+from moespec.spec.initial import orthogonal
+from moespec.spec.metrics import routing_metrics
+from moespec.spec.numerics import Array
+from moespec.spec.routing import Params, Router, RouterConfig, RouterOutput
+from moespec.spec.softmax import router_logits
+
+__all__ = ["BASE", "base"]
+
+
+def base(
+    params: Params, tokens: ArrayLike, config: RouterConfig, *, noise: ArrayLike | None = None, train: bool = False
+) -> RouterOutput:
+    """The router: the best balanced assignment if `train`, with its gap among the metrics; else the greedy one.
+
+    Without noise and without auxiliary losses. The group is meant to be the whole batch. Section 14.
+    """
+    scores = router_logits(tokens, params["kernel"])
+    check_size("tokens", scores, 0, config.tokens, "config.tokens")
+    check_size("kernel", scores, 1, config.experts, "config.experts")
+    reported: dict[str, Array] = {}
+    if train:
+        assignment = base_assignment(scores)
+        routing = base_routing(scores, assignment.expert, capacity=even_slots(scores))
+        reported = {"gap": assignment.gap}
+    else:
+        routing = base_routing(scores, base_greedy(scores), capacity=config.tokens)
+    return RouterOutput(routing, {}, {**routing_metrics(routing), **reported})
+
+
+def _init(generator: np.random.Generator, config: RouterConfig) -> Params:
+    """`kernel` (width, experts), its columns the embeddings of the experts: orthogonal, with the norm 0.1."""
+    return {"kernel": orthogonal(generator, (config.width, config.experts), 0.1)}
+
+
+BASE = Router("base", "Lewis et al. 2021 (arXiv 2103.16716)", _init, base, {"noise_multiplier": 0.0})
+"""The router of BASE layers."""

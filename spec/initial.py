@@ -1,0 +1,34 @@
+"""Draws of initial parameters, the only random numbers here, from a generator that is passed in."""
+
+import numpy as np
+from scipy.linalg import qr
+
+from moespec.spec.numerics import Array
+
+__all__ = ["lecun_normal", "orthogonal", "uniform"]
+
+TRUNCATED_STD = 0.8796256610342398
+"""Standard deviation of the standard normal truncated to [-2, 2]."""
+
+
+def lecun_normal(generator: np.random.Generator, shape: tuple[int, ...], fan_in: int) -> Array:
+    """Float32 draws of the normal truncated at two standard deviations, scaled to variance `1 / fan_in`."""
+    draws = generator.standard_normal(shape)
+    outside = (draws < -2) | (draws > 2)
+    while outside.any():
+        draws[outside] = generator.standard_normal(int(outside.sum()))
+        outside = (draws < -2) | (draws > 2)
+    return (draws / (TRUNCATED_STD * np.sqrt(fan_in))).astype(np.float32)
+
+
+def uniform(generator: np.random.Generator, shape: tuple[int, ...], reach: float) -> Array:
+    """Float32 draws of the uniform distribution from `-reach` to `reach`."""
+    return generator.uniform(-reach, reach, shape).astype(np.float32)
+
+
+def orthogonal(generator: np.random.Generator, shape: tuple[int, int], gain: float) -> Array:
+    """A float32 matrix with orthogonal columns (rows, where it has more columns than rows) of the norm `gain`."""
+    rows, columns = shape
+    basis, triangle = qr(generator.standard_normal((max(shape), min(shape))), mode="economic")
+    basis = basis * np.where(np.diag(triangle) < 0, -1, 1)  # uniform among such matrices
+    return (gain * (basis if rows >= columns else basis.T)).astype(np.float32)

@@ -1,0 +1,118 @@
+"""BASE layers: worked numbers, brute force, and certificates of optimality."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from moespec import spec
+from moespec.spec import ROUTERS, ConfigError, ContractError, DtypeError, ShapeError, slot_tokens
+from moespec.spec.examples import LOGITS
+
+SHAPES = [(6, 3), (4, 4), (8, 2), (8, 4), (3, 1), (1, 1)]
+
+
+def balanced(tokens, experts):
+    """Every balanced assignment."""
+    return set(itertools.permutations(np.repeat(np.arange(experts), tokens // experts).tolist()))
+
+
+def drawn(seed, tokens, experts):
+    """Random scores; every second seed on a coarse grid, full of ties."""
+    random = np.random.default_rng(seed)
+    return random.normal(size=(tokens, experts)) if seed % 2 else random.integers(-2, 3, (tokens, experts)) / 2
+
+
+def test_worked_numbers():
+    found = spec.base_assignment(LOGITS)
+    assert found.expert.tolist() == [1, 0, 2, 2, 0, 1]
+    assert (found.objective, found.gap) == (8, 0)
+    assert spec.base_greedy(LOGITS).tolist() == [0, 0, 1, 2, 0, 1]
+
+
+@pytest.mark.parametrize(("tokens", "experts"), SHAPES)
+@pytest.mark.parametrize("seed", range(6))
+def test_assignment_is_the_best_of_all_balanced_ones(tokens, experts, seed):
+    scores = drawn(seed, tokens, experts)
+    found = spec.base_assignment(scores)
+    best = max(scores[range(tokens), a].sum() for a in map(list, balanced(tokens, experts)))
+    assert found.objective == pytest.approx(best, abs=1e-13)
+    assert np.bincount(found.expert, minlength=experts).tolist() == [tokens // experts] * experts
+    assert 0 <= found.gap <= 1e-13
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_two_tokens_would_gain_by_an_exchange(seed):
+    scores = drawn(seed, 40, 5)
+    expert = spec.base_assignment(scores).expert
+    own = scores[range(40), expert]
+    exchanged = scores[:, expert]  # what token t gets in the place of token s
+    assert (exchanged + exchanged.T <= own[:, None] + own + 1e-12).all()
+
+
+def test_limit_of_sinkhorn():
+    """The plan of the logits divided by a small temperature is the assignment, where it is the only best one."""
+    scores = np.random.default_rng(5).normal(size=(8, 4))
+    plan = spec.sinkhorn_affinity(scores / 2e-3, iterations=4000)
+    np.testing.assert_allclose(plan, np.eye(4)[spec.base_assignment(scores).expert], atol=1e-3)
+
+
+def test_gap_bounds_what_is_missing_for_any_assignment():
+    """The dual bound holds for assignments that are not the best: `gap >= best - total`."""
+    from moespec.spec.base_layers import _gap
+
+    scores = np.random.default_rng(1).normal(size=(6, 3))
+    best = spec.base_assignment(scores).objective
+    for assignment in itertools.islice(balanced(6, 3), 40):
+        expert = np.array(assignment)
+        assert _gap(scores, expert) >= best - scores[range(6), expert].sum() - 1e-12
+
+
+def test_routing_is_by_index_with_the_sigmoid():
+    routing = spec.base_routing(LOGITS, [1, 0, 2, 2, 0, 1], capacity=2)
+    assert slot_tokens(routing).tolist() == [[1, 4], [0, 5], [2, 3]]
+    expected = 1 / (1 + np.exp(-LOGITS[range(6), [1, 0, 2, 2, 0, 1]]))
+    np.testing.assert_allclose(routing.combine.sum(axis=(1, 2)), expected, rtol=1e-15)
+
+
+def test_sigmoid_does_not_overflow():
+    routing = spec.base_routing([[1000.0, -1000.0], [-1000.0, 1000.0]], [0, 0], capacity=2)
+    assert routing.combine.sum(axis=(1, 2)).tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_router(train):
+    config = ROUTERS["base"].configure(width=3, experts=3, tokens=6)
+    output = ROUTERS["base"].route({"kernel": np.eye(3)}, LOGITS, config, train=train)
+    assert output.routing.dispatch.shape[2] == (2 if train else 6)
+    assert ("gap" in output.metrics) == train
+    assert output.losses == {}
+    assert output.metrics["dropped"] == 0
+    load = output.metrics["load"].tolist()
+    assert load == pytest.approx([1 / 3] * 3 if train else [1 / 2, 1 / 3, 1 / 6])
+
+
+@pytest.mark.parametrize(("width", "experts"), [(8, 3), (3, 8), (4, 4)])
+def test_initial_embeddings_are_orthogonal_with_the_gain(width, experts):
+    config = ROUTERS["base"].configure(width=width, experts=experts, tokens=experts)
+    kernel = ROUTERS["base"].init(np.random.default_rng(0), config)["kernel"].astype(np.float64)
+    gram = kernel.T @ kernel if width >= experts else kernel @ kernel.T
+    assert kernel.shape == (width, experts)
+    np.testing.assert_allclose(gram, 0.01 * np.eye(min(width, experts)), atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("error", "argument", "call"),
+    [
+        (ShapeError, "scores", lambda: spec.base_assignment(np.ones((5, 3)))),
+        (ShapeError, "scores", lambda: spec.base_assignment(np.ones((2, 3)))),
+        (ConfigError, "capacity", lambda: spec.base_routing(LOGITS, np.zeros(6, int), capacity=0)),
+        (DtypeError, "expert", lambda: spec.base_routing(LOGITS, np.zeros(6), capacity=2)),
+        (ShapeError, "expert", lambda: spec.base_routing(LOGITS, np.zeros(5, int), capacity=2)),
+        (ContractError, "expert", lambda: spec.base_routing(LOGITS, np.full(6, 3), capacity=2)),
+        (ContractError, "expert", lambda: spec.base_routing(LOGITS, np.full(6, -1), capacity=2)),
+    ],
+)
+def test_errors(error, argument, call):
+    with pytest.raises(error, match=argument):
+        call()

@@ -1,0 +1,155 @@
+"""DSelect-k: worked numbers, limits, and independent definitions."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from moespec import spec
+from moespec.spec import ROUTERS, ConfigError, ContractError, ShapeError
+from moespec.spec.dselect_k import code_bits
+
+RANDOM = np.random.default_rng(0)
+CODES, LOGITS = np.array([[0.25, -0.1], [-0.3, 0.6]]), np.array([0.0, 1.0])
+
+
+def by_polynomial(z, gamma):
+    """The step as the paper prints it."""
+    inside = -2 / gamma**3 * z**3 + 3 / (2 * gamma) * z + 0.5
+    return np.where(z <= -gamma / 2, 0, np.where(z >= gamma / 2, 1, inside))
+
+
+def by_characters(z, experts, gamma):
+    """The selectors of codes (choices, bits), expert by expert, from the text of its number in base two."""
+    bits, step = z.shape[1], by_polynomial(z, gamma)
+    selectors = np.ones((len(z), experts))
+    for n, expert in itertools.product(range(len(z)), range(experts)):
+        for digit, share in zip(format(expert, "b").rjust(bits, "0")[:bits], step[n], strict=True):
+            selectors[n, expert] *= share if digit == "1" else 1 - share
+    return selectors
+
+
+def routed(params, tokens, **options):
+    config = ROUTERS["dselect_k"].configure(tokens=len(tokens), width=tokens.shape[1], **options)
+    return ROUTERS["dselect_k"].route(params, tokens, config)
+
+
+def test_worked_numbers():
+    selectors = spec.dselect_k_selectors(CODES, experts=4)
+    np.testing.assert_allclose(spec.smooth_step(CODES), [[0.84375, 0.352], [0.104, 1]], rtol=1e-15)
+    np.testing.assert_allclose(selectors[0], [0.10125, 0.055, 0.54675, 0.297], rtol=1e-14)
+    np.testing.assert_allclose(selectors[1], [0, 0.896, 0, 0.104], rtol=1e-14)
+    gate = spec.dselect_k_gate(selectors, LOGITS)
+    np.testing.assert_allclose(gate, [0.0272303189, 0.6698202646, 0.1470437221, 0.1559056943], atol=1e-10)
+    assert float(spec.dselect_k_entropy(selectors)) == pytest.approx(1.4158528226939677, rel=1e-14)
+
+
+@pytest.mark.parametrize("gamma", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize("experts", [1, 2, 3, 4, 5, 6, 8, 11, 16])
+def test_selectors_are_products_over_the_digits_of_a_number(experts, gamma):
+    for choices in (1, 2, 3):
+        z = RANDOM.normal(size=(choices, math.ceil(math.log2(experts)))) * gamma / 2
+        np.testing.assert_allclose(
+            spec.dselect_k_selectors(z, experts=experts, gamma=gamma), by_characters(z, experts, gamma), atol=1e-15
+        )
+
+
+def test_bits():
+    assert [code_bits(e) for e in range(1, 10)] == [0, 1, 2, 2, 3, 3, 3, 3, 4]
+
+
+def test_step_is_smooth_and_odd_around_its_middle():
+    z = np.linspace(-0.7, 0.7, 57)
+    np.testing.assert_allclose(spec.smooth_step(z), by_polynomial(z, 1.0), atol=1e-15)
+    np.testing.assert_allclose(spec.smooth_step(z) + spec.smooth_step(-z), 1, rtol=1e-15)
+    slope = np.imag(spec.smooth_step(z + 1e-30j)) / 1e-30
+    np.testing.assert_allclose(slope, np.where(abs(z) < 0.5, 1.5 - 6 * z**2, 0), atol=1e-14)
+
+
+def test_step_is_not_negative_where_the_polynomial_cancels():
+    z = -0.5 + np.float64(2.0) ** -np.arange(20, 50)
+    assert (spec.smooth_step(z) > 0).all()
+
+
+def test_binary_codes_pick_one_expert():
+    for expert in range(6):
+        code = [[9.0 if digit == "1" else -9.0 for digit in format(expert, "03b")]]
+        assert spec.dselect_k_selectors(code, experts=6).tolist() == [np.eye(6)[expert].tolist()]
+
+
+def test_a_code_without_an_expert_has_no_mass():
+    selectors = spec.dselect_k_selectors([[9.0, 9.0]], experts=3)
+    assert selectors.tolist() == [[0.0, 0.0, 0.0]]
+    with pytest.raises(ContractError, match="selectors"):
+        spec.dselect_k_reachability(selectors)
+
+
+def test_reachability_is_the_number_of_selectors_where_all_mass_is_on_experts():
+    assert spec.dselect_k_reachability(spec.dselect_k_selectors(CODES, experts=4)) == pytest.approx(2)
+    assert spec.dselect_k_reachability(spec.dselect_k_selectors(CODES, experts=3)) > 2
+
+
+def test_routing_is_the_dense_mixture():
+    """The layer gives the sum of all experts weighed by the gate."""
+    tokens, gate = RANDOM.normal(size=(5, 3)), RANDOM.dirichlet(np.ones(4), size=5)
+    gate[1] = [0, 1, 0, 0]
+    kernels = RANDOM.normal(size=(4, 3, 2))
+    outputs = spec.moe_layer(
+        tokens, spec.dselect_k_routing(gate), lambda x: np.tanh(np.einsum("ecd,edo->eco", x, kernels))
+    )
+    expected = np.einsum("te,teo->to", gate, np.tanh(np.einsum("td,edo->teo", tokens, kernels)))
+    np.testing.assert_allclose(outputs, expected, atol=1e-15)
+
+
+def test_a_gate_by_token_without_its_kernel_is_the_static_one():
+    tokens, bias = RANDOM.normal(size=(5, 3)), RANDOM.normal(size=6) / 4
+    static = routed({"bias": bias}, tokens, experts=4, selector_gate="static")
+    token = routed({"bias": bias, "kernel": np.zeros((3, 6))}, tokens, experts=4)
+    np.testing.assert_array_equal(static.routing.combine, token.routing.combine)
+    assert token.losses["selector_entropy"] == pytest.approx(5 * static.losses["selector_entropy"])
+
+
+@pytest.mark.parametrize(("experts", "losses"), [(4, {"selector_entropy"}), (5, {"selector_entropy", "reachability"})])
+def test_reachability_counts_only_where_a_code_has_no_expert(experts, losses):
+    tokens = RANDOM.normal(size=(5, 3))
+    columns = 2 * (code_bits(experts) + 1)
+    output = routed({"bias": np.zeros(columns), "kernel": np.zeros((3, columns))}, tokens, experts=experts)
+    assert set(output.losses) == losses
+    assert {f"{name}_loss" for name in losses} <= set(output.metrics)
+
+
+@pytest.mark.parametrize("gate", ["token", "static"])
+def test_initial_values(gate):
+    config = ROUTERS["dselect_k"].configure(
+        width=64, tokens=8, experts=16, choices=4, selector_gate=gate, selector_gamma=2.0
+    )
+    params = ROUTERS["dselect_k"].init(np.random.default_rng(0), config)
+    assert set(params) == ({"bias"} if gate == "static" else {"bias", "kernel"})
+    for array in params.values():
+        assert array.dtype == np.float32
+        assert array.shape[-1] == 4 * 5
+        assert 0.016 < abs(array[..., :16]).max() <= 0.02
+        assert 0.025 < abs(array[..., 16:]).max() <= 0.05
+
+
+@pytest.mark.parametrize(
+    ("error", "argument", "call"),
+    [
+        (ConfigError, "gamma", lambda: spec.smooth_step([0.0], gamma=0.0)),
+        (ConfigError, "experts", lambda: spec.dselect_k_selectors(CODES, experts=0)),
+        (ShapeError, "codes", lambda: spec.dselect_k_selectors(CODES, experts=5)),
+        (ShapeError, "codes", lambda: spec.dselect_k_selectors(0.25, experts=2)),
+        (ShapeError, "logits", lambda: spec.dselect_k_gate(np.ones((2, 3)), [1.0, 2.0, 3.0])),
+        (ShapeError, "gate", lambda: spec.dselect_k_routing([0.5, 0.5])),
+        (
+            ConfigError,
+            "selector_gate",
+            lambda: routed({"bias": np.zeros(6)}, np.ones((2, 3)), experts=4, selector_gate="x"),
+        ),
+        (ShapeError, "bias", lambda: routed({"bias": np.zeros(5)}, np.ones((2, 3)), experts=4, selector_gate="static")),
+    ],
+)
+def test_errors(error, argument, call):
+    with pytest.raises(error, match=argument):
+        call()
