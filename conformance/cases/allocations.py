@@ -480,11 +480,11 @@ def _soft() -> Iterator[Definition]:
     yield case("gradient_dispatch", "gradient", "Through the softmax over tokens.", scale=1.5, of="dispatch")
     yield case("gradient_combine", "gradient", "Through the softmax over slots.", scale=1.5, of="combine")
     yield case("gradient_rsqrt", "gradient", "In the other form.", scale=1.5, of="combine", norm_form="rsqrt")
+    alone: dict[str, Any]
     for name, other in (("dispatch", "combine"), ("combine", "dispatch")):
-        yield case(
-            f"gradient_{name}_alone", "gradient", f"Of {name}, unnormalised, with {other} uniform.", ("ablation",),
-            scale=1.5, of=name, normalize=False, **{other: "uniform"},
-        )  # fmt: skip
+        alone = {"of": name, other: "uniform", "normalize": False}
+        purpose = f"Of {name}, unnormalised, with {other} uniform."
+        yield case(f"gradient_{name}_alone", "gradient", purpose, ("ablation",), scale=1.5, **alone)
     origin = grid("soft/origin", (G, 6, D))
     origin[:, 1] = 0
     yield case(

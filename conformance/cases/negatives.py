@@ -149,8 +149,8 @@ def cases() -> Iterator[Definition]:
 
     ruled = {"tokens": 196, "experts": 32, "factor": 1.0, "choices": 1, "rule": "tutel"}
     for name, argument, wrong in (("rule_tokens", "tokens", 0), ("rule_factor_small", "factor", 0.001)):
-        edit = [{**ruled, argument: wrong}]
-        yield option("capacity", "capacity", name, argument, {}, {"arguments": [ruled]}, arguments=edit)
+        called = [{**ruled, argument: wrong}]
+        yield option("capacity", "capacity", name, argument, {}, {"arguments": [ruled]}, arguments=called)
 
     given = {"logits": logits("negative/logits")}
     yield from array_faults("softmax_affinity", "softmax", "logits", given, {})

@@ -210,6 +210,7 @@ def _token_choice(router: str) -> Iterator[Definition]:
             z_weight=0.0625,
         )
         for loss in ("importance", "load", "balance", "z"):
+            weight: dict[str, Any] = {f"{loss}_weight": 0.5}
             yield case(
                 router,
                 f"gradient_{loss}",
@@ -219,7 +220,7 @@ def _token_choice(router: str) -> Iterator[Definition]:
                 noise=True,
                 of=f"losses/{loss}",
                 choices=2,
-                **{f"{loss}_weight": 0.5},
+                **weight,
             )
         yield case(
             router,
