@@ -260,4 +260,6 @@ def _soft_stages() -> tuple[Stage, ...]:
     )
 
 
-STAGES: dict[str, tuple[Stage, ...]] = {name: _soft_stages() if name == "soft_moe" else _stages(name) for name in STUDY}
+STAGES: dict[str, tuple[Stage, ...]] = {
+    name: _soft_stages() if name == "soft_moe" else _stages(name) for name in (*STUDY, "importance_score")
+}
