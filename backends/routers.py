@@ -1,4 +1,4 @@
-"""The routers of the study, composed once for all backends from an affinity and an allocation.
+"""The routers, composed once for all backends from an affinity and an allocation.
 
 `build(B)` returns the registry `name -> Router` of a backend module `B`. Arrays have a leading `groups` axis; the
 compositions are those of `moespec.spec.routers`, and the conformance suite holds them to it. Initial parameters come
@@ -10,7 +10,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from moespec.spec.checks import check_option, check_size
+from moespec.spec.checks import check_integers, check_option, check_rank, check_size
+from moespec.spec.hash_router import check_one_hash
 from moespec.spec.routers import ROUTERS as SPEC_ROUTERS
 from moespec.spec.routing import Params, Router, RouterConfig, RouterOutput
 
@@ -29,6 +30,7 @@ def build(B: Backend) -> dict[str, Router]:
         "sinkhorn_expert_choice": sinkhorn_expert_choice,
         "sparsity_constrained_expert_choice": sparsity_constrained_expert_choice,
         "soft_moe": soft_moe,
+        "hash": hash_layer,
     }
     return {name: replace(SPEC_ROUTERS[name], route=partial(route, B)) for name, route in compositions.items()}
 
@@ -94,6 +96,31 @@ def soft_moe(
         dispatch=config.dispatch,
         combine=config.combine,
     )
+    return RouterOutput(routing, {}, B.routing_metrics(routing))
+
+
+def hash_layer(
+    B: Backend,
+    params: Params,
+    tokens: Array,
+    config: RouterConfig,
+    *,
+    noise: Array | None = None,
+    train: bool = False,
+    ids: Array | None = None,
+) -> RouterOutput:
+    """The expert that the table has for the id of each token; for its place where no ids are given. Section 12.
+
+    ids: (groups, tokens).
+    """
+    check_one_hash(config.hashes)
+    check_rank("tables", params["tables"], "hashes ids")
+    ids = B.position_ids(tokens) if ids is None else ids
+    check_size("tokens", tokens, 1, config.tokens, "config.tokens")
+    check_integers("ids", ids, "groups tokens")
+    check_size("ids", ids, 1, config.tokens, "config.tokens")
+    table = B.cast(params["tables"], "int32")[0]
+    routing = B.hash_routing(ids, table, experts=config.experts, capacity=config.capacity())
     return RouterOutput(routing, {}, B.routing_metrics(routing))
 
 

@@ -16,6 +16,7 @@ numbers except the initial parameters of a router, from a generator that is pass
 | 8 | sparsity-constrained transport | `simplex`, `transport_duals`, `sparse_transport` |
 | 9 | Soft MoE | `soft_moe` |
 | 10 | auxiliary losses | `losses` |
+| 12 | hash layers: token ids, tables, routing, MultiHash | `token_ids`, `hash_tables`, `hash_layers` |
 | 16 | operations of a vision transformer | `network` |
 
 `ALGORITHMS` lists what is specified and `LEDGER` every place where a paper had to be read one way or another.
@@ -26,6 +27,15 @@ from moespec.spec.batch_priority import batch_priority
 from moespec.spec.capacity import CAPACITY_RULES, expert_capacity
 from moespec.spec.errors import ConfigError, ContractError, DtypeError, ShapeError, SpecError
 from moespec.spec.expert_choice import expert_choice
+from moespec.spec.hash_layers import hash_routing, multi_hash_mlp
+from moespec.spec.hash_tables import (
+    Clustering,
+    hash_table_balanced,
+    hash_table_clustered,
+    hash_table_dispersed,
+    hash_table_random,
+    k_means,
+)
 from moespec.spec.layer import expert_mlp, gelu, moe_layer
 from moespec.spec.losses import balance_loss, importance_loss, load_loss, z_loss
 from moespec.spec.metrics import routing_metrics
@@ -40,6 +50,7 @@ from moespec.spec.soft_moe import soft_routing
 from moespec.spec.softmax import add_gating_noise, router_logits, softmax_affinity
 from moespec.spec.sparse_transport import sparse_transport_affinity
 from moespec.spec.token_choice import token_choice
+from moespec.spec.token_ids import pair_ids, patch_codes, position_ids, previous_ids
 from moespec.spec.transport_duals import Dual, SemiDual, transport_dual, transport_semi_dual
 
 __all__ = [
@@ -48,6 +59,7 @@ __all__ = [
     "LEDGER",
     "ROUTERS",
     "Algorithm",
+    "Clustering",
     "ConfigError",
     "ContractError",
     "DtypeError",
@@ -68,11 +80,22 @@ __all__ = [
     "expert_choice",
     "expert_mlp",
     "gelu",
+    "hash_routing",
+    "hash_table_balanced",
+    "hash_table_clustered",
+    "hash_table_dispersed",
+    "hash_table_random",
     "importance_loss",
+    "k_means",
     "layer_norm",
     "load_loss",
     "moe_layer",
+    "multi_hash_mlp",
+    "pair_ids",
+    "patch_codes",
     "patch_embed",
+    "position_ids",
+    "previous_ids",
     "project_simplex",
     "project_sparse_simplex",
     "router_logits",

@@ -17,6 +17,7 @@ from moespec.spec.errors import ConfigError, ContractError, DtypeError, ShapeErr
 
 __all__ = [
     "as_array",
+    "as_ids",
     "as_order",
     "as_scalar",
     "check_at_least",
@@ -24,6 +25,7 @@ __all__ = [
     "check_choices",
     "check_finite",
     "check_floating",
+    "check_integers",
     "check_non_negative",
     "check_option",
     "check_order",
@@ -32,6 +34,7 @@ __all__ = [
     "check_rank",
     "check_same_shape",
     "check_scores",
+    "check_segments",
     "check_size",
 ]
 
@@ -96,6 +99,14 @@ def check_order(order: Any, shape: tuple[int, ...]) -> None:
         raise ShapeError(f"order: expected shape {tuple(shape)}, one entry per token, got {tuple(order.shape)}")
 
 
+def check_integers(name: str, array: Any, axes: str) -> None:
+    """`DtypeError` unless the dtype is an integer one, then `check_rank`."""
+    found = dtype_name(array)
+    if not found.startswith(("int", "uint")):
+        raise DtypeError(f"{name}: expected an integer dtype, got {found}")
+    check_rank(name, array, axes)
+
+
 def check_at_least(name: str, value: Any, minimum: int) -> int:
     """`value` as an int; `ConfigError` unless it is an integer of at least `minimum`."""
     if isinstance(value, bool | np.bool_):
@@ -144,6 +155,13 @@ def check_positive(name: str, value: Any) -> float:
     if number <= 0:
         raise ConfigError(f"{name}: expected {kind}, got {value!r}")
     return number
+
+
+def check_segments(hashes: int, **sizes: int) -> None:
+    """`ConfigError` unless the number of hashes divides each of the sizes."""
+    for name, size in sizes.items():
+        if size % hashes:
+            raise ConfigError(f"tables: {hashes} hashes do not divide the {name} width {size}")
 
 
 def check_non_negative(name: str, value: Any) -> float:
@@ -200,3 +218,14 @@ def as_order(order: ArrayLike, tokens: int) -> NDArray[np.intp]:
     check_order(array, (tokens,))
     check_permutation("order", array)
     return array.astype(np.intp)
+
+
+def as_ids(name: str, value: ArrayLike, axes: str, *, below: int | None = None) -> NDArray[np.int64]:
+    """`value` as int64 after `check_integers`; `ContractError` unless it is at least 0, and less than `below` if given."""
+    array = np.asarray(value)
+    check_integers(name, array, axes)
+    outside = array < 0 if below is None else (array < 0) | (array >= below)
+    if outside.any():
+        limit = "at least 0" if below is None else f"from 0 to {below - 1}"
+        raise ContractError(f"{name}: expected integers {limit}, got {array[outside].flat[0]}")
+    return array.astype(np.int64)

@@ -1,4 +1,4 @@
-"""The six routers of the study, each the composition of an affinity and an allocation.
+"""The routers: the six of the study, each the composition of an affinity and an allocation, and others.
 
 | router | selects by | combines with | allocation | capacity from |
 |---|---|---|---|---|
@@ -8,9 +8,10 @@
 | `sinkhorn_expert_choice` | Sinkhorn plan | softmax | Expert Choice | T |
 | `sparsity_constrained_expert_choice` | sparse plan of the softmax | softmax | Expert Choice | T |
 | `soft_moe` | | | soft | T |
+| `hash` (see `hash_router`) | table of token ids | 1 | Token Choice | none |
 
 `route(params, tokens, config, *, noise=None, train=False)` takes tokens (T, D) and returns a `RouterOutput`. `noise`, a
-draw of the standard normal (T, E), is added to the logits when given; `train` changes nothing in these six. A router
+draw of the standard normal (T, E), is added to the logits when given; `train` changes nothing here. A router
 raises ConfigError for an option that it does not know, ShapeError if the tokens do not fit the configuration.
 
 The worked example, with a kernel that makes the tokens the logits:
@@ -58,6 +59,7 @@ from numpy.typing import ArrayLike
 from moespec.spec.batch_priority import batch_priority
 from moespec.spec.checks import check_option, check_size
 from moespec.spec.expert_choice import expert_choice
+from moespec.spec.hash_router import HASH
 from moespec.spec.losses import balance_loss, importance_loss, load_loss, z_loss
 from moespec.spec.metrics import routing_metrics
 from moespec.spec.numerics import Array, stop_gradient
@@ -212,18 +214,13 @@ def _init_slots(generator: np.random.Generator, config: RouterConfig) -> Params:
 
 
 _STUDY = "Liu et al. 2024 (arXiv 2401.15969)"
+_V_MOE = "Riquelme et al. 2021 (arXiv 2106.05974)"
 _V_MOE_WEIGHTS = {"importance_weight": 0.005, "load_weight": 0.005}
 
 ROUTERS: dict[str, Router] = {
     router.name: router
     for router in (
-        Router(
-            "softmax_token_choice",
-            "Riquelme et al. 2021 (arXiv 2106.05974)",
-            _init_kernel,
-            softmax_token_choice,
-            _V_MOE_WEIGHTS,
-        ),
+        Router("softmax_token_choice", _V_MOE, _init_kernel, softmax_token_choice, _V_MOE_WEIGHTS),
         Router("sinkhorn_token_choice", f"{_STUDY}, section 2.2", _init_kernel, sinkhorn_token_choice),
         Router("softmax_expert_choice", "Zhou et al. 2022 (arXiv 2202.09368)", _init_kernel, softmax_expert_choice),
         Router("sinkhorn_expert_choice", f"{_STUDY}, section 2.4", _init_kernel, sinkhorn_expert_choice),
@@ -234,6 +231,7 @@ ROUTERS: dict[str, Router] = {
             sparsity_constrained_expert_choice,
         ),
         Router("soft_moe", "Puigcerver et al. 2023 (arXiv 2308.00951)", _init_slots, soft_moe, {"rounding": "round"}),
+        HASH,
     )
 }
 """The routers by name."""

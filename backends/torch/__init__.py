@@ -29,6 +29,14 @@ from moespec.backends.torch.arrays import (
     to_numpy,
     transpose,
 )
+from moespec.backends.torch.hashing import (
+    hash_routing,
+    multi_hash_mlp,
+    pair_ids,
+    patch_codes,
+    position_ids,
+    previous_ids,
+)
 from moespec.backends.torch.losses import balance_loss, importance_loss, load_loss, routing_metrics, z_loss
 from moespec.backends.torch.network import (
     attention,
@@ -60,6 +68,13 @@ from moespec.backends.torch.transport import (
     transport_semi_dual,
 )
 from moespec.spec import CAPACITY_RULES, expert_capacity
+from moespec.spec.hash_tables import (
+    hash_table_balanced,
+    hash_table_clustered,
+    hash_table_dispersed,
+    hash_table_random,
+    k_means,
+)
 
 name = "torch"
 ROUTERS = build(sys.modules[__name__])
@@ -89,16 +104,27 @@ __all__ = [
     "export_state",
     "from_numpy",
     "gelu",
+    "hash_routing",
+    "hash_table_balanced",
+    "hash_table_clustered",
+    "hash_table_dispersed",
+    "hash_table_random",
     "import_state",
     "importance_loss",
     "init_state",
+    "k_means",
     "layer_norm",
     "load_loss",
     "make_step",
     "mean",
     "moe_layer",
+    "multi_hash_mlp",
     "name",
+    "pair_ids",
+    "patch_codes",
     "patch_embed",
+    "position_ids",
+    "previous_ids",
     "project_simplex",
     "project_sparse_simplex",
     "quick_compile",

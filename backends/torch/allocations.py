@@ -100,8 +100,7 @@ def token_choice(
     # Slots.
     if order is not None:
         chosen = chosen.gather(1, order.long()[:, :, None].expand(-1, -1, choices))
-    place = request_positions(chosen.mT.reshape(groups, -1), experts).reshape(groups, choices, tokens).mT
-    slot = torch.where(place < capacity, chosen * capacity + place, experts * capacity)
+    slot = request_slots(chosen.mT.reshape(groups, -1), experts, capacity).reshape(groups, choices, tokens).mT
     if order is not None:
         slot = slot.gather(1, invert_index(order, tokens).long()[:, :, None].expand(-1, -1, choices))
 
@@ -153,6 +152,15 @@ def _combine_scores(scores: Tensor, combine_scores: Tensor | None) -> Tensor:
     check_scores("combine_scores", combine_scores, AXES)
     check_same_shape("combine_scores", combine_scores, "scores", scores)
     return widen(combine_scores)
+
+
+def request_slots(requests: Tensor, experts: int, capacity: int) -> Tensor:
+    """The slot `e * C + c` of each request for an expert, in the order of service; E * C where it is full.
+
+    requests: (groups, requests) int32; returns the same.
+    """
+    place = request_positions(requests, experts)
+    return torch.where(place < capacity, requests * capacity + place, experts * capacity)
 
 
 def request_positions(requests: Tensor, experts: int) -> Tensor:

@@ -15,6 +15,7 @@ NAMES = [
     "sinkhorn_expert_choice",
     "sparsity_constrained_expert_choice",
     "soft_moe",
+    "hash",
 ]
 SPARSE = NAMES[:5]
 SCORES, NOISY_SCORES = spec.softmax_affinity(LOGITS), spec.softmax_affinity(LOGITS + NOISE / 3)
