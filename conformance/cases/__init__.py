@@ -2,7 +2,17 @@
 
 from collections.abc import Callable, Iterator
 
-from moespec.conformance.cases import affinities, allocations, layers, losses, models, negatives, network, routers
+from moespec.conformance.cases import (
+    affinities,
+    allocations,
+    hashing,
+    layers,
+    losses,
+    models,
+    negatives,
+    network,
+    routers,
+)
 from moespec.conformance.cases.definition import Definition
 
 __all__ = ["definitions"]
@@ -15,6 +25,7 @@ _MODULES: tuple[Callable[[], Iterator[Definition]], ...] = (
     network.cases,
     routers.cases,
     models.cases,
+    hashing.cases,
     negatives.cases,
 )
 

@@ -1,4 +1,4 @@
-"""Stages of the six routers: each step of the composition on the golden's own inputs, then the router as a whole.
+"""Stages of the routers of the study: each step of the composition on the golden's own inputs, then the router as a whole.
 
 The inputs of a case are `tokens`, `router/kernel` (or `router/slots` and `router/scale`), `experts/*` and perhaps
 `noise`; `config["router"]` has the fields of `RouterConfig`.
@@ -224,5 +224,7 @@ def _soft_stages() -> tuple[Stage, ...]:
 
 
 STAGES: dict[str, tuple[Stage, ...]] = {
-    name: _soft_stages() if name == "soft_moe" else _stages(name) for name in ROUTERS
+    name: _soft_stages() if name == "soft_moe" else _stages(name)
+    for name, router in ROUTERS.items()
+    if not router.needs  # a hash layer selects nothing
 }
