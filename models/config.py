@@ -13,7 +13,16 @@ from tyro.conf import arg
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.spec.errors import ConfigError
 
-__all__ = ["BackendName", "Config", "DataConfig", "ModelConfig", "RouterOptions", "ScheduleConfig", "TrainingConfig"]
+__all__ = [
+    "BackendName",
+    "Config",
+    "DataConfig",
+    "HashConfig",
+    "ModelConfig",
+    "RouterOptions",
+    "ScheduleConfig",
+    "TrainingConfig",
+]
 
 BackendName = Literal["auto", "jax", "torch", "numpy"]
 
@@ -60,6 +69,8 @@ class RouterOptions:
     """weight of the balance loss"""
     z_weight: float | None = None
     """weight of the router z-loss"""
+    hashes: int | None = None
+    """hashes of the router hash; several mix experts inside the MLP (MultiHash)"""
 
 
 @dataclass(frozen=True)
@@ -72,7 +83,7 @@ class ModelConfig:
     """router of the MoE blocks (moespec list routers)"""
     moe: str = "last_half"
     """MoE blocks: none, every_2, last_half, last_N, every_2_last_N"""
-    experts: int = 8
+    experts: Annotated[int, arg(aliases=["--experts"])] = 8
     """number of experts"""
     image_size: int | None = None
     """height and width of the images in pixels"""
@@ -104,6 +115,10 @@ class ModelConfig:
     """initial values of the experts"""
     group_images: int | None = None
     """images routed together as one group"""
+    token_ids: Literal["patch_code", "position", "previous", "bigram", "position_code"] | None = None
+    """what a token is, for the router hash (moespec.models.token_ids)"""
+    codes: Annotated[int | None, arg(aliases=["--codes"])] = None
+    """codewords of the codebook of patches, for the router hash"""
     dtype: Literal["float32", "bfloat16"] | None = None
     """dtype of the computation (parameters are float32)"""
     head_bias: float | None = None
@@ -132,6 +147,21 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         _at_least("data", self, crop_padding=0, mixup=0, prefetch=1)
+
+
+@dataclass(frozen=True)
+class HashConfig:
+    """How the codebook and the tables of the router hash are made, which then travel in the checkpoints."""
+
+    path: str = ""
+    """a file of moespec hash-table; without one they are made of the training images"""
+    kind: Literal["auto", "random", "balanced", "clustered", "dispersed"] = "auto"
+    """kind of table; auto: balanced, or random for several hashes"""
+    images: int = 10000
+    """training images that are looked at"""
+
+    def __post_init__(self) -> None:
+        _at_least("hash", self, images=1)
 
 
 @dataclass(frozen=True)
@@ -202,6 +232,7 @@ class Config:
     optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(b2=0.98, weight_decay=0.3, clip=1.0))
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
+    hash: HashConfig = field(default_factory=HashConfig)
 
 
 def _at_least(section: str, config: object, **lowest: int) -> None:

@@ -21,6 +21,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from moespec.backends.optimizer import CONSTANTS
+from moespec.models import token_ids
+from moespec.spec.checks import check_segments
 from moespec.spec.errors import ConfigError, ShapeError
 from moespec.spec.routers import ROUTERS, lecun_normal
 from moespec.spec.routing import Params, RouterConfig, RouterOutput
@@ -30,7 +33,9 @@ __all__ = [
     "SIZES",
     "Output",
     "VitConfig",
+    "codebook_needed",
     "forward",
+    "id_options",
     "init",
     "moe_blocks",
     "moe_noise_shapes",
@@ -38,6 +43,7 @@ __all__ = [
     "parameter_count",
     "parameter_shapes",
     "router_config",
+    "router_ids",
 ]
 
 Array = Any
@@ -69,6 +75,8 @@ class VitConfig:
     router_options: fields of `RouterConfig` that differ from the router's defaults (choices, capacity_factor, ...).
     expert_init: "independent" initial values for each expert, or "shared" by all experts of a block.
     group_images: images routed together as one group.
+    token_ids: what the id of a token is, for a router that needs ids (`hash`): see `moespec.models.token_ids`.
+    codes: codewords of a codebook of patches, for such ids.
     dtype: "float32" computes in the dtype of the parameters (which are initialised in float32); "bfloat16" computes
         the blocks in bfloat16 from float32 parameters, with router logits, final norm, pooling and head in float32.
     head_bias: initial value of the bias of the head.
@@ -93,11 +101,23 @@ class VitConfig:
     router_options: Mapping[str, bool | int | float | str] = field(default_factory=dict, hash=False)
     expert_init: str = "independent"
     group_images: int = 1
+    token_ids: str = "patch_code"
+    codes: int = 1024
     dtype: str = "float32"
     head_bias: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("image_size", "patch_size", "channels", "width", "depth", "hidden", "heads", "group_images"):
+        for name in (
+            "image_size",
+            "patch_size",
+            "channels",
+            "width",
+            "depth",
+            "hidden",
+            "heads",
+            "group_images",
+            "codes",
+        ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)!r}: expected an integer >= 1")
         if self.classes < 0:
@@ -129,6 +149,7 @@ _OPTIONS = {
     "positions": ("learned", "sincos2d", "sincos2d_moco"),
     "gelu": ("tanh", "erf"),
     "expert_init": ("independent", "shared"),
+    "token_ids": token_ids.KINDS,
     "dtype": ("float32", "bfloat16"),
 }
 
@@ -144,7 +165,7 @@ SIZES: dict[str, dict[str, int]] = {
 
 TINY: dict[str, int] = {
     **{"image_size": 8, "patch_size": 2, "channels": 1, "classes": 10},
-    **{"width": 64, "depth": 4, "hidden": 128, "heads": 4},
+    **{"width": 64, "depth": 4, "hidden": 128, "heads": 4, "codes": 64},
 }
 """`vit_tiny`: for images of 8 x 8 pixels such as the handwritten digits, and for tests."""
 
@@ -196,18 +217,59 @@ def router_config(config: VitConfig) -> RouterConfig:
     """The configuration of the routers of the MoE blocks. Raises ConfigError for an unknown router or option."""
     if config.router not in ROUTERS:
         raise ConfigError(f"router={config.router!r}: expected one of {', '.join(ROUTERS)}")
-    given = {"width": config.width, "experts": config.experts, "tokens": config.group_images * config.sequence}
+    given = {
+        "width": config.width,
+        "experts": config.experts,
+        "tokens": config.group_images * config.sequence,
+        "ids": 0,
+    }
+    if ROUTERS[config.router].needs == "ids":
+        patches = (config.image_size // config.patch_size) ** 2
+        given["ids"] = token_ids.count(
+            config.token_ids, patches=patches, codes=config.codes, class_token=config.pool == "token"
+        )
     options = set(RouterConfig.__dataclass_fields__) - set(given)
     for name, value in config.router_options.items():
         if name not in options:
             raise ConfigError(f"router_options[{name!r}]={value!r}: expected one of {', '.join(sorted(options))}")
-    return ROUTERS[config.router].configure(**given, **config.router_options)
+    settings = ROUTERS[config.router].configure(**given, **config.router_options)
+    _check_hashes(config, settings)
+    return settings
+
+
+def _check_hashes(config: VitConfig, settings: RouterConfig) -> None:
+    """MultiHash cuts hidden units and outputs into as many segments as there are hashes, and drops no token."""
+    if settings.hashes == 1:
+        return
+    if config.router != "hash" or settings.hashes < 1:
+        raise ConfigError(f"router_options['hashes']={settings.hashes!r}: expected 1, or more with the router hash")
+    check_segments(settings.hashes, hidden=config.hidden, output=config.width)
+    if settings.capacity_factor != math.inf:
+        raise ConfigError(f"router_options['capacity_factor']={settings.capacity_factor!r}: MultiHash has no capacity")
 
 
 def moe_noise_shapes(config: VitConfig, images: int) -> list[Shape]:
     """The shape `(G, T, E)` of the gating noise of each MoE block, in block order, for a batch of `images`."""
     shape = (_groups(config, images), config.group_images * config.sequence, config.experts)
     return [shape for _ in moe_blocks(config)]
+
+
+def router_ids(config: VitConfig) -> bool:
+    """Whether the model has routers that need token ids."""
+    return bool(moe_blocks(config)) and ROUTERS[config.router].needs == "ids"
+
+
+def codebook_needed(config: VitConfig) -> bool:
+    """Whether the model has a codebook, by which it tells what its tokens are: a constant among the parameters.
+
+    Its initial words are random; `moespec.models.hash_tables` makes them of a data set.
+    """
+    return router_ids(config) and token_ids.uses_codes(config.token_ids)
+
+
+def id_options(config: VitConfig) -> dict[str, Any]:
+    """What `token_ids.of_images` needs to know of the model."""
+    return {"kind": config.token_ids, "patch_size": config.patch_size, "class_token": config.pool == "token"}
 
 
 def _groups(config: VitConfig, images: int) -> int:
@@ -236,9 +298,9 @@ def parameter_shapes(config: VitConfig) -> Params:
 
 
 def parameter_count(config: VitConfig) -> int:
-    """The number of parameters, from their shapes."""
+    """The number of parameters, from their shapes; constants, which are not trained, do not count."""
     counts: list[int] = []
-    _map(_layout(config), lambda path, parameter: counts.append(math.prod(parameter.shape)))
+    _map(_layout(config), lambda path, p: counts.append(0 if path[-1] in CONSTANTS else math.prod(p.shape)))
     return sum(counts)
 
 
@@ -270,6 +332,8 @@ def _layout(config: VitConfig) -> Params:
             "bias": _Parameter((D,), _constant(0.0)),
         }
     }
+    if codebook_needed(config):
+        layout["ids"] = {"codebook": _Parameter((config.codes, p * p * config.channels), _normal(1.0))}
     if config.pool == "token":
         layout["token"] = _Parameter((1, 1, D), _constant(0.0))
     if config.positions == "learned":
@@ -385,7 +449,8 @@ class Output(NamedTuple):
     """What the model returns.
 
     logits: `(N, classes)`, or None without a head. features: `(N, D)`, what the head sees.
-    losses: weighted auxiliary losses by name, summed over MoE blocks. routings, metrics: one per MoE block, in order.
+    losses: weighted auxiliary losses by name, summed over MoE blocks. routings, metrics: one per MoE block, in order;
+        of MultiHash the routing of its first hash.
     """
 
     logits: Array
@@ -424,13 +489,14 @@ def forward(
 
     compute = _compute_dtype(B, config)
     x = _embed(B, config, params, images)  # (N, S, D)
+    needed = _needed(B, config, params, images)
     outputs: list[RouterOutput] = []
     for block in range(config.depth):
         p = params["blocks"][str(block)]
         x = x + _attention(B, compute(p["attention"]), _layer_norm(B, p["norm1"], x), None)
         y = _layer_norm(B, p["norm2"], x)
         if block in moe:
-            y, output = _moe(B, config, p["moe"], y, noise[len(outputs)] if noise else None, train)
+            y, output = _moe(B, config, p["moe"], y, noise[len(outputs)] if noise else None, train, needed)
             outputs.append(output)
         else:
             y = _mlp(B, config, compute(p["mlp"]), y)
@@ -513,14 +579,37 @@ def _mlp(B: Any, config: VitConfig, p: Params, x: Array) -> Array:
     return B.gelu(x @ p["w1"] + p["b1"], form=config.gelu) @ p["w2"] + p["b2"]
 
 
+def _needed(B: Any, config: VitConfig, params: Params, images: Array) -> dict[str, Array]:
+    """What the routers take beside the tokens: token ids `(G, T)`, the same for every block, or nothing."""
+    if not router_ids(config):
+        return {}
+    codebook = params["ids"]["codebook"] if codebook_needed(config) else None
+    ids = token_ids.of_images(B, images, codebook, **id_options(config))
+    return {"ids": ids.reshape((ids.shape[0] // config.group_images, config.group_images * ids.shape[1]))}
+
+
 def _moe(
-    B: Any, config: VitConfig, p: Params, x: Array, noise: Array | None, train: bool
+    B: Any, config: VitConfig, p: Params, x: Array, noise: Array | None, train: bool, needed: dict[str, Array]
 ) -> tuple[Array, RouterOutput]:
     tokens = x.reshape((x.shape[0] // config.group_images, config.group_images * x.shape[1], x.shape[2]))  # (G, T, D)
-    output = B.ROUTERS[config.router].route(p["router"], tokens, router_config(config), noise=noise, train=train)
-    experts = _compute_dtype(B, config)(p["experts"])
+    settings, experts = router_config(config), _compute_dtype(B, config)(p["experts"])
+    if settings.hashes > 1:
+        y, output = _multi_hash(B, settings, p["router"]["tables"], experts, tokens, needed["ids"])
+        return y.reshape(x.shape), output
+    output = B.ROUTERS[config.router].route(p["router"], tokens, settings, noise=noise, train=train, **needed)
     y = B.moe_layer(tokens, output.routing, lambda inputs: B.expert_mlp(inputs, experts, gelu=config.gelu))
     return y.reshape(x.shape), output
+
+
+def _multi_hash(
+    B: Any, settings: RouterConfig, tables: Array, experts: Params, tokens: Array, ids: Array
+) -> tuple[Array, RouterOutput]:
+    """MultiHash, which mixes experts inside the MLP. It reports the routing of its first hash, and the mean metrics."""
+    tables = B.cast(tables, "int32")
+    routings = [B.hash_routing(ids, tables[m], experts=settings.experts) for m in range(settings.hashes)]
+    each = [B.routing_metrics(routing) for routing in routings]
+    metrics = {name: sum((one[name] for one in each[1:]), each[0][name]) / len(each) for name in each[0]}
+    return B.multi_hash_mlp(tokens, ids, tables, experts), RouterOutput(routings[0], {}, metrics)
 
 
 def _pool(B: Any, config: VitConfig, params: Params, x: Array) -> Array:

@@ -67,6 +67,5 @@ HASH = Router(
     hash_layer,
     {"capacity_factor": math.inf, "noise_multiplier": 0.0},
     needs="ids",
-    constants=("tables",),
 )
 """The router; without a capacity factor it drops no token."""

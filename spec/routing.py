@@ -126,7 +126,6 @@ class Router:
     `init(generator, config)` returns NumPy parameters (float32); `route(params, tokens, config, *, noise=None,
     train=False)` returns a `RouterOutput`. `defaults` are the config fields in which the router differs from
     `RouterConfig`'s own defaults. `needs` names what `route` takes beside the tokens: "ids", (tokens,) integers.
-    `constants` are the parameters that training leaves as they are: their gradient is 0.
     """
 
     name: str
@@ -135,7 +134,6 @@ class Router:
     route: Callable[..., RouterOutput]
     defaults: dict[str, Any] = field(default_factory=dict)
     needs: str = ""
-    constants: tuple[str, ...] = ()
 
     def configure(self, **fields: Any) -> RouterConfig:
         """A `RouterConfig` with this router's defaults, overridden by `fields`."""
