@@ -15,17 +15,20 @@ from moespec.conformance.programs.layers import absolute_layer, experts_of
 from moespec.spec import ROUTERS
 from moespec.spec.token_ids import normalized_patches
 
-__all__ = ["STAGES"]
+__all__ = ["STAGES", "nearness"]
 
 IDS = Output(("groups", "tokens"), "int")
 TABLE = {"table": Output(("ids",), "int")}
 WEIGHTS = {"weights": Output(("groups", "experts", "capacity"), scale="magnitude")}
 
 
+def nearness(patches: Any, codebook: Any) -> Any:
+    """What `patch_codes` orders: (tokens, codes) for patches (tokens, pixels)."""
+    return normalized_patches(patches) @ codebook.T - 0.5 * np.sum(codebook * codebook, axis=1)
+
+
 def _nearness(B: Any, config: Config, v: Values) -> Values:
-    """What `patch_codes` orders."""
-    codebook = v["codebook"]
-    return {"scores": normalized_patches(v["patches"]) @ codebook.T - 0.5 * np.sum(codebook * codebook, axis=1)}
+    return {"scores": nearness(v["patches"], v["codebook"])}
 
 
 def _nearest_margin(config: Config, scores: Values, scales: Values) -> float:
