@@ -1,4 +1,4 @@
-"""The six routers: their composition, losses, options and initial parameters."""
+"""The routers: their composition, losses, options and initial parameters."""
 
 import numpy as np
 import pytest
@@ -183,6 +183,9 @@ def test_initial_parameters(name):
         assert params["scale"].shape == ()
         assert params["scale"] == 1
         assert params["slots"].std() == pytest.approx((64 * 16) ** -0.5, rel=0.03)
+    elif name == "hash":
+        assert params["tables"].shape == (1, 64)
+        assert set(np.unique(params["tables"])) <= set(range(16))
     else:
         assert params["kernel"].shape == (64, 16)
         assert params["kernel"].std() == pytest.approx(64**-0.5, rel=0.03)
