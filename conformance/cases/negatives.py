@@ -329,13 +329,13 @@ def _hash(case: Any, array_faults: Any, option: Any) -> Iterator[Definition]:
             wrong_inputs={argument: with_value(inputs[argument], wrong)}, purpose=f"The argument {argument} is out of range.",
         )  # fmt: skip
     yield option("hash_tables", "dispersed", "dispersed_experts", "experts", clusters, {"experts": E}, experts=0)
-    for name, error, wrong in (
+    for name, error, array in (
         ("dtype", "DtypeError", clusters["clusters"].array.astype(np.float32)),
         ("below_zero", "ContractError", clusters["clusters"].array - 1),
     ):
         yield case(
             "hash_tables", "dispersed", f"dispersed_{name}", error, "clusters", clusters, {"experts": E},
-            wrong_inputs={"clusters": tensor(wrong, "ids")}, purpose=f"The clusters have a wrong {name.replace('_', ' ')}.",
+            wrong_inputs={"clusters": tensor(array, "ids")}, purpose=f"The clusters have a wrong {name.replace('_', ' ')}.",
         )  # fmt: skip
     yield from array_faults("hash_tables", "k_means", "points", points, {"iterations": 2}, "k_means_")
     yield from array_faults("hash_tables", "k_means", "centroids", points, {"iterations": 2}, "centroids_")
@@ -354,13 +354,13 @@ def _hash(case: Any, array_faults: Any, option: Any) -> Iterator[Definition]:
 
     tables = {"tables": tensor(np.stack([hashed["table"].array] * 2), "hashes ids")}
     mixed = {**states, **ids, **tables, **experts("negative/experts", h=4)}
-    config = {"activation": "relu"}
-    yield from array_faults("multi_hash", "mlp", "tokens", mixed, config)
-    yield from integer_faults("multi_hash", "mlp", "ids", mixed, config, "ids_", hashing.V)
-    yield from integer_faults("multi_hash", "mlp", "tables", mixed, config, "tables_", E)
-    yield option("multi_hash", "mlp", "activation", "activation", mixed, config, activation="silu")
+    options: dict[str, Any] = {"activation": "relu"}
+    yield from array_faults("multi_hash", "mlp", "tokens", mixed, options)
+    yield from integer_faults("multi_hash", "mlp", "ids", mixed, options, "ids_", hashing.V)
+    yield from integer_faults("multi_hash", "mlp", "tables", mixed, options, "tables_", E)
+    yield option("multi_hash", "mlp", "activation", "activation", mixed, options, activation="silu")
     three = {"tables": tensor(np.stack([hashed["table"].array] * 3), "hashes ids")}
-    yield case("multi_hash", "mlp", "three_hashes", "ConfigError", "tables", mixed, config, wrong_inputs=three,
+    yield case("multi_hash", "mlp", "three_hashes", "ConfigError", "tables", mixed, options, wrong_inputs=three,
                purpose="Three hashes do not divide four hidden units.")  # fmt: skip
 
     routed = {**states, **ids, **experts("negative/experts")}
