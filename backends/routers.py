@@ -120,7 +120,7 @@ def hash_layer(
     check_integers("ids", ids, "groups tokens")
     check_size("ids", ids, 1, config.tokens, "config.tokens")
     table = B.cast(params["tables"], "int32")[0]
-    routing = B.hash_routing(ids, table, experts=config.experts, capacity=config.capacity())
+    routing = B.hash_routing(ids, table, experts=config.experts, capacity=config.capacity(), like=tokens)
     return RouterOutput(routing, {}, B.routing_metrics(routing))
 
 

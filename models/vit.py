@@ -606,7 +606,7 @@ def _multi_hash(
 ) -> tuple[Array, RouterOutput]:
     """MultiHash, which mixes experts inside the MLP. It reports the routing of its first hash, and the mean metrics."""
     tables = B.cast(tables, "int32")
-    routings = [B.hash_routing(ids, tables[m], experts=settings.experts) for m in range(settings.hashes)]
+    routings = [B.hash_routing(ids, tables[m], experts=settings.experts, like=tokens) for m in range(settings.hashes)]
     each = [B.routing_metrics(routing) for routing in routings]
     metrics = {name: sum((one[name] for one in each[1:]), each[0][name]) / len(each) for name in each[0]}
     return B.multi_hash_mlp(tokens, ids, tables, experts), RouterOutput(routings[0], {}, metrics)

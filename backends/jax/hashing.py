@@ -68,11 +68,14 @@ def pair_ids(first: Array, second: Array, *, vocabulary: int) -> Array:
     return cast(first, "int32") * vocabulary + cast(second, "int32")
 
 
-def hash_routing(ids: Array, table: Array, *, experts: int, capacity: int | None = None) -> SlotRouting:
+def hash_routing(
+    ids: Array, table: Array, *, experts: int, capacity: int | None = None, like: Array | None = None
+) -> SlotRouting:
     """Each token to the expert that the table has for its id, with weight 1.
 
     ids: (groups, tokens) integers; table: (ids,) integers; capacity: slots per expert, filled in the order of the
-    tokens, one for every token if None. Raises ConfigError for `experts` or `capacity` below 1.
+    tokens, one for every token if None; like: an array in whose dtype, or float32 if that is wider, the weights are
+    given, float32 if None. Raises ConfigError for `experts` or `capacity` below 1.
 
     Source: Roller et al. 2021 (arXiv 2106.04426), section 3. Section 12.
     """
@@ -82,7 +85,7 @@ def hash_routing(ids: Array, table: Array, *, experts: int, capacity: int | None
     capacity = ids.shape[1] if capacity is None else check_capacity(capacity)
     requests = jnp.asarray(table).astype(jnp.int32)[ids]
     token, slot = routing_of_requests(requests, experts, capacity)
-    weight = (token < ids.shape[1]).astype(jnp.float32)
+    weight = (token < ids.shape[1]).astype(jnp.float32 if like is None else wide(like).dtype)
     return SlotRouting(token, weight, slot[..., None], ids.shape[1])
 
 

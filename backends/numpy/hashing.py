@@ -33,8 +33,10 @@ def pair_ids(first: Array, second: Array, *, vocabulary: int) -> Array:
     return _ids([spec.pair_ids(**group, vocabulary=vocabulary) for group in groups(first=first, second=second)])
 
 
-def hash_routing(ids: Array, table: Array, *, experts: int, capacity: int | None = None) -> SlotRouting:
-    """`spec.hash_routing`: ids (G, T), table (V,)."""
+def hash_routing(
+    ids: Array, table: Array, *, experts: int, capacity: int | None = None, like: Array | None = None
+) -> SlotRouting:
+    """`spec.hash_routing`: ids (G, T), table (V,). Weights are in float64, whatever they should be like."""
     return by_slot(
         [spec.hash_routing(**group, table=table, experts=experts, capacity=capacity) for group in groups(ids=ids)]
     )

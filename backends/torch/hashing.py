@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from moespec.backends.torch.allocations import request_slots
-from moespec.backends.torch.arrays import full_precision, widen
+from moespec.backends.torch.arrays import full_precision, wide, widen
 from moespec.backends.torch.network import EXPERT_AXES, gelu
 from moespec.backends.torch.rows import invert_index
 from moespec.backends.torch.slots import SlotRouting, moe_layer
@@ -78,7 +78,9 @@ def pair_ids(first: Tensor, second: Tensor, *, vocabulary: int) -> Tensor:
     return first.int() * vocabulary + second.int()
 
 
-def hash_routing(ids: Tensor, table: Tensor, *, experts: int, capacity: int | None = None) -> SlotRouting:
+def hash_routing(
+    ids: Tensor, table: Tensor, *, experts: int, capacity: int | None = None, like: Tensor | None = None
+) -> SlotRouting:
     """Each token to the expert that the table has for its id, with weight 1.
 
     Args:
@@ -86,6 +88,7 @@ def hash_routing(ids: Tensor, table: Tensor, *, experts: int, capacity: int | No
         table: (ids,) integers.
         experts: E.
         capacity: slots per expert, filled in the order of the tokens; one for every token if None.
+        like: an array in whose dtype, or float32 if that is wider, the weights are given; float32 if None.
 
     Returns:
         SlotRouting whose `slot` is (groups, tokens, 1).
@@ -102,7 +105,8 @@ def hash_routing(ids: Tensor, table: Tensor, *, experts: int, capacity: int | No
     capacity = tokens if capacity is None else check_capacity(capacity)
     slot = request_slots(table.int()[ids.long()], experts, capacity)
     token = invert_index(slot, experts * capacity).int().reshape(groups, experts, capacity)
-    return SlotRouting(token, (token < tokens).float(), slot[:, :, None], tokens)
+    weight = (token < tokens).to(torch.float32 if like is None else wide(like.dtype))
+    return SlotRouting(token, weight, slot[:, :, None], tokens)
 
 
 def multi_hash_mlp(

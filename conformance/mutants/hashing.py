@@ -179,18 +179,20 @@ def one_update(B: Any, points: Any, centroids: Any, *, iterations: int = 25) -> 
 # Routing and MultiHash.
 
 
-def hash_by_remainder(B: Any, ids: Any, table: Any, *, experts: int, capacity: int | None = None) -> Any:
+def hash_by_remainder(B: Any, ids: Any, table: Any, *, experts: int, **options: Any) -> Any:
     """The expert is the remainder of the id, whatever the table says."""
-    B.hash_routing(ids, table, experts=experts, capacity=capacity)
-    return B.hash_routing(ids, np.arange(len(table)) % experts, experts=experts, capacity=capacity)
+    B.hash_routing(ids, table, experts=experts, **options)
+    return B.hash_routing(ids, np.arange(len(table)) % experts, experts=experts, **options)
 
 
-def hash_with_a_capacity(B: Any, ids: Any, table: Any, *, experts: int, capacity: int | None = None) -> Any:
+def hash_with_a_capacity(
+    B: Any, ids: Any, table: Any, *, experts: int, capacity: int | None = None, **options: Any
+) -> Any:
     """An expert has room for its share of the tokens only, where no capacity is asked for."""
     if capacity is None:
         B.hash_routing(ids, table, experts=experts)
         capacity = -(-ids.shape[1] // experts)
-    return B.hash_routing(ids, table, experts=experts, capacity=capacity)
+    return B.hash_routing(ids, table, experts=experts, capacity=capacity, **options)
 
 
 def last_tokens_first(B: Any, ids: Any, table: Any, **options: Any) -> Any:
