@@ -7,6 +7,9 @@ One update of a parameter `p` with gradient `g` at step `n = 1, 2, ...` and lear
     nu <- b2 nu + (1 - b2) g^2
     p  <- p - r * (mu / (1 - b1^n)) / (sqrt(nu / (1 - b2^n)) + epsilon)  -  r * weight_decay * p    (if `decays(path)`)
 
+A constant that travels with the parameters (`CONSTANTS`) has the gradient 0 and no decay, so it stays as it is, bit for
+bit: mu and nu stay 0, and so does the update.
+
 Source: Loshchilov and Hutter 2019, Algorithm 2 (decoupled decay, times the learning rate, as in optax and torch).
 """
 
@@ -16,10 +19,14 @@ from dataclasses import dataclass
 
 from moespec.spec.errors import ConfigError
 
-__all__ = ["DECAYED", "OptimizerConfig", "decays"]
+__all__ = ["CONSTANTS", "DECAYED", "OptimizerConfig", "decays"]
 
 DECAYED = frozenset({"kernel", "w1", "w2", "slots"})
 """Names of the parameters that weight decay applies to: matrices, but neither biases, norms, positions nor scales."""
+
+
+CONSTANTS = frozenset({"codebook", "tables"})
+"""Names of what is kept among the parameters but not trained: no gradient reaches it."""
 
 
 def decays(path: Sequence[str]) -> bool:

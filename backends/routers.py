@@ -11,8 +11,9 @@ from functools import partial
 from typing import Any
 
 from moespec.spec.base_layers import even_slots
-from moespec.spec.checks import check_at_least, check_option, check_size
+from moespec.spec.checks import check_at_least, check_integers, check_option, check_rank, check_size
 from moespec.spec.dselect_k import code_bits
+from moespec.spec.hash_router import check_one_hash
 from moespec.spec.importance_score import surviving_tokens
 from moespec.spec.routers import ROUTERS as SPEC_ROUTERS
 from moespec.spec.routing import Params, Router, RouterConfig, RouterOutput
@@ -35,6 +36,7 @@ def build(B: Backend) -> dict[str, Router]:
         "importance_score": importance_score,
         "dselect_k": dselect_k,
         "base": base,
+        "hash": hash_layer,
     }
     return {name: replace(SPEC_ROUTERS[name], route=partial(route, B)) for name, route in compositions.items()}
 
@@ -157,6 +159,31 @@ def base(
     else:
         routing = B.base_routing(scores, B.base_greedy(scores), capacity=config.tokens)
     return RouterOutput(routing, {}, {**B.routing_metrics(routing), **reported})
+
+
+def hash_layer(
+    B: Backend,
+    params: Params,
+    tokens: Array,
+    config: RouterConfig,
+    *,
+    noise: Array | None = None,
+    train: bool = False,
+    ids: Array | None = None,
+) -> RouterOutput:
+    """The expert that the table has for the id of each token; for its place where no ids are given. Section 12.
+
+    ids: (groups, tokens).
+    """
+    check_one_hash(config.hashes)
+    check_rank("tables", params["tables"], "hashes ids")
+    ids = B.position_ids(tokens) if ids is None else ids
+    check_size("tokens", tokens, 1, config.tokens, "config.tokens")
+    check_integers("ids", ids, "groups tokens")
+    check_size("ids", ids, 1, config.tokens, "config.tokens")
+    table = B.cast(params["tables"], "int32")[0]
+    routing = B.hash_routing(ids, table, experts=config.experts, capacity=config.capacity(), like=tokens)
+    return RouterOutput(routing, {}, B.routing_metrics(routing))
 
 
 def _logits(

@@ -16,7 +16,7 @@ from moespec.spec.routing import Params
 
 __all__ = ["Model", "create", "list_models"]
 
-_MOE_FIELDS = ("router", "experts", "router_options", "expert_init", "group_images")
+_MOE_FIELDS = ("router", "experts", "router_options", "expert_init", "group_images", "token_ids", "codes")
 
 
 @dataclass(frozen=True)

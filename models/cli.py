@@ -7,7 +7,7 @@ error and exit status 2; an interruption is 130.
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -18,7 +18,7 @@ from moespec.models import configfile
 from moespec.models.config import BackendName, Config
 from moespec.spec.errors import SpecError
 
-__all__ = ["EvaluateArguments", "InspectArguments", "ListArguments", "TrainArguments", "main"]
+__all__ = ["EvaluateArguments", "HashTableArguments", "InspectArguments", "ListArguments", "TrainArguments", "main"]
 
 Arguments = TypeVar("Arguments")
 
@@ -39,6 +39,24 @@ class TrainArguments:
     resume: FlagCreatePairsOff[bool] = False
     """go on from the run's last checkpoint, with the run's own configuration"""
     settings: Annotated[Config, arg(name="")] = field(default_factory=Config)
+
+
+def _hashed() -> Config:
+    """The defaults of the command hash-table: those of train, with the router hash."""
+    return Config(model=replace(Config().model, router="hash"))
+
+
+@dataclass(frozen=True)
+class HashTableArguments:
+    """Make the codebook and the tables of the router hash of a data set, and write them to a file.
+
+    `moespec train --router hash --hash.path FILE` trains with them; without a file it makes them itself. The options
+    are those of train; what counts is the data, the model, the seed and how the tables are made (--hash.kind).
+    """
+
+    out: str
+    """the file to write (.safetensors)"""
+    settings: Annotated[Config, arg(name="")] = field(default_factory=_hashed)
 
 
 @dataclass(frozen=True)
@@ -120,6 +138,13 @@ def _train(arguments: list[str]) -> None:
     commands.train_command(parsed.settings, run=parsed.run, resume=parsed.resume)
 
 
+def _hash_table(arguments: list[str]) -> None:
+    parsed = _parse("hash-table", HashTableArguments, arguments)
+    from moespec.models import commands
+
+    commands.hash_table_command(parsed.settings, Path(parsed.out))
+
+
 def _evaluate(arguments: list[str]) -> None:
     parsed = _parse("evaluate", EvaluateArguments, arguments)
     from moespec.models import commands
@@ -145,6 +170,7 @@ def _list(arguments: list[str]) -> None:
 
 COMMANDS: dict[str, tuple[str, Callable[[list[str]], None]]] = {
     "train": ("train a model and write a report", _train),
+    "hash-table": ("make the codebook and tables of the router hash", _hash_table),
     "evaluate": ("evaluate a run's checkpoint on the validation images", _evaluate),
     "inspect": ("draw which experts handle which patch of an image", _inspect),
     "list": ("list models, routers, data sets and recipes", _list),
@@ -158,5 +184,5 @@ def _parse(name: str, kind: type[Arguments], arguments: list[str], **options: An
 
 
 def _usage() -> str:
-    lines = [f"  {name:9} {text}" for name, (text, _) in COMMANDS.items()]
+    lines = [f"  {name:10} {text}" for name, (text, _) in COMMANDS.items()]
     return "\n".join(["usage: moespec COMMAND [options]", "", *lines, "", "moespec COMMAND --help shows the options."])

@@ -5,7 +5,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from moespec.models import configfile, families, list_models
+from moespec.models import configfile, families, hash_tables, list_models
 from moespec.models.compilation import compile_if, pays
 from moespec.models.config import Config
 from moespec.models.datasets import DATASETS, Dataset
@@ -21,9 +21,10 @@ from moespec.models.rundirectory import RunDirectory
 from moespec.models.runlog import read_log
 from moespec.models.savestate import trained_params
 from moespec.models.train import train
+from moespec.spec.errors import ConfigError
 from moespec.spec.routers import ROUTERS
 
-__all__ = ["evaluate_command", "inspect_command", "list_command", "train_command"]
+__all__ = ["evaluate_command", "hash_table_command", "inspect_command", "list_command", "train_command"]
 
 
 def train_command(config: Config, *, run: str | None, resume: bool) -> None:
@@ -51,6 +52,24 @@ def train_command(config: Config, *, run: str | None, resume: bool) -> None:
         f"validation accuracy {last['accuracy']:.4f} ({round(last['accuracy'] * last['images'])} of {last['images']})"
     )
     print(f"report: {path / 'report.html'}")
+
+
+def hash_table_command(config: Config, out: Path) -> None:
+    """Makes the codebook and tables that the router of a model needs, and writes them to a file."""
+    dataset = load_data(config)
+    config = resolve(config, dataset, "numpy")
+    model = model_config(config.model)
+    if not hash_tables.needed(model):
+        section = config.model
+        raise ConfigError(
+            f"model.name={section.name!r}, router={section.router!r}, moe={section.moe!r}: no router that needs token ids"
+        )
+    if not out.parent.is_dir():
+        raise RunError(f"out={str(out)!r}: there is no folder {str(out.parent)!r}")
+    found = hash_tables.make(model, config, dataset)
+    hash_tables.write(out, found, model)
+    codes = f"{len(found.codebook)} codes, " if found.codebook is not None else ""
+    print(f"{out}: {codes}{found.tables.shape[1]} ids, {model.experts} experts, {len(found.tables)} hashes")
 
 
 def evaluate_command(run: Path, *, backend: str | None, step: int | None) -> None:

@@ -19,6 +19,7 @@ __all__ = [
     "BackendName",
     "Config",
     "DataConfig",
+    "HashConfig",
     "ModelConfig",
     "RouterOptions",
     "ScheduleConfig",
@@ -80,6 +81,8 @@ class RouterOptions:
     """weight of the entropy of the selectors (DSelect-k)"""
     reachability_weight: float | None = None
     """weight of the mass of selectors on codes without an expert (DSelect-k)"""
+    hashes: int | None = None
+    """hashes of the router hash; several mix experts inside the MLP (MultiHash)"""
 
 
 @dataclass(frozen=True)
@@ -92,7 +95,7 @@ class ModelConfig:
     """router of the MoE blocks (moespec list routers); ViT: soft_moe"""
     moe: str | None = None
     """MoE blocks: none, every_2, last_half, last_N, every_2_last_N; ViT: last_half"""
-    experts: int | None = None
+    experts: Annotated[int | None, arg(aliases=["--experts"])] = None
     """number of experts (Sparse-MLP: those that mix channels); ViT: 8"""
     image_size: int | None = None
     """height and width of the images in pixels"""
@@ -124,6 +127,10 @@ class ModelConfig:
     """initial values of the experts"""
     group_images: int | None = None
     """images routed together as one group (Sparse-MLP: whose tokens are; 0 for all of a batch)"""
+    token_ids: Literal["patch_code", "position", "previous", "bigram", "position_code"] | None = None
+    """what a token is, for the router hash (moespec.models.token_ids)"""
+    codes: Annotated[int | None, arg(aliases=["--codes"])] = None
+    """codewords of the codebook of patches, for the router hash"""
     token_hidden: int | None = None
     """hidden width of an MLP that mixes tokens (Mixer, Sparse-MLP)"""
     token_experts: int | None = None
@@ -176,6 +183,21 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         _at_least("data", self, crop_padding=0, mixup=0, prefetch=1)
+
+
+@dataclass(frozen=True)
+class HashConfig:
+    """How the codebook and the tables of the router hash are made, which then travel in the checkpoints."""
+
+    path: str = ""
+    """a file of moespec hash-table; without one they are made of the training images"""
+    kind: Literal["auto", "random", "balanced", "clustered", "dispersed"] = "auto"
+    """kind of table; auto: balanced, or random for several hashes"""
+    images: int = 10000
+    """training images that are looked at"""
+
+    def __post_init__(self) -> None:
+        _at_least("hash", self, images=1)
 
 
 @dataclass(frozen=True)
@@ -246,6 +268,7 @@ class Config:
     optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(b2=0.98, weight_decay=0.3, clip=1.0))
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
+    hash: HashConfig = field(default_factory=HashConfig)
 
 
 def _at_least(section: str, config: object, **lowest: int) -> None:

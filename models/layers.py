@@ -104,16 +104,22 @@ def router_settings(
 ) -> RouterConfig:
     """The configuration of a router with `options`; `fixed` are fields of its own that the model decides.
 
-    Raises ConfigError for an unknown router or option.
+    Raises ConfigError for an unknown router or option, for a router that needs token ids when the model has none to give
+    (no `ids` in `fixed`), and for several hashes of a router that has none.
     """
     if router not in ROUTERS:
         raise ConfigError(f"router={router!r}: expected one of {', '.join(ROUTERS)}")
-    decided = {"width": width, "experts": experts, "tokens": tokens, **fixed}
+    decided = {"width": width, "experts": experts, "tokens": tokens, "ids": 0, **fixed}
+    if ROUTERS[router].needs == "ids" and not decided["ids"]:
+        raise ConfigError(f"router={router!r} needs token ids, and what it would route here has none")
     known = set(RouterConfig.__dataclass_fields__) - set(decided)
     for name, value in options.items():
         if name not in known:
             raise ConfigError(f"router_options[{name!r}]={value!r}: expected one of {', '.join(sorted(known))}")
-    return ROUTERS[router].configure(**decided, **options)
+    settings = ROUTERS[router].configure(**decided, **options)
+    if settings.hashes != 1 and (ROUTERS[router].needs != "ids" or settings.hashes < 1):
+        raise ConfigError(f"router_options['hashes']={settings.hashes!r}: expected 1, or more with the router hash")
+    return settings
 
 
 class MoeLayer(NamedTuple):
@@ -150,7 +156,8 @@ class Output(NamedTuple):
     """What a model returns.
 
     logits: `(N, classes)`, or None without a head. features: `(N, D)`, what the head sees.
-    losses: weighted auxiliary losses by name, summed over MoE layers. routings, metrics: one per MoE layer, in order.
+    losses: weighted auxiliary losses by name, summed over MoE layers. routings, metrics: one per MoE layer, in order;
+    of MultiHash the routing of its first hash.
     """
 
     logits: Array
@@ -197,14 +204,40 @@ def mlp(B: Any, p: Params, x: Array, *, gelu: str) -> Array:
 
 
 def moe(
-    B: Any, p: Params, items: Array, layer: MoeLayer, *, config: Any, noise: Array | None, train: bool
+    B: Any,
+    p: Params,
+    items: Array,
+    layer: MoeLayer,
+    *,
+    config: Any,
+    noise: Array | None,
+    train: bool,
+    ids: Array | None = None,
 ) -> tuple[Array, RouterOutput]:
-    """The MoE layer on `items` `(..., width)`, which are routed in groups in row-major order; the shape is kept."""
+    """The MoE layer on `items` `(..., width)`, which are routed in groups in row-major order; the shape is kept.
+
+    ids: those of the items, `(...)`, for a router that needs them.
+    """
     grouped = items.reshape((layer.groups, layer.settings.tokens, items.shape[-1]))  # (G, T, D)
-    output = B.ROUTERS[layer.router].route(p["router"], grouped, layer.settings, noise=noise, train=train)
     experts = compute_dtype(B, config.dtype)(p["experts"])
+    needed = {} if ids is None else {"ids": ids.reshape(grouped.shape[:2])}
+    if layer.settings.hashes > 1:
+        y, output = _multi_hash(B, layer.settings, p["router"]["tables"], experts, grouped, **needed)
+        return y.reshape(items.shape), output
+    output = B.ROUTERS[layer.router].route(p["router"], grouped, layer.settings, noise=noise, train=train, **needed)
     y = B.moe_layer(grouped, output.routing, lambda inputs: B.expert_mlp(inputs, experts, gelu=config.gelu))
     return y.reshape(items.shape), output
+
+
+def _multi_hash(
+    B: Any, settings: RouterConfig, tables: Array, experts: Params, tokens: Array, ids: Array
+) -> tuple[Array, RouterOutput]:
+    """MultiHash, which mixes experts inside the MLP. It reports the routing of its first hash, and the mean metrics."""
+    tables = B.cast(tables, "int32")
+    routings = [B.hash_routing(ids, tables[m], experts=settings.experts, like=tokens) for m in range(settings.hashes)]
+    each = [B.routing_metrics(routing) for routing in routings]
+    metrics = {name: sum((one[name] for one in each[1:]), each[0][name]) / len(each) for name in each[0]}
+    return B.multi_hash_mlp(tokens, ids, tables, experts), RouterOutput(routings[0], {}, metrics)
 
 
 def output_of(config: Any, params: Params, features: Array, outputs: list[RouterOutput]) -> Output:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from moespec.backends.optimizer import CONSTANTS
 from moespec.spec import routers
 from moespec.spec.errors import ConfigError
 from moespec.spec.routers import ROUTERS
@@ -51,9 +52,9 @@ def shapes(layout: Params) -> Params:
 
 
 def count(layout: Params) -> int:
-    """The number of parameters, from their shapes."""
+    """The number of parameters, from their shapes; constants, which are not trained, do not count."""
     counts: list[int] = []
-    _map(layout, lambda path, parameter: counts.append(math.prod(parameter.shape)))
+    _map(layout, lambda path, p: counts.append(0 if path[-1] in CONSTANTS else math.prod(p.shape)))
     return sum(counts)
 
 

@@ -1,5 +1,6 @@
 """The state of a run to and from checkpoints: where to start, and what to save."""
 
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
@@ -25,15 +26,19 @@ class Start(NamedTuple):
     seconds: float
 
 
-def begin(B: Any, config: Config, directory: RunDirectory, *, examples: int) -> Start:
-    """The state of the newest checkpoint in the folder, or the initial one; `examples`: number of training images.
+def begin(
+    B: Any, config: Config, directory: RunDirectory, *, examples: int, initial: Callable[[], dict[str, Any]]
+) -> Start:
+    """The state of the newest checkpoint in the folder, or that of the initial parameters (NumPy) that `initial` makes.
+
+    examples: number of training images.
 
     Raises CheckpointError for a checkpoint that is damaged, or of another seed, batch or number of images.
     """
     model, seed = model_config(config.model), config.training.seed
     found = directory.load(family(model).parameter_shapes(model))
     if found is None:
-        return Start(B.init_state(B.from_numpy(family(model).init(model, seed)), config.optimizer), 0, 0.0)
+        return Start(B.init_state(B.from_numpy(initial()), config.optimizer), 0, 0.0)
     step = found.record["step"]
     expected = {
         "random": {"seed": seed, "step": step},

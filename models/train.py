@@ -11,6 +11,7 @@ from moespec.models.compilation import compile_if, pays
 from moespec.models.config import Config
 from moespec.models.datasets import Dataset
 from moespec.models.evaluate import evaluate
+from moespec.models.hash_tables import initial_params
 from moespec.models.loader import Prefetcher, training_batch
 from moespec.models.objective import gating_noise, make_forward, make_loss, unflatten
 from moespec.models.progress import Progress
@@ -37,7 +38,9 @@ def train(B: Any, config: Config, dataset: Dataset, run: Path) -> Trained:
     """
     model, settings, directory = model_config(config.model), config.training, RunDirectory(run)
     examples = len(dataset.train)
-    state, start, seconds = begin(B, config, directory, examples=examples)
+    state, start, seconds = begin(
+        B, config, directory, examples=examples, initial=lambda: initial_params(config, dataset)
+    )
     compiled = pays(B, settings.steps, settings.compile)
     eager = {} if compiled else {"compiled": False}
     loss = make_loss(B, model, settings.loss)

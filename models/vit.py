@@ -12,15 +12,18 @@ Sources: Dosovitskiy et al. 2021 (ViT); Riquelme et al. 2021 (V-MoE); Puigcerver
 2024 (routers, placement). Section 16 of the algorithm sheet has the table of variants and their parameter counts.
 """
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from moespec.models import layers, parameters
+from moespec.models import layers, parameters, token_ids
 from moespec.models.layers import MoeLayer, Output
 from moespec.models.parameters import Parameter, Shape, constant, glorot_uniform, normal
+from moespec.spec.checks import check_segments
 from moespec.spec.errors import ConfigError
+from moespec.spec.routers import ROUTERS
 from moespec.spec.routing import Params, RouterConfig, RouterOutput
 
 __all__ = [
@@ -28,7 +31,9 @@ __all__ = [
     "SIZES",
     "Output",
     "VitConfig",
+    "codebook_needed",
     "forward",
+    "id_options",
     "init",
     "moe_blocks",
     "moe_layers",
@@ -37,6 +42,7 @@ __all__ = [
     "parameter_count",
     "parameter_shapes",
     "router_config",
+    "router_ids",
 ]
 
 Array = Any
@@ -66,6 +72,8 @@ class VitConfig:
     router_options: fields of `RouterConfig` that differ from the router's defaults (choices, capacity_factor, ...).
     expert_init: "independent" initial values for each expert, or "shared" by all experts of a block.
     group_images: images routed together as one group.
+    token_ids: what the id of a token is, for a router that needs ids (`hash`): see `moespec.models.token_ids`.
+    codes: codewords of a codebook of patches, for such ids.
     dtype: "float32" computes in the dtype of the parameters (which are initialised in float32); "bfloat16" computes
         the blocks in bfloat16 from float32 parameters, with router logits, final norm, pooling and head in float32.
     head_bias: initial value of the bias of the head.
@@ -90,11 +98,13 @@ class VitConfig:
     router_options: Mapping[str, bool | int | float | str] = field(default_factory=dict, hash=False)
     expert_init: str = "independent"
     group_images: int = 1
+    token_ids: str = "patch_code"
+    codes: int = 1024
     dtype: str = "float32"
     head_bias: float = 0.0
 
     def __post_init__(self) -> None:
-        layers.check_fields(self, at_least_one=("heads", "group_images"), choices=_OPTIONS)
+        layers.check_fields(self, at_least_one=("heads", "group_images", "codes"), choices=_OPTIONS)
         if self.width % self.heads:
             raise ConfigError(f"heads={self.heads!r} does not divide width={self.width!r}")
         if self.qk_norm_bias and not self.qk_norm:
@@ -115,6 +125,7 @@ class VitConfig:
 _OPTIONS = {
     "pool": ("gap", "token", "map"),
     "positions": ("learned", "sincos2d", "sincos2d_moco"),
+    "token_ids": token_ids.KINDS,
 }
 
 SIZES: dict[str, dict[str, int]] = {
@@ -129,7 +140,7 @@ SIZES: dict[str, dict[str, int]] = {
 
 TINY: dict[str, int] = {
     **{"image_size": 8, "patch_size": 2, "channels": 1, "classes": 10},
-    **{"width": 64, "depth": 4, "hidden": 128, "heads": 4},
+    **{"width": 64, "depth": 4, "hidden": 128, "heads": 4, "codes": 64},
 }
 """`vit_tiny`: for images of 8 x 8 pixels such as the handwritten digits, and for tests."""
 
@@ -162,10 +173,21 @@ def moe_blocks(config: VitConfig) -> tuple[int, ...]:
 
 def router_config(config: VitConfig) -> RouterConfig:
     """The configuration of the routers of the MoE blocks. Raises ConfigError for an unknown router or option."""
-    tokens = config.group_images * config.sequence
-    return layers.router_settings(
-        config.router, config.router_options, width=config.width, experts=config.experts, tokens=tokens
+    patches, class_token = (config.image_size // config.patch_size) ** 2, config.pool == "token"
+    settings = layers.router_settings(
+        config.router,
+        config.router_options,
+        width=config.width,
+        experts=config.experts,
+        tokens=config.group_images * config.sequence,
+        ids=token_ids.count(config.token_ids, patches=patches, codes=config.codes, class_token=class_token),
     )
+    if settings.hashes > 1:  # MultiHash has segments of hidden units and outputs for each hash, and drops no token
+        check_segments(settings.hashes, hidden=config.hidden, output=config.width)
+        if settings.capacity_factor != math.inf:
+            factor = settings.capacity_factor
+            raise ConfigError(f"router_options['capacity_factor']={factor!r}: MultiHash has no capacity")
+    return settings
 
 
 def moe_layers(config: VitConfig, images: int) -> list[MoeLayer]:
@@ -182,6 +204,24 @@ def moe_noise_shapes(config: VitConfig, images: int) -> list[Shape]:
     return layers.noise_shapes(moe_layers(config, images))
 
 
+def router_ids(config: VitConfig) -> bool:
+    """Whether the model has routers that need token ids."""
+    return bool(moe_blocks(config)) and ROUTERS[config.router].needs == "ids"
+
+
+def codebook_needed(config: VitConfig) -> bool:
+    """Whether the model has a codebook, by which it tells what its tokens are: a constant among the parameters.
+
+    Its initial words are random; `moespec.models.hash_tables` makes them of a data set.
+    """
+    return router_ids(config) and token_ids.uses_codes(config.token_ids)
+
+
+def id_options(config: VitConfig) -> dict[str, Any]:
+    """What `token_ids.of_images` needs to know of the model."""
+    return {"kind": config.token_ids, "patch_size": config.patch_size, "class_token": config.pool == "token"}
+
+
 # ------------------------------------------------------------------------------------------------------ parameters
 
 
@@ -195,7 +235,7 @@ def parameter_shapes(config: VitConfig) -> Params:
 
 
 def parameter_count(config: VitConfig) -> int:
-    """The number of parameters, from their shapes."""
+    """The number of parameters, from their shapes; constants, which are not trained, do not count."""
     return parameters.count(_layout(config))
 
 
@@ -215,6 +255,8 @@ def _layout(config: VitConfig) -> Params:
     """Every parameter of the model, its name, shape and initial values."""
     D = config.width
     layout: Params = {"embedding": parameters.embedding(config.patch_size, config.channels, D)}
+    if codebook_needed(config):
+        layout["ids"] = {"codebook": Parameter((config.codes, config.patch_size**2 * config.channels), normal(1.0))}
     if config.pool == "token":
         layout["token"] = Parameter((1, 1, D), constant(0.0))
     if config.positions == "learned":
@@ -291,6 +333,7 @@ def forward(
 
     compute = layers.compute_dtype(B, config.dtype)
     x = _embed(B, config, params, images)  # (N, S, D)
+    ids = _token_ids(B, config, params, images)
     outputs: list[RouterOutput] = []
     for block in range(config.depth):
         p = params["blocks"][str(block)]
@@ -298,7 +341,8 @@ def forward(
         y = layers.layer_norm(B, p["norm2"], x)
         if str(block) in moe:
             drawn = noise[len(outputs)] if noise else None
-            y, output = layers.moe(B, p["moe"], y, moe[str(block)], config=config, noise=drawn, train=train)
+            layer = moe[str(block)]
+            y, output = layers.moe(B, p["moe"], y, layer, config=config, noise=drawn, train=train, ids=ids)
             outputs.append(output)
         else:
             y = layers.mlp(B, compute(p["mlp"]), y, gelu=config.gelu)
@@ -320,6 +364,14 @@ def _embed(B: Any, config: VitConfig, params: Params, images: Array) -> Array:
         token = B.broadcast_to(compute(params["token"]), (x.shape[0], 1, config.width))
         x = B.concatenate([token, x], 1)
     return x + compute(params["positions"]) if config.positions == "learned" else x
+
+
+def _token_ids(B: Any, config: VitConfig, params: Params, images: Array) -> Array | None:
+    """The token ids `(N, S)` for the routers of all blocks, or None if they need none."""
+    if not router_ids(config):
+        return None
+    codebook = params["ids"]["codebook"] if codebook_needed(config) else None
+    return token_ids.of_images(B, images, codebook, **id_options(config))
 
 
 def _sincos_positions(B: Any, config: VitConfig, x: Array) -> Array:

@@ -16,9 +16,10 @@ numbers except the initial parameters of a router, from a generator that is pass
 | 8 | sparsity-constrained transport | `simplex`, `transport_duals`, `sparse_transport` |
 | 9 | Soft MoE | `soft_moe` |
 | 10 | auxiliary losses | `losses` |
-| 15 | Sparse-MLP: rescale sub-layer, importance-score routing | `sparse_mlp`, `importance_score` |
+| 12 | hash layers: token ids, tables, routing, MultiHash | `token_ids`, `hash_tables`, `hash_layers` |
 | 13 | DSelect-k | `dselect_k` |
 | 14 | BASE layers | `base_layers` |
+| 15 | Sparse-MLP: rescale sub-layer, importance-score routing | `sparse_mlp`, `importance_score` |
 | 16 | operations of a vision transformer | `network` |
 
 `ALGORITHMS` lists what is specified and `LEDGER` every place where a paper had to be read one way or another.
@@ -38,6 +39,15 @@ from moespec.spec.dselect_k import (
 )
 from moespec.spec.errors import ConfigError, ContractError, DtypeError, ShapeError, SpecError
 from moespec.spec.expert_choice import expert_choice
+from moespec.spec.hash_layers import hash_routing, multi_hash_mlp
+from moespec.spec.hash_tables import (
+    Clustering,
+    hash_table_balanced,
+    hash_table_clustered,
+    hash_table_dispersed,
+    hash_table_random,
+    k_means,
+)
 from moespec.spec.importance_score import importance_score_choice, importance_score_order
 from moespec.spec.layer import expert_mlp, gelu, moe_layer
 from moespec.spec.losses import balance_loss, importance_loss, load_loss, z_loss
@@ -54,6 +64,7 @@ from moespec.spec.softmax import add_gating_noise, router_logits, softmax_affini
 from moespec.spec.sparse_mlp import rescale
 from moespec.spec.sparse_transport import sparse_transport_affinity
 from moespec.spec.token_choice import token_choice
+from moespec.spec.token_ids import pair_ids, patch_codes, position_ids, previous_ids
 from moespec.spec.transport_duals import Dual, SemiDual, transport_dual, transport_semi_dual
 
 __all__ = [
@@ -63,6 +74,7 @@ __all__ = [
     "ROUTERS",
     "Algorithm",
     "Assignment",
+    "Clustering",
     "ConfigError",
     "ContractError",
     "DtypeError",
@@ -91,13 +103,24 @@ __all__ = [
     "expert_choice",
     "expert_mlp",
     "gelu",
+    "hash_routing",
+    "hash_table_balanced",
+    "hash_table_clustered",
+    "hash_table_dispersed",
+    "hash_table_random",
     "importance_loss",
     "importance_score_choice",
     "importance_score_order",
+    "k_means",
     "layer_norm",
     "load_loss",
     "moe_layer",
+    "multi_hash_mlp",
+    "pair_ids",
+    "patch_codes",
     "patch_embed",
+    "position_ids",
+    "previous_ids",
     "project_simplex",
     "project_sparse_simplex",
     "rescale",

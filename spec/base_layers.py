@@ -35,7 +35,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import linear_sum_assignment
 
-from moespec.spec.checks import as_array, check_capacity, check_integers
+from moespec.spec.checks import as_array, check_capacity, check_one_per_token
 from moespec.spec.errors import ContractError, ShapeError
 from moespec.spec.numerics import Array, sigmoid, stable_order
 from moespec.spec.routing import Routing
@@ -163,7 +163,7 @@ def base_routing(scores: ArrayLike, expert: ArrayLike, *, capacity: int) -> Rout
     """
     scores, expert = as_array("scores", scores, "tokens experts"), np.asarray(expert)
     tokens, experts = scores.shape
-    check_integers("expert", expert, (tokens,))
+    check_one_per_token("expert", expert, (tokens,))
     check_capacity(capacity)
     if not ((expert >= 0) & (expert < experts)).all():
         raise ContractError(f"expert: expected numbers from 0 to {experts - 1}, got {expert.tolist()}")

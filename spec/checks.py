@@ -17,6 +17,7 @@ from moespec.spec.errors import ConfigError, ContractError, DtypeError, ShapeErr
 
 __all__ = [
     "as_array",
+    "as_ids",
     "as_order",
     "as_scalar",
     "check_at_least",
@@ -33,6 +34,7 @@ __all__ = [
     "check_rank",
     "check_same_shape",
     "check_scores",
+    "check_segments",
     "check_size",
 ]
 
@@ -88,17 +90,27 @@ def check_same_shape(name: str, array: Any, other_name: str, other: Any) -> None
         raise ShapeError(f"{name}: shape {tuple(array.shape)} differs from that of {other_name}, {tuple(other.shape)}")
 
 
-def check_integers(name: str, array: Any, shape: tuple[int, ...]) -> None:
+def check_integers(name: str, array: Any, axes: str) -> None:
+    """`DtypeError` unless `array` holds integers, then `check_rank`."""
+    _check_integer_dtype(name, array)
+    check_rank(name, array, axes)
+
+
+def check_one_per_token(name: str, array: Any, shape: tuple[int, ...]) -> None:
     """`DtypeError` unless `array` holds integers, `ShapeError` unless it has the given shape, one entry per token."""
-    if not dtype_name(array).startswith(("int", "uint")):
-        raise DtypeError(f"{name}: expected an integer dtype, got {dtype_name(array)}")
+    _check_integer_dtype(name, array)
     if tuple(array.shape) != tuple(shape):
         raise ShapeError(f"{name}: expected shape {tuple(shape)}, one entry per token, got {tuple(array.shape)}")
 
 
 def check_order(order: Any, shape: tuple[int, ...]) -> None:
     """`DtypeError` unless `order` holds integers, `ShapeError` unless it has the given shape."""
-    check_integers("order", order, shape)
+    check_one_per_token("order", order, shape)
+
+
+def _check_integer_dtype(name: str, array: Any) -> None:
+    if not dtype_name(array).startswith(("int", "uint")):
+        raise DtypeError(f"{name}: expected an integer dtype, got {dtype_name(array)}")
 
 
 def check_at_least(name: str, value: Any, minimum: int) -> int:
@@ -149,6 +161,13 @@ def check_positive(name: str, value: Any) -> float:
     if number <= 0:
         raise ConfigError(f"{name}: expected {kind}, got {value!r}")
     return number
+
+
+def check_segments(hashes: int, **sizes: int) -> None:
+    """`ConfigError` unless the number of hashes divides each of the sizes."""
+    for name, size in sizes.items():
+        if size % hashes:
+            raise ConfigError(f"tables: {hashes} hashes do not divide the {name} width {size}")
 
 
 def check_non_negative(name: str, value: Any) -> float:
@@ -205,3 +224,14 @@ def as_order(order: ArrayLike, tokens: int) -> NDArray[np.intp]:
     check_order(array, (tokens,))
     check_permutation("order", array)
     return array.astype(np.intp)
+
+
+def as_ids(name: str, value: ArrayLike, axes: str, *, below: int | None = None) -> NDArray[np.int64]:
+    """`value` as int64 after `check_integers`; `ContractError` unless it is at least 0, and less than `below` if given."""
+    array = np.asarray(value)
+    check_integers(name, array, axes)
+    outside = array < 0 if below is None else (array < 0) | (array >= below)
+    if outside.any():
+        limit = "at least 0" if below is None else f"from 0 to {below - 1}"
+        raise ContractError(f"{name}: expected integers {limit}, got {array[outside].flat[0]}")
+    return array.astype(np.int64)

@@ -99,22 +99,25 @@ def expert_mlp(inputs: ArrayLike, params: Mapping[str, ArrayLike], *, gelu: str 
     """
     check_option("gelu", gelu, ("tanh", "erf"))
     inputs = as_array("inputs", inputs, "experts capacity width")
-    weights = {name: _parameter(name, params, len(inputs)) for name in AXES}
-    check_size("w1", weights["w1"], 1, inputs.shape[2], "the width of inputs")
-    check_size("b1", weights["b1"], 1, weights["w1"].shape[2], "the hidden width of w1")
-    check_size("w2", weights["w2"], 1, weights["w1"].shape[2], "the hidden width of w1")
-    check_size("b2", weights["b2"], 1, weights["w2"].shape[2], "the output width of w2")
+    weights = expert_parameters(params, width=inputs.shape[2], experts=len(inputs))
     hidden = np.einsum("ecd,edh->ech", inputs, weights["w1"]) + weights["b1"][:, None, :]
     active = activation(hidden, form=gelu)
     return np.einsum("ech,eho->eco", active, weights["w2"]) + weights["b2"][:, None, :]
 
 
-def _parameter(name: str, params: Mapping[str, ArrayLike], experts: int) -> Array:
-    if name not in params:
-        raise ConfigError(f"params: {name} is missing, got {sorted(params)}")
-    array = as_array(name, params[name], AXES[name])
-    check_size(name, array, 0, experts, "the experts of inputs")
-    return array
+def expert_parameters(params: Mapping[str, ArrayLike], *, width: int, experts: int | None = None) -> dict[str, Array]:
+    """The checked parameters of the perceptrons of `experts` (as many as there are, if None) for inputs of a width."""
+    if missing := [name for name in AXES if name not in params]:
+        raise ConfigError(f"params: {missing[0]} is missing, got {sorted(params)}")
+    weights = {name: as_array(name, params[name], axes) for name, axes in AXES.items()}
+    for name, array in weights.items():
+        reason = "the experts of w1" if experts is None else "the experts of inputs"
+        check_size(name, array, 0, experts or len(weights["w1"]), reason)
+    check_size("w1", weights["w1"], 1, width, "the width of inputs")
+    check_size("b1", weights["b1"], 1, weights["w1"].shape[2], "the hidden width of w1")
+    check_size("w2", weights["w2"], 1, weights["w1"].shape[2], "the hidden width of w1")
+    check_size("b2", weights["b2"], 1, weights["w2"].shape[2], "the output width of w2")
+    return weights
 
 
 def gelu(x: ArrayLike, *, form: str = "tanh") -> Array:

@@ -30,6 +30,9 @@ _SOFT = "Puigcerver et al. 2023 (arXiv 2308.00951)"
 _VIT = "Dosovitskiy et al. 2020 (arXiv 2010.11929)"
 _SWITCH = "Fedus et al. 2021 (arXiv 2101.03961)"
 _ST_MOE = "Zoph et al. 2022 (arXiv 2202.08906)"
+_HASH = "Roller et al. 2021 (arXiv 2106.04426)"
+_IDS = ("pair_ids", "patch_codes", "position_ids", "previous_ids")
+_TABLES = ("hash_table_balanced", "hash_table_clustered", "hash_table_dispersed", "hash_table_random", "k_means")
 _TRANSPORT = (
     "project_simplex",
     "project_sparse_simplex",
@@ -86,6 +89,11 @@ ALGORITHMS: dict[str, Algorithm] = {
             "base_layers", "14", f"{_BASE}, eqs. (1), (2)", 1, ("base_assignment", "base_greedy", "base_routing")
         ),
         Algorithm("base", "14", _BASE, 1, ("ROUTERS",)),
+        Algorithm("token_ids", "12", f"{_HASH}, section 3.1", 1, _IDS),
+        Algorithm("hash_tables", "12", f"{_HASH}, section 3.1", 1, _TABLES),
+        Algorithm("hash_routing", "12", f"{_HASH}, section 3", 1, ("hash_routing",)),
+        Algorithm("multi_hash", "12", f"{_HASH}, section 3.2", 1, ("multi_hash_mlp",)),
+        Algorithm("hash", "12", f"{_HASH}, section 3", 1, ("ROUTERS",)),
     )
 }
 """The algorithms by name."""
@@ -120,6 +128,9 @@ _MODULES = (
     "sparse_mlp",
     "dselect_k",
     "base_layers",
+    "token_ids",
+    "hash_tables",
+    "hash_layers",
 )
 _ENTRY = re.compile(
     r"^(?P<id>[A-Z]{2}-\d+): (?P<question>.+?)\n +Reading: (?P<reading>.+?)\n +Alternatives: (?P<alternatives>.+?)"

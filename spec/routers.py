@@ -9,6 +9,7 @@
 | `sparsity_constrained_expert_choice` | sparse plan of the softmax | softmax | Expert Choice | T |
 | `soft_moe` | | | soft | T |
 | `importance_score` | softmax | softmax | Token Choice among the most important | K T' |
+| `hash` (see `hash_router`) | table of token ids | 1 | Token Choice | none |
 
 `route(params, tokens, config, *, noise=None, train=False)` takes tokens (T, D) and returns a `RouterOutput`. `noise`, a
 draw of the standard normal (T, E), is added to the logits when given; `train` changes nothing in these. A router
@@ -65,6 +66,7 @@ from moespec.spec.checks import check_option
 from moespec.spec.composition import init_kernel, noisy_logits, router_output
 from moespec.spec.dselect_k_router import DSELECT_K
 from moespec.spec.expert_choice import expert_choice
+from moespec.spec.hash_router import HASH
 from moespec.spec.importance_score import importance_score
 from moespec.spec.initial import lecun_normal
 from moespec.spec.metrics import routing_metrics
@@ -202,6 +204,7 @@ ROUTERS: dict[str, Router] = {
         ),
         DSELECT_K,
         BASE,
+        HASH,
     )
 }
 """The routers by name."""

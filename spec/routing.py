@@ -4,6 +4,7 @@ Axis names: `tokens, experts, capacity, width, hidden, choices` (T, E, C, D, H, 
 specification an array is one routing group; a backend adds a leading `groups` axis (G).
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -63,7 +64,8 @@ class RouterConfig:
 
     width, experts, tokens: model width D, number of experts E, tokens T of one routing group.
     choices: experts K that a token chooses (Token Choice).
-    capacity_factor, rounding, multiple_of: see `expert_capacity`. For Soft MoE the capacity is the number of slots.
+    capacity_factor, rounding, multiple_of: see `expert_capacity`; an infinite factor is room for every token. For Soft
+        MoE the capacity is the number of slots.
     noise_multiplier: standard deviation of the gating noise is `noise_multiplier / experts`.
     batch_priority: "none", "max" or "sum" (order of the tokens in Token Choice).
     sinkhorn_iterations: fixed number of column-then-row updates.
@@ -77,6 +79,8 @@ class RouterConfig:
     *_weight: weights of the auxiliary losses.
     selector_gate: "token" (codes of the selectors from each token) or "static" (trained numbers); see `dselect_k_gate`.
     selector_gamma: width of the smooth step of the selectors.
+    ids: V, different token ids that a hash layer has an expert for; 0 for as many as tokens.
+    hashes: N, hashes of a hash layer; with more than one it is MultiHash, which `multi_hash_mlp` computes.
     """
 
     width: int
@@ -106,9 +110,13 @@ class RouterConfig:
     selector_gamma: float = 1.0
     selector_entropy_weight: float = 0.0
     reachability_weight: float = 0.0
+    ids: int = 0
+    hashes: int = 1
 
     def capacity(self, *, choices: int = 1) -> int:
         """Slots per expert, from `expert_capacity` (pass `choices=self.choices` for Token Choice)."""
+        if self.capacity_factor == math.inf:
+            return self.tokens
         return expert_capacity(
             self.tokens,
             self.experts,
@@ -125,7 +133,7 @@ class Router:
 
     `init(generator, config)` returns NumPy parameters (float32); `route(params, tokens, config, *, noise=None,
     train=False)` returns a `RouterOutput`. `defaults` are the config fields in which the router differs from
-    `RouterConfig`'s own defaults.
+    `RouterConfig`'s own defaults. `needs` names what `route` takes beside the tokens: "ids", (tokens,) integers.
     """
 
     name: str
@@ -133,6 +141,7 @@ class Router:
     init: Callable[[np.random.Generator, RouterConfig], Params]
     route: Callable[..., RouterOutput]
     defaults: dict[str, Any] = field(default_factory=dict)
+    needs: str = ""
 
     def configure(self, **fields: Any) -> RouterConfig:
         """A `RouterConfig` with this router's defaults, overridden by `fields`."""

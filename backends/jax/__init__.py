@@ -43,6 +43,14 @@ from moespec.backends.jax.dselect_k import (
     dselect_k_selectors,
     smooth_step,
 )
+from moespec.backends.jax.hashing import (
+    hash_routing,
+    multi_hash_mlp,
+    pair_ids,
+    patch_codes,
+    position_ids,
+    previous_ids,
+)
 from moespec.backends.jax.losses import balance_loss, importance_loss, load_loss, routing_metrics, z_loss
 from moespec.backends.jax.network import (
     attention,
@@ -76,6 +84,13 @@ from moespec.backends.jax.transport import (
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.backends.routers import build
 from moespec.spec import CAPACITY_RULES, expert_capacity
+from moespec.spec.hash_tables import (
+    hash_table_balanced,
+    hash_table_clustered,
+    hash_table_dispersed,
+    hash_table_random,
+    k_means,
+)
 
 name = "jax"
 ROUTERS = build(sys.modules[__name__])
@@ -112,19 +127,30 @@ __all__ = [
     "export_state",
     "from_numpy",
     "gelu",
+    "hash_routing",
+    "hash_table_balanced",
+    "hash_table_clustered",
+    "hash_table_dispersed",
+    "hash_table_random",
     "import_state",
     "importance_loss",
     "importance_score_choice",
     "importance_score_order",
     "init_state",
+    "k_means",
     "lane",
     "layer_norm",
     "load_loss",
     "make_step",
     "mean",
     "moe_layer",
+    "multi_hash_mlp",
     "name",
+    "pair_ids",
+    "patch_codes",
     "patch_embed",
+    "position_ids",
+    "previous_ids",
     "project_simplex",
     "project_sparse_simplex",
     "rescale",

@@ -117,8 +117,7 @@ def _serve(
     requests = jnp.swapaxes(chosen, 1, 2).reshape(groups, choices * served)
 
     # Slots.
-    position = position_in_expert(requests, experts)
-    slot = jnp.where(position < capacity, requests * capacity + position, slots)
+    slot = slots_of_requests(requests, experts, capacity)
     token = _invert(slot, jnp.tile(line, (1, choices)), slots, fill=tokens).reshape(groups, experts, capacity)
     slot = jnp.swapaxes(slot.reshape(groups, choices, served), 1, 2)
     if order is not None:
@@ -148,6 +147,21 @@ def expert_choice(
     if drop_zero:
         token = jnp.where(jnp.take_along_axis(columns, token, axis=2) > 0, token, tokens)
     return SlotRouting(token, slot_weights(tokens, combine_scores, token, None), None, tokens)
+
+
+def slots_of_requests(requests: Array, experts: int, capacity: int) -> Array:
+    """The slot `e * C + c` of each request for an expert, E * C for one that finds it full. (G, N) int32 to the same."""
+    position = position_in_expert(requests, experts)
+    return jnp.where(position < capacity, requests * capacity + position, experts * capacity)
+
+
+def routing_of_requests(requests: Array, experts: int, capacity: int) -> tuple[Array, Array]:
+    """The token in each slot (G, E, C), and the slot of each token (G, T), where each asks for one expert, in order."""
+    groups, tokens = requests.shape
+    slot = slots_of_requests(requests, experts, capacity)
+    served = jnp.broadcast_to(jnp.arange(tokens, dtype=jnp.int32), (groups, tokens))
+    token = _invert(slot, served, experts * capacity, fill=tokens)
+    return token.reshape(groups, experts, capacity), slot
 
 
 def position_in_expert(requests: Array, experts: int) -> Array:

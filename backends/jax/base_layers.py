@@ -21,7 +21,7 @@ from moespec.backends.jax.allocations import token_choice
 from moespec.backends.jax.arrays import Array, top_indices, wide
 from moespec.backends.jax.slots import SlotRouting
 from moespec.spec.base_layers import Assignment, even_slots
-from moespec.spec.checks import check_integers, check_scores
+from moespec.spec.checks import check_one_per_token, check_scores
 
 __all__ = ["base_assignment", "base_greedy", "base_routing"]
 
@@ -70,7 +70,7 @@ def base_routing(scores: Array, expert: Array, *, capacity: int) -> SlotRouting:
     Source: BASE, eq. (1). Section 14.
     """
     check_scores("scores", scores, "groups tokens experts")
-    check_integers("expert", expert, scores.shape[:2])
+    check_one_per_token("expert", expert, scores.shape[:2])
     chosen = jax.nn.one_hot(expert, scores.shape[2], dtype=jnp.float32)
     return token_choice(chosen, choices=1, capacity=capacity, combine_scores=jax.nn.sigmoid(wide(scores)))
 

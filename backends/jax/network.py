@@ -33,6 +33,13 @@ __all__ = [
 ]
 
 
+EXPERT_AXES = {
+    **{"w1": "experts width hidden", "b1": "experts hidden"},
+    **{"w2": "experts hidden width", "b2": "experts width"},
+}
+"""The parameters of `expert_mlp` and their axes."""
+
+
 def gelu(x: Array, *, form: str = "tanh") -> Array:
     """`x P(Z <= x)` for a standard normal Z ("erf"), or its approximation by a tanh ("tanh"). Elementwise."""
     check_option("form", form, ("tanh", "erf"))
@@ -104,11 +111,10 @@ def expert_mlp(inputs: Array, params: Mapping[str, Array], *, gelu: str = "tanh"
     """
     check_scores("inputs", inputs, "groups experts capacity width")
     check_option("gelu", gelu, ("tanh", "erf"))
-    axes = {"w1": "experts width hidden", "b1": "experts hidden", "w2": "experts hidden width", "b2": "experts width"}
-    for name in axes:
-        check_scores(name, params[name], axes[name])
+    for name, axes in EXPERT_AXES.items():
+        check_scores(name, params[name], axes)
         check_size(name, params[name], 0, inputs.shape[1], "the experts of inputs")
-    w1, b1, w2, b2 = (cast(params[name], inputs.dtype) for name in axes)
+    w1, b1, w2, b2 = (cast(params[name], inputs.dtype) for name in EXPERT_AXES)
     check_size("w1", w1, 1, inputs.shape[3], "the width of inputs")
     check_size("b1", b1, 1, w1.shape[2], "the hidden width of w1")
     check_size("w2", w2, 1, w1.shape[2], "the hidden width of w1")

@@ -36,6 +36,14 @@ from moespec.backends.numpy.dselect_k import (
     dselect_k_selectors,
     smooth_step,
 )
+from moespec.backends.numpy.hashing import (
+    hash_routing,
+    multi_hash_mlp,
+    pair_ids,
+    patch_codes,
+    position_ids,
+    previous_ids,
+)
 from moespec.backends.numpy.routers import ROUTERS
 from moespec.backends.numpy.routing import (
     SlotRouting,
@@ -75,6 +83,13 @@ from moespec.backends.numpy.training import (
 )
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.spec.capacity import CAPACITY_RULES, expert_capacity
+from moespec.spec.hash_tables import (
+    hash_table_balanced,
+    hash_table_clustered,
+    hash_table_dispersed,
+    hash_table_random,
+    k_means,
+)
 
 name = "numpy"
 checks_values = True
@@ -112,18 +127,29 @@ __all__ = [
     "export_state",
     "from_numpy",
     "gelu",
+    "hash_routing",
+    "hash_table_balanced",
+    "hash_table_clustered",
+    "hash_table_dispersed",
+    "hash_table_random",
     "import_state",
     "importance_loss",
     "importance_score_choice",
     "importance_score_order",
     "init_state",
+    "k_means",
     "layer_norm",
     "load_loss",
     "make_step",
     "mean",
     "moe_layer",
+    "multi_hash_mlp",
     "name",
+    "pair_ids",
+    "patch_codes",
     "patch_embed",
+    "position_ids",
+    "previous_ids",
     "project_simplex",
     "project_sparse_simplex",
     "rescale",

@@ -58,7 +58,9 @@ def to_numpy(tree: Any) -> Any:
 
 
 def cast(x: Array, dtype: str) -> Array:
-    """`x` in float64. Raises ConfigError for another dtype."""
+    """`x` in float64, or as "int32". Raises ConfigError for another dtype."""
+    if dtype == "int32":
+        return x.real.astype(np.int32)
     _check_dtype(dtype)
     return _as_float64(x) if x.dtype.kind in "fc" else x.astype(np.float64)
 

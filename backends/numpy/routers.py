@@ -22,11 +22,12 @@ def _batched(router: Router) -> Callable[..., RouterOutput]:
         *,
         noise: NDArray[Any] | None = None,
         train: bool = False,
+        **needed: Any,
     ) -> RouterOutput:
-        """tokens (G, T, D), noise (G, T, E); losses and metrics are means over the groups."""
+        """tokens (G, T, D), noise (G, T, E), ids (G, T); losses and metrics are means over the groups."""
         outputs = [
-            router.route(params, group["tokens"], config, noise=group["noise"], train=train)
-            for group in groups(tokens=tokens, noise=noise)
+            router.route(params, config=config, train=train, **group)
+            for group in groups(tokens=tokens, noise=noise, **needed)
         ]
         routings, losses, metrics = (list(column) for column in zip(*outputs, strict=True))
         # A slot that mixes tokens has no record by slot.

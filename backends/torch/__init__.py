@@ -44,6 +44,14 @@ from moespec.backends.torch.dselect_k import (
     dselect_k_selectors,
     smooth_step,
 )
+from moespec.backends.torch.hashing import (
+    hash_routing,
+    multi_hash_mlp,
+    pair_ids,
+    patch_codes,
+    position_ids,
+    previous_ids,
+)
 from moespec.backends.torch.losses import balance_loss, importance_loss, load_loss, routing_metrics, z_loss
 from moespec.backends.torch.network import (
     attention,
@@ -76,6 +84,13 @@ from moespec.backends.torch.transport import (
     transport_semi_dual,
 )
 from moespec.spec import CAPACITY_RULES, expert_capacity
+from moespec.spec.hash_tables import (
+    hash_table_balanced,
+    hash_table_clustered,
+    hash_table_dispersed,
+    hash_table_random,
+    k_means,
+)
 
 name = "torch"
 ROUTERS = build(sys.modules[__name__])
@@ -113,18 +128,29 @@ __all__ = [
     "export_state",
     "from_numpy",
     "gelu",
+    "hash_routing",
+    "hash_table_balanced",
+    "hash_table_clustered",
+    "hash_table_dispersed",
+    "hash_table_random",
     "import_state",
     "importance_loss",
     "importance_score_choice",
     "importance_score_order",
     "init_state",
+    "k_means",
     "layer_norm",
     "load_loss",
     "make_step",
     "mean",
     "moe_layer",
+    "multi_hash_mlp",
     "name",
+    "pair_ids",
+    "patch_codes",
     "patch_embed",
+    "position_ids",
+    "previous_ids",
     "project_simplex",
     "project_sparse_simplex",
     "quick_compile",

@@ -164,8 +164,7 @@ def _serve(
     # Slots.
     if order is not None:
         chosen = chosen.gather(1, order[:, :served].long()[:, :, None].expand(-1, -1, choices))
-    place = request_positions(chosen.mT.reshape(groups, -1), experts).reshape(groups, choices, served).mT
-    slot = torch.where(place < capacity, chosen * capacity + place, experts * capacity)
+    slot = request_slots(chosen.mT.reshape(groups, -1), experts, capacity).reshape(groups, choices, served).mT
     if order is not None:
         if served < tokens:
             of_others = slot.new_full((groups, tokens - served, choices), experts * capacity)
@@ -220,6 +219,15 @@ def _combine_scores(scores: Tensor, combine_scores: Tensor | None) -> Tensor:
     check_scores("combine_scores", combine_scores, AXES)
     check_same_shape("combine_scores", combine_scores, "scores", scores)
     return widen(combine_scores)
+
+
+def request_slots(requests: Tensor, experts: int, capacity: int) -> Tensor:
+    """The slot `e * C + c` of each request for an expert, in the order of service; E * C where it is full.
+
+    requests: (groups, requests) int32; returns the same.
+    """
+    place = request_positions(requests, experts)
+    return torch.where(place < capacity, requests * capacity + place, experts * capacity)
 
 
 def request_positions(requests: Tensor, experts: int) -> Tensor:

@@ -108,8 +108,8 @@ def arange(count: int, like: Tensor) -> Tensor:
 
 
 def cast(x: Tensor, dtype: str | torch.dtype) -> Tensor:
-    """`x` in another dtype, given by its name or as an array's `.dtype`."""
-    return x.to(DTYPES[dtype] if isinstance(dtype, str) else dtype)
+    """`x` in another dtype ("int32" too), given by its name or as an array's `.dtype`."""
+    return x.to({**DTYPES, "int32": torch.int32}[dtype] if isinstance(dtype, str) else dtype)
 
 
 def concatenate(arrays: Sequence[Tensor], axis: int) -> Tensor:

@@ -22,7 +22,7 @@ from moespec.backends.torch.arrays import widen
 from moespec.backends.torch.operators import operator
 from moespec.backends.torch.slots import SlotRouting
 from moespec.spec.base_layers import Assignment, even_slots
-from moespec.spec.checks import check_integers, check_scores
+from moespec.spec.checks import check_one_per_token, check_scores
 
 __all__ = ["base_assignment", "base_greedy", "base_routing"]
 
@@ -95,7 +95,7 @@ def base_routing(scores: Tensor, expert: Tensor, *, capacity: int) -> SlotRoutin
     Source: BASE, eq. (1). Section 14.
     """
     check_scores("scores", scores, "groups tokens experts")
-    check_integers("expert", expert, scores.shape[:2])
+    check_one_per_token("expert", expert, scores.shape[:2])
     columns = torch.arange(scores.shape[2], device=scores.device)
     chosen = (expert[..., None] == columns).to(torch.float32)
     return token_choice(chosen, choices=1, capacity=capacity, combine_scores=widen(scores).sigmoid())

@@ -34,6 +34,13 @@ __all__ = [
 ]
 
 
+EXPERT_AXES = {
+    **{"w1": "experts width hidden", "b1": "experts hidden"},
+    **{"w2": "experts hidden width", "b2": "experts width"},
+}
+"""The parameters of `expert_mlp` and their axes."""
+
+
 def gelu(x: Tensor, *, form: str = "tanh") -> Tensor:
     """`x Phi(x)` with the normal distribution function ("erf"), or its approximation by tanh.
 
@@ -65,15 +72,10 @@ def expert_mlp(inputs: Tensor, params: Mapping[str, Tensor], *, gelu: str = "tan
     """
     check_scores("inputs", inputs, "groups experts capacity width")
     check_option("gelu", gelu, ("tanh", "erf"))
-    for name, axes in {
-        "w1": "experts width hidden",
-        "b1": "experts hidden",
-        "w2": "experts hidden width",
-        "b2": "experts width",
-    }.items():
+    for name, axes in EXPERT_AXES.items():
         check_scores(name, params[name], axes)
         check_size(name, params[name], 0, inputs.shape[1], "the experts of inputs")
-    w1, b1, w2, b2 = (params[name].to(inputs.dtype) for name in ("w1", "b1", "w2", "b2"))
+    w1, b1, w2, b2 = (params[name].to(inputs.dtype) for name in EXPERT_AXES)
     check_size("w1", w1, 1, inputs.shape[3], "the width of inputs")
     check_size("b1", b1, 1, w1.shape[2], "the hidden width of w1")
     check_size("w2", w2, 1, w1.shape[2], "the hidden width of w1")

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 import moespec.backends.torch as B
+from moespec.backends.optimizer import CONSTANTS
 from moespec.backends.torch.network import expert_mlp
 from moespec.backends.torch.slots import moe_layer
 from moespec.spec.checks import check_at_least, check_option, check_scores, check_size
@@ -32,7 +33,10 @@ __all__ = ["MoE", "Model", "ParameterTree", "auxiliary_loss"]
 
 
 class ParameterTree(nn.Module):
-    """A nested dict of arrays as parameters: `{"blocks": {"1": {"w": ...}}}` has the state-dict name `blocks.1.w`."""
+    """A nested dict of arrays as parameters, constants as buffers.
+
+    `{"blocks": {"1": {"w": ...}}}` has the state-dict name `blocks.1.w`.
+    """
 
     def __init__(self, arrays: dict[str, Any]) -> None:
         super().__init__()
@@ -40,6 +44,8 @@ class ParameterTree(nn.Module):
         for name, value in arrays.items():
             if isinstance(value, dict):
                 self.add_module(name, ParameterTree(value))
+            elif name in CONSTANTS:
+                self.register_buffer(name, torch.from_numpy(np.array(value)))
             else:
                 self.register_parameter(name, nn.Parameter(torch.from_numpy(np.array(value))))
 
@@ -117,7 +123,8 @@ class MoE(_Reporting):
         self.experts = ParameterTree(_expert_arrays(generator, width, hidden, experts, expert_init == "shared"))
         self._forget()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, ids: Tensor | None = None) -> Tensor:
+        """x: (images, tokens, width); ids: (images, tokens), for a router that needs token ids, the places if None."""
         check_scores("x", x, "images tokens width")
         check_size("x", x, 2, self.config.width, "the width of the layer")
         if x.shape[0] % self.group_images:
@@ -128,7 +135,8 @@ class MoE(_Reporting):
         noise = None
         if self.training and config.noise_multiplier and "kernel" in params:
             noise = torch.randn(tokens.shape[0], tokens.shape[1], config.experts, device=x.device)
-        output = B.ROUTERS[self.router_name].route(params, tokens, config, noise=noise, train=self.training)
+        needed = {} if ids is None else {"ids": ids.reshape(tokens.shape[:2])}
+        output = B.ROUTERS[self.router_name].route(params, tokens, config, noise=noise, train=self.training, **needed)
         experts = self.experts.params()
         y = moe_layer(tokens, output.routing, lambda inputs: expert_mlp(inputs, experts, gelu=self.gelu))
         self.losses, self.metrics = output.losses, output.metrics

@@ -7,6 +7,7 @@ from moespec.conformance.cases import (
     allocations,
     base_layers,
     dselect_k,
+    hashing,
     importance_score,
     layers,
     losses,
@@ -33,6 +34,7 @@ _MODULES: tuple[Callable[[], Iterator[Definition]], ...] = (
     mlps.cases,
     dselect_k.cases,
     base_layers.cases,
+    hashing.cases,
 )
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.cases.definition import Definition, tensor
-from moespec.conformance.draw import grid, to_bfloat16
+from moespec.conformance.draw import grid, integers, to_bfloat16
 from moespec.conformance.programs.models import prepare
 
 __all__ = ["cases", "parameters"]
@@ -20,6 +20,7 @@ TRAJECTORIES = {
     "sinkhorn_expert_choice": 0,
     "sparsity_constrained_expert_choice": 5,
     "soft_moe": 0,
+    "hash": 0,
 }
 """Router and the number of the draw of its numbers: the first without a step near a tie."""
 
@@ -30,6 +31,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "softmax_expert_choice": {"positions": "sincos2d", "gelu": "erf", "group_images": 2},
     "sinkhorn_expert_choice": {"positions": "sincos2d_moco", "moe": "last_half", "group_images": 2},
     "sparsity_constrained_expert_choice": {"expert_init": "shared", "group_images": 2},
+    "hash": {"pool": "token", "codes": 5, "token_ids": "position_code", "group_images": 2},
+    "multi_hash": {"router": "hash", "codes": 5, "router_options": {"hashes": 2}},
 }
 
 
@@ -42,6 +45,10 @@ def parameters(model: dict[str, Any], key: str, module: str = "vit") -> dict[str
         for name, value in tree.items():
             if isinstance(value, dict):
                 visit(value, f"{path}/{name}")
+                continue
+            if name == "tables":  # an expert for each id
+                drawn = integers(f"{key}{path}/{name}", value, 0, model["experts"] - 1).astype(np.float32)
+                found[f"params{path}/{name}"] = tensor(drawn, "axis0 axis1")
                 continue
             centre, reach = (1.0, 0.25) if name == "scale" else (0.0, 0.25) if name.startswith("b") else (0.0, 0.75)
             drawn = to_bfloat16(grid(f"{key}{path}/{name}", value, reach=reach, step=0.0625, centre=centre))
@@ -72,6 +79,8 @@ def trajectory(router: str, draw: int) -> Definition:
     model = {**SMALL, "depth": depth, "moe": "last_1", "router": router, "experts": 3, "pool": "gap", "group_images": 2}
     if router.startswith("sparsity"):
         model["router_options"] = {"transport_steps": 5}
+    if router == "hash":
+        model["codes"] = 5
     key = f"vit/training/{router}/{draw}"
     inputs = {
         "images": tensor(grid(f"{key}/images", (4, 4, 4, 1)), "images height width channels"),

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from moespec.conformance.cases import hashing
 from moespec.conformance.cases.affinities import logits, utilities
 from moespec.conformance.cases.allocations import scores
 from moespec.conformance.cases.definition import Definition, groups_tokens, tensor
@@ -398,6 +399,7 @@ def cases() -> Iterator[Definition]:
             wrong_inputs={name: tensor(longer, " ".join(mapped[name].axes))},
         )  # fmt: skip
     yield from _router(option, "importance_score", ("choices", E + 1), ("drop", 1.0), ("capacity_factor", 0.0))
+    yield from _hash(case, array_faults, option, sizes)
 
 
 def _network(array_faults: Any, option: Any, sizes: Any) -> Iterator[Definition]:
@@ -434,6 +436,118 @@ def _network(array_faults: Any, option: Any, sizes: Any) -> Iterator[Definition]
     for stage in ("softmax_cross_entropy", "sigmoid_cross_entropy"):
         yield from faults(stage, classes, {}, "logits", "targets")
         yield from sizes("network", stage, classes, {}, f"{stage}_", targets=1)
+
+
+def _hash(case: Any, array_faults: Any, option: Any, sizes: Any) -> Iterator[Definition]:
+    """Faults in token ids, tables, the routing by a table, MultiHash and the router."""
+
+    def integer_faults(
+        algorithm: str,
+        stage: str,
+        argument: str,
+        inputs: Mapping[str, Tensor],
+        config: Mapping[str, Any],
+        prefix: str = "",
+        below: int | None = None,
+    ) -> Iterator[Definition]:
+        """A missing axis, a wrong dtype and a number out of range of an array of integers."""
+        value = inputs[argument]
+        faults = [
+            ("rank", "ShapeError", Tensor(value.array[0], value.axes[1:])),
+            ("dtype", "DtypeError", Tensor(value.array.astype(np.float32), value.axes)),
+            ("below_zero", "ContractError", Tensor(value.array - value.array.max() - 1, value.axes)),
+        ]
+        if below is not None:
+            faults.append(("too_large", "ContractError", Tensor(value.array + below, value.axes)))
+        for name, error, wrong in faults:
+            purpose = f"The argument {argument} is out of range." if error == "ContractError" else ""
+            name = f"{prefix}{name}"
+            yield case(
+                algorithm, stage, name, error, argument, inputs, config, wrong_inputs={argument: wrong}, purpose=purpose
+            )
+
+    patches = {
+        "patches": tensor(grid("negative/patches", (G, T, D)), "groups tokens pixels"),
+        "codebook": tensor(grid("negative/codebook", (3, D)), "codes pixels"),
+    }
+    yield from array_faults("token_ids", "codes", "patches", patches, {})
+    yield from array_faults("token_ids", "codes", "codebook", patches, {}, "codebook_")
+    narrow = {"codebook": tensor(grid("negative/codebook/narrow", (3, D - 1)), "codes pixels")}
+    yield case("token_ids", "codes", "codebook_width", "ShapeError", "codebook", patches, {}, wrong_inputs=narrow)
+    states = {"tokens": tensor(grid("negative/tokens", (G, T, D)), "groups tokens width")}
+    yield from array_faults("token_ids", "position", "tokens", states, {}, "position_")
+    hashed = hashing.given("negative/hash")
+    ids = {"ids": hashed["ids"]}
+    yield from integer_faults("token_ids", "previous", "ids", ids, {}, "previous_")
+    pair, config = {"first": hashed["ids"], "second": hashed["ids"]}, {"vocabulary": hashing.V}
+    yield from integer_faults("token_ids", "pair", "first", pair, config, "first_")
+    yield from integer_faults("token_ids", "pair", "second", pair, config, "second_", hashing.V)
+    yield option("token_ids", "pair", "vocabulary", "vocabulary", pair, config, vocabulary=0)
+
+    draws = {"draws": tensor(np.array([0.25, 0.5, 0.75]), "ids")}
+    counts = {"frequencies": tensor(np.array([3.0, 1, 2]), "ids")}
+    clusters = {"clusters": tensor(np.array([0, 1, 0]), "ids")}
+    points = {"points": tensor(grid("negative/points", (5, 2)), "points width")}
+    points["centroids"] = tensor(grid("negative/centroids", (2, 2)), "clusters width")
+    rows = {"embeddings": points["points"], "centroids": points["centroids"]}
+    for stage, argument, inputs in (("random", "draws", draws), ("balanced", "frequencies", counts)):
+        yield from array_faults("hash_tables", stage, argument, inputs, {"experts": E}, f"{stage}_", "rank")
+        two_axes = {argument: Tensor(inputs[argument].array[None], ("rows", "ids"))}
+        yield case(
+            "hash_tables", stage, f"{stage}_rank", "ShapeError", argument, inputs, {"experts": E}, wrong_inputs=two_axes
+        )
+        yield option("hash_tables", stage, f"{stage}_experts", "experts", inputs, {"experts": E}, experts=0)
+    for name, stage, argument, inputs, wrong in (
+        ("random_one", "random", "draws", draws, 1.0),
+        ("random_below_zero", "random", "draws", draws, -0.25),
+        ("balanced_below_zero", "balanced", "frequencies", counts, -1.0),
+    ):
+        yield case(
+            "hash_tables", stage, name, "ContractError", argument, inputs, {"experts": E},
+            wrong_inputs={argument: with_value(inputs[argument], wrong)}, purpose=f"The argument {argument} is out of range.",
+        )  # fmt: skip
+    yield option("hash_tables", "dispersed", "dispersed_experts", "experts", clusters, {"experts": E}, experts=0)
+    for name, error, array in (
+        ("dtype", "DtypeError", clusters["clusters"].array.astype(np.float32)),
+        ("below_zero", "ContractError", clusters["clusters"].array - 1),
+    ):
+        yield case(
+            "hash_tables", "dispersed", f"dispersed_{name}", error, "clusters", clusters, {"experts": E},
+            wrong_inputs={"clusters": tensor(array, "ids")}, purpose=f"The clusters have a wrong {name.replace('_', ' ')}.",
+        )  # fmt: skip
+    yield from array_faults("hash_tables", "k_means", "points", points, {"iterations": 2}, "k_means_")
+    yield from array_faults("hash_tables", "k_means", "centroids", points, {"iterations": 2}, "centroids_")
+    yield option("hash_tables", "k_means", "iterations", "iterations", points, {"iterations": 2}, iterations=0)
+    yield option(
+        "hash_tables", "clustered", "clustered_iterations", "iterations", rows, {"iterations": 2}, iterations=0
+    )
+
+    config = {"experts": E, "capacity": 2}
+    yield from integer_faults("hash_routing", "routing", "ids", hashed, config, below=hashing.V)
+    yield from integer_faults(
+        "hash_routing", "routing", "table", {**hashed, "table": hashed["table"]}, config, "table_", E
+    )
+    yield option("hash_routing", "routing", "no_slot", "capacity", hashed, config, capacity=0)
+    yield option("hash_routing", "routing", "experts", "experts", hashed, {"experts": E}, experts=0)
+
+    tables = {"tables": tensor(np.stack([hashed["table"].array] * 2), "hashes ids")}
+    mixed = {**states, **ids, **tables, **experts("negative/experts", h=4)}
+    options: dict[str, Any] = {"activation": "relu"}
+    yield from array_faults("multi_hash", "mlp", "tokens", mixed, options)
+    yield from integer_faults("multi_hash", "mlp", "ids", mixed, options, "ids_", hashing.V)
+    yield from integer_faults("multi_hash", "mlp", "tables", mixed, options, "tables_", E)
+    yield option("multi_hash", "mlp", "activation", "activation", mixed, options, activation="silu")
+    three = {"tables": tensor(np.stack([hashed["table"].array] * 3), "hashes ids")}
+    yield case("multi_hash", "mlp", "three_hashes", "ConfigError", "tables", mixed, options, wrong_inputs=three,
+               purpose="Three hashes do not divide four hidden units.")  # fmt: skip
+
+    routed = {**states, **ids, **experts("negative/experts")}
+    routed["router/tables"] = tensor(hashed["table"].array[None].astype(np.float32), "hashes ids")
+    good = {"tokens": T, "experts": E, "width": D, "hashes": 1, "capacity_factor": 1.0}
+    for argument, field, wrong in (("hashes", "hashes", 2), ("factor", "capacity_factor", 0.0)):
+        yield option("hash", "route", field, argument, routed, {"router": good}, router={**good, field: wrong})
+    yield case("hash", "route", "ids", "DtypeError", "ids", routed, {"router": good},
+               wrong_inputs={"ids": Tensor(hashed["ids"].array.astype(np.float32), hashed["ids"].axes)})  # fmt: skip
 
 
 def _router(option: Any, router: str, *faults: tuple[str, Any]) -> Iterator[Definition]:

@@ -6,6 +6,7 @@ from moespec.conformance.programs import (
     allocations,
     base_layers,
     dselect_k,
+    hashing,
     layers,
     losses,
     models,
@@ -19,6 +20,18 @@ __all__ = ["PROGRAMS"]
 PROGRAMS: dict[str, dict[str, Stage]] = {}
 """Algorithm -> stage name -> stage."""
 
-for _module in (affinities, allocations, losses, layers, network, routers, models, training, dselect_k, base_layers):
+for _module in (
+    affinities,
+    allocations,
+    losses,
+    layers,
+    network,
+    routers,
+    models,
+    training,
+    dselect_k,
+    base_layers,
+    hashing,
+):
     for _algorithm, _stages in _module.STAGES.items():
         PROGRAMS.setdefault(_algorithm, {}).update({stage.name: stage for stage in _stages})

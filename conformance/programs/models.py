@@ -9,8 +9,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from moespec.conformance.margins import expert_choice_margin, order_margin, token_choice_margin
 from moespec.conformance.program import Choice, Config, Output, Stage, Values, nested, routing_arrays
+from moespec.conformance.programs.hashing import nearness
 
 __all__ = ["STAGES", "allocation_margin", "forward", "prepare", "recorded"]
 
@@ -44,7 +47,7 @@ def _forward(B: Any, config: Config, v: Values) -> Values:
 
 
 def recorded(B: Any) -> tuple[Any, list[tuple[str, Any, dict[str, Any]]]]:
-    """A copy of backend `B` that notes the scores and options of every allocation it makes, and those notes."""
+    """A copy of backend `B` that notes the scores and options of every choice it makes, and those notes."""
     notes: list[tuple[str, Any, dict[str, Any]]] = []
 
     class Recording:
@@ -60,8 +63,14 @@ def recorded(B: Any) -> tuple[Any, list[tuple[str, Any, dict[str, Any]]]]:
 
         return allocate
 
+    def codes(patches: Any, codebook: Any) -> Any:
+        rows = np.asarray(patches).reshape(-1, patches.shape[-1])
+        notes.append(("token_choice", nearness(rows, codebook)[None], {"choices": 1, "capacity": 1}))
+        return B.patch_codes(patches, codebook)
+
     for name in _RULES:
         setattr(copy, name, note(name))
+    copy.patch_codes = codes
     copy.ROUTERS = importlib.import_module("moespec.backends.routers").build(copy)
     return copy, notes
 

@@ -66,8 +66,22 @@ def test_takes_the_place_of_an_mlp(router, x):
         losses.append(loss.item())
     assert all(parameter.grad is not None for parameter in model.parameters())
     assert losses[-1] < 0.9 * losses[0]
-    assert ("z" in model[1].mlp.losses) == (router != "soft_moe")
+    assert ("z" in model[1].mlp.losses) == (router not in ("soft_moe", "hash"))
     assert model[1].mlp.metrics["load"].shape == (4,)
+
+
+def test_ids_of_a_hash_layer(x):
+    """The module hashes the ids that it is given; its tables are a buffer, which no optimiser sees."""
+    module = moe("hash", ids=3)
+    assert {name for name, _ in module.named_buffers()} == {"router.tables"}
+    assert all("tables" not in name for name, _ in module.named_parameters())
+    ids = torch.arange(x.shape[0] * TOKENS).reshape(x.shape[0], TOKENS) % 3
+    y = module(x, ids)
+    experts = module.experts.params()
+    for image, token in ((0, 0), (1, 4), (3, 2)):
+        expert = int(module.router.tables[0, ids[image, token]])
+        one = {name: value[expert : expert + 1] for name, value in experts.items()}
+        torch.testing.assert_close(y[image, token], B.expert_mlp(x[image, token][None, None, None], one)[0, 0, 0])
 
 
 def test_equals_the_functions(x):

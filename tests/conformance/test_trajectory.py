@@ -25,5 +25,5 @@ def test_the_trajectory_is_worth_following(router):
     if router != "soft_moe":  # which chooses nothing
         slots, margin = results["slots"], case.decisions["train"]
         changed = (slots[turns:] != slots[:-turns]).reshape(steps - turns, -1).any(axis=1)
-        assert changed.sum() >= 5
+        assert changed.sum() >= 5 if router != "hash" else not changed.any()  # a hash is fixed
         assert margin["margin"] > margin["needed"][LANES["f32"].name]

@@ -36,7 +36,7 @@ def parse(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Config:
 
 def test_every_field_of_the_model_and_the_router_can_be_set() -> None:
     assert names(ModelConfig) - {"name"} == names(VitConfig) | names(MixerConfig) | names(SparseMlpConfig)
-    assert names(RouterOptions) == names(RouterConfig) - {"width", "experts", "tokens"}
+    assert names(RouterOptions) == names(RouterConfig) - {"width", "experts", "tokens", "ids"}
 
 
 def test_toml_round_trip(tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def test_checkpoints_of_another_seed_or_batch(runs, tmp_path: Path, changes: dic
     config = replace(runs.config, training=replace(runs.config.training, **changes))
     resolved = resolve.resolve(config, resolve.load_data(config), "jax")
     with pytest.raises(CheckpointError, match=f"step 4: {entry}"):
-        begin(resolve.load_backend("jax"), resolved, directory, examples=1442)
+        begin(resolve.load_backend("jax"), resolved, directory, examples=1442, initial=dict)
 
 
 def test_finished_begun_and_foreign_folders(runs, tmp_path: Path, capsys) -> None:  # type: ignore[no-untyped-def]

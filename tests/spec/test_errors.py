@@ -25,6 +25,10 @@ def rescale(x, token_kernel, token_bias, channel_kernel, channel_bias):
     return spec.rescale(x, params | {"channel_kernel": channel_kernel, "channel_bias": channel_bias})
 
 
+def multi_hash_mlp(tokens, w1, b1, w2, b2, **options):
+    return spec.multi_hash_mlp(tokens, params={"w1": w1, "b1": b1, "w2": w2, "b2": b2}, **options)
+
+
 def moe_layer(tokens, dispatch, combine):
     return spec.moe_layer(tokens, Routing(dispatch, combine), lambda inputs: inputs)
 
@@ -119,8 +123,20 @@ CALLS = {
     "base_assignment": (spec.base_assignment, {"scores": LOGITS}, {}),
     "base_greedy": (spec.base_greedy, {"scores": LOGITS}, {}),
     "base_routing": (spec.base_routing, {"scores": LOGITS}, {"expert": [0, 1, 2, 0, 1, 2], "capacity": 2}),
+    "patch_codes": (spec.patch_codes, {"patches": LOGITS, "codebook": np.eye(3)}, {}),
+    "position_ids": (spec.position_ids, {"tokens": LOGITS}, {}),
+    "hash_table_random": (spec.hash_table_random, {"draws": np.array([0.0, 0.5])}, {"experts": 3}),
+    "hash_table_balanced": (spec.hash_table_balanced, {"frequencies": ONES[:, 0]}, {"experts": 3}),
+    "k_means": (spec.k_means, {"points": LOGITS, "centroids": LOGITS[:2]}, {"iterations": 2}),
+    "multi_hash_mlp": (
+        multi_hash_mlp,
+        {"tokens": np.ones((6, 2)), **MLP},
+        {"activation": "relu", "ids": np.zeros(6, int), "tables": np.zeros((2, 3), int)},
+    ),
 }
 WITHOUT_ARRAYS = {"expert_capacity", "slot_tokens", "stop_gradient"}
+WITHOUT_ARRAYS |= {"hash_routing", "hash_table_dispersed", "pair_ids", "previous_ids"}  # of integers: see test_hash
+WITHOUT_ARRAYS |= {"hash_table_clustered"}  # is k_means
 ARRAYS = [(name, argument) for name, (_, arrays, _) in CALLS.items() for argument in arrays]
 ANY_RANK = {
     ("gelu", "x"),
@@ -201,6 +217,8 @@ def test_axes_must_agree(name, argument):
     array = np.asarray(CALLS[name][1][argument])
     free = {
         ("router_logits", "tokens", 0),
+        *(("patch_codes", name, 0) for name in ("patches", "codebook")),
+        *(("k_means", name, 0) for name in ("points", "centroids")),
         ("router_logits", "kernel", 1),
         ("soft_routing", "tokens", 0),
         ("soft_routing", "slots", 1),
@@ -224,6 +242,10 @@ def test_axes_must_agree(name, argument):
 
 
 BAD_OPTIONS = [
+    ("hash_table_random", "experts", (0, -1, 1.5, None)),
+    ("hash_table_balanced", "experts", (0, True)),
+    ("k_means", "iterations", (0, 2.0)),
+    ("multi_hash_mlp", "activation", ("silu", None)),
     ("add_gating_noise", "multiplier", (-1.0, np.nan, np.inf, "1", None)),
     ("sinkhorn_affinity", "iterations", (0, -1, 1.5, True, None)),
     ("sinkhorn_affinity", "tolerance", (0.0, -1.0, np.nan, "no")),
@@ -278,6 +300,7 @@ def test_every_option_is_tested():
         ("token_choice", "order"),
         ("base_routing", "expert"),
     }
+    tested |= {("multi_hash_mlp", "ids"), ("multi_hash_mlp", "tables")}  # arrays of integers
     assert tested == {(name, option) for name, (_, _, options) in CALLS.items() for option in options}
 
 

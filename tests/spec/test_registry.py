@@ -15,6 +15,7 @@ ROWS = [
     *("network", "softmax_token_choice", "sinkhorn_token_choice", "softmax_expert_choice", "sinkhorn_expert_choice"),
     *("sparsity_constrained_expert_choice", "soft_moe", "vit", "importance_score", "mixer", "sparse_mlp"),
     *("dselect_k_gate", "dselect_k", "base_layers", "base"),
+    *("token_ids", "hash_tables", "hash_routing", "multi_hash", "hash"),
 ]
 SUPPORT = {"slot_tokens", "stop_gradient"}
 

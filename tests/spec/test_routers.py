@@ -16,6 +16,7 @@ NAMES = [
     "sparsity_constrained_expert_choice",
     "soft_moe",
     "importance_score",
+    "hash",
 ]
 OTHERS = ["dselect_k", "base"]
 SPARSE = NAMES[:5]
@@ -35,7 +36,7 @@ def same(first, second):
 
 
 def test_names():
-    assert list(ROUTERS) == NAMES + OTHERS
+    assert list(ROUTERS) == [*NAMES[:-1], *OTHERS, "hash"]
     assert all(router.name == name and "arXiv" in router.source for name, router in ROUTERS.items())
 
 
@@ -184,6 +185,9 @@ def test_initial_parameters(name):
         assert params["scale"].shape == ()
         assert params["scale"] == 1
         assert params["slots"].std() == pytest.approx((64 * 16) ** -0.5, rel=0.03)
+    elif name == "hash":
+        assert params["tables"].shape == (1, 64)
+        assert set(np.unique(params["tables"])) <= set(range(16))
     else:
         assert params["kernel"].shape == (64, 16)
         assert params["kernel"].std() == pytest.approx(64**-0.5, rel=0.03)

@@ -1,0 +1,135 @@
+"""Hash layers: token ids, the routing that a table gives, and MultiHash. Tables are made by the specification.
+
+Shape comments: G groups, T tokens, P pixels, V codes or ids, N hashes, E experts, D width, H hidden. Ids are int32. They
+are not looked at: one that the table does not have is undefined, as is an expert that does not exist.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+from moespec.backends.jax.allocations import routing_of_requests
+from moespec.backends.jax.arrays import Array, cast, wide
+from moespec.backends.jax.network import EXPERT_AXES, gelu
+from moespec.backends.jax.slots import SlotRouting, moe_layer
+from moespec.spec.checks import (
+    check_at_least,
+    check_capacity,
+    check_integers,
+    check_option,
+    check_same_shape,
+    check_scores,
+    check_segments,
+    check_size,
+)
+from moespec.spec.token_ids import EPSILON
+
+__all__ = ["hash_routing", "multi_hash_mlp", "pair_ids", "patch_codes", "position_ids", "previous_ids"]
+
+
+def patch_codes(patches: Array, codebook: Array) -> Array:
+    """The codeword nearest to each patch's normalised pixels, the lower index among equals.
+
+    patches: (groups, tokens, pixels); codebook: (codes, pixels). Returns (groups, tokens) int32.
+
+    Source: section 12.
+    """
+    check_scores("patches", patches, "groups tokens pixels")
+    check_scores("codebook", codebook, "codes pixels")
+    check_size("codebook", codebook, 1, patches.shape[2], "the pixels of patches")
+    pixels, words = jax.lax.stop_gradient((wide(patches), wide(codebook)))
+    centred = pixels - jnp.mean(pixels, axis=2, keepdims=True)
+    normalized = centred * jax.lax.rsqrt(jnp.mean(jnp.square(centred), axis=2, keepdims=True) + EPSILON)
+    products = jnp.einsum("gtp,vp->gtv", normalized, words.astype(normalized.dtype), precision="highest")
+    nearest = products - 0.5 * jnp.sum(jnp.square(words), axis=1).astype(products.dtype)
+    return jnp.argmax(nearest, axis=2).astype(jnp.int32)
+
+
+def position_ids(tokens: Array) -> Array:
+    """`0, 1, 2, ...` in each group: (groups, tokens, width) to (groups, tokens) int32. Section 12."""
+    check_scores("tokens", tokens, "groups tokens width")
+    return jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32), tokens.shape[:2])
+
+
+def previous_ids(ids: Array) -> Array:
+    """The id of the token before, 0 for the first: (groups, tokens) to the same. Section 12."""
+    check_integers("ids", ids, "groups tokens")
+    return jnp.pad(cast(ids, "int32")[:, :-1], ((0, 0), (1, 0)))
+
+
+def pair_ids(first: Array, second: Array, *, vocabulary: int) -> Array:
+    """`first * vocabulary + second`, ids (groups, tokens). Raises ConfigError for `vocabulary < 1`. Section 12."""
+    vocabulary = check_at_least("vocabulary", vocabulary, 1)
+    check_integers("first", first, "groups tokens")
+    check_integers("second", second, "groups tokens")
+    check_same_shape("second", second, "first", first)
+    return cast(first, "int32") * vocabulary + cast(second, "int32")
+
+
+def hash_routing(
+    ids: Array, table: Array, *, experts: int, capacity: int | None = None, like: Array | None = None
+) -> SlotRouting:
+    """Each token to the expert that the table has for its id, with weight 1.
+
+    ids: (groups, tokens) integers; table: (ids,) integers; capacity: slots per expert, filled in the order of the
+    tokens, one for every token if None; like: an array in whose dtype, or float32 if that is wider, the weights are
+    given, float32 if None. Raises ConfigError for `experts` or `capacity` below 1.
+
+    Source: Roller et al. 2021 (arXiv 2106.04426), section 3. Section 12.
+    """
+    experts = check_at_least("experts", experts, 1)
+    check_integers("ids", ids, "groups tokens")
+    check_integers("table", table, "ids")
+    capacity = ids.shape[1] if capacity is None else check_capacity(capacity)
+    requests = jnp.asarray(table).astype(jnp.int32)[ids]
+    token, slot = routing_of_requests(requests, experts, capacity)
+    weight = (token < ids.shape[1]).astype(jnp.float32 if like is None else wide(like).dtype)
+    return SlotRouting(token, weight, slot[..., None], ids.shape[1])
+
+
+def multi_hash_mlp(
+    tokens: Array, ids: Array, tables: Array, params: Mapping[str, Array], *, activation: str = "relu"
+) -> Array:
+    """MultiHash: segment m of the hidden units, and of the outputs, is that of the expert of hash m.
+
+        u = relu([..., w1[k_m, :, segment m] x + b1[k_m, segment m], ...])      k_m = tables[m, id]
+        y =      [..., w2[k_m, :, segment m] u + b2[k_m, segment m], ...]
+
+    tokens: (groups, tokens, width); ids: (groups, tokens); tables: (hashes, ids); params: as of `expert_mlp`;
+    activation: "relu", or a form of GELU, "tanh" or "erf". Returns (groups, tokens, output) in the dtype of `tokens`.
+    For each hash the tokens are dispatched to the segments of their experts, with room for all: the work is that of E
+    dense MLPs. Raises ConfigError when the hashes do not divide hidden or output.
+
+    Source: Roller et al. 2021 (arXiv 2106.04426), section 3.2. Section 12.
+    """
+    check_option("activation", activation, ("relu", "tanh", "erf"))
+    check_scores("tokens", tokens, "groups tokens width")
+    check_integers("ids", ids, "groups tokens")
+    check_integers("tables", tables, "hashes ids")
+    check_size("ids", ids, 1, tokens.shape[1], "the number of tokens")
+    for name, axes in EXPERT_AXES.items():
+        check_scores(name, params[name], axes)
+    w1, b1, w2, b2 = (cast(params[name], tokens.dtype) for name in EXPERT_AXES)
+    (experts, _, hidden), output, hashes = w1.shape, w2.shape[2], tables.shape[0]
+    check_size("w1", w1, 1, tokens.shape[2], "the width of tokens")
+    check_size("w2", w2, 1, hidden, "the hidden width of w1")
+    check_segments(hashes, hidden=hidden, output=output)
+    routings = [hash_routing(ids, tables[m], experts=experts) for m in range(hashes)]
+
+    def segments(rows: Array, kernel: Array, bias: Array) -> Array:
+        kernels, biases = jnp.split(kernel, hashes, axis=2), jnp.split(bias, hashes, axis=1)
+        parts = [
+            moe_layer(rows, routing, partial(_affine, kernel=kernel, bias=bias))
+            for routing, kernel, bias in zip(routings, kernels, biases, strict=True)
+        ]
+        return jnp.concatenate(parts, axis=2)
+
+    inner = segments(jnp.asarray(tokens), w1, b1)
+    active = jax.nn.relu(inner) if activation == "relu" else gelu(inner, form=activation)
+    return segments(active, w2, b2)
+
+
+def _affine(inputs: Array, kernel: Array, bias: Array) -> Array:
+    return jnp.einsum("gecd,edh->gech", inputs, kernel) + bias[:, None]

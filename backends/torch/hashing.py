@@ -1,0 +1,167 @@
+"""Hash layers: token ids, the routing that a table gives, and MultiHash. Tables are made by the specification.
+
+Ids are int32. They are not looked at: one that the table does not have is an error of the device, or undefined.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from moespec.backends.torch.allocations import request_slots
+from moespec.backends.torch.arrays import full_precision, wide, widen
+from moespec.backends.torch.network import EXPERT_AXES, gelu
+from moespec.backends.torch.rows import invert_index
+from moespec.backends.torch.slots import SlotRouting, moe_layer
+from moespec.spec.checks import (
+    check_at_least,
+    check_capacity,
+    check_integers,
+    check_option,
+    check_same_shape,
+    check_scores,
+    check_segments,
+    check_size,
+)
+from moespec.spec.token_ids import EPSILON
+
+__all__ = ["hash_routing", "multi_hash_mlp", "pair_ids", "patch_codes", "position_ids", "previous_ids"]
+
+
+def patch_codes(patches: Tensor, codebook: Tensor) -> Tensor:
+    """The codeword nearest to each patch's normalised pixels, the lower index among equals.
+
+    Args:
+        patches: (groups, tokens, pixels).
+        codebook: (codes, pixels).
+
+    Returns:
+        (groups, tokens) int32.
+
+    Raises:
+        ShapeError, DtypeError.
+
+    Source: section 12.
+    """
+    check_scores("patches", patches, "groups tokens pixels")
+    check_scores("codebook", codebook, "codes pixels")
+    check_size("codebook", codebook, 1, patches.shape[2], "the pixels of patches")
+    pixels = widen(patches.detach())
+    words = codebook.detach().to(pixels.dtype)
+    centred = pixels - pixels.mean(dim=2, keepdim=True)
+    normalized = centred / torch.sqrt(centred.square().mean(dim=2, keepdim=True) + EPSILON)
+    with full_precision(pixels):
+        nearest = normalized @ words.mT - 0.5 * words.square().sum(dim=1)
+    # The first of equal maxima, which `argmax` does not promise.
+    return (nearest == nearest.amax(dim=2, keepdim=True)).int().argmax(dim=2).int()
+
+
+def position_ids(tokens: Tensor) -> Tensor:
+    """`0, 1, 2, ...` in each group: (groups, tokens, width) to (groups, tokens) int32. Section 12."""
+    check_scores("tokens", tokens, "groups tokens width")
+    return torch.arange(tokens.shape[1], dtype=torch.int32, device=tokens.device).expand(tokens.shape[0], -1)
+
+
+def previous_ids(ids: Tensor) -> Tensor:
+    """The id of the token before, 0 for the first: (groups, tokens) to the same. Section 12."""
+    check_integers("ids", ids, "groups tokens")
+    return F.pad(ids.int()[:, :-1], (1, 0))
+
+
+def pair_ids(first: Tensor, second: Tensor, *, vocabulary: int) -> Tensor:
+    """`first * vocabulary + second`, ids (groups, tokens). Raises ConfigError for `vocabulary < 1`. Section 12."""
+    vocabulary = check_at_least("vocabulary", vocabulary, 1)
+    check_integers("first", first, "groups tokens")
+    check_integers("second", second, "groups tokens")
+    check_same_shape("second", second, "first", first)
+    return first.int() * vocabulary + second.int()
+
+
+def hash_routing(
+    ids: Tensor, table: Tensor, *, experts: int, capacity: int | None = None, like: Tensor | None = None
+) -> SlotRouting:
+    """Each token to the expert that the table has for its id, with weight 1.
+
+    Args:
+        ids: (groups, tokens) integers.
+        table: (ids,) integers.
+        experts: E.
+        capacity: slots per expert, filled in the order of the tokens; one for every token if None.
+        like: an array in whose dtype, or float32 if that is wider, the weights are given; float32 if None.
+
+    Returns:
+        SlotRouting whose `slot` is (groups, tokens, 1).
+
+    Raises:
+        ConfigError: `experts` or `capacity` below 1. ShapeError, DtypeError.
+
+    Source: Roller et al. 2021 (arXiv 2106.04426), section 3. Section 12.
+    """
+    experts = check_at_least("experts", experts, 1)
+    check_integers("ids", ids, "groups tokens")
+    check_integers("table", table, "ids")
+    groups, tokens = ids.shape
+    capacity = tokens if capacity is None else check_capacity(capacity)
+    slot = request_slots(table.int()[ids.long()], experts, capacity)
+    token = invert_index(slot, experts * capacity).int().reshape(groups, experts, capacity)
+    weight = (token < tokens).to(torch.float32 if like is None else wide(like.dtype))
+    return SlotRouting(token, weight, slot[:, :, None], tokens)
+
+
+def multi_hash_mlp(
+    tokens: Tensor, ids: Tensor, tables: Tensor, params: Mapping[str, Tensor], *, activation: str = "relu"
+) -> Tensor:
+    """MultiHash: segment m of the hidden units, and of the outputs, is that of the expert of hash m.
+
+        u = relu([..., w1[k_m, :, segment m] x + b1[k_m, segment m], ...])      k_m = tables[m, id]
+        y =      [..., w2[k_m, :, segment m] u + b2[k_m, segment m], ...]
+
+    For each hash the tokens are dispatched to the segments of their experts, with room for all: the work is that of E
+    dense perceptrons.
+
+    Args:
+        tokens: (groups, tokens, width).
+        ids: (groups, tokens) integers.
+        tables: (hashes, ids) integers.
+        params: as of `expert_mlp`.
+        activation: "relu", or a form of GELU, "tanh" or "erf".
+
+    Returns:
+        (groups, tokens, output), in the dtype of `tokens`.
+
+    Raises:
+        ConfigError: also when the hashes do not divide hidden or output. ShapeError, DtypeError.
+
+    Source: Roller et al. 2021 (arXiv 2106.04426), section 3.2. Section 12.
+    """
+    check_option("activation", activation, ("relu", "tanh", "erf"))
+    check_scores("tokens", tokens, "groups tokens width")
+    check_integers("ids", ids, "groups tokens")
+    check_integers("tables", tables, "hashes ids")
+    check_size("ids", ids, 1, tokens.shape[1], "the number of tokens")
+    for name, axes in EXPERT_AXES.items():
+        check_scores(name, params[name], axes)
+    w1, b1, w2, b2 = (params[name].to(tokens.dtype) for name in EXPERT_AXES)
+    (experts, _, hidden), output, hashes = w1.shape, w2.shape[2], tables.shape[0]
+    check_size("w1", w1, 1, tokens.shape[2], "the width of tokens")
+    check_size("w2", w2, 1, hidden, "the hidden width of w1")
+    check_segments(hashes, hidden=hidden, output=output)
+    routings = [hash_routing(ids, tables[m], experts=experts) for m in range(hashes)]
+
+    def segments(rows: Tensor, kernel: Tensor, bias: Tensor) -> Tensor:
+        parts = []
+        for routing, own, shift in zip(routings, kernel.chunk(hashes, 2), bias.chunk(hashes, 1), strict=True):
+            parts.append(moe_layer(rows, routing, lambda inputs, w=own, b=shift: _affine(inputs, w, b)))  # type: ignore[misc]
+        return torch.cat(parts, dim=2)
+
+    inner = segments(tokens, w1, b1)
+    return segments(torch.relu(inner) if activation == "relu" else gelu(inner, form=activation), w2, b2)
+
+
+def _affine(inputs: Tensor, kernel: Tensor, bias: Tensor) -> Tensor:
+    """`x kernel + bias` for the slots of each expert: (G, E, C, D) to (G, E, C, H)."""
+    groups, experts, capacity, width = inputs.shape
+    rows = inputs.transpose(0, 1).reshape(experts, groups * capacity, width)
+    outputs = torch.baddbmm(bias[:, None].to(rows.dtype), rows, kernel.to(rows.dtype))
+    return outputs.reshape(experts, groups, capacity, -1).transpose(0, 1)

@@ -1,0 +1,137 @@
+"""Hash layers: the expert of a token is read from a fixed table of token ids; nothing is learned, and nothing balanced.
+
+    expert[t] = table[ids[t]]
+
+| here | Hash (arXiv 2106.04426) |
+|---|---|
+| `ids` (T,) | the token x_t, an entry of the vocabulary; see `token_ids` |
+| `table` (V,), `tables` (N, V) | hash(.), the N hashes of MultiHash; see `hash_tables` |
+| `experts` | K |
+| `w1` (E, D, H), `w2` (E, H, D) | A_k, B_k |
+
+`multi_hash_mlp` was checked against the plain expert where all hashes agree.
+
+Ambiguity ledger
+
+HL-1: Does an expert of a hash layer have a capacity?
+    Reading: no, every token is served; a capacity may be given, and then tokens are served in order.
+    Alternatives: that of the other routers.
+HL-2: To which hash does a bias of MultiHash belong?
+    Reading: it is cut into segments like the outputs of its matrix.
+    Alternatives: there are none.
+HL-3: Which activation has MultiHash, and where?
+    Reading: ReLU, after the segments of the first matrix are joined.
+    Alternatives: GELU (`activation`).
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from moespec.spec.checks import (
+    as_array,
+    as_ids,
+    check_at_least,
+    check_capacity,
+    check_option,
+    check_segments,
+    check_size,
+)
+from moespec.spec.layer import activation as gelu_activation
+from moespec.spec.layer import expert_parameters
+from moespec.spec.numerics import Array, positive_part
+from moespec.spec.routing import Routing
+from moespec.spec.token_choice import token_choice
+
+__all__ = ["hash_routing", "multi_hash_mlp"]
+
+Ids = NDArray[np.int64]
+
+
+def hash_routing(ids: ArrayLike, table: ArrayLike, *, experts: int, capacity: int | None = None) -> Routing:
+    """Each token to the expert that the table has for its id, with weight 1: Token Choice of one expert.
+
+    Args:
+        ids: (tokens,) integers, from 0 to V - 1.
+        table: (ids,) integers, from 0 to E - 1: the expert of each of the V ids.
+        experts: E.
+        capacity: slots per expert, filled in the order of the tokens; one for every token if None.
+
+    Returns:
+        Routing of (tokens, experts, capacity).
+
+    Raises:
+        ConfigError: `experts < 1` or `capacity < 1`. ShapeError, DtypeError: of an array.
+        ContractError: an id that the table does not have, or an expert that does not exist.
+
+    Source: Hash, section 3. Section 12.
+
+    >>> from moespec.spec.routing import slot_tokens
+    >>> slot_tokens(hash_routing([2, 0, 2, 1], [0, 1, 1], experts=2)).tolist()  # 4 marks an empty slot
+    [[1, 4, 4, 4], [0, 2, 3, 4]]
+    >>> slot_tokens(hash_routing([2, 0, 2, 1], [0, 1, 1], experts=2, capacity=2)).tolist()
+    [[1, 4], [0, 2]]
+    """
+    experts = check_at_least("experts", experts, 1)
+    table = as_ids("table", table, "ids", below=experts)
+    ids = as_ids("ids", ids, "tokens", below=len(table))
+    capacity = len(ids) if capacity is None else check_capacity(capacity)
+    scores = (table[ids][:, None] == np.arange(experts)).astype(np.float64)
+    return token_choice(scores, choices=1, capacity=capacity)
+
+
+def multi_hash_mlp(
+    tokens: ArrayLike, ids: ArrayLike, tables: ArrayLike, params: Mapping[str, ArrayLike], *, activation: str = "relu"
+) -> Array:
+    """MultiHash: a perceptron whose hidden and output units are cut into N segments, each of the expert of one hash.
+
+        k_m = tables[m, id]
+        u   = relu( [..., w1[k_m, :, segment m] x + b1[k_m, segment m], ...] )
+        y   =       [..., w2[k_m, :, segment m] u + b2[k_m, segment m], ...]
+
+    Experts are mixed inside the perceptron, so there is no dispatch and combine. Where all k_m are equal it is that
+    expert; the parameters are those of E experts.
+
+    Args:
+        tokens: (tokens, width).
+        ids: (tokens,) integers, from 0 to V - 1.
+        tables: (hashes, ids) integers, from 0 to E - 1; N hashes.
+        params: `w1` (E, width, hidden), `b1` (E, hidden), `w2` (E, hidden, output), `b2` (E, output).
+        activation: "relu", or a form of GELU, "tanh" or "erf".
+
+    Returns:
+        (tokens, output).
+
+    Raises:
+        ConfigError: `activation` is unknown, a parameter is missing, or N does not divide hidden or output.
+        ShapeError, DtypeError: of an array.
+        ContractError: a number that is not finite, an id or an expert that does not exist.
+
+    Source: Hash, section 3.2. Section 12.
+
+    >>> params = {"w1": [[[1.0, 1.0]], [[10.0, 10.0]]], "b1": np.zeros((2, 2)),
+    ...           "w2": [[[1.0, 1.0], [1.0, 1.0]], [[2.0, 2.0], [2.0, 2.0]]], "b2": np.zeros((2, 2))}
+    >>> multi_hash_mlp([[1.0]], [0], [[0], [1]], params).tolist()  # u = (1, 10), sums to 11
+    [[11.0, 22.0]]
+    """
+    check_option("activation", activation, ("relu", "tanh", "erf"))
+    tokens = as_array("tokens", tokens, "tokens width")
+    weights = expert_parameters(params, width=tokens.shape[1])
+    experts, hidden, output = weights["w2"].shape
+    tables = as_ids("tables", tables, "hashes ids", below=experts)
+    ids = as_ids("ids", ids, "tokens", below=tables.shape[1])
+    check_size("ids", ids, 0, len(tokens), "the number of tokens")
+    check_segments(len(tables), hidden=hidden, output=output)
+
+    def segments(inputs: Array, kernel: Array, bias: Array, chosen: Ids) -> Array:
+        size = bias.shape[1] // len(chosen)
+        cuts = [slice(m * size, (m + 1) * size) for m in range(len(chosen))]
+        return np.concatenate([inputs @ kernel[k][:, cut] + bias[k][cut] for k, cut in zip(chosen, cuts, strict=True)])
+
+    results = []
+    for token, id in zip(tokens, ids, strict=True):
+        inner = segments(token, weights["w1"], weights["b1"], tables[:, id])
+        inner = positive_part(inner) if activation == "relu" else gelu_activation(inner, form=activation)
+        results.append(segments(inner, weights["w2"], weights["b2"], tables[:, id]))
+    return np.stack(results)

@@ -1,0 +1,156 @@
+"""The codebook and tables of hash layers: made of a data set, kept in a file and in checkpoints, and never trained."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from moespec.models import cli, hash_tables, resolve, vit
+from moespec.models.config import Config, HashConfig, ModelConfig, RouterOptions
+from moespec.models.errors import DataError
+from moespec.models.resolve import model_config
+from moespec.models.rundirectory import RunDirectory
+from moespec.models.savestate import trained_params
+from moespec.models.token_ids import KINDS
+from moespec.spec.errors import ConfigError
+
+
+def resolved(runs, kind: str = "auto", **model: object) -> Config:  # type: ignore[no-untyped-def]
+    """The tiny run with the router hash."""
+    fields = {"router": "hash", "codes": 8, **model}
+    config = replace(runs.config, model=replace(runs.config.model, **fields), hash=HashConfig(kind=kind, images=300))
+    return resolve.resolve(config, resolve.load_data(config), "numpy")
+
+
+def made(config: Config) -> hash_tables.HashTables:
+    return hash_tables.make(model_config(config.model), config, resolve.load_data(config))
+
+
+@pytest.mark.parametrize("kind", ["random", "balanced", "clustered", "dispersed"])
+def test_tables_of_every_kind(runs, kind: str) -> None:  # type: ignore[no-untyped-def]
+    """The same from the same seed, another from another; each id has an expert."""
+    config = resolved(runs, kind, pool="token")
+    found = made(config)
+    assert found.codebook is not None
+    assert found.codebook.shape == (8, 16)
+    assert found.tables.shape == (1, 9)
+    assert set(np.unique(found.tables)) == {0, 1}
+    again = made(config)
+    np.testing.assert_array_equal(found.codebook, again.codebook)
+    np.testing.assert_array_equal(found.tables, again.tables)
+    other = made(replace(config, training=replace(config.training, seed=1)))
+    assert not np.array_equal(found.codebook, other.codebook)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ids_of_every_kind_reach_the_model(runs, kind: str) -> None:  # type: ignore[no-untyped-def]
+    config = resolved(runs, token_ids=kind)
+    found = made(config)
+    model = model_config(config.model)
+    assert found.tables.shape == (1, vit.router_config(model).ids)
+    assert (found.codebook is None) == (kind == "position")
+    params = hash_tables.initial_params(config, resolve.load_data(config))
+    np.testing.assert_array_equal(params["blocks"]["1"]["moe"]["router"]["tables"], found.tables)
+
+
+def test_several_hashes_are_random(runs) -> None:  # type: ignore[no-untyped-def]
+    options = RouterOptions(hashes=2)
+    tables = made(resolved(runs, router_options=options)).tables
+    assert tables.shape == (2, 8)
+    assert not np.array_equal(*tables)
+    with pytest.raises(ConfigError, match=r"hash\.kind='balanced'"):
+        made(resolved(runs, "balanced", router_options=options))
+
+
+def test_what_cannot_be_made(runs) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(ConfigError, match=r"model\.codes=5000: only \d+ different patches"):
+        made(resolved(runs, codes=5000))
+    with pytest.raises(ConfigError, match=r"hash\.kind='clustered': ids of the kind 'position'"):
+        made(resolved(runs, "clustered", token_ids="position"))
+
+
+def test_a_file(runs, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    config = resolved(runs)
+    model, found, path = model_config(config.model), made(config), tmp_path / "hash.safetensors"
+    hash_tables.write(path, found, model)
+    read = hash_tables.read(path, model)
+    np.testing.assert_array_equal(read.codebook, found.codebook)
+    np.testing.assert_array_equal(read.tables, found.tables)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["hash.safetensors"]
+    with pytest.raises(DataError, match=r"hash\.safetensors: made for experts=2, the model has 3"):
+        hash_tables.read(path, replace(model, experts=3))
+    with pytest.raises(DataError, match="not a readable file"):
+        hash_tables.read(tmp_path / "none", model)
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(DataError, match="not a readable file"):
+        hash_tables.read(path, model)
+    wrong = found._replace(tables=found.tables + 2)
+    hash_tables.write(path, wrong, model)
+    with pytest.raises(DataError, match="integers from 0 to 1"):
+        hash_tables.read(path, model)
+
+
+def test_the_command(runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:  # type: ignore[no-untyped-def]
+    out = tmp_path / "hash.safetensors"
+    options = ("--codes", "8", "--experts", "4", "--hash.kind", "balanced", "--hash.images", "200")
+    assert cli.main(["hash-table", "--out", str(out), *options]) == 0
+    assert "8 codes, 8 ids, 4 experts" in capsys.readouterr().out
+    assert safetensors.numpy.load_file(out)["tables"].shape == (1, 8)
+    assert cli.main(["hash-table", "--out", str(tmp_path / "no" / "x"), *options]) == 2
+    assert "there is no folder" in capsys.readouterr().err
+    assert cli.main(["hash-table", "--out", str(out), "--router", "soft_moe"]) == 2
+    assert "no router that needs token ids" in capsys.readouterr().err
+
+
+def test_constants_stay_through_training_and_go_from_one_backend_to_another(runs, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """With weight decay and momentum; a run that is resumed by another backend has the same codebook and tables."""
+    config = replace(runs.config, model=replace(runs.config.model, router="hash", codes=8))
+    first = hash_tables.initial_params(resolved(runs), resolve.load_data(config))
+    whole = tmp_path / "jax"
+    runs.train(whole, "jax", replace(config, hash=HashConfig(images=300)))
+    other = runs.stopped(whole, tmp_path / "torch", step=4)
+    runs.train(other, "torch", replace(config, hash=HashConfig(images=300)))
+    for run in (whole, other):
+        directory = RunDirectory(run)
+        saved = directory.config()
+        assert saved is not None
+        params, step = trained_params(directory, saved)
+        assert step == 12
+        np.testing.assert_array_equal(params["ids"]["codebook"], first["ids"]["codebook"])
+        tables = [p["blocks"]["1"]["moe"]["router"]["tables"] for p in (params, first)]
+        np.testing.assert_array_equal(*tables)
+        assert not np.array_equal(
+            params["blocks"]["1"]["moe"]["experts"]["w1"], first["blocks"]["1"]["moe"]["experts"]["w1"]
+        )
+
+
+def test_constants_do_not_count() -> None:
+    """MultiHash has the parameters of as many experts, and a hash layer those of its experts alone."""
+    fields = {"moe": "last_half", "experts": 4}
+    without = vit.parameter_count(vit.named("vit_tiny", router="softmax_token_choice", **fields)) - 2 * 64 * 4
+    for hashes in (1, 2):
+        config = vit.named("vit_tiny", router="hash", router_options={"hashes": hashes}, **fields)
+        assert vit.parameter_count(config) == without
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"router_options": {"hashes": 3}}, "3 hashes do not divide the hidden width 128"),
+        ({"router_options": {"hashes": 2, "capacity_factor": 1.0}}, "MultiHash has no capacity"),
+        ({"router": "soft_moe", "router_options": {"hashes": 2}}, "hashes"),
+        ({"token_ids": "word"}, "token_ids='word'"),
+        ({"codes": 0}, "codes=0"),
+    ],
+)
+def test_models_that_are_refused(fields: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        vit.named("vit_tiny", **{"moe": "last_half", "router": "hash", "experts": 4, **fields})
+
+
+def test_the_digits_have_fewer_codes() -> None:
+    assert vit.named("vit_tiny").codes == 64
+    assert vit.named("vit_s16").codes == 1024
+    assert ModelConfig().codes is None

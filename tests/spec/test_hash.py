@@ -1,0 +1,218 @@
+"""Section 12: token ids, tables, routing and MultiHash, against definitions, searches and SciPy."""
+
+import itertools
+
+import numpy as np
+import pytest
+from scipy.cluster.vq import kmeans2
+from scipy.spatial.distance import cdist
+
+from moespec import spec
+from moespec.spec import ROUTERS, ConfigError, ContractError, DtypeError, ShapeError, slot_tokens
+from moespec.spec.token_ids import normalized_patches
+
+SEEDS = range(20)
+MLP_AXES = {"w1": (3, 4, 6), "b1": (3, 6), "w2": (3, 6, 6), "b2": (3, 6)}
+
+
+def mlp(random):
+    return {name: random.standard_normal(shape) for name, shape in MLP_AXES.items()}
+
+
+# Tables.
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("iterations", [1, 2, 5, 25])
+@pytest.mark.filterwarnings("ignore:One of the clusters is empty")  # which then keeps its centroid there, too
+def test_k_means_is_that_of_scipy(seed, iterations):
+    """The same centroids; SciPy's labels are those before the last update, ours the nearest of what is returned."""
+    random = np.random.default_rng(seed)
+    points = random.standard_normal((60, 3)) + 4 * random.integers(0, 3, (60, 1))
+    start = points[random.choice(60, 5, replace=False)]
+    found = spec.k_means(points, start, iterations=iterations)
+    theirs, labels = kmeans2(points, start, iter=iterations, minit="matrix", missing="warn")
+    np.testing.assert_allclose(found.centroids, theirs, atol=1e-12)
+    np.testing.assert_array_equal(found.clusters, cdist(points, found.centroids).argmin(axis=1))
+    if iterations == 25:  # settled
+        np.testing.assert_array_equal(found.clusters, labels)
+
+
+def test_k_means_never_gets_worse():
+    random = np.random.default_rng(0)
+    points, start = random.random((80, 2)), random.random((7, 2))
+    costs = [
+        np.sum((points - found.centroids[found.clusters]) ** 2)
+        for found in (spec.k_means(points, start, iterations=n) for n in range(1, 12))
+    ]
+    assert (np.diff(costs) <= 1e-12).all()
+    assert costs[-1] < costs[0]
+
+
+def test_clustered_table_is_k_means():
+    random = np.random.default_rng(1)
+    points = random.random((30, 2))
+    table = spec.hash_table_clustered(points, points[:4], iterations=3)
+    np.testing.assert_array_equal(table, spec.k_means(points, points[:4], iterations=3).clusters)
+
+
+def spread(counts):
+    return max(counts) - min(counts)
+
+
+@pytest.mark.parametrize("clusters", list(itertools.product(range(3), repeat=5))[::7])
+@pytest.mark.parametrize("experts", [2, 3])
+def test_dispersed_table_among_all_tables(clusters, experts):
+    """It is one of the tables, of all that there are, whose clusters and whole are spread as evenly as can be.
+
+    Of those it is the first in the order of the walk: cluster by cluster, id by id, each expert read as how far it is
+    from the one that is next.
+    """
+    walk = sorted(range(5), key=lambda id: (clusters[id], id))
+
+    def even(table):
+        groups = [range(5), *([id for id in range(5) if clusters[id] == c] for c in set(clusters))]
+        return all(spread([[table[id] for id in group].count(e) for e in range(experts)]) <= 1 for group in groups)
+
+    def distance(table):
+        return [(table[id] - n) % experts for n, id in enumerate(walk)]
+
+    best = min((table for table in itertools.product(range(experts), repeat=5) if even(table)), key=distance)
+    assert tuple(spec.hash_table_dispersed(np.array(clusters), experts=experts)) == best
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_dispersed_table_of_many_ids(seed):
+    random = np.random.default_rng(seed)
+    clusters, experts = random.integers(0, 6, 40), int(random.integers(1, 7))
+    table = spec.hash_table_dispersed(clusters, experts=experts)
+    for group in [np.ones(40, bool), *(clusters == c for c in range(6))]:
+        assert spread(np.bincount(table[group], minlength=experts)) <= 1
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_balanced_table(seed):
+    """The largest load is at most the mean and one id more; ids of distinct frequency may come in any order."""
+    random = np.random.default_rng(seed)
+    frequencies = (random.permutation(50) + 1.0) ** 2
+    table = spec.hash_table_balanced(frequencies, experts=4)
+    loads = np.bincount(table, weights=frequencies, minlength=4)
+    assert loads.max() <= loads.mean() + frequencies.max()
+    order = random.permutation(50)
+    np.testing.assert_array_equal(spec.hash_table_balanced(frequencies[order], experts=4), table[order])
+
+
+def test_balanced_table_of_zipf_beats_a_random_one():
+    frequencies = 1 / np.arange(1, 2001)
+    balanced = spec.hash_table_balanced(frequencies, experts=8)
+    random = spec.hash_table_random(np.random.default_rng(0).random(2000), experts=8)
+    worst = [np.bincount(t, weights=frequencies).max() / (frequencies.sum() / 8) for t in (balanced, random)]
+    assert worst[0] < 1.001 < 1.1 < worst[1]
+
+
+def test_random_table():
+    table = spec.hash_table_random(np.random.default_rng(0).random(9000), experts=3)
+    assert np.bincount(table).tolist() == pytest.approx([3000] * 3, rel=0.05)
+    assert spec.hash_table_random([np.nextafter(1, 0)], experts=7).tolist() == [6]
+
+
+# Ids.
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_patch_codes_by_distances(seed):
+    random = np.random.default_rng(seed)
+    patches, codebook = random.random((9, 12)) * 10, random.standard_normal((7, 12))
+    standard = (patches - patches.mean(axis=1, keepdims=True)) / np.sqrt(patches.var(axis=1, keepdims=True) + 1e-6)
+    np.testing.assert_array_equal(spec.patch_codes(patches, codebook), cdist(standard, codebook).argmin(axis=1))
+    np.testing.assert_allclose(normalized_patches(patches), standard)
+    np.testing.assert_array_equal(spec.patch_codes(3 * patches - 5, codebook), spec.patch_codes(patches, codebook))
+
+
+def test_bigrams_tell_all_pairs_apart():
+    ids = np.array(list(itertools.product(range(4), repeat=2)))
+    pairs = spec.pair_ids(ids[:, 0], ids[:, 1], vocabulary=4)
+    assert sorted(pairs) == list(range(16))
+
+
+# Routing and MultiHash.
+
+
+def test_hash_routing_is_token_choice_of_one_hot_scores():
+    random = np.random.default_rng(0)
+    for capacity in (1, 3, None):
+        ids, table = random.integers(0, 5, 12), random.integers(0, 4, 5)
+        routing = spec.hash_routing(ids, table, experts=4, capacity=capacity)
+        expected = np.full((4, capacity or 12), 12)
+        for expert in range(4):
+            queue = np.flatnonzero(table[ids] == expert)[: capacity or 12]
+            expected[expert, : len(queue)] = queue
+        np.testing.assert_array_equal(slot_tokens(routing), expected)
+        np.testing.assert_array_equal(routing.combine, routing.dispatch)
+
+
+@pytest.mark.parametrize("activation", ["relu", "tanh", "erf"])
+def test_multi_hash_of_equal_hashes_is_the_expert(activation):
+    random = np.random.default_rng(0)
+    params, tokens, ids = mlp(random), random.standard_normal((8, 4)), random.integers(0, 5, 8)
+    table = random.integers(0, 3, 5)
+    for hashes in (1, 2, 3):
+        found = spec.multi_hash_mlp(tokens, ids, np.stack([table] * hashes), params, activation=activation)
+        for x, id, y in zip(tokens, ids, found, strict=True):
+            w1, b1, w2, b2 = (params[name][table[id]] for name in MLP_AXES)
+            z = x @ w1 + b1
+            inner = np.maximum(z, 0) if activation == "relu" else spec.gelu(z, form=activation)
+            np.testing.assert_allclose(y, inner @ w2 + b2, atol=1e-13)
+
+
+def test_multi_hash_segment_by_segment():
+    """Hidden unit j and output j are those of the expert of the hash of their segment."""
+    random = np.random.default_rng(1)
+    params, x, tables = mlp(random), random.standard_normal((1, 4)), np.array([[0], [2], [1]])
+    of_unit = np.repeat(tables[:, 0], 2)  # six units, three segments
+    u = [max(0.0, x[0] @ params["w1"][of_unit[j], :, j] + params["b1"][of_unit[j], j]) for j in range(6)]
+    y = [np.dot(u, params["w2"][of_unit[j], :, j]) + params["b2"][of_unit[j], j] for j in range(6)]
+    np.testing.assert_allclose(spec.multi_hash_mlp(x, [0], tables, params)[0], y, atol=1e-13)
+
+
+# Errors.
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: spec.hash_routing([0, 3], [0, 1], experts=2), ContractError, "ids: .* from 0 to 1, got 3"),
+        (lambda: spec.hash_routing([0, -1], [0, 1], experts=2), ContractError, "ids: .*got -1"),
+        (lambda: spec.hash_routing([0, 1], [0, 2], experts=2), ContractError, "table: .*got 2"),
+        (lambda: spec.hash_routing([0.0], [0], experts=1), DtypeError, "ids: .*float64"),
+        (lambda: spec.hash_routing([[0]], [0], experts=1), ShapeError, "ids: "),
+        (lambda: spec.hash_routing([0], [0], experts=1, capacity=0), ConfigError, "capacity: "),
+        (lambda: spec.hash_table_dispersed([-1], experts=2), ContractError, "clusters: .*got -1"),
+        (lambda: spec.hash_table_dispersed([0], experts=0), ConfigError, "experts: "),
+        (lambda: spec.hash_table_random([1.0], experts=2), ContractError, "draws: "),
+        (lambda: spec.hash_table_balanced([-1.0], experts=2), ContractError, "frequencies: "),
+        (lambda: spec.hash_table_clustered([[np.nan]], [[0.0]]), ContractError, "points: "),
+        (lambda: spec.k_means([[0.0]], [[0.0]], iterations=0), ConfigError, "iterations: "),
+        (lambda: spec.previous_ids([0.5]), DtypeError, "ids: "),
+        (lambda: spec.pair_ids([0], [1], vocabulary=1), ContractError, "second: .*got 1"),
+        (lambda: spec.pair_ids([0, 0], [0], vocabulary=1), ShapeError, "second: "),
+        (lambda: spec.multi_hash_mlp(np.ones((1, 4)), [0], [[0]] * 4, mlp(np.random)), ConfigError, "4 hashes"),
+        (lambda: route(hashes=2), ConfigError, "hashes: 2"),
+        (lambda: route(ids=[0, 1]), ShapeError, "ids: "),
+        (lambda: route(ids=[0, 1, 9]), ContractError, "ids: .*got 9"),
+    ],
+)
+def test_errors(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+def route(ids=None, **fields):
+    config = ROUTERS["hash"].configure(width=2, experts=2, tokens=3, **fields)
+    return ROUTERS["hash"].route({"tables": np.array([[0.0, 1, 1]])}, np.ones((3, 2)), config, ids=ids)
+
+
+def test_without_ids_the_router_hashes_places():
+    np.testing.assert_array_equal(route().routing.dispatch, route(ids=[0, 1, 2]).routing.dispatch)
+    assert route().metrics["dropped"] == 0
+    assert route(capacity_factor=1.0).routing.dispatch.shape == (3, 2, 2)
