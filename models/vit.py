@@ -519,7 +519,8 @@ def _moe(
     tokens = x.reshape((x.shape[0] // config.group_images, config.group_images * x.shape[1], x.shape[2]))  # (G, T, D)
     output = B.ROUTERS[config.router].route(p["router"], tokens, router_config(config), noise=noise, train=train)
     experts = _compute_dtype(B, config)(p["experts"])
-    y = B.moe_layer(tokens, output.routing, lambda inputs: B.expert_mlp(inputs, experts, gelu=config.gelu))
+    options = {"used": output.metrics["load"] > 0} if ROUTERS[config.router].idle_experts else {}
+    y = B.moe_layer(tokens, output.routing, lambda inputs: B.expert_mlp(inputs, experts, gelu=config.gelu, **options))
     return y.reshape(x.shape), output
 
 

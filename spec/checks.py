@@ -34,6 +34,7 @@ __all__ = [
     "check_same_shape",
     "check_scores",
     "check_size",
+    "check_used",
 ]
 
 FLOATING = ("float64", "float32", "float16", "bfloat16")
@@ -94,6 +95,14 @@ def check_integers(name: str, array: Any, shape: tuple[int, ...]) -> None:
         raise DtypeError(f"{name}: expected an integer dtype, got {dtype_name(array)}")
     if tuple(array.shape) != tuple(shape):
         raise ShapeError(f"{name}: expected shape {tuple(shape)}, one entry per token, got {tuple(array.shape)}")
+
+
+def check_used(used: Any, experts: int) -> None:
+    """`DtypeError` unless `used` holds booleans, `ShapeError` unless it has one for each expert."""
+    if dtype_name(used) != "bool":
+        raise DtypeError(f"used: expected booleans, got {dtype_name(used)}")
+    if tuple(used.shape) != (experts,):
+        raise ShapeError(f"used: expected shape {(experts,)}, one entry per expert, got {tuple(used.shape)}")
 
 
 def check_order(order: Any, shape: tuple[int, ...]) -> None:

@@ -123,7 +123,8 @@ class Router:
 
     `init(generator, config)` returns NumPy parameters (float32); `route(params, tokens, config, *, noise=None,
     train=False)` returns a `RouterOutput`. `defaults` are the config fields in which the router differs from
-    `RouterConfig`'s own defaults.
+    `RouterConfig`'s own defaults. `idle_experts`: whether experts may stay without any token for long, so that a layer
+    should not run those.
     """
 
     name: str
@@ -131,6 +132,7 @@ class Router:
     init: Callable[[np.random.Generator, RouterConfig], Params]
     route: Callable[..., RouterOutput]
     defaults: dict[str, Any] = field(default_factory=dict)
+    idle_experts: bool = False
 
     def configure(self, **fields: Any) -> RouterConfig:
         """A `RouterConfig` with this router's defaults, overridden by `fields`."""

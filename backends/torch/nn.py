@@ -130,7 +130,8 @@ class MoE(_Reporting):
             noise = torch.randn(tokens.shape[0], tokens.shape[1], config.experts, device=x.device)
         output = B.ROUTERS[self.router_name].route(params, tokens, config, noise=noise, train=self.training)
         experts = self.experts.params()
-        y = moe_layer(tokens, output.routing, lambda inputs: expert_mlp(inputs, experts, gelu=self.gelu))
+        used = output.metrics["load"] > 0 if B.ROUTERS[self.router_name].idle_experts else None
+        y = moe_layer(tokens, output.routing, lambda inputs: expert_mlp(inputs, experts, gelu=self.gelu, used=used))
         self.losses, self.metrics = output.losses, output.metrics
         return y.reshape(x.shape)
 
