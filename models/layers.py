@@ -225,7 +225,8 @@ def moe(
         y, output = _multi_hash(B, layer.settings, p["router"]["tables"], experts, grouped, **needed)
         return y.reshape(items.shape), output
     output = B.ROUTERS[layer.router].route(p["router"], grouped, layer.settings, noise=noise, train=train, **needed)
-    y = B.moe_layer(grouped, output.routing, lambda inputs: B.expert_mlp(inputs, experts, gelu=config.gelu))
+    used = {"used": output.metrics["load"] > 0} if ROUTERS[layer.router].idle_experts else {}
+    y = B.moe_layer(grouped, output.routing, lambda inputs: B.expert_mlp(inputs, experts, gelu=config.gelu, **used))
     return y.reshape(items.shape), output
 
 

@@ -36,6 +36,7 @@ __all__ = [
     "check_scores",
     "check_segments",
     "check_size",
+    "check_used",
 ]
 
 FLOATING = ("float64", "float32", "float16", "bfloat16")
@@ -101,6 +102,14 @@ def check_one_per_token(name: str, array: Any, shape: tuple[int, ...]) -> None:
     _check_integer_dtype(name, array)
     if tuple(array.shape) != tuple(shape):
         raise ShapeError(f"{name}: expected shape {tuple(shape)}, one entry per token, got {tuple(array.shape)}")
+
+
+def check_used(used: Any, experts: int) -> None:
+    """`DtypeError` unless `used` holds booleans, `ShapeError` unless it has one for each expert."""
+    if dtype_name(used) != "bool":
+        raise DtypeError(f"used: expected booleans, got {dtype_name(used)}")
+    if tuple(used.shape) != (experts,):
+        raise ShapeError(f"used: expected shape {(experts,)}, one entry per expert, got {tuple(used.shape)}")
 
 
 def check_order(order: Any, shape: tuple[int, ...]) -> None:

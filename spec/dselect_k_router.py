@@ -72,5 +72,6 @@ DSELECT_K = Router(
     _init,
     dselect_k,
     {"choices": 2, "noise_multiplier": 0.0, "selector_entropy_weight": 1e-6, "reachability_weight": 1.0},
+    idle_experts=True,
 )
 """The router of DSelect-k."""

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import erf
 
-from moespec.spec.checks import as_array, check_option, check_rank, check_same_shape, check_size
+from moespec.spec.checks import as_array, check_option, check_rank, check_same_shape, check_size, check_used
 from moespec.spec.errors import ConfigError
 from moespec.spec.numerics import Array
 from moespec.spec.routing import Routing
@@ -79,7 +79,9 @@ def moe_layer(tokens: ArrayLike, routing: Routing, experts: Callable[[Array], Ar
     return np.einsum("tec,ecd->td", combine, outputs)
 
 
-def expert_mlp(inputs: ArrayLike, params: Mapping[str, ArrayLike], *, gelu: str = "tanh") -> Array:
+def expert_mlp(
+    inputs: ArrayLike, params: Mapping[str, ArrayLike], *, gelu: str = "tanh", used: ArrayLike | None = None
+) -> Array:
     """The multi-layer perceptron of each expert on its own slots: `w2[e] gelu(w1[e] x + b1[e]) + b2[e]`.
 
     Args:
@@ -87,6 +89,7 @@ def expert_mlp(inputs: ArrayLike, params: Mapping[str, ArrayLike], *, gelu: str 
         params: `w1` (experts, width, hidden), `b1` (experts, hidden), `w2` (experts, hidden, output), `b2` (experts,
             output), where the output is as wide as the input in the models.
         gelu: "tanh" or "erf".
+        used: (experts,) booleans, which experts to run; the output of the others is 0. All if None.
 
     Returns:
         (experts, capacity, output).
@@ -102,7 +105,11 @@ def expert_mlp(inputs: ArrayLike, params: Mapping[str, ArrayLike], *, gelu: str 
     weights = expert_parameters(params, width=inputs.shape[2], experts=len(inputs))
     hidden = np.einsum("ecd,edh->ech", inputs, weights["w1"]) + weights["b1"][:, None, :]
     active = activation(hidden, form=gelu)
-    return np.einsum("ech,eho->eco", active, weights["w2"]) + weights["b2"][:, None, :]
+    outputs = np.einsum("ech,eho->eco", active, weights["w2"]) + weights["b2"][:, None, :]
+    if used is None:
+        return outputs
+    check_used(used := np.asarray(used), len(inputs))
+    return np.where(used[:, None, None], outputs, 0.0)
 
 
 def expert_parameters(params: Mapping[str, ArrayLike], *, width: int, experts: int | None = None) -> dict[str, Array]:

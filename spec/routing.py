@@ -134,6 +134,7 @@ class Router:
     `init(generator, config)` returns NumPy parameters (float32); `route(params, tokens, config, *, noise=None,
     train=False)` returns a `RouterOutput`. `defaults` are the config fields in which the router differs from
     `RouterConfig`'s own defaults. `needs` names what `route` takes beside the tokens: "ids", (tokens,) integers.
+    `idle_experts`: whether experts may stay without any token for long, so that a layer should not run those.
     """
 
     name: str
@@ -142,6 +143,7 @@ class Router:
     route: Callable[..., RouterOutput]
     defaults: dict[str, Any] = field(default_factory=dict)
     needs: str = ""
+    idle_experts: bool = False
 
     def configure(self, **fields: Any) -> RouterConfig:
         """A `RouterConfig` with this router's defaults, overridden by `fields`."""

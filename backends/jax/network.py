@@ -17,6 +17,7 @@ from moespec.spec.checks import (
     check_same_shape,
     check_scores,
     check_size,
+    check_used,
 )
 from moespec.spec.errors import ShapeError
 from moespec.spec.sparse_mlp import check_rescale
@@ -101,11 +102,12 @@ def patch_embed(images: Array, kernel: Array, bias: Array) -> Array:
     return embedded.reshape(count, -1, kernel.shape[3])
 
 
-def expert_mlp(inputs: Array, params: Mapping[str, Array], *, gelu: str = "tanh") -> Array:
+def expert_mlp(inputs: Array, params: Mapping[str, Array], *, gelu: str = "tanh", used: Array | None = None) -> Array:
     """`gelu(x w1 + b1) w2 + b2`, each expert with its own weights, in the dtype of `inputs`.
 
-    inputs: (groups, experts, capacity, width); params: w1 (E, D, H), b1 (E, H), w2 (E, H, D'), b2 (E, D').
-    Returns (groups, experts, capacity, D').
+    inputs: (groups, experts, capacity, width); params: w1 (E, D, H), b1 (E, H), w2 (E, H, D'), b2 (E, D'); used: (E,)
+    booleans, or None. Returns (groups, experts, capacity, D'). With `used` experts run one after the other, and those
+    that are not used are left out, on the device and without waiting for the host; their output is 0.
 
     Source: Routers, section 1.2. Section 1.
     """
@@ -119,8 +121,20 @@ def expert_mlp(inputs: Array, params: Mapping[str, Array], *, gelu: str = "tanh"
     check_size("b1", b1, 1, w1.shape[2], "the hidden width of w1")
     check_size("w2", w2, 1, w1.shape[2], "the hidden width of w1")
     check_size("b2", b2, 1, w2.shape[2], "the output width of w2")
-    hidden = _gelu(jnp.einsum("gecd,edh->gech", inputs, w1) + b1[:, None], form=gelu)
-    return jnp.einsum("gech,ehd->gecd", hidden, w2) + b2[:, None]
+    if used is None:
+        hidden = _gelu(jnp.einsum("gecd,edh->gech", inputs, w1) + b1[:, None], form=gelu)
+        return jnp.einsum("gech,ehd->gecd", hidden, w2) + b2[:, None]
+    check_used(used, inputs.shape[1])
+
+    def run(x: Array, w1: Array, b1: Array, w2: Array, b2: Array) -> Array:
+        return _gelu(x @ w1 + b1, form=gelu) @ w2 + b2
+
+    def skip(x: Array, w1: Array, b1: Array, w2: Array, b2: Array) -> Array:
+        return jnp.zeros((*x.shape[:2], w2.shape[1]), jnp.result_type(x, w2))
+
+    rows = jnp.swapaxes(inputs, 0, 1)
+    outputs = lax.map(lambda expert: lax.cond(expert[0], run, skip, *expert[1:]), (used, rows, w1, b1, w2, b2))
+    return jnp.swapaxes(outputs, 0, 1)
 
 
 _gelu = gelu

@@ -281,9 +281,9 @@ def group_mean(values: list[dict[str, Array]]) -> dict[str, Array]:
     return {name: sum((value[name] for value in values[1:]), values[0][name]) / len(values) for name in values[0]}
 
 
-def expert_mlp(inputs: Array, params: Params, *, gelu: str = "tanh") -> Array:
-    """`spec.expert_mlp`: inputs (G, E, C, D) -> (G, E, C, D'); the experts are shared by the groups."""
-    return stacked([spec.expert_mlp(**group, params=params, gelu=gelu) for group in groups(inputs=inputs)])
+def expert_mlp(inputs: Array, params: Params, *, gelu: str = "tanh", used: Array | None = None) -> Array:
+    """`spec.expert_mlp`: inputs (G, E, C, D) -> (G, E, C, D'); the experts, and which to run, are those of all groups."""
+    return stacked([spec.expert_mlp(**group, params=params, gelu=gelu, used=used) for group in groups(inputs=inputs)])
 
 
 def rescale(x: Array, params: Params) -> Array:

@@ -18,6 +18,7 @@ from moespec.spec.checks import (
     check_same_shape,
     check_scores,
     check_size,
+    check_used,
 )
 from moespec.spec.errors import ShapeError
 from moespec.spec.sparse_mlp import check_rescale
@@ -53,7 +54,9 @@ def gelu(x: Tensor, *, form: str = "tanh") -> Tensor:
     return F.gelu(x, approximate="tanh" if form == "tanh" else "none")
 
 
-def expert_mlp(inputs: Tensor, params: Mapping[str, Tensor], *, gelu: str = "tanh") -> Tensor:
+def expert_mlp(
+    inputs: Tensor, params: Mapping[str, Tensor], *, gelu: str = "tanh", used: Tensor | None = None
+) -> Tensor:
     """Each expert's two-layer perceptron on its own slots: `gelu(x w1 + b1) w2 + b2`.
 
     Args:
@@ -61,6 +64,8 @@ def expert_mlp(inputs: Tensor, params: Mapping[str, Tensor], *, gelu: str = "tan
         params: `w1` (experts, width, hidden), `b1` (experts, hidden), `w2` (experts, hidden, width) and
             `b2` (experts, width).
         gelu: "tanh" or "erf".
+        used: (experts,) booleans; the output of an expert that is not used is 0. Op by op such experts are not run,
+            for which the host waits for `used`; compiled code, which never waits, runs them.
 
     Returns:
         (groups, experts, capacity, width of the output), computed in the dtype of `inputs` (or that of autocast).
@@ -82,9 +87,27 @@ def expert_mlp(inputs: Tensor, params: Mapping[str, Tensor], *, gelu: str = "tan
     check_size("b2", b2, 1, w2.shape[2], "the output width of w2")
     groups, experts, capacity, width = inputs.shape
     rows = inputs.transpose(0, 1).reshape(experts, groups * capacity, width)
-    hidden = _gelu(torch.baddbmm(b1[:, None], rows, w1), form=gelu)
-    outputs = torch.baddbmm(b2[:, None].to(hidden.dtype), hidden, w2.to(hidden.dtype))
+    if used is None:
+        outputs = _expert_rows(rows, w1, b1, w2, b2, gelu)
+    else:
+        check_used(used, experts)
+        outputs = _used_rows(used, rows, w1, b1, w2, b2, gelu)
     return outputs.reshape(experts, groups, capacity, -1).transpose(0, 1)
+
+
+def _expert_rows(rows: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, gelu: str) -> Tensor:
+    """(E, N, D) to (E, N, D')."""
+    hidden = _gelu(torch.baddbmm(b1[:, None], rows, w1), form=gelu)
+    return torch.baddbmm(b2[:, None].to(hidden.dtype), hidden, w2.to(hidden.dtype))
+
+
+def _used_rows(used: Tensor, rows: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, gelu: str) -> Tensor:
+    """The same, 0 for experts that are not used."""
+    if torch.compiler.is_compiling():
+        return torch.where(used[:, None, None], _expert_rows(rows, w1, b1, w2, b2, gelu), 0)
+    chosen = used.nonzero().squeeze(1)
+    outputs = _expert_rows(*(x.index_select(0, chosen) for x in (rows, w1, b1, w2, b2)), gelu)
+    return outputs.new_zeros(len(used), *outputs.shape[1:]).index_copy(0, chosen, outputs)
 
 
 _gelu = gelu

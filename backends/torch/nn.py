@@ -138,7 +138,8 @@ class MoE(_Reporting):
         needed = {} if ids is None else {"ids": ids.reshape(tokens.shape[:2])}
         output = B.ROUTERS[self.router_name].route(params, tokens, config, noise=noise, train=self.training, **needed)
         experts = self.experts.params()
-        y = moe_layer(tokens, output.routing, lambda inputs: expert_mlp(inputs, experts, gelu=self.gelu))
+        used = output.metrics["load"] > 0 if B.ROUTERS[self.router_name].idle_experts else None
+        y = moe_layer(tokens, output.routing, lambda inputs: expert_mlp(inputs, experts, gelu=self.gelu, used=used))
         self.losses, self.metrics = output.losses, output.metrics
         return y.reshape(x.shape)
 

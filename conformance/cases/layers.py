@@ -43,6 +43,15 @@ def cases() -> Iterator[Definition]:
     yield mlp("experts_tanh_gradient", "By slots, weights and biases.", "tanh", "gradient")
     yield mlp("experts_erf_gradient", "The same in the exact form.", "erf", "gradient")
     yield mlp("experts_width", "Experts whose output has another width.", "tanh", out=3)
+    yield Definition(
+        "moe_layer", "experts_idle", "value", "Experts that nobody uses give 0, not what they make of empty slots.",
+        {
+            "inputs": tensor(grid("layer/experts_idle", (G, E, 2, D)), "groups experts capacity width"),
+            **experts("layer/experts_idle"),
+            "used": tensor(np.array([1, 0, 1]), "experts"),
+        },
+        {"gelu": "tanh"}, ("experts",), ("unused_expert",),
+    )  # fmt: skip
 
     def case(
         name: str,

@@ -71,30 +71,36 @@ def inputs_without_gradient(B: Any, tokens: Any, routing: Any, experts: Experts)
     return B.moe_layer(tokens.real, routing, experts)
 
 
-def one_expert_for_all(B: Any, inputs: Any, params: Any, *, gelu: str = "tanh") -> Any:
+def one_expert_for_all(B: Any, inputs: Any, params: Any, *, gelu: str = "tanh", **used: Any) -> Any:
     """All experts have the parameters of the first."""
-    B.expert_mlp(inputs, params, gelu=gelu)
+    B.expert_mlp(inputs, params, gelu=gelu, **used)
     first = {name: np.broadcast_to(array[:1], array.shape) for name, array in params.items()}
-    return B.expert_mlp(inputs, first, gelu=gelu)
+    return B.expert_mlp(inputs, first, gelu=gelu, **used)
 
 
-def experts_without_biases(B: Any, inputs: Any, params: Any, *, gelu: str = "tanh") -> Any:
+def idle_experts_run(B: Any, inputs: Any, params: Any, *, gelu: str = "tanh", used: Any = None) -> Any:
+    """Experts that nobody uses are run, and their output is that of empty slots."""
+    B.expert_mlp(inputs, params, gelu=gelu, used=used)
+    return B.expert_mlp(inputs, params, gelu=gelu)
+
+
+def experts_without_biases(B: Any, inputs: Any, params: Any, *, gelu: str = "tanh", **used: Any) -> Any:
     """The experts have no biases."""
-    B.expert_mlp(inputs, params, gelu=gelu)
+    B.expert_mlp(inputs, params, gelu=gelu, **used)
     bare = {name: np.zeros_like(array) if name.startswith("b") else array for name, array in params.items()}
-    return B.expert_mlp(inputs, bare, gelu=gelu)
+    return B.expert_mlp(inputs, bare, gelu=gelu, **used)
 
 
-def experts_with_exact_gelu(B: Any, inputs: Any, params: Any, *, gelu: str = "tanh") -> Any:
+def experts_with_exact_gelu(B: Any, inputs: Any, params: Any, *, gelu: str = "tanh", **used: Any) -> Any:
     """The experts use the exact GELU, whatever form is asked for."""
-    B.expert_mlp(inputs, params, gelu=gelu)
-    return B.expert_mlp(inputs, params, gelu="erf")
+    B.expert_mlp(inputs, params, gelu=gelu, **used)
+    return B.expert_mlp(inputs, params, gelu="erf", **used)
 
 
-def experts_with_approximate_gelu(B: Any, inputs: Any, params: Any, *, gelu: str = "tanh") -> Any:
+def experts_with_approximate_gelu(B: Any, inputs: Any, params: Any, *, gelu: str = "tanh", **used: Any) -> Any:
     """The experts use the tanh approximation of GELU, whatever form is asked for."""
-    B.expert_mlp(inputs, params, gelu=gelu)
-    return B.expert_mlp(inputs, params)
+    B.expert_mlp(inputs, params, gelu=gelu, **used)
+    return B.expert_mlp(inputs, params, **used)
 
 
 def load_of_filled_slots(B: Any, routing: Any) -> Any:
@@ -124,6 +130,7 @@ MUTANTS = (
     wrong(straight_through_dispatch, "moe_layer", who="lucidrains/st-moe-pytorch"),
     wrong(inputs_without_gradient, "moe_layer"),
     wrong(one_expert_for_all, "expert_mlp"),
+    wrong(idle_experts_run, "expert_mlp"),
     wrong(experts_without_biases, "expert_mlp"),
     wrong(experts_with_exact_gelu, "expert_mlp", ledger="LA-1"),
     wrong(experts_with_approximate_gelu, "expert_mlp", ledger="LA-1"),

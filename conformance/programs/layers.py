@@ -33,6 +33,16 @@ def absolute_layer(routing: Any, v: Values) -> Any:
     return np.einsum("tec,ecd->td", np.abs(routing.combine), absolute_experts(inputs, v))
 
 
+def _experts(B: Any, config: Config, v: Values) -> Values:
+    used = {"used": v["used"] > 0} if "used" in v else {}
+    return {"outputs": B.expert_mlp(v["inputs"], nested(v, "experts"), **used, **config)}
+
+
+def _experts_scale(config: Config, v: Values) -> Any:
+    scale = absolute_experts(np.abs(v["inputs"]), v)
+    return np.where(v["used"][:, None, None] > 0, scale, 0) if "used" in v else scale
+
+
 def _routing(B: Any, config: Config, v: Values) -> Any:
     """The routing that `config["allocation"]` names, on scores (or slots) that the case gives."""
     options = dict(config["options"])
@@ -57,13 +67,13 @@ STAGES: dict[str, tuple[Stage, ...]] = {
         Stage(
             "experts",
             ("expert_mlp",),
-            ("inputs", "experts"),
-            lambda B, config, v: {"outputs": B.expert_mlp(v["inputs"], nested(v, "experts"), **config)},
+            ("inputs", "experts", "used"),
+            _experts,
             {
                 "outputs": Output(
                     ("groups", "experts", "capacity", "width"),
                     scale="written",
-                    written=lambda config, v: absolute_experts(np.abs(v["inputs"]), v),
+                    written=_experts_scale,
                 )
             },
         ),
