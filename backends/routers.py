@@ -11,8 +11,9 @@ from functools import partial
 from typing import Any
 
 from moespec.spec.checks import check_option, check_size
+from moespec.spec.composition import LOSSES
 from moespec.spec.routers import ROUTERS as SPEC_ROUTERS
-from moespec.spec.routing import Params, Router, RouterConfig, RouterOutput
+from moespec.spec.routing import Params, Router, RouterConfig, RouterOutput, check_fixed_capacity
 
 __all__ = ["build"]
 
@@ -29,6 +30,7 @@ def build(B: Backend) -> dict[str, Router]:
         "sinkhorn_expert_choice": sinkhorn_expert_choice,
         "sparsity_constrained_expert_choice": sparsity_constrained_expert_choice,
         "soft_moe": soft_moe,
+        "noisy_top_k": noisy_top_k,
     }
     return {name: replace(SPEC_ROUTERS[name], route=partial(route, B)) for name, route in compositions.items()}
 
@@ -38,7 +40,7 @@ def softmax_token_choice(
 ) -> RouterOutput:
     """Token Choice on the noisy softmax (V-MoE). tokens: (groups, tokens, width); noise: (groups, tokens, experts)."""
     clean, noisy = _logits(B, params, tokens, config, noise)
-    return _token_choice(B, config, clean, noisy, B.softmax_affinity(noisy), None, noise)
+    return _token_choice(B, config, clean, noisy, B.softmax_affinity(noisy), None, noise, train)
 
 
 def sinkhorn_token_choice(
@@ -48,7 +50,7 @@ def sinkhorn_token_choice(
     clean, noisy = _logits(B, params, tokens, config, noise)
     plan = _sinkhorn_plan(B, config, noisy)
     combine_scores = _combine_scores(B, config, clean, noisy, plan)
-    return _token_choice(B, config, clean, noisy, B.stop_gradient(plan), combine_scores, noise)
+    return _token_choice(B, config, clean, noisy, B.stop_gradient(plan), combine_scores, noise, train)
 
 
 def softmax_expert_choice(
@@ -56,7 +58,7 @@ def softmax_expert_choice(
 ) -> RouterOutput:
     """Expert Choice on the noisy softmax."""
     clean, noisy = _logits(B, params, tokens, config, noise)
-    return _expert_choice(B, config, clean, noisy, B.softmax_affinity(noisy), None, noise)
+    return _expert_choice(B, config, clean, noisy, B.softmax_affinity(noisy), None, noise, train)
 
 
 def sinkhorn_expert_choice(
@@ -66,7 +68,7 @@ def sinkhorn_expert_choice(
     clean, noisy = _logits(B, params, tokens, config, noise)
     plan = _sinkhorn_plan(B, config, noisy)
     combine_scores = _combine_scores(B, config, clean, noisy, plan)
-    return _expert_choice(B, config, clean, noisy, B.stop_gradient(plan), combine_scores, noise)
+    return _expert_choice(B, config, clean, noisy, B.stop_gradient(plan), combine_scores, noise, train)
 
 
 def sparsity_constrained_expert_choice(
@@ -76,15 +78,16 @@ def sparsity_constrained_expert_choice(
     check_option("combine_with", config.combine_with, ("softmax",))
     clean, noisy = _logits(B, params, tokens, config, noise)
     utility = B.stop_gradient(B.softmax_affinity(noisy))
-    plan = B.sparse_transport_affinity(utility, capacity=config.capacity(), steps=config.transport_steps)
+    plan = B.sparse_transport_affinity(utility, capacity=config.capacity(train=train), steps=config.transport_steps)
     combine_scores = _combine_scores(B, config, clean, noisy, plan)
-    return _expert_choice(B, config, clean, noisy, plan, combine_scores, noise)
+    return _expert_choice(B, config, clean, noisy, plan, combine_scores, noise, train)
 
 
 def soft_moe(
     B: Backend, params: Params, tokens: Array, config: RouterConfig, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
     """Soft MoE and its ablations; without noise and auxiliary losses. Section 9."""
+    check_fixed_capacity(config)
     routing = B.soft_routing(
         tokens,
         params["slots"],
@@ -97,13 +100,33 @@ def soft_moe(
     return RouterOutput(routing, {}, B.routing_metrics(routing))
 
 
+def noisy_top_k(
+    B: Backend, params: Params, tokens: Array, config: RouterConfig, *, noise: Array | None = None, train: bool = False
+) -> RouterOutput:
+    """Token Choice on the noisy logits, whose noise has a learned scale, combined with their gates. Section 2.4."""
+    clean = _clean_logits(B, params, tokens, config)
+    scales = B.router_logits(tokens, params["noise_kernel"])
+    noisy = B.noisy_top_k_logits(clean, scales, noise)
+    gates = B.noisy_top_k_affinity(noisy, choices=config.choices)
+    own = {"importance": lambda: B.importance_loss(gates)}
+    if noise is not None:
+        own["load"] = lambda: B.noisy_top_k_load_loss(clean, scales, noisy, choices=config.choices)
+    return _token_choice(B, config, clean, noisy, B.stop_gradient(noisy), gates, None, train, **own)
+
+
+def _clean_logits(B: Backend, params: Params, tokens: Array, config: RouterConfig) -> Array:
+    """Logits of as many tokens and experts as the configuration says."""
+    logits = B.router_logits(tokens, params["kernel"])
+    check_size("tokens", tokens, 1, config.tokens, "config.tokens")
+    check_size("kernel", params["kernel"], 1, config.experts, "config.experts")
+    return logits
+
+
 def _logits(
     B: Backend, params: Params, tokens: Array, config: RouterConfig, noise: Array | None
 ) -> tuple[Array, Array]:
-    """Clean and noisy logits of as many tokens and experts as the configuration says."""
-    clean = B.router_logits(tokens, params["kernel"])
-    check_size("tokens", tokens, 1, config.tokens, "config.tokens")
-    check_size("kernel", params["kernel"], 1, config.experts, "config.experts")
+    """Clean and noisy logits."""
+    clean = _clean_logits(B, params, tokens, config)
     return clean, B.add_gating_noise(clean, noise, multiplier=config.noise_multiplier)
 
 
@@ -128,6 +151,8 @@ def _token_choice(
     scores: Array,
     combine_scores: Array | None,
     noise: Array | None,
+    train: bool,
+    **own: Callable[[], Array],
 ) -> RouterOutput:
     check_option("batch_priority", config.batch_priority, ("none", "max", "sum"))
     order = None
@@ -136,11 +161,11 @@ def _token_choice(
     routing = B.token_choice(
         scores,
         choices=config.choices,
-        capacity=config.capacity(choices=config.choices),
+        capacity=config.capacity(choices=config.choices, train=train),
         combine_scores=combine_scores,
         order=order,
     )
-    losses, reported = _losses(B, config, clean, noisy, noise)
+    losses, reported = _losses(B, config, clean, noisy, noise, **own)
     return RouterOutput(routing, losses, {**B.routing_metrics(routing), **reported})
 
 
@@ -152,27 +177,37 @@ def _expert_choice(
     scores: Array,
     combine_scores: Array | None,
     noise: Array | None,
+    train: bool,
 ) -> RouterOutput:
     routing = B.expert_choice(
-        scores, capacity=config.capacity(), combine_scores=combine_scores, drop_zero=config.drop_zero_plan
+        scores, capacity=config.capacity(train=train), combine_scores=combine_scores, drop_zero=config.drop_zero_plan
     )
     losses, reported = _losses(B, config, clean, noisy, noise)
     return RouterOutput(routing, losses, {**B.routing_metrics(routing), **reported})
 
 
 def _losses(
-    B: Backend, config: RouterConfig, clean: Array, noisy: Array, noise: Array | None
+    B: Backend,
+    config: RouterConfig,
+    clean: Array,
+    noisy: Array,
+    noise: Array | None,
+    **own: Callable[[], Array],
 ) -> tuple[dict[str, Array], dict[str, Array]]:
-    """The weighted losses (those with a weight), and the same unweighted for the log."""
-    values: dict[str, tuple[float, Array]] = {}
-    if config.importance_weight:
-        values["importance"] = config.importance_weight, B.importance_loss(B.softmax_affinity(clean))
-    if config.load_weight and noise is not None and config.noise_multiplier:
+    """The weighted losses (those with a weight), and the same unweighted for the log.
+
+    `own` are losses, by name, that the router computes another way.
+    """
+    terms: dict[str, Callable[[], Array]] = {
+        "importance": lambda: B.importance_loss(B.softmax_affinity(clean)),
+        "balance": lambda: B.balance_loss(B.softmax_affinity(noisy)),
+        "z": lambda: B.z_loss(clean),
+    }
+    if noise is not None and config.noise_multiplier:
         noise_std = config.noise_multiplier / config.experts
-        values["load"] = config.load_weight, B.load_loss(clean, noisy, choices=config.choices, noise_std=noise_std)
-    if config.balance_weight:
-        values["balance"] = config.balance_weight, B.balance_loss(B.softmax_affinity(noisy))
-    if config.z_weight:
-        values["z"] = config.z_weight, B.z_loss(clean)
-    weighted = {name: weight * value for name, (weight, value) in values.items()}
-    return weighted, {f"{name}_loss": value for name, (_, value) in values.items()}
+        terms["load"] = lambda: B.load_loss(clean, noisy, choices=config.choices, noise_std=noise_std)
+    weights = {name: getattr(config, f"{name}_weight") for name in LOSSES}
+    terms |= own
+    values = {name: terms[name]() for name in LOSSES if weights[name] and name in terms}
+    weighted = {name: weights[name] * value for name, value in values.items()}
+    return weighted, {f"{name}_loss": value for name, value in values.items()}

@@ -10,6 +10,7 @@ numbers except the initial parameters of a router, from a generator that is pass
 |---|---|---|
 | 1 | capacity; the layer | `capacity`, `layer` |
 | 2 | softmax affinity, gating noise | `softmax` |
+| 2.4, 10.3 | noisy top-k gating and its load loss | `noisy_top_k` |
 | 3, 4, 5 | Token Choice, batch priority, Expert Choice | `token_choice`, `batch_priority`, `expert_choice` |
 | 6 | Sinkhorn affinity | `sinkhorn` |
 | 7, 8.7 | routers, their compositions | `routers` |
@@ -30,6 +31,7 @@ from moespec.spec.layer import expert_mlp, gelu, moe_layer
 from moespec.spec.losses import balance_loss, importance_loss, load_loss, z_loss
 from moespec.spec.metrics import routing_metrics
 from moespec.spec.network import attention, layer_norm, patch_embed, sigmoid_cross_entropy, softmax_cross_entropy
+from moespec.spec.noisy_top_k import noisy_top_k_affinity, noisy_top_k_load_loss, noisy_top_k_logits
 from moespec.spec.numerics import stop_gradient
 from moespec.spec.registry import ALGORITHMS, LEDGER, Algorithm, LedgerEntry
 from moespec.spec.routers import ROUTERS
@@ -72,6 +74,9 @@ __all__ = [
     "layer_norm",
     "load_loss",
     "moe_layer",
+    "noisy_top_k_affinity",
+    "noisy_top_k_load_loss",
+    "noisy_top_k_logits",
     "patch_embed",
     "project_simplex",
     "project_sparse_simplex",

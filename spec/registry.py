@@ -29,6 +29,7 @@ _VMOE = "Riquelme et al. 2021 (arXiv 2106.05974)"
 _SOFT = "Puigcerver et al. 2023 (arXiv 2308.00951)"
 _VIT = "Dosovitskiy et al. 2020 (arXiv 2010.11929)"
 _SWITCH = "Fedus et al. 2021 (arXiv 2101.03961)"
+_SHAZEER = "Shazeer et al. 2017 (arXiv 1701.06538)"
 _ST_MOE = "Zoph et al. 2022 (arXiv 2202.08906)"
 _TRANSPORT = (
     "project_simplex",
@@ -64,6 +65,15 @@ ALGORITHMS: dict[str, Algorithm] = {
         Algorithm("sparsity_constrained_expert_choice", "8.7", f"{_ROUTERS}, section 2.5", 1, ("ROUTERS",)),
         Algorithm("soft_moe", "9", f"{_SOFT}; {_ROUTERS}, section 2.6", 1, ("ROUTERS",)),
         Algorithm("vit", "16", _VIT, 1, ()),
+        Algorithm(
+            "noisy_top_k_affinity",
+            "2.4",
+            f"{_SHAZEER}, eqs. (3)-(5)",
+            1,
+            ("noisy_top_k_affinity", "noisy_top_k_logits"),
+        ),
+        Algorithm("noisy_top_k_load_loss", "10.3", f"{_SHAZEER}, eqs. (8)-(11)", 1, ("noisy_top_k_load_loss",)),
+        Algorithm("noisy_top_k", "2.4", _SHAZEER, 1, ("ROUTERS",)),
     )
 }
 """The algorithms by name."""
@@ -94,6 +104,7 @@ _MODULES = (
     "layer",
     "network",
     "routers",
+    "noisy_top_k",
 )
 _ENTRY = re.compile(
     r"^(?P<id>[A-Z]{2}-\d+): (?P<question>.+?)\n +Reading: (?P<reading>.+?)\n +Alternatives: (?P<alternatives>.+?)"

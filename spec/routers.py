@@ -55,18 +55,17 @@ RT-5: What are the capacity and its rounding in the study?
 import numpy as np
 from numpy.typing import ArrayLike
 
-from moespec.spec.batch_priority import batch_priority
-from moespec.spec.checks import check_option, check_size
+from moespec.spec.checks import check_option
+from moespec.spec.composition import init_kernel, lecun_normal, noisy_logits, router_output, token_choice_routing
 from moespec.spec.expert_choice import expert_choice
-from moespec.spec.losses import balance_loss, importance_loss, load_loss, z_loss
 from moespec.spec.metrics import routing_metrics
+from moespec.spec.noisy_top_k import NOISY_TOP_K
 from moespec.spec.numerics import Array, stop_gradient
-from moespec.spec.routing import Params, Router, RouterConfig, RouterOutput, Routing
+from moespec.spec.routing import Params, Router, RouterConfig, RouterOutput, Routing, check_fixed_capacity, no_noise
 from moespec.spec.sinkhorn import sinkhorn_affinity
 from moespec.spec.soft_moe import soft_routing
-from moespec.spec.softmax import add_gating_noise, router_logits, softmax_affinity
+from moespec.spec.softmax import softmax_affinity
 from moespec.spec.sparse_transport import sparse_transport_affinity
-from moespec.spec.token_choice import token_choice
 
 __all__ = ["ROUTERS", "lecun_normal"]
 
@@ -75,36 +74,40 @@ def softmax_token_choice(
     params: Params, tokens: ArrayLike, config: RouterConfig, *, noise: ArrayLike | None = None, train: bool = False
 ) -> RouterOutput:
     """Token Choice by the noisy softmax (V-MoE). Sections 2.2, 3 and 4."""
-    clean, noisy = _logits(params, tokens, config, noise)
-    return _output(config, clean, noisy, noise, _token_choice(config, softmax_affinity(noisy), None))
+    clean, noisy = noisy_logits(params, tokens, config, noise)
+    return router_output(
+        config, clean, noisy, noise, token_choice_routing(config, softmax_affinity(noisy), None, train=train)
+    )
 
 
 def sinkhorn_token_choice(
     params: Params, tokens: ArrayLike, config: RouterConfig, *, noise: ArrayLike | None = None, train: bool = False
 ) -> RouterOutput:
     """Token Choice by the Sinkhorn plan. Section 7.1."""
-    clean, noisy = _logits(params, tokens, config, noise)
+    clean, noisy = noisy_logits(params, tokens, config, noise)
     plan = sinkhorn_affinity(noisy, iterations=config.sinkhorn_iterations)
-    routing = _token_choice(config, stop_gradient(plan), _combine_scores(config, clean, noisy, plan))
-    return _output(config, clean, noisy, noise, routing)
+    routing = token_choice_routing(
+        config, stop_gradient(plan), _combine_scores(config, clean, noisy, plan), train=train
+    )
+    return router_output(config, clean, noisy, noise, routing)
 
 
 def softmax_expert_choice(
     params: Params, tokens: ArrayLike, config: RouterConfig, *, noise: ArrayLike | None = None, train: bool = False
 ) -> RouterOutput:
     """Expert Choice by the noisy softmax. Section 5."""
-    clean, noisy = _logits(params, tokens, config, noise)
-    return _output(config, clean, noisy, noise, _expert_choice(config, softmax_affinity(noisy), None))
+    clean, noisy = noisy_logits(params, tokens, config, noise)
+    return router_output(config, clean, noisy, noise, _expert_choice(config, softmax_affinity(noisy), None, train))
 
 
 def sinkhorn_expert_choice(
     params: Params, tokens: ArrayLike, config: RouterConfig, *, noise: ArrayLike | None = None, train: bool = False
 ) -> RouterOutput:
     """Expert Choice by the Sinkhorn plan. Section 7.2."""
-    clean, noisy = _logits(params, tokens, config, noise)
+    clean, noisy = noisy_logits(params, tokens, config, noise)
     plan = sinkhorn_affinity(noisy, iterations=config.sinkhorn_iterations)
-    routing = _expert_choice(config, stop_gradient(plan), _combine_scores(config, clean, noisy, plan))
-    return _output(config, clean, noisy, noise, routing)
+    routing = _expert_choice(config, stop_gradient(plan), _combine_scores(config, clean, noisy, plan), train)
+    return router_output(config, clean, noisy, noise, routing)
 
 
 def sparsity_constrained_expert_choice(
@@ -112,16 +115,19 @@ def sparsity_constrained_expert_choice(
 ) -> RouterOutput:
     """Expert Choice by the sparsity-constrained plan of the softmax, which carries no gradient. Section 8.7."""
     check_option("combine_with", config.combine_with, ("softmax",))
-    clean, noisy = _logits(params, tokens, config, noise)
-    plan = sparse_transport_affinity(softmax_affinity(noisy), capacity=config.capacity(), steps=config.transport_steps)
-    routing = _expert_choice(config, plan, _combine_scores(config, clean, noisy, plan))
-    return _output(config, clean, noisy, noise, routing)
+    clean, noisy = noisy_logits(params, tokens, config, noise)
+    plan = sparse_transport_affinity(
+        softmax_affinity(noisy), capacity=config.capacity(train=train), steps=config.transport_steps
+    )
+    routing = _expert_choice(config, plan, _combine_scores(config, clean, noisy, plan), train)
+    return router_output(config, clean, noisy, noise, routing)
 
 
 def soft_moe(
     params: Params, tokens: ArrayLike, config: RouterConfig, *, noise: ArrayLike | None = None, train: bool = False
 ) -> RouterOutput:
     """Soft MoE and its ablations, without noise and without auxiliary losses. Section 9."""
+    check_fixed_capacity(config)
     routing = soft_routing(
         tokens,
         params["slots"],
@@ -134,14 +140,6 @@ def soft_moe(
     return RouterOutput(routing, {}, dict(routing_metrics(routing)))
 
 
-def _logits(params: Params, tokens: ArrayLike, config: RouterConfig, noise: ArrayLike | None) -> tuple[Array, Array]:
-    """Clean and noisy logits of as many tokens and experts as the configuration says."""
-    clean = router_logits(tokens, params["kernel"])
-    check_size("tokens", np.asarray(tokens), 0, config.tokens, "config.tokens")
-    check_size("kernel", np.asarray(params["kernel"]), 1, config.experts, "config.experts")
-    return clean, add_gating_noise(clean, noise, multiplier=config.noise_multiplier)
-
-
 def _combine_scores(config: RouterConfig, clean: Array, noisy: Array, plan: Array) -> Array:
     check_option("combine_with", config.combine_with, ("softmax", "plan"))
     if config.combine_with == "plan":
@@ -149,60 +147,10 @@ def _combine_scores(config: RouterConfig, clean: Array, noisy: Array, plan: Arra
     return softmax_affinity(clean if config.combine_from_clean_logits else noisy)
 
 
-def _token_choice(config: RouterConfig, scores: Array, combine_scores: Array | None) -> Routing:
-    check_option("batch_priority", config.batch_priority, ("none", "max", "sum"))
-    order = None
-    if config.batch_priority != "none":
-        order = batch_priority(scores, by=config.batch_priority, choices=config.choices)
-    capacity = config.capacity(choices=config.choices)
-    return token_choice(scores, choices=config.choices, capacity=capacity, combine_scores=combine_scores, order=order)
-
-
-def _expert_choice(config: RouterConfig, scores: Array, combine_scores: Array | None) -> Routing:
+def _expert_choice(config: RouterConfig, scores: Array, combine_scores: Array | None, train: bool) -> Routing:
     return expert_choice(
-        scores, capacity=config.capacity(), combine_scores=combine_scores, drop_zero=config.drop_zero_plan
+        scores, capacity=config.capacity(train=train), combine_scores=combine_scores, drop_zero=config.drop_zero_plan
     )
-
-
-def _output(
-    config: RouterConfig, clean: Array, noisy: Array, noise: ArrayLike | None, routing: Routing
-) -> RouterOutput:
-    """The routing with its weighted losses (those with a weight), and with the unweighted ones among the metrics.
-
-    The load loss needs noise: without it, as in evaluation, it is left out.
-    """
-    values: dict[str, tuple[float, Array]] = {}
-    if config.importance_weight:
-        values["importance"] = config.importance_weight, importance_loss(softmax_affinity(clean))
-    if config.load_weight and noise is not None and config.noise_multiplier:
-        noise_std = config.noise_multiplier / config.experts
-        values["load"] = config.load_weight, load_loss(clean, noisy, choices=config.choices, noise_std=noise_std)
-    if config.balance_weight:
-        values["balance"] = config.balance_weight, balance_loss(softmax_affinity(noisy))
-    if config.z_weight:
-        values["z"] = config.z_weight, z_loss(clean)
-    losses = {name: weight * value for name, (weight, value) in values.items()}
-    reported = {f"{name}_loss": value for name, (_, value) in values.items()}
-    return RouterOutput(routing, losses, {**routing_metrics(routing), **reported})
-
-
-TRUNCATED_STD = 0.8796256610342398
-"""Standard deviation of the standard normal truncated to [-2, 2]."""
-
-
-def lecun_normal(generator: np.random.Generator, shape: tuple[int, ...], fan_in: int) -> Array:
-    """Float32 draws of the normal truncated at two standard deviations, scaled to variance `1 / fan_in`."""
-    draws = generator.standard_normal(shape)
-    outside = (draws < -2) | (draws > 2)
-    while outside.any():
-        draws[outside] = generator.standard_normal(int(outside.sum()))
-        outside = (draws < -2) | (draws > 2)
-    return (draws / (TRUNCATED_STD * np.sqrt(fan_in))).astype(np.float32)
-
-
-def _init_kernel(generator: np.random.Generator, config: RouterConfig) -> Params:
-    """`kernel` (width, experts)."""
-    return {"kernel": lecun_normal(generator, (config.width, config.experts), config.width)}
 
 
 def _init_slots(generator: np.random.Generator, config: RouterConfig) -> Params:
@@ -220,20 +168,28 @@ ROUTERS: dict[str, Router] = {
         Router(
             "softmax_token_choice",
             "Riquelme et al. 2021 (arXiv 2106.05974)",
-            _init_kernel,
+            init_kernel,
             softmax_token_choice,
             _V_MOE_WEIGHTS,
         ),
-        Router("sinkhorn_token_choice", f"{_STUDY}, section 2.2", _init_kernel, sinkhorn_token_choice),
-        Router("softmax_expert_choice", "Zhou et al. 2022 (arXiv 2202.09368)", _init_kernel, softmax_expert_choice),
-        Router("sinkhorn_expert_choice", f"{_STUDY}, section 2.4", _init_kernel, sinkhorn_expert_choice),
+        Router("sinkhorn_token_choice", f"{_STUDY}, section 2.2", init_kernel, sinkhorn_token_choice),
+        Router("softmax_expert_choice", "Zhou et al. 2022 (arXiv 2202.09368)", init_kernel, softmax_expert_choice),
+        Router("sinkhorn_expert_choice", f"{_STUDY}, section 2.4", init_kernel, sinkhorn_expert_choice),
         Router(
             "sparsity_constrained_expert_choice",
             f"{_STUDY}, section 2.5",
-            _init_kernel,
+            init_kernel,
             sparsity_constrained_expert_choice,
         ),
-        Router("soft_moe", "Puigcerver et al. 2023 (arXiv 2308.00951)", _init_slots, soft_moe, {"rounding": "round"}),
+        Router(
+            "soft_moe",
+            "Puigcerver et al. 2023 (arXiv 2308.00951)",
+            _init_slots,
+            soft_moe,
+            {"rounding": "round"},
+            no_noise,
+        ),
+        NOISY_TOP_K,
     )
 }
 """The routers by name."""

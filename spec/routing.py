@@ -4,6 +4,7 @@ Axis names: `tokens, experts, capacity, width, hidden, choices` (T, E, C, D, H, 
 specification an array is one routing group; a backend adds a leading `groups` axis (G).
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -12,9 +13,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moespec.spec.capacity import expert_capacity
-from moespec.spec.errors import ContractError
+from moespec.spec.checks import check_at_least
+from moespec.spec.errors import ConfigError, ContractError
 
-__all__ = ["Params", "Router", "RouterConfig", "RouterOutput", "Routing", "slot_tokens"]
+__all__ = [
+    "Noise",
+    "Params",
+    "Router",
+    "RouterConfig",
+    "RouterOutput",
+    "Routing",
+    "check_fixed_capacity",
+    "no_noise",
+    "slot_tokens",
+]
 
 Params = dict[str, Any]
 
@@ -63,7 +75,10 @@ class RouterConfig:
 
     width, experts, tokens: model width D, number of experts E, tokens T of one routing group.
     choices: experts K that a token chooses (Token Choice).
-    capacity_factor, rounding, multiple_of: see `expert_capacity`. For Soft MoE the capacity is the number of slots.
+    capacity_factor, rounding, multiple_of: see `expert_capacity`; an infinite factor is room for every token. For Soft
+        MoE the capacity is the number of slots.
+    slots_per_expert: the capacity as a number, in place of these; None for none.
+    eval_capacity_factor: the factor at evaluation (`train=False`), if it is another than in training.
     noise_multiplier: standard deviation of the gating noise is `noise_multiplier / experts`.
     batch_priority: "none", "max" or "sum" (order of the tokens in Token Choice).
     sinkhorn_iterations: fixed number of column-then-row updates.
@@ -83,6 +98,8 @@ class RouterConfig:
     capacity_factor: float = 1.0
     rounding: str = "ceil"
     multiple_of: int = 1
+    slots_per_expert: int | None = None
+    eval_capacity_factor: float | None = None
     noise_multiplier: float = 1.0
     batch_priority: str = "none"
     sinkhorn_iterations: int = 20
@@ -99,16 +116,53 @@ class RouterConfig:
     balance_weight: float = 0.0
     z_weight: float = 0.0
 
-    def capacity(self, *, choices: int = 1) -> int:
+    def capacity(self, *, choices: int = 1, train: bool = True) -> int:
         """Slots per expert, from `expert_capacity` (pass `choices=self.choices` for Token Choice)."""
+        factor = self.capacity_factor
+        if not train and self.eval_capacity_factor is not None:
+            factor = self.eval_capacity_factor
+        elif self.slots_per_expert is not None:
+            return check_at_least("slots_per_expert", self.slots_per_expert, 1)
+        if factor == math.inf:
+            return self.tokens
         return expert_capacity(
             self.tokens,
             self.experts,
-            self.capacity_factor,
+            factor,
             choices=choices,
             rounding=self.rounding,
             multiple_of=self.multiple_of,
         )
+
+
+@dataclass(frozen=True)
+class Noise:
+    """What noise a router takes in training.
+
+    shape: of the array, for one routing group.
+    interval: ends of the interval on which the entries are uniform; None for the standard normal.
+    """
+
+    shape: tuple[int, ...]
+    interval: tuple[float, float] | None = None
+
+
+def check_fixed_capacity(config: RouterConfig) -> None:
+    """`ConfigError` if there is another capacity at evaluation, where the slots are parameters."""
+    if config.eval_capacity_factor is not None:
+        raise ConfigError(
+            f"eval_capacity_factor: the slots of this router are parameters, as many at evaluation as in training; "
+            f"expected None, got {config.eval_capacity_factor!r}"
+        )
+
+
+def gating_noise(config: RouterConfig) -> Noise | None:
+    """Standard normal noise for the logits, unless its multiplier is 0."""
+    return Noise((config.tokens, config.experts)) if config.noise_multiplier else None
+
+
+def no_noise(config: RouterConfig) -> None:
+    """The router takes no noise."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +171,7 @@ class Router:
 
     `init(generator, config)` returns NumPy parameters (float32); `route(params, tokens, config, *, noise=None,
     train=False)` returns a `RouterOutput`. `defaults` are the config fields in which the router differs from
-    `RouterConfig`'s own defaults.
+    `RouterConfig`'s own defaults. `noise(config)` says what noise the router takes in training, None for none.
     """
 
     name: str
@@ -125,6 +179,7 @@ class Router:
     init: Callable[[np.random.Generator, RouterConfig], Params]
     route: Callable[..., RouterOutput]
     defaults: dict[str, Any] = field(default_factory=dict)
+    noise: Callable[[RouterConfig], Noise | None] = gating_noise
 
     def configure(self, **fields: Any) -> RouterConfig:
         """A `RouterConfig` with this router's defaults, overridden by `fields`."""

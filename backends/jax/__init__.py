@@ -38,6 +38,7 @@ from moespec.backends.jax.network import (
     sigmoid_cross_entropy,
     softmax_cross_entropy,
 )
+from moespec.backends.jax.noisy_top_k import noisy_top_k_affinity, noisy_top_k_load_loss, noisy_top_k_logits
 from moespec.backends.jax.slots import SlotRouting, SoftRouting, moe_layer
 from moespec.backends.jax.soft import soft_routing
 from moespec.backends.jax.training import (
@@ -98,6 +99,9 @@ __all__ = [
     "mean",
     "moe_layer",
     "name",
+    "noisy_top_k_affinity",
+    "noisy_top_k_load_loss",
+    "noisy_top_k_logits",
     "patch_embed",
     "project_simplex",
     "project_sparse_simplex",

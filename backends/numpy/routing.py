@@ -26,6 +26,9 @@ __all__ = [
     "importance_loss",
     "load_loss",
     "moe_layer",
+    "noisy_top_k_affinity",
+    "noisy_top_k_load_loss",
+    "noisy_top_k_logits",
     "project_simplex",
     "project_sparse_simplex",
     "router_logits",
@@ -224,6 +227,18 @@ def soft_routing(tokens: Array, slots: Array, **options: Any) -> SoftRouting:
     )
 
 
+def noisy_top_k_logits(logits: Array, noise_logits: Array, noise: Array | None) -> Array:
+    """`spec.noisy_top_k_logits`: (G, T, E) each -> (G, T, E)."""
+    arrays = groups(logits=logits, noise_logits=noise_logits, noise=noise)
+    return stacked([spec.noisy_top_k_logits(**group) for group in arrays])
+
+
+def noisy_top_k_affinity(noisy_logits: Array, *, choices: int) -> Array:
+    """`spec.noisy_top_k_affinity`: (G, T, E) -> (G, T, E)."""
+    arrays = groups(noisy_logits=noisy_logits)
+    return stacked([spec.noisy_top_k_affinity(**group, choices=choices) for group in arrays])
+
+
 def importance_loss(scores: Array) -> Array:
     """`spec.importance_loss`, its mean over the groups: (G, T, E) -> a number."""
     return np.mean([spec.importance_loss(**group) for group in groups(scores=scores)])
@@ -233,6 +248,12 @@ def load_loss(logits: Array, noisy_logits: Array, *, choices: int, noise_std: fl
     """`spec.load_loss`, its mean over the groups: (G, T, E) twice -> a number."""
     arrays = groups(logits=logits, noisy_logits=noisy_logits)
     return np.mean([spec.load_loss(**group, choices=choices, noise_std=noise_std) for group in arrays])
+
+
+def noisy_top_k_load_loss(logits: Array, noise_logits: Array, noisy_logits: Array, *, choices: int) -> Array:
+    """`spec.noisy_top_k_load_loss`, its mean over the groups: (G, T, E) each -> a number."""
+    arrays = groups(logits=logits, noise_logits=noise_logits, noisy_logits=noisy_logits)
+    return np.mean([spec.noisy_top_k_load_loss(**group, choices=choices) for group in arrays])
 
 
 def balance_loss(scores: Array) -> Array:

@@ -2,7 +2,17 @@
 
 from collections.abc import Callable, Iterator
 
-from moespec.conformance.cases import affinities, allocations, layers, losses, models, negatives, network, routers
+from moespec.conformance.cases import (
+    affinities,
+    allocations,
+    gates,
+    layers,
+    losses,
+    models,
+    negatives,
+    network,
+    routers,
+)
 from moespec.conformance.cases.definition import Definition
 
 __all__ = ["definitions"]
@@ -16,6 +26,7 @@ _MODULES: tuple[Callable[[], Iterator[Definition]], ...] = (
     routers.cases,
     models.cases,
     negatives.cases,
+    gates.cases,
 )
 
 

@@ -16,7 +16,7 @@ from moespec.conformance.cases.layers import experts
 from moespec.conformance.draw import grid
 from moespec.conformance.format import Expectation, Tensor, Twin
 
-__all__ = ["cases"]
+__all__ = ["array_faults", "cases", "fault"]
 
 G, T, E, D = 2, 6, 3, 4
 ARTICLES = {
@@ -44,60 +44,63 @@ def whole(value: Tensor) -> Tensor:
     return Tensor(value.array.astype(np.int32), value.axes)
 
 
-def cases() -> Iterator[Definition]:
-    """All cases of this module."""
+def fault(
+    algorithm: str,
+    stage: str,
+    name: str,
+    error: str,
+    argument: str,
+    inputs: Mapping[str, Tensor],
+    config: Mapping[str, Any],
+    *,
+    wrong_inputs: Mapping[str, Tensor] | None = None,
+    wrong_config: Mapping[str, Any] | None = None,
+    purpose: str = "",
+) -> Definition:
+    """A negative: `inputs` and `config` are right, and wrong with the arrays and options of `wrong_...` in them."""
+    wrong_inputs, wrong_config = wrong_inputs or {}, wrong_config or {}
+    return Definition(
+        algorithm,
+        f"negative_{name}",
+        "negative",
+        purpose or f"The argument {argument} is {ARTICLES[error]}.",
+        {**inputs, **wrong_inputs},
+        {**config, **wrong_config},
+        (stage,),
+        ("static_fault" if error != "ContractError" else "runtime_fault",),
+        expect=Expectation(
+            stage,
+            error,
+            argument,
+            "runtime" if error == "ContractError" else "static",
+            Twin({name: config[name] for name in wrong_config}, {name: inputs[name] for name in wrong_inputs}),
+        ),
+    )
 
-    def case(
-        algorithm: str,
-        stage: str,
-        name: str,
-        error: str,
-        argument: str,
-        inputs: Mapping[str, Tensor],
-        config: Mapping[str, Any],
-        *,
-        wrong_inputs: Mapping[str, Tensor] | None = None,
-        wrong_config: Mapping[str, Any] | None = None,
-        purpose: str = "",
-    ) -> Definition:
-        wrong_inputs, wrong_config = wrong_inputs or {}, wrong_config or {}
-        return Definition(
-            algorithm,
-            f"negative_{name}",
-            "negative",
-            purpose or f"The argument {argument} is {ARTICLES[error]}.",
-            {**inputs, **wrong_inputs},
-            {**config, **wrong_config},
-            (stage,),
-            ("static_fault" if error != "ContractError" else "runtime_fault",),
-            expect=Expectation(
-                stage,
-                error,
-                argument,
-                "runtime" if error == "ContractError" else "static",
-                Twin({name: config[name] for name in wrong_config}, {name: inputs[name] for name in wrong_inputs}),
-            ),
+
+def array_faults(
+    algorithm: str,
+    stage: str,
+    argument: str,
+    inputs: Mapping[str, Tensor],
+    config: Mapping[str, Any],
+    prefix: str = "",
+) -> Iterator[Definition]:
+    """NaN, infinity, a missing axis and a wrong dtype of one array."""
+    value = inputs[argument]
+    for name, error, wrong in (
+        ("nan", "ContractError", with_value(value, np.nan)),
+        ("infinite", "ContractError", with_value(value, np.inf)),
+        ("rank", "ShapeError", flat(value)),
+        ("dtype", "DtypeError", whole(value)),
+    ):
+        yield fault(
+            algorithm, stage, f"{prefix}{name}", error, argument, inputs, config, wrong_inputs={argument: wrong}
         )
 
-    def array_faults(
-        algorithm: str,
-        stage: str,
-        argument: str,
-        inputs: Mapping[str, Tensor],
-        config: Mapping[str, Any],
-        prefix: str = "",
-    ) -> Iterator[Definition]:
-        """NaN, infinity, a missing axis and a wrong dtype of one array."""
-        value = inputs[argument]
-        for name, error, wrong in (
-            ("nan", "ContractError", with_value(value, np.nan)),
-            ("infinite", "ContractError", with_value(value, np.inf)),
-            ("rank", "ShapeError", flat(value)),
-            ("dtype", "DtypeError", whole(value)),
-        ):
-            yield case(
-                algorithm, stage, f"{prefix}{name}", error, argument, inputs, config, wrong_inputs={argument: wrong}
-            )
+
+def cases() -> Iterator[Definition]:
+    """All cases of this module."""
 
     def option(
         algorithm: str,
@@ -108,7 +111,7 @@ def cases() -> Iterator[Definition]:
         config: Mapping[str, Any],
         **wrong: Any,
     ) -> Definition:
-        return case(algorithm, stage, name, "ConfigError", argument, inputs, config, wrong_config=wrong)
+        return fault(algorithm, stage, name, "ConfigError", argument, inputs, config, wrong_config=wrong)
 
     good = {"tokens": 196, "experts": 32, "factor": 1.0, "choices": 1, "rounding": "ceil", "multiple_of": 1}
     for name, wrong in (
@@ -125,13 +128,13 @@ def cases() -> Iterator[Definition]:
         "kernel": tensor(grid("negative/kernel", (D, E)), "width experts"),
     }
     narrow = {"kernel": tensor(grid("negative/kernel/narrow", (D - 1, E)), "width experts")}
-    yield case("softmax_affinity", "logits", "width", "ShapeError", "kernel", product, {}, wrong_inputs=narrow)
+    yield fault("softmax_affinity", "logits", "width", "ShapeError", "kernel", product, {}, wrong_inputs=narrow)
 
     noisy = {**given, "noise": logits("negative/noise")}
     yield from array_faults("gating_noise", "noise", "noise", noisy, {"multiplier": 1.0})
     yield option("gating_noise", "noise", "multiplier", "multiplier", noisy, {"multiplier": 1.0}, multiplier=-1.0)
     fewer = {"noise": logits("negative/noise/few", (G, T - 1, E))}
-    yield case("gating_noise", "noise", "shape", "ShapeError", "noise", noisy, {"multiplier": 1.0}, wrong_inputs=fewer)
+    yield fault("gating_noise", "noise", "shape", "ShapeError", "noise", noisy, {"multiplier": 1.0}, wrong_inputs=fewer)
 
     chosen = {"scores": scores("negative/scores")}
     config: dict[str, Any] = {"choices": 2, "capacity": 2}
@@ -144,7 +147,7 @@ def cases() -> Iterator[Definition]:
         yield option("token_choice", "allocation", name, field, chosen, config, **{field: value})
     paired = {**chosen, "combine_scores": scores("negative/combine")}
     fewer = {"combine_scores": scores("negative/combine/few", (G, T - 1, E))}
-    yield case(
+    yield fault(
         "token_choice",
         "allocation",
         "combine_shape",
@@ -156,12 +159,12 @@ def cases() -> Iterator[Definition]:
     )
     order = tensor(np.tile(np.arange(T), (G, 1)), "groups tokens")
     ordered = {**chosen, "order": order}
-    yield case("token_choice", "allocation", "order_dtype", "DtypeError", "order", ordered, config,
+    yield fault("token_choice", "allocation", "order_dtype", "DtypeError", "order", ordered, config,
                wrong_inputs={"order": tensor(order.array.astype(float), "groups tokens")})  # fmt: skip
-    yield case("token_choice", "allocation", "order_shape", "ShapeError", "order", ordered, config,
+    yield fault("token_choice", "allocation", "order_shape", "ShapeError", "order", ordered, config,
                wrong_inputs={"order": tensor(order.array[:, :-1], "groups tokens")})  # fmt: skip
     twice = tensor(np.where(order.array == 1, 0, order.array), "groups tokens")
-    yield case("token_choice", "allocation", "order_twice", "ContractError", "order", ordered, config,
+    yield fault("token_choice", "allocation", "order_twice", "ContractError", "order", ordered, config,
                wrong_inputs={"order": twice}, purpose="The order holds a token twice.")  # fmt: skip
 
     yield from array_faults("batch_priority", "priority", "scores", chosen, {"by": "max", "choices": 1})
@@ -205,7 +208,7 @@ def cases() -> Iterator[Definition]:
     yield option("soft_routing", "routing", "identity_alone", "dispatch", mixed, forms, dispatch="identity")
     both = {"dispatch": "identity", "combine": "identity"}
     more = {"slots": tensor(grid("negative/soft/more", (D, 3, 3)), "width experts capacity")}
-    yield case("soft_routing", "routing", "identity_slots", "ShapeError", "slots", mixed, both, wrong_inputs=more)
+    yield fault("soft_routing", "routing", "identity_slots", "ShapeError", "slots", mixed, both, wrong_inputs=more)
 
     for algorithm in ("importance_loss", "balance_loss"):
         yield from array_faults(algorithm, "loss", "scores", {"scores": utilities("negative/losses")}, {})
@@ -220,7 +223,7 @@ def cases() -> Iterator[Definition]:
     config = {"allocation": "token_choice", "options": {"choices": 1, "capacity": 2}}
     yield from array_faults("moe_layer", "layer", "tokens", layer, config)
     fewer = {"tokens": tensor(grid("negative/tokens/few", (G, T - 1, D)), "groups tokens width")}
-    yield case("moe_layer", "layer", "tokens_routing", "ShapeError", "tokens", layer, config, wrong_inputs=fewer)
+    yield fault("moe_layer", "layer", "tokens_routing", "ShapeError", "tokens", layer, config, wrong_inputs=fewer)
     slots = {
         "inputs": tensor(grid("negative/inputs", (G, E, 2, D)), "groups experts capacity width"),
         **experts("negative/experts"),

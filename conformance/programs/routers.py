@@ -19,12 +19,17 @@ from moespec.conformance.programs.allocations import SOFT, priorities
 from moespec.conformance.programs.layers import absolute_layer, experts_of
 from moespec.spec import ROUTERS, RouterConfig
 
-__all__ = ["STAGES", "selection_scores"]
+__all__ = ["STAGES", "route", "routed", "selection_scores", "settings_of"]
 
+STUDY = (
+    *("softmax_token_choice", "sinkhorn_token_choice", "softmax_expert_choice", "sinkhorn_expert_choice"),
+    *("sparsity_constrained_expert_choice", "soft_moe"),
+)
 TE = ("groups", "tokens", "experts")
 
 
-def _settings(name: str, config: Config) -> RouterConfig:
+def settings_of(name: str, config: Config) -> RouterConfig:
+    """The configuration of a router."""
     return ROUTERS[name].configure(**config["router"])
 
 
@@ -34,19 +39,19 @@ def _logits(B: Any, name: str, config: Config, v: Values) -> Values:
         return {"logits": logits}
     return {
         "logits": logits,
-        "noisy": B.add_gating_noise(logits, v["noise"], multiplier=_settings(name, config).noise_multiplier),
+        "noisy": B.add_gating_noise(logits, v["noise"], multiplier=settings_of(name, config).noise_multiplier),
     }
 
 
 def _softmax(B: Any, name: str, config: Config, v: Values) -> Values:
     noisy = B.softmax_affinity(v.get("noisy", v["logits"]))
-    if "noisy" in v and _settings(name, config).combine_from_clean_logits:
+    if "noisy" in v and settings_of(name, config).combine_from_clean_logits:
         return {"scores": noisy, "clean_scores": B.softmax_affinity(v["logits"])}
     return {"scores": noisy}
 
 
 def _plan(B: Any, name: str, config: Config, v: Values) -> Values:
-    settings = _settings(name, config)
+    settings = settings_of(name, config)
     if name.startswith("sinkhorn"):
         return {"plan": B.sinkhorn_affinity(v.get("noisy", v["logits"]), iterations=settings.sinkhorn_iterations)}
     transport = B.sparse_transport_affinity
@@ -54,13 +59,13 @@ def _plan(B: Any, name: str, config: Config, v: Values) -> Values:
 
 
 def _order(B: Any, name: str, config: Config, v: Values) -> Values:
-    settings = _settings(name, config)
+    settings = settings_of(name, config)
     selection = v.get("plan", v["scores"])
     return {"order": B.batch_priority(selection, by=settings.batch_priority, choices=settings.choices)}
 
 
 def _allocate(B: Any, name: str, config: Config, v: Values) -> Any:
-    settings = _settings(name, config)
+    settings = settings_of(name, config)
     combine = v.get("clean_scores", v["scores"])
     if "plan" in v and settings.combine_with == "plan":
         combine = v["plan"]
@@ -82,7 +87,7 @@ def _layer(B: Any, name: str, config: Config, v: Values) -> Values:
 
 
 def _soft(B: Any, name: str, config: Config, v: Values) -> Values:
-    settings = _settings(name, config)
+    settings = settings_of(name, config)
     routing = B.soft_routing(
         v["tokens"],
         v["router/slots"],
@@ -95,13 +100,16 @@ def _soft(B: Any, name: str, config: Config, v: Values) -> Values:
     return routing_arrays(routing, sparse=False)
 
 
-def _routed(B: Any, name: str, config: Config, v: Values) -> Any:
-    noise = {"noise": v["noise"], "train": True} if "noise" in v else {}
-    return B.ROUTERS[name].route(nested(v, "router"), v["tokens"], _settings(name, config), **noise)
+def routed(B: Any, name: str, config: Config, v: Values) -> Any:
+    """The output of a router on the inputs of a case."""
+    noise = {"noise": v["noise"]} if "noise" in v else {}
+    train = config.get("train", "noise" in v)
+    return B.ROUTERS[name].route(nested(v, "router"), v["tokens"], settings_of(name, config), train=train, **noise)
 
 
-def _route(B: Any, name: str, config: Config, v: Values) -> Values:
-    found = _routed(B, name, config, v)
+def route(B: Any, name: str, config: Config, v: Values) -> Values:
+    """Its routing, losses and metrics, and the output of the layer around it."""
+    found = routed(B, name, config, v)
     return {
         **routing_arrays(found.routing, sparse=name != "soft_moe"),
         **{f"losses/{key}": value for key, value in found.losses.items()},
@@ -118,7 +126,7 @@ def selection_scores(B: Any, name: str, config: Config, v: Values) -> Values:
 
 
 def _margin(name: str, config: Config, scores: Values, scales: Values) -> float:
-    settings = _settings(name, config)
+    settings = settings_of(name, config)
     if name.endswith("expert_choice"):
         return expert_choice_margin(scores["scores"], scales["scores"], settings.capacity())
     margin = token_choice_margin(scores["scores"], scales["scores"], settings.choices)
@@ -155,7 +163,7 @@ def _stages(name: str) -> tuple[Stage, ...]:
     weights = {"weights": Output(("groups", "experts", "capacity"), scale="magnitude")}
     output = Output(("groups", "tokens", "width"), constant=partial(_combine_constant, name))
     combined = {
-        "output": replace(output, written=lambda config, v: absolute_layer(_routed(spec, name, config, v).routing, v)),
+        "output": replace(output, written=lambda config, v: absolute_layer(routed(spec, name, config, v).routing, v)),
         "weights": Output(
             ("groups", "experts", "capacity"),
             written=partial(_weights_scale, name),
@@ -188,7 +196,7 @@ def _stages(name: str) -> tuple[Stage, ...]:
             "route",
             ("ROUTERS", "moe_layer"),
             ("tokens", "router", "noise", "experts"),
-            bind(_route),
+            bind(route),
             combined,
             whole,
             whole=True,
@@ -198,13 +206,13 @@ def _stages(name: str) -> tuple[Stage, ...]:
 
 def _combine_constant(name: str, config: Config) -> str:
     """Of what a router combines with: a softmax, or for an ablation the Sinkhorn plan."""
-    return "sinkhorn" if _settings(name, config).combine_with == "plan" else "direct"
+    return "sinkhorn" if settings_of(name, config).combine_with == "plan" else "direct"
 
 
 def _weights_scale(name: str, config: Config, v: Values) -> Any:
     """The scale of combine weights that are entries of the Sinkhorn plan; other weights are their own scale."""
-    routing = _routed(spec, name, config, v).routing
-    if _settings(name, config).combine_with != "plan":
+    routing = routed(spec, name, config, v).routing
+    if settings_of(name, config).combine_with != "plan":
         return routing.combine.sum(axis=0)
     return np.einsum("tec,te->ec", routing.dispatch, sinkhorn_scale(config, _logits(spec, name, config, v)))
 
@@ -213,16 +221,14 @@ def _soft_stages() -> tuple[Stage, ...]:
     def bind(function: Callable[..., Any]) -> Callable[..., Any]:
         return lambda B, config, v: function(B, "soft_moe", config, v)
 
-    written = lambda config, v: absolute_layer(_routed(spec, "soft_moe", config, v).routing, v)  # noqa: E731
+    written = lambda config, v: absolute_layer(routed(spec, "soft_moe", config, v).routing, v)  # noqa: E731
     output = {"output": Output(("groups", "tokens", "width"), written=written)}
     return (
         Stage("routing", ("soft_routing",), ("tokens", "router"), bind(_soft), SOFT),
         Stage(
-            "route", ("ROUTERS", "moe_layer"), ("tokens", "router", "experts"), bind(_route), SOFT | output, whole=True
+            "route", ("ROUTERS", "moe_layer"), ("tokens", "router", "experts"), bind(route), SOFT | output, whole=True
         ),
     )
 
 
-STAGES: dict[str, tuple[Stage, ...]] = {
-    name: _soft_stages() if name == "soft_moe" else _stages(name) for name in ROUTERS
-}
+STAGES: dict[str, tuple[Stage, ...]] = {name: _soft_stages() if name == "soft_moe" else _stages(name) for name in STUDY}

@@ -1,0 +1,280 @@
+"""Cases of noisy top-k gating and of the routers that choose by other gates than the softmax of the study."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from moespec.conformance.cases.affinities import logits
+from moespec.conformance.cases.definition import Definition, both, groups_tokens, tensor
+from moespec.conformance.cases.layers import experts
+from moespec.conformance.cases.negatives import array_faults, fault
+from moespec.conformance.draw import grid
+from moespec.conformance.format import Tensor
+from moespec.conformance.program import Values
+from moespec.conformance.programs import PROGRAMS
+from moespec.conformance.reference import SPEC
+
+__all__ = ["cases"]
+
+G, T, E, D = 2, 6, 3, 4
+TRIES = 150
+ENOUGH = 0.12
+"""Neighbours that differ by 12 % of their sum stay apart in bfloat16 in most cases."""
+
+TIED = np.array(
+    [[0.5, 0.5, 0.5], [-1.0, 0.25, 0.25], [0.25, -1.0, 0.25], [0.0, -0.0, -2.0], [2.0, 2.0, -1.0], [-3.0, -3.0, -3.0]]
+)
+
+
+def cases() -> Iterator[Definition]:
+    """All cases of this module."""
+    yield from _noisy_top_k_affinity()
+    yield from _noisy_top_k_load_loss()
+    yield from _noisy_top_k()
+
+
+def _noisy_top_k_affinity() -> Iterator[Definition]:
+    name = "noisy_top_k_affinity"
+
+    def noisy(
+        case: str, kind: str, purpose: str, *flags: str, noise: bool = True, reach: float = 2.0, **config: Any
+    ) -> Definition:
+        inputs = {
+            "logits": logits(f"{name}/{case}", reach=2.0, step=0.25),
+            "noise_logits": logits(f"{name}/{case}/scale", reach=reach, step=0.25),
+        }
+        if noise:
+            draw = logits(f"{name}/{case}/noise", reach=2.0, step=0.25).array
+            inputs["noise"] = groups_tokens(draw + 0.125)  # never 0, so that no noisy logits are equal
+        gradient = ("noisy_logits", tuple(inputs)) if kind == "gradient" else None
+        stages = ("noisy",) if gradient or not config else ("noisy", "gates")
+        return Definition(name, case, kind, purpose, inputs, config, stages, flags, gradient)
+
+    def gates(case: str, kind: str, purpose: str, values: Tensor, *flags: str, choices: int = 2) -> Definition:
+        gradient = ("gates", ("noisy_logits",)) if kind == "gradient" else None
+        config = {"choices": choices}
+        return Definition(name, case, kind, purpose, {"noisy_logits": values}, config, ("gates",), flags, gradient)
+
+    scale, order = "learned_noise", "softmax_of_choices"
+    yield noisy("noise", "value", "The scale of the noise is the softplus of the noise logits.", scale)
+    yield noisy("both", "value", "Noise, then two choices.", scale, order, choices=2)
+    yield noisy(
+        "large_scale",
+        "value",
+        "Noise logits whose exponential overflows float32, and some whose softplus is nearly 0.",
+        scale,
+        "large_logits",
+        reach=200.0,
+    )
+    yield noisy("absent", "degenerate", "Without noise the logits are unchanged.", scale, noise=False)
+    yield noisy("gradient_noise", "gradient", "By the logits, the noise logits and the noise.", scale)
+    yield gates("values", "value", "Two choices of three.", logits(f"{name}/a"), order)
+    yield gates("three", "value", "Three choices of five.", logits(f"{name}/b", (G, 8, 5)), order, choices=3)
+    yield gates(
+        "large",
+        "value",
+        "Logits whose exponential overflows float32.",
+        logits(f"{name}/c", reach=240.0, step=4.0),
+        "large_logits",
+    )
+    yield gates("tied", "tie", "Among equal logits the lower expert is chosen.", both(TIED), "tie_order")
+    near = np.full((G, T, E), 0.5) + (grid(f"{name}/d", (G, T, E), reach=2.0, step=1.0) / 256)
+    yield gates("neighbours", "near_tie", "Logits that are neighbours in bfloat16.", groups_tokens(near))
+    yield gates("one_choice", "degenerate", "One choice has the gate 1.", logits(f"{name}/e"), order, choices=1)
+    yield gates(
+        "all_choices", "degenerate", "All are chosen: the softmax.", logits(f"{name}/f"), "degenerate_size", choices=E
+    )
+    yield gates("one_expert", "degenerate", "One expert.", logits(f"{name}/g", (G, T, 1)), "degenerate_size", choices=1)
+    untied = groups_tokens(logits(f"{name}/h", reach=1.0).array + np.arange(E) / 64)
+    yield gates("gradient", "gradient", "By the noisy logits.", untied, order)
+
+    good, config = {"noisy_logits": logits(f"{name}/negative")}, {"choices": 2}
+    yield from array_faults(name, "gates", "noisy_logits", good, config)
+    for case, wrong in (("no_choice", 0), ("many_choices", E + 1)):
+        yield fault(name, "gates", case, "ConfigError", "choices", good, config, wrong_config={"choices": wrong})
+    parts = {part: logits(f"{name}/negative/{part}") for part in ("logits", "noise_logits", "noise")}
+    for part in ("noise_logits", "noise"):
+        yield from array_faults(name, "noisy", part, parts, {}, f"{part}_")
+        fewer = {part: logits(f"{name}/negative/{part}/few", (G, T - 1, E))}
+        yield fault(name, "noisy", f"{part}_shape", "ShapeError", part, parts, {}, wrong_inputs=fewer)
+
+
+def _noisy_top_k_load_loss() -> Iterator[Definition]:
+    name = "noisy_top_k_load_loss"
+
+    def inputs(key: str, shape: tuple[int, ...] = (G, T, E), reach: float = 2.0) -> dict[str, Tensor]:
+        clean = logits(f"{name}/{key}", shape, reach=1.0)
+        noise = logits(f"{name}/{key}/noise", shape, 0.5, 0.0625).array + np.arange(shape[2]) / 64  # no ties in a row
+        scale = logits(f"{name}/{key}/scale", shape, reach=reach, step=0.25)
+        return {"logits": clean, "noise_logits": scale, "noisy_logits": groups_tokens(clean.array + noise)}
+
+    def loss(
+        case: str, kind: str, purpose: str, given: Mapping[str, Tensor], *flags: str, choices: int = 1
+    ) -> Definition:
+        gradient = ("loss", tuple(given)) if kind == "gradient" else None
+        return Definition(name, case, kind, purpose, given, {"choices": choices}, flags=flags, gradient=gradient)
+
+    other = "threshold_excludes_self"
+    yield loss("one_choice", "value", "The largest noisy logit of the others.", inputs("a"), other)
+    yield loss("two_choices", "value", "The second largest of the others.", inputs("b"), other, choices=2)
+    yield loss("three_choices", "value", "Three of five.", inputs("c", (G, 8, 5)), other, choices=3)
+    yield loss("wide", "value", "Large noise logits.", inputs("d", reach=40.0), "learned_noise", "large_logits")
+    level = dict.fromkeys(("logits", "noise_logits", "noisy_logits"), groups_tokens(np.zeros((G, 8, 4))))
+    yield loss("equal", "tie", "Equal logits: every expert is chosen with probability one half.", level, other)
+    tied = {**inputs("e"), "noisy_logits": both(TIED)}
+    yield loss("tied", "tie", "Equal noisy logits at the threshold.", tied, other)
+    yield loss("one_token", "degenerate", "One token.", inputs("f", (1, 1, E)), "degenerate_size")
+    yield loss("gradient", "gradient", "By all logits, through the threshold too.", inputs("g"), other, choices=2)
+
+    good, config = inputs("negative"), {"choices": 1}
+    for part in good:
+        yield from array_faults(name, "loss", part, good, config, "" if part == "logits" else f"{part}_")
+    for case, wrong in (("no_choice", 0), ("all_choices", E)):
+        yield fault(name, "loss", case, "ConfigError", "choices", good, config, wrong_config={"choices": wrong})
+
+
+def router_case(
+    router: str,
+    name: str,
+    kind: str,
+    purpose: str,
+    *flags: str,
+    parameters: Mapping[str, Tensor],
+    noise: tuple[str, float] | None = None,
+    train: bool | None = None,
+    sizes: tuple[int, int, int] = (T, E, D),
+    stages: tuple[str, ...] = (),
+    **fields: Any,
+) -> Definition:
+    """A case of a router; `fields` are those of `RouterConfig`, `parameters` those of the router.
+
+    noise: its axes, and its reach. train: whether the router trains; if None, where there is noise. Tokens are drawn
+    until the choices are far from ties, group by group.
+    """
+    t, e, d = sizes
+    key = f"routers/{router}/{name}"
+    config = {"router": {"tokens": t, "experts": e, "width": d, **fields}}
+    config["train"] = bool(noise) if train is None else train
+    given = {f"router/{parameter}": value for parameter, value in parameters.items()}
+    drawn = [_tokens(router, f"{key}/{g}", config, given, noise) for g in range(G)]
+    inputs = {"tokens": tensor(np.stack([tokens for tokens, _ in drawn]), "groups tokens width"), **given}
+    if noise:
+        inputs["noise"] = tensor(np.stack([n for _, n in drawn]), f"groups {noise[0]}")
+    inputs |= experts(key, e, d, 3, d)
+    gradient = None
+    if kind == "gradient":
+        gradient, stages = ("output", tuple(inputs)), ("route",)
+    tied = not any(value.array.any() for value in given.values())
+    return Definition(router, name, kind, purpose, inputs, config, stages, flags, gradient, exact_ties=tied)
+
+
+def _tokens(
+    router: str, key: str, config: Mapping[str, Any], given: Mapping[str, Tensor], noise: tuple[str, float] | None
+) -> tuple[Any, Any]:
+    """Tokens and noise of one group, with the largest margin of some draws, or the first that is large enough."""
+    choice = PROGRAMS[router]["route"].choice
+    if choice is None or isinstance(choice.scores, str):
+        raise ValueError(f"{router} selects nothing")
+    sizes = config["router"]
+    best, found = -1.0, (np.empty(0), np.empty(0))
+    for attempt in range(TRIES if any(value.array.any() for value in given.values()) else 1):
+        tokens = grid(f"{key}/{attempt}", (sizes["tokens"], sizes["width"]), step=0.25)
+        values: Values = {"tokens": tokens.astype(np.float64)}
+        values |= {name: value.array.astype(np.float64) for name, value in given.items()}
+        drawn = np.empty(0)
+        if noise:
+            shape = tuple(sizes[axis] for axis in noise[0].split())
+            drawn = grid(f"{key}/{attempt}/noise", shape, reach=noise[1], step=noise[1] / 8)
+            values["noise"] = drawn.astype(np.float64)
+        scores = choice.scores(SPEC, config, values)
+        margin = choice.margin(config, scores, {name: np.abs(value) for name, value in scores.items()})
+        if margin > best:
+            best, found = margin, (tokens, drawn)
+        if margin >= ENOUGH:
+            break
+    return found
+
+
+def router_faults(router: str, parameters: Mapping[str, Tensor], **options: tuple[Any, Any]) -> Iterator[Definition]:
+    """Faults in the configuration of a router: the right and the wrong value of each option."""
+    inputs = {
+        "tokens": tensor(grid("negative/router", (G, T, D)), "groups tokens width"),
+        **{f"router/{name}": value for name, value in parameters.items()},
+        **experts("negative/experts"),
+    }
+    for field, (right, wrong) in options.items():
+        sizes = {"tokens": T, "experts": E, "width": D}
+        good = {"router": {**sizes, field: right}, "train": False}
+        bad = {"router": {**sizes, field: wrong}}
+        argument = "factor" if field == "capacity_factor" else field
+        yield fault(router, "route", field, "ConfigError", argument, inputs, good, wrong_config=bad)
+
+
+def kernel(key: str, width: int = D, count: int = E, reach: float = 1.0) -> Tensor:
+    """A kernel for router logits."""
+    return tensor(grid(key, (width, count), reach=reach), "width experts")
+
+
+def _noisy_top_k() -> Iterator[Definition]:
+    name, normal = "noisy_top_k", ("tokens experts", 2.0)
+
+    def case(
+        case: str,
+        kind: str,
+        purpose: str,
+        *flags: str,
+        noisy: bool = True,
+        sizes: Any = (T, E, D),
+        zero: bool = False,
+        **fields: Any,
+    ) -> Definition:
+        kernels = {
+            part: kernel(f"routers/{name}/{case}/{part}", sizes[2], sizes[1]) for part in ("kernel", "noise_kernel")
+        }
+        if zero:
+            kernels = {part: tensor(np.zeros((sizes[2], sizes[1])), "width experts") for part in kernels}
+        noise = normal if noisy else None
+        return router_case(name, case, kind, purpose, *flags, parameters=kernels, noise=noise, sizes=sizes, **fields)
+
+    room = "room_for_all"
+    yield case("noise", "value", "Training, with both losses.", "learned_noise", "generated_code", room)
+    yield case("quiet", "value", "Evaluation: no noise, and no load loss.", "learned_noise", room, noisy=False)
+    yield case(
+        "five_experts",
+        "value",
+        "Three of five experts, other weights.",
+        "learned_noise",
+        sizes=(8, 5, D),
+        choices=3,
+        importance_weight=0.5,
+        load_weight=0.25,
+        balance_weight=0.125,
+        z_weight=0.0625,
+    )
+    yield case("factor", "overflow", "A capacity, with drops.", "overflow_drop", choices=2, capacity_factor=0.5)
+    yield case(
+        "priority",
+        "overflow",
+        "Best tokens first.",
+        "priority_order",
+        choices=2,
+        capacity_factor=0.5,
+        batch_priority="max",
+    )
+    yield case(
+        "zero_kernels",
+        "tie",
+        "As initialised, without noise: every logit is 0.",
+        "tie_order",
+        noisy=False,
+        zero=True,
+        sizes=(8, 4, D),
+    )
+    yield case("one_choice", "degenerate", "One choice has the gate 1.", "softmax_of_choices", choices=1)
+    yield case("all_choices", "degenerate", "All experts, without noise.", "degenerate_size", noisy=False, choices=E)
+    yield case("gradient", "gradient", "By tokens, both kernels, noise and experts.", "stop_gradient", "learned_noise")
+    good = {part: kernel(f"negative/{part}") for part in ("kernel", "noise_kernel")}
+    yield from router_faults(
+        name, good, choices=(2, E + 1), batch_priority=("none", "mean"), capacity_factor=(1.0, 0.0)
+    )

@@ -1,0 +1,177 @@
+"""Stages of noisy top-k gating and of the routers that choose by other gates than the softmax of the study.
+
+The inputs of a router's case are `tokens`, `router/...` (its parameters), `experts/*` and perhaps `noise`;
+`config["router"]` has the fields of `RouterConfig`, `config["train"]` says whether the router trains.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from scipy.special import expit
+from scipy.stats import norm
+
+from moespec import spec
+from moespec.conformance.margins import token_choice_margin
+from moespec.conformance.program import Choice, Config, Output, Stage, Values, routing_arrays
+from moespec.conformance.programs.allocations import WEIGHTS
+from moespec.conformance.programs.layers import absolute_layer, experts_of
+from moespec.conformance.programs.losses import variation_scale
+from moespec.conformance.programs.routers import route, routed, settings_of
+from moespec.spec.numerics import softplus
+
+__all__ = ["STAGES"]
+
+TE = ("groups", "tokens", "experts")
+OUTPUT = Output(("groups", "tokens", "width"))
+Bound = Callable[[Any, Config, Values], Values]
+
+
+def _noisy(B: Any, config: Config, v: Values) -> Values:
+    return {"noisy_logits": B.noisy_top_k_logits(v["logits"], v["noise_logits"], v.get("noise"))}
+
+
+def _affinity(B: Any, config: Config, v: Values) -> Values:
+    choices = config["choices"] if "choices" in config else settings_of("noisy_top_k", config).choices
+    return {"gates": B.noisy_top_k_affinity(v["noisy_logits"], choices=choices)}
+
+
+def _chosen(config: Config, scores: Values, scales: Values) -> float:
+    choices = config["choices"] if "choices" in config else config["router"].get("choices", 2)
+    return token_choice_margin(scores["scores"], scales["scores"], choices)
+
+
+NOISY = Stage(
+    "noisy",
+    ("noisy_top_k_logits",),
+    ("logits", "noise_logits", "noise"),
+    _noisy,
+    {"noisy_logits": Output(TE)},
+)
+AFFINITY = Stage(
+    "gates",
+    ("noisy_top_k_affinity",),
+    ("noisy_logits",),
+    _affinity,
+    {"gates": Output(TE)},
+    Choice("noisy_logits", _chosen),
+)
+
+
+def _load_scale(config: Config, v: Values) -> Any:
+    """As of the load loss, with a scale that has the error of a softplus besides."""
+    std, choices = softplus(v["noise_logits"]), config["choices"]
+    logits, noisy = v["logits"], v["noisy_logits"]
+    threshold = np.empty(logits.shape)
+    for expert in range(logits.shape[1]):
+        threshold[:, expert] = -np.sort(-np.delete(noisy, expert, axis=1), axis=1)[:, choices - 1]
+    z = (logits - threshold) / std
+    relative = 1 + np.abs(v["noise_logits"]) * expit(v["noise_logits"]) / std
+    errors = 1 + norm.pdf(z) * ((np.abs(threshold) + np.abs(logits)) / std + np.abs(z) * relative)
+    return variation_scale(norm.cdf(z).sum(axis=0), errors.sum(axis=0))
+
+
+def _load_loss(B: Any, config: Config, v: Values) -> Values:
+    return {"loss": B.noisy_top_k_load_loss(v["logits"], v["noise_logits"], v["noisy_logits"], **config)}
+
+
+def _allocate(B: Any, name: str, config: Config, v: Values) -> Any:
+    selection, combine = VALUES[name]
+    settings = settings_of(name, config)
+    options: Values = {"choices": settings.choices}
+    options["capacity"] = settings.capacity(choices=settings.choices, train=config["train"])
+    if settings.batch_priority != "none":
+        options["order"] = B.batch_priority(v[selection], by=settings.batch_priority, choices=settings.choices)
+    return B.token_choice(v[selection], combine_scores=v[combine], **options)
+
+
+def _bind(function: Callable[..., Any], name: str) -> Bound:
+    return lambda B, config, v: function(B, name, config, v)
+
+
+def _allocation(B: Any, name: str, config: Config, v: Values) -> Values:
+    return routing_arrays(_allocate(B, name, config, v))
+
+
+def _layer(B: Any, name: str, config: Config, v: Values) -> Values:
+    return {"output": B.moe_layer(v["tokens"], _allocate(B, name, config, v), experts_of(B, config, v))}
+
+
+def _stages(name: str, *gates: Stage, select: Bound) -> tuple[Stage, ...]:
+    """The stages of a router: its gates, the allocation, the layer, the whole; `select` gives what it selects by."""
+    selection, combine = VALUES[name]
+    choice = Choice(selection, _chosen)
+    whole = Choice(select, _chosen, wide=False)
+    reads = tuple({selection: None, combine: None})
+
+    def layer_scale(config: Config, v: Values) -> Any:
+        return absolute_layer(_allocate(spec, name, config, v), v)
+
+    def route_scale(config: Config, v: Values) -> Any:
+        return absolute_layer(routed(spec, name, config, v).routing, v)
+
+    return (
+        *gates,
+        Stage("allocation", ("token_choice",), reads, _bind(_allocation, name), WEIGHTS, choice),
+        Stage(
+            "layer",
+            ("moe_layer", "expert_mlp", "token_choice"),
+            ("tokens", *reads, "experts"),
+            _bind(_layer, name),
+            {"output": Output(OUTPUT.axes, written=layer_scale)},
+            choice,
+        ),
+        Stage(
+            "route",
+            ("ROUTERS", "moe_layer"),
+            ("tokens", "router", "noise", "experts"),
+            _bind(route, name),
+            {
+                "output": Output(OUTPUT.axes, written=route_scale),
+                "weights": Output(("groups", "experts", "capacity")),
+            },
+            whole,
+            whole=True,
+        ),
+    )
+
+
+def _two_kernels(B: Any, config: Config, v: Values) -> Values:
+    return {
+        "logits": B.router_logits(v["tokens"], v["router/kernel"]),
+        "noise_logits": B.router_logits(v["tokens"], v["router/noise_kernel"]),
+    }
+
+
+def _noisy_selection(B: Any, config: Config, v: Values) -> Values:
+    return {"scores": _noisy(B, config, {**v, **_two_kernels(B, config, v)})["noisy_logits"]}
+
+
+VALUES = {"noisy_top_k": ("noisy_logits", "gates")}
+"""Which values a router selects by and combines with."""
+
+STAGES: dict[str, tuple[Stage, ...]] = {
+    "noisy_top_k_affinity": (NOISY, AFFINITY),
+    "noisy_top_k_load_loss": (
+        Stage(
+            "loss",
+            ("noisy_top_k_load_loss",),
+            ("logits", "noise_logits", "noisy_logits"),
+            _load_loss,
+            {"loss": Output(written=_load_scale)},
+        ),
+    ),
+    "noisy_top_k": _stages(
+        "noisy_top_k",
+        Stage(
+            "logits",
+            ("router_logits",),
+            ("tokens", "router"),
+            _two_kernels,
+            {"noise_logits": Output(TE)},
+        ),
+        NOISY,
+        AFFINITY,
+        select=_noisy_selection,
+    ),
+}
