@@ -25,11 +25,15 @@ class RouterOptions:
     choices: int | None = None
     """experts that a token chooses (Token Choice)"""
     capacity_factor: float | None = None
-    """slots in relation to tokens: capacity = choices * factor * tokens / experts"""
+    """slots in relation to tokens: capacity = choices * factor * tokens / experts; inf for no limit"""
     rounding: Literal["ceil", "round"] | None = None
     """how the capacity becomes a whole number"""
     multiple_of: int | None = None
     """the capacity is rounded up to a multiple of this"""
+    slots_per_expert: int | None = None
+    """the capacity as a number, in place of the factor"""
+    eval_capacity_factor: float | None = None
+    """the capacity factor at evaluation, if it is another"""
     noise_multiplier: float | None = None
     """standard deviation of the gating noise times the number of experts; 0 for no noise"""
     batch_priority: Literal["none", "max", "sum"] | None = None

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from moespec.models import vit
 from moespec.models.streams import NOISE, generator
+from moespec.spec.routing import Noise
 
 __all__ = ["gating_noise", "make_forward", "make_loss", "moe_metrics", "unflatten"]
 
@@ -47,11 +48,15 @@ def make_forward(B: Any, model: vit.VitConfig) -> Callable[[Any, Any], tuple[Any
 
 
 def gating_noise(model: vit.VitConfig, images: int, *, seed: int, step: int) -> list[NDArray[np.float32]] | None:
-    """Standard normal noise for each MoE block, a function of the seed and the step; None if the router takes none."""
-    if not vit.moe_blocks(model) or model.router == "soft_moe" or not vit.router_config(model).noise_multiplier:
-        return None
+    """What each MoE block takes as noise, a function of the seed and the step; None if the router takes none."""
     random = generator(seed, NOISE, step)
-    return [random.standard_normal(shape, np.float32) for shape in vit.moe_noise_shapes(model, images)]
+    return [_draw(random, noise) for noise in vit.moe_noise(model, images)] or None
+
+
+def _draw(random: np.random.Generator, noise: Noise) -> NDArray[np.float32]:
+    if noise.interval is None:
+        return random.standard_normal(noise.shape, np.float32)
+    return random.uniform(*noise.interval, noise.shape).astype(np.float32)
 
 
 def moe_metrics(model: vit.VitConfig, output: vit.Output) -> dict[str, Any]:

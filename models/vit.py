@@ -15,7 +15,7 @@ Sources: Dosovitskiy et al. 2021 (ViT); Riquelme et al. 2021 (V-MoE); Puigcerver
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from moespec.spec.errors import ConfigError, ShapeError
 from moespec.spec.routers import ROUTERS, lecun_normal
-from moespec.spec.routing import Params, RouterConfig, RouterOutput
+from moespec.spec.routing import Noise, Params, RouterConfig, RouterOutput
 
 __all__ = [
     "NAMES",
@@ -33,7 +33,7 @@ __all__ = [
     "forward",
     "init",
     "moe_blocks",
-    "moe_noise_shapes",
+    "moe_noise",
     "named",
     "parameter_count",
     "parameter_shapes",
@@ -204,10 +204,14 @@ def router_config(config: VitConfig) -> RouterConfig:
     return ROUTERS[config.router].configure(**given, **config.router_options)
 
 
-def moe_noise_shapes(config: VitConfig, images: int) -> list[Shape]:
-    """The shape `(G, T, E)` of the gating noise of each MoE block, in block order, for a batch of `images`."""
-    shape = (_groups(config, images), config.group_images * config.sequence, config.experts)
-    return [shape for _ in moe_blocks(config)]
+def moe_noise(config: VitConfig, images: int) -> list[Noise]:
+    """The noise of each MoE block in training, in block order, for a batch of `images`; shapes `(G, ...)`.
+
+    Empty if the router takes none, or if there is no MoE block.
+    """
+    blocks = moe_blocks(config)
+    noise = ROUTERS[config.router].noise(router_config(config)) if blocks else None
+    return [replace(noise, shape=(_groups(config, images), *noise.shape)) for _ in blocks] if noise else []
 
 
 def _groups(config: VitConfig, images: int) -> int:
@@ -407,7 +411,7 @@ def forward(
     """The model on `images` `(N, image_size, image_size, channels)`, with backend `B`.
 
     `params` are arrays of `B` in the layout of `parameter_shapes`; images have the dtype of the parameters. `noise` is
-    one standard normal array per MoE block, of the shapes of `moe_noise_shapes`, or None. `train` is passed to the
+    one array per MoE block, as `moe_noise` says, or None. `train` is passed to the
     routers.
 
     Raises ShapeError when images have another shape, or when N is not a multiple of `group_images`, and ConfigError

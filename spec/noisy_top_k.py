@@ -12,8 +12,9 @@
 
 With K = 1 the gate is 1 whatever the logits are, so that only the losses train the kernels.
 
-Checked: the gates against the softmax over subsets of experts in every order, the load loss against 200 000 draws of the
-noise of one expert at a time, and both against the code of tensor2tensor with its floor of the noise scale set to 0.
+Checked: the gates against all subsets of K experts, the load against 200 000 draws of the noise of one expert at a time,
+and gates and load against a public torch port of the authors' code (davidmrau/mixture-of-experts at 0b67cc0, given the
+same noise and a floor of 0) on 100 problems: 4e-16. Its loss is (E / (E - 1)) times ours, for its variance is unbiased.
 
 Ambiguity ledger
 

@@ -9,6 +9,7 @@ from moespec.conformance.mutants import (
     allocations,
     capacity,
     faults,
+    gates,
     layers,
     losses,
     network,
@@ -24,7 +25,20 @@ __all__ = ["MUTANTS", "Mutant", "build", "recorded"]
 MUTANTS: dict[str, Mutant] = {}
 """The mutants by name."""
 
-for _module in (capacity, affinities, allocations, transport, soft, losses, layers, network, routers, faults, packages):
+for _module in (
+    capacity,
+    affinities,
+    allocations,
+    transport,
+    soft,
+    losses,
+    layers,
+    network,
+    routers,
+    faults,
+    packages,
+    gates,
+):
     for _mutant in _module.MUTANTS:
         if _mutant.name in MUTANTS:
             raise ValueError(f"two mutants are called {_mutant.name}")

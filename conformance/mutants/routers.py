@@ -10,14 +10,14 @@ from moespec.conformance.mutants.capacity import SELECTING
 from moespec.conformance.mutants.definition import Mutant, every
 from moespec.spec.numerics import stable_order
 
-__all__ = ["MUTANTS"]
+__all__ = ["MUTANTS", "configured", "with_loss"]
 
 TOKEN_CHOICE = ("softmax_token_choice", "sinkhorn_token_choice")
 SINKHORN = ("sinkhorn_token_choice", "sinkhorn_expert_choice")
 SPARSE = ("sparsity_constrained_expert_choice",)
 
 
-def _configured(**fields: Any) -> Callable[..., Any]:
+def configured(**fields: Any) -> Callable[..., Any]:
     """The router with some fields of its configuration as they are here."""
 
     def change(B: Any, route: Any, params: Any, tokens: Any, config: Any, **options: Any) -> Any:
@@ -100,7 +100,7 @@ def _raw_utility(
     return _allocated(B, SPARSE[0], config, output, plan, B.softmax_affinity(noisy))
 
 
-def _loss(name: str, value: Callable[..., Any]) -> Callable[..., Any]:
+def with_loss(name: str, value: Callable[..., Any]) -> Callable[..., Any]:
     """The router with the loss `name` computed by `value(B, config, clean, noisy, routing)`, where it has that loss."""
 
     def change(
@@ -160,31 +160,31 @@ MUTANTS = (
     Mutant(
         "priority_left_out",
         "Tokens are served by index, whatever batch priority is asked for.",
-        every(TOKEN_CHOICE, _configured(batch_priority="none")),
+        every(TOKEN_CHOICE, configured(batch_priority="none")),
     ),
     Mutant(
         "clean_logits_combine",
         "The plan is made of the noisy logits, but the combine softmax is that of the clean ones.",
-        every(SINKHORN, _configured(combine_from_clean_logits=True)),
+        every(SINKHORN, configured(combine_from_clean_logits=True)),
         "RT-1",
         "google-research/vmoe (Token Choice)",
     ),
     Mutant(
         "noisy_logits_combine",
         "The combine softmax is that of the noisy logits, also where the clean ones are asked for.",
-        every(SINKHORN, _configured(combine_from_clean_logits=False)),
+        every(SINKHORN, configured(combine_from_clean_logits=False)),
         "RT-1",
     ),
     Mutant(
         "plan_combines",
         "The routers that select by a Sinkhorn plan combine with it, too.",
-        every(SINKHORN, _configured(combine_with="plan")),
+        every(SINKHORN, configured(combine_with="plan")),
         "RT-2",
     ),
     Mutant(
         "softmax_combines",
         "The Sinkhorn routers combine with the softmax, also where the plan is asked for.",
-        every(SINKHORN, _configured(combine_with="softmax")),
+        every(SINKHORN, configured(combine_with="softmax")),
         "RT-2",
     ),
     Mutant(
@@ -210,26 +210,27 @@ MUTANTS = (
         "importance_of_noisy_gates",
         "The importance loss sees the softmax of the noisy logits.",
         every(
-            SELECTING, _loss("importance", lambda B, c, clean, noisy, r: B.importance_loss(B.softmax_affinity(noisy)))
+            SELECTING,
+            with_loss("importance", lambda B, c, clean, noisy, r: B.importance_loss(B.softmax_affinity(noisy))),
         ),
         "AL-6",
     ),
     Mutant(
         "importance_of_kept_gates",
         "The importance loss sees the noisy softmax with all but the chosen set to 0.",
-        every(TOKEN_CHOICE, _loss("importance", _kept_gates)),
+        every(TOKEN_CHOICE, with_loss("importance", _kept_gates)),
         "AL-6",
     ),
     Mutant(
         "balance_of_clean_gates",
         "The balance loss sees the softmax of the clean logits.",
-        every(SELECTING, _loss("balance", lambda B, c, clean, noisy, r: B.balance_loss(B.softmax_affinity(clean)))),
+        every(SELECTING, with_loss("balance", lambda B, c, clean, noisy, r: B.balance_loss(B.softmax_affinity(clean)))),
         "AL-5",
     ),
     Mutant(
         "balance_after_drops",
         "The shares of the balance loss are those of the slots that are filled.",
-        every(SELECTING, _loss("balance", _balance_after_drops)),
+        every(SELECTING, with_loss("balance", _balance_after_drops)),
         "AL-5",
     ),
     Mutant(
@@ -237,14 +238,14 @@ MUTANTS = (
         "The balance loss is divided by the number of choices.",
         every(
             TOKEN_CHOICE,
-            _loss("balance", lambda B, c, clean, noisy, r: B.balance_loss(B.softmax_affinity(noisy)) / c.choices),
+            with_loss("balance", lambda B, c, clean, noisy, r: B.balance_loss(B.softmax_affinity(noisy)) / c.choices),
         ),
         "AL-3",
     ),
     Mutant(
         "z_of_noisy_logits",
         "The z-loss sees the noisy logits.",
-        every(SELECTING, _loss("z", lambda B, c, clean, noisy, r: B.z_loss(noisy))),
+        every(SELECTING, with_loss("z", lambda B, c, clean, noisy, r: B.z_loss(noisy))),
     ),
     Mutant(
         "losses_not_weighted",

@@ -14,6 +14,7 @@ from moespec.models.datasets import load
 from moespec.models.resolve import choose_backend, model_config, resolve, schedule
 from moespec.models.vit import VitConfig
 from moespec.spec.errors import ConfigError
+from moespec.spec.routers import ROUTERS
 from moespec.spec.routing import RouterConfig
 
 
@@ -50,6 +51,8 @@ def test_toml_round_trip(tmp_path: Path) -> None:
 def test_a_resolved_configuration_says_everything(tmp_path: Path) -> None:
     resolved = resolve(Config(), load("digits"), "jax")
     assert [key for key, value in configfile._flat(asdict(resolved)).items() if value is None] == [
+        "model.router_options.slots_per_expert",
+        "model.router_options.eval_capacity_factor",
         "schedule.cooldown",
         "schedule.timescale",
         "schedule.end",
@@ -220,4 +223,4 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("vit_tiny", "vit_s16", "sparsity_constrained_expert_choice", "digits", "fashion_mnist"):
         assert name in shown
     assert cli.main(["list", "routers"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 6
+    assert len(capsys.readouterr().out.splitlines()) == len(ROUTERS)

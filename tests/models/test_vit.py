@@ -12,6 +12,7 @@ import moespec.backends.numpy as B
 from moespec.models import list_models, vit
 from moespec.spec.errors import ConfigError, ShapeError
 from moespec.spec.routers import ROUTERS
+from moespec.spec.routing import Noise
 
 JFT_4B, JFT_300M, IMAGENET = 29_593, 18_291, 1000
 
@@ -232,7 +233,7 @@ def test_router_config_holds_the_options_and_the_group():
     router = vit.router_config(config)
     assert (router.width, router.experts, router.tokens) == (8, 4, 3 * 5)
     assert (router.choices, router.capacity_factor, router.importance_weight) == (2, 1.5, 0.005)
-    assert vit.moe_noise_shapes(config, 6) == [(2, 15, 4)]
+    assert vit.moe_noise(config, 6) == [Noise((2, 15, 4))]
 
 
 # -------------------------------------------------------------------------------------------------- initial values
@@ -356,7 +357,7 @@ def test_losses_are_summed_over_blocks_and_noise_goes_to_its_block():
     config = tiny(moe="last_2", experts=4, router="softmax_token_choice", router_options={"z_weight": 0.1})
     params, images = parameters(config), images_for(config, 2)
     rng = np.random.default_rng(1)
-    noise = [rng.standard_normal(shape) for shape in vit.moe_noise_shapes(config, 2)]
+    noise = [rng.standard_normal(noise.shape) for noise in vit.moe_noise(config, 2)]
     output = vit.forward(B, config, params, images, noise=noise, train=True)
     assert sorted(output.losses) == ["importance", "load", "z"]
     assert output.losses["z"] == pytest.approx(0.1 * sum(metrics["z_loss"] for metrics in output.metrics))

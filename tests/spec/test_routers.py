@@ -8,7 +8,7 @@ from moespec.spec import ROUTERS, ConfigError, RouterConfig, ShapeError, slot_to
 from moespec.spec.examples import LOGITS, NOISE
 from moespec.spec.routers import lecun_normal
 
-NAMES = [
+STUDY = [
     "softmax_token_choice",
     "sinkhorn_token_choice",
     "softmax_expert_choice",
@@ -16,7 +16,8 @@ NAMES = [
     "sparsity_constrained_expert_choice",
     "soft_moe",
 ]
-SPARSE = NAMES[:5]
+SPARSE = STUDY[:5]
+NAMES = [*STUDY, "noisy_top_k"]
 SCORES, NOISY_SCORES = spec.softmax_affinity(LOGITS), spec.softmax_affinity(LOGITS + NOISE / 3)
 
 
@@ -170,7 +171,7 @@ def test_soft_moe():
         )
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", STUDY)
 def test_initial_parameters(name):
     config = ROUTERS[name].configure(width=64, experts=16, tokens=64)
     params = ROUTERS[name].init(np.random.default_rng(0), config)

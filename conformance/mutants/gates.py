@@ -1,0 +1,234 @@
+"""Other noisy top-k gates, load losses and routers that choose by gates of their own. Arrays are (groups, tokens, experts)."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from moespec.conformance.mutants.definition import Mutant, every, wrong
+from moespec.conformance.mutants.routers import configured, with_loss
+from moespec.spec.numerics import normal_cdf, softmax, softplus, stable_order, variance
+
+__all__ = ["MUTANTS"]
+
+OVERFLOW = 88.7
+"""Float32 overflows in the exponential of larger numbers."""
+
+
+def _scaled(B: Any, logits: Any, noise_logits: Any, noise: Any, scale: Callable[[Any], Any]) -> Any:
+    """The noisy logits with another scale of the noise."""
+    B.noisy_top_k_logits(logits, noise_logits, noise)
+    return logits if noise is None else logits + noise * scale(noise_logits)
+
+
+def _floor(noise_logits: Any) -> Any:
+    return softplus(noise_logits) + 0.01
+
+
+def _noise_with_a_floor(B: Any, logits: Any, noise_logits: Any, noise: Any) -> Any:
+    return _scaled(B, logits, noise_logits, noise, _floor)
+
+
+def noise_scale_not_positive(B: Any, logits: Any, noise_logits: Any, noise: Any) -> Any:
+    """The noise logit itself is the scale of the noise, without a softplus."""
+    return _scaled(B, logits, noise_logits, noise, lambda n: n)
+
+
+def noise_scale_exponential(B: Any, logits: Any, noise_logits: Any, noise: Any) -> Any:
+    """The scale of the noise is the exponential of the noise logit, not the softplus."""
+    return _scaled(B, logits, noise_logits, noise, np.exp)
+
+
+def noise_scale_not_learned(B: Any, logits: Any, noise_logits: Any, noise: Any) -> Any:
+    """The scale of the noise is one over the number of experts."""
+    return _scaled(B, logits, noise_logits, noise, lambda n: 1 / n.shape[2])
+
+
+def noise_scale_without_gradient(B: Any, logits: Any, noise_logits: Any, noise: Any) -> Any:
+    """The scale of the noise carries no gradient."""
+    return B.noisy_top_k_logits(logits, noise_logits.real, noise)
+
+
+def noise_where_none_is_given(B: Any, logits: Any, noise_logits: Any, noise: Any) -> Any:
+    """Learned noise is drawn also where none is given."""
+    if noise is None:
+        noise = np.random.default_rng(0).standard_normal(logits.shape)
+    return B.noisy_top_k_logits(logits, noise_logits, noise)
+
+
+def _chosen(noisy_logits: Any, choices: int) -> Any:
+    """1 for the chosen, 0 for the others."""
+    mask = np.zeros(noisy_logits.shape)
+    np.put_along_axis(mask, stable_order(noisy_logits)[..., :choices], 1.0, axis=2)
+    return mask
+
+
+def softmax_before_the_choice(B: Any, noisy_logits: Any, *, choices: int) -> Any:
+    """The gates are the softmax over all experts, with all but the chosen set to 0."""
+    B.noisy_top_k_affinity(noisy_logits, choices=choices)
+    return softmax(noisy_logits, axis=2) * _chosen(noisy_logits, choices)
+
+
+def sigmoid_gates(B: Any, noisy_logits: Any, *, choices: int) -> Any:
+    """The gate of a chosen expert is the sigmoid of its logit."""
+    B.noisy_top_k_affinity(noisy_logits, choices=choices)
+    return _chosen(noisy_logits, choices) / (1 + np.exp(-noisy_logits))
+
+
+def gates_to_the_higher(B: Any, noisy_logits: Any, *, choices: int) -> Any:
+    """Among equal logits the gate goes to the higher expert."""
+    return B.noisy_top_k_affinity(noisy_logits[..., ::-1], choices=choices)[..., ::-1]
+
+
+def gates_overflow(B: Any, noisy_logits: Any, *, choices: int) -> Any:
+    """The softmax of the chosen does not subtract the maximum, so that large logits overflow float32."""
+    gates = B.noisy_top_k_affinity(noisy_logits, choices=choices)
+    return np.where(np.max(noisy_logits.real, axis=2, keepdims=True) > OVERFLOW, np.nan, gates)
+
+
+def gates_of_rounded_logits(B: Any, noisy_logits: Any, *, choices: int) -> Any:
+    """The gates are computed from logits that are rounded to integers."""
+    B.noisy_top_k_affinity(noisy_logits, choices=choices)
+    return B.noisy_top_k_affinity(np.round(noisy_logits.real), choices=choices)
+
+
+def gates_one_choice_more(B: Any, noisy_logits: Any, *, choices: int) -> Any:
+    """One expert more than asked for has a gate, if there is one."""
+    B.noisy_top_k_affinity(noisy_logits, choices=choices)
+    return B.noisy_top_k_affinity(noisy_logits, choices=min(choices + 1, noisy_logits.shape[2]))
+
+
+def _loss(load: Callable[..., Any]) -> Callable[..., Any]:
+    """The load loss with another load of a group, `load(logits, noise_logits, noisy_logits, choices)`."""
+
+    def changed(B: Any, logits: Any, noise_logits: Any, noisy_logits: Any, *, choices: int) -> Any:
+        B.noisy_top_k_load_loss(logits, noise_logits, noisy_logits, choices=choices)
+        loads = [load(*group, choices) for group in zip(logits, noise_logits, noisy_logits, strict=True)]
+        return np.mean([variance(found) / np.mean(found) ** 2 for found in loads])
+
+    return changed
+
+
+def _probability(clean: Any, scale: Any, noisy: Any, choices: int, without: Any) -> Any:
+    """How many tokens pass the threshold, the K-th largest of `without(noisy, expert)`."""
+    load = np.zeros(clean.shape[1], clean.dtype)
+    for expert in range(clean.shape[1]):
+        others = without(noisy, expert)
+        threshold = np.take_along_axis(others, stable_order(others), 1)[:, choices - 1]
+        load[expert] = np.sum(normal_cdf((clean[:, expert] - threshold) / scale[:, expert]))
+    return load
+
+
+def _others(noisy: Any, expert: int) -> Any:
+    return np.delete(noisy, expert, axis=1)
+
+
+def noisy_load_of_all_groups(B: Any, logits: Any, noise_logits: Any, noisy_logits: Any, *, choices: int) -> Any:
+    """The load of noisy top-k is summed over all groups, where each group has a loss of its own."""
+    B.noisy_top_k_load_loss(logits, noise_logits, noisy_logits, choices=choices)
+    arrays = [array.reshape(1, -1, array.shape[2]) for array in (logits, noise_logits, noisy_logits)]
+    return B.noisy_top_k_load_loss(*arrays, choices=choices)
+
+
+def noisy_load_unbiased(B: Any, logits: Any, noise_logits: Any, noisy_logits: Any, *, choices: int) -> Any:
+    """The variance of the load of noisy top-k is the unbiased one, divided by E - 1."""
+    experts = logits.shape[2]
+    loss = B.noisy_top_k_load_loss(logits, noise_logits, noisy_logits, choices=choices)
+    return loss * experts / (experts - 1)
+
+
+def noisy_threshold_without_gradient(B: Any, logits: Any, noise_logits: Any, noisy_logits: Any, *, choices: int) -> Any:
+    """The threshold of the load of noisy top-k carries no gradient."""
+    return B.noisy_top_k_load_loss(logits, noise_logits, noisy_logits.real, choices=choices)
+
+
+def noisy_load_not_squared(B: Any, logits: Any, noise_logits: Any, noisy_logits: Any, *, choices: int) -> Any:
+    """The load loss of noisy top-k has 1 added, the mean square over the squared mean."""
+    return 1 + B.noisy_top_k_load_loss(logits, noise_logits, noisy_logits, choices=choices)
+
+
+def _counted(B: Any, route: Any, params: Any, tokens: Any, config: Any, **options: Any) -> Any:
+    output = route(params, tokens, config, **options)
+    if options.get("noise") is not None or not config.load_weight:
+        return output
+    logits = B.router_logits(tokens, params["kernel"])
+    loads = [group.sum(axis=0) for group in _chosen(logits, config.choices)]
+    found = np.mean([variance(load) / np.mean(load) ** 2 for load in loads])
+    return output._replace(
+        losses={**output.losses, "load": config.load_weight * found}, metrics={**output.metrics, "load_loss": found}
+    )
+
+
+NOISY = ("noisy_top_k",)
+
+MUTANTS = (
+    wrong(softmax_before_the_choice, "noisy_top_k_affinity", ledger="NK-1", who="google-research/vmoe"),
+    wrong(sigmoid_gates, "noisy_top_k_affinity"),
+    wrong(gates_to_the_higher, "noisy_top_k_affinity"),
+    wrong(gates_overflow, "noisy_top_k_affinity"),
+    wrong(gates_of_rounded_logits, "noisy_top_k_affinity"),
+    wrong(gates_one_choice_more, "noisy_top_k_affinity"),
+    Mutant(
+        "noise_scale_with_a_floor",
+        "The scale of the noise is 0.01 more than the softplus, in the logits and in the load.",
+        {
+            "noisy_top_k_logits": _noise_with_a_floor,
+            "noisy_top_k_load_loss": _loss(lambda c, n, h, k: _probability(c, _floor(n), h, k, _others)),
+        },
+        "NK-2",
+        "tensorflow/tensor2tensor",
+    ),
+    wrong(noise_scale_not_positive, "noisy_top_k_logits"),
+    wrong(noise_scale_exponential, "noisy_top_k_logits"),
+    wrong(noise_scale_not_learned, "noisy_top_k_logits"),
+    wrong(noise_scale_without_gradient, "noisy_top_k_logits"),
+    wrong(noise_where_none_is_given, "noisy_top_k_logits"),
+    Mutant(
+        "noisy_threshold_with_the_expert",
+        "The threshold of the load of noisy top-k is the K-th largest noisy logit, the expert itself included.",
+        {"noisy_top_k_load_loss": _loss(lambda c, n, h, k: _probability(c, softplus(n), h, k, lambda h, e: h))},
+        "AL-2",
+    ),
+    Mutant(
+        "noisy_load_counted",
+        "The load of noisy top-k is the number of tokens that chose the expert.",
+        {"noisy_top_k_load_loss": _loss(lambda c, n, h, k: _chosen(h[None], k)[0].sum(axis=0))},
+    ),
+    wrong(noisy_load_of_all_groups, "noisy_top_k_load_loss"),
+    wrong(noisy_load_unbiased, "noisy_top_k_load_loss", ledger="AL-1"),
+    wrong(noisy_threshold_without_gradient, "noisy_top_k_load_loss"),
+    wrong(noisy_load_not_squared, "noisy_top_k_load_loss"),
+    Mutant(
+        "noisy_top_k_with_a_capacity",
+        "The experts of noisy top-k have a capacity factor of 1.",
+        every(NOISY, configured(capacity_factor=1.0)),
+        "NK-3",
+    ),
+    Mutant(
+        "noisy_top_k_never_full",
+        "The experts of noisy top-k have room for every token, whatever factor is asked for.",
+        every(NOISY, configured(capacity_factor=float("inf"))),
+    ),
+    Mutant(
+        "noisy_top_k_served_by_index",
+        "Noisy top-k serves tokens by index, whatever batch priority is asked for.",
+        every(NOISY, configured(batch_priority="none")),
+    ),
+    Mutant(
+        "noisy_top_k_importance_of_clean_gates",
+        "The importance loss of noisy top-k sees the softmax of all clean logits.",
+        every(
+            NOISY, with_loss("importance", lambda B, c, clean, noisy, r: B.importance_loss(B.softmax_affinity(clean)))
+        ),
+        "NK-4",
+        "google-research/vmoe",
+    ),
+    Mutant(
+        "noisy_top_k_load_counted_at_evaluation",
+        "Without noise, the load loss of noisy top-k is that of the tokens that chose each expert.",
+        every(NOISY, _counted),
+        "NK-5",
+        "tensorflow/tensor2tensor",
+    ),
+)
+"""The mutants of this module."""
