@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from moespec.spec.checks import check_option, check_size
-from moespec.spec.composition import LOSSES
+from moespec.spec.composition import LOSSES, check_one_choice
 from moespec.spec.routers import ROUTERS as SPEC_ROUTERS
 from moespec.spec.routing import Params, Router, RouterConfig, RouterOutput, check_fixed_capacity
 
@@ -31,6 +31,7 @@ def build(B: Backend) -> dict[str, Router]:
         "sparsity_constrained_expert_choice": sparsity_constrained_expert_choice,
         "soft_moe": soft_moe,
         "noisy_top_k": noisy_top_k,
+        "switch": switch,
     }
     return {name: replace(SPEC_ROUTERS[name], route=partial(route, B)) for name, route in compositions.items()}
 
@@ -112,6 +113,15 @@ def noisy_top_k(
     if noise is not None:
         own["load"] = lambda: B.noisy_top_k_load_loss(clean, scales, noisy, choices=config.choices)
     return _token_choice(B, config, clean, noisy, B.stop_gradient(noisy), gates, None, train, **own)
+
+
+def switch(
+    B: Backend, params: Params, tokens: Array, config: RouterConfig, *, noise: Array | None = None, train: bool = False
+) -> RouterOutput:
+    """Token Choice of one expert on the softmax of jittered tokens; noise: (groups, tokens, width). Section 11."""
+    check_one_choice(config)
+    logits = _clean_logits(B, params, B.router_jitter(tokens, noise, epsilon=config.jitter), config)
+    return _token_choice(B, config, logits, logits, B.softmax_affinity(logits), None, None, train)
 
 
 def _clean_logits(B: Backend, params: Params, tokens: Array, config: RouterConfig) -> Array:

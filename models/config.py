@@ -36,6 +36,8 @@ class RouterOptions:
     """the capacity factor at evaluation, if it is another"""
     noise_multiplier: float | None = None
     """standard deviation of the gating noise times the number of experts; 0 for no noise"""
+    jitter: float | None = None
+    """largest relative change of what the router sees of a token in training (Switch)"""
     batch_priority: Literal["none", "max", "sum"] | None = None
     """order in which tokens get their slots (Token Choice)"""
     sinkhorn_iterations: int | None = None

@@ -17,6 +17,7 @@ numbers except the initial parameters of a router, from a generator that is pass
 | 8 | sparsity-constrained transport | `simplex`, `transport_duals`, `sparse_transport` |
 | 9 | Soft MoE | `soft_moe` |
 | 10 | auxiliary losses | `losses` |
+| 2.5, 11 | Switch and its jitter | `switch` |
 | 16 | operations of a vision transformer | `network` |
 
 `ALGORITHMS` lists what is specified and `LEDGER` every place where a paper had to be read one way or another.
@@ -41,6 +42,7 @@ from moespec.spec.sinkhorn import sinkhorn_affinity
 from moespec.spec.soft_moe import soft_routing
 from moespec.spec.softmax import add_gating_noise, router_logits, softmax_affinity
 from moespec.spec.sparse_transport import sparse_transport_affinity
+from moespec.spec.switch import router_jitter
 from moespec.spec.token_choice import token_choice
 from moespec.spec.transport_duals import Dual, SemiDual, transport_dual, transport_semi_dual
 
@@ -80,6 +82,7 @@ __all__ = [
     "patch_embed",
     "project_simplex",
     "project_sparse_simplex",
+    "router_jitter",
     "router_logits",
     "routing_metrics",
     "sigmoid_cross_entropy",

@@ -7,6 +7,7 @@ from numpy.typing import ArrayLike
 
 from moespec.spec.batch_priority import batch_priority
 from moespec.spec.checks import check_option, check_size
+from moespec.spec.errors import ConfigError
 from moespec.spec.losses import balance_loss, importance_loss, load_loss, z_loss
 from moespec.spec.metrics import routing_metrics
 from moespec.spec.numerics import Array
@@ -14,7 +15,16 @@ from moespec.spec.routing import Params, RouterConfig, RouterOutput, Routing
 from moespec.spec.softmax import add_gating_noise, router_logits, softmax_affinity
 from moespec.spec.token_choice import token_choice
 
-__all__ = ["clean_logits", "init_kernel", "lecun_normal", "noisy_logits", "router_output", "token_choice_routing"]
+__all__ = [
+    "LOSSES",
+    "check_one_choice",
+    "clean_logits",
+    "init_kernel",
+    "lecun_normal",
+    "noisy_logits",
+    "router_output",
+    "token_choice_routing",
+]
 
 
 def clean_logits(params: Params, tokens: ArrayLike, config: RouterConfig) -> Array:
@@ -31,6 +41,12 @@ def noisy_logits(
     """Clean and noisy logits."""
     clean = clean_logits(params, tokens, config)
     return clean, add_gating_noise(clean, noise, multiplier=config.noise_multiplier)
+
+
+def check_one_choice(config: RouterConfig) -> None:
+    """`ConfigError` unless a token chooses one expert."""
+    if config.choices != 1:
+        raise ConfigError(f"choices: a token of this router chooses one expert, expected 1, got {config.choices!r}")
 
 
 def token_choice_routing(
@@ -85,14 +101,14 @@ TRUNCATED_STD = 0.8796256610342398
 """Standard deviation of the standard normal truncated to [-2, 2]."""
 
 
-def lecun_normal(generator: np.random.Generator, shape: tuple[int, ...], fan_in: int) -> Array:
-    """Float32 draws of the normal truncated at two standard deviations, scaled to variance `1 / fan_in`."""
+def lecun_normal(generator: np.random.Generator, shape: tuple[int, ...], fan_in: int, *, scale: float = 1.0) -> Array:
+    """Float32 draws of the normal truncated at two standard deviations, scaled to variance `scale / fan_in`."""
     draws = generator.standard_normal(shape)
     outside = (draws < -2) | (draws > 2)
     while outside.any():
         draws[outside] = generator.standard_normal(int(outside.sum()))
         outside = (draws < -2) | (draws > 2)
-    return (draws / (TRUNCATED_STD * np.sqrt(fan_in))).astype(np.float32)
+    return (draws / (TRUNCATED_STD * np.sqrt(fan_in / scale))).astype(np.float32)
 
 
 def init_kernel(generator: np.random.Generator, config: RouterConfig) -> Params:

@@ -74,6 +74,8 @@ ALGORITHMS: dict[str, Algorithm] = {
         ),
         Algorithm("noisy_top_k_load_loss", "10.3", f"{_SHAZEER}, eqs. (8)-(11)", 1, ("noisy_top_k_load_loss",)),
         Algorithm("noisy_top_k", "2.4", _SHAZEER, 1, ("ROUTERS",)),
+        Algorithm("router_jitter", "2.5", _SWITCH, 1, ("router_jitter",)),
+        Algorithm("switch", "11", _SWITCH, 1, ("ROUTERS",)),
     )
 }
 """The algorithms by name."""
@@ -105,6 +107,7 @@ _MODULES = (
     "network",
     "routers",
     "noisy_top_k",
+    "switch",
 )
 _ENTRY = re.compile(
     r"^(?P<id>[A-Z]{2}-\d+): (?P<question>.+?)\n +Reading: (?P<reading>.+?)\n +Alternatives: (?P<alternatives>.+?)"

@@ -66,6 +66,7 @@ from moespec.spec.sinkhorn import sinkhorn_affinity
 from moespec.spec.soft_moe import soft_routing
 from moespec.spec.softmax import softmax_affinity
 from moespec.spec.sparse_transport import sparse_transport_affinity
+from moespec.spec.switch import SWITCH
 
 __all__ = ["ROUTERS", "lecun_normal"]
 
@@ -190,6 +191,7 @@ ROUTERS: dict[str, Router] = {
             no_noise,
         ),
         NOISY_TOP_K,
+        SWITCH,
     )
 }
 """The routers by name."""

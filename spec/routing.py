@@ -79,6 +79,7 @@ class RouterConfig:
         MoE the capacity is the number of slots.
     slots_per_expert: the capacity as a number, in place of these; None for none.
     eval_capacity_factor: the factor at evaluation (`train=False`), if it is another than in training.
+    jitter: epsilon of `router_jitter` (Switch).
     noise_multiplier: standard deviation of the gating noise is `noise_multiplier / experts`.
     batch_priority: "none", "max" or "sum" (order of the tokens in Token Choice).
     sinkhorn_iterations: fixed number of column-then-row updates.
@@ -101,6 +102,7 @@ class RouterConfig:
     slots_per_expert: int | None = None
     eval_capacity_factor: float | None = None
     noise_multiplier: float = 1.0
+    jitter: float = 0.01
     batch_priority: str = "none"
     sinkhorn_iterations: int = 20
     transport_steps: int = 20

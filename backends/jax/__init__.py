@@ -8,7 +8,13 @@ NaN and infinity are not looked for. Results are the same bits on every run of t
 
 import sys
 
-from moespec.backends.jax.affinities import add_gating_noise, router_logits, sinkhorn_affinity, softmax_affinity
+from moespec.backends.jax.affinities import (
+    add_gating_noise,
+    router_jitter,
+    router_logits,
+    sinkhorn_affinity,
+    softmax_affinity,
+)
 from moespec.backends.jax.allocations import batch_priority, expert_choice, token_choice
 from moespec.backends.jax.arrays import (
     arange,
@@ -105,6 +111,7 @@ __all__ = [
     "patch_embed",
     "project_simplex",
     "project_sparse_simplex",
+    "router_jitter",
     "router_logits",
     "routing_metrics",
     "sigmoid_cross_entropy",

@@ -31,6 +31,7 @@ __all__ = [
     "noisy_top_k_logits",
     "project_simplex",
     "project_sparse_simplex",
+    "router_jitter",
     "router_logits",
     "routing_metrics",
     "sinkhorn_affinity",
@@ -112,6 +113,11 @@ def groups(**arrays: Any) -> list[dict[str, Any]]:
 def router_logits(tokens: Array, kernel: Array) -> Array:
     """`spec.router_logits`: tokens (G, T, D), kernel (D, E) -> (G, T, E)."""
     return stacked([spec.router_logits(**group, kernel=kernel) for group in groups(tokens=tokens)])
+
+
+def router_jitter(tokens: Array, noise: Array | None, *, epsilon: float = 0.01) -> Array:
+    """`spec.router_jitter`: tokens and noise (G, T, D) -> (G, T, D)."""
+    return stacked([spec.router_jitter(**group, epsilon=epsilon) for group in groups(tokens=tokens, noise=noise)])
 
 
 def add_gating_noise(logits: Array, noise: Array | None, *, multiplier: float = 1.0) -> Array:

@@ -9,7 +9,13 @@ import sys
 
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.backends.routers import build
-from moespec.backends.torch.affinities import add_gating_noise, router_logits, sinkhorn_affinity, softmax_affinity
+from moespec.backends.torch.affinities import (
+    add_gating_noise,
+    router_jitter,
+    router_logits,
+    sinkhorn_affinity,
+    softmax_affinity,
+)
 from moespec.backends.torch.allocations import batch_priority, expert_choice, token_choice
 from moespec.backends.torch.arrays import (
     arange,
@@ -106,6 +112,7 @@ __all__ = [
     "project_simplex",
     "project_sparse_simplex",
     "quick_compile",
+    "router_jitter",
     "router_logits",
     "routing_metrics",
     "sigmoid_cross_entropy",

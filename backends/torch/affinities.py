@@ -10,10 +10,17 @@ import torch
 from torch import Tensor
 
 from moespec.backends.torch.arrays import full_precision, wide, widen
-from moespec.spec.checks import check_at_least, check_positive, check_same_shape, check_scores, check_size
+from moespec.spec.checks import (
+    check_at_least,
+    check_non_negative,
+    check_positive,
+    check_same_shape,
+    check_scores,
+    check_size,
+)
 from moespec.spec.errors import ConfigError
 
-__all__ = ["add_gating_noise", "router_logits", "sinkhorn_affinity", "softmax_affinity"]
+__all__ = ["add_gating_noise", "router_jitter", "router_logits", "sinkhorn_affinity", "softmax_affinity"]
 
 AXES = "groups tokens experts"
 
@@ -63,6 +70,29 @@ def add_gating_noise(logits: Tensor, noise: Tensor | None, *, multiplier: float 
     check_same_shape("noise", noise, "logits", logits)
     dtype = wide(logits.dtype, noise.dtype)
     return logits.to(dtype) + (multiplier / logits.shape[2]) * noise.to(dtype)
+
+
+def router_jitter(tokens: Tensor, noise: Tensor | None, *, epsilon: float = 0.01) -> Tensor:
+    """The tokens as the router sees them in training, `tokens (1 + epsilon noise)`; with `noise=None` unchanged.
+
+    Args:
+        tokens: (groups, tokens, width).
+        noise: (groups, tokens, width), uniform draws from [-1, 1], or None (evaluation).
+        epsilon: at least 0.
+
+    Raises:
+        ConfigError, ShapeError, DtypeError.
+
+    Source: Switch (arXiv 2101.03961), section 2.4. Section 2.5.
+    """
+    check_scores("tokens", tokens, "groups tokens width")
+    check_non_negative("epsilon", epsilon)
+    if noise is None:
+        return widen(tokens)
+    check_scores("noise", noise, "groups tokens width")
+    check_same_shape("noise", noise, "tokens", tokens)
+    dtype = wide(tokens.dtype, noise.dtype)
+    return tokens.to(dtype) * (1 + epsilon * noise.to(dtype))
 
 
 def softmax_affinity(logits: Tensor) -> Tensor:

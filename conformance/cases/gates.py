@@ -32,6 +32,8 @@ def cases() -> Iterator[Definition]:
     yield from _noisy_top_k_affinity()
     yield from _noisy_top_k_load_loss()
     yield from _noisy_top_k()
+    yield from _router_jitter()
+    yield from _switch()
 
 
 def _noisy_top_k_affinity() -> Iterator[Definition]:
@@ -278,3 +280,63 @@ def _noisy_top_k() -> Iterator[Definition]:
     yield from router_faults(
         name, good, choices=(2, E + 1), batch_priority=("none", "mean"), capacity_factor=(1.0, 0.0)
     )
+
+
+def _router_jitter() -> Iterator[Definition]:
+    name, axes = "router_jitter", "groups tokens width"
+
+    def case(
+        case: str, kind: str, purpose: str, *, noise: bool = True, shape: tuple[int, ...] = (G, T, D), **config: Any
+    ) -> Definition:
+        inputs = {"tokens": tensor(grid(f"{name}/{case}", shape), axes)}
+        if noise:
+            inputs["noise"] = tensor(grid(f"{name}/{case}/noise", shape, reach=1.0, step=0.0625), axes)
+        gradient = ("jittered", tuple(inputs)) if kind == "gradient" else None
+        return Definition(name, case, kind, purpose, inputs, config, flags=("jitter_factor",), gradient=gradient)
+
+    yield case("values", "value", "The default, one per cent.", epsilon=0.01)
+    yield case("large", "value", "A quarter.", epsilon=0.25)
+    yield case("zero", "degenerate", "An epsilon of 0 changes nothing.", epsilon=0.0)
+    yield case("absent", "degenerate", "Without noise nothing changes.", noise=False, epsilon=0.01)
+    yield case("one_token", "degenerate", "One token.", shape=(1, 1, D), epsilon=0.5)
+    yield case("gradient", "gradient", "By tokens and noise.", epsilon=0.25)
+    good = {part: tensor(grid(f"{name}/negative/{part}", (G, T, D), reach=1.0), axes) for part in ("tokens", "noise")}
+    config = {"epsilon": 0.01}
+    for part in good:
+        yield from array_faults(name, "jitter", part, good, config, "" if part == "tokens" else f"{part}_")
+    fewer = {"noise": tensor(grid(f"{name}/negative/few", (G, T - 1, D), reach=1.0), axes)}
+    yield fault(name, "jitter", "noise_shape", "ShapeError", "noise", good, config, wrong_inputs=fewer)
+    yield fault(name, "jitter", "epsilon", "ConfigError", "epsilon", good, config, wrong_config={"epsilon": -0.5})
+
+
+def _switch() -> Iterator[Definition]:
+    name, uniform = "switch", ("tokens width", 1.0)
+
+    def case(
+        case: str,
+        kind: str,
+        purpose: str,
+        *flags: str,
+        noisy: bool = False,
+        sizes: tuple[int, int, int] = (T, E, D),
+        zero: bool = False,
+        **fields: Any,
+    ) -> Definition:
+        weights = kernel(f"routers/{name}/{case}", sizes[2], sizes[1])
+        if zero:
+            weights = tensor(np.zeros((sizes[2], sizes[1])), "width experts")
+        parameters, noise = {"kernel": weights}, uniform if noisy else None
+        return router_case(name, case, kind, purpose, *flags, parameters=parameters, noise=noise, sizes=sizes, **fields)
+
+    yield case("values", "value", "Evaluation: the tokens as they are.", "generated_code")
+    yield case("jitter", "value", "Training: router and losses see jittered tokens.", "jitter_factor", noisy=True)
+    yield case("large_jitter", "value", "A large jitter.", "jitter_factor", noisy=True, jitter=0.5, z_weight=0.5)
+    yield case("factor_one", "overflow", "Fewer slots: tokens are dropped.", "overflow_drop", capacity_factor=0.5)
+    yield case("zero_kernel", "tie", "Every score is equal.", "tie_order", zero=True, sizes=(8, 4, D))
+    yield case("one_expert", "degenerate", "One expert.", "degenerate_size", sizes=(T, 1, D))
+    yield case("one_token", "degenerate", "One token.", "degenerate_size", sizes=(1, E, D))
+    yield case(
+        "gradient", "gradient", "By tokens, kernel, noise and experts.", "stop_gradient", noisy=True, jitter=0.25
+    )
+    good = {"kernel": kernel("negative/kernel")}
+    yield from router_faults(name, good, choices=(1, 2), batch_priority=("none", "mean"), capacity_factor=(1.0, 0.0))

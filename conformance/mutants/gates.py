@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.mutants.definition import Mutant, every, wrong
-from moespec.conformance.mutants.routers import configured, with_loss
+from moespec.conformance.mutants.routers import configured, routed, weighted, with_loss
 from moespec.spec.numerics import normal_cdf, softmax, softplus, stable_order, variance
 
 __all__ = ["MUTANTS"]
@@ -159,7 +159,66 @@ def _counted(B: Any, route: Any, params: Any, tokens: Any, config: Any, **option
     )
 
 
+def jitter_added(B: Any, tokens: Any, noise: Any, *, epsilon: float = 0.01) -> Any:
+    """The jitter is added to the tokens."""
+    jittered = B.router_jitter(tokens, noise, epsilon=epsilon)
+    return jittered if noise is None else tokens + epsilon * noise
+
+
+def jitter_of_the_token(B: Any, tokens: Any, noise: Any, *, epsilon: float = 0.01) -> Any:
+    """One factor, from the first draw, jitters a whole token."""
+    return B.router_jitter(tokens, None if noise is None else 0 * noise + noise[:, :, :1], epsilon=epsilon)
+
+
+def jitter_from_below(B: Any, tokens: Any, noise: Any, *, epsilon: float = 0.01) -> Any:
+    """The factors are 1 + noise, whatever epsilon is."""
+    B.router_jitter(tokens, noise, epsilon=epsilon)
+    return B.router_jitter(tokens, noise, epsilon=1.0)
+
+
+def jitter_where_none_is_given(B: Any, tokens: Any, noise: Any, *, epsilon: float = 0.01) -> Any:
+    """Tokens are jittered also where no noise is given."""
+    if noise is None:
+        noise = np.random.default_rng(0).uniform(-1, 1, tokens.shape)
+    return B.router_jitter(tokens, noise, epsilon=epsilon)
+
+
+def jitter_without_gradient(B: Any, tokens: Any, noise: Any, *, epsilon: float = 0.01) -> Any:
+    """The jittered tokens carry no gradient."""
+    return B.router_jitter(tokens.real, None if noise is None else noise.real, epsilon=epsilon)
+
+
+def _switch_logits(B: Any, params: Any, tokens: Any, config: Any, noise: Any, jitter: bool = True) -> Any:
+    return B.router_logits(B.router_jitter(tokens, noise if jitter else None, epsilon=config.jitter), params["kernel"])
+
+
+def _gate_of_clean_tokens(
+    B: Any, route: Any, params: Any, tokens: Any, config: Any, *, noise: Any = None, train: bool = False
+) -> Any:
+    output = route(params, tokens, config, noise=noise, train=train)
+    return weighted(B, output, B.softmax_affinity(_switch_logits(B, params, tokens, config, noise, jitter=False)))
+
+
+def _unit_gate(B: Any, route: Any, params: Any, tokens: Any, config: Any, **options: Any) -> Any:
+    output = route(params, tokens, config, **options)
+    return weighted(B, output, np.ones((*tokens.shape[:2], config.experts)))
+
+
+def _additive_logit_noise(
+    B: Any, route: Any, params: Any, tokens: Any, config: Any, *, noise: Any = None, train: bool = False
+) -> Any:
+    output = route(params, tokens, config, noise=noise, train=train)
+    if noise is None:
+        return output
+    logits = _switch_logits(B, params, tokens, config, None) + config.jitter * noise.sum(axis=2, keepdims=True) * (
+        1.0 + np.arange(config.experts)
+    )
+    scores = B.softmax_affinity(logits)
+    return routed(B, output, B.token_choice(scores, choices=1, capacity=config.capacity(train=train)))
+
+
 NOISY = ("noisy_top_k",)
+SWITCH = ("switch",)
 
 MUTANTS = (
     wrong(softmax_before_the_choice, "noisy_top_k_affinity", ledger="NK-1", who="google-research/vmoe"),
@@ -198,6 +257,30 @@ MUTANTS = (
     wrong(noisy_load_unbiased, "noisy_top_k_load_loss", ledger="AL-1"),
     wrong(noisy_threshold_without_gradient, "noisy_top_k_load_loss"),
     wrong(noisy_load_not_squared, "noisy_top_k_load_loss"),
+    wrong(jitter_added, "router_jitter", ledger="SW-1"),
+    wrong(jitter_of_the_token, "router_jitter", ledger="SW-1"),
+    wrong(jitter_from_below, "router_jitter"),
+    wrong(jitter_where_none_is_given, "router_jitter"),
+    wrong(jitter_without_gradient, "router_jitter"),
+    Mutant("jitter_of_logits", "Switch adds its noise to the logits.", every(SWITCH, _additive_logit_noise), "SW-1"),
+    Mutant(
+        "switch_gate_of_clean_tokens",
+        "The gate of Switch is computed from the tokens without jitter.",
+        every(SWITCH, _gate_of_clean_tokens),
+        "SW-2",
+    ),
+    Mutant("switch_gate_of_one", "The gate of Switch is 1.", every(SWITCH, _unit_gate)),
+    Mutant("switch_factor_one", "The capacity factor of Switch is 1.", every(SWITCH, configured(capacity_factor=1.0))),
+    Mutant(
+        "switch_never_full",
+        "The experts of Switch have room for every token.",
+        every(SWITCH, configured(capacity_factor=float("inf"))),
+    ),
+    Mutant(
+        "switch_without_balance_loss",
+        "Switch has no balance loss.",
+        every(SWITCH, configured(balance_weight=0.0)),
+    ),
     Mutant(
         "noisy_top_k_with_a_capacity",
         "The experts of noisy top-k have a capacity factor of 1.",

@@ -10,7 +10,7 @@ from moespec.conformance.mutants.capacity import SELECTING
 from moespec.conformance.mutants.definition import Mutant, every
 from moespec.spec.numerics import stable_order
 
-__all__ = ["MUTANTS", "configured", "with_loss"]
+__all__ = ["MUTANTS", "configured", "routed", "weighted", "with_loss"]
 
 TOKEN_CHOICE = ("softmax_token_choice", "sinkhorn_token_choice")
 SINKHORN = ("sinkhorn_token_choice", "sinkhorn_expert_choice")
@@ -33,43 +33,43 @@ def _logits(B: Any, params: Any, tokens: Any, config: Any, noise: Any) -> tuple[
     return clean, B.add_gating_noise(clean, noise, multiplier=config.noise_multiplier)
 
 
-def _routed(B: Any, output: Any, routing: Any) -> Any:
+def routed(B: Any, output: Any, routing: Any) -> Any:
     """The output of a router with another routing, and the metrics of that."""
     return output._replace(routing=routing, metrics={**output.metrics, **B.routing_metrics(routing)})
 
 
-def _weighted(B: Any, output: Any, scores: Any) -> Any:
+def weighted(B: Any, output: Any, scores: Any) -> Any:
     """The output of a router with the combine weights taken from `scores` (groups, tokens, experts)."""
     token = output.routing.token  # (groups, experts, slots)
     of_none = np.concatenate([scores, np.zeros_like(scores[:, :1])], axis=1)
     weight = np.take_along_axis(of_none, token.swapaxes(1, 2), axis=1).swapaxes(1, 2)
-    return _routed(B, output, output.routing._replace(weight=weight))
+    return routed(B, output, output.routing._replace(weight=weight))
 
 
 def _allocated(B: Any, name: str, config: Any, output: Any, selection: Any, combine: Any) -> Any:
     """The output of a router with the allocation of other scores."""
     if name.endswith("expert_choice"):
         options = {"capacity": config.capacity(), "drop_zero": config.drop_zero_plan}
-        return _routed(B, output, B.expert_choice(selection, combine_scores=combine, **options))
+        return routed(B, output, B.expert_choice(selection, combine_scores=combine, **options))
     order = None
     if config.batch_priority != "none":
         order = B.batch_priority(selection, by=config.batch_priority, choices=config.choices)
     options = {"choices": config.choices, "capacity": config.capacity(choices=config.choices), "order": order}
-    return _routed(B, output, B.token_choice(selection, combine_scores=combine, **options))
+    return routed(B, output, B.token_choice(selection, combine_scores=combine, **options))
 
 
 def _clean_weights(
     B: Any, route: Any, params: Any, tokens: Any, config: Any, *, noise: Any = None, train: bool = False
 ) -> Any:
     output = route(params, tokens, config, noise=noise, train=train)
-    return _weighted(B, output, B.softmax_affinity(_logits(B, params, tokens, config, noise)[0]))
+    return weighted(B, output, B.softmax_affinity(_logits(B, params, tokens, config, noise)[0]))
 
 
 def _sigmoid_weights(
     B: Any, route: Any, params: Any, tokens: Any, config: Any, *, noise: Any = None, train: bool = False
 ) -> Any:
     output = route(params, tokens, config, noise=noise, train=train)
-    return _weighted(B, output, 1 / (1 + np.exp(-_logits(B, params, tokens, config, noise)[1])))
+    return weighted(B, output, 1 / (1 + np.exp(-_logits(B, params, tokens, config, noise)[1])))
 
 
 def _noise_after_softmax(name: str) -> Callable[..., Any]:
@@ -133,11 +133,11 @@ def _balance_after_drops(B: Any, config: Any, clean: Any, noisy: Any, routing: A
 def _losses(change: Callable[[str, Any, Any], Any]) -> Callable[..., Any]:
     """The router with each weighted loss changed: `change(name, loss, config)`."""
 
-    def routed(B: Any, route: Any, params: Any, tokens: Any, config: Any, **options: Any) -> Any:
+    def changed(B: Any, route: Any, params: Any, tokens: Any, config: Any, **options: Any) -> Any:
         output = route(params, tokens, config, **options)
         return output._replace(losses={name: change(name, loss, config) for name, loss in output.losses.items()})
 
-    return routed
+    return changed
 
 
 MUTANTS = (

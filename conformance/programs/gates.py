@@ -5,6 +5,7 @@ The inputs of a router's case are `tokens`, `router/...` (its parameters), `expe
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from moespec.conformance.program import Choice, Config, Output, Stage, Values, r
 from moespec.conformance.programs.allocations import WEIGHTS
 from moespec.conformance.programs.layers import absolute_layer, experts_of
 from moespec.conformance.programs.losses import variation_scale
-from moespec.conformance.programs.routers import route, routed, settings_of
+from moespec.conformance.programs.routers import margin_of, route, routed, settings_of
 from moespec.spec.numerics import softplus
 
 __all__ = ["STAGES"]
@@ -37,8 +38,9 @@ def _affinity(B: Any, config: Config, v: Values) -> Values:
 
 
 def _chosen(config: Config, scores: Values, scales: Values) -> float:
-    choices = config["choices"] if "choices" in config else config["router"].get("choices", 2)
-    return token_choice_margin(scores["scores"], scales["scores"], choices)
+    if "choices" not in config:
+        return margin_of("noisy_top_k", config, scores, scales)
+    return token_choice_margin(scores["scores"], scales["scores"], config["choices"])
 
 
 NOISY = Stage(
@@ -97,11 +99,14 @@ def _layer(B: Any, name: str, config: Config, v: Values) -> Values:
     return {"output": B.moe_layer(v["tokens"], _allocate(B, name, config, v), experts_of(B, config, v))}
 
 
-def _stages(name: str, *gates: Stage, select: Bound) -> tuple[Stage, ...]:
-    """The stages of a router: its gates, the allocation, the layer, the whole; `select` gives what it selects by."""
+def _stages(name: str, *gates: Stage, select: Bound, **losses: Output) -> tuple[Stage, ...]:
+    """The stages of a router: its gates, the allocation, the layer, the whole.
+
+    select: gives what the router selects by. losses: how its losses are judged, by name, where it is not as usual.
+    """
     selection, combine = VALUES[name]
-    choice = Choice(selection, _chosen)
-    whole = Choice(select, _chosen, wide=False)
+    choice = Choice(selection, partial(margin_of, name))
+    whole = Choice(select, partial(margin_of, name), wide=False)
     reads = tuple({selection: None, combine: None})
 
     def layer_scale(config: Config, v: Values) -> Any:
@@ -129,6 +134,8 @@ def _stages(name: str, *gates: Stage, select: Bound) -> tuple[Stage, ...]:
             {
                 "output": Output(OUTPUT.axes, written=route_scale),
                 "weights": Output(("groups", "experts", "capacity")),
+                **{f"losses/{loss}": output for loss, output in losses.items()},
+                **{f"metrics/{loss}_loss": output for loss, output in losses.items()},
             },
             whole,
             whole=True,
@@ -143,11 +150,54 @@ def _two_kernels(B: Any, config: Config, v: Values) -> Values:
     }
 
 
+def _of_gates(scale: Callable[[Config, Values], Any]) -> Output:
+    """How a loss of the gates is judged, from `scale(config, values)` of its own stage: a variance cancels."""
+
+    def written(config: Config, v: Values) -> Any:
+        v = {**v, **_two_kernels(spec, config, v)}
+        v |= _noisy(spec, config, v)
+        v |= _affinity(spec, config, v)
+        return scale({"choices": settings_of("noisy_top_k", config).choices}, v)
+
+    return Output(written=written)
+
+
+def _importance_scale(config: Config, v: Values) -> Any:
+    totals = v["gates"].sum(axis=0)
+    return variation_scale(totals, totals)
+
+
 def _noisy_selection(B: Any, config: Config, v: Values) -> Values:
     return {"scores": _noisy(B, config, {**v, **_two_kernels(B, config, v)})["noisy_logits"]}
 
 
-VALUES = {"noisy_top_k": ("noisy_logits", "gates")}
+def _jitter(B: Any, config: Config, v: Values) -> Values:
+    epsilon = config["epsilon"] if "epsilon" in config else settings_of("switch", config).jitter
+    return {"jittered": B.router_jitter(v["tokens"], v.get("noise"), epsilon=epsilon)}
+
+
+def _switch_logits(B: Any, config: Config, v: Values) -> Values:
+    return {"logits": B.router_logits(v["jittered"], v["router/kernel"])}
+
+
+def _softmax(B: Any, config: Config, v: Values) -> Values:
+    return {"scores": B.softmax_affinity(v["logits"])}
+
+
+def _switch_selection(B: Any, config: Config, v: Values) -> Values:
+    v = {**v, **_jitter(B, config, v)}
+    return _softmax(B, config, _switch_logits(B, config, v))
+
+
+JITTER = Stage(
+    "jitter",
+    ("router_jitter",),
+    ("tokens", "noise"),
+    _jitter,
+    {"jittered": Output(("groups", "tokens", "width"))},
+)
+
+VALUES = {"noisy_top_k": ("noisy_logits", "gates"), "switch": ("scores", "scores")}
 """Which values a router selects by and combines with."""
 
 STAGES: dict[str, tuple[Stage, ...]] = {
@@ -173,5 +223,15 @@ STAGES: dict[str, tuple[Stage, ...]] = {
         NOISY,
         AFFINITY,
         select=_noisy_selection,
+        importance=_of_gates(_importance_scale),
+        load=_of_gates(_load_scale),
+    ),
+    "router_jitter": (JITTER,),
+    "switch": _stages(
+        "switch",
+        JITTER,
+        Stage("logits", ("router_logits",), ("jittered", "router"), _switch_logits),
+        Stage("softmax", ("softmax_affinity",), ("logits",), _softmax),
+        select=_switch_selection,
     ),
 }

@@ -19,7 +19,7 @@ from moespec.conformance.programs.allocations import SOFT, priorities
 from moespec.conformance.programs.layers import absolute_layer, experts_of
 from moespec.spec import ROUTERS, RouterConfig
 
-__all__ = ["STAGES", "route", "routed", "selection_scores", "settings_of"]
+__all__ = ["STAGES", "margin_of", "route", "routed", "selection_scores", "settings_of"]
 
 STUDY = (
     *("softmax_token_choice", "sinkhorn_token_choice", "softmax_expert_choice", "sinkhorn_expert_choice"),
@@ -125,7 +125,8 @@ def selection_scores(B: Any, name: str, config: Config, v: Values) -> Values:
     return {"scores": v["scores"] if name.startswith("softmax") else _plan(B, name, config, v)["plan"]}
 
 
-def _margin(name: str, config: Config, scores: Values, scales: Values) -> float:
+def margin_of(name: str, config: Config, scores: Values, scales: Values) -> float:
+    """The margin of what a router chooses by."""
     settings = settings_of(name, config)
     if name.endswith("expert_choice"):
         return expert_choice_margin(scores["scores"], scales["scores"], settings.capacity())
@@ -148,8 +149,8 @@ def _stages(name: str) -> tuple[Stage, ...]:
     plan_call = {"sinkhorn": ("sinkhorn_affinity",), "transport": ("sparse_transport_affinity",)}.get(kind, ())
     allocation = "token_choice" if name.endswith("token_choice") else "expert_choice"
     selected = "scores" if kind == "softmax" else "plan"
-    choice = Choice(selected, partial(_margin, name))
-    whole = Choice(bind(selection_scores), partial(_margin, name), scale, constant, wide=False)
+    choice = Choice(selected, partial(margin_of, name))
+    whole = Choice(bind(selection_scores), partial(margin_of, name), scale, constant, wide=False)
     plan = Stage(
         "plan",
         plan_call,

@@ -32,6 +32,7 @@ def routing_metrics(dispatch, combine):
 CALLS = {
     "router_logits": (spec.router_logits, {"tokens": LOGITS, "kernel": np.eye(3)}, {}),
     "add_gating_noise": (spec.add_gating_noise, {"logits": LOGITS, "noise": NOISE}, {"multiplier": 1.0}),
+    "router_jitter": (spec.router_jitter, {"tokens": LOGITS, "noise": NOISE}, {"epsilon": 0.01}),
     "softmax_affinity": (spec.softmax_affinity, {"logits": LOGITS}, {}),
     "sinkhorn_affinity": (spec.sinkhorn_affinity, {"logits": LOGITS}, {"iterations": 2, "tolerance": 0.1}),
     "token_choice": (
@@ -202,6 +203,7 @@ BAD_OPTIONS = [
     ("sinkhorn_affinity", "tolerance", (0.0, -1.0, np.nan, "no")),
     ("token_choice", "choices", (0, -1, 4, 1.0, True)),
     ("token_choice", "capacity", (0, -2, 1.5, None, False)),
+    ("router_jitter", "epsilon", (-0.1, np.nan, np.inf, "1", None)),
     ("noisy_top_k_affinity", "choices", (0, 4, 1.5)),
     ("noisy_top_k_load_loss", "choices", (0, 3, 1.5)),
     ("batch_priority", "choices", (0, 4)),

@@ -102,6 +102,7 @@ CASES = {
         lambda x, phi: both(spec.soft_routing(x, phi, combine="uniform")),
         {"x": TOKENS, "phi": draw(4, 3, 2)},
     ),
+    "router_jitter": (spec.router_jitter, {"tokens": TOKENS, "noise": draw(6, 4)}),
     "noisy_top_k_logits": (spec.noisy_top_k_logits, {"logits": LOGITS, "noise_logits": 2 * UTILITY, "noise": NOISE}),
     "noisy_top_k_affinity": (lambda noisy: spec.noisy_top_k_affinity(noisy, choices=2), {"noisy": UNTIED}),
     "noisy_top_k_load_loss": (

@@ -17,7 +17,7 @@ STUDY = [
     "soft_moe",
 ]
 SPARSE = STUDY[:5]
-NAMES = [*STUDY, "noisy_top_k"]
+NAMES = [*STUDY, "noisy_top_k", "switch"]
 SCORES, NOISY_SCORES = spec.softmax_affinity(LOGITS), spec.softmax_affinity(LOGITS + NOISE / 3)
 
 
