@@ -32,6 +32,7 @@ def build(B: Backend) -> dict[str, Router]:
         "soft_moe": soft_moe,
         "noisy_top_k": noisy_top_k,
         "switch": switch,
+        "s_base": s_base,
     }
     return {name: replace(SPEC_ROUTERS[name], route=partial(route, B)) for name, route in compositions.items()}
 
@@ -122,6 +123,19 @@ def switch(
     check_one_choice(config)
     logits = _clean_logits(B, params, B.router_jitter(tokens, noise, epsilon=config.jitter), config)
     return _token_choice(B, config, logits, logits, B.softmax_affinity(logits), None, None, train)
+
+
+def s_base(
+    B: Backend, params: Params, tokens: Array, config: RouterConfig, *, noise: Array | None = None, train: bool = False
+) -> RouterOutput:
+    """Token Choice of one expert, on the Sinkhorn plan if `train`, else on the softmax. Section 7.3."""
+    check_one_choice(config)
+    check_option("combine_with", config.combine_with, ("softmax", "sigmoid"))
+    clean, noisy = _logits(B, params, tokens, config, noise)
+    scores = B.softmax_affinity(noisy)
+    gates = scores if config.combine_with == "softmax" else B.sigmoid_affinity(noisy)
+    selection = B.stop_gradient(_sinkhorn_plan(B, config, noisy) if train else scores)
+    return _token_choice(B, config, clean, noisy, selection, gates, noise, train)
 
 
 def _clean_logits(B: Backend, params: Params, tokens: Array, config: RouterConfig) -> Array:

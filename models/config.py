@@ -44,7 +44,7 @@ class RouterOptions:
     """updates of the Sinkhorn plan"""
     transport_steps: int | None = None
     """solver steps of the sparsity-constrained plan"""
-    combine_with: Literal["softmax", "plan"] | None = None
+    combine_with: Literal["softmax", "plan", "sigmoid"] | None = None
     """what weighs the experts' outputs"""
     combine_from_clean_logits: bool | None = None
     """leave the noise out of the combine weights"""

@@ -14,6 +14,7 @@ numbers except the initial parameters of a router, from a generator that is pass
 | 3, 4, 5 | Token Choice, batch priority, Expert Choice | `token_choice`, `batch_priority`, `expert_choice` |
 | 6 | Sinkhorn affinity | `sinkhorn` |
 | 7, 8.7 | routers, their compositions | `routers` |
+| 7.3 | S-BASE | `s_base` |
 | 8 | sparsity-constrained transport | `simplex`, `transport_duals`, `sparse_transport` |
 | 9 | Soft MoE | `soft_moe` |
 | 10 | auxiliary losses | `losses` |
@@ -37,6 +38,7 @@ from moespec.spec.numerics import stop_gradient
 from moespec.spec.registry import ALGORITHMS, LEDGER, Algorithm, LedgerEntry
 from moespec.spec.routers import ROUTERS
 from moespec.spec.routing import Router, RouterConfig, RouterOutput, Routing, slot_tokens
+from moespec.spec.s_base import sigmoid_affinity
 from moespec.spec.simplex import project_simplex, project_sparse_simplex
 from moespec.spec.sinkhorn import sinkhorn_affinity
 from moespec.spec.soft_moe import soft_routing
@@ -85,6 +87,7 @@ __all__ = [
     "router_jitter",
     "router_logits",
     "routing_metrics",
+    "sigmoid_affinity",
     "sigmoid_cross_entropy",
     "sinkhorn_affinity",
     "slot_tokens",

@@ -18,6 +18,7 @@ __all__ = [
     "normal_cdf",
     "normalize_l2",
     "positive_part",
+    "sigmoid",
     "softmax",
     "softplus",
     "stable_order",
@@ -60,6 +61,12 @@ def softplus(x: Array) -> Array:
     """`log(1 + exp(x))` without overflow."""
     magnitude = np.where(x.real > 0, x, -x)
     return positive_part(x) + np.log1p(np.exp(-magnitude))
+
+
+def sigmoid(x: Array) -> Array:
+    """`1 / (1 + exp(-x))` without overflow."""
+    small = np.exp(np.where(x.real > 0, -x, x))
+    return np.where(x.real > 0, 1.0, small) / (1.0 + small)
 
 
 def normal_cdf(z: Array) -> Array:

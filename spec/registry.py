@@ -30,6 +30,7 @@ _SOFT = "Puigcerver et al. 2023 (arXiv 2308.00951)"
 _VIT = "Dosovitskiy et al. 2020 (arXiv 2010.11929)"
 _SWITCH = "Fedus et al. 2021 (arXiv 2101.03961)"
 _SHAZEER = "Shazeer et al. 2017 (arXiv 1701.06538)"
+_S_BASE = "Clark et al. 2022 (arXiv 2202.01169)"
 _ST_MOE = "Zoph et al. 2022 (arXiv 2202.08906)"
 _TRANSPORT = (
     "project_simplex",
@@ -76,6 +77,7 @@ ALGORITHMS: dict[str, Algorithm] = {
         Algorithm("noisy_top_k", "2.4", _SHAZEER, 1, ("ROUTERS",)),
         Algorithm("router_jitter", "2.5", _SWITCH, 1, ("router_jitter",)),
         Algorithm("switch", "11", _SWITCH, 1, ("ROUTERS",)),
+        Algorithm("s_base", "7.3", _S_BASE, 1, ("ROUTERS", "sigmoid_affinity")),
     )
 }
 """The algorithms by name."""
@@ -108,6 +110,7 @@ _MODULES = (
     "routers",
     "noisy_top_k",
     "switch",
+    "s_base",
 )
 _ENTRY = re.compile(
     r"^(?P<id>[A-Z]{2}-\d+): (?P<question>.+?)\n +Reading: (?P<reading>.+?)\n +Alternatives: (?P<alternatives>.+?)"

@@ -62,6 +62,7 @@ from moespec.spec.metrics import routing_metrics
 from moespec.spec.noisy_top_k import NOISY_TOP_K
 from moespec.spec.numerics import Array, stop_gradient
 from moespec.spec.routing import Params, Router, RouterConfig, RouterOutput, Routing, check_fixed_capacity, no_noise
+from moespec.spec.s_base import S_BASE
 from moespec.spec.sinkhorn import sinkhorn_affinity
 from moespec.spec.soft_moe import soft_routing
 from moespec.spec.softmax import softmax_affinity
@@ -192,6 +193,7 @@ ROUTERS: dict[str, Router] = {
         ),
         NOISY_TOP_K,
         SWITCH,
+        S_BASE,
     )
 }
 """The routers by name."""

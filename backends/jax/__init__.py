@@ -12,6 +12,7 @@ from moespec.backends.jax.affinities import (
     add_gating_noise,
     router_jitter,
     router_logits,
+    sigmoid_affinity,
     sinkhorn_affinity,
     softmax_affinity,
 )
@@ -114,6 +115,7 @@ __all__ = [
     "router_jitter",
     "router_logits",
     "routing_metrics",
+    "sigmoid_affinity",
     "sigmoid_cross_entropy",
     "sin",
     "sinkhorn_affinity",

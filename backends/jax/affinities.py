@@ -22,7 +22,14 @@ from moespec.spec.checks import (
 )
 from moespec.spec.errors import ConfigError
 
-__all__ = ["add_gating_noise", "router_jitter", "router_logits", "sinkhorn_affinity", "softmax_affinity"]
+__all__ = [
+    "add_gating_noise",
+    "router_jitter",
+    "router_logits",
+    "sigmoid_affinity",
+    "sinkhorn_affinity",
+    "softmax_affinity",
+]
 
 
 def router_logits(tokens: Array, kernel: Array) -> Array:
@@ -83,6 +90,17 @@ def softmax_affinity(logits: Array) -> Array:
     """
     check_scores("logits", logits, "groups tokens experts")
     return jax.nn.softmax(wide(logits), axis=2)
+
+
+def sigmoid_affinity(logits: Array) -> Array:
+    """Each expert by itself, `1 / (1 + exp(-L[g, t, e]))`.
+
+    logits: (groups, tokens, experts); returns the same shape.
+
+    Source: the router of Megatron-LM with one choice. Section 7.3.
+    """
+    check_scores("logits", logits, "groups tokens experts")
+    return jax.nn.sigmoid(wide(logits))
 
 
 def sinkhorn_affinity(logits: Array, *, iterations: int = 20, tolerance: float | None = None) -> Array:

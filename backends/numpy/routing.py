@@ -34,6 +34,7 @@ __all__ = [
     "router_jitter",
     "router_logits",
     "routing_metrics",
+    "sigmoid_affinity",
     "sinkhorn_affinity",
     "soft_routing",
     "softmax_affinity",
@@ -130,6 +131,11 @@ def add_gating_noise(logits: Array, noise: Array | None, *, multiplier: float = 
 def softmax_affinity(logits: Array) -> Array:
     """`spec.softmax_affinity`: (G, T, E) -> (G, T, E)."""
     return stacked([spec.softmax_affinity(**group) for group in groups(logits=logits)])
+
+
+def sigmoid_affinity(logits: Array) -> Array:
+    """`spec.sigmoid_affinity`: (G, T, E) -> (G, T, E)."""
+    return stacked([spec.sigmoid_affinity(**group) for group in groups(logits=logits)])
 
 
 def sinkhorn_affinity(logits: Array, *, iterations: int = 20, tolerance: float | None = None) -> Array:

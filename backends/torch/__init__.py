@@ -13,6 +13,7 @@ from moespec.backends.torch.affinities import (
     add_gating_noise,
     router_jitter,
     router_logits,
+    sigmoid_affinity,
     sinkhorn_affinity,
     softmax_affinity,
 )
@@ -115,6 +116,7 @@ __all__ = [
     "router_jitter",
     "router_logits",
     "routing_metrics",
+    "sigmoid_affinity",
     "sigmoid_cross_entropy",
     "sin",
     "sinkhorn_affinity",

@@ -20,7 +20,14 @@ from moespec.spec.checks import (
 )
 from moespec.spec.errors import ConfigError
 
-__all__ = ["add_gating_noise", "router_jitter", "router_logits", "sinkhorn_affinity", "softmax_affinity"]
+__all__ = [
+    "add_gating_noise",
+    "router_jitter",
+    "router_logits",
+    "sigmoid_affinity",
+    "sinkhorn_affinity",
+    "softmax_affinity",
+]
 
 AXES = "groups tokens experts"
 
@@ -111,6 +118,21 @@ def softmax_affinity(logits: Tensor) -> Tensor:
     """
     check_scores("logits", logits, AXES)
     return torch.softmax(widen(logits), dim=2)
+
+
+def sigmoid_affinity(logits: Tensor) -> Tensor:
+    """Each expert by itself, `1 / (1 + exp(-L[g, t, e]))`.
+
+    Args:
+        logits: (groups, tokens, experts).
+
+    Raises:
+        ShapeError, DtypeError.
+
+    Source: the router of Megatron-LM with one choice. Section 7.3.
+    """
+    check_scores("logits", logits, AXES)
+    return torch.sigmoid(widen(logits))
 
 
 def sinkhorn_affinity(logits: Tensor, *, iterations: int = 20, tolerance: float | None = None) -> Tensor:

@@ -34,6 +34,7 @@ def cases() -> Iterator[Definition]:
     yield from _noisy_top_k()
     yield from _router_jitter()
     yield from _switch()
+    yield from _s_base()
 
 
 def _noisy_top_k_affinity() -> Iterator[Definition]:
@@ -340,3 +341,43 @@ def _switch() -> Iterator[Definition]:
     )
     good = {"kernel": kernel("negative/kernel")}
     yield from router_faults(name, good, choices=(1, 2), batch_priority=("none", "mean"), capacity_factor=(1.0, 0.0))
+
+
+def _s_base() -> Iterator[Definition]:
+    name = "s_base"
+
+    def case(
+        case: str,
+        kind: str,
+        purpose: str,
+        *flags: str,
+        train: bool = True,
+        sizes: tuple[int, int, int] = (T, E, D),
+        zero: bool = False,
+        **fields: Any,
+    ) -> Definition:
+        weights = kernel(f"routers/{name}/{case}", sizes[2], sizes[1])
+        if zero:
+            weights = tensor(np.zeros((sizes[2], sizes[1])), "width experts")
+        parameters = {"kernel": weights}
+        return router_case(name, case, kind, purpose, *flags, parameters=parameters, train=train, sizes=sizes, **fields)
+
+    plan = "plan_in_training"
+    yield case("training", "value", "The plan chooses; there is room for every token.", plan, "room_for_all")
+    yield case("evaluation", "value", "The softmax chooses.", plan, "room_for_all", "generated_code", train=False)
+    yield case("sigmoid", "value", "The gate is a sigmoid.", "combine_scores", combine_with="sigmoid")
+    yield case(
+        "sigmoid_evaluation", "value", "At evaluation, too.", "combine_scores", train=False, combine_with="sigmoid"
+    )
+    yield case("few_iterations", "value", "One round of the plan.", "column_update_first", sinkhorn_iterations=1)
+    yield case("factor", "overflow", "A capacity, with drops.", "overflow_drop", capacity_factor=0.5)
+    yield case("zero_kernel", "tie", "Every score is equal.", "tie_order", train=False, zero=True, sizes=(8, 4, D))
+    yield case("one_expert", "degenerate", "One expert.", "degenerate_size", train=False, sizes=(T, 1, D))
+    yield case("one_token", "degenerate", "One token.", "degenerate_size", train=False, sizes=(1, E, D))
+    yield case("gradient", "gradient", "Through the gate alone.", "stop_gradient")
+    yield case("gradient_sigmoid", "gradient", "Through the sigmoid.", "stop_gradient", combine_with="sigmoid")
+    good = {"kernel": kernel("negative/kernel")}
+    yield from router_faults(name, good, choices=(1, 2), combine_with=("sigmoid", "plan"), capacity_factor=(1.0, 0.0))
+    sized = {"logits": logits(f"{name}/negative")}
+    config = {"router": {"tokens": T, "experts": E, "width": D}, "train": True}
+    yield from array_faults(name, "gates", "logits", sized, config)

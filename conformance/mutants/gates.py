@@ -217,6 +217,27 @@ def _additive_logit_noise(
     return routed(B, output, B.token_choice(scores, choices=1, capacity=config.capacity(train=train)))
 
 
+def _trained(train: bool) -> Callable[..., Any]:
+    """The router as in training, or as at evaluation, always."""
+
+    def change(B: Any, route: Any, params: Any, tokens: Any, config: Any, **options: Any) -> Any:
+        route(params, tokens, config, **options)
+        return route(params, tokens, config, **{**options, "train": train})
+
+    return change
+
+
+def sigmoid_of_half(B: Any, logits: Any) -> Any:
+    """The sigmoid gate is that of half the logit."""
+    return B.sigmoid_affinity(logits / 2)
+
+
+def sigmoid_without_gradient(B: Any, logits: Any) -> Any:
+    """The sigmoid gate carries no gradient."""
+    return B.sigmoid_affinity(logits.real)
+
+
+S_BASE = ("s_base",)
 NOISY = ("noisy_top_k",)
 SWITCH = ("switch",)
 
@@ -280,6 +301,34 @@ MUTANTS = (
         "switch_without_balance_loss",
         "Switch has no balance loss.",
         every(SWITCH, configured(balance_weight=0.0)),
+    ),
+    wrong(sigmoid_of_half, "sigmoid_affinity"),
+    wrong(sigmoid_without_gradient, "sigmoid_affinity"),
+    Mutant(
+        "s_base_always_balanced",
+        "S-BASE selects by the plan at evaluation, too.",
+        every(S_BASE, _trained(True)),
+        "SB-1",
+    ),
+    Mutant("s_base_never_balanced", "S-BASE selects by the softmax in training, too.", every(S_BASE, _trained(False))),
+    Mutant(
+        "s_base_with_a_capacity",
+        "The experts of S-BASE have a capacity factor of 1.",
+        every(S_BASE, configured(capacity_factor=1.0)),
+        "SB-2",
+    ),
+    Mutant(
+        "s_base_with_sigmoid",
+        "The gate of S-BASE is the sigmoid, whatever is asked for.",
+        every(S_BASE, configured(combine_with="sigmoid")),
+        "SB-3",
+        "NVIDIA/Megatron-LM (one choice)",
+    ),
+    Mutant(
+        "s_base_with_softmax",
+        "The gate of S-BASE is the softmax, whatever is asked for.",
+        every(S_BASE, configured(combine_with="softmax")),
+        "SB-3",
     ),
     Mutant(
         "noisy_top_k_with_a_capacity",

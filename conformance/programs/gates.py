@@ -15,6 +15,7 @@ from scipy.stats import norm
 from moespec import spec
 from moespec.conformance.margins import token_choice_margin
 from moespec.conformance.program import Choice, Config, Output, Stage, Values, routing_arrays
+from moespec.conformance.programs.affinities import sinkhorn_scale
 from moespec.conformance.programs.allocations import WEIGHTS
 from moespec.conformance.programs.layers import absolute_layer, experts_of
 from moespec.conformance.programs.losses import variation_scale
@@ -99,14 +100,15 @@ def _layer(B: Any, name: str, config: Config, v: Values) -> Values:
     return {"output": B.moe_layer(v["tokens"], _allocate(B, name, config, v), experts_of(B, config, v))}
 
 
-def _stages(name: str, *gates: Stage, select: Bound, **losses: Output) -> tuple[Stage, ...]:
+def _stages(name: str, *gates: Stage, select: Bound, constant: str = "direct", **losses: Output) -> tuple[Stage, ...]:
     """The stages of a router: its gates, the allocation, the layer, the whole.
 
-    select: gives what the router selects by. losses: how its losses are judged, by name, where it is not as usual.
+    select: gives what the router selects by, and `constant` how that is judged. losses: how its losses are judged, by
+    name, where it is not as usual.
     """
     selection, combine = VALUES[name]
     choice = Choice(selection, partial(margin_of, name))
-    whole = Choice(select, partial(margin_of, name), wide=False)
+    whole = Choice(select, partial(margin_of, name), constant=constant, wide=False)
     reads = tuple({selection: None, combine: None})
 
     def layer_scale(config: Config, v: Values) -> Any:
@@ -189,6 +191,34 @@ def _switch_selection(B: Any, config: Config, v: Values) -> Values:
     return _softmax(B, config, _switch_logits(B, config, v))
 
 
+def _s_base_gates(B: Any, config: Config, v: Values) -> Values:
+    """What S-BASE selects by and combines with: in training the plan and a gate, else the softmax and a gate."""
+    settings = settings_of("s_base", config)
+    scores = B.softmax_affinity(v["logits"])
+    gates = scores if settings.combine_with == "softmax" else B.sigmoid_affinity(v["logits"])
+    if not config["train"]:
+        return {"selection": scores, "gates": gates}
+    return {"selection": B.sinkhorn_affinity(v["logits"], iterations=settings.sinkhorn_iterations), "gates": gates}
+
+
+def _s_base_scale(config: Config, v: Values) -> Any:
+    """Of the plan; a softmax has the same form, in which its row is the only sum."""
+    logits = v["logits"]
+    if config["train"]:
+        return sinkhorn_scale(config, v)
+    scores = spec.softmax_affinity(logits)
+    size = np.abs(logits)
+    return scores * (1 + size + (scores * size).sum(axis=1, keepdims=True))
+
+
+def _s_base_logits(B: Any, config: Config, v: Values) -> Values:
+    return {"logits": B.router_logits(v["tokens"], v["router/kernel"])}
+
+
+def _s_base_selection(B: Any, config: Config, v: Values) -> Values:
+    return {"scores": _s_base_gates(B, config, _s_base_logits(B, config, v))["selection"]}
+
+
 JITTER = Stage(
     "jitter",
     ("router_jitter",),
@@ -197,7 +227,7 @@ JITTER = Stage(
     {"jittered": Output(("groups", "tokens", "width"))},
 )
 
-VALUES = {"noisy_top_k": ("noisy_logits", "gates"), "switch": ("scores", "scores")}
+VALUES = {"noisy_top_k": ("noisy_logits", "gates"), "switch": ("scores", "scores"), "s_base": ("selection", "gates")}
 """Which values a router selects by and combines with."""
 
 STAGES: dict[str, tuple[Stage, ...]] = {
@@ -233,5 +263,18 @@ STAGES: dict[str, tuple[Stage, ...]] = {
         Stage("logits", ("router_logits",), ("jittered", "router"), _switch_logits),
         Stage("softmax", ("softmax_affinity",), ("logits",), _softmax),
         select=_switch_selection,
+    ),
+    "s_base": _stages(
+        "s_base",
+        Stage("logits", ("router_logits",), ("tokens", "router"), _s_base_logits),
+        Stage(
+            "gates",
+            ("softmax_affinity", "sigmoid_affinity", "sinkhorn_affinity"),
+            ("logits",),
+            _s_base_gates,
+            {"selection": Output(TE, written=_s_base_scale, constant="sinkhorn"), "gates": Output(TE)},
+        ),
+        select=_s_base_selection,
+        constant="sinkhorn",
     ),
 }

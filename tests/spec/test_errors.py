@@ -34,6 +34,7 @@ CALLS = {
     "add_gating_noise": (spec.add_gating_noise, {"logits": LOGITS, "noise": NOISE}, {"multiplier": 1.0}),
     "router_jitter": (spec.router_jitter, {"tokens": LOGITS, "noise": NOISE}, {"epsilon": 0.01}),
     "softmax_affinity": (spec.softmax_affinity, {"logits": LOGITS}, {}),
+    "sigmoid_affinity": (spec.sigmoid_affinity, {"logits": LOGITS}, {}),
     "sinkhorn_affinity": (spec.sinkhorn_affinity, {"logits": LOGITS}, {"iterations": 2, "tolerance": 0.1}),
     "token_choice": (
         spec.token_choice,

@@ -102,6 +102,7 @@ CASES = {
         lambda x, phi: both(spec.soft_routing(x, phi, combine="uniform")),
         {"x": TOKENS, "phi": draw(4, 3, 2)},
     ),
+    "sigmoid_affinity": (spec.sigmoid_affinity, {"logits": 4 * LOGITS}),
     "router_jitter": (spec.router_jitter, {"tokens": TOKENS, "noise": draw(6, 4)}),
     "noisy_top_k_logits": (spec.noisy_top_k_logits, {"logits": LOGITS, "noise_logits": 2 * UTILITY, "noise": NOISE}),
     "noisy_top_k_affinity": (lambda noisy: spec.noisy_top_k_affinity(noisy, choices=2), {"noisy": UNTIED}),
@@ -183,6 +184,7 @@ ROUTED = [
     ("soft_moe", {"norm_form": "rsqrt"}),
     ("noisy_top_k", {"balance_weight": 1.0, "z_weight": 1.0}),
     ("noisy_top_k", {"capacity_factor": 0.5}),
+    ("s_base", {"combine_with": "sigmoid"}),
 ]
 
 
