@@ -12,6 +12,7 @@ from typing import Any
 
 from moespec.spec.checks import check_option, check_size
 from moespec.spec.composition import LOSSES, check_one_choice
+from moespec.spec.gshard import check_two_choices
 from moespec.spec.routers import ROUTERS as SPEC_ROUTERS
 from moespec.spec.routing import Params, Router, RouterConfig, RouterOutput, check_fixed_capacity
 
@@ -33,6 +34,7 @@ def build(B: Backend) -> dict[str, Router]:
         "noisy_top_k": noisy_top_k,
         "switch": switch,
         "s_base": s_base,
+        "gshard": gshard,
     }
     return {name: replace(SPEC_ROUTERS[name], route=partial(route, B)) for name, route in compositions.items()}
 
@@ -138,6 +140,17 @@ def s_base(
     return _token_choice(B, config, clean, noisy, selection, gates, noise, train)
 
 
+def gshard(
+    B: Backend, params: Params, tokens: Array, config: RouterConfig, *, noise: Array | None = None, train: bool = False
+) -> RouterOutput:
+    """Token Choice of two experts, the second kept at random by noise (groups, tokens). Section 20."""
+    check_two_choices(config)
+    logits = _clean_logits(B, params, tokens, config)
+    scores = B.softmax_affinity(logits)
+    keep = None if noise is None else B.gshard_keep(B.normalize_selected(scores, choices=2), noise)
+    return _token_choice(B, config, logits, logits, scores, None, None, train, keep)
+
+
 def _clean_logits(B: Backend, params: Params, tokens: Array, config: RouterConfig) -> Array:
     """Logits of as many tokens and experts as the configuration says."""
     logits = B.router_logits(tokens, params["kernel"])
@@ -176,18 +189,23 @@ def _token_choice(
     combine_scores: Array | None,
     noise: Array | None,
     train: bool,
+    keep: Array | None = None,
     **own: Callable[[], Array],
 ) -> RouterOutput:
     check_option("batch_priority", config.batch_priority, ("none", "max", "sum"))
     order = None
     if config.batch_priority != "none":
         order = B.batch_priority(scores, by=config.batch_priority, choices=config.choices)
+    if config.normalize_selected:
+        combine_scores = B.normalize_selected(scores, combine_scores, choices=config.choices)
+    kept = {} if keep is None else {"keep": keep}
     routing = B.token_choice(
         scores,
         choices=config.choices,
         capacity=config.capacity(choices=config.choices, train=train),
         combine_scores=combine_scores,
         order=order,
+        **kept,
     )
     losses, reported = _losses(B, config, clean, noisy, noise, **own)
     return RouterOutput(routing, losses, {**B.routing_metrics(routing), **reported})

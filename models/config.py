@@ -40,6 +40,8 @@ class RouterOptions:
     """largest relative change of what the router sees of a token in training (Switch)"""
     batch_priority: Literal["none", "max", "sum"] | None = None
     """order in which tokens get their slots (Token Choice)"""
+    normalize_selected: bool | None = None
+    """combine weights of a token sum to 1 over its choices (Token Choice)"""
     sinkhorn_iterations: int | None = None
     """updates of the Sinkhorn plan"""
     transport_steps: int | None = None

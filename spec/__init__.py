@@ -19,6 +19,7 @@ numbers except the initial parameters of a router, from a generator that is pass
 | 9 | Soft MoE | `soft_moe` |
 | 10 | auxiliary losses | `losses` |
 | 2.5, 11 | Switch and its jitter | `switch` |
+| 20 | GShard's top-2 | `gshard` |
 | 16 | operations of a vision transformer | `network` |
 
 `ALGORITHMS` lists what is specified and `LEDGER` every place where a paper had to be read one way or another.
@@ -29,6 +30,7 @@ from moespec.spec.batch_priority import batch_priority
 from moespec.spec.capacity import CAPACITY_RULES, expert_capacity
 from moespec.spec.errors import ConfigError, ContractError, DtypeError, ShapeError, SpecError
 from moespec.spec.expert_choice import expert_choice
+from moespec.spec.gshard import gshard_keep
 from moespec.spec.layer import expert_mlp, gelu, moe_layer
 from moespec.spec.losses import balance_loss, importance_loss, load_loss, z_loss
 from moespec.spec.metrics import routing_metrics
@@ -45,7 +47,7 @@ from moespec.spec.soft_moe import soft_routing
 from moespec.spec.softmax import add_gating_noise, router_logits, softmax_affinity
 from moespec.spec.sparse_transport import sparse_transport_affinity
 from moespec.spec.switch import router_jitter
-from moespec.spec.token_choice import token_choice
+from moespec.spec.token_choice import normalize_selected, token_choice
 from moespec.spec.transport_duals import Dual, SemiDual, transport_dual, transport_semi_dual
 
 __all__ = [
@@ -74,6 +76,7 @@ __all__ = [
     "expert_choice",
     "expert_mlp",
     "gelu",
+    "gshard_keep",
     "importance_loss",
     "layer_norm",
     "load_loss",
@@ -81,6 +84,7 @@ __all__ = [
     "noisy_top_k_affinity",
     "noisy_top_k_load_loss",
     "noisy_top_k_logits",
+    "normalize_selected",
     "patch_embed",
     "project_simplex",
     "project_sparse_simplex",

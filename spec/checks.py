@@ -24,6 +24,7 @@ __all__ = [
     "check_choices",
     "check_finite",
     "check_floating",
+    "check_keep",
     "check_non_negative",
     "check_option",
     "check_order",
@@ -94,6 +95,14 @@ def check_order(order: Any, shape: tuple[int, ...]) -> None:
         raise DtypeError(f"order: expected an integer dtype, got {name}")
     if tuple(order.shape) != tuple(shape):
         raise ShapeError(f"order: expected shape {tuple(shape)}, one entry per token, got {tuple(order.shape)}")
+
+
+def check_keep(keep: Any, shape: tuple[int, ...]) -> None:
+    """`DtypeError` unless `keep` holds booleans, `ShapeError` unless it has the given shape."""
+    if dtype_name(keep) != "bool":
+        raise DtypeError(f"keep: expected booleans, got {dtype_name(keep)}")
+    if tuple(keep.shape) != tuple(shape):
+        raise ShapeError(f"keep: expected shape {tuple(shape)}, one entry per choice, got {tuple(keep.shape)}")
 
 
 def check_at_least(name: str, value: Any, minimum: int) -> int:

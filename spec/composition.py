@@ -13,7 +13,7 @@ from moespec.spec.metrics import routing_metrics
 from moespec.spec.numerics import Array
 from moespec.spec.routing import Params, RouterConfig, RouterOutput, Routing
 from moespec.spec.softmax import add_gating_noise, router_logits, softmax_affinity
-from moespec.spec.token_choice import token_choice
+from moespec.spec.token_choice import normalize_selected, token_choice
 
 __all__ = [
     "LOSSES",
@@ -55,14 +55,19 @@ def token_choice_routing(
     combine_scores: Array | None,
     *,
     train: bool,
+    keep: Array | None = None,
 ) -> Routing:
-    """Token Choice with the order and the capacity that the configuration says."""
+    """Token Choice with the order, the capacity and the weights that the configuration says."""
     check_option("batch_priority", config.batch_priority, ("none", "max", "sum"))
     order = None
     if config.batch_priority != "none":
         order = batch_priority(scores, by=config.batch_priority, choices=config.choices)
     capacity = config.capacity(choices=config.choices, train=train)
-    return token_choice(scores, choices=config.choices, capacity=capacity, combine_scores=combine_scores, order=order)
+    if config.normalize_selected:
+        combine_scores = normalize_selected(scores, combine_scores, choices=config.choices)
+    return token_choice(
+        scores, choices=config.choices, capacity=capacity, combine_scores=combine_scores, order=order, keep=keep
+    )
 
 
 def router_output(

@@ -31,6 +31,7 @@ _VIT = "Dosovitskiy et al. 2020 (arXiv 2010.11929)"
 _SWITCH = "Fedus et al. 2021 (arXiv 2101.03961)"
 _SHAZEER = "Shazeer et al. 2017 (arXiv 1701.06538)"
 _S_BASE = "Clark et al. 2022 (arXiv 2202.01169)"
+_GSHARD = "Lepikhin et al. 2020 (arXiv 2006.16668)"
 _ST_MOE = "Zoph et al. 2022 (arXiv 2202.08906)"
 _TRANSPORT = (
     "project_simplex",
@@ -77,6 +78,8 @@ ALGORITHMS: dict[str, Algorithm] = {
         Algorithm("noisy_top_k", "2.4", _SHAZEER, 1, ("ROUTERS",)),
         Algorithm("router_jitter", "2.5", _SWITCH, 1, ("router_jitter",)),
         Algorithm("switch", "11", _SWITCH, 1, ("ROUTERS",)),
+        Algorithm("normalize_selected", "2.6", f"{_GSHARD}, Algorithm 1", 1, ("normalize_selected",)),
+        Algorithm("gshard", "20", f"{_GSHARD}, Algorithm 1", 1, ("ROUTERS", "gshard_keep")),
         Algorithm("s_base", "7.3", _S_BASE, 1, ("ROUTERS", "sigmoid_affinity")),
     )
 }
@@ -111,6 +114,7 @@ _MODULES = (
     "noisy_top_k",
     "switch",
     "s_base",
+    "gshard",
 )
 _ENTRY = re.compile(
     r"^(?P<id>[A-Z]{2}-\d+): (?P<question>.+?)\n +Reading: (?P<reading>.+?)\n +Alternatives: (?P<alternatives>.+?)"

@@ -58,6 +58,7 @@ from numpy.typing import ArrayLike
 from moespec.spec.checks import check_option
 from moespec.spec.composition import init_kernel, lecun_normal, noisy_logits, router_output, token_choice_routing
 from moespec.spec.expert_choice import expert_choice
+from moespec.spec.gshard import GSHARD
 from moespec.spec.metrics import routing_metrics
 from moespec.spec.noisy_top_k import NOISY_TOP_K
 from moespec.spec.numerics import Array, stop_gradient
@@ -194,6 +195,7 @@ ROUTERS: dict[str, Router] = {
         NOISY_TOP_K,
         SWITCH,
         S_BASE,
+        GSHARD,
     )
 }
 """The routers by name."""

@@ -82,6 +82,7 @@ class RouterConfig:
     jitter: epsilon of `router_jitter` (Switch).
     noise_multiplier: standard deviation of the gating noise is `noise_multiplier / experts`.
     batch_priority: "none", "max" or "sum" (order of the tokens in Token Choice).
+    normalize_selected: divide the combine weights of a token by their sum over its choices (Token Choice).
     sinkhorn_iterations: fixed number of column-then-row updates.
     transport_steps: updates of the reference Adam solver.
     combine_with: "softmax", or "plan" for the ablation of the Sinkhorn routers that combines with the plan and
@@ -104,6 +105,7 @@ class RouterConfig:
     noise_multiplier: float = 1.0
     jitter: float = 0.01
     batch_priority: str = "none"
+    normalize_selected: bool = False
     sinkhorn_iterations: int = 20
     transport_steps: int = 20
     combine_with: str = "softmax"

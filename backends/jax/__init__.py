@@ -16,7 +16,13 @@ from moespec.backends.jax.affinities import (
     sinkhorn_affinity,
     softmax_affinity,
 )
-from moespec.backends.jax.allocations import batch_priority, expert_choice, token_choice
+from moespec.backends.jax.allocations import (
+    batch_priority,
+    expert_choice,
+    gshard_keep,
+    normalize_selected,
+    token_choice,
+)
 from moespec.backends.jax.arrays import (
     arange,
     broadcast_to,
@@ -96,6 +102,7 @@ __all__ = [
     "export_state",
     "from_numpy",
     "gelu",
+    "gshard_keep",
     "import_state",
     "importance_loss",
     "init_state",
@@ -109,6 +116,7 @@ __all__ = [
     "noisy_top_k_affinity",
     "noisy_top_k_load_loss",
     "noisy_top_k_logits",
+    "normalize_selected",
     "patch_embed",
     "project_simplex",
     "project_sparse_simplex",

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from moespec.backends.jax.allocations import is_chosen
 from moespec.backends.jax.arrays import Array, top_indices, wide
 from moespec.backends.jax.losses import pick, squared_variation
 from moespec.spec.checks import check_choices, check_same_shape, check_scores
@@ -44,7 +45,7 @@ def noisy_top_k_affinity(noisy_logits: Array, *, choices: int) -> Array:
     _check(noisy_logits=noisy_logits)
     choices = check_choices(choices, noisy_logits.shape[2])
     logits = wide(noisy_logits)
-    return jax.nn.softmax(jnp.where(_chosen(top_indices(logits, choices), logits), logits, -jnp.inf), axis=2)
+    return jax.nn.softmax(jnp.where(is_chosen(top_indices(logits, choices), logits.shape[2]), logits, -jnp.inf), axis=2)
 
 
 def noisy_top_k_load_loss(logits: Array, noise_logits: Array, noisy_logits: Array, *, choices: int) -> Array:
@@ -61,14 +62,9 @@ def noisy_top_k_load_loss(logits: Array, noise_logits: Array, noisy_logits: Arra
     noisy = wide(noisy_logits)
     top = top_indices(noisy, choices + 1)
     last, next_best = (pick(noisy, top[..., k : k + 1]) for k in (choices - 1, choices))
-    threshold = jnp.where(_chosen(top[..., :choices], noisy), next_best, last)
+    threshold = jnp.where(is_chosen(top[..., :choices], noisy.shape[2]), next_best, last)
     excess = (threshold - wide(logits)) / jax.nn.softplus(wide(noise_logits))
     return squared_variation(jnp.sum(0.5 * lax.erfc(excess / math.sqrt(2)), axis=1))
-
-
-def _chosen(experts: Array, scores: Array) -> Array:
-    """Whether an expert is among those of the token: (G, T, K) indices to (G, T, E)."""
-    return jnp.any(experts[..., None] == jnp.arange(scores.shape[2], dtype=experts.dtype), axis=2)
 
 
 def _check(**arrays: Array) -> None:

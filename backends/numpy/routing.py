@@ -23,12 +23,14 @@ __all__ = [
     "batch_priority",
     "expert_choice",
     "expert_mlp",
+    "gshard_keep",
     "importance_loss",
     "load_loss",
     "moe_layer",
     "noisy_top_k_affinity",
     "noisy_top_k_load_loss",
     "noisy_top_k_logits",
+    "normalize_selected",
     "project_simplex",
     "project_sparse_simplex",
     "router_jitter",
@@ -202,6 +204,17 @@ def batch_priority(scores: Array, *, by: str = "max", choices: int = 1) -> Array
     return stacked(orders).astype(np.int32)
 
 
+def normalize_selected(scores: Array, combine_scores: Array | None = None, *, choices: int) -> Array:
+    """`spec.normalize_selected`: (G, T, E) -> (G, T, E)."""
+    arrays = groups(scores=scores, combine_scores=combine_scores)
+    return stacked([spec.normalize_selected(**group, choices=choices) for group in arrays])
+
+
+def gshard_keep(gates: Array, noise: Array) -> Array:
+    """`spec.gshard_keep`: gates (G, T, E), noise (G, T) -> (G, T, 2) booleans."""
+    return stacked([spec.gshard_keep(**group) for group in groups(gates=gates, noise=noise)])
+
+
 def token_choice(
     scores: Array,
     *,
@@ -209,9 +222,10 @@ def token_choice(
     capacity: int,
     combine_scores: Array | None = None,
     order: Array | None = None,
+    keep: Array | None = None,
 ) -> SlotRouting:
-    """`spec.token_choice`: scores and combine_scores (G, T, E), order (G, T)."""
-    arrays = groups(scores=scores, combine_scores=combine_scores, order=order)
+    """`spec.token_choice`: scores and combine_scores (G, T, E), order (G, T), keep (G, T, K)."""
+    arrays = groups(scores=scores, combine_scores=combine_scores, order=order, keep=keep)
     routings = [spec.token_choice(**group, choices=choices, capacity=capacity) for group in arrays]
     slots = [_slot_of_choices(routing, stable_order(scores[g])[:, :choices]) for g, routing in enumerate(routings)]
     return by_slot(routings)._replace(slot=np.stack(slots))

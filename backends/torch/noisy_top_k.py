@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor
 
-from moespec.backends.torch.allocations import top_experts
+from moespec.backends.torch.allocations import is_chosen
 from moespec.backends.torch.arrays import wide, widen
 from moespec.backends.torch.losses import squared_variation
 from moespec.spec.checks import check_choices, check_same_shape, check_scores
@@ -55,7 +55,7 @@ def noisy_top_k_affinity(noisy_logits: Tensor, *, choices: int) -> Tensor:
     """
     check_scores("noisy_logits", noisy_logits, AXES)
     logits = widen(noisy_logits)
-    chosen = _chosen(logits, check_choices(choices, logits.shape[2]))
+    chosen = is_chosen(logits, check_choices(choices, logits.shape[2]))
     return torch.softmax(torch.where(chosen, logits, -math.inf), dim=2)
 
 
@@ -80,7 +80,7 @@ def noisy_top_k_load_loss(logits: Tensor, noise_logits: Tensor, noisy_logits: Te
     choices = check_other_experts(choices, logits.shape[2])
     ranked = torch.sort(noisy_logits, dim=2, descending=True, stable=True).values
     last, next_best = ranked[:, :, choices - 1 : choices], ranked[:, :, choices : choices + 1]
-    threshold = torch.where(_chosen(noisy_logits, choices), next_best, last)
+    threshold = torch.where(is_chosen(noisy_logits, choices), next_best, last)
     passes = 0.5 * torch.erfc((threshold - logits) / (_softplus(noise_logits) * math.sqrt(2.0)))
     return squared_variation(passes.sum(dim=1))
 
@@ -88,12 +88,6 @@ def noisy_top_k_load_loss(logits: Tensor, noise_logits: Tensor, noisy_logits: Te
 def _softplus(x: Tensor) -> Tensor:
     """`log(1 + exp(x))`, exact for large x too, where `torch.nn.functional.softplus` is x."""
     return torch.logaddexp(x, torch.zeros_like(x))
-
-
-def _chosen(scores: Tensor, choices: int) -> Tensor:
-    """Whether an expert is among the `choices` best of the token: (groups, tokens, experts) booleans."""
-    top = top_experts(scores, choices).long()
-    return torch.zeros_like(scores, dtype=torch.bool).scatter(2, top, True)
 
 
 def _together(**arrays: Tensor) -> tuple[Tensor, Tensor]:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from moespec.conformance.cases.affinities import logits
+from moespec.conformance.cases.affinities import logits, utilities
 from moespec.conformance.cases.definition import Definition, both, groups_tokens, tensor
 from moespec.conformance.cases.layers import experts
 from moespec.conformance.cases.negatives import array_faults, fault
@@ -35,6 +35,9 @@ def cases() -> Iterator[Definition]:
     yield from _router_jitter()
     yield from _switch()
     yield from _s_base()
+    yield from _kept_choices()
+    yield from _normalize_selected()
+    yield from _gshard()
 
 
 def _noisy_top_k_affinity() -> Iterator[Definition]:
@@ -144,7 +147,7 @@ def router_case(
     purpose: str,
     *flags: str,
     parameters: Mapping[str, Tensor],
-    noise: tuple[str, float] | None = None,
+    noise: tuple[str, float, float] | None = None,
     train: bool | None = None,
     sizes: tuple[int, int, int] = (T, E, D),
     stages: tuple[str, ...] = (),
@@ -152,7 +155,7 @@ def router_case(
 ) -> Definition:
     """A case of a router; `fields` are those of `RouterConfig`, `parameters` those of the router.
 
-    noise: its axes, and its reach. train: whether the router trains; if None, where there is noise. Tokens are drawn
+    noise: its axes, its reach and its centre. train: whether the router trains; if None, where there is noise. Tokens are drawn
     until the choices are far from ties, group by group.
     """
     t, e, d = sizes
@@ -167,13 +170,18 @@ def router_case(
     inputs |= experts(key, e, d, 3, d)
     gradient = None
     if kind == "gradient":
-        gradient, stages = ("output", tuple(inputs)), ("route",)
+        carries = [name for name in inputs if (router, name) != ("gshard", "noise")]  # which only decides
+        gradient, stages = ("output", tuple(carries)), ("route",)
     tied = not any(value.array.any() for value in given.values())
     return Definition(router, name, kind, purpose, inputs, config, stages, flags, gradient, exact_ties=tied)
 
 
 def _tokens(
-    router: str, key: str, config: Mapping[str, Any], given: Mapping[str, Tensor], noise: tuple[str, float] | None
+    router: str,
+    key: str,
+    config: Mapping[str, Any],
+    given: Mapping[str, Tensor],
+    noise: tuple[str, float, float] | None,
 ) -> tuple[Any, Any]:
     """Tokens and noise of one group, with the largest margin of some draws, or the first that is large enough."""
     choice = PROGRAMS[router]["route"].choice
@@ -188,7 +196,7 @@ def _tokens(
         drawn = np.empty(0)
         if noise:
             shape = tuple(sizes[axis] for axis in noise[0].split())
-            drawn = grid(f"{key}/{attempt}/noise", shape, reach=noise[1], step=noise[1] / 8)
+            drawn = grid(f"{key}/{attempt}/noise", shape, reach=noise[1], step=noise[1] / 8, centre=noise[2])
             values["noise"] = drawn.astype(np.float64)
         scores = choice.scores(SPEC, config, values)
         margin = choice.margin(config, scores, {name: np.abs(value) for name, value in scores.items()})
@@ -220,7 +228,7 @@ def kernel(key: str, width: int = D, count: int = E, reach: float = 1.0) -> Tens
 
 
 def _noisy_top_k() -> Iterator[Definition]:
-    name, normal = "noisy_top_k", ("tokens experts", 2.0)
+    name, normal = "noisy_top_k", ("tokens experts", 2.0, 0.0)
 
     def case(
         case: str,
@@ -311,7 +319,7 @@ def _router_jitter() -> Iterator[Definition]:
 
 
 def _switch() -> Iterator[Definition]:
-    name, uniform = "switch", ("tokens width", 1.0)
+    name, uniform = "switch", ("tokens width", 1.0, 0.0)
 
     def case(
         case: str,
@@ -381,3 +389,107 @@ def _s_base() -> Iterator[Definition]:
     sized = {"logits": logits(f"{name}/negative")}
     config = {"router": {"tokens": T, "experts": E, "width": D}, "train": True}
     yield from array_faults(name, "gates", "logits", sized, config)
+
+
+def _kept_choices() -> Iterator[Definition]:
+    """Token Choice where some choices are not made."""
+
+    def case(case: str, kind: str, purpose: str, keep: Any, **config: Any) -> Definition:
+        inputs = {"scores": utilities(f"keep/{case}"), "keep": tensor(np.asarray(keep), "groups tokens choices")}
+        return Definition("token_choice", case, kind, purpose, inputs, config, flags=("choice_not_made",))
+
+    some = (grid("keep/some", (G, T, 2)) > 0).astype(int)
+    yield case("keep", "overflow", "A choice that is not made takes no slot.", some, choices=2, capacity=2)
+    none = np.zeros((G, T, 1), int)
+    yield case("keep_none", "degenerate", "No choice is made.", none, choices=1, capacity=2)
+
+
+def _normalize_selected() -> Iterator[Definition]:
+    name = "normalize_selected"
+
+    def case(
+        case: str, kind: str, purpose: str, scores: Tensor, weights: Tensor | None = None, choices: int = 2
+    ) -> Definition:
+        inputs = {"scores": scores} | ({} if weights is None else {"combine_scores": weights})
+        gradient = ("normalized", (list(inputs)[-1],)) if kind == "gradient" else None
+        flags = ("renormalised",)
+        return Definition(name, case, kind, purpose, inputs, {"choices": choices}, flags=flags, gradient=gradient)
+
+    yield case("values", "value", "By the sum of the two chosen.", utilities(f"{name}/a"))
+    other = utilities(f"{name}/b/weights", (G, 8, 5))
+    yield case(
+        "combine_scores", "value", "Chosen by one, divided by the other.", logits(f"{name}/b", (G, 8, 5)), other, 3
+    )
+    tied = both(np.array([[0.5, 0.25, 0.25], [0.25, 0.5, 0.25], [0.25, 0.25, 0.5], [0.375, 0.375, 0.25]]))
+    spread = both(np.array([[0.5, 0.125, 0.375], [0.25, 0.5, 0.75], [0.5, 0.25, 1.0], [1.0, 0.5, 0.25]]))
+    yield case("tied", "tie", "Among equal scores the lower expert counts.", tied, spread)
+    yield case("one_choice", "degenerate", "The chosen gets 1.", utilities(f"{name}/c"), choices=1)
+    yield case(
+        "all_choices",
+        "degenerate",
+        "All: nothing changes for a softmax.",
+        logits(f"{name}/d"),
+        utilities(f"{name}/d/w"),
+        E,
+    )
+    untied = groups_tokens(logits(f"{name}/e").array + np.arange(E) / 64)
+    yield case("gradient", "gradient", "By the combine scores.", untied, utilities(f"{name}/e/weights"))
+    good = {"scores": utilities(f"{name}/negative"), "combine_scores": utilities(f"{name}/negative/weights")}
+    config = {"choices": 2}
+    for part in good:
+        yield from array_faults(name, "normalize", part, good, config, "" if part == "scores" else f"{part}_")
+    fewer = {"combine_scores": utilities(f"{name}/negative/few", (G, T - 1, E))}
+    yield fault(name, "normalize", "shape", "ShapeError", "combine_scores", good, config, wrong_inputs=fewer)
+    for wrong, value in (("no_choice", 0), ("many_choices", E + 1)):
+        yield fault(name, "normalize", wrong, "ConfigError", "choices", good, config, wrong_config={"choices": value})
+
+
+def _gshard() -> Iterator[Definition]:
+    name, uniform = "gshard", ("tokens", 0.5, 0.5)
+
+    def case(
+        case: str,
+        kind: str,
+        purpose: str,
+        *flags: str,
+        noisy: bool = True,
+        sizes: tuple[int, int, int] = (T, E, D),
+        zero: bool = False,
+        **fields: Any,
+    ) -> Definition:
+        weights = kernel(f"routers/{name}/{case}", sizes[2], sizes[1])
+        if zero:
+            weights = tensor(np.zeros((sizes[2], sizes[1])), "width experts")
+        parameters, noise = {"kernel": weights}, uniform if noisy else None
+        stages = () if noisy else ("logits", "softmax", "normalize", "allocation", "layer", "route")
+        options = {"parameters": parameters, "noise": noise, "sizes": sizes, "stages": stages}
+        return router_case(name, case, kind, purpose, *flags, **options, **fields)
+
+    second = "choice_not_made"
+    yield case("training", "value", "Second experts are kept at random.", second, "generated_code", capacity_factor=2.0)
+    yield case("evaluation", "value", "Second experts are all kept.", second, noisy=False)
+    yield case(
+        "five_experts",
+        "value",
+        "Five experts, other losses.",
+        second,
+        sizes=(8, 5, D),
+        importance_weight=0.5,
+        z_weight=0.25,
+    )
+    yield case(
+        "factor", "overflow", "Drops after the gates are divided.", "overflow_drop", "renormalised", capacity_factor=0.5
+    )
+    yield case("not_normalised", "value", "Gates as they are.", "renormalised", normalize_selected=False)
+    yield case("zero_kernel", "tie", "Every score is equal.", "tie_order", noisy=False, zero=True, sizes=(8, 4, D))
+    yield case("two_experts", "degenerate", "Two experts.", "degenerate_size", sizes=(T, 2, D))
+    yield case("gradient", "gradient", "By tokens, kernel and experts.", "stop_gradient")
+    good = {"kernel": kernel("negative/kernel")}
+    yield from router_faults(name, good, choices=(2, 1), batch_priority=("none", "mean"), capacity_factor=(1.0, 0.0))
+    gates = {
+        "normalized": utilities("gshard/negative"),
+        "noise": tensor(grid("gshard/negative/noise", (G, T), reach=0.5, centre=0.5), "groups tokens"),
+    }
+    config = {"router": {"tokens": T, "experts": E, "width": D}, "train": True}
+    fewer = {"noise": tensor(grid("gshard/negative/few", (G, T - 1), reach=0.5, centre=0.5), "groups tokens")}
+    yield fault(name, "second", "noise_shape", "ShapeError", "noise", gates, config, wrong_inputs=fewer)

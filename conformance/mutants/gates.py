@@ -237,6 +237,109 @@ def sigmoid_without_gradient(B: Any, logits: Any) -> Any:
     return B.sigmoid_affinity(logits.real)
 
 
+def _divided(B: Any, scores: Any, combine_scores: Any, choices: int, sum_of: Callable[[Any, Any], Any]) -> Any:
+    """Combine scores divided by `sum_of(weights, chosen)`, `chosen` a mask."""
+    B.normalize_selected(scores, combine_scores, choices=choices)
+    weights = scores if combine_scores is None else combine_scores
+    return weights / sum_of(weights, _chosen(scores, choices))
+
+
+def selected_not_normalised(B: Any, scores: Any, combine_scores: Any = None, *, choices: int) -> Any:
+    """Combine weights are not divided by anything, where they should sum to 1."""
+    return _divided(B, scores, combine_scores, choices, lambda w, c: 1.0)
+
+
+def normalised_over_all_experts(B: Any, scores: Any, combine_scores: Any = None, *, choices: int) -> Any:
+    """Combine weights are divided by the sum over all experts, not over the chosen."""
+    return _divided(B, scores, combine_scores, choices, lambda w, c: w.sum(axis=2, keepdims=True))
+
+
+def normalised_over_the_largest(B: Any, scores: Any, combine_scores: Any = None, *, choices: int) -> Any:
+    """Combine weights are divided by the sum of the largest, whoever is chosen by the scores."""
+    total = lambda w, c: (w * _chosen(w, choices)).sum(axis=2, keepdims=True)  # noqa: E731
+    return _divided(B, scores, combine_scores, choices, total)
+
+
+def normalised_to_the_higher(B: Any, scores: Any, combine_scores: Any = None, *, choices: int) -> Any:
+    """Among equal scores the higher expert counts for the sum."""
+    weights = scores if combine_scores is None else combine_scores
+    return B.normalize_selected(scores[..., ::-1], weights[..., ::-1], choices=choices)[..., ::-1]
+
+
+def normalised_by_a_constant(B: Any, scores: Any, combine_scores: Any = None, *, choices: int) -> Any:
+    """The sum that combine weights are divided by carries no gradient."""
+    return _divided(B, scores, combine_scores, choices, lambda w, c: (w * c).sum(axis=2, keepdims=True).real)
+
+
+def choices_always_made(B: Any, scores: Any, *, keep: Any = None, **options: Any) -> Any:
+    """Token Choice makes every choice, also those that are not to be made."""
+    B.token_choice(scores, keep=keep, **options)
+    return B.token_choice(scores, **options)
+
+
+def second_always_kept(B: Any, gates: Any, noise: Any) -> Any:
+    """The second expert is always kept in training."""
+    return np.ones_like(B.gshard_keep(gates, noise))
+
+
+def second_kept_by_its_gate(B: Any, gates: Any, noise: Any) -> Any:
+    """The second expert is kept with the chance of its gate, not of twice its gate."""
+    B.gshard_keep(gates, noise)
+    return B.gshard_keep(gates, 2 * noise)
+
+
+def second_kept_if_small(B: Any, gates: Any, noise: Any) -> Any:
+    """The second expert is kept where the draw exceeds twice its gate."""
+    keep = B.gshard_keep(gates, noise)
+    return np.stack([keep[..., 0], ~keep[..., 1]], axis=2)
+
+
+def _gshard(
+    weights: Callable[[Any, Any], Any], chance: Callable[[Any, Any], Any], *, taken: bool = False
+) -> Callable[..., Any]:
+    """GShard with the weights `weights(scores, normalized)` and the chance of the second by `chance` of the same.
+
+    taken: whether a second expert that is not kept takes a slot with the weight 0.
+    """
+
+    def change(
+        B: Any, route: Any, params: Any, tokens: Any, config: Any, *, noise: Any = None, train: bool = False
+    ) -> Any:
+        output = route(params, tokens, config, noise=noise, train=train)
+        scores = B.softmax_affinity(B.router_logits(tokens, params["kernel"]))
+        normalized = B.normalize_selected(scores, choices=2)
+        options: dict[str, Any] = {"choices": 2, "capacity": config.capacity(choices=2, train=train)}
+        combine = weights(scores, normalized) if config.normalize_selected else scores
+        if noise is not None:
+            keep = B.gshard_keep(chance(scores, normalized), noise)
+            if taken:
+                first = _chosen(scores, 1)
+                combine = combine * np.where(keep[..., 1:], 1.0, first)
+            else:
+                options["keep"] = keep
+        return routed(B, output, B.token_choice(scores, combine_scores=combine, **options))
+
+    return change
+
+
+def _of_kept(B: Any, route: Any, params: Any, tokens: Any, config: Any, **options: Any) -> Any:
+    output = route(params, tokens, config, **options)
+    if not config.normalize_selected:
+        return output
+    combine = output.routing.dense().combine
+    total = combine.sum(axis=(2, 3), keepdims=True)
+    share = (combine / np.where(total.real > 0, total, 1.0)).sum(axis=3)
+    return weighted(B, output, share)
+
+
+def _at_random_always(B: Any, route: Any, params: Any, tokens: Any, config: Any, **options: Any) -> Any:
+    output = route(params, tokens, config, **options)
+    if options.get("noise") is not None:
+        return output
+    return route(params, tokens, config, **{**options, "noise": np.full(tokens.shape[:2], 0.999)})
+
+
+GSHARD = ("gshard",)
 S_BASE = ("s_base",)
 NOISY = ("noisy_top_k",)
 SWITCH = ("switch",)
@@ -329,6 +432,52 @@ MUTANTS = (
         "The gate of S-BASE is the softmax, whatever is asked for.",
         every(S_BASE, configured(combine_with="softmax")),
         "SB-3",
+    ),
+    wrong(selected_not_normalised, "normalize_selected", ledger="SA-3"),
+    wrong(normalised_over_all_experts, "normalize_selected"),
+    wrong(normalised_over_the_largest, "normalize_selected"),
+    wrong(normalised_to_the_higher, "normalize_selected"),
+    wrong(normalised_by_a_constant, "normalize_selected"),
+    wrong(choices_always_made, "token_choice"),
+    wrong(second_always_kept, "gshard_keep"),
+    wrong(second_kept_by_its_gate, "gshard_keep"),
+    wrong(second_kept_if_small, "gshard_keep"),
+    Mutant(
+        "gshard_normalised_after_drops",
+        "The gates of GShard are divided by the sum of those that are left after the random choice and drops.",
+        every(GSHARD, _of_kept),
+        "GS-1",
+        "facebookresearch/fairseq",
+    ),
+    Mutant(
+        "gshard_gates_as_they_are",
+        "The gates of GShard are not divided by their sum.",
+        every(GSHARD, configured(normalize_selected=False)),
+        "GS-1",
+    ),
+    Mutant(
+        "gshard_gates_divided_always",
+        "The gates of GShard are divided by their sum, also where they should not be.",
+        every(GSHARD, configured(normalize_selected=True)),
+    ),
+    Mutant(
+        "gshard_chance_of_raw_gates",
+        "The second expert is kept by twice its gate before that is divided.",
+        every(GSHARD, _gshard(lambda s, n: n, lambda s, n: s)),
+        "GS-2",
+        "facebookresearch/fairseq",
+    ),
+    Mutant(
+        "gshard_unkept_take_slots",
+        "A second expert that is not kept takes a slot, with the weight 0.",
+        every(GSHARD, _gshard(lambda s, n: n, lambda s, n: n, taken=True)),
+        "GS-3",
+    ),
+    Mutant(
+        "gshard_random_at_evaluation",
+        "Second experts are kept at random where no noise is given, too.",
+        every(GSHARD, _at_random_always),
+        "GS-4",
     ),
     Mutant(
         "noisy_top_k_with_a_capacity",

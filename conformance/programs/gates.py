@@ -26,6 +26,7 @@ __all__ = ["STAGES"]
 
 TE = ("groups", "tokens", "experts")
 OUTPUT = Output(("groups", "tokens", "width"))
+Margin = Callable[[Config, Values, Values], float]
 Bound = Callable[[Any, Config, Values], Values]
 
 
@@ -78,13 +79,36 @@ def _load_loss(B: Any, config: Config, v: Values) -> Values:
     return {"loss": B.noisy_top_k_load_loss(v["logits"], v["noise_logits"], v["noisy_logits"], **config)}
 
 
+def _normalized(B: Any, config: Config, v: Values) -> Values:
+    weights = {"combine_scores": v["combine_scores"]} if "combine_scores" in v else {}
+    return {"normalized": B.normalize_selected(v["scores"], choices=config.get("choices", 2), **weights)}
+
+
+def _keep(B: Any, config: Config, v: Values) -> Values:
+    return {"keep": B.gshard_keep(v["normalized"], v["noise"])}
+
+
+def _kept_scores(B: Any, config: Config, v: Values) -> Values:
+    """Twice the second gate and the draw that it is compared with; equal ones where there is no draw."""
+    twice = 2 * np.sort(v["normalized"].real, axis=1)[:, -2]
+    return {"second": np.stack([twice, v["noise"] if "noise" in v else -np.ones(len(twice))], axis=1)}
+
+
+def _kept(config: Config, scores: Values, scales: Values) -> float:
+    return token_choice_margin(scores["second"], scales["second"], 1)
+
+
 def _allocate(B: Any, name: str, config: Config, v: Values) -> Any:
     selection, combine = VALUES[name]
     settings = settings_of(name, config)
+    if name == "gshard" and not settings.normalize_selected:
+        combine = "scores"
     options: Values = {"choices": settings.choices}
     options["capacity"] = settings.capacity(choices=settings.choices, train=config["train"])
     if settings.batch_priority != "none":
         options["order"] = B.batch_priority(v[selection], by=settings.batch_priority, choices=settings.choices)
+    if "keep" in v:
+        options["keep"] = v["keep"] != 0
     return B.token_choice(v[selection], combine_scores=v[combine], **options)
 
 
@@ -100,7 +124,9 @@ def _layer(B: Any, name: str, config: Config, v: Values) -> Values:
     return {"output": B.moe_layer(v["tokens"], _allocate(B, name, config, v), experts_of(B, config, v))}
 
 
-def _stages(name: str, *gates: Stage, select: Bound, constant: str = "direct", **losses: Output) -> tuple[Stage, ...]:
+def _stages(
+    name: str, *gates: Stage, select: Bound, constant: str = "direct", margin: Margin | None = None, **losses: Output
+) -> tuple[Stage, ...]:
     """The stages of a router: its gates, the allocation, the layer, the whole.
 
     select: gives what the router selects by, and `constant` how that is judged. losses: how its losses are judged, by
@@ -108,8 +134,8 @@ def _stages(name: str, *gates: Stage, select: Bound, constant: str = "direct", *
     """
     selection, combine = VALUES[name]
     choice = Choice(selection, partial(margin_of, name))
-    whole = Choice(select, partial(margin_of, name), constant=constant, wide=False)
-    reads = tuple({selection: None, combine: None})
+    whole = Choice(select, margin or partial(margin_of, name), constant=constant, wide=False)
+    reads = (*{selection: None, combine: None}, "keep")
 
     def layer_scale(config: Config, v: Values) -> Any:
         return absolute_layer(_allocate(spec, name, config, v), v)
@@ -219,6 +245,21 @@ def _s_base_selection(B: Any, config: Config, v: Values) -> Values:
     return {"scores": _s_base_gates(B, config, _s_base_logits(B, config, v))["selection"]}
 
 
+def _gshard_logits(B: Any, config: Config, v: Values) -> Values:
+    return {"logits": B.router_logits(v["tokens"], v["router/kernel"])}
+
+
+def _gshard_selection(B: Any, config: Config, v: Values) -> Values:
+    """The scores of both choices, and what decides on the second."""
+    v = {**v, **_softmax(B, config, _gshard_logits(B, config, v))}
+    v |= _normalized(B, config, v)
+    return {"scores": v["scores"], **_kept_scores(B, config, v)}
+
+
+def _gshard_margin(config: Config, scores: Values, scales: Values) -> float:
+    return min(margin_of("gshard", config, scores, scales), _kept(config, scores, scales))
+
+
 JITTER = Stage(
     "jitter",
     ("router_jitter",),
@@ -227,7 +268,12 @@ JITTER = Stage(
     {"jittered": Output(("groups", "tokens", "width"))},
 )
 
-VALUES = {"noisy_top_k": ("noisy_logits", "gates"), "switch": ("scores", "scores"), "s_base": ("selection", "gates")}
+VALUES = {
+    "noisy_top_k": ("noisy_logits", "gates"),
+    "switch": ("scores", "scores"),
+    "s_base": ("selection", "gates"),
+    "gshard": ("scores", "normalized"),
+}
 """Which values a router selects by and combines with."""
 
 STAGES: dict[str, tuple[Stage, ...]] = {
@@ -276,5 +322,38 @@ STAGES: dict[str, tuple[Stage, ...]] = {
         ),
         select=_s_base_selection,
         constant="sinkhorn",
+    ),
+    "normalize_selected": (
+        Stage(
+            "normalize",
+            ("normalize_selected",),
+            ("scores", "combine_scores"),
+            _normalized,
+            {"normalized": Output(TE)},
+            Choice("scores", _chosen),
+        ),
+    ),
+    "gshard": _stages(
+        "gshard",
+        Stage("logits", ("router_logits",), ("tokens", "router"), _gshard_logits),
+        Stage("softmax", ("softmax_affinity",), ("logits",), _softmax),
+        Stage(
+            "normalize",
+            ("normalize_selected",),
+            ("scores",),
+            _normalized,
+            {"normalized": Output(TE)},
+            Choice("scores", partial(margin_of, "gshard")),
+        ),
+        Stage(
+            "second",
+            ("gshard_keep",),
+            ("normalized", "noise"),
+            _keep,
+            {"keep": Output(("groups", "tokens", "choices"), "int")},
+            Choice(_kept_scores, _kept),
+        ),
+        select=_gshard_selection,
+        margin=_gshard_margin,
     ),
 }

@@ -34,6 +34,8 @@ CALLS = {
     "add_gating_noise": (spec.add_gating_noise, {"logits": LOGITS, "noise": NOISE}, {"multiplier": 1.0}),
     "router_jitter": (spec.router_jitter, {"tokens": LOGITS, "noise": NOISE}, {"epsilon": 0.01}),
     "softmax_affinity": (spec.softmax_affinity, {"logits": LOGITS}, {}),
+    "normalize_selected": (spec.normalize_selected, {"scores": LOGITS, "combine_scores": ONES}, {"choices": 2}),
+    "gshard_keep": (spec.gshard_keep, {"gates": ONES, "noise": ONES[:, 0]}, {}),
     "sigmoid_affinity": (spec.sigmoid_affinity, {"logits": LOGITS}, {}),
     "sinkhorn_affinity": (spec.sinkhorn_affinity, {"logits": LOGITS}, {"iterations": 2, "tolerance": 0.1}),
     "token_choice": (
@@ -178,6 +180,7 @@ def test_axes_must_agree(name, argument):
     free = {
         ("router_logits", "tokens", 0),
         ("router_logits", "kernel", 1),
+        ("gshard_keep", "gates", 1),
         ("soft_routing", "tokens", 0),
         ("soft_routing", "slots", 1),
         ("soft_routing", "slots", 2),
@@ -204,6 +207,7 @@ BAD_OPTIONS = [
     ("sinkhorn_affinity", "tolerance", (0.0, -1.0, np.nan, "no")),
     ("token_choice", "choices", (0, -1, 4, 1.0, True)),
     ("token_choice", "capacity", (0, -2, 1.5, None, False)),
+    ("normalize_selected", "choices", (0, 4, 1.5)),
     ("router_jitter", "epsilon", (-0.1, np.nan, np.inf, "1", None)),
     ("noisy_top_k_affinity", "choices", (0, 4, 1.5)),
     ("noisy_top_k_load_loss", "choices", (0, 3, 1.5)),

@@ -103,6 +103,10 @@ CASES = {
         {"x": TOKENS, "phi": draw(4, 3, 2)},
     ),
     "sigmoid_affinity": (spec.sigmoid_affinity, {"logits": 4 * LOGITS}),
+    "normalize_selected": (
+        lambda weights: spec.normalize_selected(LOGITS, weights, choices=2),
+        {"weights": UTILITY},
+    ),
     "router_jitter": (spec.router_jitter, {"tokens": TOKENS, "noise": draw(6, 4)}),
     "noisy_top_k_logits": (spec.noisy_top_k_logits, {"logits": LOGITS, "noise_logits": 2 * UTILITY, "noise": NOISE}),
     "noisy_top_k_affinity": (lambda noisy: spec.noisy_top_k_affinity(noisy, choices=2), {"noisy": UNTIED}),
@@ -185,6 +189,8 @@ ROUTED = [
     ("noisy_top_k", {"balance_weight": 1.0, "z_weight": 1.0}),
     ("noisy_top_k", {"capacity_factor": 0.5}),
     ("s_base", {"combine_with": "sigmoid"}),
+    ("softmax_token_choice", {"choices": 2, "normalize_selected": True}),
+    ("gshard", {}),
 ]
 
 
@@ -196,7 +202,8 @@ def test_routers(name, options):
     }
 
     def function(tokens, **params):
-        return routed(name, tokens, NOISE, options, params)
+        noise = np.linspace(0.1, 0.9, 6) if name == "gshard" else NOISE
+        return routed(name, tokens, noise, options, params)
 
     random = np.random.default_rng(3)
     arrays = {"tokens": TOKENS, **params}

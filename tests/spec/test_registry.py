@@ -14,7 +14,16 @@ ROWS = [
     *("sparse_transport", "soft_routing", "importance_loss", "load_loss", "balance_loss", "z_loss", "moe_layer"),
     *("network", "softmax_token_choice", "sinkhorn_token_choice", "softmax_expert_choice", "sinkhorn_expert_choice"),
     *("sparsity_constrained_expert_choice", "soft_moe", "vit"),
-    *("noisy_top_k_affinity", "noisy_top_k_load_loss", "noisy_top_k", "router_jitter", "switch", "s_base"),
+    *(
+        "noisy_top_k_affinity",
+        "noisy_top_k_load_loss",
+        "noisy_top_k",
+        "router_jitter",
+        "switch",
+        "normalize_selected",
+        "gshard",
+        "s_base",
+    ),
 ]
 SUPPORT = {"slot_tokens", "stop_gradient"}
 

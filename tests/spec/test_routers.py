@@ -17,7 +17,7 @@ STUDY = [
     "soft_moe",
 ]
 SPARSE = STUDY[:5]
-NAMES = [*STUDY, "noisy_top_k", "switch", "s_base"]
+NAMES = [*STUDY, "noisy_top_k", "switch", "s_base", "gshard"]
 SCORES, NOISY_SCORES = spec.softmax_affinity(LOGITS), spec.softmax_affinity(LOGITS + NOISE / 3)
 
 
