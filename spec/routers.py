@@ -1,4 +1,4 @@
-"""The six routers of the study, each the composition of an affinity and an allocation.
+"""The six routers of the study, and those of other papers, each the composition of an affinity and an allocation.
 
 | router | selects by | combines with | allocation | capacity from |
 |---|---|---|---|---|
@@ -8,9 +8,14 @@
 | `sinkhorn_expert_choice` | Sinkhorn plan | softmax | Expert Choice | T |
 | `sparsity_constrained_expert_choice` | sparse plan of the softmax | softmax | Expert Choice | T |
 | `soft_moe` | | | soft | T |
+| `noisy_top_k` (see `noisy_top_k`) | noisy logits | gates of the chosen | Token Choice | none |
+| `switch` (see `switch`) | softmax of jittered tokens | same | Token Choice, K = 1 | T |
+| `s_base` (see `s_base`) | Sinkhorn plan; softmax at evaluation | softmax or sigmoid | Token Choice, K = 1 | none |
+| `gshard` (see `gshard`) | softmax | its share of the two | Token Choice, K = 2 | K T |
 
 `route(params, tokens, config, *, noise=None, train=False)` takes tokens (T, D) and returns a `RouterOutput`. `noise`, a
-draw of the standard normal (T, E), is added to the logits when given; `train` changes nothing in these six. A router
+draw of the standard normal (T, E), is added to the logits when given (`Router.noise` says what a router takes); `train`
+only chooses the capacity, and in S-BASE the scores. A router
 raises ConfigError for an option that it does not know, ShapeError if the tokens do not fit the configuration.
 
 The worked example, with a kernel that makes the tokens the logits:

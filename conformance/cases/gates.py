@@ -160,8 +160,8 @@ def router_case(
     """
     t, e, d = sizes
     key = f"routers/{router}/{name}"
-    config = {"router": {"tokens": t, "experts": e, "width": d, **fields}}
-    config["train"] = bool(noise) if train is None else train
+    sized = {"tokens": t, "experts": e, "width": d, **fields}
+    config: dict[str, Any] = {"router": sized, "train": bool(noise) if train is None else train}
     given = {f"router/{parameter}": value for parameter, value in parameters.items()}
     drawn = [_tokens(router, f"{key}/{g}", config, given, noise) for g in range(G)]
     inputs = {"tokens": tensor(np.stack([tokens for tokens, _ in drawn]), "groups tokens width"), **given}
@@ -188,12 +188,13 @@ def _tokens(
     if choice is None or isinstance(choice.scores, str):
         raise ValueError(f"{router} selects nothing")
     sizes = config["router"]
-    best, found = -1.0, (np.empty(0), np.empty(0))
+    best = -1.0
+    found: tuple[Any, Any] = (None, None)
     for attempt in range(TRIES if any(value.array.any() for value in given.values()) else 1):
         tokens = grid(f"{key}/{attempt}", (sizes["tokens"], sizes["width"]), step=0.25)
         values: Values = {"tokens": tokens.astype(np.float64)}
         values |= {name: value.array.astype(np.float64) for name, value in given.items()}
-        drawn = np.empty(0)
+        drawn: Any = None
         if noise:
             shape = tuple(sizes[axis] for axis in noise[0].split())
             drawn = grid(f"{key}/{attempt}/noise", shape, reach=noise[1], step=noise[1] / 8, centre=noise[2])
@@ -462,7 +463,7 @@ def _gshard() -> Iterator[Definition]:
             weights = tensor(np.zeros((sizes[2], sizes[1])), "width experts")
         parameters, noise = {"kernel": weights}, uniform if noisy else None
         stages = () if noisy else ("logits", "softmax", "normalize", "allocation", "layer", "route")
-        options = {"parameters": parameters, "noise": noise, "sizes": sizes, "stages": stages}
+        options: dict[str, Any] = {"parameters": parameters, "noise": noise, "sizes": sizes, "stages": stages}
         return router_case(name, case, kind, purpose, *flags, **options, **fields)
 
     second = "choice_not_made"

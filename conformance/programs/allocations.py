@@ -34,7 +34,7 @@ def priorities(config: Config, scores: Values, scales: Values) -> float:
 
 
 def _token_choice(B: Any, config: Config, v: Values) -> Values:
-    optional = {name: v[name] for name in ("combine_scores", "order") if name in v}
+    optional: Values = {name: v[name] for name in ("combine_scores", "order") if name in v}
     if "keep" in v:
         optional["keep"] = v["keep"] != 0
     return routing_arrays(
