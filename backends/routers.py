@@ -12,11 +12,13 @@ from typing import Any
 
 from moespec.spec.base_layers import even_slots
 from moespec.spec.checks import check_at_least, check_integers, check_option, check_rank, check_size
+from moespec.spec.composition import LOSSES, check_one_choice
 from moespec.spec.dselect_k import code_bits
+from moespec.spec.gshard import check_two_choices
 from moespec.spec.hash_router import check_one_hash
 from moespec.spec.importance_score import surviving_tokens
 from moespec.spec.routers import ROUTERS as SPEC_ROUTERS
-from moespec.spec.routing import Params, Router, RouterConfig, RouterOutput
+from moespec.spec.routing import Params, Router, RouterConfig, RouterOutput, check_fixed_capacity
 
 __all__ = ["build"]
 
@@ -37,6 +39,10 @@ def build(B: Backend) -> dict[str, Router]:
         "dselect_k": dselect_k,
         "base": base,
         "hash": hash_layer,
+        "noisy_top_k": noisy_top_k,
+        "switch": switch,
+        "s_base": s_base,
+        "gshard": gshard,
     }
     return {name: replace(SPEC_ROUTERS[name], route=partial(route, B)) for name, route in compositions.items()}
 
@@ -46,7 +52,7 @@ def softmax_token_choice(
 ) -> RouterOutput:
     """Token Choice on the noisy softmax (V-MoE). tokens: (groups, tokens, width); noise: (groups, tokens, experts)."""
     clean, noisy = _logits(B, params, tokens, config, noise)
-    return _token_choice(B, config, clean, noisy, B.softmax_affinity(noisy), None, noise)
+    return _token_choice(B, config, clean, noisy, B.softmax_affinity(noisy), None, noise, train)
 
 
 def sinkhorn_token_choice(
@@ -56,7 +62,7 @@ def sinkhorn_token_choice(
     clean, noisy = _logits(B, params, tokens, config, noise)
     plan = _sinkhorn_plan(B, config, noisy)
     combine_scores = _combine_scores(B, config, clean, noisy, plan)
-    return _token_choice(B, config, clean, noisy, B.stop_gradient(plan), combine_scores, noise)
+    return _token_choice(B, config, clean, noisy, B.stop_gradient(plan), combine_scores, noise, train)
 
 
 def softmax_expert_choice(
@@ -64,7 +70,7 @@ def softmax_expert_choice(
 ) -> RouterOutput:
     """Expert Choice on the noisy softmax."""
     clean, noisy = _logits(B, params, tokens, config, noise)
-    return _expert_choice(B, config, clean, noisy, B.softmax_affinity(noisy), None, noise)
+    return _expert_choice(B, config, clean, noisy, B.softmax_affinity(noisy), None, noise, train)
 
 
 def sinkhorn_expert_choice(
@@ -74,7 +80,7 @@ def sinkhorn_expert_choice(
     clean, noisy = _logits(B, params, tokens, config, noise)
     plan = _sinkhorn_plan(B, config, noisy)
     combine_scores = _combine_scores(B, config, clean, noisy, plan)
-    return _expert_choice(B, config, clean, noisy, B.stop_gradient(plan), combine_scores, noise)
+    return _expert_choice(B, config, clean, noisy, B.stop_gradient(plan), combine_scores, noise, train)
 
 
 def sparsity_constrained_expert_choice(
@@ -84,15 +90,16 @@ def sparsity_constrained_expert_choice(
     check_option("combine_with", config.combine_with, ("softmax",))
     clean, noisy = _logits(B, params, tokens, config, noise)
     utility = B.stop_gradient(B.softmax_affinity(noisy))
-    plan = B.sparse_transport_affinity(utility, capacity=config.capacity(), steps=config.transport_steps)
+    plan = B.sparse_transport_affinity(utility, capacity=config.capacity(train=train), steps=config.transport_steps)
     combine_scores = _combine_scores(B, config, clean, noisy, plan)
-    return _expert_choice(B, config, clean, noisy, plan, combine_scores, noise)
+    return _expert_choice(B, config, clean, noisy, plan, combine_scores, noise, train)
 
 
 def soft_moe(
     B: Backend, params: Params, tokens: Array, config: RouterConfig, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
     """Soft MoE and its ablations; without noise and auxiliary losses. Section 9."""
+    check_fixed_capacity(config)
     routing = B.soft_routing(
         tokens,
         params["slots"],
@@ -114,7 +121,7 @@ def importance_score(
     routing = B.importance_score_choice(
         B.softmax_affinity(noisy),
         choices=config.choices,
-        capacity=left.capacity(choices=config.choices),
+        capacity=left.capacity(choices=config.choices, train=train),
         drop=config.drop,
     )
     losses, reported = _losses(B, config, clean, noisy, noise)
@@ -148,9 +155,7 @@ def base(
     B: Backend, params: Params, tokens: Array, config: RouterConfig, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
     """BASE: the best balanced assignment if `train`, else the greedy one; without noise. Section 14."""
-    scores = B.router_logits(tokens, params["kernel"])
-    check_size("tokens", tokens, 1, config.tokens, "config.tokens")
-    check_size("kernel", params["kernel"], 1, config.experts, "config.experts")
+    scores = _clean_logits(B, params, tokens, config)
     reported: dict[str, Array] = {}
     if train:
         assignment = B.base_assignment(scores)
@@ -181,18 +186,71 @@ def hash_layer(
     check_size("tokens", tokens, 1, config.tokens, "config.tokens")
     check_integers("ids", ids, "groups tokens")
     check_size("ids", ids, 1, config.tokens, "config.tokens")
-    table = B.cast(params["tables"], "int32")[0]
-    routing = B.hash_routing(ids, table, experts=config.experts, capacity=config.capacity(), like=tokens)
+    table, capacity = B.cast(params["tables"], "int32")[0], config.capacity(train=train)
+    routing = B.hash_routing(ids, table, experts=config.experts, capacity=capacity, like=tokens)
     return RouterOutput(routing, {}, B.routing_metrics(routing))
+
+
+def noisy_top_k(
+    B: Backend, params: Params, tokens: Array, config: RouterConfig, *, noise: Array | None = None, train: bool = False
+) -> RouterOutput:
+    """Token Choice on the noisy logits, whose noise has a learned scale, combined with their gates. Section 2.4."""
+    clean = _clean_logits(B, params, tokens, config)
+    scales = B.router_logits(tokens, params["noise_kernel"])
+    noisy = B.noisy_top_k_logits(clean, scales, noise)
+    gates = B.noisy_top_k_affinity(noisy, choices=config.choices)
+    own = {"importance": lambda: B.importance_loss(gates)}
+    if noise is not None:
+        own["load"] = lambda: B.noisy_top_k_load_loss(clean, scales, noisy, choices=config.choices)
+    return _token_choice(B, config, clean, noisy, B.stop_gradient(noisy), gates, None, train, **own)
+
+
+def switch(
+    B: Backend, params: Params, tokens: Array, config: RouterConfig, *, noise: Array | None = None, train: bool = False
+) -> RouterOutput:
+    """Token Choice of one expert on the softmax of jittered tokens; noise: (groups, tokens, width). Section 11."""
+    check_one_choice(config)
+    logits = _clean_logits(B, params, B.router_jitter(tokens, noise, epsilon=config.jitter), config)
+    return _token_choice(B, config, logits, logits, B.softmax_affinity(logits), None, None, train)
+
+
+def s_base(
+    B: Backend, params: Params, tokens: Array, config: RouterConfig, *, noise: Array | None = None, train: bool = False
+) -> RouterOutput:
+    """Token Choice of one expert, on the Sinkhorn plan if `train`, else on the softmax. Section 7.3."""
+    check_one_choice(config)
+    check_option("combine_with", config.combine_with, ("softmax", "sigmoid"))
+    clean, noisy = _logits(B, params, tokens, config, noise)
+    scores = B.softmax_affinity(noisy)
+    gates = scores if config.combine_with == "softmax" else B.sigmoid_affinity(noisy)
+    selection = B.stop_gradient(_sinkhorn_plan(B, config, noisy) if train else scores)
+    return _token_choice(B, config, clean, noisy, selection, gates, noise, train)
+
+
+def gshard(
+    B: Backend, params: Params, tokens: Array, config: RouterConfig, *, noise: Array | None = None, train: bool = False
+) -> RouterOutput:
+    """Token Choice of two experts, the second kept at random by noise (groups, tokens). Section 20."""
+    check_two_choices(config)
+    logits = _clean_logits(B, params, tokens, config)
+    scores = B.softmax_affinity(logits)
+    keep = None if noise is None else B.gshard_keep(B.normalize_selected(scores, choices=2), noise)
+    return _token_choice(B, config, logits, logits, scores, None, None, train, keep)
+
+
+def _clean_logits(B: Backend, params: Params, tokens: Array, config: RouterConfig) -> Array:
+    """Logits of as many tokens and experts as the configuration says."""
+    logits = B.router_logits(tokens, params["kernel"])
+    check_size("tokens", tokens, 1, config.tokens, "config.tokens")
+    check_size("kernel", params["kernel"], 1, config.experts, "config.experts")
+    return logits
 
 
 def _logits(
     B: Backend, params: Params, tokens: Array, config: RouterConfig, noise: Array | None
 ) -> tuple[Array, Array]:
-    """Clean and noisy logits of as many tokens and experts as the configuration says."""
-    clean = B.router_logits(tokens, params["kernel"])
-    check_size("tokens", tokens, 1, config.tokens, "config.tokens")
-    check_size("kernel", params["kernel"], 1, config.experts, "config.experts")
+    """Clean and noisy logits."""
+    clean = _clean_logits(B, params, tokens, config)
     return clean, B.add_gating_noise(clean, noise, multiplier=config.noise_multiplier)
 
 
@@ -217,19 +275,26 @@ def _token_choice(
     scores: Array,
     combine_scores: Array | None,
     noise: Array | None,
+    train: bool,
+    keep: Array | None = None,
+    **own: Callable[[], Array],
 ) -> RouterOutput:
     check_option("batch_priority", config.batch_priority, ("none", "max", "sum"))
     order = None
     if config.batch_priority != "none":
         order = B.batch_priority(scores, by=config.batch_priority, choices=config.choices)
+    if config.normalize_selected:
+        combine_scores = B.normalize_selected(scores, combine_scores, choices=config.choices)
+    kept = {} if keep is None else {"keep": keep}
     routing = B.token_choice(
         scores,
         choices=config.choices,
-        capacity=config.capacity(choices=config.choices),
+        capacity=config.capacity(choices=config.choices, train=train),
         combine_scores=combine_scores,
         order=order,
+        **kept,
     )
-    losses, reported = _losses(B, config, clean, noisy, noise)
+    losses, reported = _losses(B, config, clean, noisy, noise, **own)
     return RouterOutput(routing, losses, {**B.routing_metrics(routing), **reported})
 
 
@@ -241,29 +306,38 @@ def _expert_choice(
     scores: Array,
     combine_scores: Array | None,
     noise: Array | None,
+    train: bool,
 ) -> RouterOutput:
     routing = B.expert_choice(
-        scores, capacity=config.capacity(), combine_scores=combine_scores, drop_zero=config.drop_zero_plan
+        scores, capacity=config.capacity(train=train), combine_scores=combine_scores, drop_zero=config.drop_zero_plan
     )
     losses, reported = _losses(B, config, clean, noisy, noise)
     return RouterOutput(routing, losses, {**B.routing_metrics(routing), **reported})
 
 
 def _losses(
-    B: Backend, config: RouterConfig, clean: Array, noisy: Array, noise: Array | None
+    B: Backend,
+    config: RouterConfig,
+    clean: Array,
+    noisy: Array,
+    noise: Array | None,
+    **own: Callable[[], Array],
 ) -> tuple[dict[str, Array], dict[str, Array]]:
-    """The weighted losses (those with a weight), and the same unweighted for the log."""
-    values: dict[str, tuple[float, Array]] = {}
-    if config.importance_weight:
-        values["importance"] = config.importance_weight, B.importance_loss(B.softmax_affinity(clean))
-    if config.load_weight and noise is not None and config.noise_multiplier:
+    """The weighted losses (those with a weight), and the same unweighted for the log.
+
+    `own` are losses, by name, that the router computes another way.
+    """
+    terms: dict[str, Callable[[], Array]] = {
+        "importance": lambda: B.importance_loss(B.softmax_affinity(clean)),
+        "balance": lambda: B.balance_loss(B.softmax_affinity(noisy)),
+        "z": lambda: B.z_loss(clean),
+    }
+    if noise is not None and config.noise_multiplier:
         noise_std = config.noise_multiplier / config.experts
-        values["load"] = config.load_weight, B.load_loss(clean, noisy, choices=config.choices, noise_std=noise_std)
-    if config.balance_weight:
-        values["balance"] = config.balance_weight, B.balance_loss(B.softmax_affinity(noisy))
-    if config.z_weight:
-        values["z"] = config.z_weight, B.z_loss(clean)
-    return _weighted(values)
+        terms["load"] = lambda: B.load_loss(clean, noisy, choices=config.choices, noise_std=noise_std)
+    weights = {name: getattr(config, f"{name}_weight") for name in LOSSES}
+    terms |= own
+    return _weighted({name: (weights[name], terms[name]()) for name in LOSSES if weights[name] and name in terms})
 
 
 def _weighted(values: dict[str, tuple[float, Array]]) -> tuple[dict[str, Array], dict[str, Array]]:

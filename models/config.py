@@ -36,20 +36,28 @@ class RouterOptions:
     choices: int | None = None
     """experts that a token chooses (Token Choice)"""
     capacity_factor: float | None = None
-    """slots in relation to tokens: capacity = choices * factor * tokens / experts"""
+    """slots in relation to tokens: capacity = choices * factor * tokens / experts; inf for no limit"""
     rounding: Literal["ceil", "round"] | None = None
     """how the capacity becomes a whole number"""
     multiple_of: int | None = None
     """the capacity is rounded up to a multiple of this"""
+    slots_per_expert: int | None = None
+    """the capacity as a number, in place of the factor"""
+    eval_capacity_factor: float | None = None
+    """the capacity factor at evaluation, if it is another"""
     noise_multiplier: float | None = None
     """standard deviation of the gating noise times the number of experts; 0 for no noise"""
+    jitter: float | None = None
+    """largest relative change of what the router sees of a token in training (Switch)"""
     batch_priority: Literal["none", "max", "sum"] | None = None
     """order in which tokens get their slots (Token Choice)"""
+    normalize_selected: bool | None = None
+    """combine weights of a token sum to 1 over its choices (Token Choice)"""
     sinkhorn_iterations: int | None = None
     """updates of the Sinkhorn plan"""
     transport_steps: int | None = None
     """solver steps of the sparsity-constrained plan"""
-    combine_with: Literal["softmax", "plan"] | None = None
+    combine_with: Literal["softmax", "plan", "sigmoid"] | None = None
     """what weighs the experts' outputs"""
     combine_from_clean_logits: bool | None = None
     """leave the noise out of the combine weights"""

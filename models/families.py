@@ -1,7 +1,7 @@
 """The families of models, each a module: from a name or a configuration to the module that has its functions.
 
-Every module has `named`, `init`, `forward`, `parameter_shapes`, `parameter_count`, `moe_layers`, `moe_noise_shapes` and
-`NAMES`, alike.
+Every module has `named`, `init`, `forward`, `parameter_shapes`, `parameter_count`, `moe_layers`, `moe_noise` and `NAMES`,
+alike.
 """
 
 from types import ModuleType

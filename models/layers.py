@@ -6,12 +6,12 @@ E experts.
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
-from moespec.models.parameters import Shape
 from moespec.spec.errors import ConfigError, ShapeError
 from moespec.spec.routers import ROUTERS
-from moespec.spec.routing import Params, RouterConfig, RouterOutput
+from moespec.spec.routing import Noise, Params, RouterConfig, RouterOutput
 
 __all__ = [
     "MoeLayer",
@@ -23,7 +23,7 @@ __all__ = [
     "layer_norm",
     "mlp",
     "moe",
-    "noise_shapes",
+    "noise_of",
     "output_of",
     "overridden",
     "placed",
@@ -137,9 +137,13 @@ class MoeLayer(NamedTuple):
     items: str
 
 
-def noise_shapes(layers: Sequence[MoeLayer]) -> list[Shape]:
-    """The shape `(G, T, E)` of the gating noise of each layer."""
-    return [(layer.groups, layer.settings.tokens, layer.settings.experts) for layer in layers]
+def noise_of(layers: Sequence[MoeLayer]) -> list[Noise]:
+    """The noise of each layer in training, of shapes `(G, ...)`; empty if the routers take none.
+
+    The routers of one model all take noise, or none does.
+    """
+    each = [(layer.groups, ROUTERS[layer.router].noise(layer.settings)) for layer in layers]
+    return [replace(noise, shape=(groups, *noise.shape)) for groups, noise in each if noise]
 
 
 def split(items: int, group: int, what: str, field: str) -> int:

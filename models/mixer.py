@@ -16,9 +16,9 @@ from typing import Any
 
 from moespec.models import layers, parameters
 from moespec.models.layers import MoeLayer, Output
-from moespec.models.parameters import Shape, constant, lecun_normal
+from moespec.models.parameters import constant, lecun_normal
 from moespec.spec.errors import ConfigError
-from moespec.spec.routing import Params
+from moespec.spec.routing import Noise, Params
 
 __all__ = [
     "NAMES",
@@ -31,7 +31,7 @@ __all__ = [
     "forward",
     "init",
     "moe_layers",
-    "moe_noise_shapes",
+    "moe_noise",
     "named",
     "parameter_count",
     "parameter_shapes",
@@ -115,7 +115,7 @@ def moe_layers(config: MixerConfig, images: int) -> list[MoeLayer]:
     return []
 
 
-def moe_noise_shapes(config: MixerConfig, images: int) -> list[Shape]:
+def moe_noise(config: MixerConfig, images: int) -> list[Noise]:
     """None."""
     return []
 

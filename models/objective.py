@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moespec.models.families import Config, family
-from moespec.models.layers import MoeLayer, Output, noise_shapes
+from moespec.models.layers import MoeLayer, Output
 from moespec.models.streams import NOISE, generator
+from moespec.spec.routing import Noise
 
 __all__ = ["gating_noise", "make_forward", "make_loss", "moe_metrics", "unflatten"]
 
@@ -50,12 +51,15 @@ def make_forward(B: Any, model: Config) -> Callable[[Any, Any], tuple[Any, dict[
 
 
 def gating_noise(model: Config, images: int, *, seed: int, step: int) -> list[NDArray[np.float32]] | None:
-    """Standard normal noise for each MoE layer, a function of the seed and the step; None if the router takes none."""
-    layers = family(model).moe_layers(model, images)
-    if not any(layer.router != "soft_moe" and layer.settings.noise_multiplier for layer in layers):
-        return None
+    """What each MoE layer takes as noise, a function of the seed and the step; None if the routers take none."""
     random = generator(seed, NOISE, step)
-    return [random.standard_normal(shape, np.float32) for shape in noise_shapes(layers)]
+    return [_draw(random, noise) for noise in family(model).moe_noise(model, images)] or None
+
+
+def _draw(random: np.random.Generator, noise: Noise) -> NDArray[np.float32]:
+    if noise.interval is None:
+        return random.standard_normal(noise.shape, np.float32)
+    return random.uniform(*noise.interval, noise.shape).astype(np.float32)
 
 
 def moe_metrics(layers: list[MoeLayer], output: Output) -> dict[str, Any]:

@@ -22,9 +22,9 @@ from typing import Any
 
 from moespec.models import layers, mixer, parameters
 from moespec.models.layers import MoeLayer, Output
-from moespec.models.parameters import Parameter, Shape, constant, lecun_normal
+from moespec.models.parameters import Parameter, constant, lecun_normal
 from moespec.spec.errors import ConfigError
-from moespec.spec.routing import Params, RouterConfig, RouterOutput
+from moespec.spec.routing import Noise, Params, RouterConfig, RouterOutput
 
 __all__ = [
     "NAMES",
@@ -35,7 +35,7 @@ __all__ = [
     "init",
     "moe_blocks",
     "moe_layers",
-    "moe_noise_shapes",
+    "moe_noise",
     "named",
     "parameter_count",
     "parameter_shapes",
@@ -189,9 +189,9 @@ def moe_layers(config: SparseMlpConfig, images: int) -> list[MoeLayer]:
     return [layer._replace(name=f"{block}_{layer.name}") for block in moe_blocks(config) for layer in pair]
 
 
-def moe_noise_shapes(config: SparseMlpConfig, images: int) -> list[Shape]:
-    """The shape `(G, T, E)` of the gating noise of each MoE layer, in order, for a batch of `images`."""
-    return layers.noise_shapes(moe_layers(config, images))
+def moe_noise(config: SparseMlpConfig, images: int) -> list[Noise]:
+    """The noise of each MoE layer in training, in order, for a batch of `images`; empty if the routers take none."""
+    return layers.noise_of(moe_layers(config, images))
 
 
 def _token_settings(config: SparseMlpConfig, images: int, channels: int) -> RouterConfig:
@@ -301,7 +301,7 @@ def forward(
     """The model on `images` `(N, image_size, image_size, channels)`, with backend `B`.
 
     `params` are arrays of `B` in the layout of `parameter_shapes`; images have the dtype of the parameters. `noise` is
-    one standard normal array per MoE layer, of the shapes of `moe_noise_shapes`, or None. `train` is passed to the
+    one array per MoE layer, as `moe_noise` says, or None. `train` is passed to the
     routers.
 
     Raises ShapeError when images have another shape, or do not fill the groups, and ConfigError when the number of noise

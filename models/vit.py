@@ -20,11 +20,11 @@ from typing import Any
 
 from moespec.models import layers, parameters, token_ids
 from moespec.models.layers import MoeLayer, Output
-from moespec.models.parameters import Parameter, Shape, constant, glorot_uniform, normal
+from moespec.models.parameters import Parameter, constant, glorot_uniform, normal
 from moespec.spec.checks import check_segments
 from moespec.spec.errors import ConfigError
 from moespec.spec.routers import ROUTERS
-from moespec.spec.routing import Params, RouterConfig, RouterOutput
+from moespec.spec.routing import Noise, Params, RouterConfig, RouterOutput
 
 __all__ = [
     "NAMES",
@@ -37,7 +37,7 @@ __all__ = [
     "init",
     "moe_blocks",
     "moe_layers",
-    "moe_noise_shapes",
+    "moe_noise",
     "named",
     "parameter_count",
     "parameter_shapes",
@@ -184,9 +184,11 @@ def router_config(config: VitConfig) -> RouterConfig:
     )
     if settings.hashes > 1:  # MultiHash has segments of hidden units and outputs for each hash, and drops no token
         check_segments(settings.hashes, hidden=config.hidden, output=config.width)
-        if settings.capacity_factor != math.inf:
-            factor = settings.capacity_factor
-            raise ConfigError(f"router_options['capacity_factor']={factor!r}: MultiHash has no capacity")
+        no_limit = {"capacity_factor": math.inf, "eval_capacity_factor": None, "slots_per_expert": None}
+        for name, value in no_limit.items():
+            if getattr(settings, name) != value:
+                given = getattr(settings, name)
+                raise ConfigError(f"router_options[{name!r}]={given!r}: MultiHash has no capacity")
     return settings
 
 
@@ -199,9 +201,12 @@ def moe_layers(config: VitConfig, images: int) -> list[MoeLayer]:
     return [MoeLayer(str(block), config.router, settings, groups, "patches") for block in blocks]
 
 
-def moe_noise_shapes(config: VitConfig, images: int) -> list[Shape]:
-    """The shape `(G, T, E)` of the gating noise of each MoE block, in block order, for a batch of `images`."""
-    return layers.noise_shapes(moe_layers(config, images))
+def moe_noise(config: VitConfig, images: int) -> list[Noise]:
+    """The noise of each MoE block in training, in block order, for a batch of `images`; shapes `(G, ...)`.
+
+    Empty if the router takes none, or if there is no MoE block.
+    """
+    return layers.noise_of(moe_layers(config, images))
 
 
 def router_ids(config: VitConfig) -> bool:
@@ -321,7 +326,7 @@ def forward(
     """The model on `images` `(N, image_size, image_size, channels)`, with backend `B`.
 
     `params` are arrays of `B` in the layout of `parameter_shapes`; images have the dtype of the parameters. `noise` is
-    one standard normal array per MoE block, of the shapes of `moe_noise_shapes`, or None. `train` is passed to the
+    one array per MoE block, as `moe_noise` says, or None. `train` is passed to the
     routers.
 
     Raises ShapeError when images have another shape, or when N is not a multiple of `group_images`, and ConfigError

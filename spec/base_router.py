@@ -8,7 +8,7 @@ from moespec.spec.checks import check_size
 from moespec.spec.initial import orthogonal
 from moespec.spec.metrics import routing_metrics
 from moespec.spec.numerics import Array
-from moespec.spec.routing import Params, Router, RouterConfig, RouterOutput
+from moespec.spec.routing import Params, Router, RouterConfig, RouterOutput, no_noise
 from moespec.spec.softmax import router_logits
 
 __all__ = ["BASE", "base"]
@@ -39,5 +39,5 @@ def _init(generator: np.random.Generator, config: RouterConfig) -> Params:
     return {"kernel": orthogonal(generator, (config.width, config.experts), 0.1)}
 
 
-BASE = Router("base", "Lewis et al. 2021 (arXiv 2103.16716)", _init, base, {"noise_multiplier": 0.0})
+BASE = Router("base", "Lewis et al. 2021 (arXiv 2103.16716)", _init, base, {"noise_multiplier": 0.0}, no_noise)
 """The router of BASE layers."""

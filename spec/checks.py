@@ -26,6 +26,7 @@ __all__ = [
     "check_finite",
     "check_floating",
     "check_integers",
+    "check_keep",
     "check_non_negative",
     "check_option",
     "check_order",
@@ -120,6 +121,14 @@ def check_order(order: Any, shape: tuple[int, ...]) -> None:
 def _check_integer_dtype(name: str, array: Any) -> None:
     if not dtype_name(array).startswith(("int", "uint")):
         raise DtypeError(f"{name}: expected an integer dtype, got {dtype_name(array)}")
+
+
+def check_keep(keep: Any, shape: tuple[int, ...]) -> None:
+    """`DtypeError` unless `keep` holds booleans, `ShapeError` unless it has the given shape."""
+    if dtype_name(keep) != "bool":
+        raise DtypeError(f"keep: expected booleans, got {dtype_name(keep)}")
+    if tuple(keep.shape) != tuple(shape):
+        raise ShapeError(f"keep: expected shape {tuple(shape)}, one entry per choice, got {tuple(keep.shape)}")
 
 
 def check_at_least(name: str, value: Any, minimum: int) -> int:

@@ -15,7 +15,7 @@ from moespec.spec.dselect_k import (
 from moespec.spec.initial import uniform
 from moespec.spec.metrics import routing_metrics
 from moespec.spec.numerics import Array
-from moespec.spec.routing import Params, Router, RouterConfig, RouterOutput
+from moespec.spec.routing import Params, Router, RouterConfig, RouterOutput, no_noise
 from moespec.spec.softmax import router_logits
 
 __all__ = ["DSELECT_K", "dselect_k"]
@@ -72,6 +72,7 @@ DSELECT_K = Router(
     _init,
     dselect_k,
     {"choices": 2, "noise_multiplier": 0.0, "selector_entropy_weight": 1e-6, "reachability_weight": 1.0},
+    no_noise,
     idle_experts=True,
 )
 """The router of DSelect-k."""

@@ -20,7 +20,7 @@ from moespec.spec.errors import ConfigError
 from moespec.spec.hash_layers import hash_routing
 from moespec.spec.hash_tables import hash_table_random
 from moespec.spec.metrics import routing_metrics
-from moespec.spec.routing import Params, Router, RouterConfig, RouterOutput
+from moespec.spec.routing import Params, Router, RouterConfig, RouterOutput, no_noise
 from moespec.spec.token_ids import position_ids
 
 __all__ = ["HASH", "check_one_hash"]
@@ -42,7 +42,8 @@ def hash_layer(
     ids = position_ids(tokens) if ids is None else as_ids("ids", ids, "tokens")
     check_size("tokens", np.asarray(tokens), 0, config.tokens, "config.tokens")
     check_size("ids", ids, 0, config.tokens, "config.tokens")
-    routing = hash_routing(ids, tables[0].astype(np.int64), experts=config.experts, capacity=config.capacity())
+    capacity = config.capacity(train=train)
+    routing = hash_routing(ids, tables[0].astype(np.int64), experts=config.experts, capacity=capacity)
     return RouterOutput(routing, {}, dict(routing_metrics(routing)))
 
 
@@ -66,6 +67,7 @@ HASH = Router(
     _init_tables,
     hash_layer,
     {"capacity_factor": math.inf, "noise_multiplier": 0.0},
+    no_noise,
     needs="ids",
 )
 """The router; without a capacity factor it drops no token."""

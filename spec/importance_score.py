@@ -154,7 +154,7 @@ def importance_score(
     """Token Choice by the noisy softmax among the most important tokens (Sparse-MLP), also in evaluation. Section 15.5."""
     clean, noisy = noisy_logits(params, tokens, config, noise)
     left = replace(config, tokens=surviving_tokens(config.tokens, config.drop))
-    capacity = left.capacity(choices=config.choices)
+    capacity = left.capacity(choices=config.choices, train=train)
     scores = softmax_affinity(noisy)
     routing = importance_score_choice(scores, choices=config.choices, capacity=capacity, drop=config.drop)
     return router_output(config, clean, noisy, noise, routing)

@@ -11,14 +11,14 @@ TRUNCATED_STD = 0.8796256610342398
 """Standard deviation of the standard normal truncated to [-2, 2]."""
 
 
-def lecun_normal(generator: np.random.Generator, shape: tuple[int, ...], fan_in: int) -> Array:
-    """Float32 draws of the normal truncated at two standard deviations, scaled to variance `1 / fan_in`."""
+def lecun_normal(generator: np.random.Generator, shape: tuple[int, ...], fan_in: int, *, scale: float = 1.0) -> Array:
+    """Float32 draws of the normal truncated at two standard deviations, scaled to variance `scale / fan_in`."""
     draws = generator.standard_normal(shape)
     outside = (draws < -2) | (draws > 2)
     while outside.any():
         draws[outside] = generator.standard_normal(int(outside.sum()))
         outside = (draws < -2) | (draws > 2)
-    return (draws / (TRUNCATED_STD * np.sqrt(fan_in))).astype(np.float32)
+    return (draws / (TRUNCATED_STD * np.sqrt(fan_in / scale))).astype(np.float32)
 
 
 def uniform(generator: np.random.Generator, shape: tuple[int, ...], reach: float) -> Array:

@@ -29,6 +29,9 @@ _VMOE = "Riquelme et al. 2021 (arXiv 2106.05974)"
 _SOFT = "Puigcerver et al. 2023 (arXiv 2308.00951)"
 _VIT = "Dosovitskiy et al. 2020 (arXiv 2010.11929)"
 _SWITCH = "Fedus et al. 2021 (arXiv 2101.03961)"
+_SHAZEER = "Shazeer et al. 2017 (arXiv 1701.06538)"
+_S_BASE = "Clark et al. 2022 (arXiv 2202.01169)"
+_GSHARD = "Lepikhin et al. 2020 (arXiv 2006.16668)"
 _ST_MOE = "Zoph et al. 2022 (arXiv 2202.08906)"
 _HASH = "Roller et al. 2021 (arXiv 2106.04426)"
 _IDS = ("pair_ids", "patch_codes", "position_ids", "previous_ids")
@@ -94,6 +97,20 @@ ALGORITHMS: dict[str, Algorithm] = {
         Algorithm("hash_routing", "12", f"{_HASH}, section 3", 1, ("hash_routing",)),
         Algorithm("multi_hash", "12", f"{_HASH}, section 3.2", 1, ("multi_hash_mlp",)),
         Algorithm("hash", "12", f"{_HASH}, section 3", 1, ("ROUTERS",)),
+        Algorithm(
+            "noisy_top_k_affinity",
+            "2.4",
+            f"{_SHAZEER}, eqs. (3)-(5)",
+            1,
+            ("noisy_top_k_affinity", "noisy_top_k_logits"),
+        ),
+        Algorithm("noisy_top_k_load_loss", "10.3", f"{_SHAZEER}, eqs. (8)-(11)", 1, ("noisy_top_k_load_loss",)),
+        Algorithm("noisy_top_k", "2.4", _SHAZEER, 1, ("ROUTERS",)),
+        Algorithm("router_jitter", "2.5", _SWITCH, 1, ("router_jitter",)),
+        Algorithm("switch", "11", _SWITCH, 1, ("ROUTERS",)),
+        Algorithm("normalize_selected", "2.6", f"{_GSHARD}, Algorithm 1", 1, ("normalize_selected",)),
+        Algorithm("gshard", "20", f"{_GSHARD}, Algorithm 1", 1, ("ROUTERS", "gshard_keep")),
+        Algorithm("s_base", "7.3", _S_BASE, 1, ("ROUTERS", "sigmoid_affinity")),
     )
 }
 """The algorithms by name."""
@@ -131,6 +148,10 @@ _MODULES = (
     "token_ids",
     "hash_tables",
     "hash_layers",
+    "noisy_top_k",
+    "switch",
+    "s_base",
+    "gshard",
 )
 _ENTRY = re.compile(
     r"^(?P<id>[A-Z]{2}-\d+): (?P<question>.+?)\n +Reading: (?P<reading>.+?)\n +Alternatives: (?P<alternatives>.+?)"

@@ -10,11 +10,16 @@
 | `soft_moe` | | | soft | T |
 | `importance_score` | softmax | softmax | Token Choice among the most important | K T' |
 | `hash` (see `hash_router`) | table of token ids | 1 | Token Choice | none |
+| `noisy_top_k` (see `noisy_top_k`) | noisy logits | gates of the chosen | Token Choice | none |
+| `switch` (see `switch`) | softmax of jittered tokens | same | Token Choice, K = 1 | T |
+| `s_base` (see `s_base`) | Sinkhorn plan; softmax at evaluation | softmax or sigmoid | Token Choice, K = 1 | none |
+| `gshard` (see `gshard`) | softmax | its share of the two | Token Choice, K = 2 | K T |
 
 `route(params, tokens, config, *, noise=None, train=False)` takes tokens (T, D) and returns a `RouterOutput`. `noise`, a
-draw of the standard normal (T, E), is added to the logits when given; `train` changes nothing in these. A router
-raises ConfigError for an option that it does not know, ShapeError if the tokens do not fit the configuration. T' is the
-number of tokens that importance-score routing leaves.
+draw of the standard normal (T, E), is added to the logits when given (`Router.noise` says what a router takes); `train`
+only chooses the capacity, and in S-BASE and BASE who is served. A router raises ConfigError for an option that it does
+not know, ShapeError if the tokens do not fit the configuration. T' is the number of tokens that importance-score routing
+leaves.
 
 The worked example, with a kernel that makes the tokens the logits:
 
@@ -61,22 +66,24 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from moespec.spec.base_router import BASE
-from moespec.spec.batch_priority import batch_priority
 from moespec.spec.checks import check_option
-from moespec.spec.composition import init_kernel, noisy_logits, router_output
+from moespec.spec.composition import init_kernel, noisy_logits, router_output, token_choice_routing
 from moespec.spec.dselect_k_router import DSELECT_K
 from moespec.spec.expert_choice import expert_choice
+from moespec.spec.gshard import GSHARD
 from moespec.spec.hash_router import HASH
 from moespec.spec.importance_score import importance_score
 from moespec.spec.initial import lecun_normal
 from moespec.spec.metrics import routing_metrics
+from moespec.spec.noisy_top_k import NOISY_TOP_K
 from moespec.spec.numerics import Array, stop_gradient
-from moespec.spec.routing import Params, Router, RouterConfig, RouterOutput, Routing
+from moespec.spec.routing import Params, Router, RouterConfig, RouterOutput, Routing, check_fixed_capacity, no_noise
+from moespec.spec.s_base import S_BASE
 from moespec.spec.sinkhorn import sinkhorn_affinity
 from moespec.spec.soft_moe import soft_routing
 from moespec.spec.softmax import softmax_affinity
 from moespec.spec.sparse_transport import sparse_transport_affinity
-from moespec.spec.token_choice import token_choice
+from moespec.spec.switch import SWITCH
 
 __all__ = ["ROUTERS", "lecun_normal"]
 
@@ -86,7 +93,9 @@ def softmax_token_choice(
 ) -> RouterOutput:
     """Token Choice by the noisy softmax (V-MoE). Sections 2.2, 3 and 4."""
     clean, noisy = noisy_logits(params, tokens, config, noise)
-    return router_output(config, clean, noisy, noise, _token_choice(config, softmax_affinity(noisy), None))
+    return router_output(
+        config, clean, noisy, noise, token_choice_routing(config, softmax_affinity(noisy), None, train=train)
+    )
 
 
 def sinkhorn_token_choice(
@@ -95,7 +104,9 @@ def sinkhorn_token_choice(
     """Token Choice by the Sinkhorn plan. Section 7.1."""
     clean, noisy = noisy_logits(params, tokens, config, noise)
     plan = sinkhorn_affinity(noisy, iterations=config.sinkhorn_iterations)
-    routing = _token_choice(config, stop_gradient(plan), _combine_scores(config, clean, noisy, plan))
+    routing = token_choice_routing(
+        config, stop_gradient(plan), _combine_scores(config, clean, noisy, plan), train=train
+    )
     return router_output(config, clean, noisy, noise, routing)
 
 
@@ -104,7 +115,7 @@ def softmax_expert_choice(
 ) -> RouterOutput:
     """Expert Choice by the noisy softmax. Section 5."""
     clean, noisy = noisy_logits(params, tokens, config, noise)
-    return router_output(config, clean, noisy, noise, _expert_choice(config, softmax_affinity(noisy), None))
+    return router_output(config, clean, noisy, noise, _expert_choice(config, softmax_affinity(noisy), None, train))
 
 
 def sinkhorn_expert_choice(
@@ -113,7 +124,7 @@ def sinkhorn_expert_choice(
     """Expert Choice by the Sinkhorn plan. Section 7.2."""
     clean, noisy = noisy_logits(params, tokens, config, noise)
     plan = sinkhorn_affinity(noisy, iterations=config.sinkhorn_iterations)
-    routing = _expert_choice(config, stop_gradient(plan), _combine_scores(config, clean, noisy, plan))
+    routing = _expert_choice(config, stop_gradient(plan), _combine_scores(config, clean, noisy, plan), train)
     return router_output(config, clean, noisy, noise, routing)
 
 
@@ -123,8 +134,10 @@ def sparsity_constrained_expert_choice(
     """Expert Choice by the sparsity-constrained plan of the softmax, which carries no gradient. Section 8.7."""
     check_option("combine_with", config.combine_with, ("softmax",))
     clean, noisy = noisy_logits(params, tokens, config, noise)
-    plan = sparse_transport_affinity(softmax_affinity(noisy), capacity=config.capacity(), steps=config.transport_steps)
-    routing = _expert_choice(config, plan, _combine_scores(config, clean, noisy, plan))
+    plan = sparse_transport_affinity(
+        softmax_affinity(noisy), capacity=config.capacity(train=train), steps=config.transport_steps
+    )
+    routing = _expert_choice(config, plan, _combine_scores(config, clean, noisy, plan), train)
     return router_output(config, clean, noisy, noise, routing)
 
 
@@ -132,6 +145,7 @@ def soft_moe(
     params: Params, tokens: ArrayLike, config: RouterConfig, *, noise: ArrayLike | None = None, train: bool = False
 ) -> RouterOutput:
     """Soft MoE and its ablations, without noise and without auxiliary losses. Section 9."""
+    check_fixed_capacity(config)
     routing = soft_routing(
         tokens,
         params["slots"],
@@ -151,18 +165,9 @@ def _combine_scores(config: RouterConfig, clean: Array, noisy: Array, plan: Arra
     return softmax_affinity(clean if config.combine_from_clean_logits else noisy)
 
 
-def _token_choice(config: RouterConfig, scores: Array, combine_scores: Array | None) -> Routing:
-    check_option("batch_priority", config.batch_priority, ("none", "max", "sum"))
-    order = None
-    if config.batch_priority != "none":
-        order = batch_priority(scores, by=config.batch_priority, choices=config.choices)
-    capacity = config.capacity(choices=config.choices)
-    return token_choice(scores, choices=config.choices, capacity=capacity, combine_scores=combine_scores, order=order)
-
-
-def _expert_choice(config: RouterConfig, scores: Array, combine_scores: Array | None) -> Routing:
+def _expert_choice(config: RouterConfig, scores: Array, combine_scores: Array | None, train: bool) -> Routing:
     return expert_choice(
-        scores, capacity=config.capacity(), combine_scores=combine_scores, drop_zero=config.drop_zero_plan
+        scores, capacity=config.capacity(train=train), combine_scores=combine_scores, drop_zero=config.drop_zero_plan
     )
 
 
@@ -194,7 +199,14 @@ ROUTERS: dict[str, Router] = {
             init_kernel,
             sparsity_constrained_expert_choice,
         ),
-        Router("soft_moe", "Puigcerver et al. 2023 (arXiv 2308.00951)", _init_slots, soft_moe, {"rounding": "round"}),
+        Router(
+            "soft_moe",
+            "Puigcerver et al. 2023 (arXiv 2308.00951)",
+            _init_slots,
+            soft_moe,
+            {"rounding": "round"},
+            no_noise,
+        ),
         Router(
             "importance_score",
             "Lou et al. 2021 (arXiv 2109.02008), section 2.2",
@@ -205,6 +217,10 @@ ROUTERS: dict[str, Router] = {
         DSELECT_K,
         BASE,
         HASH,
+        NOISY_TOP_K,
+        SWITCH,
+        S_BASE,
+        GSHARD,
     )
 }
 """The routers by name."""

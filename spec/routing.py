@@ -13,9 +13,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moespec.spec.capacity import expert_capacity
-from moespec.spec.errors import ContractError
+from moespec.spec.checks import check_at_least
+from moespec.spec.errors import ConfigError, ContractError
 
-__all__ = ["Params", "Router", "RouterConfig", "RouterOutput", "Routing", "slot_tokens"]
+__all__ = [
+    "Noise",
+    "Params",
+    "Router",
+    "RouterConfig",
+    "RouterOutput",
+    "Routing",
+    "check_fixed_capacity",
+    "no_noise",
+    "slot_tokens",
+]
 
 Params = dict[str, Any]
 
@@ -66,8 +77,12 @@ class RouterConfig:
     choices: experts K that a token chooses (Token Choice).
     capacity_factor, rounding, multiple_of: see `expert_capacity`; an infinite factor is room for every token. For Soft
         MoE the capacity is the number of slots.
+    slots_per_expert: the capacity as a number, in place of these; None for none.
+    eval_capacity_factor: the factor at evaluation (`train=False`), if it is another than in training.
+    jitter: epsilon of `router_jitter` (Switch).
     noise_multiplier: standard deviation of the gating noise is `noise_multiplier / experts`.
     batch_priority: "none", "max" or "sum" (order of the tokens in Token Choice).
+    normalize_selected: divide the combine weights of a token by their sum over its choices (Token Choice).
     sinkhorn_iterations: fixed number of column-then-row updates.
     transport_steps: updates of the reference Adam solver.
     combine_with: "softmax", or "plan" for the ablation of the Sinkhorn routers that combines with the plan and
@@ -90,8 +105,12 @@ class RouterConfig:
     capacity_factor: float = 1.0
     rounding: str = "ceil"
     multiple_of: int = 1
+    slots_per_expert: int | None = None
+    eval_capacity_factor: float | None = None
     noise_multiplier: float = 1.0
+    jitter: float = 0.01
     batch_priority: str = "none"
+    normalize_selected: bool = False
     sinkhorn_iterations: int = 20
     transport_steps: int = 20
     combine_with: str = "softmax"
@@ -113,18 +132,53 @@ class RouterConfig:
     ids: int = 0
     hashes: int = 1
 
-    def capacity(self, *, choices: int = 1) -> int:
+    def capacity(self, *, choices: int = 1, train: bool = True) -> int:
         """Slots per expert, from `expert_capacity` (pass `choices=self.choices` for Token Choice)."""
-        if self.capacity_factor == math.inf:
+        factor = self.capacity_factor
+        if not train and self.eval_capacity_factor is not None:
+            factor = self.eval_capacity_factor
+        elif self.slots_per_expert is not None:
+            return check_at_least("slots_per_expert", self.slots_per_expert, 1)
+        if factor == math.inf:
             return self.tokens
         return expert_capacity(
             self.tokens,
             self.experts,
-            self.capacity_factor,
+            factor,
             choices=choices,
             rounding=self.rounding,
             multiple_of=self.multiple_of,
         )
+
+
+@dataclass(frozen=True)
+class Noise:
+    """What noise a router takes in training.
+
+    shape: of the array, for one routing group.
+    interval: ends of the interval on which the entries are uniform; None for the standard normal.
+    """
+
+    shape: tuple[int, ...]
+    interval: tuple[float, float] | None = None
+
+
+def check_fixed_capacity(config: RouterConfig) -> None:
+    """`ConfigError` if there is another capacity at evaluation, where the slots are parameters."""
+    if config.eval_capacity_factor is not None:
+        raise ConfigError(
+            f"eval_capacity_factor: the slots of this router are parameters, as many at evaluation as in training; "
+            f"expected None, got {config.eval_capacity_factor!r}"
+        )
+
+
+def gating_noise(config: RouterConfig) -> Noise | None:
+    """Standard normal noise for the logits, unless its multiplier is 0."""
+    return Noise((config.tokens, config.experts)) if config.noise_multiplier else None
+
+
+def no_noise(config: RouterConfig) -> None:
+    """The router takes no noise."""
 
 
 @dataclass(frozen=True)
@@ -133,8 +187,9 @@ class Router:
 
     `init(generator, config)` returns NumPy parameters (float32); `route(params, tokens, config, *, noise=None,
     train=False)` returns a `RouterOutput`. `defaults` are the config fields in which the router differs from
-    `RouterConfig`'s own defaults. `needs` names what `route` takes beside the tokens: "ids", (tokens,) integers.
-    `idle_experts`: whether experts may stay without any token for long, so that a layer should not run those.
+    `RouterConfig`'s own defaults. `noise(config)` says what noise the router takes in training, None for none. `needs`
+    names what `route` takes beside the tokens: "ids", (tokens,) integers. `idle_experts`: whether experts may stay
+    without any token for long, so that a layer should not run those.
     """
 
     name: str
@@ -142,6 +197,7 @@ class Router:
     init: Callable[[np.random.Generator, RouterConfig], Params]
     route: Callable[..., RouterOutput]
     defaults: dict[str, Any] = field(default_factory=dict)
+    noise: Callable[[RouterConfig], Noise | None] = gating_noise
     needs: str = ""
     idle_experts: bool = False
 

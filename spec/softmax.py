@@ -1,4 +1,7 @@
-"""The softmax affinity and the gating noise of V-MoE.
+"""The softmax affinity and the gating noise of V-MoE, which are the gate of Sparse-MLP, too.
+
+Sparse-MLP (arXiv 2109.02008), eq. (2), is TopK(softmax(W x + e)) with e ~ N(0, 1 / N^2), N experts: 1 / N^2 is the
+variance, so the standard deviation is 1 / N, that of V-MoE, and nothing is divided by the sum of the K gates.
 
 | here | Routers (arXiv 2401.15969) | V-MoE (arXiv 2106.05974) |
 |---|---|---|

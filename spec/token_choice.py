@@ -27,11 +27,47 @@ TC-4: Are the combine weights of a token renormalised when one of its choices is
 import numpy as np
 from numpy.typing import ArrayLike
 
-from moespec.spec.checks import as_array, as_order, check_capacity, check_choices, check_same_shape
-from moespec.spec.numerics import stable_order
+from moespec.spec.checks import as_array, as_order, check_capacity, check_choices, check_keep, check_same_shape
+from moespec.spec.errors import ContractError
+from moespec.spec.numerics import Array, stable_order
 from moespec.spec.routing import Routing
 
-__all__ = ["token_choice"]
+__all__ = ["normalize_selected", "token_choice"]
+
+
+def normalize_selected(scores: ArrayLike, combine_scores: ArrayLike | None = None, *, choices: int) -> Array:
+    """Combine scores divided by their sum over the K experts that a token chooses, so that their weights sum to 1:
+
+        B[t, e] / sum_e' in top K of A[t] B[t, e']
+
+    before capacity drops, which are not made up for.
+
+    Args:
+        scores: A, (tokens, experts), by which tokens choose.
+        combine_scores: B, (tokens, experts), positive for the chosen; `scores` if None.
+        choices: K, from 1 to experts.
+
+    Returns:
+        (tokens, experts), for `token_choice(scores, combine_scores=...)`.
+
+    Raises:
+        ConfigError: `choices` out of range.
+        ShapeError, DtypeError, ContractError: of an array; also if the chosen of a token have the sum 0.
+
+    Source: GShard (arXiv 2006.16668), Algorithm 1. Section 2.6.
+
+    >>> normalize_selected([[0.5, 0.25, 0.25]], choices=2).round(10).tolist()
+    [[0.6666666667, 0.3333333333, 0.3333333333]]
+    """
+    scores = as_array("scores", scores, "tokens experts")
+    weights = scores if combine_scores is None else as_array("combine_scores", combine_scores, "tokens experts")
+    check_same_shape("combine_scores", weights, "scores", scores)
+    check_choices(choices, scores.shape[1])
+    chosen = stable_order(scores)[:, :choices]
+    totals = np.take_along_axis(weights, chosen, axis=1).sum(axis=1, keepdims=True)
+    if (totals.real == 0).any():
+        raise ContractError("combine_scores: the chosen experts of a token have the sum 0")
+    return weights / totals
 
 
 def token_choice(
@@ -41,6 +77,7 @@ def token_choice(
     capacity: int,
     combine_scores: ArrayLike | None = None,
     order: ArrayLike | None = None,
+    keep: ArrayLike | None = None,
 ) -> Routing:
     """Token Choice allocation (Algorithm 1).
 
@@ -54,6 +91,7 @@ def token_choice(
         capacity: slots C per expert, at least 1.
         combine_scores: (tokens, experts), the weights of the chosen; `scores` if None.
         order: (tokens,) integers, the order in which tokens are served; by index if None.
+        keep: (tokens, choices) booleans, whether a choice is made; one that is not asks for no slot. All if None.
 
     Returns:
         Routing of (tokens, experts, capacity).
@@ -89,6 +127,8 @@ def token_choice(
     check_choices(choices, experts)
     check_capacity(capacity)
     served = np.arange(tokens) if order is None else as_order(order, tokens)
+    asks = np.ones((tokens, choices), bool) if keep is None else np.asarray(keep)
+    check_keep(asks, (tokens, choices))
 
     # Selection.
     chosen = stable_order(scores)[:, :choices]
@@ -99,7 +139,7 @@ def token_choice(
     for choice in range(choices):  # all first choices before any second choice
         for token in served:
             expert = chosen[token, choice]
-            if filled[expert] < capacity:
+            if asks[token, choice] and filled[expert] < capacity:
                 slots[token, expert] = filled[expert]
                 filled[expert] += 1
 

@@ -8,12 +8,21 @@ NaN and infinity are not looked for. Results are the same bits on every run of t
 
 import sys
 
-from moespec.backends.jax.affinities import add_gating_noise, router_logits, sinkhorn_affinity, softmax_affinity
+from moespec.backends.jax.affinities import (
+    add_gating_noise,
+    router_jitter,
+    router_logits,
+    sigmoid_affinity,
+    sinkhorn_affinity,
+    softmax_affinity,
+)
 from moespec.backends.jax.allocations import (
     batch_priority,
     expert_choice,
+    gshard_keep,
     importance_score_choice,
     importance_score_order,
+    normalize_selected,
     token_choice,
 )
 from moespec.backends.jax.arrays import (
@@ -62,6 +71,7 @@ from moespec.backends.jax.network import (
     sigmoid_cross_entropy,
     softmax_cross_entropy,
 )
+from moespec.backends.jax.noisy_top_k import noisy_top_k_affinity, noisy_top_k_load_loss, noisy_top_k_logits
 from moespec.backends.jax.slots import SlotRouting, SoftRouting, moe_layer
 from moespec.backends.jax.soft import soft_routing
 from moespec.backends.jax.training import (
@@ -127,6 +137,7 @@ __all__ = [
     "export_state",
     "from_numpy",
     "gelu",
+    "gshard_keep",
     "hash_routing",
     "hash_table_balanced",
     "hash_table_clustered",
@@ -146,6 +157,10 @@ __all__ = [
     "moe_layer",
     "multi_hash_mlp",
     "name",
+    "noisy_top_k_affinity",
+    "noisy_top_k_load_loss",
+    "noisy_top_k_logits",
+    "normalize_selected",
     "pair_ids",
     "patch_codes",
     "patch_embed",
@@ -154,8 +169,10 @@ __all__ = [
     "project_simplex",
     "project_sparse_simplex",
     "rescale",
+    "router_jitter",
     "router_logits",
     "routing_metrics",
+    "sigmoid_affinity",
     "sigmoid_cross_entropy",
     "sin",
     "sinkhorn_affinity",

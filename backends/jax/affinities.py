@@ -12,10 +12,24 @@ from jax import lax
 from jax.scipy.special import logsumexp
 
 from moespec.backends.jax.arrays import Array, wide
-from moespec.spec.checks import check_at_least, check_positive, check_same_shape, check_scores, check_size
+from moespec.spec.checks import (
+    check_at_least,
+    check_non_negative,
+    check_positive,
+    check_same_shape,
+    check_scores,
+    check_size,
+)
 from moespec.spec.errors import ConfigError
 
-__all__ = ["add_gating_noise", "router_logits", "sinkhorn_affinity", "softmax_affinity"]
+__all__ = [
+    "add_gating_noise",
+    "router_jitter",
+    "router_logits",
+    "sigmoid_affinity",
+    "sinkhorn_affinity",
+    "softmax_affinity",
+]
 
 
 def router_logits(tokens: Array, kernel: Array) -> Array:
@@ -50,6 +64,23 @@ def add_gating_noise(logits: Array, noise: Array | None, *, multiplier: float = 
     return logits + multiplier / logits.shape[2] * jnp.asarray(noise).astype(logits.dtype)
 
 
+def router_jitter(tokens: Array, noise: Array | None, *, epsilon: float = 0.01) -> Array:
+    """The tokens as the router sees them in training, `tokens (1 + epsilon noise)`; with `noise=None` unchanged.
+
+    tokens, noise: (groups, tokens, width); noise is uniform on [-1, 1]. Returns the same shape.
+    Raises ConfigError for a negative epsilon.
+
+    Source: Switch (arXiv 2101.03961), section 2.4. Section 2.5.
+    """
+    check_scores("tokens", tokens, "groups tokens width")
+    check_non_negative("epsilon", epsilon)
+    if noise is None:
+        return wide(tokens)
+    check_scores("noise", noise, "groups tokens width")
+    check_same_shape("noise", noise, "tokens", tokens)
+    return wide(tokens) * (1 + epsilon * wide(noise))
+
+
 def softmax_affinity(logits: Array) -> Array:
     """`A[g, t, e] = exp(L[g, t, e]) / sum_e' exp(L[g, t, e'])`: the share of each expert in a token.
 
@@ -59,6 +90,17 @@ def softmax_affinity(logits: Array) -> Array:
     """
     check_scores("logits", logits, "groups tokens experts")
     return jax.nn.softmax(wide(logits), axis=2)
+
+
+def sigmoid_affinity(logits: Array) -> Array:
+    """Each expert by itself, `1 / (1 + exp(-L[g, t, e]))`.
+
+    logits: (groups, tokens, experts); returns the same shape.
+
+    Source: the router of Megatron-LM with one choice. Section 7.3.
+    """
+    check_scores("logits", logits, "groups tokens experts")
+    return jax.nn.sigmoid(wide(logits))
 
 
 def sinkhorn_affinity(logits: Array, *, iterations: int = 20, tolerance: float | None = None) -> Array:

@@ -14,14 +14,25 @@ from moespec.backends.jax.slots import SlotRouting
 from moespec.spec.checks import (
     check_capacity,
     check_choices,
+    check_keep,
     check_option,
     check_order,
     check_same_shape,
     check_scores,
+    check_size,
 )
 from moespec.spec.importance_score import surviving_tokens
 
-__all__ = ["batch_priority", "expert_choice", "importance_score_choice", "importance_score_order", "token_choice"]
+__all__ = [
+    "batch_priority",
+    "expert_choice",
+    "gshard_keep",
+    "importance_score_choice",
+    "importance_score_order",
+    "is_chosen",
+    "normalize_selected",
+    "token_choice",
+]
 
 ONE_HOT_EXPERTS = 32
 """Up to this many experts, positions come from a one-hot cumulative sum; beyond, from a sort."""
@@ -43,6 +54,42 @@ def batch_priority(scores: Array, *, by: str = "max", choices: int = 1) -> Array
     return jnp.argsort(-jnp.sum(best, axis=2), axis=1, stable=True).astype(jnp.int32)
 
 
+def normalize_selected(scores: Array, combine_scores: Array | None = None, *, choices: int) -> Array:
+    """Combine scores divided by their sum over the K experts that a token chooses by `scores`, ties by index.
+
+    scores, combine_scores: (groups, tokens, experts); `scores` if None. Returns the same shape, before capacity drops.
+    Raises ConfigError for `choices` outside 1..E.
+
+    Source: GShard (arXiv 2006.16668), Algorithm 1. Section 2.6.
+    """
+    weights = _checked(scores, combine_scores)
+    choices = check_choices(choices, scores.shape[2])
+    chosen = is_chosen(top_indices(wide(scores), choices), scores.shape[2])
+    return weights / jnp.sum(jnp.where(chosen, weights, 0), axis=2, keepdims=True)
+
+
+def is_chosen(chosen: Array, experts: int) -> Array:
+    """Whether an expert is among those of the token: (G, T, K) indices to (G, T, E)."""
+    return jnp.any(chosen[..., None] == jnp.arange(experts, dtype=chosen.dtype), axis=2)
+
+
+def gshard_keep(gates: Array, noise: Array) -> Array:
+    """Which of its two choices a token asks for: the first always, the second if `2 g2 > noise`.
+
+    gates: (groups, tokens, experts), of which `g2` is the second largest; noise: (groups, tokens), uniform on [0, 1).
+    Returns (groups, tokens, 2) booleans. Raises ConfigError for one expert.
+
+    Source: GShard, Algorithm 1. Section 20.
+    """
+    check_scores("gates", gates, "groups tokens experts")
+    check_scores("noise", noise, "groups tokens")
+    check_choices(2, gates.shape[2])
+    check_size("noise", noise, 0, gates.shape[0], "the groups of gates")
+    check_size("noise", noise, 1, gates.shape[1], "the tokens of gates")
+    second = lax.stop_gradient(lax.top_k(wide(gates), 2)[0][..., 1])
+    return jnp.stack([jnp.ones(second.shape, bool), 2 * second > wide(noise)], axis=2)
+
+
 def token_choice(
     scores: Array,
     *,
@@ -50,12 +97,14 @@ def token_choice(
     capacity: int,
     combine_scores: Array | None = None,
     order: Array | None = None,
+    keep: Array | None = None,
 ) -> SlotRouting:
     """Token Choice: each token chooses its K best experts, which serve them in turn while they have room.
 
     scores: (groups, tokens, experts), by which tokens choose; combine_scores: the weights of the chosen, `scores` if
-    None; order: (groups, tokens) integers, the order in which tokens are served, by index if None. All first choices
-    are served before any second one; a choice that finds its expert full is dropped.
+    None; order: (groups, tokens) integers, the order in which tokens are served, by index if None; keep: (groups,
+    tokens, choices) booleans, whether a choice asks for a slot, all if None. All first choices are served before any
+    second one; a choice that finds its expert full is dropped.
     Raises ConfigError for `choices` outside 1..E or `capacity < 1`.
 
     Source: Routers, Algorithm 1. Section 3.
@@ -64,7 +113,7 @@ def token_choice(
     if order is not None:
         check_order(order, scores.shape[:2])
         order = jnp.asarray(order).astype(jnp.int32)
-    return _serve(scores, combine_scores, choices, capacity, order, scores.shape[1])
+    return _serve(scores, combine_scores, choices, capacity, order, scores.shape[1], keep)
 
 
 def importance_score_order(scores: Array, *, drop: float = 0.1) -> Array:
@@ -100,7 +149,13 @@ def importance_score_choice(
 
 
 def _serve(
-    scores: Array, combine_scores: Array, choices: int, capacity: int, order: Array | None, served: int
+    scores: Array,
+    combine_scores: Array,
+    choices: int,
+    capacity: int,
+    order: Array | None,
+    served: int,
+    keep: Array | None = None,
 ) -> SlotRouting:
     """Token Choice of the first `served` tokens in `order` (groups, tokens), which all the others come after."""
     groups, tokens, experts = scores.shape
@@ -110,6 +165,9 @@ def _serve(
 
     # Selection, then one request per choice in the order of service: first choices of all tokens, second ones, ...
     chosen = top_indices(wide(scores), choices)
+    if keep is not None:
+        check_keep(keep, (groups, tokens, choices))
+        chosen = jnp.where(keep, chosen, experts)  # no expert
     line = jnp.broadcast_to(jnp.arange(tokens, dtype=jnp.int32), (groups, tokens))
     if order is not None:
         line = order[:, :served]
@@ -150,9 +208,12 @@ def expert_choice(
 
 
 def slots_of_requests(requests: Array, experts: int, capacity: int) -> Array:
-    """The slot `e * C + c` of each request for an expert, E * C for one that finds it full. (G, N) int32 to the same."""
-    position = position_in_expert(requests, experts)
-    return jnp.where(position < capacity, requests * capacity + position, experts * capacity)
+    """The slot `e * C + c` of each request for an expert, E * C for one that finds it full or asks for no expert (E).
+
+    requests: (G, N) int32; returns the same.
+    """
+    position, slots = position_in_expert(requests, experts), experts * capacity
+    return jnp.minimum(jnp.where(position < capacity, requests * capacity + position, slots), slots)
 
 
 def routing_of_requests(requests: Array, experts: int, capacity: int) -> tuple[Array, Array]:

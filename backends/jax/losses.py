@@ -15,7 +15,7 @@ from moespec.backends.jax.gathers import values_by_expert
 from moespec.backends.jax.slots import SlotRouting, SoftRouting
 from moespec.spec.checks import check_choices, check_positive, check_same_shape, check_scores
 
-__all__ = ["balance_loss", "importance_loss", "load_loss", "routing_metrics", "z_loss"]
+__all__ = ["balance_loss", "importance_loss", "load_loss", "pick", "routing_metrics", "squared_variation", "z_loss"]
 
 
 def importance_loss(scores: Array) -> Array:
@@ -26,7 +26,7 @@ def importance_loss(scores: Array) -> Array:
     Source: V-MoE; Routers, appendix A. Section 10.1.
     """
     check_scores("scores", scores, "groups tokens experts")
-    return _squared_variation(jnp.sum(wide(scores), axis=1))
+    return squared_variation(jnp.sum(wide(scores), axis=1))
 
 
 def load_loss(logits: Array, noisy_logits: Array, *, choices: int, noise_std: float) -> Array:
@@ -44,11 +44,8 @@ def load_loss(logits: Array, noisy_logits: Array, *, choices: int, noise_std: fl
     noise_std = check_positive("noise_std", noise_std)
     noisy_logits = wide(noisy_logits)
     last = top_indices(noisy_logits, choices)[..., -1:]
-    # The K-th largest, picked by a mask so that its gradient is a mask too and not a scatter.
-    is_last = jnp.arange(logits.shape[2], dtype=last.dtype) == last
-    threshold = jnp.sum(jnp.where(is_last, noisy_logits, 0), axis=2, keepdims=True)
-    excess = (threshold - wide(logits)) / noise_std
-    return _squared_variation(jnp.sum(0.5 * lax.erfc(excess / math.sqrt(2)), axis=1))
+    excess = (pick(noisy_logits, last) - wide(logits)) / noise_std
+    return squared_variation(jnp.sum(0.5 * lax.erfc(excess / math.sqrt(2)), axis=1))
 
 
 def balance_loss(scores: Array) -> Array:
@@ -115,6 +112,15 @@ def _entropy(mass: Array) -> Array:
     return -jnp.sum(jnp.where(share > 0, share * jnp.log(jnp.where(share > 0, share, 1)), 0), axis=-1)
 
 
-def _squared_variation(values: Array) -> Array:
+def pick(values: Array, expert: Array) -> Array:
+    """The value of one expert for each token, by a mask, so that its gradient is a mask too and not a scatter.
+
+    values: (G, T, E); expert: (G, T, 1) integers; returns (G, T, 1).
+    """
+    is_picked = jnp.arange(values.shape[2], dtype=expert.dtype) == expert
+    return jnp.sum(jnp.where(is_picked, values, 0), axis=2, keepdims=True)
+
+
+def squared_variation(values: Array) -> Array:
     """Mean over groups of `var(values) / mean(values)^2` along the last axis (population variance)."""
     return jnp.mean(jnp.var(values, axis=1) / jnp.square(jnp.mean(values, axis=1)))

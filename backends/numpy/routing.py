@@ -23,16 +23,23 @@ __all__ = [
     "batch_priority",
     "expert_choice",
     "expert_mlp",
+    "gshard_keep",
     "importance_loss",
     "importance_score_choice",
     "importance_score_order",
     "load_loss",
     "moe_layer",
+    "noisy_top_k_affinity",
+    "noisy_top_k_load_loss",
+    "noisy_top_k_logits",
+    "normalize_selected",
     "project_simplex",
     "project_sparse_simplex",
     "rescale",
+    "router_jitter",
     "router_logits",
     "routing_metrics",
+    "sigmoid_affinity",
     "sinkhorn_affinity",
     "soft_routing",
     "softmax_affinity",
@@ -114,6 +121,11 @@ def router_logits(tokens: Array, kernel: Array) -> Array:
     return stacked([spec.router_logits(**group, kernel=kernel) for group in groups(tokens=tokens)])
 
 
+def router_jitter(tokens: Array, noise: Array | None, *, epsilon: float = 0.01) -> Array:
+    """`spec.router_jitter`: tokens and noise (G, T, D) -> (G, T, D)."""
+    return stacked([spec.router_jitter(**group, epsilon=epsilon) for group in groups(tokens=tokens, noise=noise)])
+
+
 def add_gating_noise(logits: Array, noise: Array | None, *, multiplier: float = 1.0) -> Array:
     """`spec.add_gating_noise`: logits and noise (G, T, E) -> (G, T, E)."""
     return stacked(
@@ -124,6 +136,11 @@ def add_gating_noise(logits: Array, noise: Array | None, *, multiplier: float = 
 def softmax_affinity(logits: Array) -> Array:
     """`spec.softmax_affinity`: (G, T, E) -> (G, T, E)."""
     return stacked([spec.softmax_affinity(**group) for group in groups(logits=logits)])
+
+
+def sigmoid_affinity(logits: Array) -> Array:
+    """`spec.sigmoid_affinity`: (G, T, E) -> (G, T, E)."""
+    return stacked([spec.sigmoid_affinity(**group) for group in groups(logits=logits)])
 
 
 def sinkhorn_affinity(logits: Array, *, iterations: int = 20, tolerance: float | None = None) -> Array:
@@ -190,6 +207,17 @@ def batch_priority(scores: Array, *, by: str = "max", choices: int = 1) -> Array
     return stacked(orders).astype(np.int32)
 
 
+def normalize_selected(scores: Array, combine_scores: Array | None = None, *, choices: int) -> Array:
+    """`spec.normalize_selected`: (G, T, E) -> (G, T, E)."""
+    arrays = groups(scores=scores, combine_scores=combine_scores)
+    return stacked([spec.normalize_selected(**group, choices=choices) for group in arrays])
+
+
+def gshard_keep(gates: Array, noise: Array) -> Array:
+    """`spec.gshard_keep`: gates (G, T, E), noise (G, T) -> (G, T, 2) booleans."""
+    return stacked([spec.gshard_keep(**group) for group in groups(gates=gates, noise=noise)])
+
+
 def token_choice(
     scores: Array,
     *,
@@ -197,9 +225,10 @@ def token_choice(
     capacity: int,
     combine_scores: Array | None = None,
     order: Array | None = None,
+    keep: Array | None = None,
 ) -> SlotRouting:
-    """`spec.token_choice`: scores and combine_scores (G, T, E), order (G, T)."""
-    arrays = groups(scores=scores, combine_scores=combine_scores, order=order)
+    """`spec.token_choice`: scores and combine_scores (G, T, E), order (G, T), keep (G, T, K)."""
+    arrays = groups(scores=scores, combine_scores=combine_scores, order=order, keep=keep)
     routings = [spec.token_choice(**group, choices=choices, capacity=capacity) for group in arrays]
     return _by_choice(routings, scores, choices)
 
@@ -250,6 +279,18 @@ def soft_routing(tokens: Array, slots: Array, **options: Any) -> SoftRouting:
     )
 
 
+def noisy_top_k_logits(logits: Array, noise_logits: Array, noise: Array | None) -> Array:
+    """`spec.noisy_top_k_logits`: (G, T, E) each -> (G, T, E)."""
+    arrays = groups(logits=logits, noise_logits=noise_logits, noise=noise)
+    return stacked([spec.noisy_top_k_logits(**group) for group in arrays])
+
+
+def noisy_top_k_affinity(noisy_logits: Array, *, choices: int) -> Array:
+    """`spec.noisy_top_k_affinity`: (G, T, E) -> (G, T, E)."""
+    arrays = groups(noisy_logits=noisy_logits)
+    return stacked([spec.noisy_top_k_affinity(**group, choices=choices) for group in arrays])
+
+
 def importance_loss(scores: Array) -> Array:
     """`spec.importance_loss`, its mean over the groups: (G, T, E) -> a number."""
     return np.mean([spec.importance_loss(**group) for group in groups(scores=scores)])
@@ -259,6 +300,12 @@ def load_loss(logits: Array, noisy_logits: Array, *, choices: int, noise_std: fl
     """`spec.load_loss`, its mean over the groups: (G, T, E) twice -> a number."""
     arrays = groups(logits=logits, noisy_logits=noisy_logits)
     return np.mean([spec.load_loss(**group, choices=choices, noise_std=noise_std) for group in arrays])
+
+
+def noisy_top_k_load_loss(logits: Array, noise_logits: Array, noisy_logits: Array, *, choices: int) -> Array:
+    """`spec.noisy_top_k_load_loss`, its mean over the groups: (G, T, E) each -> a number."""
+    arrays = groups(logits=logits, noise_logits=noise_logits, noisy_logits=noisy_logits)
+    return np.mean([spec.noisy_top_k_load_loss(**group, choices=choices) for group in arrays])
 
 
 def balance_loss(scores: Array) -> Array:

@@ -9,12 +9,21 @@ import sys
 
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.backends.routers import build
-from moespec.backends.torch.affinities import add_gating_noise, router_logits, sinkhorn_affinity, softmax_affinity
+from moespec.backends.torch.affinities import (
+    add_gating_noise,
+    router_jitter,
+    router_logits,
+    sigmoid_affinity,
+    sinkhorn_affinity,
+    softmax_affinity,
+)
 from moespec.backends.torch.allocations import (
     batch_priority,
     expert_choice,
+    gshard_keep,
     importance_score_choice,
     importance_score_order,
+    normalize_selected,
     token_choice,
 )
 from moespec.backends.torch.arrays import (
@@ -63,6 +72,7 @@ from moespec.backends.torch.network import (
     sigmoid_cross_entropy,
     softmax_cross_entropy,
 )
+from moespec.backends.torch.noisy_top_k import noisy_top_k_affinity, noisy_top_k_load_loss, noisy_top_k_logits
 from moespec.backends.torch.slots import SlotRouting, SoftRouting, moe_layer
 from moespec.backends.torch.soft import soft_routing
 from moespec.backends.torch.training import (
@@ -128,6 +138,7 @@ __all__ = [
     "export_state",
     "from_numpy",
     "gelu",
+    "gshard_keep",
     "hash_routing",
     "hash_table_balanced",
     "hash_table_clustered",
@@ -146,6 +157,10 @@ __all__ = [
     "moe_layer",
     "multi_hash_mlp",
     "name",
+    "noisy_top_k_affinity",
+    "noisy_top_k_load_loss",
+    "noisy_top_k_logits",
+    "normalize_selected",
     "pair_ids",
     "patch_codes",
     "patch_embed",
@@ -155,8 +170,10 @@ __all__ = [
     "project_sparse_simplex",
     "quick_compile",
     "rescale",
+    "router_jitter",
     "router_logits",
     "routing_metrics",
+    "sigmoid_affinity",
     "sigmoid_cross_entropy",
     "sin",
     "sinkhorn_affinity",

@@ -10,10 +10,24 @@ import torch
 from torch import Tensor
 
 from moespec.backends.torch.arrays import full_precision, wide, widen
-from moespec.spec.checks import check_at_least, check_positive, check_same_shape, check_scores, check_size
+from moespec.spec.checks import (
+    check_at_least,
+    check_non_negative,
+    check_positive,
+    check_same_shape,
+    check_scores,
+    check_size,
+)
 from moespec.spec.errors import ConfigError
 
-__all__ = ["add_gating_noise", "router_logits", "sinkhorn_affinity", "softmax_affinity"]
+__all__ = [
+    "add_gating_noise",
+    "router_jitter",
+    "router_logits",
+    "sigmoid_affinity",
+    "sinkhorn_affinity",
+    "softmax_affinity",
+]
 
 AXES = "groups tokens experts"
 
@@ -65,6 +79,29 @@ def add_gating_noise(logits: Tensor, noise: Tensor | None, *, multiplier: float 
     return logits.to(dtype) + (multiplier / logits.shape[2]) * noise.to(dtype)
 
 
+def router_jitter(tokens: Tensor, noise: Tensor | None, *, epsilon: float = 0.01) -> Tensor:
+    """The tokens as the router sees them in training, `tokens (1 + epsilon noise)`; with `noise=None` unchanged.
+
+    Args:
+        tokens: (groups, tokens, width).
+        noise: (groups, tokens, width), uniform draws from [-1, 1], or None (evaluation).
+        epsilon: at least 0.
+
+    Raises:
+        ConfigError, ShapeError, DtypeError.
+
+    Source: Switch (arXiv 2101.03961), section 2.4. Section 2.5.
+    """
+    check_scores("tokens", tokens, "groups tokens width")
+    check_non_negative("epsilon", epsilon)
+    if noise is None:
+        return widen(tokens)
+    check_scores("noise", noise, "groups tokens width")
+    check_same_shape("noise", noise, "tokens", tokens)
+    dtype = wide(tokens.dtype, noise.dtype)
+    return tokens.to(dtype) * (1 + epsilon * noise.to(dtype))
+
+
 def softmax_affinity(logits: Tensor) -> Tensor:
     """`A[g, t, e] = exp(L[g, t, e]) / sum_e' exp(L[g, t, e'])`: the share of each expert in a token.
 
@@ -81,6 +118,21 @@ def softmax_affinity(logits: Tensor) -> Tensor:
     """
     check_scores("logits", logits, AXES)
     return torch.softmax(widen(logits), dim=2)
+
+
+def sigmoid_affinity(logits: Tensor) -> Tensor:
+    """Each expert by itself, `1 / (1 + exp(-L[g, t, e]))`.
+
+    Args:
+        logits: (groups, tokens, experts).
+
+    Raises:
+        ShapeError, DtypeError.
+
+    Source: the router of Megatron-LM with one choice. Section 7.3.
+    """
+    check_scores("logits", logits, AXES)
+    return torch.sigmoid(widen(logits))
 
 
 def sinkhorn_affinity(logits: Tensor, *, iterations: int = 20, tolerance: float | None = None) -> Tensor:

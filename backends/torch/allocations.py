@@ -12,18 +12,23 @@ from moespec.backends.torch.slots import SlotRouting
 from moespec.spec.checks import (
     check_capacity,
     check_choices,
+    check_keep,
     check_option,
     check_order,
     check_same_shape,
     check_scores,
+    check_size,
 )
 from moespec.spec.importance_score import surviving_tokens
 
 __all__ = [
     "batch_priority",
     "expert_choice",
+    "gshard_keep",
     "importance_score_choice",
     "importance_score_order",
+    "is_chosen",
+    "normalize_selected",
     "token_choice",
     "top_experts",
 ]
@@ -66,6 +71,55 @@ def top_experts(scores: Tensor, choices: int) -> Tensor:
     return torch.sort(scores.detach(), dim=2, descending=True, stable=True).indices[:, :, :choices].int()
 
 
+def is_chosen(scores: Tensor, choices: int) -> Tensor:
+    """Whether an expert is among the `choices` best of the token: (groups, tokens, experts) booleans."""
+    return torch.zeros_like(scores, dtype=torch.bool).scatter(2, top_experts(scores, choices).long(), True)
+
+
+def normalize_selected(scores: Tensor, combine_scores: Tensor | None = None, *, choices: int) -> Tensor:
+    """Combine scores divided by their sum over the K experts that a token chooses by `scores`, before capacity drops.
+
+    Args:
+        scores: (groups, tokens, experts), by which tokens choose.
+        combine_scores: (groups, tokens, experts); `scores` if None.
+        choices: experts K that a token chooses.
+
+    Raises:
+        ConfigError, ShapeError, DtypeError.
+
+    Source: GShard (arXiv 2006.16668), Algorithm 1. Section 2.6.
+    """
+    check_scores("scores", scores, AXES)
+    weights = _combine_scores(scores, combine_scores)
+    chosen = is_chosen(scores, check_choices(choices, scores.shape[2]))
+    return weights / torch.where(chosen, weights, 0.0).sum(dim=2, keepdim=True)
+
+
+def gshard_keep(gates: Tensor, noise: Tensor) -> Tensor:
+    """Which of its two choices a token asks for: the first always, the second if `2 g2 > noise`.
+
+    Args:
+        gates: (groups, tokens, experts), of which `g2` is the second largest.
+        noise: (groups, tokens), uniform draws from [0, 1).
+
+    Returns:
+        (groups, tokens, 2) booleans.
+
+    Raises:
+        ConfigError, ShapeError, DtypeError.
+
+    Source: GShard, Algorithm 1. Section 20.
+    """
+    check_scores("gates", gates, AXES)
+    check_scores("noise", noise, "groups tokens")
+    check_choices(2, gates.shape[2])
+    check_size("noise", noise, 0, gates.shape[0], "the groups of gates")
+    check_size("noise", noise, 1, gates.shape[1], "the tokens of gates")
+    second = torch.topk(widen(gates.detach()), 2, dim=2).values[:, :, 1]
+    kept = 2 * second > widen(noise)
+    return torch.stack([torch.ones_like(kept), kept], dim=2)
+
+
 def token_choice(
     scores: Tensor,
     *,
@@ -73,6 +127,7 @@ def token_choice(
     capacity: int,
     combine_scores: Tensor | None = None,
     order: Tensor | None = None,
+    keep: Tensor | None = None,
 ) -> SlotRouting:
     """Token Choice: each token chooses its K best experts, which serve first choices first, tokens in order.
 
@@ -84,6 +139,7 @@ def token_choice(
         capacity: slots C per expert, at least 1.
         combine_scores: (groups, tokens, experts), the weights of the chosen; `scores` if None.
         order: (groups, tokens) integers, a permutation in each group (not verified); by index if None.
+        keep: (groups, tokens, choices) booleans, whether a choice asks for a slot; all if None.
 
     Returns:
         SlotRouting whose `slot` is (groups, tokens, choices).
@@ -97,7 +153,7 @@ def token_choice(
     combine_scores = _combine_scores(scores, combine_scores)
     if order is not None:
         check_order(order, tuple(scores.shape[:2]))
-    return _serve(scores, combine_scores, choices, capacity, order, scores.shape[1])
+    return _serve(scores, combine_scores, choices, capacity, order, scores.shape[1], keep)
 
 
 def importance_score_order(scores: Tensor, *, drop: float = 0.1) -> Tensor:
@@ -151,7 +207,13 @@ def importance_score_choice(
 
 
 def _serve(
-    scores: Tensor, combine_scores: Tensor, choices: int, capacity: int, order: Tensor | None, served: int
+    scores: Tensor,
+    combine_scores: Tensor,
+    choices: int,
+    capacity: int,
+    order: Tensor | None,
+    served: int,
+    keep: Tensor | None = None,
 ) -> SlotRouting:
     """Token Choice of the first `served` tokens in `order` (groups, tokens), which all the others come after."""
     groups, tokens, experts = scores.shape
@@ -160,6 +222,9 @@ def _serve(
 
     # Selection.
     chosen = top_experts(scores, choices)
+    if keep is not None:
+        check_keep(keep, (groups, tokens, choices))
+        chosen = torch.where(keep, chosen, experts)  # no expert
 
     # Slots.
     if order is not None:
@@ -224,10 +289,10 @@ def _combine_scores(scores: Tensor, combine_scores: Tensor | None) -> Tensor:
 def request_slots(requests: Tensor, experts: int, capacity: int) -> Tensor:
     """The slot `e * C + c` of each request for an expert, in the order of service; E * C where it is full.
 
-    requests: (groups, requests) int32; returns the same.
+    requests: (groups, requests) int32, where E asks for no expert and gets E * C, too; returns the same.
     """
-    place = request_positions(requests, experts)
-    return torch.where(place < capacity, requests * capacity + place, experts * capacity)
+    place, slots = request_positions(requests, experts), experts * capacity
+    return torch.where(place < capacity, requests * capacity + place, slots).clamp_max(slots)
 
 
 def request_positions(requests: Tensor, experts: int) -> Tensor:

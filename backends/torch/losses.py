@@ -13,7 +13,7 @@ from moespec.backends.torch.slots import SlotRouting, SoftRouting
 from moespec.spec.checks import check_choices, check_positive, check_same_shape, check_scores
 from moespec.spec.routing import Routing
 
-__all__ = ["balance_loss", "importance_loss", "load_loss", "routing_metrics", "z_loss"]
+__all__ = ["balance_loss", "importance_loss", "load_loss", "routing_metrics", "squared_variation", "z_loss"]
 
 AXES = "groups tokens experts"
 
@@ -33,7 +33,7 @@ def importance_loss(scores: Tensor) -> Tensor:
     Source: V-MoE, appendix; Routers, appendix A. Section 10.1.
     """
     check_scores("scores", scores, AXES)
-    return _squared_variation(widen(scores).sum(dim=1))
+    return squared_variation(widen(scores).sum(dim=1))
 
 
 def load_loss(logits: Tensor, noisy_logits: Tensor, *, choices: int, noise_std: float) -> Tensor:
@@ -64,7 +64,7 @@ def load_loss(logits: Tensor, noisy_logits: Tensor, *, choices: int, noise_std: 
     logits, noisy_logits = logits.to(dtype), noisy_logits.to(dtype)
     threshold = torch.sort(noisy_logits, dim=2, descending=True, stable=True).values[:, :, choices - 1 : choices]
     passes = 0.5 * torch.erfc((threshold - logits) / (noise_std * math.sqrt(2.0)))
-    return _squared_variation(passes.sum(dim=1))
+    return squared_variation(passes.sum(dim=1))
 
 
 def balance_loss(scores: Tensor) -> Tensor:
@@ -103,7 +103,7 @@ def z_loss(logits: Tensor) -> Tensor:
     return torch.logsumexp(widen(logits), dim=2).square().mean()
 
 
-def _squared_variation(values: Tensor) -> Tensor:
+def squared_variation(values: Tensor) -> Tensor:
     """Variance over squared mean (no root, so the gradient at equal values is 0), of (groups, experts)."""
     mean = values.mean(dim=1, keepdim=True)
     return ((values - mean).square().mean(dim=1) / mean.square().squeeze(1)).mean()

@@ -27,7 +27,7 @@ from moespec.backends.torch.network import expert_mlp
 from moespec.backends.torch.slots import moe_layer
 from moespec.spec.checks import check_at_least, check_option, check_scores, check_size
 from moespec.spec.errors import ConfigError, ShapeError
-from moespec.spec.routing import RouterConfig
+from moespec.spec.routing import Noise, RouterConfig
 
 __all__ = ["MoE", "Model", "ParameterTree", "auxiliary_loss"]
 
@@ -132,9 +132,8 @@ class MoE(_Reporting):
         tokens = x.reshape(x.shape[0] // self.group_images, -1, x.shape[2])
         config = self.config if tokens.shape[1] == self.config.tokens else replace(self.config, tokens=tokens.shape[1])
         params = self.router.params()
-        noise = None
-        if self.training and config.noise_multiplier and "kernel" in params:
-            noise = torch.randn(tokens.shape[0], tokens.shape[1], config.experts, device=x.device)
+        wanted = B.ROUTERS[self.router_name].noise(config) if self.training else None
+        noise = None if wanted is None else _draw(replace(wanted, shape=(len(tokens), *wanted.shape)), x.device)
         needed = {} if ids is None else {"ids": ids.reshape(tokens.shape[:2])}
         output = B.ROUTERS[self.router_name].route(params, tokens, config, noise=noise, train=self.training, **needed)
         experts = self.experts.params()
@@ -145,6 +144,13 @@ class MoE(_Reporting):
 
     def extra_repr(self) -> str:
         return f"router={self.router_name!r}, {self.config}, group_images={self.group_images}"
+
+
+def _draw(noise: Noise, device: torch.device) -> Tensor:
+    if noise.interval is None:
+        return torch.randn(noise.shape, device=device)
+    low, high = noise.interval
+    return low + (high - low) * torch.rand(noise.shape, device=device)
 
 
 def _expert_arrays(
@@ -167,15 +173,14 @@ def _expert_arrays(
 class Model(ParameterTree, _Reporting):
     """A model written against a backend, as a module; it returns the logits (the features, without a head).
 
-        Model(vit.forward, config, vit.init(config, seed), noise_shapes=vit.moe_noise_shapes)
+        Model(vit.forward, config, vit.init(config, seed), noise=vit.moe_noise)
 
     forward: `forward(B, config, params, inputs, *, noise, train)` returns an object with `logits`, `features`, `losses`
         and `metrics`.
     config: given to it.
     params: nested dict of NumPy arrays. They become parameters: `blocks.1.moe.experts.w1` in the state dict, and
         `params()` gives the nested dict back.
-    noise_shapes: `noise_shapes(config, batch size)`, the shapes of the gating noise that a forward pass takes in
-        training; None for no noise.
+    noise: `noise(config, batch size)`, the `Noise` that each MoE block takes in training, in order; None for no noise.
     """
 
     def __init__(
@@ -184,18 +189,17 @@ class Model(ParameterTree, _Reporting):
         config: Any,
         params: dict[str, Any],
         *,
-        noise_shapes: Callable[[Any, int], Sequence[tuple[int, ...]]] | None = None,
+        noise: Callable[[Any, int], Sequence[Noise]] | None = None,
     ) -> None:
         super().__init__(params)
         self.config = config
-        self._forward, self._noise_shapes = forward, noise_shapes
+        self._forward, self._noise = forward, noise
         self._forget()
 
     def forward(self, inputs: Tensor) -> Tensor:
         noise = None
-        if self.training and self._noise_shapes is not None:
-            shapes = self._noise_shapes(self.config, inputs.shape[0])
-            noise = [torch.randn(shape, device=inputs.device) for shape in shapes]
+        if self.training and self._noise is not None:
+            noise = [_draw(wanted, inputs.device) for wanted in self._noise(self.config, inputs.shape[0])] or None
         output: Any = self._forward(B, self.config, self.params(), inputs, noise=noise, train=self.training)
         self.losses, self.metrics = output.losses, output.metrics
         result: Tensor = output.features if output.logits is None else output.logits

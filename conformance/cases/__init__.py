@@ -7,6 +7,7 @@ from moespec.conformance.cases import (
     allocations,
     base_layers,
     dselect_k,
+    gates,
     hashing,
     importance_score,
     layers,
@@ -35,6 +36,7 @@ _MODULES: tuple[Callable[[], Iterator[Definition]], ...] = (
     dselect_k.cases,
     base_layers.cases,
     hashing.cases,
+    gates.cases,
 )
 
 

@@ -19,7 +19,7 @@ from moespec.conformance.cases.mlps import rescale_inputs
 from moespec.conformance.draw import grid
 from moespec.conformance.format import Expectation, Tensor, Twin
 
-__all__ = ["cases"]
+__all__ = ["array_faults", "cases", "fault", "sizes"]
 
 G, T, E, D = 2, 6, 3, 4
 ARTICLES = {
@@ -54,80 +54,81 @@ def whole(value: Tensor) -> Tensor:
     return Tensor(value.array.astype(np.int32), value.axes)
 
 
+def fault(
+    algorithm: str,
+    stage: str,
+    name: str,
+    error: str,
+    argument: str,
+    inputs: Mapping[str, Tensor],
+    config: Mapping[str, Any],
+    *,
+    wrong_inputs: Mapping[str, Tensor] | None = None,
+    wrong_config: Mapping[str, Any] | None = None,
+    purpose: str = "",
+) -> Definition:
+    """A negative: `inputs` and `config` are right, and wrong with the arrays and options of `wrong_...` in them."""
+    wrong_inputs, wrong_config = wrong_inputs or {}, wrong_config or {}
+    return Definition(
+        algorithm,
+        f"negative_{name}",
+        "negative",
+        purpose or f"The argument {argument} is {ARTICLES[error]}.",
+        {**inputs, **wrong_inputs},
+        {**config, **wrong_config},
+        (stage,),
+        ("static_fault" if error != "ContractError" else "runtime_fault",),
+        expect=Expectation(
+            stage,
+            error,
+            argument,
+            "runtime" if error == "ContractError" else "static",
+            Twin({name: config[name] for name in wrong_config}, {name: inputs[name] for name in wrong_inputs}),
+        ),
+    )
+
+
+def array_faults(
+    algorithm: str,
+    stage: str,
+    argument: str,
+    inputs: Mapping[str, Tensor],
+    config: Mapping[str, Any],
+    prefix: str = "",
+    without: str = "",
+) -> Iterator[Definition]:
+    """NaN, infinity, a missing axis and a wrong dtype of one array; `without` one of these that is no fault of it."""
+    value, named = inputs[argument], argument.split("/")[-1]
+    for name, error, wrong in (
+        ("nan", "ContractError", with_value(value, np.nan)),
+        ("infinite", "ContractError", with_value(value, np.inf)),
+        ("rank", "ShapeError", flat(value)),
+        ("dtype", "DtypeError", whole(value)),
+    ):
+        if name != without:
+            yield fault(
+                algorithm, stage, f"{prefix}{name}", error, named, inputs, config, wrong_inputs={argument: wrong}
+            )
+
+
+def sizes(
+    algorithm: str,
+    stage: str,
+    inputs: Mapping[str, Tensor],
+    config: Mapping[str, Any],
+    prefix: str = "",
+    **axes: int,
+) -> Iterator[Definition]:
+    """One entry less along an axis of each array named, `__` for `/`."""
+    for name, axis in axes.items():
+        array = name.replace("__", "/")
+        named = array.split("/")[-1]
+        wrong = {array: shorter(inputs[array], axis)}
+        yield fault(algorithm, stage, f"{prefix}{named}_size", "ShapeError", named, inputs, config, wrong_inputs=wrong)
+
+
 def cases() -> Iterator[Definition]:
     """All cases of this module."""
-
-    def case(
-        algorithm: str,
-        stage: str,
-        name: str,
-        error: str,
-        argument: str,
-        inputs: Mapping[str, Tensor],
-        config: Mapping[str, Any],
-        *,
-        wrong_inputs: Mapping[str, Tensor] | None = None,
-        wrong_config: Mapping[str, Any] | None = None,
-        purpose: str = "",
-    ) -> Definition:
-        wrong_inputs, wrong_config = wrong_inputs or {}, wrong_config or {}
-        return Definition(
-            algorithm,
-            f"negative_{name}",
-            "negative",
-            purpose or f"The argument {argument} is {ARTICLES[error]}.",
-            {**inputs, **wrong_inputs},
-            {**config, **wrong_config},
-            (stage,),
-            ("static_fault" if error != "ContractError" else "runtime_fault",),
-            expect=Expectation(
-                stage,
-                error,
-                argument,
-                "runtime" if error == "ContractError" else "static",
-                Twin({name: config[name] for name in wrong_config}, {name: inputs[name] for name in wrong_inputs}),
-            ),
-        )
-
-    def array_faults(
-        algorithm: str,
-        stage: str,
-        argument: str,
-        inputs: Mapping[str, Tensor],
-        config: Mapping[str, Any],
-        prefix: str = "",
-        without: str = "",
-    ) -> Iterator[Definition]:
-        """NaN, infinity, a missing axis and a wrong dtype of one array; `without` one of these that is no fault of it."""
-        value = inputs[argument]
-        for name, error, wrong in (
-            ("nan", "ContractError", with_value(value, np.nan)),
-            ("infinite", "ContractError", with_value(value, np.inf)),
-            ("rank", "ShapeError", flat(value)),
-            ("dtype", "DtypeError", whole(value)),
-        ):
-            if name != without:
-                named = argument.split("/")[-1]
-                yield case(
-                    algorithm, stage, f"{prefix}{name}", error, named, inputs, config, wrong_inputs={argument: wrong}
-                )
-
-    def sizes(
-        algorithm: str,
-        stage: str,
-        inputs: Mapping[str, Tensor],
-        config: Mapping[str, Any],
-        prefix: str = "",
-        **axes: int,
-    ) -> Iterator[Definition]:
-        """One entry less along an axis of each array named, `__` for `/`."""
-        for name, axis in axes.items():
-            array = name.replace("__", "/")
-            named = array.split("/")[-1]
-            wrong = {array: shorter(inputs[array], axis)}
-            yield case(
-                algorithm, stage, f"{prefix}{named}_size", "ShapeError", named, inputs, config, wrong_inputs=wrong
-            )
 
     def option(
         algorithm: str,
@@ -138,7 +139,7 @@ def cases() -> Iterator[Definition]:
         config: Mapping[str, Any],
         **wrong: Any,
     ) -> Definition:
-        return case(algorithm, stage, name, "ConfigError", argument, inputs, config, wrong_config=wrong)
+        return fault(algorithm, stage, name, "ConfigError", argument, inputs, config, wrong_config=wrong)
 
     good = {"tokens": 196, "experts": 32, "factor": 1.0, "choices": 1, "rounding": "ceil", "multiple_of": 1}
     for name, wrong in (
@@ -162,14 +163,14 @@ def cases() -> Iterator[Definition]:
     for argument in product:
         yield from array_faults("softmax_affinity", "logits", argument, product, {}, f"{argument}_")
     narrow = {"kernel": tensor(grid("negative/kernel/narrow", (D - 1, E)), "width experts")}
-    yield case("softmax_affinity", "logits", "width", "ShapeError", "kernel", product, {}, wrong_inputs=narrow)
+    yield fault("softmax_affinity", "logits", "width", "ShapeError", "kernel", product, {}, wrong_inputs=narrow)
 
     noisy = {**given, "noise": logits("negative/noise")}
     yield from array_faults("gating_noise", "noise", "noise", noisy, {"multiplier": 1.0})
     yield from array_faults("gating_noise", "noise", "logits", noisy, {"multiplier": 1.0}, "logits_")
     yield option("gating_noise", "noise", "multiplier", "multiplier", noisy, {"multiplier": 1.0}, multiplier=-1.0)
     fewer = {"noise": logits("negative/noise/few", (G, T - 1, E))}
-    yield case("gating_noise", "noise", "shape", "ShapeError", "noise", noisy, {"multiplier": 1.0}, wrong_inputs=fewer)
+    yield fault("gating_noise", "noise", "shape", "ShapeError", "noise", noisy, {"multiplier": 1.0}, wrong_inputs=fewer)
 
     chosen = {"scores": scores("negative/scores")}
     config: dict[str, Any] = {"choices": 2, "capacity": 2}
@@ -183,7 +184,7 @@ def cases() -> Iterator[Definition]:
     paired = {**chosen, "combine_scores": scores("negative/combine")}
     yield from array_faults("token_choice", "allocation", "combine_scores", paired, config, "combine_")
     fewer = {"combine_scores": scores("negative/combine/few", (G, T - 1, E))}
-    yield case(
+    yield fault(
         "token_choice",
         "allocation",
         "combine_shape",
@@ -195,12 +196,12 @@ def cases() -> Iterator[Definition]:
     )
     order = tensor(np.tile(np.arange(T), (G, 1)), "groups tokens")
     ordered = {**chosen, "order": order}
-    yield case("token_choice", "allocation", "order_dtype", "DtypeError", "order", ordered, config,
+    yield fault("token_choice", "allocation", "order_dtype", "DtypeError", "order", ordered, config,
                wrong_inputs={"order": tensor(order.array.astype(float), "groups tokens")})  # fmt: skip
-    yield case("token_choice", "allocation", "order_shape", "ShapeError", "order", ordered, config,
+    yield fault("token_choice", "allocation", "order_shape", "ShapeError", "order", ordered, config,
                wrong_inputs={"order": tensor(order.array[:, :-1], "groups tokens")})  # fmt: skip
     twice = tensor(np.where(order.array == 1, 0, order.array), "groups tokens")
-    yield case("token_choice", "allocation", "order_twice", "ContractError", "order", ordered, config,
+    yield fault("token_choice", "allocation", "order_twice", "ContractError", "order", ordered, config,
                wrong_inputs={"order": twice}, purpose="The order holds a token twice.")  # fmt: skip
 
     yield from array_faults("batch_priority", "priority", "scores", chosen, {"by": "max", "choices": 1})
@@ -272,12 +273,12 @@ def cases() -> Iterator[Definition]:
     yield option("soft_routing", "routing", "identity_alone", "dispatch", mixed, forms, dispatch="identity")
     both = {"dispatch": "identity", "combine": "identity"}
     more = {"slots": tensor(grid("negative/soft/more", (D, 3, 3)), "width experts capacity")}
-    yield case("soft_routing", "routing", "identity_slots", "ShapeError", "slots", mixed, both, wrong_inputs=more)
+    yield fault("soft_routing", "routing", "identity_slots", "ShapeError", "slots", mixed, both, wrong_inputs=more)
 
     for algorithm in ("importance_loss", "balance_loss"):
         yield from array_faults(algorithm, "loss", "scores", {"scores": utilities("negative/losses")}, {})
     nobody = {"scores": groups_tokens(np.zeros((G, T, E)))}
-    yield case("importance_loss", "loss", "no_mass", "ContractError", "scores", {"scores": utilities("negative/losses")},
+    yield fault("importance_loss", "loss", "no_mass", "ContractError", "scores", {"scores": utilities("negative/losses")},
                {}, wrong_inputs=nobody, purpose="Scores of 0 have no coefficient of variation.")  # fmt: skip
     pair, config = {**given, "noisy_logits": logits("negative/noisy")}, {"choices": 1, "noise_std": 0.25}
     yield from array_faults("load_loss", "loss", "logits", pair, config)
@@ -288,9 +289,9 @@ def cases() -> Iterator[Definition]:
     yield from array_faults("z_loss", "loss", "logits", given, {})
 
     stepped = {"z": tensor(grid("negative/z", (3, 4), reach=0.5), "rows n")}
-    for fault in array_faults("dselect_k_gate", "step", "z", stepped, {"gamma": 1.0}, "step_"):
-        if not fault.name.endswith("rank"):  # any shape will do
-            yield fault
+    for wrongly in array_faults("dselect_k_gate", "step", "z", stepped, {"gamma": 1.0}, "step_"):
+        if not wrongly.name.endswith("rank"):  # any shape will do
+            yield wrongly
     yield option("dselect_k_gate", "step", "step_gamma", "gamma", stepped, {"gamma": 1.0}, gamma=0.0)
     coded, config = {"codes": codes("negative/codes", 8)}, {"experts": 8, "gamma": 1.0}
     yield from array_faults("dselect_k_gate", "selectors", "codes", coded, config, "codes_")
@@ -302,7 +303,7 @@ def cases() -> Iterator[Definition]:
     yield from array_faults("dselect_k_gate", "gate", "logits", mixed, {}, "logits_")
     yield from array_faults("dselect_k_gate", "losses", "selectors", {"selectors": shares}, {}, "losses_")
     lost = tensor(np.where(np.arange(2)[:, None] == 0, 0.0, shares.array), "groups tokens choices experts")
-    yield case(
+    yield fault(
         "dselect_k_gate", "losses", "losses_lost", "ContractError", "selectors", {"selectors": shares}, {},
         wrong_inputs={"selectors": lost}, purpose="A selector has no mass on any expert.",
     )  # fmt: skip
@@ -310,7 +311,7 @@ def cases() -> Iterator[Definition]:
 
     uneven = {"scores": scores("negative/uneven", (G, T + 1, E))}
     yield from array_faults("base_layers", "balance", "scores", chosen, {}, "assignment_")
-    yield case("base_layers", "balance", "uneven", "ShapeError", "scores", chosen, {}, wrong_inputs=uneven)
+    yield fault("base_layers", "balance", "uneven", "ShapeError", "scores", chosen, {}, wrong_inputs=uneven)
     yield from array_faults("base_layers", "greedy", "scores", chosen, {}, "greedy_")
     named = {**chosen, "expert": tensor(np.tile(np.arange(T) % E, (G, 1)), "groups tokens")}
     yield from array_faults("base_layers", "routing", "scores", named, {"capacity": 2}, "routing_")
@@ -320,9 +321,9 @@ def cases() -> Iterator[Definition]:
         ("expert_shape", "ShapeError", tensor(named["expert"].array[:, :-1], "groups tokens")),
     ):
         wrong_expert = {"expert": expert}
-        yield case("base_layers", "routing", name, error, "expert", named, {"capacity": 2}, wrong_inputs=wrong_expert)
+        yield fault("base_layers", "routing", name, error, "expert", named, {"capacity": 2}, wrong_inputs=wrong_expert)
     absent = {"expert": tensor(named["expert"].array + 1, "groups tokens")}
-    yield case("base_layers", "routing", "expert_absent", "ContractError", "expert", named, {"capacity": 2},
+    yield fault("base_layers", "routing", "expert_absent", "ContractError", "expert", named, {"capacity": 2},
                wrong_inputs=absent, purpose="There is no such expert.")  # fmt: skip
 
     layer = {**product, "scores": scores("negative/layer"), **experts("negative/experts")}
@@ -330,7 +331,7 @@ def cases() -> Iterator[Definition]:
     config = {"allocation": "token_choice", "options": {"choices": 1, "capacity": 2}}
     yield from array_faults("moe_layer", "layer", "tokens", layer, config)
     fewer = {"tokens": tensor(grid("negative/tokens/few", (G, T - 1, D)), "groups tokens width")}
-    yield case("moe_layer", "layer", "tokens_routing", "ShapeError", "tokens", layer, config, wrong_inputs=fewer)
+    yield fault("moe_layer", "layer", "tokens_routing", "ShapeError", "tokens", layer, config, wrong_inputs=fewer)
     slots = {
         "inputs": tensor(grid("negative/inputs", (G, E, 2, D)), "groups experts capacity width"),
         **experts("negative/experts"),
@@ -359,13 +360,13 @@ def cases() -> Iterator[Definition]:
         edit = {"router": {**fields, field: wrong}}
         yield option("dselect_k", "route", field, argument, trained, {"router": fields}, **edit)
     fewer = {"router/bias": tensor(grid("negative/bias/few", (7,), reach=0.25), "columns")}
-    yield case("dselect_k", "route", "columns", "ShapeError", "bias", trained, {"router": fields}, wrong_inputs=fewer)
+    yield fault("dselect_k", "route", "columns", "ShapeError", "bias", trained, {"router": fields}, wrong_inputs=fewer)
     routed = {"tokens": product["tokens"], "router/kernel": product["kernel"]}
     even = {"router": {"tokens": T, "experts": E, "width": D}, "train": True}
     odd = tensor(grid("negative/tokens/odd", (G, T + 1, D)), "groups tokens width")
-    yield case("base", "route", "uneven", "ShapeError", "scores", routed, even, wrong_inputs={"tokens": odd},
+    yield fault("base", "route", "uneven", "ShapeError", "scores", routed, even, wrong_inputs={"tokens": odd},
                wrong_config={"router": {"tokens": T + 1, "experts": E, "width": D}})  # fmt: skip
-    yield case("base", "route", "tokens", "ShapeError", "tokens", routed, even, wrong_inputs={"tokens": odd})
+    yield fault("base", "route", "tokens", "ShapeError", "tokens", routed, even, wrong_inputs={"tokens": odd})
     yield from _router(option, "soft_moe", ("norm_form", "l1"), ("combine", "hard"))
     inputs, config = _inputs("softmax_token_choice"), {"router": {"tokens": T, "experts": E, "width": D}}
     for argument in ("tokens", "router/kernel"):
@@ -394,12 +395,12 @@ def cases() -> Iterator[Definition]:
     for argument in ("token_kernel", "token_bias", "channel_kernel", "channel_bias"):
         name = f"params/{argument}"
         longer = np.concatenate([mapped[name].array] * 2)
-        yield case(
+        yield fault(
             "sparse_mlp", "rescale", f"{argument}_size", "ShapeError", argument, mapped, {},
             wrong_inputs={name: tensor(longer, " ".join(mapped[name].axes))},
         )  # fmt: skip
     yield from _router(option, "importance_score", ("choices", E + 1), ("drop", 1.0), ("capacity_factor", 0.0))
-    yield from _hash(case, array_faults, option, sizes)
+    yield from _hash(option)
 
 
 def _network(array_faults: Any, option: Any, sizes: Any) -> Iterator[Definition]:
@@ -438,7 +439,7 @@ def _network(array_faults: Any, option: Any, sizes: Any) -> Iterator[Definition]
         yield from sizes("network", stage, classes, {}, f"{stage}_", targets=1)
 
 
-def _hash(case: Any, array_faults: Any, option: Any, sizes: Any) -> Iterator[Definition]:
+def _hash(option: Any) -> Iterator[Definition]:
     """Faults in token ids, tables, the routing by a table, MultiHash and the router."""
 
     def integer_faults(
@@ -462,7 +463,7 @@ def _hash(case: Any, array_faults: Any, option: Any, sizes: Any) -> Iterator[Def
         for name, error, wrong in faults:
             purpose = f"The argument {argument} is out of range." if error == "ContractError" else ""
             name = f"{prefix}{name}"
-            yield case(
+            yield fault(
                 algorithm, stage, name, error, argument, inputs, config, wrong_inputs={argument: wrong}, purpose=purpose
             )
 
@@ -473,7 +474,7 @@ def _hash(case: Any, array_faults: Any, option: Any, sizes: Any) -> Iterator[Def
     yield from array_faults("token_ids", "codes", "patches", patches, {})
     yield from array_faults("token_ids", "codes", "codebook", patches, {}, "codebook_")
     narrow = {"codebook": tensor(grid("negative/codebook/narrow", (3, D - 1)), "codes pixels")}
-    yield case("token_ids", "codes", "codebook_width", "ShapeError", "codebook", patches, {}, wrong_inputs=narrow)
+    yield fault("token_ids", "codes", "codebook_width", "ShapeError", "codebook", patches, {}, wrong_inputs=narrow)
     states = {"tokens": tensor(grid("negative/tokens", (G, T, D)), "groups tokens width")}
     yield from array_faults("token_ids", "position", "tokens", states, {}, "position_")
     hashed = hashing.given("negative/hash")
@@ -493,7 +494,7 @@ def _hash(case: Any, array_faults: Any, option: Any, sizes: Any) -> Iterator[Def
     for stage, argument, inputs in (("random", "draws", draws), ("balanced", "frequencies", counts)):
         yield from array_faults("hash_tables", stage, argument, inputs, {"experts": E}, f"{stage}_", "rank")
         two_axes = {argument: Tensor(inputs[argument].array[None], ("rows", "ids"))}
-        yield case(
+        yield fault(
             "hash_tables", stage, f"{stage}_rank", "ShapeError", argument, inputs, {"experts": E}, wrong_inputs=two_axes
         )
         yield option("hash_tables", stage, f"{stage}_experts", "experts", inputs, {"experts": E}, experts=0)
@@ -502,7 +503,7 @@ def _hash(case: Any, array_faults: Any, option: Any, sizes: Any) -> Iterator[Def
         ("random_below_zero", "random", "draws", draws, -0.25),
         ("balanced_below_zero", "balanced", "frequencies", counts, -1.0),
     ):
-        yield case(
+        yield fault(
             "hash_tables", stage, name, "ContractError", argument, inputs, {"experts": E},
             wrong_inputs={argument: with_value(inputs[argument], wrong)}, purpose=f"The argument {argument} is out of range.",
         )  # fmt: skip
@@ -511,7 +512,7 @@ def _hash(case: Any, array_faults: Any, option: Any, sizes: Any) -> Iterator[Def
         ("dtype", "DtypeError", clusters["clusters"].array.astype(np.float32)),
         ("below_zero", "ContractError", clusters["clusters"].array - 1),
     ):
-        yield case(
+        yield fault(
             "hash_tables", "dispersed", f"dispersed_{name}", error, "clusters", clusters, {"experts": E},
             wrong_inputs={"clusters": tensor(array, "ids")}, purpose=f"The clusters have a wrong {name.replace('_', ' ')}.",
         )  # fmt: skip
@@ -538,7 +539,7 @@ def _hash(case: Any, array_faults: Any, option: Any, sizes: Any) -> Iterator[Def
     yield from integer_faults("multi_hash", "mlp", "tables", mixed, options, "tables_", E)
     yield option("multi_hash", "mlp", "activation", "activation", mixed, options, activation="silu")
     three = {"tables": tensor(np.stack([hashed["table"].array] * 3), "hashes ids")}
-    yield case("multi_hash", "mlp", "three_hashes", "ConfigError", "tables", mixed, options, wrong_inputs=three,
+    yield fault("multi_hash", "mlp", "three_hashes", "ConfigError", "tables", mixed, options, wrong_inputs=three,
                purpose="Three hashes do not divide four hidden units.")  # fmt: skip
 
     routed = {**states, **ids, **experts("negative/experts")}
@@ -546,7 +547,7 @@ def _hash(case: Any, array_faults: Any, option: Any, sizes: Any) -> Iterator[Def
     good = {"tokens": T, "experts": E, "width": D, "hashes": 1, "capacity_factor": 1.0}
     for argument, field, wrong in (("hashes", "hashes", 2), ("factor", "capacity_factor", 0.0)):
         yield option("hash", "route", field, argument, routed, {"router": good}, router={**good, field: wrong})
-    yield case("hash", "route", "ids", "DtypeError", "ids", routed, {"router": good},
+    yield fault("hash", "route", "ids", "DtypeError", "ids", routed, {"router": good},
                wrong_inputs={"ids": Tensor(hashed["ids"].array.astype(np.float32), hashed["ids"].axes)})  # fmt: skip
 
 

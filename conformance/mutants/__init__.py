@@ -11,6 +11,7 @@ from moespec.conformance.mutants import (
     capacity,
     dselect_k,
     faults,
+    gates,
     hashing,
     importance_score,
     layers,
@@ -31,7 +32,7 @@ MUTANTS: dict[str, Mutant] = {}
 
 for _module in (
     *(capacity, affinities, allocations, transport, soft, losses, layers, network, routers, faults, packages),
-    *(importance_score, mlps, dselect_k, base_layers, hashing),
+    *(importance_score, mlps, dselect_k, base_layers, hashing, gates),
 ):
     for _mutant in _module.MUTANTS:
         if _mutant.name in MUTANTS:

@@ -56,7 +56,7 @@ def _ruled(rule: Rule) -> dict[str, Replacement]:
         return found
 
     class Ruled(RouterConfig):
-        def capacity(self, *, choices: int = 1) -> int:
+        def capacity(self, *, choices: int = 1, train: bool = True) -> int:
             return slots(self.tokens, self.experts, self.capacity_factor, choices, self.rounding, self.multiple_of)
 
     def routed(B: Any, route: Any, params: Any, tokens: Any, config: RouterConfig, **options: Any) -> Any:

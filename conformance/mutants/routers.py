@@ -10,14 +10,14 @@ from moespec.conformance.mutants.capacity import SELECTING
 from moespec.conformance.mutants.definition import Mutant, every
 from moespec.spec.numerics import stable_order
 
-__all__ = ["MUTANTS"]
+__all__ = ["MUTANTS", "configured", "routed", "weighted", "with_loss"]
 
 TOKEN_CHOICE = ("softmax_token_choice", "sinkhorn_token_choice")
 SINKHORN = ("sinkhorn_token_choice", "sinkhorn_expert_choice")
 SPARSE = ("sparsity_constrained_expert_choice",)
 
 
-def _configured(**fields: Any) -> Callable[..., Any]:
+def configured(**fields: Any) -> Callable[..., Any]:
     """The router with some fields of its configuration as they are here."""
 
     def change(B: Any, route: Any, params: Any, tokens: Any, config: Any, **options: Any) -> Any:
@@ -33,43 +33,43 @@ def _logits(B: Any, params: Any, tokens: Any, config: Any, noise: Any) -> tuple[
     return clean, B.add_gating_noise(clean, noise, multiplier=config.noise_multiplier)
 
 
-def _routed(B: Any, output: Any, routing: Any) -> Any:
+def routed(B: Any, output: Any, routing: Any) -> Any:
     """The output of a router with another routing, and the metrics of that."""
     return output._replace(routing=routing, metrics={**output.metrics, **B.routing_metrics(routing)})
 
 
-def _weighted(B: Any, output: Any, scores: Any) -> Any:
+def weighted(B: Any, output: Any, scores: Any) -> Any:
     """The output of a router with the combine weights taken from `scores` (groups, tokens, experts)."""
     token = output.routing.token  # (groups, experts, slots)
     of_none = np.concatenate([scores, np.zeros_like(scores[:, :1])], axis=1)
     weight = np.take_along_axis(of_none, token.swapaxes(1, 2), axis=1).swapaxes(1, 2)
-    return _routed(B, output, output.routing._replace(weight=weight))
+    return routed(B, output, output.routing._replace(weight=weight))
 
 
 def _allocated(B: Any, name: str, config: Any, output: Any, selection: Any, combine: Any) -> Any:
     """The output of a router with the allocation of other scores."""
     if name.endswith("expert_choice"):
         options = {"capacity": config.capacity(), "drop_zero": config.drop_zero_plan}
-        return _routed(B, output, B.expert_choice(selection, combine_scores=combine, **options))
+        return routed(B, output, B.expert_choice(selection, combine_scores=combine, **options))
     order = None
     if config.batch_priority != "none":
         order = B.batch_priority(selection, by=config.batch_priority, choices=config.choices)
     options = {"choices": config.choices, "capacity": config.capacity(choices=config.choices), "order": order}
-    return _routed(B, output, B.token_choice(selection, combine_scores=combine, **options))
+    return routed(B, output, B.token_choice(selection, combine_scores=combine, **options))
 
 
 def _clean_weights(
     B: Any, route: Any, params: Any, tokens: Any, config: Any, *, noise: Any = None, train: bool = False
 ) -> Any:
     output = route(params, tokens, config, noise=noise, train=train)
-    return _weighted(B, output, B.softmax_affinity(_logits(B, params, tokens, config, noise)[0]))
+    return weighted(B, output, B.softmax_affinity(_logits(B, params, tokens, config, noise)[0]))
 
 
 def _sigmoid_weights(
     B: Any, route: Any, params: Any, tokens: Any, config: Any, *, noise: Any = None, train: bool = False
 ) -> Any:
     output = route(params, tokens, config, noise=noise, train=train)
-    return _weighted(B, output, 1 / (1 + np.exp(-_logits(B, params, tokens, config, noise)[1])))
+    return weighted(B, output, 1 / (1 + np.exp(-_logits(B, params, tokens, config, noise)[1])))
 
 
 def _noise_after_softmax(name: str) -> Callable[..., Any]:
@@ -100,7 +100,7 @@ def _raw_utility(
     return _allocated(B, SPARSE[0], config, output, plan, B.softmax_affinity(noisy))
 
 
-def _loss(name: str, value: Callable[..., Any]) -> Callable[..., Any]:
+def with_loss(name: str, value: Callable[..., Any]) -> Callable[..., Any]:
     """The router with the loss `name` computed by `value(B, config, clean, noisy, routing)`, where it has that loss."""
 
     def change(
@@ -133,11 +133,11 @@ def _balance_after_drops(B: Any, config: Any, clean: Any, noisy: Any, routing: A
 def _losses(change: Callable[[str, Any, Any], Any]) -> Callable[..., Any]:
     """The router with each weighted loss changed: `change(name, loss, config)`."""
 
-    def routed(B: Any, route: Any, params: Any, tokens: Any, config: Any, **options: Any) -> Any:
+    def changed(B: Any, route: Any, params: Any, tokens: Any, config: Any, **options: Any) -> Any:
         output = route(params, tokens, config, **options)
         return output._replace(losses={name: change(name, loss, config) for name, loss in output.losses.items()})
 
-    return routed
+    return changed
 
 
 MUTANTS = (
@@ -160,31 +160,31 @@ MUTANTS = (
     Mutant(
         "priority_left_out",
         "Tokens are served by index, whatever batch priority is asked for.",
-        every(TOKEN_CHOICE, _configured(batch_priority="none")),
+        every(TOKEN_CHOICE, configured(batch_priority="none")),
     ),
     Mutant(
         "clean_logits_combine",
         "The plan is made of the noisy logits, but the combine softmax is that of the clean ones.",
-        every(SINKHORN, _configured(combine_from_clean_logits=True)),
+        every(SINKHORN, configured(combine_from_clean_logits=True)),
         "RT-1",
         "google-research/vmoe (Token Choice)",
     ),
     Mutant(
         "noisy_logits_combine",
         "The combine softmax is that of the noisy logits, also where the clean ones are asked for.",
-        every(SINKHORN, _configured(combine_from_clean_logits=False)),
+        every(SINKHORN, configured(combine_from_clean_logits=False)),
         "RT-1",
     ),
     Mutant(
         "plan_combines",
         "The routers that select by a Sinkhorn plan combine with it, too.",
-        every(SINKHORN, _configured(combine_with="plan")),
+        every(SINKHORN, configured(combine_with="plan")),
         "RT-2",
     ),
     Mutant(
         "softmax_combines",
         "The Sinkhorn routers combine with the softmax, also where the plan is asked for.",
-        every(SINKHORN, _configured(combine_with="softmax")),
+        every(SINKHORN, configured(combine_with="softmax")),
         "RT-2",
     ),
     Mutant(
@@ -210,26 +210,27 @@ MUTANTS = (
         "importance_of_noisy_gates",
         "The importance loss sees the softmax of the noisy logits.",
         every(
-            SELECTING, _loss("importance", lambda B, c, clean, noisy, r: B.importance_loss(B.softmax_affinity(noisy)))
+            SELECTING,
+            with_loss("importance", lambda B, c, clean, noisy, r: B.importance_loss(B.softmax_affinity(noisy))),
         ),
         "AL-6",
     ),
     Mutant(
         "importance_of_kept_gates",
         "The importance loss sees the noisy softmax with all but the chosen set to 0.",
-        every(TOKEN_CHOICE, _loss("importance", _kept_gates)),
+        every(TOKEN_CHOICE, with_loss("importance", _kept_gates)),
         "AL-6",
     ),
     Mutant(
         "balance_of_clean_gates",
         "The balance loss sees the softmax of the clean logits.",
-        every(SELECTING, _loss("balance", lambda B, c, clean, noisy, r: B.balance_loss(B.softmax_affinity(clean)))),
+        every(SELECTING, with_loss("balance", lambda B, c, clean, noisy, r: B.balance_loss(B.softmax_affinity(clean)))),
         "AL-5",
     ),
     Mutant(
         "balance_after_drops",
         "The shares of the balance loss are those of the slots that are filled.",
-        every(SELECTING, _loss("balance", _balance_after_drops)),
+        every(SELECTING, with_loss("balance", _balance_after_drops)),
         "AL-5",
     ),
     Mutant(
@@ -237,14 +238,14 @@ MUTANTS = (
         "The balance loss is divided by the number of choices.",
         every(
             TOKEN_CHOICE,
-            _loss("balance", lambda B, c, clean, noisy, r: B.balance_loss(B.softmax_affinity(noisy)) / c.choices),
+            with_loss("balance", lambda B, c, clean, noisy, r: B.balance_loss(B.softmax_affinity(noisy)) / c.choices),
         ),
         "AL-3",
     ),
     Mutant(
         "z_of_noisy_logits",
         "The z-loss sees the noisy logits.",
-        every(SELECTING, _loss("z", lambda B, c, clean, noisy, r: B.z_loss(noisy))),
+        every(SELECTING, with_loss("z", lambda B, c, clean, noisy, r: B.z_loss(noisy))),
     ),
     Mutant(
         "losses_not_weighted",

@@ -6,6 +6,7 @@ from moespec.conformance.programs import (
     allocations,
     base_layers,
     dselect_k,
+    gates,
     hashing,
     layers,
     losses,
@@ -32,6 +33,7 @@ for _module in (
     dselect_k,
     base_layers,
     hashing,
+    gates,
 ):
     for _algorithm, _stages in _module.STAGES.items():
         PROGRAMS.setdefault(_algorithm, {}).update({stage.name: stage for stage in _stages})

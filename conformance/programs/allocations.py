@@ -34,7 +34,9 @@ def priorities(config: Config, scores: Values, scales: Values) -> float:
 
 
 def _token_choice(B: Any, config: Config, v: Values) -> Values:
-    optional = {name: v[name] for name in ("combine_scores", "order") if name in v}
+    optional: Values = {name: v[name] for name in ("combine_scores", "order") if name in v}
+    if "keep" in v:
+        optional["keep"] = v["keep"] != 0
     return routing_arrays(
         B.token_choice(v["scores"], choices=config["choices"], capacity=config["capacity"], **optional)
     )
@@ -85,7 +87,7 @@ SOFT = {
 TOKEN_CHOICE = Stage(
     "allocation",
     ("token_choice",),
-    ("scores", "combine_scores", "order"),
+    ("scores", "combine_scores", "order", "keep"),
     _token_choice,
     WEIGHTS,
     Choice("scores", token_choices),

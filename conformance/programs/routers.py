@@ -20,7 +20,7 @@ from moespec.conformance.programs.layers import absolute_layer, experts_of
 from moespec.spec import ROUTERS, RouterConfig
 from moespec.spec.importance_score import surviving_tokens
 
-__all__ = ["STAGES", "selection_scores"]
+__all__ = ["STAGES", "margin_of", "route", "routed", "selection_scores", "settings_of"]
 
 STUDY = (
     *("softmax_token_choice", "sinkhorn_token_choice", "softmax_expert_choice", "sinkhorn_expert_choice"),
@@ -29,7 +29,8 @@ STUDY = (
 TE = ("groups", "tokens", "experts")
 
 
-def _settings(name: str, config: Config) -> RouterConfig:
+def settings_of(name: str, config: Config) -> RouterConfig:
+    """The configuration of a router."""
     return ROUTERS[name].configure(**config["router"])
 
 
@@ -39,19 +40,19 @@ def _logits(B: Any, name: str, config: Config, v: Values) -> Values:
         return {"logits": logits}
     return {
         "logits": logits,
-        "noisy": B.add_gating_noise(logits, v["noise"], multiplier=_settings(name, config).noise_multiplier),
+        "noisy": B.add_gating_noise(logits, v["noise"], multiplier=settings_of(name, config).noise_multiplier),
     }
 
 
 def _softmax(B: Any, name: str, config: Config, v: Values) -> Values:
     noisy = B.softmax_affinity(v.get("noisy", v["logits"]))
-    if "noisy" in v and _settings(name, config).combine_from_clean_logits:
+    if "noisy" in v and settings_of(name, config).combine_from_clean_logits:
         return {"scores": noisy, "clean_scores": B.softmax_affinity(v["logits"])}
     return {"scores": noisy}
 
 
 def _plan(B: Any, name: str, config: Config, v: Values) -> Values:
-    settings = _settings(name, config)
+    settings = settings_of(name, config)
     if name.startswith("sinkhorn"):
         return {"plan": B.sinkhorn_affinity(v.get("noisy", v["logits"]), iterations=settings.sinkhorn_iterations)}
     transport = B.sparse_transport_affinity
@@ -59,13 +60,13 @@ def _plan(B: Any, name: str, config: Config, v: Values) -> Values:
 
 
 def _order(B: Any, name: str, config: Config, v: Values) -> Values:
-    settings = _settings(name, config)
+    settings = settings_of(name, config)
     selection = v.get("plan", v["scores"])
     return {"order": B.batch_priority(selection, by=settings.batch_priority, choices=settings.choices)}
 
 
 def _allocate(B: Any, name: str, config: Config, v: Values) -> Any:
-    settings = _settings(name, config)
+    settings = settings_of(name, config)
     if name == "importance_score":
         return _among_the_important(B, settings, config, v)
     combine = v.get("clean_scores", v["scores"])
@@ -81,7 +82,7 @@ def _allocate(B: Any, name: str, config: Config, v: Values) -> Any:
 
 
 def _cut(B: Any, name: str, config: Config, v: Values) -> Values:
-    return {"order": B.importance_score_order(v["scores"], drop=_settings(name, config).drop)}
+    return {"order": B.importance_score_order(v["scores"], drop=settings_of(name, config).drop)}
 
 
 def _among_the_important(B: Any, settings: RouterConfig, config: Config, v: Values) -> Any:
@@ -102,7 +103,7 @@ def _layer(B: Any, name: str, config: Config, v: Values) -> Values:
 
 
 def _soft(B: Any, name: str, config: Config, v: Values) -> Values:
-    settings = _settings(name, config)
+    settings = settings_of(name, config)
     routing = B.soft_routing(
         v["tokens"],
         v["router/slots"],
@@ -115,13 +116,16 @@ def _soft(B: Any, name: str, config: Config, v: Values) -> Values:
     return routing_arrays(routing, sparse=False)
 
 
-def _routed(B: Any, name: str, config: Config, v: Values) -> Any:
-    noise = {"noise": v["noise"], "train": True} if "noise" in v else {}
-    return B.ROUTERS[name].route(nested(v, "router"), v["tokens"], _settings(name, config), **noise)
+def routed(B: Any, name: str, config: Config, v: Values) -> Any:
+    """The output of a router on the inputs of a case."""
+    noise = {"noise": v["noise"]} if "noise" in v else {}
+    train = config.get("train", "noise" in v)
+    return B.ROUTERS[name].route(nested(v, "router"), v["tokens"], settings_of(name, config), train=train, **noise)
 
 
-def _route(B: Any, name: str, config: Config, v: Values) -> Values:
-    found = _routed(B, name, config, v)
+def route(B: Any, name: str, config: Config, v: Values) -> Values:
+    """Its routing, losses and metrics, and the output of the layer around it."""
+    found = routed(B, name, config, v)
     return {
         **routing_arrays(found.routing, sparse=name != "soft_moe"),
         **{f"losses/{key}": value for key, value in found.losses.items()},
@@ -137,8 +141,9 @@ def selection_scores(B: Any, name: str, config: Config, v: Values) -> Values:
     return {"scores": v["scores"] if _kind(name) == "softmax" else _plan(B, name, config, v)["plan"]}
 
 
-def _margin(name: str, config: Config, scores: Values, scales: Values) -> float:
-    settings = _settings(name, config)
+def margin_of(name: str, config: Config, scores: Values, scales: Values) -> float:
+    """The margin of what a router chooses by."""
+    settings = settings_of(name, config)
     if name.endswith("expert_choice"):
         return expert_choice_margin(scores["scores"], scales["scores"], settings.capacity())
     margin = token_choice_margin(scores["scores"], scales["scores"], settings.choices)
@@ -174,8 +179,8 @@ def _stages(name: str) -> tuple[Stage, ...]:
     plan_call = {"sinkhorn": ("sinkhorn_affinity",), "transport": ("sparse_transport_affinity",)}.get(kind, ())
     allocation = _allocation_of(name)
     selected = "scores" if kind == "softmax" else "plan"
-    choice = Choice(selected, partial(_margin, name))
-    whole = Choice(bind(selection_scores), partial(_margin, name), scale, constant, wide=False)
+    choice = Choice(selected, partial(margin_of, name))
+    whole = Choice(bind(selection_scores), partial(margin_of, name), scale, constant, wide=False)
     plan = Stage(
         "plan",
         plan_call,
@@ -192,7 +197,7 @@ def _stages(name: str) -> tuple[Stage, ...]:
     weights = {"weights": Output(("groups", "experts", "capacity"), scale="magnitude")}
     output = Output(("groups", "tokens", "width"), constant=partial(_combine_constant, name))
     combined = {
-        "output": replace(output, written=lambda config, v: absolute_layer(_routed(spec, name, config, v).routing, v)),
+        "output": replace(output, written=lambda config, v: absolute_layer(routed(spec, name, config, v).routing, v)),
         "weights": Output(
             ("groups", "experts", "capacity"),
             written=partial(_weights_scale, name),
@@ -225,7 +230,7 @@ def _stages(name: str) -> tuple[Stage, ...]:
             "route",
             ("ROUTERS", "moe_layer"),
             ("tokens", "router", "noise", "experts"),
-            bind(_route),
+            bind(route),
             combined,
             whole,
             whole=True,
@@ -235,13 +240,13 @@ def _stages(name: str) -> tuple[Stage, ...]:
 
 def _combine_constant(name: str, config: Config) -> str:
     """Of what a router combines with: a softmax, or for an ablation the Sinkhorn plan."""
-    return "sinkhorn" if _settings(name, config).combine_with == "plan" else "direct"
+    return "sinkhorn" if settings_of(name, config).combine_with == "plan" else "direct"
 
 
 def _weights_scale(name: str, config: Config, v: Values) -> Any:
     """The scale of combine weights that are entries of the Sinkhorn plan; other weights are their own scale."""
-    routing = _routed(spec, name, config, v).routing
-    if _settings(name, config).combine_with != "plan":
+    routing = routed(spec, name, config, v).routing
+    if settings_of(name, config).combine_with != "plan":
         return routing.combine.sum(axis=0)
     return np.einsum("tec,te->ec", routing.dispatch, sinkhorn_scale(config, _logits(spec, name, config, v)))
 
@@ -250,12 +255,12 @@ def _soft_stages() -> tuple[Stage, ...]:
     def bind(function: Callable[..., Any]) -> Callable[..., Any]:
         return lambda B, config, v: function(B, "soft_moe", config, v)
 
-    written = lambda config, v: absolute_layer(_routed(spec, "soft_moe", config, v).routing, v)  # noqa: E731
+    written = lambda config, v: absolute_layer(routed(spec, "soft_moe", config, v).routing, v)  # noqa: E731
     output = {"output": Output(("groups", "tokens", "width"), written=written)}
     return (
         Stage("routing", ("soft_routing",), ("tokens", "router"), bind(_soft), SOFT),
         Stage(
-            "route", ("ROUTERS", "moe_layer"), ("tokens", "router", "experts"), bind(_route), SOFT | output, whole=True
+            "route", ("ROUTERS", "moe_layer"), ("tokens", "router", "experts"), bind(route), SOFT | output, whole=True
         ),
     )
 

@@ -11,6 +11,7 @@ import pytest
 
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.spec import ConfigError, ShapeError
+from moespec.spec.routing import Noise
 
 torch = pytest.importorskip("torch")
 B = importlib.import_module("moespec.backends.torch")
@@ -282,7 +283,7 @@ class Output:
 
 
 def test_model_holds_parameters_by_path(x):
-    model = modules.Model(forward, {"z_weight": 0.5}, PARAMS, noise_shapes=lambda config, images: [(images, TOKENS, 4)])
+    model = modules.Model(forward, {"z_weight": 0.5}, PARAMS, noise=lambda config, images: [Noise((images, TOKENS, 4))])
     names = ["embedding.kernel", "blocks.0.moe.kernel", "blocks.0.moe.w"]
     assert list(model.state_dict()) == names
     assert model.params()["blocks"]["0"]["moe"]["w"] is model.get_parameter("blocks.0.moe.w")

@@ -30,6 +30,7 @@ UNSEEN = {
     "RT-3": "no vector holds initial parameters",
     "SM-6": "no other subscripts fit the shapes",
     "ST-3": "the plan only selects",
+    "SW-3": "no vector holds initial parameters",
     "TI-1": "what is coded is an input of the vectors",
 }
 """Questions of the ledger whose other answers no vector can show."""

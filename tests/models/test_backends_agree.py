@@ -111,7 +111,7 @@ def test_outputs(name, variant):
     params = model.init(config, seed=1)
     params["head"]["kernel"] = rng.standard_normal(params["head"]["kernel"].shape)
     images = rng.standard_normal((IMAGES, 4, 4, 1))
-    noise = [rng.standard_normal(shape) for shape in model.moe_noise_shapes(config, IMAGES)]
+    noise = [rng.standard_normal(noise.shape) for noise in model.moe_noise(config, IMAGES)] or None
 
     def run(B):
         def outputs(params, images, noise):
@@ -179,12 +179,12 @@ def config_of(router):
 def batches(config):
     """Images, targets and gating noise of every step."""
     rng = np.random.default_rng(5)
-    (noise_shape,) = vit.moe_noise_shapes(config, IMAGES)
+    (wanted,) = vit.moe_noise(config, IMAGES)
     return [
         {
             "images": rng.standard_normal((IMAGES, 4, 4, 1)),
             "targets": np.eye(3)[rng.integers(0, 3, IMAGES)],
-            "noise": rng.standard_normal(noise_shape),
+            "noise": rng.standard_normal(wanted.shape),
         }
         for _ in range(STEPS)
     ]

@@ -58,6 +58,7 @@ def test_a_resolved_configuration_says_everything(tmp_path: Path, name: str, kin
     resolved = resolve(replace(Config(), model=ModelConfig(name=name)), load("digits"), "jax")
     left = {key for key, value in configfile._flat(asdict(resolved)).items() if value is None}
     others = {f"model.{key}" for key in names(ModelConfig) - names(kind) - {"name"}}
+    others |= {f"model.router_options.{key}" for key in ("slots_per_expert", "eval_capacity_factor")}  # None is a value
     if "model.router_options" in others:
         others |= {f"model.router_options.{key}" for key in names(RouterOptions)} - {"model.router_options"}
     if kind is SparseMlpConfig:

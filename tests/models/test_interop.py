@@ -185,8 +185,8 @@ def test_another_model_setting_disagrees(name, fields):
     vector = load(name)
     params = vector.to_ours(vector.flat("params"))
     if "group_images" in fields:  # the noise has the shape of the groups
-        shape = vit.moe_noise_shapes(replace(vector.config, **fields), len(vector.tensors["images"]))[0]
-        vector.tensors["noise/0"] = vector.tensors["noise/0"].reshape(shape)
+        (noise, *_) = vit.moe_noise(replace(vector.config, **fields), len(vector.tensors["images"]))
+        vector.tensors["noise/0"] = vector.tensors["noise/0"].reshape(noise.shape)
     check_disagrees(replace(vector, config=replace(vector.config, **fields)), params)
 
 

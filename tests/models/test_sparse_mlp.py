@@ -10,6 +10,7 @@ import moespec.backends.numpy as B
 from moespec import spec
 from moespec.models import layers, mixer, sparse_mlp
 from moespec.spec.errors import ConfigError, ShapeError
+from moespec.spec.routing import Noise
 
 
 def tiny(**fields):
@@ -276,12 +277,13 @@ def test_layers_and_noise():
         "1_tokens",
         "1_channels",
     ]
-    assert sparse_mlp.moe_noise_shapes(config, 4) == [(1, 20, 3), (1, 32, 3)] * 2
+    assert sparse_mlp.moe_noise(config, 4) == [Noise((1, 20, 3)), Noise((1, 32, 3))] * 2
     split = tiny(group_size=10, group_images=2)
-    assert sparse_mlp.moe_noise_shapes(split, 4) == [(2, 10, 3), (2, 16, 3)]
-    assert sparse_mlp.moe_noise_shapes(tiny(experts=0), 4) == [(1, 20, 3)]
+    assert sparse_mlp.moe_noise(split, 4) == [Noise((2, 10, 3)), Noise((2, 16, 3))]
+    assert sparse_mlp.moe_noise(tiny(experts=0), 4) == [Noise((1, 20, 3))]
     params, images = parameters(config), images_for(config, 4)
-    noise = [np.random.default_rng(i).standard_normal(s) for i, s in enumerate(sparse_mlp.moe_noise_shapes(config, 4))]
+    drawn = sparse_mlp.moe_noise(config, 4)
+    noise = [np.random.default_rng(i).standard_normal(wanted.shape) for i, wanted in enumerate(drawn)]
     output = sparse_mlp.forward(B, config, params, images, noise=noise, train=True)
     assert sorted(output.losses) == ["importance", "load"]
     weights = [output.metrics[i]["importance_loss"] for i in range(4)]

@@ -12,6 +12,7 @@ import moespec.backends.numpy as B
 from moespec.models import vit
 from moespec.spec.errors import ConfigError, ShapeError
 from moespec.spec.routers import ROUTERS
+from moespec.spec.routing import Noise
 
 JFT_4B, JFT_300M, IMAGENET = 29_593, 18_291, 1000
 
@@ -96,7 +97,7 @@ def test_count_of_soft_moe_h14_with_128_experts():
 
 
 @pytest.mark.parametrize(("name", "millions"), [("vit_b32", 980.0), ("vit_b16", 978.4), ("vit_l16", 3444.9)])
-@pytest.mark.parametrize("router", [name for name in ROUTERS if name not in ("soft_moe", "dselect_k")])
+@pytest.mark.parametrize("router", [name for name in ROUTERS if name not in ("soft_moe", "dselect_k", "noisy_top_k")])
 def test_counts_of_the_routers_study(name, millions, router):
     config = vit.named(name, classes=JFT_300M, pool="token", moe="every_2", router=router, experts=32)
     assert round(vit.parameter_count(config) / 1e6, 1) == millions
@@ -232,7 +233,7 @@ def test_router_config_holds_the_options_and_the_group():
     router = vit.router_config(config)
     assert (router.width, router.experts, router.tokens) == (8, 4, 3 * 5)
     assert (router.choices, router.capacity_factor, router.importance_weight) == (2, 1.5, 0.005)
-    assert vit.moe_noise_shapes(config, 6) == [(2, 15, 4)]
+    assert vit.moe_noise(config, 6) == [Noise((2, 15, 4))]
 
 
 # -------------------------------------------------------------------------------------------------- initial values
@@ -325,13 +326,13 @@ def test_no_head():
     assert output.features.shape == (2, 8)
 
 
-@pytest.mark.parametrize("router", [name for name in ROUTERS if name not in ("soft_moe", "base")])
+@pytest.mark.parametrize("router", [name for name in ROUTERS if name not in ("soft_moe", "base", "gshard")])
 def test_one_expert_with_room_for_all_is_the_dense_model(router):
     """With one expert every softmax is 1, so the gate is one; no sparse router may differ from the dense MLP.
 
-    The gate of BASE is a sigmoid, which is less than 1.
+    The gate of BASE is a sigmoid, which is less than 1, and GShard needs two experts.
     """
-    moe = tiny(depth=1, moe="last_1", experts=1, router=router, group_images=2)
+    moe = tiny(depth=1, moe="last_1", experts=1, router=router, group_images=2, router_options={"choices": 1})
     dense = dataclasses.replace(moe, moe="none")
     params = parameters(moe)
     block = params["blocks"]["0"]
@@ -359,7 +360,7 @@ def test_losses_are_summed_over_blocks_and_noise_goes_to_its_block():
     config = tiny(moe="last_2", experts=4, router="softmax_token_choice", router_options={"z_weight": 0.1})
     params, images = parameters(config), images_for(config, 2)
     rng = np.random.default_rng(1)
-    noise = [rng.standard_normal(shape) for shape in vit.moe_noise_shapes(config, 2)]
+    noise = [rng.standard_normal(noise.shape) for noise in vit.moe_noise(config, 2)]
     output = vit.forward(B, config, params, images, noise=noise, train=True)
     assert sorted(output.losses) == ["importance", "load", "z"]
     assert output.losses["z"] == pytest.approx(0.1 * sum(metrics["z_loss"] for metrics in output.metrics))

@@ -21,6 +21,7 @@ def draw(*shape, scale=1.0):
 
 LOGITS, NOISE, WEIGHTS = draw(6, 3), draw(6, 3), draw(6, 3)
 UTILITY = spec.softmax_affinity(LOGITS)
+UNTIED = LOGITS + NOISE / 3
 TOKENS = draw(6, 4)
 SPARSE = spec.token_choice(UTILITY, choices=2, capacity=3)
 SOFT = spec.soft_routing(TOKENS, draw(4, 3, 2))
@@ -115,6 +116,18 @@ CASES = {
         lambda x, phi: both(spec.soft_routing(x, phi, combine="uniform")),
         {"x": TOKENS, "phi": draw(4, 3, 2)},
     ),
+    "sigmoid_affinity": (spec.sigmoid_affinity, {"logits": 4 * LOGITS}),
+    "normalize_selected": (
+        lambda weights: spec.normalize_selected(LOGITS, weights, choices=2),
+        {"weights": UTILITY},
+    ),
+    "router_jitter": (spec.router_jitter, {"tokens": TOKENS, "noise": draw(6, 4)}),
+    "noisy_top_k_logits": (spec.noisy_top_k_logits, {"logits": LOGITS, "noise_logits": 2 * UTILITY, "noise": NOISE}),
+    "noisy_top_k_affinity": (lambda noisy: spec.noisy_top_k_affinity(noisy, choices=2), {"noisy": UNTIED}),
+    "noisy_top_k_load_loss": (
+        lambda clean, scales, noisy: spec.noisy_top_k_load_loss(clean, scales, noisy, choices=2),
+        {"clean": LOGITS, "scales": 2 * UTILITY, "noisy": UNTIED},
+    ),
     "importance_loss": (spec.importance_loss, {"scores": UTILITY}),
     "load_loss": (
         lambda clean, noisy: spec.load_loss(clean, noisy, choices=2, noise_std=1 / 3),
@@ -187,6 +200,11 @@ ROUTED = [
     ("sparsity_constrained_expert_choice", {"drop_zero_plan": True}),
     ("soft_moe", {}),
     ("soft_moe", {"norm_form": "rsqrt"}),
+    ("noisy_top_k", {"balance_weight": 1.0, "z_weight": 1.0}),
+    ("noisy_top_k", {"capacity_factor": 0.5}),
+    ("s_base", {"combine_with": "sigmoid"}),
+    ("softmax_token_choice", {"choices": 2, "normalize_selected": True}),
+    ("gshard", {}),
 ]
 
 
@@ -198,7 +216,8 @@ def test_routers(name, options):
     }
 
     def function(tokens, **params):
-        return routed(name, tokens, NOISE, options, params)
+        noise = np.linspace(0.1, 0.9, 6) if name == "gshard" else NOISE
+        return routed(name, tokens, noise, options, params)
 
     random = np.random.default_rng(3)
     arrays = {"tokens": TOKENS, **params}

@@ -16,6 +16,8 @@ ROWS = [
     *("sparsity_constrained_expert_choice", "soft_moe", "vit", "importance_score", "mixer", "sparse_mlp"),
     *("dselect_k_gate", "dselect_k", "base_layers", "base"),
     *("token_ids", "hash_tables", "hash_routing", "multi_hash", "hash"),
+    *("noisy_top_k_affinity", "noisy_top_k_load_loss", "noisy_top_k", "router_jitter", "switch"),
+    *("normalize_selected", "gshard", "s_base"),
 ]
 SUPPORT = {"slot_tokens", "stop_gradient"}
 

@@ -19,6 +19,7 @@ NAMES = [
     "hash",
 ]
 OTHERS = ["dselect_k", "base"]
+GATES = ["noisy_top_k", "switch", "s_base", "gshard"]
 SPARSE = NAMES[:5]
 SCORES, NOISY_SCORES = spec.softmax_affinity(LOGITS), spec.softmax_affinity(LOGITS + NOISE / 3)
 
@@ -36,7 +37,7 @@ def same(first, second):
 
 
 def test_names():
-    assert list(ROUTERS) == [*NAMES[:-1], *OTHERS, "hash"]
+    assert list(ROUTERS) == [*NAMES[:-1], *OTHERS, "hash", *GATES]
     assert all(router.name == name and "arXiv" in router.source for name, router in ROUTERS.items())
 
 

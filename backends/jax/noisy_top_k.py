@@ -1,0 +1,75 @@
+"""Noisy top-k gating: logits whose noise has a learned scale, gates that sum to 1 over the choices, and the load loss.
+
+Shape comments: G groups, T tokens, E experts, K choices. Everything is computed in float32 or better.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from moespec.backends.jax.allocations import is_chosen
+from moespec.backends.jax.arrays import Array, top_indices, wide
+from moespec.backends.jax.losses import pick, squared_variation
+from moespec.spec.checks import check_choices, check_same_shape, check_scores
+from moespec.spec.noisy_top_k import check_other_experts
+
+__all__ = ["noisy_top_k_affinity", "noisy_top_k_load_loss", "noisy_top_k_logits"]
+
+AXES = "groups tokens experts"
+
+
+def noisy_top_k_logits(logits: Array, noise_logits: Array, noise: Array | None) -> Array:
+    """`H = L + noise * log(1 + exp(N))`; with `noise=None` the logits unchanged.
+
+    logits, noise_logits, noise: (groups, tokens, experts); noise is a draw of the standard normal. Returns the same.
+
+    Source: Shazeer et al. 2017 (arXiv 1701.06538), eq. (4). Section 2.4.
+    """
+    _check(logits=logits, noise_logits=noise_logits)
+    if noise is None:
+        return wide(logits)
+    _check(logits=logits, noise=noise)
+    return wide(logits) + wide(noise) * jax.nn.softplus(wide(noise_logits))
+
+
+def noisy_top_k_affinity(noisy_logits: Array, *, choices: int) -> Array:
+    """The softmax of each token over its K largest logits, 0 for the other experts; ties by index.
+
+    noisy_logits: (groups, tokens, experts); returns the same shape, rows sum to 1.
+    Raises ConfigError for `choices` outside 1..E.
+
+    Source: Shazeer et al. 2017, eqs. (3) and (5). Section 2.4.
+    """
+    _check(noisy_logits=noisy_logits)
+    choices = check_choices(choices, noisy_logits.shape[2])
+    logits = wide(noisy_logits)
+    return jax.nn.softmax(jnp.where(is_chosen(top_indices(logits, choices), logits.shape[2]), logits, -jnp.inf), axis=2)
+
+
+def noisy_top_k_load_loss(logits: Array, noise_logits: Array, noisy_logits: Array, *, choices: int) -> Array:
+    """Squared coefficient of variation of `sum_t Phi((L[t, e] - threshold[t, e]) / log(1 + exp(N[t, e])))`.
+
+    `threshold[t, e]` is the K-th largest noisy logit of the other experts. logits, noise_logits, noisy_logits: (groups,
+    tokens, experts). Returns a scalar. Raises ConfigError for `choices` outside 1..E-1.
+
+    Source: Shazeer et al. 2017, eqs. (8)-(11). Section 10.3.
+    """
+    _check(logits=logits, noise_logits=noise_logits)
+    _check(logits=logits, noisy_logits=noisy_logits)
+    choices = check_other_experts(choices, logits.shape[2])
+    noisy = wide(noisy_logits)
+    top = top_indices(noisy, choices + 1)
+    last, next_best = (pick(noisy, top[..., k : k + 1]) for k in (choices - 1, choices))
+    threshold = jnp.where(is_chosen(top[..., :choices], noisy.shape[2]), next_best, last)
+    excess = (threshold - wide(logits)) / jax.nn.softplus(wide(noise_logits))
+    return squared_variation(jnp.sum(0.5 * lax.erfc(excess / math.sqrt(2)), axis=1))
+
+
+def _check(**arrays: Array) -> None:
+    """Each is (groups, tokens, experts), and the second of the shape of the first."""
+    for name, array in arrays.items():
+        check_scores(name, array, AXES)
+    (first_name, first), (name, array) = (*arrays.items(), *arrays.items())[:2]
+    check_same_shape(name, array, first_name, first)

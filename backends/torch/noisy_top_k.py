@@ -1,0 +1,100 @@
+"""Noisy top-k gating: logits whose noise has a learned scale, gates that sum to 1 over the choices, and the load loss.
+
+All is computed in float32, or in float64 if an input is float64.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from moespec.backends.torch.allocations import is_chosen
+from moespec.backends.torch.arrays import wide, widen
+from moespec.backends.torch.losses import squared_variation
+from moespec.spec.checks import check_choices, check_same_shape, check_scores
+from moespec.spec.noisy_top_k import check_other_experts
+
+__all__ = ["noisy_top_k_affinity", "noisy_top_k_load_loss", "noisy_top_k_logits"]
+
+AXES = "groups tokens experts"
+
+
+def noisy_top_k_logits(logits: Tensor, noise_logits: Tensor, noise: Tensor | None) -> Tensor:
+    """`H = L + noise * log(1 + exp(N))`; with `noise=None` the logits unchanged.
+
+    Args:
+        logits, noise_logits: (groups, tokens, experts).
+        noise: (groups, tokens, experts), a draw of the standard normal, or None (evaluation).
+
+    Raises:
+        ShapeError, DtypeError.
+
+    Source: Shazeer et al. 2017 (arXiv 1701.06538), eq. (4). Section 2.4.
+    """
+    logits, noise_logits = _together(logits=logits, noise_logits=noise_logits)
+    if noise is None:
+        return logits
+    logits, noise = _together(logits=logits, noise=noise)
+    return logits + noise * _softplus(noise_logits)
+
+
+def noisy_top_k_affinity(noisy_logits: Tensor, *, choices: int) -> Tensor:
+    """The softmax of each token over its K largest logits, 0 for the other experts; ties by index.
+
+    Args:
+        noisy_logits: (groups, tokens, experts).
+        choices: K, from 1 to experts.
+
+    Returns:
+        (groups, tokens, experts); rows sum to 1.
+
+    Raises:
+        ConfigError, ShapeError, DtypeError.
+
+    Source: Shazeer et al. 2017, eqs. (3) and (5). Section 2.4.
+    """
+    check_scores("noisy_logits", noisy_logits, AXES)
+    logits = widen(noisy_logits)
+    chosen = is_chosen(logits, check_choices(choices, logits.shape[2]))
+    return torch.softmax(torch.where(chosen, logits, -math.inf), dim=2)
+
+
+def noisy_top_k_load_loss(logits: Tensor, noise_logits: Tensor, noisy_logits: Tensor, *, choices: int) -> Tensor:
+    """Squared coefficient of variation of the load, the expected number of tokens that choose an expert:
+
+        load[e] = sum_t Phi((L[t, e] - threshold[t, e]) / log(1 + exp(N[t, e])))
+
+    where `threshold[t, e]` is the K-th largest noisy logit of the other experts.
+
+    Args:
+        logits, noise_logits, noisy_logits: (groups, tokens, experts).
+        choices: K, from 1 to experts - 1.
+
+    Raises:
+        ConfigError, ShapeError, DtypeError.
+
+    Source: Shazeer et al. 2017, eqs. (8)-(11). Section 10.3.
+    """
+    logits, noise_logits = _together(logits=logits, noise_logits=noise_logits)
+    logits, noisy_logits = _together(logits=logits, noisy_logits=noisy_logits)
+    choices = check_other_experts(choices, logits.shape[2])
+    ranked = torch.sort(noisy_logits, dim=2, descending=True, stable=True).values
+    last, next_best = ranked[:, :, choices - 1 : choices], ranked[:, :, choices : choices + 1]
+    threshold = torch.where(is_chosen(noisy_logits, choices), next_best, last)
+    passes = 0.5 * torch.erfc((threshold - logits) / (_softplus(noise_logits) * math.sqrt(2.0)))
+    return squared_variation(passes.sum(dim=1))
+
+
+def _softplus(x: Tensor) -> Tensor:
+    """`log(1 + exp(x))`, exact for large x too, where `torch.nn.functional.softplus` is x."""
+    return torch.logaddexp(x, torch.zeros_like(x))
+
+
+def _together(**arrays: Tensor) -> tuple[Tensor, Tensor]:
+    """Two arrays (groups, tokens, experts) of one shape in one dtype, after their checks."""
+    (first_name, first), (name, array) = arrays.items()
+    check_scores(first_name, first, AXES)
+    check_scores(name, array, AXES)
+    check_same_shape(name, array, first_name, first)
+    dtype = wide(first.dtype, array.dtype)
+    return first.to(dtype), array.to(dtype)

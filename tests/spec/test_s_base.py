@@ -1,0 +1,98 @@
+"""S-BASE: in training the Sinkhorn Token Choice router with room for all, at evaluation the argmax; Megatron-LM's rule."""
+
+import numpy as np
+import pytest
+
+from moespec import spec
+from moespec.spec import ROUTERS, ConfigError, sigmoid_affinity, slot_tokens
+from moespec.spec.examples import LOGITS, NOISE
+
+
+def route(*, train, tokens=LOGITS, noise=None, **options):
+    """The router with the identity as kernel, so that the tokens are the logits."""
+    experts = tokens.shape[1]
+    config = ROUTERS["s_base"].configure(width=experts, experts=experts, tokens=len(tokens), **options)
+    return ROUTERS["s_base"].route({"kernel": np.eye(experts)}, tokens, config, noise=noise, train=train)
+
+
+def chosen(routing):
+    """The expert of each token."""
+    return routing.dispatch.sum(axis=2).argmax(axis=1)
+
+
+def test_worked_routing():
+    routing = route(train=True).routing
+    assert slot_tokens(routing)[:, :3].tolist() == [[0, 1, 4], [5, 6, 6], [2, 3, 6]]
+    assert routing.combine.sum() == pytest.approx(3.7673841988, abs=1e-9)
+    assert slot_tokens(route(train=True, capacity_factor=1.0).routing).tolist() == [[0, 1], [5, 6], [2, 3]]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_training_is_sinkhorn_token_choice_with_room_for_all(seed):
+    logits = np.random.default_rng(seed).normal(size=(24, 4))
+    plan, scores = spec.sinkhorn_affinity(logits), spec.softmax_affinity(logits)
+    expected = spec.token_choice(plan, choices=1, capacity=24, combine_scores=scores)
+    np.testing.assert_array_equal(route(train=True, tokens=logits).routing.combine, expected.combine)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_evaluation_is_the_argmax_of_the_logits_and_drops_nothing(seed):
+    logits = np.random.default_rng(seed).normal(size=(24, 4))
+    output = route(train=False, tokens=logits)
+    np.testing.assert_array_equal(chosen(output.routing), logits.argmax(axis=1))
+    gates = spec.softmax_affinity(logits).max(axis=1)
+    np.testing.assert_allclose(output.routing.combine.sum(axis=(1, 2)), gates, rtol=1e-14)
+    assert output.metrics["dropped"] == 0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_rule_of_megatron_chooses_the_same(seed):
+    """Its Sinkhorn in the kernel domain: total mass 1, shares 1 / T and 1 / E, until it moves by less than 1e-9."""
+    logits = np.random.default_rng(seed).normal(size=(64, 8))
+    cost = np.exp(logits)
+    d0, d1, moved = np.ones(64), np.ones(8), np.inf
+    while moved > 1e-9:
+        d0 = 1 / 64 / (cost @ d1)
+        before, d1 = d1, 1 / 8 / (d0 @ cost)
+        moved = np.abs(d1 - before).mean()
+    plan = d1 * cost * d0[:, None]
+    output = route(train=True, tokens=logits, combine_with="sigmoid", sinkhorn_iterations=300)
+    np.testing.assert_array_equal(chosen(output.routing), plan.argmax(axis=1))
+    gate = 1 / (1 + np.exp(-logits[np.arange(64), plan.argmax(axis=1)]))
+    np.testing.assert_allclose(output.routing.combine.sum(axis=(1, 2)), gate, rtol=1e-14)
+
+
+def test_training_is_nearly_balanced_and_evaluation_need_not_be():
+    logits = np.random.default_rng(0).normal(size=(256, 8))
+    logits[:, 0] += 3
+    counts = [route(train=train, tokens=logits).metrics["load"] * 256 for train in (True, False)]
+    assert counts[0].max() < 64 < 180 < counts[1].max()
+
+
+def test_the_gradient_is_that_of_the_gate():
+    stepped = LOGITS + 1e-30j * NOISE
+    for gate, option in ((spec.softmax_affinity, "softmax"), (sigmoid_affinity, "sigmoid")):
+        routing = route(train=True, tokens=stepped, combine_with=option).routing
+        assert not np.iscomplexobj(routing.dispatch)
+        np.testing.assert_allclose(routing.combine.imag, (routing.dispatch * gate(stepped)[..., None]).imag, rtol=1e-12)
+
+
+def test_it_takes_noise_only_if_asked():
+    router = ROUTERS["s_base"]
+    assert router.noise(router.configure(width=3, experts=3, tokens=6)) is None
+    assert router.noise(router.configure(width=3, experts=3, tokens=6, noise_multiplier=1.0)).shape == (6, 3)
+    noisy = route(train=True, noise=NOISE, noise_multiplier=1.0).routing
+    np.testing.assert_array_equal(noisy.combine, route(train=True, tokens=LOGITS + NOISE / 3).routing.combine)
+
+
+def test_the_sigmoid_neither_overflows_nor_loses_small_values():
+    np.testing.assert_allclose(
+        sigmoid_affinity([[-800.0, -40, 0, 40, 800]]), [[0, np.exp(-40.0), 0.5, 1, 1]], rtol=1e-15
+    )
+
+
+def test_errors():
+    with pytest.raises(ConfigError, match=r"choices: .*2"):
+        route(train=True, choices=2)
+    with pytest.raises(ConfigError, match=r"combine_with: .*'plan'"):
+        route(train=False, combine_with="plan")

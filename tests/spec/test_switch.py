@@ -1,0 +1,95 @@
+"""Switch: the jitter, the router against a loop over tokens and against V-MoE's, its defaults and errors."""
+
+import numpy as np
+import pytest
+
+from moespec import spec
+from moespec.spec import ROUTERS, ConfigError, ShapeError, router_jitter, slot_tokens
+from moespec.spec.examples import LOGITS
+
+UNIFORM = np.random.default_rng(0).uniform(-1, 1, size=(6, 3))
+
+
+def route(noise=None, *, kernel=None, **options):
+    """The router on the worked example: with the identity as kernel the tokens are the logits."""
+    config = ROUTERS["switch"].configure(width=3, experts=3, tokens=6, **options)
+    params = {"kernel": np.eye(3) if kernel is None else kernel}
+    return ROUTERS["switch"].route(params, LOGITS, config, noise=noise, train=noise is not None)
+
+
+def test_jitter_is_a_factor_within_epsilon_of_one():
+    jittered = router_jitter(LOGITS, UNIFORM, epsilon=0.25)
+    factors = (jittered / np.where(LOGITS == 0, 1, LOGITS))[LOGITS != 0]
+    np.testing.assert_allclose(factors, (1 + 0.25 * UNIFORM)[LOGITS != 0], rtol=1e-15)
+    assert not jittered[LOGITS == 0].any()
+    np.testing.assert_array_equal(router_jitter(LOGITS, None), LOGITS)
+    np.testing.assert_array_equal(router_jitter(LOGITS, UNIFORM, epsilon=0.0), LOGITS)
+
+
+def test_worked_numbers():
+    output = route()
+    assert slot_tokens(output.routing).tolist() == [[0, 1, 4], [2, 5, 6], [3, 6, 6]]
+    assert output.routing.combine.sum() == pytest.approx(3.9323379377, abs=1e-9)
+    assert output.losses == {"balance": pytest.approx(0.01 * 1.1708880193447664)}
+    output = route(capacity_factor=1.0)
+    assert slot_tokens(output.routing).tolist() == [[0, 1], [2, 5], [3, 6]]
+    assert output.routing.combine.sum() == pytest.approx(3.0885432032, abs=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_against_a_loop_over_tokens(seed):
+    random = np.random.default_rng(seed)
+    tokens, kernel, noise = random.normal(size=(16, 4)), random.normal(size=(4, 5)), random.uniform(-1, 1, (16, 4))
+    config = ROUTERS["switch"].configure(width=4, experts=5, tokens=16)
+    output = ROUTERS["switch"].route({"kernel": kernel}, tokens, config, noise=noise, train=True)
+    capacity = int(np.ceil(1.25 * 16 / 5))
+    filled, first, mean = np.zeros(5, int), np.zeros(5), np.zeros(5)
+    combine = np.zeros((16, 5, capacity))
+    for t in range(16):
+        exponentials = np.exp((tokens[t] * (1 + 0.01 * noise[t])) @ kernel)
+        gates = exponentials / exponentials.sum()
+        e = int(gates.argmax())
+        first[e] += 1 / 16
+        mean += gates / 16
+        if filled[e] < capacity:
+            combine[t, e, filled[e]] = gates[e]
+            filled[e] += 1
+    np.testing.assert_allclose(output.routing.combine, combine, rtol=1e-13)
+    assert output.losses["balance"] == pytest.approx(0.01 * 5 * np.dot(first, mean), rel=1e-12)
+
+
+def test_without_jitter_it_is_token_choice_of_one_expert():
+    config = {"width": 3, "experts": 3, "tokens": 6, "capacity_factor": 1.25}
+    plain = ROUTERS["softmax_token_choice"]
+    expected = plain.route({"kernel": np.eye(3)}, LOGITS, plain.configure(**config)).routing
+    np.testing.assert_array_equal(route(UNIFORM, jitter=0.0).routing.combine, expected.combine)
+
+
+def test_all_losses_see_the_jitter():
+    logits = router_jitter(LOGITS, UNIFORM, epsilon=0.5)
+    output = route(UNIFORM, jitter=0.5, importance_weight=1.0, z_weight=1.0, load_weight=1.0)
+    assert output.losses["importance"] == spec.importance_loss(spec.softmax_affinity(logits))
+    assert output.losses["balance"] == 0.01 * spec.balance_loss(spec.softmax_affinity(logits))
+    assert output.losses["z"] == spec.z_loss(logits)
+    assert "load" not in output.losses  # the logits have no noise
+
+
+def test_defaults_noise_and_initial_values():
+    router = ROUTERS["switch"]
+    config = router.configure(width=64, experts=16, tokens=64)
+    assert (config.choices, config.capacity_factor, config.balance_weight, config.jitter) == (1, 1.25, 0.01, 0.01)
+    assert (router.noise(config).shape, router.noise(config).interval) == ((64, 64), (-1.0, 1.0))
+    assert router.noise(router.configure(width=64, experts=16, tokens=64, jitter=0.0)) is None
+    kernel = router.init(np.random.default_rng(0), config)["kernel"]
+    assert kernel.dtype == np.float32
+    assert kernel.std() == pytest.approx((0.1 / 64) ** 0.5, rel=0.03)
+    assert np.abs(kernel).max() <= 2 / 0.8796 * (0.1 / 64) ** 0.5
+
+
+def test_errors():
+    with pytest.raises(ConfigError, match=r"choices: .*2"):
+        route(choices=2)
+    with pytest.raises(ConfigError, match=r"epsilon: .*-0\.5"):
+        route(UNIFORM, jitter=-0.5)
+    with pytest.raises(ShapeError, match=r"noise: .*\(5, 3\)"):
+        route(UNIFORM[:5])
