@@ -155,7 +155,7 @@ def test_nothing_of_size_tokens_experts_capacity(name, generator):
         (y.square().sum() + sum(output.losses.values())).backward()
     capacity = output.routing.token.shape[2]
     largest = max(recorded.sizes.values())
-    choices = 2 if "token_choice" in name else 1
+    choices = 2 if "token_choice" in name else B.ROUTERS[name].defaults.get("choices", 1)
     # The one-hot rows of the cumulative sum, (G, K * T, E), are the largest; a dense routing has C as many.
     assert largest <= 2 * choices * 256 * 16 + 16, recorded.sizes
     assert largest < 2 * 256 * 16 * capacity / 8
