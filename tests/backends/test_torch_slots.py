@@ -130,8 +130,12 @@ class Sizes(TorchDispatchMode):
 
 
 def route(name, x, kernel):
-    config = B.ROUTERS[name].configure(width=8, experts=16, tokens=256, choices=2 if "token_choice" in name else 1)
-    return B.ROUTERS[name].route({"kernel": kernel}, x, config, noise=torch.zeros(2, 256, 16), train=True)
+    choices = {"choices": 2} if "token_choice" in name else {}
+    config = B.ROUTERS[name].configure(width=8, experts=16, tokens=256, capacity_factor=1.0, **choices)
+    wanted = B.ROUTERS[name].noise(config)
+    noise = None if wanted is None else torch.zeros(2, *wanted.shape)
+    params = {"kernel": kernel, "noise_kernel": kernel}
+    return B.ROUTERS[name].route(params, x, config, noise=noise, train=True)
 
 
 @pytest.mark.parametrize("name", [name for name in B.ROUTERS if name not in ("soft_moe", "dselect_k", "hash")])
@@ -151,7 +155,7 @@ def test_nothing_of_size_tokens_experts_capacity(name, generator):
         (y.square().sum() + sum(output.losses.values())).backward()
     capacity = output.routing.token.shape[2]
     largest = max(recorded.sizes.values())
-    choices = 2 if "token_choice" in name else 1
+    choices = 2 if "token_choice" in name else B.ROUTERS[name].defaults.get("choices", 1)
     # The one-hot rows of the cumulative sum, (G, K * T, E), are the largest; a dense routing has C as many.
     assert largest <= 2 * choices * 256 * 16 + 16, recorded.sizes
     assert largest < 2 * 256 * 16 * capacity / 8
