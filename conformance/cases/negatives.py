@@ -483,6 +483,7 @@ def _hash(case: Any, array_faults: Any, option: Any, sizes: Any) -> Iterator[Def
     yield from integer_faults("token_ids", "pair", "first", pair, config, "first_")
     yield from integer_faults("token_ids", "pair", "second", pair, config, "second_", hashing.V)
     yield option("token_ids", "pair", "vocabulary", "vocabulary", pair, config, vocabulary=0)
+    yield from sizes("token_ids", "pair", pair, config, second=1)
 
     draws = {"draws": tensor(np.array([0.25, 0.5, 0.75]), "ids")}
     counts = {"frequencies": tensor(np.array([3.0, 1, 2]), "ids")}
@@ -492,10 +493,11 @@ def _hash(case: Any, array_faults: Any, option: Any, sizes: Any) -> Iterator[Def
     rows = {"embeddings": points["points"], "centroids": points["centroids"]}
     for stage, argument, inputs in (("random", "draws", draws), ("balanced", "frequencies", counts)):
         yield from array_faults("hash_tables", stage, argument, inputs, {"experts": E}, f"{stage}_", "rank")
-        two_axes = {argument: Tensor(inputs[argument].array[None], ("rows", "ids"))}
-        yield case(
-            "hash_tables", stage, f"{stage}_rank", "ShapeError", argument, inputs, {"experts": E}, wrong_inputs=two_axes
-        )
+        value = inputs[argument]
+        two_axes, number = Tensor(value.array[None], ("rows", "ids")), Tensor(value.array[0].copy(), ())
+        for name, wrong in (("rank", two_axes), ("number", number)):
+            yield case("hash_tables", stage, f"{stage}_{name}", "ShapeError", argument, inputs, {"experts": E},
+                       wrong_inputs={argument: wrong})  # fmt: skip
         yield option("hash_tables", stage, f"{stage}_experts", "experts", inputs, {"experts": E}, experts=0)
     for name, stage, argument, inputs, wrong in (
         ("random_one", "random", "draws", draws, 1.0),
@@ -518,6 +520,7 @@ def _hash(case: Any, array_faults: Any, option: Any, sizes: Any) -> Iterator[Def
     yield from array_faults("hash_tables", "k_means", "points", points, {"iterations": 2}, "k_means_")
     yield from array_faults("hash_tables", "k_means", "centroids", points, {"iterations": 2}, "centroids_")
     yield option("hash_tables", "k_means", "iterations", "iterations", points, {"iterations": 2}, iterations=0)
+    yield from sizes("hash_tables", "k_means", points, {"iterations": 2}, centroids=1)
     yield option(
         "hash_tables", "clustered", "clustered_iterations", "iterations", rows, {"iterations": 2}, iterations=0
     )
@@ -537,6 +540,7 @@ def _hash(case: Any, array_faults: Any, option: Any, sizes: Any) -> Iterator[Def
     yield from integer_faults("multi_hash", "mlp", "ids", mixed, options, "ids_", hashing.V)
     yield from integer_faults("multi_hash", "mlp", "tables", mixed, options, "tables_", E)
     yield option("multi_hash", "mlp", "activation", "activation", mixed, options, activation="silu")
+    yield from sizes("multi_hash", "mlp", mixed, options, ids=1)
     three = {"tables": tensor(np.stack([hashed["table"].array] * 3), "hashes ids")}
     yield case("multi_hash", "mlp", "three_hashes", "ConfigError", "tables", mixed, options, wrong_inputs=three,
                purpose="Three hashes do not divide four hidden units.")  # fmt: skip
@@ -546,6 +550,9 @@ def _hash(case: Any, array_faults: Any, option: Any, sizes: Any) -> Iterator[Def
     good = {"tokens": T, "experts": E, "width": D, "hashes": 1, "capacity_factor": 1.0}
     for argument, field, wrong in (("hashes", "hashes", 2), ("factor", "capacity_factor", 0.0)):
         yield option("hash", "route", field, argument, routed, {"router": good}, router={**good, field: wrong})
+    yield from sizes("hash", "route", routed, {"router": good}, tokens=1, ids=1)
+    one_table = {"router/tables": Tensor(routed["router/tables"].array[0], ("ids",))}
+    yield case("hash", "route", "tables_rank", "ShapeError", "tables", routed, {"router": good}, wrong_inputs=one_table)
     yield case("hash", "route", "ids", "DtypeError", "ids", routed, {"router": good},
                wrong_inputs={"ids": Tensor(hashed["ids"].array.astype(np.float32), hashed["ids"].axes)})  # fmt: skip
 
