@@ -353,15 +353,22 @@ def cases() -> Iterator[Definition]:
         yield from _router(option, router, ("combine_with", "scores"), ("sinkhorn_iterations", 0))
     yield from _router(option, "sparsity_constrained_expert_choice", ("combine_with", "plan"), ("transport_steps", 0))
     trained = {"tokens": product["tokens"], "router/bias": tensor(grid("negative/bias", (8,), reach=0.25), "columns")}
-    fields = {"tokens": T, "experts": 7, "width": D, "selector_gate": "static", "choices": 2, "selector_gamma": 1.0}
+    fields: dict[str, Any] = {
+        "tokens": T,
+        "experts": 7,
+        "width": D,
+        "selector_gate": "static",
+        "choices": 2,
+        "selector_gamma": 1.0,
+    }
     for field, wrong in (("selector_gate", "image"), ("choices", 0), ("selector_gamma", 0.0)):
         argument = "gamma" if field == "selector_gamma" else field
-        edit = {"router": {**fields, field: wrong}}
-        yield option("dselect_k", "route", field, argument, trained, {"router": fields}, **edit)
+        changed = {"router": {**fields, field: wrong}}
+        yield option("dselect_k", "route", field, argument, trained, {"router": fields}, **changed)
     fewer = {"router/bias": tensor(grid("negative/bias/few", (7,), reach=0.25), "columns")}
     yield case("dselect_k", "route", "columns", "ShapeError", "bias", trained, {"router": fields}, wrong_inputs=fewer)
     routed = {"tokens": product["tokens"], "router/kernel": product["kernel"]}
-    even = {"router": {"tokens": T, "experts": E, "width": D}, "train": True}
+    even: dict[str, Any] = {"router": {"tokens": T, "experts": E, "width": D}, "train": True}
     odd = tensor(grid("negative/tokens/odd", (G, T + 1, D)), "groups tokens width")
     yield case("base", "route", "uneven", "ShapeError", "scores", routed, even, wrong_inputs={"tokens": odd},
                wrong_config={"router": {"tokens": T + 1, "experts": E, "width": D}})  # fmt: skip
