@@ -339,8 +339,7 @@ def cases() -> Iterator[Definition]:
     config = {"gelu": "tanh"}
     yield from array_faults("moe_layer", "experts", "inputs", slots, config, "inputs_")
     for name in (name for name in slots if name != "inputs"):
-        named = name.removeprefix("experts/")
-        yield from array_faults("moe_layer", "experts", name, slots, config, f"{named}_")
+        yield from array_faults("moe_layer", "experts", name, slots, config, f"{name.removeprefix('experts/')}_")
         yield from sizes("moe_layer", "experts", slots, config, "experts_", **{name.replace("/", "__"): 0})
         yield from sizes("moe_layer", "experts", slots, config, "inner_", **{name.replace("/", "__"): 1})
 
@@ -502,18 +501,18 @@ def _hash(case: Any, array_faults: Any, option: Any, sizes: Any) -> Iterator[Def
         yield from array_faults("hash_tables", stage, argument, inputs, {"experts": E}, f"{stage}_", "rank")
         value = inputs[argument]
         two_axes, number = Tensor(value.array[None], ("rows", "ids")), Tensor(value.array[0].copy(), ())
-        for name, wrong in (("rank", two_axes), ("number", number)):
+        for name, shaped in (("rank", two_axes), ("number", number)):
             yield case("hash_tables", stage, f"{stage}_{name}", "ShapeError", argument, inputs, {"experts": E},
-                       wrong_inputs={argument: wrong})  # fmt: skip
+                       wrong_inputs={argument: shaped})  # fmt: skip
         yield option("hash_tables", stage, f"{stage}_experts", "experts", inputs, {"experts": E}, experts=0)
-    for name, stage, argument, inputs, wrong in (
+    for name, stage, argument, inputs, number_wrong in (
         ("random_one", "random", "draws", draws, 1.0),
         ("random_below_zero", "random", "draws", draws, -0.25),
         ("balanced_below_zero", "balanced", "frequencies", counts, -1.0),
     ):
         yield case(
             "hash_tables", stage, name, "ContractError", argument, inputs, {"experts": E},
-            wrong_inputs={argument: with_value(inputs[argument], wrong)}, purpose=f"The argument {argument} is out of range.",
+            wrong_inputs={argument: with_value(inputs[argument], number_wrong)}, purpose=f"The argument {argument} is out of range.",
         )  # fmt: skip
     yield option("hash_tables", "dispersed", "dispersed_experts", "experts", clusters, {"experts": E}, experts=0)
     for name, error, array in (
@@ -555,8 +554,9 @@ def _hash(case: Any, array_faults: Any, option: Any, sizes: Any) -> Iterator[Def
     routed = {**states, **ids, **experts("negative/experts")}
     routed["router/tables"] = tensor(hashed["table"].array[None].astype(np.float32), "hashes ids")
     good = {"tokens": T, "experts": E, "width": D, "hashes": 1, "capacity_factor": 1.0}
-    for argument, field, wrong in (("hashes", "hashes", 2), ("factor", "capacity_factor", 0.0)):
-        yield option("hash", "route", field, argument, routed, {"router": good}, router={**good, field: wrong})
+    for argument, edit in (("hashes", {"hashes": 2}), ("factor", {"capacity_factor": 0.0})):
+        (field,) = edit
+        yield option("hash", "route", field, argument, routed, {"router": good}, router={**good, **edit})
     yield from sizes("hash", "route", routed, {"router": good}, tokens=1, ids=1)
     one_table = {"router/tables": Tensor(routed["router/tables"].array[0], ("ids",))}
     yield case("hash", "route", "tables_rank", "ShapeError", "tables", routed, {"router": good}, wrong_inputs=one_table)
