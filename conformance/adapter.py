@@ -89,7 +89,8 @@ class Adapter(Target):
             return "an adapter is not asked to refuse anything"
         if not stage.whole:
             return "an adapter computes whole layers"
-        return "an adapter takes no noise" if "noise" in case.inputs else ""
+        taken = [name for name in ("noise", "ids") if name in case.inputs]
+        return f"an adapter takes no {taken[0]}" if taken else ""
 
     def implementation(self, stage: Stage, case: Case) -> Callable[[Any, Mapping[str, Any], Values], Values]:
         """A call of `layer`. Raises NotOfferedError where that raises NotImplementedError."""

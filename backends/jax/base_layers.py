@@ -11,7 +11,7 @@ the assignment the best for its numbers. So it is exact for the rounded scores; 
 """
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -92,7 +92,7 @@ def _levels(scores: Array) -> tuple[Array, Array]:
     return jnp.clip(levels, -(2**bits), 0), exponent
 
 
-def _word(integer: type) -> int:
+def _word(integer: Any) -> int:
     """The exponent of a number that is larger than any path, twice which is still a number."""
     return 61 if integer == jnp.int64 else 29
 
@@ -105,10 +105,10 @@ class _Moves(NamedTuple):
 
 
 class _State(NamedTuple):
-    """expert (T,), count (E,) of their tokens, and their moves."""
+    """expert (T,), counts (E,) of their tokens, and their moves."""
 
     expert: Array
-    count: Array
+    counts: Array
     moves: _Moves
 
 
@@ -126,7 +126,7 @@ def _solve(levels: Array, slots: int) -> tuple[Array, Array]:
     moves = _Moves(*lax.map(lambda e: _moves_from(levels, expert, e), everyone))
     count = jnp.sum(expert[:, None] == everyone, axis=0, dtype=jnp.int32)
     state = lax.while_loop(
-        lambda state: jnp.any(state.count > slots),
+        lambda state: jnp.any(state.counts > slots),
         lambda state: _repair(levels, state, slots),
         _State(expert, count, moves),
     )
@@ -157,7 +157,8 @@ def _start(levels: Array, slots: int) -> Array:
 
     zeros = jnp.zeros(levels.shape[1], levels.dtype)
     step = jnp.full_like(zeros, jnp.maximum(-jnp.min(levels) // 4, 1))
-    return lax.fori_loop(0, PRICE_STEPS, move, (zeros, step, zeros))[0]
+    price: Array = lax.fori_loop(0, PRICE_STEPS, move, (zeros, step, zeros))[0]
+    return price
 
 
 def _moves_from(levels: Array, expert: Array, source: Array) -> tuple[Array, Array]:
@@ -172,9 +173,9 @@ def _moves_from(levels: Array, expert: Array, source: Array) -> tuple[Array, Arr
 def _repair(levels: Array, state: _State, slots: int) -> _State:
     """One token more for an expert with room, one less for a full one, along the cheapest path of moves."""
     far = jnp.array(2 ** _word(levels.dtype), levels.dtype)
-    full = state.count > slots
+    full = state.counts > slots
     distance, before = _shortest_paths(state.moves.cost, full, far)
-    sink = jnp.argmin(jnp.where(state.count < slots, distance, far)).astype(jnp.int32)
+    sink = jnp.argmin(jnp.where(state.counts < slots, distance, far)).astype(jnp.int32)
 
     def step(walk: tuple[Array, Array, _Moves]) -> tuple[Array, Array, _Moves]:
         """The move into `target` is made, from its predecessor, where the walk goes on."""
@@ -188,7 +189,7 @@ def _repair(levels: Array, state: _State, slots: int) -> _State:
         lambda walk: before[walk[0]] != walk[0], step, (sink, state.expert, state.moves)
     )
     experts = jnp.arange(levels.shape[1])
-    count = state.count + (experts == sink) - (experts == source)
+    count = state.counts + (experts == sink) - (experts == source)
     return _State(expert, count.astype(jnp.int32), _renewed(levels, expert, moves, source))
 
 

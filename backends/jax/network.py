@@ -126,15 +126,17 @@ def expert_mlp(inputs: Array, params: Mapping[str, Array], *, gelu: str = "tanh"
         return jnp.einsum("gech,ehd->gecd", hidden, w2) + b2[:, None]
     check_used(used, inputs.shape[1])
 
+    @jax.checkpoint  # the hidden layer is computed again for the gradient: kept, it would be written for all experts
     def run(x: Array, w1: Array, b1: Array, w2: Array, b2: Array) -> Array:
         return _gelu(x @ w1 + b1, form=gelu) @ w2 + b2
 
     def skip(x: Array, w1: Array, b1: Array, w2: Array, b2: Array) -> Array:
-        return jnp.zeros((*x.shape[:2], w2.shape[1]), jnp.result_type(x, w2))
+        return jnp.zeros((len(x), w2.shape[1]), x.dtype)
 
-    rows = jnp.swapaxes(inputs, 0, 1)
+    groups, experts, capacity, width = inputs.shape
+    rows = jnp.swapaxes(inputs, 0, 1).reshape(experts, groups * capacity, width)
     outputs = lax.map(lambda expert: lax.cond(expert[0], run, skip, *expert[1:]), (used, rows, w1, b1, w2, b2))
-    return jnp.swapaxes(outputs, 0, 1)
+    return jnp.swapaxes(outputs.reshape(experts, groups, capacity, -1), 0, 1)
 
 
 _gelu = gelu

@@ -106,7 +106,8 @@ def _used_rows(used: Tensor, rows: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b
     if torch.compiler.is_compiling():
         return torch.where(used[:, None, None], _expert_rows(rows, w1, b1, w2, b2, gelu), 0)
     chosen = used.nonzero().squeeze(1)
-    outputs = _expert_rows(*(x.index_select(0, chosen) for x in (rows, w1, b1, w2, b2)), gelu)
+    rows, w1, b1, w2, b2 = (x.index_select(0, chosen) for x in (rows, w1, b1, w2, b2))
+    outputs = _expert_rows(rows, w1, b1, w2, b2, gelu)
     return outputs.new_zeros(len(used), *outputs.shape[1:]).index_copy(0, chosen, outputs)
 
 

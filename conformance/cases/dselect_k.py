@@ -181,7 +181,7 @@ def _router() -> Iterator[Definition]:
     yield case(
         "three_choices", "value", "Three selectors, a wider step.", ("smooth_step",), choices=3, selector_gamma=2.0
     )
-    static = {"selector_gate": "static"}
+    static: dict[str, Any] = {"selector_gate": "static"}
     yield case("static", "value", "The same gate for every token.", ("unused_expert",), reach=0.75, **static)
     yield case(
         "static_losses", "value", "The losses of a static gate count once, not once a token.", ("selector_losses",),

@@ -340,8 +340,7 @@ def cases() -> Iterator[Definition]:
     config = {"gelu": "tanh"}
     yield from array_faults("moe_layer", "experts", "inputs", slots, config, "inputs_")
     for name in (name for name in slots if name != "inputs"):
-        named = name.removeprefix("experts/")
-        yield from array_faults("moe_layer", "experts", name, slots, config, f"{named}_")
+        yield from array_faults("moe_layer", "experts", name, slots, config, f"{name.removeprefix('experts/')}_")
         yield from sizes("moe_layer", "experts", slots, config, "experts_", **{name.replace("/", "__"): 0})
         yield from sizes("moe_layer", "experts", slots, config, "inner_", **{name.replace("/", "__"): 1})
 
@@ -354,15 +353,22 @@ def cases() -> Iterator[Definition]:
         yield from _router(option, router, ("combine_with", "scores"), ("sinkhorn_iterations", 0))
     yield from _router(option, "sparsity_constrained_expert_choice", ("combine_with", "plan"), ("transport_steps", 0))
     trained = {"tokens": product["tokens"], "router/bias": tensor(grid("negative/bias", (8,), reach=0.25), "columns")}
-    fields = {"tokens": T, "experts": 7, "width": D, "selector_gate": "static", "choices": 2, "selector_gamma": 1.0}
+    fields: dict[str, Any] = {
+        "tokens": T,
+        "experts": 7,
+        "width": D,
+        "selector_gate": "static",
+        "choices": 2,
+        "selector_gamma": 1.0,
+    }
     for field, wrong in (("selector_gate", "image"), ("choices", 0), ("selector_gamma", 0.0)):
         argument = "gamma" if field == "selector_gamma" else field
-        edit = {"router": {**fields, field: wrong}}
-        yield option("dselect_k", "route", field, argument, trained, {"router": fields}, **edit)
+        changed = {"router": {**fields, field: wrong}}
+        yield option("dselect_k", "route", field, argument, trained, {"router": fields}, **changed)
     fewer = {"router/bias": tensor(grid("negative/bias/few", (7,), reach=0.25), "columns")}
     yield fault("dselect_k", "route", "columns", "ShapeError", "bias", trained, {"router": fields}, wrong_inputs=fewer)
     routed = {"tokens": product["tokens"], "router/kernel": product["kernel"]}
-    even = {"router": {"tokens": T, "experts": E, "width": D}, "train": True}
+    even: dict[str, Any] = {"router": {"tokens": T, "experts": E, "width": D}, "train": True}
     odd = tensor(grid("negative/tokens/odd", (G, T + 1, D)), "groups tokens width")
     yield fault("base", "route", "uneven", "ShapeError", "scores", routed, even, wrong_inputs={"tokens": odd},
                wrong_config={"router": {"tokens": T + 1, "experts": E, "width": D}})  # fmt: skip
@@ -484,6 +490,7 @@ def _hash(option: Any) -> Iterator[Definition]:
     yield from integer_faults("token_ids", "pair", "first", pair, config, "first_")
     yield from integer_faults("token_ids", "pair", "second", pair, config, "second_", hashing.V)
     yield option("token_ids", "pair", "vocabulary", "vocabulary", pair, config, vocabulary=0)
+    yield from sizes("token_ids", "pair", pair, config, second=1)
 
     draws = {"draws": tensor(np.array([0.25, 0.5, 0.75]), "ids")}
     counts = {"frequencies": tensor(np.array([3.0, 1, 2]), "ids")}
@@ -493,19 +500,20 @@ def _hash(option: Any) -> Iterator[Definition]:
     rows = {"embeddings": points["points"], "centroids": points["centroids"]}
     for stage, argument, inputs in (("random", "draws", draws), ("balanced", "frequencies", counts)):
         yield from array_faults("hash_tables", stage, argument, inputs, {"experts": E}, f"{stage}_", "rank")
-        two_axes = {argument: Tensor(inputs[argument].array[None], ("rows", "ids"))}
-        yield fault(
-            "hash_tables", stage, f"{stage}_rank", "ShapeError", argument, inputs, {"experts": E}, wrong_inputs=two_axes
-        )
+        value = inputs[argument]
+        two_axes, number = Tensor(value.array[None], ("rows", "ids")), Tensor(value.array[0].copy(), ())
+        for name, shaped in (("rank", two_axes), ("number", number)):
+            yield fault("hash_tables", stage, f"{stage}_{name}", "ShapeError", argument, inputs, {"experts": E},
+                       wrong_inputs={argument: shaped})  # fmt: skip
         yield option("hash_tables", stage, f"{stage}_experts", "experts", inputs, {"experts": E}, experts=0)
-    for name, stage, argument, inputs, wrong in (
+    for name, stage, argument, inputs, number_wrong in (
         ("random_one", "random", "draws", draws, 1.0),
         ("random_below_zero", "random", "draws", draws, -0.25),
         ("balanced_below_zero", "balanced", "frequencies", counts, -1.0),
     ):
         yield fault(
             "hash_tables", stage, name, "ContractError", argument, inputs, {"experts": E},
-            wrong_inputs={argument: with_value(inputs[argument], wrong)}, purpose=f"The argument {argument} is out of range.",
+            wrong_inputs={argument: with_value(inputs[argument], number_wrong)}, purpose=f"The argument {argument} is out of range.",
         )  # fmt: skip
     yield option("hash_tables", "dispersed", "dispersed_experts", "experts", clusters, {"experts": E}, experts=0)
     for name, error, array in (
@@ -519,6 +527,7 @@ def _hash(option: Any) -> Iterator[Definition]:
     yield from array_faults("hash_tables", "k_means", "points", points, {"iterations": 2}, "k_means_")
     yield from array_faults("hash_tables", "k_means", "centroids", points, {"iterations": 2}, "centroids_")
     yield option("hash_tables", "k_means", "iterations", "iterations", points, {"iterations": 2}, iterations=0)
+    yield from sizes("hash_tables", "k_means", points, {"iterations": 2}, centroids=1)
     yield option(
         "hash_tables", "clustered", "clustered_iterations", "iterations", rows, {"iterations": 2}, iterations=0
     )
@@ -538,6 +547,7 @@ def _hash(option: Any) -> Iterator[Definition]:
     yield from integer_faults("multi_hash", "mlp", "ids", mixed, options, "ids_", hashing.V)
     yield from integer_faults("multi_hash", "mlp", "tables", mixed, options, "tables_", E)
     yield option("multi_hash", "mlp", "activation", "activation", mixed, options, activation="silu")
+    yield from sizes("multi_hash", "mlp", mixed, options, ids=1)
     three = {"tables": tensor(np.stack([hashed["table"].array] * 3), "hashes ids")}
     yield fault("multi_hash", "mlp", "three_hashes", "ConfigError", "tables", mixed, options, wrong_inputs=three,
                purpose="Three hashes do not divide four hidden units.")  # fmt: skip
@@ -545,8 +555,14 @@ def _hash(option: Any) -> Iterator[Definition]:
     routed = {**states, **ids, **experts("negative/experts")}
     routed["router/tables"] = tensor(hashed["table"].array[None].astype(np.float32), "hashes ids")
     good = {"tokens": T, "experts": E, "width": D, "hashes": 1, "capacity_factor": 1.0}
-    for argument, field, wrong in (("hashes", "hashes", 2), ("factor", "capacity_factor", 0.0)):
-        yield option("hash", "route", field, argument, routed, {"router": good}, router={**good, field: wrong})
+    for argument, edit in (("hashes", {"hashes": 2}), ("factor", {"capacity_factor": 0.0})):
+        (field,) = edit
+        yield option("hash", "route", field, argument, routed, {"router": good}, router={**good, **edit})
+    yield from sizes("hash", "route", routed, {"router": good}, tokens=1, ids=1)
+    one_table = {"router/tables": Tensor(routed["router/tables"].array[0], ("ids",))}
+    yield fault(
+        "hash", "route", "tables_rank", "ShapeError", "tables", routed, {"router": good}, wrong_inputs=one_table
+    )
     yield fault("hash", "route", "ids", "DtypeError", "ids", routed, {"router": good},
                wrong_inputs={"ids": Tensor(hashed["ids"].array.astype(np.float32), hashed["ids"].axes)})  # fmt: skip
 

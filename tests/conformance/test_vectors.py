@@ -180,6 +180,8 @@ def test_cases_repeat_what_the_registry_says():
 def test_every_algorithm_whose_choice_is_observable_says_how_certain_it_is():
     for case in CASES:
         selecting = [stage.name for stage in case.stages if {"slots", "order"} & set(stage.outputs)]
+        if case.algorithm in ("hash_routing", "hash"):
+            continue  # a table of integers decides
         assert set(selecting) <= set(case.decisions), case.id
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from moespec.models import cli, hash_tables, resolve, vit
+from moespec.models import cli, families, hash_tables, layers, resolve, vit
 from moespec.models.config import Config, HashConfig, ModelConfig, RouterOptions
 from moespec.models.errors import DataError
 from moespec.models.resolve import model_config
@@ -154,3 +154,15 @@ def test_the_digits_have_fewer_codes() -> None:
     assert vit.named("vit_tiny").codes == 64
     assert vit.named("vit_s16").codes == 1024
     assert ModelConfig().codes is None
+
+
+def test_a_router_that_needs_ids_is_refused_where_there_are_none() -> None:
+    """Places are no ids of channels, and Sparse-MLP's tokens are mixtures of patches."""
+    with pytest.raises(ConfigError, match=r"router='hash' needs token ids"):
+        layers.router_settings("hash", {}, width=4, experts=2, tokens=8)
+    with pytest.raises(ConfigError, match=r"router='hash'"):
+        families.of_name("sparse_mlp_tiny").named("sparse_mlp_tiny", router="hash")
+    with pytest.raises(ConfigError, match=r"router='hash'"):
+        families.of_name("mixer_tiny").named("mixer_tiny", router="hash")
+    with pytest.raises(ConfigError, match=r"router_options\['hashes'\]=2"):
+        families.of_name("sparse_mlp_tiny").named("sparse_mlp_tiny", router_options={"hashes": 2})
