@@ -8,7 +8,7 @@ import numpy as np
 from moespec.conformance.cases.affinities import logits, utilities
 from moespec.conformance.cases.definition import Definition, both, groups_tokens, tensor
 from moespec.conformance.cases.layers import experts
-from moespec.conformance.cases.negatives import array_faults, fault
+from moespec.conformance.cases.negatives import array_faults, fault, sizes
 from moespec.conformance.draw import grid
 from moespec.conformance.format import Tensor
 from moespec.conformance.program import Values
@@ -350,6 +350,7 @@ def _switch() -> Iterator[Definition]:
     )
     good = {"kernel": kernel("negative/kernel")}
     yield from router_faults(name, good, choices=(1, 2), batch_priority=("none", "mean"), capacity_factor=(1.0, 0.0))
+    yield from router_faults(name, good, slots_per_expert=(2, 0))
 
 
 def _s_base() -> Iterator[Definition]:
@@ -388,8 +389,10 @@ def _s_base() -> Iterator[Definition]:
     good = {"kernel": kernel("negative/kernel")}
     yield from router_faults(name, good, choices=(1, 2), combine_with=("sigmoid", "plan"), capacity_factor=(1.0, 0.0))
     sized = {"logits": logits(f"{name}/negative")}
-    config = {"router": {"tokens": T, "experts": E, "width": D}, "train": True}
+    config: dict[str, Any] = {"router": {"tokens": T, "experts": E, "width": D}, "train": True}
     yield from array_faults(name, "gates", "logits", sized, config)
+    sigmoid = {**config, "router": {**config["router"], "combine_with": "sigmoid"}}
+    yield from array_faults(name, "gates", "logits", sized, sigmoid, "sigmoid_")
 
 
 def _kept_choices() -> Iterator[Definition]:
@@ -403,6 +406,8 @@ def _kept_choices() -> Iterator[Definition]:
     yield case("keep", "overflow", "A choice that is not made takes no slot.", some, choices=2, capacity=2)
     none = np.zeros((G, T, 1), int)
     yield case("keep_none", "degenerate", "No choice is made.", none, choices=1, capacity=2)
+    good = {"scores": utilities("keep/negative"), "keep": tensor(some, "groups tokens choices")}
+    yield from sizes("token_choice", "allocation", good, {"choices": 2, "capacity": 2}, keep=2)
 
 
 def _normalize_selected() -> Iterator[Definition]:
@@ -435,12 +440,17 @@ def _normalize_selected() -> Iterator[Definition]:
     )
     untied = groups_tokens(logits(f"{name}/e").array + np.arange(E) / 64)
     yield case("gradient", "gradient", "By the combine scores.", untied, utilities(f"{name}/e/weights"))
+    apart = groups_tokens(utilities(f"{name}/f").array + np.arange(E) / 64)
+    yield case("gradient_scores", "gradient", "By the scores where they are the weights, too.", apart)
     good = {"scores": utilities(f"{name}/negative"), "combine_scores": utilities(f"{name}/negative/weights")}
     config = {"choices": 2}
     for part in good:
         yield from array_faults(name, "normalize", part, good, config, "" if part == "scores" else f"{part}_")
     fewer = {"combine_scores": utilities(f"{name}/negative/few", (G, T - 1, E))}
     yield fault(name, "normalize", "shape", "ShapeError", "combine_scores", good, config, wrong_inputs=fewer)
+    nothing = {"combine_scores": groups_tokens(np.zeros((G, T, E)))}
+    yield fault(name, "normalize", "no_mass", "ContractError", "combine_scores", good, config, wrong_inputs=nothing,
+                purpose="The chosen experts of a token have the sum 0.")  # fmt: skip
     for wrong, value in (("no_choice", 0), ("many_choices", E + 1)):
         yield fault(name, "normalize", wrong, "ConfigError", "choices", good, config, wrong_config={"choices": value})
 
@@ -494,3 +504,8 @@ def _gshard() -> Iterator[Definition]:
     config = {"router": {"tokens": T, "experts": E, "width": D}, "train": True}
     fewer = {"noise": tensor(grid("gshard/negative/few", (G, T - 1), reach=0.5, centre=0.5), "groups tokens")}
     yield fault(name, "second", "noise_shape", "ShapeError", "noise", gates, config, wrong_inputs=fewer)
+    yield from array_faults(name, "second", "noise", gates, config, "noise_")
+    yield from array_faults(name, "second", "normalized", gates, config, "gates_", named="gates")
+    alone = {"normalized": groups_tokens(np.ones((G, T, 1)))}
+    yield fault(name, "second", "one_expert", "ConfigError", "choices", gates, config, wrong_inputs=alone,
+                purpose="There is no second expert.")  # fmt: skip

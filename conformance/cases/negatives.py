@@ -96,9 +96,13 @@ def array_faults(
     config: Mapping[str, Any],
     prefix: str = "",
     without: str = "",
+    named: str = "",
 ) -> Iterator[Definition]:
-    """NaN, infinity, a missing axis and a wrong dtype of one array; `without` one of these that is no fault of it."""
-    value, named = inputs[argument], argument.split("/")[-1]
+    """NaN, infinity, a missing axis and a wrong dtype of one array; `without` one of these that is no fault of it.
+
+    named: what the error calls the array, if not by its name among the inputs.
+    """
+    value, named = inputs[argument], named or argument.split("/")[-1]
     for name, error, wrong in (
         ("nan", "ContractError", with_value(value, np.nan)),
         ("infinite", "ContractError", with_value(value, np.inf)),
@@ -373,7 +377,7 @@ def cases() -> Iterator[Definition]:
     yield fault("base", "route", "uneven", "ShapeError", "scores", routed, even, wrong_inputs={"tokens": odd},
                wrong_config={"router": {"tokens": T + 1, "experts": E, "width": D}})  # fmt: skip
     yield fault("base", "route", "tokens", "ShapeError", "tokens", routed, even, wrong_inputs={"tokens": odd})
-    yield from _router(option, "soft_moe", ("norm_form", "l1"), ("combine", "hard"))
+    yield from _router(option, "soft_moe", ("norm_form", "l1"), ("combine", "hard"), ("eval_capacity_factor", 2.0))
     inputs, config = _inputs("softmax_token_choice"), {"router": {"tokens": T, "experts": E, "width": D}}
     for argument in ("tokens", "router/kernel"):
         prefix = argument.removeprefix("router/") + "_"
@@ -580,6 +584,7 @@ def _router(option: Any, router: str, *faults: tuple[str, Any]) -> Iterator[Defi
         "sinkhorn_iterations": 2,
         "transport_steps": 2,
         "drop": 0.25,
+        "eval_capacity_factor": None,
     }
     names = {"capacity_factor": "factor", "sinkhorn_iterations": "iterations", "transport_steps": "steps"}
     for field, wrong in faults:

@@ -220,10 +220,10 @@ def _switch_selection(B: Any, config: Config, v: Values) -> Values:
 def _s_base_gates(B: Any, config: Config, v: Values) -> Values:
     """What S-BASE selects by and combines with: in training the plan and a gate, else the softmax and a gate."""
     settings = settings_of("s_base", config)
-    scores = B.softmax_affinity(v["logits"])
-    gates = scores if settings.combine_with == "softmax" else B.sigmoid_affinity(v["logits"])
+    gate = B.softmax_affinity if settings.combine_with == "softmax" else B.sigmoid_affinity
+    gates = gate(v["logits"])
     if not config["train"]:
-        return {"selection": scores, "gates": gates}
+        return {"selection": B.softmax_affinity(v["logits"]), "gates": gates}
     return {"selection": B.sinkhorn_affinity(v["logits"], iterations=settings.sinkhorn_iterations), "gates": gates}
 
 

@@ -31,6 +31,7 @@ UNDERIVED = {
     "token_ids": {"tokens", "patches", "codebook"},  # ids are integers
     "hash_tables": {"draws", "frequencies", "embeddings", "points", "centroids"},  # tables are made before training
     "hash": {"router/tables"},  # a constant: the experts' numbers
+    "gshard": {"noise"},  # it only decides which second experts are kept
 }
 # Of these an axis more or less is no fault.
 ANY_RANK = {"...", "... width", "... classes", "n"}
