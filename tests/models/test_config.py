@@ -216,7 +216,7 @@ def test_help_imports_no_framework() -> None:
         (["train", "--config", "nowhere.toml"], "nowhere.toml"),
         (["train", "--data", "idx"], "data.path is not set"),
         (["train", "--data", "idx", "--data.path", "/nowhere"], "/nowhere: there is no such folder"),
-        (["train", "--router", "hash"], "hash"),
+        (["train", "--router", "nobody"], "nobody"),
         (["evaluate", "/nowhere"], "there is no run"),
         (["inspect", "/nowhere", "--image", "x.png"], "there is no run"),
         (["trian"], "'trian' is not a command"),

@@ -97,7 +97,9 @@ def test_count_of_soft_moe_h14_with_128_experts():
 
 
 @pytest.mark.parametrize(("name", "millions"), [("vit_b32", 980.0), ("vit_b16", 978.4), ("vit_l16", 3444.9)])
-@pytest.mark.parametrize("router", [name for name in ROUTERS if name not in ("soft_moe", "dselect_k", "hash", "noisy_top_k")])
+@pytest.mark.parametrize(
+    "router", [name for name in ROUTERS if name not in ("soft_moe", "dselect_k", "hash", "noisy_top_k")]
+)
 def test_counts_of_the_routers_study(name, millions, router):
     config = vit.named(name, classes=JFT_300M, pool="token", moe="every_2", router=router, experts=32)
     assert round(vit.parameter_count(config) / 1e6, 1) == millions
