@@ -26,6 +26,7 @@ __all__ = ["STAGES"]
 
 TE = ("groups", "tokens", "experts")
 OUTPUT = Output(("groups", "tokens", "width"))
+Scale = Callable[[Config, Values], Any]
 Margin = Callable[[Config, Values, Values], float]
 Bound = Callable[[Any, Config, Values], Values]
 
@@ -85,7 +86,7 @@ def _normalized(B: Any, config: Config, v: Values) -> Values:
 
 
 def _keep(B: Any, config: Config, v: Values) -> Values:
-    return {"keep": B.gshard_keep(v["normalized"], v["noise"])}
+    return {"keep": B.gshard_keep(v["normalized"], v["noise"]) * 1}  # integers
 
 
 def _kept_scores(B: Any, config: Config, v: Values) -> Values:
@@ -125,11 +126,11 @@ def _layer(B: Any, name: str, config: Config, v: Values) -> Values:
 
 
 def _stages(
-    name: str, *gates: Stage, select: Bound, constant: str = "direct", margin: Margin | None = None, **losses: Output
+    name: str, *gates: Stage, select: Bound, constant: str = "direct", margin: Margin | None = None, **losses: Scale
 ) -> tuple[Stage, ...]:
     """The stages of a router: its gates, the allocation, the layer, the whole.
 
-    select: gives what the router selects by, and `constant` how that is judged. losses: how its losses are judged, by
+    select: gives what the router selects by, and `constant` how that is judged. losses: the scales of its losses, by
     name, where it is not as usual.
     """
     selection, combine = VALUES[name]
@@ -162,8 +163,8 @@ def _stages(
             {
                 "output": Output(OUTPUT.axes, written=route_scale),
                 "weights": Output(("groups", "experts", "capacity")),
-                **{f"losses/{loss}": output for loss, output in losses.items()},
-                **{f"metrics/{loss}_loss": output for loss, output in losses.items()},
+                **{f"losses/{loss}": _weighted(name, loss, scale) for loss, scale in losses.items()},
+                **{f"metrics/{loss}_loss": Output(written=scale) for loss, scale in losses.items()},
             },
             whole,
             whole=True,
@@ -178,8 +179,25 @@ def _two_kernels(B: Any, config: Config, v: Values) -> Values:
     }
 
 
-def _of_gates(scale: Callable[[Config, Values], Any]) -> Output:
-    """How a loss of the gates is judged, from `scale(config, values)` of its own stage: a variance cancels."""
+def _weighted(name: str, loss: str, scale: Scale) -> Output:
+    """How a weighted loss is judged, from the scale of the loss."""
+    return Output(written=lambda config, v: getattr(settings_of(name, config), f"{loss}_weight") * scale(config, v))
+
+
+def _balance_scale(config: Config, v: Values) -> Any:
+    """Of `E sum_e f[e] P[e]`, whose scores have the error of a softmax, `p (1 + a + sum p a)` with absolute logits a."""
+    tokens = v["tokens"]
+    if "noise" in v and v["noise"].shape == tokens.shape:  # of Switch
+        tokens = spec.router_jitter(tokens, v["noise"], epsilon=settings_of("switch", config).jitter)
+    size = np.abs(tokens) @ np.abs(v["router/kernel"])
+    scores = spec.softmax_affinity(spec.router_logits(tokens, v["router/kernel"]))
+    errors = scores * (1 + size + (scores * size).sum(axis=1, keepdims=True))
+    share = np.bincount(scores.argmax(axis=1), minlength=scores.shape[1]) / len(scores)
+    return scores.shape[1] * np.sum(share * errors.mean(axis=0))
+
+
+def _of_gates(scale: Scale) -> Scale:
+    """The scale of a loss of the gates, from that of its own stage: a variance cancels."""
 
     def written(config: Config, v: Values) -> Any:
         v = {**v, **_two_kernels(spec, config, v)}
@@ -187,7 +205,7 @@ def _of_gates(scale: Callable[[Config, Values], Any]) -> Output:
         v |= _affinity(spec, config, v)
         return scale({"choices": settings_of("noisy_top_k", config).choices}, v)
 
-    return Output(written=written)
+    return written
 
 
 def _importance_scale(config: Config, v: Values) -> Any:
@@ -309,6 +327,7 @@ STAGES: dict[str, tuple[Stage, ...]] = {
         Stage("logits", ("router_logits",), ("jittered", "router"), _switch_logits),
         Stage("softmax", ("softmax_affinity",), ("logits",), _softmax),
         select=_switch_selection,
+        balance=_balance_scale,
     ),
     "s_base": _stages(
         "s_base",
@@ -355,5 +374,6 @@ STAGES: dict[str, tuple[Stage, ...]] = {
         ),
         select=_gshard_selection,
         margin=_gshard_margin,
+        balance=_balance_scale,
     ),
 }
