@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from moespec.spec.base_layers import even_slots
-from moespec.spec.checks import check_at_least, check_integers, check_option, check_rank, check_size
+from moespec.spec.checks import check_at_least, check_integers, check_option, check_rank, check_scores, check_size
 from moespec.spec.composition import LOSSES, check_one_choice
 from moespec.spec.dselect_k import code_bits
 from moespec.spec.gshard import check_two_choices
@@ -136,6 +136,7 @@ def dselect_k(
     check_at_least("choices", config.choices, 1)
     check_size("tokens", tokens, 1, config.tokens, "config.tokens")
     bits, bias = code_bits(config.experts), params["bias"]
+    check_scores("bias", bias, "columns")
     check_size("bias", bias, 0, config.choices * (bits + 1), "choices and their bits")
     scores = B.router_logits(tokens, params["kernel"]) + bias if config.selector_gate == "token" else bias
     codes = scores[..., : config.choices * bits].reshape((*scores.shape[:-1], config.choices, bits))

@@ -138,6 +138,10 @@ def dselect_k_selectors(codes: ArrayLike, *, experts: int, gamma: float = 1.0) -
     return np.prod(np.where(digits == 1, _step(codes, gamma), _step(-codes, gamma)), axis=-1)
 
 
+def _selectors(selectors: ArrayLike) -> Array:
+    return as_array("selectors", selectors, "... choices experts")
+
+
 def dselect_k_gate(selectors: ArrayLike, logits: ArrayLike) -> Array:
     """The mixture of the selectors, `q[e] = sum_n softmax(logits)[n] r[n, e]`.
 
@@ -157,7 +161,7 @@ def dselect_k_gate(selectors: ArrayLike, logits: ArrayLike) -> Array:
     >>> dselect_k_gate(selectors, [0.0, 1.0]).round(10).tolist()
     [0.0272303189, 0.6698202646, 0.1470437221, 0.1559056943]
     """
-    selectors = as_array("selectors", selectors, "... choices experts")
+    selectors = _selectors(selectors)
     logits = as_array("logits", logits, "... choices")
     check_mixture(selectors, logits)
     return np.sum(softmax(logits)[..., None] * selectors, axis=-2)
@@ -206,7 +210,7 @@ def dselect_k_entropy(selectors: ArrayLike) -> Array:
     >>> round(float(dselect_k_entropy(selectors)), 12)
     1.415852822694
     """
-    selectors = as_array("selectors", selectors, "... choices experts")
+    selectors = _selectors(selectors)
     return -np.sum(selectors * np.log(selectors + EPSILON))
 
 
@@ -228,7 +232,7 @@ def dselect_k_reachability(selectors: ArrayLike) -> Array:
     >>> round(float(dselect_k_reachability(dselect_k_selectors([[0.0, 0.0], [-0.5, 0.0]], experts=3))), 12)
     2.333333333333
     """
-    mass = np.sum(as_array("selectors", selectors, "... choices experts"), axis=-1)
+    mass = np.sum(_selectors(selectors), axis=-1)
     if (mass.real == 0).any():
         raise ContractError("selectors: a selector is on a code that no expert has, so its reachability is infinite")
     return np.sum(1.0 / mass)

@@ -59,7 +59,7 @@ def _unique() -> Iterator[Definition]:
     chain = np.full((4, 4), -8.0) + np.eye(4) * 8 + np.eye(4, k=1) * 9
     chain[0, 0], chain[3, 0] = 8.0, 6.0
     yield case("chain", "overflow", "One change moves every other token.", both(chain))
-    far = np.asarray(_drawn("base/f", (G, T, E)).array) + np.array([[0.0], [32.0], [-16.0], [8.0], [-4.0], [64.0]])
+    far = np.asarray(_drawn("base/f", (G, T, E)).array) + np.array([[0.0], [16.0], [-16.0], [8.0], [-4.0], [28.0]])
     yield case("shifted_rows", "value", "A constant for each token changes nothing but the total.", groups_tokens(far))
     small = np.asarray(_drawn("base/r", (G, 12, 3), reach=0.5, step=0.015625).array)
     small[:, 0] = [4.0, -4.0, 0.0]

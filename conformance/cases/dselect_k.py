@@ -112,6 +112,14 @@ def _gate() -> Iterator[Definition]:
         "gradient_mixture", "By selectors and logits.", "gate", "gate",
         {"selectors": shares, "logits": mixture("dselect/j")},
     )  # fmt: skip
+    yield gradient(
+        "gradient_static_codes", "By the codes of a static gate.", "selectors", "static_selectors",
+        {"static_codes": static["static_codes"]}, experts=3, gamma=1.0,
+    )  # fmt: skip
+    yield gradient(
+        "gradient_static_mixture", "By the selectors and the logits of a static gate.", "gate", "static_gate",
+        {"static_selectors": Tensor(shares.array[0, 0], shares.axes[2:]), "static_logits": static["static_logits"]},
+    )  # fmt: skip
     gate = tensor(grid("dselect/k", (G, T, 3), reach=0.25, step=0.03125, centre=0.28125), "groups tokens experts")
     yield gradient("gradient_routing", "The weight of a slot is the gate.", "routing", "weights", {"gate": gate})
     yield gradient("gradient_entropy", "By selectors.", "losses", "losses/selector_entropy", {"selectors": shares})

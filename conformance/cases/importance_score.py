@@ -30,13 +30,21 @@ def settings(tokens: int, experts: int, **fields: Any) -> dict[str, Any]:
 
 def _allocation() -> Iterator[Definition]:
     def given(
-        name: str, kind: str, purpose: str, values: Tensor, flags: tuple[str, ...] = ("importance_cut",), **fields: Any
+        name: str,
+        kind: str,
+        purpose: str,
+        values: Tensor,
+        flags: tuple[str, ...] = ("importance_cut",),
+        *,
+        combine: Tensor | None = None,
+        **fields: Any,
     ) -> Definition:
         tokens, experts = values.array.shape[1:]
-        gradient = ("weights", ("scores",)) if kind == "gradient" else None
+        inputs = {"scores": values} if combine is None else {"scores": values, "combine_scores": combine}
+        gradient = ("weights", (list(inputs)[-1],)) if kind == "gradient" else None
         stages = ("allocation",) if gradient else ("priority", "allocation")
         config = {"router": settings(tokens, experts, **fields)}
-        return Definition(ROW, name, kind, purpose, {"scores": values}, config, stages, flags, gradient)
+        return Definition(ROW, name, kind, purpose, inputs, config, stages, flags, gradient)
 
     shape = (2, T, E)
     yield given("a_tenth", "value", "One of ten tokens is removed: floor(0.1 T).", distinct("is/a", shape))
@@ -103,6 +111,16 @@ def _allocation() -> Iterator[Definition]:
         "gradient_scores", "gradient", "Only kept weights carry one; the order carries none.", distinct("is/j", shape),
         ("importance_cut", "stop_gradient"), drop=0.25, choices=2, capacity_factor=0.5,
     )  # fmt: skip
+    weights = scores("is/k/combine", shape)
+    yield given(
+        "combine_scores", "overflow", "Some scores sort and choose, others are the weights.", distinct("is/k", shape),
+        ("importance_cut", "overflow_drop"), combine=weights, drop=0.25, choices=2, capacity_factor=0.5,
+    )  # fmt: skip
+    yield given(
+        "gradient_combine_scores", "gradient", "The weights carry the gradient, what sorts and chooses none.",
+        distinct("is/k", shape), ("importance_cut", "stop_gradient"), combine=weights, drop=0.25, choices=2,
+        capacity_factor=0.5,
+    )  # fmt: skip
 
 
 def _router() -> Iterator[Definition]:
@@ -130,4 +148,8 @@ def _router() -> Iterator[Definition]:
     yield case(
         ROW, "gradient", "gradient", "By tokens, kernel and expert weights, with removed and dropped tokens.",
         ("stop_gradient", *cut), sizes=sizes, drop=0.25, capacity_factor=0.75,
+    )  # fmt: skip
+    yield case(
+        ROW, "gradient_noise", "gradient", "By the noise, too.", ("noise_inside", "stop_gradient", *cut), sizes=sizes,
+        noise=True, drop=0.25,
     )  # fmt: skip

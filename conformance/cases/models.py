@@ -20,6 +20,9 @@ TRAJECTORIES = {
     "sinkhorn_expert_choice": 0,
     "sparsity_constrained_expert_choice": 5,
     "soft_moe": 0,
+    "importance_score": 0,
+    "dselect_k": 0,
+    "base": 0,
     "hash": 0,
 }
 """Router and the number of the draw of its numbers: the first without a step near a tie."""
@@ -79,6 +82,8 @@ def trajectory(router: str, draw: int) -> Definition:
     model = {**SMALL, "depth": depth, "moe": "last_1", "router": router, "experts": 3, "pool": "gap", "group_images": 2}
     if router.startswith("sparsity"):
         model["router_options"] = {"transport_steps": 5}
+    if router == "importance_score":
+        model["router_options"] = {"drop": 0.25}  # two of eight tokens
     if router == "hash":
         model["codes"] = 5
     key = f"vit/training/{router}/{draw}"

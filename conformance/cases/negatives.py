@@ -304,6 +304,7 @@ def cases() -> Iterator[Definition]:
     shares = tensor(grid("negative/shares", (G, T, 2, E), reach=0.25, centre=0.5), "groups tokens choices experts")
     wanted = tensor(grid("negative/mixture", (G, T, 2)), "groups tokens choices")
     mixed = {"selectors": shares, "logits": wanted}
+    yield from array_faults("dselect_k_gate", "gate", "selectors", mixed, {}, "selectors_", "rank")
     yield from array_faults("dselect_k_gate", "gate", "logits", mixed, {}, "logits_")
     yield from array_faults("dselect_k_gate", "losses", "selectors", {"selectors": shares}, {}, "losses_")
     lost = tensor(np.where(np.arange(2)[:, None] == 0, 0.0, shares.array), "groups tokens choices experts")
@@ -348,6 +349,9 @@ def cases() -> Iterator[Definition]:
         yield from sizes("moe_layer", "experts", slots, config, "experts_", **{name.replace("/", "__"): 0})
         yield from sizes("moe_layer", "experts", slots, config, "inner_", **{name.replace("/", "__"): 1})
 
+    idle = {**slots, "used": tensor(np.array([1, 0, 1]), "experts")}
+    yield from sizes("moe_layer", "experts", idle, config, used=0)
+
     yield from _network(array_faults, option, sizes)
     for router in ("softmax_token_choice", "sinkhorn_token_choice"):
         yield from _router(option, router, ("choices", E + 1), ("batch_priority", "mean"), ("capacity_factor", 0.0))
@@ -371,6 +375,8 @@ def cases() -> Iterator[Definition]:
         yield option("dselect_k", "route", field, argument, trained, {"router": fields}, **changed)
     fewer = {"router/bias": tensor(grid("negative/bias/few", (7,), reach=0.25), "columns")}
     yield fault("dselect_k", "route", "columns", "ShapeError", "bias", trained, {"router": fields}, wrong_inputs=fewer)
+    yield from array_faults("dselect_k", "route", "router/bias", trained, {"router": fields}, "bias_")
+    yield from sizes("dselect_k", "route", trained, {"router": fields}, tokens=1)
     routed = {"tokens": product["tokens"], "router/kernel": product["kernel"]}
     even: dict[str, Any] = {"router": {"tokens": T, "experts": E, "width": D}, "train": True}
     odd = tensor(grid("negative/tokens/odd", (G, T + 1, D)), "groups tokens width")
@@ -378,6 +384,7 @@ def cases() -> Iterator[Definition]:
                wrong_config={"router": {"tokens": T + 1, "experts": E, "width": D}})  # fmt: skip
     yield fault("base", "route", "tokens", "ShapeError", "tokens", routed, even, wrong_inputs={"tokens": odd})
     yield from _router(option, "soft_moe", ("norm_form", "l1"), ("combine", "hard"), ("eval_capacity_factor", 2.0))
+    yield from sizes("base", "route", routed, even, router__kernel=1)
     inputs, config = _inputs("softmax_token_choice"), {"router": {"tokens": T, "experts": E, "width": D}}
     for argument in ("tokens", "router/kernel"):
         prefix = argument.removeprefix("router/") + "_"
@@ -397,6 +404,9 @@ def cases() -> Iterator[Definition]:
         edited = {**cut["router"], field: value}
         yield option("importance_score", "allocation", name, field, sorted_, cut, router=edited)
     yield option("importance_score", "allocation", "no_slot", "capacity", sorted_, cut, capacity=0)
+    weighed = {**sorted_, "combine_scores": scores("negative/importance/combine", (G, 10, E))}
+    yield from array_faults("importance_score", "allocation", "combine_scores", weighed, cut, "combine_")
+    yield from sizes("importance_score", "allocation", weighed, cut, combine_scores=1)
     share = {**cut["router"], "drop": 1.5}
     yield option("importance_score", "priority", "drop_more", "drop", sorted_, cut, router=share)
 
@@ -404,6 +414,7 @@ def cases() -> Iterator[Definition]:
     yield from array_faults("sparse_mlp", "rescale", "x", mapped, {})
     for argument in ("token_kernel", "token_bias", "channel_kernel", "channel_bias"):
         name = f"params/{argument}"
+        yield from array_faults("sparse_mlp", "rescale", name, mapped, {}, f"{argument}_")
         longer = np.concatenate([mapped[name].array] * 2)
         yield fault(
             "sparse_mlp", "rescale", f"{argument}_size", "ShapeError", argument, mapped, {},

@@ -107,6 +107,12 @@ def important_without_gradient(B: Any, scores: Any, *, combine_scores: Any = Non
     return B.importance_score_choice(scores, combine_scores=weights.real, **options)
 
 
+def important_weights_of_selection(B: Any, scores: Any, *, combine_scores: Any = None, **options: Any) -> Any:
+    """The combine weights of importance-score routing are the scores that it sorts and chooses by, whatever is given."""
+    B.importance_score_choice(scores, combine_scores=combine_scores, **options)
+    return B.importance_score_choice(scores, **options)
+
+
 def important_weights_of_one(B: Any, scores: Any, **options: Any) -> Any:
     """Every combine weight of importance-score routing is 1."""
     routing = B.importance_score_choice(scores, **options)
@@ -180,6 +186,7 @@ MUTANTS = (
     wrong(removed_after_they_chose, "importance_score_choice", ledger="IS-5"),
     wrong(served_by_index, "importance_score_choice"),
     wrong(important_without_gradient, "importance_score_choice"),
+    wrong(important_weights_of_selection, "importance_score_choice"),
     wrong(important_weights_of_one, "importance_score_choice"),
     Mutant(
         "capacity_of_all_tokens",

@@ -68,9 +68,20 @@ def recorded(B: Any) -> tuple[Any, list[tuple[str, Any, dict[str, Any]]]]:
         notes.append(("token_choice", nearness(rows, codebook)[None], {"choices": 1, "capacity": 1}))
         return B.patch_codes(patches, codebook)
 
+    def greedy(scores: Any) -> Any:
+        notes.append(("token_choice", scores, {"choices": 1, "capacity": 1}))
+        return B.base_greedy(scores)
+
+    def selectors(codes: Any, *, experts: int, gamma: float = 1.0) -> Any:
+        """Whether a code is inside the step is a choice between its size and half the width of the step."""
+        sizes = np.abs(np.asarray(codes).real).reshape(-1)
+        pairs = np.stack([sizes, np.full(sizes.shape, gamma / 2)], axis=-1)
+        notes.append(("token_choice", pairs[None], {"choices": 1, "capacity": 1}))
+        return B.dselect_k_selectors(codes, experts=experts, gamma=gamma)
+
     for name in _RULES:
         setattr(copy, name, note(name))
-    copy.patch_codes = codes
+    copy.patch_codes, copy.base_greedy, copy.dselect_k_selectors = codes, greedy, selectors
     copy.ROUTERS = importlib.import_module("moespec.backends.routers").build(copy)
     return copy, notes
 

@@ -91,7 +91,8 @@ def _among_the_important(B: Any, settings: RouterConfig, config: Config, v: Valu
     if capacity is None:
         left = replace(settings, tokens=surviving_tokens(settings.tokens, settings.drop))
         capacity = left.capacity(choices=settings.choices)
-    return B.importance_score_choice(v["scores"], choices=settings.choices, capacity=capacity, drop=settings.drop)
+    options = {"choices": settings.choices, "capacity": capacity, "drop": settings.drop}
+    return B.importance_score_choice(v["scores"], combine_scores=v.get("combine_scores"), **options)
 
 
 def _allocation(B: Any, name: str, config: Config, v: Values) -> Values:
@@ -193,7 +194,7 @@ def _stages(name: str) -> tuple[Stage, ...]:
     if name == "importance_score":
         cut = {"order": Output(("groups", "survivors"), "int")}
         priority = (Stage("priority", ("importance_score_order",), ("scores",), bind(_cut), cut, choice),)
-    reads = ("scores", "clean_scores", "plan", "order")
+    reads = ("scores", "clean_scores", "combine_scores" if name == "importance_score" else "plan", "order")
     weights = {"weights": Output(("groups", "experts", "capacity"), scale="magnitude")}
     output = Output(("groups", "tokens", "width"), constant=partial(_combine_constant, name))
     combined = {
