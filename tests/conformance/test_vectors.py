@@ -21,7 +21,7 @@ SCHEMA = json.loads((suite.FOLDER / "schema.json").read_text())
 VALIDATOR = Draft202012Validator(SCHEMA)
 # Nothing selects in these, or what selects is a part of them.
 WITHOUT_TIES = {"gating_noise", "network", "vit", "mixer"}
-WITHOUT_NEGATIVES = {"network", "vit"}
+WITHOUT_NEGATIVES = {"network", "vit", "mixer"}
 LARGE = {"real_size"}
 """The flag of the cases that may be larger than the others."""
 
