@@ -59,10 +59,8 @@ def check_rank(name: str, array: Any, axes: str) -> None:
 
     A leading `...` stands for any number of axes.
     """
-    names = axes.split()
-    shape = tuple(array.shape)
-    fits = len(shape) >= len(names) - 1 if names[:1] == ["..."] else len(shape) == len(names)
-    if not fits:
+    shape, names = tuple(array.shape), axes.split()
+    if len(shape) != len(names) and (names[:1] != ["..."] or len(shape) < len(names) - 1):
         raise ShapeError(f"{name}: expected the axes ({', '.join(names)}), got shape {shape}")
     if 0 in shape:
         raise ShapeError(f"{name}: no axis of ({', '.join(names)}) may be empty, got shape {shape}")
