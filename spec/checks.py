@@ -57,11 +57,12 @@ def check_floating(name: str, array: Any) -> None:
 def check_rank(name: str, array: Any, axes: str) -> None:
     """`ShapeError` unless `array` has one axis for each word of `axes`, none of them empty.
 
-    A leading `...` stands for any number of axes.
+    A leading `...` stands for any number of axes; a number has none.
     """
     shape, names = tuple(array.shape), axes.split()
     if len(shape) != len(names) and (names[:1] != ["..."] or len(shape) < len(names) - 1):
-        raise ShapeError(f"{name}: expected the axes ({', '.join(names)}), got shape {shape}")
+        expected = f"the axes ({', '.join(names)})" if names else "a number"
+        raise ShapeError(f"{name}: expected {expected}, got shape {shape}")
     if 0 in shape:
         raise ShapeError(f"{name}: no axis of ({', '.join(names)}) may be empty, got shape {shape}")
 
