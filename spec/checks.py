@@ -62,13 +62,12 @@ def check_floating(name: str, array: Any) -> None:
 def check_rank(name: str, array: Any, axes: str) -> None:
     """`ShapeError` unless `array` has one axis for each word of `axes`, none of them empty.
 
-    A leading `...` stands for any number of axes. The last may be empty if its word ends in `*`.
+    A leading `...` stands for any number of axes; a number has none. The last may be empty if its word ends in `*`.
     """
-    names = axes.split()
-    shape = tuple(array.shape)
-    fits = len(shape) >= len(names) - 1 if names[:1] == ["..."] else len(shape) == len(names)
-    if not fits:
-        raise ShapeError(f"{name}: expected the axes ({', '.join(names)}), got shape {shape}")
+    shape, names = tuple(array.shape), axes.split()
+    if len(shape) != len(names) and (names[:1] != ["..."] or len(shape) < len(names) - 1):
+        expected = f"the axes ({', '.join(names)})" if names else "a number"
+        raise ShapeError(f"{name}: expected {expected}, got shape {shape}")
     if 0 in (shape[:-1] if axes.endswith("*") else shape):
         raise ShapeError(f"{name}: no axis of ({', '.join(names)}) may be empty, got shape {shape}")
 

@@ -374,6 +374,14 @@ def _expert_choice() -> Iterator[Definition]:
         ("real_size", "tie_order"),
         capacity=12,
     )
+    yield case(
+        "real_size_six",
+        "value",
+        "196 tokens, 32 experts, 6 slots.",
+        scores("ec/n", (1, 196, 32)),
+        ("real_size", "uncovered_token"),
+        capacity=6,
+    )
     yield case("gradient", "gradient", "The chosen scores carry a gradient.", distinct("ec/l", (G, T, E)), capacity=3)
     yield case(
         "gradient_combine",

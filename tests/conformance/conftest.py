@@ -34,6 +34,17 @@ def commit_(vectors):
     return lambda: commit(vectors)
 
 
+@pytest.fixture(scope="session")
+def count():
+    """The number of cases of an algorithm, of all kinds or of some."""
+    cases = suite.load()
+
+    def count_(algorithm, *kinds):
+        return sum(case.algorithm == algorithm and (not kinds or case.kind in kinds) for case in cases)
+
+    return count_
+
+
 @pytest.fixture
 def run(capsys):
     """Runs the command line; returns the exit status, what it printed, and what it said of errors."""

@@ -286,7 +286,7 @@ def states_of_negatives(function, **attributes):
     changed = {name: function(item) for name, item in vars(reference).items() if callable(item) and name.islower()}
     for untouched in ("from_numpy", "to_numpy", "compile"):
         del changed[untouched]
-    changed["CAPACITY_RULES"] = reference.CAPACITY_RULES
+    changed["CAPACITY_RULES"] = {name: function(rule) for name, rule in reference.CAPACITY_RULES.items()}
     changed["ROUTERS"] = {n: replace(r, route=function(r.route)) for n, r in reference.ROUTERS.items()}
     module = SimpleNamespace(**{**vars(reference), **changed, **attributes})
     return {r.id: r.state for r in run_lane(Target("changed", LANES["f64"], module), NEGATIVES, "eager")}
