@@ -20,8 +20,8 @@ CASES = suite.load()
 SCHEMA = json.loads((suite.FOLDER / "schema.json").read_text())
 VALIDATOR = Draft202012Validator(SCHEMA)
 # Nothing selects in these, or what selects is a part of them.
-WITHOUT_TIES = {"gating_noise", "network", "vit"}
-WITHOUT_NEGATIVES = {"network", "vit"}
+WITHOUT_TIES = {"gating_noise", "network", "vit", "mixer"}
+WITHOUT_NEGATIVES = {"network", "vit", "mixer"}
 LARGE = {"real_size"}
 """The flag of the cases that may be larger than the others."""
 
