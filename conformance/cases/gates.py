@@ -44,11 +44,18 @@ def _noisy_top_k_affinity() -> Iterator[Definition]:
     name = "noisy_top_k_affinity"
 
     def noisy(
-        case: str, kind: str, purpose: str, *flags: str, noise: bool = True, reach: float = 2.0, **config: Any
+        case: str,
+        kind: str,
+        purpose: str,
+        *flags: str,
+        noise: bool = True,
+        reach: float = 2.0,
+        step: float = 0.25,
+        **config: Any,
     ) -> Definition:
         inputs = {
             "logits": logits(f"{name}/{case}", reach=2.0, step=0.25),
-            "noise_logits": logits(f"{name}/{case}/scale", reach=reach, step=0.25),
+            "noise_logits": logits(f"{name}/{case}/scale", reach=reach, step=step),
         }
         if noise:
             draw = logits(f"{name}/{case}/noise", reach=2.0, step=0.25).array
@@ -72,6 +79,7 @@ def _noisy_top_k_affinity() -> Iterator[Definition]:
         scale,
         "large_logits",
         reach=200.0,
+        step=4.0,
     )
     yield noisy("absent", "degenerate", "Without noise the logits are unchanged.", scale, noise=False)
     yield noisy("gradient_noise", "gradient", "By the logits, the noise logits and the noise.", scale)

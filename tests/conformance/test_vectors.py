@@ -14,13 +14,13 @@ from moespec.conformance.format import KINDS
 from moespec.conformance.judge import CONSTANTS, LANES, certified
 from moespec.conformance.programs import PROGRAMS
 from moespec.conformance.results import COLUMNS
-from moespec.spec import ALGORITHMS
+from moespec.spec import ALGORITHMS, ROUTERS
 
 CASES = suite.load()
 SCHEMA = json.loads((suite.FOLDER / "schema.json").read_text())
 VALIDATOR = Draft202012Validator(SCHEMA)
 # Nothing selects in these, or what selects is a part of them.
-WITHOUT_TIES = {"gating_noise", "network", "vit", "mixer"}
+WITHOUT_TIES = {"gating_noise", "router_jitter", "network", "vit", "mixer"}
 WITHOUT_NEGATIVES = {"network", "vit", "mixer"}
 LARGE = {"real_size"}
 """The flag of the cases that may be larger than the others."""
@@ -205,7 +205,9 @@ def facts(case):
     filled = slots < tokens
     none = np.concatenate([scores, np.ones((groups, 1, experts))], 1)
     chosen = np.take_along_axis(none, np.swapaxes(slots, 1, 2).astype(int), 1)
-    wanted = case.config.get("router", case.config).get("choices", 1) * tokens
+    options = case.config.get("router", case.config)
+    default = ROUTERS[case.algorithm].defaults.get("choices", 1) if case.algorithm in ROUTERS else 1
+    wanted = options.get("choices", default) * tokens
     found = {
         "empty_slot": not filled.all(),
         "uncovered_token": any(len({*group.ravel()} - {tokens}) < tokens for group in slots),
