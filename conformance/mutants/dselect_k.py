@@ -110,7 +110,7 @@ def slots_without_gaps(B: Any, gate: Any) -> Any:
 
 
 def gate_without_gradient(B: Any, gate: Any) -> Any:
-    """The combine weights carry no gradient."""
+    """The weights of the slots carry no gradient to the gate."""
     return B.dselect_k_routing(np.asarray(gate).real)
 
 
