@@ -59,5 +59,5 @@ def run(target: Target, cases: list[Case], mode: str) -> list[tuple[str, str]]:
 
 def _content(job: Job) -> tuple[object, ...]:
     """What makes two jobs the same."""
-    arrays = sorted((name, tensor.array.shape, tensor.array.tobytes()) for name, tensor in job.values.items())
+    arrays = sorted((n, t.array.dtype.str, t.array.shape, t.array.tobytes()) for n, t in job.values.items())
     return job.case.algorithm, job.stage.name, json.dumps(job.case.config, sort_keys=True), *arrays
