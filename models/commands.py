@@ -23,6 +23,7 @@ from moespec.models.savestate import trained_params
 from moespec.models.train import train
 from moespec.spec.errors import ConfigError
 from moespec.spec.routers import ROUTERS
+from moespec.spec.routing import Router
 
 __all__ = ["evaluate_command", "hash_table_command", "inspect_command", "list_command", "train_command"]
 
@@ -111,7 +112,12 @@ def inspect_command(run: Path, image: Path, out: Path, *, backend: str | None, s
 
 
 def list_command(what: str) -> None:
-    """Prints the names of models, routers, data sets or recipes."""
+    """Prints the names of models, routers, data sets or recipes, and of routers by themselves what they are like."""
+    if what == "routers":
+        print("A group has T tokens of width D, E experts with C slots, K choices a token; costs are in multiply-adds.")
+        for router in ROUTERS.values():
+            print(_described(router))
+        return
     tables = {
         "models": dict.fromkeys(list_models(), "") | families.patterns(),
         "routers": {name: router.source for name, router in ROUTERS.items()},
@@ -125,6 +131,12 @@ def list_command(what: str) -> None:
             indent = "  " if what == "all" else ""
             for name, text in table.items():
                 print(f"{indent}{name:36} {text}".rstrip())
+
+
+def _described(router: Router) -> str:
+    """The name of a router, its source, and its words on balance, cost and drops."""
+    facts = {"source": router.source, "balances": router.balances, "cost": router.cost, "drops": router.drops}
+    return "\n".join([router.name, *(f"  {title:9} {text}" for title, text in facts.items())])
 
 
 def _label(config: Config) -> str:

@@ -26,10 +26,10 @@ __all__ = [
     "check_finite",
     "check_floating",
     "check_integers",
-    "check_keep",
+    "check_mask",
     "check_non_negative",
+    "check_one_per_token",
     "check_option",
-    "check_order",
     "check_permutation",
     "check_positive",
     "check_rank",
@@ -37,7 +37,6 @@ __all__ = [
     "check_scores",
     "check_segments",
     "check_size",
-    "check_used",
 ]
 
 FLOATING = ("float64", "float32", "float16", "bfloat16")
@@ -104,30 +103,17 @@ def check_one_per_token(name: str, array: Any, shape: tuple[int, ...]) -> None:
         raise ShapeError(f"{name}: expected shape {tuple(shape)}, one entry per token, got {tuple(array.shape)}")
 
 
-def check_used(used: Any, experts: int) -> None:
-    """`DtypeError` unless `used` holds booleans, `ShapeError` unless it has one for each expert."""
-    if dtype_name(used) != "bool":
-        raise DtypeError(f"used: expected booleans, got {dtype_name(used)}")
-    if tuple(used.shape) != (experts,):
-        raise ShapeError(f"used: expected shape {(experts,)}, one entry per expert, got {tuple(used.shape)}")
-
-
-def check_order(order: Any, shape: tuple[int, ...]) -> None:
-    """`DtypeError` unless `order` holds integers, `ShapeError` unless it has the given shape."""
-    check_one_per_token("order", order, shape)
+def check_mask(name: str, mask: Any, shape: tuple[int, ...], each: str) -> None:
+    """`DtypeError` unless `mask` holds booleans, `ShapeError` unless it has the given shape, one entry per `each`."""
+    if dtype_name(mask) != "bool":
+        raise DtypeError(f"{name}: expected booleans, got {dtype_name(mask)}")
+    if tuple(mask.shape) != tuple(shape):
+        raise ShapeError(f"{name}: expected shape {tuple(shape)}, one entry per {each}, got {tuple(mask.shape)}")
 
 
 def _check_integer_dtype(name: str, array: Any) -> None:
     if not dtype_name(array).startswith(("int", "uint")):
         raise DtypeError(f"{name}: expected an integer dtype, got {dtype_name(array)}")
-
-
-def check_keep(keep: Any, shape: tuple[int, ...]) -> None:
-    """`DtypeError` unless `keep` holds booleans, `ShapeError` unless it has the given shape."""
-    if dtype_name(keep) != "bool":
-        raise DtypeError(f"keep: expected booleans, got {dtype_name(keep)}")
-    if tuple(keep.shape) != tuple(shape):
-        raise ShapeError(f"keep: expected shape {tuple(shape)}, one entry per choice, got {tuple(keep.shape)}")
 
 
 def check_at_least(name: str, value: Any, minimum: int) -> int:
@@ -236,9 +222,9 @@ def as_scalar(name: str, value: ArrayLike) -> NDArray[Any]:
 
 
 def as_order(order: ArrayLike, tokens: int) -> NDArray[np.intp]:
-    """`order` as an index array after `check_order` and `check_permutation`."""
+    """`order` as an index array after `check_one_per_token` and `check_permutation`."""
     array = np.asarray(order)
-    check_order(array, (tokens,))
+    check_one_per_token("order", array, (tokens,))
     check_permutation("order", array)
     return array.astype(np.intp)
 

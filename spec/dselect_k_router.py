@@ -74,5 +74,8 @@ DSELECT_K = Router(
     {"choices": 2, "noise_multiplier": 0.0, "selector_entropy_weight": 1e-6, "reachability_weight": 1.0},
     no_noise,
     idle_experts=True,
+    balances="nothing; a loss keeps the reachable codes of a selector whole",
+    cost="T D K (1 + log2 E); an expert may be given every token",
+    drops="none",
 )
 """The router of DSelect-k."""

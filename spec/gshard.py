@@ -110,5 +110,8 @@ GSHARD = Router(
     gshard,
     {"choices": 2, "normalize_selected": True, "balance_weight": 0.01},
     lambda config: Noise((config.tokens,), (0.0, 1.0)),
+    balances="the load of the experts, by the balance loss",
+    cost="T D E",
+    drops="tokens beyond the capacity of the experts that they choose, and in training second choices at random",
 )
 """The router `gshard`."""

@@ -69,5 +69,8 @@ HASH = Router(
     {"capacity_factor": math.inf, "noise_multiplier": 0.0},
     no_noise,
     needs="ids",
+    balances="what its table balances: the frequencies of the ids",
+    cost="a look into a table",
+    drops="none, unless a capacity factor is given",
 )
 """The router; without a capacity factor it drops no token."""

@@ -44,13 +44,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from moespec.spec.batch_priority import batch_priority
 from moespec.spec.checks import as_array, check_non_negative, check_same_shape
-from moespec.spec.composition import noisy_logits, router_output
+from moespec.spec.composition import init_kernel, noisy_logits, router_output
 from moespec.spec.errors import ConfigError
-from moespec.spec.routing import Params, RouterConfig, RouterOutput, Routing
+from moespec.spec.routing import Params, Router, RouterConfig, RouterOutput, Routing
 from moespec.spec.softmax import softmax_affinity
 from moespec.spec.token_choice import token_choice
 
-__all__ = ["importance_score", "importance_score_choice", "importance_score_order", "surviving_tokens"]
+__all__ = ["IMPORTANCE_SCORE", "importance_score_choice", "importance_score_order", "surviving_tokens"]
 
 
 def surviving_tokens(tokens: int, drop: Any) -> int:
@@ -158,3 +158,16 @@ def importance_score(
     scores = softmax_affinity(noisy)
     routing = importance_score_choice(scores, choices=config.choices, capacity=capacity, drop=config.drop)
     return router_output(config, clean, noisy, noise, routing)
+
+
+IMPORTANCE_SCORE = Router(
+    "importance_score",
+    "Lou et al. 2021 (arXiv 2109.02008), section 2.2",
+    init_kernel,
+    importance_score,
+    {"importance_weight": 0.005, "load_weight": 0.005},
+    balances="the load of the experts, by the importance and load losses",
+    cost="T D E, and a sort of the tokens",
+    drops="the share `drop` of least importance, and tokens beyond the capacity of the experts that they choose",
+)
+"""The router `importance_score`."""

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import erf
 
-from moespec.spec.checks import as_array, check_option, check_rank, check_same_shape, check_size, check_used
+from moespec.spec.checks import as_array, check_mask, check_option, check_rank, check_same_shape, check_size
 from moespec.spec.errors import ConfigError
 from moespec.spec.numerics import Array
 from moespec.spec.routing import Routing
@@ -108,7 +108,7 @@ def expert_mlp(
     outputs = np.einsum("ech,eho->eco", active, weights["w2"]) + weights["b2"][:, None, :]
     if used is None:
         return outputs
-    check_used(used := np.asarray(used), len(inputs))
+    check_mask("used", used := np.asarray(used), (len(inputs),), "expert")
     return np.where(used[:, None, None], outputs, 0.0)
 
 

@@ -200,5 +200,8 @@ NOISY_TOP_K = Router(
     noisy_top_k,
     {"choices": 2, "capacity_factor": float("inf"), "importance_weight": 0.1, "load_weight": 0.1},
     lambda config: Noise((config.tokens, config.experts)),
+    balances="the load of the experts, by the importance and load losses",
+    cost="2 T D E",
+    drops="none, unless a capacity factor is given",
 )
 """The router `noisy_top_k`."""

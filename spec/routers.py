@@ -23,6 +23,7 @@ leaves.
 
 The worked example, with a kernel that makes the tokens the logits:
 
+>>> import numpy as np
 >>> from moespec.spec import slot_tokens
 >>> from moespec.spec.examples import LOGITS
 >>> def slots(name, **options):
@@ -62,7 +63,6 @@ RT-5: What are the capacity and its rounding in the study?
     Alternatives: unknown; the paper gives the factor only.
 """
 
-import numpy as np
 from numpy.typing import ArrayLike
 
 from moespec.spec.base_router import BASE
@@ -72,20 +72,18 @@ from moespec.spec.dselect_k_router import DSELECT_K
 from moespec.spec.expert_choice import expert_choice
 from moespec.spec.gshard import GSHARD
 from moespec.spec.hash_router import HASH
-from moespec.spec.importance_score import importance_score
-from moespec.spec.initial import lecun_normal
-from moespec.spec.metrics import routing_metrics
+from moespec.spec.importance_score import IMPORTANCE_SCORE
 from moespec.spec.noisy_top_k import NOISY_TOP_K
 from moespec.spec.numerics import Array, stop_gradient
-from moespec.spec.routing import Params, Router, RouterConfig, RouterOutput, Routing, check_fixed_capacity, no_noise
+from moespec.spec.routing import Params, Router, RouterConfig, RouterOutput, Routing
 from moespec.spec.s_base import S_BASE
 from moespec.spec.sinkhorn import sinkhorn_affinity
-from moespec.spec.soft_moe import soft_routing
+from moespec.spec.soft_moe_router import SOFT_MOE
 from moespec.spec.softmax import softmax_affinity
 from moespec.spec.sparse_transport import sparse_transport_affinity
 from moespec.spec.switch import SWITCH
 
-__all__ = ["ROUTERS", "lecun_normal"]
+__all__ = ["ROUTERS"]
 
 
 def softmax_token_choice(
@@ -141,23 +139,6 @@ def sparsity_constrained_expert_choice(
     return router_output(config, clean, noisy, noise, routing)
 
 
-def soft_moe(
-    params: Params, tokens: ArrayLike, config: RouterConfig, *, noise: ArrayLike | None = None, train: bool = False
-) -> RouterOutput:
-    """Soft MoE and its ablations, without noise and without auxiliary losses. Section 9."""
-    check_fixed_capacity(config)
-    routing = soft_routing(
-        tokens,
-        params["slots"],
-        scale=params["scale"],
-        normalize=config.normalize,
-        norm_form=config.norm_form,
-        dispatch=config.dispatch,
-        combine=config.combine,
-    )
-    return RouterOutput(routing, {}, dict(routing_metrics(routing)))
-
-
 def _combine_scores(config: RouterConfig, clean: Array, noisy: Array, plan: Array) -> Array:
     check_option("combine_with", config.combine_with, ("softmax", "plan"))
     if config.combine_with == "plan":
@@ -171,14 +152,7 @@ def _expert_choice(config: RouterConfig, scores: Array, combine_scores: Array | 
     )
 
 
-def _init_slots(generator: np.random.Generator, config: RouterConfig) -> Params:
-    """`slots` (width, experts, capacity) and `scale`, 1."""
-    shape = (config.width, config.experts, config.capacity())
-    return {"slots": lecun_normal(generator, shape, config.width * config.experts), "scale": np.ones((), np.float32)}
-
-
 _STUDY = "Liu et al. 2024 (arXiv 2401.15969)"
-_V_MOE_WEIGHTS = {"importance_weight": 0.005, "load_weight": 0.005}
 
 ROUTERS: dict[str, Router] = {
     router.name: router
@@ -188,32 +162,49 @@ ROUTERS: dict[str, Router] = {
             "Riquelme et al. 2021 (arXiv 2106.05974)",
             init_kernel,
             softmax_token_choice,
-            _V_MOE_WEIGHTS,
+            {"importance_weight": 0.005, "load_weight": 0.005},
+            balances="the load of the experts, by the importance and load losses",
+            cost="T D E",
+            drops="tokens beyond the capacity of the experts that they choose",
         ),
-        Router("sinkhorn_token_choice", f"{_STUDY}, section 2.2", init_kernel, sinkhorn_token_choice),
-        Router("softmax_expert_choice", "Zhou et al. 2022 (arXiv 2202.09368)", init_kernel, softmax_expert_choice),
-        Router("sinkhorn_expert_choice", f"{_STUDY}, section 2.4", init_kernel, sinkhorn_expert_choice),
+        Router(
+            "sinkhorn_token_choice",
+            f"{_STUDY}, section 2.2",
+            init_kernel,
+            sinkhorn_token_choice,
+            balances="the load of the experts, nearly: by a balanced plan",
+            cost="T D E, and 2 T E for each of the iterations",
+            drops="tokens beyond the capacity of the experts that they choose",
+        ),
+        Router(
+            "softmax_expert_choice",
+            "Zhou et al. 2022 (arXiv 2202.09368)",
+            init_kernel,
+            softmax_expert_choice,
+            balances="the load of the experts, exactly: each chooses C tokens",
+            cost="T D E",
+            drops="tokens that no expert chooses",
+        ),
+        Router(
+            "sinkhorn_expert_choice",
+            f"{_STUDY}, section 2.4",
+            init_kernel,
+            sinkhorn_expert_choice,
+            balances="the load of the experts, exactly; how often tokens are chosen, nearly: by a balanced plan",
+            cost="T D E, and 2 T E for each of the iterations",
+            drops="tokens that no expert chooses",
+        ),
         Router(
             "sparsity_constrained_expert_choice",
             f"{_STUDY}, section 2.5",
             init_kernel,
             sparsity_constrained_expert_choice,
+            balances="the load of the experts, exactly; how often tokens are chosen, nearly: by a sparse plan",
+            cost="T D E, and a choice of C tokens for each expert in each of the steps",
+            drops="tokens that no expert chooses",
         ),
-        Router(
-            "soft_moe",
-            "Puigcerver et al. 2023 (arXiv 2308.00951)",
-            _init_slots,
-            soft_moe,
-            {"rounding": "round"},
-            no_noise,
-        ),
-        Router(
-            "importance_score",
-            "Lou et al. 2021 (arXiv 2109.02008), section 2.2",
-            init_kernel,
-            importance_score,
-            _V_MOE_WEIGHTS,
-        ),
+        SOFT_MOE,
+        IMPORTANCE_SCORE,
         DSELECT_K,
         BASE,
         HASH,

@@ -189,7 +189,9 @@ class Router:
     train=False)` returns a `RouterOutput`. `defaults` are the config fields in which the router differs from
     `RouterConfig`'s own defaults. `noise(config)` says what noise the router takes in training, None for none. `needs`
     names what `route` takes beside the tokens: "ids", (tokens,) integers. `idle_experts`: whether experts may stay
-    without any token for long, so that a layer should not run those.
+    without any token for long, so that a layer should not run those. In words, with the symbols of `RouterConfig`:
+    `balances`, what it keeps in balance and by what means; `cost`, of the routing of a group in multiply-adds unless it
+    says otherwise; `drops`, which tokens may be left without an expert.
     """
 
     name: str
@@ -200,6 +202,9 @@ class Router:
     noise: Callable[[RouterConfig], Noise | None] = gating_noise
     needs: str = ""
     idle_experts: bool = False
+    balances: str = field(kw_only=True)
+    cost: str = field(kw_only=True)
+    drops: str = field(kw_only=True)
 
     def configure(self, **fields: Any) -> RouterConfig:
         """A `RouterConfig` with this router's defaults, overridden by `fields`."""

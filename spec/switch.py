@@ -106,5 +106,8 @@ SWITCH = Router(
     switch,
     {"capacity_factor": 1.25, "balance_weight": 0.01},
     lambda config: Noise((config.tokens, config.width), (-1.0, 1.0)) if config.jitter else None,
+    balances="the load of the experts, by the balance loss",
+    cost="T D E",
+    drops="tokens beyond the capacity of the experts that they choose",
 )
 """The router `switch`."""

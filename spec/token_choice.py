@@ -27,7 +27,7 @@ TC-4: Are the combine weights of a token renormalised when one of its choices is
 import numpy as np
 from numpy.typing import ArrayLike
 
-from moespec.spec.checks import as_array, as_order, check_capacity, check_choices, check_keep, check_same_shape
+from moespec.spec.checks import as_array, as_order, check_capacity, check_choices, check_mask, check_same_shape
 from moespec.spec.errors import ContractError
 from moespec.spec.numerics import Array, stable_order
 from moespec.spec.routing import Routing
@@ -128,7 +128,7 @@ def token_choice(
     check_capacity(capacity)
     served = np.arange(tokens) if order is None else as_order(order, tokens)
     asks = np.ones((tokens, choices), bool) if keep is None else np.asarray(keep)
-    check_keep(asks, (tokens, choices))
+    check_mask("keep", asks, (tokens, choices), "choice")
 
     # Selection.
     chosen = stable_order(scores)[:, :choices]

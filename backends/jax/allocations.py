@@ -14,9 +14,9 @@ from moespec.backends.jax.slots import SlotRouting
 from moespec.spec.checks import (
     check_capacity,
     check_choices,
-    check_keep,
+    check_mask,
+    check_one_per_token,
     check_option,
-    check_order,
     check_same_shape,
     check_scores,
     check_size,
@@ -111,7 +111,7 @@ def token_choice(
     """
     combine_scores = _checked(scores, combine_scores)
     if order is not None:
-        check_order(order, scores.shape[:2])
+        check_one_per_token("order", order, scores.shape[:2])
         order = jnp.asarray(order).astype(jnp.int32)
     return _serve(scores, combine_scores, choices, capacity, order, scores.shape[1], keep)
 
@@ -166,7 +166,7 @@ def _serve(
     # Selection, then one request per choice in the order of service: first choices of all tokens, second ones, ...
     chosen = top_indices(wide(scores), choices)
     if keep is not None:
-        check_keep(keep, (groups, tokens, choices))
+        check_mask("keep", keep, (groups, tokens, choices), "choice")
         chosen = jnp.where(keep, chosen, experts)  # no expert
     line = jnp.broadcast_to(jnp.arange(tokens, dtype=jnp.int32), (groups, tokens))
     if order is not None:

@@ -12,12 +12,12 @@ from jax import lax
 from moespec.backends.jax.arrays import Array, cast, wide
 from moespec.spec.checks import (
     check_floating,
+    check_mask,
     check_option,
     check_positive,
     check_same_shape,
     check_scores,
     check_size,
-    check_used,
 )
 from moespec.spec.errors import ShapeError
 from moespec.spec.sparse_mlp import check_rescale
@@ -124,7 +124,7 @@ def expert_mlp(inputs: Array, params: Mapping[str, Array], *, gelu: str = "tanh"
     if used is None:
         hidden = _gelu(jnp.einsum("gecd,edh->gech", inputs, w1) + b1[:, None], form=gelu)
         return jnp.einsum("gech,ehd->gecd", hidden, w2) + b2[:, None]
-    check_used(used, inputs.shape[1])
+    check_mask("used", used, (inputs.shape[1],), "expert")
 
     @jax.checkpoint  # the hidden layer is computed again for the gradient: kept, it would be written for all experts
     def run(x: Array, w1: Array, b1: Array, w2: Array, b2: Array) -> Array:

@@ -12,9 +12,9 @@ from moespec.backends.torch.slots import SlotRouting
 from moespec.spec.checks import (
     check_capacity,
     check_choices,
-    check_keep,
+    check_mask,
+    check_one_per_token,
     check_option,
-    check_order,
     check_same_shape,
     check_scores,
     check_size,
@@ -152,7 +152,7 @@ def token_choice(
     check_scores("scores", scores, AXES)
     combine_scores = _combine_scores(scores, combine_scores)
     if order is not None:
-        check_order(order, tuple(scores.shape[:2]))
+        check_one_per_token("order", order, tuple(scores.shape[:2]))
     return _serve(scores, combine_scores, choices, capacity, order, scores.shape[1], keep)
 
 
@@ -223,7 +223,7 @@ def _serve(
     # Selection.
     chosen = top_experts(scores, choices)
     if keep is not None:
-        check_keep(keep, (groups, tokens, choices))
+        check_mask("keep", keep, (groups, tokens, choices), "choice")
         chosen = torch.where(keep, chosen, experts)  # no expert
 
     # Slots.

@@ -12,13 +12,13 @@ from torch.nn import functional as F
 from moespec.backends.torch.arrays import wide
 from moespec.spec.checks import (
     check_floating,
+    check_mask,
     check_option,
     check_positive,
     check_rank,
     check_same_shape,
     check_scores,
     check_size,
-    check_used,
 )
 from moespec.spec.errors import ShapeError
 from moespec.spec.sparse_mlp import check_rescale
@@ -90,7 +90,7 @@ def expert_mlp(
     if used is None:
         outputs = _expert_rows(rows, w1, b1, w2, b2, gelu)
     else:
-        check_used(used, experts)
+        check_mask("used", used, (experts,), "expert")
         outputs = _used_rows(used, rows, w1, b1, w2, b2, gelu)
     return outputs.reshape(experts, groups, capacity, -1).transpose(0, 1)
 

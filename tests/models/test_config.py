@@ -244,10 +244,18 @@ def test_a_value_out_of_range_on_the_command_line(capsys: pytest.CaptureFixture[
     assert "data.crop_padding=-1: expected at least 0" in capsys.readouterr().err
 
 
+TITLES = ("source", "balances", "cost", "drops")
+
+
 def test_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["list"]) == 0
     shown = capsys.readouterr().out
     for name in ("vit_tiny", "vit_s16", "sparsity_constrained_expert_choice", "digits", "fashion_mnist"):
         assert name in shown
     assert cli.main(["list", "routers"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == len(ROUTERS)
+    shown = capsys.readouterr().out
+    for router in ROUTERS.values():
+        facts = (router.source, router.balances, router.cost, router.drops)
+        described = "".join(f"  {title:9} {text}\n" for title, text in zip(TITLES, facts, strict=True))
+        assert all(facts)
+        assert f"{router.name}\n{described}" in shown

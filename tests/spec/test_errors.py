@@ -362,7 +362,7 @@ def test_static_checks_read_only_shape_and_dtype():
     checks.check_scores("scores", array, "groups tokens experts")
     checks.check_size("scores", array, 1, 6, "tokens")
     checks.check_same_shape("scores", array, "others", Foreign((2, 6, 3), "float32"))
-    checks.check_order(Foreign((2, 6), "torch.int32"), (2, 6))
+    checks.check_one_per_token("order", Foreign((2, 6), "torch.int32"), (2, 6))
     with pytest.raises(DtypeError, match=r"scores: .* got int32"):
         checks.check_floating("scores", Foreign((), "torch.int32"))
     with pytest.raises(ShapeError, match=r"scores: expected the axes \(tokens, experts\), got shape \(2, 6, 3\)"):
@@ -370,7 +370,7 @@ def test_static_checks_read_only_shape_and_dtype():
     with pytest.raises(ShapeError, match=r"scores: .* differs from that of others"):
         checks.check_same_shape("scores", array, "others", Foreign((2, 6, 4), "float32"))
     with pytest.raises(ShapeError, match="order"):
-        checks.check_order(Foreign((2, 6), "int32"), (2, 5))
+        checks.check_one_per_token("order", Foreign((2, 6), "int32"), (2, 5))
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
