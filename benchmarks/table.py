@@ -8,6 +8,7 @@ The files are those of `benchmarks/results/` for one device, the CPU unless `--d
 
 import argparse
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,13 @@ README = Path(__file__).parents[1] / "README.md"
 RESULTS = Path(__file__).parent / "results"
 BEGIN, END = "<!-- routers: made by benchmarks/table.py -->", "<!-- end of routers -->"
 BACKENDS = {"jax": "JAX", "torch": "torch"}
+
+COLUMNS: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
+    ("accuracy", lambda figures: f"{100 * figures['validation_accuracy']:.1f} %"),
+    ("ms a step", lambda figures: f"{figures['step_milliseconds']:.1f}"),
+    ("dropped", lambda figures: f"{100 * figures['dropped']:.1f} %"),
+    ("imbalance", lambda figures: f"{figures['load_imbalance']:.2f}"),
+)
 
 
 def main() -> None:
@@ -39,14 +47,11 @@ def replaced(text: str, content: str) -> str:
 def table(device: str) -> str:
     """The table as markdown, a row for each router, and what it was measured on."""
     found = {backend: _read(RESULTS / f"routers-{backend}-{device}.json") for backend in BACKENDS}
-    head = ["router", *(f"{title}: {what}" for title in BACKENDS.values() for what in ("accuracy", "ms a step"))]
+    head = ["router", *(f"{what}, {title}" for what, _ in COLUMNS for title in BACKENDS.values())]
     rows = [head, ["---", *["---:"] * (len(head) - 1)]]
-    for router in found["jax"]["figures"]:
-        figures = [found[backend]["figures"][router] for backend in BACKENDS]
-        cells = [(f"{100 * f['validation_accuracy']:.1f} %", f"{f['step_milliseconds']:.1f}") for f in figures]
-        rows.append(
-            [f"`{router}`" if router != "dense" else "dense (no MoE)", *(cell for pair in cells for cell in pair)]
-        )
+    for name in found["jax"]["figures"]:
+        figures = [found[backend]["figures"][name] for backend in BACKENDS]
+        rows.append([_title(name), *(text(f) for _, text in COLUMNS for f in figures)])
     first = found["jax"]
     steps = first["figures"]["dense"]["steps"]
     versions = ", ".join(
@@ -54,9 +59,17 @@ def table(device: str) -> str:
     )
     where = first["machine"]["gpu"] or f"{first['machine']['cores']} cores of a CPU, no GPU"
     note = (
-        f"Validation accuracy on the digits after {steps} steps of one seed, and the median step; {where}; {versions}."
+        f"On the digits, after {steps} steps of one seed. Dropped: the share of the tokens without an expert. Imbalance: "
+        f"the load of the busiest expert over the mean. Both are of the validation images, whose groups BASE and S-BASE do "
+        f"not balance. {where}; {versions}."
     )
     return "\n".join([*("| " + " | ".join(row) + " |" for row in rows), "", note])
+
+
+def _title(name: str) -> str:
+    """Names of routers and models are code, words are words."""
+    words = {"dense": "dense (no MoE)", "MultiHash": "`hash`, two hashes"}
+    return words.get(name, f"`{name}`")
 
 
 def _read(path: Path) -> dict[str, Any]:
