@@ -20,6 +20,15 @@ def base(
     """The router: the best balanced assignment if `train`, with its gap among the metrics; else the greedy one.
 
     Without noise and without auxiliary losses. The group is meant to be the whole batch. Section 14.
+
+    >>> from moespec.spec import slot_tokens
+    >>> from moespec.spec.examples import LOGITS
+    >>> config = BASE.configure(width=3, experts=3, tokens=6)
+    >>> for train in (True, False):
+    ...     routing = base({"kernel": np.eye(3)}, LOGITS, config, train=train).routing
+    ...     print(slot_tokens(routing).tolist(), round(float(routing.combine.sum()), 10))
+    [[1, 4], [0, 5], [2, 3]] 4.4452268614
+    [[0, 1, 4, 6, 6, 6], [2, 5, 6, 6, 6, 6], [3, 6, 6, 6, 6, 6]] 4.7987447713
     """
     scores = router_logits(tokens, params["kernel"])
     check_size("tokens", scores, 0, config.tokens, "config.tokens")

@@ -28,6 +28,14 @@ def dselect_k(
 
     The first K M columns are the codes, selector after selector, the last K the logits. Without noise. The reachability
     counts only where some code has no expert. Section 13.
+
+    >>> from moespec.spec.examples import LOGITS
+    >>> config = DSELECT_K.configure(width=3, experts=4, tokens=6, choices=1, selector_gamma=4.0)
+    >>> output = dselect_k({"kernel": np.eye(3), "bias": np.zeros(3)}, LOGITS, config)
+    >>> output.routing.combine.sum(axis=2).round(4).tolist()[:2]  # one selector: bits of the codes 1, 0 and 2, 0.5
+    [[0.0781, 0.0781, 0.4219, 0.4219], [0.0, 0.0, 0.3164, 0.6836]]
+    >>> output.routing.dispatch.sum(axis=(0, 2)).astype(int).tolist()  # tokens of each expert
+    [3, 4, 5, 6]
     """
     check_option("selector_gate", config.selector_gate, ("token", "static"))
     check_at_least("choices", config.choices, 1)

@@ -176,6 +176,16 @@ def noisy_top_k(
     """Token Choice by the noisy logits H, combined with the gates G. Section 2.4.
 
     `params`: `kernel` and `noise_kernel`, (width, experts). `noise`: (tokens, experts), a draw of the standard normal.
+
+    >>> from moespec.spec import slot_tokens
+    >>> from moespec.spec.examples import LOGITS, NOISE
+    >>> config = NOISY_TOP_K.configure(width=3, experts=3, tokens=6)
+    >>> params = {"kernel": np.eye(3), "noise_kernel": np.zeros((3, 3))}  # noise of the scale log 2
+    >>> for noise in (None, NOISE):
+    ...     routing = noisy_top_k(params, LOGITS, config, noise=noise).routing
+    ...     print(slot_tokens(routing).tolist(), routing.combine.sum(axis=(0, 2)).round(6).tolist())
+    [[0, 1, 4, 2, 3, 5], [2, 5, 0, 1, 6, 6], [3, 4, 6, 6, 6, 6]] [3.513736, 1.744602, 0.741662]
+    [[0, 1, 3, 4, 5, 6], [2, 5, 1, 6, 6, 6], [0, 2, 3, 4, 6, 6]] [3.341124, 1.813102, 0.845774]
     """
     clean = clean_logits(params, tokens, config)
     scales = router_logits(tokens, params["noise_kernel"])
