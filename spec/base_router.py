@@ -28,7 +28,7 @@ def base(
     ...     routing = base({"kernel": np.eye(3)}, LOGITS, config, train=train).routing
     ...     print(slot_tokens(routing).tolist(), round(float(routing.combine.sum()), 10))
     [[1, 4], [0, 5], [2, 3]] 4.4452268614
-    [[0, 1, 4, 6, 6, 6], [2, 5, 6, 6, 6, 6], [3, 6, 6, 6, 6, 6]] 4.7987447713
+    [[0, 1, 4, 6, 6, 6], [2, 5, 6, 6, 6, 6], [3, 6, 6, 6, 6, 6]] 4.7987447712
     """
     scores = router_logits(tokens, params["kernel"])
     check_size("tokens", scores, 0, config.tokens, "config.tokens")
