@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moespec.backends.optimizer import CONSTANTS
+from moespec.spec import initial as draws
 from moespec.spec.errors import ConfigError
-from moespec.spec.initial import lecun_normal
 from moespec.spec.routers import ROUTERS
 from moespec.spec.routing import Params, RouterConfig
 
@@ -103,7 +103,7 @@ def glorot_uniform(inputs: int, outputs: int) -> Draw:
 
 def lecun_normal(inputs: int) -> Draw:
     """Normal with variance `1 / inputs`, truncated at two standard deviations."""
-    return lambda generator, shape: lecun_normal(generator, shape, inputs)
+    return lambda generator, shape: draws.lecun_normal(generator, shape, inputs)
 
 
 def _stacked(draw: Draw, expert_init: str) -> Draw:
