@@ -6,6 +6,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+import router_inputs
 
 from moespec import spec
 
@@ -30,7 +31,7 @@ def layer(name, **options):
         },
     }
     x = rng.normal(size=(GROUPS, TOKENS, WIDTH)).astype(np.float32)
-    noise = rng.normal(size=(GROUPS, TOKENS, EXPERTS)).astype(np.float32)
+    noise = router_inputs.noise(rng, name, config, GROUPS)
 
     def loss(params, x, noise):
         out = B.ROUTERS[name].route(params["router"], x, config, noise=noise)
@@ -66,7 +67,8 @@ SPARSE = [name for name in spec.ROUTERS if name != "soft_moe"]
 @pytest.mark.parametrize("name", SPARSE)
 def test_forward_and_backward_are_gathers(name):
     """Nothing floating is added by a scatter, and nothing has the size tokens x experts x capacity."""
-    loss, arguments = layer(name, choices=2, batch_priority="max", capacity_factor=0.9)
+    choices = router_inputs.choices(name)
+    loss, arguments = layer(name, choices=choices, batch_priority="max", capacity_factor=0.9)
     capacity = spec.expert_capacity(TOKENS, EXPERTS, 0.9, choices=2 if "token_choice" in name else 1)
     if name in ("dselect_k", "base"):
         capacity = TOKENS  # by definition, for `base` without `train`

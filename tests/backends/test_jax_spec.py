@@ -6,6 +6,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+import router_inputs
 
 from moespec import spec
 from moespec.spec import Routing
@@ -342,12 +343,17 @@ def test_array_operations():
 
 @pytest.mark.parametrize("name", list(spec.ROUTERS))
 def test_layer_traces_under_strict_promotion(name):
-    config = spec.ROUTERS[name].configure(width=WIDTH, experts=EXPERTS, tokens=TOKENS, choices=2, balance_weight=0.1)
-    params = B.from_numpy(B.ROUTERS[name].init(np.random.default_rng(0), config))
+    choices = router_inputs.choices(name)
+    config = spec.ROUTERS[name].configure(
+        width=WIDTH, experts=EXPERTS, tokens=TOKENS, choices=choices, balance_weight=0.1
+    )
+    rng = np.random.default_rng(0)
+    params = B.from_numpy(B.ROUTERS[name].init(rng, config))
+    drawn = router_inputs.noise(rng, name, config, GROUPS)
 
     def layer(x, noise, experts):
         out = B.ROUTERS[name].route(params, x, config, noise=noise)
         return B.moe_layer(x, out.routing, partial(B.expert_mlp, params=experts))
 
     with jax.numpy_dtype_promotion("strict"):
-        jax.eval_shape(layer, B.from_numpy(X, "bfloat16"), B.from_numpy(NOISE), B.from_numpy(MLP, "float32"))
+        jax.eval_shape(layer, B.from_numpy(X, "bfloat16"), drawn, B.from_numpy(MLP, "float32"))

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+import router_inputs
 
 import moespec.backends.numpy as B
 from moespec import spec
@@ -139,13 +140,16 @@ def test_soft_routing_metrics_and_layer(rng):
 
 @pytest.mark.parametrize("name", B.ROUTERS)
 def test_routers_are_the_specifications(rng, name):
-    options = {"choices": 2, "z_weight": 0.1, "batch_priority": "max"}
+    options = {"choices": router_inputs.choices(name), "z_weight": 0.1, "batch_priority": "max"}
     config = spec.ROUTERS[name].configure(width=D, experts=E, tokens=T, **options)
     params = spec.ROUTERS[name].init(rng, config)
-    tokens, noise = rng.standard_normal((G, T, D)), rng.standard_normal((G, T, E))
+    tokens, noise = rng.standard_normal((G, T, D)), router_inputs.noise(rng, name, config, G)
     train = name != "base"  # which in training needs a number of tokens that the experts divide
     output = B.ROUTERS[name].route(params, tokens, config, noise=noise, train=train)
-    each = [spec.ROUTERS[name].route(params, tokens[g], config, noise=noise[g], train=train) for g in range(G)]
+    each = [
+        spec.ROUTERS[name].route(params, tokens[g], config, noise=None if noise is None else noise[g], train=train)
+        for g in range(G)
+    ]
     assert isinstance(output.routing, B.SoftRouting if name == "soft_moe" else B.SlotRouting)
     dense = output.routing.dense()
     for g in range(G):
