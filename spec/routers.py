@@ -9,6 +9,8 @@
 | `sparsity_constrained_expert_choice` | sparse plan of the softmax | softmax | Expert Choice | T |
 | `soft_moe` | | | soft | T |
 | `importance_score` | softmax | softmax | Token Choice among the most important | K T' |
+| `dselect_k` (see `dselect_k`) | smooth codes of experts | gate | all experts with a gate | none |
+| `base` (see `base_layers`) | best balanced assignment; logits at evaluation | sigmoid | one expert | T |
 | `hash` (see `hash_router`) | table of token ids | 1 | Token Choice | none |
 | `noisy_top_k` (see `noisy_top_k`) | noisy logits | gates of the chosen | Token Choice | none |
 | `switch` (see `switch`) | softmax of jittered tokens | same | Token Choice, K = 1 | T |
