@@ -10,15 +10,22 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.cases.definition import Definition, tensor
-from moespec.conformance.cases.layers import experts
+from moespec.conformance.cases.faults import (
+    SHAPE,
+    SMALL,
+    array_faults,
+    fault,
+    option,
+    router_config,
+    size_faults,
+)
+from moespec.conformance.cases.inputs import experts, scores, tokens
+from moespec.conformance.cases.margins import clear_tokens
 from moespec.conformance.draw import grid
 from moespec.conformance.format import Tensor
-from moespec.conformance.programs import PROGRAMS
-from moespec.conformance.programs.dselect_k import codes_of
-from moespec.conformance.reference import SPEC
 from moespec.spec.dselect_k import code_bits
 
-__all__ = ["cases", "codes", "mixture"]
+__all__ = ["cases"]
 
 G, T, K, D = 2, 5, 2, 4
 ROUTER_STAGES = ("codes", "selectors", "gate", "routing", "layer", "route")
@@ -30,6 +37,8 @@ def cases() -> Iterator[Definition]:
     yield from _gate()
     yield from _losses()
     yield from _router()
+    yield from _gate_faults()
+    yield from _router_faults()
 
 
 def codes(key: str, experts: int, choices: int = K, reach: float = 0.5) -> Tensor:
@@ -166,7 +175,8 @@ def _router() -> Iterator[Definition]:
         if not static:
             kernel = grid(f"{key}/kernel", (d, columns), reach=0.375, step=0.0625)
             router["router/kernel"] = tensor(kernel, "width columns")
-        drawn = np.stack([_tokens(f"{key}/{g}", config, router, (t, d)) for g in range(G)])
+        far: dict[str, Any] = {"reach": 1.5, "tries": 200, "enough": np.inf}
+        drawn = np.stack([clear_tokens("dselect_k", f"{key}/{g}", config, router, **far)[0] for g in range(G)])
         inputs = {"tokens": tensor(drawn, "groups tokens width"), **router, **experts(key, count, d, 3, d)}
         gradient = ("output", tuple(inputs)) if kind == "gradient" else None
         if gradient or static or count == 1:  # no golden is empty, as codes of no digits would be
@@ -213,16 +223,42 @@ def _router() -> Iterator[Definition]:
     )  # fmt: skip
 
 
-def _tokens(key: str, config: Any, router: dict[str, Tensor], shape: tuple[int, int]) -> Any:
-    """Tokens of one group, far from the ends of the step if some draw is."""
-    choice = PROGRAMS["dselect_k"]["route"].choice
-    assert choice is not None
-    values = {name: value.array.astype(np.float64) for name, value in router.items()}
-    best, found = -1.0, np.zeros(shape, np.float32)
-    for attempt in range(200):
-        tokens = grid(f"{key}/{attempt}", shape, reach=1.5, step=0.25)
-        scores = codes_of(SPEC, config, {**values, "tokens": tokens.astype(np.float64)})
-        margin = choice.margin(config, scores, {"scores": np.abs(scores["scores"])})
-        if margin > best:
-            best, found = margin, tokens
-    return found
+def _gate_faults() -> Iterator[Definition]:
+    name = "dselect_k_gate"
+    stepped = {"z": tensor(grid("negative/z", (3, 4), reach=0.5), "rows n")}
+    yield from array_faults(name, "step", "z", stepped, {"gamma": 1.0}, "step_", "rank")  # any shape will do
+    yield option(name, "step", "step_gamma", "gamma", stepped, {"gamma": 1.0}, gamma=0.0)
+    coded, config = {"codes": codes("negative/codes", 8)}, {"experts": 8, "gamma": 1.0}
+    yield from array_faults(name, "selectors", "codes", coded, config, "codes_")
+    yield option(name, "selectors", "gamma", "gamma", coded, config, gamma=-1.0)
+    yield option(name, "selectors", "no_expert", "experts", coded, config, experts=0)
+    g, t, e, _ = SMALL
+    shares = tensor(grid("negative/shares", (g, t, 2, e), reach=0.25, centre=0.5), "groups tokens choices experts")
+    mixed = {"selectors": shares, "logits": tensor(grid("negative/mixture", (g, t, 2)), "groups tokens choices")}
+    yield from array_faults(name, "gate", "selectors", mixed, {}, "selectors_", "rank")
+    yield from array_faults(name, "gate", "logits", mixed, {}, "logits_")
+    selectors = {"selectors": shares}
+    yield from array_faults(name, "losses", "selectors", selectors, {}, "losses_")
+    lost = tensor(np.where(np.arange(2)[:, None] == 0, 0.0, shares.array), "groups tokens choices experts")
+    yield fault(
+        name, "losses", "losses_lost", "ContractError", "selectors", selectors, {}, wrong_inputs={"selectors": lost},
+        purpose="A selector has no mass on any expert.",
+    )  # fmt: skip
+    yield from array_faults(name, "routing", "gate", {"gate": scores("negative/scores", SHAPE)}, {}, "routing_")
+
+
+def _router_faults() -> Iterator[Definition]:
+    given = {
+        "tokens": tokens("negative/tokens", (SMALL.groups, SMALL.tokens, SMALL.width)),
+        "router/bias": tensor(grid("negative/bias", (8,), reach=0.25), "columns"),
+    }
+    fields: dict[str, Any] = {"selector_gate": "static", "choices": 2, "selector_gamma": 1.0}
+    config = {"router": router_config(experts=7, **fields)}
+    for field, wrong in (("selector_gate", "image"), ("choices", 0), ("selector_gamma", 0.0)):
+        argument = "gamma" if field == "selector_gamma" else field
+        changed = {"router": {**config["router"], field: wrong}}
+        yield option("dselect_k", "route", field, argument, given, config, **changed)
+    fewer = {"router/bias": tensor(grid("negative/bias/few", (7,), reach=0.25), "columns")}
+    yield fault("dselect_k", "route", "columns", "ShapeError", "bias", given, config, wrong_inputs=fewer)
+    yield from array_faults("dselect_k", "route", "router/bias", given, config, "bias_")
+    yield from size_faults("dselect_k", "route", given, config, tokens=1)

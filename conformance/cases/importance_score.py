@@ -5,8 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from moespec.conformance.cases.allocations import CROWD, distinct, scores
 from moespec.conformance.cases.definition import Definition, both, groups_tokens
+from moespec.conformance.cases.faults import array_faults, option, router_faults, router_inputs, size_faults
+from moespec.conformance.cases.inputs import CROWD, distinct, scores
 from moespec.conformance.cases.routers import case
 from moespec.conformance.draw import grid
 from moespec.conformance.format import Tensor
@@ -21,6 +22,7 @@ def cases() -> Iterator[Definition]:
     """All cases of this module."""
     yield from _allocation()
     yield from _router()
+    yield from _faults()
 
 
 def settings(tokens: int, experts: int, **fields: Any) -> dict[str, Any]:
@@ -153,3 +155,24 @@ def _router() -> Iterator[Definition]:
         ROW, "gradient_noise", "gradient", "By the noise, too.", ("noise_inside", "stop_gradient", *cut), sizes=sizes,
         noise=True, drop=0.25,
     )  # fmt: skip
+
+
+def _faults() -> Iterator[Definition]:
+    stage, shape = "allocation", (2, T, E)
+    given = {"scores": scores("negative/importance", shape)}
+    config: dict[str, Any] = {"router": settings(T, E, drop=0.25), "capacity": 3}
+    yield from array_faults(ROW, stage, "scores", given, config)
+    faults: tuple[tuple[str, str, str, Any], ...] = (
+        ("drop_all", stage, "drop", 1.0),
+        ("drop_less", stage, "drop", -0.25),
+        ("many_choices", stage, "choices", E + 1),
+        ("drop_more", "priority", "drop", 1.5),
+    )
+    for name, where, field, value in faults:
+        edited = {**config["router"], field: value}
+        yield option(ROW, where, name, field, given, config, router=edited)
+    yield option(ROW, stage, "no_slot", "capacity", given, config, capacity=0)
+    weighed = {**given, "combine_scores": scores("negative/importance/combine", shape)}
+    yield from array_faults(ROW, stage, "combine_scores", weighed, config, "combine_")
+    yield from size_faults(ROW, stage, weighed, config, combine_scores=1)
+    yield from router_faults(ROW, router_inputs(), choices=(1, E + 1), drop=(0.25, 1.0), capacity_factor=(1.0, 0.0))

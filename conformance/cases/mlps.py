@@ -6,11 +6,12 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.cases.definition import Definition, tensor
+from moespec.conformance.cases.faults import array_faults, fault
 from moespec.conformance.cases.models import parameters
 from moespec.conformance.draw import grid
 from moespec.conformance.format import Tensor
 
-__all__ = ["cases", "rescale_inputs"]
+__all__ = ["cases"]
 
 MIXER = {
     **{"image_size": 4, "patch_size": 2, "channels": 1, "classes": 3},
@@ -31,6 +32,7 @@ def cases() -> Iterator[Definition]:
     yield from _mixer()
     yield from _rescale()
     yield from _sparse()
+    yield from _rescale_faults()
 
 
 def _model(
@@ -74,7 +76,7 @@ def _mixer() -> Iterator[Definition]:
     yield case("gradient", "gradient", "By images and parameters.", SQUARE)
 
 
-def rescale_inputs(key: str, sizes: tuple[int, int, int, int], *, channels: bool = True) -> dict[str, Tensor]:
+def _maps(key: str, sizes: tuple[int, int, int, int], *, channels: bool = True) -> dict[str, Tensor]:
     """Two images and the maps of the rescale sub-layer; `sizes` are S, C, S', C'."""
     s, c, new_s, new_c = sizes
     inputs = {
@@ -92,7 +94,7 @@ def _rescale() -> Iterator[Definition]:
     def case(
         name: str, kind: str, purpose: str, sizes: tuple[int, int, int, int], *flags: str, channels: bool = True
     ) -> Definition:
-        inputs = rescale_inputs(f"sparse_mlp/{name}", sizes, channels=channels)
+        inputs = _maps(f"sparse_mlp/{name}", sizes, channels=channels)
         gradient = ("rescaled", tuple(inputs)) if kind == "gradient" else None
         flags = ("rescale_order", *flags)
         return Definition("sparse_mlp", name, kind, purpose, inputs, {}, ("rescale",), flags, gradient)
@@ -159,3 +161,13 @@ def _sparse() -> Iterator[Definition]:
     )
     yield case("gradient_importance", "gradient", "By images and every parameter, efficient mode.", SMALL, cut)
     yield case("gradient_vanilla", "gradient", "By images and every parameter, vanilla mode.", {**SMALL, **vanilla})
+
+
+def _rescale_faults() -> Iterator[Definition]:
+    name, stage, given = "sparse_mlp", "rescale", _maps("negative/rescale", (4, 3, 5, 2))
+    for path, value in given.items():
+        argument = path.removeprefix("params/")
+        yield from array_faults(name, stage, path, given, {}, "" if path == "x" else f"{argument}_")
+        if path != "x":
+            longer = {path: Tensor(np.concatenate([value.array] * 2), value.axes)}
+            yield fault(name, stage, f"{argument}_size", "ShapeError", argument, given, {}, wrong_inputs=longer)

@@ -1,29 +1,36 @@
 """Cases of the six routers of the study: the composition step by step, the layer around it, and its gradient.
 
-Tokens are drawn again and again until the choices of the router are far from ties, group by group; the kernel stays.
+Tokens are drawn until the choices of the router are far from ties, group by group; the kernel stays.
 """
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from moespec.conformance.cases.definition import Definition, tensor
-from moespec.conformance.cases.layers import experts
+from moespec.conformance.cases.faults import (
+    SMALL,
+    array_faults,
+    router_config,
+    router_faults,
+    router_inputs,
+    size_faults,
+)
+from moespec.conformance.cases.inputs import experts
+from moespec.conformance.cases.margins import Noise, clear_tokens
 from moespec.conformance.draw import grid
 from moespec.conformance.format import Tensor
+from moespec.conformance.program import Config, Values
 from moespec.conformance.programs import PROGRAMS
-from moespec.conformance.programs.routers import selection_scores
 from moespec.conformance.reference import SPEC
 from moespec.spec import ROUTERS
 
 __all__ = ["cases"]
 
-T, E, D = 6, 3, 4
-TRIES = 150
-ENOUGH = 0.12
-"""Neighbours that differ by 12 % of their sum stay apart in bfloat16 in most cases."""
+G, T, E, D = 2, 6, 3, 4
+NORMAL = Noise("tokens experts", reach=2.0, step=0.125)
 
 TOKEN_CHOICE = ("softmax_token_choice", "sinkhorn_token_choice")
 EXPERT_CHOICE = ("softmax_expert_choice", "sinkhorn_expert_choice", "sparsity_constrained_expert_choice")
@@ -38,6 +45,7 @@ def cases() -> Iterator[Definition]:
     for router in EXPERT_CHOICE:
         yield from _expert_choice(router)
     yield from _soft()
+    yield from _faults()
 
 
 def case(
@@ -61,7 +69,13 @@ def case(
     key = f"routers/{router}/{name}"
     config = {"router": {"tokens": t, "experts": e, "width": d, **fields}}
     kernel = tensor(np.zeros((d, e)) if zero else grid(f"{key}/kernel", (d, e), reach=reach), "width experts")
-    drawn = [_tokens(router, f"{key}/{g}", config, kernel, noise, zeros) for g in range(groups)]
+    accept = partial(_takes_zero, router, config) if zeros else lambda scores: True
+    drawn = [
+        clear_tokens(
+            router, f"{key}/{g}", config, {"router/kernel": kernel}, noise=NORMAL if noise else None, accept=accept
+        )
+        for g in range(groups)
+    ]
     inputs = {
         "tokens": tensor(np.stack([tokens for tokens, _ in drawn]), "groups tokens width"),
         "router/kernel": kernel,
@@ -78,38 +92,45 @@ def case(
     return Definition(router, name, kind, purpose, inputs, config, tuple(stages), flags, gradient, exact_ties=symmetric)
 
 
-def _tokens(
-    router: str, key: str, config: Mapping[str, Any], kernel: Tensor, noise: bool, zeros: bool
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Tokens (and noise) of one group, with the largest margin among some draws, or the first that is large enough.
-
-    zeros: only draws where some slot can be filled only by a score of 0.
-    """
-    choice = PROGRAMS[router]["route"].choice
-    if choice is None:
-        raise ValueError(f"{router} selects nothing")
-    best, found = -1.0, []
-    t, e, d = (config["router"][name] for name in ("tokens", "experts", "width"))
-    for attempt in range(TRIES if kernel.array.any() else 1):
-        tokens = grid(f"{key}/{attempt}", (t, d), step=0.25)
-        drawn = grid(f"{key}/{attempt}/noise", (t, e))
-        values = {"tokens": tokens.astype(np.float64), "router/kernel": kernel.array.astype(np.float64)}
-        if noise:
-            values["noise"] = drawn.astype(np.float64)
-        scores = selection_scores(SPEC, router, config, values)
-        if zeros and not _takes_zero(scores["scores"], ROUTERS[router].configure(**config["router"]).capacity()):
-            continue
-        margin = choice.margin(config, scores, {name: np.abs(value) for name, value in scores.items()})
-        if margin > best:
-            best, found = margin, [(tokens, drawn)]
-        if margin >= ENOUGH:
-            break
-    return found[0]
-
-
-def _takes_zero(scores: NDArray[np.float64], capacity: int) -> bool:
+def _takes_zero(router: str, config: Config, values: Values) -> bool:
     """Whether some expert has fewer tokens with a positive score (tokens, experts) than slots."""
-    return bool(((scores > 0).sum(axis=0) < capacity).any())
+    capacity = ROUTERS[router].configure(**config["router"]).capacity()
+    return bool(((values["scores"] > 0).sum(axis=0) < capacity).any())
+
+
+def with_parameters(
+    router: str,
+    name: str,
+    kind: str,
+    purpose: str,
+    *flags: str,
+    parameters: Mapping[str, Tensor],
+    noise: Noise | None = None,
+    train: bool | None = None,
+    sizes: tuple[int, int, int] = (T, E, D),
+    stages: tuple[str, ...] = (),
+    **fields: Any,
+) -> Definition:
+    """A case of a router with given parameters; `fields` are those of `RouterConfig`.
+
+    train: whether the router trains; if None, where there is noise.
+    """
+    t, e, d = sizes
+    key = f"routers/{router}/{name}"
+    sized = {"tokens": t, "experts": e, "width": d, **fields}
+    config: dict[str, Any] = {"router": sized, "train": bool(noise) if train is None else train}
+    given = {f"router/{parameter}": value for parameter, value in parameters.items()}
+    drawn = [clear_tokens(router, f"{key}/{g}", config, given, noise=noise) for g in range(G)]
+    inputs = {"tokens": tensor(np.stack([tokens for tokens, _ in drawn]), "groups tokens width"), **given}
+    if noise:
+        inputs["noise"] = tensor(np.stack([n for _, n in drawn]), f"groups {noise.axes}")
+    inputs |= experts(key, e, d, 3, d)
+    gradient = None
+    if kind == "gradient":
+        carries = [name for name in inputs if (router, name) != ("gshard", "noise")]  # which only decides
+        gradient, stages = ("output", tuple(carries)), ("route",)
+    tied = not any(value.array.any() for value in given.values())
+    return Definition(router, name, kind, purpose, inputs, config, stages, flags, gradient, exact_ties=tied)
 
 
 def _common(router: str) -> Iterator[Definition]:
@@ -340,3 +361,28 @@ def _soft() -> Iterator[Definition]:
             f"gradient_{first}_{second}", "gradient", f"Ablation: dispatch {first}, combine {second}.", ("ablation",),
             dispatch=first, combine=second,
         )  # fmt: skip
+
+
+def _faults() -> Iterator[Definition]:
+    given, many = router_inputs(), SMALL.experts + 1
+    factor: dict[str, Any] = {"capacity_factor": (1.0, 0.0)}
+    for router in TOKEN_CHOICE:
+        yield from router_faults(router, given, choices=(1, many), batch_priority=("none", "mean"), **factor)
+    for router in EXPERT_CHOICE:
+        yield from router_faults(router, given, rounding=("round", "floor"), **factor)
+    for router in ("sinkhorn_token_choice", "sinkhorn_expert_choice"):
+        yield from router_faults(router, given, combine_with=("softmax", "scores"), sinkhorn_iterations=(2, 0))
+    transport = "sparsity_constrained_expert_choice"
+    yield from router_faults(transport, given, combine_with=("softmax", "plan"), transport_steps=(2, 0))
+
+    first, config = "softmax_token_choice", {"router": router_config()}
+    for argument in ("tokens", "router/kernel"):
+        yield from array_faults(first, "route", argument, given, config, argument.removeprefix("router/") + "_")
+    yield from size_faults(first, "route", given, config, tokens=1, router__kernel=1)
+    yield from size_faults(first, "route", given, config, "width_", router__kernel=0)
+
+    slots = tensor(grid("negative/slots", (SMALL.width, SMALL.experts, 2)), "width experts capacity")
+    given = router_inputs(slots=slots, scale=tensor(np.float32(1), ""))
+    forms: dict[str, Any] = {"norm_form": ("paper", "l1"), "combine": ("soft", "hard")}
+    yield from router_faults("soft_moe", given, **forms, eval_capacity_factor=(None, 2.0))
+    yield from size_faults("soft_moe", "route", given, config, router__slots=0)
