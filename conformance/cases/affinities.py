@@ -247,7 +247,7 @@ def _softmax_faults() -> Iterator[Definition]:
     yield from array_faults("softmax_affinity", "softmax", "logits", {"logits": logits("negative/logits", SHAPE)}, {})
     product = {
         "tokens": tokens("negative/tokens", (SMALL.groups, SMALL.tokens, SMALL.width)),
-        "kernel": kernel("negative/kernel", SMALL.width, SMALL.experts, reach=2.0),
+        "kernel": kernel("negative/kernel", SMALL.width, SMALL.experts),
     }
     for argument in product:
         yield from array_faults("softmax_affinity", "logits", argument, product, {}, f"{argument}_")

@@ -127,6 +127,7 @@ def _router() -> Iterator[Definition]:
         train: bool,
         sizes: tuple[int, int, int] = (T, E, D),
         zero: bool = False,
+        steps: bool = False,
     ) -> Definition:
         t, e, d = sizes
         key = f"routers/base/{name}"
@@ -137,17 +138,27 @@ def _router() -> Iterator[Definition]:
         inputs = {"tokens": tensor(drawn, "groups tokens width"), **router, **experts(key, e, d, 3, d)}
         stages: tuple[str, ...] = ("scores", "assignment" if train else "greedy", "routing", "layer", "route")
         gradient = ("output", tuple(inputs)) if kind == "gradient" else None
-        if gradient:
+        if gradient or not steps:
             stages = ("route",)
         return Definition(
             "base", name, kind, purpose, inputs, config, stages, flags, gradient, exact_ties=zero or e == 1
         )
 
-    yield case("training", "value", "The best balanced assignment.", "generated_code", "exact_balance", train=True)
-    yield case("evaluation", "value", "Each token in its best expert.", "generated_code", "empty_slot", train=False)
+    yield case(
+        "training", "value", "The best balanced assignment.", "generated_code", "exact_balance", train=True, steps=True
+    )
+    yield case(
+        "evaluation", "value", "Each token in its best expert.", "generated_code", "empty_slot", train=False, steps=True
+    )
     yield case("four_experts", "value", "Eight tokens, four experts.", "exact_balance", train=True, sizes=(8, 4, D))
     yield case(
-        "zero_kernel", "tie", "Equal scores at evaluation: the first expert.", "tie_order", train=False, zero=True
+        "zero_kernel",
+        "tie",
+        "Equal scores at evaluation: the first expert.",
+        "tie_order",
+        train=False,
+        zero=True,
+        steps=True,
     )
     yield case("one_expert", "degenerate", "One expert.", "degenerate_size", train=True, sizes=(T, 1, D))
     yield case("one_token", "degenerate", "One token at evaluation.", "degenerate_size", train=False, sizes=(1, E, D))
@@ -181,7 +192,7 @@ def _router_faults() -> Iterator[Definition]:
     g, t, e, d = SMALL
     given = {
         "tokens": tokens("negative/tokens", (g, t, d)),
-        "router/kernel": kernel("negative/kernel", d, e, reach=2.0),
+        "router/kernel": kernel("negative/kernel", d, e),
     }
     even: dict[str, Any] = {"router": router_config(), "train": True}
     odd, more = {"tokens": tokens("negative/tokens/odd", (g, t + 1, d))}, {"router": router_config(tokens=t + 1)}

@@ -27,7 +27,7 @@ from moespec.spec.dselect_k import code_bits
 
 __all__ = ["cases"]
 
-G, T, K, D = 2, 5, 2, 4
+G, T, K, D = 2, 4, 2, 3
 ROUTER_STAGES = ("codes", "selectors", "gate", "routing", "layer", "route")
 
 
@@ -158,7 +158,7 @@ def _router() -> Iterator[Definition]:
         count: int = 4,
         choices: int = K,
         sizes: tuple[int, int] = (T, D),
-        stages: tuple[str, ...] = (),
+        steps: bool = False,
         reach: float = 0.5,
         step: float = 0.125,
         **fields: Any,
@@ -179,15 +179,19 @@ def _router() -> Iterator[Definition]:
         drawn = np.stack([clear_tokens("dselect_k", f"{key}/{g}", config, router, **far)[0] for g in range(G)])
         inputs = {"tokens": tensor(drawn, "groups tokens width"), **router, **experts(key, count, d, 3, d)}
         gradient = ("output", tuple(inputs)) if kind == "gradient" else None
-        if gradient or static or count == 1:  # no golden is empty, as codes of no digits would be
-            stages = ("route",)
+        stages = ROUTER_STAGES if steps else ("route",)
         exact = kind == "tie"
-        return Definition(
-            "dselect_k", name, kind, purpose, inputs, config, stages or ROUTER_STAGES, flags, gradient, exact_ties=exact
-        )
+        return Definition("dselect_k", name, kind, purpose, inputs, config, stages, flags, gradient, exact_ties=exact)
 
-    yield case("values", "value", "Four experts.", ("generated_code", "code_order"))
-    yield case("five_experts", "value", "The mass on codes without an expert is lost.", ("unreachable_codes",), count=5)
+    yield case("values", "value", "Four experts.", ("generated_code", "code_order"), steps=True)
+    yield case(
+        "five_experts",
+        "value",
+        "The mass on codes without an expert is lost.",
+        ("unreachable_codes",),
+        count=5,
+        steps=True,
+    )
     yield case(
         "losses", "value", "Both losses, weighted.", ("selector_losses",), count=6,
         selector_entropy_weight=0.25, reachability_weight=0.5,
@@ -225,14 +229,15 @@ def _router() -> Iterator[Definition]:
 
 def _gate_faults() -> Iterator[Definition]:
     name = "dselect_k_gate"
-    stepped = {"z": tensor(grid("negative/z", (3, 4), reach=0.5), "rows n")}
+    stepped = {"z": tensor(grid("negative/z", (1, 4), reach=0.5), "rows n")}
     yield from array_faults(name, "step", "z", stepped, {"gamma": 1.0}, "step_", "rank")  # any shape will do
     yield option(name, "step", "step_gamma", "gamma", stepped, {"gamma": 1.0}, gamma=0.0)
-    coded, config = {"codes": codes("negative/codes", 8)}, {"experts": 8, "gamma": 1.0}
+    g, t, e, _ = SMALL
+    bits = tensor(grid("negative/codes", (g, 2, 2, 3), reach=0.5, step=0.0625), "groups tokens choices bits")
+    coded, config = {"codes": bits}, {"experts": 8, "gamma": 1.0}
     yield from array_faults(name, "selectors", "codes", coded, config, "codes_")
     yield option(name, "selectors", "gamma", "gamma", coded, config, gamma=-1.0)
     yield option(name, "selectors", "no_expert", "experts", coded, config, experts=0)
-    g, t, e, _ = SMALL
     shares = tensor(grid("negative/shares", (g, t, 2, e), reach=0.25, centre=0.5), "groups tokens choices experts")
     mixed = {"selectors": shares, "logits": tensor(grid("negative/mixture", (g, t, 2)), "groups tokens choices")}
     yield from array_faults(name, "gate", "selectors", mixed, {}, "selectors_", "rank")

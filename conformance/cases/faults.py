@@ -24,6 +24,7 @@ __all__ = [
     "router_faults",
     "router_inputs",
     "size_faults",
+    "small_experts",
     "with_value",
 ]
 
@@ -37,7 +38,7 @@ class Sizes(NamedTuple):
     width: int
 
 
-SMALL = Sizes(2, 6, 3, 4)
+SMALL = Sizes(2, 4, 2, 3)
 """The sizes of the negatives, which need no more to be wrong."""
 SHAPE = SMALL[:3]
 """That of scores: groups, tokens, experts."""
@@ -146,9 +147,10 @@ def array_faults(
     without: str = "",
     named: str = "",
 ) -> Iterator[Definition]:
-    """NaN, infinity, a missing axis and a wrong dtype of one array; `without` one of these that is no fault of it.
+    """NaN, a missing axis and a wrong dtype of one array; `without` one of these that is no fault of it.
 
-    named: what the error calls the array, if not by its name among the inputs.
+    Infinity, too, of the array that needs no prefix, the main one of an algorithm. named: what the error calls the
+    array, if not by its name among the inputs.
     """
     value, named = inputs[argument], named or argument.split("/")[-1]
     for name, error, wrong in (
@@ -157,7 +159,7 @@ def array_faults(
         ("rank", "ShapeError", flat(value)),
         ("dtype", "DtypeError", whole(value)),
     ):
-        if name != without:
+        if name != without and not (prefix and name == "infinite"):
             yield fault(
                 algorithm, stage, f"{prefix}{name}", error, named, inputs, config, wrong_inputs={argument: wrong}
             )
@@ -208,13 +210,19 @@ def size_faults(
 # Routers.
 
 
+def small_experts() -> dict[str, Tensor]:
+    """Experts of the sizes of the negatives."""
+    _, _, e, d = SMALL
+    return experts("negative/experts", e, d, 2, d)
+
+
 def router_inputs(**parameters: Tensor) -> dict[str, Tensor]:
     """Tokens, experts, and the parameters of a router; without any, a kernel."""
     _, _, e, d = SMALL
-    parameters = parameters or {"kernel": kernel("negative/kernel", d, e, reach=2.0)}
+    parameters = parameters or {"kernel": kernel("negative/kernel", d, e)}
     given = {f"router/{name}": value for name, value in parameters.items()}
     drawn = tokens("negative/router", (SMALL.groups, SMALL.tokens, d))
-    return {"tokens": drawn, **given, **experts("negative/experts", e, d, out=d)}
+    return {"tokens": drawn, **given, **small_experts()}
 
 
 def router_config(**fields: Any) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from moespec.conformance.cases.faults import (
     router_inputs,
     size_faults,
 )
-from moespec.conformance.cases.inputs import kernel, logits, utilities
+from moespec.conformance.cases.inputs import distinct, kernel, logits, utilities
 from moespec.conformance.cases.margins import Noise
 from moespec.conformance.cases.routers import with_parameters
 from moespec.conformance.draw import grid
@@ -25,7 +25,7 @@ from moespec.conformance.format import Tensor
 
 __all__ = ["cases"]
 
-G, T, E, D = 2, 6, 3, 4
+G, T, E, D = 2, 5, 3, 3
 
 
 def cases() -> Iterator[Definition]:
@@ -90,18 +90,21 @@ def _switch() -> Iterator[Definition]:
             name, case, kind, purpose, *flags, parameters=parameters, noise=noise, sizes=sizes, **fields
         )
 
-    yield case("values", "value", "Evaluation: the tokens as they are.", "generated_code")
-    yield case("jitter", "value", "Training: router and losses see jittered tokens.", "jitter_factor", noisy=True)
+    yield case("values", "value", "Evaluation: the tokens as they are.", "generated_code", steps=True)
+    yield case(
+        "jitter", "value", "Training: router and losses see jittered tokens.", "jitter_factor", noisy=True, steps=True
+    )
     yield case("large_jitter", "value", "A large jitter.", "jitter_factor", noisy=True, jitter=0.5, z_weight=0.5)
-    yield case("factor_one", "overflow", "Fewer slots: tokens are dropped.", "overflow_drop", capacity_factor=0.5)
-    yield case("zero_kernel", "tie", "Every score is equal.", "tie_order", zero=True, sizes=(8, 4, D))
+    yield case(
+        "factor_one", "overflow", "Fewer slots: tokens are dropped.", "overflow_drop", steps=True, capacity_factor=0.5
+    )
+    yield case("zero_kernel", "tie", "Every score is equal.", "tie_order", zero=True, steps=True, sizes=(6, 4, D))
     yield case("one_expert", "degenerate", "One expert.", "degenerate_size", sizes=(T, 1, D))
     yield case("one_token", "degenerate", "One token.", "degenerate_size", sizes=(1, E, D))
     yield case(
         "gradient", "gradient", "By tokens, kernel, noise and experts.", "stop_gradient", noisy=True, jitter=0.25
     )
-    options: dict[str, Any] = {"capacity_factor": (1.0, 0.0), "slots_per_expert": (2, 0)}
-    yield from router_faults(name, router_inputs(), choices=(1, 2), batch_priority=("none", "mean"), **options)
+    yield from router_faults(name, router_inputs(), choices=(1, 2), slots_per_expert=(2, 0))
 
 
 def _s_base() -> Iterator[Definition]:
@@ -126,21 +129,26 @@ def _s_base() -> Iterator[Definition]:
         )
 
     plan = "plan_in_training"
-    yield case("training", "value", "The plan chooses; there is room for every token.", plan, "room_for_all")
-    yield case("evaluation", "value", "The softmax chooses.", plan, "room_for_all", "generated_code", train=False)
-    yield case("sigmoid", "value", "The gate is a sigmoid.", "combine_scores", combine_with="sigmoid")
+    yield case(
+        "training", "value", "The plan chooses; there is room for every token.", plan, "room_for_all", steps=True
+    )
+    yield case(
+        "evaluation", "value", "The softmax chooses.", plan, "room_for_all", "generated_code", train=False, steps=True
+    )
+    yield case("sigmoid", "value", "The gate is a sigmoid.", "combine_scores", steps=True, combine_with="sigmoid")
     yield case(
         "sigmoid_evaluation", "value", "At evaluation, too.", "combine_scores", train=False, combine_with="sigmoid"
     )
     yield case("few_iterations", "value", "One round of the plan.", "column_update_first", sinkhorn_iterations=1)
     yield case("factor", "overflow", "A capacity, with drops.", "overflow_drop", capacity_factor=0.5)
-    yield case("zero_kernel", "tie", "Every score is equal.", "tie_order", train=False, zero=True, sizes=(8, 4, D))
+    yield case(
+        "zero_kernel", "tie", "Every score is equal.", "tie_order", train=False, zero=True, steps=True, sizes=(6, 4, D)
+    )
     yield case("one_expert", "degenerate", "One expert.", "degenerate_size", train=False, sizes=(T, 1, D))
     yield case("one_token", "degenerate", "One token.", "degenerate_size", train=False, sizes=(1, E, D))
     yield case("gradient", "gradient", "Through the gate alone.", "stop_gradient")
     yield case("gradient_sigmoid", "gradient", "Through the sigmoid.", "stop_gradient", combine_with="sigmoid")
-    options: dict[str, Any] = {"combine_with": ("sigmoid", "plan"), "capacity_factor": (1.0, 0.0)}
-    yield from router_faults(name, router_inputs(), choices=(1, 2), **options)
+    yield from router_faults(name, router_inputs(), choices=(1, 2), combine_with=("sigmoid", "plan"))
     given = {"logits": logits(f"{name}/negative", SHAPE)}
     for prefix, gate in (("", "softmax"), ("sigmoid_", "sigmoid")):
         config = {"router": router_config(combine_with=gate), "train": True}
@@ -151,7 +159,7 @@ def _kept_choices() -> Iterator[Definition]:
     """Token Choice where some choices are not made."""
 
     def case(case: str, kind: str, purpose: str, keep: Any, **config: Any) -> Definition:
-        inputs = {"scores": utilities(f"keep/{case}"), "keep": tensor(np.asarray(keep), "groups tokens choices")}
+        inputs = {"scores": utilities(f"keep/{case}", (G, T, E)), "keep": tensor(np.asarray(keep), "groups tokens choices")}
         return Definition("token_choice", case, kind, purpose, inputs, config, flags=("choice_not_made",))
 
     some = (grid("keep/some", (G, T, 2)) > 0).astype(int)
@@ -190,7 +198,7 @@ def _normalize_selected() -> Iterator[Definition]:
     )
     untied = groups_tokens(logits(f"{name}/e").array + np.arange(E) / 64)
     yield case("gradient", "gradient", "By the combine scores.", untied, utilities(f"{name}/e/weights"))
-    apart = groups_tokens(utilities(f"{name}/f").array + np.arange(E) / 64)
+    apart = distinct(f"{name}/f", (G, T, E))
     yield case("gradient_scores", "gradient", "By the scores where they are the weights, too.", apart)
 
 
@@ -228,35 +236,47 @@ def _gshard() -> Iterator[Definition]:
         if zero:
             weights = tensor(np.zeros((sizes[2], sizes[1])), "width experts")
         parameters, noise = {"kernel": weights}, uniform if noisy else None
-        stages = () if noisy else ("logits", "softmax", "normalize", "allocation", "layer", "route")
-        options: dict[str, Any] = {"parameters": parameters, "noise": noise, "sizes": sizes, "stages": stages}
+        options: dict[str, Any] = {"parameters": parameters, "noise": noise, "sizes": sizes}
         return with_parameters(name, case, kind, purpose, *flags, **options, **fields)
 
     second = "choice_not_made"
-    yield case("training", "value", "Second experts are kept at random.", second, "generated_code", capacity_factor=2.0)
-    yield case("evaluation", "value", "Second experts are all kept.", second, noisy=False)
+    yield case(
+        "training",
+        "value",
+        "Second experts are kept at random.",
+        second,
+        "generated_code",
+        steps=True,
+        capacity_factor=2.0,
+    )
+    yield case("evaluation", "value", "Second experts are all kept.", second, noisy=False, steps=True)
     yield case(
         "five_experts",
         "value",
         "Five experts, other losses.",
         second,
-        sizes=(8, 5, D),
+        sizes=(6, 5, D),
         importance_weight=0.5,
         z_weight=0.25,
     )
     yield case(
-        "factor", "overflow", "Drops after the gates are divided.", "overflow_drop", "renormalised", capacity_factor=0.5
+        "factor",
+        "overflow",
+        "Drops after the gates are divided.",
+        "overflow_drop",
+        "renormalised",
+        steps=True,
+        capacity_factor=0.5,
     )
     yield case("not_normalised", "value", "Gates as they are.", "renormalised", normalize_selected=False)
-    yield case("zero_kernel", "tie", "Every score is equal.", "tie_order", noisy=False, zero=True, sizes=(8, 4, D))
+    yield case("zero_kernel", "tie", "Every score is equal.", "tie_order", noisy=False, zero=True, sizes=(6, 4, D))
     yield case("two_experts", "degenerate", "Two experts.", "degenerate_size", sizes=(T, 2, D))
     yield case("gradient", "gradient", "By tokens, kernel and experts.", "stop_gradient")
 
 
 def _gshard_faults() -> Iterator[Definition]:
     name, (g, t, _, _) = "gshard", SMALL
-    options: dict[str, Any] = {"batch_priority": ("none", "mean"), "capacity_factor": (1.0, 0.0)}
-    yield from router_faults(name, router_inputs(), choices=(2, 1), **options)
+    yield from router_faults(name, router_inputs(), choices=(2, 1))
     noise = tensor(grid("gshard/negative/noise", (g, t), reach=0.5, centre=0.5), "groups tokens")
     given = {"normalized": utilities("gshard/negative", SHAPE), "noise": noise}
     config: dict[str, Any] = {"router": router_config(), "train": True}

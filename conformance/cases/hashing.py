@@ -202,7 +202,6 @@ def _multi_hash() -> Iterator[Definition]:
     yield case("same_expert", "tie", "All ids have one expert.", ORDER, tables=[[1] * V, [2] * V])
     yield case("one_token", "degenerate", "One token.", SIZE, groups=1, tokens=1)
     yield case("gradient", "gradient", "By tokens and experts.")
-    yield case("gradient_gelu", "gradient", "The same with GELU.", activation="tanh")
 
 
 def _router() -> Iterator[Definition]:
@@ -322,7 +321,7 @@ def _routing_faults() -> Iterator[Definition]:
 def _multi_hash_faults() -> Iterator[Definition]:
     name, stage, hashed = "multi_hash", "mlp", _hashed()
     tables = {count: tensor(np.stack([hashed["table"].array] * count), "hashes ids") for count in (2, 3)}
-    mlps = experts("negative/experts", E, SMALL.width, 4, SMALL.width)
+    mlps = experts("negative/experts", E, SMALL.width, 4, out=4)
     mixed = {**_states(), "ids": hashed["ids"], "tables": tables[2], **mlps}
     config: dict[str, Any] = {"activation": "relu"}
     yield from array_faults(name, stage, "tokens", mixed, config)
@@ -338,9 +337,13 @@ def _multi_hash_faults() -> Iterator[Definition]:
 
 def _router_faults() -> Iterator[Definition]:
     ids, table = _hashed().values()
-    mlps = experts("negative/experts", E, SMALL.width, out=SMALL.width)
-    routed = {**_states(), "ids": ids, **mlps, "router/tables": tensor(table.array[None].astype(float), "hashes ids")}
-    config: dict[str, Any] = {"router": router_config(hashes=1, capacity_factor=1.0)}
+    routed = {
+        **_states(),
+        "ids": ids,
+        **experts("negative/experts", E, SMALL.width, 2, SMALL.width),
+        "router/tables": tensor(table.array[None].astype(float), "hashes ids"),
+    }
+    config: dict[str, Any] = {"router": router_config(experts=E, hashes=1, capacity_factor=1.0)}
     for field, argument, wrong in (("hashes", "hashes", 2), ("capacity_factor", "factor", 0.0)):
         edited = {**config["router"], field: wrong}
         yield option("hash", "route", field, argument, routed, config, router=edited)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.cases.definition import Definition, both, groups_tokens, tensor
-from moespec.conformance.cases.faults import SHAPE, SMALL, array_faults, fault, option, size_faults
+from moespec.conformance.cases.faults import SHAPE, SMALL, array_faults, fault, option, size_faults, small_experts
 from moespec.conformance.cases.inputs import CROWD, distinct, experts, scores, tokens
 from moespec.conformance.draw import grid
 from moespec.conformance.format import Tensor
@@ -207,11 +207,10 @@ def _layer() -> Iterator[Definition]:
 
 def _expert_faults() -> Iterator[Definition]:
     name, stage, config = "moe_layer", "experts", {"gelu": "tanh"}
+    g, _, e, d = SMALL
     slots = {
-        "inputs": tensor(
-            grid("negative/inputs", (SMALL.groups, SMALL.experts, 2, SMALL.width)), "groups experts capacity width"
-        ),
-        **experts("negative/experts", SMALL.experts, SMALL.width, out=SMALL.width),
+        "inputs": tensor(grid("negative/inputs", (g, e, 2, d)), "groups experts capacity width"),
+        **small_experts(),
     }
     yield option(name, stage, "gelu", "gelu", slots, config, gelu="relu")
     for argument in slots:
@@ -219,7 +218,7 @@ def _expert_faults() -> Iterator[Definition]:
         if argument != "inputs":
             for prefix, axis in (("experts_", 0), ("inner_", 1)):
                 yield from size_faults(name, stage, slots, config, prefix, **{argument.replace("/", "__"): axis})
-    idle = {**slots, "used": tensor(np.array([1, 0, 1]), "experts")}
+    idle = {**slots, "used": tensor(np.array([1, 0]), "experts")}
     yield from size_faults(name, stage, idle, config, used=0)
 
 
@@ -228,7 +227,7 @@ def _layer_faults() -> Iterator[Definition]:
     layer = {
         "tokens": tokens("negative/tokens", (SMALL.groups, SMALL.tokens, SMALL.width)),
         "scores": scores("negative/layer", SHAPE),
-        **experts("negative/experts", SMALL.experts, SMALL.width, out=SMALL.width),
+        **small_experts(),
     }
     config = {"allocation": "token_choice", "options": {"choices": 1, "capacity": 2}}
     yield from array_faults(name, stage, "tokens", layer, config)

@@ -14,17 +14,20 @@ from moespec.conformance.format import Tensor
 __all__ = ["cases"]
 
 MIXER = {
-    **{"image_size": 4, "patch_size": 2, "channels": 1, "classes": 3},
-    **{"width": 6, "depth": 2, "token_hidden": 5, "hidden": 7},
+    **{"image_size": 4, "patch_size": 2, "channels": 1, "classes": 2},
+    **{"width": 5, "depth": 2, "token_hidden": 3, "hidden": 6},
 }
-SQUARE = {**MIXER, "width": 4, "token_hidden": 5, "hidden": 5, "depth": 1}
+SQUARE = {**MIXER, "width": 4, "token_hidden": 3, "hidden": 3, "depth": 1}
 """As many patches as channels, and MLPs of equal sizes: whatever exchanges the axes keeps every shape."""
 SPARSE = {
     **{**MIXER, "moe": "last_1", "sparse_tokens": 6, "sparse_width": 5},
-    **{"token_experts": 3, "sparse_token_hidden": 4, "experts": 3, "sparse_hidden": 4},
+    **{"token_experts": 2, "sparse_token_hidden": 3, "experts": 3, "sparse_hidden": 2},
 }
 """Two images have 10 channels in a sparse block, one of which importance-score routing removes."""
-SMALL = {**SPARSE, "depth": 1, "width": 4, "sparse_hidden": 3, "sparse_token_hidden": 3}
+SMALL = {
+    **{**SPARSE, "depth": 1, "width": 3, "sparse_tokens": 3, "experts": 2},
+    **{"sparse_hidden": 2, "sparse_token_hidden": 2},
+}
 
 
 def cases() -> Iterator[Definition]:
@@ -44,10 +47,14 @@ def _model(
     flags: tuple[str, ...] = (),
     *,
     zero: str = "",
-    draw: int = 0,
+    by: str = "",
 ) -> Definition:
-    """A case of a whole model; `zero`: the last name of parameters that are 0, so that scores tie."""
-    key = f"{algorithm}/{name}/{draw}"
+    """A case of a whole model.
+
+    zero: the last name of parameters that are 0, so that scores tie. by: what the names of the inputs that a gradient
+    is by have in them.
+    """
+    key = f"{algorithm}/{name}/0"
     size = (2, model["image_size"], model["image_size"], 1)
     inputs = {
         "images": tensor(grid(f"{key}/images", size), "images height width channels"),
@@ -57,7 +64,7 @@ def _model(
         if zero and path.endswith(zero):
             inputs[path] = Tensor(np.zeros_like(value.array), value.axes)
     # What the last block of a Mixer adds to all channels alike the final norm takes away: a gradient of 0 has no scale.
-    wrt = tuple(path for path in inputs if not path.endswith("token_mlp/b2"))
+    wrt = tuple(path for path in inputs if by in path and not path.endswith("token_mlp/b2"))
     gradient = ("logits", wrt) if kind == "gradient" else None
     config, flags = {"model": dict(model)}, ("model", *flags)
     return Definition(
@@ -125,7 +132,7 @@ def _sparse() -> Iterator[Definition]:
         "dense_channels",
         "value",
         "As Sparse-S: channels are neither rescaled nor routed.",
-        {**SPARSE, "sparse_width": 6, "experts": 0, "moe": "last_2"},
+        {**SPARSE, "sparse_width": 5, "experts": 0, "moe": "last_2"},
         cut,
     )
     yield case(
@@ -160,11 +167,13 @@ def _sparse() -> Iterator[Definition]:
         zero="router/kernel",
     )
     yield case("gradient_importance", "gradient", "By images and every parameter, efficient mode.", SMALL, cut)
-    yield case("gradient_vanilla", "gradient", "By images and every parameter, vanilla mode.", {**SMALL, **vanilla})
+    yield case(
+        "gradient_vanilla", "gradient", "By the routers and experts, vanilla mode.", {**SMALL, **vanilla}, by="_moe"
+    )
 
 
 def _rescale_faults() -> Iterator[Definition]:
-    name, stage, given = "sparse_mlp", "rescale", _maps("negative/rescale", (4, 3, 5, 2))
+    name, stage, given = "sparse_mlp", "rescale", _maps("negative/rescale", (2, 3, 4, 2))
     for path, value in given.items():
         argument = path.removeprefix("params/")
         yield from array_faults(name, stage, path, given, {}, "" if path == "x" else f"{argument}_")

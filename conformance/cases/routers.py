@@ -44,6 +44,7 @@ def cases() -> Iterator[Definition]:
         yield from _token_choice(router)
     for router in EXPERT_CHOICE:
         yield from _expert_choice(router)
+    yield from _options()
     yield from _soft()
     yield from _faults()
 
@@ -62,12 +63,20 @@ def case(
     reach: float = 1.0,
     zeros: bool = False,
     of: str = "output",
+    train: bool | None = None,
+    steps: bool = True,
     **fields: Any,
 ) -> Definition:
-    """A case of a router that selects; `fields` are those of `RouterConfig`; `of`: what a gradient is of."""
+    """A case of a router that selects; `fields` are those of `RouterConfig`; `of`: what a gradient is of.
+
+    train: whether the router trains; if None, where there is noise. steps: whether each step of the composition is a
+    stage, or the router as a whole alone.
+    """
     t, e, d = sizes
     key = f"routers/{router}/{name}"
-    config = {"router": {"tokens": t, "experts": e, "width": d, **fields}}
+    config: dict[str, Any] = {"router": {"tokens": t, "experts": e, "width": d, **fields}}
+    if train is not None:
+        config["train"] = train
     kernel = tensor(np.zeros((d, e)) if zero else grid(f"{key}/kernel", (d, e), reach=reach), "width experts")
     accept = partial(_takes_zero, router, config) if zeros else lambda scores: True
     drawn = [
@@ -85,6 +94,8 @@ def case(
     inputs |= experts(key, e, d, 3, d)
     stages = [stage for stage in PROGRAMS[router] if stage != "priority" or "batch_priority" in fields]
     gradient = None
+    if not steps:
+        stages = ["route"]
     if kind == "gradient":
         wrt = [n for n in inputs if of == "output" or not n.startswith("experts/")]
         gradient, stages = (of, tuple(wrt)), ["route"]
@@ -108,12 +119,13 @@ def with_parameters(
     noise: Noise | None = None,
     train: bool | None = None,
     sizes: tuple[int, int, int] = (T, E, D),
-    stages: tuple[str, ...] = (),
+    steps: bool = False,
     **fields: Any,
 ) -> Definition:
     """A case of a router with given parameters; `fields` are those of `RouterConfig`.
 
-    train: whether the router trains; if None, where there is noise.
+    train: whether the router trains; if None, where there is noise. steps: whether each step of the composition is a
+    stage, or the router as a whole alone.
     """
     t, e, d = sizes
     key = f"routers/{router}/{name}"
@@ -128,7 +140,8 @@ def with_parameters(
     gradient = None
     if kind == "gradient":
         carries = [name for name in inputs if (router, name) != ("gshard", "noise")]  # which only decides
-        gradient, stages = ("output", tuple(carries)), ("route",)
+        gradient = ("output", tuple(carries))
+    stages = tuple(stage for stage in PROGRAMS[router] if stage != "second" or noise) if steps else ("route",)
     tied = not any(value.array.any() for value in given.values())
     return Definition(router, name, kind, purpose, inputs, config, stages, flags, gradient, exact_ties=tied)
 
@@ -142,8 +155,6 @@ def _common(router: str) -> Iterator[Definition]:
         ("generated_code",),
         capacity_factor=2.0,
     )
-    flags = ("overflow_drop",) if router in TOKEN_CHOICE else ()  # Expert Choice fills every slot
-    yield case(router, "factor_one", "value", "As many slots as choices.", flags)
     yield case(
         router,
         "noise",
@@ -161,26 +172,28 @@ def _common(router: str) -> Iterator[Definition]:
         zero=True,
         sizes=(8, 4, D),
     )
-    yield case(
-        router,
-        "multiple",
-        "value",
-        "Capacity rounded up to a multiple of 2.",
-        ("capacity_rounding",),
-        multiple_of=2,
-        capacity_factor=1.25,
-    )
+    if router not in ("sinkhorn_token_choice", "sparsity_constrained_expert_choice"):
+        yield case(
+            router,
+            "multiple",
+            "value",
+            "Capacity rounded up to a multiple of 2.",
+            ("capacity_rounding",),
+            multiple_of=2,
+            capacity_factor=1.25,
+        )
     if router != "sinkhorn_expert_choice":  # whose plan is 1 up to rounding, so that rounding would order the tokens
         yield case(router, "one_expert", "degenerate", "One expert.", ("degenerate_size",), sizes=(T, 1, D))
     if router != "sinkhorn_token_choice":  # whose plan is 1/E up to rounding
         yield case(router, "one_token", "degenerate", "One token.", ("degenerate_size",), sizes=(1, E, D))
-    yield case(
-        router,
-        "gradient",
-        "gradient",
-        "By tokens, kernel and expert weights; the selection carries none.",
-        ("stop_gradient",),
-    )
+    if router.endswith("token_choice"):
+        yield case(
+            router,
+            "gradient",
+            "gradient",
+            "By tokens, kernel and expert weights; the selection carries none.",
+            ("stop_gradient",),
+        )
     yield case(
         router,
         "gradient_noise",
@@ -198,6 +211,7 @@ def _token_choice(router: str) -> Iterator[Definition]:
         router, "two_choices", "overflow", "Two choices, half of the room.", first, choices=2, capacity_factor=0.5
     )
     if router == "softmax_token_choice":
+        yield case(router, "factor_one", "value", "As many slots as choices.", ("overflow_drop",))
         yield case(
             router,
             "priority_max",
@@ -230,7 +244,7 @@ def _token_choice(router: str) -> Iterator[Definition]:
             balance_weight=0.125,
             z_weight=0.0625,
         )
-        for loss in ("importance", "load", "balance", "z"):
+        for loss in ("importance", "load"):
             weight: dict[str, Any] = {f"{loss}_weight": 0.5}
             yield case(
                 router,
@@ -272,7 +286,8 @@ def _clean(router: str) -> Iterator[Definition]:
     options: dict[str, Any] = {"noise": True, "combine_from_clean_logits": True}
     purpose = "Combine weights from the logits without noise."
     yield case(router, "clean_combine", "value", purpose, ("noise_inside",), **options)
-    yield case(router, "gradient_clean", "gradient", "The noise moves no weight.", ("noise_inside",), **options)
+    if router.startswith("sinkhorn"):
+        yield case(router, "gradient_clean", "gradient", "The noise moves no weight.", ("noise_inside",), **options)
 
 
 def _plan(router: str) -> Iterator[Definition]:
@@ -316,6 +331,25 @@ def _expert_choice(router: str) -> Iterator[Definition]:
         yield from _plan(router)
 
 
+def _options() -> Iterator[Definition]:
+    """Capacities by number and at evaluation, and weights divided by their sum: the routers as a whole."""
+    numbered: dict[str, Any] = {"slots_per_expert": 3, "capacity_factor": 0.5, "steps": False}
+    evaluated: dict[str, Any] = {"capacity_factor": 1.5, "eval_capacity_factor": 0.5, "steps": False}
+    for router in ("softmax_token_choice", "softmax_expert_choice"):
+        purpose = "Three slots for each expert, whatever the factor."
+        yield case(router, "slots_per_expert", "value", purpose, ("capacity_rounding",), **numbered)
+        purpose = "The factor of evaluation, which leaves less room."
+        yield case(router, "evaluation", "value", purpose, ("capacity_rounding",), train=False, **evaluated)
+        purpose = "In training the factor of evaluation is not used."
+        yield case(router, "training", "value", purpose, ("capacity_rounding",), train=True, **evaluated)
+    shared: dict[str, Any] = {"normalize_selected": True, "choices": 2, "capacity_factor": 0.75, "steps": False}
+    for router in TOKEN_CHOICE:
+        purpose = "The weights of a token are divided by the sum of its choices, before any is dropped."
+        yield case(router, "normalize_selected", "overflow", purpose, ("renormalised", "overflow_drop"), **shared)
+    purpose = "Through the sum of the chosen, too."
+    yield case("softmax_token_choice", "gradient_normalize_selected", "gradient", purpose, ("renormalised",), **shared)
+
+
 def _soft() -> Iterator[Definition]:
     def soft(name: str, kind: str, purpose: str, flags: tuple[str, ...] = (), *, groups: int = 2,
              sizes: tuple[int, int, int] = (T, E, D), scale: float = 1.5, **fields: Any) -> Definition:  # fmt: skip
@@ -343,7 +377,7 @@ def _soft() -> Iterator[Definition]:
     )
     yield soft("rsqrt", "value", "The norm of the public code.", ("norm_form",), norm_form="rsqrt")
     yield soft("unnormalised", "value", "Without normalisation.", ("norm_form",), normalize=False)
-    for first, second in (("soft", "uniform"), ("uniform", "soft"), ("uniform", "uniform"), ("identity", "identity")):
+    for first, second in (("soft", "uniform"), ("uniform", "soft"), ("identity", "identity")):
         yield soft(
             f"{first}_{second}",
             "value",
@@ -355,29 +389,29 @@ def _soft() -> Iterator[Definition]:
     yield soft("scale_zero", "tie", "A scale of 0: every slot sees the mean token.", scale=0.0)
     yield soft("one_token", "degenerate", "One token.", ("degenerate_size",), sizes=(1, 1, D))
     yield soft("gradient", "gradient", "By tokens, slots, scale and expert weights.")
-    yield soft("gradient_rsqrt", "gradient", "In the form of the public code.", ("norm_form",), norm_form="rsqrt")
-    for first, second in (("soft", "uniform"), ("uniform", "soft"), ("identity", "identity")):
-        yield soft(
-            f"gradient_{first}_{second}", "gradient", f"Ablation: dispatch {first}, combine {second}.", ("ablation",),
-            dispatch=first, combine=second,
-        )  # fmt: skip
+    yield soft(
+        "gradient_identity_identity",
+        "gradient",
+        "Ablation: dispatch identity, combine identity.",
+        ("ablation",),
+        dispatch="identity",
+        combine="identity",
+    )
 
 
 def _faults() -> Iterator[Definition]:
     given, many = router_inputs(), SMALL.experts + 1
-    factor: dict[str, Any] = {"capacity_factor": (1.0, 0.0)}
-    for router in TOKEN_CHOICE:
-        yield from router_faults(router, given, choices=(1, many), batch_priority=("none", "mean"), **factor)
-    for router in EXPERT_CHOICE:
-        yield from router_faults(router, given, rounding=("round", "floor"), **factor)
+    options: dict[str, Any] = {"choices": (1, many), "batch_priority": ("none", "mean"), "capacity_factor": (1.0, 0.0)}
+    yield from router_faults("softmax_token_choice", given, **options)
+    yield from router_faults("sinkhorn_token_choice", given, choices=(1, many))
+    yield from router_faults("softmax_expert_choice", given, rounding=("round", "floor"), capacity_factor=(1.0, 0.0))
     for router in ("sinkhorn_token_choice", "sinkhorn_expert_choice"):
         yield from router_faults(router, given, combine_with=("softmax", "scores"), sinkhorn_iterations=(2, 0))
     transport = "sparsity_constrained_expert_choice"
     yield from router_faults(transport, given, combine_with=("softmax", "plan"), transport_steps=(2, 0))
 
     first, config = "softmax_token_choice", {"router": router_config()}
-    for argument in ("tokens", "router/kernel"):
-        yield from array_faults(first, "route", argument, given, config, argument.removeprefix("router/") + "_")
+    yield from array_faults(first, "route", "tokens", given, config, "tokens_")
     yield from size_faults(first, "route", given, config, tokens=1, router__kernel=1)
     yield from size_faults(first, "route", given, config, "width_", router__kernel=0)
 

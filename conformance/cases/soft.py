@@ -134,8 +134,8 @@ def _values() -> Iterator[Definition]:
 def _faults() -> Iterator[Definition]:
     name, stage = "soft_routing", "routing"
     mixed = {
-        "tokens": tensor(grid("negative/soft", (SMALL.groups, 6, SMALL.width)), "groups tokens width"),
-        "slots": tensor(grid("negative/soft/slots", (SMALL.width, 3, 2)), "width experts capacity"),
+        "tokens": tensor(grid("negative/soft", (SMALL.groups, SMALL.tokens, SMALL.width)), "groups tokens width"),
+        "slots": tensor(grid("negative/soft/slots", (SMALL.width, 2, 2)), "width experts capacity"),
     }
     yield from array_faults(name, stage, "tokens", mixed, {})
     yield from array_faults(name, stage, "slots", mixed, {}, "slots_")
@@ -147,5 +147,5 @@ def _faults() -> Iterator[Definition]:
     yield option(name, stage, "dispatch", "dispatch", mixed, forms, dispatch="hard")
     yield option(name, stage, "identity_alone", "dispatch", mixed, forms, dispatch="identity")
     both = {"dispatch": "identity", "combine": "identity"}
-    more = {"slots": tensor(grid("negative/soft/more", (SMALL.width, 3, 3)), "width experts capacity")}
+    more = {"slots": tensor(grid("negative/soft/more", (SMALL.width, 2, 3)), "width experts capacity")}
     yield fault(name, stage, "identity_slots", "ShapeError", "slots", mixed, both, wrong_inputs=more)

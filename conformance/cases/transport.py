@@ -169,7 +169,7 @@ def _plan_faults() -> Iterator[Definition]:
 
 
 def _projection_faults() -> Iterator[Definition]:
-    name, projected = "sparse_transport", {"values": tensor(grid("negative/values", (3, 4)), "rows n")}
+    name, projected = "sparse_transport", {"values": tensor(grid("negative/values", (1, 4)), "rows n")}
     for stage, config in (("simplex", {}), ("sparse_simplex", {"nonzeros": 2})):
         # A target takes rows of any number.
         yield from array_faults(name, stage, "values", projected, config, f"{stage}_", "rank")
