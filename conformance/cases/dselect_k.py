@@ -190,7 +190,6 @@ def _router() -> Iterator[Definition]:
         "The mass on codes without an expert is lost.",
         ("unreachable_codes",),
         count=5,
-        steps=True,
     )
     yield case(
         "losses", "value", "Both losses, weighted.", ("selector_losses",), count=6,

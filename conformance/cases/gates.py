@@ -90,7 +90,7 @@ def _switch() -> Iterator[Definition]:
             name, case, kind, purpose, *flags, parameters=parameters, noise=noise, sizes=sizes, **fields
         )
 
-    yield case("values", "value", "Evaluation: the tokens as they are.", "generated_code", steps=True)
+    yield case("values", "value", "Evaluation: the tokens as they are.", "generated_code")
     yield case(
         "jitter", "value", "Training: router and losses see jittered tokens.", "jitter_factor", noisy=True, steps=True
     )
@@ -135,7 +135,7 @@ def _s_base() -> Iterator[Definition]:
     yield case(
         "evaluation", "value", "The softmax chooses.", plan, "room_for_all", "generated_code", train=False, steps=True
     )
-    yield case("sigmoid", "value", "The gate is a sigmoid.", "combine_scores", steps=True, combine_with="sigmoid")
+    yield case("sigmoid", "value", "The gate is a sigmoid.", "combine_scores", combine_with="sigmoid")
     yield case(
         "sigmoid_evaluation", "value", "At evaluation, too.", "combine_scores", train=False, combine_with="sigmoid"
     )
@@ -159,7 +159,10 @@ def _kept_choices() -> Iterator[Definition]:
     """Token Choice where some choices are not made."""
 
     def case(case: str, kind: str, purpose: str, keep: Any, **config: Any) -> Definition:
-        inputs = {"scores": utilities(f"keep/{case}", (G, T, E)), "keep": tensor(np.asarray(keep), "groups tokens choices")}
+        inputs = {
+            "scores": utilities(f"keep/{case}", (G, T, E)),
+            "keep": tensor(np.asarray(keep), "groups tokens choices"),
+        }
         return Definition("token_choice", case, kind, purpose, inputs, config, flags=("choice_not_made",))
 
     some = (grid("keep/some", (G, T, 2)) > 0).astype(int)
@@ -249,7 +252,7 @@ def _gshard() -> Iterator[Definition]:
         steps=True,
         capacity_factor=2.0,
     )
-    yield case("evaluation", "value", "Second experts are all kept.", second, noisy=False, steps=True)
+    yield case("evaluation", "value", "Second experts are all kept.", second, noisy=False)
     yield case(
         "five_experts",
         "value",

@@ -216,8 +216,8 @@ def _expert_faults() -> Iterator[Definition]:
     for argument in slots:
         yield from array_faults(name, stage, argument, slots, config, f"{argument.removeprefix('experts/')}_")
         if argument != "inputs":
-            for prefix, axis in (("experts_", 0), ("inner_", 1)):
-                yield from size_faults(name, stage, slots, config, prefix, **{argument.replace("/", "__"): axis})
+            yield from size_faults(name, stage, slots, config, "inner_", **{argument.replace("/", "__"): 1})
+    yield from size_faults(name, stage, slots, config, "experts_", experts__w1=0, experts__b2=0)
     idle = {**slots, "used": tensor(np.array([1, 0]), "experts")}
     yield from size_faults(name, stage, idle, config, used=0)
 

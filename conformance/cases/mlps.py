@@ -127,7 +127,6 @@ def _sparse() -> Iterator[Definition]:
         "mixed_axis",
         "generated_code",
     )
-    yield case("vanilla", "value", "The same in vanilla mode.", {**SPARSE, **vanilla}, "mixed_axis")
     yield case(
         "dense_channels",
         "value",
@@ -139,14 +138,14 @@ def _sparse() -> Iterator[Definition]:
         "groups",
         "value",
         "Five channels, and the tokens of one image, are a routing group.",
-        {**SPARSE, "group_size": 5, "group_images": 1, "router_options": {"drop": 0.4}},
+        {**SPARSE, "depth": 1, "group_size": 5, "group_images": 1, "router_options": {"drop": 0.4}},
         cut,
     )
     yield case(
         "overflow",
         "overflow",
         "Half of the room: dropped channels and tokens are carried by the residual connection.",
-        {**SPARSE, "router_options": {"capacity_factor": 0.5, "drop": 0.25}},
+        {**SPARSE, "depth": 1, "router_options": {"capacity_factor": 0.5, "drop": 0.25}},
         cut,
         "overflow_drop",
     )
@@ -154,14 +153,14 @@ def _sparse() -> Iterator[Definition]:
         "two_choices",
         "value",
         "A channel chooses two experts; the importance score is still its highest.",
-        {**SPARSE, "token_choices": 2, "router_options": {"drop": 0.25}},
+        {**SPARSE, "depth": 1, "token_choices": 2, "router_options": {"drop": 0.25}},
         cut,
     )
     yield case(
         "zero_routers",
         "tie",
         "Routers that start at 0: every score is equal.",
-        {**SPARSE, "sparse_width": 4, "token_experts": 4, "experts": 4, "router_options": {"drop": 0.25}},
+        {**SPARSE, "depth": 1, "sparse_width": 4, "token_experts": 4, "experts": 4, "router_options": {"drop": 0.25}},
         cut,
         "tie_order",
         zero="router/kernel",

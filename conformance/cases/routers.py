@@ -182,9 +182,9 @@ def _common(router: str) -> Iterator[Definition]:
             multiple_of=2,
             capacity_factor=1.25,
         )
-    if router != "sinkhorn_expert_choice":  # whose plan is 1 up to rounding, so that rounding would order the tokens
+    if router == "softmax_token_choice":
         yield case(router, "one_expert", "degenerate", "One expert.", ("degenerate_size",), sizes=(T, 1, D))
-    if router != "sinkhorn_token_choice":  # whose plan is 1/E up to rounding
+    if router.startswith("softmax"):
         yield case(router, "one_token", "degenerate", "One token.", ("degenerate_size",), sizes=(1, E, D))
     if router.endswith("token_choice"):
         yield case(
@@ -244,28 +244,16 @@ def _token_choice(router: str) -> Iterator[Definition]:
             balance_weight=0.125,
             z_weight=0.0625,
         )
-        for loss in ("importance", "load"):
-            weight: dict[str, Any] = {f"{loss}_weight": 0.5}
-            yield case(
-                router,
-                f"gradient_{loss}",
-                "gradient",
-                f"Of the {loss} loss, by tokens, kernel and noise.",
-                ("noise_inside",),
-                noise=True,
-                of=f"losses/{loss}",
-                choices=2,
-                **weight,
-            )
         yield case(
             router,
-            "gradient_priority",
+            "gradient_load",
             "gradient",
-            "The order of service carries none.",
-            ("priority_order", "stop_gradient"),
-            batch_priority="sum",
+            "Of the load loss, by tokens, kernel and noise.",
+            ("noise_inside",),
+            noise=True,
+            of="losses/load",
             choices=2,
-            capacity_factor=0.5,
+            load_weight=0.5,
         )
         yield case(
             router,
@@ -277,22 +265,16 @@ def _token_choice(router: str) -> Iterator[Definition]:
             capacity_factor=0.5,
         )
     else:
-        yield from _clean(router)
         yield from _plan(router)
 
 
-def _clean(router: str) -> Iterator[Definition]:
-    """Combine weights of a router that selects by a plan, from the logits without noise."""
-    options: dict[str, Any] = {"noise": True, "combine_from_clean_logits": True}
-    purpose = "Combine weights from the logits without noise."
-    yield case(router, "clean_combine", "value", purpose, ("noise_inside",), **options)
-    if router.startswith("sinkhorn"):
-        yield case(router, "gradient_clean", "gradient", "The noise moves no weight.", ("noise_inside",), **options)
-
-
 def _plan(router: str) -> Iterator[Definition]:
-    """The ablation of the Sinkhorn routers."""
+    """Combine weights by the plan, and from the logits without noise."""
     flags = ("combine_with_plan",)
+    clean: dict[str, Any] = {"noise": True, "combine_from_clean_logits": True}
+    purpose = "Combine weights from the logits without noise."
+    yield case(router, "clean_combine", "value", purpose, ("noise_inside",), **clean)
+    yield case(router, "gradient_clean", "gradient", "The noise moves no weight.", ("noise_inside",), **clean)
     yield case(router, "combine_plan", "value", "Ablation: combine with the plan.", flags, combine_with="plan")
     yield case(
         router, "gradient_plan", "gradient", "Ablation: through the iterations of the plan.", flags,
@@ -325,10 +307,9 @@ def _expert_choice(router: str) -> Iterator[Definition]:
             drop_zero_plan=True,
         )
         yield case(router, "few_steps", "value", "Five steps of the solver.", ("solver_steps",), transport_steps=5)
-    if router != "softmax_expert_choice":
-        yield from _clean(router)
     if router.startswith("sinkhorn"):
-        yield from _plan(router)
+        purpose = "Ablation: combine with the plan."
+        yield case(router, "combine_plan", "value", purpose, ("combine_with_plan",), combine_with="plan")
 
 
 def _options() -> Iterator[Definition]:
@@ -376,8 +357,7 @@ def _soft() -> Iterator[Definition]:
         sizes=(7, E, D),
     )
     yield soft("rsqrt", "value", "The norm of the public code.", ("norm_form",), norm_form="rsqrt")
-    yield soft("unnormalised", "value", "Without normalisation.", ("norm_form",), normalize=False)
-    for first, second in (("soft", "uniform"), ("uniform", "soft"), ("identity", "identity")):
+    for first, second in (("soft", "uniform"), ("identity", "identity")):
         yield soft(
             f"{first}_{second}",
             "value",
@@ -389,14 +369,6 @@ def _soft() -> Iterator[Definition]:
     yield soft("scale_zero", "tie", "A scale of 0: every slot sees the mean token.", scale=0.0)
     yield soft("one_token", "degenerate", "One token.", ("degenerate_size",), sizes=(1, 1, D))
     yield soft("gradient", "gradient", "By tokens, slots, scale and expert weights.")
-    yield soft(
-        "gradient_identity_identity",
-        "gradient",
-        "Ablation: dispatch identity, combine identity.",
-        ("ablation",),
-        dispatch="identity",
-        combine="identity",
-    )
 
 
 def _faults() -> Iterator[Definition]:
