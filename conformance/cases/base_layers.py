@@ -150,7 +150,6 @@ def _router() -> Iterator[Definition]:
     yield case(
         "evaluation", "value", "Each token in its best expert.", "generated_code", "empty_slot", train=False, steps=True
     )
-    yield case("four_experts", "value", "Eight tokens, four experts.", "exact_balance", train=True, sizes=(8, 4, D))
     yield case(
         "zero_kernel",
         "tie",

@@ -226,8 +226,6 @@ def _router() -> Iterator[Definition]:
     yield case("position", "value", "Without ids a token is hashed by its place.", ids=False, vocabulary=T)
     yield case("capacity", "overflow", "As many slots as tokens, and some are dropped.", ("overflow_drop",),
                capacity_factor=1.0)  # fmt: skip
-    yield case("multiple", "value", "Capacity rounded up to a multiple of 4.", ("capacity_rounding",),
-               capacity_factor=1.0, multiple_of=4)  # fmt: skip
     yield case("one_for_all", "tie", "Every id has the same expert.", ORDER, same=True)
     yield case("one_token", "degenerate", "One token.", SIZE, groups=1, tokens=1)
     yield case("gradient", "gradient", "By tokens and experts.")
@@ -270,8 +268,8 @@ def _table_faults() -> Iterator[Definition]:
     for stage, argument, inputs in (("random", "draws", draws), ("balanced", "frequencies", counts)):
         yield from array_faults(name, stage, argument, inputs, config, f"{stage}_", "rank")
         value = inputs[argument]
-        rows, number = Tensor(value.array[None], ("rows", "ids")), Tensor(value.array[0].copy(), ())
-        for case, wrong in (("rank", rows), ("number", number)):
+        rows, one = Tensor(value.array[None], ("rows", "ids")), Tensor(value.array[0].copy(), ())
+        for case, wrong in (("rank", rows), ("number", one)):
             yield fault(
                 name, stage, f"{stage}_{case}", "ShapeError", argument, inputs, config, wrong_inputs={argument: wrong}
             )

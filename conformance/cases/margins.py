@@ -39,8 +39,8 @@ def clear_tokens(
     tries: int = TRIES,
     enough: float = ENOUGH,
     accept: Callable[[Values], bool] = lambda scores: True,
-) -> tuple[NDArray[np.float32], NDArray[np.float32] | None]:
-    """Tokens and noise of one group, with the largest margin among some draws, or the first that is large enough.
+) -> tuple[NDArray[np.float32], Any]:
+    """Tokens and, if asked for, noise of one group, with the largest margin among some draws, or the first that is large enough.
 
     config, parameters: of the router, as its cases have them. accept: of the scores of a draw, whether to take it.
     """

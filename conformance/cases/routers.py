@@ -283,7 +283,9 @@ def _plan(router: str) -> Iterator[Definition]:
 
 
 def _expert_choice(router: str) -> Iterator[Definition]:
-    yield case(router, "half", "value", "Half as many slots as tokens.", ("uncovered_token",), capacity_factor=0.5)
+    if not router.startswith("sinkhorn"):
+        purpose = "Half as many slots as tokens."
+        yield case(router, "half", "value", purpose, ("uncovered_token",), capacity_factor=0.5)
     if router.startswith("sparsity"):
         yield case(
             router,
