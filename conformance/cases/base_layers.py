@@ -16,7 +16,7 @@ from moespec.spec.examples import LOGITS
 
 __all__ = ["cases"]
 
-G, T, E, D = 2, 6, 3, 3
+G, T, E, D = 2, 6, 3, 4
 ENOUGH = 0.02
 """Of the sum of all scores of two assignments, which bfloat16 rounds by 0.016."""
 

@@ -136,7 +136,7 @@ def _allocation() -> Iterator[Definition]:
 def _router() -> Iterator[Definition]:
     sizes, cut = (6, E, 3), ("importance_cut",)
     flags = (*cut, "generated_code")
-    yield case(ROW, "values", "value", "The router with its default share.", flags, sizes=(T, E, 3))
+    yield case(ROW, "values", "value", "The router with its default share.", flags, sizes=(T, E, 4))
     yield case(
         ROW, "half", "overflow", "Half are removed.", (*cut, "overflow_drop"), sizes=sizes, drop=0.5, choices=2,
         capacity_factor=0.75,
