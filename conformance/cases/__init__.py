@@ -14,9 +14,11 @@ from moespec.conformance.cases import (
     losses,
     mlps,
     models,
-    negatives,
     network,
+    noisy_top_k,
     routers,
+    soft,
+    transport,
 )
 from moespec.conformance.cases.definition import Definition
 
@@ -24,18 +26,20 @@ __all__ = ["definitions"]
 
 _MODULES: tuple[Callable[[], Iterator[Definition]], ...] = (
     affinities.cases,
+    transport.cases,
     allocations.cases,
+    soft.cases,
     losses.cases,
     layers.cases,
     network.cases,
     routers.cases,
     models.cases,
-    negatives.cases,
     importance_score.cases,
     mlps.cases,
     dselect_k.cases,
     base_layers.cases,
     hashing.cases,
+    noisy_top_k.cases,
     gates.cases,
 )
 

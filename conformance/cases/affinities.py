@@ -1,4 +1,4 @@
-"""Cases of capacity, softmax affinity, gating noise, Sinkhorn and sparsity-constrained transport."""
+"""Cases of capacity, softmax affinity, gating noise and Sinkhorn."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -6,12 +6,13 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.cases.definition import Definition, groups_tokens, tensor
-from moespec.conformance.draw import grid, to_bfloat16
+from moespec.conformance.cases.faults import SHAPE, SMALL, array_faults, fault, option
+from moespec.conformance.cases.inputs import kernel, logits, tokens
+from moespec.conformance.draw import grid
 from moespec.conformance.format import Tensor
 from moespec.spec import CAPACITY_RULES
-from moespec.spec.numerics import softmax
 
-__all__ = ["cases", "utilities"]
+__all__ = ["cases"]
 
 G, T, E, D = 2, 6, 3, 4
 
@@ -22,17 +23,10 @@ def cases() -> Iterator[Definition]:
     yield from _softmax()
     yield from _noise()
     yield from _sinkhorn()
-    yield from _transport()
-
-
-def logits(key: str, shape: tuple[int, ...] = (G, T, E), reach: float = 3.0, step: float = 0.125) -> Tensor:
-    """Random logits on a grid."""
-    return groups_tokens(grid(key, shape, reach=reach, step=step))
-
-
-def utilities(key: str, shape: tuple[int, ...] = (G, T, E), reach: float = 3.0) -> Tensor:
-    """Softmax scores rounded to bfloat16."""
-    return groups_tokens(to_bfloat16(softmax(grid(key, shape, reach=reach, step=0.125).astype(np.float64))))
+    yield from _capacity_faults()
+    yield from _softmax_faults()
+    yield from _noise_faults()
+    yield from _sinkhorn_faults()
 
 
 def _capacity() -> Iterator[Definition]:
@@ -110,12 +104,12 @@ def _capacity() -> Iterator[Definition]:
 def _order_matters() -> list[tuple[int, int, float]]:
     """Sizes at which the ceiling of `n * f / e`, `n * (f / e)` and `n / e * f` are not all the same."""
     found = []
-    for experts in (3, 6, 7, 12):
-        for tokens in range(5, 60):
-            for factor in (1.05, 1.1, 1.25, 1.4):
-                forms = (tokens * factor / experts, tokens * (factor / experts), tokens / experts * factor)
+    for e in (3, 6, 7, 12):
+        for t in range(5, 60):
+            for f in (1.05, 1.1, 1.25, 1.4):
+                forms = (t * f / e, t * (f / e), t / e * f)
                 if len({int(np.ceil(form)) for form in forms}) > 1:
-                    found.append((tokens, experts, factor))
+                    found.append((t, e, f))
     return found[:8]
 
 
@@ -230,124 +224,52 @@ def _sinkhorn() -> Iterator[Definition]:
     yield case("gradient_unrolled", "gradient", "Through twenty iterations.", logits("sinkhorn/l", reach=2.0))
 
 
-def _transport() -> Iterator[Definition]:
-    def case(
-        name: str,
-        kind: str,
-        purpose: str,
-        stage: str,
-        inputs: dict[str, Tensor],
-        flags: tuple[str, ...] = (),
-        of: str = "",
-        **config: Any,
-    ) -> Definition:
-        gradient = (of, tuple(inputs)) if of else None
-        return Definition("sparse_transport", name, kind, purpose, inputs, config, (stage,), flags, gradient)
-
-    def rows(key: str, shape: tuple[int, int] = (3, 4)) -> dict[str, Tensor]:
-        return {"values": tensor(grid(key, shape, reach=1.0, step=0.0625), "rows n")}
-
-    order = ("tie_order",)
-    yield case("simplex", "value", "Projection on the simplex.", "simplex", rows("transport/a"))
-    yield case("simplex_mass", "value", "A mass of 2.5.", "simplex", rows("transport/b"), mass=2.5)
-    yield case(
-        "simplex_one", "degenerate", "One number becomes the mass.", "simplex", rows("transport/c", (2, 1)), mass=0.5
+def _capacity_faults() -> Iterator[Definition]:
+    good = {"tokens": 196, "experts": 32, "factor": 1.0, "choices": 1, "rounding": "ceil", "multiple_of": 1}
+    ruled = {"tokens": 196, "experts": 32, "factor": 1.0, "choices": 1, "rule": "tutel"}
+    wrong: tuple[tuple[str, str, dict[str, Any], dict[str, Any]], ...] = (
+        ("tokens", "tokens", good, {"tokens": 0}),
+        ("experts", "experts", good, {"experts": 0}),
+        ("factor", "factor", good, {"factor": 0.0}),
+        ("factor_small", "factor", good, {"factor": 0.01, "rounding": "round"}),
+        ("choices", "choices", good, {"choices": 0}),
+        ("rounding", "rounding", good, {"rounding": "floor"}),
+        ("multiple_of", "multiple_of", good, {"multiple_of": 0}),
+        ("rule_tokens", "tokens", ruled, {"tokens": 0}),
+        ("rule_factor_small", "factor", ruled, {"factor": 0.001}),
     )
-    yield case("sparse_simplex", "value", "At most two numbers.", "sparse_simplex", rows("transport/d"), nonzeros=2)
-    yield case("sparse_simplex_all", "degenerate", "All numbers.", "sparse_simplex", rows("transport/e"), nonzeros=4)
-    equal = tensor(np.array([[0.5, 0.5, 0.5, 0.5], [0.25, 0.75, 0.25, 0.25], [0.0, -0.0, -1.0, 0.0]]), "rows n")
-    yield case(
-        "sparse_simplex_ties",
-        "tie",
-        "Among equals the lower index is kept.",
-        "sparse_simplex",
-        {"values": equal},
-        order,
-        nonzeros=2,
-    )
+    for name, argument, right, edit in wrong:
+        config = {"arguments": [right]}
+        yield option("capacity", "capacity", name, argument, {}, config, arguments=[{**right, **edit}])
 
-    for stage, options in (("simplex", {}), ("sparse_simplex", {"nonzeros": 2})):
-        yield case(
-            f"{stage}_gradient", "gradient", "What is kept moves with its mean.", stage,
-            rows(f"transport/{stage}/gradient"), (), "projection", mass=1.5, **options,
-        )  # fmt: skip
 
-    def potentials(key: str, **shapes: int) -> dict[str, Tensor]:
-        drawn = {
-            name: tensor(grid(f"{key}/{name}", (G, size), reach=0.5, step=0.0625), f"groups {axis}")
-            for (name, size), axis in zip(shapes.items(), ("tokens", "experts"), strict=False)
-        }
-        return {"utility": utilities(key), **drawn}
+def _softmax_faults() -> Iterator[Definition]:
+    yield from array_faults("softmax_affinity", "softmax", "logits", {"logits": logits("negative/logits", SHAPE)}, {})
+    product = {
+        "tokens": tokens("negative/tokens", (SMALL.groups, SMALL.tokens, SMALL.width)),
+        "kernel": kernel("negative/kernel", SMALL.width, SMALL.experts),
+    }
+    for argument in product:
+        yield from array_faults("softmax_affinity", "logits", argument, product, {}, f"{argument}_")
+    narrow = {"kernel": tensor(grid("negative/kernel/narrow", (SMALL.width - 1, SMALL.experts)), "width experts")}
+    yield fault("softmax_affinity", "logits", "width", "ShapeError", "kernel", product, {}, wrong_inputs=narrow)
 
-    yield case("semi_dual", "value", "At a potential.", "semi_dual", potentials("transport/f", potential=T), capacity=2)
-    yield case(
-        "semi_dual_all",
-        "degenerate",
-        "Room for all tokens, half the regularisation.",
-        "semi_dual",
-        potentials("transport/g", potential=T),
-        capacity=T,
-        regularization=0.5,
-    )
-    both = {"token_potential": T, "expert_potential": E}
-    yield case("dual", "value", "At two potentials.", "dual", potentials("transport/h", **both), capacity=2)
-    yield case(
-        "dual_regularised", "value", "Twice the regularisation.", "dual", potentials("transport/i", **both),
-        capacity=2, regularization=2.0,
-    )  # fmt: skip
 
-    for stage, sizes in (("semi_dual", {"potential": T}), ("dual", both)):
-        inputs = potentials(f"transport/{stage}/gradient", **sizes)
-        yield case(
-            f"{stage}_gradient", "gradient", "The value, by potentials and utility.", stage, inputs, (), "value",
-            capacity=2, regularization=0.5,
-        )  # fmt: skip
+def _noise_faults() -> Iterator[Definition]:
+    noisy, config = (
+        {"logits": logits("negative/logits", SHAPE), "noise": logits("negative/noise", SHAPE)},
+        {"multiplier": 1.0},
+    )
+    yield from array_faults("gating_noise", "noise", "noise", noisy, config)
+    yield from array_faults("gating_noise", "noise", "logits", noisy, config, "logits_")
+    yield option("gating_noise", "noise", "multiplier", "multiplier", noisy, config, multiplier=-1.0)
+    fewer = {"noise": logits("negative/noise/few", (SMALL.groups, SMALL.tokens - 1, SMALL.experts))}
+    yield fault("gating_noise", "noise", "shape", "ShapeError", "noise", noisy, config, wrong_inputs=fewer)
 
-    def plan(
-        name: str, kind: str, purpose: str, values: Tensor, flags: tuple[str, ...] = (), **config: Any
-    ) -> Definition:
-        return case(name, kind, purpose, "transport", {"utility": values}, flags, **config)
 
-    few = ("solver_steps",)
-    yield plan("plan", "value", "Twenty steps of Adam by default.", utilities("transport/j"), few, capacity=2)
-    yield plan("plan_double", "value", "Twice as many slots as needed.", utilities("transport/k"), few, capacity=4)
-    yield plan(
-        "plan_five",
-        "value",
-        "Five larger steps.",
-        utilities("transport/l"),
-        few,
-        capacity=2,
-        steps=5,
-        learning_rate=0.0625,
-    )
-    yield plan("plan_token", "value", "Sparse rows.", utilities("transport/m"), capacity=2, sparsity="token")
-    yield plan(
-        "plan_none", "value", "No sparsity, only regularisation.", utilities("transport/n"), capacity=2, sparsity="none"
-    )
-    yield plan(
-        "plan_early_stop",
-        "value",
-        "A tolerance that the first gradient meets stops after the first update.",
-        utilities("transport/o"),
-        few,
-        capacity=2,
-        tolerance=64.0,
-    )
-    yield plan(
-        "plan_equal",
-        "tie",
-        "Equal utilities, as at the start of training: lower tokens first, at every step.",
-        groups_tokens(np.full((G, T, E), 0.25)),
-        order,
-        capacity=2,
-    )
-    yield plan(
-        "plan_one_expert",
-        "degenerate",
-        "One expert.",
-        utilities("transport/q", (G, T, 1)),
-        ("degenerate_size",),
-        capacity=T,
-    )
-    yield plan("plan_one_slot", "degenerate", "One slot.", utilities("transport/r"), ("degenerate_size",), capacity=1)
+def _sinkhorn_faults() -> Iterator[Definition]:
+    given, config = {"logits": logits("negative/logits", SHAPE)}, {"iterations": 2}
+    yield from array_faults("sinkhorn", "sinkhorn", "logits", given, config)
+    yield option("sinkhorn", "sinkhorn", "iterations", "iterations", given, config, iterations=0)
+    stopped = {**config, "tolerance": 0.5}
+    yield option("sinkhorn", "sinkhorn", "tolerance", "tolerance", given, stopped, tolerance=-0.5)

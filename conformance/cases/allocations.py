@@ -1,4 +1,4 @@
-"""Cases of Token Choice, Batch Priority Routing, Expert Choice and soft routing.
+"""Cases of Token Choice, Batch Priority Routing and Expert Choice.
 
 Scores are inputs here, on a dyadic grid, so that ties are meant and every dtype sees the same order.
 """
@@ -9,24 +9,15 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.cases.definition import Definition, both, groups_tokens, tensor
+from moespec.conformance.cases.faults import SHAPE, SMALL, array_faults, fault, option, size_faults
+from moespec.conformance.cases.inputs import CROWD, distinct, scores, utilities
 from moespec.conformance.draw import grid, permutation
 from moespec.conformance.format import Tensor
 from moespec.spec.examples import TIED_SCORES
 
-__all__ = ["cases", "distinct", "scores"]
+__all__ = ["cases"]
 
-G, T, E, D = 2, 6, 3, 4
-CROWD = np.array(
-    [
-        [0.75, 0.25, 0],
-        [0.875, 0, 0.125],
-        [0.5, 0.25, 0.25],
-        [0.625, 0, 0.375],
-        [0.75, 0.125, 0.125],
-        [0.5, 0.375, 0.125],
-    ]
-)
-"""Everyone's first choice is expert 0."""
+G, T, E = 2, 6, 3
 TIED = np.concatenate([TIED_SCORES, [[0.25, 0.25, 0.5]]])
 """The tie matrix of the specification, and one more row."""
 
@@ -36,20 +27,9 @@ def cases() -> Iterator[Definition]:
     yield from _token_choice()
     yield from _batch_priority()
     yield from _expert_choice()
-    yield from _soft()
-
-
-def scores(key: str, shape: tuple[int, ...] = (G, T, E), step: float = 1 / 256) -> Tensor:
-    """Positive scores on a grid, nearly all different."""
-    return groups_tokens(grid(key, shape, reach=0.46875, step=step, centre=0.5))
-
-
-def distinct(key: str, shape: tuple[int, int, int]) -> Tensor:
-    """Positive scores that are all different within a group."""
-    count = shape[1] * shape[2]
-    return groups_tokens(
-        np.stack([(permutation(f"{key}/{g}", count).reshape(shape[1:]) + 8) / 64 for g in range(shape[0])])
-    )
+    yield from _token_choice_faults()
+    yield from _batch_priority_faults()
+    yield from _expert_choice_faults()
 
 
 def _shared(algorithm: str, stage: str) -> Any:
@@ -394,112 +374,53 @@ def _expert_choice() -> Iterator[Definition]:
     )
 
 
-def _soft() -> Iterator[Definition]:
-    def case(
-        name: str,
-        kind: str,
-        purpose: str,
-        flags: tuple[str, ...] = (),
-        *,
-        shape: tuple[int, ...] = (G, 6, D, 3, 2),
-        scale: float | None = 1.0,
-        tokens: Any = None,
-        slots: Any = None,
-        **config: Any,
-    ) -> Definition:
-        g, t, d, e, c = shape
-        inputs = {
-            "tokens": tensor(grid(f"soft/{name}", (g, t, d)) if tokens is None else tokens, "groups tokens width"),
-            "slots": tensor(
-                grid(f"soft/{name}/slots", (d, e, c)) if slots is None else slots, "width experts capacity"
-            ),
-        }
-        if scale is not None:
-            inputs["scale"] = tensor(np.float32(scale), "")
-        gradient = None
-        if kind == "gradient":
-            gradient = (config.pop("of"), ("tokens", "slots", "scale"))
-        return Definition("soft_routing", name, kind, purpose, inputs, config, (), flags, gradient)
+def _token_choice_faults() -> Iterator[Definition]:
+    name, stage, config = "token_choice", "allocation", {"choices": 2, "capacity": 2}
+    chosen = {"scores": scores("negative/scores", SHAPE)}
+    yield from array_faults(name, stage, "scores", chosen, config)
+    for case, field, value in (
+        ("no_choice", "choices", 0),
+        ("many_choices", "choices", SMALL.experts + 1),
+        ("no_slot", "capacity", 0),
+    ):
+        yield option(name, stage, case, field, chosen, config, **{field: value})
+    paired = {**chosen, "combine_scores": scores("negative/combine", SHAPE)}
+    yield from array_faults(name, stage, "combine_scores", paired, config, "combine_")
+    fewer = {"combine_scores": scores("negative/combine/few", (SMALL.groups, SMALL.tokens - 1, SMALL.experts))}
+    yield fault(name, stage, "combine_shape", "ShapeError", "combine_scores", paired, config, wrong_inputs=fewer)
 
-    joint, forms = ("joint_softmax",), ("norm_form",)
-    yield case("values", "value", "Dispatch sums to 1 over tokens, combine over all slots together.", joint)
-    yield case("scale", "value", "A scale of 2.5 sharpens both.", joint, scale=2.5)
-    yield case("square", "value", "As many tokens as experts and slots.", joint, shape=(G, 4, D, 4, 4))
-    small = grid("soft/small", (G, 6, D), reach=0.0078125, step=0.00048828125)
-    yield case("small_paper", "value", "Tokens so short that epsilon counts, in the paper's form.", forms, tokens=small)
-    yield case(
-        "small_rsqrt",
-        "value",
-        "The same tokens in the form of the public code.",
-        forms,
-        tokens=small,
-        norm_form="rsqrt",
-    )
-    empty = grid("soft/empty", (G, 6, D))
-    empty[:, 2] = 0
-    blank = grid("soft/empty/slots", (D, 3, 2))
-    blank[:, 1, 0] = 0
-    yield case(
-        "zero_token", "degenerate", "A token and a slot of norm 0 have logits 0.", forms, tokens=empty, slots=blank
-    )
-    yield case(
-        "zero_token_rsqrt",
-        "degenerate",
-        "The same in the other form.",
-        forms,
-        tokens=empty,
-        slots=blank,
-        norm_form="rsqrt",
-    )
-    yield case(
-        "unnormalised",
-        "value",
-        "Without normalisation the scale is not used.",
-        ("norm_form",),
-        scale=2.0,
-        normalize=False,
-    )
-    yield case("scale_zero", "tie", "A scale of 0 gives uniform weights.", scale=0.0)
-    yield case("default_scale", "value", "The scale is 1 if it is not given.", scale=None)
-    for first, second in (("soft", "uniform"), ("uniform", "soft"), ("uniform", "uniform")):
-        yield case(
-            f"{first}_{second}",
-            "value",
-            f"Ablation: dispatch {first}, combine {second}.",
-            ("ablation",),
-            dispatch=first,
-            combine=second,
-        )
-    yield case(
-        "uniform_more_slots",
-        "value",
-        "Ablation: dispatch is one part in the number of tokens, combine in that of slots, which is larger.",
-        ("ablation",),
-        shape=(G, 5, D, 3, 2),
-        dispatch="uniform",
-        combine="uniform",
-    )
-    yield case(
-        "identity", "value", "Ablation: token t in slot t.", ("ablation",), dispatch="identity", combine="identity"
-    )
-    size = ("degenerate_size",)
-    yield case("one_token", "degenerate", "One token fills every slot.", size, shape=(1, 1, D, 3, 2))
-    yield case("one_slot", "degenerate", "One expert with one slot.", size, shape=(G, 6, D, 1, 1))
-    yield case("gradient_dispatch", "gradient", "Through the softmax over tokens.", scale=1.5, of="dispatch")
-    yield case("gradient_combine", "gradient", "Through the softmax over slots.", scale=1.5, of="combine")
-    yield case("gradient_rsqrt", "gradient", "In the other form.", scale=1.5, of="combine", norm_form="rsqrt")
-    alone: dict[str, Any]
-    for name, other in (("dispatch", "combine"), ("combine", "dispatch")):
-        alone = {"of": name, other: "uniform", "normalize": False}
-        purpose = f"Of {name}, unnormalised, with {other} uniform."
-        yield case(f"gradient_{name}_alone", "gradient", purpose, ("ablation",), scale=1.5, **alone)
-    origin = grid("soft/origin", (G, 6, D))
-    origin[:, 1] = 0
-    yield case(
-        "gradient_zero_token",
-        "gradient",
-        "At a token of norm 0 the norm counts as a constant.",
-        ("norm_form",),
-        tokens=origin,
-        of="dispatch",
-    )
+    order = np.tile(np.arange(SMALL.tokens), (SMALL.groups, 1))
+    ordered = {**chosen, "order": tensor(order, "groups tokens")}
+    for case, error, wrong, purpose in (
+        ("dtype", "DtypeError", order.astype(float), ""),
+        ("shape", "ShapeError", order[:, :-1], ""),
+        ("twice", "ContractError", np.where(order == 1, 0, order), "The order holds a token twice."),
+    ):
+        yield fault(
+            name, stage, f"order_{case}", error, "order", ordered, config,
+            wrong_inputs={"order": tensor(wrong, "groups tokens")}, purpose=purpose,
+        )  # fmt: skip
+
+    kept = {
+        "scores": utilities("keep/negative", SHAPE),
+        "keep": tensor((grid("keep/some", (SMALL.groups, SMALL.tokens, 2)) > 0).astype(int), "groups tokens choices"),
+    }
+    yield from size_faults(name, stage, kept, config, keep=2)
+
+
+def _batch_priority_faults() -> Iterator[Definition]:
+    name, stage, chosen = "batch_priority", "priority", {"scores": scores("negative/scores", SHAPE)}
+    yield from array_faults(name, stage, "scores", chosen, {"by": "max", "choices": 1})
+    yield option(name, stage, "by", "by", chosen, {"by": "max", "choices": 1}, by="mean")
+    yield option(name, stage, "many_choices", "choices", chosen, {"by": "sum", "choices": 2}, choices=SMALL.experts + 1)
+
+
+def _expert_choice_faults() -> Iterator[Definition]:
+    name, stage, config = "expert_choice", "allocation", {"capacity": 2}
+    chosen = {"scores": scores("negative/scores", SHAPE)}
+    yield from array_faults(name, stage, "scores", chosen, config)
+    for case, wrong in (("no_slot", 0), ("many_slots", SMALL.tokens + 1)):
+        yield option(name, stage, case, "capacity", chosen, config, capacity=wrong)
+    paired = {**chosen, "combine_scores": scores("negative/combine", SHAPE)}
+    yield from array_faults(name, stage, "combine_scores", paired, config, "combine_")
+    yield from size_faults(name, stage, paired, config, combine_scores=1)

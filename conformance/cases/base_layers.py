@@ -6,17 +6,17 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.cases.definition import Definition, both, groups_tokens, tensor
-from moespec.conformance.cases.layers import experts
+from moespec.conformance.cases.faults import SHAPE, SMALL, array_faults, fault, option, router_config, size_faults
+from moespec.conformance.cases.inputs import experts, kernel, scores, tokens
+from moespec.conformance.cases.margins import clear_tokens
 from moespec.conformance.draw import grid, permutation
 from moespec.conformance.format import Tensor
 from moespec.conformance.margins import assignment_margin
-from moespec.conformance.programs.base_layers import margin_of
 from moespec.spec.examples import LOGITS
 
 __all__ = ["cases"]
 
 G, T, E, D = 2, 6, 3, 4
-TRIES = 150
 ENOUGH = 0.02
 """Of the sum of all scores of two assignments, which bfloat16 rounds by 0.016."""
 
@@ -27,6 +27,8 @@ def cases() -> Iterator[Definition]:
     yield from _several()
     yield from _routings()
     yield from _router()
+    yield from _faults()
+    yield from _router_faults()
 
 
 def _drawn(key: str, shape: tuple[int, int, int], reach: float = 3.0, step: float = 0.125) -> Tensor:
@@ -125,30 +127,37 @@ def _router() -> Iterator[Definition]:
         train: bool,
         sizes: tuple[int, int, int] = (T, E, D),
         zero: bool = False,
+        steps: bool = False,
     ) -> Definition:
         t, e, d = sizes
         key = f"routers/base/{name}"
         config = {"router": {"tokens": t, "experts": e, "width": d}, "train": train}
-        kernel = np.zeros((d, e), np.float32) if zero else grid(f"{key}/kernel", (d, e), reach=1.0)
-        drawn = np.stack([_tokens(f"{key}/{g}", config, kernel, (t, d)) for g in range(G)])
-        inputs = {
-            "tokens": tensor(drawn, "groups tokens width"),
-            "router/kernel": tensor(kernel, "width experts"),
-            **experts(key, e, d, 3, d),
-        }
+        weights = tensor(np.zeros((d, e)), "width experts") if zero else kernel(f"{key}/kernel", d, e)
+        router = {"router/kernel": weights}
+        drawn = np.stack([clear_tokens("base", f"{key}/{g}", config, router, enough=ENOUGH)[0] for g in range(G)])
+        inputs = {"tokens": tensor(drawn, "groups tokens width"), **router, **experts(key, e, d, 3, d)}
         stages: tuple[str, ...] = ("scores", "assignment" if train else "greedy", "routing", "layer", "route")
         gradient = ("output", tuple(inputs)) if kind == "gradient" else None
-        if gradient:
+        if gradient or not steps:
             stages = ("route",)
         return Definition(
             "base", name, kind, purpose, inputs, config, stages, flags, gradient, exact_ties=zero or e == 1
         )
 
-    yield case("training", "value", "The best balanced assignment.", "generated_code", "exact_balance", train=True)
-    yield case("evaluation", "value", "Each token in its best expert.", "generated_code", "empty_slot", train=False)
-    yield case("four_experts", "value", "Eight tokens, four experts.", "exact_balance", train=True, sizes=(8, 4, D))
     yield case(
-        "zero_kernel", "tie", "Equal scores at evaluation: the first expert.", "tie_order", train=False, zero=True
+        "training", "value", "The best balanced assignment.", "generated_code", "exact_balance", train=True, steps=True
+    )
+    yield case(
+        "evaluation", "value", "Each token in its best expert.", "generated_code", "empty_slot", train=False, steps=True
+    )
+    yield case(
+        "zero_kernel",
+        "tie",
+        "Equal scores at evaluation: the first expert.",
+        "tie_order",
+        train=False,
+        zero=True,
+        steps=True,
     )
     yield case("one_expert", "degenerate", "One expert.", "degenerate_size", train=True, sizes=(T, 1, D))
     yield case("one_token", "degenerate", "One token at evaluation.", "degenerate_size", train=False, sizes=(1, E, D))
@@ -156,15 +165,36 @@ def _router() -> Iterator[Definition]:
     yield case("gradient_evaluation", "gradient", "Of the greedy assignment.", "stop_gradient", train=False)
 
 
-def _tokens(key: str, config: dict[str, Any], kernel: Any, shape: tuple[int, int]) -> Any:
-    """Tokens of one group, with the largest margin among some draws, or the first that is large enough."""
-    best, found = -1.0, np.zeros(shape, np.float32)
-    for attempt in range(TRIES):
-        tokens = grid(f"{key}/{attempt}", shape, step=0.25)
-        scores = np.asarray(tokens @ kernel, np.float64)
-        margin = margin_of(config, {"scores": scores}, {"scores": np.abs(scores)})
-        if margin > best:
-            best, found = margin, tokens
-        if margin >= ENOUGH or not kernel.any():
-            break
-    return found
+def _faults() -> Iterator[Definition]:
+    name, (g, t, e, _) = "base_layers", SMALL
+    chosen = {"scores": scores("negative/scores", SHAPE)}
+    uneven = {"scores": scores("negative/uneven", (g, t + 1, e))}
+    yield from array_faults(name, "balance", "scores", chosen, {}, "assignment_")
+    yield fault(name, "balance", "uneven", "ShapeError", "scores", chosen, {}, wrong_inputs=uneven)
+    yield from array_faults(name, "greedy", "scores", chosen, {}, "greedy_")
+    expert = np.tile(np.arange(t) % e, (g, 1))
+    given, config = {**chosen, "expert": tensor(expert, "groups tokens")}, {"capacity": 2}
+    yield from array_faults(name, "routing", "scores", given, config, "routing_")
+    yield option(name, "routing", "no_slot", "capacity", given, config, capacity=0)
+    for case, error, wrong, purpose in (
+        ("dtype", "DtypeError", expert.astype(float), ""),
+        ("shape", "ShapeError", expert[:, :-1], ""),
+        ("absent", "ContractError", expert + 1, "There is no such expert."),
+    ):
+        yield fault(
+            name, "routing", f"expert_{case}", error, "expert", given, config,
+            wrong_inputs={"expert": tensor(wrong, "groups tokens")}, purpose=purpose,
+        )  # fmt: skip
+
+
+def _router_faults() -> Iterator[Definition]:
+    g, t, e, d = SMALL
+    given = {
+        "tokens": tokens("negative/tokens", (g, t, d)),
+        "router/kernel": kernel("negative/kernel", d, e),
+    }
+    even: dict[str, Any] = {"router": router_config(), "train": True}
+    odd, more = {"tokens": tokens("negative/tokens/odd", (g, t + 1, d))}, {"router": router_config(tokens=t + 1)}
+    yield fault("base", "route", "uneven", "ShapeError", "scores", given, even, wrong_inputs=odd, wrong_config=more)
+    yield fault("base", "route", "tokens", "ShapeError", "tokens", given, even, wrong_inputs=odd)
+    yield from size_faults("base", "route", given, even, router__kernel=1)

@@ -10,17 +10,24 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.cases.definition import Definition, tensor
-from moespec.conformance.cases.layers import experts
+from moespec.conformance.cases.faults import (
+    SHAPE,
+    SMALL,
+    array_faults,
+    fault,
+    option,
+    router_config,
+    size_faults,
+)
+from moespec.conformance.cases.inputs import experts, scores, tokens
+from moespec.conformance.cases.margins import clear_tokens
 from moespec.conformance.draw import grid
 from moespec.conformance.format import Tensor
-from moespec.conformance.programs import PROGRAMS
-from moespec.conformance.programs.dselect_k import codes_of
-from moespec.conformance.reference import SPEC
 from moespec.spec.dselect_k import code_bits
 
-__all__ = ["cases", "codes", "mixture"]
+__all__ = ["cases"]
 
-G, T, K, D = 2, 5, 2, 4
+G, T, K, D = 2, 4, 2, 3
 ROUTER_STAGES = ("codes", "selectors", "gate", "routing", "layer", "route")
 
 
@@ -30,6 +37,8 @@ def cases() -> Iterator[Definition]:
     yield from _gate()
     yield from _losses()
     yield from _router()
+    yield from _gate_faults()
+    yield from _router_faults()
 
 
 def codes(key: str, experts: int, choices: int = K, reach: float = 0.5) -> Tensor:
@@ -149,7 +158,7 @@ def _router() -> Iterator[Definition]:
         count: int = 4,
         choices: int = K,
         sizes: tuple[int, int] = (T, D),
-        stages: tuple[str, ...] = (),
+        steps: bool = False,
         reach: float = 0.5,
         step: float = 0.125,
         **fields: Any,
@@ -166,18 +175,22 @@ def _router() -> Iterator[Definition]:
         if not static:
             kernel = grid(f"{key}/kernel", (d, columns), reach=0.375, step=0.0625)
             router["router/kernel"] = tensor(kernel, "width columns")
-        drawn = np.stack([_tokens(f"{key}/{g}", config, router, (t, d)) for g in range(G)])
+        far: dict[str, Any] = {"reach": 1.5, "tries": 200, "enough": np.inf}
+        drawn = np.stack([clear_tokens("dselect_k", f"{key}/{g}", config, router, **far)[0] for g in range(G)])
         inputs = {"tokens": tensor(drawn, "groups tokens width"), **router, **experts(key, count, d, 3, d)}
         gradient = ("output", tuple(inputs)) if kind == "gradient" else None
-        if gradient or static or count == 1:  # no golden is empty, as codes of no digits would be
-            stages = ("route",)
+        stages = ROUTER_STAGES if steps else ("route",)
         exact = kind == "tie"
-        return Definition(
-            "dselect_k", name, kind, purpose, inputs, config, stages or ROUTER_STAGES, flags, gradient, exact_ties=exact
-        )
+        return Definition("dselect_k", name, kind, purpose, inputs, config, stages, flags, gradient, exact_ties=exact)
 
-    yield case("values", "value", "Four experts.", ("generated_code", "code_order"))
-    yield case("five_experts", "value", "The mass on codes without an expert is lost.", ("unreachable_codes",), count=5)
+    yield case("values", "value", "Four experts.", ("generated_code", "code_order"), steps=True)
+    yield case(
+        "five_experts",
+        "value",
+        "The mass on codes without an expert is lost.",
+        ("unreachable_codes",),
+        count=5,
+    )
     yield case(
         "losses", "value", "Both losses, weighted.", ("selector_losses",), count=6,
         selector_entropy_weight=0.25, reachability_weight=0.5,
@@ -186,9 +199,6 @@ def _router() -> Iterator[Definition]:
         "losses_power_of_two", "value", "No code is without an expert: there is no reachability to count.",
         ("selector_losses",), selector_entropy_weight=0.25, reachability_weight=0.5,
     )  # fmt: skip
-    yield case(
-        "three_choices", "value", "Three selectors, a wider step.", ("smooth_step",), choices=3, selector_gamma=2.0
-    )
     static: dict[str, Any] = {"selector_gate": "static"}
     yield case("static", "value", "The same gate for every token.", ("unused_expert",), reach=0.75, **static)
     yield case(
@@ -213,16 +223,44 @@ def _router() -> Iterator[Definition]:
     )  # fmt: skip
 
 
-def _tokens(key: str, config: Any, router: dict[str, Tensor], shape: tuple[int, int]) -> Any:
-    """Tokens of one group, far from the ends of the step if some draw is."""
-    choice = PROGRAMS["dselect_k"]["route"].choice
-    assert choice is not None
-    values = {name: value.array.astype(np.float64) for name, value in router.items()}
-    best, found = -1.0, np.zeros(shape, np.float32)
-    for attempt in range(200):
-        tokens = grid(f"{key}/{attempt}", shape, reach=1.5, step=0.25)
-        scores = codes_of(SPEC, config, {**values, "tokens": tokens.astype(np.float64)})
-        margin = choice.margin(config, scores, {"scores": np.abs(scores["scores"])})
-        if margin > best:
-            best, found = margin, tokens
-    return found
+def _gate_faults() -> Iterator[Definition]:
+    name = "dselect_k_gate"
+    stepped = {"z": tensor(grid("negative/z", (1, 4), reach=0.5), "rows n")}
+    yield from array_faults(name, "step", "z", stepped, {"gamma": 1.0}, "step_", "rank")  # any shape will do
+    yield option(name, "step", "step_gamma", "gamma", stepped, {"gamma": 1.0}, gamma=0.0)
+    g, t, e, _ = SMALL
+    bits = tensor(grid("negative/codes", (g, 2, 2, 3), reach=0.5, step=0.0625), "groups tokens choices bits")
+    coded, config = {"codes": bits}, {"experts": 8, "gamma": 1.0}
+    yield from array_faults(name, "selectors", "codes", coded, config, "codes_")
+    yield option(name, "selectors", "gamma", "gamma", coded, config, gamma=-1.0)
+    yield option(name, "selectors", "no_expert", "experts", coded, config, experts=0)
+    shares = tensor(grid("negative/shares", (g, t, 2, e), reach=0.25, centre=0.5), "groups tokens choices experts")
+    mixed = {"selectors": shares, "logits": tensor(grid("negative/mixture", (g, t, 2)), "groups tokens choices")}
+    yield from array_faults(name, "gate", "selectors", mixed, {}, "selectors_", "rank")
+    yield from array_faults(name, "gate", "logits", mixed, {}, "logits_")
+    selectors = {"selectors": shares}
+    yield from array_faults(name, "losses", "selectors", selectors, {}, "losses_")
+    lost = tensor(np.where(np.arange(2)[:, None] == 0, 0.0, shares.array), "groups tokens choices experts")
+    yield fault(
+        name, "losses", "losses_lost", "ContractError", "selectors", selectors, {}, wrong_inputs={"selectors": lost},
+        purpose="A selector has no mass on any expert.",
+    )  # fmt: skip
+    yield from array_faults(name, "routing", "gate", {"gate": scores("negative/scores", SHAPE)}, {}, "routing_")
+
+
+def _router_faults() -> Iterator[Definition]:
+    given = {
+        "tokens": tokens("negative/tokens", (SMALL.groups, SMALL.tokens, SMALL.width)),
+        "router/bias": tensor(grid("negative/bias", (8,), reach=0.25), "columns"),
+    }
+    fields: dict[str, Any] = {"selector_gate": "static", "choices": 2, "selector_gamma": 1.0}
+    config = {"router": router_config(experts=7, **fields)}
+    for field, wrong in (("selector_gate", "image"), ("choices", 0), ("selector_gamma", 0.0)):
+        argument = "gamma" if field == "selector_gamma" else field
+        changed = {"router": {**config["router"], field: wrong}}
+        yield option("dselect_k", "route", field, argument, given, config, **changed)
+    fewer = {"router/bias": tensor(grid("negative/bias/few", (7,), reach=0.25), "columns")}
+    yield fault("dselect_k", "route", "columns", "ShapeError", "bias", given, config, wrong_inputs=fewer)
+    # A NaN in it may be found in the codes that are made of it.
+    yield from array_faults("dselect_k", "route", "router/bias", given, config, "bias_", "nan")
+    yield from size_faults("dselect_k", "route", given, config, tokens=1)

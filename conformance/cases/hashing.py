@@ -9,11 +9,21 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.cases.definition import Definition, tensor
-from moespec.conformance.cases.layers import experts
+from moespec.conformance.cases.faults import (
+    SMALL,
+    array_faults,
+    fault,
+    integer_faults,
+    option,
+    router_config,
+    size_faults,
+    with_value,
+)
+from moespec.conformance.cases.inputs import experts
 from moespec.conformance.draw import grid, integers, permutation
 from moespec.conformance.format import Tensor
 
-__all__ = ["cases", "given"]
+__all__ = ["cases"]
 
 G, T, E, D, V = 2, 6, 3, 4, 5
 GT, GTD = "groups tokens", "groups tokens width"
@@ -28,6 +38,11 @@ def cases() -> Iterator[Definition]:
     yield from _routing()
     yield from _multi_hash()
     yield from _router()
+    yield from _id_faults()
+    yield from _table_faults()
+    yield from _routing_faults()
+    yield from _multi_hash_faults()
+    yield from _router_faults()
 
 
 def _ids() -> Iterator[Definition]:
@@ -187,7 +202,6 @@ def _multi_hash() -> Iterator[Definition]:
     yield case("same_expert", "tie", "All ids have one expert.", ORDER, tables=[[1] * V, [2] * V])
     yield case("one_token", "degenerate", "One token.", SIZE, groups=1, tokens=1)
     yield case("gradient", "gradient", "By tokens and experts.")
-    yield case("gradient_gelu", "gradient", "The same with GELU.", activation="tanh")
 
 
 def _router() -> Iterator[Definition]:
@@ -212,8 +226,127 @@ def _router() -> Iterator[Definition]:
     yield case("position", "value", "Without ids a token is hashed by its place.", ids=False, vocabulary=T)
     yield case("capacity", "overflow", "As many slots as tokens, and some are dropped.", ("overflow_drop",),
                capacity_factor=1.0)  # fmt: skip
-    yield case("multiple", "value", "Capacity rounded up to a multiple of 4.", ("capacity_rounding",),
-               capacity_factor=1.0, multiple_of=4)  # fmt: skip
     yield case("one_for_all", "tie", "Every id has the same expert.", ORDER, same=True)
     yield case("one_token", "degenerate", "One token.", SIZE, groups=1, tokens=1)
     yield case("gradient", "gradient", "By tokens and experts.")
+
+
+def _states() -> dict[str, Tensor]:
+    """Tokens for the negatives."""
+    return {"tokens": tensor(grid("negative/tokens", (SMALL.groups, SMALL.tokens, SMALL.width)), GTD)}
+
+
+def _hashed() -> dict[str, Tensor]:
+    """Ids and a table for the negatives."""
+    return given("negative/hash", groups=SMALL.groups, tokens=SMALL.tokens)
+
+
+def _id_faults() -> Iterator[Definition]:
+    name, (g, t, _, d) = "token_ids", SMALL
+    patches = {
+        "patches": tensor(grid("negative/patches", (g, t, d)), "groups tokens pixels"),
+        "codebook": tensor(grid("negative/codebook", (3, d)), "codes pixels"),
+    }
+    yield from array_faults(name, "codes", "patches", patches, {})
+    yield from array_faults(name, "codes", "codebook", patches, {}, "codebook_")
+    narrow = {"codebook": tensor(grid("negative/codebook/narrow", (3, d - 1)), "codes pixels")}
+    yield fault(name, "codes", "codebook_width", "ShapeError", "codebook", patches, {}, wrong_inputs=narrow)
+    yield from array_faults(name, "position", "tokens", _states(), {}, "position_")
+    ids = _hashed()["ids"]
+    yield from integer_faults(name, "previous", "ids", {"ids": ids}, {}, "previous_")
+    pair, config = {"first": ids, "second": ids}, {"vocabulary": V}
+    yield from integer_faults(name, "pair", "first", pair, config, "first_")
+    yield from integer_faults(name, "pair", "second", pair, config, "second_", V)
+    yield option(name, "pair", "vocabulary", "vocabulary", pair, config, vocabulary=0)
+    yield from size_faults(name, "pair", pair, config, second=1)
+
+
+def _table_faults() -> Iterator[Definition]:
+    name, config = "hash_tables", {"experts": E}
+    draws = {"draws": tensor([0.25, 0.5, 0.75], "ids")}
+    counts = {"frequencies": tensor([3.0, 1, 2], "ids")}
+    for stage, argument, inputs in (("random", "draws", draws), ("balanced", "frequencies", counts)):
+        yield from array_faults(name, stage, argument, inputs, config, f"{stage}_", "rank")
+        value = inputs[argument]
+        rows, one = Tensor(value.array[None], ("rows", "ids")), Tensor(value.array[0].copy(), ())
+        for case, wrong in (("rank", rows), ("number", one)):
+            yield fault(
+                name, stage, f"{stage}_{case}", "ShapeError", argument, inputs, config, wrong_inputs={argument: wrong}
+            )
+        yield option(name, stage, f"{stage}_experts", "experts", inputs, config, experts=0)
+    for case, stage, argument, inputs, number in (
+        ("random_one", "random", "draws", draws, 1.0),
+        ("random_below_zero", "random", "draws", draws, -0.25),
+        ("balanced_below_zero", "balanced", "frequencies", counts, -1.0),
+    ):
+        yield fault(
+            name, stage, case, "ContractError", argument, inputs, config,
+            wrong_inputs={argument: with_value(inputs[argument], number)},
+            purpose=f"The argument {argument} is out of range.",
+        )  # fmt: skip
+    clusters = {"clusters": tensor([0, 1, 0], "ids")}
+    yield option(name, "dispersed", "dispersed_experts", "experts", clusters, config, experts=0)
+    for case, error, array in (
+        ("dtype", "DtypeError", clusters["clusters"].array.astype(np.float32)),
+        ("below_zero", "ContractError", clusters["clusters"].array - 1),
+    ):
+        yield fault(
+            name, "dispersed", f"dispersed_{case}", error, "clusters", clusters, config,
+            wrong_inputs={"clusters": tensor(array, "ids")},
+            purpose=f"The clusters have a wrong {case.replace('_', ' ')}.",
+        )  # fmt: skip
+    updates = {"iterations": 2}
+    points = {
+        "points": tensor(grid("negative/points", (5, 2)), "points width"),
+        "centroids": tensor(grid("negative/centroids", (2, 2)), "clusters width"),
+    }
+    yield from array_faults(name, "k_means", "points", points, updates, "k_means_")
+    yield from array_faults(name, "k_means", "centroids", points, updates, "centroids_")
+    yield option(name, "k_means", "iterations", "iterations", points, updates, iterations=0)
+    yield from size_faults(name, "k_means", points, updates, centroids=1)
+    rows_of = {"embeddings": points["points"], "centroids": points["centroids"]}
+    yield option(name, "clustered", "clustered_iterations", "iterations", rows_of, updates, iterations=0)
+
+
+def _routing_faults() -> Iterator[Definition]:
+    name, stage, hashed, config = "hash_routing", "routing", _hashed(), {"experts": E, "capacity": 2}
+    yield from integer_faults(name, stage, "ids", hashed, config, below=V)
+    yield from integer_faults(name, stage, "table", hashed, config, "table_", E)
+    yield option(name, stage, "no_slot", "capacity", hashed, config, capacity=0)
+    yield option(name, stage, "experts", "experts", hashed, {"experts": E}, experts=0)
+
+
+def _multi_hash_faults() -> Iterator[Definition]:
+    name, stage, hashed = "multi_hash", "mlp", _hashed()
+    tables = {count: tensor(np.stack([hashed["table"].array] * count), "hashes ids") for count in (2, 3)}
+    mlps = experts("negative/experts", E, SMALL.width, 4, out=4)
+    mixed = {**_states(), "ids": hashed["ids"], "tables": tables[2], **mlps}
+    config: dict[str, Any] = {"activation": "relu"}
+    yield from array_faults(name, stage, "tokens", mixed, config)
+    yield from integer_faults(name, stage, "ids", mixed, config, "ids_", V)
+    yield from integer_faults(name, stage, "tables", mixed, config, "tables_", E)
+    yield option(name, stage, "activation", "activation", mixed, config, activation="silu")
+    yield from size_faults(name, stage, mixed, config, ids=1)
+    yield fault(
+        name, stage, "three_hashes", "ConfigError", "tables", mixed, config, wrong_inputs={"tables": tables[3]},
+        purpose="Three hashes do not divide four hidden units.",
+    )  # fmt: skip
+
+
+def _router_faults() -> Iterator[Definition]:
+    ids, table = _hashed().values()
+    routed = {
+        **_states(),
+        "ids": ids,
+        **experts("negative/experts", E, SMALL.width, 2, SMALL.width),
+        "router/tables": tensor(table.array[None].astype(float), "hashes ids"),
+    }
+    config: dict[str, Any] = {"router": router_config(experts=E, hashes=1, capacity_factor=1.0)}
+    for field, argument, wrong in (("hashes", "hashes", 2), ("capacity_factor", "factor", 0.0)):
+        edited = {**config["router"], field: wrong}
+        yield option("hash", "route", field, argument, routed, config, router=edited)
+    yield from size_faults("hash", "route", routed, config, tokens=1, ids=1)
+    flat = {"router/tables": Tensor(routed["router/tables"].array[0], ("ids",))}
+    yield fault("hash", "route", "tables_rank", "ShapeError", "tables", routed, config, wrong_inputs=flat)
+    floats = {"ids": Tensor(ids.array.astype(np.float32), ids.axes)}
+    yield fault("hash", "route", "ids", "DtypeError", "ids", routed, config, wrong_inputs=floats)

@@ -5,8 +5,17 @@ from typing import Any
 
 import numpy as np
 
-from moespec.conformance.cases.allocations import CROWD, distinct, scores
 from moespec.conformance.cases.definition import Definition, both, groups_tokens
+from moespec.conformance.cases.faults import (
+    SHAPE,
+    SMALL,
+    array_faults,
+    option,
+    router_faults,
+    router_inputs,
+    size_faults,
+)
+from moespec.conformance.cases.inputs import CROWD, distinct, scores
 from moespec.conformance.cases.routers import case
 from moespec.conformance.draw import grid
 from moespec.conformance.format import Tensor
@@ -21,6 +30,7 @@ def cases() -> Iterator[Definition]:
     """All cases of this module."""
     yield from _allocation()
     yield from _router()
+    yield from _faults()
 
 
 def settings(tokens: int, experts: int, **fields: Any) -> dict[str, Any]:
@@ -124,8 +134,9 @@ def _allocation() -> Iterator[Definition]:
 
 
 def _router() -> Iterator[Definition]:
-    sizes, cut = (T, E, 4), ("importance_cut",)
-    yield case(ROW, "values", "value", "The router with its default share.", (*cut, "generated_code"), sizes=sizes)
+    sizes, cut = (6, E, 3), ("importance_cut",)
+    flags = (*cut, "generated_code")
+    yield case(ROW, "values", "value", "The router with its default share.", flags, sizes=(T, E, 4))
     yield case(
         ROW, "half", "overflow", "Half are removed.", (*cut, "overflow_drop"), sizes=sizes, drop=0.5, choices=2,
         capacity_factor=0.75,
@@ -137,19 +148,38 @@ def _router() -> Iterator[Definition]:
     yield case(
         ROW, "losses", "value", "The losses see all tokens, also those that are removed.", (*cut, "noise_inside"),
         sizes=sizes, noise=True, drop=0.25, importance_weight=0.5, load_weight=0.25, balance_weight=0.125,
-        z_weight=0.0625,
+        z_weight=0.0625, steps=False,
     )  # fmt: skip
     yield case(
         ROW, "multiple", "value", "The capacity of those that are left, rounded up to a multiple of 2.",
-        (*cut, "capacity_rounding"), sizes=sizes, drop=0.25, multiple_of=2,
+        (*cut, "capacity_rounding"), sizes=sizes, drop=0.25, multiple_of=2, steps=False,
     )  # fmt: skip
-    yield case(ROW, "zero_kernel", "tie", "A router that starts at 0.", ("tie_order",), zero=True, sizes=(10, 4, 4))
-    yield case(ROW, "one_expert", "degenerate", "One expert.", ("degenerate_size",), sizes=(T, 1, 4), drop=0.25)
+    yield case(ROW, "zero_kernel", "tie", "A router that starts at 0.", ("tie_order",), zero=True, sizes=(6, 4, 3))
     yield case(
-        ROW, "gradient", "gradient", "By tokens, kernel and expert weights, with removed and dropped tokens.",
-        ("stop_gradient", *cut), sizes=sizes, drop=0.25, capacity_factor=0.75,
-    )  # fmt: skip
+        ROW, "one_expert", "degenerate", "One expert.", ("degenerate_size",), sizes=(6, 1, 3), drop=0.25, steps=False
+    )
     yield case(
-        ROW, "gradient_noise", "gradient", "By the noise, too.", ("noise_inside", "stop_gradient", *cut), sizes=sizes,
-        noise=True, drop=0.25,
+        ROW, "gradient", "gradient", "By tokens, kernel, noise and expert weights, with removed and dropped tokens.",
+        ("noise_inside", "stop_gradient", *cut), sizes=sizes, noise=True, drop=0.25, capacity_factor=0.75,
     )  # fmt: skip
+
+
+def _faults() -> Iterator[Definition]:
+    stage, (_, t, e, _) = "allocation", SMALL
+    given = {"scores": scores("negative/importance", SHAPE)}
+    config: dict[str, Any] = {"router": settings(t, e, drop=0.25), "capacity": 3}
+    yield from array_faults(ROW, stage, "scores", given, config)
+    faults: tuple[tuple[str, str, str, Any], ...] = (
+        ("drop_all", stage, "drop", 1.0),
+        ("drop_less", stage, "drop", -0.25),
+        ("many_choices", stage, "choices", e + 1),
+        ("drop_more", "priority", "drop", 1.5),
+    )
+    for name, where, field, value in faults:
+        edited = {**config["router"], field: value}
+        yield option(ROW, where, name, field, given, config, router=edited)
+    yield option(ROW, stage, "no_slot", "capacity", given, config, capacity=0)
+    weighed = {**given, "combine_scores": scores("negative/importance/combine", SHAPE)}
+    yield from array_faults(ROW, stage, "combine_scores", weighed, config, "combine_")
+    yield from size_faults(ROW, stage, weighed, config, combine_scores=1)
+    yield from router_faults(ROW, router_inputs(), choices=(1, e + 1), drop=(0.25, 1.0))

@@ -5,28 +5,26 @@ from typing import Any
 
 import numpy as np
 
-from moespec.conformance.cases.allocations import CROWD, distinct, scores
 from moespec.conformance.cases.definition import Definition, both, groups_tokens, tensor
+from moespec.conformance.cases.faults import SHAPE, SMALL, array_faults, fault, option, size_faults, small_experts
+from moespec.conformance.cases.inputs import CROWD, distinct, experts, scores, tokens
 from moespec.conformance.draw import grid
 from moespec.conformance.format import Tensor
 
-__all__ = ["cases", "experts"]
+__all__ = ["cases"]
 
-G, T, E, D, H = 2, 6, 3, 4, 3
-
-
-def experts(key: str, e: int = E, d: int = D, h: int = H, out: int = D) -> dict[str, Tensor]:
-    """The parameters of expert MLPs; biases are not 0, so that an empty slot has an output."""
-    return {
-        "experts/w1": tensor(grid(f"{key}/w1", (e, d, h), reach=1.0), "experts width hidden"),
-        "experts/b1": tensor(grid(f"{key}/b1", (e, h), reach=0.5, centre=0.25), "experts hidden"),
-        "experts/w2": tensor(grid(f"{key}/w2", (e, h, out), reach=1.0), "experts hidden width"),
-        "experts/b2": tensor(grid(f"{key}/b2", (e, out), reach=0.5, centre=0.25), "experts width"),
-    }
+G, T, E, D = 2, 6, 3, 4
 
 
 def cases() -> Iterator[Definition]:
     """All cases of this module."""
+    yield from _experts()
+    yield from _layer()
+    yield from _expert_faults()
+    yield from _layer_faults()
+
+
+def _experts() -> Iterator[Definition]:
 
     def mlp(name: str, purpose: str, gelu: str, kind: str = "value", **sizes: int) -> Definition:
         inputs = {
@@ -53,6 +51,8 @@ def cases() -> Iterator[Definition]:
         {"gelu": "tanh"}, ("experts",), ("unused_expert",),
     )  # fmt: skip
 
+
+def _layer() -> Iterator[Definition]:
     def case(
         name: str,
         kind: str,
@@ -203,3 +203,33 @@ def cases() -> Iterator[Definition]:
         "soft_routing",
         tensor(grid("layer/slots/g", (D, 3, 2)), "width experts capacity"),
     )
+
+
+def _expert_faults() -> Iterator[Definition]:
+    name, stage, config = "moe_layer", "experts", {"gelu": "tanh"}
+    g, _, e, d = SMALL
+    slots = {
+        "inputs": tensor(grid("negative/inputs", (g, e, 2, d)), "groups experts capacity width"),
+        **small_experts(),
+    }
+    yield option(name, stage, "gelu", "gelu", slots, config, gelu="relu")
+    for argument in slots:
+        yield from array_faults(name, stage, argument, slots, config, f"{argument.removeprefix('experts/')}_")
+        if argument != "inputs":
+            yield from size_faults(name, stage, slots, config, "inner_", **{argument.replace("/", "__"): 1})
+    yield from size_faults(name, stage, slots, config, "experts_", experts__w1=0, experts__b2=0)
+    idle = {**slots, "used": tensor(np.array([1, 0]), "experts")}
+    yield from size_faults(name, stage, idle, config, used=0)
+
+
+def _layer_faults() -> Iterator[Definition]:
+    name, stage = "moe_layer", "layer"
+    layer = {
+        "tokens": tokens("negative/tokens", (SMALL.groups, SMALL.tokens, SMALL.width)),
+        "scores": scores("negative/layer", SHAPE),
+        **small_experts(),
+    }
+    config = {"allocation": "token_choice", "options": {"choices": 1, "capacity": 2}}
+    yield from array_faults(name, stage, "tokens", layer, config)
+    fewer = {"tokens": tokens("negative/tokens/few", (SMALL.groups, SMALL.tokens - 1, SMALL.width))}
+    yield fault(name, stage, "tokens_routing", "ShapeError", "tokens", layer, config, wrong_inputs=fewer)

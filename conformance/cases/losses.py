@@ -5,8 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from moespec.conformance.cases.affinities import logits, utilities
 from moespec.conformance.cases.definition import Definition, both, groups_tokens
+from moespec.conformance.cases.faults import SHAPE, SMALL, array_faults, fault, option, size_faults
+from moespec.conformance.cases.inputs import logits, utilities
 from moespec.conformance.format import Tensor
 
 __all__ = ["cases"]
@@ -20,6 +21,7 @@ def cases() -> Iterator[Definition]:
     yield from _of_scores("balance_loss")
     yield from _load()
     yield from _z()
+    yield from _faults()
 
 
 def _of_scores(algorithm: str) -> Iterator[Definition]:
@@ -111,3 +113,23 @@ def _z() -> Iterator[Definition]:
         "degenerate_size",
     )
     yield case("gradient", "gradient", "By the logits.", logits("z/d"))
+
+
+def _faults() -> Iterator[Definition]:
+    scores = {"scores": utilities("negative/losses", SHAPE)}
+    for algorithm in ("importance_loss", "balance_loss"):
+        yield from array_faults(algorithm, "loss", "scores", scores, {})
+    nobody = {"scores": groups_tokens(np.zeros(SHAPE))}
+    purpose = "Scores of 0 have no coefficient of variation."
+    yield fault(
+        "importance_loss", "loss", "no_mass", "ContractError", "scores", scores, {}, wrong_inputs=nobody,
+        purpose=purpose,
+    )  # fmt: skip
+    given = {"logits": logits("negative/logits", SHAPE)}
+    pair, config = {**given, "noisy_logits": logits("negative/noisy", SHAPE)}, {"choices": 1, "noise_std": 0.25}
+    yield from array_faults("load_loss", "loss", "logits", pair, config)
+    yield from array_faults("load_loss", "loss", "noisy_logits", pair, config, "noisy_")
+    yield from size_faults("load_loss", "loss", pair, config, noisy_logits=1)
+    yield option("load_loss", "loss", "many_choices", "choices", pair, config, choices=SMALL.experts + 1)
+    yield option("load_loss", "loss", "noise_std", "noise_std", pair, config, noise_std=0.0)
+    yield from array_faults("z_loss", "loss", "logits", given, {})

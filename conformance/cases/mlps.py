@@ -6,24 +6,28 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.cases.definition import Definition, tensor
+from moespec.conformance.cases.faults import array_faults, fault
 from moespec.conformance.cases.models import parameters
 from moespec.conformance.draw import grid
 from moespec.conformance.format import Tensor
 
-__all__ = ["cases", "rescale_inputs"]
+__all__ = ["cases"]
 
 MIXER = {
-    **{"image_size": 4, "patch_size": 2, "channels": 1, "classes": 3},
-    **{"width": 6, "depth": 2, "token_hidden": 5, "hidden": 7},
+    **{"image_size": 4, "patch_size": 2, "channels": 1, "classes": 2},
+    **{"width": 5, "depth": 2, "token_hidden": 3, "hidden": 6},
 }
-SQUARE = {**MIXER, "width": 4, "token_hidden": 5, "hidden": 5, "depth": 1}
+SQUARE = {**MIXER, "width": 4, "token_hidden": 3, "hidden": 3, "depth": 1}
 """As many patches as channels, and MLPs of equal sizes: whatever exchanges the axes keeps every shape."""
 SPARSE = {
     **{**MIXER, "moe": "last_1", "sparse_tokens": 6, "sparse_width": 5},
-    **{"token_experts": 3, "sparse_token_hidden": 4, "experts": 3, "sparse_hidden": 4},
+    **{"token_experts": 2, "sparse_token_hidden": 3, "experts": 3, "sparse_hidden": 2},
 }
 """Two images have 10 channels in a sparse block, one of which importance-score routing removes."""
-SMALL = {**SPARSE, "depth": 1, "width": 4, "sparse_hidden": 3, "sparse_token_hidden": 3}
+SMALL = {
+    **{**SPARSE, "depth": 1, "width": 3, "sparse_tokens": 3, "experts": 2},
+    **{"sparse_hidden": 2, "sparse_token_hidden": 2},
+}
 
 
 def cases() -> Iterator[Definition]:
@@ -31,6 +35,7 @@ def cases() -> Iterator[Definition]:
     yield from _mixer()
     yield from _rescale()
     yield from _sparse()
+    yield from _rescale_faults()
 
 
 def _model(
@@ -42,10 +47,14 @@ def _model(
     flags: tuple[str, ...] = (),
     *,
     zero: str = "",
-    draw: int = 0,
+    by: str = "",
 ) -> Definition:
-    """A case of a whole model; `zero`: the last name of parameters that are 0, so that scores tie."""
-    key = f"{algorithm}/{name}/{draw}"
+    """A case of a whole model.
+
+    zero: the last name of parameters that are 0, so that scores tie. by: what the names of the inputs that a gradient
+    is by have in them.
+    """
+    key = f"{algorithm}/{name}/0"
     size = (2, model["image_size"], model["image_size"], 1)
     inputs = {
         "images": tensor(grid(f"{key}/images", size), "images height width channels"),
@@ -55,7 +64,7 @@ def _model(
         if zero and path.endswith(zero):
             inputs[path] = Tensor(np.zeros_like(value.array), value.axes)
     # What the last block of a Mixer adds to all channels alike the final norm takes away: a gradient of 0 has no scale.
-    wrt = tuple(path for path in inputs if not path.endswith("token_mlp/b2"))
+    wrt = tuple(path for path in inputs if by in path and not path.endswith("token_mlp/b2"))
     gradient = ("logits", wrt) if kind == "gradient" else None
     config, flags = {"model": dict(model)}, ("model", *flags)
     return Definition(
@@ -74,7 +83,7 @@ def _mixer() -> Iterator[Definition]:
     yield case("gradient", "gradient", "By images and parameters.", SQUARE)
 
 
-def rescale_inputs(key: str, sizes: tuple[int, int, int, int], *, channels: bool = True) -> dict[str, Tensor]:
+def _maps(key: str, sizes: tuple[int, int, int, int], *, channels: bool = True) -> dict[str, Tensor]:
     """Two images and the maps of the rescale sub-layer; `sizes` are S, C, S', C'."""
     s, c, new_s, new_c = sizes
     inputs = {
@@ -92,7 +101,7 @@ def _rescale() -> Iterator[Definition]:
     def case(
         name: str, kind: str, purpose: str, sizes: tuple[int, int, int, int], *flags: str, channels: bool = True
     ) -> Definition:
-        inputs = rescale_inputs(f"sparse_mlp/{name}", sizes, channels=channels)
+        inputs = _maps(f"sparse_mlp/{name}", sizes, channels=channels)
         gradient = ("rescaled", tuple(inputs)) if kind == "gradient" else None
         flags = ("rescale_order", *flags)
         return Definition("sparse_mlp", name, kind, purpose, inputs, {}, ("rescale",), flags, gradient)
@@ -118,26 +127,25 @@ def _sparse() -> Iterator[Definition]:
         "mixed_axis",
         "generated_code",
     )
-    yield case("vanilla", "value", "The same in vanilla mode.", {**SPARSE, **vanilla}, "mixed_axis")
     yield case(
         "dense_channels",
         "value",
         "As Sparse-S: channels are neither rescaled nor routed.",
-        {**SPARSE, "sparse_width": 6, "experts": 0, "moe": "last_2"},
+        {**SPARSE, "sparse_width": 5, "experts": 0, "moe": "last_2"},
         cut,
     )
     yield case(
         "groups",
         "value",
         "Five channels, and the tokens of one image, are a routing group.",
-        {**SPARSE, "group_size": 5, "group_images": 1, "router_options": {"drop": 0.4}},
+        {**SPARSE, "depth": 1, "group_size": 5, "group_images": 1, "router_options": {"drop": 0.4}},
         cut,
     )
     yield case(
         "overflow",
         "overflow",
         "Half of the room: dropped channels and tokens are carried by the residual connection.",
-        {**SPARSE, "router_options": {"capacity_factor": 0.5, "drop": 0.25}},
+        {**SPARSE, "depth": 1, "router_options": {"capacity_factor": 0.5, "drop": 0.25}},
         cut,
         "overflow_drop",
     )
@@ -145,17 +153,29 @@ def _sparse() -> Iterator[Definition]:
         "two_choices",
         "value",
         "A channel chooses two experts; the importance score is still its highest.",
-        {**SPARSE, "token_choices": 2, "router_options": {"drop": 0.25}},
+        {**SPARSE, "depth": 1, "token_choices": 2, "router_options": {"drop": 0.25}},
         cut,
     )
     yield case(
         "zero_routers",
         "tie",
         "Routers that start at 0: every score is equal.",
-        {**SPARSE, "sparse_width": 4, "token_experts": 4, "experts": 4, "router_options": {"drop": 0.25}},
+        {**SPARSE, "depth": 1, "sparse_width": 4, "token_experts": 4, "experts": 4, "router_options": {"drop": 0.25}},
         cut,
         "tie_order",
         zero="router/kernel",
     )
     yield case("gradient_importance", "gradient", "By images and every parameter, efficient mode.", SMALL, cut)
-    yield case("gradient_vanilla", "gradient", "By images and every parameter, vanilla mode.", {**SMALL, **vanilla})
+    yield case(
+        "gradient_vanilla", "gradient", "By the routers and experts, vanilla mode.", {**SMALL, **vanilla}, by="_moe"
+    )
+
+
+def _rescale_faults() -> Iterator[Definition]:
+    name, stage, given = "sparse_mlp", "rescale", _maps("negative/rescale", (2, 3, 4, 2))
+    for path, value in given.items():
+        argument = path.removeprefix("params/")
+        yield from array_faults(name, stage, path, given, {}, "" if path == "x" else f"{argument}_")
+        if path != "x":
+            longer = {path: Tensor(np.concatenate([value.array] * 2), value.axes)}
+            yield fault(name, stage, f"{argument}_size", "ShapeError", argument, given, {}, wrong_inputs=longer)

@@ -13,6 +13,11 @@ __all__ = ["cases", "parameters"]
 
 TINY = {"image_size": 4, "patch_size": 2, "channels": 1, "width": 8, "depth": 2, "hidden": 8, "heads": 2, "classes": 3}
 SMALL = {**TINY, "width": 4, "hidden": 4, "heads": 1}
+LEAST = {**SMALL, "width": 3, "hidden": 2}
+STUDY = (
+    *("softmax_token_choice", "sinkhorn_token_choice", "softmax_expert_choice", "sinkhorn_expert_choice"),
+    *("sparsity_constrained_expert_choice", "soft_moe"),
+)
 TRAJECTORIES = {
     "softmax_token_choice": 0,
     "sinkhorn_token_choice": 1,
@@ -21,9 +26,13 @@ TRAJECTORIES = {
     "sparsity_constrained_expert_choice": 5,
     "soft_moe": 0,
     "importance_score": 0,
-    "dselect_k": 0,
-    "base": 0,
+    "dselect_k": 5,
+    "base": 1,
     "hash": 0,
+    "switch": 0,
+    "s_base": 1,
+    "gshard": 1,
+    "noisy_top_k": 0,
 }
 """Router and the number of the draw of its numbers: the first without a step near a tie."""
 
@@ -34,8 +43,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "softmax_expert_choice": {"positions": "sincos2d", "gelu": "erf", "group_images": 2},
     "sinkhorn_expert_choice": {"positions": "sincos2d_moco", "moe": "last_half", "group_images": 2},
     "sparsity_constrained_expert_choice": {"expert_init": "shared", "group_images": 2},
-    "hash": {"pool": "token", "codes": 5, "token_ids": "position_code", "group_images": 2},
-    "multi_hash": {"router": "hash", "codes": 5, "router_options": {"hashes": 2}},
+    "hash": {**SMALL, "pool": "token", "codes": 3, "token_ids": "position_code", "group_images": 2},
+    "multi_hash": {**SMALL, "router": "hash", "codes": 3, "router_options": {"hashes": 2}},
 }
 
 
@@ -79,7 +88,8 @@ def cases() -> Iterator[Definition]:
 def trajectory(router: str, draw: int) -> Definition:
     """Training steps: a batch that comes again is routed otherwise, and no step is near a tie."""
     depth = 2 if router == "softmax_token_choice" else 1  # a dense block before that with experts, once
-    model = {**SMALL, "depth": depth, "moe": "last_1", "router": router, "experts": 3, "pool": "gap", "group_images": 2}
+    size = SMALL if router in STUDY else LEAST
+    model = {**size, "depth": depth, "moe": "last_1", "router": router, "experts": 3, "pool": "gap", "group_images": 2}
     if router.startswith("sparsity"):
         model["router_options"] = {"transport_steps": 5}
     if router == "importance_score":

@@ -1,11 +1,12 @@
 """Cases of the operations around the routers."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from moespec.conformance.cases.definition import Definition, tensor
+from moespec.conformance.cases.faults import array_faults, option, size_faults
 from moespec.conformance.draw import grid
 from moespec.conformance.format import Tensor
 
@@ -14,6 +15,11 @@ __all__ = ["cases"]
 
 def cases() -> Iterator[Definition]:
     """All cases of this module."""
+    yield from _values()
+    yield from _faults()
+
+
+def _values() -> Iterator[Definition]:
 
     def case(
         name: str,
@@ -148,3 +154,39 @@ def cases() -> Iterator[Definition]:
         "y": drawn("arrays/y", "width heads dim", 4, 2, 2),
     }
     yield case("arrays", "arrays", "value", "The array operations that models are written with.", arrays)
+
+
+def _faults() -> Iterator[Definition]:
+    def drawn(axes: str, *shape: int) -> Tensor:
+        return tensor(grid(f"negative/network/{axes}", shape), axes)
+
+    def faults(
+        stage: str, inputs: Mapping[str, Tensor], config: Mapping[str, Any], *any_rank: str
+    ) -> Iterator[Definition]:
+        for argument in inputs:
+            without = "rank" if argument in any_rank else ""
+            yield from array_faults("network", stage, argument, inputs, config, f"{stage}_{argument}_", without)
+
+    x = {"x": drawn("rows width", 1, 3)}
+    yield from faults("gelu", x, {"form": "tanh"}, "x")
+    yield option("network", "gelu", "gelu_form", "form", x, {"form": "tanh"}, form="relu")
+    norm = {"x": drawn("images tokens width", 1, 2, 3), "scale": drawn("width", 3), "bias": drawn("width", 3)}
+    yield from faults("layer_norm", norm, {"epsilon": 0.5}, "x")
+    yield from size_faults("network", "layer_norm", norm, {"epsilon": 0.5}, "layer_norm_", scale=0, bias=0)
+    yield option("network", "layer_norm", "epsilon", "epsilon", norm, {"epsilon": 0.5}, epsilon=0.0)
+    heads = {name: drawn("images tokens heads dim", 1, 2, 2, 2) for name in ("query", "key", "value")}
+    yield from faults("attention", heads, {})
+    yield from size_faults("network", "attention", heads, {}, "attention_heads_", key=2)
+    yield from size_faults("network", "attention", heads, {}, "attention_dim_", key=3, value=3)
+    patches = {
+        "images": drawn("images height width channels", 1, 2, 2, 2),
+        "kernel": drawn("patch patch channels width", 2, 2, 2, 2),
+        "bias": drawn("width", 2),
+    }
+    yield from faults("patch_embed", patches, {})
+    yield from size_faults("network", "patch_embed", patches, {}, "patch_embed_", images=1, kernel=1, bias=0)
+    yield from size_faults("network", "patch_embed", patches, {}, "patch_embed_channels_", kernel=2)
+    classes = {name: drawn("rows classes", 1, 3) for name in ("logits", "targets")}
+    for stage in ("softmax_cross_entropy", "sigmoid_cross_entropy"):
+        yield from faults(stage, classes, {}, "logits", "targets")
+        yield from size_faults("network", stage, classes, {}, f"{stage}_", targets=1)

@@ -1,29 +1,36 @@
 """Cases of the six routers of the study: the composition step by step, the layer around it, and its gradient.
 
-Tokens are drawn again and again until the choices of the router are far from ties, group by group; the kernel stays.
+Tokens are drawn until the choices of the router are far from ties, group by group; the kernel stays.
 """
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from moespec.conformance.cases.definition import Definition, tensor
-from moespec.conformance.cases.layers import experts
+from moespec.conformance.cases.faults import (
+    SMALL,
+    array_faults,
+    router_config,
+    router_faults,
+    router_inputs,
+    size_faults,
+)
+from moespec.conformance.cases.inputs import experts
+from moespec.conformance.cases.margins import Noise, clear_tokens
 from moespec.conformance.draw import grid
 from moespec.conformance.format import Tensor
+from moespec.conformance.program import Config, Values
 from moespec.conformance.programs import PROGRAMS
-from moespec.conformance.programs.routers import selection_scores
 from moespec.conformance.reference import SPEC
 from moespec.spec import ROUTERS
 
 __all__ = ["cases"]
 
-T, E, D = 6, 3, 4
-TRIES = 150
-ENOUGH = 0.12
-"""Neighbours that differ by 12 % of their sum stay apart in bfloat16 in most cases."""
+G, T, E, D = 2, 6, 3, 4
+NORMAL = Noise("tokens experts", reach=2.0, step=0.125)
 
 TOKEN_CHOICE = ("softmax_token_choice", "sinkhorn_token_choice")
 EXPERT_CHOICE = ("softmax_expert_choice", "sinkhorn_expert_choice", "sparsity_constrained_expert_choice")
@@ -37,7 +44,9 @@ def cases() -> Iterator[Definition]:
         yield from _token_choice(router)
     for router in EXPERT_CHOICE:
         yield from _expert_choice(router)
+    yield from _options()
     yield from _soft()
+    yield from _faults()
 
 
 def case(
@@ -54,14 +63,28 @@ def case(
     reach: float = 1.0,
     zeros: bool = False,
     of: str = "output",
+    train: bool | None = None,
+    steps: bool = True,
     **fields: Any,
 ) -> Definition:
-    """A case of a router that selects; `fields` are those of `RouterConfig`; `of`: what a gradient is of."""
+    """A case of a router that selects; `fields` are those of `RouterConfig`; `of`: what a gradient is of.
+
+    train: whether the router trains; if None, where there is noise. steps: whether each step of the composition is a
+    stage, or the router as a whole alone.
+    """
     t, e, d = sizes
     key = f"routers/{router}/{name}"
-    config = {"router": {"tokens": t, "experts": e, "width": d, **fields}}
+    config: dict[str, Any] = {"router": {"tokens": t, "experts": e, "width": d, **fields}}
+    if train is not None:
+        config["train"] = train
     kernel = tensor(np.zeros((d, e)) if zero else grid(f"{key}/kernel", (d, e), reach=reach), "width experts")
-    drawn = [_tokens(router, f"{key}/{g}", config, kernel, noise, zeros) for g in range(groups)]
+    accept = partial(_takes_zero, router, config) if zeros else lambda scores: True
+    drawn = [
+        clear_tokens(
+            router, f"{key}/{g}", config, {"router/kernel": kernel}, noise=NORMAL if noise else None, accept=accept
+        )
+        for g in range(groups)
+    ]
     inputs = {
         "tokens": tensor(np.stack([tokens for tokens, _ in drawn]), "groups tokens width"),
         "router/kernel": kernel,
@@ -71,6 +94,8 @@ def case(
     inputs |= experts(key, e, d, 3, d)
     stages = [stage for stage in PROGRAMS[router] if stage != "priority" or "batch_priority" in fields]
     gradient = None
+    if not steps:
+        stages = ["route"]
     if kind == "gradient":
         wrt = [n for n in inputs if of == "output" or not n.startswith("experts/")]
         gradient, stages = (of, tuple(wrt)), ["route"]
@@ -78,38 +103,47 @@ def case(
     return Definition(router, name, kind, purpose, inputs, config, tuple(stages), flags, gradient, exact_ties=symmetric)
 
 
-def _tokens(
-    router: str, key: str, config: Mapping[str, Any], kernel: Tensor, noise: bool, zeros: bool
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Tokens (and noise) of one group, with the largest margin among some draws, or the first that is large enough.
-
-    zeros: only draws where some slot can be filled only by a score of 0.
-    """
-    choice = PROGRAMS[router]["route"].choice
-    if choice is None:
-        raise ValueError(f"{router} selects nothing")
-    best, found = -1.0, []
-    t, e, d = (config["router"][name] for name in ("tokens", "experts", "width"))
-    for attempt in range(TRIES if kernel.array.any() else 1):
-        tokens = grid(f"{key}/{attempt}", (t, d), step=0.25)
-        drawn = grid(f"{key}/{attempt}/noise", (t, e))
-        values = {"tokens": tokens.astype(np.float64), "router/kernel": kernel.array.astype(np.float64)}
-        if noise:
-            values["noise"] = drawn.astype(np.float64)
-        scores = selection_scores(SPEC, router, config, values)
-        if zeros and not _takes_zero(scores["scores"], ROUTERS[router].configure(**config["router"]).capacity()):
-            continue
-        margin = choice.margin(config, scores, {name: np.abs(value) for name, value in scores.items()})
-        if margin > best:
-            best, found = margin, [(tokens, drawn)]
-        if margin >= ENOUGH:
-            break
-    return found[0]
-
-
-def _takes_zero(scores: NDArray[np.float64], capacity: int) -> bool:
+def _takes_zero(router: str, config: Config, values: Values) -> bool:
     """Whether some expert has fewer tokens with a positive score (tokens, experts) than slots."""
-    return bool(((scores > 0).sum(axis=0) < capacity).any())
+    capacity = ROUTERS[router].configure(**config["router"]).capacity()
+    return bool(((values["scores"] > 0).sum(axis=0) < capacity).any())
+
+
+def with_parameters(
+    router: str,
+    name: str,
+    kind: str,
+    purpose: str,
+    *flags: str,
+    parameters: Mapping[str, Tensor],
+    noise: Noise | None = None,
+    train: bool | None = None,
+    sizes: tuple[int, int, int] = (T, E, D),
+    steps: bool = False,
+    **fields: Any,
+) -> Definition:
+    """A case of a router with given parameters; `fields` are those of `RouterConfig`.
+
+    train: whether the router trains; if None, where there is noise. steps: whether each step of the composition is a
+    stage, or the router as a whole alone.
+    """
+    t, e, d = sizes
+    key = f"routers/{router}/{name}"
+    sized = {"tokens": t, "experts": e, "width": d, **fields}
+    config: dict[str, Any] = {"router": sized, "train": bool(noise) if train is None else train}
+    given = {f"router/{parameter}": value for parameter, value in parameters.items()}
+    drawn = [clear_tokens(router, f"{key}/{g}", config, given, noise=noise) for g in range(G)]
+    inputs = {"tokens": tensor(np.stack([tokens for tokens, _ in drawn]), "groups tokens width"), **given}
+    if noise:
+        inputs["noise"] = tensor(np.stack([n for _, n in drawn]), f"groups {noise.axes}")
+    inputs |= experts(key, e, d, 3, d)
+    gradient = None
+    if kind == "gradient":
+        carries = [name for name in inputs if (router, name) != ("gshard", "noise")]  # which only decides
+        gradient = ("output", tuple(carries))
+    stages = tuple(stage for stage in PROGRAMS[router] if stage != "second" or noise) if steps else ("route",)
+    tied = not any(value.array.any() for value in given.values())
+    return Definition(router, name, kind, purpose, inputs, config, stages, flags, gradient, exact_ties=tied)
 
 
 def _common(router: str) -> Iterator[Definition]:
@@ -121,8 +155,6 @@ def _common(router: str) -> Iterator[Definition]:
         ("generated_code",),
         capacity_factor=2.0,
     )
-    flags = ("overflow_drop",) if router in TOKEN_CHOICE else ()  # Expert Choice fills every slot
-    yield case(router, "factor_one", "value", "As many slots as choices.", flags)
     yield case(
         router,
         "noise",
@@ -140,26 +172,28 @@ def _common(router: str) -> Iterator[Definition]:
         zero=True,
         sizes=(8, 4, D),
     )
-    yield case(
-        router,
-        "multiple",
-        "value",
-        "Capacity rounded up to a multiple of 2.",
-        ("capacity_rounding",),
-        multiple_of=2,
-        capacity_factor=1.25,
-    )
-    if router != "sinkhorn_expert_choice":  # whose plan is 1 up to rounding, so that rounding would order the tokens
+    if router not in ("sinkhorn_token_choice", "sparsity_constrained_expert_choice"):
+        yield case(
+            router,
+            "multiple",
+            "value",
+            "Capacity rounded up to a multiple of 2.",
+            ("capacity_rounding",),
+            multiple_of=2,
+            capacity_factor=1.25,
+        )
+    if router == "softmax_token_choice":
         yield case(router, "one_expert", "degenerate", "One expert.", ("degenerate_size",), sizes=(T, 1, D))
-    if router != "sinkhorn_token_choice":  # whose plan is 1/E up to rounding
+    if router.startswith("softmax"):
         yield case(router, "one_token", "degenerate", "One token.", ("degenerate_size",), sizes=(1, E, D))
-    yield case(
-        router,
-        "gradient",
-        "gradient",
-        "By tokens, kernel and expert weights; the selection carries none.",
-        ("stop_gradient",),
-    )
+    if router.endswith("token_choice"):
+        yield case(
+            router,
+            "gradient",
+            "gradient",
+            "By tokens, kernel and expert weights; the selection carries none.",
+            ("stop_gradient",),
+        )
     yield case(
         router,
         "gradient_noise",
@@ -177,6 +211,7 @@ def _token_choice(router: str) -> Iterator[Definition]:
         router, "two_choices", "overflow", "Two choices, half of the room.", first, choices=2, capacity_factor=0.5
     )
     if router == "softmax_token_choice":
+        yield case(router, "factor_one", "value", "As many slots as choices.", ("overflow_drop",))
         yield case(
             router,
             "priority_max",
@@ -209,28 +244,16 @@ def _token_choice(router: str) -> Iterator[Definition]:
             balance_weight=0.125,
             z_weight=0.0625,
         )
-        for loss in ("importance", "load", "balance", "z"):
-            weight: dict[str, Any] = {f"{loss}_weight": 0.5}
-            yield case(
-                router,
-                f"gradient_{loss}",
-                "gradient",
-                f"Of the {loss} loss, by tokens, kernel and noise.",
-                ("noise_inside",),
-                noise=True,
-                of=f"losses/{loss}",
-                choices=2,
-                **weight,
-            )
         yield case(
             router,
-            "gradient_priority",
+            "gradient_load",
             "gradient",
-            "The order of service carries none.",
-            ("priority_order", "stop_gradient"),
-            batch_priority="sum",
+            "Of the load loss, by tokens, kernel and noise.",
+            ("noise_inside",),
+            noise=True,
+            of="losses/load",
             choices=2,
-            capacity_factor=0.5,
+            load_weight=0.5,
         )
         yield case(
             router,
@@ -242,21 +265,16 @@ def _token_choice(router: str) -> Iterator[Definition]:
             capacity_factor=0.5,
         )
     else:
-        yield from _clean(router)
         yield from _plan(router)
 
 
-def _clean(router: str) -> Iterator[Definition]:
-    """Combine weights of a router that selects by a plan, from the logits without noise."""
-    options: dict[str, Any] = {"noise": True, "combine_from_clean_logits": True}
-    purpose = "Combine weights from the logits without noise."
-    yield case(router, "clean_combine", "value", purpose, ("noise_inside",), **options)
-    yield case(router, "gradient_clean", "gradient", "The noise moves no weight.", ("noise_inside",), **options)
-
-
 def _plan(router: str) -> Iterator[Definition]:
-    """The ablation of the Sinkhorn routers."""
+    """Combine weights by the plan, and from the logits without noise."""
     flags = ("combine_with_plan",)
+    clean: dict[str, Any] = {"noise": True, "combine_from_clean_logits": True}
+    purpose = "Combine weights from the logits without noise."
+    yield case(router, "clean_combine", "value", purpose, ("noise_inside",), **clean)
+    yield case(router, "gradient_clean", "gradient", "The noise moves no weight.", ("noise_inside",), **clean)
     yield case(router, "combine_plan", "value", "Ablation: combine with the plan.", flags, combine_with="plan")
     yield case(
         router, "gradient_plan", "gradient", "Ablation: through the iterations of the plan.", flags,
@@ -265,7 +283,9 @@ def _plan(router: str) -> Iterator[Definition]:
 
 
 def _expert_choice(router: str) -> Iterator[Definition]:
-    yield case(router, "half", "value", "Half as many slots as tokens.", ("uncovered_token",), capacity_factor=0.5)
+    if not router.startswith("sinkhorn"):
+        purpose = "Half as many slots as tokens."
+        yield case(router, "half", "value", purpose, ("uncovered_token",), capacity_factor=0.5)
     if router.startswith("sparsity"):
         yield case(
             router,
@@ -289,10 +309,28 @@ def _expert_choice(router: str) -> Iterator[Definition]:
             drop_zero_plan=True,
         )
         yield case(router, "few_steps", "value", "Five steps of the solver.", ("solver_steps",), transport_steps=5)
-    if router != "softmax_expert_choice":
-        yield from _clean(router)
     if router.startswith("sinkhorn"):
-        yield from _plan(router)
+        purpose = "Ablation: combine with the plan."
+        yield case(router, "combine_plan", "value", purpose, ("combine_with_plan",), combine_with="plan")
+
+
+def _options() -> Iterator[Definition]:
+    """Capacities by number and at evaluation, and weights divided by their sum: the routers as a whole."""
+    numbered: dict[str, Any] = {"slots_per_expert": 3, "capacity_factor": 0.5, "steps": False}
+    evaluated: dict[str, Any] = {"capacity_factor": 1.5, "eval_capacity_factor": 0.5, "steps": False}
+    for router in ("softmax_token_choice", "softmax_expert_choice"):
+        purpose = "Three slots for each expert, whatever the factor."
+        yield case(router, "slots_per_expert", "value", purpose, ("capacity_rounding",), **numbered)
+        purpose = "The factor of evaluation, which leaves less room."
+        yield case(router, "evaluation", "value", purpose, ("capacity_rounding",), train=False, **evaluated)
+        purpose = "In training the factor of evaluation is not used."
+        yield case(router, "training", "value", purpose, ("capacity_rounding",), train=True, **evaluated)
+    shared: dict[str, Any] = {"normalize_selected": True, "choices": 2, "capacity_factor": 0.75, "steps": False}
+    for router in TOKEN_CHOICE:
+        purpose = "The weights of a token are divided by the sum of its choices, before any is dropped."
+        yield case(router, "normalize_selected", "overflow", purpose, ("renormalised", "overflow_drop"), **shared)
+    purpose = "Through the sum of the chosen, too."
+    yield case("softmax_token_choice", "gradient_normalize_selected", "gradient", purpose, ("renormalised",), **shared)
 
 
 def _soft() -> Iterator[Definition]:
@@ -321,8 +359,7 @@ def _soft() -> Iterator[Definition]:
         sizes=(7, E, D),
     )
     yield soft("rsqrt", "value", "The norm of the public code.", ("norm_form",), norm_form="rsqrt")
-    yield soft("unnormalised", "value", "Without normalisation.", ("norm_form",), normalize=False)
-    for first, second in (("soft", "uniform"), ("uniform", "soft"), ("uniform", "uniform"), ("identity", "identity")):
+    for first, second in (("soft", "uniform"), ("identity", "identity")):
         yield soft(
             f"{first}_{second}",
             "value",
@@ -334,9 +371,26 @@ def _soft() -> Iterator[Definition]:
     yield soft("scale_zero", "tie", "A scale of 0: every slot sees the mean token.", scale=0.0)
     yield soft("one_token", "degenerate", "One token.", ("degenerate_size",), sizes=(1, 1, D))
     yield soft("gradient", "gradient", "By tokens, slots, scale and expert weights.")
-    yield soft("gradient_rsqrt", "gradient", "In the form of the public code.", ("norm_form",), norm_form="rsqrt")
-    for first, second in (("soft", "uniform"), ("uniform", "soft"), ("identity", "identity")):
-        yield soft(
-            f"gradient_{first}_{second}", "gradient", f"Ablation: dispatch {first}, combine {second}.", ("ablation",),
-            dispatch=first, combine=second,
-        )  # fmt: skip
+
+
+def _faults() -> Iterator[Definition]:
+    given, many = router_inputs(), SMALL.experts + 1
+    options: dict[str, Any] = {"choices": (1, many), "batch_priority": ("none", "mean"), "capacity_factor": (1.0, 0.0)}
+    yield from router_faults("softmax_token_choice", given, **options)
+    yield from router_faults("sinkhorn_token_choice", given, choices=(1, many))
+    yield from router_faults("softmax_expert_choice", given, rounding=("round", "floor"), capacity_factor=(1.0, 0.0))
+    for router in ("sinkhorn_token_choice", "sinkhorn_expert_choice"):
+        yield from router_faults(router, given, combine_with=("softmax", "scores"), sinkhorn_iterations=(2, 0))
+    transport = "sparsity_constrained_expert_choice"
+    yield from router_faults(transport, given, combine_with=("softmax", "plan"), transport_steps=(2, 0))
+
+    first, config = "softmax_token_choice", {"router": router_config()}
+    yield from array_faults(first, "route", "tokens", given, config, "tokens_")
+    yield from size_faults(first, "route", given, config, tokens=1, router__kernel=1)
+    yield from size_faults(first, "route", given, config, "width_", router__kernel=0)
+
+    slots = tensor(grid("negative/slots", (SMALL.width, SMALL.experts, 2)), "width experts capacity")
+    given = router_inputs(slots=slots, scale=tensor(np.float32(1), ""))
+    forms: dict[str, Any] = {"norm_form": ("paper", "l1"), "combine": ("soft", "hard")}
+    yield from router_faults("soft_moe", given, **forms, eval_capacity_factor=(None, 2.0))
+    yield from size_faults("soft_moe", "route", given, config, router__slots=0)

@@ -140,6 +140,13 @@ def _losses(change: Callable[[str, Any, Any], Any]) -> Callable[..., Any]:
     return changed
 
 
+def _evaluated(
+    B: Any, route: Any, params: Any, tokens: Any, config: Any, *, noise: Any = None, train: bool = False
+) -> Any:
+    route(params, tokens, config, noise=noise, train=train)
+    return route(params, tokens, config, noise=noise, train=False)
+
+
 MUTANTS = (
     Mutant(
         "noise_for_the_choice_alone",
@@ -251,6 +258,27 @@ MUTANTS = (
         "losses_not_weighted",
         "The losses of a router are not multiplied by their weights.",
         every(SELECTING, _losses(lambda name, loss, config: loss / getattr(config, f"{name}_weight"))),
+    ),
+    Mutant(
+        "slots_by_number_ignored",
+        "The capacity follows from the factor, whatever number of slots is asked for.",
+        every(SELECTING, configured(slots_per_expert=None)),
+    ),
+    Mutant(
+        "evaluation_factor_ignored",
+        "The capacity at evaluation is that of training.",
+        every(SELECTING, configured(eval_capacity_factor=None)),
+    ),
+    Mutant(
+        "evaluation_factor_in_training",
+        "The capacity of training is that of evaluation.",
+        every(SELECTING, _evaluated),
+    ),
+    Mutant(
+        "chosen_not_normalised",
+        "The combine weights of a token are not divided by their sum, also where they should be.",
+        every(TOKEN_CHOICE, configured(normalize_selected=False)),
+        "SA-3",
     ),
     Mutant(
         "importance_and_load_halved",

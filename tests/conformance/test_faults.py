@@ -32,6 +32,7 @@ UNREACHABLE = {
 # Errors that are no fault at a check, and why.
 EARLIER = {
     "as_array(name, value, AXES[name])": ({"ShapeError", "DtypeError"}, "check_rescale has raised them"),
+    "as_array('bias', ": ({"ContractError"}, "a router may find it in the codes that it makes of them"),
     "check_scores('selectors', ": (set(), "backends ask it, to count the groups of the selectors"),
 }
 # Of these an axis more or less is no fault.
