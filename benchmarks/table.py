@@ -60,8 +60,8 @@ def table(device: str) -> str:
     where = first["machine"]["gpu"] or f"{first['machine']['cores']} cores of a CPU, no GPU"
     note = (
         f"On the digits, after {steps} steps of one seed. Dropped: the share of the tokens without an expert. Imbalance: "
-        f"the load of the busiest expert over the mean. Both are of the validation images, whose groups BASE and S-BASE do "
-        f"not balance. {where}; {versions}."
+        f"the load of the busiest expert over the mean. Both are of the validation images, where BASE and S-BASE do not "
+        f"balance. A routing group is an image, of BASE 64. {where}; {versions}."
     )
     return "\n".join([*("| " + " | ".join(row) + " |" for row in rows), "", note])
 
