@@ -5,7 +5,8 @@
 x: tokens, (groups, tokens, width), in the dtype of the lane.
 params: `{"router": {"kernel"}, "experts": {"w1", "b1", "w2", "b2"}}`, shaped as by the specification; the router of Soft
     MoE has `{"slots", "scale"}` instead.
-config: the name of the router as `router`, every field of `moespec.spec.RouterConfig`, and `gelu`, the form of GELU.
+config: the name of the router as `router`, every field of `moespec.spec.RouterConfig`, `train`, whether it routes as in
+    training, and `gelu`, the form of GELU.
 output: (groups, tokens, width).
 
 What `layer` raises NotImplementedError for is not implemented. Without a `from_numpy(tree, dtype)` the arrays are
@@ -97,7 +98,8 @@ class Adapter(Target):
 
         def run(found: Kernel, config: Mapping[str, Any], values: Values) -> Values:
             settings = asdict(ROUTERS[case.algorithm].configure(**config["router"]))
-            settings |= {"router": case.algorithm, "gelu": config.get("gelu", "tanh")}
+            settings |= {name: config.get(name, default) for name, default in (("train", False), ("gelu", "tanh"))}
+            settings["router"] = case.algorithm
             params = {name: nested(values, name) for name in ("router", "experts")}
             try:
                 return {"output": found.layer(values["tokens"], params, settings)}

@@ -53,7 +53,7 @@ def test_an_unknown_case(run):
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("--lane", "f16"), ("--lane", "f64,f31"), ("--mode", "fast"), ("--algorithm", "hash"), ("--jobs", "0")],
+    [("--lane", "f16"), ("--lane", "f64,f31"), ("--mode", "fast"), ("--algorithm", "hashing"), ("--jobs", "0")],
 )
 def test_an_unknown_word(run, option, value):
     status, printed, said = run("run", *NUMPY, option, value)

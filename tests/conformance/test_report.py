@@ -78,7 +78,7 @@ def test_what_is_written_is_read_back(tmp_path):
         ({"skipped": -1}, "skipped is -1, expected at least 0"),
         ({"faults": ["x"]}, "failed is 1, and its cases make 2"),
         ({"faults": [1]}, "1, expected a text"),
-        ({"conventions": [{"algorithm": "hash"}]}, "a convention: unknown algorithm 'hash'"),
+        ({"conventions": [{"algorithm": "hashing"}]}, "a convention: unknown algorithm 'hashing'"),
         ({"conventions": [{"algorithm": "vit", "lane": "f64", "mode": "eager"}]}, "a convention has no 'mutant'"),
         ({"refused": [{"lane": "f8", "reason": "", "cases": 1}]}, "unknown lane 'f8'"),
         ({"refused": [{"lane": "f32", "reason": "", "cases": -3}]}, "cases is -3, expected at least 0"),

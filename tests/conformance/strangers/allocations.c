@@ -159,13 +159,14 @@ static Array array(const Json *entry, const char *beside) {
 
 /* The two routers, on one group: slot[e * capacity + c] is the token in slot c of expert e, `tokens` if there is none. */
 
-static void token_choice(const double *scores, const double *order, int tokens, int experts, int choices, int capacity,
-                         int32_t *slot) {
+static void token_choice(const double *scores, const double *order, const double *keep, int tokens, int experts,
+                         int choices, int capacity, int32_t *slot) {
     int *filled = calloc((size_t)experts, sizeof(int));
     for (int choice = 0; choice < choices; choice++)
         for (int place = 0; place < tokens; place++) {
             int token = order ? (int)order[place] : place;
             const double *row = scores + token * experts;
+            if (keep && !keep[token * choices + choice]) continue;
             for (int e = 0; e < experts; e++) {
                 int better = 0; /* experts that the token likes more; among equals the lower index wins */
                 for (int other = 0; other < experts; other++)
@@ -224,9 +225,10 @@ static void run_case(const char *algorithm, const char *manifest_path, const cha
     Json *manifest = parse(read_file(manifest_path, &size));
     if (get(manifest, "expect")) return; /* a negative: its result is an error, which no file can hold */
     Json *inputs = get(manifest, "inputs"), *config = get(manifest, "config"), *combine = get(inputs, "combine_scores");
-    Array scores = array(get(inputs, "scores"), beside), order = {NULL, {0}};
+    Array scores = array(get(inputs, "scores"), beside), order = {NULL, {0}}, keep = order;
     Array weights = combine ? array(combine, beside) : scores;
     if (get(inputs, "order")) order = array(get(inputs, "order"), beside);
+    if (get(inputs, "keep")) keep = array(get(inputs, "keep"), beside);
     int groups = scores.shape[0], tokens = scores.shape[1], experts = scores.shape[2], capacity = number(config, "capacity");
     Json *drop = get(config, "drop_zero");
     size_t slots = (size_t)(groups * experts * capacity);
@@ -241,8 +243,9 @@ static void run_case(const char *algorithm, const char *manifest_path, const cha
         const double *own = scores.data + g * tokens * experts;
         int32_t *taken = slot + g * experts * capacity;
         if (!strcmp(algorithm, "token_choice"))
-            token_choice(own, order.data ? order.data + g * tokens : NULL, tokens, experts, number(config, "choices"),
-                         capacity, taken);
+            token_choice(own, order.data ? order.data + g * tokens : NULL,
+                         keep.data ? keep.data + g * tokens * keep.shape[2] : NULL, tokens, experts,
+                         number(config, "choices"), capacity, taken);
         else
             expert_choice(own, tokens, experts, capacity, drop && drop->type == 't', taken);
         for (int e = 0; e < experts; e++)
