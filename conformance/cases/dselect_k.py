@@ -18,6 +18,7 @@ from moespec.conformance.cases.faults import (
     option,
     router_config,
     size_faults,
+    with_value,
 )
 from moespec.conformance.cases.inputs import experts, scores, tokens
 from moespec.conformance.cases.margins import clear_tokens
@@ -264,3 +265,7 @@ def _router_faults() -> Iterator[Definition]:
     # A NaN in it may be found in the codes that are made of it.
     yield from array_faults("dselect_k", "route", "router/bias", given, config, "bias_", "nan")
     yield from size_faults("dselect_k", "route", given, config, tokens=1)
+    gate = {**given, "router/kernel": tensor(grid("negative/columns", (SMALL.width, 8), reach=0.25), "width columns")}
+    by_token = {"router": {**config["router"], "selector_gate": "token"}}
+    lost = {"tokens": with_value(given["tokens"], np.nan)}
+    yield fault("dselect_k", "route", "tokens_nan", "ContractError", "tokens", gate, by_token, wrong_inputs=lost)
