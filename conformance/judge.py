@@ -40,10 +40,10 @@ CONSTANTS: dict[str, tuple[float, str]] = {
     "direct": (4.0, "formulas evaluated once: some roundings, exp, log or tanh; at most 0.95 of it is used"),
     "sinkhorn": (8.0, "20 rounds of two logsumexp; at most 0.54 of it is used"),
     "transport": (128.0, "20 steps of a solver, each with sorted sums of differences; at most 0.41 of it is used"),
-    "gradient": (16.0, "a derivative, through formulas that are evaluated once; at most 0.46 of it is used"),
+    "gradient": (16.0, "a derivative, through formulas that are evaluated once; at most 0.91 of it is used"),
     "iterated gradient": (32.0, "a derivative through iterations or a whole router; at most 0.38 of it is used"),
-    "model": (16.0, "a model of two blocks, its scale from random probes; at most 0.29 of it is used"),
-    "trajectory": (64.0, "20 training steps that round anew, their spread from two probes; at most 0.28 of it is used"),
+    "model": (16.0, "a model of two blocks, its scale from random probes; at most 0.58 of it is used"),
+    "trajectory": (64.0, "20 training steps that round anew, their spread from two probes; at most 0.42 of it is used"),
     "drift": (4096.0, "scores of 20 training steps, relative: up to 1 310 measured in float32"),
 }
 """The constant c of the tolerance, by the name that a result carries, with the reason for it: what it covers, and the
