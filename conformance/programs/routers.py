@@ -119,9 +119,10 @@ def _soft(B: Any, name: str, config: Config, v: Values) -> Values:
 
 def routed(B: Any, name: str, config: Config, v: Values) -> Any:
     """The output of a router on the inputs of a case."""
-    noise = {"noise": v["noise"]} if "noise" in v else {}
-    train = config.get("train", "noise" in v)
-    return B.ROUTERS[name].route(nested(v, "router"), v["tokens"], settings_of(name, config), train=train, **noise)
+    options = {"noise": v["noise"], "train": True} if "noise" in v else {}
+    if "train" in config:
+        options["train"] = config["train"]
+    return B.ROUTERS[name].route(nested(v, "router"), v["tokens"], settings_of(name, config), **options)
 
 
 def route(B: Any, name: str, config: Config, v: Values) -> Values:

@@ -66,14 +66,17 @@ def token_choice(
     capacity: int,
     combine_scores: Tensor | None = None,
     order: Tensor | None = None,
+    keep: Tensor | None = None,
 ) -> Routed:
     """`top1gating`, `top2gating` or `topkgating` on the logarithm of the scores, whose softmax they take.
 
     For more than two choices the slots of an expert are in the order of the tokens, and who chose it with the highest score
     stays.
     """
-    if combine_scores is not None or order is not None:
-        raise NotImplementedError("the gates combine with what they select by, in the order of the tokens")
+    if combine_scores is not None or order is not None or keep is not None:
+        raise NotImplementedError(
+            "the gates combine with what they select by, make every choice, in the order of the tokens"
+        )
     if (scores <= 0).any() or (choices == 1 and (scores.sum(dim=-1) != 1).any()):
         raise NotImplementedError("the gates take a softmax, so scores are positive, and sum to 1 for one choice")
     _, tokens, experts = scores.shape
@@ -87,7 +90,9 @@ def balance_loss(scores: Tensor) -> Tensor:
     return torch.stack([_gating(group.log(), 1, 1.0)[0] for group in scores]).mean()
 
 
-def _route(params: dict[str, Tensor], tokens: Tensor, config: RouterConfig, **noise: Any) -> RouterOutput:
+def _route(
+    params: dict[str, Tensor], tokens: Tensor, config: RouterConfig, *, train: bool = False, **noise: Any
+) -> RouterOutput:
     """`top1gating`, `top2gating` or `topkgating`, with the capacity of the peer and a minimum of 0.
 
     For one choice `torch.topk` of equal numbers decides who stays in an expert that is full; for two, the weights that a
@@ -97,6 +102,8 @@ def _route(params: dict[str, Tensor], tokens: Tensor, config: RouterConfig, **no
         raise NotImplementedError("the gates have Gumbel noise, and no order but that of the tokens")
     if config.multiple_of != 1 or config.rounding != "ceil":
         raise NotImplementedError("the capacity is rounded up to an integer")
+    if config.slots_per_expert or config.eval_capacity_factor:
+        raise NotImplementedError("the capacity is that of one factor")
     return RouterOutput(_routed(tokens @ params["kernel"], config.choices, config.capacity_factor), {}, {})
 
 

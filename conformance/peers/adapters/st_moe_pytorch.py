@@ -91,13 +91,16 @@ def token_choice(
     capacity: int,
     combine_scores: Tensor | None = None,
     order: Tensor | None = None,
+    keep: Tensor | None = None,
 ) -> Routed:
     """`TopNGating` on the logarithm of the scores, whose softmax it takes.
 
     Which of equal scores come first is not specified (TC-1): `torch.topk` chooses.
     """
-    if combine_scores is not None or order is not None:
-        raise NotImplementedError("TopNGating combines with what it selects by, in the order of the tokens")
+    if combine_scores is not None or order is not None or keep is not None:
+        raise NotImplementedError(
+            "TopNGating combines with what it selects by, makes every choice, in the order of the tokens"
+        )
     if (scores <= 0).any():
         raise NotImplementedError("TopNGating takes a softmax, so scores are positive")
     _, tokens, experts = scores.shape
@@ -131,12 +134,16 @@ def moe_layer(tokens: Tensor, routing: Routed, experts: Any) -> Tensor:
     return routing.layer(tokens, experts)
 
 
-def _route(params: dict[str, Tensor], tokens: Tensor, config: RouterConfig, **noise: Any) -> RouterOutput:
+def _route(
+    params: dict[str, Tensor], tokens: Tensor, config: RouterConfig, *, train: bool = False, **noise: Any
+) -> RouterOutput:
     """`TopNGating` and `MoE`, with the capacity of the peer."""
     if noise or config.batch_priority != "none":
         raise NotImplementedError("TopNGating has Gumbel noise, and no order but that of the tokens")
     if config.multiple_of != 1:
         raise NotImplementedError("the capacity is not made a multiple")
+    if config.slots_per_expert or config.eval_capacity_factor:
+        raise NotImplementedError("the capacity is that of one factor")
     factor = config.choices * config.capacity_factor
     return RouterOutput(_gating(tokens, params["kernel"], config.choices, capacity_factor_train=factor)[0], {}, {})
 

@@ -35,7 +35,9 @@ __all__ = [
 ]
 
 
-def _route(params: dict[str, Tensor], tokens: Tensor, config: RouterConfig, **noise: Any) -> RouterOutput:
+def _route(
+    params: dict[str, Tensor], tokens: Tensor, config: RouterConfig, *, train: bool = False, **noise: Any
+) -> RouterOutput:
     """`SwitchTransformersTop1Router` and `SwitchTransformersSparseMLP`, with the capacity of the case."""
     if noise or config.choices != 1 or config.batch_priority != "none":
         raise NotImplementedError("the router chooses one expert, has jitter for noise, and the order of the tokens")
@@ -45,13 +47,13 @@ def _route(params: dict[str, Tensor], tokens: Tensor, config: RouterConfig, **no
         d_model=config.width,
         d_ff=1,
         num_experts=config.experts,
-        expert_capacity=config.capacity(),
+        expert_capacity=config.capacity(train=train),
     )
     peer = module.SwitchTransformersSparseMLP(settings).eval()
     kernel = params["kernel"].T
     chosen, probability, _ = functional_call(peer.router, {"classifier.weight": kernel}, (tokens,))
     slots = torch.nn.functional.one_hot((chosen.cumsum(dim=1) - 1).clamp(min=0), config.tokens)[
-        ..., : config.capacity()
+        ..., : config.capacity(train=train)
     ]
     dispatch = (chosen[..., None] * slots).to(tokens.dtype)
 
