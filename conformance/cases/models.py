@@ -27,7 +27,7 @@ TRAJECTORIES = {
     "soft_moe": 0,
     "importance_score": 0,
     "dselect_k": 5,
-    "base": 1,
+    "base": 4,
     "hash": 0,
     "switch": 0,
     "s_base": 1,
@@ -96,6 +96,8 @@ def trajectory(router: str, draw: int) -> Definition:
         model["router_options"] = {"drop": 0.25}  # two of eight tokens
     if router == "hash":
         model["codes"] = 5
+    if router == "base":
+        model["experts"] = 4  # which eight tokens can be divided among
     key = f"vit/training/{router}/{draw}"
     inputs = {
         "images": tensor(grid(f"{key}/images", (4, 4, 4, 1)), "images height width channels"),
@@ -110,6 +112,8 @@ def trajectory(router: str, draw: int) -> Definition:
         "rates": [2.0**-6] * 2 + [2.0**-5] * 8 + [2.0**-6] * 10,
         "batch": 2,
     }
+    if router in ("base", "s_base"):
+        config["train"] = True  # they assign otherwise than at evaluation
     purpose = f"Twenty steps of AdamW with clip and decay, {router}: losses, routing of each step, parameters."
     flags = ("model", "generated_code") if router == "softmax_token_choice" else ("model",)
     return Definition("vit", f"training_{router}", "trajectory", purpose, inputs, config, ("train",), flags)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from moespec.conformance.margins import expert_choice_margin, order_margin, token_choice_margin
+from moespec.conformance.margins import assignment_margin, expert_choice_margin, order_margin, token_choice_margin
 from moespec.conformance.program import Choice, Config, Output, Stage, Values, nested, routing_arrays
 from moespec.conformance.programs.hashing import nearness
 
@@ -72,6 +72,10 @@ def recorded(B: Any) -> tuple[Any, list[tuple[str, Any, dict[str, Any]]]]:
         notes.append(("token_choice", scores, {"choices": 1, "capacity": 1}))
         return B.base_greedy(scores)
 
+    def assignment(scores: Any) -> Any:
+        notes.append(("base_assignment", scores, {"choices": 1, "capacity": 1}))
+        return B.base_assignment(scores)
+
     def selectors(codes: Any, *, experts: int, gamma: float = 1.0) -> Any:
         """Whether a code is inside the step is a choice between its size and half the width of the step."""
         sizes = np.abs(np.asarray(codes).real).reshape(-1)
@@ -81,7 +85,8 @@ def recorded(B: Any) -> tuple[Any, list[tuple[str, Any, dict[str, Any]]]]:
 
     for name in _RULES:
         setattr(copy, name, note(name))
-    copy.patch_codes, copy.base_greedy, copy.dselect_k_selectors = codes, greedy, selectors
+    copy.patch_codes, copy.dselect_k_selectors = codes, selectors
+    copy.base_greedy, copy.base_assignment = greedy, assignment
     copy.ROUTERS = importlib.import_module("moespec.backends.routers").build(copy)
     return copy, notes
 
@@ -109,10 +114,16 @@ def _importance_score_margin(scores: Any, scale: Any, choices: int) -> float:
     return min(token_choice_margin(scores, scale, choices), order_margin(scores.max(axis=-1), scale.max(axis=-1)))
 
 
+def _assignment_margin(scores: Any, scale: Any, choices: int) -> float:
+    """Of the balanced assignment of each group."""
+    return min(assignment_margin(*group) for group in zip(scores, scale, strict=True))
+
+
 _RULES: dict[str, Callable[[Any, Any, int], float]] = {
     "token_choice": token_choice_margin,
     "expert_choice": expert_choice_margin,
     "importance_score_choice": _importance_score_margin,
+    "base_assignment": _assignment_margin,
 }
 """The margin of each allocation that a model may make."""
 

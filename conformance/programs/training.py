@@ -35,9 +35,10 @@ def trained(
     before: called before each step with its parameters and images.
     """
     module, built, batch = config["module"], config["built"], config["batch"]
+    mode = _mode(config)
 
     def loss_function(params: Any, batch: Any) -> tuple[Any, Values]:
-        output = module.forward(B, built, params, batch["images"])
+        output = module.forward(B, built, params, batch["images"], **mode)
         loss = B.mean(B.softmax_cross_entropy(output.logits, batch["targets"]), 0)
         for term in output.losses.values():
             loss = loss + term
@@ -69,6 +70,11 @@ def trained(
     }
 
 
+def _mode(config: Config) -> dict[str, bool]:
+    """The argument `train` of the model, where `config` says that its router trains otherwise than it evaluates."""
+    return {"train": True} if config.get("train") else {}
+
+
 def _as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
@@ -87,7 +93,7 @@ def _scores(B: Any, config: Config, v: Values) -> Values:
 
     def note(params: Any, images: Any) -> None:
         notes.clear()
-        config["module"].forward(copy, config["built"], params, images)
+        config["module"].forward(copy, config["built"], params, images, **_mode(config))
         for rule, scores, options in notes:
             found[f"{len(found)}/{rule}/{options.get('choices', options['capacity'])}"] = scores
 
