@@ -69,26 +69,26 @@ def _router_jitter() -> Iterator[Definition]:
     yield option(name, "jitter", "epsilon", "epsilon", given, config, epsilon=-0.5)
 
 
+def with_kernel(
+    name: str,
+    *about: str,
+    sizes: tuple[int, int, int] = (T, E, D),
+    zero: bool = False,
+    **options: Any,
+) -> Definition:
+    """A case of a router whose parameters are a kernel; `about` are name, kind, purpose and flags. zero: it is 0."""
+    _, experts, width = sizes
+    weights = kernel(f"routers/{name}/{about[0]}", width, experts)
+    if zero:
+        weights = tensor(np.zeros((width, experts)), "width experts")
+    return with_parameters(name, *about, parameters={"kernel": weights}, sizes=sizes, **options)
+
+
 def _switch() -> Iterator[Definition]:
     name, uniform = "switch", Noise("tokens width", reach=1.0, step=0.125)
 
-    def case(
-        case: str,
-        kind: str,
-        purpose: str,
-        *flags: str,
-        noisy: bool = False,
-        sizes: tuple[int, int, int] = (T, E, D),
-        zero: bool = False,
-        **fields: Any,
-    ) -> Definition:
-        weights = kernel(f"routers/{name}/{case}", sizes[2], sizes[1])
-        if zero:
-            weights = tensor(np.zeros((sizes[2], sizes[1])), "width experts")
-        parameters, noise = {"kernel": weights}, uniform if noisy else None
-        return with_parameters(
-            name, case, kind, purpose, *flags, parameters=parameters, noise=noise, sizes=sizes, **fields
-        )
+    def case(*about: str, noisy: bool = False, **options: Any) -> Definition:
+        return with_kernel(name, *about, noise=uniform if noisy else None, **options)
 
     yield case("values", "value", "Evaluation: the tokens as they are.", "generated_code")
     yield case(
@@ -110,23 +110,8 @@ def _switch() -> Iterator[Definition]:
 def _s_base() -> Iterator[Definition]:
     name = "s_base"
 
-    def case(
-        case: str,
-        kind: str,
-        purpose: str,
-        *flags: str,
-        train: bool = True,
-        sizes: tuple[int, int, int] = (T, E, D),
-        zero: bool = False,
-        **fields: Any,
-    ) -> Definition:
-        weights = kernel(f"routers/{name}/{case}", sizes[2], sizes[1])
-        if zero:
-            weights = tensor(np.zeros((sizes[2], sizes[1])), "width experts")
-        parameters = {"kernel": weights}
-        return with_parameters(
-            name, case, kind, purpose, *flags, parameters=parameters, train=train, sizes=sizes, **fields
-        )
+    def case(*about: str, train: bool = True, **options: Any) -> Definition:
+        return with_kernel(name, *about, train=train, **options)
 
     plan = "plan_in_training"
     yield case(
@@ -225,22 +210,8 @@ def _normalize_selected_faults() -> Iterator[Definition]:
 def _gshard() -> Iterator[Definition]:
     name, uniform = "gshard", Noise("tokens", reach=0.5, step=0.0625, centre=0.5)
 
-    def case(
-        case: str,
-        kind: str,
-        purpose: str,
-        *flags: str,
-        noisy: bool = True,
-        sizes: tuple[int, int, int] = (T, E, D),
-        zero: bool = False,
-        **fields: Any,
-    ) -> Definition:
-        weights = kernel(f"routers/{name}/{case}", sizes[2], sizes[1])
-        if zero:
-            weights = tensor(np.zeros((sizes[2], sizes[1])), "width experts")
-        parameters, noise = {"kernel": weights}, uniform if noisy else None
-        options: dict[str, Any] = {"parameters": parameters, "noise": noise, "sizes": sizes}
-        return with_parameters(name, case, kind, purpose, *flags, **options, **fields)
+    def case(*about: str, noisy: bool = True, **options: Any) -> Definition:
+        return with_kernel(name, *about, noise=uniform if noisy else None, **options)
 
     second = "choice_not_made"
     yield case(
