@@ -59,19 +59,20 @@ def train(session: nox.Session) -> None:
     session.run("moespec", "train", *session.posargs, *(() if given else ("--backend", backend)))
 
 
-MODES = {"numpy": ("eager",), "jax": ("eager", "compiled"), "torch": ("eager", "compiled")}
-# Each backend is judged in every lane in its cheap mode, and in f32 in the other (see docs/conformance.md).
-LANES = {("jax", "eager"): ("--lane", "f32"), ("torch", "compiled"): ("--lane", "f32")}
-
 # What XLA compiled once is kept, for the other processes and the next run.
 CACHE = {
     "JAX_COMPILATION_CACHE_DIR": str(Path("build/cache/jax").resolve()),
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
 }
-# Op by op there is nothing to fuse, and JAX spends its time on compiling thousands of single operations.
-OP_BY_OP = {"XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"}
-ENVIRONMENT = {("jax", "eager"): {**CACHE, **OP_BY_OP}, ("jax", "compiled"): CACHE}
+# Nearly all of JAX's time goes into compiling: op by op thousands of single operations, where there is nothing to fuse.
+QUICK = {**CACHE, "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"}
+# Mode, lanes, and the environment of each run (see docs/conformance.md). What users run is compiled in full in f32.
+RUNS: dict[str, tuple[tuple[str, str, dict[str, str]], ...]] = {
+    "numpy": (("eager", "f64,f32,bf16", {}),),
+    "jax": (("eager", "f32", QUICK), ("compiled", "f32", CACHE), ("compiled", "f64,bf16", QUICK)),
+    "torch": (("eager", "f64,f32,bf16", {}), ("compiled", "f32", {})),
+}
 
 
 @nox.session
@@ -84,14 +85,25 @@ def conformance(session: nox.Session, backend: str) -> None:
     """
     _install(session, _extra(backend))
     REPORTS.mkdir(parents=True, exist_ok=True)
-    modes = _option(session, "mode", ",".join(MODES[backend])).split(",")
+    modes, chosen = _option(session, "mode", "eager,compiled").split(","), _option(session, "lane", "")
+    if not set(modes) <= {"eager", "compiled"}:
+        session.error(f"--mode {','.join(modes)}: expected eager, compiled or both")
+    if all(mode not in modes for mode, _, _ in RUNS[backend]):
+        session.skip(f"{backend} compiles nothing")
     # On a GPU one process: each would take its memory.
     jobs = "1" if shutil.which("nvidia-smi") else str(os.cpu_count() or 1)
-    for mode in modes:
+    done: set[str] = set()
+    for mode, lanes, environment in RUNS[backend]:
+        if mode not in modes or (chosen and mode in done):
+            continue
+        if mode not in done:
+            for old in REPORTS.glob(f"{backend}-{mode}*.json"):
+                old.unlink()
+        done.add(mode)
         session.run(
             "python", "-m", "moespec.conformance", "run", "--target", f"moespec.backends.{backend}", "--jobs", jobs,
-            "--report", str(REPORTS / f"{backend}-{mode}.json"), *LANES.get((backend, mode), ()), *session.posargs, "--mode", mode,
-            env={**QUIET, **ENVIRONMENT.get((backend, mode), {})},
+            "--report", str(REPORTS / f"{backend}-{mode}-{chosen or lanes}.json"), "--lane", lanes,
+            *session.posargs, "--mode", mode, env={**QUIET, **environment},
         )  # fmt: skip
 
 
@@ -168,5 +180,5 @@ def peers(session: nox.Session, peer: str) -> None:
         session.install("--no-deps", *needs["alone"])
     session.run(
         "python", "-m", "moespec.conformance.peers", "--peer", peer, *session.posargs,
-        env={**QUIET, **ENVIRONMENT["jax", "eager"]},
+        env={**QUIET, **QUICK},
     )  # fmt: skip
