@@ -40,6 +40,7 @@ def begin(
     if found is None:
         return Start(B.init_state(B.from_numpy(initial()), config.optimizer), 0, 0.0)
     step = found.record["step"]
+    _check_tables(found.state["params"], model, directory)
     expected = {
         "random": {"seed": seed, "step": step},
         "data": data_position(examples, config.training.batch, step),
@@ -77,6 +78,7 @@ def trained_params(directory: RunDirectory, config: Config, *, step: int | None 
     found = directory.load(family(model).parameter_shapes(model), step=step)
     if found is None:
         raise CheckpointError(f"{directory.checkpoints}: there is no checkpoint yet")
+    _check_tables(found.state["params"], model, directory)
     return found.state["params"], found.record["step"]
 
 
@@ -89,3 +91,15 @@ def _for_backend(B: Any, state: dict[str, Any]) -> dict[str, Any]:
         return {key: narrow(value) for key, value in tree.items()} if isinstance(tree, dict) else np.float32(tree)
 
     return {**{name: narrow(state[name]) for name in ("params", "mu", "nu")}, "step": state["step"]}
+
+
+def _check_tables(params: dict[str, Any], model: Any, directory: RunDirectory) -> None:
+    """CheckpointError if a table of a hash layer names an expert that there is not."""
+    for name, value in params.items():
+        if isinstance(value, dict):
+            _check_tables(value, model, directory)
+        elif name == "tables" and not np.isin(value, np.arange(model.experts)).all():
+            raise CheckpointError(
+                f"{directory.checkpoints}: {name} must hold integers from 0 to {model.experts - 1}, "
+                f"found {np.min(value)} to {np.max(value)}"
+            )

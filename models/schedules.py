@@ -1,7 +1,7 @@
 """Learning rates: plain functions from a step to a rate, in Python floats, the same for every backend.
 
 Steps are n = 0, 1, ..., total - 1. All schedules warm up linearly, `peak * n / warmup` for n < warmup. Source: section
-17.3 of the algorithm sheet (the vmoe and big_vision code).
+17.3 (the vmoe and big_vision code).
 """
 
 import math

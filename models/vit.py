@@ -9,7 +9,7 @@ row-major order. Letters of the shape comments: N images, S tokens of one image,
 T tokens of one group, E experts.
 
 Sources: Dosovitskiy et al. 2021 (ViT); Riquelme et al. 2021 (V-MoE); Puigcerver et al. 2024 (Soft MoE); Liu et al.
-2024 (routers, placement). Section 16 of the algorithm sheet has the table of variants and their parameter counts.
+2024 (routers, placement). Section 16: variants and their parameter counts.
 """
 
 import math

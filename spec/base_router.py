@@ -56,7 +56,7 @@ BASE = Router(
     {"noise_multiplier": 0.0},
     no_noise,
     balances="the load of the experts, exactly in training: by the best balanced assignment; nothing at evaluation",
-    cost="T D E, and in training an assignment that takes T^3 at worst",
+    cost="T D E, and in training the search for the best assignment",
     drops="none",
 )
 """The router of BASE layers."""

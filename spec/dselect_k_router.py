@@ -83,7 +83,7 @@ DSELECT_K = Router(
     no_noise,
     idle_experts=True,
     balances="nothing; a loss keeps the reachable codes of a selector whole",
-    cost="T D K (1 + log2 E); an expert may be given every token",
+    cost="T D K (1 + log2 E) and T K E; an expert may be given every token",
     drops="none",
 )
 """The router of DSelect-k."""

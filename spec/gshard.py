@@ -7,7 +7,7 @@
 | `noise` (T,), uniform on [0, 1) | rnd |
 | `capacity` | C |
 
-Checked: against Algorithm 1 transcribed as its loops over tokens, on random problems with drops; the share of second
+Checked: against loops over tokens written apart, with the readings below, on random problems with drops; the share of second
 experts that are kept against min(1, 2 g2) by 100 000 draws.
 
 Ambiguity ledger
@@ -20,7 +20,7 @@ GS-2: Is the chance of the second expert that of its gate before the division or
     Alternatives: before it.
 GS-3: Does a second expert that is not kept take a slot?
     Reading: no, it makes no request.
-    Alternatives: it takes one and has the weight 0.
+    Alternatives: it takes one and has the weight 0, as where the count of an expert is raised in any case.
 GS-4: Is the second expert kept at random at evaluation?
     Reading: no, it is always kept.
     Alternatives: as in training.

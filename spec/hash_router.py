@@ -71,6 +71,6 @@ HASH = Router(
     needs="ids",
     balances="what its table balances: the frequencies of the ids",
     cost="a look into a table",
-    drops="none, unless a capacity factor is given",
+    drops="none, unless a capacity is given",
 )
 """The router; without a capacity factor it drops no token."""

@@ -212,6 +212,6 @@ NOISY_TOP_K = Router(
     lambda config: Noise((config.tokens, config.experts)),
     balances="the load of the experts, by the importance and load losses",
     cost="2 T D E",
-    drops="none, unless a capacity factor is given",
+    drops="none, unless a capacity is given",
 )
 """The router `noisy_top_k`."""

@@ -19,9 +19,9 @@
 
 `route(params, tokens, config, *, noise=None, train=False)` takes tokens (T, D) and returns a `RouterOutput`. `noise`, a
 draw of the standard normal (T, E), is added to the logits when given (`Router.noise` says what a router takes); `train`
-only chooses the capacity, and in S-BASE and BASE who is served. A router raises ConfigError for an option that it does
-not know, ShapeError if the tokens do not fit the configuration. T' is the number of tokens that importance-score routing
-leaves.
+only chooses the capacity, and in S-BASE and BASE who is served. A router raises ConfigError for a value that an option
+of its own cannot have (it does not look at those of others), ShapeError if the tokens do not fit the configuration. T' is
+the number of tokens that importance-score routing leaves.
 
 The worked example, with a kernel that makes the tokens the logits:
 

@@ -98,6 +98,6 @@ S_BASE = Router(
     {"capacity_factor": float("inf"), "noise_multiplier": 0.0},
     balances="the load of the experts, nearly in training: by a balanced plan; nothing at evaluation",
     cost="T D E, and in training 2 T E for each of the iterations",
-    drops="none, unless a capacity factor is given",
+    drops="none, unless a capacity is given",
 )
 """The router `s_base`."""

@@ -33,8 +33,9 @@ def base_assignment(scores: Array) -> Assignment:
     """`maximise sum_t scores[t, a_t]` over assignments with exactly T / E tokens for each expert, whatever the scores.
 
     scores: (groups, tokens, experts). Returns `expert` (groups, tokens) int32, `objective` (groups,), and `gap`
-    (groups,), by how much the total of another balanced assignment can be larger at most: 0 where the scores of a token
-    differ by multiples of about `E 2^-26` (float64: `2^-52`) of their range, else rounding of that size per token.
+    (groups,), by how much the total of another balanced assignment can be larger at most, up to rounding: 0 where the scores
+    of a token differ by multiples of about `E 2^-26` (float64: `2^-52`) of the largest range of a token's scores in the
+    group, else rounding of that size per token.
     Raises ShapeError unless E divides T.
 
     Source: BASE (arXiv 2103.16716), eq. (2). Section 14.
@@ -163,7 +164,9 @@ def _start(levels: Array, slots: int) -> Array:
 
 def _moves_from(levels: Array, expert: Array, source: Array) -> tuple[Array, Array]:
     """One row of the moves, (E,) and (E,)."""
-    own = jnp.sum(jnp.where(jnp.arange(levels.shape[1]) == source, levels, 0), axis=1, keepdims=True)
+    own = jnp.sum(
+        jnp.where(jnp.arange(levels.shape[1]) == source, levels, 0), axis=1, keepdims=True, dtype=levels.dtype
+    )
     far = jnp.array(2 ** _word(levels.dtype), levels.dtype)
     loss = jnp.where((expert == source)[:, None], own - levels, far)
     mover = jnp.argmin(loss, axis=0).astype(jnp.int32)

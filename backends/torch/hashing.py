@@ -144,8 +144,12 @@ def multi_hash_mlp(
         check_scores(name, params[name], axes)
     w1, b1, w2, b2 = (params[name].to(tokens.dtype) for name in EXPERT_AXES)
     (experts, _, hidden), output, hashes = w1.shape, w2.shape[2], tables.shape[0]
+    for name in EXPERT_AXES:
+        check_size(name, params[name], 0, experts, "the experts of w1")
     check_size("w1", w1, 1, tokens.shape[2], "the width of tokens")
+    check_size("b1", b1, 1, hidden, "the hidden width of w1")
     check_size("w2", w2, 1, hidden, "the hidden width of w1")
+    check_size("b2", b2, 1, output, "the output width of w2")
     check_segments(hashes, hidden=hidden, output=output)
     routings = [hash_routing(ids, tables[m], experts=experts) for m in range(hashes)]
 

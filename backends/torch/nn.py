@@ -45,7 +45,7 @@ class ParameterTree(nn.Module):
             if isinstance(value, dict):
                 self.add_module(name, ParameterTree(value))
             elif name in CONSTANTS:
-                self.register_buffer(name, torch.from_numpy(np.array(value)))
+                self.register_buffer(name, torch.from_numpy(_constant(name, value)))
             else:
                 self.register_parameter(name, nn.Parameter(torch.from_numpy(np.array(value))))
 
@@ -53,6 +53,11 @@ class ParameterTree(nn.Module):
         """The nested dict, with the parameters themselves as leaves."""
         children = {name: getattr(self, name) for name in self._names}
         return {name: child.params() if isinstance(child, ParameterTree) else child for name, child in children.items()}
+
+
+def _constant(name: str, value: Any) -> NDArray[Any]:
+    """Tables hold experts: as integers, which `.to(torch.bfloat16)` leaves as they are."""
+    return np.array(value, np.int32 if name == "tables" else None)
 
 
 class _Reporting(nn.Module):
@@ -80,7 +85,8 @@ class MoE(_Reporting):
     gelu: "tanh" or "erf".
     expert_init: "independent" initial values, or "shared" by all experts.
     seed: of the initial values (Glorot uniform kernels, biases normal(1e-6), the router's own).
-    router_options: fields of `RouterConfig`: choices, capacity_factor, importance_weight, ...
+    router_options: fields of `RouterConfig`: choices, capacity_factor, importance_weight, ... Of a router that needs token
+        ids, `ids` is their number, `tokens` if not given: the places in the image.
 
     Router logits, weights and losses are computed in float32 or better, also under autocast or in bfloat16.
 
@@ -114,6 +120,10 @@ class MoE(_Reporting):
         if unknown:
             known = ", ".join(RouterConfig.__dataclass_fields__)
             raise ConfigError(f"{unknown[0]}={router_options[unknown[0]]!r}: expected a field of RouterConfig: {known}")
+        if router_options.get("hashes", 1) != 1:
+            raise ConfigError(f"hashes={router_options['hashes']!r}: a layer of whole experts has one, expected 1")
+        if B.ROUTERS[router].needs == "ids":
+            router_options.setdefault("ids", tokens)
         self.router_name, self.group_images, self.gelu = router, group_images, gelu
         self.config = B.ROUTERS[router].configure(
             width=width, experts=experts, tokens=group_images * tokens, **router_options
@@ -134,13 +144,21 @@ class MoE(_Reporting):
         params = self.router.params()
         wanted = B.ROUTERS[self.router_name].noise(config) if self.training else None
         noise = None if wanted is None else _draw(replace(wanted, shape=(len(tokens), *wanted.shape)), x.device)
-        needed = {} if ids is None else {"ids": ids.reshape(tokens.shape[:2])}
+        needed = {}
+        if B.ROUTERS[self.router_name].needs == "ids":
+            needed["ids"] = (self._places(x) if ids is None else ids).reshape(tokens.shape[:2])
         output = B.ROUTERS[self.router_name].route(params, tokens, config, noise=noise, train=self.training, **needed)
         experts = self.experts.params()
         used = output.metrics["load"] > 0 if B.ROUTERS[self.router_name].idle_experts else None
         y = moe_layer(tokens, output.routing, lambda inputs: expert_mlp(inputs, experts, gelu=self.gelu, used=used))
         self.losses, self.metrics = output.losses, output.metrics
         return y.reshape(x.shape)
+
+    def _places(self, x: Tensor) -> Tensor:
+        """The place of each token in its image, (images, tokens)."""
+        if x.shape[1] > self.config.ids:
+            raise ShapeError(f"x: {x.shape[1]} tokens have more places than the {self.config.ids} ids of the tables")
+        return torch.arange(x.shape[1], dtype=torch.int32, device=x.device).expand(x.shape[:2])
 
     def extra_repr(self) -> str:
         return f"router={self.router_name!r}, {self.config}, group_images={self.group_images}"

@@ -341,6 +341,25 @@ def test_array_operations():
     assert copied[0] == 1
 
 
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("name", list(spec.ROUTERS))
+def test_float32_where_float64_is_allowed(name, train):
+    """What sums integers, for one, must not become wider than what it is compared with."""
+    config = spec.ROUTERS[name].configure(width=WIDTH, experts=4, tokens=TOKENS, choices=router_inputs.choices(name))
+    rng = np.random.default_rng(0)
+    params, noise = B.ROUTERS[name].init(rng, config), router_inputs.noise(rng, name, config, GROUPS)
+
+    def layer(params, x, noise):
+        return B.ROUTERS[name].route(params, x, config, noise=noise, train=train).routing
+
+    narrow = jax.jit(layer)(params, X.astype(np.float32), noise)
+    with jax.enable_x64(True):
+        routing = jax.jit(layer)(params, X.astype(np.float32), noise)
+    for got, want in zip(jax.tree.leaves(routing), jax.tree.leaves(narrow), strict=True):
+        assert got.dtype == want.dtype or got.dtype.kind == "i"
+        np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
 @pytest.mark.parametrize("name", list(spec.ROUTERS))
 def test_layer_traces_under_strict_promotion(name):
     choices = router_inputs.choices(name)

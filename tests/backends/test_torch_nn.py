@@ -85,6 +85,26 @@ def test_ids_of_a_hash_layer(x):
         torch.testing.assert_close(y[image, token], B.expert_mlp(x[image, token][None, None, None], one)[0, 0, 0])
 
 
+def test_places_are_those_of_the_image():
+    """Images that are alike are routed alike, in one group or two."""
+    module = moe("hash", group_images=2)
+    y = module(torch.randn(1, TOKENS, WIDTH).expand(2, -1, -1))
+    torch.testing.assert_close(y[0], y[1])
+    assert module.router.tables.shape == (1, TOKENS)
+    with pytest.raises(ShapeError, match=f"x: {TOKENS + 1} tokens .* {TOKENS} ids"):
+        module(torch.randn(2, TOKENS + 1, WIDTH))
+    with pytest.raises(ConfigError, match="hashes=2"):
+        moe("hash", hashes=2)
+
+
+def test_tables_stay_as_they_are_in_sixteen_bits():
+    """A bfloat16 has no 299."""
+    module = modules.MoE(WIDTH, 2, 300, tokens=600, router="hash")
+    tables = module.router.tables.clone()
+    assert tables.max() > 256
+    assert torch.equal(module.to(torch.bfloat16).router.tables, tables)
+
+
 def test_equals_the_functions(x):
     """The module is the router and the layer, on groups of images."""
     module = moe(choices=2, group_images=2).eval()

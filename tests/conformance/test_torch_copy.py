@@ -24,8 +24,8 @@ ERRORS = {
     ),
     "second choices early": (
         "allocations.py",
-        "chosen.mT.reshape(groups, -1), experts).reshape(groups, choices, tokens).mT",
-        "chosen.reshape(groups, -1), experts).reshape(groups, tokens, choices)",
+        "chosen.mT.reshape(groups, -1), experts, capacity).reshape(groups, choices, served).mT",
+        "chosen.reshape(groups, -1), experts, capacity).reshape(groups, served, choices)",
         "token_choice",
         "all_choices_of_a_token_first",
     ),

@@ -1,5 +1,6 @@
 """The codebook and tables of hash layers: made of a data set, kept in a file and in checkpoints, and never trained."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,9 +8,9 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from moespec.models import cli, families, hash_tables, layers, resolve, vit
+from moespec.models import checkpoint, cli, families, hash_tables, layers, resolve, vit
 from moespec.models.config import Config, HashConfig, ModelConfig, RouterOptions
-from moespec.models.errors import DataError
+from moespec.models.errors import CheckpointError, DataError
 from moespec.models.resolve import model_config
 from moespec.models.rundirectory import RunDirectory
 from moespec.models.savestate import trained_params
@@ -124,6 +125,25 @@ def test_constants_stay_through_training_and_go_from_one_backend_to_another(runs
         assert not np.array_equal(
             params["blocks"]["1"]["moe"]["experts"]["w1"], first["blocks"]["1"]["moe"]["experts"]["w1"]
         )
+
+
+@pytest.mark.parametrize("expert", [-1, 99, 0.5, np.nan])
+def test_a_table_of_experts_that_there_are_not(runs, tmp_path: Path, expert: float) -> None:  # type: ignore[no-untyped-def]
+    """A checkpoint with the right checksums, whose table is wrong, is refused."""
+    config = replace(runs.config, model=replace(runs.config.model, router="hash", codes=8))
+    run = tmp_path / "run"
+    runs.train(run, "torch", replace(config, hash=HashConfig(images=300)))
+    directory = RunDirectory(run)
+    saved = directory.config()
+    assert saved is not None
+    model = model_config(saved.model)
+    found = directory.load(families.family(model).parameter_shapes(model))
+    assert found is not None
+    found.state["params"]["blocks"]["1"]["moe"]["router"]["tables"][0, 3] = expert
+    shutil.rmtree(directory.checkpoints)
+    checkpoint.write(directory.checkpoints, found, keep=1)
+    with pytest.raises(CheckpointError, match="tables must hold integers from 0 to"):
+        trained_params(directory, saved)
 
 
 def test_constants_do_not_count() -> None:

@@ -6,7 +6,7 @@ import pytest
 from moespec import spec
 from moespec.spec import ROUTERS, ConfigError, RouterConfig, ShapeError, slot_tokens
 from moespec.spec.examples import LOGITS, NOISE
-from moespec.spec.routers import lecun_normal
+from moespec.spec.initial import lecun_normal
 
 NAMES = [
     "softmax_token_choice",
