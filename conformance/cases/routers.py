@@ -1,4 +1,4 @@
-"""Cases of the six routers of the study: the composition step by step, the layer around it, and its gradient.
+"""Cases of the routers of the study but Soft MoE: step by step, the layer around it, its gradient; and what others share.
 
 Tokens are drawn until the choices of the router are far from ties, group by group; the kernel stays.
 """
