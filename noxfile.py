@@ -67,7 +67,7 @@ CACHE = {
 }
 # Nearly all of JAX's time goes into compiling: op by op thousands of single operations, where there is nothing to fuse.
 QUICK = {**CACHE, "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"}
-# Mode, lanes, and the environment of each run (see docs/conformance.md). What users run is compiled in full in f32.
+# Mode, dtypes, and the environment of each run (see docs/conformance.md). What users run is compiled in full in float32.
 RUNS: dict[str, tuple[tuple[str, str, dict[str, str]], ...]] = {
     "numpy": (("eager", "f64,f32,bf16", {}),),
     "jax": (("eager", "f32", QUICK), ("compiled", "f32", CACHE), ("compiled", "f64,bf16", QUICK)),
@@ -78,14 +78,14 @@ RUNS: dict[str, tuple[tuple[str, str, dict[str, str]], ...]] = {
 @nox.session
 @nox.parametrize("backend", BACKENDS)
 def conformance(session: nox.Session, backend: str) -> None:
-    """Judge every backend by the golden vectors, each in an environment without the other framework.
+    """Check every backend against the golden vectors, each in an environment without the other framework.
 
-    Op by op and compiled; `-- --lane f64,f32,bf16` runs every lane in both, `-- --mode compiled --lane f32 --algorithm
-    soft_moe` only that.
+    Op by op and compiled; `-- --dtype f64,f32,bf16` runs every dtype in both, `-- --mode compiled --dtype f32
+    --algorithm soft_moe` only that.
     """
     _install(session, _extra(backend))
     REPORTS.mkdir(parents=True, exist_ok=True)
-    modes, chosen = _option(session, "mode", "eager,compiled").split(","), _option(session, "lane", "")
+    modes, chosen = _option(session, "mode", "eager,compiled").split(","), _option(session, "dtype", "")
     if not set(modes) <= {"eager", "compiled"}:
         session.error(f"--mode {','.join(modes)}: expected eager, compiled or both")
     if all(mode not in modes for mode, _, _ in RUNS[backend]):
@@ -93,7 +93,7 @@ def conformance(session: nox.Session, backend: str) -> None:
     # On a GPU one process: each would take its memory.
     jobs = "1" if shutil.which("nvidia-smi") else str(os.cpu_count() or 1)
     done: set[str] = set()
-    for mode, lanes, environment in RUNS[backend]:
+    for mode, dtypes, environment in RUNS[backend]:
         if mode not in modes or (chosen and mode in done):
             continue
         if mode not in done:
@@ -102,7 +102,7 @@ def conformance(session: nox.Session, backend: str) -> None:
         done.add(mode)
         session.run(
             "python", "-m", "moespec.conformance", "run", "--target", f"moespec.backends.{backend}", "--jobs", jobs,
-            "--report", str(REPORTS / f"{backend}-{mode}-{chosen or lanes}.json"), "--lane", lanes,
+            "--report", str(REPORTS / f"{backend}-{mode}-{chosen or dtypes}.json"), "--dtype", dtypes,
             *session.posargs, "--mode", mode, env={**QUIET, **environment},
         )  # fmt: skip
 
@@ -121,10 +121,10 @@ def report(session: nox.Session) -> None:
 
 
 @nox.session
-def mutants(session: nox.Session) -> None:
-    """Run named wrong implementations: each must be killed by a vector, and each vector must kill one."""
+def variants(session: nox.Session) -> None:
+    """Run known variants of the algorithms: each must be caught by a vector, and each vector must catch one."""
     _install(session)
-    session.run("python", "-m", "moespec.conformance", "mutants", *session.posargs)
+    session.run("python", "-m", "moespec.conformance", "variants", *session.posargs)
 
 
 @nox.session

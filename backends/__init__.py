@@ -1,4 +1,7 @@
-"""The backend in use: `from moespec import backends` chooses one, once, and then behaves like it.
+"""The backend in use: `backends` chooses one, once, when something of it is first used, and then behaves like it.
+
+    from moespec import backends                 # chooses nothing yet
+    from moespec.backends import token_choice    # chooses: `token_choice` is that of a backend
 
 The choice is `MOESPEC_BACKEND` (`jax`, `torch` or `numpy`), else the one framework that is already imported, else the
 only one installed, else an error that lists what is installed. Importing a backend by its own name
@@ -8,6 +11,7 @@ only one installed, else an error that lists what is installed. Importing a back
 import importlib
 import importlib.util
 import os
+import pkgutil
 import sys
 from types import ModuleType
 from typing import Any
@@ -17,6 +21,7 @@ from moespec.spec.errors import ConfigError
 _VARIABLE = "MOESPEC_BACKEND"
 _NAMES = ("jax", "torch", "numpy")
 _FRAMEWORKS = {"jax": ("jax", "optax"), "torch": ("torch",)}  # backend -> the modules it needs
+_MODULES = {module.name for module in pkgutil.iter_modules(__path__)}
 _chosen: ModuleType | None = None
 
 
@@ -69,26 +74,13 @@ def _resolve() -> ModuleType:
     return _chosen
 
 
-def _imported_for_a_submodule() -> bool:
-    """True while `import moespec.backends.NAME` runs: importing its parent must then choose nothing."""
-    frame = sys._getframe()
-    while frame := frame.f_back:  # type: ignore[assignment]
-        if frame.f_code.co_name == "_find_and_load" and str(frame.f_locals.get("name", "")).startswith(f"{__name__}."):
-            return True
-    return False
-
-
 def __getattr__(name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(name)
-    if name in _NAMES:  # `from moespec.backends import jax` means the backend of that name
+    if name in _MODULES:  # `from moespec.backends import jax` means the backend of that name
         return importlib.import_module(f"{__name__}.{name}")
     return getattr(_resolve(), name)
 
 
 def __dir__() -> list[str]:
     return sorted(dir(_resolve()))
-
-
-if not _imported_for_a_submodule():
-    _resolve()

@@ -94,7 +94,7 @@ def build(B: Any, options: argparse.Namespace) -> dict[str, Callable[[], Any]]:
     layers = {"dense MLP": _step(B, dense, mlp_params(), tokens)}
     for name in ("softmax_token_choice", "softmax_expert_choice", "soft_moe"):
         router = B.ROUTERS[name]
-        config = router.configure(width=options.width, experts=options.experts, tokens=options.tokens)
+        config = router.options(width=options.width, experts=options.experts, tokens=options.tokens)
         params = {"router": B.from_numpy(router.init(generator, config)), "experts": mlp_params(options.experts)}
         layers[f"{name}, gathers" if name != "soft_moe" else name] = _step(B, gathers(name, config), params, tokens)
         if name != "soft_moe":

@@ -16,8 +16,9 @@ from typing import Any
 
 import record
 
-from moespec.models import cli, configfile
-from moespec.models.runlog import read_log
+from moespec.models import cli
+from moespec.models.training import configfile
+from moespec.models.training.runlog import read_log
 from moespec.spec.routers import ROUTERS
 
 RUNS: dict[str, tuple[str, ...]] = {

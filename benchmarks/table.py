@@ -59,7 +59,7 @@ def table(device: str) -> str:
     )
     where = first["machine"]["gpu"] or f"{first['machine']['cores']} cores of a CPU, no GPU"
     note = (
-        f"On the digits, after {steps} steps of one seed. Dropped: the share of the tokens without an expert. Imbalance: "
+        f"On the digits, after {steps} steps of one seed. Dropped: the fraction of the tokens without an expert. Imbalance: "
         f"the load of the busiest expert over the mean. Both are of the validation images, where BASE and S-BASE do not "
         f"balance. A routing group is an image, of BASE 64. {where}; {versions}."
     )

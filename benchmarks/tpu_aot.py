@@ -51,7 +51,7 @@ LIMIT = 1.05
 def compile_step(name: str, options: dict[str, Any], device: Any) -> dict[str, Any]:
     """The figures of one compiled training step."""
     router = B.ROUTERS[name]
-    config = router.configure(width=WIDTH, experts=EXPERTS, tokens=TOKENS, **options)
+    config = router.options(width=WIDTH, experts=EXPERTS, tokens=TOKENS, **options)
     shapes = {"w1": (WIDTH, HIDDEN), "b1": (HIDDEN,), "w2": (HIDDEN, WIDTH), "b2": (WIDTH,)}
     params = {
         "scale": np.ones(WIDTH, np.float32),  # before the layer, so that its input needs a gradient

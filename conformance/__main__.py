@@ -1,40 +1,47 @@
-"""`python -m moespec.conformance`: judge a target, an adapter or files; reports; the vectors and their cases."""
+"""`python -m moespec.conformance`: check a target, an adapter or files; reports; the vectors and their cases."""
 
 import argparse
 import importlib
+import json
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from moespec.conformance import files, matrix, mutation, report, reproduce, suite, waivers
-from moespec.conformance.adapter import Adapter, kernel
-from moespec.conformance.badge import badge
-from moespec.conformance.files import FoundFileError
-from moespec.conformance.format import Case, VectorError, encode, to_text
-from moespec.conformance.judge import LANES
-from moespec.conformance.mutants import MUTANTS
-from moespec.conformance.page import page
-from moespec.conformance.recognise import Known, recognise
-from moespec.conformance.report import Refusal, Report, ReportError
-from moespec.conformance.results import FAILED
-from moespec.conformance.runner import run
-from moespec.conformance.suite import VECTORS, load
-from moespec.conformance.target import MODES, Target
-from moespec.conformance.waivers import Waiver, WaiverError
-from moespec.spec import ALGORITHMS
+from moespec.conformance.engine import files, suite, waivers
+from moespec.conformance.engine.adapter import Adapter, kernel
+from moespec.conformance.engine.compare import DTYPES, SHORT
+from moespec.conformance.engine.files import FileError
+from moespec.conformance.engine.format import Case, VectorError
+from moespec.conformance.engine.manifest import encode, to_text
+from moespec.conformance.engine.rows import ALGORITHMS
+from moespec.conformance.engine.run import run
+from moespec.conformance.engine.suite import VECTORS, load
+from moespec.conformance.engine.target import MODES, Target
+from moespec.conformance.engine.waivers import Waiver, WaiverError
+from moespec.conformance.report import matrix, report
+from moespec.conformance.report.report import Report, ReportError, Unsupported
+from moespec.conformance.report.results import FAILED
+
+RENAMED = {"judge": "check", "mutants": "variants", "--lane": "--dtype"}
+"""Commands and options that have another name now."""
 
 
 def main(arguments: list[str] | None = None) -> int:
     """The exit status: 0 if everything passed, 1 if something failed or nothing was collected, 2 for wrong usage."""
-    options = _parser().parse_args(arguments)
+    arguments = sys.argv[1:] if arguments is None else arguments
+    parser = _parser()
+    for word in (*arguments[:1], *(argument.split("=")[0] for argument in arguments if argument.startswith("--"))):
+        if word in RENAMED:
+            parser.error(f"{word} is called {RENAMED[word]} now")
+    options = parser.parse_args(arguments)
     try:
         status: int = options.command(options)
         return status
     except VectorError as error:
         print(f"the vectors are damaged: {error}", file=sys.stderr)
         return 1
-    except (FoundFileError, ReportError, WaiverError) as error:
+    except (FileError, ReportError, WaiverError) as error:
         print(error, file=sys.stderr)
         return 2
 
@@ -46,83 +53,78 @@ def _parser() -> argparse.ArgumentParser:
     def command(name: str, function: object, text: str) -> argparse.ArgumentParser:
         added = commands.add_parser(name, help=text, description=text)
         added.set_defaults(command=function)
-        return added
-
-    def common(added: argparse.ArgumentParser) -> None:
         added.add_argument(
             "--vectors", type=Path, default=VECTORS, help="folder of the vectors (default: those shipped)"
         )
+        return added
 
-    def doors(added: argparse.ArgumentParser, *, required: bool, files: bool) -> None:
+    def interfaces(added: argparse.ArgumentParser, *, required: bool, files: bool) -> None:
         group = added.add_mutually_exclusive_group(required=required)
         group.add_argument("--target", help="module with the public names, e.g. moespec.backends.jax")
-        group.add_argument("--adapter", help="module[:object] with layer(x, params, config)")
+        group.add_argument("--adapter", help="module[:object] with layer(x, params, options)")
         if files:
-            group.add_argument("--files", help="folder of safetensors files, as of `judge`")
-        added.add_argument(
-            "--mode",
-            type=_some_of(MODES),
-            default=["eager"],
-            help="comma-separated: eager (op by op), compiled (by the target's `compile`); default: eager",
-        )
-        added.add_argument(
-            "--lane", type=_some_of(LANES), default=list(LANES), help="comma-separated: f64, f32, bf16 (default: all)"
-        )
+            group.add_argument("--files", help="folder of safetensors files, as of `check`")
+        text = "comma-separated: eager (op by op), compiled (by the target's `compile`); default: eager"
+        added.add_argument("--mode", type=_some_of({mode: mode for mode in MODES}), default=["eager"], help=text)
+        text = "comma-separated: float64 (f64), float32 (f32), bfloat16 (bf16); default: all"
+        added.add_argument("--dtype", type=_some_of(_DTYPES), default=list(DTYPES), help=text)
 
-    def judged(added: argparse.ArgumentParser) -> None:
+    def algorithms(added: argparse.ArgumentParser) -> None:
         added.add_argument("--algorithm", action="append", choices=list(ALGORITHMS), help="only these (repeatable)")
+
+    def checked(added: argparse.ArgumentParser) -> None:
+        algorithms(added)
         added.add_argument("--waivers", type=Path, help="TOML file of failures that are answered for")
         added.add_argument("--report", type=_output, help="write all results as JSON")
 
     run_ = command("run", _run, "Run the suite on a target or an adapter and print the matrix.")
-    common(run_)
-    doors(run_, required=True, files=False)
-    judged(run_)
+    interfaces(run_, required=True, files=False)
+    checked(run_)
     run_.add_argument("--jobs", type=_positive, default=1, help="processes that share the work (default: 1)")
 
-    judge = command("judge", _judge, "Judge safetensors files that any program wrote from the published inputs.")
-    common(judge)
-    judge.add_argument("folder", help="holds <algorithm>/<case>.safetensors with tensors named <stage>/<result>")
-    judge.add_argument("--lane", choices=list(LANES), help="default: that of the coarsest dtype in the files")
-    judged(judge)
+    check = command("check", _check, "Check safetensors files that any program wrote from the published inputs.")
+    check.add_argument("folder", help="holds <algorithm>/<case>.safetensors with tensors named <stage>/<result>")
+    check.add_argument("--dtype", type=_one_dtype, help="default: the coarsest floating dtype in the files")
+    checked(check)
 
     report_ = command("report", _report, "Print the matrix of reports, and make a page and a badge of them.")
-    common(report_)
     report_.add_argument("reports", type=Path, nargs="+", help="files that `--report` wrote; each gives columns")
     report_.add_argument("--html", type=_output, help="write one HTML file with every case")
     report_.add_argument("--badge", type=_output, help="write an SVG")
 
     golden = command("golden", _golden, "Make the vectors from the specification.")
-    common(golden)
     golden.add_argument("--check", action="store_true", help="write nothing; fail if a committed vector differs")
-    golden.add_argument("--algorithm", action="append", choices=list(ALGORITHMS), help="only these (repeatable)")
+    algorithms(golden)
+    text = "Try the suite on known variants: each must fail, and each case must catch one."
+    algorithms(command("variants", _variants, text))
 
-    mutants = command(
-        "mutants", _mutants, "Try the suite on wrong implementations: each must fail, and each case fail one."
-    )
-    common(mutants)
-    mutants.add_argument("--algorithm", action="append", choices=list(ALGORITHMS), help="only these (repeatable)")
-
-    list_ = command("list", _list, "List the cases.")
-    common(list_)
+    command("list", _list, "List the cases.")
     show = command("show", _show, "Print a case and, for a target, an adapter or files, what they make of it.")
-    common(show)
-    doors(show, required=False, files=True)
+    interfaces(show, required=False, files=True)
     show.add_argument("case", help="id, such as token_choice/tied")
     return parser
 
 
-def _some_of(known: Collection[str]) -> Callable[[str], list[str]]:
-    """The type of an option: a comma-separated list of known words."""
+_DTYPES = {**SHORT, **{name: name for name in DTYPES}}
+
+
+def _some_of(known: Mapping[str, str]) -> Callable[[str], list[str]]:
+    """The type of an option: a comma-separated list of known words, of which some stand for others."""
 
     def parse(text: str) -> list[str]:
         words = [word.strip() for word in text.split(",")]
         for word in words:
             if word not in known:
                 raise argparse.ArgumentTypeError(f"unknown {word!r}; expected {', '.join(known)}")
-        return list(dict.fromkeys(words))
+        return list(dict.fromkeys(known[word] for word in words))
 
     return parse
+
+
+def _one_dtype(text: str) -> str:
+    if text not in _DTYPES:
+        raise argparse.ArgumentTypeError(f"unknown {text!r}; expected one of {', '.join(_DTYPES)}")
+    return _DTYPES[text]
 
 
 def _positive(text: str) -> int:
@@ -140,52 +142,58 @@ def _output(text: str) -> Path:
 
 
 def _run(options: argparse.Namespace) -> int:
-    door = _door(options)
-    if door is None:
+    interface = _interface(options)
+    if interface is None:
         return 2
-    cases, waived = _asked(options, load(options.vectors), lanes=options.lane, modes=options.mode)
-    found = _judged_by(door, options, cases)
-    return _conclude(options, found, waived)
+    waived = _waivers(options, dtypes=options.dtype, modes=options.mode)
+    return _conclude(options, _checked(interface, options, _chosen(options)), waived)
 
 
-def _judge(options: argparse.Namespace) -> int:
-    cases = load(options.vectors)
-    tensors = files.read_all(Path(options.folder), {case.id for case in cases})
-    lane = LANES[options.lane] if options.lane else files.lane_of(tensors)
-    cases, waived = _asked(options, cases, lanes=[lane.name], modes=[files.MODE])
-    results = files.judge(tensors, cases, lane)
-    conventions = recognise(results, Known(cases))
+def _check(options: argparse.Namespace) -> int:
+    tensors = files.read_all(Path(options.folder), suite.ids(options.vectors))
+    dtype = DTYPES[options.dtype] if options.dtype else files.dtype_of(tensors)
+    waived = _waivers(options, dtypes=[dtype.name], modes=[files.MODE])
+    cases = _chosen(options)
+    results = files.check(tensors, cases, dtype)
     digest = suite.digest(options.vectors)
-    return _conclude(options, Report("files", options.folder, digest, results, conventions=conventions), waived)
+    return _conclude(options, _recognised(Report("files", options.folder, digest, results), cases), waived)
 
 
 def _report(options: argparse.Namespace) -> int:
+    from moespec.conformance.report.badge import badge
+    from moespec.conformance.report.page import flags, page
+
     cases, digest = load(options.vectors), suite.digest(options.vectors)
     reports = report.distinct({path: report.read(path, cases, digest) for path in options.reports})
     if options.html:
-        report.write_text(options.html, page(reports, cases, suite.flags()))
+        report.write_text(options.html, page(reports, cases, flags()))
     if options.badge:
         report.write_text(options.badge, badge(reports))
     for one in reports:
-        print(f"{one.door} {one.target}", matrix.summary(one), sep="\n\n", end="\n\n")
+        print(f"{one.interface} {one.target}", matrix.summary(one), sep="\n\n", end="\n\n")
     return _status(reports)
 
 
-def _asked(
-    options: argparse.Namespace, cases: Sequence[Case], *, lanes: Collection[str], modes: Collection[str]
-) -> tuple[list[Case], list[Waiver]]:
-    """Of all cases those that are asked for, and the waivers that may be for them."""
-    algorithms = options.algorithm or list(ALGORITHMS)
-    waived = waivers.read(options.waivers, {case.id for case in cases}, (*MODES, files.MODE)) if options.waivers else []
-    return [case for case in cases if case.algorithm in algorithms], [
+def _chosen(options: argparse.Namespace) -> list[Case]:
+    """The cases of the chosen algorithms, by default of all."""
+    return load(options.vectors, lambda id: not options.algorithm or id.split("/")[0] in options.algorithm)
+
+
+def _waivers(options: argparse.Namespace, *, dtypes: Collection[str], modes: Collection[str]) -> list[Waiver]:
+    """The waivers that may be for the results of a command."""
+    if not options.waivers:
+        return []
+    return [
         waiver
-        for waiver in waived
-        if waiver.case.split("/")[0] in algorithms and waiver.lane in ("", *lanes) and waiver.mode in ("", *modes)
+        for waiver in waivers.read(options.waivers, suite.ids(options.vectors), (*MODES, files.MODE))
+        if waiver.case.split("/")[0] in (options.algorithm or ALGORITHMS)
+        and waiver.dtype in ("", *dtypes)
+        and waiver.mode in ("", *modes)
     ]
 
 
-def _door(options: argparse.Namespace) -> type[Target] | None:
-    """The door of `--target` or `--adapter`, or None, after saying why what stands behind it cannot be judged."""
+def _interface(options: argparse.Namespace) -> type[Target] | None:
+    """The interface of `--target` or `--adapter`, or None, after saying why what is named has none."""
     if options.target is not None:
         return Target if _is_target(options.target) else None
     if options.mode != ["eager"]:
@@ -193,31 +201,45 @@ def _door(options: argparse.Namespace) -> type[Target] | None:
         return None
     try:
         kernel(options.adapter)
-    except (Exception, SystemExit) as error:  # a stranger's module may do anything
+    except (Exception, SystemExit) as error:  # a third party's module may do anything
         print(f"--adapter {options.adapter!r}: {type(error).__name__}: {error}", file=sys.stderr)
         return None
     return Adapter
 
 
-def _judged_by(door: type[Target], options: argparse.Namespace, cases: Sequence[Case]) -> Report:
-    name = options.adapter if door is Adapter else options.target
-    jobs = getattr(options, "jobs", 1)
-    results, refused = run(name, cases, lanes=options.lane, modes=options.mode, jobs=jobs, door=door)
-    unseen = len(cases) * len(options.mode)
-    return Report(
-        "adapter" if door is Adapter else "target",
-        name,
-        suite.digest(options.vectors),
-        results,
-        [Refusal(lane, reason, unseen) for lane, reason in refused.items()],
-        conventions=recognise(results, Known(cases)),
-    )
+def _is_target(name: str) -> bool:
+    """Whether the module can be imported and has what a target must have; says why not."""
+    try:
+        module = importlib.import_module(name)
+    except (Exception, SystemExit) as error:  # a third party's module may do anything
+        print(f"--target {name!r}: cannot be imported: {type(error).__name__}: {error}", file=sys.stderr)
+        return False
+    missing = [needed for needed in ("from_numpy", "to_numpy") if not hasattr(module, needed)]
+    if missing:
+        print(f"--target {name!r}: has no {' and no '.join(missing)}; see docs/conformance.md", file=sys.stderr)
+    return not missing
+
+
+def _checked(interface: type[Target], options: argparse.Namespace, cases: Sequence[Case]) -> Report:
+    """What came of cases on a target or an adapter."""
+    name, jobs = options.target or options.adapter, getattr(options, "jobs", 1)
+    results, lacking = run(name, cases, dtypes=options.dtype, modes=options.mode, jobs=jobs, interface=interface)
+    unsupported = [Unsupported(dtype, reason, len(cases) * len(options.mode)) for dtype, reason in lacking.items()]
+    word, digest = "adapter" if interface is Adapter else "target", suite.digest(options.vectors)
+    return _recognised(Report(word, name, digest, results, unsupported), cases)
+
+
+def _recognised(found: Report, cases: Sequence[Case]) -> Report:
+    """The report with the known variants that its failures equal."""
+    from moespec.conformance.engine.recognise import Known, recognise
+
+    return replace(found, matches=recognise(found.results, Known(cases)))
 
 
 def _conclude(options: argparse.Namespace, found: Report, waived: Sequence[Waiver]) -> int:
     """Apply the waivers, print and write the report; the exit status."""
-    results, faults = waivers.apply(waived, found.results)
-    found = replace(found, results=results, faults=faults)
+    results, problems = waivers.apply(waived, found.results)
+    found = replace(found, results=results, problems=problems)
     text = matrix.summary(found, options.algorithm or tuple(ALGORITHMS))
     if text:
         print(text)
@@ -235,46 +257,34 @@ def _status(reports: Sequence[Report]) -> int:
     return 1 if failed or not passed else 0
 
 
-def _is_target(name: str) -> bool:
-    """Whether the module can be imported and has what a target must have; says why not."""
-    try:
-        module = importlib.import_module(name)
-    except (Exception, SystemExit) as error:  # a stranger's module may do anything
-        print(f"--target {name!r}: cannot be imported: {type(error).__name__}: {error}", file=sys.stderr)
-        return False
-    missing = [needed for needed in ("from_numpy", "to_numpy") if not hasattr(module, needed)]
-    if missing:
-        print(f"--target {name!r}: has no {' and no '.join(missing)}; see docs/conformance.md", file=sys.stderr)
-    return not missing
-
-
 def _golden(options: argparse.Namespace) -> int:
-    from moespec.conformance.generate import StaleError, generate
-    from moespec.conformance.reference import GoldenError
+    from moespec.conformance.engine.generate import StaleError, generate
+    from moespec.conformance.engine.reference import GoldenError
+
+    def only(id: str) -> bool:
+        return not options.algorithm or id.split("/")[0] in options.algorithm
 
     try:
-        generate(
-            options.vectors,
-            check=options.check,
-            only=lambda id: not options.algorithm or id.split("/")[0] in options.algorithm,
-        )
+        generate(options.vectors, check=options.check, only=only)
     except (StaleError, GoldenError) as error:
         print(error, file=sys.stderr)
         return 1
     return 0
 
 
-def _mutants(options: argparse.Namespace) -> int:
-    algorithms = options.algorithm or list(ALGORITHMS)
-    cases = load(options.vectors, lambda id: id.split("/")[0] in algorithms)
-    found = mutation.survey(cases, MUTANTS.values())
-    print(mutation.table(found))
+def _variants(options: argparse.Namespace) -> int:
+    from moespec.conformance.algorithms import variants
+    from moespec.conformance.engine import survey
+
+    found = survey.survey(_chosen(options), variants().values())
+    print(survey.table(found))
     return 1 if found.survivors or found.idle or not found.cases else 0
 
 
 def _list(options: argparse.Namespace) -> int:
-    for case in load(options.vectors):
-        print(f"{case.id:48} {case.kind:10} {case.purpose}")
+    for path in suite.verify(options.vectors):
+        manifest = json.loads(path.read_text())
+        print(f"{manifest['id']:48} {manifest['class']:10} {manifest['purpose']}")
     return 0
 
 
@@ -284,29 +294,34 @@ def _show(options: argparse.Namespace) -> int:
         raise SystemExit(f"no such case: {options.case!r}; `list` prints them all")
     print(to_text(encode(cases[0])[0]), end="")
     if options.files is not None:
-        lane = LANES[options.lane[0]] if len(options.lane) == 1 else None
-        tensors = files.read_all(Path(options.files), {case.id for case in load(options.vectors)})
-        results = files.judge(tensors, cases, lane or files.lane_of(tensors))
+        dtype = DTYPES[options.dtype[0]] if len(options.dtype) == 1 else None
+        tensors = files.read_all(Path(options.files), suite.ids(options.vectors))
+        results = files.check(tensors, cases, dtype or files.dtype_of(tensors))
         found = Report("files", options.files, suite.digest(options.vectors), results)
     elif options.target is None and options.adapter is None:
         return 0
     else:
-        door = _door(options)
-        if door is None:
+        interface = _interface(options)
+        if interface is None:
             return 2
-        found = _judged_by(door, options, cases)
-    for refusal in found.refused:
-        print(f"{refusal.lane}: refused by the target: {refusal.reason}")
+        found = _checked(interface, options, cases)
+    return _shown(found, cases[0])
+
+
+def _shown(found: Report, case: Case) -> int:
+    """Print what came of one case; the exit status."""
+    from moespec.conformance.engine.reproduce import code
+
+    for each in found.unsupported:
+        print(f"{each.dtype}: not supported by the target: {each.reason}")
     for result in found.results:
-        for outcome in result.outcomes:
-            print(
-                f"{result.lane} {result.mode} {outcome.stage}: {outcome.state}, {outcome.share:.3g} of the bound. "
-                f"{outcome.message}"
-            )
+        for o in result.outcomes:
+            place = f"{result.dtype} {result.mode} {o.stage}"
+            print(f"{place}: {o.state}, {o.fraction:.3g} of the tolerance. {o.message}")
         if result.state in FAILED:
-            print("", reproduce.code(found, result), sep="\n")
-    for convention in found.conventions:
-        print(f"{convention.lane} {convention.mode} equals {convention.text}")
+            print("", code(found, result, case), sep="\n")
+    for match in found.matches:
+        print(f"{match.dtype} {match.mode} equals the known variant {match.text}")
     return 1 if any(result.state in FAILED for result in found.results) else 0
 
 

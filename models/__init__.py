@@ -7,9 +7,9 @@
 import difflib
 import importlib
 from dataclasses import dataclass
-from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
+from moespec.backends.contract import Backend
 from moespec.models import families, layers
 from moespec.spec.errors import ConfigError
 from moespec.spec.routing import Params
@@ -28,7 +28,7 @@ class Model:
 
     name: str
     config: families.Config
-    backend: ModuleType
+    backend: Backend
 
     def init(self, seed: int = 0) -> Params:
         """Initial parameters (NumPy float32); see `init` of the model's own module."""
@@ -78,7 +78,7 @@ def list_models() -> list[str]:
     return families.names()
 
 
-def _chosen_backend() -> ModuleType:
+def _chosen_backend() -> Backend:
     from moespec import backends  # importing it chooses, which listing models must not
 
-    return importlib.import_module(f"moespec.backends.{backends.name}")
+    return cast(Backend, importlib.import_module(f"moespec.backends.{backends.name}"))

@@ -1,10 +1,9 @@
-"""The command `moespec`: what it accepts. What its commands do is in `moespec.models.commands`.
+"""The command `moespec`: what it accepts. What its commands do is in `moespec.models.commandline.commands`.
 
-`--help` imports no framework. A fault of the user's (`SpecError`, a file that cannot be read) is one line on standard
+`--help` imports no framework. An error of the user's (`SpecError`, a file that cannot be read) is one line on standard
 error and exit status 2; an interruption is 130.
 """
 
-import argparse
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,8 +13,8 @@ from typing import Annotated, Any, Literal, TypeVar
 import tyro
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
-from moespec.models import configfile
-from moespec.models.config import BackendName, Config
+from moespec.models.commandline.chosen import chosen
+from moespec.models.training.config import BackendName, Config
 from moespec.spec.errors import SpecError
 
 __all__ = ["EvaluateArguments", "HashTableArguments", "InspectArguments", "ListArguments", "TrainArguments", "main"]
@@ -28,14 +27,15 @@ class TrainArguments:
     """Train a vision model with mixture-of-experts layers, and write a report.
 
     Without options: a Soft MoE ViT on 1 797 images of digits; --model mixer_tiny or sparse_mlp_tiny for another. All
-    options can be set in a TOML file (--config); the command line wins. The run's folder holds config.toml,
-    metrics.jsonl, checkpoints/ and report.html.
+    options can be set in a TOML file (--config); the command line wins. Shown are the options of the router that is
+    chosen; --help with another --router shows those of that one. The run's folder holds config.toml, metrics.jsonl,
+    checkpoints/ and report.html.
     """
 
     recipe: Annotated[str | None, arg(name="config")] = None
     """a TOML file, or a recipe of the package (moespec list recipes)"""
     run: str | None = None
-    """folder of the run (default: runs/DATA-ROUTER-BACKEND, or with the name of a model that is no ViT)"""
+    """folder of the run (default: runs/DATA-ROUTER-BACKEND, or with the name of a model that is not a ViT)"""
     resume: FlagCreatePairsOff[bool] = False
     """go on from the run's last checkpoint, with the run's own configuration"""
     settings: Annotated[Config, arg(name="")] = field(default_factory=Config)
@@ -73,7 +73,7 @@ class EvaluateArguments:
 
 @dataclass(frozen=True)
 class InspectArguments:
-    """Draw which experts (or with what weight each slot) handle which patch of an image.
+    """Draw which experts handle which patch of an image, or with what weight each slot takes it in.
 
     The image is routed alone, as a group of one image, also by a model trained with several images to a group. Sparse-MLP
     routes channels and mixed tokens, which have no place in the image: they are drawn in the order of their numbers.
@@ -121,40 +121,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _train(arguments: list[str]) -> None:
-    early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    early.add_argument("--config")
-    early.add_argument("--run")
-    early.add_argument("--resume", action="store_true")
-    known, _ = early.parse_known_args(arguments)
-    base = Config()
-    saved = Path(known.run or "") / "config.toml"
-    if known.config:
-        base = configfile.read(configfile.find_recipe(known.config))
-    elif known.resume and known.run and saved.is_file():
-        base = configfile.read(saved)
-    parsed = _parse("train", TrainArguments, arguments, default=TrainArguments(settings=base))
-    from moespec.models import commands
+    default = TrainArguments(settings=chosen(arguments, Config()))
+    parsed = _parse("train", TrainArguments, arguments, default=default)
+    from moespec.models.commandline import commands
 
     commands.train_command(parsed.settings, run=parsed.run, resume=parsed.resume)
 
 
 def _hash_table(arguments: list[str]) -> None:
-    parsed = _parse("hash-table", HashTableArguments, arguments)
-    from moespec.models import commands
+    default = HashTableArguments(out=tyro.MISSING, settings=chosen(arguments, _hashed()))
+    parsed = _parse("hash-table", HashTableArguments, arguments, default=default)
+    from moespec.models.hashing.command import hash_table_command
 
-    commands.hash_table_command(parsed.settings, Path(parsed.out))
+    hash_table_command(parsed.settings, Path(parsed.out))
 
 
 def _evaluate(arguments: list[str]) -> None:
     parsed = _parse("evaluate", EvaluateArguments, arguments)
-    from moespec.models import commands
+    from moespec.models.commandline import commands
 
     commands.evaluate_command(Path(parsed.run), backend=parsed.backend, step=parsed.step)
 
 
 def _inspect(arguments: list[str]) -> None:
     parsed = _parse("inspect", InspectArguments, arguments)
-    from moespec.models import commands
+    from moespec.models.commandline import commands
 
     commands.inspect_command(
         Path(parsed.run), Path(parsed.image), Path(parsed.out), backend=parsed.backend, step=parsed.step
@@ -163,7 +154,7 @@ def _inspect(arguments: list[str]) -> None:
 
 def _list(arguments: list[str]) -> None:
     parsed = _parse("list", ListArguments, arguments)
-    from moespec.models import commands
+    from moespec.models.commandline import commands
 
     commands.list_command(parsed.what)
 

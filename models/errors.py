@@ -1,4 +1,4 @@
-"""The errors of data, checkpoints and runs: faults of files rather than of arguments. Each names the file."""
+"""The errors of data, checkpoints and runs, which are about files rather than arguments. Each names the file."""
 
 from moespec.spec.errors import SpecError
 
@@ -14,4 +14,4 @@ class CheckpointError(SpecError):
 
 
 class RunError(SpecError):
-    """A run's folder cannot be used as asked: it holds another run, or nothing."""
+    """A run's folder cannot be used as requested: it holds another run, or nothing."""

@@ -1,15 +1,16 @@
 """The families of models, each a module: from a name or a configuration to the module that has its functions.
 
-Every module has `named`, `init`, `forward`, `parameter_shapes`, `parameter_count`, `moe_layers`, `moe_noise` and `NAMES`,
-alike.
+Every module has `named`, `init`, `forward`, `parameter_shapes`, `parameter_count`, `moe_layers`, `moe_noise`, `NAMES` and
+`DECIDED` alike.
 """
 
 from types import ModuleType
 
 from moespec.models import mixer, sparse_mlp, vit
+from moespec.models.router_options import RouterSection, section
 from moespec.spec.errors import ConfigError
 
-__all__ = ["Config", "family", "names", "of_name", "patterns"]
+__all__ = ["Config", "family", "names", "of_name", "patterns", "router_section"]
 
 Config = vit.VitConfig | mixer.MixerConfig | sparse_mlp.SparseMlpConfig
 """The configuration of a model."""
@@ -33,6 +34,19 @@ def of_name(name: str) -> ModuleType:
         if name.startswith(prefix):
             return module
     raise ConfigError(f"name={name!r}: expected one of {', '.join(f'{prefix}<size>' for prefix in _BY_PREFIX)}")
+
+
+def router_section(name: str, router: str | None) -> type[RouterSection]:
+    """The class of the options that the user of the model `name` sets: those of `router`, by default the model's own.
+
+    Raises ConfigError for an unknown router; of an unknown model, which is for others to say, there are no options.
+    """
+    try:
+        module = of_name(name)
+        own = getattr(module.named(name), "router", None)
+    except ConfigError:
+        return RouterSection
+    return section(router or own, module.DECIDED)
 
 
 def names() -> list[str]:

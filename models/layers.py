@@ -9,9 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
+from moespec.backends.contract import Backend
+from moespec.models.hashing import multi_hash
 from moespec.spec.errors import ConfigError, ShapeError
+from moespec.spec.options import RouterOptions
 from moespec.spec.routers import ROUTERS
-from moespec.spec.routing import Noise, Params, RouterConfig, RouterOutput
+from moespec.spec.routing import Noise, Params, RouterOutput
 
 __all__ = [
     "MoeLayer",
@@ -27,12 +30,10 @@ __all__ = [
     "output_of",
     "overridden",
     "placed",
-    "router_settings",
     "split",
 ]
 
 Array = Any
-Options = Mapping[str, bool | int | float | str]
 Config = TypeVar("Config")
 
 CHOICES = {
@@ -62,8 +63,8 @@ def overridden(kind: type[Config], fields: Mapping[str, Any], overrides: Mapping
 def check_fields(config: Any, *, at_least_one: Sequence[str], choices: Mapping[str, tuple[str, ...]]) -> None:
     """Raises ConfigError for a field of a model that has no meaning.
 
-    at_least_one: names of fields that are integers of at least 1, beside those that every model has. choices: what the
-    named fields may be, beside those that every model has.
+    at_least_one: names of fields that are integers of at least 1, besides those that every model has. choices: what the
+    named fields may be, besides those that every model has.
     """
     for name in ("image_size", "patch_size", "channels", "width", "depth", "hidden", *at_least_one):
         if getattr(config, name) < 1:
@@ -99,40 +100,17 @@ def placed(moe: str, depth: int) -> tuple[int, ...]:
     return tuple(candidates[len(candidates) - count :])
 
 
-def router_settings(
-    router: str, options: Options, *, width: int, experts: int, tokens: int, **fixed: Any
-) -> RouterConfig:
-    """The configuration of a router with `options`; `fixed` are fields of its own that the model decides.
-
-    Raises ConfigError for an unknown router or option, for a router that needs token ids when the model has none to give
-    (no `ids` in `fixed`), and for several hashes of a router that has none.
-    """
-    if router not in ROUTERS:
-        raise ConfigError(f"router={router!r}: expected one of {', '.join(ROUTERS)}")
-    decided = {"width": width, "experts": experts, "tokens": tokens, "ids": 0, **fixed}
-    if ROUTERS[router].needs == "ids" and not decided["ids"]:
-        raise ConfigError(f"router={router!r} needs token ids, and what it would route here has none")
-    known = set(RouterConfig.__dataclass_fields__) - set(decided)
-    for name, value in options.items():
-        if name not in known:
-            raise ConfigError(f"router_options[{name!r}]={value!r}: expected one of {', '.join(sorted(known))}")
-    settings = ROUTERS[router].configure(**decided, **options)
-    if settings.hashes != 1 and (ROUTERS[router].needs != "ids" or settings.hashes < 1):
-        raise ConfigError(f"router_options['hashes']={settings.hashes!r}: expected 1, or more with the router hash")
-    return settings
-
-
 class MoeLayer(NamedTuple):
     """One MoE layer of a model, for a batch of a given size.
 
     name: the number of its block, and what it mixes where a block has two ("3", "3_tokens"). router: its name.
-    settings: those of the router, whose `tokens` are the T items of one group. groups: G. items: what is routed,
+    settings: the options of the router, whose `tokens` are the T items of one group. groups: G. items: what is routed,
     "patches" (in a grid, maybe after a class token), or, where they have no place in the image, "channels" or "tokens".
     """
 
     name: str
     router: str
-    settings: RouterConfig
+    settings: RouterOptions
     groups: int
     items: str
 
@@ -161,7 +139,7 @@ class Output(NamedTuple):
 
     logits: `(N, classes)`, or None without a head. features: `(N, D)`, what the head sees.
     losses: weighted auxiliary losses by name, summed over MoE layers. routings, metrics: one per MoE layer, in order;
-    of MultiHash the routing of its first hash.
+    of a layer that mixes experts inside their MLP, that of its first routing.
     """
 
     logits: Array
@@ -184,7 +162,7 @@ def check_noise(noise: list[Array] | None, layers: int, what: str) -> None:
         raise ConfigError(f"noise has {len(noise)} arrays: expected one for each of the {layers} MoE {what}")
 
 
-def compute_dtype(B: Any, dtype: str) -> Callable[[Any], Any]:
+def compute_dtype(B: Backend, dtype: str) -> Callable[[Any], Any]:
     """A function that casts an array, or every array of a nested dict, to the dtype of the blocks."""
     if dtype == "float32":
         return lambda tree: tree
@@ -197,18 +175,18 @@ def compute_dtype(B: Any, dtype: str) -> Callable[[Any], Any]:
     return compute
 
 
-def layer_norm(B: Any, p: Params, x: Array) -> Array:
+def layer_norm(B: Backend, p: Params, x: Array) -> Array:
     """Layer normalisation with epsilon 1e-6."""
     return B.layer_norm(x, p["scale"], p.get("bias"), epsilon=1e-6)
 
 
-def mlp(B: Any, p: Params, x: Array, *, gelu: str) -> Array:
+def mlp(B: Backend, p: Params, x: Array, *, gelu: str) -> Array:
     """`gelu(x w1 + b1) w2 + b2` along the last axis."""
     return B.gelu(x @ p["w1"] + p["b1"], form=gelu) @ p["w2"] + p["b2"]
 
 
 def moe(
-    B: Any,
+    B: Backend,
     p: Params,
     items: Array,
     layer: MoeLayer,
@@ -225,24 +203,13 @@ def moe(
     grouped = items.reshape((layer.groups, layer.settings.tokens, items.shape[-1]))  # (G, T, D)
     experts = compute_dtype(B, config.dtype)(p["experts"])
     needed = {} if ids is None else {"ids": ids.reshape(grouped.shape[:2])}
-    if layer.settings.hashes > 1:
-        y, output = _multi_hash(B, layer.settings, p["router"]["tables"], experts, grouped, **needed)
+    if multi_hash.chosen(layer.settings):
+        y, output = multi_hash.layer(B, layer.settings, p["router"], experts, grouped, **needed)
         return y.reshape(items.shape), output
     output = B.ROUTERS[layer.router].route(p["router"], grouped, layer.settings, noise=noise, train=train, **needed)
-    used = {"used": output.metrics["load"] > 0} if ROUTERS[layer.router].idle_experts else {}
+    used = {"used": B.used_experts(output.routing)} if ROUTERS[layer.router].idle_experts else {}
     y = B.moe_layer(grouped, output.routing, lambda inputs: B.expert_mlp(inputs, experts, gelu=config.gelu, **used))
     return y.reshape(items.shape), output
-
-
-def _multi_hash(
-    B: Any, settings: RouterConfig, tables: Array, experts: Params, tokens: Array, ids: Array
-) -> tuple[Array, RouterOutput]:
-    """MultiHash, which mixes experts inside the MLP. It reports the routing of its first hash, and the mean metrics."""
-    tables = B.cast(tables, "int32")
-    routings = [B.hash_routing(ids, tables[m], experts=settings.experts, like=tokens) for m in range(settings.hashes)]
-    each = [B.routing_metrics(routing) for routing in routings]
-    metrics = {name: sum((one[name] for one in each[1:]), each[0][name]) / len(each) for name in each[0]}
-    return B.multi_hash_mlp(tokens, ids, tables, experts), RouterOutput(routings[0], {}, metrics)
 
 
 def output_of(config: Any, params: Params, features: Array, outputs: list[RouterOutput]) -> Output:

@@ -7,16 +7,18 @@
 Letters of the shape comments: N images, S patches of one image, D width (channels of a patch).
 
 Source: Tolstikhin et al. 2021 (arXiv 2105.01601), the block also Lou et al. 2021 (arXiv 2109.02008), eqs. (8) and (9).
-Sections 15.1 and 16. Initial values are those of the public code: kernels LeCun normal, biases 0.
+Initial values are those of the public code: kernels LeCun normal, biases 0.
 """
 
 import re
 from dataclasses import dataclass
 from typing import Any
 
+from moespec.backends.contract import Backend
 from moespec.models import layers, parameters
 from moespec.models.layers import MoeLayer, Output
 from moespec.models.parameters import constant, lecun_normal
+from moespec.spec.algorithm import Algorithm
 from moespec.spec.errors import ConfigError
 from moespec.spec.routing import Noise, Params
 
@@ -36,6 +38,8 @@ __all__ = [
     "parameter_count",
     "parameter_shapes",
 ]
+
+ALGORITHMS = (Algorithm("mixer", "Tolstikhin et al. 2021 (arXiv 2105.01601)", 1),)
 
 Array = Any
 
@@ -79,6 +83,9 @@ class MixerConfig:
         """Patches S of one image."""
         return (self.image_size // self.patch_size) ** 2
 
+
+DECIDED = None
+"""There is no router whose options could be decided."""
 
 SIZES: dict[str, dict[str, int]] = {
     "s": {"width": 512, "depth": 8, "token_hidden": 256, "hidden": 2048},
@@ -172,7 +179,7 @@ def dense_mlp(width: int, hidden: int) -> Params:
 
 
 def forward(
-    B: Any,
+    B: Backend,
     config: MixerConfig,
     params: Params,
     images: Array,
@@ -200,7 +207,7 @@ def forward(
     return layers.output_of(config, params, features, [])
 
 
-def block(B: Any, config: Any, p: Params, x: Array) -> Array:
+def block(B: Backend, config: Any, p: Params, x: Array) -> Array:
     """Tokens are mixed, then channels: `(N, S, D)` to the same."""
     compute = layers.compute_dtype(B, config.dtype)
     y = B.transpose(layers.layer_norm(B, p["norm1"], x), (0, 2, 1))  # (N, D, S)

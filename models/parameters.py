@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from moespec.backends.optimizer import CONSTANTS
 from moespec.spec import initial as draws
 from moespec.spec.errors import ConfigError
+from moespec.spec.options import RouterOptions
 from moespec.spec.routers import ROUTERS
-from moespec.spec.routing import Params, RouterConfig
+from moespec.spec.routing import Params
 
 __all__ = [
     "Draw",
@@ -147,7 +148,7 @@ def mlp(width: int, hidden: int, kernel: Callable[[int, int], Draw], bias: Draw)
     }
 
 
-def moe(router: str, settings: RouterConfig, dense: Params, expert_init: str) -> Params:
+def moe(router: str, settings: RouterOptions, dense: Params, expert_init: str) -> Params:
     """The router's parameters, which come from the specification, and `settings.experts` copies of the MLP `dense`."""
     route = ROUTERS[router]
     # The router alone knows its parameters. Asking it for them once is cheap (a kernel of E columns), unlike experts.

@@ -11,20 +11,22 @@ What the token-mixing MoE routes are channels: N C' of them, each S' wide; what 
 N S' tokens, each C' wide. Letters of the shape comments: N images, S and C patches of one image and channels of a patch,
 S' and C' what a sparse block makes of them.
 
-Source: Lou et al. 2021 (arXiv 2109.02008). Section 15, 15.7 for the sizes and their counts. The
-ambiguity ledger of `moespec.spec.sparse_mlp` has the readings that are taken where the paper is silent. Initial values
-are those of the MLP-Mixer.
+Source: Lou et al. 2021 (arXiv 2109.02008). The ambiguity ledger of `moespec.spec.sparse_mlp` has the readings that are
+taken where the paper is silent. Initial values are those of the MLP-Mixer.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from moespec.backends.contract import Backend
 from moespec.models import layers, mixer, parameters
 from moespec.models.layers import MoeLayer, Output
 from moespec.models.parameters import Parameter, constant, lecun_normal
+from moespec.models.router_options import Decided, options_of, settings
 from moespec.spec.errors import ConfigError
-from moespec.spec.routing import Noise, Params, RouterConfig, RouterOutput
+from moespec.spec.options import RouterOptions
+from moespec.spec.routing import Noise, Params, RouterOutput
 
 __all__ = [
     "NAMES",
@@ -66,7 +68,8 @@ class SparseMlpConfig:
         hidden width of an expert.
     experts, choices, sparse_hidden: experts N_C of the channel-mixing MoE, choices K_C of a token, hidden width of an
         expert; with 0 experts it is a dense MLP of that hidden width.
-    router_options: fields of `RouterConfig` for both MoEs that differ from their defaults; the capacity factor is 1.05.
+    router_options: options of the router that differ from its defaults, and those of them that the router of the
+        channel-mixing MoE has too, for that one; the capacity factor is 1.05.
     expert_init: "independent" initial values for each expert, or "shared" by all experts of a layer.
     group_size: channels that the token-mixing MoE routes together; 0: all those of the batch.
     group_images: images whose tokens the channel-mixing MoE routes together; 0: all those of the batch.
@@ -94,7 +97,7 @@ class SparseMlpConfig:
     experts: int = 0
     choices: int = 2
     sparse_hidden: int
-    router_options: Mapping[str, bool | int | float | str] = field(default_factory=dict, hash=False)
+    router_options: Mapping[str, bool | int | float | str | None] = field(default_factory=dict, hash=False)
     expert_init: str = "independent"
     group_size: int = 0
     group_images: int = 0
@@ -111,7 +114,8 @@ class SparseMlpConfig:
         if self.experts and self.choices > self.experts:
             raise ConfigError(f"choices={self.choices!r}: there are experts={self.experts!r}")
         moe_blocks(self)
-        _token_settings(self, images=1, channels=self.sparse_width)
+        # Made here, for groups as small as there are: where a model is compiled its options are no longer checked.
+        object.__setattr__(self, "_options", _settings(self))
 
     @property
     def sequence(self) -> int:
@@ -119,10 +123,12 @@ class SparseMlpConfig:
         return (self.image_size // self.patch_size) ** 2
 
 
-ROUTERS = ("importance_score", "softmax_token_choice")
+VANILLA = "softmax_token_choice"
+ROUTERS = ("importance_score", VANILLA)
 """How the token-mixing MoE routes: the efficient and the vanilla mode. The channel-mixing MoE has the vanilla mode."""
 
-CAPACITY_FACTOR = 1.05
+DECIDED = Decided(("width", "experts", "tokens", "choices"), {"capacity_factor": 1.05})
+"""What follows from the model, of the options of its routers, and what the paper sets."""
 
 _SIZES = ("token_hidden", "sparse_tokens", "sparse_width", "token_experts", "token_choices", "sparse_token_hidden",
           "choices", "sparse_hidden")  # fmt: skip
@@ -179,13 +185,12 @@ def moe_layers(config: SparseMlpConfig, images: int) -> list[MoeLayer]:
         return []
     channels, together = images * config.sparse_width, config.group_images or images
     group = config.group_size or channels
-    tokens = _token_settings(config, images, group)
+    tokens = _token_settings(config, group)
     groups = layers.split(channels, group, "x sparse_width channels of the images", "group_size")
     pair = [MoeLayer("tokens", config.router, tokens, groups, "channels")]
     if config.experts:
         groups = layers.split(images, together, "images", "group_images")
-        settings = _channel_settings(config, together)
-        pair.append(MoeLayer("channels", "softmax_token_choice", settings, groups, "tokens"))
+        pair.append(MoeLayer("channels", VANILLA, _channel_settings(config, together), groups, "tokens"))
     return [layer._replace(name=f"{block}_{layer.name}") for block in moe_blocks(config) for layer in pair]
 
 
@@ -194,28 +199,42 @@ def moe_noise(config: SparseMlpConfig, images: int) -> list[Noise]:
     return layers.noise_of(moe_layers(config, images))
 
 
-def _token_settings(config: SparseMlpConfig, images: int, channels: int) -> RouterConfig:
+def _settings(config: SparseMlpConfig) -> dict[str, RouterOptions]:
+    """The options of the token-mixing and of the channel-mixing MoE, of the smallest groups that these can have."""
+    given = {**DECIDED.defaults, **config.router_options}
+    has = options_of(VANILLA)
+    made = {
+        "tokens": settings(
+            config.router,
+            given,
+            width=config.sparse_tokens,
+            experts=config.token_experts,
+            tokens=config.group_size or config.sparse_width,
+            choices=config.token_choices,
+        )
+    }
+    if config.experts:
+        made["channels"] = settings(
+            VANILLA,
+            {name: value for name, value in given.items() if name in has},
+            width=config.sparse_width,
+            experts=config.experts,
+            tokens=config.sparse_tokens,
+            choices=config.choices,
+        )
+    return made
+
+
+def _token_settings(config: SparseMlpConfig, channels: int) -> RouterOptions:
     """Of the token-mixing MoE, which routes so many channels together."""
-    return layers.router_settings(
-        config.router,
-        {"capacity_factor": CAPACITY_FACTOR, **config.router_options},
-        width=config.sparse_tokens,
-        experts=config.token_experts,
-        tokens=channels,
-        choices=config.token_choices,
-    )
+    made: dict[str, RouterOptions] = config._options  # type: ignore[attr-defined]
+    return made["tokens"].of_tokens(channels)
 
 
-def _channel_settings(config: SparseMlpConfig, images: int) -> RouterConfig:
+def _channel_settings(config: SparseMlpConfig, images: int) -> RouterOptions:
     """Of the channel-mixing MoE, which routes the tokens of so many images together."""
-    return layers.router_settings(
-        "softmax_token_choice",
-        {"capacity_factor": CAPACITY_FACTOR, **config.router_options},
-        width=config.sparse_width,
-        experts=config.experts,
-        tokens=images * config.sparse_tokens,
-        choices=config.choices,
-    )
+    made: dict[str, RouterOptions] = config._options  # type: ignore[attr-defined]
+    return made["channels"].of_tokens(images * config.sparse_tokens)
 
 
 # ------------------------------------------------------------------------------------------------------ parameters
@@ -263,14 +282,12 @@ def _sparse_layout(config: SparseMlpConfig) -> Params:
         "rescale1": _rescale_layout(outer, inner),
         "norm1": parameters.norm(config.sparse_width),
         "token_moe": parameters.moe(
-            config.router, _token_settings(config, 1, config.sparse_width), token_mlp, config.expert_init
+            config.router, _token_settings(config, config.sparse_width), token_mlp, config.expert_init
         ),
         "norm2": parameters.norm(config.sparse_width),
     }
     if config.experts:
-        layout["channel_moe"] = parameters.moe(
-            "softmax_token_choice", _channel_settings(config, 1), channel_mlp, config.expert_init
-        )
+        layout["channel_moe"] = parameters.moe(VANILLA, _channel_settings(config, 1), channel_mlp, config.expert_init)
     else:
         layout["channel_mlp"] = channel_mlp
     return {**layout, "rescale2": _rescale_layout(inner, outer)}
@@ -290,7 +307,7 @@ def _rescale_layout(before: tuple[int, int], after: tuple[int, int]) -> Params:
 
 
 def forward(
-    B: Any,
+    B: Backend,
     config: SparseMlpConfig,
     params: Params,
     images: Array,

@@ -7,9 +7,9 @@ Nothing in training keeps a random state that moves: the numbers of step `n` are
 
 import numpy as np
 
-__all__ = ["AUGMENTATION", "HASH", "MIXUP", "NOISE", "ORDER", "generator"]
+__all__ = ["AUGMENTATION", "MIXUP", "NOISE", "ORDER", "TABLES", "generator"]
 
-ORDER, AUGMENTATION, MIXUP, NOISE, HASH = range(5)
+ORDER, AUGMENTATION, MIXUP, NOISE, TABLES = range(5)
 
 
 def generator(seed: int, stream: int, position: int) -> np.random.Generator:

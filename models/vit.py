@@ -9,31 +9,32 @@ row-major order. Letters of the shape comments: N images, S tokens of one image,
 T tokens of one group, E experts.
 
 Sources: Dosovitskiy et al. 2021 (ViT); Riquelme et al. 2021 (V-MoE); Puigcerver et al. 2024 (Soft MoE); Liu et al.
-2024 (routers, placement). Section 16: variants and their parameter counts.
+2024 (routers, placement).
 """
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from moespec.models import layers, parameters, token_ids
+from moespec.backends.contract import Backend
+from moespec.models import layers, parameters
+from moespec.models.hashing import multi_hash, token_ids
 from moespec.models.layers import MoeLayer, Output
 from moespec.models.parameters import Parameter, constant, glorot_uniform, normal
-from moespec.spec.checks import check_segments
+from moespec.models.router_options import Decided, check_options, settings
+from moespec.spec.algorithm import Algorithm
 from moespec.spec.errors import ConfigError
+from moespec.spec.options import RouterOptions
 from moespec.spec.routers import ROUTERS
-from moespec.spec.routing import Noise, Params, RouterConfig, RouterOutput
+from moespec.spec.routing import Noise, Params, RouterOutput
 
 __all__ = [
     "NAMES",
     "SIZES",
     "Output",
     "VitConfig",
-    "codebook_needed",
     "forward",
-    "id_options",
     "init",
     "moe_blocks",
     "moe_layers",
@@ -42,8 +43,10 @@ __all__ = [
     "parameter_count",
     "parameter_shapes",
     "router_config",
-    "router_ids",
+    "takes_ids",
 ]
+
+ALGORITHMS = (Algorithm("vit", "Dosovitskiy et al. 2020 (arXiv 2010.11929)", 1),)
 
 Array = Any
 
@@ -69,10 +72,10 @@ class VitConfig:
         "every_2_last_N" (the last N of 1, 3, 5, ...). The fields below concern these blocks only.
     router: name of the router, a key of `ROUTERS`.
     experts: number of experts.
-    router_options: fields of `RouterConfig` that differ from the router's defaults (choices, capacity_factor, ...).
+    router_options: options of the router that differ from its defaults (choices, capacity_factor, ...).
     expert_init: "independent" initial values for each expert, or "shared" by all experts of a block.
     group_images: images routed together as one group.
-    token_ids: what the id of a token is, for a router that needs ids (`hash`): see `moespec.models.token_ids`.
+    token_ids: what the id of a token is, for a router that takes ids: see `moespec.models.hashing.token_ids`.
     codes: codewords of a codebook of patches, for such ids.
     dtype: "float32" computes in the dtype of the parameters (which are initialised in float32); "bfloat16" computes
         the blocks in bfloat16 from float32 parameters, with router logits, final norm, pooling and head in float32.
@@ -95,7 +98,7 @@ class VitConfig:
     moe: str = "none"
     router: str = "soft_moe"
     experts: int = 0
-    router_options: Mapping[str, bool | int | float | str] = field(default_factory=dict, hash=False)
+    router_options: Mapping[str, bool | int | float | str | None] = field(default_factory=dict, hash=False)
     expert_init: str = "independent"
     group_images: int = 1
     token_ids: str = "patch_code"
@@ -114,7 +117,10 @@ class VitConfig:
         if moe_blocks(self):
             if self.experts < 1:
                 raise ConfigError(f"experts={self.experts!r}: moe={self.moe!r} needs at least one expert")
-            router_config(self)
+            # Made here: where a model is compiled its options are no longer checked.
+            object.__setattr__(self, "_options", _router_config(self))
+        else:
+            check_options(self.router, self.router_options, DECIDED.names)
 
     @property
     def sequence(self) -> int:
@@ -128,6 +134,9 @@ _OPTIONS = {
     "token_ids": token_ids.KINDS,
 }
 
+DECIDED = Decided(("width", "experts", "tokens", "ids"))
+"""What follows from the model, of the options of its routers."""
+
 SIZES: dict[str, dict[str, int]] = {
     "ti": {"width": 192, "depth": 12, "hidden": 768, "heads": 3},
     "s": {"width": 384, "depth": 12, "hidden": 1536, "heads": 6},
@@ -138,9 +147,10 @@ SIZES: dict[str, dict[str, int]] = {
 }
 """Size -> its fields of `VitConfig`. `vmoe_s` is the S of the V-MoE paper, which is not the S of the field."""
 
-TINY: dict[str, int] = {
+TINY: dict[str, bool | int | str] = {
     **{"image_size": 8, "patch_size": 2, "channels": 1, "classes": 10},
     **{"width": 64, "depth": 4, "hidden": 128, "heads": 4, "codes": 64},
+    **{"positions": "sincos2d", "qk_norm": True},
 }
 """`vit_tiny`: for images of 8 x 8 pixels such as the handwritten digits, and for tests."""
 
@@ -171,25 +181,23 @@ def moe_blocks(config: VitConfig) -> tuple[int, ...]:
     return layers.placed(config.moe, config.depth)
 
 
-def router_config(config: VitConfig) -> RouterConfig:
-    """The configuration of the routers of the MoE blocks. Raises ConfigError for an unknown router or option."""
-    patches, class_token = (config.image_size // config.patch_size) ** 2, config.pool == "token"
-    settings = layers.router_settings(
+def router_config(config: VitConfig) -> RouterOptions:
+    """The options of the routers of the MoE blocks, of which there are some."""
+    options: RouterOptions = config._options  # type: ignore[attr-defined]
+    return options
+
+
+def _router_config(config: VitConfig) -> RouterOptions:
+    options = settings(
         config.router,
         config.router_options,
         width=config.width,
         experts=config.experts,
         tokens=config.group_images * config.sequence,
-        ids=token_ids.count(config.token_ids, patches=patches, codes=config.codes, class_token=class_token),
+        ids=token_ids.count(config),
     )
-    if settings.hashes > 1:  # MultiHash has segments of hidden units and outputs for each hash, and drops no token
-        check_segments(settings.hashes, hidden=config.hidden, output=config.width)
-        no_limit = {"capacity_factor": math.inf, "eval_capacity_factor": None, "slots_per_expert": None}
-        for name, value in no_limit.items():
-            if getattr(settings, name) != value:
-                given = getattr(settings, name)
-                raise ConfigError(f"router_options[{name!r}]={given!r}: MultiHash has no capacity")
-    return settings
+    multi_hash.check(options, hidden=config.hidden, output=config.width)
+    return options
 
 
 def moe_layers(config: VitConfig, images: int) -> list[MoeLayer]:
@@ -197,8 +205,8 @@ def moe_layers(config: VitConfig, images: int) -> list[MoeLayer]:
     blocks = moe_blocks(config)
     if not blocks:
         return []
-    settings, groups = router_config(config), layers.split(images, config.group_images, "images", "group_images")
-    return [MoeLayer(str(block), config.router, settings, groups, "patches") for block in blocks]
+    options, groups = router_config(config), layers.split(images, config.group_images, "images", "group_images")
+    return [MoeLayer(str(block), config.router, options, groups, "patches") for block in blocks]
 
 
 def moe_noise(config: VitConfig, images: int) -> list[Noise]:
@@ -209,22 +217,9 @@ def moe_noise(config: VitConfig, images: int) -> list[Noise]:
     return layers.noise_of(moe_layers(config, images))
 
 
-def router_ids(config: VitConfig) -> bool:
-    """Whether the model has routers that need token ids."""
+def takes_ids(config: VitConfig) -> bool:
+    """Whether the model has routers that take token ids."""
     return bool(moe_blocks(config)) and ROUTERS[config.router].needs == "ids"
-
-
-def codebook_needed(config: VitConfig) -> bool:
-    """Whether the model has a codebook, by which it tells what its tokens are: a constant among the parameters.
-
-    Its initial words are random; `moespec.models.hash_tables` makes them of a data set.
-    """
-    return router_ids(config) and token_ids.uses_codes(config.token_ids)
-
-
-def id_options(config: VitConfig) -> dict[str, Any]:
-    """What `token_ids.of_images` needs to know of the model."""
-    return {"kind": config.token_ids, "patch_size": config.patch_size, "class_token": config.pool == "token"}
 
 
 # ------------------------------------------------------------------------------------------------------ parameters
@@ -260,8 +255,8 @@ def _layout(config: VitConfig) -> Params:
     """Every parameter of the model, its name, shape and initial values."""
     D = config.width
     layout: Params = {"embedding": parameters.embedding(config.patch_size, config.channels, D)}
-    if codebook_needed(config):
-        layout["ids"] = {"codebook": Parameter((config.codes, config.patch_size**2 * config.channels), normal(1.0))}
+    if takes_ids(config):
+        layout |= token_ids.layout(config)
     if config.pool == "token":
         layout["token"] = Parameter((1, 1, D), constant(0.0))
     if config.positions == "learned":
@@ -315,7 +310,7 @@ def _mlp_layout(config: VitConfig) -> Params:
 
 
 def forward(
-    B: Any,
+    B: Backend,
     config: VitConfig,
     params: Params,
     images: Array,
@@ -338,7 +333,7 @@ def forward(
 
     compute = layers.compute_dtype(B, config.dtype)
     x = _embed(B, config, params, images)  # (N, S, D)
-    ids = _token_ids(B, config, params, images)
+    ids = token_ids.of_images(B, config, params, images) if takes_ids(config) else None
     outputs: list[RouterOutput] = []
     for block in range(config.depth):
         p = params["blocks"][str(block)]
@@ -358,7 +353,7 @@ def forward(
     return layers.output_of(config, params, _pool(B, config, params, x), outputs)
 
 
-def _embed(B: Any, config: VitConfig, params: Params, images: Array) -> Array:
+def _embed(B: Backend, config: VitConfig, params: Params, images: Array) -> Array:
     """Images to tokens with positions, `(N, S, D)`; the class token comes first."""
     compute = layers.compute_dtype(B, config.dtype)
     embedding = compute(params["embedding"])
@@ -371,15 +366,7 @@ def _embed(B: Any, config: VitConfig, params: Params, images: Array) -> Array:
     return x + compute(params["positions"]) if config.positions == "learned" else x
 
 
-def _token_ids(B: Any, config: VitConfig, params: Params, images: Array) -> Array | None:
-    """The token ids `(N, S)` for the routers of all blocks, or None if they need none."""
-    if not router_ids(config):
-        return None
-    codebook = params["ids"]["codebook"] if codebook_needed(config) else None
-    return token_ids.of_images(B, images, codebook, **id_options(config))
-
-
-def _sincos_positions(B: Any, config: VitConfig, x: Array) -> Array:
+def _sincos_positions(B: Backend, config: VitConfig, x: Array) -> Array:
     """Fixed positions of the patches `(1, patches, D)`: sines and cosines of column and row, P = D/4 frequencies each.
 
     `[sin u w_i, cos u w_i, sin v w_i, cos v w_i]`, i = 0..P-1, with `w_i = 10000^(-i/(P-1))` and (u, v) = (column, row)
@@ -397,7 +384,7 @@ def _sincos_positions(B: Any, config: VitConfig, x: Array) -> Array:
     return B.concatenate(halves, 2).reshape((1, grid * grid, config.width))
 
 
-def _attention(B: Any, p: Params, x: Array, queries: Array | None) -> Array:
+def _attention(B: Backend, p: Params, x: Array, queries: Array | None) -> Array:
     """Multi-head attention over `x` `(N, S, D)`, from `queries` `(N, Q, D)` or from `x` itself."""
     query = _project(B, p["query"], x if queries is None else queries)
     key, value = _project(B, p["key"], x), _project(B, p["value"], x)
@@ -406,11 +393,11 @@ def _attention(B: Any, p: Params, x: Array, queries: Array | None) -> Array:
     return B.einsum("nshk,hkd->nsd", B.attention(query, key, value), p["out"]["kernel"]) + p["out"]["bias"]
 
 
-def _project(B: Any, p: Params, x: Array) -> Array:
+def _project(B: Backend, p: Params, x: Array) -> Array:
     return B.einsum("nsd,dhk->nshk", x, p["kernel"]) + p["bias"]  # (N, S, heads, D/heads)
 
 
-def _pool(B: Any, config: VitConfig, params: Params, x: Array) -> Array:
+def _pool(B: Backend, config: VitConfig, params: Params, x: Array) -> Array:
     if config.pool == "token":
         return x[:, 0]
     if config.pool == "gap":

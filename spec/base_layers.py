@@ -18,7 +18,7 @@ BL-1: Which balanced assignment is taken?
 BL-2: How are tokens assigned at evaluation?
     Reading: to the expert of the highest score, without balance, so that the capacity is T.
     Alternatives: balanced, as in training.
-BL-3: What weighs the output of an expert?
+BL-3: What weights the output of an expert?
     Reading: the sigmoid of the token's score.
     Alternatives: the softmax of its scores (the paper compares with it); 1.
 BL-4: What do the scores see of a token?
@@ -35,13 +35,24 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import linear_sum_assignment
 
-from moespec.spec.checks import as_array, check_capacity, check_one_per_token
+from moespec.spec.algorithm import Algorithm
+from moespec.spec.checks import check_capacity, check_one_per_token
 from moespec.spec.errors import ContractError, ShapeError
 from moespec.spec.numerics import Array, sigmoid, stable_order
 from moespec.spec.routing import Routing
 from moespec.spec.token_choice import token_choice
+from moespec.spec.values import as_array
 
-__all__ = ["Assignment", "base_assignment", "base_greedy", "base_routing", "even_slots"]
+__all__ = ["Assignment", "base_assignment", "base_greedy", "base_routing"]
+
+ALGORITHMS = (
+    Algorithm(
+        "base_layers",
+        "Lewis et al. 2021 (arXiv 2103.16716), eqs. (1), (2)",
+        1,
+        ("base_assignment", "base_greedy", "base_routing"),
+    ),
+)
 
 
 class Assignment(NamedTuple):
@@ -81,9 +92,10 @@ def base_assignment(scores: ArrayLike) -> Assignment:
 
     Raises:
         ShapeError: also if the experts do not divide the tokens.
-        DtypeError, ContractError: of `scores`.
+        DtypeError: `scores` is not floating.
+        ContractError: `scores` holds NaN or infinity.
 
-    Source: BASE, eq. (2). Section 14.
+    Source: BASE, eq. (2).
 
     >>> from moespec.spec.examples import LOGITS
     >>> found = base_assignment(LOGITS)
@@ -124,9 +136,11 @@ def base_greedy(scores: ArrayLike) -> NDArray[np.intp]:
         (tokens,) integers.
 
     Raises:
-        ShapeError, DtypeError, ContractError: of `scores`.
+        ShapeError: `scores` does not have the axes above.
+        DtypeError: `scores` is not floating.
+        ContractError: `scores` holds NaN or infinity.
 
-    Source: BASE, section 2.2. Section 14.
+    Source: BASE, section 2.2.
 
     >>> from moespec.spec.examples import LOGITS
     >>> base_greedy(LOGITS).tolist()
@@ -136,7 +150,7 @@ def base_greedy(scores: ArrayLike) -> NDArray[np.intp]:
 
 
 def base_routing(scores: ArrayLike, expert: ArrayLike, *, capacity: int) -> Routing:
-    """Each token in its expert, by index, weighed by the sigmoid of its score:
+    """Each token in its expert, by index, weighted by the sigmoid of its score:
 
         combine[t, a_t, c] = sigmoid(scores[t, a_t]) dispatch[t, a_t, c]
 
@@ -150,10 +164,11 @@ def base_routing(scores: ArrayLike, expert: ArrayLike, *, capacity: int) -> Rout
 
     Raises:
         ConfigError: `capacity` is less than 1.
-        ShapeError, DtypeError: of an array.
+        ShapeError: `scores` or `expert` does not have the axes above, or their sizes differ.
+        DtypeError: `scores` is not floating, or `expert` does not hold integers.
         ContractError: a score is not finite, or an expert does not exist.
 
-    Source: BASE, eq. (1). Section 14.
+    Source: BASE, eq. (1).
 
     >>> from moespec.spec import slot_tokens
     >>> from moespec.spec.examples import LOGITS

@@ -1,4 +1,4 @@
-"""Batch Priority Routing: the tokens that matter most to the router are served first.
+"""Batch Priority Routing: the tokens that matter most to the router are assigned first.
 
 | here | V-MoE (arXiv 2106.05974) |
 |---|---|
@@ -13,7 +13,7 @@ BP-1: What is the priority of a token that makes several choices?
     Reading: its highest score.
     Alternatives: the sum of the scores of its choices (`by="sum"`).
 BP-2: Is the priority that of a token, or of each of its choices?
-    Reading: of the token: all first choices are still served before any second choice.
+    Reading: of the token: all first choices are still assigned before any second choice.
     Alternatives: of the choice, so that a strong second choice outranks a weak first one.
 BP-3: Which token comes first among equal priorities?
     Reading: the lower index.
@@ -23,14 +23,20 @@ BP-3: Which token comes first among equal priorities?
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from moespec.spec.checks import as_array, check_choices, check_option
+from moespec.spec.algorithm import Algorithm
+from moespec.spec.checks import check_choices, check_option
 from moespec.spec.numerics import stable_order, stop_gradient
+from moespec.spec.values import as_array
 
 __all__ = ["batch_priority"]
 
+ALGORITHMS = (
+    Algorithm("batch_priority", "Riquelme et al. 2021 (arXiv 2106.05974), section 4", 1, ("batch_priority",)),
+)
+
 
 def batch_priority(scores: ArrayLike, *, by: str = "max", choices: int = 1) -> NDArray[np.intp]:
-    """The order in which `token_choice` serves the tokens: by descending priority, the lower index first among equals.
+    """The order in which `token_choice` assigns the tokens: by descending priority, the lower index first among equals.
 
     Args:
         scores: (tokens, experts), the scores of the selection (noisy in training).
@@ -38,13 +44,15 @@ def batch_priority(scores: ArrayLike, *, by: str = "max", choices: int = 1) -> N
         choices: experts K that a token chooses, from 1 to experts.
 
     Returns:
-        (tokens,) integers: the token that is served first, second, ...
+        (tokens,) integers: the token that is assigned first, second, ...
 
     Raises:
         ConfigError: `by` is unknown or `choices` out of range.
-        ShapeError, DtypeError, ContractError: of `scores`.
+        ShapeError: `scores` does not have the axes above.
+        DtypeError: `scores` is not floating.
+        ContractError: `scores` holds NaN or infinity.
 
-    Source: V-MoE, section 4. Section 4.
+    Source: V-MoE, section 4.
 
     >>> from moespec.spec import slot_tokens, softmax_affinity, token_choice
     >>> from moespec.spec.examples import LOGITS

@@ -28,10 +28,15 @@ import math
 from collections.abc import Callable
 from typing import Protocol
 
+from moespec.spec.algorithm import Algorithm
 from moespec.spec.checks import check_at_least, check_option, check_positive
 from moespec.spec.errors import ConfigError
 
-__all__ = ["CAPACITY_RULES", "CapacityRule", "expert_capacity"]
+__all__ = ["CAPACITY_RULES", "expert_capacity"]
+
+ALGORITHMS = (
+    Algorithm("capacity", "Liu et al. 2024 (arXiv 2401.15969), section 1.2", 1, ("expert_capacity", "CAPACITY_RULES")),
+)
 
 ROUNDINGS: dict[str, Callable[[float], int]] = {"ceil": math.ceil, "round": round}
 
@@ -55,7 +60,7 @@ def expert_capacity(
     Raises:
         ConfigError: an argument is out of range, or the rounded quotient is below 1.
 
-    Source: Routers, section 1.2; V-MoE (arXiv 2106.05974). Section 1.
+    Source: Routers, section 1.2; V-MoE (arXiv 2106.05974).
 
     >>> expert_capacity(1568, 32, 1.05, choices=2)
     103
@@ -66,27 +71,34 @@ def expert_capacity(
     >>> expert_capacity(196, 32, 1.0, multiple_of=4)
     8
     """
-    check_sizes(tokens, experts, factor, choices)
+    return capacity_of("factor", tokens, experts, factor, choices=choices, rounding=rounding, multiple_of=multiple_of)
+
+
+def capacity_of(
+    name: str, tokens: int, experts: int, factor: float, *, choices: int, rounding: str, multiple_of: int
+) -> int:
+    """`expert_capacity`, whose errors call the factor `name`."""
+    check_sizes(name, tokens, experts, factor, choices)
     check_option("rounding", rounding, ROUNDINGS)
     check_at_least("multiple_of", multiple_of, 1)
     slots = ROUNDINGS[rounding](choices * tokens * factor / experts)
-    check_room(slots, tokens, experts, factor)
+    check_room(name, slots, tokens, experts, factor)
     return math.ceil(slots / multiple_of) * multiple_of
 
 
-def check_sizes(tokens: int, experts: int, factor: float, choices: int) -> None:
-    """`ConfigError` unless all are in range."""
+def check_sizes(name: str, tokens: int, experts: int, factor: float, choices: int) -> None:
+    """`ConfigError` unless all are in range; `name` is that of the factor."""
     check_at_least("tokens", tokens, 1)
     check_at_least("experts", experts, 1)
     check_at_least("choices", choices, 1)
-    check_positive("factor", factor)
+    check_positive(name, factor)
 
 
-def check_room(slots: int, tokens: int, experts: int, factor: float) -> None:
+def check_room(name: str, slots: int, tokens: int, experts: int, factor: float) -> None:
     """`ConfigError` if an expert has no slot."""
     if slots < 1:
         raise ConfigError(
-            f"factor: {factor} gives {experts} experts a capacity of {slots} for {tokens} tokens, expected at least 1"
+            f"{name}: {factor} gives {experts} experts a capacity of {slots} for {tokens} tokens, expected at least 1"
         )
 
 
@@ -101,9 +113,9 @@ def _checked(rule: Callable[[int, int, float, int], int]) -> CapacityRule:
     """`rule` with its arguments and its result checked."""
 
     def checked(tokens: int, experts: int, factor: float, choices: int = 1) -> int:
-        check_sizes(tokens, experts, factor, choices)
+        check_sizes("factor", tokens, experts, factor, choices)
         slots = rule(tokens, experts, factor, choices)
-        check_room(slots, tokens, experts, factor)
+        check_room("factor", slots, tokens, experts, factor)
         return slots
 
     return checked

@@ -1,8 +1,7 @@
-"""What every public function demands of its arguments, in one place.
+"""What every public function demands of its arguments, as far as shapes, dtypes and plain numbers tell it.
 
-The checks of the first half read only `.shape`, `.ndim` and `.dtype` (or plain Python numbers), so a compiled backend
-can call them while it traces. Those of the second half read values and belong to NumPy. Every message names the
-argument and its value.
+The checks read only `.shape`, `.ndim` and `.dtype`, so a compiled backend can call them while it traces; those that read
+values are in `values`. Every message names the argument and its value.
 """
 
 import math
@@ -11,40 +10,11 @@ from collections.abc import Collection
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
 
-from moespec.spec.errors import ConfigError, ContractError, DtypeError, ShapeError
-
-__all__ = [
-    "as_array",
-    "as_ids",
-    "as_order",
-    "as_scalar",
-    "check_at_least",
-    "check_capacity",
-    "check_choices",
-    "check_finite",
-    "check_floating",
-    "check_integers",
-    "check_mask",
-    "check_non_negative",
-    "check_one_per_token",
-    "check_option",
-    "check_permutation",
-    "check_positive",
-    "check_rank",
-    "check_same_shape",
-    "check_scores",
-    "check_segments",
-    "check_size",
-]
+from moespec.spec.errors import ConfigError, DtypeError, ShapeError
 
 FLOATING = ("float64", "float32", "float16", "bfloat16")
 COMPLEX = ("complex128", "complex64")
-DOUBLE = {np.dtype(np.float64), np.dtype(np.complex128)}
-
-
-# Static checks: shapes, dtypes, plain numbers.
 
 
 def dtype_name(array: Any) -> str:
@@ -61,11 +31,11 @@ def check_floating(name: str, array: Any) -> None:
 def check_rank(name: str, array: Any, axes: str) -> None:
     """`ShapeError` unless `array` has one axis for each word of `axes`, none of them empty.
 
-    A leading `...` stands for any number of axes; a number has none. The last may be empty if its word ends in `*`.
+    A leading `...` stands for any number of axes; a scalar has none. The last may be empty if its word ends in `*`.
     """
     shape, names = tuple(array.shape), axes.split()
     if len(shape) != len(names) and (names[:1] != ["..."] or len(shape) < len(names) - 1):
-        expected = f"the axes ({', '.join(names)})" if names else "a number"
+        expected = f"the axes ({', '.join(names)})" if names else "a scalar"
         raise ShapeError(f"{name}: expected {expected}, got shape {shape}")
     if 0 in (shape[:-1] if axes.endswith("*") else shape):
         raise ShapeError(f"{name}: no axis of ({', '.join(names)}) may be empty, got shape {shape}")
@@ -186,55 +156,3 @@ def check_option(name: str, value: Any, options: Collection[str]) -> None:
     """`ConfigError` unless `value` is one of `options`."""
     if not isinstance(value, str) or value not in options:
         raise ConfigError(f"{name}: expected one of {', '.join(map(repr, options))}, got {value!r}")
-
-
-# Checks of values: NumPy only.
-
-
-def check_finite(name: str, array: NDArray[Any]) -> None:
-    """`ContractError` if a value is NaN or infinite; the message has the first such index."""
-    finite = np.isfinite(array)
-    if not finite.all():
-        index = tuple(int(i) for i in np.argwhere(~finite)[0])
-        raise ContractError(f"{name}: every value must be finite, but the value at {index} is {array[index]}")
-
-
-def check_permutation(name: str, order: NDArray[Any]) -> None:
-    """`ContractError` unless the 1-D array holds each of `0 .. len - 1` once."""
-    if sorted(order.tolist()) != list(range(len(order))):
-        raise ContractError(f"{name}: expected a permutation of 0 to {len(order) - 1}, got {order.tolist()}")
-
-
-def as_array(name: str, value: ArrayLike, axes: str) -> NDArray[Any]:
-    """`value` as float64 (complex128 if complex) after `check_floating`, `check_rank` and `check_finite`."""
-    array = np.asarray(value)
-    if array.dtype not in DOUBLE:  # the complex step calls this a million times
-        check_floating(name, array)
-        array = array.astype(np.complex128 if dtype_name(array) in COMPLEX else np.float64)
-    check_rank(name, array, axes)
-    check_finite(name, array)
-    return array
-
-
-def as_scalar(name: str, value: ArrayLike) -> NDArray[Any]:
-    """`as_array` for a number; a Python int is accepted as the float it stands for."""
-    return as_array(name, float(value) if type(value) is int else value, "")
-
-
-def as_order(order: ArrayLike, tokens: int) -> NDArray[np.intp]:
-    """`order` as an index array after `check_one_per_token` and `check_permutation`."""
-    array = np.asarray(order)
-    check_one_per_token("order", array, (tokens,))
-    check_permutation("order", array)
-    return array.astype(np.intp)
-
-
-def as_ids(name: str, value: ArrayLike, axes: str, *, below: int | None = None) -> NDArray[np.int64]:
-    """`value` as int64 after `check_integers`; `ContractError` unless it is at least 0, and less than `below` if given."""
-    array = np.asarray(value)
-    check_integers(name, array, axes)
-    outside = array < 0 if below is None else (array < 0) | (array >= below)
-    if outside.any():
-        limit = "at least 0" if below is None else f"from 0 to {below - 1}"
-        raise ContractError(f"{name}: expected integers {limit}, got {array[outside].flat[0]}")
-    return array.astype(np.int64)

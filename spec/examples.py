@@ -3,8 +3,6 @@
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["LOGITS", "NOISE", "TIED_SCORES"]
-
 LOGITS: NDArray[np.float64] = np.array(
     [[1, 0, -1], [2, 0.5, 0], [0.25, 0.5, 0], [0.5, -0.5, 1], [3, 0, 1], [1, 2, -2]], dtype=np.float64
 )

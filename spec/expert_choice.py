@@ -25,11 +25,15 @@ EC-4: Along which axis are the scores normalised?
 import numpy as np
 from numpy.typing import ArrayLike
 
-from moespec.spec.checks import as_array, check_capacity, check_same_shape
+from moespec.spec.algorithm import Algorithm
+from moespec.spec.checks import check_capacity, check_same_shape
 from moespec.spec.numerics import stable_order
 from moespec.spec.routing import Routing
+from moespec.spec.values import as_array
 
 __all__ = ["expert_choice"]
+
+ALGORITHMS = (Algorithm("expert_choice", "Liu et al. 2024 (arXiv 2401.15969), Algorithm 2", 1, ("expert_choice",)),)
 
 
 def expert_choice(
@@ -52,10 +56,11 @@ def expert_choice(
 
     Raises:
         ConfigError: `capacity` out of range.
-        ShapeError, DtypeError: of an array.
+        ShapeError: `scores` or `combine_scores` does not have the axes above, or their sizes differ.
+        DtypeError: `scores` or `combine_scores` is not floating.
         ContractError: a score is not finite.
 
-    Source: Routers, Algorithm 2; Zhou et al. 2022. Section 5.
+    Source: Routers, Algorithm 2; Zhou et al. 2022.
 
     >>> from moespec.spec import softmax_affinity, slot_tokens
     >>> from moespec.spec.examples import LOGITS, TIED_SCORES

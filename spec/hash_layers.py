@@ -14,7 +14,7 @@
 Ambiguity ledger
 
 HL-1: Does an expert of a hash layer have a capacity?
-    Reading: no, every token is served; a capacity may be given, and then tokens are served in order.
+    Reading: no, every token has a slot; a capacity may be given, and then tokens are assigned in order.
     Alternatives: that of the other routers.
 HL-2: To which hash does a bias of MultiHash belong?
     Reading: it is cut into segments like the outputs of its matrix.
@@ -29,27 +29,60 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from moespec.spec.checks import (
-    as_array,
-    as_ids,
-    check_at_least,
-    check_capacity,
-    check_option,
-    check_segments,
-    check_size,
-)
-from moespec.spec.layer import activation as gelu_activation
+from moespec.spec.algorithm import Algorithm
+from moespec.spec.checks import check_at_least, check_capacity, check_option, check_rank, check_segments, check_size
+from moespec.spec.errors import ConfigError
+from moespec.spec.gelu import activation as gelu_activation
 from moespec.spec.layer import expert_parameters
-from moespec.spec.numerics import Array, positive_part
+from moespec.spec.numerics import Array, Shared, positive_part
 from moespec.spec.routing import Routing
 from moespec.spec.token_choice import token_choice
+from moespec.spec.values import as_array, as_ids
 
-__all__ = ["hash_routing", "multi_hash_mlp"]
+__all__ = ["hash_routing", "hash_table_of", "multi_hash_mlp"]
+
+ALGORITHMS = (
+    Algorithm("hash_routing", "Roller et al. 2021 (arXiv 2106.04426), section 3", 1, ("hash_routing", "hash_table_of")),
+    Algorithm("multi_hash", "Roller et al. 2021 (arXiv 2106.04426), section 3.2", 1, ("multi_hash_mlp",)),
+)
 
 Ids = NDArray[np.int64]
 
 
-def hash_routing(ids: ArrayLike, table: ArrayLike, *, experts: int, capacity: int | None = None) -> Routing:
+def hash_table_of(tables: Shared, *, hash: int = 0) -> Ids:
+    """The table of one hash, of the tables that a hash layer has among its parameters, where integers are floating.
+
+    Args:
+        tables: (hashes, ids), whole numbers, in a floating or integer dtype.
+        hash: which of them, from 0.
+
+    Returns:
+        (ids,) integers.
+
+    Raises:
+        ConfigError: there is no such `hash`.
+        ShapeError: `tables` does not have the axes above.
+
+    Source: Hash, section 3.
+
+    >>> hash_table_of([[0.0, 1.0, 1.0], [1.0, 0.0, 1.0]], hash=1).tolist()
+    [1, 0, 1]
+    """
+    array = np.asarray(tables)
+    check_rank("tables", array, "hashes ids")
+    check_hash(hash, len(array))
+    return array[hash].real.astype(np.int64)
+
+
+def check_hash(hash: int, hashes: int) -> None:
+    """`ConfigError` unless `hash` is one of so many hashes."""
+    if check_at_least("hash", hash, 0) >= hashes:
+        raise ConfigError(f"hash: there are {hashes} tables, expected less, got {hash}")
+
+
+def hash_routing(
+    ids: ArrayLike, table: Shared, *, experts: int, capacity: int | None = None, like: Shared | None = None
+) -> Routing:
     """Each token to the expert that the table has for its id, with weight 1: Token Choice of one expert.
 
     Args:
@@ -57,15 +90,18 @@ def hash_routing(ids: ArrayLike, table: ArrayLike, *, experts: int, capacity: in
         table: (ids,) integers, from 0 to E - 1: the expert of each of the V ids.
         experts: E.
         capacity: slots per expert, filled in the order of the tokens; one for every token if None.
+        like: an array in whose dtype a backend gives the weights; here they are in float64.
 
     Returns:
         Routing of (tokens, experts, capacity).
 
     Raises:
-        ConfigError: `experts < 1` or `capacity < 1`. ShapeError, DtypeError: of an array.
+        ConfigError: `experts < 1` or `capacity < 1`.
+        ShapeError: `ids` or `table` does not have the axes above, or their sizes differ.
+        DtypeError: `ids` or `table` does not hold integers.
         ContractError: an id that the table does not have, or an expert that does not exist.
 
-    Source: Hash, section 3. Section 12.
+    Source: Hash, section 3.
 
     >>> from moespec.spec.routing import slot_tokens
     >>> slot_tokens(hash_routing([2, 0, 2, 1], [0, 1, 1], experts=2)).tolist()  # 4 marks an empty slot
@@ -82,7 +118,7 @@ def hash_routing(ids: ArrayLike, table: ArrayLike, *, experts: int, capacity: in
 
 
 def multi_hash_mlp(
-    tokens: ArrayLike, ids: ArrayLike, tables: ArrayLike, params: Mapping[str, ArrayLike], *, activation: str = "relu"
+    tokens: ArrayLike, ids: ArrayLike, tables: Shared, params: Mapping[str, ArrayLike], *, activation: str = "relu"
 ) -> Array:
     """MultiHash: a perceptron whose hidden and output units are cut into N segments, each of the expert of one hash.
 
@@ -105,10 +141,11 @@ def multi_hash_mlp(
 
     Raises:
         ConfigError: `activation` is unknown, a parameter is missing, or N does not divide hidden or output.
-        ShapeError, DtypeError: of an array.
-        ContractError: a number that is not finite, an id or an expert that does not exist.
+        ShapeError: `tokens`, `ids`, `tables` or `params` does not have the axes above, or their sizes differ.
+        DtypeError: `tokens` or `params` is not floating, or `ids` or `tables` does not hold integers.
+        ContractError: an entry that is not finite, an id or an expert that does not exist.
 
-    Source: Hash, section 3.2. Section 12.
+    Source: Hash, section 3.2.
 
     >>> params = {"w1": [[[1.0, 1.0]], [[10.0, 10.0]]], "b1": np.zeros((2, 2)),
     ...           "w2": [[[1.0, 1.0], [1.0, 1.0]], [[2.0, 2.0], [2.0, 2.0]]], "b2": np.zeros((2, 2))}

@@ -8,7 +8,7 @@
 Nothing here draws random numbers: draws and initial centroids are passed in.
 
 Checked against: `scipy.cluster.vq.kmeans2` from the same initial centroids, and a plain search for the nearest centroid
-(`k_means`); the definition, that no two experts' shares differ by more than one id, by a search through all tables
+(`k_means`); the definition, that no two experts' parts differ by more than one id, by a search through all tables
 (`hash_table_dispersed`); the bound on the largest load (`hash_table_balanced`). The public code of hash layers has the
 random table only.
 
@@ -28,29 +28,36 @@ HT-4: Does dealing a cluster out start again at expert 0?
     Alternatives: yes; the experts of low index then get more ids.
 """
 
-from typing import NamedTuple
-
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from moespec.spec.checks import as_array, as_ids, check_at_least, check_size
+from moespec.spec.algorithm import Algorithm
+from moespec.spec.checks import check_at_least
+from moespec.spec.clustering import k_means
 from moespec.spec.errors import ContractError
-from moespec.spec.numerics import Array, stable_order
+from moespec.spec.numerics import Shared, stable_order
+from moespec.spec.values import as_array, as_ids
 
 __all__ = [
-    "Clustering",
     "hash_table_balanced",
     "hash_table_clustered",
     "hash_table_dispersed",
     "hash_table_random",
-    "k_means",
-    "nearest",
 ]
+
+ALGORITHMS = (
+    Algorithm(
+        "hash_tables",
+        "Roller et al. 2021 (arXiv 2106.04426), section 3.1",
+        1,
+        ("hash_table_balanced", "hash_table_clustered", "hash_table_dispersed", "hash_table_random", "k_means"),
+    ),
+)
 
 Ids = NDArray[np.int64]
 
 
-def hash_table_random(draws: ArrayLike, *, experts: int) -> Ids:
+def hash_table_random(draws: Shared, *, experts: int) -> Ids:
     """A random table: `table[v] = floor(experts * draws[v])`.
 
     Args:
@@ -61,9 +68,12 @@ def hash_table_random(draws: ArrayLike, *, experts: int) -> Ids:
         (ids,) integers below E.
 
     Raises:
-        ConfigError: `experts < 1`. ShapeError, DtypeError: of `draws`. ContractError: a draw outside [0, 1).
+        ConfigError: `experts < 1`.
+        ShapeError: `draws` does not have the axes above.
+        DtypeError: `draws` is not floating.
+        ContractError: a draw outside [0, 1).
 
-    Source: Hash, section 3.1. Section 12.
+    Source: Hash, section 3.1.
 
     >>> hash_table_random([0.0, 0.34, 0.66, 0.99], experts=3).tolist()
     [0, 1, 1, 2]
@@ -75,7 +85,7 @@ def hash_table_random(draws: ArrayLike, *, experts: int) -> Ids:
     return (experts * draws).astype(np.int64)
 
 
-def hash_table_balanced(frequencies: ArrayLike, *, experts: int) -> Ids:
+def hash_table_balanced(frequencies: Shared, *, experts: int) -> Ids:
     """A table by frequency: the most frequent id first, each to the expert that has the smallest load so far.
 
     No expert's load exceeds the mean by more than the largest frequency.
@@ -88,9 +98,12 @@ def hash_table_balanced(frequencies: ArrayLike, *, experts: int) -> Ids:
         (ids,) integers below E.
 
     Raises:
-        ConfigError: `experts < 1`. ShapeError, DtypeError: of `frequencies`. ContractError: a frequency below 0.
+        ConfigError: `experts < 1`.
+        ShapeError: `frequencies` does not have the axes above.
+        DtypeError: `frequencies` is not floating.
+        ContractError: a frequency below 0.
 
-    Source: Hash, section 3.1 (balanced assignment). Section 12.
+    Source: Hash, section 3.1 (balanced assignment).
 
     >>> hash_table_balanced([50.0, 20, 10, 8, 5, 4, 2, 1], experts=3).tolist()  # loads 50, 25 and 25
     [0, 1, 2, 2, 2, 1, 2, 1]
@@ -107,7 +120,7 @@ def hash_table_balanced(frequencies: ArrayLike, *, experts: int) -> Ids:
     return table
 
 
-def hash_table_clustered(embeddings: ArrayLike, centroids: ArrayLike, *, iterations: int = 25) -> Ids:
+def hash_table_clustered(embeddings: Shared, centroids: Shared, *, iterations: int = 25) -> Ids:
     """A table of clusters: ids that are alike share an expert.
 
     Args:
@@ -121,7 +134,7 @@ def hash_table_clustered(embeddings: ArrayLike, centroids: ArrayLike, *, iterati
     Raises:
         As `k_means`, which names them `points` and `centroids`.
 
-    Source: Hash, section 3.1 (clustered hashes). Section 12.
+    Source: Hash, section 3.1 (clustered hashes).
 
     >>> hash_table_clustered([[0.0], [5.0], [1.0], [6.0]], [[6.0], [0.0]]).tolist()
     [1, 0, 1, 0]
@@ -129,11 +142,11 @@ def hash_table_clustered(embeddings: ArrayLike, centroids: ArrayLike, *, iterati
     return k_means(embeddings, centroids, iterations=iterations).clusters
 
 
-def hash_table_dispersed(clusters: ArrayLike, *, experts: int) -> Ids:
+def hash_table_dispersed(clusters: Shared, *, experts: int) -> Ids:
     """A table that spreads each cluster over the experts: ids that are alike go to different ones.
 
     The ids of cluster 0 in order, then those of cluster 1, ..., are dealt to experts 0, 1, ..., E - 1, 0, ... without
-    starting again. The experts' shares of each cluster differ by at most one id, and so do those of all ids.
+    starting again. The experts' parts of each cluster differ by at most one id, and so do those of all ids.
 
     Args:
         clusters: (ids,) integers of at least 0, the cluster of each id, as from `k_means`.
@@ -143,9 +156,12 @@ def hash_table_dispersed(clusters: ArrayLike, *, experts: int) -> Ids:
         (ids,) integers below E.
 
     Raises:
-        ConfigError: `experts < 1`. ShapeError, DtypeError: of `clusters`. ContractError: a cluster below 0.
+        ConfigError: `experts < 1`.
+        ShapeError: `clusters` does not have the axes above.
+        DtypeError: `clusters` does not hold integers.
+        ContractError: a cluster below 0.
 
-    Source: Hash, section 3.1 (dispersed hashes). Section 12.
+    Source: Hash, section 3.1 (dispersed hashes).
 
     >>> hash_table_dispersed([1, 0, 1, 0, 0, 1], experts=2).tolist()
     [1, 0, 0, 1, 0, 1]
@@ -159,55 +175,3 @@ def hash_table_dispersed(clusters: ArrayLike, *, experts: int) -> Ids:
             table[id] = dealt % experts
             dealt += 1
     return table
-
-
-class Clustering(NamedTuple):
-    """What `k_means` finds: `centroids` (clusters, width), and the nearest of them for each point, `clusters` (points,)."""
-
-    centroids: Array
-    clusters: Ids
-
-
-def k_means(points: ArrayLike, centroids: ArrayLike, *, iterations: int = 25) -> Clustering:
-    """Lloyd's algorithm: each centroid becomes the mean of the points that are nearest to it, again and again.
-
-    A cluster without points keeps its centroid. It ends after `iterations` updates, or when no point changes its cluster.
-
-    Args:
-        points: (points, width).
-        centroids: (clusters, width), where it starts.
-        iterations: largest number of updates, at least 1.
-
-    Returns:
-        Clustering: the centroids, and the cluster of each point as they are at the end.
-
-    Raises:
-        ConfigError: `iterations < 1`. ShapeError, DtypeError, ContractError: of an array.
-
-    Source: Lloyd 1982. Section 12.
-
-    >>> # 5 is as near to 1 as to 9, the lower centroid gets it; later that cluster is empty and stays where it is.
-    >>> found = k_means([[0.0], [1.0], [5.0], [6.0]], [[0.0], [1.0], [9.0]])
-    >>> found.centroids.tolist(), found.clusters.tolist()
-    ([[0.5], [3.0], [5.5]], [0, 0, 2, 2])
-    """
-    iterations = check_at_least("iterations", iterations, 1)
-    points = as_array("points", points, "points width").real
-    centroids = as_array("centroids", centroids, "clusters width").real
-    check_size("centroids", centroids, 1, points.shape[1], "the width of points")
-    clusters = nearest(points, centroids)
-    for _ in range(iterations):
-        members = [points[clusters == cluster] for cluster in range(len(centroids))]
-        centroids = np.stack(
-            [own.mean(axis=0) if len(own) else kept for own, kept in zip(members, centroids, strict=True)]
-        )
-        before, clusters = clusters, nearest(points, centroids)
-        if (before == clusters).all():
-            break
-    return Clustering(centroids, clusters)
-
-
-def nearest(points: Array, centroids: Array) -> Ids:
-    """The nearest centroid of each point: the largest `x c - |c|^2 / 2`, the lower index among equals."""
-    scores = points @ centroids.T - 0.5 * np.sum(centroids * centroids, axis=1)
-    return np.argmax(scores.real, axis=1).astype(np.int64)

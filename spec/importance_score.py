@@ -1,16 +1,16 @@
 """Importance-score routing: the least important tokens are removed, the others choose in the order of importance.
 
 It is Batch Priority Routing with a hard cut before it, the efficient mode of the token-mixing layer of Sparse-MLP, whose
-items are channels. Whoever is removed has a combine row of zeros, so that only the residual connection carries it.
+items are channels. A removed token has a combine row of zeros, so that only the residual connection carries it.
 
 | here | Sparse-MLP (arXiv 2109.02008), section 2.2 |
 |---|---|
 | `scores` (T, E) | gates G(x) of the channels, noisy in training |
 | importance of a token, its highest score | s_i = max_j G(x_i)_j, eq. (3) |
-| `drop` | 10 %, the share of the channels that are removed |
+| `drop` | 10 %, the fraction of the channels that are removed |
 | survivors | the channels that are left, sorted by importance score |
 
-Checked against the definition by brute force: the survivors served one after the other, in a loop of its own; and
+Checked against the definition by brute force: the survivors assigned one after the other, in a separate loop; and
 against its limits: nothing removed is Batch Priority Routing, and removed tokens might as well not be in the batch.
 
 Ambiguity ledger
@@ -36,25 +36,23 @@ IS-6: Are tokens removed in evaluation, too?
 """
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from moespec.spec.batch_priority import batch_priority
-from moespec.spec.checks import as_array, check_non_negative, check_same_shape
-from moespec.spec.composition import init_kernel, noisy_logits, router_output
+from moespec.spec.checks import check_non_negative, check_same_shape
 from moespec.spec.errors import ConfigError
-from moespec.spec.routing import Params, Router, RouterConfig, RouterOutput, Routing
-from moespec.spec.softmax import softmax_affinity
+from moespec.spec.routing import Routing
 from moespec.spec.token_choice import token_choice
+from moespec.spec.values import as_array
 
-__all__ = ["IMPORTANCE_SCORE", "importance_score_choice", "importance_score_order", "surviving_tokens"]
+__all__ = ["importance_score_choice", "importance_score_order"]
 
 
 def surviving_tokens(tokens: int, drop: Any) -> int:
-    """How many tokens are left when the share `drop` is removed: `T - floor(drop * T)`.
+    """How many tokens are left when the fraction `drop` is removed: `T - floor(drop * T)`.
 
     Raises ConfigError unless `0 <= drop < 1`.
 
@@ -63,7 +61,7 @@ def surviving_tokens(tokens: int, drop: Any) -> int:
     """
     drop = check_non_negative("drop", drop)
     if drop >= 1:
-        raise ConfigError(f"drop: expected a share below 1, got {drop}")
+        raise ConfigError(f"drop: expected a fraction below 1, got {drop}")
     return tokens - math.floor(drop * tokens)
 
 
@@ -72,16 +70,18 @@ def importance_score_order(scores: ArrayLike, *, drop: float = 0.1) -> NDArray[n
 
     Args:
         scores: (tokens, experts), the scores of the selection (noisy in training).
-        drop: share of the tokens to remove, from 0 up to but without 1: the last `floor(drop * tokens)` of the order.
+        drop: fraction of the tokens to remove, from 0 up to but without 1: the last `floor(drop * tokens)` of the order.
 
     Returns:
-        (survivors,) integers: the token that is served first, second, ...
+        (survivors,) integers: the token that is assigned first, second, ...
 
     Raises:
         ConfigError: `drop` out of range.
-        ShapeError, DtypeError, ContractError: of `scores`.
+        ShapeError: `scores` does not have the axes above.
+        DtypeError: `scores` is not floating.
+        ContractError: `scores` holds NaN or infinity.
 
-    Source: Sparse-MLP, section 2.2, eq. (3). Section 15.5.
+    Source: Sparse-MLP, section 2.2, eq. (3).
 
     >>> from moespec.spec import softmax_affinity
     >>> from moespec.spec.examples import LOGITS
@@ -109,7 +109,7 @@ def importance_score_choice(
         scores: (tokens, experts), by which tokens are sorted and choose.
         choices: experts K that a token chooses, from 1 to experts.
         capacity: slots C per expert, at least 1; the router takes `expert_capacity` of the tokens that are left.
-        drop: share of the tokens to remove; see `importance_score_order`.
+        drop: fraction of the tokens to remove; see `importance_score_order`.
         combine_scores: (tokens, experts), the weights of the chosen; `scores` if None.
 
     Returns:
@@ -117,10 +117,11 @@ def importance_score_choice(
 
     Raises:
         ConfigError: `choices`, `capacity` or `drop` out of range.
-        ShapeError, DtypeError: of an array.
+        ShapeError: `scores` or `combine_scores` does not have the axes above, or their sizes differ.
+        DtypeError: `scores` or `combine_scores` is not floating.
         ContractError: a score is not finite.
 
-    Source: Sparse-MLP, section 2.2. Section 15.5.
+    Source: Sparse-MLP, section 2.2.
 
     >>> from moespec.spec import slot_tokens, softmax_affinity
     >>> from moespec.spec.examples import LOGITS
@@ -146,28 +147,3 @@ def importance_score_choice(
 
     # Combine.
     return Routing(dispatch, weights[:, :, None] * dispatch)
-
-
-def importance_score(
-    params: Params, tokens: ArrayLike, config: RouterConfig, *, noise: ArrayLike | None = None, train: bool = False
-) -> RouterOutput:
-    """Token Choice by the noisy softmax among the most important tokens (Sparse-MLP), also in evaluation. Section 15.5."""
-    clean, noisy = noisy_logits(params, tokens, config, noise)
-    left = replace(config, tokens=surviving_tokens(config.tokens, config.drop))
-    capacity = left.capacity(choices=config.choices, train=train)
-    scores = softmax_affinity(noisy)
-    routing = importance_score_choice(scores, choices=config.choices, capacity=capacity, drop=config.drop)
-    return router_output(config, clean, noisy, noise, routing)
-
-
-IMPORTANCE_SCORE = Router(
-    "importance_score",
-    "Lou et al. 2021 (arXiv 2109.02008), section 2.2",
-    init_kernel,
-    importance_score,
-    {"importance_weight": 0.005, "load_weight": 0.005},
-    balances="the load of the experts, by the importance and load losses",
-    cost="T D E, and a sort of the tokens",
-    drops="the share `drop` of least importance, and tokens beyond the capacity of the experts that they choose",
-)
-"""The router `importance_score`."""

@@ -5,8 +5,6 @@ from scipy.linalg import qr
 
 from moespec.spec.numerics import Array
 
-__all__ = ["lecun_normal", "orthogonal", "uniform"]
-
 TRUNCATED_STD = 0.8796256610342398
 """Standard deviation of the standard normal truncated to [-2, 2]."""
 

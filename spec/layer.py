@@ -20,15 +20,26 @@ LA-2: What does a token without a slot get?
 from collections.abc import Callable, Mapping
 
 import numpy as np
-from numpy.typing import ArrayLike
-from scipy.special import erf
+from numpy.typing import ArrayLike, NDArray
 
-from moespec.spec.checks import as_array, check_mask, check_option, check_rank, check_same_shape, check_size
+from moespec.spec.algorithm import Algorithm
+from moespec.spec.checks import check_mask, check_option, check_rank, check_same_shape, check_size
 from moespec.spec.errors import ConfigError
-from moespec.spec.numerics import Array
+from moespec.spec.gelu import activation
+from moespec.spec.numerics import Array, Shared
 from moespec.spec.routing import Routing
+from moespec.spec.values import as_array
 
-__all__ = ["expert_mlp", "gelu", "moe_layer"]
+__all__ = ["expert_mlp", "moe_layer", "used_experts"]
+
+ALGORITHMS = (
+    Algorithm(
+        "moe_layer",
+        "Liu et al. 2024 (arXiv 2401.15969), section 1.2",
+        1,
+        ("moe_layer", "expert_mlp", "routing_metrics", "used_experts"),
+    ),
+)
 
 AXES = {"w1": "experts width hidden", "b1": "experts hidden", "w2": "experts hidden output", "b2": "experts output"}
 """Axes of the parameters of `expert_mlp`."""
@@ -53,9 +64,10 @@ def moe_layer(tokens: ArrayLike, routing: Routing, experts: Callable[[Array], Ar
 
     Raises:
         ShapeError: shapes do not fit, also that of the experts' output.
-        DtypeError, ContractError: of an array.
+        DtypeError: `tokens` or `routing` is not floating.
+        ContractError: `tokens` or `routing` holds NaN or infinity.
 
-    Source: Routers, section 1.2. Section 1.
+    Source: Routers, section 1.2.
 
     >>> dispatch = np.array([[[1.0], [0.0]], [[0.0], [1.0]], [[0.0], [0.0]]])  # the third token is dropped
     >>> routing = Routing(dispatch, 0.5 * dispatch)
@@ -80,7 +92,7 @@ def moe_layer(tokens: ArrayLike, routing: Routing, experts: Callable[[Array], Ar
 
 
 def expert_mlp(
-    inputs: ArrayLike, params: Mapping[str, ArrayLike], *, gelu: str = "tanh", used: ArrayLike | None = None
+    inputs: ArrayLike, params: Mapping[str, ArrayLike], *, gelu: str = "tanh", used: Shared | None = None
 ) -> Array:
     """The multi-layer perceptron of each expert on its own slots: `w2[e] gelu(w1[e] x + b1[e]) + b2[e]`.
 
@@ -96,9 +108,11 @@ def expert_mlp(
 
     Raises:
         ConfigError: a parameter is missing, `gelu` is unknown.
-        ShapeError, DtypeError, ContractError: of an array.
+        ShapeError: `inputs`, `params` or `used` does not have the axes above, or their sizes differ.
+        DtypeError: `inputs`, `params` or `used` is not floating.
+        ContractError: `inputs`, `params` or `used` holds NaN or infinity.
 
-    Source: Routers, section 1.2. Section 1.
+    Source: Routers, section 1.2.
     """
     check_option("gelu", gelu, ("tanh", "erf"))
     inputs = as_array("inputs", inputs, "experts capacity width")
@@ -110,6 +124,32 @@ def expert_mlp(
         return outputs
     check_mask("used", used := np.asarray(used), (len(inputs),), "expert")
     return np.where(used[:, None, None], outputs, 0.0)
+
+
+def used_experts(routing: Routing) -> NDArray[np.bool_]:
+    """Which experts have a token in one of their slots: what `expert_mlp` takes to leave the others out.
+
+    In a backend, those that have one in any group.
+
+    Args:
+        routing: `dispatch` and `combine`, each (tokens, experts, capacity).
+
+    Returns:
+        (experts,) booleans, without gradient.
+
+    Raises:
+        ShapeError: `routing` does not have the axes above.
+        DtypeError: `routing` is not floating.
+        ContractError: `routing` holds NaN or infinity.
+
+    Source: none, an expert without a token changes no output.
+
+    >>> dispatch = np.array([[[1.0], [0.0]], [[0.0], [0.0]]])  # two tokens, two experts, one slot
+    >>> used_experts(Routing(dispatch, dispatch)).tolist()
+    [True, False]
+    """
+    dispatch = as_array("routing.dispatch", routing.dispatch, "tokens experts capacity")
+    return np.asarray((dispatch.real > 0).any(axis=(0, 2)))
 
 
 def expert_parameters(params: Mapping[str, ArrayLike], *, width: int, experts: int | None = None) -> dict[str, Array]:
@@ -125,36 +165,3 @@ def expert_parameters(params: Mapping[str, ArrayLike], *, width: int, experts: i
     check_size("w2", weights["w2"], 1, weights["w1"].shape[2], "the hidden width of w1")
     check_size("b2", weights["b2"], 1, weights["w2"].shape[2], "the output width of w2")
     return weights
-
-
-def gelu(x: ArrayLike, *, form: str = "tanh") -> Array:
-    """The Gaussian error linear unit `x Phi(x)`, exact or approximated:
-
-        erf:   x / 2 (1 + erf(x / sqrt(2)))
-        tanh:  x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))
-
-    Args:
-        x: any shape.
-        form: "tanh" or "erf".
-
-    Returns:
-        The shape of `x`.
-
-    Raises:
-        ConfigError: `form` is unknown.
-        ShapeError, DtypeError, ContractError: of `x`.
-
-    Source: Hendrycks and Gimpel 2016 (arXiv 1606.08415). Section 1.
-
-    >>> round(float(gelu(1.0)), 10), round(float(gelu(1.0, form="erf")), 10)
-    (0.8411919906, 0.8413447461)
-    """
-    check_option("form", form, ("tanh", "erf"))
-    return activation(as_array("x", x, "..."), form=form)
-
-
-def activation(x: Array, *, form: str) -> Array:
-    """`gelu` of checked arguments."""
-    if form == "erf":
-        return 0.5 * x * (1.0 + erf(x / np.sqrt(2.0)))
-    return 0.5 * x * (1.0 + np.tanh(np.sqrt(2.0 / np.pi) * (x + 0.044715 * x * x * x)))

@@ -6,7 +6,7 @@
 | `noisy_logits` (T, E) | XW + sigma epsilon | |
 | `noise_std` | sigma | |
 | threshold (T,) | eta, the k-th largest noisy logit | |
-| share, mean score (E,) | | f, P |
+| fraction, mean score (E,) | | f, P |
 
 Ambiguity ledger
 
@@ -33,11 +33,20 @@ AL-6: Which logits does the importance loss see?
 import numpy as np
 from numpy.typing import ArrayLike
 
-from moespec.spec.checks import as_array, check_choices, check_positive, check_same_shape
+from moespec.spec.algorithm import Algorithm
+from moespec.spec.checks import check_choices, check_positive, check_same_shape
 from moespec.spec.errors import ContractError
 from moespec.spec.numerics import Array, logsumexp, normal_cdf, stable_order, variance
+from moespec.spec.values import as_array
 
 __all__ = ["balance_loss", "importance_loss", "load_loss", "z_loss"]
+
+ALGORITHMS = (
+    Algorithm("importance_loss", "Liu et al. 2024 (arXiv 2401.15969), appendix A", 1, ("importance_loss",)),
+    Algorithm("load_loss", "Liu et al. 2024 (arXiv 2401.15969), eqs. (12)-(15)", 1, ("load_loss",)),
+    Algorithm("balance_loss", "Fedus et al. 2021 (arXiv 2101.03961), eqs. (4)-(6)", 1, ("balance_loss",)),
+    Algorithm("z_loss", "Zoph et al. 2022 (arXiv 2202.08906), eq. (5)", 1, ("z_loss",)),
+)
 
 
 def importance_loss(scores: ArrayLike) -> Array:
@@ -49,12 +58,14 @@ def importance_loss(scores: ArrayLike) -> Array:
         scores: A, (tokens, experts), the softmax of the logits without noise.
 
     Returns:
-        A number, from 0 (balanced) to E - 1 (all on one expert).
+        A scalar, from 0 (balanced) to E - 1 (all on one expert).
 
     Raises:
-        ShapeError, DtypeError, ContractError: of `scores`; also if all experts have importance 0.
+        ShapeError: `scores` does not have the axes above.
+        DtypeError: `scores` is not floating.
+        ContractError: `scores` holds NaN or infinity; or all experts have importance 0.
 
-    Source: Routers, appendix A; V-MoE (arXiv 2106.05974); Shazeer et al. 2017 (arXiv 1701.06538). Section 10.1.
+    Source: Routers, appendix A; V-MoE (arXiv 2106.05974); Shazeer et al. 2017 (arXiv 1701.06538).
 
     >>> from moespec.spec import softmax_affinity
     >>> from moespec.spec.examples import LOGITS
@@ -81,13 +92,15 @@ def load_loss(logits: ArrayLike, noisy_logits: ArrayLike, *, choices: int, noise
         noise_std: standard deviation of the noise, greater than 0.
 
     Returns:
-        A number, from 0 (balanced) to E - 1.
+        A scalar, from 0 (balanced) to E - 1.
 
     Raises:
         ConfigError: `choices` or `noise_std` out of range.
-        ShapeError, DtypeError, ContractError: of an array; also if all experts have load 0.
+        ShapeError: `logits` or `noisy_logits` does not have the axes above, or their sizes differ.
+        DtypeError: `logits` or `noisy_logits` is not floating.
+        ContractError: `logits` or `noisy_logits` holds NaN or infinity; or all experts have load 0.
 
-    Source: Routers, eqs. (12)-(15); V-MoE (arXiv 2106.05974). Section 10.2.
+    Source: Routers, eqs. (12)-(15); V-MoE (arXiv 2106.05974).
 
     >>> from moespec.spec.examples import LOGITS, NOISE
     >>> round(float(load_loss(LOGITS, LOGITS + NOISE / 3, choices=1, noise_std=1 / 3)), 12)
@@ -107,7 +120,7 @@ def load_loss(logits: ArrayLike, noisy_logits: ArrayLike, *, choices: int, noise
 
 
 def balance_loss(scores: ArrayLike) -> Array:
-    """`E sum_e f[e] P[e]`, with the share of tokens that prefer an expert and its mean score:
+    """`E sum_e f[e] P[e]`, with the fraction of tokens that prefer an expert and its mean score:
 
         f[e] = 1 / T #{t : e is the first maximum of A[t, :]},    P[e] = 1 / T sum_t A[t, e]
 
@@ -118,12 +131,14 @@ def balance_loss(scores: ArrayLike) -> Array:
         scores: A, (tokens, experts), the softmax of the (noisy) logits.
 
     Returns:
-        A number.
+        A scalar.
 
     Raises:
-        ShapeError, DtypeError, ContractError: of `scores`.
+        ShapeError: `scores` does not have the axes above.
+        DtypeError: `scores` is not floating.
+        ContractError: `scores` holds NaN or infinity.
 
-    Source: Switch, eqs. (4)-(6). Section 10.5.
+    Source: Switch, eqs. (4)-(6).
 
     >>> from moespec.spec import softmax_affinity
     >>> from moespec.spec.examples import LOGITS, NOISE
@@ -134,8 +149,8 @@ def balance_loss(scores: ArrayLike) -> Array:
     """
     scores = as_array("scores", scores, "tokens experts")
     tokens, experts = scores.shape
-    share = np.bincount(stable_order(scores)[:, 0], minlength=experts) / tokens
-    return experts * np.sum(share * np.mean(scores, axis=0))
+    fraction = np.bincount(stable_order(scores)[:, 0], minlength=experts) / tokens
+    return experts * np.sum(fraction * np.mean(scores, axis=0))
 
 
 def z_loss(logits: ArrayLike) -> Array:
@@ -145,12 +160,14 @@ def z_loss(logits: ArrayLike) -> Array:
         logits: L, (tokens, experts).
 
     Returns:
-        A number, at least 0.
+        A scalar, at least 0.
 
     Raises:
-        ShapeError, DtypeError, ContractError: of `logits`.
+        ShapeError: `logits` does not have the axes above.
+        DtypeError: `logits` is not floating.
+        ContractError: `logits` holds NaN or infinity.
 
-    Source: ST-MoE (arXiv 2202.08906), eq. (5). Section 10.6.
+    Source: ST-MoE (arXiv 2202.08906), eq. (5).
 
     >>> from moespec.spec.examples import LOGITS
     >>> round(float(z_loss(LOGITS)), 12)

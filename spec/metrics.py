@@ -2,20 +2,21 @@
 
 import numpy as np
 
-from moespec.spec.checks import as_array, check_same_shape
+from moespec.spec.checks import check_same_shape
 from moespec.spec.numerics import Array, stop_gradient
 from moespec.spec.routing import Routing
+from moespec.spec.values import as_array
 
 __all__ = ["routing_metrics"]
 
 
 def routing_metrics(routing: Routing) -> dict[str, Array]:
-    """How evenly, how completely and how decidedly a routing serves the tokens.
+    """How evenly a routing loads the experts, how many tokens it covers, and how decidedly.
 
         load[e]   = 1 / T sum_t,c dispatch[t, e, c]       for a sparse routing: filled slots of the expert / T
         coverage  = 1 / T #{t : dispatch[t, e, c] > 0 for some e, c}
         dropped   = 1 - coverage
-        entropy   = -1 / T sum_t,e m[t, e] log m[t, e]    in nats, m[t, e] the share of the expert in the token
+        entropy   = -1 / T sum_t,e m[t, e] log m[t, e]    in nats, m[t, e] the fraction of the token in the expert
 
     where `m[t, e] = sum_c combine[t, e, c]` divided by its sum over experts. A token without positive combine mass
     counts with entropy 0.
@@ -27,7 +28,9 @@ def routing_metrics(routing: Routing) -> dict[str, Array]:
         `load` (experts,) and the numbers `coverage`, `dropped` and `entropy`.
 
     Raises:
-        ShapeError, DtypeError, ContractError: of an array.
+        ShapeError: `routing` does not have the axes above.
+        DtypeError: `routing` is not floating.
+        ContractError: `routing` holds NaN or infinity.
 
     >>> from moespec.spec import token_choice
     >>> from moespec.spec.examples import TIED_SCORES
@@ -43,11 +46,11 @@ def routing_metrics(routing: Routing) -> dict[str, Array]:
     coverage = np.mean((dispatch > 0).any(axis=(1, 2)), dtype=np.float64)
     mass = combine.sum(axis=2)
     total = mass.sum(axis=1, keepdims=True)
-    share = np.divide(mass, total, out=np.zeros_like(mass), where=total > 0)
-    surprise = -np.log(share, out=np.zeros_like(share), where=share > 0)
+    fraction = np.divide(mass, total, out=np.zeros_like(mass), where=total > 0)
+    surprise = -np.log(fraction, out=np.zeros_like(fraction), where=fraction > 0)
     return {
         "load": dispatch.sum(axis=(0, 2)) / len(dispatch),
         "coverage": coverage,
         "dropped": 1.0 - coverage,
-        "entropy": np.mean(np.sum(share * surprise, axis=1)),
+        "entropy": np.mean(np.sum(fraction * surprise, axis=1)),
     }

@@ -13,14 +13,25 @@ NW-2: Is the sigmoid cross-entropy summed or averaged over classes?
 import numpy as np
 from numpy.typing import ArrayLike
 
-from moespec.spec.checks import as_array, check_positive, check_same_shape, check_size
+from moespec.spec.algorithm import Algorithm
+from moespec.spec.checks import check_positive, check_same_shape, check_size
 from moespec.spec.errors import ShapeError
-from moespec.spec.numerics import Array, logsumexp, softmax, softplus, variance
+from moespec.spec.numerics import Array, Leading, Shared, logsumexp, softmax, softplus, variance
+from moespec.spec.values import as_array
 
 __all__ = ["attention", "layer_norm", "patch_embed", "sigmoid_cross_entropy", "softmax_cross_entropy"]
 
+ALGORITHMS = (
+    Algorithm(
+        "network",
+        "Dosovitskiy et al. 2020 (arXiv 2010.11929)",
+        1,
+        ("attention", "gelu", "layer_norm", "patch_embed", "sigmoid_cross_entropy", "softmax_cross_entropy"),
+    ),
+)
 
-def layer_norm(x: ArrayLike, scale: ArrayLike, bias: ArrayLike | None = None, *, epsilon: float = 1e-6) -> Array:
+
+def layer_norm(x: Leading, scale: Shared, bias: Shared | None = None, *, epsilon: float = 1e-6) -> Array:
     """`(x - mean) / sqrt(variance + epsilon) * scale + bias` along the last axis, with the variance of the population.
 
     Args:
@@ -34,9 +45,11 @@ def layer_norm(x: ArrayLike, scale: ArrayLike, bias: ArrayLike | None = None, *,
 
     Raises:
         ConfigError: `epsilon` out of range.
-        ShapeError, DtypeError, ContractError: of an array.
+        ShapeError: `x`, `scale` or `bias` does not have the axes above, or their sizes differ.
+        DtypeError: `x`, `scale` or `bias` is not floating.
+        ContractError: `x`, `scale` or `bias` holds NaN or infinity.
 
-    Source: Ba et al. 2016 (arXiv 1607.06450), eq. (4). Section 16.
+    Source: Ba et al. 2016 (arXiv 1607.06450), eq. (4).
 
     >>> layer_norm([1.0, 2.0, 3.0], [1.0, 1.0, 2.0], [0.0, 5.0, 0.0]).round(6).tolist()
     [-1.224744, 5.0, 2.449488]
@@ -66,9 +79,11 @@ def attention(query: ArrayLike, key: ArrayLike, value: ArrayLike) -> Array:
         (queries, heads, dim).
 
     Raises:
-        ShapeError, DtypeError, ContractError: of an array.
+        ShapeError: `query`, `key` or `value` does not have the axes above, or their sizes differ.
+        DtypeError: `query`, `key` or `value` is not floating.
+        ContractError: `query`, `key` or `value` holds NaN or infinity.
 
-    Source: Vaswani et al. 2017 (arXiv 1706.03762), eq. (1). Section 16.
+    Source: Vaswani et al. 2017 (arXiv 1706.03762), eq. (1).
 
     >>> attention([[[0.0]]], [[[1.0]], [[2.0]]], [[[4.0]], [[6.0]]]).tolist()
     [[[5.0]]]
@@ -83,7 +98,7 @@ def attention(query: ArrayLike, key: ArrayLike, value: ArrayLike) -> Array:
     return np.einsum("hqk,khd->qhd", softmax(scores), value)
 
 
-def patch_embed(images: ArrayLike, kernel: ArrayLike, bias: ArrayLike) -> Array:
+def patch_embed(images: ArrayLike, kernel: Shared, bias: Shared) -> Array:
     """Cuts an image into square patches, row by row, and maps each linearly (a convolution with stride = patch).
 
     Args:
@@ -96,9 +111,10 @@ def patch_embed(images: ArrayLike, kernel: ArrayLike, bias: ArrayLike) -> Array:
 
     Raises:
         ShapeError: the image does not divide into patches, axes do not fit.
-        DtypeError, ContractError: of an array.
+        DtypeError: `images`, `kernel` or `bias` is not floating.
+        ContractError: `images`, `kernel` or `bias` holds NaN or infinity.
 
-    Source: Dosovitskiy et al. 2020 (arXiv 2010.11929), eq. (1). Section 16.
+    Source: Dosovitskiy et al. 2020 (arXiv 2010.11929), eq. (1).
 
     >>> patch_embed(np.arange(16.0).reshape(4, 4, 1), np.ones((2, 2, 1, 1)), np.zeros(1))[:, 0].tolist()
     [10.0, 18.0, 42.0, 50.0]
@@ -121,7 +137,7 @@ def patch_embed(images: ArrayLike, kernel: ArrayLike, bias: ArrayLike) -> Array:
     return patches
 
 
-def softmax_cross_entropy(logits: ArrayLike, targets: ArrayLike) -> Array:
+def softmax_cross_entropy(logits: Leading, targets: Leading) -> Array:
     """`-sum_c y[c] log softmax(z)[c]` along the last axis.
 
     Args:
@@ -132,9 +148,11 @@ def softmax_cross_entropy(logits: ArrayLike, targets: ArrayLike) -> Array:
         (...).
 
     Raises:
-        ShapeError, DtypeError, ContractError: of an array.
+        ShapeError: `logits` or `targets` does not have the axes above, or their sizes differ.
+        DtypeError: `logits` or `targets` is not floating.
+        ContractError: `logits` or `targets` holds NaN or infinity.
 
-    Source: Section 17.1.
+    Source: the loss `softmax_xent` of the big_vision code.
 
     >>> round(float(softmax_cross_entropy([0.0, 0.0], [1.0, 0.0])), 10)
     0.6931471806
@@ -145,7 +163,7 @@ def softmax_cross_entropy(logits: ArrayLike, targets: ArrayLike) -> Array:
     return np.sum(targets * (logsumexp(logits)[..., None] - logits), axis=-1)
 
 
-def sigmoid_cross_entropy(logits: ArrayLike, targets: ArrayLike) -> Array:
+def sigmoid_cross_entropy(logits: Leading, targets: Leading) -> Array:
     """`sum_c log(1 + exp(z[c])) - y[c] z[c]` along the last axis: a binary decision for each class, summed.
 
     Args:
@@ -156,9 +174,11 @@ def sigmoid_cross_entropy(logits: ArrayLike, targets: ArrayLike) -> Array:
         (...).
 
     Raises:
-        ShapeError, DtypeError, ContractError: of an array.
+        ShapeError: `logits` or `targets` does not have the axes above, or their sizes differ.
+        DtypeError: `logits` or `targets` is not floating.
+        ContractError: `logits` or `targets` holds NaN or infinity.
 
-    Source: Section 17.1.
+    Source: the loss `sigmoid_xent` of the big_vision code.
 
     >>> round(float(sigmoid_cross_entropy([0.0, 0.0], [1.0, 0.0])), 10)
     1.3862943611

@@ -2,7 +2,6 @@
 
 | here | Shazeer et al. 2017 (arXiv 1701.06538), eqs. (3)-(5), (8)-(11) |
 |---|---|
-| `kernel`, `noise_kernel` (D, E) | W_g, W_noise |
 | `logits` L, `noise_logits` N (T, E) | x W_g, x W_noise |
 | `noise` (T, E) | StandardNormal() |
 | `noisy_logits` H (T, E) | H(x) |
@@ -38,15 +37,29 @@ NK-5: What is the load where there is no noise?
 import numpy as np
 from numpy.typing import ArrayLike
 
-from moespec.spec.checks import as_array, check_choices, check_same_shape
-from moespec.spec.composition import clean_logits, router_output, token_choice_routing
+from moespec.spec.algorithm import Algorithm
+from moespec.spec.checks import check_choices, check_same_shape
 from moespec.spec.errors import ConfigError
-from moespec.spec.losses import importance_loss, squared_variation
+from moespec.spec.losses import squared_variation
 from moespec.spec.numerics import Array, normal_cdf, softmax, softplus, stable_order
-from moespec.spec.routing import Noise, Params, Router, RouterConfig, RouterOutput
-from moespec.spec.softmax import router_logits
+from moespec.spec.values import as_array
 
-__all__ = ["NOISY_TOP_K", "noisy_top_k_affinity", "noisy_top_k_load_loss", "noisy_top_k_logits"]
+__all__ = ["noisy_top_k_affinity", "noisy_top_k_load_loss", "noisy_top_k_logits"]
+
+ALGORITHMS = (
+    Algorithm(
+        "noisy_top_k_affinity",
+        "Shazeer et al. 2017 (arXiv 1701.06538), eqs. (3)-(5)",
+        1,
+        ("noisy_top_k_affinity", "noisy_top_k_logits"),
+    ),
+    Algorithm(
+        "noisy_top_k_load_loss",
+        "Shazeer et al. 2017 (arXiv 1701.06538), eqs. (8)-(11)",
+        1,
+        ("noisy_top_k_load_loss",),
+    ),
+)
 
 
 def noisy_top_k_logits(logits: ArrayLike, noise_logits: ArrayLike, noise: ArrayLike | None) -> Array:
@@ -61,9 +74,11 @@ def noisy_top_k_logits(logits: ArrayLike, noise_logits: ArrayLike, noise: ArrayL
         H, (tokens, experts).
 
     Raises:
-        ShapeError, DtypeError, ContractError: of an array.
+        ShapeError: `logits`, `noise_logits` or `noise` does not have the axes above, or their sizes differ.
+        DtypeError: `logits`, `noise_logits` or `noise` is not floating.
+        ContractError: `logits`, `noise_logits` or `noise` holds NaN or infinity.
 
-    Source: Shazeer et al. 2017, eq. (4). Section 2.4.
+    Source: Shazeer et al. 2017, eq. (4).
 
     >>> noisy_top_k_logits([[1.0, 0.0]], [[0.0, 0.0]], [[1.0, -1.0]]).round(10).tolist()  # log 2 is the scale
     [[1.6931471806, -0.6931471806]]
@@ -90,9 +105,11 @@ def noisy_top_k_affinity(noisy_logits: ArrayLike, *, choices: int) -> Array:
 
     Raises:
         ConfigError: `choices` out of range.
-        ShapeError, DtypeError, ContractError: of `noisy_logits`.
+        ShapeError: `noisy_logits` does not have the axes above.
+        DtypeError: `noisy_logits` is not floating.
+        ContractError: `noisy_logits` holds NaN or infinity.
 
-    Source: Shazeer et al. 2017, eqs. (3) and (5). Section 2.4.
+    Source: Shazeer et al. 2017, eqs. (3) and (5).
 
     >>> from moespec.spec.examples import LOGITS
     >>> for row in noisy_top_k_affinity(LOGITS, choices=2)[:3].round(10).tolist():
@@ -128,13 +145,16 @@ def noisy_top_k_load_loss(
         choices: K, from 1 to experts - 1.
 
     Returns:
-        A number, from 0 (balanced) to E - 1.
+        A scalar, from 0 (balanced) to E - 1.
 
     Raises:
         ConfigError: `choices` out of range.
-        ShapeError, DtypeError, ContractError: of an array.
+        ShapeError: `logits`, `noise_logits` or `noisy_logits` does not have the axes above, or their sizes
+            differ.
+        DtypeError: `logits`, `noise_logits` or `noisy_logits` is not floating.
+        ContractError: `logits`, `noise_logits` or `noisy_logits` holds NaN or infinity.
 
-    Source: Shazeer et al. 2017, eqs. (8)-(11). Section 10.3.
+    Source: Shazeer et al. 2017, eqs. (8)-(11).
 
     >>> from moespec.spec.examples import LOGITS, NOISE
     >>> noisy = noisy_top_k_logits(LOGITS, 0 * LOGITS, NOISE)
@@ -168,50 +188,3 @@ def _pair(logits: ArrayLike, other: ArrayLike, name: str) -> tuple[Array, Array]
     logits, array = as_array("logits", logits, "tokens experts"), as_array(name, other, "tokens experts")
     check_same_shape(name, array, "logits", logits)
     return logits, array
-
-
-def noisy_top_k(
-    params: Params, tokens: ArrayLike, config: RouterConfig, *, noise: ArrayLike | None = None, train: bool = False
-) -> RouterOutput:
-    """Token Choice by the noisy logits H, combined with the gates G. Section 2.4.
-
-    `params`: `kernel` and `noise_kernel`, (width, experts). `noise`: (tokens, experts), a draw of the standard normal.
-
-    >>> from moespec.spec import slot_tokens
-    >>> from moespec.spec.examples import LOGITS, NOISE
-    >>> config = NOISY_TOP_K.configure(width=3, experts=3, tokens=6)
-    >>> params = {"kernel": np.eye(3), "noise_kernel": np.zeros((3, 3))}  # noise of the scale log 2
-    >>> for noise in (None, NOISE):
-    ...     routing = noisy_top_k(params, LOGITS, config, noise=noise).routing
-    ...     print(slot_tokens(routing).tolist(), routing.combine.sum(axis=(0, 2)).round(6).tolist())
-    [[0, 1, 4, 2, 3, 5], [2, 5, 0, 1, 6, 6], [3, 4, 6, 6, 6, 6]] [3.513736, 1.744602, 0.741662]
-    [[0, 1, 3, 4, 5, 6], [2, 5, 1, 6, 6, 6], [0, 2, 3, 4, 6, 6]] [3.341124, 1.813102, 0.845774]
-    """
-    clean = clean_logits(params, tokens, config)
-    scales = router_logits(tokens, params["noise_kernel"])
-    noisy = noisy_top_k_logits(clean, scales, noise)
-    gates = noisy_top_k_affinity(noisy, choices=config.choices)
-    routing = token_choice_routing(config, noisy, gates, train=train)
-    own = {"importance": lambda: importance_loss(gates)}
-    if noise is not None:
-        own["load"] = lambda: noisy_top_k_load_loss(clean, scales, noisy, choices=config.choices)
-    return router_output(config, clean, noisy, None, routing, **own)
-
-
-def _init_kernels(generator: np.random.Generator, config: RouterConfig) -> Params:
-    """`kernel` and `noise_kernel` (width, experts), 0: every expert is as likely, and the noise has the scale log 2."""
-    return {name: np.zeros((config.width, config.experts), np.float32) for name in ("kernel", "noise_kernel")}
-
-
-NOISY_TOP_K = Router(
-    "noisy_top_k",
-    "Shazeer et al. 2017 (arXiv 1701.06538)",
-    _init_kernels,
-    noisy_top_k,
-    {"choices": 2, "capacity_factor": float("inf"), "importance_weight": 0.1, "load_weight": 0.1},
-    lambda config: Noise((config.tokens, config.experts)),
-    balances="the load of the experts, by the importance and load losses",
-    cost="2 T D E",
-    drops="none, unless a capacity is given",
-)
-"""The router `noisy_top_k`."""

@@ -6,33 +6,30 @@ habits: decide on the real part, never conjugate, and never take a modulus. The 
 the unsafe ones out of the package.
 """
 
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy.special import erf
 
-__all__ = [
-    "Array",
-    "logsumexp",
-    "normal_cdf",
-    "normalize_l2",
-    "positive_part",
-    "sigmoid",
-    "softmax",
-    "softplus",
-    "stable_order",
-    "stop_gradient",
-    "variance",
-]
+__all__ = ["mean", "stop_gradient"]
 
 Array = NDArray[Any]
+Shared = Annotated[ArrayLike, "shared by the groups"]
+"""The type of an argument that has no groups axis in a backend, because all groups share it: a kernel, a table."""
+Leading = Annotated[ArrayLike, "any leading axes"]
+"""The type of an argument (..., last axes) whose leading axes may be any, so that groups are nothing special."""
 Axis = int | tuple[int, ...]
 
 
-def stop_gradient(x: Array) -> Array:
+def stop_gradient(x: Leading) -> Array:
     """`x` as a constant: its real part, so that the complex step sees no derivative."""
-    return x.real
+    return np.asarray(x).real
+
+
+def mean(x: ArrayLike) -> Array:
+    """The mean of all entries of `x`."""
+    return np.asarray(np.asarray(x).mean())
 
 
 def stable_order(values: Array, axis: int = -1) -> NDArray[np.intp]:

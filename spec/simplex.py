@@ -16,10 +16,11 @@ SI-1: Which of equal values may be non-zero, if not all may?
 import numpy as np
 from numpy.typing import ArrayLike
 
-from moespec.spec.checks import as_array, check_capacity, check_positive
+from moespec.spec.checks import check_capacity, check_positive
 from moespec.spec.numerics import Array, positive_part, stable_order
+from moespec.spec.values import as_array
 
-__all__ = ["project", "project_simplex", "project_sparse", "project_sparse_simplex"]
+__all__ = ["project_simplex", "project_sparse_simplex"]
 
 
 def project_simplex(values: ArrayLike, *, mass: float = 1.0) -> Array:
@@ -36,9 +37,11 @@ def project_simplex(values: ArrayLike, *, mass: float = 1.0) -> Array:
 
     Raises:
         ConfigError: `mass` is not positive.
-        ShapeError, DtypeError, ContractError: of `values`.
+        ShapeError: `values` does not have the axes above.
+        DtypeError: `values` is not floating.
+        ContractError: `values` holds NaN or infinity.
 
-    Source: Held, Wolfe and Crowder 1974. Section 8.2.
+    Source: Held, Wolfe and Crowder 1974.
 
     >>> project_simplex([0.9, 0.2, 0.5, 0.45]).round(6).tolist()
     [0.616667, 0.0, 0.216667, 0.166667]
@@ -63,9 +66,11 @@ def project_sparse_simplex(values: ArrayLike, *, nonzeros: int, mass: float = 1.
 
     Raises:
         ConfigError: `nonzeros` or `mass` out of range.
-        ShapeError, DtypeError, ContractError: of `values`.
+        ShapeError: `values` does not have the axes above.
+        DtypeError: `values` is not floating.
+        ContractError: `values` holds NaN or infinity.
 
-    Source: SparseOT. Section 8.2.
+    Source: SparseOT.
 
     >>> project_sparse_simplex([0.9, 0.2, 0.5, 0.45], nonzeros=2).round(6).tolist()
     [0.7, 0.0, 0.3, 0.0]

@@ -29,10 +29,14 @@ SK-4: How is the plan differentiated, where it is?
 import numpy as np
 from numpy.typing import ArrayLike
 
-from moespec.spec.checks import as_array, check_at_least, check_positive
+from moespec.spec.algorithm import Algorithm
+from moespec.spec.checks import check_at_least, check_positive
 from moespec.spec.numerics import Array, logsumexp
+from moespec.spec.values import as_array
 
 __all__ = ["sinkhorn_affinity"]
+
+ALGORITHMS = (Algorithm("sinkhorn", "Liu et al. 2024 (arXiv 2401.15969), eq. (8)", 1, ("sinkhorn_affinity",)),)
 
 
 def sinkhorn_affinity(logits: ArrayLike, *, iterations: int = 20, tolerance: float | None = None) -> Array:
@@ -53,9 +57,11 @@ def sinkhorn_affinity(logits: ArrayLike, *, iterations: int = 20, tolerance: flo
 
     Raises:
         ConfigError: `iterations` or `tolerance` out of range.
-        ShapeError, DtypeError, ContractError: of `logits`.
+        ShapeError: `logits` does not have the axes above.
+        DtypeError: `logits` is not floating.
+        ContractError: `logits` holds NaN or infinity.
 
-    Source: Routers, eq. (8); Cuturi 2013 (arXiv 1306.0895). Section 6.
+    Source: Routers, eq. (8); Cuturi 2013 (arXiv 1306.0895).
 
     >>> from moespec.spec.examples import LOGITS
     >>> for row in sinkhorn_affinity(LOGITS).round(10).tolist():

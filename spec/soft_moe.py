@@ -35,24 +35,35 @@ SM-6: How do the einsum subscripts of the paper's Algorithm 1 read?
 import numpy as np
 from numpy.typing import ArrayLike
 
-from moespec.spec.checks import as_array, as_scalar, check_option, check_size
+from moespec.spec.algorithm import Algorithm
+from moespec.spec.checks import check_option, check_size
 from moespec.spec.errors import ConfigError, ShapeError
-from moespec.spec.numerics import Array, normalize_l2, softmax
-from moespec.spec.routing import Routing
+from moespec.spec.numerics import Array, Shared, normalize_l2, softmax
+from moespec.spec.routing import DenseRouting, Routing
+from moespec.spec.values import as_array, as_scalar
 
 __all__ = ["soft_routing"]
+
+ALGORITHMS = (
+    Algorithm(
+        "soft_routing",
+        "Puigcerver et al. 2023 (arXiv 2308.00951), Algorithms 1 and 2, Table 2",
+        1,
+        ("soft_routing",),
+    ),
+)
 
 
 def soft_routing(
     tokens: ArrayLike,
-    slots: ArrayLike,
+    slots: Shared,
     *,
-    scale: ArrayLike = 1.0,
+    scale: Shared = 1.0,
     normalize: bool = True,
     norm_form: str = "paper",
     dispatch: str = "soft",
     combine: str = "soft",
-) -> Routing:
+) -> DenseRouting:
     """Soft routing: from the logits `L[t, e, c] = <l2n(x[t]), scale * l2n(phi[:, e, c])>`,
 
         dispatch[t, e, c] = exp(L[t, e, c]) / sum_t' exp(L[t', e, c])              over tokens
@@ -63,7 +74,7 @@ def soft_routing(
     Args:
         tokens: X, (tokens, width), those of one image.
         slots: Phi, (width, experts, capacity).
-        scale: a number, trainable.
+        scale: a scalar, trainable.
         normalize: if False, `L = X Phi` without normalisation and without `scale`.
         norm_form: "paper" or "rsqrt", the two forms of `normalize_l2`.
         dispatch: "soft"; "uniform", 1 / T everywhere; "identity", token t in slot t of the flattened list.
@@ -77,9 +88,10 @@ def soft_routing(
     Raises:
         ConfigError: an unknown option, or one "identity" alone.
         ShapeError: the widths differ, or "identity" without as many slots as tokens.
-        DtypeError, ContractError: of an array.
+        DtypeError: `tokens`, `slots` or `scale` is not floating.
+        ContractError: `tokens`, `slots` or `scale` holds NaN or infinity.
 
-    Source: SoftMoE, eqs. (1)-(2), Algorithms 1 and 2, Table 2 (ablations). Section 9.
+    Source: SoftMoE, eqs. (1)-(2), Algorithms 1 and 2, Table 2 (ablations).
 
     >>> slots = np.array([[1.0, 0.0], [1.0, 2.0]])[:, :, None]  # two experts with one slot
     >>> routing = soft_routing([[3.0, 4.0], [0.0, 2.0], [1.0, 0.0]], slots, scale=2.0)

@@ -28,13 +28,25 @@ SA-3: Are the K selected weights of a token divided by their sum?
 import numpy as np
 from numpy.typing import ArrayLike
 
-from moespec.spec.checks import as_array, check_non_negative, check_same_shape, check_size
-from moespec.spec.numerics import Array, softmax
+from moespec.spec.algorithm import Algorithm
+from moespec.spec.checks import check_non_negative, check_same_shape, check_size
+from moespec.spec.numerics import Array, Shared, softmax
+from moespec.spec.values import as_array
 
 __all__ = ["add_gating_noise", "router_logits", "softmax_affinity"]
 
+ALGORITHMS = (
+    Algorithm(
+        "softmax_affinity",
+        "Liu et al. 2024 (arXiv 2401.15969), eq. (1)",
+        1,
+        ("router_logits", "softmax_affinity"),
+    ),
+    Algorithm("gating_noise", "Riquelme et al. 2021 (arXiv 2106.05974)", 1, ("add_gating_noise",)),
+)
 
-def router_logits(tokens: ArrayLike, kernel: ArrayLike) -> Array:
+
+def router_logits(tokens: ArrayLike, kernel: Shared) -> Array:
     """Logits `L = X W`, linear and without a bias.
 
     Args:
@@ -46,9 +58,10 @@ def router_logits(tokens: ArrayLike, kernel: ArrayLike) -> Array:
 
     Raises:
         ShapeError: the widths differ.
-        DtypeError, ContractError: of an array.
+        DtypeError: `tokens` or `kernel` is not floating.
+        ContractError: `tokens` or `kernel` holds NaN or infinity.
 
-    Source: Routers, eq. (1). Section 2.1.
+    Source: Routers, eq. (1).
 
     >>> router_logits([[1.0, 2.0]], [[1.0, 0.0, -1.0], [0.0, 1.0, 1.0]]).tolist()
     [[1.0, 2.0, 1.0]]
@@ -72,9 +85,11 @@ def add_gating_noise(logits: ArrayLike, noise: ArrayLike | None, *, multiplier: 
 
     Raises:
         ConfigError: `multiplier` is negative.
-        ShapeError, DtypeError, ContractError: of an array.
+        ShapeError: `logits` or `noise` does not have the axes above, or their sizes differ.
+        DtypeError: `logits` or `noise` is not floating.
+        ContractError: `logits` or `noise` holds NaN or infinity.
 
-    Source: V-MoE and its code. Section 2.2.
+    Source: V-MoE and its code.
 
     >>> add_gating_noise([[1.0, 0.0]], [[0.5, -1.0]]).tolist()
     [[1.25, -0.5]]
@@ -89,7 +104,7 @@ def add_gating_noise(logits: ArrayLike, noise: ArrayLike | None, *, multiplier: 
 
 
 def softmax_affinity(logits: ArrayLike) -> Array:
-    """The share of each expert in a token,
+    """The fraction of each token that each expert has,
 
         A[t, e] = exp(L[t, e]) / sum_e' exp(L[t, e'])
 
@@ -102,9 +117,11 @@ def softmax_affinity(logits: ArrayLike) -> Array:
         (tokens, experts); positive, rows sum to 1.
 
     Raises:
-        ShapeError, DtypeError, ContractError: of `logits`.
+        ShapeError: `logits` does not have the axes above.
+        DtypeError: `logits` is not floating.
+        ContractError: `logits` holds NaN or infinity.
 
-    Source: Routers, eqs. (1), (6), (7). Section 2.1.
+    Source: Routers, eqs. (1), (6), (7).
 
     >>> from moespec.spec.examples import LOGITS
     >>> for row in softmax_affinity(LOGITS).round(10).tolist():

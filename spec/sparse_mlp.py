@@ -43,11 +43,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from moespec.spec.checks import as_array, check_scores, check_size
+from moespec.spec.algorithm import Algorithm
+from moespec.spec.checks import check_scores, check_size
 from moespec.spec.errors import ConfigError
 from moespec.spec.numerics import Array
+from moespec.spec.values import as_array
 
-__all__ = ["check_rescale", "rescale"]
+__all__ = ["rescale"]
+
+ALGORITHMS = (Algorithm("sparse_mlp", "Lou et al. 2021 (arXiv 2109.02008), eqs. (4)-(9)", 1, ("rescale",)),)
 
 AXES = {
     "token_kernel": "tokens new",
@@ -73,9 +77,11 @@ def rescale(x: ArrayLike, params: Mapping[str, ArrayLike]) -> Array:
 
     Raises:
         ConfigError: a parameter is missing.
-        ShapeError, DtypeError, ContractError: of an array.
+        ShapeError: `x` or `params` does not have the axes above, or their sizes differ.
+        DtypeError: `x` or `params` is not floating.
+        ContractError: `x` or `params` holds NaN or infinity.
 
-    Source: Sparse-MLP, section 2.3, eqs. (4) and (7). Section 15.2.
+    Source: Sparse-MLP, section 2.3, eqs. (4) and (7).
 
     >>> tokens = {"token_kernel": [[1.0, 0.0, 2.0], [0.0, 1.0, 1.0]], "token_bias": [0.0, 0.0, 10.0]}
     >>> rescale([[1.0, 2.0], [3.0, 4.0]], tokens).tolist()

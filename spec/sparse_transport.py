@@ -25,11 +25,28 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.optimize import minimize
 
-from moespec.spec.checks import as_array, check_at_least, check_capacity, check_option, check_positive
+from moespec.spec.algorithm import Algorithm
+from moespec.spec.checks import check_at_least, check_capacity, check_option, check_positive
 from moespec.spec.numerics import Array, stop_gradient
 from moespec.spec.transport_duals import semi_dual
+from moespec.spec.values import as_array
 
 __all__ = ["sparse_transport_affinity"]
+
+ALGORITHMS = (
+    Algorithm(
+        "sparse_transport",
+        "Liu et al. 2024 (arXiv 2401.15969), eq. (9)",
+        1,
+        (
+            "project_simplex",
+            "project_sparse_simplex",
+            "sparse_transport_affinity",
+            "transport_dual",
+            "transport_semi_dual",
+        ),
+    ),
+)
 
 
 def sparse_transport_affinity(
@@ -60,9 +77,11 @@ def sparse_transport_affinity(
 
     Raises:
         ConfigError: an argument out of range, an unknown option.
-        ShapeError, DtypeError, ContractError: of `utility`.
+        ShapeError: `utility` does not have the axes above.
+        DtypeError: `utility` is not floating.
+        ContractError: `utility` holds NaN or infinity.
 
-    Source: Routers, eq. (9); SparseOT; the code of V-MoE. Sections 8.5 and 8.6.
+    Source: Routers, eq. (9); SparseOT; the code of V-MoE.
 
     >>> from moespec.spec import softmax_affinity
     >>> from moespec.spec.examples import LOGITS

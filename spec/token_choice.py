@@ -1,4 +1,4 @@
-"""Token Choice: each token chooses its K best experts, which serve the choices in turn while they have room.
+"""Token Choice: each token chooses its K best experts, where choices get slots in priority order until capacity is reached.
 
 | here | Routers (arXiv 2401.15969), Algorithm 1 |
 |---|---|
@@ -13,7 +13,7 @@ Ambiguity ledger
 TC-1: Which expert wins among equal scores?
     Reading: the lower index.
     Alternatives: the higher index; whatever an unstable sort returns.
-TC-2: In which order are choices served?
+TC-2: In which order are choices assigned to slots?
     Reading: the first choice of every token before the second choice of any.
     Alternatives: all choices of a token before those of the next token.
 TC-3: What happens to a choice that finds its expert full?
@@ -27,12 +27,19 @@ TC-4: Are the combine weights of a token renormalised when one of its choices is
 import numpy as np
 from numpy.typing import ArrayLike
 
-from moespec.spec.checks import as_array, as_order, check_capacity, check_choices, check_mask, check_same_shape
+from moespec.spec.algorithm import Algorithm
+from moespec.spec.checks import check_capacity, check_choices, check_mask, check_same_shape
 from moespec.spec.errors import ContractError
 from moespec.spec.numerics import Array, stable_order
 from moespec.spec.routing import Routing
+from moespec.spec.values import as_array, as_order
 
 __all__ = ["normalize_selected", "token_choice"]
+
+ALGORITHMS = (
+    Algorithm("token_choice", "Liu et al. 2024 (arXiv 2401.15969), Algorithm 1", 1, ("token_choice",)),
+    Algorithm("normalize_selected", "Lepikhin et al. 2020 (arXiv 2006.16668), Algorithm 1", 1, ("normalize_selected",)),
+)
 
 
 def normalize_selected(scores: ArrayLike, combine_scores: ArrayLike | None = None, *, choices: int) -> Array:
@@ -52,9 +59,12 @@ def normalize_selected(scores: ArrayLike, combine_scores: ArrayLike | None = Non
 
     Raises:
         ConfigError: `choices` out of range.
-        ShapeError, DtypeError, ContractError: of an array; also if the chosen of a token have the sum 0.
+        ShapeError: `scores` or `combine_scores` does not have the axes above, or their sizes differ.
+        DtypeError: `scores` or `combine_scores` is not floating.
+        ContractError: `scores` or `combine_scores` holds NaN or infinity; or the chosen of a token have the
+            sum 0.
 
-    Source: GShard (arXiv 2006.16668), Algorithm 1. Section 2.6.
+    Source: GShard (arXiv 2006.16668), Algorithm 1.
 
     >>> normalize_selected([[0.5, 0.25, 0.25]], choices=2).round(10).tolist()
     [[0.6666666667, 0.3333333333, 0.3333333333]]
@@ -90,7 +100,7 @@ def token_choice(
         choices: experts K that a token chooses, from 1 to experts.
         capacity: slots C per expert, at least 1.
         combine_scores: (tokens, experts), the weights of the chosen; `scores` if None.
-        order: (tokens,) integers, the order in which tokens are served; by index if None.
+        order: (tokens,) integers, the order in which tokens are assigned; by index if None.
         keep: (tokens, choices) booleans, whether a choice is made; one that is not asks for no slot. All if None.
 
     Returns:
@@ -98,10 +108,13 @@ def token_choice(
 
     Raises:
         ConfigError: `choices` or `capacity` out of range.
-        ShapeError, DtypeError: of an array.
+        ShapeError: `scores`, `combine_scores`, `order` or `keep` does not have the axes above, or their sizes
+            differ.
+        DtypeError: `scores` or `combine_scores` is not floating, `order` does not hold integers, or `keep`
+            booleans.
         ContractError: a score is not finite, or `order` is not a permutation.
 
-    Source: Routers, Algorithm 1. Section 3.
+    Source: Routers, Algorithm 1.
 
     >>> from moespec.spec import softmax_affinity, slot_tokens
     >>> from moespec.spec.examples import LOGITS, TIED_SCORES
@@ -126,7 +139,7 @@ def token_choice(
     tokens, experts = scores.shape
     check_choices(choices, experts)
     check_capacity(capacity)
-    served = np.arange(tokens) if order is None else as_order(order, tokens)
+    ordered = np.arange(tokens) if order is None else as_order(order, tokens)
     asks = np.ones((tokens, choices), bool) if keep is None else np.asarray(keep)
     check_mask("keep", asks, (tokens, choices), "choice")
 
@@ -137,7 +150,7 @@ def token_choice(
     slots: dict[tuple[int, int], int] = {}  # (token, expert) -> slot
     filled = [0] * experts
     for choice in range(choices):  # all first choices before any second choice
-        for token in served:
+        for token in ordered:
             expert = chosen[token, choice]
             if asks[token, choice] and filled[expert] < capacity:
                 slots[token, expert] = filled[expert]

@@ -26,18 +26,29 @@ TI-3: What precedes the first token, for bigrams and previous ids?
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from moespec.spec.checks import as_array, as_ids, check_at_least, check_size
-from moespec.spec.hash_tables import nearest
-from moespec.spec.numerics import Array, variance
+from moespec.spec.algorithm import Algorithm
+from moespec.spec.checks import check_at_least, check_size
+from moespec.spec.clustering import nearest
+from moespec.spec.numerics import Array, Shared, variance
+from moespec.spec.values import as_array, as_ids
 
-__all__ = ["normalized_patches", "pair_ids", "patch_codes", "position_ids", "previous_ids"]
+__all__ = ["pair_ids", "patch_codes", "position_ids", "previous_ids"]
+
+ALGORITHMS = (
+    Algorithm(
+        "token_ids",
+        "Roller et al. 2021 (arXiv 2106.04426), section 3.1",
+        1,
+        ("pair_ids", "patch_codes", "position_ids", "previous_ids"),
+    ),
+)
 
 Ids = NDArray[np.int64]
 EPSILON = 1e-6
 """Added to the variance of a patch, so that one of a single colour becomes 0."""
 
 
-def patch_codes(patches: ArrayLike, codebook: ArrayLike) -> Ids:
+def patch_codes(patches: ArrayLike, codebook: Shared) -> Ids:
     """The id of a patch by its content: the nearest codeword.
 
         x    <- (x - mean(x)) / sqrt(variance(x) + 1e-6)      over the pixels of the patch
@@ -51,9 +62,11 @@ def patch_codes(patches: ArrayLike, codebook: ArrayLike) -> Ids:
         (tokens,) integers below the number of codes.
 
     Raises:
-        ShapeError, DtypeError, ContractError: of an array.
+        ShapeError: `patches` or `codebook` does not have the axes above, or their sizes differ.
+        DtypeError: `patches` or `codebook` is not floating.
+        ContractError: `patches` or `codebook` holds NaN or infinity.
 
-    Source: Section 12; the normalisation is that of He et al. 2022 (arXiv 2111.06377), section 3.
+    Source: the normalisation is that of He et al. 2022 (arXiv 2111.06377), section 3.
 
     >>> patch_codes([[1.0, 3.0], [9.0, 2.0], [4.0, 4.0]], [[0.0, 0.0], [-1.0, 1.0], [1.0, -1.0]]).tolist()
     [1, 2, 0]
@@ -80,9 +93,11 @@ def position_ids(tokens: ArrayLike) -> Ids:
         (tokens,) integers.
 
     Raises:
-        ShapeError, DtypeError, ContractError: of `tokens`.
+        ShapeError: `tokens` does not have the axes above.
+        DtypeError: `tokens` is not floating.
+        ContractError: `tokens` holds NaN or infinity.
 
-    Source: Hash, section 3.1 (position hashes). Section 12.
+    Source: Hash, section 3.1 (position hashes).
 
     >>> position_ids([[2.0], [2.0], [3.0]]).tolist()
     [0, 1, 2]
@@ -100,9 +115,11 @@ def previous_ids(ids: ArrayLike) -> Ids:
         (tokens,) integers.
 
     Raises:
-        ShapeError, DtypeError, ContractError: of `ids`.
+        ShapeError: `ids` does not have the axes above.
+        DtypeError: `ids` does not hold integers.
+        ContractError: `ids` is out of range.
 
-    Source: Hash, section 3.1 (previous token hashes). Section 12.
+    Source: Hash, section 3.1 (previous token hashes).
 
     >>> previous_ids([3, 1, 2]).tolist()
     [0, 3, 1]
@@ -126,9 +143,12 @@ def pair_ids(first: ArrayLike, second: ArrayLike, *, vocabulary: int) -> Ids:
         (tokens,) integers.
 
     Raises:
-        ConfigError: `vocabulary < 1`. ShapeError, DtypeError: of an array. ContractError: an id out of range.
+        ConfigError: `vocabulary < 1`.
+        ShapeError: `first` or `second` does not have the axes above, or their sizes differ.
+        DtypeError: `first` or `second` does not hold integers.
+        ContractError: an id out of range.
 
-    Source: Hash, section 3.1 (bigram hashes). Section 12.
+    Source: Hash, section 3.1 (bigram hashes).
 
     >>> pair_ids(previous_ids([3, 1, 2]), [3, 1, 2], vocabulary=4).tolist()
     [3, 13, 6]

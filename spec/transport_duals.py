@@ -23,15 +23,16 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from moespec.spec.checks import as_array, check_capacity, check_positive, check_size
+from moespec.spec.checks import check_capacity, check_positive, check_size
 from moespec.spec.numerics import Array, positive_part, stable_order
 from moespec.spec.simplex import project_sparse
+from moespec.spec.values import as_array
 
-__all__ = ["Dual", "SemiDual", "semi_dual", "transport_dual", "transport_semi_dual"]
+__all__ = ["Dual", "SemiDual", "transport_dual", "transport_semi_dual"]
 
 
 class SemiDual(NamedTuple):
-    """The semi-dual at a potential: value (a number), gradient (tokens,), plan (tokens, experts)."""
+    """The semi-dual at a potential: value (a scalar), gradient (tokens,), plan (tokens, experts)."""
 
     value: Array
     gradient: Array
@@ -39,7 +40,7 @@ class SemiDual(NamedTuple):
 
 
 class Dual(NamedTuple):
-    """The dual at two potentials: value (a number), gradients (tokens,) and (experts,), plan (tokens, experts)."""
+    """The dual at two potentials: value (a scalar), gradients (tokens,) and (experts,), plan (tokens, experts)."""
 
     value: Array
     token_gradient: Array
@@ -71,9 +72,11 @@ def transport_semi_dual(
 
     Raises:
         ConfigError: `capacity` or `regularization` out of range.
-        ShapeError, DtypeError, ContractError: of an array.
+        ShapeError: `potential` or `utility` does not have the axes above, or their sizes differ.
+        DtypeError: `potential` or `utility` is not floating.
+        ContractError: `potential` or `utility` holds NaN or infinity.
 
-    Source: Routers, eq. (9); SparseOT; Blondel et al. 2018 (arXiv 1710.06276). Section 8.3.
+    Source: Routers, eq. (9); SparseOT; Blondel et al. 2018 (arXiv 1710.06276).
 
     >>> from moespec.spec import softmax_affinity
     >>> from moespec.spec.examples import LOGITS
@@ -135,9 +138,12 @@ def transport_dual(
 
     Raises:
         ConfigError: `capacity` or `regularization` out of range.
-        ShapeError, DtypeError, ContractError: of an array.
+        ShapeError: `token_potential`, `expert_potential` or `utility` does not have the axes above, or their
+            sizes differ.
+        DtypeError: `token_potential`, `expert_potential` or `utility` is not floating.
+        ContractError: `token_potential`, `expert_potential` or `utility` holds NaN or infinity.
 
-    Source: SparseOT; Blondel et al. 2018 (arXiv 1710.06276). Section 8.4.
+    Source: SparseOT; Blondel et al. 2018 (arXiv 1710.06276).
 
     >>> from moespec.spec import softmax_affinity
     >>> from moespec.spec.examples import LOGITS

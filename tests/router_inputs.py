@@ -1,18 +1,23 @@
-"""What tests of all routers give them: as many choices as they take, and the noise that they ask for."""
+"""What tests of all routers give them: the options that each has, and the noise that it asks for."""
+
+import dataclasses
 
 import numpy as np
 
 from moespec import spec
 
 
-def choices(name):
-    """Two, but for the routers that give a token one expert."""
-    return 1 if name in ("switch", "s_base") else 2
+def options(name, *, width, experts, tokens, **wanted):
+    """The options of a router: of those wanted, the ones that it has. Where tokens choose experts they choose two."""
+    router = spec.ROUTERS[name]
+    known = {field.name for field in dataclasses.fields(router.Options)}
+    chosen = {key: value for key, value in {"choices": 2, **wanted}.items() if key in known}
+    return router.options(width=width, experts=experts, tokens=tokens, **chosen)
 
 
-def noise(rng, name, config, groups):
+def noise(rng, name, options, groups):
     """Draws of the router's noise for some groups, float32; None if it takes none."""
-    wanted = spec.ROUTERS[name].noise(config)
+    wanted = spec.ROUTERS[name].noise(options)
     if wanted is None:
         return None
     shape = (groups, *wanted.shape)

@@ -1,70 +1,208 @@
-"""The house keeps its arrows: who may import whom, and each backend runs with the other framework absent."""
+"""The house keeps its arrows: who may import whom, without circles, and each backend runs with the other framework absent."""
 
 import ast
+import fnmatch
 import subprocess
 import sys
 import textwrap
 import tomllib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
 FRAMEWORKS = {"jax", "optax", "torch", "flax", "timm"}
-
-# Folder -> what its modules must not import. Modules load a backend, a model or a target by name at run time only.
-FORBIDDEN = {
-    "spec": {"moespec.backends", "moespec.models", "moespec.conformance", *FRAMEWORKS},
-    "backends/numpy": {"moespec.models", "moespec.conformance", *FRAMEWORKS},
-    "backends/jax": {"moespec.models", "moespec.conformance", "torch"},
-    "backends/torch": {"moespec.models", "moespec.conformance", "jax", "optax"},
-    "backends": {"moespec.models", "moespec.conformance"},
-    "models": {"moespec.conformance", *FRAMEWORKS},
-    "conformance": {"moespec.backends", "moespec.models", *FRAMEWORKS},
-    "conformance/peers/adapters": {"moespec.backends", "moespec.models"},  # an adapter is of a package of a framework
-}
 ROOMS = ("spec", "backends", "models", "conformance")
 
+# Folder -> what its modules must not import, in a statement or through importlib.
+FORBIDDEN = {
+    "spec": {"moespec.backends", "moespec.models", "moespec.conformance", *FRAMEWORKS},
+    "backends/numpy": {
+        *("moespec.backends.jax", "moespec.backends.torch", "moespec.models", "moespec.conformance"),
+        *FRAMEWORKS,
+    },
+    "backends/jax": {"moespec.backends.torch", "moespec.models", "moespec.conformance", "torch"},
+    "backends/torch": {"moespec.backends.jax", "moespec.models", "moespec.conformance", "jax", "optax"},
+    "backends": {"moespec.models", "moespec.conformance"},
+    "models": {"moespec.conformance", *FRAMEWORKS},
+    "conformance": {"moespec.backends.jax", "moespec.backends.torch", *FRAMEWORKS},
+    "conformance/peers/adapters": {"moespec.models"},  # an adapter is of a package of a framework
+}
 
-def imports(path: Path) -> set[str]:
-    """Every module that the file names in an import statement, at any depth."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+
+def modules() -> dict[str, Path]:
+    """The name of each of our modules, and its file."""
+    files = [path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
+    parts = {path: ("moespec", *path.relative_to(ROOT).with_suffix("").parts) for path in files}
+    return {".".join(names[:-1] if names[-1] == "__init__" else names): path for path, names in parts.items()}
+
+
+MODULES = modules()
+
+
+def imports(path: Path, module: str = "") -> set[str]:
+    """Every name that the file imports, at any depth: in a statement, or through importlib.
+
+    A name that is put together at run time has a star for each part that is not known: `moespec.backends.*`.
+    """
+    tree = ast.parse(path.read_text())
+    found: set[str] = set()
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            module = node.module or ""
-            found |= {module} | {f"{module}.{alias.name}" for alias in node.names}
+            found |= {f"{node.module or ''}.{alias.name}".strip(".") for alias in node.names}
             if node.level:
                 found.add("a relative import")
-    return found
+    return found | set(_loaded(tree, module, path.name == "__init__.py"))
 
 
-def offences(folder: str, path: Path) -> set[str]:
+def _loaded(tree: ast.Module, module: str, is_package: bool) -> Iterator[str]:
+    """The names that calls of `importlib.import_module` and `__import__` load.
+
+    And those that a package lists with `pkgutil.iter_modules(__path__, prefix)`, which it does in order to load them.
+    """
+    package = module if is_package else module.rpartition(".")[0]
+    known = {"__name__": module, "__package__": package}
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            known |= {target.id: node.value.value for target in node.targets if isinstance(target, ast.Name)}
+    loaders = {"import_module", "__import__"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module == "importlib":
+            loaders |= {alias.asname or alias.name for alias in node.names if alias.name == "import_module"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and node.args:
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if name in loaders or (name in ("iter_modules", "walk_packages") and len(node.args) > 1):
+                loaded = _text(node.args[0], known) if name in loaders else f"{_text(node.args[1], known)}*"
+                loaded = f"{package}.{loaded.lstrip('.')}" if loaded.startswith(".") else loaded
+                if not loaded.startswith("*"):  # else it is not this file that knows what it loads
+                    yield loaded
+
+
+def _text(node: ast.expr, known: Mapping[str, str]) -> str:
+    """The string that an expression makes, with a star for what is known at run time only."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    if isinstance(node, ast.JoinedStr):
+        return "".join(_text(value, known) for value in node.values)
+    if isinstance(node, ast.FormattedValue):
+        return _text(node.value, known)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return _text(node.left, known) + _text(node.right, known)
+    return known.get(node.id, "*") if isinstance(node, ast.Name) else "*"
+
+
+def reached(name: str, universe: Mapping[str, object]) -> set[str]:
+    """The modules that an imported name stands for: itself, the one that has it, or all that a pattern fits."""
+    if "*" in name:
+        return set(fnmatch.filter(universe, name))
+    while name and name not in universe:
+        name = name.rpartition(".")[0]
+    return {name} - {""}
+
+
+def offences(folder: str, path: Path, module: str = "") -> set[str]:
     return {
         name
-        for name in imports(path)
+        for name in imports(path, module)
+        for seen in ({name} | reached(name, MODULES) if "*" in name else {name})
         if name == "a relative import"
-        or name.split(".")[0] in ROOMS
-        or any(name == banned or name.startswith(f"{banned}.") for banned in FORBIDDEN[folder])
+        or seen.split(".")[0] in ROOMS
+        or any(seen == banned or seen.startswith(f"{banned}.") for banned in FORBIDDEN[folder])
     }
 
 
 @pytest.mark.parametrize("folder", FORBIDDEN)
 def test_arrows_of_import(folder):
     inner = [ROOT / other for other in FORBIDDEN if other.startswith(f"{folder}/")]
-    files = [path for path in sorted((ROOT / folder).rglob("*.py")) if not any(path.is_relative_to(i) for i in inner)]
+    files = {
+        module: path
+        for module, path in MODULES.items()
+        if path.is_relative_to(ROOT / folder) and not any(path.is_relative_to(i) for i in inner)
+    }
     assert files
-    wrong = {str(path.relative_to(ROOT)): found for path in files if (found := offences(folder, path))}
+    wrong = {module: found for module, path in files.items() if (found := offences(folder, path, module))}
     assert not wrong
 
 
+WRONG = """
+import importlib
+from importlib import import_module as load
+
+ROOM = "moespec.models"
+
+def f(name):
+    from moespec import backends
+    import torch.nn
+    importlib.import_module("moespec.conformance.engine.suite")
+    importlib.import_module(f"moespec.backends.{name}")
+    load(f"{ROOM}." + name)
+
+from models import vit
+from . import x
+"""
+
+
 def test_the_arrow_check_can_fail(tmp_path):
-    path = tmp_path / "bad.py"
-    path.write_text(
-        "def f():\n    from moespec import backends\n    import torch.nn\nfrom models import vit\nfrom . import x\n"
-    )
-    assert offences("spec", path) == {"moespec.backends", "torch.nn", "models", "models.vit", "a relative import"}
+    (tmp_path / "bad.py").write_text(WRONG)
+    assert offences("spec", tmp_path / "bad.py") == {
+        *("moespec.backends", "torch.nn", "moespec.conformance.engine.suite", "moespec.backends.*", "moespec.models.*"),
+        *("models.vit", "a relative import"),
+    }
+
+
+def circle(files: Mapping[str, Path]) -> list[str]:
+    """Modules that import each other in a circle, the first again at the end; empty if there is none.
+
+    A package does not count as imported by its modules, which name it only to be found.
+    """
+    edges = {
+        module: set().union(*(reached(name, files) for name in imports(path, module))) - {module}
+        for module, path in files.items()
+    }
+    done: set[str] = set()
+
+    def search(module: str, trail: list[str]) -> list[str]:
+        if module in trail:
+            return [*trail[trail.index(module) :], module]
+        if module in done:
+            return []
+        for other in sorted(edges[module]):
+            if found := search(other, [*trail, module]):
+                return found
+        done.add(module)
+        return []
+
+    return next((found for module in sorted(files) if (found := search(module, []))), [])
+
+
+def test_no_circle_of_imports():
+    assert circle(MODULES) == []
+
+
+@pytest.mark.parametrize(
+    "back",
+    [
+        "from moespec.models.a import A",
+        "import moespec.models.a",
+        "def f():\n    from moespec.models import a",
+        "import importlib\ndef f(): importlib.import_module('moespec.models.a')",
+        "import importlib\ndef f(name): importlib.import_module(f'moespec.models.{name}')",
+        "import importlib\ndef f(name): importlib.import_module(f'.{name}', __package__)",
+        "from importlib import import_module\nfor name in 'a': import_module(f'{__package__}.{name}')",
+        "import pkgutil\nfor module in pkgutil.iter_modules([], 'moespec.models.'): __import__(module.name)",
+    ],
+)
+def test_the_circle_check_can_fail(tmp_path, back):
+    (tmp_path / "a.py").write_text("from moespec.models.b import B")
+    (tmp_path / "b.py").write_text("import os\nfrom moespec.spec import errors")
+    files = {f"moespec.models.{name}": tmp_path / f"{name}.py" for name in "ab"}
+    assert circle(files) == []
+    (tmp_path / "b.py").write_text(back)
+    assert circle(files) == ["moespec.models.a", "moespec.models.b", "moespec.models.a"]
 
 
 @pytest.mark.parametrize(
@@ -93,12 +231,9 @@ def test_a_backend_runs_without_the_other_framework(backend, absent):
     assert result.returncode == 0, result.stderr
 
 
-def test_every_package_folder_is_in_the_wheel():
-    """The list of packages in pyproject.toml names every folder that holds modules."""
-    listed = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
-    on_disk = {
-        "moespec." + ".".join(path.parent.relative_to(ROOT).parts)
-        for room in ROOMS
-        for path in (ROOT / room).rglob("__init__.py")
-    }
-    assert listed == on_disk
+def test_every_folder_with_modules_is_a_package():
+    """setup.py finds packages by their `__init__.py`; a folder without one would be left out of the wheel."""
+    rooms = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-dir"]
+    assert rooms == {f"moespec.{room}": room for room in ROOMS}
+    folders = {path.parent for path in MODULES.values()}
+    assert not [str(folder) for folder in folders if not (folder / "__init__.py").is_file()]

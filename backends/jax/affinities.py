@@ -33,12 +33,7 @@ __all__ = [
 
 
 def router_logits(tokens: Array, kernel: Array) -> Array:
-    """Logits `tokens @ kernel`, in float32 or better and at the highest precision of the device.
-
-    tokens: (groups, tokens, width); kernel: (width, experts). Returns (groups, tokens, experts).
-
-    Source: Routers, eq. (1). Section 2.1.
-    """
+    """tokens (G, T, D), kernel (D, E) -> (G, T, E), at the highest precision of the device."""
     check_scores("tokens", tokens, "groups tokens width")
     check_scores("kernel", kernel, "width experts")
     check_size("kernel", kernel, 0, tokens.shape[2], "the width of tokens")
@@ -46,13 +41,7 @@ def router_logits(tokens: Array, kernel: Array) -> Array:
 
 
 def add_gating_noise(logits: Array, noise: Array | None, *, multiplier: float = 1.0) -> Array:
-    """`logits + multiplier / experts * noise`; with `noise=None` the logits unchanged.
-
-    logits, noise: (groups, tokens, experts); noise is a draw of the standard normal.
-    Raises ConfigError for a negative multiplier.
-
-    Source: V-MoE, section 2; the code of V-MoE. Section 2.2.
-    """
+    """logits and noise (G, T, E) -> (G, T, E)."""
     check_scores("logits", logits, "groups tokens experts")
     if not (multiplier >= 0 and math.isfinite(multiplier)):
         raise ConfigError(f"multiplier: expected a finite number of at least 0, got {multiplier!r}")
@@ -65,13 +54,7 @@ def add_gating_noise(logits: Array, noise: Array | None, *, multiplier: float = 
 
 
 def router_jitter(tokens: Array, noise: Array | None, *, epsilon: float = 0.01) -> Array:
-    """The tokens as the router sees them in training, `tokens (1 + epsilon noise)`; with `noise=None` unchanged.
-
-    tokens, noise: (groups, tokens, width); noise is uniform on [-1, 1]. Returns the same shape.
-    Raises ConfigError for a negative epsilon.
-
-    Source: Switch (arXiv 2101.03961), section 2.4. Section 2.5.
-    """
+    """tokens and noise (G, T, D) -> (G, T, D)."""
     check_scores("tokens", tokens, "groups tokens width")
     check_non_negative("epsilon", epsilon)
     if noise is None:
@@ -82,38 +65,22 @@ def router_jitter(tokens: Array, noise: Array | None, *, epsilon: float = 0.01) 
 
 
 def softmax_affinity(logits: Array) -> Array:
-    """`A[g, t, e] = exp(L[g, t, e]) / sum_e' exp(L[g, t, e'])`: the share of each expert in a token.
-
-    logits: (groups, tokens, experts); returns the same shape, rows sum to 1.
-
-    Source: Routers, eqs. (1), (6), (7). Section 2.1.
-    """
+    """logits (G, T, E) -> (G, T, E)."""
     check_scores("logits", logits, "groups tokens experts")
     return jax.nn.softmax(wide(logits), axis=2)
 
 
 def sigmoid_affinity(logits: Array) -> Array:
-    """Each expert by itself, `1 / (1 + exp(-L[g, t, e]))`.
-
-    logits: (groups, tokens, experts); returns the same shape.
-
-    Source: the router of Megatron-LM with one choice. Section 7.3.
-    """
+    """logits (G, T, E) -> (G, T, E)."""
     check_scores("logits", logits, "groups tokens experts")
     return jax.nn.sigmoid(wide(logits))
 
 
 def sinkhorn_affinity(logits: Array, *, iterations: int = 20, tolerance: float | None = None) -> Array:
-    """The plan of entropy-regularised transport: row sums 1, column sums tokens / experts.
+    """logits (G, T, E) -> (G, T, E).
 
-    In the log domain, `iterations` times: columns, `g_e = log(T/E) - logsumexp_t(L_te + f_t)`, then rows,
-    `f_t = -logsumexp_e(L_te + g_e)`; the plan is `exp(L + f + g)`. With a `tolerance`, a group keeps the plan of the
-    first iteration after which `max_e |column sum - T/E| <= tolerance`; the work done stays the same.
-
-    logits: (groups, tokens, experts), not softmaxed; returns the same shape. Differentiable through the iterations.
-    Raises ConfigError for `iterations < 1` or `tolerance <= 0`.
-
-    Source: Routers, eq. (8). Section 6.
+    The number of iterations is fixed: with a `tolerance`, a group that has reached it keeps its plan while the others go on.
+    Differentiable through the iterations.
     """
     check_scores("logits", logits, "groups tokens experts")
     iterations = check_at_least("iterations", iterations, 1)

@@ -29,7 +29,6 @@ __all__ = [
     "gshard_keep",
     "importance_score_choice",
     "importance_score_order",
-    "is_chosen",
     "normalize_selected",
     "token_choice",
 ]
@@ -39,14 +38,7 @@ ONE_HOT_EXPERTS = 32
 
 
 def batch_priority(scores: Array, *, by: str = "max", choices: int = 1) -> Array:
-    """The order in which `token_choice` serves the tokens: descending priority, ties by index.
-
-    scores: (groups, tokens, experts). by: "max", `s[t] = max_e scores[t, e]`; or "sum", over the token's `choices`
-    largest scores. Returns (groups, tokens) int32, a permutation of each group's tokens.
-    Raises ConfigError for an unknown `by` or `choices > experts`.
-
-    Source: V-MoE, section 4. Section 4.
-    """
+    """scores (G, T, E) -> (G, T) int32."""
     check_scores("scores", scores, "groups tokens experts")
     check_option("by", by, ("max", "sum"))
     choices = check_choices(choices, scores.shape[2])
@@ -55,13 +47,7 @@ def batch_priority(scores: Array, *, by: str = "max", choices: int = 1) -> Array
 
 
 def normalize_selected(scores: Array, combine_scores: Array | None = None, *, choices: int) -> Array:
-    """Combine scores divided by their sum over the K experts that a token chooses by `scores`, ties by index.
-
-    scores, combine_scores: (groups, tokens, experts); `scores` if None. Returns the same shape, before capacity drops.
-    Raises ConfigError for `choices` outside 1..E.
-
-    Source: GShard (arXiv 2006.16668), Algorithm 1. Section 2.6.
-    """
+    """scores and combine_scores (G, T, E) -> (G, T, E)."""
     weights = _checked(scores, combine_scores)
     choices = check_choices(choices, scores.shape[2])
     chosen = is_chosen(top_indices(wide(scores), choices), scores.shape[2])
@@ -74,13 +60,7 @@ def is_chosen(chosen: Array, experts: int) -> Array:
 
 
 def gshard_keep(gates: Array, noise: Array) -> Array:
-    """Which of its two choices a token asks for: the first always, the second if `2 g2 > noise`.
-
-    gates: (groups, tokens, experts), of which `g2` is the second largest; noise: (groups, tokens), uniform on [0, 1).
-    Returns (groups, tokens, 2) booleans. Raises ConfigError for one expert.
-
-    Source: GShard, Algorithm 1. Section 20.
-    """
+    """gates (G, T, E), noise (G, T) -> (G, T, 2) booleans."""
     check_scores("gates", gates, "groups tokens experts")
     check_scores("noise", noise, "groups tokens")
     check_choices(2, gates.shape[2])
@@ -99,15 +79,9 @@ def token_choice(
     order: Array | None = None,
     keep: Array | None = None,
 ) -> SlotRouting:
-    """Token Choice: each token chooses its K best experts, which serve them in turn while they have room.
+    """scores and combine_scores (G, T, E), order (G, T) integers, keep (G, T, K) booleans -> SlotRouting.
 
-    scores: (groups, tokens, experts), by which tokens choose; combine_scores: the weights of the chosen, `scores` if
-    None; order: (groups, tokens) integers, the order in which tokens are served, by index if None; keep: (groups,
-    tokens, choices) booleans, whether a choice asks for a slot, all if None. All first choices are served before any
-    second one; a choice that finds its expert full is dropped.
-    Raises ConfigError for `choices` outside 1..E or `capacity < 1`.
-
-    Source: Routers, Algorithm 1. Section 3.
+    That `order` is a permutation is not checked.
     """
     combine_scores = _checked(scores, combine_scores)
     if order is not None:
@@ -117,13 +91,7 @@ def token_choice(
 
 
 def importance_score_order(scores: Array, *, drop: float = 0.1) -> Array:
-    """The tokens that are left when the share `drop` is removed, by descending importance, ties by index.
-
-    scores: (groups, tokens, experts); importance is `max_e scores[t, e]`. Returns (groups, survivors) int32.
-    Raises ConfigError unless `0 <= drop < 1`.
-
-    Source: Sparse-MLP (arXiv 2109.02008), section 2.2, eq. (3). Section 15.5.
-    """
+    """scores (G, T, E) -> (G, survivors) int32."""
     order = batch_priority(scores)
     return order[:, : surviving_tokens(order.shape[1], drop)]
 
@@ -136,13 +104,7 @@ def importance_score_choice(
     drop: float = 0.1,
     combine_scores: Array | None = None,
 ) -> SlotRouting:
-    """Token Choice among the tokens that `importance_score_order` leaves, in that order.
-
-    scores: (groups, tokens, experts), by which tokens are sorted and choose; combine_scores: the weights of the chosen,
-    `scores` if None. Raises ConfigError for `choices`, `capacity` or `drop` out of range.
-
-    Source: Sparse-MLP (arXiv 2109.02008), section 2.2. Section 15.5.
-    """
+    """scores and combine_scores (G, T, E) -> SlotRouting."""
     combine_scores = _checked(scores, combine_scores)
     left = surviving_tokens(scores.shape[1], drop)
     return _serve(scores, combine_scores, choices, capacity, batch_priority(scores), left)
@@ -154,10 +116,10 @@ def _serve(
     choices: int,
     capacity: int,
     order: Array | None,
-    served: int,
+    kept: int,
     keep: Array | None = None,
 ) -> SlotRouting:
-    """Token Choice of the first `served` tokens in `order` (groups, tokens), which all the others come after."""
+    """Token Choice of the first `kept` tokens in `order` (groups, tokens), which all the others come after."""
     groups, tokens, experts = scores.shape
     choices = check_choices(choices, experts)
     capacity = check_capacity(capacity)
@@ -170,16 +132,16 @@ def _serve(
         chosen = jnp.where(keep, chosen, experts)  # no expert
     line = jnp.broadcast_to(jnp.arange(tokens, dtype=jnp.int32), (groups, tokens))
     if order is not None:
-        line = order[:, :served]
+        line = order[:, :kept]
         chosen = take_rows(chosen, line)
-    requests = jnp.swapaxes(chosen, 1, 2).reshape(groups, choices * served)
+    requests = jnp.swapaxes(chosen, 1, 2).reshape(groups, choices * kept)
 
     # Slots.
     slot = slots_of_requests(requests, experts, capacity)
     token = _invert(slot, jnp.tile(line, (1, choices)), slots, fill=tokens).reshape(groups, experts, capacity)
-    slot = jnp.swapaxes(slot.reshape(groups, choices, served), 1, 2)
+    slot = jnp.swapaxes(slot.reshape(groups, choices, kept), 1, 2)
     if order is not None:
-        of_others = jnp.full((groups, tokens - served, choices), slots, slot.dtype)
+        of_others = jnp.full((groups, tokens - kept, choices), slots, slot.dtype)
         of_all = jnp.concatenate([slot, of_others], axis=1)
         slot = take_rows(of_all, jnp.argsort(order, axis=1).astype(jnp.int32))
 
@@ -189,14 +151,7 @@ def _serve(
 def expert_choice(
     scores: Array, *, capacity: int, combine_scores: Array | None = None, drop_zero: bool = False
 ) -> SlotRouting:
-    """Expert Choice: each expert chooses its C best tokens; slot 0 holds the best.
-
-    scores: (groups, tokens, experts), by which experts choose; combine_scores: the weights of the chosen, `scores` if
-    None; drop_zero: leave a slot empty whose token has a score of at most 0.
-    Raises ConfigError for `capacity` outside 1..T.
-
-    Source: Routers, Algorithm 2; Zhou et al. 2022 (arXiv 2202.09368). Section 5.
-    """
+    """scores and combine_scores (G, T, E) -> SlotRouting with `slot` None."""
     combine_scores = _checked(scores, combine_scores)
     tokens = scores.shape[1]
     capacity = check_capacity(capacity, tokens)
@@ -208,7 +163,7 @@ def expert_choice(
 
 
 def slots_of_requests(requests: Array, experts: int, capacity: int) -> Array:
-    """The slot `e * C + c` of each request for an expert, E * C for one that finds it full or asks for no expert (E).
+    """The slot `e * C + c` of each request for an expert, E * C for one that finds it full or requests no expert (E).
 
     requests: (G, N) int32; returns the same.
     """
@@ -217,11 +172,11 @@ def slots_of_requests(requests: Array, experts: int, capacity: int) -> Array:
 
 
 def routing_of_requests(requests: Array, experts: int, capacity: int) -> tuple[Array, Array]:
-    """The token in each slot (G, E, C), and the slot of each token (G, T), where each asks for one expert, in order."""
+    """The token in each slot (G, E, C), and the slot of each token (G, T), where each requests one expert, in order."""
     groups, tokens = requests.shape
     slot = slots_of_requests(requests, experts, capacity)
-    served = jnp.broadcast_to(jnp.arange(tokens, dtype=jnp.int32), (groups, tokens))
-    token = _invert(slot, served, experts * capacity, fill=tokens)
+    kept = jnp.broadcast_to(jnp.arange(tokens, dtype=jnp.int32), (groups, tokens))
+    token = _invert(slot, kept, experts * capacity, fill=tokens)
     return token.reshape(groups, experts, capacity), slot
 
 

@@ -10,7 +10,6 @@ import numpy as np
 from jax import lax
 
 __all__ = [
-    "Array",
     "arange",
     "broadcast_to",
     "cast",
@@ -18,7 +17,6 @@ __all__ = [
     "cos",
     "einsum",
     "from_numpy",
-    "lane",
     "mean",
     "sin",
     "softmax",
@@ -26,9 +24,8 @@ __all__ = [
     "sum",
     "tanh",
     "to_numpy",
-    "top_indices",
     "transpose",
-    "wide",
+    "with_dtype",
 ]
 
 Array = jax.Array
@@ -71,9 +68,9 @@ def transpose(x: Array, axes: Sequence[int]) -> Array:
     return jnp.transpose(x, tuple(axes))
 
 
-def mean(x: Array, axis: int | Sequence[int]) -> Array:
-    """Mean along `axis` (one or several)."""
-    return jnp.mean(x, axis=axis if isinstance(axis, int) else tuple(axis))
+def mean(x: Array, axis: int | Sequence[int] | None = None) -> Array:
+    """Mean along `axis` (one or several), or of everything."""
+    return jnp.mean(x, axis=axis if axis is None or isinstance(axis, int) else tuple(axis))
 
 
 def sum(x: Array, axis: int | Sequence[int] | None = None) -> Array:
@@ -94,7 +91,7 @@ def top_indices(scores: Array, count: int) -> Array:
 
 
 @contextmanager
-def lane(dtype: str) -> Iterator[None]:
+def with_dtype(dtype: str) -> Iterator[None]:
     """A context for computing in `dtype`: "float64" needs JAX's switch for it, and float32 is not cut to TF32."""
     with jax.enable_x64(dtype == "float64"), jax.default_matmul_precision("highest"):
         yield
@@ -104,7 +101,7 @@ def from_numpy(tree: Any, dtype: str | None = None) -> Any:
     """Nested dicts, lists and tuples of NumPy arrays (or numbers) as arrays of this backend; None stays None.
 
     `dtype` ("float64", "float32", "bfloat16"), if given, is that of the floating leaves; others keep theirs. Arrays are
-    copied. float64 needs `lane("float64")` or the caller's `jax.enable_x64`; without it JAX stores float32.
+    copied. float64 needs `with_dtype("float64")` or the caller's `jax.enable_x64`; without it JAX stores float32.
     """
 
     def convert(leaf: Any) -> Array:

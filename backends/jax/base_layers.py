@@ -30,15 +30,11 @@ PRICE_STEPS = 64
 
 
 def base_assignment(scores: Array) -> Assignment:
-    """`maximise sum_t scores[t, a_t]` over assignments with exactly T / E tokens for each expert, whatever the scores.
+    """scores (G, T, E) -> expert (G, T) int32, objective (G,), gap (G,).
 
-    scores: (groups, tokens, experts). Returns `expert` (groups, tokens) int32, `objective` (groups,), and `gap`
-    (groups,), by how much the total of another balanced assignment can be larger at most, up to rounding: 0 where the scores
-    of a token differ by multiples of about `E 2^-26` (float64: `2^-52`) of the largest range of a token's scores in the
-    group, else rounding of that size per token.
-    Raises ShapeError unless E divides T.
-
-    Source: BASE (arXiv 2103.16716), eq. (2). Section 14.
+    Balanced whatever the scores. The gap is 0, up to rounding, where the scores of a token differ by multiples of about
+    `E 2^-26` (float64: `2^-52`) of the largest range of a token's scores in the group, else rounding of that size per
+    token.
     """
     check_scores("scores", scores, "groups tokens experts")
     slots, scores = even_slots(scores), wide(scores)
@@ -52,24 +48,13 @@ def base_assignment(scores: Array) -> Assignment:
 
 
 def base_greedy(scores: Array) -> Array:
-    """The expert of the highest score of each token, the lower index among equals.
-
-    scores: (groups, tokens, experts); returns (groups, tokens) int32.
-
-    Source: BASE, section 2.2. Section 14.
-    """
+    """scores (G, T, E) -> (G, T) int32."""
     check_scores("scores", scores, "groups tokens experts")
     return top_indices(wide(scores), 1)[..., 0].astype(jnp.int32)
 
 
 def base_routing(scores: Array, expert: Array, *, capacity: int) -> SlotRouting:
-    """Each token in its expert, by index, weighed by the sigmoid of its score.
-
-    scores: (groups, tokens, experts); expert: (groups, tokens) integers; capacity: T / E in training, T at evaluation.
-    Raises ConfigError for `capacity < 1`.
-
-    Source: BASE, eq. (1). Section 14.
-    """
+    """scores (G, T, E), expert (G, T) integers -> SlotRouting. Whether an expert exists is not checked."""
     check_scores("scores", scores, "groups tokens experts")
     check_one_per_token("expert", expert, scores.shape[:2])
     chosen = jax.nn.one_hot(expert, scores.shape[2], dtype=jnp.float32)

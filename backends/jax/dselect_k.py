@@ -7,12 +7,16 @@ import jax.numpy as jnp
 from jax import lax
 from jax.nn import softmax
 
+from moespec.backends.jax.affinities import router_logits
 from moespec.backends.jax.arrays import Array, wide
 from moespec.backends.jax.slots import SlotRouting
 from moespec.spec.checks import check_positive, check_scores, check_size
-from moespec.spec.dselect_k import EPSILON, check_mixture, check_selectors, code_bits
+from moespec.spec.dselect_k import check_mixture, check_selectors
+from moespec.spec.dselect_k_codes import Codes, check_codes, code_bits
+from moespec.spec.dselect_k_losses import EPSILON
 
 __all__ = [
+    "dselect_k_codes",
     "dselect_k_entropy",
     "dselect_k_gate",
     "dselect_k_reachability",
@@ -22,13 +26,21 @@ __all__ = [
 ]
 
 
+def dselect_k_codes(tokens: Array, bias: Array, kernel: Array | None = None, *, choices: int, experts: int) -> Codes:
+    """tokens (G, T, D) -> codes (G, T, K, M) and logits (G, T, K); of a static gate (K, M) and (K,)."""
+    check_scores("tokens", tokens, "groups tokens width")
+    bits = check_codes(bias, choices, experts)
+    scores = wide(bias)
+    if kernel is not None:
+        logits = router_logits(tokens, kernel)
+        check_size("kernel", kernel, 1, bias.shape[0], "the columns of bias")
+        scores = logits + scores
+    codes = scores[..., : choices * bits].reshape(*scores.shape[:-1], choices, bits)
+    return Codes(codes, scores[..., choices * bits :])
+
+
 def smooth_step(z: Array, *, gamma: float = 1.0) -> Array:
-    """`-2 z^3 / gamma^3 + 3 z / (2 gamma) + 1/2` for `|z| < gamma / 2`, 0 below and 1 above; `t^2 (3 - 2 t)`.
-
-    z: any shape; returns the same. Raises ConfigError for `gamma <= 0`.
-
-    Source: DSelect-k, eq. (3). Section 13.1.
-    """
+    """Of any shape."""
     check_scores("z", z, "...")
     return _step(wide(z), check_positive("gamma", gamma))
 
@@ -39,13 +51,7 @@ def _step(z: Array, gamma: float) -> Array:
 
 
 def dselect_k_selectors(codes: Array, *, experts: int, gamma: float = 1.0) -> Array:
-    """`r[n, e] = product over m of (S(z[n, m]) if digit m of e is 1, else 1 - S(z[n, m]))`, most significant first.
-
-    codes: z, (..., choices, bits), `bits = ceil(log2 experts)`; returns (..., choices, experts).
-    Raises ConfigError for `experts < 1` or `gamma <= 0`, ShapeError for another number of bits.
-
-    Source: DSelect-k, eq. (4). Section 13.2.
-    """
+    """codes (..., K, M) -> (..., K, E)."""
     check_scores("codes", codes, "... choices bits*")
     bits = code_bits(experts)
     check_size("codes", codes, codes.ndim - 1, bits, "ceil(log2 experts)")
@@ -59,25 +65,18 @@ def dselect_k_selectors(codes: Array, *, experts: int, gamma: float = 1.0) -> Ar
 
 
 def dselect_k_gate(selectors: Array, logits: Array) -> Array:
-    """`q[e] = sum_n softmax(logits)[n] r[n, e]`.
-
-    selectors: r, (..., choices, experts); logits: (..., choices); returns (..., experts).
-
-    Source: DSelect-k, eq. (5). Section 13.3.
-    """
+    """selectors (..., K, E), logits (..., K) -> (..., E)."""
     check_scores("selectors", selectors, "... choices experts")
     check_scores("logits", logits, "... choices")
     check_mixture(selectors, logits)
     return jnp.sum(softmax(wide(logits), axis=-1)[..., None] * wide(selectors), axis=-2)
 
 
-def dselect_k_routing(gate: Array) -> SlotRouting:
-    """Token t in slot t of every expert whose gate is greater than 0, with that weight: the capacity is T.
-
-    gate: q, (groups, tokens, experts).
-
-    Source: DSelect-k, section 2. Section 13.3.
-    """
+def dselect_k_routing(gate: Array, *, like: Array | None = None) -> SlotRouting:
+    """gate (G, T, E), or (E,) of a static gate, with like (G, T, D) -> SlotRouting whose `slot` is (G, T, E)."""
+    if gate.ndim == 1 and like is not None:
+        check_scores("like", like, "groups tokens width")
+        gate = jnp.broadcast_to(gate, (*like.shape[:2], gate.shape[0]))
     check_scores("gate", gate, "groups tokens experts")
     _, tokens, experts = gate.shape
     by_expert = jnp.swapaxes(wide(gate), 1, 2)
@@ -89,23 +88,13 @@ def dselect_k_routing(gate: Array) -> SlotRouting:
 
 
 def dselect_k_entropy(selectors: Array) -> Array:
-    """`-sum r log(r + 1e-6)` over selectors, experts and the tokens of a group; the mean over groups.
-
-    selectors: r, (groups, tokens, choices, experts), or (choices, experts) of a static gate. Returns a scalar.
-
-    Source: DSelect-k, section 3.1. Section 13.4.
-    """
+    """The mean over the groups: selectors (G, T, K, E), or (K, E) of a static gate -> a scalar."""
     groups = check_selectors(selectors)
     r = wide(selectors)
     return -jnp.sum(r * jnp.log(r + EPSILON)) / groups
 
 
 def dselect_k_reachability(selectors: Array) -> Array:
-    """`sum 1 / sum_e r[e]` over selectors and the tokens of a group; the mean over groups.
-
-    selectors: r, (groups, tokens, choices, experts), or (choices, experts) of a static gate. Returns a scalar.
-
-    Source: DSelect-k, appendix; its public code. Section 13.4.
-    """
+    """The mean over the groups: selectors (G, T, K, E), or (K, E) of a static gate -> a scalar."""
     groups = check_selectors(selectors)
     return jnp.sum(1 / jnp.sum(wide(selectors), axis=-1)) / groups

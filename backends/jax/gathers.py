@@ -18,9 +18,6 @@ from jax import lax
 
 from moespec.backends.jax.arrays import Array, wide
 
-__all__ = ["combine_rows", "dispatch_rows", "slot_weights", "take_rows", "values_by_expert"]
-
-
 Ends = tuple[Array, Array | None]
 
 

@@ -19,23 +19,28 @@ from moespec.spec.checks import (
     check_capacity,
     check_integers,
     check_option,
+    check_rank,
     check_same_shape,
     check_scores,
     check_segments,
     check_size,
 )
+from moespec.spec.hash_layers import check_hash
 from moespec.spec.token_ids import EPSILON
 
-__all__ = ["hash_routing", "multi_hash_mlp", "pair_ids", "patch_codes", "position_ids", "previous_ids"]
+__all__ = [
+    "hash_routing",
+    "hash_table_of",
+    "multi_hash_mlp",
+    "pair_ids",
+    "patch_codes",
+    "position_ids",
+    "previous_ids",
+]
 
 
 def patch_codes(patches: Array, codebook: Array) -> Array:
-    """The codeword nearest to each patch's normalised pixels, the lower index among equals.
-
-    patches: (groups, tokens, pixels); codebook: (codes, pixels). Returns (groups, tokens) int32.
-
-    Source: section 12.
-    """
+    """patches (G, T, P), codebook (V, P) -> (G, T) int32."""
     check_scores("patches", patches, "groups tokens pixels")
     check_scores("codebook", codebook, "codes pixels")
     check_size("codebook", codebook, 1, patches.shape[2], "the pixels of patches")
@@ -48,19 +53,19 @@ def patch_codes(patches: Array, codebook: Array) -> Array:
 
 
 def position_ids(tokens: Array) -> Array:
-    """`0, 1, 2, ...` in each group: (groups, tokens, width) to (groups, tokens) int32. Section 12."""
+    """tokens (G, T, D) -> (G, T) int32."""
     check_scores("tokens", tokens, "groups tokens width")
     return jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32), tokens.shape[:2])
 
 
 def previous_ids(ids: Array) -> Array:
-    """The id of the token before, 0 for the first: (groups, tokens) to the same. Section 12."""
+    """ids (G, T) -> (G, T) int32."""
     check_integers("ids", ids, "groups tokens")
     return jnp.pad(cast(ids, "int32")[:, :-1], ((0, 0), (1, 0)))
 
 
 def pair_ids(first: Array, second: Array, *, vocabulary: int) -> Array:
-    """`first * vocabulary + second`, ids (groups, tokens). Raises ConfigError for `vocabulary < 1`. Section 12."""
+    """ids (G, T) twice -> (G, T) int32."""
     vocabulary = check_at_least("vocabulary", vocabulary, 1)
     check_integers("first", first, "groups tokens")
     check_integers("second", second, "groups tokens")
@@ -68,17 +73,17 @@ def pair_ids(first: Array, second: Array, *, vocabulary: int) -> Array:
     return cast(first, "int32") * vocabulary + cast(second, "int32")
 
 
+def hash_table_of(tables: Array, *, hash: int = 0) -> Array:
+    """tables (hashes, ids) -> (ids,) int32, without gradient."""
+    check_rank("tables", tables, "hashes ids")
+    check_hash(hash, tables.shape[0])
+    return cast(tables, "int32")[hash]
+
+
 def hash_routing(
     ids: Array, table: Array, *, experts: int, capacity: int | None = None, like: Array | None = None
 ) -> SlotRouting:
-    """Each token to the expert that the table has for its id, with weight 1.
-
-    ids: (groups, tokens) integers; table: (ids,) integers; capacity: slots per expert, filled in the order of the
-    tokens, one for every token if None; like: an array in whose dtype, or float32 if that is wider, the weights are
-    given, float32 if None. Raises ConfigError for `experts` or `capacity` below 1.
-
-    Source: Roller et al. 2021 (arXiv 2106.04426), section 3. Section 12.
-    """
+    """ids (G, T), table (V,) -> SlotRouting, its weights in the dtype of `like` or float32, the wider of the two."""
     experts = check_at_least("experts", experts, 1)
     check_integers("ids", ids, "groups tokens")
     check_integers("table", table, "ids")
@@ -92,17 +97,10 @@ def hash_routing(
 def multi_hash_mlp(
     tokens: Array, ids: Array, tables: Array, params: Mapping[str, Array], *, activation: str = "relu"
 ) -> Array:
-    """MultiHash: segment m of the hidden units, and of the outputs, is that of the expert of hash m.
+    """tokens (G, T, D), ids (G, T), tables (N, V) -> (G, T, D') in the dtype of `tokens`.
 
-        u = relu([..., w1[k_m, :, segment m] x + b1[k_m, segment m], ...])      k_m = tables[m, id]
-        y =      [..., w2[k_m, :, segment m] u + b2[k_m, segment m], ...]
-
-    tokens: (groups, tokens, width); ids: (groups, tokens); tables: (hashes, ids); params: as of `expert_mlp`;
-    activation: "relu", or a form of GELU, "tanh" or "erf". Returns (groups, tokens, output) in the dtype of `tokens`.
-    For each hash the tokens are dispatched to the segments of their experts, with room for all: the work is that of E
-    dense MLPs. Raises ConfigError when the hashes do not divide hidden or output.
-
-    Source: Roller et al. 2021 (arXiv 2106.04426), section 3.2. Section 12.
+    For each hash the tokens are dispatched to the segments of their experts, with room for all: the work is that of E dense
+    perceptrons.
     """
     check_option("activation", activation, ("relu", "tanh", "erf"))
     check_scores("tokens", tokens, "groups tokens width")

@@ -15,28 +15,23 @@ from moespec.backends.jax.gathers import values_by_expert
 from moespec.backends.jax.slots import SlotRouting, SoftRouting
 from moespec.spec.checks import check_choices, check_positive, check_same_shape, check_scores
 
-__all__ = ["balance_loss", "importance_loss", "load_loss", "pick", "routing_metrics", "squared_variation", "z_loss"]
+__all__ = [
+    "balance_loss",
+    "importance_loss",
+    "load_loss",
+    "routing_metrics",
+    "z_loss",
+]
 
 
 def importance_loss(scores: Array) -> Array:
-    """Squared coefficient of variation over experts of `sum_t scores[t, e]`, with the population variance.
-
-    scores: (groups, tokens, experts), the softmax of the clean logits. Returns a scalar.
-
-    Source: V-MoE; Routers, appendix A. Section 10.1.
-    """
+    """The mean over the groups: scores (G, T, E) -> a scalar."""
     check_scores("scores", scores, "groups tokens experts")
     return squared_variation(jnp.sum(wide(scores), axis=1))
 
 
 def load_loss(logits: Array, noisy_logits: Array, *, choices: int, noise_std: float) -> Array:
-    """Squared coefficient of variation of `sum_t P(L[t, e] + noise >= eta[t])`, `eta` the K-th largest noisy logit.
-
-    logits, noisy_logits: (groups, tokens, experts); noise_std: standard deviation of the noise. Returns a scalar.
-    Raises ConfigError for `choices` outside 1..E or `noise_std <= 0`.
-
-    Source: Routers, eqs. (12)-(15). Section 10.2.
-    """
+    """The mean over the groups: logits and noisy_logits (G, T, E) -> a scalar."""
     check_scores("logits", logits, "groups tokens experts")
     check_scores("noisy_logits", noisy_logits, "groups tokens experts")
     check_same_shape("noisy_logits", noisy_logits, "logits", logits)
@@ -49,12 +44,7 @@ def load_loss(logits: Array, noisy_logits: Array, *, choices: int, noise_std: fl
 
 
 def balance_loss(scores: Array) -> Array:
-    """`E sum_e f_e P_e`, with `f_e` the share of tokens whose first choice is `e` and `P_e` the mean score of `e`.
-
-    scores: (groups, tokens, experts). Returns a scalar. Only `P` carries gradient.
-
-    Source: Switch; GShard. Section 10.5.
-    """
+    """The mean over the groups: scores (G, T, E) -> a scalar."""
     check_scores("scores", scores, "groups tokens experts")
     scores = wide(scores)
     experts = scores.shape[2]
@@ -64,24 +54,13 @@ def balance_loss(scores: Array) -> Array:
 
 
 def z_loss(logits: Array) -> Array:
-    """`mean_t (logsumexp_e L[t, e])^2`.
-
-    logits: (groups, tokens, experts). Returns a scalar.
-
-    Source: ST-MoE (arXiv 2202.08906). Section 10.6.
-    """
+    """The mean over the groups: logits (G, T, E) -> a scalar."""
     check_scores("logits", logits, "groups tokens experts")
     return jnp.mean(jnp.square(logsumexp(wide(logits), axis=2)))
 
 
 def routing_metrics(routing: SlotRouting | SoftRouting) -> dict[str, Array]:
-    """What to log about a routing; means over groups, without gradient.
-
-    load: (E,), filled slots of each expert per token (soft routing: the sum of its dispatch weights per token).
-    coverage, dropped: share of tokens in at least one slot, and in none.
-    entropy: mean over tokens of the entropy (nats) of a token's combine weight per expert, normalised to sum 1; a
-        token without weight counts as 0.
-    """
+    """Each the mean over the groups: load (E,), and the scalars coverage, dropped and entropy."""
     routing = lax.stop_gradient(routing)
     if isinstance(routing, SlotRouting):
         tokens = routing.tokens

@@ -1,4 +1,4 @@
-"""The network operations that models need beside routing.
+"""The network operations that models need around the routers.
 
 Shape comments: N rows or images, S sequence, G groups, E experts, C capacity, D width, H hidden.
 """
@@ -42,17 +42,14 @@ EXPERT_AXES = {
 
 
 def gelu(x: Array, *, form: str = "tanh") -> Array:
-    """`x P(Z <= x)` for a standard normal Z ("erf"), or its approximation by a tanh ("tanh"). Elementwise."""
+    """Of any shape."""
     check_option("form", form, ("tanh", "erf"))
     check_floating("x", x)
     return jax.nn.gelu(x, approximate=form == "tanh")
 
 
 def layer_norm(x: Array, scale: Array, bias: Array | None = None, *, epsilon: float = 1e-6) -> Array:
-    """`scale * (x - mean) / sqrt(var + epsilon) + bias` along the last axis, in float32 or better, in the dtype of `x`.
-
-    x: (..., D); scale, bias: (D,).
-    """
+    """x (..., D), scale and bias (D,) -> (..., D), in float32 or better, returned in the dtype of `x`."""
     check_floating("x", x)
     check_scores("scale", scale, "width")
     check_size("scale", scale, 0, x.shape[-1], "the last axis of x")
@@ -69,7 +66,7 @@ def layer_norm(x: Array, scale: Array, bias: Array | None = None, *, epsilon: fl
 
 
 def attention(query: Array, key: Array, value: Array) -> Array:
-    """`softmax(query key^T / sqrt(dim)) value` for each head: (N, S, heads, dim) each; returns the shape of `query`."""
+    """query (N, Q, heads, dim), key and value (N, S, heads, dim) -> the shape of `query`."""
     for name, array in (("query", query), ("key", key), ("value", value)):
         check_scores(name, array, "rows sequence heads dim")
     check_same_shape("value", value, "key", key)
@@ -83,10 +80,7 @@ def attention(query: Array, key: Array, value: Array) -> Array:
 
 
 def patch_embed(images: Array, kernel: Array, bias: Array) -> Array:
-    """A linear map of each square patch: images (N, height, width, channels) to (N, S, D), patches in row-major order.
-
-    kernel: (patch, patch, channels, D); bias: (D,). Raises ShapeError when an image does not split into patches.
-    """
+    """images (N, height, width, channels), kernel (patch, patch, channels, D), bias (D,) -> (N, S, D)."""
     check_scores("images", images, "images height width channels")
     check_scores("kernel", kernel, "patch patch channels width")
     check_scores("bias", bias, "width")
@@ -103,13 +97,10 @@ def patch_embed(images: Array, kernel: Array, bias: Array) -> Array:
 
 
 def expert_mlp(inputs: Array, params: Mapping[str, Array], *, gelu: str = "tanh", used: Array | None = None) -> Array:
-    """`gelu(x w1 + b1) w2 + b2`, each expert with its own weights, in the dtype of `inputs`.
+    """inputs (G, E, C, D), params as in the specification -> (G, E, C, D'), in the dtype of `inputs`.
 
-    inputs: (groups, experts, capacity, width); params: w1 (E, D, H), b1 (E, H), w2 (E, H, D'), b2 (E, D'); used: (E,)
-    booleans, or None. Returns (groups, experts, capacity, D'). With `used` experts run one after the other, and those
-    that are not used are left out, on the device and without waiting for the host; their output is 0.
-
-    Source: Routers, section 1.2. Section 1.
+    With `used` experts run one after the other, and those that are not used are left out, on the device and without waiting
+    for the host.
     """
     check_scores("inputs", inputs, "groups experts capacity width")
     check_option("gelu", gelu, ("tanh", "erf"))
@@ -143,13 +134,7 @@ _gelu = gelu
 
 
 def rescale(x: Array, params: Mapping[str, Array]) -> Array:
-    """`(W_S^T x + b_S 1^T) W_C + 1 b_C^T` of each image: other numbers of tokens and channels, in the dtype of `x`.
-
-    x: (N, S, C); params: token_kernel W_S (S, S'), token_bias (S',) and, unless C' is C, channel_kernel W_C (C, C'),
-    channel_bias (C',). Returns (N, S', C'). Raises ConfigError when one of a pair is missing.
-
-    Source: Sparse-MLP (arXiv 2109.02008), eqs. (4) and (7). Section 15.2.
-    """
+    """x (N, S, C) -> (N, S', C'), in the dtype of `x`."""
     check_scores("x", x, "images tokens channels")
     check_rescale(params, x.shape[1], x.shape[2])
     maps = {name: cast(value, x.dtype) for name, value in params.items()}
@@ -160,19 +145,13 @@ def rescale(x: Array, params: Mapping[str, Array]) -> Array:
 
 
 def softmax_cross_entropy(logits: Array, targets: Array) -> Array:
-    """`-sum_c targets[c] log softmax(logits)[c]` along the last axis, in float32 or better.
-
-    logits: (..., classes); targets: the same, probabilities. Returns (...,).
-    """
+    """logits and targets (..., classes) -> (...,), in float32 or better."""
     _check_targets(logits, targets)
     return -jnp.sum(wide(targets) * jax.nn.log_softmax(wide(logits), axis=-1), axis=-1)
 
 
 def sigmoid_cross_entropy(logits: Array, targets: Array) -> Array:
-    """`-sum_c (y log p + (1 - y) log(1 - p))` with `p = sigmoid(logits)`, along the last axis, in float32 or better.
-
-    logits: (..., classes); targets y: the same, each in [0, 1]. Returns (...,).
-    """
+    """logits and targets (..., classes) -> (...,), in float32 or better."""
     _check_targets(logits, targets)
     logits, targets = wide(logits), wide(targets)
     return -jnp.sum(targets * jax.nn.log_sigmoid(logits) + (1 - targets) * jax.nn.log_sigmoid(-logits), axis=-1)

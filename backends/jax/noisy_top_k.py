@@ -21,12 +21,7 @@ AXES = "groups tokens experts"
 
 
 def noisy_top_k_logits(logits: Array, noise_logits: Array, noise: Array | None) -> Array:
-    """`H = L + noise * log(1 + exp(N))`; with `noise=None` the logits unchanged.
-
-    logits, noise_logits, noise: (groups, tokens, experts); noise is a draw of the standard normal. Returns the same.
-
-    Source: Shazeer et al. 2017 (arXiv 1701.06538), eq. (4). Section 2.4.
-    """
+    """logits, noise_logits and noise (G, T, E) -> (G, T, E)."""
     _check(logits=logits, noise_logits=noise_logits)
     if noise is None:
         return wide(logits)
@@ -35,13 +30,7 @@ def noisy_top_k_logits(logits: Array, noise_logits: Array, noise: Array | None) 
 
 
 def noisy_top_k_affinity(noisy_logits: Array, *, choices: int) -> Array:
-    """The softmax of each token over its K largest logits, 0 for the other experts; ties by index.
-
-    noisy_logits: (groups, tokens, experts); returns the same shape, rows sum to 1.
-    Raises ConfigError for `choices` outside 1..E.
-
-    Source: Shazeer et al. 2017, eqs. (3) and (5). Section 2.4.
-    """
+    """noisy_logits (G, T, E) -> (G, T, E)."""
     _check(noisy_logits=noisy_logits)
     choices = check_choices(choices, noisy_logits.shape[2])
     logits = wide(noisy_logits)
@@ -49,13 +38,7 @@ def noisy_top_k_affinity(noisy_logits: Array, *, choices: int) -> Array:
 
 
 def noisy_top_k_load_loss(logits: Array, noise_logits: Array, noisy_logits: Array, *, choices: int) -> Array:
-    """Squared coefficient of variation of `sum_t Phi((L[t, e] - threshold[t, e]) / log(1 + exp(N[t, e])))`.
-
-    `threshold[t, e]` is the K-th largest noisy logit of the other experts. logits, noise_logits, noisy_logits: (groups,
-    tokens, experts). Returns a scalar. Raises ConfigError for `choices` outside 1..E-1.
-
-    Source: Shazeer et al. 2017, eqs. (8)-(11). Section 10.3.
-    """
+    """The mean over the groups: logits, noise_logits and noisy_logits (G, T, E) -> a scalar."""
     _check(logits=logits, noise_logits=noise_logits)
     _check(logits=logits, noisy_logits=noisy_logits)
     choices = check_other_experts(choices, logits.shape[2])

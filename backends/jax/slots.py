@@ -16,7 +16,7 @@ from moespec.backends.jax.gathers import combine_rows, dispatch_rows
 from moespec.spec.checks import check_rank, check_scores, check_size
 from moespec.spec.routing import Routing
 
-__all__ = ["SlotRouting", "SoftRouting", "moe_layer"]
+__all__ = ["SlotRouting", "SoftRouting", "moe_layer", "used_experts"]
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=("token", "weight", "slot"), meta_fields=("tokens",))
@@ -55,22 +55,19 @@ class SoftRouting(NamedTuple):
 
 
 def moe_layer(tokens: Array, routing: SlotRouting | SoftRouting, experts: Callable[[Array], Array]) -> Array:
-    """Dispatch, experts, combine:
-
-        inputs[e, c] = sum_t dispatch[t, e, c] tokens[t]
-        result[t]    = sum_e,c combine[t, e, c] experts(inputs)[e, c]
-
-    tokens: (groups, tokens, width); `experts` maps (groups, experts, capacity, width) to the same with any width.
-    Returns (groups, tokens, width') in the dtype of `tokens`; a token without a slot gets 0.
-    Raises ShapeError when the routing is of other groups or tokens, or `experts` drops an axis.
-
-    Source: Routers, section 1.2. Section 1.
-    """
+    """tokens (G, T, D), `experts` from (G, E, C, D) to (G, E, C, D') -> (G, T, D') in the dtype of `tokens`."""
     check_scores("tokens", tokens, "groups tokens width")
     tokens = jnp.asarray(tokens)
     if isinstance(routing, SlotRouting):
         return _sparse_layer(tokens, routing, experts)
     return _soft_layer(tokens, routing, experts)
+
+
+def used_experts(routing: SlotRouting | SoftRouting) -> Array:
+    """Those with a token in any group: (E,) booleans."""
+    if isinstance(routing, SlotRouting):
+        return jnp.any(routing.token < routing.tokens, axis=(0, 2))
+    return jnp.any(routing.dispatch > 0, axis=(0, 1, 3))
 
 
 def _sparse_layer(tokens: Array, routing: SlotRouting, experts: Callable[[Array], Array]) -> Array:

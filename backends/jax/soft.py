@@ -28,18 +28,7 @@ def soft_routing(
     dispatch: str = "soft",
     combine: str = "soft",
 ) -> SoftRouting:
-    """`L = <n(X_t), scale n(Phi_ec)>`; dispatch is its softmax over the tokens, combine over experts and slots jointly.
-
-    tokens: (groups, tokens, width); slots: (width, experts, capacity); scale: a scalar.
-    normalize: with `n` the division by the Euclidean norm, else `n` is the identity and `scale` is not used.
-    norm_form: "paper", `x / (norm + 1e-6)`; or "rsqrt", `x / sqrt(norm^2 + 1e-6)`.
-    dispatch, combine: "soft"; "uniform" (1/T, or 1/(E C)); or "identity" for both (token `e * C + c` in that slot).
-    Returns SoftRouting of (groups, tokens, experts, capacity).
-    Raises ConfigError for an unknown option or "identity" for one only, ShapeError for "identity" with other than one
-    slot per token.
-
-    Source: Soft MoE, eqs. (1)-(3) and Table 2. Section 9.
-    """
+    """tokens (G, T, D), slots (D, E, C) -> SoftRouting, in float32 or better."""
     check_scores("tokens", tokens, "groups tokens width")
     check_scores("slots", slots, "width experts capacity")
     check_size("slots", slots, 0, tokens.shape[2], "the width of tokens")

@@ -29,7 +29,10 @@ Batch = Any
 Metrics = dict[str, jax.Array]
 LossFunction = Callable[[Params, Batch], tuple[jax.Array, Metrics]]
 
-compile = jax.jit
+
+def compile(function: Callable[..., Any]) -> Any:
+    """`jax.jit(function)`."""
+    return jax.jit(function)
 
 
 class TrainState(NamedTuple):
@@ -42,9 +45,9 @@ class TrainState(NamedTuple):
 Step = Callable[[TrainState, Batch, float], tuple[TrainState, Metrics]]
 
 
-def value_and_grad(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """For `fn(params, *args) -> (loss, aux)`: a function that returns `((loss, aux), gradients of params)`."""
-    return jax.value_and_grad(fn, has_aux=True)
+def value_and_grad(function: Callable[..., Any]) -> Callable[..., Any]:
+    """For `function(params, *args) -> (loss, aux)`: a function that returns `((loss, aux), gradients of params)`."""
+    return jax.value_and_grad(function, has_aux=True)
 
 
 def init_state(params: Mapping[str, Any], optimizer: OptimizerConfig) -> TrainState:
@@ -58,17 +61,17 @@ def state_params(state: TrainState) -> Params:
     return state.params
 
 
-def make_step(loss_fn: LossFunction, optimizer: OptimizerConfig, *, accumulate: int = 1) -> Step:
+def make_step(loss_function: LossFunction, optimizer: OptimizerConfig, *, accumulate: int = 1) -> Step:
     """A compiled `step(state, batch, learning_rate) -> (state, metrics)`.
 
-    loss_fn(params, batch) returns the loss and a dict of metrics. The leaves of `batch` are split into `accumulate`
+    loss_function(params, batch) returns the loss and a dict of metrics. The leaves of `batch` are split into `accumulate`
     equal parts along their first axis, whose gradients and metrics are averaged. The metrics returned are those of
-    `loss_fn`, and "loss" and "grad_norm", the global norm before the clip. Another learning rate compiles nothing anew.
+    `loss_function`, and "loss" and "grad_norm", the global norm before the clip. Another learning rate compiles nothing anew.
     Raises ConfigError for `accumulate < 1` and ShapeError for a batch that does not split.
     """
     accumulate = check_at_least("accumulate", accumulate, 1)
     transformation = _transformation(optimizer)
-    gradient_of = value_and_grad(loss_fn)
+    gradient_of = value_and_grad(loss_function)
 
     def evaluate(params: Params, batch: Batch) -> tuple[Params, Metrics]:
         (loss, metrics), gradients = gradient_of(params, batch)

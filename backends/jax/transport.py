@@ -9,7 +9,6 @@ import jax.numpy as jnp
 from jax import lax
 
 from moespec.backends.jax.arrays import Array, top_indices, wide
-from moespec.spec import Dual, SemiDual
 from moespec.spec.checks import (
     check_at_least,
     check_capacity,
@@ -19,6 +18,7 @@ from moespec.spec.checks import (
     check_size,
 )
 from moespec.spec.errors import ConfigError
+from moespec.spec.transport_duals import Dual, SemiDual
 
 __all__ = [
     "project_simplex",
@@ -30,39 +30,19 @@ __all__ = [
 
 
 def project_simplex(values: Array, *, mass: float = 1.0) -> Array:
-    """The closest `p >= 0` with `sum(p) = mass` along the last axis: `max(v - tau, 0)`.
-
-    values: (..., n). Returns the same shape. Raises ConfigError for `mass <= 0`.
-
-    Source: Held et al. 1974. Section 8.2.
-    """
+    """Along the last axis: (..., n) -> (..., n)."""
     return project_sparse_simplex(values, nonzeros=values.shape[-1], mass=mass)
 
 
 def project_sparse_simplex(values: Array, *, nonzeros: int, mass: float = 1.0) -> Array:
-    """The closest `p >= 0` along the last axis with `sum(p) = mass` and at most `nonzeros` entries that are not 0.
-
-    Keeps the `nonzeros` largest values (the lower index among equals), projects them on the simplex, zeroes the rest.
-    values: (..., n). Raises ConfigError for `nonzeros` outside 1..n or `mass <= 0`.
-
-    Source: SparseOT (arXiv 2209.15466). Section 8.2.
-    """
+    """Along the last axis: (..., n) -> (..., n)."""
     check_scores("values", values, " ".join(f"axis{i}" for i in range(max(len(values.shape), 1))))
     nonzeros = check_capacity(nonzeros, values.shape[-1], name="nonzeros", of="values")
     return _project(wide(values), nonzeros, check_positive("mass", mass))
 
 
 def transport_semi_dual(potential: Array, utility: Array, *, capacity: int, regularization: float = 1.0) -> SemiDual:
-    """The semi-dual `s(alpha) = sum(alpha) - sum_e conj(alpha + U[:, e])`, its gradient `1 - sum_e P[:, e]`, and P.
-
-    `conj(x) = max <x, p> - gamma / 2 |p|^2` over `p >= 0` with sum `T / E` and at most `capacity` non-zeros; the
-    maximiser is the column `P[:, e]`.
-
-    potential: alpha, (groups, tokens); utility: U, (groups, tokens, experts); capacity: from 1 to tokens;
-    regularization: gamma > 0. Returns value (groups,), gradient (groups, tokens), plan (groups, tokens, experts).
-
-    Source: Routers, eq. (9); SparseOT, section 4. Section 8.3.
-    """
+    """potential (G, T), utility (G, T, E) -> value (G,), gradient (G, T), plan (G, T, E)."""
     check_scores("potential", potential, "groups tokens")
     check_scores("utility", utility, "groups tokens experts")
     groups, tokens, experts = utility.shape
@@ -85,17 +65,7 @@ def transport_dual(
     capacity: int,
     regularization: float = 1.0,
 ) -> Dual:
-    """The dual `sum(alpha) + T/E sum(beta) - 1/(2 gamma) sum_e sum_{i <= k} max(x_e[i], 0)^2`, its gradients and plan.
-
-    `x_e = alpha + beta[e] + U[:, e]`, `x_e[i]` its i-th largest entry; the plan is `max(x_e, 0) / gamma` on the k
-    largest entries of a column, the gradients are `1 - P 1` and `T/E - P^T 1`.
-
-    token_potential: alpha, (groups, tokens); expert_potential: beta, (groups, experts); utility: U, (groups, tokens,
-    experts); capacity: k, from 1 to tokens; regularization: gamma > 0. Returns value (groups,), gradients of the
-    potentials' shapes, plan (groups, tokens, experts).
-
-    Source: SparseOT, section 4. Section 8.4.
-    """
+    """token_potential (G, T), expert_potential (G, E), utility (G, T, E) -> value (G,), gradients (G, T) and (G, E), plan."""
     check_scores("token_potential", token_potential, "groups tokens")
     check_scores("expert_potential", expert_potential, "groups experts")
     check_scores("utility", utility, "groups tokens experts")
@@ -128,16 +98,10 @@ def sparse_transport_affinity(
     tolerance: float = 1e-3,
     regularization: float = 1.0,
 ) -> Array:
-    """The plan of the semi-dual after the reference solver, Adam from 0. It carries no gradient.
+    """utility (G, T, E) -> (G, T, E).
 
-    A group stops after an update whose gradient had at most the norm `tolerance` (by a mask: the work stays the same).
-
-    utility: (groups, tokens, experts), the softmax of the logits; returns the same shape.
-    capacity: the non-zeros of a column (of a row with sparsity="token"). sparsity: "expert" (columns are sparse),
-    "token" (rows are), "none" (neither; capacity is ignored). solver: "adam"; the accurate "lbfgs" of the
-    specification raises ConfigError here, as do values outside their range.
-
-    Source: Routers, eq. (9); SparseOT; the code of V-MoE. Sections 8.3, 8.5, 8.6.
+    Only by `solver="adam"`; "lbfgs" raises ConfigError. The number of steps is fixed: a group that has reached the
+    `tolerance` keeps its potential while the others go on.
     """
     check_scores("utility", utility, "groups tokens experts")
     check_option("solver", solver, ("adam", "lbfgs"))

@@ -5,29 +5,21 @@ from typing import Any
 
 import numpy as np
 
-from moespec import spec
 from moespec.spec import numerics
-from moespec.spec.checks import check_rank, check_size
-from moespec.spec.errors import ConfigError, ShapeError
+from moespec.spec.errors import ConfigError
 
 __all__ = [
     "arange",
-    "attention",
     "broadcast_to",
     "cast",
+    "checks_values",
     "concatenate",
     "cos",
     "einsum",
     "from_numpy",
-    "gelu",
-    "layer_norm",
     "mean",
-    "patch_embed",
-    "sigmoid_cross_entropy",
     "sin",
     "softmax",
-    "softmax_cross_entropy",
-    "stop_gradient",
     "sum",
     "tanh",
     "to_numpy",
@@ -36,11 +28,8 @@ __all__ = [
 
 Array = Any
 
-gelu = spec.gelu
-layer_norm = spec.layer_norm
-softmax_cross_entropy = spec.softmax_cross_entropy
-sigmoid_cross_entropy = spec.sigmoid_cross_entropy
-stop_gradient = numerics.stop_gradient
+checks_values = True
+"""NaN and infinity are errors, as in the specification; compiled backends do not look at values."""
 
 
 def from_numpy(tree: Any, dtype: str | None = None) -> Any:
@@ -119,27 +108,6 @@ def tanh(x: Array) -> Array:
 def softmax(x: Array, axis: int = -1) -> Array:
     """Softmax along `axis`."""
     return numerics.softmax(x, axis)
-
-
-def attention(query: Array, key: Array, value: Array) -> Array:
-    """`spec.attention` of each image: (N, Q, heads, dim), keys and values (N, S, heads, dim) -> (N, Q, heads, dim)."""
-    for name, array in (("query", query), ("key", key), ("value", value)):
-        check_rank(name, array, "images tokens heads dim")
-        check_size(name, array, 0, len(query), "the images of query")
-    images, _, heads, dim = query.shape
-    # Images are as independent as heads: the specification takes both as one axis of heads.
-    folded = (array.transpose(1, 0, 2, 3).reshape(array.shape[1], -1, array.shape[3]) for array in (query, key, value))
-    return spec.attention(*folded).reshape(-1, images, heads, dim).transpose(1, 0, 2, 3)
-
-
-def patch_embed(images: Array, kernel: Array, bias: Array) -> Array:
-    """`spec.patch_embed` of each image: (N, H, W, channels) -> (N, patches, D)."""
-    check_rank("images", images, "images height width channels")
-    if images.shape[1] % kernel.shape[0]:
-        raise ShapeError(f"images: {images.shape[1]} rows do not divide into patches of {kernel.shape[0]}")
-    # Images on top of each other have the patches of the first, then those of the second, ...
-    patches = spec.patch_embed(images.reshape(-1, *images.shape[2:]), kernel, bias)
-    return patches.reshape(len(images), -1, patches.shape[1])
 
 
 def _as_float64(array: Any) -> Any:

@@ -33,20 +33,7 @@ AXES = "groups tokens experts"
 
 
 def router_logits(tokens: Tensor, kernel: Tensor) -> Tensor:
-    """Logits `tokens @ kernel`, without a bias.
-
-    Args:
-        tokens: (groups, tokens, width).
-        kernel: (width, experts).
-
-    Returns:
-        (groups, tokens, experts).
-
-    Raises:
-        ShapeError, DtypeError.
-
-    Source: Routers, eq. (1). Section 2.1.
-    """
+    """tokens (G, T, D), kernel (D, E) -> (G, T, E), also under autocast in full precision."""
     check_scores("tokens", tokens, "groups tokens width")
     check_scores("kernel", kernel, "width experts")
     check_size("kernel", kernel, 0, tokens.shape[2], "the width of tokens")
@@ -56,18 +43,7 @@ def router_logits(tokens: Tensor, kernel: Tensor) -> Tensor:
 
 
 def add_gating_noise(logits: Tensor, noise: Tensor | None, *, multiplier: float = 1.0) -> Tensor:
-    """`logits + multiplier / experts * noise`; with `noise=None` the logits unchanged.
-
-    Args:
-        logits: (groups, tokens, experts).
-        noise: (groups, tokens, experts), a draw of the standard normal, or None (evaluation).
-        multiplier: the standard deviation times the number of experts, at least 0.
-
-    Raises:
-        ConfigError, ShapeError, DtypeError.
-
-    Source: V-MoE, section 2; the code of V-MoE. Section 2.2.
-    """
+    """logits and noise (G, T, E) -> (G, T, E)."""
     check_scores("logits", logits, AXES)
     if not multiplier >= 0 or not math.isfinite(multiplier):
         raise ConfigError(f"multiplier: expected a finite number of at least 0, got {multiplier!r}")
@@ -80,18 +56,7 @@ def add_gating_noise(logits: Tensor, noise: Tensor | None, *, multiplier: float 
 
 
 def router_jitter(tokens: Tensor, noise: Tensor | None, *, epsilon: float = 0.01) -> Tensor:
-    """The tokens as the router sees them in training, `tokens (1 + epsilon noise)`; with `noise=None` unchanged.
-
-    Args:
-        tokens: (groups, tokens, width).
-        noise: (groups, tokens, width), uniform draws from [-1, 1], or None (evaluation).
-        epsilon: at least 0.
-
-    Raises:
-        ConfigError, ShapeError, DtypeError.
-
-    Source: Switch (arXiv 2101.03961), section 2.4. Section 2.5.
-    """
+    """tokens and noise (G, T, D) -> (G, T, D)."""
     check_scores("tokens", tokens, "groups tokens width")
     check_non_negative("epsilon", epsilon)
     if noise is None:
@@ -103,59 +68,22 @@ def router_jitter(tokens: Tensor, noise: Tensor | None, *, epsilon: float = 0.01
 
 
 def softmax_affinity(logits: Tensor) -> Tensor:
-    """`A[g, t, e] = exp(L[g, t, e]) / sum_e' exp(L[g, t, e'])`: the share of each expert in a token.
-
-    Args:
-        logits: (groups, tokens, experts).
-
-    Returns:
-        (groups, tokens, experts); rows sum to 1.
-
-    Raises:
-        ShapeError, DtypeError.
-
-    Source: Routers, eqs. (1), (6), (7). Section 2.1.
-    """
+    """logits (G, T, E) -> (G, T, E)."""
     check_scores("logits", logits, AXES)
     return torch.softmax(widen(logits), dim=2)
 
 
 def sigmoid_affinity(logits: Tensor) -> Tensor:
-    """Each expert by itself, `1 / (1 + exp(-L[g, t, e]))`.
-
-    Args:
-        logits: (groups, tokens, experts).
-
-    Raises:
-        ShapeError, DtypeError.
-
-    Source: the router of Megatron-LM with one choice. Section 7.3.
-    """
+    """logits (G, T, E) -> (G, T, E)."""
     check_scores("logits", logits, AXES)
     return torch.sigmoid(widen(logits))
 
 
 def sinkhorn_affinity(logits: Tensor, *, iterations: int = 20, tolerance: float | None = None) -> Tensor:
-    """The plan `exp(L + f + g)` of entropy-regularised transport with row sums 1 and column sums T / E.
+    """logits (G, T, E) -> (G, T, E).
 
-    One iteration updates the columns, then the rows, in the log domain:
-
-        g[e] = log(T / E) - logsumexp_t(L[t, e] + f[t])
-        f[t] = -logsumexp_e(L[t, e] + g[e])
-
-    Args:
-        logits: (groups, tokens, experts).
-        iterations: updates, at least 1; a fixed number, so that nothing depends on values.
-        tolerance: if given, a group keeps its plan after the first iteration in which every column sum is this close
-            to T / E. The number of iterations does not change: a finished group is masked.
-
-    Returns:
-        (groups, tokens, experts). Differentiable by unrolling.
-
-    Raises:
-        ConfigError, ShapeError, DtypeError.
-
-    Source: Routers, eq. (8); Cuturi 2013. Section 6.
+    The number of iterations is fixed: with a `tolerance`, a group that has reached it keeps its plan while the others go on.
+    Differentiable through the iterations.
     """
     check_scores("logits", logits, AXES)
     check_at_least("iterations", iterations, 1)

@@ -27,10 +27,8 @@ __all__ = [
     "gshard_keep",
     "importance_score_choice",
     "importance_score_order",
-    "is_chosen",
     "normalize_selected",
     "token_choice",
-    "top_experts",
 ]
 
 AXES = "groups tokens experts"
@@ -40,21 +38,7 @@ ONE_HOT_EXPERTS = 32
 
 
 def batch_priority(scores: Tensor, *, by: str = "max", choices: int = 1) -> Tensor:
-    """The order in which `token_choice` serves the tokens: descending priority, ties by index.
-
-    Args:
-        scores: (groups, tokens, experts), the scores of the selection.
-        by: "max", `s[t] = max_e scores[t, e]`; or "sum", over the `choices` largest scores of the token.
-        choices: experts K that a token chooses.
-
-    Returns:
-        (groups, tokens) int32, a permutation in each group.
-
-    Raises:
-        ConfigError, ShapeError, DtypeError.
-
-    Source: V-MoE, section 4. Section 4.
-    """
+    """scores (G, T, E) -> (G, T) int32."""
     check_scores("scores", scores, AXES)
     check_option("by", by, ("max", "sum"))
     choices = check_choices(choices, scores.shape[2])
@@ -77,18 +61,7 @@ def is_chosen(scores: Tensor, choices: int) -> Tensor:
 
 
 def normalize_selected(scores: Tensor, combine_scores: Tensor | None = None, *, choices: int) -> Tensor:
-    """Combine scores divided by their sum over the K experts that a token chooses by `scores`, before capacity drops.
-
-    Args:
-        scores: (groups, tokens, experts), by which tokens choose.
-        combine_scores: (groups, tokens, experts); `scores` if None.
-        choices: experts K that a token chooses.
-
-    Raises:
-        ConfigError, ShapeError, DtypeError.
-
-    Source: GShard (arXiv 2006.16668), Algorithm 1. Section 2.6.
-    """
+    """scores and combine_scores (G, T, E) -> (G, T, E)."""
     check_scores("scores", scores, AXES)
     weights = _combine_scores(scores, combine_scores)
     chosen = is_chosen(scores, check_choices(choices, scores.shape[2]))
@@ -96,20 +69,7 @@ def normalize_selected(scores: Tensor, combine_scores: Tensor | None = None, *, 
 
 
 def gshard_keep(gates: Tensor, noise: Tensor) -> Tensor:
-    """Which of its two choices a token asks for: the first always, the second if `2 g2 > noise`.
-
-    Args:
-        gates: (groups, tokens, experts), of which `g2` is the second largest.
-        noise: (groups, tokens), uniform draws from [0, 1).
-
-    Returns:
-        (groups, tokens, 2) booleans.
-
-    Raises:
-        ConfigError, ShapeError, DtypeError.
-
-    Source: GShard, Algorithm 1. Section 20.
-    """
+    """gates (G, T, E), noise (G, T) -> (G, T, 2) booleans."""
     check_scores("gates", gates, AXES)
     check_scores("noise", noise, "groups tokens")
     check_choices(2, gates.shape[2])
@@ -129,25 +89,9 @@ def token_choice(
     order: Tensor | None = None,
     keep: Tensor | None = None,
 ) -> SlotRouting:
-    """Token Choice: each token chooses its K best experts, which serve first choices first, tokens in order.
+    """scores and combine_scores (G, T, E), order (G, T) integers, keep (G, T, K) booleans -> SlotRouting.
 
-    A choice that finds its expert full is dropped.
-
-    Args:
-        scores: (groups, tokens, experts), by which tokens choose.
-        choices: experts K that a token chooses, `1 <= K <= experts`.
-        capacity: slots C per expert, at least 1.
-        combine_scores: (groups, tokens, experts), the weights of the chosen; `scores` if None.
-        order: (groups, tokens) integers, a permutation in each group (not verified); by index if None.
-        keep: (groups, tokens, choices) booleans, whether a choice asks for a slot; all if None.
-
-    Returns:
-        SlotRouting whose `slot` is (groups, tokens, choices).
-
-    Raises:
-        ConfigError, ShapeError, DtypeError.
-
-    Source: Routers, Algorithm 1. Section 3.
+    That `order` is a permutation is not checked.
     """
     check_scores("scores", scores, AXES)
     combine_scores = _combine_scores(scores, combine_scores)
@@ -157,20 +101,7 @@ def token_choice(
 
 
 def importance_score_order(scores: Tensor, *, drop: float = 0.1) -> Tensor:
-    """The tokens that are left when the share `drop` is removed, by descending importance, ties by index.
-
-    Args:
-        scores: (groups, tokens, experts); the importance of a token is `max_e scores[t, e]`.
-        drop: share of the tokens to remove, `0 <= drop < 1`.
-
-    Returns:
-        (groups, survivors) int32.
-
-    Raises:
-        ConfigError, ShapeError, DtypeError.
-
-    Source: Sparse-MLP (arXiv 2109.02008), section 2.2, eq. (3). Section 15.5.
-    """
+    """scores (G, T, E) -> (G, survivors) int32."""
     order = batch_priority(scores)
     return order[:, : surviving_tokens(order.shape[1], drop)]
 
@@ -183,23 +114,7 @@ def importance_score_choice(
     drop: float = 0.1,
     combine_scores: Tensor | None = None,
 ) -> SlotRouting:
-    """Token Choice among the tokens that `importance_score_order` leaves, in that order.
-
-    Args:
-        scores: (groups, tokens, experts), by which tokens are sorted and choose.
-        choices: experts K that a token chooses, `1 <= K <= experts`.
-        capacity: slots C per expert, at least 1.
-        drop: share of the tokens to remove, `0 <= drop < 1`.
-        combine_scores: (groups, tokens, experts), the weights of the chosen; `scores` if None.
-
-    Returns:
-        SlotRouting whose `slot` is (groups, tokens, choices).
-
-    Raises:
-        ConfigError, ShapeError, DtypeError.
-
-    Source: Sparse-MLP (arXiv 2109.02008), section 2.2. Section 15.5.
-    """
+    """scores and combine_scores (G, T, E) -> SlotRouting."""
     check_scores("scores", scores, AXES)
     combine_scores = _combine_scores(scores, combine_scores)
     left = surviving_tokens(scores.shape[1], drop)
@@ -245,22 +160,7 @@ def _serve(
 def expert_choice(
     scores: Tensor, *, capacity: int, combine_scores: Tensor | None = None, drop_zero: bool = False
 ) -> SlotRouting:
-    """Expert Choice: each expert chooses its C best tokens; slot 0 holds the best.
-
-    Args:
-        scores: (groups, tokens, experts), by which experts choose.
-        capacity: slots C per expert, `1 <= C <= tokens`.
-        combine_scores: (groups, tokens, experts), the weights of the chosen; `scores` if None.
-        drop_zero: leave a slot empty whose token has a score of at most 0.
-
-    Returns:
-        SlotRouting with `slot` None.
-
-    Raises:
-        ConfigError, ShapeError, DtypeError.
-
-    Source: Routers, Algorithm 2; Zhou et al. 2022 (arXiv 2202.09368). Section 5.
-    """
+    """scores and combine_scores (G, T, E) -> SlotRouting with `slot` None."""
     # Scores.
     check_scores("scores", scores, AXES)
     combine_scores = _combine_scores(scores, combine_scores)
@@ -289,17 +189,17 @@ def _combine_scores(scores: Tensor, combine_scores: Tensor | None) -> Tensor:
 def request_slots(requests: Tensor, experts: int, capacity: int) -> Tensor:
     """The slot `e * C + c` of each request for an expert, in the order of service; E * C where it is full.
 
-    requests: (groups, requests) int32, where E asks for no expert and gets E * C, too; returns the same.
+    requests: (groups, requests) int32, where E stands for no expert and gets E * C, too; returns the same.
     """
     place, slots = request_positions(requests, experts), experts * capacity
     return torch.where(place < capacity, requests * capacity + place, slots).clamp_max(slots)
 
 
 def request_positions(requests: Tensor, experts: int) -> Tensor:
-    """How many earlier requests of the same group ask for the same expert.
+    """How many earlier requests of the same group are for the same expert.
 
     Args:
-        requests: (groups, requests) int32, the experts asked for, in the order of service.
+        requests: (groups, requests) int32, their experts, in the order of priority.
         experts: their number.
 
     Returns:

@@ -20,7 +20,6 @@ __all__ = [
     "default_device",
     "einsum",
     "from_numpy",
-    "full_precision",
     "mean",
     "sin",
     "softmax",
@@ -29,8 +28,6 @@ __all__ = [
     "tanh",
     "to_numpy",
     "transpose",
-    "wide",
-    "widen",
 ]
 
 Axis = int | tuple[int, ...]
@@ -96,10 +93,25 @@ def to_numpy(tree: Any) -> Any:
 
 # Operations. Each has the same name in every backend.
 
-cos = torch.cos
-einsum = torch.einsum
-sin = torch.sin
-tanh = torch.tanh
+
+def einsum(subscripts: str, *arrays: Tensor) -> Tensor:
+    """Einstein summation."""
+    return torch.einsum(subscripts, *arrays)
+
+
+def cos(x: Tensor) -> Tensor:
+    """Cosine."""
+    return torch.cos(x)
+
+
+def sin(x: Tensor) -> Tensor:
+    """Sine."""
+    return torch.sin(x)
+
+
+def tanh(x: Tensor) -> Tensor:
+    """Hyperbolic tangent."""
+    return torch.tanh(x)
 
 
 def arange(count: int, like: Tensor) -> Tensor:

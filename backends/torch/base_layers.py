@@ -36,21 +36,7 @@ Integers = NDArray[np.int64]
 
 
 def base_assignment(scores: Tensor) -> Assignment:
-    """`maximise sum_t scores[t, a_t]` over assignments with exactly T / E tokens for each expert, whatever the scores.
-
-    Args:
-        scores: (groups, tokens, experts).
-
-    Returns:
-        `expert` (groups, tokens) int32, `objective` (groups,), and `gap` (groups,), by how much the total of another
-        balanced assignment can be larger at most: 0 up to rounding.
-
-    Raises:
-        ShapeError: also unless E divides T.
-        DtypeError.
-
-    Source: BASE (arXiv 2103.16716), eq. (2). Section 14.
-    """
+    """scores (G, T, E) -> expert (G, T) int32, objective (G,), gap (G,). Balanced whatever the scores."""
     check_scores("scores", scores, "groups tokens experts")
     slots, scores = even_slots(scores), widen(scores)
     expert, price = _balanced(scores.detach().contiguous(), slots)
@@ -61,39 +47,13 @@ def base_assignment(scores: Tensor) -> Assignment:
 
 
 def base_greedy(scores: Tensor) -> Tensor:
-    """The expert of the highest score of each token, the lower index among equals.
-
-    Args:
-        scores: (groups, tokens, experts).
-
-    Returns:
-        (groups, tokens) int32.
-
-    Raises:
-        ShapeError, DtypeError.
-
-    Source: BASE, section 2.2. Section 14.
-    """
+    """scores (G, T, E) -> (G, T) int32."""
     check_scores("scores", scores, "groups tokens experts")
     return top_experts(scores, 1).squeeze(2)
 
 
 def base_routing(scores: Tensor, expert: Tensor, *, capacity: int) -> SlotRouting:
-    """Each token in its expert, by index, weighed by the sigmoid of its score.
-
-    Args:
-        scores: (groups, tokens, experts).
-        expert: (groups, tokens) integers.
-        capacity: T / E in training, T at evaluation.
-
-    Returns:
-        SlotRouting whose `slot` is (groups, tokens, 1).
-
-    Raises:
-        ConfigError, ShapeError, DtypeError.
-
-    Source: BASE, eq. (1). Section 14.
-    """
+    """scores (G, T, E), expert (G, T) integers -> SlotRouting. Whether an expert exists is not checked."""
     check_scores("scores", scores, "groups tokens experts")
     check_one_per_token("expert", expert, scores.shape[:2])
     columns = torch.arange(scores.shape[2], device=scores.device)

@@ -6,12 +6,16 @@ Shapes: G groups, T tokens, E experts, K choices, M bits. Everything is computed
 import torch
 from torch import Tensor
 
+from moespec.backends.torch.affinities import router_logits
 from moespec.backends.torch.arrays import widen
 from moespec.backends.torch.slots import SlotRouting
 from moespec.spec.checks import check_positive, check_scores, check_size
-from moespec.spec.dselect_k import EPSILON, check_mixture, check_selectors, code_bits
+from moespec.spec.dselect_k import check_mixture, check_selectors
+from moespec.spec.dselect_k_codes import Codes, check_codes, code_bits
+from moespec.spec.dselect_k_losses import EPSILON
 
 __all__ = [
+    "dselect_k_codes",
     "dselect_k_entropy",
     "dselect_k_gate",
     "dselect_k_reachability",
@@ -21,18 +25,21 @@ __all__ = [
 ]
 
 
+def dselect_k_codes(tokens: Tensor, bias: Tensor, kernel: Tensor | None = None, *, choices: int, experts: int) -> Codes:
+    """tokens (G, T, D) -> codes (G, T, K, M) and logits (G, T, K); of a static gate (K, M) and (K,)."""
+    check_scores("tokens", tokens, "groups tokens width")
+    bits = check_codes(bias, choices, experts)
+    scores = widen(bias)
+    if kernel is not None:
+        logits = router_logits(tokens, kernel)
+        check_size("kernel", kernel, 1, bias.shape[0], "the columns of bias")
+        scores = logits + scores
+    codes = scores[..., : choices * bits].reshape(*scores.shape[:-1], choices, bits)
+    return Codes(codes, scores[..., choices * bits :])
+
+
 def smooth_step(z: Tensor, *, gamma: float = 1.0) -> Tensor:
-    """`-2 z^3 / gamma^3 + 3 z / (2 gamma) + 1/2` for `|z| < gamma / 2`, 0 below and 1 above; `t^2 (3 - 2 t)`.
-
-    Args:
-        z: any shape.
-        gamma: the width of the step, greater than 0.
-
-    Raises:
-        ConfigError, DtypeError.
-
-    Source: DSelect-k, eq. (3). Section 13.1.
-    """
+    """Of any shape."""
     check_scores("z", z, "...")
     return _step(widen(z), check_positive("gamma", gamma))
 
@@ -43,21 +50,7 @@ def _step(z: Tensor, gamma: float) -> Tensor:
 
 
 def dselect_k_selectors(codes: Tensor, *, experts: int, gamma: float = 1.0) -> Tensor:
-    """`r[n, e] = product over m of (S(z[n, m]) if digit m of e is 1, else 1 - S(z[n, m]))`, most significant first.
-
-    Args:
-        codes: z, (..., choices, bits), `bits = ceil(log2 experts)`.
-        experts: E, at least 1.
-        gamma: the width of the smooth step.
-
-    Returns:
-        (..., choices, experts).
-
-    Raises:
-        ConfigError, ShapeError, DtypeError.
-
-    Source: DSelect-k, eq. (4). Section 13.2.
-    """
+    """codes (..., K, M) -> (..., K, E)."""
     check_scores("codes", codes, "... choices bits*")
     bits = code_bits(experts)
     check_size("codes", codes, codes.ndim - 1, bits, "ceil(log2 experts)")
@@ -70,40 +63,18 @@ def dselect_k_selectors(codes: Tensor, *, experts: int, gamma: float = 1.0) -> T
 
 
 def dselect_k_gate(selectors: Tensor, logits: Tensor) -> Tensor:
-    """`q[e] = sum_n softmax(logits)[n] r[n, e]`.
-
-    Args:
-        selectors: r, (..., choices, experts).
-        logits: (..., choices).
-
-    Returns:
-        (..., experts).
-
-    Raises:
-        ShapeError, DtypeError.
-
-    Source: DSelect-k, eq. (5). Section 13.3.
-    """
+    """selectors (..., K, E), logits (..., K) -> (..., E)."""
     check_scores("selectors", selectors, "... choices experts")
     check_scores("logits", logits, "... choices")
     check_mixture(selectors, logits)
     return (torch.softmax(widen(logits), dim=-1)[..., None] * widen(selectors)).sum(dim=-2)
 
 
-def dselect_k_routing(gate: Tensor) -> SlotRouting:
-    """Token t in slot t of every expert whose gate is greater than 0, with that weight: the capacity is T.
-
-    Args:
-        gate: q, (groups, tokens, experts).
-
-    Returns:
-        SlotRouting whose `slot` is (groups, tokens, experts).
-
-    Raises:
-        ShapeError, DtypeError.
-
-    Source: DSelect-k, section 2. Section 13.3.
-    """
+def dselect_k_routing(gate: Tensor, *, like: Tensor | None = None) -> SlotRouting:
+    """gate (G, T, E), or (E,) of a static gate, with like (G, T, D) -> SlotRouting whose `slot` is (G, T, E)."""
+    if gate.ndim == 1 and like is not None:
+        check_scores("like", like, "groups tokens width")
+        gate = gate.expand(*like.shape[:2], gate.shape[0])
     check_scores("gate", gate, "groups tokens experts")
     _, tokens, experts = gate.shape
     own = torch.arange(tokens, device=gate.device, dtype=torch.int32)
@@ -115,31 +86,13 @@ def dselect_k_routing(gate: Tensor) -> SlotRouting:
 
 
 def dselect_k_entropy(selectors: Tensor) -> Tensor:
-    """`-sum r log(r + 1e-6)` over selectors, experts and the tokens of a group; the mean over groups.
-
-    Args:
-        selectors: r, (groups, tokens, choices, experts), or (choices, experts) of a static gate.
-
-    Raises:
-        ShapeError, DtypeError.
-
-    Source: DSelect-k, section 3.1. Section 13.4.
-    """
+    """The mean over the groups: selectors (G, T, K, E), or (K, E) of a static gate -> a scalar."""
     groups = check_selectors(selectors)
     r = widen(selectors)
     return -(r * (r + EPSILON).log()).sum() / groups
 
 
 def dselect_k_reachability(selectors: Tensor) -> Tensor:
-    """`sum 1 / sum_e r[e]` over selectors and the tokens of a group; the mean over groups.
-
-    Args:
-        selectors: r, (groups, tokens, choices, experts), or (choices, experts) of a static gate.
-
-    Raises:
-        ShapeError, DtypeError.
-
-    Source: DSelect-k, appendix; its public code. Section 13.4.
-    """
+    """The mean over the groups: selectors (G, T, K, E), or (K, E) of a static gate -> a scalar."""
     groups = check_selectors(selectors)
     return (1 / widen(selectors).sum(dim=-1)).sum() / groups

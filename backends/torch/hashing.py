@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from moespec.backends.torch.allocations import request_slots
-from moespec.backends.torch.arrays import full_precision, wide, widen
+from moespec.backends.torch.arrays import cast, full_precision, wide, widen
 from moespec.backends.torch.network import EXPERT_AXES, gelu
 from moespec.backends.torch.rows import invert_index
 from moespec.backends.torch.slots import SlotRouting, moe_layer
@@ -19,31 +19,28 @@ from moespec.spec.checks import (
     check_capacity,
     check_integers,
     check_option,
+    check_rank,
     check_same_shape,
     check_scores,
     check_segments,
     check_size,
 )
+from moespec.spec.hash_layers import check_hash
 from moespec.spec.token_ids import EPSILON
 
-__all__ = ["hash_routing", "multi_hash_mlp", "pair_ids", "patch_codes", "position_ids", "previous_ids"]
+__all__ = [
+    "hash_routing",
+    "hash_table_of",
+    "multi_hash_mlp",
+    "pair_ids",
+    "patch_codes",
+    "position_ids",
+    "previous_ids",
+]
 
 
 def patch_codes(patches: Tensor, codebook: Tensor) -> Tensor:
-    """The codeword nearest to each patch's normalised pixels, the lower index among equals.
-
-    Args:
-        patches: (groups, tokens, pixels).
-        codebook: (codes, pixels).
-
-    Returns:
-        (groups, tokens) int32.
-
-    Raises:
-        ShapeError, DtypeError.
-
-    Source: section 12.
-    """
+    """patches (G, T, P), codebook (V, P) -> (G, T) int32."""
     check_scores("patches", patches, "groups tokens pixels")
     check_scores("codebook", codebook, "codes pixels")
     check_size("codebook", codebook, 1, patches.shape[2], "the pixels of patches")
@@ -58,19 +55,19 @@ def patch_codes(patches: Tensor, codebook: Tensor) -> Tensor:
 
 
 def position_ids(tokens: Tensor) -> Tensor:
-    """`0, 1, 2, ...` in each group: (groups, tokens, width) to (groups, tokens) int32. Section 12."""
+    """tokens (G, T, D) -> (G, T) int32."""
     check_scores("tokens", tokens, "groups tokens width")
     return torch.arange(tokens.shape[1], dtype=torch.int32, device=tokens.device).expand(tokens.shape[0], -1)
 
 
 def previous_ids(ids: Tensor) -> Tensor:
-    """The id of the token before, 0 for the first: (groups, tokens) to the same. Section 12."""
+    """ids (G, T) -> (G, T) int32."""
     check_integers("ids", ids, "groups tokens")
     return F.pad(ids.int()[:, :-1], (1, 0))
 
 
 def pair_ids(first: Tensor, second: Tensor, *, vocabulary: int) -> Tensor:
-    """`first * vocabulary + second`, ids (groups, tokens). Raises ConfigError for `vocabulary < 1`. Section 12."""
+    """ids (G, T) twice -> (G, T) int32."""
     vocabulary = check_at_least("vocabulary", vocabulary, 1)
     check_integers("first", first, "groups tokens")
     check_integers("second", second, "groups tokens")
@@ -78,26 +75,17 @@ def pair_ids(first: Tensor, second: Tensor, *, vocabulary: int) -> Tensor:
     return first.int() * vocabulary + second.int()
 
 
+def hash_table_of(tables: Tensor, *, hash: int = 0) -> Tensor:
+    """tables (hashes, ids) -> (ids,) int32, without gradient."""
+    check_rank("tables", tables, "hashes ids")
+    check_hash(hash, tables.shape[0])
+    return cast(tables, "int32")[hash]
+
+
 def hash_routing(
     ids: Tensor, table: Tensor, *, experts: int, capacity: int | None = None, like: Tensor | None = None
 ) -> SlotRouting:
-    """Each token to the expert that the table has for its id, with weight 1.
-
-    Args:
-        ids: (groups, tokens) integers.
-        table: (ids,) integers.
-        experts: E.
-        capacity: slots per expert, filled in the order of the tokens; one for every token if None.
-        like: an array in whose dtype, or float32 if that is wider, the weights are given; float32 if None.
-
-    Returns:
-        SlotRouting whose `slot` is (groups, tokens, 1).
-
-    Raises:
-        ConfigError: `experts` or `capacity` below 1. ShapeError, DtypeError.
-
-    Source: Roller et al. 2021 (arXiv 2106.04426), section 3. Section 12.
-    """
+    """ids (G, T), table (V,) -> SlotRouting, its weights in the dtype of `like` or float32, the wider of the two."""
     experts = check_at_least("experts", experts, 1)
     check_integers("ids", ids, "groups tokens")
     check_integers("table", table, "ids")
@@ -112,28 +100,10 @@ def hash_routing(
 def multi_hash_mlp(
     tokens: Tensor, ids: Tensor, tables: Tensor, params: Mapping[str, Tensor], *, activation: str = "relu"
 ) -> Tensor:
-    """MultiHash: segment m of the hidden units, and of the outputs, is that of the expert of hash m.
+    """tokens (G, T, D), ids (G, T), tables (N, V) -> (G, T, D') in the dtype of `tokens`.
 
-        u = relu([..., w1[k_m, :, segment m] x + b1[k_m, segment m], ...])      k_m = tables[m, id]
-        y =      [..., w2[k_m, :, segment m] u + b2[k_m, segment m], ...]
-
-    For each hash the tokens are dispatched to the segments of their experts, with room for all: the work is that of E
-    dense perceptrons.
-
-    Args:
-        tokens: (groups, tokens, width).
-        ids: (groups, tokens) integers.
-        tables: (hashes, ids) integers.
-        params: as of `expert_mlp`.
-        activation: "relu", or a form of GELU, "tanh" or "erf".
-
-    Returns:
-        (groups, tokens, output), in the dtype of `tokens`.
-
-    Raises:
-        ConfigError: also when the hashes do not divide hidden or output. ShapeError, DtypeError.
-
-    Source: Roller et al. 2021 (arXiv 2106.04426), section 3.2. Section 12.
+    For each hash the tokens are dispatched to the segments of their experts, with room for all: the work is that of E dense
+    perceptrons.
     """
     check_option("activation", activation, ("relu", "tanh", "erf"))
     check_scores("tokens", tokens, "groups tokens width")

@@ -13,48 +13,25 @@ from moespec.backends.torch.slots import SlotRouting, SoftRouting
 from moespec.spec.checks import check_choices, check_positive, check_same_shape, check_scores
 from moespec.spec.routing import Routing
 
-__all__ = ["balance_loss", "importance_loss", "load_loss", "routing_metrics", "squared_variation", "z_loss"]
+__all__ = [
+    "balance_loss",
+    "importance_loss",
+    "load_loss",
+    "routing_metrics",
+    "z_loss",
+]
 
 AXES = "groups tokens experts"
 
 
 def importance_loss(scores: Tensor) -> Tensor:
-    """Squared coefficient of variation of the importance `I[e] = sum_t A[t, e]`: population variance / mean^2.
-
-    Args:
-        scores: (groups, tokens, experts), the softmax of the logits without noise.
-
-    Returns:
-        A number from 0 (balanced) to E - 1.
-
-    Raises:
-        ShapeError, DtypeError.
-
-    Source: V-MoE, appendix; Routers, appendix A. Section 10.1.
-    """
+    """The mean over the groups: scores (G, T, E) -> a scalar."""
     check_scores("scores", scores, AXES)
     return squared_variation(widen(scores).sum(dim=1))
 
 
 def load_loss(logits: Tensor, noisy_logits: Tensor, *, choices: int, noise_std: float) -> Tensor:
-    """Squared coefficient of variation of the load, the expected number of tokens that choose an expert:
-
-        load[e] = sum_t (1 - Phi((threshold[t] - L[t, e]) / noise_std))
-
-    where `threshold[t]` is the K-th largest noisy logit of the token and Phi the distribution function of the standard
-    normal.
-
-    Args:
-        logits: (groups, tokens, experts), without noise.
-        noisy_logits: (groups, tokens, experts), as used in the selection.
-        choices: K, from 1 to experts.
-        noise_std: standard deviation of the noise, greater than 0.
-
-    Raises:
-        ConfigError, ShapeError, DtypeError.
-
-    Source: V-MoE, appendix; Routers, eqs. (12)-(15). Section 10.2.
-    """
+    """The mean over the groups: logits and noisy_logits (G, T, E) -> a scalar."""
     check_scores("logits", logits, AXES)
     check_scores("noisy_logits", noisy_logits, AXES)
     check_same_shape("noisy_logits", noisy_logits, "logits", logits)
@@ -68,18 +45,7 @@ def load_loss(logits: Tensor, noisy_logits: Tensor, *, choices: int, noise_std: 
 
 
 def balance_loss(scores: Tensor) -> Tensor:
-    """`E sum_e f[e] P[e]`: `f[e]` the share of tokens whose best expert is e, `P[e] = mean_t A[t, e]`.
-
-    Only P carries a gradient. The value is 1 for uniform scores and E if one expert takes everything.
-
-    Args:
-        scores: (groups, tokens, experts), the softmax of the (noisy) logits.
-
-    Raises:
-        ShapeError, DtypeError.
-
-    Source: Switch (arXiv 2101.03961), eqs. (4)-(6). Section 10.5.
-    """
+    """The mean over the groups: scores (G, T, E) -> a scalar."""
     check_scores("scores", scores, AXES)
     scores = widen(scores)
     experts = scores.shape[2]
@@ -89,16 +55,7 @@ def balance_loss(scores: Tensor) -> Tensor:
 
 
 def z_loss(logits: Tensor) -> Tensor:
-    """`mean_t logsumexp_e(L[t, e])^2`, which keeps logits small.
-
-    Args:
-        logits: (groups, tokens, experts).
-
-    Raises:
-        ShapeError, DtypeError.
-
-    Source: ST-MoE (arXiv 2202.08906), eq. (5). Section 10.6.
-    """
+    """The mean over the groups: logits (G, T, E) -> a scalar."""
     check_scores("logits", logits, AXES)
     return torch.logsumexp(widen(logits), dim=2).square().mean()
 
@@ -110,19 +67,7 @@ def squared_variation(values: Tensor) -> Tensor:
 
 
 def routing_metrics(routing: SlotRouting | SoftRouting | Routing) -> dict[str, Tensor]:
-    """How evenly and how completely a routing serves the tokens, without gradient.
-
-        load[e]   = sum_t,c dispatch[t, e, c] / T       for a sparse routing the filled slots of the expert / T
-        coverage  = share of tokens with a dispatch weight greater than 0 anywhere
-        dropped   = 1 - coverage
-        entropy   = mean_t H(m[t])                      in nats; m[t, e] = sum_c combine[t, e, c], normalised to sum 1
-
-    Args:
-        routing: a slot routing or a dense one.
-
-    Returns:
-        `load` (experts,), and the numbers `coverage`, `dropped`, `entropy`.
-    """
+    """Each the mean over the groups: load (E,), and the scalars coverage, dropped and entropy."""
     if isinstance(routing, SlotRouting):
         filled = (routing.token < routing.tokens).to(routing.weight.dtype)
         load = filled.sum(dim=2) / routing.tokens

@@ -43,12 +43,7 @@ EXPERT_AXES = {
 
 
 def gelu(x: Tensor, *, form: str = "tanh") -> Tensor:
-    """`x Phi(x)` with the normal distribution function ("erf"), or its approximation by tanh.
-
-        tanh:  x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))
-
-    Source: Hendrycks and Gimpel 2016 (arXiv 1606.08415). Section 1.
-    """
+    """Of any shape."""
     check_option("form", form, ("tanh", "erf"))
     check_floating("x", x)
     return F.gelu(x, approximate="tanh" if form == "tanh" else "none")
@@ -57,23 +52,10 @@ def gelu(x: Tensor, *, form: str = "tanh") -> Tensor:
 def expert_mlp(
     inputs: Tensor, params: Mapping[str, Tensor], *, gelu: str = "tanh", used: Tensor | None = None
 ) -> Tensor:
-    """Each expert's two-layer perceptron on its own slots: `gelu(x w1 + b1) w2 + b2`.
+    """inputs (G, E, C, D), params as in the specification -> (G, E, C, D'), in the dtype of `inputs` or of autocast.
 
-    Args:
-        inputs: (groups, experts, capacity, width).
-        params: `w1` (experts, width, hidden), `b1` (experts, hidden), `w2` (experts, hidden, width) and
-            `b2` (experts, width).
-        gelu: "tanh" or "erf".
-        used: (experts,) booleans; the output of an expert that is not used is 0. Op by op such experts are not run,
-            for which the host waits for `used`; compiled code, which never waits, runs them.
-
-    Returns:
-        (groups, experts, capacity, width of the output), computed in the dtype of `inputs` (or that of autocast).
-
-    Raises:
-        ConfigError, ShapeError, DtypeError.
-
-    Source: Routers, section 1.2. Section 1.
+    Op by op, experts that are not `used` are not run, for which the host waits for `used`; compiled code, which never waits,
+    runs them.
     """
     check_scores("inputs", inputs, "groups experts capacity width")
     check_option("gelu", gelu, ("tanh", "erf"))
@@ -115,20 +97,7 @@ _gelu = gelu
 
 
 def layer_norm(x: Tensor, scale: Tensor, bias: Tensor | None = None, *, epsilon: float = 1e-6) -> Tensor:
-    """`(x - mean) / sqrt(variance + epsilon) * scale + bias` along the last axis, with the population variance.
-
-    Args:
-        x: (..., width).
-        scale, bias: (width,); no bias if None.
-
-    Returns:
-        (..., width), in the dtype of `x`.
-
-    Raises:
-        ConfigError, ShapeError, DtypeError.
-
-    Source: Ba et al. 2016 (arXiv 1607.06450). Section 16.
-    """
+    """x (..., D), scale and bias (D,) -> (..., D), in float32 or better, returned in the dtype of `x`."""
     _check_any_rank("x", x)
     check_positive("epsilon", epsilon)
     for name, values in {"scale": scale, "bias": bias}.items():
@@ -141,20 +110,7 @@ def layer_norm(x: Tensor, scale: Tensor, bias: Tensor | None = None, *, epsilon:
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Softmax attention, each head alone: `softmax(q k^T / sqrt(dim)) v`, by torch's fused kernel.
-
-    Args:
-        query: (images, queries, heads, dim).
-        key, value: (images, keys, heads, dim).
-
-    Returns:
-        (images, queries, heads, dim).
-
-    Raises:
-        ShapeError, DtypeError.
-
-    Source: Vaswani et al. 2017 (arXiv 1706.03762), eq. (1). Section 16.
-    """
+    """query (N, Q, heads, dim), key and value (N, S, heads, dim) -> the shape of `query`. By torch's fused kernel."""
     check_scores("query", query, "images queries heads dim")
     check_scores("key", key, "images keys heads dim")
     check_scores("value", value, "images keys heads dim")
@@ -166,20 +122,9 @@ def attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 def patch_embed(images: Tensor, kernel: Tensor, bias: Tensor) -> Tensor:
-    """Cuts images into patches, row by row, and maps each linearly: a convolution with stride `patch`.
+    """images (N, height, width, channels), kernel (patch, patch, channels, D), bias (D,) -> (N, S, D).
 
-    Args:
-        images: (images, height, width, channels); height and width are multiples of `patch`.
-        kernel: (patch, patch, channels, features).
-        bias: (features,).
-
-    Returns:
-        (images, patches, features), computed in the dtype of `images` (or that of autocast).
-
-    Raises:
-        ShapeError, DtypeError.
-
-    Source: Dosovitskiy et al. 2020 (arXiv 2010.11929), eq. (1). Section 16.
+    In the dtype of `images`, or that of autocast.
     """
     check_scores("images", images, "images height width channels")
     check_scores("kernel", kernel, "patch patch channels features")
@@ -199,21 +144,7 @@ def patch_embed(images: Tensor, kernel: Tensor, bias: Tensor) -> Tensor:
 
 
 def rescale(x: Tensor, params: Mapping[str, Tensor]) -> Tensor:
-    """`(W_S^T x + b_S 1^T) W_C + 1 b_C^T` of each image: other numbers of tokens and channels.
-
-    Args:
-        x: (images, tokens, channels).
-        params: `token_kernel` W_S (tokens, new tokens), `token_bias` b_S (new tokens,) and, unless the channels stay as
-            they are, `channel_kernel` W_C (channels, new channels) and `channel_bias` b_C (new channels,).
-
-    Returns:
-        (images, new tokens, new channels), in the dtype of `x`.
-
-    Raises:
-        ConfigError, ShapeError, DtypeError.
-
-    Source: Sparse-MLP (arXiv 2109.02008), eqs. (4) and (7). Section 15.2.
-    """
+    """x (N, S, C) -> (N, S', C'), in the dtype of `x`."""
     check_scores("x", x, "images tokens channels")
     check_rescale(params, x.shape[1], x.shape[2])
     maps = {name: value.to(x.dtype) for name, value in params.items()}
@@ -224,39 +155,13 @@ def rescale(x: Tensor, params: Mapping[str, Tensor]) -> Tensor:
 
 
 def softmax_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """`-sum_c y[c] log softmax(z)[c]` along the last axis.
-
-    Args:
-        logits: (..., classes).
-        targets: (..., classes), probabilities.
-
-    Returns:
-        (...), in float32 or better.
-
-    Raises:
-        ShapeError, DtypeError.
-
-    Source: section 17.1.
-    """
+    """logits and targets (..., classes) -> (...,), in float32 or better."""
     logits, targets = _logits_and_targets(logits, targets)
     return -(targets * torch.log_softmax(logits, dim=-1)).sum(dim=-1)
 
 
 def sigmoid_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """`sum_c log(1 + exp(z[c])) - y[c] z[c]` along the last axis: one binary decision per class, summed.
-
-    Args:
-        logits: (..., classes).
-        targets: (..., classes), each from 0 to 1.
-
-    Returns:
-        (...), in float32 or better.
-
-    Raises:
-        ShapeError, DtypeError.
-
-    Source: section 17.1.
-    """
+    """logits and targets (..., classes) -> (...,), in float32 or better."""
     logits, targets = _logits_and_targets(logits, targets)
     return -(F.logsigmoid(-logits) + targets * logits).sum(dim=-1)
 

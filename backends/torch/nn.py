@@ -13,7 +13,7 @@ checkpoint inside a compiled function, torch wants to be told that this is fine:
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ from moespec.backends.torch.network import expert_mlp
 from moespec.backends.torch.slots import moe_layer
 from moespec.spec.checks import check_at_least, check_option, check_scores, check_size
 from moespec.spec.errors import ConfigError, ShapeError
-from moespec.spec.routing import Noise, RouterConfig
+from moespec.spec.routing import Noise
 
 __all__ = ["MoE", "Model", "ParameterTree", "auxiliary_loss"]
 
@@ -85,13 +85,13 @@ class MoE(_Reporting):
     gelu: "tanh" or "erf".
     expert_init: "independent" initial values, or "shared" by all experts.
     seed: of the initial values (Glorot uniform kernels, biases normal(1e-6), the router's own).
-    router_options: fields of `RouterConfig`: choices, capacity_factor, importance_weight, ... Of a router that needs token
-        ids, `ids` is their number, `tokens` if not given: the places in the image.
+    router_options: options of that router (`ROUTERS[router].Options` has them): choices, importance_weight, ... Of a
+        router that needs token ids, `ids` is their number, `tokens` if not given: the places in the image.
 
     Router logits, weights and losses are computed in float32 or better, also under autocast or in bfloat16.
 
-    Raises ConfigError for an argument out of range or unknown, ShapeError for an input of another width or a batch that
-    does not split into groups.
+    Raises ConfigError for an argument out of range or an option that the router does not have, ShapeError for an input
+    of another width or a batch that does not split into groups.
     """
 
     def __init__(
@@ -116,52 +116,49 @@ class MoE(_Reporting):
         check_option("router", router, B.ROUTERS)
         check_option("gelu", gelu, ("tanh", "erf"))
         check_option("expert_init", expert_init, ("independent", "shared"))
-        unknown = sorted(set(router_options) - set(RouterConfig.__dataclass_fields__))
-        if unknown:
-            known = ", ".join(RouterConfig.__dataclass_fields__)
-            raise ConfigError(f"{unknown[0]}={router_options[unknown[0]]!r}: expected a field of RouterConfig: {known}")
-        if router_options.get("hashes", 1) != 1:
-            raise ConfigError(f"hashes={router_options['hashes']!r}: a layer of whole experts has one, expected 1")
         if B.ROUTERS[router].needs == "ids":
             router_options.setdefault("ids", tokens)
         self.router_name, self.group_images, self.gelu = router, group_images, gelu
-        self.config = B.ROUTERS[router].configure(
-            width=width, experts=experts, tokens=group_images * tokens, **router_options
-        )
+        sizes = {"width": width, "experts": experts, "tokens": group_images * tokens}
+        self.options = B.ROUTERS[router].options(**sizes, **router_options)
+        if getattr(self.options, "hashes", 1) != 1:
+            raise ConfigError(f"hashes: a layer of whole experts has one, expected 1, got {self.options.hashes}")
         generator = np.random.default_rng(seed)
-        self.router = ParameterTree(B.ROUTERS[router].init(generator, self.config))
+        self.router = ParameterTree(B.ROUTERS[router].init(generator, self.options))
         self.experts = ParameterTree(_expert_arrays(generator, width, hidden, experts, expert_init == "shared"))
         self._forget()
 
     def forward(self, x: Tensor, ids: Tensor | None = None) -> Tensor:
         """x: (images, tokens, width); ids: (images, tokens), for a router that needs token ids, the places if None."""
         check_scores("x", x, "images tokens width")
-        check_size("x", x, 2, self.config.width, "the width of the layer")
+        check_size("x", x, 2, self.options.width, "the width of the layer")
         if x.shape[0] % self.group_images:
             raise ShapeError(f"x: {x.shape[0]} images do not split into groups of group_images={self.group_images}")
         tokens = x.reshape(x.shape[0] // self.group_images, -1, x.shape[2])
-        config = self.config if tokens.shape[1] == self.config.tokens else replace(self.config, tokens=tokens.shape[1])
-        params = self.router.params()
-        wanted = B.ROUTERS[self.router_name].noise(config) if self.training else None
+        router, options = B.ROUTERS[self.router_name], self.options
+        if tokens.shape[1] != options.tokens:
+            options = replace(options, tokens=tokens.shape[1])
+        wanted = router.noise(options) if self.training else None
         noise = None if wanted is None else _draw(replace(wanted, shape=(len(tokens), *wanted.shape)), x.device)
         needed = {}
-        if B.ROUTERS[self.router_name].needs == "ids":
+        if router.needs == "ids":
             needed["ids"] = (self._places(x) if ids is None else ids).reshape(tokens.shape[:2])
-        output = B.ROUTERS[self.router_name].route(params, tokens, config, noise=noise, train=self.training, **needed)
+        output = router.route(self.router.params(), tokens, options, noise=noise, train=self.training, **needed)
         experts = self.experts.params()
-        used = output.metrics["load"] > 0 if B.ROUTERS[self.router_name].idle_experts else None
+        used = B.used_experts(output.routing) if router.idle_experts else None
         y = moe_layer(tokens, output.routing, lambda inputs: expert_mlp(inputs, experts, gelu=self.gelu, used=used))
         self.losses, self.metrics = output.losses, output.metrics
         return y.reshape(x.shape)
 
     def _places(self, x: Tensor) -> Tensor:
         """The place of each token in its image, (images, tokens)."""
-        if x.shape[1] > self.config.ids:
-            raise ShapeError(f"x: {x.shape[1]} tokens have more places than the {self.config.ids} ids of the tables")
+        if x.shape[1] > self.options.ids:
+            raise ShapeError(f"x: {x.shape[1]} tokens have more places than the {self.options.ids} ids of the tables")
         return torch.arange(x.shape[1], dtype=torch.int32, device=x.device).expand(x.shape[:2])
 
     def extra_repr(self) -> str:
-        return f"router={self.router_name!r}, {self.config}, group_images={self.group_images}"
+        options = "".join(f"{field.name}={getattr(self.options, field.name)!r}, " for field in fields(self.options))
+        return f"router={self.router_name!r}, {options}group_images={self.group_images}"
 
 
 def _draw(noise: Noise, device: torch.device) -> Tensor:
@@ -227,7 +224,7 @@ class Model(ParameterTree, _Reporting):
 def auxiliary_loss(module: nn.Module) -> Tensor:
     """The sum of the auxiliary losses of all `MoE` and `Model` modules in `module`, of their last forward pass.
 
-    They are weighted already. A number, 0 when there are none.
+    They are weighted already. A scalar, 0 when there are none.
     """
     values = [value for child in module.modules() if isinstance(child, _Reporting) for value in child.losses.values()]
     return torch.stack(values).sum() if values else torch.zeros(())

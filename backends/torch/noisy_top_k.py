@@ -20,17 +20,7 @@ AXES = "groups tokens experts"
 
 
 def noisy_top_k_logits(logits: Tensor, noise_logits: Tensor, noise: Tensor | None) -> Tensor:
-    """`H = L + noise * log(1 + exp(N))`; with `noise=None` the logits unchanged.
-
-    Args:
-        logits, noise_logits: (groups, tokens, experts).
-        noise: (groups, tokens, experts), a draw of the standard normal, or None (evaluation).
-
-    Raises:
-        ShapeError, DtypeError.
-
-    Source: Shazeer et al. 2017 (arXiv 1701.06538), eq. (4). Section 2.4.
-    """
+    """logits, noise_logits and noise (G, T, E) -> (G, T, E)."""
     logits, noise_logits = _together(logits=logits, noise_logits=noise_logits)
     if noise is None:
         return logits
@@ -39,20 +29,7 @@ def noisy_top_k_logits(logits: Tensor, noise_logits: Tensor, noise: Tensor | Non
 
 
 def noisy_top_k_affinity(noisy_logits: Tensor, *, choices: int) -> Tensor:
-    """The softmax of each token over its K largest logits, 0 for the other experts; ties by index.
-
-    Args:
-        noisy_logits: (groups, tokens, experts).
-        choices: K, from 1 to experts.
-
-    Returns:
-        (groups, tokens, experts); rows sum to 1.
-
-    Raises:
-        ConfigError, ShapeError, DtypeError.
-
-    Source: Shazeer et al. 2017, eqs. (3) and (5). Section 2.4.
-    """
+    """noisy_logits (G, T, E) -> (G, T, E)."""
     check_scores("noisy_logits", noisy_logits, AXES)
     logits = widen(noisy_logits)
     chosen = is_chosen(logits, check_choices(choices, logits.shape[2]))
@@ -60,21 +37,7 @@ def noisy_top_k_affinity(noisy_logits: Tensor, *, choices: int) -> Tensor:
 
 
 def noisy_top_k_load_loss(logits: Tensor, noise_logits: Tensor, noisy_logits: Tensor, *, choices: int) -> Tensor:
-    """Squared coefficient of variation of the load, the expected number of tokens that choose an expert:
-
-        load[e] = sum_t Phi((L[t, e] - threshold[t, e]) / log(1 + exp(N[t, e])))
-
-    where `threshold[t, e]` is the K-th largest noisy logit of the other experts.
-
-    Args:
-        logits, noise_logits, noisy_logits: (groups, tokens, experts).
-        choices: K, from 1 to experts - 1.
-
-    Raises:
-        ConfigError, ShapeError, DtypeError.
-
-    Source: Shazeer et al. 2017, eqs. (8)-(11). Section 10.3.
-    """
+    """The mean over the groups: logits, noise_logits and noisy_logits (G, T, E) -> a scalar."""
     logits, noise_logits = _together(logits=logits, noise_logits=noise_logits)
     logits, noisy_logits = _together(logits=logits, noisy_logits=noisy_logits)
     choices = check_other_experts(choices, logits.shape[2])

@@ -8,7 +8,6 @@ from torch.library import custom_op
 if TYPE_CHECKING:
     from torch._library.custom_ops import CustomOpDef
 
-__all__ = ["operator"]
 
 # torch keeps one operator of each name in a process and frees the one before: a copy of this package has its own.
 NAMESPACE = __name__.replace(".", "_")

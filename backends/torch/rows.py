@@ -19,8 +19,6 @@ from torch import Tensor
 from moespec.backends.torch.arrays import wide
 from moespec.backends.torch.operators import operator
 
-__all__ = ["gather_rows", "invert_index", "permute_rows", "put_scores", "sum_rows", "take_scores"]
-
 
 @operator
 def gather_rows(rows: Tensor, index: Tensor) -> Tensor:

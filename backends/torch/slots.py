@@ -18,7 +18,7 @@ from moespec.spec.checks import check_rank, check_same_shape, check_scores, chec
 from moespec.spec.errors import ShapeError
 from moespec.spec.routing import Routing
 
-__all__ = ["SlotRouting", "SoftRouting", "moe_layer"]
+__all__ = ["SlotRouting", "SoftRouting", "moe_layer", "used_experts"]
 
 
 class SlotRouting(NamedTuple):
@@ -58,29 +58,12 @@ class SoftRouting(NamedTuple):
 def moe_layer(
     tokens: Tensor, routing: SlotRouting | SoftRouting | Routing, experts: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """Dispatch, experts, combine:
+    """tokens (G, T, D), `experts` from (G, E, C, D) to (G, E, C, D') -> (G, T, D') in the dtype of `tokens`.
 
-        inputs[e, c]  = sum_t dispatch[t, e, c] tokens[t]
-        outputs[e, c] = experts(inputs)[e, c]
-        result[t]     = sum_e,c combine[t, e, c] outputs[e, c]
-
-    For a slot routing these are a gather of rows by `token` and a weighted gather of rows by `slot` (or, where a token
-    may sit in any number of slots, a sum of rows in a fixed order); the sum is weighted in float32 or better. For a
-    dense routing they are matrix products in the dtype of the tokens or outputs, to which the routing is cast: with
-    16-bit tokens the products are those of 16-bit numbers, added up in float32.
-
-    Args:
-        tokens: (groups, tokens, width).
-        routing: of these tokens.
-        experts: maps (groups, experts, capacity, width) to (groups, experts, capacity, width of the output).
-
-    Returns:
-        (groups, tokens, width of the output), in the dtype of `tokens`.
-
-    Raises:
-        ShapeError, DtypeError.
-
-    Source: Routers, section 1.2. Section 1.
+    For a slot routing these are a gather of rows by `token` and a weighted gather of rows by `slot` (or, where a token may
+    sit in any number of slots, a sum of rows in a fixed order); the sum is weighted in float32 or better. For a dense
+    routing they are matrix products in the dtype of the tokens or outputs, to which the routing is cast: with 16-bit tokens
+    the products are those of 16-bit numbers, added up in float32.
     """
     check_scores("tokens", tokens, "groups tokens width")
     if isinstance(routing, SlotRouting):
@@ -96,6 +79,15 @@ def moe_layer(
     if isinstance(routing, SlotRouting):
         return _combine_slots(outputs, routing).to(tokens.dtype)
     return _combine_dense(outputs, routing.combine).to(tokens.dtype)
+
+
+def used_experts(routing: SlotRouting | SoftRouting | Routing) -> Tensor:
+    """Those with a token in any group: (E,) booleans."""
+    if isinstance(routing, SlotRouting):
+        return (routing.token < routing.tokens).any(dim=2).any(dim=0)
+    dispatch: Any = routing.dispatch
+    used: Tensor = (dispatch > 0).any(dim=3).any(dim=1).any(dim=0)
+    return used
 
 
 def _check_slots(tokens: Tensor, routing: SlotRouting) -> None:

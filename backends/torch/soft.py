@@ -24,29 +24,9 @@ def soft_routing(
     dispatch: str = "soft",
     combine: str = "soft",
 ) -> SoftRouting:
-    """Soft routing from the logits `L[t, e, c] = <l2n(x[t]), scale * l2n(phi[:, e, c])>`:
+    """tokens (G, T, D), slots (D, E, C) -> SoftRouting, in float32 or better, also under autocast.
 
-        D[t, e, c] = exp(L[t, e, c]) / sum_t' exp(L[t', e, c])            a softmax over the tokens
-        C[t, e, c] = exp(L[t, e, c]) / sum_e',c' exp(L[t, e', c'])        a softmax over all slots
-
-    The norms scale the rows and columns of one product `x phi`; all in float32 or better, also under autocast.
-
-    Args:
-        tokens: (groups, tokens, width), a group is one image.
-        slots: (width, experts, capacity).
-        scale: a number, trainable.
-        normalize: use the l2-normalised tokens and slots in the logits; otherwise `L = x phi`, without `scale`.
-        norm_form: "paper", `x / (norm + 1e-6)`, or "rsqrt", `x / sqrt(norm**2 + 1e-6)`.
-        dispatch, combine: "soft" as above; the ablations "uniform" (1 / T and 1 / (E C)) and "identity" (token t in
-            slot t of the flattened list; for both tensors or neither, with as many slots as tokens).
-
-    Returns:
-        SoftRouting, each (groups, tokens, experts, capacity).
-
-    Raises:
-        ConfigError, ShapeError, DtypeError.
-
-    Source: SoftMoE, eqs. (1)-(2), Algorithms 1-2, Table 2. Section 9.
+    The norms scale the rows and columns of one product `x phi`.
     """
     check_scores("tokens", tokens, "groups tokens width")
     check_scores("slots", slots, "width experts capacity")

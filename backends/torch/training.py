@@ -33,50 +33,50 @@ RECOMPILE_LIMIT = 64
 """Shapes and options that one function is compiled for, at most; torch's own limit is 8."""
 
 
-def compile(fn: Callable[..., Any], *, compiler: str = "inductor") -> Callable[..., Any]:
-    """`torch.compile(fn, fullgraph=True)`, for pure functions, with one of torch's compilers.
+def compile(function: Callable[..., Any], *, compiler: str = "inductor") -> Callable[..., Any]:
+    """`torch.compile(function, fullgraph=True)`, for pure functions, with one of torch's compilers.
 
-    A static fault (a wrong shape, dtype or option) raises the specification's error, as it does op by op. Of a function
+    An invalid shape, dtype or option raises the specification's error, as it does op by op. Of a function
     made by `value_and_grad` the loss is compiled, and its backward pass with it.
     """
-    if hasattr(fn, "_loss"):
-        return value_and_grad(compile(fn._loss, compiler=compiler))
-    compiled = torch.compile(fn, fullgraph=True, backend=compiler)
+    if hasattr(function, "_loss"):
+        return value_and_grad(compile(function._loss, compiler=compiler))
+    compiled = torch.compile(function, fullgraph=True, backend=compiler)
 
-    @functools.wraps(fn)
+    @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_dynamo_compiling():
-            return fn(*args, **kwargs)
+            return function(*args, **kwargs)
         try:
             # A float in a configuration is static; torch would turn it into a variable when it meets a second value.
             with torch._dynamo.config.patch(recompile_limit=RECOMPILE_LIMIT, specialize_float=True):
                 return compiled(*args, **kwargs)
         except torch._dynamo.exc.Unsupported:
             # What torch reports is that tracing met an exception; op by op the function raises that exception itself.
-            fn(*args, **kwargs)
+            function(*args, **kwargs)
             raise
 
     return call
 
 
-def quick_compile(fn: Callable[..., Any]) -> Callable[..., Any]:
+def quick_compile(function: Callable[..., Any]) -> Callable[..., Any]:
     """`compile` without the wait for code: the whole graph and its gradient are traced, then run op by op."""
-    return compile(fn, compiler="aot_eager")
+    return compile(function, compiler="aot_eager")
 
 
-def value_and_grad(fn: Callable[..., tuple[Tensor, Any]]) -> Callable[..., tuple[tuple[Tensor, Any], Params]]:
-    """For `fn(params, *args) -> (loss, aux)`: a function that returns `((loss, aux), gradients)`.
+def value_and_grad(function: Callable[..., tuple[Tensor, Any]]) -> Callable[..., tuple[tuple[Tensor, Any], Params]]:
+    """For `function(params, *args) -> (loss, aux)`: a function that returns `((loss, aux), gradients)`.
 
     The gradients are a nested dict like `params`, with zeros for a parameter that the loss does not depend on.
     """
 
     def evaluate(params: Params, *args: Any) -> tuple[tuple[Tensor, Any], Params]:
         leaves = {path: leaf.detach().requires_grad_() for path, leaf in flatten(params).items()}
-        loss, aux = fn(unflatten(leaves), *args)
+        loss, aux = function(unflatten(leaves), *args)
         gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
         return (loss.detach(), _detached(aux)), unflatten(dict(zip(leaves, gradients, strict=True)))
 
-    evaluate._loss = fn  # type: ignore[attr-defined]  # for `compile`
+    evaluate._loss = function  # type: ignore[attr-defined]  # for `compile`
     return evaluate
 
 
@@ -136,13 +136,13 @@ def _adamw(leaves: dict[tuple[str, ...], Tensor], optimizer: OptimizerConfig) ->
 
 
 def make_step(
-    loss_fn: LossFunction, optimizer: OptimizerConfig, *, accumulate: int = 1, compiled: bool = True
+    loss_function: LossFunction, optimizer: OptimizerConfig, *, accumulate: int = 1, compiled: bool = True
 ) -> Callable[[TrainState, Any, float], tuple[TrainState, dict[str, Tensor]]]:
     """`step(state, batch, learning_rate) -> (state, metrics)`: one update, in place; the state returned is that given.
 
-    loss_fn(params, batch) returns the loss and a dict of metrics; its forward and backward pass are compiled. The
+    loss_function(params, batch) returns the loss and a dict of metrics; its forward and backward pass are compiled. The
     arrays of `batch` are split along their leading axis into `accumulate` equal parts, whose gradients and metrics are
-    averaged. The gradient is multiplied by `min(1, clip / norm)`. The metrics returned are those of `loss_fn`, "loss",
+    averaged. The gradient is multiplied by `min(1, clip / norm)`. The metrics returned are those of `loss_function`, "loss",
     and "grad_norm", the global norm before the clip; they stay on the device. Another learning rate compiles nothing.
 
     compiled: False runs op by op, without the wait for the compiler.
@@ -152,7 +152,7 @@ def make_step(
         ShapeError: a leading axis that does not split into `accumulate` parts.
     """
     check_at_least("accumulate", accumulate, 1)
-    evaluate = compile(loss_fn) if compiled else loss_fn
+    evaluate = compile(loss_function) if compiled else loss_function
 
     def step(state: TrainState, batch: Any, learning_rate: float) -> tuple[TrainState, dict[str, Tensor]]:
         leaves = list(flatten(state.params).values())
@@ -175,7 +175,7 @@ def make_step(
 
 
 def _accumulate_gradient(evaluate: LossFunction, params: Params, part: Any, parts: int) -> dict[str, Tensor]:
-    """Adds the gradient of this part's share of the mean loss to `.grad`; the metrics of the part."""
+    """Adds the gradient of this part's contribution to the mean loss to `.grad`; the metrics of the part."""
     loss, metrics = evaluate(params, part)
     torch.autograd.backward(loss / parts)
     return {**_detached(metrics), "loss": loss.detach()}

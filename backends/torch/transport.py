@@ -10,9 +10,9 @@ from torch import Tensor
 
 from moespec.backends.torch.arrays import wide, widen
 from moespec.backends.torch.operators import operator
-from moespec.spec import Dual, SemiDual
 from moespec.spec.checks import check_at_least, check_capacity, check_option, check_positive, check_scores, check_size
 from moespec.spec.errors import ConfigError, ShapeError
+from moespec.spec.transport_duals import Dual, SemiDual
 
 __all__ = [
     "project_simplex",
@@ -26,36 +26,13 @@ AXES = "groups tokens experts"
 
 
 def project_simplex(values: Tensor, *, mass: float = 1.0) -> Tensor:
-    """The closest `p >= 0` with `sum(p) = mass` along the last axis: `max(v - tau, 0)`.
-
-    Args:
-        values: (..., n).
-        mass: greater than 0.
-
-    Raises:
-        ConfigError, ShapeError, DtypeError.
-
-    Source: Held et al. 1974. Section 8.2.
-    """
+    """Along the last axis: (..., n) -> (..., n)."""
     _check_values(values)
     return _project(widen(values), check_positive("mass", mass))
 
 
 def project_sparse_simplex(values: Tensor, *, nonzeros: int, mass: float = 1.0) -> Tensor:
-    """The closest `p >= 0` with `sum(p) = mass` and at most `nonzeros` entries that are not 0, along the last axis.
-
-    Keeps the `nonzeros` largest values (the lower index among equals), projects them on the simplex, zeroes the rest.
-
-    Args:
-        values: (..., n).
-        nonzeros: from 1 to n.
-        mass: greater than 0.
-
-    Raises:
-        ConfigError, ShapeError, DtypeError.
-
-    Source: SparseOT (arXiv 2209.15466). Section 8.2.
-    """
+    """Along the last axis: (..., n) -> (..., n)."""
     _check_values(values)
     nonzeros = check_capacity(nonzeros, values.shape[-1], name="nonzeros", of="values")
     return _project_sparse(widen(values), nonzeros, check_positive("mass", mass))
@@ -91,25 +68,7 @@ def _place(kept: Tensor, index: Tensor, like: Tensor) -> Tensor:
 
 
 def transport_semi_dual(potential: Tensor, utility: Tensor, *, capacity: int, regularization: float = 1.0) -> SemiDual:
-    """The semi-dual `s(alpha) = sum(alpha) - sum_e conj(alpha + U[:, e])`, its gradient `1 - sum_e P[:, e]`, and P.
-
-    `conj(x) = max <x, p> - gamma / 2 |p|^2` over `p >= 0` with sum `T / E` and at most `capacity` non-zeros; the
-    maximiser, the projection of `x / gamma`, is the column `P[:, e]`. Column sums and sparsity hold for every alpha.
-
-    Args:
-        potential: alpha, (groups, tokens).
-        utility: U, (groups, tokens, experts).
-        capacity: k, from 1 to tokens.
-        regularization: gamma, greater than 0.
-
-    Returns:
-        SemiDual with value (groups,), gradient (groups, tokens) and plan (groups, tokens, experts).
-
-    Raises:
-        ConfigError, ShapeError, DtypeError.
-
-    Source: Routers, eq. (9); SparseOT, section 4. Section 8.3.
-    """
+    """potential (G, T), utility (G, T, E) -> value (G,), gradient (G, T), plan (G, T, E)."""
     check_scores("potential", potential, "groups tokens")
     check_scores("utility", utility, AXES)
     _check_potential("potential", potential, utility, 1, "the tokens of utility")
@@ -157,28 +116,7 @@ def transport_dual(
     capacity: int,
     regularization: float = 1.0,
 ) -> Dual:
-    """The dual
-
-        sum(alpha) + T / E sum(beta) - 1 / (2 gamma) sum_e sum_{i <= k} max(x_e[i], 0)^2
-
-    where `x_e = alpha + beta[e] + U[:, e]` and `x_e[i]` is its i-th largest entry; its gradients `1 - P 1` and
-    `T / E - P^T 1`, and its plan P, which is `max(x_e, 0) / gamma` on the k largest entries of column e.
-
-    Args:
-        token_potential: alpha, (groups, tokens).
-        expert_potential: beta, (groups, experts).
-        utility: U, (groups, tokens, experts).
-        capacity: k, from 1 to tokens.
-        regularization: gamma, greater than 0.
-
-    Returns:
-        Dual with value (groups,), gradients (groups, tokens) and (groups, experts), plan (groups, tokens, experts).
-
-    Raises:
-        ConfigError, ShapeError, DtypeError.
-
-    Source: SparseOT, section 4. Section 8.4.
-    """
+    """token_potential (G, T), expert_potential (G, E), utility (G, T, E) -> value (G,), gradients (G, T) and (G, E), plan."""
     check_scores("token_potential", token_potential, "groups tokens")
     check_scores("expert_potential", expert_potential, "groups experts")
     check_scores("utility", utility, AXES)
@@ -208,25 +146,10 @@ def sparse_transport_affinity(
     tolerance: float = 1e-3,
     regularization: float = 1.0,
 ) -> Tensor:
-    """The plan of the semi-dual at the potential that the reference solver reaches. It carries no gradient.
+    """utility (G, T, E) -> (G, T, E).
 
-    Args:
-        utility: (groups, tokens, experts), the softmax of the logits.
-        capacity: k, the non-zeros of a column (or, with `sparsity="token"`, the choices of a row).
-        solver: "adam". The accurate "lbfgs" is only in the specification.
-        sparsity: "expert" (columns have at most k non-zeros), "token" (rows have), "none" (quadratic regularisation
-            only; `capacity` is ignored).
-        steps, learning_rate, tolerance: of Adam. A group keeps its potential after an update whose gradient had at
-            most this norm; the number of steps does not change.
-        regularization: gamma, greater than 0.
-
-    Returns:
-        (groups, tokens, experts). Column sums are T / E exactly, row sums approximately 1 (the reverse for "token").
-
-    Raises:
-        ConfigError (also for "lbfgs"), ShapeError, DtypeError.
-
-    Source: Routers, eq. (9); SparseOT; the code of V-MoE. Sections 8.3, 8.5, 8.6.
+    Only by `solver="adam"`; "lbfgs" raises ConfigError. The number of steps is fixed: a group that has reached the
+    `tolerance` keeps its potential while the others go on.
     """
     check_scores("utility", utility, AXES)
     check_option("solver", solver, ("adam", "lbfgs"))

@@ -7,8 +7,6 @@ tuples and None.
 from collections.abc import Callable, Iterator
 from typing import Any
 
-__all__ = ["flatten", "tree_map", "unflatten"]
-
 Path = tuple[str, ...]
 
 

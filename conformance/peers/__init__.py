@@ -1,7 +1,7 @@
-"""Peers: what other packages compute, judged by the suite.
+"""Peers: what other packages compute, compared with the suite.
 
 `peers.toml` lists them; `adapters/` has a module for each, which makes the package a target; `python -m
-moespec.conformance.peers` runs the suite on those that are asked for and writes the table `docs/peers.md`.
+moespec.conformance.peers` runs the suite on those that are named and writes the table `docs/peers.md`.
 """
 
 import tomllib
@@ -16,7 +16,7 @@ class Peer:
     """A package, and what its environment needs.
 
     name: in `peers.toml`. package: the distribution whose version is recorded. adapter: its module. requires: what is
-    installed beside moespec. alone: what is installed too, but without what it depends on.
+    installed along with moespec. alone: what is installed too, but without its dependencies.
     """
 
     name: str

@@ -5,12 +5,12 @@ import sys
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
-from moespec.conformance.format import VectorError
+from moespec.conformance.engine.format import VectorError
+from moespec.conformance.engine.suite import VECTORS, digest, load
 from moespec.conformance.peers import PEERS
 from moespec.conformance.peers.measure import measure, read_record, write_record
 from moespec.conformance.peers.table import table
-from moespec.conformance.report import write_text
-from moespec.conformance.suite import load
+from moespec.conformance.report.report import write_text
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -26,15 +26,16 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--records", type=Path, default=Path("conformance/reports"), help="folder of the records")
     parser.add_argument("--table", type=Path, default=Path("docs/peers.md"), help="where the table is written")
+    parser.add_argument("--vectors", type=Path, default=VECTORS, help="folder of the vectors (default: those shipped)")
     options = parser.parse_args(arguments)
     for option, folder in (("--records", options.records), ("--table", options.table.parent)):
         if not folder.is_dir():
             print(f"{option}: there is no folder {str(folder)!r}; the defaults are for a checkout", file=sys.stderr)
             return 1
     try:
-        cases = load() if options.peer else []
+        cases = load(options.vectors) if options.peer else []
         for name in options.peer:
-            write_record(measure(PEERS[name], cases), options.records / f"peer-{name}.json")
+            write_record(measure(PEERS[name], cases, digest(options.vectors)), options.records / f"peer-{name}.json")
         paths = {name: options.records / f"peer-{name}.json" for name in PEERS}
         records = [read_record(path) for path in paths.values() if path.exists()]
     except (ImportError, PackageNotFoundError) as error:

@@ -1,6 +1,5 @@
 """Run the suite on a peer, and keep what came of it as a record."""
 
-import hashlib
 import importlib
 import importlib.metadata
 import inspect
@@ -13,35 +12,35 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from moespec.conformance import judge
-from moespec.conformance.format import Case
+from moespec.conformance.engine.compare import DTYPES, Outcome
+from moespec.conformance.engine.format import Case
+from moespec.conformance.engine.recognise import Known, recognise
+from moespec.conformance.engine.run import run
 from moespec.conformance.peers import Peer
-from moespec.conformance.peers.target import PeerTarget, judged_function
-from moespec.conformance.programs import PROGRAMS
-from moespec.conformance.recognise import Known, recognise
-from moespec.conformance.report import write_text
-from moespec.conformance.results import CaseResult, Outcome
-from moespec.conformance.runner import run
-from moespec.conformance.suite import suite_text
+from moespec.conformance.peers.target import PeerTarget, checked_function, router_of
+from moespec.conformance.report.report import write_text
+from moespec.conformance.report.results import CaseResult
 from moespec.spec import ROUTERS
 
-__all__ = ["LANES", "measure", "read_record", "write_record"]
+__all__ = ["MEASURED", "measure", "read_record", "write_record"]
 
-SCHEMA = 1
-LANES = ("f64", "f32")
-"""Is the algorithm right, are the numerics."""
+SCHEMA = 2
+MEASURED = ("float64", "float32")
+"""The dtypes: is the algorithm right, are the numerics."""
 
 
-def measure(peer: Peer, cases: Sequence[Case]) -> dict[str, Any]:
+def measure(peer: Peer, cases: Sequence[Case], digest: str) -> dict[str, Any]:
     """The record of a peer: its version, the functions of its adapter, and what came of each case that calls one.
+
+    digest: of the suite that the cases are from.
 
     Raises ImportError if the package is not installed.
     """
     module = importlib.import_module(peer.target)
     with redirect_stdout(io.StringIO()):  # of packages that print
-        results, refused = run(peer.target, cases, lanes=LANES, door=PeerTarget)
-    asked = PeerTarget(peer.target, judge.LANES[LANES[0]]).asked
-    by_id = {case.id: asked(case) for case in cases}
+        results, unsupported = run(peer.target, cases, dtypes=MEASURED, interface=PeerTarget)
+    wanted = PeerTarget(peer.target, DTYPES[MEASURED[0]]).wanted
+    by_id = {case.id: wanted(case) for case in cases}
     parts: dict[str, list[CaseResult]] = {}
     for result in results:
         for function, part in _parts(module, by_id[result.id], result):
@@ -55,14 +54,14 @@ def measure(peer: Peer, cases: Sequence[Case]) -> dict[str, Any]:
         "package": peer.package,
         "versions": {name: importlib.metadata.version(name) for name in sorted({peer.package, "numpy", *requirements})},
         "python": platform.python_version(),
-        "suite": hashlib.sha256(suite_text().encode()).hexdigest(),
+        "suite": digest,
         "about": inspect.cleandoc(module.__doc__ or ""),
-        "refused": refused,
+        "unsupported": unsupported,
         "functions": {
             name: {
                 **_words(module, name),
-                "conventions": [asdict(convention) for convention in recognise(own, known)],
-                "cases": [_entry(part) for part in sorted(own, key=lambda part: (part.id, LANES.index(part.lane)))],
+                "variants": [asdict(match) for match in recognise(own, known)],
+                "cases": [_entry(part) for part in sorted(own, key=lambda part: (part.id, MEASURED.index(part.dtype)))],
             }
             for name, own in parts.items()
         },
@@ -77,22 +76,22 @@ def _words(module: Any, function: str) -> dict[str, str]:
 
 
 def _parts(module: Any, case: Case, result: CaseResult) -> Iterator[tuple[str, CaseResult]]:
-    """The functions of the peer that a case judges, each with what came of the stages that do."""
-    judged: dict[str, list[Outcome]] = {}
+    """The functions of the peer that a case checks, each with what came of the stages that do."""
+    checked: dict[str, list[Outcome]] = {}
     for outcome in result.outcomes if case.expect is None else []:
         name = outcome.stage.split("/")[0]
-        stage = PROGRAMS[case.algorithm][case.expected_gradients.stage if name == "gradient" else name]
-        function = judged_function(module, stage, case.algorithm)
+        stage = case.stage(case.expected_gradients.stage if name == "gradient" else name)
+        function = checked_function(module, stage, case)
         # Whether a router differs is for its whole to say; its steps are functions of their own.
-        if function and (stage.whole or case.algorithm not in ROUTERS):
-            judged.setdefault(function, []).append(outcome)
-    for function, outcomes in judged.items():
+        if function and (stage.name in case.whole or not router_of(case)):
+            checked.setdefault(function, []).append(outcome)
+    for function, outcomes in checked.items():
         yield function, replace(result, outcomes=outcomes)
 
 
 def _entry(part: CaseResult) -> dict[str, Any]:
     """What decides, and the first line of why."""
-    entry = {"id": part.id, "lane": part.lane, "state": part.state}
+    entry = {"id": part.id, "dtype": part.dtype, "state": part.state}
     if part.state != "pass":
         entry |= {"stage": part.first.stage, "message": part.first.message.split("\n")[0]}
     return entry

@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from moespec.conformance.peers.measure import LANES
-from moespec.conformance.results import FAILED
+from moespec.conformance.peers.measure import MEASURED
+from moespec.conformance.report.results import FAILED
 
 __all__ = ["table"]
 
@@ -13,21 +13,21 @@ Record = dict[str, Any]
 
 HEAD = """# What other packages compute
 
-<!-- Made by `python -m moespec.conformance.peers` of the records in conformance/reports; not to be edited. -->
+<!-- Made by `python -m moespec.conformance.peers` from the records in conformance/reports; not to be edited. -->
 
 The suite was run on packages from the Python registry, each in an environment of its own. A small adapter
 ([conformance/peers/adapters](../conformance/peers/adapters)) calls the package's code and translates shapes and parameters; what a
 case does not say is left to the package's default.
 
-A number is one of cases: passed / failed / not offered, op by op on a CPU, in float64 and in float32. A case fails when the
-result is not within the bound of the suite ([conformance.md](conformance.md)): the package takes another reading than this
+The numbers count cases: passed / failed / not offered, op by op on a CPU, in float64 and in float32. A case fails when the
+result is not within the tolerance of the suite ([conformance.md](conformance.md)): the package takes another reading than this
 specification, rounds more, or raises an exception. Which reading is right is for the papers to say; the ambiguity ledger
-(`moespec.spec.LEDGER`) has both where the papers are silent. Not judged: errors (a package has its own), losses and metrics inside
-of routers, bfloat16, compiled code.
+(`moespec.spec.LEDGER`) has both where the papers are silent. Not compared: errors (a package has its own), losses and metrics
+inside routers, bfloat16, compiled code.
 
-What a package *computes instead* has a name where its results equal, within the bound, those of one of the suite's known
-deviations ([conformance/mutants](../conformance/mutants)); in brackets, in how many of the stages that fail or would fail. A sentence
-without a name is a remark on the cases that the named deviations leave.
+What a package *computes instead* has a name where its results equal those of one of the suite's known variants
+([conformance/algorithms](../conformance/algorithms)); in brackets, in how many of the stages that fail or would fail. A sentence
+without a name is a remark on the cases that the named variants leave.
 """
 
 
@@ -69,7 +69,7 @@ def _section(record: Record) -> list[str]:
     for name, found in functions.items():
         failing = _failing(found)
         if failing:
-            named = [*_conventions(found["conventions"]), *([found["notes"]] if found["notes"] else [])]
+            named = [*_variants(found["variants"]), *([found["notes"]] if found["notes"] else [])]
             words = "<br>".join(named) or "nothing that the suite has a name for"
             rows.append([f"`{name}`", _cases(failing), words, _first(failing[0])])
     return [*lines, *(_grid(rows) if rows[1:] else ["No case differs."])]
@@ -80,41 +80,43 @@ def _failing(function: Record) -> list[Record]:
 
 
 def _numbers(entries: Sequence[Record]) -> list[str]:
-    """Passed / failed / everything else, in each lane."""
+    """Passed / failed / everything else, in each dtype."""
     cells = []
-    for lane in LANES:
-        states = Counter(entry["state"] for entry in entries if entry["lane"] == lane)
+    for dtype in MEASURED:
+        states = Counter(entry["state"] for entry in entries if entry["dtype"] == dtype)
         failed = sum(states[state] for state in FAILED)
         cells.append(f"{states['pass']} / {failed} / {states.total() - states['pass'] - failed}")
     return cells
 
 
-def _conventions(found: Sequence[Record]) -> list[str]:
-    """The named deviations that were recognised, with how many of the stages that fail each explains."""
-    names = dict.fromkeys((each["mutant"], each["algorithm"]) for each in found)
+def _variants(found: Sequence[Record]) -> list[str]:
+    """The known variants that were recognised, with how many of the stages that fail each explains."""
     texts = []
-    for mutant, algorithm in names:
-        own = [each for each in found if (each["mutant"], each["algorithm"]) == (mutant, algorithm)]
+    for variant in dict.fromkeys(each["variant"] for each in found):
+        own = [each for each in found if each["variant"] == variant]
+        counts: dict[str, Counter[str]] = {}
+        for each in own:  # one for each algorithm
+            counts.setdefault(each["dtype"], Counter()).update(agree=each["agree"], of=each["of"])
+        parts = ", ".join(f"{dtype} {count['agree']} of {count['of']}" for dtype, count in counts.items())
         ledger = f", {own[0]['ledger']}" if own[0]["ledger"] else ""
-        parts = ", ".join(f"{each['lane']} {each['agree']} of {each['of']}" for each in own)
-        texts.append(f"`{mutant}`{ledger}: {own[0]['computes']} ({parts})")
+        texts.append(f"`{variant}`{ledger}: {own[0]['computes']} ({parts})")
     return texts
 
 
 def _cases(entries: Sequence[Record]) -> str:
-    """The cases by algorithm, with the lane of those that fail in one only."""
-    lanes: dict[str, list[str]] = {}
+    """The cases by algorithm, with the dtype of those that fail in one only."""
+    dtypes: dict[str, list[str]] = {}
     for entry in entries:
-        lanes.setdefault(entry["id"], []).append(entry["lane"])
+        dtypes.setdefault(entry["id"], []).append(entry["dtype"])
     algorithms: dict[str, list[str]] = {}
-    for id, found in lanes.items():
+    for id, found in dtypes.items():
         algorithm, case = id.split("/")
-        algorithms.setdefault(algorithm, []).append(case if len(found) == len(LANES) else f"{case} ({found[0]})")
+        algorithms.setdefault(algorithm, []).append(case if len(found) == len(MEASURED) else f"{case} ({found[0]})")
     return "; ".join(f"{algorithm}: {', '.join(cases)}" for algorithm, cases in algorithms.items())
 
 
 def _first(entry: Record) -> str:
-    return f"{entry['id']}, {entry['lane']}, {entry['stage']}: {entry['message']}"
+    return f"{entry['id']}, {entry['dtype']}, {entry['stage']}: {entry['message']}"
 
 
 def _grid(rows: Sequence[Sequence[str]]) -> list[str]:

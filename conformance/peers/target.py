@@ -1,32 +1,36 @@
-"""A peer as a target: it is asked for what it has, and not for our errors."""
+"""A peer as a target: it is run on what it has, and not on our error cases."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from moespec.conformance.format import Case, Value
-from moespec.conformance.program import Stage, Values
-from moespec.conformance.programs import PROGRAMS
-from moespec.conformance.results import NotOfferedError
-from moespec.conformance.target import Target
-from moespec.spec import ROUTERS
+from moespec.conformance.engine.compare import NotOfferedError
+from moespec.conformance.engine.format import Case, Stage, Value
+from moespec.conformance.engine.target import Target, Values
 
-__all__ = ["PeerTarget", "judged_function"]
+__all__ = ["PeerTarget", "checked_function", "router_of"]
 
 ERRORS = "a peer has errors of its own"
 SHARED = "not the peer's code"
 
 
-def judged_function(module: Any, stage: Stage, algorithm: str) -> str:
-    """Which of the peer's functions a stage judges: the first that the adapter defines, or the name of a router.
+def router_of(case: Case) -> str:
+    """The router that a case runs, or an empty string."""
+    return next((stage.router for stage in case.stages if stage.router), "")
+
+
+def checked_function(module: Any, stage: Stage, case: Case) -> str:
+    """Which of the peer's functions a stage checks: a router by its name, or the first that the adapter defines itself.
 
     An empty string if what the stage calls is missing, or is what adapters share.
     """
-    for name in stage.calls:
-        if name == "ROUTERS":
-            return algorithm if algorithm in getattr(module, name, {}) else ""
+    router = router_of(case)
+    if router and stage.name in case.whole:
+        return router if router in getattr(module, "ROUTERS", {}) else ""
+    functions = [each["call"] for each in stage.arguments.values() if isinstance(each, Mapping) and "call" in each]
+    for name in (stage.call, *functions):
         if getattr(getattr(module, name, None), "__module__", "") == module.__name__:
-            return name
+            return str(name)
     return ""
 
 
@@ -35,35 +39,33 @@ def _routing(outputs: Mapping[str, Value]) -> dict[str, Value]:
 
 
 class PeerTarget(Target):
-    """An adapter in one lane. What it raises NotImplementedError for is not implemented."""
+    """An adapter in one dtype. What it raises NotImplementedError for is not implemented."""
 
-    def asked(self, case: Case) -> Case:
+    def wanted(self, case: Case) -> Case:
         """Of a router the routing and the output, without its losses and metrics; no steps of one that the peer lacks."""
-        if case.algorithm not in ROUTERS:
+        router = router_of(case)
+        if not router:
             return case
-        has = case.algorithm in getattr(self.module, "ROUTERS", {})
-        stages = [record for record in case.stages if has or PROGRAMS[case.algorithm][record.name].whole]
-        return replace(case, stages=tuple(replace(record, outputs=_routing(record.outputs)) for record in stages))
+        has = router in getattr(self.module, "ROUTERS", {})
+        stages = [stage for stage in case.stages if has or stage.name in case.whole]
+        return replace(case, stages=tuple(replace(stage, outputs=_routing(stage.outputs)) for stage in stages))
 
     def lacks(self, stage: Stage, case: Case) -> str:
         """Why a stage is not run, or an empty string."""
         if case.expect is not None:
             return ERRORS
         missing = super().lacks(stage, case)
-        allocation = case.config.get("allocation")
-        if not missing and allocation is not None and not hasattr(self.module, allocation):
-            missing = f"{allocation} is missing"
-        if not missing and not judged_function(self.module, stage, case.algorithm):
-            missing = SHARED
-        return missing
+        return missing or ("" if checked_function(self.module, stage, case) else SHARED)
 
-    def implementation(self, stage: Stage, case: Case) -> Callable[[Any, Mapping[str, Any], Values], Values]:
-        """What runs a stage: as for any target, with NotImplementedError as what is not offered."""
-        run = super().implementation(stage, case)
+    def result(
+        self, stage: Stage, stages: Mapping[str, Stage], known: Collection[str], compile: Any = None
+    ) -> Callable[[Values], Any]:
+        """As of any target, with NotImplementedError as what is not offered."""
+        run = super().result(stage, stages, known, compile)
 
-        def offered(module: Any, config: Mapping[str, Any], values: Values) -> Values:
+        def offered(values: Values) -> Any:
             try:
-                return run(module, config, values)
+                return run(values)
             except NotImplementedError as error:
                 raise NotOfferedError(str(error)) from error
 

@@ -1,4 +1,4 @@
-"""The choice of the backend at import, each case in a fresh process."""
+"""The choice of the backend at its first use, each case in a fresh process."""
 
 import os
 import subprocess
@@ -53,6 +53,7 @@ def needs(*modules):
     return pytest.mark.skipif(bool(missing), reason=f"without {', '.join(missing)}")
 
 
+USED = "from moespec import backends; backends.name"
 EACH = [pytest.param("jax", marks=needs("jax")), pytest.param("torch", marks=needs("torch")), "numpy"]
 CHOSEN = "from moespec import backends; import sys; print(backends.name, *({'jax', 'torch'} & set(sys.modules)))"
 
@@ -75,7 +76,7 @@ def test_the_only_framework_installed_is_chosen(only):
 
 
 def test_none_installed():
-    message = error("from moespec import backends", hidden=FRAMEWORKS)
+    message = error(USED, hidden=FRAMEWORKS)
     assert "pip install 'moespec[jax]'" in message
     assert "pip install 'moespec[torch]'" in message
     assert "Installed: numpy" in message
@@ -84,20 +85,20 @@ def test_none_installed():
 
 @needs("jax", "torch")
 def test_several_installed_and_none_imported():
-    message = error("from moespec import backends")
+    message = error(USED)
     assert "Installed: jax, torch, numpy" in message
     assert "MOESPEC_BACKEND=jax or torch or numpy" in message
     assert "pip install" not in message
 
 
 def test_jax_needs_optax():
-    message = error("from moespec import backends", hidden=("optax", "torch"))
+    message = error(USED, hidden=("optax", "torch"))
     assert "pip install 'moespec[jax]'" in message
 
 
 def test_the_variable_names_what_is_not_there():
-    assert "'tensorflow'" in error("from moespec import backends", MOESPEC_BACKEND="tensorflow")
-    message = error("from moespec import backends", hidden=("torch",), MOESPEC_BACKEND="torch")
+    assert "'tensorflow'" in error(USED, MOESPEC_BACKEND="tensorflow")
+    message = error(USED, hidden=("torch",), MOESPEC_BACKEND="torch")
     assert "torch is not installed" in message
     assert "pip install 'moespec[torch]'" in message
 
@@ -139,10 +140,30 @@ def test_by_name_side_by_side_without_a_choice():
     assert output(program) == ["jax", "torch", "numpy", "True"]
 
 
+def test_importing_the_package_chooses_nothing():
+    program = """
+        import sys
+        from moespec import backends
+        print(*({"jax", "torch", "moespec.backends.numpy"} & set(sys.modules)))
+    """
+    assert output(program) == []
+
+
+def test_from_import_and_dir_choose():
+    program = """
+        from moespec.backends import name, token_choice
+        from moespec import backends
+        import moespec.backends.numpy as B
+        print(name, backends.token_choice is token_choice, dir(backends) == dir(B))
+    """
+    assert output(program, MOESPEC_BACKEND="numpy") == ["numpy", "True", "True"]
+
+
 def test_a_module_of_the_package_chooses_nothing():
     program = """
         from moespec.backends.optimizer import OptimizerConfig
-        import moespec.backends.routers, sys
+        import moespec.backends.face, sys
+        from moespec.backends import optimizer
         print(*({"jax", "torch", "moespec.backends.numpy"} & set(sys.modules)))
     """
     assert output(program, hidden=FRAMEWORKS) == []

@@ -7,21 +7,20 @@ import pytest
 import router_inputs
 
 from moespec import spec
+from moespec.spec.options import CapacityOptions
 
 GROUPS, TOKENS, EXPERTS, WIDTH = 2, 12, 4, 5
-FREE = ("soft_moe", "dselect_k", "base")
-"""Their capacity is no option, or follows from their parameters."""
 
 
 @pytest.mark.parametrize("train", [False, True])
-@pytest.mark.parametrize("name", [name for name in spec.ROUTERS if name not in FREE])
+@pytest.mark.parametrize(
+    "name", [name for name, router in spec.ROUTERS.items() if issubclass(router.Options, CapacityOptions)]
+)
 @pytest.mark.parametrize("backend", ["numpy", "jax", "torch"])
 def test_equals_the_specification(backend, name, train):
     B = importlib.import_module(f"moespec.backends.{backend}")
-    config = spec.ROUTERS[name].configure(
-        width=WIDTH, experts=EXPERTS, tokens=TOKENS, choices=router_inputs.choices(name),
-        capacity_factor=0.5, eval_capacity_factor=1.0,
-    )  # fmt: skip
+    sizes = {"width": WIDTH, "experts": EXPERTS, "tokens": TOKENS}
+    config = router_inputs.options(name, **sizes, capacity_factor=0.5, eval_capacity_factor=1.0)
     rng = np.random.default_rng(0)
     params = {key: np.asarray(value) for key, value in spec.ROUTERS[name].init(rng, config).items()}
     tokens = rng.standard_normal((GROUPS, TOKENS, WIDTH)).astype(np.float32)

@@ -19,7 +19,7 @@ GROUPS, TOKENS, EXPERTS, WIDTH, HIDDEN = 2, 24, 3, 8, 5
 
 def layer(name, **options):
     """The loss of one MoE layer with a router, and its arguments."""
-    config = spec.ROUTERS[name].configure(width=WIDTH, experts=EXPERTS, tokens=TOKENS, **options)
+    config = router_inputs.options(name, width=WIDTH, experts=EXPERTS, tokens=TOKENS, **options)
     rng = np.random.default_rng(0)
     params = {
         "router": B.ROUTERS[name].init(rng, config),
@@ -67,8 +67,7 @@ SPARSE = [name for name in spec.ROUTERS if name != "soft_moe"]
 @pytest.mark.parametrize("name", SPARSE)
 def test_forward_and_backward_are_gathers(name):
     """Nothing floating is added by a scatter, and nothing has the size tokens x experts x capacity."""
-    choices = router_inputs.choices(name)
-    loss, arguments = layer(name, choices=choices, batch_priority="max", capacity_factor=0.9)
+    loss, arguments = layer(name, batch_priority="max", capacity_factor=0.9)
     capacity = spec.expert_capacity(TOKENS, EXPERTS, 0.9, choices=2 if "token_choice" in name else 1)
     if name in ("dselect_k", "base"):
         capacity = TOKENS  # by definition, for `base` without `train`

@@ -153,7 +153,7 @@ def test_a_layer_learns():
     """A MoE layer with noise and losses trains: the loss falls, the metrics of the router come out."""
     width, experts, tokens = 6, 3, 8
     router = B.ROUTERS["softmax_token_choice"]
-    config = router.configure(width=width, experts=experts, tokens=tokens, choices=2, capacity_factor=1.5)
+    config = router.options(width=width, experts=experts, tokens=tokens, choices=2, capacity_factor=1.5)
     params = {
         "router": router.init(np.random.default_rng(0), config),
         "experts": {

@@ -1,15 +1,21 @@
 """The NumPy backend: the specification group by group, exact gradients, and AdamW as written down."""
 
+import inspect
 import math
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import router_inputs
+from numpy.typing import ArrayLike
 
 import moespec.backends.numpy as B
 from moespec import spec
+from moespec.backends.numpy.groups import batched
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.spec.errors import ConfigError, ContractError, DtypeError, ShapeError
+from moespec.spec.numerics import Leading, Shared
+from moespec.spec.routing import DenseRouting, Routing
 
 G, T, E, D, C = 3, 6, 4, 5, 2
 
@@ -26,45 +32,73 @@ def assert_same(actual, expected):
 # ------------------------------------------------------------------------------------- the specification by group
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("softmax_affinity", {}),
-        ("sinkhorn_affinity", {"iterations": 5}),
-        ("sinkhorn_affinity", {"tolerance": 0.1}),
-        ("sparse_transport_affinity", {"capacity": 2}),
-        ("sparse_transport_affinity", {"capacity": 2, "solver": "lbfgs"}),
-        ("batch_priority", {"by": "sum", "choices": 2}),
-        ("add_gating_noise", {"noise": None}),
-        ("importance_score_order", {"drop": 0.4}),
-    ],
-)
-def test_functions_of_one_array_are_those_of_each_group(rng, name, options):
-    scores = spec.softmax_affinity(rng.standard_normal((G * T, E))).reshape(G, T, E)
-    batched = getattr(B, name)(scores, **options)
-    assert_same(batched, np.stack([getattr(spec, name)(group, **options) for group in scores]))
+class Pair(NamedTuple):
+    order: Any
+    value: Any
 
 
-@pytest.mark.parametrize(
-    ("name", "options"), [("importance_loss", {}), ("balance_loss", {}), ("z_loss", {}), ("load_loss", {"choices": 2})]
-)
-def test_losses_are_means_over_groups(rng, name, options):
-    arrays = [rng.standard_normal((G, T, E)) for _ in range(2 if name == "load_loss" else 1)]
-    options = {**options, "noise_std": 0.3} if name == "load_loss" else options
-    each = [getattr(spec, name)(*group, **options) for group in zip(*arrays, strict=True)]
-    assert getattr(B, name)(*arrays, **options) == pytest.approx(np.mean(each), rel=1e-15)
+def specified(x: ArrayLike, scale: Shared, mask: ArrayLike | None = None, *, power: int = 1) -> Pair:
+    x, mask = np.asarray(x), np.ones(len(x), bool) if mask is None else np.asarray(mask)
+    return Pair(np.argsort(-x), np.sum((x[mask] * scale) ** power))
 
 
-def test_transport_duals_have_a_groups_axis(rng):
-    utility, alpha, beta = rng.random((G, T, E)), rng.random((G, T)), rng.random((G, E))
-    semi = B.transport_semi_dual(alpha, utility, capacity=2)
-    dual = B.transport_dual(alpha, beta, utility, capacity=2)
-    assert semi.value.shape == dual.value.shape == (G,)
+def test_a_function_of_one_group_is_mapped_over_the_groups(rng):
+    """By its types: `scale` is shared by the groups, the rest is not; integers become int32."""
+    x, mask = rng.random((G, T)), rng.random((G, T)) > 0.3
+    mapped = batched(specified)
+    assert inspect.signature(mapped) == inspect.signature(specified)
+    got = mapped(x, [2.0], mask, power=2)
+    assert got.order.dtype == np.int32
     for g in range(G):
-        for field, expected in spec.transport_semi_dual(alpha[g], utility[g], capacity=2)._asdict().items():
-            assert_same(getattr(semi, field)[g], expected)
-        for field, expected in spec.transport_dual(alpha[g], beta[g], utility[g], capacity=2)._asdict().items():
-            assert_same(getattr(dual, field)[g], expected)
+        assert_same(got.order[g], specified(x[g], [2.0], mask[g], power=2).order)
+        assert_same(got.value[g], specified(x[g], [2.0], mask[g], power=2).value)
+    assert_same(mapped(x, scale=1.0).value, mapped(x, 1.0, None).value)
+    with pytest.raises(ShapeError, match="mask: 2 groups, but x has 3"):
+        mapped(x, 1.0, mask[:2])
+    with pytest.raises(TypeError, match="width"):
+        mapped(x, 1.0, width=3)
+
+
+def test_what_the_groups_give_becomes_one_result(rng):
+    def scalar(x: ArrayLike) -> Any:
+        return np.sum(x)
+
+    def metrics(x: ArrayLike) -> Any:
+        return {"sum": np.sum(x), "x": x}
+
+    def mask(x: ArrayLike) -> Any:
+        return x > 0
+
+    def mixture(x: ArrayLike) -> DenseRouting:
+        return Routing(x, 2 * x)
+
+    def sparse(x: ArrayLike) -> Routing:
+        return Routing(x, 2 * x)
+
+    def anywhere(x: Leading) -> Any:
+        return 2 * x
+
+    x = rng.standard_normal((G, T))
+    assert batched(scalar)(x) == pytest.approx(x.sum(axis=1).mean(), rel=1e-15)
+    assert batched(metrics)(x)["sum"] == pytest.approx(x.sum(axis=1).mean(), rel=1e-15)
+    np.testing.assert_allclose(batched(metrics)(x)["x"], x.mean(axis=0), rtol=1e-15)
+    assert batched(mask)(x).dtype == bool
+    assert batched(anywhere) is anywhere
+    dispatch = np.zeros((G, T, E, C))
+    dispatch[:, 1, 2, 0] = 1
+    assert isinstance(batched(mixture)(dispatch), B.SoftRouting)
+    routing = batched(sparse)(dispatch)
+    assert isinstance(routing, B.SlotRouting)
+    assert routing.token.dtype == np.int32
+    assert routing.token[0, 2].tolist() == [1, T]
+    assert routing.weight[0, 2].tolist() == [2, 0]
+    assert_same(routing.dense().combine, 2 * dispatch)
+
+
+def test_every_function_of_the_specification_is_here():
+    for name in spec.__all__:
+        if inspect.isfunction(getattr(spec, name)) and name != "slot_tokens":
+            assert callable(getattr(B, name))
 
 
 def test_projections_work_along_the_last_axis(rng):
@@ -75,73 +109,27 @@ def test_projections_work_along_the_last_axis(rng):
         assert_same(sparse[i], spec.project_sparse_simplex(values[i], nonzeros=2))
 
 
-@pytest.mark.parametrize("choices", [1, 2])
-def test_token_choice_by_slot(rng, choices):
-    scores, combine = rng.random((G, T, E)), rng.random((G, T, E))
-    order = np.stack([rng.permutation(T) for _ in range(G)])
-    routing = B.token_choice(scores, choices=choices, capacity=C, combine_scores=combine, order=order)
-    assert routing.token.dtype == routing.slot.dtype == np.int32
-    dense = routing.dense()
-    for g in range(G):
-        expected = spec.token_choice(scores[g], choices=choices, capacity=C, combine_scores=combine[g], order=order[g])
-        assert_same(dense.dispatch[g], expected.dispatch)
-        assert_same(dense.combine[g], expected.combine)
-        for t in range(T):
-            chosen = np.argsort(-scores[g, t])[:choices]
-            for expert, slot in zip(chosen, routing.slot[g, t], strict=True):
-                held = np.flatnonzero(expected.dispatch[t, expert])
-                assert slot == (expert * C + held[0] if len(held) else E * C)
+def test_selectors_of_a_static_gate_are_one_group(rng):
+    tokens, bias = rng.standard_normal((G, T, D)), rng.standard_normal(6)
+    codes = B.dselect_k_codes(tokens, bias, choices=2, experts=4)
+    assert (codes.codes.shape, codes.logits.shape) == ((2, 2), (2,))
+    selectors = B.dselect_k_selectors(codes.codes, experts=4)
+    assert B.dselect_k_entropy(selectors) == spec.dselect_k_entropy(selectors)
+    assert B.dselect_k_reachability(np.stack([[selectors]] * G)) == pytest.approx(
+        spec.dselect_k_reachability(selectors)
+    )
 
 
-def test_importance_score_choice_by_slot(rng):
-    scores, combine = rng.random((G, T, E)), rng.random((G, T, E))
-    options = {"choices": 2, "capacity": C, "drop": 0.4}
-    routing = B.importance_score_choice(scores, combine_scores=combine, **options)
-    dense = routing.dense()
-    for g in range(G):
-        expected = spec.importance_score_choice(scores[g], combine_scores=combine[g], **options)
-        assert_same(dense.dispatch[g], expected.dispatch)
-        assert_same(dense.combine[g], expected.combine)
-        for t in np.setdiff1d(np.arange(T), spec.importance_score_order(scores[g], drop=0.4)):
-            assert (routing.slot[g, t] == E * C).all()
-
-
-def test_expert_choice_by_slot(rng):
-    scores = np.maximum(rng.standard_normal((G, T, E)), 0)
-    routing = B.expert_choice(scores, capacity=4, drop_zero=True)
-    assert (routing.token == T).any()
-    assert (routing.weight[routing.token == T] == 0).all()
-    dense = routing.dense()
-    for g in range(G):
-        expected = spec.expert_choice(scores[g], capacity=4, drop_zero=True)
-        assert_same(dense.dispatch[g], expected.dispatch)
-        assert_same(dense.combine[g], expected.combine)
-
-
-def test_soft_routing_metrics_and_layer(rng):
-    tokens, slots = rng.standard_normal((G, T, D)), rng.standard_normal((D, E, C))
-    weights = {
-        "w1": rng.standard_normal((E, D, 7)),
-        "b1": rng.standard_normal((E, 7)),
-        "w2": rng.standard_normal((E, 7, D)),
-        "b2": rng.standard_normal((E, D)),
-    }
-    hard = B.token_choice(B.softmax_affinity(rng.standard_normal((G, T, E))), choices=1, capacity=C)
-    for routing in (B.soft_routing(tokens, slots, scale=2.0), hard):
-        outputs = B.moe_layer(tokens, routing, lambda inputs: B.expert_mlp(inputs, weights, gelu="erf"))
-        metrics = B.routing_metrics(routing)
-        each = [spec.Routing(*pair) for pair in zip(*routing.dense(), strict=True)]
-        for g in range(G):
-            expected = spec.moe_layer(tokens[g], each[g], lambda inputs: spec.expert_mlp(inputs, weights, gelu="erf"))
-            np.testing.assert_allclose(outputs[g], expected, rtol=1e-14, atol=1e-14)
-        for name, value in metrics.items():
-            np.testing.assert_allclose(value, np.mean([spec.routing_metrics(r)[name] for r in each], axis=0))
+def test_experts_are_used_that_have_a_token_in_some_group():
+    scores = np.zeros((2, 3, 4))
+    scores[0, :, 1] = scores[1, :, 3] = 1
+    routing = B.token_choice(scores, choices=1, capacity=2)
+    assert B.used_experts(routing).tolist() == [False, True, False, True]
 
 
 @pytest.mark.parametrize("name", B.ROUTERS)
 def test_routers_are_the_specifications(rng, name):
-    options = {"choices": router_inputs.choices(name), "z_weight": 0.1, "batch_priority": "max"}
-    config = spec.ROUTERS[name].configure(width=D, experts=E, tokens=T, **options)
+    config = router_inputs.options(name, width=D, experts=E, tokens=T, z_weight=0.1, batch_priority="max")
     params = spec.ROUTERS[name].init(rng, config)
     tokens, noise = rng.standard_normal((G, T, D)), router_inputs.noise(rng, name, config, G)
     train = name != "base"  # which in training needs a number of tokens that the experts divide
@@ -160,16 +148,12 @@ def test_routers_are_the_specifications(rng, name):
         assert sorted(values) == sorted(getattr(each[0], theirs))
         for key, value in values.items():
             np.testing.assert_allclose(value, np.mean([getattr(one, theirs)[key] for one in each], axis=0))
-
-
-def test_images_are_independent_in_attention_and_patches(rng):
-    query, key, value = (rng.standard_normal((G, n, 2, 3)) for n in (4, 5, 5))
-    together = B.attention(query, key, value)
-    images, kernel, bias = rng.standard_normal((G, 4, 6, 2)), rng.standard_normal((2, 2, 2, 3)), rng.standard_normal(3)
-    patches = B.patch_embed(images, kernel, bias)
-    for g in range(G):
-        np.testing.assert_allclose(together[g], spec.attention(query[g], key[g], value[g]), rtol=1e-13, atol=1e-14)
-        np.testing.assert_allclose(patches[g], spec.patch_embed(images[g], kernel, bias), rtol=1e-13, atol=1e-14)
+    together = spec.ROUTERS[name].bind(B).route(params, tokens, config, noise=noise, train=train)
+    for one, other in zip(together.routing.dense(), dense, strict=True):
+        assert_same(one, other)
+    assert list(together.losses) == list(output.losses)
+    for key, value in together.losses.items():
+        assert value == pytest.approx(output.losses[key], rel=1e-14)
 
 
 @pytest.mark.parametrize(
@@ -208,7 +192,7 @@ def test_from_numpy():
 
 def loss_of_a_layer(params, batch):
     """A router, experts and a loss: everything a model differentiates through."""
-    config = B.ROUTERS["softmax_token_choice"].configure(width=D, experts=E, tokens=T, choices=2)
+    config = B.ROUTERS["softmax_token_choice"].options(width=D, experts=E, tokens=T, choices=2)
     output = B.ROUTERS["softmax_token_choice"].route(params["router"], batch["tokens"], config, noise=batch["noise"])
     y = B.moe_layer(batch["tokens"], output.routing, lambda inputs: B.expert_mlp(inputs, params["experts"]))
     loss = B.mean(y * y) + sum(output.losses.values())

@@ -108,7 +108,7 @@ def test_every_function_traces_without_a_break():
     ],
 )
 def test_routers_trace_without_a_break(name, options):
-    config = B.ROUTERS[name].configure(width=WIDTH, experts=EXPERTS, tokens=12, **options)
+    config = B.ROUTERS[name].options(width=WIDTH, experts=EXPERTS, tokens=12, **options)
     params = B.from_numpy(B.ROUTERS[name].init(np.random.default_rng(0), config), "float64")
 
     def function(x):

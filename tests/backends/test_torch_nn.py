@@ -24,7 +24,9 @@ WIDTH, TOKENS = 8, 12
 
 
 def moe(router="softmax_token_choice", **options):
-    return modules.MoE(WIDTH, 16, 4, tokens=TOKENS, router=router, **{"z_weight": 0.1, **options})
+    known = getattr(B.ROUTERS.get(router), "Options", None)
+    weights = {"z_weight": 0.1} if hasattr(known, "z_weight") else {}
+    return modules.MoE(WIDTH, 16, 4, tokens=TOKENS, router=router, **{**weights, **options})
 
 
 class Block(nn.Module):
@@ -93,7 +95,7 @@ def test_places_are_those_of_the_image():
     assert module.router.tables.shape == (1, TOKENS)
     with pytest.raises(ShapeError, match=f"x: {TOKENS + 1} tokens .* {TOKENS} ids"):
         module(torch.randn(2, TOKENS + 1, WIDTH))
-    with pytest.raises(ConfigError, match="hashes=2"):
+    with pytest.raises(ConfigError, match=r"hashes: .* got 2"):
         moe("hash", hashes=2)
 
 
@@ -105,16 +107,26 @@ def test_tables_stay_as_they_are_in_sixteen_bits():
     assert torch.equal(module.to(torch.bfloat16).router.tables, tables)
 
 
+def test_options_are_those_of_the_router():
+    with pytest.raises(ConfigError, match=r"choices=7: soft_moe does not have this option; it has .*slots_per_expert"):
+        moe("soft_moe", choices=7)
+    with pytest.raises(ConfigError, match=r"jitter: .* got -1\.0"):
+        moe("switch", jitter=-1.0)
+    shown = moe("soft_moe", normalize=False).extra_repr()
+    assert "normalize=False" in shown
+    assert "choices" not in shown
+
+
 def test_equals_the_functions(x):
     """The module is the router and the layer, on groups of images."""
     module = moe(choices=2, group_images=2).eval()
     params = {"router": module.router.params(), "experts": module.experts.params()}
     tokens = x.reshape(2, 2 * TOKENS, WIDTH)
-    output = B.ROUTERS["softmax_token_choice"].route(params["router"], tokens, module.config)
+    output = B.ROUTERS["softmax_token_choice"].route(params["router"], tokens, module.options)
     y = B.moe_layer(tokens, output.routing, lambda inputs: B.expert_mlp(inputs, params["experts"]))
     assert torch.equal(module(x), y.reshape(x.shape))
     assert torch.equal(modules.auxiliary_loss(module), torch.stack(list(output.losses.values())).sum())
-    assert module.config.tokens == 2 * TOKENS
+    assert module.options.tokens == 2 * TOKENS
     assert set(output.losses) == {"importance", "z"}
 
 
@@ -143,7 +155,7 @@ def test_noise_only_in_training(x):
     assert "load" not in module.losses
 
 
-def test_other_numbers_of_tokens_and_faults(x):
+def test_other_numbers_of_tokens_and_invalid_arguments(x):
     for router in ("softmax_token_choice", "soft_moe"):
         assert moe(router)(torch.randn(2, 20, WIDTH)).shape == (2, 20, WIDTH)
     with pytest.raises(ShapeError, match=r"^x: 3 images"):
@@ -152,7 +164,7 @@ def test_other_numbers_of_tokens_and_faults(x):
         moe()(torch.randn(2, TOKENS, 7))
     with pytest.raises(ConfigError, match=r"^router: .* 'top_k'"):
         moe("top_k")
-    with pytest.raises(ConfigError, match=r"^capcity_factor=2.0: expected a field"):
+    with pytest.raises(ConfigError, match=r"^capcity_factor=2\.0: softmax_token_choice does not have"):
         moe(capcity_factor=2.0)
     with pytest.raises(ConfigError, match=r"^experts: expected at least 1, got 0"):
         modules.MoE(8, 16, 0, tokens=12)
@@ -290,7 +302,7 @@ def forward(backend, config, params, inputs, *, noise=None, train=False):
     tokens = inputs @ params["embedding"]["kernel"]
     block = params["blocks"]["0"]["moe"]
     router = backend.ROUTERS["softmax_token_choice"]
-    settings = router.configure(width=WIDTH, experts=4, tokens=tokens.shape[1], **config)
+    settings = router.options(width=WIDTH, experts=4, tokens=tokens.shape[1], **config)
     output = router.route({"kernel": block["kernel"]}, tokens, settings, noise=None if noise is None else noise[0])
     y = backend.moe_layer(tokens, output.routing, lambda slots: slots * block["w"][:, None])
     features = backend.mean(y, 1)

@@ -3,6 +3,7 @@
 import importlib
 
 import pytest
+import router_inputs
 
 torch = pytest.importorskip("torch")
 B = importlib.import_module("moespec.backends.torch")
@@ -130,12 +131,11 @@ class Sizes(TorchDispatchMode):
 
 
 def route(name, x, kernel):
-    choices = {"choices": 2} if "token_choice" in name else {}
-    config = B.ROUTERS[name].configure(width=8, experts=16, tokens=256, capacity_factor=1.0, **choices)
+    config = router_inputs.options(name, width=8, experts=16, tokens=256, capacity_factor=1.0)
     wanted = B.ROUTERS[name].noise(config)
     noise = None if wanted is None else torch.zeros(2, *wanted.shape)
     params = {"kernel": kernel, "noise_kernel": kernel}
-    return B.ROUTERS[name].route(params, x, config, noise=noise, train=True)
+    return B.ROUTERS[name].route(params, x, config, noise=noise, train=True), getattr(config, "choices", 1)
 
 
 @pytest.mark.parametrize("name", [name for name in B.ROUTERS if name not in ("soft_moe", "dselect_k", "hash")])
@@ -150,12 +150,11 @@ def test_nothing_of_size_tokens_experts_capacity(name, generator):
         "b2": torch.zeros(16, 8, requires_grad=True),
     }
     with Sizes() as recorded:
-        output = route(name, x, kernel)
+        output, choices = route(name, x, kernel)
         y = B.moe_layer(x, output.routing, lambda inputs: B.expert_mlp(inputs, mlp))
         (y.square().sum() + sum(output.losses.values())).backward()
     capacity = output.routing.token.shape[2]
     largest = max(recorded.sizes.values())
-    choices = 2 if "token_choice" in name else B.ROUTERS[name].defaults.get("choices", 1)
     # The one-hot rows of the cumulative sum, (G, K * T, E), are the largest; a dense routing has C as many.
     assert largest <= 2 * choices * 256 * 16 + 16, recorded.sizes
     assert largest < 2 * 256 * 16 * capacity / 8

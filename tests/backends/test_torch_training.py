@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 B = importlib.import_module("moespec.backends.torch")
 reference = importlib.import_module("moespec.backends.numpy")
 
-CONFIG = B.ROUTERS["softmax_expert_choice"].configure(width=3, experts=2, tokens=4, z_weight=0.01)
+CONFIG = B.ROUTERS["softmax_expert_choice"].options(width=3, experts=2, tokens=4, z_weight=0.01)
 OPTIMIZER = OptimizerConfig(weight_decay=0.1, clip=0.8, b2=0.99)
 
 

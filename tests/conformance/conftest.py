@@ -5,28 +5,32 @@ import sys
 
 import pytest
 
-from moespec.conformance import suite
 from moespec.conformance.__main__ import main
+from moespec.conformance.engine import suite
+from moespec.conformance.engine.generate import suite_text
 
 KEPT = ("token_choice/tied", "token_choice/gradient", "token_choice/negative_nan", "soft_routing/values")
-
-
-@pytest.fixture
-def vectors(tmp_path):
-    folder = tmp_path / "vectors"
-    for id in KEPT:
-        for suffix in (".json", ".safetensors"):
-            source = suite.VECTORS / f"{id}{suffix}"
-            if source.exists():
-                (folder / id).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy(source, folder / f"{id}{suffix}")
-    commit(folder)
-    return folder
+OVER_NUMPY = "from moespec.backends.numpy import *\nfrom moespec.backends import numpy\n"
 
 
 def commit(folder):
     """Makes the `suite.json` of the vectors as they are."""
-    (folder.parent / "suite.json").write_text(suite.suite_text(folder))
+    (folder.parent / "suite.json").write_text(suite_text(folder))
+
+
+def copied(folder, ids):
+    """A copy of some vectors, with a `suite.json`."""
+    for id in ids:
+        (folder / id).parent.mkdir(parents=True, exist_ok=True)
+        for path in suite.VECTORS.glob(f"{id}.*"):
+            shutil.copy(path, (folder / id).parent)
+    commit(folder)
+    return folder
+
+
+@pytest.fixture
+def vectors(tmp_path):
+    return copied(tmp_path / "vectors", KEPT)
 
 
 @pytest.fixture(name="commit")
@@ -34,20 +38,15 @@ def commit_(vectors):
     return lambda: commit(vectors)
 
 
-@pytest.fixture(scope="session")
-def count():
-    """The number of cases of an algorithm, of all kinds or of some."""
-    cases = suite.load()
-
-    def count_(algorithm, *kinds):
-        return sum(case.algorithm == algorithm and (not kinds or case.kind in kinds) for case in cases)
-
-    return count_
+@pytest.fixture(scope="session", name="copied")
+def copied_():
+    """Copies some vectors, with a `suite.json`, into a folder."""
+    return copied
 
 
 @pytest.fixture
 def run(capsys):
-    """Runs the command line; returns the exit status, what it printed, and what it said of errors."""
+    """Runs the command line; returns the exit status, what it printed, and its errors."""
 
     def run_(*arguments):
         try:
@@ -73,3 +72,9 @@ def target(tmp_path, monkeypatch):
         return name
 
     return target_
+
+
+@pytest.fixture
+def over_numpy(target):
+    """Makes a module that is the NumPy backend with what some text replaces, and returns its name."""
+    return lambda name, text: target(name, OVER_NUMPY + text)

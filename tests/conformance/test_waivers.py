@@ -3,25 +3,24 @@
 import json
 
 import pytest
+from committed import of
 
-from moespec.conformance import matrix, suite, waivers
-from moespec.conformance.report import Report, counts
-from moespec.conformance.results import CaseResult, Outcome
-from moespec.conformance.waivers import Waiver, WaiverError
+from moespec.conformance.engine import suite, waivers
+from moespec.conformance.engine.compare import Outcome
+from moespec.conformance.engine.waivers import Waiver, WaiverError
+from moespec.conformance.report import matrix
+from moespec.conformance.report.report import Report, counts
+from moespec.conformance.report.results import CaseResult
 
-IDS = {case.id for case in suite.load()}
+IDS = suite.ids()
 MODES = ("eager", "compiled", "files")
-LATE = (
-    "from moespec.backends.numpy import *\n"
-    "from moespec.backends import numpy\n"
-    "def z_loss(logits):\n"
-    "    return numpy.z_loss(logits) + 1 * (logits.shape[2] == 1)\n"
-)  # wrong where there is one expert
+LATE = "def z_loss(logits):\n    return numpy.z_loss(logits) + 1 * (logits.shape[2] == 1)\n"
+"""Wrong where there is one expert."""
 ENTRY = '[[waiver]]\ncase = "z_loss/one_expert"\nrevision = 1\nreason = "we add one"\n'
 
 
-def result(*states, id="z_loss/values", lane="f64", mode="eager"):
-    return CaseResult(id, id.split("/")[0], "value", lane, mode, [Outcome(f"s{i}", s) for i, s in enumerate(states)])
+def result(*states, id="z_loss/values", dtype="float64", mode="eager"):
+    return CaseResult(id, id.split("/")[0], "value", dtype, mode, [Outcome(f"s{i}", s) for i, s in enumerate(states)])
 
 
 def waiver(**fields):
@@ -30,8 +29,8 @@ def waiver(**fields):
 
 def test_a_failure_is_waived_and_counted_as_skipped():
     for failing in (("pass", "fail"), ("error",), ("fail", "error", "not implemented")):
-        ((waived,), faults) = waivers.apply([waiver()], [result(*failing)])
-        assert (waived.state, faults) == ("waived", [])
+        ((waived,), problems) = waivers.apply([waiver()], [result(*failing)])
+        assert (waived.state, problems) == ("waived", [])
         assert counts([waived]) == (0, 0, 1)
 
 
@@ -41,39 +40,39 @@ def test_the_reason_and_the_place_of_the_failure_are_kept():
     assert [outcome.state for outcome in waived.outcomes] == ["waived", "pass", "waived"]
     assert "w1/1" in matrix.table([waived], ["z_loss"])
     (line,) = matrix.skips(Report("target", "x", "", [waived]))
-    assert line == "   1 skipped, f64 eager: waived: known (first at s1: )"
+    assert line == "   1 skipped, float64 eager: waived: known (first at s1: )"
 
 
 def test_a_waived_case_that_passes_fails():
-    ((found,), faults) = waivers.apply([waiver()], [result("pass")])
-    assert (found.state, found.first.stage, faults) == ("fail", "waiver", [])
+    ((found,), problems) = waivers.apply([waiver()], [result("pass")])
+    assert (found.state, found.first.stage, problems) == ("fail", "waiver", [])
     assert found.first.message == "passes, and is waived: known"
 
 
 @pytest.mark.parametrize("state", ["not implemented", "inconclusive", "unchecked"])
 def test_what_is_skipped_anyway_is_not_waived(state):
     results = [result(state)]
-    found, faults = waivers.apply([waiver()], results)
+    found, problems = waivers.apply([waiver()], results)
     assert found == results
-    assert faults == ["the waiver of z_loss/values matches nothing that fails"]
+    assert problems == ["the waiver of z_loss/values matches nothing that fails"]
 
 
-def test_a_waiver_covers_its_lane_and_mode_only():
-    both = [result("fail"), result("fail", lane="f32"), result("fail", mode="compiled")]
-    found, faults = waivers.apply([waiver(lane="f32", mode="eager")], both)
+def test_a_waiver_covers_its_dtype_and_mode_only():
+    both = [result("fail"), result("fail", dtype="float32"), result("fail", mode="compiled")]
+    found, problems = waivers.apply([waiver(dtype="float32", mode="eager")], both)
     assert [r.state for r in found] == ["fail", "waived", "fail"]
-    found, faults = waivers.apply([waiver()], both)
+    found, problems = waivers.apply([waiver()], both)
     assert [r.state for r in found] == ["waived"] * 3
-    found, faults = waivers.apply([waiver(mode="compiled")], [result("fail"), result("pass", mode="compiled")])
+    found, problems = waivers.apply([waiver(mode="compiled")], [result("fail"), result("pass", mode="compiled")])
     assert [r.state for r in found] == ["fail", "fail"]
-    assert not faults
+    assert not problems
 
 
-def test_a_waiver_for_what_was_not_run_is_a_fault():
-    found, faults = waivers.apply([waiver(lane="bf16")], [result("fail")])
+def test_a_waiver_for_a_dtype_that_was_not_run_is_a_problem():
+    found, problems = waivers.apply([waiver(dtype="bfloat16")], [result("fail")])
     assert [r.state for r in found] == ["fail"]
-    assert faults == ["the waiver of z_loss/values [bf16] matches nothing that fails"]
-    assert Report("target", "x", "", found, faults=faults).counts == (0, 2, 0)
+    assert problems == ["the waiver of z_loss/values [bfloat16] matches nothing that fails"]
+    assert Report("target", "x", "", found, problems=problems).counts == (0, 2, 0)
 
 
 def test_no_waivers_change_nothing(tmp_path):
@@ -86,10 +85,10 @@ def test_no_waivers_change_nothing(tmp_path):
 
 def test_what_a_file_says(tmp_path):
     path = tmp_path / "waivers.toml"
-    path.write_text(ENTRY + ENTRY.replace("one_expert", "values") + 'lane = "bf16"\nmode = "files"\n')
+    path.write_text(ENTRY + ENTRY.replace("one_expert", "values") + 'dtype = "bf16"\nmode = "files"\n')
     one, other = waivers.read(path, IDS, MODES)
     assert one == Waiver("z_loss/one_expert", 1, "we add one")
-    assert (other.case, other.lane, other.mode) == ("z_loss/values", "bf16", "files")
+    assert (other.case, other.dtype, other.mode) == ("z_loss/values", "bfloat16", "files")
 
 
 @pytest.mark.parametrize(
@@ -99,7 +98,7 @@ def test_what_a_file_says(tmp_path):
         ('waiver = "z_loss/one_expert"', "expected only [[waiver]] entries"),
         (ENTRY + "[other]\n", "holds 'other', expected only [[waiver]] entries"),
         ("waiver = [3]", "waiver 1: 3, expected a table"),
-        (ENTRY + 'owner = "me"\n', "waiver 1: unknown key 'owner'; expected case, revision, reason, lane, mode"),
+        (ENTRY + 'owner = "me"\n', "waiver 1: unknown key 'owner'; expected case, revision, reason, dtype, mode"),
         (ENTRY.replace("reason", "because"), "waiver 1: unknown key 'because'"),
         (ENTRY.replace("revision = 1\n", ""), "waiver 1: 'revision' is missing"),
         ("[[waiver]]\n", "waiver 1: 'case' is missing"),
@@ -110,11 +109,12 @@ def test_what_a_file_says(tmp_path):
         (ENTRY.replace("= 1", "= 2"), "waiver 1: z_loss/one_expert has revision 1 now, and the waiver 2"),
         (ENTRY.replace("one_expert", "*"), "waiver 1: there is no case 'z_loss/*'"),
         (ENTRY.replace("z_loss/one_expert", "z_loss"), "waiver 1: there is no case 'z_loss'"),
-        (ENTRY + 'lane = "f16"\n', "waiver 1: unknown lane 'f16'; expected f64, f32, bf16"),
+        (ENTRY + 'dtype = "f16"\n', "waiver 1: unknown dtype 'f16'; expected float64, float32, bfloat16"),
+        (ENTRY + 'lane = "f64"\n', "waiver 1: the key lane is called dtype now"),
         (ENTRY + 'mode = "fast"\n', "waiver 1: unknown mode 'fast'; expected eager, compiled, files"),
         (ENTRY + ENTRY, "waiver 2: z_loss/one_expert is waived twice"),
-        (ENTRY + ENTRY + 'lane = "f64"\n', "waiver 2: z_loss/one_expert [f64] is waived twice"),
-        (ENTRY + 'lane = "f64"\n' + ENTRY + 'mode = "eager"\n', "waiver 2: z_loss/one_expert [eager] is waived twice"),
+        (ENTRY + ENTRY + 'dtype = "f64"\n', "waiver 2: z_loss/one_expert [float64] is waived twice"),
+        (ENTRY + 'dtype = "f64"\n' + ENTRY + 'mode = "eager"\n', "waiver 2: z_loss/one_expert [eager] is waived twice"),
         ("[[waiver]]\ncase = '''\udcff'''\n".encode("utf-8", "surrogateescape"), "UnicodeDecodeError"),
     ],
 )
@@ -128,24 +128,25 @@ def test_a_wrong_file_stops_the_run(run, tmp_path, text, said):
     assert len(str(caught.value).splitlines()) == 1
 
 
-def test_the_command_line(run, target, tmp_path):
-    path, report = tmp_path / "waivers.toml", tmp_path / "report.json"
-    options = ("run", "--target", target("adds_one", LATE), "--lane", "f64", "--algorithm", "z_loss", "--waivers", path)
+def test_the_command_line(run, over_numpy, tmp_path):
+    path, report, total = tmp_path / "waivers.toml", tmp_path / "report.json", len(of("z_loss"))
+    dtype = ("--dtype", "f64")
+    options = ("run", "--target", over_numpy("adds_one", LATE), "--algorithm", "z_loss", "--waivers", path)
     path.write_text(ENTRY)
-    assert run(*options)[1].splitlines()[-1] == "8 passed, 0 failed, 1 skipped"
+    assert run(*options, *dtype)[1].splitlines()[-1] == f"{total - 1} passed, 0 failed, 1 skipped"
     path.write_text(ENTRY.replace("one_expert", "values"))
+    status, printed, _ = run(*options, *dtype, "--report", report)
+    assert status == 1
+    assert "FAIL z_loss/values [float64 eager] first at waiver\n    passes, and is waived: we add one" in printed
+    assert printed.splitlines()[-1] == f"{total - 2} passed, 2 failed, 0 skipped"
+    path.write_text(ENTRY + ENTRY.replace("one_expert", "gradient") + 'dtype = "float32"\n')
+    assert run(*options, *dtype)[0] == 0  # the second is for a dtype that was not chosen
     status, printed, _ = run(*options, "--report", report)
     assert status == 1
-    assert "FAIL z_loss/values [f64 eager] first at waiver\n    passes, and is waived: we add one" in printed
-    assert printed.splitlines()[-1] == "7 passed, 2 failed, 0 skipped"
-    path.write_text(ENTRY + ENTRY.replace("one_expert", "gradient") + 'lane = "f32"\n')
-    assert run(*options)[0] == 0  # the second is for a lane that was not asked for
-    status, printed, _ = run(*[o for o in options if o not in ("--lane", "f64")], "--report", report)
-    assert status == 1
-    assert "FAIL the waiver of z_loss/gradient [f32] matches nothing that fails" in printed
+    assert "FAIL the waiver of z_loss/gradient [float32] matches nothing that fails" in printed
     assert json.loads(report.read_text())["failed"] == 1
     path.write_text(ENTRY.replace("= 1", "= 3"))
-    status, printed, said = run(*options)
+    status, printed, said = run(*options, *dtype)
     assert (status, printed) == (2, "")
     assert "revision" in said
 
@@ -161,7 +162,7 @@ def test_files_are_waived_too(run, tmp_path):
     (tmp_path / "out/z_loss/one_expert.safetensors").write_bytes(b"damaged")
     path = tmp_path / "waivers.toml"
     path.write_text(ENTRY + 'mode = "files"\n')
-    status, printed, _ = run("judge", tmp_path / "out", "--algorithm", "z_loss", "--waivers", path)
+    status, printed, _ = run("check", tmp_path / "out", "--algorithm", "z_loss", "--waivers", path)
     assert status == 1  # nothing passes
-    assert printed.splitlines()[-1] == "0 passed, 0 failed, 9 skipped"
-    assert "f64 files: waived: we add one (first at file: " in printed
+    assert printed.splitlines()[-1] == f"0 passed, 0 failed, {len(of('z_loss'))} skipped"
+    assert "float64 files: waived: we add one (first at file: " in printed

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from moespec.models import cli, resolve
-from moespec.models.config import Config, ModelConfig, TrainingConfig
-from moespec.models.rundirectory import RunDirectory
-from moespec.models.train import train
+from moespec.models import cli
+from moespec.models.training import resolve
+from moespec.models.training.config import Config, ModelConfig, TrainingConfig
+from moespec.models.training.rundirectory import RunDirectory
+from moespec.models.training.train import train
 
 
 class Runs:

@@ -15,7 +15,7 @@ import moespec.backends.numpy as reference
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.models import mixer, sparse_mlp, vit
 from moespec.models.families import family
-from moespec.models.schedules import cosine
+from moespec.models.training.schedules import cosine
 
 STEPS, IMAGES = 20, 2
 OPTIMIZER = OptimizerConfig(weight_decay=0.05, clip=1.0)
@@ -23,10 +23,10 @@ TINY = {"image_size": 4, "patch_size": 2, "channels": 1, "classes": 3, "width": 
 
 
 @contextlib.contextmanager
-def backend(name, lane):
+def backend(name, dtype):
     """The backend module, with float64 allowed where that needs saying."""
     module = importlib.import_module(f"moespec.backends.{name}") if name == "numpy" else _framework(name)
-    if name == "jax" and lane == "float64":
+    if name == "jax" and dtype == "float64":
         with importlib.import_module("jax").enable_x64(True):
             yield module
     else:
@@ -217,11 +217,11 @@ def expected_training(router):
 
 
 @pytest.mark.parametrize("router", ["soft_moe", "softmax_token_choice"])
-@pytest.mark.parametrize(("lane", "tolerance"), [("float64", 1e-9), ("float32", 1e-4)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-9), ("float32", 1e-4)])
 @pytest.mark.parametrize("name", ["jax", "torch"])
-def test_twenty_steps_of_training(name, lane, tolerance, router):
-    with backend(name, lane) as B:
-        params, losses = trained(B, config_of(router), lane)
+def test_twenty_steps_of_training(name, dtype, tolerance, router):
+    with backend(name, dtype) as B:
+        params, losses = trained(B, config_of(router), dtype)
     expected, expected_losses = expected_training(router)
     assert relative(expected, vit.init(config_of(router), seed=3)) > 1e-2  # something was learnt
     assert relative(params, expected) < tolerance

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from moespec.models import checkpoint
-from moespec.models.checkpoint import Checkpoint
 from moespec.models.errors import CheckpointError
+from moespec.models.training import checkpoint
+from moespec.models.training.checkpoint import Checkpoint
 
 SHAPES = {"head": {"kernel": (3, 2), "bias": (2,)}, "scale": ()}
 RECORD = {

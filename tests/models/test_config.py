@@ -1,23 +1,27 @@
 """Configurations: every field in TOML and on the command line, the command line wins, and mistakes are named."""
 
+import ast
+import math
+import re
 import subprocess
 import sys
+import tomllib
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 import pytest
 
-from moespec.models import cli, configfile
-from moespec.models.config import Config, ModelConfig, RouterOptions, ScheduleConfig, TrainingConfig
-from moespec.models.configfile import differences, dump, find_recipe, read, recipes
-from moespec.models.datasets import load
+from moespec.models import cli, vit
+from moespec.models.data.datasets import load
 from moespec.models.mixer import MixerConfig
-from moespec.models.resolve import choose_backend, model_config, resolve, schedule
 from moespec.models.sparse_mlp import SparseMlpConfig
+from moespec.models.training import configfile
+from moespec.models.training.config import Config, ModelConfig, ScheduleConfig, TrainingConfig
+from moespec.models.training.configfile import differences, dump, find_recipe, read, recipes
+from moespec.models.training.resolve import choose_backend, model_config, resolve, schedule
 from moespec.models.vit import VitConfig
 from moespec.spec.errors import ConfigError
 from moespec.spec.routers import ROUTERS
-from moespec.spec.routing import RouterConfig
 
 
 def names(kind: type) -> set[str]:
@@ -27,24 +31,91 @@ def names(kind: type) -> set[str]:
 def parse(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Config:
     """The configuration that `moespec train` with these arguments would run."""
     seen: list[Config] = []
-    from moespec.models import commands
+    from moespec.models.commandline import commands
 
     monkeypatch.setattr(commands, "train_command", lambda config, run, resume: seen.append(config))
     assert cli.main(["train", *arguments]) == 0
     return seen[0]
 
 
-def test_every_field_of_the_model_and_the_router_can_be_set() -> None:
+def test_every_field_of_the_model_can_be_set() -> None:
     assert names(ModelConfig) - {"name"} == names(VitConfig) | names(MixerConfig) | names(SparseMlpConfig)
-    assert names(RouterOptions) == names(RouterConfig) - {"width", "experts", "tokens", "ids"}
+
+
+@pytest.mark.parametrize("router", ROUTERS)
+def test_the_options_of_a_router_are_those_that_no_model_decides(router: str) -> None:
+    section = ModelConfig(router=router).router_options
+    assert names(type(section)) == names(ROUTERS[router].Options) - {"width", "experts", "tokens", "ids"}
+    chosen = model_config(ModelConfig(router=router, experts=2))
+    assert isinstance(chosen, VitConfig)
+    plain = vit.router_config(replace(chosen, router_options={}))
+    assert vit.router_config(chosen) == plain, "the defaults of the section are those of the router"
+
+
+def test_a_change_of_the_router_changes_the_options() -> None:
+    first = ModelConfig(router="softmax_token_choice", router_options={"capacity_factor": 2.0})
+    second = replace(first, router="softmax_expert_choice")
+    assert names(type(second.router_options)) != names(type(first.router_options))
+    assert asdict(second.router_options)["capacity_factor"] == 2.0
+    with pytest.raises(ConfigError, match=r"model\.router_options\.capacity_factor=2\.0: dselect_k does not have"):
+        replace(first, router="dselect_k")
+
+
+WRONG_OPTIONS = [
+    ("soft_moe", "choices", "7", r"=7: soft_moe does not have this option; it has capacity_factor, rounding, "),
+    ("switch", "jitter", "-1", "=-1(.0)?: expected a finite number of at least 0"),
+    ("softmax_token_choice", "load_weight", "nan", "=nan: expected a finite number of at least 0"),
+    ("softmax_token_choice", "choices", "0", "=0: expected an integer of at least 1"),
+    ("softmax_token_choice", "multiple_of", "1.5", r"=1\.5: expected (an integer|int)"),
+    ("softmax_token_choice", "batch_priority", "mean", "='mean': expected one of 'none', 'max', 'sum'"),
+    ("soft_moe", "normalize", "3", "=3: expected (True or False|bool)"),
+]
+
+
+@pytest.mark.parametrize(("router", "name", "value", "message"), WRONG_OPTIONS)
+def test_wrong_options(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], router: str, name: str, value: str, message: str
+) -> None:
+    """In Python, in a TOML file and on the command line: before anything is loaded or written, in one line."""
+    message = rf"model\.router_options\.{name}{message}"
+    text = f"'{value}'" if value.isalpha() and value != "nan" else value
+    with pytest.raises(ConfigError, match=message):
+        ModelConfig(router=router, router_options={name: {"nan": math.nan}.get(value) or ast.literal_eval(text)})
+    file = tmp_path / "wrong.toml"
+    file.write_text(f"[model]\nrouter = '{router}'\n[model.router_options]\n{name} = {text}")
+    with pytest.raises(ConfigError, match=rf"wrong\.toml: {message}"):
+        read(file)
+    flag = f"--model.router-options.{name.replace('_', '-')}"
+    for flags in ([flag, value], [f"{flag}={value}"]):
+        given = ["train", "--data", "idx", "--data.path", "/nowhere", "--run", str(tmp_path / "run")]
+        assert cli.main([*given, "--router", router, *flags]) == 2
+        shown = capsys.readouterr().err
+        assert re.fullmatch(rf"moespec: {message}.*\n", shown), shown
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_the_router_of_the_command_line_wins_over_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the file sets is taken over; options in a file that names no router are those of this one."""
+    file = tmp_path / "c.toml"
+    file.write_text("[model]\nrouter = 'softmax_token_choice'\n[model.router_options]\nchoices = 2\nrounding = 'round'")
+    config = parse(monkeypatch, "--config", str(file), "--model.router-options.choices", "3")
+    assert asdict(config.model.router_options)["choices"] == 3
+    assert asdict(config.model.router_options)["rounding"] == "round"
+    config = parse(monkeypatch, "--config", str(file), "--router=sinkhorn_token_choice")
+    assert config.model.router == "sinkhorn_token_choice"
+    assert asdict(config.model.router_options)["choices"] == 2
+    assert asdict(config.model.router_options)["importance_weight"] == 0.0, "a default of the other router is not taken"
+    assert cli.main(["train", "--config", str(file), "--router", "soft_moe"]) == 2
+    file.write_text("[model.router_options]\nchoices = 2")
+    config = parse(monkeypatch, "--config", str(file), "--router", "softmax_token_choice")
+    assert asdict(config.model.router_options)["choices"] == 2
 
 
 def test_toml_round_trip(tmp_path: Path) -> None:
     config = replace(Config(), backend="torch", schedule=ScheduleConfig(name="rsqrt", cooldown=5, timescale=7.5))
     config = replace(config, optimizer=replace(config.optimizer, clip=None), model=ModelConfig(qk_norm=True, depth=3))
-    config = replace(
-        config, model=replace(config.model, router_options=RouterOptions(batch_priority="none", choices=2))
-    )
+    options = {"batch_priority": "none", "choices": 2, "eval_capacity_factor": 2.0}
+    config = replace(config, model=replace(config.model, router="softmax_token_choice", router_options=options))
     (tmp_path / "c.toml").write_text(dump(config))
     assert read(tmp_path / "c.toml") == config
     assert Config().optimizer.clip is not None, "so that the None above had to be written"
@@ -58,12 +129,12 @@ def test_a_resolved_configuration_says_everything(tmp_path: Path, name: str, kin
     resolved = resolve(replace(Config(), model=ModelConfig(name=name)), load("digits"), "jax")
     left = {key for key, value in configfile._flat(asdict(resolved)).items() if value is None}
     others = {f"model.{key}" for key in names(ModelConfig) - names(kind) - {"name"}}
-    others |= {f"model.router_options.{key}" for key in ("slots_per_expert", "eval_capacity_factor")}  # None is a value
-    if "model.router_options" in others:
-        others |= {f"model.router_options.{key}" for key in names(RouterOptions)} - {"model.router_options"}
-    if kind is SparseMlpConfig:
-        others.add("model.router_options.choices")  # a field of the model, one for each kind of layer
-    assert left == {"schedule.cooldown", "schedule.timescale", "schedule.end", *others} - {"model.router_options"}
+    if kind is not MixerConfig:  # None is a value
+        others |= {f"model.router_options.{key}" for key in ("slots_per_expert", "eval_capacity_factor")}
+    if kind is VitConfig:  # the slots of Soft MoE are parameters
+        others.remove("model.router_options.eval_capacity_factor")
+    others.discard("model.router_options")
+    assert left == {"schedule.cooldown", "schedule.timescale", "schedule.end", *others}
     assert isinstance(model_config(resolved.model), kind)
     (tmp_path / "c.toml").write_text(dump(resolved))
     assert resolve(read(tmp_path / "c.toml"), load("digits"), "jax") == resolved
@@ -75,8 +146,11 @@ def test_a_resolved_configuration_says_everything(tmp_path: Path, name: str, kin
     [
         ("[optimizer]\nweight_decy = 1", r"unknown key 'optimizer\.weight_decy'; near it: optimizer\.weight_decay"),
         ("[modle]\ndepth = 1", "unknown key 'modle'; near it: model"),
-        ("[model.router_options]\ncapacity = 1", r"near it: model\.router_options\.capacity_factor"),
-        ("[training]\nsteps = 1.5", r"training\.steps=1\.5: expected int"),
+        (
+            "[model.router_options]\ncapacity = 1",
+            r"model\.router_options\.capacity=1: soft_moe does not have this option; it has capacity_factor",
+        ),
+        ("[training]\nsteps = 1.5", r"training\.steps=1\.5: expected (an integer|int)"),
         ("[training]\nsteps = true", r"training\.steps=True: expected int"),
         ("[schedule]\npeak = 'high'", r"schedule\.peak='high': expected float"),
         ("[model]\npool = 'max'", r"model\.pool='max': expected one of 'gap', 'token', 'map' or 'none'"),
@@ -111,7 +185,20 @@ def test_every_field_is_an_option(capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr().out
     for key in configfile._flat(asdict(Config())):
         assert f"--{key.replace('_', '-')}" in shown, key
+    assert "router-options.choices " not in shown
     assert f"default: {TrainingConfig().steps}" in shown
+
+
+@pytest.mark.parametrize("router", ROUTERS)
+def test_help_shows_the_options_of_the_chosen_router(router: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["train", "--help", "--router", router])
+    shown = " ".join(re.sub(r"[│─╭╮╰╯]", "", capsys.readouterr().out).split())
+    options = set(re.findall(r"--model\.router-options\.([\w-]+)", shown))
+    assert {name.replace("-", "_") for name in options} == names(type(ModelConfig(router=router).router_options))
+    assert not options or f"Options of the router {router}." in shown
+    if "choices" in options:
+        assert "experts K that a token chooses" in shown or "selectors K, each of which" in shown
 
 
 def test_resume_takes_the_configuration_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,19 +232,10 @@ def test_recipes() -> None:
             "router='soft_moe' is not a field",
         ),
         (
-            replace(Config(), model=ModelConfig(name="mixer_tiny", router_options=RouterOptions(choices=2))),
-            r"router_options=\{'choices': 2\} is not a field",
-        ),
-        (
             replace(Config(), model=ModelConfig(name="sparse_mlp_tiny", router="soft_moe")),
             "router='soft_moe': expected one of importance_score, softmax_token_choice",
         ),
-        (
-            replace(Config(), model=ModelConfig(name="sparse_mlp_tiny", router_options=RouterOptions(choices=2))),
-            r"router_options\['choices'\]=2",
-        ),
         (replace(Config(), model=ModelConfig(name="sparse_mlp_tiny", group_size=100)), "group_size=100"),
-        (replace(Config(), model=ModelConfig(router="soft")), "'soft'"),
         (replace(Config(), model=ModelConfig(group_images=3)), "group_images=3"),
         (replace(Config(), schedule=ScheduleConfig(cooldown=3)), "cooldown=3 does not concern the schedule 'cosine'"),
         (replace(Config(), schedule=ScheduleConfig(warmup=1500)), "warmup=1500"),
@@ -166,6 +244,17 @@ def test_recipes() -> None:
 def test_configurations_without_meaning(config: Config, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         resolve(config, load("digits"), "jax")
+
+
+def test_a_router_that_there_is_not() -> None:
+    with pytest.raises(ConfigError, match=r"model\.router='soft': expected one of"):
+        ModelConfig(router="soft")
+
+
+@pytest.mark.parametrize("name", ["mixer_tiny", "sparse_mlp_tiny"])
+def test_options_that_a_model_does_not_leave_open(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"model\.router_options\.choices=2: .* does not have this option"):
+        ModelConfig(name=name, router_options={"choices": 2})  # type: ignore[arg-type]
 
 
 def test_schedule() -> None:
@@ -242,6 +331,25 @@ def test_a_value_out_of_range_on_the_command_line(capsys: pytest.CaptureFixture[
         cli.main(["train", "--data.crop-padding", "-1"])
     assert end.value.code == 2
     assert "data.crop_padding=-1: expected at least 0" in capsys.readouterr().err
+
+
+def test_a_file_says_how_it_is_written(tmp_path: Path) -> None:
+    text = dump(Config())
+    assert tomllib.loads(text)["format"] == 2
+    assert set(tomllib.loads(text)["model"]["router_options"]) <= names(type(Config().model.router_options))
+    (tmp_path / "c.toml").write_text(text.replace("format = 2", "format = 3"))
+    with pytest.raises(ConfigError, match=r"c\.toml: format=3: expected 2"):
+        read(tmp_path / "c.toml")
+
+
+def test_a_new_file_may_not_have_the_options_of_all_routers(tmp_path: Path) -> None:
+    """Which a file of version 0.1, without a format, has; see `test_old_runs`."""
+    old = (Path(__file__).parent / "runs_0_1/jax_soft_moe/config.toml").read_text()
+    (tmp_path / "c.toml").write_text(old)
+    assert read(tmp_path / "c.toml").model.router_options == ModelConfig(router="soft_moe").router_options
+    (tmp_path / "c.toml").write_text(f"format = 2\n{old}")
+    with pytest.raises(ConfigError, match=r"model\.router_options\.choices=1: soft_moe does not have this option"):
+        read(tmp_path / "c.toml")
 
 
 TITLES = ("source", "balances", "cost", "drops")

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from moespec.models.datasets import held_out, load
+from moespec.models.data.dataset import held_out
+from moespec.models.data.datasets import load
 from moespec.models.errors import DataError
 from moespec.spec.errors import ConfigError
 

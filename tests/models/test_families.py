@@ -11,9 +11,9 @@ import pytest
 from PIL import Image
 
 from moespec.models import cli, families, list_models
-from moespec.models.inspection import make_route, squarest
-from moespec.models.resolve import load_backend
-from moespec.models.runlog import read_log
+from moespec.models.commandline.inspection import make_route, squarest
+from moespec.models.training.resolve import load_backend
+from moespec.models.training.runlog import read_log
 from moespec.spec.errors import ConfigError
 
 SHORT = (

@@ -8,13 +8,17 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from moespec.models import checkpoint, cli, families, hash_tables, layers, resolve, vit
-from moespec.models.config import Config, HashConfig, ModelConfig, RouterOptions
+from moespec.models import cli, families, vit
 from moespec.models.errors import CheckpointError, DataError
-from moespec.models.resolve import model_config
-from moespec.models.rundirectory import RunDirectory
-from moespec.models.savestate import trained_params
-from moespec.models.token_ids import KINDS
+from moespec.models.hashing import tables as hash_tables
+from moespec.models.hashing.options import HashConfig
+from moespec.models.hashing.token_ids import KINDS
+from moespec.models.router_options import settings
+from moespec.models.training import checkpoint, resolve
+from moespec.models.training.config import Config, ModelConfig
+from moespec.models.training.resolve import model_config
+from moespec.models.training.rundirectory import RunDirectory
+from moespec.models.training.savestate import trained_params
 from moespec.spec.errors import ConfigError
 
 
@@ -57,7 +61,7 @@ def test_ids_of_every_kind_reach_the_model(runs, kind: str) -> None:  # type: ig
 
 
 def test_several_hashes_are_random(runs) -> None:  # type: ignore[no-untyped-def]
-    options = RouterOptions(hashes=2)
+    options = {"hashes": 2}
     tables = made(resolved(runs, router_options=options)).tables
     assert tables.shape == (2, 8)
     assert not np.array_equal(*tables)
@@ -129,7 +133,7 @@ def test_constants_stay_through_training_and_go_from_one_backend_to_another(runs
 
 @pytest.mark.parametrize("expert", [-1, 99, 0.5, np.nan])
 def test_a_table_of_experts_that_there_are_not(runs, tmp_path: Path, expert: float) -> None:  # type: ignore[no-untyped-def]
-    """A checkpoint with the right checksums, whose table is wrong, is refused."""
+    """A checkpoint with the right checksums, whose table is wrong, is rejected."""
     config = replace(runs.config, model=replace(runs.config.model, router="hash", codes=8))
     run = tmp_path / "run"
     runs.train(run, "torch", replace(config, hash=HashConfig(images=300)))
@@ -142,7 +146,7 @@ def test_a_table_of_experts_that_there_are_not(runs, tmp_path: Path, expert: flo
     found.state["params"]["blocks"]["1"]["moe"]["router"]["tables"][0, 3] = expert
     shutil.rmtree(directory.checkpoints)
     checkpoint.write(directory.checkpoints, found, keep=1)
-    with pytest.raises(CheckpointError, match="tables must hold integers from 0 to"):
+    with pytest.raises(CheckpointError, match="tables of block 1 must hold integers from 0 to"):
         trained_params(directory, saved)
 
 
@@ -165,7 +169,7 @@ def test_constants_do_not_count() -> None:
         ({"codes": 0}, "codes=0"),
     ],
 )
-def test_models_that_are_refused(fields: dict, message: str) -> None:
+def test_models_that_are_rejected(fields: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         vit.named("vit_tiny", **{"moe": "last_half", "router": "hash", "experts": 4, **fields})
 
@@ -176,13 +180,13 @@ def test_the_digits_have_fewer_codes() -> None:
     assert ModelConfig().codes is None
 
 
-def test_a_router_that_needs_ids_is_refused_where_there_are_none() -> None:
-    """Places are no ids of channels, and Sparse-MLP's tokens are mixtures of patches."""
-    with pytest.raises(ConfigError, match=r"router='hash' needs token ids"):
-        layers.router_settings("hash", {}, width=4, experts=2, tokens=8)
+def test_a_router_that_needs_ids_is_rejected_where_there_are_none() -> None:
+    """Places are not ids of channels, and Sparse-MLP's tokens are mixtures of patches."""
+    with pytest.raises(ConfigError, match=r"router='hash' needs ids"):
+        settings("hash", {}, width=4, experts=2, tokens=8)
     with pytest.raises(ConfigError, match=r"router='hash'"):
         families.of_name("sparse_mlp_tiny").named("sparse_mlp_tiny", router="hash")
     with pytest.raises(ConfigError, match=r"router='hash'"):
         families.of_name("mixer_tiny").named("mixer_tiny", router="hash")
-    with pytest.raises(ConfigError, match=r"router_options\['hashes'\]=2"):
+    with pytest.raises(ConfigError, match=r"router_options\.hashes=2"):
         families.of_name("sparse_mlp_tiny").named("sparse_mlp_tiny", router_options={"hashes": 2})

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from moespec.models import cli, resolve, vit
-from moespec.models.inspection import UNSERVED, BlockRouting, draw, main_experts, make_route
-from moespec.models.report import png
-from moespec.models.rundirectory import RunDirectory
-from moespec.models.savestate import trained_params
+from moespec.models import cli, vit
+from moespec.models.commandline.inspection import UNASSIGNED, BlockRouting, draw, main_experts, make_route
+from moespec.models.commandline.report import png
+from moespec.models.training import resolve
+from moespec.models.training.rundirectory import RunDirectory
+from moespec.models.training.savestate import trained_params
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def test_main_expert() -> None:
     picture = main_experts(BlockRouting("0", weights, np.zeros((2, 2, 2, 1)), False), red_and_blue)
     assert picture[0, 0].tolist() == [0, 0, 1], "one expert alone: its pure colour"
     assert picture[1, 1].tolist() == [1, 0, 0]
-    assert picture[1, 0].tolist() == list(UNSERVED)
+    assert picture[1, 0].tolist() == list(UNASSIGNED)
     np.testing.assert_allclose(picture[0, 1], [1, 0.375, 0.375], err_msg="half and half: paler")
 
 
@@ -100,7 +101,7 @@ def test_evaluate_repeats_the_run_s_last_evaluation(runs, backend: str, capsys) 
     capsys.readouterr()
     assert cli.main(["evaluate", str(run)]) == 0
     shown = capsys.readouterr().out
-    from moespec.models.runlog import read_log
+    from moespec.models.training.runlog import read_log
 
     last = read_log(run, "evaluation")[-1]
     assert f"validation accuracy {last['accuracy']:.4f}" in shown

@@ -20,6 +20,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from moespec.models import interop, vit
+from moespec.models.interop.layouts import nested
 from moespec.spec.errors import ConfigError, DtypeError, ShapeError
 
 FOLDER = Path(__file__).parent / "interop_vectors"
@@ -213,7 +214,7 @@ def test_a_round_trip_of_our_parameters_is_exact(name):
     for config in (vector.config, replace(vector.config, width=24, heads=3, patch_size=4, classes=0)):
         wide = replace(vector, config=config)
         ours = {k: generator.standard_normal(v.shape, np.float32) for k, v in flat(vit.init(config)).items()}
-        converted = wide.to_ours(wide.to_theirs(interop._nested(ours)))
+        converted = wide.to_ours(wide.to_theirs(nested(ours)))
         check_equal(flat(converted), ours)
         assert all(value.flags.c_contiguous for value in flat(converted).values())
 
@@ -334,7 +335,7 @@ def test_published_models_of_vmoe_convert():
         router="softmax_token_choice",
         router_options=config.router_options,
     )
-    assert vit.router_config(config).capacity(choices=2) == 416  # ceil(2 * 1576 * 1.05 / 8) = 414, to a multiple of 4
+    assert vit.router_config(config).capacity() == 416  # ceil(2 * 1576 * 1.05 / 8) = 414, to a multiple of 4
 
 
 def test_published_models_of_timm_convert():
@@ -363,7 +364,7 @@ def test_an_absolute_capacity_of_vmoe(capacity, choices):
     router = model["encoder"]["moe"]["router"]
     router |= {"num_selected_experts": choices, "dispatcher": {"name": "indices", "capacity": capacity}}
     config = interop.config_from_vmoe(model, image_size=224)
-    assert vit.router_config(config).capacity(choices=choices) == capacity
+    assert vit.router_config(config).capacity() == capacity
 
 
 def test_without_noise_there_is_no_load_loss():

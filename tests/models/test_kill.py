@@ -9,14 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from moespec.models import checkpoint
-from moespec.models.runlog import read_log
+from moespec.models.training import checkpoint
+from moespec.models.training.runlog import read_log
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="SIGKILL")
 
 AT_A_LINE_OF_THE_LOG = """
 import os, signal, sys
-from moespec.models import cli, runlog
+from moespec.models import cli
+from moespec.models.training import runlog
 real, left = runlog.RunLog.write, int(sys.argv[1])
 def write(self, *arguments):
     global left
@@ -31,7 +32,8 @@ cli.main(sys.argv[2:])
 """
 IN_A_CHECKPOINT = """
 import os, signal, sys
-from moespec.models import cli, checkpoint
+from moespec.models import cli
+from moespec.models.training import checkpoint
 real, left = checkpoint.write_synced, int(sys.argv[1])
 def write_synced(path, content):
     global left

@@ -6,11 +6,11 @@ import time
 import numpy as np
 import pytest
 
-from moespec.models.augment import crop_and_flip, mixup
-from moespec.models.config import DataConfig
-from moespec.models.datasets import load
+from moespec.models.data.augment import crop_and_flip, mixup
+from moespec.models.data.datasets import load
+from moespec.models.data.loader import Prefetcher, batch_indices, data_position, evaluation_batch, training_batch
+from moespec.models.data.options import DataConfig
 from moespec.models.errors import DataError
-from moespec.models.loader import Prefetcher, batch_indices, data_position, evaluation_batch, training_batch
 
 
 def test_each_image_once_per_epoch() -> None:

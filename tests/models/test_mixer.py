@@ -82,7 +82,7 @@ def from_flax(tensors, kind, depth):
 @pytest.mark.parametrize("backend", ["numpy", "jax", "torch"])
 def test_it_is_the_mixer_of_flax(backend):
     """Logits and the gradient by every parameter, in float64."""
-    resolve = pytest.importorskip("moespec.models.resolve")
+    resolve = pytest.importorskip("moespec.models.training.resolve")
     pytest.importorskip(backend)
     module = resolve.load_backend(backend)
     model, tensors = FLAX["model"], load_file(FOLDER / "flax_mixer.safetensors")
@@ -100,7 +100,7 @@ def test_it_is_the_mixer_of_flax(backend):
         logits = mixer.forward(module, config, params, batch["images"]).logits
         return module.sum(batch["cotangent"] * logits), {"logits": logits}
 
-    with module.lane("float64") if hasattr(module, "lane") else np.errstate():
+    with module.with_dtype("float64") if hasattr(module, "with_dtype") else np.errstate():
         (_, found), gradients = module.to_numpy(
             module.value_and_grad(loss)(
                 *module.from_numpy([params, {"images": images, "cotangent": cotangent}], "float64")

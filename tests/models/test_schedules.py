@@ -5,8 +5,8 @@ import math
 
 import pytest
 
-from moespec.models import schedules
-from moespec.models.schedules import SCHEDULES, cosine, linear, rsqrt
+from moespec.models.training import schedules
+from moespec.models.training.schedules import SCHEDULES, cosine, linear, rsqrt
 from moespec.spec.errors import ConfigError
 
 

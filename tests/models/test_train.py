@@ -11,16 +11,18 @@ import pytest
 import safetensors.numpy
 from PIL import Image
 
-from moespec.models import checkpoint, cli, resolve
-from moespec.models.config import Config, DataConfig, ModelConfig, RouterOptions, ScheduleConfig, TrainingConfig
+from moespec.models import cli
+from moespec.models.data.options import DataConfig
 from moespec.models.errors import CheckpointError, RunError
-from moespec.models.evaluate import evaluate
-from moespec.models.objective import gating_noise
-from moespec.models.progress import Progress
-from moespec.models.resolve import model_config
-from moespec.models.rundirectory import RunDirectory
-from moespec.models.runlog import RunLog, read_log
-from moespec.models.savestate import begin
+from moespec.models.training import checkpoint, resolve
+from moespec.models.training.config import Config, ModelConfig, ScheduleConfig, TrainingConfig
+from moespec.models.training.evaluate import evaluate
+from moespec.models.training.objective import gating_noise
+from moespec.models.training.progress import Progress
+from moespec.models.training.resolve import model_config
+from moespec.models.training.rundirectory import RunDirectory
+from moespec.models.training.runlog import RunLog, read_log
+from moespec.models.training.savestate import begin
 
 BACKENDS = ("jax", "torch")
 
@@ -170,7 +172,7 @@ def test_a_sparse_router_with_noise_groups_and_parts(runs, tmp_path: Path) -> No
         runs.config.model,
         router="softmax_token_choice",
         group_images=2,
-        router_options=RouterOptions(choices=1, capacity_factor=0.5, z_weight=1e-3),
+        router_options={"choices": 1, "capacity_factor": 0.5, "z_weight": 1e-3},
     )
     settings = replace(runs.config.training, steps=3, accumulate=2, loss="sigmoid")
     config = replace(runs.config, model=model, training=settings, data=DataConfig(flip=True, mixup=0.2))
@@ -244,7 +246,7 @@ def test_gating_noise_is_a_function_of_seed_and_step() -> None:
     np.testing.assert_array_equal(first, again)
     assert (first[0] != other[0]).any()
     assert gating_noise(model_config(ModelConfig(router="soft_moe")), 4, seed=0, step=9) is None
-    quiet = ModelConfig(router="softmax_expert_choice", router_options=RouterOptions(noise_multiplier=0.0))
+    quiet = ModelConfig(router="softmax_expert_choice", router_options={"noise_multiplier": 0.0})
     assert gating_noise(model_config(quiet), 4, seed=0, step=9) is None
 
 

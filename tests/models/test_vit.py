@@ -1,6 +1,7 @@
 """The MoE-ViT on the NumPy backend: sizes, placement, initial values, and what its layers must satisfy."""
 
 import dataclasses
+import math
 import os
 import subprocess
 import sys
@@ -216,8 +217,40 @@ def test_placement(moe, depth, blocks):
         ({"moe": "every_2_last_2", "experts": 2}, "only 1 such blocks"),
         ({"moe": "last_1"}, "experts=0: moe='last_1'"),
         ({"moe": "last_1", "experts": 2, "router": "softmax"}, "router='softmax'"),
-        ({"moe": "last_1", "experts": 2, "router_options": {"top_k": 2}}, r"router_options\['top_k'\]=2"),
-        ({"moe": "last_1", "experts": 2, "router_options": {"tokens": 2}}, r"router_options\['tokens'\]=2"),
+        (
+            {"moe": "last_1", "experts": 2, "router_options": {"top_k": 2}},
+            r"router_options\.top_k=2: soft_moe does not have this option; it has capacity_factor, ",
+        ),
+        (
+            {"moe": "last_1", "experts": 2, "router_options": {"tokens": 2}},
+            r"router_options\.tokens=2: soft_moe does not have",
+        ),
+        (
+            {"moe": "last_1", "experts": 2, "router_options": {"choices": 7}},
+            r"router_options\.choices=7: soft_moe does not",
+        ),
+        ({"router_options": {"choices": 7}}, r"router_options\.choices=7: soft_moe does not have this option"),
+        (
+            {"moe": "last_1", "experts": 2, "router": "switch", "router_options": {"jitter": -0.1}},
+            r"router_options\.jitter=-0\.1: expected",
+        ),
+        (
+            {"moe": "last_1", "experts": 2, "router": "gshard", "router_options": {"balance_weight": math.nan}},
+            r"router_options\.balance_weight=nan: expected",
+        ),
+        (
+            {"moe": "last_1", "experts": 2, "router": "softmax_token_choice", "router_options": {"choices": 3}},
+            r"router_options\.choices: ",
+        ),
+        (
+            {
+                "moe": "last_1",
+                "experts": 2,
+                "router": "softmax_token_choice",
+                "router_options": {"batch_priority": "x"},
+            },
+            r"router_options\.batch_priority='x': expected one of 'none', 'max', 'sum'",
+        ),
         ({"moe": "last_1", "experts": 2, "group_images": 0}, "group_images=0"),
         ({"qk_norm_bias": True}, "qk_norm_bias=True"),
     ],
@@ -334,7 +367,8 @@ def test_one_expert_with_room_for_all_is_the_dense_model(router):
 
     The gate of BASE is a sigmoid, which is less than 1, and GShard needs two experts.
     """
-    moe = tiny(depth=1, moe="last_1", experts=1, router=router, group_images=2, router_options={"choices": 1})
+    one = {"choices": 1} if "choices" in {field.name for field in dataclasses.fields(ROUTERS[router].Options)} else {}
+    moe = tiny(depth=1, moe="last_1", experts=1, router=router, group_images=2, router_options=one)
     dense = dataclasses.replace(moe, moe="none")
     params = parameters(moe)
     block = params["blocks"]["0"]

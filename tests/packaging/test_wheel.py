@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import textwrap
 import venv
 from pathlib import Path
 
@@ -35,7 +36,8 @@ def test_the_specification_is_usable(python):
         python, "from moespec.spec import ROUTERS, expert_capacity; print(expert_capacity(196, 32, 1.0), *ROUTERS)"
     )
     assert result.returncode == 0, result.stderr
-    assert result.stdout.startswith("7 softmax_token_choice")
+    assert result.stdout.split()[0] == "7"
+    assert "softmax_token_choice" in result.stdout.split()
 
 
 @pytest.mark.parametrize("name", ["spec", "backends", "models", "conformance"])
@@ -45,7 +47,7 @@ def test_no_folder_becomes_a_top_level_name(python, name):
 
 
 def test_without_a_framework_the_error_tells_what_to_install(python):
-    result = run(python, "from moespec import backends")
+    result = run(python, "from moespec import backends; backends.name")
     assert result.returncode == 1
     assert "pip install 'moespec[jax]'" in result.stderr
     assert "pip install 'moespec[torch]'" in result.stderr
@@ -65,8 +67,24 @@ def test_vectors_and_data_ship_in_the_wheel(python):
 
 @pytest.mark.parametrize("name", ["suite.json", "flags.json", "schema.json"])
 def test_what_describes_the_vectors_ships_in_the_wheel(python, name):
-    result = run(python, f"from moespec.conformance.suite import FOLDER; print((FOLDER / {name!r}).read_text())")
+    result = run(
+        python, f"from moespec.conformance.engine.suite import VECTORS; print(VECTORS.with_name({name!r}).read_text())"
+    )
     assert result.stdout.rstrip() == (ROOT / "conformance" / name).read_text().rstrip(), result.stderr
+
+
+def test_a_type_checker_sees_the_names_of_the_specification(python):
+    program = """
+        import importlib
+        from pathlib import Path
+        from moespec import spec
+        stub = Path(spec.__file__).with_name("__init__.pyi").read_text().splitlines()
+        modules = [line.split()[1] for line in stub if line.endswith(" import *")]
+        shown = {name for module in modules for name in importlib.import_module(module).__all__}
+        assert shown == set(spec.__all__), shown ^ set(spec.__all__)
+    """
+    result = run(python, textwrap.dedent(program))
+    assert result.returncode == 0, result.stderr
 
 
 def test_the_command_line_starts(python):

@@ -21,7 +21,8 @@ import pytest
 from hypothesis import Phase, given, settings
 
 from moespec import spec
-from moespec.conformance.mutants import MUTANTS, build
+from moespec.conformance.algorithms import variants
+from moespec.conformance.engine.variant import module_of
 
 __all__ = ["SPEC", "holds"]
 
@@ -57,7 +58,7 @@ class Implementation:
         """`function(module, **values)` on arrays of the backend; arrays, and dicts of arrays, are moved there and back."""
         arrays = {name: value for name, value in values.items() if isinstance(value, np.ndarray | dict)}
         options = {name: value for name, value in values.items() if name not in arrays}
-        with self.module.lane("float64") if hasattr(self.module, "lane") else nullcontext():
+        with self.module.with_dtype("float64") if hasattr(self.module, "with_dtype") else nullcontext():
             ready = self._prepared(function, tuple(options.items()))
             return self.module.to_numpy(ready(self.module.from_numpy(arrays, "float64")))
 
@@ -83,7 +84,7 @@ def implementation(name: str) -> Implementation:
     if name == "spec":
         return Implementation(import_module("moespec.backends.numpy"), 100)
     module = import_module(f"moespec.backends.{name}")
-    compiler = partial(module.compile, compiler_options=QUICK) if name == "jax" else None
+    compiler = partial(import_module("jax").jit, compiler_options=QUICK) if name == "jax" else None
     return Implementation(module, 12, few=True, compiler=compiler)
 
 
@@ -96,9 +97,9 @@ def holds(
 ) -> Callable[[Callable[..., None]], Callable[[str], None]]:
     """The test that a property holds of the implementations `on`, and fails on one that is wrong.
 
-    wrong: the name of a mutant of the conformance suite; or public names with what they become, `(B, *arguments)`.
+    wrong: the name of a known variant of the conformance suite; or public names with what they become, `(B, *arguments)`.
     """
-    replaced = MUTANTS[wrong].replaced if isinstance(wrong, str) else wrong
+    replaced = variants()[wrong].replaced if isinstance(wrong, str) else wrong
 
     def decorate(check: Callable[..., None]) -> Callable[[str], None]:
         def attempt(B: Implementation, **options: Any) -> None:
@@ -113,7 +114,9 @@ def holds(
         def test(name: str) -> None:
             if name == "wrong":
                 with pytest.raises(AssertionError), np.errstate(all="ignore"):
-                    attempt(Implementation(build(replaced), 100), phases=[Phase.generate], report_multiple_bugs=False)
+                    attempt(
+                        Implementation(module_of(replaced), 100), phases=[Phase.generate], report_multiple_bugs=False
+                    )
             else:
                 attempt(implementation(name))
 

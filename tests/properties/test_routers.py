@@ -15,7 +15,7 @@ SINKHORN = one_of("sinkhorn_token_choice", "sinkhorn_expert_choice")
 def route(module, tokens, params, noise=None, *, name, **fields):
     """What a router returns, as arrays."""
     router = module.ROUTERS[name]
-    config = router.configure(tokens=tokens.shape[1], width=tokens.shape[2], experts=E, **fields)
+    config = router.options(tokens=tokens.shape[1], width=tokens.shape[2], experts=E, **fields)
     output = router.route(params, tokens, config, noise=noise)
     dense = output.routing.dense()
     return {"dispatch": dense.dispatch, "combine": dense.combine, "losses": output.losses, "metrics": output.metrics}

@@ -56,7 +56,7 @@ def test_section_3_a_token_enters_only_experts_that_it_chose(B, problem):
 
 
 @holds(wrong="all_choices_of_a_token_first", problem=slots, seed=seeds)
-def test_section_3_choices_are_served_in_turn(B, problem, seed):
+def test_section_3_choices_are_assigned_in_turn(B, problem, seed):
     """First choices before second ones, and in each the tokens in their order, each in the next slot."""
     scores, choices, capacity = problem
     order = orders(problem.tokens, seed)

@@ -1,4 +1,4 @@
-"""Implementations that break an invariant on purpose, where no mutant of the conformance suite does.
+"""Implementations that break an invariant on purpose, where no variant of the conformance suite does.
 
 Each is what `holds` takes: public names with what they become, functions of the right backend `B` and the arguments.
 """
@@ -55,7 +55,7 @@ def random(name):
 
 
 def capacity_off_by(name, more):
-    """There are `more` slots than asked for, or non-zero entries; but never less than one, nor more than tokens."""
+    """There are `more` slots than requested, or non-zero entries; but never less than one, nor more than tokens."""
 
     def function(B, *arguments, capacity, **options):
         tokens = next(value for value in [*options.values(), *arguments] if isinstance(value, np.ndarray)).shape[1]
@@ -85,7 +85,7 @@ def _last_forgotten(B, scores, *, order=None, **options):
 
 
 last_forgotten = {"token_choice": _last_forgotten}
-"""The last token of an order is not served."""
+"""The last token of an order is not assigned."""
 
 restarted = {
     "sinkhorn_affinity": lambda B, logits, iterations=20: B.sinkhorn_affinity(logits, iterations=iterations % 4 + 1)

@@ -82,7 +82,7 @@ def test_sigmoid_does_not_overflow():
 
 @pytest.mark.parametrize("train", [True, False])
 def test_router(train):
-    config = ROUTERS["base"].configure(width=3, experts=3, tokens=6)
+    config = ROUTERS["base"].options(width=3, experts=3, tokens=6)
     output = ROUTERS["base"].route({"kernel": np.eye(3)}, LOGITS, config, train=train)
     assert output.routing.dispatch.shape[2] == (2 if train else 6)
     assert ("gap" in output.metrics) == train
@@ -94,7 +94,7 @@ def test_router(train):
 
 @pytest.mark.parametrize(("width", "experts"), [(8, 3), (3, 8), (4, 4)])
 def test_initial_embeddings_are_orthogonal_with_the_gain(width, experts):
-    config = ROUTERS["base"].configure(width=width, experts=experts, tokens=experts)
+    config = ROUTERS["base"].options(width=width, experts=experts, tokens=experts)
     kernel = ROUTERS["base"].init(np.random.default_rng(0), config)["kernel"].astype(np.float64)
     gram = kernel.T @ kernel if width >= experts else kernel @ kernel.T
     assert kernel.shape == (width, experts)

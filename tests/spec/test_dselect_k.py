@@ -8,7 +8,7 @@ import pytest
 
 from moespec import spec
 from moespec.spec import ROUTERS, ConfigError, ContractError, ShapeError
-from moespec.spec.dselect_k import code_bits
+from moespec.spec.dselect_k_codes import code_bits
 
 RANDOM = np.random.default_rng(0)
 CODES, LOGITS = np.array([[0.25, -0.1], [-0.3, 0.6]]), np.array([0.0, 1.0])
@@ -31,7 +31,7 @@ def by_characters(z, experts, gamma):
 
 
 def routed(params, tokens, **options):
-    config = ROUTERS["dselect_k"].configure(tokens=len(tokens), width=tokens.shape[1], **options)
+    config = ROUTERS["dselect_k"].options(tokens=len(tokens), width=tokens.shape[1], **options)
     return ROUTERS["dselect_k"].route(params, tokens, config)
 
 
@@ -121,7 +121,7 @@ def test_reachability_counts_only_where_a_code_has_no_expert(experts, losses):
 
 @pytest.mark.parametrize("gate", ["token", "static"])
 def test_initial_values(gate):
-    config = ROUTERS["dselect_k"].configure(
+    config = ROUTERS["dselect_k"].options(
         width=64, tokens=8, experts=16, choices=4, selector_gate=gate, selector_gamma=2.0
     )
     params = ROUTERS["dselect_k"].init(np.random.default_rng(0), config)

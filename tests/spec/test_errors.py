@@ -37,6 +37,10 @@ def routing_metrics(dispatch, combine):
     return spec.routing_metrics(Routing(dispatch, combine))
 
 
+def used_experts(dispatch):
+    return spec.used_experts(Routing(dispatch, dispatch))
+
+
 # name -> function, arrays, static arguments
 CALLS = {
     "router_logits": (spec.router_logits, {"tokens": LOGITS, "kernel": np.eye(3)}, {}),
@@ -114,6 +118,7 @@ CALLS = {
     "z_loss": (spec.z_loss, {"logits": LOGITS}, {}),
     "moe_layer": (moe_layer, {"tokens": LOGITS, "dispatch": np.ones((6, 3, 2)), "combine": np.ones((6, 3, 2))}, {}),
     "routing_metrics": (routing_metrics, {"dispatch": np.ones((6, 3, 2)), "combine": np.ones((6, 3, 2))}, {}),
+    "used_experts": (used_experts, {"dispatch": np.ones((6, 3, 2))}, {}),
     "expert_mlp": (expert_mlp, {"inputs": np.ones((3, 1, 2)), **MLP}, {"gelu": "tanh"}),
     "gelu": (spec.gelu, {"x": ONES}, {"form": "erf"}),
     "layer_norm": (spec.layer_norm, {"x": LOGITS, "scale": ONES[0], "bias": ONES[0]}, {"epsilon": 1e-6}),
@@ -127,6 +132,11 @@ CALLS = {
     "sigmoid_cross_entropy": (spec.sigmoid_cross_entropy, {"logits": LOGITS, "targets": ONES}, {}),
     "smooth_step": (spec.smooth_step, {"z": ONES}, {"gamma": 1.0}),
     "dselect_k_selectors": (spec.dselect_k_selectors, {"codes": LOGITS}, {"experts": 7, "gamma": 1.0}),
+    "dselect_k_codes": (
+        spec.dselect_k_codes,
+        {"tokens": ONES, "bias": np.ones(4), "kernel": np.ones((ONES.shape[1], 4))},
+        {"choices": 2, "experts": 2},
+    ),
     "dselect_k_gate": (spec.dselect_k_gate, {"selectors": ONES, "logits": ONES[:, 0]}, {}),
     "dselect_k_routing": (spec.dselect_k_routing, {"gate": ONES}, {}),
     "dselect_k_entropy": (spec.dselect_k_entropy, {"selectors": ONES}, {}),
@@ -145,7 +155,7 @@ CALLS = {
         {"activation": "relu", "ids": np.zeros(6, int), "tables": np.zeros((2, 3), int)},
     ),
 }
-WITHOUT_ARRAYS = {"expert_capacity", "slot_tokens", "stop_gradient"}
+WITHOUT_ARRAYS = {"expert_capacity", "hash_table_of", "mean", "slot_tokens", "stop_gradient"}
 WITHOUT_ARRAYS |= {"hash_routing", "hash_table_dispersed", "pair_ids", "previous_ids"}  # of integers: see test_hash
 WITHOUT_ARRAYS |= {"hash_table_clustered"}  # is k_means
 ARRAYS = [(name, argument) for name, (_, arrays, _) in CALLS.items() for argument in arrays]
@@ -155,7 +165,12 @@ ANY_RANK = {
     ("softmax_cross_entropy", "logits"),
     ("sigmoid_cross_entropy", "logits"),
 }
-ANY_RANK |= {("smooth_step", "z"), ("dselect_k_selectors", "codes"), ("dselect_k_gate", "selectors")}
+ANY_RANK |= {
+    ("dselect_k_codes", "tokens"),
+    ("smooth_step", "z"),
+    ("dselect_k_selectors", "codes"),
+    ("dselect_k_gate", "selectors"),
+}
 ANY_RANK |= {("dselect_k_entropy", "selectors"), ("dselect_k_reachability", "selectors")}
 ANY_RANK |= {("softmax_cross_entropy", "targets"), ("sigmoid_cross_entropy", "targets")}
 
@@ -243,6 +258,7 @@ def test_axes_must_agree(name, argument):
         ("patch_embed", "images", 0),
         ("patch_embed", "images", 1),
         ("dselect_k_gate", "selectors", 1),
+        ("dselect_k_codes", "tokens", 0),
     }
     for axis in range(array.ndim):
         wrong = np.concatenate([array, array], axis=axis)
@@ -297,6 +313,8 @@ BAD_OPTIONS = [
     ("gelu", "form", ("relu", None)),
     ("layer_norm", "epsilon", (0.0, -1.0)),
     ("smooth_step", "gamma", (0.0, -1.0, np.nan)),
+    ("dselect_k_codes", "choices", (0, 1.5)),
+    ("dselect_k_codes", "experts", (0, True)),
     ("dselect_k_selectors", "experts", (0, -1, 1.5, True)),
     ("dselect_k_selectors", "gamma", (0.0, -1.0)),
     ("base_routing", "capacity", (0, -1, 1.5, True)),

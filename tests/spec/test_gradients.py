@@ -179,7 +179,7 @@ def test_complex_step(name):
 
 def routed(name, tokens, noise, options, params):
     """All that a router returns and that carries a gradient, and the layer behind it."""
-    config = ROUTERS[name].configure(width=4, experts=3, tokens=6, **options)
+    config = ROUTERS[name].options(width=4, experts=3, tokens=6, **options)
     output = ROUTERS[name].route(params, tokens, config, noise=noise)
     result = spec.moe_layer(tokens, output.routing, lambda inputs: np.tanh(inputs))
     losses = np.array([output.losses[key] for key in sorted(output.losses)])
@@ -210,7 +210,7 @@ ROUTED = [
 
 @pytest.mark.parametrize(("name", "options"), ROUTED)
 def test_routers(name, options):
-    config = ROUTERS[name].configure(width=4, experts=3, tokens=6, **options)
+    config = ROUTERS[name].options(width=4, experts=3, tokens=6, **options)
     params = {
         key: value.astype(np.float64) for key, value in ROUTERS[name].init(np.random.default_rng(2), config).items()
     }
@@ -233,7 +233,7 @@ def test_the_plan_that_selects_carries_no_gradient():
     """Combine weights of the Sinkhorn router have the derivative of the softmax, masked by the dispatch."""
     kernel, tokens = draw(4, 3), TOKENS + 0j
     tokens.imag = STEP * draw(6, 4)
-    config = ROUTERS["sinkhorn_token_choice"].configure(width=4, experts=3, tokens=6)
+    config = ROUTERS["sinkhorn_token_choice"].options(width=4, experts=3, tokens=6)
     routing = ROUTERS["sinkhorn_token_choice"].route({"kernel": kernel}, tokens, config).routing
     softmax = spec.softmax_affinity(tokens @ kernel)
     np.testing.assert_allclose(
@@ -244,7 +244,7 @@ def test_the_plan_that_selects_carries_no_gradient():
 
 def test_full_gradient_of_a_small_layer():
     """Every coordinate of every parameter, against the difference quotient of the loss."""
-    config = ROUTERS["softmax_token_choice"].configure(width=4, experts=3, tokens=6, choices=2)
+    config = ROUTERS["softmax_token_choice"].options(width=4, experts=3, tokens=6, choices=2)
     params = {"kernel": draw(4, 3), **MLP}
 
     def loss(**params):

@@ -31,7 +31,7 @@ def algorithm_1(gates, capacity, draws):
 def test_against_algorithm_1(seed, factor):
     random = np.random.default_rng(seed)
     tokens, kernel, draws = random.normal(size=(20, 4)), random.normal(size=(4, 5)), random.uniform(size=20)
-    config = ROUTERS["gshard"].configure(width=4, experts=5, tokens=20, capacity_factor=factor)
+    config = ROUTERS["gshard"].options(width=4, experts=5, tokens=20, capacity_factor=factor)
     for noise in (None, draws):
         output = ROUTERS["gshard"].route({"kernel": kernel}, tokens, config, noise=noise, train=noise is not None)
         scores = spec.softmax_affinity(tokens @ kernel)
@@ -50,26 +50,27 @@ def test_the_chance_of_the_second_expert():
 
 
 def test_weights_sum_to_one_unless_something_is_dropped():
-    config = ROUTERS["gshard"].configure(width=3, experts=3, tokens=6, capacity_factor=float("inf"))
+    config = ROUTERS["gshard"].options(width=3, experts=3, tokens=6, capacity_factor=float("inf"))
     routing = ROUTERS["gshard"].route({"kernel": np.eye(3)}, LOGITS, config).routing
     np.testing.assert_allclose(routing.combine.sum(axis=(1, 2)), 1, rtol=1e-15)
 
 
 @pytest.mark.parametrize("name", ["softmax_token_choice", "sinkhorn_token_choice", "switch", "noisy_top_k", "s_base"])
 def test_other_routers_renormalise_if_asked(name):
-    choices = 1 if name in ("switch", "s_base") else 2
-    options = {"width": 3, "experts": 3, "tokens": 6, "choices": choices, "capacity_factor": float("inf")}
+    options = {"width": 3, "experts": 3, "tokens": 6, "capacity_factor": float("inf")}
+    if name not in ("switch", "s_base"):
+        options["choices"] = 2
     params = {"kernel": np.eye(3), "noise_kernel": np.zeros((3, 3))}
     router = ROUTERS[name]
-    plain = router.route(params, LOGITS, router.configure(**options)).routing
-    divided = router.route(params, LOGITS, router.configure(normalize_selected=True, **options)).routing
+    plain = router.route(params, LOGITS, router.options(**options)).routing
+    divided = router.route(params, LOGITS, router.options(normalize_selected=True, **options)).routing
     np.testing.assert_array_equal(divided.dispatch, plain.dispatch)
     totals = plain.combine.sum(axis=(1, 2), keepdims=True)
     np.testing.assert_allclose(divided.combine, plain.combine / totals, rtol=1e-14)
 
 
 def test_it_is_before_drops():
-    config = ROUTERS["softmax_token_choice"].configure(
+    config = ROUTERS["softmax_token_choice"].options(
         width=3, experts=3, tokens=6, choices=2, capacity_factor=0.5, normalize_selected=True
     )
     routing = ROUTERS["softmax_token_choice"].route({"kernel": np.eye(3)}, LOGITS, config).routing
@@ -95,11 +96,11 @@ def test_a_choice_that_is_not_made_takes_no_slot():
 
 def test_defaults_and_errors():
     router = ROUTERS["gshard"]
-    config = router.configure(width=3, experts=4, tokens=6)
+    config = router.options(width=3, experts=4, tokens=6)
     assert (config.choices, config.normalize_selected, config.balance_weight) == (2, True, 0.01)
     assert (router.noise(config).shape, router.noise(config).interval) == ((6,), (0.0, 1.0))
-    with pytest.raises(ConfigError, match=r"choices: .*1"):
-        router.route({"kernel": np.eye(3)}, LOGITS, router.configure(width=3, experts=3, tokens=6, choices=1))
+    with pytest.raises(ConfigError, match=r"choices: a token cannot choose 2 of 1 experts"):
+        router.options(width=3, experts=1, tokens=6)
     with pytest.raises(ShapeError, match=r"noise: .*5"):
         gshard_keep(np.ones((6, 3)), np.ones(5))
     with pytest.raises(ContractError, match=r"combine_scores: .* sum 0"):

@@ -187,6 +187,8 @@ def test_multi_hash_segment_by_segment():
         (lambda: spec.hash_routing([0.0], [0], experts=1), DtypeError, "ids: .*float64"),
         (lambda: spec.hash_routing([[0]], [0], experts=1), ShapeError, "ids: "),
         (lambda: spec.hash_routing([0], [0], experts=1, capacity=0), ConfigError, "capacity: "),
+        (lambda: spec.hash_table_of([[0.0]], hash=1), ConfigError, "hash: .*got 1"),
+        (lambda: spec.hash_table_of([0.0]), ShapeError, "tables: "),
         (lambda: spec.hash_table_dispersed([-1], experts=2), ContractError, "clusters: .*got -1"),
         (lambda: spec.hash_table_dispersed([0], experts=0), ConfigError, "experts: "),
         (lambda: spec.hash_table_random([1.0], experts=2), ContractError, "draws: "),
@@ -198,8 +200,8 @@ def test_multi_hash_segment_by_segment():
         (lambda: spec.pair_ids([0, 0], [0], vocabulary=1), ShapeError, "second: "),
         (lambda: spec.multi_hash_mlp(np.ones((1, 4)), [0], [[0]] * 4, mlp(np.random)), ConfigError, "4 hashes"),
         (lambda: route(hashes=2), ConfigError, "hashes: 2"),
-        (lambda: route(ids=[0, 1]), ShapeError, "ids: "),
-        (lambda: route(ids=[0, 1, 9]), ContractError, "ids: .*got 9"),
+        (lambda: route(ids=np.array([0, 1])), ShapeError, "ids: "),
+        (lambda: route(ids=np.array([0, 1, 9])), ContractError, "ids: .*got 9"),
     ],
 )
 def test_errors(call, error, message):
@@ -208,11 +210,11 @@ def test_errors(call, error, message):
 
 
 def route(ids=None, **fields):
-    config = ROUTERS["hash"].configure(width=2, experts=2, tokens=3, **fields)
+    config = ROUTERS["hash"].options(width=2, experts=2, tokens=3, **fields)
     return ROUTERS["hash"].route({"tables": np.array([[0.0, 1, 1]])}, np.ones((3, 2)), config, ids=ids)
 
 
 def test_without_ids_the_router_hashes_places():
-    np.testing.assert_array_equal(route().routing.dispatch, route(ids=[0, 1, 2]).routing.dispatch)
+    np.testing.assert_array_equal(route().routing.dispatch, route(ids=np.array([0, 1, 2])).routing.dispatch)
     assert route().metrics["dropped"] == 0
     assert route(capacity_factor=1.0).routing.dispatch.shape == (3, 2, 2)

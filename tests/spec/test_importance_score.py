@@ -82,7 +82,7 @@ def test_the_router_takes_its_capacity_from_those_that_are_left():
     tokens = np.random.default_rng(0).normal(size=(40, 3))
     router = ROUTERS["importance_score"]
     for drop, left in ((0.0, 40), (0.1, 36), (0.5, 20)):
-        config = router.configure(width=3, experts=4, tokens=40, choices=2, capacity_factor=1.05, drop=drop)
+        config = router.options(width=3, experts=4, tokens=40, choices=2, capacity_factor=1.05, drop=drop)
         routing = router.route({"kernel": np.eye(3, 4)}, tokens, config).routing
         assert routing.dispatch.shape[2] == math.ceil(2 * left * 1.05 / 4)
         assert (routing.dispatch.sum(axis=(1, 2)) > 0).sum() <= left
@@ -93,7 +93,7 @@ def test_the_router_takes_its_capacity_from_those_that_are_left():
 
 def test_the_router_removes_in_evaluation_too_and_has_the_losses_of_v_moe():
     router = ROUTERS["importance_score"]
-    config = router.configure(width=3, experts=3, tokens=6, drop=0.5)
+    config = router.options(width=3, experts=3, tokens=6, drop=0.5)
     noise = np.random.default_rng(1).normal(size=(6, 3))
     for train in (False, True):
         output = router.route({"kernel": np.eye(3)}, spec.examples.LOGITS, config, noise=noise, train=train)

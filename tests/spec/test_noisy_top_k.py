@@ -107,7 +107,7 @@ def test_the_load_is_about_the_number_of_choices():
 
 def route(noise=NOISE, *, kernel=None, noise_kernel=None, **options):
     """The router on the worked example: with the identity as kernel the tokens are the logits."""
-    config = ROUTERS["noisy_top_k"].configure(width=3, experts=3, tokens=6, **options)
+    config = ROUTERS["noisy_top_k"].options(width=3, experts=3, tokens=6, **options)
     params = {
         "kernel": np.eye(3) if kernel is None else kernel,
         "noise_kernel": np.zeros((3, 3)) if noise_kernel is None else noise_kernel,
@@ -141,7 +141,7 @@ def test_without_noise_there_is_no_load_loss():
 
 
 def test_initial_parameters_are_zero():
-    config = ROUTERS["noisy_top_k"].configure(width=3, experts=4, tokens=6)
+    config = ROUTERS["noisy_top_k"].options(width=3, experts=4, tokens=6)
     params = ROUTERS["noisy_top_k"].init(np.random.default_rng(0), config)
     assert {name: (value.shape, value.dtype) for name, value in params.items()} == dict.fromkeys(
         ("kernel", "noise_kernel"), ((3, 4), np.float32)
@@ -164,5 +164,5 @@ def test_errors():
         noisy_top_k_affinity(np.full((2, 2), np.nan), choices=1)
     with pytest.raises(ConfigError, match="choices"):
         route(choices=4)
-    with pytest.raises(ShapeError, match=r"kernel: .*config\.experts"):
+    with pytest.raises(ShapeError, match=r"kernel: .*options\.experts"):
         route(kernel=np.ones((3, 4)), noise_kernel=np.ones((3, 4)))

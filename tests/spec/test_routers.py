@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from moespec import spec
-from moespec.spec import ROUTERS, ConfigError, RouterConfig, ShapeError, slot_tokens
+from moespec.spec import ROUTERS, ConfigError, ShapeError, slot_tokens
 from moespec.spec.examples import LOGITS, NOISE
 from moespec.spec.initial import lecun_normal
 
@@ -26,7 +26,7 @@ SCORES, NOISY_SCORES = spec.softmax_affinity(LOGITS), spec.softmax_affinity(LOGI
 
 def route(name, *, noise=None, tokens=LOGITS, kernel=None, **options):
     """The router on the worked example: with the identity as kernel the tokens are the logits."""
-    config = ROUTERS[name].configure(width=3, experts=3, tokens=6, **options)
+    config = ROUTERS[name].options(width=3, experts=3, tokens=6, **options)
     params = {"kernel": np.eye(3) if kernel is None else kernel}
     return ROUTERS[name].route(params, tokens, config, noise=noise)
 
@@ -34,11 +34,6 @@ def route(name, *, noise=None, tokens=LOGITS, kernel=None, **options):
 def same(first, second):
     np.testing.assert_array_equal(first.dispatch, second.dispatch)
     np.testing.assert_array_equal(first.combine, second.combine)
-
-
-def test_names():
-    assert list(ROUTERS) == [*NAMES[:-1], *OTHERS, "hash", *GATES]
-    assert all(router.name == name and "arXiv" in router.source for name, router in ROUTERS.items())
 
 
 @pytest.mark.parametrize("noise", [None, NOISE], ids=["clean", "noisy"])
@@ -97,7 +92,7 @@ def test_combine_with_the_plan(name):
 
 
 def test_the_sparse_plan_is_not_for_combining():
-    with pytest.raises(ConfigError, match=r"combine_with: .*'plan'"):
+    with pytest.raises(ConfigError, match=r"combine_with='plan': sparsity_constrained_expert_choice does not have"):
         route("sparsity_constrained_expert_choice", combine_with="plan")
 
 
@@ -159,7 +154,7 @@ def test_without_losses_there_are_none():
 
 
 def test_soft_moe():
-    config = ROUTERS["soft_moe"].configure(width=3, experts=3, tokens=6, capacity_factor=0.9, dispatch="uniform")
+    config = ROUTERS["soft_moe"].options(width=3, experts=3, tokens=6, capacity_factor=0.9, dispatch="uniform")
     params = ROUTERS["soft_moe"].init(np.random.default_rng(0), config)
     output = ROUTERS["soft_moe"].route({**params, "scale": 2.0}, LOGITS, config, noise=NOISE, train=True)
     assert params["slots"].shape == (3, 3, 2)  # 1.8 rounds to 2
@@ -167,7 +162,7 @@ def test_soft_moe():
     assert output.losses == {}
     assert set(output.metrics) == {"load", "coverage", "dropped", "entropy"}
     for options in ({"norm_form": "rsqrt"}, {"normalize": False}, {"combine": "uniform"}):
-        config = ROUTERS["soft_moe"].configure(width=3, experts=3, tokens=6, **options)
+        config = ROUTERS["soft_moe"].options(width=3, experts=3, tokens=6, **options)
         same(
             ROUTERS["soft_moe"].route(params, LOGITS, config).routing,
             spec.soft_routing(LOGITS, params["slots"], **options),
@@ -176,7 +171,7 @@ def test_soft_moe():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_initial_parameters(name):
-    config = ROUTERS[name].configure(width=64, experts=16, tokens=64)
+    config = ROUTERS[name].options(width=64, experts=16, tokens=64)
     params = ROUTERS[name].init(np.random.default_rng(0), config)
     again = ROUTERS[name].init(np.random.default_rng(0), config)
     assert all(value.dtype == np.float32 for value in params.values())
@@ -204,24 +199,37 @@ def test_lecun_normal_is_truncated():
 
 
 def test_defaults_and_overrides():
-    assert ROUTERS["soft_moe"].configure(width=1, experts=2, tokens=3).rounding == "round"
-    assert ROUTERS["soft_moe"].configure(width=1, experts=2, tokens=3, rounding="ceil").rounding == "ceil"
-    config = ROUTERS["softmax_token_choice"].configure(width=1, experts=2, tokens=3)
+    assert ROUTERS["soft_moe"].options(width=1, experts=2, tokens=3).rounding == "round"
+    assert ROUTERS["soft_moe"].options(width=1, experts=2, tokens=3, rounding="ceil").rounding == "ceil"
+    config = ROUTERS["softmax_token_choice"].options(width=1, experts=2, tokens=3)
     assert (config.importance_weight, config.load_weight) == (0.005, 0.005)
-    assert RouterConfig(1, 8, 49, choices=2, capacity_factor=1.05).capacity(choices=2) == 13
+    assert (
+        ROUTERS["softmax_token_choice"]
+        .options(width=1, experts=8, tokens=49, choices=2, capacity_factor=1.05)
+        .capacity()
+        == 13
+    )
 
 
 @pytest.mark.parametrize("name", SPARSE)
 def test_tokens_and_kernel_must_fit_the_configuration(name):
-    with pytest.raises(ShapeError, match=r"tokens: .*5.*config\.tokens"):
+    with pytest.raises(ShapeError, match=r"tokens: .*5.*options\.tokens"):
         route(name, tokens=LOGITS[:5])
-    with pytest.raises(ShapeError, match=r"kernel: .*4.*config\.experts"):
+    with pytest.raises(ShapeError, match=r"kernel: .*4.*options\.experts"):
         route(name, kernel=np.ones((3, 4)))
 
 
 @pytest.mark.parametrize(
     ("name", "options"),
     [
+        ("switch", {"jitter": -0.5}),
+        ("softmax_token_choice", {"z_weight": float("nan")}),
+        ("softmax_token_choice", {"balance_weight": float("inf")}),
+        ("softmax_token_choice", {"normalize_selected": 1}),
+        ("softmax_token_choice", {"multiple_of": 0}),
+        ("softmax_token_choice", {"choices": True}),
+        ("importance_score", {"drop": 1.0}),
+        ("dselect_k", {"selector_gamma": 0.0}),
         ("softmax_token_choice", {"batch_priority": "mean"}),
         ("sinkhorn_token_choice", {"combine_with": "logits"}),
         ("softmax_token_choice", {"choices": 4}),
@@ -231,5 +239,29 @@ def test_tokens_and_kernel_must_fit_the_configuration(name):
 )
 def test_options_out_of_range(name, options):
     ((option, value),) = options.items()
-    with pytest.raises(ConfigError, match=f"{option.removeprefix('noise_')}: .*{value}"):
+    with pytest.raises(ConfigError, match=f"{option}: .*{value}"):
         route(name, noise=NOISE, **options)
+
+
+@pytest.mark.parametrize("name", ROUTERS)
+def test_an_option_of_another_router_is_an_error(name):
+    router = ROUTERS[name]
+    others = {
+        (option, getattr(options, option))
+        for other in ROUTERS.values()
+        for options in [other.options(width=4, experts=4, tokens=8)]
+        for option in vars(options)
+    }
+    own = vars(router.options(width=4, experts=4, tokens=8))
+    for option, value in others:
+        if option not in own:
+            with pytest.raises(ConfigError, match=f"{option}=.*: {name} does not have this option; it has .*tokens"):
+                router.options(width=4, experts=4, tokens=8, **{option: value})
+
+
+def test_options_that_are_missing_or_of_another_router():
+    with pytest.raises(ConfigError, match="tokens: switch needs this option"):
+        ROUTERS["switch"].options(width=4, experts=4)
+    options = ROUTERS["gshard"].options(width=3, experts=3, tokens=6)
+    with pytest.raises(ConfigError, match="options: expected those of switch"):
+        ROUTERS["switch"].route({"kernel": np.eye(3)}, LOGITS, options)

@@ -11,7 +11,7 @@ from moespec.spec.examples import LOGITS, NOISE
 def route(*, train, tokens=LOGITS, noise=None, **options):
     """The router with the identity as kernel, so that the tokens are the logits."""
     experts = tokens.shape[1]
-    config = ROUTERS["s_base"].configure(width=experts, experts=experts, tokens=len(tokens), **options)
+    config = ROUTERS["s_base"].options(width=experts, experts=experts, tokens=len(tokens), **options)
     return ROUTERS["s_base"].route({"kernel": np.eye(experts)}, tokens, config, noise=noise, train=train)
 
 
@@ -79,8 +79,8 @@ def test_the_gradient_is_that_of_the_gate():
 
 def test_it_takes_noise_only_if_asked():
     router = ROUTERS["s_base"]
-    assert router.noise(router.configure(width=3, experts=3, tokens=6)) is None
-    assert router.noise(router.configure(width=3, experts=3, tokens=6, noise_multiplier=1.0)).shape == (6, 3)
+    assert router.noise(router.options(width=3, experts=3, tokens=6)) is None
+    assert router.noise(router.options(width=3, experts=3, tokens=6, noise_multiplier=1.0)).shape == (6, 3)
     noisy = route(train=True, noise=NOISE, noise_multiplier=1.0).routing
     np.testing.assert_array_equal(noisy.combine, route(train=True, tokens=LOGITS + NOISE / 3).routing.combine)
 
@@ -92,7 +92,5 @@ def test_the_sigmoid_neither_overflows_nor_loses_small_values():
 
 
 def test_errors():
-    with pytest.raises(ConfigError, match=r"choices: .*2"):
-        route(train=True, choices=2)
     with pytest.raises(ConfigError, match=r"combine_with: .*'plan'"):
         route(train=False, combine_with="plan")

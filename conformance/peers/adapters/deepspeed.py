@@ -21,7 +21,7 @@ from moespec.conformance.peers.adapters.on_torch import (
     to_numpy,
     value_and_grad,
 )
-from moespec.spec import RouterConfig, RouterOutput
+from moespec.spec import RouterOutput
 
 __all__ = [
     "ROUTERS",
@@ -70,8 +70,8 @@ def token_choice(
 ) -> Routed:
     """`top1gating`, `top2gating` or `topkgating` on the logarithm of the scores, whose softmax they take.
 
-    For more than two choices the slots of an expert are in the order of the tokens, and who chose it with the highest score
-    stays.
+    For more than two choices the slots of an expert are in the order of the tokens, and the tokens that chose it with the
+    highest scores stay.
     """
     if combine_scores is not None or order is not None or keep is not None:
         raise NotImplementedError(
@@ -91,20 +91,20 @@ def balance_loss(scores: Tensor) -> Tensor:
 
 
 def _route(
-    params: dict[str, Tensor], tokens: Tensor, config: RouterConfig, *, train: bool = False, **noise: Any
+    params: dict[str, Tensor], tokens: Tensor, options: Any, *, train: bool = False, **noise: Any
 ) -> RouterOutput:
     """`top1gating`, `top2gating` or `topkgating`, with the capacity of the peer and a minimum of 0.
 
-    For one choice `torch.topk` of equal numbers decides who stays in an expert that is full; for two, the weights that a
-    token keeps are divided by their sum (TC-4).
+    For one choice `torch.topk` of equal numbers decides which tokens stay in an expert that is full; for two, the weights
+    that a token keeps are divided by their sum (TC-4).
     """
-    if noise or config.batch_priority != "none":
+    if noise or options.batch_priority != "none":
         raise NotImplementedError("the gates have Gumbel noise, and no order but that of the tokens")
-    if config.multiple_of != 1 or config.rounding != "ceil":
+    if options.multiple_of != 1 or options.rounding != "ceil":
         raise NotImplementedError("the capacity is rounded up to an integer")
-    if config.slots_per_expert or config.eval_capacity_factor:
+    if options.slots_per_expert or options.eval_capacity_factor:
         raise NotImplementedError("the capacity is that of one factor")
-    return RouterOutput(_routed(tokens @ params["kernel"], config.choices, config.capacity_factor), {}, {})
+    return RouterOutput(_routed(tokens @ params["kernel"], options.choices, options.capacity_factor), {}, {})
 
 
 ROUTERS = {"softmax_token_choice": SimpleNamespace(route=_route)}

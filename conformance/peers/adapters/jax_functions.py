@@ -11,10 +11,10 @@ from moespec.conformance.peers.adapters.on_jax import (
     SlotRouting,
     cast,
     from_numpy,
-    lane,
     sum,
     to_numpy,
     value_and_grad,
+    with_dtype,
 )
 
 __all__ = [
@@ -24,7 +24,6 @@ __all__ = [
     "expert_choice",
     "from_numpy",
     "gelu",
-    "lane",
     "layer_norm",
     "patch_embed",
     "router_logits",
@@ -34,6 +33,7 @@ __all__ = [
     "sum",
     "to_numpy",
     "value_and_grad",
+    "with_dtype",
 ]
 
 

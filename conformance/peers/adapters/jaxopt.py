@@ -7,12 +7,11 @@ import jax
 import jax.numpy as jnp
 from jaxopt import projection
 
-from moespec.conformance.peers.adapters.on_jax import cast, from_numpy, lane, sum, to_numpy, value_and_grad
+from moespec.conformance.peers.adapters.on_jax import cast, from_numpy, sum, to_numpy, value_and_grad, with_dtype
 
 __all__ = [
     "cast",
     "from_numpy",
-    "lane",
     "project_simplex",
     "project_sparse_simplex",
     "sinkhorn_affinity",
@@ -20,6 +19,7 @@ __all__ = [
     "sum",
     "to_numpy",
     "value_and_grad",
+    "with_dtype",
 ]
 
 

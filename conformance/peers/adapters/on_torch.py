@@ -1,4 +1,4 @@
-"""What adapters of torch packages share, taken from the torch backend, which is loaded by name. None of it is judged."""
+"""What adapters of torch packages share, taken from the torch backend, which is loaded by name. None of it is compared."""
 
 import importlib
 from collections.abc import Callable, Mapping
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from moespec.spec import RouterConfig, RouterOutput
+from moespec.spec import RouterOutput
 
 __all__ = [
     "Recorded",
@@ -82,7 +82,7 @@ class Recorded(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Note the operand, and compute what is asked for."""
+        """Note the operand, and make the call."""
         if func is torch.einsum:
             self.weights.append(args[-1])
         return func(*args, **(kwargs or {}))
@@ -91,8 +91,8 @@ class Recorded(TorchFunctionMode):
 def soft_moe_router(soft_routing: Callable[..., Routed], runs: str) -> SimpleNamespace:
     """The router `soft_moe` made of a package's soft routing; `runs` is the docstring of its `route`."""
 
-    def route(params: Mapping[str, Tensor], tokens: Tensor, config: RouterConfig) -> RouterOutput:
-        forms = {name: getattr(config, name) for name in ("normalize", "norm_form", "dispatch", "combine")}
+    def route(params: Mapping[str, Tensor], tokens: Tensor, options: Any, *, train: bool = False) -> RouterOutput:
+        forms = {name: getattr(options, name) for name in ("normalize", "norm_form", "dispatch", "combine")}
         return RouterOutput(soft_routing(tokens, params["slots"], scale=params["scale"], **forms), {}, {})
 
     route.__doc__ = runs

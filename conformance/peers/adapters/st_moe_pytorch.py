@@ -27,7 +27,7 @@ from moespec.conformance.peers.adapters.on_torch import (
     to_numpy,
     value_and_grad,
 )
-from moespec.spec import RouterConfig, RouterOutput
+from moespec.spec import RouterOutput
 
 __all__ = [
     "ROUTERS",
@@ -135,17 +135,17 @@ def moe_layer(tokens: Tensor, routing: Routed, experts: Any) -> Tensor:
 
 
 def _route(
-    params: dict[str, Tensor], tokens: Tensor, config: RouterConfig, *, train: bool = False, **noise: Any
+    params: dict[str, Tensor], tokens: Tensor, options: Any, *, train: bool = False, **noise: Any
 ) -> RouterOutput:
     """`TopNGating` and `MoE`, with the capacity of the peer."""
-    if noise or config.batch_priority != "none":
+    if noise or options.batch_priority != "none":
         raise NotImplementedError("TopNGating has Gumbel noise, and no order but that of the tokens")
-    if config.multiple_of != 1:
+    if options.multiple_of != 1:
         raise NotImplementedError("the capacity is not made a multiple")
-    if config.slots_per_expert or config.eval_capacity_factor:
+    if options.slots_per_expert or options.eval_capacity_factor:
         raise NotImplementedError("the capacity is that of one factor")
-    factor = config.choices * config.capacity_factor
-    return RouterOutput(_gating(tokens, params["kernel"], config.choices, capacity_factor_train=factor)[0], {}, {})
+    factor = options.choices * options.capacity_factor
+    return RouterOutput(_gating(tokens, params["kernel"], options.choices, capacity_factor_train=factor)[0], {}, {})
 
 
 ROUTERS = {"softmax_token_choice": SimpleNamespace(route=_route)}

@@ -19,7 +19,7 @@ from moespec.conformance.peers.adapters.on_torch import (
     to_numpy,
     value_and_grad,
 )
-from moespec.spec import RouterConfig, RouterOutput
+from moespec.spec import RouterOutput
 
 __all__ = [
     "ROUTERS",
@@ -36,30 +36,30 @@ __all__ = [
 
 
 def _route(
-    params: dict[str, Tensor], tokens: Tensor, config: RouterConfig, *, train: bool = False, **noise: Any
+    params: dict[str, Tensor], tokens: Tensor, options: Any, *, train: bool = False, **noise: Any
 ) -> RouterOutput:
     """`SwitchTransformersTop1Router` and `SwitchTransformersSparseMLP`, with the capacity of the case."""
-    if noise or config.choices != 1 or config.batch_priority != "none":
+    if noise or options.choices != 1 or options.batch_priority != "none":
         raise NotImplementedError("the router chooses one expert, has jitter for noise, and the order of the tokens")
     if tokens.dtype == torch.float64:
         raise NotImplementedError("the router computes in float32 at most")
     settings = SwitchTransformersConfig(
-        d_model=config.width,
+        d_model=options.width,
         d_ff=1,
-        num_experts=config.experts,
-        expert_capacity=config.capacity(train=train),
+        num_experts=options.experts,
+        expert_capacity=options.capacity(train=train),
     )
     peer = module.SwitchTransformersSparseMLP(settings).eval()
     kernel = params["kernel"].T
     chosen, probability, _ = functional_call(peer.router, {"classifier.weight": kernel}, (tokens,))
-    slots = torch.nn.functional.one_hot((chosen.cumsum(dim=1) - 1).clamp(min=0), config.tokens)[
-        ..., : config.capacity(train=train)
+    slots = torch.nn.functional.one_hot((chosen.cumsum(dim=1) - 1).clamp(min=0), options.tokens)[
+        ..., : options.capacity(train=train)
     ]
     dispatch = (chosen[..., None] * slots).to(tokens.dtype)
 
     def layer(tokens: Tensor, experts: Any) -> Tensor:
-        for e in range(config.experts):
-            peer.experts[f"expert_{e}"] = SuiteExpert(experts, e, config.experts)
+        for e in range(options.experts):
+            peer.experts[f"expert_{e}"] = SuiteExpert(experts, e, options.experts)
         result: Tensor = functional_call(peer, {"router.classifier.weight": kernel}, (tokens,))
         return result
 

@@ -1,0 +1,145 @@
+"""What a backend is: what routers, models and training ask of it, with the types.
+
+A backend is a module (`moespec.backends.jax`). It has
+
+* what routers are made of (`Blocks`), on arrays with a leading groups axis;
+* the other functions of the specification that layers and models call, and the layer itself;
+* the few array operations that models need;
+* gradients, compilation and training, and moving arrays to and from NumPy.
+
+What a function computes is said in `moespec.spec`, by the function of the same name. A backend has those of its public
+functions that are not listed here too: `tests/backends/test_contract.py` holds the three of them to both.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from moespec.backends.optimizer import OptimizerConfig
+from moespec.spec.routers import Router
+from moespec.spec.routers.blocks import Array, Blocks
+from moespec.spec.routing import Params, Routing
+
+__all__ = ["Array", "Axis", "Backend", "LossFunction", "Metrics", "State", "Step"]
+
+Axis = int | tuple[int, ...]
+State = Any
+"""What training carries from step to step; only the functions of its backend look inside."""
+Metrics = dict[str, Array]
+LossFunction = Callable[[Params, Any], tuple[Array, Metrics]]
+"""`loss_function(params, batch) -> (loss, metrics)`."""
+Step = Callable[[State, Any, float], tuple[State, Metrics]]
+"""`step(state, batch, learning_rate) -> (state, metrics)`; it may use up the state that it is given."""
+
+
+class BatchedRouting(Protocol):
+    """The routing of several groups: a record by slot, or one that is dense by nature."""
+
+    def dense(self) -> Routing:
+        """The tensors of the papers, each (groups, tokens, experts, capacity)."""
+
+
+class Backend(Blocks, Protocol):
+    """A backend. Arrays have a leading groups (or images) axis, except parameters and what is said to be shared."""
+
+    name: str
+    ROUTERS: Mapping[str, Router]
+    SlotRouting: Callable[..., BatchedRouting]
+    SoftRouting: Callable[..., BatchedRouting]
+
+    # The layer, and what models have instead of it or around it.
+
+    def moe_layer(self, tokens: Array, routing: BatchedRouting, experts: Callable[[Array], Array]) -> Array: ...
+    def expert_mlp(
+        self, inputs: Array, params: Mapping[str, Array], *, gelu: str = "tanh", used: Array | None = None
+    ) -> Array: ...
+    def used_experts(self, routing: BatchedRouting) -> Array: ...
+    def multi_hash_mlp(
+        self, tokens: Array, ids: Array, tables: Array, params: Mapping[str, Array], *, activation: str = "relu"
+    ) -> Array: ...
+    def rescale(self, x: Array, params: Mapping[str, Array]) -> Array: ...
+    def gelu(self, x: Array, *, form: str = "tanh") -> Array: ...
+    def layer_norm(self, x: Array, scale: Array, bias: Array | None = None, *, epsilon: float = 1e-6) -> Array: ...
+    def attention(self, query: Array, key: Array, value: Array) -> Array: ...
+    def patch_embed(self, images: Array, kernel: Array, bias: Array) -> Array: ...
+    def softmax_cross_entropy(self, logits: Array, targets: Array) -> Array: ...
+    def sigmoid_cross_entropy(self, logits: Array, targets: Array) -> Array: ...
+
+    # Token ids.
+
+    def patch_codes(self, patches: Array, codebook: Array) -> Array: ...
+    def previous_ids(self, ids: Array) -> Array: ...
+    def pair_ids(self, first: Array, second: Array, *, vocabulary: int) -> Array: ...
+
+    # Array operations.
+
+    def arange(self, count: int, like: Array) -> Array:
+        """`0, 1, ..., count - 1` in float32, in float64 if `like` is, on its device."""
+
+    def broadcast_to(self, x: Array, shape: tuple[int, ...]) -> Array:
+        """`x` repeated along its axes of length 1, and new leading ones, to `shape`."""
+
+    def cast(self, x: Array, dtype: str) -> Array:
+        """`x` in the dtype of that name, "int32" too."""
+
+    def concatenate(self, arrays: Sequence[Array], axis: int) -> Array:
+        """`arrays` joined along an axis that they have."""
+
+    def transpose(self, x: Array, axes: Sequence[int]) -> Array:
+        """`x` with its axes in this order."""
+
+    def einsum(self, subscripts: str, /, *arrays: Array) -> Array:
+        """Einstein summation."""
+
+    def mean(self, x: Array, axis: Axis | None = None) -> Array:
+        """The mean over the axes, over all if None."""
+
+    def sum(self, x: Array, axis: Axis | None = None) -> Array:
+        """The sum over the axes, over all if None."""
+
+    def softmax(self, x: Array, axis: int) -> Array:
+        """`exp(x) / sum(exp(x))` along `axis`, in the dtype of `x`."""
+
+    def cos(self, x: Array, /) -> Array: ...
+    def sin(self, x: Array, /) -> Array: ...
+    def tanh(self, x: Array, /) -> Array: ...
+
+    # To and from NumPy.
+
+    def from_numpy(self, tree: Any, dtype: str | None = None) -> Any:
+        """Copies of the arrays of nested dicts, lists and tuples as arrays of this backend; None stays None.
+
+        `dtype` is that of the floating arrays ("float64", "float32", "bfloat16"), their own if None.
+        """
+
+    def to_numpy(self, tree: Any) -> Any:
+        """The reverse; bfloat16, which NumPy does not have, becomes float32."""
+
+    # Gradients and training.
+
+    def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """`function`, compiled, for pure functions."""
+
+    def value_and_grad(
+        self, function: Callable[..., tuple[Array, Any]]
+    ) -> Callable[..., tuple[tuple[Array, Any], Params]]:
+        """For `function(params, *args) -> (loss, aux)`: a function that returns `((loss, aux), gradient)`."""
+
+    def init_state(self, params: Params, optimizer: OptimizerConfig) -> State:
+        """The state before the first step. The parameters are copied."""
+
+    def state_params(self, state: State) -> Params:
+        """The parameters, for a forward pass; valid until the state is given to a step."""
+
+    def make_step(self, loss_function: LossFunction, optimizer: OptimizerConfig, *, accumulate: int = 1) -> Step:
+        """One update of AdamW (see `optimizer`), compiled.
+
+        The batch is split into `accumulate` equal parts along the leading axis of its arrays; gradients and metrics are
+        averaged. The metrics have "loss" and "grad_norm", the global norm before the clip, added to them. Raises
+        ConfigError for `accumulate < 1`, ShapeError for a batch that does not split.
+        """
+
+    def export_state(self, state: State) -> dict[str, Any]:
+        """The state as nested dicts of NumPy arrays, bit for bit: `params`, `mu`, `nu`, and the int `step`."""
+
+    def import_state(self, exported: Mapping[str, Any], optimizer: OptimizerConfig) -> State:
+        """The state that `export_state`, of any backend, made `exported` of."""

@@ -1,0 +1,103 @@
+"""What a backend shows: what its modules say is public, found by looking, so that no list of names is kept by hand."""
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable, Collection, Iterator, Mapping
+from types import ModuleType
+from typing import Any, get_args, get_type_hints
+
+from numpy.typing import ArrayLike
+
+from moespec import spec
+from moespec.backends.optimizer import OptimizerConfig
+from moespec.spec.numerics import Leading, Shared
+from moespec.spec.routing import Routing
+
+__all__ = ["array_arguments", "install", "specified", "takes_groups"]
+
+
+def install(
+    package: ModuleType,
+    *,
+    apart: Collection[str] = (),
+    derive: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
+) -> list[str]:
+    """Gives `package` the public names of a backend, and returns them all, sorted.
+
+    These are every name in `__all__` of its modules (of those in `apart`, which are for users to import, none),
+    what the specification has that knows no groups, `OptimizerConfig`, the `name` that the package has, and, unless a
+    module has them, `ROUTERS` computed by the package. With `derive`, every other function of the specification that no
+    module has is derived from it.
+
+    Raises ImportError for a name that two modules have.
+    """
+    names: dict[str, Any] = {"OptimizerConfig": OptimizerConfig}
+    for module in pkgutil.iter_modules(package.__path__):
+        if module.name not in apart:
+            loaded = importlib.import_module(f"{package.__name__}.{module.name}")
+            for name in getattr(loaded, "__all__", ()):
+                if name in names:
+                    raise ImportError(f"{package.__name__}: {name} is public in {module.name} and in another module")
+                names[name] = getattr(loaded, name)
+    for name, value in specified():
+        if not takes_groups(value):
+            names.setdefault(name, value)
+        elif derive is not None and name not in names:
+            names[name] = derive(value)
+    names.setdefault("ROUTERS", {name: router.bind(package) for name, router in spec.ROUTERS.items()})
+    for name, value in names.items():
+        setattr(package, name, value)
+        _document(name, value)
+    public = sorted({*names, "name"})
+    package.__dir__ = lambda: public  # type: ignore[method-assign]
+    return public
+
+
+def _document(name: str, value: Any) -> None:
+    """Adds what the specification says of a function to what a backend says, which is only what differs."""
+    original = getattr(spec, name, None)
+    if inspect.isfunction(value) and inspect.isfunction(original) and value.__doc__ != original.__doc__:
+        own, common = inspect.getdoc(value), inspect.getdoc(original)
+        value.__doc__ = f"{own}\n\nThe specification, of one group:\n\n{common}" if own else common
+
+
+def specified() -> Iterator[tuple[str, Any]]:
+    """The public functions of the specification by name, and its tables of functions.
+
+    Without those of its records of a routing: a backend has its own.
+    """
+    for name in spec.__all__:
+        value = getattr(spec, name)
+        if getattr(value, "__module__", "") == Routing.__module__:
+            continue
+        if inspect.isfunction(value) or (isinstance(value, Mapping) and all(map(inspect.isfunction, value.values()))):
+            yield name, value
+
+
+def takes_groups(value: Any) -> bool:
+    """Whether a function (or one of a table) has arguments that differ from group to group, or could."""
+    functions = value.values() if isinstance(value, Mapping) else [value]
+    return any(kind != "shared" for function in functions for kind in array_arguments(function).values())
+
+
+def array_arguments(function: Callable[..., Any]) -> dict[str, str]:
+    """The arguments of a function of the specification that are arrays or routings, by name.
+
+    "shared" is one array for all groups, "leading" has any leading axes, and "group" is what one group has, so that a
+    backend takes it with a leading axis of groups. It is the types that tell: `Shared`, `Leading`, and plain arrays.
+    """
+    hints = get_type_hints(function, include_extras=True)
+    hints.pop("return", None)
+    kinds = {name: _kind(hint) for name, hint in hints.items()}
+    return {name: kind for name, kind in kinds.items() if kind}
+
+
+def _kind(hint: Any) -> str:
+    alternatives = get_args(hint) or (hint,)
+    if hint == Shared or Shared in alternatives:
+        return "shared"
+    if hint == Leading or Leading in alternatives:
+        return "leading"
+    is_array = all(part in alternatives for part in get_args(ArrayLike)) or hint is Routing
+    return "group" if is_array else ""

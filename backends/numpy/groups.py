@@ -1,0 +1,141 @@
+"""A function of the specification, which is of one group, as the function of all groups that a backend has.
+
+Arguments with a groups axis are told from shared ones by their types (see `moespec.backends.face`). What the groups give
+becomes one result: a sparse routing the record by slot, named results and arrays a stack with a leading axis of groups
+(integers as int32), a scalar and a dict of metrics the mean over the groups.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, get_type_hints
+
+import numpy as np
+
+from moespec import spec
+from moespec.backends.face import array_arguments
+from moespec.spec.errors import ShapeError
+from moespec.spec.routers import Router
+from moespec.spec.routing import DenseRouting, Params, RouterOutput, Routing
+
+__all__ = ["ROUTERS", "SlotRouting", "SoftRouting"]
+
+Array = Any
+
+
+class SlotRouting(NamedTuple):
+    """A sparse routing by slot.
+
+    token: (G, E, C) int32, the token in each slot, or `tokens` for an empty slot.
+    weight: (G, E, C), its combine weight, 0 for an empty slot.
+    slot: None; compiled backends keep the slot of each choice of a token here.
+    tokens: T.
+    """
+
+    token: Array
+    weight: Array
+    slot: None
+    tokens: int
+
+    def dense(self) -> Routing:
+        """The tensors of the papers, each (G, T, E, C)."""
+        dispatch = (self.token[:, None] == np.arange(self.tokens)[:, None, None]).astype(np.float64)
+        return Routing(dispatch, dispatch * self.weight[:, None])
+
+
+class SoftRouting(NamedTuple):
+    """A routing that is dense by nature: `dispatch` and `combine`, each (G, T, E, C)."""
+
+    dispatch: Array
+    combine: Array
+
+    def dense(self) -> Routing:
+        """The same as the specification's record."""
+        return Routing(self.dispatch, self.combine)
+
+
+def batched(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` of each group, and the results put together; `function` itself if its arrays have no groups."""
+    kinds = array_arguments(function)
+    if "group" not in kinds.values():
+        return function
+    grouped = [name for name, kind in kinds.items() if kind != "shared"]
+    is_dense = get_type_hints(function, include_extras=True).get("return") == DenseRouting
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def of_groups(*args: Any, **options: Any) -> Any:
+        arguments = signature.bind(*args, **options).arguments
+        arrays = {name: arguments.pop(name) for name in grouped if name in arguments}
+        return together([function(**group, **arguments) for group in groups(**arrays)], is_dense=is_dense)
+
+    return of_groups
+
+
+def groups(**arrays: Any) -> list[dict[str, Any]]:
+    """The arguments of each group: row g of every array or routing; None stays None.
+
+    Raises ShapeError where there are no groups, or other numbers of them.
+    """
+    rows = {name: _rows(array) for name, array in arrays.items() if array is not None}
+    first = next(iter(rows))
+    if not len(rows[first]):
+        raise ShapeError(f"{first}: expected a leading axis of at least one group, got shape {rows[first].shape}")
+    for name, array in rows.items():
+        if len(array) != len(rows[first]):
+            raise ShapeError(f"{name}: {len(array)} groups, but {first} has {len(rows[first])}")
+    return [{name: rows[name][g] if name in rows else None for name in arrays} for g in range(len(rows[first]))]
+
+
+def _rows(array: Any) -> Any:
+    if isinstance(array, SlotRouting | SoftRouting):
+        return [Routing(*pair) for pair in zip(*array.dense(), strict=True)]
+    array = np.asarray(array)
+    return array if array.ndim else array.reshape(-1)[:0]
+
+
+def together(results: Sequence[Any], *, is_dense: bool = False) -> Any:
+    """One result from those of the groups."""
+    first = results[0]
+    if isinstance(first, Routing):
+        return SoftRouting(*map(_stack, zip(*results, strict=True))) if is_dense else by_slot(results)
+    if isinstance(first, dict):
+        return {name: sum((result[name] for result in results[1:]), first[name]) / len(results) for name in first}
+    if isinstance(first, tuple):
+        return type(first)(*map(_stack, zip(*results, strict=True)))
+    return np.mean(results) if np.ndim(first) == 0 else _stack(results)
+
+
+def by_slot(routings: Sequence[Routing]) -> SlotRouting:
+    """The record of the dense sparse routings of all groups."""
+    token = _stack([spec.slot_tokens(routing) for routing in routings])
+    weight = np.stack([routing.combine.sum(axis=0) for routing in routings])  # a slot holds at most one token
+    return SlotRouting(token, weight, None, len(routings[0].dispatch))
+
+
+def _stack(values: Sequence[Array]) -> Array:
+    stack = np.stack(values)
+    return stack.astype(np.int32) if stack.dtype.kind == "i" else stack
+
+
+def router_of_groups(router: Router) -> Router:
+    """A router of the specification, run on each group by itself: what those of the compiled backends are compared with."""
+
+    def compose(
+        B: Any, params: Params, tokens: Array, options: Any, *, noise: Array | None, train: bool, **needed: Array
+    ) -> RouterOutput:
+        outputs = [
+            router.route(params, options=options, train=train, **group)
+            for group in groups(tokens=tokens, noise=noise, **needed)
+        ]
+        routings, losses, metrics = zip(*outputs, strict=True)
+        # A slot that mixes tokens has no record by slot.
+        is_dense = any((np.count_nonzero(routing.dispatch, axis=0) > 1).any() for routing in routings)
+        return RouterOutput(together(routings, is_dense=is_dense), together(losses), together(metrics))
+
+    return replace(router, compose=compose)
+
+
+ROUTERS: dict[str, Router] = {name: router_of_groups(router) for name, router in spec.ROUTERS.items()}
+"""The routers by name. Their losses and metrics are means over the groups."""

@@ -1,0 +1,80 @@
+"""The few functions of a backend that are not those of the specification, group by group."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from moespec import spec
+from moespec.backends.numpy.groups import SlotRouting, SoftRouting, batched, groups
+from moespec.spec.checks import check_rank
+from moespec.spec.dselect_k import check_selectors
+from moespec.spec.errors import ShapeError
+from moespec.spec.values import as_array
+
+__all__ = [
+    "dselect_k_entropy",
+    "dselect_k_reachability",
+    "dselect_k_routing",
+    "moe_layer",
+    "project_simplex",
+    "project_sparse_simplex",
+    "used_experts",
+]
+
+Array = Any
+
+
+def project_simplex(values: Array, *, mass: float = 1.0) -> Array:
+    """Along the last axis: (..., n) -> (..., n)."""
+    return _along_rows(lambda row: spec.project_simplex(row, mass=mass), values)
+
+
+def project_sparse_simplex(values: Array, *, nonzeros: int, mass: float = 1.0) -> Array:
+    """Along the last axis: (..., n) -> (..., n)."""
+    return _along_rows(lambda row: spec.project_sparse_simplex(row, nonzeros=nonzeros, mass=mass), values)
+
+
+def _along_rows(function: Callable[[Array], Array], values: Array) -> Array:
+    values = np.asarray(values)
+    if values.ndim < 1 or values.size == 0:
+        raise ShapeError(f"values: expected at least one value, got shape {values.shape}")
+    return np.stack([function(row) for row in values.reshape(-1, values.shape[-1])]).reshape(values.shape)
+
+
+def dselect_k_entropy(selectors: Array) -> Array:
+    """The mean over the groups: (G, T, K, E), or (K, E) of a static gate, which is one group."""
+    return spec.dselect_k_entropy(selectors) / check_selectors(selectors)
+
+
+def dselect_k_reachability(selectors: Array) -> Array:
+    """The mean over the groups: (G, T, K, E), or (K, E) of a static gate, which is one group."""
+    return spec.dselect_k_reachability(selectors) / check_selectors(selectors)
+
+
+def dselect_k_routing(gate: Array, *, like: Array | None = None) -> SlotRouting:
+    """gate (G, T, E), or (E,) of a static gate; like (G, T, D)."""
+    if np.ndim(gate) == 1 and like is not None:
+        tokens = as_array("like", like, "groups tokens width")
+        gate = np.broadcast_to(gate, (*tokens.shape[:2], len(gate)))
+    routing: SlotRouting = batched(spec.dselect_k_routing)(gate)
+    return routing
+
+
+def used_experts(routing: SlotRouting | SoftRouting) -> Array:
+    """Those with a token in any group: (E,) booleans."""
+    return batched(spec.used_experts)(routing).any(axis=0)
+
+
+def moe_layer(tokens: Array, routing: SlotRouting | SoftRouting, experts: Callable[[Array], Array]) -> Array:
+    """tokens (G, T, D), `experts` from (G, E, C, D) to (G, E, C, D') -> (G, T, D'). `experts` sees one group at a time."""
+    check_rank("tokens", tokens, "groups tokens width")
+
+    def experts_of_one(inputs: Array) -> Array:
+        outputs = experts(inputs[None])
+        check_rank("experts", outputs, "groups experts capacity width")
+        return outputs[0]
+
+    return np.stack(
+        [spec.moe_layer(**group, experts=experts_of_one) for group in groups(tokens=tokens, routing=routing)]
+    )

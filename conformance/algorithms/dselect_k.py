@@ -1,0 +1,524 @@
+"""DSelect-k: the codes, the step, the selectors, the gate, its routing and losses, and the router `dselect_k`.
+
+Codes lie on a grid of sixteenths, some of them exactly at an end of the step; for the router tokens are drawn again
+until no code is near one.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from moespec.conformance.engine.definition import Definition, Draws, call, composed, single, tensor
+from moespec.conformance.engine.describe import SLOTS, Choice, Function, Output
+from moespec.conformance.engine.draw import grid
+from moespec.conformance.engine.format import Stage, Tensor
+from moespec.conformance.engine.inputs import scores, tokens
+from moespec.conformance.engine.invalid import (
+    SHAPE,
+    SMALL,
+    invalid,
+    invalid_arrays,
+    invalid_option,
+    invalid_sizes,
+    with_value,
+)
+from moespec.conformance.engine.routers import router_case, small_router
+from moespec.conformance.engine.variant import Variant, every, variant
+from moespec.spec.dselect_k_codes import code_bits
+from moespec.spec.dselect_k_losses import EPSILON
+
+__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
+
+
+def _outside(codes: Any, scale: Any, options: Mapping[str, Any]) -> float:
+    """The smallest relative distance of a code from an end of the step."""
+    half = options.get("gamma", 1.0) / 2
+    distance = np.abs(np.abs(codes) - half) / (scale + half)
+    return float(distance.min(initial=1.0))
+
+
+def _positive(gate: Any, scale: Any, options: Mapping[str, Any]) -> float:
+    """A gate that is not 0 stays so in every dtype, unless it underflows."""
+    return float(((gate == 0) | (gate > 1e-30)).all())
+
+
+def _entropy_scale(selectors: Any) -> Any:
+    """`sum r (2 + |log(r + epsilon)|)`: the logarithm of what is nearly 1 cancels."""
+    return np.sum(selectors * (2 + np.abs(np.log(selectors + EPSILON))))
+
+
+FUNCTIONS = (
+    Function("smooth_step", {"step": Output("rows n")}),
+    Function(
+        "dselect_k_codes",
+        {"codes": Output("groups tokens choices bits"), "logits": Output("groups tokens choices")},
+    ),
+    Function("dselect_k_selectors", {"selectors": Output("groups tokens choices experts")}, Choice("codes", _outside)),
+    Function("dselect_k_gate", {"gate": Output("groups tokens experts")}),
+    Function("dselect_k_routing", SLOTS, Choice("gate", _positive)),
+    Function("dselect_k_entropy", {"loss": Output(written=_entropy_scale)}),
+    Function("dselect_k_reachability", {"loss": Output()}),
+)
+
+NAME, GATE = "dselect_k", "dselect_k_gate"
+G, T, K, D = 2, 4, 2, 3
+CODES, LOGITS, MIXED = "groups tokens choices bits", "groups tokens choices", "groups tokens choices experts"
+
+
+def cases() -> Iterator[Definition]:
+    """All cases of this module."""
+    yield from _step()
+    yield from _gates()
+    yield from _gradients()
+    yield from _routers()
+    yield from _invalid_gates()
+    yield from _invalid_routers()
+
+
+def codes(key: str, experts: int, choices: int = K, reach: float = 0.5) -> Tensor:
+    """Codes of a gate by token."""
+    return tensor(grid(key, (G, T, choices, code_bits(experts)), reach=reach, step=0.0625), CODES)
+
+
+def mixture(key: str, choices: int = K) -> Tensor:
+    """Logits of a gate by token."""
+    return tensor(grid(f"{key}/logits", (G, T, choices)), LOGITS)
+
+
+def _step() -> Iterator[Definition]:
+    def case(name: str, kind: str, purpose: str, values: Any, gamma: float = 1.0) -> Definition:
+        z = tensor(values, "rows n")
+        return single(GATE, "smooth_step", name, kind, purpose, "smooth_step", z=z, gamma=gamma)
+
+    z = grid("dselect/step", (3, 6), reach=0.75, step=0.0625)
+    yield case("step", "value", "The cubic inside, 0 and 1 outside.", z)
+    yield case("step_narrow", "value", "Half as wide.", z, 0.5)
+    yield case("step_wide", "value", "Four times as wide.", 4 * z, 4.0)
+    ends = [[-0.5, 0.5, 0.0], [-0.498046875, 0.498046875, -0.001953125]]
+    yield case("step_ends", "tie", "At both ends of the step, just inside them, and in the middle.", ends)
+    yield case("step_gradient", "gradient", "The derivative, 0 outside.", z, 2.0)
+
+    valid = case("valid", "value", "", grid("negative/z", (1, 4), reach=0.5))
+    yield from invalid_arrays(valid, "z", "step_", "rank")  # any shape will do
+    yield invalid_option(valid, "step_gamma", "gamma", gamma=0.0)
+
+
+SELECTORS = {"selectors": "dselect_k_selectors"}
+
+
+def _selectors(read: str, experts: int, gamma: float = 1.0) -> Stage:
+    return call("dselect_k_selectors", {"codes": read}, experts=experts, gamma=gamma)
+
+
+def _losses(read: str = "dselect_k_selectors") -> tuple[Stage, ...]:
+    return tuple(call(loss, {"selectors": read}) for loss in ("dselect_k_entropy", "dselect_k_reachability"))
+
+
+STATIC = {
+    "static_codes": tensor([[0.25, -0.125], [-0.3125, 0.625]], "choices bits"),
+    "static_logits": tensor([0.0, 1.0], "choices"),
+}
+
+
+def _gates() -> Iterator[Definition]:
+    def case(
+        name: str, kind: str, purpose: str, values: Tensor, count: int, flag: str, gamma: float = 1.0
+    ) -> Definition:
+        inputs = {"codes": values, "logits": mixture(f"dselect/{name}", values.array.shape[2])}
+        gate = call(GATE, {**SELECTORS, "logits": "logits"})
+        stages = (_selectors("codes", count, gamma), gate, call("dselect_k_routing", {"gate": GATE}))
+        return composed(GATE, name, kind, purpose, flag, inputs=inputs, stages=stages)
+
+    order, holes, size, idle = "code_order", "unreachable_codes", "degenerate_size", "unused_expert"
+    yield case("four_experts", "value", "A power of two: the gate sums to 1.", codes("dselect/a", 4), 4, order)
+    yield case("eight_experts", "value", "Three digits.", codes("dselect/b", 8), 8, order)
+    yield case("five_experts", "value", "Three codes of eight have no expert.", codes("dselect/c", 5), 5, holes)
+    yield case("three_choices", "value", "Three selectors.", codes("dselect/d", 6, 3), 6, holes)
+    yield case("wide", "value", "A wider step.", codes("dselect/e", 4, reach=1.0), 4, "smooth_step", 2.0)
+    same = tensor(np.tile([0.75, -0.75], (G, T, K, 1)), CODES)
+    yield case("same_expert", "value", "Selectors that pick the same expert add their weights.", same, 4, idle)
+    ends = tensor(0.5 * np.sign(grid("dselect/f", (G, T, K, 2)) + 0.0625), CODES)
+    purpose = "Codes at the ends of the step: an expert that gets exactly 0 is not used."
+    yield case("ends", "tie", purpose, ends, 4, idle)
+    purpose = "One selector: its logit does not matter."
+    yield case("one_choice", "degenerate", purpose, codes("dselect/g", 4, 1), 4, size)
+    yield case("two_experts", "degenerate", "One digit.", codes("dselect/h", 2), 2, size)
+
+    gate = call(GATE, {**SELECTORS, "logits": "static_logits"})
+    stages = (_selectors("static_codes", 4), gate, *_losses())
+    purpose = "A static gate has neither groups nor tokens."
+    yield composed(GATE, "static", "value", purpose, order, inputs=STATIC, stages=stages)
+
+    def losses(name: str, purpose: str, values: Tensor, count: int) -> Definition:
+        stages = (_selectors("codes", count), *_losses())
+        flag = "selector_losses"
+        return composed(GATE, name, "value", purpose, flag, inputs={"codes": values}, stages=stages)
+
+    yield losses("losses", "Entropy of each selector, summed over tokens.", codes("dselect/l", 4), 4)
+    inside = codes("dselect/m", 6, reach=0.4375)
+    yield losses("losses_unreachable", "Some mass is on codes without an expert.", inside, 6)
+
+
+def _gradients() -> Iterator[Definition]:
+    def case(name: str, purpose: str, inputs: dict[str, Tensor], *stages: Stage, of: str = "") -> Definition:
+        return composed(GATE, f"gradient_{name}", "gradient", purpose, inputs=inputs, stages=stages, of=of)
+
+    purpose = "By codes; those outside the step are frozen."
+    yield case("codes", purpose, {"codes": codes("dselect/i", 5, reach=0.75)}, _selectors("codes", 5))
+    quarter: dict[str, float] = {"reach": 0.25, "step": 0.03125, "centre": 0.28125}
+    mass = tensor(grid("dselect/j", (G, T, K, 3), **quarter), MIXED)
+    inputs = {"selectors": mass, "logits": mixture("dselect/j")}
+    yield case("mixture", "By selectors and logits.", inputs, call(GATE, {name: name for name in inputs}))
+    bits = {"static_codes": STATIC["static_codes"]}
+    yield case("static_codes", "By the codes of a static gate.", bits, _selectors("static_codes", 3))
+    inputs = {
+        "static_selectors": Tensor(mass.array[0, 0], mass.axes[2:]),
+        "static_logits": STATIC["static_logits"],
+    }
+    gate = call(GATE, {"selectors": "static_selectors", "logits": "static_logits"})
+    yield case("static_mixture", "By the selectors and the logits of a static gate.", inputs, gate)
+    shown = {"gate": tensor(grid("dselect/k", (G, T, 3), **quarter), "groups tokens experts")}
+    yield case("routing", "The weight of a slot is the gate.", shown, call("dselect_k_routing", {"gate": "gate"}))
+    for loss in ("entropy", "reachability"):
+        of = f"dselect_k_{loss}/loss"
+        yield case(loss, "By selectors.", {"selectors": mass}, *_losses("selectors"), of=of)
+
+
+def _routers() -> Iterator[Definition]:
+    def case(
+        name: str, kind: str, purpose: str, *flags: str, count: int = 4, tokens: int = T, reach: float = 0.5,
+        step: float = 0.125, **options: Any,
+    ) -> Definition:  # fmt: skip
+        key = f"routers/{NAME}/{name}"
+        static = options.get("selector_gate") == "static"
+        columns = K * (code_bits(count) + 1)
+        centre = 0.0625 if static and kind != "tie" else 0.0  # no code at an end of the step, but where it is meant
+        bias = grid(f"{key}/bias", (columns,), reach=reach, step=step, centre=centre)
+        params = {"bias": tensor(bias, "columns")}
+        if not static:
+            kernel = grid(f"{key}/kernel", (D, columns), reach=0.375, step=0.0625)
+            params["kernel"] = tensor(kernel, "width columns")
+        return router_case(
+            NAME, name, kind, purpose, *flags, params=params, sizes=(tokens, count, D), train=True,
+            draws=Draws(1.5, 1 if static else 200, np.inf), exact_ties=kind == "tie", choices=K, **options,
+        )  # fmt: skip
+
+    step, loss, idle, size = "smooth_step", "selector_losses", "unused_expert", "degenerate_size"
+    static: dict[str, Any] = {"selector_gate": "static"}
+    weights: dict[str, Any] = {"selector_entropy_weight": 0.25, "reachability_weight": 0.5}
+    yield case("values", "value", "Four experts.", "generated_code", "code_order")
+    purpose = "The mass on codes without an expert is lost."
+    yield case("five_experts", "value", purpose, "unreachable_codes", count=5)
+    yield case("losses", "value", "Both losses, weighted.", loss, count=6, **weights)
+    purpose = "No code is without an expert: there is no reachability to count."
+    yield case("losses_power_of_two", "value", purpose, loss, **weights)
+    yield case("static", "value", "The same gate for every token.", idle, reach=0.75, **static)
+    purpose = "The losses of a static gate count once, not once a token."
+    yield case("static_losses", "value", purpose, loss, count=3, reach=0.375, **weights, **static)
+    yield case("static_ends", "tie", "Codes exactly at the ends of the step.", idle, step=0.5, **static)
+    yield case("one_expert", "degenerate", "One expert gets everything.", size, count=1)
+    yield case("one_token", "degenerate", "One token.", size, tokens=1)
+    yield case("gradient", "gradient", "By tokens, parameters and expert weights.", step, count=5)
+    purpose = "By the parameters of a static gate."
+    yield case("gradient_static", "gradient", purpose, step, count=3, reach=0.375, **static)
+
+
+def _invalid_gates() -> Iterator[Definition]:
+    case = partial(single, GATE)
+    g, t, e, _ = SMALL
+    bits = tensor(grid("negative/codes", (g, 2, 2, 3), reach=0.5, step=0.0625), CODES)
+    valid = case("dselect_k_selectors", "valid", "value", "", codes=bits, experts=8, gamma=1.0)
+    yield from invalid_arrays(valid, "codes", "codes_")
+    yield invalid_option(valid, "gamma", gamma=-1.0)
+    yield invalid_option(valid, "no_expert", "experts", experts=0)
+    mass = tensor(grid("negative/shares", (g, t, 2, e), reach=0.25, centre=0.5), MIXED)
+    logits = tensor(grid("negative/mixture", (g, t, 2)), LOGITS)
+    valid = case(GATE, "valid", "value", "", selectors=mass, logits=logits)
+    yield from invalid_arrays(valid, "selectors", "selectors_", "rank")
+    yield from invalid_arrays(valid, "logits", "logits_")
+    lost = {"selectors": tensor(np.where(np.arange(2)[:, None] == 0, 0.0, mass.array), MIXED)}
+    valid = case("dselect_k_entropy", "valid", "value", "", selectors=mass)
+    yield from invalid_arrays(valid, "selectors", "losses_")
+    valid = case("dselect_k_reachability", "valid", "value", "", selectors=mass)
+    purpose = "A selector has no mass on any expert."
+    yield invalid(valid, "losses_lost", "ContractError", "selectors", inputs=lost, purpose=purpose)
+    valid = case("dselect_k_routing", "valid", "value", "", gate=scores("negative/scores", SHAPE))
+    yield from invalid_arrays(valid, "gate", "routing_")
+    static = tensor(grid("negative/gate", (e,), reach=0.25, centre=0.5), "experts")
+    like = tokens("negative/tokens", (g, t, SMALL.width))
+    yield from invalid_arrays(case("dselect_k_routing", "valid", "value", "", gate=static, like=like), "like", "like_")
+    kernel = tensor(grid("negative/columns", (SMALL.width, 8), reach=0.25), "width columns")
+    bias = tensor(grid("negative/bias", (8,), reach=0.25), "columns")
+    gate: dict[str, Any] = {"bias": bias, "kernel": kernel, "choices": 2, "experts": 7}
+    valid = case("dselect_k_codes", "valid", "value", "", tokens=like, **gate)
+    yield from invalid_arrays(valid, "kernel", "kernel_")
+    yield from (*invalid_sizes(valid, kernel=0), *invalid_sizes(valid, "columns_of_", kernel=1))
+    yield invalid_option(valid, "no_selector", "choices", choices=0)
+
+
+def _invalid_routers() -> Iterator[Definition]:
+    bias = tensor(grid("negative/bias", (8,), reach=0.25), "columns")
+    options: dict[str, Any] = {"experts": 7, "selector_gate": "static", "choices": 2, "selector_gamma": 1.0}
+    valid = small_router(NAME, {"bias": bias}, **options)
+    wrong: dict[str, Any] = {"selector_gate": "image", "choices": 0, "selector_gamma": 0.0}
+    yield from (invalid_option(valid, option, **{option: value}) for option, value in wrong.items())
+    fewer = {"router/bias": tensor(grid("negative/bias/few", (7,), reach=0.25), "columns")}
+    yield invalid(valid, "columns", "ShapeError", "bias", inputs=fewer)
+    # A NaN in it may be found in the codes that are made of it.
+    yield from invalid_arrays(valid, "router/bias", "bias_", "nan")
+    yield from invalid_sizes(valid, tokens=1)
+    kernel = tensor(grid("negative/columns", (SMALL.width, 8), reach=0.25), "width columns")
+    valid = small_router(NAME, {"bias": bias, "kernel": kernel}, **{**options, "selector_gate": "token"})
+    lost = {"tokens": with_value(valid.inputs["tokens"], np.nan)}
+    yield invalid(valid, "tokens_nan", "ContractError", "tokens", inputs=lost)
+
+
+# Variants. Codes are (..., choices, bits), selectors (..., choices, experts). The right function is called first: it
+# rejects what must be rejected.
+
+
+def _tokens_of(selectors: Any) -> int:
+    """Tokens of a group, 1 for a static gate."""
+    return selectors.shape[1] if selectors.ndim == 4 else 1
+
+
+def _groups_of(selectors: Any) -> int:
+    return len(selectors) if selectors.ndim == 4 else 1
+
+
+def _over_their_sum(values: Any) -> Any:
+    """Values divided by their sum over the experts, where that is positive."""
+    total = values.sum(axis=-1, keepdims=True)
+    return values / np.where(total.real > 0, total, 1)
+
+
+def step_not_clipped(B: Any, z: Any, *, gamma: float = 1.0) -> Any:
+    """The cubic of the smooth step goes on outside the step."""
+    B.smooth_step(z, gamma=gamma)
+    return 0.5 + 1.5 * z / gamma - 2 * (z / gamma) ** 3
+
+
+def step_is_linear(B: Any, z: Any, *, gamma: float = 1.0) -> Any:
+    """The step rises in a straight line from one end to the other."""
+    B.smooth_step(z, gamma=gamma)
+    t = z / gamma + 0.5
+    return np.where(t.real <= 0, 0, np.where(t.real >= 1, 1, t))
+
+
+def step_is_sigmoid(B: Any, z: Any, *, gamma: float = 1.0) -> Any:
+    """The step is a sigmoid, which is 0 or 1 nowhere."""
+    B.smooth_step(z, gamma=gamma)
+    return 1 / (1 + np.exp(-6 * z / gamma))
+
+
+def step_of_half_width(B: Any, z: Any, *, gamma: float = 1.0) -> Any:
+    """The step goes from -gamma to gamma, not from -gamma / 2 to gamma / 2."""
+    return B.smooth_step(z, gamma=2 * gamma)
+
+
+def step_width_ignored(B: Any, codes: Any, *, experts: int, gamma: float = 1.0) -> Any:
+    """The step of the selectors is 1 wide, whatever width is requested."""
+    B.dselect_k_selectors(codes, experts=experts, gamma=gamma)
+    return B.dselect_k_selectors(codes, experts=experts)
+
+
+def least_significant_digit_first(B: Any, codes: Any, **options: Any) -> Any:
+    """The first number of a code is the least significant digit of the expert."""
+    B.dselect_k_selectors(codes, **options)
+    return B.dselect_k_selectors(codes[..., ::-1], **options)
+
+
+def experts_counted_from_one(B: Any, codes: Any, *, experts: int, gamma: float = 1.0) -> Any:
+    """Expert i, counted from 0, has the code of i + 1, the last one that of 0."""
+    selectors = B.dselect_k_selectors(codes, experts=experts, gamma=gamma)
+    every_code = B.dselect_k_selectors(codes, experts=2 ** code_bits(experts), gamma=gamma)
+    return np.roll(every_code, -1, axis=-1)[..., : selectors.shape[-1]]
+
+
+def selectors_renormalised(B: Any, codes: Any, **options: Any) -> Any:
+    """Each selector is divided by its sum over the experts."""
+    return _over_their_sum(B.dselect_k_selectors(codes, **options))
+
+
+def codes_without_gradient(B: Any, codes: Any, **options: Any) -> Any:
+    """The selectors carry no gradient to their codes."""
+    return B.dselect_k_selectors(np.asarray(codes).real, **options)
+
+
+def gate_renormalised(B: Any, selectors: Any, logits: Any) -> Any:
+    """The gate is divided by its sum, so that no mass is lost on codes without an expert."""
+    return _over_their_sum(B.dselect_k_gate(selectors, logits))
+
+
+def selectors_averaged(B: Any, selectors: Any, logits: Any) -> Any:
+    """Every selector has the same weight."""
+    return B.dselect_k_gate(selectors, np.zeros_like(logits) + 0 * logits)
+
+
+def logits_not_normalised(B: Any, selectors: Any, logits: Any) -> Any:
+    """The selectors are weighted by the logits, not by their softmax."""
+    B.dselect_k_gate(selectors, logits)
+    return np.sum(logits[..., None] * selectors, axis=-2)
+
+
+def mixture_without_gradient(B: Any, selectors: Any, logits: Any) -> Any:
+    """The weights of the selectors carry no gradient."""
+    return B.dselect_k_gate(selectors, np.asarray(logits).real)
+
+
+def every_expert_is_used(B: Any, gate: Any, **like: Any) -> Any:
+    """A token is in the slots of all experts, also of those with a gate of 0."""
+    routing = B.dselect_k_routing(gate, **like)
+    own = np.broadcast_to(np.arange(routing.tokens, dtype=np.int32), routing.token.shape)
+    return routing._replace(token=own)
+
+
+def slots_without_gaps(B: Any, gate: Any, **like: Any) -> Any:
+    """The tokens of an expert fill its first slots."""
+    routing = B.dselect_k_routing(gate, **like)
+    first = np.argsort(routing.token, axis=2, kind="stable")
+    token, weight = (np.take_along_axis(array, first, axis=2) for array in (routing.token, routing.weight))
+    return routing._replace(token=token, weight=weight, slot=None)
+
+
+def gate_without_gradient(B: Any, gate: Any, **like: Any) -> Any:
+    """The weights of the slots carry no gradient to the gate."""
+    return B.dselect_k_routing(np.asarray(gate).real, **like)
+
+
+def entropy_averaged(B: Any, selectors: Any) -> Any:
+    """The entropy of the selectors is averaged over tokens."""
+    return B.dselect_k_entropy(selectors) / _tokens_of(selectors)
+
+
+def entropy_without_epsilon(B: Any, selectors: Any) -> Any:
+    """The logarithm of the entropy has nothing added to its argument."""
+    B.dselect_k_entropy(selectors)
+    some = selectors.real > 0
+    return -np.sum(np.where(some, selectors * np.log(np.where(some, selectors, 1)), 0)) / _groups_of(selectors)
+
+
+def losses_without_gradient(B: Any, selectors: Any) -> Any:
+    """The entropy of the selectors carries no gradient."""
+    return B.dselect_k_entropy(np.asarray(selectors).real)
+
+
+def reachability_averaged(B: Any, selectors: Any) -> Any:
+    """The reachability is averaged over tokens."""
+    return B.dselect_k_reachability(selectors) / _tokens_of(selectors)
+
+
+def reachability_is_the_lost_mass(B: Any, selectors: Any) -> Any:
+    """The reachability is the mass on codes without an expert, not the sum of reciprocals of the rest."""
+    B.dselect_k_reachability(selectors)
+    return np.sum(1 - selectors.sum(axis=-1)) / _groups_of(selectors)
+
+
+def reachability_without_gradient(B: Any, selectors: Any) -> Any:
+    """The reachability carries no gradient."""
+    return B.dselect_k_reachability(np.asarray(selectors).real)
+
+
+# Of the router. A change is `(B, route, params, tokens, options, noise=None, train=False)`.
+
+
+def _bits_major(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+    route(params, tokens, options, **more)
+    bits = code_bits(options.experts)
+    columns = np.arange(options.choices * (bits + 1))
+    columns[: options.choices * bits] = columns[: options.choices * bits].reshape(bits, options.choices).T.ravel()
+    return route({name: array[..., columns] for name, array in params.items()}, tokens, options, **more)
+
+
+def _without_bias(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+    output = route(params, tokens, options, **more)
+    if options.selector_gate == "static":
+        return output
+    return route({**params, "bias": np.zeros_like(params["bias"])}, tokens, options, **more)
+
+
+def _not_weighted(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+    output = route(params, tokens, options, **more)
+    return output._replace(losses={name: output.metrics[f"{name}_loss"] for name in output.losses})
+
+
+def _always_reachability(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+    output = route(params, tokens, options, **more)
+    if "reachability" in output.losses:
+        return output
+    loss = options.choices * (1 if options.selector_gate == "static" else options.tokens)
+    return output._replace(
+        losses={**output.losses, "reachability": options.reachability_weight * loss},
+        metrics={**output.metrics, "reachability_loss": np.float64(loss)},
+    )
+
+
+def _counted_by_token(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+    output = route(params, tokens, options, **more)
+    if options.selector_gate != "static":
+        return output
+    return output._replace(losses={name: options.tokens * loss for name, loss in output.losses.items()})
+
+
+def _as_if_by_token(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+    output = route(params, tokens, options, **more)
+    if options.selector_gate != "static":
+        return output
+    kernel = np.ones((options.width, len(params["bias"]))) / 64
+    return route({**params, "kernel": kernel}, tokens, replace(options, selector_gate="token"), **more)
+
+
+def _one(name: str, computes: str, change: Any, ledger: str = "") -> Variant:
+    return Variant(name, computes, every((NAME,), change), ledger)
+
+
+VARIANTS = (
+    variant(step_not_clipped, "smooth_step"),
+    variant(step_is_linear, "smooth_step"),
+    variant(step_is_sigmoid, "smooth_step"),
+    variant(step_of_half_width, "smooth_step"),
+    variant(step_width_ignored, "dselect_k_selectors"),
+    variant(least_significant_digit_first, "dselect_k_selectors", ledger="DK-1"),
+    variant(experts_counted_from_one, "dselect_k_selectors", ledger="DK-1"),
+    variant(selectors_renormalised, "dselect_k_selectors", ledger="DK-2"),
+    variant(codes_without_gradient, "dselect_k_selectors"),
+    variant(gate_renormalised, GATE, ledger="DK-2"),
+    variant(selectors_averaged, GATE),
+    variant(logits_not_normalised, GATE),
+    variant(mixture_without_gradient, GATE),
+    variant(every_expert_is_used, "dselect_k_routing"),
+    variant(slots_without_gaps, "dselect_k_routing"),
+    variant(gate_without_gradient, "dselect_k_routing"),
+    variant(entropy_averaged, "dselect_k_entropy", ledger="DK-3"),
+    variant(entropy_without_epsilon, "dselect_k_entropy"),
+    variant(losses_without_gradient, "dselect_k_entropy"),
+    variant(reachability_averaged, "dselect_k_reachability", ledger="DK-3"),
+    variant(reachability_is_the_lost_mass, "dselect_k_reachability"),
+    variant(reachability_without_gradient, "dselect_k_reachability"),
+    _one(
+        "codes_digit_after_digit",
+        "The columns of the kernel hold the first digit of every selector, then the second.",
+        _bits_major,
+    ),
+    _one("selectors_without_bias", "The codes and logits of a gate by token have no bias.", _without_bias),
+    _one(
+        "selector_losses_not_weighted",
+        "The losses of the selectors are not multiplied by their weights.",
+        _not_weighted,
+    ),
+    _one(
+        "reachability_of_powers_of_two",
+        "The reachability is a loss also where every code has an expert.",
+        _always_reachability,
+    ),
+    _one(
+        "static_losses_for_every_token",
+        "The losses of a static gate count once for every token.",
+        _counted_by_token,
+        "DK-3",
+    ),
+    _one("static_gate_sees_the_token", "A static gate depends on the token a little.", _as_if_by_token),
+)

@@ -1,0 +1,172 @@
+"""Expert Choice."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from moespec.conformance.engine.definition import Definition, single
+from moespec.conformance.engine.describe import SLOTS, Choice, Function
+from moespec.conformance.engine.draw import grid
+from moespec.conformance.engine.format import Tensor
+from moespec.conformance.engine.inputs import TIED, both, distinct, groups_tokens, scores
+from moespec.conformance.engine.invalid import SHAPE, SMALL, invalid_arrays, invalid_option, invalid_sizes
+from moespec.conformance.engine.margins import expert_choice_margin
+from moespec.conformance.engine.reorder import heap_order, renormalised
+from moespec.conformance.engine.variant import variant
+
+__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
+
+FUNCTIONS = (
+    Function(
+        "expert_choice",
+        SLOTS,
+        Choice("scores", lambda scores, scale, options: expert_choice_margin(scores, scale, options["capacity"])),
+    ),
+)
+
+NAME = "expert_choice"
+G, T, E = 2, 6, 3
+
+
+def cases() -> Iterator[Definition]:
+    """All cases of this module."""
+
+    def case(name: str, kind: str, purpose: str, values: Tensor, *flags: str, capacity: int = 3,
+             **options: Any) -> Definition:  # fmt: skip
+        by = ("combine_scores",) if "combine_scores" in options else ()
+        return single(NAME, NAME, name, kind, purpose, *flags, by=by, scores=values, capacity=capacity, **options)
+
+    order, size, best, left = "tie_order", "degenerate_size", "slot_order", "uncovered_token"
+    yield case("two_slots", "value", "The best token is in slot 0.", scores("ec/a"), best, capacity=2)
+    yield case("four_slots", "value", "Half of the tokens for each expert.", scores("ec/b"), best)
+    purpose = "As many tokens as experts: choosing along the wrong axis keeps the shape."
+    yield case("square", "value", purpose, scores("ec/c", (G, E, E)), "wrong_axis", capacity=2)
+    purpose = "Every expert chooses the same tokens; the others are left out."
+    yield case("popular", "overflow", purpose, both(np.arange(18).reshape(T, E)[::-1] / 32), left, capacity=2)
+    yield case("tied", "tie", "The tie matrix of the specification.", both(TIED), order)
+    equal = groups_tokens(np.full((1, 20, 3), 0.25))
+    yield case("all_equal", "tie", "Equal scores: the first tokens.", equal, order, capacity=5)
+    purpose = "The last slot is often contested by equals."
+    yield case("coarse", "tie", purpose, scores("ec/d", step=0.125), order)
+    signed = np.array(
+        [[-0.0, 0.0, -0.5], [0.0, -0.0, 0.0], [0.5, -0.5, -0.0], [-0.0, 0.0, 0.0], [0.0, -0.0, -0.5], [-0.5, 0.5, -0.0]]
+    )
+    yield case("signed_zero", "tie", "Zero and minus zero are equal.", both(signed), order)
+    near = np.full((G, T, E), 0.5) + (grid("ec/e", (G, T, E), reach=2.0, step=1.0) / 256)
+    yield case("neighbours", "near_tie", "Scores that are neighbours in bfloat16.", groups_tokens(near))
+    other: dict[str, Any] = {"combine_scores": scores("ec/f/combine")}
+    purpose = "Selection by one, weights from another."
+    yield case("combine_scores", "value", purpose, scores("ec/f"), "combine_scores", **other)
+    holes = groups_tokens(np.where(grid("ec/g/holes", (G, T, E)) > 0.25, scores("ec/g").array, 0.0))
+    purpose = "Slots that only scores of 0 could fill are filled by the lowest tokens."
+    yield case("zeros_kept", "value", purpose, holes, "zero_score_slots")
+    purpose = "The same slots left empty."
+    yield case("zeros_dropped", "value", purpose, holes, "zero_score_slots", "empty_slot", drop_zero=True)
+    yield case("one_token", "degenerate", "One token.", scores("ec/h", (1, 1, E)), size, capacity=1)
+    yield case("one_expert", "degenerate", "One expert.", scores("ec/i", (G, T, 1)), size)
+    yield case("all_tokens", "degenerate", "Every expert takes every token.", scores("ec/j"), size, capacity=T)
+    real = (1, 196, 32)
+    purpose = "196 tokens, 32 experts, 12 slots."
+    yield case("real_size", "value", purpose, scores("ec/k", real), "real_size", order, capacity=12)
+    purpose = "196 tokens, 32 experts, 6 slots."
+    yield case("real_size_six", "value", purpose, scores("ec/n", real), "real_size", left, capacity=6)
+    yield case("gradient", "gradient", "The chosen scores carry a gradient.", distinct("ec/l", (G, T, E)))
+    apart = distinct("ec/m", (G, T, E))
+    yield case("gradient_combine", "gradient", "The selection carries none.", apart, "combine_scores", **other)
+
+    chosen = partial(case, "valid", "value", "", scores("negative/scores", SHAPE), capacity=2)
+    yield from invalid_arrays(chosen(), "scores")
+    yield invalid_option(chosen(), "no_slot", "capacity", capacity=0)
+    yield invalid_option(chosen(), "many_slots", "capacity", capacity=SMALL.tokens + 1)
+    valid = chosen(combine_scores=scores("negative/combine", SHAPE))
+    yield from invalid_arrays(valid, "combine_scores", "combine_")
+    yield from invalid_sizes(valid, combine_scores=1)
+
+
+# Variants. Scores are (groups, tokens, experts). The right function is called first: it rejects what must be rejected.
+
+
+def ties_to_the_higher_token(B: Any, scores: Any, *, combine_scores: Any = None, **options: Any) -> Any:
+    """Among equal scores an expert chooses the token of higher index."""
+    weights = None if combine_scores is None else combine_scores[:, ::-1]
+    routing = B.expert_choice(scores[:, ::-1], combine_scores=weights, **options)
+    last = routing.tokens - 1
+    return routing._replace(token=np.where(routing.token > last, routing.token, last - routing.token))
+
+
+def chosen_in_heap_order(
+    B: Any, scores: Any, *, capacity: int, combine_scores: Any = None, drop_zero: bool = False
+) -> Any:
+    """Among equal scores an expert chooses what a sort returns that is not stable."""
+    B.expert_choice(scores, capacity=capacity, combine_scores=combine_scores, drop_zero=drop_zero)
+    chosen = heap_order(scores, 1)[:, :capacity]  # (groups, slots, experts)
+    weights = np.take_along_axis(scores if combine_scores is None else combine_scores, chosen, 1)
+    kept = (np.take_along_axis(scores, chosen, 1).real > 0) | (not drop_zero)
+    token = np.where(kept, chosen, scores.shape[1]).astype(np.int32)
+    return B.SlotRouting(token.swapaxes(1, 2), np.where(kept, weights, 0).swapaxes(1, 2), None, scores.shape[1])
+
+
+def slots_in_the_order_of_tokens(B: Any, scores: Any, **options: Any) -> Any:
+    """The tokens of an expert sit in their own order, not the best in the first slot."""
+    routing = B.expert_choice(scores, **options)
+    order = np.argsort(routing.token, axis=-1)
+    token, weight = (np.take_along_axis(array, order, -1) for array in (routing.token, routing.weight))
+    return routing._replace(token=token, weight=weight)
+
+
+def zero_scores_left_out(B: Any, scores: Any, *, drop_zero: bool = False, **options: Any) -> Any:
+    """Slots that only tokens of score 0 could fill are left empty, also where they are to be filled."""
+    B.expert_choice(scores, drop_zero=drop_zero, **options)
+    return B.expert_choice(scores, drop_zero=True, **options)
+
+
+def zero_scores_taken_in(B: Any, scores: Any, *, drop_zero: bool = False, **options: Any) -> Any:
+    """Slots that only tokens of score 0 could fill are filled, also where they are to be left empty."""
+    B.expert_choice(scores, drop_zero=drop_zero, **options)
+    return B.expert_choice(scores, **options)
+
+
+def capacity_cut_to_the_tokens(B: Any, scores: Any, *, capacity: int, **options: Any) -> Any:
+    """A capacity above the number of tokens is cut to it, where it is to be rejected."""
+    return B.expert_choice(scores, capacity=min(capacity, scores.shape[1]), **options)
+
+
+def experts_renormalised(B: Any, scores: Any, **options: Any) -> Any:
+    """The weights of a token are divided by their sum over the experts that chose it."""
+    return renormalised(B.expert_choice(scores, **options))
+
+
+def choosers_weights_ignored(B: Any, scores: Any, *, combine_scores: Any = None, **options: Any) -> Any:
+    """The combine weights are the scores by which the experts chose, whatever weights are given."""
+    B.expert_choice(scores, combine_scores=combine_scores, **options)
+    return B.expert_choice(scores, **options)
+
+
+def best_without_gradient(B: Any, scores: Any, *, combine_scores: Any = None, **options: Any) -> Any:
+    """The combine weights of the chosen tokens carry no gradient."""
+    weights = scores if combine_scores is None else combine_scores
+    return B.expert_choice(scores, combine_scores=weights.real, **options)
+
+
+def positive_zero_before_negative(B: Any, scores: Any, *, combine_scores: Any = None, **options: Any) -> Any:
+    """An expert takes a score of 0.0 before one of -0.0, which equals it."""
+    B.expert_choice(scores, combine_scores=combine_scores, **options)
+    weights = scores if combine_scores is None else combine_scores
+    signed = np.where(scores == 0, np.where(np.signbit(scores.real), -1e-300, 0.0), scores)
+    return B.expert_choice(signed, combine_scores=weights, **options)
+
+
+VARIANTS = (
+    variant(ties_to_the_higher_token, NAME, ledger="EC-1"),
+    variant(chosen_in_heap_order, NAME, ledger="EC-1"),
+    variant(slots_in_the_order_of_tokens, NAME),
+    variant(zero_scores_left_out, NAME, ledger="EC-2"),
+    variant(zero_scores_taken_in, NAME, ledger="EC-2"),
+    variant(capacity_cut_to_the_tokens, NAME, ledger="EC-3"),
+    variant(experts_renormalised, NAME, ledger="SA-3"),
+    variant(choosers_weights_ignored, NAME, ledger="RT-2"),
+    variant(best_without_gradient, NAME),
+    variant(positive_zero_before_negative, NAME, ledger="EC-1", who="jax"),
+)

@@ -1,0 +1,187 @@
+"""GShard: the second expert that is kept at random, and the router `gshard`."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from moespec.conformance.engine.definition import Definition, Noise, single, tensor
+from moespec.conformance.engine.describe import Choice, Function, Output
+from moespec.conformance.engine.draw import grid
+from moespec.conformance.engine.inputs import groups_tokens, utilities
+from moespec.conformance.engine.invalid import SHAPE, invalid, invalid_arrays, invalid_option, invalid_sizes
+from moespec.conformance.engine.margins import token_choice_margin
+from moespec.conformance.engine.reorder import chosen_mask
+from moespec.conformance.engine.reroute import configured, rerouted, reweighted
+from moespec.conformance.engine.routers import evaluation, kernel_of, router_case, small_router
+from moespec.conformance.engine.variant import Variant, every, variant
+
+__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
+
+
+def _second(gates: Any, noise: Any) -> Any:
+    """Twice the second gate and the draw that it is compared with."""
+    return np.stack([2 * np.sort(gates.real, axis=1)[:, -2], noise], axis=1)
+
+
+FUNCTIONS = (
+    Function(
+        "gshard_keep",
+        {"keep": Output("groups tokens choices", "bool")},
+        Choice(_second, lambda scores, scale, options: token_choice_margin(scores, scale, 1)),
+    ),
+)
+
+NAME, KEEP = "gshard", "gshard_keep"
+T, E, D = 5, 3, 3
+UNIFORM = Noise("tokens", reach=0.5, step=0.0625, centre=0.5)
+
+
+def _case(name: str, kind: str, purpose: str, *flags: str, sizes: tuple[int, int, int] = (T, E, D), zero: bool = False,
+          noisy: bool = True, **options: Any) -> Definition:  # fmt: skip
+    """A case, with a kernel that is drawn from its name."""
+    params = kernel_of(f"routers/{NAME}/{name}", sizes[2], sizes[1], zero=zero)
+    noise = UNIFORM if noisy else None
+    return router_case(NAME, name, kind, purpose, *flags, params=params, sizes=sizes, noise=noise, **options)
+
+
+def cases() -> Iterator[Definition]:
+    """All cases of this module."""
+    second, divided, size = "choice_not_made", "renormalised", "degenerate_size"
+    purpose = "Second experts are kept at random."
+    yield _case("training", "value", purpose, second, "generated_code", capacity_factor=2.0)
+    yield _case("evaluation", "value", "Second experts are all kept.", second, noisy=False)
+    weights: dict[str, Any] = {"importance_weight": 0.5, "z_weight": 0.25}
+    yield _case("five_experts", "value", "Five experts, other losses.", second, sizes=(6, 5, D), **weights)
+    purpose = "Drops after the gates are divided."
+    yield _case("factor", "overflow", purpose, "overflow_drop", divided, capacity_factor=0.5)
+    yield _case("not_normalised", "value", "Gates as they are.", divided, normalize_selected=False)
+    yield _case("zero_kernel", "tie", "Every score is equal.", "tie_order", noisy=False, zero=True, sizes=(6, 4, D))
+    yield _case("two_experts", "degenerate", "Two experts.", size, sizes=(T, 2, D))
+    by = ("tokens", "router/kernel", *(f"experts/{part}" for part in ("w1", "b1", "w2", "b2")))  # the noise decides
+    yield _case("gradient", "gradient", "By tokens, kernel and experts.", "stop_gradient", by=by)
+    yield evaluation(NAME)
+
+    yield invalid_option(small_router(NAME), "choices", choices=1)
+    groups, tokens, _ = SHAPE
+    noise = tensor(grid(f"{NAME}/negative/noise", (groups, tokens), reach=0.5, centre=0.5), "groups tokens")
+    valid = single(NAME, KEEP, "valid", "value", "", gates=utilities(f"{NAME}/negative", SHAPE), noise=noise)
+    yield from invalid_sizes(valid, noise=1)
+    for part in ("noise", "gates"):
+        yield from invalid_arrays(valid, part, f"{part}_")
+    one = {"gates": groups_tokens(np.ones((groups, tokens, 1)))}
+    yield invalid(valid, "one_expert", "ConfigError", "choices", inputs=one, purpose="There is no second expert.")
+
+
+# Variants. The right function is called first: it rejects what must be rejected.
+
+
+def second_always_kept(B: Any, gates: Any, noise: Any) -> Any:
+    """The second expert is always kept in training."""
+    return np.ones_like(B.gshard_keep(gates, noise))
+
+
+def second_kept_by_its_gate(B: Any, gates: Any, noise: Any) -> Any:
+    """The second expert is kept with the chance of its gate, not of twice its gate."""
+    B.gshard_keep(gates, noise)
+    return B.gshard_keep(gates, 2 * noise)
+
+
+def second_kept_if_small(B: Any, gates: Any, noise: Any) -> Any:
+    """The second expert is kept where the draw exceeds twice its gate."""
+    keep = B.gshard_keep(gates, noise)
+    return np.stack([keep[..., 0], ~keep[..., 1]], axis=2)
+
+
+# A change of the router is `(B, route, params, tokens, options, noise=None, train=False)`.
+
+
+def _gshard(
+    chance: Callable[[Any, Any], Any] = lambda scores, normalized: normalized, *, taken: bool = False
+) -> Callable[..., Any]:
+    """GShard whose second expert is kept by `chance(scores, normalized)`.
+
+    taken: whether a second expert that is not kept takes a slot with the weight 0.
+    """
+
+    def change(
+        B: Any, route: Any, params: Any, tokens: Any, options: Any, *, noise: Any = None, train: bool = False
+    ) -> Any:
+        output = route(params, tokens, options, noise=noise, train=train)
+        scores = B.softmax_affinity(B.router_logits(tokens, params["kernel"]))
+        normalized = B.normalize_selected(scores, choices=2)
+        given: dict[str, Any] = {"choices": 2, "capacity": options.capacity(train=train)}
+        combine = normalized if options.normalize_selected else scores
+        if noise is not None:
+            keep = B.gshard_keep(chance(scores, normalized), noise)
+            if taken:
+                combine = combine * np.where(keep[..., 1:], 1.0, chosen_mask(scores, 1))
+            else:
+                given["keep"] = keep
+        return rerouted(B, output, B.token_choice(scores, combine_scores=combine, **given))
+
+    return change
+
+
+def _of_kept(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+    output = route(params, tokens, options, **more)
+    if not options.normalize_selected:
+        return output
+    combine = output.routing.dense().combine
+    total = combine.sum(axis=(2, 3), keepdims=True)
+    return reweighted(B, output, (combine / np.where(total.real > 0, total, 1.0)).sum(axis=3))
+
+
+def _at_random_always(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+    output = route(params, tokens, options, **more)
+    if more.get("noise") is not None:
+        return output
+    return route(params, tokens, options, **{**more, "noise": np.full(tokens.shape[:2], 0.999)})
+
+
+def _one(name: str, computes: str, change: Any, ledger: str = "", who: str = "") -> Variant:
+    return Variant(name, computes, every((NAME,), change), ledger, who)
+
+
+VARIANTS = (
+    variant(second_always_kept, KEEP),
+    variant(second_kept_by_its_gate, KEEP),
+    variant(second_kept_if_small, KEEP),
+    _one(
+        "gshard_normalised_after_drops",
+        "The gates of GShard are divided by the sum of those that are left after the random choice and drops.",
+        _of_kept,
+        "GS-1",
+        "facebookresearch/fairseq",
+    ),
+    _one(
+        "gshard_gates_as_they_are",
+        "The gates of GShard are not divided by their sum.",
+        configured(normalize_selected=False),
+        "GS-1",
+    ),
+    _one(
+        "gshard_gates_divided_always",
+        "The gates of GShard are divided by their sum, also where they should not be.",
+        configured(normalize_selected=True),
+    ),
+    _one(
+        "gshard_chance_of_raw_gates",
+        "The second expert is kept by twice its gate before that is divided.",
+        _gshard(lambda scores, normalized: scores),
+        "GS-2",
+        "facebookresearch/fairseq",
+    ),
+    _one(
+        "gshard_unkept_take_slots",
+        "A second expert that is not kept takes a slot, with the weight 0.",
+        _gshard(taken=True),
+        "GS-3",
+    ),
+    _one(
+        "gshard_random_at_evaluation",
+        "Second experts are kept at random where no noise is given, too.",
+        _at_random_always,
+        "GS-4",
+    ),
+)

@@ -1,0 +1,93 @@
+"""The router `hash`."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from moespec.conformance.algorithms.hash_layers import SMALL_HASHED, hashed
+from moespec.conformance.engine.definition import Definition, tensor
+from moespec.conformance.engine.draw import integers
+from moespec.conformance.engine.format import Tensor
+from moespec.conformance.engine.inputs import tokens
+from moespec.conformance.engine.invalid import invalid, invalid_option, invalid_sizes
+from moespec.conformance.engine.routers import evaluation, router_case, small_router
+from moespec.conformance.engine.variant import Variant, every
+
+__all__ = ["VARIANTS", "cases"]
+
+NAME = "hash"
+G, T, E, D, V = 2, 6, 3, 4, 5
+
+
+def cases() -> Iterator[Definition]:
+    """All cases of this module."""
+
+    def arguments(
+        name: str, *, ids: bool = True, groups: int = G, count: int = T, vocabulary: int = V, same: bool = False
+    ) -> dict[str, Any]:
+        """The parameters and inputs of a case, drawn from its name."""
+        key = f"routers/{NAME}/{name}"
+        table = integers(f"{key}/tables", (1, vocabulary), 0, 0 if same else E - 1)
+        inputs = {"tokens": tokens(f"{key}/tokens", (groups, count, D))}
+        if ids:
+            inputs["ids"] = hashed(key, groups=groups, tokens=count, ids=vocabulary)["ids"]
+        params = {"tables": tensor(table.astype(np.float32), "hashes ids")}
+        return {"params": params, "inputs": inputs, "sizes": (count, E, D), "ids": vocabulary, "exact_ties": False}
+
+    def case(
+        name: str,
+        kind: str,
+        purpose: str,
+        *flags: str,
+        by: tuple[str, ...] = (),
+        factor: float | None = None,
+        **made: Any,
+    ) -> Definition:
+        options: dict[str, Any] = {} if factor is None else {"capacity_factor": factor}
+        return router_case(NAME, name, kind, purpose, *flags, by=by, **arguments(name, **made), **options)
+
+    yield case("values", "value", "No token is dropped.", "generated_code")
+    yield case("position", "value", "Without ids a token is hashed by its place.", ids=False, vocabulary=T)
+    purpose = "As many slots as tokens, and some are dropped."
+    yield case("capacity", "overflow", purpose, "overflow_drop", factor=1.0)
+    yield case("one_for_all", "tie", "Every id has the same expert.", "tie_order", same=True)
+    yield case("one_token", "degenerate", "One token.", "degenerate_size", groups=1, count=1)
+    by = ("tokens", *(f"experts/{name}" for name in ("w1", "b1", "w2", "b2")))
+    yield case("gradient", "gradient", "By tokens and experts.", by=by)
+    yield evaluation(NAME, **arguments("evaluation_factor"))
+    yield from _invalid()
+
+
+def _invalid() -> Iterator[Definition]:
+    ids, table = SMALL_HASHED.values()
+    tables = tensor(table.array[None].astype(float), "hashes ids")
+    valid = small_router(NAME, {"tables": tables}, experts=E, hashes=1, capacity_factor=1.0)
+    valid = replace(valid, inputs={**valid.inputs, "ids": ids})
+    yield invalid_option(valid, "hashes", hashes=2)
+    yield invalid_option(valid, "capacity_factor", capacity_factor=0.0)
+    yield from invalid_sizes(valid, tokens=1, ids=1)
+    one = {"router/tables": Tensor(tables.array[0], ("ids",))}
+    yield invalid(valid, "tables_rank", "ShapeError", "tables", inputs=one)
+    floats = {"ids": Tensor(ids.array.astype(np.float32), ids.axes)}
+    yield invalid(valid, "ids", "DtypeError", "ids", inputs=floats)
+
+
+# Variants. A change is `(B, route, params, tokens, options, noise=None, train=False, ids=None)`.
+
+
+def _ids_ignored(B: Any, route: Any, params: Any, tokens: Any, options: Any, *, ids: Any = None, **more: Any) -> Any:
+    route(params, tokens, options, ids=ids, **more)
+    return route(params, tokens, options, ids=B.position_ids(tokens) % params["tables"].shape[1], **more)
+
+
+def _backwards(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+    route(params, tokens, options, **more)
+    return route({"tables": options.experts - 1 - params["tables"]}, tokens, options, **more)
+
+
+VARIANTS = (
+    Variant("hash_of_places", "A token is hashed by its place, whatever its id.", every((NAME,), _ids_ignored)),
+    Variant("hash_backwards", "Experts of the table are counted from the last.", every((NAME,), _backwards)),
+)

@@ -1,0 +1,343 @@
+"""The experts, the layer around a routing, and the metrics of a routing."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from moespec.conformance.engine.definition import Definition, call, composed, function, tensor
+from moespec.conformance.engine.describe import METRICS, Function, Output
+from moespec.conformance.engine.draw import grid
+from moespec.conformance.engine.format import Stage, Tensor
+from moespec.conformance.engine.inputs import CROWD, both, distinct, experts, groups_tokens, scores, tokens
+from moespec.conformance.engine.invalid import (
+    SHAPE,
+    SMALL,
+    invalid,
+    invalid_arrays,
+    invalid_option,
+    invalid_sizes,
+)
+from moespec.conformance.engine.variant import variant
+
+__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
+
+
+def _absolute_experts(inputs: Any, params: Any) -> Any:
+    """The experts on absolute values: `(|x| |w1| + |b1|) |w2| + |b2|`, since `|gelu(z)| <= |z|`."""
+    w = {name: np.abs(array) for name, array in params.items()}
+    hidden = np.einsum("ecd,edh->ech", inputs, w["w1"]) + w["b1"][:, None]
+    return np.einsum("ech,ehd->ecd", hidden, w["w2"]) + w["b2"][:, None]
+
+
+def _experts_scale(inputs: Any, params: Any, *, gelu: str = "tanh", used: Any = None) -> Any:
+    scale = _absolute_experts(np.abs(inputs), params)
+    return scale if used is None else np.where(used[:, None, None], scale, 0)
+
+
+def _layer_scale(tokens: Any, routing: Any, experts: Any) -> Any:
+    """The layer on absolute values."""
+    inputs = np.einsum("tec,td->ecd", routing.dispatch, np.abs(tokens))
+    outputs = _absolute_experts(inputs, experts.keywords["params"]) if isinstance(experts, partial) else inputs
+    return np.einsum("tec,ecd->td", np.abs(routing.combine), outputs)
+
+
+FUNCTIONS = (
+    Function(
+        "expert_mlp", {"outputs": Output("groups experts capacity width", scale="written", written=_experts_scale)}
+    ),
+    Function("moe_layer", {"output": Output("groups tokens width", written=_layer_scale)}),
+    Function("routing_metrics", METRICS),
+    Function("used_experts", {"used": Output("experts", "bool")}),
+)
+
+NAME = "moe_layer"
+G, T, E, D = 2, 6, 3, 4
+
+
+def cases() -> Iterator[Definition]:
+    """All cases of this module."""
+    yield from _experts()
+    yield from _layers()
+    yield from _invalid_experts()
+    yield from _invalid_layer()
+
+
+def _parameters(values: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The parameters of experts as inputs."""
+    return {f"experts/{name}": value for name, value in values.items()}
+
+
+PARAMS = {name: f"experts/{name}" for name in ("w1", "b1", "w2", "b2")}
+
+
+def _mlp(name: str, kind: str, purpose: str, *flags: str, gelu: str, inputs: dict[str, Tensor]) -> Definition:
+    """A case of the experts alone."""
+    arguments = {"inputs": "inputs", "params": PARAMS} | ({"used": "used"} if "used" in inputs else {})
+    stages = (call("expert_mlp", arguments, gelu=gelu),)
+    return composed(NAME, name, kind, purpose, *flags, inputs=inputs, stages=stages)
+
+
+def _experts() -> Iterator[Definition]:
+    def mlp(name: str, purpose: str, gelu: str, kind: str = "value", **sizes: int) -> Definition:
+        inputs = {
+            "inputs": tensor(grid(f"layer/{name}", (G, E, 2, D)), "groups experts capacity width"),
+            **_parameters(experts(f"layer/{name}", **sizes)),
+        }
+        return _mlp(name, kind, purpose, "gelu_form", gelu=gelu, inputs=inputs)
+
+    yield mlp("experts_tanh", "Expert MLPs with the tanh form of GELU.", "tanh")
+    yield mlp("experts_erf", "Expert MLPs with the exact GELU.", "erf")
+    yield mlp("experts_tanh_gradient", "By slots, weights and biases.", "tanh", "gradient")
+    yield mlp("experts_erf_gradient", "The same in the exact form.", "erf", "gradient")
+    yield mlp("experts_width", "Experts whose output has another width.", "tanh", out=3)
+    inputs = {
+        "inputs": tensor(grid("layer/experts_idle", (G, E, 2, D)), "groups experts capacity width"),
+        **_parameters(experts("layer/experts_idle")),
+        "used": tensor(np.array([True, False, True]), "experts"),
+    }
+    purpose = "Experts that nobody uses give 0, not what they make of empty slots."
+    yield _mlp("experts_idle", "value", purpose, "unused_expert", gelu="tanh", inputs=inputs)
+
+
+def _around(allocation: Stage, *, mlps: bool = True, metrics: bool = True) -> tuple[Stage, ...]:
+    """The calls of a layer around an allocation."""
+    mlp = function("expert_mlp", {"params": PARAMS}, gelu="tanh") if mlps else function("identity")
+    layer = call("moe_layer", {"tokens": "tokens", "routing": allocation.name, "experts": mlp})
+    return (allocation, *((call("routing_metrics", {"routing": allocation.name}),) if metrics else ()), layer)
+
+
+def _layers() -> Iterator[Definition]:
+    def case(
+        name: str,
+        kind: str,
+        purpose: str,
+        allocation: str,
+        values: Tensor,
+        *flags: str,
+        mlps: bool = True,
+        **options: Any,
+    ) -> Definition:
+        soft = allocation == "soft_routing"
+        g, t, e = (G, T, E) if soft else values.array.shape
+        read = {"tokens": "tokens", "slots": "slots"} if soft else {"scores": "scores"}
+        inputs = {
+            "tokens": tensor(grid(f"layer/{name}", (g, t, D)), "groups tokens width"),
+            "slots" if soft else "scores": values,
+            **(_parameters(experts(f"layer/{name}", e)) if mlps else {}),
+        }
+        stages = _around(call(allocation, read, **options), mlps=mlps, metrics=kind != "gradient")
+        return composed(NAME, name, kind, purpose, *flags, inputs=inputs, stages=stages)
+
+    drop, empty = "overflow_drop", "empty_slot"
+    token, expert, soft = "token_choice", "expert_choice", "soft_routing"
+    yield case(token, "value", "Two choices, room for all.", token, scores("layer/a"), choices=2, capacity=T)
+    purpose = "A dropped token gets 0; an empty slot reaches nobody although its expert has biases."
+    yield case("dropped", "overflow", purpose, token, both(CROWD), drop, empty, choices=1, capacity=2)
+    purpose = "A token may sit in several slots, or in none."
+    yield case(expert, "value", purpose, expert, scores("layer/b"), "uncovered_token", capacity=2)
+    holes = groups_tokens(np.where(grid("layer/holes", (G, T, E)) > 0.25, scores("layer/c").array, 0.0))
+    purpose = "Empty slots in Expert Choice."
+    yield case("expert_choice_holes", "value", purpose, expert, holes, empty, capacity=3, drop_zero=True)
+    slots = tensor(grid("layer/slots", (D, 3, 2)), "width experts capacity")
+    purpose = "Slots mix the tokens themselves, not the normalised ones."
+    yield case("soft", "value", purpose, soft, slots, "unnormalised_tokens")
+    uniform: dict[str, Any] = {"dispatch": "uniform", "combine": "uniform"}
+    yield case("soft_uniform", "value", "Every slot sees the mean token.", soft, slots, "ablation", **uniform)
+    purpose = "Dispatch and combine alone."
+    yield case("identity_experts", "value", purpose, token, scores("layer/d"), drop, mlps=False, choices=2, capacity=2)
+    equal = groups_tokens(np.full((G, T, E), 0.25))
+    yield case("tied", "tie", "Equal scores.", token, equal, "tie_order", choices=2, capacity=T)
+    size = "degenerate_size"
+    alone = scores("layer/e", (1, 1, E))
+    yield case("one_token", "degenerate", "One token.", token, alone, size, choices=2, capacity=1)
+    purpose = "One expert with room for all."
+    yield case("one_expert", "degenerate", purpose, expert, scores("layer/f", (G, T, 1)), size, capacity=T)
+    purpose = "By tokens, scores and expert weights, with drops."
+    apart = distinct("layer/g", (G, T, E))
+    yield case("gradient_token_choice", "gradient", purpose, token, apart, drop, choices=2, capacity=2)
+    purpose = "Tokens in several slots add their gradients."
+    yield case("gradient_expert_choice", "gradient", purpose, expert, distinct("layer/h", (G, T, E)), capacity=2)
+    inside = grid("layer/holes/g", (G, T, E)) > 0
+    holes = groups_tokens(np.where(inside, distinct("layer/holes/s", (G, T, E)).array, -0.25))
+    purpose = "Empty slots carry none, though their experts have an output."
+    yield case("gradient_holes", "gradient", purpose, expert, holes, empty, capacity=4, drop_zero=True)
+    purpose = "An expert is used if any group sends a token there: all but the third."
+    chosen = groups_tokens(np.eye(4)[[[0, 1, 0], [1, 3, 1]]])
+    stages = (call(token, {"scores": "scores"}, choices=1, capacity=3), call("used_experts", {"routing": token}))
+    yield composed(NAME, "used", "value", purpose, "unused_expert", inputs={"scores": chosen}, stages=stages)
+    slots = tensor(grid("layer/slots/g", (D, 3, 2)), "width experts capacity")
+    yield case("gradient_soft", "gradient", "Through both softmaxes and the mixing.", soft, slots)
+
+
+def _small_experts() -> dict[str, Tensor]:
+    _, _, e, d = SMALL
+    return _parameters(experts("negative/experts", e, d, 2, d))
+
+
+def _invalid_experts() -> Iterator[Definition]:
+    g, _, e, d = SMALL
+    slots = tensor(grid("negative/inputs", (g, e, 2, d)), "groups experts capacity width")
+    inputs = {"inputs": slots, **_small_experts()}
+    valid = _mlp("valid", "value", "", gelu="tanh", inputs=inputs)
+    yield invalid_option(valid, "gelu", gelu="relu")
+    for argument in inputs:
+        yield from invalid_arrays(valid, argument, f"{argument.removeprefix('experts/')}_")
+        if argument != "inputs":
+            yield from invalid_sizes(valid, "inner_", **{argument.replace("/", "__"): 1})
+    yield from invalid_sizes(valid, "experts_", experts__w1=0, experts__b2=0)
+    idle = {**inputs, "used": tensor(np.array([True, False]), "experts")}
+    yield from invalid_sizes(_mlp("valid", "value", "", gelu="tanh", inputs=idle), used=0)
+
+
+def _invalid_layer() -> Iterator[Definition]:
+    inputs = {
+        "tokens": tokens("negative/tokens", (SMALL.groups, SMALL.tokens, SMALL.width)),
+        "scores": scores("negative/layer", SHAPE),
+        **_small_experts(),
+    }
+    allocation = call("token_choice", {"scores": "scores"}, choices=1, capacity=2)
+    valid = composed(NAME, "valid", "value", "", inputs=inputs, stages=_around(allocation, metrics=False))
+    yield from invalid_arrays(valid, "tokens")
+    fewer = {"tokens": tokens("negative/tokens/few", (SMALL.groups, SMALL.tokens - 1, SMALL.width))}
+    yield invalid(valid, "tokens_routing", "ShapeError", "tokens", inputs=fewer)
+
+
+# Variants. Tokens are (groups, tokens, width).
+
+Experts = Callable[[Any], Any]
+
+
+def _layer(dispatch: Any, combine: Any, tokens: Any, experts: Experts) -> Any:
+    """Dispatch, experts and combine of tensors (groups, tokens, experts, capacity)."""
+    return np.einsum("gtec,gecd->gtd", combine, experts(np.einsum("gtec,gtd->gecd", dispatch, tokens)))
+
+
+def dropped_tokens_pass(B: Any, tokens: Any, routing: Any, experts: Experts) -> Any:
+    """A token without a slot gets itself, not 0."""
+    result = B.moe_layer(tokens, routing, experts)
+    lost = (routing.dense().dispatch == 0).all(axis=(2, 3))
+    passed = np.zeros_like(result)
+    width = min(tokens.shape[2], result.shape[2])
+    passed[..., :width] = tokens[..., :width]
+    return np.where(lost[..., None], passed, result)
+
+
+def empty_slots_reach_the_last_token(B: Any, tokens: Any, routing: Any, experts: Experts) -> Any:
+    """What an expert returns for an empty slot is added to the last token."""
+    B.moe_layer(tokens, routing, experts)
+    dispatch, combine = routing.dense()
+    combine = combine.copy()
+    combine[:, -1] += (dispatch == 0).all(axis=1)
+    return _layer(dispatch, combine, tokens, experts)
+
+
+def weights_before_experts(B: Any, tokens: Any, routing: Any, experts: Experts) -> Any:
+    """The combine weights multiply what enters an expert, not what leaves it."""
+    right = B.moe_layer(tokens, routing, experts)
+    dispatch, combine = routing.dense()
+    return right if isinstance(routing, B.SoftRouting) else _layer(combine, dispatch, tokens, experts)
+
+
+def outputs_not_weighted(B: Any, tokens: Any, routing: Any, experts: Experts) -> Any:
+    """The outputs of the slots of a token are added, without weights."""
+    right = B.moe_layer(tokens, routing, experts)
+    dispatch, _ = routing.dense()
+    return right if isinstance(routing, B.SoftRouting) else _layer(dispatch, dispatch, tokens, experts)
+
+
+def outputs_averaged(B: Any, tokens: Any, routing: Any, experts: Experts) -> Any:
+    """The output of a token is divided by the sum of its combine weights."""
+    right = B.moe_layer(tokens, routing, experts)
+    total = routing.dense().combine.sum(axis=(2, 3))[..., None]
+    return right / np.where(total == 0, 1, total)
+
+
+def straight_through_dispatch(B: Any, tokens: Any, routing: Any, experts: Experts) -> Any:
+    """The dispatch of a sparse routing has the gradient of its combine weights."""
+    right = B.moe_layer(tokens, routing, experts)
+    dispatch, combine = routing.dense()
+    if isinstance(routing, B.SoftRouting):
+        return right
+    return _layer(dispatch * (1 + combine - combine.real), combine, tokens, experts)
+
+
+def inputs_without_gradient(B: Any, tokens: Any, routing: Any, experts: Experts) -> Any:
+    """No gradient flows from the experts to the tokens."""
+    return B.moe_layer(tokens.real, routing, experts)
+
+
+def one_expert_for_all(B: Any, inputs: Any, params: Any, *, gelu: str = "tanh", **used: Any) -> Any:
+    """All experts have the parameters of the first."""
+    B.expert_mlp(inputs, params, gelu=gelu, **used)
+    first = {name: np.broadcast_to(array[:1], array.shape) for name, array in params.items()}
+    return B.expert_mlp(inputs, first, gelu=gelu, **used)
+
+
+def idle_experts_run(B: Any, inputs: Any, params: Any, *, gelu: str = "tanh", used: Any = None) -> Any:
+    """Experts that nobody uses are run, and their output is that of empty slots."""
+    B.expert_mlp(inputs, params, gelu=gelu, used=used)
+    return B.expert_mlp(inputs, params, gelu=gelu)
+
+
+def experts_without_biases(B: Any, inputs: Any, params: Any, *, gelu: str = "tanh", **used: Any) -> Any:
+    """The experts have no biases."""
+    B.expert_mlp(inputs, params, gelu=gelu, **used)
+    bare = {name: np.zeros_like(array) if name.startswith("b") else array for name, array in params.items()}
+    return B.expert_mlp(inputs, bare, gelu=gelu, **used)
+
+
+def experts_with_exact_gelu(B: Any, inputs: Any, params: Any, *, gelu: str = "tanh", **used: Any) -> Any:
+    """The experts use the exact GELU, whatever form is requested."""
+    B.expert_mlp(inputs, params, gelu=gelu, **used)
+    return B.expert_mlp(inputs, params, gelu="erf", **used)
+
+
+def experts_with_approximate_gelu(B: Any, inputs: Any, params: Any, *, gelu: str = "tanh", **used: Any) -> Any:
+    """The experts use the tanh approximation of GELU, whatever form is requested."""
+    B.expert_mlp(inputs, params, gelu=gelu, **used)
+    return B.expert_mlp(inputs, params, **used)
+
+
+def load_of_filled_slots(B: Any, routing: Any) -> Any:
+    """The load is a fraction of the filled slots, not of the tokens."""
+    found = B.routing_metrics(routing)
+    return {**found, "load": found["load"] / max(np.sum(found["load"]), 1e-12)}
+
+
+def coverage_of_slots(B: Any, routing: Any) -> Any:
+    """The coverage is the fraction of the slots that are filled, not of the tokens that have one."""
+    filled = np.mean((routing.dense().dispatch != 0).any(axis=1), dtype=np.float64)
+    return {**B.routing_metrics(routing), "coverage": filled, "dropped": 1 - filled}
+
+
+def used_by_every_group(B: Any, routing: Any) -> Any:
+    """An expert is used if every group sends a token there."""
+    return (routing.dense().dispatch != 0).any(axis=(1, 3)).all(axis=0)
+
+
+def entropy_in_bits(B: Any, routing: Any) -> Any:
+    """The entropy is in bits."""
+    found = B.routing_metrics(routing)
+    return {**found, "entropy": found["entropy"] / np.log(2)}
+
+
+VARIANTS = (
+    variant(dropped_tokens_pass, "moe_layer", ledger="LA-2"),
+    variant(empty_slots_reach_the_last_token, "moe_layer"),
+    variant(weights_before_experts, "moe_layer"),
+    variant(outputs_not_weighted, "moe_layer"),
+    variant(outputs_averaged, "moe_layer"),
+    variant(straight_through_dispatch, "moe_layer", who="lucidrains/st-moe-pytorch"),
+    variant(inputs_without_gradient, "moe_layer"),
+    variant(one_expert_for_all, "expert_mlp"),
+    variant(idle_experts_run, "expert_mlp"),
+    variant(experts_without_biases, "expert_mlp"),
+    variant(experts_with_exact_gelu, "expert_mlp", ledger="LA-1"),
+    variant(experts_with_approximate_gelu, "expert_mlp", ledger="LA-1"),
+    variant(load_of_filled_slots, "routing_metrics"),
+    variant(coverage_of_slots, "routing_metrics"),
+    variant(entropy_in_bits, "routing_metrics"),
+    variant(used_by_every_group, "used_experts"),
+)

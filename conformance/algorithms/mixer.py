@@ -1,0 +1,71 @@
+"""The MLP-Mixer."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from moespec.conformance.engine.definition import Definition, composed
+from moespec.conformance.engine.models import forward_function, inputs_of, stage_of
+from moespec.conformance.engine.variant import variant
+
+__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
+
+FUNCTIONS = (forward_function("mixer", "layer_norm", "patch_embed", "transpose", "gelu", routed=False),)
+
+MIXER = {
+    **{"image_size": 4, "patch_size": 2, "channels": 1, "classes": 2},
+    **{"width": 5, "depth": 2, "token_hidden": 3, "hidden": 6},
+}
+SQUARE = {**MIXER, "width": 4, "token_hidden": 3, "hidden": 3, "depth": 1}
+"""As many patches as channels, and MLPs of equal sizes: whatever exchanges the axes keeps every shape."""
+
+
+def cases() -> Iterator[Definition]:
+    """All cases of this module."""
+
+    def case(name: str, kind: str, purpose: str, model: Mapping[str, Any], *flags: str) -> Definition:
+        inputs = inputs_of("mixer", model, f"mixer/{name}/0")
+        stages = (stage_of("mixer_forward", inputs, model=dict(model)),)
+        # What the last block adds to all channels alike the final norm takes away: a gradient of 0 has no scale.
+        by = tuple(name for name in inputs if not name.endswith("token_mlp/b2"))
+        flags = ("model", "mixed_axis", *flags)
+        return composed("mixer", name, kind, purpose, *flags, inputs=inputs, stages=stages, of="forward/logits", by=by)
+
+    yield case("values", "value", "Logits and features of two blocks.", MIXER, "generated_code")
+    yield case("square", "value", "As many patches as channels: exchanged axes keep every shape.", SQUARE)
+    yield case("erf", "value", "The exact form of GELU.", {**SQUARE, "gelu": "erf"}, "gelu_form")
+    yield case("one_patch", "degenerate", "One patch.", {**SQUARE, "patch_size": 4}, "degenerate_size")
+    yield case("gradient", "gradient", "By images and parameters.", SQUARE)
+
+
+# Variants.
+
+
+def square_not_transposed(B: Any, x: Any, axes: Sequence[int]) -> Any:
+    """The last two axes are not swapped where they are of equal length."""
+    right = B.transpose(x, axes)
+    return x if right.shape == x.shape else right
+
+
+def norm_left_out(B: Any, x: Any, scale: Any, bias: Any = None, **options: Any) -> Any:
+    """The layer norm only scales and shifts."""
+    B.layer_norm(x, scale, bias, **options)
+    return x * scale + (0 if bias is None else bias)
+
+
+def norm_over_the_other_axis(B: Any, x: Any, scale: Any, bias: Any = None, **options: Any) -> Any:
+    """The layer norm runs over the axis before the last, and scales along the last."""
+    right = B.layer_norm(x, scale, bias, **options)
+    if x.ndim < 2:
+        return right
+    ones = np.ones(x.shape[-2])
+    normal = np.swapaxes(B.layer_norm(np.swapaxes(x, -1, -2), ones, None, **options), -1, -2)
+    return normal * scale + (0 if bias is None else bias)
+
+
+VARIANTS = (
+    variant(square_not_transposed, "transpose"),
+    variant(norm_left_out, "layer_norm"),
+    variant(norm_over_the_other_axis, "layer_norm"),
+)

@@ -1,0 +1,106 @@
+"""The sigmoid affinity, and the router `s_base`."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from moespec.conformance.engine.definition import Definition, single
+from moespec.conformance.engine.describe import Function, Output
+from moespec.conformance.engine.inputs import logits
+from moespec.conformance.engine.invalid import SHAPE, invalid_arrays, invalid_option
+from moespec.conformance.engine.reroute import configured
+from moespec.conformance.engine.routers import evaluation, kernel_of, router_case, small_router
+from moespec.conformance.engine.variant import Variant, every, variant
+
+__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
+
+FUNCTIONS = (Function("sigmoid_affinity", {"scores": Output("groups tokens experts")}),)
+
+NAME = "s_base"
+T, E, D = 5, 3, 3
+
+
+def _case(name: str, kind: str, purpose: str, *flags: str, sizes: tuple[int, int, int] = (T, E, D), zero: bool = False,
+          train: bool = True, **options: Any) -> Definition:  # fmt: skip
+    """A case, with a kernel that is drawn from its name."""
+    params = kernel_of(f"routers/{NAME}/{name}", sizes[2], sizes[1], zero=zero)
+    return router_case(NAME, name, kind, purpose, *flags, params=params, sizes=sizes, train=train, **options)
+
+
+def cases() -> Iterator[Definition]:
+    """All cases of this module."""
+    plan, room, size, constant = "plan_in_training", "room_for_all", "degenerate_size", "stop_gradient"
+    sigmoid: dict[str, Any] = {"combine_with": "sigmoid"}
+    yield _case("training", "value", "The plan chooses; there is room for every token.", plan, room)
+    yield _case("evaluation", "value", "The softmax chooses.", plan, room, "generated_code", train=False)
+    yield _case("sigmoid", "value", "The gate is a sigmoid.", "combine_scores", **sigmoid)
+    yield _case("sigmoid_evaluation", "value", "At evaluation, too.", "combine_scores", train=False, **sigmoid)
+    purpose = "One iteration of the plan."
+    yield _case("few_iterations", "value", purpose, "column_update_first", sinkhorn_iterations=1)
+    yield _case("factor", "overflow", "A capacity, with drops.", "overflow_drop", capacity_factor=0.5)
+    zero: dict[str, Any] = {"zero": True, "train": False, "sizes": (6, 4, D)}
+    yield _case("zero_kernel", "tie", "Every score is equal.", "tie_order", **zero)
+    yield _case("one_expert", "degenerate", "One expert.", size, train=False, sizes=(T, 1, D))
+    yield _case("one_token", "degenerate", "One token.", size, train=False, sizes=(1, E, D))
+    yield _case("gradient", "gradient", "Through the gate alone.", constant)
+    yield _case("gradient_sigmoid", "gradient", "Through the sigmoid.", constant, **sigmoid)
+    yield evaluation(NAME)
+
+    yield invalid_option(small_router(NAME), "choices", choices=2)
+    yield invalid_option(small_router(NAME, **sigmoid), "combine_with", combine_with="plan")
+    for prefix, gate in (("", "softmax_affinity"), ("sigmoid_", "sigmoid_affinity")):
+        valid = single(NAME, gate, "valid", "value", "", logits=logits(f"{NAME}/negative", SHAPE))
+        yield from invalid_arrays(valid, "logits", prefix)
+
+
+# Variants. Logits are (groups, tokens, experts).
+
+
+def sigmoid_of_half(B: Any, logits: Any) -> Any:
+    """The sigmoid gate is that of half the logit."""
+    return B.sigmoid_affinity(logits / 2)
+
+
+def sigmoid_without_gradient(B: Any, logits: Any) -> Any:
+    """The sigmoid gate carries no gradient."""
+    return B.sigmoid_affinity(logits.real)
+
+
+def _trained(train: bool) -> Callable[..., Any]:
+    """The router as in training, or as at evaluation, always."""
+
+    def change(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+        route(params, tokens, options, **more)
+        return route(params, tokens, options, **{**more, "train": train})
+
+    return change
+
+
+def _one(name: str, computes: str, change: Any, ledger: str = "", who: str = "") -> Variant:
+    return Variant(name, computes, every((NAME,), change), ledger, who)
+
+
+VARIANTS = (
+    variant(sigmoid_of_half, "sigmoid_affinity"),
+    variant(sigmoid_without_gradient, "sigmoid_affinity"),
+    _one("s_base_always_balanced", "S-BASE selects by the plan at evaluation, too.", _trained(True), "SB-1"),
+    _one("s_base_never_balanced", "S-BASE selects by the softmax in training, too.", _trained(False)),
+    _one(
+        "s_base_with_a_capacity",
+        "The experts of S-BASE have a capacity factor of 1.",
+        configured(capacity_factor=1.0),
+        "SB-2",
+    ),
+    _one(
+        "s_base_with_sigmoid",
+        "The gate of S-BASE is the sigmoid, whatever is requested.",
+        configured(combine_with="sigmoid"),
+        "SB-3",
+        "NVIDIA/Megatron-LM (one choice)",
+    ),
+    _one(
+        "s_base_with_softmax",
+        "The gate of S-BASE is the softmax, whatever is requested.",
+        configured(combine_with="softmax"),
+        "SB-3",
+    ),
+)

@@ -1,0 +1,25 @@
+"""The router `sinkhorn_expert_choice`."""
+
+from collections.abc import Iterator
+from functools import partial
+
+from moespec.conformance.engine.definition import Definition
+from moespec.conformance.engine.invalid import invalid_option
+from moespec.conformance.engine.routers import common, router_case, small_router
+
+__all__ = ["cases"]
+
+NAME = "sinkhorn_expert_choice"
+
+
+def cases() -> Iterator[Definition]:
+    """All cases of this module."""
+    case = partial(router_case, NAME)
+    yield from common(NAME)
+    purpose = "Capacity rounded up to a multiple of 2."
+    yield case("multiple", "value", purpose, "capacity_rounding", multiple_of=2, capacity_factor=1.25)
+    yield case("combine_plan", "value", "Ablation: combine with the plan.", "combine_with_plan", combine_with="plan")
+
+    valid = small_router(NAME)
+    yield invalid_option(valid, "combine_with", combine_with="scores")
+    yield invalid_option(valid, "sinkhorn_iterations", sinkhorn_iterations=0)

@@ -1,0 +1,38 @@
+"""The router `sinkhorn_token_choice`."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from moespec.conformance.engine.definition import Definition
+from moespec.conformance.engine.invalid import SMALL, invalid_option
+from moespec.conformance.engine.routers import NORMAL, common, router_case, small_router
+
+__all__ = ["cases"]
+
+NAME = "sinkhorn_token_choice"
+
+
+def cases() -> Iterator[Definition]:
+    """All cases of this module."""
+    case = partial(router_case, NAME)
+    inside, plan, drop = "noise_inside", "combine_with_plan", "overflow_drop"
+    yield from common(NAME)
+    purpose = "By tokens, kernel and expert weights; the selection carries none."
+    yield case("gradient", "gradient", purpose, "stop_gradient")
+    two: dict[str, Any] = {"choices": 2, "capacity_factor": 0.5}
+    yield case("two_choices", "overflow", "Two choices, half of the room.", "first_choices_first", drop, **two)
+    clean: dict[str, Any] = {"noise": NORMAL, "combine_from_clean_logits": True}
+    yield case("clean_combine", "value", "Combine weights from the logits without noise.", inside, **clean)
+    yield case("gradient_clean", "gradient", "The noise moves no weight.", inside, **clean)
+    yield case("combine_plan", "value", "Ablation: combine with the plan.", plan, combine_with="plan")
+    few: dict[str, Any] = {"combine_with": "plan", "sinkhorn_iterations": 5}
+    yield case("gradient_plan", "gradient", "Ablation: through the iterations of the plan.", plan, **few)
+    shared: dict[str, Any] = {"normalize_selected": True, "choices": 2, "capacity_factor": 0.75}
+    purpose = "The weights of a token are divided by the sum of its choices, before any is dropped."
+    yield case("normalize_selected", "overflow", purpose, "renormalised", drop, **shared)
+
+    valid = small_router(NAME)
+    yield invalid_option(valid, "choices", choices=SMALL.experts + 1)
+    yield invalid_option(valid, "combine_with", combine_with="scores")
+    yield invalid_option(valid, "sinkhorn_iterations", sinkhorn_iterations=0)

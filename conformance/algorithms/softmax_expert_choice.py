@@ -1,0 +1,35 @@
+"""The router `softmax_expert_choice`."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from moespec.conformance.engine.definition import Definition
+from moespec.conformance.engine.invalid import invalid_option
+from moespec.conformance.engine.routers import common, router_case, small_router
+
+__all__ = ["cases"]
+
+NAME = "softmax_expert_choice"
+
+
+def cases() -> Iterator[Definition]:
+    """All cases of this module."""
+    case = partial(router_case, NAME)
+    rounding = "capacity_rounding"
+    yield from common(NAME)
+    purpose = "Capacity rounded up to a multiple of 2."
+    yield case("multiple", "value", purpose, rounding, multiple_of=2, capacity_factor=1.25)
+    yield case("one_token", "degenerate", "One token.", "degenerate_size", sizes=(1, 3, 4))
+    yield case("half", "value", "Half as many slots as tokens.", "uncovered_token", capacity_factor=0.5)
+    numbered: dict[str, Any] = {"slots_per_expert": 3, "capacity_factor": 0.5}
+    yield case("slots_per_expert", "value", "Three slots for each expert, whatever the factor.", rounding, **numbered)
+    evaluated: dict[str, Any] = {"capacity_factor": 1.5, "eval_capacity_factor": 0.5}
+    purpose = "The factor of evaluation, which leaves less room."
+    yield case("evaluation", "value", purpose, rounding, train=False, **evaluated)
+    purpose = "In training the factor of evaluation is not used."
+    yield case("training", "value", purpose, rounding, train=True, **evaluated)
+
+    valid = small_router(NAME)
+    yield invalid_option(valid, "rounding", rounding="floor")
+    yield invalid_option(valid, "capacity_factor", capacity_factor=0.0)

@@ -1,0 +1,97 @@
+"""The router `softmax_token_choice`."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from moespec.conformance.engine.definition import Definition
+from moespec.conformance.engine.invalid import SMALL, invalid_arrays, invalid_option, invalid_sizes
+from moespec.conformance.engine.reorder import renormalised
+from moespec.conformance.engine.reroute import rerouted
+from moespec.conformance.engine.routers import NORMAL, common, router_case, small_router
+from moespec.conformance.engine.variant import Variant, every
+
+__all__ = ["VARIANTS", "cases"]
+
+NAME = "softmax_token_choice"
+T, E, D = 6, 3, 4
+
+
+def cases() -> Iterator[Definition]:
+    """All cases of this module."""
+    case = partial(router_case, NAME)
+    inside, size, drop = "noise_inside", "degenerate_size", "overflow_drop"
+    rounding, priority, constant = "capacity_rounding", "priority_order", "stop_gradient"
+    yield from common(NAME)
+    purpose = "Capacity rounded up to a multiple of 2."
+    yield case("multiple", "value", purpose, rounding, multiple_of=2, capacity_factor=1.25)
+    yield case("one_expert", "degenerate", "One expert.", size, sizes=(T, 1, D), exact_ties=True)
+    yield case("one_token", "degenerate", "One token.", size, sizes=(1, E, D))
+    purpose = "By tokens, kernel and expert weights; the selection carries none."
+    yield case("gradient", "gradient", purpose, constant)
+
+    half: dict[str, Any] = {"capacity_factor": 0.5}
+    purpose = "Two choices, half of the room."
+    yield case("two_choices", "overflow", purpose, "first_choices_first", drop, choices=2, **half)
+    yield case("factor_one", "value", "As many slots as choices.", drop)
+    yield case("priority_max", "overflow", "Best tokens first.", priority, batch_priority="max", **half)
+    by_sum: dict[str, Any] = {"batch_priority": "sum", "choices": 2, **half}
+    yield case("priority_sum", "overflow", "By the sum of two choices.", priority, **by_sum)
+    weights: dict[str, Any] = {
+        "importance_weight": 0.5,
+        "load_weight": 0.25,
+        "balance_weight": 0.125,
+        "z_weight": 0.0625,
+    }
+    purpose = "All auxiliary losses, weighted, with noise, over two groups."
+    yield case("losses", "value", purpose, inside, noise=NORMAL, choices=2, **weights)
+    load: dict[str, Any] = {"of": "route/losses/load", "by": ("tokens", "router/kernel", "noise")}
+    purpose = "Of the load loss, by tokens, kernel and noise."
+    yield case("gradient_load", "gradient", purpose, inside, noise=NORMAL, choices=2, load_weight=0.5, **load)
+    yield case("gradient_two", "gradient", "Two choices with drops.", constant, choices=2, **half)
+
+    numbered: dict[str, Any] = {"slots_per_expert": 3, "capacity_factor": 0.5}
+    purpose = "Three slots for each expert, whatever the factor."
+    yield case("slots_per_expert", "value", purpose, rounding, **numbered)
+    evaluated: dict[str, Any] = {"capacity_factor": 1.5, "eval_capacity_factor": 0.5}
+    purpose = "The factor of evaluation, which leaves less room."
+    yield case("evaluation", "value", purpose, rounding, train=False, **evaluated)
+    purpose = "In training the factor of evaluation is not used."
+    yield case("training", "value", purpose, rounding, train=True, **evaluated)
+    shared: dict[str, Any] = {"normalize_selected": True, "choices": 2, "capacity_factor": 0.75}
+    purpose = "The weights of a token are divided by the sum of its choices, before any is dropped."
+    yield case("normalize_selected", "overflow", purpose, "renormalised", drop, **shared)
+    purpose = "Through the sum of the chosen, too."
+    yield case("gradient_normalize_selected", "gradient", purpose, "renormalised", **shared)
+
+    valid = small_router(NAME)
+    yield invalid_option(valid, "choices", choices=SMALL.experts + 1)
+    yield invalid_option(valid, "batch_priority", batch_priority="mean")
+    yield invalid_option(valid, "capacity_factor", capacity_factor=0.0)
+    yield from invalid_arrays(valid, "tokens", "tokens_")
+    yield from invalid_sizes(valid, tokens=1, router__kernel=1)
+    yield from invalid_sizes(valid, "width_", router__kernel=0)
+
+
+# Variants. A change is `(B, route, params, tokens, options, noise=None, train=False)`.
+
+
+def _four_slots_at_least(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+    output = route(params, tokens, options, **more)
+    logits = B.router_logits(tokens, params["kernel"])
+    scores = B.softmax_affinity(B.add_gating_noise(logits, more.get("noise"), multiplier=options.noise_multiplier))
+    choices = options.choices
+    slots = int(choices * options.capacity_factor * options.tokens / options.experts)
+    routing = B.token_choice(scores, choices=choices, capacity=max(4, min(options.tokens, slots)))
+    return rerouted(B, output, renormalised(routing))
+
+
+VARIANTS = (
+    Variant(
+        "four_slots_at_least",
+        "Experts have at least 4 slots, and the weights of the chosen experts are divided by their sum.",
+        every((NAME,), _four_slots_at_least),
+        "CA-2",
+        "st-moe-pytorch",
+    ),
+)

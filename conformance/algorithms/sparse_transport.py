@@ -1,0 +1,320 @@
+"""Sparsity-constrained transport: the projections, both objectives and the plan."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from moespec import spec
+from moespec.conformance.engine.definition import Definition, single, tensor
+from moespec.conformance.engine.describe import Choice, Function, Output
+from moespec.conformance.engine.draw import grid
+from moespec.conformance.engine.format import Tensor
+from moespec.conformance.engine.inputs import groups_tokens, utilities
+from moespec.conformance.engine.invalid import SHAPE, SMALL, invalid_arrays, invalid_option, invalid_sizes
+from moespec.conformance.engine.variant import variant
+from moespec.spec.numerics import positive_part, stable_order
+
+__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
+
+PLAN = "groups tokens experts"
+ROWS = {"projection": Output("rows n")}
+
+
+def _support(utility: Any, **options: Any) -> Any:
+    """Where a plan is positive: which scores each step of the solver keeps shows there."""
+    return spec.sparse_transport_affinity(utility, **options) > 0
+
+
+FUNCTIONS = (
+    Function("project_simplex", ROWS),
+    Function("project_sparse_simplex", ROWS),
+    Function(
+        "transport_semi_dual",
+        {"value": Output("groups"), "gradient": Output("groups tokens"), "plan": Output(PLAN)},
+    ),
+    Function(
+        "transport_dual",
+        {
+            "value": Output("groups"),
+            "token_gradient": Output("groups tokens"),
+            "expert_gradient": Output("groups experts"),
+            "plan": Output(PLAN),
+        },
+    ),
+    Function(
+        "sparse_transport_affinity",
+        {"plan": Output(PLAN, scale="spread", constant="transport")},
+        Choice(_support, scale="stability", constant="transport"),
+    ),
+)
+
+G, T, E = 2, 6, 3
+case = partial(single, "sparse_transport")
+projection = partial(case, "project_simplex")
+sparse_projection = partial(case, "project_sparse_simplex")
+
+
+def cases() -> Iterator[Definition]:
+    """All cases of this module."""
+    yield from _projections()
+    yield from _objectives()
+    yield from _plans()
+
+
+def _projections() -> Iterator[Definition]:
+    def rows(key: str, shape: tuple[int, int] = (3, 4)) -> Tensor:
+        return tensor(grid(f"transport/{key}", shape, reach=1.0, step=0.0625), "rows n")
+
+    yield projection("simplex", "value", "Projection on the simplex.", values=rows("a"))
+    yield projection("simplex_mass", "value", "A mass of 2.5.", values=rows("b"), mass=2.5)
+    purpose = "One number becomes the mass."
+    yield projection("simplex_one", "degenerate", purpose, values=rows("c", (2, 1)), mass=0.5)
+    yield sparse_projection("sparse_simplex", "value", "At most two numbers.", values=rows("d"), nonzeros=2)
+    yield sparse_projection("sparse_simplex_all", "degenerate", "All numbers.", values=rows("e"), nonzeros=4)
+    equal = tensor(np.array([[0.5, 0.5, 0.5, 0.5], [0.25, 0.75, 0.25, 0.25], [0.0, -0.0, -1.0, 0.0]]), "rows n")
+    purpose = "Among equals the lower index is kept."
+    yield sparse_projection("sparse_simplex_ties", "tie", purpose, "tie_order", values=equal, nonzeros=2)
+    purpose = "What is kept moves with its mean."
+    yield projection("simplex_gradient", "gradient", purpose, values=rows("simplex/gradient"), mass=1.5)
+    values = rows("sparse_simplex/gradient")
+    yield sparse_projection("sparse_simplex_gradient", "gradient", purpose, values=values, mass=1.5, nonzeros=2)
+
+    values = tensor(grid("negative/values", (1, 4)), "rows n")
+    plain = projection("valid", "value", "", values=values, mass=1.0)
+    sparse = sparse_projection("valid", "value", "", values=values, nonzeros=2, mass=1.0)
+    for valid, prefix in ((plain, ""), (sparse, "sparse_")):
+        # A target takes rows of any number.
+        yield from invalid_arrays(valid, "values", f"{prefix}simplex_", "rank")
+        yield invalid_option(valid, f"{prefix}mass", "mass", mass=0.0)
+    yield invalid_option(sparse, "nonzeros", nonzeros=7)
+
+
+def _objectives() -> Iterator[Definition]:
+    semi_dual, dual = partial(case, "transport_semi_dual"), partial(case, "transport_dual")
+
+    def potentials(key: str, **sizes: int) -> dict[str, Any]:
+        """Potentials of these names, of the tokens and then of the experts, and a utility."""
+        names = zip(sizes.items(), ("tokens", "experts"), strict=False)
+        return {"utility": utilities(f"transport/{key}")} | {
+            name: tensor(grid(f"transport/{key}/{name}", (G, size), reach=0.5, step=0.0625), f"groups {axis}")
+            for (name, size), axis in names
+        }
+
+    one, two = {"potential": T}, {"token_potential": T, "expert_potential": E}
+    yield semi_dual("semi_dual", "value", "At a potential.", **potentials("f", **one), capacity=2)
+    purpose = "Room for all tokens, half the regularisation."
+    half = {"capacity": T, "regularization": 0.5}
+    yield semi_dual("semi_dual_all", "degenerate", purpose, **potentials("g", **one), **half)
+    yield dual("dual", "value", "At two potentials.", **potentials("h", **two), capacity=2)
+    purpose, twice = "Twice the regularisation.", {"capacity": 2, "regularization": 2.0}
+    yield dual("dual_regularised", "value", purpose, **potentials("i", **two), **twice)
+    purpose, half = "The value, by potentials and utility.", {"capacity": 2, "regularization": 0.5}
+    yield semi_dual("semi_dual_gradient", "gradient", purpose, **potentials("semi_dual/gradient", **one), **half)
+    yield dual("dual_gradient", "gradient", purpose, **potentials("dual/gradient", **two), **half)
+
+    def small(key: str, axis: str, size: int) -> Tensor:
+        return tensor(grid(f"negative/{key}", (SMALL.groups, size)), f"groups {axis}")
+
+    given: dict[str, Any] = {"utility": utilities("negative/utility", SHAPE), "capacity": 2, "regularization": 1.0}
+    alpha, beta = small("alpha", "tokens", SMALL.tokens), small("beta", "experts", SMALL.experts)
+    for prefix, valid in (
+        ("semi_dual_", semi_dual("valid", "value", "", **given, potential=alpha)),
+        ("dual_", dual("valid", "value", "", **given, token_potential=alpha, expert_potential=beta)),
+    ):
+        for argument in valid.inputs:
+            yield from invalid_arrays(valid, argument, f"{prefix}{argument}_")
+            if argument != "utility":
+                yield from invalid_sizes(valid, prefix, **{argument: 1})
+        yield invalid_option(valid, f"{prefix}many_slots", "capacity", capacity=SMALL.tokens + 1)
+        yield invalid_option(valid, f"{prefix}regularization", "regularization", regularization=0.0)
+
+
+def _plans() -> Iterator[Definition]:
+    def plan(name: str, kind: str, purpose: str, utility: Tensor, *flags: str, capacity: int = 2,
+             **options: Any) -> Definition:  # fmt: skip
+        given: dict[str, Any] = {"utility": utility, "capacity": capacity, **options}
+        return case("sparse_transport_affinity", name, kind, purpose, *flags, **given)
+
+    few, size = "solver_steps", "degenerate_size"
+    yield plan("plan", "value", "Twenty steps of Adam by default.", utilities("transport/j"), few)
+    yield plan("plan_double", "value", "Twice as many slots as needed.", utilities("transport/k"), few, capacity=4)
+    five: dict[str, Any] = {"steps": 5, "learning_rate": 0.0625}
+    yield plan("plan_five", "value", "Five larger steps.", utilities("transport/l"), few, **five)
+    yield plan("plan_token", "value", "Sparse rows.", utilities("transport/m"), sparsity="token")
+    purpose = "No sparsity, only regularisation."
+    yield plan("plan_none", "value", purpose, utilities("transport/n"), sparsity="none")
+    purpose = "A tolerance that the first gradient meets stops after the first update."
+    yield plan("plan_early_stop", "value", purpose, utilities("transport/o"), few, tolerance=64.0)
+    purpose = "Equal utilities, as at the start of training: lower tokens first, at every step."
+    yield plan("plan_equal", "tie", purpose, groups_tokens(np.full((G, T, E), 0.25)), "tie_order")
+    alone = utilities("transport/q", (G, T, 1))
+    yield plan("plan_one_expert", "degenerate", "One expert.", alone, size, capacity=T)
+    yield plan("plan_one_slot", "degenerate", "One slot.", utilities("transport/r"), size, capacity=1)
+
+    small = partial(plan, "valid", "value", "", utilities("negative/utility", SHAPE), steps=2)
+    yield from invalid_arrays(small(), "utility")
+    valid = small(solver="adam", sparsity="expert", regularization=1.0)
+    yield invalid_option(valid, "no_slot", "capacity", capacity=0)
+    yield invalid_option(valid, "many_slots", "capacity", capacity=SMALL.tokens + 1)
+    wrong: dict[str, Any]
+    for wrong in ({"steps": 0}, {"solver": "sgd"}, {"sparsity": "row"}, {"regularization": 0.0}):
+        yield invalid_option(valid, *wrong, **wrong)
+    yield invalid_option(small(learning_rate=0.5), "learning_rate", learning_rate=0.0)
+    yield invalid_option(small(tolerance=0.5), "tolerance", tolerance=0.0)
+    yield invalid_option(small(sparsity="token"), "many_experts", "capacity", capacity=SMALL.experts + 1)
+
+
+# Variants. The right function is called first: it rejects what must be rejected.
+
+
+def mass_ignored(B: Any, values: Any, *, mass: float = 1.0) -> Any:
+    """The projection on the simplex sums to 1, whatever mass is requested."""
+    B.project_simplex(values, mass=mass)
+    return B.project_simplex(values)
+
+
+def clipped_and_rescaled(B: Any, values: Any, *, mass: float = 1.0) -> Any:
+    """The projection on the simplex is none: negative values become 0 and the others are divided by their sum."""
+    B.project_simplex(values, mass=mass)
+    kept = positive_part(values)
+    return mass * (kept + 1e-12) / np.sum(kept + 1e-12, axis=-1, keepdims=True)
+
+
+def ties_to_the_higher_index(B: Any, values: Any, **options: Any) -> Any:
+    """Among equal values the sparse projection keeps those of higher index."""
+    return B.project_sparse_simplex(values[..., ::-1], **options)[..., ::-1]
+
+
+def kept_and_rescaled(B: Any, values: Any, *, nonzeros: int, mass: float = 1.0) -> Any:
+    """The sparse projection keeps the largest values and divides them by their sum, which is no projection."""
+    order = stable_order(values)[..., :nonzeros]
+    B.project_sparse_simplex(values, nonzeros=nonzeros, mass=mass)
+    kept = np.zeros(values.shape)
+    np.put_along_axis(kept, order, np.take_along_axis(positive_part(values) + 1e-12, order, -1), -1)
+    return mass * kept / np.sum(kept, axis=-1, keepdims=True)
+
+
+def projected_then_cut(B: Any, values: Any, *, nonzeros: int, mass: float = 1.0) -> Any:
+    """The sparse projection keeps the largest entries of the projection, which then do not sum to the mass."""
+    kept = B.project_sparse_simplex(values, nonzeros=nonzeros, mass=mass) != 0
+    return np.where(kept, B.project_simplex(values, mass=mass), 0.0)
+
+
+def cardinality_ignored(B: Any, values: Any, *, nonzeros: int, mass: float = 1.0) -> Any:
+    """The sparse projection may have any number of non-zero entries."""
+    B.project_sparse_simplex(values, nonzeros=nonzeros, mass=mass)
+    return B.project_simplex(values, mass=mass)
+
+
+def constant_in_the_conjugate(
+    B: Any, potential: Any, utility: Any, *, capacity: int, regularization: float = 1.0
+) -> Any:
+    """The conjugate of each column contains the constant gamma b / 2."""
+    found = B.transport_semi_dual(potential, utility, capacity=capacity, regularization=regularization)
+    _, tokens, experts = utility.shape
+    return found._replace(value=found.value - regularization * tokens / experts / 2 * experts)
+
+
+def negative_semi_dual(B: Any, potential: Any, utility: Any, **options: Any) -> Any:
+    """The semi-dual and its gradient are negated, as a solver that minimises wants them."""
+    found = B.transport_semi_dual(potential, utility, **options)
+    return found._replace(value=-found.value, gradient=-found.gradient)
+
+
+def dual_without_cardinality(B: Any, token_potential: Any, expert_potential: Any, utility: Any, **options: Any) -> Any:
+    """The dual lets any number of entries of a column be positive."""
+    B.transport_dual(token_potential, expert_potential, utility, **options)
+    return B.transport_dual(token_potential, expert_potential, utility, **{**options, "capacity": utility.shape[1]})
+
+
+def regularization_of_one(B: Any, token_potential: Any, expert_potential: Any, utility: Any, **options: Any) -> Any:
+    """The dual does not use the strength of the regularisation."""
+    B.transport_dual(token_potential, expert_potential, utility, **options)
+    return B.transport_dual(token_potential, expert_potential, utility, **{**options, "regularization": 1.0})
+
+
+def _options(**changed: Any) -> Callable[..., Any]:
+    def transport(B: Any, utility: Any, **options: Any) -> Any:
+        B.sparse_transport_affinity(utility, **options)
+        return B.sparse_transport_affinity(utility, **{**options, **changed})
+
+    return transport
+
+
+def solved_to_convergence(B: Any, utility: Any, **options: Any) -> Any:
+    """The semi-dual is solved to convergence."""
+    return _options(solver="lbfgs")(B, utility, **options)
+
+
+def rows_are_sparse(B: Any, utility: Any, *, capacity: int, sparsity: str = "expert", **options: Any) -> Any:
+    """Rows of the plan are sparse, not columns."""
+    plan = B.sparse_transport_affinity(utility, capacity=capacity, sparsity=sparsity, **options)
+    if sparsity != "expert":
+        return plan
+    capacity = min(capacity, utility.shape[2])
+    return B.sparse_transport_affinity(utility, capacity=capacity, sparsity="token", **options)
+
+
+def columns_are_sparse(B: Any, utility: Any, *, sparsity: str = "expert", **options: Any) -> Any:
+    """Columns of the plan are sparse, also where rows are requested, or nothing."""
+    B.sparse_transport_affinity(utility, sparsity=sparsity, **options)
+    return B.sparse_transport_affinity(utility, **options)
+
+
+def no_sparsity(B: Any, utility: Any, **options: Any) -> Any:
+    """The plan is not sparse: its regularisation is quadratic, and nothing else."""
+    return _options(sparsity="none")(B, utility, **options)
+
+
+def plan_before_the_last_update(B: Any, utility: Any, *, steps: int = 20, **options: Any) -> Any:
+    """The plan is that at the potential before the last update."""
+    plan = B.sparse_transport_affinity(utility, steps=steps, **options)
+    if steps > 1:
+        return B.sparse_transport_affinity(utility, steps=steps - 1, **options)
+    return plan
+
+
+def solved_to_the_last_step(B: Any, utility: Any, **options: Any) -> Any:
+    """The solver takes all its steps, and does not stop where the gradient is within the tolerance."""
+    return _options(tolerance=1e-300)(B, utility, **options)
+
+
+def transported_mass_of_one(B: Any, utility: Any, **options: Any) -> Any:
+    """The plan of sparsity-constrained transport is divided by the number of tokens, so that it sums to 1."""
+    return B.sparse_transport_affinity(utility, **options) / utility.shape[1]
+
+
+def twenty_steps(B: Any, utility: Any, **options: Any) -> Any:
+    """The solver takes 20 steps of 0.01, whatever is requested."""
+    return _options(steps=20, learning_rate=1e-2)(B, utility, **options)
+
+
+def positive_zero_kept_before_negative(B: Any, values: Any, **options: Any) -> Any:
+    """The sparse projection keeps a value of 0.0 before one of -0.0, which equals it."""
+    B.project_sparse_simplex(values, **options)
+    return B.project_sparse_simplex(np.where(np.signbit(values.real) & (values == 0), -1e-300, values), **options)
+
+
+VARIANTS = (
+    variant(mass_ignored, "project_simplex"),
+    variant(clipped_and_rescaled, "project_simplex"),
+    variant(ties_to_the_higher_index, "project_sparse_simplex", ledger="SI-1"),
+    variant(kept_and_rescaled, "project_sparse_simplex"),
+    variant(projected_then_cut, "project_sparse_simplex"),
+    variant(cardinality_ignored, "project_sparse_simplex"),
+    variant(constant_in_the_conjugate, "transport_semi_dual", ledger="TD-1"),
+    variant(negative_semi_dual, "transport_semi_dual"),
+    variant(dual_without_cardinality, "transport_dual"),
+    variant(regularization_of_one, "transport_dual"),
+    variant(solved_to_convergence, "sparse_transport_affinity", ledger="ST-1"),
+    variant(rows_are_sparse, "sparse_transport_affinity", ledger="ST-4"),
+    variant(columns_are_sparse, "sparse_transport_affinity", ledger="ST-4"),
+    variant(no_sparsity, "sparse_transport_affinity"),
+    variant(plan_before_the_last_update, "sparse_transport_affinity", ledger="ST-1"),
+    variant(solved_to_the_last_step, "sparse_transport_affinity", ledger="ST-1"),
+    variant(transported_mass_of_one, "sparse_transport_affinity"),
+    variant(twenty_steps, "sparse_transport_affinity", ledger="ST-1"),
+    variant(positive_zero_kept_before_negative, "project_sparse_simplex", ledger="SI-1", who="jaxopt"),
+)

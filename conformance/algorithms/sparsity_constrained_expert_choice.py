@@ -1,0 +1,77 @@
+"""The router `sparsity_constrained_expert_choice`."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from moespec.conformance.engine.definition import Definition
+from moespec.conformance.engine.invalid import invalid_option
+from moespec.conformance.engine.reroute import rerouted
+from moespec.conformance.engine.routers import common, kernel_of, router_case, small_router
+from moespec.conformance.engine.variant import Variant, every
+
+__all__ = ["VARIANTS", "cases"]
+
+NAME = "sparsity_constrained_expert_choice"
+T, E, D = 6, 3, 4
+
+
+def cases() -> Iterator[Definition]:
+    """All cases of this module."""
+    yield from common(NAME)
+    purpose = "Half as many slots as tokens."
+    yield router_case(NAME, "half", "value", purpose, "uncovered_token", capacity_factor=0.5)
+    purpose = "A peaked softmax leaves zeros in the plan, whose slots are filled."
+    yield _peaked("zero_plan", purpose, "zero_score_slots")
+    purpose = "The same slots left empty."
+    yield _peaked("zero_plan_dropped", purpose, "zero_score_slots", "empty_slot", drop_zero_plan=True)
+    purpose = "Five steps of the solver."
+    yield router_case(NAME, "few_steps", "value", purpose, "solver_steps", transport_steps=5)
+
+    valid = small_router(NAME)
+    yield invalid_option(valid, "combine_with", combine_with="plan")
+    yield invalid_option(valid, "transport_steps", transport_steps=0)
+
+
+def _peaked(name: str, purpose: str, *flags: str, **options: Any) -> Definition:
+    """A case in which some expert has fewer tokens with a positive plan (tokens, experts) than its 4 slots."""
+    params = kernel_of(f"routers/{NAME}/{name}/kernel", D, E, reach=6.0)
+    case = partial(router_case, NAME, name, "value", purpose, *flags, params=params, capacity_factor=2.0)
+    return case(accept=lambda plan: bool(((plan > 0).sum(axis=0) < 2 * T // E).any()), **options)
+
+
+# Variants. A change is `(B, route, params, tokens, options, noise=None, train=False)`.
+
+
+def _without_noise(
+    B: Any, route: Any, params: Any, tokens: Any, options: Any, *, noise: Any = None, train: bool = False
+) -> Any:
+    route(params, tokens, options, noise=noise, train=train)
+    return route(params, tokens, options, train=train)
+
+
+def _raw_utility(
+    B: Any, route: Any, params: Any, tokens: Any, options: Any, *, noise: Any = None, train: bool = False
+) -> Any:
+    output = route(params, tokens, options, noise=noise, train=train)
+    logits = B.add_gating_noise(B.router_logits(tokens, params["kernel"]), noise, multiplier=options.noise_multiplier)
+    capacity = options.capacity(train=train)
+    plan = B.sparse_transport_affinity(logits.real, capacity=capacity, steps=options.transport_steps)
+    scores, drop = B.softmax_affinity(logits), options.drop_zero_plan
+    return rerouted(B, output, B.expert_choice(plan, capacity=capacity, combine_scores=scores, drop_zero=drop))
+
+
+VARIANTS = (
+    Variant(
+        "never_noisy",
+        "The sparsity-constrained router is not noisy in training.",
+        every((NAME,), _without_noise),
+        "RT-4",
+    ),
+    Variant(
+        "raw_utility",
+        "The utility of the sparsity-constrained plan is the raw logits, not their softmax.",
+        every((NAME,), _raw_utility),
+        "ST-2",
+    ),
+)

@@ -1,0 +1,99 @@
+"""The router `switch`."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from moespec.conformance.engine.definition import Definition, Noise
+from moespec.conformance.engine.invalid import invalid_option
+from moespec.conformance.engine.reroute import configured, rerouted, reweighted
+from moespec.conformance.engine.routers import evaluation, kernel_of, router_case, small_router
+from moespec.conformance.engine.variant import Variant, every
+
+__all__ = ["VARIANTS", "cases"]
+
+NAME = "switch"
+T, E, D = 5, 3, 3
+UNIFORM = Noise("tokens width", reach=1.0, step=0.125)
+
+
+def case(name: str, kind: str, purpose: str, *flags: str, sizes: tuple[int, int, int] = (T, E, D), zero: bool = False,
+         noisy: bool = False, **options: Any) -> Definition:  # fmt: skip
+    """A case, with a kernel that is drawn from its name."""
+    params = kernel_of(f"routers/{NAME}/{name}", sizes[2], sizes[1], zero=zero)
+    noise = UNIFORM if noisy else None
+    return router_case(NAME, name, kind, purpose, *flags, params=params, sizes=sizes, noise=noise, **options)
+
+
+def cases() -> Iterator[Definition]:
+    """All cases of this module."""
+    size = "degenerate_size"
+    yield case("values", "value", "Evaluation: the tokens as they are.", "generated_code")
+    yield case("jitter", "value", "Training: router and losses see jittered tokens.", "jitter_factor", noisy=True)
+    yield case("large_jitter", "value", "A large jitter.", "jitter_factor", noisy=True, jitter=0.5, z_weight=0.5)
+    purpose = "Fewer slots: tokens are dropped."
+    yield case("factor_one", "overflow", purpose, "overflow_drop", capacity_factor=0.5)
+    yield case("zero_kernel", "tie", "Every score is equal.", "tie_order", zero=True, sizes=(6, 4, D))
+    yield case("one_expert", "degenerate", "One expert.", size, sizes=(T, 1, D))
+    yield case("one_token", "degenerate", "One token.", size, sizes=(1, E, D))
+    purpose = "By tokens, kernel, noise and experts."
+    yield case("gradient", "gradient", purpose, "stop_gradient", noisy=True, jitter=0.25)
+    yield evaluation(NAME)
+
+    valid = partial(small_router, NAME)
+    yield invalid_option(valid(), "choices", choices=2)
+    yield invalid_option(valid(), "missing", "experts", experts=...)
+    yield invalid_option(valid(slots_per_expert=2), "slots_per_expert", slots_per_expert=0)
+
+
+# Variants. A change is `(B, route, params, tokens, options, noise=None, train=False)`.
+
+
+def _logits(B: Any, params: Any, tokens: Any, options: Any, noise: Any) -> Any:
+    return B.router_logits(B.router_jitter(tokens, noise, epsilon=options.jitter), params["kernel"])
+
+
+def _gate_of_clean_tokens(
+    B: Any, route: Any, params: Any, tokens: Any, options: Any, *, noise: Any = None, train: bool = False
+) -> Any:
+    output = route(params, tokens, options, noise=noise, train=train)
+    return reweighted(B, output, B.softmax_affinity(_logits(B, params, tokens, options, None)))
+
+
+def _unit_gate(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+    output = route(params, tokens, options, **more)
+    return reweighted(B, output, np.ones((*tokens.shape[:2], options.experts)))
+
+
+def _additive_logit_noise(
+    B: Any, route: Any, params: Any, tokens: Any, options: Any, *, noise: Any = None, train: bool = False
+) -> Any:
+    output = route(params, tokens, options, noise=noise, train=train)
+    if noise is None:
+        return output
+    logits = _logits(B, params, tokens, options, None) + options.jitter * noise.sum(axis=2, keepdims=True) * (
+        1.0 + np.arange(options.experts)
+    )
+    scores = B.softmax_affinity(logits)
+    return rerouted(B, output, B.token_choice(scores, choices=1, capacity=options.capacity(train=train)))
+
+
+def _one(name: str, computes: str, change: Any, ledger: str = "") -> Variant:
+    return Variant(name, computes, every((NAME,), change), ledger)
+
+
+VARIANTS = (
+    _one("jitter_of_logits", "Switch adds its noise to the logits.", _additive_logit_noise, "SW-1"),
+    _one(
+        "switch_gate_of_clean_tokens",
+        "The gate of Switch is computed from the tokens without jitter.",
+        _gate_of_clean_tokens,
+        "SW-2",
+    ),
+    _one("switch_gate_of_one", "The gate of Switch is 1.", _unit_gate),
+    _one("switch_factor_one", "The capacity factor of Switch is 1.", configured(capacity_factor=1.0)),
+    _one("switch_never_full", "The experts of Switch have room for every token.", configured(capacity_factor=np.inf)),
+    _one("switch_without_balance_loss", "Switch has no balance loss.", configured(balance_weight=0.0)),
+)

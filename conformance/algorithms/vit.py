@@ -1,0 +1,217 @@
+"""The vision transformer with experts: its forward pass with every router, and training steps with the routing of each.
+
+Training as a whole runs outside compiled code, as it does for users; what is compiled is the loss (by the target's
+`compile`) and whatever the target's `make_step` compiles itself.
+"""
+
+import importlib
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from moespec.conformance.engine.definition import Definition, composed, tensor
+from moespec.conformance.engine.describe import DENSE, SLOTS, Choice, Function, Output
+from moespec.conformance.engine.format import routing_arrays
+from moespec.conformance.engine.models import forward_function, inputs_of, prepare, stage_of
+from moespec.conformance.engine.variant import variant
+
+__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
+
+KEPT = (1, 5)
+"""The steps after which the parameters are results, besides the last."""
+
+
+def _prepared(options: dict[str, Any]) -> dict[str, Any]:
+    """The model and its optimiser."""
+    optimizer = importlib.import_module("moespec.backends.optimizer").OptimizerConfig(**options["optimizer"])
+    return {**prepare("vit", options), "optimizer": optimizer}
+
+
+def _trained(
+    B: Any,
+    *,
+    params: Any,
+    images: Any,
+    targets: Any,
+    model: Any,
+    config: Any,
+    optimizer: Any,
+    rates: Any,
+    batch: int,
+    train: bool = False,
+    compile: Callable[[Any], Any] = lambda function: function,
+    before: Callable[[Any, Any], None] = lambda params, images: None,
+) -> dict[str, Any]:
+    """A step for each of `rates`, over the images in turn, `batch` at a time.
+
+    train: passed to the model. before: called before each step with its parameters and images.
+    """
+    sparse = config.router != "soft_moe"
+
+    def loss_function(params: Any, batch: Any) -> tuple[Any, dict[str, Any]]:
+        output = model.forward(B, config, params, batch["images"], train=train)
+        loss = B.mean(B.softmax_cross_entropy(output.logits, batch["targets"]), 0)
+        for term in output.losses.values():
+            loss = loss + term
+        (routing,) = [routing.dense() for routing in output.routings]
+        return loss, routing_arrays(routing, sparse=sparse)
+
+    # The loss is compiled here, for all targets alike; a step that can compile it again need not.
+    options = {"compiled": False} if "compiled" in inspect.signature(B.make_step).parameters else {}
+    step = B.make_step(compile(loss_function), optimizer, **options)
+    state = B.init_state(params, optimizer)
+    metrics: list[dict[str, Any]] = []
+    results: dict[str, Any] = {}
+    for n, rate in enumerate(rates):
+        start = n * batch % images.shape[0]
+        part = {"images": images[start : start + batch], "targets": targets[start : start + batch]}
+        before(B.state_params(state), part["images"])
+        state, found = step(state, part, rate)
+        metrics.append(B.to_numpy(found))
+        if n + 1 in (*KEPT, len(rates)):
+            results[f"parameters/{n + 1}"] = _flat(B.export_state(state)["params"])
+    each = {name: np.stack([np.asarray(one[name]) for one in metrics]) for name in metrics[0]}
+    return {"losses": each.pop("loss"), "gradient_norms": each.pop("grad_norm"), **each, **results}
+
+
+def _flat(tree: Any) -> Any:
+    """All parameters as one vector, in the order of their names."""
+    if isinstance(tree, dict):
+        return np.concatenate([_flat(tree[name]) for name in sorted(tree)])
+    return np.asarray(tree).ravel()
+
+
+def _passes(B: Any, *, model: Any, config: Any, train: bool = False, **options: Any) -> None:
+    """The forward pass of each step, on `B`; the steps themselves are the reference's."""
+
+    def forward(params: Any, images: Any) -> None:
+        model.forward(B, config, params, images, train=train)
+
+    reference = importlib.import_module("moespec.backends.numpy")
+    _trained(reference, model=model, config=config, train=train, before=forward, **options)
+
+
+_trajectory = partial(Output, scale="spread", constant="trajectory")
+TRAJECTORY = {
+    "losses": _trajectory("steps"),
+    "gradient_norms": _trajectory("steps"),
+    "slots": Output("steps " + SLOTS["slots"].axes, "int"),
+    "weights": _trajectory("steps " + SLOTS["weights"].axes),
+    "dispatch": _trajectory(f"steps {DENSE}"),
+    "combine": _trajectory(f"steps {DENSE}"),
+    "parameters/*": _trajectory("parameters"),
+}
+
+FUNCTIONS = (
+    forward_function("vit", "ROUTERS", "moe_layer", "attention", "layer_norm", "patch_embed"),
+    Function(
+        "vit_train",
+        TRAJECTORY,
+        Choice(_passes, scale="magnitude", constant="drift"),
+        run=_trained,
+        needs=(
+            *("make_step", "init_state", "state_params", "export_state"),
+            *("ROUTERS", "moe_layer", "softmax_cross_entropy"),
+        ),
+        prepare=_prepared,
+        traced=False,
+        compiles=True,
+        batched=True,
+        pooled=True,
+    ),
+)
+
+TINY = {"image_size": 4, "patch_size": 2, "channels": 1, "width": 8, "depth": 2, "hidden": 8, "heads": 2, "classes": 3}
+SMALL = {**TINY, "width": 4, "hidden": 4, "heads": 1}
+STEPS = {**SMALL, "depth": 1, "moe": "last_1", "experts": 3, "pool": "gap", "group_images": 2}
+LEAST = {**STEPS, "width": 3, "hidden": 2}
+
+FORWARD: dict[str, dict[str, Any]] = {
+    "soft_moe": {"pool": "gap", "qk_norm": True},
+    "softmax_token_choice": {"pool": "token", "router_options": {"choices": 2}, "group_images": 2},
+    "sinkhorn_token_choice": {"pool": "map", "group_images": 2},
+    "softmax_expert_choice": {"positions": "sincos2d", "gelu": "erf", "group_images": 2},
+    "sinkhorn_expert_choice": {"positions": "sincos2d_moco", "moe": "last_half", "group_images": 2},
+    "sparsity_constrained_expert_choice": {"expert_init": "shared", "group_images": 2},
+    "hash": {**SMALL, "pool": "token", "codes": 3, "token_ids": "position_code", "group_images": 2},
+    "multi_hash": {**SMALL, "router": "hash", "codes": 3, "router_options": {"hashes": 2}},
+}
+"""Case and what is particular to its model; the router is called like the case unless it says another."""
+
+TRAINED: dict[str, tuple[int, dict[str, Any]]] = {
+    "softmax_token_choice": (0, {**STEPS, "depth": 2}),  # a dense block before that with experts, once
+    "sinkhorn_token_choice": (1, STEPS),
+    "softmax_expert_choice": (2, STEPS),
+    "sinkhorn_expert_choice": (0, STEPS),
+    "sparsity_constrained_expert_choice": (5, {**STEPS, "router_options": {"transport_steps": 5}}),
+    "soft_moe": (0, STEPS),
+    "importance_score": (0, {**LEAST, "router_options": {"drop": 0.25}}),  # two of eight tokens
+    "dselect_k": (5, LEAST),
+    "base": (4, {**LEAST, "experts": 4}),  # which eight tokens can be divided among
+    "hash": (0, {**LEAST, "codes": 5}),
+    "switch": (0, LEAST),
+    "s_base": (1, LEAST),
+    "gshard": (1, LEAST),
+    "noisy_top_k": (0, LEAST),
+}
+"""Router, the number of the draw of its numbers (the first without a step near a tie), and its model."""
+
+
+def cases() -> Iterator[Definition]:
+    """All cases of this module."""
+    for name, fields in FORWARD.items():
+        model = {**TINY, "moe": "every_2", "router": name, "experts": 4, **fields}
+        inputs = inputs_of("vit", model, f"vit/{name}")
+        purpose = f"Logits, features and routing of a small MoE-ViT with {name}."
+        flags = ("model", "generated_code") if name in ("soft_moe", "softmax_token_choice") else ("model",)
+        stages = (stage_of("vit_forward", inputs, model=model),)
+        yield composed("vit", name, "value", purpose, *flags, inputs=inputs, stages=stages)
+    yield _evaluation()
+    for router in TRAINED:
+        yield _training(router)
+
+
+def _evaluation() -> Definition:
+    """One model at evaluation and in training, between which its router differs."""
+    model = {**LEAST, "router": "base", "experts": 4}
+    inputs = inputs_of("vit", model, "vit/evaluation/0")
+    stages = (
+        stage_of("vit_forward", inputs, name="evaluation", model=model),
+        stage_of("vit_forward", inputs, name="training", model=model, train=True),
+    )
+    purpose = "The router assigns greedily at evaluation, and evenly in training."
+    return composed("vit", "evaluation", "value", purpose, "model", inputs=inputs, stages=stages)
+
+
+def _training(router: str) -> Definition:
+    """Training steps: a batch that comes again is routed differently, and no step is near a tie."""
+    draw, fields = TRAINED[router]
+    model = {**fields, "router": router}
+    key = f"vit/training/{router}/{draw}"
+    inputs = inputs_of("vit", model, key, images=4)
+    inputs["targets"] = tensor(np.eye(3)[[0, 1, 2, 1]], "images classes")
+    # Every dtype has these numbers: `1 - b2` of b2 = 0.999 in float32 is wrong by 1e-5. A large epsilon, so that what is
+    # 0 but for rounding (the gradient of a key's bias) does not become a full step.
+    optimizer = {"b1": 0.75, "b2": 0.9375, "weight_decay": 0.0625, "clip": 1.0, "epsilon": 2.0**-10}
+    rates = [2.0**-6] * 2 + [2.0**-5] * 8 + [2.0**-6] * 10
+    # These assign differently in training than at evaluation.
+    mode: dict[str, Any] = {"train": True} if router in ("base", "s_base") else {}
+    stages = (stage_of("vit_train", inputs, model=model, optimizer=optimizer, rates=rates, batch=2, **mode),)
+    purpose = f"Twenty steps of AdamW with clip and decay, {router}: losses, routing of each step, parameters."
+    flags = ("model", "generated_code") if router == "softmax_token_choice" else ("model",)
+    return composed("vit", f"training_{router}", "trajectory", purpose, *flags, inputs=inputs, stages=stages)
+
+
+# Variants.
+
+
+def decay_left_out(B: Any, loss_function: Any, optimizer: Any, **options: Any) -> Any:
+    """Parameters do not decay."""
+    return B.make_step(loss_function, replace(optimizer, weight_decay=0.0), **options)
+
+
+VARIANTS = (variant(decay_left_out, "make_step"),)

@@ -1,0 +1,169 @@
+"""The comparison: `|got - want| <= c * u * A`, integers exact, and decisions only where their margin is certified.
+
+`A` is the scale stored with each result (`scale.py` says how it is computed) and u the unit roundoff of the dtype. The
+fraction of the tolerance that a result uses is the largest `|got - want| / (c * u * A)`: at 1 it is used up.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moespec.conformance.engine.format import Value
+
+__all__ = [
+    "CONSTANTS",
+    "DTYPES",
+    "SHORT",
+    "Dtype",
+    "NotOfferedError",
+    "Outcome",
+    "Verdict",
+    "certified",
+    "compare",
+    "compared",
+    "tolerance",
+]
+
+
+@dataclass(frozen=True)
+class Dtype:
+    """A dtype in which a target is checked, its unit roundoff u and its smallest normal number."""
+
+    name: str
+    roundoff: float
+    tiny: float
+
+
+DTYPES = {
+    dtype.name: dtype
+    for dtype in (
+        Dtype("float64", 2.0**-53, 2.0**-1022),
+        Dtype("float32", 2.0**-24, 2.0**-126),
+        Dtype("bfloat16", 2.0**-8, 2.0**-126),
+    )
+}
+"""In the order of their questions: is the algorithm right, are the numerics, is it usable."""
+
+SHORT = {"f64": "float64", "f32": "float32", "bf16": "bfloat16"}
+"""Short names of dtypes, which may be given for the full ones."""
+
+CONSTANTS: dict[str, tuple[float, str]] = {
+    "direct": (4.0, "formulas evaluated once: some roundings, exp, log or tanh; at most 0.95 of it is used"),
+    "sinkhorn": (8.0, "20 rounds of two logsumexp; at most 0.54 of it is used"),
+    "transport": (128.0, "20 steps of a solver, each with sorted sums of differences; at most 0.41 of it is used"),
+    "gradient": (16.0, "a derivative, through formulas that are evaluated once; at most 0.91 of it is used"),
+    "iterated gradient": (32.0, "a derivative through iterations or a whole router; at most 0.38 of it is used"),
+    "model": (16.0, "a model of two blocks, its scale from random probes; at most 0.58 of it is used"),
+    "trajectory": (64.0, "20 training steps that round anew, their spread from two probes; at most 0.42 of it is used"),
+    "drift": (4096.0, "scores of 20 training steps, relative: up to 1 310 measured in float32"),
+}
+"""The constant c of the tolerance, by the name that a result carries, with the reason for it: what it covers, and the
+largest fraction of it that the numpy, JAX and torch backends used on a CPU, op by op and compiled, in any dtype."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The outcome of one comparison: pass or fail, the fraction of the tolerance that is used, and what differs."""
+
+    passed: bool
+    fraction: float = 0.0
+    message: str = ""
+
+
+def tolerance(value: Value, dtype: Dtype) -> NDArray[np.float64]:
+    """The bound `c * u * A` for each entry of a float result, and the smallest normal number: results may underflow."""
+    scale = np.abs(value.array) if isinstance(value.scale, str) else np.asarray(value.scale, np.float64)
+    return CONSTANTS[value.constant][0] * dtype.roundoff * scale + dtype.tiny
+
+
+def compare(value: Value, got: Any, dtype: Dtype) -> Verdict:
+    """Compare what a target computed with what is expected."""
+    got = np.asarray(got)
+    if got.shape != value.array.shape:
+        return Verdict(False, math.inf, f"shape {got.shape}, expected {value.array.shape}")
+    if value.kind != "float":
+        kinds = "iu" if value.kind == "int" else "b"
+        if got.dtype.kind not in kinds:
+            return Verdict(False, math.inf, f"dtype {got.dtype}, expected {'integers' if kinds == 'iu' else 'bool'}")
+        return _compare_integers(value.array, got)
+    if got.dtype.kind != "f":
+        return Verdict(False, math.inf, f"dtype {got.dtype}, expected floats")
+    got = got.astype(np.float64)
+    if not np.isfinite(got).all():
+        return Verdict(False, math.inf, f"{np.count_nonzero(~np.isfinite(got))} of {got.size} entries are not finite")
+    error, bound = np.abs(got - value.array), tolerance(value, dtype)
+    fraction = np.divide(error, bound, out=np.where(error > 0, math.inf, 0.0), where=bound > 0)
+    worst = float(fraction.max(initial=0.0))
+    if worst <= 1.0:
+        return Verdict(True, worst)
+    index = np.unravel_index(int(fraction.argmax()), fraction.shape)
+    return Verdict(
+        False,
+        worst,
+        f"{np.count_nonzero(fraction > 1)} of {fraction.size} entries differ; at {_index(index)} "
+        f"got {got[index]:.17g}, expected {value.array[index]:.17g}: "
+        f"error {error[index]:.3g}, tolerance {bound[index]:.3g}",
+    )
+
+
+def _compare_integers(want: NDArray[Any], got: NDArray[Any]) -> Verdict:
+    different = got != want
+    if not different.any():
+        return Verdict(True)
+    index = np.unravel_index(int(different.argmax()), different.shape)
+    return Verdict(
+        False,
+        math.inf,
+        f"{np.count_nonzero(different)} of {want.size} entries differ; at {_index(index)} got {got[index]}, "
+        f"expected {want[index]}",
+    )
+
+
+def _index(index: tuple[Any, ...]) -> str:
+    return "[" + ", ".join(str(int(i)) for i in index) + "]"
+
+
+class NotOfferedError(Exception):
+    """The target says that it does not do what it was called for."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one stage, or of one of its results."""
+
+    stage: str
+    state: str
+    fraction: float = 0.0
+    message: str = ""
+
+
+def compared(stage: str, expected: dict[str, Value], found: Any, dtype: Dtype, sure: bool) -> list[Outcome]:
+    """The outcome for each result of a stage. Where a choice is not certain, no comparison decides."""
+    if isinstance(found, NotOfferedError):
+        return [Outcome(stage, "not implemented", 0.0, str(found))]
+    if isinstance(found, Exception):
+        return [Outcome(stage, "error", math.inf, f"{type(found).__name__}: {str(found)[:400]}")]
+    outcomes = []
+    for name, value in expected.items():
+        label = f"{stage}/{name}"
+        if name not in found:
+            outcomes.append(Outcome(label, "fail", math.inf, "missing"))
+        elif not sure:
+            outcomes.append(Outcome(label, "inconclusive", 0.0, f"a choice is too close to a tie for {dtype.name}"))
+        else:
+            verdict = compare(value, found[name], dtype)
+            outcomes.append(Outcome(label, "pass" if verdict.passed else "fail", verdict.fraction, verdict.message))
+    for name in sorted(found.keys() - expected.keys()):
+        outcomes.append(Outcome(f"{stage}/{name}", "fail", math.inf, "a result that is not expected"))
+    return outcomes
+
+
+def certified(decision: dict[str, Any] | None, dtype: Dtype) -> bool:
+    """True if every choice of a stage is further from a tie than the errors that the dtype allows.
+
+    A margin of None says that the choice is made on the exact inputs of the case, where ties are meant.
+    """
+    return decision is None or decision["margin"] is None or decision["margin"] > decision["needed"][dtype.name]

@@ -1,0 +1,49 @@
+"""Numbers for the inputs of cases, from a hash of a name: the same on every machine and in every version of NumPy.
+
+Floats are multiples of a power of two and exactly representable in bfloat16, so every dtype sees the same numbers.
+"""
+
+import hashlib
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["grid", "integers", "permutation", "signs", "to_bfloat16"]
+
+Shape = Sequence[int]
+
+
+def integers(key: str, shape: Shape, low: int, high: int) -> NDArray[np.int64]:
+    """Integers from `low` to `high`, both included."""
+    count = math.prod(shape)
+    words = np.frombuffer(hashlib.shake_256(key.encode()).digest(4 * max(count, 1)), "<u4")[:count]
+    return (low + (words.astype(np.int64) * (high - low + 1) >> 32)).reshape(shape)
+
+
+def grid(
+    key: str, shape: Shape, *, reach: float = 2.0, step: float = 0.125, centre: float = 0.0
+) -> NDArray[np.float32]:
+    """Multiples of `step` from `centre - reach` to `centre + reach`, the middle twice as likely as if uniform."""
+    half = round(reach / step / 2)
+    total = integers(f"{key}/a", shape, -half, half) + integers(f"{key}/b", shape, -half, half)
+    return np.asarray(centre + total * step, np.float32)
+
+
+def signs(key: str, shape: Shape) -> NDArray[np.float32]:
+    """Each +1 or -1."""
+    return np.asarray(2 * integers(key, shape, 0, 1) - 1, np.float32)
+
+
+def permutation(key: str, size: int) -> NDArray[np.int32]:
+    """An order of `0 .. size - 1`."""
+    return np.argsort(integers(key, (size,), 0, 2**31 - 1), kind="stable").astype(np.int32)
+
+
+def to_bfloat16(array: Any) -> NDArray[np.float32]:
+    """The nearest values that bfloat16 has (ties to even), as float32."""
+    bits = np.ascontiguousarray(array, np.float32).view(np.uint32)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)
+    return rounded.astype(np.uint32).view(np.float32).reshape(np.shape(array))

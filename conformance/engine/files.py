@@ -1,0 +1,155 @@
+"""The interface of files that any program wrote from the published inputs; nothing of that program is run.
+
+    FOLDER/<algorithm>/<case>.safetensors, with tensors named <stage>/<result>, such as `token_choice/slots`
+
+Any stages of a case may be there, and `gradient/<input>` for a case with gradients; all that is there is compared. A
+case passes if nothing that is there fails and its end is there: the gradients if it has any, `moe_layer/output` of a
+router, of the other algorithms every result. What is not there is not implemented.
+"""
+
+from collections.abc import Collection, Sequence
+from math import inf
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, deserialize
+
+from moespec.conformance.engine.compare import DTYPES, Dtype, Outcome, certified, compared
+from moespec.conformance.engine.format import Case, Value
+from moespec.conformance.report.results import CaseResult
+
+__all__ = ["MODE", "FileError", "Found", "check", "dtype_of", "expected", "read", "read_all"]
+
+MODE = "files"
+"""What stands for the mode in results of files."""
+LIMIT = 1 << 26
+"""Bytes that a file may have, some hundred times those of the largest case."""
+FLOATS = {"BF16": "bfloat16", "F32": "float32", "F64": "float64"}
+"""The floating dtypes by the names that safetensors gives them, the coarsest first."""
+STORED = {"F32": "<f4", "F64": "<f8", "BOOL": "?"}
+STORED |= {f"{k}{8 * n}": f"<{k.lower()}{n}" for k in "IU" for n in (1, 2, 4, 8)}
+
+
+class FileError(Exception):
+    """A file cannot be compared; the message names it."""
+
+
+class Found(NamedTuple):
+    """A tensor of a file: its dtype by the name that safetensors gives it, and its numbers, bfloat16 as float32."""
+
+    dtype: str
+    array: NDArray[Any]
+
+
+def read(path: Path) -> dict[str, Found]:
+    """The tensors of a safetensors file. Raises FileError naming it if there is anything that is not such a tensor."""
+    try:
+        if not path.is_file():
+            raise FileError(f"{path}: no file")
+        if path.stat().st_size > LIMIT:
+            raise FileError(f"{path}: {path.stat().st_size} bytes, the most is {LIMIT}")
+        entries = deserialize(path.read_bytes())  # type: ignore[no-untyped-call]
+    except (OSError, SafetensorError) as error:
+        raise FileError(f"{path}: not a safetensors file: {error}") from error
+    tensors = {}
+    for name, entry in entries:
+        dtype, data = entry["dtype"], entry["data"]
+        if dtype == "BF16":
+            array = (np.frombuffer(data, "<u2").astype("<u4") << 16).view("<f4")
+        elif dtype in STORED:
+            array = np.frombuffer(data, STORED[dtype])
+        else:
+            known = ", ".join(["BF16", *STORED])
+            raise FileError(f"{path}: {name!r} has dtype {dtype}, expected one of {known}")
+        tensors[name] = Found(dtype, array.reshape(entry["shape"]))
+    return tensors
+
+
+Files = dict[str, dict[str, Found] | FileError]
+
+
+def read_all(folder: Path, ids: Collection[str]) -> Files:
+    """The files below `folder` by the id of their case; the error where one cannot be read.
+
+    ids: of all cases there are. Raises FileError if there is no folder, or a file that belongs to none of them.
+    """
+    if not folder.is_dir():
+        raise FileError(f"{folder}: no folder")
+    files: Files = {}
+    for path in sorted(folder.rglob("*.safetensors")):
+        id = path.relative_to(folder).with_suffix("").as_posix()
+        if id not in ids:
+            raise FileError(f"{path}: there is no case {id!r}; `list` prints them all")
+        try:
+            files[id] = read(path)
+        except FileError as error:
+            files[id] = error
+    return files
+
+
+def dtype_of(files: Files) -> Dtype:
+    """The coarsest floating dtype in the files; float64 if there are only integers."""
+    stored = {found.dtype for tensors in files.values() if isinstance(tensors, dict) for found in tensors.values()}
+    return DTYPES[next((name for dtype, name in FLOATS.items() if dtype in stored), "float64")]
+
+
+def check(files: Files, cases: Sequence[Case], dtype: Dtype) -> list[CaseResult]:
+    """What came of each of the cases."""
+    results = []
+    for case in cases:
+        tensors = files.get(case.id)
+        result = CaseResult(case.id, case.algorithm, case.kind, dtype.name, MODE, _outcomes(case, tensors, dtype))
+        failing = {outcome.stage.split("/")[0] for outcome in result.outcomes if outcome.state == "fail"}
+        for name, found in tensors.items() if isinstance(tensors, dict) else ():
+            stage, _, key = name.partition("/")
+            if stage in failing:
+                result.returned.setdefault(stage, {})[key] = found.array
+        results.append(result)
+    return results
+
+
+def expected(case: Case) -> dict[str, Value]:
+    """Every tensor that the file of a case may have, by name, in the order of its stages."""
+    found = {f"{stage.name}/{name}": value for stage in case.stages for name, value in stage.outputs.items()}
+    if case.gradients is not None:
+        found |= {f"gradient/{name}": value for name, value in case.gradients.wrt.items()}
+    return found
+
+
+def _end(case: Case) -> list[str]:
+    """The tensors without which a case is not implemented."""
+    if case.gradients is not None:
+        return [f"gradient/{name}" for name in case.gradients.wrt]
+    if any(stage.router for stage in case.stages):
+        return [f"{case.stages[-1].name}/{name}" for name in case.stages[-1].outputs]
+    return list(expected(case))
+
+
+def _outcomes(case: Case, tensors: dict[str, Found] | FileError | None, dtype: Dtype) -> list[Outcome]:
+    if isinstance(tensors, FileError):
+        return [Outcome("file", "fail", inf, str(tensors))]
+    if tensors is None:
+        reason = "there is no file" if case.expect is None else "a file holds no errors"
+        return [Outcome("file", "not implemented", 0.0, reason)]
+    outcomes = [
+        Outcome(name, "fail", inf, f"a tensor that is not expected; expected are {', '.join(expected(case)) or 'none'}")
+        for name in sorted(tensors.keys() - expected(case).keys())
+    ]
+    for name, value in expected(case).items():
+        if name in tensors:
+            outcomes += _compared(case, name, value, tensors[name], dtype)
+    if case.expect is not None:
+        outcomes.append(Outcome(case.expect.stage, "not implemented", 0.0, "a file holds no errors"))
+    missing = [name for name in _end(case) if name not in tensors]
+    return outcomes + [Outcome(name, "not implemented", 0.0, f"{name} is not in the file") for name in missing]
+
+
+def _compared(case: Case, name: str, value: Value, found: Found, dtype: Dtype) -> list[Outcome]:
+    if found.dtype in FLOATS and list(DTYPES).index(FLOATS[found.dtype]) > list(DTYPES).index(dtype.name):
+        return [Outcome(name, "fail", inf, f"dtype {found.dtype} is coarser than {dtype.name}")]
+    stage, result = name.split("/", 1)
+    deciding = case.gradients.stage if case.gradients is not None and stage == "gradient" else stage
+    sure = certified(case.decisions.get(deciding), dtype)
+    return compared(stage, {result: value}, {result: found.array}, dtype, sure)

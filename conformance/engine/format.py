@@ -1,0 +1,199 @@
+"""The vector format: one JSON manifest a case, and a `.safetensors` file beside it for arrays over 64 numbers.
+
+    vectors/<algorithm>/<case>.json, vectors/<algorithm>/<case>.safetensors
+
+`schema.json` describes the manifest. A case is calls on inputs: each stage names a function, its arguments (an input,
+or a result of an earlier stage) and its options, so that a manifest can be executed by itself. Inputs are float32
+(exactly representable in bfloat16), int32 or bool; results are float64, int32 or bool. Small arrays stand in the
+manifest as nested lists under `data`; a large one has its path in the manifest as its key in the safetensors file,
+under `tensor`. NaN and infinity, which only error cases hold, are the strings "nan", "inf", "-inf".
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = [
+    "KINDS",
+    "Case",
+    "Edit",
+    "Expectation",
+    "Gradients",
+    "Reference",
+    "Stage",
+    "Tensor",
+    "Value",
+    "VectorError",
+    "finish",
+    "routing_arrays",
+]
+
+KINDS = ("value", "tie", "near_tie", "overflow", "degenerate", "negative", "gradient", "trajectory")
+"""The classes of cases."""
+
+
+class VectorError(Exception):
+    """A vector file is missing, damaged, or not in the format; the message names the file."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """An array with the names of its axes."""
+
+    array: NDArray[Any]
+    axes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Value:
+    """A result: what is expected, and how far from it is still right.
+
+    kind: "int" or "bool" (exact), or "float". scale: the A of the tolerance `c * u * A`, an array like `array`, or
+    "magnitude" for `abs(array)`. constant: the name of c in `compare.CONSTANTS`.
+    """
+
+    array: NDArray[Any]
+    axes: tuple[str, ...]
+    kind: str
+    scale: NDArray[Any] | str = "magnitude"
+    constant: str = "direct"
+
+
+Reference = str | dict[str, Any] | None
+"""What an argument is: null for nothing; the name of an input, or of an earlier stage, for its whole result;
+`stage/result`, for a part of it; a dict of references; or a function, as `{"call", "arguments", "options"}`."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One call, of the public name at the path `call`; `outputs` are its expected results by name."""
+
+    name: str
+    call: str
+    arguments: dict[str, Reference]
+    options: dict[str, Any]
+    outputs: dict[str, Value] = field(default_factory=dict)
+
+    @property
+    def router(self) -> str:
+        """The router that it calls, or an empty string."""
+        owner, _, rest = self.call.partition(".")
+        return rest.partition(".")[0] if owner == "ROUTERS" else ""
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """The gradient of `sum(probe * output)` of one stage, with respect to some of the inputs."""
+
+    stage: str
+    output: str
+    probe: Tensor
+    wrt: dict[str, Value]
+
+
+@dataclass(frozen=True)
+class Edit:
+    """What makes an error case valid: inputs, and options of the call, that replace those of the case."""
+
+    options: dict[str, Any]
+    inputs: dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """Of an error case: the class of the error that a stage must raise, and the argument that its message must name.
+
+    when: "static" if the error must also be raised while compiled code is traced, else "runtime".
+    """
+
+    stage: str
+    error: str
+    argument: str
+    when: str
+    valid: Edit
+
+
+@dataclass(frozen=True)
+class Case:
+    """One vector. `decisions` maps a stage to its smallest margin and the margin needed in each dtype."""
+
+    id: str
+    algorithm: str
+    revision: int
+    cites: str
+    purpose: str
+    kind: str
+    flags: tuple[str, ...]
+    inputs: dict[str, Tensor]
+    stages: tuple[Stage, ...] = ()
+    decisions: dict[str, Any] = field(default_factory=dict)
+    gradients: Gradients | None = None
+    expect: Expectation | None = None
+
+    @property
+    def expected_gradients(self) -> Gradients:
+        """The gradients of a case that has them."""
+        if self.gradients is None:
+            raise VectorError(f"{self.id}: there are no gradients")
+        return self.gradients
+
+    @property
+    def expected_error(self) -> Expectation:
+        """The error of an error case."""
+        if self.expect is None:
+            raise VectorError(f"{self.id}: no error is expected")
+        return self.expect
+
+    @property
+    def whole(self) -> list[str]:
+        """The stages that the others are steps of: of a router itself and the layer around it, else all."""
+        names = [stage.name for stage in self.stages]
+        return next((names[i:] for i, stage in enumerate(self.stages) if stage.router), names)
+
+    def stage(self, name: str) -> Stage:
+        """The stage of that name."""
+        for stage in self.stages:
+            if stage.name == name:
+                return stage
+        raise KeyError(f"{self.id}: there is no stage {name!r}")
+
+
+def routing_arrays(routing: Any, *, sparse: bool) -> dict[str, Any]:
+    """The dense pair of a routing; of a sparse one so that `finish` knows it, with the slot record if it has one."""
+    dense = routing.dense() if hasattr(routing, "dense") else routing
+    prefix = "routing." if sparse else ""
+    found = {f"{prefix}dispatch": dense.dispatch, f"{prefix}combine": dense.combine}
+    if sparse and hasattr(routing, "token"):
+        found |= {"routing.token": routing.token, "routing.weight": routing.weight}
+    return found
+
+
+def finish(results: Mapping[str, Any]) -> dict[str, Any]:
+    """NumPy results with every sparse routing reduced to `slots` and `weights`.
+
+    `slots[..., e, c]` is the token in the slot, or the number of tokens if there is none. Raises ValueError when the
+    tensors are no sparse routing, or when a slot record differs from its own dense form.
+    """
+    finished = {name: np.asarray(value) for name, value in results.items()}
+    for prefix in [name.removesuffix("routing.dispatch") for name in finished if name.endswith("routing.dispatch")]:
+        slots, weights = _slots(finished.pop(f"{prefix}routing.dispatch"), finished.pop(f"{prefix}routing.combine"))
+        for part, dense in (("token", slots), ("weight", weights)):
+            record = finished.pop(f"{prefix}routing.{part}", None)
+            if record is not None and not np.array_equal(record, dense):
+                raise ValueError("the slot record (token, weight) differs from its dense form")
+        finished |= {f"{prefix}slots": slots, f"{prefix}weights": weights}
+    return finished
+
+
+def _slots(dispatch: Any, combine: Any) -> tuple[Any, Any]:
+    """`(..., T, E, C)` tensors of a sparse routing to `(..., E, C)` slots and weights."""
+    filled = dispatch != 0
+    if dispatch.shape != combine.shape or not (dispatch.real[filled] == 1).all():
+        raise ValueError("dispatch of a sparse routing is 0 or 1, and combine has the same shape")
+    if (filled.sum(axis=-3) > 1).any() or (combine[~filled] != 0).any():
+        raise ValueError("a slot holds two tokens, or a token has a combine weight in a slot that it is not in")
+    slots = np.where(filled.any(axis=-3), filled.argmax(axis=-3), dispatch.shape[-3]).astype(np.int32)
+    return slots, combine.sum(axis=-3)

@@ -1,0 +1,85 @@
+"""The gradients of cases on a target, op by op or compiled: of all cases together, or one by one where that raises."""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from moespec.conformance.engine.format import Case, Gradients
+from moespec.conformance.engine.target import Job, Target, Values, generates, job_of
+
+__all__ = ["gradients"]
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """The gradient that a case expects, as a function of the inputs it is taken by."""
+
+    job: Job
+
+    @property
+    def wanted(self) -> Gradients:
+        """What the case expects."""
+        return self.job.case.expected_gradients
+
+    def params(self, target: Target) -> Values:
+        """The inputs that the gradient is taken by."""
+        return {name: array for name, array in self.job.arrays(target).items() if name in self.wanted.wrt}
+
+    def rest(self, target: Target) -> Values:
+        """Everything else, and the probe."""
+        others = {name: a for name, a in self.job.arrays(target).items() if name not in self.wanted.wrt}
+        probe = {"probe": self.wanted.probe}
+        return {**others, **target.arrays(probe, target.wide)}
+
+    def bind(self, target: Target) -> Callable[[Values, Values], Any]:
+        """`sum(probe * output)` in float32 or better, as a function of `params` and `rest`."""
+        function, name, B, wide = self.job.bind(target), self.wanted.output, target.module, target.wide
+
+        def loss(params: Values, rest: Values) -> Any:
+            values = {**rest, **params}
+            probe = values.pop("probe")
+            results = function(values)
+            # Weights by slot, from the dense tensor: a slot has at most one token.
+            output = results[name] if name in results else B.sum(results["routing.combine"], 1)
+            return B.sum(B.cast(output, wide) * probe)
+
+        return loss
+
+
+def gradients(target: Target, cases: Sequence[Case], mode: str) -> list[Values | Exception]:
+    """The gradients of each case by name, or the exception. In the compiled mode all are one function."""
+    wanted = [Gradient(job_of(case, case.expected_gradients.stage)) for case in cases]
+    found: dict[str, Values | Exception] = {}
+    for code in (True, False):
+        together = [gradient for gradient in wanted if generates(target, gradient.job.case) == code]
+        if mode == "compiled" and len(together) > 1:
+            with suppress(Exception):
+                found |= _differentiate(target, together, mode, code)
+    for gradient in wanted:
+        case = gradient.job.case
+        if case.id not in found:
+            try:
+                found |= _differentiate(target, [gradient], mode, generates(target, case))
+            except Exception as error:
+                found[case.id] = error
+    return [found[case.id] for case in cases]
+
+
+def _differentiate(target: Target, wanted: Sequence[Gradient], mode: str, code: bool) -> dict[str, Values | Exception]:
+    losses = [gradient.bind(target) for gradient in wanted]
+
+    def total(params: dict[str, Values], rest: dict[str, Values]) -> tuple[Any, dict[str, Any]]:
+        return sum(loss(params[str(i)], rest[str(i)]) for i, loss in enumerate(losses)), {}
+
+    function: Callable[..., Any] = target.compile(total, code=code) if mode == "compiled" else total
+    params = {str(i): gradient.params(target) for i, gradient in enumerate(wanted)}
+    rest = {str(i): gradient.rest(target) for i, gradient in enumerate(wanted)}
+    _, found = target.module.value_and_grad(function)(params, rest)
+    on_numpy = target.module.to_numpy(found)
+    return {
+        gradient.job.case.id: {name: np.asarray(array) for name, array in on_numpy[str(i)].items()}
+        for i, gradient in enumerate(wanted)
+    }

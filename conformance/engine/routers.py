@@ -1,0 +1,113 @@
+"""What the cases of routers have in common."""
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from moespec.conformance.engine.definition import DRAWS, Definition, Draws, Noise, Routed, tensor
+from moespec.conformance.engine.draw import grid
+from moespec.conformance.engine.format import Stage, Tensor
+from moespec.conformance.engine.inputs import experts, tokens
+from moespec.conformance.engine.invalid import SMALL
+
+__all__ = ["NORMAL", "common", "evaluation", "kernel_of", "router_case", "small_router"]
+
+T, E, D = 6, 3, 4
+NORMAL = Noise("tokens experts", reach=2.0, step=0.125)
+"""Gating noise."""
+
+
+def kernel_of(key: str, width: int, experts: int, *, zero: bool = False, reach: float = 1.0) -> dict[str, Tensor]:
+    """The parameters of a router that has a kernel, drawn from a key or all 0."""
+    values = np.zeros((width, experts)) if zero else grid(key, (width, experts), reach=reach)
+    return {"kernel": tensor(values, "width experts")}
+
+
+def router_case(
+    router: str,
+    name: str,
+    kind: str,
+    purpose: str,
+    *flags: str,
+    params: Mapping[str, Tensor] | None = None,
+    inputs: Mapping[str, Tensor] | None = None,
+    sizes: tuple[int, int, int] = (T, E, D),
+    zero: bool = False,
+    train: bool | None = None,
+    noise: Noise | None = None,
+    groups: int = 2,
+    draws: Draws = DRAWS,
+    accept: Callable[[Any], bool] | None = None,
+    of: str = "moe_layer/output",
+    by: tuple[str, ...] = (),
+    exact_ties: bool | None = None,
+    also: tuple[Stage, ...] = (),
+    **options: Any,
+) -> Definition:
+    """A case of a router: its calls, the router as a whole, and the layer around it.
+
+    params: of the router, by default a kernel, which is 0 with `zero`. inputs: others than those drawn; with `tokens`
+    among them nothing is drawn. sizes: tokens, experts and width. train: by default where there is noise. options: of
+    the router, besides its sizes.
+    """
+    t, e, d = sizes
+    key = f"routers/{router}/{name}"
+    params = kernel_of(f"{key}/kernel", d, e, zero=zero) if params is None else params
+    tied = not any(value.array.any() for value in params.values())
+    return Definition(
+        router,
+        name,
+        kind,
+        purpose,
+        {
+            **(inputs or {}),
+            **{f"router/{part}": value for part, value in params.items()},
+            **{f"experts/{part}": value for part, value in experts(key, e, d, 3, d).items()},
+        },
+        flags=flags,
+        of=of if kind == "gradient" else "",
+        by=by,
+        exact_ties=tied if exact_ties is None else exact_ties,
+        routed=Routed(
+            router,
+            {"tokens": t, "experts": e, "width": d, **options},
+            bool(noise) if train is None else train,
+            "tokens" not in (inputs or {}),
+            groups,
+            noise,
+            draws,
+            accept,
+            also=also,
+        ),
+    )
+
+
+def common(router: str) -> Iterator[Definition]:
+    """The cases that every router with gating noise and a number of slots has."""
+    purpose = "Two groups with room for all that is requested."
+    yield router_case(router, "values", "value", purpose, "generated_code", capacity_factor=2.0)
+    purpose = "Noise enters the logits; selection and combine weights see it."
+    yield router_case(router, "noise", "value", purpose, "noise_inside", noise=NORMAL)
+    purpose = "A router that starts at 0: every score is equal."
+    yield router_case(router, "zero_kernel", "tie", purpose, "tie_order", zero=True, sizes=(8, 4, D))
+    gradient = partial(router_case, router, "gradient_noise", "gradient", "By the noise, too.")
+    yield gradient("noise_inside", "stop_gradient", noise=NORMAL, noise_multiplier=2.0)
+    yield evaluation(router)
+
+
+def evaluation(router: str, **options: Any) -> Definition:
+    """A case that sees the capacity of evaluation, at which tokens are dropped; the factor of training drops none."""
+    purpose = "The factor of evaluation, which leaves less room than that of training."
+    given: dict[str, Any] = {"capacity_factor": 2.0, "eval_capacity_factor": 0.5, **options}
+    return router_case(router, "evaluation_factor", "overflow", purpose, "evaluation_capacity", train=False, **given)
+
+
+def small_router(router: str, params: Mapping[str, Tensor] | None = None, **options: Any) -> Definition:
+    """A valid case of a router, from which error cases are made."""
+    g, t, e, d = SMALL
+    inputs = {"tokens": tokens("negative/router", (g, t, d))}
+    inputs |= {f"router/{name}": value for name, value in (params or kernel_of("negative/kernel", d, e)).items()}
+    fields = {"tokens": t, "experts": e, "width": d, **options}
+    return Definition(router, "valid", "value", "", inputs, routed=Routed(router, fields, drawn=False))

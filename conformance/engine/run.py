@@ -1,0 +1,136 @@
+"""Run the suite on a target: every case in every dtype, and what came of it."""
+
+import multiprocessing
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+
+from tqdm import tqdm
+
+from moespec.conformance.engine import errors
+from moespec.conformance.engine.compare import DTYPES, Outcome, certified, compared
+from moespec.conformance.engine.format import Case
+from moespec.conformance.engine.gradients import gradients
+from moespec.conformance.engine.target import Target, execute, job_of
+from moespec.conformance.report.results import CaseResult
+
+__all__ = ["run", "run_cases"]
+
+
+def run(
+    name: str,
+    cases: Sequence[Case],
+    *,
+    dtypes: Sequence[str],
+    modes: Sequence[str] = ("eager",),
+    jobs: int = 1,
+    interface: type[Target] = Target,
+) -> tuple[list[CaseResult], dict[str, str]]:
+    """The results of all cases in all dtypes and modes, and the dtypes that the target does not have, with its reason.
+
+    jobs: processes that share the work, an algorithm in one dtype and mode at a time. interface: what `name` names.
+    """
+    # What is made of other things comes late in the registry and takes long, so it begins.
+    groups = _by_algorithm(cases)[::-1]
+    parts = [(interface, name, dtype, mode, group) for group in groups for mode in modes for dtype in dtypes]
+    results: dict[tuple[str, str, str], CaseResult] = {}
+    unsupported: dict[str, str] = {}
+    with tqdm(total=len(cases) * len(dtypes) * len(modes), desc=name, unit="case", disable=None) as bar:
+        for part, (found, reason) in zip(parts, _run_parts(parts, jobs), strict=True):
+            _, _, dtype, mode, group = part
+            results |= {(mode, dtype, result.id): result for result in found}
+            unsupported |= {dtype: reason} if reason else {}
+            bar.set_postfix_str(f"{dtype} {mode} {group[0].algorithm}")
+            bar.update(len(group))
+    order = ((mode, dtype, case.id) for mode in modes for dtype in dtypes for case in cases)
+    return [results[key] for key in order if key in results], unsupported
+
+
+Part = tuple[type[Target], str, str, str, list[Case]]
+"""Interface, name of the target, dtype, mode, and the cases of one algorithm."""
+
+
+def _run_parts(parts: Sequence[Part], jobs: int) -> Iterator[tuple[list[CaseResult], str]]:
+    if jobs == 1:
+        yield from map(_run_part, parts)
+        return
+    # Frameworks have threads, so that a process of their own must not begin as a copy of this one.
+    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        yield from pool.map(_run_part, parts)
+
+
+def _run_part(part: Part) -> tuple[list[CaseResult], str]:
+    """The results, and why the target does not have the dtype, or an empty string."""
+    interface, name, dtype, mode, group = part
+    target = interface(name, DTYPES[dtype])
+    reason = target.unsupported()
+    if reason:
+        return [], reason
+    begun = time.perf_counter()
+    results = run_cases(target, group, mode)
+    for result in results:
+        result.seconds = (time.perf_counter() - begun) / len(results)
+    return results, ""
+
+
+def _by_algorithm(cases: Sequence[Case]) -> list[list[Case]]:
+    groups: dict[str, list[Case]] = {}
+    for case in cases:
+        groups.setdefault(case.algorithm, []).append(case)
+    return list(groups.values())
+
+
+def run_cases(target: Target, cases: Sequence[Case], mode: str) -> list[CaseResult]:
+    """The results of the cases in the target's dtype, algorithm by algorithm."""
+    with target.context():
+        return [result for group in _by_algorithm(cases) for result in _run_algorithm(target, group, mode)]
+
+
+def _run_algorithm(target: Target, cases: Sequence[Case], mode: str) -> list[CaseResult]:
+    cases = [target.wanted(case) for case in cases]
+    results = {c.id: CaseResult(c.id, c.algorithm, c.kind, target.dtype.name, mode) for c in cases}
+
+    wrong = [c for c in cases if c.expect is not None and _available(target, c, c.expect.stage, results)]
+    for case, (state, message) in zip(wrong, errors.run(target, wrong, mode), strict=True):
+        results[case.id].outcomes.append(Outcome(case.expected_error.stage, state, 0.0, message))
+
+    smooth = [case for case in cases if case.gradients and _differentiable(target, case, results)]
+    for case, found in zip(smooth, gradients(target, smooth, mode), strict=True):
+        sure = certified(case.decisions.get(case.expected_gradients.stage), target.dtype)
+        results[case.id].outcomes += compared("gradient", case.expected_gradients.wrt, found, target.dtype, sure)
+
+    # What a case is about comes first: its gradient, then the whole. Steps explain what did not pass.
+    for whole in (True, False):
+        unsettled = [case for case in cases if case.expect is None and results[case.id].state != "pass"]
+        _run_stages(target, unsettled, whole, results, mode)
+    return list(results.values())
+
+
+def _run_stages(target: Target, cases: Sequence[Case], whole: bool, results: dict[str, CaseResult], mode: str) -> None:
+    """Run the whole of the cases, or their steps, and put the outcomes before those there are: they come earlier."""
+    chosen = [(c, s.name) for c in cases for s in c.stages if s.outputs and (s.name in c.whole) == whole]
+    jobs = [job_of(case, name) for case, name in chosen if _available(target, case, name, results)]
+    before: dict[str, list[Outcome]] = {}
+    for job, found in zip(jobs, execute(target, jobs, mode), strict=True):
+        sure = certified(job.case.decisions.get(job.stage.name), target.dtype)
+        outcomes = compared(job.stage.name, job.stage.outputs, found, target.dtype, sure)
+        before.setdefault(job.case.id, []).extend(outcomes)
+        if not isinstance(found, Exception) and any(outcome.state == "fail" for outcome in outcomes):
+            results[job.case.id].returned[job.stage.name] = found
+    for id, earlier in before.items():
+        results[id].outcomes[:0] = earlier
+
+
+def _available(target: Target, case: Case, stage: str, results: dict[str, CaseResult]) -> bool:
+    lacks = target.lacks(case.stage(stage), case)
+    if lacks:
+        results[case.id].outcomes.append(Outcome(stage, "not implemented", 0.0, lacks))
+    return not lacks
+
+
+def _differentiable(target: Target, case: Case, results: dict[str, CaseResult]) -> bool:
+    for name in ("value_and_grad", "sum", "cast"):
+        if not hasattr(target.module, name):
+            results[case.id].outcomes.append(Outcome("gradient", "not implemented", 0.0, f"{name} is missing"))
+            return False
+    return not target.lacks(case.stage(case.expected_gradients.stage), case)

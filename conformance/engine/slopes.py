@@ -1,0 +1,89 @@
+"""Expected gradients: of `sum(probe * result)` by the complex step, checked by central differences."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moespec.conformance.algorithms import function
+from moespec.conformance.engine.describe import GROUPS
+from moespec.conformance.engine.draw import grid
+from moespec.conformance.engine.format import Gradients, Stage, Tensor, Value
+from moespec.conformance.engine.reference import Arrays, GoldenError, Making
+from moespec.conformance.engine.scale import STEP, pooled_spread, round_scale
+
+__all__ = ["gradients"]
+
+PROBE = "the probe"
+
+
+def gradients(making: Making, stage: Stage, output: str, by: tuple[str, ...], key: str) -> Gradients:
+    """The gradient of `sum(probe * output)` of a stage by inputs.
+
+    Cross-checked along random directions with a central difference, which sees a dropped imaginary part. Raises
+    GoldenError when they disagree.
+    """
+    groups = making.groups(stage)
+    value = stage.outputs[output]
+    probe_of = grid(f"{key}/probe", value.array.shape, reach=1.0, step=0.25) if value.axes else np.ones((), np.float32)
+    probe = Tensor(probe_of, value.axes)
+    stacked = not function(stage.call).batched and value.axes[:1] in {(axis,) for axis in GROUPS}
+    rows = making.batched(stage)
+
+    def scalar(values: Arrays, weights: Any) -> Any:
+        return np.sum(weights * making.run(stage, values)[output])
+
+    def weights_of(probe: NDArray[Any], groups: list[Arrays]) -> list[Any]:
+        return list(probe) if stacked else [probe / len(groups)] * len(groups)
+
+    def gradient(making: Making, probe: NDArray[Any]) -> Arrays:
+        groups = making.groups(stage)
+        pairs = list(zip(groups, weights_of(probe, groups), strict=True))
+        slopes = {n: [_slope(partial(scalar, weights=w), group, n) for group, w in pairs] for n in by}
+        return {n: np.stack(found) if n in rows else np.sum(found, axis=0) for n, found in slopes.items()}
+
+    wide = np.asarray(probe.array, np.float64)
+    exact = gradient(making, wide)
+    for group, weights in zip(groups, weights_of(wide, groups), strict=True):
+        _cross_check(stage, partial(scalar, weights=weights), group, by)
+
+    def moved(values: Arrays) -> Arrays:
+        tensors = {n: Tensor(array, making.tensors[n].axes) for n, array in values.items() if n != PROBE}
+        return gradient(replace(making, tensors={**making.tensors, **tensors}), values[PROBE])
+
+    constant = "gradient" if value.constant == "direct" else "iterated gradient"
+    # Sums over the results cancel in a gradient, so the probe counts as an input that is rounded, too.
+    flat = {n: np.asarray(making.tensors[n].array) for g in groups for n in g}
+    flat = {n: array.astype(np.float64) if array.dtype.kind == "f" else array for n, array in flat.items()}
+    scales = pooled_spread(moved, {**flat, PROBE: wide}, exact, probes=8)
+    axes: Mapping[str, tuple[str, ...]] = {n: making.tensors[n].axes for n in by}
+    wrt = {n: Value(exact[n], axes[n], "float", round_scale(scales[n]), constant) for n in by}
+    return Gradients(stage.name, output, probe, wrt)
+
+
+def _slope(function: Callable[[Arrays], Any], values: Arrays, name: str) -> NDArray[np.float64]:
+    """The derivative of a number with respect to every entry of one value."""
+    moved = np.array(values[name], np.complex128)
+    slope = np.zeros(moved.shape)
+    for index in np.ndindex(moved.shape):
+        moved[index] = values[name][index] + STEP * 1j
+        slope[index] = np.imag(function({**values, name: moved})) / STEP
+        moved[index] = values[name][index]
+    return slope
+
+
+def _cross_check(stage: Stage, scalar: Callable[[Arrays], Any], group: Arrays, by: tuple[str, ...]) -> None:
+    """Steps get smaller, and rounding larger, until curvature is not seen any more (`1 / epsilon` at norm 0)."""
+    for name in by:
+        direction = grid(f"direction/{name}", group[name].shape, reach=1.0)
+        exact = np.imag(scalar({**group, name: group[name] + STEP * 1j * direction})) / STEP
+        for step, allowed in ((1e-5, 1e-6), (1e-9, 1e-2)):
+            ahead, behind = (scalar({**group, name: group[name] + s * direction}) for s in (step, -step))
+            central = (ahead - behind) / (2 * step)
+            if abs(exact - central) <= allowed * (1 + abs(exact)):
+                break
+        else:
+            raise GoldenError(f"{stage.name}: d/d{name} is {exact} by the complex step, {central} by differences")

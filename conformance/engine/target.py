@@ -1,0 +1,205 @@
+"""A target, any module with some of the public names, and stages of cases that run on it, op by op or compiled.
+
+A target has `from_numpy(tree, dtype)` and `to_numpy(tree)`; for gradients `value_and_grad`, `sum` and `cast`, and for
+the compiled mode `compile`. It may have `with_dtype(dtype)`, a context manager in which that dtype can be used,
+`quick_compile`, which traces a function as `compile` does but generates no code, and `checks_values`, true if it
+promises to reject NaN and infinity.
+
+Compilers are slow and the cases many and small, so in the compiled mode all stages of one algorithm in one dtype are
+compiled as ONE function, from the list of their values to the list of their results. When that raises, each is compiled
+alone, so that the exception has the right address. Where a target has `quick_compile`, code is generated only for the
+cases with the flag `generated_code`, in float32: at least one for each router and the layer, and their gradients.
+"""
+
+import importlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass
+from functools import partial
+from types import FunctionType, ModuleType
+from typing import Any
+
+import numpy as np
+
+from moespec.conformance.algorithms import function
+from moespec.conformance.engine import call
+from moespec.conformance.engine.compare import Dtype
+from moespec.conformance.engine.format import Case, Stage, Tensor, finish
+
+__all__ = ["MODES", "Job", "MalformedError", "Target", "Values", "execute", "generates", "job_of"]
+
+MODES = ("eager", "compiled")
+Values = dict[str, Any]
+
+
+class Target:
+    """A module in one dtype; see the module's docstring."""
+
+    def __init__(self, name: str, dtype: Dtype, module: ModuleType | None = None) -> None:
+        self.name, self.dtype = name, dtype
+        self.module: Any = module or importlib.import_module(name)
+
+    def context(self) -> AbstractContextManager[Any]:
+        """In which everything in this dtype runs."""
+        return self.module.with_dtype(self.dtype.name) if hasattr(self.module, "with_dtype") else nullcontext()
+
+    def unsupported(self) -> str:
+        """Why the target does not compute in this dtype, or an empty string."""
+        try:
+            with self.context():
+                self.module.from_numpy(np.zeros(1, np.float32), self.dtype.name)
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        return ""
+
+    @property
+    def checks_values(self) -> bool:
+        """Whether the target must reject values that are not finite, as the specification does."""
+        return bool(getattr(self.module, "checks_values", False))
+
+    @property
+    def wide(self) -> str:
+        """The dtype of affinities and losses in this dtype."""
+        return "float64" if self.dtype.name == "float64" else "float32"
+
+    def wanted(self, case: Case) -> Case:
+        """What of a case this target is expected to compute: all of it."""
+        return case
+
+    def lacks(self, stage: Stage, case: Case) -> str:
+        """Why the target cannot run a stage of a case, or an empty string."""
+        return call.missing(self.module, stage, {each.name: each for each in case.stages}, call.golden(case))
+
+    def result(
+        self, stage: Stage, stages: Mapping[str, Stage], known: Collection[str], compile: Any = None
+    ) -> Callable[[Values], Any]:
+        """What the call of a stage returns, as a function of its arrays, those in `known`.
+
+        compile: what compiles the inner functions of a stage that is not traced.
+        """
+        more = {} if compile is None or not function(stage.call).compiles else {"compile": compile}
+        return call.result(
+            self.module, stage, stages, known, more | ({"dtype": "bfloat16"} if self.mixes(stage) else {})
+        )
+
+    def compile(self, function: Callable[..., Any], *, code: bool) -> Callable[..., Any]:
+        """The function compiled by the target, without `code` by its `quick_compile` if it has one.
+
+        Compilers remember a function by its code and generalise when they meet it with other constants; here each case
+        has its own, and must be compiled as if it were the first.
+        """
+        Target.compiled += 1
+        f, unseen = function, function.__code__.replace(co_firstlineno=Target.compiled)
+        fresh = FunctionType(unseen, f.__globals__, f.__name__, f.__defaults__, f.__closure__)
+        quick = not code and hasattr(self.module, "quick_compile")
+        compiled: Callable[..., Any] = (self.module.quick_compile if quick else self.module.compile)(fresh)
+        return compiled
+
+    compiled = 0
+
+    def arrays(self, values: Mapping[str, Tensor], dtype: str | None = None) -> Values:
+        """Values as arrays of the target in its dtype."""
+        plain = {name: value.array for name, value in values.items()}
+        return dict(self.module.from_numpy(plain, dtype or self.dtype.name))
+
+    def mixes(self, stage: Stage) -> bool:
+        """Whether a stage is a model that computes in bfloat16, which is then an option, with float32 parameters."""
+        return function(stage.call).batched and self.dtype.name == "bfloat16"
+
+    def finished(self, results: Any) -> Values:
+        """Results on NumPy, routings reduced; see `finish`."""
+        return finish(self.module.to_numpy(results))
+
+
+class MalformedError(Exception):
+    """What a target returned is not a result: a dispatch that is no dispatch, something that is not an array."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One stage of one case, with the arrays that it reads."""
+
+    case: Case
+    stage: Stage
+    values: dict[str, Tensor]
+
+    @property
+    def traced(self) -> bool:
+        """Whether the stage can be compiled as a whole."""
+        return function(self.stage.call).traced
+
+    def bind(self, target: Target, mode: str = "eager") -> Callable[[Values], Values]:
+        """The stage as a function of its arrays, with everything static closed over."""
+        stages = {stage.name: stage for stage in self.case.stages}
+        compiled = mode == "compiled" and not self.traced
+        compile_ = partial(target.compile, code=generates(target, self.case)) if compiled else None
+        result, wanted = target.result(self.stage, stages, self.values, compile_), tuple(self.stage.outputs)
+
+        def run(values: Values) -> Values:
+            return call.arrays(result(values), wanted)
+
+        return run
+
+    def arrays(self, target: Target) -> Values:
+        """The values as arrays of the target: inputs in its dtype, earlier results in float32 or better.
+
+        Of a function that is never compiled, NumPy's, rounded as the target rounds.
+        """
+        results = {name: value for name, value in self.values.items() if name not in self.case.inputs}
+        inputs = {name: value for name, value in self.values.items() if name in self.case.inputs}
+        arrays = {
+            **target.arrays(inputs, "float32" if target.mixes(self.stage) else None),
+            **target.arrays(results, target.wide),
+        }
+        known = function(self.stage.call)
+        return arrays if known.traced or known.run else dict(target.module.to_numpy(arrays))
+
+
+def job_of(case: Case, name: str) -> Job:
+    """The job of a stage by name."""
+    values, stage = call.golden(case), case.stage(name)
+    read = call.reads(stage, {each.name: each for each in case.stages}, values)
+    return Job(case, stage, {reference: values[reference] for reference in read})
+
+
+def execute(target: Target, jobs: Sequence[Job], mode: str) -> list[Values | Exception]:
+    """The finished results of each job, or the exception it raised."""
+    found: dict[int, Values | Exception] = {}
+    for code in (True, False):
+        together = [job for job in jobs if mode == "compiled" and job.traced and generates(target, job.case) == code]
+        if len(together) > 1:
+            with suppress(Exception):
+                found |= zip(map(id, together), _compiled(target, together, code), strict=True)
+    return [found[id(job)] if id(job) in found else _alone(target, job, mode) for job in jobs]
+
+
+def generates(target: Target, case: Case) -> bool:
+    """Whether code is generated for a case, and not only a graph."""
+    return target.dtype.name == "float32" and "generated_code" in case.flags
+
+
+def _compiled(target: Target, jobs: Sequence[Job], code: bool) -> list[Values | Exception]:
+    functions = [job.bind(target) for job in jobs]
+
+    def together(values: list[Values]) -> list[Values]:
+        return [function(own) for function, own in zip(functions, values, strict=True)]
+
+    results = target.compile(together, code=code)([job.arrays(target) for job in jobs])
+    return [_finished(target, result) for result in results]
+
+
+def _alone(target: Target, job: Job, mode: str) -> Values | Exception:
+    try:
+        function = job.bind(target, mode)
+        if mode == "compiled" and job.traced:
+            function = target.compile(function, code=generates(target, job.case))
+        return _finished(target, function(job.arrays(target)))
+    except Exception as error:
+        return error
+
+
+def _finished(target: Target, results: Any) -> Values | Exception:
+    try:
+        return target.finished(results)
+    except Exception as error:
+        return MalformedError(f"{type(error).__name__}: {error}")

@@ -1,0 +1,1 @@
+"""What came of a run: results, reports, tables, the page and the badge."""

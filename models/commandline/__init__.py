@@ -1,0 +1,1 @@
+"""What the commands of `moespec` do, and the pictures and pages that they write."""

@@ -1,0 +1,63 @@
+"""What a command line chooses before it is parsed: the file of the configuration, the model and the router.
+
+A router has options of its own, so which options there are to parse, and to show, depends on the router.
+"""
+
+import argparse
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from moespec.models.router_options import RouterSection
+from moespec.models.training import configfile
+from moespec.models.training.config import Config
+
+__all__ = ["chosen"]
+
+_OPTION = re.compile(r"--model\.router[-_]options\.([\w-]+)(?:=(.*))?", re.DOTALL)
+
+
+def chosen(arguments: Sequence[str], default: Config) -> Config:
+    """The configuration that the options of the command line change: of a file, of a run that goes on, or `default`.
+
+    It has the model and the router of the command line. Raises ConfigError for a file that cannot be used, and for an
+    option that this router does not have, or a value that it cannot have.
+    """
+    early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for names in (("--config",), ("--run",), ("--model", "--model.name"), ("--router", "--model.router")):
+        early.add_argument(*names, nargs="?")  # that a value is missing is said by the parser that comes after
+    early.add_argument("--resume", action="store_true")
+    known, _ = early.parse_known_args([argument for argument in arguments if argument not in ("-h", "--help")])
+    router = None if known.router == "None" else known.router
+    saved = Path(known.run or "") / "config.toml"
+    if known.config:
+        base = configfile.read(configfile.find_recipe(known.config), model=known.model, router=router)
+    elif known.resume and known.run and saved.is_file():
+        base = configfile.read(saved, model=known.model, router=router)
+    else:
+        base = default
+        model = replace(base.model, name=known.model or base.model.name, router=router or base.model.router)
+        base = replace(base, model=model)
+    _check(arguments, base.model.router_options)
+    return base
+
+
+def _check(arguments: Sequence[str], options: RouterSection) -> None:
+    """ConfigError for an option that the router does not have, or a value that it cannot have."""
+    for argument, following in zip(arguments, [*arguments, ""][1:], strict=True):
+        if match := _OPTION.fullmatch(argument):
+            options.check(match[1].replace("-", "_"), _value(following if match[2] is None else match[2]))
+
+
+def _value(text: str) -> Any:
+    """The value that a word of the command line stands for."""
+    if text in ("None", "True", "False"):
+        return {"None": None, "True": True, "False": False}[text]
+    for number in (int, float):
+        try:
+            return number(text)
+        except ValueError:
+            continue
+    return text

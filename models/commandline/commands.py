@@ -1,0 +1,145 @@
+"""What the commands of `moespec` do. `moespec.models.cli` parses their arguments."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from moespec.backends.contract import Backend
+from moespec.models import families, list_models
+from moespec.models.commandline.inspection import draw, make_route
+from moespec.models.commandline.report import png, write_report
+from moespec.models.data.dataset import Dataset
+from moespec.models.data.datasets import DATASETS
+from moespec.models.data.folder import read_image
+from moespec.models.errors import RunError
+from moespec.models.files import write_atomically
+from moespec.models.training import configfile
+from moespec.models.training.compilation import compile_if, pays
+from moespec.models.training.config import Config
+from moespec.models.training.evaluate import evaluate
+from moespec.models.training.objective import make_forward
+from moespec.models.training.resolve import choose_backend, load_backend, load_data, model_config, resolve
+from moespec.models.training.rundirectory import RunDirectory
+from moespec.models.training.runlog import read_log
+from moespec.models.training.savestate import trained_params
+from moespec.models.training.train import train
+from moespec.spec.routers import ROUTERS
+from moespec.spec.routers.record import Router
+
+__all__ = ["evaluate_command", "inspect_command", "list_command", "train_command"]
+
+
+def train_command(config: Config, *, run: str | None, resume: bool) -> None:
+    """Trains, or goes on, and writes the report; says so when the run is already finished."""
+    backend, reason = choose_backend(config.backend)
+    if reason:
+        print(f"backend: {backend} ({reason})")
+    dataset = load_data(config)
+    config = resolve(config, dataset, backend)
+    path = Path(run or f"runs/{config.data.name}-{_label(config)}-{backend}")
+    directory = RunDirectory(path)
+    if resume and directory.config() is None:
+        print(f"{path}: nothing to resume, starting at step 0")
+    finished = directory.finished()
+    directory.claim(config, resume=resume or finished)
+    if not finished:
+        print(f"run: {path}")
+        train(load_backend(backend), config, dataset, path)
+    if not finished or not (path / "report.html").is_file():
+        params, _ = trained_params(directory, config)
+        write_report(load_backend(backend), config, dataset, path, params)
+    last = read_log(path, "evaluation")[-1]
+    print(f"{path}: finished{' already' if finished else ''}, {last['step']} steps in {last['seconds']:.0f} s")
+    print(
+        f"validation accuracy {last['accuracy']:.4f} ({round(last['accuracy'] * last['images'])} of {last['images']})"
+    )
+    print(f"report: {path / 'report.html'}")
+
+
+def evaluate_command(run: Path, *, backend: str | None, step: int | None) -> None:
+    """Prints the accuracy, the loss and the routing metrics of a checkpoint."""
+    loaded = _load(run, backend, step)
+    settings = loaded.config.training
+    B, model = loaded.backend, model_config(loaded.config.model)
+    result = evaluate(
+        B,
+        compile_if(B, pays(B, len(loaded.dataset.validation) // settings.evaluation_batch), make_forward(B, model)),
+        B.from_numpy(loaded.params),
+        loaded.dataset,
+        batch=settings.evaluation_batch,
+        kind=settings.loss,
+    )
+    right, total = round(result["accuracy"] * result["images"]), result["images"]
+    print(f"{run}: step {loaded.step} of {settings.steps}, backend {B.name}, data {loaded.dataset.name}")
+    print(f"validation accuracy {result['accuracy']:.4f} ({right} of {total}), cross-entropy {result['loss']:.4f}")
+    for block, metrics in result.get("moe", {}).items():
+        load = " ".join(f"{value:.3f}" for value in metrics["load"])
+        print(
+            f"block {block}: coverage {metrics['coverage']:.3f}, dropped {metrics['dropped']:.3f}, "
+            f"entropy {metrics['entropy']:.3f}, load {load}"
+        )
+
+
+def inspect_command(run: Path, image: Path, out: Path, *, backend: str | None, step: int | None) -> None:
+    """Writes the picture of how a checkpoint routes an image."""
+    loaded = _load(run, backend, step)
+    model, dataset = model_config(loaded.config.model), loaded.dataset
+    pixels = read_image(image, model.image_size, channels=model.channels)
+    normalized = replace(dataset, maximum=255).normalize(pixels)
+    B = loaded.backend
+    logits, routings = make_route(B, model)(B.from_numpy(loaded.params), normalized)
+    guess = dataset.classes[int(logits.argmax())]
+    title = f"{image.name}, read as {guess}; {_label(loaded.config)}, step {loaded.step}"
+    write_atomically(out, png(draw(pixels, 255, title, routings)))
+    print(f"{out}: {len(routings)} MoE layers; the image is read as {guess}")
+
+
+def list_command(what: str) -> None:
+    """Prints the names of models, routers, data sets or recipes, and of routers by themselves what they are like."""
+    if what == "routers":
+        print("A group has T tokens of width D, E experts with C slots, K choices a token; costs are in multiply-adds.")
+        for router in ROUTERS.values():
+            print(_described(router))
+        return
+    tables = {
+        "models": dict.fromkeys(list_models(), "") | families.patterns(),
+        "routers": {name: router.source for name, router in ROUTERS.items()},
+        "datasets": DATASETS,
+        "recipes": configfile.recipes(),
+    }
+    for title, table in tables.items():
+        if what in ("all", title):
+            if what == "all":
+                print(f"{title}:")
+            indent = "  " if what == "all" else ""
+            for name, text in table.items():
+                print(f"{indent}{name:36} {text}".rstrip())
+
+
+def _described(router: Router) -> str:
+    """The name of a router, its source, and its words on balance, cost and drops."""
+    facts = {"source": router.source, "balances": router.balances, "cost": router.cost, "drops": router.drops}
+    return "\n".join([router.name, *(f"  {title:9} {text}" for title, text in facts.items())])
+
+
+def _label(config: Config) -> str:
+    """The router of a ViT; the name of any other model."""
+    return str(config.model.router) if config.model.name.startswith("vit") else config.model.name
+
+
+class _Loaded(NamedTuple):
+    backend: Backend
+    config: Config
+    dataset: Dataset
+    params: dict[str, Any]
+    step: int
+
+
+def _load(run: Path, backend: str | None, step: int | None) -> _Loaded:
+    directory = RunDirectory(run)
+    config = directory.config()
+    if config is None:
+        raise RunError(f"run={str(run)!r}: there is no run, no config.toml in it")
+    name, _ = choose_backend(backend or config.backend)
+    params, found = trained_params(directory, config, step=step)
+    return _Loaded(load_backend(name), config, load_data(config), params, found)

@@ -1,0 +1,123 @@
+"""The report of a run: loss and accuracy, load per expert, and the routing of a few validation images.
+
+One page, report.html, with its pictures inside, and the same pictures as PNG files next to it.
+"""
+
+import base64
+import html
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from moespec.backends.contract import Backend
+from moespec.models.commandline.inspection import draw, make_route
+from moespec.models.data.dataset import Dataset
+from moespec.models.families import family
+from moespec.models.files import write_atomically
+from moespec.models.training.config import Config
+from moespec.models.training.configfile import dump
+from moespec.models.training.resolve import model_config
+from moespec.models.training.runlog import read_log
+
+__all__ = ["png", "write_report"]
+
+IMAGES = 4
+
+
+def write_report(B: Backend, config: Config, dataset: Dataset, run: Path, params: dict[str, Any]) -> Path:
+    """Writes report.html and its pictures into the folder `run`, and returns its path. `params` are NumPy arrays."""
+    model = model_config(config.model)
+    training, evaluations = read_log(run, "train"), read_log(run, "evaluation")
+    figures = {"curves": curves(training, evaluations)}
+    if family(model).moe_layers(model, config.training.batch):
+        figures["load"] = loads(training)
+        arrays, route = B.from_numpy(params), make_route(B, model)
+        for index in np.linspace(0, len(dataset.validation) - 1, IMAGES).round().astype(int):
+            pixels = dataset.validation.read(np.array([index]))
+            logits, routings = route(arrays, dataset.normalize(pixels)[0])
+            label, guess = dataset.validation.labels[index], int(logits.argmax())
+            title = f"validation image {index}: is {dataset.classes[label]}, read as {dataset.classes[guess]}"
+            figures[f"routing_{index}"] = draw(pixels[0], dataset.maximum, title, routings)
+    pictures = {name: png(figure) for name, figure in figures.items()}
+    for name, content in pictures.items():
+        write_atomically(run / f"{name}.png", content)
+    page = _page(config, dataset, family(model).parameter_count(model), evaluations[-1], pictures)
+    write_atomically(run / "report.html", page.encode())
+    return run / "report.html"
+
+
+def png(figure: Figure) -> bytes:
+    """A figure as PNG."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=130)
+    return buffer.getvalue()
+
+
+def curves(training: list[dict[str, Any]], evaluations: list[dict[str, Any]]) -> Figure:
+    """Loss (training and validation) and validation accuracy against the steps."""
+    figure = Figure(figsize=(9, 3), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    left.plot([r["step"] for r in training], [r["cross_entropy"] for r in training], label="training", lw=1)
+    steps = [r["step"] for r in evaluations]
+    left.plot(steps, [r["loss"] for r in evaluations], "o-", label="validation", ms=3)
+    left.set(xlabel="step", ylabel="cross-entropy", ylim=(0, None))
+    left.legend()
+    right.plot(steps, [r["accuracy"] for r in evaluations], "o-", ms=3, color="tab:green")
+    right.set(xlabel="step", ylabel="validation accuracy", ylim=(None, 1))
+    right.grid(alpha=0.3)
+    return figure
+
+
+def loads(training: list[dict[str, Any]]) -> Figure:
+    """For each MoE block: load per expert over the steps, and the fraction of tokens dropped and the routing entropy."""
+    blocks = list(training[-1]["moe"])
+    steps = [r["step"] for r in training]
+    figure = Figure(figsize=(9, 2.2 * len(blocks)), layout="constrained")
+    axes = figure.subplots(len(blocks), 2, squeeze=False)
+    for (left, right), block in zip(axes, blocks, strict=True):
+        records = [r["moe"][block] for r in training]
+        for expert, values in enumerate(zip(*(r["load"] for r in records), strict=True)):
+            left.plot(steps, values, lw=1, label=str(expert) if expert < 10 else None)
+        left.set(ylabel=f"block {block}: load", ylim=(0, 1.2 * max(max(r["load"]) for r in records)))
+        right.plot(steps, [r["dropped"] for r in records], lw=1, label="tokens dropped (fraction)")
+        right.plot(steps, [r["entropy"] for r in records], lw=1, label="routing entropy (nats)")
+        right.set(ylim=(-0.02, None))
+    axes[0, 0].legend(fontsize=6, ncol=5, title="expert", title_fontsize=6)
+    axes[0, 1].legend(fontsize=7)
+    for axis in axes[-1]:
+        axis.set_xlabel("step")
+    return figure
+
+
+def _page(
+    config: Config, dataset: Dataset, parameters: int, evaluation: dict[str, Any], pictures: dict[str, bytes]
+) -> str:
+    router = [f"router {config.model.router}"] if config.model.router else []
+    facts = {
+        "model": ", ".join([config.model.name, *router, f"{parameters:,} parameters"]),
+        "data": f"{dataset.name}, {len(dataset.train)} training and {len(dataset.validation)} validation images",
+        "training": f"{evaluation['step']} steps of {config.training.batch} images in {evaluation['seconds']:.0f} s",
+        "backend": config.backend,
+        "validation": f"accuracy {evaluation['accuracy']:.4f}, cross-entropy {evaluation['loss']:.4f}",
+    }
+    rows = "".join(f"<tr><th>{html.escape(key)}<td>{html.escape(value)}" for key, value in facts.items())
+    captions = {
+        "curves": "Loss and accuracy",
+        "load": "Load of each expert (filled slots per token; constant for Soft MoE, whose slots are always full), "
+        "tokens that no expert handles, and entropy of the experts' weights in a token",
+    }
+    figures = "".join(
+        f"<h2>{html.escape(captions.get(name, 'Routing'))}</h2>"
+        f'<img alt="{name}" src="data:image/png;base64,{base64.b64encode(content).decode()}">'
+        for name, content in pictures.items()
+    )
+    return (
+        '<!doctype html><html lang="en"><meta charset="utf-8"><title>moespec: report of a run</title>'
+        "<style>body{font:15px/1.5 sans-serif;max-width:72em;margin:2em auto;padding:0 1em}img{max-width:100%}"
+        "h2{font-size:1em;margin-top:2em}th{text-align:left;padding-right:1em}pre{background:#f4f4f4;padding:1em}</style>"
+        f"<h1>Report of a run</h1><table>{rows}</table>{figures}"
+        f"<h2>Configuration</h2><pre>{html.escape(dump(config))}</pre></html>"
+    )

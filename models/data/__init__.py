@@ -1,0 +1,1 @@
+"""Data sets, augmentation and batches."""

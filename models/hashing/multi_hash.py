@@ -1,0 +1,48 @@
+"""MultiHash: a hash layer with several hashes, which mixes experts inside their MLP and so is not a routing."""
+
+import math
+from typing import Any, TypeGuard
+
+from moespec.backends.contract import Backend
+from moespec.spec.checks import check_segments
+from moespec.spec.errors import ConfigError
+from moespec.spec.options import RouterOptions
+from moespec.spec.routers.hash import Options
+from moespec.spec.routing import Params, RouterOutput
+
+__all__ = ["check", "chosen", "layer"]
+
+Array = Any
+
+
+def chosen(settings: RouterOptions) -> TypeGuard[Options]:
+    """Whether the options of a router are those of MultiHash."""
+    return isinstance(settings, Options) and settings.hashes > 1
+
+
+def check(settings: RouterOptions, *, hidden: int, output: int) -> None:
+    """ConfigError for options that MultiHash cannot have.
+
+    Its segments of hidden units and outputs must be whole, and it has no capacity, since it drops no token.
+    """
+    if not chosen(settings):
+        return
+    check_segments(settings.hashes, hidden=hidden, output=output)
+    no_limit = {"capacity_factor": math.inf, "eval_capacity_factor": None, "slots_per_expert": None}
+    for name, value in no_limit.items():
+        if getattr(settings, name) != value:
+            raise ConfigError(f"router_options.{name}={getattr(settings, name)!r}: MultiHash has no capacity")
+
+
+def layer(
+    B: Backend, settings: Options, params: Params, experts: Params, tokens: Array, *, ids: Array
+) -> tuple[Array, RouterOutput]:
+    """The layer on `tokens` `(G, T, D)` with `ids` `(G, T)`.
+
+    It reports the routing of its first hash, and the mean of the metrics of all.
+    """
+    tables = B.cast(params["tables"], "int32")
+    routings = [B.hash_routing(ids, tables[m], experts=settings.experts, like=tokens) for m in range(settings.hashes)]
+    each = [B.routing_metrics(routing) for routing in routings]
+    metrics = {name: sum((one[name] for one in each[1:]), each[0][name]) / len(each) for name in each[0]}
+    return B.multi_hash_mlp(tokens, ids, tables, experts), RouterOutput(routings[0], {}, metrics)

@@ -1,0 +1,108 @@
+"""Token ids of images, for routers that need them (hash layers): what each token is, seen before any layer has run.
+
+| kind | id of a patch | number |
+|---|---|---|
+| `patch_code` | the nearest codeword of its pixels, see `patch_codes` | V |
+| `position` | its place in the grid, row by row | S |
+| `previous` | the code of the patch before, 0 for the first | V |
+| `bigram` | the code of the patch before and its own | V V |
+| `position_code` | its place and its code | S V |
+
+V codes, S patches. A class token, which comes first, has one id more than the patches.
+"""
+
+from typing import Any, Protocol
+
+from moespec.backends.contract import Backend
+from moespec.models.parameters import Parameter, normal
+from moespec.spec.routing import Params
+
+__all__ = ["KINDS", "IdConfig", "count", "layout", "made_of", "of_images", "patches_of", "pixels", "uses_codes"]
+
+Array = Any
+
+KINDS = ("patch_code", "position", "previous", "bigram", "position_code")
+
+
+class IdConfig(Protocol):
+    """What of a model's configuration tells its token ids; see `moespec.models.vit.VitConfig`."""
+
+    @property
+    def image_size(self) -> int: ...
+    @property
+    def patch_size(self) -> int: ...
+    @property
+    def channels(self) -> int: ...
+    @property
+    def pool(self) -> str: ...
+    @property
+    def token_ids(self) -> str: ...
+    @property
+    def codes(self) -> int: ...
+
+
+def uses_codes(config: IdConfig) -> bool:
+    """Whether the ids need a codebook."""
+    return config.token_ids != "position"
+
+
+def count(config: IdConfig) -> int:
+    """The number of different ids of the model's images."""
+    patches = (config.image_size // config.patch_size) ** 2
+    return _of_patches(config.token_ids, patches, config.codes) + _class_tokens(config)
+
+
+def pixels(config: IdConfig) -> int:
+    """Values of a patch, and so of a codeword."""
+    return config.patch_size**2 * config.channels
+
+
+def layout(config: IdConfig) -> Params:
+    """The codebook `ids/codebook` `(V, P)`, if the ids need one: a constant among the parameters.
+
+    Its initial words are random; `moespec.models.hashing.tables` makes them of a data set.
+    """
+    if not uses_codes(config):
+        return {}
+    return {"ids": {"codebook": Parameter((config.codes, pixels(config)), normal(1.0))}}
+
+
+def of_images(B: Backend, config: IdConfig, params: Params, images: Array) -> Array:
+    """The ids of all tokens, `(N, S)` int32, of images `(N, H, W, Ch)`; `params` are those of the model."""
+    return made_of(B, config, images, params["ids"]["codebook"] if uses_codes(config) else None)
+
+
+def made_of(B: Backend, config: IdConfig, images: Array, codebook: Array | None) -> Array:
+    """The ids of all tokens, `(N, S)` int32, with the codebook `(V, P)`, None if the ids need none."""
+    patches = patches_of(B, images, config.patch_size)
+    if codebook is None:
+        ids, codes = B.position_ids(patches), 0
+    else:
+        ids, codes = B.patch_codes(patches, codebook), codebook.shape[0]
+    if config.token_ids == "previous":
+        ids = B.previous_ids(ids)
+    elif config.token_ids == "bigram":
+        ids = B.pair_ids(B.previous_ids(ids), ids, vocabulary=codes)
+    elif config.token_ids == "position_code":
+        ids = B.pair_ids(B.position_ids(patches), ids, vocabulary=codes)
+    if _class_tokens(config):
+        last = _of_patches(config.token_ids, ids.shape[1], codes)
+        ids = B.concatenate([0 * ids[:, :1] + last, ids], 1)
+    return ids
+
+
+def patches_of(B: Backend, images: Array, size: int) -> Array:
+    """The pixels of each patch in a row: `(N, H, W, Ch)` to `(N, patches, size * size * Ch)`."""
+    n, height, width, channels = images.shape
+    split = images.reshape((n, height // size, size, width // size, size, channels))
+    return B.transpose(split, (0, 1, 3, 2, 4, 5)).reshape((n, -1, size * size * channels))
+
+
+def _of_patches(kind: str, patches: int, codes: int) -> int:
+    numbers = {"patch_code": codes, "position": patches, "previous": codes}
+    numbers |= {"bigram": codes * codes, "position_code": patches * codes}
+    return numbers[kind]
+
+
+def _class_tokens(config: IdConfig) -> int:
+    return int(config.pool == "token")

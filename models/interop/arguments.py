@@ -1,0 +1,62 @@
+"""Another project's arguments, read so that none is passed over."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+from moespec.spec.errors import ConfigError
+
+__all__ = ["Arguments"]
+
+
+class Arguments:
+    """A mapping of another project's arguments, read so that none is passed over."""
+
+    def __init__(self, name: str, values: Mapping[str, Any]) -> None:
+        self.name, self._rest = name, dict(values)
+
+    def take(self, key: str, *default: Any) -> Any:
+        """The value of `key`, or the default; ConfigError if there is neither."""
+        if key not in self._rest and not default:
+            raise ConfigError(f"{self.name}.{key} is missing")
+        return self._rest.pop(key, *default)
+
+    def section(self, key: str) -> Self:
+        """A nested mapping; empty if there is none."""
+        return type(self)(f"{self.name}.{key}", self.take(key, None) or {})
+
+    def choose(self, key: str, default: Any, options: Mapping[Any, Any]) -> Any:
+        """Our name for the value of `key`."""
+        value = self.take(key, default)
+        if value not in options:
+            raise ConfigError(f"{self.name}.{key}={value!r}: expected one of {', '.join(map(repr, options))}")
+        return options[value]
+
+    def require(self, key: str, expected: Any) -> None:
+        """ConfigError for every value of `key` but one, which is also its default."""
+        value = self.take(key, expected)
+        if value != expected:
+            raise ConfigError(f"{self.name}.{key}={value!r}: only {expected!r} has a counterpart here")
+
+    def square(self, key: str, *default: Any) -> int:
+        """A size, or a pair of equal sizes."""
+        value = self.take(key, *default)
+        sizes = set(value) if isinstance(value, Sequence) else {value}
+        if len(sizes) != 1:
+            raise ConfigError(f"{self.name}.{key}={value!r}: images and patches are square here")
+        return int(sizes.pop())
+
+    def skip(self, *keys: str) -> None:
+        """Reads over arguments that do not change the function."""
+        for key in keys:
+            self._rest.pop(key, None)
+
+    def warn_of_dropout(self, *keys: str) -> None:
+        for key in keys:
+            if rate := self.take(key, 0.0):
+                warnings.warn(f"{self.name}.{key}={rate!r}: there is no dropout here; training differs", stacklevel=3)
+
+    def finish(self) -> None:
+        """ConfigError if an argument was not read."""
+        for key, value in self._rest.items():
+            raise ConfigError(f"{self.name}.{key}={value!r} has no counterpart here")

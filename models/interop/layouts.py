@@ -1,0 +1,164 @@
+"""How parameters of another project hold ours: names, shapes and the conversion in both directions.
+
+A table has our name, as a pattern -> their name, and how their parameter holds ours. Ours that share a name of theirs
+are stacked in the order of `parameter_shapes`: query, key, value.
+"""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moespec.models.vit import VitConfig, parameter_shapes
+from moespec.spec.checks import check_floating
+from moespec.spec.errors import ConfigError, ShapeError
+from moespec.spec.routing import Params
+
+__all__ = ["SAME", "Array", "Convolution", "Layout", "Linear", "entries", "flatten", "nested", "to_ours", "to_theirs"]
+
+Array = NDArray[Any]
+Shape = tuple[int, ...]
+
+
+class Layout:
+    """How a parameter of theirs holds ours: one of ours, as it is, unless a subclass overrides it."""
+
+    def shape(self, shapes: list[Shape]) -> Shape:
+        return shapes[0]
+
+    def pack(self, arrays: list[Array]) -> Array:
+        return arrays[0]
+
+    def unpack(self, array: Array, shapes: list[Shape]) -> list[Array]:
+        return [array]
+
+
+class Convolution(Layout):
+    """The kernel of the patch embedding, with its outputs and channels in front: (p, p, channels, D) reordered."""
+
+    def shape(self, shapes: list[Shape]) -> Shape:
+        return tuple(shapes[0][axis] for axis in (3, 2, 0, 1))
+
+    def pack(self, arrays: list[Array]) -> Array:
+        return arrays[0].transpose(3, 2, 0, 1)
+
+    def unpack(self, array: Array, shapes: list[Shape]) -> list[Array]:
+        return [array.transpose(2, 3, 1, 0)]
+
+
+class Linear(Layout):
+    """A linear layer, outputs first and its axes flattened; several of ours are stacked along the outputs.
+
+    inputs: how many leading axes of our kernel are inputs; 0 for a bias.
+    """
+
+    def __init__(self, inputs: int) -> None:
+        self.inputs = inputs
+
+    def shape(self, shapes: list[Shape]) -> Shape:
+        rows = sum(math.prod(shape[self.inputs :]) for shape in shapes)
+        return (rows, math.prod(shapes[0][: self.inputs])) if self.inputs else (rows,)
+
+    def pack(self, arrays: list[Array]) -> Array:
+        return np.concatenate([a.reshape(self._matrix(a.shape)).T for a in arrays])
+
+    def unpack(self, array: Array, shapes: list[Shape]) -> list[Array]:
+        ends = np.cumsum([math.prod(shape[self.inputs :]) for shape in shapes])[:-1]
+        return [rows.T.reshape(shape) for rows, shape in zip(np.split(array, ends), shapes, strict=True)]
+
+    def _matrix(self, shape: Shape) -> Shape:
+        """(inputs, outputs), or (outputs,) of a bias."""
+        return (math.prod(shape[: self.inputs]), -1) if self.inputs else (-1,)
+
+
+SAME = Layout()
+
+
+class Entry(NamedTuple):
+    """One parameter of theirs: its name, how it holds ours, and the names and shapes of ours, in order."""
+
+    theirs: str
+    layout: Layout
+    ours: list[str]
+    shapes: list[Shape]
+
+
+def entries(config: VitConfig, table: Mapping[str, tuple[str, Layout]]) -> list[Entry]:
+    """The parameters that the other project has for a model like `config`."""
+    entries: dict[str, Entry] = {}
+    for ours, shape in flatten(parameter_shapes(config), "/").items():
+        theirs, layout = _counterpart(ours, table)
+        entry = entries.setdefault(theirs, Entry(theirs, layout, [], []))
+        entry.ours.append(ours)
+        entry.shapes.append(shape)
+    return list(entries.values())
+
+
+def _counterpart(ours: str, table: Mapping[str, tuple[str, Layout]]) -> tuple[str, Layout]:
+    for pattern, (theirs, layout) in table.items():
+        if match := re.fullmatch(pattern, ours):
+            return match.expand(theirs), layout
+    raise ConfigError(f"{ours}: the other project has no such parameter")
+
+
+def to_ours(argument: str, arrays: Mapping[str, Any], entries: Sequence[Entry]) -> dict[str, Array]:
+    given = _checked(argument, arrays, {entry.theirs: entry.layout.shape(entry.shapes) for entry in entries})
+    return {
+        name: np.asarray(array, order="C")
+        for entry in entries
+        for name, array in zip(entry.ours, entry.layout.unpack(given[entry.theirs], entry.shapes), strict=True)
+    }
+
+
+def to_theirs(argument: str, arrays: Mapping[str, Any], entries: Sequence[Entry]) -> dict[str, Array]:
+    expected = {name: shape for entry in entries for name, shape in zip(entry.ours, entry.shapes, strict=True)}
+    given = _checked(argument, arrays, expected)
+    return {
+        entry.theirs: np.asarray(entry.layout.pack([given[name] for name in entry.ours]), order="C")
+        for entry in entries
+    }
+
+
+def _checked(argument: str, arrays: Mapping[str, Any], expected: Mapping[str, Shape]) -> dict[str, Array]:
+    """The arrays as NumPy arrays, after a look at every name, shape and dtype."""
+    given = {name: np.asarray(value) for name, value in arrays.items()}
+    mismatches = [f"missing {name} {shape}" for name, shape in expected.items() if name not in given]
+    mismatches += [f"unexpected {name} {array.shape}" for name, array in given.items() if name not in expected]
+    if mismatches:
+        raise ConfigError(f"{argument} does not fit the config: {'; '.join(mismatches)}")
+    mismatches = [
+        f"{name} has shape {given[name].shape}, expected {shape}"
+        for name, shape in expected.items()
+        if given[name].shape != shape
+    ]
+    if mismatches:
+        raise ShapeError(f"{argument} does not fit the config: {'; '.join(mismatches)}")
+    for name, array in given.items():
+        check_floating(f"{argument}: {name}", array)
+    return given
+
+
+def flatten(tree: Mapping[str, Any], separator: str, prefix: str = "") -> dict[str, Any]:
+    """A nested mapping as a flat one: `{"a": {"b": 1}}` -> `{"a/b": 1}`."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, separator, f"{prefix}{key}{separator}")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def nested(flat: Mapping[str, Array]) -> Params:
+    """The inverse of `flatten` for names separated by "/"."""
+    tree: Params = {}
+    for name, value in flat.items():
+        *parents, leaf = name.split("/")
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[leaf] = value
+    return tree

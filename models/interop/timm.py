@@ -1,0 +1,160 @@
+"""timm: parameters and arguments of its `VisionTransformer`, to ours and back.
+
+Letters of the shape comments: D width, p patch size.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from moespec.models.interop.arguments import Arguments
+from moespec.models.interop.layouts import (
+    SAME,
+    Array,
+    Convolution,
+    Layout,
+    Linear,
+    entries,
+    flatten,
+    nested,
+    to_ours,
+    to_theirs,
+)
+from moespec.models.vit import VitConfig
+from moespec.spec.errors import ConfigError
+from moespec.spec.routing import Params
+
+__all__ = ["config_from_timm", "from_timm", "to_timm"]
+
+
+def from_timm(state_dict: Mapping[str, Any], config: VitConfig) -> Params:
+    """Our parameters from the state dict of timm's `VisionTransformer`, a mapping of arrays or of CPU tensors.
+
+    | timm | ours |
+    |---|---|
+    | weights of linear layers, outputs first | kernels, inputs first |
+    | `patch_embed.proj.weight` (D, channels, p, p) | (p, p, channels, D) |
+    | `attn.qkv.weight` (3 D, D): queries, keys, values | three kernels (D, heads, D/heads) |
+    | `attn.proj.weight` (D, D) | (heads, D/heads, D) |
+    | `attn_pool.latent`, `.q`, `.kv` (2 D, D), `.proj`, `.norm`, `.mlp` | `pool` |
+
+    timm takes images as (N, channels, height, width), we as (N, height, width, channels).
+
+    Both compute the same function when the settings correspond, see `config_from_timm`. The arrays returned may share
+    memory with `state_dict`.
+
+    Raises ConfigError when timm has no model like `config`, or when a parameter is missing or unexpected; ShapeError
+    when one has another shape; DtypeError when one is not floating.
+    Source: timm, `timm/models/vision_transformer.py`, `timm/layers/attention.py`, `timm/layers/attention_pool.py`.
+    """
+    _check(config)
+    return nested(to_ours("state_dict", flatten(state_dict, "."), entries(config, _NAMES)))
+
+
+def to_timm(params: Params, config: VitConfig) -> dict[str, Array]:
+    """The state dict of timm's `VisionTransformer` from ours: the inverse of `from_timm`, with its errors.
+
+    The values are NumPy arrays; `load_state_dict` takes them through `torch.from_numpy`.
+    """
+    _check(config)
+    return to_theirs("params", flatten(params, "/"), entries(config, _NAMES))
+
+
+def _check(config: VitConfig) -> None:
+    if config.moe != "none":
+        raise ConfigError(f"moe={config.moe!r}: timm has dense models only")
+    if config.positions != "learned":
+        raise ConfigError(f"positions={config.positions!r}: timm has learned positions only")
+    if config.qk_norm and not config.qk_norm_bias:
+        raise ConfigError(
+            "qk_norm_bias=False: timm normalises queries and keys with a bias (a bias of 0 makes the function the same)"
+        )
+    if config.qk_norm and config.pool == "map":
+        raise ConfigError("qk_norm=True with pool='map': timm does not normalise the query and keys of the pooling")
+
+
+_NAMES: dict[str, tuple[str, Layout]] = {
+    r"embedding/kernel": (r"patch_embed.proj.weight", Convolution()),
+    r"embedding/bias": (r"patch_embed.proj.bias", SAME),
+    r"token": (r"cls_token", SAME),
+    r"positions": (r"pos_embed", SAME),
+    r"blocks/(\d+)/norm([12])/scale": (r"blocks.\1.norm\2.weight", SAME),
+    r"blocks/(\d+)/norm([12])/bias": (r"blocks.\1.norm\2.bias", SAME),
+    r"blocks/(\d+)/attention/(query|key|value)/kernel": (r"blocks.\1.attn.qkv.weight", Linear(1)),
+    r"blocks/(\d+)/attention/(query|key|value)/bias": (r"blocks.\1.attn.qkv.bias", Linear(0)),
+    r"blocks/(\d+)/attention/(q|k)\w+_norm/scale": (r"blocks.\1.attn.\2_norm.weight", SAME),
+    r"blocks/(\d+)/attention/(q|k)\w+_norm/bias": (r"blocks.\1.attn.\2_norm.bias", SAME),
+    r"blocks/(\d+)/attention/out/kernel": (r"blocks.\1.attn.proj.weight", Linear(2)),
+    r"blocks/(\d+)/attention/out/bias": (r"blocks.\1.attn.proj.bias", SAME),
+    r"blocks/(\d+)/mlp/w([12])": (r"blocks.\1.mlp.fc\2.weight", Linear(1)),
+    r"blocks/(\d+)/mlp/b([12])": (r"blocks.\1.mlp.fc\2.bias", SAME),
+    r"norm/scale": (r"norm.weight", SAME),
+    r"norm/bias": (r"norm.bias", SAME),
+    r"pool/probe": (r"attn_pool.latent", SAME),
+    r"pool/attention/query/kernel": (r"attn_pool.q.weight", Linear(1)),
+    r"pool/attention/query/bias": (r"attn_pool.q.bias", Linear(0)),
+    r"pool/attention/(key|value)/kernel": (r"attn_pool.kv.weight", Linear(1)),
+    r"pool/attention/(key|value)/bias": (r"attn_pool.kv.bias", Linear(0)),
+    r"pool/attention/out/kernel": (r"attn_pool.proj.weight", Linear(2)),
+    r"pool/attention/out/bias": (r"attn_pool.proj.bias", SAME),
+    r"pool/norm/scale": (r"attn_pool.norm.weight", SAME),
+    r"pool/norm/bias": (r"attn_pool.norm.bias", SAME),
+    r"pool/mlp/w([12])": (r"attn_pool.mlp.fc\1.weight", Linear(1)),
+    r"pool/mlp/b([12])": (r"attn_pool.mlp.fc\1.bias", SAME),
+    r"head/kernel": (r"head.weight", Linear(1)),
+    r"head/bias": (r"head.bias", SAME),
+}
+
+
+def config_from_timm(arguments: Mapping[str, Any]) -> VitConfig:
+    """The `VitConfig` that computes what timm's `VisionTransformer(**arguments)` computes.
+
+    What `arguments` leave out has timm's default, among others a class token and the erf form of GELU. timm's `qk_norm`
+    has a bias, so it is our `qk_norm_bias`.
+
+    Averaging (`global_pool="avg"`, our "gap") and attention pooling ("map") correspond when there is no class token and
+    when the last normalisation comes before the pooling: `class_token=False, fc_norm=False`. timm's default for "avg"
+    is to normalise after it. Dropout is treated as in `config_from_vmoe`.
+
+    Raises ConfigError for an argument, or a value of one, that has no counterpart.
+    """
+    given = Arguments("arguments", arguments)
+    pool = given.choose("global_pool", "token", {"token": "token", "avg": "gap", "map": "map"})
+    class_token, fc_norm = given.take("class_token", True), given.take("fc_norm", None)
+    if class_token != (pool == "token"):
+        raise ConfigError(
+            f"arguments.class_token={class_token!r}: a class token is there to be the pooled one, or not at all"
+        )
+    if fc_norm or (fc_norm is None and pool == "gap"):
+        raise ConfigError(f"arguments.fc_norm={fc_norm!r}: the last normalisation comes before the pooling here: False")
+    for name, value in _REQUIRED.items():
+        given.require(name, value)
+    given.skip("weight_init", "fix_init")
+    given.warn_of_dropout("drop_rate", "pos_drop_rate", "patch_drop_rate", "proj_drop_rate", "attn_drop_rate")
+    given.warn_of_dropout("drop_path_rate")
+    width, qk_norm = given.take("embed_dim", 768), given.take("qk_norm", False)
+    config = VitConfig(
+        image_size=given.square("img_size", 224),
+        patch_size=given.square("patch_size", 16),
+        channels=given.take("in_chans", 3),
+        classes=given.take("num_classes", 1000),
+        pool=pool,
+        width=width,
+        depth=given.take("depth", 12),
+        heads=given.take("num_heads", 12),
+        hidden=int(width * given.take("mlp_ratio", 4.0)),
+        qk_norm=qk_norm,
+        qk_norm_bias=qk_norm,
+        gelu=given.choose("act_layer", None, {None: "erf", "gelu": "erf", "gelu_tanh": "tanh"}),
+    )
+    given.finish()
+    _check(config)
+    return config
+
+
+_REQUIRED: dict[str, Any] = {
+    **{"qkv_bias": True, "proj_bias": True, "scale_attn_norm": False, "scale_mlp_norm": False, "init_values": None},
+    **{"pos_embed": "learn", "no_embed_class": False, "reg_tokens": 0, "pre_norm": False, "final_norm": True},
+    **{"pool_include_prefix": False, "dynamic_img_size": False, "dynamic_img_pad": False},
+    **{"embed_norm_layer": None, "norm_layer": None},
+}
+"""The arguments of timm that have one value, its default, with a counterpart here."""

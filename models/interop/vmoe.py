@@ -1,0 +1,220 @@
+"""google-research/vmoe: parameters and configurations of its `VisionTransformerMoe`, to ours and back.
+
+Letters of the shape comments: D width, E experts.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from moespec.models.interop.arguments import Arguments
+from moespec.models.interop.layouts import SAME, Layout, entries, flatten, nested, to_ours, to_theirs
+from moespec.models.vit import VitConfig
+from moespec.spec.checks import check_option
+from moespec.spec.errors import ConfigError
+from moespec.spec.routing import Params
+
+__all__ = ["config_from_vmoe", "from_vmoe", "to_vmoe"]
+
+
+def from_vmoe(params: Mapping[str, Any], config: VitConfig) -> Params:
+    """Our parameters from the parameter tree of vmoe's `VisionTransformerMoe`, a nested mapping of arrays.
+
+    The layouts differ in names only: in both, kernels have their inputs first, attention kernels are
+    `(D, heads, D/heads)` and `(heads, D/heads, D)`, and experts are stacked on a leading axis E. What vmoe calls
+    `Router/mu` are our slots.
+
+    Both compute the same function when the settings correspond, see `config_from_vmoe`. The arrays returned may share
+    memory with `params`.
+
+    Raises ConfigError when vmoe has no model like `config`, or when a parameter is missing or unexpected; ShapeError
+    when one has another shape; DtypeError when one is not floating.
+    Source: google-research/vmoe, `vmoe/nn/vit_moe.py`, `vmoe/nn/routing.py`, `vmoe/projects/soft_moe/router.py`.
+    """
+    _check(config)
+    return nested(to_ours("params", flatten(params, "/"), entries(config, _NAMES)))
+
+
+def to_vmoe(params: Params, config: VitConfig) -> Params:
+    """The parameter tree of vmoe's `VisionTransformerMoe` from ours: the inverse of `from_vmoe`, with its errors."""
+    _check(config)
+    return nested(to_theirs("params", flatten(params, "/"), entries(config, _NAMES)))
+
+
+def _check(config: VitConfig) -> None:
+    if config.gelu != "tanh":
+        raise ConfigError(f"gelu={config.gelu!r}: vmoe has the tanh form only")
+    if config.positions not in ("learned", "sincos2d"):
+        raise ConfigError(f"positions={config.positions!r}: vmoe has learned and sincos2d positions only")
+    if config.qk_norm_bias:
+        raise ConfigError("qk_norm_bias=True: vmoe normalises queries and keys without a bias")
+
+
+_NAMES: dict[str, tuple[str, Layout]] = {
+    r"(embedding|head)/(kernel|bias)": (r"\1/\2", SAME),
+    r"token": (r"cls", SAME),
+    r"positions": (r"Encoder/posembed_input/pos_embedding", SAME),
+    r"blocks/(\d+)/norm1/(\w+)": (r"Encoder/encoderblock_\1/LayerNorm_0/\2", SAME),
+    r"blocks/(\d+)/norm2/(\w+)": (r"Encoder/encoderblock_\1/LayerNorm_1/\2", SAME),
+    r"blocks/(\d+)/attention/(query|key|value|out)/(\w+)": (r"Encoder/encoderblock_\1/SelfAttention/\2/\3", SAME),
+    r"blocks/(\d+)/attention/(query|key)_norm/scale": (r"Encoder/encoderblock_\1/SelfAttention/\2_ln/scale", SAME),
+    r"blocks/(\d+)/mlp/w1": (r"Encoder/encoderblock_\1/Mlp/Dense_0/kernel", SAME),
+    r"blocks/(\d+)/mlp/b1": (r"Encoder/encoderblock_\1/Mlp/Dense_0/bias", SAME),
+    r"blocks/(\d+)/mlp/w2": (r"Encoder/encoderblock_\1/Mlp/Dense_1/kernel", SAME),
+    r"blocks/(\d+)/mlp/b2": (r"Encoder/encoderblock_\1/Mlp/Dense_1/bias", SAME),
+    r"blocks/(\d+)/moe/experts/w1": (r"Encoder/encoderblock_\1/Moe/Mlp/Dense_0/kernel", SAME),
+    r"blocks/(\d+)/moe/experts/b1": (r"Encoder/encoderblock_\1/Moe/Mlp/Dense_0/bias", SAME),
+    r"blocks/(\d+)/moe/experts/w2": (r"Encoder/encoderblock_\1/Moe/Mlp/Dense_1/kernel", SAME),
+    r"blocks/(\d+)/moe/experts/b2": (r"Encoder/encoderblock_\1/Moe/Mlp/Dense_1/bias", SAME),
+    r"blocks/(\d+)/moe/router/kernel": (r"Encoder/encoderblock_\1/Moe/Router/dense/kernel", SAME),
+    r"blocks/(\d+)/moe/router/slots": (r"Encoder/encoderblock_\1/Moe/Router/mu", SAME),
+    r"blocks/(\d+)/moe/router/scale": (r"Encoder/encoderblock_\1/Moe/Router/scale", SAME),
+    r"norm/(\w+)": (r"Encoder/encoder_norm/\1", SAME),
+    r"pool/probe": (r"MapHead/probe", SAME),
+    r"pool/attention/(query|key|value|out)/(\w+)": (r"MapHead/MultiHeadDotProductAttention/\1/\2", SAME),
+    r"pool/attention/(query|key)_norm/scale": (r"MapHead/MultiHeadDotProductAttention/\1_ln/scale", SAME),
+    r"pool/norm/(\w+)": (r"MapHead/LayerNorm/\1", SAME),
+    r"pool/mlp/w1": (r"MapHead/Mlp/Dense_0/kernel", SAME),
+    r"pool/mlp/b1": (r"MapHead/Mlp/Dense_0/bias", SAME),
+    r"pool/mlp/w2": (r"MapHead/Mlp/Dense_1/kernel", SAME),
+    r"pool/mlp/b2": (r"MapHead/Mlp/Dense_1/bias", SAME),
+}
+
+
+def config_from_vmoe(model: Mapping[str, Any], *, image_size: int, channels: int = 3) -> VitConfig:
+    """The `VitConfig` that computes what vmoe's `VisionTransformerMoe` computes with the arguments `model`.
+
+    `model` is the nested mapping that vmoe's configurations call `config.model`. What it leaves out has vmoe's default:
+    capacities are rounded up to a multiple of 4, and auxiliary losses have weight 1.
+
+    | vmoe | ours |
+    |---|---|
+    | `NoisyTopExpertsPerItemRouter` | router "softmax_token_choice" |
+    | `NoisyTopItemsPerExpertRouter` | router "softmax_expert_choice" |
+    | `SoftRouter` | router "soft_moe" with `norm_form="rsqrt"` |
+    | `batch_priority=True` | `batch_priority="max"` |
+    | `noise_std` | `noise_multiplier`: both are divided by the number of experts |
+    | `capacity` or `num_slots`, absolute | the `capacity_factor` that gives it, rounded to the nearest |
+    | `group_size`, in tokens | `group_images`; it must be a multiple of S |
+    | `split_rngs` | `expert_init` |
+    | `deterministic`, not in `model` | `forward` without `noise` |
+
+    What is ignored because it does not change the function: which dispatcher computes it, its precision and its
+    partitions, and its rounding of expert inputs and outputs to bfloat16 (`SoftRouter` always rounds). We have no
+    dropout: a rate above 0 gets a warning, since training then differs while evaluation agrees.
+
+    Raises ConfigError for an argument, or a value of one, that has no counterpart.
+    """
+    arguments = Arguments("model", model)
+    arguments.require("name", "VisionTransformerMoe")
+    arguments.require("representation_size", None)
+    arguments.require("head_kernel_zero_init", True)
+    encoder = arguments.section("encoder")
+    encoder.warn_of_dropout("dropout_rate", "attention_dropout_rate")
+    position = encoder.section("position_emb")
+    position.require("temperature", 10_000)
+    moe = encoder.section("moe")
+    layers = tuple(sorted(moe.take("layers", ())))
+    dense = VitConfig(
+        image_size=image_size,
+        channels=channels,
+        patch_size=arguments.square("patch_size"),
+        width=arguments.take("hidden_size"),
+        classes=arguments.take("num_classes") or 0,
+        head_bias=arguments.take("head_bias_init", 0.0),
+        pool=arguments.choose("classifier", "token", {"gap": "gap", "token": "token", "map": "map"}),
+        depth=encoder.take("num_layers"),
+        hidden=encoder.take("mlp_dim"),
+        heads=encoder.take("num_heads"),
+        qk_norm=encoder.take("attention_qk_norm", False),
+        positions=position.choose("name", "learned", {"learned": "learned", "sincos2d": "sincos2d"}),
+    )
+    fields = _moe_fields(moe, layers, dense) if layers else {}
+    for section in (arguments, encoder, position, moe):
+        section.finish()
+    return replace(dense, **fields)
+
+
+def _moe_fields(moe: Arguments, layers: tuple[int, ...], dense: VitConfig) -> dict[str, Any]:
+    """The fields of `VitConfig` that concern its MoE blocks."""
+    moe.warn_of_dropout("dropout_rate")
+    experts, group_size = moe.take("num_experts"), moe.take("group_size")
+    if group_size % dense.sequence:
+        raise ConfigError(
+            f"model.encoder.moe.group_size={group_size!r}: groups are whole images here, of {dense.sequence} tokens"
+        )
+    split = moe.take("split_rngs", False)
+    router = moe.section("router")
+    name = router.take("name", "NoisyTopExpertsPerItemRouter").rpartition(".")[2]
+    read = {
+        "NoisyTopExpertsPerItemRouter": _token_choice_options,
+        "NoisyTopItemsPerExpertRouter": _expert_choice_options,
+        "SoftRouter": _soft_options,
+    }
+    check_option("model.encoder.moe.router.name", name, read)
+    ours, options = read[name](router, group_size, experts)
+    router.finish()
+    return {
+        "moe": _placement(layers, dense.depth),
+        "router": ours,
+        "experts": experts,
+        "router_options": options,
+        "expert_init": "independent" if split is True or (split and "params" in split) else "shared",
+        "group_images": group_size // dense.sequence,
+    }
+
+
+def _placement(layers: tuple[int, ...], depth: int) -> str:
+    odd, count = tuple(range(1, depth, 2)), len(layers)
+    if layers == odd:
+        return "every_2"
+    if layers == tuple(range(depth))[-count:]:
+        return f"last_{count}"
+    if layers == odd[-count:]:
+        return f"every_2_last_{count}"
+    raise ConfigError(f"model.encoder.moe.layers={layers!r}: expected the last blocks, or the last of 1, 3, 5, ...")
+
+
+def _token_choice_options(router: Arguments, tokens: int, experts: int) -> tuple[str, dict[str, Any]]:
+    choices, noise = router.take("num_selected_experts", 1), router.take("noise_std", 1.0)
+    load_weight = router.take("load_loss_weight", 1.0)
+    dispatcher = router.section("dispatcher")
+    options = {
+        "choices": choices,
+        "noise_multiplier": noise,
+        "batch_priority": dispatcher.choose("batch_priority", False, {False: "none", True: "max"}),
+        "importance_weight": router.take("importance_loss_weight", 1.0),
+        "load_weight": load_weight if noise else 0.0,  # without noise there is no load loss
+        "balance_weight": router.take("gshard_loss_weight", 0.0),
+        **_capacity_options(dispatcher, choices * tokens, experts),
+    }
+    return "softmax_token_choice", options
+
+
+def _expert_choice_options(router: Arguments, tokens: int, experts: int) -> tuple[str, dict[str, Any]]:
+    capacity = _capacity_options(router.section("dispatcher"), tokens, experts)
+    return "softmax_expert_choice", {"noise_multiplier": router.take("noise_std", 1.0), **capacity}
+
+
+def _soft_options(router: Arguments, tokens: int, experts: int) -> tuple[str, dict[str, Any]]:
+    router.require("noise_std", 0.0)
+    router.skip("compute_similarity_metrics", "partition_spec", "precision")
+    factor, slots = router.take("capacity_factor", 1.0), router.take("num_slots", None)
+    return "soft_moe", {
+        "norm_form": "rsqrt",
+        "capacity_factor": factor if slots is None else slots * experts / tokens,
+        "rounding": "round",
+        "multiple_of": 1,
+    }
+
+
+def _capacity_options(dispatcher: Arguments, items: int, experts: int) -> dict[str, Any]:
+    dispatcher.skip("name", "bfloat16", "partition_spec", "einsum_precision")
+    capacity, factor = dispatcher.take("capacity", None), dispatcher.take("capacity_factor", None)
+    rounding, multiple = dispatcher.take("capacity_ceil_or_round", "ceil"), dispatcher.take("capacity_multiple_of", 4)
+    dispatcher.finish()
+    if (capacity is None) == (factor is None):
+        raise ConfigError(f"{dispatcher.name}: expected one of capacity={capacity!r} and capacity_factor={factor!r}")
+    if factor is None:
+        return {"capacity_factor": capacity * experts / items, "rounding": "round", "multiple_of": 1}
+    return {"capacity_factor": factor, "rounding": rounding, "multiple_of": multiple or 1}

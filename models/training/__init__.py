@@ -1,0 +1,1 @@
+"""Training runs: configuration, loop, objective, schedules, checkpoints and logs."""

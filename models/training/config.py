@@ -1,0 +1,187 @@
+"""The configuration of a training run: what model, data, optimiser, schedule and training it takes.
+
+Every field can be set in a TOML file and on the command line (`moespec.models.training.configfile`, `moespec.models.cli`). The
+defaults are those of the recipe `digits`. A field that is None is filled in from the named model or the data when the
+run starts (`moespec.models.training.resolve`), and the filled-in configuration is saved with the run.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from tyro.conf import arg
+
+from moespec.backends.optimizer import OptimizerConfig
+from moespec.models.checks import at_least
+from moespec.models.data.options import DataConfig
+from moespec.models.families import router_section
+from moespec.models.hashing.options import HashConfig
+from moespec.models.router_options import RouterSection, named
+from moespec.spec.errors import ConfigError
+
+__all__ = [
+    "VIT",
+    "BackendName",
+    "Config",
+    "ModelConfig",
+    "ScheduleConfig",
+    "TrainingConfig",
+]
+
+BackendName = Literal["auto", "jax", "torch", "numpy"]
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The model. None: as the named model has it, or as the data need it; a ViT gets MoE blocks as written at the option."""
+
+    name: Annotated[str, arg(aliases=["--model"])] = "vit_tiny"
+    """vit_tiny, mixer_tiny, sparse_mlp_tiny, or a larger one such as vit_s16 (moespec list models)"""
+    router: Annotated[str | None, arg(aliases=["--router"])] = None
+    """router of the MoE blocks (moespec list routers); ViT: soft_moe"""
+    moe: str | None = None
+    """MoE blocks: none, every_2, last_half, last_N, every_2_last_N; ViT: last_half"""
+    experts: Annotated[int | None, arg(aliases=["--experts"])] = None
+    """number of experts (Sparse-MLP: those that mix channels); ViT: 8"""
+    image_size: int | None = None
+    """height and width of the images in pixels"""
+    patch_size: int | None = None
+    """height and width of a patch in pixels"""
+    channels: int | None = None
+    """channels of an image"""
+    classes: int | None = None
+    """number of classes"""
+    width: int | None = None
+    """width of a token"""
+    depth: int | None = None
+    """number of blocks"""
+    hidden: int | None = None
+    """hidden width of an MLP or expert"""
+    heads: int | None = None
+    """attention heads"""
+    pool: Literal["gap", "token", "map"] | None = None
+    """average of the tokens, class token, or attention pooling"""
+    positions: Literal["learned", "sincos2d", "sincos2d_moco"] | None = None
+    """position embedding"""
+    qk_norm: bool | None = None
+    """normalise queries and keys"""
+    qk_norm_bias: bool | None = None
+    """with a bias in that normalisation"""
+    gelu: Literal["tanh", "erf"] | None = None
+    """form of the activation"""
+    expert_init: Literal["independent", "shared"] | None = None
+    """initial values of the experts"""
+    group_images: int | None = None
+    """images routed together as one group (Sparse-MLP: whose tokens are; 0 for all of a batch)"""
+    token_ids: Literal["patch_code", "position", "previous", "bigram", "position_code"] | None = None
+    """what a token is, for the router hash (moespec.models.hashing.token_ids)"""
+    codes: Annotated[int | None, arg(aliases=["--codes"])] = None
+    """codewords of the codebook of patches, for the router hash"""
+    token_hidden: int | None = None
+    """hidden width of an MLP that mixes tokens (Mixer, Sparse-MLP)"""
+    token_experts: int | None = None
+    """number of experts that mix tokens (Sparse-MLP)"""
+    token_choices: int | None = None
+    """experts that a channel chooses (Sparse-MLP)"""
+    choices: int | None = None
+    """experts that a token chooses (Sparse-MLP; of other routers: router-options.choices)"""
+    sparse_tokens: int | None = None
+    """tokens in a sparse block (Sparse-MLP)"""
+    sparse_width: int | None = None
+    """channels in a sparse block (Sparse-MLP)"""
+    sparse_token_hidden: int | None = None
+    """hidden width of an expert that mixes tokens (Sparse-MLP)"""
+    sparse_hidden: int | None = None
+    """hidden width of an expert that mixes channels (Sparse-MLP)"""
+    group_size: int | None = None
+    """channels routed together as one group, 0 for all of a batch (Sparse-MLP)"""
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """dtype of the computation (parameters are float32)"""
+    head_bias: float | None = None
+    """initial bias of the head; -log(classes) suits the sigmoid loss"""
+    router_options: RouterSection = field(default_factory=RouterSection)
+
+    def __post_init__(self) -> None:
+        # Any mapping will do; and options of another router, which come from a change of the router, are those that
+        # are not its defaults.
+        given: Any = self.router_options
+        with named("model.", ("router",)):
+            kind = router_section(self.name, self.router)
+        if type(given) is not kind:
+            values = given.changed() if isinstance(given, RouterSection) else given
+            object.__setattr__(self, "router_options", kind.of(values))
+
+
+VIT: Mapping[str, int | str] = {"moe": "last_half", "experts": 8}
+"""What a training run puts into a ViT, which by itself is dense, where its fields are None."""
+
+
+@dataclass(frozen=True)
+class ScheduleConfig:
+    """The learning rate, from step to step (moespec.models.training.schedules). None: does not concern this schedule."""
+
+    name: Literal["cosine", "rsqrt", "linear"] = "cosine"
+    """how the rate falls after the warm-up"""
+    peak: float = 3e-3
+    """largest learning rate"""
+    warmup: int = 50
+    """steps of linear increase from 0"""
+    cooldown: int | None = None
+    """rsqrt: steps of linear decrease to 0 at the end"""
+    timescale: float | None = None
+    """rsqrt: steps after which the rate starts to fall"""
+    end: float | None = None
+    """linear: rate at the end"""
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """The training run."""
+
+    steps: int = 1500
+    """updates of the parameters"""
+    batch: int = 64
+    """images of one update"""
+    accumulate: int = 1
+    """parts that a batch is split into, to save memory"""
+    seed: int = 0
+    """seed of the initial values, the order of the data, augmentation and noise"""
+    loss: Literal["softmax", "sigmoid"] = "softmax"
+    """cross-entropy of one class of several, or of each class by itself"""
+    compile: Literal["auto", "always", "never"] = "auto"
+    """torch only: whether to use torch.compile; auto: on a GPU, and on a CPU from 2000 steps on"""
+    evaluate_every: int = 150
+    """steps between evaluations on the validation images"""
+    evaluation_batch: int = 128
+    """images of one evaluation batch"""
+    checkpoint_every: int = 150
+    """steps between checkpoints"""
+    keep: int = 2
+    """checkpoints to keep"""
+    log_every: int = 10
+    """steps between lines of metrics.jsonl"""
+
+    def __post_init__(self) -> None:
+        at_least(
+            "training",
+            self,
+            **{"steps": 1, "batch": 1, "accumulate": 1, "seed": 0, "evaluate_every": 1, "evaluation_batch": 1},
+            **{"checkpoint_every": 1, "keep": 1, "log_every": 1},
+        )
+        if self.batch % self.accumulate:
+            raise ConfigError(f"training.accumulate={self.accumulate!r} does not divide training.batch={self.batch!r}")
+
+
+@dataclass(frozen=True)
+class Config:
+    """The whole configuration of a run."""
+
+    backend: BackendName = "auto"
+    """framework that computes; auto: MOESPEC_BACKEND, else the only one installed, else jax; numpy: the specification
+    itself, by far too slow to train more than a toy"""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(b2=0.98, weight_decay=0.3, clip=1.0))
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    hash: HashConfig = field(default_factory=HashConfig)

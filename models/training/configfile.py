@@ -1,0 +1,164 @@
+"""Configurations as TOML: read a recipe, write the configuration of a run.
+
+A table is a section of `moespec.models.training.config.Config`, a key one of its fields. Fields that a file leaves out keep
+their values. TOML has no null: where a field may be None, the string "none" sets it so. The key `format` at the top says
+how the file is written; files of version 0.1 have none.
+"""
+
+import difflib
+import tomllib
+import types
+from dataclasses import asdict, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import tomli_w
+
+from moespec.models.router_options import RouterSection, named
+from moespec.models.training.config import Config, ModelConfig
+from moespec.spec.errors import ConfigError
+
+__all__ = ["differences", "dump", "find_recipe", "read", "recipes", "update"]
+
+RECIPES = Path(__file__).parent / "recipes"
+NONE = "none"
+FORMAT = 2
+EVERY_ROUTER = {"sinkhorn_iterations", "norm_form", "selector_gamma"}
+"""Options that files of version 0.1 have, of different routers."""
+Section = TypeVar("Section")
+
+
+def recipes() -> dict[str, str]:
+    """Name of each recipe in the package and the first line of its comment."""
+    return {path.stem: path.read_text().split("\n", 1)[0].lstrip("# ") for path in sorted(RECIPES.glob("*.toml"))}
+
+
+def find_recipe(name: str) -> Path:
+    """The path of a recipe: a TOML file, or the name of a recipe in the package."""
+    for candidate in (Path(name), RECIPES / f"{name}.toml"):
+        if candidate.is_file():
+            return candidate
+    raise ConfigError(f"config={name!r}: neither a file nor one of the recipes {', '.join(recipes())}")
+
+
+def read(path: Path, base: Config | None = None, *, model: str | None = None, router: str | None = None) -> Config:
+    """`base` (the defaults) with the fields that a TOML file sets; `model` and `router`, if given, win over the file.
+
+    The options in the file are those of the router that it names. Of these, another router that wins takes over what is
+    not a default.
+
+    Raises ConfigError for a file that is not TOML, an unknown key (with the nearest known ones) or a value that the key
+    cannot have, naming the file and the key.
+    """
+    try:
+        table = tomllib.loads(path.read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not a TOML file ({error})") from error
+    written = table.pop("format", None)
+    if written not in (None, FORMAT):
+        raise ConfigError(f"{path}: format={written!r}: expected {FORMAT}, or none")
+    base, section = base or Config(), table.get("model", {})
+    if isinstance(section, dict):
+        names = {"name": section.get("name") or model, "router": section.get("router") or router}
+        chosen: dict[str, Any] = {
+            name: value for name, value in names.items() if isinstance(value, str) and value != NONE
+        }
+        with named(f"{path}: ", ("model",)):
+            base = replace(base, model=replace(base.model, **chosen))
+        section = {name: value for name, value in section.items() if name not in chosen}
+        if written is None:
+            section = _of_own_router(section, base.model)
+        table = {**table, "model": section} if "model" in table else table
+    config = update(base, table, source=str(path))
+    wins: dict[str, Any] = {name: value for name, value in (("name", model), ("router", router)) if value is not None}
+    return replace(config, model=replace(config.model, **wins))
+
+
+def _of_own_router(section: dict[str, Any], model: ModelConfig) -> dict[str, Any]:
+    """The section of a file of version 0.1 without the options that its router does not have.
+
+    That version wrote the options of every router into the configuration of a run; no router has all of `EVERY_ROUTER`.
+    """
+    options = section.get("router_options")
+    if not isinstance(options, dict) or not options.keys() >= EVERY_ROUTER:
+        return section
+    return {
+        **section,
+        "router_options": {name: options[name] for name in options if name in model.router_options.types},
+    }
+
+
+def dump(config: Config) -> str:
+    """The configuration as TOML. Only fields that are None, and would be without a file, are left out."""
+    return tomli_w.dumps({"format": FORMAT, **_plain(asdict(config), asdict(Config()))})
+
+
+def update(section: Section, table: dict[str, Any], *, source: str, prefix: str = "") -> Section:
+    """A dataclass with the fields of `table` replaced, recursively; errors name `source` and the dotted key."""
+    if isinstance(section, RouterSection):
+        with named(f"{source}: ", ("model",)):
+            section.check_names(table)
+    hints = get_type_hints(type(section))
+    known = [item.name for item in fields(section)]  # type: ignore[arg-type]
+    values = {}
+    for key, value in table.items():
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=3) or known
+            raise ConfigError(f"{source}: unknown key {prefix + key!r}; near it: {', '.join(prefix + n for n in near)}")
+        current = getattr(section, key)
+        if not is_dataclass(current):
+            values[key] = _checked(value, hints[key], f"{source}: {prefix}{key}")
+        elif isinstance(value, dict):
+            values[key] = update(current, value, source=source, prefix=f"{prefix}{key}.")
+        else:
+            raise ConfigError(f"{source}: {prefix}{key}={value!r}: expected a table, [{prefix}{key}]")
+    with named(f"{source}: ", (prefix.partition(".")[0],)), named(prefix, known):
+        return replace(section, **values)  # type: ignore[type-var]
+
+
+def differences(first: Config, second: Config) -> dict[str, tuple[Any, Any]]:
+    """The fields (dotted) in which two configurations differ, with both values; None for one that there is not."""
+    one, other = _flat(asdict(first)), _flat(asdict(second))
+    pairs = {key: (one.get(key), other.get(key)) for key in {**one, **other}}
+    return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def _checked(value: Any, hint: Any, where: str) -> Any:
+    """`value` as the type of a field; an integer may stand for a float, "none" for None."""
+    options = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    for option in options:
+        if get_origin(option) is Literal:
+            if value in get_args(option):
+                return value
+        elif option is float and isinstance(value, int | float) and not isinstance(value, bool):
+            return float(value)
+        elif type(value) is option:
+            return value
+    if value == NONE and type(None) in options:
+        return None
+    raise ConfigError(f"{where}={value!r}: expected {' or '.join(_describe(option) for option in options)}")
+
+
+def _describe(option: Any) -> str:
+    if get_origin(option) is Literal:
+        return "one of " + ", ".join(map(repr, get_args(option)))
+    return repr(NONE) if option is type(None) else str(option.__name__)
+
+
+def _plain(table: dict[str, Any], default: dict[str, Any]) -> dict[str, Any]:
+    plain: dict[str, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, dict):
+            plain[key] = _plain(value, default.get(key, {}))
+        elif value is not None:
+            plain[key] = value
+        elif default.get(key) is not None:
+            plain[key] = NONE
+    return plain
+
+
+def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        flat.update(_flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value})
+    return flat

@@ -1,0 +1,73 @@
+"""What a run shows and records while it trains: a progress bar with rate and time left, and the log."""
+
+import math
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from tqdm import tqdm
+
+from moespec.models.errors import RunError
+from moespec.models.training.config import TrainingConfig
+from moespec.models.training.runlog import RunLog
+
+__all__ = ["Progress"]
+
+
+class Progress:
+    """The progress of a run that goes on at step `start` after `seconds` of training. Use as a context manager."""
+
+    def __init__(self, run: Path, settings: TrainingConfig, *, start: int, seconds: float) -> None:
+        self._batch = settings.batch
+        self._log = RunLog(run, start)
+        interval = 0.5 if sys.stderr.isatty() else 10.0
+        self._bar = tqdm(total=settings.steps, initial=start, unit="step", desc="train", mininterval=interval)
+        self._began = time.perf_counter() - seconds
+        self._mark(start)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.close()
+        self._log.close()
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of training so far, compilation and evaluations included, all sittings together."""
+        return time.perf_counter() - self._began
+
+    def step(self) -> None:
+        """One more step was given to the backend."""
+        self._bar.update()
+
+    def trained(self, done: int, rate: float, metrics: dict[str, Any]) -> None:
+        """Records the metrics of the last of `done` steps. Raises RunError when the loss is not finite."""
+        if not math.isfinite(metrics["loss"]):
+            raise RunError(
+                f"the loss is {metrics['loss']} after {done} steps: training diverged; a smaller schedule.peak may help"
+            )
+        images = self._batch * (done - self._marked_step) / (time.perf_counter() - self._marked_time)
+        self._log.write("train", done, {**metrics, "learning_rate": rate, "images_per_second": images})
+        self._bar.set_postfix(loss=f"{metrics['loss']:.3f}", refresh=False)
+        self._mark(done)
+
+    def evaluated(self, done: int, evaluation: dict[str, Any]) -> None:
+        """Records and prints an evaluation after `done` steps."""
+        self._log.write("evaluation", done, {**evaluation, "seconds": self.seconds})
+        self._bar.write(
+            f"step {done}: validation accuracy {evaluation['accuracy']:.4f}, loss {evaluation['loss']:.4f}, "
+            f"{self.seconds:.0f} s"
+        )
+        self._mark(done)
+
+    def sync(self) -> None:
+        """Waits until the log is on the disk: a checkpoint must not be newer than the log."""
+        self._log.sync()
+
+    def _mark(self, step: int) -> None:
+        self._marked_step, self._marked_time = step, time.perf_counter()

@@ -1,0 +1,134 @@
+"""From a configuration to what it stands for: the backend, the data set, the model and the schedule.
+
+`resolve` fills in what the configuration leaves open, so that the saved configuration says all that a run did.
+"""
+
+import importlib
+import importlib.util
+import inspect
+import os
+from dataclasses import asdict, fields, replace
+from typing import Any, cast
+
+from moespec.backends.contract import Backend
+from moespec.models import families, vit
+from moespec.models.data import datasets
+from moespec.models.data.dataset import Dataset
+from moespec.models.families import family, of_name
+from moespec.models.router_options import named
+from moespec.models.training.config import VIT, BackendName, Config, ModelConfig
+from moespec.models.training.schedules import SCHEDULES, Schedule
+from moespec.spec.errors import ConfigError, ShapeError
+
+__all__ = ["choose_backend", "load_backend", "load_data", "model_config", "resolve", "schedule"]
+
+FRAMEWORKS = ("jax", "torch")
+
+
+def choose_backend(requested: str) -> tuple[str, str]:
+    """The name of the backend to compute with, and the reason when it was not requested by name ("" if it was).
+
+    `auto` is the variable MOESPEC_BACKEND, else the only framework installed, else jax. Raises ConfigError when the
+    framework is not installed.
+    """
+    installed = [name for name in FRAMEWORKS if importlib.util.find_spec(name) is not None]
+    variable = os.environ.get("MOESPEC_BACKEND", "")
+    name, reason = requested, ""
+    if requested == "auto" and variable:
+        if variable not in (*FRAMEWORKS, "numpy"):
+            raise ConfigError(f"MOESPEC_BACKEND={variable!r}: expected one of {', '.join((*FRAMEWORKS, 'numpy'))}")
+        name, reason = variable, "MOESPEC_BACKEND"
+    elif requested == "auto" and not installed:
+        raise ConfigError(
+            "backend='auto': neither jax nor torch is installed. Install one: pip install 'moespec[jax]' or "
+            "pip install 'moespec[torch]'. (--backend numpy is the specification itself, far too slow to train.)"
+        )
+    elif requested == "auto" and len(installed) == 1:
+        name, reason = installed[0], "the only framework installed"
+    elif requested == "auto":
+        name, reason = "jax", "the default when several are installed"
+    if name in FRAMEWORKS and name not in installed:
+        raise ConfigError(f"backend={name!r}: {name} is not installed. Install it: pip install 'moespec[{name}]'")
+    return name, reason
+
+
+def load_backend(name: str) -> Backend:
+    """The module `moespec.backends.<name>`; importing it by name leaves the choice of `moespec.backends` open.
+
+    Raises ConfigError when a package that it needs is missing.
+    """
+    if name == "torch":
+        # OpenMP reads this when torch loads it. By default its threads spin while they wait for each other, which makes
+        # a small model ten times slower on a machine that has anything else to do.
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    try:
+        return cast(Backend, importlib.import_module(f"moespec.backends.{name}"))
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"backend={name!r}: {error}. Install it: pip install 'moespec[{name}]'") from error
+
+
+def load_data(config: Config) -> Dataset:
+    """The data set of a configuration. Raises DataError or ConfigError."""
+    size = config.model.image_size
+    if size is None and config.data.name == "folder":
+        size = model_config(ModelConfig(config.model.name)).image_size
+    return datasets.load(
+        config.data.name, config.data.path, image_size=size, validation_share=config.data.validation_share
+    )
+
+
+def resolve(config: Config, dataset: Dataset, backend: str) -> Config:
+    """The configuration with every open field filled in: sizes from the data, the rest from the model and the router.
+
+    Raises ConfigError when the model does not fit the data, or a field has no meaning.
+    """
+    height, width, channels = dataset.shape
+    if height != width:
+        raise ConfigError(f"data.path={config.data.path!r}: images of {height} x {width} pixels, expected squares")
+    expected: dict[str, Any] = {"image_size": height, "channels": channels, "classes": len(dataset.classes)}
+    for name, value in expected.items():
+        given = getattr(config.model, name)
+        if given not in (None, value):
+            raise ConfigError(f"model.{name}={given!r}: the data set {dataset.name!r} has {value}")
+    chosen = model_config(replace(config.model, **expected))
+    own = {f.name for f in fields(chosen)} - {"router_options"}
+    filled = {f.name: getattr(chosen, f.name) for f in fields(ModelConfig) if f.name in own}
+    training = config.training
+    for name in ("batch", "evaluation_batch"):
+        part = getattr(training, name) // (training.accumulate if name == "batch" else 1)
+        try:
+            family(chosen).moe_layers(chosen, part)
+        except ShapeError as error:
+            raise ConfigError(f"training.{name} gives parts of {part} images. {error}") from error
+    schedule(config)
+    return replace(config, backend=cast(BackendName, backend), model=replace(config.model, **filled))
+
+
+def model_config(config: ModelConfig) -> families.Config:
+    """The model that a section describes: the named one with the fields that are set, for a ViT those of `VIT` too.
+
+    Raises ConfigError, naming the field of the section, for a value that has no meaning.
+    """
+    overrides = {key: value for key, value in asdict(config).items() if value is not None and key != "name"}
+    options = overrides.pop("router_options")
+    with named("model.", {f.name for f in fields(ModelConfig)}):
+        module = of_name(config.name)
+        if module is vit:
+            overrides = {**VIT, **overrides}
+        if module.DECIDED is not None:
+            overrides["router_options"] = options
+        chosen: families.Config = module.named(config.name, **overrides)
+    return chosen
+
+
+def schedule(config: Config) -> Schedule:
+    """The learning rate of each step. Raises ConfigError for a field that does not concern the schedule."""
+    section = config.schedule
+    given: dict[str, Any] = {key: value for key, value in asdict(section).items() if value is not None}
+    make = SCHEDULES[given.pop("name")]
+    known = inspect.signature(make).parameters
+    for key, value in given.items():
+        if key not in known:
+            raise ConfigError(f"schedule.{key}={value!r} does not concern the schedule {section.name!r}")
+    with named("schedule.", given):
+        return make(**given, total=config.training.steps)

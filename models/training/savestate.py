@@ -1,0 +1,95 @@
+"""The state of a run to and from checkpoints: where to start, and what to save."""
+
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from moespec.backends.contract import Backend
+from moespec.models.data.loader import data_position
+from moespec.models.errors import CheckpointError
+from moespec.models.families import family
+from moespec.models.hashing import tables
+from moespec.models.training import checkpoint
+from moespec.models.training.checkpoint import Checkpoint
+from moespec.models.training.config import Config
+from moespec.models.training.resolve import model_config
+from moespec.models.training.rundirectory import RunDirectory
+
+__all__ = ["Start", "begin", "save", "trained_params"]
+
+
+class Start(NamedTuple):
+    """Where a run goes on: the backend's state, the steps done, and the seconds they took."""
+
+    state: Any
+    step: int
+    seconds: float
+
+
+def begin(
+    B: Backend, config: Config, directory: RunDirectory, *, examples: int, initial: Callable[[], dict[str, Any]]
+) -> Start:
+    """The state of the newest checkpoint in the folder, or that of the initial parameters (NumPy) that `initial` makes.
+
+    examples: number of training images.
+
+    Raises CheckpointError for a checkpoint that is damaged, or of another seed, batch or number of images.
+    """
+    model, seed = model_config(config.model), config.training.seed
+    found = directory.load(family(model).parameter_shapes(model))
+    if found is None:
+        return Start(B.init_state(B.from_numpy(initial()), config.optimizer), 0, 0.0)
+    step = found.record["step"]
+    tables.check(found.state["params"], model, str(directory.checkpoints))
+    expected = {
+        "random": {"seed": seed, "step": step},
+        "data": data_position(examples, config.training.batch, step),
+    }
+    for key, value in expected.items():
+        if found.record[key] != value:
+            raise CheckpointError(
+                f"{directory.checkpoints}, step {step}: {key} {found.record[key]}, but this run has {value} there "
+                f"(another seed or batch, or another number of training images than {examples})"
+            )
+    return Start(B.import_state(_for_backend(B, found.state), config.optimizer), step, found.record["seconds"])
+
+
+def save(
+    B: Backend, config: Config, directory: RunDirectory, state: Any, *, step: int, examples: int, seconds: float
+) -> None:
+    """Writes a checkpoint after `step` steps and `seconds` of training."""
+    record = {
+        "step": step,
+        "config": asdict(config),
+        "random": {"seed": config.training.seed, "step": step},
+        "data": data_position(examples, config.training.batch, step),
+        "backend": B.name,
+        "seconds": seconds,
+    }
+    checkpoint.write(directory.checkpoints, Checkpoint(B.export_state(state), record), keep=config.training.keep)
+
+
+def trained_params(directory: RunDirectory, config: Config, *, step: int | None = None) -> tuple[dict[str, Any], int]:
+    """The parameters (NumPy) and the step of a run's newest checkpoint, or of that of `step`.
+
+    Raises CheckpointError when there is none, or it is damaged.
+    """
+    model = model_config(config.model)
+    found = directory.load(family(model).parameter_shapes(model), step=step)
+    if found is None:
+        raise CheckpointError(f"{directory.checkpoints}: there is no checkpoint yet")
+    tables.check(found.state["params"], model, str(directory.checkpoints))
+    return found.state["params"], found.record["step"]
+
+
+def _for_backend(B: Backend, state: dict[str, Any]) -> dict[str, Any]:
+    """float32 for the compiled backends; the numpy backend computes and saves in float64."""
+    if B.name == "numpy":
+        return state
+
+    def narrow(tree: Any) -> Any:
+        return {key: narrow(value) for key, value in tree.items()} if isinstance(tree, dict) else np.float32(tree)
+
+    return {**{name: narrow(state[name]) for name in ("params", "mu", "nu")}, "step": state["step"]}

@@ -1,0 +1,107 @@
+"""Learning rates: plain functions from a step to a rate, in Python floats, the same for every backend.
+
+Steps are n = 0, 1, ..., total - 1. All schedules warm up linearly, `peak * n / warmup` for n < warmup. Source: the code
+of vmoe and big_vision.
+"""
+
+import math
+from collections.abc import Callable
+
+from moespec.spec.errors import ConfigError
+
+__all__ = ["SCHEDULES", "Schedule", "cosine", "linear", "rsqrt"]
+
+Schedule = Callable[[int], float]
+"""Step -> learning rate."""
+
+
+def cosine(peak: float, *, total: int, warmup: int = 0) -> Schedule:
+    """Half a cosine from `peak` at the end of the warm-up to 0 at `total`.
+
+        rate(n) = peak / 2 * (1 + cos(pi (n - warmup) / (total - warmup)))
+
+    Raises ConfigError unless peak >= 0 and 0 <= warmup < total.
+
+    >>> rate = cosine(1.0, total=12, warmup=4)
+    >>> [rate(n) for n in (0, 2, 4, 8)]
+    [0.0, 0.5, 1.0, 0.5]
+    """
+    _check(peak, total, warmup)
+
+    def rate(step: int) -> float:
+        if _checked(step, total) < warmup:
+            return peak * step / warmup
+        return peak * (1 + math.cos(math.pi * (step - warmup) / (total - warmup))) / 2
+
+    return rate
+
+
+def rsqrt(peak: float, *, total: int, warmup: int = 0, cooldown: int = 0, timescale: float = 10_000.0) -> Schedule:
+    """Reciprocal square root, then a linear cooldown to 0 at `total`.
+
+        rate(n) = peak / sqrt(1 + (n - warmup) / timescale)                        for n < total - cooldown
+        rate(n) = rate(total - cooldown) * (1 - (n - (total - cooldown)) / cooldown)    afterwards
+
+    Raises ConfigError unless peak >= 0, warmup, cooldown >= 0, warmup + cooldown <= total and timescale > 0.
+
+    >>> rate = rsqrt(1.0, total=40, warmup=4, cooldown=10, timescale=26 / 3)
+    >>> [round(rate(n), 12) for n in (0, 2, 4, 30, 35)]
+    [0.0, 0.5, 1.0, 0.5, 0.25]
+    """
+    _check(peak, total, warmup)
+    if cooldown < 0 or warmup + cooldown > total:
+        raise ConfigError(f"cooldown={cooldown!r}: expected 0 <= cooldown <= total - warmup = {total - warmup}")
+    if not 0 < timescale < math.inf:
+        raise ConfigError(f"timescale={timescale!r}: expected a positive number of steps")
+    start = total - cooldown
+
+    def rate(step: int) -> float:
+        if _checked(step, total) < warmup:
+            return peak * step / warmup
+        if step < start:
+            return peak / math.sqrt(1 + (step - warmup) / timescale)
+        return peak / math.sqrt(1 + (start - warmup) / timescale) * (1 - (step - start) / cooldown)
+
+    return rate
+
+
+def linear(peak: float, *, total: int, warmup: int = 0, end: float = 0.0) -> Schedule:
+    """A straight line from `peak` at the end of the warm-up to `end` at `total`.
+
+        rate(n) = end + (peak - end) * (1 - (n - warmup) / (total - warmup))
+
+    Raises ConfigError unless peak, end >= 0 and 0 <= warmup < total.
+
+    >>> rate = linear(1.0, total=10, warmup=2, end=0.5)
+    >>> [rate(n) for n in (0, 1, 2, 6)]
+    [0.0, 0.5, 1.0, 0.75]
+    """
+    _check(peak, total, warmup)
+    if not 0 <= end < math.inf:
+        raise ConfigError(f"end={end!r}: expected a finite scalar >= 0")
+
+    def rate(step: int) -> float:
+        if _checked(step, total) < warmup:
+            return peak * step / warmup
+        return end + (peak - end) * (1 - (step - warmup) / (total - warmup))
+
+    return rate
+
+
+SCHEDULES: dict[str, Callable[..., Schedule]] = {"cosine": cosine, "rsqrt": rsqrt, "linear": linear}
+"""Name -> schedule, as named in a configuration."""
+
+
+def _check(peak: float, total: int, warmup: int) -> None:
+    if not 0 <= peak < math.inf:
+        raise ConfigError(f"peak={peak!r}: expected a finite scalar >= 0")
+    if total < 1:
+        raise ConfigError(f"total={total!r}: expected at least one step")
+    if not 0 <= warmup < total:
+        raise ConfigError(f"warmup={warmup!r}: expected 0 <= warmup < total={total}")
+
+
+def _checked(step: int, total: int) -> int:
+    if not 0 <= step < total:
+        raise ConfigError(f"step={step!r}: expected 0 <= step < total={total}")
+    return step

@@ -1,0 +1,78 @@
+"""The training loop, one for all backends.
+
+Everything a step depends on is a function of the configuration and of the step's number, so a run that was stopped,
+however it was stopped, goes on from its last checkpoint to the same bits (on the same backend).
+"""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from moespec.backends.contract import Backend
+from moespec.models.data.dataset import Dataset
+from moespec.models.data.loader import Prefetcher, training_batch
+from moespec.models.hashing.tables import initial_params
+from moespec.models.training.compilation import compile_if, pays
+from moespec.models.training.config import Config
+from moespec.models.training.evaluate import evaluate
+from moespec.models.training.objective import gating_noise, make_forward, make_loss, unflatten
+from moespec.models.training.progress import Progress
+from moespec.models.training.resolve import model_config, schedule
+from moespec.models.training.rundirectory import RunDirectory
+from moespec.models.training.savestate import begin, save
+
+__all__ = ["Trained", "train"]
+
+
+class Trained(NamedTuple):
+    """The end of a run: the parameters (NumPy), the last evaluation, and the seconds that training took in all."""
+
+    params: dict[str, Any]
+    evaluation: dict[str, Any]
+    seconds: float
+
+
+def train(B: Backend, config: Config, dataset: Dataset, run: Path) -> Trained:
+    """Trains with the resolved `config` on backend `B`, in the folder `run` (claimed by `RunDirectory.claim`).
+
+    Starts from the newest checkpoint there, or from the beginning. Raises CheckpointError for a checkpoint that is
+    damaged or of another run, DataError for files that cannot be read, RunError when the loss is no longer finite.
+    """
+    model, settings, directory = model_config(config.model), config.training, RunDirectory(run)
+    examples = len(dataset.train)
+    state, start, seconds = begin(
+        B, config, directory, examples=examples, initial=lambda: initial_params(config, dataset)
+    )
+    compiled = pays(B, settings.steps, settings.compile)
+    eager = {} if compiled else {"compiled": False}
+    loss = make_loss(B, model, settings.loss)
+    update = B.make_step(loss, config.optimizer, accumulate=settings.accumulate, **eager)
+    forward, rate = compile_if(B, compiled, make_forward(B, model)), schedule(config)
+    evaluation: dict[str, Any] = {}
+
+    def make_batch(step: int) -> Any:
+        batch = training_batch(dataset, config.data, batch=settings.batch, seed=settings.seed, step=step)
+        noise = gating_noise(model, settings.batch, seed=settings.seed, step=step)
+        return B.from_numpy(batch if noise is None else {**batch, "noise": noise})
+
+    with (
+        Progress(run, settings, start=start, seconds=seconds) as progress,
+        Prefetcher(make_batch, start, settings.steps, ahead=config.data.prefetch) as batches,
+    ):
+        for step, batch in batches:
+            state, metrics = update(state, batch, rate(step))
+            done = step + 1
+            progress.step()
+            if _due(done, settings.log_every, settings.steps):
+                progress.trained(done, rate(step), unflatten(B.to_numpy(metrics)))
+            if _due(done, settings.evaluate_every, settings.steps):
+                params = B.state_params(state)
+                evaluation = evaluate(B, forward, params, dataset, batch=settings.evaluation_batch, kind=settings.loss)
+                progress.evaluated(done, evaluation)
+            if _due(done, settings.checkpoint_every, settings.steps):
+                progress.sync()
+                save(B, config, directory, state, step=done, examples=examples, seconds=progress.seconds)
+        return Trained(B.export_state(state)["params"], evaluation, progress.seconds)
+
+
+def _due(done: int, every: int, steps: int) -> bool:
+    return done % every == 0 or done == steps

@@ -1,0 +1,66 @@
+"""What pyproject.toml cannot say: which packages there are, and stubs of the faces that are derived from their modules.
+
+setuptools finds no packages in folders that are mapped to other names by itself. The public names of the specification
+and of a backend are collected when they are imported, which editors and type checkers do not do: an installed package has
+an `__init__.pyi` beside each such `__init__.py`, made of the `__all__` of the modules.
+"""
+
+import ast
+import tomllib
+from pathlib import Path
+
+from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
+
+ROOT = Path(__file__).parent
+ROOMS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-dir"]
+FACES = ("moespec.spec", "moespec.backends.jax", "moespec.backends.torch", "moespec.backends.numpy")
+
+
+def folder(package: str) -> Path:
+    """Where the modules of a package are."""
+    room = next(name for name in ROOMS if package == name or package.startswith(f"{name}."))
+    return ROOT.joinpath(ROOMS[room], *package.removeprefix(room).split("."))
+
+
+def stub(package: str) -> str:
+    """The public names of a package as imports from its modules."""
+    modules = [path for path in folder(package).iterdir() if path.suffix == ".py" and path.stem != "__init__"]
+    modules += [path.parent for path in folder(package).glob("*/__init__.py")]
+    names = {path: public_names(path) for path in sorted(modules)}
+    lines = [f"from {package}.{path.stem} import *" for path, public in names.items() if public]
+    if package != "moespec.spec":  # a backend also has what no module of its own has
+        routers = [] if any("ROUTERS" in public for public in names.values()) else ["ROUTERS: dict[str, Router]"]
+        lines += ["", "name: str", *routers, "", "def __getattr__(name: str) -> Any: ..."]
+        lines = ["from typing import Any", "", "from moespec.spec.routers import Router", *lines]
+    return "\n".join([*lines, "", "__all__: list[str]", ""])
+
+
+def public_names(path: Path) -> list[str]:
+    """What a module says is public of it."""
+    tree = ast.parse((path / "__init__.py" if path.is_dir() else path).read_text())
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "__all__":
+            return list(ast.literal_eval(node.value))
+    return []
+
+
+class WithStubs(build_py):
+    """Builds the packages, and the stubs of the faces."""
+
+    def run(self) -> None:
+        super().run()
+        if not self.editable_mode:
+            for package in FACES:
+                path = Path(self.build_lib, *package.split("."), "__init__.pyi")
+                path.write_text(stub(package))
+
+
+setup(
+    # Adapters for other packages are run from a clone.
+    packages=[
+        *ROOMS,
+        *(f"{n}.{inner}" for n, path in ROOMS.items() for inner in find_packages(path, exclude=["peers*"])),
+    ],
+    cmdclass={"build_py": WithStubs},
+)

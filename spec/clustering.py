@@ -1,0 +1,72 @@
+"""k-means, by which hash layers tell what patches and ids are alike.
+
+A cluster is the set of points whose nearest centroid is the same; among centroids equally near, the lower index.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moespec.spec.checks import check_at_least, check_size
+from moespec.spec.numerics import Array, Shared
+from moespec.spec.values import as_array
+
+__all__ = ["Clustering", "k_means"]
+
+Ids = NDArray[np.int64]
+
+
+class Clustering(NamedTuple):
+    """What `k_means` finds: `centroids` (clusters, width), and the nearest of them for each point, `clusters` (points,)."""
+
+    centroids: Array
+    clusters: Ids
+
+
+def k_means(points: Shared, centroids: Shared, *, iterations: int = 25) -> Clustering:
+    """Lloyd's algorithm: each centroid becomes the mean of the points that are nearest to it, again and again.
+
+    A cluster without points keeps its centroid. It ends after `iterations` updates, or when no point changes its cluster.
+
+    Args:
+        points: (points, width).
+        centroids: (clusters, width), where it starts.
+        iterations: largest number of updates, at least 1.
+
+    Returns:
+        Clustering: the centroids, and the cluster of each point as they are at the end.
+
+    Raises:
+        ConfigError: `iterations < 1`.
+        ShapeError: `points` or `centroids` does not have the axes above, or their sizes differ.
+        DtypeError: `points` or `centroids` is not floating.
+        ContractError: `points` or `centroids` holds NaN or infinity.
+
+    Source: Lloyd 1982.
+
+    >>> # 5 is as near to 1 as to 9, the lower centroid gets it; later that cluster is empty and stays where it is.
+    >>> found = k_means([[0.0], [1.0], [5.0], [6.0]], [[0.0], [1.0], [9.0]])
+    >>> found.centroids.tolist(), found.clusters.tolist()
+    ([[0.5], [3.0], [5.5]], [0, 0, 2, 2])
+    """
+    iterations = check_at_least("iterations", iterations, 1)
+    points = as_array("points", points, "points width").real
+    centroids = as_array("centroids", centroids, "clusters width").real
+    check_size("centroids", centroids, 1, points.shape[1], "the width of points")
+    clusters = nearest(points, centroids)
+    for _ in range(iterations):
+        members = [points[clusters == cluster] for cluster in range(len(centroids))]
+        centroids = np.stack(
+            [own.mean(axis=0) if len(own) else kept for own, kept in zip(members, centroids, strict=True)]
+        )
+        before, clusters = clusters, nearest(points, centroids)
+        if (before == clusters).all():
+            break
+    return Clustering(centroids, clusters)
+
+
+def nearest(points: Array, centroids: Array) -> Ids:
+    """The nearest centroid of each point: the largest `x c - |c|^2 / 2`, the lower index among equals."""
+    scores = points @ centroids.T - 0.5 * np.sum(centroids * centroids, axis=1)
+    return np.argmax(scores.real, axis=1).astype(np.int64)

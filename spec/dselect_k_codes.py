@@ -1,0 +1,79 @@
+"""The codes of DSelect-k: which expert each selector is on, in binary digits that training moves.
+
+See `dselect_k` for the symbols.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from moespec.spec.checks import check_at_least, check_scores, check_size
+from moespec.spec.numerics import Leading, Shared
+from moespec.spec.values import as_array
+
+__all__ = ["Codes", "dselect_k_codes"]
+
+
+def code_bits(experts: int) -> int:
+    """Binary digits M of the codes of `experts`: `ceil(log2 E)`, none for one expert."""
+    return (check_at_least("experts", experts, 1) - 1).bit_length()
+
+
+class Codes(NamedTuple):
+    """What selectors are made of: `codes` (..., choices, bits) and `logits` (..., choices)."""
+
+    codes: Any
+    logits: Any
+
+
+def check_codes(bias: Any, choices: Any, experts: int) -> int:
+    """The binary digits of a code; `ShapeError` unless `bias` has a column for each, and one for each logit."""
+    bits = code_bits(experts)
+    check_at_least("choices", choices, 1)
+    check_scores("bias", bias, "columns")
+    check_size("bias", bias, 0, choices * (bits + 1), "choices and their bits")
+    return bits
+
+
+def dselect_k_codes(
+    tokens: Leading, bias: Shared, kernel: Shared | None = None, *, choices: int, experts: int
+) -> Codes:
+    """Codes and logits of the selectors, of each token, or without a kernel the same for all tokens:
+
+        z, alpha = tokens @ kernel + bias    or    z, alpha = bias
+
+    The first K M columns are the codes, selector after selector, the last K the logits.
+
+    Args:
+        tokens: (..., width).
+        bias: (K (M + 1),), with M = ceil(log2 E).
+        kernel: (width, K (M + 1)) of a gate by token, None of a static gate.
+        choices: selectors K.
+        experts: E.
+
+    Returns:
+        Codes: (..., K, M) and (..., K); of a static gate (K, M) and (K,).
+
+    Raises:
+        ConfigError: `choices` or `experts` is below 1.
+        ShapeError: `tokens`, `bias` or `kernel` does not have the axes above, or their sizes differ.
+        DtypeError: `tokens`, `bias` or `kernel` is not floating.
+        ContractError: `tokens`, `bias` or `kernel` holds NaN or infinity.
+
+    Source: DSelect-k, section 3.1.
+
+    >>> found = dselect_k_codes([[1.0, 2.0]], [0.0, 0.0, 0.5], [[1.0, 0.0, 0.0], [0.0, 1.0, 1.0]], choices=1, experts=4)
+    >>> found.codes.tolist(), found.logits.tolist()
+    ([[[1.0, 2.0]]], [[2.5]])
+    """
+    tokens, bias = as_array("tokens", tokens, "... width"), as_array("bias", bias, "columns")
+    bits = check_codes(bias, choices, experts)
+    if kernel is None:
+        scores = bias
+    else:
+        kernel = as_array("kernel", kernel, "width columns")
+        check_size("kernel", kernel, 0, tokens.shape[-1], "the width of tokens")
+        check_size("kernel", kernel, 1, bias.shape[0], "the columns of bias")
+        scores = np.einsum("...d,dc->...c", tokens, kernel) + bias
+    codes = scores[..., : choices * bits].reshape(*scores.shape[:-1], choices, bits)
+    return Codes(codes, scores[..., choices * bits :])

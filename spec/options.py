@@ -1,0 +1,157 @@
+"""The options of routers: each router has a dataclass with the fields that it reads, made of the parts in this module.
+
+A field's type says what it may be (see `ranges`): whatever makes options, every field has been looked at, and an error
+names the option as the user wrote it.
+"""
+
+import math
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, Literal, Self
+
+from moespec.spec.capacity import capacity_of
+from moespec.spec.checks import check_choices
+from moespec.spec.errors import ConfigError
+from moespec.spec.ranges import Count, Factor, Scalar, Weight, check, option_types
+
+__all__ = ["RouterOptions"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RouterOptions:
+    """What every router is told. Raises ConfigError for a value that an option cannot have."""
+
+    width: Count
+    """width D of a token"""
+    experts: Count
+    """number of experts E"""
+    tokens: Count
+    """tokens T of one routing group"""
+
+    def __post_init__(self) -> None:
+        kind: Any = type(self)  # mypy takes the class of a dataclass for unhashable
+        for name, hint in option_types(kind).items():
+            check(name, getattr(self, name), hint)
+
+    @classmethod
+    def create(cls, router: str, given: dict[str, Any]) -> Self:
+        """The options of `router`. Raises ConfigError for an option that it does not have, or that is missing."""
+        known = {field.name: field.default is MISSING for field in fields(cls)}
+        for name, value in given.items():
+            if name not in known:
+                raise ConfigError(f"{name}={value!r}: {router} does not have this option; it has {', '.join(known)}")
+        for name, needed in known.items():
+            if needed and name not in given:
+                raise ConfigError(f"{name}: {router} needs this option, and it is missing")
+        return cls(**given)
+
+    def of_tokens(self, tokens: int) -> Self:
+        """These options for groups of another size: made without a look at the types of the fields, which no compiler
+        that traces a model would follow."""
+        made = object.__new__(type(self))
+        for name, value in {**self.__dict__, "tokens": tokens}.items():
+            object.__setattr__(made, name, value)
+        return made
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlotOptions(RouterOptions):
+    """How many slots an expert has."""
+
+    capacity_factor: Factor = 1.0
+    """slots in relation to tokens: capacity = factor * tokens (times choices) / experts; inf for no limit"""
+    rounding: Literal["ceil", "round"] = "ceil"
+    """how the capacity becomes a whole number"""
+    multiple_of: Count = 1
+    """the capacity is raised to a multiple of this"""
+    slots_per_expert: Count | None = None
+    """the capacity itself, in place of the factor"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choices(self.items[1], self.experts)
+        self.capacity()
+
+    @property
+    def items(self) -> tuple[int, int]:
+        """How many tokens ask for slots, and for how many each."""
+        return self.tokens, 1
+
+    def capacity(self, *, train: bool = True) -> int:
+        """Slots C of an expert, from `expert_capacity`. Raises ConfigError if an expert has none."""
+        if self.slots_per_expert is not None:
+            return self.slots_per_expert
+        return self._capacity("capacity_factor")
+
+    def _capacity(self, name: str) -> int:
+        """The capacity from the factor called `name`."""
+        (tokens, choices), factor = self.items, getattr(self, name)
+        if factor == math.inf:
+            return tokens
+        return capacity_of(
+            name, tokens, self.experts, factor, choices=choices, rounding=self.rounding, multiple_of=self.multiple_of
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CapacityOptions(SlotOptions):
+    """How many slots an expert has, where evaluation may have other slots than training."""
+
+    eval_capacity_factor: Factor | None = None
+    """the capacity factor at evaluation, if it is another than in training"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.capacity(train=False)
+
+    def capacity(self, *, train: bool = True) -> int:
+        """Slots C of an expert, in training or at evaluation. Raises ConfigError if an expert has none."""
+        if not train and self.eval_capacity_factor is not None:
+            return self._capacity("eval_capacity_factor")
+        return super().capacity(train=train)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenChoiceOptions(CapacityOptions):
+    """How tokens that choose experts get their slots, and how their experts are weighted."""
+
+    batch_priority: Literal["none", "max", "sum"] = "none"
+    """order in which tokens get their slots: as they come, or by their highest score or the sum over their choices"""
+    normalize_selected: bool = False
+    """divide the combine weights of a token by their sum over its choices"""
+
+    @property
+    def choices(self) -> int:
+        """Experts K that a token chooses: 1, unless a router has another number, or an option for it."""
+        return 1
+
+    @property
+    def items(self) -> tuple[int, int]:
+        return self.tokens, self.choices
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoiseOptions(RouterOptions):
+    """Gating noise."""
+
+    noise_multiplier: Scalar = 1.0
+    """standard deviation of the gating noise times the number of experts; 0 for no noise"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BalanceLossOptions(RouterOptions):
+    """Weights of the auxiliary losses that any router with logits can have."""
+
+    importance_weight: Weight = 0.0
+    """weight of the importance loss"""
+    balance_weight: Weight = 0.0
+    """weight of the balance loss"""
+    z_weight: Weight = 0.0
+    """weight of the router z-loss"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoisyLossOptions(NoiseOptions, BalanceLossOptions):
+    """Gating noise, and the losses of routers that have it."""
+
+    load_weight: Weight = 0.0
+    """weight of the load loss, which there is only with noise"""

@@ -1,0 +1,88 @@
+"""What an option may be, said by the type of its field: a `Range` of numbers, the words of a `Literal`, true or false."""
+
+import math
+import operator
+import types
+from dataclasses import dataclass, fields
+from functools import cache
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import numpy as np
+
+from moespec.spec.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Range:
+    """What a number may be: from `low` to `high`; `low` itself only if not `above`, `high` only if not `below`."""
+
+    low: float
+    high: float = math.inf
+    above: bool = False
+    below: bool = True
+
+    def __contains__(self, value: float) -> bool:
+        return (self.low < value if self.above else self.low <= value) and (
+            value < self.high if self.below else value <= self.high
+        )
+
+    def __str__(self) -> str:
+        low = f"greater than {self.low:g}" if self.above else f"of at least {self.low:g}"
+        return low if self.high == math.inf else f"{low} and {'below' if self.below else 'at most'} {self.high:g}"
+
+
+Count = Annotated[int, Range(1)]
+"""An integer of at least 1."""
+Scalar = Annotated[float, Range(0)]
+"""A finite number of at least 0."""
+Weight = Scalar
+"""The weight of a loss."""
+Factor = Annotated[float, Range(0, above=True, below=False)]
+"""A number greater than 0, which may be infinite."""
+
+
+@cache
+def option_types(kind: Any) -> dict[str, Any]:
+    """The types of the fields, by name."""
+    hints = get_type_hints(kind, include_extras=True)
+    return {field.name: hints[field.name] for field in fields(kind)}
+
+
+def check(name: str, value: Any, hint: Any) -> None:
+    """`ConfigError` unless `value` is what the type of the option `name` says."""
+    kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    if not any(_fits(value, kind) for kind in kinds):
+        raise ConfigError(f"{name}: expected {' or '.join(map(_described, kinds))}, got {value!r}")
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    if kind is type(None):
+        return value is None
+    if get_origin(kind) is Literal:
+        return isinstance(value, str) and value in get_args(kind)
+    base, limits = get_args(kind) if get_origin(kind) is Annotated else (kind, None)
+    if base is bool or isinstance(value, bool | np.bool_):
+        return base is bool and isinstance(value, bool | np.bool_)
+    if base is int:
+        return _is_integer(value) and (limits is None or value in limits)
+    # NaN is in no range.
+    return isinstance(value, int | float | np.integer | np.floating) and (limits is None or float(value) in limits)
+
+
+def _is_integer(value: Any) -> bool:
+    try:
+        operator.index(value)
+    except TypeError:
+        return False
+    return True
+
+
+def _described(kind: Any) -> str:
+    if kind is type(None):
+        return "None"
+    if get_origin(kind) is Literal:
+        return f"one of {', '.join(map(repr, get_args(kind)))}"
+    base, limits = get_args(kind) if get_origin(kind) is Annotated else (kind, "")
+    finite = "" if limits and limits.high == math.inf and not limits.below else "finite "
+    words = {int: "an integer", float: f"a {finite}number", bool: "True or False"}
+    return f"{words[base]} {limits}".rstrip()

@@ -1,0 +1,56 @@
+"""The jitter of Switch: in training the router sees tokens whose entries are a little larger or smaller.
+
+| here | Switch (arXiv 2101.03961) |
+|---|---|
+| `tokens` X (T, D) | x |
+| `noise` (T, D), uniform on [-1, 1] | |
+| `epsilon` | jitter noise, 1e-2 |
+
+Ambiguity ledger
+
+SW-1: What is jittered, and how?
+    Reading: each entry of a token is multiplied by a draw from [1 - epsilon, 1 + epsilon].
+    Alternatives: a draw is added to the logits; one factor for a whole token.
+"""
+
+from numpy.typing import ArrayLike
+
+from moespec.spec.algorithm import Algorithm
+from moespec.spec.checks import check_non_negative, check_same_shape
+from moespec.spec.numerics import Array
+from moespec.spec.values import as_array
+
+__all__ = ["router_jitter"]
+
+ALGORITHMS = (Algorithm("router_jitter", "Fedus et al. 2021 (arXiv 2101.03961)", 1, ("router_jitter",)),)
+
+
+def router_jitter(tokens: ArrayLike, noise: ArrayLike | None, *, epsilon: float = 0.01) -> Array:
+    """The tokens as the router sees them in training, `X (1 + epsilon noise)`; with `noise=None` the tokens unchanged.
+
+    Args:
+        tokens: X, (tokens, width).
+        noise: (tokens, width), uniform draws from [-1, 1], or None.
+        epsilon: at least 0.
+
+    Returns:
+        (tokens, width).
+
+    Raises:
+        ConfigError: `epsilon` is negative.
+        ShapeError: `tokens` or `noise` does not have the axes above, or their sizes differ.
+        DtypeError: `tokens` or `noise` is not floating.
+        ContractError: `tokens` or `noise` holds NaN or infinity.
+
+    Source: Switch, section 2.4 and the code of Mesh TensorFlow.
+
+    >>> router_jitter([[1.0, -2.0]], [[1.0, 0.5]]).tolist()
+    [[1.01, -2.01]]
+    """
+    tokens = as_array("tokens", tokens, "tokens width")
+    check_non_negative("epsilon", epsilon)
+    if noise is None:
+        return tokens
+    noise = as_array("noise", noise, "tokens width")
+    check_same_shape("noise", noise, "tokens", tokens)
+    return tokens * (1.0 + epsilon * noise)

@@ -1,0 +1,69 @@
+"""BASE layers: the best balanced assignment in training, the best expert of each token at evaluation.
+
+| here | BASE (arXiv 2103.16716) |
+|---|---|
+| `kernel` (D, E) | expert embeddings w_e |
+| scores (T, E) | h_t . w_e |
+| group | all tokens of a batch |
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from moespec.spec.base_layers import even_slots
+from moespec.spec.initial import orthogonal
+from moespec.spec.options import RouterOptions
+from moespec.spec.routers.blocks import Array, Blocks
+from moespec.spec.routers.composition import logits, output
+from moespec.spec.routers.record import Router
+from moespec.spec.routing import Params, RouterOutput
+
+__all__ = ["ROUTER", "Options", "init", "route"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(RouterOptions):
+    """Options of `base`."""
+
+
+def init(generator: np.random.Generator, options: Options) -> Params:
+    """`kernel` (width, experts), its columns the embeddings of the experts: orthogonal, with the norm 0.1."""
+    return {"kernel": orthogonal(generator, (options.width, options.experts), 0.1)}
+
+
+def route(
+    B: Blocks, params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
+) -> RouterOutput:
+    """The best balanced assignment if `train`, with its gap among the metrics; else the greedy one.
+
+    Without noise and without auxiliary losses. The group is meant to be the whole batch.
+
+    >>> from moespec.spec import ROUTERS, slot_tokens
+    >>> from moespec.spec.examples import LOGITS
+    >>> router = ROUTERS["base"]
+    >>> for train in (True, False):
+    ...     options = router.options(width=3, experts=3, tokens=6)
+    ...     routing = router.route({"kernel": np.eye(3)}, LOGITS, options, train=train).routing
+    ...     print(slot_tokens(routing).tolist(), round(float(routing.combine.sum()), 10))
+    [[1, 4], [0, 5], [2, 3]] 4.4452268614
+    [[0, 1, 4, 6, 6, 6], [2, 5, 6, 6, 6, 6], [3, 6, 6, 6, 6, 6]] 4.7987447712
+    """
+    scores = logits(B, params, tokens, options)
+    if not train:
+        return output(B, options, B.base_routing(scores, B.base_greedy(scores), capacity=options.tokens))
+    assignment = B.base_assignment(scores)
+    found = output(B, options, B.base_routing(scores, assignment.expert, capacity=even_slots(scores)))
+    return found._replace(metrics={**found.metrics, "gap": B.mean(assignment.gap)})
+
+
+ROUTER = Router(
+    __name__,
+    "Lewis et al. 2021 (arXiv 2103.16716)",
+    Options,
+    init,
+    route,
+    balances="the load of the experts, exactly in training: by the best balanced assignment; nothing at evaluation",
+    cost="T D E, and in training the search for the best assignment",
+    drops="none",
+)

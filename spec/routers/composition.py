@@ -1,0 +1,110 @@
+"""What routers that choose by logits are composed of, besides an affinity: logits, allocations, losses, the kernel."""
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from moespec.spec.checks import check_size
+from moespec.spec.initial import lecun_normal
+from moespec.spec.options import NoiseOptions, NoisyLossOptions, RouterOptions, TokenChoiceOptions
+from moespec.spec.routers.blocks import Array, Blocks
+from moespec.spec.routing import Noise, Params, RouterOutput
+
+__all__ = [
+    "Losses",
+    "clean_losses",
+    "gating_noise",
+    "init_kernel",
+    "logits",
+    "noisy_logits",
+    "noisy_losses",
+    "output",
+    "token_choice",
+]
+
+Losses = Mapping[str, Callable[[], Array]]
+"""Losses by name, in the order in which they are summed; the option `<name>_weight` weights each."""
+
+
+def init_kernel(generator: np.random.Generator, options: RouterOptions) -> Params:
+    """`kernel` (width, experts)."""
+    return {"kernel": lecun_normal(generator, (options.width, options.experts), options.width)}
+
+
+def gating_noise(options: NoiseOptions) -> Noise | None:
+    """Standard normal noise for the logits, unless its multiplier is 0."""
+    return Noise((options.tokens, options.experts)) if options.noise_multiplier else None
+
+
+def logits(B: Blocks, params: Params, tokens: Array, options: RouterOptions) -> Array:
+    """Logits without noise. Raises ShapeError unless they are of as many tokens and experts as the options say."""
+    clean = B.router_logits(tokens, params["kernel"])
+    check_size("tokens", clean, -2, options.tokens, "options.tokens")
+    check_size("kernel", clean, -1, options.experts, "options.experts")
+    return clean
+
+
+def noisy_logits(
+    B: Blocks, params: Params, tokens: Array, options: NoiseOptions, noise: Array | None
+) -> tuple[Array, Array]:
+    """Logits without and with noise."""
+    clean = logits(B, params, tokens, options)
+    return clean, B.add_gating_noise(clean, noise, multiplier=options.noise_multiplier)
+
+
+def token_choice(
+    B: Blocks,
+    options: TokenChoiceOptions,
+    scores: Array,
+    combine_scores: Array | None = None,
+    *,
+    train: bool,
+    keep: Array | None = None,
+) -> object:
+    """Token Choice by `scores`, with the order, the capacity and the weights that the options say."""
+    order = None
+    if options.batch_priority != "none":
+        order = B.batch_priority(scores, by=options.batch_priority, choices=options.choices)
+    if options.normalize_selected:
+        combine_scores = B.normalize_selected(scores, combine_scores, choices=options.choices)
+    kept = {} if keep is None else {"keep": keep}
+    return B.token_choice(
+        scores,
+        choices=options.choices,
+        capacity=options.capacity(train=train),
+        combine_scores=combine_scores,
+        order=order,
+        **kept,
+    )
+
+
+def clean_losses(B: Blocks, logits: Array) -> Losses:
+    """The losses of a router without gating noise."""
+    return {
+        "importance": lambda: B.importance_loss(B.softmax_affinity(logits)),
+        "balance": lambda: B.balance_loss(B.softmax_affinity(logits)),
+        "z": lambda: B.z_loss(logits),
+    }
+
+
+def noisy_losses(
+    B: Blocks, options: NoisyLossOptions, clean: Array, noisy: Array, noise: Array | None, *, choices: int = 1
+) -> Losses:
+    """The losses of a router with gating noise. The load loss needs noise: without it, as at evaluation, there is none."""
+    std = options.noise_multiplier / options.experts
+    load = {"load": lambda: B.load_loss(clean, noisy, choices=choices, noise_std=std)}
+    return {
+        "importance": lambda: B.importance_loss(B.softmax_affinity(clean)),
+        **(load if noise is not None and std else {}),
+        "balance": lambda: B.balance_loss(B.softmax_affinity(noisy)),
+        "z": lambda: B.z_loss(clean),
+    }
+
+
+def output(B: Blocks, options: RouterOptions, routing: object, losses: Losses | None = None) -> RouterOutput:
+    """The routing with its weighted losses (those with a weight), and with the unweighted ones among the metrics."""
+    weights = {name: getattr(options, f"{name}_weight") for name in losses or {}}
+    values = {name: loss() for name, loss in (losses or {}).items() if weights[name]}
+    weighted = {name: weights[name] * value for name, value in values.items()}
+    reported = {f"{name}_loss": value for name, value in values.items()}
+    return RouterOutput(routing, weighted, {**B.routing_metrics(routing), **reported})

@@ -1,0 +1,96 @@
+"""DSelect-k: K selectors with trained codes of experts, by token or the same for all tokens.
+
+| here | DSelect-k (arXiv 2106.03760) |
+|---|---|
+| `choices` | k, the selectors |
+| `selector_gate` | per-example ("token") or static gating |
+| `selector_gamma` | gamma |
+| `selector_entropy_weight` | lambda, of the entropy |
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import numpy as np
+
+from moespec.spec.checks import check_size
+from moespec.spec.dselect_k_codes import code_bits
+from moespec.spec.initial import uniform
+from moespec.spec.options import RouterOptions
+from moespec.spec.ranges import Count, Range, Weight
+from moespec.spec.routers.blocks import Array, Blocks
+from moespec.spec.routers.composition import output
+from moespec.spec.routers.record import Router
+from moespec.spec.routing import Params, RouterOutput
+
+__all__ = ["ROUTER", "Options", "init", "route"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(RouterOptions):
+    """Options of `dselect_k`."""
+
+    choices: Count = 2
+    """selectors K, each of which ends on one expert"""
+    selector_gate: Literal["token", "static"] = "token"
+    """where the codes of the selectors come from: from each token, or the same trained numbers for all"""
+    selector_gamma: Annotated[float, Range(0, above=True)] = 1.0
+    """width of the smooth step of the selectors"""
+    selector_entropy_weight: Weight = 1e-6
+    """weight of the entropy of the selectors"""
+    reachability_weight: Weight = 1.0
+    """weight of the loss of selectors on codes without an expert; where every code has one there is no such loss"""
+
+
+def init(generator: np.random.Generator, options: Options) -> Params:
+    """`bias` (choices * (bits + 1),) and, for a gate by token, `kernel` (width, choices * (bits + 1))."""
+    bits = code_bits(options.experts)
+
+    def columns(*rows: int) -> Array:
+        codes = uniform(generator, (*rows, options.choices * bits), options.selector_gamma / 100)
+        return np.concatenate([codes, uniform(generator, (*rows, options.choices), 0.05)], axis=-1)
+
+    if options.selector_gate == "static":
+        return {"bias": columns()}
+    return {"kernel": columns(options.width), "bias": columns()}
+
+
+def route(
+    B: Blocks, params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
+) -> RouterOutput:
+    """Every token to the experts that its selectors give it, without noise.
+
+    >>> from moespec.spec import ROUTERS
+    >>> from moespec.spec.examples import LOGITS
+    >>> router = ROUTERS["dselect_k"]
+    >>> options = router.options(width=3, experts=4, tokens=6, choices=1, selector_gamma=4.0)
+    >>> output = router.route({"kernel": np.eye(3), "bias": np.zeros(3)}, LOGITS, options)
+    >>> output.routing.combine.sum(axis=2).round(4).tolist()[:2]  # one selector: bits of the codes 1, 0 and 2, 0.5
+    [[0.0781, 0.0781, 0.4219, 0.4219], [0.0, 0.0, 0.3164, 0.6836]]
+    >>> output.routing.dispatch.sum(axis=(0, 2)).astype(int).tolist()  # tokens of each expert
+    [3, 4, 5, 6]
+    """
+    check_size("tokens", tokens, -2, options.tokens, "options.tokens")
+    kernel = params["kernel"] if options.selector_gate == "token" else None
+    codes = B.dselect_k_codes(tokens, params["bias"], kernel, choices=options.choices, experts=options.experts)
+    selectors = B.dselect_k_selectors(codes.codes, experts=options.experts, gamma=options.selector_gamma)
+    gate = B.dselect_k_gate(selectors, codes.logits)
+    routing = B.dselect_k_routing(gate, like=tokens)
+    losses: dict[str, Callable[[], Array]] = {"selector_entropy": lambda: B.dselect_k_entropy(selectors)}
+    if options.experts != 2 ** code_bits(options.experts):
+        losses["reachability"] = lambda: B.dselect_k_reachability(selectors)
+    return output(B, options, routing, losses)
+
+
+ROUTER = Router(
+    __name__,
+    "Hazimeh et al. 2021 (arXiv 2106.03760)",
+    Options,
+    init,
+    route,
+    idle_experts=True,
+    balances="nothing; a loss keeps the reachable codes of a selector whole",
+    cost="T D K (1 + log2 E) and T K E; an expert may be given every token",
+    drops="none",
+)

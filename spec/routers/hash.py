@@ -1,0 +1,93 @@
+"""The hash layer as a router: it takes token ids, and its tables are parameters that training leaves as they are.
+
+| here | Hash (arXiv 2106.04426) |
+|---|---|
+| `ids` (T,) | the token x_t; see `token_ids` |
+| `tables` (N, V) | hash(.), N of them for MultiHash |
+
+The tables are whole numbers in a floating array, so that they travel with the parameters through every backend and
+checkpoint; no gradient reaches them, and AdamW without decay moves nothing whose gradient is 0.
+
+>>> from moespec.spec import ROUTERS, slot_tokens
+>>> router = ROUTERS["hash"]
+>>> options = router.options(width=1, experts=2, tokens=4, ids=3)
+>>> tables = {"tables": np.array([[0.0, 1.0, 1.0]])}
+>>> output = router.route(tables, np.ones((4, 1)), options, ids=np.array([2, 0, 2, 1]))
+>>> slot_tokens(output.routing).tolist()
+[[1, 4, 4, 4], [0, 2, 3, 4]]
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+
+from moespec.spec.checks import check_integers, check_size
+from moespec.spec.errors import ConfigError
+from moespec.spec.hash_tables import hash_table_random
+from moespec.spec.options import CapacityOptions
+from moespec.spec.ranges import Count, Factor, Range
+from moespec.spec.routers.blocks import Array, Blocks
+from moespec.spec.routers.composition import output
+from moespec.spec.routers.record import Router
+from moespec.spec.routing import Params, RouterOutput
+
+__all__ = ["ROUTER", "Options", "init", "route"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(CapacityOptions):
+    """Options of `hash`; without a capacity factor it drops no token."""
+
+    capacity_factor: Factor = math.inf
+    ids: Annotated[int, Range(0)] = 0
+    """V, different token ids that the table has an expert for; 0 for as many as tokens"""
+    hashes: Count = 1
+    """N, hashes; several mix experts inside the MLP (MultiHash), which `multi_hash_mlp` computes"""
+
+
+def init(generator: np.random.Generator, options: Options) -> Params:
+    """`tables` (hashes, ids), random."""
+    draws = generator.random((options.hashes, options.ids or options.tokens))
+    return {"tables": np.stack([hash_table_random(row, experts=options.experts) for row in draws]).astype(np.float32)}
+
+
+def route(
+    B: Blocks,
+    params: Params,
+    tokens: Array,
+    options: Options,
+    *,
+    noise: Array | None = None,
+    train: bool = False,
+    ids: Array | None = None,
+) -> RouterOutput:
+    """The expert that the table has for the id of each token; for its place where no ids are given.
+
+    Raises ConfigError for MultiHash, which is not a routing.
+    """
+    if options.hashes != 1:
+        raise ConfigError(
+            f"hashes: {options.hashes} hashes mix experts inside their MLP and have no routing; see multi_hash_mlp"
+        )
+    check_size("tokens", tokens, -2, options.tokens, "options.tokens")
+    ids = B.position_ids(tokens) if ids is None else ids
+    check_integers("ids", ids, "... tokens")
+    check_size("ids", ids, -1, options.tokens, "options.tokens")
+    table, capacity = B.hash_table_of(params["tables"]), options.capacity(train=train)
+    return output(B, options, B.hash_routing(ids, table, experts=options.experts, capacity=capacity, like=tokens))
+
+
+ROUTER = Router(
+    __name__,
+    "Roller et al. 2021 (arXiv 2106.04426)",
+    Options,
+    init,
+    route,
+    needs="ids",
+    balances="what its table balances: the frequencies of the ids",
+    cost="a look into a table",
+    drops="none, unless a capacity is given",
+    cites="Roller et al. 2021 (arXiv 2106.04426), section 3",
+)

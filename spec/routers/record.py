@@ -1,0 +1,85 @@
+"""What a router is: its record, with its options, initial parameters and routing function."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from moespec.spec.algorithm import Algorithm
+from moespec.spec.errors import ConfigError
+from moespec.spec.options import RouterOptions
+from moespec.spec.routing import Noise, Params, RouterOutput
+
+__all__ = ["Router"]
+
+
+def _no_noise(options: Any) -> None:
+    """The router takes no noise."""
+
+
+@dataclass(frozen=True)
+class Router:
+    """One router.
+
+    name: the last part of the name of its module. source: the paper. Options: the class of its options.
+    init: `init(generator, options)` returns NumPy parameters (float32).
+    compose: `compose(B, params, tokens, options, *, noise, train)`, the function `route` of its module.
+    noise: `noise(options)` says what noise the router takes in training, None for none.
+    needs: what `route` takes besides the tokens: "ids", (tokens,) integers, or nothing.
+    idle_experts: whether experts may stay without any token for long, so that a layer should not run those.
+    balances, cost, drops: in words, what it keeps in balance and by what means; what the routing of a group costs, in
+        multiply-adds unless it says something else; which tokens may be left without an expert.
+    cites, revision, functions: of its row in the conformance matrix; `cites` is the source if empty, and
+        `functions` are public functions that belong to this row, besides the router itself.
+    B: what `route` computes with, the specification or a backend; see `bind`.
+    """
+
+    name: str
+    source: str
+    Options: type[RouterOptions]
+    init: Callable[[np.random.Generator, Any], Params]
+    compose: Callable[..., RouterOutput]
+    noise: Callable[[Any], Noise | None] = _no_noise
+    needs: str = ""
+    idle_experts: bool = False
+    balances: str = field(kw_only=True)
+    cost: str = field(kw_only=True)
+    drops: str = field(kw_only=True)
+    cites: str = field(kw_only=True, default="")
+    revision: int = field(kw_only=True, default=1)
+    functions: tuple[str, ...] = field(kw_only=True, default=())
+    B: Any = field(kw_only=True, default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", self.name.rpartition(".")[2])
+
+    def options(self, **given: Any) -> Any:
+        """Its options. Raises ConfigError for an option that it does not have, or a value that an option cannot have."""
+        return self.Options.create(self.name, given)
+
+    def route(
+        self, params: Params, tokens: Any, options: Any, *, noise: Any = None, train: bool = False, **needed: Any
+    ) -> RouterOutput:
+        """The routing of the tokens, its losses and its metrics.
+
+        params: as from `init`. tokens: (tokens, width), of a backend (groups, tokens, width). options: those of this
+        router. noise: of the shape that `noise(options)` says, or None for none. train: whether it is training. needed:
+        what `needs` says.
+
+        Raises ConfigError for the options of another router, ShapeError if the tokens or parameters do not fit them.
+        """
+        if not isinstance(options, self.Options):
+            raise ConfigError(
+                f"options: expected those of {self.name}, ROUTERS[{self.name!r}].options(...), got {options!r}"
+            )
+        return self.compose(self.B, params, tokens, options, noise=noise, train=train, **needed)
+
+    def bind(self, B: Any) -> "Router":
+        """The router whose `route` is computed by `B`, the specification or a backend."""
+        return replace(self, B=B)
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """Its row in the conformance matrix."""
+        return Algorithm(self.name, self.cites or self.source, self.revision, ("ROUTERS", *self.functions))

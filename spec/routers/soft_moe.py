@@ -1,0 +1,78 @@
+"""Soft MoE: each slot takes in a mean of all tokens, and each token a mean of all slots' outputs.
+
+| here | SoftMoE (arXiv 2308.00951) |
+|---|---|
+| `slots` (D, E, C) | Phi |
+| `scale` | the learnable scale |
+| capacity C, from `capacity_factor` | p, slots of an expert |
+
+Ambiguity ledger
+
+RT-3: What is the fan-in of the initial slots of Soft MoE?
+    Reading: width times experts, which the initialiser of the public code counts for an array (D, E, C).
+    Alternatives: the width, over which the logits sum. It matters for the learning rate, not for the first routing.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from moespec.spec.initial import lecun_normal
+from moespec.spec.options import SlotOptions
+from moespec.spec.routers.blocks import Array, Blocks
+from moespec.spec.routers.composition import output
+from moespec.spec.routers.record import Router
+from moespec.spec.routing import Params, RouterOutput
+
+__all__ = ["ROUTER", "Options", "init", "route"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(SlotOptions):
+    """Options of `soft_moe`, whose slots are parameters: as many at evaluation as in training."""
+
+    rounding: Literal["ceil", "round"] = "round"
+    normalize: bool = True
+    """normalise tokens and slots before their product"""
+    norm_form: Literal["paper", "rsqrt"] = "paper"
+    """form of that normalisation"""
+    dispatch: Literal["soft", "uniform", "identity"] = "soft"
+    """ablation of the dispatch weights"""
+    combine: Literal["soft", "uniform", "identity"] = "soft"
+    """ablation of the combine weights"""
+
+
+def init(generator: np.random.Generator, options: Options) -> Params:
+    """`slots` (width, experts, capacity) and `scale`, 1."""
+    shape = (options.width, options.experts, options.capacity())
+    return {"slots": lecun_normal(generator, shape, options.width * options.experts), "scale": np.ones((), np.float32)}
+
+
+def route(
+    B: Blocks, params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
+) -> RouterOutput:
+    """Soft MoE and its ablations, without noise and without auxiliary losses."""
+    routing = B.soft_routing(
+        tokens,
+        params["slots"],
+        scale=params["scale"],
+        normalize=options.normalize,
+        norm_form=options.norm_form,
+        dispatch=options.dispatch,
+        combine=options.combine,
+    )
+    return output(B, options, routing)
+
+
+ROUTER = Router(
+    __name__,
+    "Puigcerver et al. 2023 (arXiv 2308.00951)",
+    Options,
+    init,
+    route,
+    balances="the load of the experts, exactly: a slot is a mean of all tokens",
+    cost="3 T D E C: logits, dispatch and combine of E C slots",
+    drops="none",
+    cites="Puigcerver et al. 2023 (arXiv 2308.00951); Liu et al. 2024 (arXiv 2401.15969), section 2.6",
+)

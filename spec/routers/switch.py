@@ -1,0 +1,89 @@
+"""Switch routing: one expert for each token, chosen and weighted by the softmax of jittered tokens.
+
+| here | Switch (arXiv 2101.03961) |
+|---|---|
+| `kernel` (D, E) | W_r |
+| `jitter` | jitter noise, 1e-2 |
+| gate, the softmax of the chosen expert | p_i(x) |
+| `balance_weight` | alpha, 1e-2 |
+| `capacity_factor` | capacity factor, 1.25 |
+
+Checked: the router against a loop over tokens, written independently of Token Choice, and against V-MoE's Token Choice
+without noise, of which Switch without jitter is the case K = 1; the loss as `losses` says.
+
+Ambiguity ledger
+
+SW-2: From which tokens is the gate computed?
+    Reading: from the jittered ones that chose the expert, and so are the losses.
+    Alternatives: from the tokens as they are.
+SW-3: Is the standard deviation of the initial kernel that before or after the truncation?
+    Reading: after it: the draws have the variance 0.1 / fan-in.
+    Alternatives: before it, which makes it 0.88 of that.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from moespec.spec.initial import lecun_normal
+from moespec.spec.options import BalanceLossOptions, TokenChoiceOptions
+from moespec.spec.ranges import Factor, Scalar, Weight
+from moespec.spec.routers.blocks import Array, Blocks
+from moespec.spec.routers.composition import clean_losses, logits, output, token_choice
+from moespec.spec.routers.record import Router
+from moespec.spec.routing import Noise, Params, RouterOutput
+
+__all__ = ["ROUTER", "Options", "init", "route"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(BalanceLossOptions, TokenChoiceOptions):
+    """Options of `switch`; a token chooses one expert."""
+
+    capacity_factor: Factor = 1.25
+    jitter: Scalar = 0.01
+    """largest relative change of what the router sees of a token in training; 0 for none"""
+    balance_weight: Weight = 0.01
+
+
+def init(generator: np.random.Generator, options: Options) -> Params:
+    """`kernel` (width, experts) of a tenth of the usual variance."""
+    return {"kernel": lecun_normal(generator, (options.width, options.experts), options.width, scale=0.1)}
+
+
+def noise(options: Options) -> Noise | None:
+    """Uniform on [-1, 1], for every entry of every token, unless there is no jitter."""
+    return Noise((options.tokens, options.width), (-1.0, 1.0)) if options.jitter else None
+
+
+def route(
+    B: Blocks, params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
+) -> RouterOutput:
+    """Token Choice of one expert by the softmax of the jittered tokens. Only the router sees the jitter.
+
+    >>> from moespec.spec import ROUTERS, slot_tokens
+    >>> from moespec.spec.examples import LOGITS
+    >>> router = ROUTERS["switch"]
+    >>> output = router.route({"kernel": np.eye(3)}, LOGITS, router.options(width=3, experts=3, tokens=6))
+    >>> slot_tokens(output.routing).tolist(), round(float(output.routing.combine.sum()), 10)
+    ([[0, 1, 4], [2, 5, 6], [3, 6, 6]], 3.9323379377)
+    >>> round(float(output.losses["balance"]), 12)
+    0.011708880193
+    """
+    jittered = B.router_jitter(tokens, noise, epsilon=options.jitter)
+    seen = logits(B, params, jittered, options)
+    routing = token_choice(B, options, B.softmax_affinity(seen), train=train)
+    return output(B, options, routing, clean_losses(B, seen))
+
+
+ROUTER = Router(
+    __name__,
+    "Fedus et al. 2021 (arXiv 2101.03961)",
+    Options,
+    init,
+    route,
+    noise,
+    balances="the load of the experts, by the balance loss",
+    cost="T D E",
+    drops="tokens beyond the capacity of the experts that they choose",
+)

@@ -1,0 +1,30 @@
+"""The sigmoid affinity: each expert by itself, with no competition between experts."""
+
+from numpy.typing import ArrayLike
+
+from moespec.spec.numerics import Array, sigmoid
+from moespec.spec.values import as_array
+
+__all__ = ["sigmoid_affinity"]
+
+
+def sigmoid_affinity(logits: ArrayLike) -> Array:
+    """Each expert by itself, `1 / (1 + exp(-L[t, e]))`.
+
+    Args:
+        logits: L, (tokens, experts).
+
+    Returns:
+        (tokens, experts), from 0 to 1.
+
+    Raises:
+        ShapeError: `logits` does not have the axes above.
+        DtypeError: `logits` is not floating.
+        ContractError: `logits` holds NaN or infinity.
+
+    Source: the router of Megatron-LM with one choice.
+
+    >>> sigmoid_affinity([[0.0, 1.0]]).round(10).tolist()
+    [[0.5, 0.7310585786]]
+    """
+    return sigmoid(as_array("logits", logits, "tokens experts"))

@@ -1,0 +1,44 @@
+"""The smooth step of DSelect-k, between one code and another."""
+
+import numpy as np
+
+from moespec.spec.checks import check_positive
+from moespec.spec.numerics import Array, Leading
+from moespec.spec.values import as_array
+
+__all__ = ["smooth_step"]
+
+
+def smooth_step(z: Leading, *, gamma: float = 1.0) -> Array:
+    """The cubic that rises from 0 at `-gamma / 2` to 1 at `gamma / 2` with a continuous derivative:
+
+        S(z) = -2 z^3 / gamma^3 + 3 z / (2 gamma) + 1/2    for |z| < gamma / 2
+
+    and 0 below, 1 above. Computed as `t^2 (3 - 2 t)` with `t = z / gamma + 1/2`, which does not cancel where S is small
+    and is never negative; and `1 - S(z) = S(-z)`.
+
+    Args:
+        z: any shape.
+        gamma: the width of the step, greater than 0.
+
+    Returns:
+        The shape of `z`.
+
+    Raises:
+        ConfigError: `gamma` is not greater than 0.
+        ShapeError: `z` does not have the axes above.
+        DtypeError: `z` is not floating.
+        ContractError: `z` holds NaN or infinity.
+
+    Source: DSelect-k, eq. (3).
+
+    >>> smooth_step([-0.5, -0.3, 0.0, 0.25, 0.6]).round(12).tolist()
+    [0.0, 0.104, 0.5, 0.84375, 1.0]
+    """
+    return step(as_array("z", z, "..."), check_positive("gamma", gamma))
+
+
+def step(z: Array, gamma: float) -> Array:
+    """`smooth_step` of checked arguments."""
+    t = z / gamma + 0.5
+    return np.where(t.real <= 0, 0.0, np.where(t.real >= 1, 1.0, t * t * (3.0 - 2.0 * t)))

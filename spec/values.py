@@ -1,0 +1,60 @@
+"""Arguments as NumPy arrays, after what a public function demands of them, their values included."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from moespec.spec.checks import COMPLEX, check_floating, check_integers, check_one_per_token, check_rank, dtype_name
+from moespec.spec.errors import ContractError
+
+DOUBLE = {np.dtype(np.float64), np.dtype(np.complex128)}
+
+
+def check_finite(name: str, array: NDArray[Any]) -> None:
+    """`ContractError` if a value is NaN or infinite; the message has the first such index."""
+    finite = np.isfinite(array)
+    if not finite.all():
+        index = tuple(int(i) for i in np.argwhere(~finite)[0])
+        raise ContractError(f"{name}: every value must be finite, but the value at {index} is {array[index]}")
+
+
+def check_permutation(name: str, order: NDArray[Any]) -> None:
+    """`ContractError` unless the 1-D array holds each of `0 .. len - 1` once."""
+    if sorted(order.tolist()) != list(range(len(order))):
+        raise ContractError(f"{name}: expected a permutation of 0 to {len(order) - 1}, got {order.tolist()}")
+
+
+def as_array(name: str, value: ArrayLike, axes: str) -> NDArray[Any]:
+    """`value` as float64 (complex128 if complex) after `check_floating`, `check_rank` and `check_finite`."""
+    array = np.asarray(value)
+    if array.dtype not in DOUBLE:  # the complex step calls this a million times
+        check_floating(name, array)
+        array = array.astype(np.complex128 if dtype_name(array) in COMPLEX else np.float64)
+    check_rank(name, array, axes)
+    check_finite(name, array)
+    return array
+
+
+def as_scalar(name: str, value: ArrayLike) -> NDArray[Any]:
+    """`as_array` for a scalar; a Python int is accepted as the float it stands for."""
+    return as_array(name, float(value) if type(value) is int else value, "")
+
+
+def as_order(order: ArrayLike, tokens: int) -> NDArray[np.intp]:
+    """`order` as an index array after `check_one_per_token` and `check_permutation`."""
+    array = np.asarray(order)
+    check_one_per_token("order", array, (tokens,))
+    check_permutation("order", array)
+    return array.astype(np.intp)
+
+
+def as_ids(name: str, value: ArrayLike, axes: str, *, below: int | None = None) -> NDArray[np.int64]:
+    """`value` as int64 after `check_integers`; `ContractError` unless it is at least 0, and less than `below` if given."""
+    array = np.asarray(value)
+    check_integers(name, array, axes)
+    outside = array < 0 if below is None else (array < 0) | (array >= below)
+    if outside.any():
+        limit = "at least 0" if below is None else f"from 0 to {below - 1}"
+        raise ContractError(f"{name}: expected integers {limit}, got {array[outside].flat[0]}")
+    return array.astype(np.int64)

@@ -1,0 +1,103 @@
+"""Every backend has what the contract says, and every public function of the specification, with the same arguments."""
+
+import importlib
+import inspect
+from inspect import Parameter
+
+import pytest
+
+from moespec import spec
+from moespec.backends.contract import Backend
+
+BACKENDS = ["numpy", "jax", "torch"]
+MEMBERS = {name: member for part in reversed(Backend.__mro__) for name, member in vars(part).items() if name[0] != "_"}
+SPECIFIED = {name: getattr(spec, name) for name in spec.__all__ if inspect.isfunction(getattr(spec, name))}
+del SPECIFIED["slot_tokens"]  # what the record by slot of a backend has as `token`
+
+
+def load(name):
+    if name != "numpy":
+        pytest.importorskip(name)
+    return importlib.import_module(f"moespec.backends.{name}")
+
+
+def differences(wanted, given):
+    """Where a call that fits the signature `wanted` does not fit `given`, or means something else there."""
+    asked, had = ([p for p in signature.parameters.values() if p.name != "self"] for signature in (wanted, given))
+    taken, found = [], []
+    by_position = [p for p in had if p.kind in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)]
+    for index, parameter in enumerate(asked):
+        if parameter.kind is Parameter.KEYWORD_ONLY:
+            match = given.parameters.get(parameter.name)
+            same = match is not None and match.kind is Parameter.KEYWORD_ONLY
+        elif parameter.kind is Parameter.VAR_POSITIONAL:
+            match = next((p for p in had if p.kind is Parameter.VAR_POSITIONAL), None)
+            same = match is not None
+        else:
+            match = by_position[index] if index < len(by_position) else None
+            by_name = parameter.kind is Parameter.POSITIONAL_OR_KEYWORD
+            same = match is not None and (not by_name or (match.name, match.kind) == (parameter.name, parameter.kind))
+        taken.append(match)
+        if not same or parameter.default not in (Parameter.empty, match.default):
+            found.append(str(parameter))
+    more = [p for p in had if p not in taken and p.kind not in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)]
+    return found + [f"also {p.name}" for p in more if p.default is Parameter.empty]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_has_every_member(backend):
+    B = load(backend)
+    assert B.name == backend
+    assert set(B.ROUTERS) == set(spec.ROUTERS)
+    missing = {*MEMBERS, *inspect.get_annotations(Backend)} - {*B.__all__}
+    assert not missing
+    wrong = {
+        name: found
+        for name, member in MEMBERS.items()
+        if inspect.isfunction(member)
+        and (found := differences(inspect.signature(member), inspect.signature(getattr(B, name))))
+    }
+    assert not wrong
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_has_every_function_of_the_specification(backend):
+    B = load(backend)
+    assert not set(SPECIFIED) - {*B.__all__}
+    wrong = {
+        name: found
+        for name, function in SPECIFIED.items()
+        if (found := differences(inspect.signature(function), inspect.signature(getattr(B, name))))
+    }
+    assert not wrong
+
+
+def test_the_contract_has_the_members_of_its_parts():
+    assert {"token_choice", "z_loss", "moe_layer", "attention", "einsum", "make_step", "from_numpy"} <= set(MEMBERS)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        lambda x, /, *, size=1: 0,
+        lambda y, *, size=1: 0,
+        lambda x, size=1: 0,
+        lambda x, *, size=2: 0,
+        lambda x, *, size: 0,
+        lambda x: 0,
+        lambda x, z, *, size=1: 0,
+        lambda x, *, size=1, z: 0,
+    ],
+)
+def test_a_difference_is_found(given):
+    def wanted(x, *, size=1): ...
+
+    assert differences(inspect.signature(wanted), inspect.signature(given))
+
+
+def test_more_options_are_no_difference():
+    def wanted(self, x, /, *arrays, size=1): ...
+
+    def given(y, *operands, size=1, precision=None): ...
+
+    assert not differences(inspect.signature(wanted), inspect.signature(given))

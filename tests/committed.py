@@ -1,0 +1,30 @@
+"""The committed cases, read once for all tests that look at them, and a short way to run some."""
+
+from types import SimpleNamespace
+
+import numpy as np
+
+import moespec.backends.numpy as reference
+from moespec.conformance.engine import suite
+from moespec.conformance.engine.compare import DTYPES
+from moespec.conformance.engine.run import run_cases
+from moespec.conformance.engine.target import Target
+
+CASES = suite.load()
+BY_ID = {case.id: case for case in CASES}
+
+
+def of(*algorithms, kinds=()):
+    """The cases of some algorithms, of all kinds or of some."""
+    return [case for case in CASES if case.algorithm in algorithms and (not kinds or case.kind in kinds)]
+
+
+def results_of(module, cases, dtype="float64"):
+    """What comes of cases on a module, op by op."""
+    with np.errstate(all="ignore"):  # of modules that compute with NaN
+        return run_cases(Target("changed", DTYPES[dtype], module), cases, "eager")
+
+
+def replaced(**names):
+    """The NumPy backend with some names replaced."""
+    return SimpleNamespace(**{**vars(reference), **names})

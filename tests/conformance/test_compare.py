@@ -1,0 +1,336 @@
+"""Comparators are distrusted: each is shown to fail on what is just wrong, and to pass on what is just right."""
+
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from committed import BY_ID, CASES, of, replaced, results_of
+
+import moespec.backends.numpy as reference
+from moespec.conformance.engine.compare import CONSTANTS, DTYPES, Outcome, certified, compare, tolerance
+from moespec.conformance.engine.errors import verdict
+from moespec.conformance.engine.files import expected
+from moespec.conformance.engine.format import Value
+from moespec.conformance.report import matrix, report
+from moespec.conformance.report.results import CaseResult
+from moespec.spec import errors
+
+ALGORITHMS = sorted({case.algorithm for case in CASES})
+ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-8}
+TINY = {"float64": 2.0**-1022, "float32": 2.0**-126, "bfloat16": 2.0**-126}
+
+
+def values(algorithm, *kinds):
+    """Every expected result and gradient of some kinds."""
+    for case in of(algorithm):
+        yield from ((f"{case.id} {name}", v) for name, v in expected(case).items() if v.kind in kinds)
+
+
+def bound(value, dtype):
+    """The tolerance, written again."""
+    scale = np.abs(value.array) if isinstance(value.scale, str) else value.scale
+    return CONSTANTS[value.constant][0] * ROUNDOFF[dtype] * scale + TINY[dtype]
+
+
+def around(want, size, sign):
+    """Results off by 0.99 and by 1.01 of the bound; in double precision by the next number on the right side of it."""
+    inside, outside = want + 0.99 * sign * size, want + 1.01 * sign * size
+    inside = np.where(np.abs(inside - want) > size, np.nextafter(inside, want), inside)
+    return inside, np.where(np.abs(outside - want) <= size, np.nextafter(outside, sign * math.inf), outside)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_float_of_every_vector_has_a_sharp_bound(algorithm, dtype):
+    for name, value in values(algorithm, "float"):
+        size = bound(value, dtype)
+        np.testing.assert_allclose(size, tolerance(value, DTYPES[dtype]), rtol=1e-15, err_msg=name)
+        inside, outside = zip(*(around(value.array, size, sign) for sign in (1, -1)), strict=True)
+        for got in inside:
+            found = compare(value, got, DTYPES[dtype])
+            assert found.passed, (name, found.message)
+            # In float64 the bound may be two of nearly three numbers away.
+            assert found.fraction > (0.66 if dtype == "float64" else 0.98) or not value.array.size
+        for number, index in enumerate(np.ndindex(value.array.shape)):
+            got = value.array.copy()
+            got[index] = outside[number % 2][index]
+            found = compare(value, got, DTYPES[dtype])
+            assert not found.passed, (name, index)
+            assert found.fraction > 1, (name, index)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_integer_and_bool_of_every_vector_is_exact(algorithm):
+    for name, value in values(algorithm, "int", "bool"):
+        widths = (np.int32, np.int64) if value.kind == "int" else (np.bool_,)
+        assert all(compare(value, value.array.astype(width), DTYPES["bfloat16"]).passed for width in widths), name
+        for number, index in enumerate(np.ndindex(value.array.shape)):
+            got = value.array.copy()
+            got[index] = ~got[index] if value.kind == "bool" else got[index] + (1 if number % 2 else -1)
+            assert not compare(value, got, DTYPES["bfloat16"]).passed, (name, index)
+
+
+FLOAT = Value(np.array([[1.0, 0.0, -2.0]]), ("rows", "n"), "float", np.array([[4.0, 1.0, 2.0]]))
+COPIED = replace(FLOAT, scale="magnitude")
+INTEGER = Value(np.array([[1, 0, 2]], np.int32), ("rows", "n"), "int")
+BOOL = Value(np.array([[True, False, True]]), ("rows", "n"), "bool")
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values())
+@pytest.mark.parametrize("value", [FLOAT, COPIED])
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_a_number_that_is_not_finite_fails(value, dtype, number):
+    for index in np.ndindex(value.array.shape):
+        got = value.array.copy()
+        got[index] = number
+        found = compare(value, got, dtype)
+        assert not found.passed
+        assert "not finite" in found.message
+
+
+@pytest.mark.parametrize("value", [FLOAT, COPIED, INTEGER, BOOL])
+def test_another_shape_fails(value):
+    for got in (value.array[0], value.array.T, value.array[..., None], value.array[:, :2], value.array[0, 0], []):
+        found = compare(value, got, DTYPES["bfloat16"])
+        assert not found.passed
+        assert "shape" in found.message
+    assert not compare(Value(np.float64(1.0), (), "float", np.float64(1.0)), [1.0], DTYPES["float64"]).passed
+
+
+@pytest.mark.parametrize(
+    ("value", "dtypes"),
+    [
+        (COPIED, (np.int32, bool, complex, object, str)),
+        (INTEGER, (float, bool, complex, object, str)),
+        (BOOL, (float, int, complex, object, str)),
+    ],
+)
+def test_another_kind_of_dtype_fails(value, dtypes):
+    for dtype in dtypes:
+        found = compare(value, value.array.astype(dtype), DTYPES["bfloat16"])
+        assert not found.passed
+        assert "dtype" in found.message
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_any_width_of_float_is_a_float(dtype):
+    assert compare(COPIED, COPIED.array.astype(dtype), DTYPES["float64"]).passed
+
+
+def test_copies_of_zero_are_zero():
+    for number, dtype, passes in (
+        (-0.0, "float64", True),
+        (1e-40, "float64", False),
+        (1e-40, "float32", True),  # below the smallest normal number
+        (1e-37, "float32", False),
+    ):
+        assert compare(COPIED, [[1.0, number, -2.0]], DTYPES[dtype]).passed == passes
+
+
+def test_the_message_has_place_error_and_tolerance():
+    got = FLOAT.array.copy()
+    got[0, 2] = -2.5
+    found = compare(FLOAT, got, DTYPES["float64"])
+    assert found.fraction == pytest.approx(0.5 / (4 * 2.0**-53 * 2), rel=1e-12)
+    for text in ("1 of 3 entries", "[0, 2]", "got -2.5", "expected -2", "error 0.5", "tolerance 8.88e-16"):
+        assert text in found.message
+
+
+def test_the_fraction_is_that_of_the_worst_entry():
+    got = FLOAT.array + np.array([[0.5, 0.25, 0.125]]) * 4 * 2.0**-24 * FLOAT.scale
+    assert compare(FLOAT, got, DTYPES["float32"]).fraction == pytest.approx(0.5, rel=1e-6)
+    assert compare(FLOAT, FLOAT.array, DTYPES["float32"]).fraction == 0
+
+
+# Choices that are too close to a tie.
+
+
+@pytest.mark.parametrize(
+    ("margin", "certain"),
+    [(0.0, 0), (1e-16, 0), (4.4e-16, 0), (1e-14, 1), (2.4e-7, 1), (1e-5, 2), (1.6e-2, 2), (0.5, 3), (None, 3)],
+)
+def test_a_choice_is_certain_where_its_margin_exceeds_the_need(margin, certain):
+    decision = {"margin": margin, "needed": {"float64": 4.4e-16, "float32": 2.4e-7, "bfloat16": 1.6e-2}}
+    assert [certified(decision, dtype) for dtype in DTYPES.values()] == [n < certain for n in range(3)]
+
+
+def test_a_stage_without_choices_is_certain():
+    assert certified(None, DTYPES["bfloat16"])
+
+
+def compared(case, **names):
+    """The result of a case in float64 on the NumPy backend with some names replaced."""
+    (result,) = results_of(replaced(**names), [case])
+    return result
+
+
+def uncertain(case):
+    decisions = {stage.name: {"margin": 0.0, "needed": dict.fromkeys(DTYPES, 1e-6)} for stage in case.stages}
+    return replace(case, decisions=decisions)
+
+
+@pytest.mark.parametrize("id", ["token_choice/two_choices", "softmax_token_choice/values", "token_choice/gradient"])
+def test_an_uncertain_choice_is_inconclusive_and_skipped(id):
+    assert compared(BY_ID[id]).state == "pass"
+    result = compared(uncertain(BY_ID[id]))
+    assert result.state == "inconclusive"
+    assert report.counts([result]) == (0, 0, 1)
+    assert "too close to a tie for float64" in matrix.skips(report.Report("target", "changed", "", [result]))[0]
+
+
+def test_an_uncertain_choice_decides_nothing():
+    """Where the groups exchange their routings, nothing is right."""
+
+    def exchanged(scores, **options):
+        return reference.token_choice(scores[::-1], **options)
+
+    case = BY_ID["token_choice/two_choices"]
+    assert compared(case, token_choice=exchanged).state == "fail"
+    assert compared(uncertain(case), token_choice=exchanged).state == "inconclusive"
+
+
+def test_an_exception_fails_whatever_is_certain():
+    def broken(*arguments, **options):
+        raise RuntimeError("out of slots")
+
+    case = BY_ID["token_choice/two_choices"]
+    for each in (case, uncertain(case)):
+        result = compared(each, token_choice=broken)
+        assert result.state == "error"
+        assert "out of slots" in result.first.message
+        assert report.counts([result]) == (0, 1, 0)
+
+
+def test_a_missing_result_and_one_too_many_fail():
+    def fewer(routing):
+        return {name: value for name, value in reference.routing_metrics(routing).items() if name != "load"}
+
+    def more(routing):
+        return {**reference.routing_metrics(routing), "luck": 1.0}
+
+    case = BY_ID["moe_layer/soft"]
+    lost, won = compared(case, routing_metrics=fewer), compared(case, routing_metrics=more)
+    assert (lost.state, lost.first.stage, lost.first.message) == ("fail", "routing_metrics/load", "missing")
+    assert (won.state, won.first.stage) == ("fail", "routing_metrics/luck")
+
+
+@pytest.mark.parametrize("damage", ["half", "two tokens", "weight without token", "shape", "record"])
+def test_what_is_not_a_sparse_routing_is_an_error(damage):
+    def token_choice(scores, **options):
+        routing = reference.token_choice(scores, **options)
+        dispatch, combine = (array.copy() for array in routing.dense())
+        if damage == "half":
+            dispatch *= 0.5
+        elif damage == "two tokens":
+            dispatch[:, :, 0, 0] = 1
+        elif damage == "weight without token":
+            combine[:, :, 0] = 0.5
+        elif damage == "shape":
+            combine = combine[:, :, :, :1]
+        token = routing.token[..., ::-1] if damage == "record" else routing.token
+        dense = SimpleNamespace(dispatch=dispatch, combine=combine)
+        return SimpleNamespace(dense=lambda: dense, token=token, weight=routing.weight)
+
+    result = compared(BY_ID["token_choice/two_choices"], token_choice=token_choice)
+    assert result.state == "error"
+    assert "MalformedError" in result.first.message
+
+
+def test_states_count_as_passed_failed_or_skipped():
+    states = {"pass": 0, "fail": 1, "error": 1, "not implemented": 2, "inconclusive": 2, "unchecked": 2}
+    for state, place in states.items():
+        result = CaseResult("a/b", "token_choice", "value", "float64", "eager", [Outcome("stage", state)])
+        assert report.counts([result]) == tuple(int(place == i) for i in range(3))
+        worst = replace(result, outcomes=[Outcome("one", "pass"), Outcome("two", state)])
+        assert worst.state == state
+
+
+def test_no_outcome_is_not_a_pass():
+    assert CaseResult("a/b", "token_choice", "value", "float64", "eager").state == "error"
+
+
+# Error cases.
+
+ERROR_CASES = [case for case in CASES if case.expect is not None]
+
+
+def outcome(case, invalid, valid=None):
+    return verdict(case, invalid, {} if valid is None else valid)[0]
+
+
+@pytest.mark.parametrize("case", ERROR_CASES, ids=lambda case: case.id)
+def test_an_error_case_wants_the_class_the_argument_and_a_valid_counterpart(case):
+    error, argument = getattr(errors, case.expect.error), case.expect.argument
+    named = f"{argument}: expected something else"
+    optional = "fail" if case.expect.when == "static" else "unchecked"
+    for right in (error, type("Own", (error,), {}), type(case.expect.error, (RuntimeError,), {})):
+        assert outcome(case, right(named)) == "pass"
+    for text in ("something is wrong", f"{argument}s: expected something else", f"my_{argument}: expected"):
+        assert outcome(case, error(text)) == "fail"
+    for other in (ValueError(named), TypeError(named), {}):
+        assert outcome(case, other) == optional
+    for raised in (error(named), RuntimeError("no memory")):
+        assert outcome(case, error(named), valid=raised) == "fail"
+
+
+def states_of_errors(change, **names):
+    """The states of all error cases for a NumPy backend whose every function is what `change` makes of it."""
+    changed = {name: change(item) for name, item in vars(reference).items() if callable(item) and name.islower()}
+    for untouched in ("from_numpy", "to_numpy", "compile"):
+        del changed[untouched]
+    changed["CAPACITY_RULES"] = {name: change(rule) for name, rule in reference.CAPACITY_RULES.items()}
+    changed["ROUTERS"] = {
+        name: SimpleNamespace(options=router.options, route=change(router.route))
+        for name, router in reference.ROUTERS.items()
+    }
+    return {result.id: result.state for result in results_of(replaced(**changed, **names), ERROR_CASES)}
+
+
+def rejecting(reject):
+    """What makes `reject(error)` of every error of the specification."""
+
+    def change(item):
+        def call(*arguments, **options):
+            try:
+                return item(*arguments, **options)
+            except errors.SpecError as error:
+                raise reject(error) from error
+
+        return call
+
+    return change
+
+
+def test_the_specification_passes_every_error_case():
+    assert set(states_of_errors(lambda item: item).values()) == {"pass"}
+
+
+def test_a_target_that_rejects_everything_fails():
+    arguments = " ".join({case.expect.argument for case in ERROR_CASES})
+    kinds = (errors.ConfigError, errors.ShapeError, errors.DtypeError, errors.ContractError)
+    everything = type("Everything", kinds, {})
+
+    def reject(*arguments_, **options):
+        raise everything(arguments)
+
+    assert set(states_of_errors(lambda item: reject).values()) == {"fail"}
+
+
+DIRECT = [case for case in ERROR_CASES if not case.stages[-1].router]
+"""What is rejected by a function of the target; of a router, its options may do it."""
+
+
+@pytest.mark.parametrize("promised", [False, True])
+def test_a_target_that_raises_another_class_fails(promised):
+    """Unless values are what is wrong, which a target need not look at."""
+    states = states_of_errors(rejecting(lambda error: ValueError(str(error))), checks_values=promised)
+    for when in ("static", "runtime"):
+        expected_ = "unchecked" if when == "runtime" and not promised else "fail"
+        assert {states[case.id] for case in DIRECT if case.expect.when == when} == {expected_}
+
+
+def test_a_target_that_does_not_name_the_argument_fails():
+    states = states_of_errors(rejecting(lambda error: type(error)("invalid")))
+    assert {states[case.id] for case in DIRECT} == {"fail"}

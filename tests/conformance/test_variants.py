@@ -1,0 +1,219 @@
+"""Known variants: each is caught, each is recognised in a target that computes it, and nothing else is."""
+
+import json
+import pickle
+import re
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from committed import BY_ID, CASES, of, results_of
+
+from moespec import spec
+from moespec.conformance.algorithms import variants
+from moespec.conformance.engine import survey
+from moespec.conformance.engine.recognise import Known, recognise
+from moespec.conformance.engine.variant import Variant, module_of, variant
+from moespec.conformance.report.results import FAILED
+from moespec.spec import CAPACITY_RULES, LEDGER, ROUTERS
+
+VALUES = [replace(case, gradients=None) for case in CASES if case.kind not in ("negative", "trajectory")]
+KNOWN = Known(VALUES)
+
+NETWORK = "the network is ours, on the operations of a target; tests/models/test_sparse_mlp.py has it once more by hand"
+UNSEEN = {
+    "AL-4": "the coefficient of variation does not change with a factor",
+    "BL-4": "the norm belongs to the block",
+    "DK-4": "a schedule belongs to a recipe",
+    "RT-3": "no vector holds initial parameters",
+    **dict.fromkeys(("SL-3", "SL-5", "SL-6", "SL-7"), NETWORK),
+    "SM-6": "no other subscripts fit the shapes",
+    "ST-3": "the plan only selects",
+    "SW-3": "no vector holds initial parameters",
+    "TI-1": "what is coded is an input of the vectors",
+}
+"""Questions of the ledger whose other answers no vector can show."""
+
+
+def values_of(module, algorithms, dtype="float64"):
+    """What comes of the values of some algorithms."""
+    return results_of(module, [case for case in VALUES if case.algorithm in algorithms], dtype)
+
+
+def changed(**replaced):
+    """The right backend with some functions replaced by `(B, *arguments)`."""
+    return module_of(replaced)
+
+
+def names(results):
+    return {(match.algorithm, match.variant) for match in recognise(results, KNOWN)}
+
+
+# What they are.
+
+
+def test_each_says_what_it_is():
+    right = module_of({})
+    for name, known in variants().items():
+        assert re.fullmatch(r"[a-z][a-z0-9_]+", name)
+        assert re.fullmatch(r"[A-Z].+\.", known.computes), name
+        assert known.ledger in ("", *LEDGER), name
+        assert known.replaced, name
+        assert known.algorithms, name
+        assert all(hasattr(right, replaced) for replaced in known.replaced.keys() - ROUTERS.keys()), name
+    assert len({known.computes for known in variants().values()}) == len(variants())
+
+
+def test_every_question_of_the_ledger_and_every_rule_of_capacity_has_one():
+    assert set(LEDGER) - {known.ledger for known in variants().values()} == set(UNSEEN)
+    assert {f"capacity_of_{name}" for name in CAPACITY_RULES} <= variants().keys()
+
+
+# Each is caught and recognised. `nox -s variants` runs all on all cases.
+
+FEW = {"token_choice", "sinkhorn", "expert_choice", "soft_routing", "load_loss", "moe_layer"}
+
+
+@pytest.mark.parametrize("name", variants())
+def test_a_variant_is_caught_and_recognised(name):
+    known = variants()[name]
+    results = values_of(module_of(known.replaced), known.algorithms - {"vit"})
+    failing = {result.algorithm for result in results if result.returned}
+    if not failing:  # its errors, its gradients or its training are what is wrong
+        trained = [case for case in CASES if case.kind == "trajectory"][:1]
+        few = of(*(known.algorithms & FEW or known.algorithms))
+        assert any(survey.survey(cases, [known]).caught[name] for cases in (few, trained))
+        return
+    assert any(result.state in FAILED for result in results)
+    matches = recognise(results, KNOWN)
+    for algorithm in failing:
+        mine = [match for match in matches if match.algorithm == algorithm]
+        assert all(match.agree == match.of for match in mine)
+        assert name in {match.variant for match in mine}
+
+
+def test_the_right_backend_is_not_a_variant():
+    assert not names(values_of(module_of({}), {"token_choice", "sinkhorn", "soft_moe", "moe_layer"}))
+
+
+# Other targets.
+
+
+def test_an_unknown_mistake_has_no_name():
+    sharper = changed(softmax_affinity=lambda B, logits: B.softmax_affinity(1.01 * logits))
+    results = values_of(sharper, {"softmax_affinity", "softmax_expert_choice"})
+    assert sum(result.state in FAILED for result in results) > 10
+    assert not names(results)
+
+
+def test_two_mistakes_have_both_names():
+    rows, kept = variants()["rows_first"], variants()["kept_weights_renormalised"]
+    module = module_of({**rows.replaced, **kept.replaced})
+    matches = names(values_of(module, {"sinkhorn", "token_choice", "sinkhorn_token_choice"}))
+    assert {("sinkhorn", rows.name), ("token_choice", kept.name), ("sinkhorn_token_choice", kept.name)} <= matches
+
+
+def test_a_stage_that_the_target_passes_and_a_variant_fails_speaks_against_it():
+    """A target that renormalises, but not where all experts are chosen."""
+    kept = variants()["kept_weights_renormalised"]
+
+    def sometimes(B, scores, *, choices, **options):
+        function = (
+            kept.replaced["token_choice"] if choices < scores.shape[2] else lambda B, *a, **o: B.token_choice(*a, **o)
+        )
+        return function(B, scores, choices=choices, **options)
+
+    (match,) = recognise(values_of(changed(token_choice=sometimes), {"token_choice"}), KNOWN)
+    assert match.variant == kept.name
+    assert match.agree < match.of
+    assert f"in {match.agree} of {match.of} stages" in match.text
+
+
+def test_a_drift_is_not_taken_for_a_variant():
+    """Results a few bounds off, which is what a lower precision gives."""
+    drifting = changed(softmax_affinity=lambda B, logits: B.softmax_affinity(logits) * (1 + 2.0**-49))
+    results = values_of(drifting, {"softmax_affinity"})
+    assert any(result.state in FAILED for result in results)
+    assert not names(results)
+
+
+def test_a_torch_target_in_float32():
+    torch = pytest.importorskip("torch")
+    from moespec.backends import torch as right
+
+    def token_choice(scores, **options):
+        routing = right.token_choice(scores, **options)
+        index = routing.token.long().flatten(1)
+        total = torch.zeros(len(scores), routing.tokens + 1).scatter_add(1, index, routing.weight.flatten(1))
+        kept = torch.where(total > 0, total, 1.0).gather(1, index).reshape(routing.token.shape)
+        return routing._replace(weight=routing.weight / kept)
+
+    module = SimpleNamespace(**{**vars(right), "token_choice": token_choice})
+    module.ROUTERS = {name: router.bind(module) for name, router in spec.ROUTERS.items()}
+    algorithms = {"token_choice", "softmax_token_choice", "sinkhorn_token_choice"}
+    matches = recognise(values_of(module, algorithms, "float32"), KNOWN)
+    assert {(match.algorithm, match.variant, match.dtype) for match in matches} == {
+        (algorithm, "kept_weights_renormalised", "float32") for algorithm in algorithms
+    }
+    assert all(match.agree == match.of for match in matches)
+
+
+def test_returned_results_leave_a_process():
+    (result, *_) = [r for r in values_of(module_of(variants()["rows_first"].replaced), {"sinkhorn"}) if r.returned]
+    again = pickle.loads(pickle.dumps(result))
+    assert again == result
+    assert names([again]) == names([result])
+
+
+def test_the_report_names_it(run, over_numpy, tmp_path):
+    path = tmp_path / "report.json"
+    name = over_numpy("summed", "def z_loss(logits):\n    return numpy.z_loss(logits) * logits.shape[1]\n")
+    options = ("--algorithm", "z_loss", "--dtype", "f64", "--jobs", "2", "--report", path)
+    status, printed, _ = run("run", "--target", name, *options)
+    assert status == 1
+    (line,) = [line for line in printed.splitlines() if "z_summed" in line]
+    assert line.startswith("z_loss [float64 eager] equals the known variant z_summed")
+    assert "The z-loss is summed over tokens, not averaged." in line
+    (match,) = json.loads(path.read_text())["variants"]
+    assert (match["variant"], match["algorithm"]) == ("z_summed", "z_loss")
+    assert match["agree"] == match["of"] > 0
+
+
+# The command.
+
+
+def test_the_command(run):
+    status, printed, _ = run("variants", "--algorithm", "z_loss", "--algorithm", "capacity")
+    lines = printed.splitlines()
+    assert status == 0
+    assert re.fullmatch(r"\d+ variants, 0 survive; \d+ cases, 0 catch nothing", lines[-1])
+    assert any(re.match(r"square_of_the_mean +\d+ +z_loss/\w+ \(z_loss/loss\)$", line) for line in lines)
+    assert any(line.startswith("choices_not_counted ") and line.endswith("CA-4") for line in lines)
+
+
+def test_a_variant_that_survives_fails(run, monkeypatch):
+    same = variant(lambda B, logits: B.z_loss(logits), "z_loss")
+    monkeypatch.setitem(variants(), "no_variant", Variant("no_variant", "The same.", same.replaced))
+    status, printed, _ = run("variants", "--algorithm", "z_loss")
+    assert status == 1
+    assert re.search(r"^no_variant +0 +SURVIVES$", printed, re.MULTILINE)
+    assert "1 survive;" in printed.splitlines()[-1]
+
+
+def test_a_case_that_catches_nothing_fails(run, monkeypatch):
+    for name in ("square_of_the_mean", "z_summed"):
+        monkeypatch.delitem(variants(), name)
+    status, printed, _ = run("variants", "--algorithm", "z_loss")
+    assert status == 1
+    assert "z_loss/one_expert catches nothing" in printed.splitlines()
+
+
+def test_the_first_step_of_a_trajectory_is_enough():
+    step = survey.first_step(BY_ID["vit/training_soft_moe"])
+    (stage,) = step.stages
+    assert len(stage.options["rates"]) == 1
+    assert {"losses", "parameters/1"} <= stage.outputs.keys()
+    assert "parameters/5" not in stage.outputs
+    assert stage.outputs["losses"].array.shape == (1,)
+    (result,) = results_of(module_of({}), [step])
+    assert result.state == "pass"

@@ -1,0 +1,57 @@
+"""Runs of version 0.1, kept as files, still read, evaluate and go on.
+
+Each folder of `runs_0_1` has the configuration of a run of two steps, its log, and its checkpoint after the first step.
+Configurations of that version name the options of every router, whichever was chosen.
+"""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from moespec.models import cli
+from moespec.models.training.resolve import model_config
+from moespec.models.training.rundirectory import RunDirectory
+from moespec.models.training.runlog import read_log
+from moespec.models.training.savestate import trained_params
+
+RUNS = sorted(path for path in (Path(__file__).parent / "runs_0_1").iterdir() if path.is_dir())
+
+
+@pytest.fixture(params=RUNS, ids=lambda run: run.name)
+def run(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A copy of an old run that was stopped after its first step."""
+    pytest.importorskip(request.param.name.partition("_")[0])
+    return Path(shutil.copytree(request.param, tmp_path / "run"))
+
+
+def test_the_configuration_and_the_checkpoint_are_read(run: Path) -> None:
+    directory = RunDirectory(run)
+    config = directory.config()
+    assert config is not None
+    model = model_config(config.model)
+    params, step = trained_params(directory, config)
+    assert step == 1
+    assert params["head"]["kernel"].shape[1] == model.classes == 10
+
+
+def test_it_is_evaluated(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["evaluate", str(run)]) == 0
+    assert "step 1 of 2" in capsys.readouterr().out
+
+
+def test_it_goes_on_as_it_did(run: Path) -> None:
+    """The second step gives the losses and metrics that version 0.1 logged."""
+    logged = [read_log(run, kind)[-1] for kind in ("train", "evaluation")]
+    assert cli.main(["train", "--run", str(run), "--resume"]) == 0
+    again = [read_log(run, kind)[-1] for kind in ("train", "evaluation")]
+    for old, new in zip(logged, again, strict=True):
+        assert old.keys() == new.keys()
+        for name in ("cross_entropy", "loss", "grad_norm", "learning_rate", "accuracy"):
+            if name in old:
+                np.testing.assert_allclose(new[name], old[name], rtol=1e-5, err_msg=name)
+        assert old["moe"].keys() == new["moe"].keys()
+        for block, metrics in old["moe"].items():
+            for name, value in metrics.items():
+                np.testing.assert_allclose(new["moe"][block][name], value, rtol=1e-4, err_msg=f"{block} {name}")
