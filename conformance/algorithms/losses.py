@@ -38,8 +38,8 @@ def _load_scale(logits: Any, noisy_logits: Any, *, choices: int, noise_std: floa
 
 
 FUNCTIONS = (
-    Function("importance_loss", {"loss": Output(scale="written", written=_importance_scale, carried=False)}),
-    Function("load_loss", {"loss": Output(written=_load_scale, carried=False)}),
+    Function("importance_loss", {"loss": Output(scale="written", written=_importance_scale)}),
+    Function("load_loss", {"loss": Output(written=_load_scale)}),
     Function("balance_loss", {"loss": Output()}),
     Function("z_loss", {"loss": Output()}),
 )

@@ -28,9 +28,8 @@ class Output:
     scale: how A of the tolerance `c * u * A` is found (see `scale.py`): "condition", "spread", "magnitude" (of the
         result), "unit" (1 more than the magnitude), or "written".
     written: `(**arguments) -> A`, called as the function itself on one group: the same computation on absolute values.
-        Given besides a condition, the larger of the two counts.
-    carried: whether what a router makes of the result may have the error that this makes of `written`, too; False where
-        the condition of the router's own results is enough.
+        Given besides a condition, the larger of the two counts. What a router makes of the result may have the error
+        that this makes of it, too.
     constant: the name of c.
     follows: the arguments whose numbers the result is made of, the first that is given; all of them if empty.
     """
@@ -41,7 +40,6 @@ class Output:
     written: Callable[..., Any] | None = None
     constant: str = "direct"
     follows: tuple[str, ...] = ()
-    carried: bool = True
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ change of what the specification computes, which must raise the algorithm's `rev
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -46,13 +46,19 @@ def generate(
 ) -> int:
     """Make every case; write those that are new or changed, or with `check` only compare. Returns the number made.
 
-    Raises StaleError, and writes nothing, when a committed case differs although the revision of its algorithm is the
-    same, or when there is a vector that nothing defines.
+    A case is written when it is made, so that nothing made is lost if another fails. Raises StaleError at the end, with
+    all that is wrong: a case that cannot be made, a committed case that differs although the revision of its algorithm
+    is the same (it is kept), a vector that nothing defines. `suite.json` is then as it was.
     """
     chosen = [id for id in definitions() if only(id)]
     stale: list[str] = []
-    changed: list[Case] = []
-    for case in _built(chosen):
+    written = 0
+    for id, made in _built(chosen):
+        try:
+            case = made.result()
+        except Exception as error:
+            stale.append(f"{id}: {type(error).__name__}: {error}")
+            continue
         path = folder / f"{case.id}.json"
         committed = read(path) if path.exists() else None
         if committed is None:
@@ -66,22 +72,21 @@ def generate(
             if check or case.revision <= committed.revision:
                 stale.append(f"{case.id}: {found}")
                 continue
-        changed.append(case)
+        write(case, folder)
+        written += 1
     stale += _undefined(folder, set(chosen), only)
     if stale:
         raise StaleError(
-            "\n".join(stale)
-            + "\nThe specification computes something else than the committed vectors. If that is meant, raise the "
-            "revision of the algorithm in its module of moespec.spec and make the vectors again."
+            "\n".join(sorted(stale))
+            + "\nWhere the specification computes something else than the committed vectors, and that is meant, raise "
+            "the revision of the algorithm in its module of moespec.spec and make the vectors again."
         )
-    for case in changed:
-        write(case, folder)
     if check:
         verify(folder)
         report(f"{len(chosen)} cases as committed")
     else:
         (folder.parent / "suite.json").write_text(suite_text(folder))
-        report(f"{len(chosen)} cases made, {len(changed)} written")
+        report(f"{len(chosen)} cases made, {written} written")
     return len(chosen)
 
 
@@ -100,16 +105,13 @@ def suite_text(folder: Path = VECTORS) -> str:
     return json.dumps(content, sort_keys=True, indent=1) + "\n"
 
 
-def _built(chosen: list[str]) -> Iterator[Case]:
-    """The cases in order, made by as many processes as there are cores."""
+def _built(chosen: list[str]) -> Iterator[tuple[str, Future[Case]]]:
+    """The cases as they are made, by as many processes as there are cores."""
     slow_first = sorted(chosen, key=lambda id: definitions()[id].kind != "trajectory")
     with ProcessPoolExecutor(os.cpu_count() or 1) as pool:
-        waiting = {id: pool.submit(_build, id) for id in slow_first}
-        for id in tqdm(chosen, desc="golden", unit="case", disable=None):
-            try:
-                yield waiting[id].result()
-            except Exception as error:
-                raise type(error)(f"{id}: {error}") from error
+        waiting = {pool.submit(_build, id): id for id in slow_first}
+        for made in tqdm(as_completed(waiting), "golden", len(chosen), unit="case", disable=None):
+            yield waiting[made], made
 
 
 def _build(id: str) -> Case:

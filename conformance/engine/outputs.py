@@ -84,7 +84,7 @@ def _carried(making: Making, stage: Stage, values: Arrays, results: Arrays) -> A
     found = {name: np.zeros(value.shape) for name, value in results.items() if value.dtype.kind == "f"}
     for inner in making.trace:
         for part, output in function(inner.call).outputs.items():
-            if output.written is None or not output.carried:
+            if output.written is None:
                 continue
             size = np.asarray(output.written(**plain.given[inner.name]), np.float64)
             total = {name: np.zeros(value.shape) for name, value in found.items()}
