@@ -158,6 +158,18 @@ def test_vectors_are_made_from_nothing(folder, tmp_path_factory):
     assert texts(new) == texts(folder)
 
 
+def test_a_case_that_cannot_be_made_loses_no_other(folder, monkeypatch):
+    whole = texts(folder)
+    (folder / "z_loss/equal.json").unlink()
+    commit(folder)
+    (stage,) = DEFINED["z_loss/values"].stages
+    impossible = replace(DEFINED["z_loss/values"], name="impossible", stages=(replace(stage, options={"nonsense": 1}),))
+    monkeypatch.setattr(module, "definitions", lambda: {impossible.id: impossible, **DEFINED})
+    with pytest.raises(StaleError, match="z_loss/impossible: TypeError: .*nonsense"):
+        generate(folder)
+    assert texts(folder) | {"suite.json": ""} == whole | {"suite.json": ""}
+
+
 def test_a_vector_without_a_definition_is_stale(folder):
     change(folder, "z_loss/values", lambda case: replace(case, id="z_loss/undefined"))
     stale(folder, "z_loss/undefined: a vector without a definition")

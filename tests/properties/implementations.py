@@ -3,7 +3,7 @@
 A property is a function of an implementation `B` and of drawn values, in which it finds whatever breaks an invariant:
 
     @holds(wrong="softmax_over_tokens", logits=logits)
-    def test_section_2_rows_sum_to_one(B, logits):
+    def test_rows_sum_to_one(B, logits):
         np.testing.assert_allclose(B.softmax_affinity(logits).sum(axis=2), 1)
 
 `B` has the public names of the specification, batched over groups: NumPy arrays in, NumPy arrays out, in float64.

@@ -21,7 +21,7 @@ def totals(scores, expert):
 
 
 @holds(wrong="assignment_is_greedy", scores=even_logits)
-def test_section_14_every_expert_has_as_many_tokens(B, scores):
+def test_every_expert_has_as_many_tokens(B, scores):
     """Exactly T / E, whatever the ties."""
     tokens, experts = scores.shape[1:]
     expert = B.base_assignment(scores).expert
@@ -30,7 +30,7 @@ def test_section_14_every_expert_has_as_many_tokens(B, scores):
 
 
 @holds(wrong="assignment_in_turn", scores=even_logits)
-def test_section_14_no_balanced_assignment_has_a_larger_total(B, scores):
+def test_no_balanced_assignment_has_a_larger_total(B, scores):
     """Brute force for few tokens; the objective is the total of the assignment returned."""
     found = B.base_assignment(scores)
     np.testing.assert_allclose(found.objective, totals(scores, found.expert), atol=1e-12)
@@ -39,7 +39,7 @@ def test_section_14_no_balanced_assignment_has_a_larger_total(B, scores):
 
 
 @holds(wrong="assignment_in_turn", scores=even_logits)
-def test_section_14_no_exchange_of_two_tokens_gains(B, scores):
+def test_no_exchange_of_two_tokens_gains(B, scores):
     expert = B.base_assignment(scores).expert
     for group, of in zip(scores, expert, strict=True):
         own, there = group[np.arange(len(of)), of], group[:, of]
@@ -47,13 +47,13 @@ def test_section_14_no_exchange_of_two_tokens_gains(B, scores):
 
 
 @holds(wrong="gap_to_the_greedy_total", scores=even_logits)
-def test_section_14_the_gap_proves_that_it_is_the_best(B, scores):
+def test_the_gap_proves_that_it_is_the_best(B, scores):
     """The dual has the same value: the gap is 0."""
     np.testing.assert_allclose(B.base_assignment(scores).gap, 0, atol=1e-12)
 
 
 @holds(wrong="assignment_is_greedy", scores=even_logits, seed=seeds)
-def test_section_14_constants_for_rows_and_columns_change_nothing_but_the_total(B, scores, seed):
+def test_constants_for_rows_and_columns_change_nothing_but_the_total(B, scores, seed):
     """As every balanced assignment gains the same."""
     tokens, experts = scores.shape[1:]
     random = np.random.default_rng(seed)
@@ -64,7 +64,7 @@ def test_section_14_constants_for_rows_and_columns_change_nothing_but_the_total(
 
 
 @holds(wrong="assignment_in_turn", scores=even_logits, seed=seeds)
-def test_section_14_permuting_tokens_or_experts_permutes_the_problem(B, scores, seed):
+def test_permuting_tokens_or_experts_permutes_the_problem(B, scores, seed):
     """The total stays (the assignment too, where only one is the best)."""
     tokens, experts = scores.shape[1:]
     total = B.base_assignment(scores).objective
@@ -73,12 +73,12 @@ def test_section_14_permuting_tokens_or_experts_permutes_the_problem(B, scores, 
 
 
 @holds(wrong="greedy_over_tokens", scores=even_logits)
-def test_section_14_at_evaluation_a_token_goes_to_its_first_best_expert(B, scores):
+def test_at_evaluation_a_token_goes_to_its_first_best_expert(B, scores):
     np.testing.assert_array_equal(B.base_greedy(scores), scores.argmax(axis=2))
 
 
 @holds(wrong="slots_by_score", scores=even_logits)
-def test_section_14_tokens_fill_slots_by_index_with_the_sigmoid_of_their_score(B, scores):
+def test_tokens_fill_slots_by_index_with_the_sigmoid_of_their_score(B, scores):
     tokens, experts = scores.shape[1:]
     expert = np.argmax(scores, axis=2).astype(np.int32)
     dispatch, combine = B.base_routing(scores, expert, capacity=tokens)

@@ -13,7 +13,7 @@ def prioritised(B, scores, *, choices, capacity, by="max"):
 
 
 @holds(wrong="tokens_in_heap_order", problem=slots, by=one_of("max", "sum"))
-def test_section_4_the_order_is_that_of_descending_priority(B, problem, by):
+def test_the_order_is_that_of_descending_priority(B, problem, by):
     """By the best score, or by the sum of the K best; the lower index first among equals."""
     scores, choices, _ = problem
     best = np.sort(scores, axis=2)[:, :, ::-1]
@@ -23,7 +23,7 @@ def test_section_4_the_order_is_that_of_descending_priority(B, problem, by):
 
 
 @holds(wrong="ranks_for_order", problem=distinct_slots, seed=seeds, by=one_of("max", "sum"))
-def test_section_4_permuting_tokens_permutes_the_routing(B, problem, seed, by):
+def test_permuting_tokens_permutes_the_routing(B, problem, seed, by):
     """Where no priorities are equal: which token is dropped does not depend on where it stands."""
     scores, choices, capacity = problem
     scores = scores + np.arange(problem.tokens)[:, None] / 1024  # no two sums are equal
@@ -34,7 +34,7 @@ def test_section_4_permuting_tokens_permutes_the_routing(B, problem, seed, by):
 
 
 @holds(wrong="least_important_first", problem=distinct_slots)
-def test_section_4_with_one_choice_an_expert_keeps_the_best_of_those_who_ask(B, problem):
+def test_with_one_choice_an_expert_keeps_the_best_of_those_who_ask(B, problem):
     """Exactly the C requesting tokens with the largest priority, the best in slot 0."""
     scores, _, capacity = problem
     dispatch, _ = prioritised(B, scores, choices=1, capacity=capacity)
@@ -47,8 +47,8 @@ def test_section_4_with_one_choice_an_expert_keeps_the_best_of_those_who_ask(B, 
 
 
 @holds(wrong=rows_not_put_back, problem=slots)
-def test_section_4_without_drops_only_the_slots_change(B, problem):
-    """The sum of D over slots is that of section 3."""
+def test_without_drops_only_the_slots_change(B, problem):
+    """The sum of D over slots."""
     scores, choices, _ = problem
     dispatch, _ = prioritised(B, scores, choices=choices, capacity=problem.tokens)
     plain, _ = B.token_choice(scores, choices=choices, capacity=problem.tokens)
@@ -56,7 +56,7 @@ def test_section_4_without_drops_only_the_slots_change(B, problem):
 
 
 @holds(wrong="least_important_first", problem=slots, seed=seeds)
-def test_section_4_with_one_choice_no_order_keeps_more_first_choice_mass(B, problem, seed):
+def test_with_one_choice_no_order_keeps_more_first_choice_mass(B, problem, seed):
     scores, _, capacity = problem
     scores = B.softmax_affinity(scores)
     _, best = prioritised(B, scores, choices=1, capacity=capacity)

@@ -23,7 +23,7 @@ def multiples(few):
 
 
 @holds(wrong="choices_not_counted", sizes=sizes)
-def test_section_1_rounded_up_every_item_has_room(B, sizes):
+def test_rounded_up_every_item_has_room(B, sizes):
     """`(C - 1) E < K T factor <= C E`, up to the rounding of the product."""
     tokens, experts, factor, choices = sizes
     capacity = B.module.expert_capacity(tokens, experts, factor, choices=choices)
@@ -32,7 +32,7 @@ def test_section_1_rounded_up_every_item_has_room(B, sizes):
 
 
 @holds(wrong="halves_rounded_up", sizes=sizes)
-def test_section_1_rounded_to_the_nearest_half_goes_to_even(B, sizes):
+def test_rounded_to_the_nearest_half_goes_to_even(B, sizes):
     """Exactly, where the product is; a capacity below 1 is an error that names the factor."""
     tokens, experts, factor, choices = sizes
     quotient = Fraction(choices * tokens * factor) / experts
@@ -45,7 +45,7 @@ def test_section_1_rounded_to_the_nearest_half_goes_to_even(B, sizes):
 
 
 @holds(wrong="multiples_ignored", sizes=sizes, multiple=multiples)
-def test_section_1_a_multiple_is_the_next_one(B, sizes, multiple):
+def test_a_multiple_is_the_next_one(B, sizes, multiple):
     tokens, experts, factor, choices = sizes
     capacity = B.module.expert_capacity(tokens, experts, factor, choices=choices)
     raised = B.module.expert_capacity(tokens, experts, factor, choices=choices, multiple_of=multiple)
@@ -53,7 +53,7 @@ def test_section_1_a_multiple_is_the_next_one(B, sizes, multiple):
 
 
 @holds(wrong="choices_not_counted", sizes=sizes)
-def test_section_1_choices_count_like_tokens(B, sizes):
+def test_choices_count_like_tokens(B, sizes):
     """`n = K T` items are distributed."""
     tokens, experts, factor, choices = sizes
     capacity = B.module.expert_capacity

@@ -36,7 +36,7 @@ def drawn(logits, seed):
 
 
 @holds(wrong=coupled("softmax_affinity"), logits=spread, seed=seeds)
-def test_section_0_groups_are_routed_independently(B, logits, seed):
+def test_groups_are_routed_independently(B, logits, seed):
     """The results of a group do not depend on the other groups."""
     given = drawn(logits, seed)
     found = B.run(everything, logits=logits, **given)
@@ -51,7 +51,7 @@ def test_section_0_groups_are_routed_independently(B, logits, seed):
 
 
 @holds(wrong=random("softmax_affinity"), logits=spread, seed=seeds)
-def test_section_0_nothing_is_random(B, logits, seed):
+def test_nothing_is_random(B, logits, seed):
     """The same arguments give the same bits."""
     one, other = (B.run(everything, logits=logits, **drawn(logits, seed)) for _ in range(2))
     for name, result in one.items():
@@ -59,7 +59,7 @@ def test_section_0_nothing_is_random(B, logits, seed):
 
 
 @holds(wrong="positive_zero_before_negative", problem=slots, seed=seeds)
-def test_section_0_zero_and_minus_zero_are_equal(B, problem, seed):
+def test_zero_and_minus_zero_are_equal(B, problem, seed):
     """Which of them a score is decides nothing."""
     scores, choices, capacity = problem
     scores = np.where(np.abs(scores) < 1, 0.0, scores)
@@ -91,7 +91,7 @@ REFUSING = {
 
 @holds(wrong="values_not_checked", on=SPEC, values=spread, place=seeds, value=one_of(np.nan, np.inf, -np.inf),
        name=one_of(*REFUSING))  # fmt: skip
-def test_section_0_a_value_that_is_not_finite_is_refused_wherever_it_is(B, values, place, value, name):
+def test_a_value_that_is_not_finite_is_refused_wherever_it_is(B, values, place, value, name):
     values = values.copy()
     values.flat[place % values.size] = value
     refused = False

@@ -46,7 +46,7 @@ def mixed(B, problem, seed):
 
 
 @holds(wrong="step_is_linear", z=lambda few: st.floats(-1, 1), gamma=one_of(0.5, 1.0, 2.0), on=("spec",))
-def test_section_13_the_step_is_the_cubic_and_odd_around_one_half(B, z, gamma):
+def test_the_step_is_the_cubic_and_odd_around_one_half(B, z, gamma):
     """S(z) = -2 z^3 / gamma^3 + 3 z / (2 gamma) + 1/2 inside; S(z) + S(-z) = 1."""
     value, mirrored = B.smooth_step(np.array([z, -z]), gamma=gamma)
     inside = -2 * (z / gamma) ** 3 + 1.5 * z / gamma + 0.5
@@ -55,7 +55,7 @@ def test_section_13_the_step_is_the_cubic_and_odd_around_one_half(B, z, gamma):
 
 
 @holds(wrong="selectors_renormalised", problem=codes)
-def test_section_13_a_selector_sums_to_one_over_all_codes(B, problem):
+def test_a_selector_sums_to_one_over_all_codes(B, problem):
     """`sum r = 1` over 2^M codes; over the experts alone at most 1, and not negative."""
     experts, values = problem
     every = B.dselect_k_selectors(values, experts=2 ** EXPERTS[experts])
@@ -66,7 +66,7 @@ def test_section_13_a_selector_sums_to_one_over_all_codes(B, problem):
 
 
 @holds(wrong="logits_not_normalised", problem=codes, seed=seeds)
-def test_section_13_a_gate_is_a_share_of_each_expert(B, problem, seed):
+def test_a_gate_is_a_share_of_each_expert(B, problem, seed):
     """q >= 0, with sum 1 if E is a power of two, else at most 1."""
     gate, _ = mixed(B, problem, seed)
     assert (gate >= 0).all()
@@ -76,13 +76,13 @@ def test_section_13_a_gate_is_a_share_of_each_expert(B, problem, seed):
 
 
 @holds(wrong=step_twice_as_wide, problem=saturated, seed=seeds)
-def test_section_13_codes_outside_the_step_use_at_most_k_experts(B, problem, seed):
+def test_codes_outside_the_step_use_at_most_k_experts(B, problem, seed):
     gate, _ = mixed(B, problem, seed)
     assert ((gate > 0).sum(axis=-1) <= CHOICES).all()
 
 
 @holds(wrong="least_significant_digit_first", problem=saturated)
-def test_section_13_binary_codes_are_the_numbers_of_the_experts(B, problem):
+def test_binary_codes_are_the_numbers_of_the_experts(B, problem):
     """One-hot at the number that the digits spell, most significant first; nothing where no expert has it."""
     experts, values = problem
     number = (values > 0) @ (2 ** np.arange(EXPERTS[experts])[::-1])
@@ -91,7 +91,7 @@ def test_section_13_binary_codes_are_the_numbers_of_the_experts(B, problem):
 
 
 @holds(wrong=later_selectors_favoured, problem=codes, seed=seeds)
-def test_section_13_the_order_of_the_selectors_does_not_matter(B, problem, seed):
+def test_the_order_of_the_selectors_does_not_matter(B, problem, seed):
     experts, values = problem
     gate, logits = mixed(B, problem, seed)
     permuted = B.dselect_k_gate(
@@ -101,7 +101,7 @@ def test_section_13_the_order_of_the_selectors_does_not_matter(B, problem, seed)
 
 
 @holds(wrong="every_expert_is_used", problem=saturated, seed=seeds)
-def test_section_13_a_token_has_its_own_slot_in_every_expert_with_a_gate(B, problem, seed):
+def test_a_token_has_its_own_slot_in_every_expert_with_a_gate(B, problem, seed):
     """D[t, e, c] = [q > 0] [c = t], C = q D."""
     gate, _ = mixed(B, problem, seed)
     dispatch, combine = B.dselect_k_routing(gate)
@@ -111,7 +111,7 @@ def test_section_13_a_token_has_its_own_slot_in_every_expert_with_a_gate(B, prob
 
 
 @holds(wrong="entropy_averaged", problem=codes)
-def test_section_13_losses_are_sums_over_the_tokens_of_a_group(B, problem):
+def test_losses_are_sums_over_the_tokens_of_a_group(B, problem):
     """And means over groups: one token after the other gives the same."""
     experts, values = problem
     selectors = B.dselect_k_selectors(values, experts=experts)
@@ -120,7 +120,7 @@ def test_section_13_losses_are_sums_over_the_tokens_of_a_group(B, problem):
 
 
 @holds(wrong="reachability_is_the_lost_mass", problem=codes)
-def test_section_13_reachability_is_the_number_of_selectors_where_all_mass_is_on_experts(B, problem):
+def test_reachability_is_the_number_of_selectors_where_all_mass_is_on_experts(B, problem):
     _, values = problem
     every = B.dselect_k_selectors(values, experts=2 ** values.shape[-1])
     np.testing.assert_allclose(B.dselect_k_reachability(every), TOKENS * CHOICES, rtol=1e-13)

@@ -6,7 +6,7 @@ from properties.strategies import distinct_slots, orders, seeds, shuffled, slots
 
 
 @holds(wrong="choosers_weights_ignored", problem=slots, seed=seeds)
-def test_section_1_every_slot_holds_one_token_and_its_weight(B, problem, seed):
+def test_every_slot_holds_one_token_and_its_weight(B, problem, seed):
     """D is 0 or 1 and sums to exactly 1 over tokens, to at most 1 over slots; C = B * D."""
     scores, _, capacity = problem
     weights = np.random.default_rng(seed).random(scores.shape)
@@ -18,7 +18,7 @@ def test_section_1_every_slot_holds_one_token_and_its_weight(B, problem, seed):
 
 
 @holds(wrong="ties_to_the_higher_token", problem=slots)
-def test_section_5_slot_c_holds_the_token_of_rank_c(B, problem):
+def test_slot_c_holds_the_token_of_rank_c(B, problem):
     """Slot 0 the best; the lower index among equals."""
     scores, _, capacity = problem
     dispatch, combine = B.expert_choice(scores, capacity=capacity)
@@ -28,7 +28,7 @@ def test_section_5_slot_c_holds_the_token_of_rank_c(B, problem):
 
 
 @holds(wrong="slots_in_the_order_of_tokens", problem=distinct_slots, seed=seeds)
-def test_section_5_permuting_tokens_and_experts_permutes_the_routing(B, problem, seed):
+def test_permuting_tokens_and_experts_permutes_the_routing(B, problem, seed):
     """Where no scores are equal; slots stay, since they are sorted by score."""
     scores, _, capacity = problem
     tokens, experts = orders(problem.tokens, seed)[..., None], shuffled(problem.experts, seed)
@@ -38,7 +38,7 @@ def test_section_5_permuting_tokens_and_experts_permutes_the_routing(B, problem,
 
 
 @holds(wrong="experts_renormalised", problem=slots)
-def test_section_5_softmax_weights_of_a_token_sum_to_at_most_one(B, problem):
+def test_softmax_weights_of_a_token_sum_to_at_most_one(B, problem):
     scores, _, capacity = problem
     dispatch, combine = B.expert_choice(B.softmax_affinity(scores), capacity=capacity)
     mass, chosen = combine.sum(axis=(2, 3)), dispatch.sum(axis=(2, 3))
@@ -47,7 +47,7 @@ def test_section_5_softmax_weights_of_a_token_sum_to_at_most_one(B, problem):
 
 
 @holds(wrong="slots_in_the_order_of_tokens", problem=slots)
-def test_section_5_more_capacity_removes_no_assignment(B, problem):
+def test_more_capacity_removes_no_assignment(B, problem):
     scores, _, capacity = problem
     wider, _ = B.expert_choice(scores, capacity=problem.tokens)
     dispatch, _ = B.expert_choice(scores, capacity=capacity)
@@ -55,7 +55,7 @@ def test_section_5_more_capacity_removes_no_assignment(B, problem):
 
 
 @holds(wrong="zero_scores_taken_in", problem=slots)
-def test_section_8_7_dropping_zero_scores_only_empties_slots(B, problem):
+def test_dropping_zero_scores_only_empties_slots(B, problem):
     """With `drop_zero` a slot is empty exactly if the score of its token is not positive."""
     scores, _, capacity = problem
     dispatch, _ = B.expert_choice(scores, capacity=capacity)

@@ -23,7 +23,7 @@ def scores_of(B, seed):
 
 
 @holds(wrong="jitter_added", tokens=spread, seed=seeds)
-def test_section_2_5_jitter_multiplies_by_at_most_one_plus_epsilon(B, tokens, seed):
+def test_jitter_multiplies_by_at_most_one_plus_epsilon(B, tokens, seed):
     noise = np.random.default_rng(seed).uniform(-1, 1, tokens.shape)
     jittered = B.router_jitter(tokens, noise, epsilon=0.25)
     assert (np.abs(jittered - tokens) <= 0.25 * np.abs(tokens) * (1 + 1e-12)).all()
@@ -32,7 +32,7 @@ def test_section_2_5_jitter_multiplies_by_at_most_one_plus_epsilon(B, tokens, se
 
 
 @holds(wrong="normalised_over_all_experts", drawn=slots)
-def test_section_2_6_weights_of_the_chosen_sum_to_one(B, drawn):
+def test_weights_of_the_chosen_sum_to_one(B, drawn):
     """With room for all: over the experts that Token Choice chooses, ties included, whatever the weights are."""
     weights = B.softmax_affinity(drawn.scores[..., ::-1])
     divided = B.normalize_selected(drawn.scores, weights, choices=drawn.choices)
@@ -41,7 +41,7 @@ def test_section_2_6_weights_of_the_chosen_sum_to_one(B, drawn):
 
 
 @holds(wrong="selected_not_normalised", drawn=spread_slots)
-def test_section_2_6_scaling_the_weights_of_a_token_changes_nothing(B, drawn):
+def test_scaling_the_weights_of_a_token_changes_nothing(B, drawn):
     weights = B.softmax_affinity(drawn.scores)
     factors = 1 + np.arange(drawn.tokens)[:, None]
     scaled = B.normalize_selected(drawn.scores, factors * weights, choices=drawn.choices)
@@ -49,7 +49,7 @@ def test_section_2_6_scaling_the_weights_of_a_token_changes_nothing(B, drawn):
 
 
 @holds(wrong="switch_gate_of_one", seed=seeds)
-def test_section_11_a_kept_token_has_its_largest_probability(B, seed):
+def test_a_kept_token_has_its_largest_probability(B, seed):
     """`output = A[t, e] f_e(x)`: one expert at most, the first maximum, with its softmax."""
     found, scores = routed(B, "switch", seed), scores_of(B, seed)
     dispatch = found["dispatch"].sum(axis=3)
@@ -58,7 +58,7 @@ def test_section_11_a_kept_token_has_its_largest_probability(B, seed):
 
 
 @holds(wrong="s_base_with_a_capacity", seed=seeds)
-def test_section_7_3_nothing_is_dropped_and_evaluation_takes_the_largest_logit(B, seed):
+def test_nothing_is_dropped_and_evaluation_takes_the_largest_logit(B, seed):
     found = routed(B, "s_base", seed)
     dispatch = found["dispatch"].sum(axis=3)
     np.testing.assert_array_equal(dispatch.sum(axis=2), 1)
@@ -66,7 +66,7 @@ def test_section_7_3_nothing_is_dropped_and_evaluation_takes_the_largest_logit(B
 
 
 @holds(wrong="second_kept_if_small", logits=logits, seed=seeds, more=one_of(0.0, 0.25))
-def test_section_20_a_smaller_draw_keeps_no_fewer_second_experts(B, logits, seed, more):
+def test_a_smaller_draw_keeps_no_fewer_second_experts(B, logits, seed, more):
     """The first is always asked for; a draw below 0 keeps every second one, equal gates all of them."""
     if logits.shape[2] < 2:
         return
@@ -79,7 +79,7 @@ def test_section_20_a_smaller_draw_keeps_no_fewer_second_experts(B, logits, seed
 
 
 @holds(wrong="gshard_unkept_take_slots", seed=seeds)
-def test_section_20_a_second_expert_that_is_not_kept_is_nowhere(B, seed):
+def test_a_second_expert_that_is_not_kept_is_nowhere(B, seed):
     """With a draw that keeps none, and room for all, GShard sends each token to its best expert."""
     noise = np.full((GROUPS, T), 2.0)
     found = routed(B, "gshard", seed, noise, capacity_factor=3.0)

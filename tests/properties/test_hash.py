@@ -25,7 +25,7 @@ def experts(seed):
 
 
 @holds(wrong="hash_by_remainder", seed=seeds)
-def test_section_12_a_token_has_the_expert_of_its_id_and_no_other(B, seed):
+def test_a_token_has_the_expert_of_its_id_and_no_other(B, seed):
     """Without a capacity every token has one slot, of weight 1, at the expert that the table has for its id."""
     _, ids, (table,) = drawn(seed)
     dispatch, combine = B.hash_routing(ids, table, experts=E)
@@ -34,7 +34,7 @@ def test_section_12_a_token_has_the_expert_of_its_id_and_no_other(B, seed):
 
 
 @holds(wrong="last_tokens_first", seed=seeds, capacity=CAPACITY)
-def test_section_12_a_capacity_serves_the_first_tokens(B, seed, capacity):
+def test_a_capacity_serves_the_first_tokens(B, seed, capacity):
     """An expert with room for C has the first C tokens that ask for it, in a prefix of its slots."""
     _, ids, (table,) = drawn(seed)
     dispatch, _ = B.hash_routing(ids, table, experts=E, capacity=capacity)
@@ -56,7 +56,7 @@ def permuted(module, tokens, ids, tables, renamed, moved, params):
 @holds(
     wrong={"multi_hash_mlp": lambda B, tokens, ids, tables, params: tokens + ids[..., None]}, seed=seeds, hashes=HASHES
 )
-def test_section_12_names_of_ids_mean_nothing(B, seed, hashes):
+def test_names_of_ids_mean_nothing(B, seed, hashes):
     """Ids renamed in the tables and the tokens alike change no output."""
     tokens, ids, tables = drawn(seed, hashes)
     order = np.random.default_rng(seed).permutation(V)
@@ -66,7 +66,7 @@ def test_section_12_names_of_ids_mean_nothing(B, seed, hashes):
 
 
 @holds(wrong="segments_without_biases", seed=seeds, hashes=HASHES)
-def test_section_12_hashes_that_agree_are_the_plain_expert(B, seed, hashes):
+def test_hashes_that_agree_are_the_plain_expert(B, seed, hashes):
     """With all k_m equal to k the output is that of expert k, and the parameters are those of E experts."""
     tokens, ids, (table,) = drawn(seed)
     params = experts(seed)
@@ -77,7 +77,7 @@ def test_section_12_hashes_that_agree_are_the_plain_expert(B, seed, hashes):
 
 
 @holds(wrong="codes_of_raw_pixels", seed=seeds)
-def test_section_12_a_code_sees_neither_brightness_nor_contrast(B, seed):
+def test_a_code_sees_neither_brightness_nor_contrast(B, seed):
     """Codes of `a x + b` are those of x, and no codeword is nearer than the code's."""
     random = np.random.default_rng(seed)
     patches, codebook = random.normal(size=(GROUPS, T, 8)), random.normal(size=(V, 8))
@@ -90,7 +90,7 @@ def test_section_12_a_code_sees_neither_brightness_nor_contrast(B, seed):
 
 
 @holds(wrong="pairs_the_other_way", seed=seeds)
-def test_section_12_a_pair_tells_both_ids(B, seed):
+def test_a_pair_tells_both_ids(B, seed):
     """Division by the vocabulary gives the two ids back; the previous ids are shifted by one, from 0."""
     _, ids, _ = drawn(seed)
     previous = B.previous_ids(ids)
@@ -101,13 +101,13 @@ def test_section_12_a_pair_tells_both_ids(B, seed):
 
 
 @holds(wrong="places_from_one", seed=seeds)
-def test_section_12_places_do_not_depend_on_content(B, seed):
+def test_places_do_not_depend_on_content(B, seed):
     """All groups have the ids 0, 1, 2, ..."""
     np.testing.assert_array_equal(B.position_ids(drawn(seed)[0]), [np.arange(T)] * GROUPS)
 
 
 @holds(wrong="balanced_in_order", on=SPEC, seed=seeds)
-def test_section_12_a_balanced_table_is_nearly_even(B, seed):
+def test_a_balanced_table_is_nearly_even(B, seed):
     """The largest load is at most the mean and the largest frequency, and at most 4/3 of the smallest possible one."""
     random = np.random.default_rng(seed)
     frequencies = random.integers(1, 20, 8).astype(float)
@@ -120,7 +120,7 @@ def test_section_12_a_balanced_table_is_nearly_even(B, seed):
 
 
 @holds(wrong="dispersed_without_clusters", on=SPEC, seed=seeds)
-def test_section_12_a_dispersed_table_spreads_every_cluster(B, seed):
+def test_a_dispersed_table_spreads_every_cluster(B, seed):
     """The experts' shares of a cluster, and of all ids, differ by one at most."""
     clusters = np.random.default_rng(seed).integers(0, 4, 17)
     table = B.hash_table_dispersed(clusters, experts=E)
@@ -130,7 +130,7 @@ def test_section_12_a_dispersed_table_spreads_every_cluster(B, seed):
 
 
 @holds(wrong="clusters_before_the_update", on=SPEC, seed=seeds)
-def test_section_12_clusters_are_the_nearest_centroids(B, seed):
+def test_clusters_are_the_nearest_centroids(B, seed):
     """After any number of updates each point belongs to the nearest of the centroids that are returned."""
     points = np.random.default_rng(seed).normal(size=(20, 2))
     found = B.k_means(points, points[:4], iterations=1)

@@ -15,7 +15,7 @@ def importance(scores):
 
 
 @holds(wrong="important_in_heap_order", problem=slots, drop=SHARES)
-def test_section_15_5_the_order_is_the_start_of_that_of_descending_importance(B, problem, drop):
+def test_the_order_is_the_start_of_that_of_descending_importance(B, problem, drop):
     """Without the last floor(drop T); the lower index first among equals."""
     order = B.importance_score_order(problem.scores, drop=drop)
     left = problem.tokens - math.floor(drop * problem.tokens)
@@ -23,14 +23,14 @@ def test_section_15_5_the_order_is_the_start_of_that_of_descending_importance(B,
 
 
 @holds(wrong="most_important_removed", problem=slots, drop=SHARES)
-def test_section_15_5_every_surviving_score_is_at_least_every_removed_one(B, problem, drop):
+def test_every_surviving_score_is_at_least_every_removed_one(B, problem, drop):
     order = B.importance_score_order(problem.scores, drop=drop)
     for scores, left in zip(importance(problem.scores), order, strict=True):
         assert scores[left].min() >= np.delete(scores, left).max(initial=-np.inf)
 
 
 @holds(wrong="nobody_removed", problem=slots, drop=SHARES)
-def test_section_15_5_removed_tokens_have_rows_of_zeros(B, problem, drop):
+def test_removed_tokens_have_rows_of_zeros(B, problem, drop):
     """So that at most K (T - n_drop) slots are filled."""
     scores, choices, capacity = problem
     order = B.importance_score_order(scores, drop=drop)
@@ -43,7 +43,7 @@ def test_section_15_5_removed_tokens_have_rows_of_zeros(B, problem, drop):
 
 
 @holds(wrong="removed_after_they_chose", problem=slots, drop=SHARES)
-def test_section_15_5_it_is_token_choice_of_those_that_are_left(B, problem, drop):
+def test_it_is_token_choice_of_those_that_are_left(B, problem, drop):
     """In the order of their importance, as if they were all there is."""
     scores, choices, capacity = problem
     order = B.importance_score_order(scores, drop=drop)
@@ -55,7 +55,7 @@ def test_section_15_5_it_is_token_choice_of_those_that_are_left(B, problem, drop
 
 
 @holds(wrong="served_by_index", problem=distinct_slots, seed=seeds, drop=SHARES)
-def test_section_15_5_permuting_tokens_permutes_the_routing(B, problem, seed, drop):
+def test_permuting_tokens_permutes_the_routing(B, problem, seed, drop):
     """Where no scores are equal: channels of one image have no order of their own."""
     scores, choices, capacity = problem
     order = orders(problem.tokens, seed)[..., None]
@@ -66,7 +66,7 @@ def test_section_15_5_permuting_tokens_permutes_the_routing(B, problem, seed, dr
 
 
 @holds(wrong="nobody_removed", problem=slots, drop=one_of(0.25))
-def test_section_15_5_a_larger_share_removes_more(B, problem, drop):
+def test_a_larger_share_removes_more(B, problem, drop):
     """Who survives the larger cut survives the smaller one, and the cut never takes all."""
     less, more = (B.importance_score_order(problem.scores, drop=share) for share in (drop, 0.75))
     np.testing.assert_array_equal(less[:, : more.shape[1]], more)

@@ -46,7 +46,7 @@ def applied(B, problem, seed, allocation, *, equal=False, **options):
 
 
 @holds(wrong="weights_before_experts", problem=slots, seed=seeds, allocation=ALLOCATIONS)
-def test_section_1_the_layer_is_dispatch_experts_combine(B, problem, seed, allocation):
+def test_the_layer_is_dispatch_experts_combine(B, problem, seed, allocation):
     """`Y[t] = sum C[t, e, c] f_e(sum_t' D[t', e, c] X[t'])`, whatever record of the routing is used."""
     found = applied(B, problem, seed, allocation)
     inputs = np.einsum("gtec,gtd->gecd", found["dispatch"], tokens_of(problem, seed))
@@ -56,14 +56,14 @@ def test_section_1_the_layer_is_dispatch_experts_combine(B, problem, seed, alloc
 
 
 @holds(wrong="dropped_tokens_pass", problem=slots, seed=seeds, allocation=one_of("token_choice", "expert_choice"))
-def test_section_1_a_token_without_a_slot_gets_zero(B, problem, seed, allocation):
+def test_a_token_without_a_slot_gets_zero(B, problem, seed, allocation):
     found = applied(B, problem, seed, allocation)
     without = ~found["dispatch"].any(axis=(2, 3))
     assert (found["output"][without] == 0).all()
 
 
 @holds(wrong="empty_slots_reach_the_last_token", problem=slots, seed=seeds)
-def test_section_1_empty_slots_do_no_harm(B, problem, seed):
+def test_empty_slots_do_no_harm(B, problem, seed):
     """Two slots more than tokens change nothing, although the experts have biases."""
     enough = applied(B, problem, seed, "token_choice", capacity=problem.tokens)["output"]
     spare = applied(B, problem, seed, "token_choice", capacity=problem.tokens + 2)["output"]
@@ -71,7 +71,7 @@ def test_section_1_empty_slots_do_no_harm(B, problem, seed):
 
 
 @holds(wrong="outputs_averaged", problem=slots, seed=seeds, allocation=one_of("token_choice", "expert_choice"))
-def test_section_1_equal_experts_are_the_dense_layer_times_the_combine_mass(B, problem, seed, allocation):
+def test_equal_experts_are_the_dense_layer_times_the_combine_mass(B, problem, seed, allocation):
     """So with `sum C D = 1` for each token it is the dense layer."""
     found = applied(B, problem, seed, allocation, equal=True)
     tokens = tokens_of(problem, seed)
@@ -81,7 +81,7 @@ def test_section_1_equal_experts_are_the_dense_layer_times_the_combine_mass(B, p
 
 
 @holds(wrong="combine_over_experts", problem=slots, seed=seeds)
-def test_section_9_outputs_lie_between_the_outputs_of_the_slots(B, problem, seed):
+def test_outputs_lie_between_the_outputs_of_the_slots(B, problem, seed):
     """In their convex hull, so within their range in every coordinate."""
     found = applied(B, problem, seed, "soft_routing")
     inputs = np.einsum("gtec,gtd->gecd", found["dispatch"], tokens_of(problem, seed))
@@ -91,7 +91,7 @@ def test_section_9_outputs_lie_between_the_outputs_of_the_slots(B, problem, seed
 
 
 @holds(wrong="load_of_filled_slots", problem=slots, seed=seeds, allocation=ALLOCATIONS)
-def test_section_1_metrics_count_what_the_dispatch_shows(B, problem, seed, allocation):
+def test_metrics_count_what_the_dispatch_shows(B, problem, seed, allocation):
     """Means over groups of the load, the coverage and what is dropped."""
     found = applied(B, problem, seed, allocation)
     dispatch = found["dispatch"]
@@ -101,7 +101,7 @@ def test_section_1_metrics_count_what_the_dispatch_shows(B, problem, seed, alloc
 
 
 @holds(wrong="entropy_in_bits", problem=slots, seed=seeds)
-def test_section_1_the_entropy_of_a_token_is_at_most_that_of_equal_shares(B, problem, seed):
+def test_the_entropy_of_a_token_is_at_most_that_of_equal_shares(B, problem, seed):
     """From 0 to log K nats, and log K when the K experts have equal weights."""
     found = applied(B, problem, seed, "token_choice")
     assert -1e-12 <= found["entropy"] <= np.log(problem.choices) + 1e-12

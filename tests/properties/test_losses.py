@@ -13,7 +13,7 @@ def load_of(B, clean, seed, choices=1):
 
 
 @holds(wrong="unbiased_importance", logits=logits)
-def test_section_10_1_importance_is_from_zero_to_experts_minus_one(B, logits):
+def test_importance_is_from_zero_to_experts_minus_one(B, logits):
     """CV^2 of a non-negative vector, and the most when one expert has everything."""
     experts = logits.shape[2]
     assert 0 <= B.importance_loss(B.softmax_affinity(4 * logits)) <= experts - 1 + 1e-12
@@ -23,38 +23,38 @@ def test_section_10_1_importance_is_from_zero_to_experts_minus_one(B, logits):
 
 
 @holds(wrong="importance_not_centred", logits=logits)
-def test_section_10_1_importance_is_zero_only_if_experts_are_equally_important(B, logits):
+def test_importance_is_zero_only_if_experts_are_equally_important(B, logits):
     scores = logits + 4  # positive and on a grid, so that the sums are exact
     totals = scores.sum(axis=1)
     assert (B.importance_loss(scores) > 1e-20) == (totals != totals[:, :1]).any()
 
 
 @holds(wrong=variance_alone, logits=logits)
-def test_section_10_1_scaling_all_scores_changes_nothing(B, logits):
+def test_scaling_all_scores_changes_nothing(B, logits):
     scores = B.softmax_affinity(logits)
     np.testing.assert_allclose(B.importance_loss(7 * scores), B.importance_loss(scores), rtol=1e-9, atol=1e-14)
 
 
 @holds(wrong="unbiased_load", logits=logits, seed=seeds)
-def test_section_10_2_load_is_from_zero_to_experts_minus_one(B, logits, seed):
+def test_load_is_from_zero_to_experts_minus_one(B, logits, seed):
     assert 0 <= load_of(B, 4 * logits, seed) <= logits.shape[2] - 1 + 1e-12
 
 
 @holds(wrong="threshold_of_the_others", logits=logits, seed=seeds)
-def test_section_10_2_equal_logits_have_no_load_loss(B, logits, seed):
+def test_equal_logits_have_no_load_loss(B, logits, seed):
     """Whatever the threshold of a token is, every expert reaches it with the same probability."""
     equal = logits[:, :, :1] + np.zeros(logits.shape)
     np.testing.assert_allclose(load_of(B, equal, seed), 0, atol=1e-20)
 
 
 @holds(wrong=load_of_scores, logits=spread, seed=seeds)
-def test_section_10_2_a_constant_added_to_a_row_changes_no_load(B, logits, seed):
+def test_a_constant_added_to_a_row_changes_no_load(B, logits, seed):
     constants = np.random.default_rng(seed).normal(size=(*logits.shape[:2], 1))
     np.testing.assert_allclose(load_of(B, logits + constants, seed), load_of(B, logits, seed), rtol=1e-9, atol=1e-13)
 
 
 @holds(wrong="last_maximum", logits=logits)
-def test_section_10_5_the_balance_loss_is_a_mean_of_scores(B, logits):
+def test_the_balance_loss_is_a_mean_of_scores(B, logits):
     """`E sum_e f[e] P[e]`, f the shares of the first maxima: positive, at most E."""
     scores = B.softmax_affinity(logits)
     experts = logits.shape[2]
@@ -65,7 +65,7 @@ def test_section_10_5_the_balance_loss_is_a_mean_of_scores(B, logits):
 
 
 @holds(wrong="balance_over_experts", logits=even_logits, seed=seeds)
-def test_section_10_5_the_balance_loss_is_one_if_mean_scores_are_equal(B, logits, seed):
+def test_the_balance_loss_is_one_if_mean_scores_are_equal(B, logits, seed):
     """Also if the shares are not; it is E at full collapse. (It may be less than 1: nothing else is asserted.)"""
     experts = logits.shape[2]
     weights = np.random.default_rng(seed).dirichlet(np.ones(experts), size=len(logits))
@@ -78,7 +78,7 @@ def test_section_10_5_the_balance_loss_is_one_if_mean_scores_are_equal(B, logits
 
 
 @holds(wrong="z_of_the_mean_exponential", logits=logits, seed=seeds)
-def test_section_10_6_the_z_loss_is_the_mean_square_of_the_logsumexp(B, logits, seed):
+def test_the_z_loss_is_the_mean_square_of_the_logsumexp(B, logits, seed):
     """It is 0 when each row of `exp(L)` sums to 1, and c^2 when c is added to such a row."""
     normal = np.log(B.softmax_affinity(logits))
     np.testing.assert_allclose(B.z_loss(normal), 0, atol=1e-28)
@@ -87,7 +87,7 @@ def test_section_10_6_the_z_loss_is_the_mean_square_of_the_logsumexp(B, logits, 
 
 
 @holds(wrong=favouring("importance_loss", 2), logits=spread, seed=seeds)
-def test_section_10_permuting_tokens_and_experts_changes_no_loss(B, logits, seed):
+def test_permuting_tokens_and_experts_changes_no_loss(B, logits, seed):
     """Where no scores are equal."""
     noisy = logits + np.random.default_rng(seed).normal(size=logits.shape) / 4
     tokens, experts = orders(logits.shape[1], seed)[..., None], shuffled(logits.shape[2], seed)
@@ -103,7 +103,7 @@ def test_section_10_permuting_tokens_and_experts_changes_no_loss(B, logits, seed
 
 
 @holds(wrong="balance_of_all_groups", logits=spread, seed=seeds)
-def test_section_10_a_loss_is_the_mean_over_groups(B, logits, seed):
+def test_a_loss_is_the_mean_over_groups(B, logits, seed):
     def losses(logits):
         scores = B.softmax_affinity(logits)
         return np.array([B.importance_loss(scores), B.balance_loss(scores), B.z_loss(logits),

@@ -17,7 +17,7 @@ def heads(seed):
 
 
 @holds(wrong="norm_not_centred", seed=seeds)
-def test_section_16_layer_norm_has_mean_zero_and_variance_one(B, seed):
+def test_layer_norm_has_mean_zero_and_variance_one(B, seed):
     """Before scale and bias, up to epsilon; a shift and a positive factor change nothing."""
     x, ones = normal(seed, 2, 3, 8), np.ones(8)
     y = B.layer_norm(x, ones)
@@ -27,7 +27,7 @@ def test_section_16_layer_norm_has_mean_zero_and_variance_one(B, seed):
 
 
 @holds(wrong="epsilon_of_torch", seed=seeds)
-def test_section_16_layer_norm_adds_epsilon_to_the_variance_of_the_population(B, seed):
+def test_layer_norm_adds_epsilon_to_the_variance_of_the_population(B, seed):
     x = normal(seed, 2, 3, 8) / 100
     centred = x - x.mean(axis=2, keepdims=True)
     scale, bias = normal(seed + 1, 8), normal(seed + 2, 8)
@@ -36,7 +36,7 @@ def test_section_16_layer_norm_adds_epsilon_to_the_variance_of_the_population(B,
 
 
 @holds(wrong="attention_with_a_zero_key", seed=seeds)
-def test_section_16_attention_is_a_mean_of_values(B, seed):
+def test_attention_is_a_mean_of_values(B, seed):
     """Weights of a query sum to 1 over keys: a constant added to all values is added to the result, which is a mean."""
     query, key, value = heads(seed)
     attended = B.attention(query, key, value)
@@ -47,7 +47,7 @@ def test_section_16_attention_is_a_mean_of_values(B, seed):
 
 
 @holds(wrong="attention_over_queries", seed=seeds)
-def test_section_16_attention_does_not_see_the_order_of_keys_and_treats_each_query_alone(B, seed):
+def test_attention_does_not_see_the_order_of_keys_and_treats_each_query_alone(B, seed):
     query, key, value = heads(seed)
     attended, order = B.attention(query, key, value), shuffled(5, seed)
     np.testing.assert_allclose(B.attention(query, key[:, order], value[:, order]), attended, rtol=1e-11, atol=1e-13)
@@ -56,7 +56,7 @@ def test_section_16_attention_does_not_see_the_order_of_keys_and_treats_each_que
 
 
 @holds(wrong="attention_not_scaled", seed=seeds)
-def test_section_16_products_of_attention_are_divided_by_the_root_of_their_dimension(B, seed):
+def test_products_of_attention_are_divided_by_the_root_of_their_dimension(B, seed):
     """Repeating the coordinates of queries and keys four times is doubling the queries."""
     query, key, value = heads(seed)
     repeated = B.attention(np.tile(query, 4), np.tile(key, 4), np.tile(value, 4))
@@ -64,7 +64,7 @@ def test_section_16_products_of_attention_are_divided_by_the_root_of_their_dimen
 
 
 @holds(wrong="patches_column_by_column", seed=seeds)
-def test_section_16_patches_are_counted_row_by_row_and_mapped_alone(B, seed):
+def test_patches_are_counted_row_by_row_and_mapped_alone(B, seed):
     """Patch i covers row `i // columns` of the grid, and its pixels are read as the kernel is."""
     images, kernel, bias = normal(seed, 2, 4, 6, 3), normal(seed + 1, 2, 2, 3, 5), normal(seed + 2, 5)
     found = B.patch_embed(images, kernel, bias)
@@ -75,7 +75,7 @@ def test_section_16_patches_are_counted_row_by_row_and_mapped_alone(B, seed):
 
 
 @holds(wrong="softplus_for_gelu", form=one_of("tanh", "erf"), seed=seeds)
-def test_section_1_gelu_of_both_signs_differ_by_their_argument(B, form, seed):
+def test_gelu_of_both_signs_differ_by_their_argument(B, form, seed):
     """`gelu(x) - gelu(-x) = x`, since `Phi(x) + Phi(-x) = 1`; and it is 0 at 0."""
     x = 3 * normal(seed, 4, 8)
     x[0, 0] = 0
@@ -86,7 +86,7 @@ def test_section_1_gelu_of_both_signs_differ_by_their_argument(B, form, seed):
 
 
 @holds(wrong="sigmoid_gelu", seed=seeds)
-def test_section_1_both_forms_of_gelu_are_close(B, seed):
+def test_both_forms_of_gelu_are_close(B, seed):
     """Within 5e-4, and not the same."""
     x = 3 * normal(seed, 4, 8)
     difference = np.abs(B.gelu(x, form="tanh") - B.gelu(x, form="erf"))
@@ -94,7 +94,7 @@ def test_section_1_both_forms_of_gelu_are_close(B, seed):
 
 
 @holds(wrong="targets_made_hard", seed=seeds)
-def test_section_17_1_softmax_cross_entropy_is_least_at_the_targets(B, seed):
+def test_softmax_cross_entropy_is_least_at_the_targets(B, seed):
     """It is at least the entropy of the targets, with equality at their logarithm; a constant changes nothing."""
     random = np.random.default_rng(seed)
     targets, logits = random.dirichlet(np.ones(4), size=3), random.normal(size=(3, 4))
@@ -106,7 +106,7 @@ def test_section_17_1_softmax_cross_entropy_is_least_at_the_targets(B, seed):
 
 
 @holds(wrong="sigmoid_of_positives", seed=seeds)
-def test_section_17_1_sigmoid_cross_entropy_is_the_sum_of_binary_ones(B, seed):
+def test_sigmoid_cross_entropy_is_the_sum_of_binary_ones(B, seed):
     """Exchanging yes and no changes nothing; it is least, the sum of binary entropies, at the logits of the targets."""
     random = np.random.default_rng(seed)
     targets, logits = random.uniform(0.05, 0.95, size=(3, 4)), random.normal(size=(3, 4))

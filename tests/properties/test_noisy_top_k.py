@@ -14,14 +14,14 @@ def load_of(B, clean, seed, choices):
 
 
 @holds(wrong="softmax_before_the_choice", drawn=slots)
-def test_section_2_4_k_gates_are_positive_and_sum_to_one(B, drawn):
+def test_k_gates_are_positive_and_sum_to_one(B, drawn):
     gates = B.noisy_top_k_affinity(drawn.scores, choices=drawn.choices)
     assert ((gates > 0).sum(axis=2) == drawn.choices).all()
     np.testing.assert_allclose(gates.sum(axis=2), 1, rtol=1e-14)
 
 
 @holds(wrong="sigmoid_gates", drawn=distinct_slots, seed=seeds)
-def test_section_2_4_a_constant_added_to_a_row_changes_no_gate(B, drawn, seed):
+def test_a_constant_added_to_a_row_changes_no_gate(B, drawn, seed):
     constants = np.random.default_rng(seed).integers(-4, 5, size=(*drawn.scores.shape[:2], 1))
     shifted, gates = (
         B.noisy_top_k_affinity(scores, choices=drawn.choices) for scores in (drawn.scores + constants, drawn.scores)
@@ -30,7 +30,7 @@ def test_section_2_4_a_constant_added_to_a_row_changes_no_gate(B, drawn, seed):
 
 
 @holds(wrong="gates_to_the_higher", drawn=slots)
-def test_section_2_4_the_gates_are_those_of_token_choice(B, drawn):
+def test_the_gates_are_those_of_token_choice(B, drawn):
     """The experts with a gate are those that Token Choice chooses, ties included, with room for all."""
     gates = B.noisy_top_k_affinity(drawn.scores, choices=drawn.choices)
     routing = B.token_choice(drawn.scores, choices=drawn.choices, capacity=drawn.tokens)
@@ -38,7 +38,7 @@ def test_section_2_4_the_gates_are_those_of_token_choice(B, drawn):
 
 
 @holds(wrong="softmax_before_the_choice", drawn=spread_slots)
-def test_section_2_4_with_all_experts_the_gates_are_the_softmax_and_with_one_they_are_one(B, drawn):
+def test_with_all_experts_the_gates_are_the_softmax_and_with_one_they_are_one(B, drawn):
     np.testing.assert_allclose(
         B.noisy_top_k_affinity(drawn.scores, choices=drawn.experts), B.softmax_affinity(drawn.scores), rtol=1e-13
     )
@@ -46,7 +46,7 @@ def test_section_2_4_with_all_experts_the_gates_are_the_softmax_and_with_one_the
 
 
 @holds(wrong="noise_scale_not_positive", logits=logits, seed=seeds)
-def test_section_2_4_noise_moves_logits_in_its_own_direction(B, logits, seed):
+def test_noise_moves_logits_in_its_own_direction(B, logits, seed):
     """The scale is a softplus, positive, that grows with the noise logit; without noise nothing moves."""
     noise = np.random.default_rng(seed).normal(size=logits.shape)
     move = B.noisy_top_k_logits(np.zeros(logits.shape), logits, noise)
@@ -56,13 +56,13 @@ def test_section_2_4_noise_moves_logits_in_its_own_direction(B, logits, seed):
 
 
 @holds(wrong="noisy_load_not_squared", drawn=spread_slots, seed=seeds)
-def test_section_10_3_load_is_from_zero_to_experts_minus_one(B, drawn, seed):
+def test_load_is_from_zero_to_experts_minus_one(B, drawn, seed):
     if drawn.experts > drawn.choices:
         assert 0 <= load_of(B, 3 * drawn.scores, seed, drawn.choices) <= drawn.experts - 1 + 1e-12
 
 
 @holds(wrong="noisy_threshold_with_the_expert", drawn=spread_slots, seed=seeds)
-def test_section_10_3_whose_noise_is_small_is_counted(B, drawn, seed):
+def test_whose_noise_is_small_is_counted(B, drawn, seed):
     """As the scales vanish the load becomes the number of tokens that chose each expert."""
     if drawn.experts > drawn.choices:
         loss = B.noisy_top_k_load_loss(
@@ -74,7 +74,7 @@ def test_section_10_3_whose_noise_is_small_is_counted(B, drawn, seed):
 
 
 @holds(wrong="noisy_load_of_all_groups", drawn=spread_slots, seed=seeds)
-def test_section_10_3_the_load_loss_is_the_mean_over_groups_whatever_their_order_of_tokens_and_experts(B, drawn, seed):
+def test_the_load_loss_is_the_mean_over_groups_whatever_their_order_of_tokens_and_experts(B, drawn, seed):
     if drawn.experts == drawn.choices:
         return
     random = np.random.default_rng(seed)

@@ -41,7 +41,7 @@ def softmax_of(B, seed, *, noisy=True):
 
 
 @holds(wrong="plan_combines", name=SPARSE, seed=seeds)
-def test_section_7_combine_is_the_softmax_of_the_noisy_logits_where_dispatch_is_one(B, name, seed):
+def test_combine_is_the_softmax_of_the_noisy_logits_where_dispatch_is_one(B, name, seed):
     """`C = A * D`: a plan only selects. D is 0 or 1, a slot holds a token at most, and a token enters an expert once."""
     found = routed(B, name, seed)
     dispatch, combine = found["dispatch"], found["combine"]
@@ -53,7 +53,7 @@ def test_section_7_combine_is_the_softmax_of_the_noisy_logits_where_dispatch_is_
 
 
 @holds(wrong="raw_utility", name=SPARSE, seed=seeds)
-def test_section_7_a_router_is_its_affinity_and_its_allocation(B, name, seed):
+def test_a_router_is_its_affinity_and_its_allocation(B, name, seed):
     """Dispatch is the allocation by the softmax, by its Sinkhorn plan or by its sparsity-constrained plan."""
     tokens, kernel, noise = drawn(seed)
     noisy = B.add_gating_noise(B.router_logits(tokens, kernel), noise)
@@ -68,7 +68,7 @@ def test_section_7_a_router_is_its_affinity_and_its_allocation(B, name, seed):
 
 
 @holds(wrong="softmax_combines", name=SINKHORN, seed=seeds)
-def test_section_6_the_ablation_combines_with_the_plan(B, name, seed):
+def test_the_ablation_combines_with_the_plan(B, name, seed):
     """`combine_with="plan"` changes C, not D."""
     tokens, kernel, noise = drawn(seed)
     found = routed(B, name, seed, combine_with="plan")
@@ -78,7 +78,7 @@ def test_section_6_the_ablation_combines_with_the_plan(B, name, seed):
 
 
 @holds(wrong="noisy_logits_combine", name=SINKHORN, seed=seeds)
-def test_section_7_combine_weights_may_ignore_the_noise(B, name, seed):
+def test_combine_weights_may_ignore_the_noise(B, name, seed):
     """`combine_from_clean_logits` changes C, not D."""
     found = routed(B, name, seed, combine_from_clean_logits=True)
     np.testing.assert_array_equal(found["dispatch"], routed(B, name, seed)["dispatch"])
@@ -87,14 +87,14 @@ def test_section_7_combine_weights_may_ignore_the_noise(B, name, seed):
 
 
 @holds(wrong="multiplier_of_zero_is_one", name=SOME, seed=seeds)
-def test_section_2_noise_multiplied_by_zero_is_none(B, name, seed):
+def test_noise_multiplied_by_zero_is_none(B, name, seed):
     quiet, without = routed(B, name, seed, noise_multiplier=0.0), routed(B, name, seed, noisy=False)
     for tensor in ("dispatch", "combine"):
         np.testing.assert_array_equal(quiet[tensor], without[tensor])
 
 
 @holds(wrong="losses_not_weighted", name=one_of("sinkhorn_token_choice"), seed=seeds)
-def test_section_10_losses_are_weighted_and_reported_without_weights(B, name, seed):
+def test_losses_are_weighted_and_reported_without_weights(B, name, seed):
     """Each loss is its weight times what the metrics report, and those with a weight of 0 are left out."""
     weights = {"importance": 0.5, "load": 0.25, "balance": 2.0, "z": 0.125}
     found = routed(B, name, seed, **{f"{loss}_weight": weight for loss, weight in weights.items()})
@@ -107,7 +107,7 @@ def test_section_10_losses_are_weighted_and_reported_without_weights(B, name, se
 
 
 @holds(wrong="raw_utility", seed=seeds)
-def test_section_8_7_up_to_a_factor_of_one_no_slot_needs_a_token_without_a_plan(B, seed):
+def test_up_to_a_factor_of_one_no_slot_needs_a_token_without_a_plan(B, seed):
     """With k <= T / E a column of the plan has k positive entries, so that dropping the others drops nothing."""
     name = "sparsity_constrained_expert_choice"
     kept, dropped = (routed(B, name, seed, drop_zero_plan=drop) for drop in (False, True))

@@ -31,7 +31,7 @@ FORMS = one_of("paper", "rsqrt")
 
 
 @holds(wrong="exchanged", tokens=tokens, seed=seeds, forms=one_of(*ABLATIONS))
-def test_section_9_dispatch_sums_to_one_over_tokens_and_combine_over_slots(B, tokens, seed, forms):
+def test_dispatch_sums_to_one_over_tokens_and_combine_over_slots(B, tokens, seed, forms):
     """In all five ablations; soft weights are positive."""
     dispatch, combine = forms
     capacity = tokens.shape[1] // 2 if tokens.shape[1] > 1 else 1
@@ -45,7 +45,7 @@ def test_section_9_dispatch_sums_to_one_over_tokens_and_combine_over_slots(B, to
 
 
 @holds(wrong="never_normalised", tokens=tokens, seed=seeds, scale=SCALES, form=FORMS)
-def test_section_9_normalised_logits_are_at_most_the_scale(B, tokens, seed, scale, form):
+def test_normalised_logits_are_at_most_the_scale(B, tokens, seed, scale, form):
     """So `1 / (1 + (n - 1) e^2s) <= weight <= 1 / (1 + (n - 1) e^-2s)`, n tokens for dispatch and slots for combine."""
     slots = slots_for(tokens, seed)
     routing = B.soft_routing(tokens, slots, scale=np.array(scale), norm_form=form)
@@ -56,7 +56,7 @@ def test_section_9_normalised_logits_are_at_most_the_scale(B, tokens, seed, scal
 
 
 @holds(wrong="slots_dealt_round_robin", tokens=tokens, seed=seeds, form=FORMS)
-def test_section_9_permuting_tokens_experts_and_slots_permutes_the_routing(B, tokens, seed, form):
+def test_permuting_tokens_experts_and_slots_permutes_the_routing(B, tokens, seed, form):
     slots = slots_for(tokens, seed)
     t, e, c = orders(tokens.shape[1], seed)[..., None], shuffled(3, seed), shuffled(2, seed)
     permuted = B.soft_routing(np.take_along_axis(tokens, t, axis=1), slots[:, e][:, :, c], norm_form=form)
@@ -67,7 +67,7 @@ def test_section_9_permuting_tokens_experts_and_slots_permutes_the_routing(B, to
 
 
 @holds(wrong="scale_of_one", tokens=tokens, seed=seeds, form=FORMS)
-def test_section_9_a_scale_of_zero_is_uniform(B, tokens, seed, form):
+def test_a_scale_of_zero_is_uniform(B, tokens, seed, form):
     slots = slots_for(tokens, seed)
     routing = B.soft_routing(tokens, slots, scale=np.array(0.0), norm_form=form)
     uniform = B.soft_routing(tokens, slots, dispatch="uniform", combine="uniform")
@@ -76,7 +76,7 @@ def test_section_9_a_scale_of_zero_is_uniform(B, tokens, seed, form):
 
 
 @holds(wrong="never_normalised", tokens=tokens, seed=seeds, form=FORMS)
-def test_section_9_the_length_of_tokens_does_not_count(B, tokens, seed, form):
+def test_the_length_of_tokens_does_not_count(B, tokens, seed, form):
     """A positive factor for each token changes nothing, up to epsilon; a token of norm 0 has no preference."""
     slots = slots_for(tokens, seed)
     lengths = 1 + np.random.default_rng(seed).random((*tokens.shape[:2], 1)) * 9
@@ -89,7 +89,7 @@ def test_section_9_the_length_of_tokens_does_not_count(B, tokens, seed, form):
 
 
 @holds(wrong=norms_apart, tokens=tokens, seed=seeds)
-def test_section_9_both_norms_agree_for_tokens_that_are_not_short(B, tokens, seed):
+def test_both_norms_agree_for_tokens_that_are_not_short(B, tokens, seed):
     """The weights of the two forms differ by some 4e-7 for norms of order 1."""
     slots = slots_for(tokens, seed)
     tokens = np.where(tokens == 0, 1.0, tokens)
@@ -99,7 +99,7 @@ def test_section_9_both_norms_agree_for_tokens_that_are_not_short(B, tokens, see
 
 
 @holds(wrong="ablations_ignored", tokens=tokens, seed=seeds)
-def test_section_9_an_ablation_replaces_one_tensor(B, tokens, seed):
+def test_an_ablation_replaces_one_tensor(B, tokens, seed):
     """What stays soft is as without the ablation; 1 / T and 1 / (E C) elsewhere."""
     slots = slots_for(tokens, seed)
     soft = B.soft_routing(tokens, slots)

@@ -51,7 +51,7 @@ def best_assignments(utility):
 
 
 @holds(wrong="clipped_and_rescaled", problem=rows, mass=number(2.5, 1.0))
-def test_section_8_2_the_projection_is_the_closest_point_of_the_simplex(B, problem, mass):
+def test_the_projection_is_the_closest_point_of_the_simplex(B, problem, mass):
     """p >= 0, sum p = mass, and `<v - p, q - p> <= 0` for every vertex q of the simplex."""
     values, _ = problem
     p = B.project_simplex(values, mass=mass)
@@ -63,7 +63,7 @@ def test_section_8_2_the_projection_is_the_closest_point_of_the_simplex(B, probl
 
 
 @holds(wrong="projected_then_cut", problem=rows, mass=number(2.5, 1.0))
-def test_section_8_2_the_sparse_projection_is_the_closest_point_with_k_non_zeros(B, problem, mass):
+def test_the_sparse_projection_is_the_closest_point_with_k_non_zeros(B, problem, mass):
     """By enumeration: no support of k entries has a closer projection."""
     values, nonzeros = problem
     p = B.project_sparse_simplex(values, nonzeros=nonzeros, mass=mass)
@@ -78,7 +78,7 @@ def test_section_8_2_the_sparse_projection_is_the_closest_point_with_k_non_zeros
 
 
 @holds(wrong="kept_and_rescaled", problem=rows, seed=seeds)
-def test_section_8_2_a_constant_added_to_all_values_changes_no_projection(B, problem, seed):
+def test_a_constant_added_to_all_values_changes_no_projection(B, problem, seed):
     values, nonzeros = problem
     constants = np.random.default_rng(seed).normal(size=(len(values), 1))
     shifted = B.project_sparse_simplex(values + constants, nonzeros=nonzeros)
@@ -86,7 +86,7 @@ def test_section_8_2_a_constant_added_to_all_values_changes_no_projection(B, pro
 
 
 @holds(wrong="ties_to_the_higher_index", problem=rows)
-def test_section_8_2_of_equal_values_the_lower_index_is_kept(B, problem):
+def test_of_equal_values_the_lower_index_is_kept(B, problem):
     values, nonzeros = problem
     p = B.project_sparse_simplex(values, nonzeros=nonzeros, mass=1000.0)  # so much that all that may are positive
     rank = np.argsort(np.argsort(-values, axis=1, kind="stable"), axis=1)
@@ -97,7 +97,7 @@ def test_section_8_2_of_equal_values_the_lower_index_is_kept(B, problem):
 
 
 @holds(wrong=capacity_off_by("transport_semi_dual", 1), problem=slots, seed=seeds, gamma=number(0.25, 1.0))
-def test_section_8_columns_are_exact_and_sparse_at_every_potential(B, problem, seed, gamma):
+def test_columns_are_exact_and_sparse_at_every_potential(B, problem, seed, gamma):
     """P >= 0, columns sum to T / E, at most k non-zeros in each."""
     alpha, _ = potentials(problem, seed)
     plan = B.transport_semi_dual(alpha, utility(problem), capacity=problem.capacity, regularization=gamma).plan
@@ -107,7 +107,7 @@ def test_section_8_columns_are_exact_and_sparse_at_every_potential(B, problem, s
 
 
 @holds(wrong="constant_in_the_conjugate", problem=slots, seed=seeds, gamma=number(0.25, 1.0))
-def test_section_8_3_the_conjugate_is_a_maximum(B, problem, seed, gamma):
+def test_the_conjugate_is_a_maximum(B, problem, seed, gamma):
     """`conj(x) >= <x, p> - gamma / 2 |p|^2` for other p of the scaled sparse simplex, with equality at the plan."""
     alpha, _ = potentials(problem, seed)
     found = B.transport_semi_dual(alpha, utility(problem), capacity=problem.capacity, regularization=gamma)
@@ -126,7 +126,7 @@ def test_section_8_3_the_conjugate_is_a_maximum(B, problem, seed, gamma):
 
 
 @holds(wrong="negative_semi_dual", problem=slots, seed=seeds)
-def test_section_8_weak_duality(B, problem, seed):
+def test_weak_duality(B, problem, seed):
     """`s(alpha) <= gamma / 2 |P|^2 - <P, U>` of every feasible plan, here the balanced 0/1 assignments."""
     assume(problem.tokens % problem.experts == 0 and problem.capacity >= problem.tokens // problem.experts)
     alpha, _ = potentials(problem, seed)
@@ -135,7 +135,7 @@ def test_section_8_weak_duality(B, problem, seed):
 
 
 @holds(wrong="dual_without_cardinality", problem=spread_slots, seed=seeds, gamma=number(0.25, 1.0))
-def test_section_8_4_maximised_over_experts_the_dual_is_the_semi_dual(B, problem, seed, gamma):
+def test_maximised_over_experts_the_dual_is_the_semi_dual(B, problem, seed, gamma):
     """`dual(alpha, beta) <= s(alpha)`, with the same value and plan where the columns of the dual sum to T / E."""
     options = {"capacity": problem.capacity, "regularization": gamma}
     alpha, beta = potentials(problem, seed)
@@ -150,7 +150,7 @@ def test_section_8_4_maximised_over_experts_the_dual_is_the_semi_dual(B, problem
 
 
 @holds(wrong="negative_semi_dual", problem=slots, seed=seeds)
-def test_section_8_the_semi_dual_is_concave(B, problem, seed):
+def test_the_semi_dual_is_concave(B, problem, seed):
     one, _ = potentials(problem, seed)
     other, _ = potentials(problem, seed + 1)
 
@@ -161,7 +161,7 @@ def test_section_8_the_semi_dual_is_concave(B, problem, seed):
 
 
 @holds(wrong=gradient_negated, problem=spread_slots, seed=seeds)
-def test_section_8_gradients_are_central_differences(B, problem, seed):
+def test_gradients_are_central_differences(B, problem, seed):
     """Away from ties, `grad s = 1 - P 1`; of the dual also `T / E - P^T 1`."""
     alpha, beta = potentials(problem, seed)
     direction, other = potentials(problem, seed + 1)
@@ -176,7 +176,7 @@ def test_section_8_gradients_are_central_differences(B, problem, seed):
 
 
 @holds(wrong=regularization_doubled, problem=slots, seed=seeds, gamma=number(0.25, 1.0))
-def test_section_8_7_when_a_column_has_exactly_k_positive_entries(B, problem, seed, gamma):
+def test_when_a_column_has_exactly_k_positive_entries(B, problem, seed, gamma):
     """If and only if `sum_i<=k (x[i] - x[k]) < gamma T / E`, x[i] the i-th largest entry of the column."""
     alpha, _ = potentials(problem, seed)
     plan = B.transport_semi_dual(alpha, utility(problem), capacity=problem.capacity, regularization=gamma).plan
@@ -188,7 +188,7 @@ def test_section_8_7_when_a_column_has_exactly_k_positive_entries(B, problem, se
 
 
 @holds(wrong=favouring("transport_semi_dual", 1), problem=slots, seed=seeds)
-def test_section_8_permuting_tokens_and_experts_permutes_the_plan(B, problem, seed):
+def test_permuting_tokens_and_experts_permutes_the_plan(B, problem, seed):
     """At the same potential; where no entries are equal."""
     u = np.random.default_rng(seed).random(problem.scores.shape)
     alpha, _ = potentials(problem, seed)
@@ -206,7 +206,7 @@ def test_section_8_permuting_tokens_and_experts_permutes_the_plan(B, problem, se
 
 
 @holds(wrong="no_sparsity", on=SPEC, problem=slots)
-def test_section_8_with_one_token_per_slot_a_plan_is_an_assignment(B, problem):
+def test_with_one_token_per_slot_a_plan_is_an_assignment(B, problem):
     """With k = T / E the feasible plans are the balanced 0/1 assignments: where rows sum to 1, it is the best of them."""
     assume(problem.tokens % problem.experts == 0)
     u = utility(problem)
@@ -218,7 +218,7 @@ def test_section_8_with_one_token_per_slot_a_plan_is_an_assignment(B, problem):
 
 
 @holds(wrong="rows_are_sparse", problem=slots)
-def test_section_8_5_the_plan_of_the_solver_has_exact_and_sparse_columns(B, problem):
+def test_the_plan_of_the_solver_has_exact_and_sparse_columns(B, problem):
     plan = B.sparse_transport_affinity(utility(problem), capacity=problem.capacity)
     assert (plan >= 0).all()
     np.testing.assert_allclose(plan.sum(axis=1), problem.tokens / problem.experts, rtol=1e-12)
@@ -226,7 +226,7 @@ def test_section_8_5_the_plan_of_the_solver_has_exact_and_sparse_columns(B, prob
 
 
 @holds(wrong="columns_are_sparse", problem=slots)
-def test_section_8_6_the_row_sparse_plan_has_exact_and_sparse_rows(B, problem):
+def test_the_row_sparse_plan_has_exact_and_sparse_rows(B, problem):
     plan = B.sparse_transport_affinity(utility(problem), capacity=problem.choices, sparsity="token")
     assert (plan >= 0).all()
     np.testing.assert_allclose(plan.sum(axis=2), 1, rtol=1e-12)
@@ -234,7 +234,7 @@ def test_section_8_6_the_row_sparse_plan_has_exact_and_sparse_rows(B, problem):
 
 
 @holds(wrong="columns_are_sparse", problem=slots)
-def test_section_8_6_without_sparsity_the_capacity_is_all_tokens(B, problem):
+def test_without_sparsity_the_capacity_is_all_tokens(B, problem):
     """The quadratic plan is that with k = T."""
     free = B.sparse_transport_affinity(utility(problem), capacity=problem.capacity, sparsity="none")
     full = B.sparse_transport_affinity(utility(problem), capacity=problem.tokens)
@@ -242,7 +242,7 @@ def test_section_8_6_without_sparsity_the_capacity_is_all_tokens(B, problem):
 
 
 @holds(wrong=favouring("sparse_transport_affinity", 1), problem=slots, seed=seeds)
-def test_section_8_5_permuting_tokens_and_experts_permutes_the_plan_of_the_solver(B, problem, seed):
+def test_permuting_tokens_and_experts_permutes_the_plan_of_the_solver(B, problem, seed):
     """Where no entries are equal."""
     u, capacity = np.random.default_rng(seed).random(problem.scores.shape), problem.capacity
     tokens, experts = orders(problem.tokens, seed)[..., None], shuffled(problem.experts, seed)
@@ -252,7 +252,7 @@ def test_section_8_5_permuting_tokens_and_experts_permutes_the_plan_of_the_solve
 
 
 @holds(wrong="columns_are_sparse", on=SPEC, problem=slots, seed=seeds)
-def test_section_8_6_the_quadratic_optimum_is_the_projection_on_the_transport_polytope(B, problem, seed):
+def test_the_quadratic_optimum_is_the_projection_on_the_transport_polytope(B, problem, seed):
     """With k = T rows sum to 1, no feasible plan is closer to `U / gamma`, and the duality gap is 0."""
     u = utility(problem)
     plan = B.sparse_transport_affinity(u, capacity=1, sparsity="none", solver="lbfgs")

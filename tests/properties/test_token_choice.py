@@ -13,7 +13,7 @@ def chosen(scores, choices):
 
 
 @holds(wrong="weights_of_one", problem=slots)
-def test_section_1_a_slot_holds_one_token_and_a_token_enters_an_expert_once(B, problem):
+def test_a_slot_holds_one_token_and_a_token_enters_an_expert_once(B, problem):
     """D is 0 or 1, sums to at most 1 over tokens, at most 1 over slots, at most C over both; C = B * D."""
     scores, choices, capacity = problem
     dispatch, combine = B.token_choice(scores, choices=choices, capacity=capacity)
@@ -25,7 +25,7 @@ def test_section_1_a_slot_holds_one_token_and_a_token_enters_an_expert_once(B, p
 
 
 @holds(wrong="weights_of_the_selection", problem=slots, seed=seeds)
-def test_section_3_other_scores_may_be_the_weights(B, problem, seed):
+def test_other_scores_may_be_the_weights(B, problem, seed):
     """C = B * D with combine scores B that do not change D."""
     scores, choices, capacity = problem
     weights = np.random.default_rng(seed).random(scores.shape)
@@ -36,7 +36,7 @@ def test_section_3_other_scores_may_be_the_weights(B, problem, seed):
 
 
 @holds(wrong="next_best_expert", problem=slots)
-def test_section_3_an_expert_fills_a_prefix_of_as_many_slots_as_are_asked_for(B, problem):
+def test_an_expert_fills_a_prefix_of_as_many_slots_as_are_asked_for(B, problem):
     """Slots 0 .. n - 1 are filled, n = min(C, requests)."""
     scores, choices, capacity = problem
     dispatch, _ = B.token_choice(scores, choices=choices, capacity=capacity)
@@ -47,7 +47,7 @@ def test_section_3_an_expert_fills_a_prefix_of_as_many_slots_as_are_asked_for(B,
 
 
 @holds(wrong="next_best_expert", problem=slots)
-def test_section_3_a_token_enters_only_experts_that_it_chose(B, problem):
+def test_a_token_enters_only_experts_that_it_chose(B, problem):
     """At most K, and a dropped choice is not replaced."""
     scores, choices, capacity = problem
     dispatch, _ = B.token_choice(scores, choices=choices, capacity=capacity)
@@ -56,7 +56,7 @@ def test_section_3_a_token_enters_only_experts_that_it_chose(B, problem):
 
 
 @holds(wrong="all_choices_of_a_token_first", problem=slots, seed=seeds)
-def test_section_3_choices_are_assigned_in_turn(B, problem, seed):
+def test_choices_are_assigned_in_turn(B, problem, seed):
     """First choices before second ones, and in each the tokens in their order, each in the next slot."""
     scores, choices, capacity = problem
     order = orders(problem.tokens, seed)
@@ -70,7 +70,7 @@ def test_section_3_choices_are_assigned_in_turn(B, problem, seed):
 
 
 @holds(wrong="chosen_weights_renormalised", problem=slots)
-def test_section_3_softmax_weights_sum_to_one_only_if_every_expert_serves(B, problem):
+def test_softmax_weights_sum_to_one_only_if_every_expert_serves(B, problem):
     """The combine mass of a token is at most 1, with equality exactly if K = E and nothing is dropped."""
     scores, choices, capacity = problem
     dispatch, combine = B.token_choice(B.softmax_affinity(scores), choices=choices, capacity=capacity)
@@ -80,7 +80,7 @@ def test_section_3_softmax_weights_sum_to_one_only_if_every_expert_serves(B, pro
 
 
 @holds(wrong=favouring("token_choice", 2), problem=distinct_slots, seed=seeds)
-def test_section_3_permuting_experts_permutes_the_routing(B, problem, seed):
+def test_permuting_experts_permutes_the_routing(B, problem, seed):
     """Where no scores are equal."""
     scores, choices, capacity = problem
     order = shuffled(problem.experts, seed)
@@ -91,7 +91,7 @@ def test_section_3_permuting_experts_permutes_the_routing(B, problem, seed):
 
 
 @holds(wrong=last_forgotten, problem=slots, seed=seeds)
-def test_section_3_with_one_choice_the_order_of_the_tokens_does_not_change_how_many_slots_are_filled(B, problem, seed):
+def test_with_one_choice_the_order_of_the_tokens_does_not_change_how_many_slots_are_filled(B, problem, seed):
     scores, _, capacity = problem
     order = orders(problem.tokens, seed)
     dispatch, _ = B.token_choice(scores, choices=1, capacity=capacity)
@@ -100,7 +100,7 @@ def test_section_3_with_one_choice_the_order_of_the_tokens_does_not_change_how_m
 
 
 @holds(wrong="order_ignored", problem=slots, seed=seeds)
-def test_section_3_an_order_is_a_permutation_of_the_tokens(B, problem, seed):
+def test_an_order_is_a_permutation_of_the_tokens(B, problem, seed):
     """Serving tokens in an order is routing them in that order, and putting them back."""
     scores, choices, capacity = problem
     order = orders(problem.tokens, seed)[..., None]
@@ -110,7 +110,7 @@ def test_section_3_an_order_is_a_permutation_of_the_tokens(B, problem, seed):
 
 
 @holds(wrong="newcomers_replace_the_last", problem=slots)
-def test_section_3_more_capacity_removes_no_assignment(B, problem):
+def test_more_capacity_removes_no_assignment(B, problem):
     scores, choices, capacity = problem
     dispatch, _ = B.token_choice(scores, choices=choices, capacity=capacity)
     wider, _ = B.token_choice(scores, choices=choices, capacity=capacity + 1)
@@ -118,14 +118,14 @@ def test_section_3_more_capacity_removes_no_assignment(B, problem):
 
 
 @holds(wrong=capacity_off_by("token_choice", -1), problem=slots)
-def test_section_3_with_a_slot_for_every_token_nothing_is_dropped(B, problem):
+def test_with_a_slot_for_every_token_nothing_is_dropped(B, problem):
     scores, choices, _ = problem
     dispatch, _ = B.token_choice(scores, choices=choices, capacity=problem.tokens)
     np.testing.assert_array_equal(dispatch.sum(axis=(2, 3)), choices)
 
 
 @holds(wrong="all_choices_of_a_token_first", problem=slots)
-def test_section_3_first_choices_do_not_depend_on_second_choices(B, problem):
+def test_first_choices_do_not_depend_on_second_choices(B, problem):
     scores, choices, capacity = problem
     dispatch, _ = B.token_choice(scores, choices=choices, capacity=capacity)
     first, _ = B.token_choice(scores, choices=1, capacity=capacity)
@@ -133,7 +133,7 @@ def test_section_3_first_choices_do_not_depend_on_second_choices(B, problem):
 
 
 @pytest.mark.parametrize("name", ["spec", "jax", "torch"])
-def test_section_3_who_is_dropped_depends_on_the_order_of_the_tokens(name):
+def test_who_is_dropped_depends_on_the_order_of_the_tokens(name):
     """Token Choice with drops does not commute with a permutation of the tokens."""
     dispatch, _ = implementation(name).token_choice(np.array([[[2.0], [3.0]]]), choices=1, capacity=1)
     assert dispatch[0, :, 0, 0].tolist() == [1, 0]  # not the better one

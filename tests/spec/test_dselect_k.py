@@ -91,7 +91,7 @@ def test_reachability_is_the_number_of_selectors_where_all_mass_is_on_experts():
 
 
 def test_routing_is_the_dense_mixture():
-    """The layer gives the sum of all experts weighed by the gate."""
+    """The layer gives the sum of all experts weighted by the gate."""
     tokens, gate = RANDOM.normal(size=(5, 3)), RANDOM.dirichlet(np.ones(4), size=5)
     gate[1] = [0, 1, 0, 0]
     kernels = RANDOM.normal(size=(4, 3, 2))
