@@ -238,26 +238,6 @@ def _auction(scores: Any) -> Any:
     return np.array([owner[token] for token in range(tokens)])
 
 
-def assignment_of_the_lowest_total(B: Any, scores: Any) -> Any:
-    """The total score is minimised."""
-    return _found(B, scores, B.base_assignment(-scores).expert)
-
-
-def experts_interleaved(B: Any, scores: Any) -> Any:
-    """The columns of the experts are interleaved in the assignment problem, and read as if they were not."""
-    groups, tokens, experts = scores.shape
-    right = B.base_assignment(scores).expert
-    before = np.cumsum(np.eye(experts, dtype=int)[right], axis=1) - 1
-    place = before[np.arange(groups)[:, None], np.arange(tokens), right]
-    return _found(B, scores, (place * experts + right) // (tokens // experts))
-
-
-def objective_averaged(B: Any, scores: Any) -> Any:
-    """The total is divided by the number of tokens."""
-    found = B.base_assignment(scores)
-    return found._replace(objective=found.objective / scores.shape[1])
-
-
 def objective_without_gradient(B: Any, scores: Any) -> Any:
     """The total carries no gradient."""
     found = B.base_assignment(scores)
@@ -303,9 +283,6 @@ VARIANTS = (
     variant(assignment_is_greedy, "base_assignment", ledger="BL-1"),
     variant(assignment_in_turn, "base_assignment", ledger="BL-1"),
     variant(assignment_by_auction, "base_assignment", ledger="BL-1"),
-    variant(assignment_of_the_lowest_total, "base_assignment"),
-    variant(experts_interleaved, "base_assignment"),
-    variant(objective_averaged, "base_assignment"),
     variant(objective_without_gradient, "base_assignment"),
     variant(gap_to_the_greedy_total, "base_assignment"),
     variant(greedy_ties_to_the_higher_expert, "base_greedy"),

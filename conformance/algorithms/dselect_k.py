@@ -308,12 +308,6 @@ def step_is_linear(B: Any, z: Any, *, gamma: float = 1.0) -> Any:
     return np.where(t.real <= 0, 0, np.where(t.real >= 1, 1, t))
 
 
-def step_is_sigmoid(B: Any, z: Any, *, gamma: float = 1.0) -> Any:
-    """The step is a sigmoid, which is 0 or 1 nowhere."""
-    B.smooth_step(z, gamma=gamma)
-    return 1 / (1 + np.exp(-6 * z / gamma))
-
-
 def step_of_half_width(B: Any, z: Any, *, gamma: float = 1.0) -> Any:
     """The step goes from -gamma to gamma, not from -gamma / 2 to gamma / 2."""
     return B.smooth_step(z, gamma=2 * gamma)
@@ -353,11 +347,6 @@ def gate_renormalised(B: Any, selectors: Any, logits: Any) -> Any:
     return _over_their_sum(B.dselect_k_gate(selectors, logits))
 
 
-def selectors_averaged(B: Any, selectors: Any, logits: Any) -> Any:
-    """Every selector has the same weight."""
-    return B.dselect_k_gate(selectors, np.zeros_like(logits) + 0 * logits)
-
-
 def logits_not_normalised(B: Any, selectors: Any, logits: Any) -> Any:
     """The selectors are weighted by the logits, not by their softmax."""
     B.dselect_k_gate(selectors, logits)
@@ -394,13 +383,6 @@ def entropy_averaged(B: Any, selectors: Any) -> Any:
     return B.dselect_k_entropy(selectors) / _tokens_of(selectors)
 
 
-def entropy_without_epsilon(B: Any, selectors: Any) -> Any:
-    """The logarithm of the entropy has nothing added to its argument."""
-    B.dselect_k_entropy(selectors)
-    some = selectors.real > 0
-    return -np.sum(np.where(some, selectors * np.log(np.where(some, selectors, 1)), 0)) / _groups_of(selectors)
-
-
 def losses_without_gradient(B: Any, selectors: Any) -> Any:
     """The entropy of the selectors carries no gradient."""
     return B.dselect_k_entropy(np.asarray(selectors).real)
@@ -425,24 +407,11 @@ def reachability_without_gradient(B: Any, selectors: Any) -> Any:
 # Of the router. A change is `(B, route, params, tokens, options, noise=None, train=False)`.
 
 
-def _bits_major(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
-    route(params, tokens, options, **more)
-    bits = code_bits(options.experts)
-    columns = np.arange(options.choices * (bits + 1))
-    columns[: options.choices * bits] = columns[: options.choices * bits].reshape(bits, options.choices).T.ravel()
-    return route({name: array[..., columns] for name, array in params.items()}, tokens, options, **more)
-
-
 def _without_bias(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
     output = route(params, tokens, options, **more)
     if options.selector_gate == "static":
         return output
     return route({**params, "bias": np.zeros_like(params["bias"])}, tokens, options, **more)
-
-
-def _not_weighted(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
-    output = route(params, tokens, options, **more)
-    return output._replace(losses={name: output.metrics[f"{name}_loss"] for name in output.losses})
 
 
 def _always_reachability(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
@@ -463,14 +432,6 @@ def _counted_by_token(B: Any, route: Any, params: Any, tokens: Any, options: Any
     return output._replace(losses={name: options.tokens * loss for name, loss in output.losses.items()})
 
 
-def _as_if_by_token(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
-    output = route(params, tokens, options, **more)
-    if options.selector_gate != "static":
-        return output
-    kernel = np.ones((options.width, len(params["bias"]))) / 64
-    return route({**params, "kernel": kernel}, tokens, replace(options, selector_gate="token"), **more)
-
-
 def _one(name: str, computes: str, change: Any, ledger: str = "") -> Variant:
     return Variant(name, computes, every((NAME,), change), ledger)
 
@@ -478,7 +439,6 @@ def _one(name: str, computes: str, change: Any, ledger: str = "") -> Variant:
 VARIANTS = (
     variant(step_not_clipped, "smooth_step"),
     variant(step_is_linear, "smooth_step"),
-    variant(step_is_sigmoid, "smooth_step"),
     variant(step_of_half_width, "smooth_step"),
     variant(step_width_ignored, "dselect_k_selectors"),
     variant(least_significant_digit_first, "dselect_k_selectors", ledger="DK-1"),
@@ -486,29 +446,17 @@ VARIANTS = (
     variant(selectors_renormalised, "dselect_k_selectors", ledger="DK-2"),
     variant(codes_without_gradient, "dselect_k_selectors"),
     variant(gate_renormalised, GATE, ledger="DK-2"),
-    variant(selectors_averaged, GATE),
     variant(logits_not_normalised, GATE),
     variant(mixture_without_gradient, GATE),
     variant(every_expert_is_used, "dselect_k_routing"),
     variant(slots_without_gaps, "dselect_k_routing"),
     variant(gate_without_gradient, "dselect_k_routing"),
     variant(entropy_averaged, "dselect_k_entropy", ledger="DK-3"),
-    variant(entropy_without_epsilon, "dselect_k_entropy"),
     variant(losses_without_gradient, "dselect_k_entropy"),
     variant(reachability_averaged, "dselect_k_reachability", ledger="DK-3"),
     variant(reachability_is_the_lost_mass, "dselect_k_reachability"),
     variant(reachability_without_gradient, "dselect_k_reachability"),
-    _one(
-        "codes_digit_after_digit",
-        "The columns of the kernel hold the first digit of every selector, then the second.",
-        _bits_major,
-    ),
     _one("selectors_without_bias", "The codes and logits of a gate by token have no bias.", _without_bias),
-    _one(
-        "selector_losses_not_weighted",
-        "The losses of the selectors are not multiplied by their weights.",
-        _not_weighted,
-    ),
     _one(
         "reachability_of_powers_of_two",
         "The reachability is a loss also where every code has an expert.",
@@ -520,5 +468,4 @@ VARIANTS = (
         _counted_by_token,
         "DK-3",
     ),
-    _one("static_gate_sees_the_token", "A static gate depends on the token a little.", _as_if_by_token),
 )

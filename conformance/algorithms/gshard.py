@@ -76,17 +76,6 @@ def cases() -> Iterator[Definition]:
 # Variants. The right function is called first: it rejects what must be rejected.
 
 
-def second_always_kept(B: Any, gates: Any, noise: Any) -> Any:
-    """The second expert is always kept in training."""
-    return np.ones_like(B.gshard_keep(gates, noise))
-
-
-def second_kept_by_its_gate(B: Any, gates: Any, noise: Any) -> Any:
-    """The second expert is kept with the chance of its gate, not of twice its gate."""
-    B.gshard_keep(gates, noise)
-    return B.gshard_keep(gates, 2 * noise)
-
-
 def second_kept_if_small(B: Any, gates: Any, noise: Any) -> Any:
     """The second expert is kept where the draw exceeds twice its gate."""
     keep = B.gshard_keep(gates, noise)
@@ -144,8 +133,6 @@ def _one(name: str, computes: str, change: Any, ledger: str = "", who: str = "")
 
 
 VARIANTS = (
-    variant(second_always_kept, KEEP),
-    variant(second_kept_by_its_gate, KEEP),
     variant(second_kept_if_small, KEEP),
     _one(
         "gshard_normalised_after_drops",

@@ -82,12 +82,6 @@ def _ids_ignored(B: Any, route: Any, params: Any, tokens: Any, options: Any, *, 
     return route(params, tokens, options, ids=B.position_ids(tokens) % params["tables"].shape[1], **more)
 
 
-def _backwards(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
-    route(params, tokens, options, **more)
-    return route({"tables": options.experts - 1 - params["tables"]}, tokens, options, **more)
-
-
 VARIANTS = (
     Variant("hash_of_places", "A token is hashed by its place, whatever its id.", every((NAME,), _ids_ignored)),
-    Variant("hash_backwards", "Experts of the table are counted from the last.", every((NAME,), _backwards)),
 )

@@ -197,12 +197,6 @@ def last_tokens_first(B: Any, ids: Any, table: Any, **options: Any) -> Any:
     return routing._replace(token=np.where(routing.token > last, routing.token, last - routing.token))
 
 
-def shared_weights(B: Any, ids: Any, table: Any, *, experts: int, **options: Any) -> Any:
-    """Every combine weight is one part in the number of experts."""
-    routing = B.hash_routing(ids, table, experts=experts, **options)
-    return routing._replace(weight=routing.weight / experts)
-
-
 def segments_without_biases(B: Any, tokens: Any, ids: Any, tables: Any, params: Any, **options: Any) -> Any:
     """The segments of MultiHash have no biases."""
     B.multi_hash_mlp(tokens, ids, tables, params, **options)
@@ -230,27 +224,6 @@ def multi_hash_with_relu(B: Any, tokens: Any, ids: Any, tables: Any, params: Any
     return B.multi_hash_mlp(tokens, ids, tables, params)
 
 
-def hashes_averaged(B: Any, tokens: Any, ids: Any, tables: Any, params: Any, **options: Any) -> Any:
-    """The output is the mean of whole experts, one for each hash."""
-    B.multi_hash_mlp(tokens, ids, tables, params, **options)
-    each = [B.multi_hash_mlp(tokens, ids, np.stack([table]), params, **options) for table in tables]
-    return np.mean(each, axis=0)
-
-
-def outputs_of_the_first_hash(B: Any, tokens: Any, ids: Any, tables: Any, params: Any, **options: Any) -> Any:
-    """The first hash alone chooses: every segment is of its expert."""
-    B.multi_hash_mlp(tokens, ids, tables, params, **options)
-    return B.multi_hash_mlp(tokens, ids, np.stack([tables[0]] * len(tables)), params, **options)
-
-
-def segments_interleaved(B: Any, tokens: Any, ids: Any, tables: Any, params: Any, **options: Any) -> Any:
-    """Output m, m + N, ... is that of hash m: segments are interleaved, not in one piece."""
-    B.multi_hash_mlp(tokens, ids, tables, params, **options)
-    order = np.argsort(np.arange(params["b2"].shape[1]) % len(tables), kind="stable")
-    moved = {**params, "w2": params["w2"][..., order], "b2": params["b2"][..., order]}
-    return B.multi_hash_mlp(tokens, ids, tables, moved, **options)[..., np.argsort(order)]
-
-
 def tokens_of_multi_hash_without_gradient(B: Any, tokens: Any, *others: Any, **options: Any) -> Any:
     """No gradient flows from MultiHash to the tokens."""
     return B.multi_hash_mlp(tokens.real, *others, **options)
@@ -261,13 +234,9 @@ VARIANTS = (
     variant(hash_by_remainder, "hash_routing"),
     variant(hash_with_a_capacity, "hash_routing", ledger="HL-1"),
     variant(last_tokens_first, "hash_routing"),
-    variant(shared_weights, "hash_routing"),
     variant(segments_without_biases, "multi_hash_mlp", ledger="HL-2"),
     variant(biases_of_the_first_hash, "multi_hash_mlp", ledger="HL-2"),
     variant(multi_hash_with_gelu, "multi_hash_mlp", ledger="HL-3"),
     variant(multi_hash_with_relu, "multi_hash_mlp", ledger="HL-3"),
-    variant(hashes_averaged, "multi_hash_mlp"),
-    variant(outputs_of_the_first_hash, "multi_hash_mlp"),
-    variant(segments_interleaved, "multi_hash_mlp"),
     variant(tokens_of_multi_hash_without_gradient, "multi_hash_mlp"),
 )

@@ -171,13 +171,6 @@ def balanced_in_order(B: Any, frequencies: Any, *, experts: int) -> Any:
     return np.array(table)
 
 
-def balanced_by_number(B: Any, frequencies: Any, *, experts: int) -> Any:
-    """The ids, by frequency, are dealt to the experts in turn: each has as many, not as frequent ones."""
-    table = B.hash_table_balanced(frequencies, experts=experts)
-    table[np.argsort(-np.asarray(frequencies), kind="stable")] = np.arange(len(table)) % experts
-    return table
-
-
 def dispersed_from_the_first_expert(B: Any, clusters: Any, *, experts: int) -> Any:
     """Each cluster is dealt out from expert 0."""
     B.hash_table_dispersed(clusters, experts=experts)
@@ -262,7 +255,6 @@ VARIANTS = (
     variant(balanced_to_the_higher_expert, "hash_table_balanced", ledger="HT-1"),
     variant(balanced_higher_id_first, "hash_table_balanced", ledger="HT-1"),
     variant(balanced_in_order, "hash_table_balanced"),
-    variant(balanced_by_number, "hash_table_balanced"),
     variant(dispersed_from_the_first_expert, "hash_table_dispersed", ledger="HT-4"),
     variant(dispersed_without_clusters, "hash_table_dispersed"),
     variant(clusters_of_the_start, "hash_table_clustered"),

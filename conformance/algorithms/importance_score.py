@@ -202,12 +202,6 @@ def most_important_removed(B: Any, scores: Any, **options: Any) -> Any:
     return B.batch_priority(scores)[:, scores.shape[1] - order.shape[1] :]
 
 
-def whole_order(B: Any, scores: Any, **options: Any) -> Any:
-    """The order has all tokens, also those that are removed."""
-    B.importance_score_order(scores, **options)
-    return B.batch_priority(scores)
-
-
 def removed_after_they_chose(
     B: Any, scores: Any, *, choices: int, capacity: int, drop: float = 0.1, combine_scores: Any = None
 ) -> Any:
@@ -321,7 +315,6 @@ VARIANTS = (
     variant(importance_of_channels, ORDER, ledger="IS-1"),
     variant(important_in_heap_order, ORDER, ledger="IS-3"),
     variant(most_important_removed, ORDER),
-    variant(whole_order, ORDER),
     variant(removed_after_they_chose, CHOICE, ledger="IS-5"),
     variant(served_by_index, CHOICE),
     variant(important_without_gradient, CHOICE),

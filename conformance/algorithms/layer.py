@@ -240,13 +240,6 @@ def weights_before_experts(B: Any, tokens: Any, routing: Any, experts: Experts) 
     return right if isinstance(routing, B.SoftRouting) else _layer(combine, dispatch, tokens, experts)
 
 
-def outputs_not_weighted(B: Any, tokens: Any, routing: Any, experts: Experts) -> Any:
-    """The outputs of the slots of a token are added, without weights."""
-    right = B.moe_layer(tokens, routing, experts)
-    dispatch, _ = routing.dense()
-    return right if isinstance(routing, B.SoftRouting) else _layer(dispatch, dispatch, tokens, experts)
-
-
 def outputs_averaged(B: Any, tokens: Any, routing: Any, experts: Experts) -> Any:
     """The output of a token is divided by the sum of its combine weights."""
     right = B.moe_layer(tokens, routing, experts)
@@ -263,29 +256,10 @@ def straight_through_dispatch(B: Any, tokens: Any, routing: Any, experts: Expert
     return _layer(dispatch * (1 + combine - combine.real), combine, tokens, experts)
 
 
-def inputs_without_gradient(B: Any, tokens: Any, routing: Any, experts: Experts) -> Any:
-    """No gradient flows from the experts to the tokens."""
-    return B.moe_layer(tokens.real, routing, experts)
-
-
-def one_expert_for_all(B: Any, inputs: Any, params: Any, *, gelu: str = "tanh", **used: Any) -> Any:
-    """All experts have the parameters of the first."""
-    B.expert_mlp(inputs, params, gelu=gelu, **used)
-    first = {name: np.broadcast_to(array[:1], array.shape) for name, array in params.items()}
-    return B.expert_mlp(inputs, first, gelu=gelu, **used)
-
-
 def idle_experts_run(B: Any, inputs: Any, params: Any, *, gelu: str = "tanh", used: Any = None) -> Any:
     """Experts that nobody uses are run, and their output is that of empty slots."""
     B.expert_mlp(inputs, params, gelu=gelu, used=used)
     return B.expert_mlp(inputs, params, gelu=gelu)
-
-
-def experts_without_biases(B: Any, inputs: Any, params: Any, *, gelu: str = "tanh", **used: Any) -> Any:
-    """The experts have no biases."""
-    B.expert_mlp(inputs, params, gelu=gelu, **used)
-    bare = {name: np.zeros_like(array) if name.startswith("b") else array for name, array in params.items()}
-    return B.expert_mlp(inputs, bare, gelu=gelu, **used)
 
 
 def experts_with_exact_gelu(B: Any, inputs: Any, params: Any, *, gelu: str = "tanh", **used: Any) -> Any:
@@ -306,12 +280,6 @@ def load_of_filled_slots(B: Any, routing: Any) -> Any:
     return {**found, "load": found["load"] / max(np.sum(found["load"]), 1e-12)}
 
 
-def coverage_of_slots(B: Any, routing: Any) -> Any:
-    """The coverage is the fraction of the slots that are filled, not of the tokens that have one."""
-    filled = np.mean((routing.dense().dispatch != 0).any(axis=1), dtype=np.float64)
-    return {**B.routing_metrics(routing), "coverage": filled, "dropped": 1 - filled}
-
-
 def used_by_every_group(B: Any, routing: Any) -> Any:
     """An expert is used if every group sends a token there."""
     return (routing.dense().dispatch != 0).any(axis=(1, 3)).all(axis=0)
@@ -327,17 +295,12 @@ VARIANTS = (
     variant(dropped_tokens_pass, "moe_layer", ledger="LA-2"),
     variant(empty_slots_reach_the_last_token, "moe_layer"),
     variant(weights_before_experts, "moe_layer"),
-    variant(outputs_not_weighted, "moe_layer"),
     variant(outputs_averaged, "moe_layer"),
     variant(straight_through_dispatch, "moe_layer", who="lucidrains/st-moe-pytorch"),
-    variant(inputs_without_gradient, "moe_layer"),
-    variant(one_expert_for_all, "expert_mlp"),
     variant(idle_experts_run, "expert_mlp"),
-    variant(experts_without_biases, "expert_mlp"),
     variant(experts_with_exact_gelu, "expert_mlp", ledger="LA-1"),
     variant(experts_with_approximate_gelu, "expert_mlp", ledger="LA-1"),
     variant(load_of_filled_slots, "routing_metrics"),
-    variant(coverage_of_slots, "routing_metrics"),
     variant(entropy_in_bits, "routing_metrics"),
     variant(used_by_every_group, "used_experts"),
 )

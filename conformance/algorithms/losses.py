@@ -151,21 +151,9 @@ def _unbiased_load(B: Any, logits: Any, noisy_logits: Any, **options: Any) -> An
     return B.load_loss(logits, noisy_logits, **options) * _unbiased(logits.shape[2])
 
 
-def variation_not_squared(B: Any, scores: Any) -> Any:
-    """The importance loss is the coefficient of variation, not its square."""
-    B.importance_loss(scores)
-    return np.mean([np.sqrt(B.importance_loss(group[None])) for group in scores])
-
-
 def importance_not_centred(B: Any, scores: Any) -> Any:
     """The importance loss is the mean square over the squared mean: 1, not 0, when the experts are balanced."""
     return B.importance_loss(scores) + 1
-
-
-def importance_of_all_groups(B: Any, scores: Any) -> Any:
-    """The importance is summed over all groups, where each group has a loss of its own."""
-    B.importance_loss(scores)
-    return B.importance_loss(scores.reshape(1, -1, scores.shape[2]))
 
 
 def threshold_of_the_others(B: Any, logits: Any, noisy_logits: Any, *, choices: int, noise_std: float) -> Any:
@@ -189,13 +177,6 @@ def load_counted(B: Any, logits: Any, noisy_logits: Any, *, choices: int, noise_
     chosen = stable_order(noisy_logits)[..., :choices]
     loads = [np.bincount(group.ravel(), minlength=logits.shape[2]) for group in chosen]
     return np.mean([variance(load) / np.mean(load) ** 2 for load in loads])
-
-
-def load_of_all_groups(B: Any, logits: Any, noisy_logits: Any, **options: Any) -> Any:
-    """The load is summed over all groups, where each group has a loss of its own."""
-    B.load_loss(logits, noisy_logits, **options)
-    shape = (1, -1, logits.shape[2])
-    return B.load_loss(logits.reshape(shape), noisy_logits.reshape(shape), **options)
 
 
 def threshold_without_gradient(B: Any, logits: Any, noisy_logits: Any, **options: Any) -> Any:
@@ -222,12 +203,6 @@ def balance_of_all_groups(B: Any, scores: Any) -> Any:
     """Shares and mean scores of the balance loss are those of all groups together."""
     B.balance_loss(scores)
     return B.balance_loss(scores.reshape(1, -1, scores.shape[2]))
-
-
-def balance_of_squares(B: Any, scores: Any) -> Any:
-    """The balance loss is E times the sum of squared mean scores."""
-    B.balance_loss(scores)
-    return scores.shape[2] * np.mean(np.sum(np.mean(scores, axis=1) ** 2, axis=1))
 
 
 def square_of_the_mean(B: Any, logits: Any) -> Any:
@@ -286,18 +261,14 @@ VARIANTS = (
         "AL-1",
         "microsoft/Tutel",
     ),
-    variant(variation_not_squared, "importance_loss"),
     variant(importance_not_centred, "importance_loss"),
-    variant(importance_of_all_groups, "importance_loss"),
     variant(threshold_of_the_others, "load_loss", ledger="AL-2"),
     variant(load_counted, "load_loss"),
-    variant(load_of_all_groups, "load_loss"),
     variant(threshold_without_gradient, "load_loss"),
     variant(last_maximum, "balance_loss"),
     variant(balance_over_experts, "balance_loss", ledger="AL-3"),
     variant(preferences_counted, "balance_loss"),
     variant(balance_of_all_groups, "balance_loss"),
-    variant(balance_of_squares, "balance_loss"),
     variant(square_of_the_mean, "z_loss"),
     variant(z_summed, "z_loss"),
     variant(z_of_the_mean_exponential, "z_loss"),

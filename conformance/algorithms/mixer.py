@@ -3,8 +3,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from moespec.conformance.engine.definition import Definition, composed
 from moespec.conformance.engine.models import forward_function, inputs_of, stage_of
 from moespec.conformance.engine.variant import variant
@@ -48,24 +46,4 @@ def square_not_transposed(B: Any, x: Any, axes: Sequence[int]) -> Any:
     return x if right.shape == x.shape else right
 
 
-def norm_left_out(B: Any, x: Any, scale: Any, bias: Any = None, **options: Any) -> Any:
-    """The layer norm only scales and shifts."""
-    B.layer_norm(x, scale, bias, **options)
-    return x * scale + (0 if bias is None else bias)
-
-
-def norm_over_the_other_axis(B: Any, x: Any, scale: Any, bias: Any = None, **options: Any) -> Any:
-    """The layer norm runs over the axis before the last, and scales along the last."""
-    right = B.layer_norm(x, scale, bias, **options)
-    if x.ndim < 2:
-        return right
-    ones = np.ones(x.shape[-2])
-    normal = np.swapaxes(B.layer_norm(np.swapaxes(x, -1, -2), ones, None, **options), -1, -2)
-    return normal * scale + (0 if bias is None else bias)
-
-
-VARIANTS = (
-    variant(square_not_transposed, "transpose"),
-    variant(norm_left_out, "layer_norm"),
-    variant(norm_over_the_other_axis, "layer_norm"),
-)
+VARIANTS = (variant(square_not_transposed, "transpose"),)

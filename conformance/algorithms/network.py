@@ -281,20 +281,10 @@ def patches_column_by_column(B: Any, images: Any, kernel: Any, bias: Any) -> Any
     return B.patch_embed(np.swapaxes(images, 1, 2), np.swapaxes(kernel, 0, 1), bias)
 
 
-def pixels_column_by_column(B: Any, images: Any, kernel: Any, bias: Any) -> Any:
-    """The pixels of a patch are read column by column."""
-    return B.patch_embed(images, np.swapaxes(kernel, 0, 1), bias)
-
-
 def targets_made_hard(B: Any, logits: Any, targets: Any) -> Any:
     """The softmax cross-entropy counts the most probable class of the targets alone."""
     B.softmax_cross_entropy(logits, targets)
     return B.softmax_cross_entropy(logits, np.eye(targets.shape[-1])[targets.real.argmax(axis=-1)])
-
-
-def classes_averaged(B: Any, logits: Any, targets: Any) -> Any:
-    """The softmax cross-entropy is divided by the number of classes."""
-    return B.softmax_cross_entropy(logits, targets) / logits.shape[-1]
 
 
 def sigmoid_averaged(B: Any, logits: Any, targets: Any) -> Any:
@@ -335,9 +325,7 @@ VARIANTS = (
     variant(attention_over_queries, "attention"),
     variant(attention_with_a_zero_key, "attention"),
     variant(patches_column_by_column, "patch_embed"),
-    variant(pixels_column_by_column, "patch_embed"),
     variant(targets_made_hard, "softmax_cross_entropy"),
-    variant(classes_averaged, "softmax_cross_entropy"),
     variant(sigmoid_averaged, "sigmoid_cross_entropy", ledger="NW-2"),
     variant(sigmoid_of_positives, "sigmoid_cross_entropy"),
     variant(transposed_the_other_way, "transpose"),

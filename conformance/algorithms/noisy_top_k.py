@@ -217,16 +217,6 @@ def noise_scale_not_positive(B: Any, logits: Any, noise_logits: Any, noise: Any)
     return _scaled(B, logits, noise_logits, noise, lambda n: n)
 
 
-def noise_scale_exponential(B: Any, logits: Any, noise_logits: Any, noise: Any) -> Any:
-    """The scale of the noise is the exponential of the noise logit, not the softplus."""
-    return _scaled(B, logits, noise_logits, noise, np.exp)
-
-
-def noise_scale_not_learned(B: Any, logits: Any, noise_logits: Any, noise: Any) -> Any:
-    """The scale of the noise is one over the number of experts."""
-    return _scaled(B, logits, noise_logits, noise, lambda n: 1 / n.shape[2])
-
-
 def noise_scale_without_gradient(B: Any, logits: Any, noise_logits: Any, noise: Any) -> Any:
     """The scale of the noise carries no gradient."""
     return B.noisy_top_k_logits(logits, noise_logits.real, noise)
@@ -260,18 +250,6 @@ def gates_overflow(B: Any, noisy_logits: Any, *, choices: int) -> Any:
     """The softmax of the chosen does not subtract the maximum, so that large logits overflow float32."""
     gates = B.noisy_top_k_affinity(noisy_logits, choices=choices)
     return np.where(np.max(noisy_logits.real, axis=2, keepdims=True) > OVERFLOW, np.nan, gates)
-
-
-def gates_of_rounded_logits(B: Any, noisy_logits: Any, *, choices: int) -> Any:
-    """The gates are computed from logits that are rounded to integers."""
-    B.noisy_top_k_affinity(noisy_logits, choices=choices)
-    return B.noisy_top_k_affinity(np.round(noisy_logits.real), choices=choices)
-
-
-def gates_one_choice_more(B: Any, noisy_logits: Any, *, choices: int) -> Any:
-    """One expert more than requested has a gate, if there is one."""
-    B.noisy_top_k_affinity(noisy_logits, choices=choices)
-    return B.noisy_top_k_affinity(noisy_logits, choices=min(choices + 1, noisy_logits.shape[2]))
 
 
 def _loss(load: Callable[..., Any]) -> Callable[..., Any]:
@@ -359,8 +337,6 @@ VARIANTS = (
     variant(sigmoid_gates, GATES),
     variant(gates_to_the_higher, GATES),
     variant(gates_overflow, GATES),
-    variant(gates_of_rounded_logits, GATES),
-    variant(gates_one_choice_more, GATES),
     Variant(
         "noise_scale_with_a_floor",
         "The scale of the noise is 0.01 more than the softplus, in the logits and in the load.",
@@ -369,8 +345,6 @@ VARIANTS = (
         "tensorflow/tensor2tensor",
     ),
     variant(noise_scale_not_positive, LOGITS),
-    variant(noise_scale_exponential, LOGITS),
-    variant(noise_scale_not_learned, LOGITS),
     variant(noise_scale_without_gradient, LOGITS),
     variant(noise_where_none_is_given, LOGITS),
     Variant(
@@ -378,11 +352,6 @@ VARIANTS = (
         "The threshold of the load of noisy top-k is the K-th largest noisy logit, the expert itself included.",
         {LOAD: _loss(lambda c, n, h, k: _probability(c, softplus(n), h, k, lambda h, e: h))},
         "AL-2",
-    ),
-    Variant(
-        "noisy_load_counted",
-        "The load of noisy top-k is the number of tokens that chose the expert.",
-        {LOAD: _loss(lambda c, n, h, k: chosen_mask(h[None], k)[0].sum(axis=0))},
     ),
     variant(noisy_load_of_all_groups, LOAD),
     variant(noisy_load_unbiased, LOAD, ledger="AL-1"),
@@ -393,11 +362,6 @@ VARIANTS = (
         "The experts of noisy top-k have a capacity factor of 1.",
         configured(capacity_factor=1.0),
         "NK-3",
-    ),
-    _one(
-        "noisy_top_k_never_full",
-        "The experts of noisy top-k have room for every token, whatever factor is requested.",
-        configured(capacity_factor=np.inf),
     ),
     _one(
         "noisy_top_k_served_by_index",

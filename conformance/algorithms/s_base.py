@@ -55,11 +55,6 @@ def cases() -> Iterator[Definition]:
 # Variants. Logits are (groups, tokens, experts).
 
 
-def sigmoid_of_half(B: Any, logits: Any) -> Any:
-    """The sigmoid gate is that of half the logit."""
-    return B.sigmoid_affinity(logits / 2)
-
-
 def sigmoid_without_gradient(B: Any, logits: Any) -> Any:
     """The sigmoid gate carries no gradient."""
     return B.sigmoid_affinity(logits.real)
@@ -80,10 +75,8 @@ def _one(name: str, computes: str, change: Any, ledger: str = "", who: str = "")
 
 
 VARIANTS = (
-    variant(sigmoid_of_half, "sigmoid_affinity"),
     variant(sigmoid_without_gradient, "sigmoid_affinity"),
     _one("s_base_always_balanced", "S-BASE selects by the plan at evaluation, too.", _trained(True), "SB-1"),
-    _one("s_base_never_balanced", "S-BASE selects by the softmax in training, too.", _trained(False)),
     _one(
         "s_base_with_a_capacity",
         "The experts of S-BASE have a capacity factor of 1.",

@@ -234,12 +234,6 @@ def never_normalised(B: Any, tokens: Any, slots: Any, **options: Any) -> Any:
     return B.soft_routing(tokens, slots, **{**options, "normalize": False})
 
 
-def always_normalised(B: Any, tokens: Any, slots: Any, *, normalize: bool = True, **options: Any) -> Any:
-    """Tokens and slots are normalised also where they are not to be."""
-    B.soft_routing(tokens, slots, normalize=normalize, **options)
-    return B.soft_routing(tokens, slots, **options)
-
-
 def slots_dealt_round_robin(B: Any, *arguments: Any, **options: Any) -> Any:
     """Slot i of the flattened list belongs to expert i % E."""
     return B.SoftRouting(*(_dealt(array) for array in B.soft_routing(*arguments, **options)))
@@ -328,7 +322,6 @@ VARIANTS = (
     variant(scale_without_normalisation, "soft_routing", ledger="SM-4"),
     variant(scale_of_one, "soft_routing", ledger="SM-4"),
     variant(never_normalised, "soft_routing"),
-    variant(always_normalised, "soft_routing"),
     variant(slots_dealt_round_robin, "soft_routing", ledger="SM-2"),
     variant(weights_in_bfloat16, "soft_routing", who="google-research/vmoe"),
     variant(ablations_ignored, "soft_routing"),

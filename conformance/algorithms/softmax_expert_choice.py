@@ -25,8 +25,6 @@ def cases() -> Iterator[Definition]:
     numbered: dict[str, Any] = {"slots_per_expert": 3, "capacity_factor": 0.5}
     yield case("slots_per_expert", "value", "Three slots for each expert, whatever the factor.", rounding, **numbered)
     evaluated: dict[str, Any] = {"capacity_factor": 1.5, "eval_capacity_factor": 0.5}
-    purpose = "The factor of evaluation, which leaves less room."
-    yield case("evaluation", "value", purpose, rounding, train=False, **evaluated)
     purpose = "In training the factor of evaluation is not used."
     yield case("training", "value", purpose, rounding, train=True, **evaluated)
 

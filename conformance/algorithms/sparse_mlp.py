@@ -153,15 +153,6 @@ def token_bias_over_channels(B: Any, x: Any, params: Mapping[str, Any]) -> Any:
     return tokens @ params["channel_kernel"] + params["channel_bias"]
 
 
-def rescaled_with_a_gelu(B: Any, x: Any, params: Mapping[str, Any]) -> Any:
-    """There is a GELU between the two maps of the rescale sub-layer."""
-    right = B.rescale(x, params)
-    if "channel_kernel" not in params:
-        return right
-    tokens = B.rescale(x, {name: params[name] for name in ("token_kernel", "token_bias")})
-    return B.gelu(tokens) @ params["channel_kernel"] + params["channel_bias"]
-
-
 def rescaled_around_a_residual(B: Any, x: Any, params: Mapping[str, Any]) -> Any:
     """The rescale sub-layer adds its input, where that has the same sizes."""
     right = B.rescale(x, params)
@@ -177,7 +168,6 @@ VARIANTS = (
     variant(channels_rescaled_first, "rescale", ledger="SL-1"),
     variant(rescaled_without_biases, "rescale", ledger="SL-2"),
     variant(token_bias_over_channels, "rescale", ledger="SL-1"),
-    variant(rescaled_with_a_gelu, "rescale"),
     variant(rescaled_around_a_residual, "rescale", ledger="SL-4"),
     variant(rescaled_without_gradient, "rescale"),
 )

@@ -202,12 +202,6 @@ def projected_then_cut(B: Any, values: Any, *, nonzeros: int, mass: float = 1.0)
     return np.where(kept, B.project_simplex(values, mass=mass), 0.0)
 
 
-def cardinality_ignored(B: Any, values: Any, *, nonzeros: int, mass: float = 1.0) -> Any:
-    """The sparse projection may have any number of non-zero entries."""
-    B.project_sparse_simplex(values, nonzeros=nonzeros, mass=mass)
-    return B.project_simplex(values, mass=mass)
-
-
 def constant_in_the_conjugate(
     B: Any, potential: Any, utility: Any, *, capacity: int, regularization: float = 1.0
 ) -> Any:
@@ -303,7 +297,6 @@ VARIANTS = (
     variant(ties_to_the_higher_index, "project_sparse_simplex", ledger="SI-1"),
     variant(kept_and_rescaled, "project_sparse_simplex"),
     variant(projected_then_cut, "project_sparse_simplex"),
-    variant(cardinality_ignored, "project_sparse_simplex"),
     variant(constant_in_the_conjugate, "transport_semi_dual", ledger="TD-1"),
     variant(negative_semi_dual, "transport_semi_dual"),
     variant(dual_without_cardinality, "transport_dual"),

@@ -8,7 +8,7 @@ import numpy as np
 
 from moespec.conformance.engine.definition import Definition, Noise
 from moespec.conformance.engine.invalid import invalid_option
-from moespec.conformance.engine.reroute import configured, rerouted, reweighted
+from moespec.conformance.engine.reroute import rerouted, reweighted
 from moespec.conformance.engine.routers import evaluation, kernel_of, router_case, small_router
 from moespec.conformance.engine.variant import Variant, every
 
@@ -93,7 +93,4 @@ VARIANTS = (
         "SW-2",
     ),
     _one("switch_gate_of_one", "The gate of Switch is 1.", _unit_gate),
-    _one("switch_factor_one", "The capacity factor of Switch is 1.", configured(capacity_factor=1.0)),
-    _one("switch_never_full", "The experts of Switch have room for every token.", configured(capacity_factor=np.inf)),
-    _one("switch_without_balance_loss", "Switch has no balance loss.", configured(balance_weight=0.0)),
 )

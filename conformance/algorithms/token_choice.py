@@ -376,12 +376,6 @@ def normalised_over_all_experts(B: Any, scores: Any, combine_scores: Any = None,
     return _divided(B, scores, combine_scores, choices, lambda w, c: w.sum(axis=2, keepdims=True))
 
 
-def normalised_over_the_largest(B: Any, scores: Any, combine_scores: Any = None, *, choices: int) -> Any:
-    """Combine weights are divided by the sum of the largest, whoever is chosen by the scores."""
-    total = lambda w, c: (w * chosen_mask(w, choices)).sum(axis=2, keepdims=True)  # noqa: E731
-    return _divided(B, scores, combine_scores, choices, total)
-
-
 def normalised_to_the_higher(B: Any, scores: Any, combine_scores: Any = None, *, choices: int) -> Any:
     """Among equal scores the higher expert counts for the sum."""
     weights = scores if combine_scores is None else combine_scores
@@ -391,12 +385,6 @@ def normalised_to_the_higher(B: Any, scores: Any, combine_scores: Any = None, *,
 def normalised_by_a_constant(B: Any, scores: Any, combine_scores: Any = None, *, choices: int) -> Any:
     """The sum that combine weights are divided by carries no gradient."""
     return _divided(B, scores, combine_scores, choices, lambda w, c: (w * c).sum(axis=2, keepdims=True).real)
-
-
-def choices_always_made(B: Any, scores: Any, *, keep: Any = None, **options: Any) -> Any:
-    """Token Choice makes every choice, also those that are not to be made."""
-    B.token_choice(scores, keep=keep, **options)
-    return B.token_choice(scores, **options)
 
 
 VARIANTS = (
@@ -415,8 +403,6 @@ VARIANTS = (
     variant(weights_without_gradient, "token_choice"),
     variant(selected_not_normalised, "normalize_selected", ledger="SA-3"),
     variant(normalised_over_all_experts, "normalize_selected"),
-    variant(normalised_over_the_largest, "normalize_selected"),
     variant(normalised_to_the_higher, "normalize_selected"),
     variant(normalised_by_a_constant, "normalize_selected"),
-    variant(choices_always_made, "token_choice"),
 )

@@ -20,7 +20,6 @@ from moespec.conformance.peers.table import table
 from moespec.conformance.peers.target import ERRORS, PeerTarget
 
 ROOT = Path(__file__).parents[2]
-STALE = "the committed records are of the vectors of schema 1; `nox -s peers` makes them again, and then this mark goes"
 RECORDS = ROOT / "conformance" / "reports"
 
 
@@ -57,7 +56,6 @@ def test_the_table_says_what_was_recorded():
     assert "Not shown." not in text
 
 
-@pytest.mark.xfail(reason=STALE)
 def test_the_records_are_of_these_vectors():
     """After a change of the vectors: `nox -s peers`."""
     recorded = {path.name: read_record(path)["suite"] for path in RECORDS.glob("peer-*.json")}
@@ -73,14 +71,12 @@ def test_a_case_that_fails_in_one_dtype_is_marked_and_a_peer_may_differ_nowhere(
     assert "No case differs." in table([right])
 
 
-@pytest.mark.xfail(reason=STALE)
 def test_the_committed_table_is_that_of_the_committed_records():
     records = [read_record(path) for name in PEERS if (path := RECORDS / f"peer-{name}.json").exists()]
     assert {found["peer"] for found in records} == set(PEERS)
     assert (ROOT / "docs" / "peers.md").read_text() == table(records)
 
 
-@pytest.mark.xfail(reason=STALE)
 @pytest.mark.parametrize("name", PEERS)
 def test_a_committed_record_is_of_the_pinned_version_and_of_known_cases(name):
     found = read_record(RECORDS / f"peer-{name}.json")
