@@ -66,7 +66,15 @@ def _fits(value: Any, kind: Any) -> bool:
     if base is int:
         return _is_integer(value) and (limits is None or value in limits)
     # NaN is in no range.
-    return isinstance(value, int | float | np.integer | np.floating) and (limits is None or float(value) in limits)
+    return isinstance(value, int | float | np.integer | np.floating) and (limits is None or _float(value) in limits)
+
+
+def _float(value: Any) -> float:
+    """NaN for an integer that no float holds."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.nan
 
 
 def _is_integer(value: Any) -> bool:

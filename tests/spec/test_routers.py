@@ -224,6 +224,7 @@ def test_tokens_and_kernel_must_fit_the_configuration(name):
     [
         ("switch", {"jitter": -0.5}),
         ("softmax_token_choice", {"z_weight": float("nan")}),
+        ("softmax_token_choice", {"z_weight": 10**400}),
         ("softmax_token_choice", {"balance_weight": float("inf")}),
         ("softmax_token_choice", {"normalize_selected": 1}),
         ("softmax_token_choice", {"multiple_of": 0}),
