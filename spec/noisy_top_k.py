@@ -32,6 +32,9 @@ NK-4: From which gates is the importance computed?
 NK-5: What is the load where there is no noise?
     Reading: undefined, so that there is no load loss at evaluation.
     Alternatives: the number of tokens with a gate above 0 (tensor2tensor).
+NK-6: What is the load where the scale of the noise vanishes?
+    Reading: its limit: 1 above the threshold, 0 below, 1/2 at it. It has no gradient where the scale is below 2^-63.
+    Alternatives: the quotient as it is written, whose gradient is NaN in float32 for noise logits below -44.
 """
 
 import numpy as np
@@ -41,7 +44,7 @@ from moespec.spec.algorithm import Algorithm
 from moespec.spec.checks import check_choices, check_same_shape
 from moespec.spec.errors import ConfigError
 from moespec.spec.losses import squared_variation
-from moespec.spec.numerics import Array, normal_cdf, softmax, softplus, stable_order
+from moespec.spec.numerics import Array, normal_cdf, softmax, softplus, stable_order, z_score
 from moespec.spec.values import as_array
 
 __all__ = ["noisy_top_k_affinity", "noisy_top_k_load_loss", "noisy_top_k_logits"]
@@ -140,7 +143,7 @@ def noisy_top_k_load_loss(
 
     Args:
         logits: L, (tokens, experts), without noise.
-        noise_logits: N, (tokens, experts); not so low that the softplus is 0.
+        noise_logits: N, (tokens, experts).
         noisy_logits: H, (tokens, experts), those of the selection.
         choices: K, from 1 to experts - 1.
 
@@ -172,7 +175,7 @@ def noisy_top_k_load_loss(
     np.put_along_axis(is_chosen, order[:, :choices], True, axis=1)
     # Without a chosen expert the one after the K-th moves up; without another one the K-th stays.
     threshold = np.where(is_chosen, ranked[:, choices : choices + 1], ranked[:, choices - 1 : choices])
-    probability = normal_cdf((logits - threshold) / softplus(noise_logits))
+    probability = normal_cdf(z_score(logits - threshold, softplus(noise_logits)))
     return squared_variation("logits", probability.sum(axis=0))
 
 

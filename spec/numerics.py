@@ -21,6 +21,11 @@ Leading = Annotated[ArrayLike, "any leading axes"]
 """The type of an argument (..., last axes) whose leading axes may be any, so that groups are nothing special."""
 Axis = int | tuple[int, ...]
 
+FAR = 40.0
+"""In standard deviations: float64 no longer tells `normal_cdf` from 0 or 1 there, nor its density from 0."""
+SMALLEST_SCALE = 2.0**-63
+"""The square of a smaller scale is below the normal numbers of float32."""
+
 
 def stop_gradient(x: Leading) -> Array:
     """`x` as a constant: its real part, so that the complex step sees no derivative."""
@@ -56,8 +61,9 @@ def logsumexp(x: Array, axis: int = -1) -> Array:
 
 def softplus(x: Array) -> Array:
     """`log(1 + exp(x))` without overflow."""
-    magnitude = np.where(x.real > 0, x, -x)
-    return positive_part(x) + np.log1p(np.exp(-magnitude))
+    small = np.exp(np.where(x.real > 0, -x, x))
+    # NumPy's complex log1p rounds 1 + small; this adds the derivative to the real one.
+    return positive_part(x) + (np.log1p(small.real) + (small - small.real) / (1.0 + small.real))
 
 
 def sigmoid(x: Array) -> Array:
@@ -69,6 +75,21 @@ def sigmoid(x: Array) -> Array:
 def normal_cdf(z: Array) -> Array:
     """Distribution function of the standard normal, `(1 + erf(z / sqrt(2))) / 2`."""
     return 0.5 * (1.0 + erf(z / np.sqrt(2.0)))
+
+
+def z_score(deviation: Array, scale: Array) -> Array:
+    """`deviation / scale` for `normal_cdf`, whose derivative is finite however small the scale (not negative) is.
+
+    It is a constant where `normal_cdf` of it is 0 or 1, beyond `FAR`, and where the scale is below `SMALLEST_SCALE`. The
+    derivative of the quotient alone overflows there, and infinity times a density of 0 is NaN.
+    """
+    value, least = deviation.real, FAR * scale.real
+    is_far = (value >= least) | (-value >= least)  # also where the scale is 0
+    end = np.where(value > 0, FAR, np.where(value < 0, -FAR, 0.0))
+    constant = np.where(is_far, end, value / np.where(is_far, 1.0, scale.real))
+    # Replaced before it divides: a derivative that is not finite stays NaN when the quotient is not chosen.
+    is_constant = is_far | (scale.real < SMALLEST_SCALE)
+    return np.where(is_constant, constant, deviation / np.where(is_constant, 1.0, scale))
 
 
 def variance(x: Array, axis: int = -1) -> Array:

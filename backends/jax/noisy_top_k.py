@@ -14,6 +14,7 @@ from moespec.backends.jax.arrays import Array, top_indices, wide
 from moespec.backends.jax.losses import pick, squared_variation
 from moespec.spec.checks import check_choices, check_same_shape, check_scores
 from moespec.spec.noisy_top_k import check_other_experts
+from moespec.spec.numerics import FAR, SMALLEST_SCALE
 
 __all__ = ["noisy_top_k_affinity", "noisy_top_k_load_loss", "noisy_top_k_logits"]
 
@@ -46,8 +47,17 @@ def noisy_top_k_load_loss(logits: Array, noise_logits: Array, noisy_logits: Arra
     top = top_indices(noisy, choices + 1)
     last, next_best = (pick(noisy, top[..., k : k + 1]) for k in (choices - 1, choices))
     threshold = jnp.where(is_chosen(top[..., :choices], noisy.shape[2]), next_best, last)
-    excess = (threshold - wide(logits)) / jax.nn.softplus(wide(noise_logits))
+    excess = _z_score(threshold - wide(logits), jax.nn.softplus(wide(noise_logits)))
     return squared_variation(jnp.sum(0.5 * lax.erfc(excess / math.sqrt(2)), axis=1))
+
+
+def _z_score(deviation: Array, scale: Array) -> Array:
+    """`z_score` of the specification."""
+    value, fixed = lax.stop_gradient((deviation, scale))
+    is_far = jnp.abs(value) >= FAR * fixed
+    constant = jnp.where(is_far, FAR * jnp.sign(value), value / jnp.where(is_far, 1, fixed))
+    is_constant = is_far | (fixed < SMALLEST_SCALE)
+    return jnp.where(is_constant, constant, deviation / jnp.where(is_constant, 1, scale))
 
 
 def _check(**arrays: Array) -> None:

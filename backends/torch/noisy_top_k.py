@@ -13,10 +13,12 @@ from moespec.backends.torch.arrays import wide, widen
 from moespec.backends.torch.losses import squared_variation
 from moespec.spec.checks import check_choices, check_same_shape, check_scores
 from moespec.spec.noisy_top_k import check_other_experts
+from moespec.spec.numerics import FAR, SMALLEST_SCALE
 
 __all__ = ["noisy_top_k_affinity", "noisy_top_k_load_loss", "noisy_top_k_logits"]
 
 AXES = "groups tokens experts"
+ROOT_2 = math.sqrt(2.0)
 
 
 def noisy_top_k_logits(logits: Tensor, noise_logits: Tensor, noise: Tensor | None) -> Tensor:
@@ -44,8 +46,17 @@ def noisy_top_k_load_loss(logits: Tensor, noise_logits: Tensor, noisy_logits: Te
     ranked = torch.sort(noisy_logits, dim=2, descending=True, stable=True).values
     last, next_best = ranked[:, :, choices - 1 : choices], ranked[:, :, choices : choices + 1]
     threshold = torch.where(is_chosen(noisy_logits, choices), next_best, last)
-    passes = 0.5 * torch.erfc((threshold - logits) / (_softplus(noise_logits) * math.sqrt(2.0)))
+    passes = 0.5 * torch.erfc(_argument(threshold - logits, _softplus(noise_logits)))
     return squared_variation(passes.sum(dim=1))
+
+
+def _argument(deviation: Tensor, scale: Tensor) -> Tensor:
+    """What the error function takes: `z_score` of the specification over the square root of 2."""
+    value, fixed = deviation.detach(), scale.detach()
+    is_far = value.abs() >= FAR * fixed
+    constant = torch.where(is_far, FAR * value.sign(), value / (torch.where(is_far, 1.0, fixed) * ROOT_2))
+    is_constant = is_far | (fixed < SMALLEST_SCALE)
+    return torch.where(is_constant, constant, deviation / (torch.where(is_constant, 1.0, scale) * ROOT_2))
 
 
 def _softplus(x: Tensor) -> Tensor:

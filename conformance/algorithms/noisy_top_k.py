@@ -19,7 +19,7 @@ from moespec.conformance.engine.reroute import configured
 from moespec.conformance.engine.routers import evaluation, router_case, small_router
 from moespec.conformance.engine.scale import normal_density, variation
 from moespec.conformance.engine.variant import Variant, every, variant
-from moespec.spec.numerics import normal_cdf, softmax, softplus, stable_order, variance
+from moespec.spec.numerics import normal_cdf, softmax, softplus, stable_order, variance, z_score
 
 __all__ = ["FUNCTIONS", "VARIANTS", "cases"]
 
@@ -32,7 +32,7 @@ def _load(logits: Any, noise_logits: Any, noisy_logits: Any, *, choices: int) ->
     threshold = np.empty(logits.shape)
     for expert in range(logits.shape[1]):
         threshold[:, expert] = -np.sort(-np.delete(noisy_logits, expert, axis=1), axis=1)[:, choices - 1]
-    z = (logits - threshold) / std
+    z = z_score(logits - threshold, std)
     relative = 1 + np.abs(noise_logits) * expit(noise_logits) / std
     errors = 1 + normal_density(z) * ((np.abs(threshold) + np.abs(logits)) / std + np.abs(z) * relative)
     return variation(ndtr(z).sum(axis=0), errors.sum(axis=0))
@@ -146,6 +146,12 @@ def _load_loss() -> Iterator[Definition]:
     yield case("tied", "tie", "Equal noisy logits at the threshold.", tied, other)
     yield case("one_token", "degenerate", "One token.", inputs("f", (1, 1, E)), "degenerate_size")
     yield case("gradient", "gradient", "By all logits, through the threshold too.", inputs("g"), other, choices=2)
+    given = inputs("h")
+    low = given["noise_logits"].array.copy()
+    low[:, :3, 0], low[:, 1, 1] = (-50.0, -100.0, -400.0), -200.0
+    purpose = "By all logits, where the noise of some has a scale whose square is below the normal numbers."
+    small = {**given, "noise_logits": groups_tokens(low)}
+    yield case("gradient_small_scale", "gradient", purpose, small, "vanishing_scale", choices=1)
 
     valid = case("valid", "value", "", inputs("negative", SHAPE))
     for part in valid.inputs:
@@ -263,14 +269,25 @@ def _loss(load: Callable[..., Any]) -> Callable[..., Any]:
     return changed
 
 
-def _probability(clean: Any, scale: Any, noisy: Any, choices: int, without: Any) -> Any:
+def _probability(
+    clean: Any, scale: Any, noisy: Any, choices: int, without: Any, divided: Callable[[Any, Any], Any] = z_score
+) -> Any:
     """How many tokens pass the threshold, the K-th largest of `without(noisy, expert)`."""
-    load = np.zeros(clean.shape[1], clean.dtype)
+    load = np.zeros(clean.shape[1], np.result_type(clean, scale, noisy))
     for expert in range(clean.shape[1]):
         others = without(noisy, expert)
         threshold = np.take_along_axis(others, stable_order(others), 1)[:, choices - 1]
-        load[expert] = np.sum(normal_cdf((clean[:, expert] - threshold) / scale[:, expert]))
+        load[expert] = np.sum(normal_cdf(divided(clean[:, expert] - threshold, scale[:, expert])))
     return load
+
+
+def _quotient(deviation: Any, scale: Any) -> Any:
+    """With the derivative as the rule for quotients has it."""
+    if not np.iscomplexobj(deviation) and not np.iscomplexobj(scale):
+        return deviation / scale
+    with np.errstate(divide="ignore", invalid="ignore"):
+        slope = deviation.imag / scale.real - deviation.real * scale.imag / (scale.real * scale.real)
+    return deviation.real / scale.real + 1j * slope
 
 
 def _others(noisy: Any, expert: int) -> Any:
@@ -356,6 +373,12 @@ VARIANTS = (
     variant(noisy_load_of_all_groups, LOAD),
     variant(noisy_load_unbiased, LOAD, ledger="AL-1"),
     variant(noisy_threshold_without_gradient, LOAD),
+    Variant(
+        "noisy_load_quotient",
+        "The load of noisy top-k divides by the scale of the noise however small that is: the gradient overflows to NaN.",
+        {LOAD: _loss(lambda c, n, h, k: _probability(c, softplus(n), h, k, _others, _quotient))},
+        "NK-6",
+    ),
     variant(noisy_load_not_squared, LOAD),
     _one(
         "noisy_top_k_with_a_capacity",

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -38,17 +39,44 @@ def test_batches_depend_on_seed_and_step_only() -> None:
     assert (first != batch(2, 200)).any()
 
 
+def of_order(seed: int, step: int) -> np.ndarray:
+    """Step 0 and step 16 begin an epoch of 64 images each."""
+    return batch_indices(64, 4, seed, 16 * step)
+
+
+def of_crop(seed: int, step: int) -> np.ndarray:
+    images = np.arange(64, dtype=np.uint8).reshape(1, 8, 8, 1).repeat(16, axis=0)
+    return crop_and_flip(images, padding=2, flip=False, seed=seed, step=step)
+
+
+def of_flip(seed: int, step: int) -> np.ndarray:
+    images = np.arange(64, dtype=np.uint8).reshape(64, 1, 1, 1).repeat(2, axis=2) + np.array([[0], [1]], np.uint8)
+    return crop_and_flip(images, padding=0, flip=True, seed=seed, step=step)
+
+
+def of_mixup(seed: int, step: int) -> np.ndarray:
+    eye = np.eye(2, dtype=np.float32)
+    return mixup(eye[:, None, :, None], eye, alpha=0.5, seed=seed, step=step)[1]
+
+
+@pytest.mark.parametrize("of", [of_order, of_crop, of_flip, of_mixup])
+def test_each_depends_on_the_seed_and_on_the_step(of: Callable[[int, int], np.ndarray]) -> None:
+    """By itself: what one of them ignores, another would hide."""
+    first = of(1, 7)
+    np.testing.assert_array_equal(of(1, 7), first)
+    for seed, step in ((2, 7), (1, 8), (7, 1), (1, 0)):
+        assert (of(seed, step) != first).any(), (seed, step)
+
+
 def test_crop_moves_and_flip_mirrors() -> None:
-    images = np.arange(1, 17, dtype=np.uint8).reshape(1, 4, 4, 1).repeat(64, axis=0)
+    images = np.arange(1, 17, dtype=np.uint8).reshape(1, 4, 4, 1).repeat(1000, axis=0)
     padded = np.pad(images[0, ..., 0], 2)
     possible = {padded[i : i + 4, j : j + 4].tobytes() for i in range(5) for j in range(5)}
     moved = crop_and_flip(images, padding=2, flip=False, seed=0, step=0)
-    found = {image[..., 0].tobytes() for image in moved}
-    assert found <= possible
-    assert len(found) > 10
+    assert {image[..., 0].tobytes() for image in moved} == possible, "the last offsets are reached, and no others"
     flipped = crop_and_flip(images, padding=0, flip=True, seed=0, step=0)
     mirrored = (flipped == images[:, :, ::-1]).all(axis=(1, 2, 3))
-    assert 16 < mirrored.sum() < 48
+    assert 400 < mirrored.sum() < 600
     assert ((flipped == images).all(axis=(1, 2, 3)) | mirrored).all()
     np.testing.assert_array_equal(crop_and_flip(images, padding=0, flip=False, seed=0, step=0), images)
 
@@ -61,6 +89,16 @@ def test_mixup_mixes_images_and_targets_alike() -> None:
     share = mixed_targets[0, 0]
     assert 0.5 <= share < 1
     np.testing.assert_allclose(mixed_targets, share * targets + (1 - share) * np.roll(targets, 1, axis=0), atol=1e-7)
+    weights = [mixup(images, targets, alpha=0.5, seed=0, step=step)[1][0, 0] for step in range(20)]
+    assert min(weights) >= 0.5, "of the two the first has the larger weight"
+
+
+def test_a_batch_has_its_images_and_labels_in_the_range_of_a_model() -> None:
+    digits = load("digits")
+    batch = training_batch(digits, DataConfig(mixup=0), batch=8, seed=1, step=3)
+    indices = batch_indices(1442, 8, 1, 3)
+    np.testing.assert_allclose(batch["images"], digits.train.read(indices) / 8 - 1, atol=1e-6)
+    np.testing.assert_array_equal(batch["targets"], np.eye(10)[digits.train.labels[indices]])
 
 
 def test_evaluation_covers_every_image_once() -> None:

@@ -250,6 +250,24 @@ def test_gating_noise_is_a_function_of_seed_and_step() -> None:
     assert gating_noise(model_config(quiet), 4, seed=0, step=9) is None
 
 
+def test_images_per_second_are_of_the_steps_since_the_last_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not of the time that an evaluation takes."""
+    clock = [100.0]
+    monkeypatch.setattr("moespec.models.training.progress.time.perf_counter", lambda: clock[0])
+    with Progress(tmp_path, TrainingConfig(batch=32), start=4, seconds=7.0) as progress:
+        clock[0] = 102.0
+        progress.trained(14, 0.1, {"loss": 1.0})
+        clock[0] = 108.0
+        progress.evaluated(14, {"accuracy": 0.5, "loss": 1.0})
+        clock[0] = 109.0
+        progress.trained(15, 0.1, {"loss": 1.0})
+        assert progress.seconds == 7 + 9
+    assert [line["images_per_second"] for line in read_log(tmp_path, "train")] == [32 * 10 / 2, 32 * 1 / 1]
+    assert read_log(tmp_path, "evaluation")[0]["seconds"] == 7 + 8
+
+
 def test_divergence_is_an_error(tmp_path: Path) -> None:
     with Progress(tmp_path, TrainingConfig(), start=0, seconds=0.0) as progress:
         progress.trained(1, 0.1, {"loss": 2.5})

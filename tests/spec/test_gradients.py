@@ -269,6 +269,14 @@ def test_stop_gradient():
     np.testing.assert_array_equal(stop_gradient(LOGITS), LOGITS)
 
 
+@pytest.mark.parametrize("x", [-600.0, -40.0, -36.0, -20.0, -1.0, 0.0, 1.0, 40.0, 700.0])
+def test_softplus_is_as_exact_under_the_complex_step_as_without(x):
+    """A logarithm of `1 + exp(x)` loses all digits of a small exponential."""
+    stepped = softplus(np.array([x + STEP * 1j]))
+    np.testing.assert_allclose(stepped.real, np.logaddexp(x, 0), rtol=1e-15)
+    np.testing.assert_allclose(stepped.imag / STEP, 1 / (1 + np.exp(-x)), rtol=1e-14)
+
+
 def test_a_dropped_imaginary_part_is_noticed():
     exact, difference = derivatives(lambda x: np.real(x) * x, {"x": LOGITS}, {"x": WEIGHTS})
     assert not np.allclose(exact, difference)

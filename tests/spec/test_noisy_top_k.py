@@ -98,6 +98,20 @@ def test_the_load_is_the_chance_to_be_chosen_when_the_own_noise_is_drawn_again(c
     assert loss == pytest.approx((np.std(load) / np.mean(load)) ** 2, rel=1e-12)
 
 
+@pytest.mark.parametrize("low", [-50.0, -300.0, -800.0])
+def test_where_the_scale_vanishes_the_load_counts(low):
+    """1 above the threshold, 0 below and 1/2 at it, also where the softplus is 0; with no gradient, not even there."""
+    clean = np.array([[0.0, 1.0, 2.0], [1.0, 3.0, 1.0], [0.5, 0.0, 0.5]])
+    load = np.array([0 + 0 + 0.5, 0 + 1 + 0, 1 + 0 + 0.5])
+    expected = (np.std(load) / np.mean(load)) ** 2
+    scales = np.full(clean.shape, low)
+    assert noisy_top_k_load_loss(clean, scales, clean, choices=1) == pytest.approx(expected, rel=1e-15)
+    steps = 1e-30j * draw(6, 3, *clean.shape)
+    for moved in np.eye(3)[:, :, None, None] * steps:  # each argument alone
+        stepped = [array + step for array, step in zip((clean, scales, clean), moved, strict=True)]
+        assert noisy_top_k_load_loss(*stepped, choices=1).imag == 0
+
+
 def test_the_load_is_about_the_number_of_choices():
     """Summed over experts, in the mean over draws: each expert alone may change the choice, so it is not exact."""
     clean, scales = draw(1, 200, 8), np.zeros((200, 8))

@@ -1,0 +1,97 @@
+"""Gradients at the edge of what floats can hold: where a scale or a mass vanishes, each backend has the same finite ones."""
+
+import importlib
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+
+import moespec.backends.numpy as reference
+
+BOTH = pytest.mark.parametrize("name", ["jax", "torch"])
+DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64"])
+
+CLEAN = np.array([[[-0.5, 0.25, 1.0], [0.5, 0.5, -1.0], [0.0, 96.0, 0.5], [0.25, -0.25, 0.0]]])
+NOISY = CLEAN + np.array([[[0.0, 0.125, -0.25], [0.0, 0.0, 0.125], [0.25, 0.0, 0.0625], [-0.5, 0.0, 0.375]]])
+"""Noise that leaves two logits of the second token equal, so that one is at its own threshold."""
+
+
+def value_and_gradients(name, dtype, function, *arrays):
+    """`function(B, *arrays)` of a backend, compiled where that is quick, and its gradient by each array."""
+    pytest.importorskip(name)
+    B = importlib.import_module(f"moespec.backends.{name}")
+    with importlib.import_module("jax").enable_x64(dtype == "float64") if name == "jax" else nullcontext():
+        gradient = B.value_and_grad(lambda arrays: (function(B, *arrays.values()), {}))
+        gradient = B.compile(gradient) if name == "jax" else gradient
+        (value, _), slopes = B.to_numpy(gradient(B.from_numpy({str(i): a for i, a in enumerate(arrays)}, dtype)))
+    return float(value), list(slopes.values())
+
+
+def load_loss(B, clean, scales, noisy):
+    return B.noisy_top_k_load_loss(clean, scales, noisy, choices=1)
+
+
+def complex_step(*arrays):
+    """The gradient of the specification by each array."""
+    gradients = [np.zeros(array.shape) for array in arrays]
+    for which, gradient in enumerate(gradients):
+        for index in np.ndindex(gradient.shape):
+            moved = [array.astype(np.complex128) if i == which else array for i, array in enumerate(arrays)]
+            moved[which][index] += 1e-30j
+            gradient[index] = load_loss(reference, *moved).imag / 1e-30
+    return gradients
+
+
+@pytest.mark.parametrize("low", [-43.0, -44.0, -60.0, -104.0, -360.0, -1e4])
+@DTYPES
+@BOTH
+def test_the_load_loss_of_a_scale_that_vanishes(name, dtype, low):
+    """Of experts above, far below and at their thresholds; the other scales keep the gradient that they have."""
+    scales = np.full(CLEAN.shape, 0.5)
+    scales[0, 0] = scales[0, 1, 1] = scales[0, 2, 0] = low
+    expected, gradients = float(load_loss(reference, CLEAN, scales, NOISY)), complex_step(CLEAN, scales, NOISY)
+    value, found = value_and_gradients(name, dtype, load_loss, CLEAN, scales, NOISY)
+    assert value == pytest.approx(expected, rel=1e-5)
+    rtol = 1e-12 if dtype == "float64" else 1e-5
+    for gradient, slopes in zip(gradients, found, strict=True):
+        assert np.isfinite(gradient).all()
+        np.testing.assert_allclose(slopes, gradient, rtol=rtol, atol=rtol * np.abs(gradient).max())
+
+
+@pytest.mark.parametrize(("low", "is_felt"), [(-43.5, True), (-44.0, False)])
+@DTYPES
+@BOTH
+def test_from_which_scale_on_the_load_has_a_gradient(name, dtype, low, is_felt):
+    """Logits that are all 0, and noise as small as its scale: a probability that is neither 0 nor 1."""
+    scales = np.full(CLEAN.shape, low)
+    noisy = np.exp(low) * np.array([[[0.5, -0.25, 0.0], [1.0, 0.5, -1.0], [0.75, 0.25, -0.5], [0.25, -0.5, 0.0]]])
+    value, found = value_and_gradients(name, dtype, load_loss, 0 * CLEAN, scales, noisy)
+    assert value == pytest.approx(0.0496865312, rel=1e-4)
+    assert value == pytest.approx(float(load_loss(reference, 0 * CLEAN, scales, noisy)), rel=1e-4)
+    for gradient, slopes in zip(complex_step(0 * CLEAN, scales, noisy), found, strict=True):
+        assert gradient.any() == slopes.any() == is_felt
+        np.testing.assert_allclose(slopes, gradient, rtol=1e-4, atol=1e-4 * np.abs(gradient).max())
+
+
+SELECTORS = np.array([[[[0.5, 0.25, 0.125]], [[0.0, 0.0, 0.0]]]])
+CODES = np.array([[[[0.5, 0.25, -0.25]], [[0.5, 0.5, 0.0]], [[0.75, 0.75, 0.125]], [[0.25, 0.125, 0.0]]]])
+"""Of five experts: the second and the third are on codes without one, at the end of the step and beyond it."""
+
+
+@DTYPES
+@BOTH
+def test_an_infinite_reachability_has_the_gradient_0(name, dtype):
+    """By the selectors, and by their codes, where infinity times a flat step would be NaN; the others keep theirs."""
+    value, (slopes,) = value_and_gradients(name, dtype, lambda B, r: B.dselect_k_reachability(r), SELECTORS)
+    assert value == np.inf
+    np.testing.assert_allclose(slopes, [[[[-64 / 49] * 3], [[0.0] * 3]]], rtol=1e-6)
+
+    def by_codes(B, codes):
+        return B.dselect_k_reachability(B.dselect_k_selectors(codes, experts=5))
+
+    value, (slopes,) = value_and_gradients(name, dtype, by_codes, CODES)
+    _, (alone,) = value_and_gradients(name, dtype, by_codes, CODES[:, [0, 3]])
+    assert value == np.inf
+    assert not slopes[0, [1, 2]].any()
+    np.testing.assert_allclose(slopes[:, [0, 3]], alone, rtol=1e-6)
+    assert alone.any()
