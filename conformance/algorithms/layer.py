@@ -45,9 +45,10 @@ def _layer_scale(tokens: Any, routing: Any, experts: Any) -> Any:
 
 FUNCTIONS = (
     Function(
-        "expert_mlp", {"outputs": Output("groups experts capacity width", scale="written", written=_experts_scale)}
+        "expert_mlp",
+        {"outputs": Output("groups experts capacity width", scale="written", written=_experts_scale, rounded=True)},
     ),
-    Function("moe_layer", {"output": Output("groups tokens width", written=_layer_scale)}),
+    Function("moe_layer", {"output": Output("groups tokens width", written=_layer_scale, rounded=True)}),
     Function("routing_metrics", METRICS),
     Function("used_experts", {"used": Output("experts", "bool")}),
 )

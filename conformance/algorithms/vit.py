@@ -95,7 +95,7 @@ def _passes(B: Any, *, model: Any, config: Any, train: bool = False, **options: 
     _trained(reference, model=model, config=config, train=train, before=forward, **options)
 
 
-_trajectory = partial(Output, scale="spread", constant="trajectory")
+_trajectory = partial(Output, scale="spread", constant="trajectory", rounded=True)
 TRAJECTORY = {
     "losses": _trajectory("steps"),
     "gradient_norms": _trajectory("steps"),

@@ -94,6 +94,28 @@ def test_inputs_are_exact_in_bfloat16():
                 assert np.array_equal(finite, to_bfloat16(finite)), case.id
 
 
+def test_only_what_models_compute_with_is_rounded_to_bfloat16():
+    """Logits, affinities, losses, weights and metrics are compared with the roundoff of float32."""
+    models = {name for name, known in functions().items() if known.batched}
+    network = {"array_operations", "attention", "expert_mlp", "gelu", "layer_norm", "moe_layer", "multi_hash_mlp"}
+    rounded = json.loads((suite.VECTORS.parent / "suite.json").read_text())["rounded"]
+    assert rounded.keys() == models | network | {"patch_embed", "rescale"}
+    for name, results in rounded.items():
+        outputs = functions()[name].outputs
+        assert set(results) == {result for result, output in outputs.items() if output.kind == "float"}
+
+
+def test_a_choice_in_bfloat16_needs_the_margin_of_float32_unless_a_model_computes_what_it_sees():
+    wide = {True: set(), False: set()}
+    for case in CASES:
+        for name, decision in case.decisions.items():
+            if decision["margin"] is not None:
+                needed, stage = decision["needed"], case.stage(name)
+                exact = call.function(stage.call).batched
+                wide[exact].add(needed["bfloat16"] == needed["float32"])
+    assert wide == {True: {False}, False: {True}}
+
+
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_every_algorithm_has_cases_of_each_class(algorithm):
     kinds = {case.kind for case in of(algorithm)}
