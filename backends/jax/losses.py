@@ -80,15 +80,19 @@ def routing_metrics(routing: SlotRouting | SoftRouting) -> dict[str, Array]:
         "load": jnp.mean(filled, axis=0) / tokens,
         "coverage": jnp.mean(covered.astype(mass.dtype)),
         "dropped": jnp.mean((~covered).astype(mass.dtype)),
-        "entropy": jnp.mean(_entropy(mass)),
+        "entropy": _entropy(mass),
     }
 
 
 def _entropy(mass: Array) -> Array:
-    """Entropy along the last axis of `mass` normalised to sum 1; 0 where there is none."""
+    """Mean entropy of the rows of `mass` (G, T, E), normalised to sum 1; 0 for a row without mass.
+
+    The mean comes before the sum: XLA would make one long sum of two, whose rounding errors add up.
+    """
     total = jnp.sum(mass, axis=-1, keepdims=True)
     share = mass / jnp.where(total > 0, total, 1)
-    return -jnp.sum(jnp.where(share > 0, share * jnp.log(jnp.where(share > 0, share, 1)), 0), axis=-1)
+    terms = jnp.where(share > 0, share * jnp.log(jnp.where(share > 0, share, 1)), 0)
+    return -jnp.sum(jnp.mean(terms, axis=(0, 1)))
 
 
 def pick(values: Array, expert: Array) -> Array:

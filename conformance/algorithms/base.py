@@ -7,6 +7,7 @@ from typing import Any
 from moespec.conformance.engine.definition import Definition, Draws
 from moespec.conformance.engine.inputs import tokens
 from moespec.conformance.engine.invalid import SMALL, invalid, invalid_sizes
+from moespec.conformance.engine.near import near_router
 from moespec.conformance.engine.reroute import rerouted
 from moespec.conformance.engine.routers import router_case, small_router
 from moespec.conformance.engine.variant import Variant, every
@@ -34,6 +35,7 @@ def cases() -> Iterator[Definition]:
     yield case("zero_kernel", "tie", purpose, "tie_order", train=False, zero=True)
     yield case("one_expert", "degenerate", "One expert.", size, train=True, experts=1)
     yield case("one_token", "degenerate", "One token at evaluation.", size, train=False, sizes=(1, E, D))
+    yield near_router(NAME, train=False)
     yield case("gradient", "gradient", "Through the gate and the experts.", constant, train=True)
     yield case("gradient_evaluation", "gradient", "Of the greedy assignment.", constant, train=False)
 

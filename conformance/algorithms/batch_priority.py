@@ -11,6 +11,7 @@ from moespec.conformance.engine.format import Tensor
 from moespec.conformance.engine.inputs import CROWD, TIED, both, scores
 from moespec.conformance.engine.invalid import SHAPE, SMALL, invalid_arrays, invalid_option
 from moespec.conformance.engine.margins import order_margin
+from moespec.conformance.engine.near import near_ties
 from moespec.conformance.engine.reorder import heap_order
 from moespec.conformance.engine.variant import variant
 
@@ -59,6 +60,7 @@ def cases() -> Iterator[Definition]:
     yield case("crowd", "overflow", purpose, both(CROWD), choices=1)
     yield case("tied", "tie", "Equal priorities keep the order of the tokens.", both(TIED), ties)
     yield case("coarse", "tie", "Many equal priorities.", scores("bp/d", step=0.125), ties, by="sum")
+    yield from near_ties(NAME, call(NAME, {"scores": "router_logits"}))
     alone = scores("bp/e", (1, 1, E))
     yield case("one_token", "degenerate", "One token.", alone, "degenerate_size", choices=1, capacity=1)
     real = scores("bp/f", (1, 196, 32))

@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from moespec.conformance.engine.definition import Definition, single
+from moespec.conformance.engine.definition import Definition, call, single
 from moespec.conformance.engine.describe import SLOTS, Choice, Function
 from moespec.conformance.engine.draw import grid
 from moespec.conformance.engine.format import Tensor
 from moespec.conformance.engine.inputs import TIED, both, distinct, groups_tokens, scores
 from moespec.conformance.engine.invalid import SHAPE, SMALL, invalid_arrays, invalid_option, invalid_sizes
 from moespec.conformance.engine.margins import expert_choice_margin
+from moespec.conformance.engine.near import near_ties
 from moespec.conformance.engine.reorder import heap_order, renormalised
 from moespec.conformance.engine.variant import variant
 
@@ -56,6 +57,7 @@ def cases() -> Iterator[Definition]:
     yield case("signed_zero", "tie", "Zero and minus zero are equal.", both(signed), order)
     near = np.full((G, T, E), 0.5) + (grid("ec/e", (G, T, E), reach=2.0, step=1.0) / 256)
     yield case("neighbours", "near_tie", "Scores that are neighbours in bfloat16.", groups_tokens(near))
+    yield from near_ties(NAME, call(NAME, {"scores": "router_logits"}, capacity=3))
     other: dict[str, Any] = {"combine_scores": scores("ec/f/combine")}
     purpose = "Selection by one, weights from another."
     yield case("combine_scores", "value", purpose, scores("ec/f"), "combine_scores", **other)

@@ -11,6 +11,7 @@ from moespec.conformance.engine.draw import grid
 from moespec.conformance.engine.inputs import groups_tokens, utilities
 from moespec.conformance.engine.invalid import SHAPE, invalid, invalid_arrays, invalid_option, invalid_sizes
 from moespec.conformance.engine.margins import token_choice_margin
+from moespec.conformance.engine.near import near_router
 from moespec.conformance.engine.reorder import chosen_mask
 from moespec.conformance.engine.reroute import configured, rerouted, reweighted
 from moespec.conformance.engine.routers import evaluation, kernel_of, router_case, small_router
@@ -60,6 +61,7 @@ def cases() -> Iterator[Definition]:
     yield _case("two_experts", "degenerate", "Two experts.", size, sizes=(T, 2, D))
     by = ("tokens", "router/kernel", *(f"experts/{part}" for part in ("w1", "b1", "w2", "b2")))  # the noise decides
     yield _case("gradient", "gradient", "By tokens, kernel and experts.", "stop_gradient", by=by)
+    yield near_router(NAME)
     yield evaluation(NAME)
 
     yield invalid_option(small_router(NAME), "choices", choices=1)

@@ -34,7 +34,7 @@ def _absolute(tokens: Any, ids: Any, tables: Any, params: Any, **options: Any) -
 FUNCTIONS = (
     Function("hash_table_of", {"table": Output("ids", "int")}),
     Function("hash_routing", SLOTS),
-    Function("multi_hash_mlp", {"output": Output("groups tokens width", written=_absolute)}),
+    Function("multi_hash_mlp", {"output": Output("groups tokens width", written=_absolute, rounded=True)}),
 )
 
 G, T, E, D, V = 2, 6, 3, 4, 5

@@ -15,6 +15,7 @@ from moespec.conformance.engine.format import Tensor
 from moespec.conformance.engine.inputs import CROWD, both, distinct, groups_tokens, scores
 from moespec.conformance.engine.invalid import SHAPE, SMALL, invalid_arrays, invalid_option, invalid_sizes
 from moespec.conformance.engine.margins import order_margin, token_choice_margin
+from moespec.conformance.engine.near import near_router
 from moespec.conformance.engine.reorder import heap_order
 from moespec.conformance.engine.reroute import rerouted
 from moespec.conformance.engine.routers import NORMAL, evaluation, router_case, small_router
@@ -138,6 +139,7 @@ def _router() -> Iterator[Definition]:
     purpose = "By tokens, kernel, noise and expert weights, with removed and dropped tokens."
     flags = (inside, "stop_gradient", CUT)
     yield case("gradient", "gradient", purpose, *flags, noise=NORMAL, capacity_factor=0.75, **quarter)
+    yield near_router(NAME, drop=0.25)
     yield evaluation(NAME)
 
 

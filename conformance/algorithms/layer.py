@@ -8,7 +8,7 @@ import numpy as np
 
 from moespec.conformance.engine.definition import Definition, call, composed, function, tensor
 from moespec.conformance.engine.describe import METRICS, Function, Output
-from moespec.conformance.engine.draw import grid
+from moespec.conformance.engine.draw import grid, integers
 from moespec.conformance.engine.format import Stage, Tensor
 from moespec.conformance.engine.inputs import CROWD, both, distinct, experts, groups_tokens, scores, tokens
 from moespec.conformance.engine.invalid import (
@@ -45,9 +45,10 @@ def _layer_scale(tokens: Any, routing: Any, experts: Any) -> Any:
 
 FUNCTIONS = (
     Function(
-        "expert_mlp", {"outputs": Output("groups experts capacity width", scale="written", written=_experts_scale)}
+        "expert_mlp",
+        {"outputs": Output("groups experts capacity width", scale="written", written=_experts_scale, rounded=True)},
     ),
-    Function("moe_layer", {"output": Output("groups tokens width", written=_layer_scale)}),
+    Function("moe_layer", {"output": Output("groups tokens width", written=_layer_scale, rounded=True)}),
     Function("routing_metrics", METRICS),
     Function("used_experts", {"used": Output("experts", "bool")}),
 )
@@ -167,6 +168,7 @@ def _layers() -> Iterator[Definition]:
     chosen = groups_tokens(np.eye(4)[[[0, 1, 0], [1, 3, 1]]])
     stages = (call(token, {"scores": "scores"}, choices=1, capacity=3), call("used_experts", {"routing": token}))
     yield composed(NAME, "used", "value", purpose, "unused_expert", inputs={"scores": chosen}, stages=stages)
+    yield _long_sum()
     slots = tensor(grid("layer/slots/g", (D, 3, 2)), "width experts capacity")
     yield case("gradient_soft", "gradient", "Through both softmaxes and the mixing.", soft, slots)
 
@@ -174,6 +176,19 @@ def _layers() -> Iterator[Definition]:
 def _small_experts() -> dict[str, Tensor]:
     _, _, e, d = SMALL
     return _parameters(experts("negative/experts", e, d, 2, d))
+
+
+def _long_sum() -> Definition:
+    """Powers of two, so that in bfloat16 each small term is lost beside the large one before it."""
+    experts = 8
+    signs = grid("layer/long/signs", (G, T, D)) >= 0
+    tokens = np.where(signs, 1.0, -1.0) * 2.0 ** integers("layer/long", (G, T, D), -2, 2)
+    weights = np.full((G, T, experts), 255 / 2**16)
+    weights[..., 0] = 1.0
+    inputs = {"tokens": tensor(tokens, "groups tokens width"), "scores": groups_tokens(weights)}
+    stages = _around(call("token_choice", {"scores": "scores"}, choices=experts, capacity=T), mlps=False, metrics=False)
+    purpose = "Eight experts, seven of them with a weight that bfloat16 loses when it adds one after the other."
+    return composed(NAME, "long_sum", "value", purpose, "low_precision", inputs=inputs, stages=stages)
 
 
 def _invalid_experts() -> Iterator[Definition]:

@@ -57,22 +57,23 @@ def _array_operations(B: Any, x: Any, y: Any) -> dict[str, Any]:
 
 
 BSW = "batch sequence width"
+_rounded = partial(Output, rounded=True)
 OPERATIONS = {
-    "einsum": Output("batch sequence heads dim"),
-    "concatenate": Output(BSW),
-    "broadcast_to": Output(BSW),
-    "transpose": Output("width batch sequence"),
-    "mean": Output("batch width"),
-    "sum": Output("batch width"),
-    "tanh": Output(BSW),
-    "softmax": Output(BSW),
+    "einsum": _rounded("batch sequence heads dim"),
+    "concatenate": _rounded(BSW),
+    "broadcast_to": _rounded(BSW),
+    "transpose": _rounded("width batch sequence"),
+    "mean": _rounded("batch width"),
+    "sum": _rounded("batch width"),
+    "tanh": _rounded(BSW),
+    "softmax": _rounded(BSW),
 }
 
 FUNCTIONS = (
-    Function("gelu", {"y": Output("rows width", scale="written", written=_gelu_scale)}),
-    Function("layer_norm", {"normalised": Output("images tokens width")}),
-    Function("attention", {"attended": Output("images tokens heads dim", written=_attention_scale)}),
-    Function("patch_embed", {"patches": Output("images tokens width")}),
+    Function("gelu", {"y": _rounded("rows width", scale="written", written=_gelu_scale)}),
+    Function("layer_norm", {"normalised": _rounded("images tokens width")}),
+    Function("attention", {"attended": _rounded("images tokens heads dim", written=_attention_scale)}),
+    Function("patch_embed", {"patches": _rounded("images tokens width")}),
     Function("softmax_cross_entropy", {"loss": Output("rows", scale="written", written=_softmax_scale)}),
     Function("sigmoid_cross_entropy", {"loss": Output("rows", scale="written", written=_sigmoid_scale)}),
     Function("array_operations", OPERATIONS, run=_array_operations, needs=tuple(OPERATIONS)),

@@ -14,6 +14,7 @@ from moespec.conformance.engine.format import Tensor
 from moespec.conformance.engine.inputs import both, groups_tokens, kernel, logits
 from moespec.conformance.engine.invalid import SHAPE, SMALL, invalid, invalid_arrays, invalid_option
 from moespec.conformance.engine.margins import token_choice_margin
+from moespec.conformance.engine.near import near_router, near_ties
 from moespec.conformance.engine.reorder import chosen_mask
 from moespec.conformance.engine.reroute import configured
 from moespec.conformance.engine.routers import evaluation, router_case, small_router
@@ -111,6 +112,7 @@ def _gates() -> Iterator[Definition]:
     yield case("tied", "tie", "Among equal logits the lower expert is chosen.", both(TIED), "tie_order")
     near = groups_tokens(np.full((G, T, E), 0.5) + grid(f"{GATES}/d", (G, T, E), reach=2.0, step=1.0) / 256)
     yield case("neighbours", "near_tie", "Logits that are neighbours in bfloat16.", near)
+    yield from near_ties(GATES, call(GATES, {"noisy_logits": "router_logits"}, choices=2))
     purpose = "One choice has the gate 1."
     yield case("one_choice", "degenerate", purpose, logits(f"{GATES}/e"), order, choices=1)
     purpose = "All are chosen: the softmax."
@@ -192,6 +194,7 @@ def _router() -> Iterator[Definition]:
     yield case("one_choice", "degenerate", "One choice has the gate 1.", "softmax_of_choices", choices=1)
     yield case("all_choices", "degenerate", "All experts, without noise.", size, noisy=False, choices=E)
     yield case("gradient", "gradient", "By tokens, both kernels, noise and experts.", "stop_gradient", scale)
+    yield near_router(NAME, {"noise_kernel": kernel(f"near/{NAME}/noise", 4, 4)})
     yield evaluation(NAME, params=_kernels(f"routers/{NAME}/evaluation_factor", 4, E))
 
     valid = small_router(NAME, _kernels("negative", SMALL.width, SMALL.experts))

@@ -7,6 +7,7 @@ from moespec.conformance.engine.definition import Definition, single
 from moespec.conformance.engine.describe import Function, Output
 from moespec.conformance.engine.inputs import logits
 from moespec.conformance.engine.invalid import SHAPE, invalid_arrays, invalid_option
+from moespec.conformance.engine.near import near_router
 from moespec.conformance.engine.reroute import configured
 from moespec.conformance.engine.routers import evaluation, kernel_of, router_case, small_router
 from moespec.conformance.engine.variant import Variant, every, variant
@@ -43,6 +44,7 @@ def cases() -> Iterator[Definition]:
     yield _case("one_token", "degenerate", "One token.", size, train=False, sizes=(1, E, D))
     yield _case("gradient", "gradient", "Through the gate alone.", constant)
     yield _case("gradient_sigmoid", "gradient", "Through the sigmoid.", constant, **sigmoid)
+    yield near_router(NAME, train=True)
     yield evaluation(NAME)
 
     yield invalid_option(small_router(NAME), "choices", choices=2)

@@ -5,6 +5,7 @@ from functools import partial
 
 from moespec.conformance.engine.definition import Definition
 from moespec.conformance.engine.invalid import invalid_option
+from moespec.conformance.engine.near import near_router
 from moespec.conformance.engine.routers import common, router_case, small_router
 
 __all__ = ["cases"]
@@ -16,6 +17,7 @@ def cases() -> Iterator[Definition]:
     """All cases of this module."""
     case = partial(router_case, NAME)
     yield from common(NAME)
+    yield near_router(NAME)
     purpose = "Capacity rounded up to a multiple of 2."
     yield case("multiple", "value", purpose, "capacity_rounding", multiple_of=2, capacity_factor=1.25)
     yield case("combine_plan", "value", "Ablation: combine with the plan.", "combine_with_plan", combine_with="plan")

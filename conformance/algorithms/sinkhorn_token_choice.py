@@ -6,6 +6,7 @@ from typing import Any
 
 from moespec.conformance.engine.definition import Definition
 from moespec.conformance.engine.invalid import SMALL, invalid_option
+from moespec.conformance.engine.near import near_router
 from moespec.conformance.engine.routers import NORMAL, common, router_case, small_router
 
 __all__ = ["cases"]
@@ -18,6 +19,7 @@ def cases() -> Iterator[Definition]:
     case = partial(router_case, NAME)
     inside, plan, drop = "noise_inside", "combine_with_plan", "overflow_drop"
     yield from common(NAME)
+    yield near_router(NAME)
     purpose = "By tokens, kernel and expert weights; the selection carries none."
     yield case("gradient", "gradient", purpose, "stop_gradient")
     two: dict[str, Any] = {"choices": 2, "capacity_factor": 0.5}

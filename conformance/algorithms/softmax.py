@@ -53,6 +53,12 @@ def _softmax() -> Iterator[Definition]:
             call("softmax_affinity", {"logits": "router_logits"}),
         ),
     )
+    fine: dict[str, Any] = {
+        "tokens": tensor(grid("softmax/fine/tokens", (G, T, D), step=1 / 64), "groups tokens width"),
+        "kernel": tensor(grid("softmax/fine/kernel", (D, E), reach=1.0, step=1 / 64), "width experts"),
+    }
+    purpose = "A product whose factors bfloat16 has, and whose sums it has not."
+    yield product("many_bits", "value", purpose, "low_precision", **fine)
     yield product("gradient_product", "gradient", "Of the logits, by tokens and kernel.", **inputs)
     yield case("values", "value", "Moderate logits.", axis, logits=logits("softmax/values"))
     purpose = "As many tokens as experts: a softmax over the wrong axis keeps the shape."

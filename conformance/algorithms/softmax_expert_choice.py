@@ -6,6 +6,7 @@ from typing import Any
 
 from moespec.conformance.engine.definition import Definition
 from moespec.conformance.engine.invalid import invalid_option
+from moespec.conformance.engine.near import near_router
 from moespec.conformance.engine.routers import common, router_case, small_router
 
 __all__ = ["cases"]
@@ -18,6 +19,7 @@ def cases() -> Iterator[Definition]:
     case = partial(router_case, NAME)
     rounding = "capacity_rounding"
     yield from common(NAME)
+    yield near_router(NAME)
     purpose = "Capacity rounded up to a multiple of 2."
     yield case("multiple", "value", purpose, rounding, multiple_of=2, capacity_factor=1.25)
     yield case("one_token", "degenerate", "One token.", "degenerate_size", sizes=(1, 3, 4))

@@ -6,6 +6,7 @@ from typing import Any
 
 from moespec.conformance.engine.definition import Definition
 from moespec.conformance.engine.invalid import SMALL, invalid_arrays, invalid_option, invalid_sizes
+from moespec.conformance.engine.near import near_router
 from moespec.conformance.engine.reorder import renormalised
 from moespec.conformance.engine.reroute import rerouted
 from moespec.conformance.engine.routers import NORMAL, common, router_case, small_router
@@ -23,6 +24,7 @@ def cases() -> Iterator[Definition]:
     inside, size, drop = "noise_inside", "degenerate_size", "overflow_drop"
     rounding, priority, constant = "capacity_rounding", "priority_order", "stop_gradient"
     yield from common(NAME)
+    yield near_router(NAME, batch_priority="max", capacity_factor=0.5)
     purpose = "Capacity rounded up to a multiple of 2."
     yield case("multiple", "value", purpose, rounding, multiple_of=2, capacity_factor=1.25)
     yield case("one_expert", "degenerate", "One expert.", size, sizes=(T, 1, D), exact_ties=True)

@@ -17,7 +17,7 @@ from moespec.conformance.engine.variant import variant
 __all__ = ["FUNCTIONS", "VARIANTS", "cases"]
 
 FUNCTIONS = (
-    Function("rescale", {"rescaled": Output("images tokens width")}),
+    Function("rescale", {"rescaled": Output("images tokens width", rounded=True)}),
     forward_function("sparse_mlp", "ROUTERS", "moe_layer", "rescale", "layer_norm", "patch_embed", "transpose"),
 )
 

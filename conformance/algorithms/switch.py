@@ -8,6 +8,7 @@ import numpy as np
 
 from moespec.conformance.engine.definition import Definition, Noise
 from moespec.conformance.engine.invalid import invalid_option
+from moespec.conformance.engine.near import near_router
 from moespec.conformance.engine.reroute import rerouted, reweighted
 from moespec.conformance.engine.routers import evaluation, kernel_of, router_case, small_router
 from moespec.conformance.engine.variant import Variant, every
@@ -40,6 +41,7 @@ def cases() -> Iterator[Definition]:
     yield case("one_token", "degenerate", "One token.", size, sizes=(1, E, D))
     purpose = "By tokens, kernel, noise and experts."
     yield case("gradient", "gradient", purpose, "stop_gradient", noisy=True, jitter=0.25)
+    yield near_router(NAME)
     yield evaluation(NAME)
 
     valid = partial(small_router, NAME)

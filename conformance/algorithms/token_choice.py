@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from moespec.conformance.engine.definition import Definition, single, tensor
+from moespec.conformance.engine.definition import Definition, call, single, tensor
 from moespec.conformance.engine.describe import SLOTS, Choice, Function, Output
 from moespec.conformance.engine.draw import grid, permutation
 from moespec.conformance.engine.format import Tensor
@@ -21,6 +21,7 @@ from moespec.conformance.engine.invalid import (
     invalid_sizes,
 )
 from moespec.conformance.engine.margins import token_choice_margin
+from moespec.conformance.engine.near import near_ties
 from moespec.conformance.engine.reorder import chosen_mask, heap_order, renormalised
 from moespec.conformance.engine.variant import variant
 from moespec.spec.numerics import stable_order
@@ -102,6 +103,8 @@ def _values() -> Iterator[Definition]:
     yield case("signed_zero", "tie", "Zero and minus zero are equal.", both(signed), order, capacity=T)
     near = np.full((G, T, E), 0.5) + (grid("tc/f", (G, T, E), reach=2.0, step=1.0) / 256)
     yield case("neighbours", "near_tie", "Scores that are neighbours in bfloat16.", groups_tokens(near))
+    chosen = call("token_choice", {"scores": "router_logits"}, choices=2, capacity=2)
+    yield from near_ties("token_choice", chosen)
     negative = groups_tokens(grid("tc/g", (G, T, E), reach=3.0, step=1 / 32))
     yield case("negative_scores", "value", "Scores need not be positive.", negative)
     other: dict[str, Any] = {"combine_scores": scores("tc/h/combine")}

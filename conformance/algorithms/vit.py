@@ -15,6 +15,7 @@ import numpy as np
 
 from moespec.conformance.engine.definition import Definition, composed, tensor
 from moespec.conformance.engine.describe import DENSE, SLOTS, Choice, Function, Output
+from moespec.conformance.engine.draw import grid, signs
 from moespec.conformance.engine.format import routing_arrays
 from moespec.conformance.engine.models import forward_function, inputs_of, prepare, stage_of
 from moespec.conformance.engine.variant import variant
@@ -95,7 +96,7 @@ def _passes(B: Any, *, model: Any, config: Any, train: bool = False, **options: 
     _trained(reference, model=model, config=config, train=train, before=forward, **options)
 
 
-_trajectory = partial(Output, scale="spread", constant="trajectory")
+_trajectory = partial(Output, scale="spread", constant="trajectory", rounded=True)
 TRAJECTORY = {
     "losses": _trajectory("steps"),
     "gradient_norms": _trajectory("steps"),
@@ -171,6 +172,7 @@ def cases() -> Iterator[Definition]:
         stages = (stage_of("vit_forward", inputs, model=model),)
         yield composed("vit", name, "value", purpose, *flags, inputs=inputs, stages=stages)
     yield _evaluation()
+    yield _router_in_float32()
     for router in TRAINED:
         yield _training(router)
 
@@ -185,6 +187,37 @@ def _evaluation() -> Definition:
     )
     purpose = "The router assigns greedily at evaluation, and evenly in training."
     return composed("vit", "evaluation", "value", purpose, "model", inputs=inputs, stages=stages)
+
+
+def _router_in_float32() -> Definition:
+    """A model whose experts are pairs, of which the low bits of the router's kernel choose one.
+
+    Bfloat16 does not have these bits. What the router sees is exact in it: patches of +-16 whose mean is 0 are embedded
+    as they are, the attention adds 0, and the normalisation makes +-1 of them.
+    """
+    model = {**SMALL, "depth": 1, "moe": "last_1", "pool": "gap", "router": "softmax_token_choice", "experts": 4}
+    key, block = "vit/router_in_float32", "params/blocks/0"
+    inputs = inputs_of("vit", model, key)
+    balanced = np.array([[1, 1, -1, -1], [1, -1, 1, -1], [1, -1, -1, 1]])
+    patches = 16.0 * np.concatenate([balanced, -balanced, balanced[:2]])  # of two images, one after the other
+    images = patches.reshape(2, 2, 2, 2, 2, 1).transpose(0, 1, 3, 2, 4, 5).reshape(2, 4, 4, 1)
+    kernel = signs(f"{key}/signs", (4, 2)) * grid(f"{key}/kernel", (4, 2), reach=0.25, centre=0.75)
+    low = np.array([[0, 1, 0, -1], [0, 2, 0, 3], [0, 3, 0, 2], [0, -2, 0, 1]]) / 2**11
+    given = {
+        "images": images,
+        "params/embedding/kernel": np.eye(4).reshape(2, 2, 1, 4),
+        f"{block}/moe/router/kernel": np.repeat(kernel, 2, axis=1) + low,
+    }
+    zero = ["embedding/bias", "positions", "blocks/0/attention/out/kernel", "blocks/0/attention/out/bias"]
+    given |= {f"params/{name}": np.zeros(inputs[f"params/{name}"].array.shape) for name in zero}
+    inputs |= {name: tensor(values, " ".join(inputs[name].axes)) for name, values in given.items()}
+    purpose = "The router of a model in bfloat16 has parameters, logits and scores in float32."
+    return composed(
+        *("vit", "router_in_float32", "near_tie", purpose, "model", "low_precision"),
+        inputs=inputs,
+        stages=(stage_of("vit_forward", inputs, model=model),),
+        exact_tokens=True,
+    )
 
 
 def _training(router: str) -> Definition:

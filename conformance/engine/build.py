@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 from dataclasses import replace
+from typing import Any
 
 from moespec.conformance.engine.decide import decision
 from moespec.conformance.engine.definition import Definition
@@ -41,6 +42,8 @@ def build(definition: Definition) -> Case:
     decisions = {name: found for name, found in making.decisions.items() if name in stages}
     if definition.exact_ties:
         decisions = {name: {"margin": None} for name in decisions}
+    if definition.exact_tokens:
+        decisions = {name: _as_in_float32(found) for name, found in decisions.items()}
     case = replace(case, inputs=dict(definition.inputs), stages=tuple(stages.values()), decisions=decisions)
     if definition.kind != "gradient":
         return case
@@ -49,6 +52,11 @@ def build(definition: Definition) -> Case:
     output = output or next(name for name, value in stage.outputs.items() if value.kind == "float")
     by = definition.by or tuple(n for n, tensor in definition.inputs.items() if tensor.array.dtype.kind == "f")
     return replace(case, gradients=gradients(making, stage, output, by, definition.id))
+
+
+def _as_in_float32(decision: dict[str, Any]) -> dict[str, Any]:
+    needed = decision["needed"]
+    return {**decision, "needed": {**needed, "bfloat16": needed["float32"]}}
 
 
 def _make(making: Making, stage: Stage, several: Collection[str] = ()) -> None:

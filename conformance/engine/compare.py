@@ -1,6 +1,7 @@
 """The comparison: `|got - want| <= c * u * A`, integers exact, and decisions only where their margin is certified.
 
-`A` is the scale stored with each result (`scale.py` says how it is computed) and u the unit roundoff of the dtype. The
+`A` is the scale stored with each result (`scale.py` says how it is computed) and u the unit roundoff of the dtype, in
+bfloat16 that of float32 for all that is promised in float32 or better (`precision`). The
 fraction of the tolerance that a result uses is the largest `|got - want| / (c * u * A)`: at 1 it is used up.
 """
 
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from moespec.conformance.algorithms import function
 from moespec.conformance.engine.format import Value
 
 __all__ = [
@@ -24,6 +26,7 @@ __all__ = [
     "certified",
     "compare",
     "compared",
+    "precision",
     "tolerance",
 ]
 
@@ -71,6 +74,15 @@ class Verdict:
     passed: bool
     fraction: float = 0.0
     message: str = ""
+
+
+def precision(call: str, result: str, dtype: Dtype) -> Dtype:
+    """The dtype whose roundoff bounds the errors of a result of the function `call`.
+
+    That is `dtype`, but in bfloat16 it is float32 unless the result itself is rounded to bfloat16.
+    """
+    rounded = dtype.name != "bfloat16" or function(call).output(result).rounded
+    return dtype if rounded else DTYPES["float32"]
 
 
 def tolerance(value: Value, dtype: Dtype) -> NDArray[np.float64]:
@@ -140,8 +152,13 @@ class Outcome:
     message: str = ""
 
 
-def compared(stage: str, expected: dict[str, Value], found: Any, dtype: Dtype, sure: bool) -> list[Outcome]:
-    """The outcome for each result of a stage. Where a choice is not certain, no comparison decides."""
+def compared(
+    stage: str, expected: dict[str, Value], found: Any, dtype: Dtype, sure: bool, call: str = ""
+) -> list[Outcome]:
+    """The outcome for each result of a stage. Where a choice is not certain, no comparison decides.
+
+    call: of the stage; none of gradients, which have the dtype of what they are taken by.
+    """
     if isinstance(found, NotOfferedError):
         return [Outcome(stage, "not implemented", 0.0, str(found))]
     if isinstance(found, Exception):
@@ -154,7 +171,7 @@ def compared(stage: str, expected: dict[str, Value], found: Any, dtype: Dtype, s
         elif not sure:
             outcomes.append(Outcome(label, "inconclusive", 0.0, f"a choice is too close to a tie for {dtype.name}"))
         else:
-            verdict = compare(value, found[name], dtype)
+            verdict = compare(value, found[name], precision(call, name, dtype) if call else dtype)
             outcomes.append(Outcome(label, "pass" if verdict.passed else "fail", verdict.fraction, verdict.message))
     for name in sorted(found.keys() - expected.keys()):
         outcomes.append(Outcome(f"{stage}/{name}", "fail", math.inf, "a result that is not expected"))

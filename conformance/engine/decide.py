@@ -1,7 +1,8 @@
 """How far the choices of a stage are from a tie, and how far they must be in each dtype.
 
 A choice on inputs of the case is exact, and its margin None. A router makes all choices of its calls, by what these
-order as functions of its own inputs; whatever takes the routing of another stage makes the choices of that.
+order as functions of its own inputs; whatever takes the routing of another stage makes the choices of that. What is
+ordered is in float32 or better in every dtype, unless a model computes the tokens that it is made of.
 """
 
 import importlib
@@ -28,17 +29,16 @@ CARRYING = SimpleNamespace(**{**{name: getattr(spec, name) for name in dir(spec)
 
 
 class Decided(NamedTuple):
-    """A margin, the name of the constant of the errors of what is ordered, and whether that is in float32 or better."""
+    """A margin, and the name of the constant of the errors of what is ordered."""
 
     margin: float
     constant: str
-    wide: bool
 
 
 def decision(making: Making, stage: Stage) -> dict[str, Any] | None:
     """The margin of the choices of a stage and the margins needed; None if it makes none."""
     found = list(_router(making, stage) if stage.router else _own(making, stage))
-    decided = [_entry(each) for each in found if each is not None]
+    decided = [_entry(each, rounded=function(stage.call).batched) for each in found if each is not None]
     earlier = (r.partition("/")[0] for r in stage.arguments.values() if isinstance(r, str) and r not in making.tensors)
     taken = [making.decisions[name] for name in earlier if name in making.decisions]
     decided += [entry for entry in taken if entry["margin"] is not None]
@@ -47,10 +47,11 @@ def decision(making: Making, stage: Stage) -> dict[str, Any] | None:
     return {"margin": None} if found or taken else None
 
 
-def _entry(decided: Decided) -> dict[str, Any]:
+def _entry(decided: Decided, *, rounded: bool) -> dict[str, Any]:
+    """rounded: whether what is ordered has the errors of the dtype of the run."""
     constant = CONSTANTS[decided.constant][0]
     roundoffs = {name: dtype.roundoff for name, dtype in DTYPES.items()}
-    if decided.wide:
+    if not rounded:
         roundoffs["bfloat16"] = roundoffs["float32"]
     return {
         "margin": float(f"{min(decided.margin, 1.0):.3g}"),
@@ -101,7 +102,7 @@ def _own(making: Making, stage: Stage) -> Iterator[Decided | None]:
         else:
             scales = (condition if choice.scale == "condition" else spread)(scores_of, group, scores)
         margins.append(margin(choice, scores, scales, stage.options))
-    yield Decided(min(margins), choice.constant, not known.batched)
+    yield Decided(min(margins), choice.constant)
 
 
 def _of_calls(making: Making, stage: Stage, choice: Choice) -> Decided:
@@ -127,7 +128,7 @@ def _of_calls(making: Making, stage: Stage, choice: Choice) -> Decided:
         margin(known, own, {key: scales[f"{inner.name}/{key}"] for key in own}, inner.options)
         for inner, known, own in made
     ]
-    return Decided(min(margins, default=1.0), choice.constant, False)
+    return Decided(min(margins, default=1.0), choice.constant)
 
 
 def _of_groups(recorder: Recorder) -> Any:
@@ -165,7 +166,7 @@ def _router(making: Making, stage: Stage) -> Iterator[Decided]:
 
             scores = {key: np.real(value) for key, value in scores_of(group).items()}
             margins.append(margin(choice, scores, scale(scores_of, group, scores), inner.options))
-        yield Decided(min(margins), max(constants, key=lambda name: CONSTANTS[name][0]), False)
+        yield Decided(min(margins), max(constants, key=lambda name: CONSTANTS[name][0]))
 
 
 def _rules(making: Making, reference: Any) -> Iterator[str]:

@@ -66,7 +66,8 @@ class Definition:
     stage) and the inputs (if empty all floats). error, argument: of an error case, the class of the error that the last
     call must raise, and the argument that its message names; valid: the case that it is an edit of. exact_ties: the
     scores of every choice are equal by symmetry, so that every implementation computes equal numbers. several: results
-    (`stage/name`) of which several are right, and which are not stored.
+    (`stage/name`) of which several are right, and which are not stored. exact_tokens: the routers of the model see tokens
+    that every dtype holds exactly, so that in bfloat16 they choose as surely as in float32.
     """
 
     algorithm: str
@@ -83,6 +84,7 @@ class Definition:
     valid: "Definition | None" = None
     exact_ties: bool = False
     several: tuple[str, ...] = ()
+    exact_tokens: bool = False
     routed: Routed | None = None
 
     @property

@@ -31,6 +31,8 @@ class Output:
         Given besides a condition, the larger of the two counts. What a router makes of the result may have the error
         that this makes of it, too.
     constant: the name of c.
+    rounded: whether the result has the dtype of the run. In bfloat16 every other one is promised in float32 or better,
+        and its tolerance has the roundoff of float32.
     follows: the arguments whose numbers the result is made of, the first that is given; all of them if empty.
     """
 
@@ -39,6 +41,7 @@ class Output:
     scale: str = "condition"
     written: Callable[..., Any] | None = None
     constant: str = "direct"
+    rounded: bool = False
     follows: tuple[str, ...] = ()
 
 

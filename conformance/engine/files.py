@@ -150,6 +150,7 @@ def _compared(case: Case, name: str, value: Value, found: Found, dtype: Dtype) -
     if found.dtype in FLOATS and list(DTYPES).index(FLOATS[found.dtype]) > list(DTYPES).index(dtype.name):
         return [Outcome(name, "fail", inf, f"dtype {found.dtype} is coarser than {dtype.name}")]
     stage, result = name.split("/", 1)
-    deciding = case.gradients.stage if case.gradients is not None and stage == "gradient" else stage
-    sure = certified(case.decisions.get(deciding), dtype)
-    return compared(stage, {result: value}, {result: found.array}, dtype, sure)
+    of_gradient = case.gradients is not None and stage == "gradient"
+    sure = certified(case.decisions.get(case.expected_gradients.stage if of_gradient else stage), dtype)
+    call = "" if of_gradient else case.stage(stage).call
+    return compared(stage, {result: value}, {result: found.array}, dtype, sure, call)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from moespec.conformance.algorithms import definitions
+from moespec.conformance.algorithms import definitions, functions
 from moespec.conformance.engine.build import build
 from moespec.conformance.engine.compare import CONSTANTS, DTYPES, tolerance
 from moespec.conformance.engine.format import Case, Value
@@ -97,6 +97,11 @@ def suite_text(folder: Path = VECTORS) -> str:
         "provenance": PROVENANCE,
         "dtypes": {name: {"roundoff": dtype.roundoff} for name, dtype in DTYPES.items()},
         "constants": {name: {"c": c, "reason": reason} for name, (c, reason) in CONSTANTS.items()},
+        "rounded": {
+            name: kept
+            for name, known in sorted(functions().items())
+            if (kept := [result for result, output in known.outputs.items() if output.rounded])
+        },
         "algorithms": {
             name: {"cases": len(paths), "sha256": {path.stem: sha256(path) for path in paths}}
             for name, paths in manifests(folder).items()

@@ -45,7 +45,7 @@ def forward_function(name: str, *needs: str, routed: bool = True) -> Function:
     """The forward pass of a model as a function, with the public names that a target needs for it."""
 
     def output(axes: str = "") -> Output:
-        return Output(axes, scale="spread", constant="model")
+        return Output(axes, scale="spread", constant="model", rounded=True)
 
     outputs = {"logits": output("images classes"), "features": output("images width"), "losses/*": output()}
     for block in range(BLOCKS if routed else 0):

@@ -14,7 +14,7 @@ import numpy as np
 from tqdm import tqdm
 
 from moespec.conformance.algorithms import function, variants
-from moespec.conformance.engine.compare import DTYPES, Dtype, compare
+from moespec.conformance.engine.compare import DTYPES, Dtype, compare, precision
 from moespec.conformance.engine.format import Case, Value
 from moespec.conformance.engine.survey import DTYPE, called
 from moespec.conformance.engine.target import Target, Values, execute, job_of
@@ -67,6 +67,11 @@ class Known:
         id, name = place
         return next((stage.outputs for stage in self.cases[id].stages if stage.name == name), {})
 
+    def call(self, place: Place) -> str:
+        """The public name that a stage calls."""
+        id, name = place
+        return self.cases[id].stage(name).call
+
     def compares(self, place: Place) -> bool:
         """Whether variants are run on a stage: it has results, and is not training, which takes seconds."""
         return bool(self.expected(place)) and not function(self.cases[place[0]].stage(place[1]).call).pooled
@@ -84,9 +89,9 @@ class Known:
 
     def differs(self, place: Place, name: str, dtype: Dtype) -> bool:
         """Whether a stage fails under a variant, by far."""
-        values = self.computed(place, name)
+        values, call = self.computed(place, name), self.call(place)
         return any(
-            result not in values or compare(value, values[result], dtype).fraction > SLACK
+            result not in values or compare(value, values[result], precision(call, result, dtype)).fraction > SLACK
             for result, value in self.expected(place).items()
         )
 
@@ -96,8 +101,9 @@ class Known:
         shared = [result for result in expected if result in returned]
         if not shared or not values.keys() >= set(shared):
             return False
-        away = max(_distance(expected[result], values[result], returned[result], dtype) for result in shared)
-        wrong = max(compare(expected[result], returned[result], dtype).fraction for result in shared)
+        bounds = {result: precision(self.call(place), result, dtype) for result in shared}
+        away = max(_distance(expected[result], values[result], returned[result], bounds[result]) for result in shared)
+        wrong = max(compare(expected[result], returned[result], bounds[result]).fraction for result in shared)
         return away <= min(SLACK, wrong / 2)
 
 

@@ -113,7 +113,7 @@ def _run_stages(target: Target, cases: Sequence[Case], whole: bool, results: dic
     before: dict[str, list[Outcome]] = {}
     for job, found in zip(jobs, execute(target, jobs, mode), strict=True):
         sure = certified(job.case.decisions.get(job.stage.name), target.dtype)
-        outcomes = compared(job.stage.name, job.stage.outputs, found, target.dtype, sure)
+        outcomes = compared(job.stage.name, job.stage.outputs, found, target.dtype, sure, job.stage.call)
         before.setdefault(job.case.id, []).extend(outcomes)
         if not isinstance(found, Exception) and any(outcome.state == "fail" for outcome in outcomes):
             results[job.case.id].returned[job.stage.name] = found

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from tqdm import tqdm
 
-from moespec.conformance.algorithms import variants
+from moespec.conformance.algorithms import function, variants
 from moespec.conformance.engine.compare import DTYPES
 from moespec.conformance.engine.errors import invalid_and_valid
 from moespec.conformance.engine.format import Case, Value
@@ -86,6 +86,7 @@ def called(job: Job) -> set[str]:
 def _called_by(case: Case) -> set[str]:
     jobs: Collection[Job] = [job_of(case, stage.name) for stage in case.stages] if case.expect is None else ()
     names = set().union(*(called(job) for job in jobs or invalid_and_valid(case)))
+    names |= {name for stage in case.stages for name in function(stage.call).needs}
     return names | {"value_and_grad"} if case.gradients else names
 
 

@@ -9,9 +9,11 @@ import pytest
 from committed import BY_ID, CASES, of, replaced, results_of
 
 import moespec.backends.numpy as reference
-from moespec.conformance.engine.compare import CONSTANTS, DTYPES, Outcome, certified, compare, tolerance
+from moespec.conformance.algorithms import functions
+from moespec.conformance.engine.compare import CONSTANTS, DTYPES, Outcome, certified, compare, precision, tolerance
+from moespec.conformance.engine.draw import to_bfloat16
 from moespec.conformance.engine.errors import verdict
-from moespec.conformance.engine.files import expected
+from moespec.conformance.engine.files import Found, check, expected
 from moespec.conformance.engine.format import Value
 from moespec.conformance.report import matrix, report
 from moespec.conformance.report.results import CaseResult
@@ -142,6 +144,39 @@ def test_the_fraction_is_that_of_the_worst_entry():
     got = FLOAT.array + np.array([[0.5, 0.25, 0.125]]) * 4 * 2.0**-24 * FLOAT.scale
     assert compare(FLOAT, got, DTYPES["float32"]).fraction == pytest.approx(0.5, rel=1e-6)
     assert compare(FLOAT, FLOAT.array, DTYPES["float32"]).fraction == 0
+
+
+# Precision that is promised whatever the dtype.
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_only_bfloat16_has_results_of_another_precision(dtype):
+    for name, known in functions().items():
+        for result, output in known.outputs.items():
+            wide = dtype == "bfloat16" and not output.rounded
+            assert precision(name, result, DTYPES[dtype]).name == ("float32" if wide else dtype), (name, result)
+
+
+@pytest.mark.parametrize(
+    ("id", "result", "state"),
+    [
+        ("softmax_affinity/values", "softmax_affinity/scores", "fail"),
+        ("z_loss/values", "z_loss/loss", "fail"),
+        ("softmax_token_choice/values", "token_choice/weights", "fail"),
+        ("softmax_token_choice/values", "route/weights", "fail"),
+        ("softmax_token_choice/values", "moe_layer/output", "pass"),
+        ("moe_layer/experts_tanh", "expert_mlp/outputs", "pass"),
+        ("network/layer_norm", "layer_norm/normalised", "pass"),
+        ("vit/soft_moe", "forward/logits", "pass"),
+        ("softmax_affinity/gradient", "gradient/logits", "pass"),
+    ],
+)
+def test_files_in_bfloat16_may_round_what_models_compute_with_and_nothing_else(id, result, state):
+    case = BY_ID[id]
+    written = Found("BF16", to_bfloat16(expected(case)[result].array))
+    (found,) = check({id: {result: written}}, [case], DTYPES["bfloat16"])
+    (outcome,) = [outcome for outcome in found.outcomes if outcome.state != "not implemented"]
+    assert (outcome.stage, outcome.state) == (result, state)
 
 
 # Choices that are too close to a tie.

@@ -411,7 +411,7 @@ def test_a_router_written_in_c_passes(run, tmp_path):
     subprocess.run([program, suite.VECTORS, out], check=True)
     status, printed, _ = run("check", out, "--algorithm", "token_choice", "--algorithm", "expert_choice")
     cases = of("token_choice", "expert_choice")
-    skipped = sum(case.expect is not None for case in cases)
+    skipped = sum(case.expect is not None or case.id.endswith("/near_float32") for case in cases)  # inconclusive
     assert status == 0
     assert printed.splitlines()[-1] == f"{len(cases) - skipped} passed, 0 failed, {skipped} skipped"
     assert printed.startswith("float32 files")
@@ -420,9 +420,14 @@ def test_a_router_written_in_c_passes(run, tmp_path):
 def test_the_known_variant_of_files_is_named(check, tmp_path):
     """Ties to the higher expert: the files of the mirrored scores, mirrored."""
     for case in of("token_choice"):
-        (stage,) = case.stages
-        if case.expect is not None or case.gradients is not None or "keep" in case.inputs:
+        if (
+            case.expect is not None
+            or case.gradients is not None
+            or "scores" not in case.inputs
+            or "keep" in case.inputs
+        ):
             continue
+        (stage,) = case.stages
         mirrored = []
         for group in range(len(case.inputs["scores"].array)):
             own = {name: tensor.array[group] for name, tensor in case.inputs.items()}

@@ -85,13 +85,39 @@ def test_sizes_are_small_but_for_a_few():
 
 
 def test_inputs_are_exact_in_bfloat16():
+    """But for the parameters of a router in a model, which are float32 in every dtype."""
+    inexact = set()
     for case in CASES:
-        tensors = [*case.inputs.values(), *((case.gradients.probe,) if case.gradients else ())]
-        tensors += case.expect.valid.inputs.values() if case.expect else ()
-        for tensor in tensors:
+        tensors = [*case.inputs.items(), *([("probe", case.gradients.probe)] if case.gradients else ())]
+        tensors += case.expect.valid.inputs.items() if case.expect else ()
+        for name, tensor in tensors:
             if tensor.array.dtype == np.float32:
                 finite = tensor.array[np.isfinite(tensor.array)]
-                assert np.array_equal(finite, to_bfloat16(finite)), case.id
+                if not np.array_equal(finite, to_bfloat16(finite)):
+                    inexact.add((case.id, name))
+    assert inexact == {("vit/router_in_float32", "params/blocks/0/moe/router/kernel")}
+
+
+def test_only_what_models_compute_with_is_rounded_to_bfloat16():
+    """Logits, affinities, losses, weights and metrics are compared with the roundoff of float32."""
+    models = {name for name, known in functions().items() if known.batched}
+    network = {"array_operations", "attention", "expert_mlp", "gelu", "layer_norm", "moe_layer", "multi_hash_mlp"}
+    rounded = json.loads((suite.VECTORS.parent / "suite.json").read_text())["rounded"]
+    assert rounded.keys() == models | network | {"patch_embed", "rescale"}
+    for name, results in rounded.items():
+        outputs = functions()[name].outputs
+        assert set(results) == {result for result, output in outputs.items() if output.kind == "float"}
+
+
+def test_a_choice_in_bfloat16_needs_the_margin_of_float32_unless_a_model_computes_what_it_sees():
+    wide = {True: set(), False: set()}
+    for case in CASES:
+        for name, decision in case.decisions.items():
+            if decision["margin"] is not None:
+                needed, stage = decision["needed"], case.stage(name)
+                exact = call.function(stage.call).batched and case.id != "vit/router_in_float32"
+                wide[exact].add(needed["bfloat16"] == needed["float32"])
+    assert wide == {True: {False}, False: {True}}
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

@@ -162,6 +162,16 @@ static Array array(const Json *entry, const char *beside) {
     return found;
 }
 
+/* Logits, which some cases choose by: (groups, rows, width) times (width, columns). */
+static Array product(Array tokens, Array kernel) {
+    int width = tokens.shape[2], columns = kernel.shape[1], count = tokens.shape[0] * tokens.shape[1] * columns;
+    Array made = {calloc((size_t)count, sizeof(double)), {tokens.shape[0], tokens.shape[1], columns}};
+    for (int i = 0; i < count; i++)
+        for (int d = 0; d < width; d++)
+            made.data[i] += tokens.data[i / columns * width + d] * kernel.data[d * columns + i % columns];
+    return made;
+}
+
 /* The two allocations, on one group: slot[e * capacity + c] is the token in slot c of expert e, `tokens` if there is none. */
 
 static void token_choice(const double *scores, const double *order, const double *keep, int tokens, int experts,
@@ -236,9 +246,13 @@ static void run_case(const char *algorithm, const char *manifest_path, const cha
     size_t size;
     Json *manifest = parse(read_file(manifest_path, &size));
     if (get(manifest, "expect")) return; /* an error case: no file can hold an error */
-    Json *stage = get(manifest, "stages")->first, *options = get(stage, "options");
-    if (stage->next || strcmp(get(stage, "call")->text, algorithm)) fail("is not one call of the allocation", manifest_path);
-    Array scores = argument(manifest, stage, "scores", beside), combine = argument(manifest, stage, "combine_scores", beside);
+    Json *first = get(manifest, "stages")->first, *stage = first->next ? first->next : first, *options = get(stage, "options");
+    int computed = stage != first && !strcmp(get(first, "call")->text, "router_logits");
+    if (stage->next || (stage != first && !computed) || strcmp(get(stage, "call")->text, algorithm))
+        fail("is not a call of the allocation, alone or after one of router_logits", manifest_path);
+    Array scores = computed ? product(argument(manifest, first, "tokens", beside), argument(manifest, first, "kernel", beside))
+                            : argument(manifest, stage, "scores", beside);
+    Array combine = argument(manifest, stage, "combine_scores", beside);
     Array order = argument(manifest, stage, "order", beside), keep = argument(manifest, stage, "keep", beside);
     Array weights = combine.data ? combine : scores;
     int groups = scores.shape[0], tokens = scores.shape[1], experts = scores.shape[2], capacity = number(options, "capacity");
@@ -269,6 +283,9 @@ static void run_case(const char *algorithm, const char *manifest_path, const cha
                 if (gradients) slope[(g * tokens + token) * experts + e] += (float)probe.data[i];
             }
     }
+    size_t count = (size_t)(groups * tokens * experts);
+    float *logits = calloc(count, sizeof *logits);
+    for (size_t i = 0; i < count; i++) logits[i] = (float)scores.data[i];
     char names[3][256];
     snprintf(names[0], sizeof names[0], "%s/slots", get(stage, "name")->text);
     snprintf(names[1], sizeof names[1], "%s/weights", get(stage, "name")->text);
@@ -276,9 +293,9 @@ static void run_case(const char *algorithm, const char *manifest_path, const cha
     Result results[] = {
         {names[0], "I32", {groups, experts, capacity}, slot},
         {names[1], "F32", {groups, experts, capacity}, weight},
-        {names[2], "F32", {groups, tokens, experts}, slope},
+        {gradients ? names[2] : "router_logits/logits", "F32", {groups, tokens, experts}, gradients ? slope : logits},
     };
-    write_results(out, results, gradients ? 3 : 2);
+    write_results(out, results, gradients || computed ? 3 : 2);
 }
 
 int main(int count, char **arguments) {

@@ -1,0 +1,192 @@
+"""The torch backend in a lower precision in one place: the suite sees it in float32 and in bfloat16."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from committed import BY_ID, CASES, results_of
+
+import moespec.backends.numpy as reference
+from moespec import spec
+from moespec.conformance.engine.compare import DTYPES, certified
+from moespec.conformance.engine.draw import to_bfloat16
+from moespec.conformance.engine.target import Target, execute, job_of
+from moespec.conformance.report.results import FAILED
+
+torch = pytest.importorskip("torch")
+right = pytest.importorskip("moespec.backends.torch")
+
+FLAGGED = [case for case in CASES if "low_precision" in case.flags]
+DIFFERS = {
+    name: [case for case in FLAGGED if case.id.endswith(f"/{name}")] for name in ("near_bfloat16", "near_float32")
+}
+
+
+def module(**replaced):
+    """The torch backend with some names replaced, and its routers composed of these."""
+    made = SimpleNamespace(**{**vars(right), **replaced})
+    made.ROUTERS = {name: router.bind(made) for name, router in spec.ROUTERS.items()}
+    return made
+
+
+def low(x):
+    """Rounded to bfloat16."""
+    return x.bfloat16().to(x.dtype)
+
+
+def choosing(rounded):
+    """Everything that chooses, by rounded scores, with weights that are not rounded."""
+
+    def allocation(name):
+        def function(scores, *, combine_scores=None, **options):
+            weights = right.cast(scores, "float32") if combine_scores is None else combine_scores
+            return getattr(right, name)(rounded(scores), combine_scores=weights, **options)
+
+        return function
+
+    def order(name):
+        return lambda scores, **options: getattr(right, name)(rounded(scores), **options)
+
+    def gates(noisy_logits, *, choices):
+        kept = right.noisy_top_k_affinity(rounded(noisy_logits), choices=choices) > 0
+        return torch.softmax(torch.where(kept, noisy_logits.float(), -torch.inf), dim=2)
+
+    made = {name: allocation(name) for name in ("token_choice", "expert_choice", "importance_score_choice")}
+    made |= {name: order(name) for name in ("batch_priority", "importance_score_order", "base_greedy")}
+    return module(**made, noisy_top_k_affinity=gates)
+
+
+def multiplying():
+    def router_logits(tokens, kernel):
+        return (tokens.bfloat16() @ kernel.bfloat16()).float()
+
+    return module(router_logits=router_logits)
+
+
+def multiplying_and_rounding():
+    """The product of exact factors, of which only the result is rounded."""
+    return module(router_logits=lambda tokens, kernel: low(right.router_logits(tokens, kernel)))
+
+
+def summing():
+    def moe_layer(tokens, routing, experts):
+        dense = routing.dense()
+        inputs = torch.einsum("gtec,gtd->gecd", dense.dispatch.to(tokens.dtype), tokens)
+        outputs = experts(inputs).bfloat16()
+        combine = dense.combine.bfloat16()
+        total = torch.zeros(1, dtype=torch.bfloat16)
+        for e, c in np.ndindex(tuple(combine.shape[2:])):
+            total = total + combine[:, :, e, c, None] * outputs[:, None, e, c]
+        return total.to(tokens.dtype)
+
+    return module(moe_layer=moe_layer)
+
+
+def normalising():
+    def normalize_selected(scores, combine_scores=None, *, choices):
+        weights = low(right.cast(scores if combine_scores is None else combine_scores, "float32"))
+        best = torch.sort(scores, dim=2, descending=True, stable=True).indices[..., :choices]
+        total = weights.gather(2, best).bfloat16().sum(dim=2, keepdim=True)
+        return (weights.bfloat16() / total).float()
+
+    return module(normalize_selected=normalize_selected)
+
+
+def softmax():
+    return module(softmax_affinity=lambda logits: torch.softmax(logits.bfloat16(), dim=2).float())
+
+
+def casting():
+    """The parameters of routers cast to bfloat16, and back."""
+    made = module()
+    made.ROUTERS = {name: replace(router, compose=cast(router.compose)) for name, router in made.ROUTERS.items()}
+    return made
+
+
+def cast(compose):
+    def composed(B, params, *arguments, **options):
+        return compose(B, {name: low(array) for name, array in params.items()}, *arguments, **options)
+
+    return composed
+
+
+# What makes the mistake, and the cases that see it.
+MISTAKES = {
+    "choices by scores in bfloat16": (lambda: choosing(low), [case.id for case in DIFFERS["near_bfloat16"]]),
+    "logits multiplied in bfloat16": (multiplying, ["softmax_token_choice/near_bfloat16", "vit/router_in_float32"]),
+    "logits rounded to bfloat16": (
+        multiplying_and_rounding,
+        ["softmax_affinity/many_bits", "softmax_expert_choice/near_bfloat16", "vit/router_in_float32"],
+    ),
+    "outputs added in bfloat16": (summing, ["moe_layer/long_sum"]),
+    "weights divided in bfloat16": (
+        normalising,
+        ["normalize_selected/values", "gshard/training", "softmax_token_choice/normalize_selected"],
+    ),
+    "softmax in bfloat16": (softmax, ["softmax_affinity/values", "softmax_token_choice/values", "switch/values"]),
+    "parameters cast to bfloat16": (casting, ["vit/router_in_float32"]),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_lower_precision_is_seen(mistake, dtype):
+    make, ids = MISTAKES[mistake]
+    cases = [BY_ID[id] for id in ids]
+    assert {result.id: result.state for result in results_of(module(), cases, dtype)} == dict.fromkeys(ids, "pass")
+    assert {result.id for result in results_of(make(), cases, dtype) if result.state in FAILED} == set(ids)
+
+
+def test_choices_by_scores_in_float32_are_seen_in_float64():
+    rounded = choosing(lambda scores: scores.float().to(scores.dtype))
+    rounded.noisy_top_k_affinity = lambda noisy_logits, *, choices: right.noisy_top_k_affinity(
+        noisy_logits.float(), choices=choices
+    ).to(noisy_logits.dtype)
+    cases = DIFFERS["near_float32"]
+    assert {result.state for result in results_of(module(), cases, "float64")} == {"pass"}
+    assert {result.state for result in results_of(rounded, cases, "float64")} == {"fail"}
+
+
+def test_what_no_dtype_below_float64_holds_is_inconclusive_there():
+    for dtype in ("float32", "bfloat16"):
+        assert {result.state for result in results_of(module(), DIFFERS["near_float32"], dtype)} == {"inconclusive"}
+
+
+def test_near_ties_are_certain_where_they_are_to_be_right():
+    """And their scores are equal where they are to be wrong."""
+    rounds = {"near_bfloat16": to_bfloat16, "near_float32": np.float32}
+    kept = {"near_bfloat16": ("float64", "float32", "bfloat16"), "near_float32": ("float64",)}
+    for name, cases in DIFFERS.items():
+        assert len(cases) >= 4
+        for case in cases:
+            for dtype in DTYPES.values():
+                sure = {certified(decision, dtype) for decision in case.decisions.values()}
+                assert sure == {dtype.name in kept[name]}, (case.id, dtype.name)
+            for stage in case.stages:
+                reference = stage.arguments.get("scores", stage.arguments.get("noisy_logits"))
+                if reference is not None and not stage.router:
+                    values = next(
+                        value.array
+                        for made in case.stages
+                        if made.name == reference.split("/")[0]
+                        for value in made.outputs.values()
+                    )
+                    assert len(np.unique(rounds[name](values))) < len(np.unique(values)), (case.id, stage.name)
+
+
+def test_the_router_of_the_model_sees_exact_tokens():
+    """What makes it certain in bfloat16: the tokens are bfloat16's, but for an epsilon far below float32's."""
+    seen = []
+
+    def router_logits(tokens, kernel):
+        seen.append((tokens, kernel))
+        return reference.router_logits(tokens, kernel)
+
+    watched = SimpleNamespace(**{**vars(reference), "router_logits": router_logits})
+    watched.ROUTERS = {name: router.bind(watched) for name, router in spec.ROUTERS.items()}
+    case = BY_ID["vit/router_in_float32"]
+    execute(Target("watched", DTYPES["float64"], watched), [job_of(case, "forward")], "eager")
+    ((tokens, kernel),) = seen
+    np.testing.assert_allclose(tokens, to_bfloat16(tokens), rtol=1e-8)
+    assert (kernel != to_bfloat16(kernel)).any()
