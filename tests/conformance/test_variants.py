@@ -137,6 +137,20 @@ def test_a_drift_is_not_taken_for_a_variant():
     assert not names(results)
 
 
+def test_what_only_lacks_results_has_no_name():
+    """A router without its losses is right in all that it returns."""
+
+    def without_losses(routers):
+        def composed(router):
+            return lambda _, *arguments, **options: router.route(*arguments, **options)._replace(losses={})
+
+        return {name: replace(router, compose=composed(router)) for name, router in routers.items()}
+
+    results = values_of(module_of({"ROUTERS": without_losses}), {"switch"})
+    assert {result.first.stage for result in results if result.state in FAILED} == {"route/losses/balance"}
+    assert not names(results)
+
+
 def test_a_torch_target_in_float32():
     torch = pytest.importorskip("torch")
     from moespec.backends import torch as right
