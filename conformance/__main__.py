@@ -84,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
 
     check = command("check", _check, "Check safetensors files that any program wrote from the published inputs.")
     check.add_argument("folder", help="holds <algorithm>/<case>.safetensors with tensors named <stage>/<result>")
-    check.add_argument("--dtype", type=_one_dtype, help="default: the coarsest floating dtype in the files")
+    check.add_argument("--dtype", type=_one_dtype, help="default: that of the files, which must have the same")
     checked(check)
 
     report_ = command("report", _report, "Print the matrix of reports, and make a page and a badge of them.")
@@ -217,7 +217,13 @@ def _is_target(name: str) -> bool:
     missing = [needed for needed in ("from_numpy", "to_numpy") if not hasattr(module, needed)]
     if missing:
         print(f"--target {name!r}: has no {' and no '.join(missing)}; see docs/conformance.md", file=sys.stderr)
-    return not missing
+    declared = getattr(module, "not_offered", {})
+    right = isinstance(declared, dict) and all(
+        isinstance(word, str) and word for pair in declared.items() for word in pair
+    )
+    if not right:
+        print(f"--target {name!r}: not_offered={declared!r}: expected patterns of ids with reasons", file=sys.stderr)
+    return right and not missing
 
 
 def _checked(interface: type[Target], options: argparse.Namespace, cases: Sequence[Case]) -> Report:
