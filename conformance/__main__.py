@@ -13,7 +13,9 @@ from moespec.conformance.engine.adapter import Adapter, kernel
 from moespec.conformance.engine.compare import DTYPES, SHORT
 from moespec.conformance.engine.files import FileError
 from moespec.conformance.engine.format import Case, VectorError
+from moespec.conformance.engine.fresh import fresh
 from moespec.conformance.engine.manifest import encode, to_text
+from moespec.conformance.engine.reference import GoldenError
 from moespec.conformance.engine.rows import ALGORITHMS
 from moespec.conformance.engine.run import run
 from moespec.conformance.engine.suite import VECTORS, load
@@ -41,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
     except VectorError as error:
         print(f"the vectors are damaged: {error}", file=sys.stderr)
         return 1
-    except (FileError, ReportError, WaiverError) as error:
+    except (FileError, GoldenError, ReportError, WaiverError) as error:
         print(error, file=sys.stderr)
         return 2
 
@@ -72,6 +74,11 @@ def _parser() -> argparse.ArgumentParser:
     def algorithms(added: argparse.ArgumentParser) -> None:
         added.add_argument("--algorithm", action="append", choices=list(ALGORITHMS), help="only these (repeatable)")
 
+    def seeded(added: argparse.ArgumentParser) -> None:
+        text = "cases made now, with inputs drawn from a seed, a whole number: values, ties, overflow and gradients; "
+        text += "no error cases, training and whole models, and no cases whose inputs are not drawn"
+        added.add_argument("--fresh", metavar="SEED", type=_seed, help=text)
+
     def checked(added: argparse.ArgumentParser) -> None:
         algorithms(added)
         added.add_argument("--waivers", type=Path, help="TOML file of failures that are answered for")
@@ -81,10 +88,11 @@ def _parser() -> argparse.ArgumentParser:
     interfaces(run_, required=True, files=False)
     checked(run_)
     run_.add_argument("--jobs", type=_positive, default=1, help="processes that share the work (default: 1)")
+    seeded(run_)
 
     check = command("check", _check, "Check safetensors files that any program wrote from the published inputs.")
     check.add_argument("folder", help="holds <algorithm>/<case>.safetensors with tensors named <stage>/<result>")
-    check.add_argument("--dtype", type=_one_dtype, help="default: the coarsest floating dtype in the files")
+    check.add_argument("--dtype", type=_one_dtype, help="default: that of the files, which must have the same")
     checked(check)
 
     report_ = command("report", _report, "Print the matrix of reports, and make a page and a badge of them.")
@@ -102,6 +110,7 @@ def _parser() -> argparse.ArgumentParser:
     show = command("show", _show, "Print a case and, for a target, an adapter or files, what they make of it.")
     interfaces(show, required=False, files=True)
     show.add_argument("case", help="id, such as token_choice/tied")
+    seeded(show)
     return parser
 
 
@@ -130,6 +139,12 @@ def _one_dtype(text: str) -> str:
 def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number from 1")
+    return int(text)
+
+
+def _seed(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number from 0")
     return int(text)
 
 
@@ -175,8 +190,14 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _chosen(options: argparse.Namespace) -> list[Case]:
-    """The cases of the chosen algorithms, by default of all."""
-    return load(options.vectors, lambda id: not options.algorithm or id.split("/")[0] in options.algorithm)
+    """The cases of the chosen algorithms, by default of all; fresh ones if a seed is given."""
+
+    def only(id: str) -> bool:
+        return not options.algorithm or id.split("/")[0] in options.algorithm
+
+    if getattr(options, "fresh", None) is not None:
+        return fresh(options.fresh, only, jobs=options.jobs)
+    return load(options.vectors, only)
 
 
 def _waivers(options: argparse.Namespace, *, dtypes: Collection[str], modes: Collection[str]) -> list[Waiver]:
@@ -217,7 +238,13 @@ def _is_target(name: str) -> bool:
     missing = [needed for needed in ("from_numpy", "to_numpy") if not hasattr(module, needed)]
     if missing:
         print(f"--target {name!r}: has no {' and no '.join(missing)}; see docs/conformance.md", file=sys.stderr)
-    return not missing
+    declared = getattr(module, "not_offered", {})
+    right = isinstance(declared, dict) and all(
+        isinstance(word, str) and word for pair in declared.items() for word in pair
+    )
+    if not right:
+        print(f"--target {name!r}: not_offered={declared!r}: expected patterns of ids with reasons", file=sys.stderr)
+    return right and not missing
 
 
 def _checked(interface: type[Target], options: argparse.Namespace, cases: Sequence[Case]) -> Report:
@@ -226,7 +253,7 @@ def _checked(interface: type[Target], options: argparse.Namespace, cases: Sequen
     results, lacking = run(name, cases, dtypes=options.dtype, modes=options.mode, jobs=jobs, interface=interface)
     unsupported = [Unsupported(dtype, reason, len(cases) * len(options.mode)) for dtype, reason in lacking.items()]
     word, digest = "adapter" if interface is Adapter else "target", suite.digest(options.vectors)
-    return _recognised(Report(word, name, digest, results, unsupported), cases)
+    return _recognised(Report(word, name, digest, results, unsupported, seed=options.fresh), cases)
 
 
 def _recognised(found: Report, cases: Sequence[Case]) -> Report:
@@ -259,7 +286,6 @@ def _status(reports: Sequence[Report]) -> int:
 
 def _golden(options: argparse.Namespace) -> int:
     from moespec.conformance.engine.generate import StaleError, generate
-    from moespec.conformance.engine.reference import GoldenError
 
     def only(id: str) -> bool:
         return not options.algorithm or id.split("/")[0] in options.algorithm
@@ -289,7 +315,12 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _show(options: argparse.Namespace) -> int:
-    cases = load(options.vectors, lambda id: id == options.case)
+    if options.fresh is None:
+        cases = load(options.vectors, lambda id: id == options.case)
+    elif options.files is None:
+        cases = fresh(options.fresh, lambda id: id == options.case)
+    else:
+        raise SystemExit("--fresh: files are computed from the committed vectors")
     if not cases:
         raise SystemExit(f"no such case: {options.case!r}; `list` prints them all")
     print(to_text(encode(cases[0])[0]), end="")

@@ -218,7 +218,7 @@ def count_positions(requests: Tensor, experts: int) -> Tensor:
 def sort_positions(requests: Tensor, experts: int) -> Tensor:
     """`request_positions` by a stable sort of the integers."""
     ordered, order = torch.sort(requests, dim=1, stable=True)
-    experts_present = torch.arange(experts, device=requests.device, dtype=requests.dtype)
-    first = torch.searchsorted(ordered, experts_present.expand(requests.shape[0], -1).contiguous())
+    requested = torch.arange(experts + 1, device=requests.device, dtype=requests.dtype)  # E is no expert
+    first = torch.searchsorted(ordered, requested.expand(requests.shape[0], -1).contiguous())
     rank = torch.arange(requests.shape[1], device=requests.device) - first.gather(1, ordered.long())
     return rank.gather(1, invert_index(order, requests.shape[1]).long()).int()

@@ -17,6 +17,7 @@ from types import ModuleType
 
 from moespec.conformance.engine.definition import Definition
 from moespec.conformance.engine.describe import ROUTE, Function
+from moespec.conformance.engine.draw import salted
 from moespec.conformance.engine.variant import Variant
 
 __all__ = ["definitions", "function", "functions", "variants"]
@@ -47,13 +48,14 @@ def function(path: str) -> Function:
 
 
 @cache
-def definitions() -> Mapping[str, Definition]:
-    """Every case by id, algorithm by algorithm."""
+def definitions(salt: str = "") -> Mapping[str, Definition]:
+    """Every case by id, algorithm by algorithm, with the inputs that a salt gives; see `engine/draw.py`."""
     found: dict[str, Definition] = {}
-    for module in _modules():
-        for definition in module.cases() if hasattr(module, "cases") else ():
-            if found.setdefault(definition.id, definition) is not definition:
-                raise ValueError(f"two cases are called {definition.id}")
+    with salted(salt):
+        for module in _modules():
+            for definition in module.cases() if hasattr(module, "cases") else ():
+                if found.setdefault(definition.id, definition) is not definition:
+                    raise ValueError(f"two cases are called {definition.id}")
     return found
 
 

@@ -64,6 +64,11 @@ def cases() -> Iterator[Definition]:
     yield near_router(NAME)
     yield evaluation(NAME)
 
+    gates = groups_tokens([[0.75, 0.25, 0.0], [0.5, 0.125, 0.375], [0.375, 0.5, 0.125], [0.5, 0.5, 0.0]])
+    draws = tensor([[0.5, 0.75, 0.6875, 0.96875]], "groups tokens")
+    purpose = "A draw that equals twice the second gate does not keep it."
+    yield single(NAME, KEEP, "equal_draw", "tie", purpose, second, exact_ties=True, gates=gates, noise=draws)
+
     yield invalid_option(small_router(NAME), "choices", choices=1)
     groups, tokens, _ = SHAPE
     noise = tensor(grid(f"{NAME}/negative/noise", (groups, tokens), reach=0.5, centre=0.5), "groups tokens")
@@ -82,6 +87,11 @@ def second_kept_if_small(B: Any, gates: Any, noise: Any) -> Any:
     """The second expert is kept where the draw exceeds twice its gate."""
     keep = B.gshard_keep(gates, noise)
     return np.stack([keep[..., 0], ~keep[..., 1]], axis=2)
+
+
+def second_kept_if_equal(B: Any, gates: Any, noise: Any) -> Any:
+    """The second expert is kept also where the draw equals twice its gate."""
+    return B.gshard_keep(gates, np.nextafter(noise, -1.0))
 
 
 # A change of the router is `(B, route, params, tokens, options, noise=None, train=False)`.
@@ -136,6 +146,7 @@ def _one(name: str, computes: str, change: Any, ledger: str = "", who: str = "")
 
 VARIANTS = (
     variant(second_kept_if_small, KEEP),
+    variant(second_kept_if_equal, KEEP),
     _one(
         "gshard_normalised_after_drops",
         "The gates of GShard are divided by the sum of those that are left after the random choice and drops.",

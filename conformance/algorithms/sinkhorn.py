@@ -53,6 +53,11 @@ def cases() -> Iterator[Definition]:
     purpose = "Stops after the iteration whose column sums are within the tolerance, each group for itself."
     unlike = groups_tokens(np.stack([grid("sinkhorn/g", (T, E), reach=0.5), grid("sinkhorn/h", (T, E), reach=4.0)]))
     yield case("tolerance", "value", purpose, logits=unlike, tolerance=0.02)
+    purpose = "No column may be further off than the tolerance, also where their mean error is within it."
+    wide = logits("sinkhorn/stop/10", (1, T, 5), reach=4.0)
+    yield case("tolerance_largest", "value", purpose, logits=wide, tolerance=0.03125)
+    purpose = "A tolerance that any plan is within: one iteration, whatever the columns are to sum to."
+    yield case("tolerance_loose", "value", purpose, logits=logits("sinkhorn/m", (1, T, E)), tolerance=64.0)
     yield case("equal", "tie", "Equal logits give 1/E.", logits=groups_tokens(np.zeros((G, T, E))))
     yield case("one_expert", "degenerate", "One expert gets 1.", size, logits=logits("sinkhorn/i", (G, T, 1)))
     yield case("one_token", "degenerate", "One token.", size, logits=logits("sinkhorn/j", (1, 1, E)))
@@ -92,6 +97,25 @@ def tolerance_ignored(B: Any, logits: Any, *, iterations: int = 20, tolerance: f
     """Sinkhorn does not stop at the tolerance."""
     B.sinkhorn_affinity(logits, iterations=1, tolerance=tolerance)
     return B.sinkhorn_affinity(logits, iterations=iterations)
+
+
+def _stopped(error: Callable[[Any, float], float]) -> Callable[..., Any]:
+    """Sinkhorn that stops where `error(sums of the columns, T / E)` is within the tolerance."""
+
+    def sinkhorn_affinity(B: Any, logits: Any, *, iterations: int = 20, tolerance: float | None = None) -> Any:
+        plan = B.sinkhorn_affinity(logits, iterations=iterations, tolerance=tolerance)
+        if tolerance is None:
+            return plan
+        plans = []
+        for group in logits:
+            for count in range(1, iterations + 1):
+                plan = B.sinkhorn_affinity(group[None], iterations=count)[0]
+                if error(plan.real.sum(axis=0), logits.shape[1] / logits.shape[2]) <= tolerance:
+                    break
+            plans.append(plan)
+        return np.stack(plans)
+
+    return sinkhorn_affinity
 
 
 def one_iteration_more(B: Any, logits: Any, *, iterations: int = 20, tolerance: float | None = None) -> Any:
@@ -195,6 +219,24 @@ VARIANTS = (
     variant(rows_first, "sinkhorn_affinity", ledger="SK-1"),
     variant(iterated_to_a_tolerance, "sinkhorn_affinity", ledger="SK-2", who="NVIDIA/Megatron-LM"),
     variant(tolerance_ignored, "sinkhorn_affinity", ledger="SK-2"),
+    Variant(
+        "mean_error_of_the_columns",
+        "Sinkhorn stops where the mean error of the columns is within the tolerance, not the largest.",
+        {"sinkhorn_affinity": _stopped(lambda sums, mass: np.abs(sums - mass).mean())},
+        "SK-2",
+    ),
+    Variant(
+        "norm_of_the_columns",
+        "Sinkhorn stops where the l2 norm of the error of the columns is within the tolerance, not the largest error.",
+        {"sinkhorn_affinity": _stopped(lambda sums, mass: float(np.linalg.norm(sums - mass)))},
+        "SK-2",
+    ),
+    Variant(
+        "another_column_sum",
+        "The columns of the Sinkhorn plan are to have another sum than T / E: the plan is the same, but for a tolerance.",
+        {"sinkhorn_affinity": _stopped(lambda sums, mass: np.abs(sums - mass / 2).max())},
+        "SK-3",
+    ),
     variant(one_iteration_more, "sinkhorn_affinity", ledger="SK-2"),
     variant(sinkhorn_of_the_softmax, "sinkhorn_affinity", ledger="SK-3"),
     variant(total_mass_of_one, "sinkhorn_affinity", ledger="SK-3", who="NVIDIA/Megatron-LM"),

@@ -120,6 +120,13 @@ def _values() -> Iterator[Definition]:
     yield case("spare_room", "degenerate", purpose, scores("tc/m"), "empty_slot", choices=1, capacity=T + 2)
     purpose = "196 tokens, 32 experts, two choices."
     yield case("real_size", "overflow", purpose, scores("tc/n", (1, 196, 32)), "real_size", drop, capacity=13)
+    purpose = "More requests for one expert than int8 and bfloat16 can count: there is no 128, and no 257."
+    alike = groups_tokens(np.tile([0.75, 0.25], (300, 1)))
+    yield case("many_requests", "value", purpose, alike, "real_size", choices=1, capacity=300)
+    many = (1, 40, 36)
+    purpose = "36 experts, of which backends may count the requests by a sort; some choices are not made."
+    keep = tensor(grid("tc/q/keep", (1, 40, 2)) > -1, "groups tokens choices")
+    yield case("many_experts", "overflow", purpose, scores("tc/q", many), "real_size", drop, capacity=1, keep=keep)
     yield case("gradient", "gradient", "Only the kept weights carry a gradient.", distinct("tc/o", (G, T, E)), drop)
     apart = distinct("tc/p", (G, T, E))
     yield case("gradient_combine", "gradient", "The selection carries none.", apart, "combine_scores", **other)
@@ -186,6 +193,9 @@ def _normalize_selected() -> Iterator[Definition]:
     yield case("all_choices", "degenerate", purpose, logits(f"{name}/d"), utilities(f"{name}/d/w"), E)
     untied = groups_tokens(logits(f"{name}/e").array + np.arange(E) / 64)
     yield case("gradient", "gradient", "By the combine scores.", untied, utilities(f"{name}/e/weights"))
+    purpose = "Weights whose sum is about 1e-9."
+    tiny = groups_tokens(grid(f"{name}/g/weights", (1, 6, E), reach=0.5, step=0.0625, centre=1.0) * 2.0**-31)
+    yield case("tiny_sums", "value", purpose, utilities(f"{name}/g", (1, 6, E)), tiny)
     purpose = "By the scores where they are the weights, too."
     yield case("gradient_scores", "gradient", purpose, distinct(f"{name}/f", five))
 
@@ -385,9 +395,57 @@ def normalised_to_the_higher(B: Any, scores: Any, combine_scores: Any = None, *,
     return B.normalize_selected(scores[..., ::-1], weights[..., ::-1], choices=choices)[..., ::-1]
 
 
+def selected_sum_clamped(B: Any, scores: Any, combine_scores: Any = None, *, choices: int) -> Any:
+    """The sum that combine weights are divided by is at least 2^-23, the epsilon of float32."""
+    return _divided(
+        B, scores, combine_scores, choices, lambda w, c: np.maximum((w * c).sum(axis=2, keepdims=True), 2.0**-23)
+    )
+
+
 def normalised_by_a_constant(B: Any, scores: Any, combine_scores: Any = None, *, choices: int) -> Any:
     """The sum that combine weights are divided by carries no gradient."""
     return _divided(B, scores, combine_scores, choices, lambda w, c: (w * c).sum(axis=2, keepdims=True).real)
+
+
+def requests_counted_in_int8(B: Any, scores: Any, **options: Any) -> Any:
+    """Requests for an expert are counted in int8, which loses those from the 129th on."""
+    return _first_slots(B.token_choice(scores, **options), 128)
+
+
+def requests_counted_in_bfloat16(B: Any, scores: Any, **options: Any) -> Any:
+    """Requests for an expert are counted in bfloat16, which has no 257 and loses those from there on."""
+    return _first_slots(B.token_choice(scores, **options), 256)
+
+
+def _first_slots(routing: Any, count: int) -> Any:
+    """The routing with no token in the slots of an expert after the first."""
+    kept = np.arange(routing.token.shape[2]) < count
+    return routing._replace(
+        token=np.where(kept, routing.token, routing.tokens).astype(np.int32), weight=np.where(kept, routing.weight, 0)
+    )
+
+
+def requests_sorted_beyond_32_experts(
+    B: Any,
+    scores: Any,
+    *,
+    choices: int,
+    capacity: int,
+    combine_scores: Any = None,
+    order: Any = None,
+    keep: Any = None,
+) -> Any:
+    """With more than 32 experts, requests are sorted by expert alone, and the last of an expert come first."""
+    given = {"combine_scores": combine_scores, "order": order, "keep": keep}
+    right = B.token_choice(scores, choices=choices, capacity=capacity, **given)
+    if scores.shape[2] <= 32:
+        return right
+    chosen = stable_order(scores)
+    queues = (
+        reversed([(t, chosen[g, t, k]) for k in range(choices) for t in tokens if keep is None or keep[g, t, k]])
+        for g, tokens in enumerate(_tokens(scores, order))
+    )
+    return _served(B, scores if combine_scores is None else combine_scores, capacity, queues)
 
 
 VARIANTS = (
@@ -404,8 +462,12 @@ VARIANTS = (
     variant(weights_of_the_selection, "token_choice", ledger="RT-2"),
     variant(weights_of_one, "token_choice"),
     variant(weights_without_gradient, "token_choice"),
+    variant(requests_counted_in_int8, "token_choice"),
+    variant(requests_counted_in_bfloat16, "token_choice"),
+    variant(requests_sorted_beyond_32_experts, "token_choice"),
     variant(selected_not_normalised, "normalize_selected", ledger="SA-3"),
     variant(normalised_over_all_experts, "normalize_selected"),
     variant(normalised_to_the_higher, "normalize_selected"),
     variant(normalised_by_a_constant, "normalize_selected"),
+    variant(selected_sum_clamped, "normalize_selected", who="facebookresearch/fairseq"),
 )

@@ -43,13 +43,15 @@ def _trained(
     optimizer: Any,
     rates: Any,
     batch: int,
+    accumulate: int = 1,
     train: bool = False,
     compile: Callable[[Any], Any] = lambda function: function,
     before: Callable[[Any, Any], None] = lambda params, images: None,
 ) -> dict[str, Any]:
     """A step for each of `rates`, over the images in turn, `batch` at a time.
 
-    train: passed to the model. before: called before each step with its parameters and images.
+    accumulate: parts of a batch whose gradients are averaged. train: passed to the model. before: called before each
+    step with its parameters and images.
     """
     sparse = config.router != "soft_moe"
 
@@ -58,11 +60,14 @@ def _trained(
         loss = B.mean(B.softmax_cross_entropy(output.logits, batch["targets"]), 0)
         for term in output.losses.values():
             loss = loss + term
+        if accumulate > 1:  # metrics are averaged over the parts
+            return loss, {}
         (routing,) = [routing.dense() for routing in output.routings]
         return loss, routing_arrays(routing, sparse=sparse)
 
     # The loss is compiled here, for all targets alike; a step that can compile it again need not.
-    options = {"compiled": False} if "compiled" in inspect.signature(B.make_step).parameters else {}
+    options: dict[str, Any] = {"compiled": False} if "compiled" in inspect.signature(B.make_step).parameters else {}
+    options |= {"accumulate": accumulate} if accumulate > 1 else {}
     step = B.make_step(compile(loss_function), optimizer, **options)
     state = B.init_state(params, optimizer)
     metrics: list[dict[str, Any]] = []
@@ -175,6 +180,7 @@ def cases() -> Iterator[Definition]:
     yield _router_in_float32()
     for router in TRAINED:
         yield _training(router)
+    yield _accumulated()
 
 
 def _evaluation() -> Definition:
@@ -239,7 +245,31 @@ def _training(router: str) -> Definition:
     return composed("vit", f"training_{router}", "trajectory", purpose, *flags, inputs=inputs, stages=stages)
 
 
+def _accumulated() -> Definition:
+    """Training steps whose batches come in two parts."""
+    model = {**LEAST, "router": "switch", "group_images": 1}
+    inputs = inputs_of("vit", model, "vit/training/accumulated/0", images=4)
+    inputs["targets"] = tensor(np.eye(3)[[0, 1, 2, 1]], "images classes")
+    optimizer = {"b1": 0.75, "b2": 0.9375, "weight_decay": 0.0625, "clip": 0.25, "epsilon": 2.0**-10}
+    options: dict[str, Any] = {"rates": [2.0**-6] * 5, "batch": 2, "accumulate": 2}
+    stages = (stage_of("vit_train", inputs, model=model, optimizer=optimizer, **options),)
+    purpose = "Five steps of AdamW, of two parts each, whose gradients are averaged before the clip."
+    return composed("vit", "training_accumulated", "trajectory", purpose, "model", inputs=inputs, stages=stages)
+
+
 # Variants.
+
+
+def gradients_of_parts_summed(
+    B: Any, loss_function: Any, optimizer: Any, *, accumulate: int = 1, **options: Any
+) -> Any:
+    """The gradients of the parts of a batch are summed, not averaged."""
+
+    def summed(params: Any, batch: Any) -> Any:
+        loss, metrics = loss_function(params, batch)
+        return accumulate * loss, metrics
+
+    return B.make_step(summed, optimizer, accumulate=accumulate, **options)
 
 
 def decay_left_out(B: Any, loss_function: Any, optimizer: Any, **options: Any) -> Any:
@@ -247,4 +277,4 @@ def decay_left_out(B: Any, loss_function: Any, optimizer: Any, **options: Any) -
     return B.make_step(loss_function, replace(optimizer, weight_decay=0.0), **options)
 
 
-VARIANTS = (variant(decay_left_out, "make_step"),)
+VARIANTS = (variant(decay_left_out, "make_step"), variant(gradients_of_parts_summed, "make_step"))

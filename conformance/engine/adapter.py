@@ -10,8 +10,9 @@ options: the name of the router as `router`, every field of its `Options` in `mo
 output: (groups, tokens, width).
 
 What `layer` raises NotImplementedError for is not implemented. Without a `from_numpy(tree, dtype)` the arrays are
-NumPy's, and bfloat16 is not supported; `to_numpy(tree)` gives results back. The routers' cases are compared by their
-output alone; steps, noise, gradients and errors are not run.
+NumPy's, bfloat16 is not supported, and the output may be float64, which NumPy widens to by itself; `to_numpy(tree)`
+gives results back. The routers' cases are compared by their output alone; steps, noise, gradients and errors are not
+run.
 """
 
 import importlib
@@ -69,8 +70,28 @@ def _from_numpy(tree: Any, dtype: str) -> Any:
 class Adapter(Target):
     """An adapter in one dtype; see the module's docstring."""
 
+    declines = True
+
     def __init__(self, name: str, dtype: Dtype) -> None:
         self.name, self.dtype, self.module = name, dtype, kernel(name)
+
+    @property
+    def on_numpy(self) -> bool:
+        """Whether its arrays are NumPy's, for want of a `from_numpy`."""
+        return bool(self.module.from_numpy is _from_numpy)
+
+    def check_dtypes(self, results: Mapping[str, Any]) -> None:
+        """As of any target, but NumPy widens float32 to float64 wherever it meets a scalar of that dtype."""
+        if not self.on_numpy:
+            super().check_dtypes(results)
+
+    def copies(self, arrays: Values) -> Values:
+        """As of any target, if its arrays are NumPy's: the `to_numpy` of an adapter is for its output alone."""
+        return super().copies(arrays) if self.on_numpy else {}
+
+    def not_offered(self, case: Case) -> str:
+        """Nothing: an adapter says so by NotImplementedError."""
+        return ""
 
     def wanted(self, case: Case) -> Case:
         """Of a router's case the layer around it, whose other stages the adapter does not show."""

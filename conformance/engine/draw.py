@@ -5,21 +5,35 @@ Floats are multiples of a power of two and exactly representable in bfloat16, so
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["grid", "integers", "permutation", "signs", "to_bfloat16"]
+__all__ = ["grid", "integers", "permutation", "salted", "signs", "to_bfloat16"]
 
 Shape = Sequence[int]
+
+_salt: ContextVar[str] = ContextVar("salt", default="")
+
+
+@contextmanager
+def salted(salt: str) -> Iterator[None]:
+    """In which every name gives other numbers, the same for the same salt; the committed vectors have none."""
+    token = _salt.set(salt)
+    try:
+        yield
+    finally:
+        _salt.reset(token)
 
 
 def integers(key: str, shape: Shape, low: int, high: int) -> NDArray[np.int64]:
     """Integers from `low` to `high`, both included."""
     count = math.prod(shape)
-    words = np.frombuffer(hashlib.shake_256(key.encode()).digest(4 * max(count, 1)), "<u4")[:count]
+    words = np.frombuffer(hashlib.shake_256(f"{_salt.get()}{key}".encode()).digest(4 * max(count, 1)), "<u4")[:count]
     return (low + (words.astype(np.int64) * (high - low + 1) >> 32)).reshape(shape)
 
 

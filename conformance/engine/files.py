@@ -90,9 +90,20 @@ def read_all(folder: Path, ids: Collection[str]) -> Files:
 
 
 def dtype_of(files: Files) -> Dtype:
-    """The coarsest floating dtype in the files; float64 if there are only integers."""
-    stored = {found.dtype for tensors in files.values() if isinstance(tensors, dict) for found in tensors.values()}
-    return DTYPES[next((name for dtype, name in FLOATS.items() if dtype in stored), "float64")]
+    """The floating dtype of the files, of each the coarsest in it; float64 if there are only integers.
+
+    Raises FileError naming two files whose dtypes differ: one in bfloat16 must not loosen what the others are held to.
+    """
+    first: dict[str, str] = {}  # the first file of each dtype
+    for id, tensors in files.items():
+        stored = {found.dtype for found in tensors.values()} if isinstance(tensors, dict) else set()
+        coarsest = next((name for dtype, name in FLOATS.items() if dtype in stored), "")
+        if coarsest:
+            first.setdefault(coarsest, id)
+    if len(first) > 1:
+        places = " and ".join(f"{id}.safetensors is in {name}" for name, id in first.items())
+        raise FileError(f"{places}; --dtype says in which dtype they were computed")
+    return DTYPES[next(iter(first), "float64")]
 
 
 def check(files: Files, cases: Sequence[Case], dtype: Dtype) -> list[CaseResult]:
@@ -149,6 +160,8 @@ def _outcomes(case: Case, tensors: dict[str, Found] | FileError | None, dtype: D
 def _compared(case: Case, name: str, value: Value, found: Found, dtype: Dtype) -> list[Outcome]:
     if found.dtype in FLOATS and list(DTYPES).index(FLOATS[found.dtype]) > list(DTYPES).index(dtype.name):
         return [Outcome(name, "fail", inf, f"dtype {found.dtype} is coarser than {dtype.name}")]
+    if found.dtype == "F64" and dtype.name != "float64":
+        return [Outcome(name, "fail", inf, f"dtype F64 in a check of {dtype.name}")]
     stage, result = name.split("/", 1)
     of_gradient = case.gradients is not None and stage == "gradient"
     sure = certified(case.decisions.get(case.expected_gradients.stage if of_gradient else stage), dtype)

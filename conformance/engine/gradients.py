@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.engine.format import Case, Gradients
-from moespec.conformance.engine.target import Job, Target, Values, generates, job_of
+from moespec.conformance.engine.target import Job, Target, Values, contained, failure, generates, job_of
 
 __all__ = ["gradients"]
 
@@ -56,15 +56,16 @@ def gradients(target: Target, cases: Sequence[Case], mode: str) -> list[Values |
     for code in (True, False):
         together = [gradient for gradient in wanted if generates(target, gradient.job.case) == code]
         if mode == "compiled" and len(together) > 1:
-            with suppress(Exception):
+            with suppress(Exception), contained():
                 found |= _differentiate(target, together, mode, code)
     for gradient in wanted:
         case = gradient.job.case
         if case.id not in found:
             try:
-                found |= _differentiate(target, [gradient], mode, generates(target, case))
+                with contained():
+                    found |= _differentiate(target, [gradient], mode, generates(target, case))
             except Exception as error:
-                found[case.id] = error
+                found[case.id] = failure(target, error)
     return [found[case.id] for case in cases]
 
 
@@ -79,6 +80,8 @@ def _differentiate(target: Target, wanted: Sequence[Gradient], mode: str, code: 
     rest = {str(i): gradient.rest(target) for i, gradient in enumerate(wanted)}
     _, found = target.module.value_and_grad(function)(params, rest)
     on_numpy = target.module.to_numpy(found)
+    for own in on_numpy.values():
+        target.check_dtypes(own)
     return {
         gradient.job.case.id: {name: np.asarray(array) for name, array in on_numpy[str(i)].items()}
         for i, gradient in enumerate(wanted)

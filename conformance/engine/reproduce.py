@@ -22,6 +22,7 @@ from moespec.conformance.engine.compare import DTYPES, SHORT
 from moespec.conformance.engine.errors import invalid_and_valid
 from moespec.conformance.engine.files import read
 from moespec.conformance.engine.format import Case
+from moespec.conformance.engine.fresh import fresh
 from moespec.conformance.engine.gradients import gradients
 from moespec.conformance.engine.suite import VECTORS, load
 from moespec.conformance.engine.target import Job, Target, execute, job_of
@@ -55,13 +56,16 @@ def open_case(
     files: str = "",
     dtype: str = "float64",
     mode: str = "eager",
+    seed: int | None = None,
     vectors: Path = VECTORS,
 ) -> OpenStage:
     """The stage (or `gradient`) of the case with that id, for one of: a target module, an adapter, a folder of files.
 
-    Raises ValueError if there is no such case or stage.
+    seed: of a fresh case. Raises ValueError if there is no such case or stage.
     """
-    case = next(iter(load(vectors, lambda known: known == id)), None)
+    case = next(
+        iter(load(vectors, lambda known: known == id) if seed is None else fresh(seed, lambda known: known == id)), None
+    )
     if case is None:
         raise ValueError(f"id: there is no case {id!r}")
     job = _job(case, stage)
@@ -110,6 +114,7 @@ def code(report: Report, result: CaseResult, case: Case) -> str:
         return ""
     calls = ["value_and_grad"] if stage == "gradient" else call.names(stages[stage], stages, call.golden(case))
     mode = f", mode={result.mode!r}" if report.interface == "target" else ""
+    mode += "" if report.seed is None else f", seed={report.seed}"
     pick = f".get({name!r})" if name else ""
     opened = f"{case.id!r}, {stage!r}, {report.interface}={report.target!r}, dtype={result.dtype!r}{mode}"
     return "\n".join(

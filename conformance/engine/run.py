@@ -1,9 +1,11 @@
 """Run the suite on a target: every case in every dtype, and what came of it."""
 
+import math
 import multiprocessing
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 
 from tqdm import tqdm
 
@@ -11,7 +13,7 @@ from moespec.conformance.engine import errors
 from moespec.conformance.engine.compare import DTYPES, Outcome, certified, compared
 from moespec.conformance.engine.format import Case
 from moespec.conformance.engine.gradients import gradients
-from moespec.conformance.engine.target import Target, execute, job_of
+from moespec.conformance.engine.target import ExitedError, Target, contained, execute, job_of
 from moespec.conformance.report.results import CaseResult
 
 __all__ = ["run", "run_cases"]
@@ -54,23 +56,49 @@ def _run_parts(parts: Sequence[Part], jobs: int) -> Iterator[tuple[list[CaseResu
     if jobs == 1:
         yield from map(_run_part, parts)
         return
+    with _pool(jobs) as pool:
+        waiting = [pool.submit(_run_part, part) for part in parts]
+        alone = None
+        for part, future in zip(parts, waiting, strict=True):
+            try:
+                yield future.result()
+            except BrokenProcessPool:  # some part ended its process, which loses all others that were waiting
+                alone = alone or _pool(1)
+                try:
+                    yield alone.submit(_run_part, part).result()
+                except BrokenProcessPool:
+                    alone = None
+                    yield _lost(part, "the target ended the process that ran it"), ""
+        if alone is not None:
+            alone.shutdown()
+
+
+def _pool(jobs: int) -> ProcessPoolExecutor:
     # Frameworks have threads, so that a process of their own must not begin as a copy of this one.
-    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        yield from pool.map(_run_part, parts)
+    return ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"))
 
 
 def _run_part(part: Part) -> tuple[list[CaseResult], str]:
     """The results, and why the target does not have the dtype, or an empty string."""
     interface, name, dtype, mode, group = part
-    target = interface(name, DTYPES[dtype])
-    reason = target.unsupported()
-    if reason:
-        return [], reason
     begun = time.perf_counter()
-    results = run_cases(target, group, mode)
+    try:
+        with contained():
+            target = interface(name, DTYPES[dtype])
+            reason = target.unsupported()
+            results = [] if reason else run_cases(target, group, mode)
+    except ExitedError as error:  # where it is not called for a case
+        return _lost(part, f"{type(error).__name__}: {error}"), ""
     for result in results:
         result.seconds = (time.perf_counter() - begun) / len(results)
-    return results, ""
+    return results, reason
+
+
+def _lost(part: Part, message: str) -> list[CaseResult]:
+    """The results of cases of which no other came: each is an error."""
+    _, _, dtype, mode, group = part
+    outcome = Outcome("target", "error", math.inf, message)
+    return [CaseResult(c.id, c.algorithm, c.kind, dtype, mode, [outcome]) for c in group]
 
 
 def _by_algorithm(cases: Sequence[Case]) -> list[list[Case]]:

@@ -2,8 +2,11 @@
 
 A target has `from_numpy(tree, dtype)` and `to_numpy(tree)`; for gradients `value_and_grad`, `sum` and `cast`, and for
 the compiled mode `compile`. It may have `with_dtype(dtype)`, a context manager in which that dtype can be used,
-`quick_compile`, which traces a function as `compile` does but generates no code, and `checks_values`, true if it
-promises to reject NaN and infinity.
+`quick_compile`, which traces a function as `compile` does but generates no code, `checks_values`, true if it promises
+to reject NaN and infinity, and `not_offered`, patterns of the ids of cases that it does not compute, with reasons.
+
+A target cannot end a run, change a vector or decline a case while it runs: what it raises is an error of the case, its
+arrays are copies that it must leave as they are, and what it does not offer is declared before.
 
 Compilers are slow and the cases many and small, so in the compiled mode all stages of one algorithm in one dtype are
 compiled as ONE function, from the list of their values to the list of their results. When that raises, each is compiled
@@ -12,9 +15,10 @@ cases with the flag `generated_code`, in float32: at least one for each router a
 """
 
 import importlib
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import partial
 from types import FunctionType, ModuleType
 from typing import Any
@@ -23,17 +27,59 @@ import numpy as np
 
 from moespec.conformance.algorithms import function
 from moespec.conformance.engine import call
-from moespec.conformance.engine.compare import Dtype
+from moespec.conformance.engine.compare import Dtype, NotOfferedError
 from moespec.conformance.engine.format import Case, Stage, Tensor, finish
 
-__all__ = ["MODES", "Job", "MalformedError", "Target", "Values", "execute", "generates", "job_of"]
+__all__ = [
+    "MODES",
+    "ExitedError",
+    "Job",
+    "MalformedError",
+    "Target",
+    "Values",
+    "contained",
+    "execute",
+    "failure",
+    "generates",
+    "job_of",
+]
 
 MODES = ("eager", "compiled")
 Values = dict[str, Any]
 
 
+class MalformedError(Exception):
+    """What a target returned is not a result: a dispatch that is no dispatch, something that is not an array."""
+
+
+class ExitedError(Exception):
+    """The target raised what ends a process, such as SystemExit."""
+
+
+class ChangedError(Exception):
+    """The target changed an array that it was given."""
+
+
+class UndeclaredError(Exception):
+    """The target declined what its `not_offered` does not name."""
+
+
+@contextmanager
+def contained() -> Iterator[None]:
+    """Whatever is raised inside to end the process becomes an ExitedError; an interrupt by the user stays one."""
+    try:
+        yield
+    except (Exception, KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as error:
+        raise ExitedError(f"{type(error).__name__}: {error}") from error
+
+
 class Target:
     """A module in one dtype; see the module's docstring."""
+
+    declines = False
+    """Whether it may decline a case by an exception, as adapters may."""
 
     def __init__(self, name: str, dtype: Dtype, module: ModuleType | None = None) -> None:
         self.name, self.dtype = name, dtype
@@ -66,8 +112,15 @@ class Target:
         """What of a case this target is expected to compute: all of it."""
         return case
 
+    def not_offered(self, case: Case) -> str:
+        """The reason that the target declares for a case that it does not compute, or an empty string."""
+        declared: Mapping[str, str] = getattr(self.module, "not_offered", {})
+        return next((reason for pattern, reason in declared.items() if fnmatchcase(case.id, pattern)), "")
+
     def lacks(self, stage: Stage, case: Case) -> str:
         """Why the target cannot run a stage of a case, or an empty string."""
+        if reason := self.not_offered(case):
+            return f"declared as not offered: {reason}"
         return call.missing(self.module, stage, {each.name: each for each in case.stages}, call.golden(case))
 
     def result(
@@ -98,21 +151,30 @@ class Target:
     compiled = 0
 
     def arrays(self, values: Mapping[str, Tensor], dtype: str | None = None) -> Values:
-        """Values as arrays of the target in its dtype."""
-        plain = {name: value.array for name, value in values.items()}
+        """Copies of values as arrays of the target in its dtype."""
+        plain = {name: value.array.copy() for name, value in values.items()}
         return dict(self.module.from_numpy(plain, dtype or self.dtype.name))
 
     def mixes(self, stage: Stage) -> bool:
         """Whether a stage is a model that computes in bfloat16, which is then an option, with float32 parameters."""
         return function(stage.call).batched and self.dtype.name == "bfloat16"
 
-    def finished(self, results: Any) -> Values:
-        """Results on NumPy, routings reduced; see `finish`."""
-        return finish(self.module.to_numpy(results))
+    def finished(self, job: "Job", results: Any) -> Values:
+        """Results on NumPy, routings reduced; see `finish`. Raises TypeError for one that is wider than the dtype."""
+        on_numpy = self.module.to_numpy(results)
+        if not job.on_numpy:
+            self.check_dtypes(on_numpy)
+        return finish(on_numpy)
 
+    def check_dtypes(self, results: Mapping[str, Any]) -> None:
+        """Raise TypeError for an array in float64 in another dtype: what computes in float64 is not checked as less."""
+        for name, value in results.items():
+            if self.dtype.name != "float64" and getattr(value, "dtype", None) == np.float64:
+                raise TypeError(f"{name} has dtype float64 in a run in {self.dtype.name}")
 
-class MalformedError(Exception):
-    """What a target returned is not a result: a dispatch that is no dispatch, something that is not an array."""
+    def copies(self, arrays: Values) -> Values:
+        """What is in arrays of the target, to be compared with what is in them after a call."""
+        return {name: np.array(array) for name, array in self.module.to_numpy(arrays).items()}
 
 
 @dataclass(frozen=True)
@@ -127,6 +189,12 @@ class Job:
     def traced(self) -> bool:
         """Whether the stage can be compiled as a whole."""
         return function(self.stage.call).traced
+
+    @property
+    def on_numpy(self) -> bool:
+        """Whether the stage takes NumPy's arrays, whatever the target: a function that is never compiled."""
+        known = function(self.stage.call)
+        return not known.traced and known.run is None
 
     def bind(self, target: Target, mode: str = "eager") -> Callable[[Values], Values]:
         """The stage as a function of its arrays, with everything static closed over."""
@@ -143,7 +211,7 @@ class Job:
     def arrays(self, target: Target) -> Values:
         """The values as arrays of the target: inputs in its dtype, earlier results in float32 or better.
 
-        Of a function that is never compiled, NumPy's, rounded as the target rounds.
+        Where they are NumPy's, rounded as the target rounds.
         """
         results = {name: value for name, value in self.values.items() if name not in self.case.inputs}
         inputs = {name: value for name, value in self.values.items() if name in self.case.inputs}
@@ -151,8 +219,7 @@ class Job:
             **target.arrays(inputs, "float32" if target.mixes(self.stage) else None),
             **target.arrays(results, target.wide),
         }
-        known = function(self.stage.call)
-        return arrays if known.traced or known.run else dict(target.module.to_numpy(arrays))
+        return dict(target.module.to_numpy(arrays)) if self.on_numpy else arrays
 
 
 def job_of(case: Case, name: str) -> Job:
@@ -168,7 +235,7 @@ def execute(target: Target, jobs: Sequence[Job], mode: str) -> list[Values | Exc
     for code in (True, False):
         together = [job for job in jobs if mode == "compiled" and job.traced and generates(target, job.case) == code]
         if len(together) > 1:
-            with suppress(Exception):
+            with suppress(Exception), contained():
                 found |= zip(map(id, together), _compiled(target, together, code), strict=True)
     return [found[id(job)] if id(job) in found else _alone(target, job, mode) for job in jobs]
 
@@ -184,22 +251,44 @@ def _compiled(target: Target, jobs: Sequence[Job], code: bool) -> list[Values | 
     def together(values: list[Values]) -> list[Values]:
         return [function(own) for function, own in zip(functions, values, strict=True)]
 
-    results = target.compile(together, code=code)([job.arrays(target) for job in jobs])
-    return [_finished(target, result) for result in results]
+    arrays = [job.arrays(target) for job in jobs]
+    before = [target.copies(own) for own in arrays]
+    results = target.compile(together, code=code)(arrays)
+    found = [_finished(target, job, result) for job, result in zip(jobs, results, strict=True)]
+    for copies, own in zip(before, arrays, strict=True):
+        _check_unchanged(copies, target.copies(own))
+    return found
 
 
 def _alone(target: Target, job: Job, mode: str) -> Values | Exception:
     try:
-        function = job.bind(target, mode)
-        if mode == "compiled" and job.traced:
-            function = target.compile(function, code=generates(target, job.case))
-        return _finished(target, function(job.arrays(target)))
+        with contained():
+            function = job.bind(target, mode)
+            if mode == "compiled" and job.traced:
+                function = target.compile(function, code=generates(target, job.case))
+            arrays = job.arrays(target)
+            before = target.copies(arrays)
+            found = _finished(target, job, function(arrays))
+            _check_unchanged(before, target.copies(arrays))
+            return found
     except Exception as error:
-        return error
+        return failure(target, error)
 
 
-def _finished(target: Target, results: Any) -> Values | Exception:
+def failure(target: Target, error: Exception) -> Exception:
+    """What an exception that a target raised counts as: only those that may do so decline by one."""
+    declined = isinstance(error, NotOfferedError) and not target.declines
+    return UndeclaredError(str(error)) if declined else error
+
+
+def _check_unchanged(before: Values, after: Values) -> None:
+    for name, array in before.items():
+        if array.tobytes() != after[name].tobytes():
+            raise ChangedError(f"{name} is not as it was before the call")
+
+
+def _finished(target: Target, job: Job, results: Any) -> Values | Exception:
     try:
-        return target.finished(results)
+        return target.finished(job, results)
     except Exception as error:
         return MalformedError(f"{type(error).__name__}: {error}")

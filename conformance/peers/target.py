@@ -41,6 +41,8 @@ def _routing(outputs: Mapping[str, Value]) -> dict[str, Value]:
 class PeerTarget(Target):
     """An adapter in one dtype. What it raises NotImplementedError for is not implemented."""
 
+    declines = True
+
     def wanted(self, case: Case) -> Case:
         """Of a router the routing and the output, without its losses and metrics; no steps of one that the peer lacks."""
         router = router_of(case)

@@ -74,7 +74,8 @@ def command(report: Report, result: CaseResult) -> str:
     """The command that runs, or checks, a case alone."""
     mode = f" --mode {result.mode}" if report.interface == "target" else ""
     interface = f"--{report.interface} {shlex.quote(report.target)}"
-    return f"python -m moespec.conformance show {result.id} {interface} --dtype {result.dtype}{mode}"
+    fresh = "" if report.seed is None else f" --fresh {report.seed}"
+    return f"python -m moespec.conformance show {result.id} {interface} --dtype {result.dtype}{mode}{fresh}"
 
 
 def skips(report: Report) -> list[str]:
@@ -96,7 +97,8 @@ def _reason(result: CaseResult) -> str:
 
 def summary(report: Report, algorithms: Sequence[str] = tuple(ALGORITHMS)) -> str:
     """All that is printed of a report but for the last line: the matrix, what was skipped, and what failed."""
-    parts = [table(report.results, algorithms) + "\n"] if report.results else []
+    parts = [] if report.seed is None else [f"fresh, seed {report.seed}\n"]
+    parts += [table(report.results, algorithms) + "\n"] if report.results else []
     parts += [*skips(report), failures(report)]
     return "\n".join(part for part in parts if part)
 

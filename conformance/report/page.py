@@ -70,7 +70,7 @@ def _columns(reports: Sequence[Report]) -> list[Column]:
     columns: dict[tuple[str, str, str, str], Column] = {}
     for report in reports:
         for result in report.results:
-            place = (report.interface, report.target, result.mode, result.dtype)
+            place = (report.interface, report.title, result.mode, result.dtype)
             column = columns.setdefault(place, Column(report, result.mode, result.dtype, {}))
             column.results[result.id] = result
     return [column for group in _groups(list(columns.values())) for column in group]
@@ -98,12 +98,12 @@ def _groups(columns: Sequence[Column]) -> list[list[Column]]:
     """Columns by what was checked and how: neighbours that differ in the dtype only."""
     groups: dict[tuple[str, str, str], list[Column]] = {}
     for column in columns:
-        groups.setdefault((column.report.interface, column.report.target, column.mode), []).append(column)
+        groups.setdefault((column.report.interface, column.report.title, column.mode), []).append(column)
     return list(groups.values())
 
 
 def _name(column: Column) -> str:
-    return f"{_breakable(column.report.target)} <i>{escape(column.mode)}</i>"
+    return f"{_breakable(column.report.title)} <i>{escape(column.mode)}</i>"
 
 
 def _table(columns: Sequence[Column], rows: Iterable[tuple[str, str]]) -> str:
@@ -131,7 +131,7 @@ def _summary(reports: Sequence[Report], columns: Sequence[Column]) -> str:
         notes = [f"{u.dtype} not supported ({u.cases} cases): {u.reason}" for u in report.unsupported] + report.problems
         items = "".join(f"<li>{escape(note)}</li>" for note in notes)
         checked.append(
-            f"<li><b>{escape(report.target)}</b> ({escape(report.interface)}): {passed} passed, {failed} failed, "
+            f"<li><b>{escape(report.title)}</b> ({escape(report.interface)}): {passed} passed, {failed} failed, "
             f"{skipped} skipped{f'<ul>{items}</ul>' if items else ''}</li>"
         )
     rows = []
@@ -139,14 +139,14 @@ def _summary(reports: Sequence[Report], columns: Sequence[Column]) -> str:
         cells = (_counted(column, [i for i, r in column.results.items() if r.algorithm == name]) for column in columns)
         rows.append((_link(name, name), "".join(cells)))
     failed_cases = [
-        f"<li>{_link(result.id, result.id)} <i>{escape(column.report.target)} {escape(result.dtype)} "
+        f"<li>{_link(result.id, result.id)} <i>{escape(column.report.title)} {escape(result.dtype)} "
         f"{escape(result.mode)}</i>: {escape(result.state)} at <code>{escape(result.first.stage)}</code></li>"
         for column in columns
         for result in column.results.values()
         if result.state in FAILED
     ]
     known = [
-        f"<li>{escape(report.target)} <i>{escape(match.dtype)} {escape(match.mode)}</i>: {_match(match)}</li>"
+        f"<li>{escape(report.title)} <i>{escape(match.dtype)} {escape(match.mode)}</i>: {_match(match)}</li>"
         for report in reports
         for match in report.matches
     ]
@@ -247,7 +247,7 @@ def _failure(report: Report, case: Case, result: CaseResult) -> str:
     lines = code(report, result, case)
     return "\n".join(
         (
-            f'<div class="failure"><h4>{escape(result.state)}: {escape(report.target)} {escape(result.dtype)} '
+            f'<div class="failure"><h4>{escape(result.state)}: {escape(report.title)} {escape(result.dtype)} '
             f"{escape(result.mode)}</h4>",
             f"<p>First at <code>{escape(first.stage)}</code>{fraction}. Specified in {links}.</p>",
             f'<pre class="message">{escape(first.message)}</pre>',

@@ -56,7 +56,7 @@ class Report:
 
     interface: one of `INTERFACES`; target: the name of what was checked. suite: the sha256 of `suite.json`. problems:
     sentences about what is wrong besides the cases, such as a waiver that waives nothing; each counts as a failure.
-    matches: the known variants that failures equal.
+    matches: the known variants that failures equal. seed: of fresh cases, which were not those of the vectors.
     """
 
     interface: str
@@ -66,6 +66,12 @@ class Report:
     unsupported: list[Unsupported] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     matches: list[Match] = field(default_factory=list)
+    seed: int | None = None
+
+    @property
+    def title(self) -> str:
+        """What was checked, and if with fresh cases of which seed."""
+        return self.target if self.seed is None else f"{self.target} (fresh, seed {self.seed})"
 
     def matches_of(self, result: CaseResult) -> list[Match]:
         """The known variants that the failures of an algorithm equal, in the dtype and mode of a result."""
@@ -108,6 +114,7 @@ def write(report: Report, path: Path) -> None:
         "schema": SCHEMA,
         "interface": report.interface,
         "target": report.target,
+        "seed": report.seed,
         "suite": report.suite,
         "passed": passed,
         "failed": failed,
@@ -153,9 +160,9 @@ def distinct(reports: Mapping[Path, Report]) -> list[Report]:
     owner: dict[tuple[str, ...], Path] = {}
     for path, report in reports.items():
         for result in report.results:
-            key = (report.interface, report.target, result.id, result.dtype, result.mode)
+            key = (report.interface, report.title, result.id, result.dtype, result.mode)
             if owner.setdefault(key, path) != path:
-                place = f"{report.target}: {result.id} {result.dtype} {result.mode}"
+                place = f"{report.title}: {result.id} {result.dtype} {result.mode}"
                 raise ReportError(f"{path}: {place} is in {owner[key]} too")
     return list(reports.values())
 
@@ -213,6 +220,7 @@ def _report(content: Any, cases: Sequence[Case], suite: str) -> Report:
         ],
         [_text(problem) for problem in _get(content, "it", "problems", list)],
         [_match(entry) for entry in _get(content, "it", "variants", list)],
+        None if content.get("seed", "missing") is None else _number(content, "it", "seed"),
     )
     seen: set[tuple[str, str, str]] = set()
     for result in report.results:

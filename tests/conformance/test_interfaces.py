@@ -140,7 +140,7 @@ def test_an_adapter_may_have_arrays_of_its_own(target):
         "        self.dtype = dtype\n"
         "        return tree\n"
         "    def layer(self, x, params, options):\n"
-        "        return [layer(x, params, options)]\n"
+        "        return [layer(x, params, options).astype(x.dtype)]\n"
         "    def to_numpy(self, tree):\n"
         "        return {name: value[0] for name, value in tree.items()}\n"
     )
@@ -383,20 +383,35 @@ def bfloat16(array):
 
 
 def test_the_files_decide_the_dtype(check, folder):
-    change(folder / TIED, weights=WEIGHTS.astype(np.float32))
+    assert check(folder)[1].startswith("float64 files")
+    for path in folder.rglob("*.safetensors"):
+        save_file({n: a.astype(np.float32) if a.dtype.kind == "f" else a for n, a in load_file(path).items()}, path)
     assert check(folder)[1].startswith("float32 files")
     header = (
         '{"token_choice/slots":{"dtype":"U8","shape":[2,3,2],"data_offsets":[0,12]},'
         '"token_choice/weights":{"dtype":"BF16","shape":[2,3,2],"data_offsets":[12,36]}}'
     )
     (folder / TIED).write_bytes(raw(header, SLOTS.astype(np.uint8).tobytes() + bfloat16(WEIGHTS)))
-    status, printed, _ = check(folder)
+    status, printed, _ = check(folder, "--dtype", "bf16")
     assert status == 0
     assert printed.startswith("bfloat16 files")
     status, printed, _ = check(folder, "--dtype", "f32")
     assert status == 1
     assert "dtype BF16 is coarser than float32" in printed
     assert check(folder, "--dtype", "f16")[0] == 2
+
+
+def test_one_file_in_another_dtype_does_not_loosen_the_others(check, folder):
+    change(folder / TIED, weights=WEIGHTS.astype(np.float32))
+    status, printed, said = check(folder)
+    assert (status, printed) == (2, "")
+    assert "token_choice/tied.safetensors is in float32" in said
+    assert ".safetensors is in float64" in said
+    assert len(said.splitlines()) == 1
+    status, printed, _ = check(folder, "--dtype", "f32")
+    assert status == 1
+    assert "dtype F64 in a check of float32" in printed
+    assert "FAIL token_choice/tied [" not in printed
 
 
 def test_a_router_written_in_c_passes(run, tmp_path):

@@ -67,6 +67,8 @@ def test_what_is_written_is_read_back(tmp_path):
         ({"target": 'x"><script>'}, "is not a name for the interface 'target'"),
         ({"target": ["x"]}, "target is ['x'], expected str"),
         ({"suite": "0" * 64}, "made with other vectors"),
+        ({"seed": -1}, "seed is -1, expected at least 0"),
+        ({"seed": "7"}, "seed is '7', expected int"),
         ({"cases": {}}, "cases is {}, expected list"),
         ({"cases": [3]}, "a case has no 'id'"),
         ({"cases": []}, "passed is 1, and its cases make 0"),
@@ -178,6 +180,18 @@ def test_two_reports_of_one_thing(run, tmp_path):
     assert status == 0
     assert printed.splitlines()[-1] == "3 passed, 0 failed, 0 skipped"
     assert run("report", one, one)[0] == 0  # the same file, counted once
+
+
+def test_fresh_cases_are_another_thing(run, tmp_path):
+    committed, made = tmp_path / "committed.json", tmp_path / "fresh.json"
+    report.write(of(result()), committed)
+    report.write(of(result(), seed=7), made)
+    assert report.read(made, CASES, SUITE).seed == 7
+    assert report.read(committed, CASES, SUITE).seed is None
+    status, printed, _ = run("report", committed, made)
+    assert status == 0
+    assert printed.splitlines()[-1] == "2 passed, 0 failed, 0 skipped"
+    assert printed.count("fresh, seed 7\n") == 1
 
 
 # The command line.

@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from committed import BY_ID, CASES, of, results_of
 
@@ -135,6 +136,39 @@ def test_a_drift_is_not_taken_for_a_variant():
     drifting = changed(softmax_affinity=lambda B, logits: B.softmax_affinity(logits) * (1 + 2.0**-49))
     results = values_of(drifting, {"softmax_affinity"})
     assert any(result.state in FAILED for result in results)
+    assert not names(results)
+
+
+@pytest.mark.parametrize("fraction", [0.25, 2.0])
+def test_another_sum_of_the_columns_is_not_taken_for_an_ignored_tolerance(fraction):
+    """The plan is the same, however much the columns are to sum to; only where it stops is not."""
+
+    def sinkhorn_affinity(B, logits, *, iterations=20, tolerance=None):
+        mass, plans = fraction * logits.shape[1] / logits.shape[2], []
+        for group in logits:
+            for count in range(1, iterations + 1):
+                plan = B.sinkhorn_affinity(group[None], iterations=count)[0]
+                if tolerance is not None and abs(plan.sum(axis=0) - mass).max() <= tolerance:
+                    break
+            plans.append(plan)
+        return np.stack(plans)
+
+    assert names(values_of(changed(sinkhorn_affinity=sinkhorn_affinity), {"sinkhorn"})) == {
+        ("sinkhorn", "another_column_sum")
+    }
+
+
+def test_what_only_lacks_results_has_no_name():
+    """A router without its losses is right in all that it returns."""
+
+    def without_losses(routers):
+        def composed(router):
+            return lambda _, *arguments, **options: router.route(*arguments, **options)._replace(losses={})
+
+        return {name: replace(router, compose=composed(router)) for name, router in routers.items()}
+
+    results = values_of(module_of({"ROUTERS": without_losses}), {"switch"})
+    assert {result.first.stage for result in results if result.state in FAILED} == {"route/losses/balance"}
     assert not names(results)
 
 

@@ -81,7 +81,7 @@ def test_sizes_are_small_but_for_a_few():
         for tensor in case.inputs.values():
             for axis, size in zip(tensor.axes, tensor.array.shape, strict=True):
                 assert size <= limits.get(axis, 32) or LARGE & set(case.flags), (case.id, axis, size)
-    assert sum(bool(LARGE & set(case.flags)) for case in CASES) <= 5
+    assert sum(bool(LARGE & set(case.flags)) for case in CASES) <= 7
 
 
 def test_inputs_are_exact_in_bfloat16():

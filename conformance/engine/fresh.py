@@ -1,0 +1,80 @@
+"""Cases made at this moment from a seed: the definitions of the committed ones with other numbers drawn.
+
+What a target must compute for the committed vectors can be looked up in them; for these it cannot. The same seed gives
+the same cases. Every expected result, tolerance and margin is computed anew; a draw that cannot be made, or whose
+choices are not certain in float32, gives way to the next one of its seed. Error cases, training and whole models are
+left out, and so are cases whose numbers are written down.
+"""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
+
+import numpy as np
+from tqdm import tqdm
+
+from moespec.conformance.algorithms import definitions, function
+from moespec.conformance.engine.build import build
+from moespec.conformance.engine.compare import DTYPES, certified
+from moespec.conformance.engine.definition import Definition
+from moespec.conformance.engine.draw import salted
+from moespec.conformance.engine.format import Case
+from moespec.conformance.engine.reference import GoldenError
+from moespec.conformance.engine.suite import problems
+
+__all__ = ["fresh", "is_drawn"]
+
+TRIES = 12
+"""Draws of a seed for a case."""
+
+
+def fresh(seed: int, only: Callable[[str], bool] = lambda id: True, *, jobs: int = 1) -> list[Case]:
+    """The cases of a seed whose id `only` accepts, made by `jobs` processes.
+
+    Raises GoldenError for a case of which no draw can be made.
+    """
+    ids = [id for id, definition in definitions(_salt(seed, 0)).items() if only(id) and is_drawn(definition)]
+    return list(tqdm(_made_by(jobs, partial(_made, seed), ids), f"seed {seed}", len(ids), unit="case", disable=None))
+
+
+def is_drawn(definition: Definition) -> bool:
+    """Whether a salted definition makes a fresh case: of a call that is compared by its numbers, and these are drawn."""
+    if definition.kind in ("negative", "trajectory") or any(function(s.call).batched for s in definition.stages):
+        return False
+    committed = definitions()[definition.id].inputs
+    changed = any(not np.array_equal(t.array, committed[name].array) for name, t in definition.inputs.items())
+    return changed or (definition.routed is not None and definition.routed.drawn)
+
+
+def _salt(seed: int, attempt: int) -> str:
+    return f"{seed}/{attempt}/"
+
+
+def _made_by(jobs: int, make: Callable[[str], Case], ids: list[str]) -> Iterator[Case]:
+    if jobs == 1:
+        yield from map(make, ids)
+        return
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        yield from pool.map(make, ids)
+
+
+def _made(seed: int, id: str) -> Case:
+    """The case of the first draw whose choices are certain in float32, or else of the first that can be made."""
+    uncertain, failure = None, ""
+    for attempt in range(TRIES):
+        salt = _salt(seed, attempt)
+        try:
+            with salted(salt):
+                case = build(definitions(salt)[id])
+        except (GoldenError, ValueError) as error:
+            failure = str(error)
+            continue
+        for problem in problems(case):
+            raise GoldenError(f"{id}: {problem}")
+        if all(certified(decision, DTYPES["float32"]) for decision in case.decisions.values()):
+            return case
+        uncertain = uncertain or case
+    if uncertain is None:
+        raise GoldenError(f"{id}: no draw of the seed {seed} can be made: {failure}")
+    return uncertain
