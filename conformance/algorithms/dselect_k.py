@@ -5,7 +5,6 @@ until no code is near one.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 

@@ -165,7 +165,7 @@ def test_a_case_that_cannot_be_made_loses_no_other(folder, monkeypatch):
     (stage,) = DEFINED["z_loss/values"].stages
     impossible = replace(DEFINED["z_loss/values"], name="impossible", stages=(replace(stage, options={"nonsense": 1}),))
     monkeypatch.setattr(module, "definitions", lambda: {impossible.id: impossible, **DEFINED})
-    with pytest.raises(StaleError, match="z_loss/impossible: TypeError: .*nonsense"):
+    with pytest.raises(StaleError, match=r"z_loss/impossible: TypeError: .*nonsense"):
         generate(folder)
     assert texts(folder) | {"suite.json": ""} == whole | {"suite.json": ""}
 
