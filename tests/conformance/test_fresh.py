@@ -1,5 +1,6 @@
 """Cases made from a seed: what they are, what passes and fails on them, and what a report says of them."""
 
+import importlib
 import json
 
 import numpy as np
@@ -54,6 +55,8 @@ def test_they_are_the_committed_cases_with_other_inputs(some):
         assert (case.kind, case.flags, case.revision) == (committed.kind, committed.flags, committed.revision)
         assert [stage.call for stage in case.stages] == [stage.call for stage in committed.stages]
         assert any(not np.array_equal(t.array, committed.inputs[n].array) for n, t in case.inputs.items()), case.id
+        if "tokens" in case.inputs:  # drawn for a router when its case is made
+            assert not np.array_equal(case.inputs["tokens"].array, committed.inputs["tokens"].array), case.id
 
 
 def test_what_is_not_made():
@@ -72,6 +75,18 @@ def test_choices_are_certain_again(some):
             assert all(certified(decision, DTYPES["float32"]) for decision in case.decisions.values()), case.id
     values = next(case for case in some if case.id == "softmax_expert_choice/values")
     assert values.decisions != BY_ID[values.id].decisions
+
+
+def test_an_uncertain_draw_gives_way_to_the_next(monkeypatch):
+    def made():
+        (case,) = fresh(SEED, lambda known: known == "token_choice/two_choices")
+        return content([case])
+
+    module, first, said = importlib.import_module("moespec.conformance.engine.fresh"), made(), iter([False, True])
+    monkeypatch.setattr(module, "certified", lambda *_: next(said))
+    assert made() != first
+    monkeypatch.setattr(module, "certified", lambda *_: False)
+    assert made() == first  # nothing is certain: the first
 
 
 def test_a_draw_that_cannot_be_made_gives_way_to_the_next():
