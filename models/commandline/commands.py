@@ -10,7 +10,7 @@ from moespec.models.commandline.inspection import draw, make_route
 from moespec.models.commandline.report import png, write_report
 from moespec.models.data.dataset import Dataset
 from moespec.models.data.datasets import DATASETS
-from moespec.models.data.folder import read_image
+from moespec.models.data.pictures import read_image
 from moespec.models.errors import RunError
 from moespec.models.files import write_atomically
 from moespec.models.training import configfile
