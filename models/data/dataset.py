@@ -45,7 +45,7 @@ class Dataset:
         return images.astype(np.float32) * np.float32(2 / self.maximum) - np.float32(1)
 
 
-def held_out(labels: NDArray[np.int64], share: float) -> NDArray[np.bool_]:
+def held_out(labels: NDArray[np.integer[Any]], share: float) -> NDArray[np.bool_]:
     """Which examples are for validation: evenly spaced in each class's order, `share` of them (0.2: 4, 9, 14, ...)."""
     held = np.zeros(len(labels), bool)
     for label in np.unique(labels):
