@@ -13,11 +13,11 @@ bit: mu and nu stay 0, and so does the update.
 Source: Loshchilov and Hutter 2019, Algorithm 2 (decoupled decay, times the learning rate, as in optax and torch).
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from moespec.spec.errors import ConfigError
+from moespec.spec.ranges import LARGEST
 
 __all__ = ["CONSTANTS", "DECAYED", "OptimizerConfig", "decays"]
 
@@ -32,6 +32,10 @@ CONSTANTS = frozenset({"codebook", "tables"})
 def decays(path: Sequence[str]) -> bool:
     """Whether weight decay applies to the parameter at `path` (the keys from the root of the parameter tree)."""
     return bool(path) and path[-1] in DECAYED
+
+
+SMALLEST, BELOW_ONE = 2.0**-126, 1 - 2.0**-24
+"""Of float32: the least normal number, and the one below 1."""
 
 
 @dataclass(frozen=True)
@@ -52,11 +56,11 @@ class OptimizerConfig:
     def __post_init__(self) -> None:
         for name in ("b1", "b2"):
             value = getattr(self, name)
-            if not 0.0 <= value < 1.0:
-                raise ConfigError(f"{name}={value!r}: expected a number in [0, 1)")
-        if not 0.0 < self.epsilon < math.inf:
-            raise ConfigError(f"epsilon={self.epsilon!r}: expected a positive number")
-        if not 0.0 <= self.weight_decay < math.inf:
-            raise ConfigError(f"weight_decay={self.weight_decay!r}: expected a number >= 0")
-        if self.clip is not None and not 0.0 < self.clip < math.inf:
-            raise ConfigError(f"clip={self.clip!r}: expected a positive number, or None")
+            if not 0.0 <= value <= BELOW_ONE:
+                raise ConfigError(f"{name}={value!r}: expected a number in [0, 1), below 1 as float32 too")
+        if not SMALLEST <= self.epsilon <= LARGEST:
+            raise ConfigError(f"epsilon={self.epsilon!r}: expected a positive number, as float32 too")
+        if not 0.0 <= self.weight_decay <= LARGEST:
+            raise ConfigError(f"weight_decay={self.weight_decay!r}: expected a number >= 0 that is finite as float32")
+        if self.clip is not None and not SMALLEST <= self.clip <= LARGEST:
+            raise ConfigError(f"clip={self.clip!r}: expected a positive number, as float32 too, or None")

@@ -29,6 +29,10 @@ RENAMED = {"judge": "check", "mutants": "variants", "--lane": "--dtype"}
 """Commands and options that have another name now."""
 
 
+JOBS = 1024
+"""Processes that may share the work, at most."""
+
+
 def main(arguments: list[str] | None = None) -> int:
     """The exit status: 0 if everything passed, 1 if something failed or nothing was collected, 2 for wrong usage."""
     arguments = sys.argv[1:] if arguments is None else arguments
@@ -41,7 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
         status: int = options.command(options)
         return status
     except VectorError as error:
-        print(f"the vectors are damaged: {error}", file=sys.stderr)
+        print(f"--vectors {str(options.vectors)!r}: the vectors are damaged: {error}", file=sys.stderr)
         return 1
     except (FileError, GoldenError, ReportError, WaiverError) as error:
         print(error, file=sys.stderr)
@@ -137,8 +141,8 @@ def _one_dtype(text: str) -> str:
 
 
 def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number from 1")
+    if not text.isdecimal() or not 1 <= int(text) <= JOBS:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number from 1 to {JOBS}")
     return int(text)
 
 
@@ -151,6 +155,8 @@ def _seed(text: str) -> int:
 def _output(text: str) -> Path:
     """The type of an option that names a file to write, so that no work is lost for want of a folder."""
     path = Path(text)
+    if "\0" in text:
+        raise argparse.ArgumentTypeError(f"{text!r}: no file can have this name")
     if path.is_dir() or not path.parent.is_dir():
         raise argparse.ArgumentTypeError(f"{text!r}: {'is a folder' if path.is_dir() else 'its folder is not there'}")
     return path

@@ -1,13 +1,32 @@
-"""Checks of the sections of a configuration."""
+"""Checks of what the user sets: the sections of a configuration, and files to write."""
 
+import os
+from pathlib import Path
+
+from moespec.models.errors import RunError
 from moespec.spec.errors import ConfigError
 
-__all__ = ["at_least"]
+__all__ = ["at_least", "check_output"]
+
+LARGEST = 2**63 - 1
+"""What a number of 64 bits, such as TOML has, can be."""
 
 
 def at_least(section: str, config: object, **lowest: int) -> None:
-    """ConfigError naming the first field of a section that is below its lowest value, or NaN."""
+    """ConfigError naming the first field of a section that is below its lowest value, NaN, or beyond `LARGEST`."""
     for name, low in lowest.items():
         value = getattr(config, name)
         if not value >= low:
             raise ConfigError(f"{section}.{name}={value!r}: expected at least {low}")
+        if value > LARGEST:
+            raise ConfigError(f"{section}.{name}={value!r}: expected at most {LARGEST}")
+
+
+def check_output(name: str, path: Path) -> None:
+    """RunError, which names the option `name`, unless a file can be written at `path`."""
+    if "\0" in str(path) or not path.parent.is_dir():
+        raise RunError(f"{name}={str(path)!r}: there is no folder {str(path.parent)!r}")
+    if path.is_dir():
+        raise RunError(f"{name}={str(path)!r}: is a folder")
+    if not os.access(path.parent, os.W_OK):
+        raise RunError(f"{name}={str(path)!r}: its folder cannot be written to")

@@ -1,7 +1,7 @@
 """The command `moespec`: what it accepts. What its commands do is in `moespec.models.commandline.commands`.
 
-`--help` imports no framework. An error of the user's (`SpecError`, a file that cannot be read) is one line on standard
-error and exit status 2; an interruption is 130.
+`--help` imports no framework. An error of the user's (`SpecError`, a file that cannot be read, too little memory) is one line
+on standard error and exit status 2; an interruption is 130.
 """
 
 import sys
@@ -110,7 +110,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise SpecError(f"{name!r} is not a command. {_usage()}")
         COMMANDS[name][1](rest)
     except (SpecError, OSError) as error:
-        print(f"moespec: {error}", file=sys.stderr)
+        print(f"moespec: {_printable(str(error))}", file=sys.stderr)
+        return 2
+    except MemoryError as error:
+        print(f"moespec: not enough memory ({error})", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(
@@ -172,6 +175,11 @@ def _parse(name: str, kind: type[Arguments], arguments: list[str], **options: An
     """The arguments of a command as a dataclass; tyro ends the process for --help (0) and for a wrong usage (2)."""
     parsed: Arguments = tyro.cli(kind, prog=f"moespec {name}", args=arguments, **options)
     return parsed
+
+
+def _printable(text: str) -> str:
+    """The text with escapes for what a terminal obeys or cannot show, such as NUL in the name of a file."""
+    return "".join(char if char.isprintable() or char == "\n" else ascii(char)[1:-1] for char in text)
 
 
 def _usage() -> str:

@@ -13,6 +13,7 @@ from moespec.backends.contract import Backend
 from moespec.models.hashing import multi_hash
 from moespec.spec.errors import ConfigError, ShapeError
 from moespec.spec.options import RouterOptions
+from moespec.spec.ranges import LARGEST
 from moespec.spec.routers import ROUTERS
 from moespec.spec.routing import Noise, Params, RouterOutput
 
@@ -43,6 +44,9 @@ CHOICES = {
 }
 """Fields of every model that name an option."""
 
+SIZE, MOST = 2**31 - 1, {"depth": 10_000}
+"""Largest size of an axis, which the frameworks number with 32 bits, and the fields that have another limit."""
+
 
 # ----------------------------------------------------------------------------------------------------- configuration
 
@@ -69,8 +73,12 @@ def check_fields(config: Any, *, at_least_one: Sequence[str], choices: Mapping[s
     for name in ("image_size", "patch_size", "channels", "width", "depth", "hidden", *at_least_one):
         if getattr(config, name) < 1:
             raise ConfigError(f"{name}={getattr(config, name)!r}: expected an integer >= 1")
-    if config.classes < 0:
-        raise ConfigError(f"classes={config.classes!r}: expected an integer >= 0 (0: no head)")
+        if getattr(config, name) > (most := MOST.get(name, SIZE)):
+            raise ConfigError(f"{name}={getattr(config, name)!r}: expected an integer <= {most}")
+    if not 0 <= config.classes <= SIZE:
+        raise ConfigError(f"classes={config.classes!r}: expected an integer from 0 (no head) to {SIZE}")
+    if not abs(config.head_bias) <= LARGEST:
+        raise ConfigError(f"head_bias={config.head_bias!r}: expected a number that is finite as float32")
     for name, allowed in {**CHOICES, **choices}.items():
         if hasattr(config, name) and getattr(config, name) not in allowed:
             raise ConfigError(f"{name}={getattr(config, name)!r}: expected one of {', '.join(allowed)}")
@@ -91,7 +99,7 @@ def placed(moe: str, depth: int) -> tuple[int, ...]:
         return tuple(odd)
     if moe == "last_half":
         return tuple(every[depth - depth // 2 :])
-    match = re.fullmatch(r"(every_2_)?last_([1-9]\d*)", moe)
+    match = re.fullmatch(r"(every_2_)?last_([1-9]\d{0,8})", moe)
     if match is None:
         raise ConfigError(f"moe={moe!r}: expected none, every_2, last_half, last_N or every_2_last_N")
     candidates, count = odd if match[1] else every, int(match[2])

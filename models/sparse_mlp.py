@@ -107,8 +107,8 @@ class SparseMlpConfig:
     def __post_init__(self) -> None:
         layers.check_fields(self, at_least_one=_SIZES, choices={"router": ROUTERS})
         for name in ("experts", "group_size", "group_images"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name}={getattr(self, name)!r}: expected an integer >= 0")
+            if not 0 <= getattr(self, name) <= layers.SIZE:
+                raise ConfigError(f"{name}={getattr(self, name)!r}: expected an integer from 0 to {layers.SIZE}")
         if self.token_choices > self.token_experts:
             raise ConfigError(f"token_choices={self.token_choices!r}: there are token_experts={self.token_experts!r}")
         if self.experts and self.choices > self.experts:

@@ -169,7 +169,7 @@ def named(name: str, **overrides: Any) -> VitConfig:
     if name == "vit_tiny":
         fields: dict[str, Any] = dict(TINY)
     else:
-        match = re.fullmatch(r"vit_([a-z_]+)([1-9]\d*)", name)
+        match = re.fullmatch(r"vit_([a-z_]+)([1-9]\d{0,8})", name)
         if match is None or match[1] not in SIZES:
             raise ConfigError(f"name={name!r}: expected vit_tiny or vit_<size><patch>, size one of {', '.join(SIZES)}")
         fields = {**SIZES[match[1]], "patch_size": int(match[2])}

@@ -44,6 +44,9 @@ class RouterOptions:
                 raise ConfigError(f"{name}: {router} needs this option, and it is missing")
         return cls(**given)
 
+    def check_training(self) -> None:
+        """ConfigError for what has no meaning in training, though it has at evaluation."""
+
     def of_tokens(self, tokens: int) -> Self:
         """These options for groups of another size: made without a look at the types of the fields, which no compiler
         that traces a model would follow."""

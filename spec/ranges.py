@@ -11,6 +11,9 @@ import numpy as np
 
 from moespec.spec.errors import ConfigError
 
+LARGEST = float(np.finfo(np.float32).max)
+"""What a number can be in float32, in which the backends compute."""
+
 
 @dataclass(frozen=True)
 class Range:
@@ -28,13 +31,13 @@ class Range:
 
     def __str__(self) -> str:
         low = f"greater than {self.low:g}" if self.above else f"of at least {self.low:g}"
-        return low if self.high == math.inf else f"{low} and {'below' if self.below else 'at most'} {self.high:g}"
+        return low if self.high == math.inf else f"{low} and {'below' if self.below else 'at most'} {self.high:.10g}"
 
 
-Count = Annotated[int, Range(1)]
-"""An integer of at least 1."""
-Scalar = Annotated[float, Range(0)]
-"""A finite number of at least 0."""
+Count = Annotated[int, Range(1, 2**31)]
+"""An integer of at least 1, of 32 bits as the numbers of tokens and slots are."""
+Scalar = Annotated[float, Range(0, LARGEST, below=False)]
+"""A number of at least 0 that is finite as float32 too."""
 Weight = Scalar
 """The weight of a loss."""
 Factor = Annotated[float, Range(0, above=True, below=False)]
@@ -65,16 +68,13 @@ def _fits(value: Any, kind: Any) -> bool:
         return base is bool and isinstance(value, bool | np.bool_)
     if base is int:
         return _is_integer(value) and (limits is None or value in limits)
-    # NaN is in no range.
-    return isinstance(value, int | float | np.integer | np.floating) and (limits is None or _float(value) in limits)
-
-
-def _float(value: Any) -> float:
-    """NaN for an integer that no float holds."""
+    if not isinstance(value, int | float | np.integer | np.floating):
+        return False
     try:
-        return float(value)
-    except OverflowError:
-        return math.nan
+        number = float(value)
+    except OverflowError:  # an integer beyond what a float can be
+        return False
+    return limits is None or number in limits  # NaN is in no range
 
 
 def _is_integer(value: Any) -> bool:

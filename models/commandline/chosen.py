@@ -7,6 +7,7 @@ import argparse
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from os.path import isfile
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ def chosen(arguments: Sequence[str], default: Config) -> Config:
     saved = Path(known.run or "") / "config.toml"
     if known.config:
         base = configfile.read(configfile.find_recipe(known.config), model=known.model, router=router)
-    elif known.resume and known.run and saved.is_file():
+    elif known.resume and known.run and isfile(saved):
         base = configfile.read(saved, model=known.model, router=router)
     else:
         base = default

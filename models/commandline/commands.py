@@ -6,13 +6,15 @@ from typing import Any, NamedTuple
 
 from moespec.backends.contract import Backend
 from moespec.models import families, list_models
+from moespec.models.checks import check_output
 from moespec.models.commandline.inspection import draw, make_route
 from moespec.models.commandline.report import png, write_report
 from moespec.models.data.dataset import Dataset
 from moespec.models.data.datasets import DATASETS
-from moespec.models.data.folder import read_image
+from moespec.models.data.pictures import read_image
 from moespec.models.errors import RunError
 from moespec.models.files import write_atomically
+from moespec.models.hashing.tables import initial_params
 from moespec.models.training import configfile
 from moespec.models.training.compilation import compile_if, pays
 from moespec.models.training.config import Config
@@ -37,17 +39,19 @@ def train_command(config: Config, *, run: str | None, resume: bool) -> None:
     dataset = load_data(config)
     config = resolve(config, dataset, backend)
     path = Path(run or f"runs/{config.data.name}-{_label(config)}-{backend}")
-    directory = RunDirectory(path)
-    if resume and directory.config() is None:
+    directory, B = RunDirectory(path), load_backend(backend)
+    # All that can fail before the first step fails before there is a folder.
+    initial = None if directory.begun() else initial_params(config, dataset)
+    if resume and not directory.begun():
         print(f"{path}: nothing to resume, starting at step 0")
     finished = directory.finished()
     directory.claim(config, resume=resume or finished)
     if not finished:
         print(f"run: {path}")
-        train(load_backend(backend), config, dataset, path)
+        train(B, config, dataset, path, initial=initial)
     if not finished or not (path / "report.html").is_file():
         params, _ = trained_params(directory, config)
-        write_report(load_backend(backend), config, dataset, path, params)
+        write_report(B, config, dataset, path, params)
     last = read_log(path, "evaluation")[-1]
     print(f"{path}: finished{' already' if finished else ''}, {last['step']} steps in {last['seconds']:.0f} s")
     print(
@@ -82,6 +86,7 @@ def evaluate_command(run: Path, *, backend: str | None, step: int | None) -> Non
 
 def inspect_command(run: Path, image: Path, out: Path, *, backend: str | None, step: int | None) -> None:
     """Writes the picture of how a checkpoint routes an image."""
+    check_output("out", out)
     loaded = _load(run, backend, step)
     model, dataset = model_config(loaded.config.model), loaded.dataset
     pixels = read_image(image, model.image_size, channels=model.channels)

@@ -106,7 +106,7 @@ def draw(pixels: NDArray[np.uint8], maximum: int, title: str, routings: list[Blo
             low = weights.min() if routing.soft else 0.0
             axis.imshow(weights, vmin=low, vmax=max(weights.max(), low + 1e-12), cmap="magma")
             axis.set_title(f"{name}: {low:.2g} to {weights.max():.2g}", fontsize=6, color=colours[expert] * 0.8)
-    figure.suptitle(title, fontsize=9)
+    figure.suptitle(title, fontsize=9, parse_math=False)  # names of files and classes may have a $
     figure.supxlabel(_explanation(routings), fontsize=7)
     return figure
 

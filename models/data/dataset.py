@@ -5,13 +5,17 @@ Images are values 0..maximum and reach a model as `2 x / maximum - 1`, in [-1, 1
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from moespec.models.errors import DataError
 
-__all__ = ["Dataset", "Split", "check_split", "held_out"]
+__all__ = ["DEFLATE", "Dataset", "Split", "held_out", "numbered_classes"]
+
+DEFLATE = 1032
+"""Bytes that a byte compressed by DEFLATE (gzip, zip) stands for, at most: what a header says has this bound."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,7 @@ class Dataset:
         return images.astype(np.float32) * np.float32(2 / self.maximum) - np.float32(1)
 
 
-def held_out(labels: NDArray[np.int64], share: float) -> NDArray[np.bool_]:
+def held_out(labels: NDArray[np.integer[Any]], share: float) -> NDArray[np.bool_]:
     """Which examples are for validation: evenly spaced in each class's order, `share` of them (0.2: 4, 9, 14, ...)."""
     held = np.zeros(len(labels), bool)
     for label in np.unique(labels):
@@ -52,9 +56,15 @@ def held_out(labels: NDArray[np.int64], share: float) -> NDArray[np.bool_]:
     return held
 
 
-def check_split(source: str, labels: NDArray[np.int64], classes: tuple[str, ...]) -> None:
-    """Raises DataError when a class has no training image."""
-    counts = np.bincount(labels, minlength=len(classes))
-    empty = [name for name, count in zip(classes, counts, strict=True) if count == 0]
-    if empty:
-        raise DataError(f"{source}: no training image of class {', '.join(empty)}")
+def numbered_classes(source: str, labels: NDArray[Any], held_labels: NDArray[Any]) -> tuple[str, ...]:
+    """The names of the classes 0 to the largest label of the training and the validation part.
+
+    Raises DataError when a class has no training image.
+    """
+    largest = max(int(part.max()) for part in (labels, held_labels))
+    if largest >= len(labels):  # before anything of that size is made
+        raise DataError(f"{source}: the label {largest}, but only {len(labels)} training images for classes from 0 on")
+    empty = np.flatnonzero(np.bincount(labels.astype(np.int64), minlength=largest + 1) == 0)
+    if len(empty):
+        raise DataError(f"{source}: no training image of class {', '.join(map(str, empty))}")
+    return tuple(str(label) for label in range(largest + 1))

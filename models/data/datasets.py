@@ -36,6 +36,8 @@ def load(name: str, path: str = "", *, image_size: int | None = None, validation
     if not 0 < validation_share < 1:
         raise ConfigError(f"data.validation_share={validation_share!r}: expected a scalar between 0 and 1")
     if name == "digits":
+        if path:
+            raise ConfigError(f"data.path={path!r}: the data set 'digits' is in the package and has no path")
         return load_npz(DIGITS, name="digits", validation_share=validation_share)
     if not path:
         raise ConfigError(f"data.path is not set: the data set {name!r} is read from a path ({DATASETS[name]})")

@@ -3,20 +3,22 @@
     photos/cat/1.jpg                    photos/train/cat/1.jpg
     photos/dog/2.png          or        photos/val/cat/7.jpg
 
-Images are decoded when they are needed, off the training thread: the shorter side is resized to `image_size` and the
-middle square is cut out. They have three channels.
+The header of every image is read at the start. Images are decoded when they are needed, off the training thread: the
+shorter side is resized to `image_size` and the middle square is cut out. They have three channels, and are what they look
+like (`moespec.models.data.pictures`).
 """
 
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from tqdm import tqdm
 
 from moespec.models.data.dataset import Dataset, Split, held_out
+from moespec.models.data.pictures import check_header, read_image
 from moespec.models.errors import DataError
 
-__all__ = ["load_folder", "read_image"]
+__all__ = ["load_folder"]
 
 ENDINGS = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 
@@ -25,7 +27,8 @@ def load_folder(folder: Path, *, image_size: int, validation_share: float) -> Da
     """The images under `folder`, in the order of class and file names.
 
     Without `train/` and `val/`, `held_out` says which images are held out. Raises DataError for a folder that is not
-    there, has no class, or has a class without images (naming it); a broken image raises when it is read.
+    there, has no class, or has a class without images (naming it), and for a file that is not an image by its header; one
+    that is broken further down raises when it is read.
     """
     if not folder.is_dir():
         raise DataError(f"{folder}: there is no such folder")
@@ -43,22 +46,10 @@ def load_folder(folder: Path, *, image_size: int, validation_share: float) -> Da
         held_files, held_labels = [f for f, h in zip(everything, held, strict=True) if h], everylabel[held]
         if not held_files:
             raise DataError(f"{folder}: no class has enough images to hold out {validation_share:g} of them")
+        if len(np.unique(labels)) < len(classes):
+            raise DataError(f"{folder}: a class has no image left when {validation_share:g} of them are held out")
     train, validation = _split(files, labels, image_size), _split(held_files, held_labels, image_size)
     return Dataset(folder.name, train, validation, classes, (image_size, image_size, 3), 255)
-
-
-def read_image(path: Path, size: int, *, channels: int = 3) -> NDArray[np.uint8]:
-    """The middle square of an image, resized to `(size, size, channels)` uint8; one channel is grey, three are RGB.
-
-    Raises DataError naming a file that is not there or cannot be decoded.
-    """
-    try:
-        with Image.open(path) as file:
-            image = ImageOps.exif_transpose(file).convert("L" if channels == 1 else "RGB")
-    except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
-        raise DataError(f"{path}: not a readable image ({error})") from error
-    square = ImageOps.fit(image, (size, size), method=Image.Resampling.BICUBIC)
-    return np.asarray(square, np.uint8).reshape(size, size, channels)
 
 
 def _scan(folder: Path) -> tuple[tuple[str, ...], list[Path], NDArray[np.int64]]:
@@ -73,6 +64,8 @@ def _scan(folder: Path) -> tuple[tuple[str, ...], list[Path], NDArray[np.int64]]
             raise DataError(f"{directory}: the class has no images (endings {', '.join(sorted(ENDINGS))})")
         files += found
         labels += [label] * len(found)
+    for file in tqdm(files, unit="image", desc="headers", disable=None):
+        check_header(file)
     return tuple(directory.name for directory in directories), files, np.asarray(labels, np.int64)
 
 

@@ -10,11 +10,12 @@ import math
 import struct
 import zlib
 from pathlib import Path
+from typing import BinaryIO, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from moespec.models.data.dataset import Dataset, Split, check_split
+from moespec.models.data.dataset import DEFLATE, Dataset, Split, numbered_classes
 from moespec.models.errors import DataError
 
 __all__ = ["load_idx", "read_idx"]
@@ -34,8 +35,7 @@ def load_idx(folder: Path) -> Dataset:
     (images, labels), (held_images, held_labels) = parts["train"], parts["validation"]
     if images.shape[1:] != held_images.shape[1:]:
         raise DataError(f"{folder}: training images are {images.shape[1:]}, the t10k images {held_images.shape[1:]}")
-    classes = tuple(str(label) for label in range(int(max(labels.max(), held_labels.max())) + 1))
-    check_split(str(folder), labels, classes)
+    classes = numbered_classes(str(folder), labels, held_labels)
     train = Split(lambda indices: images[indices], labels)
     validation = Split(lambda indices: held_images[indices], held_labels)
     return Dataset(folder.name, train, validation, classes, (images.shape[1], images.shape[2], 1), 255)
@@ -44,23 +44,37 @@ def load_idx(folder: Path) -> Dataset:
 def read_idx(path: Path) -> NDArray[np.uint8]:
     """The array in an IDX file of unsigned bytes. Raises DataError naming the file and what is wrong with it."""
     try:
-        content = path.read_bytes()
-        if content[:2] == b"\x1f\x8b":
-            content = gzip.decompress(content)
-    except (OSError, EOFError, zlib.error) as error:
+        with _opened(path) as file:
+            shape = _shape(path, file.read(4), file)
+            # Not more than the file can hold is read, whatever its header says.
+            size = min(math.prod(shape), DEFLATE * path.stat().st_size)
+            content = file.read(size)
+            more = file.read(1)
+    except (OSError, EOFError, zlib.error, MemoryError) as error:
         raise DataError(f"{path}: cannot be read ({error})") from error
-    if len(content) < 4 or content[:2] != b"\0\0":
-        raise DataError(f"{path}: not an IDX file (it starts with {content[:4].hex() or 'nothing'})")
-    kind, rank = content[2], content[3]
+    if more or len(content) != math.prod(shape):
+        found = f"more than {size}" if more else len(content)
+        raise DataError(f"{path}: {found} values, but the header says {shape} = {math.prod(shape)}")
+    return np.frombuffer(content, np.uint8).reshape(shape)
+
+
+def _opened(path: Path) -> BinaryIO:
+    with path.open("rb") as file:
+        compressed = file.read(2) == b"\x1f\x8b"
+    return cast(BinaryIO, gzip.open(path) if compressed else path.open("rb"))
+
+
+def _shape(path: Path, start: bytes, file: BinaryIO) -> tuple[int, ...]:
+    """The lengths of the axes, which come after the four bytes of `start`."""
+    if len(start) < 4 or start[:2] != b"\0\0":
+        raise DataError(f"{path}: not an IDX file (it starts with {start.hex() or 'nothing'})")
+    kind, rank = start[2:]
     if kind != UNSIGNED_BYTE:
         raise DataError(f"{path}: IDX type {kind:#04x}, expected unsigned bytes (0x08)")
-    start = 4 + 4 * rank
-    if len(content) < start:
-        raise DataError(f"{path}: truncated in the header, {len(content)} bytes")
-    shape = struct.unpack(f">{rank}I", content[4:start])
-    if len(content) - start != math.prod(shape):
-        raise DataError(f"{path}: {len(content) - start} values, but the header says {shape} = {math.prod(shape)}")
-    return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
+    lengths = file.read(4 * rank)
+    if len(lengths) < 4 * rank:
+        raise DataError(f"{path}: truncated in the header, {4 + len(lengths)} bytes")
+    return struct.unpack(f">{rank}I", lengths)
 
 
 def _read_part(folder: Path, prefix: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:

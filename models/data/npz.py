@@ -1,16 +1,29 @@
-"""A data set from a NumPy `.npz` file of plain arrays."""
+"""A data set from a NumPy `.npz` file of plain arrays.
 
+Nothing is unpickled, and nothing is believed that the file's size does not bear out: the header of an array is compared
+with what the file can hold before memory is allocated for it.
+"""
+
+import math
 import zipfile
+import zlib
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 import numpy as np
+from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from moespec.models.data.dataset import Dataset, Split, check_split, held_out
+from moespec.models.data.dataset import DEFLATE, Dataset, Split, held_out, numbered_classes
 from moespec.models.errors import DataError
 
 __all__ = ["load_npz"]
+
+DAMAGE = (ValueError, OSError, EOFError, MemoryError, zlib.error, zipfile.BadZipFile)
+"""What reading a damaged file raises."""
+KEYS = frozenset(
+    {f"{part}{kind}" for part in ("", "train_", "validation_") for kind in ("images", "labels")} | {"maximum"}
+)
 
 
 def load_npz(path: Path, *, name: str, validation_share: float) -> Dataset:
@@ -22,35 +35,86 @@ def load_npz(path: Path, *, name: str, validation_share: float) -> Dataset:
     """
     if not path.is_file():
         raise DataError(f"{path}: there is no such file")
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {key: file[key] for key in file.files}
-    except (ValueError, OSError, EOFError, AttributeError, zipfile.BadZipFile, KeyError) as error:
-        raise DataError(f"{path}: not a readable .npz file of plain arrays ({error})") from error
-    maximum = int(arrays.get("maximum", 255))
+    arrays = _read(path)
+    maximum = _maximum(path, arrays)
     if "train_images" in arrays:
         parts = [_npz_part(path, arrays, f"{part}_images", f"{part}_labels") for part in ("train", "validation")]
     else:
         images, labels = _npz_part(path, arrays, "images", "labels")
         held = held_out(labels, validation_share)
+        if held.all() or not held.any():
+            raise DataError(
+                f"{path}: of its {len(images)} images, {validation_share:g} of each class cannot be held out: too few"
+            )
         parts = [(images[~held], labels[~held]), (images[held], labels[held])]
     (images, labels), (held_images, held_labels) = parts
     if held_images.shape[1:] != images.shape[1:]:
         raise DataError(f"{path}: train_images {images.shape} and validation_images {held_images.shape} differ in size")
-    if not maximum > 0 or max(images.max(), held_images.max()) > maximum:
-        raise DataError(f"{path}: maximum={maximum}, but pixels reach {max(images.max(), held_images.max())}")
-    classes = tuple(str(label) for label in range(int(max(labels.max(), held_labels.max())) + 1))
-    check_split(str(path), labels, classes)
+    brightest = max(images.max(), held_images.max())
+    if brightest > maximum:
+        raise DataError(f"{path}: maximum={maximum}, but pixels reach {brightest}")
+    classes = numbered_classes(str(path), labels, held_labels)
     shape = (images.shape[1], images.shape[2], images.shape[3])
     return Dataset(name, _array_split(images, labels), _array_split(held_images, held_labels), classes, shape, maximum)
 
 
+def _read(path: Path) -> dict[str, NDArray[Any]]:
+    try:
+        with zipfile.ZipFile(path) as file:
+            members = {info.filename.removesuffix(".npy"): info for info in file.infolist()}
+            return {key: _array(path, key, file, info) for key, info in members.items() if key in KEYS}
+    except DataError:
+        raise
+    except (*DAMAGE, RuntimeError) as error:  # of zipfile, about what it does not know, such as a password
+        raise DataError(f"{path}: not a readable .npz file of plain arrays ({error})") from error
+
+
+def _array(path: Path, key: str, file: zipfile.ZipFile, info: zipfile.ZipInfo) -> NDArray[Any]:
+    """An array of the file, after a look at its header. Raises DataError or ValueError."""
+    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise ValueError(f"{key} is compressed in another way than NumPy does")
+    with file.open(info) as content:
+        shape, dtype = _header(cast(BinaryIO, content))
+        if dtype.hasobject:
+            raise ValueError(f"{key} has Python objects")
+        size, room = math.prod(shape) * dtype.itemsize, min(info.file_size, DEFLATE * path.stat().st_size)
+        if size > room:
+            raise DataError(f"{path}: {key} has {size:,} bytes by its header, the file at most {room:,}")
+    with file.open(info) as content:
+        array: NDArray[Any] = npy.read_array(cast(BinaryIO, content), allow_pickle=False)
+        if content.read(1):  # reading to the end also compares the checksum
+            raise ValueError(f"{key} has more bytes than its header says")
+    return array
+
+
+def _header(content: BinaryIO) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    version = npy.read_magic(content)
+    if version == (1, 0):
+        shape, _, dtype = npy.read_array_header_1_0(content)
+    elif version == (2, 0):
+        shape, _, dtype = npy.read_array_header_2_0(content)
+    else:
+        raise ValueError(f"format {version[0]}.{version[1]} of .npy")
+    return shape, dtype
+
+
+def _maximum(path: Path, arrays: dict[str, NDArray[Any]]) -> int:
+    """The value of white: an integer from 1 to 255, in an array of one number."""
+    given = arrays.get("maximum", np.array(255))
+    if given.size != 1 or given.dtype.kind not in "iuf" or not 1 <= given.item() <= 255 or given.item() % 1:
+        shown = given.item() if given.size == 1 else f"an array of shape {given.shape}"
+        raise DataError(f"{path}: maximum={shown!r}: expected an integer from 1 to 255")
+    return int(given.item())
+
+
 def _npz_part(
     path: Path, arrays: dict[str, NDArray[Any]], images_key: str, labels_key: str
-) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+) -> tuple[NDArray[np.uint8], NDArray[np.integer[Any]]]:
     for key in (images_key, labels_key):
         if key not in arrays:
-            raise DataError(f"{path}: no array {key!r} (the file has {', '.join(sorted(arrays)) or 'none'})")
+            raise DataError(
+                f"{path}: no array {key!r} (the file has {', '.join(sorted(arrays)) or 'none that counts'})"
+            )
     images, labels = arrays[images_key], arrays[labels_key]
     if images.dtype != np.uint8:
         raise DataError(f"{path}: {images_key} has dtype {images.dtype}, expected uint8")
@@ -58,14 +122,14 @@ def _npz_part(
         images = images[..., None]
     if images.ndim != 4 or 0 in images.shape:
         raise DataError(f"{path}: {images_key} has shape {images.shape}, expected (images, height, width[, channels])")
-    if not np.issubdtype(labels.dtype, np.integer):
+    if labels.dtype.kind not in "iu":
         raise DataError(f"{path}: {labels_key} has dtype {labels.dtype}, expected integers")
     if labels.shape != images.shape[:1]:
         raise DataError(f"{path}: {labels_key} has shape {labels.shape} for {len(images)} images")
     if labels.min() < 0:
         raise DataError(f"{path}: {labels_key} has the label {labels.min()}, expected 0 or more")
-    return images, labels.astype(np.int64)
+    return images, labels
 
 
-def _array_split(images: NDArray[np.uint8], labels: NDArray[np.int64]) -> Split:
-    return Split(lambda indices: images[indices], labels)
+def _array_split(images: NDArray[np.uint8], labels: NDArray[np.integer[Any]]) -> Split:
+    return Split(lambda indices: images[indices], labels.astype(np.int64))

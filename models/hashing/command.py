@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from moespec.models.errors import RunError
+from moespec.models.checks import check_output
 from moespec.models.hashing import tables
 from moespec.models.training.config import Config
 from moespec.models.training.resolve import load_data, model_config, resolve
@@ -13,6 +13,7 @@ __all__ = ["hash_table_command"]
 
 def hash_table_command(config: Config, out: Path) -> None:
     """Makes the codebook and tables that the router of a model needs, and writes them to a file."""
+    check_output("out", out)
     dataset = load_data(config)
     config = resolve(config, dataset, "numpy")
     model = model_config(config.model)
@@ -21,8 +22,6 @@ def hash_table_command(config: Config, out: Path) -> None:
         raise ConfigError(
             f"model.name={section.name!r}, router={section.router!r}, moe={section.moe!r}: no router that needs token ids"
         )
-    if not out.parent.is_dir():
-        raise RunError(f"out={str(out)!r}: there is no folder {str(out.parent)!r}")
     found = tables.make(model, config, dataset)
     tables.write(out, found, model)
     codes = f"{len(found.codebook)} codes, " if found.codebook is not None else ""

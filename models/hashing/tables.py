@@ -60,10 +60,15 @@ def needed(model: families.Config) -> TypeGuard[vit.VitConfig]:
 def initial_params(config: Config, dataset: Dataset) -> dict[str, Any]:
     """The initial parameters of a run; a hash layer has its codebook and tables from `config.hash` or the data."""
     model = model_config(config.model)
-    params: dict[str, Any] = families.family(model).init(model, config.training.seed)
-    if not needed(model):
+    found = None
+    if needed(model):
+        found = read(Path(config.hash.path), model) if config.hash.path else make(model, config, dataset)
+    try:
+        params: dict[str, Any] = families.family(model).init(model, config.training.seed)
+    except MemoryError as error:
+        raise ConfigError(f"model.name={config.model.name!r}, as configured: {error}") from error
+    if found is None or not needed(model):
         return params
-    found = read(Path(config.hash.path), model) if config.hash.path else make(model, config, dataset)
     if found.codebook is not None:
         params["ids"]["codebook"] = found.codebook
     for block in vit.moe_blocks(model):
@@ -190,8 +195,8 @@ def read(path: Path, model: vit.VitConfig) -> HashTables:
         with safetensors.safe_open(path, framework="numpy") as file:
             made_for = file.metadata() or {}
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (OSError, safetensors.SafetensorError) as error:
-        raise DataError(f"{path}: not a readable file of moespec hash-table ({error})") from error
+    except (OSError, ValueError, TypeError, safetensors.SafetensorError) as error:  # TypeError: bfloat16
+        raise DataError(f"hash.path={str(path)!r}: not a readable file of moespec hash-table ({error})") from error
     for name, value in _made_for(model).items():
         if made_for.get(name) != value:
             raise DataError(f"{path}: made for {name}={made_for.get(name)}, the model has {value}")

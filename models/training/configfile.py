@@ -9,6 +9,7 @@ import difflib
 import tomllib
 import types
 from dataclasses import asdict, fields, is_dataclass, replace
+from os.path import isfile
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -23,6 +24,8 @@ __all__ = ["differences", "dump", "find_recipe", "read", "recipes", "update"]
 RECIPES = Path(__file__).parent / "recipes"
 NONE = "none"
 FORMAT = 2
+DEPTH = 4
+"""Tables in tables that are looked into; a configuration has two."""
 EVERY_ROUTER = {"sinkhorn_iterations", "norm_form", "selector_gamma"}
 """Options that files of version 0.1 have, of different routers."""
 Section = TypeVar("Section")
@@ -36,7 +39,7 @@ def recipes() -> dict[str, str]:
 def find_recipe(name: str) -> Path:
     """The path of a recipe: a TOML file, or the name of a recipe in the package."""
     for candidate in (Path(name), RECIPES / f"{name}.toml"):
-        if candidate.is_file():
+        if isfile(candidate):
             return candidate
     raise ConfigError(f"config={name!r}: neither a file nor one of the recipes {', '.join(recipes())}")
 
@@ -50,10 +53,7 @@ def read(path: Path, base: Config | None = None, *, model: str | None = None, ro
     Raises ConfigError for a file that is not TOML, an unknown key (with the nearest known ones) or a value that the key
     cannot have, naming the file and the key.
     """
-    try:
-        table = tomllib.loads(path.read_text())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not a TOML file ({error})") from error
+    table = _loaded(path)
     written = table.pop("format", None)
     if written not in (None, FORMAT):
         raise ConfigError(f"{path}: format={written!r}: expected {FORMAT}, or none")
@@ -72,6 +72,25 @@ def read(path: Path, base: Config | None = None, *, model: str | None = None, ro
     config = update(base, table, source=str(path))
     wins: dict[str, Any] = {name: value for name, value in (("name", model), ("router", router)) if value is not None}
     return replace(config, model=replace(config.model, **wins))
+
+
+def _loaded(path: Path) -> dict[str, Any]:
+    """What is in a TOML file. Raises ConfigError for one that is not, or has what no configuration has."""
+    try:
+        table = tomllib.loads(path.read_text())
+    except (ValueError, RecursionError) as error:  # ValueError: not UTF-8, not TOML, an integer of 4 300 digits
+        raise ConfigError(f"{path}: not a TOML file ({error})") from error
+    entries: list[tuple[int, str, Any]] = [(0, "", table)]
+    while entries:
+        depth, key, value = entries.pop()
+        if isinstance(value, int) and value.bit_length() > 63:
+            raise ConfigError(f"{path}: {key}: an integer of {value.bit_length() + 1} bits, expected at most 64")
+        if isinstance(value, dict | list):
+            if depth > DEPTH:
+                raise ConfigError(f"{path}: {key}: nested deeper than {DEPTH} tables")
+            parts = value.items() if isinstance(value, dict) else enumerate(value)
+            entries += [(depth + 1, f"{key}.{name}" if key else str(name), part) for name, part in parts]
+    return table
 
 
 def _of_own_router(section: dict[str, Any], model: ModelConfig) -> dict[str, Any]:

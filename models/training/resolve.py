@@ -15,14 +15,20 @@ from moespec.models import families, vit
 from moespec.models.data import datasets
 from moespec.models.data.dataset import Dataset
 from moespec.models.families import family, of_name
-from moespec.models.router_options import named
+from moespec.models.hashing.options import HashConfig
+from moespec.models.layers import MoeLayer
+from moespec.models.memory import check_memory
+from moespec.models.router_options import named, options_of
 from moespec.models.training.config import VIT, BackendName, Config, ModelConfig
 from moespec.models.training.schedules import SCHEDULES, Schedule
 from moespec.spec.errors import ConfigError, ShapeError
+from moespec.spec.options import SlotOptions
 
 __all__ = ["choose_backend", "load_backend", "load_data", "model_config", "resolve", "schedule"]
 
 FRAMEWORKS = ("jax", "torch")
+DRAWS = 8
+"""Numbers of 32 bits that an entry of a table takes while it is made."""
 
 
 def choose_backend(requested: str) -> tuple[str, str]:
@@ -94,14 +100,47 @@ def resolve(config: Config, dataset: Dataset, backend: str) -> Config:
     own = {f.name for f in fields(chosen)} - {"router_options"}
     filled = {f.name: getattr(chosen, f.name) for f in fields(ModelConfig) if f.name in own}
     training = config.training
+    if config.data.crop_padding >= height:
+        raise ConfigError(f"data.crop_padding={config.data.crop_padding!r}: would move images of {height} pixels away")
     for name in ("batch", "evaluation_batch"):
-        part = getattr(training, name) // (training.accumulate if name == "batch" else 1)
+        images = getattr(training, name)
+        part = images // (training.accumulate if name == "batch" else 1)
         try:
-            family(chosen).moe_layers(chosen, part)
+            layers = family(chosen).moe_layers(chosen, part)
         except ShapeError as error:
             raise ConfigError(f"training.{name} gives parts of {part} images. {error}") from error
+        check_memory(f"training.{name}={images!r}", images * height * width * channels)
+        for layer in layers:
+            _check_layer(layer, training=name == "batch")
+    if config.hash != HashConfig() and not (isinstance(chosen, vit.VitConfig) and vit.takes_ids(chosen)):
+        name, value = next((k, v) for k, v in asdict(config.hash).items() if v != getattr(HashConfig(), k))
+        raise ConfigError(f"hash.{name}={value!r}: the model has no router that needs token ids")
+    _check_parameters(chosen, config.model.name)
     schedule(config)
     return replace(config, backend=cast(BackendName, backend), model=replace(config.model, **filled))
+
+
+def _check_layer(layer: MoeLayer, *, training: bool) -> None:
+    """ConfigError for options of a router that training, or the memory of the machine, has no room for."""
+    settings = layer.settings
+    if training:
+        own = options_of(layer.router).keys() - {"experts"}
+        with named("model.", ("experts",)), named("model.router_options.", own):
+            settings.check_training()
+    tables = getattr(settings, "ids", 0) * getattr(settings, "hashes", 1)
+    check_memory(f"model.codes, model.token_ids: {tables} entries of tables", DRAWS * tables)
+    if isinstance(settings, SlotOptions):
+        slots = settings.capacity(train=training)
+        arguments = f"model.experts={settings.experts!r} with a capacity of {slots} (model.router_options)"
+        check_memory(arguments, layer.groups * settings.experts * slots * settings.width)
+
+
+def _check_parameters(model: families.Config, name: str) -> None:
+    """ConfigError for a model whose parameters are more than the machine has memory for."""
+    try:
+        check_memory(f"model.name={name!r}, as configured", family(model).parameter_count(model))
+    except MemoryError as error:  # of the router, which makes its own to count them
+        raise ConfigError(f"model.name={name!r}, as configured: {error}") from error
 
 
 def model_config(config: ModelConfig) -> families.Config:

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable
 
 from moespec.spec.errors import ConfigError
+from moespec.spec.ranges import LARGEST
 
 __all__ = ["SCHEDULES", "Schedule", "cosine", "linear", "rsqrt"]
 
@@ -77,8 +78,7 @@ def linear(peak: float, *, total: int, warmup: int = 0, end: float = 0.0) -> Sch
     [0.0, 0.5, 1.0, 0.75]
     """
     _check(peak, total, warmup)
-    if not 0 <= end < math.inf:
-        raise ConfigError(f"end={end!r}: expected a finite scalar >= 0")
+    _check_rate("end", end)
 
     def rate(step: int) -> float:
         if _checked(step, total) < warmup:
@@ -93,12 +93,16 @@ SCHEDULES: dict[str, Callable[..., Schedule]] = {"cosine": cosine, "rsqrt": rsqr
 
 
 def _check(peak: float, total: int, warmup: int) -> None:
-    if not 0 <= peak < math.inf:
-        raise ConfigError(f"peak={peak!r}: expected a finite scalar >= 0")
+    _check_rate("peak", peak)
     if total < 1:
         raise ConfigError(f"total={total!r}: expected at least one step")
     if not 0 <= warmup < total:
         raise ConfigError(f"warmup={warmup!r}: expected 0 <= warmup < total={total}")
+
+
+def _check_rate(name: str, rate: float) -> None:
+    if not 0 <= rate <= LARGEST:
+        raise ConfigError(f"{name}={rate!r}: expected a scalar >= 0 that is finite as float32")
 
 
 def _checked(step: int, total: int) -> int:

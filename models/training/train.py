@@ -31,16 +31,17 @@ class Trained(NamedTuple):
     seconds: float
 
 
-def train(B: Backend, config: Config, dataset: Dataset, run: Path) -> Trained:
+def train(B: Backend, config: Config, dataset: Dataset, run: Path, *, initial: dict[str, Any] | None = None) -> Trained:
     """Trains with the resolved `config` on backend `B`, in the folder `run` (claimed by `RunDirectory.claim`).
 
-    Starts from the newest checkpoint there, or from the beginning. Raises CheckpointError for a checkpoint that is
+    Starts from the newest checkpoint there, or from the beginning: with the parameters `initial` (NumPy), or those of
+    `initial_params`. Raises CheckpointError for a checkpoint that is
     damaged or of another run, DataError for files that cannot be read, RunError when the loss is no longer finite.
     """
     model, settings, directory = model_config(config.model), config.training, RunDirectory(run)
     examples = len(dataset.train)
     state, start, seconds = begin(
-        B, config, directory, examples=examples, initial=lambda: initial_params(config, dataset)
+        B, config, directory, examples=examples, initial=lambda: initial or initial_params(config, dataset)
     )
     compiled = pays(B, settings.steps, settings.compile)
     eager = {} if compiled else {"compiled": False}

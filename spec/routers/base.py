@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from moespec.spec.base_layers import even_slots
+from moespec.spec.errors import ConfigError
 from moespec.spec.initial import orthogonal
 from moespec.spec.options import RouterOptions
 from moespec.spec.routers.blocks import Array, Blocks
@@ -25,6 +26,10 @@ __all__ = ["ROUTER", "Options", "init", "route"]
 @dataclass(frozen=True, kw_only=True)
 class Options(RouterOptions):
     """Options of `base`."""
+
+    def check_training(self) -> None:
+        if self.tokens % self.experts:
+            raise ConfigError(f"experts={self.experts!r} does not divide the {self.tokens} tokens of a group")
 
 
 def init(generator: np.random.Generator, options: Options) -> Params:

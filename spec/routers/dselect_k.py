@@ -35,7 +35,7 @@ class Options(RouterOptions):
     """selectors K, each of which ends on one expert"""
     selector_gate: Literal["token", "static"] = "token"
     """where the codes of the selectors come from: from each token, or the same trained numbers for all"""
-    selector_gamma: Annotated[float, Range(0, above=True)] = 1.0
+    selector_gamma: Annotated[float, Range(1e-9, 1e9)] = 1.0
     """width of the smooth step of the selectors"""
     selector_entropy_weight: Weight = 1e-6
     """weight of the entropy of the selectors"""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from moespec.spec.noisy_top_k import check_other_experts
 from moespec.spec.options import BalanceLossOptions, TokenChoiceOptions
 from moespec.spec.ranges import Count, Factor, Weight
 from moespec.spec.routers.blocks import Array, Blocks
@@ -32,6 +33,10 @@ class Options(BalanceLossOptions, TokenChoiceOptions):
     importance_weight: Weight = 0.1
     load_weight: Weight = 0.1
     """weight of the load loss, which there is only with noise"""
+
+    def check_training(self) -> None:
+        if self.load_weight:
+            check_other_experts(self.choices, self.experts)
 
 
 def init(generator: np.random.Generator, options: Options) -> Params:

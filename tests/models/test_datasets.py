@@ -1,7 +1,10 @@
 """Data sets: what they contain, and a clear error naming the file for everything that can be wrong with them."""
 
 import gzip
+import io
 import struct
+import tracemalloc
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -120,6 +123,16 @@ def test_npz(tmp_path: Path) -> None:
         ({"labels": None}, "no array 'labels'"),
         ({"maximum": 16, "images": np.full((10, 4, 4), 17, np.uint8)}, "maximum=16, but pixels reach 17"),
         ({"labels": np.array([None] * 10, object)}, "not a readable .npz file of plain arrays"),
+        ({"labels": np.arange(10) % 2 * 2**62}, "the label 4611686018427387904, but only 8 training images"),
+        ({"labels": (np.arange(10) % 2).astype("u8") * np.uint64(2**63)}, "the label 9223372036854775808"),
+        ({"labels": (np.arange(10) % 2).astype("m8[s]")}, "labels has dtype timedelta64"),
+        ({"maximum": np.array("white")}, "maximum='white': expected an integer from 1 to 255"),
+        ({"maximum": np.nan}, "maximum=nan: expected an integer from 1 to 255"),
+        ({"maximum": 1e300}, r"maximum=1e\+300: expected an integer from 1 to 255"),
+        ({"maximum": 16.5}, r"maximum=16\.5: expected an integer from 1 to 255"),
+        ({"maximum": 0}, "maximum=0: expected an integer from 1 to 255"),
+        ({"maximum": np.array([16, 16])}, "maximum='?an array of shape"),
+        ({"images": np.zeros((1, 4, 4), np.uint8), "labels": np.zeros(1, int)}, "cannot be held out: too few"),
     ],
 )
 def test_wrong_npz(tmp_path: Path, changes: dict, message: str) -> None:
@@ -127,6 +140,79 @@ def test_wrong_npz(tmp_path: Path, changes: dict, message: str) -> None:
     with pytest.raises(DataError, match=message) as error:
         load("npz", path)
     assert path in str(error.value)
+
+
+def npy_header(shape: tuple[int, ...]) -> bytes:
+    """The header of an .npy file of bytes of such a shape, without the bytes."""
+    buffer = io.BytesIO()
+    np.lib.format.write_array_header_1_0(buffer, {"descr": "|u1", "fortran_order": False, "shape": shape})
+    return buffer.getvalue()
+
+
+LIES = [
+    (npy_header((57, 10**6, 10**6)), "images has 57,000,000,000,000 bytes by its header, the file at most"),
+    (npy_header((10**30, 4, 4)), "images has 16,000,000,.* bytes by its header"),
+    (npy_header((10, 4, 4)), "images has 160 bytes by its header"),
+    (npy_header((0, 4, 4)) + b"more", "images has more bytes than its header says"),
+    (npy_header((-1, 4, 4)), "not a readable .npz"),
+    (npy_header((10, 4, 4))[:20], "not a readable .npz"),
+    (b"\x93NUMPY\x09\x00", "not a readable .npz file of plain arrays"),
+    (b"GIF89a", "not a readable .npz"),
+    (b"", "not a readable .npz"),
+]
+
+
+@pytest.mark.parametrize(("content", "message"), LIES)
+@pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_an_array_that_is_not_what_its_header_says(
+    tmp_path: Path, content: bytes, message: str, compression: int
+) -> None:
+    """Before memory is allocated for what the header says."""
+    path = tmp_path / "lies.npz"
+    with zipfile.ZipFile(path, "w", compression) as file:
+        file.writestr("images.npy", content)
+    tracemalloc.start()
+    with pytest.raises(DataError, match=message) as error:
+        load("npz", str(path))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10**6
+    assert str(path) in str(error.value)
+
+
+def test_a_flipped_bit_in_an_npz(tmp_path: Path) -> None:
+    """Of the pixels, where only the checksum of the zip file tells."""
+    path = Path(npz(tmp_path / "flipped.npz"))
+    content = bytearray(path.read_bytes())
+    content[content.index(b"NUMPY") + 200] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"flipped\.npz: not a readable .npz .*CRC"):
+        load("npz", str(path))
+
+
+def test_other_things_in_an_npz(tmp_path: Path) -> None:
+    """What is not part of a data set is not looked at."""
+    path = Path(npz(tmp_path / "some.npz", names=np.array([None], object)))
+    with zipfile.ZipFile(path, "a") as file:
+        file.writestr("README.txt", "Digits")
+    assert len(load("npz", str(path)).train) == 8
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+@pytest.mark.parametrize("shape", [(2**32 - 1,) * 3, (100, 100, 100)])
+def test_an_idx_file_that_is_not_what_its_header_says(
+    idx_folder: Path, shape: tuple[int, ...], compressed: bool
+) -> None:
+    """Before memory is allocated for what the header says."""
+    content = bytes([0, 0, 8, 3]) + struct.pack(">3I", *shape)
+    path = idx_folder / "t10k-images-idx3-ubyte"
+    path.write_bytes(gzip.compress(content) if compressed else content)
+    tracemalloc.start()
+    with pytest.raises(DataError, match="t10k-images-idx3-ubyte: 0 values, but the header says"):
+        load("idx", str(idx_folder))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10**6
 
 
 @pytest.mark.parametrize("content", [b"", b"no zip", "truncated"])
@@ -182,3 +268,5 @@ def test_nothing_there(tmp_path: Path) -> None:
         load("cifar")
     with pytest.raises(ConfigError, match=r"validation_share=1.5"):
         load("digits", validation_share=1.5)
+    with pytest.raises(ConfigError, match=r"data\.path='x': the data set 'digits' is in the package"):
+        load("digits", "x")

@@ -12,6 +12,7 @@ import safetensors.numpy
 from PIL import Image
 
 from moespec.models import cli
+from moespec.models.commandline import commands
 from moespec.models.data.options import DataConfig
 from moespec.models.errors import CheckpointError, RunError
 from moespec.models.training import checkpoint, resolve
@@ -127,6 +128,40 @@ def test_finished_begun_and_foreign_folders(runs, tmp_path: Path, capsys) -> Non
     (tmp_path / "letters" / "a.txt").touch()
     assert cli.main([*same, str(tmp_path / "letters"), *runs.flags, "--resume"]) == 2
     assert "not a run, there is 'a.txt' in it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("resume", [[], ["--resume"]])
+def test_a_run_without_a_checkpoint_does_not_block(  # type: ignore[no-untyped-def]
+    runs, tmp_path: Path, monkeypatch, resume: list[str]
+) -> None:
+    """Stopped before its first checkpoint, it gives way to the corrected command, whatever it is; other files do not."""
+    pytest.importorskip("jax")
+    begun = runs.broken("jax", tmp_path / "begun", step=4)
+    shutil.rmtree(begun / "checkpoints" / "00000004")
+    (begun / "config.toml").write_text((begun / "config.toml").read_text().replace("seed = 0", "seed = -1"))
+    started: list[Config] = []
+
+    def stop(B, config, dataset, run, initial):  # type: ignore[no-untyped-def]
+        started.append(config)
+        raise RunError("stopped")
+
+    monkeypatch.setattr(commands, "train", stop)
+    other = (*runs.flags, "--model.depth", "3")
+    if resume:  # with the run's own configuration, which must be one
+        (begun / "config.toml").write_text((begun / "config.toml").read_text().replace("seed = -1", "seed = 1"))
+    assert cli.main(["train", "--backend", "jax", "--run", str(begun), *other, *resume]) == 2
+    assert started[0].model.depth == 3
+    assert RunDirectory(begun).config() == started[0]
+    (begun / "config.toml").unlink()
+    assert cli.main(["train", "--backend", "jax", "--run", str(begun), *other]) == 2
+    assert len(started) == 2, "stopped between the two files"
+    (begun / "letter.txt").touch()
+    assert cli.main(["train", "--backend", "jax", "--run", str(begun), *other]) == 2
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.toml").write_text("[model]\ndepth = 2")
+    assert cli.main(["train", "--backend", "jax", "--run", str(tmp_path / "mine"), *other]) == 2
+    assert (tmp_path / "mine" / "config.toml").read_text() == "[model]\ndepth = 2", "not a run's, and not overwritten"
+    assert len(started) == 2
 
 
 def test_a_damaged_checkpoint_stops_the_resume(runs, tmp_path: Path, capsys) -> None:  # type: ignore[no-untyped-def]

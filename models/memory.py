@@ -1,0 +1,25 @@
+"""Whether arrays fit into the memory of the machine, said before they are made."""
+
+import math
+import os
+
+from moespec.spec.errors import ConfigError
+
+__all__ = ["check_memory"]
+
+
+def check_memory(arguments: str, numbers: int) -> None:
+    """ConfigError, which begins with `arguments`, if so many float32 numbers are more than the machine has memory for.
+
+    What is more than that can only fail, at the latest when the system ends the process; what is less may still fail.
+    """
+    size, memory = 4 * numbers, of_machine()
+    if size > memory:
+        raise ConfigError(f"{arguments}: takes {size / 2**30:.3g} GiB, this machine has {memory / 2**30:.3g} GiB")
+
+
+def of_machine() -> float:
+    """Bytes of memory; infinite where the system does not tell."""
+    if os.name != "posix":
+        return math.inf
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
