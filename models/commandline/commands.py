@@ -29,8 +29,10 @@ from moespec.spec.routers.record import Router
 __all__ = ["evaluate_command", "inspect_command", "list_command", "train_command"]
 
 
-def train_command(config: Config, *, run: str | None, resume: bool) -> None:
+def train_command(config: Config, *, run: str | None, resume: bool, override: bool) -> None:
     """Trains, or goes on, and writes the report; says so when the run is already finished."""
+    if override and not resume:
+        raise RunError("--override changes a run that goes on; it needs --resume")
     backend, reason = choose_backend(config.backend)
     if reason:
         print(f"backend: {backend} ({reason})")
@@ -38,16 +40,17 @@ def train_command(config: Config, *, run: str | None, resume: bool) -> None:
     config = resolve(config, dataset, backend)
     path = Path(run or f"runs/{config.data.name}-{_label(config)}-{backend}")
     directory = RunDirectory(path)
-    if resume and directory.config() is None:
-        print(f"{path}: nothing to resume, starting at step 0")
-    finished = directory.finished()
-    directory.claim(config, resume=resume or finished)
-    if not finished:
-        print(f"run: {path}")
-        train(load_backend(backend), config, dataset, path)
-    if not finished or not (path / "report.html").is_file():
+    with directory.locked():
+        if resume and directory.config() is None:
+            print(f"{path}: nothing to resume, starting at step 0")
+        finished = directory.finished(config)
+        directory.claim(config, resume=resume or finished, override=override)
+        if not finished:
+            print(f"run: {path}")
+            train(load_backend(backend), config, dataset, path)
         params, _ = trained_params(directory, config)
-        write_report(load_backend(backend), config, dataset, path, params)
+        if not finished or not (path / "report.html").is_file():
+            write_report(load_backend(backend), config, dataset, path, params)
     last = read_log(path, "evaluation")[-1]
     print(f"{path}: finished{' already' if finished else ''}, {last['step']} steps in {last['seconds']:.0f} s")
     print(

@@ -15,10 +15,9 @@ from moespec.models import cli
 from moespec.models.data.options import DataConfig
 from moespec.models.errors import CheckpointError, RunError
 from moespec.models.training import checkpoint, resolve
-from moespec.models.training.config import Config, ModelConfig, ScheduleConfig, TrainingConfig
+from moespec.models.training.config import Config, ModelConfig, ScheduleConfig
 from moespec.models.training.evaluate import evaluate
 from moespec.models.training.objective import gating_noise
-from moespec.models.training.progress import Progress
 from moespec.models.training.resolve import model_config
 from moespec.models.training.rundirectory import RunDirectory
 from moespec.models.training.runlog import RunLog, read_log
@@ -248,11 +247,3 @@ def test_gating_noise_is_a_function_of_seed_and_step() -> None:
     assert gating_noise(model_config(ModelConfig(router="soft_moe")), 4, seed=0, step=9) is None
     quiet = ModelConfig(router="softmax_expert_choice", router_options={"noise_multiplier": 0.0})
     assert gating_noise(model_config(quiet), 4, seed=0, step=9) is None
-
-
-def test_divergence_is_an_error(tmp_path: Path) -> None:
-    with Progress(tmp_path, TrainingConfig(), start=0, seconds=0.0) as progress:
-        progress.trained(1, 0.1, {"loss": 2.5})
-        with pytest.raises(RunError, match="the loss is nan after 2 steps"):
-            progress.trained(2, 0.1, {"loss": float("nan")})
-    assert [record["step"] for record in read_log(tmp_path, "train")] == [1]
