@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals, /dev/full")
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
-def test_a_signal_ends_the_step_and_saves(runs, tmp_path: Path, capsys, monkeypatch, name: str) -> None:  # type: ignore[no-untyped-def]
+def test_a_signal_ends_the_step_and_saves(runs, tmp_path: Path, capsys, monkeypatch, request, name: str) -> None:  # type: ignore[no-untyped-def]
     """Even when the terminal is gone, which it is after SIGHUP; then the run goes on to the same bits."""
     whole, run, number = runs.whole("torch"), tmp_path / "a run", getattr(signal, name)
     real, steps, stops = Progress.step, [], []
@@ -45,7 +46,9 @@ def test_a_signal_ends_the_step_and_saves(runs, tmp_path: Path, capsys, monkeypa
 
     monkeypatch.setattr(training, "Interruption", Noted)
     monkeypatch.setattr(Progress, "step", step)
-    before = signal.getsignal(number)
+    request.addfinalizer(partial(signal.signal, number, signal.getsignal(number)))
+    before = signal.default_int_handler  # whatever the tests were started with: a shell may ignore SIGINT
+    signal.signal(number, before)
     assert cli.main(["train", "--backend", "torch", "--run", str(run), *runs.flags]) == 128 + number
     assert signal.getsignal(number) is before
     shown, newest = capsys.readouterr().err, checkpoint.steps(run / "checkpoints")[-1]
@@ -66,6 +69,7 @@ def gone(*arguments: Any) -> None:
 SECOND = """
 import hashlib, os, signal, sys
 from moespec.models.training.interruption import Interruption
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
 with Interruption() as interruption:
     print("ready", flush=True)
     hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)  # as a compiler: minutes, within one instruction of Python
