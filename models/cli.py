@@ -1,7 +1,7 @@
 """The command `moespec`: what it accepts. What its commands do is in `moespec.models.commandline.commands`.
 
 `--help` imports no framework. An error of the user's (`SpecError`, a file that cannot be read, too little memory) is one line
-on standard error and exit status 2; an interruption is 130.
+on standard error and exit status 2. What a signal stops ends with 128 and the number of the signal, 130 for Ctrl-C.
 """
 
 import sys
@@ -14,6 +14,7 @@ import tyro
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 from moespec.models.commandline.chosen import chosen
+from moespec.models.errors import Interrupted
 from moespec.models.training.config import BackendName, Config
 from moespec.spec.errors import SpecError
 
@@ -38,6 +39,8 @@ class TrainArguments:
     """folder of the run (default: runs/DATA-ROUTER-BACKEND, or with the name of a model that is not a ViT)"""
     resume: FlagCreatePairsOff[bool] = False
     """go on from the run's last checkpoint, with the run's own configuration"""
+    override: FlagCreatePairsOff[bool] = False
+    """with --resume: go on with another configuration than the run's own, and record the change in its checkpoints"""
     settings: Annotated[Config, arg(name="")] = field(default_factory=Config)
 
 
@@ -115,6 +118,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except MemoryError as error:
         print(f"moespec: not enough memory ({error})", file=sys.stderr)
         return 2
+    except Interrupted as stop:
+        print(f"moespec: {stop}", file=sys.stderr)
+        return 128 + stop.signal
     except KeyboardInterrupt:
         print(
             "moespec: interrupted; `moespec train --run DIR --resume` goes on from the last checkpoint", file=sys.stderr
@@ -128,7 +134,7 @@ def _train(arguments: list[str]) -> None:
     parsed = _parse("train", TrainArguments, arguments, default=default)
     from moespec.models.commandline import commands
 
-    commands.train_command(parsed.settings, run=parsed.run, resume=parsed.resume)
+    commands.train_command(parsed.settings, run=parsed.run, resume=parsed.resume, override=parsed.override)
 
 
 def _hash_table(arguments: list[str]) -> None:

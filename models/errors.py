@@ -1,8 +1,13 @@
-"""The errors of data, checkpoints and runs, which are about files rather than arguments. Each names the file."""
+"""The errors of data, checkpoints and runs, which are about files rather than arguments. Each names the file.
+
+And the end of a run that a signal stopped, which is no error.
+"""
+
+import signal
 
 from moespec.spec.errors import SpecError
 
-__all__ = ["CheckpointError", "DataError", "RunError"]
+__all__ = ["CheckpointError", "DataError", "Interrupted", "RunError"]
 
 
 class DataError(SpecError):
@@ -15,3 +20,11 @@ class CheckpointError(SpecError):
 
 class RunError(SpecError):
     """A run's folder cannot be used as requested: it holds another run, or nothing."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """A run was stopped by `signal`, after it had saved its last step."""
+
+    def __init__(self, message: str, signal: signal.Signals) -> None:
+        super().__init__(message)
+        self.signal = signal

@@ -1,22 +1,31 @@
-"""Writing files so that a crash leaves the old content or the new one, never a part of it."""
+"""Writing files so that a crash leaves the old content or the new one, never a part of it.
+
+An error of the system, such as a full disk, names the file.
+"""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["sync_directory", "write_atomically", "write_synced"]
+__all__ = ["named_errors", "sync_directory", "write_atomically", "write_synced"]
 
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Writes a file under another name, flushes it to the disk and renames it to `path`."""
     temporary = path.with_name(f".{path.name}.tmp")
-    write_synced(temporary, content)
-    temporary.replace(path)
+    try:
+        write_synced(temporary, content)
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)  # what a full disk took of it is of no use
+        raise
     sync_directory(path.parent)
 
 
 def write_synced(path: Path, content: bytes) -> None:
     """Writes a file and waits until it is on the disk."""
-    with path.open("wb") as file:
+    with named_errors(path), path.open("wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
@@ -26,8 +35,20 @@ def sync_directory(path: Path) -> None:
     """Waits until the names in a folder are on the disk (POSIX; elsewhere the system does not offer it)."""
     if os.name != "posix":
         return
-    descriptor = os.open(path, os.O_RDONLY)
+    with named_errors(path):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+@contextmanager
+def named_errors(path: Path) -> Iterator[None]:
+    """Puts the name of the file into an OSError that does not have one: those of writing and flushing do not."""
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        yield
+    except OSError as error:
+        if error.filename is not None or error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error

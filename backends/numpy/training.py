@@ -154,7 +154,7 @@ def _replaced(tree: Params, path: Path, value: Any) -> Params:
 def _copied(tree: Params) -> Params:
     copy: Params = {}
     for path, leaf in _leaves(tree):
-        _insert(copy, path, np.array(leaf, np.float64))
+        _insert(copy, path, np.array(leaf, np.float64, order="C"))  # as a file gives it back
     return copy
 
 

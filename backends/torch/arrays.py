@@ -64,14 +64,18 @@ def default_device() -> torch.device:
 def from_numpy(tree: Any, dtype: str | None = None) -> Any:
     """Copies of the arrays of a nested dict, list or tuple, on `default_device()`.
 
-    Floating arrays are cast to `dtype` ("float64", "float32", "bfloat16"; rounded to the nearest even) if it is given;
-    integers and booleans keep their dtype, and None stays None.
+    They are in row-major order: how the numbers of an array lie in memory changes how sums over them round, and a file
+    does not keep it. Floating arrays are cast to `dtype` ("float64", "float32", "bfloat16"; rounded to the nearest even)
+    if it is given; integers and booleans keep their dtype, and None stays None.
     """
     if dtype is not None:
         check_option("dtype", dtype, DTYPES)
 
     def convert(leaf: Any) -> Tensor:
-        tensor = leaf.detach().clone() if isinstance(leaf, Tensor) else torch.from_numpy(np.array(leaf, copy=True))
+        if isinstance(leaf, Tensor):
+            tensor = leaf.detach().clone(memory_format=torch.contiguous_format)
+        else:
+            tensor = torch.tensor(np.asarray(leaf, order="C"))
         if dtype is not None and tensor.is_floating_point():
             tensor = tensor.to(DTYPES[dtype])
         return tensor.to(default_device())

@@ -31,8 +31,10 @@ from moespec.spec.routers.record import Router
 __all__ = ["evaluate_command", "inspect_command", "list_command", "train_command"]
 
 
-def train_command(config: Config, *, run: str | None, resume: bool) -> None:
+def train_command(config: Config, *, run: str | None, resume: bool, override: bool) -> None:
     """Trains, or goes on, and writes the report; says so when the run is already finished."""
+    if override and not resume:
+        raise RunError("--override changes a run that goes on; it needs --resume")
     backend, reason = choose_backend(config.backend)
     if reason:
         print(f"backend: {backend} ({reason})")
@@ -42,16 +44,17 @@ def train_command(config: Config, *, run: str | None, resume: bool) -> None:
     directory, B = RunDirectory(path), load_backend(backend)
     # All that can fail before the first step fails before there is a folder.
     initial = None if directory.begun() else initial_params(config, dataset)
-    if resume and not directory.begun():
-        print(f"{path}: nothing to resume, starting at step 0")
-    finished = directory.finished()
-    directory.claim(config, resume=resume or finished)
-    if not finished:
-        print(f"run: {path}")
-        train(B, config, dataset, path, initial=initial)
-    if not finished or not (path / "report.html").is_file():
+    with directory.locked():
+        if resume and not directory.begun():
+            print(f"{path}: nothing to resume, starting at step 0")
+        finished = directory.finished(config)
+        directory.claim(config, resume=resume or finished, override=override)
+        if not finished:
+            print(f"run: {path}")
+            train(B, config, dataset, path, initial=initial)
         params, _ = trained_params(directory, config)
-        write_report(B, config, dataset, path, params)
+        if not finished or not (path / "report.html").is_file():
+            write_report(B, config, dataset, path, params)
     last = read_log(path, "evaluation")[-1]
     print(f"{path}: finished{' already' if finished else ''}, {last['step']} steps in {last['seconds']:.0f} s")
     print(

@@ -3,14 +3,15 @@
 A checkpoint is a folder `checkpoints/<step>` with two files:
 
     arrays.safetensors    params/..., mu/..., nu/...: the parameters and the two moments of the optimiser
-    state.json            step, configuration, random state (seed and step), data position, backend, seconds of
-                          training, the SHA-256 of arrays.safetensors and of itself
+    state.json            step, configuration and the changes made to it on purpose, random state (seed and step),
+                          data position, backend, seconds of training, the SHA-256 of arrays.safetensors and of itself
 
 It is written under a temporary name, flushed, and renamed. Nothing is pickled. Any backend reads what another wrote.
 """
 
 import hashlib
 import json
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,14 +22,18 @@ import safetensors.numpy
 from safetensors import SafetensorError
 
 from moespec.models.errors import CheckpointError
-from moespec.models.files import sync_directory, write_synced
+from moespec.models.files import sync_directory, write_atomically, write_synced
 
-__all__ = ["Checkpoint", "latest", "read", "steps", "sweep", "write"]
+__all__ = ["Checkpoint", "amend", "flat", "latest", "read", "read_record", "steps", "sweep", "write"]
 
 FORMAT = 1
 ARRAYS, STATE = "arrays.safetensors", "state.json"
 TREES = ("params", "mu", "nu")
-KEYS = ("format", "step", "config", "random", "data", "backend", "seconds", "arrays_sha256")
+ENTRIES: dict[str, type | tuple[type, ...]] = {
+    **{"step": int, "config": dict, "random": dict, "data": dict, "backend": str, "seconds": (int, float)},
+    "arrays_sha256": str,
+}
+"""What state.json must have, besides its format and its own checksum."""
 
 
 @dataclass(frozen=True)
@@ -43,28 +48,33 @@ def write(folder: Path, checkpoint: Checkpoint, *, keep: int) -> Path:
     """Writes a checkpoint into `folder` and removes all but the newest `keep`. Returns its path."""
     step = checkpoint.record["step"]
     final, temporary = folder / f"{step:08d}", folder / f".{step:08d}.tmp"
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    flat = {
-        name: np.asarray(value, order="C")
-        for name, value in _flat({tree: checkpoint.state[tree] for tree in TREES}).items()
-    }
-    arrays = safetensors.numpy.save(flat)
-    write_synced(temporary / ARRAYS, arrays)
+    trees = {tree: checkpoint.state[tree] for tree in TREES}
+    arrays = safetensors.numpy.save({name: np.asarray(value, order="C") for name, value in flat(trees).items()})
     record = {"format": FORMAT, **checkpoint.record, "arrays_sha256": hashlib.sha256(arrays).hexdigest()}
-    content = json.dumps({**record, "sha256": _digest(record)}, indent=1)
-    write_synced(temporary / STATE, content.encode())
-    sync_directory(temporary)
-    temporary.rename(final)
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        temporary.mkdir(parents=True)
+        write_synced(temporary / ARRAYS, arrays)
+        write_synced(temporary / STATE, _signed(record))
+        sync_directory(temporary)
+        temporary.rename(final)
+    except OSError:
+        shutil.rmtree(temporary, ignore_errors=True)  # what a full disk took of it is of no use
+        raise
     sync_directory(folder)
     for old in steps(folder)[:-keep]:
         _remove(folder / f"{old:08d}")
     return final
 
 
+def amend(path: Path, record: dict[str, Any]) -> None:
+    """Replaces the record of the checkpoint at `path`, whose arrays stay as they are."""
+    write_atomically(path / STATE, _signed(record))
+
+
 def steps(folder: Path) -> list[int]:
     """The steps that have a checkpoint in `folder`, in order."""
-    return sorted(int(path.name) for path in folder.glob("[0-9]*") if path.name.isdigit())
+    return sorted(int(path.name) for path in folder.glob("[0-9]*") if re.fullmatch("[0-9]{8,}", path.name))
 
 
 def latest(folder: Path) -> Path | None:
@@ -85,7 +95,7 @@ def read(path: Path, shapes: dict[str, Any]) -> Checkpoint:
     Raises CheckpointError, naming the file, when a file is missing, truncated or edited, or when an array is missing,
     has another shape or dtype, or does not belong to the model.
     """
-    record = _read_record(path / STATE)
+    record = read_record(path)
     try:
         content = (path / ARRAYS).read_bytes()
     except OSError as error:
@@ -94,42 +104,57 @@ def read(path: Path, shapes: dict[str, Any]) -> Checkpoint:
         raise CheckpointError(f"{path / ARRAYS}: damaged, its checksum is not that of {STATE}{_advice(path)}")
     try:
         arrays = safetensors.numpy.load(content)
-    except SafetensorError as error:
+    except (SafetensorError, KeyError) as error:  # KeyError: a dtype that NumPy does not have
         raise CheckpointError(f"{path / ARRAYS}: not a safetensors file ({error}){_advice(path)}") from error
-    expected = {f"{tree}/{name}": shape for tree in TREES for name, shape in _flat(shapes).items()}
+    expected = {f"{tree}/{name}": shape for tree in TREES for name, shape in flat(shapes).items()}
     for name, shape in expected.items():
         if name not in arrays:
             raise CheckpointError(f"{path / ARRAYS}: no array {name!r}")
         if arrays[name].shape != tuple(shape) or arrays[name].dtype not in (np.float32, np.float64):
             found = f"{arrays[name].dtype} {arrays[name].shape}"
             raise CheckpointError(f"{path / ARRAYS}: {name} is {found}, expected float32 {tuple(shape)}")
+        if not np.isfinite(arrays[name]).all():
+            raise CheckpointError(f"{path / ARRAYS}: {name} has NaN or infinity{_advice(path)}")
     if unknown := sorted(set(arrays) - set(expected)):
         raise CheckpointError(f"{path / ARRAYS}: {unknown[0]!r} is not a parameter of the model")
     trees = {tree: _nested(arrays, tree, shapes) for tree in TREES}
     return Checkpoint({**trees, "step": record["step"]}, record)
 
 
-def _read_record(path: Path) -> dict[str, Any]:
+def read_record(folder: Path) -> dict[str, Any]:
+    """state.json of the checkpoint at `folder`, after checking it. Raises CheckpointError, naming the file."""
+    path = folder / STATE
     try:
-        record = json.loads(path.read_text())
+        record: dict[str, Any] = json.loads(path.read_text())
+        intact = isinstance(record, dict) and record.pop("sha256", None) == _digest(record)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror}){_advice(path.parent)}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: damaged, not JSON ({error}){_advice(path.parent)}") from error
-    if not isinstance(record, dict) or record.pop("sha256", None) != _digest(record):
+    if not intact:
         raise CheckpointError(
             f"{path}: damaged or edited, its checksum is not that of its content{_advice(path.parent)}"
         )
     if record.get("format") != FORMAT:
         raise CheckpointError(f"{path}: format {record.get('format')!r}, expected {FORMAT}")
-    if missing := [key for key in KEYS if key not in record]:
-        raise CheckpointError(f"{path}: no entry {missing[0]!r}")
+    for key, kind in ENTRIES.items():
+        if key not in record:
+            raise CheckpointError(f"{path}: no entry {key!r}")
+        if not isinstance(record[key], kind) or isinstance(record[key], bool):
+            raise CheckpointError(f"{path}: {key}={record[key]!r}: not what a checkpoint has there")
+    if f"{record['step']:08d}" != folder.name:
+        raise CheckpointError(f"{path}: step={record['step']!r}, in the folder of step {folder.name}")
     return record
 
 
 def _advice(path: Path) -> str:
     older = [step for step in steps(path.parent) if f"{step:08d}" < path.name]
     return f". To go on from step {older[-1]}, remove {path}" if older else f". {path} is the only checkpoint"
+
+
+def _signed(record: dict[str, Any]) -> bytes:
+    """state.json, with the checksum of its content."""
+    return json.dumps({**record, "sha256": _digest(record)}, indent=1).encode()
 
 
 def _digest(record: dict[str, Any]) -> str:
@@ -145,11 +170,12 @@ def _remove(path: Path) -> None:
         shutil.rmtree(aside)
 
 
-def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The leaves of nested dicts by their path, such as `head/kernel`."""
+    leaves: dict[str, Any] = {}
     for name, value in tree.items():
-        flat.update(_flat(value, f"{prefix}{name}/") if isinstance(value, dict) else {f"{prefix}{name}": value})
-    return flat
+        leaves.update(flat(value, f"{prefix}{name}/") if isinstance(value, dict) else {f"{prefix}{name}": value})
+    return leaves
 
 
 def _nested(arrays: dict[str, Any], prefix: str, shapes: dict[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ how the file is written; files of version 0.1 have none.
 import difflib
 import tomllib
 import types
+from collections.abc import Mapping
 from dataclasses import asdict, fields, is_dataclass, replace
 from os.path import isfile
 from pathlib import Path
@@ -19,7 +20,7 @@ from moespec.models.router_options import RouterSection, named
 from moespec.models.training.config import Config, ModelConfig
 from moespec.spec.errors import ConfigError
 
-__all__ = ["differences", "dump", "find_recipe", "read", "recipes", "update"]
+__all__ = ["dump", "find_recipe", "flat", "read", "recipes", "update"]
 
 RECIPES = Path(__file__).parent / "recipes"
 NONE = "none"
@@ -135,13 +136,6 @@ def update(section: Section, table: dict[str, Any], *, source: str, prefix: str 
         return replace(section, **values)  # type: ignore[type-var]
 
 
-def differences(first: Config, second: Config) -> dict[str, tuple[Any, Any]]:
-    """The fields (dotted) in which two configurations differ, with both values; None for one that there is not."""
-    one, other = _flat(asdict(first)), _flat(asdict(second))
-    pairs = {key: (one.get(key), other.get(key)) for key in {**one, **other}}
-    return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
-
-
 def _checked(value: Any, hint: Any, where: str) -> Any:
     """`value` as the type of a field; an integer may stand for a float, "none" for None."""
     options = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
@@ -176,8 +170,9 @@ def _plain(table: dict[str, Any], default: dict[str, Any]) -> dict[str, Any]:
     return plain
 
 
-def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The values of nested tables by their dotted key."""
+    values: dict[str, Any] = {}
     for key, value in table.items():
-        flat.update(_flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value})
-    return flat
+        values.update(flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value})
+    return values

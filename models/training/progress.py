@@ -1,15 +1,14 @@
 """What a run shows and records while it trains: a progress bar with rate and time left, and the log."""
 
-import math
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from tqdm import tqdm
 
-from moespec.models.errors import RunError
 from moespec.models.training.config import TrainingConfig
 from moespec.models.training.runlog import RunLog
 
@@ -33,7 +32,8 @@ class Progress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._bar.close()
+        with suppress(OSError):
+            self._bar.close()
         self._log.close()
 
     @property
@@ -43,14 +43,11 @@ class Progress:
 
     def step(self) -> None:
         """One more step was given to the backend."""
-        self._bar.update()
+        with suppress(OSError):  # the terminal may be gone; that ends no run
+            self._bar.update()
 
     def trained(self, done: int, rate: float, metrics: dict[str, Any]) -> None:
-        """Records the metrics of the last of `done` steps. Raises RunError when the loss is not finite."""
-        if not math.isfinite(metrics["loss"]):
-            raise RunError(
-                f"the loss is {metrics['loss']} after {done} steps: training diverged; a smaller schedule.peak may help"
-            )
+        """Records the metrics of the last of `done` steps."""
         images = self._batch * (done - self._marked_step) / (time.perf_counter() - self._marked_time)
         self._log.write("train", done, {**metrics, "learning_rate": rate, "images_per_second": images})
         self._bar.set_postfix(loss=f"{metrics['loss']:.3f}", refresh=False)
@@ -59,10 +56,11 @@ class Progress:
     def evaluated(self, done: int, evaluation: dict[str, Any]) -> None:
         """Records and prints an evaluation after `done` steps."""
         self._log.write("evaluation", done, {**evaluation, "seconds": self.seconds})
-        self._bar.write(
-            f"step {done}: validation accuracy {evaluation['accuracy']:.4f}, loss {evaluation['loss']:.4f}, "
-            f"{self.seconds:.0f} s"
-        )
+        with suppress(OSError):
+            self._bar.write(
+                f"step {done}: validation accuracy {evaluation['accuracy']:.4f}, loss {evaluation['loss']:.4f}, "
+                f"{self.seconds:.0f} s"
+            )
         self._mark(done)
 
     def sync(self) -> None:

@@ -4,19 +4,26 @@ config.toml      the resolved configuration              checkpoints/   see `moe
 metrics.jsonl    the log                                 report.html    what `moespec train` shows at the end
 """
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
 from os.path import isfile
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 from moespec.models.errors import CheckpointError, RunError
+from moespec.models.families import family
 from moespec.models.files import write_atomically
-from moespec.models.training import checkpoint, configfile
+from moespec.models.training import checkpoint, configfile, unchanged
 from moespec.models.training.checkpoint import Checkpoint
 from moespec.models.training.config import Config
+from moespec.models.training.resolve import model_config
 
 __all__ = ["RunDirectory"]
+
+CONFIG = "config.toml"
 
 
 OWN = ("checkpoints", "config.toml", "metrics.jsonl", "tensorboard")
@@ -32,48 +39,93 @@ class RunDirectory:
 
     def config(self) -> Config | None:
         """The configuration saved here, or None when no run was started here."""
-        file = self.path / "config.toml"
+        file = self.path / CONFIG
         return configfile.read(file) if isfile(file) else None
 
     def begun(self) -> bool:
         """Whether a run was started here that has a checkpoint to go on from."""
-        return isfile(self.path / "config.toml") and bool(checkpoint.steps(self.checkpoints))
+        return isfile(self.path / CONFIG) and bool(checkpoint.steps(self.checkpoints))
 
-    def finished(self) -> bool:
-        """Whether the newest checkpoint is that of the last step."""
-        config, steps = self.config() if self.begun() else None, checkpoint.steps(self.checkpoints)
-        return config is not None and steps[-1] >= config.training.steps
+    def finished(self, config: Config) -> bool:
+        """Whether the newest checkpoint is that of the last step of `config`."""
+        return self.begun() and checkpoint.steps(self.checkpoints)[-1] == config.training.steps
 
-    def claim(self, config: Config, *, resume: bool) -> None:
-        """Makes the folder that of a run with the resolved `config`, new or, if `resume`, the one begun here.
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keeps other processes from training here meanwhile. The system ends the lock with the process, however it ends.
 
-        Raises RunError when something else is in the folder: a run with another configuration (the backend and the
-        number of prefetched batches may differ), an unfinished run without `resume`, or files that are not a run's.
-        A run without a checkpoint has nothing to lose: whatever its configuration, the new one takes its place.
+        Raises RunError when another process has the lock, or the folder is not a run's.
         """
-        saved = self.config() if self.begun() else None
-        if saved is None:
-            try:
-                self.path.mkdir(parents=True, exist_ok=True)
-            except (OSError, ValueError) as error:  # ValueError: a name that no file can have
-                raise RunError(f"run={str(self.path)!r}: no such folder can be made ({error})") from error
-            rest = OWN if self.checkpoints.is_dir() else ()
-            others = sorted(entry.name for entry in self.path.iterdir() if not entry.name.startswith("."))
-            if others := [name for name in others if name not in rest]:
-                raise RunError(f"run={str(self.path)!r}: not a run, there is {others[0]!r} in it; choose another --run")
-        else:
-            allowed = replace(saved, backend=config.backend, data=replace(saved.data, prefetch=config.data.prefetch))
-            changed = configfile.differences(allowed, config)
-            if changed:
-                listed = "; ".join(f"{key} is {old!r} there, {new!r} here" for key, (old, new) in changed.items())
-                raise RunError(f"run={str(self.path)!r}: it has another configuration: {listed}. Choose another --run")
-            if not resume:
-                raise RunError(
-                    f"run={str(self.path)!r}: begun but not finished; go on with --resume, or choose another --run"
-                )
-        self.checkpoints.mkdir(exist_ok=True)  # first: it marks the folder as that of a run
-        write_atomically(self.path / "config.toml", configfile.dump(config).encode())
+        self._make()
+        lock = FileLock(self.path / ".lock")
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            raise RunError(f"run={str(self.path)!r}: another process is training there") from None
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def claim(self, config: Config, *, resume: bool, override: bool = False) -> None:
+        """Makes the folder, `locked`, that of a run with the resolved `config`: new or, if `resume`, the one begun here.
+
+        Raises RunError for a folder that is not a run's, an unfinished run without `resume`, and a run that has another
+        configuration, `unchanged.FREE` aside, according to its newest checkpoint. With `override` the run goes on with
+        `config`, and its checkpoints say from which step on. A run without a checkpoint has nothing to lose: whatever
+        its configuration, the new one takes its place.
+        """
+        self._make()
+        if self.begun():
+            self._go_on(config, resume=resume, override=override)
         checkpoint.sweep(self.checkpoints)
+        self.checkpoints.mkdir(exist_ok=True)  # first: it marks the folder as that of a run
+        write_atomically(self.path / CONFIG, configfile.dump(config).encode())
+
+    def _make(self) -> None:
+        """Makes the folder. RunError if it cannot be made, or there is one that is not a run's."""
+        where = f"run={str(self.path)!r}"
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+            raise RunError(f"{where}: no such folder can be made ({error})") from error
+        rest = OWN if self.checkpoints.is_dir() else ()
+        others = sorted(entry.name for entry in self.path.iterdir() if not entry.name.startswith("."))
+        if others := [name for name in others if name not in rest and not self.begun()]:
+            raise RunError(f"{where}: not a run, there is {others[0]!r} in it; choose another --run")
+
+    def _go_on(self, config: Config, *, resume: bool, override: bool) -> None:
+        where, newest = f"run={str(self.path)!r}", self.checkpoints / f"{checkpoint.steps(self.checkpoints)[-1]:08d}"
+        record, written = checkpoint.read_record(newest), unchanged.keys((self.path / CONFIG).read_text())
+        changed = {
+            key: pair
+            for key, pair in unchanged.changes(record["config"], config).items()
+            if key not in unchanged.FREE or key not in written  # a free field that is lost was not changed on purpose
+        }
+        if changed and not override:
+            raise RunError(
+                f"{where}: it has another configuration: {unchanged.described(changed)}. "
+                "Choose another --run, or change this one on purpose with --resume --override"
+            )
+        if not resume:
+            raise RunError(f"{where}: begun but not finished; go on with --resume, or choose another --run")
+        if record["step"] > config.training.steps:
+            raise RunError(f"{where}: training.steps={config.training.steps}: {record['step']} steps are done already")
+        if changed:
+            self._override(newest, config, changed)
+
+    def _override(self, newest: Path, config: Config, changed: unchanged.Changes) -> None:
+        """Notes in the newest checkpoint that the run goes on from there with `config`."""
+        if fixed := sorted({"training.seed", "training.batch"} & changed.keys()):
+            raise RunError(
+                f"run={str(self.path)!r}: {unchanged.described({key: changed[key] for key in fixed})}; that cannot be "
+                "overridden, as the order of the images depends on it"
+            )
+        model = model_config(config.model)
+        record = checkpoint.read(newest, family(model).parameter_shapes(model)).record
+        entry = {"step": record["step"], "changes": changed}
+        overrides = [*record.get("overrides", []), entry]
+        checkpoint.amend(newest, {**record, "config": asdict(config), "overrides": overrides})
 
     def load(self, shapes: Mapping[str, Any], *, step: int | None = None) -> Checkpoint | None:
         """The newest checkpoint, or that of `step`, of a model with parameters of `shapes`; None if there is none."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from moespec.models.errors import RunError
-from moespec.models.files import write_atomically
+from moespec.models.files import named_errors, write_atomically
 
 __all__ = ["RunLog", "read_log"]
 
@@ -39,24 +39,27 @@ class RunLog:
         path = run / NAME
         if path.exists():
             write_atomically(path, _up_to(path.read_bytes(), step))
-        self._file = path.open("a")
+        self._path, self._file = path, path.open("a")
         self._board = _Board.open(run / "tensorboard", step)
 
     def write(self, kind: str, step: int, values: dict[str, Any]) -> None:
         """One record: numbers, lists of numbers, or dicts of these by name."""
-        self._file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
-        self._file.flush()
+        with named_errors(self._path):
+            self._file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
+            self._file.flush()
         if self._board is not None:
             self._board.write(kind, step, values)
 
     def sync(self) -> None:
         """Waits until all records are on the disk: a checkpoint must not be newer than the log."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        with named_errors(self._path):
+            self._file.flush()
+            os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Ends the log."""
-        self._file.close()
+        with named_errors(self._path):
+            self._file.close()
         if self._board is not None:
             self._board.close()
 

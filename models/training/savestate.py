@@ -8,7 +8,7 @@ import numpy as np
 
 from moespec.backends.contract import Backend
 from moespec.models.data.loader import data_position
-from moespec.models.errors import CheckpointError
+from moespec.models.errors import CheckpointError, RunError
 from moespec.models.families import family
 from moespec.models.hashing import tables
 from moespec.models.training import checkpoint
@@ -16,16 +16,18 @@ from moespec.models.training.checkpoint import Checkpoint
 from moespec.models.training.config import Config
 from moespec.models.training.resolve import model_config
 from moespec.models.training.rundirectory import RunDirectory
+from moespec.models.training.unchanged import check_evaluated
 
 __all__ = ["Start", "begin", "save", "trained_params"]
 
 
 class Start(NamedTuple):
-    """Where a run goes on: the backend's state, the steps done, and the seconds they took."""
+    """Where a run goes on: the backend's state, the steps done, the seconds they took, and what was overridden."""
 
     state: Any
     step: int
     seconds: float
+    overrides: list[Any]
 
 
 def begin(
@@ -35,12 +37,17 @@ def begin(
 
     examples: number of training images.
 
-    Raises CheckpointError for a checkpoint that is damaged, or of another seed, batch or number of images.
+    Raises CheckpointError for a checkpoint that is damaged, or of another seed, batch or number of images, and RunError
+    for an initial parameter that is not finite.
     """
     model, seed = model_config(config.model), config.training.seed
     found = directory.load(family(model).parameter_shapes(model))
     if found is None:
-        return Start(B.init_state(B.from_numpy(initial()), config.optimizer), 0, 0.0)
+        params = initial()
+        for name, value in checkpoint.flat(params).items():
+            if not np.isfinite(value).all():
+                raise RunError(f"the initial parameter {name} has NaN or infinity")
+        return Start(B.init_state(B.from_numpy(params), config.optimizer), 0, 0.0, [])
     step = found.record["step"]
     tables.check(found.state["params"], model, str(directory.checkpoints))
     expected = {
@@ -53,33 +60,44 @@ def begin(
                 f"{directory.checkpoints}, step {step}: {key} {found.record[key]}, but this run has {value} there "
                 f"(another seed or batch, or another number of training images than {examples})"
             )
-    return Start(B.import_state(_for_backend(B, found.state), config.optimizer), step, found.record["seconds"])
+    state = B.import_state(_for_backend(B, found.state), config.optimizer)
+    return Start(state, step, found.record["seconds"], found.record.get("overrides", []))
 
 
 def save(
-    B: Backend, config: Config, directory: RunDirectory, state: Any, *, step: int, examples: int, seconds: float
+    B: Backend,
+    config: Config,
+    directory: RunDirectory,
+    exported: dict[str, Any],
+    *,
+    examples: int,
+    seconds: float,
+    overrides: list[Any],
 ) -> None:
-    """Writes a checkpoint after `step` steps and `seconds` of training."""
+    """Writes a checkpoint of a state that `B` exported, after `seconds` of training."""
+    step = exported["step"]
     record = {
         "step": step,
         "config": asdict(config),
+        "overrides": overrides,
         "random": {"seed": config.training.seed, "step": step},
         "data": data_position(examples, config.training.batch, step),
         "backend": B.name,
         "seconds": seconds,
     }
-    checkpoint.write(directory.checkpoints, Checkpoint(B.export_state(state), record), keep=config.training.keep)
+    checkpoint.write(directory.checkpoints, Checkpoint(exported, record), keep=config.training.keep)
 
 
 def trained_params(directory: RunDirectory, config: Config, *, step: int | None = None) -> tuple[dict[str, Any], int]:
     """The parameters (NumPy) and the step of a run's newest checkpoint, or of that of `step`.
 
-    Raises CheckpointError when there is none, or it is damaged.
+    Raises CheckpointError when there is none, or it is damaged, or `config` describes another model or other data.
     """
     model = model_config(config.model)
     found = directory.load(family(model).parameter_shapes(model), step=step)
     if found is None:
         raise CheckpointError(f"{directory.checkpoints}: there is no checkpoint yet")
+    check_evaluated(found.record, config, str(directory.checkpoints))
     tables.check(found.state["params"], model, str(directory.checkpoints))
     return found.state["params"], found.record["step"]
 

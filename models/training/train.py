@@ -4,21 +4,25 @@ Everything a step depends on is a function of the configuration and of the step'
 however it was stopped, goes on from its last checkpoint to the same bits (on the same backend).
 """
 
+import shlex
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from moespec.backends.contract import Backend
 from moespec.models.data.dataset import Dataset
 from moespec.models.data.loader import Prefetcher, training_batch
+from moespec.models.errors import Interrupted
 from moespec.models.hashing.tables import initial_params
 from moespec.models.training.compilation import compile_if, pays
 from moespec.models.training.config import Config
+from moespec.models.training.divergence import diverged, finite
 from moespec.models.training.evaluate import evaluate
+from moespec.models.training.interruption import Interruption
 from moespec.models.training.objective import gating_noise, make_forward, make_loss, unflatten
 from moespec.models.training.progress import Progress
 from moespec.models.training.resolve import model_config, schedule
 from moespec.models.training.rundirectory import RunDirectory
-from moespec.models.training.savestate import begin, save
+from moespec.models.training.savestate import Start, begin, save
 
 __all__ = ["Trained", "train"]
 
@@ -35,14 +39,19 @@ def train(B: Backend, config: Config, dataset: Dataset, run: Path, *, initial: d
     """Trains with the resolved `config` on backend `B`, in the folder `run` (claimed by `RunDirectory.claim`).
 
     Starts from the newest checkpoint there, or from the beginning: with the parameters `initial` (NumPy), or those of
-    `initial_params`. Raises CheckpointError for a checkpoint that is
-    damaged or of another run, DataError for files that cannot be read, RunError when the loss is no longer finite.
+    `initial_params`. Raises CheckpointError for a checkpoint that is damaged or of another run, DataError for files that
+    cannot be read, RunError when the run diverges: what is evaluated or saved is finite. Raises Interrupted when a signal
+    stops it, after saving the step.
     """
     model, settings, directory = model_config(config.model), config.training, RunDirectory(run)
     examples = len(dataset.train)
-    state, start, seconds = begin(
-        B, config, directory, examples=examples, initial=lambda: initial or initial_params(config, dataset)
-    )
+
+    def begun() -> Start:
+        return begin(
+            B, config, directory, examples=examples, initial=lambda: initial or initial_params(config, dataset)
+        )
+
+    state, start, seconds, overrides = begun()
     compiled = pays(B, settings.steps, settings.compile)
     eager = {} if compiled else {"compiled": False}
     loss = make_loss(B, model, settings.loss)
@@ -56,22 +65,41 @@ def train(B: Backend, config: Config, dataset: Dataset, run: Path, *, initial: d
         return B.from_numpy(batch if noise is None else {**batch, "noise": noise})
 
     with (
+        Interruption() as interruption,
         Progress(run, settings, start=start, seconds=seconds) as progress,
         Prefetcher(make_batch, start, settings.steps, ahead=config.data.prefetch) as batches,
     ):
         for step, batch in batches:
             state, metrics = update(state, batch, rate(step))
-            done = step + 1
+            done, stopped_by = step + 1, interruption.signal
             progress.step()
-            if _due(done, settings.log_every, settings.steps):
-                progress.trained(done, rate(step), unflatten(B.to_numpy(metrics)))
-            if _due(done, settings.evaluate_every, settings.steps):
+            logs, evaluates, saves = (
+                _due(done, every, settings.steps)
+                for every in (settings.log_every, settings.evaluate_every, settings.checkpoint_every)
+            )
+            saves = saves or stopped_by is not None
+            if logs or evaluates or saves:
+                measured = B.to_numpy(metrics)
+                exported = B.export_state(state) if evaluates or saves else {}
+                if not finite(measured, exported):
+                    before = B.export_state(begun().state)
+                    raise diverged(B, config, loss, make_batch, before, last=done, options=eager)
+            if logs:
+                progress.trained(done, rate(step), unflatten(measured))
+            if evaluates:
                 params = B.state_params(state)
                 evaluation = evaluate(B, forward, params, dataset, batch=settings.evaluation_batch, kind=settings.loss)
                 progress.evaluated(done, evaluation)
-            if _due(done, settings.checkpoint_every, settings.steps):
+            if saves:
                 progress.sync()
-                save(B, config, directory, state, step=done, examples=examples, seconds=progress.seconds)
+                seconds = progress.seconds
+                save(B, config, directory, exported, examples=examples, seconds=seconds, overrides=overrides)
+            if stopped_by is not None:
+                raise Interrupted(
+                    f"stopped by {stopped_by.name}; the {done} steps done of {settings.steps} are saved. To go on: "
+                    f"moespec train --run {shlex.quote(str(run))} --resume",
+                    stopped_by,
+                )
         return Trained(B.export_state(state)["params"], evaluation, progress.seconds)
 
 

@@ -59,8 +59,10 @@ class Runs:
         config = config or self.config
         dataset = resolve.load_data(config)
         config = resolve.resolve(config, dataset, backend)
-        RunDirectory(run).claim(config, resume=True)
-        return train(resolve.load_backend(backend), config, dataset, run)
+        directory = RunDirectory(run)
+        with directory.locked():
+            directory.claim(config, resume=True)
+            return train(resolve.load_backend(backend), config, dataset, run)
 
 
 @pytest.fixture(scope="session")

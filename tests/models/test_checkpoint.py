@@ -139,7 +139,17 @@ def test_arrays_that_do_not_fit_the_model(tmp_path: Path, change, message: str) 
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"), [({"format": 2}, "format 2, expected 1"), ({"data": None}, "no entry 'data'")]
+    ("changes", "message"),
+    [
+        ({"format": 2}, "format 2, expected 1"),
+        ({"data": None}, "no entry 'data'"),
+        ({"step": "7"}, r"state\.json: step='7': not what a checkpoint has there"),
+        ({"step": 7.0}, r"state\.json: step=7\.0: not what"),
+        ({"step": True}, r"state\.json: step=True: not what"),
+        ({"config": []}, r"state\.json: config=\[\]: not what"),
+        ({"seconds": "3"}, r"state\.json: seconds='3': not what"),
+        ({"step": 8}, r"state\.json: step=8, in the folder of step 00000007"),
+    ],
 )
 def test_records_that_cannot_be_used(tmp_path: Path, changes: dict, message: str) -> None:
     path = written(tmp_path)
@@ -154,6 +164,29 @@ def test_not_safetensors(tmp_path: Path) -> None:
     rewrite_record(path, arrays_sha256=hashlib.sha256(b"nothing").hexdigest())
     with pytest.raises(CheckpointError, match="not a safetensors file"):
         checkpoint.read(path, SHAPES)
+
+
+def test_a_dtype_that_numpy_does_not_have(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    header = json.dumps({"params/scale": {"dtype": "F8_E4M3", "shape": [4], "data_offsets": [0, 4]}}).encode()
+    content = len(header).to_bytes(8, "little") + header + bytes(4)
+    (path / "arrays.safetensors").write_bytes(content)
+    rewrite_record(path, arrays_sha256=hashlib.sha256(content).hexdigest())
+    with pytest.raises(CheckpointError, match=r"arrays\.safetensors: not a safetensors file \('F8_E4M3'\)"):
+        checkpoint.read(path, SHAPES)
+
+
+def test_json_too_deep_to_be_read(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    (path / "state.json").write_text("[" * 100_000)
+    with pytest.raises(CheckpointError, match=r"state\.json: damaged, not JSON"):
+        checkpoint.read(path, SHAPES)
+
+
+def test_folders_that_are_not_checkpoints_do_not_count(tmp_path: Path) -> None:
+    for name in ("5", "00000009.old", "0000001²", "00000012 (copy)"):
+        (tmp_path / name).mkdir()
+    assert checkpoint.steps(tmp_path) == []
 
 
 @pytest.mark.parametrize("failing", ["write_synced", "sync_directory"])

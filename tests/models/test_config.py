@@ -17,8 +17,9 @@ from moespec.models.mixer import MixerConfig
 from moespec.models.sparse_mlp import SparseMlpConfig
 from moespec.models.training import configfile
 from moespec.models.training.config import Config, ModelConfig, ScheduleConfig, TrainingConfig
-from moespec.models.training.configfile import differences, dump, find_recipe, read, recipes
+from moespec.models.training.configfile import dump, find_recipe, read, recipes
 from moespec.models.training.resolve import choose_backend, model_config, resolve, schedule
+from moespec.models.training.unchanged import changes
 from moespec.models.vit import VitConfig
 from moespec.spec.errors import ConfigError
 from moespec.spec.routers import ROUTERS
@@ -33,7 +34,7 @@ def parse(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Config:
     seen: list[Config] = []
     from moespec.models.commandline import commands
 
-    monkeypatch.setattr(commands, "train_command", lambda config, run, resume: seen.append(config))
+    monkeypatch.setattr(commands, "train_command", lambda config, **options: seen.append(config))
     assert cli.main(["train", *arguments]) == 0
     return seen[0]
 
@@ -127,7 +128,7 @@ def test_toml_round_trip(tmp_path: Path) -> None:
 )
 def test_a_resolved_configuration_says_everything(tmp_path: Path, name: str, kind: type) -> None:
     resolved = resolve(replace(Config(), model=ModelConfig(name=name)), load("digits"), "jax")
-    left = {key for key, value in configfile._flat(asdict(resolved)).items() if value is None}
+    left = {key for key, value in configfile.flat(asdict(resolved)).items() if value is None}
     others = {f"model.{key}" for key in names(ModelConfig) - names(kind) - {"name"}}
     if kind is not MixerConfig:  # None is a value
         others |= {f"model.router_options.{key}" for key in ("slots_per_expert", "eval_capacity_factor")}
@@ -183,7 +184,7 @@ def test_every_field_is_an_option(capsys: pytest.CaptureFixture[str]) -> None:
         cli.main(["train", "--help"])
     assert end.value.code == 0
     shown = capsys.readouterr().out
-    for key in configfile._flat(asdict(Config())):
+    for key in configfile.flat(asdict(Config())):
         assert f"--{key.replace('_', '-')}" in shown, key
     assert "router-options.choices " not in shown
     assert f"default: {TrainingConfig().steps}" in shown
@@ -262,9 +263,10 @@ def test_schedule() -> None:
     assert [rate(0), rate(1), rate(2)] == [0.0, 0.5, 1.0]
 
 
-def test_differences() -> None:
+def test_changes() -> None:
     other = replace(Config(), model=ModelConfig(depth=3))
-    assert differences(Config(), other) == {"model.depth": (None, 3)}
+    assert changes(asdict(Config()), Config()) == {}
+    assert changes(asdict(Config()), other) == {"model.depth": (None, 3)}
 
 
 def test_choice_of_backend(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,83 @@
+"""Runs that diverge: what became NaN or infinite first.
+
+Training looks at its numbers only when it records or saves them. When it then finds one that is not finite, the steps since
+the last checkpoint are done once more, which gives the same bits, and after each of them everything is looked at.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from moespec.backends.contract import Backend, LossFunction
+from moespec.models.errors import RunError
+from moespec.models.training.checkpoint import flat
+from moespec.models.training.config import Config
+from moespec.models.training.resolve import schedule
+from moespec.models.training.schedules import Schedule
+
+__all__ = ["diverged", "finite"]
+
+MEASURES = ("loss", "grad_norm")
+TREES = {"params": "the parameter", "mu": "Adam's first moment of", "nu": "Adam's second moment of"}
+
+
+def finite(metrics: dict[str, Any], exported: dict[str, Any]) -> bool:
+    """Whether the loss, the norm of the gradient, and the exported state, if it is not empty, are finite."""
+    return all(math.isfinite(metrics[name]) for name in MEASURES) and _not_finite(exported) is None
+
+
+def diverged(
+    B: Backend,
+    config: Config,
+    loss: LossFunction,
+    make_batch: Callable[[int], Any],
+    exported: dict[str, Any],
+    *,
+    last: int,
+    options: dict[str, Any],
+) -> RunError:
+    """The error of a run that found itself to be not finite after `last` steps: what was the first to be so, and when.
+
+    exported: the last state known to be finite. options: of `make_step`, besides what the configuration says.
+    """
+    rate, accumulate = schedule(config), config.training.accumulate
+    update = B.make_step(loss, config.optimizer, accumulate=accumulate, **options)
+    state, first = B.import_state(exported, config.optimizer), exported["step"]
+    for step in range(first, last):
+        batch = make_batch(step)
+        state, metrics = update(state, batch, rate(step))
+        value, norm = (float(B.to_numpy(metrics[name])) for name in MEASURES)
+        if not math.isfinite(value):
+            return _error(f"the loss is {value}", step, rate, updates=step)
+        if not math.isfinite(norm):
+            # Clipping spreads it to all parameters; without, the first moments tell whose gradient it was.
+            alone = replace(config.optimizer, clip=None)
+            moved, _ = B.make_step(loss, alone, accumulate=accumulate, **options)(
+                B.import_state(exported, alone), batch, 0.0
+            )
+            moments = flat(B.export_state(moved)["mu"])
+            names = [name for name, moment in moments.items() if not np.isfinite(moment).all()]
+            whose = f"the gradient of {names[0]}" if names else "the norm of the gradient"
+            return _error(f"{whose} is not finite (the loss is {value:.4g})", step, rate, updates=step)
+        exported = B.export_state(state)
+        if (found := _not_finite(exported)) is not None:
+            return _error(found, step, rate, updates=step + 1)
+    return RunError(f"training diverged between step {first + 1} and {last}, but not when these were done once more")
+
+
+def _error(found: str, step: int, rate: Schedule, *, updates: int) -> RunError:
+    """A smaller rate is advised only where the `updates` before, which may have led to it, had one."""
+    advice = "; a smaller schedule.peak may help" if any(rate(index) > 0 for index in range(updates)) else ""
+    return RunError(f"training diverged at step {step + 1}: {found}{advice}")
+
+
+def _not_finite(exported: dict[str, Any]) -> str | None:
+    """What an error says of the first parameter, or moment of one, with NaN or infinity; None if there is none."""
+    for tree, kind in TREES.items():
+        for name, value in flat(exported.get(tree, {})).items():
+            if not np.isfinite(value).all():
+                return f"{kind} {name} has {'NaN' if np.isnan(value).any() else 'infinity'}"
+    return None

@@ -1,0 +1,61 @@
+"""Signals that stop a run: the first lets the step end and be saved, the second ends the process at once."""
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from types import TracebackType
+from typing import Any, Self
+
+__all__ = ["Interruption"]
+
+SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+
+
+class Interruption:
+    """Within this context, Ctrl-C, SIGTERM and SIGHUP set `signal` instead of ending the process; a second one ends it.
+
+    Python calls a handler only between two of its instructions, and a compiler may take minutes within one. So the
+    signals are read by a thread, from the descriptor that the interpreter writes their numbers to as they come.
+
+    A signal that the process was told to ignore, as by nohup, stays ignored. Outside of the main thread, where Python
+    sets no handlers, nothing changes.
+    """
+
+    def __init__(self) -> None:
+        self.signal: signal.Signals | None = None
+        self._handlers: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            self._reader, self._writer = os.pipe()
+            os.set_blocking(self._writer, False)
+            self._descriptor = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+            for number in SIGNALS:
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    self._handlers[number] = signal.signal(number, lambda *_: None)
+            self._thread = threading.Thread(target=self._read, name="moespec-signals", daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in self._handlers.items():
+                signal.signal(number, handler)
+            signal.set_wakeup_fd(self._descriptor)
+            os.close(self._writer)  # which ends the thread
+            self._thread.join()
+            os.close(self._reader)
+
+    def _read(self) -> None:
+        while numbers := os.read(self._reader, 1):
+            if numbers[0] not in self._handlers:
+                continue
+            if self.signal is not None:
+                os._exit(128 + numbers[0])
+            self.signal = signal.Signals(numbers[0])
+            with contextlib.suppress(OSError):  # the terminal may be gone
+                print(f"\nmoespec: {self.signal.name}: finishing this step; again to end at once", file=sys.stderr)

@@ -1,0 +1,55 @@
+"""A run keeps its configuration: what it goes on with is compared with what its last checkpoint says it was trained with."""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from moespec.models.errors import CheckpointError
+from moespec.models.training.config import Config, ModelConfig
+from moespec.models.training.configfile import flat
+
+__all__ = ["FREE", "changes", "check_evaluated", "described", "keys"]
+
+FREE = frozenset(
+    {
+        *("backend", "data.prefetch", "training.steps", "training.compile", "training.log_every", "training.keep"),
+        *("training.evaluate_every", "training.checkpoint_every"),
+    }
+)
+"""Fields that may change between sittings without more ado. Of `training.steps` the schedule of the rate is made anew."""
+
+EVALUATED = ("model.", "data.name", "data.validation_share", "training.loss")
+"""Fields, or their beginnings, that decide what an evaluation computes."""
+
+Changes = dict[str, tuple[Any, Any]]
+"""Dotted field -> its value before, its value now."""
+
+
+def changes(recorded: Mapping[str, Any], config: Config) -> Changes:
+    """The fields in which `config` differs from the configuration that a checkpoint recorded.
+
+    A field that the record does not have, as it is older than the field, has its default. One that only the record has,
+    an option of another router in records of version 0.1, does not count.
+    """
+    plain = ModelConfig(name=config.model.name, router=config.model.router)
+    before, now, defaults = (flat(table) for table in (recorded, asdict(config), asdict(Config(model=plain))))
+    pairs = {key: (before.get(key, defaults.get(key)), value) for key, value in now.items()}
+    return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def check_evaluated(record: Mapping[str, Any], config: Config, where: str) -> None:
+    """CheckpointError if a checkpoint was trained with another model, or for other data, than `config` says."""
+    changed = changes(record["config"], config)
+    if wrong := {key: pair for key, pair in changed.items() if key.startswith(EVALUATED)}:
+        raise CheckpointError(f"{where}, step {record['step']}: trained with another config.toml: {described(wrong)}")
+
+
+def described(changed: Changes) -> str:
+    """Each field with the values of before and of now."""
+    return "; ".join(f"{key} is {before!r} there, {now!r} here" for key, (before, now) in changed.items())
+
+
+def keys(text: str) -> set[str]:
+    """The fields that a configuration in TOML sets."""
+    return set(flat(tomllib.loads(text))) - {"format"}

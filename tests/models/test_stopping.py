@@ -1,0 +1,153 @@
+"""Runs that are stopped: by signals, by another process that trains there, by a full disk."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moespec.models import cli
+from moespec.models.errors import RunError
+from moespec.models.training import checkpoint, interruption
+from moespec.models.training import train as training
+from moespec.models.training.progress import Progress
+from moespec.models.training.rundirectory import RunDirectory
+from moespec.models.training.runlog import read_log
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals, /dev/full")
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_a_signal_ends_the_step_and_saves(runs, tmp_path: Path, capsys, monkeypatch, request, name: str) -> None:  # type: ignore[no-untyped-def]
+    """Even when the terminal is gone, which it is after SIGHUP; then the run goes on to the same bits."""
+    whole, run, number = runs.whole("torch"), tmp_path / "a run", getattr(signal, name)
+    real, steps, stops = Progress.step, [], []
+
+    class Noted(interruption.Interruption):
+        def __init__(self) -> None:
+            super().__init__()
+            stops.append(self)
+
+    def step(self: Progress) -> None:
+        real(self)
+        steps.append(None)
+        if len(steps) == 5:
+            monkeypatch.setattr(self._bar, "update", gone)
+            monkeypatch.setattr(self._bar, "close", gone)
+            os.kill(os.getpid(), number)
+            while stops[-1].signal is None:  # a thread notes it
+                time.sleep(0.01)
+
+    monkeypatch.setattr(training, "Interruption", Noted)
+    monkeypatch.setattr(Progress, "step", step)
+    request.addfinalizer(partial(signal.signal, number, signal.getsignal(number)))
+    before = signal.default_int_handler  # whatever the tests were started with: a shell may ignore SIGINT
+    signal.signal(number, before)
+    assert cli.main(["train", "--backend", "torch", "--run", str(run), *runs.flags]) == 128 + number
+    assert signal.getsignal(number) is before
+    shown, newest = capsys.readouterr().err, checkpoint.steps(run / "checkpoints")[-1]
+    assert newest == 6, "the step after the one that the signal came with"
+    assert f"{name}: finishing this step; again to end at once" in shown
+    assert f"stopped by {name}; the {newest} steps done of 12 are saved. To go on: moespec train --run '{run}'" in shown
+    monkeypatch.setattr(Progress, "step", real)
+    assert cli.main(["train", "--run", str(run), "--resume"]) == 0
+    last = Path("checkpoints", "00000012", "arrays.safetensors")
+    assert (run / last).read_bytes() == (whole / last).read_bytes()
+    assert [record["step"] for record in read_log(run, "train")] == list(range(1, 13))
+
+
+def gone(*arguments: Any) -> None:
+    raise OSError(5, "Input/output error")
+
+
+SECOND = """
+import hashlib, os, signal, sys
+from moespec.models.training.interruption import Interruption
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
+with Interruption() as interruption:
+    print("ready", flush=True)
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)  # as a compiler: minutes, within one instruction of Python
+"""
+
+
+def test_a_second_signal_ends_at_once() -> None:
+    with subprocess.Popen([sys.executable, "-c", SECOND], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == b"ready\n"
+        process.send_signal(signal.SIGINT)
+        process.stderr.readline()
+        assert b"finishing this step" in process.stderr.readline()
+        assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        try:
+            assert process.wait(timeout=30) == 128 + signal.SIGTERM
+        finally:
+            process.kill()
+
+
+def test_a_signal_that_is_ignored_stays_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `nohup` makes it."""
+    old = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with interruption.Interruption() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            time.sleep(0.1)
+            assert stop.signal is None
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, old)
+
+
+LOCKED = """
+import sys, time
+from pathlib import Path
+from moespec.models.training.rundirectory import RunDirectory
+with RunDirectory(Path(sys.argv[1])).locked():
+    print("ready", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_second_process_is_rejected_until_the_first_is_killed(runs, tmp_path: Path, capsys) -> None:  # type: ignore[no-untyped-def]
+    run = runs.broken("torch", tmp_path / "run", step=4)
+    files = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    with subprocess.Popen([sys.executable, "-c", LOCKED, str(run)], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        assert cli.main(["train", "--run", str(run), "--resume"]) == 2
+        assert f"run='{run}': another process is training there" in capsys.readouterr().err
+        assert {path: path.read_bytes() for path in files} == files
+        assert cli.main(["evaluate", str(run)]) == 0, "reading is allowed"
+        process.kill()
+    with RunDirectory(run).locked(), pytest.raises(RunError, match="another process"), RunDirectory(run).locked():
+        pass
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+@pytest.mark.parametrize(
+    "name", ["config.toml", "metrics.jsonl", "arrays.safetensors", "state.json", "load.png", "report.html"]
+)
+def test_a_full_disk_is_named_with_the_file(runs, tmp_path: Path, capsys, monkeypatch, name: str) -> None:  # type: ignore[no-untyped-def]
+    pytest.importorskip("torch")
+    run, real = tmp_path / "run", Path.open
+
+    def open_full(path: Path, mode: str = "r", **options: Any) -> Any:
+        full = path.name.removeprefix(".").removesuffix(".tmp") == name and mode in ("wb", "a")
+        return real(Path("/dev/full") if full else path, mode, **options)
+
+    monkeypatch.setattr(Path, "open", open_full)
+    assert cli.main(["train", "--backend", "torch", "--run", str(run), *runs.flags]) == 2
+    shown = capsys.readouterr().err.splitlines()[-1]
+    assert re.fullmatch(rf"moespec: \[Errno 28\] No space left on device: '{run}/.*{re.escape(name)}(\.tmp)?'", shown)
+    assert not list(run.rglob("*.tmp")), "nothing half-written takes room"
+    monkeypatch.setattr(Path, "open", real)
+    assert cli.main(["train", "--backend", "torch", "--run", str(run), "--resume", *runs.flags]) == 0
+    last = Path("checkpoints", "00000012", "arrays.safetensors")
+    assert (run / last).read_bytes() == (runs.whole("torch") / last).read_bytes()
