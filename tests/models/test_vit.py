@@ -404,3 +404,13 @@ def test_losses_are_summed_over_blocks_and_noise_goes_to_its_block():
     other = vit.forward(B, config, params, images, noise=[noise[0], -noise[1]], train=True)
     assert np.array_equal(output.routings[0].weight, other.routings[0].weight)
     assert not np.array_equal(output.routings[1].weight, other.routings[1].weight)
+
+
+def test_the_class_token_sees_patches_without_positions_in_any_order():
+    config = tiny(pool="token")
+    params, images = parameters(config), images_for(config, 2)
+    params["positions"] = np.zeros_like(params["positions"])
+    before, after = (
+        vit.forward(B, config, params, x).features for x in (images, np.roll(images, config.patch_size, axis=2))
+    )
+    np.testing.assert_allclose(after, before, rtol=1e-12, atol=1e-12)
