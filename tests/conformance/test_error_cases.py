@@ -98,6 +98,7 @@ def test_every_check_has_an_error_case():
 NOT_SMOOTH = {
     **dict.fromkeys(("batch_priority", "importance_score_order"), "an order is not a number"),
     **dict.fromkeys(("base_greedy",), "an assignment is not a number"),
+    "gshard_keep": "whether a choice is made is not a number",
     **dict.fromkeys(("token_ids", "hash_tables", "hash_table_of"), "tables and ids are made before training"),
     "hash/moe_layer/router/tables": "a constant: the numbers of the experts",
     "sparse_transport_affinity": "the plan only selects, and carries none",
