@@ -73,11 +73,13 @@ class RunDirectory:
         Raises RunError for a folder that is not a run's, an unfinished run without `resume`, and a run that has another
         configuration, `unchanged.FREE` aside, according to its newest checkpoint. With `override` the run goes on with
         `config`, and its checkpoints say from which step on. A run without a checkpoint has nothing to lose: whatever
-        its configuration, the new one takes its place.
+        its configuration, the new one takes its place, unless `resume` would take what a part of config.toml says.
         """
         self._make()
         if self.begun():
             self._go_on(config, resume=resume, override=override)
+        elif resume and (saved := self.config()) is not None:
+            self._check_whole(saved)
         checkpoint.sweep(self.checkpoints)
         self.checkpoints.mkdir(exist_ok=True)  # first: it marks the folder as that of a run
         write_atomically(self.path / CONFIG, configfile.dump(config).encode())
@@ -93,6 +95,15 @@ class RunDirectory:
         others = sorted(entry.name for entry in self.path.iterdir() if not entry.name.startswith("."))
         if others := [name for name in others if name not in rest and not self.begun()]:
             raise RunError(f"{where}: not a run, there is {others[0]!r} in it; choose another --run")
+
+    def _check_whole(self, saved: Config) -> None:
+        """RunError if config.toml lacks what a run writes there, for which it would get defaults."""
+        lost = unchanged.keys(configfile.dump(saved)) - unchanged.keys((self.path / CONFIG).read_text())
+        if lost:
+            raise RunError(
+                f"{self.path / CONFIG}: {', '.join(sorted(lost))} missing, which the run wrote; there is no checkpoint, "
+                "so start again without --resume"
+            )
 
     def _go_on(self, config: Config, *, resume: bool, override: bool) -> None:
         where, newest = f"run={str(self.path)!r}", self.checkpoints / f"{checkpoint.steps(self.checkpoints)[-1]:08d}"

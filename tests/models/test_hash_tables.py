@@ -146,7 +146,9 @@ def test_a_table_of_experts_that_there_are_not(runs, tmp_path: Path, expert: flo
     found.state["params"]["blocks"]["1"]["moe"]["router"]["tables"][0, 3] = expert
     shutil.rmtree(directory.checkpoints)
     checkpoint.write(directory.checkpoints, found, keep=1)
-    with pytest.raises(CheckpointError, match="tables of block 1 must hold integers from 0 to"):
+    with pytest.raises(
+        CheckpointError, match=r"tables of block 1 must hold integers from 0 to|moe/router/tables has NaN"
+    ):
         trained_params(directory, saved)
 
 

@@ -49,7 +49,7 @@ class Recorder:
             head = state["params"]["head"]
             bias = head["bias"] + np.eye(len(head["bias"]))[0]
             params = {**state["params"], "head": {**head, "bias": bias}}
-            return {**state, "params": params, "step": state["step"] + 1}, {"loss": 1.0 + rate}
+            return {**state, "params": params, "step": state["step"] + 1}, {"loss": 1.0 + rate, "grad_norm": 1.0}
 
         return step
 
@@ -142,7 +142,7 @@ def test_a_resumed_run_has_its_recorded_settings(
     resumed = runs.stopped(tmp_path / "whole", tmp_path / "resumed", step=4)
     seen: list[Config] = []
 
-    def stop(B: Any, config: Config, dataset: Any, run: Path) -> None:
+    def stop(B: Any, config: Config, dataset: Any, run: Path, *, initial: Any) -> None:
         seen.append(config)
         raise SpecError("seen")
 
