@@ -104,7 +104,9 @@ class Known:
         bounds = {result: precision(self.call(place), result, dtype) for result in shared}
         away = max(_distance(expected[result], values[result], returned[result], bounds[result]) for result in shared)
         wrong = max(compare(expected[result], returned[result], bounds[result]).fraction for result in shared)
-        return wrong > 1 and away <= min(SLACK, wrong / 2)  # what only lacks a result is like no variant
+        if wrong <= 1:  # only what is there differs: a target that lacks results is like no variant that has them
+            return values.keys() == returned.keys() != expected.keys()
+        return away <= min(SLACK, wrong / 2)
 
 
 def _explained(known: Known, group: Sequence[CaseResult], dtype: Dtype) -> list[tuple[str, int, int]]:

@@ -143,7 +143,7 @@ def test_a_target_that_promises_to_check_values_must(run, over_numpy):
 
 
 def test_a_target_without_a_function_does_not_implement_it(run, target):
-    name = target("partial", "from moespec.backends.numpy import from_numpy, to_numpy, token_choice\n")
+    name = target("partial", "from moespec.backends.numpy import from_numpy, router_logits, to_numpy, token_choice\n")
     status, printed, _ = run("run", "--target", name, "--dtype", "f64", "--algorithm", "token_choice")
     lines = printed.splitlines()
     assert status == 0  # its gradients need value_and_grad

@@ -107,7 +107,15 @@ NOT_SMOOTH = {
     "used_experts": "whether an expert is used is not a number",
     "gshard/moe_layer/noise": "it only decides which second experts are kept",
     **dict.fromkeys(
-        ("batch_priority/token_choice", "moe_layer/token_choice", "moe_layer/expert_choice", "moe_layer/soft_routing"),
+        (
+            "batch_priority/token_choice",
+            "moe_layer/token_choice",
+            "moe_layer/expert_choice",
+            "moe_layer/soft_routing",
+            "expert_choice/router_logits",
+            "noisy_top_k_affinity/router_logits",
+            "token_choice/router_logits",
+        ),
         "an algorithm of its own, and here a part of what is derived",
     ),
 }
