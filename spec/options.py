@@ -129,6 +129,7 @@ class TokenChoiceOptions(CapacityOptions):
 
     @property
     def items(self) -> tuple[int, int]:
+        """Every token asks, for each of its choices."""
         return self.tokens, self.choices
 
 

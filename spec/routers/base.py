@@ -28,6 +28,7 @@ class Options(RouterOptions):
     """Options of `base`."""
 
     def check_training(self) -> None:
+        """Training balances, so the experts must divide the tokens of a group. Raises ConfigError."""
         if self.tokens % self.experts:
             raise ConfigError(f"experts={self.experts!r} does not divide the {self.tokens} tokens of a group")
 

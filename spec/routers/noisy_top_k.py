@@ -35,6 +35,7 @@ class Options(BalanceLossOptions, TokenChoiceOptions):
     """weight of the load loss, which there is only with noise"""
 
     def check_training(self) -> None:
+        """The load loss needs an expert that is not chosen. Raises ConfigError."""
         if self.load_weight:
             check_other_experts(self.choices, self.experts)
 
