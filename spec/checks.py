@@ -26,7 +26,7 @@ def dtype_name(array: Any) -> str:
 
 
 def shape_of(array: Any) -> tuple[int, ...]:
-    """The shape of an array; of what is no array, that of a scalar."""
+    """The shape of an array; anything else has that of a scalar."""
     return tuple(getattr(array, "shape", ()))
 
 

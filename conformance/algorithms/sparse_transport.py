@@ -328,7 +328,7 @@ def groups_stop_together(
     """The solver stops in no group before the gradients of all groups are within the tolerance."""
     given: dict[str, Any] = {"capacity": capacity, "sparsity": sparsity, "solver": solver, **options}
     right = B.sparse_transport_affinity(utility, steps=steps, tolerance=tolerance, **given)
-    if sparsity != "expert" or solver != "adam":
+    if sparsity != "expert" or solver != "adam" or options.get("objective") == "dual":
         return right
     start: dict[str, Any] = {"capacity": capacity, "regularization": options.get("regularization", 1.0)}
     plan, reached = B.transport_semi_dual(np.zeros(utility.shape[:2]), utility, **start).plan, np.array([False])
