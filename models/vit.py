@@ -61,6 +61,10 @@ class VitConfig:
 
     image_size: height and width of the square images, in pixels.
     patch_size: height and width of a patch, in pixels; divides image_size.
+    stem: convolutions before the patches are cut, each of 3 x 3 pixels, with stride 2, a layer normalisation and a GELU.
+        The last has as many features as a token, the one before it half as many, and so on. 2^stem divides patch_size,
+        which is counted in pixels of the image. Xiao et al. 2021 (arXiv 2106.14881), who normalise over batches and take
+        ReLU.
     channels: channels of an image.
     width, depth, hidden, heads: width D of a token, number of blocks, hidden width H of an MLP, attention heads.
     classes: outputs of the head; 0 for no head.
@@ -86,6 +90,7 @@ class VitConfig:
 
     image_size: int = 224
     patch_size: int = 16
+    stem: int = 0
     channels: int = 3
     width: int
     depth: int
@@ -112,6 +117,10 @@ class VitConfig:
         layers.check_fields(self, at_least_one=("heads", "group_images", "codes"), choices=_OPTIONS)
         if self.width % self.heads:
             raise ConfigError(f"heads={self.heads!r} does not divide width={self.width!r}")
+        if not 0 <= self.stem < self.patch_size.bit_length() or self.patch_size % 2**self.stem:
+            raise ConfigError(f"stem={self.stem!r}: 2^stem must divide patch_size={self.patch_size!r}")
+        if self.stem and self.width % 2 ** (self.stem - 1):
+            raise ConfigError(f"stem={self.stem!r}: 2^(stem - 1) must divide width={self.width!r}")
         if self.qk_norm_bias and not self.qk_norm:
             raise ConfigError("qk_norm_bias=True without qk_norm=True: there is no normalisation to have a bias")
         if self.positions != "learned" and (self.width % 4 or self.width < 8):
@@ -264,7 +273,12 @@ def init(config: VitConfig, seed: int = 0) -> Params:
 def _layout(config: VitConfig) -> Params:
     """Every parameter of the model, its name, shape and initial values."""
     D = config.width
-    layout: Params = {"embedding": parameters.embedding(config.patch_size, config.channels, D)}
+    layout: Params = {}
+    features = [config.channels, *(D >> left for left in reversed(range(config.stem)))]
+    for i in range(config.stem):
+        convolution = parameters.embedding(3, features[i], features[i + 1])
+        layout |= {"stem": layout.get("stem", {}) | {str(i): {**convolution, "norm": parameters.norm(features[i + 1])}}}
+    layout["embedding"] = parameters.embedding(config.patch_size >> config.stem, features[-1], D)
     if takes_ids(config):
         layout |= token_ids.layout(config)
     if config.pool == "token":
@@ -366,8 +380,12 @@ def forward(
 def _embed(B: Backend, config: VitConfig, params: Params, images: Array) -> Array:
     """Images to tokens with positions, `(N, S, D)`; the class token comes first."""
     compute = layers.compute_dtype(B, config.dtype)
-    embedding = compute(params["embedding"])
-    x = B.patch_embed(compute(images), embedding["kernel"], embedding["bias"])
+    embedding, pixels = compute(params["embedding"]), compute(images)
+    for i in range(config.stem):
+        p = params["stem"][str(i)]
+        pixels = B.convolution(pixels, compute(p["kernel"]), compute(p["bias"]), stride=2)
+        pixels = B.gelu(layers.layer_norm(B, p["norm"], pixels), form=config.gelu)
+    x = B.patch_embed(pixels, embedding["kernel"], embedding["bias"])
     if config.positions != "learned":
         x = x + compute(_sincos_positions(B, config, x))
     if config.pool == "token":

@@ -113,7 +113,7 @@ TRAJECTORY = {
 }
 
 FUNCTIONS = (
-    forward_function("vit", "ROUTERS", "moe_layer", "attention", "layer_norm", "patch_embed"),
+    forward_function("vit", "ROUTERS", "moe_layer", "attention", "convolution", "layer_norm", "patch_embed"),
     Function(
         "vit_train",
         TRAJECTORY,
@@ -164,6 +164,7 @@ FORWARD: dict[str, dict[str, Any]] = {
         "token_ids": "bigram",
         "router_options": {"hashes": 2},
     },
+    "stem": {**SMALL, "stem": 1, "router": "softmax_token_choice", "experts": 2, "channels": 2},
 }
 """Case and what is particular to its model; the router is called like the case unless it says another."""
 

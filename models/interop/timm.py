@@ -60,6 +60,8 @@ def to_timm(params: Params, config: VitConfig) -> dict[str, Array]:
 
 
 def _check(config: VitConfig) -> None:
+    if config.stem:
+        raise ConfigError(f"stem={config.stem!r}: timm's models have no stem of convolutions")
     if config.moe != "none":
         raise ConfigError(f"moe={config.moe!r}: timm has dense models only")
     if config.positions != "learned":

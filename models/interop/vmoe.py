@@ -42,6 +42,8 @@ def to_vmoe(params: Params, config: VitConfig) -> Params:
 
 
 def _check(config: VitConfig) -> None:
+    if config.stem:
+        raise ConfigError(f"stem={config.stem!r}: vmoe's models have no stem of convolutions")
     if config.gelu != "tanh":
         raise ConfigError(f"gelu={config.gelu!r}: vmoe has the tanh form only")
     if config.positions not in ("learned", "sincos2d"):

@@ -50,6 +50,8 @@ class ModelConfig:
     """height and width of the images in pixels"""
     patch_size: int | None = None
     """height and width of a patch in pixels"""
+    stem: int | None = None
+    """convolutions of stride 2 before the patches are cut; 2^stem divides the patch size"""
     channels: int | None = None
     """channels of an image"""
     classes: int | None = None

@@ -65,6 +65,13 @@ FAULTS = [
     ("layer_norm", (X, np.ones(3, np.float32)), {}, ShapeError, "scale.*3"),
     ("attention", (HEADS, HEADS[..., :3], HEADS[..., :3]), {}, ShapeError, "key.*3"),
     (
+        "convolution",
+        (np.ones((1, 5, 4, 3), np.float32), np.ones((2, 2, 3, 4), np.float32), np.ones(4, np.float32)),
+        {},
+        ShapeError,
+        "kernel.*odd.*2",
+    ),
+    (
         "patch_embed",
         (np.ones((1, 5, 4, 3), np.float32), np.ones((2, 2, 3, 4), np.float32), np.ones(4, np.float32)),
         {},

@@ -24,7 +24,16 @@ from moespec.spec import LEDGER, ROUTERS
 
 SCHEMA = json.loads((suite.VECTORS.parent / "schema.json").read_text())
 # Nothing selects in these, or what selects is a part of them.
-WITHOUT_TIES = {"capped_affinity", "gating_noise", "mixer", "network", "router_jitter", "routing_statistics", "vit"}
+WITHOUT_TIES = {
+    "capped_affinity",
+    "convolution",
+    "gating_noise",
+    "mixer",
+    "network",
+    "router_jitter",
+    "routing_statistics",
+    "vit",
+}
 WITHOUT_ERRORS = {"network", "vit", "mixer"}
 PAGE = (Path(__file__).parents[2] / "docs" / "conformance.md").read_text()
 LARGE = {"real_size"}
@@ -103,7 +112,7 @@ def test_only_what_models_compute_with_is_rounded_to_bfloat16():
     models = {name for name, known in functions().items() if known.batched}
     network = {"array_operations", "attention", "expert_mlp", "gelu", "layer_norm", "moe_layer", "multi_hash_mlp"}
     rounded = json.loads((suite.VECTORS.parent / "suite.json").read_text())["rounded"]
-    assert rounded.keys() == models | network | {"patch_embed", "rescale"}
+    assert rounded.keys() == models | network | {"convolution", "patch_embed", "rescale"}
     for name, results in rounded.items():
         outputs = functions()[name].outputs
         assert set(results) == {result for result, output in outputs.items() if output.kind == "float"}

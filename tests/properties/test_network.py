@@ -117,3 +117,11 @@ def test_sigmoid_cross_entropy_is_the_sum_of_binary_ones(B, seed):
     assert (B.sigmoid_cross_entropy(logits, targets) >= entropy - 1e-12).all()
     best = B.sigmoid_cross_entropy(np.log(targets / (1 - targets)), targets)
     np.testing.assert_allclose(best, entropy, rtol=1e-11)
+
+
+@holds(wrong="edges_repeated", seed=seeds)
+def test_a_convolution_sees_zeros_around_the_image(B, seed):
+    """An image with two more rows and columns of zeros around it gives the same in its middle."""
+    images, kernel, bias = normal(seed, 2, 4, 5, 2), normal(seed + 1, 3, 3, 2, 3), normal(seed + 2, 3)
+    wider = B.convolution(np.pad(images, ((0, 0), (2, 2), (2, 2), (0, 0))), kernel, bias)
+    np.testing.assert_allclose(B.convolution(images, kernel, bias), wider[:, 2:-2, 2:-2], rtol=1e-10, atol=1e-12)

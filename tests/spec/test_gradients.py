@@ -143,6 +143,7 @@ CASES = {
     "gelu, erf": (lambda x: spec.gelu(x, form="erf"), {"x": np.linspace(-5, 5, 11)}),
     "layer_norm": (spec.layer_norm, {"x": TOKENS, "scale": draw(4), "bias": draw(4)}),
     "attention": (spec.attention, {"query": draw(3, 2, 4), "key": draw(5, 2, 4), "value": draw(5, 2, 4)}),
+    "convolution": (spec.convolution, {"images": draw(4, 3, 2), "kernel": draw(3, 3, 2, 2), "bias": draw(2)}),
     "patch_embed": (spec.patch_embed, {"images": draw(4, 6, 2), "kernel": draw(2, 2, 2, 3), "bias": draw(3)}),
     "softmax_cross_entropy": (spec.softmax_cross_entropy, {"logits": LOGITS, "targets": TARGETS}),
     "sigmoid_cross_entropy": (spec.sigmoid_cross_entropy, {"logits": 5 * LOGITS, "targets": TARGETS}),

@@ -1,0 +1,77 @@
+"""Convolution, for a stem of convolutions before the patches of a vision transformer.
+
+Ambiguity ledger
+
+CV-1: Where is an image padded when the stride is 2?
+    Reading: with as many pixels on each side, (size - 1) / 2.
+        By: the code of Xiao et al. 2021, facebookresearch/pycls, pycls/models/blocks.py, conv2d.
+    Alternative b: so that the result has height / stride rows, with the odd row of the padding after the last.
+        By: the option "SAME" of TensorFlow and flax.
+"""
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from moespec.spec.algorithm import Algorithm
+from moespec.spec.checks import check_at_least, check_size
+from moespec.spec.errors import ShapeError
+from moespec.spec.numerics import Array, Shared
+from moespec.spec.values import as_array
+
+__all__ = ["convolution"]
+
+ALGORITHMS = (Algorithm("convolution", "Xiao et al. 2021 (arXiv 2106.14881), section 5", 1, ("convolution",)),)
+
+
+def convolution(images: ArrayLike, kernel: Shared, bias: Shared, *, stride: int = 1) -> Array:
+    """Maps the square of pixels around every `stride`-th pixel linearly; outside of the image pixels are 0.
+
+        y[r, c] = bias + sum_ij x[stride r + i - p, stride c + j - p] kernel[i, j],   p = (size - 1) / 2
+
+    Args:
+        images: x, one image, (height, width, channels).
+        kernel: (size, size, channels, features), size odd. It is not flipped, as in all frameworks.
+        bias: (features,).
+        stride: from one row or column of the result to the next, in pixels, at least 1.
+
+    Returns:
+        y, (ceil(height / stride), ceil(width / stride), features).
+
+    Raises:
+        ConfigError: `stride` out of range.
+        ShapeError: the kernel is no square of an odd size, axes do not fit.
+        DtypeError: `images`, `kernel` or `bias` is not floating.
+        ContractError: `images`, `kernel` or `bias` holds NaN or infinity.
+
+    Source: Xiao et al. 2021 (arXiv 2106.14881), section 5, and its code: facebookresearch/pycls, pycls/models/vit.py,
+    ViTStemConv.
+
+    >>> x = np.arange(9.0).reshape(3, 3, 1)
+    >>> convolution(x, np.ones((3, 3, 1, 1)), np.zeros(1), stride=2)[:, :, 0].tolist()
+    [[8.0, 12.0], [20.0, 24.0]]
+    """
+    images = as_array("images", images, "height width channels")
+    kernel = as_array("kernel", kernel, "size size channels features")
+    bias = as_array("bias", bias, "features")
+    stride = check_at_least("stride", stride, 1)
+    padding = check_kernel(kernel, images.shape[2], bias)
+    padded = np.pad(images, ((padding, padding), (padding, padding), (0, 0)))
+    rows, columns = (-(-size // stride) for size in images.shape[:2])
+    y = np.zeros((rows, columns, kernel.shape[3]), dtype=np.result_type(images, kernel, bias))
+    for row in range(rows):
+        for column in range(columns):
+            top, left = stride * row, stride * column
+            square = padded[top : top + kernel.shape[0], left : left + kernel.shape[0]]
+            y[row, column] = np.einsum("ijc,ijcf->f", square, kernel) + bias
+    return y
+
+
+def check_kernel(kernel: Array, channels: int, bias: Array) -> int:
+    """The pixels of padding on each side; ShapeError unless the kernel is a square of an odd size that fits."""
+    size = kernel.shape[0]
+    if size % 2 == 0:
+        raise ShapeError(f"kernel: expected an odd size, so that a pixel is in the middle, got {size}")
+    check_size("kernel", kernel, 1, size, "its first axis")
+    check_size("kernel", kernel, 2, channels, "the channels of images")
+    check_size("bias", bias, 0, kernel.shape[3], "the features of kernel")
+    return size // 2
