@@ -22,6 +22,7 @@ from moespec.models.training.config import BackendName, Config
 from moespec.spec.errors import SpecError
 
 __all__ = [
+    "ConvertArguments",
     "EvaluateArguments",
     "HashTableArguments",
     "InspectArguments",
@@ -103,6 +104,34 @@ class InspectArguments:
     """framework that computes (default: the run's)"""
     step: int | None = None
     """the checkpoint of this step instead of the newest"""
+
+
+@dataclass(frozen=True)
+class ConvertArguments:
+    """Convert weights: a run, moespec's own file, a folder of the Hugging Face hub, or another project's files.
+
+    moespec convert runs/x weights.safetensors; moespec convert runs/x hub/x --to hub; moespec convert timm.safetensors
+    ours.safetensors --model vit_base_patch16_224. Formats: run, moespec, hub, vmoe, big_vision, vision_transformer, timm,
+    huggingface. Sizes are read off the parameters; what they do not show, such as heads, is set. Values are copied as they
+    are, so that a file converted there and back has the same numbers.
+    """
+
+    source: Positional[str]
+    """the file or folder to read; of a checkpoint of vmoe, its prefix"""
+    target: Positional[str]
+    """the file or folder to write"""
+    from_format: Annotated[str | None, arg(name="from")] = None
+    """format of the source (default: told by what is in it)"""
+    to_format: Annotated[str | None, arg(name="to")] = None
+    """format of the target (default: moespec, for a name that ends in .safetensors)"""
+    model: str | None = None
+    """which model the source is: a name of moespec's (moespec list models) or, of timm's weights, of timm's"""
+    arguments: str | None = None
+    """a JSON file that describes the source: vmoe's config.model, timm's model_args, transformers' config.json"""
+    set: UseAppendAction[tuple[str, ...]] = ()
+    """a field of the model, as in --set heads=6 --set gelu=tanh"""
+    step: int | None = None
+    """of a run: the checkpoint of this step instead of the newest"""
 
 
 @dataclass(frozen=True)
@@ -193,6 +222,22 @@ def _inspect(arguments: list[str]) -> None:
     )
 
 
+def _convert(arguments: list[str]) -> None:
+    parsed = _parse("convert", ConvertArguments, arguments)
+    from moespec.models.weights.command import convert_command
+
+    convert_command(
+        Path(parsed.source),
+        Path(parsed.target),
+        from_format=parsed.from_format,
+        to_format=parsed.to_format,
+        model=parsed.model,
+        arguments=None if parsed.arguments is None else Path(parsed.arguments),
+        settings=parsed.set,
+        step=parsed.step,
+    )
+
+
 def _list(arguments: list[str]) -> None:
     parsed = _parse("list", ListArguments, arguments)
     from moespec.models.commandline import commands
@@ -212,6 +257,7 @@ COMMANDS: dict[str, tuple[str, Callable[[list[str]], None]]] = {
     "hash-table": ("make the codebook and tables of the router hash", _hash_table),
     "evaluate": ("evaluate a run's checkpoint on the validation images", _evaluate),
     "inspect": ("draw which experts handle which patch of an image", _inspect),
+    "convert": ("convert weights from and to other projects' files", _convert),
     "list": ("list models, routers, data sets and recipes", _list),
     "ledger": ("who reads the papers how: the ambiguity ledger", _ledger),
 }

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from moespec.models.interop.arguments import Arguments
-from moespec.models.interop.layouts import SAME, Layout, entries, flatten, nested, to_ours, to_theirs
+from moespec.models.interop.layouts import SAME, Layout, entries, flatten, nested, to_ours, to_theirs, unwrapped
 from moespec.models.vit import VitConfig
 from moespec.spec.checks import check_option
 from moespec.spec.errors import ConfigError
@@ -19,6 +19,8 @@ __all__ = ["config_from_vmoe", "from_vmoe", "to_vmoe"]
 
 def from_vmoe(params: Mapping[str, Any], config: VitConfig) -> Params:
     """Our parameters from the parameter tree of vmoe's `VisionTransformerMoe`, a nested mapping of arrays.
+
+    A tree that has them under `params` is taken as well.
 
     The layouts differ in names only: in both, kernels have their inputs first, attention kernels are
     `(D, heads, D/heads)` and `(heads, D/heads, D)`, and experts are stacked on a leading axis E. What vmoe calls
@@ -32,7 +34,7 @@ def from_vmoe(params: Mapping[str, Any], config: VitConfig) -> Params:
     Source: google-research/vmoe, `vmoe/nn/vit_moe.py`, `vmoe/nn/routing.py`, `vmoe/projects/soft_moe/router.py`.
     """
     _check(config)
-    return nested(to_ours("params", flatten(params, "/"), entries(config, _NAMES)))
+    return nested(to_ours("params", flatten(unwrapped(params), "/"), entries(config, _NAMES)))
 
 
 def to_vmoe(params: Params, config: VitConfig) -> Params:
@@ -44,7 +46,7 @@ def to_vmoe(params: Params, config: VitConfig) -> Params:
 def _check(config: VitConfig) -> None:
     if config.gelu != "tanh":
         raise ConfigError(f"gelu={config.gelu!r}: vmoe has the tanh form only")
-    if config.positions not in ("learned", "sincos2d"):
+    if config.positions == "sincos2d_moco":
         raise ConfigError(f"positions={config.positions!r}: vmoe has learned and sincos2d positions only")
     if config.qk_norm_bias:
         raise ConfigError("qk_norm_bias=True: vmoe normalises queries and keys without a bias")
@@ -52,6 +54,7 @@ def _check(config: VitConfig) -> None:
 
 _NAMES: dict[str, tuple[str, Layout]] = {
     r"(embedding|head)/(kernel|bias)": (r"\1/\2", SAME),
+    r"representation/(kernel|bias)": (r"pre_logits/\1", SAME),
     r"token": (r"cls", SAME),
     r"positions": (r"Encoder/posembed_input/pos_embedding", SAME),
     r"blocks/(\d+)/norm1/(\w+)": (r"Encoder/encoderblock_\1/LayerNorm_0/\2", SAME),
@@ -107,7 +110,6 @@ def config_from_vmoe(model: Mapping[str, Any], *, image_size: int, channels: int
     """
     arguments = Arguments("model", model)
     arguments.require("name", "VisionTransformerMoe")
-    arguments.require("representation_size", None)
     arguments.require("head_kernel_zero_init", True)
     encoder = arguments.section("encoder")
     encoder.warn_of_dropout("dropout_rate", "attention_dropout_rate")
@@ -122,12 +124,13 @@ def config_from_vmoe(model: Mapping[str, Any], *, image_size: int, channels: int
         width=arguments.take("hidden_size"),
         classes=arguments.take("num_classes") or 0,
         head_bias=arguments.take("head_bias_init", 0.0),
+        representation=arguments.take("representation_size", None) or 0,
         pool=arguments.choose("classifier", "token", {"gap": "gap", "token": "token", "map": "map"}),
         depth=encoder.take("num_layers"),
         hidden=encoder.take("mlp_dim"),
         heads=encoder.take("num_heads"),
         qk_norm=encoder.take("attention_qk_norm", False),
-        positions=position.choose("name", "learned", {"learned": "learned", "sincos2d": "sincos2d"}),
+        positions=position.choose("name", "learned", {name: name for name in ("learned", "sincos2d", "none")}),
     )
     fields = _moe_fields(moe, layers, dense) if layers else {}
     for section in (arguments, encoder, position, moe):

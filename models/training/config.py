@@ -64,8 +64,10 @@ class ModelConfig:
     """attention heads"""
     pool: Literal["gap", "token", "map"] | None = None
     """average of the tokens, class token, or attention pooling"""
-    positions: Literal["learned", "sincos2d", "sincos2d_moco"] | None = None
+    positions: Literal["learned", "sincos2d", "sincos2d_moco", "none"] | None = None
     """position embedding"""
+    representation: int | None = None
+    """width of a linear map with tanh before the head, 0 for none (ViT)"""
     qk_norm: bool | None = None
     """normalise queries and keys"""
     qk_norm_bias: bool | None = None
