@@ -17,6 +17,7 @@ All use pre-norm blocks with a normalisation epsilon of 1e-6, as we do, but for 
 from moespec.models.interop.big_vision import (
     from_big_vision,
     from_vision_transformer,
+    renumbered,
     to_big_vision,
     to_vision_transformer,
     unstacked,
@@ -41,6 +42,7 @@ __all__ = [
     "from_vision_transformer",
     "from_vmoe",
     "models_of_timm",
+    "renumbered",
     "timm_arguments",
     "to_big_vision",
     "to_huggingface",

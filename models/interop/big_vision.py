@@ -29,7 +29,14 @@ from moespec.models.vit import VitConfig
 from moespec.spec.errors import ConfigError
 from moespec.spec.routing import Params
 
-__all__ = ["from_big_vision", "from_vision_transformer", "to_big_vision", "to_vision_transformer", "unstacked"]
+__all__ = [
+    "from_big_vision",
+    "from_vision_transformer",
+    "renumbered",
+    "to_big_vision",
+    "to_vision_transformer",
+    "unstacked",
+]
 
 
 def from_big_vision(params: Mapping[str, Any], config: VitConfig) -> Params:
@@ -55,11 +62,13 @@ def from_vision_transformer(params: Mapping[str, Any], config: VitConfig | Mixer
     ConfigError, ShapeError and DtypeError as `from_vmoe` does.
     """
     _check("vision_transformer", config)
-    return nested(to_ours("params", flatten(unwrapped(params), "/"), entries(config, _vision_transformer(config))))
+    return nested(
+        to_ours("params", renumbered(flatten(unwrapped(params), "/")), entries(config, _vision_transformer(config)))
+    )
 
 
 def to_vision_transformer(params: Params, config: VitConfig | MixerConfig) -> Params:
-    """The tree of vision_transformer's ViT or MLP-Mixer from ours: the inverse of `from_vision_transformer`."""
+    """The tree of vision_transformer's ViT or MLP-Mixer from ours, with the names of its released files."""
     _check("vision_transformer", config)
     return nested(to_theirs("params", flatten(params, "/"), entries(config, _vision_transformer(config))))
 
@@ -79,6 +88,24 @@ def unstacked(flat: Mapping[str, Any]) -> dict[str, Any]:
         else:
             found[name] = value
     return found
+
+
+def renumbered(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters of vision_transformer by name, with the modules of a block numbered as in its released files.
+
+    They are numbered through there (`LayerNorm_0`, `MultiHeadDotProductAttention_1`, `LayerNorm_2`, `MlpBlock_3`), and by
+    kind in a tree of its present code, which renumbers the files when it reads them (flax's `convert_pre_linen`).
+    """
+    if not any("/MlpBlock_0/" in name for name in flat):
+        return dict(flat)
+    numbers = {"LayerNorm_1": "LayerNorm_2", "MultiHeadDotProductAttention_0": "MultiHeadDotProductAttention_1"}
+    numbers["MlpBlock_0"] = "MlpBlock_3"
+    return {
+        "/".join(
+            numbers.get(part, part) if name.startswith("Transformer/") else part for part in name.split("/")
+        ): value
+        for name, value in flat.items()
+    }
 
 
 def _check(project: str, config: Config) -> None:

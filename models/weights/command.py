@@ -1,6 +1,7 @@
 """What the command `moespec convert` does. `moespec.models.cli` parses its arguments."""
 
 import json
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,11 @@ def convert_command(
         check_output("target", target)
     given = Given(model, read_json(arguments) if arguments else None, fields_of(settings), step)
     from_format = from_format or format_of(source)
-    weights = read(source, given, from_format)
+    with warnings.catch_warnings(record=True) as notes:
+        warnings.simplefilter("always")
+        weights = read(source, given, from_format)
+    for note in notes:
+        print(f"note: {note.message}")
     write(target, weights, to_format)
     count, config = family(weights.config).parameter_count(weights.config), weights.config
     print(f"{source} ({from_format}) -> {target} ({to_format}): {count:,} parameters, {_words(config)}")

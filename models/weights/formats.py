@@ -230,7 +230,7 @@ def _write_big_vision(path: Path, weights: Weights) -> None:
 
 
 def _read_vision_transformer(path: Path, given: Given) -> Weights:
-    arrays = _params(read_npz(path))
+    arrays = interop.renumbered(_params(read_npz(path)))
     config: VitConfig | MixerConfig
     if "stem/kernel" in arrays:
         sizes = mixer_sizes({name: array.shape for name, array in arrays.items()})
