@@ -24,6 +24,7 @@ from moespec.spec.errors import SpecError
 __all__ = [
     "ConvertArguments",
     "EvaluateArguments",
+    "FinetuneArguments",
     "HashTableArguments",
     "InspectArguments",
     "LedgerArguments",
@@ -53,6 +54,24 @@ class TrainArguments:
     """go on from the run's last checkpoint, with the run's own configuration"""
     override: FlagCreatePairsOff[bool] = False
     """with --resume: go on with another configuration than the run's own, and record the change in its checkpoints"""
+    settings: Annotated[Config, arg(name="")] = field(default_factory=Config)
+
+
+@dataclass(frozen=True)
+class FinetuneArguments:
+    """Train on from the weights of a run or a file, on other data, at another resolution, or with experts.
+
+    moespec finetune runs/x --data folder --data.path photos --model.image-size 384; moespec finetune runs/dense --model.moe
+    every_2 --router softmax_expert_choice --experts 8 upcycles a dense model. The model is the source's, with what is set
+    here in its place; everything else is as in train. `moespec train --init SOURCE` takes the weights alone.
+    """
+
+    source: Positional[str]
+    """weights to start from: a run, a file of moespec convert, or a folder of the hub"""
+    run: str | None = None
+    """folder of the new run (default: as in train)"""
+    resume: FlagCreatePairsOff[bool] = False
+    """go on from the new run's last checkpoint"""
     settings: Annotated[Config, arg(name="")] = field(default_factory=Config)
 
 
@@ -198,6 +217,21 @@ def _train(arguments: list[str]) -> None:
     commands.train_command(parsed.settings, run=parsed.run, resume=parsed.resume, override=parsed.override)
 
 
+def _finetune(arguments: list[str]) -> None:
+    if not arguments or arguments[0].startswith("-"):
+        _parse("finetune", FinetuneArguments, arguments or ["--help"])
+        raise SpecError("finetune: the source comes first: moespec finetune runs/x --data ...")
+    from moespec.models.commandline import commands
+    from moespec.models.transfer.start import finetuned, sized
+
+    source, *rest = arguments
+    settings = chosen(rest, finetuned(Config(), source))
+    parsed = _parse(
+        "finetune", FinetuneArguments, arguments, default=FinetuneArguments(source=tyro.MISSING, settings=settings)
+    )
+    commands.train_command(sized(parsed.settings), run=parsed.run, resume=parsed.resume, override=False)
+
+
 def _hash_table(arguments: list[str]) -> None:
     default = HashTableArguments(out=tyro.MISSING, settings=chosen(arguments, _hashed()))
     parsed = _parse("hash-table", HashTableArguments, arguments, default=default)
@@ -254,6 +288,7 @@ def _ledger(arguments: list[str]) -> None:
 
 COMMANDS: dict[str, tuple[str, Callable[[list[str]], None]]] = {
     "train": ("train a model and write a report", _train),
+    "finetune": ("train on from the weights of a run or a file", _finetune),
     "hash-table": ("make the codebook and tables of the router hash", _hash_table),
     "evaluate": ("evaluate a run's checkpoint on the validation images", _evaluate),
     "inspect": ("draw which experts handle which patch of an image", _inspect),

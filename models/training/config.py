@@ -190,3 +190,7 @@ class Config:
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
     hash: HashConfig = field(default_factory=HashConfig)
+    init: str | None = None
+    """weights to start from: a run, a file of moespec convert, or a folder of the hub (moespec.models.transfer)"""
+    init_skip: str | None = None
+    """parameters that start anew all the same: a pattern of their names, as in ^head/"""
