@@ -94,7 +94,12 @@ def config_from_vmoe(model: Mapping[str, Any], *, image_size: int, channels: int
     |---|---|
     | `NoisyTopExpertsPerItemRouter` | router "softmax_token_choice" |
     | `NoisyTopItemsPerExpertRouter` | router "softmax_expert_choice" |
+    | `KLProjectionNoisyTopExpertsPerItemRouter` | router "sinkhorn_token_choice", which combines with the clean logits |
+    | `KLProjectionNoisyTopItemsPerExpertRouter` | router "sinkhorn_expert_choice" |
+    | `KSparseProjectionTransportTopItemsPerExpertRouter` | router "sparsity_constrained_expert_choice" |
     | `SoftRouter` | router "soft_moe" with `norm_form="rsqrt"` |
+    | `use_softmax_combine_weights=False` | `combine_with="plan"` |
+    | `maxiter` | `sinkhorn_iterations`, `transport_steps` |
     | `batch_priority=True` | `batch_priority="max"` |
     | `noise_std` | `noise_multiplier`: both are divided by the number of experts |
     | `capacity` or `num_slots`, absolute | the `capacity_factor` that gives it, rounded to the nearest |
@@ -105,6 +110,9 @@ def config_from_vmoe(model: Mapping[str, Any], *, image_size: int, channels: int
     What is ignored because it does not change the function: which dispatcher computes it, its precision and its
     partitions, and its rounding of expert inputs and outputs to bfloat16 (`SoftRouter` always rounds). We have no
     dropout: a rate above 0 gets a warning, since training then differs while evaluation agrees.
+
+    There is no counterpart of its token choice by a sparse plan (`KSparseProjectionTransportTopExpertsPerItemRouter`), of
+    its other solvers (`use_lbfgs`, `SparseProjection...`), and of groups that are part of an image.
 
     Raises ConfigError for an argument, or a value of one, that has no counterpart.
     """
@@ -153,6 +161,9 @@ def _moe_fields(moe: Arguments, layers: tuple[int, ...], dense: VitConfig) -> di
         "NoisyTopExpertsPerItemRouter": _token_choice_options,
         "NoisyTopItemsPerExpertRouter": _expert_choice_options,
         "SoftRouter": _soft_options,
+        "KLProjectionNoisyTopExpertsPerItemRouter": _sinkhorn_token_choice_options,
+        "KLProjectionNoisyTopItemsPerExpertRouter": _sinkhorn_expert_choice_options,
+        "KSparseProjectionTransportTopItemsPerExpertRouter": _sparse_expert_choice_options,
     }
     check_option("model.encoder.moe.router.name", name, read)
     ours, options = read[name](router, group_size, experts)
@@ -199,6 +210,46 @@ def _token_choice_options(router: Arguments, tokens: int, experts: int) -> tuple
 def _expert_choice_options(router: Arguments, tokens: int, experts: int) -> tuple[str, dict[str, Any]]:
     capacity = _capacity_options(router.section("dispatcher"), tokens, experts)
     return "softmax_expert_choice", {"noise_multiplier": router.take("noise_std", 1.0), **capacity}
+
+
+def _plan_options(router: Arguments) -> dict[str, Any]:
+    """What the routers by a plan have in common, but for how long it is improved."""
+    return {"combine_with": router.choose("use_softmax_combine_weights", True, {True: "softmax", False: "plan"})}
+
+
+def _sinkhorn_token_choice_options(router: Arguments, tokens: int, experts: int) -> tuple[str, dict[str, Any]]:
+    router.require("use_lbfgs", False)
+    router.skip("use_implicit_differentiation", "gshard_loss_weight")
+    given = router.take("importance_loss_weight", 0.0), router.take("load_loss_weight", 0.0)
+    _, options = _token_choice_options(router, tokens, experts)
+    del options["balance_weight"]
+    noise = options["noise_multiplier"]
+    return "sinkhorn_token_choice", {
+        **options,
+        **_plan_options(router),
+        "importance_weight": given[0],
+        "load_weight": given[1] if noise else 0.0,
+        "combine_from_clean_logits": True,
+        "sinkhorn_iterations": router.take("maxiter", 20),
+    }
+
+
+def _sinkhorn_expert_choice_options(router: Arguments, tokens: int, experts: int) -> tuple[str, dict[str, Any]]:
+    router.skip("use_implicit_differentiation")
+    _, options = _expert_choice_options(router, tokens, experts)
+    iterations = router.take("maxiter", 20)
+    return "sinkhorn_expert_choice", {**options, **_plan_options(router), "sinkhorn_iterations": iterations}
+
+
+def _sparse_expert_choice_options(router: Arguments, tokens: int, experts: int) -> tuple[str, dict[str, Any]]:
+    router.require("adam_lr", 1e-2)
+    _, options = _expert_choice_options(router, tokens, experts)
+    return "sparsity_constrained_expert_choice", {
+        **options,
+        **_plan_options(router),
+        "noise_multiplier": 0.0,  # vmoe's has the argument, and no noise
+        "transport_steps": router.take("maxiter", 20),
+    }
 
 
 def _soft_options(router: Arguments, tokens: int, experts: int) -> tuple[str, dict[str, Any]]:

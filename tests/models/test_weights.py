@@ -14,6 +14,7 @@ import zipfile
 from dataclasses import replace
 from pathlib import Path
 
+import msgpack
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -109,6 +110,16 @@ def test_the_sizes_of_a_dense_model_are_read_off_its_parameters():
 
 
 @pytest.mark.parametrize(
+    "weights",
+    [tiny(qk_norm=True), tiny(pool="map"), tiny(pool="token", representation=4), tiny(classes=0)],
+    ids=["qk_norm", "map", "token", "headless"],
+)
+def test_the_sizes_of_what_we_write_are_read_off(tmp_path, weights):
+    write(tmp_path / "x", weights, "vmoe")
+    assert read(tmp_path / "x", Given()).config == weights.config
+
+
+@pytest.mark.parametrize(
     ("config", "expected"),
     [
         ({"architecture": "vit_base_patch16_224", "num_classes": 10}, {"width": 768, "heads": 12, "classes": 10}),
@@ -187,9 +198,16 @@ def test_what_we_write_we_read(tmp_path, name):
 MOE = ("moe", "experts", "router")
 
 
+def unpacked(path: Path) -> dict:
+    return msgpack.unpackb(path.read_bytes(), ext_hook=msgpack.ExtType)
+
+
 def test_a_checkpoint_of_vmoe_is_written_in_parts(tmp_path, monkeypatch):
     monkeypatch.setattr(vmoe_files, "LARGEST_PART", 64)
     write(tmp_path / "x", moe(), "vmoe")
+    leaves = [leaf for key, leaf in unpacked(tmp_path / "x.data-00000-of-00001").items() if key.isdigit()]
+    largest = max(value.nbytes for value in flatten(moe().params, "/").values())
+    assert max(len(parts) for ((parts, _),) in leaves) == largest // 64
     equal(read(tmp_path / "x", Given(fields={key: getattr(moe().config, key) for key in MOE})).params, moe().params)
 
 
@@ -325,13 +343,34 @@ def test_a_shard_of_vmoe_that_holds_less_than_the_index_says(tmp_path):
         read(prefix, SOFT)
 
 
-def test_an_older_checkpoint_of_vmoe_with_a_state_is_refused(tmp_path):
-    """Its leaves are numbered in the order of a class that only vmoe knows."""
-    import msgpack
+def test_a_part_of_an_array_of_vmoe_is_missing(tmp_path):
+    prefix = copied(tmp_path)
+    path = tmp_path / "vmoe_soft_moe.data-00000-of-00003"
+    shard = unpacked(path)
+    leaf = next(key for key, parts in shard.items() if key.isdigit() and len(parts) > 1 and 45 < int(key) < 75)
+    shard[leaf].pop()
+    path.write_bytes(msgpack.packb(shard))
+    with pytest.raises(CheckpointError, match=r"the shards hold all but \d+ of the numbers of '\w+"):
+        read(prefix, SOFT)
 
+
+def test_the_leaves_of_vmoe_are_numbered_by_sorted_keys(tmp_path):
+    """However the file has them: so does JAX, which numbered them."""
     prefix = copied(tmp_path)
     path = tmp_path / "vmoe_soft_moe.index"
-    index = msgpack.unpackb(path.read_bytes(), ext_hook=msgpack.ExtType)
+
+    def turned(tree):
+        return {key: turned(tree[key]) for key in reversed(tree)} if isinstance(tree, dict) else tree
+
+    path.write_bytes(msgpack.packb(turned(unpacked(path))))
+    equal(read(prefix, SOFT).params, read(FILES / "vmoe_soft_moe", SOFT).params)
+
+
+def test_an_older_checkpoint_of_vmoe_with_a_state_is_refused(tmp_path):
+    """Its leaves are numbered in the order of a class that only vmoe knows."""
+    prefix = copied(tmp_path)
+    path = tmp_path / "vmoe_soft_moe.index"
+    index = unpacked(path)
     del index["version"]
     path.write_bytes(msgpack.packb(index))
     with pytest.raises(CheckpointError, match="older than version 20220622, with 'opt_state'"):
@@ -484,6 +523,7 @@ def test_arrays_of_jax_in_bfloat16_are_taken():
     config = models.interop.config_from_timm(arguments("timm_token"))
     theirs = {name: jnp.asarray(value, jnp.bfloat16) for name, value in vector("timm_token").items()}
     got = models.interop.from_timm(theirs, config)
+    assert got["norm"]["scale"].dtype == np.float32
     np.testing.assert_array_equal(got["norm"]["scale"], np.asarray(theirs["norm.weight"], np.float32))
 
 
