@@ -1,6 +1,7 @@
 """Models, written once against a backend: `create("vit_b16", moe="last_half", router="soft_moe", experts=128)`.
 
-`create` binds a model to the backend chosen at import (`from moespec import backends`). A model's own module
+`create` binds a model to the backend chosen at import (`from moespec import backends`), and `load("runs/x")` gives one
+with its trained weights. A model's own module
 (`moespec.models.vit`, `mixer`, `sparse_mlp`) has the same functions with the backend as an argument.
 """
 
@@ -14,7 +15,7 @@ from moespec.models import families, layers
 from moespec.spec.errors import ConfigError
 from moespec.spec.routing import Params
 
-__all__ = ["Model", "create", "list_models"]
+__all__ = ["Model", "chosen_backend", "create", "list_models", "load"]
 
 _MOE_FIELDS = ("router", "experts", "router_options", "expert_init", "group_images", "token_ids", "codes")
 
@@ -70,7 +71,7 @@ def create(name: str, **overrides: Any) -> Model:
     if given and getattr(config, "moe", "none") == "none" and "moe" not in overrides:
         field = given[0]
         raise ConfigError(f"{field}={overrides[field]!r} concerns MoE blocks, but there are none: give moe='last_half'")
-    return Model(name, config, _chosen_backend())
+    return Model(name, config, chosen_backend())
 
 
 def list_models() -> list[str]:
@@ -78,7 +79,15 @@ def list_models() -> list[str]:
     return families.names()
 
 
-def _chosen_backend() -> Backend:
+def load(path: Any, **options: Any) -> Any:
+    """The model at `path`, such as a run, with its weights; see `moespec.models.weights.loading.load`."""
+    from moespec.models.weights import loading  # what it reads runs with needs the models
+
+    return loading.load(path, **options)
+
+
+def chosen_backend() -> Backend:
+    """The backend chosen at import of `moespec.backends`."""
     from moespec import backends  # importing it chooses, which listing models must not
 
     return cast(Backend, importlib.import_module(f"moespec.backends.{backends.name}"))

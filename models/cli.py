@@ -22,7 +22,9 @@ from moespec.models.training.config import BackendName, Config
 from moespec.spec.errors import SpecError
 
 __all__ = [
+    "ConvertArguments",
     "EvaluateArguments",
+    "FinetuneArguments",
     "HashTableArguments",
     "InspectArguments",
     "LedgerArguments",
@@ -52,6 +54,24 @@ class TrainArguments:
     """go on from the run's last checkpoint, with the run's own configuration"""
     override: FlagCreatePairsOff[bool] = False
     """with --resume: go on with another configuration than the run's own, and record the change in its checkpoints"""
+    settings: Annotated[Config, arg(name="")] = field(default_factory=Config)
+
+
+@dataclass(frozen=True)
+class FinetuneArguments:
+    """Train on from the weights of a run or a file, on other data, at another resolution, or with experts.
+
+    moespec finetune runs/x --data folder --data.path photos --model.image-size 384; moespec finetune runs/dense --model.moe
+    every_2 --router softmax_expert_choice --experts 8 upcycles a dense model. The model is the source's, with what is set
+    here in its place; everything else is as in train. `moespec train --init SOURCE` takes the weights alone.
+    """
+
+    source: Positional[str]
+    """weights to start from: a run, a file of moespec convert, or a folder of the hub"""
+    run: str | None = None
+    """folder of the new run (default: as in train)"""
+    resume: FlagCreatePairsOff[bool] = False
+    """go on from the new run's last checkpoint"""
     settings: Annotated[Config, arg(name="")] = field(default_factory=Config)
 
 
@@ -103,6 +123,34 @@ class InspectArguments:
     """framework that computes (default: the run's)"""
     step: int | None = None
     """the checkpoint of this step instead of the newest"""
+
+
+@dataclass(frozen=True)
+class ConvertArguments:
+    """Convert weights: a run, moespec's own file, a folder of the Hugging Face hub, or another project's files.
+
+    moespec convert runs/x weights.safetensors; moespec convert runs/x hub/x --to hub; moespec convert timm.safetensors
+    ours.safetensors --model vit_base_patch16_224. Formats: run, moespec, hub, vmoe, big_vision, vision_transformer, timm,
+    huggingface. Sizes are read off the parameters; what they do not show, such as heads, is set. Values are copied as they
+    are, so that a file converted there and back has the same numbers.
+    """
+
+    source: Positional[str]
+    """the file or folder to read; of a checkpoint of vmoe, its prefix"""
+    target: Positional[str]
+    """the file or folder to write"""
+    from_format: Annotated[str | None, arg(name="from")] = None
+    """format of the source (default: told by what is in it)"""
+    to_format: Annotated[str | None, arg(name="to")] = None
+    """format of the target (default: moespec, for a name that ends in .safetensors)"""
+    model: str | None = None
+    """which model the source is: a name of moespec's (moespec list models) or, of timm's weights, of timm's"""
+    arguments: str | None = None
+    """a JSON file that describes the source: vmoe's config.model, timm's model_args, transformers' config.json"""
+    set: UseAppendAction[tuple[str, ...]] = ()
+    """a field of the model, as in --set heads=6 --set gelu=tanh"""
+    step: int | None = None
+    """of a run: the checkpoint of this step instead of the newest"""
 
 
 @dataclass(frozen=True)
@@ -169,6 +217,21 @@ def _train(arguments: list[str]) -> None:
     commands.train_command(parsed.settings, run=parsed.run, resume=parsed.resume, override=parsed.override)
 
 
+def _finetune(arguments: list[str]) -> None:
+    if not arguments or arguments[0].startswith("-"):
+        _parse("finetune", FinetuneArguments, arguments or ["--help"])
+        raise SpecError("finetune: the source comes first: moespec finetune runs/x --data ...")
+    from moespec.models.commandline import commands
+    from moespec.models.transfer.start import finetuned, sized
+
+    source, *rest = arguments
+    settings = chosen(rest, finetuned(Config(), source))
+    parsed = _parse(
+        "finetune", FinetuneArguments, arguments, default=FinetuneArguments(source=tyro.MISSING, settings=settings)
+    )
+    commands.train_command(sized(parsed.settings), run=parsed.run, resume=parsed.resume, override=False)
+
+
 def _hash_table(arguments: list[str]) -> None:
     default = HashTableArguments(out=tyro.MISSING, settings=chosen(arguments, _hashed()))
     parsed = _parse("hash-table", HashTableArguments, arguments, default=default)
@@ -193,6 +256,22 @@ def _inspect(arguments: list[str]) -> None:
     )
 
 
+def _convert(arguments: list[str]) -> None:
+    parsed = _parse("convert", ConvertArguments, arguments)
+    from moespec.models.weights.command import convert_command
+
+    convert_command(
+        Path(parsed.source),
+        Path(parsed.target),
+        from_format=parsed.from_format,
+        to_format=parsed.to_format,
+        model=parsed.model,
+        arguments=None if parsed.arguments is None else Path(parsed.arguments),
+        settings=parsed.set,
+        step=parsed.step,
+    )
+
+
 def _list(arguments: list[str]) -> None:
     parsed = _parse("list", ListArguments, arguments)
     from moespec.models.commandline import commands
@@ -209,9 +288,11 @@ def _ledger(arguments: list[str]) -> None:
 
 COMMANDS: dict[str, tuple[str, Callable[[list[str]], None]]] = {
     "train": ("train a model and write a report", _train),
+    "finetune": ("train on from the weights of a run or a file", _finetune),
     "hash-table": ("make the codebook and tables of the router hash", _hash_table),
     "evaluate": ("evaluate a run's checkpoint on the validation images", _evaluate),
     "inspect": ("draw which experts handle which patch of an image", _inspect),
+    "convert": ("convert weights from and to other projects' files", _convert),
     "list": ("list models, routers, data sets and recipes", _list),
     "ledger": ("who reads the papers how: the ambiguity ledger", _ledger),
 }

@@ -10,7 +10,7 @@ from moespec.models import mixer, sparse_mlp, vit
 from moespec.models.router_options import RouterSection, section
 from moespec.spec.errors import ConfigError
 
-__all__ = ["Config", "family", "names", "of_name", "patterns", "router_section"]
+__all__ = ["Config", "family", "kinds", "names", "of_name", "patterns", "router_section"]
 
 Config = vit.VitConfig | mixer.MixerConfig | sparse_mlp.SparseMlpConfig
 """The configuration of a model."""
@@ -26,6 +26,11 @@ _BY_CONFIG: dict[type, ModuleType] = {
 def family(config: Config) -> ModuleType:
     """The module of the model that `config` describes."""
     return _BY_CONFIG[type(config)]
+
+
+def kinds() -> dict[str, type[Config]]:
+    """Each family's name, that of its module, with the class of its configurations."""
+    return {module.__name__.rpartition(".")[2]: kind for kind, module in _BY_CONFIG.items()}
 
 
 def of_name(name: str) -> ModuleType:

@@ -8,7 +8,7 @@ from safetensors import SafetensorError, deserialize
 
 __all__ = ["Found", "decoded"]
 
-STORED = {"F32": "<f4", "F64": "<f8", "BOOL": "?"}
+STORED = {"F16": "<f2", "F32": "<f4", "F64": "<f8", "BOOL": "?"}
 STORED |= {f"{k}{8 * n}": f"<{k.lower()}{n}" for k in "IU" for n in (1, 2, 4, 8)}
 
 

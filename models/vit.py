@@ -69,7 +69,9 @@ class VitConfig:
     width, depth, hidden, heads: width D of a token, number of blocks, hidden width H of an MLP, attention heads.
     classes: outputs of the head; 0 for no head.
     pool: "gap" (mean over tokens), "token" (a class token) or "map" (attention pooling by a learned probe).
-    positions: "learned", "sincos2d" (frequencies 10000^(-i/(P-1)), P = width/4) or "sincos2d_moco" (10000^(-i/P)).
+    positions: "learned", "sincos2d" (frequencies 10000^(-i/(P-1)), P = width/4), "sincos2d_moco" (10000^(-i/P)) or
+        "none".
+    representation: width of a linear map with tanh between the pooling and the head; 0 for none.
     qk_norm: layer normalisation (scale only) of queries and keys over each head.
     qk_norm_bias: that normalisation also has a bias, as in timm; needs qk_norm.
     gelu: "tanh" (approximation) or "erf" (exact).
@@ -99,6 +101,7 @@ class VitConfig:
     classes: int = 1000
     pool: str = "gap"
     positions: str = "learned"
+    representation: int = 0
     qk_norm: bool = False
     qk_norm_bias: bool = False
     gelu: str = "tanh"
@@ -123,7 +126,9 @@ class VitConfig:
             raise ConfigError(f"stem={self.stem!r}: 2^(stem - 1) must divide width={self.width!r}")
         if self.qk_norm_bias and not self.qk_norm:
             raise ConfigError("qk_norm_bias=True without qk_norm=True: there is no normalisation to have a bias")
-        if self.positions != "learned" and (self.width % 4 or self.width < 8):
+        if not 0 <= self.representation <= layers.SIZE:
+            raise ConfigError(f"representation={self.representation!r}: expected an integer from 0 to {layers.SIZE}")
+        if self.positions.startswith("sincos2d") and (self.width % 4 or self.width < 8):
             raise ConfigError(f"width={self.width!r}: positions={self.positions!r} needs a multiple of 4, at least 8")
         if moe_blocks(self):
             if self.experts < 1:
@@ -141,7 +146,7 @@ class VitConfig:
 
 _OPTIONS = {
     "pool": ("gap", "token", "map"),
-    "positions": ("learned", "sincos2d", "sincos2d_moco"),
+    "positions": ("learned", "sincos2d", "sincos2d_moco", "none"),
     "token_ids": token_ids.KINDS,
 }
 
@@ -307,8 +312,13 @@ def _layout(config: VitConfig) -> Params:
             "norm": parameters.norm(D),
             "mlp": _mlp_layout(config),
         }
+    if config.representation:
+        layout["representation"] = {
+            "kernel": Parameter((D, config.representation), parameters.lecun_normal(D)),
+            "bias": Parameter((config.representation,), constant(0.0)),
+        }
     if config.classes:
-        layout["head"] = parameters.head(D, config.classes, config.head_bias)
+        layout["head"] = parameters.head(config.representation or D, config.classes, config.head_bias)
     return layout
 
 
@@ -374,7 +384,11 @@ def forward(
     if config.dtype == "bfloat16":
         x = B.cast(x, "float32")
     x = layers.layer_norm(B, params["norm"], x)
-    return layers.output_of(config, params, _pool(B, config, params, x), outputs)
+    features = _pool(B, config, params, x)
+    if config.representation:
+        p = params["representation"]
+        features = B.tanh(features @ p["kernel"] + p["bias"])
+    return layers.output_of(config, params, features, outputs)
 
 
 def _embed(B: Backend, config: VitConfig, params: Params, images: Array) -> Array:
@@ -386,7 +400,7 @@ def _embed(B: Backend, config: VitConfig, params: Params, images: Array) -> Arra
         pixels = B.convolution(pixels, compute(p["kernel"]), compute(p["bias"]), stride=2)
         pixels = B.gelu(layers.layer_norm(B, p["norm"], pixels), form=config.gelu)
     x = B.patch_embed(pixels, embedding["kernel"], embedding["bias"])
-    if config.positions != "learned":
+    if config.positions.startswith("sincos2d"):
         x = x + compute(_sincos_positions(B, config, x))
     if config.pool == "token":
         token = B.broadcast_to(compute(params["token"]), (x.shape[0], 1, config.width))

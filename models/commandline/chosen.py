@@ -34,7 +34,7 @@ def chosen(arguments: Sequence[str], default: Config) -> Config:
     router = None if known.router == "None" else known.router
     saved = Path(known.run or "") / "config.toml"
     if known.config:
-        base = configfile.read(configfile.find_recipe(known.config), model=known.model, router=router)
+        base = configfile.read(configfile.find_recipe(known.config), default, model=known.model, router=router)
     elif known.resume and known.run and isfile(saved):
         base = configfile.read(saved, model=known.model, router=router)
     else:

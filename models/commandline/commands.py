@@ -14,7 +14,6 @@ from moespec.models.data.datasets import DATASETS
 from moespec.models.data.pictures import read_image
 from moespec.models.errors import RunError
 from moespec.models.files import write_atomically
-from moespec.models.hashing.tables import initial_params
 from moespec.models.training import configfile
 from moespec.models.training.compilation import compile_if, pays
 from moespec.models.training.config import Config
@@ -25,6 +24,7 @@ from moespec.models.training.rundirectory import RunDirectory
 from moespec.models.training.runlog import read_log
 from moespec.models.training.savestate import trained_params
 from moespec.models.training.train import train
+from moespec.models.transfer.start import starting_params
 from moespec.spec.routers import ROUTERS
 from moespec.spec.routers.record import Router
 
@@ -43,7 +43,7 @@ def train_command(config: Config, *, run: str | None, resume: bool, override: bo
     path = Path(run or f"runs/{config.data.name}-{_label(config)}-{backend}")
     directory, B = RunDirectory(path), load_backend(backend)
     # All that can fail before the first step fails before there is a folder.
-    initial = None if directory.begun() else initial_params(config, dataset)
+    initial = None if directory.begun() else starting_params(config, dataset)
     with directory.locked():
         if resume and not directory.begun():
             print(f"{path}: nothing to resume, starting at step 0")

@@ -1,17 +1,53 @@
-"""Parameters of other projects' vision transformers, to ours and back: google-research/vmoe and timm.
+"""Parameters of other projects' vision models, to ours and back.
 
-    from_vmoe(params, config) -> params        to_vmoe(params, config) -> params
-    from_timm(state_dict, config) -> params    to_timm(params, config) -> state dict
-    config_from_vmoe(model, ...) -> VitConfig  config_from_timm(arguments) -> VitConfig
+    from_vmoe(params, config) -> params                    to_vmoe(params, config) -> params
+    from_timm(state_dict, config) -> params                to_timm(params, config) -> state dict
+    from_huggingface(state_dict, config) -> params         to_huggingface(params, config) -> state dict
+    from_big_vision(params, config) -> params              to_big_vision(params, config) -> params
+    from_vision_transformer(params, config) -> params      to_vision_transformer(params, config) -> params
+    config_from_vmoe(model, ...), config_from_timm(arguments), config_from_huggingface(config, ...) -> VitConfig
 
 A conversion renames and reorders; it changes no value and no dtype, so the two directions are exact inverses, and
-gradients convert as parameters do. Every parameter is accounted for: one that is missing, unexpected or of another
-shape is an error that names it.
+gradients convert as parameters do. bfloat16, which NumPy lacks, becomes float32. Every parameter is accounted for: one
+that is missing, unexpected or of another shape is an error that names it. `moespec convert` does all this with files.
 
-Both projects use pre-norm blocks with a normalisation epsilon of 1e-6, as we do.
+All use pre-norm blocks with a normalisation epsilon of 1e-6, as we do, but for transformers' default of 1e-12.
 """
 
-from moespec.models.interop.timm import config_from_timm, from_timm, to_timm
+from moespec.models.interop.big_vision import (
+    from_big_vision,
+    from_vision_transformer,
+    renumbered,
+    to_big_vision,
+    to_vision_transformer,
+    unstacked,
+)
+from moespec.models.interop.huggingface import (
+    config_from_huggingface,
+    config_to_huggingface,
+    from_huggingface,
+    to_huggingface,
+)
+from moespec.models.interop.timm import config_from_timm, from_timm, models_of_timm, timm_arguments, to_timm
 from moespec.models.interop.vmoe import config_from_vmoe, from_vmoe, to_vmoe
 
-__all__ = ["config_from_timm", "config_from_vmoe", "from_timm", "from_vmoe", "to_timm", "to_vmoe"]
+__all__ = [
+    "config_from_huggingface",
+    "config_from_timm",
+    "config_from_vmoe",
+    "config_to_huggingface",
+    "from_big_vision",
+    "from_huggingface",
+    "from_timm",
+    "from_vision_transformer",
+    "from_vmoe",
+    "models_of_timm",
+    "renumbered",
+    "timm_arguments",
+    "to_big_vision",
+    "to_huggingface",
+    "to_timm",
+    "to_vision_transformer",
+    "to_vmoe",
+    "unstacked",
+]

@@ -12,12 +12,29 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from moespec.models.vit import VitConfig, parameter_shapes
+from moespec.models.families import Config, family
 from moespec.spec.checks import check_floating
 from moespec.spec.errors import ConfigError, ShapeError
 from moespec.spec.routing import Params
 
-__all__ = ["SAME", "Array", "Convolution", "Layout", "Linear", "entries", "flatten", "nested", "to_ours", "to_theirs"]
+__all__ = [
+    "SAME",
+    "Array",
+    "Convolution",
+    "Entry",
+    "Layout",
+    "Linear",
+    "Shape",
+    "entries",
+    "flatten",
+    "nested",
+    "to_ours",
+    "to_theirs",
+    "unwrapped",
+]
+
+WRAPPERS = ("params", "state_dict")
+"""Keys under which projects put the parameters, beside what they keep of the training."""
 
 Array = NDArray[Any]
 Shape = tuple[int, ...]
@@ -86,10 +103,10 @@ class Entry(NamedTuple):
     shapes: list[Shape]
 
 
-def entries(config: VitConfig, table: Mapping[str, tuple[str, Layout]]) -> list[Entry]:
+def entries(config: Config, table: Mapping[str, tuple[str, Layout]]) -> list[Entry]:
     """The parameters that the other project has for a model like `config`."""
     entries: dict[str, Entry] = {}
-    for ours, shape in flatten(parameter_shapes(config), "/").items():
+    for ours, shape in flatten(family(config).parameter_shapes(config), "/").items():
         theirs, layout = _counterpart(ours, table)
         entry = entries.setdefault(theirs, Entry(theirs, layout, [], []))
         entry.ours.append(ours)
@@ -124,7 +141,7 @@ def to_theirs(argument: str, arrays: Mapping[str, Any], entries: Sequence[Entry]
 
 def _checked(argument: str, arrays: Mapping[str, Any], expected: Mapping[str, Shape]) -> dict[str, Array]:
     """The arrays as NumPy arrays, after a look at every name, shape and dtype."""
-    given = {name: np.asarray(value) for name, value in arrays.items()}
+    given = {name: _array(value) for name, value in arrays.items()}
     mismatches = [f"missing {name} {shape}" for name, shape in expected.items() if name not in given]
     mismatches += [f"unexpected {name} {array.shape}" for name, array in given.items() if name not in expected]
     if mismatches:
@@ -139,6 +156,23 @@ def _checked(argument: str, arrays: Mapping[str, Any], expected: Mapping[str, Sh
     for name, array in given.items():
         check_floating(f"{argument}: {name}", array)
     return given
+
+
+def _array(value: Any) -> Array:
+    """An array, or a tensor of torch wherever it is, as a NumPy array; bfloat16, which NumPy lacks, as float32."""
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+        value = value.float() if "bfloat16" in str(value.dtype) else value
+    array = np.asarray(value)
+    return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
+
+
+def unwrapped(tree: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The parameters of a tree that has them under `params` or `state_dict`; any other tree as it is."""
+    for wrapper in WRAPPERS:
+        if isinstance(tree.get(wrapper), Mapping):
+            return unwrapped(tree[wrapper])
+    return tree
 
 
 def flatten(tree: Mapping[str, Any], separator: str, prefix: str = "") -> dict[str, Any]:

@@ -3,7 +3,10 @@
 Letters of the shape comments: D width, p patch size.
 """
 
+import json
 from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from moespec.models.interop.arguments import Arguments
@@ -18,16 +21,19 @@ from moespec.models.interop.layouts import (
     nested,
     to_ours,
     to_theirs,
+    unwrapped,
 )
 from moespec.models.vit import VitConfig
 from moespec.spec.errors import ConfigError
 from moespec.spec.routing import Params
 
-__all__ = ["config_from_timm", "from_timm", "to_timm"]
+__all__ = ["config_from_timm", "from_timm", "models_of_timm", "timm_arguments", "to_timm"]
 
 
 def from_timm(state_dict: Mapping[str, Any], config: VitConfig) -> Params:
-    """Our parameters from the state dict of timm's `VisionTransformer`, a mapping of arrays or of CPU tensors.
+    """Our parameters from the state dict of timm's `VisionTransformer`, a mapping of arrays or of tensors.
+
+    A checkpoint that has it under `state_dict` is taken as well.
 
     | timm | ours |
     |---|---|
@@ -47,7 +53,7 @@ def from_timm(state_dict: Mapping[str, Any], config: VitConfig) -> Params:
     Source: timm, `timm/models/vision_transformer.py`, `timm/layers/attention.py`, `timm/layers/attention_pool.py`.
     """
     _check(config)
-    return nested(to_ours("state_dict", flatten(state_dict, "."), entries(config, _NAMES)))
+    return nested(to_ours("state_dict", flatten(unwrapped(state_dict), "."), entries(config, _NAMES)))
 
 
 def to_timm(params: Params, config: VitConfig) -> dict[str, Array]:
@@ -66,6 +72,8 @@ def _check(config: VitConfig) -> None:
         raise ConfigError(f"moe={config.moe!r}: timm has dense models only")
     if config.positions != "learned":
         raise ConfigError(f"positions={config.positions!r}: timm has learned positions only")
+    if config.representation:
+        raise ConfigError(f"representation={config.representation!r}: timm has no layer between pooling and head")
     if config.qk_norm and not config.qk_norm_bias:
         raise ConfigError(
             "qk_norm_bias=False: timm normalises queries and keys with a bias (a bias of 0 makes the function the same)"
@@ -130,7 +138,7 @@ def config_from_timm(arguments: Mapping[str, Any]) -> VitConfig:
         raise ConfigError(f"arguments.fc_norm={fc_norm!r}: the last normalisation comes before the pooling here: False")
     for name, value in _REQUIRED.items():
         given.require(name, value)
-    given.skip("weight_init", "fix_init")
+    given.skip("weight_init", "fix_init", "dynamic_img_size")  # the last changes nothing at the size that is given
     given.warn_of_dropout("drop_rate", "pos_drop_rate", "patch_drop_rate", "proj_drop_rate", "attn_drop_rate")
     given.warn_of_dropout("drop_path_rate")
     width, qk_norm = given.take("embed_dim", 768), given.take("qk_norm", False)
@@ -156,7 +164,30 @@ def config_from_timm(arguments: Mapping[str, Any]) -> VitConfig:
 _REQUIRED: dict[str, Any] = {
     **{"qkv_bias": True, "proj_bias": True, "scale_attn_norm": False, "scale_mlp_norm": False, "init_values": None},
     **{"pos_embed": "learn", "no_embed_class": False, "reg_tokens": 0, "pre_norm": False, "final_norm": True},
-    **{"pool_include_prefix": False, "dynamic_img_size": False, "dynamic_img_pad": False},
+    **{"pool_include_prefix": False, "dynamic_img_pad": False},
     **{"embed_norm_layer": None, "norm_layer": None},
 }
 """The arguments of timm that have one value, its default, with a counterpart here."""
+
+
+@cache
+def models_of_timm() -> dict[str, dict[str, Any]]:
+    """Name -> arguments of every `VisionTransformer` of timm 1.0.31, as `config_from_timm` takes them.
+
+    Written from timm's own entry points, with the image size and the classes of each name's default weights; what has
+    timm's default is left out. Not all have a counterpart here: `config_from_timm` says what is in the way.
+    """
+    found: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "timm_models.json").read_text())
+    return found
+
+
+def timm_arguments(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of the model that timm's `config.json` on the hub describes, for `config_from_timm`.
+
+    Raises ConfigError for an `architecture` that is not a `VisionTransformer` of timm.
+    """
+    name, models = config.get("architecture"), models_of_timm()
+    if name not in models:
+        raise ConfigError(f"architecture={name!r}: not a VisionTransformer of timm 1.0.31")
+    given = {key: config[key] for key in ("num_classes", "global_pool") if key in config}
+    return {**models[name], **given, **config.get("model_args", {})}

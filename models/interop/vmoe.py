@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from moespec.models.interop.arguments import Arguments
-from moespec.models.interop.layouts import SAME, Layout, entries, flatten, nested, to_ours, to_theirs
+from moespec.models.interop.layouts import SAME, Layout, entries, flatten, nested, to_ours, to_theirs, unwrapped
 from moespec.models.vit import VitConfig
 from moespec.spec.checks import check_option
 from moespec.spec.errors import ConfigError
@@ -19,6 +19,8 @@ __all__ = ["config_from_vmoe", "from_vmoe", "to_vmoe"]
 
 def from_vmoe(params: Mapping[str, Any], config: VitConfig) -> Params:
     """Our parameters from the parameter tree of vmoe's `VisionTransformerMoe`, a nested mapping of arrays.
+
+    A tree that has them under `params` is taken as well.
 
     The layouts differ in names only: in both, kernels have their inputs first, attention kernels are
     `(D, heads, D/heads)` and `(heads, D/heads, D)`, and experts are stacked on a leading axis E. What vmoe calls
@@ -32,7 +34,7 @@ def from_vmoe(params: Mapping[str, Any], config: VitConfig) -> Params:
     Source: google-research/vmoe, `vmoe/nn/vit_moe.py`, `vmoe/nn/routing.py`, `vmoe/projects/soft_moe/router.py`.
     """
     _check(config)
-    return nested(to_ours("params", flatten(params, "/"), entries(config, _NAMES)))
+    return nested(to_ours("params", flatten(unwrapped(params), "/"), entries(config, _NAMES)))
 
 
 def to_vmoe(params: Params, config: VitConfig) -> Params:
@@ -46,7 +48,7 @@ def _check(config: VitConfig) -> None:
         raise ConfigError(f"stem={config.stem!r}: vmoe's models have no stem of convolutions")
     if config.gelu != "tanh":
         raise ConfigError(f"gelu={config.gelu!r}: vmoe has the tanh form only")
-    if config.positions not in ("learned", "sincos2d"):
+    if config.positions == "sincos2d_moco":
         raise ConfigError(f"positions={config.positions!r}: vmoe has learned and sincos2d positions only")
     if config.qk_norm_bias:
         raise ConfigError("qk_norm_bias=True: vmoe normalises queries and keys without a bias")
@@ -54,6 +56,7 @@ def _check(config: VitConfig) -> None:
 
 _NAMES: dict[str, tuple[str, Layout]] = {
     r"(embedding|head)/(kernel|bias)": (r"\1/\2", SAME),
+    r"representation/(kernel|bias)": (r"pre_logits/\1", SAME),
     r"token": (r"cls", SAME),
     r"positions": (r"Encoder/posembed_input/pos_embedding", SAME),
     r"blocks/(\d+)/norm1/(\w+)": (r"Encoder/encoderblock_\1/LayerNorm_0/\2", SAME),
@@ -93,7 +96,12 @@ def config_from_vmoe(model: Mapping[str, Any], *, image_size: int, channels: int
     |---|---|
     | `NoisyTopExpertsPerItemRouter` | router "softmax_token_choice" |
     | `NoisyTopItemsPerExpertRouter` | router "softmax_expert_choice" |
+    | `KLProjectionNoisyTopExpertsPerItemRouter` | router "sinkhorn_token_choice", which combines with the clean logits |
+    | `KLProjectionNoisyTopItemsPerExpertRouter` | router "sinkhorn_expert_choice" |
+    | `KSparseProjectionTransportTopItemsPerExpertRouter` | router "sparsity_constrained_expert_choice" |
     | `SoftRouter` | router "soft_moe" with `norm_form="rsqrt"` |
+    | `use_softmax_combine_weights=False` | `combine_with="plan"` |
+    | `maxiter` | `sinkhorn_iterations`, `transport_steps` |
     | `batch_priority=True` | `batch_priority="max"` |
     | `noise_std` | `noise_multiplier`: both are divided by the number of experts |
     | `capacity` or `num_slots`, absolute | the `capacity_factor` that gives it, rounded to the nearest |
@@ -105,11 +113,13 @@ def config_from_vmoe(model: Mapping[str, Any], *, image_size: int, channels: int
     partitions, and its rounding of expert inputs and outputs to bfloat16 (`SoftRouter` always rounds). We have no
     dropout: a rate above 0 gets a warning, since training then differs while evaluation agrees.
 
+    There is no counterpart of its token choice by a sparse plan (`KSparseProjectionTransportTopExpertsPerItemRouter`), of
+    its other solvers (`use_lbfgs`, `SparseProjection...`), and of groups that are part of an image.
+
     Raises ConfigError for an argument, or a value of one, that has no counterpart.
     """
     arguments = Arguments("model", model)
     arguments.require("name", "VisionTransformerMoe")
-    arguments.require("representation_size", None)
     arguments.require("head_kernel_zero_init", True)
     encoder = arguments.section("encoder")
     encoder.warn_of_dropout("dropout_rate", "attention_dropout_rate")
@@ -124,12 +134,13 @@ def config_from_vmoe(model: Mapping[str, Any], *, image_size: int, channels: int
         width=arguments.take("hidden_size"),
         classes=arguments.take("num_classes") or 0,
         head_bias=arguments.take("head_bias_init", 0.0),
+        representation=arguments.take("representation_size", None) or 0,
         pool=arguments.choose("classifier", "token", {"gap": "gap", "token": "token", "map": "map"}),
         depth=encoder.take("num_layers"),
         hidden=encoder.take("mlp_dim"),
         heads=encoder.take("num_heads"),
         qk_norm=encoder.take("attention_qk_norm", False),
-        positions=position.choose("name", "learned", {"learned": "learned", "sincos2d": "sincos2d"}),
+        positions=position.choose("name", "learned", {name: name for name in ("learned", "sincos2d", "none")}),
     )
     fields = _moe_fields(moe, layers, dense) if layers else {}
     for section in (arguments, encoder, position, moe):
@@ -152,6 +163,9 @@ def _moe_fields(moe: Arguments, layers: tuple[int, ...], dense: VitConfig) -> di
         "NoisyTopExpertsPerItemRouter": _token_choice_options,
         "NoisyTopItemsPerExpertRouter": _expert_choice_options,
         "SoftRouter": _soft_options,
+        "KLProjectionNoisyTopExpertsPerItemRouter": _sinkhorn_token_choice_options,
+        "KLProjectionNoisyTopItemsPerExpertRouter": _sinkhorn_expert_choice_options,
+        "KSparseProjectionTransportTopItemsPerExpertRouter": _sparse_expert_choice_options,
     }
     check_option("model.encoder.moe.router.name", name, read)
     ours, options = read[name](router, group_size, experts)
@@ -198,6 +212,46 @@ def _token_choice_options(router: Arguments, tokens: int, experts: int) -> tuple
 def _expert_choice_options(router: Arguments, tokens: int, experts: int) -> tuple[str, dict[str, Any]]:
     capacity = _capacity_options(router.section("dispatcher"), tokens, experts)
     return "softmax_expert_choice", {"noise_multiplier": router.take("noise_std", 1.0), **capacity}
+
+
+def _plan_options(router: Arguments) -> dict[str, Any]:
+    """What the routers by a plan have in common, but for how long it is improved."""
+    return {"combine_with": router.choose("use_softmax_combine_weights", True, {True: "softmax", False: "plan"})}
+
+
+def _sinkhorn_token_choice_options(router: Arguments, tokens: int, experts: int) -> tuple[str, dict[str, Any]]:
+    router.require("use_lbfgs", False)
+    router.skip("use_implicit_differentiation", "gshard_loss_weight")
+    given = router.take("importance_loss_weight", 0.0), router.take("load_loss_weight", 0.0)
+    _, options = _token_choice_options(router, tokens, experts)
+    del options["balance_weight"]
+    noise = options["noise_multiplier"]
+    return "sinkhorn_token_choice", {
+        **options,
+        **_plan_options(router),
+        "importance_weight": given[0],
+        "load_weight": given[1] if noise else 0.0,
+        "combine_from_clean_logits": True,
+        "sinkhorn_iterations": router.take("maxiter", 20),
+    }
+
+
+def _sinkhorn_expert_choice_options(router: Arguments, tokens: int, experts: int) -> tuple[str, dict[str, Any]]:
+    router.skip("use_implicit_differentiation")
+    _, options = _expert_choice_options(router, tokens, experts)
+    iterations = router.take("maxiter", 20)
+    return "sinkhorn_expert_choice", {**options, **_plan_options(router), "sinkhorn_iterations": iterations}
+
+
+def _sparse_expert_choice_options(router: Arguments, tokens: int, experts: int) -> tuple[str, dict[str, Any]]:
+    router.require("adam_lr", 1e-2)
+    _, options = _expert_choice_options(router, tokens, experts)
+    return "sparsity_constrained_expert_choice", {
+        **options,
+        **_plan_options(router),
+        "noise_multiplier": 0.0,  # vmoe's has the argument, and no noise
+        "transport_steps": router.take("maxiter", 20),
+    }
 
 
 def _soft_options(router: Arguments, tokens: int, experts: int) -> tuple[str, dict[str, Any]]:

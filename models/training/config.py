@@ -66,8 +66,10 @@ class ModelConfig:
     """attention heads"""
     pool: Literal["gap", "token", "map"] | None = None
     """average of the tokens, class token, or attention pooling"""
-    positions: Literal["learned", "sincos2d", "sincos2d_moco"] | None = None
+    positions: Literal["learned", "sincos2d", "sincos2d_moco", "none"] | None = None
     """position embedding"""
+    representation: int | None = None
+    """width of a linear map with tanh before the head, 0 for none (ViT)"""
     qk_norm: bool | None = None
     """normalise queries and keys"""
     qk_norm_bias: bool | None = None
@@ -190,3 +192,7 @@ class Config:
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
     hash: HashConfig = field(default_factory=HashConfig)
+    init: str | None = None
+    """weights to start from: a run, a file of moespec convert, or a folder of the hub (moespec.models.transfer)"""
+    init_skip: str | None = None
+    """parameters that start anew all the same: a pattern of their names, as in ^head/"""

@@ -160,6 +160,16 @@ def test_the_specification_agrees(name):
         ("vmoe_expert_choice", {"rounding": "ceil"}),
         ("vmoe_expert_choice", {"noise_multiplier": 0.5}),
         ("vmoe_soft_moe", {"norm_form": "paper"}),
+        ("vmoe_sinkhorn_token_choice", {"combine_from_clean_logits": False}),
+        ("vmoe_sinkhorn_token_choice", {"sinkhorn_iterations": 2}),
+        ("vmoe_sinkhorn_token_choice", {"importance_weight": 0.0}),
+        ("vmoe_sinkhorn_token_choice", {"load_weight": 0.0}),
+        ("vmoe_sinkhorn_token_choice", {"combine_with": "plan"}),
+        ("vmoe_sinkhorn_token_choice", {"batch_priority": "none"}),
+        ("vmoe_sinkhorn_expert_choice", {"sinkhorn_iterations": 2}),
+        ("vmoe_sinkhorn_expert_choice", {"combine_from_clean_logits": True}),
+        ("vmoe_sparse_expert_choice", {"transport_steps": 2}),
+        ("vmoe_sparse_expert_choice", {"combine_with": "softmax"}),
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(f"{k}={v}" for k, v in value.items()),
 )
@@ -378,12 +388,11 @@ def test_without_noise_there_is_no_load_loss():
 @pytest.mark.parametrize(
     ("path", "value", "fault"),
     [
-        ("representation_size", 64, "model.representation_size=64"),
         ("classifier", "0", "model.classifier='0'"),
         ("patch_size", (16, 14), "model.patch_size=(16, 14)"),
         ("surprise", 1, "model.surprise=1"),
         ("encoder.surprise", 1, "model.encoder.surprise=1"),
-        ("encoder.position_emb", {"name": "none"}, "model.encoder.position_emb.name='none'"),
+        ("encoder.position_emb", {"name": "rope"}, "model.encoder.position_emb.name='rope'"),
         ("encoder.position_emb", {"name": "sincos2d", "temperature": 100}, "temperature=100"),
         ("encoder.moe.layers", (0, 99), "model.encoder.moe.layers=(0, 99)"),
         ("encoder.moe.group_size", 400, "model.encoder.moe.group_size=400"),
@@ -403,6 +412,30 @@ def test_arguments_of_vmoe_without_counterpart_are_refused(path, value, fault):
     section[key] = value
     with pytest.raises(ConfigError, match=re.escape(fault)):
         interop.config_from_vmoe(model, image_size=224)
+
+
+def test_the_released_v_moe_s32_converts():
+    """Its config has a layer of the model's width before the head."""
+    model = v_moe_b16() | {"representation_size": 512, "hidden_size": 512, "patch_size": (32, 32), "num_classes": 1000}
+    model["encoder"] |= {"num_layers": 8, "mlp_dim": 2048, "num_heads": 8}
+    model["encoder"]["moe"] |= {"layers": (5, 7), "group_size": 8 * 50}
+    config = interop.config_from_vmoe(model, image_size=224)
+    assert (config.representation, config.moe) == (512, "every_2_last_2")
+    shapes = flat(vit.parameter_shapes(config))
+    assert (shapes["representation/kernel"], shapes["head/kernel"]) == ((512, 512), (512, 1000))
+    small = replace(
+        config, image_size=32, width=8, heads=2, hidden=12, depth=2, representation=6, classes=3, moe="none"
+    )
+    theirs = flat(interop.to_vmoe(vit.init(small), small))
+    assert (theirs["pre_logits/kernel"].shape, theirs["head/kernel"].shape) == ((8, 6), (6, 3))
+
+
+def test_no_positions_of_vmoe():
+    model = v_moe_b16()
+    model["encoder"]["position_emb"] = {"name": "none"}
+    config = interop.config_from_vmoe(model, image_size=224)
+    assert config.positions == "none"
+    assert "positions" not in vit.parameter_shapes(config)
 
 
 def test_a_missing_argument_of_vmoe_is_named():

@@ -212,7 +212,7 @@ def test_placement(moe, depth, blocks):
         ({"width": 6, "heads": 2, "positions": "sincos2d"}, "width=6"),
         ({"width": 4, "heads": 2, "positions": "sincos2d"}, "width=4"),
         ({"pool": "cls"}, "pool='cls'"),
-        ({"positions": "none"}, "positions='none'"),
+        ({"positions": "rope"}, "positions='rope'"),
         ({"gelu": "relu"}, "gelu='relu'"),
         ({"dtype": "float16"}, "dtype='float16'"),
         ({"expert_init": "copied"}, "expert_init='copied'"),
@@ -425,3 +425,29 @@ def test_the_class_token_sees_patches_without_positions_in_any_order():
         vit.forward(B, config, params, x).features for x in (images, np.roll(images, config.patch_size, axis=2))
     )
     np.testing.assert_allclose(after, before, rtol=1e-12, atol=1e-12)
+
+
+# --------------------------------------------------------------------------------- no positions, a layer before the head
+
+
+@pytest.mark.parametrize(("positions", "same"), [("none", True), ("learned", False), ("sincos2d", False)])
+def test_without_positions_patches_have_no_place(positions, same):
+    config = tiny(positions=positions, classes=0)
+    params, images = parameters(config), images_for(config, 1)
+    moved = np.concatenate([images[:, 4:], images[:, :4]], axis=1)  # the rows of patches change places
+    one, other = (vit.forward(B, config, params, x).features for x in (images, moved))
+    assert np.allclose(one, other, rtol=0, atol=1e-12) == same
+
+
+def test_the_representation_is_a_layer_with_tanh_before_the_head():
+    plain, config = tiny(classes=0), tiny(representation=5)
+    params, images = parameters(config, 1), images_for(config, 2)
+    before = vit.forward(B, plain, {k: v for k, v in params.items() if k not in ("representation", "head")}, images)
+    layer = params["representation"]
+    features = np.tanh(before.features @ layer["kernel"] + layer["bias"])
+    output = vit.forward(B, config, params, images)
+    np.testing.assert_allclose(output.features, features, rtol=0, atol=1e-12)
+    assert params["head"]["kernel"].shape == (5, 3)
+    np.testing.assert_allclose(output.logits, features @ params["head"]["kernel"] + params["head"]["bias"], atol=1e-12)
+    with pytest.raises(ConfigError, match="representation=-1: expected an integer from 0"):
+        tiny(representation=-1)

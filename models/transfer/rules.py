@@ -1,0 +1,132 @@
+"""Which parameters of a source a model starts with, and how they are changed to fit.
+
+| parameter | what becomes of it |
+|---|---|
+| of the same name and shape | copied |
+| the head, where the number of classes differs | new |
+| positions on another grid | resized, bilinearly; the class token's is copied |
+| the MLP of a block that is MoE now | copied into every expert; the router is new |
+| tables and codebook of hash layers of another size | new |
+| whatever matches `skip` | new |
+| anything else that is missing, left over or of another shape | an error that names it |
+
+Sources: upcycling, Komatsuzaki et al. 2022 (arXiv 2212.05055), section 3.1; positions, google-research/vmoe,
+`vmoe/initialization/rules.py`, VitZoomRule, and big_vision, `resample_posemb`: `scipy.ndimage.zoom` of order 1.
+"""
+
+import math
+import re
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.ndimage import zoom
+
+from moespec.models.families import Config
+from moespec.models.interop.layouts import flatten, nested
+from moespec.models.weights.record import Weights
+from moespec.spec.errors import ConfigError
+from moespec.spec.routing import Params
+
+__all__ = ["Transferred", "resized_positions", "transferred"]
+
+Array = NDArray[Any]
+
+
+class Transferred(NamedTuple):
+    """params: those that the training starts with. new, resized, upcycled: names of parameters of which that is so."""
+
+    params: Params
+    new: list[str]
+    resized: list[str]
+    upcycled: list[str]
+
+
+def transferred(source: Weights, config: Config, initial: Params, *, skip: str | None = None) -> Transferred:
+    """The parameters of a model with `config`: of `source` by the rules above, and of `initial` where they say new.
+
+    skip: a pattern that is searched for in the names of parameters, such as `head/kernel`.
+
+    Raises ConfigError for a pattern that is none, a source of another family of models, and a parameter that the rules do
+    not bring from the source into the model.
+    """
+    if type(source.config) is not type(config):
+        raise ConfigError(f"init: a {type(source.config).__name__}, but the model is a {type(config).__name__}")
+    try:
+        skipped = re.compile(skip) if skip is not None else None
+    except re.error as error:
+        raise ConfigError(f"init_skip={skip!r}: not a regular expression ({error})") from error
+    given, wanted = flatten(source.params, "/"), flatten(initial, "/")
+    found: dict[str, Array] = {}
+    result = Transferred({}, [], [], [])
+    used = set()
+    for name, fresh in wanted.items():
+        dense = re.sub(r"/moe/experts/", "/mlp/", name)
+        if skipped is not None and skipped.search(name):
+            found[name] = _new(name, fresh, result)
+            used |= {name, dense}
+        elif name in given:
+            found[name] = _fitted(name, given[name], fresh, config, result)
+            used.add(name)
+        elif dense in given:
+            found[name] = _copied(name, given[dense], fresh, result)
+            used.add(dense)
+        elif ("/moe/router/" in name and re.sub(r"/moe/router/.*", "/mlp/w1", name) in given) or name.startswith(_FREE):
+            found[name] = _new(name, fresh, result)
+        else:
+            raise ConfigError(f"init: {name} {fresh.shape} is missing; --init-skip {name} starts it anew")
+    if left := sorted(name for name in given if name not in used and not name.startswith(_FREE)):
+        raise ConfigError(f"init: {left[0]} {given[left[0]].shape} has no place in the model")
+    return result._replace(params=nested({name: np.asarray(value, np.float32) for name, value in found.items()}))
+
+
+_FREE = ("head/", "ids/")
+"""Beginnings of names of parameters that a model, or a source, may have alone."""
+
+
+def _new(name: str, fresh: Array, result: Transferred) -> Array:
+    result.new.append(name)
+    return fresh
+
+
+def _fitted(name: str, given: Array, fresh: Array, config: Config, result: Transferred) -> Array:
+    """A parameter that both have, in the shape of the model."""
+    if given.shape == fresh.shape:
+        return given
+    if name.startswith(_FREE) or name.endswith("/router/tables"):
+        return _new(name, fresh, result)
+    if name == "positions" and given.shape[2] == fresh.shape[2]:
+        result.resized.append(name)
+        return resized_positions(given, fresh.shape[1], token=getattr(config, "pool", "") == "token")
+    advice = ""
+    if name.endswith("/router/slots") and given.shape[:2] == fresh.shape[:2]:
+        advice = (
+            f"; --model.router-options.slots-per-expert {given.shape[2]} keeps them, as fine-tuning in the paper does"
+        )
+    raise ConfigError(f"init: {name} has shape {given.shape}, the model {fresh.shape}{advice}")
+
+
+def _copied(name: str, dense: Array, fresh: Array, result: Transferred) -> Array:
+    """E copies of a dense parameter."""
+    if dense.shape != fresh.shape[1:]:
+        raise ConfigError(f"init: an expert's {name} has shape {fresh.shape[1:]}, the source's MLP {dense.shape}")
+    result.upcycled.append(name)
+    return np.broadcast_to(dense, fresh.shape)
+
+
+def resized_positions(positions: Array, tokens: int, *, token: bool) -> Array:
+    """Positions `(1, S, D)` on another square grid, `(1, tokens, D)`.
+
+    token: the first position is that of a class token, which is copied. Corners stay corners, and between them values
+    are interpolated linearly along rows and columns. Raises ConfigError unless both grids are squares.
+
+    >>> resized_positions(np.array([[[1.0], [2.0], [3.0], [4.0]]]), 9, token=False).reshape(3, 3).tolist()
+    [[1.0, 1.5, 2.0], [2.0, 2.5, 3.0], [3.0, 3.5, 4.0]]
+    """
+    before, grid = positions[:, : int(token)], positions[0, int(token) :]
+    old, new = math.isqrt(len(grid)), math.isqrt(tokens - token)
+    if old * old != len(grid) or new * new != tokens - token or not old:
+        raise ConfigError(f"init: positions of {len(grid)} patches for {tokens - token}: expected squares")
+    square = grid.reshape(old, old, -1)
+    resized = zoom(square, (new / old, new / old, 1), order=1).reshape(1, new * new, -1)
+    return np.concatenate([before, resized], axis=1)

@@ -1,0 +1,92 @@
+"""What a run that has `init` starts with, and the model that fine-tuning takes over from its source."""
+
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from moespec.models import vit
+from moespec.models.data.dataset import Dataset
+from moespec.models.families import Config as Model
+from moespec.models.families import names, of_name
+from moespec.models.hashing.tables import initial_params
+from moespec.models.training.config import Config, ModelConfig
+from moespec.models.training.resolve import model_config
+from moespec.models.transfer.rules import transferred
+from moespec.models.weights.formats import Given, read
+from moespec.models.weights.record import Weights, described
+from moespec.spec.routers import ROUTERS
+from moespec.spec.routing import Params
+
+__all__ = ["finetuned", "model_of", "sized", "starting_params"]
+
+
+def starting_params(config: Config, dataset: Dataset) -> Params:
+    """The initial parameters of a run, with those of `config.init` by the rules, which says what became of which.
+
+    Raises RunError or CheckpointError for a source that is missing or damaged, ConfigError for one that does not fit.
+    """
+    initial = initial_params(config, dataset)
+    if config.init is None:
+        return initial
+    result = transferred(source(config.init), model_config(config.model), initial, skip=config.init_skip)
+    print(f"init: {config.init}")
+    for what in ("new", "resized", "upcycled"):
+        if given := getattr(result, what):
+            print(f"  {what}: {_summary(given)}")
+    return result.params
+
+
+def source(path: str) -> Weights:
+    """The weights to start from: a run, a file of `moespec convert`, or a folder of the hub."""
+    return read(Path(path), Given())
+
+
+def model_of(weights: Weights) -> ModelConfig:
+    """The section `model` that describes the model of `weights`, but for what the data decide: channels, classes, size.
+
+    The slots of Soft MoE are pinned: as many as there are, whatever the size of the images.
+    """
+    config = weights.config
+    values = {key: value for key, value in described(config).items() if key in {f.name for f in fields(ModelConfig)}}
+    values |= dict.fromkeys(("image_size", "channels", "classes"))
+    return ModelConfig(name=_name(config), **{**values, **_pinned(config)})
+
+
+def _pinned(config: Model) -> dict[str, Any]:
+    if not isinstance(config, vit.VitConfig) or not vit.moe_blocks(config):
+        return {}
+    options = dict(config.router_options)
+    if ROUTERS[config.router].name == "soft_moe":
+        options["slots_per_expert"] = vit.router_config(config).capacity()  # type: ignore[attr-defined]
+    return {"router_options": options}
+
+
+def _name(config: Model) -> str:
+    """The model's name, or that of its family's small one: every field is set, so that only the family matters."""
+    family = described(config)["family"]
+    for name in names():
+        if name.startswith(family) and _same(config, of_name(name).named(name)):
+            return name
+    return f"{family}_tiny"
+
+
+def _same(one: Model, other: Model) -> bool:
+    """Whether the sizes of two models of one family are the same, apart from data and MoE blocks."""
+    sizes = ("patch_size", "width", "depth", "hidden", "heads", "token_hidden", "sparse_tokens", "sparse_width")
+    return all(getattr(one, size, None) == getattr(other, size, None) for size in sizes)
+
+
+def _summary(given: list[str]) -> str:
+    return ", ".join(given) if len(given) <= 4 else f"{', '.join(given[:3])} and {len(given) - 3} more"
+
+
+def finetuned(config: Config, path: str) -> Config:
+    """The configuration with the model of the weights at `path`, from which it starts."""
+    return replace(config, model=model_of(source(path)), init=path)
+
+
+def sized(config: Config) -> Config:
+    """The configuration with images as large as the source's, where the data can be of any size and none was asked for."""
+    if config.init is None or config.model.image_size is not None or config.data.name != "folder":
+        return config
+    return replace(config, model=replace(config.model, image_size=source(config.init).config.image_size))

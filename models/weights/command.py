@@ -1,0 +1,73 @@
+"""What the command `moespec convert` does. `moespec.models.cli` parses its arguments."""
+
+import json
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from moespec.models.checks import check_output
+from moespec.models.families import family
+from moespec.models.weights.files import read_json
+from moespec.models.weights.formats import FORMATS, Given, format_of, read, write
+from moespec.spec.errors import ConfigError
+
+__all__ = ["convert_command", "fields_of"]
+
+
+def convert_command(
+    source: Path,
+    target: Path,
+    *,
+    from_format: str | None,
+    to_format: str | None,
+    model: str | None,
+    arguments: Path | None,
+    settings: Sequence[str],
+    step: int | None,
+) -> None:
+    """Reads weights in one format, writes them in another, and says what they are."""
+    for name, chosen in (("from", from_format), ("to", to_format)):
+        if chosen is not None and chosen not in FORMATS:
+            raise ConfigError(f"{name}={chosen!r}: expected one of {', '.join(FORMATS)}")
+    to_format = to_format or _by_name(target)
+    if to_format not in ("hub", "huggingface"):
+        check_output("target", target)
+    given = Given(model, read_json(arguments) if arguments else None, fields_of(settings), step)
+    from_format = from_format or format_of(source)
+    with warnings.catch_warnings(record=True) as notes:
+        warnings.simplefilter("always")
+        weights = read(source, given, from_format)
+    for note in notes:
+        print(f"note: {note.message}")
+    write(target, weights, to_format)
+    count, config = family(weights.config).parameter_count(weights.config), weights.config
+    print(f"{source} ({from_format}) -> {target} ({to_format}): {count:,} parameters, {_words(config)}")
+
+
+def fields_of(settings: Sequence[str]) -> dict[str, Any]:
+    """`heads=6` as a field and its value, which is JSON or else a string."""
+    found = {}
+    for setting in settings:
+        name, equals, text = setting.partition("=")
+        if not equals:
+            raise ConfigError(f"set={setting!r}: expected FIELD=VALUE")
+        try:
+            found[name] = json.loads(text)
+        except ValueError:
+            found[name] = text
+    return found
+
+
+def _by_name(target: Path) -> str:
+    """The format that a name without --to stands for: moespec's own."""
+    if target.suffix == ".safetensors":
+        return "moespec"
+    raise ConfigError(
+        f"target={str(target)!r}: give --to, one of {', '.join(n for n, f in FORMATS.items() if f.write)}"
+    )
+
+
+def _words(config: Any) -> str:
+    routed = f", router {config.router} in blocks {config.moe}" if getattr(config, "moe", "none") != "none" else ""
+    return f"{config.image_size} x {config.image_size} pixels, {config.classes} classes{routed}"

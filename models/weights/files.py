@@ -1,0 +1,101 @@
+"""Arrays in files: safetensors, npz without pickles, and JSON. Files are written whole or not at all.
+
+Whatever is wrong with a file is a CheckpointError that names the file and the array.
+"""
+
+import io
+import json
+import zipfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.numpy
+from numpy.typing import NDArray
+
+from moespec.models.errors import CheckpointError
+from moespec.models.files import write_atomically
+from moespec.models.tensors import decoded
+
+__all__ = [
+    "content_of",
+    "read_json",
+    "read_npz",
+    "read_safetensors",
+    "safetensors_bytes",
+    "write_npz",
+    "write_safetensors",
+]
+
+Arrays = dict[str, NDArray[Any]]
+
+
+def content_of(path: Path) -> bytes:
+    """What is in a file. Raises CheckpointError if it cannot be read."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
+
+
+def read_safetensors(path: Path) -> tuple[Arrays, dict[str, str]]:
+    """The arrays and the metadata of a safetensors file; bfloat16 becomes float32, which holds every value of it."""
+    content = content_of(path)
+    try:
+        arrays = {name: found.array for name, found in decoded(content).items()}
+    except ValueError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    return arrays, header.get("__metadata__", {})
+
+
+def safetensors_bytes(arrays: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> bytes:
+    """The content of a safetensors file."""
+    contiguous = {name: np.asarray(array, order="C") for name, array in arrays.items()}
+    return safetensors.numpy.save(contiguous, dict(metadata))
+
+
+def write_safetensors(path: Path, arrays: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> None:
+    write_atomically(path, safetensors_bytes(arrays, metadata))
+
+
+def read_npz(path: Path) -> Arrays:
+    """The arrays of an npz file; those of the dtype V2, which is how NumPy saves bfloat16, as float32. No pickle is read."""
+    content, arrays, name = io.BytesIO(content_of(path)), {}, ""
+    try:
+        with zipfile.ZipFile(content) as archive:
+            for member in archive.namelist():
+                name = member.removesuffix(".npy")
+                with io.BytesIO(archive.read(member)) as file:
+                    arrays[name] = _widened(np.lib.format.read_array(file, allow_pickle=False))
+    except (ValueError, EOFError, OSError, MemoryError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
+        where = f"{path}: {name!r}" if name else str(path)
+        raise CheckpointError(f"{where}: not an array of an npz file ({error})") from error
+    return arrays
+
+
+def _widened(array: NDArray[Any]) -> NDArray[Any]:
+    if array.dtype != np.dtype("V2"):
+        return array
+    return (array.view("<u2").astype("<u4") << 16).view("<f4")
+
+
+def write_npz(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """An uncompressed npz file; the same arrays give the same bytes."""
+    content = io.BytesIO()
+    named: dict[str, Any] = dict(arrays)
+    np.savez(content, allow_pickle=False, **named)
+    write_atomically(path, content.getvalue())
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object. Raises CheckpointError for any other content."""
+    try:
+        found = json.loads(content_of(path))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: not JSON ({error})") from error
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{path}: not a JSON object")
+    return found

@@ -1,0 +1,111 @@
+"""The layout of a repository of the Hugging Face hub, as a folder: config.json, model.safetensors, README.md.
+
+`model.safetensors` is a file of `own`; config.json says the same of the model, for people and for the hub's pages.
+Nothing is sent anywhere: `huggingface-cli upload NAME FOLDER` does that.
+"""
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from moespec.models.errors import CheckpointError, RunError
+from moespec.models.families import Config, family
+from moespec.models.files import sync_directory, write_synced
+from moespec.models.interop.layouts import flatten
+from moespec.models.weights import own
+from moespec.models.weights.files import read_json, safetensors_bytes
+from moespec.models.weights.record import Weights, described, of_description
+
+__all__ = ["read", "write", "write_folder"]
+
+WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
+
+
+def read(path: Path, given: Any) -> Weights:
+    """The folder's weights. Raises CheckpointError if config.json describes another model than the weights do."""
+    weights, description = own.read_file(path / WEIGHTS, given), read_json(path / CONFIG)
+    config = of_description(description.get("model") or {}, f"{path / CONFIG}: model")
+    if config != weights.config:
+        raise CheckpointError(f"{path / CONFIG}: describes another model than {WEIGHTS} holds")
+    return weights
+
+
+def write(path: Path, weights: Weights) -> None:
+    """Writes the folder, with a model card made from what is known of the weights."""
+    config = {"model_type": "moespec", "model": described(weights.config)}
+    documents: dict[str, Any] = {CONFIG: config, CARD: card(path.name, weights)}
+    write_folder(path, documents, flatten(weights.params, "/"), own.metadata_of(weights))
+
+
+def write_folder(
+    path: Path, documents: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]
+) -> None:
+    """Writes model.safetensors and documents, JSON or text, into a new folder, which appears when it is whole.
+
+    A folder that has such files and no others is replaced. Raises RunError for one that has others.
+    """
+    if path.is_dir() and (others := sorted(entry.name for entry in path.iterdir() if entry.name not in OWN)):
+        raise RunError(f"target={str(path)!r}: there is {others[0]!r} in it; choose another folder")
+    temporary, old = (path.with_name(f".{path.name}.{suffix}") for suffix in ("tmp", "old"))
+    for rest in (temporary, old):
+        shutil.rmtree(rest, ignore_errors=True)
+    try:
+        temporary.mkdir()
+        write_synced(temporary / WEIGHTS, safetensors_bytes(arrays, metadata))
+        for name, document in documents.items():
+            text = document if isinstance(document, str) else json.dumps(document, indent=1) + "\n"
+            write_synced(temporary / name, text.encode())
+        sync_directory(temporary)
+        if path.is_dir():
+            path.rename(old)
+        temporary.rename(path)
+    except OSError:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+    sync_directory(path.parent)
+
+
+OWN = (WEIGHTS, CONFIG, CARD)
+
+
+def card(name: str, weights: Weights) -> str:
+    """A model card: what the model is, where the weights come from, how they are used."""
+    config = weights.config
+    lines = ["---", "library_name: moespec", "tags:", "- vision", *_tags(config), "---", "", f"# {name}", ""]
+    count = family(config).parameter_count(config)
+    lines += [
+        f"A {_kind(config)} for images of {config.image_size} x {config.image_size} pixels with {config.channels} channels, "
+        f"values in [-1, 1], and {config.classes} classes. It has {count:,} parameters.",
+        "",
+        "| | |",
+        "|---|---|",
+        *(f"| {title} | {text} |" for title, text in weights.about.items()),
+        "",
+        "```python",
+        "from moespec import models",
+        "",
+        f'model, params = models.load("{name}")',
+        "logits = model.forward(params, images).logits  # images: (N, height, width, channels)",
+        "```",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _kind(config: Config) -> str:
+    kind = {"vit": "vision transformer", "mixer": "MLP-Mixer", "sparse_mlp": "Sparse-MLP"}[described(config)["family"]]
+    layers = family(config).moe_layers(config, getattr(config, "group_images", 1) or 1)
+    if not layers:
+        return kind
+    routers = " and ".join(dict.fromkeys(layer.router for layer in layers))
+    blocks = ", ".join(dict.fromkeys(layer.name.split("_")[0] for layer in layers))
+    return f"{kind} with mixture-of-experts layers (router {routers}, blocks {blocks})"
+
+
+def _tags(config: Config) -> list[str]:
+    return ["- image-classification"] if config.classes else []

@@ -1,0 +1,68 @@
+"""`moespec.models.load`: a model with its weights, for the framework of choice."""
+
+import importlib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from moespec.backends.contract import Backend
+from moespec.models.families import family
+from moespec.models.weights.formats import Given, read
+from moespec.spec.errors import ConfigError
+
+__all__ = ["Loaded", "load"]
+
+
+class Loaded(NamedTuple):
+    """model: see `moespec.models.Model`. params: its parameters, arrays of the model's backend."""
+
+    model: Any
+    params: Any
+
+    def module(self) -> Any:
+        """The model as a `moespec.backends.torch.nn.Model`, a torch module with these weights.
+
+        Raises ConfigError when the weights were loaded for another framework than torch.
+        """
+        B = self.model.backend
+        if B.name != "torch":
+            raise ConfigError(f"backend={B.name!r}: a module is one of torch; load(..., backend='torch')")
+        nn: Any = importlib.import_module("moespec.backends.torch.nn")
+        functions = family(self.model.config)
+        return nn.Model(functions.forward, self.model.config, B.to_numpy(self.params), noise=functions.moe_noise)
+
+
+def load(
+    path: str | Path,
+    *,
+    backend: str | None = None,
+    step: int | None = None,
+    format: str | None = None,
+    model: str | None = None,
+    arguments: dict[str, Any] | None = None,
+    **fields: Any,
+) -> Loaded:
+    """The model at `path` with its weights: `model, params = load("runs/x"); model.forward(params, images).logits`.
+
+    path: the folder of a run, a file of `moespec convert`, a folder of the hub, or weights of another project.
+    backend: "jax", "torch" or "numpy"; by default the one chosen at import.
+    step: of a run, the checkpoint of this step instead of the newest.
+    format: a key of `moespec.models.weights.formats.FORMATS`, where the files do not tell.
+    model, arguments, fields: of another project's weights, what the files do not say (`moespec convert --help`).
+
+    `load(path, backend="torch").module()` is the model as a torch module.
+
+    Raises RunError or CheckpointError for files that are missing or damaged, ConfigError for what fits no model.
+    """
+    from moespec import models
+
+    weights = read(Path(path), Given(model, arguments, fields, step), format)
+    B: Backend = models.chosen_backend() if backend is None else _backend(backend)
+    return Loaded(models.Model(Path(path).name, weights.config, B), B.from_numpy(weights.params))
+
+
+def _backend(name: str) -> Backend:
+    from moespec.models.training.resolve import choose_backend, load_backend
+
+    if name not in ("jax", "torch", "numpy"):
+        raise ConfigError(f"backend={name!r}: expected one of jax, torch, numpy")
+    return load_backend(choose_backend(name)[0])

@@ -1,0 +1,89 @@
+"""moespec's own weights: the checkpoints of a run, and a safetensors file that holds the configuration of the model.
+
+The file has the parameters by their path, such as `blocks/0/mlp/w1`, and in its metadata `moespec.model`, the
+configuration as JSON, and `moespec.about`, what a model card says of the weights.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from moespec.models.errors import CheckpointError, RunError
+from moespec.models.families import Config, family
+from moespec.models.interop.layouts import SAME, Entry, flatten, nested, to_ours
+from moespec.models.training.resolve import model_config
+from moespec.models.training.rundirectory import RunDirectory
+from moespec.models.training.runlog import read_log
+from moespec.models.training.savestate import trained_params
+from moespec.models.weights.files import read_safetensors, write_safetensors
+from moespec.models.weights.record import Weights, described, of_description
+from moespec.spec.errors import ConfigError
+from moespec.spec.routing import Params
+
+__all__ = ["MODEL", "metadata_of", "params_of", "read_file", "read_run", "write_file"]
+
+MODEL, ABOUT = "moespec.model", "moespec.about"
+
+
+def read_run(path: Path, given: Any) -> Weights:
+    """The newest checkpoint of a run, or that of `given.step`."""
+    _nothing_given(given, "a run")
+    directory = RunDirectory(path)
+    config = directory.config()
+    if config is None:
+        raise RunError(f"run={str(path)!r}: there is no run, no config.toml in it")
+    params, step = trained_params(directory, config, step=given.step)
+    about = {
+        "Source": f"moespec train, {path.name}",
+        "Data": config.data.name,
+        "Steps": f"{step} of {config.training.steps}",
+    }
+    for line in read_log(path, "evaluation"):
+        if line["step"] == step:
+            about["Validation accuracy"] = f"{line['accuracy']:.4f} of {line['images']} images"
+    return Weights(model_config(config.model), params, about)
+
+
+def read_file(path: Path, given: Any) -> Weights:
+    """A file that `write_file` wrote."""
+    _nothing_given(given, "a moespec file")
+    arrays, metadata = read_safetensors(path)
+    if MODEL not in metadata:
+        raise CheckpointError(f"{path}: no {MODEL} in the metadata: not a file of moespec")
+    config = of_description(_json(path, metadata[MODEL]), f"{path}: {MODEL}")
+    about = {str(title): str(text) for title, text in _json(path, metadata.get(ABOUT, "{}")).items()}
+    return Weights(config, params_of(arrays, config), about)
+
+
+def write_file(path: Path, weights: Weights) -> None:
+    """Writes the weights as one file."""
+    write_safetensors(path, flatten(weights.params, "/"), metadata_of(weights))
+
+
+def metadata_of(weights: Weights) -> dict[str, str]:
+    return {MODEL: json.dumps(described(weights.config)), ABOUT: json.dumps(dict(weights.about))}
+
+
+def params_of(arrays: Mapping[str, Any], config: Config) -> Params:
+    """The parameters as a tree, after a look at every name, shape and dtype."""
+    shapes = flatten(family(config).parameter_shapes(config), "/")
+    return nested(to_ours("file", arrays, [Entry(name, SAME, [name], [shape]) for name, shape in shapes.items()]))
+
+
+def _json(path: Path, text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: metadata that is not JSON ({error})") from error
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{path}: metadata that is not a JSON object")
+    return found
+
+
+def _nothing_given(given: Any, what: str) -> None:
+    """ConfigError for a description of a model that describes itself."""
+    if given.model is not None or given.arguments is not None or given.fields:
+        raise ConfigError(f"model, arguments, set: {what} says itself which model it is")
+    if given.step is not None and what != "a run":
+        raise ConfigError(f"step={given.step!r}: {what} has no steps")

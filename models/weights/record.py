@@ -1,0 +1,73 @@
+"""A model's configuration with its parameters, and the configuration as plain values, which files hold as JSON."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, TypeVar, get_type_hints
+
+from moespec.models.families import Config, kinds
+from moespec.spec.errors import ConfigError
+from moespec.spec.routing import Params
+
+__all__ = ["Weights", "described", "of_description", "with_fields"]
+
+Model = TypeVar("Model")
+PLAIN = (bool, int, float, str)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """config: the model. params: its parameters (NumPy). about: what a model card says of them, by title."""
+
+    config: Config
+    params: Params
+    about: Mapping[str, str]
+
+
+def described(config: Config) -> dict[str, Any]:
+    """The configuration as plain values: `family` (vit, mixer or sparse_mlp) and every field."""
+    names = {kind: name for name, kind in kinds().items()}
+    return {"family": names[type(config)], **asdict(config)}
+
+
+def of_description(values: Mapping[str, Any], where: str) -> Config:
+    """The inverse of `described`. Raises ConfigError, which begins with `where`, for what describes no model."""
+    given = dict(values)
+    family = given.pop("family", None)
+    if not isinstance(family, str) or family not in kinds():
+        raise ConfigError(f"{where}: family={family!r}: expected one of {', '.join(kinds())}")
+    kind: Any = kinds()[family]
+    known = {field.name: field for field in fields(kind)}
+    for name, value in given.items():
+        _check(kind, name, value, known, where)
+    try:
+        made: Config = kind(**given)
+    except TypeError as error:  # a field without a default is missing
+        raise ConfigError(f"{where}: {str(error).partition(' ')[2]}") from error
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
+    return made
+
+
+def with_fields(config: Model, values: Mapping[str, Any], where: str) -> Model:
+    """The configuration with these fields. Raises ConfigError, which begins with `where`, as `of_description` does."""
+    kind: Any = type(config)
+    known = {field.name: field for field in fields(kind)}
+    for name, value in values.items():
+        _check(kind, name, value, known, where)
+    try:
+        return replace(config, **dict(values))  # type: ignore[type-var]
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
+
+
+def _check(kind: Any, name: str, value: Any, known: Mapping[str, Any], where: str) -> None:
+    """ConfigError unless `name` is a field that can have the value, as far as types go."""
+    if name not in known:
+        raise ConfigError(f"{where}: {name}={value!r} is not a field of {kind.__name__}: {', '.join(known)}")
+    hint = get_type_hints(kind)[name]
+    fits = type(value) is hint or (hint is float and type(value) is int)
+    if hint not in PLAIN:  # the options of the router, which checks them
+        fits = isinstance(value, dict)
+    if not fits:
+        expected = hint.__name__ if hint in PLAIN else "a table"
+        raise ConfigError(f"{where}: {name}={value!r}: expected {expected}")

@@ -1,0 +1,265 @@
+"""Training from other weights: which parameters are taken, how they are made to fit, and what is refused."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.ndimage
+from PIL import Image
+
+import moespec.backends.numpy as B
+from moespec.models import cli, mixer, vit
+from moespec.models.interop.layouts import flatten
+from moespec.models.training.resolve import model_config
+from moespec.models.transfer.rules import resized_positions, transferred
+from moespec.models.transfer.start import model_of
+from moespec.models.weights.formats import Given, read, write
+from moespec.models.weights.record import Weights
+from moespec.spec.errors import ConfigError
+
+GENERATOR = np.random.default_rng
+
+
+def weights(seed=1, **fields) -> Weights:
+    sizes = {"image_size": 8, "patch_size": 2, "channels": 1, "classes": 3, "width": 8, "depth": 2, "hidden": 12}
+    config = vit.VitConfig(**{**sizes, "heads": 2, **fields})
+    return Weights(config, random(vit.init(config, seed), seed), {})
+
+
+def random(tree, seed=1):
+    """The tree with normal numbers for the head, which is 0 at first, and the biases."""
+    generator = GENERATOR(seed)
+    return {
+        name: random(value, seed) if isinstance(value, dict) else value + 0.3 * generator.standard_normal(value.shape)
+        for name, value in tree.items()
+    }
+
+
+def taken(source: Weights, config, **options):
+    """What a model with `config` starts with, and its own initial values."""
+    initial = vit.init(config, 9)
+    return transferred(source, config, initial, **options), initial
+
+
+def logits(config, params, count=3):
+    images = GENERATOR(5).uniform(-1, 1, (count, config.image_size, config.image_size, config.channels))
+    return vit.forward(B, config, B.from_numpy(params), images).logits
+
+
+MOE = {"moe": "last_1", "experts": 4}
+
+
+def test_what_both_have_is_copied():
+    source = weights()
+    result, _ = taken(source, source.config)
+    assert (result.new, result.resized, result.upcycled) == ([], [], [])
+    for name, value in flatten(result.params, "/").items():
+        np.testing.assert_array_equal(value, np.float32(flatten(source.params, "/")[name]))
+
+
+def test_a_head_for_other_classes_is_new():
+    source = weights()
+    result, initial = taken(source, replace(source.config, classes=5))
+    assert result.new == ["head/kernel", "head/bias"]
+    assert result.params["head"] is not initial["head"]
+    np.testing.assert_array_equal(result.params["head"]["kernel"], initial["head"]["kernel"])
+    headless, _ = taken(source, replace(source.config, classes=0))
+    assert "head" not in headless.params
+    added, _ = taken(weights(classes=0), source.config)
+    assert added.new == ["head/kernel", "head/bias"]
+
+
+def test_what_is_skipped_is_new():
+    source = weights()
+    result, initial = taken(source, source.config, skip="^head/|norm2/scale")
+    assert result.new == ["blocks/0/norm2/scale", "blocks/1/norm2/scale", "head/kernel", "head/bias"]
+    np.testing.assert_array_equal(result.params["head"]["kernel"], initial["head"]["kernel"])
+    with pytest.raises(ConfigError, match=r"init_skip='\(': not a regular expression"):
+        taken(source, source.config, skip="(")
+
+
+@pytest.mark.parametrize("pool", ["gap", "token"])
+def test_positions_are_resized(pool):
+    source = weights(pool=pool)
+    result, _ = taken(source, replace(source.config, image_size=16))
+    assert result.resized == ["positions"]
+    before, after = source.params["positions"], result.params["positions"]
+    token = pool == "token"
+    assert after.shape == (1, 64 + token, 8)
+    if token:
+        np.testing.assert_array_equal(after[:, 0], np.float32(before[:, 0]))
+    expected = scipy.ndimage.zoom(before[0, token:].reshape(4, 4, 8), (2, 2, 1), order=1).reshape(64, 8)
+    np.testing.assert_allclose(after[0, token:], expected, rtol=1e-6)
+    corners = after[0, token:].reshape(8, 8, 8)[[0, 0, 7, 7], [0, 7, 0, 7]]
+    np.testing.assert_allclose(corners, before[0, token:].reshape(4, 4, 8)[[0, 0, 3, 3], [0, 3, 0, 3]], rtol=1e-6)
+
+
+def test_positions_that_are_no_square_are_refused():
+    with pytest.raises(ConfigError, match="positions of 5 patches for 9: expected squares"):
+        resized_positions(np.zeros((1, 5, 2)), 9, token=False)
+
+
+def test_slots_are_pinned_at_another_resolution():
+    """As many slots as before: other options give as many more as there are more tokens."""
+    source = weights(router="soft_moe", positions="sincos2d", **MOE)
+    larger = replace(source.config, image_size=16)
+    with pytest.raises(
+        ConfigError, match=r"slots has shape \(8, 4, 4\), the model \(8, 4, 16\); --model\.router-options"
+    ):
+        taken(source, larger)
+    section = replace(model_of(source), image_size=16, channels=1, classes=3)
+    pinned = model_config(section)
+    assert vit.router_config(pinned).capacity() == 4
+    result, _ = taken(source, pinned)
+    assert result.new == []
+    logits(pinned, result.params)
+
+
+@pytest.mark.parametrize(
+    ("router", "options", "same"),
+    [
+        ("softmax_expert_choice", {"capacity_factor": 4.0}, True),
+        ("gshard", {"capacity_factor": float("inf")}, True),
+        ("softmax_token_choice", {"capacity_factor": float("inf"), "choices": 2, "normalize_selected": True}, True),
+        ("softmax_token_choice", {"capacity_factor": float("inf")}, False),
+        ("switch", {"capacity_factor": float("inf")}, False),
+        ("soft_moe", {}, False),
+    ],
+)
+def test_an_upcycled_model_computes_what_the_dense_one_did(router, options, same):
+    """Where the weights of a token's experts sum to 1 and no token is dropped; the documentation names the routers."""
+    source = weights()
+    config = replace(source.config, **MOE, router=router, router_options=options)
+    result, initial = taken(source, config)
+    assert result.upcycled == [f"blocks/1/moe/experts/{name}" for name in ("w1", "b1", "w2", "b2")]
+    assert all(name.startswith("blocks/1/moe/router/") for name in result.new)
+    for expert in range(4):
+        np.testing.assert_array_equal(
+            result.params["blocks"]["1"]["moe"]["experts"]["w1"][expert],
+            np.float32(source.params["blocks"]["1"]["mlp"]["w1"]),
+        )
+    router_params = flatten(result.params["blocks"]["1"]["moe"]["router"], "/")
+    for name, value in router_params.items():
+        np.testing.assert_array_equal(value, flatten(initial["blocks"]["1"]["moe"]["router"], "/")[name])
+    error = np.abs(logits(config, result.params) - logits(source.config, source.params)).max()
+    assert (error < 1e-5) == same
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"width": 16}, r"embedding/kernel has shape \(2, 2, 1, 8\), the model \(2, 2, 1, 16\)"),
+        ({"hidden": 24}, r"blocks/0/mlp/w1 has shape \(8, 12\), the model \(8, 24\)"),
+        (
+            {"hidden": 24, "moe": "0,1", "experts": 2},
+            r"an expert's blocks/0/moe/experts/w1 has shape \(8, 24\), the source's",
+        ),
+        ({"depth": 3}, r"blocks/2/norm1/scale \(8,\) is missing; --init-skip blocks/2/norm1/scale starts it anew"),
+        ({"depth": 1}, r"blocks/1/attention/key/bias \(2, 4\) has no place in the model"),
+        ({"qk_norm": True}, r"blocks/0/attention/query_norm/scale \(4,\) is missing"),
+        ({"positions": "sincos2d"}, r"positions \(1, 16, 8\) has no place in the model"),
+    ],
+)
+def test_what_does_not_fit_is_named(fields, message):
+    source = weights()
+    with pytest.raises(ConfigError, match=f"init: {message}"):
+        taken(source, replace(source.config, **fields))
+
+
+def test_experts_do_not_become_a_dense_layer():
+    source = weights(router="soft_moe", **MOE)
+    with pytest.raises(ConfigError, match=r"init: blocks/1/mlp/w1 \(8, 12\) is missing"):
+        taken(source, replace(source.config, moe="none"))
+
+
+def test_another_family_is_refused():
+    config = mixer.named("mixer_tiny")
+    with pytest.raises(ConfigError, match="init: a VitConfig, but the model is a MixerConfig"):
+        transferred(weights(), config, mixer.init(config))
+
+
+@pytest.mark.parametrize(("kind", "tables"), [("position", True), ("patch_code", False)])
+def test_tables_of_hash_layers_on_another_grid_are_new(kind, tables):
+    source = weights(router="hash", token_ids=kind, codes=4, positions="sincos2d", **MOE)
+    result, _ = taken(source, replace(source.config, image_size=16))
+    assert ("blocks/1/moe/router/tables" in result.new) == tables
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        weights(),
+        weights(router="softmax_token_choice", router_options={"choices": 2}, **MOE),
+        weights(router="soft_moe", pool="token", representation=4, **MOE),
+    ],
+    ids=["dense", "token_choice", "soft_moe"],
+)
+def test_the_model_of_weights_is_theirs(source):
+    section = replace(model_of(source), image_size=8, channels=1, classes=3)
+    assert vit.parameter_shapes(model_config(section)) == vit.parameter_shapes(source.config)
+    same = {"router_options": {}, "experts": 0, "router": "soft_moe"}
+    assert replace(model_config(section), **same, moe="none") == replace(source.config, **same, moe="none")
+
+
+# ------------------------------------------------------------------------------------------------------ the commands
+
+
+SHORT = (
+    *("--schedule.warmup", "0", "--schedule.peak", "1e-12", "--training.steps", "1", "--training.batch", "4"),
+    *("--training.evaluation-batch", "4", "--training.evaluate-every", "1", "--training.checkpoint-every", "1"),
+    *("--data.crop-padding", "0", "--data.mixup", "0"),
+)
+
+
+def photos(folder: Path) -> Path:
+    generator = GENERATOR(0)
+    for name in ("cat", "dog"):
+        for split, count in (("train", 4), ("val", 2)):
+            (folder / split / name).mkdir(parents=True)
+            for number in range(count):
+                pixels = generator.integers(0, 256, (20, 20), np.uint8)
+                Image.fromarray(pixels).save(folder / split / name / f"{number}.png")
+    return folder
+
+
+def accuracy(run: Path) -> float:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return next(line["loss"] for line in lines if line["kind"] == "evaluation")
+
+
+def test_train_starts_from_a_run(tmp_path, runs, capsys):
+    run = runs.whole("torch")
+    flags = [*runs.flags[: runs.flags.index("--schedule.warmup")], *("--backend", "torch"), *SHORT]
+    assert cli.main(["train", "--init", str(run), "--run", str(tmp_path / "on"), *flags]) == 0
+    assert f"init: {run}\nrun:" in capsys.readouterr().out
+    started, trained = (read(path, Given()).params for path in (tmp_path / "on", run))
+    for name, value in flatten(started, "/").items():
+        np.testing.assert_allclose(value, flatten(trained, "/")[name], rtol=0, atol=1e-10)
+    assert f'init = "{run}"' in (tmp_path / "on/config.toml").read_text()
+    assert cli.main(["train", "--init", str(tmp_path / "nowhere"), "--run", str(tmp_path / "off"), *flags]) == 2
+    assert not (tmp_path / "off").exists()
+
+
+def test_finetune_at_twice_the_resolution(tmp_path, capsys):
+    """A model of 8 x 8 pixels goes on with photographs of 16 x 16: its slots stay, its head is new."""
+    source = weights(router="soft_moe", channels=3, **MOE)
+    write(tmp_path / "x.safetensors", source, "moespec")
+    data = ("--data.name", "folder", "--data.path", str(photos(tmp_path / "photos")))
+    given = ("finetune", str(tmp_path / "x.safetensors"), *data, "--backend", "torch", *SHORT)
+    assert cli.main([*given, "--model.image-size", "16", "--run", str(tmp_path / "run")]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"new: head/kernel, head/bias\n  resized: positions\n", out)
+    found = read(tmp_path / "run", Given())
+    assert (found.config.image_size, found.config.classes, found.config.width) == (16, 2, 8)
+    slots = found.params["blocks"]["1"]["moe"]["router"]["slots"]
+    np.testing.assert_allclose(slots, source.params["blocks"]["1"]["moe"]["router"]["slots"], atol=1e-6)
+    assert cli.main([*given, "--run", str(tmp_path / "same")]) == 0
+    assert read(tmp_path / "same", Given()).config.image_size == 8
+
+
+def test_finetune_without_a_source_says_so(capsys):
+    assert cli.main(["finetune", "--run", "x", "runs/y"]) == 2
+    assert "finetune: the source comes first" in capsys.readouterr().err

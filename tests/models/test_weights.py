@@ -1,0 +1,540 @@
+"""Weights in files: those of other projects are read, compute what they computed there, and come back equal.
+
+The files in `weight_files` were written by those projects, see record.json there; timm's is made of the recorded
+parameters in `interop_vectors`.
+"""
+
+import importlib
+import importlib.util
+import io
+import json
+import re
+import shutil
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import msgpack
+import numpy as np
+import pytest
+import safetensors.numpy
+from safetensors.numpy import load_file
+
+from moespec import models
+from moespec.models import cli, vit
+from moespec.models.errors import CheckpointError, RunError
+from moespec.models.interop.layouts import flatten
+from moespec.models.weights import files, formats, hub, vmoe_files
+from moespec.models.weights.formats import Given, read, write
+from moespec.models.weights.record import Weights, described, of_description
+from moespec.spec.errors import ConfigError, ShapeError
+
+FILES, VECTORS = Path(__file__).parent / "weight_files", Path(__file__).parent / "interop_vectors"
+
+WITH_OUTPUTS = {
+    "big_vision.npz": {},
+    "big_vision_token.npz": {},
+    "big_vision_map.npz": {"image_size": 8, "positions": "sincos2d"},
+    "big_vision_scanned.npz": {},
+    "mixer.npz": {},
+    "vision_transformer.npz": {},
+    "huggingface": {},
+    "huggingface_headless": {},
+}
+
+
+def tiny(**fields) -> Weights:
+    sizes = {"image_size": 8, "patch_size": 4, "channels": 1, "classes": 3, "width": 8, "depth": 2, "hidden": 12}
+    config = vit.VitConfig(**{**sizes, "heads": 2, **fields})
+    return Weights(config, vit.init(config, 1), {"Source": "a test"})
+
+
+def moe(**fields) -> Weights:
+    return tiny(moe="last_1", experts=2, router="soft_moe", gelu="tanh", **fields)
+
+
+def vector(name: str) -> dict[str, np.ndarray]:
+    """The recorded parameters, by the other project's names."""
+    tensors = load_file(VECTORS / f"{name}.safetensors")
+    return {key.removeprefix("params/"): value for key, value in tensors.items() if key.startswith("params/")}
+
+
+def arguments(name: str) -> dict:
+    return json.loads((VECTORS / f"{name}.json").read_text())["model"]
+
+
+def equal(one: dict, other: dict) -> None:
+    one, other = flatten(one, "/"), flatten(other, "/")
+    assert set(one) == set(other)
+    for name, value in one.items():
+        assert value.dtype == other[name].dtype, name
+        np.testing.assert_array_equal(value, other[name], err_msg=name)
+
+
+# ------------------------------------------------------------------------------------------------------------ read
+
+
+@pytest.mark.filterwarnings("ignore:config.layer_norm_eps")
+@pytest.mark.parametrize(("name", "fields"), WITH_OUTPUTS.items())
+def test_outputs_are_those_of_the_other_project(name, fields):
+    model, params = models.load(FILES / name, backend="numpy", **fields)
+    expected = np.load(FILES / f"{name.removesuffix('.npz')}_expected.npz")
+    output = model.forward(params, model.backend.from_numpy(expected["x"]))
+    got = output.features if output.logits is None else output.logits
+    np.testing.assert_allclose(got, expected["y"], rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("given", ["vmoe_soft_moe", "vmoe_soft_moe.index", "vmoe_soft_moe.data-00001-of-00003"])
+def test_a_checkpoint_of_vmoe_is_read(given):
+    weights = read(FILES / given, Given(arguments=arguments("vmoe_soft_moe")))
+    assert (weights.config.router, weights.config.image_size) == ("soft_moe", 8)
+    theirs = models.interop.to_vmoe(weights.params, weights.config)
+    assert {name: value.tolist() for name, value in flatten(theirs, "/").items()} == {
+        name: value.tolist() for name, value in vector("vmoe_soft_moe").items()
+    }
+
+
+def test_bfloat16_in_a_checkpoint_of_vmoe_becomes_float32():
+    params = read(FILES / "vmoe_dense_token", Given()).params
+    exact = vector("vmoe_dense_token")["head/bias"]
+    assert params["head"]["bias"].dtype == np.float32
+    np.testing.assert_allclose(params["head"]["bias"], exact, rtol=2**-8)
+    assert not (params["head"]["bias"] == exact).any()
+    np.testing.assert_array_equal(params["head"]["kernel"], vector("vmoe_dense_token")["head/kernel"])
+
+
+def test_the_sizes_of_a_dense_model_are_read_off_its_parameters():
+    config = read(FILES / "vmoe_dense_token", Given()).config
+    expected = models.interop.config_from_vmoe(arguments("vmoe_dense_token"), image_size=8)
+    assert config == replace(expected, head_bias=0.0)
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [tiny(qk_norm=True), tiny(pool="map"), tiny(pool="token", representation=4), tiny(classes=0)],
+    ids=["qk_norm", "map", "token", "headless"],
+)
+def test_the_sizes_of_what_we_write_are_read_off(tmp_path, weights):
+    write(tmp_path / "x", weights, "vmoe")
+    assert read(tmp_path / "x", Given()).config == weights.config
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"architecture": "vit_base_patch16_224", "num_classes": 10}, {"width": 768, "heads": 12, "classes": 10}),
+        ({"architecture": "vit_small_patch14_reg4_dinov2"}, "init_values=1e-05|reg_tokens=4"),
+        ({"architecture": "resnet50"}, "architecture='resnet50': not a VisionTransformer"),
+    ],
+)
+def test_models_of_timm_by_name(config, expected):
+    if isinstance(expected, str):
+        with pytest.raises(ConfigError, match=expected):
+            models.interop.config_from_timm(models.interop.timm_arguments(config))
+        return
+    found = models.interop.config_from_timm(models.interop.timm_arguments(config))
+    assert {name: getattr(found, name) for name in expected} == expected
+
+
+def test_how_many_models_of_timm_have_a_counterpart():
+    names, found = models.interop.models_of_timm(), []
+    for name, given in names.items():
+        try:
+            found.append(models.interop.config_from_timm(given) and name)
+        except ConfigError:
+            continue
+    assert (len(names), len(found)) == (163, 57)
+
+
+# ----------------------------------------------------------------------------------------------------------- return
+
+
+@pytest.mark.filterwarnings("ignore:config.layer_norm_eps")
+@pytest.mark.parametrize("name", ["big_vision", "big_vision_token", "mixer"])
+def test_npz_comes_back_equal(tmp_path, name):
+    path = FILES / f"{name}.npz"
+    write(tmp_path / "back.npz", read(path, Given()), formats.format_of(path))
+    equal(dict(np.load(tmp_path / "back.npz")), dict(np.load(path)))
+
+
+@pytest.mark.filterwarnings("ignore:config.layer_norm_eps")
+@pytest.mark.parametrize("name", ["huggingface", "huggingface_headless"])
+def test_a_folder_of_transformers_comes_back_equal(tmp_path, name):
+    write(tmp_path / "back", read(FILES / name, Given()), "huggingface")
+    assert (tmp_path / "back/model.safetensors").read_bytes() == (FILES / name / "model.safetensors").read_bytes()
+    assert read(tmp_path / "back", Given()).config == read(FILES / name, Given()).config
+
+
+def test_vision_transformer_comes_back_with_the_names_of_its_released_files(tmp_path):
+    weights = read(FILES / "vision_transformer.npz", Given())
+    write(tmp_path / "back.npz", weights, "vision_transformer")
+    names = {name for name in np.load(tmp_path / "back.npz") if "encoderblock_1" in name}
+    assert {name.split("/")[2] for name in names} == {
+        *("LayerNorm_0", "MultiHeadDotProductAttention_1", "LayerNorm_2", "MlpBlock_3")
+    }
+    equal(read(tmp_path / "back.npz", Given()).params, weights.params)
+
+
+def test_a_file_of_timm_comes_back_with_the_same_bytes(tmp_path):
+    theirs, ours, back = (tmp_path / f"{name}.safetensors" for name in ("theirs", "ours", "back"))
+    theirs.write_bytes(safetensors.numpy.save(vector("timm_token"), {"format": "pt"}))
+    assert cli.main(["convert", str(theirs), str(ours), "--set", "heads=2"]) == 0
+    assert cli.main(["convert", str(ours), str(back), "--to", "timm"]) == 0
+    assert back.read_bytes() == theirs.read_bytes()
+
+
+@pytest.mark.parametrize("name", ["vmoe", "vmoe.npz", "hub", "own.safetensors"])
+def test_what_we_write_we_read(tmp_path, name):
+    weights, chosen = moe(), {"vmoe.npz": "vmoe", "own.safetensors": "moespec"}.get(name, name)
+    write(tmp_path / name, weights, chosen)
+    fields = {} if chosen in ("hub", "moespec") else {key: getattr(weights.config, key) for key in MOE}
+    found = read(tmp_path / name, Given(fields=fields))
+    assert found.config == weights.config
+    equal(found.params, weights.params)
+    if chosen in ("hub", "moespec"):
+        assert found.about == weights.about
+
+
+MOE = ("moe", "experts", "router")
+
+
+def unpacked(path: Path) -> dict:
+    return msgpack.unpackb(path.read_bytes(), ext_hook=msgpack.ExtType)
+
+
+def test_a_checkpoint_of_vmoe_is_written_in_parts(tmp_path, monkeypatch):
+    monkeypatch.setattr(vmoe_files, "LARGEST_PART", 64)
+    write(tmp_path / "x", moe(), "vmoe")
+    leaves = [leaf for key, leaf in unpacked(tmp_path / "x.data-00000-of-00001").items() if key.isdigit()]
+    largest = max(value.nbytes for value in flatten(moe().params, "/").values())
+    assert max(len(parts) for ((parts, _),) in leaves) == largest // 64
+    equal(read(tmp_path / "x", Given(fields={key: getattr(moe().config, key) for key in MOE})).params, moe().params)
+
+
+def test_a_class_token_with_a_position_has_no_place_in_big_vision(tmp_path):
+    weights = tiny(pool="token")
+    with pytest.raises(ConfigError, match="positions: that of the class token is not 0"):
+        write(tmp_path / "x.npz", weights, "big_vision")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["timm", "huggingface", "big_vision", "vision_transformer"])
+def test_experts_have_no_place_in_dense_projects(tmp_path, name):
+    with pytest.raises(ConfigError, match=r"moe='last_1'"):
+        write(tmp_path / "x", moe(pool="token"), name)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_is_only_read(tmp_path):
+    with pytest.raises(ConfigError, match="to='run': is only read"):
+        write(tmp_path / "x", tiny(), "run")
+
+
+# ---------------------------------------------------------------------------------------------------------- damage
+
+
+def test_what_is_wrong_with_a_file_names_the_file_and_the_array(tmp_path):
+    path = tmp_path / "x.safetensors"
+    weights = tiny()
+    flat = flatten(weights.params, "/")
+    for change, message in (
+        ({"norm/scale": np.ones(9, np.float32)}, r"norm/scale has shape \(9,\), expected \(8,\)"),
+        ({"norm/scale": np.ones(8, np.int32)}, "norm/scale: expected a floating dtype"),
+        ({"more": np.ones(1, np.float32)}, r"unexpected more \(1,\)"),
+    ):
+        files.write_safetensors(path, flat | change, formats.own.metadata_of(weights))
+        with pytest.raises(Exception, match=rf"{re.escape(str(path))}.*{message}"):
+            read(path, Given())
+    path.write_bytes(path.read_bytes()[:-5])
+    with pytest.raises(CheckpointError, match=rf"{re.escape(str(path))}: not a safetensors file"):
+        read(path, Given())
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        ("{", "metadata that is not JSON"),
+        ("[]", "metadata that is not a JSON object"),
+        ('{"family": "cnn"}', "family='cnn': expected one of vit, mixer, sparse_mlp"),
+        ('{"family": "vit", "width": "8"}', "width='8': expected int"),
+        ('{"family": "vit", "beams": 8}', "beams=8 is not a field of VitConfig"),
+        ('{"family": "vit", "width": 8}', "missing 3 required keyword-only arguments"),
+        ('{"family": "vit", "router_options": 8}', "router_options=8: expected a table"),
+    ],
+)
+def test_metadata_that_describes_no_model(tmp_path, metadata, message):
+    path = tmp_path / "x.safetensors"
+    files.write_safetensors(path, flatten(tiny().params, "/"), {formats.own.MODEL: metadata})
+    with pytest.raises((CheckpointError, ConfigError), match=rf"{re.escape(str(path))}.*{re.escape(message)}"):
+        read(path, Given())
+
+
+def npz(path: Path, *, damage) -> None:
+    content = io.BytesIO()
+    np.savez(content, **{"Transformer/encoder_norm/scale": np.ones(8, np.float32)})
+    path.write_bytes(damage(content.getvalue()))
+
+
+class Pickled:
+    def __reduce__(self):
+        return (print, ("this must not run",))
+
+
+def test_no_pickle_is_read(tmp_path, capsys):
+    path = tmp_path / "x.npz"
+    np.savez(path, evil=np.array([Pickled()], object))
+    with pytest.raises(CheckpointError, match=r"x\.npz: 'evil': not an array of an npz file"):
+        read(path, Given())
+    assert "must not run" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda content: content[:100], "not an array of an npz file"),
+        (lambda content: content.replace(b"(8,)", b"(9,)"), "'Transformer/encoder_norm/scale': not an array"),
+        (lambda content: b"", "not an array of an npz file"),
+    ],
+)
+def test_a_damaged_npz(tmp_path, damage, message):
+    npz(tmp_path / "x.npz", damage=damage)
+    with pytest.raises(CheckpointError, match=rf"x\.npz: .*{re.escape(message)}"):
+        read(tmp_path / "x.npz", Given())
+
+
+def test_an_npz_that_claims_more_than_there_is(tmp_path):
+    content = io.BytesIO()
+    np.lib.format.write_array_header_1_0(content, {"descr": "<f4", "fortran_order": False, "shape": (2**60,)})
+    with zipfile.ZipFile(tmp_path / "x.npz", "w") as archive:
+        archive.writestr("a.npy", content.getvalue())
+    with pytest.raises(CheckpointError, match=r"x\.npz: 'a': not an array"):
+        read(tmp_path / "x.npz", Given())
+
+
+def copied(tmp_path: Path) -> Path:
+    for file in FILES.glob("vmoe_soft_moe.*"):
+        shutil.copy(file, tmp_path)
+    return tmp_path / "vmoe_soft_moe"
+
+
+SOFT = Given(arguments=arguments("vmoe_soft_moe"))
+
+
+def test_a_shard_of_vmoe_is_missing(tmp_path):
+    prefix = copied(tmp_path)
+    (tmp_path / "vmoe_soft_moe.data-00001-of-00003").unlink()
+    with pytest.raises(CheckpointError, match=r"data-00001-of-00003: cannot be read"):
+        read(prefix, SOFT)
+
+
+@pytest.mark.parametrize("name", ["index", "data-00002-of-00003"])
+def test_a_file_of_vmoe_is_cut_off(tmp_path, name):
+    prefix = copied(tmp_path)
+    path = tmp_path / f"vmoe_soft_moe.{name}"
+    path.write_bytes(path.read_bytes()[:-40])
+    with pytest.raises(CheckpointError, match=rf"{re.escape(name)}: not a file of a checkpoint"):
+        read(prefix, SOFT)
+
+
+def test_a_shard_of_vmoe_that_holds_less_than_the_index_says(tmp_path):
+    prefix = copied(tmp_path)
+    shutil.copy(tmp_path / "vmoe_soft_moe.data-00000-of-00003", tmp_path / "vmoe_soft_moe.data-00001-of-00003")
+    with pytest.raises(CheckpointError, match=r"the shards hold all but \d+ of the numbers of '\w+"):
+        read(prefix, SOFT)
+
+
+def test_a_part_of_an_array_of_vmoe_is_missing(tmp_path):
+    prefix = copied(tmp_path)
+    path = tmp_path / "vmoe_soft_moe.data-00000-of-00003"
+    shard = unpacked(path)
+    leaf = next(key for key, parts in shard.items() if key.isdigit() and len(parts) > 1 and 45 < int(key) < 75)
+    shard[leaf].pop()
+    path.write_bytes(msgpack.packb(shard))
+    with pytest.raises(CheckpointError, match=r"the shards hold all but \d+ of the numbers of '\w+"):
+        read(prefix, SOFT)
+
+
+def test_the_leaves_of_vmoe_are_numbered_by_sorted_keys(tmp_path):
+    """However the file has them: so does JAX, which numbered them."""
+    prefix = copied(tmp_path)
+    path = tmp_path / "vmoe_soft_moe.index"
+
+    def turned(tree):
+        return {key: turned(tree[key]) for key in reversed(tree)} if isinstance(tree, dict) else tree
+
+    path.write_bytes(msgpack.packb(turned(unpacked(path))))
+    equal(read(prefix, SOFT).params, read(FILES / "vmoe_soft_moe", SOFT).params)
+
+
+def test_an_older_checkpoint_of_vmoe_with_a_state_is_refused(tmp_path):
+    """Its leaves are numbered in the order of a class that only vmoe knows."""
+    prefix = copied(tmp_path)
+    path = tmp_path / "vmoe_soft_moe.index"
+    index = unpacked(path)
+    del index["version"]
+    path.write_bytes(msgpack.packb(index))
+    with pytest.raises(CheckpointError, match="older than version 20220622, with 'opt_state'"):
+        read(prefix, SOFT)
+    path.write_bytes(msgpack.packb({**index, "version": "20990101"}))
+    with pytest.raises(CheckpointError, match="version '20990101', expected '20220622'"):
+        read(prefix, SOFT)
+
+
+@pytest.mark.parametrize(
+    ("path", "given", "message"),
+    [
+        ("vmoe_soft_moe", Given(), "there are MoE blocks, and the parameters do not show how they route"),
+        ("big_vision_map.npz", Given(), "image_size: the parameters do not show it; give --set image_size=224"),
+        ("big_vision.npz", Given(model="vit_s16"), "model='vit_s16': has patch_size=16, the parameters 2"),
+        ("big_vision.npz", Given(model="mixer_s16"), "model='mixer_s16': expected a ViT"),
+        ("mixer.npz", Given(fields={"heads": 2}), "heads=2 is not a field of MixerConfig"),
+        ("mixer_expected.npz", Given(), "of no known format; it has x, y"),
+        ("nowhere.npz", Given(), "cannot be read"),
+        ("", Given(), "neither a run (config.toml) nor a folder of the hub"),
+    ],
+)
+def test_sources_that_cannot_be_read(path, given, message):
+    with pytest.raises((CheckpointError, ConfigError), match=rf"{re.escape(str(FILES / path))}.*{re.escape(message)}"):
+        read(FILES / path, given)
+
+
+def test_faults_of_the_command_are_one_line(tmp_path, capsys):
+    source, target = FILES / "mixer.npz", tmp_path / "x.safetensors"
+    for more, message in (
+        (["--from", "keras"], "from='keras': expected one of run, moespec"),
+        (["--set", "heads"], "set='heads': expected FIELD=VALUE"),
+        (["--to", "timm"], "MixerConfig: the other project has no such model"),
+        (["--arguments", str(tmp_path / "nowhere.json")], "nowhere.json: cannot be read"),
+    ):
+        assert cli.main(["convert", str(source), str(target), *more]) == 2
+        assert message in capsys.readouterr().err
+    assert cli.main(["convert", str(source), str(tmp_path / "x.bin")]) == 2
+    assert "x.bin': give --to, one of moespec" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+# --------------------------------------------------------------------------------------------------- hub, runs, load
+
+
+def test_the_hub_folder_of_a_run(tmp_path, runs):
+    run = runs.whole("jax")
+    assert cli.main(["convert", str(run), str(tmp_path / "hub"), "--to", "hub"]) == 0
+    assert sorted(path.name for path in (tmp_path / "hub").iterdir()) == [
+        "README.md",
+        "config.json",
+        "model.safetensors",
+    ]
+    card = (tmp_path / "hub/README.md").read_text()
+    last = models.weights.own.read_log(run, "evaluation")[-1]
+    assert f"| Validation accuracy | {last['accuracy']:.4f} of 355 images |" in card
+    assert "| Steps | 12 of 12 |" in card
+    assert "router soft_moe, blocks 1" in card
+    equal(read(tmp_path / "hub", Given()).params, read(run, Given()).params)
+    earlier = read(run, Given(step=4))
+    assert earlier.about["Steps"] == "4 of 12"
+    assert not np.array_equal(earlier.params["head"]["kernel"], read(run, Given()).params["head"]["kernel"])
+
+
+def test_a_hub_folder_is_replaced_whole_and_no_other_is(tmp_path):
+    write(tmp_path / "x", tiny(), "hub")
+    write(tmp_path / "x", moe(), "hub")
+    assert read(tmp_path / "x", Given()).config == moe().config
+    (tmp_path / "x/notes.txt").write_text("mine")
+    with pytest.raises(RunError, match=r"there is 'notes\.txt' in it"):
+        write(tmp_path / "x", tiny(), "hub")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["x"]
+
+
+def test_a_crash_while_writing_a_folder_leaves_the_old_one(tmp_path, monkeypatch):
+    write(tmp_path / "x", moe(), "hub")
+
+    def full(path: Path) -> None:
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr(hub, "sync_directory", full)
+    with pytest.raises(OSError, match="No space left"):
+        write(tmp_path / "x", tiny(), "hub")
+    assert read(tmp_path / "x", Given()).config == moe().config
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["x"]
+
+
+def test_a_config_json_of_another_model_is_refused(tmp_path):
+    write(tmp_path / "x", tiny(), "hub")
+    path = tmp_path / "x/config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps({**config, "model": {**config["model"], "gelu": "erf"}}))
+    with pytest.raises(CheckpointError, match=r"config\.json: describes another model than model\.safetensors holds"):
+        read(tmp_path / "x", Given())
+
+
+@pytest.mark.parametrize("backend", ["jax", "torch", "numpy"])
+def test_load_gives_a_run_to_each_framework(runs, backend):
+    if backend != "numpy" and importlib.util.find_spec(backend) is None:
+        pytest.skip(f"{backend} is not installed")
+    run = runs.whole("torch" if importlib.util.find_spec("torch") else "jax")
+    model, params = models.load(run, backend=backend)
+    images = np.random.default_rng(0).uniform(-1, 1, (2, 8, 8, 1)).astype(np.float32)
+    B = importlib.import_module("moespec.backends.numpy")
+    trained = read(run, Given())
+    expected = vit.forward(B, trained.config, B.from_numpy(trained.params), B.from_numpy(images)).logits
+    got = model.backend.to_numpy(model.forward(params, model.backend.from_numpy(images)).logits)
+    np.testing.assert_allclose(got, expected, rtol=0, atol=1e-5)
+
+
+def test_load_gives_a_module_of_torch(runs):
+    torch = pytest.importorskip("torch")
+    loaded = models.load(runs.whole("torch"), backend="torch")
+    module = loaded.module().eval()
+    images = torch.rand(2, 8, 8, 1)
+    with torch.no_grad():
+        torch.testing.assert_close(module(images), loaded.model.forward(loaded.params, images).logits, rtol=0, atol=0)
+    assert all(parameter.requires_grad for parameter in module.parameters())
+    module.zero_grad()
+    module(images).sum().backward()
+    with pytest.raises(ConfigError, match="backend='numpy': a module is one of torch"):
+        models.load(runs.whole("torch"), backend="numpy").module()
+    with pytest.raises(ConfigError, match="backend='keras': expected one of jax, torch, numpy"):
+        models.load(runs.whole("torch"), backend="keras")
+
+
+# ------------------------------------------------------------------------------------------------------------- trees
+
+
+@pytest.mark.parametrize("wrapper", ["params", "state_dict"])
+def test_a_wrapped_tree_is_taken(wrapper):
+    config = models.interop.config_from_timm(arguments("timm_token"))
+    theirs = vector("timm_token")
+    equal(models.interop.from_timm({wrapper: theirs, "epoch": 3}, config), models.interop.from_timm(theirs, config))
+
+
+def test_tensors_of_torch_with_a_gradient_and_in_bfloat16_are_taken():
+    torch = pytest.importorskip("torch")
+    config = models.interop.config_from_timm(arguments("timm_token"))
+    theirs = {name: torch.from_numpy(value).requires_grad_() for name, value in vector("timm_token").items()}
+    equal(models.interop.from_timm(theirs, config), models.interop.from_timm(vector("timm_token"), config))
+    narrow = {name: value.to(torch.bfloat16) for name, value in theirs.items()}
+    got = flatten(models.interop.from_timm(narrow, config), "/")
+    assert {value.dtype for value in got.values()} == {np.dtype(np.float32)}
+    np.testing.assert_array_equal(got["norm/scale"], narrow["norm.weight"].detach().float().numpy())
+
+
+def test_arrays_of_jax_in_bfloat16_are_taken():
+    jnp = pytest.importorskip("jax.numpy")
+    config = models.interop.config_from_timm(arguments("timm_token"))
+    theirs = {name: jnp.asarray(value, jnp.bfloat16) for name, value in vector("timm_token").items()}
+    got = models.interop.from_timm(theirs, config)
+    assert got["norm"]["scale"].dtype == np.float32
+    np.testing.assert_array_equal(got["norm"]["scale"], np.asarray(theirs["norm.weight"], np.float32))
+
+
+@pytest.mark.parametrize("name", ["vit_tiny", "mixer_tiny", "sparse_mlp_tiny"])
+def test_a_description_is_a_configuration(name):
+    config = models.families.of_name(name).named(name)
+    assert of_description(json.loads(json.dumps(described(config))), "x") == config
+
+
+def test_shapes_that_do_not_fit_are_shape_errors(tmp_path):
+    arrays = dict(np.load(FILES / "mixer.npz")) | {"head/bias": np.ones(4, np.float32)}
+    files.write_npz(tmp_path / "x.npz", arrays)
+    with pytest.raises(ShapeError, match=r"x\.npz: params does not fit the config: head/bias has shape \(4,\)"):
+        read(tmp_path / "x.npz", Given())
