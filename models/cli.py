@@ -18,10 +18,12 @@ from tyro.conf import FlagCreatePairsOff, Positional, UseAppendAction, arg
 
 from moespec.models.commandline.chosen import chosen
 from moespec.models.errors import Interrupted
-from moespec.models.training.config import BackendName, Config
+from moespec.models.evaluation.options import EvaluationConfig
+from moespec.models.training.config import BackendName, Config, ModelConfig
 from moespec.spec.errors import SpecError
 
 __all__ = [
+    "CountArguments",
     "EvaluateArguments",
     "HashTableArguments",
     "InspectArguments",
@@ -75,7 +77,9 @@ class HashTableArguments:
 
 @dataclass(frozen=True)
 class EvaluateArguments:
-    """Evaluate the newest checkpoint of a run on its validation images."""
+    """Evaluate the newest checkpoint of a run on its validation images, and as the tables [evaluation.NAME] of its
+    config.toml say. Features, for --fewshot and --knn, are what the head sees; training images are those of the run.
+    """
 
     run: Positional[str]
     """folder of the run"""
@@ -83,6 +87,26 @@ class EvaluateArguments:
     """framework that computes (default: the run's)"""
     step: int | None = None
     """the checkpoint of this step instead of the newest"""
+    fewshot: tuple[int, ...] = ()
+    """linear classifiers of the features of so many training images a class (10: 10-shot)"""
+    l2: tuple[float, ...] = (1024.0,)
+    """L2 regularisation of these; of several, that with the best mean rank over the seeds"""
+    seeds: int = 3
+    """draws of the images of these"""
+    knn: tuple[int, ...] = ()
+    """the nearest so many training images vote"""
+
+
+@dataclass(frozen=True)
+class CountArguments:
+    """Count the parameters of a model, and the floating-point operations of one image, without making the model.
+
+    A multiply-add is two operations. The options are those of train.
+    """
+
+    images: int | None = None
+    """images of a batch, where a model routes a whole batch (default: as few as fill a group)"""
+    model: ModelConfig = field(default_factory=ModelConfig)
 
 
 @dataclass(frozen=True)
@@ -181,7 +205,19 @@ def _evaluate(arguments: list[str]) -> None:
     parsed = _parse("evaluate", EvaluateArguments, arguments)
     from moespec.models.commandline import commands
 
-    commands.evaluate_command(Path(parsed.run), backend=parsed.backend, step=parsed.step)
+    sets: dict[str, EvaluationConfig] = {}
+    if parsed.fewshot:
+        sets["few-shot"] = EvaluationConfig("few_shot", shots=parsed.fewshot, l2=parsed.l2, seeds=parsed.seeds)
+    if parsed.knn:
+        sets["nearest neighbours"] = EvaluationConfig("neighbours", neighbours=parsed.knn)
+    commands.evaluate_command(Path(parsed.run), backend=parsed.backend, step=parsed.step, sets=sets)
+
+
+def _count(arguments: list[str]) -> None:
+    parsed = _parse("count", CountArguments, arguments, default=CountArguments(model=chosen(arguments, Config()).model))
+    from moespec.models.commandline.cost import count_command
+
+    count_command(parsed.model, images=parsed.images)
 
 
 def _inspect(arguments: list[str]) -> None:
@@ -211,6 +247,7 @@ COMMANDS: dict[str, tuple[str, Callable[[list[str]], None]]] = {
     "train": ("train a model and write a report", _train),
     "hash-table": ("make the codebook and tables of the router hash", _hash_table),
     "evaluate": ("evaluate a run's checkpoint on the validation images", _evaluate),
+    "count": ("count the parameters and operations of a model", _count),
     "inspect": ("draw which experts handle which patch of an image", _inspect),
     "list": ("list models, routers, data sets and recipes", _list),
     "ledger": ("who reads the papers how: the ambiguity ledger", _ledger),
