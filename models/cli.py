@@ -29,6 +29,7 @@ __all__ = [
     "InspectArguments",
     "LedgerArguments",
     "ListArguments",
+    "StudyArguments",
     "TrainArguments",
     "main",
 ]
@@ -95,6 +96,25 @@ class EvaluateArguments:
     """draws of the images of these"""
     knn: tuple[int, ...] = ()
     """the nearest so many training images vote"""
+
+
+@dataclass(frozen=True)
+class StudyArguments:
+    """Train several routers or models, each with several seeds, and say which of them can be told apart.
+
+    The other options are those of train, for all entries. What stops it loses nothing: the same command goes on. OUT has
+    index.html, results.json, results.csv, pareto.png, and each run in runs/.
+    """
+
+    routers: tuple[str, ...]
+    """entries: routers, dense, or NAME: OPTIONS of train, as in 'hash2: --router hash --model.router-options.hashes 2'"""
+    out: str
+    """folder of the study"""
+    seeds: int = 5
+    """seeds of each entry: 0, 1, ..."""
+    recipe: Annotated[str | None, arg(name="config")] = None
+    """a TOML file, or a recipe of the package (moespec list recipes)"""
+    settings: Annotated[Config, arg(name="")] = field(default_factory=Config)
 
 
 @dataclass(frozen=True)
@@ -213,6 +233,15 @@ def _evaluate(arguments: list[str]) -> None:
     commands.evaluate_command(Path(parsed.run), backend=parsed.backend, step=parsed.step, sets=sets)
 
 
+def _study(arguments: list[str]) -> None:
+    default = StudyArguments(routers=tyro.MISSING, out=tyro.MISSING, settings=chosen(arguments, Config()))
+    parsed = _parse("study", StudyArguments, arguments, default=default)
+    from moespec.models.study.command import study_command
+    from moespec.models.study.entries import entries
+
+    study_command(entries(parsed.routers, parsed.settings), seeds=parsed.seeds, out=Path(parsed.out))
+
+
 def _count(arguments: list[str]) -> None:
     parsed = _parse("count", CountArguments, arguments, default=CountArguments(model=chosen(arguments, Config()).model))
     from moespec.models.commandline.cost import count_command
@@ -247,6 +276,7 @@ COMMANDS: dict[str, tuple[str, Callable[[list[str]], None]]] = {
     "train": ("train a model and write a report", _train),
     "hash-table": ("make the codebook and tables of the router hash", _hash_table),
     "evaluate": ("evaluate a run's checkpoint on the validation images", _evaluate),
+    "study": ("compare routers or models with several seeds each", _study),
     "count": ("count the parameters and operations of a model", _count),
     "inspect": ("draw which experts handle which patch of an image", _inspect),
     "list": ("list models, routers, data sets and recipes", _list),

@@ -33,7 +33,7 @@ from moespec.models.training.train import train
 from moespec.spec.routers import ROUTERS
 from moespec.spec.routers.record import Router
 
-__all__ = ["evaluate_command", "inspect_command", "list_command", "train_command"]
+__all__ = ["LoadedRun", "evaluate_command", "inspect_command", "list_command", "load_run", "train_command"]
 
 
 def train_command(config: Config, *, run: str | None, resume: bool, override: bool) -> None:
@@ -71,7 +71,7 @@ def train_command(config: Config, *, run: str | None, resume: bool, override: bo
 
 def evaluate_command(run: Path, *, backend: str | None, step: int | None, sets: Mapping[str, EvaluationConfig]) -> None:
     """Prints the accuracy, the loss, the routing metrics and the cost of a checkpoint, and what else is evaluated."""
-    loaded = _load(run, backend, step)
+    loaded = load_run(run, backend, step)
     config, settings = loaded.config, loaded.config.training
     evaluations = load_sets(config, loaded.dataset, {**config.evaluation, **sets})
     B, model = loaded.backend, model_config(config.model)
@@ -108,7 +108,7 @@ def evaluate_command(run: Path, *, backend: str | None, step: int | None, sets: 
 def inspect_command(run: Path, image: Path, out: Path, *, backend: str | None, step: int | None) -> None:
     """Writes the picture of how a checkpoint routes an image."""
     check_output("out", out)
-    loaded = _load(run, backend, step)
+    loaded = load_run(run, backend, step)
     model, dataset = model_config(loaded.config.model), loaded.dataset
     pixels = read_image(image, model.image_size, channels=model.channels)
     normalized = replace(dataset, maximum=255).normalize(pixels)
@@ -153,7 +153,9 @@ def _label(config: Config) -> str:
     return str(config.model.router) if config.model.name.startswith("vit") else config.model.name
 
 
-class _Loaded(NamedTuple):
+class LoadedRun(NamedTuple):
+    """A run: its backend, its configuration and data, the parameters (NumPy) of a checkpoint, and its step."""
+
     backend: Backend
     config: Config
     dataset: Dataset
@@ -161,11 +163,12 @@ class _Loaded(NamedTuple):
     step: int
 
 
-def _load(run: Path, backend: str | None, step: int | None) -> _Loaded:
+def load_run(run: Path, backend: str | None = None, step: int | None = None) -> LoadedRun:
+    """The run in a folder, at its newest checkpoint or that of `step`, on `backend` or its own."""
     directory = RunDirectory(run)
     config = directory.config()
     if config is None:
         raise RunError(f"run={str(run)!r}: there is no run, no config.toml in it")
     name, _ = choose_backend(backend or config.backend)
     params, found = trained_params(directory, config, step=step)
-    return _Loaded(load_backend(name), config, load_data(config), params, found)
+    return LoadedRun(load_backend(name), config, load_data(config), params, found)

@@ -137,7 +137,7 @@ def update(section: Section, table: dict[str, Any], *, source: str, prefix: str 
             section.check_names(table)
     hints = get_type_hints(type(section))
     known = [item.name for item in fields(section)]  # type: ignore[arg-type]
-    values = {}
+    values: dict[str, Any] = {}
     for key, value in table.items():
         if key not in known:
             near = difflib.get_close_matches(key, known, n=3) or known
