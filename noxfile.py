@@ -179,14 +179,26 @@ def types(session: nox.Session) -> None:
     session.run("mypy", *(word for package in packages for word in ("-p", package)), env={"MYPYPATH": "docs"})
 
 
+# What `study` compares besides the routers: see `moespec study --help`. BASE balances a whole batch.
+ENTRIES = (
+    *("dense", "softmax_token_choice", "sinkhorn_token_choice", "softmax_expert_choice", "sinkhorn_expert_choice"),
+    *("sparsity_constrained_expert_choice", "soft_moe", "importance_score", "dselect_k", "noisy_top_k", "switch"),
+    "base: --router base --model.group-images 64 --training.evaluation-batch 512",
+    *("s_base", "gshard", "hash", "hash2: --router hash --model.router-options.hashes 2"),
+)
+
+
 @nox.session
-@nox.parametrize("backend", ("jax", "torch"))
-def benchmark(session: nox.Session, backend: str) -> None:
-    """Train each router on the digits, write `benchmarks/results/`, and the README's table when both backends are there."""
-    _install(session, _extra(backend))
-    session.run("python", "benchmarks/routers.py", "--backend", backend, *session.posargs, env=QUIET)
-    if backend == "torch":
-        session.run("python", "benchmarks/table.py")
+def study(session: nox.Session) -> None:
+    """Compare all routers with several seeds, `benchmarks/study`, and write the README's table.
+
+    `-- --config fashion_mnist --data.path FOLDER --seeds 3 --backend torch`: options of `moespec study`.
+    """
+    _install(session, _extra(_option(session, "backend", "jax")))
+    session.run(
+        "moespec", "study", "--routers", *ENTRIES, "--out", "benchmarks/study", *session.posargs, env=QUIET
+    )  # fmt: skip
+    session.run("python", "benchmarks/table.py")
 
 
 @nox.session

@@ -18,17 +18,20 @@ from tyro.conf import FlagCreatePairsOff, Positional, UseAppendAction, arg
 
 from moespec.models.commandline.chosen import chosen
 from moespec.models.errors import Interrupted
-from moespec.models.training.config import BackendName, Config
+from moespec.models.evaluation.options import EvaluationConfig
+from moespec.models.training.config import BackendName, Config, ModelConfig
 from moespec.spec.errors import SpecError
 
 __all__ = [
     "ConvertArguments",
+    "CountArguments",
     "EvaluateArguments",
     "FinetuneArguments",
     "HashTableArguments",
     "InspectArguments",
     "LedgerArguments",
     "ListArguments",
+    "StudyArguments",
     "TrainArguments",
     "main",
 ]
@@ -95,7 +98,9 @@ class HashTableArguments:
 
 @dataclass(frozen=True)
 class EvaluateArguments:
-    """Evaluate the newest checkpoint of a run on its validation images."""
+    """Evaluate the newest checkpoint of a run on its validation images, and as the tables [evaluation.NAME] of its
+    config.toml say. Features, for --fewshot and --knn, are what the head sees; training images are those of the run.
+    """
 
     run: Positional[str]
     """folder of the run"""
@@ -103,6 +108,45 @@ class EvaluateArguments:
     """framework that computes (default: the run's)"""
     step: int | None = None
     """the checkpoint of this step instead of the newest"""
+    fewshot: tuple[int, ...] = ()
+    """linear classifiers of the features of so many training images a class (10: 10-shot)"""
+    l2: tuple[float, ...] = (1024.0,)
+    """L2 regularisation of these; of several, that with the best mean rank over the seeds"""
+    seeds: int = 3
+    """draws of the images of these"""
+    knn: tuple[int, ...] = ()
+    """the nearest so many training images vote"""
+
+
+@dataclass(frozen=True)
+class StudyArguments:
+    """Train several routers or models, each with several seeds, and say which of them can be told apart.
+
+    The other options are those of train, for all entries. What stops it loses nothing: the same command goes on. OUT has
+    index.html, results.json, results.csv, pareto.png, and each run in runs/.
+    """
+
+    routers: tuple[str, ...]
+    """entries: routers, dense, or NAME: OPTIONS of train, as in 'hash2: --router hash --model.router-options.hashes 2'"""
+    out: str
+    """folder of the study"""
+    seeds: int = 5
+    """seeds of each entry: 0, 1, ..."""
+    recipe: Annotated[str | None, arg(name="config")] = None
+    """a TOML file, or a recipe of the package (moespec list recipes)"""
+    settings: Annotated[Config, arg(name="")] = field(default_factory=Config)
+
+
+@dataclass(frozen=True)
+class CountArguments:
+    """Count the parameters of a model, and the floating-point operations of one image, without making the model.
+
+    A multiply-add is two operations. The options are those of train.
+    """
+
+    images: int | None = None
+    """images of a batch, where a model routes a whole batch (default: as few as fill a group)"""
+    model: ModelConfig = field(default_factory=ModelConfig)
 
 
 @dataclass(frozen=True)
@@ -244,7 +288,28 @@ def _evaluate(arguments: list[str]) -> None:
     parsed = _parse("evaluate", EvaluateArguments, arguments)
     from moespec.models.commandline import commands
 
-    commands.evaluate_command(Path(parsed.run), backend=parsed.backend, step=parsed.step)
+    sets: dict[str, EvaluationConfig] = {}
+    if parsed.fewshot:
+        sets["few-shot"] = EvaluationConfig("few_shot", shots=parsed.fewshot, l2=parsed.l2, seeds=parsed.seeds)
+    if parsed.knn:
+        sets["nearest neighbours"] = EvaluationConfig("neighbours", neighbours=parsed.knn)
+    commands.evaluate_command(Path(parsed.run), backend=parsed.backend, step=parsed.step, sets=sets)
+
+
+def _study(arguments: list[str]) -> None:
+    default = StudyArguments(routers=tyro.MISSING, out=tyro.MISSING, settings=chosen(arguments, Config()))
+    parsed = _parse("study", StudyArguments, arguments, default=default)
+    from moespec.models.study.command import study_command
+    from moespec.models.study.entries import entries
+
+    study_command(entries(parsed.routers, parsed.settings), seeds=parsed.seeds, out=Path(parsed.out))
+
+
+def _count(arguments: list[str]) -> None:
+    parsed = _parse("count", CountArguments, arguments, default=CountArguments(model=chosen(arguments, Config()).model))
+    from moespec.models.commandline.cost import count_command
+
+    count_command(parsed.model, images=parsed.images)
 
 
 def _inspect(arguments: list[str]) -> None:
@@ -291,6 +356,8 @@ COMMANDS: dict[str, tuple[str, Callable[[list[str]], None]]] = {
     "finetune": ("train on from the weights of a run or a file", _finetune),
     "hash-table": ("make the codebook and tables of the router hash", _hash_table),
     "evaluate": ("evaluate a run's checkpoint on the validation images", _evaluate),
+    "study": ("compare routers or models with several seeds each", _study),
+    "count": ("count the parameters and operations of a model", _count),
     "inspect": ("draw which experts handle which patch of an image", _inspect),
     "convert": ("convert weights from and to other projects' files", _convert),
     "list": ("list models, routers, data sets and recipes", _list),

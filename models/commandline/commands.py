@@ -1,5 +1,6 @@
 """What the commands of `moespec` do. `moespec.models.cli` parses their arguments."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -7,18 +8,22 @@ from typing import Any, NamedTuple
 from moespec.backends.contract import Backend
 from moespec.models import families, list_models
 from moespec.models.checks import check_output
+from moespec.models.commandline.cost import described, milliseconds
 from moespec.models.commandline.inspection import draw, make_route
 from moespec.models.commandline.report import png, write_report
 from moespec.models.data.dataset import Dataset
 from moespec.models.data.datasets import DATASETS
 from moespec.models.data.pictures import read_image
 from moespec.models.errors import RunError
+from moespec.models.evaluation.options import EvaluationConfig
+from moespec.models.evaluation.sets import Evaluations, load_sets
 from moespec.models.files import write_atomically
 from moespec.models.training import configfile
 from moespec.models.training.compilation import compile_if, pays
 from moespec.models.training.config import Config
 from moespec.models.training.evaluate import evaluate
 from moespec.models.training.objective import make_forward
+from moespec.models.training.progress import told
 from moespec.models.training.resolve import choose_backend, load_backend, load_data, model_config, resolve
 from moespec.models.training.rundirectory import RunDirectory
 from moespec.models.training.runlog import read_log
@@ -28,7 +33,7 @@ from moespec.models.transfer.start import starting_params
 from moespec.spec.routers import ROUTERS
 from moespec.spec.routers.record import Router
 
-__all__ = ["evaluate_command", "inspect_command", "list_command", "train_command"]
+__all__ = ["LoadedRun", "evaluate_command", "inspect_command", "list_command", "load_run", "train_command"]
 
 
 def train_command(config: Config, *, run: str | None, resume: bool, override: bool) -> None:
@@ -40,6 +45,7 @@ def train_command(config: Config, *, run: str | None, resume: bool, override: bo
         print(f"backend: {backend} ({reason})")
     dataset = load_data(config)
     config = resolve(config, dataset, backend)
+    sets = load_sets(config, dataset)
     path = Path(run or f"runs/{config.data.name}-{_label(config)}-{backend}")
     directory, B = RunDirectory(path), load_backend(backend)
     # All that can fail before the first step fails before there is a folder.
@@ -51,7 +57,7 @@ def train_command(config: Config, *, run: str | None, resume: bool, override: bo
         directory.claim(config, resume=resume or finished, override=override)
         if not finished:
             print(f"run: {path}")
-            train(B, config, dataset, path, initial=initial)
+            train(B, config, dataset, path, initial=initial, sets=sets)
         params, _ = trained_params(directory, config)
         if not finished or not (path / "report.html").is_file():
             write_report(B, config, dataset, path, params)
@@ -63,34 +69,46 @@ def train_command(config: Config, *, run: str | None, resume: bool, override: bo
     print(f"report: {path / 'report.html'}")
 
 
-def evaluate_command(run: Path, *, backend: str | None, step: int | None) -> None:
-    """Prints the accuracy, the loss and the routing metrics of a checkpoint."""
-    loaded = _load(run, backend, step)
-    settings = loaded.config.training
-    B, model = loaded.backend, model_config(loaded.config.model)
+def evaluate_command(run: Path, *, backend: str | None, step: int | None, sets: Mapping[str, EvaluationConfig]) -> None:
+    """Prints the accuracy, the loss, the routing metrics and the cost of a checkpoint, and what else is evaluated."""
+    loaded = load_run(run, backend, step)
+    config, settings = loaded.config, loaded.config.training
+    evaluations = load_sets(config, loaded.dataset, {**config.evaluation, **sets})
+    B, model = loaded.backend, model_config(config.model)
+    params = B.from_numpy(loaded.params)
     result = evaluate(
         B,
         compile_if(B, pays(B, len(loaded.dataset.validation) // settings.evaluation_batch), make_forward(B, model)),
-        B.from_numpy(loaded.params),
+        params,
         loaded.dataset,
         batch=settings.evaluation_batch,
         kind=settings.loss,
     )
     right, total = round(result["accuracy"] * result["images"]), result["images"]
     print(f"{run}: step {loaded.step} of {settings.steps}, backend {B.name}, data {loaded.dataset.name}")
-    print(f"validation accuracy {result['accuracy']:.4f} ({right} of {total}), cross-entropy {result['loss']:.4f}")
+    five = f", top 5 {result['top5']:.4f}" if "top5" in result else ""
+    print(
+        f"validation accuracy {result['accuracy']:.4f} ({right} of {total}){five}, cross-entropy {result['loss']:.4f}"
+    )
     for block, metrics in result.get("moe", {}).items():
         load = " ".join(f"{value:.3f}" for value in metrics["load"])
         print(
             f"block {block}: coverage {metrics['coverage']:.3f}, dropped {metrics['dropped']:.3f}, "
             f"entropy {metrics['entropy']:.3f}, load {load}"
         )
+    measure = Evaluations(B, config, evaluations).measure
+    for name in evaluations:
+        print(f"{name}: {told(measure(name, params))}")
+    batch = settings.evaluation_batch
+    print(
+        f"cost: {described(model, batch=batch)}, {milliseconds(B, model, params, batch=batch):.3f} ms in batches of {batch}"
+    )
 
 
 def inspect_command(run: Path, image: Path, out: Path, *, backend: str | None, step: int | None) -> None:
     """Writes the picture of how a checkpoint routes an image."""
     check_output("out", out)
-    loaded = _load(run, backend, step)
+    loaded = load_run(run, backend, step)
     model, dataset = model_config(loaded.config.model), loaded.dataset
     pixels = read_image(image, model.image_size, channels=model.channels)
     normalized = replace(dataset, maximum=255).normalize(pixels)
@@ -135,7 +153,9 @@ def _label(config: Config) -> str:
     return str(config.model.router) if config.model.name.startswith("vit") else config.model.name
 
 
-class _Loaded(NamedTuple):
+class LoadedRun(NamedTuple):
+    """A run: its backend, its configuration and data, the parameters (NumPy) of a checkpoint, and its step."""
+
     backend: Backend
     config: Config
     dataset: Dataset
@@ -143,11 +163,12 @@ class _Loaded(NamedTuple):
     step: int
 
 
-def _load(run: Path, backend: str | None, step: int | None) -> _Loaded:
+def load_run(run: Path, backend: str | None = None, step: int | None = None) -> LoadedRun:
+    """The run in a folder, at its newest checkpoint or that of `step`, on `backend` or its own."""
     directory = RunDirectory(run)
     config = directory.config()
     if config is None:
         raise RunError(f"run={str(run)!r}: there is no run, no config.toml in it")
     name, _ = choose_backend(backend or config.backend)
     params, found = trained_params(directory, config, step=step)
-    return _Loaded(load_backend(name), config, load_data(config), params, found)
+    return LoadedRun(load_backend(name), config, load_data(config), params, found)

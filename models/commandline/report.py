@@ -12,6 +12,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from moespec.backends.contract import Backend
+from moespec.models.commandline.cost import described, milliseconds
 from moespec.models.commandline.inspection import draw, make_route
 from moespec.models.data.dataset import Dataset
 from moespec.models.families import family
@@ -19,6 +20,7 @@ from moespec.models.files import write_atomically
 from moespec.models.templates import render
 from moespec.models.training.config import Config
 from moespec.models.training.configfile import dump
+from moespec.models.training.progress import told
 from moespec.models.training.resolve import model_config
 from moespec.models.training.runlog import read_log
 
@@ -44,7 +46,11 @@ def write_report(B: Backend, config: Config, dataset: Dataset, run: Path, params
     pictures = {name: png(figure) for name, figure in figures.items()}
     for name, content in pictures.items():
         write_atomically(run / f"{name}.png", content)
-    page = _page(config, dataset, family(model).parameter_count(model), evaluations[-1], pictures)
+    batch = config.training.evaluation_batch
+    measured = milliseconds(B, model, B.from_numpy(params), batch=batch)
+    cost = f"{described(model, batch=batch)}, {measured:.3f} ms in batches of {batch} (forward pass)"
+    others = {name: lines[-1] for name in config.evaluation if (lines := read_log(run, f"evaluation/{name}"))}
+    page = _page(config, dataset, cost, {**evaluations[-1], "others": others}, pictures)
     write_atomically(run / "report.html", page.encode())
     return run / "report.html"
 
@@ -73,7 +79,7 @@ def curves(training: list[dict[str, Any]], evaluations: list[dict[str, Any]]) ->
 
 def loads(training: list[dict[str, Any]]) -> Figure:
     """For each MoE block: load per expert over the steps, and the fraction of tokens dropped and the routing entropy."""
-    blocks = list(training[-1]["moe"])
+    blocks = sorted(training[-1]["moe"], key=_in_order)
     steps = [r["step"] for r in training]
     figure = Figure(figsize=(9, 2.2 * len(blocks)), layout="constrained")
     axes = figure.subplots(len(blocks), 2, squeeze=False)
@@ -92,17 +98,24 @@ def loads(training: list[dict[str, Any]]) -> Figure:
     return figure
 
 
-def _page(
-    config: Config, dataset: Dataset, parameters: int, evaluation: dict[str, Any], pictures: dict[str, bytes]
-) -> str:
+def _in_order(block: str) -> tuple[int, str]:
+    """By the number of the block, then by what it mixes: "2", "10_channels", "10_tokens"."""
+    number, _, items = block.partition("_")
+    return int(number), items
+
+
+def _page(config: Config, dataset: Dataset, cost: str, evaluation: dict[str, Any], pictures: dict[str, bytes]) -> str:
     router = [f"router {config.model.router}"] if config.model.router else []
     facts = {
-        "model": ", ".join([config.model.name, *router, f"{parameters:,} parameters"]),
+        "model": ", ".join([config.model.name, *router]),
+        "cost": cost,
         "data": f"{dataset.name}, {len(dataset.train)} training and {len(dataset.validation)} validation images",
         "training": f"{evaluation['step']} steps of {config.training.batch} images in {evaluation['seconds']:.0f} s",
         "backend": config.backend,
-        "validation": f"accuracy {evaluation['accuracy']:.4f}, cross-entropy {evaluation['loss']:.4f}",
+        "validation": told({name: evaluation[name] for name in ("accuracy", "top5", "loss") if name in evaluation}),
     }
+    for name, line in evaluation["others"].items():
+        facts[f"evaluation {name}"] = told({key: value for key, value in line.items() if key not in ("kind", "step")})
     captions = {
         "curves": "Loss and accuracy",
         "load": "Load of each expert (filled slots per token; constant for Soft MoE, whose slots are always full), "

@@ -9,11 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from tyro.conf import arg
+from tyro.conf import Fixed, Suppress, arg
 
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.models.checks import at_least
 from moespec.models.data.options import DataConfig
+from moespec.models.evaluation.options import EvaluationConfig
 from moespec.models.families import router_section
 from moespec.models.hashing.options import HashConfig
 from moespec.models.router_options import RouterSection, named
@@ -196,3 +197,5 @@ class Config:
     """weights to start from: a run, a file of moespec convert, or a folder of the hub (moespec.models.transfer)"""
     init_skip: str | None = None
     """parameters that start anew all the same: a pattern of their names, as in ^head/"""
+    evaluation: Suppress[Fixed[Mapping[str, EvaluationConfig]]] = field(default_factory=dict, hash=False)
+    """evaluations besides that of the run's own validation images: tables `[evaluation.NAME]` of a TOML file"""

@@ -137,13 +137,15 @@ def update(section: Section, table: dict[str, Any], *, source: str, prefix: str 
             section.check_names(table)
     hints = get_type_hints(type(section))
     known = [item.name for item in fields(section)]  # type: ignore[arg-type]
-    values = {}
+    values: dict[str, Any] = {}
     for key, value in table.items():
         if key not in known:
             near = difflib.get_close_matches(key, known, n=3) or known
             raise ConfigError(f"{source}: unknown key {prefix + key!r}; near it: {', '.join(prefix + n for n in near)}")
         current = getattr(section, key)
-        if not is_dataclass(current):
+        if get_origin(hints[key]) is Mapping:
+            values[key] = _tables(value, get_args(hints[key])[1], source=source, prefix=f"{prefix}{key}")
+        elif not is_dataclass(current):
             values[key] = _checked(value, hints[key], f"{source}: {prefix}{key}")
         elif isinstance(value, dict):
             values[key] = update(current, value, source=source, prefix=f"{prefix}{key}.")
@@ -151,6 +153,17 @@ def update(section: Section, table: dict[str, Any], *, source: str, prefix: str 
             raise ConfigError(f"{source}: {prefix}{key}={value!r}: expected a table, [{prefix}{key}]")
     with named(f"{source}: ", (prefix.partition(".")[0],)), named(prefix, known):
         return replace(section, **values)  # type: ignore[type-var]
+
+
+def _tables(tables: Any, kind: type[Any], *, source: str, prefix: str) -> dict[str, Any]:
+    """Tables of a user's own names, each the fields of the dataclass `kind`."""
+    for name, table in tables.items() if isinstance(tables, dict) else [("", tables)]:
+        if not isinstance(table, dict):
+            raise ConfigError(f"{source}: {prefix}{'.' * bool(name)}{name}={table!r}: expected tables, [{prefix}.NAME]")
+    made: dict[str, Any] = {}
+    for name, table in tables.items():
+        made[name] = update(kind(), table, source=source, prefix=f"{prefix}.{name}.")
+    return made
 
 
 def _checked(value: Any, hint: Any, where: str) -> Any:
@@ -162,6 +175,9 @@ def _checked(value: Any, hint: Any, where: str) -> Any:
                 return value
         elif option is float and isinstance(value, int | float) and not isinstance(value, bool):
             return float(value)
+        elif get_origin(option) is tuple:
+            if isinstance(value, list):
+                return tuple(_checked(item, get_args(option)[0], where) for item in value)
         elif type(value) is option:
             return value
     if value == NONE and type(None) in options:
@@ -172,6 +188,8 @@ def _checked(value: Any, hint: Any, where: str) -> Any:
 def _describe(option: Any) -> str:
     if get_origin(option) is Literal:
         return "one of " + ", ".join(map(repr, get_args(option)))
+    if get_origin(option) is tuple:
+        return f"a list of {_describe(get_args(option)[0])}"
     return repr(NONE) if option is type(None) else str(option.__name__)
 
 

@@ -1,17 +1,20 @@
 """Evaluation: accuracy, loss and routing metrics over all images of a split."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from moespec.backends.contract import Backend
-from moespec.models.data.dataset import Dataset
+from moespec.models.data.dataset import Dataset, Split
 from moespec.models.data.loader import Prefetcher, evaluation_batch
 from moespec.models.training.objective import unflatten
 from moespec.spec import sigmoid_cross_entropy, softmax_cross_entropy
 
-__all__ = ["evaluate"]
+__all__ = ["evaluate", "features", "over"]
+
+TOP = 5
 
 
 def evaluate(
@@ -22,30 +25,65 @@ def evaluate(
     *,
     batch: int,
     kind: str,
+    labels: Sequence[Sequence[int]] | None = None,
 ) -> dict[str, Any]:
-    """Means over the validation images: "accuracy", "loss" (cross-entropy of `kind`), "images" and "moe".
+    """Means over the validation images: "accuracy", "top5", "loss" (cross-entropy of `kind`), "images" and "moe".
 
-    `forward` is `make_forward`'s; `params` are arrays of `B`. Batches have one size; the last is filled up with images
-    from the start of the split, which count neither for the accuracy nor for the loss. The routing metrics are means
-    over batches, weighted by their images, and see the filling.
+    "accuracy" is the precision at 1, "top5" says how often a right label is among the five of the largest logits; it is
+    left out where there are no more classes than that. `forward` is `make_forward`'s; `params` are arrays of `B`. The
+    routing metrics are means over batches, weighted by their images, and see the filling of the last batch.
+
+    labels: the right labels of each image, of which there may be several, in place of those of the data set. An image
+    without any does not count, and there is no loss. This is how ImageNet-ReaL is measured (Beyer et al. 2020, arXiv
+    2006.07159; google-research/big_vision, `big_vision/evaluators/classification.py`).
     """
     cross_entropy = {"softmax": softmax_cross_entropy, "sigmoid": sigmoid_cross_entropy}[kind]
-    images, correct, loss = 0, 0, 0.0
+    seen, images, right, among, loss = 0, 0, 0, 0, 0.0
     metrics: dict[str, Any] = {}
+    for (logits, part_metrics), part in over(B, forward, params, dataset, dataset.validation, batch=batch):
+        count = part["count"]
+        logits, targets = np.asarray(logits, np.float64)[:count], part["targets"][:count]
+        correct = _correct(targets, None if labels is None else labels[seen : seen + count])
+        images += int(correct.any(axis=1).sum())
+        right += int(correct[np.arange(count), logits.argmax(axis=1)].sum())
+        best = np.argpartition(-logits, min(TOP, logits.shape[1]) - 1, axis=1)[:, :TOP]
+        among += int(np.take_along_axis(correct, best, 1).any(axis=1).sum())
+        loss += float(np.sum(cross_entropy(logits, targets)))
+        seen += count
+        for name, value in part_metrics.items():
+            metrics[name] = metrics.get(name, 0.0) + count * np.asarray(value, np.float64)
+    means = {name: total / seen for name, total in metrics.items()}
+    results = {"accuracy": right / images} | ({"top5": among / images} if len(dataset.classes) > TOP else {})
+    return {**results, **({"loss": loss / images} if labels is None else {}), "images": images, **unflatten(means)}
+
+
+def _correct(targets: NDArray[Any], labels: Sequence[Sequence[int]] | None) -> NDArray[np.bool_]:
+    """Whether a class is right for an image, `(images, classes)`: that of its target, or those of its labels."""
+    correct = np.zeros(targets.shape, bool)
+    for row, own in enumerate(targets.argmax(axis=1)[:, None] if labels is None else labels):
+        correct[row, list(own)] = True
+    return correct
+
+
+def over(
+    B: Backend, function: Callable[[Any, Any], Any], params: Any, dataset: Dataset, split: Split, *, batch: int
+) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """`function(params, images)` (as NumPy) for all images of a split in order, with the batch that it is of.
+
+    Batches have one size; the last is filled up with images from the start of the split: `batch["count"]` of them count.
+    """
 
     def make(index: int) -> dict[str, Any]:
-        return evaluation_batch(dataset, dataset.validation, batch=batch, index=index)
+        return evaluation_batch(dataset, split, batch=batch, index=index)
 
-    with Prefetcher(make, 0, -(-len(dataset.validation) // batch), ahead=1) as parts:
+    with Prefetcher(make, 0, -(-len(split) // batch), ahead=1) as parts:
         for _, part in parts:
-            logits, part_metrics = B.to_numpy(forward(params, B.from_numpy(part["images"])))
-            count = part["count"]
-            targets = part["targets"][:count]
-            logits = np.asarray(logits, np.float64)[:count]
-            images += count
-            correct += int(np.sum(logits.argmax(axis=1) == targets.argmax(axis=1)))
-            loss += float(np.sum(cross_entropy(logits, targets)))
-            for name, value in part_metrics.items():
-                metrics[name] = metrics.get(name, 0.0) + count * np.asarray(value, np.float64)
-    means = {name: total / images for name, total in metrics.items()}
-    return {"accuracy": correct / images, "loss": loss / images, "images": images, **unflatten(means)}
+            yield B.to_numpy(function(params, B.from_numpy(part["images"]))), part
+
+
+def features(
+    B: Backend, function: Callable[[Any, Any], Any], params: Any, dataset: Dataset, split: Split, *, batch: int
+) -> NDArray[Any]:
+    """What the head sees of every image of a split, `(images, D)`; `function` is `make_features`'s."""
+    parts = over(B, function, params, dataset, split, batch=batch)
+    return np.concatenate([np.asarray(found)[: part["count"]] for found, part in parts])

@@ -15,7 +15,7 @@ from moespec.models.layers import MoeLayer, Output
 from moespec.models.streams import NOISE, generator
 from moespec.spec.routing import Noise
 
-__all__ = ["gating_noise", "make_forward", "make_loss", "moe_metrics", "unflatten"]
+__all__ = ["gating_noise", "make_features", "make_forward", "make_loss", "moe_metrics", "unflatten"]
 
 Batch = dict[str, Any]
 
@@ -49,6 +49,12 @@ def make_forward(B: Backend, model: Config) -> Callable[[Any, Any], tuple[Any, d
         return output.logits, moe_metrics(module.moe_layers(model, images.shape[0]), output)
 
     return forward
+
+
+def make_features(B: Backend, model: Config) -> Callable[[Any, Any], Any]:
+    """`features(params, images) -> (images, D)`: what the head sees, after the final norm and the pooling; no noise."""
+    forward = family(model).forward
+    return lambda params, images: forward(B, model, params, images).features
 
 
 def gating_noise(model: Config, images: int, *, seed: int, step: int) -> list[NDArray[np.float32]] | None:

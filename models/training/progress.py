@@ -12,7 +12,7 @@ from tqdm import tqdm
 from moespec.models.training.config import TrainingConfig
 from moespec.models.training.runlog import RunLog
 
-__all__ = ["Progress"]
+__all__ = ["Progress", "told"]
 
 
 class Progress:
@@ -63,9 +63,24 @@ class Progress:
             )
         self._mark(done)
 
+    def measured(self, done: int, name: str, results: dict[str, Any]) -> None:
+        """Records and prints what the evaluation `name` found after `done` steps."""
+        self._log.write(f"evaluation/{name}", done, results)
+        with suppress(OSError):
+            self._bar.write(f"step {done}: {name}: {told(results)}")
+        self._mark(done)
+
     def sync(self) -> None:
         """Waits until the log is on the disk: a checkpoint must not be newer than the log."""
         self._log.sync()
 
     def _mark(self, step: int) -> None:
         self._marked_step, self._marked_time = step, time.perf_counter()
+
+
+def told(results: dict[str, Any]) -> str:
+    """The results of an evaluation in a line, without routing metrics."""
+    single = {name: value for name, value in results.items() if not isinstance(value, dict | list)}
+    parts = [f"{name} {value:.4f}" if isinstance(value, float) else f"{name} {value}" for name, value in single.items()]
+    nested = {name: value for name, value in results.items() if isinstance(value, dict) and name != "moe"}
+    return "; ".join([", ".join(parts)] * bool(parts) + [f"{name}: {told(value)}" for name, value in nested.items()])

@@ -5,6 +5,7 @@ however it was stopped, goes on from its last checkpoint to the same bits (on th
 """
 
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ from moespec.backends.contract import Backend
 from moespec.models.data.dataset import Dataset
 from moespec.models.data.loader import Prefetcher, training_batch
 from moespec.models.errors import Interrupted
+from moespec.models.evaluation.sets import Evaluations, EvaluationSet
 from moespec.models.hashing.tables import initial_params
 from moespec.models.training.compilation import compile_if, pays
 from moespec.models.training.config import Config
@@ -35,13 +37,21 @@ class Trained(NamedTuple):
     seconds: float
 
 
-def train(B: Backend, config: Config, dataset: Dataset, run: Path, *, initial: dict[str, Any] | None = None) -> Trained:
+def train(
+    B: Backend,
+    config: Config,
+    dataset: Dataset,
+    run: Path,
+    *,
+    initial: dict[str, Any] | None = None,
+    sets: Mapping[str, EvaluationSet] | None = None,
+) -> Trained:
     """Trains with the resolved `config` on backend `B`, in the folder `run` (claimed by `RunDirectory.claim`).
 
     Starts from the newest checkpoint there, or from the beginning: with the parameters `initial` (NumPy), or those of
-    `initial_params`. Raises CheckpointError for a checkpoint that is damaged or of another run, DataError for files that
-    cannot be read, RunError when the run diverges: what is evaluated or saved is finite. Raises Interrupted when a signal
-    stops it, after saving the step.
+    `initial_params`. `sets`, loaded by `load_sets`, are evaluated besides. Raises CheckpointError for a checkpoint that is
+    damaged or of another run, DataError for files that cannot be read, RunError when the run diverges: what is evaluated
+    or saved is finite. Raises Interrupted when a signal stops it, after saving the step.
     """
     model, settings, directory = model_config(config.model), config.training, RunDirectory(run)
     examples = len(dataset.train)
@@ -58,6 +68,7 @@ def train(B: Backend, config: Config, dataset: Dataset, run: Path, *, initial: d
     update = B.make_step(loss, config.optimizer, accumulate=settings.accumulate, **eager)
     forward, rate = compile_if(B, compiled, make_forward(B, model)), schedule(config)
     evaluation: dict[str, Any] = {}
+    evaluations = Evaluations(B, config, sets or {})
 
     def make_batch(step: int) -> Any:
         batch = training_batch(dataset, config.data, batch=settings.batch, seed=settings.seed, step=step)
@@ -78,9 +89,10 @@ def train(B: Backend, config: Config, dataset: Dataset, run: Path, *, initial: d
                 for every in (settings.log_every, settings.evaluate_every, settings.checkpoint_every)
             )
             saves = saves or stopped_by is not None
-            if logs or evaluates or saves:
+            due = evaluations.due(done)
+            if logs or evaluates or saves or due:
                 measured = B.to_numpy(metrics)
-                exported = B.export_state(state) if evaluates or saves else {}
+                exported = B.export_state(state) if evaluates or saves or due else {}
                 if not finite(measured, exported):
                     before = B.export_state(begun().state)
                     raise diverged(B, config, loss, make_batch, before, last=done, options=eager)
@@ -90,6 +102,8 @@ def train(B: Backend, config: Config, dataset: Dataset, run: Path, *, initial: d
                 params = B.state_params(state)
                 evaluation = evaluate(B, forward, params, dataset, batch=settings.evaluation_batch, kind=settings.loss)
                 progress.evaluated(done, evaluation)
+            for name in due:
+                progress.measured(done, name, evaluations.measure(name, B.state_params(state)))
             if saves:
                 progress.sync()
                 seconds = progress.seconds

@@ -20,6 +20,9 @@ FREE = frozenset(
 )
 """Fields that may change between sittings without more ado. Of `training.steps` the schedule of the rate is made anew."""
 
+BESIDES = "evaluation."
+"""Fields that no checkpoint depends on: what else is evaluated."""
+
 EVALUATED = ("model.", "data.name", "data.validation_share", "training.loss")
 """Fields, or their beginnings, that decide what an evaluation computes."""
 
@@ -45,7 +48,7 @@ def changes(recorded: Mapping[str, Any], config: Config) -> Changes:
         return of_model.get(key) if given is None else given
 
     pairs = {key: (value(before, key), value(now, key)) for key in now}
-    return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
+    return {key: pair for key, pair in pairs.items() if pair[0] != pair[1] and not key.startswith(BESIDES)}
 
 
 def check_evaluated(record: Mapping[str, Any], config: Config, where: str) -> None:

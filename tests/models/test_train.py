@@ -142,7 +142,7 @@ def test_a_run_without_a_checkpoint_does_not_block(  # type: ignore[no-untyped-d
     (begun / "config.toml").write_text((begun / "config.toml").read_text().replace("seed = 0", "seed = -1"))
     started: list[Config] = []
 
-    def stop(B, config, dataset, run, initial):  # type: ignore[no-untyped-def]
+    def stop(B, config, dataset, run, **options):  # type: ignore[no-untyped-def]
         started.append(config)
         raise RunError("stopped")
 

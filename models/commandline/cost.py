@@ -1,0 +1,66 @@
+"""What a model costs for an image: counted from its configuration, and measured; the command `moespec count`."""
+
+import statistics
+import time
+from typing import Any
+
+import numpy as np
+
+from moespec.backends.contract import Backend
+from moespec.models import counts
+from moespec.models.families import Config, family
+from moespec.models.training.compilation import compile_if, pays
+from moespec.models.training.config import ModelConfig
+from moespec.models.training.objective import make_forward
+from moespec.models.training.resolve import model_config
+
+__all__ = ["count_command", "described", "milliseconds"]
+
+REPEATS, SECONDS = 5, 0.3
+"""A forward pass is timed at least so often, and at least for so long."""
+
+
+def milliseconds(B: Backend, model: Config, params: Any, *, batch: int) -> float:
+    """Milliseconds an image of a forward pass of `batch` images, the median of several; `params` are arrays of `B`.
+
+    The logits are brought to the host; compilation, and what makes the images ready, are not in it.
+    """
+    random = np.random.default_rng(0)
+    shape = (batch, model.image_size, model.image_size, model.channels)
+    images = B.from_numpy(random.uniform(-1.0, 1.0, shape).astype(np.float32))
+    forward = compile_if(B, pays(B, REPEATS), make_forward(B, model))
+    B.to_numpy(forward(params, images)[0])
+    times: list[float] = []
+    while len(times) < REPEATS or sum(times) < SECONDS:
+        start = time.perf_counter()
+        B.to_numpy(forward(params, images)[0])
+        times.append(time.perf_counter() - start)
+    return 1e3 * statistics.median(times) / batch
+
+
+def described(model: Config, *, batch: int | None = None) -> str:
+    """Parameters and operations of a model in words; `batch` images go together, by default as few as fill a group."""
+    operations = sum(counts.flops(model, batch).values())
+    return f"{family(model).parameter_count(model):,} parameters, {scaled(operations)} an image"
+
+
+def scaled(operations: float) -> str:
+    """Operations with a unit.
+
+    >>> scaled(35_119_378_432), scaled(4_905_000), scaled(640)
+    ('35.1 GFLOP', '4.9 MFLOP', '0.6 kFLOP')
+    """
+    size, unit = next(
+        (size, unit) for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")) if operations >= size or unit == "k"
+    )
+    return f"{operations / size:.1f} {unit}FLOP"
+
+
+def count_command(section: ModelConfig, *, images: int | None) -> None:
+    """Prints the parameters of a model, and its operations by part."""
+    model = model_config(section)
+    parts = counts.flops(model, images)
+    total = sum(parts.values())
+    print(f"{section.name}: {described(model, batch=images)} of {model.image_size} x {model.image_size} pixels")
+    for name, value in parts.items():
+        print(f"  {name:24} {scaled(value):>12} {value / total:7.1%}")

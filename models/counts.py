@@ -1,0 +1,142 @@
+"""What a model costs for one image, counted from its configuration: floating-point operations of a forward pass.
+
+A multiply-add of a matrix product is 2 operations, any other arithmetic on an element 1; exponentials, tanh, erf and roots
+do not count, nor what moves or sorts. This is the convention of XLA's cost analysis, from which Puigcerver et al. 2024
+(arXiv 2308.00951, Table 1) seem to have their figures: those are met to the last digit printed, with query and key
+normalised. An MoE layer counts at evaluation: every slot of every expert, filled or not; for routers, the logits, the
+combination, and the iterations of Sinkhorn, but not the search for an assignment (`base`, `s_base`,
+`sparsity_constrained_expert_choice`) nor the places of tokens in their experts.
+"""
+
+import math
+from typing import Any
+
+from moespec.models import mixer, sparse_mlp, vit
+from moespec.models.families import Config, family
+from moespec.models.hashing import multi_hash
+from moespec.models.layers import MoeLayer
+from moespec.spec.options import SlotOptions
+
+__all__ = ["flops", "slots"]
+
+GELU = {"tanh": 8, "erf": 4}
+NORM, SOFTMAX = 7, 4
+"""Operations for each element of a layer normalisation with scale and bias, and of a softmax."""
+
+
+def flops(config: Config, images: int | None = None) -> dict[str, float]:
+    """Operations for one image, by part of the model: "embedding", "attention", "mlps", "experts", "routers", ...
+
+    images: of a batch, which decides the groups where a model routes a whole batch; by default as few as fill a group.
+
+    Raises ShapeError when the images do not fill the groups.
+    """
+    batch = images or max(1, getattr(config, "group_images", 1))
+    S, D = config.sequence, config.width
+    patches = (config.image_size // config.patch_size) ** 2
+    parts = {
+        "embedding": patches * D * (2 * config.patch_size**2 * config.channels + 1),
+        **_blocks(config, family(config).moe_layers(config, batch), batch),
+        "final norm and pooling": (NORM + 1) * S * D,
+        "head": config.classes * (2 * D + 1),
+    }
+    return {name: float(value) for name, value in parts.items() if value}
+
+
+def slots(layer: MoeLayer) -> int:
+    """Slots of a routing group at evaluation, over all experts; an expert without a capacity has one for each token."""
+    settings = layer.settings
+    capacity = settings.capacity(train=False) if isinstance(settings, SlotOptions) else settings.tokens
+    return settings.experts * capacity
+
+
+def _blocks(config: Config, layers: list[MoeLayer], images: int) -> dict[str, float]:
+    """All blocks; what two norms, and two additions to the residual, cost in each is among "norms"."""
+    by_block: dict[int, list[MoeLayer]] = {}
+    for layer in layers:
+        by_block.setdefault(int(layer.name.partition("_")[0]), []).append(layer)
+    total: dict[str, float] = {}
+    for number in range(config.depth):
+        if isinstance(config, vit.VitConfig):
+            block = _vit_block(config, by_block.get(number, []), images)
+        elif isinstance(config, sparse_mlp.SparseMlpConfig) and number in by_block:
+            block = _sparse_block(config, by_block[number], images)
+        else:
+            block = _mixer_block(config)
+        for name, value in block.items():
+            total[name] = total.get(name, 0) + value
+    if isinstance(config, vit.VitConfig):
+        total["positions"] = config.sequence * config.width
+        if config.pool == "map":
+            total["attention"] += _attention(config, queries=1)
+            total["mlps"] = total.get("mlps", 0) + _mlp(1, config.width, config.hidden, config.gelu)
+    return total
+
+
+def _vit_block(config: vit.VitConfig, layers: list[MoeLayer], images: int) -> dict[str, float]:
+    S, D = config.sequence, config.width
+    block: dict[str, float] = {"attention": _attention(config, queries=S), "norms": 2 * (NORM + 1) * S * D}
+    if not layers:
+        return {**block, "mlps": _mlp(S, D, config.hidden, config.gelu)}
+    return {**block, **_moe(layers[0], D, config.hidden, config.gelu, images)}
+
+
+def _attention(config: vit.VitConfig, *, queries: int) -> float:
+    S, D = config.sequence, config.width
+    projections = 2 * (queries + S) * D * (2 * D + 1)  # of queries and outputs, of keys and values
+    normalised = (queries + S) * D * (NORM - 1 + config.qk_norm_bias) if config.qk_norm else 0
+    return projections + normalised + queries * S * (4 * D + (SOFTMAX + 1) * config.heads)
+
+
+def _mixer_block(config: mixer.MixerConfig | sparse_mlp.SparseMlpConfig) -> dict[str, float]:
+    S, D = config.sequence, config.width
+    mlps = _mlp(D, S, config.token_hidden, config.gelu) + _mlp(S, D, config.hidden, config.gelu)
+    return {"mlps": mlps, "norms": 2 * (NORM + 1) * S * D}
+
+
+def _sparse_block(config: sparse_mlp.SparseMlpConfig, layers: list[MoeLayer], images: int) -> dict[str, float]:
+    outer, inner = (config.sequence, config.width), (config.sparse_tokens, config.sparse_width)
+    S, D = inner
+    block: dict[str, float] = {
+        "norms": 2 * (NORM + 1) * S * D,
+        "rescaling": _rescale(outer, inner) + _rescale(inner, outer),
+    }
+    widths = {"channels": (S, config.sparse_token_hidden), "tokens": (D, config.sparse_hidden)}  # by what is routed
+    for layer in layers:
+        for name, value in _moe(layer, *widths[layer.items], config.gelu, images).items():
+            block[name] = block.get(name, 0) + value
+    return block if config.experts else {**block, "mlps": _mlp(S, D, config.sparse_hidden, config.gelu)}
+
+
+def _rescale(before: tuple[int, int], after: tuple[int, int]) -> float:
+    """Tokens first, then channels, each where their number changes."""
+    (S, D), (tokens, width) = before, after
+    first = tokens * D * (2 * S + 1) if tokens != S else 0
+    return first + (tokens * width * (2 * D + 1) if width != D else 0)
+
+
+def _mlp(rows: int, width: int, hidden: int, gelu: str) -> float:
+    return rows * (4 * width * hidden + (1 + GELU[gelu]) * hidden + width)
+
+
+def _moe(layer: MoeLayer, width: int, hidden: int, gelu: str, images: int) -> dict[str, float]:
+    settings, groups = layer.settings, layer.groups / images
+    T, D, E, filled = settings.tokens, width, settings.experts, slots(layer)
+    if multi_hash.chosen(settings):
+        return {"experts": groups * _mlp(T, D, hidden, gelu)}
+    if layer.router == "soft_moe":  # logits, softmaxes over tokens and over slots, dispatch, combine
+        router = float(T * filled * (6 * D + 2 * SOFTMAX))
+    else:
+        router = T * E * SOFTMAX + 2 * T * D * _columns(layer) + 2 * filled * D
+        router += 8 * T * E * getattr(settings, "sinkhorn_iterations", 0) * layer.router.startswith("sinkhorn")
+    return {"experts": groups * _mlp(filled, D, hidden, gelu), "routers": groups * router}
+
+
+def _columns(layer: MoeLayer) -> int:
+    """Columns of the kernel that makes the scores of a token."""
+    settings: Any = layer.settings
+    if layer.router == "hash":
+        return 0
+    if layer.router == "dselect_k":
+        return int(settings.choices * (settings.experts + math.ceil(math.log2(settings.experts))))
+    return int(settings.experts)

@@ -1,0 +1,60 @@
+"""Classification by the nearest neighbours of frozen features, each vote weighted by how near it is.
+
+    s_ij      cosine of the features of image i and training image j
+    score     sum over the k largest s_ij with label c of exp(s_ij / temperature)
+    label     arg max over c
+
+Source: facebookresearch/dino, `eval_knn.py`, `knn_classifier` (temperature 0.07; k = 20 "is usually working the best"), after
+Wu et al. 2018 (arXiv 1805.01978), section 3.4.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moespec.spec.errors import ConfigError
+
+__all__ = ["nearest_neighbours"]
+
+CHUNK = 2**24
+"""Cosines that are held at once."""
+
+
+def nearest_neighbours(
+    train: tuple[NDArray[Any], NDArray[np.integer[Any]]],
+    test: tuple[NDArray[Any], NDArray[np.integer[Any]]],
+    *,
+    classes: int,
+    neighbours: Sequence[int],
+    temperature: float,
+) -> dict[str, Any]:
+    """Accuracy on the images of `test` for each number of neighbours, `{"neighbours_20": {"accuracy"}}`.
+
+    train, test: features `(N, D)` and labels `(N,)`. Raises ConfigError for more neighbours than there are.
+    """
+    (features, labels), (held, held_labels) = train, test
+    most = max(neighbours)
+    if most > len(labels):
+        raise ConfigError(f"neighbours={list(neighbours)!r}: there are {len(labels)} training images")
+    references, queries = _unit(features), _unit(held)
+    right = dict.fromkeys(neighbours, 0)
+    step = max(1, CHUNK // len(labels))
+    for start in range(0, len(queries), step):
+        cosines = queries[start : start + step] @ references.T
+        nearest = np.argsort(-cosines, axis=1, kind="stable")[:, :most]
+        votes = np.exp((np.take_along_axis(cosines, nearest, 1) - 1.0) / temperature)  # a factor that all share
+        for count in neighbours:
+            scores = np.zeros((len(cosines), classes))
+            rows = np.repeat(np.arange(len(cosines)), count)
+            np.add.at(scores, (rows, labels[nearest[:, :count]].ravel()), votes[:, :count].ravel())
+            right[count] += int(np.sum(scores.argmax(axis=1) == held_labels[start : start + step]))
+    return {f"neighbours_{count}": {"accuracy": right[count] / len(held_labels)} for count in neighbours}
+
+
+def _unit(features: NDArray[Any]) -> NDArray[np.float64]:
+    """Features of length 1; those of length 0 stay as they are."""
+    x = np.asarray(features, np.float64)
+    length = np.linalg.norm(x, axis=1, keepdims=True)
+    return x / np.where(length > 0, length, 1.0)

@@ -1,0 +1,54 @@
+"""The tables `[evaluation.NAME]` of a run's configuration."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from moespec.spec.errors import ConfigError
+
+__all__ = ["EvaluationConfig"]
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    """One evaluation besides that of the run's own validation images: what is measured, on which images, how often."""
+
+    kind: Literal["head", "few_shot", "neighbours"] = "head"
+    """precision of the model's head; few-shot linear evaluation, or nearest neighbours, of its features"""
+    data: Literal["run", "digits", "npz", "idx", "folder"] = "run"
+    """kind of data set; run: that which the run trains on"""
+    path: str = ""
+    """file or folder of the data set"""
+    labels: str = ""
+    """head: a JSON file with the right labels of each validation image, a list of lists"""
+    every: int = 1000
+    """steps between such evaluations; the last step has one always"""
+    capacity_factor: float | None = None
+    """capacity factor of the routers here, in place of that of the model"""
+    shots: tuple[int, ...] = (10,)
+    """few_shot: training images of each class"""
+    l2: tuple[float, ...] = (1024.0,)
+    """few_shot: L2 regularisation; of several, that with the best mean rank over the seeds"""
+    seeds: int = 3
+    """few_shot: draws of the training images"""
+    neighbours: tuple[int, ...] = (20,)
+    """neighbours: how many of them vote"""
+    temperature: float = 0.07
+    """neighbours: a vote counts exp(cosine / temperature)"""
+
+    def __post_init__(self) -> None:
+        for name in ("every", "seeds", "shots", "neighbours"):
+            value = getattr(self, name)
+            if not value or (value if isinstance(value, int) else min(value)) < 1:
+                raise ConfigError(f"{name}={_shown(value)!r}: expected integers >= 1")
+        if not self.l2 or not all(0 < value < float("inf") for value in self.l2):
+            raise ConfigError(f"l2={_shown(self.l2)!r}: expected numbers > 0")
+        if not 0 < self.temperature < float("inf"):
+            raise ConfigError(f"temperature={self.temperature!r}: expected a number > 0")
+        if self.labels and self.kind != "head":
+            raise ConfigError(f"labels={self.labels!r} concerns kind='head', not {self.kind!r}")
+        if self.path and self.data == "run":
+            raise ConfigError(f"path={self.path!r}: which kind of data is not said (data)")
+
+
+def _shown(value: int | tuple[float, ...]) -> int | list[float]:
+    return list(value) if isinstance(value, tuple) else value

@@ -1,0 +1,141 @@
+"""The evaluations of `[evaluation.NAME]`: their images, when they are due, and what they measure."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from moespec.backends.contract import Backend
+from moespec.models.data import datasets
+from moespec.models.data.dataset import Dataset
+from moespec.models.errors import DataError
+from moespec.models.evaluation.few_shot import few_shot
+from moespec.models.evaluation.neighbours import nearest_neighbours
+from moespec.models.evaluation.options import EvaluationConfig
+from moespec.models.families import Config as Model
+from moespec.models.router_options import named
+from moespec.models.training.compilation import compile_if, pays
+from moespec.models.training.config import Config
+from moespec.models.training.evaluate import evaluate, features
+from moespec.models.training.objective import make_features, make_forward
+from moespec.models.training.resolve import model_config
+from moespec.spec.errors import ConfigError
+
+__all__ = ["EvaluationSet", "Evaluations", "load_sets"]
+
+
+class EvaluationSet(NamedTuple):
+    """One evaluation: its settings, its images, the right labels if there are several, and the model as it is run here."""
+
+    settings: EvaluationConfig
+    dataset: Dataset
+    labels: Sequence[Sequence[int]] | None
+    model: Model
+
+
+def load_sets(
+    config: Config, dataset: Dataset, sets: Mapping[str, EvaluationConfig] | None = None
+) -> dict[str, EvaluationSet]:
+    """The evaluations of a resolved configuration, or `sets`, by name. `dataset` is what the run trains on.
+
+    Raises ConfigError or DataError, naming the evaluation, for what cannot be evaluated.
+    """
+    loaded = {}
+    for name, settings in (config.evaluation if sets is None else sets).items():
+        where = f"evaluation.{name}"
+        with named(f"{where}.", ("data", "capacity_factor")):
+            own = dataset if settings.data == "run" else _load(config, settings)
+            model = _model(config, settings)
+        if own.shape != dataset.shape:
+            raise ConfigError(
+                f"{where}: images of {own.shape} (height, width, channels), the model's are {dataset.shape}"
+            )
+        if settings.kind == "head" and len(own.classes) != len(dataset.classes):
+            raise ConfigError(
+                f"{where}: {len(own.classes)} classes, the head has {len(dataset.classes)}; kind='few_shot' and "
+                "kind='neighbours' take any"
+            )
+        labels = _labels(Path(settings.labels), own) if settings.labels else None
+        if settings.kind == "neighbours" and max(settings.neighbours) > len(own.train):
+            raise ConfigError(
+                f"{where}.neighbours={list(settings.neighbours)!r}: there are {len(own.train)} training images"
+            )
+        loaded[name] = EvaluationSet(settings, own, labels, model)
+    return loaded
+
+
+def _load(config: Config, settings: EvaluationConfig) -> Dataset:
+    share, size = config.data.validation_share, config.model.image_size
+    return datasets.load(settings.data, settings.path, image_size=size, validation_share=share)
+
+
+def _model(config: Config, settings: EvaluationConfig) -> Model:
+    """The model of the run, with another capacity at evaluation if the settings say so."""
+    section = config.model
+    if settings.capacity_factor is not None:
+        options: Any = {**section.router_options.changed(), "eval_capacity_factor": settings.capacity_factor}
+        try:
+            section = replace(section, router_options=options)
+        except ConfigError as error:
+            raise ConfigError(f"capacity_factor={settings.capacity_factor!r}: {error}") from error
+    return model_config(section)
+
+
+def _labels(path: Path, dataset: Dataset) -> list[list[int]]:
+    """The right labels of each validation image. Raises DataError naming the file and what is wrong with it."""
+    try:
+        labels = json.loads(path.read_bytes())
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path}: not JSON ({error})") from error
+    classes = range(len(dataset.classes))
+    if not isinstance(labels, list) or len(labels) != len(dataset.validation):
+        found = f"a list of {len(labels)}" if isinstance(labels, list) else type(labels).__name__
+        raise DataError(f"{path}: {found}, expected a list of labels for each of {len(dataset.validation)} images")
+    for index, own in enumerate(labels):
+        if not isinstance(own, list) or not all(type(label) is int and label in classes for label in own):
+            raise DataError(f"{path}: image {index} has {own!r}, expected a list of labels from 0 to {classes[-1]}")
+    if not any(labels):
+        raise DataError(f"{path}: no image has a label")
+    return labels
+
+
+class Evaluations:
+    """What the sets measure of parameters; functions are compiled once."""
+
+    def __init__(self, B: Backend, config: Config, sets: Mapping[str, EvaluationSet]) -> None:
+        self._B, self._training, self._sets = B, config.training, sets
+        self._functions: dict[tuple[str, Model], Callable[..., Any]] = {}
+
+    def due(self, done: int) -> list[str]:
+        """The evaluations that come after `done` steps."""
+        steps = self._training.steps
+        return [name for name, one in self._sets.items() if done % one.settings.every == 0 or done == steps]
+
+    def measure(self, name: str, params: Any) -> dict[str, Any]:
+        """What evaluation `name` finds of `params` (arrays of the backend): numbers, and dicts and lists of these."""
+        settings, dataset, labels, _ = one = self._sets[name]
+        batch = self._training.evaluation_batch
+        if settings.kind == "head":
+            forward = self._function(make_forward, one)
+            kind = self._training.loss
+            return evaluate(self._B, forward, params, dataset, batch=batch, kind=kind, labels=labels)
+        extract, splits = self._function(make_features, one), (dataset.train, dataset.validation)
+        train, test = (
+            (features(self._B, extract, params, dataset, split, batch=batch), split.labels) for split in splits
+        )
+        classes = len(dataset.classes)
+        if settings.kind == "few_shot":
+            options: dict[str, Any] = {"shots": settings.shots, "l2": settings.l2, "seeds": settings.seeds}
+            return few_shot(train, test, classes=classes, **options)
+        options = {"neighbours": settings.neighbours, "temperature": settings.temperature}
+        return nearest_neighbours(train, test, classes=classes, **options)
+
+    def _function(self, make: Callable[[Backend, Model], Callable[..., Any]], one: EvaluationSet) -> Callable[..., Any]:
+        key = make.__name__, one.model
+        if key not in self._functions:
+            calls = (len(one.dataset.train) + len(one.dataset.validation)) // self._training.evaluation_batch
+            self._functions[key] = compile_if(self._B, pays(self._B, calls), make(self._B, one.model))
+        return self._functions[key]

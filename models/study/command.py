@@ -1,0 +1,97 @@
+"""The command `moespec study`: trains each entry with each seed, as ordinary runs, and writes what they show.
+
+    OUT/runs/NAME-seed0/      the run, as `moespec train` makes it      OUT/outcomes/NAME-seed0.json   what is kept of it
+    OUT/results.json, results.csv, pareto.png, index.html              made anew after each seed
+
+Whatever stops it, the same command goes on: runs that are finished stay, one that is not goes on from its checkpoint.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from moespec.models.commandline.commands import load_run, train_command
+from moespec.models.errors import Interrupted, RunError
+from moespec.models.evaluation.sets import load_sets
+from moespec.models.study import outcome, results
+from moespec.models.training.config import Config
+from moespec.models.training.configfile import dump
+from moespec.models.training.resolve import choose_backend, load_data, resolve
+from moespec.models.training.rundirectory import RunDirectory
+from moespec.models.training.unchanged import changes, described
+from moespec.spec.errors import ConfigError
+
+__all__ = ["study_command"]
+
+MAY_CHANGE = frozenset({"data.prefetch", "training.log_every", "training.keep", "training.checkpoint_every"})
+"""Fields that no result of a study depends on."""
+
+
+def study_command(entries: Mapping[str, Config], *, seeds: int, out: Path) -> None:
+    """Trains what is not trained yet, seed by seed, and writes the results into the folder `out`.
+
+    Raises ConfigError or DataError before anything is trained for an entry that cannot be, and RunError for a folder that
+    has a study of the same entry with another configuration.
+    """
+    if not entries:
+        raise ConfigError("routers: there is no entry")
+    if seeds < 1:
+        raise ConfigError(f"seeds={seeds!r}: expected an integer >= 1")
+    configs = {name: _resolved(name, config) for name, config in entries.items()}
+    runs = {(name, seed): out / "runs" / f"{name}-seed{seed}" for seed in range(seeds) for name in configs}
+    for (name, seed), run in runs.items():
+        _check_same(run, _kept(run), _seeded(configs[name], seed))
+    (out / "outcomes").mkdir(parents=True, exist_ok=True)
+    outcomes: dict[str, dict[int, dict[str, object]]] = {name: {} for name in configs}
+    for number, ((name, seed), run) in enumerate(runs.items(), start=1):
+        kept = _kept(run)
+        if not kept.is_file():
+            print(f"study: run {number} of {len(runs)}, {name} with seed {seed}", flush=True)
+            try:
+                config = _seeded(configs[name], seed)
+                train_command(config, run=str(run), resume=RunDirectory(run).begun(), override=False)
+            except Interrupted as stop:
+                raise Interrupted(
+                    f"stopped by {stop.signal.name}, in run {number} of {len(runs)}; the same command goes on",
+                    stop.signal,
+                ) from stop
+            outcome.make(load_run(run), run, kept)
+        outcomes[name][seed] = outcome.read(kept)
+        if all(seed in of_entry for of_entry in outcomes.values()):
+            found = results.summarised(outcomes)
+            results.write(out, found, {name: dump(config) for name, config in configs.items()})
+    print(results.table(found))
+    print("\n".join(found["sentences"]))
+    print(f"{out / 'index.html'}, results.json, results.csv, pareto.png")
+
+
+def _resolved(name: str, config: Config) -> Config:
+    """The configuration that the runs of an entry will have. Errors name the entry."""
+    backend, _ = choose_backend(config.backend)
+    try:
+        dataset = load_data(config)
+        resolved = resolve(config, dataset, backend)
+        load_sets(resolved, dataset)
+        return resolved
+    except ConfigError as error:
+        raise ConfigError(f"entry {name}: {error}") from error
+
+
+def _seeded(config: Config, seed: int) -> Config:
+    return replace(config, training=replace(config.training, seed=seed))
+
+
+def _kept(run: Path) -> Path:
+    """The file with the outcome of a run."""
+    return run.parents[1] / "outcomes" / f"{run.name}.json"
+
+
+def _check_same(run: Path, kept: Path, config: Config) -> None:
+    """RunError if there is a run in its folder, or an outcome, of another configuration."""
+    directory = RunDirectory(run)
+    saved = [asdict(own)] if directory.begun() and (own := directory.config()) else []
+    saved += [outcome.read(kept)["config"]] if kept.is_file() else []
+    for before in saved:
+        found = {key: pair for key, pair in changes(before, config).items() if key not in MAY_CHANGE}
+        if found:
+            raise RunError(f"{run}: of another study: {described(found)}; choose another --out")

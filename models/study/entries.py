@@ -1,0 +1,54 @@
+"""What a study compares: entries, each a configuration by a name.
+
+An entry is written as a router (`soft_moe`), as `dense` for no MoE blocks, or as a name and any options of `moespec train`
+(`hash2: --router hash --model.router-options.hashes 2`).
+"""
+
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import tyro
+from tyro.conf import arg
+
+from moespec.models.commandline.chosen import chosen
+from moespec.models.training.config import Config
+from moespec.spec.errors import ConfigError
+from moespec.spec.routers import ROUTERS
+
+__all__ = ["DENSE", "entries"]
+
+DENSE = "dense"
+
+
+@dataclass(frozen=True)
+class _Options:
+    settings: Annotated[Config, arg(name="")]
+
+
+def entries(texts: Sequence[str], base: Config) -> dict[str, Config]:
+    """The configurations of a study by name: `base` with what each entry says.
+
+    Raises ConfigError for a name that no folder can have, that is there twice, or that is no router and has no options.
+    """
+    found: dict[str, Config] = {}
+    for text in texts:
+        name, colon, options = (part.strip() for part in text.partition(":"))
+        if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):
+            raise ConfigError(
+                f"routers={text!r}: expected a router, or NAME: OPTIONS with a name of letters, digits, _ . -"
+            )
+        if name in found:
+            raise ConfigError(f"routers={text!r}: there is another entry {name!r}")
+        if not colon and name not in (DENSE, *ROUTERS):
+            raise ConfigError(f"routers={text!r}: expected {DENSE}, one of {', '.join(ROUTERS)}, or NAME: OPTIONS")
+        try:
+            words = shlex.split(options)
+        except ValueError as error:
+            raise ConfigError(f"routers={text!r}: {error}") from error
+        given = words if colon else ["--model.moe", "none"] if name == DENSE else ["--router", name]
+        default = _Options(chosen(given, base))
+        found[name] = tyro.cli(_Options, prog=f"moespec study, entry {name}", args=given, default=default).settings
+    return found

@@ -1,0 +1,109 @@
+"""What a study keeps of each of its runs: which validation images are right, and what the run cost."""
+
+import base64
+import importlib.metadata
+import json
+import os
+import platform
+import statistics
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moespec.backends.contract import Backend
+from moespec.models import counts
+from moespec.models.commandline.commands import LoadedRun
+from moespec.models.commandline.cost import milliseconds
+from moespec.models.families import family
+from moespec.models.files import write_atomically
+from moespec.models.training.compilation import compile_if, pays
+from moespec.models.training.evaluate import over
+from moespec.models.training.objective import make_forward
+from moespec.models.training.resolve import model_config
+from moespec.models.training.runlog import read_log
+
+__all__ = ["machine", "make", "read", "right_of"]
+
+PACKAGES = ("moespec", "numpy", "scipy", "jax", "jaxlib", "torch")
+
+
+def make(loaded: LoadedRun, run: Path, path: Path) -> None:
+    """Measures a finished run and writes its outcome, JSON, to `path`.
+
+    "right": a bit for each validation image, whether the largest logit is that of its label. "training_milliseconds": of
+    an image, from the median of the images per second that the run logged, so that compilation and evaluation are not in
+    it. "milliseconds": of an image in a forward pass. "dropped", "imbalance": the share of the tokens without an expert, and
+    the load of the busiest expert over the mean, of the validation images, as means over the MoE layers.
+    """
+    config, B = loaded.config, loaded.backend
+    model, batch = model_config(config.model), config.training.evaluation_batch
+    params = B.from_numpy(loaded.params)
+    right = _right(B, model, params, loaded.dataset, batch)
+    trained, last = read_log(run, "train"), read_log(run, "evaluation")[-1]
+    blocks = list(last.get("moe", {}).values())
+    write_atomically(
+        path,
+        json.dumps(
+            {
+                "step": loaded.step,
+                "accuracy": float(right.mean()),
+                "loss": last["loss"],
+                "images": len(right),
+                "right": base64.b64encode(np.packbits(right).tobytes()).decode(),
+                "seconds": last["seconds"],
+                "training_milliseconds": 1e3 / statistics.median(line["images_per_second"] for line in trained),
+                "milliseconds": milliseconds(B, model, params, batch=batch),
+                "operations": sum(counts.flops(model, batch).values()),
+                "parameters": family(model).parameter_count(model),
+                "dropped": statistics.mean(block["dropped"] for block in blocks) if blocks else 0.0,
+                "imbalance": statistics.mean(_imbalance(block["load"]) for block in blocks) if blocks else 1.0,
+                "backend": B.name,
+                "config": asdict(config),
+                "machine": machine(),
+            }
+        ).encode(),
+    )
+
+
+def read(path: Path) -> dict[str, Any]:
+    """An outcome that `make` wrote."""
+    outcome: dict[str, Any] = json.loads(path.read_bytes())
+    return outcome
+
+
+def right_of(outcome: dict[str, Any]) -> NDArray[np.bool_]:
+    """Which images are right, `(images,)`."""
+    packed = np.frombuffer(base64.b64decode(outcome["right"]), np.uint8)
+    return np.unpackbits(packed, count=outcome["images"]).astype(bool)
+
+
+def machine() -> dict[str, Any]:
+    """The machine and the versions that measure."""
+    versions = {}
+    for package in PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return {
+        "processor": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        **versions,
+    }
+
+
+def _right(B: Backend, model: Any, params: Any, dataset: Any, batch: int) -> NDArray[np.bool_]:
+    forward = compile_if(B, pays(B, len(dataset.validation) // batch), make_forward(B, model))
+    found = [
+        np.asarray(logits).argmax(axis=1)[: part["count"]]
+        for (logits, _), part in over(B, forward, params, dataset, dataset.validation, batch=batch)
+    ]
+    return np.asarray(np.concatenate(found) == dataset.validation.labels)
+
+
+def _imbalance(load: list[float]) -> float:
+    return max(load) * len(load) / sum(load)

@@ -1,0 +1,147 @@
+"""The results of a study from the outcomes of its runs, and the files that show them: JSON, CSV, a picture and a page."""
+
+import base64
+import csv
+import io
+import json
+import statistics
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from moespec.models.commandline.cost import scaled
+from moespec.models.commandline.report import png
+from moespec.models.files import write_atomically
+from moespec.models.study.outcome import right_of
+from moespec.models.study.statistics import Difference, differences, pareto, sentences, spread
+from moespec.models.templates import render
+from moespec.spec.errors import ConfigError
+
+__all__ = ["summarised", "table", "write"]
+
+Outcomes = Mapping[str, Mapping[int, dict[str, Any]]]
+"""Entry -> seed -> outcome."""
+
+COSTS = {"training_milliseconds": "ms to train on an image", "milliseconds": "ms an image, forward"}
+FIXED, MEDIANS = ("operations", "parameters"), ("dropped", "imbalance", "seconds")
+
+
+def summarised(outcomes: Outcomes) -> dict[str, Any]:
+    """What is written as results.json: each entry with its accuracies and costs, each pair with its interval.
+
+    Seeds that not all entries have are left out. Raises ConfigError when entries were evaluated on different images.
+    """
+    seeds = sorted(set.intersection(*(set(runs) for runs in outcomes.values())))
+    sizes = {name: runs[seeds[0]]["images"] for name, runs in outcomes.items()}
+    if len(set(sizes.values())) > 1:
+        raise ConfigError(f"routers: the entries have different validation images: {sizes}")
+    right = {name: np.stack([right_of(runs[seed]) for seed in seeds]) for name, runs in outcomes.items()}
+    entries = {}
+    for name, runs in outcomes.items():
+        accuracies = [runs[seed]["accuracy"] for seed in seeds]
+        entries[name] = {
+            "accuracy": statistics.mean(accuracies),
+            "spread": spread(accuracies),
+            **{key: min(runs[seed][key] for seed in seeds) for key in COSTS},  # whatever else runs only adds
+            **{key: runs[seeds[0]][key] for key in FIXED},
+            **{key: statistics.median(runs[seed][key] for seed in seeds) for key in MEDIANS},
+        }
+    found = differences(right)
+    images = next(iter(sizes.values()))
+    return {
+        "seeds": seeds,
+        "images": images,
+        "entries": entries,
+        "pareto": {
+            cost: pareto({name: (entry[cost], entry["accuracy"]) for name, entry in entries.items()}) for cost in COSTS
+        },
+        "differences": [{**one._asdict(), "sure": one.sure} for one in found],
+        "sentences": sentences(found, seeds=len(seeds), images=images),
+        "runs": {
+            name: {str(seed): {key: value for key, value in runs[seed].items() if key != "config"} for seed in seeds}
+            for name, runs in outcomes.items()
+        },
+    }
+
+
+def write(folder: Path, results: dict[str, Any], commands: dict[str, str]) -> None:
+    """Writes results.json, results.csv (a line for each run), pareto.png and index.html. commands: of each entry."""
+    picture = png(_picture(results))
+    write_atomically(folder / "results.json", (json.dumps(results, indent=1) + "\n").encode())
+    write_atomically(folder / "results.csv", _csv(results).encode())
+    write_atomically(folder / "pareto.png", picture)
+    found = [Difference(**{key: one[key] for key in Difference._fields}) for one in results["differences"]]
+    page = render(
+        "study.html.jinja",
+        title="Study",
+        results=results,
+        rows=rows(results),
+        differences=[
+            [one, f"{100 * one.difference:+.2f}", f"{100 * one.low:+.2f} to {100 * one.high:+.2f}"] for one in found
+        ],
+        picture=base64.b64encode(picture).decode(),
+        commands=commands,
+    )
+    write_atomically(folder / "index.html", page.encode())
+
+
+HEAD = ("", "accuracy", "spread", "ms to train", "ms forward", "operations", "parameters", "dropped", "imbalance")
+
+
+def rows(results: dict[str, Any]) -> list[tuple[str, ...]]:
+    """The table of a study, a row for each entry, the best first, as text in the columns of `HEAD`."""
+    ordered = sorted(results["entries"].items(), key=lambda item: -item[1]["accuracy"])
+    return [HEAD] + [
+        (
+            name,
+            f"{100 * entry['accuracy']:.2f} %",
+            "" if entry["spread"] is None else f"{100 * entry['spread']:.2f}",
+            f"{entry['training_milliseconds']:.3f}",
+            f"{entry['milliseconds']:.3f}",
+            scaled(entry["operations"]),
+            f"{entry['parameters']:,}",
+            f"{entry['dropped']:.1%}",
+            f"{entry['imbalance']:.2f}",
+        )
+        for name, entry in ordered
+    ]
+
+
+def table(results: dict[str, Any]) -> str:
+    """The table for a terminal."""
+    lines = rows(results)
+    widths = [max(len(line[column]) for line in lines) for column in range(len(HEAD))]
+    aligned = [[cell.rjust(width) for cell, width in zip(line, widths, strict=True)] for line in lines]
+    return "\n".join(
+        "  ".join([line[0].ljust(widths[0]), *cells[1:]]) for line, cells in zip(lines, aligned, strict=True)
+    )
+
+
+def _csv(results: dict[str, Any]) -> str:
+    columns = ("step", "accuracy", "loss", "images", *COSTS, *FIXED, *MEDIANS, "backend")
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(["entry", "seed", *columns])
+    for name, runs in results["runs"].items():
+        for seed, outcome in runs.items():
+            writer.writerow([name, seed, *(outcome[column] for column in columns)])
+    return buffer.getvalue()
+
+
+def _picture(results: dict[str, Any]) -> Figure:
+    """Accuracy against what was measured of the cost; the line joins what no other entry beats in both."""
+    figure = Figure(figsize=(10, 4.5), layout="constrained")
+    for axis, (cost, label) in zip(figure.subplots(1, 2), COSTS.items(), strict=True):
+        for name, entry in results["entries"].items():
+            x, y = entry[cost], 100 * entry["accuracy"]
+            axis.errorbar(x, y, yerr=100 * (entry["spread"] or 0.0), fmt="o", ms=4, lw=1, capsize=2)
+            axis.annotate(name, (x, y), xytext=(4, 3), textcoords="offset points", fontsize=7)
+        front = [results["entries"][name] for name in results["pareto"][cost]]
+        axis.plot([e[cost] for e in front], [100 * e["accuracy"] for e in front], lw=1, color="0.5", zorder=0)
+        axis.set(xlabel=label, ylabel="validation accuracy, %")
+        axis.margins(x=0.15)
+        axis.grid(alpha=0.3)
+    return figure

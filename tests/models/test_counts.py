@@ -1,0 +1,93 @@
+"""The counted cost of a model: the figures that papers print, and what XLA counts in the compiled one."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import moespec.backends.jax as B
+from moespec.models import cli, counts, families
+from moespec.models.layers import MoeLayer
+from moespec.spec.routers import ROUTERS
+
+PAPER = [
+    # Puigcerver et al. 2024 (arXiv 2308.00951), Table 1: parameters and GFLOP an image. ViT B/16 to H/14 and the Soft
+    # MoEs round to them with query and key normalised, S/16 either way. Heads are those of JFT-4B.
+    ("vit_s16", {}, "33M", 9.2),
+    ("vit_b16", {}, "108M", 35.1),
+    ("vit_l16", {}, "333M", 122.9),
+    ("vit_h14", {}, "669M", 334.2),
+    ("vit_s14", {"experts": 256}, "1.8B", 13.2),
+    ("vit_b16", {"experts": 128}, "3.7B", 32.0),
+    ("vit_l16", {"experts": 128}, "13.1B", 111.1),
+]
+
+
+def config(name: str, **fields):  # type: ignore[no-untyped-def]
+    return families.of_name(name).named(name, **fields)
+
+
+@pytest.mark.parametrize(("name", "fields", "parameters", "gflop"), PAPER)
+def test_the_figures_of_the_paper(name: str, fields: dict, parameters: str, gflop: float) -> None:
+    if fields:
+        fields = {**fields, "moe": "last_half", "router": "soft_moe", "router_options": {"slots_per_expert": 1}}
+    model = config(name, classes=29_593, qk_norm=True, **fields)
+    assert round(sum(counts.flops(model).values()) / 1e9, 1) == gflop
+    count = families.family(model).parameter_count(model)
+    # 108.6 million are printed as 108 M and 333.6 as 333 M, but 668.7 as 669 M: some are cut, some are rounded.
+    number, unit = float(parameters[:-1]), {"M": 1e6, "B": 1e9}[parameters[-1]]
+    assert abs(count / unit - number) < (1.0 if unit == 1e6 else 0.1)
+
+
+MODELS = [
+    *(("vit_s16", {"pool": pool}) for pool in ("gap", "token", "map")),
+    ("vit_s16", {"qk_norm": True, "qk_norm_bias": True}),
+    ("mixer_s16", {}),
+    ("mixer_tiny", {}),
+    ("sparse_mlp_s", {}),
+    ("sparse_mlp_b", {}),
+    ("sparse_mlp_b", {"router": "softmax_token_choice"}),
+    *(("vit_b16", {"moe": "every_2", "experts": 32, "router": router}) for router in ROUTERS if router != "dselect_k"),
+    ("vit_s16", {"moe": "every_2", "experts": 32, "router": "soft_moe", "group_images": 2}),
+]
+
+
+@pytest.mark.parametrize(("name", "fields"), MODELS)
+def test_what_xla_counts(name: str, fields: dict) -> None:
+    """To 0.1 %. XLA counts no iteration but the first of a loop, and the experts of DSelect-k that run are in a loop."""
+    model = config(name, **fields)
+    images = getattr(model, "group_images", 1) or 1
+
+    def shaped(tree):  # type: ignore[no-untyped-def]
+        if isinstance(tree, dict):
+            return {key: shaped(value) for key, value in tree.items()}
+        return jax.ShapeDtypeStruct(tree, jnp.float32)
+
+    family = families.family(model)
+    batch = jax.ShapeDtypeStruct((images, model.image_size, model.image_size, model.channels), jnp.float32)
+    lowered = jax.jit(lambda p, x: family.forward(B, model, p, x).logits).lower(
+        shaped(family.parameter_shapes(model)), batch
+    )
+    counted = sum(counts.flops(model, images).values())
+    np.testing.assert_allclose(counted, lowered.cost_analysis()["flops"] / images, rtol=1e-3)
+
+
+@pytest.mark.parametrize("name", ROUTERS)
+def test_slots_are_those_that_the_router_fills(name: str) -> None:
+    router = B.ROUTERS[name]
+    ids = {"ids": 8} if router.needs else {}
+    options = router.options(width=16, experts=4, tokens=32, **ids)
+    given = {"ids": jnp.zeros((1, 32), jnp.int32)} if ids else {}
+    params = router.init(np.random.default_rng(0), options)
+    routed = jax.eval_shape(lambda: router.route(params, jnp.ones((1, 32, 16)), options, **given).routing.dense())
+    _, _, experts, capacity = routed.dispatch.shape
+    assert counts.slots(MoeLayer("0", name, options, 1, "patches")) == experts * capacity
+
+
+def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["count", "--model", "vit_b16", "--model.moe", "none", "--model.classes", "1000"]) == 0
+    first, *parts = capsys.readouterr().out.splitlines()
+    assert first == "vit_b16: 86,566,120 parameters, 35.1 GFLOP an image of 224 x 224 pixels"
+    assert [part.split("  ")[1] for part in parts][:2] == ["embedding", "attention"]
+    shares = [float(part.rsplit(None, 1)[1].rstrip("%")) for part in parts]
+    assert sum(shares) == pytest.approx(100, abs=0.5)

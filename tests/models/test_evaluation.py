@@ -1,0 +1,234 @@
+"""Evaluations besides the run's own: what each measures, when, and that a wrong one is named before anything begins."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import moespec.backends.jax as B
+from moespec.models import cli, vit
+from moespec.models.data.datasets import load
+from moespec.models.evaluation.few_shot import few_shot
+from moespec.models.evaluation.neighbours import nearest_neighbours
+from moespec.models.evaluation.options import EvaluationConfig
+from moespec.models.evaluation.sets import load_sets
+from moespec.models.training import configfile, resolve
+from moespec.models.training.config import Config
+from moespec.models.training.evaluate import evaluate, features
+from moespec.models.training.objective import make_features, make_forward
+from moespec.models.training.runlog import read_log
+from moespec.spec.errors import SpecError
+
+TABLES = """
+[evaluation.plain]
+every = 5
+
+[evaluation.real]
+labels = "{labels}"
+every = 6
+
+[evaluation.linear]
+kind = "few_shot"
+shots = [1, 10]
+l2 = [1.0, 1024]
+seeds = 2
+every = 100
+
+[evaluation.near]
+kind = "neighbours"
+neighbours = [1, 20]
+every = 100
+"""
+
+
+@pytest.fixture(scope="module")
+def digits():  # type: ignore[no-untyped-def]
+    return load("digits")
+
+
+def several(images: int) -> list[list[int]]:
+    """Labels as those of ImageNet-ReaL are: some images have several, some none."""
+    return [[index % 10, (index + 3) % 10] if index % 5 else [] for index in range(images)]
+
+
+def logits_of(digits, model, params) -> np.ndarray:  # type: ignore[no-untyped-def]
+    images = digits.normalize(digits.validation.read(np.arange(len(digits.validation))))
+    return np.asarray(vit.forward(B, model, params, B.from_numpy(images)).logits)
+
+
+@pytest.fixture(scope="module")
+def trained(runs, tmp_path_factory, digits) -> Path:  # type: ignore[no-untyped-def]
+    """A run with the evaluations of `TABLES`."""
+    folder = tmp_path_factory.mktemp("evaluated")
+    (folder / "labels.json").write_text(json.dumps(several(len(digits.validation))))
+    (folder / "own.toml").write_text(TABLES.format(labels=folder / "labels.json"))
+    flags = ["--config", str(folder / "own.toml"), "--run", str(folder / "run"), *runs.flags]
+    assert cli.main(["train", "--backend", "jax", *flags, "--router", "softmax_token_choice"]) == 0
+    return folder / "run"
+
+
+def loaded(run: Path):  # type: ignore[no-untyped-def]
+    from moespec.models.commandline.commands import load_run
+
+    found = load_run(run)
+    return resolve.model_config(found.config.model), B.from_numpy(found.params)
+
+
+def test_each_has_its_schedule(trained: Path) -> None:
+    expected = {"plain": [5, 10, 12], "real": [6, 12], "linear": [12], "near": [12]}
+    assert {name: [line["step"] for line in read_log(trained, f"evaluation/{name}")] for name in expected} == expected
+    assert [line["step"] for line in read_log(trained, "evaluation")] == [6, 12], "the run's own are as they were"
+    own, plain = read_log(trained, "evaluation")[-1], read_log(trained, "evaluation/plain")[-1]
+    assert all(plain[key] == own[key] for key in ("accuracy", "loss", "images", "moe", "top5"))
+
+
+def test_precision_with_several_labels(trained: Path, digits) -> None:  # type: ignore[no-untyped-def]
+    logits = logits_of(digits, *loaded(trained))
+    found = read_log(trained, "evaluation/real")[-1]
+    labels = several(len(logits))
+    counted = [index for index, own in enumerate(labels) if own]
+    order = np.argsort(-logits, axis=1)
+    assert found["images"] == len(counted) == 284
+    assert found["accuracy"] == np.mean([order[index, 0] in labels[index] for index in counted])
+    assert found["top5"] == np.mean([bool(set(order[index, :5]) & set(labels[index])) for index in counted])
+    assert "loss" not in found
+
+
+def test_top_five(trained: Path, digits) -> None:  # type: ignore[no-untyped-def]
+    order = np.argsort(-logits_of(digits, *loaded(trained)), axis=1)
+    last = read_log(trained, "evaluation")[-1]
+    assert last["accuracy"] == np.mean(order[:, 0] == digits.validation.labels) < last["top5"]
+    assert last["top5"] == np.mean((order[:, :5] == digits.validation.labels[:, None]).any(axis=1)) < 1
+
+
+def test_features_are_what_the_head_sees(trained: Path, digits) -> None:  # type: ignore[no-untyped-def]
+    """Of every image, in order, whatever the batches are; the classifiers are told these."""
+    model, params = loaded(trained)
+    extract = make_features(B, model)
+    splits = (digits.train, digits.validation)
+    train, held = ((features(B, extract, params, digits, split, batch=128), split.labels) for split in splits)
+    assert train[0].shape == (1442, 16)
+    assert held[0].shape == (355, 16)
+    head = {name: np.asarray(value) for name, value in params["head"].items()}
+    logits = logits_of(digits, model, params)
+    np.testing.assert_allclose(held[0] @ head["kernel"] + head["bias"], logits, atol=1e-5)
+    linear, near = (read_log(trained, f"evaluation/{name}")[-1] for name in ("linear", "near"))
+    expected = few_shot(train, held, classes=10, shots=(1, 10), l2=(1.0, 1024.0), seeds=2)
+    assert linear["shots_10"]["accuracy"] == pytest.approx(expected["shots_10"]["accuracy"], abs=0.01)
+    expected = nearest_neighbours(train, held, classes=10, neighbours=(20,), temperature=0.07)
+    assert near["neighbours_20"]["accuracy"] == pytest.approx(expected["neighbours_20"]["accuracy"], abs=0.01)
+    assert linear["shots_1"]["accuracy"] < linear["shots_10"]["accuracy"]
+
+
+def test_the_command_measures_the_same(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        cli.main(["evaluate", str(trained), "--fewshot", "10", "--l2", "1", "1024", "--seeds", "2", "--knn", "20"]) == 0
+    )
+    lines = dict(line.split(": ", 1) for line in capsys.readouterr().out.splitlines() if ": " in line)
+    real = read_log(trained, "evaluation/real")[-1]
+    assert lines["real"] == f"accuracy {real['accuracy']:.4f}, top5 {real['top5']:.4f}, images 284"
+    assert lines["linear"].split("; ")[1] == lines["few-shot"]
+    assert lines["near"].split("; ")[1] == lines["nearest neighbours"]
+    assert "kFLOP an image" in lines["cost"]
+    milliseconds = float(lines["cost"].split(", ")[-1].split(" ms")[0])
+    assert 0 < milliseconds < 100
+    page = (trained / "report.html").read_text()
+    assert f"accuracy {real['accuracy']:.4f}, top5 {real['top5']:.4f}, images 284" in page
+    assert " ms in batches of 128" in page
+    assert "kFLOP an image" in page
+
+
+def test_another_capacity(digits, runs) -> None:  # type: ignore[no-untyped-def]
+    """What is dropped at evaluation goes with the capacity there."""
+    section = replace(runs.config.model, router="softmax_token_choice", router_options={"capacity_factor": 0.5})
+    config = resolve.resolve(replace(runs.config, model=section), digits, "jax")
+    sets = load_sets(config, digits, {"roomy": EvaluationConfig(capacity_factor=4.0), "same": EvaluationConfig()})
+    params = B.from_numpy(vit.init(sets["same"].model, 0))
+    dropped = {
+        name: evaluate(B, make_forward(B, one.model), params, digits, batch=128, kind="softmax")["moe"]["1"]["dropped"]
+        for name, one in sets.items()
+    }
+    assert dropped["roomy"] == 0 < 0.3 < dropped["same"]
+
+
+def test_what_is_evaluated_may_change_between_sittings(trained: Path, tmp_path: Path, runs) -> None:  # type: ignore[no-untyped-def]
+    """And a run that goes on logs what an unbroken one does."""
+    resumed = runs.stopped(trained, tmp_path / "resumed", step=8)
+    text = (resumed / "config.toml").read_text()
+    (resumed / "config.toml").write_text(text.replace("every = 5\n", "every = 4\n"))
+    assert cli.main(["train", "--run", str(resumed), "--resume"]) == 0
+    assert [line["step"] for line in read_log(resumed, "evaluation/plain")] == [5, 12]
+    for name in ("linear", "near", "real"):
+        assert read_log(resumed, f"evaluation/{name}")[-1] == read_log(trained, f"evaluation/{name}")[-1]
+
+
+def test_a_step_that_there_is_not(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["evaluate", str(trained), "--step", "7"]) == 2
+    assert "step=7" in (said := capsys.readouterr().err)
+    assert "has checkpoints of the steps 4, 8, 12" in said
+
+
+def test_tables_survive_the_file(tmp_path: Path) -> None:
+    sets = {"a": EvaluationConfig("few_shot", shots=(1, 5), l2=(0.5,)), "b": EvaluationConfig(capacity_factor=2.0)}
+    config = replace(Config(), evaluation=sets)
+    (tmp_path / "own.toml").write_text(configfile.dump(config))
+    assert configfile.read(tmp_path / "own.toml").evaluation == sets
+
+
+WRONG = [
+    ("every = 0", r"evaluation\.one\.every=0: expected integers >= 1"),
+    ("shots = []", r"evaluation\.one\.shots=\[\]: expected integers >= 1"),
+    ("shots = [0]", r"evaluation\.one\.shots=\[0\]: expected integers >= 1"),
+    ("shots = 10", r"evaluation\.one\.shots=10: expected a list of int"),
+    ("l2 = [0.0]", r"evaluation\.one\.l2=\[0\.0\]: expected numbers > 0"),
+    ("temperature = -1.0", r"evaluation\.one\.temperature=-1\.0: expected a number > 0"),
+    ('kind = "tenshot"', r"evaluation\.one\.kind='tenshot': expected one of"),
+    ("evry = 5", r"unknown key 'evaluation\.one\.evry'; near it: evaluation\.one\.every"),
+    ('kind = "few_shot"\nlabels = "x"', r"evaluation\.one\.labels='x' concerns kind='head'"),
+    ('path = "x.npz"', r"evaluation\.one\.path='x\.npz': which kind of data is not said"),
+    ('data = "npz"\npath = "none.npz"', r"none\.npz: there is no such file"),
+    ('data = "npz"', r"data\.path is not set"),
+    ('labels = "none.json"', r"none\.json: cannot be read"),
+    ('labels = "short.json"', r"short\.json: a list of 1, expected a list of labels for each of 355 images"),
+    ('labels = "large.json"', r"large\.json: image 0 has \[10\], expected a list of labels from 0 to 9"),
+    ('labels = "none_at_all.json"', r"no image has a label"),
+    ('labels = "broken.json"', r"broken\.json: not JSON"),
+    ('kind = "neighbours"\nneighbours = [5000]', r"evaluation\.one\.neighbours=\[5000\]: there are 1442"),
+    ("capacity_factor = 2.0", r"evaluation\.one\.capacity_factor=2\.0: .*soft_moe does not have this option"),
+    ('data = "npz"\npath = "wide.npz"', r"evaluation\.one: images of \(9, 9, 1\).*the model's are \(8, 8, 1\)"),
+    ('data = "npz"\npath = "three.npz"', r"evaluation\.one: 3 classes, the head has 10"),
+]
+
+
+@pytest.mark.parametrize(("lines", "message"), WRONG)
+def test_a_wrong_evaluation_is_named(
+    lines: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, digits, runs
+) -> None:  # type: ignore[no-untyped-def]
+    """Before there is a folder of a run."""
+    monkeypatch.chdir(tmp_path)
+    Path("short.json").write_text("[[1]]")
+    Path("large.json").write_text(json.dumps([[10]] * 355))
+    Path("none_at_all.json").write_text(json.dumps([[]] * 355))
+    Path("broken.json").write_text("[[1]")
+    labels = np.arange(30) % 3
+    for name, size in (("wide", 9), ("three", 8)):
+        np.savez(f"{name}.npz", images=np.zeros((30, size, size), np.uint8), labels=labels)
+    Path("own.toml").write_text(f"[evaluation.one]\n{lines}\n")
+
+    def begin() -> None:
+        config = configfile.read(Path("own.toml"), base=runs.config)
+        load_sets(resolve.resolve(config, digits, "jax"), digits)
+
+    with pytest.raises(SpecError, match=message):
+        begin()
+    assert cli.main(["train", "--config", "own.toml", "--backend", "jax", "--run", "run", *runs.flags]) == 2
+    assert not Path("run").exists()
+
+
+def test_tables_must_be_tables(tmp_path: Path) -> None:
+    for text, message in (("evaluation = 3", r"evaluation=3"), ("[evaluation]\nevery = 5", r"evaluation\.every=5")):
+        (tmp_path / "own.toml").write_text(text)
+        with pytest.raises(SpecError, match=message + r": expected tables, \[evaluation\.NAME\]"):
+            configfile.read(tmp_path / "own.toml")

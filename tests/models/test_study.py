@@ -1,0 +1,236 @@
+"""Studies: what is compared, that a broken one goes on, and that what is told apart is different."""
+
+import csv
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from moespec.models import cli
+from moespec.models.study import command, statistics
+from moespec.models.study.entries import entries
+from moespec.models.study.outcome import right_of
+from moespec.models.study.statistics import differences, pareto, sentences
+from moespec.models.training.config import Config
+from moespec.models.training.runlog import read_log
+from moespec.spec.errors import ConfigError, SpecError
+
+# --------------------------------------------------------------------------------------------------------- entries
+
+
+def test_entries() -> None:
+    base = replace(Config(), training=replace(Config().training, steps=7))
+    texts = ["soft_moe", "dense", "two: --router hash --model.router-options.hashes 2", "mixer:--model mixer_tiny"]
+    found = entries(texts, base)
+    assert list(found) == ["soft_moe", "dense", "two", "mixer"]
+    assert found["soft_moe"].model.router == "soft_moe"
+    assert found["dense"].model.moe == "none"
+    assert found["two"].model.router_options.changed() == {"hashes": 2}
+    assert found["mixer"].model.name == "mixer_tiny"
+    assert {config.training.steps for config in found.values()} == {7}
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (["soft"], "expected dense, one of "),
+        (["soft_moe", "soft_moe"], "another entry 'soft_moe'"),
+        (["../up: --router soft_moe"], "a name of letters"),
+        (["a: --model.router 'soft_moe"], "No closing quotation"),
+        (["a: --router switch --model.router-options.chices 3"], "does not have this option"),
+    ],
+)
+def test_wrong_entries(texts: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        entries(texts, Config())
+
+
+# ------------------------------------------------------------------------------------------------------ statistics
+
+
+def study(random: np.random.Generator, gaps: list[float], *, seeds: int = 5, images: int = 500, of_seed: float = 0.3):  # type: ignore[no-untyped-def]
+    """Which images each entry is right on: some are harder than others, some seeds are worse than others."""
+    hardness = 2 * random.standard_normal(images)
+    right = {}
+    for number, gap in enumerate(gaps):
+        skill = 2.0 + gap + of_seed * random.standard_normal((seeds, 1))
+        right[f"e{number}"] = skill + hardness + random.logistic(size=(seeds, images)) > 0
+    return right
+
+
+def test_what_is_the_same_is_told_apart_one_time_in_twenty() -> None:
+    """Of 120 studies of four entries that are equally good, those that tell any pair apart; and half as many seeds."""
+    for seeds in (3, 6):
+        random = np.random.default_rng(seeds)
+        wrong = sum(any(one.sure for one in differences(study(random, [0.0] * 4, seeds=seeds))) for _ in range(120))
+        assert wrong <= 0.05 * 120 + 3 * np.sqrt(120 * 0.05 * 0.95)
+
+
+def test_what_is_different_is_told_apart() -> None:
+    random = np.random.default_rng(1)
+    found = [differences(study(random, [1.0, 0.0], seeds=5)) for _ in range(40)]
+    assert sum(one[0].sure and one[0].first == "e0" for one in found) >= 38
+    truth = np.mean([one[0].difference for one in found])
+    assert sum(one[0].low < truth < one[0].high for one in found) >= 34
+
+
+def test_entries_are_compared_on_the_same_images_and_seeds() -> None:
+    """One that is right wherever the other is, and on a few more images with each seed, is better for sure."""
+    random = np.random.default_rng(0)
+    worse = study(random, [0.0], seeds=4, images=1000)["e0"]
+    better = worse.copy()
+    better[:, np.flatnonzero(~worse.any(axis=0))[:30]] = True
+    (one,) = differences({"worse": worse, "better": better})
+    assert one.sure
+    assert one.first == "better"
+    assert one.difference == pytest.approx(better.mean() - worse.mean())
+    assert one.high - one.low < 0.03, "errors that both make add nothing"
+    (same,) = differences({"a": worse, "b": worse.copy()})
+    assert (same.low, same.high, same.sure) == (0.0, 0.0, False)
+
+
+def test_the_error_of_one_seed_is_that_of_the_images() -> None:
+    random = np.random.default_rng(2)
+    right = {name: random.random((1, 4000)) < 0.8 for name in ("a", "b")}
+    (one,) = differences(right)
+    d = right[one.first].astype(float) - right[one.second]
+    assert (one.high - one.low) / 2 == pytest.approx(1.96 * d.std() / np.sqrt(4000), rel=0.1)
+
+
+def test_the_error_of_seeds_is_that_of_their_mean() -> None:
+    """All images alike, seeds not: s / sqrt(S), with the divisor S - 1."""
+    accuracies = np.array([0.50, 0.60, 0.55])
+    right = np.arange(2000)[None] / 2000 < accuracies[:, None]
+    replicates = statistics._replicates(right[None], np.random.default_rng(0))[:, 0]
+    expected = np.hypot(accuracies.std(ddof=1) / np.sqrt(3), np.sqrt(0.55 * 0.45 / 2000))
+    assert replicates.std() == pytest.approx(expected, rel=0.05)
+
+
+def test_pareto() -> None:
+    points = {"slow": (9, 0.9), "fast": (1, 0.5), "worse": (2, 0.5), "middle": (3, 0.7), "beaten": (4, 0.6)}
+    assert pareto(points) == ["fast", "middle", "slow"]
+
+
+def test_sentences() -> None:
+    a, b, c = (statistics.Difference(*one) for one in [("a", "b", 0.02, 0.01, 0.03), ("a", "c", 0.03, 0.02, 0.04),
+                                                        ("b", "c", 0.01, -0.01, 0.03)])  # fmt: skip
+    assert sentences([a, b, c], seeds=5, images=100) == [
+        "With 95 % confidence for all pairs at once, 5 seeds and 100 images tell 2 of the 3 pairs apart, the others not.",
+        "a is better than b (by 1.0 to 3.0 points), c (by 2.0 to 4.0 points).",
+    ]
+    assert sentences([c], seeds=1, images=100) == ["With 95 % confidence, 100 images tell none of the 1 pairs apart."]
+
+
+# -------------------------------------------------------------------------------------------------------- the command
+
+
+class Stopped(Exception):
+    """In place of a power cut."""
+
+
+@pytest.fixture(scope="module")
+def flags(runs) -> list[str]:  # type: ignore[no-untyped-def]
+    routers = ["soft_moe", "top: --router softmax_token_choice --model.router-options.capacity-factor 2"]
+    return ["study", "--routers", *routers, "--seeds", "2", "--backend", "jax", *runs.flags]
+
+
+@pytest.fixture(scope="module")
+def whole(flags: list[str], tmp_path_factory) -> Iterator[Path]:  # type: ignore[no-untyped-def]
+    out = tmp_path_factory.mktemp("study") / "out"
+    assert cli.main([*flags, "--out", str(out)]) == 0
+    return out
+
+
+def figures(out: Path) -> dict:
+    """The results without what a clock decides."""
+    results = json.loads((out / "results.json").read_text())
+    kept = ("accuracy", "loss", "right", "images", "step", "operations", "parameters", "dropped", "imbalance")
+    runs = {
+        name: {seed: {key: one[key] for key in kept} for seed, one in of.items()}
+        for name, of in results["runs"].items()
+    }
+    return {"runs": runs, **{key: results[key] for key in ("seeds", "images", "differences", "sentences")}}
+
+
+def test_a_study(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    results = json.loads((whole / "results.json").read_text())
+    assert list(results["entries"]) == ["soft_moe", "top"]
+    assert results["seeds"] == [0, 1]
+    assert results["images"] == 355
+    for name, runs in results["runs"].items():
+        for seed, outcome in runs.items():
+            last = read_log(whole / "runs" / f"{name}-seed{seed}", "evaluation")[-1]
+            assert outcome["accuracy"] == last["accuracy"] == right_of(outcome).mean()
+            assert min(outcome["milliseconds"], outcome["training_milliseconds"]) > 0
+        accuracies = [outcome["accuracy"] for outcome in runs.values()]
+        entry = results["entries"][name]
+        assert entry["accuracy"] == pytest.approx(np.mean(accuracies))
+        assert entry["spread"] == pytest.approx(np.std(accuracies, ddof=1))
+        assert accuracies[0] != accuracies[1]
+    with (whole / "results.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["entry"], row["seed"]) for row in rows] == [(n, s) for n in ("soft_moe", "top") for s in "01"]
+    page = (whole / "index.html").read_text()
+    assert all(sentence in page for sentence in results["sentences"])
+    assert "capacity_factor = 2.0" in page
+    assert (whole / "pareto.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_broken_study_goes_on(whole: Path, flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped before its second run and in its third: what was finished is not trained again, the results are the same."""
+    trained: list[str] = []
+    train_command, make, out = command.train_command, command.outcome.make, ["--out", str(tmp_path / "out")]
+
+    def counted(config, *, run, resume, override):  # type: ignore[no-untyped-def]
+        if len(trained) == 1:
+            trained.append("stopped")
+            raise Stopped
+        trained.append(Path(run).name)
+        train_command(config, run=run, resume=resume, override=override)
+
+    def broken(loaded, run, path):  # type: ignore[no-untyped-def]
+        if run.name == "soft_moe-seed1" and trained.count("soft_moe-seed1") == 1:
+            raise Stopped
+        make(loaded, run, path)
+
+    monkeypatch.setattr(command, "train_command", counted)
+    monkeypatch.setattr(command.outcome, "make", broken)
+    for _ in range(2):
+        with pytest.raises(Stopped):
+            cli.main([*flags, *out])
+    assert cli.main([*flags, *out]) == 0
+    assert trained == ["soft_moe-seed0", "stopped", "top-seed0", "soft_moe-seed1", "soft_moe-seed1", "top-seed1"]
+    assert figures(tmp_path / "out") == figures(whole)
+    assert cli.main([*flags, *out]) == 0
+    assert len(trained) == 6
+
+
+def test_a_folder_keeps_its_study(whole: Path, flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([*flags, "--out", str(whole), "--training.steps", "24"]) == 2
+    assert "of another study: training.steps is 12 there, 24 here" in capsys.readouterr().err
+    changed = [flag.replace("capacity-factor 2", "capacity-factor 3") for flag in flags]
+    assert cli.main([*changed, "--out", str(whole)]) == 2
+    assert "top-seed0: of another study: model.router_options.capacity_factor is 2.0" in capsys.readouterr().err
+
+
+def test_what_cannot_be_trained_is_said_first(flags: list[str], tmp_path: Path, capsys) -> None:  # type: ignore[no-untyped-def]
+    out = tmp_path / "out"
+    wrong = [*flags, "--out", str(out)]
+    wrong.insert(4, "odd: --router base --model.group-images 3")
+    assert cli.main(wrong) == 2
+    assert "entry odd: training.batch gives parts of 16 images" in capsys.readouterr().err
+    assert cli.main([*flags, "--out", str(out), "--seeds", "0"]) == 2
+    assert not out.exists()
+
+
+def test_entries_on_different_images(whole: Path) -> None:
+    from moespec.models.study.results import summarised
+
+    runs = json.loads((whole / "results.json").read_text())["runs"]
+    outcomes = {name: {int(seed): one for seed, one in of.items()} for name, of in runs.items()}
+    outcomes["top"][0] = {**outcomes["top"][0], "images": 354}
+    with pytest.raises(SpecError, match="different validation images"):
+        summarised(outcomes)
