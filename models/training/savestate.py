@@ -110,4 +110,4 @@ def _for_backend(B: Backend, state: dict[str, Any]) -> dict[str, Any]:
     def narrow(tree: Any) -> Any:
         return {key: narrow(value) for key, value in tree.items()} if isinstance(tree, dict) else np.float32(tree)
 
-    return {**{name: narrow(state[name]) for name in ("params", "mu", "nu")}, "step": state["step"]}
+    return {name: tree if name == "step" else narrow(tree) for name, tree in state.items()}

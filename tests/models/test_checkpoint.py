@@ -63,7 +63,7 @@ def rewrite_arrays(path: Path, change) -> None:  # type: ignore[no-untyped-def]
 
 def test_exact_bits(tmp_path: Path) -> None:
     read = checkpoint.read(written(tmp_path), SHAPES)
-    assert read.record == {**RECORD, "format": 1, "arrays_sha256": read.record["arrays_sha256"]}
+    assert read.record == {**RECORD, "format": 2, "arrays_sha256": read.record["arrays_sha256"]}
     assert read.state["step"] == 7
     for tree in ("params", "mu", "nu"):
         for name in ("kernel", "bias"):
