@@ -28,7 +28,7 @@ from moespec.models.files import sync_directory, write_atomically, write_synced
 from moespec.models.tensors import decoded
 from moespec.spec.errors import ConfigError
 
-__all__ = ["Checkpoint", "amend", "flat", "latest", "read", "read_record", "steps", "sweep", "write"]
+__all__ = ["Checkpoint", "amend", "flat", "latest", "read", "read_record", "set_aside", "steps", "sweep", "write"]
 
 FORMATS = (1, 2)
 """Those that are read; the last one is written."""
@@ -75,6 +75,14 @@ def write(folder: Path, checkpoint: Checkpoint, *, keep: int, spare: int | None 
 def amend(path: Path, record: dict[str, Any]) -> None:
     """Replaces the record of the checkpoint at `path`, whose arrays stay as they are."""
     write_atomically(path / STATE, _signed(record))
+
+
+def set_aside(path: Path) -> Path:
+    """Gives the checkpoint at `path` a name under which it is none of the run's. Returns the new path."""
+    aside = path.with_name(f"cooled_{path.name}")
+    _remove(aside)
+    path.rename(aside)
+    return aside
 
 
 def steps(folder: Path) -> list[int]:

@@ -18,6 +18,7 @@ from moespec.models.training.config import Config
 from moespec.models.training.divergence import diverged, finite
 from moespec.models.training.evaluate import evaluate
 from moespec.models.training.interruption import Interruption
+from moespec.models.training.length import before_cooldown
 from moespec.models.training.objective import gating_noise, make_forward, make_loss, unflatten
 from moespec.models.training.progress import Progress
 from moespec.models.training.resolve import model_config, schedule
@@ -52,7 +53,7 @@ def train(B: Backend, config: Config, dataset: Dataset, run: Path, *, initial: d
         )
 
     state, start, seconds, overrides = begun()
-    compiled = pays(B, settings.steps, settings.compile)
+    compiled = pays(B, settings.total, settings.compile)
     eager = {} if compiled else {"compiled": False}
     loss = make_loss(B, model, settings.loss)
     update = B.make_step(loss, config.optimizer, accumulate=settings.accumulate, **eager)
@@ -67,17 +68,17 @@ def train(B: Backend, config: Config, dataset: Dataset, run: Path, *, initial: d
     with (
         Interruption() as interruption,
         Progress(run, settings, start=start, seconds=seconds) as progress,
-        Prefetcher(make_batch, start, settings.steps, ahead=config.data.prefetch) as batches,
+        Prefetcher(make_batch, start, settings.total, ahead=config.data.prefetch) as batches,
     ):
         for step, batch in batches:
             state, metrics = update(state, batch, rate(step))
             done, stopped_by = step + 1, interruption.signal
             progress.step()
             logs, evaluates, saves = (
-                _due(done, every, settings.steps)
+                _due(done, every, settings.total)
                 for every in (settings.log_every, settings.evaluate_every, settings.checkpoint_every)
             )
-            saves = saves or stopped_by is not None
+            saves = saves or stopped_by is not None or done == before_cooldown(config)
             if logs or evaluates or saves:
                 measured = B.to_numpy(metrics)
                 exported = B.export_state(state) if evaluates or saves else {}
@@ -88,7 +89,11 @@ def train(B: Backend, config: Config, dataset: Dataset, run: Path, *, initial: d
                 progress.trained(done, rate(step), unflatten(measured))
             if evaluates:
                 params = B.state_params(state)
-                evaluation = evaluate(B, forward, params, dataset, batch=settings.evaluation_batch, kind=settings.loss)
+                how: Any = {"batch": settings.evaluation_batch, "kind": settings.loss}
+                evaluation = evaluate(B, forward, params, dataset, **how)
+                if config.optimizer.ema is not None:
+                    of_average = evaluate(B, forward, B.state_average(state), dataset, **how)
+                    evaluation["average"] = {name: of_average[name] for name in ("accuracy", "loss")}
                 progress.evaluated(done, evaluation)
             if saves:
                 progress.sync()
@@ -96,7 +101,7 @@ def train(B: Backend, config: Config, dataset: Dataset, run: Path, *, initial: d
                 save(B, config, directory, exported, examples=examples, seconds=seconds, overrides=overrides)
             if stopped_by is not None:
                 raise Interrupted(
-                    f"stopped by {stopped_by.name}; the {done} steps done of {settings.steps} are saved. To go on: "
+                    f"stopped by {stopped_by.name}; the {done} steps done of {settings.total} are saved. To go on: "
                     f"moespec train --run {shlex.quote(str(run))} --resume",
                     stopped_by,
                 )

@@ -172,9 +172,3 @@ def test_patterns_of_rates_must_be_found() -> None:
     with pytest.raises(ConfigError, match=r"^rates='head=0': every parameter is frozen"):
         OptimizerConfig(rates="head=0").check_patterns(paths)
     OptimizerConfig(rates="kernel=0, head=2").check_patterns(paths)
-
-
-def test_another_name_begins_with_its_own_defaults() -> None:
-    config = OptimizerConfig(b2=0.98, weight_decay=0.5, rates="a=2", ema=0.5).named("sgd")
-    assert config == OptimizerConfig("sgd", weight_decay=0.5, rates="a=2", ema=0.5)
-    assert OptimizerConfig(b2=0.98).named("adamw") == OptimizerConfig(b2=0.98)
