@@ -25,7 +25,7 @@ torch.optim has it. The average: big_vision, trainers/proj/jetformer/train.py, u
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, Literal
 
@@ -107,16 +107,12 @@ class OptimizerConfig:
     @cached_property
     def own(self) -> Options:
         """The options of this optimiser alone, in its own class."""
-        return options_of(
-            self.name, {field.name: getattr(self, field.name) for field in fields(self) if field.name not in AROUND}
-        )
+        return options_of(self.name, {name: getattr(self, name) for name in self.options()})
 
-    def named(self, name: Any) -> "OptimizerConfig":
-        """This optimiser, or the one of another name with its own defaults; what every optimiser has stays."""
-        if name == self.name:
-            return self
-        theirs = {field.name: None for field in fields(self) if field.name not in AROUND}
-        return replace(self, name=name, **theirs)  # type: ignore[arg-type]
+    @classmethod
+    def options(cls) -> list[str]:
+        """The names of the options that not every optimiser has."""
+        return [field.name for field in fields(cls) if field.name not in AROUND]
 
     @cached_property
     def _decays(self) -> list[patterns.Pattern]:

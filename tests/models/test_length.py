@@ -31,7 +31,6 @@ def test_docstrings() -> None:
         ({}, 1500),
         ({"epochs": 3.0}, 8),  # 30 images, 2.5 batches an epoch
         ({"epochs": 0.1}, 1),
-        ({"epochs": 0.4}, 1),  # 12 images, one batch: exactly, though not in binary numbers
         ({"epochs": 1.2}, 3),
         ({"examples": 24}, 2),
         ({"examples": 25}, 3),
@@ -40,6 +39,11 @@ def test_docstrings() -> None:
 def test_units(given: dict[str, Any], steps: int) -> None:
     found = in_steps(TrainingConfig(**given, batch=12), 30)
     assert found == TrainingConfig(steps=steps, batch=12)
+
+
+def test_epochs_are_the_decimal_number_that_was_written() -> None:
+    """1.1 epochs of 100 images are 11 batches of 10, though 1.1 * 100 / 10 is more than that in binary."""
+    assert in_steps(TrainingConfig(epochs=1.1, batch=10), 100).steps == 11
 
 
 @pytest.mark.parametrize("given", [{"steps": 1, "epochs": 1.0}, {"epochs": 1.0, "examples": 5}])
