@@ -136,8 +136,11 @@ class Backend(Blocks, Protocol):
     def state_params(self, state: State) -> Params:
         """The parameters, for a forward pass; valid until the state is given to a step."""
 
+    def state_average(self, state: State) -> Params:
+        """The parameters with their average in place of those that have one; valid as long as `state_params` is."""
+
     def make_step(self, loss_function: LossFunction, optimizer: OptimizerConfig, *, accumulate: int = 1) -> Step:
-        """One update of AdamW (see `optimizer`), compiled.
+        """One update of the optimiser (see `moespec.backends.optimizer`), compiled.
 
         The batch is split into `accumulate` equal parts along the leading axis of its arrays; gradients and metrics are
         averaged. The metrics have "loss" and "grad_norm", the global norm before the clip, added to them. Raises
@@ -145,7 +148,8 @@ class Backend(Blocks, Protocol):
         """
 
     def export_state(self, state: State) -> dict[str, Any]:
-        """The state as nested dicts of NumPy arrays, bit for bit: `params`, `mu`, `nu`, and the int `step`."""
+        """The state as nested dicts of NumPy arrays, bit for bit: `params`, the int `step`, and what is kept of
+        the parameters: the slots of `OptimizerConfig.state_shapes`."""
 
     def import_state(self, exported: Mapping[str, Any], optimizer: OptimizerConfig) -> State:
         """The state that `export_state`, of any backend, made `exported` of."""

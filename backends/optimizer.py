@@ -1,30 +1,36 @@
-"""The optimiser that all backends share: AdamW with decoupled weight decay and a global-norm clip.
+"""The optimiser that all backends share: by name, with the rates, the decay, the clip and the average around it.
 
 One update of a parameter `p` with gradient `g` at step `n = 1, 2, ...` and learning rate `r`:
 
-    g  <- g * min(1, clip / ||all gradients||_2)          (when `clip` is given)
-    mu <- b1 mu + (1 - b1) g
-    nu <- b2 nu + (1 - b2) g^2
-    p  <- p - r * (mu / (1 - b1^n)) / (sqrt(nu / (1 - b2^n)) + epsilon)  -  r * d(path of p) * p
+    g  <- g * min(1, clip / ||gradients of all trained parameters||_2)          (when `clip` is given)
+    p  <- p - r * rate(path of p) * update(g, p, decay(path of p))
+    a  <- ema * a + (1 - ema) * p          (when `ema` is given; a = p before the first step)
 
-The decay `d` is `weight_decay` for the parameters that `DECAYED` names and 0 for all others, unless `decay` has a rate of
-its own for them. Decayed are kernels and, as Soft MoE has no kernel, the scale of its router; its slots are not.
+`update` is that of the optimiser, see `moespec.backends.numpy.optimizers`. So the clip comes before whatever the optimiser does,
+and a rate multiplies the decay, too.
 
-A constant that travels with the parameters (`CONSTANTS`) has the gradient 0 and no decay, so it stays as it is, bit for
-bit: mu and nu stay 0, and so does the update.
+The decay is `weight_decay` for the parameters that `DECAYED` names and 0 for all others, unless `decay` has a rate of its
+own for them. Decayed are kernels and, as Soft MoE has no kernel, the scale of its router; its slots are not.
 
-Source: Loshchilov and Hutter 2019, Algorithm 2 (decoupled decay, times the learning rate, as in optax and torch). Rates by
-pattern: google-research/vmoe, vmoe/train/optimizer.py, add_decayed_weights (the first regular expression that is found in
-the path). What decays: projects/soft_moe/configs/common.py, get_adam_config (`.*/kernel`, `head/kernel`), and
-pretrain_jft4b.py (`.*/Moe/Router/scale`), there.
+A parameter whose rate is 0 is frozen: its bits stay, it has no gradient (the norm does not see it), and nothing is kept
+of it. What travels with the parameters but is not trained (`CONSTANTS`) is always frozen.
+
+Source: Rates of decay by pattern: google-research/vmoe, vmoe/train/optimizer.py, add_decayed_weights (the first regular
+expression that is found in the path). What decays: projects/soft_moe/configs/common.py, get_adam_config (`.*/kernel`,
+`head/kernel`), and pretrain_jft4b.py (`.*/Moe/Router/scale`), there. Rates: google-research/big_vision,
+big_vision/optax.py, make (`lr_mults`, which there do not multiply the decay; a schedule of None freezes, and frozen
+parameters do not count in the norm that is clipped). That a rate is the learning rate of a parameter in every respect is how
+torch.optim has it. The average: big_vision, trainers/proj/jetformer/train.py, update_fn (`ema_decay`).
 """
 
-import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from functools import cached_property
+from typing import Any, Literal
 
+from moespec.backends import patterns
+from moespec.backends.optimizers import BELOW_ONE, SLOTS, SMALLEST, OptimizerName, Options, Shape, options_of
 from moespec.spec.errors import ConfigError
 from moespec.spec.ranges import LARGEST
 
@@ -37,45 +43,84 @@ but neither biases, norms, positions nor slots."""
 CONSTANTS = frozenset({"codebook", "tables"})
 """Names of what is kept among the parameters but not trained: no gradient reaches it."""
 
-SMALLEST, BELOW_ONE = 2.0**-126, 1 - 2.0**-24
-"""Of float32: the least normal number, and the one below 1."""
+AROUND = ("name", "weight_decay", "decay", "rates", "clip", "ema")
+"""The fields that every optimiser has."""
 
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """AdamW: the static arguments of the optimiser. Raises ConfigError for a value outside its range."""
+    """The static arguments of an optimiser. Of the options that not every one has, None is the default of this one.
 
-    b1: float = 0.9
-    """decay of Adam's first moment"""
-    b2: float = 0.999
-    """decay of Adam's second moment"""
-    epsilon: float = 1e-8
-    """added to the square root of the bias-corrected second moment"""
+    Raises ConfigError for a value outside its range, and for an option that the optimiser does not have.
+
+    >>> OptimizerConfig("sgd").momentum, OptimizerConfig("sgd").b1, OptimizerConfig("lamb").epsilon
+    (0.9, None, 1e-06)
+    """
+
+    name: OptimizerName = "adamw"
+    """adamw (decoupled decay), adam (decay in the gradient), sgd, lamb, or adafactor (big_vision's)"""
+    b1: float | None = None
+    """adamw, adam, lamb: decay of the first moment (0.9)"""
+    b2: float | None = None
+    """adamw, adam, lamb: decay of the second moment (0.999)"""
+    epsilon: float | None = None
+    """adamw, adam, lamb: added to the square root of the bias-corrected second moment (1e-8; lamb 1e-6); adafactor:
+    added to the squared gradient (1e-30)"""
+    momentum: float | None = None
+    """sgd, adafactor: decay of the momentum, 0 for none (0.9)"""
+    nesterov: bool | None = None
+    """sgd: Nesterov's momentum (False)"""
+    momentum_dtype: Literal["bfloat16", "float32"] | None = None
+    """adafactor: in which the momentum is kept (bfloat16)"""
+    decay_rate: float | None = None
+    """adafactor: the second moment decays by 1 - n^-decay_rate at step n (0.8)"""
+    decay_cap: float | None = None
+    """adafactor: largest decay of the second moment (0.999)"""
+    factored_from: int | None = None
+    """adafactor: a second moment is kept as means along its two largest axes if both have this size (32); with experts,
+    take more than their number"""
     weight_decay: float = 0.0
-    """decoupled decay, multiplied by the learning rate, of kernels and of Soft MoE's scale"""
+    """decay, multiplied by the learning rate, of kernels and of Soft MoE's scale"""
     decay: str = ""
     """other decay of some parameters, as pattern=rate, ...: the first regular expression found in the path of a parameter
     counts, as in "head/kernel=3.0, router/scale=0" """
+    rates: str = ""
+    """multipliers of the learning rate of some parameters, as pattern=rate, ..., 0 for frozen, as in "head/=1, .*=0" """
     clip: float | None = None
     """largest global norm of the gradient, or None"""
+    ema: float | None = None
+    """decay of the exponential moving average of the parameters, as in 0.9999, or None for no average"""
 
     def __post_init__(self) -> None:
-        for name in ("b1", "b2"):
-            value = getattr(self, name)
-            if not 0.0 <= value <= BELOW_ONE:
-                raise ConfigError(f"{name}={value!r}: expected a number in [0, 1), below 1 as float32 too")
-        if not SMALLEST <= self.epsilon <= LARGEST:
-            raise ConfigError(f"epsilon={self.epsilon!r}: expected a positive number, as float32 too")
+        for name, value in vars(self.own).items():
+            object.__setattr__(self, name, value)  # the default of this optimiser in place of None
         if not 0.0 <= self.weight_decay <= LARGEST:
             raise ConfigError(f"weight_decay={self.weight_decay!r}: expected a number >= 0 that is finite as float32")
         if self.clip is not None and not SMALLEST <= self.clip <= LARGEST:
             raise ConfigError(f"clip={self.clip!r}: expected a positive number, as float32 too, or None")
-        for _ in _rates(self.decay):
-            pass
+        if self.ema is not None and not 0.0 <= self.ema <= BELOW_ONE:
+            raise ConfigError(f"ema={self.ema!r}: expected a number in [0, 1), below 1 as float32 too, or None")
+        for option in ("decay", "rates"):
+            for _ in patterns.parsed(option, getattr(self, option)):
+                pass
 
     @cached_property
-    def _patterns(self) -> list[tuple[re.Pattern[str], float]]:
-        return [*_rates(self.decay), (re.compile(DECAYED), self.weight_decay)]
+    def own(self) -> Options:
+        """The options of this optimiser alone, in its own class."""
+        return options_of(self.name, {name: getattr(self, name) for name in self.options()})
+
+    @classmethod
+    def options(cls) -> list[str]:
+        """The names of the options that not every optimiser has."""
+        return [field.name for field in fields(cls) if field.name not in AROUND]
+
+    @cached_property
+    def _decays(self) -> list[patterns.Pattern]:
+        return [*patterns.parsed("decay", self.decay), (re.compile(DECAYED), self.weight_decay)]
+
+    @cached_property
+    def _rates(self) -> list[patterns.Pattern]:
+        return list(patterns.parsed("rates", self.rates))
 
     def decay_of(self, path: Sequence[str]) -> float:
         """The decay of the parameter at `path` (the keys from the root of the parameter tree).
@@ -84,32 +129,52 @@ class OptimizerConfig:
         >>> jft.decay_of(("head", "kernel")), jft.decay_of(("blocks", "0", "mlp", "w1")), jft.decay_of(("norm", "scale"))
         (3.0, 0.03, 0.0)
         """
-        if not path or path[-1] in CONSTANTS:
-            return 0.0
-        name = "/".join(path)
-        return next((rate for pattern, rate in self._patterns if pattern.search(name)), 0.0)
+        return 0.0 if not path or path[-1] in CONSTANTS else patterns.first(self._decays, path, 0.0)
+
+    def rate_of(self, path: Sequence[str]) -> float:
+        """What the learning rate of the parameter at `path` is multiplied with; 0 for one that is not trained.
+
+        >>> head = OptimizerConfig(rates="head/=1, .*=0")
+        >>> head.rate_of(("head", "kernel")), head.rate_of(("norm", "scale"))
+        (1.0, 0.0)
+        """
+        return 0.0 if path and path[-1] in CONSTANTS else patterns.first(self._rates, path, 1.0)
 
     def check_patterns(self, paths: Iterable[Sequence[str]]) -> None:
-        """Raises ConfigError for a pattern of `decay` that is found in none of the paths."""
-        names = ["/".join(path) for path in paths]
-        for pattern, _ in _rates(self.decay):
-            if not any(pattern.search(name) for name in names):
-                raise ConfigError(
-                    f"decay={self.decay!r}: no parameter of the model has {pattern.pattern!r} in its path"
-                )
+        """Raises ConfigError for a pattern that is found in none of the paths, and for rates that freeze all of them."""
+        found = list(paths)
+        patterns.check_found("decay", self.decay, found)
+        patterns.check_found("rates", self.rates, found)
+        if not any(map(self.rate_of, found)):
+            raise ConfigError(f"rates={self.rates!r}: every parameter is frozen, so there is nothing to train")
 
+    def slots(self, path: Sequence[str], shape: Shape) -> dict[str, Shape]:
+        """What is kept of the parameter at `path` from step to step: name of the slot (`SLOTS`) and shape."""
+        if not self.rate_of(path):
+            return {}
+        average = {"ema": shape} if self.ema is not None else {}
+        return {**self.own.slots(shape), **average}
 
-def _rates(decay: str) -> Iterator[tuple[re.Pattern[str], float]]:
-    """Patterns and rates in their order. Raises ConfigError for text that is not `pattern=rate, ...`."""
-    for part in decay.split(",") if decay.strip() else ():
-        pattern, equals, text = part.strip().rpartition("=")
-        try:
-            rate, compiled = float(text), re.compile(pattern)
-        except (ValueError, re.error):
-            rate = math.nan
-        if not equals or not pattern or not 0.0 <= rate <= LARGEST:
-            raise ConfigError(
-                f"decay={decay!r}: expected pattern=rate, ... with regular expressions and numbers >= 0 that are finite "
-                f"as float32, got {part.strip()!r}"
-            )
-        yield compiled, rate
+    def state_shapes(self, shapes: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+        """The shapes of a whole state but its step: `params` and each slot that is in use, as nested dicts.
+
+        shapes: nested dict of the parameters' shapes. A slot has the parameters of which it is kept, and no others.
+
+        >>> sorted(OptimizerConfig("sgd", rates="b=0").state_shapes({"w": (2, 3), "b": (3,)}).items())
+        [('params', {'w': (2, 3), 'b': (3,)}), ('trace', {'w': (2, 3)})]
+        """
+        trees: dict[str, dict[str, Any]] = {"params": dict(shapes)}
+
+        def place(level: Mapping[str, Any], path: tuple[str, ...]) -> None:
+            for key, value in level.items():
+                if isinstance(value, Mapping):
+                    place(value, (*path, key))
+                    continue
+                for slot, shape in self.slots((*path, key), tuple(value)).items():
+                    branch = trees.setdefault(slot, {})
+                    for parent in path:
+                        branch = branch.setdefault(parent, {})
+                    branch[key] = shape
+
+        place(shapes, ())
+        return {name: trees[name] for name in ("params", *SLOTS) if name in trees}

@@ -1,14 +1,15 @@
-"""Gradients, compilation and the training step: AdamW through optax, with donated state."""
+"""Gradients, compilation and the training step: optimisers through optax, with donated state."""
 
 import functools
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax  # type: ignore[import-untyped]
 
+from moespec.backends.jax.optimizers import Leaves, Path, exported, imported, transformation
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.spec.checks import check_at_least
 from moespec.spec.errors import ShapeError
@@ -20,6 +21,7 @@ __all__ = [
     "import_state",
     "init_state",
     "make_step",
+    "state_average",
     "state_params",
     "value_and_grad",
 ]
@@ -36,10 +38,16 @@ def compile(function: Callable[..., Any]) -> Any:
 
 
 class TrainState(NamedTuple):
-    """Parameters and the state of the optimiser. A step donates it: do not use a state after giving it to a step."""
+    """Parameters, the state and the configuration of the optimiser, and the average of those parameters that have one.
+
+    A step donates it: do not use a state after giving it to a step.
+    """
 
     params: Params
-    optimizer: optax.OptState
+    optimizer: Any
+    average: Leaves
+    step: jax.Array
+    config: "Static"
 
 
 Step = Callable[[TrainState, Batch, float], tuple[TrainState, Metrics]]
@@ -50,15 +58,32 @@ def value_and_grad(function: Callable[..., Any]) -> Callable[..., Any]:
     return jax.value_and_grad(function, has_aux=True)
 
 
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class Static:
+    """The configuration of the optimiser, which is no array."""
+
+    optimizer: OptimizerConfig
+
+
 def init_state(params: Mapping[str, Any], optimizer: OptimizerConfig) -> TrainState:
     """The state before the first step. `params`: nested dict of arrays, copied."""
-    owned = jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), dict(params))
-    return TrainState(owned, _transformation(optimizer).init(owned))
+    owned = _copied(dict(params))
+    trained, _ = _split_params(owned, optimizer)
+    average = _copied(trained) if optimizer.ema is not None else {}
+    return TrainState(
+        owned, transformation(optimizer).init(trained), average, jnp.zeros((), jnp.int32), Static(optimizer)
+    )
 
 
 def state_params(state: TrainState) -> Params:
     """The parameters, for a forward pass; valid until the state is given to a step."""
     return state.params
+
+
+def state_average(state: TrainState) -> Params:
+    """The parameters with the average in place of those that have one; valid as long as `state_params` is."""
+    return _joined({**_flat(state.params), **state.average})
 
 
 def make_step(loss_function: LossFunction, optimizer: OptimizerConfig, *, accumulate: int = 1) -> Step:
@@ -70,31 +95,38 @@ def make_step(loss_function: LossFunction, optimizer: OptimizerConfig, *, accumu
     Raises ConfigError for `accumulate < 1` and ShapeError for a batch that does not split.
     """
     accumulate = check_at_least("accumulate", accumulate, 1)
-    transformation = _transformation(optimizer)
-    gradient_of = value_and_grad(loss_function)
+    chain = transformation(optimizer)
+    gradient_of = value_and_grad(lambda trained, frozen, batch: loss_function(_joined({**trained, **frozen}), batch))
 
-    def evaluate(params: Params, batch: Batch) -> tuple[Params, Metrics]:
-        (loss, metrics), gradients = gradient_of(params, batch)
+    def evaluate(trained: Leaves, frozen: Leaves, batch: Batch) -> tuple[Leaves, Metrics]:
+        (loss, metrics), gradients = gradient_of(trained, frozen, batch)
         return gradients, {**metrics, "loss": loss}
 
-    def evaluate_parts(params: Params, batch: Batch) -> tuple[Params, Metrics]:
-        def add(total: Params, part: Batch) -> tuple[Params, Metrics]:
-            gradients, metrics = evaluate(params, part)
+    def evaluate_parts(trained: Leaves, frozen: Leaves, batch: Batch) -> tuple[Leaves, Metrics]:
+        def add(total: Leaves, part: Batch) -> tuple[Leaves, Metrics]:
+            gradients, metrics = evaluate(trained, frozen, part)
             return jax.tree.map(jnp.add, total, gradients), metrics
 
-        zeros = jax.tree.map(jnp.zeros_like, params)
+        zeros = jax.tree.map(jnp.zeros_like, trained)
         total, metrics = jax.lax.scan(add, zeros, _split(batch, accumulate))
         return jax.tree.map(lambda x: x / accumulate, total), jax.tree.map(lambda x: jnp.mean(x, axis=0), metrics)
 
     def step(state: TrainState, batch: Batch, learning_rate: Any) -> tuple[TrainState, Metrics]:
-        gradients, metrics = (evaluate if accumulate == 1 else evaluate_parts)(state.params, batch)
+        trained, frozen = _split_params(state.params, optimizer)
+        gradients, metrics = (evaluate if accumulate == 1 else evaluate_parts)(trained, frozen, batch)
         norm = jnp.sqrt(jnp.stack([jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(gradients)]).sum())
         if optimizer.clip is not None:
             factor = jnp.minimum(1, optimizer.clip / norm)
             gradients = jax.tree.map(lambda g: g * factor.astype(g.dtype), gradients)
-        updates, moments = transformation.update(gradients, state.optimizer, state.params)
-        params = jax.tree.map(lambda p, u: p - learning_rate.astype(p.dtype) * u, state.params, updates)
-        return TrainState(params, moments), {**metrics, "grad_norm": norm}
+        updates, kept = chain.update(gradients, state.optimizer, trained)
+        moved = {
+            path: p - (optimizer.rate_of(path) * learning_rate).astype(p.dtype) * updates[path]
+            for path, p in trained.items()
+        }
+        ema = optimizer.ema or 0.0
+        average = {path: ema * a + (1 - ema) * moved[path] for path, a in state.average.items()}
+        new = TrainState(_joined({**moved, **frozen}), kept, average, state.step + 1, state.config)
+        return new, {**metrics, "grad_norm": norm}
 
     compiled: Step = jax.jit(step, donate_argnums=0)
 
@@ -107,34 +139,59 @@ def make_step(loss_function: LossFunction, optimizer: OptimizerConfig, *, accumu
 
 
 def export_state(state: TrainState) -> dict[str, Any]:
-    """The state as nested dicts of NumPy arrays, bit for bit: `params`, `mu`, `nu`, and the int `step`."""
-    moments = state.optimizer[0]
-    trees = {"params": state.params, "mu": moments.mu, "nu": moments.nu}
-    return {**jax.tree.map(lambda leaf: np.array(leaf), trees), "step": int(moments.count)}
+    """The state as nested dicts of NumPy arrays, bit for bit: `params`, the slots in use, and the int `step`.
+
+    What is kept in bfloat16 is exported in float32, which has the same numbers.
+    """
+    optimizer = state.config.optimizer
+    slots = exported(state.optimizer, optimizer, _flat(state.params))
+    trees = {"params": _flat(state.params), **slots, **({"ema": state.average} if state.average else {})}
+
+    def array(leaf: jax.Array) -> Any:
+        return np.array(leaf.astype(jnp.float32) if leaf.dtype == jnp.bfloat16 else leaf)
+
+    arrays = {name: _joined({path: array(leaf) for path, leaf in leaves.items()}) for name, leaves in trees.items()}
+    return {**arrays, "step": int(state.step)}
 
 
 def import_state(exported: Mapping[str, Any], optimizer: OptimizerConfig) -> TrainState:
     """The state of which `export_state` (of any backend) made `exported`, bit for bit."""
     state = init_state(exported["params"], optimizer)
-    copies = {name: jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), exported[name]) for name in ("mu", "nu")}
-    moments = state.optimizer[0]._replace(count=jnp.asarray(exported["step"], jnp.int32), **copies)
-    return state._replace(optimizer=(moments, *state.optimizer[1:]))
-
-
-def _transformation(optimizer: OptimizerConfig) -> optax.GradientTransformation:
-    """Gradients to updates, before the learning rate: Adam, then decoupled decay."""
-    return optax.chain(
-        optax.scale_by_adam(b1=optimizer.b1, b2=optimizer.b2, eps=optimizer.epsilon),
-        optax.stateless(functools.partial(_decayed, optimizer)),
+    slots = {name: _flat(tree) for name, tree in exported.items() if name not in ("params", "step")}
+    average = _copied(slots.pop("ema", {}))
+    return state._replace(
+        optimizer=imported(state.optimizer, slots, exported["step"]),
+        average=average,
+        step=jnp.asarray(exported["step"], jnp.int32),
     )
 
 
-def _decayed(optimizer: OptimizerConfig, updates: Params, params: Params) -> Any:
-    def decayed(path: Any, update: jax.Array, leaf: jax.Array) -> jax.Array:
-        rate = optimizer.decay_of([str(key.key) for key in path])
-        return update + rate * leaf if rate else update
+def _copied(tree: Any) -> Any:
+    return jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), tree)
 
-    return jax.tree_util.tree_map_with_path(decayed, updates, params)
+
+def _flat(tree: Params, path: Path = ()) -> Leaves:
+    leaves: Leaves = {}
+    for key, value in tree.items():
+        leaves |= _flat(value, (*path, key)) if isinstance(value, dict) else {(*path, key): value}
+    return leaves
+
+
+def _joined(leaves: Leaves) -> Params:
+    tree: Params = {}
+    for (*parents, key), leaf in leaves.items():
+        branch = tree
+        for parent in parents:
+            branch = branch.setdefault(parent, {})
+        branch[key] = leaf
+    return tree
+
+
+def _split_params(params: Params, optimizer: OptimizerConfig) -> tuple[Leaves, Leaves]:
+    """The parameters that are trained and those that are frozen."""
+    leaves = _flat(params)
+    trained = {path: leaf for path, leaf in leaves.items() if optimizer.rate_of(path)}
+    return trained, {path: leaf for path, leaf in leaves.items() if path not in trained}
 
 
 def _split(batch: Batch, parts: int) -> Batch:

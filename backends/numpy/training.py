@@ -1,4 +1,4 @@
-"""Gradients by the complex step and AdamW in a few lines: the reference that compiled training is compared with.
+"""Gradients by the complex step and the training step: the reference that compiled training is compared with.
 
 One forward pass with one parameter moved by `1e-30i` gives the exact derivative of the loss in its imaginary part, so a
 full gradient takes as many passes as there are numbers in the parameters. Small models only.
@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from moespec.backends.numpy.optimizers import UPDATES
 from moespec.backends.optimizer import OptimizerConfig
+from moespec.backends.optimizers import SLOTS
 from moespec.spec.errors import ConfigError, ShapeError
 from moespec.spec.routing import Params
 
@@ -20,6 +22,7 @@ __all__ = [
     "import_state",
     "init_state",
     "make_step",
+    "state_average",
     "state_params",
     "value_and_grad",
 ]
@@ -60,8 +63,13 @@ def value_and_grad(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def init_state(params: Params, optimizer: OptimizerConfig) -> State:
-    """The state of training at step 0: float64 copies of `params`, and moments of zero."""
-    return import_state({"params": params, "mu": _zeros(params), "nu": _zeros(params), "step": 0}, optimizer)
+    """The state of training at step 0: float64 copies of `params`, what the optimiser keeps of them, which is zeros, and
+    the average, which is a copy, too."""
+    state: State = {"params": _copied(params), "step": 0}
+    for path, leaf in _leaves(state["params"]):
+        for slot, shape in optimizer.slots(path, leaf.shape).items():
+            _insert(state.setdefault(slot, {}), path, leaf.copy() if slot == "ema" else np.zeros(shape))
+    return state
 
 
 def make_step(
@@ -70,7 +78,7 @@ def make_step(
     *,
     accumulate: int = 1,
 ) -> Callable[[State, Any, float], tuple[State, dict[str, Any]]]:
-    """`step(state, batch, learning_rate) -> (state, metrics)`: one update of AdamW (see `backends/optimizer.py`).
+    """`step(state, batch, learning_rate) -> (state, metrics)`: one update (see `backends/optimizer.py`).
 
     `loss_function(params, batch) -> (loss, metrics)`. The batch is split along the leading axis of its arrays into
     `accumulate` equal parts, whose gradients and metrics are averaged. The metrics have "loss" and "grad_norm" (before
@@ -86,7 +94,8 @@ def make_step(
         parts = [evaluate(state["params"], _part(batch, part, accumulate)) for part in range(accumulate)]
         gradient = _mean([part[1] for part in parts])
         metrics = _mean([{**metrics, "loss": loss} for (loss, metrics), _ in parts])
-        metrics["grad_norm"] = np.sqrt(sum(np.sum(g * g) for _, g in _leaves(gradient)))
+        trained = [g for path, g in _leaves(gradient) if optimizer.rate_of(path)]
+        metrics["grad_norm"] = np.sqrt(sum(np.sum(g * g) for g in trained))
         return _update(state, gradient, metrics["grad_norm"], learning_rate, optimizer), metrics
 
     return step
@@ -95,22 +104,25 @@ def make_step(
 def _update(state: State, gradient: Params, norm: float, learning_rate: float, optimizer: OptimizerConfig) -> State:
     n = state["step"] + 1
     scale = 1.0 if optimizer.clip is None or norm <= optimizer.clip else optimizer.clip / norm
-    new: State = {"params": {}, "mu": {}, "nu": {}, "step": n}
+    new: State = {"params": {}, "step": n}
     for path, g in _leaves(gradient):
-        p, mu, nu = (_at(state[name], path) for name in ("params", "mu", "nu"))
-        g = scale * g
-        mu = optimizer.b1 * mu + (1 - optimizer.b1) * g
-        nu = optimizer.b2 * nu + (1 - optimizer.b2) * g * g
-        update = mu / (1 - optimizer.b1**n) / (np.sqrt(nu / (1 - optimizer.b2**n)) + optimizer.epsilon)
-        update = update + optimizer.decay_of(path) * p
-        for name, value in (("params", p - learning_rate * update), ("mu", mu), ("nu", nu)):
-            _insert(new[name], path, np.asarray(value))
+        p, rate = _at(state["params"], path), optimizer.rate_of(path)
+        if rate:
+            kept = {slot: _at(state[slot], path) for slot in optimizer.slots(path, p.shape)}
+            u, now = UPDATES[optimizer.name](p, scale * g, kept, n, optimizer.decay_of(path), optimizer.own)
+            p = p - learning_rate * rate * u
+            if optimizer.ema is not None:
+                now["ema"] = optimizer.ema * kept["ema"] + (1 - optimizer.ema) * p
+            for slot, value in now.items():
+                _insert(new.setdefault(slot, {}), path, np.asarray(value))
+        _insert(new["params"], path, np.asarray(p))
     return new
 
 
 def export_state(state: State) -> dict[str, Any]:
-    """The state as nested dicts of NumPy arrays, `{"params", "mu", "nu", "step"}`, to be saved."""
-    return {**{name: _copied(state[name]) for name in ("params", "mu", "nu")}, "step": int(state["step"])}
+    """The state as nested dicts of NumPy arrays, to be saved: `params`, the slots in use, and the int `step`."""
+    slots = [name for name in ("params", *SLOTS) if name in state]
+    return {**{name: _copied(state[name]) for name in slots}, "step": int(state["step"])}
 
 
 def import_state(exported: dict[str, Any], optimizer: OptimizerConfig) -> State:
@@ -122,6 +134,14 @@ def state_params(state: State) -> Params:
     """The parameters, as `forward` takes them."""
     params: Params = state["params"]
     return params
+
+
+def state_average(state: State) -> Params:
+    """The parameters with the average in place of those that have one."""
+    average = _copied(state["params"])
+    for path, leaf in _leaves(state.get("ema", {})):
+        _insert(average, path, leaf)
+    return average
 
 
 def _leaves(tree: Params, path: Path = ()) -> Iterator[tuple[Path, NDArray[Any]]]:
@@ -155,13 +175,6 @@ def _copied(tree: Params) -> Params:
     for path, leaf in _leaves(tree):
         _insert(copy, path, np.array(leaf, np.float64, order="C"))  # as a file gives it back
     return copy
-
-
-def _zeros(tree: Params) -> Params:
-    zeros: Params = {}
-    for path, leaf in _leaves(tree):
-        _insert(zeros, path, np.zeros(np.shape(leaf)))
-    return zeros
 
 
 def _mean(trees: list[Params]) -> Params:

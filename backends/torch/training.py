@@ -1,4 +1,4 @@
-"""Gradients, compilation, and the training step: AdamW through torch.optim, with the state updated in place."""
+"""Gradients, compilation, and the training step, with the state updated in place."""
 
 import functools
 from collections.abc import Callable
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from moespec.backends.optimizer import OptimizerConfig
+from moespec.backends.torch import optimizers
 from moespec.backends.torch.arrays import from_numpy, to_numpy, wide
 from moespec.backends.torch.trees import flatten, tree_map, unflatten
 from moespec.spec.checks import check_at_least
@@ -22,6 +23,7 @@ __all__ = [
     "init_state",
     "make_step",
     "quick_compile",
+    "state_average",
     "state_params",
     "value_and_grad",
 ]
@@ -86,17 +88,29 @@ def _detached(tree: Any) -> Any:
 
 @dataclass
 class TrainState:
-    """The parameters (leaves of autograd), their optimiser and the number of updates. A step changes it in place."""
+    """The parameters (those that are trained are leaves of autograd), their optimiser and its configuration, the average
+    of those parameters that have one, and the number of updates. A step changes it in place."""
 
     params: Params
-    optimizer: torch.optim.AdamW
+    optimizer: torch.optim.Optimizer
+    config: OptimizerConfig
+    average: dict[tuple[str, ...], Tensor]
     step: int
+
+    def trained(self) -> dict[tuple[str, ...], Tensor]:
+        """The parameters that are trained, by path."""
+        return {path: leaf for path, leaf in flatten(self.params).items() if leaf.requires_grad}
 
 
 def init_state(params: Params, optimizer: OptimizerConfig) -> TrainState:
     """The state before the first step. `params`: nested dict of NumPy arrays or tensors, which are copied."""
-    zeros = tree_map(torch.zeros_like, from_numpy(params))
-    return import_state({"params": params, "mu": zeros, "nu": zeros, "step": 0}, optimizer)
+    owned = flatten(from_numpy(params))
+    slots: dict[str, dict[tuple[str, ...], Tensor]] = {}
+    for path, leaf in owned.items():
+        for slot, shape in optimizer.slots(path, tuple(leaf.shape)).items():
+            slots.setdefault(slot, {})[path] = leaf if slot == "ema" else leaf.new_zeros(shape)
+    trees = {name: unflatten(leaves) for name, leaves in slots.items()}
+    return import_state({"params": unflatten(owned), **trees, "step": 0}, optimizer)
 
 
 def state_params(state: TrainState) -> Params:
@@ -105,33 +119,37 @@ def state_params(state: TrainState) -> Params:
     return params
 
 
+def state_average(state: TrainState) -> Params:
+    """The parameters with the average in place of those that have one. They change with the next step."""
+    return unflatten({**flatten(_detached(state.params)), **state.average})
+
+
 def export_state(state: TrainState) -> dict[str, Any]:
-    """The state as NumPy, bit for bit: nested dicts `params`, `mu`, `nu` (the moments of Adam) and the int `step`."""
-    leaves = flatten(state.params)
-    moments = {
-        name: unflatten({path: state.optimizer.state[leaf][key] for path, leaf in leaves.items()})
-        for name, key in (("mu", "exp_avg"), ("nu", "exp_avg_sq"))
-    }
-    return {**to_numpy({"params": state.params, **moments}), "step": state.step}
+    """The state as NumPy, bit for bit: nested dicts `params` and the slots in use, and the int `step`.
+
+    What is kept in bfloat16 is exported in float32, which has the same numbers.
+    """
+    slots: dict[str, dict[tuple[str, ...], Tensor]] = {}
+    for path, leaf in state.trained().items():
+        for slot in state.config.slots(path, tuple(leaf.shape)):
+            average = slot == "ema"
+            kept = state.average[path] if average else optimizers.kept(state.config, state.optimizer, leaf, slot)
+            slots.setdefault(slot, {})[path] = kept
+    trees = {name: unflatten(leaves) for name, leaves in slots.items()}
+    return {**to_numpy({"params": state.params, **trees}), "step": state.step}
 
 
 def import_state(exported: dict[str, Any], optimizer: OptimizerConfig) -> TrainState:
     """The state of which `export_state` (of any backend) made `exported`, bit for bit."""
-    leaves = {path: leaf.requires_grad_() for path, leaf in flatten(from_numpy(exported["params"])).items()}
-    adamw = _adamw(leaves, optimizer)
-    mu, nu = flatten(from_numpy(exported["mu"])), flatten(from_numpy(exported["nu"]))
-    for path, leaf in leaves.items():
-        step = torch.tensor(float(exported["step"]), dtype=torch.float32, device=leaf.device)
-        adamw.state[leaf] = {"step": step, "exp_avg": mu[path], "exp_avg_sq": nu[path]}
-    return TrainState(unflatten(leaves), adamw, int(exported["step"]))
-
-
-def _adamw(leaves: dict[tuple[str, ...], Tensor], optimizer: OptimizerConfig) -> torch.optim.AdamW:
-    rates: dict[float, list[Tensor]] = {}
-    for path, leaf in leaves.items():
-        rates.setdefault(optimizer.decay_of(path), []).append(leaf)
-    groups = [{"params": params, "weight_decay": rate} for rate, params in rates.items()]
-    return torch.optim.AdamW(groups, betas=(optimizer.b1, optimizer.b2), eps=optimizer.epsilon, fused=True)
+    leaves, step = flatten(from_numpy(exported["params"])), int(exported["step"])
+    slots = {name: flatten(from_numpy(tree)) for name, tree in exported.items() if name not in ("params", "step")}
+    average = slots.pop("ema", {})
+    trained = {path: leaf.requires_grad_() for path, leaf in leaves.items() if optimizer.rate_of(path)}
+    made = optimizers.make(optimizer, trained)
+    for path, leaf in trained.items():
+        kept = {slot: values[path] for slot, values in slots.items() if path in values}
+        optimizers.keep(optimizer, made, leaf, kept, step)
+    return TrainState(unflatten(leaves), made, optimizer, average, step)
 
 
 def make_step(
@@ -154,7 +172,8 @@ def make_step(
     evaluate = compile(loss_function) if compiled else loss_function
 
     def step(state: TrainState, batch: Any, learning_rate: float) -> tuple[TrainState, dict[str, Tensor]]:
-        leaves = list(flatten(state.params).values())
+        trained = state.trained()
+        leaves = list(trained.values())
         state.optimizer.zero_grad(set_to_none=True)
         reported = [
             _accumulate_gradient(evaluate, state.params, part, accumulate) for part in _split(batch, accumulate)
@@ -163,10 +182,15 @@ def make_step(
         for leaf in leaves:
             if leaf.grad is None:
                 leaf.grad = torch.zeros_like(leaf)
-        metrics["grad_norm"] = _clip([leaf.grad for leaf in leaves], optimizer.clip)
+        metrics["grad_norm"] = _clip([leaf.grad for leaf in leaves if leaf.grad is not None], optimizer.clip)
         for group in state.optimizer.param_groups:
-            group["lr"] = learning_rate
+            group["lr"] = learning_rate * group["rate"]
         state.optimizer.step()
+        if optimizer.ema is not None:
+            with torch.no_grad():
+                average = list(state.average.values())
+                torch._foreach_mul_(average, optimizer.ema)
+                torch._foreach_add_(average, [trained[path] for path in state.average], alpha=1 - optimizer.ema)
         state.step += 1
         return state, metrics
 

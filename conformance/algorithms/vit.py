@@ -20,7 +20,7 @@ from moespec.conformance.engine.format import routing_arrays
 from moespec.conformance.engine.models import forward_function, inputs_of, prepare, stage_of
 from moespec.conformance.engine.variant import variant
 
-__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
+__all__ = ["FUNCTIONS", "VARIANTS", "cases", "flat_parameters"]
 
 KEPT = (1, 5)
 """The steps after which the parameters are results, besides the last."""
@@ -79,15 +79,15 @@ def _trained(
         state, found = step(state, part, rate)
         metrics.append(B.to_numpy(found))
         if n + 1 in (*KEPT, len(rates)):
-            results[f"parameters/{n + 1}"] = _flat(B.export_state(state)["params"])
+            results[f"parameters/{n + 1}"] = flat_parameters(B.export_state(state)["params"])
     each = {name: np.stack([np.asarray(one[name]) for one in metrics]) for name in metrics[0]}
     return {"losses": each.pop("loss"), "gradient_norms": each.pop("grad_norm"), **each, **results}
 
 
-def _flat(tree: Any) -> Any:
+def flat_parameters(tree: Any) -> Any:
     """All parameters as one vector, in the order of their names."""
     if isinstance(tree, dict):
-        return np.concatenate([_flat(tree[name]) for name in sorted(tree)])
+        return np.concatenate([flat_parameters(tree[name]) for name in sorted(tree)])
     return np.asarray(tree).ravel()
 
 

@@ -11,12 +11,15 @@ from os.path import isfile
 from pathlib import Path
 from typing import Any
 
+from moespec.backends.optimizers import OPTIMIZERS
 from moespec.models.router_options import RouterSection
 from moespec.models.training import configfile
 from moespec.models.training.config import Config
+from moespec.models.training.displaced import displaced
 
 __all__ = ["chosen"]
 
+_DISPLACING = re.compile(r"--(optimizer|training)\.(name|steps|epochs|examples)(?:=(.*))?", re.DOTALL)
 _OPTION = re.compile(r"--model\.router[-_]options\.([\w-]+)(?:=(.*))?", re.DOTALL)
 
 
@@ -42,7 +45,25 @@ def chosen(arguments: Sequence[str], default: Config) -> Config:
         model = replace(base.model, name=known.model or base.model.name, router=router or base.model.router)
         base = replace(base, model=model)
     _check(arguments, base.model.router_options)
+    return _with_displaced(base, arguments)
+
+
+def _with_displaced(base: Config, arguments: Sequence[str]) -> Config:
+    """The configuration with the optimiser and the length of the command line in place of those that it has."""
+    given: dict[str, dict[str, Any]] = {"optimizer": {}, "training": {}}
+    for argument, following in zip(arguments, [*arguments, ""][1:], strict=True):
+        if match := _DISPLACING.fullmatch(argument):
+            given[match[1]][match[2]] = _value(following if match[3] is None else match[3])
+    name, lengths = given["optimizer"].get("name"), given["training"]
+    if name in OPTIMIZERS:
+        base = replace(base, optimizer=_in_place(base.optimizer, {"name": name}))
+    if any(isinstance(value, int | float) for value in lengths.values()):
+        base = replace(base, training=_in_place(base.training, lengths))
     return base
+
+
+def _in_place(section: Any, given: dict[str, Any]) -> Any:
+    return replace(section, **{**displaced(section, given), **given})
 
 
 def _check(arguments: Sequence[str], options: RouterSection) -> None:

@@ -22,6 +22,7 @@ from moespec.models.training import configfile
 from moespec.models.training.compilation import compile_if, pays
 from moespec.models.training.config import Config
 from moespec.models.training.evaluate import evaluate
+from moespec.models.training.length import notes
 from moespec.models.training.objective import make_forward
 from moespec.models.training.progress import told
 from moespec.models.training.resolve import choose_backend, load_backend, load_data, model_config, resolve
@@ -44,8 +45,10 @@ def train_command(config: Config, *, run: str | None, resume: bool, override: bo
     if reason:
         print(f"backend: {backend} ({reason})")
     dataset = load_data(config)
-    config = resolve(config, dataset, backend)
+    given, config = config, resolve(config, dataset, backend)
     sets = load_sets(config, dataset)
+    for note in notes(given, config):
+        print(note)
     path = Path(run or f"runs/{config.data.name}-{_label(config)}-{backend}")
     directory, B = RunDirectory(path), load_backend(backend)
     # All that can fail before the first step fails before there is a folder.
@@ -54,7 +57,8 @@ def train_command(config: Config, *, run: str | None, resume: bool, override: bo
         if resume and not directory.begun():
             print(f"{path}: nothing to resume, starting at step 0")
         finished = directory.finished(config)
-        directory.claim(config, resume=resume or finished, override=override)
+        for aside in directory.claim(config, resume=resume or finished, override=override):
+            print(f"{aside}: of the cooldown, set aside; the run goes on from the checkpoint before")
         if not finished:
             print(f"run: {path}")
             train(B, config, dataset, path, initial=initial, sets=sets)
@@ -66,6 +70,8 @@ def train_command(config: Config, *, run: str | None, resume: bool, override: bo
     print(
         f"validation accuracy {last['accuracy']:.4f} ({round(last['accuracy'] * last['images'])} of {last['images']})"
     )
+    if "average" in last:
+        print(f"validation accuracy of the average {last['average']['accuracy']:.4f}")
     print(f"report: {path / 'report.html'}")
 
 
@@ -76,20 +82,21 @@ def evaluate_command(run: Path, *, backend: str | None, step: int | None, sets: 
     evaluations = load_sets(config, loaded.dataset, {**config.evaluation, **sets})
     B, model = loaded.backend, model_config(config.model)
     params = B.from_numpy(loaded.params)
-    result = evaluate(
-        B,
-        compile_if(B, pays(B, len(loaded.dataset.validation) // settings.evaluation_batch), make_forward(B, model)),
-        params,
-        loaded.dataset,
-        batch=settings.evaluation_batch,
-        kind=settings.loss,
+    forward = compile_if(
+        B, pays(B, len(loaded.dataset.validation) // settings.evaluation_batch), make_forward(B, model)
     )
+    how: Any = {"batch": settings.evaluation_batch, "kind": settings.loss}
+    result = evaluate(B, forward, params, loaded.dataset, **how)
     right, total = round(result["accuracy"] * result["images"]), result["images"]
     print(f"{run}: step {loaded.step} of {settings.steps}, backend {B.name}, data {loaded.dataset.name}")
     five = f", top 5 {result['top5']:.4f}" if "top5" in result else ""
     print(
         f"validation accuracy {result['accuracy']:.4f} ({right} of {total}){five}, cross-entropy {result['loss']:.4f}"
     )
+    if config.optimizer.ema is not None:
+        averaged, _ = trained_params(RunDirectory(run), config, step=loaded.step, average=True)
+        average = evaluate(B, forward, B.from_numpy(averaged), loaded.dataset, **how)
+        print(f"of the average: validation accuracy {average['accuracy']:.4f}, cross-entropy {average['loss']:.4f}")
     for block, metrics in result.get("moe", {}).items():
         load = " ".join(f"{value:.3f}" for value in metrics["load"])
         print(

@@ -111,7 +111,7 @@ class Evaluations:
 
     def due(self, done: int) -> list[str]:
         """The evaluations that come after `done` steps."""
-        steps = self._training.steps
+        steps = self._training.total
         return [name for name, one in self._sets.items() if done % one.settings.every == 0 or done == steps]
 
     def measure(self, name: str, params: Any) -> dict[str, Any]:

@@ -2,11 +2,13 @@
 
 A checkpoint is a folder `checkpoints/<step>` with two files:
 
-    arrays.safetensors    params/..., mu/..., nu/...: the parameters and the two moments of the optimiser
+    arrays.safetensors    params/... and a slot/... for each of what the optimiser keeps of them, such as mu/..., nu/...
     state.json            step, configuration and the changes made to it on purpose, random state (seed and step),
                           data position, backend, seconds of training, the SHA-256 of arrays.safetensors and of itself
 
 It is written under a temporary name, flushed, and renamed. Nothing is pickled. Any backend reads what another wrote.
+What the optimiser keeps, the recorded configuration tells. Format 1 had both moments of all parameters, also of those that
+are not trained, which are read and left out.
 """
 
 import hashlib
@@ -20,15 +22,17 @@ from typing import Any
 import numpy as np
 import safetensors.numpy
 
+from moespec.backends.optimizer import OptimizerConfig
 from moespec.models.errors import CheckpointError
 from moespec.models.files import sync_directory, write_atomically, write_synced
 from moespec.models.tensors import decoded
+from moespec.spec.errors import ConfigError
 
-__all__ = ["Checkpoint", "amend", "flat", "latest", "read", "read_record", "steps", "sweep", "write"]
+__all__ = ["Checkpoint", "amend", "flat", "latest", "read", "read_record", "set_aside", "steps", "sweep", "write"]
 
-FORMAT = 1
+FORMATS = (1, 2)
+"""Those that are read; the last one is written."""
 ARRAYS, STATE = "arrays.safetensors", "state.json"
-TREES = ("params", "mu", "nu")
 ENTRIES: dict[str, type | tuple[type, ...]] = {
     **{"step": int, "config": dict, "random": dict, "data": dict, "backend": str, "seconds": (int, float)},
     "arrays_sha256": str,
@@ -38,19 +42,19 @@ ENTRIES: dict[str, type | tuple[type, ...]] = {
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """`state` is what `export_state` of a backend gives ("params", "mu", "nu", "step"); `record` is state.json."""
+    """`state` is what `export_state` of a backend gives ("params", "step" and slots); `record` is state.json."""
 
     state: dict[str, Any]
     record: dict[str, Any]
 
 
-def write(folder: Path, checkpoint: Checkpoint, *, keep: int) -> Path:
-    """Writes a checkpoint into `folder` and removes all but the newest `keep`. Returns its path."""
+def write(folder: Path, checkpoint: Checkpoint, *, keep: int, spare: int | None = None) -> Path:
+    """Writes a checkpoint into `folder` and removes all but the newest `keep` and that of step `spare`. Returns its path."""
     step = checkpoint.record["step"]
     final, temporary = folder / f"{step:08d}", folder / f".{step:08d}.tmp"
-    trees = {tree: checkpoint.state[tree] for tree in TREES}
+    trees = {name: tree for name, tree in checkpoint.state.items() if name != "step"}
     arrays = safetensors.numpy.save({name: np.asarray(value, order="C") for name, value in flat(trees).items()})
-    record = {"format": FORMAT, **checkpoint.record, "arrays_sha256": hashlib.sha256(arrays).hexdigest()}
+    record = {"format": FORMATS[-1], **checkpoint.record, "arrays_sha256": hashlib.sha256(arrays).hexdigest()}
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         temporary.mkdir(parents=True)
@@ -63,13 +67,22 @@ def write(folder: Path, checkpoint: Checkpoint, *, keep: int) -> Path:
         raise
     sync_directory(folder)
     for old in steps(folder)[:-keep]:
-        _remove(folder / f"{old:08d}")
+        if old != spare:
+            _remove(folder / f"{old:08d}")
     return final
 
 
 def amend(path: Path, record: dict[str, Any]) -> None:
     """Replaces the record of the checkpoint at `path`, whose arrays stay as they are."""
     write_atomically(path / STATE, _signed(record))
+
+
+def set_aside(path: Path) -> Path:
+    """Gives the checkpoint at `path` a name under which it is none of the run's. Returns the new path."""
+    aside = path.with_name(f"cooled_{path.name}")
+    _remove(aside)
+    path.rename(aside)
+    return aside
 
 
 def steps(folder: Path) -> list[int]:
@@ -109,7 +122,8 @@ def read(path: Path, shapes: dict[str, Any]) -> Checkpoint:
     except ValueError as error:
         raise CheckpointError(f"{path / ARRAYS}: {error}{_advice(path)}") from error
     arrays = {name: found.array for name, found in tensors.items()}
-    expected = {f"{tree}/{name}": shape for tree in TREES for name, shape in flat(shapes).items()}
+    wanted = _optimizer(path, record).state_shapes(shapes)
+    expected = flat(wanted if record["format"] > 1 else dict.fromkeys(("params", "mu", "nu"), shapes))
     for name, shape in expected.items():
         if name not in arrays:
             raise CheckpointError(f"{path / ARRAYS}: no array {name!r}")
@@ -120,7 +134,7 @@ def read(path: Path, shapes: dict[str, Any]) -> Checkpoint:
             raise CheckpointError(f"{path / ARRAYS}: {name} has NaN or infinity{_advice(path)}")
     if unknown := sorted(set(arrays) - set(expected)):
         raise CheckpointError(f"{path / ARRAYS}: {unknown[0]!r} is not a parameter of the model")
-    trees = {tree: _nested(arrays, tree, shapes) for tree in TREES}
+    trees = {tree: _nested(arrays, tree, its_shapes) for tree, its_shapes in wanted.items()}
     return Checkpoint({**trees, "step": record["step"]}, record)
 
 
@@ -138,8 +152,8 @@ def read_record(folder: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"{path}: damaged or edited, its checksum is not that of its content{_advice(path.parent)}"
         )
-    if record.get("format") != FORMAT:
-        raise CheckpointError(f"{path}: format {record.get('format')!r}, expected {FORMAT}")
+    if record.get("format") not in FORMATS:
+        raise CheckpointError(f"{path}: format {record.get('format')!r}, expected one of {FORMATS}")
     for key, kind in ENTRIES.items():
         if key not in record:
             raise CheckpointError(f"{path}: no entry {key!r}")
@@ -148,6 +162,14 @@ def read_record(folder: Path) -> dict[str, Any]:
     if f"{record['step']:08d}" != folder.name:
         raise CheckpointError(f"{path}: step={record['step']!r}, in the folder of step {folder.name}")
     return record
+
+
+def _optimizer(path: Path, record: dict[str, Any]) -> OptimizerConfig:
+    """The optimiser that the recorded configuration names. CheckpointError if there is no such optimiser."""
+    try:
+        return OptimizerConfig(**record["config"].get("optimizer", {}))
+    except (ConfigError, TypeError) as error:
+        raise CheckpointError(f"{path / STATE}: config.optimizer: {error}") from error
 
 
 def _advice(path: Path) -> str:

@@ -21,6 +21,7 @@ from moespec.models.router_options import RouterSection, named
 from moespec.spec.errors import ConfigError
 
 __all__ = [
+    "LENGTHS",
     "VIT",
     "BackendName",
     "Config",
@@ -133,7 +134,7 @@ class ScheduleConfig:
     peak: float = 3e-3
     """largest learning rate"""
     warmup: int = 50
-    """steps of linear increase from 0"""
+    """steps of linear increase from 0; half of the run, if that is not longer"""
     cooldown: int | None = None
     """rsqrt: steps of linear decrease to 0 at the end"""
     timescale: float | None = None
@@ -142,12 +143,22 @@ class ScheduleConfig:
     """linear: rate at the end"""
 
 
+LONGEST = 10**9
+"""Epochs, at most."""
+LENGTHS = ("steps", "epochs", "examples")
+"""The fields of `training` that say how long a run is, one of which is given."""
+
+
 @dataclass(frozen=True)
 class TrainingConfig:
-    """The training run."""
+    """The training run. Of its `LENGTHS` one is given, 1500 steps by default."""
 
-    steps: int = 1500
-    """updates of the parameters"""
+    steps: int | None = None
+    """updates of the parameters (1500)"""
+    epochs: float | None = None
+    """in place of steps: how often each training image is seen"""
+    examples: int | None = None
+    """in place of steps: training images that are seen"""
     batch: int = 64
     """images of one update"""
     accumulate: int = 1
@@ -170,14 +181,32 @@ class TrainingConfig:
     """steps between lines of metrics.jsonl"""
 
     def __post_init__(self) -> None:
+        given = [name for name in LENGTHS if getattr(self, name) is not None]
+        if len(given) > 1:
+            values = ", ".join(f"training.{name}={getattr(self, name)!r}" for name in given)
+            raise ConfigError(f"{values}: expected only one of them")
+        if not given:
+            object.__setattr__(self, "steps", 1500)
+        if self.epochs is not None and not 0 < self.epochs <= LONGEST:
+            raise ConfigError(
+                f"training.epochs={self.epochs!r}: expected a number greater than 0 and at most {LONGEST}"
+            )
         at_least(
             "training",
             self,
-            **{"steps": 1, "batch": 1, "accumulate": 1, "seed": 0, "evaluate_every": 1, "evaluation_batch": 1},
+            **{name: 1 for name in ("steps", "examples") if getattr(self, name) is not None},
+            **{"batch": 1, "accumulate": 1, "seed": 0, "evaluate_every": 1, "evaluation_batch": 1},
             **{"checkpoint_every": 1, "keep": 1, "log_every": 1},
         )
         if self.batch % self.accumulate:
             raise ConfigError(f"training.accumulate={self.accumulate!r} does not divide training.batch={self.batch!r}")
+
+    @property
+    def total(self) -> int:
+        """The number of steps. Raises ConfigError where they are not known, as the images are not."""
+        if self.steps is None:
+            raise ConfigError(f"training.steps=None: not resolved (training.epochs={self.epochs!r})")
+        return self.steps
 
 
 @dataclass(frozen=True)

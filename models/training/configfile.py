@@ -18,6 +18,7 @@ import tomli_w
 
 from moespec.models.router_options import RouterSection, named
 from moespec.models.training.config import Config, ModelConfig
+from moespec.models.training.displaced import displaced
 from moespec.spec.errors import ConfigError
 
 __all__ = ["dump", "find_recipe", "flat", "read", "recipes", "update", "with_decay"]
@@ -152,7 +153,7 @@ def update(section: Section, table: dict[str, Any], *, source: str, prefix: str 
         else:
             raise ConfigError(f"{source}: {prefix}{key}={value!r}: expected a table, [{prefix}{key}]")
     with named(f"{source}: ", (prefix.partition(".")[0],)), named(prefix, known):
-        return replace(section, **values)  # type: ignore[type-var]
+        return replace(section, **{**displaced(section, values), **values})  # type: ignore[type-var]
 
 
 def _tables(tables: Any, kind: type[Any], *, source: str, prefix: str) -> dict[str, Any]:

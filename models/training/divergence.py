@@ -6,12 +6,13 @@ the last checkpoint are done once more, which gives the same bits, and after eac
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from moespec.backends.contract import Backend, LossFunction
+from moespec.backends.optimizer import OptimizerConfig
+from moespec.backends.optimizers import SLOTS
 from moespec.models.errors import RunError
 from moespec.models.training.checkpoint import flat
 from moespec.models.training.config import Config
@@ -21,7 +22,7 @@ from moespec.models.training.schedules import Schedule
 __all__ = ["diverged", "finite"]
 
 MEASURES = ("loss", "grad_norm")
-TREES = {"params": "the parameter", "mu": "Adam's first moment of", "nu": "Adam's second moment of"}
+TREES = {"params": "the parameter", **{slot: f"{name} of" for slot, name in SLOTS.items()}}
 
 
 def finite(metrics: dict[str, Any], exported: dict[str, Any]) -> bool:
@@ -53,13 +54,13 @@ def diverged(
         if not math.isfinite(value):
             return _error(f"the loss is {value}", step, rate, updates=step)
         if not math.isfinite(norm):
-            # Clipping spreads it to all parameters; without, the first moments tell whose gradient it was.
-            alone = replace(config.optimizer, clip=None)
+            # Clipping spreads it to all parameters; a step along the gradient alone tells whose it was.
+            alone = OptimizerConfig("sgd", momentum=0.0, rates=config.optimizer.rates)
             moved, _ = B.make_step(loss, alone, accumulate=accumulate, **options)(
-                B.import_state(exported, alone), batch, 0.0
+                B.init_state(B.from_numpy(exported["params"]), alone), batch, 1.0
             )
-            moments = flat(B.export_state(moved)["mu"])
-            names = [name for name, moment in moments.items() if not np.isfinite(moment).all()]
+            params = flat(B.export_state(moved)["params"])
+            names = [name for name, value in params.items() if not np.isfinite(value).all()]
             whose = f"the gradient of {names[0]}" if names else "the norm of the gradient"
             return _error(f"{whose} is not finite (the loss is {value:.4g})", step, rate, updates=step)
         exported = B.export_state(state)

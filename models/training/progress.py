@@ -22,7 +22,7 @@ class Progress:
         self._batch = settings.batch
         self._log = RunLog(run, start)
         interval = 0.5 if sys.stderr.isatty() else 10.0
-        self._bar = tqdm(total=settings.steps, initial=start, unit="step", desc="train", mininterval=interval)
+        self._bar = tqdm(total=settings.total, initial=start, unit="step", desc="train", mininterval=interval)
         self._began = time.perf_counter() - seconds
         self._mark(start)
 
@@ -57,8 +57,9 @@ class Progress:
         """Records and prints an evaluation after `done` steps."""
         self._log.write("evaluation", done, {**evaluation, "seconds": self.seconds})
         with suppress(OSError):
+            average = f", of the average {evaluation['average']['accuracy']:.4f}" if "average" in evaluation else ""
             self._bar.write(
-                f"step {done}: validation accuracy {evaluation['accuracy']:.4f}, loss {evaluation['loss']:.4f}, "
+                f"step {done}: validation accuracy {evaluation['accuracy']:.4f}{average}, loss {evaluation['loss']:.4f}, "
                 f"{self.seconds:.0f} s"
             )
         self._mark(done)

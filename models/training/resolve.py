@@ -20,6 +20,7 @@ from moespec.models.layers import MoeLayer
 from moespec.models.memory import check_memory
 from moespec.models.router_options import named, options_of
 from moespec.models.training.config import VIT, BackendName, Config, ModelConfig
+from moespec.models.training.length import in_steps, shrunk
 from moespec.models.training.schedules import SCHEDULES, Schedule
 from moespec.spec.errors import ConfigError, ShapeError
 from moespec.spec.options import SlotOptions
@@ -116,8 +117,10 @@ def resolve(config: Config, dataset: Dataset, backend: str) -> Config:
         name, value = next((k, v) for k, v in asdict(config.hash).items() if v != getattr(HashConfig(), k))
         raise ConfigError(f"hash.{name}={value!r}: the model has no router that needs token ids")
     _check_parameters(chosen, config.model.name)
-    with named("optimizer.", ("decay",)):
+    with named("optimizer.", ("decay", "rates")):
         config.optimizer.check_patterns(parameters.paths(family(chosen).parameter_shapes(chosen)))
+    training = in_steps(training, len(dataset.train))
+    config = replace(config, training=training, schedule=shrunk(config.schedule, training.total))
     schedule(config)
     return replace(config, backend=cast(BackendName, backend), model=replace(config.model, **filled))
 
@@ -172,4 +175,4 @@ def schedule(config: Config) -> Schedule:
         if key not in known:
             raise ConfigError(f"schedule.{key}={value!r} does not concern the schedule {section.name!r}")
     with named("schedule.", given):
-        return make(**given, total=config.training.steps)
+        return make(**given, total=config.training.total)

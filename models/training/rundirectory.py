@@ -16,7 +16,7 @@ from filelock import FileLock, Timeout
 from moespec.models.errors import CheckpointError, RunError
 from moespec.models.families import family
 from moespec.models.files import write_atomically
-from moespec.models.training import checkpoint, configfile, unchanged
+from moespec.models.training import checkpoint, configfile, length, unchanged
 from moespec.models.training.checkpoint import Checkpoint
 from moespec.models.training.config import Config
 from moespec.models.training.resolve import model_config
@@ -26,6 +26,7 @@ __all__ = ["RunDirectory"]
 CONFIG = "config.toml"
 
 
+LENGTH = "training.steps"
 OWN = ("checkpoints", "config.toml", "metrics.jsonl", "tensorboard")
 """What a run without a checkpoint may have in its folder."""
 
@@ -67,22 +68,27 @@ class RunDirectory:
         finally:
             lock.release()
 
-    def claim(self, config: Config, *, resume: bool, override: bool = False) -> None:
+    def claim(self, config: Config, *, resume: bool, override: bool = False) -> list[Path]:
         """Makes the folder, `locked`, that of a run with the resolved `config`: new or, if `resume`, the one begun here.
 
         Raises RunError for a folder that is not a run's, an unfinished run without `resume`, and a run that has another
         configuration, `unchanged.FREE` aside, according to its newest checkpoint. With `override` the run goes on with
         `config`, and its checkpoints say from which step on. A run without a checkpoint has nothing to lose: whatever
         its configuration, the new one takes its place, unless `resume` would take what a part of config.toml says.
+
+        A run may go on for another number of steps from the newest checkpoint none of whose steps would have had another
+        learning rate. Later ones, of the cooldown, are set aside: returned are the paths that they then have.
         """
         self._make()
+        aside: list[Path] = []
         if self.begun():
-            self._go_on(config, resume=resume, override=override)
+            aside = self._go_on(config, resume=resume, override=override)
         elif resume and (saved := self.config()) is not None:
             self._check_whole(saved)
         checkpoint.sweep(self.checkpoints)
         self.checkpoints.mkdir(exist_ok=True)  # first: it marks the folder as that of a run
         write_atomically(self.path / CONFIG, configfile.dump(config).encode())
+        return aside
 
     def _make(self) -> None:
         """Makes the folder. RunError if it cannot be made, or there is one that is not a run's."""
@@ -105,14 +111,24 @@ class RunDirectory:
                 "so start again without --resume"
             )
 
-    def _go_on(self, config: Config, *, resume: bool, override: bool) -> None:
-        where, newest = f"run={str(self.path)!r}", self.checkpoints / f"{checkpoint.steps(self.checkpoints)[-1]:08d}"
+    def _go_on(self, config: Config, *, resume: bool, override: bool) -> list[Path]:
+        steps = checkpoint.steps(self.checkpoints)
+        where, newest = f"run={str(self.path)!r}", self.checkpoints / f"{steps[-1]:08d}"
         record, written = checkpoint.read_record(newest), unchanged.keys((self.path / CONFIG).read_text())
         changed = {
             key: pair
             for key, pair in unchanged.changes(record["config"], config).items()
             if key not in unchanged.FREE or key not in written  # a free field that is lost was not changed on purpose
         }
+        later: list[int] = []
+        if not override and LENGTH in changed and LENGTH in written:
+            before = int(changed[LENGTH][0])
+            same = min(length.settled(config.schedule, total) for total in (before, config.training.total))
+            if steps[0] <= same:
+                del changed[LENGTH]
+                later = [step for step in steps if step > same]
+            elif changed.keys() == {LENGTH}:
+                raise RunError(_other_rates(where, config, before, same, steps))
         if changed and not override:
             raise RunError(
                 f"{where}: it has another configuration: {unchanged.described(changed)}. "
@@ -120,10 +136,11 @@ class RunDirectory:
             )
         if not resume:
             raise RunError(f"{where}: begun but not finished; go on with --resume, or choose another --run")
-        if record["step"] > config.training.steps:
-            raise RunError(f"{where}: training.steps={config.training.steps}: {record['step']} steps are done already")
+        if record["step"] > config.training.total:
+            raise RunError(f"{where}: training.steps={config.training.total}: {record['step']} steps are done already")
         if changed:
             self._override(newest, config, changed)
+        return [checkpoint.set_aside(self.checkpoints / f"{step:08d}") for step in later]
 
     def _override(self, newest: Path, config: Config, changed: unchanged.Changes) -> None:
         """Notes in the newest checkpoint that the run goes on from there with `config`."""
@@ -133,7 +150,17 @@ class RunDirectory:
                 "overridden, as the order of the images depends on it"
             )
         model = model_config(config.model)
-        record = checkpoint.read(newest, family(model).parameter_shapes(model)).record
+        shapes = family(model).parameter_shapes(model)
+        found = checkpoint.read(newest, shapes)
+        record, kept = found.record, [name for name in found.state if name != "step"]
+        needed = config.optimizer.state_shapes(shapes)
+        if list(needed) != kept or any(
+            checkpoint.flat(needed[name]).keys() != checkpoint.flat(found.state[name]).keys() for name in kept
+        ):
+            raise RunError(
+                f"run={str(self.path)!r}: {unchanged.described(changed)}; that cannot be overridden, as the checkpoint does "
+                "not have what this optimizer keeps of each parameter"
+            )
         entry = {"step": record["step"], "changes": changed}
         overrides = [*record.get("overrides", []), entry]
         checkpoint.amend(newest, {**record, "config": asdict(config), "overrides": overrides})
@@ -148,3 +175,18 @@ class RunDirectory:
             )
         path = checkpoint.latest(self.checkpoints) if step is None else self.checkpoints / f"{step:08d}"
         return None if path is None else checkpoint.read(path, dict(shapes))
+
+
+def _other_rates(where: str, config: Config, before: int, same: int, steps: list[int]) -> str:
+    """Why a run of another length is another run."""
+    name, now = config.schedule.name, config.training.total
+    listed = ", ".join(map(str, steps))
+    why = (
+        f"the schedule {name!r} with {now} steps has the same rates as with {before} for the first {same} steps only, "
+        f"and the checkpoints are of the steps {listed}"
+    )
+    advice = "" if name == "rsqrt" else "; rsqrt is the schedule whose runs can go on for longer"
+    return (
+        f"{where}: training.steps={now}: {why}{advice}. Choose another --run, or change this one on purpose with --resume "
+        "--override"
+    )

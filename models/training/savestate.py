@@ -14,6 +14,7 @@ from moespec.models.hashing import tables
 from moespec.models.training import checkpoint
 from moespec.models.training.checkpoint import Checkpoint
 from moespec.models.training.config import Config
+from moespec.models.training.length import before_cooldown
 from moespec.models.training.resolve import model_config
 from moespec.models.training.rundirectory import RunDirectory
 from moespec.models.training.unchanged import check_evaluated
@@ -85,11 +86,17 @@ def save(
         "backend": B.name,
         "seconds": seconds,
     }
-    checkpoint.write(directory.checkpoints, Checkpoint(exported, record), keep=config.training.keep)
+    checkpoint.write(
+        directory.checkpoints, Checkpoint(exported, record), keep=config.training.keep, spare=before_cooldown(config)
+    )
 
 
-def trained_params(directory: RunDirectory, config: Config, *, step: int | None = None) -> tuple[dict[str, Any], int]:
+def trained_params(
+    directory: RunDirectory, config: Config, *, step: int | None = None, average: bool = False
+) -> tuple[dict[str, Any], int]:
     """The parameters (NumPy) and the step of a run's newest checkpoint, or of that of `step`.
+
+    average: with their average in place of those that have one.
 
     Raises CheckpointError when there is none, or it is damaged, or `config` describes another model or other data.
     """
@@ -99,7 +106,15 @@ def trained_params(directory: RunDirectory, config: Config, *, step: int | None 
         raise CheckpointError(f"{directory.checkpoints}: there is no checkpoint yet")
     check_evaluated(found.record, config, str(directory.checkpoints))
     tables.check(found.state["params"], model, str(directory.checkpoints))
-    return found.state["params"], found.record["step"]
+    params = found.state["params"]
+    return _merged(params, found.state.get("ema", {})) if average else params, found.record["step"]
+
+
+def _merged(tree: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: _merged(value, over.get(name, {})) if isinstance(value, dict) else over.get(name, value)
+        for name, value in tree.items()
+    }
 
 
 def _for_backend(B: Backend, state: dict[str, Any]) -> dict[str, Any]:
@@ -110,4 +125,4 @@ def _for_backend(B: Backend, state: dict[str, Any]) -> dict[str, Any]:
     def narrow(tree: Any) -> Any:
         return {key: narrow(value) for key, value in tree.items()} if isinstance(tree, dict) else np.float32(tree)
 
-    return {**{name: narrow(state[name]) for name in ("params", "mu", "nu")}, "step": state["step"]}
+    return {name: tree if name == "step" else narrow(tree) for name, tree in state.items()}

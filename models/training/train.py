@@ -20,6 +20,7 @@ from moespec.models.training.config import Config
 from moespec.models.training.divergence import diverged, finite
 from moespec.models.training.evaluate import evaluate
 from moespec.models.training.interruption import Interruption
+from moespec.models.training.length import before_cooldown
 from moespec.models.training.objective import gating_noise, make_forward, make_loss, unflatten
 from moespec.models.training.progress import Progress
 from moespec.models.training.resolve import model_config, schedule
@@ -62,7 +63,7 @@ def train(
         )
 
     state, start, seconds, overrides = begun()
-    compiled = pays(B, settings.steps, settings.compile)
+    compiled = pays(B, settings.total, settings.compile)
     eager = {} if compiled else {"compiled": False}
     loss = make_loss(B, model, settings.loss)
     update = B.make_step(loss, config.optimizer, accumulate=settings.accumulate, **eager)
@@ -78,17 +79,17 @@ def train(
     with (
         Interruption() as interruption,
         Progress(run, settings, start=start, seconds=seconds) as progress,
-        Prefetcher(make_batch, start, settings.steps, ahead=config.data.prefetch) as batches,
+        Prefetcher(make_batch, start, settings.total, ahead=config.data.prefetch) as batches,
     ):
         for step, batch in batches:
             state, metrics = update(state, batch, rate(step))
             done, stopped_by = step + 1, interruption.signal
             progress.step()
             logs, evaluates, saves = (
-                _due(done, every, settings.steps)
+                _due(done, every, settings.total)
                 for every in (settings.log_every, settings.evaluate_every, settings.checkpoint_every)
             )
-            saves = saves or stopped_by is not None
+            saves = saves or stopped_by is not None or done == before_cooldown(config)
             due = evaluations.due(done)
             if logs or evaluates or saves or due:
                 measured = B.to_numpy(metrics)
@@ -100,7 +101,11 @@ def train(
                 progress.trained(done, rate(step), unflatten(measured))
             if evaluates:
                 params = B.state_params(state)
-                evaluation = evaluate(B, forward, params, dataset, batch=settings.evaluation_batch, kind=settings.loss)
+                how: Any = {"batch": settings.evaluation_batch, "kind": settings.loss}
+                evaluation = evaluate(B, forward, params, dataset, **how)
+                if config.optimizer.ema is not None:
+                    of_average = evaluate(B, forward, B.state_average(state), dataset, **how)
+                    evaluation["average"] = {name: of_average[name] for name in ("accuracy", "loss")}
                 progress.evaluated(done, evaluation)
             for name in due:
                 progress.measured(done, name, evaluations.measure(name, B.state_params(state)))
@@ -110,7 +115,7 @@ def train(
                 save(B, config, directory, exported, examples=examples, seconds=seconds, overrides=overrides)
             if stopped_by is not None:
                 raise Interrupted(
-                    f"stopped by {stopped_by.name}; the {done} steps done of {settings.steps} are saved. To go on: "
+                    f"stopped by {stopped_by.name}; the {done} steps done of {settings.total} are saved. To go on: "
                     f"moespec train --run {shlex.quote(str(run))} --resume",
                     stopped_by,
                 )

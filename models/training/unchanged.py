@@ -14,11 +14,11 @@ __all__ = ["FREE", "changes", "check_evaluated", "described", "keys"]
 
 FREE = frozenset(
     {
-        *("backend", "data.prefetch", "training.steps", "training.compile", "training.log_every", "training.keep"),
+        *("backend", "data.prefetch", "training.compile", "training.log_every", "training.keep"),
         *("training.evaluate_every", "training.checkpoint_every"),
     }
 )
-"""Fields that may change between sittings without more ado. Of `training.steps` the schedule of the rate is made anew."""
+"""Fields that may change between sittings without more ado; `training.steps` may where no rate of a step done changes."""
 
 BESIDES = "evaluation."
 """Fields that no checkpoint depends on: what else is evaluated."""

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from moespec.backends.optimizer import OptimizerConfig
 from moespec.models import cli, vit
 from moespec.models.data.datasets import load
 from moespec.models.mixer import MixerConfig
@@ -135,6 +136,8 @@ def test_a_resolved_configuration_says_everything(tmp_path: Path, name: str, kin
     if kind is VitConfig:  # the slots of Soft MoE are parameters
         others.remove("model.router_options.eval_capacity_factor")
     others.discard("model.router_options")
+    others |= {f"optimizer.{key}" for key in OptimizerConfig.options() if key not in ("b1", "b2", "epsilon")}
+    others |= {"optimizer.ema", "training.epochs", "training.examples"}
     assert left == {"schedule.cooldown", "schedule.timescale", "schedule.end", *others}
     assert isinstance(model_config(resolved.model), kind)
     (tmp_path / "c.toml").write_text(dump(resolved))
@@ -239,7 +242,7 @@ def test_recipes() -> None:
         (replace(Config(), model=ModelConfig(name="sparse_mlp_tiny", group_size=100)), "group_size=100"),
         (replace(Config(), model=ModelConfig(group_images=3)), "group_images=3"),
         (replace(Config(), schedule=ScheduleConfig(cooldown=3)), "cooldown=3 does not concern the schedule 'cosine'"),
-        (replace(Config(), schedule=ScheduleConfig(warmup=1500)), "warmup=1500"),
+        (replace(Config(), schedule=ScheduleConfig(warmup=-1)), "warmup=-1"),
     ],
 )
 def test_configurations_without_meaning(config: Config, message: str) -> None:

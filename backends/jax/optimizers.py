@@ -1,0 +1,103 @@
+"""The optimisers through optax, on the trained parameters as a flat dict: path -> array.
+
+What each computes is said in `moespec.backends.numpy.optimizers`.
+"""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax  # type: ignore[import-untyped]
+
+from moespec.backends.optimizer import OptimizerConfig
+
+Path = tuple[str, ...]
+Leaves = dict[Path, jax.Array]
+
+FIELDS = {"mu": "mu", "nu": "nu", "trace": "trace", "ema": "mu", "v_row": "row", "v_col": "column", "v": "nu"}
+"""Field of a state of optax -> slot of an exported state."""
+
+
+def transformation(optimizer: OptimizerConfig) -> Any:
+    """Gradients to updates, before the learning rate."""
+    own: Any = optimizer.own
+    decayed = optax.stateless(functools.partial(_decayed, optimizer))
+    if optimizer.name == "sgd":
+        return optax.chain(
+            optax.trace(own.momentum, nesterov=own.nesterov) if own.momentum else optax.identity(), decayed
+        )
+    if optimizer.name == "adafactor":
+        scaled = optax.scale_by_factored_rms(
+            min_dim_size_to_factor=own.factored_from,
+            decay_rate=own.decay_rate,
+            decay_rate_fn=lambda step, rate: jnp.minimum(own.decay_cap, 1 - (jnp.asarray(step, float) + 1) ** -rate),
+            epsilon=own.epsilon,
+        )
+        return optax.chain(
+            scaled, _momentum(own.momentum, own.momentum_dtype) if own.momentum else optax.identity(), decayed
+        )
+    moments = optax.scale_by_adam(b1=own.b1, b2=own.b2, eps=own.epsilon)
+    if optimizer.name == "adam":
+        return optax.chain(decayed, moments)
+    return optax.chain(moments, decayed, optax.scale_by_trust_ratio() if optimizer.name == "lamb" else optax.identity())
+
+
+def exported(state: Any, optimizer: OptimizerConfig, params: Leaves) -> dict[str, Leaves]:
+    """What `state` keeps of each of the trained `params`, by slot."""
+    slots: dict[str, Leaves] = {}
+    for part in _parts(state):
+        for field in _kept(part):
+            for path, leaf in getattr(part, field).items():
+                if FIELDS[field] in optimizer.slots(path, params[path].shape):
+                    slots.setdefault(FIELDS[field], {})[path] = leaf
+    return slots
+
+
+def imported(state: Any, slots: Mapping[str, Mapping[Path, Any]], step: int) -> Any:
+    """`state` with what was kept, after `step` steps; what a slot has not is as in `state`."""
+
+    def filled(part: Any) -> Any:
+        new: dict[str, Any] = {}
+        for field in _kept(part):
+            given = slots.get(FIELDS[field], {})
+            new[field] = {
+                path: jnp.array(given[path], leaf.dtype, copy=True) if path in given else leaf
+                for path, leaf in getattr(part, field).items()
+            }
+        count = {"count": jnp.asarray(step, jnp.int32)} if "count" in part._fields else {}
+        return part._replace(**new, **count)
+
+    return tuple(map(filled, state))
+
+
+def _parts(state: Any) -> list[Any]:
+    return [part for part in state if hasattr(part, "_fields")]
+
+
+def _kept(part: Any) -> list[str]:
+    return [field for field in part._fields if field in FIELDS]
+
+
+def _momentum(decay: float, dtype: str) -> Any:
+    """`optax.ema` whose average is kept in `dtype`, and multiplied by the decay in the dtype of the gradient."""
+    inner = optax.ema(decay, debias=False)
+
+    def cast(state: Any, kind: Callable[[Path], Any]) -> Any:
+        return state._replace(ema={path: leaf.astype(kind(path)) for path, leaf in state.ema.items()})
+
+    def init(params: Leaves) -> Any:
+        state = inner.init(params)
+        return cast(state, lambda path: dtype) if dtype == "bfloat16" else state
+
+    def update(updates: Leaves, state: Any, params: Leaves | None = None) -> Any:
+        scaled, new = inner.update(updates, cast(state, lambda path: updates[path].dtype), params)
+        return scaled, cast(new, lambda path: dtype) if dtype == "bfloat16" else new
+
+    return optax.GradientTransformation(init, update)
+
+
+def _decayed(optimizer: OptimizerConfig, updates: Leaves, params: Leaves) -> Leaves:
+    rates = {path: optimizer.decay_of(path) for path in updates}
+    return {path: u + rates[path] * params[path] if rates[path] else u for path, u in updates.items()}

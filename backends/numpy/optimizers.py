@@ -1,0 +1,129 @@
+"""The updates of the optimisers: what all backends compute, in NumPy, one function for each.
+
+A function takes the parameter `p`, its gradient `g` (after the clip), what is kept of it (`kept`, zeros before the first
+step), the number `n = 1, 2, ...` of the step, the decay `d` of the parameter, and the options. It returns the update `u`,
+and what is kept for the next step. Around it, for all alike (see `moespec.backends.optimizer`):
+
+    p <- p - learning rate * rate(path) * u
+
+A tensor of several experts is one parameter: LAMB takes one norm of it, and Adafactor may factor along its experts.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moespec.backends.optimizers import factored_axes
+
+Array = NDArray[Any]
+Kept = dict[str, Array]
+Update = Callable[[Array, Array, Mapping[str, Array], int, float, Any], tuple[Array, Kept]]
+
+
+def adamw(p: Array, g: Array, kept: Mapping[str, Array], n: int, d: float, options: Any) -> tuple[Array, Kept]:
+    """AdamW: the decay is outside of what is scaled.
+
+        mu <- b1 mu + (1 - b1) g
+        nu <- b2 nu + (1 - b2) g^2
+        u   = (mu / (1 - b1^n)) / (sqrt(nu / (1 - b2^n)) + epsilon) + d p
+
+    Source: Loshchilov and Hutter 2019, Algorithm 2 (decoupled decay, times the learning rate, as in optax and torch). It is
+    the `adam` of google-research/vmoe, vmoe/train/optimizer.py, create_optimizer: scale_by_adam, then add_decayed_weights.
+    """
+    u, moments = _adam(g, kept, n, options)
+    return u + d * p, moments
+
+
+def adam(p: Array, g: Array, kept: Mapping[str, Array], n: int, d: float, options: Any) -> tuple[Array, Kept]:
+    """Adam with the decay in the gradient: `adamw` without decay, of the gradient `g + d p`.
+
+    The global norm was clipped before, without the decay. Source: Kingma and Ba 2015, Algorithm 1; the decay as in
+    torch.optim.Adam. Neither google-research/vmoe nor big_vision has it: their Adam is `adamw`.
+    """
+    return _adam(g + d * p, kept, n, options)
+
+
+def _adam(g: Array, kept: Mapping[str, Array], n: int, options: Any) -> tuple[Array, Kept]:
+    mu = options.b1 * kept["mu"] + (1 - options.b1) * g
+    nu = options.b2 * kept["nu"] + (1 - options.b2) * g * g
+    u = mu / (1 - options.b1**n) / (np.sqrt(nu / (1 - options.b2**n)) + options.epsilon)
+    return u, {"mu": mu, "nu": nu}
+
+
+def sgd(p: Array, g: Array, kept: Mapping[str, Array], n: int, d: float, options: Any) -> tuple[Array, Kept]:
+    """Stochastic gradient descent with momentum `b`; the decay does not go through the momentum.
+
+        trace <- b trace + g
+        u      = trace + d p            or, with Nesterov's momentum, g + b trace + d p
+
+    Source: google-research/vmoe, vmoe/train/optimizer.py, create_optimizer (optax.trace, then add_decayed_weights);
+    big_vision, optax.py, momentum_hp, which keeps the trace in bfloat16. torch.optim.SGD has the decay in the gradient.
+    """
+    if not options.momentum:
+        return g + d * p, {}
+    trace = options.momentum * kept["trace"] + g
+    u = g + options.momentum * trace if options.nesterov else trace
+    return u + d * p, {"trace": trace}
+
+
+def lamb(p: Array, g: Array, kept: Mapping[str, Array], n: int, d: float, options: Any) -> tuple[Array, Kept]:
+    """LAMB: the update of `adamw`, decay and all, scaled to the norm of the parameter.
+
+        v = the update of adamw
+        u = v ||p||_2 / ||v||_2,        and v itself where one of the norms is 0
+
+    Source: You et al. 2020, Algorithm 2, with the identity for phi; optax.lamb, which scales tensors without decay, too.
+    """
+    v, moments = adamw(p, g, kept, n, d, options)
+    size, length = np.sqrt(np.sum(p * p)), np.sqrt(np.sum(v * v))
+    return (v * (size / length) if size > 0 and length > 0 else v), moments
+
+
+def adafactor(p: Array, g: Array, kept: Mapping[str, Array], n: int, d: float, options: Any) -> tuple[Array, Kept]:
+    """Adafactor without relative step sizes and without bias correction, then momentum `b`, then decoupled decay.
+
+        c       = min(decay_cap, 1 - n^-decay_rate)
+        s       = g^2 + epsilon
+        row    <- c row + (1 - c) mean of s along the largest axis
+        column <- c column + (1 - c) mean of s along the second largest axis
+        v       = row column / mean of row along the second largest axis
+        mu     <- b mu + (1 - b) g / sqrt(v)
+        u       = mu + d p
+
+    A parameter whose two largest axes have not both `factored_from` has `nu <- c nu + (1 - c) s` for v. The momentum is
+    kept rounded to `momentum_dtype`; the update has it before it is rounded. `b mu` is computed in the dtype of the
+    gradient, where optax multiplies in bfloat16, unless XLA leaves that rounding out.
+
+    Source: google-research/big_vision, big_vision/optax.py, scale_by_adafactor; Zhai et al. 2022, section 3.2 (the momentum
+    in half precision, decay_cap). vmoe/train/optimizer.py, scale_by_big_vision_adafactor, keeps the momentum in float32.
+    """
+    c = min(options.decay_cap, 1 - n**-options.decay_rate)
+    s = g * g + options.epsilon
+    axes = factored_axes(p.shape, options.factored_from)
+    new: Kept = {}
+    if axes is None:
+        new["nu"] = c * kept["nu"] + (1 - c) * s
+        scaled = g / np.sqrt(new["nu"])
+    else:
+        lesser, largest = axes
+        new["row"] = c * kept["row"] + (1 - c) * s.mean(axis=largest)
+        new["column"] = c * kept["column"] + (1 - c) * s.mean(axis=lesser)
+        row, column = np.expand_dims(new["row"], largest), np.expand_dims(new["column"], lesser)
+        scaled = g / np.sqrt(row / row.mean(axis=lesser, keepdims=True)) / np.sqrt(column)
+    if options.momentum:
+        scaled = options.momentum * kept["mu"] + (1 - options.momentum) * scaled
+        new["mu"] = _bfloat16(scaled) if options.momentum_dtype == "bfloat16" else scaled
+    return scaled + d * p, new
+
+
+def _bfloat16(values: Array) -> Array:
+    """The nearest numbers of 8 binary digits, of two equally near the even one."""
+    fraction, exponent = np.frexp(values)
+    rounded: Array = np.ldexp(np.rint(np.ldexp(fraction, 8)), exponent - 8)
+    return rounded
+
+
+UPDATES: Mapping[str, Update] = {"adamw": adamw, "adam": adam, "sgd": sgd, "lamb": lamb, "adafactor": adafactor}
+"""Name -> update."""

@@ -1,0 +1,42 @@
+"""Numbers by pattern: a rate for the parameters whose path has a regular expression in it."""
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Sequence
+
+from moespec.spec.errors import ConfigError
+from moespec.spec.ranges import LARGEST
+
+__all__ = ["Pattern", "check_found", "first", "parsed"]
+
+Pattern = tuple[re.Pattern[str], float]
+
+
+def parsed(option: str, text: str) -> Iterator[Pattern]:
+    """Patterns and rates of `text` in their order. Raises ConfigError for text that is not `pattern=rate, ...`."""
+    for part in text.split(",") if text.strip() else ():
+        pattern, equals, number = part.strip().rpartition("=")
+        try:
+            rate, compiled = float(number), re.compile(pattern)
+        except (ValueError, re.error):
+            rate = math.nan
+        if not equals or not pattern or not 0.0 <= rate <= LARGEST:
+            raise ConfigError(
+                f"{option}={text!r}: expected pattern=rate, ... with regular expressions and numbers >= 0 that are finite "
+                f"as float32, got {part.strip()!r}"
+            )
+        yield compiled, rate
+
+
+def first(patterns: Iterable[Pattern], path: Sequence[str], default: float) -> float:
+    """The rate of the first pattern that is found in the path (its keys joined by `/`), else `default`."""
+    name = "/".join(path)
+    return next((rate for pattern, rate in patterns if pattern.search(name)), default)
+
+
+def check_found(option: str, text: str, paths: Iterable[Sequence[str]]) -> None:
+    """Raises ConfigError for a pattern of `text` that is found in none of the paths."""
+    names = ["/".join(path) for path in paths]
+    for pattern, _ in parsed(option, text):
+        if not any(pattern.search(name) for name in names):
+            raise ConfigError(f"{option}={text!r}: no parameter of the model has {pattern.pattern!r} in its path")

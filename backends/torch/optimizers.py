@@ -1,0 +1,136 @@
+"""The optimisers: of torch.optim where it has them, else by their formula, as subclasses of its `Optimizer`.
+
+What each computes is said in `moespec.backends.numpy.optimizers`. A group of parameters has the multiplier `rate` of the
+learning rate and the decay `decoupled`, which `step` takes off the parameter itself.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from moespec.backends.optimizer import OptimizerConfig
+from moespec.backends.optimizers import factored_axes
+
+Path = tuple[str, ...]
+
+ADAM = {"mu": "exp_avg", "nu": "exp_avg_sq"}
+KEPT: Mapping[str, Mapping[str, str]] = {
+    "adamw": ADAM,
+    "adam": ADAM,
+    "sgd": {"trace": "momentum_buffer"},
+}
+"""Slot of an exported state -> what the optimiser of torch.optim calls it; ours call it like the slot."""
+
+
+def make(optimizer: OptimizerConfig, leaves: Mapping[Path, Tensor]) -> torch.optim.Optimizer:
+    """The optimiser of the trained parameters `leaves`, without what it keeps of them."""
+    own: Any = optimizer.own
+    together: dict[tuple[float, float], list[Tensor]] = {}
+    for path, leaf in leaves.items():
+        together.setdefault((optimizer.rate_of(path), optimizer.decay_of(path)), []).append(leaf)
+    within = optimizer.name in ("adamw", "adam")  # torch.optim has the decay, where it belongs for these two
+    groups = [
+        {
+            "params": params,
+            "rate": rate,
+            "weight_decay": decay if within else 0.0,
+            "decoupled": 0.0 if within else decay,
+        }
+        for (rate, decay), params in together.items()
+    ]
+    if within:
+        kind = torch.optim.AdamW if optimizer.name == "adamw" else torch.optim.Adam
+        return kind(groups, betas=(own.b1, own.b2), eps=own.epsilon, fused=True)
+    if optimizer.name == "sgd":
+        return _Sgd(groups, momentum=own.momentum, nesterov=own.nesterov, fused=True)
+    return (_Lamb if optimizer.name == "lamb" else _Adafactor)(groups, own)
+
+
+def keep(
+    optimizer: OptimizerConfig, made: torch.optim.Optimizer, leaf: Tensor, kept: dict[str, Tensor], step: int
+) -> None:
+    """Gives `made` what is kept of a parameter, by slot, after `step` steps."""
+    names = KEPT.get(optimizer.name, {})
+    made.state[leaf] = {names.get(slot, slot): value for slot, value in kept.items()}
+    if optimizer.name in ("adamw", "adam"):
+        made.state[leaf]["step"] = torch.tensor(float(step), dtype=torch.float32, device=leaf.device)
+    if isinstance(made, _Own):
+        made.state[leaf]["step"] = step
+    if getattr(optimizer.own, "momentum_dtype", "") == "bfloat16" and "mu" in kept:
+        made.state[leaf]["mu"] = kept["mu"].bfloat16()
+
+
+def kept(optimizer: OptimizerConfig, made: torch.optim.Optimizer, leaf: Tensor, slot: str) -> Tensor:
+    """What `made` keeps of a parameter in a slot."""
+    value: Tensor = made.state[leaf][KEPT.get(optimizer.name, {}).get(slot, slot)]
+    return value
+
+
+class _Sgd(torch.optim.SGD):
+    """torch.optim.SGD with decoupled decay."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            if group["decoupled"]:
+                torch._foreach_mul_(group["params"], 1 - group["lr"] * group["decoupled"])
+        super().step()
+
+
+class _Own(torch.optim.Optimizer):
+    """An optimiser whose update of a tensor is `_update`."""
+
+    def __init__(self, groups: Iterable[dict[str, Any]], options: Any) -> None:
+        super().__init__(groups, {"lr": 0.0})
+        self.options = options
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                state["step"] += 1
+                update = self._update(p, p.grad, state, state["step"]) + group["decoupled"] * p
+                p.sub_(self._scaled(p, update), alpha=group["lr"])
+
+    def _update(self, p: Tensor, g: Tensor, kept: dict[str, Tensor], n: int) -> Tensor:
+        """The update without decay, at step n = 1, 2, ...; changes what is kept."""
+        raise NotImplementedError
+
+    def _scaled(self, p: Tensor, update: Tensor) -> Tensor:
+        return update
+
+
+class _Lamb(_Own):
+    def _update(self, p: Tensor, g: Tensor, kept: dict[str, Tensor], n: int) -> Tensor:
+        o, mu, nu = self.options, kept["mu"], kept["nu"]
+        mu.mul_(o.b1).add_(g, alpha=1 - o.b1)
+        nu.mul_(o.b2).addcmul_(g, g, value=1 - o.b2)
+        update: Tensor = mu / (1 - o.b1**n) / ((nu / (1 - o.b2**n)).sqrt() + o.epsilon)
+        return update
+
+    def _scaled(self, p: Tensor, update: Tensor) -> Tensor:
+        size, length = torch.linalg.vector_norm(p), torch.linalg.vector_norm(update)
+        return update * torch.where((size > 0) & (length > 0), size / length, 1.0)
+
+
+class _Adafactor(_Own):
+    def _update(self, p: Tensor, g: Tensor, kept: dict[str, Tensor], n: int) -> Tensor:
+        o = self.options
+        c = min(o.decay_cap, 1 - n**-o.decay_rate)
+        s = g * g + o.epsilon
+        axes = factored_axes(p.shape, o.factored_from)
+        if axes is None:
+            kept["nu"].mul_(c).add_(s, alpha=1 - c)
+            u = g * kept["nu"].rsqrt()
+        else:
+            lesser, largest = axes
+            row = kept["row"].mul_(c).add_(s.mean(largest), alpha=1 - c).unsqueeze(largest)
+            column = kept["column"].mul_(c).add_(s.mean(lesser), alpha=1 - c).unsqueeze(lesser)
+            u = g * (row / row.mean(lesser, keepdim=True)).rsqrt() * column.rsqrt()
+        if o.momentum:
+            u = o.momentum * kept["mu"].to(p.dtype) + (1 - o.momentum) * u
+            kept["mu"].copy_(u)  # which rounds it to the dtype that it is kept in
+        return u

@@ -1,0 +1,58 @@
+"""How long a run is, in steps, and for how long it may be begun again: the units of length, and what depends on it."""
+
+import math
+from dataclasses import replace
+from fractions import Fraction
+
+from moespec.models.training.config import Config, ScheduleConfig, TrainingConfig
+
+__all__ = ["before_cooldown", "in_steps", "notes", "settled", "shrunk"]
+
+
+def in_steps(training: TrainingConfig, images: int) -> TrainingConfig:
+    """The section with the number of steps in place of epochs or examples.
+
+        steps = ceil(epochs * images / batch) = ceil(examples / batch)
+
+    images: of an epoch. Source: google-research/vmoe, vmoe/train/trainer.py, get_train_steps_and_epochs, which rounds up, too;
+    big_vision/utils.py, steps, rounds to the nearest.
+    """
+    if training.epochs is not None:
+        length = Fraction(str(training.epochs)) * images / training.batch
+    elif training.examples is not None:
+        length = Fraction(training.examples, training.batch)
+    else:
+        return training
+    return replace(training, steps=math.ceil(length), epochs=None, examples=None)
+
+
+def shrunk(schedule: ScheduleConfig, steps: int) -> ScheduleConfig:
+    """The schedule with a warm-up of half of a run that would end before its warm-up does."""
+    return schedule if schedule.warmup < steps else replace(schedule, warmup=steps // 2)
+
+
+def notes(before: Config, after: Config) -> list[str]:
+    """What the user is told of a configuration that was resolved."""
+    found, steps = [], after.training.total
+    for name, given in (("epochs", before.training.epochs), ("examples", before.training.examples)):
+        if given is not None:
+            found.append(f"training.{name}={given:g}: {steps} steps")
+    if after.schedule.warmup != before.schedule.warmup:
+        found.append(
+            f"schedule.warmup={before.schedule.warmup}: not shorter than the {steps} steps of the run, "
+            f"shortened to {after.schedule.warmup}"
+        )
+    return found
+
+
+def settled(schedule: ScheduleConfig, steps: int) -> int:
+    """Of a run of `steps`, the number of first steps whose rate would be the same if the run were longer."""
+    if schedule.name == "rsqrt":
+        return steps - (schedule.cooldown or 0)
+    return min(schedule.warmup + 1, steps)
+
+
+def before_cooldown(config: Config) -> int | None:
+    """The step before the cooldown, from which a run can go on for longer; None without a cooldown."""
+    cooldown = config.schedule.cooldown if config.schedule.name == "rsqrt" else None
+    return config.training.total - cooldown if cooldown else None

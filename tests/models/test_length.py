@@ -1,0 +1,174 @@
+"""How long a run is: steps, epochs and examples, short warm-ups, and runs that go on for longer."""
+
+import doctest
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moespec.models import cli
+from moespec.models.commandline.chosen import chosen
+from moespec.models.data.datasets import load
+from moespec.models.training import checkpoint, configfile, displaced, length
+from moespec.models.training.config import Config, ScheduleConfig, TrainingConfig
+from moespec.models.training.length import before_cooldown, in_steps, settled, shrunk
+from moespec.models.training.resolve import resolve
+from moespec.models.training.runlog import read_log
+from moespec.models.training.schedules import SCHEDULES
+from moespec.spec.errors import ConfigError
+
+
+def test_docstrings() -> None:
+    assert doctest.testmod(displaced).failed == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "steps"),
+    [
+        ({"steps": 7}, 7),
+        ({}, 1500),
+        ({"epochs": 3.0}, 8),  # 30 images, 2.5 batches an epoch
+        ({"epochs": 0.1}, 1),
+        ({"epochs": 1.2}, 3),
+        ({"examples": 24}, 2),
+        ({"examples": 25}, 3),
+    ],
+)
+def test_units(given: dict[str, Any], steps: int) -> None:
+    found = in_steps(TrainingConfig(**given, batch=12), 30)
+    assert found == TrainingConfig(steps=steps, batch=12)
+
+
+def test_epochs_are_the_decimal_number_that_was_written() -> None:
+    """1.1 epochs of 100 images are 11 batches of 10, though 1.1 * 100 / 10 is more than that in binary."""
+    assert in_steps(TrainingConfig(epochs=1.1, batch=10), 100).steps == 11
+
+
+@pytest.mark.parametrize("given", [{"steps": 1, "epochs": 1.0}, {"epochs": 1.0, "examples": 5}])
+def test_one_unit_is_given(given: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"^training\.\w+=1.*, training\.\w+=.*: expected only one of them"):
+        TrainingConfig(**given)
+
+
+def test_what_is_given_takes_the_place_of_what_was(tmp_path: Path) -> None:
+    """On the command line and in a file, of another unit and of another optimiser."""
+    base = Config(training=TrainingConfig(steps=12))
+    assert chosen(["--training.epochs", "3"], base).training == TrainingConfig(epochs=3.0)
+    assert chosen(["--training.examples=9"], base).training == TrainingConfig(examples=9)
+    assert chosen(["--training.batch", "8"], base).training.steps == 12
+    with pytest.raises(ConfigError, match="expected only one of them"):
+        chosen(["--training.examples=9", "--training.steps", "4"], base)
+    sgd = chosen(["--optimizer.name", "sgd"], base).optimizer
+    assert (sgd.b2, sgd.momentum, sgd.weight_decay, sgd.clip) == (None, 0.9, 0.3, 1.0)
+    assert chosen(["--optimizer.name", "adamw"], base).optimizer.b2 == 0.98
+    (tmp_path / "c.toml").write_text('[training]\nepochs = 2\n[optimizer]\nname = "lamb"\nema = 0.5\n')
+    config = configfile.read(tmp_path / "c.toml", base)
+    assert config.training == TrainingConfig(epochs=2.0)
+    assert (config.optimizer.name, config.optimizer.b2, config.optimizer.epsilon) == ("lamb", 0.999, 1e-6)
+    (tmp_path / "again.toml").write_text(configfile.dump(config))
+    assert configfile.read(tmp_path / "again.toml") == config
+    (tmp_path / "c.toml").write_text("[training]\nepochs = 2\nsteps = 4\n")
+    with pytest.raises(ConfigError, match="expected only one of them"):
+        configfile.read(tmp_path / "c.toml", base)
+
+
+def test_a_run_shorter_than_its_warm_up() -> None:
+    assert shrunk(ScheduleConfig(warmup=50), 51).warmup == 50
+    assert [shrunk(ScheduleConfig(warmup=50), steps).warmup for steps in (50, 4, 1)] == [25, 2, 0]
+    given = Config(training=TrainingConfig(epochs=0.1))
+    config = resolve(given, load("digits", "", image_size=None, validation_share=0.2), "numpy")
+    assert (config.training.steps, config.schedule.warmup) == (3, 1)
+    assert length.notes(given, config) == [
+        "training.epochs=0.1: 3 steps",
+        "schedule.warmup=50: not shorter than the 3 steps of the run, shortened to 1",
+    ]
+    assert length.notes(config, config) == []
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("cooldown", [0, 3])
+def test_settled_are_the_rates_that_no_longer_run_changes(name: str, cooldown: int) -> None:
+    own = {"cooldown": cooldown, "timescale": 5.0} if name == "rsqrt" else {}
+    schedule = ScheduleConfig(name=name, warmup=4, **own)  # type: ignore[arg-type]
+    rates = [SCHEDULES[name](1.0, total=total, warmup=4, **own) for total in (12, 20)]
+    same = [n for n in range(12) if rates[0](n) == rates[1](n)]
+    count = settled(schedule, 12)
+    # That the first step of the cooldown has the rate of before is not made use of.
+    assert same == list(range(count + (1 if cooldown and name == "rsqrt" else 0)))
+
+
+def test_the_step_before_the_cooldown() -> None:
+    schedule = ScheduleConfig(name="rsqrt", cooldown=3)
+    assert before_cooldown(Config(schedule=schedule, training=TrainingConfig(steps=12))) == 9
+    assert before_cooldown(Config()) is None
+
+
+@pytest.fixture(scope="module")
+def cooled(runs: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A whole run of 12 steps of rsqrt with a cooldown of 5, which keeps one checkpoint."""
+    run = tmp_path_factory.mktemp("cooled") / "run"
+    assert cli.main(["train", "--backend", "torch", "--run", str(run), *runs.flags, *RSQRT]) == 0
+    return run
+
+
+RSQRT = ("--schedule.name", "rsqrt", "--schedule.cooldown", "5", "--schedule.timescale", "4", "--training.keep", "1")
+
+
+def test_rsqrt_goes_on_for_longer(runs: Any, cooled: Path, tmp_path: Path, capsys: Any) -> None:
+    """From the checkpoint before the cooldown, which is kept, to the bits of a run that was as long from the beginning."""
+    assert checkpoint.steps(cooled / "checkpoints") == [7, 12]
+    run = Path(shutil.copytree(cooled, tmp_path / "run"))
+    capsys.readouterr()
+    assert cli.main(["train", "--run", str(run), "--resume", "--training.steps", "16"]) == 0
+    assert "cooled_00000012: of the cooldown, set aside" in capsys.readouterr().out
+    assert checkpoint.steps(run / "checkpoints") == [11, 16]
+    assert (run / "checkpoints" / "cooled_00000012" / "state.json").is_file()
+    longer = tmp_path / "longer"
+    flags = [*runs.flags, *RSQRT, "--training.steps", "16"]
+    assert cli.main(["train", "--backend", "torch", "--run", str(longer), *flags]) == 0
+    files = [where / "checkpoints" / "00000016" / "arrays.safetensors" for where in (run, longer)]
+    assert files[0].read_bytes() == files[1].read_bytes()
+    rates = [[line["learning_rate"] for line in read_log(where, "train")] for where in (run, longer)]
+    assert rates[0] == rates[1]
+
+
+def test_what_would_have_been_another_run(runs: Any, cooled: Path, tmp_path: Path, capsys: Any) -> None:
+    """Cosine, and rsqrt after its cooldown began; nothing changes in the folder. On purpose it may."""
+    shutil.copytree(cooled, tmp_path / "rsqrt")
+    shutil.rmtree(tmp_path / "rsqrt" / "checkpoints" / "00000007")
+    cosine = runs.broken("torch", tmp_path / "cosine", step=8)
+    for run, message in (
+        (tmp_path / "rsqrt", "'rsqrt' with 16 steps has the same rates as with 12 for the first 7 steps only"),
+        (cosine, "'cosine' with 16 steps has the same rates as with 12 for the first 3 steps only"),
+    ):
+        files = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
+        assert cli.main(["train", "--run", str(run), "--resume", "--training.steps", "16"]) == 2
+        error = capsys.readouterr().err
+        assert message in error
+        assert ("rsqrt is the schedule whose runs can go on for longer" in error) == (run == cosine)
+        assert {path: path.read_bytes() for path in files} == files
+    assert cli.main(["train", "--run", str(cosine), "--resume", "--override", "--training.steps", "9"]) == 0
+
+
+def test_a_run_by_epochs(runs: Any, tmp_path: Path, capsys: Any) -> None:
+    """Whose warm-up is too long, and which goes on as begun with the same options."""
+    flags = [flag for pair in zip(*[iter(runs.flags)] * 2, strict=True) if pair[0] not in DROPPED for flag in pair]
+    run, epochs = tmp_path / "run", ["--training.epochs", "0.04", "--optimizer.name", "sgd"]
+    assert cli.main(["train", "--backend", "torch", "--run", str(run), *flags, *epochs]) == 0
+    shown = capsys.readouterr().out
+    assert "training.epochs=0.04: 4 steps" in shown
+    assert "schedule.warmup=50: not shorter than the 4 steps of the run, shortened to 2" in shown
+    config = configfile.read(run / "config.toml")
+    assert (config.training.steps, config.training.epochs, config.schedule.warmup) == (4, None, 2)
+    assert cli.main(["train", "--run", str(run), *flags, *epochs]) == 0
+    assert "finished already" in capsys.readouterr().out
+
+
+DROPPED = ("--training.steps", "--schedule.warmup")
+
+
+def test_a_schedule_is_made_of_a_resolved_length() -> None:
+    with pytest.raises(ConfigError, match=r"^training\.steps=None: not resolved"):
+        _ = replace(Config(), training=TrainingConfig(epochs=1.0)).training.total
