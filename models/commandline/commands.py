@@ -39,6 +39,8 @@ def train_command(config: Config, *, run: str | None, resume: bool, override: bo
     if reason:
         print(f"backend: {backend} ({reason})")
     dataset = load_data(config)
+    for note in dataset.notes:
+        print(f"data: {note}")
     config = resolve(config, dataset, backend)
     path = Path(run or f"runs/{config.data.name}-{_label(config)}-{backend}")
     directory, B = RunDirectory(path), load_backend(backend)
@@ -92,7 +94,10 @@ def inspect_command(run: Path, image: Path, out: Path, *, backend: str | None, s
     check_output("out", out)
     loaded = _load(run, backend, step)
     model, dataset = model_config(loaded.config.model), loaded.dataset
-    pixels = read_image(image, model.image_size, channels=model.channels)
+    data = loaded.config.data
+    pixels = read_image(
+        image, model.image_size, channels=model.channels, resize=data.resize, background=data.background
+    )
     normalized = replace(dataset, maximum=255).normalize(pixels)
     B = loaded.backend
     logits, routings = make_route(B, model)(B.from_numpy(loaded.params), normalized)

@@ -15,12 +15,15 @@ __all__ = ["FREE", "changes", "check_evaluated", "described", "keys"]
 FREE = frozenset(
     {
         *("backend", "data.prefetch", "training.steps", "training.compile", "training.log_every", "training.keep"),
-        *("training.evaluate_every", "training.checkpoint_every"),
+        *("training.evaluate_every", "training.checkpoint_every", "data.workers", "data.cache"),
     }
 )
 """Fields that may change between sittings without more ado. Of `training.steps` the schedule of the rate is made anew."""
 
-EVALUATED = ("model.", "data.name", "data.validation_share", "training.loss")
+EVALUATED = (
+    *("model.", "data.name", "data.validation_share", "training.loss"),
+    *("data.mean", "data.std", "data.resize", "data.background"),
+)
 """Fields, or their beginnings, that decide what an evaluation computes."""
 
 Changes = dict[str, tuple[Any, Any]]
