@@ -19,7 +19,7 @@ from tyro.conf import FlagCreatePairsOff, Positional, UseAppendAction, arg
 from moespec.models.commandline.chosen import chosen
 from moespec.models.errors import Interrupted
 from moespec.models.training.config import BackendName, Config
-from moespec.spec.errors import SpecError
+from moespec.spec.errors import ConfigError, SpecError
 
 __all__ = [
     "EvaluateArguments",
@@ -27,6 +27,7 @@ __all__ = [
     "InspectArguments",
     "LedgerArguments",
     "ListArguments",
+    "ScanArguments",
     "TrainArguments",
     "main",
 ]
@@ -103,6 +104,22 @@ class InspectArguments:
     """framework that computes (default: the run's)"""
     step: int | None = None
     """the checkpoint of this step instead of the newest"""
+
+
+@dataclass(frozen=True)
+class ScanArguments:
+    """Decode every picture of a data set and name those that cannot be read; the exit status is then 2."""
+
+    path: Positional[str]
+    """folder of the data set"""
+    data: Literal["folder", "webdataset", "huggingface"] = "folder"
+    """kind of data set"""
+    workers: int = 0
+    """processes that decode; 0 for a thread of this one"""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.workers <= 1024:
+            raise ConfigError(f"workers={self.workers!r}: expected a number from 0 to 1024")
 
 
 @dataclass(frozen=True)
@@ -193,6 +210,13 @@ def _inspect(arguments: list[str]) -> None:
     )
 
 
+def _scan(arguments: list[str]) -> None:
+    parsed = _parse("scan", ScanArguments, arguments)
+    from moespec.models.commandline.scan import scan_command
+
+    scan_command(Path(parsed.path), parsed.data, workers=parsed.workers)
+
+
 def _list(arguments: list[str]) -> None:
     parsed = _parse("list", ListArguments, arguments)
     from moespec.models.commandline import commands
@@ -212,6 +236,7 @@ COMMANDS: dict[str, tuple[str, Callable[[list[str]], None]]] = {
     "hash-table": ("make the codebook and tables of the router hash", _hash_table),
     "evaluate": ("evaluate a run's checkpoint on the validation images", _evaluate),
     "inspect": ("draw which experts handle which patch of an image", _inspect),
+    "scan": ("name the pictures of a data set that cannot be read", _scan),
     "list": ("list models, routers, data sets and recipes", _list),
     "ledger": ("who reads the papers how: the ambiguity ledger", _ledger),
 }

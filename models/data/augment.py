@@ -23,8 +23,9 @@ def crop_and_flip(images: NDArray[np.uint8], *, padding: int, flip: bool, seed: 
         top, left = random.integers(0, 2 * padding + 1, (2, count))
         images = windows[np.arange(count), top, left].transpose(0, 2, 3, 1)
     if flip:
-        mirrored = random.random((count, 1, 1, 1)) < 0.5
-        images = np.where(mirrored, images[:, :, ::-1], images)
+        mirrored = random.random(count) < 0.5
+        images = images.copy()
+        images[mirrored] = images[mirrored, :, ::-1]
     return images
 
 
@@ -80,8 +81,9 @@ def one_hot(labels: NDArray[np.int64], classes: int, *, smoothing: float = 0.0) 
 
 def _mixed(values: NDArray[np.float32], weight: np.float32) -> NDArray[np.float32]:
     """`weight v_i + (1 - weight) v_(i-1)` along the first axis."""
-    rest = np.float32(1) - weight
-    mixed = weight * values
-    mixed[1:] += rest * values[:-1]
-    mixed[:1] += rest * values[-1:]
+    rest, mixed, part = np.float32(1) - weight, np.empty_like(values), np.empty_like(values[0])
+    for index in range(len(values)):  # one at a time, which stays in the processor's cache
+        np.multiply(values[index], weight, out=mixed[index])
+        np.multiply(values[index - 1], rest, out=part)
+        mixed[index] += part
     return mixed

@@ -59,10 +59,13 @@ class Dataset:
 
     def normalize(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Pixels 0..maximum as float32 `(x / maximum - mean) / std`, by default in [-1, 1]: `2 x / maximum - 1`."""
-        std = np.asarray(self.std)
-        values = np.multiply(images, (1 / (self.maximum * std)).astype(np.float32), dtype=np.float32)
-        values -= (np.asarray(self.mean) / std).astype(np.float32)
-        return values
+        std, rows = np.asarray(self.std), images.reshape(*images.shape[:-2], -1)  # long rows are quick
+        factor, offset = 1 / (self.maximum * std), np.asarray(self.mean) / std
+        if factor.size + offset.size > 2:
+            factor, offset = (np.resize(value, rows.shape[-1]) for value in (factor, offset))
+        values = np.multiply(rows, factor.astype(np.float32), dtype=np.float32)
+        values -= offset.astype(np.float32)
+        return values.reshape(images.shape)
 
 
 def as_picture(image: NDArray[np.uint8]) -> Image.Image:
