@@ -68,11 +68,13 @@ def _affine(image: Image.Image, matrix: tuple[float, ...]) -> Image.Image:
 
 
 def _shear_x(image: Image.Image, level: float, random: np.random.Generator) -> Image.Image:
-    return _affine(image, (1, _either(0.3 * level, random), 0, 0, 1, 0))
+    slope = _either(0.3 * level, random)
+    return _affine(image, (1, slope, -slope / 2, 0, 1, 0))  # Pillow counts from the corner of the first pixel
 
 
 def _shear_y(image: Image.Image, level: float, random: np.random.Generator) -> Image.Image:
-    return _affine(image, (1, 0, 0, _either(0.3 * level, random), 1, 0))
+    slope = _either(0.3 * level, random)
+    return _affine(image, (1, 0, 0, slope, 1, -slope / 2))
 
 
 def _translate_x(image: Image.Image, level: float, random: np.random.Generator) -> Image.Image:
