@@ -63,7 +63,7 @@ def load_configured(config: DataConfig, *, image_size: int | None = None) -> Dat
     if name in PICTURES:
         if image_size is None:
             raise ConfigError("model.image_size is not set: pictures are resized to it")
-        if config.resize is not None and config.resize < image_size:
+        if 0 < config.resize < image_size:
             raise ConfigError(f"data.resize={config.resize!r}: less than the images' {image_size} pixels")
         dataset = load_pictures(path, *PICTURES[name](path), size=image_size, config=config)
     elif name == "idx":

@@ -29,8 +29,8 @@ class DataConfig:
     """part of each class that is held out when the data have no validation part"""
     classes: str = ""
     """text file with the names of the classes, one a line in the order of the labels"""
-    resize: int | None = None
-    """pictures: length of the shorter side, in pixels, before the middle square is cut out; the images' size if not set"""
+    resize: int = 0
+    """pictures: length of the shorter side, in pixels, before the middle square is cut out; 0 for the size of the images"""
     background: str = "white"
     """pictures: colour behind what is transparent, by name or as #rrggbb"""
     broken: Literal["error", "skip"] = "error"
@@ -97,17 +97,28 @@ class DataConfig:
                 "randaugment": 0,
                 "magnitude": 0,
             },
-            **{"brightness": 0, "contrast": 0, "saturation": 0, "crop_area": 0, **dict.fromkeys(SHARES, 0)},
+            **{
+                "brightness": 0,
+                "contrast": 0,
+                "saturation": 0,
+                "crop_area": 0,
+                "resize": 0,
+                **dict.fromkeys(SHARES, 0),
+            },
         )
         for name in (*SHARES, "crop_area"):
             largest = 0.5 if name == "hue" else 1
             if getattr(self, name) > largest:
                 raise ConfigError(f"data.{name}={getattr(self, name)!r}: expected at most {largest}")
-        for name, largest in {"workers": 1024, "randaugment": 100, "magnitude": 100, "prefetch": 2**20}.items():
+        for name, largest in {
+            "workers": 1024,
+            "randaugment": 100,
+            "magnitude": 100,
+            "prefetch": 2**20,
+            "resize": 2**16,
+        }.items():
             if getattr(self, name) > largest:
                 raise ConfigError(f"data.{name}={getattr(self, name)!r}: expected at most {largest}")
-        if self.resize is not None:
-            at_least("data", self, resize=1)
         if not self.crop_area:
             raise ConfigError("data.crop_area=0.0: expected more than 0")
         numbers("data.mean", self.mean)

@@ -73,14 +73,14 @@ class Folder:
 class Pictures:
     """Some of the pictures of `files`, `chosen` by number, as images `(size, size, channels)`.
 
-    resize: length of the shorter side in pixels before the middle square of `size` is cut out; None for `size`.
+    resize: length of the shorter side in pixels before the middle square of `size` is cut out; 0 for `size`.
     background: colour behind what is transparent.
     """
 
     files: Files
     chosen: NDArray[np.int64]
     size: int
-    resize: int | None = None
+    resize: int = 0
     background: str = "white"
     channels: int = 3
 
@@ -137,7 +137,7 @@ def check_header(path: Path) -> None:
 
 
 def read_image(
-    path: Path, size: int, *, channels: int = 3, resize: int | None = None, background: str = "white"
+    path: Path, size: int, *, channels: int = 3, resize: int = 0, background: str = "white"
 ) -> NDArray[np.uint8]:
     """The middle square of a picture, resized to `(size, size, channels)` uint8; one channel is grey, three are RGB.
 
@@ -150,9 +150,9 @@ def read_image(
     return images.reshape(size, size, channels)
 
 
-def middle(image: Image.Image, size: int, resize: int | None) -> NDArray[np.uint8]:
-    """The middle square of `size` pixels, of a picture whose shorter side is made `resize` pixels long (None: `size`)."""
-    whole = max(resize or size, size)
+def middle(image: Image.Image, size: int, resize: int) -> NDArray[np.uint8]:
+    """The middle square of `size` pixels, of a picture whose shorter side is made `resize` pixels long (0: `size`)."""
+    whole = resize or size
     square = ImageOps.fit(image, (whole, whole), method=Image.Resampling.BICUBIC)
     edge = (whole - size) // 2
     return np.asarray(square, np.uint8)[edge : edge + size, edge : edge + size]
