@@ -7,7 +7,7 @@ is written as "at M" below is `M / 10` times what it is at 10.
 |---|---|
 | AutoContrast, Equalize, Invert | - |
 | Rotate | 30 degrees M/10, either way |
-| Posterize | `int(4 M/10)` bits are kept, at most 8 |
+| Posterize | `int(4 M/10)` bits are kept, at least 1 (TensorFlow shifts by at most 7) and at most 8 |
 | Solarize | values from `int(256 M/10)` on are turned over |
 | SolarizeAdd | values below 128 are raised by `int(110 M/10)` |
 | Color, Contrast, Brightness, Sharpness | factor `0.1 + 1.8 M/10` |
@@ -86,7 +86,7 @@ def _translate_y(image: Image.Image, level: float, random: np.random.Generator) 
 
 
 def _posterize(image: Image.Image, level: float, random: np.random.Generator) -> Image.Image:
-    bits = min(int(4 * level), 8)
+    bits = min(max(int(4 * level), 1), 8)
     return image.point(lambda value: value >> (8 - bits) << (8 - bits))
 
 

@@ -233,6 +233,11 @@ def test_signs_levels_and_small_images() -> None:
     np.testing.assert_array_equal(
         np.asarray(OPERATIONS["Solarize"](PICTURE_OF_224, 0.5, Small())), np.where(PIXELS < 128, PIXELS, 255 - PIXELS)
     )
+    for level, kept in ((0.0, 1), (0.3, 1), (1.0, 4), (5.0, 8)):
+        mask = 256 - (1 << (8 - kept))
+        np.testing.assert_array_equal(
+            np.asarray(OPERATIONS["Posterize"](PICTURE_OF_224, level, Small())), PIXELS & mask
+        )
     quarter = PICTURE_OF_224.crop((0, 0, 56, 56))
     shifted = np.asarray(OPERATIONS["TranslateX"](quarter, 1.2, Small()))
     np.testing.assert_array_equal(shifted[:, :26], np.asarray(quarter)[:, 30:])
