@@ -20,7 +20,7 @@ from moespec.models.commandline.chosen import chosen
 from moespec.models.errors import Interrupted
 from moespec.models.evaluation.options import EvaluationConfig
 from moespec.models.training.config import BackendName, Config, ModelConfig
-from moespec.spec.errors import SpecError
+from moespec.spec.errors import ConfigError, SpecError
 
 __all__ = [
     "ConvertArguments",
@@ -31,6 +31,7 @@ __all__ = [
     "InspectArguments",
     "LedgerArguments",
     "ListArguments",
+    "ScanArguments",
     "StudyArguments",
     "TrainArguments",
     "main",
@@ -198,6 +199,22 @@ class ConvertArguments:
 
 
 @dataclass(frozen=True)
+class ScanArguments:
+    """Decode every picture of a data set and name those that cannot be read; the exit status is then 2."""
+
+    path: Positional[str]
+    """folder of the data set"""
+    data: Literal["folder", "webdataset", "huggingface"] = "folder"
+    """kind of data set"""
+    workers: int = 0
+    """processes that decode; 0 for a thread of this one"""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.workers <= 1024:
+            raise ConfigError(f"workers={self.workers!r}: expected a number from 0 to 1024")
+
+
+@dataclass(frozen=True)
 class ListArguments:
     """List what there is to choose from."""
 
@@ -337,6 +354,13 @@ def _convert(arguments: list[str]) -> None:
     )
 
 
+def _scan(arguments: list[str]) -> None:
+    parsed = _parse("scan", ScanArguments, arguments)
+    from moespec.models.commandline.scan import scan_command
+
+    scan_command(Path(parsed.path), parsed.data, workers=parsed.workers)
+
+
 def _list(arguments: list[str]) -> None:
     parsed = _parse("list", ListArguments, arguments)
     from moespec.models.commandline import commands
@@ -360,6 +384,7 @@ COMMANDS: dict[str, tuple[str, Callable[[list[str]], None]]] = {
     "count": ("count the parameters and operations of a model", _count),
     "inspect": ("draw which experts handle which patch of an image", _inspect),
     "convert": ("convert weights from and to other projects' files", _convert),
+    "scan": ("name the pictures of a data set that cannot be read", _scan),
     "list": ("list models, routers, data sets and recipes", _list),
     "ledger": ("who reads the papers how: the ambiguity ledger", _ledger),
 }

@@ -1,17 +1,20 @@
 """Random numbers as a function of the seed, the purpose and the position, so that a run can go on from any step.
 
 Nothing in training keeps a random state that moves: the numbers of step `n` are drawn from a counter-based generator
-(Philox) with the key `(seed, stream)` and the counter `(0, 0, 0, n)`. The random state of a checkpoint is therefore
+(Philox) with the key `(seed, stream)` and the counter `(0, 0, 0, n)` (the third
+number tells parts of a purpose apart). The random state of a checkpoint is therefore
 `(seed, step)`.
 """
 
 import numpy as np
 
-__all__ = ["AUGMENTATION", "MIXUP", "NOISE", "ORDER", "TABLES", "generator"]
+__all__ = ["AUGMENTATION", "CUTMIX", "MIXUP", "NOISE", "ORDER", "PICTURE", "TABLES", "generator"]
 
 ORDER, AUGMENTATION, MIXUP, NOISE, TABLES = range(5)
+PICTURE, CUTMIX = 16, 17
+"""What happens to one image by itself; cutmix."""
 
 
-def generator(seed: int, stream: int, position: int) -> np.random.Generator:
-    """The generator for one purpose (`stream`) at one step or epoch (`position`)."""
-    return np.random.Generator(np.random.Philox(key=[seed, stream], counter=[0, 0, 0, position]))
+def generator(seed: int, stream: int, position: int, part: int = 0) -> np.random.Generator:
+    """The generator for one purpose (`stream`) at one step, epoch or image (`position`), or for a `part` of it."""
+    return np.random.Generator(np.random.Philox(key=[seed, stream], counter=[0, 0, part, position]))

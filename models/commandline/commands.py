@@ -47,7 +47,7 @@ def train_command(config: Config, *, run: str | None, resume: bool, override: bo
     dataset = load_data(config)
     given, config = config, resolve(config, dataset, backend)
     sets = load_sets(config, dataset)
-    for note in notes(given, config):
+    for note in (*(f"data: {note}" for note in dataset.notes), *notes(given, config)):
         print(note)
     path = Path(run or f"runs/{config.data.name}-{_label(config)}-{backend}")
     directory, B = RunDirectory(path), load_backend(backend)
@@ -117,7 +117,10 @@ def inspect_command(run: Path, image: Path, out: Path, *, backend: str | None, s
     check_output("out", out)
     loaded = load_run(run, backend, step)
     model, dataset = model_config(loaded.config.model), loaded.dataset
-    pixels = read_image(image, model.image_size, channels=model.channels)
+    data = loaded.config.data
+    pixels = read_image(
+        image, model.image_size, channels=model.channels, resize=data.resize, background=data.background
+    )
     normalized = replace(dataset, maximum=255).normalize(pixels)
     B = loaded.backend
     logits, routings = make_route(B, model)(B.from_numpy(loaded.params), normalized)

@@ -1,11 +1,13 @@
-"""Augmentation: random crop with padding, horizontal flip and mixup, each a function of the seed and the step."""
+"""Augmentation of batches: moves, mirror images, mixup and cutmix, each a function of the seed and the step."""
+
+import math
 
 import numpy as np
 from numpy.typing import NDArray
 
-from moespec.models.streams import AUGMENTATION, MIXUP, generator
+from moespec.models.streams import AUGMENTATION, CUTMIX, MIXUP, generator
 
-__all__ = ["crop_and_flip", "mixup", "one_hot"]
+__all__ = ["by_turns", "crop_and_flip", "cutmix", "mixup", "one_hot"]
 
 
 def crop_and_flip(images: NDArray[np.uint8], *, padding: int, flip: bool, seed: int, step: int) -> NDArray[np.uint8]:
@@ -21,8 +23,9 @@ def crop_and_flip(images: NDArray[np.uint8], *, padding: int, flip: bool, seed: 
         top, left = random.integers(0, 2 * padding + 1, (2, count))
         images = windows[np.arange(count), top, left].transpose(0, 2, 3, 1)
     if flip:
-        mirrored = random.random((count, 1, 1, 1)) < 0.5
-        images = np.where(mirrored, images[:, :, ::-1], images)
+        mirrored = random.random(count) < 0.5
+        images = images.copy()
+        images[mirrored] = images[mirrored, :, ::-1]
     return images
 
 
@@ -36,13 +39,51 @@ def mixup(
     """
     sample = generator(seed, MIXUP, step).beta(alpha, alpha)
     weight = np.float32(max(sample, 1 - sample))
-    rest = np.float32(1) - weight
-    return (
-        weight * images + rest * np.roll(images, 1, axis=0),
-        weight * targets + rest * np.roll(targets, 1, axis=0),
-    )
+    return _mixed(images, weight), _mixed(targets, weight)
 
 
-def one_hot(labels: NDArray[np.int64], classes: int) -> NDArray[np.float32]:
-    """Labels `(N,)` as rows `(N, classes)` with a one at the label."""
-    return np.eye(classes, dtype=np.float32)[labels]
+def cutmix(
+    images: NDArray[np.float32], targets: NDArray[np.float32], *, alpha: float, seed: int, step: int
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Each image with a rectangle of its neighbour in the (shuffled) batch, targets mixed by the share of the rectangle.
+
+    One rectangle for the batch, of the share `1 - weight` with weight from Beta(alpha, alpha), as high and wide by the same
+    part as the image. Its centre is uniform, and what is outside the image is cut off, after which the weight is
+    `1 - area / (H W)`.
+
+    Source: Yun et al. 2019 (arXiv 1905.04899), eq. 2 and Algorithm A1; clovaai/CutMix-PyTorch, train.py, rand_bbox.
+    """
+    random = generator(seed, CUTMIX, step)
+    _, height, width, _ = images.shape
+    part = math.sqrt(1 - random.beta(alpha, alpha))
+    tall, wide = int(height * part) // 2, int(width * part) // 2
+    y, x = int(random.integers(height)), int(random.integers(width))
+    top, bottom, left, right = max(y - tall, 0), min(y + tall, height), max(x - wide, 0), min(x + wide, width)
+    mixed = images.copy()
+    mixed[:, top:bottom, left:right] = np.roll(images[:, top:bottom, left:right], 1, axis=0)
+    weight = np.float32(1 - (bottom - top) * (right - left) / (height * width))
+    return mixed, _mixed(targets, weight)
+
+
+def by_turns(*, seed: int, step: int) -> bool:
+    """Whether a batch that would have mixup or cutmix has cutmix: half of them, as in timm (data/mixup.py, switch_prob)."""
+    return bool(generator(seed, CUTMIX, step, part=1).random() < 0.5)
+
+
+def one_hot(labels: NDArray[np.int64], classes: int, *, smoothing: float = 0.0) -> NDArray[np.float32]:
+    """Labels `(N,)` as rows `(N, classes)` with a one at the label, of which `smoothing` is spread evenly over all classes.
+
+    `(1 - smoothing) onehot + smoothing / classes` (Szegedy et al. 2016, arXiv 1512.00567, section 7).
+    """
+    rows = np.eye(classes, dtype=np.float32)[labels]
+    return rows if not smoothing else rows * np.float32(1 - smoothing) + np.float32(smoothing / classes)
+
+
+def _mixed(values: NDArray[np.float32], weight: np.float32) -> NDArray[np.float32]:
+    """`weight v_i + (1 - weight) v_(i-1)` along the first axis."""
+    rest, mixed, part = np.float32(1) - weight, np.empty_like(values), np.empty_like(values[0])
+    for index in range(len(values)):  # one at a time, which stays in the processor's cache
+        np.multiply(values[index], weight, out=mixed[index])
+        np.multiply(values[index - 1], rest, out=part)
+        mixed[index] += part
+    return mixed

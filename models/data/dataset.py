@@ -1,6 +1,6 @@
 """What a data set is: labelled images in a training and a validation part.
 
-Images are values 0..maximum and reach a model as `2 x / maximum - 1`, in [-1, 1].
+Images are values 0..maximum and reach a model as `(x / maximum - mean) / std`, by default `2 x / maximum - 1`, in [-1, 1].
 """
 
 from collections.abc import Callable
@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 from moespec.models.errors import DataError
 
-__all__ = ["DEFLATE", "Dataset", "Split", "held_out", "numbered_classes"]
+__all__ = ["DEFLATE", "Dataset", "Split", "as_picture", "held_out", "numbered_classes"]
 
 DEFLATE = 1032
 """Bytes that a byte compressed by DEFLATE (gzip, zip) stands for, at most: what a header says has this bound."""
@@ -20,10 +21,18 @@ DEFLATE = 1032
 
 @dataclass(frozen=True)
 class Split:
-    """One part of a data set. `read(indices)` gives those images as uint8 `(images, height, width, channels)`."""
+    """One part of a data set. `read(indices)` gives those images as uint8 `(images, height, width, channels)`.
+
+    `whole(index)` gives the picture that an image is a part of, for crops of another part; without it, it is the image.
+    """
 
     read: Callable[[NDArray[np.int64]], NDArray[np.uint8]]
     labels: NDArray[np.int64]
+    whole: Callable[[int], Image.Image] | None = None
+
+    def picture(self, index: int) -> Image.Image:
+        """A whole picture, of mode L or RGB."""
+        return as_picture(self.read(np.array([index]))[0]) if self.whole is None else self.whole(index)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -31,7 +40,12 @@ class Split:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A training and a validation part, the names of the classes, the shape of an image and the value of white."""
+    """A training and a validation part, the names of the classes, the shape of an image and the value of white.
+
+    mean, std: what is subtracted from the values of a channel, of which white is 1, and what they are then divided by;
+        one number for all channels or one for each.
+    notes: what the user is to be told about the data when training begins.
+    """
 
     name: str
     train: Split
@@ -39,10 +53,24 @@ class Dataset:
     classes: tuple[str, ...]
     shape: tuple[int, int, int]
     maximum: int
+    mean: tuple[float, ...] = (0.5,)
+    std: tuple[float, ...] = (0.5,)
+    notes: tuple[str, ...] = ()
 
     def normalize(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """Pixels 0..maximum as float32 in [-1, 1]: `2 x / maximum - 1`."""
-        return images.astype(np.float32) * np.float32(2 / self.maximum) - np.float32(1)
+        """Pixels 0..maximum as float32 `(x / maximum - mean) / std`, by default in [-1, 1]: `2 x / maximum - 1`."""
+        std, rows = np.asarray(self.std), images.reshape(*images.shape[:-2], -1)  # long rows are quick
+        factor, offset = 1 / (self.maximum * std), np.asarray(self.mean) / std
+        if factor.size + offset.size > 2:
+            factor, offset = (np.resize(value, rows.shape[-1]) for value in (factor, offset))
+        values = np.multiply(rows, factor.astype(np.float32), dtype=np.float32)
+        values -= offset.astype(np.float32)
+        return values.reshape(images.shape)
+
+
+def as_picture(image: NDArray[np.uint8]) -> Image.Image:
+    """An image `(height, width, 1 or 3)` as a picture of mode L or RGB."""
+    return Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image)
 
 
 def held_out(labels: NDArray[np.integer[Any]], share: float) -> NDArray[np.bool_]:

@@ -1,50 +1,107 @@
 """Data sets by name: `load(name, path, ...)` returns a `Dataset`, from the embedded digits or from the user's files.
 
 The names: `digits` (in the package), `npz` (`moespec.models.data.npz`), `idx` (the format of MNIST and Fashion-MNIST,
-`moespec.models.data.idx`) and `folder` (a folder of images per class, `moespec.models.data.folder`).
+`moespec.models.data.idx`), and those of pictures of any size (`moespec.models.data.picturesets`): `folder` (a folder of images
+per class), `webdataset` (tar files) and `huggingface` (files of the library `datasets`).
 """
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from moespec.models.data.changes import check_changes
 from moespec.models.data.dataset import Dataset
-from moespec.models.data.folder import load_folder
+from moespec.models.data.folder import find_folder
+from moespec.models.data.hub import find_hub
 from moespec.models.data.idx import load_idx
 from moespec.models.data.npz import load_npz
+from moespec.models.data.options import DataConfig, numbers
+from moespec.models.data.picturesets import load_pictures
+from moespec.models.data.shards import find_shards
+from moespec.models.errors import DataError
 from moespec.spec.errors import ConfigError
 
-__all__ = ["DATASETS", "load"]
+__all__ = ["DATASETS", "PICTURES", "load", "load_configured"]
 
 DATASETS = {
     "digits": "1 797 handwritten digits of 8 x 8 pixels, in the package",
     "npz": "a NumPy .npz file: train_images, train_labels, validation_images, validation_labels; or images, labels",
     "idx": "the four IDX files of MNIST or Fashion-MNIST in a folder, .gz or not",
     "folder": "a folder with one folder of images per class, or with such folders under train/ and val/",
+    "webdataset": "a folder of tar files with members such as cat12.jpg and cat12.cls, or one tar file",
+    "huggingface": "a folder on this machine that the library datasets loads: parquet, an image folder, save_to_disk",
 }
+PICTURES = {"folder": find_folder, "webdataset": find_shards, "huggingface": find_hub}
+"""Data sets of pictures of any size, and what finds their classes and files."""
 DIGITS = Path(__file__).parent / "digits.npz"
 
 
-def load(name: str, path: str = "", *, image_size: int | None = None, validation_share: float = 0.2) -> Dataset:
-    """The data set `name`, read from `path`.
+def load(name: str, path: str = "", *, image_size: int | None = None, **fields: Any) -> Dataset:
+    """The data set `name`, read from `path`, with other fields of `DataConfig`; see `load_configured`."""
+    return load_configured(DataConfig(**{"name": name, "path": path, **fields}), image_size=image_size)
 
-    image_size: side to which the images of a folder are resized and cropped (the other sets keep their own size).
-    validation_share: part of each class that is held out when the files have no validation part.
 
-    Raises ConfigError for an unknown name or a share outside (0, 1), DataError for files that cannot be used.
+def load_configured(config: DataConfig, *, image_size: int | None = None) -> Dataset:
+    """The data set of a configuration.
+
+    image_size: side to which pictures are resized and cropped (the other sets keep their own size).
+
+    Raises ConfigError for an unknown name, a share outside (0, 1), or a field that does not suit the images, DataError for
+    files that cannot be used.
     """
+    name, share = config.name, config.validation_share
     if name not in DATASETS:
         raise ConfigError(f"data.name={name!r}: expected one of {', '.join(DATASETS)}")
-    if not 0 < validation_share < 1:
-        raise ConfigError(f"data.validation_share={validation_share!r}: expected a scalar between 0 and 1")
-    if name == "digits":
-        if path:
-            raise ConfigError(f"data.path={path!r}: the data set 'digits' is in the package and has no path")
-        return load_npz(DIGITS, name="digits", validation_share=validation_share)
-    if not path:
+    if not 0 < share < 1:
+        raise ConfigError(f"data.validation_share={share!r}: expected a scalar between 0 and 1")
+    if name == "digits" and config.path:
+        raise ConfigError(f"data.path={config.path!r}: the data set 'digits' is in the package and has no path")
+    if name != "digits" and not config.path:
         raise ConfigError(f"data.path is not set: the data set {name!r} is read from a path ({DATASETS[name]})")
-    if name == "npz":
-        return load_npz(Path(path), name=Path(path).stem, validation_share=validation_share)
-    if name == "idx":
-        return load_idx(Path(path))
-    if image_size is None:
-        raise ConfigError("model.image_size is not set: images of a folder are resized to it")
-    return load_folder(Path(path), image_size=image_size, validation_share=validation_share)
+    _check_of_pictures(config)
+    path = Path(config.path)
+    if name in PICTURES:
+        if image_size is None:
+            raise ConfigError("model.image_size is not set: pictures are resized to it")
+        if 0 < config.resize < image_size:
+            raise ConfigError(f"data.resize={config.resize!r}: less than the images' {image_size} pixels")
+        dataset = load_pictures(path, *PICTURES[name](path), size=image_size, config=config)
+    elif name == "idx":
+        dataset = load_idx(path)
+    else:
+        file, title = (DIGITS, "digits") if name == "digits" else (path, path.stem)
+        dataset = load_npz(file, name=title, validation_share=share)
+    dataset = _with_names(_normalised(dataset, config), config)
+    check_changes(dataset, config)
+    return dataset
+
+
+def _check_of_pictures(config: DataConfig) -> None:
+    """ConfigError for a field of pictures that the data set does not have."""
+    if config.name not in PICTURES:
+        for name in ("resize", "background", "broken", "cache"):
+            if getattr(config, name) != getattr(DataConfig(), name):
+                value = getattr(config, name)
+                raise ConfigError(f"data.{name}={value!r}: the data set {config.name!r} has no pictures to decode")
+
+
+def _normalised(dataset: Dataset, config: DataConfig) -> Dataset:
+    given = {name: numbers(f"data.{name}", getattr(config, name)) for name in ("mean", "std")}
+    for name, values in given.items():
+        if len(values) not in (1, dataset.shape[2]):
+            text = getattr(config, name)
+            raise ConfigError(f"data.{name}={text!r}: {len(values)} numbers for {dataset.shape[2]} channels")
+    return replace(dataset, mean=given["mean"], std=given["std"])
+
+
+def _with_names(dataset: Dataset, config: DataConfig) -> Dataset:
+    """The data set with the classes called as the file `data.classes` says."""
+    if not config.classes:
+        return dataset
+    try:
+        names = tuple(line.strip() for line in Path(config.classes).read_text().splitlines() if line.strip())
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a name that no file can have
+        raise DataError(f"data.classes={config.classes!r}: cannot be read ({error})") from error
+    if len(names) != len(dataset.classes):
+        raise ConfigError(f"data.classes={config.classes!r}: {len(names)} names for {len(dataset.classes)} classes")
+    return replace(dataset, classes=names)

@@ -1,33 +1,146 @@
 """The section `data` of a run's configuration."""
 
+import math
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from PIL import ImageColor
 from tyro.conf import arg
 
 from moespec.models.checks import at_least
+from moespec.spec.errors import ConfigError
 
-__all__ = ["DataConfig"]
+__all__ = ["DataConfig", "numbers"]
+
+SHARES = ("label_smoothing", "jitter", "grey", "blur", "solarise", "erase", "hue")
 
 
 @dataclass(frozen=True)
 class DataConfig:
-    """The images and their augmentation."""
+    """The images and their augmentation. What is drawn for an image depends on the seed, the step and its place in the batch."""
 
-    name: Annotated[Literal["digits", "npz", "idx", "folder"], arg(aliases=["--data"])] = "digits"
+    name: Annotated[Literal["digits", "npz", "idx", "folder", "webdataset", "huggingface"], arg(aliases=["--data"])] = (
+        "digits"
+    )
     """kind of data set (moespec list datasets)"""
     path: str = ""
     """file or folder of the data set; the digits need none"""
     validation_share: float = 0.2
     """part of each class that is held out when the data have no validation part"""
+    classes: str = ""
+    """text file with the names of the classes, one a line in the order of the labels"""
+    resize: int = 0
+    """pictures: length of the shorter side, in pixels, before the middle square is cut out; 0 for the size of the images"""
+    background: str = "white"
+    """pictures: colour behind what is transparent, by name or as #rrggbb"""
+    broken: Literal["error", "skip"] = "error"
+    """pictures that cannot be read: an error when one is met, or decode all at the start, leave them out and count them"""
+    mean: str = "0.5"
+    """subtracted from the values of a channel, of which white is 1: one number, or one for each channel, as in 0.485,0.456,0.406"""
+    std: str = "0.5"
+    """what they are then divided by"""
+    crop: Literal["middle", "inception", "torchvision"] = "middle"
+    """part of a training picture: the middle square, or a random one as in big_vision or as torchvision's RandomResizedCrop"""
+    crop_area: float = 0.05
+    """random crops: smallest share of the picture's area (big_vision 0.05, torchvision 0.08)"""
     crop_padding: int = 0
     """random crop: move images by up to this many pixels; 0 for none"""
     flip: bool = False
     """mirror half of the images"""
+    jitter: float = 0.0
+    """probability that brightness, contrast, saturation and hue are changed"""
+    brightness: float = 0.4
+    """jitter: largest change of the brightness, as a factor"""
+    contrast: float = 0.4
+    """jitter: largest change of the contrast, as a factor"""
+    saturation: float = 0.2
+    """jitter: largest change of the saturation, as a factor"""
+    hue: float = 0.1
+    """jitter: largest change of the hue, in turns of the colour circle, at most 0.5"""
+    grey: float = 0.0
+    """probability that an image loses its colours"""
+    blur: float = 0.0
+    """probability of a Gaussian blur of 0.1 to 2 pixels"""
+    solarise: float = 0.0
+    """probability that values from 128 on are turned over"""
+    randaugment: int = 0
+    """operations of RandAugment on each image; 0 for none"""
+    magnitude: float = 10.0
+    """RandAugment: magnitude of the operations; the ViT and V-MoE recipes have 10 to 20"""
+    transform: str = ""
+    """a function of your own, package.module:function, called with an image (uint8, H x W x channels) and a random generator"""
+    erase: float = 0.0
+    """probability that a rectangle of an image is filled with noise (random erasing)"""
     mixup: float = 0.5
     """mix pairs of images with a weight from Beta(mixup, mixup); 0 for none"""
+    cutmix: float = 0.0
+    """put a rectangle of one image into another, its share from Beta(cutmix, cutmix); 0 for none; with mixup either by turns"""
+    label_smoothing: float = 0.0
+    """part of a label that is spread evenly over all classes"""
+    cache: str = ""
+    """folder where decoded images are kept for later epochs and runs; one in /dev/shm keeps them in memory"""
+    workers: int = 0
+    """processes that prepare batches; 0 for a thread of the training process"""
     prefetch: int = 2
-    """batches prepared in advance"""
+    """batches prepared in advance, by each worker"""
 
     def __post_init__(self) -> None:
-        at_least("data", self, crop_padding=0, mixup=0, prefetch=1)
+        at_least(
+            "data",
+            self,
+            **{
+                "crop_padding": 0,
+                "mixup": 0,
+                "cutmix": 0,
+                "prefetch": 1,
+                "workers": 0,
+                "randaugment": 0,
+                "magnitude": 0,
+            },
+            **{
+                "brightness": 0,
+                "contrast": 0,
+                "saturation": 0,
+                "crop_area": 0,
+                "resize": 0,
+                **dict.fromkeys(SHARES, 0),
+            },
+        )
+        for name in (*SHARES, "crop_area"):
+            largest = 0.5 if name == "hue" else 1
+            if getattr(self, name) > largest:
+                raise ConfigError(f"data.{name}={getattr(self, name)!r}: expected at most {largest}")
+        for name, largest in {
+            "workers": 1024,
+            "randaugment": 100,
+            "magnitude": 100,
+            "prefetch": 2**20,
+            "resize": 2**16,
+        }.items():
+            if getattr(self, name) > largest:
+                raise ConfigError(f"data.{name}={getattr(self, name)!r}: expected at most {largest}")
+        if not self.crop_area:
+            raise ConfigError("data.crop_area=0.0: expected more than 0")
+        numbers("data.mean", self.mean)
+        if min(numbers("data.std", self.std)) <= 0:
+            raise ConfigError(f"data.std={self.std!r}: expected numbers above 0")
+        module, colon, function = self.transform.partition(":")
+        if self.transform and not (module and colon and function.isidentifier()):
+            raise ConfigError(f"data.transform={self.transform!r}: expected package.module:function")
+        try:
+            ImageColor.getrgb(self.background)
+        except ValueError:
+            raise ConfigError(
+                f"data.background={self.background!r}: expected the name of a colour, or #rrggbb"
+            ) from None
+
+
+def numbers(name: str, text: str) -> tuple[float, ...]:
+    """The numbers in a text, separated by commas. Raises ConfigError, which calls it `name`."""
+    try:
+        values = tuple(float(word) for word in text.split(","))
+    except ValueError:
+        values = ()
+    if not values or not all(math.isfinite(value) for value in values):
+        raise ConfigError(f"{name}={text!r}: expected a number, or one for each channel with commas between")
+    return values

@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 
 from moespec.backends.contract import Backend
 from moespec.models.data.dataset import Dataset, Split
-from moespec.models.data.loader import Prefetcher, evaluation_batch
+from moespec.models.data.loader import evaluation_batch
+from moespec.models.data.prefetch import Prefetcher
 from moespec.models.training.objective import unflatten
 from moespec.spec import sigmoid_cross_entropy, softmax_cross_entropy
 

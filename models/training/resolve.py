@@ -28,6 +28,8 @@ from moespec.spec.options import SlotOptions
 __all__ = ["choose_backend", "load_backend", "load_data", "model_config", "resolve", "schedule"]
 
 FRAMEWORKS = ("jax", "torch")
+OF_DIGITS = 8
+"""Side of the images, in pixels, that the smallest models have by themselves."""
 DRAWS = 8
 """Numbers of 32 bits that an entry of a table takes while it is made."""
 
@@ -75,13 +77,16 @@ def load_backend(name: str) -> Backend:
 
 
 def load_data(config: Config) -> Dataset:
-    """The data set of a configuration. Raises DataError or ConfigError."""
+    """The data set of a configuration; pictures get the size of the model. Raises DataError or ConfigError."""
     size = config.model.image_size
-    if size is None and config.data.name == "folder":
+    if size is None and config.data.name in datasets.PICTURES and config.data.path:
         size = model_config(ModelConfig(config.model.name)).image_size
-    return datasets.load(
-        config.data.name, config.data.path, image_size=size, validation_share=config.data.validation_share
-    )
+        if size <= OF_DIGITS:
+            raise ConfigError(
+                f"model.image_size is not set: model.name={config.model.name!r} is made for digits of {size} x {size} "
+                "pixels; say to what size the pictures are to be resized, as in --model.image-size 64"
+            )
+    return datasets.load_configured(config.data, image_size=size)
 
 
 def resolve(config: Config, dataset: Dataset, backend: str) -> Config:

@@ -6,12 +6,14 @@ however it was stopped, goes on from its last checkpoint to the same bits (on th
 
 import shlex
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from moespec.backends.contract import Backend
 from moespec.models.data.dataset import Dataset
-from moespec.models.data.loader import Prefetcher, training_batch
+from moespec.models.data.loader import batch_of_step
+from moespec.models.data.prefetch import Prefetcher
 from moespec.models.errors import Interrupted
 from moespec.models.evaluation.sets import Evaluations, EvaluationSet
 from moespec.models.hashing.tables import initial_params
@@ -71,15 +73,27 @@ def train(
     evaluation: dict[str, Any] = {}
     evaluations = Evaluations(B, config, sets or {})
 
-    def make_batch(step: int) -> Any:
-        batch = training_batch(dataset, config.data, batch=settings.batch, seed=settings.seed, step=step)
+    # What worker processes run; they have no backend.
+    host_batch = partial(batch_of_step, dataset, config.data, settings.batch, settings.seed)
+
+    def to_device(step: int, batch: dict[str, Any]) -> Any:
         noise = gating_noise(model, settings.batch, seed=settings.seed, step=step)
         return B.from_numpy(batch if noise is None else {**batch, "noise": noise})
+
+    def make_batch(step: int) -> Any:
+        return to_device(step, host_batch(step))
 
     with (
         Interruption() as interruption,
         Progress(run, settings, start=start, seconds=seconds) as progress,
-        Prefetcher(make_batch, start, settings.total, ahead=config.data.prefetch) as batches,
+        Prefetcher(
+            host_batch,
+            start,
+            settings.total,
+            ahead=config.data.prefetch,
+            workers=config.data.workers,
+            receive=to_device,
+        ) as batches,
     ):
         for step, batch in batches:
             state, metrics = update(state, batch, rate(step))

@@ -15,7 +15,7 @@ __all__ = ["FREE", "changes", "check_evaluated", "described", "keys"]
 FREE = frozenset(
     {
         *("backend", "data.prefetch", "training.compile", "training.log_every", "training.keep"),
-        *("training.evaluate_every", "training.checkpoint_every"),
+        *("training.evaluate_every", "training.checkpoint_every", "data.workers", "data.cache"),
     }
 )
 """Fields that may change between sittings without more ado; `training.steps` may where no rate of a step done changes."""
@@ -23,7 +23,10 @@ FREE = frozenset(
 BESIDES = "evaluation."
 """Fields that no checkpoint depends on: what else is evaluated."""
 
-EVALUATED = ("model.", "data.name", "data.validation_share", "training.loss")
+EVALUATED = (
+    *("model.", "data.name", "data.validation_share", "training.loss"),
+    *("data.mean", "data.std", "data.resize", "data.background"),
+)
 """Fields, or their beginnings, that decide what an evaluation computes."""
 
 Changes = dict[str, tuple[Any, Any]]

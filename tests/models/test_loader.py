@@ -9,8 +9,9 @@ import pytest
 
 from moespec.models.data.augment import crop_and_flip, mixup
 from moespec.models.data.datasets import load
-from moespec.models.data.loader import Prefetcher, batch_indices, data_position, evaluation_batch, training_batch
+from moespec.models.data.loader import batch_indices, data_position, evaluation_batch, training_batch
 from moespec.models.data.options import DataConfig
+from moespec.models.data.prefetch import Prefetcher
 from moespec.models.errors import DataError
 
 

@@ -84,7 +84,7 @@ def field(draw: Draw, folder: Path) -> Nonsense:
     """A field of the configuration with a value that it cannot have."""
     section = draw.choice([each for each in fields(Config) if each.name != "backend"])
     kind: Any = get_type_hints(Config)[section.name]
-    free = {"path", "router_options"}
+    free = {"path", "router_options", "classes", "cache", "transform"}  # texts, of which most may be
     name, hint = draw.choice([(key, value) for key, value in get_type_hints(kind).items() if key not in free])
     value = wrong_value(draw, hint)
     while name == "head_bias" and value in ("-1", "-1e-9"):  # which it may be
@@ -188,6 +188,31 @@ RELATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("--data.validation-share 1", ("data.validation_share=1.0",)),
     ("--data.validation-share nan", ("data.validation_share=nan",)),
     ("--data.path nowhere", ("data.path='nowhere'", "digits")),
+    ("--data.workers 2000", ("data.workers=2000",)),
+    ("--data.hue 0.6", ("data.hue=0.6", "0.5")),
+    ("--data.erase 1.5", ("data.erase=1.5",)),
+    ("--data.crop-area 0", ("data.crop_area=0.0",)),
+    ("--data.crop tensorflow", ("data.crop", "tensorflow")),
+    ("--data.label-smoothing 2", ("data.label_smoothing=2.0",)),
+    ("--data.magnitude 1e9", ("data.magnitude=1000000000.0",)),
+    ("--data.mean 1,2", ("data.mean='1,2'", "1 channels")),
+    ("--data.std 0", ("data.std='0'", "above 0")),
+    ("--data.mean x", ("data.mean='x'",)),
+    ("--data.jitter 1", ("data.jitter=1.0", "white at 16")),
+    ("--data.randaugment 2", ("data.randaugment=2", "white at 16")),
+    ("--data.background nonsense", ("data.background='nonsense'",)),
+    ("--data.background red", ("data.background='red'", "digits")),
+    ("--data.cache somewhere", ("data.cache='somewhere'", "digits")),
+    ("--data.broken skip", ("data.broken='skip'", "digits")),
+    ("--data.resize 9", ("data.resize=9", "digits")),
+    ("--data.classes nowhere", ("data.classes='nowhere'",)),
+    ("--data.transform nonsense", ("data.transform='nonsense'", "package.module:function")),
+    ("--data.transform nowhere:f", ("data.transform='nowhere:f'", "cannot be imported")),
+    ("--data.transform json:nothing", ("data.transform='json:nothing'", "cannot be imported")),
+    ("--data webdataset", ("data.path is not set", "webdataset")),
+    ("--data webdataset --data.path nowhere --model.image-size 8", ("nowhere",)),
+    ("--data huggingface --data.path nowhere --model.image-size 8", ("nowhere",)),
+    ("--data folder --data.path .", ("model.image_size is not set", "vit_tiny")),
     ("--data folder", ("data.path is not set", "folder")),
     ("--data idx --data.path nowhere", ("nowhere",)),
     ("--hash.path nowhere.safetensors", ("hash.path='nowhere.safetensors'",)),

@@ -1,0 +1,128 @@
+"""Decoded pictures in a folder, so that they are decoded once for all epochs and runs.
+
+What a part of a data set is read as, middle squares or whole pictures, is written one after the other into a file, which all
+processes then map into memory and share: what there is room for stays there, the rest is read from the disk. The name of the
+file is a digest of what decides about its bytes: the files with their sizes and times, and how they are decoded.
+"""
+
+import functools
+import hashlib
+import os
+import shutil
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+from tqdm import tqdm
+
+from moespec.models.data.dataset import Split, as_picture
+from moespec.models.data.pictures import Pictures, middle
+from moespec.models.data.prefetch import Prefetcher
+from moespec.models.errors import DataError
+
+__all__ = ["cached"]
+
+CHUNK = 64
+"""Pictures that a worker decodes at a time."""
+FORMAT = "moespec decoded pictures 1"
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Pictures of a file of decoded ones: where each begins, and its height and width. Pickled without the pixels."""
+
+    path: Path
+    places: NDArray[np.int64]
+    sides: NDArray[np.int64]
+    pictures: Pictures
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Stored, (self.path, self.places, self.sides, self.pictures)
+
+    @cached_property
+    def pixels(self) -> NDArray[np.uint8]:
+        """All bytes, mapped into memory."""
+        return np.memmap(self.path, np.uint8, "r")
+
+    def pixels_of(self, index: int) -> NDArray[np.uint8]:
+        """One picture `(height, width, channels)`."""
+        height, width = self.sides[index].tolist()
+        shape, start = (height, width, self.pictures.channels), int(self.places[index])
+        return self.pixels[start : start + height * width * self.pictures.channels].reshape(shape)
+
+    def whole(self, index: int) -> Image.Image:
+        """One picture, as `Pictures.picture` decodes it."""
+        return as_picture(self.pixels_of(index))
+
+    def middles(self, indices: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """Middle squares of whole pictures, as `Pictures.read` has them."""
+        size, resize = self.pictures.size, self.pictures.resize
+        squares = [middle(self.whole(int(index)), size, resize) for index in indices]
+        return np.stack(squares).reshape(len(indices), size, size, self.pictures.channels)
+
+    def read(self, indices: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """Pictures that are middle squares already."""
+        return np.stack([self.pixels_of(int(index)) for index in indices])
+
+
+def cached(pictures: Pictures, labels: NDArray[np.int64], folder: Path, *, whole: bool, workers: int) -> Split:
+    """The pictures as a split that reads them from a file in the folder, which is written if it is not there yet.
+
+    whole: keep whole pictures, for random crops, instead of middle squares.
+
+    Raises DataError when the folder cannot be written to or has too little room, or a picture cannot be decoded.
+    """
+    kind = "whole" if whole else f"{pictures.size} {pictures.resize}"
+    text = f"{FORMAT} {kind} {pictures.background} {pictures.channels} {pictures.files.stamp()} "
+    digest = hashlib.sha256(text.encode() + pictures.chosen.tobytes()).hexdigest()[:32]
+    sides = np.empty((len(pictures), 2), np.int64)
+    path = folder / f"{digest}.pixels"
+    if whole:
+        sides[:] = [pictures.sides(index) for index in range(len(pictures))]
+    else:
+        sides[:] = pictures.size
+    ends = np.cumsum(sides.prod(axis=1) * pictures.channels)
+    places = np.concatenate([[0], ends[:-1]]).astype(np.int64)
+    if not (path.is_file() and path.stat().st_size == ends[-1]):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            _write(path, pictures, int(ends[-1]), whole=whole, workers=workers)
+        except OSError as error:
+            raise DataError(f"data.cache={str(folder)!r}: cannot be written to ({error})") from error
+    stored = Stored(path, places, sides, pictures)
+    return Split(stored.middles, labels, stored.whole) if whole else Split(stored.read, labels, pictures.picture)
+
+
+def _write(path: Path, pictures: Pictures, size: int, *, whole: bool, workers: int) -> None:
+    """Decodes all pictures into a file, which has its name only when it is complete."""
+    free = shutil.disk_usage(path.parent).free
+    if size > free:
+        raise DataError(f"data.cache={str(path.parent)!r}: {size:,} bytes of decoded pictures, but {free:,} are free")
+    unfinished = path.with_suffix(f".{os.getpid()}.unfinished")
+    decode = functools.partial(_decoded, pictures, whole)
+    try:
+        with (
+            unfinished.open("wb") as file,
+            Prefetcher(decode, 0, -(-len(pictures) // CHUNK), ahead=2, workers=workers) as parts,
+            tqdm(total=len(pictures), unit="image", desc="cache", disable=None) as bar,
+        ):
+            for _, part in parts:
+                for pixels in part:
+                    file.write(np.ascontiguousarray(pixels).data)
+                bar.update(len(part))
+            file.flush()
+            os.fsync(file.fileno())
+        if unfinished.stat().st_size != size:
+            raise DataError(f"data.cache={str(path.parent)!r}: a picture has another size than its header says")
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _decoded(pictures: Pictures, whole: bool, part: int) -> list[NDArray[np.uint8]]:
+    indices = np.arange(part * CHUNK, min((part + 1) * CHUNK, len(pictures)))
+    return [np.asarray(pictures.picture(int(i))) for i in indices] if whole else list(pictures.read(indices))

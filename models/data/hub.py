@@ -1,0 +1,90 @@
+"""A data set of the Hugging Face library `datasets`, from files on this machine: parquet, an image folder, or `save_to_disk`.
+
+Nothing is fetched: the path is a folder here. The column of type Image has the pictures, that of type ClassLabel, or one
+called "label" of whole numbers, the labels.
+"""
+
+import io
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moespec.models.data.dataset import numbered_classes
+from moespec.models.data.picturesets import Part
+from moespec.models.errors import DataError
+from moespec.spec.errors import ConfigError
+
+__all__ = ["find_hub"]
+
+HELD = ("validation", "val", "valid", "test")
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The pictures in a column of a table, whose files are mapped into memory."""
+
+    table: Any
+    column: str
+    where: str
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def name(self, index: int) -> str:
+        return f"{self.where}, row {index}"
+
+    def open(self, index: int) -> Path | BinaryIO:
+        cell = self.table[index][self.column]
+        return io.BytesIO(cell["bytes"]) if cell["bytes"] is not None else Path(cell["path"])
+
+    def stamp(self) -> str:
+        return f"{self.where} {self.table._fingerprint}"
+
+
+def find_hub(folder: Path) -> tuple[tuple[str, ...], Part, Part | None]:
+    """The names of the classes and the pictures of a folder; the parts are those that the library finds there.
+
+    Raises ConfigError when `datasets` is not installed, DataError for a folder that is not there or cannot be used.
+    """
+    if not folder.is_dir():
+        raise DataError(f"{folder}: there is no such folder")
+    try:
+        import datasets
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"data.name='huggingface': {error}. Install it: pip install 'moespec[huggingface]'"
+        ) from error
+    try:
+        saved = (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file()
+        tables = datasets.load_from_disk(str(folder)) if saved else datasets.load_dataset(str(folder))
+    except Exception as error:  # the library raises all kinds of exceptions, pyarrow's too
+        raise DataError(f"{folder}: datasets cannot load it ({error})") from error
+    if not hasattr(tables, "keys"):
+        tables = {"train": tables}
+    if "train" not in tables:
+        raise DataError(f"{folder}: no part 'train' (the folder has {', '.join(tables)})")
+    held_name = next((name for name in HELD if name in tables), None)
+    classes, part = _part(datasets, tables["train"], f"{folder}, train")
+    held = None if held_name is None else _part(datasets, tables[held_name], f"{folder}, {held_name}")[1]
+    if classes is None:
+        classes = numbered_classes(str(folder), part.labels, part.labels if held is None else held.labels)
+    return classes, part, held
+
+
+def _part(datasets: Any, table: Any, where: str) -> tuple[tuple[str, ...] | None, Part]:
+    features = table.features
+    images = [name for name, kind in features.items() if isinstance(kind, datasets.Image)]
+    named = [name for name, kind in features.items() if isinstance(kind, datasets.ClassLabel)]
+    labels = [*named, *(name for name in ("label", "labels") if name in features and name not in named)]
+    if not images or not labels:
+        what = "pictures (type Image)" if not images else "labels (type ClassLabel, or called label)"
+        raise DataError(f"{where}: no column of {what} among {', '.join(features)}")
+    column = np.asarray(table[labels[0]][:])
+    if column.dtype.kind not in "iu" or not len(column) or column.min() < 0:
+        raise DataError(f"{where}: the column {labels[0]!r} has no labels from 0 on in every row")
+    coded = table.cast_column(images[0], datasets.Image(decode=False)).select_columns([images[0]])
+    values: NDArray[np.int64] = column.astype(np.int64)
+    return tuple(features[named[0]].names) if named else None, Part(Rows(coded, images[0], where), values)

@@ -1,0 +1,89 @@
+"""Data sets of pictures of any size: what they have in common, wherever the files come from.
+
+The header of every picture is read at the start. Pictures are decoded when they are needed, by those who make batches: the
+shorter side is resized, and the middle square is cut out, or a random part. They have three channels, and are what they look
+like (`moespec.models.data.pictures`).
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from moespec.models.data.cache import cached
+from moespec.models.data.dataset import Dataset, Split, held_out
+from moespec.models.data.options import DataConfig
+from moespec.models.data.pictures import Files, Pictures
+from moespec.models.data.scan import broken
+from moespec.models.errors import DataError
+
+__all__ = ["Part", "load_pictures"]
+
+SHOWN = 5
+"""Files that a note names."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """The files of a part of a data set and their labels."""
+
+    files: Files
+    labels: NDArray[np.int64]
+
+
+def load_pictures(
+    source: Path, classes: tuple[str, ...], part: Part, held: Part | None, *, size: int, config: DataConfig
+) -> Dataset:
+    """The pictures as a data set of images of `size` pixels; without a held-out part `held_out` says what is held out.
+
+    Raises DataError for a part that nothing is left of, for a file that is not an image by its header, and, unless
+    `config.broken` is "skip", when a file is read that is broken further down.
+    """
+    train, held_rows = np.arange(len(part.labels)), np.arange(0 if held is None else len(held.labels))
+    if held is None:
+        kept_back = held_out(part.labels, config.validation_share)
+        share = f"{config.validation_share:g}"
+        if not kept_back.any():
+            raise DataError(f"{source}: no class has enough images to hold out {share} of them")
+        if len(np.unique(part.labels[~kept_back])) < len(np.unique(part.labels)):
+            raise DataError(f"{source}: a class has no image left when {share} of them are held out")
+        held, held_rows, train = part, np.flatnonzero(kept_back), np.flatnonzero(~kept_back)
+    chosen, notes, lost = [], [], []
+    clear = 0
+    for files, rows in ((part, train), (held, held_rows)):
+        pictures = Pictures(files.files, rows, size, config.resize, config.background)
+        if config.broken == "skip":
+            found = broken(pictures, workers=config.workers)
+            lost += [f"{pictures.name(index)}" for index, _ in found]
+            rows = np.delete(rows, [index for index, _ in found])
+            pictures = pictures.of(rows)
+        clear += check_headers(pictures)
+        chosen.append((pictures, files.labels[rows]))
+    if lost:
+        more = f" and {len(lost) - SHOWN} more" if len(lost) > SHOWN else ""
+        notes.append(f"{len(lost)} files are broken and left out: {', '.join(lost[:SHOWN])}{more}")
+    if clear:
+        notes.append(
+            f"{clear} pictures may be transparent in places; {config.background} is behind them (data.background)"
+        )
+    empty = set(range(len(classes))) - set(chosen[0][1].tolist())
+    if empty or not len(chosen[1][1]):
+        what = f"no training image of class {classes[min(empty)]!r}" if empty else "no validation image"
+        raise DataError(f"{source}: {what} is left")
+    train_split = _split(*chosen[0], config, whole=config.crop != "middle")
+    held_split = _split(*chosen[1], config, whole=False)
+    return Dataset(source.name, train_split, held_split, classes, (size, size, 3), 255, notes=tuple(notes))
+
+
+def check_headers(pictures: Pictures) -> int:
+    """How many of the pictures may be transparent. Raises DataError naming the first that is not an image by its header."""
+    rows = tqdm(range(len(pictures)), unit="image", desc="headers", disable=None)
+    return sum(pictures.transparent(index) for index in rows)
+
+
+def _split(pictures: Pictures, labels: NDArray[np.int64], config: DataConfig, *, whole: bool) -> Split:
+    if config.cache:
+        return cached(pictures, labels, Path(config.cache), whole=whole, workers=config.workers)
+    return Split(pictures.read, labels, pictures.picture)

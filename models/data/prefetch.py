@@ -1,0 +1,114 @@
+"""Batches made in advance, on a thread or by worker processes, in order. The pipeline is one of the library grain.
+
+A batch is a function of its step, so that it is the same whoever makes it: with W workers, worker w makes the batches of
+the steps start + w, start + w + W, and so on, and they are handed out in the order of the steps.
+"""
+
+import functools
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from multiprocessing import connection, parent_process
+from types import TracebackType
+from typing import Any, Self
+
+__all__ = ["Prefetcher"]
+
+SHARED = 2**16
+"""Bytes from which an array goes from a worker to the training process in shared memory."""
+
+
+class Prefetcher:
+    """Runs `make(step)` for the steps from `start` to `stop`, `ahead` results in advance.
+
+    workers: processes that run it, each `ahead` results in advance; 0 for a thread of this process. A function for worker
+        processes, and what it refers to, is pickled once for each (with cloudpickle).
+    receive: what is done with each step and its result on a thread of this process, such as moving it to a device.
+
+    Use as a context manager and iterate: it yields `(step, result)` in order. An exception of `make` is raised in the
+    iterating thread at its place in the order; leaving the context ends threads and workers. Workers end with this process,
+    however it ends, and leave Ctrl-C to it.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[int], Any],
+        start: int,
+        stop: int,
+        *,
+        ahead: int,
+        workers: int = 0,
+        receive: Callable[[int, Any], Any] | None = None,
+    ) -> None:
+        self._make, self._start, self._stop = make, start, stop
+        self._ahead, self._workers, self._receive = ahead, workers, receive
+        self._threads: set[threading.Thread] = set()
+
+    def __enter__(self) -> Self:
+        self._threads = set(threading.enumerate())
+        self._iterator = iter(self._pipeline())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._iterator.close()
+        del self._iterator  # it holds what was made in advance
+        for thread in set(threading.enumerate()) - self._threads:
+            if thread.name.startswith("grain-"):  # they may be about to finish what they began
+                thread.join()
+
+    def __iter__(self) -> Iterator[tuple[int, Any]]:
+        yield from self._iterator
+
+    def _pipeline(self) -> Any:
+        """The pipeline of grain, which is imported here, as it takes time and imports JAX where there is JAX."""
+        import grain
+
+        logging.getLogger("absl").setLevel(logging.WARNING)
+        steps = grain.MapDataset.range(self._start, self._stop)
+        receive = functools.partial(_receive, self._receive)
+        if not self._workers:
+            made = steps.map(functools.partial(_made, self._make)).map(receive)
+            return made.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=self._ahead))
+        _accept_flags()
+        made = steps.map(functools.partial(_made, self._make))
+        one = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
+        options = grain.MultiprocessingOptions(num_workers=self._workers, per_worker_buffer_size=self._ahead)
+        shared = grain.experimental.DatasetOptions(min_shm_size=SHARED)
+        kept = grain.experimental.WithOptionsIterDataset(made.to_iter_dataset(one), shared)
+        received = kept.mp_prefetch(options, worker_init_fn=_start_worker).map(receive)
+        return grain.experimental.ThreadPrefetchIterDataset(received, prefetch_buffer_size=1)
+
+
+def _made(make: Callable[[int], Any], step: int) -> tuple[int, Any]:
+    return step, make(step)
+
+
+def _receive(receive: Callable[[int, Any], Any] | None, made: tuple[int, Any]) -> tuple[int, Any]:
+    step, item = made
+    return step, item if receive is None else receive(step, item)
+
+
+def _accept_flags() -> None:
+    """grain reads its settings from absl's flags, which a program that has none must say it has parsed."""
+    from absl import flags
+
+    if not flags.FLAGS.is_parsed():
+        flags.FLAGS.mark_as_parsed()
+
+
+def _start_worker(index: int, count: int) -> None:
+    """What a worker does first: it leaves signals of the terminal to its parent, and ends when that has ended."""
+    for number in (signal.SIGINT, getattr(signal, "SIGHUP", signal.SIGINT)):
+        signal.signal(number, signal.SIG_IGN)
+    parent = parent_process()
+    assert parent is not None
+
+    def follow() -> None:
+        connection.wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()

@@ -1,0 +1,133 @@
+"""RandAugment (Cubuk et al. 2019, arXiv 1909.13719) with the operations and magnitudes of the ViT and V-MoE recipes.
+
+`randaug(2, 15)` of those recipes is two of the 16 operations below, drawn with repetition, each at magnitude 15 of 10: what
+is written as "at M" below is `M / 10` times what it is at 10.
+
+| operation | at magnitude M |
+|---|---|
+| AutoContrast, Equalize, Invert | - |
+| Rotate | 30 degrees M/10, either way |
+| Posterize | `int(4 M/10)` bits are kept, at least 1 (TensorFlow shifts by at most 7) and at most 8 |
+| Solarize | values from `int(256 M/10)` on are turned over |
+| SolarizeAdd | values below 128 are raised by `int(110 M/10)` |
+| Color, Contrast, Brightness, Sharpness | factor `0.1 + 1.8 M/10` |
+| ShearX, ShearY | 0.3 M/10, either way |
+| TranslateX, TranslateY | 100 pixels M/10, either way |
+| Cutout | a grey square of `2 int(40 M/10)` pixels, cut off at the edges |
+
+What comes into view is grey (128). Images smaller than 224 pixels are moved and cut out by as much less as they are smaller.
+
+Source: google-research/big_vision, pp/autoaugment.py, distort_image_with_randaugment. Its operations are there to equal
+Pillow's, and Pillow's are taken here. Contrast differs: there the picture is blended with the grey value (pixels / 256),
+which is 196 at 224 pixels, here with the mean of the picture, as in Pillow and as the comment there says. At magnitudes
+above 10 the threshold of Solarize is beyond white, so that nothing is turned over; what TensorFlow makes of a threshold
+that its type cannot hold was not looked at.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+from PIL import Image, ImageEnhance, ImageOps
+
+__all__ = ["OPERATIONS", "randaugment"]
+
+GREY = 128
+FULL = 224
+"""Side in pixels from which the distances are those of the recipes."""
+
+Operation = Callable[[Image.Image, float, np.random.Generator], Image.Image]
+
+
+def randaugment(image: Image.Image, random: np.random.Generator, *, operations: int, magnitude: float) -> Image.Image:
+    """A picture (mode L or RGB) after so many operations, drawn with repetition, of that magnitude (10: full)."""
+    names = list(OPERATIONS)
+    for _ in range(operations):
+        image = OPERATIONS[names[random.integers(len(names))]](image, magnitude / 10, random)
+    return image
+
+
+def _fill(image: Image.Image) -> int | tuple[int, int, int]:
+    return GREY if image.mode == "L" else (GREY, GREY, GREY)
+
+
+def _either(value: float, random: np.random.Generator) -> float:
+    return value if random.random() < 0.5 else -value
+
+
+def _pixels(image: Image.Image, value: float) -> float:
+    return value * min(1.0, max(image.size) / FULL)
+
+
+def _rotate(image: Image.Image, level: float, random: np.random.Generator) -> Image.Image:
+    return image.rotate(_either(30 * level, random), Image.Resampling.NEAREST, fillcolor=_fill(image))
+
+
+def _affine(image: Image.Image, matrix: tuple[float, ...]) -> Image.Image:
+    """Each pixel `(x, y)` from `(a x + b y + c, d x + e y + f)`, the nearest."""
+    return image.transform(image.size, Image.Transform.AFFINE, matrix, Image.Resampling.NEAREST, fillcolor=_fill(image))
+
+
+def _shear_x(image: Image.Image, level: float, random: np.random.Generator) -> Image.Image:
+    slope = _either(0.3 * level, random)
+    return _affine(image, (1, slope, -slope / 2, 0, 1, 0))  # Pillow counts from the corner of the first pixel
+
+
+def _shear_y(image: Image.Image, level: float, random: np.random.Generator) -> Image.Image:
+    slope = _either(0.3 * level, random)
+    return _affine(image, (1, 0, 0, slope, 1, -slope / 2))
+
+
+def _translate_x(image: Image.Image, level: float, random: np.random.Generator) -> Image.Image:
+    return _affine(image, (1, 0, _either(_pixels(image, 100 * level), random), 0, 1, 0))
+
+
+def _translate_y(image: Image.Image, level: float, random: np.random.Generator) -> Image.Image:
+    return _affine(image, (1, 0, 0, 0, 1, _either(_pixels(image, 100 * level), random)))
+
+
+def _posterize(image: Image.Image, level: float, random: np.random.Generator) -> Image.Image:
+    bits = min(max(int(4 * level), 1), 8)
+    return image.point(lambda value: value >> (8 - bits) << (8 - bits))
+
+
+def _solarize(image: Image.Image, level: float, random: np.random.Generator) -> Image.Image:
+    return ImageOps.solarize(image, int(256 * level))
+
+
+def _solarize_add(image: Image.Image, level: float, random: np.random.Generator) -> Image.Image:
+    added = int(110 * level)
+    return image.point([min(value + added, 255) if value < 128 else value for value in range(256)] * len(image.mode))
+
+
+def _cutout(image: Image.Image, level: float, random: np.random.Generator) -> Image.Image:
+    width, height = image.size
+    half = int(_pixels(image, int(40 * level)))
+    x, y = int(random.integers(width)), int(random.integers(height))
+    image = image.copy()
+    image.paste(_fill(image), (max(x - half, 0), max(y - half, 0), min(x + half, width), min(y + half, height)))
+    return image
+
+
+def _enhanced(kind: Callable[[Image.Image], ImageEnhance._Enhance]) -> Operation:
+    return lambda image, level, random: kind(image).enhance(0.1 + 1.8 * level)
+
+
+OPERATIONS: dict[str, Operation] = {
+    "AutoContrast": lambda image, level, random: ImageOps.autocontrast(image),
+    "Equalize": lambda image, level, random: ImageOps.equalize(image),
+    "Invert": lambda image, level, random: ImageOps.invert(image),
+    "Rotate": _rotate,
+    "Posterize": _posterize,
+    "Solarize": _solarize,
+    "Color": _enhanced(ImageEnhance.Color),
+    "Contrast": _enhanced(ImageEnhance.Contrast),
+    "Brightness": _enhanced(ImageEnhance.Brightness),
+    "Sharpness": _enhanced(ImageEnhance.Sharpness),
+    "ShearX": _shear_x,
+    "ShearY": _shear_y,
+    "TranslateX": _translate_x,
+    "TranslateY": _translate_y,
+    "Cutout": _cutout,
+    "SolarizeAdd": _solarize_add,
+}
+"""The operations, each of a picture, a magnitude (1: full) and the random numbers."""

@@ -1,0 +1,155 @@
+"""A data set from WebDataset shards: tar files whose members belong together by name, `cat12.jpg` and `cat12.cls`.
+
+The label is the whole number in the member `.cls`, or the entry "label" or "cls" of the member `.json`. All shards are gone
+through once for where their members are; that index is kept next to them as `moespec-index.npz`, if the folder can be
+written to, and made again when a shard has changed. Pictures are then read from their places in the tar files, so that any
+of them can be read in any order. Shards must not be compressed.
+
+Source of the convention: webdataset/webdataset, src/webdataset/tariterators.py, base_plus_ext and group_by_keys.
+"""
+
+import io
+import json
+import tarfile
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from moespec.models.data.dataset import numbered_classes
+from moespec.models.data.folder import ENDINGS
+from moespec.models.data.picturesets import Part
+from moespec.models.errors import DataError
+from moespec.models.files import write_atomically
+
+__all__ = ["Shards", "find_shards"]
+
+INDEX = "moespec-index.npz"
+HELD = ("val", "test")
+"""Words in the name of a shard, or of its folder, that is for validation, where others have the word train."""
+
+
+@dataclass(frozen=True)
+class Shards:
+    """Pictures in tar files: which file, where in it, how long, and what they are called there."""
+
+    paths: Sequence[str]
+    shard: NDArray[np.int64]
+    offset: NDArray[np.int64]
+    size: NDArray[np.int64]
+    names: NDArray[Any]
+
+    def __len__(self) -> int:
+        return len(self.shard)
+
+    def name(self, index: int) -> str:
+        return f"{self.paths[self.shard[index]]}:{self.names[index]}"
+
+    def open(self, index: int) -> io.BytesIO:
+        with open(self.paths[self.shard[index]], "rb") as file:
+            file.seek(int(self.offset[index]))
+            return io.BytesIO(file.read(int(self.size[index])))
+
+    def stamp(self) -> str:
+        return " ".join(f"{path} {Path(path).stat().st_size} {Path(path).stat().st_mtime_ns}" for path in self.paths)
+
+
+def find_shards(folder: Path) -> tuple[tuple[str, ...], Part, Part | None]:
+    """The names of the classes, which are the labels, and the pictures of the shards in a folder, in the order of names.
+
+    Shards with the word val or test in their names are for validation, if others have the word train (`train-000.tar` and
+    `val-000.tar`, also in folders `train/` and `val/`); otherwise there is one part. Raises DataError naming a shard that is
+    no tar file, or a member that has no label.
+    """
+    paths = sorted(folder.rglob("*.tar")) if folder.is_dir() else [folder]
+    if not paths or not folder.exists():
+        raise DataError(f"{folder}: {'no .tar files in it' if folder.is_dir() else 'there is no such file or folder'}")
+    table = _indexed(folder if folder.is_dir() else folder.parent, paths)
+    texts = [str(path.relative_to(folder)) if folder.is_dir() else path.name for path in paths]
+    validation = np.array([any(word in text for word in HELD) and "train" not in text for text in texts])
+    files = Shards([str(path) for path in paths], table["shard"], table["offset"], table["size"], table["name"])
+    labels = table["label"]
+    if not any("train" in text for text in texts) or not validation.any():
+        return numbered_classes(str(folder), labels, labels), Part(files, labels), None
+    held = validation[files.shard]
+    parts = [
+        Part(
+            Shards(files.paths, files.shard[rows], files.offset[rows], files.size[rows], files.names[rows]),
+            labels[rows],
+        )
+        for rows in (~held, held)
+    ]
+    if not all(len(part.labels) for part in parts):
+        raise DataError(f"{folder}: the shards for {'validation' if len(parts[0].labels) else 'training'} are empty")
+    return numbered_classes(str(folder), parts[0].labels, parts[1].labels), parts[0], parts[1]
+
+
+def _indexed(folder: Path, paths: list[Path]) -> dict[str, NDArray[Any]]:
+    """The table of all pictures: from the index of the folder if it is of these shards, or from the shards themselves."""
+    stamps = np.array([f"{path.relative_to(folder)} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in paths])
+    with suppress(Exception), np.load(folder / INDEX, allow_pickle=False) as saved:  # a damaged index is made again
+        if np.array_equal(saved["stamps"], stamps):
+            return {key: saved[key] for key in ("shard", "offset", "size", "name", "label")}
+    rows = [
+        (number, *row)
+        for number, path in enumerate(tqdm(paths, unit="shard", desc="index", disable=None))
+        for row in _members(path)
+    ]
+    if not rows:
+        raise DataError(f"{folder}: no pictures in its shards (endings {', '.join(sorted(ENDINGS))})")
+    columns = [np.array(column) for column in zip(*rows, strict=True)]
+    table = dict(zip(("shard", "offset", "size", "name", "label"), columns, strict=True))
+    content = io.BytesIO()
+    arrays: dict[str, Any] = {"stamps": stamps, **table}
+    np.savez(content, **arrays)
+    with suppress(OSError):
+        write_atomically(folder / INDEX, content.getvalue())
+    return table
+
+
+def _members(path: Path) -> Iterator[tuple[int, int, str, int]]:
+    """Place, length, name and label of each picture of a shard, in order."""
+    pictures: dict[str, tarfile.TarInfo] = {}
+    labels: dict[str, int] = {}
+    try:
+        with tarfile.open(path, "r:") as file:
+            for member in file:
+                if not member.isfile():
+                    continue
+                head, slash, base = member.name.rpartition("/")
+                stem, dot, ending = base.partition(".")
+                key, ending = f"{head}{slash}{stem}", f"{dot}{ending}".lower()
+                if ending in ENDINGS:
+                    pictures[key] = member
+                elif ending in (".cls", ".json") and (content := file.extractfile(member)) is not None:
+                    label = _label(content.read(), ending, f"{path}:{member.name}")
+                    if label is not None:
+                        labels[key] = label
+    except (tarfile.TarError, EOFError, OSError) as error:
+        raise DataError(f"{path}: not a tar file, or a compressed one ({error})") from error
+    for key, member in pictures.items():
+        if key not in labels:
+            raise DataError(f"{path}:{member.name}: no label, no {key}.cls and no label in {key}.json")
+        yield member.offset_data, member.size, member.name, labels[key]
+
+
+def _label(content: bytes, ending: str, name: str) -> int | None:
+    try:
+        if ending == ".cls":
+            return _whole(int(content))
+        entries = json.loads(content)
+        given = [entries[key] for key in ("label", "cls") if key in entries] if isinstance(entries, dict) else []
+        return _whole(given[0]) if given else None
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{name}: expected a label, a whole number from 0 on ({content[:40]!r})") from error
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 2**31:
+        raise ValueError(value)
+    return value

@@ -1,0 +1,257 @@
+"""Where pictures come from: tar shards, the Hugging Face library, broken files, transparency, names of classes."""
+
+import io
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from moespec.models import cli
+from moespec.models.data import shards
+from moespec.models.data.datasets import load
+from moespec.models.errors import DataError
+
+
+def encoded(number: int, ending: str = "png") -> bytes:
+    """A picture of one colour, by which it is known."""
+    buffer = io.BytesIO()
+    Image.new("RGB", (9, 7), colour(number)).save(buffer, "jpeg" if ending == "jpg" else ending)
+    return buffer.getvalue()
+
+
+def colour(number: int) -> tuple[int, int, int]:
+    return (10 * number % 256, 5, 90)
+
+
+def write_shard(path: Path, members: list[tuple[str, bytes]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as file:
+        for name, content in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            file.addfile(info, io.BytesIO(content))
+
+
+def members(numbers: range) -> list[tuple[str, bytes]]:
+    """Pictures with labels, number modulo 2, in both of the ways that there are."""
+    found = []
+    for number in numbers:
+        found.append((f"./deep/x.{number:03}.png" if number % 3 == 2 else f"{number:03}.png", encoded(number)))
+        label = str(number % 2).encode()
+        if number % 3 == 2:
+            found[-1] = (f"deep.er/{number:03}.seg.png", b"not the picture")
+            found.append((f"deep.er/{number:03}.png", encoded(number)))
+            found.append((f"deep.er/{number:03}.json", json.dumps({"label": number % 2, "text": "x"}).encode()))
+        else:
+            found.append((f"{number:03}.cls", label))
+    return found
+
+
+def numbers_of(images: np.ndarray) -> list[int]:
+    return (images[:, 0, 0, 0] // 10).tolist()
+
+
+@pytest.fixture
+def tars(tmp_path: Path) -> Path:
+    write_shard(tmp_path / "tars" / "data-000.tar", members(range(6)))
+    write_shard(tmp_path / "tars" / "data-001.tar", members(range(6, 20)))
+    return tmp_path / "tars"
+
+
+def test_shards_are_read_in_any_order(tars: Path) -> None:
+    data = load("webdataset", str(tars), image_size=4)
+    assert (len(data.train), len(data.validation), data.classes) == (16, 4, ("0", "1"))
+    assert numbers_of(data.validation.read(np.arange(4))) == [8, 9, 18, 19], "every fifth of each class"
+    order = np.array([15, 3, 0, 9])
+    found = numbers_of(data.train.read(order))
+    assert found == [17, 3, 0, 11]
+    assert [number % 2 for number in found] == data.train.labels[order].tolist()
+    assert data.train.picture(3).size == (9, 7)
+
+
+def test_the_index_is_written_once_and_made_again_when_a_shard_changes(
+    tars: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load("webdataset", str(tars), image_size=4)
+    with monkeypatch.context() as patch:
+        patch.setattr(shards, "_members", lambda path: pytest.fail("the index is there"))
+        assert len(load("webdataset", str(tars), image_size=4).train) == 16
+    write_shard(tars / "data-001.tar", members(range(6, 30)))
+    assert len(load("webdataset", str(tars), image_size=4).train) == 24
+    (tars / shards.INDEX).write_bytes(b"damaged")
+    assert len(load("webdataset", str(tars), image_size=4).train) == 24
+
+
+def test_shards_for_validation_by_name(tmp_path: Path) -> None:
+    write_shard(tmp_path / "set-train-0.tar", members(range(4)))
+    write_shard(tmp_path / "set-val-0.tar", members(range(10, 13)))
+    data = load("webdataset", str(tmp_path), image_size=4)
+    assert numbers_of(data.train.read(np.arange(4))) == [0, 1, 2, 3]
+    assert numbers_of(data.validation.read(np.arange(3))) == [10, 11, 12]
+
+
+def test_shards_of_the_library_itself(tmp_path: Path) -> None:
+    """Written by webdataset; it finds the same pictures and labels in them."""
+    webdataset = pytest.importorskip("webdataset")
+    with webdataset.TarWriter(str(tmp_path / "train-0.tar")) as sink:
+        for number in range(10):
+            sink.write({"__key__": f"s{number:02}", "jpg": encoded(number, "jpg"), "cls": number % 2})
+    data = load("webdataset", str(tmp_path), image_size=4)
+    theirs = {
+        sample["jpg"]: int(sample["cls"])
+        for sample in webdataset.WebDataset(str(tmp_path / "train-0.tar"), shardshuffle=False)
+    }
+    files = data.train.read.__self__.files  # type: ignore[attr-defined]
+    ours = {files.open(index).getvalue(): index % 2 for index in range(len(files))}
+    assert ours == theirs
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ([("a.png", b"x")], r"a\.png: no label, no a\.cls"),
+        ([("a.png", b"x"), ("a.cls", b"cat")], r"a\.cls: expected a label, a whole number .*b'cat'"),
+        ([("a.png", b"x"), ("a.cls", b"-1")], r"a\.cls: expected a label"),
+        ([("a.png", b"x"), ("a.json", b'{"label": true}')], r"a\.json: expected a label"),
+        ([("a.png", b"x"), ("a.json", b"{")], r"a\.json: expected a label"),
+        ([("a.png", b"x"), ("a.json", b"{}")], r"a\.png: no label"),
+        ([("a.txt", b"x")], "no pictures in its shards"),
+        ([("a.png", b"x"), ("a.cls", b"0")], "no class has enough images to hold out 0.2"),
+        ([*members(range(10)), ("z.png", b"x"), ("z.cls", b"1")], r"data\.tar:z\.png: not a readable image"),
+    ],
+)
+def test_wrong_shards(tmp_path: Path, content: list[tuple[str, bytes]], message: str) -> None:
+    write_shard(tmp_path / "data.tar", content)
+    with pytest.raises(DataError, match=message) as error:
+        load("webdataset", str(tmp_path), image_size=4)
+    assert str(tmp_path) in str(error.value)
+
+
+def test_a_shard_that_is_no_tar_file(tmp_path: Path) -> None:
+    for content in (b"\x1f\x8b compressed, it says", b"x" * 600):
+        (tmp_path / "data.tar").write_bytes(content)
+        with pytest.raises(DataError, match=r"data\.tar: not a tar file, or a compressed one"):
+            load("webdataset", str(tmp_path), image_size=4)
+    (tmp_path / "data.tar").unlink()
+    with pytest.raises(DataError, match=r"no \.tar files in it"):
+        load("webdataset", str(tmp_path), image_size=4)
+
+
+def hub_rows() -> dict[str, list[Any]]:
+    return {"image": [{"bytes": encoded(n), "path": None} for n in range(10)], "label": [n % 2 for n in range(10)]}
+
+
+def test_parquet_by_the_hugging_face_library(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    kinds = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["ant", "bee"])})
+    table = datasets.Dataset.from_dict(hub_rows(), features=kinds)
+    table.to_parquet(tmp_path / "files" / "train-00000.parquet")
+    data = load("huggingface", str(tmp_path / "files"), image_size=4)
+    assert (data.classes, len(data.train), len(data.validation)) == (("ant", "bee"), 8, 2)
+    order = np.array([7, 0, 3])
+    assert numbers_of(data.train.read(order)) == [7, 0, 3]
+    assert data.train.labels[order].tolist() == [1, 0, 1]
+    table.to_parquet(tmp_path / "files" / "validation-00000.parquet")
+    data = load("huggingface", str(tmp_path / "files"), image_size=4)
+    assert (len(data.train), numbers_of(data.validation.read(np.arange(10)))) == (10, list(range(10)))
+    table.rename_column("image", "picture").save_to_disk(tmp_path / "saved")
+    assert len(load("huggingface", str(tmp_path / "saved"), image_size=4).validation) == 2
+    table.remove_columns("label").save_to_disk(tmp_path / "bare")
+    with pytest.raises(DataError, match=r"bare, train: no column of labels .* among image"):
+        load("huggingface", str(tmp_path / "bare"), image_size=4)
+
+
+def test_an_image_folder_by_the_hugging_face_library(photos: Path) -> None:
+    pytest.importorskip("datasets")
+    ours, theirs = load("folder", str(photos), image_size=4), load("huggingface", str(photos), image_size=4)
+    assert theirs.classes == ours.classes
+    for part in ("train", "validation"):
+        one, other = getattr(ours, part), getattr(theirs, part)
+        assert one.labels.tolist() == other.labels.tolist()
+        np.testing.assert_array_equal(one.read(np.arange(len(one))), other.read(np.arange(len(other))))
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    for number in range(20):
+        path = tmp_path / "photos" / ("ant", "bee")[number % 2] / f"{number:02}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(encoded(number))
+    return tmp_path / "photos"
+
+
+def damage(photos: Path, *names: str) -> None:
+    """Cut off the end, which the header does not tell."""
+    for name in names:
+        content = (photos / name).read_bytes()
+        (photos / name).write_bytes(content[:-25])
+
+
+def test_a_scan_names_every_broken_picture(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["scan", str(photos)]) == 0
+    assert "all 20 pictures of 2 classes can be read" in capsys.readouterr().out
+    damage(photos, "ant/04.png", "bee/07.png")
+    (photos / "bee" / "11.png").write_bytes(b"no picture")
+    assert cli.main(["scan", str(photos), "--workers", "1"]) == 2
+    streams = capsys.readouterr()
+    lines = streams.out.splitlines()
+    assert [line.partition(": not a readable image")[0] for line in lines] == [
+        str(photos / name) for name in ("ant/04.png", "bee/07.png", "bee/11.png")
+    ]
+    assert f"{photos}: 3 of 20 pictures cannot be read" in streams.err
+
+
+def test_broken_pictures_are_skipped_and_counted(photos: Path) -> None:
+    whole = load("folder", str(photos), image_size=4)
+    numbers = set(numbers_of(whole.train.read(np.arange(16))))
+    damage(photos, "ant/04.png", "bee/07.png")
+    (photos / "bee" / "19.png").write_bytes(b"no picture")
+    data = load("folder", str(photos), image_size=4, broken="skip")
+    assert (len(data.train), len(data.validation)) == (len(whole.train) - 2, len(whole.validation) - 1)
+    kept = numbers_of(data.train.read(np.arange(len(data.train))))
+    assert sorted(kept) == sorted(numbers - {4, 7})
+    assert [number % 2 for number in kept] == data.train.labels.tolist()
+    (note,) = data.notes
+    names = ", ".join(str(photos / name) for name in ("ant/04.png", "bee/07.png", "bee/19.png"))
+    assert note == f"3 files are broken and left out: {names}"
+    damage(photos, *(f"ant/{number:02}.png" for number in range(0, 20, 2)))
+    with pytest.raises(DataError, match="no training image of class 'ant' is left"):
+        load("folder", str(photos), image_size=4, broken="skip")
+
+
+def test_transparency_has_the_background_and_one_note(photos: Path) -> None:
+    clear = Image.new("RGBA", (9, 7), (1, 2, 3, 0))
+    for name in ("ant/00.png", "ant/02.png"):
+        clear.save(photos / name)
+    white = load("folder", str(photos), image_size=4)
+    assert white.notes == ("2 pictures may be transparent in places; white is behind them (data.background)",)
+    red = load("folder", str(photos), image_size=4, background="#ff0000")
+    for data, expected in ((white, (255, 255, 255)), (red, (255, 0, 0))):
+        image = data.train.read(np.array([0]))[0]
+        np.testing.assert_array_equal(image, np.broadcast_to(expected, image.shape))
+        np.testing.assert_array_equal(np.asarray(data.train.picture(1))[0, 0], expected)
+
+
+def test_the_middle_of_a_resized_picture(tmp_path: Path) -> None:
+    """The shorter side is made 8 pixels long, of which the middle 4 are the image."""
+    pixels = np.arange(8 * 8, dtype=np.uint8).reshape(8, 8).repeat(2, axis=0).repeat(2, axis=1)
+    for number in range(10):
+        path = tmp_path / "abc"[number % 2] / f"{number}.png"
+        path.parent.mkdir(exist_ok=True)
+        Image.fromarray(pixels).save(path)
+    image = load("folder", str(tmp_path), image_size=4, resize=8).train.read(np.array([0]))[0]
+    small = np.asarray(Image.fromarray(pixels).resize((8, 8), Image.Resampling.BICUBIC))
+    np.testing.assert_array_equal(image[..., 0], small[2:6, 2:6])
+
+
+def test_names_of_classes_from_a_file(tmp_path: Path) -> None:
+    names = tmp_path / "names.txt"
+    names.write_text("zero\none\ntwo\nthree\nfour\nfive\nsix\nseven\neight\n\nnine\n")
+    assert load("digits", classes=str(names)).classes[9] == "nine"
+    names.write_text("a\nb\n")
+    with pytest.raises(Exception, match=r"data\.classes='.*names\.txt': 2 names for 10 classes"):
+        load("digits", classes=str(names))
