@@ -40,7 +40,9 @@ def cases() -> Iterator[Definition]:
     scale = "learned_noise"
     losses: dict[str, Any] = {"importance_weight": 0.5, "load_weight": 0.25, "branches": 3}
     purpose = "Two of three branches, and both experts of each; noise, with other weights."
-    yield case("noise", "value", purpose, "two_levels", scale, "generated_code", columns=9, tokens=3, train=False, **losses)
+    yield case(
+        "noise", "value", purpose, "two_levels", scale, "generated_code", columns=9, tokens=3, train=False, **losses
+    )
     few: dict[str, Any] = {"experts": 4, "capacity_factor": 0.5, "multiple_of": 3}
     purpose = "All four experts of a token, with a capacity that is a multiple of 3."
     yield case("factor", "overflow", purpose, "overflow_drop", "capacity_rounding", columns=6, **few)
@@ -49,7 +51,7 @@ def cases() -> Iterator[Definition]:
     flags = ("evaluation_capacity", "overflow_drop")
     yield case("evaluation_factor", "overflow", purpose, *flags, columns=6, experts=4, tokens=6, **one)
     purpose = "By tokens, both kernels, noise and experts, with two slots."
-    yield case("gradient", "gradient", purpose, "stop_gradient", scale, columns=8, tokens=3, slots_per_expert=2)
+    yield case("gradient", "gradient", purpose, "stop_gradient", scale, columns=8, slots_per_expert=2)
 
     valid = small_router(NAME, _kernels("negative", SMALL.width, 3))
     yield invalid_option(valid, "branches", branches=3)

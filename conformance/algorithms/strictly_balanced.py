@@ -103,10 +103,6 @@ def _loss() -> Iterator[Definition]:
     case = partial(single, LOSS, LOSS, thresholds=limits, capacity=2)
     mask = "threshold_mask"
     yield case("value", "value", "Thresholds too low, about right and too high.", mask, gates=gates)
-    same = groups_tokens([[0.75, 0.25], [0.5, 0.5], [0.25, 0.75]])
-    purpose = "The two masks are the same: 0."
-    equal: dict[str, Any] = {"gates": same, "thresholds": _thresholds(0.625, 0.625), "capacity": 1}
-    yield single(LOSS, LOSS, "same", "degenerate", purpose, mask, **equal)
     yield case(
         "gradient", "gradient", "By the gates and the thresholds.", mask, gates=utilities(f"{LOSS}/b", (1, 5, E))
     )
@@ -256,7 +252,7 @@ VARIANTS = (
         "BG-4b",
     ),
     _one(
-        "balanced_at_evaluation",
+        "batchwise_at_evaluation",
         "At evaluation, too, experts of strictly balanced gating take their best tokens, as many each.",
         _best_at_evaluation,
         "BG-5b",
