@@ -46,7 +46,7 @@ def cases() -> Iterator[Definition]:
     few: dict[str, Any] = {"experts": 4, "capacity_factor": 0.5, "multiple_of": 3}
     purpose = "All four experts of a token, with a capacity that is a multiple of 3."
     yield case("factor", "overflow", purpose, "overflow_drop", "capacity_rounding", columns=6, **few)
-    one: dict[str, Any] = {"choices_per_level": 1, "noisy": False, "eval_capacity_factor": 1.25, "rounding": "round"}
+    one: dict[str, Any] = {"choices_per_level": 1, "noisy": False, "eval_capacity_factor": 0.75, "rounding": "round"}
     purpose = "One branch, and one of its experts, without noise and load loss; a capacity of evaluation, rounded to the nearest."
     flags = ("evaluation_capacity", "overflow_drop")
     yield case("evaluation_factor", "overflow", purpose, *flags, columns=6, experts=4, tokens=6, **one)

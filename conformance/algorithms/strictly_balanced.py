@@ -124,8 +124,8 @@ def _router() -> Iterator[Definition]:
         return router_case(NAME, name, kind, purpose, *flags, **given)
 
     losses: dict[str, Any] = {"importance_weight": 0.5, "balance_weight": 0.125, "z_weight": 0.0625}
-    losses |= {"threshold_weight": 0.25, "capacity_factor": 1.5, "multiple_of": 2}
-    purpose = "Training: four tokens for each expert, with all losses."
+    losses |= {"threshold_weight": 0.25, "capacity_factor": 0.5, "multiple_of": 2}
+    purpose = "Training: two tokens for each expert, with all losses."
     flags = ("renormalised", "generated_code", "capacity_rounding")
     yield case("training", "value", purpose, *flags, sizes=(5, E, D), **losses)
     purpose = "Evaluation: all tokens above the threshold, and no loss of the thresholds."
@@ -134,8 +134,8 @@ def _router() -> Iterator[Definition]:
     fewer: dict[str, Any] = {"eval_capacity_factor": 1.25, "rounding": "round", "sizes": (4, 2, D)}
     yield case("evaluation_factor", "overflow", purpose, "evaluation_capacity", "overflow_drop", train=False,
                limits=(0.125, 0.125), **fewer)  # fmt: skip
-    purpose = "By tokens, kernel, thresholds and experts, with three slots."
-    yield case("gradient", "gradient", purpose, "stop_gradient", slots_per_expert=3)
+    purpose = "By tokens, kernel, thresholds and experts, with two slots."
+    yield case("gradient", "gradient", purpose, "stop_gradient", slots_per_expert=2)
 
     params = {**kernel_of("negative/kernel", SMALL.width, SMALL.experts), "thresholds": _thresholds(0.5, 0.5)}
     valid = small_router(NAME, params)

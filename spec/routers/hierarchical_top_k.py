@@ -31,7 +31,7 @@ class Options(CapacityOptions):
     """Options of `hierarchical_top_k`."""
 
     branches: Count | None = None
-    """groups of experts, as many in each; None for the divisor of the number of experts nearest to its square root"""
+    """groups of experts, as many in each; None for the largest divisor of experts up to its square root"""
     choices_per_level: Count = 2
     """branches that a token chooses, and experts in each of these; all, where there are fewer"""
     capacity_factor: Factor = math.inf
@@ -45,8 +45,7 @@ class Options(CapacityOptions):
         """Branches a, and experts b of each. Raises ConfigError unless all branches have as many."""
         branches = self.branches
         if branches is None:
-            divisors = [n for n in range(1, self.experts + 1) if self.experts % n == 0]
-            branches = min(divisors, key=lambda n: abs(n - math.sqrt(self.experts)))
+            branches = max(n for n in range(1, math.isqrt(self.experts) + 1) if self.experts % n == 0)
         if self.experts % branches:
             raise ConfigError(f"branches={branches!r} does not divide experts={self.experts!r}")
         return branches, self.experts // branches
