@@ -57,8 +57,9 @@ from numpy.typing import ArrayLike
 
 from moespec.spec.algorithm import Algorithm
 from moespec.spec.checks import check_choices, check_same_shape
+from moespec.spec.choice_probability import choice_probability
 from moespec.spec.losses import squared_variation
-from moespec.spec.numerics import Array, normal_cdf, softmax, softplus, stable_order, z_score
+from moespec.spec.numerics import Array, softmax, softplus, stable_order
 from moespec.spec.values import as_array
 
 __all__ = ["noisy_top_k_affinity", "noisy_top_k_load_loss", "noisy_top_k_logits"]
@@ -179,17 +180,8 @@ def noisy_top_k_load_loss(
     """
     logits, noise_logits = _pair(logits, noise_logits, "noise_logits")
     logits, noisy_logits = _pair(logits, noisy_logits, "noisy_logits")
-    experts = logits.shape[1]
-    if check_choices(choices, experts) == experts:
-        return squared_variation("logits", np.full(experts, float(len(logits))))
-    order = stable_order(noisy_logits)
-    ranked = np.take_along_axis(noisy_logits, order, axis=1)
-    is_chosen = np.zeros(logits.shape, bool)
-    np.put_along_axis(is_chosen, order[:, :choices], True, axis=1)
-    # Without a chosen expert the one after the K-th moves up; without another one the K-th stays.
-    threshold = np.where(is_chosen, ranked[:, choices : choices + 1], ranked[:, choices - 1 : choices])
-    probability = normal_cdf(z_score(logits - threshold, softplus(noise_logits)))
-    return squared_variation("logits", probability.sum(axis=0))
+    check_choices(choices, logits.shape[1])
+    return squared_variation("logits", choice_probability(logits, noise_logits, noisy_logits, choices).sum(axis=0))
 
 
 def _pair(logits: ArrayLike, other: ArrayLike, name: str) -> tuple[Array, Array]:

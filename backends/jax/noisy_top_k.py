@@ -44,12 +44,19 @@ def noisy_top_k_load_loss(logits: Array, noise_logits: Array, noisy_logits: Arra
     choices = check_choices(choices, logits.shape[2])
     if choices == logits.shape[2]:
         return jnp.zeros((), wide(logits).dtype)  # every expert is chosen by every token
+    return squared_variation(jnp.sum(choice_probability(logits, noise_logits, noisy_logits, choices), axis=1))
+
+
+def choice_probability(logits: Array, noise_logits: Array, noisy_logits: Array, choices: int) -> Array:
+    """P of the load loss: logits, noise_logits and noisy_logits (G, T, E) -> (G, T, E)."""
     noisy = wide(noisy_logits)
+    if choices == noisy.shape[2]:
+        return jnp.ones_like(noisy)
     top = top_indices(noisy, choices + 1)
     last, next_best = (pick(noisy, top[..., k : k + 1]) for k in (choices - 1, choices))
     threshold = jnp.where(is_chosen(top[..., :choices], noisy.shape[2]), next_best, last)
     excess = _z_score(threshold - wide(logits), jax.nn.softplus(wide(noise_logits)))
-    return squared_variation(jnp.sum(0.5 * lax.erfc(excess / math.sqrt(2)), axis=1))
+    return 0.5 * lax.erfc(excess / math.sqrt(2))
 
 
 def _z_score(deviation: Array, scale: Array) -> Array:

@@ -44,11 +44,17 @@ def noisy_top_k_load_loss(logits: Tensor, noise_logits: Tensor, noisy_logits: Te
     choices = check_choices(choices, logits.shape[2])
     if choices == logits.shape[2]:
         return 0.0 * logits.mean()  # every expert is chosen by every token
+    return squared_variation(choice_probability(logits, noise_logits, noisy_logits, choices).sum(dim=1))
+
+
+def choice_probability(logits: Tensor, noise_logits: Tensor, noisy_logits: Tensor, choices: int) -> Tensor:
+    """P of the load loss: logits, noise_logits and noisy_logits (G, T, E) of one dtype -> (G, T, E)."""
+    if choices == logits.shape[2]:
+        return torch.ones_like(logits)
     ranked = torch.sort(noisy_logits, dim=2, descending=True, stable=True).values
     last, next_best = ranked[:, :, choices - 1 : choices], ranked[:, :, choices : choices + 1]
     threshold = torch.where(is_chosen(noisy_logits, choices), next_best, last)
-    passes = 0.5 * torch.erfc(_argument(threshold - logits, _softplus(noise_logits)))
-    return squared_variation(passes.sum(dim=1))
+    return 0.5 * torch.erfc(_argument(threshold - logits, _softplus(noise_logits)))
 
 
 def _argument(deviation: Tensor, scale: Tensor) -> Tensor:

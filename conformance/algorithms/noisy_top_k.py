@@ -5,7 +5,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from scipy.special import expit, ndtr
 
 from moespec.conformance.engine.definition import Definition, Noise, call, composed, single
 from moespec.conformance.engine.describe import Choice, Function, Output
@@ -18,7 +17,7 @@ from moespec.conformance.engine.near import near_router, near_ties
 from moespec.conformance.engine.reorder import chosen_mask
 from moespec.conformance.engine.reroute import configured, rerouted
 from moespec.conformance.engine.routers import LOSSES, evaluation, router_case, small_router
-from moespec.conformance.engine.scale import normal_density, variation
+from moespec.conformance.engine.scale import choice_errors, variation
 from moespec.conformance.engine.variant import Variant, every, variant
 from moespec.spec import ConfigError
 from moespec.spec.numerics import normal_cdf, softmax, softplus, stable_order, variance, z_score
@@ -30,17 +29,8 @@ SCORES = "groups tokens experts"
 
 def _load(logits: Any, noise_logits: Any, noisy_logits: Any, *, choices: int) -> Any:
     """As of the load loss, with a scale that has the error of a softplus besides."""
-    tokens, experts = logits.shape
-    if choices == experts:  # every token counts for every expert
-        return variation(np.full(experts, float(tokens)), np.zeros(experts))
-    std = softplus(noise_logits)
-    threshold = np.empty(logits.shape)
-    for expert in range(logits.shape[1]):
-        threshold[:, expert] = -np.sort(-np.delete(noisy_logits, expert, axis=1), axis=1)[:, choices - 1]
-    z = z_score(logits - threshold, std)
-    relative = 1 + np.abs(noise_logits) * expit(noise_logits) / std
-    errors = 1 + normal_density(z) * ((np.abs(threshold) + np.abs(logits)) / std + np.abs(z) * relative)
-    return variation(ndtr(z).sum(axis=0), errors.sum(axis=0))
+    probability, errors = choice_errors(logits, noise_logits, noisy_logits, choices)
+    return variation(probability.sum(axis=0), errors.sum(axis=0))
 
 
 FUNCTIONS = (

@@ -183,6 +183,8 @@ TRAINED: dict[str, tuple[int, dict[str, Any]]] = {
     "s_base": (1, LEAST),
     "gshard": (1, LEAST),
     "noisy_top_k": (0, LEAST),
+    "hierarchical_top_k": (0, {**LEAST, "experts": 4, "router_options": {"slots_per_expert": 3, "choices_per_level": 1}}),
+    "strictly_balanced": (1, {**LEAST, "router_options": {"capacity_factor": 1.0}}),
 }
 """Router, the number of the draw of its numbers (the first without a step near a tie), and its model."""
 
@@ -259,7 +261,7 @@ def _training(router: str) -> Definition:
     optimizer = {"b1": 0.75, "b2": 0.9375, "weight_decay": 0.0625, "clip": 1.0, "epsilon": 2.0**-10}
     rates = [2.0**-6] * 2 + [2.0**-5] * 8 + [2.0**-6] * 10
     # These assign differently in training than at evaluation.
-    mode: dict[str, Any] = {"train": True} if router in ("base", "s_base") else {}
+    mode: dict[str, Any] = {"train": True} if router in ("base", "s_base", "strictly_balanced") else {}
     stages = (stage_of("vit_train", inputs, model=model, optimizer=optimizer, rates=rates, batch=2, **mode),)
     purpose = f"Twenty steps of AdamW with clip and decay, {router}: losses, routing of each step, parameters."
     flags = ("model", "generated_code") if router == "softmax_token_choice" else ("model",)

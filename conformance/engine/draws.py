@@ -72,8 +72,10 @@ def drawn(definition: Definition) -> dict[str, Tensor]:
 def _clear(definition: Definition, key: str) -> tuple[NDArray[np.float32], Any]:
     """Tokens and noise of one group, with the largest margin among some draws, or the first that is large enough."""
     routed = _routed(definition)
-    sizes = routed.options
     given = {name: value.array.astype(np.float64) for name, value in definition.inputs.items()}
+    sizes = dict(routed.options)
+    if "router/kernel" in given:
+        sizes["columns"] = given["router/kernel"].shape[1]  # more than experts, where branches have logits, too
     best, found = -1.0, None
     parameters = [value for name, value in given.items() if name.startswith("router/")]
     for attempt in range(routed.draws.tries if any(value.any() for value in parameters) else 1):

@@ -21,6 +21,8 @@ assigned.
 | `base` | best balanced assignment; logits at evaluation | sigmoid | one expert | T |
 | `hash` | table of token ids | 1 | Token Choice | none |
 | `noisy_top_k` | noisy logits | gates of the chosen | Token Choice | none |
+| `hierarchical_top_k` | gates of both levels | same | Token Choice | none |
+| `strictly_balanced` | softmax; those above a threshold at evaluation | its fraction of the chosen | Expert Choice | T |
 | `switch` | softmax of jittered tokens | same | Token Choice, K = 1 | T |
 | `s_base` | Sinkhorn plan; softmax at evaluation | softmax or sigmoid | Token Choice, K = 1 | none |
 | `gshard` | softmax | its fraction of the two | Token Choice, K = 2 | K T |

@@ -25,6 +25,7 @@ ALTERNATIVES = {reading.id for entry in LEDGER.values() for reading in entry.rea
 NETWORK = "the network is ours, on the operations of a target; tests/models/test_sparse_mlp.py has it once more by hand"
 UNSEEN = {
     "AL-4b": "the coefficient of variation does not change with a factor",
+    "BG-3b": "no vector holds initial parameters",
     "BL-4b": "the norm belongs to the block",
     "BL-7b": "the experts are those of the layer, whatever the router",
     "DK-4c": "a schedule belongs to a recipe",

@@ -13,6 +13,7 @@ from moespec.spec import ConfigError, ContractError, DtypeError, Routing, ShapeE
 from moespec.spec.examples import LOGITS, NOISE
 
 ONES = np.ones((6, 3))
+COLUMNS = np.linspace(-1.0, 1.0, 36).reshape(6, 6) ** 3  # of 2 branches and 2 + 2 experts
 MLP = {"w1": np.ones((3, 2, 4)), "b1": np.ones((3, 4)), "w2": np.ones((3, 4, 2)), "b2": np.ones((3, 2))}
 
 
@@ -118,6 +119,16 @@ CALLS = {
         {"logits": LOGITS, "noise_logits": ONES, "noisy_logits": LOGITS + NOISE},
         {"choices": 2},
     ),
+    "hierarchical_affinity": (spec.hierarchical_affinity, {"noisy_logits": COLUMNS}, {"branches": 2, "choices": 1}),
+    "hierarchical_load_loss": (
+        spec.hierarchical_load_loss,
+        {"logits": COLUMNS, "noise_logits": COLUMNS, "noisy_logits": COLUMNS},
+        {"branches": 2, "choices": 1},
+    ),
+    "batchwise_mask": (spec.batchwise_mask, {"gates": ONES}, {"capacity": 2}),
+    "threshold_mask": (spec.threshold_mask, {"gates": ONES, "thresholds": ONES[0]}, {}),
+    "threshold_loss": (spec.threshold_loss, {"gates": ONES, "thresholds": ONES[0]}, {"capacity": 2}),
+    "masked_gates": (spec.masked_gates, {"gates": ONES}, {"mask": ONES > 0}),
     "importance_loss": (spec.importance_loss, {"scores": ONES}, {}),
     "load_loss": (spec.load_loss, {"logits": LOGITS, "noisy_logits": LOGITS}, {"choices": 2, "noise_std": 0.1}),
     "balance_loss": (spec.balance_loss, {"scores": ONES}, {}),
@@ -268,6 +279,7 @@ def test_axes_must_agree(name, argument):
         *(("k_means", name, 0) for name in ("points", "centroids")),
         ("router_logits", "kernel", 1),
         ("gshard_keep", "gates", 1),
+        *((name, "gates", 0) for name in ("threshold_mask", "threshold_loss")),
         ("soft_routing", "tokens", 0),
         ("soft_routing", "slots", 1),
         ("soft_routing", "slots", 2),
@@ -306,6 +318,12 @@ BAD_OPTIONS = [
     ("router_jitter", "epsilon", (-0.1, np.nan, np.inf, "1", None)),
     ("noisy_top_k_affinity", "choices", (0, 4, 1.5)),
     ("noisy_top_k_load_loss", "choices", (0, 4, 1.5)),
+    ("hierarchical_affinity", "branches", (0, 4, 1.5)),
+    ("hierarchical_affinity", "choices", (0, 1.5, None)),
+    ("hierarchical_load_loss", "branches", (0, 4, 1.5)),
+    ("hierarchical_load_loss", "choices", (0, 1.5, None)),
+    ("batchwise_mask", "capacity", (0, 7, 2.0)),
+    ("threshold_loss", "capacity", (0, 7, 2.0)),
     ("batch_priority", "choices", (0, 4)),
     ("batch_priority", "by", ("mean", "", None, 1)),
     ("expert_choice", "capacity", (0, -1, 7, 2.0)),
@@ -364,7 +382,7 @@ def test_every_option_is_tested():
         ("token_choice", "order"),
         ("base_routing", "expert"),
     }
-    tested |= {("multi_hash_mlp", "ids"), ("multi_hash_mlp", "tables")}  # arrays of integers
+    tested |= {("multi_hash_mlp", "ids"), ("multi_hash_mlp", "tables"), ("masked_gates", "mask")}  # not of floats
     assert tested == {(name, option) for name, (_, _, options) in CALLS.items() for option in options}
 
 

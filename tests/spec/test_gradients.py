@@ -128,6 +128,22 @@ CASES = {
         lambda clean, scales, noisy: spec.noisy_top_k_load_loss(clean, scales, noisy, choices=2),
         {"clean": LOGITS, "scales": 2 * UTILITY, "noisy": UNTIED},
     ),
+    "hierarchical_affinity": (
+        lambda noisy: spec.hierarchical_affinity(noisy, branches=3, choices=2),
+        {"noisy": draw(5, 12)},
+    ),
+    "hierarchical_load_loss": (
+        lambda clean, scales, noisy: spec.hierarchical_load_loss(clean, scales, noisy, branches=3, choices=2),
+        {"clean": draw(5, 12), "scales": draw(5, 12), "noisy": draw(5, 12)},
+    ),
+    "masked_gates": (
+        lambda gates: spec.masked_gates(gates, spec.batchwise_mask(UTILITY, capacity=3)),
+        {"gates": UTILITY},
+    ),
+    "threshold_loss": (
+        lambda gates, thresholds: spec.threshold_loss(gates, thresholds, capacity=2),
+        {"gates": UTILITY, "thresholds": np.array([0.1, 0.35, 0.7])},
+    ),
     "importance_loss": (spec.importance_loss, {"scores": UTILITY}),
     "load_loss": (
         lambda clean, noisy: spec.load_loss(clean, noisy, choices=2, noise_std=1 / 3),

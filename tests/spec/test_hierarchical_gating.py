@@ -1,0 +1,128 @@
+"""Hierarchical gating against eqs. (12)-(14) of Shazeer et al. 2017, sum by sum, and against gating of one level."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import norm
+
+from moespec import spec
+from moespec.spec import ROUTERS, ConfigError, ShapeError
+
+
+def top(values, k):
+    return sorted(range(len(values)), key=lambda i: (-values[i], i))[:k]
+
+
+def gate(noisy, k):
+    """G(x) = Softmax(KeepTopK(H(x), k)): eqs. (3) and (5)."""
+    kept = top(noisy, k)
+    total = sum(math.exp(noisy[i]) for i in kept)
+    return [math.exp(noisy[i]) / total if i in kept else 0.0 for i in range(len(noisy))]
+
+
+def load(clean, scale, noisy, k):
+    """Load(X), the sum of P(x, i): eqs. (8)-(10); where every expert is chosen its probability is 1."""
+    n = len(clean[0])
+    total = [0.0] * n
+    for x in range(len(clean)):
+        for i in range(n):
+            others = sorted((noisy[x][j] for j in range(n) if j != i), reverse=True)
+            std = math.log1p(math.exp(scale[x][i]))
+            total[i] += norm.cdf((clean[x][i] - others[k - 1]) / std) if k < n else 1.0
+    return total
+
+
+def literal(clean, scale, noisy, a, b, k):
+    """G_primary(x)_i G_i(x)_j, and CV^2 of Importance_H and Load_H: eqs. (12), (13) and (14)."""
+    count, upper, lower = len(clean), min(k, a), min(k, b)
+
+    def secondary(array, x, i):
+        return array[x][a + i * b : a + (i + 1) * b]
+
+    gates = [[0.0] * (a * b) for _ in range(count)]
+    reached = [[] for _ in range(a)]  # X^(i): the examples for which G_primary(x)_i > 0
+    for x in range(count):
+        primary = gate(noisy[x][:a], upper)
+        for i in range(a):
+            if primary[i] > 0:
+                reached[i].append(x)
+            for j, inner in enumerate(gate(secondary(noisy, x, i), lower)):
+                gates[x][i * b + j] = primary[i] * inner
+    importance = [sum(gates[x][e] for x in range(count)) for e in range(a * b)]
+    primary_load = load(*([row[:a] for row in array] for array in (clean, scale, noisy)), upper)
+    loads = []
+    for i in range(a):
+        parts = ([secondary(array, x, i) for x in reached[i]] for array in (clean, scale, noisy))
+        within = load(*parts, lower) if reached[i] else [0.0] * b
+        loads += [primary_load[i] * within[j] / len(reached[i]) if reached[i] else 0.0 for j in range(b)]
+    return gates, *((np.std(total) / np.mean(total)) ** 2 for total in (importance, loads))
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_the_words_of_the_paper(seed):
+    random = np.random.default_rng(seed)
+    count, a, b, k = (int(n) for n in random.integers(1, [9, 5, 5, 4]))
+    width, columns = 3, a + a * b
+    x, noise = random.normal(size=(count, width)), random.normal(size=(count, columns))
+    params = {name: random.normal(size=(width, columns)) for name in ("kernel", "noise_kernel")}
+    clean, scale = x @ params["kernel"], x @ params["noise_kernel"]
+    noisy = clean + noise * np.log1p(np.exp(scale))
+    gates, importance, loads = literal(clean, scale, noisy, a, b, k)
+    np.testing.assert_allclose(spec.hierarchical_affinity(noisy, branches=a, choices=k), gates, rtol=1e-12)
+    found = spec.hierarchical_load_loss(clean, scale, noisy, branches=a, choices=k)
+    assert found == pytest.approx(loads, rel=1e-10, abs=1e-14)
+
+    router = ROUTERS["hierarchical_top_k"]
+    options = router.options(width=width, experts=a * b, tokens=count, branches=a, choices_per_level=k)
+    assert router.noise(options).shape == noise.shape
+    output = router.route(params, x, options, noise=noise, train=True)
+    np.testing.assert_allclose(output.routing.combine.sum(axis=2), gates, rtol=1e-12)
+    np.testing.assert_array_equal(output.routing.dispatch.sum(axis=2) > 0, np.array(gates) > 0)
+    assert output.losses == pytest.approx({"importance": 0.1 * importance, "load": 0.1 * loads}, rel=1e-9, abs=1e-13)
+    assert list(router.route(params, x, options).losses) == ["importance"]
+
+
+@pytest.mark.parametrize("choices", [1, 2, 3])
+def test_one_branch_is_gating_of_one_level(choices):
+    random = np.random.default_rng(choices)
+    clean, scale, noisy = random.normal(size=(3, 8, 6))
+    flat = [np.concatenate([np.zeros((8, 1)), array], axis=1) for array in (clean, scale, noisy)]
+    np.testing.assert_array_equal(
+        spec.hierarchical_affinity(flat[2], branches=1, choices=choices),
+        spec.noisy_top_k_affinity(noisy, choices=choices),
+    )
+    assert spec.hierarchical_load_loss(*flat, branches=1, choices=choices) == pytest.approx(
+        float(spec.noisy_top_k_load_loss(clean, scale, noisy, choices=choices))
+    )
+
+
+def test_the_load_has_a_gradient_with_respect_to_the_primary_gates():
+    """Why eq. (14) has the load of the branch in it."""
+    random = np.random.default_rng(0)
+    clean, scale, noisy = random.normal(size=(3, 8, 12))  # 3 branches of 3 experts
+    step = np.zeros((8, 12), complex)
+    step[:, :3] = 1e-30j * random.normal(size=(8, 3))
+    assert spec.hierarchical_load_loss(clean + step, scale, noisy, branches=3, choices=2).imag != 0
+
+
+@pytest.mark.parametrize(
+    ("experts", "branches"), [(1, 1), (2, 1), (3, 1), (4, 2), (6, 2), (8, 2), (9, 3), (16, 4), (32, 4), (7, 1)]
+)
+def test_branches_by_default(experts, branches):
+    assert ROUTERS["hierarchical_top_k"].options(width=3, experts=experts, tokens=6).levels[0] == branches
+
+
+def test_errors():
+    with pytest.raises(ConfigError, match="branches=3 does not divide experts=8"):
+        ROUTERS["hierarchical_top_k"].options(width=3, experts=8, tokens=6, branches=3)
+    with pytest.raises(ConfigError, match="branches: 4 of 6 columns"):
+        spec.hierarchical_affinity(np.zeros((2, 6)), branches=4, choices=1)
+    with pytest.raises(ConfigError, match="choices: expected at least 1, got 0"):
+        spec.hierarchical_load_loss(*np.zeros((3, 2, 6)), branches=2, choices=0)
+    with pytest.raises(ShapeError, match="noise_logits"):
+        spec.hierarchical_load_loss(np.zeros((2, 6)), np.zeros((2, 9)), np.zeros((2, 6)), branches=2, choices=1)
+    router = ROUTERS["hierarchical_top_k"]
+    options = router.options(width=3, experts=4, tokens=2)
+    with pytest.raises(ShapeError, match=r"kernel: .*options\.branches and options\.experts"):
+        router.route({"kernel": np.ones((3, 4)), "noise_kernel": np.ones((3, 4))}, np.ones((2, 3)), options)

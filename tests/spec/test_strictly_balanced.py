@@ -1,0 +1,124 @@
+"""Strictly balanced gating against eqs. (15)-(20) of Shazeer et al. 2017, sum by sum, and against what the paper says of it."""
+
+import math
+
+import numpy as np
+import pytest
+
+from moespec import spec
+from moespec.spec import ROUTERS, ConfigError, DtypeError, ShapeError, slot_tokens
+from moespec.spec.examples import LOGITS
+
+
+def literal(x, kernel, m, thresholds):
+    """The masks, the gates by each and the loss: eqs. (15), (16), (18), (19) and (20), written out."""
+    count, n = len(x), kernel.shape[1]
+    gates = []  # X in eqs. (18)-(20): G_sigma of the batch
+    for j in range(count):
+        powers = [math.exp(sum(x[j][d] * kernel[d][i] for d in range(len(kernel)))) for i in range(n)]
+        gates.append([power / sum(powers) for power in powers])
+    batchwise = [[0] * n for _ in range(count)]
+    for i in range(n):
+        for j in sorted(range(count), key=lambda j: (-gates[j][i], j))[:m]:
+            batchwise[j][i] = 1
+    threshold = [[1 if gates[j][i] > thresholds[i] else 0 for i in range(n)] for j in range(count)]
+
+    def normalised(mask):
+        rows = []
+        for j in range(count):
+            total = sum(gates[j][i] * mask[j][i] for i in range(n))
+            rows.append([gates[j][i] * mask[j][i] / total if total else 0.0 for i in range(n)])
+        return rows
+
+    loss = sum(
+        (threshold[j][i] - batchwise[j][i]) * (gates[j][i] - thresholds[i]) for j in range(count) for i in range(n)
+    )
+    return batchwise, threshold, normalised(batchwise), normalised(threshold), loss
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_the_words_of_the_paper(seed):
+    random = np.random.default_rng(seed)
+    count, n, width = random.integers(1, [12, 7, 5])
+    x, kernel = random.normal(size=(count, width)), random.normal(size=(width, n))
+    m, thresholds = int(random.integers(1, count + 1)), random.uniform(0, 2 / n, n)
+    batchwise, threshold, trained, evaluated, loss = literal(x, kernel, m, thresholds)
+    gates = spec.softmax_affinity(x @ kernel)
+    assert spec.batchwise_mask(gates, capacity=m).astype(int).tolist() == batchwise
+    assert spec.threshold_mask(gates, thresholds).astype(int).tolist() == threshold
+    assert spec.threshold_loss(gates, thresholds, capacity=m) == pytest.approx(loss, rel=1e-12, abs=1e-14)
+
+    router = ROUTERS["strictly_balanced"]
+    options = router.options(width=int(width), experts=int(n), tokens=int(count), slots_per_expert=m)
+    for train, expected in ((True, trained), (False, evaluated)):
+        output = router.route({"kernel": kernel, "thresholds": thresholds}, x, options, train=train)
+        np.testing.assert_allclose(output.routing.combine.sum(axis=2), expected, rtol=1e-12, atol=1e-15)
+        np.testing.assert_array_equal(output.routing.dispatch.sum(axis=2) > 0, np.array(expected) > 0)
+        assert output.routing.dispatch.shape[2] == (m if train else count)
+        expected_losses = {"threshold": 0.001 * loss} if train else {}
+        assert output.losses == pytest.approx(expected_losses, rel=1e-12, abs=1e-15)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_loss_is_least_where_the_masks_are_identical(seed):
+    """Any threshold between the m-th and the next gate is as good; the loss grows on both sides."""
+    gates = np.random.default_rng(seed).uniform(size=(9, 1))
+    ranked = -np.sort(-gates[:, 0])
+    for m in range(1, 9):
+        for part in (0.1, 0.9):
+            between = np.array([ranked[m] + part * (ranked[m - 1] - ranked[m])])
+            np.testing.assert_array_equal(spec.threshold_mask(gates, between), spec.batchwise_mask(gates, capacity=m))
+            assert spec.threshold_loss(gates, between, capacity=m) == 0
+        for outside in (ranked[m - 1] + 0.01, ranked[m] - 0.01):
+            assert spec.threshold_loss(gates, np.array([outside]), capacity=m) > 0
+
+
+def test_descent_on_the_loss_finds_the_thresholds():
+    """The thresholds of a sample let as many tokens of another pass as the batchwise mask does, within its noise."""
+    random = np.random.default_rng(0)
+    kernel = random.normal(size=(3, 4))
+    gates = spec.softmax_affinity(random.normal(size=(400, 3)) @ kernel)
+    thresholds = np.full(4, 0.25)
+    for step in range(200):
+        slope = [
+            spec.threshold_loss(gates, thresholds + 1e-30j * unit, capacity=150).imag / 1e-30 for unit in np.eye(4)
+        ]
+        above = spec.threshold_mask(gates, thresholds).sum(axis=0)
+        np.testing.assert_allclose(slope, 150 - above, atol=1e-9)
+        thresholds = thresholds - 1e-3 / (1 + step / 50) * np.array(slope)
+    others = spec.softmax_affinity(random.normal(size=(4000, 3)) @ kernel)
+    np.testing.assert_allclose(spec.threshold_mask(others, thresholds).mean(axis=0), 150 / 400, atol=0.08)
+
+
+def test_every_expert_takes_as_many():
+    router = ROUTERS["strictly_balanced"]
+    options = router.options(width=3, experts=3, tokens=6, capacity_factor=1.5)
+    params = {"kernel": np.eye(3), "thresholds": np.full(3, 0.9)}
+    trained = router.route(params, LOGITS, options, train=True).routing
+    assert slot_tokens(trained).tolist() == [[4, 1, 0], [5, 2, 0], [3, 2, 4]]
+    assert not router.route(params, LOGITS, options).routing.dispatch.any()  # no gate is above 0.9
+    limited = router.options(width=3, experts=3, tokens=6, capacity_factor=1.5, eval_capacity_factor=0.5)
+    params["thresholds"] = np.full(3, 0.2)
+    found = router.route(params, LOGITS, limited).routing
+    gates = spec.masked_gates(spec.softmax_affinity(LOGITS), spec.softmax_affinity(LOGITS) > 0.2)
+    assert slot_tokens(found)[:, 0].tolist() == np.argmax(gates, axis=0).tolist()
+
+
+def test_initial_thresholds_are_the_mean_gate():
+    router = ROUTERS["strictly_balanced"]
+    params = router.init(np.random.default_rng(0), router.options(width=3, experts=4, tokens=6))
+    assert params["thresholds"].tolist() == [0.25] * 4
+    assert params["kernel"].shape == (3, 4)
+
+
+def test_errors():
+    with pytest.raises(ShapeError, match=r"thresholds: .*2 entries, expected 3"):
+        spec.threshold_mask(np.ones((6, 3)), np.ones(2))
+    with pytest.raises(ConfigError, match="capacity: 7"):
+        spec.batchwise_mask(np.ones((6, 3)), capacity=7)
+    with pytest.raises(DtypeError, match="mask: expected booleans"):
+        spec.masked_gates(np.ones((6, 3)), np.ones((6, 3)))
+    with pytest.raises(ShapeError, match="mask: "):
+        spec.masked_gates(np.ones((6, 3)), np.ones((6, 2), bool))
+    with pytest.raises(ConfigError, match=r"capacity_factor: 4\.0 gives an expert 8 slots"):
+        ROUTERS["strictly_balanced"].options(width=3, experts=3, tokens=6, capacity_factor=4.0)
