@@ -19,13 +19,12 @@ from moespec.spec.checks import (
     check_capacity,
     check_integers,
     check_option,
-    check_rank,
     check_same_shape,
     check_scores,
     check_segments,
     check_size,
 )
-from moespec.spec.hash_layers import check_hash
+from moespec.spec.hash_layers import check_tables
 from moespec.spec.token_ids import EPSILON
 
 __all__ = [
@@ -75,8 +74,7 @@ def pair_ids(first: Array, second: Array, *, vocabulary: int) -> Array:
 
 def hash_table_of(tables: Array, *, hash: int = 0) -> Array:
     """tables (hashes, ids) -> (ids,) int32, without gradient."""
-    check_rank("tables", tables, "hashes ids")
-    check_hash(hash, tables.shape[0])
+    check_tables(tables, hash)
     return cast(tables, "int32")[hash]
 
 
