@@ -47,7 +47,7 @@ __all__ = [
     "takes_ids",
 ]
 
-ALGORITHMS = (Algorithm("vit", "Dosovitskiy et al. 2020 (arXiv 2010.11929)", 2),)
+ALGORITHMS = (Algorithm("vit", "Dosovitskiy et al. 2020 (arXiv 2010.11929)", 3),)
 
 Array = Any
 

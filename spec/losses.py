@@ -71,7 +71,7 @@ __all__ = ["balance_loss", "importance_loss", "load_loss"]
 ALGORITHMS = (
     Algorithm("importance_loss", "Liu et al. 2024 (arXiv 2401.15969), appendix A", 1, ("importance_loss",)),
     Algorithm("load_loss", "Liu et al. 2024 (arXiv 2401.15969), eqs. (12)-(15)", 1, ("load_loss",)),
-    Algorithm("balance_loss", "Fedus et al. 2021 (arXiv 2101.03961), eqs. (4)-(6)", 1, ("balance_loss",)),
+    Algorithm("balance_loss", "Fedus et al. 2021 (arXiv 2101.03961), eqs. (4)-(6)", 2, ("balance_loss",)),
 )
 
 

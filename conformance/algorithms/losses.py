@@ -13,7 +13,7 @@ import numpy as np
 from scipy.special import ndtr
 
 from moespec.conformance.engine.definition import Definition, single
-from moespec.conformance.engine.describe import Function, Output
+from moespec.conformance.engine.describe import Choice, Function, Output
 from moespec.conformance.engine.format import Tensor
 from moespec.conformance.engine.inputs import both, groups_tokens, logits, utilities
 from moespec.conformance.engine.invalid import (
@@ -25,6 +25,7 @@ from moespec.conformance.engine.invalid import (
     invalid_sizes,
     with_value,
 )
+from moespec.conformance.engine.margins import token_choice_margin
 from moespec.conformance.engine.scale import normal_density, variation
 from moespec.conformance.engine.variant import Variant, variant
 from moespec.spec.numerics import logsumexp, normal_cdf, stable_order, variance
@@ -52,10 +53,15 @@ def _z_scale(logits: Any) -> Any:
     return np.mean(totals * (totals + 2 * errors))
 
 
+def _preferred(scores: Any, scale: Any, options: Any) -> float:
+    """How clearly each token prefers an expert, which the balance loss counts."""
+    return token_choice_margin(scores, scale, 1)
+
+
 FUNCTIONS = (
     Function("importance_loss", {"loss": Output(scale="written", written=_importance_scale)}),
     Function("load_loss", {"loss": Output(written=_load_scale)}),
-    Function("balance_loss", {"loss": Output()}),
+    Function("balance_loss", {"loss": Output()}, Choice("scores", _preferred)),
     Function("z_loss", {"loss": Output(scale="written", written=_z_scale)}),
 )
 

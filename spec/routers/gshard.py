@@ -91,5 +91,5 @@ ROUTER = Router(
     drops="tokens beyond the capacity of the experts that they choose, and in training second choices at random",
     functions=("gshard_keep",),
     cites="Lepikhin et al. 2020 (arXiv 2006.16668), Algorithm 1",
-    revision=2,
+    revision=3,
 )

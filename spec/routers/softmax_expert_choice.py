@@ -86,4 +86,5 @@ ROUTER = Router(
     cost="T D E, and with a cap 3 T E for each of 100 iterations",
     drops="tokens that no expert chooses",
     cites="Liu et al. 2024 (arXiv 2401.15969), section 2.3",
+    revision=2,
 )
