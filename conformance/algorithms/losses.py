@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from scipy.special import ndtr
 
-from moespec.conformance.engine.definition import Definition, single
+from moespec.conformance.engine.definition import Definition, call, single
 from moespec.conformance.engine.describe import Choice, Function, Output
 from moespec.conformance.engine.format import Tensor
 from moespec.conformance.engine.inputs import both, groups_tokens, logits, utilities
@@ -26,6 +26,7 @@ from moespec.conformance.engine.invalid import (
     with_value,
 )
 from moespec.conformance.engine.margins import token_choice_margin
+from moespec.conformance.engine.near import near_ties
 from moespec.conformance.engine.scale import normal_density, variation
 from moespec.conformance.engine.variant import Variant, variant
 from moespec.spec.numerics import logsumexp, normal_cdf, stable_order, variance
@@ -73,6 +74,7 @@ def cases() -> Iterator[Definition]:
     """All cases of this module."""
     yield from _of_scores("importance_loss", "population_variance")
     yield from _of_scores("balance_loss", "first_maximum")
+    yield from near_ties("balance_loss", call("balance_loss", {"scores": "router_logits"}))
     yield from _load()
     yield from _z()
 
