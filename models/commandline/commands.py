@@ -24,6 +24,7 @@ from moespec.models.training.resolve import choose_backend, load_backend, load_d
 from moespec.models.training.rundirectory import RunDirectory
 from moespec.models.training.runlog import read_log
 from moespec.models.training.savestate import trained_params
+from moespec.models.training.statistics import line
 from moespec.models.training.train import train
 from moespec.spec.routers import ROUTERS
 from moespec.spec.routers.record import Router
@@ -80,11 +81,7 @@ def evaluate_command(run: Path, *, backend: str | None, step: int | None) -> Non
     print(f"{run}: step {loaded.step} of {settings.steps}, backend {B.name}, data {loaded.dataset.name}")
     print(f"validation accuracy {result['accuracy']:.4f} ({right} of {total}), cross-entropy {result['loss']:.4f}")
     for block, metrics in result.get("moe", {}).items():
-        load = " ".join(f"{value:.3f}" for value in metrics["load"])
-        print(
-            f"block {block}: coverage {metrics['coverage']:.3f}, dropped {metrics['dropped']:.3f}, "
-            f"entropy {metrics['entropy']:.3f}, load {load}"
-        )
+        print(f"block {block}: {line(metrics)}")
 
 
 def inspect_command(run: Path, image: Path, out: Path, *, backend: str | None, step: int | None) -> None:

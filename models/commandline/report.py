@@ -21,6 +21,7 @@ from moespec.models.training.config import Config
 from moespec.models.training.configfile import dump
 from moespec.models.training.resolve import model_config
 from moespec.models.training.runlog import read_log
+from moespec.models.training.statistics import line
 
 __all__ = ["png", "write_report"]
 
@@ -102,6 +103,7 @@ def _page(
         "training": f"{evaluation['step']} steps of {config.training.batch} images in {evaluation['seconds']:.0f} s",
         "backend": config.backend,
         "validation": f"accuracy {evaluation['accuracy']:.4f}, cross-entropy {evaluation['loss']:.4f}",
+        **{f"block {block}, validation": line(metrics) for block, metrics in evaluation.get("moe", {}).items()},
     }
     captions = {
         "curves": "Loss and accuracy",
