@@ -11,9 +11,12 @@ Ambiguity ledger
 
 LA-1: Which form of GELU do the experts use?
     Reading: the tanh approximation, flax's default.
-        By: google-research/vision_transformer, vit_jax/models_vit.py, MlpBlock (flax.linen.gelu).
+        By: google-research/vision_transformer, vit_jax/models_vit.py, MlpBlock (flax.linen.gelu);
+        google-research/vmoe, vmoe/nn/vit_moe.py, MlpBlock, which is that one.
     Alternative b: the exact one with erf, torch's default.
-        By: lucidrains/soft-moe-pytorch, soft_moe_pytorch/soft_moe.py, FeedForward.
+        By: lucidrains/soft-moe-pytorch, soft_moe_pytorch/soft_moe.py, FeedForward; bwconrad/soft-moe,
+        soft_moe/vision_transformer.py, SoftMoEVisionTransformer (torch.nn.GELU); lucidrains/vit-pytorch,
+        vit_pytorch/vit.py, FeedForward.
 LA-2: What does a token without a slot get?
     Reading: 0, so that only the residual connection carries it.
         By: google-research/vmoe, vmoe/moe.py, EinsumDispatcher.combine; tensorflow/mesh,

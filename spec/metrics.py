@@ -4,7 +4,7 @@ Often done differently
 
 ME-1: Which tokens count as dropped?
     Reading: those that no expert processes.
-        By: the paper, Soft MoE (arXiv 2308.00951), appendix B.
+        By: Soft MoE (arXiv 2308.00951), appendix B.
     Alternative b: every choice that finds no slot, also of a token that another expert processes.
 """
 
