@@ -15,7 +15,7 @@ RT-4: Is the sparsity-constrained router noisy in training?
         KSparseProjectionTransportTopItemsPerExpertRouter.
     Alternative b: yes, with the standard deviation 1 / E by default, as the other routers of the study.
 
-What RT-2 in `sinkhorn_token_choice` says of the plan as combine weights holds here, too.
+The module `plan` has what all routers by a plan share, with its ledger.
 """
 
 from dataclasses import dataclass
