@@ -28,10 +28,10 @@ BP-3: Which token comes first among equal priorities?
         By: google-research/vmoe, vmoe/moe.py, _get_top_experts_per_item_common (jnp.argsort).
     Alternative b: whatever an unstable sort returns.
         By: microsoft/Tutel, tutel/impls/fast_dispatch.py, compute_sorted_location.
-BP-4: What is the priority where the scores that select are no probabilities (a transport plan, noisy logits)?
+BP-4: What is the priority where the selecting scores are not probabilities (a transport plan, noisy logits)?
     Reading: that of the selecting scores as they are. The token of the largest noisy logit comes first in noisy top-k, even
         where all gates are 1.
-    Alternative b: that of the weights which combine.
+    Alternative b: that of the combine weights.
 """
 
 import numpy as np

@@ -11,6 +11,8 @@
 
 Where all hashes agree, `multi_hash_mlp` is the plain expert.
 
+The paper's section numbers, here and in `hash_tables` and `token_ids`, are second-hand: its text was not at hand.
+
 Ambiguity ledger
 
 HL-1: Does an expert of a hash layer have a capacity?
@@ -58,7 +60,7 @@ Ids = NDArray[np.int64]
 
 
 def hash_table_of(tables: Shared, *, hash: int = 0) -> Ids:
-    """The table of one hash, of the tables that a hash layer has among its parameters, where integers are floating.
+    """The table of one hash. A hash layer has its tables among its parameters, where the integers are floating numbers.
 
     Args:
         tables: (hashes, ids), whole numbers, in a floating or integer dtype.
@@ -101,7 +103,7 @@ def check_tables(tables: Any, hash: int) -> None:
 def hash_routing(
     ids: ArrayLike, table: Shared, *, experts: int, capacity: int | None = None, like: Shared | None = None
 ) -> Routing:
-    """Each token to the expert that the table has for its id, with weight 1: Token Choice of one expert.
+    """Each token goes to the expert that the table has for its id, with weight 1. This is Token Choice of one expert.
 
     Args:
         ids: (tokens,) integers, from 0 to V - 1.
@@ -144,8 +146,8 @@ def multi_hash_mlp(
         u   = relu( [..., w1[k_m, :, segment m] x + b1[k_m, segment m], ...] )
         y   =       [..., w2[k_m, :, segment m] u + b2[k_m, segment m], ...]
 
-    Experts are mixed inside the perceptron, so there is no dispatch and combine. Where all k_m are equal it is that
-    expert; the parameters are those of E experts.
+    Experts are mixed inside the perceptron, so there is no dispatch and combine. Where all k_m are equal, the result is
+    that of this expert. The parameters are those of E experts.
 
     Args:
         tokens: (tokens, width).

@@ -10,7 +10,7 @@
 paper" is the one whose symbols the table of the module has. Any other has its name and number, as in "Switch (arXiv
 2101.03961), appendix B", and the same name in every entry.
 An entry below the heading "Often done differently" is a pitfall: a paper answers it in so many words. Below "Ambiguity
-ledger" stand the others: the paper is silent, can be read in several ways, or another source answers otherwise.
+ledger" stand the others: the paper is silent, can be read in several ways, or another source answers differently.
 """
 
 import re

@@ -1,7 +1,7 @@
 """Hash layers: token ids, the routing that a table gives, and MultiHash. Tables are made by the specification.
 
-Shape comments: G groups, T tokens, P pixels, V codes or ids, N hashes, E experts, D width, H hidden. Ids are int32. They
-are not looked at: one that the table does not have is undefined, as is an expert that does not exist.
+Shape comments: G groups, T tokens, P pixels, V codes or ids, N hashes, E experts, D width, H hidden. Ids are int32. Their
+values are not checked: for an id that the table does not have, or an expert that does not exist, results are undefined.
 """
 
 from collections.abc import Mapping

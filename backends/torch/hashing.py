@@ -1,6 +1,6 @@
 """Hash layers: token ids, the routing that a table gives, and MultiHash. Tables are made by the specification.
 
-Ids are int32. They are not looked at: one that the table does not have is an error of the device, or undefined.
+Ids are int32. Their values are not checked: one that the table does not have is an error of the device, or undefined.
 """
 
 from collections.abc import Mapping
