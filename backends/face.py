@@ -1,4 +1,4 @@
-"""What a backend shows: what its modules say is public, found by looking, so that no list of names is kept by hand."""
+"""The public names of a backend. They are collected from its modules, so that no list is kept by hand."""
 
 import importlib
 import inspect
@@ -85,7 +85,7 @@ def array_arguments(function: Callable[..., Any]) -> dict[str, str]:
     """The arguments of a function of the specification that are arrays or routings, by name.
 
     "shared" is one array for all groups, "leading" has any leading axes, and "group" is what one group has, so that a
-    backend takes it with a leading axis of groups. It is the types that tell: `Shared`, `Leading`, and plain arrays.
+    backend takes it with a leading axis of groups. The types tell which it is: `Shared`, `Leading`, and plain arrays.
     """
     hints = get_type_hints(function, include_extras=True)
     hints.pop("return", None)

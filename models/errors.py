@@ -1,6 +1,6 @@
 """The errors of data, checkpoints and runs, which are about files rather than arguments. Each names the file.
 
-And the end of a run that a signal stopped, which is no error.
+`Interrupted` is not an error: it ends a run that a signal stopped.
 """
 
 import signal

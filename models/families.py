@@ -44,7 +44,7 @@ def of_name(name: str) -> ModuleType:
 def router_section(name: str, router: str | None) -> type[RouterSection]:
     """The class of the options that the user of the model `name` sets: those of `router`, by default the model's own.
 
-    Raises ConfigError for an unknown router; of an unknown model, which is for others to say, there are no options.
+    Raises ConfigError for an unknown router. An unknown model has no options here; others report it.
     """
     try:
         module = of_name(name)

@@ -150,7 +150,7 @@ def noise_of(layers: Sequence[MoeLayer]) -> list[Noise]:
 
 
 def split(items: int, group: int, what: str, field: str) -> int:
-    """The number of groups of `group` items. Raises ShapeError unless they are whole."""
+    """The number of groups of `group` items. Raises ShapeError unless `group` divides `items`."""
     if items % group:
         raise ShapeError(f"images: {items} {what} cannot be split into groups of {field}={group}")
     return items // group
@@ -238,7 +238,7 @@ def moe(
 
 
 def output_of(config: Any, params: Params, features: Array, outputs: list[RouterOutput]) -> Output:
-    """The head, if there is one, on `features` `(N, D)`, and what the routers said."""
+    """The output of the head, if there is one, on `features` `(N, D)`, with the losses and metrics of the routers."""
     logits = features @ params["head"]["kernel"] + params["head"]["bias"] if config.classes else None
     losses: dict[str, Array] = {}
     for output in outputs:

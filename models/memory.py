@@ -1,4 +1,4 @@
-"""Whether arrays fit into the memory of the machine, said before they are made."""
+"""A check that arrays fit into the memory of the machine, before they are made."""
 
 import math
 import os
@@ -19,7 +19,7 @@ def check_memory(arguments: str, numbers: int) -> None:
 
 
 def of_machine() -> float:
-    """Bytes of memory; infinite where the system does not tell."""
+    """Bytes of memory; infinity if the system does not say."""
     if os.name != "posix":
         return math.inf
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -35,7 +35,7 @@ class Decided(NamedTuple):
 
 @contextmanager
 def named(prefix: str, names: Collection[str]) -> Iterator[None]:
-    """A ConfigError about one of `names` gets the prefix that the name has where the user wrote it."""
+    """Adds to a ConfigError about one of `names` the prefix with which the user wrote that name."""
     try:
         yield
     except ConfigError as error:

@@ -118,7 +118,7 @@ class SparseMlpConfig:
         if self.experts and self.choices > self.experts:
             raise ConfigError(f"choices={self.choices!r}: there are experts={self.experts!r}")
         moe_blocks(self)
-        # Made here, for groups as small as there are: where a model is compiled its options are no longer checked.
+        # Made here for the smallest groups, since options are no longer checked when a model is compiled.
         object.__setattr__(self, "_options", _settings(self))
 
     @property
@@ -299,7 +299,7 @@ def _sparse_layout(config: SparseMlpConfig) -> Params:
 
 
 def _rescale_layout(name: str, before: tuple[int, int], after: tuple[int, int]) -> Params:
-    """The maps of tokens and of channels, each if there are others afterwards; nothing where there is no map."""
+    """The maps of tokens and of channels, each if it changes their number; nothing if neither does."""
     layout = {}
     for axis, inputs, outputs in zip(("token", "channel"), before, after, strict=True):
         if inputs != outputs:

@@ -1,4 +1,4 @@
-"""What is in a safetensors file: every tensor with its dtype; whatever is wrong with one is said with its name."""
+"""The tensors of a safetensors file, each with its dtype. An error names the tensor that is wrong."""
 
 from typing import Any, NamedTuple
 

@@ -47,7 +47,7 @@ __all__ = [
     "takes_ids",
 ]
 
-ALGORITHMS = (Algorithm("vit", "Dosovitskiy et al. 2020 (arXiv 2010.11929)", 2),)
+ALGORITHMS = (Algorithm("vit", "Dosovitskiy et al. 2020 (arXiv 2010.11929)", 3),)
 
 Array = Any
 
@@ -133,7 +133,7 @@ class VitConfig:
         if moe_blocks(self):
             if self.experts < 1:
                 raise ConfigError(f"experts={self.experts!r}: moe={self.moe!r} needs at least one expert")
-            # Made here: where a model is compiled its options are no longer checked.
+            # Made here, since options are no longer checked when a model is compiled.
             object.__setattr__(self, "_options", _router_config(self))
         else:
             check_options(self.router, self.router_options, DECIDED.names)
@@ -198,7 +198,7 @@ def moe_blocks(config: VitConfig) -> tuple[int, ...]:
 
 
 def router_config(config: VitConfig) -> RouterOptions:
-    """The options of the routers of the MoE blocks, of which there are some."""
+    """The options of the routers of the MoE blocks; there must be such blocks."""
     options: RouterOptions = config._options  # type: ignore[attr-defined]
     return options
 
@@ -226,7 +226,7 @@ def moe_layers(config: VitConfig, images: int) -> list[MoeLayer]:
 
 
 def regrouped(config: VitConfig, images: int) -> VitConfig:
-    """The model with so many images to a group, whose routers have the parameters that they have now."""
+    """The model with `images` images in a group. Its routers keep their parameters."""
     made = replace(config, group_images=images)
     if moe_blocks(config):
         object.__setattr__(made, "_options", router_config(config).of_tokens(images * config.sequence))

@@ -30,7 +30,7 @@ class Assignment(NamedTuple):
 
 
 def even_slots(scores: Any, shards: int = 1) -> int:
-    """Tokens of each expert in each shard, `T / (S E)`; `ShapeError` unless that is whole. A static check of
+    """The number of tokens of each expert in each shard, `T / (S E)`; `ShapeError` unless it is whole. It reads the shape
     (..., tokens, experts)."""
     tokens, experts = scores.shape[-2:]
     if tokens % (experts * check_at_least("shards", shards, 1)):
@@ -48,7 +48,7 @@ def base_assignment(scores: ArrayLike, noise: ArrayLike | None = None, *, shards
     The gap is that of the dual: for any prices p of the experts no balanced assignment has a larger total than
     `sum_t max_e (scores[t, e] - p[e]) + T / E sum_e p[e]`.
 
-    With several shards the tokens, by descending noise, are cut into S equal parts, and each part is a problem of its own:
+    With several shards the tokens, by descending noise, are cut into S equal parts, and each part is solved separately:
     an expert gets T / (S E) tokens of each. The total and the gap are the sums of those of the parts.
 
     Args:

@@ -28,7 +28,7 @@ BL-5: In which order do the tokens of an expert fill its slots?
         By: facebookresearch/fairseq, fairseq/modules/base_layer.py, BaseLayer.forward.
 BL-6: Over which tokens is the assignment balanced in training?
     Reading: over all tokens of the group.
-    Alternative b: over each of several parts by itself, into which the tokens are dealt at random (`shards`).
+    Alternative b: over each of several parts separately, into which the tokens are dealt at random (`shards`).
         By: the paper, section 3.2.1; facebookresearch/fairseq, fairseq/modules/base_layer.py, BaseLayer.forward.
 BL-7: What is an expert?
     Reading: a perceptron of two linear maps, as with every router.
@@ -96,7 +96,7 @@ def base_greedy(scores: ArrayLike) -> NDArray[np.intp]:
 
 
 def base_routing(scores: ArrayLike, expert: ArrayLike, *, capacity: int) -> Routing:
-    """Each token in its expert, by index, weighted by the sigmoid of its score:
+    """Each token goes to its expert. Slots are filled in the order of the tokens; the weight is the sigmoid of the score:
 
         combine[t, a_t, c] = sigmoid(scores[t, a_t]) dispatch[t, a_t, c]
 

@@ -11,11 +11,12 @@ Ambiguity ledger
 
 BP-1: What is the priority of a token that makes several choices?
     Reading: its highest score.
-        By: google-research/vmoe, vmoe/moe.py, _get_top_experts_per_item_common; facebookresearch/fairseq,
-        fairseq/modules/moe/top2gate.py, top2gating (batch_prioritized_routing=True); google/flaxformer,
-        flaxformer/architectures/moe/routing.py, TokensChooseMaskedRouter; microsoft/Tutel,
-        tutel/impls/fast_dispatch.py, extract_critical.
+        By: the paper, section 4 (one of its two scores); google-research/vmoe, vmoe/moe.py,
+        _get_top_experts_per_item_common; facebookresearch/fairseq, fairseq/modules/moe/top2gate.py, top2gating
+        (batch_prioritized_routing=True); google/flaxformer, flaxformer/architectures/moe/routing.py,
+        TokensChooseMaskedRouter; microsoft/Tutel, tutel/impls/fast_dispatch.py, extract_critical.
     Alternative b: the sum of the scores of its choices (`by="sum"`).
+        By: the paper, section 4 (the other).
 BP-2: Is the priority that of a token, or of each of its choices?
     Reading: of the token: all first choices are still assigned before any second choice.
         By: google-research/vmoe, vmoe/moe.py, _get_top_experts_per_item_common.
@@ -27,10 +28,10 @@ BP-3: Which token comes first among equal priorities?
         By: google-research/vmoe, vmoe/moe.py, _get_top_experts_per_item_common (jnp.argsort).
     Alternative b: whatever an unstable sort returns.
         By: microsoft/Tutel, tutel/impls/fast_dispatch.py, compute_sorted_location.
-BP-4: What is the priority where the scores that select are no probabilities (a transport plan, noisy logits)?
+BP-4: What is the priority where the selecting scores are not probabilities (a transport plan, noisy logits)?
     Reading: that of the selecting scores as they are. The token of the largest noisy logit comes first in noisy top-k, even
         where all gates are 1.
-    Alternative b: that of the weights which combine.
+    Alternative b: that of the combine weights.
 """
 
 import numpy as np

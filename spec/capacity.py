@@ -117,7 +117,7 @@ def capacity_of(
     multiple_of: int,
     instead: str = "",
 ) -> int:
-    """`expert_capacity`, whose errors call the factor `name` and, where there is no slot, name what to give `instead`."""
+    """`expert_capacity` with the user's words in its errors: `name` for the factor, `instead` for what else can be given."""
     check_sizes(name, tokens, experts, factor, choices)
     check_option("rounding", rounding, ROUNDINGS)
     check_at_least("multiple_of", multiple_of, 1)
@@ -143,7 +143,7 @@ def check_quotient(name: str, factor: float, quotient: float) -> float:
 
 
 def check_room(name: str, slots: int, tokens: int, experts: int, factor: float, instead: str = "") -> None:
-    """`ConfigError` if an expert has no slot, which names what to give `instead` of the factor."""
+    """`ConfigError` if an expert has no slot. Its message says what can be given `instead` of the factor."""
     if slots < 1:
         raise ConfigError(
             f"{name}: {factor} gives {plural(experts, 'experts')} a capacity of {slots} for {plural(tokens, 'tokens')}, "

@@ -121,7 +121,7 @@ def capped_affinity(
 
 
 def check_cap(capacity: int, cap: int, tokens: int, experts: int) -> None:
-    """`ConfigError` unless experts can choose `capacity` tokens each, and each token be chosen by `cap` at most."""
+    """`ConfigError` unless every expert can choose `capacity` tokens while no token is chosen by more than `cap` experts."""
     check_capacity(capacity, tokens)
     if check_at_least("cap", cap, 1) * tokens < capacity * experts:
         slots = f"the {capacity * experts} slots of {plural(experts, 'experts')}"

@@ -20,7 +20,7 @@ COMPLEX = ("complex128", "complex64")
 def dtype_name(array: Any) -> str:
     """The name of an array's dtype without its framework: `float32` for NumPy, JAX and torch alike.
 
-    Of what is no array, the name of its type.
+    The name of its type, if it is not an array.
     """
     return str(getattr(array, "dtype", type(array).__name__)).removeprefix("torch.")
 
@@ -76,6 +76,13 @@ def check_integers(name: str, array: Any, axes: str) -> None:
     check_rank(name, array, axes)
 
 
+def check_numbers(name: str, array: Any, axes: str) -> None:
+    """`DtypeError` unless `array` holds floating numbers or integers, then `check_rank`."""
+    if not _of_integers(array):
+        check_floating(name, array)
+    check_rank(name, array, axes)
+
+
 def check_one_per_token(name: str, array: Any, shape: tuple[int, ...]) -> None:
     """`DtypeError` unless `array` holds integers, `ShapeError` unless it has the given shape, one entry per token."""
     _check_integer_dtype(name, array)
@@ -91,8 +98,12 @@ def check_mask(name: str, mask: Any, shape: tuple[int, ...], each: str) -> None:
         raise ShapeError(f"{name}: expected shape {tuple(shape)}, one entry per {each}, got {tuple(mask.shape)}")
 
 
+def _of_integers(array: Any) -> bool:
+    return dtype_name(array).startswith(("int", "uint"))
+
+
 def _check_integer_dtype(name: str, array: Any) -> None:
-    if not dtype_name(array).startswith(("int", "uint")):
+    if not _of_integers(array):
         raise DtypeError(f"{name}: expected an integer dtype, got {dtype_name(array)}")
 
 

@@ -72,6 +72,6 @@ def k_means(points: Shared, centroids: Shared, *, iterations: int = 25) -> Clust
 
 
 def nearest(points: Array, centroids: Array) -> Ids:
-    """The nearest centroid of each point by the differences, which are exact where squares of the points would cancel."""
+    """The nearest centroid of each point. It is found from differences, since the squares of points far from 0 cancel."""
     distances = cdist(points, centroids, "sqeuclidean")
     return np.argmin(distances.real, axis=1).astype(np.int64)

@@ -64,14 +64,14 @@ ALGORITHMS = (
 
 
 def check_selectors(selectors: Any) -> int:
-    """The number of groups of the selectors that a backend is given, 1 for those of a static gate; a check of shapes."""
+    """The number of groups of a backend's selectors, 1 for those of a static gate. Only the shape is read."""
     static = len(selectors.shape) == 2
     check_scores("selectors", selectors, "choices experts" if static else "groups tokens choices experts")
     return 1 if static else int(selectors.shape[0])
 
 
 def check_mixture(selectors: Any, logits: Any) -> None:
-    """`ShapeError` unless there is one logit for each selector; a check of shapes."""
+    """`ShapeError` unless there is one logit for each selector. Only the shapes are read."""
     if tuple(logits.shape) != tuple(selectors.shape[:-1]):
         raise ShapeError(
             f"logits: expected {tuple(selectors.shape[:-1])}, as selectors have, got {tuple(logits.shape)}"

@@ -38,7 +38,7 @@ def check_codes(bias: Any, choices: Any, experts: int) -> int:
 def dselect_k_codes(
     tokens: Leading, bias: Shared, kernel: Shared | None = None, *, choices: int, experts: int
 ) -> Codes:
-    """Codes and logits of the selectors, of each token, or without a kernel the same for all tokens:
+    """Codes and logits of the selectors: of each token, or the same for all tokens if there is no kernel:
 
         z, alpha = tokens @ kernel + bias    or    z, alpha = bias
 

@@ -42,7 +42,7 @@ EPSILON = 1e-6
 
 
 def dselect_k_entropy(selectors: ArrayLike) -> Array:
-    """`-sum r log(r + 1e-6)` over selectors and experts, and over tokens: it is 0 when each selector has one expert.
+    """`-sum r log(r + 1e-6)` over selectors, experts and tokens. It is about 0 when each selector is on one expert.
 
     Args:
         selectors: r, (..., choices, experts).
@@ -68,7 +68,7 @@ def dselect_k_entropy(selectors: ArrayLike) -> Array:
 
 
 def dselect_k_reachability(selectors: ArrayLike) -> Array:
-    """`sum 1 / max(sum_e r[e], 1e-6)` over selectors, and over tokens: it keeps them off codes that no expert has.
+    """`sum 1 / max(sum_e r[e], 1e-6)` over selectors and tokens. It keeps selectors off codes without an expert.
 
     There is no gradient where the mass `sum_e r[e]` is below 1e-6.
 
@@ -76,7 +76,7 @@ def dselect_k_reachability(selectors: ArrayLike) -> Array:
         selectors: r, (..., choices, experts).
 
     Returns:
-        A scalar, at least the number of selectors (times tokens), which it is when all mass is on experts.
+        A scalar, at least the number of selectors (times tokens); it is that number when all mass is on experts.
 
     Raises:
         ShapeError: `selectors` does not have the axes above.

@@ -11,6 +11,8 @@
 
 Where all hashes agree, `multi_hash_mlp` is the plain expert.
 
+The paper's section numbers, here and in `hash_tables` and `token_ids`, are second-hand: its text was not at hand.
+
 Ambiguity ledger
 
 HL-1: Does an expert of a hash layer have a capacity?
@@ -32,19 +34,20 @@ HL-4: What is around the perceptron of an expert?
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from moespec.spec.algorithm import Algorithm
-from moespec.spec.checks import check_at_least, check_capacity, check_option, check_segments, check_size
+from moespec.spec.checks import check_at_least, check_capacity, check_numbers, check_option, check_segments, check_size
 from moespec.spec.errors import ConfigError, ContractError
 from moespec.spec.gelu import activation as gelu_activation
 from moespec.spec.layer import expert_parameters
 from moespec.spec.numerics import Array, Shared, positive_part
 from moespec.spec.routing import Routing
 from moespec.spec.token_choice import token_choice
-from moespec.spec.values import as_array, as_ids, even
+from moespec.spec.values import as_array, as_ids, check_finite, even
 
 __all__ = ["hash_routing", "hash_table_of", "multi_hash_mlp"]
 
@@ -57,7 +60,7 @@ Ids = NDArray[np.int64]
 
 
 def hash_table_of(tables: Shared, *, hash: int = 0) -> Ids:
-    """The table of one hash, of the tables that a hash layer has among its parameters, where integers are floating.
+    """The table of one hash. A hash layer has its tables among its parameters, where the integers are floating numbers.
 
     Args:
         tables: (hashes, ids), whole numbers, in a floating or integer dtype.
@@ -69,8 +72,8 @@ def hash_table_of(tables: Shared, *, hash: int = 0) -> Ids:
     Raises:
         ConfigError: there is no such `hash`.
         ShapeError: `tables` does not have the axes above.
-        DtypeError: `tables` holds neither numbers nor integers.
-        ContractError: `tables` holds what is no whole number of at least 0.
+        DtypeError: `tables` holds neither floating numbers nor integers.
+        ContractError: an entry of `tables` is not a whole number, or is negative.
 
     Source: Hash, section 3.
 
@@ -78,28 +81,29 @@ def hash_table_of(tables: Shared, *, hash: int = 0) -> Ids:
     [1, 0, 1]
     """
     array = even("tables", tables)
+    check_tables(array, hash)
     if array.dtype.kind not in "iu":
-        array = as_array("tables", array, "hashes ids").real
+        array = array.real.astype(np.float64)
+        check_finite("tables", array)
         wrong = (array != np.rint(array)) | (array >= 2.0**53) | (array <= -(2.0**53))
         if wrong.any():
             index = tuple(int(i) for i in np.argwhere(wrong)[0])
             raise ContractError(f"tables: expected whole numbers, but the value at {index} is {array[index]}")
         array = array.astype(np.int64)
-    array = as_ids("tables", array, "hashes ids")
-    check_hash(hash, len(array))
-    return array[hash]
+    return as_ids("tables", array, "hashes ids")[hash]
 
 
-def check_hash(hash: int, hashes: int) -> None:
-    """`ConfigError` unless `hash` is one of so many hashes."""
-    if check_at_least("hash", hash, 0) >= hashes:
-        raise ConfigError(f"hash: expected less than the number of tables, {hashes}, got {hash}")
+def check_tables(tables: Any, hash: int) -> None:
+    """What backends check of `hash_table_of`: dtype and axes of `tables`, and that there is such a `hash`."""
+    check_numbers("tables", tables, "hashes ids")
+    if check_at_least("hash", hash, 0) >= tables.shape[0]:
+        raise ConfigError(f"hash: expected less than the number of tables, {tables.shape[0]}, got {hash}")
 
 
 def hash_routing(
     ids: ArrayLike, table: Shared, *, experts: int, capacity: int | None = None, like: Shared | None = None
 ) -> Routing:
-    """Each token to the expert that the table has for its id, with weight 1: Token Choice of one expert.
+    """Each token goes to the expert that the table has for its id, with weight 1. This is Token Choice of one expert.
 
     Args:
         ids: (tokens,) integers, from 0 to V - 1.
@@ -142,8 +146,8 @@ def multi_hash_mlp(
         u   = relu( [..., w1[k_m, :, segment m] x + b1[k_m, segment m], ...] )
         y   =       [..., w2[k_m, :, segment m] u + b2[k_m, segment m], ...]
 
-    Experts are mixed inside the perceptron, so there is no dispatch and combine. Where all k_m are equal it is that
-    expert; the parameters are those of E experts.
+    Experts are mixed inside the perceptron, so there is no dispatch and combine. Where all k_m are equal, the result is
+    that of this expert. The parameters are those of E experts.
 
     Args:
         tokens: (tokens, width).

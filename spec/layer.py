@@ -11,9 +11,12 @@ Ambiguity ledger
 
 LA-1: Which form of GELU do the experts use?
     Reading: the tanh approximation, flax's default.
-        By: google-research/vision_transformer, vit_jax/models_vit.py, MlpBlock (flax.linen.gelu).
+        By: google-research/vision_transformer, vit_jax/models_vit.py, MlpBlock (flax.linen.gelu);
+        google-research/vmoe, vmoe/nn/vit_moe.py, MlpBlock, which is that one.
     Alternative b: the exact one with erf, torch's default.
-        By: lucidrains/soft-moe-pytorch, soft_moe_pytorch/soft_moe.py, FeedForward.
+        By: lucidrains/soft-moe-pytorch, soft_moe_pytorch/soft_moe.py, FeedForward; bwconrad/soft-moe,
+        soft_moe/vision_transformer.py, SoftMoEVisionTransformer (torch.nn.GELU); lucidrains/vit-pytorch,
+        vit_pytorch/vit.py, FeedForward.
 LA-2: What does a token without a slot get?
     Reading: 0, so that only the residual connection carries it.
         By: google-research/vmoe, vmoe/moe.py, EinsumDispatcher.combine; tensorflow/mesh,
@@ -135,9 +138,9 @@ def expert_mlp(
 
 
 def used_experts(routing: Routing) -> NDArray[np.bool_]:
-    """Which experts have a token in one of their slots: what `expert_mlp` takes to leave the others out.
+    """Which experts have a token in one of their slots. `expert_mlp` takes it as `used`, and leaves the others out.
 
-    In a backend, those that have one in any group.
+    In a backend, an expert counts if it has a token in any group.
 
     Args:
         routing: `dispatch` and `combine`, each (tokens, experts, capacity).
@@ -161,7 +164,7 @@ def used_experts(routing: Routing) -> NDArray[np.bool_]:
 
 
 def expert_parameters(params: Mapping[str, ArrayLike], *, width: int, experts: int | None = None) -> dict[str, Array]:
-    """The checked parameters of the perceptrons of `experts` (as many as there are, if None) for inputs of a width."""
+    """The checked parameters of the perceptrons, for inputs of a width and for `experts` experts (any number if None)."""
     if missing := [name for name in AXES if name not in params]:
         raise ConfigError(f"params: {missing[0]} is missing, got {sorted(params)}")
     weights = {name: as_array(name, params[name], axes) for name, axes in AXES.items()}

@@ -6,9 +6,11 @@
         Alternative b: another answer.
             By: owner/repository, file.py, function.
 
-`By` says who is known to answer so: the paper in so many words, or public code, which is named by repository and place.
-An entry below the heading "Often done differently" is a pitfall: the paper answers it in so many words. Below "Ambiguity
-ledger" stand the others: the paper is silent, can be read in several ways, or another source answers otherwise.
+`By` says who is known to answer so: a paper in so many words, or public code, which is named by repository and place. "the
+paper" is the one whose symbols the table of the module has. Any other has its name and number, as in "Switch (arXiv
+2101.03961), appendix B", and the same name in every entry.
+An entry below the heading "Often done differently" is a pitfall: a paper answers it in so many words. Below "Ambiguity
+ledger" stand the others: the paper is silent, can be read in several ways, or another source answers differently.
 """
 
 import re
@@ -27,7 +29,7 @@ _READING = re.compile(
 
 @dataclass(frozen=True)
 class Taker:
-    """Who takes a reading: "the paper", or public code by its repository or package; and where."""
+    """Who takes a reading: "the paper", another one as "Name (arXiv number)", or public code by its repository; and where."""
 
     who: str
     where: str = ""
@@ -52,7 +54,7 @@ class LedgerEntry:
     """A question that implementations answer differently.
 
     id: of the entry. readings: the answers, that of this specification first.
-    pitfall: whether the paper answers it in so many words.
+    pitfall: whether a paper answers it in so many words.
     module: the module of the specification whose docstring has it.
     """
 

@@ -22,16 +22,16 @@ AL-2: Does the threshold of the load loss count the expert itself?
         By: google-research/vmoe, vmoe/nn/routing.py, NoisyTopExpertsPerItemRouter._load_auxiliary_loss;
         microsoft/Tutel, tutel/impls/losses.py, load_importance_loss.
     Alternative b: no, it is the K-th largest of the other experts.
-        By: Shazeer et al. 2017, appendix A; tensorflow/tensor2tensor, tensor2tensor/utils/expert_utils.py,
-        _prob_in_top_k.
+        By: Shazeer et al. 2017 (arXiv 1701.06538), appendix A; tensorflow/tensor2tensor,
+        tensor2tensor/utils/expert_utils.py, _prob_in_top_k.
 AL-3: How is the balance loss scaled?
     Reading: E times the sum, which is 1 for uniform scores.
-        By: the paper, Switch, eq. (4); google-research/vmoe, vmoe/nn/routing.py,
+        By: Switch (arXiv 2101.03961), eq. (4); google-research/vmoe, vmoe/nn/routing.py,
         NoisyTopExpertsPerItemRouter._gshard_auxiliary_loss; tensorflow/mesh, mesh_tensorflow/transformer/moe.py,
         _switch_gating and _top_2_gating; tensorflow/lingvo, lingvo/core/gshard_layers.py, Top2GatingOnLogits;
         microsoft/Tutel, tutel/impls/losses.py, gshard_loss.
     Alternative b: 1 / E times the sum.
-        By: Lepikhin et al. 2020, Algorithm 1, line 13.
+        By: GShard (arXiv 2006.16668), Algorithm 1, line 13.
     Alternative c: divided by K or by the number of layers.
         By: databricks/megablocks, megablocks/layers/moe.py, batched_load_balancing_loss; deepspeedai/DeepSpeed,
         deepspeed/moe/sharded_moe.py, topkgating; NVIDIA/Megatron-LM, megatron/core/transformer/moe/moe_utils.py,
@@ -54,7 +54,8 @@ AL-6: Which logits does the importance loss see?
         By: google-research/vmoe, vmoe/nn/routing.py, NoisyTopExpertsPerItemRouter._compute_gates_softmax_and_metrics;
         microsoft/Tutel, tutel/impls/losses.py, load_importance_loss.
     Alternative b: the sparse noisy gates.
-        By: Shazeer et al. 2017, section 4; tensorflow/tensor2tensor, tensor2tensor/utils/expert_utils.py, local_moe.
+        By: Shazeer et al. 2017 (arXiv 1701.06538), section 4; tensorflow/tensor2tensor,
+        tensor2tensor/utils/expert_utils.py, local_moe.
 """
 
 import numpy as np
@@ -71,7 +72,7 @@ __all__ = ["balance_loss", "importance_loss", "load_loss"]
 ALGORITHMS = (
     Algorithm("importance_loss", "Liu et al. 2024 (arXiv 2401.15969), appendix A", 1, ("importance_loss",)),
     Algorithm("load_loss", "Liu et al. 2024 (arXiv 2401.15969), eqs. (12)-(15)", 1, ("load_loss",)),
-    Algorithm("balance_loss", "Fedus et al. 2021 (arXiv 2101.03961), eqs. (4)-(6)", 1, ("balance_loss",)),
+    Algorithm("balance_loss", "Fedus et al. 2021 (arXiv 2101.03961), eqs. (4)-(6)", 2, ("balance_loss",)),
 )
 
 

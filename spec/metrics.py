@@ -4,7 +4,7 @@ Often done differently
 
 ME-1: Which tokens count as dropped?
     Reading: those that no expert processes.
-        By: the paper, Soft MoE (arXiv 2308.00951), appendix B.
+        By: Soft MoE (arXiv 2308.00951), appendix B.
     Alternative b: every choice that finds no slot, also of a token that another expert processes.
 """
 
@@ -19,7 +19,7 @@ __all__ = ["routing_metrics"]
 
 
 def routing_metrics(routing: Routing) -> dict[str, Array]:
-    """How evenly a routing loads the experts, how many tokens it covers, and how decidedly.
+    """How evenly a routing loads the experts, how many tokens it covers, and how concentrated the weights of a token are.
 
         load[e]   = 1 / T sum_t,c dispatch[t, e, c]       for a sparse routing: filled slots of the expert / T
         coverage  = 1 / T #{t : dispatch[t, e, c] > 0 for some e, c}

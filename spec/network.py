@@ -4,9 +4,13 @@ Ambiguity ledger
 
 NW-1: What does the layer norm add to the variance, and which variance is it?
     Reading: 1e-6, flax's default, and that of the population.
-        By: google-research/vmoe, vmoe/nn/vit_moe.py, EncoderBlock (flax.linen.LayerNorm).
+        By: google-research/vmoe, vmoe/nn/vit_moe.py, EncoderBlock (flax.linen.LayerNorm); bwconrad/soft-moe,
+        soft_moe/vision_transformer.py, SoftMoEVisionTransformer.
     Alternative b: 1e-5, torch's default.
+        By: lucidrains/vit-pytorch, vit_pytorch/vit.py, Transformer (torch.nn.LayerNorm).
     Alternative c: 1e-6, and the unbiased variance.
+        By: harvardnlp/annotated-transformer, the_annotated_transformer.py, LayerNorm, which adds it to the standard
+        deviation.
 NW-2: Is the sigmoid cross-entropy summed or averaged over classes?
     Reading: summed.
         By: google-research/big_vision, big_vision/utils.py, sigmoid_xent; google-research/vmoe, vmoe/train/trainer.py,

@@ -18,7 +18,7 @@ __all__ = ["RouterOptions"]
 
 @dataclass(frozen=True, kw_only=True)
 class RouterOptions:
-    """What every router is told. Raises ConfigError for a value that an option cannot have."""
+    """The options that every router has. Raises ConfigError for a value that an option cannot have."""
 
     width: Count
     """width D of a token"""
@@ -45,7 +45,7 @@ class RouterOptions:
         return cls(**given)
 
     def check_training(self) -> None:
-        """ConfigError for what has no meaning in training, though it has at evaluation."""
+        """ConfigError for options that are valid at evaluation only."""
 
     def of_tokens(self, tokens: int) -> Self:
         """These options for groups of another size: made without a look at the types of the fields, which no compiler
@@ -76,7 +76,7 @@ class SlotOptions(RouterOptions):
 
     @property
     def items(self) -> tuple[int, int]:
-        """How many tokens ask for slots, and for how many each."""
+        """How many tokens request slots, and how many slots each of them requests."""
         return self.tokens, 1
 
     def capacity(self, *, train: bool = True) -> int:
@@ -104,10 +104,10 @@ class SlotOptions(RouterOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class CapacityOptions(SlotOptions):
-    """How many slots an expert has, where evaluation may have other slots than training."""
+    """How many slots an expert has; evaluation may have another number than training."""
 
     eval_capacity_factor: Factor | None = None
-    """the capacity factor at evaluation, if it is another than in training"""
+    """the capacity factor at evaluation, if it differs from that of training"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -122,7 +122,7 @@ class CapacityOptions(SlotOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertChoiceOptions(CapacityOptions):
-    """How many slots an expert has that chooses tokens: at most as many as there are tokens."""
+    """How many slots an expert has in Expert Choice: at most as many as there are tokens."""
 
     def capacity(self, *, train: bool = True) -> int:
         """Slots C of an expert, in training or at evaluation. Raises ConfigError if it has none, or more than tokens."""
@@ -152,12 +152,12 @@ class TokenChoiceOptions(CapacityOptions):
 
     @property
     def choices(self) -> int:
-        """Experts K that a token chooses: 1, unless a router has another number, or an option for it."""
+        """Experts K that a token chooses: 1, unless the router fixes another number or has an option for it."""
         return 1
 
     @property
     def items(self) -> tuple[int, int]:
-        """Every token asks, for each of its choices."""
+        """Every token requests one slot for each of its choices."""
         return self.tokens, self.choices
 
 

@@ -21,7 +21,7 @@ ALGORITHMS = (
 
 
 def collapse_metrics(routing: Routing) -> dict[str, Array]:
-    """How close the softmaxes of Soft MoE are to one-hot vectors, to which they collapse as tokens get wider:
+    """How close the softmaxes of Soft MoE are to one-hot vectors. They collapse to these as tokens get wider:
 
         dispatch_max = mean over slots of max_t dispatch[t, e, c]
         combine_max  = mean over tokens of max_e,c combine[t, e, c]
@@ -72,7 +72,7 @@ def summed_dispatch(routing: Routing) -> Array:
 
 
 def cumulative_dispatch(routing: Routing) -> Array:
-    """How many tokens make up a slot: entry k is the weight of the k + 1 tokens of the largest weight, mean over slots,
+    """How many tokens make up a slot. Entry k is the summed weight of the k + 1 largest tokens, averaged over slots:
 
         cumulative[k] = mean over e, c of the sum of the k + 1 largest dispatch[:, e, c]
 
@@ -101,7 +101,7 @@ def cumulative_dispatch(routing: Routing) -> Array:
 
 
 def experts_per_token(routing: Routing) -> dict[str, Array]:
-    """How many experts process a token, which in Expert Choice is any number: with n[t] the experts of token t,
+    """How many experts process a token. In Expert Choice it can be any number. With n[t] experts for token t:
 
         experts_min, experts_max     min_t n[t], max_t n[t]
         at_least_1, _2, _4           1 / T #{t : n[t] >= 1}, and so on

@@ -1,4 +1,4 @@
-"""The sigmoid affinity: each expert by itself, with no competition between experts."""
+"""The sigmoid affinity: every expert is scored independently of the others."""
 
 from numpy.typing import ArrayLike
 
@@ -9,7 +9,7 @@ __all__ = ["sigmoid_affinity"]
 
 
 def sigmoid_affinity(logits: ArrayLike) -> Array:
-    """Each expert by itself, `1 / (1 + exp(-L[t, e]))`.
+    """The sigmoid of each logit, `1 / (1 + exp(-L[t, e]))`. Experts do not compete.
 
     Args:
         logits: L, (tokens, experts).

@@ -1,6 +1,6 @@
 """Soft MoE: every slot holds a convex combination of all tokens, and every token gets one of all slot outputs.
 
-| here | SoftMoE (arXiv 2308.00951) | Routers (arXiv 2401.15969), eqs. (10)-(11) |
+| here | Soft MoE (arXiv 2308.00951) | Routers (arXiv 2401.15969), eqs. (10)-(11) |
 |---|---|---|
 | `tokens` (T, D) | X, m x d | X |
 | `slots` (D, E, C) | Phi, d x n x p | W |
@@ -109,7 +109,7 @@ def soft_routing(
         DtypeError: `tokens`, `slots` or `scale` is not floating.
         ContractError: `tokens`, `slots` or `scale` holds NaN or infinity.
 
-    Source: SoftMoE, eqs. (1)-(2), Algorithms 1 and 2; the ablations are those of section 3.6 and appendix A.
+    Source: Soft MoE, eqs. (1)-(2), Algorithms 1 and 2; the ablations are those of section 3.6 and appendix A.
 
     >>> slots = np.array([[1.0, 0.0], [1.0, 2.0]])[:, :, None]  # two experts with one slot
     >>> routing = soft_routing([[3.0, 4.0], [0.0, 2.0], [1.0, 0.0]], slots, scale=2.0)

@@ -26,7 +26,7 @@ SA-3: Are the K selected weights of a token divided by their sum?
         mesh_tensorflow/transformer/moe.py, _switch_gating; google/flaxformer, flaxformer/architectures/moe/routing.py,
         TokensChooseMaskedRouter.
     Alternative b: yes, before capacity drops any (GShard) or after (Sparse Upcycling).
-        By: Lepikhin et al. 2020, Algorithm 1; microsoft/Tutel, tutel/impls/fast_dispatch.py, extract_critical
+        By: GShard (arXiv 2006.16668), Algorithm 1; microsoft/Tutel, tutel/impls/fast_dispatch.py, extract_critical
         (normalize_gate=True); deepspeedai/DeepSpeed, deepspeed/moe/sharded_moe.py, top2gating and topkgating.
 SA-4: From which distribution is the initial kernel of a router drawn?
     Reading: LeCun normal: a truncated normal of the variance 1 / D. Switch has a tenth of it, noisy top-k starts at 0.
@@ -39,7 +39,7 @@ Often done differently
 
 SA-2: Is 1 / E the standard deviation or the variance of the noise?
     Reading: the standard deviation.
-        By: the paper, V-MoE (normal noise with the variance 1 / E^2);
+        By: V-MoE (arXiv 2106.05974), where the noise is normal with the variance 1 / E^2;
         google-research/vmoe, vmoe/nn/routing.py, NoisyTopExpertsPerItemRouter._compute_gates_softmax_and_metrics.
     Alternative b: the variance.
 """

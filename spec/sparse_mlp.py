@@ -30,7 +30,7 @@ SL-5: What is a routing group?
     Reading: all channels, or all tokens, of the batch; arguments split it.
     Alternative b: those of one image.
 SL-6: What is the capacity factor?
-    Reading: 1.05 in the models, rounded up; the paper does not say. The router `importance_score` by itself has 1.
+    Reading: 1.05 in the models, rounded up; the paper does not say. The default of the router `importance_score` is 1.
     Alternative b: 1.
     Alternative c: that of V-MoE at evaluation.
 SL-7: Which of the two MoE layers does importance-score routing concern?
@@ -73,7 +73,7 @@ def rescale(x: ArrayLike, params: Mapping[str, ArrayLike]) -> Array:
         x: one image, (tokens, channels).
         params: `token_kernel` W_S (tokens, new tokens) and `token_bias` b_S (new tokens,), `channel_kernel` W_C (channels,
             new channels) and `channel_bias` b_C (new channels,). Without the first two the tokens stay as they are,
-            without the last two the channels do; one of the two pairs there must be.
+            without the last two the channels do. At least one of the two pairs is required.
 
     Returns:
         (new tokens, new channels).
@@ -105,7 +105,7 @@ def rescale(x: ArrayLike, params: Mapping[str, ArrayLike]) -> Array:
 
 
 def check_rescale(params: Mapping[str, Any], tokens: int, channels: int) -> None:
-    """ConfigError, ShapeError or DtypeError unless `params` are maps of so many tokens and channels, as arrays."""
+    """ConfigError, ShapeError or DtypeError unless `params` are maps for that many tokens and channels. They are returned as arrays."""
     names = list(AXES)
     if set(params) not in ({*names}, {*names[:2]}, {*names[2:]}):
         raise ConfigError(

@@ -67,7 +67,7 @@ def normalize_selected(scores: ArrayLike, combine_scores: ArrayLike | None = Non
 
         B[t, e] / sum_e' in top K of A[t] B[t, e']
 
-    before capacity drops, which are not made up for.
+    The sum is taken before capacity drops any choice, and is not corrected for drops.
 
     Args:
         scores: A, (tokens, experts), by which tokens choose.

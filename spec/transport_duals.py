@@ -184,7 +184,7 @@ def dual(
 
 
 def finite(found: Found) -> Found:
-    """What a dual gives, if it is finite."""
+    """The result of a dual, after a check that it is finite."""
     for part in found:
         check_overflow(part)
     return found

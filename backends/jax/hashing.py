@@ -1,7 +1,7 @@
 """Hash layers: token ids, the routing that a table gives, and MultiHash. Tables are made by the specification.
 
-Shape comments: G groups, T tokens, P pixels, V codes or ids, N hashes, E experts, D width, H hidden. Ids are int32. They
-are not looked at: one that the table does not have is undefined, as is an expert that does not exist.
+Shape comments: G groups, T tokens, P pixels, V codes or ids, N hashes, E experts, D width, H hidden. Ids are int32. Their
+values are not checked: for an id that the table does not have, or an expert that does not exist, results are undefined.
 """
 
 from collections.abc import Mapping
@@ -19,13 +19,12 @@ from moespec.spec.checks import (
     check_capacity,
     check_integers,
     check_option,
-    check_rank,
     check_same_shape,
     check_scores,
     check_segments,
     check_size,
 )
-from moespec.spec.hash_layers import check_hash
+from moespec.spec.hash_layers import check_tables
 from moespec.spec.token_ids import EPSILON
 
 __all__ = [
@@ -75,8 +74,7 @@ def pair_ids(first: Array, second: Array, *, vocabulary: int) -> Array:
 
 def hash_table_of(tables: Array, *, hash: int = 0) -> Array:
     """tables (hashes, ids) -> (ids,) int32, without gradient."""
-    check_rank("tables", tables, "hashes ids")
-    check_hash(hash, tables.shape[0])
+    check_tables(tables, hash)
     return cast(tables, "int32")[hash]
 
 

@@ -56,7 +56,7 @@ class SoftRouting(NamedTuple):
 
 
 def batched(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` of each group, and the results put together; `function` itself if its arrays have no groups."""
+    """`function` applied to each group, with the results joined; `function` itself if its arrays have no groups."""
     kinds = array_arguments(function)
     if "group" not in kinds.values():
         return function
@@ -76,7 +76,7 @@ def batched(function: Callable[..., Any]) -> Callable[..., Any]:
 def groups(**arrays: Any) -> list[dict[str, Any]]:
     """The arguments of each group: row g of every array or routing; None stays None.
 
-    Raises ShapeError where there are no groups, or other numbers of them.
+    Raises ShapeError if there are no groups, or if the arrays have different numbers of them.
     """
     rows = {name: _rows(array) for name, array in arrays.items() if array is not None}
     first = next(iter(rows))
@@ -120,7 +120,7 @@ def _stack(values: Sequence[Array]) -> Array:
 
 
 def router_of_groups(router: Router) -> Router:
-    """A router of the specification, run on each group by itself: what those of the compiled backends are compared with."""
+    """A router of the specification, run group by group. Those of the compiled backends are compared with it."""
 
     def compose(
         B: Any, params: Params, tokens: Array, options: Any, *, noise: Array | None, train: bool, **needed: Array

@@ -1,4 +1,4 @@
-"""The few functions of a backend that are not those of the specification, group by group."""
+"""The few functions of a backend that are not the specification's, applied group by group."""
 
 from collections.abc import Callable
 from typing import Any

@@ -228,7 +228,7 @@ def _combine_scores(scores: Tensor, combine_scores: Tensor | None) -> Tensor:
 
 
 def request_slots(requests: Tensor, experts: int, capacity: int) -> Tensor:
-    """The slot `e * C + c` of each request for an expert, in the order of service; E * C where it is full.
+    """The slot `e * C + c` of each request for an expert, assigned in order; E * C where the expert is full.
 
     requests: (groups, requests) int32, where E stands for no expert and gets E * C, too; returns the same.
     """

@@ -1,6 +1,6 @@
 """Hash layers: token ids, the routing that a table gives, and MultiHash. Tables are made by the specification.
 
-Ids are int32. They are not looked at: one that the table does not have is an error of the device, or undefined.
+Ids are int32. Their values are not checked: one that the table does not have is an error of the device, or undefined.
 """
 
 from collections.abc import Mapping
@@ -19,13 +19,12 @@ from moespec.spec.checks import (
     check_capacity,
     check_integers,
     check_option,
-    check_rank,
     check_same_shape,
     check_scores,
     check_segments,
     check_size,
 )
-from moespec.spec.hash_layers import check_hash
+from moespec.spec.hash_layers import check_tables
 from moespec.spec.token_ids import EPSILON
 
 __all__ = [
@@ -77,8 +76,7 @@ def pair_ids(first: Tensor, second: Tensor, *, vocabulary: int) -> Tensor:
 
 def hash_table_of(tables: Tensor, *, hash: int = 0) -> Tensor:
     """tables (hashes, ids) -> (ids,) int32, without gradient."""
-    check_rank("tables", tables, "hashes ids")
-    check_hash(hash, tables.shape[0])
+    check_tables(tables, hash)
     return cast(tables, "int32")[hash]
 
 

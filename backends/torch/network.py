@@ -54,8 +54,7 @@ def expert_mlp(
 ) -> Tensor:
     """inputs (G, E, C, D), params as in the specification -> (G, E, C, D'), in the dtype of `inputs` or of autocast.
 
-    Op by op, experts that are not `used` are not run, for which the host waits for `used`; compiled code, which never waits,
-    runs them.
+    Op by op, the host waits for `used` and leaves the other experts out. Compiled code never waits, and runs them all.
     """
     check_scores("inputs", inputs, "groups experts capacity width")
     check_option("gelu", gelu, ("tanh", "erf"))

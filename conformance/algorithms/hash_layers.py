@@ -71,6 +71,12 @@ def _tables() -> Iterator[Definition]:
     yield invalid_option(valid, "table_of_hash", "hash", hash=3)
     yield invalid_option(valid, "table_of_hash_below", "hash", hash=-1)
     yield invalid(valid, "table_of_rank", "ShapeError", "tables", inputs={"tables": flat(whole)})
+    purpose = "Tables of booleans, which are not numbers."
+    truths = {"tables": tensor(tables > 0, "hashes ids")}
+    yield invalid(valid, "table_of_dtype", "DtypeError", "tables", inputs=truths, purpose=purpose)
+    purpose = "An expert below 0."
+    below = {"tables": tensor(tables - E, "hashes ids")}
+    yield invalid(valid, "table_of_below_zero", "ContractError", "tables", inputs=below, purpose=purpose)
     floating = tensor(tables.astype(float), "hashes ids")
     for name, number in (("fraction", 1.5), ("nan", np.nan)):
         purpose = "An expert that is no whole number."

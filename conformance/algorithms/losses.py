@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from scipy.special import ndtr
 
-from moespec.conformance.engine.definition import Definition, single
-from moespec.conformance.engine.describe import Function, Output
+from moespec.conformance.engine.definition import Definition, call, single
+from moespec.conformance.engine.describe import Choice, Function, Output
 from moespec.conformance.engine.format import Tensor
 from moespec.conformance.engine.inputs import both, groups_tokens, logits, utilities
 from moespec.conformance.engine.invalid import (
@@ -25,6 +25,8 @@ from moespec.conformance.engine.invalid import (
     invalid_sizes,
     with_value,
 )
+from moespec.conformance.engine.margins import token_choice_margin
+from moespec.conformance.engine.near import near_ties
 from moespec.conformance.engine.scale import normal_density, variation
 from moespec.conformance.engine.variant import Variant, variant
 from moespec.spec.numerics import logsumexp, normal_cdf, stable_order, variance
@@ -52,10 +54,15 @@ def _z_scale(logits: Any) -> Any:
     return np.mean(totals * (totals + 2 * errors))
 
 
+def _preferred(scores: Any, scale: Any, options: Any) -> float:
+    """How clearly each token prefers an expert, which the balance loss counts."""
+    return token_choice_margin(scores, scale, 1)
+
+
 FUNCTIONS = (
     Function("importance_loss", {"loss": Output(scale="written", written=_importance_scale)}),
     Function("load_loss", {"loss": Output(written=_load_scale)}),
-    Function("balance_loss", {"loss": Output()}),
+    Function("balance_loss", {"loss": Output()}, Choice("scores", _preferred)),
     Function("z_loss", {"loss": Output(scale="written", written=_z_scale)}),
 )
 
@@ -67,6 +74,7 @@ def cases() -> Iterator[Definition]:
     """All cases of this module."""
     yield from _of_scores("importance_loss", "population_variance")
     yield from _of_scores("balance_loss", "first_maximum")
+    yield from near_ties("balance_loss", call("balance_loss", {"scores": "router_logits"}))
     yield from _load()
     yield from _z()
 

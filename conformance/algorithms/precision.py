@@ -53,10 +53,16 @@ def _selected(rounded: Rounding) -> dict[str, Replacement]:
         weights = np.where(chosen > 0, np.exp(shifted), 0)
         return weights / weights.sum(axis=2, keepdims=True)
 
+    def preferences(B: Any, scores: Any) -> Any:
+        B.balance_loss(scores)
+        fraction = chosen_mask(rounded(scores), 1).mean(axis=1)
+        return scores.shape[2] * np.mean(np.sum(fraction * np.mean(scores, axis=1), axis=1))
+
     return {
         **{name: allocation(name) for name in ("token_choice", "expert_choice", "importance_score_choice")},
         **{name: order(name) for name in ("batch_priority", "importance_score_order", "base_greedy")},
         "noisy_top_k_affinity": gates,
+        "balance_loss": preferences,
     }
 
 

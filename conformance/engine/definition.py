@@ -22,7 +22,7 @@ class Noise(NamedTuple):
 
 
 class Draws(NamedTuple):
-    """How tokens are drawn: their grid's reach, how often at most, and the margin that is large enough.
+    """How tokens are drawn: the reach of their grid, the largest number of attempts, and the margin that is large enough.
 
     Neighbours that differ by 12 % of their sum stay apart in bfloat16 in most cases.
     """

@@ -22,7 +22,7 @@ _salt: ContextVar[str] = ContextVar("salt", default="")
 
 @contextmanager
 def salted(salt: str) -> Iterator[None]:
-    """In which every name gives other numbers, the same for the same salt; the committed vectors have none."""
+    """A context in which every name gives other numbers, the same for the same salt. The committed vectors have no salt."""
     token = _salt.set(salt)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Cases of routers, and the tokens that they are drawn with: again and again until their choices are far from ties."""
+"""Cases of routers. Their tokens are drawn again until all choices are far from ties."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""Cases made at this moment from a seed: the definitions of the committed ones with other numbers drawn.
+"""Fresh cases from a seed: the definitions of the committed cases with other random numbers.
 
 What a target must compute for the committed vectors can be looked up in them; for these it cannot. The same seed gives
 the same cases. Every expected result, tolerance and margin is computed anew; a draw that cannot be made, or whose
@@ -39,7 +39,7 @@ def fresh(seed: int, only: Callable[[str], bool] = lambda id: True, *, jobs: int
 
 
 def is_drawn(definition: Definition) -> bool:
-    """Whether a salted definition makes a fresh case: of a call that is compared by its numbers, and these are drawn."""
+    """Whether a salted definition makes a fresh case: its call is compared by numbers, and these are random."""
     if definition.kind in ("negative", "trajectory") or any(function(s.call).batched for s in definition.stages):
         return False
     committed = definitions()[definition.id].inputs

@@ -123,7 +123,7 @@ def invalid_option(valid: Definition, name: str, argument: str = "", **options: 
 def invalid_arrays(
     valid: Definition, argument: str, prefix: str = "", without: str = "", named: str = ""
 ) -> Iterator[Definition]:
-    """NaN, a missing axis and a wrong dtype of one array; `without` one of these that is no error.
+    """NaN, a missing axis and a wrong dtype of one array, except the one named by `without`.
 
     Infinity, too, of the array that needs no prefix, the main one of an algorithm. named: what the error calls the
     array, if not by its name among the inputs.

@@ -70,7 +70,7 @@ def condition(function: Function, inputs: Arrays, results: Arrays) -> Arrays:
 
 
 def moved(inputs: Arrays, probe: int, step: float) -> Arrays:
-    """Every number of every float input changed by the factor `1 + step` or `1 - step`, but for the tables of a hash layer.
+    """Every number of every float input changed by the factor `1 + step` or `1 - step`, except the tables of a hash layer.
 
     These are whole numbers, which stand among floating parameters.
     """
@@ -109,7 +109,7 @@ def _floats(results: Arrays) -> Arrays:
 
 
 def stability(function: Function, inputs: Arrays, *, probes: int = 16) -> float:
-    """The largest of 1/4, 1/8, ... by which all float inputs can be changed without another result, or 0."""
+    """The largest of 1/4, 1/8, ... by which all float inputs can be changed without changing the result, or 0."""
     expected = function(inputs)
     for exponent in range(2, 50):
         step = 2.0**-exponent

@@ -23,7 +23,7 @@ PROBE = "the probe"
 def gradients(making: Making, stage: Stage, output: str, by: tuple[str, ...], key: str) -> Gradients:
     """The gradient of `sum(probe * output)` of a stage by inputs.
 
-    Cross-checked along random directions with a central difference, which sees a dropped imaginary part. Raises
+    Cross-checked along random directions with a central difference, which detects a dropped imaginary part. Raises
     GoldenError when they disagree.
     """
     groups = making.groups(stage)

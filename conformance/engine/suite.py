@@ -1,4 +1,4 @@
-"""The suite as committed: where the vectors are, that none was changed or lost, and that each can be compared with."""
+"""The committed suite: where its vectors are, and checks that none was changed, lost or malformed."""
 
 import hashlib
 import json

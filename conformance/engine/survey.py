@@ -91,7 +91,7 @@ def _called_by(case: Case) -> set[str]:
 
 
 def first_step(case: Case) -> Case:
-    """A trajectory as if it were one step long; any other case as it is."""
+    """A trajectory cut to its first step; any other case unchanged."""
     if case.kind != "trajectory":
         return case
     (stage,) = case.stages
@@ -110,7 +110,7 @@ def _sliced(value: Value) -> Value:
 
 
 def table(found: Survey) -> str:
-    """For each variant that concerns the cases how many catch it, the first with its stage, and its ledger id.
+    """For each variant that concerns the cases: how many catch it, the first of them with its stage, and its ledger id.
 
     Then the cases that catch nothing, and a line with the numbers.
     """

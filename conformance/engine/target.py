@@ -51,7 +51,7 @@ Values = dict[str, Any]
 
 
 class MalformedError(Exception):
-    """What a target returned is not a result: a dispatch that is no dispatch, something that is not an array."""
+    """What a target returned is not a result: it is not an array, or not a routing."""
 
 
 class ExitedError(Exception):
@@ -288,7 +288,7 @@ def _alone(target: Target, job: Job, mode: str) -> Values | Exception:
 
 
 def failure(target: Target, error: Exception) -> Exception:
-    """What an exception that a target raised counts as: only those that may do so decline by one."""
+    """How an exception of a target counts. Only targets that may decline a case do so with one."""
     declined = isinstance(error, NotOfferedError) and not target.declines
     return UndeclaredError(str(error)) if declined else error
 

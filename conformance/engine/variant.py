@@ -90,7 +90,7 @@ def _composed(route: Replacement, B: Any) -> Callable[..., Any]:
 
 
 def noting(called: set[str]) -> Any:
-    """The right backend as a target that adds to `called` each public name, and each router, that is called."""
+    """The right backend as a target that records in `called` each public name and each router that is called."""
     B = _reference()
 
     def noted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -103,7 +103,7 @@ def write_record(record: dict[str, Any], path: Path) -> None:
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """A record that was written. Raises ValueError, naming the file, if it is none."""
+    """A record from its file. Raises ValueError, naming the file, if it is not a record."""
     try:
         record = json.loads(path.read_text())
         if record["schema"] != SCHEMA:

@@ -1,4 +1,4 @@
-"""A peer as a target: it is run on what it has, and not on our error cases."""
+"""A peer as a target. It is run on the functions that it has, and not on our error cases."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
@@ -43,7 +43,7 @@ def checked_stages(case: Case, function: str) -> list[str]:
 
 
 def routing_only(case: Case) -> Case:
-    """A case of a router without its losses and metrics; any other case as it is."""
+    """A case of a router without its losses and metrics; any other case unchanged."""
     if not router_of(case):
         return case
     return replace(case, stages=tuple(replace(stage, outputs=_routing(stage.outputs)) for stage in case.stages))
@@ -54,7 +54,7 @@ def _routing(outputs: Mapping[str, Value]) -> dict[str, Value]:
 
 
 class PeerTarget(Target):
-    """An adapter in one dtype. What it raises NotImplementedError for is not implemented."""
+    """An adapter in one dtype. A call that raises NotImplementedError counts as not implemented."""
 
     declines = True
 

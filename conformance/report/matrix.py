@@ -38,7 +38,7 @@ def table(results: Sequence[CaseResult], algorithms: Sequence[str] = tuple(ALGOR
 
 
 def cell(results: Sequence[CaseResult]) -> str:
-    """How many of the cases came out how, with the signs of the legend."""
+    """The number of cases with each outcome, in the signs of the legend."""
     if not results:
         return "."
     states = [result.state for result in results]

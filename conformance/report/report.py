@@ -44,7 +44,7 @@ class ReportError(Exception):
 
 @dataclass(frozen=True)
 class Unsupported:
-    """A dtype in which a target does not compute, why, and how many cases were to be run in it."""
+    """A dtype that a target does not support, with its reason and the number of cases that were left out."""
 
     dtype: str
     reason: str

@@ -55,10 +55,15 @@ class Page:
 
     @cached_property
     def modules(self) -> list[ModuleType]:
-        """Where it is specified: the router's file, the module that declares the row, those of its functions."""
+        """Where it is specified: the router's file, the module that declares the row, those of its functions.
+
+        Of a router last, what its options share with those of others.
+        """
         names = [f"moespec.spec.routers.{self.name}"] if self.router else []
         names += [name for name, module in MODULES.items() if self.algorithm in getattr(module, "ALGORITHMS", ())]
         names += [function.__module__ for function in self.functions.values()]
+        bases = self.router.Options.__mro__ if self.router else ()
+        names += [base.__module__ for base in bases if base.__module__.startswith("moespec.spec.routers.")]
         return [MODULES[name] for name in dict.fromkeys(names)]
 
     @property

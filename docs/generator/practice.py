@@ -9,9 +9,7 @@ from moespec.conformance.algorithms import variants
 from moespec.conformance.engine.variant import Variant
 from moespec.spec import LEDGER
 
-__all__ = ["PAPER", "Practice", "by_code_base", "of_page", "practices", "variants_of"]
-
-PAPER = "the paper"
+__all__ = ["Practice", "by_code_base", "of_page", "practices", "variants_of"]
 
 
 class Practice(NamedTuple):
@@ -53,7 +51,7 @@ def by_code_base() -> dict[str, list[Practice]]:
     found: dict[str, list[Practice]] = {}
     for practice in practices():
         found.setdefault(practice.who, []).append(practice)
-    return dict(sorted(found.items(), key=lambda item: (item[0] == PAPER, -len(item[1]), item[0])))
+    return dict(sorted(found.items(), key=lambda item: ("/" not in item[0], -len(item[1]), item[0])))
 
 
 def of_page(page: Page) -> list[Practice]:

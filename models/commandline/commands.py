@@ -29,6 +29,7 @@ from moespec.models.training.resolve import choose_backend, load_backend, load_d
 from moespec.models.training.rundirectory import RunDirectory
 from moespec.models.training.runlog import read_log
 from moespec.models.training.savestate import trained_params
+from moespec.models.training.statistics import line
 from moespec.models.training.train import train
 from moespec.models.transfer.start import starting_params
 from moespec.spec.routers import ROUTERS
@@ -98,11 +99,7 @@ def evaluate_command(run: Path, *, backend: str | None, step: int | None, sets: 
         average = evaluate(B, forward, B.from_numpy(averaged), loaded.dataset, **how)
         print(f"of the average: validation accuracy {average['accuracy']:.4f}, cross-entropy {average['loss']:.4f}")
     for block, metrics in result.get("moe", {}).items():
-        load = " ".join(f"{value:.3f}" for value in metrics["load"])
-        print(
-            f"block {block}: coverage {metrics['coverage']:.3f}, dropped {metrics['dropped']:.3f}, "
-            f"entropy {metrics['entropy']:.3f}, load {load}"
-        )
+        print(f"block {block}: {line(metrics)}")
     measure = Evaluations(B, config, evaluations).measure
     for name in evaluations:
         print(f"{name}: {told(measure(name, params))}")

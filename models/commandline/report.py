@@ -23,6 +23,7 @@ from moespec.models.training.configfile import dump
 from moespec.models.training.progress import told
 from moespec.models.training.resolve import model_config
 from moespec.models.training.runlog import read_log
+from moespec.models.training.statistics import line
 
 __all__ = ["png", "write_report"]
 
@@ -113,9 +114,10 @@ def _page(config: Config, dataset: Dataset, cost: str, evaluation: dict[str, Any
         "training": f"{evaluation['step']} steps of {config.training.batch} images in {evaluation['seconds']:.0f} s",
         "backend": config.backend,
         "validation": told({name: evaluation[name] for name in ("accuracy", "top5", "loss") if name in evaluation}),
+        **{f"block {block}, validation": line(metrics) for block, metrics in evaluation.get("moe", {}).items()},
     }
-    for name, line in evaluation["others"].items():
-        facts[f"evaluation {name}"] = told({key: value for key, value in line.items() if key not in ("kind", "step")})
+    for name, other in evaluation["others"].items():
+        facts[f"evaluation {name}"] = told({key: value for key, value in other.items() if key not in ("kind", "step")})
     captions = {
         "curves": "Loss and accuracy",
         "load": "Load of each expert (filled slots per token; constant for Soft MoE, whose slots are always full), "

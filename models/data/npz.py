@@ -1,6 +1,6 @@
 """A data set from a NumPy `.npz` file of plain arrays.
 
-Nothing is unpickled, and nothing is believed that the file's size does not bear out: the header of an array is compared
+Nothing is unpickled, and no header is trusted: that of an array is compared
 with what the file can hold before memory is allocated for it.
 """
 

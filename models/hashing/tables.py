@@ -78,7 +78,7 @@ def initial_params(config: Config, dataset: Dataset) -> dict[str, Any]:
 
 
 def check(params: dict[str, Any], model: families.Config, where: str) -> None:
-    """CheckpointError if a table among the parameters names an expert that there is not."""
+    """CheckpointError if a table among the parameters names an expert that does not exist."""
     if not needed(model):
         return
     for block in vit.moe_blocks(model):

@@ -1,4 +1,4 @@
-"""Another project's arguments, read so that none is passed over."""
+"""Another project's arguments; one that nobody reads is an error."""
 
 import warnings
 from collections.abc import Mapping, Sequence

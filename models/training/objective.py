@@ -13,6 +13,7 @@ from moespec.backends.contract import Backend
 from moespec.models.families import Config, family
 from moespec.models.layers import MoeLayer, Output
 from moespec.models.streams import NOISE, generator
+from moespec.models.training.statistics import with_statistics
 from moespec.spec.routing import Noise
 
 __all__ = ["gating_noise", "make_features", "make_forward", "make_loss", "moe_metrics", "unflatten"]
@@ -41,12 +42,13 @@ def make_loss(B: Backend, model: Config, kind: str) -> Callable[[Any, Batch], tu
 
 
 def make_forward(B: Backend, model: Config) -> Callable[[Any, Any], tuple[Any, dict[str, Any]]]:
-    """`forward(params, images) -> (logits, metrics of the MoE layers)`, without noise."""
+    """`forward(params, images) -> (logits, metrics and statistics of the MoE layers)`, without noise."""
     module = family(model)
 
     def forward(params: Any, images: Any) -> tuple[Any, dict[str, Any]]:
         output = module.forward(B, model, params, images)
-        return output.logits, moe_metrics(module.moe_layers(model, images.shape[0]), output)
+        layers = module.moe_layers(model, images.shape[0])
+        return output.logits, moe_metrics(layers, with_statistics(B, layers, output))
 
     return forward
 

@@ -39,7 +39,7 @@ def gating_noise(options: NoiseOptions) -> Noise | None:
 
 
 def logits(B: Blocks, params: Params, tokens: Array, options: RouterOptions) -> Array:
-    """Logits without noise. Raises ShapeError unless they are of as many tokens and experts as the options say."""
+    """Logits without noise. Raises ShapeError unless they have the number of tokens and experts that the options say."""
     clean = B.router_logits(tokens, params["kernel"])
     check_size("tokens", clean, -2, options.tokens, "options.tokens")
     check_size("kernel", clean, -1, options.experts, "options.experts")
@@ -63,7 +63,7 @@ def token_choice(
     train: bool,
     **more: Any,
 ) -> object:
-    """Token Choice by `scores`, with the order, the capacity and the weights that the options say; `more` as it has."""
+    """Token Choice by `scores`, with the order, the capacity and the weights of the options; `more` is passed on to it."""
     order = None
     if options.batch_priority != "none":
         order = B.batch_priority(scores, by=options.batch_priority, choices=options.choices)
@@ -80,7 +80,7 @@ def token_choice(
 
 
 def tried(tries: int | None) -> dict[str, int]:
-    """What `token_choice` is told of the option `tries`."""
+    """The option `tries` as an argument of `token_choice`."""
     return {} if tries is None else {"tries": tries}
 
 
@@ -96,7 +96,7 @@ def clean_losses(B: Blocks, logits: Array) -> Losses:
 def noisy_losses(
     B: Blocks, options: NoisyLossOptions, clean: Array, noisy: Array, noise: Array | None, *, choices: int = 1
 ) -> Losses:
-    """The losses of a router with gating noise. The load loss needs noise: without it, as at evaluation, there is none."""
+    """The losses of a router with gating noise. The load loss exists only with noise, so not at evaluation."""
     std = options.noise_multiplier / options.experts
     load = {"load": lambda: B.load_loss(clean, noisy, choices=choices, noise_std=std)}
     return {

@@ -59,7 +59,7 @@ def init(generator: np.random.Generator, options: Options) -> Params:
 def route(
     B: Blocks, params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Every token to the experts that its selectors give it, without noise.
+    """Each token goes to the experts that its selectors are on. There is no noise.
 
     Args:
         B: what computes, the specification or a backend.
@@ -68,7 +68,7 @@ def route(
         tokens: (tokens, width).
         options: of this router.
         noise: is not used.
-        train: is not used: the losses are there at evaluation, too.
+        train: is not used; the losses are computed at evaluation, too.
 
     Returns:
         The routing of (tokens, experts, tokens), the losses with a weight, and metrics.

@@ -27,7 +27,7 @@ class Options(BalanceLossOptions, TokenChoiceOptions):
 
     normalize_selected: bool = True
     hold_unkept: bool = True
-    """a second expert that is not kept uses up its place, as in Algorithm 1; otherwise it asks for none (Mesh TensorFlow)"""
+    """a second expert that is not kept uses up its place, as in Algorithm 1; if false it requests none (Mesh TensorFlow)"""
     balance_weight: Weight = 0.01
 
     @property
@@ -91,5 +91,5 @@ ROUTER = Router(
     drops="tokens beyond the capacity of the experts that they choose, and in training second choices at random",
     functions=("gshard_keep",),
     cites="Lepikhin et al. 2020 (arXiv 2006.16668), Algorithm 1",
-    revision=2,
+    revision=3,
 )

@@ -42,7 +42,7 @@ class Options(CapacityOptions):
 
     capacity_factor: Factor = math.inf
     ids: Annotated[int, Range(0)] = 0
-    """V, different token ids that the table has an expert for; 0 for as many as tokens"""
+    """V, the number of different token ids; 0 for the number of tokens"""
     hashes: Count = 1
     """N, hashes; several mix experts inside the MLP (MultiHash), which `multi_hash_mlp` computes"""
 
@@ -63,7 +63,7 @@ def route(
     train: bool = False,
     ids: Array | None = None,
 ) -> RouterOutput:
-    """The expert that the table has for the id of each token; for its place where no ids are given.
+    """Each token goes to the expert of its id. Without ids, the place of a token is its id.
 
     params: `tables` (hashes, ids), whole numbers. ids: (tokens,) integers below V. There is no noise, and training routes as
     evaluation does, unless `eval_capacity_factor` is given.

@@ -72,5 +72,5 @@ ROUTER = Router(
     drops="the fraction `drop` of least importance, and tokens beyond the capacity of the experts that they choose",
     functions=("importance_score_choice", "importance_score_order"),
     cites="Lou et al. 2021 (arXiv 2109.02008), eq. (3)",
-    revision=2,
+    revision=3,
 )

@@ -35,7 +35,7 @@ class Options(BalanceLossOptions, TokenChoiceOptions):
 
 
 def init(generator: np.random.Generator, options: Options) -> Params:
-    """`kernel` and `noise_kernel` (width, experts), 0: every expert is as likely, and the noise has the scale log 2."""
+    """`kernel` and `noise_kernel` (width, experts), all 0: every expert is equally likely, and the noise has the scale log 2."""
     return {name: np.zeros((options.width, options.experts), np.float32) for name in ("kernel", "noise_kernel")}
 
 
@@ -98,5 +98,5 @@ ROUTER = Router(
     balances="the load of the experts, by the importance and load losses",
     cost="2 T D E",
     drops="none, unless a capacity is given",
-    revision=2,
+    revision=3,
 )

@@ -65,7 +65,7 @@ class Router:
 
         params: as from `init`. tokens: (tokens, width), of a backend (groups, tokens, width). options: those of this
         router. noise: of the shape that `noise(options)` says, or None for none. train: whether it is training. needed:
-        what `needs` says.
+        the arguments that `needs` names.
 
         Raises ConfigError for the options of another router or a parameter that is missing; ShapeError, DtypeError or
         ContractError, as the public functions that it calls do, for arrays that they do not accept.

@@ -6,7 +6,7 @@
 | plan (T, E) | Pi |
 | `sinkhorn_iterations` | iterations of the Sinkhorn algorithm |
 
-What RT-1, RT-2 and SK-5 in `sinkhorn_token_choice` say holds here, too.
+The module `plan` has what all routers by a plan share, with its ledger.
 """
 
 from dataclasses import dataclass
@@ -47,4 +47,5 @@ ROUTER = Router(
     balances="the load of the experts, exactly; how often tokens are chosen, nearly: by a balanced plan",
     cost="T D E, and 2 T E for each of the iterations",
     drops="tokens that no expert chooses",
+    revision=2,
 )

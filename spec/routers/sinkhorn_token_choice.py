@@ -6,36 +6,7 @@
 | plan (T, E) | Pi |
 | `sinkhorn_iterations` | iterations of the Sinkhorn algorithm |
 
-Ambiguity ledger
-
-RT-1: Of which logits is the combine softmax, if there is noise?
-    Reading: of the noisy ones, which made the plan.
-        By: google-research/vmoe, vmoe/projects/sparsity_constrained_ot/kl_projection_routing.py,
-        KLProjectionNoisyTopItemsPerExpertRouter.
-    Alternative b: of the clean ones (`combine_from_clean_logits`).
-        By: google-research/vmoe, vmoe/projects/sparsity_constrained_ot/kl_projection_routing.py,
-        KLProjectionNoisyTopExpertsPerItemRouter.
-SK-5: Are the Sinkhorn routers noisy in training?
-    Reading: yes, the logits of the plan get noise of the standard deviation `noise_multiplier / E`.
-        By: google-research/vmoe, vmoe/projects/sparsity_constrained_ot/kl_projection_routing.py,
-        KLProjectionNoisyTopExpertsPerItemRouter.
-    Alternative b: no (`noise_multiplier=0`).
-        By: the paper, eq. (8).
-SK-6: Which choices does the load loss of a Sinkhorn router count?
-    Reading: the K largest logits of a token, though the plan chooses.
-        By: google-research/vmoe, vmoe/projects/sparsity_constrained_ot/kl_projection_routing.py,
-        KLProjectionNoisyTopExpertsPerItemRouter.
-    Alternative b: its K largest entries of the plan.
-
-Often done differently
-
-RT-2: Which weights do the plan routers combine with?
-    Reading: the softmax. The plan selects and carries no gradient.
-        By: the paper, sections 2.2 and 3.4;
-        google-research/vmoe, vmoe/projects/sparsity_constrained_ot/ot_routing.py, _replace_combine_weights.
-    Alternative b: the plan (`combine_with="plan"`); a Sinkhorn plan is then differentiated through its iterations.
-        By: google-research/vmoe, vmoe/projects/sparsity_constrained_ot/ot_routing.py,
-        BaseOTNoisyTopExpertsPerItemRouter (use_softmax_combine_weights=False).
+The module `plan` has what all routers by a plan share, with its ledger.
 """
 
 from dataclasses import dataclass
@@ -96,4 +67,5 @@ ROUTER = Router(
     balances="the load of the experts, nearly: by a balanced plan (not if the tokens are all alike)",
     cost="T D E, and 2 T E for each of the iterations",
     drops="tokens beyond the capacity of the experts that they choose",
+    revision=2,
 )

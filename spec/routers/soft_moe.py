@@ -1,6 +1,6 @@
 """Soft MoE: each slot takes in a mean of all tokens, and each token a mean of all slots' outputs.
 
-| here | SoftMoE (arXiv 2308.00951) |
+| here | Soft MoE (arXiv 2308.00951) |
 |---|---|
 | `slots` (D, E, C) | Phi |
 | `scale` | the learnable scale |

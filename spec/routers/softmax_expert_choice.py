@@ -33,12 +33,12 @@ class Options(NoisyLossOptions, ExpertChoiceOptions):
     """Options of `softmax_expert_choice`."""
 
     cap: Count | None = None
-    """largest number of experts that are to choose a token, by a linear program; None for no limit"""
+    """the most experts that should choose one token, by a linear program; None for no limit"""
     cap_regularization: Positive = 0.01
     """strength lambda of the entropy in that program"""
 
     def capacity(self, *, train: bool = True) -> int:
-        """Slots C of an expert. Raises ConfigError also if tokens with this cap cannot fill them."""
+        """Slots C of an expert. Also raises ConfigError if tokens with this cap cannot fill them."""
         slots = super().capacity(train=train)
         if self.cap is not None:
             check_cap(slots, self.cap, self.tokens, self.experts)
@@ -50,7 +50,7 @@ def route(
 ) -> RouterOutput:
     """Expert Choice by the noisy softmax, or with a cap by the capped affinity of it; the noisy softmax combines.
 
-    The cap makes it rarer that a token is chosen by more experts, not impossible; here token 3 is.
+    With the cap, fewer tokens are chosen by more experts than it says, but some still are: here token 3.
 
     >>> from moespec.spec import ROUTERS, slot_tokens
     >>> from moespec.spec.examples import LOGITS
@@ -86,4 +86,5 @@ ROUTER = Router(
     cost="T D E, and with a cap 3 T E for each of 100 iterations",
     drops="tokens that no expert chooses",
     cites="Liu et al. 2024 (arXiv 2401.15969), section 2.3",
+    revision=2,
 )

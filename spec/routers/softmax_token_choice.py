@@ -42,7 +42,7 @@ class Options(NoisyLossOptions, TokenChoiceOptions):
     choices: Count = 1
     """experts K that a token chooses"""
     tries: Count | None = None
-    """best experts that a token tries in turn where those that it chooses are full; none others by default"""
+    """how many of its best experts a token tries in turn when some are full; by default only those that it chooses"""
     importance_weight: Weight = 0.005
     load_weight: Weight = 0.005
 
@@ -87,5 +87,5 @@ ROUTER = Router(
     balances="the load of the experts, by the importance and load losses",
     cost="T D E",
     drops="tokens beyond the capacity of the experts that they choose or, with `tries`, try",
-    revision=2,
+    revision=3,
 )

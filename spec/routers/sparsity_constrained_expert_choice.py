@@ -15,7 +15,7 @@ RT-4: Is the sparsity-constrained router noisy in training?
         KSparseProjectionTransportTopItemsPerExpertRouter.
     Alternative b: yes, with the standard deviation 1 / E by default, as the other routers of the study.
 
-What RT-2 in `sinkhorn_token_choice` says of the plan as combine weights holds here, too.
+The module `plan` has what all routers by a plan share, with its ledger.
 """
 
 from dataclasses import dataclass
@@ -74,7 +74,7 @@ ROUTER = Router(
     init_kernel,
     route,
     gating_noise,
-    revision=2,
+    revision=3,
     balances="the load of the experts, exactly: each chooses C tokens; how many experts a token gets, a little",
     cost="T D E, and a choice of C tokens for each expert in each of the steps",
     drops="tokens that no expert chooses",

@@ -53,10 +53,10 @@ class Options(BalanceLossOptions, TokenChoiceOptions):
 
     capacity_factor: Factor = 1.25
     jitter: Scalar = 0.01
-    """largest relative change of what the router sees of a token in training; 0 for none"""
+    """largest relative change of the router's input in training; 0 for none"""
     balance_weight: Weight = 0.01
     tries: Count | None = None
-    """best experts that a token tries in turn where they are full (no token left behind); one by default"""
+    """how many of its best experts a token tries in turn when some are full (no token left behind); by default one"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -120,5 +120,5 @@ ROUTER = Router(
     balances="the load of the experts, by the balance loss",
     cost="T D E",
     drops="tokens beyond the capacity of the expert that they choose or, with `tries`, of those that they try",
-    revision=2,
+    revision=3,
 )

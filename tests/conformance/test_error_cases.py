@@ -33,10 +33,6 @@ UNREACHABLE = {
 EARLIER = {
     "as_array(name, value, AXES[name])": ({"ShapeError", "DtypeError"}, "check_rescale has raised them"),
     "raise ShapeError(f'{name}: its rows have different lengths')": (set(), "the arrays of a case have no such rows"),
-    "as_array('tables', array, ": (
-        {"DtypeError"},
-        "of the dtypes of a case only bool is wrong, which a backend may accept",
-    ),
     "raise ContractError(f'first: {largest} times": (set(), "the ids of a case have 32 bits"),
     "raise ContractError(f'{name}: expected a finite number, got an integer": (
         set(),

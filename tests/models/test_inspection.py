@@ -107,6 +107,8 @@ def test_evaluate_repeats_the_run_s_last_evaluation(runs, backend: str, capsys) 
     assert f"validation accuracy {last['accuracy']:.4f}" in shown
     assert f"cross-entropy {last['loss']:.4f}" in shown
     assert "block 1: coverage 1.000, dropped 0.000" in shown
+    names = ("dispatch_max", "combine_max")  # the router is soft
+    assert all(f"{name} {last['moe']['1'][name]:.3f}" in shown for name in names)
     other = {"jax": "torch", "torch": "jax"}[backend]
     pytest.importorskip(other)
     assert cli.main(["evaluate", str(run), "--backend", other]) == 0
@@ -120,6 +122,7 @@ def test_report(runs, backend: str) -> None:  # type: ignore[no-untyped-def]
     pictures = sorted(path.name for path in run.glob("*.png"))
     assert [re.sub(r"\d+", "N", name) for name in pictures] == ["curves.png", "load.png", *["routing_N.png"] * 4]
     assert page.count("data:image/png;base64,") == 6
+    assert "block 1, validation</th><td>coverage 1.000, dropped 0.000, entropy" in page
     assert "http" not in re.sub(r"base64,[^\"]*", "", page), "the page needs nothing else"
     assert all(is_png((run / name).read_bytes()) for name in pictures)
     assert len({(run / name).read_bytes() for name in pictures}) == 6

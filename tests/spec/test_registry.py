@@ -3,6 +3,7 @@
 import importlib
 import inspect
 import pkgutil
+import re
 
 import pytest
 
@@ -10,6 +11,8 @@ from moespec import spec
 from moespec.spec import ALGORITHMS, LEDGER, Reading, Taker
 from moespec.spec.ledger import entries
 
+PAPER = re.compile(r"the paper|(?P<name>\w[^()/,;]*) \(arXiv (?P<number>\d{4}\.\d{5})\)")
+PLACE = "sections? |eqs?. |appendix |Algorithm |caption |the formula "
 SUPPORT = {"mean", "slot_tokens", "stop_gradient"}
 
 
@@ -38,7 +41,20 @@ def test_ledger_entries_are_whole():
         for reading in entry.readings:
             assert reading.text.endswith((".", ")")), reading.id
             assert all(taker.who for taker in reading.takers), reading.id
-        assert not entry.pitfall or "the paper" in [taker.who for taker in entry.readings[0].takers], name
+        assert not entry.pitfall or any(PAPER.fullmatch(taker.who) for taker in entry.readings[0].takers), name
+
+
+def test_papers_and_code_are_named_in_one_way():
+    """Papers besides that of the module by name and number, one name for each; code by its repository."""
+    names = {}
+    for taker in (taker for entry in LEDGER.values() for reading in entry.readings for taker in reading.takers):
+        paper = PAPER.fullmatch(taker.who)
+        assert paper or re.fullmatch(r"[\w.-]+/[\w.-]+", taker.who), taker.who
+        assert taker.who != "the paper" or re.match(PLACE, taker.where), f"not a place in the paper: {taker.where}"
+        if paper and paper["number"]:
+            names.setdefault(paper["number"], set()).add(paper["name"])
+    assert all(len(used) == 1 for used in names.values()), names
+    assert len(names) > 3
 
 
 def test_ledger_has_every_line_of_the_docstrings():
