@@ -33,14 +33,34 @@ def flops(config: Config, images: int | None = None) -> dict[str, float]:
     """
     batch = images or max(1, getattr(config, "group_images", 1))
     S, D = config.sequence, config.width
-    patches = (config.image_size // config.patch_size) ** 2
     parts = {
-        "embedding": patches * D * (2 * config.patch_size**2 * config.channels + 1),
+        "embedding": _embedding(config),
         **_blocks(config, family(config).moe_layers(config, batch), batch),
         "final norm and pooling": (NORM + 1) * S * D,
-        "head": config.classes * (2 * D + 1),
+        **_head(config),
     }
     return {name: float(value) for name, value in parts.items() if value}
+
+
+def _embedding(config: Config) -> float:
+    """The patches, and before them the convolutions of a stem, each with norm and GELU."""
+    stem = config.stem if isinstance(config, vit.VitConfig) else 0
+    features = vit.stem_features(config) if isinstance(config, vit.VitConfig) else [config.channels]
+    total = 0.0
+    for i in range(stem):
+        pixels = (config.image_size >> (i + 1)) ** 2
+        total += pixels * features[i + 1] * (2 * 9 * features[i] + 1 + NORM + GELU[config.gelu])
+    patches, patch = (config.image_size // config.patch_size) ** 2, config.patch_size >> stem
+    return total + patches * config.width * (2 * patch**2 * features[-1] + 1)
+
+
+def _head(config: Config) -> dict[str, float]:
+    representation = config.representation if isinstance(config, vit.VitConfig) else 0
+    width = representation or config.width
+    parts = {"head": float(config.classes * (2 * width + 1))}
+    if representation:
+        parts["representation"] = float(representation * (2 * config.width + 2))
+    return parts
 
 
 def slots(layer: MoeLayer) -> int:
@@ -66,7 +86,7 @@ def _blocks(config: Config, layers: list[MoeLayer], images: int) -> dict[str, fl
         for name, value in block.items():
             total[name] = total.get(name, 0) + value
     if isinstance(config, vit.VitConfig):
-        total["positions"] = config.sequence * config.width
+        total["positions"] = config.sequence * config.width * (config.positions != "none")
         if config.pool == "map":
             total["attention"] += _attention(config, queries=1)
             total["mlps"] = total.get("mlps", 0) + _mlp(1, config.width, config.hidden, config.gelu)
@@ -139,4 +159,4 @@ def _columns(layer: MoeLayer) -> int:
         return 0
     if layer.router == "dselect_k":
         return int(settings.choices * (settings.experts + math.ceil(math.log2(settings.experts))))
-    return int(settings.experts)
+    return int(getattr(settings, "columns", settings.experts))

@@ -44,6 +44,7 @@ __all__ = [
     "parameter_shapes",
     "regrouped",
     "router_config",
+    "stem_features",
     "takes_ids",
 ]
 
@@ -225,6 +226,11 @@ def moe_layers(config: VitConfig, images: int) -> list[MoeLayer]:
     return [MoeLayer(str(block), config.router, options, groups, "patches") for block in blocks]
 
 
+def stem_features(config: VitConfig) -> list[int]:
+    """The channels of an image, and those of what each convolution of the stem makes, up to the width of a token."""
+    return [config.channels, *(config.width >> left for left in reversed(range(config.stem)))]
+
+
 def regrouped(config: VitConfig, images: int) -> VitConfig:
     """The model with `images` images in a group. Its routers keep their parameters."""
     made = replace(config, group_images=images)
@@ -279,7 +285,7 @@ def _layout(config: VitConfig) -> Params:
     """Every parameter of the model, its name, shape and initial values."""
     D = config.width
     layout: Params = {}
-    features = [config.channels, *(D >> left for left in reversed(range(config.stem)))]
+    features = stem_features(config)
     for i in range(config.stem):
         convolution = parameters.embedding(3, features[i], features[i + 1])
         layout |= {"stem": layout.get("stem", {}) | {str(i): {**convolution, "norm": parameters.norm(features[i + 1])}}}
