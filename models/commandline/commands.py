@@ -10,7 +10,7 @@ from moespec.models import families, list_models
 from moespec.models.checks import check_output
 from moespec.models.commandline.cost import described, milliseconds
 from moespec.models.commandline.inspection import draw, make_route
-from moespec.models.commandline.report import png, write_report
+from moespec.models.commandline.report import in_order, png, write_report
 from moespec.models.data.dataset import Dataset
 from moespec.models.data.datasets import DATASETS
 from moespec.models.data.pictures import read_image
@@ -90,7 +90,8 @@ def evaluate_command(run: Path, *, backend: str | None, step: int | None, sets: 
     print(
         f"validation accuracy {result['accuracy']:.4f} ({right} of {total}){five}, cross-entropy {result['loss']:.4f}"
     )
-    for block, metrics in result.get("moe", {}).items():
+    for block in sorted(result.get("moe", {}), key=in_order):
+        metrics = result["moe"][block]
         load = " ".join(f"{value:.3f}" for value in metrics["load"])
         print(
             f"block {block}: coverage {metrics['coverage']:.3f}, dropped {metrics['dropped']:.3f}, "
