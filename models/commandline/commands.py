@@ -10,7 +10,7 @@ from moespec.models import families, list_models
 from moespec.models.checks import check_output
 from moespec.models.commandline.cost import described, milliseconds
 from moespec.models.commandline.inspection import draw, make_route
-from moespec.models.commandline.report import png, write_report
+from moespec.models.commandline.report import in_order, png, write_report
 from moespec.models.data.dataset import Dataset
 from moespec.models.data.datasets import DATASETS
 from moespec.models.data.pictures import read_image
@@ -98,8 +98,8 @@ def evaluate_command(run: Path, *, backend: str | None, step: int | None, sets: 
         averaged, _ = trained_params(RunDirectory(run), config, step=loaded.step, average=True)
         average = evaluate(B, forward, B.from_numpy(averaged), loaded.dataset, **how)
         print(f"of the average: validation accuracy {average['accuracy']:.4f}, cross-entropy {average['loss']:.4f}")
-    for block, metrics in result.get("moe", {}).items():
-        print(f"block {block}: {line(metrics)}")
+    for block in sorted(result.get("moe", {}), key=in_order):
+        print(f"block {block}: {line(result['moe'][block])}")
     measure = Evaluations(B, config, evaluations).measure
     for name in evaluations:
         print(f"{name}: {told(measure(name, params))}")

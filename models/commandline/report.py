@@ -25,7 +25,7 @@ from moespec.models.training.resolve import model_config
 from moespec.models.training.runlog import read_log
 from moespec.models.training.statistics import line
 
-__all__ = ["png", "write_report"]
+__all__ = ["in_order", "png", "write_report"]
 
 IMAGES = 4
 
@@ -80,7 +80,7 @@ def curves(training: list[dict[str, Any]], evaluations: list[dict[str, Any]]) ->
 
 def loads(training: list[dict[str, Any]]) -> Figure:
     """For each MoE block: load per expert over the steps, and the fraction of tokens dropped and the routing entropy."""
-    blocks = sorted(training[-1]["moe"], key=_in_order)
+    blocks = sorted(training[-1]["moe"], key=in_order)
     steps = [r["step"] for r in training]
     figure = Figure(figsize=(9, 2.2 * len(blocks)), layout="constrained")
     axes = figure.subplots(len(blocks), 2, squeeze=False)
@@ -99,7 +99,7 @@ def loads(training: list[dict[str, Any]]) -> Figure:
     return figure
 
 
-def _in_order(block: str) -> tuple[int, str]:
+def in_order(block: str) -> tuple[int, str]:
     """By the number of the block, then by what it mixes: "2", "10_channels", "10_tokens"."""
     number, _, items = block.partition("_")
     return int(number), items

@@ -96,7 +96,12 @@ def sentences(found: list[Difference], *, seeds: int, images: int) -> list[str]:
     if not found:
         return []
     if not sure:
-        return [f"With 95 % confidence, {about} tell none of the {len(found)} pairs apart."]
+        none = (
+            f"tell none of the {len(found)} pairs"
+            if len(found) > 1
+            else f"do not tell {found[0].first} and {found[0].second}"
+        )
+        return [f"With 95 % confidence, {about} {none} apart."]
     by_first: dict[str, list[Difference]] = {}
     for one in sure:
         by_first.setdefault(one.first, []).append(one)

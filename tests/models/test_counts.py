@@ -77,7 +77,8 @@ def test_what_xla_counts(name: str, fields: dict) -> None:
 def test_slots_are_those_that_the_router_fills(name: str) -> None:
     router = B.ROUTERS[name]
     ids = {"ids": 8} if router.needs else {}
-    options = router.options(width=16, experts=4, tokens=32, **ids)
+    room = {"eval_capacity_factor": 2.0} if hasattr(router.Options, "eval_capacity_factor") else {}
+    options = router.options(width=16, experts=4, tokens=32, **ids, **room)
     given = {"ids": jnp.zeros((1, 32), jnp.int32)} if ids else {}
     params = router.init(np.random.default_rng(0), options)
     routed = jax.eval_shape(lambda: router.route(params, jnp.ones((1, 32, 16)), options, **given).routing.dense())

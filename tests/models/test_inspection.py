@@ -10,7 +10,7 @@ from PIL import Image
 
 from moespec.models import cli, vit
 from moespec.models.commandline.inspection import UNASSIGNED, BlockRouting, draw, main_experts, make_route
-from moespec.models.commandline.report import png
+from moespec.models.commandline.report import in_order, loads, png
 from moespec.models.training import resolve
 from moespec.models.training.rundirectory import RunDirectory
 from moespec.models.training.savestate import trained_params
@@ -130,3 +130,12 @@ def test_report(runs, backend: str) -> None:  # type: ignore[no-untyped-def]
     params, step = trained_params(directory, directory.config())  # type: ignore[arg-type]
     assert step == 12
     assert "head" in params
+
+
+def test_blocks_are_in_the_order_of_their_numbers() -> None:
+    """Not in that of their names as text, which a log has of JAX."""
+    assert sorted(["10", "11", "6", "9"], key=in_order) == ["6", "9", "10", "11"]
+    assert sorted(["10_channels", "2_tokens", "2_channels"], key=in_order) == ["2_channels", "2_tokens", "10_channels"]
+    one = {"load": [0.5, 0.5], "dropped": 0.0, "entropy": 0.1}
+    figure = loads([{"step": 1, "moe": {"10": one, "9": one}}])
+    assert [axis.get_ylabel() for axis in figure.axes][::2] == ["block 9: load", "block 10: load"]

@@ -121,7 +121,7 @@ def test_sentences() -> None:
         "With 95 % confidence for all pairs at once, 5 seeds and 100 images tell 2 of the 3 pairs apart, the others not.",
         "a is better than b (by 1.0 to 3.0 points), c (by 2.0 to 4.0 points).",
     ]
-    assert sentences([c], seeds=1, images=100) == ["With 95 % confidence, 100 images tell none of the 1 pairs apart."]
+    assert sentences([c], seeds=1, images=100) == ["With 95 % confidence, 100 images do not tell b and c apart."]
 
 
 # -------------------------------------------------------------------------------------------------------- the command
