@@ -114,8 +114,9 @@ def _page(config: Config, dataset: Dataset, cost: str, evaluation: dict[str, Any
         "training": f"{evaluation['step']} steps of {config.training.batch} images in {evaluation['seconds']:.0f} s",
         "backend": config.backend,
         "validation": told({name: evaluation[name] for name in ("accuracy", "top5", "loss") if name in evaluation}),
-        **{f"block {block}, validation": line(metrics) for block, metrics in evaluation.get("moe", {}).items()},
     }
+    for block in sorted(evaluation.get("moe", {}), key=in_order):
+        facts[f"block {block}, validation"] = line(evaluation["moe"][block])
     for name, other in evaluation["others"].items():
         facts[f"evaluation {name}"] = told({key: value for key, value in other.items() if key not in ("kind", "step")})
     captions = {
