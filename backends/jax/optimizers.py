@@ -4,7 +4,7 @@ What each computes is said in `moespec.backends.numpy.optimizers`.
 """
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -83,19 +83,18 @@ def _kept(part: Any) -> list[str]:
 def _momentum(decay: float, dtype: str) -> Any:
     """`optax.ema` whose average is kept in `dtype`, and multiplied by the decay in the dtype of the gradient."""
     inner = optax.ema(decay, debias=False)
+    if dtype != "bfloat16":
+        return inner
 
-    def cast(state: Any, kind: Callable[[Path], Any]) -> Any:
-        return state._replace(ema={path: leaf.astype(kind(path)) for path, leaf in state.ema.items()})
-
-    def init(params: Leaves) -> Any:
-        state = inner.init(params)
-        return cast(state, lambda path: dtype) if dtype == "bfloat16" else state
+    def narrow(state: Any) -> Any:
+        return state._replace(ema={path: leaf.astype(dtype) for path, leaf in state.ema.items()})
 
     def update(updates: Leaves, state: Any, params: Leaves | None = None) -> Any:
-        scaled, new = inner.update(updates, cast(state, lambda path: updates[path].dtype), params)
-        return scaled, cast(new, lambda path: dtype) if dtype == "bfloat16" else new
+        wide = {path: leaf.astype(updates[path].dtype) for path, leaf in state.ema.items()}
+        scaled, new = inner.update(updates, state._replace(ema=wide), params)
+        return scaled, narrow(new)
 
-    return optax.GradientTransformation(init, update)
+    return optax.GradientTransformation(lambda params: narrow(inner.init(params)), update)
 
 
 def _decayed(optimizer: OptimizerConfig, updates: Leaves, params: Leaves) -> Leaves:

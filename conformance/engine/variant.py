@@ -12,6 +12,9 @@ from moespec.spec import ROUTERS
 
 __all__ = ["Replacement", "Variant", "changed", "every", "module_of", "noting", "variant"]
 
+TRAINING = frozenset({"make_step", "init_state"})
+"""Names that only training calls."""
+
 Replacement = Callable[..., Any]
 """`(B, *arguments, **options)`, B being the right backend: what a public name, or the `route` of a router, becomes."""
 
@@ -36,8 +39,10 @@ class Variant:
     def algorithms(self) -> frozenset[str]:
         """The algorithms that must catch it: those of the replaced names; all, for an operation that none has.
 
-        What all routers become concerns the models, too, which call them.
+        What all routers become concerns the models, too, which call them; training concerns the one that is trained.
         """
+        if self.replaced.keys() <= TRAINING:
+            return frozenset({"vit"})
         rows = {name: [a.name for a in ALGORITHMS.values() if name in a.functions] for name in self.replaced}
         if "ROUTERS" in rows:
             rows["ROUTERS"] += [a.name for a in ALGORITHMS.values() if not a.functions]

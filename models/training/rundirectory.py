@@ -124,7 +124,8 @@ class RunDirectory:
         if not override and LENGTH in changed and LENGTH in written:
             before = int(changed[LENGTH][0])
             same = min(length.settled(config.schedule, total) for total in (before, config.training.total))
-            if steps[0] <= same:
+            # Back to before a cooldown only: not from a cosine to a checkpoint of its warm-up.
+            if steps[0 if config.schedule.name == "rsqrt" else -1] <= same:
                 del changed[LENGTH]
                 later = [step for step in steps if step > same]
             elif changed.keys() == {LENGTH}:
@@ -154,9 +155,7 @@ class RunDirectory:
         found = checkpoint.read(newest, shapes)
         record, kept = found.record, [name for name in found.state if name != "step"]
         needed = config.optimizer.state_shapes(shapes)
-        if list(needed) != kept or any(
-            checkpoint.flat(needed[name]).keys() != checkpoint.flat(found.state[name]).keys() for name in kept
-        ):
+        if checkpoint.flat(needed).keys() != checkpoint.flat({name: found.state[name] for name in kept}).keys():
             raise RunError(
                 f"run={str(self.path)!r}: {unchanged.described(changed)}; that cannot be overridden, as the checkpoint does "
                 "not have what this optimizer keeps of each parameter"

@@ -139,6 +139,11 @@ def test_what_would_have_been_another_run(runs: Any, cooled: Path, tmp_path: Pat
     shutil.copytree(cooled, tmp_path / "rsqrt")
     shutil.rmtree(tmp_path / "rsqrt" / "checkpoints" / "00000007")
     cosine = runs.broken("torch", tmp_path / "cosine", step=8)
+    # Also with a checkpoint of its warm-up.
+    warm = cosine / "checkpoints" / "00000003"
+    shutil.copytree(cosine / "checkpoints" / "00000008", warm)
+    record = checkpoint.read_record(cosine / "checkpoints" / "00000008")
+    checkpoint.amend(warm, {**record, "step": 3})
     for run, message in (
         (tmp_path / "rsqrt", "'rsqrt' with 16 steps has the same rates as with 12 for the first 7 steps only"),
         (cosine, "'cosine' with 16 steps has the same rates as with 12 for the first 3 steps only"),
