@@ -36,6 +36,9 @@ __all__ = [
 WRAPPERS = ("params", "state_dict")
 """Keys under which projects put the parameters, beside what they keep of the training."""
 
+LISTED = 4
+"""Mismatches that an error names."""
+
 Array = NDArray[Any]
 Shape = tuple[int, ...]
 
@@ -145,17 +148,22 @@ def _checked(argument: str, arrays: Mapping[str, Any], expected: Mapping[str, Sh
     mismatches = [f"missing {name} {shape}" for name, shape in expected.items() if name not in given]
     mismatches += [f"unexpected {name} {array.shape}" for name, array in given.items() if name not in expected]
     if mismatches:
-        raise ConfigError(f"{argument} does not fit the config: {'; '.join(mismatches)}")
+        raise ConfigError(f"{argument} does not fit the config: {_listed(mismatches)}")
     mismatches = [
         f"{name} has shape {given[name].shape}, expected {shape}"
         for name, shape in expected.items()
         if given[name].shape != shape
     ]
     if mismatches:
-        raise ShapeError(f"{argument} does not fit the config: {'; '.join(mismatches)}")
+        raise ShapeError(f"{argument} does not fit the config: {_listed(mismatches)}")
     for name, array in given.items():
         check_floating(f"{argument}: {name}", array)
     return given
+
+
+def _listed(mismatches: list[str]) -> str:
+    shown, more = mismatches[:LISTED], len(mismatches) - LISTED
+    return "; ".join([*shown, f"and {more} more"] if more > 0 else shown)
 
 
 def _array(value: Any) -> Array:

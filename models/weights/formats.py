@@ -121,9 +121,7 @@ def _vit(project: str, arrays: Mapping[str, Any], given: Given) -> VitConfig:
     """The configuration of a project's ViT: of `given.model`, with what the shapes show, and the fields that are set."""
     sizes = vit_sizes(project, {name: np.shape(array) for name, array in arrays.items()})
     if given.model is not None:
-        named = families.of_name(given.model).named(given.model)
-        if not isinstance(named, VitConfig):
-            raise ConfigError(f"model={given.model!r}: expected a ViT")
+        named = _of_model(project, given.model)
         wrong = {name: value for name, value in sizes.items() if name in _SHOWN and getattr(named, name) != value}
         if wrong:
             name, value = next(iter(wrong.items()))
@@ -136,6 +134,16 @@ def _vit(project: str, arrays: Mapping[str, Any], given: Given) -> VitConfig:
     config = of_description({"family": "vit", **values}, "set")
     assert isinstance(config, VitConfig)
     return config
+
+
+def _of_model(project: str, name: str) -> VitConfig:
+    """The ViT `name`, which may be a name of timm's where the parameters are."""
+    if project == "timm" and name in interop.models_of_timm():
+        return interop.config_from_timm(interop.models_of_timm()[name])
+    named = families.of_name(name).named(name)
+    if not isinstance(named, VitConfig):
+        raise ConfigError(f"model={name!r}: expected a ViT")
+    return named
 
 
 _SHOWN = ("width", "depth", "hidden", "patch_size", "heads")
@@ -152,16 +160,7 @@ def _read_timm(path: Path, given: Given) -> Weights:
         file, description = path / "model.safetensors", read_json(path / "config.json")
         arguments = arguments or interop.timm_arguments(description)
     arrays, _ = read_safetensors(file)
-    if arguments is None and given.model in interop.models_of_timm():
-        shown = vit_sizes("timm", {name: array.shape for name, array in arrays.items()})
-        config = interop.config_from_timm(interop.models_of_timm()[given.model])
-        config = with_fields(
-            config, {**{name: shown[name] for name in ("classes", "image_size")}, **given.fields}, "set"
-        )
-    elif arguments is None:
-        config = _vit("timm", arrays, given)
-    else:
-        config = _with(interop.config_from_timm(arguments), given)
+    config = _vit("timm", arrays, given) if arguments is None else _with(interop.config_from_timm(arguments), given)
     return Weights(config, interop.from_timm(arrays, config), {"Source": f"timm, {path.name}"})
 
 

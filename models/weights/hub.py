@@ -54,7 +54,7 @@ def write_folder(
     for rest in (temporary, old):
         shutil.rmtree(rest, ignore_errors=True)
     try:
-        temporary.mkdir()
+        temporary.mkdir(parents=True)
         write_synced(temporary / WEIGHTS, safetensors_bytes(arrays, metadata))
         for name, document in documents.items():
             text = document if isinstance(document, str) else json.dumps(document, indent=1) + "\n"

@@ -1,6 +1,5 @@
 """Training from other weights: which parameters are taken, how they are made to fit, and what is refused."""
 
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -225,11 +224,6 @@ def photos(folder: Path) -> Path:
     return folder
 
 
-def accuracy(run: Path) -> float:
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return next(line["loss"] for line in lines if line["kind"] == "evaluation")
-
-
 def test_train_starts_from_a_run(tmp_path, runs, capsys):
     run = runs.whole("torch")
     flags = [*runs.flags[: runs.flags.index("--schedule.warmup")], *("--backend", "torch"), *SHORT]
@@ -239,25 +233,28 @@ def test_train_starts_from_a_run(tmp_path, runs, capsys):
     for name, value in flatten(started, "/").items():
         np.testing.assert_allclose(value, flatten(trained, "/")[name], rtol=0, atol=1e-10)
     assert f'init = "{run}"' in (tmp_path / "on/config.toml").read_text()
+    assert cli.main(["train", "--init", str(run), "--init-skip", "^head/", "--run", str(tmp_path / "new"), *flags]) == 0
+    assert "  new: head/kernel, head/bias\n" in capsys.readouterr().out
+    assert np.abs(read(tmp_path / "new", Given()).params["head"]["kernel"]).max() < 1e-9
     assert cli.main(["train", "--init", str(tmp_path / "nowhere"), "--run", str(tmp_path / "off"), *flags]) == 2
     assert not (tmp_path / "off").exists()
 
 
 def test_finetune_at_twice_the_resolution(tmp_path, capsys):
-    """A model of 8 x 8 pixels goes on with photographs of 16 x 16: its slots stay, its head is new."""
-    source = weights(router="soft_moe", channels=3, **MOE)
+    """A model of 12 x 12 pixels goes on with photographs of 24 x 24: its slots stay, its head is new."""
+    source = weights(router="soft_moe", channels=3, image_size=12, **MOE)
     write(tmp_path / "x.safetensors", source, "moespec")
     data = ("--data.name", "folder", "--data.path", str(photos(tmp_path / "photos")))
     given = ("finetune", str(tmp_path / "x.safetensors"), *data, "--backend", "torch", *SHORT)
-    assert cli.main([*given, "--model.image-size", "16", "--run", str(tmp_path / "run")]) == 0
+    assert cli.main([*given, "--model.image-size", "24", "--run", str(tmp_path / "run")]) == 0
     out = capsys.readouterr().out
     assert re.search(r"new: head/kernel, head/bias\n  resized: positions\n", out)
     found = read(tmp_path / "run", Given())
-    assert (found.config.image_size, found.config.classes, found.config.width) == (16, 2, 8)
+    assert (found.config.image_size, found.config.classes, found.config.width) == (24, 2, 8)
     slots = found.params["blocks"]["1"]["moe"]["router"]["slots"]
     np.testing.assert_allclose(slots, source.params["blocks"]["1"]["moe"]["router"]["slots"], atol=1e-6)
     assert cli.main([*given, "--run", str(tmp_path / "same")]) == 0
-    assert read(tmp_path / "same", Given()).config.image_size == 8
+    assert read(tmp_path / "same", Given()).config.image_size == 12
 
 
 def test_finetune_without_a_source_says_so(capsys):

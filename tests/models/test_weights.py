@@ -103,6 +103,19 @@ def test_bfloat16_in_a_checkpoint_of_vmoe_becomes_float32():
     np.testing.assert_array_equal(params["head"]["kernel"], vector("vmoe_dense_token")["head/kernel"])
 
 
+def test_timm_by_its_names(tmp_path):
+    """What the shapes show, such as the number of classes, is theirs; what they do not, the name's."""
+    arguments = {"embed_dim": 192, "num_heads": 3, "num_classes": 7, "img_size": 32, "act_layer": "gelu_tanh"}
+    config = models.interop.config_from_timm(arguments)
+    write(tmp_path / "x.safetensors", Weights(config, vit.init(config), {}), "timm")
+    found = read(tmp_path / "x.safetensors", Given(model="vit_tiny_patch16_224")).config
+    assert found == replace(config, gelu="erf")
+    with pytest.raises(ConfigError, match="model='vit_base_patch16_224': has width=768, the parameters 192"):
+        read(tmp_path / "x.safetensors", Given(model="vit_base_patch16_224"))
+    with pytest.raises(ConfigError, match="heads: the parameters do not show it; give --set heads=6"):
+        read(tmp_path / "x.safetensors", Given())
+
+
 def test_the_sizes_of_a_dense_model_are_read_off_its_parameters():
     config = read(FILES / "vmoe_dense_token", Given()).config
     expected = models.interop.config_from_vmoe(arguments("vmoe_dense_token"), image_size=8)
@@ -445,6 +458,11 @@ def test_a_hub_folder_is_replaced_whole_and_no_other_is(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["x"]
 
 
+def test_a_folder_is_made_with_those_above_it(tmp_path):
+    write(tmp_path / "hub/x", tiny(), "hub")
+    assert read(tmp_path / "hub/x", Given()).config == tiny().config
+
+
 def test_a_crash_while_writing_a_folder_leaves_the_old_one(tmp_path, monkeypatch):
     write(tmp_path / "x", moe(), "hub")
 
@@ -498,6 +516,11 @@ def test_load_gives_a_module_of_torch(runs):
 
 
 # ------------------------------------------------------------------------------------------------------------- trees
+
+
+def test_of_many_mismatches_the_first_are_named():
+    with pytest.raises(ConfigError, match=r"missing patch_embed\.proj\.weight .*; and \d\d more$"):
+        models.interop.from_timm({}, models.interop.config_from_timm(arguments("timm_token")))
 
 
 @pytest.mark.parametrize("wrapper", ["params", "state_dict"])
