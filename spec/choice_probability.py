@@ -5,7 +5,7 @@ import numpy as np
 from moespec.spec.numerics import Array, normal_cdf, softplus, stable_order, z_score
 
 
-def choice_probability(logits: Array, noise_logits: Array, noisy_logits: Array, choices: int) -> Array:
+def choice_probability(logits: Array, noise_logits: Array, noisy_logits: Array, *, choices: int) -> Array:
     """P of `noisy_top_k_load_loss`, (tokens, experts): eq. (9) of Shazeer et al. 2017, and 1 where all are chosen."""
     if choices == logits.shape[1]:
         return np.ones(logits.shape)

@@ -142,9 +142,9 @@ def hierarchical_load_loss(
     kept = check_at_least("choices", choices, 1)
     upper, lower = (min(kept, level[0].shape[1]) for level in (primary, secondary))
 
-    branch_load = choice_probability(*primary, upper).sum(axis=0)
+    branch_load = choice_probability(*primary, choices=upper).sum(axis=0)
     reached = is_chosen(primary[2], upper)
-    within = choice_probability(*secondary, lower).reshape(*reached.shape, -1)
+    within = choice_probability(*secondary, choices=lower).reshape(*reached.shape, -1)
     load = np.where(reached[:, :, None], within, 0.0).sum(axis=0)
     count = reached.sum(axis=0)
     return squared_variation("logits", ((branch_load / np.where(count > 0, count, 1))[:, None] * load).reshape(-1))

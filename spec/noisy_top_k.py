@@ -181,7 +181,9 @@ def noisy_top_k_load_loss(
     logits, noise_logits = _pair(logits, noise_logits, "noise_logits")
     logits, noisy_logits = _pair(logits, noisy_logits, "noisy_logits")
     check_choices(choices, logits.shape[1])
-    return squared_variation("logits", choice_probability(logits, noise_logits, noisy_logits, choices).sum(axis=0))
+    return squared_variation(
+        "logits", choice_probability(logits, noise_logits, noisy_logits, choices=choices).sum(axis=0)
+    )
 
 
 def _pair(logits: ArrayLike, other: ArrayLike, name: str) -> tuple[Array, Array]:

@@ -38,9 +38,9 @@ def hierarchical_load_loss(
     kept = check_at_least("choices", choices, 1)
     upper, lower = (min(kept, level[0].shape[2]) for level in (primary, secondary))
 
-    branch_load = jnp.sum(choice_probability(*primary, upper), axis=1)
+    branch_load = jnp.sum(choice_probability(*primary, choices=upper), axis=1)
     reached = is_chosen(top_indices(primary[2], upper), primary[2].shape[2])
-    within = choice_probability(*secondary, lower).reshape(*reached.shape, -1)
+    within = choice_probability(*secondary, choices=lower).reshape(*reached.shape, -1)
     load = jnp.sum(jnp.where(reached[..., None], within, 0), axis=1)
     count = jnp.maximum(jnp.sum(reached, axis=1), 1).astype(load.dtype)
     return squared_variation(((branch_load / count)[..., None] * load).reshape(len(load), -1))

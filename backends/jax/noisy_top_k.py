@@ -44,10 +44,10 @@ def noisy_top_k_load_loss(logits: Array, noise_logits: Array, noisy_logits: Arra
     choices = check_choices(choices, logits.shape[2])
     if choices == logits.shape[2]:
         return jnp.zeros((), wide(logits).dtype)  # every expert is chosen by every token
-    return squared_variation(jnp.sum(choice_probability(logits, noise_logits, noisy_logits, choices), axis=1))
+    return squared_variation(jnp.sum(choice_probability(logits, noise_logits, noisy_logits, choices=choices), axis=1))
 
 
-def choice_probability(logits: Array, noise_logits: Array, noisy_logits: Array, choices: int) -> Array:
+def choice_probability(logits: Array, noise_logits: Array, noisy_logits: Array, *, choices: int) -> Array:
     """P of the load loss: logits, noise_logits and noisy_logits (G, T, E) -> (G, T, E)."""
     noisy = wide(noisy_logits)
     if choices == noisy.shape[2]:

@@ -41,9 +41,9 @@ def hierarchical_load_loss(
     kept = check_at_least("choices", choices, 1)
     upper, lower = (min(kept, level[0].shape[2]) for level in (primary, secondary))
 
-    branch_load = choice_probability(*primary, upper).sum(dim=1)
+    branch_load = choice_probability(*primary, choices=upper).sum(dim=1)
     reached = is_chosen(primary[2], upper)
-    within = choice_probability(*secondary, lower).reshape(*reached.shape, -1)
+    within = choice_probability(*secondary, choices=lower).reshape(*reached.shape, -1)
     load = torch.where(reached[..., None], within, 0.0).sum(dim=1)
     count = reached.sum(dim=1).clamp_min(1).to(dtype)
     return squared_variation(((branch_load / count)[..., None] * load).flatten(1))

@@ -44,10 +44,10 @@ def noisy_top_k_load_loss(logits: Tensor, noise_logits: Tensor, noisy_logits: Te
     choices = check_choices(choices, logits.shape[2])
     if choices == logits.shape[2]:
         return 0.0 * logits.mean()  # every expert is chosen by every token
-    return squared_variation(choice_probability(logits, noise_logits, noisy_logits, choices).sum(dim=1))
+    return squared_variation(choice_probability(logits, noise_logits, noisy_logits, choices=choices).sum(dim=1))
 
 
-def choice_probability(logits: Tensor, noise_logits: Tensor, noisy_logits: Tensor, choices: int) -> Tensor:
+def choice_probability(logits: Tensor, noise_logits: Tensor, noisy_logits: Tensor, *, choices: int) -> Tensor:
     """P of the load loss: logits, noise_logits and noisy_logits (G, T, E) of one dtype -> (G, T, E)."""
     if choices == logits.shape[2]:
         return torch.ones_like(logits)

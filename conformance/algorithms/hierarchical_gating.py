@@ -182,9 +182,11 @@ def _loss(load: Callable[[Any, Any, Any], Any], of_all: bool = False) -> Callabl
             upper, lower = zip(*(_levels(x, branches) for x in group), strict=True)
             kept = _kept(group[0], branches, choices)
             reached = is_chosen(upper[2], kept[0]) | of_all
-            within = np.where(reached[..., None], choice_probability(*lower, kept[1]).reshape(*reached.shape, -1), 0)
+            within = np.where(
+                reached[..., None], choice_probability(*lower, choices=kept[1]).reshape(*reached.shape, -1), 0
+            )
             count = reached.sum(axis=0)[:, None]
-            total = load(choice_probability(*upper, kept[0]).sum(axis=0)[:, None], within.sum(axis=0), count)
+            total = load(choice_probability(*upper, choices=kept[0]).sum(axis=0)[:, None], within.sum(axis=0), count)
             total = (total + np.zeros_like(within.sum(axis=0))).ravel()
             losses.append(variance(total) / np.mean(total) ** 2)
         return np.mean(losses)
