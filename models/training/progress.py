@@ -82,6 +82,6 @@ class Progress:
 def told(results: dict[str, Any]) -> str:
     """The results of an evaluation in a line, without routing metrics."""
     single = {name: value for name, value in results.items() if not isinstance(value, dict | list)}
-    parts = [f"{name} {value:.4f}" if isinstance(value, float) else f"{name} {value}" for name, value in single.items()]
+    parts = [f"{name} {value:.4f}" if value % 1 else f"{name} {value:.0f}" for name, value in single.items()]
     nested = {name: value for name, value in results.items() if isinstance(value, dict) and name != "moe"}
     return "; ".join([", ".join(parts)] * bool(parts) + [f"{name}: {told(value)}" for name, value in nested.items()])
