@@ -6,49 +6,19 @@ with its trained weights. A model's own module
 """
 
 import difflib
-import importlib
-from dataclasses import dataclass
-from typing import Any, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from moespec.backends.contract import Backend
-from moespec.models import families, layers
+from moespec.models import families
+from moespec.models.model import Model, chosen_backend
 from moespec.spec.errors import ConfigError
-from moespec.spec.routing import Params
 
-__all__ = ["Model", "chosen_backend", "create", "list_models", "load"]
+if TYPE_CHECKING:
+    from moespec.models.weights.loading import Loaded
+
+__all__ = ["Model", "create", "list_models", "load"]
 
 _MOE_FIELDS = ("router", "experts", "router_options", "expert_init", "group_images", "token_ids", "codes")
-
-
-@dataclass(frozen=True)
-class Model:
-    """A model bound to a backend: `init` gives its NumPy parameters, `forward` runs on arrays of the backend.
-
-    name: what it was created as. config: all of its fields. backend: the module that computes it.
-    """
-
-    name: str
-    config: families.Config
-    backend: Backend
-
-    def init(self, seed: int = 0) -> Params:
-        """Initial parameters (NumPy float32); see `init` of the model's own module."""
-        params: Params = families.family(self.config).init(self.config, seed)
-        return params
-
-    def forward(
-        self, params: Params, images: Any, *, noise: list[Any] | None = None, train: bool = False
-    ) -> layers.Output:
-        """The model on a batch of images; see `forward` of the model's own module."""
-        forward = families.family(self.config).forward
-        output: layers.Output = forward(self.backend, self.config, params, images, noise=noise, train=train)
-        return output
-
-    @property
-    def parameter_count(self) -> int:
-        """The number of parameters (nothing is allocated)."""
-        count: int = families.family(self.config).parameter_count(self.config)
-        return count
 
 
 def create(name: str, **overrides: Any) -> Model:
@@ -79,15 +49,8 @@ def list_models() -> list[str]:
     return families.names()
 
 
-def load(path: Any, **options: Any) -> Any:
+def load(path: str | Path, **options: Any) -> "Loaded":
     """The model at `path`, such as a run, with its weights; see `moespec.models.weights.loading.load`."""
-    from moespec.models.weights import loading  # what it reads runs with needs the models
+    from moespec.models.weights import loading  # it needs all that training needs, which models alone do not
 
     return loading.load(path, **options)
-
-
-def chosen_backend() -> Backend:
-    """The backend chosen at import of `moespec.backends`."""
-    from moespec import backends  # importing it chooses, which listing models must not
-
-    return cast(Backend, importlib.import_module(f"moespec.backends.{backends.name}"))

@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 
 from moespec.backends.contract import Backend
 from moespec.models.families import family
+from moespec.models.model import Model, chosen_backend
+from moespec.models.training.resolve import choose_backend, load_backend
 from moespec.models.weights.formats import Given, read
 from moespec.spec.errors import ConfigError
 
@@ -15,7 +17,7 @@ __all__ = ["Loaded", "load"]
 class Loaded(NamedTuple):
     """model: see `moespec.models.Model`. params: its parameters, arrays of the model's backend."""
 
-    model: Any
+    model: Model
     params: Any
 
     def module(self) -> Any:
@@ -53,16 +55,12 @@ def load(
 
     Raises RunError or CheckpointError for files that are missing or damaged, ConfigError for what fits no model.
     """
-    from moespec import models
-
     weights = read(Path(path), Given(model, arguments, fields, step), format)
-    B: Backend = models.chosen_backend() if backend is None else _backend(backend)
-    return Loaded(models.Model(Path(path).name, weights.config, B), B.from_numpy(weights.params))
+    B: Backend = chosen_backend() if backend is None else _backend(backend)
+    return Loaded(Model(Path(path).name, weights.config, B), B.from_numpy(weights.params))
 
 
 def _backend(name: str) -> Backend:
-    from moespec.models.training.resolve import choose_backend, load_backend
-
     if name not in ("jax", "torch", "numpy"):
         raise ConfigError(f"backend={name!r}: expected one of jax, torch, numpy")
     return load_backend(choose_backend(name)[0])

@@ -1,0 +1,49 @@
+"""A model bound to the backend that computes it, and the backend that was chosen at import."""
+
+import importlib
+from dataclasses import dataclass
+from typing import Any, cast
+
+from moespec.backends.contract import Backend
+from moespec.models import families, layers
+from moespec.spec.routing import Params
+
+__all__ = ["Model", "chosen_backend"]
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model bound to a backend: `init` gives its NumPy parameters, `forward` runs on arrays of the backend.
+
+    name: what it was created as. config: all of its fields. backend: the module that computes it.
+    """
+
+    name: str
+    config: families.Config
+    backend: Backend
+
+    def init(self, seed: int = 0) -> Params:
+        """Initial parameters (NumPy float32); see `init` of the model's own module."""
+        params: Params = families.family(self.config).init(self.config, seed)
+        return params
+
+    def forward(
+        self, params: Params, images: Any, *, noise: list[Any] | None = None, train: bool = False
+    ) -> layers.Output:
+        """The model on a batch of images; see `forward` of the model's own module."""
+        forward = families.family(self.config).forward
+        output: layers.Output = forward(self.backend, self.config, params, images, noise=noise, train=train)
+        return output
+
+    @property
+    def parameter_count(self) -> int:
+        """The number of parameters (nothing is allocated)."""
+        count: int = families.family(self.config).parameter_count(self.config)
+        return count
+
+
+def chosen_backend() -> Backend:
+    """The backend chosen at import of `moespec.backends`."""
+    from moespec import backends  # importing it chooses, which listing models must not
+
+    return cast(Backend, importlib.import_module(f"moespec.backends.{backends.name}"))
