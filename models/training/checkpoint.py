@@ -4,7 +4,8 @@ A checkpoint is a folder `checkpoints/<step>` with two files:
 
     arrays.safetensors    params/..., mu/..., nu/...: the parameters and the two moments of the optimiser
     state.json            step, configuration and the changes made to it on purpose, random state (seed and step),
-                          data position, backend, seconds of training, the SHA-256 of arrays.safetensors and of itself
+                          generator of noise, data position, backend, seconds of training, the SHA-256 of
+                          arrays.safetensors and of itself
 
 It is written under a temporary name, flushed, and renamed. Nothing is pickled. Any backend reads what another wrote.
 """

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from moespec.backends.contract import Backend
 from moespec.models.data.dataset import Dataset
 from moespec.models.data.loader import Prefetcher, training_batch
+from moespec.models.draws import of_step
 from moespec.models.errors import Interrupted
 from moespec.models.hashing.tables import initial_params
 from moespec.models.training.compilation import compile_if, pays
@@ -18,7 +19,7 @@ from moespec.models.training.config import Config
 from moespec.models.training.divergence import diverged, finite
 from moespec.models.training.evaluate import evaluate
 from moespec.models.training.interruption import Interruption
-from moespec.models.training.objective import gating_noise, make_forward, make_loss, unflatten
+from moespec.models.training.objective import draws, make_forward, make_loss, unflatten
 from moespec.models.training.progress import Progress
 from moespec.models.training.resolve import model_config, schedule
 from moespec.models.training.rundirectory import RunDirectory
@@ -56,13 +57,14 @@ def train(B: Backend, config: Config, dataset: Dataset, run: Path, *, initial: d
     eager = {} if compiled else {"compiled": False}
     loss = make_loss(B, model, settings.loss)
     update = B.make_step(loss, config.optimizer, accumulate=settings.accumulate, **eager)
+    drawn = draws(model, settings.batch)
     forward, rate = compile_if(B, compiled, make_forward(B, model)), schedule(config)
     evaluation: dict[str, Any] = {}
 
     def make_batch(step: int) -> Any:
         batch = training_batch(dataset, config.data, batch=settings.batch, seed=settings.seed, step=step)
-        noise = gating_noise(model, settings.batch, seed=settings.seed, step=step)
-        return B.from_numpy(batch if noise is None else {**batch, "noise": noise})
+        random = {"random": of_step(settings.batch, seed=settings.seed, step=step)} if drawn else {}
+        return B.from_numpy({**batch, **random})
 
     with (
         Interruption() as interruption,
