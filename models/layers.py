@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from moespec.backends.contract import Backend
 from moespec.models.hashing import multi_hash
+from moespec.spec.dropout import check_rate
 from moespec.spec.errors import ConfigError, ShapeError
 from moespec.spec.options import RouterOptions
 from moespec.spec.ranges import LARGEST
@@ -81,6 +82,9 @@ def check_fields(config: Any, *, at_least_one: Sequence[str], choices: Mapping[s
         raise ConfigError(f"classes={config.classes!r}: expected an integer from 0 (no head) to {SIZE}")
     if not abs(config.head_bias) <= LARGEST:
         raise ConfigError(f"head_bias={config.head_bias!r}: expected a number that is finite as float32")
+    for name in ("dropout", "stochastic_depth"):
+        if hasattr(config, name):
+            check_rate(name, getattr(config, name))
     for name, allowed in {**CHOICES, **choices}.items():
         if hasattr(config, name) and getattr(config, name) not in allowed:
             raise ConfigError(f"{name}={getattr(config, name)!r}: expected one of {', '.join(allowed)}")
@@ -205,9 +209,9 @@ def layer_norm(B: Backend, p: Params, x: Array) -> Array:
     return B.layer_norm(x, p["scale"], p.get("bias"), epsilon=1e-6)
 
 
-def mlp(B: Backend, p: Params, x: Array, *, gelu: str) -> Array:
-    """`gelu(x w1 + b1) w2 + b2` along the last axis."""
-    return B.gelu(x @ p["w1"] + p["b1"], form=gelu) @ p["w2"] + p["b2"]
+def mlp(B: Backend, p: Params, x: Array, *, gelu: str, drop: Callable[[Array], Array] = lambda hidden: hidden) -> Array:
+    """`drop(gelu(x w1 + b1)) w2 + b2` along the last axis."""
+    return drop(B.gelu(x @ p["w1"] + p["b1"], form=gelu)) @ p["w2"] + p["b2"]
 
 
 def moe(

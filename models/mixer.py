@@ -12,10 +12,12 @@ Initial values are those of the public code: kernels LeCun normal, biases 0.
 
 import re
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from moespec.backends.contract import Backend
 from moespec.models import layers, parameters
+from moespec.models.draws import Draws, draws_of
 from moespec.models.layers import MoeLayer, Output
 from moespec.models.parameters import constant, lecun_normal
 from moespec.spec.algorithm import Algorithm
@@ -61,6 +63,10 @@ class MixerConfig:
     dtype: "float32" computes in the dtype of the parameters (which are initialised in float32); "bfloat16" computes
         the blocks in bfloat16 from float32 parameters, with final norm, pooling and head in float32.
     head_bias: initial value of the bias of the head.
+    dropout: rate at which single entries become 0 in training: inside each MLP (after its activation) and
+        after it.
+    stochastic_depth: rate at which in training an image skips a residual branch of the last block; evenly less, down to 0,
+        for the blocks before it.
     """
 
     image_size: int = 224
@@ -74,6 +80,8 @@ class MixerConfig:
     gelu: str = "tanh"
     dtype: str = "float32"
     head_bias: float = 0.0
+    dropout: float = 0.0
+    stochastic_depth: float = 0.0
 
     def __post_init__(self) -> None:
         layers.check_fields(self, at_least_one=("token_hidden",), choices={})
@@ -185,32 +193,41 @@ def forward(
     images: Array,
     *,
     noise: list[Array] | None = None,
+    random: Array | None = None,
     train: bool = False,
 ) -> Output:
     """The model on `images` `(N, image_size, image_size, channels)`, with backend `B`.
 
     `params` are arrays of `B` in the layout of `parameter_shapes`; images have the dtype of the parameters. There is no
-    router, so that `noise` is None or empty, and `train` changes nothing.
+    router, so that `noise` is None or empty. `random` `(N, 4)`, integers that `draws.of_step` makes, is what dropout and
+    stochastic depth are drawn from; they are for training alone.
 
-    Raises ShapeError when images have another shape, ConfigError when there is noise.
+    Raises ShapeError when images have another shape, ConfigError when there is noise, or when a model that drops has no
+    `random` in training.
     """
     layers.check_images(config, images)
     layers.check_noise(noise, 0, "layers")
+    drop = draws_of(B, config, random, images, train=train)
     compute = layers.compute_dtype(B, config.dtype)
     embedding = compute(params["embedding"])
     x = B.patch_embed(compute(images), embedding["kernel"], embedding["bias"])  # (N, S, D)
     for number in range(config.depth):
-        x = block(B, config, params["blocks"][str(number)], x)
+        x = block(B, config, params["blocks"][str(number)], x, number, drop)
     if config.dtype == "bfloat16":
         x = B.cast(x, "float32")
     features = B.mean(layers.layer_norm(B, params["norm"], x), 1)  # (N, D)
     return layers.output_of(config, params, features, [])
 
 
-def block(B: Backend, config: Any, p: Params, x: Array) -> Array:
-    """Tokens are mixed, then channels: `(N, S, D)` to the same."""
+def block(B: Backend, config: Any, p: Params, x: Array, number: int, drop: Draws) -> Array:
+    """Tokens are mixed, then channels: `(N, S, D)` to the same. number: of the block; drop: what it drops."""
     compute = layers.compute_dtype(B, config.dtype)
+
+    def branch(name: str, x: Array, half: int) -> Array:
+        hidden, output = range(4 * number + 2 * half, 4 * number + 2 * half + 2)
+        y = layers.mlp(B, compute(p[name]), x, gelu=config.gelu, drop=partial(drop.units, number=hidden))
+        return drop.branch(drop.units(y, output), 2 * number + half)
+
     y = B.transpose(layers.layer_norm(B, p["norm1"], x), (0, 2, 1))  # (N, D, S)
-    y = layers.mlp(B, compute(p["token_mlp"]), y, gelu=config.gelu)
-    x = x + B.transpose(y, (0, 2, 1))
-    return x + layers.mlp(B, compute(p["channel_mlp"]), layers.layer_norm(B, p["norm2"], x), gelu=config.gelu)
+    x = x + B.transpose(branch("token_mlp", y, 0), (0, 2, 1))
+    return x + branch("channel_mlp", layers.layer_norm(B, p["norm2"], x), 1)

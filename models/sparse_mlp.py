@@ -21,6 +21,7 @@ from typing import Any
 
 from moespec.backends.contract import Backend
 from moespec.models import layers, mixer, parameters
+from moespec.models.draws import Draws
 from moespec.models.layers import MoeLayer, Output
 from moespec.models.parameters import Parameter, constant, lecun_normal
 from moespec.models.router_options import Decided, options_of, settings
@@ -318,13 +319,14 @@ def forward(
     images: Array,
     *,
     noise: list[Array] | None = None,
+    random: Array | None = None,
     train: bool = False,
 ) -> Output:
     """The model on `images` `(N, image_size, image_size, channels)`, with backend `B`.
 
     `params` are arrays of `B` in the layout of `parameter_shapes`; images have the dtype of the parameters. `noise` is
-    one array per MoE layer, as `moe_noise` says, or None. `train` is passed to the
-    routers.
+    one array per MoE layer, as `moe_noise` says, or None. `random` is not used: nothing is dropped. `train` is passed to
+    the routers.
 
     Raises ShapeError when images have another shape, or do not fill the groups, and ConfigError when the number of noise
     arrays is not the number of MoE layers.
@@ -348,7 +350,7 @@ def forward(
     for number in range(config.depth):
         p = params["blocks"][str(number)]
         if number not in sparse:
-            x = mixer.block(B, config, p, x)
+            x = mixer.block(B, config, p, x, number, Draws(B, depth=config.depth))
             continue
         x = B.rescale(x, compute(p["rescale1"])) if "rescale1" in p else x  # (N, S', C')
         y = B.transpose(layers.layer_norm(B, p["norm1"], x), (0, 2, 1))  # (N, C', S')

@@ -1,16 +1,17 @@
 """Random numbers as a function of the seed, the purpose and the position, so that a run can go on from any step.
 
-Nothing in training keeps a random state that moves: the numbers of step `n` are drawn from a counter-based generator
-(Philox) with the key `(seed, stream)` and the counter `(0, 0, 0, n)` (the third
-number tells parts of a purpose apart). The random state of a checkpoint is therefore
-`(seed, step)`.
+These are the numbers that the host draws: the order and the augmentation of images, and tables. Nothing in training
+keeps a random state that moves: the numbers of step `n` are drawn from a counter-based generator (Philox) with the key
+`(seed, stream)` and the counter `(0, 0, 0, n)` (the third number tells parts of a purpose apart). The random state of a
+checkpoint is therefore `(seed, step)`.
 """
 
 import numpy as np
 
-__all__ = ["AUGMENTATION", "CUTMIX", "MIXUP", "NOISE", "ORDER", "PICTURE", "TABLES", "generator"]
+__all__ = ["AUGMENTATION", "CUTMIX", "MIXUP", "ORDER", "PICTURE", "TABLES", "generator"]
 
-ORDER, AUGMENTATION, MIXUP, NOISE, TABLES = range(5)
+ORDER, AUGMENTATION, MIXUP, TABLES = 0, 1, 2, 4
+"""Streams. 3 was that of noise, which is drawn on the device now: see `moespec.models.draws`."""
 PICTURE, CUTMIX = 16, 17
 """What happens to one image by itself; cutmix."""
 

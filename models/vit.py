@@ -15,10 +15,12 @@ Sources: Dosovitskiy et al. 2021 (ViT); Riquelme et al. 2021 (V-MoE); Puigcerver
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from moespec.backends.contract import Backend
 from moespec.models import layers, parameters
+from moespec.models.draws import draws_of
 from moespec.models.hashing import multi_hash, token_ids
 from moespec.models.layers import MoeLayer, Output
 from moespec.models.parameters import Parameter, constant, glorot_uniform, normal
@@ -89,6 +91,10 @@ class VitConfig:
     dtype: "float32" computes in the dtype of the parameters (which are initialised in float32); "bfloat16" computes
         the blocks in bfloat16 from float32 parameters, with router logits, final norm, pooling and head in float32.
     head_bias: initial value of the bias of the head.
+    dropout: rate at which single entries become 0 in training: after the embedding, after each attention,
+        inside each dense MLP (after its activation) and after each MLP or MoE layer.
+    stochastic_depth: rate at which in training an image skips a residual branch of the last block; evenly less, down to 0,
+        for the blocks before it.
     """
 
     image_size: int = 224
@@ -116,6 +122,8 @@ class VitConfig:
     codes: int = 1024
     dtype: str = "float32"
     head_bias: float = 0.0
+    dropout: float = 0.0
+    stochastic_depth: float = 0.0
 
     def __post_init__(self) -> None:
         layers.check_fields(self, at_least_one=("heads", "group_images", "codes"), choices=_OPTIONS)
@@ -356,37 +364,41 @@ def forward(
     images: Array,
     *,
     noise: list[Array] | None = None,
+    random: Array | None = None,
     train: bool = False,
 ) -> Output:
     """The model on `images` `(N, image_size, image_size, channels)`, with backend `B`.
 
     `params` are arrays of `B` in the layout of `parameter_shapes`; images have the dtype of the parameters. `noise` is
-    one array per MoE block, as `moe_noise` says, or None. `train` is passed to the
-    routers.
+    one array per MoE block, as `moe_noise` says, or None. `random` `(N, 4)`, integers that `draws.of_step` makes, is what
+    dropout and stochastic depth are drawn from; they are for training alone. `train` is passed to the routers.
 
     Raises ShapeError when images have another shape, or when N is not a multiple of `group_images`, and ConfigError
-    when the number of noise arrays is not the number of MoE blocks.
+    when the number of noise arrays is not the number of MoE blocks, or when a model that drops has no `random` in training.
     """
     layers.check_images(config, images)
     moe = {layer.name: layer for layer in moe_layers(config, images.shape[0])}
     layers.check_noise(noise, len(moe), "blocks")
 
+    drop = draws_of(B, config, random, images, train=train)
     compute = layers.compute_dtype(B, config.dtype)
-    x = _embed(B, config, params, images)  # (N, S, D)
+    x = drop.units(_embed(B, config, params, images), 0)  # (N, S, D)
     ids = token_ids.of_images(B, config, params, images) if takes_ids(config) else None
     outputs: list[RouterOutput] = []
     for block in range(config.depth):
         p = params["blocks"][str(block)]
-        x = x + _attention(B, compute(p["attention"]), layers.layer_norm(B, p["norm1"], x), None)
+        attention, hidden, output = range(3 * block + 1, 3 * block + 4)
+        y = _attention(B, compute(p["attention"]), layers.layer_norm(B, p["norm1"], x), None)
+        x = x + drop.branch(drop.units(y, attention), 2 * block)
         y = layers.layer_norm(B, p["norm2"], x)
         if str(block) in moe:
             drawn = noise[len(outputs)] if noise else None
             layer = moe[str(block)]
-            y, output = layers.moe(B, p["moe"], y, layer, config=config, noise=drawn, train=train, ids=ids)
-            outputs.append(output)
+            y, routed = layers.moe(B, p["moe"], y, layer, config=config, noise=drawn, train=train, ids=ids)
+            outputs.append(routed)
         else:
-            y = layers.mlp(B, compute(p["mlp"]), y, gelu=config.gelu)
-        x = x + y
+            y = layers.mlp(B, compute(p["mlp"]), y, gelu=config.gelu, drop=partial(drop.units, number=hidden))
+        x = x + drop.branch(drop.units(y, output), 2 * block + 1)
     if config.dtype == "bfloat16":
         x = B.cast(x, "float32")
     x = layers.layer_norm(B, params["norm"], x)

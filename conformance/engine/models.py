@@ -31,11 +31,19 @@ def prepare(name: str, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def forward(
-    B: Any, *, params: Any, images: Any, model: Any, config: Any, noise: Any = None, train: bool = False
+    B: Any,
+    *,
+    params: Any,
+    images: Any,
+    model: Any,
+    config: Any,
+    noise: Any = None,
+    random: Any = None,
+    train: bool = False,
 ) -> dict[str, Any]:
-    """The results of a model by name. noise: of each MoE layer, by its number."""
+    """The results of a model by name. noise: of each MoE layer, by its number. random: what dropout is drawn from."""
     drawn = [noise[number] for number in sorted(noise)] if noise else None
-    output = model.forward(B, config, params, images, noise=drawn, train=train)
+    output = model.forward(B, config, params, images, noise=drawn, random=random, train=train)
     sparse = getattr(config, "router", "") != "soft_moe"
     found = {"logits": output.logits, "features": output.features}
     found |= {f"losses/{term}": value for term, value in output.losses.items()}

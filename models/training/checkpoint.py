@@ -4,7 +4,8 @@ A checkpoint is a folder `checkpoints/<step>` with two files:
 
     arrays.safetensors    params/... and a slot/... for each of what the optimiser keeps of them, such as mu/..., nu/...
     state.json            step, configuration and the changes made to it on purpose, random state (seed and step),
-                          data position, backend, seconds of training, the SHA-256 of arrays.safetensors and of itself
+                          generator of noise, data position, backend, seconds of training, the SHA-256 of
+                          arrays.safetensors and of itself
 
 It is written under a temporary name, flushed, and renamed. Nothing is pickled. Any backend reads what another wrote.
 What the optimiser keeps, the recorded configuration tells. Format 1 had both moments of all parameters, also of those that

@@ -108,6 +108,10 @@ class ModelConfig:
     """dtype of the computation (parameters are float32)"""
     head_bias: float | None = None
     """initial bias of the head; -log(classes) suits the sigmoid loss"""
+    dropout: float | None = None
+    """rate of dropout in training, after the embedding, each attention and each MLP, and inside dense MLPs (ViT, Mixer)"""
+    stochastic_depth: float | None = None
+    """rate at which in training an image skips a branch of the last block, falling to 0 for the first (ViT, Mixer)"""
     router_options: RouterSection = field(default_factory=RouterSection)
 
     def __post_init__(self) -> None:
@@ -164,7 +168,7 @@ class TrainingConfig:
     accumulate: int = 1
     """parts that a batch is split into, to save memory"""
     seed: int = 0
-    """seed of the initial values, the order of the data, augmentation and noise"""
+    """seed of the initial values, the order of the data, augmentation, noise and dropout"""
     loss: Literal["softmax", "sigmoid"] = "softmax"
     """cross-entropy of one class of several, or of each class by itself"""
     compile: Literal["auto", "always", "never"] = "auto"

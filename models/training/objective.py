@@ -7,16 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from moespec.backends.contract import Backend
+from moespec.models.draws import gating_noise, takes_draws
 from moespec.models.families import Config, family
 from moespec.models.layers import MoeLayer, Output
-from moespec.models.streams import NOISE, generator
 from moespec.models.training.statistics import with_statistics
-from moespec.spec.routing import Noise
 
-__all__ = ["gating_noise", "make_features", "make_forward", "make_loss", "moe_metrics", "unflatten"]
+__all__ = ["draws", "make_features", "make_forward", "make_loss", "moe_metrics", "unflatten"]
 
 Batch = dict[str, Any]
 
@@ -25,18 +23,21 @@ def make_loss(B: Backend, model: Config, kind: str) -> Callable[[Any, Batch], tu
     """`loss(params, batch) -> (loss, metrics)` for `make_step`.
 
     kind: "softmax" (targets are the probabilities of exclusive classes) or "sigmoid" (each class by itself, summed over
-    classes). batch: images `(N, H, W, Ch)`, targets `(N, classes)` and, if there is gating noise, a list `noise`.
+    classes). batch: images `(N, H, W, Ch)`, targets `(N, classes)` and, if the model draws random numbers in training,
+    `random` `(N, 4)`, see `moespec.models.draws`.
     """
     cross_entropy = {"softmax": B.softmax_cross_entropy, "sigmoid": B.sigmoid_cross_entropy}[kind]
-    forward, layers = family(model).forward, family(model).moe_layers
+    forward, layers, wanted = family(model).forward, family(model).moe_layers, family(model).moe_noise
 
     def loss(params: Any, batch: Batch) -> tuple[Any, dict[str, Any]]:
-        output = forward(B, model, params, batch["images"], noise=batch.get("noise"), train=True)
+        images, random = batch["images"], batch.get("random")
+        noise = None if random is None else gating_noise(B, wanted(model, images.shape[0]), random, images)
+        output = forward(B, model, params, images, noise=noise, random=random, train=True)
         main = B.mean(cross_entropy(output.logits, batch["targets"]), 0)
         total = main
         for value in output.losses.values():
             total = total + value
-        return total, {"cross_entropy": main, **moe_metrics(layers(model, batch["images"].shape[0]), output)}
+        return total, {"cross_entropy": main, **moe_metrics(layers(model, images.shape[0]), output)}
 
     return loss
 
@@ -59,16 +60,9 @@ def make_features(B: Backend, model: Config) -> Callable[[Any, Any], Any]:
     return lambda params, images: forward(B, model, params, images).features
 
 
-def gating_noise(model: Config, images: int, *, seed: int, step: int) -> list[NDArray[np.float32]] | None:
-    """What each MoE layer takes as noise, a function of the seed and the step; None if the routers take none."""
-    random = generator(seed, NOISE, step)
-    return [_draw(random, noise) for noise in family(model).moe_noise(model, images)] or None
-
-
-def _draw(random: np.random.Generator, noise: Noise) -> NDArray[np.float32]:
-    if noise.interval is None:
-        return random.standard_normal(noise.shape, np.float32)
-    return random.uniform(*noise.interval, noise.shape).astype(np.float32)
+def draws(model: Config, images: int) -> bool:
+    """Whether the model draws random numbers in training: gating noise, dropout or stochastic depth."""
+    return bool(family(model).moe_noise(model, images)) or takes_draws(model)
 
 
 def moe_metrics(layers: list[MoeLayer], output: Output) -> dict[str, Any]:

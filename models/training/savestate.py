@@ -15,11 +15,15 @@ from moespec.models.training import checkpoint
 from moespec.models.training.checkpoint import Checkpoint
 from moespec.models.training.config import Config
 from moespec.models.training.length import before_cooldown
+from moespec.models.training.objective import draws
 from moespec.models.training.resolve import model_config
 from moespec.models.training.rundirectory import RunDirectory
 from moespec.models.training.unchanged import check_evaluated
 
 __all__ = ["Start", "begin", "save", "trained_params"]
+
+GENERATOR = "threefry2x32-20"
+"""What draws noise and dropout. A checkpoint without it is of version 0.1, which drew its noise by another."""
 
 
 class Start(NamedTuple):
@@ -38,8 +42,8 @@ def begin(
 
     examples: number of training images.
 
-    Raises CheckpointError for a checkpoint that is damaged, or of another seed, batch or number of images, and RunError
-    for an initial parameter that is not finite.
+    Raises CheckpointError for a checkpoint that is damaged, or of another seed, batch or number of images, or of
+    gating noise that another generator drew, and RunError for an initial parameter that is not finite.
     """
     model, seed = model_config(config.model), config.training.seed
     found = directory.load(family(model).parameter_shapes(model))
@@ -51,6 +55,11 @@ def begin(
         return Start(B.init_state(B.from_numpy(params), config.optimizer), 0, 0.0, [])
     step = found.record["step"]
     tables.check(found.state["params"], model, str(directory.checkpoints))
+    if draws(model, config.training.batch) and found.record.get("generator") != GENERATOR:
+        raise CheckpointError(
+            f"{directory.checkpoints}, step {step}: the gating noise of this run was not drawn by {GENERATOR}, as it is now; "
+            f"go on with the version of moespec that began it, or begin a new run"
+        )
     expected = {
         "random": {"seed": seed, "step": step},
         "data": data_position(examples, config.training.batch, step),
@@ -82,6 +91,7 @@ def save(
         "config": asdict(config),
         "overrides": overrides,
         "random": {"seed": config.training.seed, "step": step},
+        "generator": GENERATOR,
         "data": data_position(examples, config.training.batch, step),
         "backend": B.name,
         "seconds": seconds,

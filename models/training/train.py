@@ -14,6 +14,7 @@ from moespec.backends.contract import Backend
 from moespec.models.data.dataset import Dataset
 from moespec.models.data.loader import batch_of_step
 from moespec.models.data.prefetch import Prefetcher
+from moespec.models.draws import of_step
 from moespec.models.errors import Interrupted
 from moespec.models.evaluation.sets import Evaluations, EvaluationSet
 from moespec.models.hashing.tables import initial_params
@@ -23,7 +24,7 @@ from moespec.models.training.divergence import diverged, finite
 from moespec.models.training.evaluate import evaluate
 from moespec.models.training.interruption import Interruption
 from moespec.models.training.length import before_cooldown
-from moespec.models.training.objective import gating_noise, make_forward, make_loss, unflatten
+from moespec.models.training.objective import draws, make_forward, make_loss, unflatten
 from moespec.models.training.progress import Progress
 from moespec.models.training.resolve import model_config, schedule
 from moespec.models.training.rundirectory import RunDirectory
@@ -69,6 +70,7 @@ def train(
     eager = {} if compiled else {"compiled": False}
     loss = make_loss(B, model, settings.loss)
     update = B.make_step(loss, config.optimizer, accumulate=settings.accumulate, **eager)
+    drawn = draws(model, settings.batch)
     forward, rate = compile_if(B, compiled, make_forward(B, model)), schedule(config)
     evaluation: dict[str, Any] = {}
     evaluations = Evaluations(B, config, sets or {})
@@ -77,8 +79,8 @@ def train(
     host_batch = partial(batch_of_step, dataset, config.data, settings.batch, settings.seed)
 
     def to_device(step: int, batch: dict[str, Any]) -> Any:
-        noise = gating_noise(model, settings.batch, seed=settings.seed, step=step)
-        return B.from_numpy(batch if noise is None else {**batch, "noise": noise})
+        random = {"random": of_step(settings.batch, seed=settings.seed, step=step)} if drawn else {}
+        return B.from_numpy({**batch, **random})
 
     def make_batch(step: int) -> Any:
         return to_device(step, host_batch(step))

@@ -17,7 +17,7 @@ from moespec.models.data.options import DataConfig
 from moespec.models.hashing.tables import initial_params
 from moespec.models.training import checkpoint, resolve
 from moespec.models.training.config import Config
-from moespec.models.training.objective import gating_noise, make_loss
+from moespec.models.training.objective import make_loss
 from moespec.models.training.resolve import model_config
 from moespec.models.training.rundirectory import RunDirectory
 from moespec.models.training.runlog import read_log
@@ -76,12 +76,10 @@ def assert_batches(config: Config, recorder: Recorder, first: int) -> None:
     dataset, size, seed = resolve.load_data(config), config.training.batch, config.training.seed
     for n, batch in enumerate(recorder.batches, start=first):
         expected = training_batch(dataset, config.data, batch=size, seed=seed, step=n)
-        noise = gating_noise(model_config(config.model), size, seed=seed, step=n)
-        assert noise is not None
-        assert batch.keys() == {"images", "targets", "noise"}
+        assert batch.keys() == {"images", "targets", "random"}
         np.testing.assert_array_equal(batch["images"], expected["images"])
         np.testing.assert_array_equal(batch["targets"], expected["targets"])
-        np.testing.assert_array_equal(batch["noise"], noise)
+        np.testing.assert_array_equal(batch["random"], [[seed, 0, n, image] for image in range(size)])
 
 
 def test_a_step_gets_the_rate_the_batch_and_the_noise_of_its_number(config: Config, tmp_path: Path) -> None:

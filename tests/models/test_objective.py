@@ -7,8 +7,9 @@ import pytest
 
 import moespec.backends.numpy as B
 from moespec.models import sparse_mlp, vit
+from moespec.models.draws import gating_noise, of_step
 from moespec.models.families import Config, family
-from moespec.models.training.objective import gating_noise, make_forward, make_loss
+from moespec.models.training.objective import draws, make_forward, make_loss
 from moespec.spec import sigmoid_cross_entropy, softmax_cross_entropy
 
 SMALL: dict[str, Any] = {"image_size": 8, "patch_size": 4, "channels": 1, "classes": 3, "width": 8, "depth": 2}
@@ -47,8 +48,14 @@ def batch_for(model: Config, images: int = 4) -> dict[str, Any]:
     return {
         "images": random.standard_normal((images, 8, 8, 1)),
         "targets": random.dirichlet(np.ones(3), images),
-        "noise": gating_noise(model, images, seed=5, step=6),
+        "random": of_step(images, seed=5, step=6),
     }
+
+
+def noise_for(model: Config, images: int, *, seed: int = 5, step: int = 6) -> Any:
+    """What the MoE layers take as noise at a step."""
+    random = of_step(images, seed=seed, step=step)
+    return gating_noise(B, family(model).moe_noise(model, images), random, np.zeros(images))
 
 
 @pytest.mark.parametrize("kind", ["softmax", "sigmoid"])
@@ -57,7 +64,7 @@ def test_the_loss_is_the_mean_cross_entropy_and_each_loss_of_each_layer_once(nam
     model = MODELS[name]
     params, batch = parameters(model), batch_for(model)
     loss, metrics = make_loss(B, model, kind)(params, batch)
-    output = family(model).forward(B, model, params, batch["images"], noise=batch["noise"], train=True)
+    output = family(model).forward(B, model, params, batch["images"], noise=noise_for(model, 4), train=True)
     cross_entropy = {"softmax": softmax_cross_entropy, "sigmoid": sigmoid_cross_entropy}[kind]
     main = np.mean(cross_entropy(output.logits, batch["targets"]))
     names = [layer.name for layer in family(model).moe_layers(model, 4)]
@@ -85,7 +92,7 @@ def test_every_router_is_told_whether_it_is_training(name: str) -> None:
         assert slots[1] == 3 * slots[0]
     for train, found in ((True, metrics), (False, quiet)):
         output = family(model).forward(
-            B, model, params, batch["images"], noise=batch["noise"] if train else None, train=train
+            B, model, params, batch["images"], noise=noise_for(model, 4) if train else None, train=train
         )
         for layer, routing, own in zip(layers_of, output.routings, output.metrics, strict=True):
             assert routing.token.shape[2] == layer.settings.capacity(train=train)
@@ -100,10 +107,9 @@ def test_every_router_is_told_whether_it_is_training(name: str) -> None:
 def test_noise_is_of_the_distribution_of_its_router(router: str, interval: tuple[float, float] | None) -> None:
     """Thousands of draws reach the ends of the interval, and the tails of the normal distribution beyond it."""
     model = transformer(router, {}, image_size=64)
-    found = gating_noise(model, 32, seed=0, step=0)
+    found = noise_for(model, 32, seed=0, step=0)
     assert found is not None
     assert [noise.shape for noise in found] == [(32, *shape_of(router)) for _ in range(2)]
-    assert {noise.dtype for noise in found} == {np.dtype(np.float32)}
     values = np.concatenate([noise.ravel() for noise in found])
     low, high = interval or (-4.0, 4.0)
     if interval:
@@ -118,10 +124,10 @@ def shape_of(router: str) -> tuple[int, ...]:
     return {"switch": (256, 8), "gshard": (256,), "softmax_token_choice": (256, 2)}[router]
 
 
-@pytest.mark.parametrize("change", [{"seed": 1}, {"step": 1}, {"seed": 1, "step": 1}])
-def test_noise_depends_on_the_seed_and_on_the_step(change: dict[str, int]) -> None:
-    model = MODELS["vit"]
-    first, other = (gating_noise(model, 2, **{"seed": 0, "step": 0, **given}) for given in ({}, change))
-    assert first is not None
-    assert other is not None
-    assert all((a != b).any() for a, b in zip(first, other, strict=True))
+def test_only_what_is_drawn_needs_integers() -> None:
+    """Noise, dropout and stochastic depth, each alone; and a model with none of them gets nothing."""
+    assert draws(MODELS["vit"], 4)
+    assert not draws(transformer("soft_moe", {}), 4)
+    assert not draws(transformer("softmax_token_choice", {"noise_multiplier": 0.0}), 4)
+    assert draws(transformer("soft_moe", {}, dropout=0.1), 4)
+    assert draws(transformer("soft_moe", {}, stochastic_depth=0.1), 4)

@@ -16,11 +16,9 @@ from moespec.models.commandline import commands
 from moespec.models.data.options import DataConfig
 from moespec.models.errors import CheckpointError, RunError
 from moespec.models.training import checkpoint, resolve
-from moespec.models.training.config import Config, ModelConfig, ScheduleConfig, TrainingConfig
+from moespec.models.training.config import Config, ScheduleConfig, TrainingConfig
 from moespec.models.training.evaluate import evaluate
-from moespec.models.training.objective import gating_noise
 from moespec.models.training.progress import Progress
-from moespec.models.training.resolve import model_config
 from moespec.models.training.rundirectory import RunDirectory
 from moespec.models.training.runlog import RunLog, read_log
 from moespec.models.training.savestate import begin
@@ -268,22 +266,6 @@ def test_evaluation_counts_every_image_once(batch: int) -> None:
     assert (result["images"], result["accuracy"]) == (355, zeros)
     assert result["loss"] == pytest.approx(np.log(20) - zeros * np.log(11))
     np.testing.assert_allclose(result["moe"]["1"]["load"], [0.25, 0.75])
-
-
-def test_gating_noise_is_a_function_of_seed_and_step() -> None:
-    sparse = model_config(ModelConfig(router="softmax_expert_choice"))
-    first, again = (gating_noise(sparse, 4, seed=0, step=9) for _ in range(2))
-    other = gating_noise(sparse, 4, seed=0, step=10)
-    assert first is not None
-    assert again is not None
-    assert other is not None
-    assert [noise.shape for noise in first] == [(4, 16, 8)] * 2
-    assert (first[0] != first[1]).any()
-    np.testing.assert_array_equal(first, again)
-    assert (first[0] != other[0]).any()
-    assert gating_noise(model_config(ModelConfig(router="soft_moe")), 4, seed=0, step=9) is None
-    quiet = ModelConfig(router="softmax_expert_choice", router_options={"noise_multiplier": 0.0})
-    assert gating_noise(model_config(quiet), 4, seed=0, step=9) is None
 
 
 def test_images_per_second_are_of_the_steps_since_the_last_record(

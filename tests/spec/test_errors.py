@@ -177,6 +177,8 @@ CALLS = {
     "base_greedy": (spec.base_greedy, {"scores": LOGITS}, {}),
     "base_routing": (spec.base_routing, {"scores": LOGITS}, {"expert": [0, 1, 2, 0, 1, 2], "capacity": 2}),
     "patch_codes": (spec.patch_codes, {"patches": LOGITS, "codebook": np.eye(3)}, {}),
+    "box_muller": (spec.box_muller, {"uniform": np.full((3, 2), 0.5)}, {}),
+    "dropout": (spec.dropout, {"x": LOGITS, "draws": np.full((6, 3), 0.5)}, {"rate": 0.25}),
     "position_ids": (spec.position_ids, {"tokens": LOGITS}, {}),
     "hash_table_random": (spec.hash_table_random, {"draws": np.array([0.0, 0.5])}, {"experts": 3}),
     "hash_table_balanced": (spec.hash_table_balanced, {"frequencies": ONES[:, 0]}, {"experts": 3}),
@@ -190,6 +192,7 @@ CALLS = {
 WITHOUT_ARRAYS = {"expert_capacity", "hash_table_of", "mean", "slot_tokens", "stop_gradient"}
 WITHOUT_ARRAYS |= {"hash_routing", "hash_table_dispersed", "pair_ids", "previous_ids"}  # of integers: see test_hash
 WITHOUT_ARRAYS |= {"hash_table_clustered"}  # is k_means
+WITHOUT_ARRAYS |= {"branch_rate", "random_words", "threefry", "unit_interval"}  # of integers: see test_threefry
 ARRAYS = [(name, argument) for name, (_, arrays, _) in CALLS.items() for argument in arrays]
 ANY_RANK = {
     ("gelu", "x"),
@@ -200,6 +203,9 @@ ANY_RANK = {
 ANY_RANK |= {
     ("dselect_k_codes", "tokens"),
     ("smooth_step", "z"),
+    ("box_muller", "uniform"),
+    ("dropout", "x"),
+    ("dropout", "draws"),
     ("dselect_k_selectors", "codes"),
     ("dselect_k_gate", "selectors"),
 }
@@ -364,6 +370,7 @@ BAD_OPTIONS = [
     ("dselect_k_codes", "experts", (0, True)),
     ("dselect_k_selectors", "experts", (0, -1, 1.5, True)),
     ("dselect_k_selectors", "gamma", (0.0, -1.0)),
+    ("dropout", "rate", (1.0, -0.25, np.nan, "1", None)),
     ("base_assignment", "shards", (0, 1.5, True)),
     ("base_routing", "capacity", (0, -1, 1.5, True)),
 ]

@@ -1,0 +1,193 @@
+"""Random numbers as a function of where they are used: the counter-based generator Threefry-2x32 with 20 rounds.
+
+| here | Salmon et al. 2011 |
+|---|---|
+| `counter` (..., 2), `key` (2,) | the plaintext and the key of Threefry-2x32-20 |
+| a word | 32 bits, as the int32 of the same bits |
+
+There is no state. Whatever the backend, the device and the split of a batch, a number is found from the seed, the step,
+the stream (which use of numbers in the model), its row (the token, counted over the whole batch) and its column (the
+expert, or the entry of the token):
+
+    key          = threefry((seed's low word, seed's high word), (step, stream))
+    word[r, c]   = threefry(key, (first + r, c // 2))[c % 2]
+    uniform      = (24 highest bits of the word) / 2^24
+    normal, normal' = r cos(a), r sin(a)     with r = sqrt(-2 log(1 - u)), a = pi (2 u' - 1) of two uniform numbers u, u'
+
+Words and uniform numbers are the same bits on every backend. Normal numbers are the same up to rounding: with u the unit
+roundoff, pi and its product with a whole number round twice, the square root, logarithm, cosine and product a few times,
+which gives an error of at most `4 u r (1 + |a|)`, of 24 u r for the largest angle. r is at most 5.77.
+
+Ambiguity ledger
+
+RN-1: Which uniform number are 32 bits?
+    Reading: their 24 highest divided by 2^24, in [0, 1), which float32 and float64 both hold.
+    Alternative b: all 32 divided by 2^32, and 2^-33 more, which rounds in float32.
+        By: DEShawResearch/random123, include/Random123/uniform.hpp, u01.
+RN-2: Which normal numbers are two words?
+    Reading: those of Box and Muller, the first word for the radius.
+    Alternative b: those of Box and Muller, the first word for the angle, the sine first.
+        By: DEShawResearch/random123, include/Random123/boxmuller.hpp, boxmuller.
+    Alternative c: one for each word, the inverse of the distribution function, which is not accurate in float32 everywhere.
+"""
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from moespec.spec.algorithm import Algorithm
+from moespec.spec.checks import check_at_least, check_integers, check_size
+from moespec.spec.errors import ContractError
+from moespec.spec.numerics import Array, Leading, Shared
+from moespec.spec.values import as_array, even
+
+__all__ = ["box_muller", "random_words", "threefry", "unit_interval"]
+
+ALGORITHMS = (
+    Algorithm(
+        "threefry",
+        "Salmon et al. 2011 (doi 10.1145/2063384.2063405)",
+        1,
+        ("box_muller", "random_words", "threefry", "unit_interval"),
+    ),
+)
+
+Words = NDArray[np.int32]
+
+ROTATIONS = (13, 15, 26, 6), (17, 29, 16, 24)
+"""Bits by which the second word is rotated, in four rounds and in the next four."""
+PARITY = 0x1BD11BDA
+"""What the third word of the key schedule is xored with."""
+INJECTIONS = 5
+"""How often four rounds and an injection of the key follow each other."""
+BITS = 24
+"""Of a uniform number."""
+LOW = 2**32 - 1
+
+
+def threefry(key: Shared, counter: Leading) -> Words:
+    """The two random words of a counter. Both words in and out are integers of 32 bits, as int32 of the same bits.
+
+        x = counter + key,    key'' = key[0] ^ key[1] ^ 0x1BD11BDA
+        x[0] <- x[0] + x[1];    x[1] <- rotate(x[1]) ^ x[0]                      20 rounds
+        x <- x + the next two of (key[0], key[1], key''), x[1] <- x[1] + i       after each four rounds, for the i-th time
+
+    Args:
+        key: (2,) integers, of which the lowest 32 bits count.
+        counter: (..., 2) integers, the same.
+
+    Returns:
+        (..., 2) int32.
+
+    Raises:
+        ShapeError: `key` or `counter` does not have the axes above.
+        DtypeError: `key` or `counter` does not hold integers.
+
+    Source: Salmon et al. 2011, section 4.2; DEShawResearch/random123, include/Random123/threefry.h, threefry2x32_R.
+
+    >>> [f"{word & 0xFFFFFFFF:08x}" for word in threefry([0, 0], [0, 0]).tolist()]
+    ['6b200159', '99ba4efe']
+    """
+    key, counter = _words("key", key, "words"), _words("counter", counter, "... words")
+    check_size("key", key, 0, 2, "the words of a key")
+    check_size("counter", counter, -1, 2, "the words of a counter")
+    schedule = (key[0], key[1], key[0] ^ key[1] ^ PARITY)
+    first, second = (counter[..., 0] + key[0]) & LOW, (counter[..., 1] + key[1]) & LOW
+    for injection in range(1, INJECTIONS + 1):
+        for bits in ROTATIONS[(injection - 1) % 2]:
+            first = (first + second) & LOW
+            second = ((second << bits | second >> 32 - bits) & LOW) ^ first
+        first = (first + schedule[injection % 3]) & LOW
+        second = (second + schedule[(injection + 1) % 3] + injection) & LOW
+    return np.stack([first, second], axis=-1).astype(np.uint32).view(np.int32)
+
+
+def random_words(origin: Shared, *, stream: int, rows: int, columns: int) -> Words:
+    """The words of one use of random numbers: see the formula above.
+
+    Args:
+        origin: (4,) integers: the low and the high word of the seed, the step, the first row. The lowest 32 bits count.
+        stream: which use of random numbers, at least 0.
+        rows: R, at least 1.
+        columns: C, at least 1. The words of a column are the same however many there are.
+
+    Returns:
+        (rows, columns) int32.
+
+    Raises:
+        ConfigError: `stream`, `rows` or `columns` out of range.
+        ShapeError: `origin` does not have the axes above.
+        DtypeError: `origin` does not hold integers.
+
+    Source: the generator is that of Salmon et al. 2011; what its key and its counters are is decided here.
+
+    >>> random_words([7, 0, 3, 0], stream=1, rows=2, columns=3).tolist()
+    [[-668455069, -48826506, -703553145], [755346426, 1636689908, 2024616946]]
+    >>> random_words([7, 0, 3, 1], stream=1, rows=1, columns=2).tolist()  # the second of these rows
+    [[755346426, 1636689908]]
+    """
+    origin = _words("origin", origin, "words")
+    check_size("origin", origin, 0, 4, "two words of a seed, a step and a row")
+    stream = check_at_least("stream", stream, 0)
+    rows, columns = check_at_least("rows", rows, 1), check_at_least("columns", columns, 1)
+    key = threefry(origin[:2], np.array([origin[2], stream]))
+    counter = np.empty((rows, (columns + 1) // 2, 2), np.int64)
+    counter[..., 0] = origin[3] + np.arange(rows)[:, None]
+    counter[..., 1] = np.arange(counter.shape[1])
+    return threefry(key, counter).reshape(rows, -1)[:, :columns]
+
+
+def unit_interval(words: Leading) -> Array:
+    """Uniform numbers in [0, 1): the 24 highest bits of each word, divided by 2^24, in float32 or better.
+
+    Args:
+        words: (...) integers, of which the lowest 32 bits count.
+
+    Returns:
+        The shape of `words`.
+
+    Raises:
+        ShapeError: `words` does not have the axes above.
+        DtypeError: `words` does not hold integers.
+
+    Source: as DEShawResearch/random123, include/Random123/uniform.hpp, but see RN-1.
+
+    >>> unit_interval([0, 255, 256, 2**31 - 1, -(2**31), -1]).tolist() == [0, 0, 2**-24, 0.5 - 2**-24, 0.5, 1 - 2**-24]
+    True
+    """
+    return (_words("words", words, "...") >> 32 - BITS) * 2.0**-BITS
+
+
+def box_muller(uniform: Leading) -> Array:
+    """Two independent standard normal numbers of two independent uniform ones:
+
+        r cos(a), r sin(a)    with r = sqrt(-2 log(1 - u[0])), a = pi (2 u[1] - 1)
+
+    Args:
+        uniform: (..., 2), in [0, 1).
+
+    Returns:
+        (..., 2).
+
+    Raises:
+        ShapeError: `uniform` does not have the axes above.
+        DtypeError: `uniform` is not floating.
+        ContractError: a number outside [0, 1).
+
+    Source: Box and Muller 1958; DEShawResearch/random123, include/Random123/boxmuller.hpp, but see RN-2.
+
+    >>> box_muller([[0.5, 0.5], [0.25, 0.75]]).round(9).tolist()
+    [[1.177410023, 0.0], [0.0, 0.758527616]]
+    """
+    uniform = as_array("uniform", uniform, "... pair").real
+    check_size("uniform", uniform, -1, 2, "the numbers of a pair")
+    if not ((uniform >= 0) & (uniform < 1)).all():
+        raise ContractError(f"uniform: expected numbers in [0, 1), got {uniform.tolist()}")
+    radius, angle = np.sqrt(-2.0 * np.log(1.0 - uniform[..., 0])), np.pi * (2.0 * uniform[..., 1] - 1.0)
+    return np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=-1)
+
+
+def _words(name: str, value: ArrayLike, axes: str) -> NDArray[np.int64]:
+    """Integers of 32 bits, from 0 on, which int64 adds and shifts without overflow."""
+    array = even(name, value)
+    check_integers(name, array, axes)
+    return array.astype(np.int64) & LOW

@@ -1,0 +1,76 @@
+"""Random numbers and dropout of the compiled backends: the bits of the specification, op by op and compiled."""
+
+import importlib
+
+import numpy as np
+import pytest
+
+from moespec import spec
+
+ORIGINS = ([7, 0, 3, 0], [-5, 12, 2**31 - 1, 2**31 - 3])
+SIZES = ((1, 1), (5, 4), (3, 7))
+
+
+@pytest.fixture(params=["jax", "torch"])
+def B(request):
+    pytest.importorskip(request.param)
+    return importlib.import_module(f"moespec.backends.{request.param}")
+
+
+def ways(B, function):
+    """The function op by op and compiled; without torch's wait for code."""
+    return [function, getattr(B, "quick_compile", B.compile)(function)]
+
+
+@pytest.mark.parametrize("origin", ORIGINS, ids=["low", "high"])
+@pytest.mark.parametrize(("rows", "columns"), SIZES)
+def test_words_are_the_same_bits(B, origin, rows, columns):
+    given = np.array(origin, np.int32)
+    expected = spec.random_words(given, stream=2**20 + 1, rows=rows, columns=columns)
+    for draw in ways(B, lambda origin: B.random_words(origin, stream=2**20 + 1, rows=rows, columns=columns)):
+        words = B.to_numpy(draw(B.from_numpy(given)))
+        assert words.dtype == np.int32
+        np.testing.assert_array_equal(words, expected)
+
+
+def test_threefry_and_uniform_numbers_are_the_same_bits(B):
+    random = np.random.default_rng(0)
+    key, counter = (random.integers(-(2**31), 2**31, shape).astype(np.int32) for shape in ((2,), (3, 50, 2)))
+    expected = spec.threefry(key, counter)
+    for function in ways(B, B.threefry):
+        np.testing.assert_array_equal(B.to_numpy(function(*B.from_numpy((key, counter)))), expected)
+    for function in ways(B, B.unit_interval):
+        uniform = B.to_numpy(function(B.from_numpy(expected)))
+        assert uniform.dtype == np.float32
+        np.testing.assert_array_equal(uniform, spec.unit_interval(expected))
+
+
+def test_normal_numbers_are_within_their_bound(B):
+    """`4 u r (1 + |a|)`, to the last of the draws: the largest radius, and a radius of 0."""
+    drawn = spec.unit_interval(spec.random_words([4, 0, 0, 0], stream=0, rows=20_000, columns=2))
+    edges = [[1 - 2.0**-24, 0.0], [1 - 2.0**-24, 0.75], [0.0, 0.5], [2.0**-24, 0.25], [0.5, 1 - 2.0**-24]]
+    uniform = np.concatenate([drawn, edges])
+    radius, angle = np.sqrt(-2 * np.log1p(-uniform[:, :1])), np.pi * (2 * uniform[:, 1:] - 1)
+    bound = 4 * 2.0**-24 * radius * (1 + np.abs(angle)) + np.finfo(np.float32).tiny
+    for function in ways(B, B.box_muller):
+        normal = B.to_numpy(function(B.from_numpy(uniform.astype(np.float32))))
+        assert normal.dtype == np.float32
+        assert np.isfinite(normal).all()
+        assert (np.abs(normal - spec.box_muller(uniform)) <= bound).all()
+
+
+@pytest.mark.parametrize("shape", [(4, 5, 6), (4, 1, 1)])
+def test_dropout(B, shape):
+    random = np.random.default_rng(1)
+    x, draws = random.standard_normal((4, 5, 6)).astype(np.float32), random.integers(0, 8, shape) / np.float32(8)
+    for function in ways(B, lambda x, draws: B.dropout(x, draws, rate=0.375)):
+        kept = B.to_numpy(function(*B.from_numpy((x, draws))))
+        np.testing.assert_allclose(kept, spec.dropout(x, draws, rate=0.375), rtol=1e-6)
+    narrow = B.dropout(B.from_numpy(x, "bfloat16"), B.from_numpy(draws), rate=0.375)
+    assert "bfloat16" in str(narrow.dtype)
+
+
+def test_a_rate_that_float32_rounds_down_keeps_the_same_entries(B):
+    above = np.ceil(0.7 * 2**24) / 2**24
+    draws = B.from_numpy(np.array([above - 2**-24, above], np.float32))
+    assert B.to_numpy(B.dropout(B.from_numpy(np.ones(2, np.float32)), draws, rate=0.7)).nonzero()[0].tolist() == [1]

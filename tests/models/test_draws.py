@@ -1,0 +1,154 @@
+"""Random numbers of a training step: what they depend on, that a split of the batch changes nothing, and what is dropped."""
+
+import importlib
+from typing import Any
+
+import numpy as np
+import pytest
+
+import moespec.backends.numpy as B
+from moespec.models import mixer, vit
+from moespec.models.draws import Draws, gating_noise, of_step
+from moespec.models.families import Config, family
+from moespec.spec import ConfigError, DtypeError, ShapeError, random_words, unit_interval
+from moespec.spec.routing import Noise
+
+IMAGES = 4
+SMALL: dict[str, Any] = {
+    "image_size": 4,
+    "patch_size": 2,
+    "channels": 1,
+    "classes": 3,
+    "width": 6,
+    "depth": 3,
+    "hidden": 5,
+}
+VIT = vit.VitConfig(**SMALL, heads=2, dropout=0.25, stochastic_depth=0.5, pool="token")
+MOE = vit.VitConfig(
+    **SMALL, heads=2, moe="last_2", router="softmax_token_choice", experts=3, group_images=2, stochastic_depth=0.5
+)
+MIXER = mixer.MixerConfig(**SMALL, token_hidden=3, dropout=0.25, stochastic_depth=0.5)
+MODELS: dict[str, Config] = {"vit": VIT, "moe": MOE, "mixer": MIXER}
+
+
+def noise_of(noise: Noise, images: int = IMAGES, seed: int = 3, step: int = 5, **change: Any) -> Any:
+    random = of_step(images, seed=seed, step=step)
+    (drawn,) = gating_noise(change.get("B", B), [noise], random, np.zeros(images)) or ()
+    return drawn
+
+
+@pytest.mark.parametrize("noise", [Noise((2, 6, 3)), Noise((2, 6, 3), (-1.0, 1.0)), Noise((2, 6), (0.0, 1.0))])
+def test_noise_is_a_function_of_seed_step_token_and_expert(noise: Noise) -> None:
+    drawn = noise_of(noise)
+    assert drawn.shape == noise.shape
+    np.testing.assert_array_equal(drawn, noise_of(noise))
+    others = [noise_of(noise, seed=4), noise_of(noise, seed=3 + 2**32), noise_of(noise, step=6)]
+    assert all((drawn != other).all() for other in others)
+    random = of_step(IMAGES, seed=3, step=5)
+    pair = gating_noise(B, [noise, noise], random, np.zeros(IMAGES))
+    assert pair is not None
+    assert (pair[0] != pair[1]).all(), "each layer has its own"
+
+
+def test_a_token_has_its_noise_whatever_the_groups_and_the_experts_are() -> None:
+    """12 tokens in one group or in four, three experts or five."""
+    first = noise_of(Noise((1, 12, 3))).reshape(12, 3)
+    np.testing.assert_array_equal(noise_of(Noise((4, 3, 3))).reshape(12, 3), first)
+    np.testing.assert_array_equal(noise_of(Noise((1, 12, 5)))[0, :, :3], first)
+    words = random_words([3, 0, 5, 0], stream=0, rows=12, columns=1)
+    uniform = noise_of(Noise((12, 1), (-1.0, 1.0)))
+    np.testing.assert_array_equal(uniform, 2 * unit_interval(words) - 1)
+
+
+def test_integers_of_a_step() -> None:
+    rows = of_step(3, seed=2**63 - 1, step=9)
+    assert rows.dtype == np.int32
+    assert rows.tolist() == [[-1, 2**31 - 1, 9, image] for image in range(3)]
+
+
+def logits(B: Any, config: Config, images: Any, random: Any, *, compiled: bool = False, train: bool = True) -> Any:
+    """In training, the noise of the routers and what is dropped."""
+    module = family(config)
+    params = module.init(config, 1)
+    params["head"]["kernel"] = (
+        np.random.default_rng(2).standard_normal(params["head"]["kernel"].shape).astype(np.float32)
+    )
+
+    def forward(params: Any, images: Any, random: Any) -> Any:
+        noise = gating_noise(B, module.moe_noise(config, images.shape[0]), random, images) if train else None
+        return module.forward(B, config, params, images, noise=noise, random=random, train=train).logits
+
+    run = getattr(B, "quick_compile", B.compile)(forward) if compiled else forward
+    return B.to_numpy(run(*(B.from_numpy(each) for each in (params, images, random))))
+
+
+def pictures() -> Any:
+    return np.random.default_rng(3).standard_normal((IMAGES, 4, 4, 1)).astype(np.float32)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_parts_of_a_batch_draw_what_the_whole_draws(name: str) -> None:
+    images, random = pictures(), of_step(IMAGES, seed=3, step=5)
+    whole = logits(B, MODELS[name], images, random)
+    parts = [logits(B, MODELS[name], images[part], random[part]) for part in (slice(2), slice(2, 4))]
+    np.testing.assert_allclose(np.concatenate(parts), whole, rtol=1e-12)
+    again = logits(B, MODELS[name], images[2:], of_step(2, seed=3, step=5))
+    assert (np.abs(again - whole[2:]) > 1e-6).any(), "counted from 0 in each part they would be others"
+
+
+@pytest.mark.parametrize("backend", ["jax", "torch"])
+@pytest.mark.parametrize("name", MODELS)
+def test_backends_draw_the_same_numbers(name: str, backend: str) -> None:
+    pytest.importorskip(backend)
+    other = importlib.import_module(f"moespec.backends.{backend}")
+    images, random = pictures(), of_step(IMAGES, seed=2**40, step=5)
+    expected = logits(B, MODELS[name], images, random)
+    np.testing.assert_allclose(logits(other, MODELS[name], images, random, compiled=True), expected, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["vit", "mixer"])
+def test_nothing_is_dropped_at_evaluation(name: str) -> None:
+    config, images, random = MODELS[name], pictures(), of_step(IMAGES, seed=3, step=5)
+    module = family(config)
+    params = module.init(config, 1)
+    plain = type(config)(**{**vars(config), "dropout": 0.0, "stochastic_depth": 0.0})
+    quiet = logits(B, plain, images, random)
+    np.testing.assert_array_equal(logits(B, config, images, random, train=False), quiet)
+    assert (np.abs(logits(B, config, images, random) - quiet) > 1e-6).any()
+    with pytest.raises(ConfigError, match=r"random=None: .*dropout=0\.25"):
+        module.forward(B, config, params, images, train=True)
+    with pytest.raises(ShapeError, match="random: axis 0 has 3"):
+        module.forward(B, config, params, images, random=random[:3], train=True)
+    with pytest.raises(DtypeError, match="random: "):
+        module.forward(B, config, params, images, random=random.astype(float), train=True)
+
+
+def test_a_branch_is_dropped_for_whole_images_and_deeper_ones_more_often() -> None:
+    images = 2000
+    branches = unit_interval(random_words([1, 0, 0, 0], stream=9, rows=images, columns=6))
+    drop = Draws(B, of_step(images, seed=1, step=0), branches, stochastic_depth=0.5, depth=3)
+    x = np.ones((images, 2, 3))
+    np.testing.assert_array_equal(drop.branch(x, 0), x)
+    for number, rate in ((2, 0.25), (4, 0.5), (5, 0.5)):
+        y = drop.branch(x, number)
+        assert (y == y[:, :1, :1]).all()
+        assert set(np.unique(y)) == {0.0, 1 / (1 - rate)}
+        assert (y[:, 0, 0] == 0).mean() == pytest.approx(rate, abs=0.04)
+    assert (drop.branch(x, 4) != drop.branch(x, 5)).any(), "the branches of a block are dropped independently"
+
+
+def test_places_of_dropout_are_independent() -> None:
+    drop = Draws(B, of_step(20, seed=1, step=0), dropout=0.5, depth=1)
+    x = np.ones((20, 10, 10))
+    first, second = drop.units(x, 0) > 0, drop.units(x, 1) > 0
+    assert (first & second).mean() == pytest.approx(0.25, abs=0.03)
+    assert (first[:1] != first).any()
+
+
+@pytest.mark.parametrize("name", ["dropout", "stochastic_depth"])
+@pytest.mark.parametrize("rate", [-0.1, 1.0, float("nan"), "much"])
+def test_rates_out_of_range(name: str, rate: Any) -> None:
+    with pytest.raises(ConfigError, match=f"^{name}: "):
+        vit.VitConfig(**SMALL, heads=2, **{name: rate})
+    with pytest.raises(ConfigError, match=f"^{name}: "):
+        mixer.MixerConfig(**SMALL, token_hidden=3, **{name: rate})
