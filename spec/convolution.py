@@ -9,6 +9,8 @@ CV-1: Where is an image padded when the stride is 2?
         By: the option "SAME" of TensorFlow and flax.
 """
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -66,9 +68,9 @@ def convolution(images: ArrayLike, kernel: Shared, bias: Shared, *, stride: int 
     return y
 
 
-def check_kernel(kernel: Array, channels: int, bias: Array) -> int:
+def check_kernel(kernel: Any, channels: int, bias: Any) -> int:
     """The pixels of padding on each side; ShapeError unless the kernel is a square of an odd size that fits."""
-    size = kernel.shape[0]
+    size: int = kernel.shape[0]
     if size % 2 == 0:
         raise ShapeError(f"kernel: expected an odd size, so that a pixel is in the middle, got {size}")
     check_size("kernel", kernel, 1, size, "its first axis")

@@ -23,7 +23,7 @@ def threefry(key: Array, counter: Array) -> Array:
     key, counter = _words("key", key, "words"), _words("counter", counter, "... words")
     check_size("key", key, 0, 2, "the words of a key")
     check_size("counter", counter, -1, 2, "the words of a counter")
-    return _signed(threefry2x32_p.bind(key[0], key[1], counter[..., 0], counter[..., 1]))
+    return _signed(threefry2x32_p.bind(key[0], key[1], counter[..., 0], counter[..., 1]))  # type: ignore[no-untyped-call]
 
 
 def random_words(origin: Array, *, stream: int, rows: int, columns: int) -> Array:
@@ -32,10 +32,10 @@ def random_words(origin: Array, *, stream: int, rows: int, columns: int) -> Arra
     check_size("origin", origin, 0, 4, "two words of a seed, a step and a row")
     stream = check_at_least("stream", stream, 0)
     rows, columns = check_at_least("rows", rows, 1), check_at_least("columns", columns, 1)
-    key = threefry2x32_p.bind(origin[0], origin[1], origin[2], jnp.uint32(stream))
+    key = threefry2x32_p.bind(origin[0], origin[1], origin[2], jnp.uint32(stream))  # type: ignore[no-untyped-call]
     row = origin[3] + lax.broadcasted_iota(jnp.uint32, (rows, (columns + 1) // 2), 0)
     pair = lax.broadcasted_iota(jnp.uint32, row.shape, 1)
-    return _signed(threefry2x32_p.bind(*key, row, pair)).reshape(rows, -1)[:, :columns]
+    return _signed(threefry2x32_p.bind(*key, row, pair)).reshape(rows, -1)[:, :columns]  # type: ignore[no-untyped-call]
 
 
 def unit_interval(words: Array) -> Array:

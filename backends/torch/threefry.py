@@ -69,7 +69,7 @@ def _rounds(key: Tensor, first: Tensor, second: Tensor) -> Tensor:
     A compiler would write the 20 rounds out for each use of random numbers, and take minutes.
     """
     schedule = (key[0], key[1], key[0] ^ key[1] ^ PARITY)
-    first, second = torch.broadcast_tensors(first, second)
+    first, second = torch.broadcast_tensors(first, second)  # type: ignore[no-untyped-call]
     first, second = first + key[0], second + key[1]
     for injection in range(1, INJECTIONS + 1):
         for bits in ROTATIONS[(injection - 1) % 2]:
@@ -85,7 +85,7 @@ def _rounds(key: Tensor, first: Tensor, second: Tensor) -> Tensor:
 
 @_rounds.register_fake
 def _(key: Tensor, first: Tensor, second: Tensor) -> Tensor:
-    return first.new_empty((*torch.broadcast_shapes(first.shape, second.shape), 2))
+    return first.new_empty((*torch.broadcast_shapes(first.shape, second.shape), 2))  # type: ignore[no-untyped-call]
 
 
 def _right(words: Tensor, bits: int) -> Tensor:

@@ -19,7 +19,7 @@ NAME = "convolution"
 FUNCTIONS = (Function(NAME, {"features": Output("images height width features", rounded=True)}),)
 
 
-def _inputs(key: str, height: int, width: int, channels: int) -> dict[str, Tensor]:
+def _inputs(key: str, height: int, width: int, channels: int) -> dict[str, Any]:
     def drawn(name: str, axes: str, *shape: int) -> Tensor:
         return tensor(grid(f"{NAME}/{key}/{name}", shape, reach=1.0), axes)
 

@@ -43,10 +43,10 @@ def _load(logits: Any, noise_logits: Any, noisy_logits: Any, *, branches: int, c
     upper, lower = zip(*(_levels(x, branches) for x in (logits, noise_logits, noisy_logits)), strict=True)
     kept = _kept(logits, branches, choices)
     reached = is_chosen(upper[2], kept[0])
-    branch, branch_error = (part.sum(axis=0)[:, None] for part in choice_errors(*upper, kept[0]))
+    branch, branch_error = (part.sum(axis=0)[:, None] for part in choice_errors(upper[0], upper[1], upper[2], kept[0]))
     within, error = (
         np.where(reached[..., None], part.reshape(*reached.shape, -1), 0.0).sum(axis=0)
-        for part in choice_errors(*lower, kept[1])
+        for part in choice_errors(lower[0], lower[1], lower[2], kept[1])
     )
     count = np.where(reached.any(axis=0), reached.sum(axis=0), 1)[:, None]
     load = branch * within / count
@@ -95,7 +95,7 @@ def _gates() -> Iterator[Definition]:
 
 
 def _load_loss() -> Iterator[Definition]:
-    def inputs(key: str, shape: tuple[int, int, int]) -> dict[str, Tensor]:
+    def inputs(key: str, shape: tuple[int, int, int]) -> dict[str, Any]:
         clean = _columns(f"{LOAD}/{key}", shape, reach=1.0)
         noise = _columns(f"{LOAD}/{key}/noise", shape, 0.5, 0.0625).array + np.arange(shape[2]) / 64
         scale = _columns(f"{LOAD}/{key}/scale", shape, step=0.25)

@@ -84,13 +84,13 @@ def cases() -> Iterator[Definition]:
 
 def _invalid() -> Iterator[Definition]:
     case = partial(single, NAME)
-    given: dict[str, Tensor] = {"key": _words((1, 2), "words"), "counter": _words(((3, 4), (5, 6)), "counters words")}
+    given: dict[str, Any] = {"key": _words((1, 2), "words"), "counter": _words(((3, 4), (5, 6)), "counters words")}
     valid = case("threefry", "valid", "value", "", **given)
     for name, axis in (("key", 0), ("counter", 1)):
         value = given[name]
         wrong = Tensor(value.array.astype(np.float32), value.axes)
         yield invalid(valid, f"{name}_dtype", "DtypeError", name, inputs={name: wrong})
-        yield from invalid_sizes(valid, **{name: axis})
+        yield from invalid_sizes(valid, "", **{name: axis})
     valid = case("random_words", "valid", "value", "", origin=_words(ORIGIN, "words"), stream=1, rows=2, columns=2)
     yield from invalid_sizes(valid, origin=0)
     floats = tensor(np.asarray(ORIGIN, np.float32), "words")
