@@ -168,6 +168,13 @@ def _draw(noise: Noise, device: torch.device) -> Tensor:
     return low + (high - low) * torch.rand(noise.shape, device=device)
 
 
+def _integers(inputs: Tensor) -> Tensor:
+    """What dropout is drawn from, `(images, 4)`: three words of torch's generator, and the number of the image."""
+    images = torch.arange(inputs.shape[0], dtype=torch.int32, device=inputs.device)
+    words = torch.randint(-(2**31), 2**31, (3,), device=inputs.device).to(torch.int32)
+    return torch.cat([words.expand(len(images), 3), images[:, None]], dim=1)
+
+
 def _expert_arrays(
     generator: np.random.Generator, width: int, hidden: int, experts: int, shared: bool
 ) -> dict[str, NDArray[np.float32]]:
@@ -192,7 +199,8 @@ class Model(ParameterTree, _Reporting):
 
     forward: `forward(B, config, params, inputs, *, noise, train)` returns an object with `logits`, `features`, `losses`
         and `metrics`.
-    config: given to it.
+    config: given to it. In training of one with a rate of `dropout` or `stochastic_depth` above 0, `forward` gets `random`
+        too, `(images, 4)` integers of torch's generator.
     params: nested dict of NumPy arrays. They become parameters: `blocks.1.moe.experts.w1` in the state dict, and
         `params()` gives the nested dict back.
     noise: `noise(config, batch size)`, the `Noise` that each MoE block takes in training, in order; None for no noise.
@@ -215,7 +223,9 @@ class Model(ParameterTree, _Reporting):
         noise = None
         if self.training and self._noise is not None:
             noise = [_draw(wanted, inputs.device) for wanted in self._noise(self.config, inputs.shape[0])] or None
-        output: Any = self._forward(B, self.config, self.params(), inputs, noise=noise, train=self.training)
+        drops = any(getattr(self.config, name, 0) for name in ("dropout", "stochastic_depth"))
+        random = {"random": _integers(inputs)} if self.training and drops else {}
+        output: Any = self._forward(B, self.config, self.params(), inputs, noise=noise, **random, train=self.training)
         self.losses, self.metrics = output.losses, output.metrics
         result: Tensor = output.features if output.logits is None else output.logits
         return result

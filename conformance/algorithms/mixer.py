@@ -3,9 +3,10 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from moespec.conformance.engine.definition import Definition, composed
+from moespec.conformance.engine.definition import Definition, composed, tensor
 from moespec.conformance.engine.models import forward_function, inputs_of, stage_of
 from moespec.conformance.engine.variant import variant
+from moespec.models.draws import of_step
 
 __all__ = ["FUNCTIONS", "VARIANTS", "cases"]
 
@@ -34,6 +35,12 @@ def cases() -> Iterator[Definition]:
     yield case("square", "value", "As many patches as channels: exchanged axes keep every shape.", SQUARE)
     yield case("erf", "value", "The exact form of GELU.", {**SQUARE, "gelu": "erf"}, "gelu_form")
     yield case("one_patch", "degenerate", "One patch.", {**SQUARE, "patch_size": 4}, "degenerate_size")
+    dropped = {**SQUARE, "depth": 2, "dropout": 0.25, "stochastic_depth": 0.5}
+    inputs = inputs_of("mixer", dropped, "mixer/dropped/0", 3)
+    inputs["random"] = tensor(of_step(3, seed=5, step=7), "images words")
+    stages = (stage_of("mixer_forward", inputs, model=dropped, train=True),)
+    purpose = "Dropout and stochastic depth, in training."
+    yield composed("mixer", "dropped", "value", purpose, "model", inputs=inputs, stages=stages)
     yield case("gradient", "gradient", "By images and parameters.", SQUARE)
 
 

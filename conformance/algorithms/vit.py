@@ -19,6 +19,7 @@ from moespec.conformance.engine.draw import grid, signs
 from moespec.conformance.engine.format import routing_arrays
 from moespec.conformance.engine.models import forward_function, inputs_of, prepare, stage_of
 from moespec.conformance.engine.variant import variant
+from moespec.models.draws import of_step
 
 __all__ = ["FUNCTIONS", "VARIANTS", "cases", "flat_parameters"]
 
@@ -204,6 +205,7 @@ def cases() -> Iterator[Definition]:
         yield composed("vit", name, "value", purpose, *flags, inputs=inputs, stages=stages)
     yield _evaluation()
     yield _router_in_float32()
+    yield _dropped()
     for router in TRAINED:
         yield _training(router)
     yield _accumulated()
@@ -219,6 +221,16 @@ def _evaluation() -> Definition:
     )
     purpose = "The router assigns greedily at evaluation, and evenly in training."
     return composed("vit", "evaluation", "value", purpose, "model", inputs=inputs, stages=stages)
+
+
+def _dropped() -> Definition:
+    """A model in training, of which units and branches are dropped."""
+    model = {**LEAST, "depth": 2, "router": "soft_moe", "experts": 2, "dropout": 0.25, "stochastic_depth": 0.5}
+    inputs = inputs_of("vit", model, "vit/dropped/0")
+    inputs["random"] = tensor(of_step(2, seed=5, step=7), "images words")
+    stages = (stage_of("vit_forward", inputs, model=model, train=True),)
+    purpose = "Dropout and stochastic depth, in training."
+    return composed("vit", "dropped", "value", purpose, "model", inputs=inputs, stages=stages)
 
 
 def _router_in_float32() -> Definition:

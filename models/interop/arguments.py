@@ -54,7 +54,10 @@ class Arguments:
     def warn_of_dropout(self, *keys: str) -> None:
         for key in keys:
             if rate := self.take(key, 0.0):
-                warnings.warn(f"{self.name}.{key}={rate!r}: there is no dropout here; training differs", stacklevel=3)
+                warnings.warn(
+                    f"{self.name}.{key}={rate!r}: is not taken over, see dropout and stochastic_depth; training differs",
+                    stacklevel=3,
+                )
 
     def finish(self) -> None:
         """ConfigError if an argument was not read."""
