@@ -46,7 +46,7 @@ def cases() -> Iterator[Definition]:
     case = partial(single, NAME)
     both = integers(f"{NAME}/bits", (5, 2), -(2**31), 2**31 - 1)
     for name, (key, counter) in zip(("zeros", "ones", "pi"), KNOWN, strict=True):
-        inputs = {"key": _words(key, "words"), "counter": _words(counter, "counters words")}
+        inputs: dict[str, Any] = {"key": _words(key, "words"), "counter": _words(counter, "counters words")}
         yield case("threefry", name, "value", "A published answer of Random123, of 20 rounds.", **inputs)
     inputs = {"key": _words(both[0], "words"), "counter": _words(both[1:], "counters words")}
     yield case("threefry", "several", "value", "Several counters with one key.", **inputs)
