@@ -18,6 +18,7 @@ from moespec.models.training import configfile, resolve
 from moespec.models.training.config import Config
 from moespec.models.training.evaluate import evaluate, features
 from moespec.models.training.objective import make_features, make_forward
+from moespec.models.training.progress import told
 from moespec.models.training.runlog import read_log
 from moespec.spec.errors import SpecError
 
@@ -232,3 +233,19 @@ def test_tables_must_be_tables(tmp_path: Path) -> None:
         (tmp_path / "own.toml").write_text(text)
         with pytest.raises(SpecError, match=message + r": expected tables, \[evaluation\.NAME\]"):
             configfile.read(tmp_path / "own.toml")
+
+
+def test_results_in_a_line() -> None:
+    results = {
+        "accuracy": 0.5,
+        "images": 1281167,
+        "shots_5": {"accuracy": 1.0, "l2": 1024.0, "by_seed": [1.0]},
+        "moe": {},
+    }
+    assert told(results) == "accuracy 0.5000, images 1281167; shots_5: accuracy 1, l2 1024"
+
+
+def test_the_tables_of_the_documentation(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "evaluation.md").read_text()
+    (tmp_path / "docs.toml").write_text(page.split("```toml\n")[1].split("```")[0])
+    assert list(configfile.read(tmp_path / "docs.toml").evaluation) == ["real", "roomy", "pets", "near"]
