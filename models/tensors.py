@@ -8,7 +8,7 @@ from safetensors import SafetensorError, deserialize
 
 __all__ = ["Found", "decoded"]
 
-STORED = {"F16": "<f2", "F32": "<f4", "F64": "<f8", "BOOL": "?"}
+STORED = {"F32": "<f4", "F64": "<f8", "BOOL": "?"}
 STORED |= {f"{k}{8 * n}": f"<{k.lower()}{n}" for k in "IU" for n in (1, 2, 4, 8)}
 
 
@@ -19,8 +19,8 @@ class Found(NamedTuple):
     array: NDArray[Any]
 
 
-def decoded(content: bytes) -> dict[str, Found]:
-    """The tensors of a safetensors file with that content.
+def decoded(content: bytes, *, half: bool = False) -> dict[str, Found]:
+    """The tensors of a safetensors file with that content; with `half`, float16 is one of the dtypes that it may have.
 
     Raises ValueError if there is anything that is not such a tensor: damage, a dtype or a shape that NumPy does not have.
     """
@@ -33,6 +33,8 @@ def decoded(content: bytes) -> dict[str, Found]:
         dtype, data, shape = entry["dtype"], entry["data"], entry["shape"]
         if dtype == "BF16":
             array = (np.frombuffer(data, "<u2").astype("<u4") << 16).view("<f4")
+        elif half and dtype == "F16":
+            array = np.frombuffer(data, "<f2")
         elif dtype in STORED:
             array = np.frombuffer(data, STORED[dtype])
         else:

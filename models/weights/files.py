@@ -44,7 +44,7 @@ def read_safetensors(path: Path) -> tuple[Arrays, dict[str, str]]:
     """The arrays and the metadata of a safetensors file; bfloat16 becomes float32, which holds every value of it."""
     content = content_of(path)
     try:
-        arrays = {name: found.array for name, found in decoded(content).items()}
+        arrays = {name: found.array for name, found in decoded(content, half=True).items()}
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}") from error
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])

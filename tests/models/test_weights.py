@@ -114,6 +114,8 @@ def test_timm_by_its_names(tmp_path):
         read(tmp_path / "x.safetensors", Given(model="vit_base_patch16_224"))
     with pytest.raises(ConfigError, match="heads: the parameters do not show it; give --set heads=6"):
         read(tmp_path / "x.safetensors", Given())
+    with pytest.raises(ConfigError, match="name='vit_tiny_patch16_224': expected vit_tiny or vit_<size><patch>"):
+        read(FILES / "big_vision.npz", Given(model="vit_tiny_patch16_224"))
 
 
 def test_the_sizes_of_a_dense_model_are_read_off_its_parameters():
@@ -193,6 +195,14 @@ def test_a_file_of_timm_comes_back_with_the_same_bytes(tmp_path):
     theirs.write_bytes(safetensors.numpy.save(vector("timm_token"), {"format": "pt"}))
     assert cli.main(["convert", str(theirs), str(ours), "--set", "heads=2"]) == 0
     assert cli.main(["convert", str(ours), str(back), "--to", "timm"]) == 0
+    assert back.read_bytes() == theirs.read_bytes()
+
+
+def test_float16_stays_float16(tmp_path):
+    theirs, back = tmp_path / "theirs.safetensors", tmp_path / "back.safetensors"
+    halves = {name: value.astype(np.float16) for name, value in vector("timm_token").items()}
+    theirs.write_bytes(safetensors.numpy.save(halves, {"format": "pt"}))
+    write(back, read(theirs, Given(fields={"heads": 2})), "timm")
     assert back.read_bytes() == theirs.read_bytes()
 
 
