@@ -96,30 +96,26 @@ def test_receive_sees_each_step_and_its_result() -> None:
 
 
 PARENT = """
-import os, sys, time
-from moespec.models.data.prefetch import Prefetcher
-def make(step):
-    open(os.path.join(sys.argv[1] if len(sys.argv) > 1 else os.environ["WHERE"], str(os.getpid())), "w").close()
-    return step
+import multiprocessing, os, time
+from moespec.models.data.prefetch import _start_worker
+def work():
+    _start_worker(0, 1)
+    print(os.getpid(), flush=True)
+    time.sleep(300)  # as one that waits for a slow disk
 if __name__ == "__main__":
-    with Prefetcher(make, 0, 10**6, ahead=1, workers=1) as results:
-        next(iter(results))
-        print("ready", flush=True)
-        time.sleep(60)
+    multiprocessing.get_context("spawn").Process(target=work).start()
+    time.sleep(300)
 """
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
 def test_workers_end_with_a_process_that_is_killed(tmp_path: Path) -> None:
-    script, where = tmp_path / "parent.py", tmp_path / "pids"
+    script = tmp_path / "parent.py"
     script.write_text(PARENT)
-    where.mkdir()
-    environment = {**os.environ, "WHERE": str(where)}
-    with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True, env=environment) as parent:
+    with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
-        assert parent.stdout.readline() == "ready\n"
-        (worker,) = (int(path.name) for path in where.iterdir())
-        assert worker != parent.pid
+        worker = int(parent.stdout.readline())
+        assert running(worker)
         parent.send_signal(signal.SIGKILL)
     until = time.monotonic() + 30
     while running(worker) and time.monotonic() < until:
