@@ -28,7 +28,7 @@ def cases() -> Iterator[Definition]:
 
     def case(name: str, kind: str, purpose: str, *, rate: float, draws: Any = None, shape: Any = shape) -> Definition:
         given = integers(f"{NAME}/{name}/draws", shape, 0, 127) / 128 if draws is None else draws
-        inputs = {"x": tensor(grid(f"{NAME}/{name}", shape), AXES), "draws": tensor(given, AXES)}
+        inputs: dict[str, Any] = {"x": tensor(grid(f"{NAME}/{name}", shape), AXES), "draws": tensor(given, AXES)}
         return single(NAME, "dropout", name, kind, purpose, **inputs, rate=rate, by=("x",))
 
     yield case("units", "value", "Each entry has its own draw.", rate=0.375)
@@ -53,7 +53,7 @@ def cases() -> Iterator[Definition]:
     )
 
     small = (1, 2, 3)
-    given = {"x": tensor(grid(f"{NAME}/x", small), AXES), "draws": tensor(np.full(small, 0.5), AXES)}
+    given: dict[str, Any] = {"x": tensor(grid(f"{NAME}/x", small), AXES), "draws": tensor(np.full(small, 0.5), AXES)}
     valid = single(NAME, "dropout", "valid", "value", "", **given, rate=0.25)
     yield from invalid_arrays(valid, "x", without="rank")
     yield from invalid_arrays(valid, "draws", "draws_")

@@ -46,7 +46,7 @@ def cases() -> Iterator[Definition]:
     case = partial(single, NAME)
     both = integers(f"{NAME}/bits", (5, 2), -(2**31), 2**31 - 1)
     for name, (key, counter) in zip(("zeros", "ones", "pi"), KNOWN, strict=True):
-        inputs = {"key": _words(key, "words"), "counter": _words(counter, "counters words")}
+        inputs: dict[str, Any] = {"key": _words(key, "words"), "counter": _words(counter, "counters words")}
         yield case("threefry", name, "value", "A published answer of Random123, of 20 rounds.", **inputs)
     inputs = {"key": _words(both[0], "words"), "counter": _words(both[1:], "counters words")}
     yield case("threefry", "several", "value", "Several counters with one key.", **inputs)
@@ -60,7 +60,7 @@ def cases() -> Iterator[Definition]:
         ("rows_one", ORIGIN, 0, 1, 1, "One number."),
     ):
         kind = "degenerate" if name == "rows_one" else "value"
-        sizes = {"stream": stream, "rows": rows, "columns": columns}
+        sizes: dict[str, Any] = {"stream": stream, "rows": rows, "columns": columns}
         yield words(name, kind, purpose, origin=_words(origin, "words"), **sizes)
 
     edges = [[0, 255, 256], [2**31 - 1, -(2**31), -1], [*both[0], 1 << 20]]
@@ -84,13 +84,13 @@ def cases() -> Iterator[Definition]:
 
 def _invalid() -> Iterator[Definition]:
     case = partial(single, NAME)
-    given: dict[str, Tensor] = {"key": _words((1, 2), "words"), "counter": _words(((3, 4), (5, 6)), "counters words")}
+    given: dict[str, Any] = {"key": _words((1, 2), "words"), "counter": _words(((3, 4), (5, 6)), "counters words")}
     valid = case("threefry", "valid", "value", "", **given)
     for name, axis in (("key", 0), ("counter", 1)):
         value = given[name]
         wrong = Tensor(value.array.astype(np.float32), value.axes)
         yield invalid(valid, f"{name}_dtype", "DtypeError", name, inputs={name: wrong})
-        yield from invalid_sizes(valid, **{name: axis})
+        yield from invalid_sizes(valid, "", **{name: axis})
     valid = case("random_words", "valid", "value", "", origin=_words(ORIGIN, "words"), stream=1, rows=2, columns=2)
     yield from invalid_sizes(valid, origin=0)
     floats = tensor(np.asarray(ORIGIN, np.float32), "words")
