@@ -60,7 +60,7 @@ def cases() -> Iterator[Definition]:
         ("rows_one", ORIGIN, 0, 1, 1, "One number."),
     ):
         kind = "degenerate" if name == "rows_one" else "value"
-        sizes = {"stream": stream, "rows": rows, "columns": columns}
+        sizes: dict[str, Any] = {"stream": stream, "rows": rows, "columns": columns}
         yield words(name, kind, purpose, origin=_words(origin, "words"), **sizes)
 
     edges = [[0, 255, 256], [2**31 - 1, -(2**31), -1], [*both[0], 1 << 20]]
