@@ -140,7 +140,7 @@ def test_a_resumed_run_has_its_recorded_settings(
     resumed = runs.stopped(tmp_path / "whole", tmp_path / "resumed", step=4)
     seen: list[Config] = []
 
-    def stop(B: Any, config: Config, dataset: Any, run: Path, *, initial: Any) -> None:
+    def stop(B: Any, config: Config, dataset: Any, run: Path, **rest: Any) -> None:
         seen.append(config)
         raise SpecError("seen")
 

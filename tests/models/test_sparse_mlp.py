@@ -9,6 +9,7 @@ import pytest
 import moespec.backends.numpy as B
 from moespec import spec
 from moespec.models import layers, mixer, sparse_mlp
+from moespec.models.draws import Draws
 from moespec.spec.errors import ConfigError, ShapeError
 from moespec.spec.routing import Noise
 
@@ -211,7 +212,7 @@ def test_one_expert_with_room_for_all_is_the_dense_block_between_the_rescales(ro
         "channel_mlp": first["channel_moe"],
     }
     x = B.rescale(B.patch_embed(images, **params["embedding"]), block["rescale1"])
-    x = B.rescale(mixer.block(B, inner, dense, x), block["rescale2"])
+    x = B.rescale(mixer.block(B, inner, dense, x, 0, Draws(B)), block["rescale2"])
     expected = spec.layer_norm(x, **params["norm"]).mean(axis=1)
     found = sparse_mlp.forward(B, config, params, images)
     np.testing.assert_allclose(found.features, expected, rtol=1e-12, atol=1e-12)
@@ -239,7 +240,7 @@ def test_a_sparse_block_of_the_sizes_of_the_patches_is_a_mixer_block():
     expert = {key: value[0] for key, value in block["token_moe"]["experts"].items()}
     dense = {**params, "blocks": {**params["blocks"], "1": {**block, "token_mlp": expert}}}
     plain = mixer.MixerConfig(
-        **{f.name: getattr(config, f.name) for f in dataclasses.fields(mixer.MixerConfig)},
+        **{f.name: getattr(config, f.name) for f in dataclasses.fields(mixer.MixerConfig) if hasattr(config, f.name)},
     )
     expected = mixer.forward(B, plain, dense, images).logits
     np.testing.assert_allclose(sparse_mlp.forward(B, config, params, images).logits, expected, rtol=1e-12, atol=1e-12)
@@ -247,7 +248,8 @@ def test_a_sparse_block_of_the_sizes_of_the_patches_is_a_mixer_block():
 
 def test_without_sparse_blocks_it_is_a_mixer():
     config = tiny(moe="none")
-    plain = mixer.MixerConfig(**{f.name: getattr(config, f.name) for f in dataclasses.fields(mixer.MixerConfig)})
+    shared = [f.name for f in dataclasses.fields(mixer.MixerConfig) if hasattr(config, f.name)]
+    plain = mixer.MixerConfig(**{name: getattr(config, name) for name in shared})
     params, images = sparse_mlp.init(config, 3), images_for(config, 2)
     assert dict(flat(params)).keys() == dict(flat(mixer.init(plain, 3))).keys()
     output = sparse_mlp.forward(B, config, B.from_numpy(params), images)

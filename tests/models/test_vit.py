@@ -99,7 +99,8 @@ def test_count_of_soft_moe_h14_with_128_experts():
 
 @pytest.mark.parametrize(("name", "millions"), [("vit_b32", 980.0), ("vit_b16", 978.4), ("vit_l16", 3444.9)])
 @pytest.mark.parametrize(
-    "router", [name for name in ROUTERS if name not in ("soft_moe", "dselect_k", "hash", "noisy_top_k")]
+    "router",
+    [name for name in ROUTERS if name not in ("soft_moe", "dselect_k", "hash", "noisy_top_k", "hierarchical_top_k")],
 )
 def test_counts_of_the_routers_study(name, millions, router):
     config = vit.named(name, classes=JFT_300M, pool="token", moe="every_2", router=router, experts=32)
@@ -372,11 +373,14 @@ def test_no_head():
     assert output.features.shape == (2, 8)
 
 
-@pytest.mark.parametrize("router", [name for name in ROUTERS if name not in ("soft_moe", "base", "gshard")])
+@pytest.mark.parametrize(
+    "router", [name for name in ROUTERS if name not in ("soft_moe", "base", "gshard", "strictly_balanced")]
+)
 def test_one_expert_with_room_for_all_is_the_dense_model(router):
     """With one expert every softmax is 1, so the gate is one; no sparse router may differ from the dense MLP.
 
-    The gate of BASE is a sigmoid, which is less than 1, and GShard needs two experts.
+    The gate of BASE is a sigmoid, which is less than 1, and GShard needs two experts. The thresholds of strictly balanced
+    gating begin at 1 / E, which a gate of 1 does not exceed.
     """
     one = {"choices": 1} if "choices" in {field.name for field in dataclasses.fields(ROUTERS[router].Options)} else {}
     moe = tiny(depth=1, moe="last_1", experts=1, router=router, group_images=2, router_options=one)
