@@ -130,15 +130,6 @@ def check_choices(choices: Any, experts: int) -> int:
     return number
 
 
-def check_branches(branches: Any, columns: int) -> tuple[int, int]:
-    """`branches` and the experts of each, of `columns` that are both; `ConfigError` unless all have as many experts."""
-    number = check_at_least("branches", branches, 1)
-    experts = columns - number
-    if experts < number or experts % number:
-        raise ConfigError(f"branches: {number} of {columns} columns leave no equal number of experts for each branch")
-    return number, experts // number
-
-
 def check_tries(tries: Any, choices: int, experts: int) -> int:
     """`tries` as an int, `choices` if None; `ConfigError` unless `choices <= tries <= experts`."""
     if tries is None:

@@ -4,9 +4,9 @@ Ambiguity ledger
 
 CV-1: Where is an image padded when the stride is 2?
     Reading: with as many pixels on each side, (size - 1) / 2.
-        By: the code of Xiao et al. 2021, facebookresearch/pycls, pycls/models/blocks.py, conv2d.
+        By: facebookresearch/pycls, pycls/models/blocks.py, conv2d.
     Alternative b: so that the result has height / stride rows, with the odd row of the padding after the last.
-        By: the option "SAME" of TensorFlow and flax.
+        By: google/flax, flax/linen/linear.py, Conv (padding "SAME", its default).
 """
 
 from typing import Any

@@ -15,13 +15,13 @@ DO-1: Is what is kept divided by the chance that it is kept?
     Alternative b: no; a branch is 0 or itself in training, and itself at evaluation.
         By: google-research/big_vision, big_vision/models/mlp_mixer.py, _stoch_depth_mask.
     Alternative c: no; it is multiplied by the chance at evaluation.
-        By: the paper (Huang et al.), eq. (5).
+        By: Stochastic depth (arXiv 1603.09382), eq. (5).
 DO-2: How do the rates of the blocks grow?
     Reading: evenly from 0 for the first to `rate` for the last.
         By: google-research/big_vision, big_vision/models/mlp_mixer.py, MlpMixer; huggingface/pytorch-image-models,
         timm/layers/drop.py, calculate_drop_path_rates.
     Alternative b: evenly from `rate / L` for the first to `rate` for the last.
-        By: the paper (Huang et al.), eq. (4).
+        By: Stochastic depth (arXiv 1603.09382), eq. (4).
 """
 
 import math

@@ -43,12 +43,15 @@ HM-5: Does the load of an expert depend on the gate of its branch by more than i
     Alternative b: no, it is the load within the branch, which has no gradient with respect to the gate of the branch.
 """
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import ArrayLike
 
 from moespec.spec.algorithm import Algorithm
-from moespec.spec.checks import check_at_least, check_branches, check_same_shape
+from moespec.spec.checks import check_at_least, check_same_shape
 from moespec.spec.choice_probability import choice_probability, is_chosen
+from moespec.spec.errors import ConfigError
 from moespec.spec.losses import squared_variation
 from moespec.spec.noisy_top_k import noisy_top_k_affinity
 from moespec.spec.numerics import Array
@@ -154,3 +157,12 @@ def _levels(array: Array, branches: int) -> tuple[Array, Array]:
     """The columns of the branches, (tokens, a), and those of the experts, (tokens * a, b)."""
     branches, size = check_branches(branches, array.shape[1])
     return array[:, :branches], array[:, branches:].reshape(-1, size)
+
+
+def check_branches(branches: Any, columns: int) -> tuple[int, int]:
+    """`branches` and the experts of each, of `columns` that are both; `ConfigError` unless all have as many experts."""
+    number = check_at_least("branches", branches, 1)
+    experts = columns - number
+    if experts < number or experts % number:
+        raise ConfigError(f"branches: {number} of {columns} columns leave no equal number of experts for each branch")
+    return number, experts // number

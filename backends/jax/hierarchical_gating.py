@@ -10,7 +10,8 @@ from moespec.backends.jax.allocations import is_chosen
 from moespec.backends.jax.arrays import Array, top_indices, wide
 from moespec.backends.jax.losses import squared_variation
 from moespec.backends.jax.noisy_top_k import choice_probability, noisy_top_k_affinity
-from moespec.spec.checks import check_at_least, check_branches, check_same_shape, check_scores
+from moespec.spec.checks import check_at_least, check_same_shape, check_scores
+from moespec.spec.hierarchical_gating import check_branches
 
 __all__ = ["hierarchical_affinity", "hierarchical_load_loss"]
 

@@ -11,7 +11,8 @@ from moespec.backends.torch.allocations import is_chosen
 from moespec.backends.torch.arrays import wide, widen
 from moespec.backends.torch.losses import squared_variation
 from moespec.backends.torch.noisy_top_k import choice_probability, noisy_top_k_affinity
-from moespec.spec.checks import check_at_least, check_branches, check_same_shape, check_scores
+from moespec.spec.checks import check_at_least, check_same_shape, check_scores
+from moespec.spec.hierarchical_gating import check_branches
 
 __all__ = ["hierarchical_affinity", "hierarchical_load_loss"]
 
