@@ -1,7 +1,8 @@
 """The suite tried on known variants: every variant must be caught by a vector, and every vector must catch a variant.
 
 A variant is run, in double precision and op by op, on the cases that call a name that it replaces. First their values;
-only where all of these are right their gradients, and then the first step of the trajectories, which take longer.
+only where all of these are right their gradients, and then the first step of the trajectories, which take longer. What
+is replaced in training is tried on the trajectories in any case.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -16,7 +17,7 @@ from moespec.conformance.engine.errors import invalid_and_valid
 from moespec.conformance.engine.format import Case, Value
 from moespec.conformance.engine.run import run_cases
 from moespec.conformance.engine.target import Job, Target, execute, job_of
-from moespec.conformance.engine.variant import Variant, module_of, noting
+from moespec.conformance.engine.variant import TRAINING, Variant, module_of, noting
 from moespec.conformance.report.results import FAILED
 
 __all__ = ["Survey", "called", "first_step", "survey", "table"]
@@ -67,7 +68,10 @@ def _caught_by(variant: Variant, cases: Sequence[Case]) -> dict[str, str]:
     values = [replace(case, gradients=None) for case in cases if case.kind != "trajectory"]
     gradients = [case for case in cases if case.gradients]
     trajectories = [case for case in cases if case.kind == "trajectory"]
-    for part in (values, gradients, trajectories):
+    parts = [values, gradients, trajectories]
+    if variant.replaced.keys() <= TRAINING:  # it concerns the trajectories, whatever else it concerns
+        parts = [values + trajectories]
+    for part in parts:
         with np.errstate(all="ignore"):  # those that compute with NaN
             results = run_cases(target, part, "eager")
         caught = {result.id: result.first.stage for result in results if result.state in FAILED}

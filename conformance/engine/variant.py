@@ -10,7 +10,7 @@ from typing import Any
 from moespec.conformance.engine.rows import ALGORITHMS
 from moespec.spec import ROUTERS
 
-__all__ = ["Replacement", "Variant", "changed", "every", "module_of", "noting", "variant"]
+__all__ = ["TRAINING", "Replacement", "Variant", "changed", "every", "module_of", "noting", "variant"]
 
 TRAINING = frozenset({"make_step", "init_state"})
 """Names that only training calls."""
