@@ -58,6 +58,10 @@ def cases() -> Iterator[Definition]:
     yield from invalid_arrays(valid, "x", without="rank")
     yield from invalid_arrays(valid, "draws", "draws_")
     yield from invalid_sizes(valid, draws=2)
+    last = single(NAME, "branch_rate", "valid", "value", "", rate=0.5, block=1, depth=2)
+    wrong: dict[str, tuple[str, float]] = {"rate_one": ("rate", 1.0), "no_block": ("block", 2), "below": ("block", -1)}
+    for name, (argument, value) in {**wrong, "no_depth": ("depth", 0)}.items():
+        yield invalid_option(last, f"branch_{name}", argument, **{argument: value})
     one = {"draws": with_value(given["draws"], 1.0)}
     yield invalid(valid, "draws_one", "ContractError", "draws", inputs=one, purpose="A draw of 1.")
     yield invalid_option(valid, "rate", rate=1.0)

@@ -92,6 +92,7 @@ def _gates() -> Iterator[Definition]:
     yield from invalid_arrays(valid, "noisy_logits", "logits_")
     yield invalid_option(valid, "no_choice", "choices", choices=0)
     yield invalid_option(valid, "branches", branches=4)
+    yield invalid_option(valid, "no_branch", "branches", branches=0)
 
 
 def _load_loss() -> Iterator[Definition]:
@@ -116,6 +117,7 @@ def _load_loss() -> Iterator[Definition]:
     yield case("gradient", "gradient", "By all logits.", levels, other, **inputs("c", (1, 3, 6)), branches=2, choices=1)
 
     valid = case("valid", "value", "", **inputs("negative", (2, 3, 6)), **TWO)
+    yield from invalid_arrays(valid, "logits", "load_logits_")
     for part in ("noise_logits", "noisy_logits"):
         fewer = {part: _columns(f"{LOAD}/negative/few", (2, 2, 6))}
         yield invalid(valid, f"{part}_shape", "ShapeError", part, inputs=fewer)

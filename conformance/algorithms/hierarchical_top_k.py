@@ -19,18 +19,18 @@ __all__ = ["VARIANTS", "cases"]
 NAME, D = "hierarchical_top_k", 2
 
 
-def _kernels(key: str, width: int, columns: int) -> dict[str, Tensor]:
-    parts = ("kernel", "noise_kernel")
-    return {part: tensor(grid(f"{key}/{part}", (width, columns), reach=1.0), "width columns") for part in parts}
+def _kernels(key: str, width: int, columns: int, *, zero: bool = False) -> dict[str, Tensor]:
+    kernels = {part: grid(f"{key}/{part}", (width, columns), reach=1.0) for part in ("kernel", "noise_kernel")}
+    return {part: tensor(0 * values if zero else values, "width columns") for part, values in kernels.items()}
 
 
 def cases() -> Iterator[Definition]:
     """All cases of this module."""
 
     def case(name: str, kind: str, purpose: str, *flags: str, columns: int, noisy: bool = True, experts: int = 6,
-             tokens: int = 4, **options: Any) -> Definition:  # fmt: skip
+             tokens: int = 4, zero: bool = False, **options: Any) -> Definition:  # fmt: skip
         given: dict[str, Any] = {
-            "params": _kernels(f"routers/{NAME}/{name}", D, columns),
+            "params": _kernels(f"routers/{NAME}/{name}", D, columns, zero=zero),
             "noise": Noise("tokens columns", reach=2.0, step=0.25) if noisy else None,
             "sizes": (tokens, experts, D),
             "groups": 1,
@@ -50,6 +50,8 @@ def cases() -> Iterator[Definition]:
     purpose = "One branch, and one of its experts, without noise and load loss; a capacity of evaluation, rounded to the nearest."
     flags = ("evaluation_capacity", "overflow_drop")
     yield case("evaluation_factor", "overflow", purpose, *flags, columns=6, experts=4, tokens=6, **one)
+    purpose = "Every logit is equal: the first branches, and the first experts of each."
+    yield case("zero_kernels", "tie", purpose, "tie_order", columns=6, experts=4, tokens=3, zero=True, noisy=False)
     purpose = "By tokens, both kernels, noise and experts, with two slots."
     yield case("gradient", "gradient", purpose, "stop_gradient", scale, columns=8, slots_per_expert=2)
 

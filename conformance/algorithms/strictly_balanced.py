@@ -95,6 +95,7 @@ def _masks() -> Iterator[Definition]:
     yield from invalid_sizes(valid, thresholds=0)
     yield from invalid_arrays(valid, "thresholds", "thresholds_")
     valid = one("valid", "value", "", gates=scores, mask=tensor(np.ones(SHAPE, bool), SCORES))
+    yield from invalid_arrays(valid, "gates", "masked_")
     yield from invalid_sizes(valid, mask=1)
 
 
@@ -114,10 +115,10 @@ def _loss() -> Iterator[Definition]:
 
 def _router() -> Iterator[Definition]:
     def case(name: str, kind: str, purpose: str, *flags: str, sizes: tuple[int, int, int] = (4, E, D),
-             train: bool = True, limits: tuple[float, ...] = (0.25, 0.375, 0.3125), **more: Any,
+             train: bool = True, limits: tuple[float, ...] = (0.25, 0.375, 0.3125), zero: bool = False, **more: Any,
              ) -> Definition:  # fmt: skip
         params = {
-            **kernel_of(f"routers/{NAME}/{name}", sizes[2], sizes[1]),
+            **kernel_of(f"routers/{NAME}/{name}", sizes[2], sizes[1], zero=zero),
             "thresholds": _thresholds(*limits),
         }
         given = {"params": params, "sizes": sizes, "train": train, "groups": 1, **more}
@@ -132,8 +133,11 @@ def _router() -> Iterator[Definition]:
     yield case("evaluation", "value", purpose, "threshold_mask", train=False, limits=(0.375, 0.4375, 0.4375))
     purpose = "A capacity of evaluation, rounded to the nearest, which leaves the largest gates."
     fewer: dict[str, Any] = {"eval_capacity_factor": 1.25, "rounding": "round", "sizes": (4, 2, D)}
-    yield case("evaluation_factor", "overflow", purpose, "evaluation_capacity", "overflow_drop", train=False,
+    yield case("evaluation_factor", "overflow", purpose, "evaluation_capacity", train=False,
                limits=(0.125, 0.125), **fewer)  # fmt: skip
+    yield case(
+        "zero_kernel", "tie", "Every score is equal: each expert takes the first tokens.", "tie_order", zero=True
+    )
     purpose = "By tokens, kernel, thresholds and experts, with two slots."
     yield case("gradient", "gradient", purpose, "stop_gradient", slots_per_expert=2)
 

@@ -184,10 +184,7 @@ TRAINED: dict[str, tuple[int, dict[str, Any]]] = {
     "s_base": (1, LEAST),
     "gshard": (1, LEAST),
     "noisy_top_k": (0, LEAST),
-    "hierarchical_top_k": (
-        0,
-        {**LEAST, "experts": 4, "router_options": {"slots_per_expert": 3, "choices_per_level": 1}},
-    ),
+    "hierarchical_top_k": (1, {**LEAST, "experts": 4, "router_options": {"choices_per_level": 1, "branches": 2}}),
     "strictly_balanced": (1, {**LEAST, "router_options": {"capacity_factor": 1.0}}),
 }
 """Router, the number of the draw of its numbers (the first without a step near a tie), and its model."""

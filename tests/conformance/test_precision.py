@@ -58,6 +58,7 @@ def choosing(rounded):
     made["sparse_transport_affinity"] = lambda utility, **options: right.sparse_transport_affinity(
         rounded(utility), **options
     )
+    made["balance_loss"] = lambda scores: right.balance_loss(rounded(scores))
     return module(**made, noisy_top_k_affinity=gates)
 
 
