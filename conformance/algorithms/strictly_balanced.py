@@ -121,7 +121,7 @@ def _router() -> Iterator[Definition]:
             **kernel_of(f"routers/{NAME}/{name}", sizes[2], sizes[1], zero=zero),
             "thresholds": _thresholds(*limits),
         }
-        given = {"params": params, "sizes": sizes, "train": train, "groups": 1, **more}
+        given = {"params": params, "sizes": sizes, "train": train, "groups": 1, "exact_ties": kind == "tie", **more}
         return router_case(NAME, name, kind, purpose, *flags, **given)
 
     losses: dict[str, Any] = {"importance_weight": 0.5, "balance_weight": 0.125, "z_weight": 0.0625}
@@ -135,9 +135,9 @@ def _router() -> Iterator[Definition]:
     fewer: dict[str, Any] = {"eval_capacity_factor": 1.25, "rounding": "round", "sizes": (4, 2, D)}
     yield case("evaluation_factor", "overflow", purpose, "evaluation_capacity", train=False,
                limits=(0.125, 0.125), **fewer)  # fmt: skip
-    yield case(
-        "zero_kernel", "tie", "Every score is equal: each expert takes the first tokens.", "tie_order", zero=True
-    )
+    purpose = "Every score is equal: each expert takes the first tokens."
+    four: dict[str, Any] = {"sizes": (4, 4, D), "limits": (0.25,) * 4}
+    yield case("zero_kernel", "tie", purpose, "tie_order", zero=True, **four)
     purpose = "By tokens, kernel, thresholds and experts, with two slots."
     yield case("gradient", "gradient", purpose, "stop_gradient", slots_per_expert=2)
 

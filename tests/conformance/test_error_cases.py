@@ -43,7 +43,16 @@ EARLIER = {
     "check_scores('bias', ": (set(), "backends call it, whose arrays have no values to look at"),
 }
 # Arrays of these axes may have one more or less.
-ANY_RANK = {"...", "... width", "... classes", "n", "... choices", "... choices experts", "... choices bits*"}
+ANY_RANK = {
+    "...",
+    "... pair",
+    "... width",
+    "... classes",
+    "n",
+    "... choices",
+    "... choices experts",
+    "... choices bits*",
+}
 
 
 def checks():
