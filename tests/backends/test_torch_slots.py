@@ -136,8 +136,11 @@ def route(name, x, kernel):
     config = router_inputs.options(name, width=8, experts=16, tokens=256, capacity_factor=1.0)
     wanted = B.ROUTERS[name].noise(config)
     noise = None if wanted is None else torch.zeros(2, *wanted.shape)
-    params = {"kernel": kernel, "noise_kernel": kernel}
-    return B.ROUTERS[name].route(params, x, config, noise=noise, train=True), getattr(config, "choices", 1)
+    levels = name == "hierarchical_top_k"  # whose kernel has columns for branches, too
+    kernel = torch.nn.functional.pad(kernel, (0, config.columns - 16)) if levels else kernel
+    params = {"kernel": kernel, "noise_kernel": kernel, "thresholds": torch.full((16,), 1 / 16)}
+    choices = config.items[1] if levels else getattr(config, "choices", 1)
+    return B.ROUTERS[name].route(params, x, config, noise=noise, train=True), choices
 
 
 @pytest.mark.parametrize("name", [name for name in B.ROUTERS if name not in ("soft_moe", "dselect_k", "hash")])
