@@ -45,7 +45,7 @@ class Options(CapacityOptions):
         """Branches a, and experts b of each. Raises ConfigError unless all branches have as many."""
         branches = self.branches
         if branches is None:
-            branches = max(n for n in range(1, math.isqrt(self.experts) + 1) if self.experts % n == 0)
+            branches = max([n for n in range(1, math.isqrt(self.experts) + 1) if self.experts % n == 0])
         if self.experts % branches:
             raise ConfigError(f"branches={branches!r} does not divide experts={self.experts!r}")
         return branches, self.experts // branches
@@ -58,7 +58,8 @@ class Options(CapacityOptions):
     @property
     def items(self) -> tuple[int, int]:
         """Every token asks, for each choice in each of its branches."""
-        return self.tokens, math.prod(min(self.choices_per_level, size) for size in self.levels)
+        branches, experts = self.levels
+        return self.tokens, min(self.choices_per_level, branches) * min(self.choices_per_level, experts)
 
 
 def init(generator: np.random.Generator, options: Options) -> Params:
