@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from scipy.special import ndtri
 
 from moespec.conformance.engine.definition import Definition, single, tensor
 from moespec.conformance.engine.describe import Function, Output
@@ -229,6 +230,12 @@ def twenty_three_bits(B: Any, words: Any) -> Any:
     return np.floor(B.unit_interval(words) * 2.0**23) * 2.0**-23
 
 
+def one_normal_of_each_word(B: Any, uniform: Any) -> Any:
+    """Each uniform number becomes a normal one by the inverse of the distribution function."""
+    B.box_muller(uniform)
+    return ndtri(np.maximum(np.real(uniform), 2.0**-25))
+
+
 def sine_first(B: Any, uniform: Any) -> Any:
     """The first word is the angle and the second the radius, and the sine comes first."""
     B.box_muller(uniform)
@@ -263,6 +270,7 @@ VARIANTS = (
     variant(bits_with_sign, "unit_interval"),
     variant(twenty_three_bits, "unit_interval"),
     variant(sine_first, "box_muller", ledger="RN-2b"),
+    variant(one_normal_of_each_word, "box_muller", ledger="RN-2c"),
     variant(radius_of_the_logarithm, "box_muller"),
     variant(angle_not_turned, "box_muller"),
     variant(one_normal_of_two, "box_muller"),

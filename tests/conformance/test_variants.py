@@ -29,6 +29,7 @@ UNSEEN = {
     "BL-4b": "the norm belongs to the block",
     "BL-7b": "the experts are those of the layer, whatever the router",
     "DK-4c": "a schedule belongs to a recipe",
+    "DO-1c": "in training it does as DO-1b, and vectors of dropout are of training",
     "HL-4b": "the experts are those of the layer, whatever the router",
     "HT-2b": "the number of centroids is an input of the vectors",
     "SA-4b": "no vector holds initial parameters",

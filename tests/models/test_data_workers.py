@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from worker_functions import broken_at_3
 
 from moespec.models import cli
 from moespec.models.data.datasets import load, load_configured
@@ -73,12 +74,6 @@ def test_the_same_bits_from_a_cache(photos: Path, tmp_path: Path) -> None:
     os.utime(name, ns=(1, 1))
     digests(kept, 5, 0)
     assert len(list(tmp_path.iterdir())) > len(written), "pictures that have changed are decoded anew"
-
-
-def broken_at_3(step: int) -> int:
-    if step == 3:
-        raise DataError("bee/3.jpg: broken")
-    return step
 
 
 def test_an_error_of_a_worker_surfaces_in_its_place() -> None:
