@@ -179,24 +179,25 @@ def types(session: nox.Session) -> None:
     session.run("mypy", *(word for package in packages for word in ("-p", package)), env={"MYPYPATH": "docs"})
 
 
-# What `study` compares besides the routers: see `moespec study --help`. BASE balances a whole batch.
+# What `study` compares besides the routers: see `moespec study --help`. BASE balances 16 images together.
 ENTRIES = (
     *("dense", "softmax_token_choice", "sinkhorn_token_choice", "softmax_expert_choice", "sinkhorn_expert_choice"),
     *("sparsity_constrained_expert_choice", "soft_moe", "importance_score", "dselect_k", "noisy_top_k", "switch"),
-    "base: --router base --model.group-images 64 --training.evaluation-batch 512",
-    *("s_base", "gshard", "hash", "hash2: --router hash --model.router-options.hashes 2"),
+    *("base: --router base --model.group-images 16", "s_base", "gshard", "hierarchical_top_k", "strictly_balanced"),
+    *("hash", "hash2: --router hash --model.router-options.hashes 2"),
 )
 
 
 @nox.session
 def study(session: nox.Session) -> None:
-    """Compare all routers with several seeds, `benchmarks/study`, and write the README's table.
+    """Compare all routers on Fashion-MNIST, `benchmarks/study`, and write the README's table.
 
-    `-- --config fashion_mnist --data.path FOLDER --seeds 3 --backend torch`: options of `moespec study`.
+    `-- --data.path FOLDER --seeds 3 --backend torch`: options of `moespec study`; `--config digits` compares on the digits.
     """
     _install(session, _extra(_option(session, "backend", "jax")))
     session.run(
-        "moespec", "study", "--routers", *ENTRIES, "--out", "benchmarks/study", *session.posargs, env=QUIET
+        "moespec", "study", "--routers", *ENTRIES, "--config", _option(session, "config", "benchmarks/study.toml"),
+        "--out", "benchmarks/study", *session.posargs, env={**QUIET, **CACHE},
     )  # fmt: skip
     session.run("python", "benchmarks/table.py")
 

@@ -64,10 +64,12 @@ class VitConfig:
 
     image_size: height and width of the square images, in pixels.
     patch_size: height and width of a patch, in pixels; divides image_size.
-    stem: convolutions before the patches are cut, each of 3 x 3 pixels, with stride 2, a layer normalisation and a GELU.
-        The last has as many features as a token, the one before it half as many, and so on. 2^stem divides patch_size,
-        which is counted in pixels of the image. Xiao et al. 2021 (arXiv 2106.14881), who normalise over batches and take
-        ReLU.
+    stem: convolutions with stride 2 before the patches are cut, each of 3 x 3 pixels, with a layer normalisation and a
+        GELU. The last has as many features as a token, the one before it half as many, and so on. 2^stem divides
+        patch_size, which is counted in pixels of the image. Xiao et al. 2021 (arXiv 2106.14881), who normalise over
+        batches and take ReLU.
+    stem_depth: convolutions at each resolution of the stem: one with stride 2, and after it others with stride 1 and as
+        many features; 1 without a stem.
     channels: channels of an image.
     width, depth, hidden, heads: width D of a token, number of blocks, hidden width H of an MLP, attention heads.
     classes: outputs of the head; 0 for no head.
@@ -100,6 +102,7 @@ class VitConfig:
     image_size: int = 224
     patch_size: int = 16
     stem: int = 0
+    stem_depth: int = 1
     channels: int = 3
     width: int
     depth: int
@@ -126,13 +129,15 @@ class VitConfig:
     stochastic_depth: float = 0.0
 
     def __post_init__(self) -> None:
-        layers.check_fields(self, at_least_one=("heads", "group_images", "codes"), choices=_OPTIONS)
+        layers.check_fields(self, at_least_one=("stem_depth", "heads", "group_images", "codes"), choices=_OPTIONS)
         if self.width % self.heads:
             raise ConfigError(f"heads={self.heads!r} does not divide width={self.width!r}")
         if not 0 <= self.stem < self.patch_size.bit_length() or self.patch_size % 2**self.stem:
             raise ConfigError(f"stem={self.stem!r}: 2^stem must divide patch_size={self.patch_size!r}")
         if self.stem and self.width % 2 ** (self.stem - 1):
             raise ConfigError(f"stem={self.stem!r}: 2^(stem - 1) must divide width={self.width!r}")
+        if self.stem_depth > 1 and not self.stem:
+            raise ConfigError(f"stem_depth={self.stem_depth!r} without stem: there is no stem to have a depth")
         if self.qk_norm_bias and not self.qk_norm:
             raise ConfigError("qk_norm_bias=True without qk_norm=True: there is no normalisation to have a bias")
         if not 0 <= self.representation <= layers.SIZE:
@@ -236,7 +241,8 @@ def moe_layers(config: VitConfig, images: int) -> list[MoeLayer]:
 
 def stem_features(config: VitConfig) -> list[int]:
     """The channels of an image, and those of what each convolution of the stem makes, up to the width of a token."""
-    return [config.channels, *(config.width >> left for left in reversed(range(config.stem)))]
+    halvings = reversed(range(config.stem))
+    return [config.channels, *(config.width >> left for left in halvings for _ in range(config.stem_depth))]
 
 
 def regrouped(config: VitConfig, images: int) -> VitConfig:
@@ -294,7 +300,7 @@ def _layout(config: VitConfig) -> Params:
     D = config.width
     layout: Params = {}
     features = stem_features(config)
-    for i in range(config.stem):
+    for i in range(len(features) - 1):
         convolution = parameters.embedding(3, features[i], features[i + 1])
         layout |= {"stem": layout.get("stem", {}) | {str(i): {**convolution, "norm": parameters.norm(features[i + 1])}}}
     layout["embedding"] = parameters.embedding(config.patch_size >> config.stem, features[-1], D)
@@ -413,9 +419,9 @@ def _embed(B: Backend, config: VitConfig, params: Params, images: Array) -> Arra
     """Images to tokens with positions, `(N, S, D)`; the class token comes first."""
     compute = layers.compute_dtype(B, config.dtype)
     embedding, pixels = compute(params["embedding"]), compute(images)
-    for i in range(config.stem):
-        p = params["stem"][str(i)]
-        pixels = B.convolution(pixels, compute(p["kernel"]), compute(p["bias"]), stride=2)
+    for i in range(config.stem * config.stem_depth):
+        p, stride = params["stem"][str(i)], 1 if i % config.stem_depth else 2
+        pixels = B.convolution(pixels, compute(p["kernel"]), compute(p["bias"]), stride=stride)
         pixels = B.gelu(layers.layer_norm(B, p["norm"], pixels), form=config.gelu)
     x = B.patch_embed(pixels, embedding["kernel"], embedding["bias"])
     if config.positions.startswith("sincos2d"):

@@ -17,6 +17,7 @@ from moespec.models.data.idx import load_idx
 from moespec.models.data.npz import load_npz
 from moespec.models.data.options import DataConfig, numbers
 from moespec.models.data.picturesets import load_pictures
+from moespec.models.data.resized import resized
 from moespec.models.data.shards import find_shards
 from moespec.models.errors import DataError
 from moespec.spec.errors import ConfigError
@@ -44,10 +45,10 @@ def load(name: str, path: str = "", *, image_size: int | None = None, **fields: 
 def load_configured(config: DataConfig, *, image_size: int | None = None) -> Dataset:
     """The data set of a configuration.
 
-    image_size: side to which pictures are resized and cropped (the other sets keep their own size).
+    image_size: side to which images are resized, and cropped if they are not square; None for that of the other sets' own.
 
-    Raises ConfigError for an unknown name, a share outside (0, 1), or a field that does not suit the images, DataError for
-    files that cannot be used.
+    Raises ConfigError for an unknown name, a share outside (0, 1), or a field or size that does not suit the images, DataError
+    for files that cannot be used.
     """
     name, share = config.name, config.validation_share
     if name not in DATASETS:
@@ -67,10 +68,10 @@ def load_configured(config: DataConfig, *, image_size: int | None = None) -> Dat
             raise ConfigError(f"data.resize={config.resize!r}: less than the images' {image_size} pixels")
         dataset = load_pictures(path, *PICTURES[name](path), size=image_size, config=config)
     elif name == "idx":
-        dataset = load_idx(path)
+        dataset = resized(load_idx(path), image_size)
     else:
         file, title = (DIGITS, "digits") if name == "digits" else (path, path.stem)
-        dataset = load_npz(file, name=title, validation_share=share)
+        dataset = resized(load_npz(file, name=title, validation_share=share), image_size)
     dataset = _with_names(_normalised(dataset, config), config)
     check_changes(dataset, config)
     return dataset

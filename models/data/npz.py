@@ -1,7 +1,7 @@
 """A data set from a NumPy `.npz` file of plain arrays.
 
-Nothing is unpickled, and no header is trusted: that of an array is compared
-with what the file can hold before memory is allocated for it.
+No pickle is loaded, and no header is trusted: the size that an array's header
+states is compared with what the file can hold before memory is allocated.
 """
 
 import math

@@ -31,7 +31,8 @@ class _Options:
 def entries(texts: Sequence[str], base: Config) -> dict[str, Config]:
     """The configurations of a study by name: `base` with what each entry says.
 
-    Raises ConfigError for a name that no folder can have, that is there twice, or that is no router and has no options.
+    Raises ConfigError for a name that no folder can have, that occurs twice, or that is neither a router nor
+    followed by options.
     """
     found: dict[str, Config] = {}
     for text in texts:

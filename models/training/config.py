@@ -54,6 +54,8 @@ class ModelConfig:
     """height and width of a patch in pixels"""
     stem: int | None = None
     """convolutions of stride 2 before the patches are cut; 2^stem divides the patch size"""
+    stem_depth: int | None = None
+    """convolutions at each resolution of the stem: that of stride 2, and others of stride 1"""
     channels: int | None = None
     """channels of an image"""
     classes: int | None = None

@@ -77,7 +77,7 @@ def load_backend(name: str) -> Backend:
 
 
 def load_data(config: Config) -> Dataset:
-    """The data set of a configuration; pictures get the size of the model. Raises DataError or ConfigError."""
+    """The data set of a configuration; images get the size of the model. Raises DataError or ConfigError."""
     size = config.model.image_size
     if size is None and config.data.name in datasets.PICTURES and config.data.path:
         size = model_config(ModelConfig(config.model.name)).image_size
@@ -96,7 +96,10 @@ def resolve(config: Config, dataset: Dataset, backend: str) -> Config:
     """
     height, width, channels = dataset.shape
     if height != width:
-        raise ConfigError(f"data.path={config.data.path!r}: images of {height} x {width} pixels, expected squares")
+        raise ConfigError(
+            f"data.path={config.data.path!r}: images of {height} x {width} pixels, expected squares; model.image_size=N makes "
+            "them squares of N pixels"
+        )
     expected: dict[str, Any] = {"image_size": height, "channels": channels, "classes": len(dataset.classes)}
     for name, value in expected.items():
         given = getattr(config.model, name)

@@ -6,6 +6,7 @@ from typing import Any
 
 from moespec.models import vit
 from moespec.models.data.dataset import Dataset
+from moespec.models.data.datasets import PICTURES
 from moespec.models.families import Config as Model
 from moespec.models.families import names, of_name
 from moespec.models.hashing.tables import initial_params
@@ -86,7 +87,7 @@ def finetuned(config: Config, path: str) -> Config:
 
 
 def sized(config: Config) -> Config:
-    """The configuration with images as large as the source's, where the data can be of any size and none was asked for."""
-    if config.init is None or config.model.image_size is not None or config.data.name != "folder":
+    """The configuration with images as large as the source's, where the data have no size and none was asked for."""
+    if config.init is None or config.model.image_size is not None or config.data.name not in PICTURES:
         return config
     return replace(config, model=replace(config.model, image_size=source(config.init).config.image_size))

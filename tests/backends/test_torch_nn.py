@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from moespec.backends.optimizer import OptimizerConfig
+from moespec.models import vit
 from moespec.spec import ConfigError, ShapeError
 from moespec.spec.routing import Noise
 
@@ -155,6 +156,32 @@ def test_noise_only_in_training(x):
     module.eval()
     assert torch.equal(module(x), module(x))
     assert "load" not in module.losses
+
+
+@pytest.mark.parametrize("rate", [{"dropout": 0.5}, {"stochastic_depth": 0.5}])
+def test_a_model_drops_in_training_by_the_generator_of_torch(rate):
+    """Other numbers each time and for each image, the same from the same state; evaluation draws none."""
+    config = vit.named("vit_tiny", depth=2, width=16, hidden=16, **rate)
+    params = vit.init(config)
+    params["head"]["kernel"] = np.random.default_rng(0).normal(size=(16, 10)).astype(np.float32)
+    model = modules.Model(vit.forward, config, params)
+    images = torch.randn(1, 8, 8, 1).expand(8, 8, 8, 1)
+    torch.manual_seed(1)
+    first = model(images)
+    second = model(images)
+    assert not torch.equal(first, second)
+    assert (first - first[:1]).abs().max() > 0.01
+    torch.manual_seed(1)
+    assert torch.equal(first, model(images))
+    assert torch.equal(second, model(images))
+    model.eval()
+    before = torch.get_rng_state()
+    still = model(images)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.testing.assert_close(still, still[:1].expand(8, 10))
+    plain = modules.Model(vit.forward, vit.named("vit_tiny", depth=2, width=16, hidden=16), params)
+    torch.testing.assert_close(still, plain(images))
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_other_numbers_of_tokens_and_invalid_arguments(x):

@@ -42,7 +42,7 @@ def test_the_figures_of_the_paper(name: str, fields: dict, parameters: str, gflo
 MODELS = [
     *(("vit_s16", {"pool": pool}) for pool in ("gap", "token", "map")),
     ("vit_s16", {"qk_norm": True, "qk_norm_bias": True}),
-    ("vit_s16", {"stem": 4, "representation": 512, "positions": "none"}),
+    ("vit_s16", {"stem": 4, "stem_depth": 2, "representation": 512, "positions": "none"}),
     ("mixer_s16", {}),
     ("mixer_tiny", {}),
     ("sparse_mlp_s", {}),

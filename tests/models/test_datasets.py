@@ -61,6 +61,37 @@ def test_digits() -> None:
     assert len(np.unique(both, axis=0)) == 1797, "no image is in both parts"
 
 
+def test_images_of_an_array_at_another_size() -> None:
+    own, large = load("digits"), load("digits", image_size=12)
+    assert large.shape == (12, 12, 1)
+    assert own.shape == (8, 8, 1)
+    assert large.notes == ("images of 8 x 8 pixels are resized to 12 x 12",)
+    indices = np.array([3, 40])
+    for part, other in ((large.train, own.train), (large.validation, own.validation)):
+        for image, index in zip(part.read(indices), indices, strict=True):
+            picture = other.picture(int(index))
+            expected = np.asarray(picture.resize((12, 12), Image.Resampling.BICUBIC))
+            np.testing.assert_array_equal(image[..., 0], np.minimum(expected, 16))
+            np.testing.assert_array_equal(part.picture(int(index)), picture)
+        np.testing.assert_array_equal(part.labels, other.labels)
+    assert (large.train.read(np.arange(500)).max(), large.maximum) == (16, 16)
+    same = load("digits", image_size=8)
+    assert same.notes == ()
+    assert same.shape == (8, 8, 1)
+
+
+def test_images_of_an_array_that_are_not_square(tmp_path: Path) -> None:
+    images = np.arange(10 * 4 * 6 * 3).reshape(10, 4, 6, 3).astype(np.uint8)
+    wide = load("npz", npz(tmp_path / "x.npz", images=images), image_size=4)
+    np.testing.assert_array_equal(wide.train.read(np.array([0]))[0], images[0, :, 1:5])
+    many = npz(tmp_path / "y.npz", images=np.zeros((10, 4, 4, 2), np.uint8))
+    assert load("npz", many).shape == (4, 4, 2)
+    with pytest.raises(ConfigError, match=r"model\.image_size=8: .* 4 x 4 pixels, .* these have 2"):
+        load("npz", many, image_size=8)
+    with pytest.raises(ConfigError, match=r"model\.image_size=0"):
+        load("digits", image_size=0)
+
+
 def test_held_out_is_every_fifth_of_each_class() -> None:
     labels = np.array([0, 1] * 10)
     held = held_out(labels, 0.2)

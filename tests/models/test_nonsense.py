@@ -119,7 +119,8 @@ def option(draw: Draw, folder: Path) -> Nonsense:
 RELATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("--model.heads 3", ("model.heads=3", "width=64")),
     ("--model.patch-size 3", ("model.patch_size=3", "image_size=8")),
-    ("--model.image-size 16", ("model.image_size=16", "digits")),
+    ("--model.image-size 9", ("model.patch_size=2", "image_size=9")),
+    ("--model.image-size 0", ("model.image_size=0",)),
     ("--model.classes 11", ("model.classes=11", "digits")),
     ("--model.channels 3", ("model.channels=3", "digits")),
     ("--model.depth 1000000000", ("model.depth=1000000000",)),

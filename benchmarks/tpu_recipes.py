@@ -1,0 +1,111 @@
+"""Compile a training step of the package's recipes for one TPU core that need not be there.
+
+    pip install 'moespec[jax]' libtpu
+    python benchmarks/tpu_recipes.py [RECIPE ...] [--images 8] [--output FILE]
+
+The whole step: loss, backward pass, clip and optimiser, with the recipe's model and `--images` images of 224 pixels. A row has
+what the compiler says of it: FLOPs beside three times those of a forward pass as `moespec count` has them, memory, seconds to
+compile; or its message, for a step that a core has no memory for. Rows of other recipes in the file stay.
+"""
+
+import argparse
+import json
+import platform
+import time
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import tpu_aot  # isort: skip  # before jax: it says which compiler is there
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import topologies
+
+import moespec.backends.jax as B
+from moespec.models import counts, families, memory
+from moespec.models.data.dataset import Dataset, Split
+from moespec.models.training import configfile
+from moespec.models.training.objective import draws, make_loss
+from moespec.models.training.resolve import model_config, resolve
+
+SIZE, CLASSES = 224, 1000
+LARGE = sorted(set(configfile.recipes()) - {"digits", "fashion_mnist"})
+
+
+def compile_step(name: str, images: int, device: Any) -> dict[str, Any]:
+    """The row of a recipe."""
+    config = configfile.read(configfile.find_recipe(name))
+    split = Split(lambda indices: np.zeros((len(indices), SIZE, SIZE, 3), np.uint8), np.arange(CLASSES))
+    data = Dataset("images", split, split, tuple(map(str, range(CLASSES))), (SIZE, SIZE, 3), 255)
+    config = resolve(replace(config, data=replace(config.data, path="images")), data, "jax")
+    model = model_config(config.model)
+    family = families.family(model)
+
+    def shaped(tree: Any) -> Any:
+        if isinstance(tree, dict):
+            return {key: shaped(value) for key, value in tree.items()}
+        return jax.ShapeDtypeStruct(tree, jnp.float32)
+
+    batch = {
+        "images": jax.ShapeDtypeStruct((images, SIZE, SIZE, 3), jnp.float32),
+        "targets": jax.ShapeDtypeStruct((images, CLASSES), jnp.float32),
+    }
+    if draws(model, images):
+        batch["random"] = jax.ShapeDtypeStruct((images, 4), jnp.uint32)
+    state = jax.eval_shape(partial(B.init_state, optimizer=config.optimizer), shaped(family.parameter_shapes(model)))
+    place = partial(jax.tree.map, lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device))
+    step = B.make_step(make_loss(B, model, config.training.loss), config.optimizer).__wrapped__  # type: ignore[attr-defined]
+    row: dict[str, Any] = {"recipe": name, "images": images, "parameters": family.parameter_count(model)}
+    start = time.perf_counter()
+    try:
+        compiled = step.lower(place(state), place(batch), 0.1).compile()
+    except jax.errors.JaxRuntimeError as error:
+        return {**row, "error": str(error).splitlines()[0][:200]}
+    # A count is of an evaluation; with the capacity of training it is that of a forward pass in training.
+    if options := getattr(model, "router_options", {}):
+        model = replace(model, router_options={key: options[key] for key in options if key != "eval_capacity_factor"})
+    cost, needed = compiled.cost_analysis(), compiled.memory_analysis()
+    return {
+        **row,
+        "flops": cost["flops"],
+        "flops_over_count": round(cost["flops"] / (3 * images * sum(counts.flops(model, images).values())), 4),
+        "gigabytes_accessed": round(cost["bytes accessed"] / 1e9, 2),
+        "arguments_mib": round(needed.argument_size_in_bytes / 2**20, 1),
+        "temporary_mib": round(needed.temp_size_in_bytes / 2**20, 1),
+        "compile_seconds": round(time.perf_counter() - start, 1),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipes", nargs="*", choices=[[], *LARGE], metavar="RECIPE", help=f"of {', '.join(LARGE)}")
+    parser.add_argument("--images", type=int, default=8, help="images in the batch (default: %(default)s)")
+    parser.add_argument("--topology", default="v5e:2x2", help="name of the TPU topology (default: %(default)s)")
+    parser.add_argument("--output", type=Path, help="write the figures to this file as JSON")
+    arguments = parser.parse_args()
+    memory.of_machine = lambda: float("inf")  # nothing is allocated
+    topology = topologies.get_topology_desc(arguments.topology, platform="tpu")
+    device = jax.sharding.SingleDeviceSharding(topology.devices[0])
+    rows: dict[str, dict[str, Any]] = {}
+    if arguments.output and arguments.output.is_file():
+        rows = {row["recipe"]: row for row in json.loads(arguments.output.read_text())["rows"]}
+    for name in arguments.recipes or LARGE:
+        rows[name] = compile_step(name, arguments.images, device)
+        print(json.dumps(rows[name]), flush=True)
+        if arguments.output:
+            report = {
+                "command": "python benchmarks/tpu_recipes.py",
+                "topology": arguments.topology,
+                "optimization_level": tpu_aot.os.environ["JAX_OPTIMIZATION_LEVEL"],
+                "machine": platform.machine(),
+                "python": platform.python_version(),
+                "jax": jax.__version__,
+                "rows": [rows[key] for key in sorted(rows)],
+            }
+            arguments.output.write_text(json.dumps(report, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""Images of an array at another size than their own."""
+
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moespec.models.data.dataset import Dataset, Split
+from moespec.models.data.pictures import middle
+from moespec.spec.errors import ConfigError
+
+__all__ = ["resized"]
+
+
+def resized(dataset: Dataset, size: int | None) -> Dataset:
+    """The data set with images of `size` x `size` pixels, made as those of pictures are; None for their own size.
+
+    An image is resized when it is read, so that the array in memory stays as small as it is. Random crops are cut out of the
+    image as it was. Raises ConfigError for a size below 1, or images that are not pictures: of 2 channels, or more than 3.
+    """
+    height, width, channels = dataset.shape
+    if size is None or height == width == size:
+        return dataset
+    if size < 1:
+        raise ConfigError(f"model.image_size={size!r}: expected an integer >= 1")
+    if channels not in (1, 3):
+        raise ConfigError(
+            f"model.image_size={size!r}: the data set {dataset.name!r} has {height} x {width} pixels, and only images of 1 or "
+            f"3 channels can be resized, these have {channels}"
+        )
+
+    def split(part: Split) -> Split:
+        return Split(partial(_read, part, size, dataset.maximum), part.labels, part.picture)
+
+    note = f"images of {height} x {width} pixels are resized to {size} x {size}"
+    return replace(
+        dataset,
+        train=split(dataset.train),
+        validation=split(dataset.validation),
+        shape=(size, size, channels),
+        notes=(*dataset.notes, note),
+    )
+
+
+def _read(part: Split, size: int, maximum: int, indices: NDArray[np.int64]) -> NDArray[np.uint8]:
+    """The images at those indices. What bicubic interpolation has above white is white."""
+    squares = np.stack([middle(part.picture(int(index)), size, 0) for index in indices])
+    return np.minimum(squares, np.uint8(maximum)).reshape(*squares.shape[:3], -1)
