@@ -452,15 +452,21 @@ def _sincos_positions(B: Backend, config: VitConfig, x: Array) -> Array:
 
 def _attention(B: Backend, p: Params, x: Array, queries: Array | None) -> Array:
     """Multi-head attention over `x` `(N, S, D)`, from `queries` `(N, Q, D)` or from `x` itself."""
-    query = _project(B, p["query"], x if queries is None else queries)
-    key, value = _project(B, p["key"], x), _project(B, p["value"], x)
+    query = _project(p["query"], x if queries is None else queries)
+    key, value = _project(p["key"], x), _project(p["value"], x)
     if "query_norm" in p:
         query, key = layers.layer_norm(B, p["query_norm"], query), layers.layer_norm(B, p["key_norm"], key)
-    return B.einsum("nshk,hkd->nsd", B.attention(query, key, value), p["out"]["kernel"]) + p["out"]["bias"]
+    values, kernel = B.attention(query, key, value), p["out"]["kernel"]
+    return layers.linear(
+        values.reshape((*values.shape[:2], -1)), kernel.reshape((-1, kernel.shape[2])), p["out"]["bias"]
+    )
 
 
-def _project(B: Backend, p: Params, x: Array) -> Array:
-    return B.einsum("nsd,dhk->nshk", x, p["kernel"]) + p["bias"]  # (N, S, heads, D/heads)
+def _project(p: Params, x: Array) -> Array:
+    """`(N, S, heads, D / heads)`."""
+    D, heads, dim = p["kernel"].shape
+    flat = layers.linear(x, p["kernel"].reshape((D, heads * dim)), p["bias"].reshape((heads * dim,)))
+    return flat.reshape((*x.shape[:2], heads, dim))
 
 
 def _pool(B: Backend, config: VitConfig, params: Params, x: Array) -> Array:

@@ -10,6 +10,7 @@ for each slot that the most chosen token has. Nothing is added by a scatter: the
 same input gives the same bits on every run, on a GPU too.
 """
 
+import math
 from functools import partial
 
 import jax
@@ -22,9 +23,13 @@ Ends = tuple[Array, Array | None]
 
 
 def take_rows(rows: Array, index: Array) -> Array:
-    """`rows[g, index[g, ...]]`, 0 where the index is one past the end. rows: (G, N, ...), index: (G, ...)."""
-    taken: Array = jax.vmap(lambda row, i: row.at[i].get(mode="fill", fill_value=0))(rows, index)
-    return taken
+    """`rows[g, index[g, ...]]`, 0 where the index is one past the end. rows: (G, N, ...), index: (G, ...).
+
+    The index is flat within a group: on a TPU a last axis of 2 choices would be laid out in lanes of 128.
+    """
+    flat = index.reshape(len(index), math.prod(index.shape[1:]))
+    taken: Array = jax.vmap(lambda row, i: row.at[i].get(mode="fill", fill_value=0))(rows, flat)
+    return taken.reshape(*index.shape, *rows.shape[2:])
 
 
 def values_by_expert(tokens: int, values: Array, token: Array, slot: Array | None) -> Array:
