@@ -44,12 +44,12 @@ def flops(config: Config, images: int | None = None) -> dict[str, float]:
 
 def _embedding(config: Config) -> float:
     """The patches, and before them the convolutions of a stem, each with norm and GELU."""
-    stem = config.stem if isinstance(config, vit.VitConfig) else 0
-    features = vit.stem_features(config) if isinstance(config, vit.VitConfig) else [config.channels]
-    total = 0.0
-    for i in range(len(features) - 1):
-        pixels = (config.image_size >> (i // config.stem_depth + 1)) ** 2
-        total += pixels * features[i + 1] * (2 * 9 * features[i] + 1 + NORM + GELU[config.gelu])
+    total, stem, features = 0.0, 0, [config.channels]
+    if isinstance(config, vit.VitConfig):
+        stem, features = config.stem, vit.stem_features(config)
+        for i in range(len(features) - 1):
+            pixels = (config.image_size >> (i // config.stem_depth + 1)) ** 2
+            total += pixels * features[i + 1] * (2 * 9 * features[i] + 1 + NORM + GELU[config.gelu])
     patches, patch = (config.image_size // config.patch_size) ** 2, config.patch_size >> stem
     return total + patches * config.width * (2 * patch**2 * features[-1] + 1)
 
