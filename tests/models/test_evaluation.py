@@ -198,7 +198,7 @@ WRONG = [
     ('labels = "broken.json"', r"broken\.json: not JSON"),
     ('kind = "neighbours"\nneighbours = [5000]', r"evaluation\.one\.neighbours=\[5000\]: there are 1442"),
     ("capacity_factor = 2.0", r"evaluation\.one\.capacity_factor=2\.0: .*soft_moe does not have this option"),
-    ('data = "npz"\npath = "wide.npz"', r"evaluation\.one: images of \(9, 9, 1\).*the model's are \(8, 8, 1\)"),
+    ('data = "npz"\npath = "colour.npz"', r"evaluation\.one: images of \(8, 8, 3\).*the model's are \(8, 8, 1\)"),
     ('data = "npz"\npath = "three.npz"', r"evaluation\.one: 3 classes, the head has 10"),
 ]
 
@@ -214,8 +214,8 @@ def test_a_wrong_evaluation_is_named(
     Path("none_at_all.json").write_text(json.dumps([[]] * 355))
     Path("broken.json").write_text("[[1]")
     labels = np.arange(30) % 3
-    for name, size in (("wide", 9), ("three", 8)):
-        np.savez(f"{name}.npz", images=np.zeros((30, size, size), np.uint8), labels=labels)
+    for name, shape in (("colour", (9, 9, 3)), ("three", (8, 8))):
+        np.savez(f"{name}.npz", images=np.zeros((30, *shape), np.uint8), labels=labels)
     Path("own.toml").write_text(f"[evaluation.one]\n{lines}\n")
 
     def begin() -> None:
