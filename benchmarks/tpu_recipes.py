@@ -10,6 +10,7 @@ compile; or its message, for a step that a core has no memory for. Rows of other
 
 import argparse
 import json
+import os
 import platform
 import time
 from dataclasses import replace
@@ -17,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import tpu_aot  # isort: skip  # before jax: it says which compiler is there
+import tpu_aot  # isort: skip  # noqa: F401  # before jax: it sets which compiler is used
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -98,7 +99,7 @@ def main() -> None:
             report = {
                 "command": "python benchmarks/tpu_recipes.py",
                 "topology": arguments.topology,
-                "optimization_level": tpu_aot.os.environ["JAX_OPTIMIZATION_LEVEL"],
+                "optimization_level": os.environ["JAX_OPTIMIZATION_LEVEL"],
                 "machine": platform.machine(),
                 "python": platform.python_version(),
                 "jax": jax.__version__,

@@ -46,7 +46,7 @@ CHOICES = {
 }
 """Fields of every model that name an option."""
 
-SIZE, MOST = 2**31 - 1, {"depth": 10_000}
+SIZE, MOST = 2**31 - 1, {"depth": 10_000, "stem_depth": 1000}
 """Largest size of an axis, which the frameworks number with 32 bits, and the fields that have another limit."""
 
 

@@ -25,7 +25,7 @@ Ends = tuple[Array, Array | None]
 def take_rows(rows: Array, index: Array) -> Array:
     """`rows[g, index[g, ...]]`, 0 where the index is one past the end. rows: (G, N, ...), index: (G, ...).
 
-    The index is flat within a group: on a TPU a last axis of 2 choices would be laid out in lanes of 128.
+    The index of a group is flattened to one axis, since a TPU pads a last axis of 2 choices to 128.
     """
     flat = index.reshape(len(index), math.prod(index.shape[1:]))
     taken: Array = jax.vmap(lambda row, i: row.at[i].get(mode="fill", fill_value=0))(rows, flat)

@@ -72,7 +72,7 @@ def attention(query: Array, key: Array, value: Array) -> Array:
     check_same_shape("value", value, "key", key)
     for axis in (2, 3):
         check_size("key", key, axis, query.shape[axis], "the heads and dim of query")
-    # With heads as an axis of the batch XLA multiplies without transposing the logits, which on a CPU takes half the time.
+    # With the heads before the sequence both products are batched matrix products, and XLA need not transpose the logits.
     query, key, value = (jnp.swapaxes(array, 1, 2) for array in (query, key, value))
     exact = jnp.promote_types(query.dtype, jnp.float32)
     logits = jnp.einsum("nhqd,nhkd->nhqk", query, key, preferred_element_type=exact) / query.shape[3] ** 0.5

@@ -45,7 +45,7 @@ def load(name: str, path: str = "", *, image_size: int | None = None, **fields: 
 def load_configured(config: DataConfig, *, image_size: int | None = None) -> Dataset:
     """The data set of a configuration.
 
-    image_size: side to which images are resized, and cropped if they are not square; None for that of the other sets' own.
+    image_size: side in pixels to which images are resized, and cropped if they are not square; None keeps arrays as they are.
 
     Raises ConfigError for an unknown name, a share outside (0, 1), or a field or size that does not suit the images, DataError
     for files that cannot be used.

@@ -1,4 +1,4 @@
-"""Images of an array at another size than their own."""
+"""Resizes the images of a data set that is stored as arrays: IDX files, `.npz` files and the digits."""
 
 from dataclasses import replace
 from functools import partial
@@ -8,22 +8,25 @@ from numpy.typing import NDArray
 
 from moespec.models.data.dataset import Dataset, Split
 from moespec.models.data.pictures import middle
+from moespec.models.memory import check_memory
 from moespec.spec.errors import ConfigError
 
 __all__ = ["resized"]
 
 
 def resized(dataset: Dataset, size: int | None) -> Dataset:
-    """The data set with images of `size` x `size` pixels, made as those of pictures are; None for their own size.
+    """The data set with images `(size, size, channels)`: the shorter side is resized (bicubic), the middle square is cut out.
 
-    An image is resized when it is read, so that the array in memory stays as small as it is. Random crops are cut out of the
-    image as it was. Raises ConfigError for a size below 1, or images that are not pictures: of 2 channels, or more than 3.
+    An image is resized when it is read, so the arrays in memory do not grow. Random crops are cut out of the original image.
+    With `size` None the data set is returned unchanged. Raises ConfigError for a size below 1 or one for
+    which the machine has no memory, and for images that have neither 1 nor 3 channels.
     """
     height, width, channels = dataset.shape
     if size is None or height == width == size:
         return dataset
     if size < 1:
         raise ConfigError(f"model.image_size={size!r}: expected an integer >= 1")
+    check_memory(f"model.image_size={size!r}", size * size * channels)
     if channels not in (1, 3):
         raise ConfigError(
             f"model.image_size={size!r}: the data set {dataset.name!r} has {height} x {width} pixels, and only images of 1 or "
@@ -44,6 +47,6 @@ def resized(dataset: Dataset, size: int | None) -> Dataset:
 
 
 def _read(part: Split, size: int, maximum: int, indices: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """The images at those indices. What bicubic interpolation has above white is white."""
+    """Images at `indices` (images,), as (images, size, size, channels); values above white, which bicubic makes, become white."""
     squares = np.stack([middle(part.picture(int(index)), size, 0) for index in indices])
     return np.minimum(squares, np.uint8(maximum)).reshape(*squares.shape[:3], -1)

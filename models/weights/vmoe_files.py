@@ -1,8 +1,8 @@
 """The sharded checkpoints of google-research/vmoe: `PREFIX.index` and `PREFIX.data-00000-of-0000N`, in msgpack.
 
-The index is a dictionary: `version`, `shard_count`, and `index`, a tree whose leaves say the shape and dtype of an array
-and which shards hold which parts of it. A shard has the parts of each of its leaves, by the number of the leaf (in the
-order of a tree of JAX: sorted keys), and the slices that each part fills.
+The index has three keys: `version`, `shard_count`, and `index`, a tree with a leaf for each parameter: its shape, its dtype and
+the shards that hold parts of it. A shard maps the number of a leaf (in the order of a JAX tree: sorted keys) to the parts, each
+with the slices that it fills.
 
 Source: `vmoe/checkpoints/partitioned.py`, `serialization.py` and `types.py`, of version 20220622, and of older
 checkpoints without a version, which are alike but for nodes that are no dictionaries.
@@ -29,7 +29,7 @@ ARRAY, SLICES, INDEX = 1, 6, 8
 """Codes of msgpack's extension types, by which vmoe tells an array, slices, a leaf of the index."""
 CHUNKS = "__msgpack_array_chunk_a87ca2__"
 LARGEST_PART = 2**30
-"""The most bytes in one chunk of an array; flax calls it `MAX_CHUNK_SIZE`."""
+"""Largest chunk in bytes, `MAX_CHUNK_SIZE` in flax."""
 
 Slices = tuple[tuple[int, int], ...]
 

@@ -121,6 +121,8 @@ RELATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("--model.patch-size 3", ("model.patch_size=3", "image_size=8")),
     ("--model.image-size 9", ("model.patch_size=2", "image_size=9")),
     ("--model.image-size 0", ("model.image_size=0",)),
+    ("--model.image-size 1000000000", ("model.image_size=1000000000",)),
+    ("--model.stem 1 --model.stem-depth 1000000000", ("model.stem_depth=1000000000",)),
     ("--model.classes 11", ("model.classes=11", "digits")),
     ("--model.channels 3", ("model.channels=3", "digits")),
     ("--model.depth 1000000000", ("model.depth=1000000000",)),

@@ -11,10 +11,12 @@ from PIL import Image
 
 import moespec.backends.numpy as B
 from moespec.models import cli, mixer, vit
+from moespec.models.data.options import DataConfig
 from moespec.models.interop.layouts import flatten
+from moespec.models.training.config import Config, ModelConfig
 from moespec.models.training.resolve import model_config
 from moespec.models.transfer.rules import resized_positions, transferred
-from moespec.models.transfer.start import model_of
+from moespec.models.transfer.start import model_of, sized
 from moespec.models.weights.formats import Given, read, write
 from moespec.models.weights.record import Weights
 from moespec.spec.errors import ConfigError
@@ -255,6 +257,15 @@ def test_finetune_at_twice_the_resolution(tmp_path, capsys):
     np.testing.assert_allclose(slots, source.params["blocks"]["1"]["moe"]["router"]["slots"], atol=1e-6)
     assert cli.main([*given, "--run", str(tmp_path / "same")]) == 0
     assert read(tmp_path / "same", Given()).config.image_size == 12
+
+
+@pytest.mark.parametrize(("name", "size"), [("folder", 12), ("webdataset", 12), ("huggingface", 12), ("idx", None)])
+def test_pictures_without_a_size_get_that_of_the_source(tmp_path, name, size):
+    write(tmp_path / "x.safetensors", weights(image_size=12), "moespec")
+    config = replace(Config(), init=str(tmp_path / "x.safetensors"), data=DataConfig(name=name, path="x"))
+    assert sized(config).model.image_size == size
+    asked = replace(config, model=ModelConfig(image_size=24))
+    assert sized(asked).model.image_size == 24
 
 
 def test_finetune_without_a_source_says_so(capsys):
