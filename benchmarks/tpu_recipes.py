@@ -5,7 +5,7 @@
 
 The whole step: loss, backward pass, clip and optimiser, with the recipe's model and `--images` images of 224 pixels. A row has
 what the compiler says of it: FLOPs beside three times those of a forward pass as `moespec count` has them, memory, seconds to
-compile; or its message, for a step that a core has no memory for. Rows of other recipes in the file stay.
+compile; or its message, for a step that a core has no memory for. Rows of other recipes or topologies in the file stay.
 """
 
 import argparse
@@ -36,7 +36,7 @@ LARGE = sorted(set(configfile.recipes()) - {"digits", "fashion_mnist"})
 
 
 def compile_step(name: str, images: int, device: Any) -> dict[str, Any]:
-    """The row of a recipe."""
+    """The figures of a recipe."""
     config = configfile.read(configfile.find_recipe(name))
     split = Split(lambda indices: np.zeros((len(indices), SIZE, SIZE, 3), np.uint8), np.arange(CLASSES))
     data = Dataset("images", split, split, tuple(map(str, range(CLASSES))), (SIZE, SIZE, 3), 255)
@@ -58,7 +58,7 @@ def compile_step(name: str, images: int, device: Any) -> dict[str, Any]:
     state = jax.eval_shape(partial(B.init_state, optimizer=config.optimizer), shaped(family.parameter_shapes(model)))
     place = partial(jax.tree.map, lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device))
     step = B.make_step(make_loss(B, model, config.training.loss), config.optimizer).__wrapped__  # type: ignore[attr-defined]
-    row: dict[str, Any] = {"recipe": name, "images": images, "parameters": family.parameter_count(model)}
+    row: dict[str, Any] = {"parameters": family.parameter_count(model)}
     start = time.perf_counter()
     try:
         compiled = step.lower(place(state), place(batch), 0.1).compile()
@@ -89,16 +89,16 @@ def main() -> None:
     memory.of_machine = lambda: float("inf")  # nothing is allocated
     topology = topologies.get_topology_desc(arguments.topology, platform="tpu")
     device = jax.sharding.SingleDeviceSharding(topology.devices[0])
-    rows: dict[str, dict[str, Any]] = {}
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
     if arguments.output and arguments.output.is_file():
-        rows = {row["recipe"]: row for row in json.loads(arguments.output.read_text())["rows"]}
+        rows = {(row["recipe"], row["topology"]): row for row in json.loads(arguments.output.read_text())["rows"]}
     for name in arguments.recipes or LARGE:
-        rows[name] = compile_step(name, arguments.images, device)
-        print(json.dumps(rows[name]), flush=True)
+        row = {"recipe": name, "topology": arguments.topology, "images": arguments.images}
+        rows[name, arguments.topology] = row = {**row, **compile_step(name, arguments.images, device)}
+        print(json.dumps(row), flush=True)
         if arguments.output:
             report = {
                 "command": "python benchmarks/tpu_recipes.py",
-                "topology": arguments.topology,
                 "optimization_level": os.environ["JAX_OPTIMIZATION_LEVEL"],
                 "machine": platform.machine(),
                 "python": platform.python_version(),

@@ -243,8 +243,7 @@ def moe(
         y, output = multi_hash.layer(B, layer.settings, p["router"], experts, grouped, **needed)
         return y.reshape(items.shape), output
     output = B.ROUTERS[layer.router].route(p["router"], grouped, layer.settings, noise=noise, train=train, **needed)
-    used = {"used": B.used_experts(output.routing)} if ROUTERS[layer.router].idle_experts else {}
-    y = B.moe_layer(grouped, output.routing, lambda inputs: B.expert_mlp(inputs, experts, gelu=config.gelu, **used))
+    y = B.moe_mlp(grouped, output.routing, experts, gelu=config.gelu)
     return y.reshape(items.shape), output
 
 

@@ -27,24 +27,24 @@ LA-2: What does a token without a slot get?
 from collections.abc import Callable, Mapping
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from moespec.spec.algorithm import Algorithm
-from moespec.spec.checks import check_mask, check_option, check_rank, check_same_shape, check_size
+from moespec.spec.checks import check_option, check_rank, check_same_shape, check_size
 from moespec.spec.errors import ConfigError
 from moespec.spec.gelu import activation
-from moespec.spec.numerics import Array, Shared
+from moespec.spec.numerics import Array
 from moespec.spec.routing import Routing
 from moespec.spec.values import as_array
 
-__all__ = ["expert_mlp", "moe_layer", "used_experts"]
+__all__ = ["expert_mlp", "moe_layer", "moe_mlp"]
 
 ALGORITHMS = (
     Algorithm(
         "moe_layer",
         "Liu et al. 2024 (arXiv 2401.15969), section 1.2",
-        1,
-        ("moe_layer", "expert_mlp", "routing_metrics", "used_experts"),
+        2,
+        ("moe_layer", "expert_mlp", "moe_mlp", "routing_metrics"),
     ),
 )
 
@@ -98,9 +98,7 @@ def moe_layer(tokens: ArrayLike, routing: Routing, experts: Callable[[Array], Ar
     return np.einsum("tec,ecd->td", combine, outputs)
 
 
-def expert_mlp(
-    inputs: ArrayLike, params: Mapping[str, ArrayLike], *, gelu: str = "tanh", used: Shared | None = None
-) -> Array:
+def expert_mlp(inputs: ArrayLike, params: Mapping[str, ArrayLike], *, gelu: str = "tanh") -> Array:
     """The multi-layer perceptron of each expert on its own slots: `w2[e] gelu(w1[e] x + b1[e]) + b2[e]`.
 
     Args:
@@ -108,15 +106,14 @@ def expert_mlp(
         params: `w1` (experts, width, hidden), `b1` (experts, hidden), `w2` (experts, hidden, output), `b2` (experts,
             output), where the output is as wide as the input in the models.
         gelu: "tanh" or "erf".
-        used: (experts,) booleans, which experts to run; the output of the others is 0. All if None.
 
     Returns:
         (experts, capacity, output).
 
     Raises:
         ConfigError: a parameter is missing, `gelu` is unknown.
-        ShapeError: `inputs`, `params` or `used` does not have the axes above, or their sizes differ.
-        DtypeError: `inputs` or a parameter is not floating, or `used` does not hold booleans.
+        ShapeError: `inputs` or a parameter does not have the axes above, or their sizes differ.
+        DtypeError: `inputs` or a parameter is not floating.
         ContractError: `inputs` or a parameter holds NaN or infinity.
 
     Source: Routers, section 1.2.
@@ -130,37 +127,40 @@ def expert_mlp(
     weights = expert_parameters(params, width=inputs.shape[2], experts=len(inputs))
     hidden = np.einsum("ecd,edh->ech", inputs, weights["w1"]) + weights["b1"][:, None, :]
     active = activation(hidden, form=gelu)
-    outputs = np.einsum("ech,eho->eco", active, weights["w2"]) + weights["b2"][:, None, :]
-    if used is None:
-        return outputs
-    check_mask("used", used := np.asarray(used), (len(inputs),), "expert")
-    return np.where(used[:, None, None], outputs, 0.0)
+    return np.einsum("ech,eho->eco", active, weights["w2"]) + weights["b2"][:, None, :]
 
 
-def used_experts(routing: Routing) -> NDArray[np.bool_]:
-    """Which experts have a token in one of their slots. `expert_mlp` takes it as `used`, and leaves the others out.
+def moe_mlp(tokens: ArrayLike, routing: Routing, params: Mapping[str, ArrayLike], *, gelu: str = "tanh") -> Array:
+    """The mixture-of-experts layer whose experts are perceptrons, `moe_layer` with `expert_mlp`:
 
-    In a backend, an expert counts if it has a token in any group.
+        result[t] = sum_e,c combine[t, e, c] (w2[e] gelu(w1[e] inputs[e, c] + b1[e]) + b2[e])
+
+    An empty slot changes no result, so that a backend need not compute one. Where a routing gives an expert room for every
+    token (no capacity, `capacity_factor` infinite), the work is that of the tokens then and not that of the slots.
 
     Args:
+        tokens: (tokens, width).
         routing: `dispatch` and `combine`, each (tokens, experts, capacity).
+        params: `w1`, `b1`, `w2` and `b2`, as in `expert_mlp`.
+        gelu: "tanh" or "erf".
 
     Returns:
-        (experts,) booleans, without gradient.
+        (tokens, output).
 
     Raises:
-        ShapeError: `routing` does not have the axes above.
-        DtypeError: `routing` is not floating.
-        ContractError: `routing` holds NaN or infinity.
+        ConfigError: a parameter is missing, `gelu` is unknown.
+        ShapeError: shapes do not fit.
+        DtypeError: `tokens`, `routing` or a parameter is not floating.
+        ContractError: `tokens`, `routing` or a parameter holds NaN or infinity.
 
-    Source: none, an expert without a token changes no output.
+    Source: Routers, section 1.2.
 
-    >>> dispatch = np.array([[[1.0], [0.0]], [[0.0], [0.0]]])  # two tokens, two experts, one slot
-    >>> used_experts(Routing(dispatch, dispatch)).tolist()
-    [True, False]
+    >>> dispatch = np.array([[[1.0, 0.0]], [[0.0, 0.0]]])  # one expert, two slots, and a token in the first of them
+    >>> params = {"w1": [[[1.0]]], "b1": [[0.0]], "w2": [[[2.0]]], "b2": [[1.0]]}
+    >>> moe_mlp([[10.0], [10.0]], Routing(dispatch, 0.5 * dispatch), params).tolist()
+    [[10.5], [0.0]]
     """
-    dispatch = as_array("routing.dispatch", routing.dispatch, "tokens experts capacity")
-    return np.asarray((dispatch.real > 0).any(axis=(0, 2)))
+    return moe_layer(tokens, routing, lambda inputs: expert_mlp(inputs, params, gelu=gelu))
 
 
 def expert_parameters(params: Mapping[str, ArrayLike], *, width: int, experts: int | None = None) -> dict[str, Array]:

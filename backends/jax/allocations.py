@@ -144,7 +144,7 @@ def _serve(
     # Slots.
     slot = _slots_in_stages(best, keep, hold, choices, experts, capacity)
     by_choice = jnp.swapaxes(slot, 1, 2).reshape(groups, choices * kept)
-    token = _invert(by_choice, jnp.tile(line, (1, choices)), slots, fill=tokens).reshape(groups, experts, capacity)
+    token = invert(by_choice, jnp.tile(line, (1, choices)), slots, fill=tokens).reshape(groups, experts, capacity)
     if order is not None:
         of_others = jnp.full((groups, tokens - kept, choices), slots, slot.dtype)
         of_all = jnp.concatenate([slot, of_others], axis=1)
@@ -219,7 +219,7 @@ def routing_of_requests(requests: Array, experts: int, capacity: int) -> tuple[A
     groups, tokens = requests.shape
     slot = slots_of_requests(requests, experts, capacity)
     kept = jnp.broadcast_to(jnp.arange(tokens, dtype=jnp.int32), (groups, tokens))
-    token = _invert(slot, kept, experts * capacity, fill=tokens)
+    token = invert(slot, kept, experts * capacity, fill=tokens)
     return token.reshape(groups, experts, capacity), slot
 
 
@@ -242,10 +242,10 @@ def position_by_sort(requests: Array, experts: int) -> Array:
         [jnp.ones_like(by_expert[:, :1], dtype=bool), by_expert[:, 1:] != by_expert[:, :-1]], axis=1
     )
     first = lax.cummax(jnp.where(is_first, number, 0), axis=1)
-    return _invert(source, number - first, requests.shape[1], fill=0)
+    return invert(source, number - first, requests.shape[1], fill=0)
 
 
-def _invert(index: Array, value: Array, size: int, *, fill: int) -> Array:
+def invert(index: Array, value: Array, size: int, *, fill: int) -> Array:
     """`out[g, index[g, n]] = value[g, n]`, `fill` elsewhere: (G, N) to (G, size). An index of `size` writes nothing."""
     # The unused writes get a place of their own past the end, so that all indices are unique.
     index = jnp.where(index < size, index, size + lax.broadcasted_iota(jnp.int32, index.shape, 1))

@@ -5,15 +5,15 @@ values are not checked: for an id that the table does not have, or an expert tha
 """
 
 from collections.abc import Mapping
-from functools import partial
 
 import jax
 import jax.numpy as jnp
 
 from moespec.backends.jax.allocations import routing_of_requests
 from moespec.backends.jax.arrays import Array, cast, wide
-from moespec.backends.jax.network import EXPERT_AXES, gelu
-from moespec.backends.jax.slots import SlotRouting, moe_layer
+from moespec.backends.jax.grouped import affine_layer
+from moespec.backends.jax.network import expert_weights, gelu
+from moespec.backends.jax.slots import SlotRouting
 from moespec.spec.checks import (
     check_at_least,
     check_capacity,
@@ -97,39 +97,24 @@ def multi_hash_mlp(
 ) -> Array:
     """tokens (G, T, D), ids (G, T), tables (N, V) -> (G, T, D') in the dtype of `tokens`.
 
-    For each hash the tokens are dispatched to the segments of their experts, with room for all: the work is that of E dense
-    perceptrons.
+    For each hash the tokens are dispatched to the segments of their experts.
     """
     check_option("activation", activation, ("relu", "tanh", "erf"))
     check_scores("tokens", tokens, "groups tokens width")
     check_integers("ids", ids, "groups tokens")
     check_integers("tables", tables, "hashes ids")
     check_size("ids", ids, 1, tokens.shape[1], "the number of tokens")
-    for name, axes in EXPERT_AXES.items():
-        check_scores(name, params[name], axes)
-    w1, b1, w2, b2 = (cast(params[name], tokens.dtype) for name in EXPERT_AXES)
-    (experts, _, hidden), output, hashes = w1.shape, w2.shape[2], tables.shape[0]
-    for name in EXPERT_AXES:
-        check_size(name, params[name], 0, experts, "the experts of w1")
-    check_size("w1", w1, 1, tokens.shape[2], "the width of tokens")
-    check_size("b1", b1, 1, hidden, "the hidden width of w1")
-    check_size("w2", w2, 1, hidden, "the hidden width of w1")
-    check_size("b2", b2, 1, output, "the output width of w2")
+    hashes = tables.shape[0]
+    w1, b1, w2, b2 = expert_weights(params, tokens.dtype, width=tokens.shape[2])
+    (experts, _, hidden), output = w1.shape, w2.shape[2]
     check_segments(hashes, hidden=hidden, output=output)
     routings = [hash_routing(ids, tables[m], experts=experts) for m in range(hashes)]
 
     def segments(rows: Array, kernel: Array, bias: Array) -> Array:
         kernels, biases = jnp.split(kernel, hashes, axis=2), jnp.split(bias, hashes, axis=1)
-        parts = [
-            moe_layer(rows, routing, partial(_affine, kernel=kernel, bias=bias))
-            for routing, kernel, bias in zip(routings, kernels, biases, strict=True)
-        ]
+        parts = [affine_layer(rows, *own) for own in zip(routings, kernels, biases, strict=True)]
         return jnp.concatenate(parts, axis=2)
 
     inner = segments(jnp.asarray(tokens), w1, b1)
     active = jax.nn.relu(inner) if activation == "relu" else gelu(inner, form=activation)
     return segments(active, w2, b2)
-
-
-def _affine(inputs: Array, kernel: Array, bias: Array) -> Array:
-    return jnp.einsum("gecd,edh->gech", inputs, kernel) + bias[:, None]

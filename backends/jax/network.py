@@ -4,6 +4,7 @@ Shape comments: N rows or images, S sequence, G groups, E experts, C capacity, D
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,6 @@ from jax import lax
 from moespec.backends.jax.arrays import Array, cast, wide
 from moespec.spec.checks import (
     check_floating,
-    check_mask,
     check_option,
     check_positive,
     check_same_shape,
@@ -97,42 +97,32 @@ def patch_embed(images: Array, kernel: Array, bias: Array) -> Array:
     return embedded.reshape(count, -1, kernel.shape[3])
 
 
-def expert_mlp(inputs: Array, params: Mapping[str, Array], *, gelu: str = "tanh", used: Array | None = None) -> Array:
-    """inputs (G, E, C, D), params as in the specification -> (G, E, C, D'), in the dtype of `inputs`.
-
-    With `used` experts run one after the other, and those that are not used are left out, on the device and without waiting
-    for the host.
-    """
-    check_scores("inputs", inputs, "groups experts capacity width")
-    check_option("gelu", gelu, ("tanh", "erf"))
+def expert_weights(
+    params: Mapping[str, Array], dtype: Any, *, width: int, experts: int | None = None
+) -> tuple[Array, ...]:
+    """The checked parameters of `experts` perceptrons (any number if None), w1, b1, w2 and b2, in a dtype."""
     for name, axes in EXPERT_AXES.items():
         check_scores(name, params[name], axes)
-        check_size(name, params[name], 0, inputs.shape[1], "the experts of inputs")
-    w1, b1, w2, b2 = (cast(params[name], inputs.dtype) for name in EXPERT_AXES)
-    check_size("w1", w1, 1, inputs.shape[3], "the width of inputs")
+        check_size(name, params[name], 0, experts or len(params["w1"]), "the experts")
+    w1, b1, w2, b2 = (cast(params[name], dtype) for name in EXPERT_AXES)
+    check_size("w1", w1, 1, width, "the width of the inputs")
     check_size("b1", b1, 1, w1.shape[2], "the hidden width of w1")
     check_size("w2", w2, 1, w1.shape[2], "the hidden width of w1")
     check_size("b2", b2, 1, w2.shape[2], "the output width of w2")
+    return w1, b1, w2, b2
+
+
+def expert_mlp(inputs: Array, params: Mapping[str, Array], *, gelu: str = "tanh") -> Array:
+    """inputs (G, E, C, D), params as in the specification -> (G, E, C, D'), in the dtype of `inputs`."""
+    check_scores("inputs", inputs, "groups experts capacity width")
+    check_option("gelu", gelu, ("tanh", "erf"))
     groups, experts, capacity, width = inputs.shape
+    w1, b1, w2, b2 = expert_weights(params, inputs.dtype, experts=experts, width=width)
     # An expert's rows of all groups in one piece: otherwise XLA transposes what has the hidden width, which is wider.
     rows = jnp.swapaxes(inputs, 0, 1).reshape(experts, groups * capacity, width)
-
-    def by_group(outputs: Array) -> Array:
-        return jnp.swapaxes(outputs.reshape(experts, groups, capacity, w2.shape[2]), 0, 1)
-
-    if used is None:
-        hidden = _gelu(jnp.einsum("erd,edh->erh", rows, w1) + b1[:, None], form=gelu)
-        return by_group(jnp.einsum("erh,ehd->erd", hidden, w2) + b2[:, None])
-    check_mask("used", used, (experts,), "expert")
-
-    @jax.checkpoint  # the hidden layer is computed again for the gradient: kept, it would be written for all experts
-    def run(x: Array, w1: Array, b1: Array, w2: Array, b2: Array) -> Array:
-        return _gelu(x @ w1 + b1, form=gelu) @ w2 + b2
-
-    def skip(x: Array, w1: Array, b1: Array, w2: Array, b2: Array) -> Array:
-        return jnp.zeros((len(x), w2.shape[1]), x.dtype)
-
-    return by_group(lax.map(lambda expert: lax.cond(expert[0], run, skip, *expert[1:]), (used, rows, w1, b1, w2, b2)))
+    hidden = _gelu(jnp.einsum("erd,edh->erh", rows, w1) + b1[:, None], form=gelu)
+    outputs = jnp.einsum("erh,ehd->erd", hidden, w2) + b2[:, None]
+    return jnp.swapaxes(outputs.reshape(experts, groups, capacity, w2.shape[2]), 0, 1)
 
 
 _gelu = gelu

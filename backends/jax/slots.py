@@ -16,7 +16,7 @@ from moespec.backends.jax.gathers import combine_rows, dispatch_rows
 from moespec.spec.checks import check_rank, check_scores, check_size
 from moespec.spec.routing import Routing
 
-__all__ = ["SlotRouting", "SoftRouting", "moe_layer", "used_experts"]
+__all__ = ["SlotRouting", "SoftRouting", "moe_layer"]
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=("token", "weight", "slot"), meta_fields=("tokens",))
@@ -61,13 +61,6 @@ def moe_layer(tokens: Array, routing: SlotRouting | SoftRouting, experts: Callab
     if isinstance(routing, SlotRouting):
         return _sparse_layer(tokens, routing, experts)
     return _soft_layer(tokens, routing, experts)
-
-
-def used_experts(routing: SlotRouting | SoftRouting) -> Array:
-    """Those with a token in any group: (E,) booleans."""
-    if isinstance(routing, SlotRouting):
-        return jnp.any(routing.token < routing.tokens, axis=(0, 2))
-    return jnp.any(routing.dispatch > 0, axis=(0, 1, 3))
 
 
 def _sparse_layer(tokens: Array, routing: SlotRouting, experts: Callable[[Array], Array]) -> Array:

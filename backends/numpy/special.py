@@ -19,7 +19,6 @@ __all__ = [
     "moe_layer",
     "project_simplex",
     "project_sparse_simplex",
-    "used_experts",
 ]
 
 Array = Any
@@ -59,11 +58,6 @@ def dselect_k_routing(gate: Array, *, like: Array | None = None) -> SlotRouting:
         gate = np.broadcast_to(gate, (*tokens.shape[:2], len(gate)))
     routing: SlotRouting = batched(spec.dselect_k_routing)(gate)
     return routing
-
-
-def used_experts(routing: SlotRouting | SoftRouting) -> Array:
-    """Those with a token in any group: (E,) booleans."""
-    return batched(spec.used_experts)(routing).any(axis=0)
 
 
 def moe_layer(tokens: Array, routing: SlotRouting | SoftRouting, experts: Callable[[Array], Array]) -> Array:

@@ -11,9 +11,10 @@ from torch.nn import functional as F
 
 from moespec.backends.torch.allocations import request_slots
 from moespec.backends.torch.arrays import cast, full_precision, wide, widen
-from moespec.backends.torch.network import EXPERT_AXES, gelu
+from moespec.backends.torch.grouped import affine_layer
+from moespec.backends.torch.network import expert_weights, gelu
 from moespec.backends.torch.rows import invert_index
-from moespec.backends.torch.slots import SlotRouting, moe_layer
+from moespec.backends.torch.slots import SlotRouting
 from moespec.spec.checks import (
     check_at_least,
     check_capacity,
@@ -100,40 +101,22 @@ def multi_hash_mlp(
 ) -> Tensor:
     """tokens (G, T, D), ids (G, T), tables (N, V) -> (G, T, D') in the dtype of `tokens`.
 
-    For each hash the tokens are dispatched to the segments of their experts, with room for all: the work is that of E dense
-    perceptrons.
+    For each hash the tokens are dispatched to the segments of their experts.
     """
     check_option("activation", activation, ("relu", "tanh", "erf"))
     check_scores("tokens", tokens, "groups tokens width")
     check_integers("ids", ids, "groups tokens")
     check_integers("tables", tables, "hashes ids")
     check_size("ids", ids, 1, tokens.shape[1], "the number of tokens")
-    for name, axes in EXPERT_AXES.items():
-        check_scores(name, params[name], axes)
-    w1, b1, w2, b2 = (params[name].to(tokens.dtype) for name in EXPERT_AXES)
-    (experts, _, hidden), output, hashes = w1.shape, w2.shape[2], tables.shape[0]
-    for name in EXPERT_AXES:
-        check_size(name, params[name], 0, experts, "the experts of w1")
-    check_size("w1", w1, 1, tokens.shape[2], "the width of tokens")
-    check_size("b1", b1, 1, hidden, "the hidden width of w1")
-    check_size("w2", w2, 1, hidden, "the hidden width of w1")
-    check_size("b2", b2, 1, output, "the output width of w2")
+    hashes = tables.shape[0]
+    w1, b1, w2, b2 = expert_weights(params, tokens.dtype, width=tokens.shape[2])
+    (experts, _, hidden), output = w1.shape, w2.shape[2]
     check_segments(hashes, hidden=hidden, output=output)
     routings = [hash_routing(ids, tables[m], experts=experts) for m in range(hashes)]
 
     def segments(rows: Tensor, kernel: Tensor, bias: Tensor) -> Tensor:
-        parts = []
-        for routing, own, shift in zip(routings, kernel.chunk(hashes, 2), bias.chunk(hashes, 1), strict=True):
-            parts.append(moe_layer(rows, routing, lambda inputs, w=own, b=shift: _affine(inputs, w, b)))  # type: ignore[misc]
-        return torch.cat(parts, dim=2)
+        kernels, biases = kernel.chunk(hashes, 2), bias.chunk(hashes, 1)
+        return torch.cat([affine_layer(rows, *own) for own in zip(routings, kernels, biases, strict=True)], dim=2)
 
     inner = segments(tokens, w1, b1)
     return segments(torch.relu(inner) if activation == "relu" else gelu(inner, form=activation), w2, b2)
-
-
-def _affine(inputs: Tensor, kernel: Tensor, bias: Tensor) -> Tensor:
-    """`x kernel + bias` for the slots of each expert: (G, E, C, D) to (G, E, C, H)."""
-    groups, experts, capacity, width = inputs.shape
-    rows = inputs.transpose(0, 1).reshape(experts, groups * capacity, width)
-    outputs = torch.baddbmm(bias[:, None].to(rows.dtype), rows, kernel.to(rows.dtype))
-    return outputs.reshape(experts, groups, capacity, -1).transpose(0, 1)

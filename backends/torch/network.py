@@ -12,7 +12,6 @@ from torch.nn import functional as F
 from moespec.backends.torch.arrays import wide
 from moespec.spec.checks import (
     check_floating,
-    check_mask,
     check_option,
     check_positive,
     check_rank,
@@ -49,47 +48,31 @@ def gelu(x: Tensor, *, form: str = "tanh") -> Tensor:
     return F.gelu(x, approximate="tanh" if form == "tanh" else "none")
 
 
-def expert_mlp(
-    inputs: Tensor, params: Mapping[str, Tensor], *, gelu: str = "tanh", used: Tensor | None = None
-) -> Tensor:
-    """inputs (G, E, C, D), params as in the specification -> (G, E, C, D'), in the dtype of `inputs` or of autocast.
-
-    Op by op, the host waits for `used` and leaves the other experts out. Compiled code never waits, and runs them all.
-    """
-    check_scores("inputs", inputs, "groups experts capacity width")
-    check_option("gelu", gelu, ("tanh", "erf"))
+def expert_weights(
+    params: Mapping[str, Tensor], dtype: torch.dtype, *, width: int, experts: int | None = None
+) -> tuple[Tensor, ...]:
+    """The checked parameters of `experts` perceptrons (any number if None), w1, b1, w2 and b2, in a dtype."""
     for name, axes in EXPERT_AXES.items():
         check_scores(name, params[name], axes)
-        check_size(name, params[name], 0, inputs.shape[1], "the experts of inputs")
-    w1, b1, w2, b2 = (params[name].to(inputs.dtype) for name in EXPERT_AXES)
-    check_size("w1", w1, 1, inputs.shape[3], "the width of inputs")
+        check_size(name, params[name], 0, experts or len(params["w1"]), "the experts")
+    w1, b1, w2, b2 = (params[name].to(dtype) for name in EXPERT_AXES)
+    check_size("w1", w1, 1, width, "the width of the inputs")
     check_size("b1", b1, 1, w1.shape[2], "the hidden width of w1")
     check_size("w2", w2, 1, w1.shape[2], "the hidden width of w1")
     check_size("b2", b2, 1, w2.shape[2], "the output width of w2")
+    return w1, b1, w2, b2
+
+
+def expert_mlp(inputs: Tensor, params: Mapping[str, Tensor], *, gelu: str = "tanh") -> Tensor:
+    """inputs (G, E, C, D), params as in the specification -> (G, E, C, D'), in the dtype of `inputs` or of autocast."""
+    check_scores("inputs", inputs, "groups experts capacity width")
+    check_option("gelu", gelu, ("tanh", "erf"))
     groups, experts, capacity, width = inputs.shape
+    w1, b1, w2, b2 = expert_weights(params, inputs.dtype, experts=experts, width=width)
     rows = inputs.transpose(0, 1).reshape(experts, groups * capacity, width)
-    if used is None:
-        outputs = _expert_rows(rows, w1, b1, w2, b2, gelu)
-    else:
-        check_mask("used", used, (experts,), "expert")
-        outputs = _used_rows(used, rows, w1, b1, w2, b2, gelu)
-    return outputs.reshape(experts, groups, capacity, -1).transpose(0, 1)
-
-
-def _expert_rows(rows: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, gelu: str) -> Tensor:
-    """(E, N, D) to (E, N, D')."""
     hidden = _gelu(torch.baddbmm(b1[:, None], rows, w1), form=gelu)
-    return torch.baddbmm(b2[:, None].to(hidden.dtype), hidden, w2.to(hidden.dtype))
-
-
-def _used_rows(used: Tensor, rows: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, gelu: str) -> Tensor:
-    """The same, 0 for experts that are not used."""
-    if torch.compiler.is_compiling():
-        return torch.where(used[:, None, None], _expert_rows(rows, w1, b1, w2, b2, gelu), 0)
-    chosen = used.nonzero().squeeze(1)
-    rows, w1, b1, w2, b2 = (x.index_select(0, chosen) for x in (rows, w1, b1, w2, b2))
-    outputs = _expert_rows(rows, w1, b1, w2, b2, gelu)
-    return outputs.new_zeros(len(used), *outputs.shape[1:]).index_copy(0, chosen, outputs)
+    outputs = torch.baddbmm(b2[:, None].to(hidden.dtype), hidden, w2.to(hidden.dtype))
+    return outputs.reshape(experts, groups, capacity, -1).transpose(0, 1)
 
 
 _gelu = gelu

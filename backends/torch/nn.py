@@ -23,8 +23,7 @@ from torch import Tensor, nn
 
 import moespec.backends.torch as B
 from moespec.backends.optimizer import CONSTANTS
-from moespec.backends.torch.network import expert_mlp
-from moespec.backends.torch.slots import moe_layer
+from moespec.backends.torch.grouped import moe_mlp
 from moespec.spec.checks import check_at_least, check_option, check_scores, check_size
 from moespec.spec.errors import ConfigError, ShapeError
 from moespec.spec.routing import Noise
@@ -144,9 +143,7 @@ class MoE(_Reporting):
         if router.needs == "ids":
             needed["ids"] = (self._places(x) if ids is None else ids).reshape(tokens.shape[:2])
         output = router.route(self.router.params(), tokens, options, noise=noise, train=self.training, **needed)
-        experts = self.experts.params()
-        used = B.used_experts(output.routing) if router.idle_experts else None
-        y = moe_layer(tokens, output.routing, lambda inputs: expert_mlp(inputs, experts, gelu=self.gelu, used=used))
+        y = moe_mlp(tokens, output.routing, self.experts.params(), gelu=self.gelu)
         self.losses, self.metrics = output.losses, output.metrics
         return y.reshape(x.shape)
 

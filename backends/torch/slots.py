@@ -18,7 +18,7 @@ from moespec.spec.checks import check_rank, check_same_shape, check_scores, chec
 from moespec.spec.errors import ShapeError
 from moespec.spec.routing import Routing
 
-__all__ = ["SlotRouting", "SoftRouting", "moe_layer", "used_experts"]
+__all__ = ["SlotRouting", "SoftRouting", "moe_layer"]
 
 
 class SlotRouting(NamedTuple):
@@ -67,7 +67,7 @@ def moe_layer(
     """
     check_scores("tokens", tokens, "groups tokens width")
     if isinstance(routing, SlotRouting):
-        _check_slots(tokens, routing)
+        check_slots(tokens, routing)
         inputs = _dispatch_slots(tokens, routing)
     else:
         _check_dense(tokens, routing.dispatch, routing.combine)
@@ -81,16 +81,7 @@ def moe_layer(
     return _combine_dense(outputs, routing.combine).to(tokens.dtype)
 
 
-def used_experts(routing: SlotRouting | SoftRouting | Routing) -> Tensor:
-    """Those with a token in any group: (E,) booleans."""
-    if isinstance(routing, SlotRouting):
-        return (routing.token < routing.tokens).any(dim=2).any(dim=0)
-    dispatch: Any = routing.dispatch
-    used: Tensor = (dispatch > 0).any(dim=3).any(dim=1).any(dim=0)
-    return used
-
-
-def _check_slots(tokens: Tensor, routing: SlotRouting) -> None:
+def check_slots(tokens: Tensor, routing: SlotRouting) -> None:
     check_rank("routing.token", routing.token, "groups experts capacity")
     check_same_shape("routing.weight", routing.weight, "routing.token", routing.token)
     check_size("routing.token", routing.token, 0, tokens.shape[0], "the groups of tokens")
@@ -115,9 +106,9 @@ def _dispatch_slots(tokens: Tensor, routing: SlotRouting) -> Tensor:
     """(G, T, D) to (G, E, C, D), zeros in empty slots."""
     groups, experts, capacity = routing.token.shape
     rows = tokens.reshape(-1, tokens.shape[2])
-    index = _token_rows(routing)
+    index = token_rows(routing)
     one_to_one = routing.slot is not None
-    reverse = _slot_rows(routing).reshape(rows.shape[0], -1) if one_to_one else None
+    reverse = slot_rows(routing).reshape(rows.shape[0], -1) if one_to_one else None
     inputs: Tensor = gather_rows(rows, index) if reverse is None else permute_rows(rows, index, reverse)
     return inputs.reshape(experts, groups, capacity, -1).transpose(0, 1)
 
@@ -130,16 +121,16 @@ def _combine_slots(outputs: Tensor, routing: SlotRouting) -> Tensor:
     weight = routing.weight.transpose(0, 1).reshape(-1, 1).to(dtype)
     result: Tensor
     if routing.slot is None:
-        result = sum_rows(rows.to(dtype) * weight, _token_rows(routing), groups * routing.tokens)
+        result = sum_rows(rows.to(dtype) * weight, token_rows(routing), groups * routing.tokens)
     else:
-        index = _slot_rows(routing)
+        index = slot_rows(routing)
         inverse = invert_index(index, rows.shape[0])[:, None]
         gathered = permute_rows(rows, index, inverse).to(dtype) * permute_rows(weight, index, inverse)
         result = gathered.reshape(groups * routing.tokens, -1, width).sum(dim=1)
     return result.reshape(groups, routing.tokens, width)
 
 
-def _token_rows(routing: SlotRouting) -> Tensor:
+def token_rows(routing: SlotRouting) -> Tensor:
     """(E * G * C,): the row of the token in each slot, or the number of rows for an empty slot."""
     groups = routing.token.shape[0]
     first = torch.arange(groups, device=routing.token.device, dtype=torch.int32)[:, None, None] * routing.tokens
@@ -147,7 +138,7 @@ def _token_rows(routing: SlotRouting) -> Tensor:
     return rows.transpose(0, 1).reshape(-1)
 
 
-def _slot_rows(routing: SlotRouting) -> Tensor:
+def slot_rows(routing: SlotRouting) -> Tensor:
     """(G * T * K,): the row of the slot of each choice, or the number of rows for a dropped choice."""
     groups, experts, capacity = routing.token.shape
     assert routing.slot is not None

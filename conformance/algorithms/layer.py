@@ -31,9 +31,8 @@ def _absolute_experts(inputs: Any, params: Any) -> Any:
     return np.einsum("ech,ehd->ecd", hidden, w["w2"]) + w["b2"][:, None]
 
 
-def _experts_scale(inputs: Any, params: Any, *, gelu: str = "tanh", used: Any = None) -> Any:
-    scale = _absolute_experts(np.abs(inputs), params)
-    return scale if used is None else np.where(used[:, None, None], scale, 0)
+def _experts_scale(inputs: Any, params: Any, *, gelu: str = "tanh") -> Any:
+    return _absolute_experts(np.abs(inputs), params)
 
 
 def _layer_scale(tokens: Any, routing: Any, experts: Any) -> Any:
@@ -43,14 +42,18 @@ def _layer_scale(tokens: Any, routing: Any, experts: Any) -> Any:
     return np.einsum("tec,ecd->td", np.abs(routing.combine), outputs)
 
 
+def _mlp_layer_scale(tokens: Any, routing: Any, params: Any, *, gelu: str = "tanh") -> Any:
+    return _layer_scale(tokens, routing, partial(_experts_scale, params=params))
+
+
 FUNCTIONS = (
     Function(
         "expert_mlp",
         {"outputs": Output("groups experts capacity width", scale="written", written=_experts_scale, rounded=True)},
     ),
     Function("moe_layer", {"output": Output("groups tokens width", written=_layer_scale, rounded=True)}),
+    Function("moe_mlp", {"output": Output("groups tokens width", written=_mlp_layer_scale, rounded=True)}),
     Function("routing_metrics", METRICS),
-    Function("used_experts", {"used": Output("experts", "bool")}),
 )
 
 NAME = "moe_layer"
@@ -61,6 +64,7 @@ def cases() -> Iterator[Definition]:
     """All cases of this module."""
     yield from _experts()
     yield from _layers()
+    yield from _mlp_layers()
     yield from _invalid_experts()
     yield from _invalid_layer()
 
@@ -75,8 +79,7 @@ PARAMS = {name: f"experts/{name}" for name in ("w1", "b1", "w2", "b2")}
 
 def _mlp(name: str, kind: str, purpose: str, *flags: str, gelu: str, inputs: dict[str, Tensor]) -> Definition:
     """A case of the experts alone."""
-    arguments = {"inputs": "inputs", "params": PARAMS} | ({"used": "used"} if "used" in inputs else {})
-    stages = (call("expert_mlp", arguments, gelu=gelu),)
+    stages = (call("expert_mlp", {"inputs": "inputs", "params": PARAMS}, gelu=gelu),)
     return composed(NAME, name, kind, purpose, *flags, inputs=inputs, stages=stages)
 
 
@@ -93,13 +96,6 @@ def _experts() -> Iterator[Definition]:
     yield mlp("experts_tanh_gradient", "By slots, weights and biases.", "tanh", "gradient")
     yield mlp("experts_erf_gradient", "The same in the exact form.", "erf", "gradient")
     yield mlp("experts_width", "Experts whose output has another width.", "tanh", out=3)
-    inputs = {
-        "inputs": tensor(grid("layer/experts_idle", (G, E, 2, D)), "groups experts capacity width"),
-        **_parameters(experts("layer/experts_idle")),
-        "used": tensor(np.array([True, False, True]), "experts"),
-    }
-    purpose = "Experts that nobody uses give 0, not what they make of empty slots."
-    yield _mlp("experts_idle", "value", purpose, "unused_expert", gelu="tanh", inputs=inputs)
 
 
 def _around(allocation: Stage, *, mlps: bool = True, metrics: bool = True) -> tuple[Stage, ...]:
@@ -164,14 +160,69 @@ def _layers() -> Iterator[Definition]:
     holes = groups_tokens(np.where(inside, distinct("layer/holes/s", (G, T, E)).array, -0.25))
     purpose = "Empty slots carry none, though their experts have an output."
     yield case("gradient_holes", "gradient", purpose, expert, holes, empty, capacity=4, drop_zero=True)
-    purpose = "An expert is used if any group sends a token there: all but the third."
-    chosen = groups_tokens(np.eye(4)[[[0, 1, 0], [1, 3, 1]]])
-    stages = (call(token, {"scores": "scores"}, choices=1, capacity=3), call("used_experts", {"routing": token}))
-    yield composed(NAME, "used", "value", purpose, "unused_expert", inputs={"scores": chosen}, stages=stages)
     yield _zero_weight()
     yield from _long_sums()
     slots = tensor(grid("layer/slots/g", (D, 3, 2)), "width experts capacity")
     yield case("gradient_soft", "gradient", "Through both softmaxes and the mixing.", soft, slots)
+
+
+def _mlp_layers() -> Iterator[Definition]:
+    """The layer of perceptrons, where most slots are empty, and where they are not."""
+
+    def case(
+        name: str, kind: str, purpose: str, values: Tensor, *flags: str, gelu: str = "tanh", **options: Any
+    ) -> Definition:
+        g, t, e = values.array.shape
+        name = f"mlp_{name}"
+        inputs = {
+            "tokens": tensor(grid(f"layer/{name}", (g, t, D)), "groups tokens width"),
+            "scores": values,
+            **_parameters(experts(f"layer/{name}", e)),
+        }
+        allocation = call("token_choice", {"scores": "scores"}, **options)
+        return composed(
+            NAME, name, kind, purpose, *flags, inputs=inputs, stages=(allocation, _perceptrons(allocation, gelu))
+        )
+
+    drop, many = "overflow_drop", 8
+    chosen = groups_tokens(np.eye(4)[[[0, 1, 0], [1, 3, 1]]])
+    purpose = "Room for all, of several groups, and an expert without a token in any of them."
+    yield case("idle", "value", purpose, chosen, "unused_expert", choices=1, capacity=3)
+    yield case("room", "value", "Two choices, room for all.", scores("layer/i"), gelu="erf", choices=2, capacity=T)
+    crowd = groups_tokens(np.eye(many)[np.array([[0, 0, 0, 2, 5, 2], [7, 7, 2, 7, 0, 7]])] + 0.125)
+    purpose = "More than twice as many slots as tokens, and tokens without a slot all the same."
+    yield case("dropped", "overflow", purpose, crowd, drop, choices=1, capacity=2)
+    yield case("full", "value", "As many slots as choices.", scores("layer/j"), drop, choices=2, capacity=4)
+    purpose = "By tokens, scores and expert weights, of which an expert without tokens has none."
+    apart = distinct("layer/k", (G, T, E)).array
+    idle = groups_tokens(np.concatenate([apart, np.zeros_like(apart[..., :1])], axis=2))
+    yield case("gradient", "gradient", purpose, idle, "unused_expert", choices=2, capacity=T)
+    apart = distinct("layer/l", (G, T, many)).array + (crowd.array > 1)
+    purpose = "With tokens that have no slot."
+    yield case("gradient_dropped", "gradient", purpose, groups_tokens(apart), drop, choices=1, capacity=2)
+    yield from _mlp_gates()
+
+
+def _perceptrons(allocation: Stage, gelu: str = "tanh") -> Stage:
+    """The layer after an allocation."""
+    return call("moe_mlp", {"tokens": "tokens", "routing": allocation.name, "params": PARAMS}, gelu=gelu)
+
+
+def _mlp_gates() -> Iterator[Definition]:
+    """Any number of choices of a token, as in DSelect-k."""
+    gate = scores("layer/gates/s").array
+    some = np.where(grid("layer/gates", (G, T, E)) > 0, gate, 0.0)
+    for name, kind, purpose, values in (
+        ("mlp_gates", "value", "A token has any number of experts.", some),
+        ("mlp_gates_gradient", "gradient", "A token has every expert.", gate),
+    ):
+        inputs = {
+            "tokens": tensor(grid(f"layer/{name}", (G, T, D)), "groups tokens width"),
+            "gate": groups_tokens(values),
+            **_parameters(experts(f"layer/{name}", E)),
+        }
+        gates = call("dselect_k_routing", {"gate": "gate"})
+        yield composed(NAME, name, kind, purpose, inputs=inputs, stages=(gates, _perceptrons(gates)))
 
 
 def _small_experts() -> dict[str, Tensor]:
@@ -184,10 +235,10 @@ def _zero_weight() -> Definition:
     weights = groups_tokens([[[0.5, 0.25, 0.0], [0.75, 0.5, 0.0], [0.5, 0.25, 0.0], [0.0, 0.0, 0.0]]])
     scores = groups_tokens([[[0.5, 0.25, 0.125], [0.25, 0.5, 0.125], [0.125, 0.25, 0.5], [0.5, 0.25, 0.125]]])
     allocation = call("token_choice", {"scores": "scores", "combine_scores": "weights"}, choices=1, capacity=2)
-    after = tuple(call(name, {"routing": "token_choice"}) for name in ("routing_metrics", "used_experts"))
-    purpose = "A token that has a slot is covered, and its expert used, with the weight 0, too."
+    metrics = call("routing_metrics", {"routing": "token_choice"})
+    purpose = "A token that has a slot is covered with the weight 0, too."
     inputs = {"scores": scores, "weights": weights}
-    return composed(NAME, "zero_weight", "value", purpose, "unused_expert", inputs=inputs, stages=(allocation, *after))
+    return composed(NAME, "zero_weight", "value", purpose, inputs=inputs, stages=(allocation, metrics))
 
 
 def _long_sums() -> Iterator[Definition]:
@@ -221,8 +272,6 @@ def _invalid_experts() -> Iterator[Definition]:
         if argument != "inputs":
             yield from invalid_sizes(valid, "inner_", **{argument.replace("/", "__"): 1})
     yield from invalid_sizes(valid, "experts_", experts__w1=0, experts__b2=0)
-    idle = {**inputs, "used": tensor(np.array([True, False]), "experts")}
-    yield from invalid_sizes(_mlp("valid", "value", "", gelu="tanh", inputs=idle), used=0)
 
 
 def _invalid_layer() -> Iterator[Definition]:
@@ -234,6 +283,15 @@ def _invalid_layer() -> Iterator[Definition]:
     allocation = call("token_choice", {"scores": "scores"}, choices=1, capacity=2)
     valid = composed(NAME, "valid", "value", "", inputs=inputs, stages=_around(allocation, metrics=False))
     yield from invalid_arrays(valid, "tokens")
+    direct = (allocation, _perceptrons(allocation))
+    perceptrons = composed(NAME, "valid", "value", "", inputs=inputs, stages=direct)
+    yield invalid_option(perceptrons, "mlp_gelu", "gelu", gelu="relu")
+    for argument in inputs:
+        if argument != "scores":
+            yield from invalid_arrays(perceptrons, argument, f"mlp_{argument.removeprefix('experts/')}_")
+        if argument.startswith("experts/"):
+            yield from invalid_sizes(perceptrons, "mlp_", **{argument.replace("/", "__"): 0})
+            yield from invalid_sizes(perceptrons, "mlp_inner_", **{argument.replace("/", "__"): 1})
     fewer = {"tokens": tokens("negative/tokens/few", (SMALL.groups, SMALL.tokens - 1, SMALL.width))}
     yield invalid(valid, "tokens_routing", "ShapeError", "tokens", inputs=fewer)
 
@@ -290,33 +348,67 @@ def straight_through_dispatch(B: Any, tokens: Any, routing: Any, experts: Expert
     return _layer(dispatch * (1 + combine - combine.real), combine, tokens, experts)
 
 
-def idle_experts_run(B: Any, inputs: Any, params: Any, *, gelu: str = "tanh", used: Any = None) -> Any:
-    """Experts that nobody uses are run, and their output is that of empty slots."""
-    B.expert_mlp(inputs, params, gelu=gelu, used=used)
-    return B.expert_mlp(inputs, params, gelu=gelu)
-
-
-def experts_with_exact_gelu(B: Any, inputs: Any, params: Any, *, gelu: str = "tanh", **used: Any) -> Any:
+def experts_with_exact_gelu(B: Any, inputs: Any, params: Any, *, gelu: str = "tanh") -> Any:
     """The experts use the exact GELU, whatever form is requested."""
-    B.expert_mlp(inputs, params, gelu=gelu, **used)
-    return B.expert_mlp(inputs, params, gelu="erf", **used)
+    B.expert_mlp(inputs, params, gelu=gelu)
+    return B.expert_mlp(inputs, params, gelu="erf")
 
 
-def experts_with_approximate_gelu(B: Any, inputs: Any, params: Any, *, gelu: str = "tanh", **used: Any) -> Any:
+def experts_with_approximate_gelu(B: Any, inputs: Any, params: Any, *, gelu: str = "tanh") -> Any:
     """The experts use the tanh approximation of GELU, whatever form is requested."""
-    B.expert_mlp(inputs, params, gelu=gelu, **used)
-    return B.expert_mlp(inputs, params, **used)
+    B.expert_mlp(inputs, params, gelu=gelu)
+    return B.expert_mlp(inputs, params)
+
+
+def perceptrons_with_exact_gelu(B: Any, tokens: Any, routing: Any, params: Any, *, gelu: str = "tanh") -> Any:
+    """The perceptrons of the layer use the exact GELU, whatever form is requested."""
+    B.moe_mlp(tokens, routing, params, gelu=gelu)
+    return B.moe_mlp(tokens, routing, params, gelu="erf")
+
+
+def perceptrons_with_approximate_gelu(B: Any, tokens: Any, routing: Any, params: Any, *, gelu: str = "tanh") -> Any:
+    """The perceptrons of the layer use the tanh approximation of GELU, whatever form is requested."""
+    B.moe_mlp(tokens, routing, params, gelu=gelu)
+    return B.moe_mlp(tokens, routing, params)
+
+
+def last_row_to_the_next_expert(B: Any, tokens: Any, routing: Any, params: Any, *, gelu: str = "tanh") -> Any:
+    """The last row of each expert, of all groups together, is multiplied with the matrices of the expert after it."""
+    right = B.moe_mlp(tokens, routing, params, gelu=gelu)
+    dispatch, combine = routing.dense()
+    inputs = np.einsum("gtec,gtd->gecd", dispatch, tokens)
+    after = {name: np.roll(value, -1, axis=0) for name, value in params.items()}
+    difference = B.expert_mlp(inputs, after, gelu=gelu) - B.expert_mlp(inputs, params, gelu=gelu)
+    filled = (dispatch.real != 0).any(axis=1)  # (G, E, C)
+    last = np.zeros_like(filled)
+    for expert in range(filled.shape[1]):
+        if len(places := np.argwhere(filled[:, expert])):
+            group, slot = places[-1]
+            last[group, expert, slot] = True
+    return right + np.einsum("gtec,gecd->gtd", combine, np.where(last[..., None], difference, 0))
+
+
+def other_choices_ignored(B: Any, tokens: Any, routing: Any, params: Any, *, gelu: str = "tanh") -> Any:
+    """Of several experts that a token has, only the one with the largest weight counts."""
+    B.moe_mlp(tokens, routing, params, gelu=gelu)
+    dispatch, combine = routing.dense()
+    largest = combine.real >= combine.real.max(axis=(2, 3), keepdims=True)
+    return _layer(dispatch, np.where(largest, combine, 0), tokens, lambda x: B.expert_mlp(x, params, gelu=gelu))
+
+
+def empty_slots_reach_the_first_token(B: Any, tokens: Any, routing: Any, params: Any, *, gelu: str = "tanh") -> Any:
+    """What the perceptrons return for an empty slot is added to the first token of the group."""
+    B.moe_mlp(tokens, routing, params, gelu=gelu)
+    dispatch, combine = routing.dense()
+    combine = combine.copy()
+    combine[:, 0] += (dispatch == 0).all(axis=1)
+    return _layer(dispatch, combine, tokens, lambda x: B.expert_mlp(x, params, gelu=gelu))
 
 
 def load_of_filled_slots(B: Any, routing: Any) -> Any:
     """The load is a fraction of the filled slots, not of the tokens."""
     found = B.routing_metrics(routing)
     return {**found, "load": found["load"] / max(np.sum(found["load"]), 1e-12)}
-
-
-def used_by_every_group(B: Any, routing: Any) -> Any:
-    """An expert is used if every group sends a token there."""
-    return (routing.dense().dispatch != 0).any(axis=(1, 3)).all(axis=0)
 
 
 def entropy_in_bits(B: Any, routing: Any) -> Any:
@@ -331,24 +423,20 @@ def covered_by_weight(B: Any, routing: Any) -> Any:
     return {**B.routing_metrics(routing), "coverage": coverage, "dropped": 1 - coverage}
 
 
-def used_by_weight(B: Any, routing: Any) -> Any:
-    """An expert counts as used only if one of its tokens has a combine weight greater than 0."""
-    B.used_experts(routing)
-    return (routing.dense().combine.real > 0).any(axis=(0, 1, 3))
-
-
 VARIANTS = (
     variant(covered_by_weight, "routing_metrics"),
-    variant(used_by_weight, "used_experts"),
     variant(dropped_tokens_pass, "moe_layer", ledger="LA-2b"),
     variant(empty_slots_reach_the_last_token, "moe_layer"),
     variant(weights_before_experts, "moe_layer"),
     variant(outputs_averaged, "moe_layer"),
     variant(straight_through_dispatch, "moe_layer", who="lucidrains/st-moe-pytorch"),
-    variant(idle_experts_run, "expert_mlp"),
     variant(experts_with_exact_gelu, "expert_mlp", ledger="LA-1b"),
     variant(experts_with_approximate_gelu, "expert_mlp", ledger="LA-1b"),
+    variant(perceptrons_with_exact_gelu, "moe_mlp", ledger="LA-1b"),
+    variant(perceptrons_with_approximate_gelu, "moe_mlp", ledger="LA-1b"),
+    variant(last_row_to_the_next_expert, "moe_mlp"),
+    variant(other_choices_ignored, "moe_mlp"),
+    variant(empty_slots_reach_the_first_token, "moe_mlp"),
     variant(load_of_filled_slots, "routing_metrics"),
     variant(entropy_in_bits, "routing_metrics"),
-    variant(used_by_every_group, "used_experts"),
 )

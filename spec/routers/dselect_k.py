@@ -107,7 +107,6 @@ ROUTER = Router(
     Options,
     init,
     route,
-    idle_experts=True,
     revision=2,
     balances="nothing; a loss keeps the reachable codes of a selector whole",
     cost="T D K (1 + log2 E) and T K E; an expert may be given every token",

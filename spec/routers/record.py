@@ -27,7 +27,6 @@ class Router:
     compose: `compose(B, params, tokens, options, *, noise, train)`, the function `route` of its module.
     noise: `noise(options)` says what noise the router takes in training, None for none.
     needs: what `route` takes besides the tokens: "ids", (tokens,) integers, or nothing.
-    idle_experts: whether experts may stay without any token for long, so that a layer should not run those.
     balances, cost, drops: in words, what it keeps in balance and by what means; what the routing of a group costs, in
         multiply-adds unless it says something else; which tokens may be left without an expert.
     cites, revision, functions: of its row in the conformance matrix; `cites` is the source if empty, and
@@ -42,7 +41,6 @@ class Router:
     compose: Callable[..., RouterOutput]
     noise: Callable[[Any], Noise | None] = _no_noise
     needs: str = ""
-    idle_experts: bool = False
     balances: str = field(kw_only=True)
     cost: str = field(kw_only=True)
     drops: str = field(kw_only=True)

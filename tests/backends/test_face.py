@@ -22,7 +22,7 @@ def test_arguments_that_groups_share_are_so_by_their_type():
     assert array_arguments(spec.token_choice) == dict.fromkeys(("scores", "combine_scores", "order", "keep"), "group")
     assert array_arguments(spec.soft_routing) == {"tokens": "group", "slots": "shared", "scale": "shared"}
     assert array_arguments(spec.layer_norm) == {"x": "leading", "scale": "shared", "bias": "shared"}
-    assert array_arguments(spec.expert_mlp) == {"inputs": "group", "used": "shared"}  # params, a mapping, as well
+    assert array_arguments(spec.expert_mlp) == {"inputs": "group"}  # params, a mapping, as well
     assert array_arguments(spec.routing_metrics) == {"routing": "group"}
 
 

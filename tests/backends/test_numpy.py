@@ -120,13 +120,6 @@ def test_selectors_of_a_static_gate_are_one_group(rng):
     )
 
 
-def test_experts_are_used_that_have_a_token_in_some_group():
-    scores = np.zeros((2, 3, 4))
-    scores[0, :, 1] = scores[1, :, 3] = 1
-    routing = B.token_choice(scores, choices=1, capacity=2)
-    assert B.used_experts(routing).tolist() == [False, True, False, True]
-
-
 @pytest.mark.parametrize("name", B.ROUTERS)
 def test_routers_are_the_specifications(rng, name):
     config = router_inputs.options(name, width=D, experts=E, tokens=T, z_weight=0.1, batch_priority="max")

@@ -124,7 +124,6 @@ NOT_SMOOTH = {
     **dict.fromkeys(("routing_metrics", "routing_statistics"), "they are logged, not trained by"),
     "capped_affinity": "it only selects, and carries none",
     "array_operations": "operations of the framework",
-    "used_experts": "whether an expert is used is not a number",
     **dict.fromkeys(("base/moe_layer/noise", "base_layers/base_assignment/noise"), "it only deals tokens to shards"),
     "gshard/moe_layer/noise": "it only decides which second experts are kept",
     **dict.fromkeys(
@@ -135,6 +134,7 @@ NOT_SMOOTH = {
             "moe_layer/token_choice",
             "moe_layer/expert_choice",
             "moe_layer/soft_routing",
+            "moe_layer/dselect_k_routing",
             "expert_choice/router_logits",
             "noisy_top_k_affinity/router_logits",
             "token_choice/router_logits",

@@ -113,7 +113,16 @@ def test_inputs_are_exact_in_bfloat16():
 def test_only_what_models_compute_with_is_rounded_to_bfloat16():
     """Logits, affinities, losses, weights and metrics are compared with the roundoff of float32."""
     models = {name for name, known in functions().items() if known.batched}
-    network = {"array_operations", "attention", "expert_mlp", "gelu", "layer_norm", "moe_layer", "multi_hash_mlp"}
+    network = {
+        "array_operations",
+        "attention",
+        "expert_mlp",
+        "gelu",
+        "layer_norm",
+        "moe_layer",
+        "moe_mlp",
+        "multi_hash_mlp",
+    }
     rounded = json.loads((suite.VECTORS.parent / "suite.json").read_text())["rounded"]
     assert rounded.keys() == models | network | {"convolution", "dropout", "patch_embed", "rescale"}
     for name, results in rounded.items():

@@ -43,8 +43,8 @@ def of_routing(name):
     return lambda dispatch, combine: getattr(spec, name)(Routing(dispatch, combine))
 
 
-def used_experts(dispatch):
-    return spec.used_experts(Routing(dispatch, dispatch))
+def moe_mlp(tokens, dispatch, combine, w1, b1, w2, b2, **options):
+    return spec.moe_mlp(tokens, Routing(dispatch, combine), {"w1": w1, "b1": b1, "w2": w2, "b2": b2}, **options)
 
 
 # name -> function, arrays, static arguments
@@ -145,7 +145,11 @@ CALLS = {
         {"scores": ONES},
         {"capacity": 2, "cap": 1, "regularization": 1.0, "iterations": 2},
     ),
-    "used_experts": (used_experts, {"dispatch": np.ones((6, 3, 2))}, {}),
+    "moe_mlp": (
+        moe_mlp,
+        {"tokens": np.ones((6, 2)), "dispatch": np.ones((6, 3, 1)), "combine": np.ones((6, 3, 1)), **MLP},
+        {"gelu": "tanh"},
+    ),
     "expert_mlp": (expert_mlp, {"inputs": np.ones((3, 1, 2)), **MLP}, {"gelu": "tanh"}),
     "gelu": (spec.gelu, {"x": ONES}, {"form": "erf"}),
     "layer_norm": (spec.layer_norm, {"x": LOGITS, "scale": ONES[0], "bias": ONES[0]}, {"epsilon": 1e-6}),
@@ -363,6 +367,7 @@ BAD_OPTIONS = [
     ("load_loss", "choices", (0, 4)),
     ("load_loss", "noise_std", (0.0, -1.0, np.nan)),
     ("expert_mlp", "gelu", ("relu", None)),
+    ("moe_mlp", "gelu", ("relu", None)),
     ("gelu", "form", ("relu", None)),
     ("layer_norm", "epsilon", (0.0, -1.0)),
     ("smooth_step", "gamma", (0.0, -1.0, np.nan)),

@@ -72,13 +72,11 @@ def moe_layer(tokens: Tensor, routing: Routed, experts: Any) -> Tensor:
     return routing.layer(tokens, experts)
 
 
-def expert_mlp(inputs: Tensor, params: dict[str, Tensor], *, gelu: str = "erf", used: Tensor | None = None) -> Tensor:
+def expert_mlp(inputs: Tensor, params: dict[str, Tensor], *, gelu: str = "erf") -> Tensor:
     """`Experts` of `FeedForward`, the form of whose `nn.GELU` is set to that of the case."""
     experts, width, hidden = params["w1"].shape
     if params["w2"].shape[2] != width:
         raise NotImplementedError("FeedForward has outputs as wide as its inputs")
-    if used is not None:
-        raise NotImplementedError("every expert is run")
     members = [FeedForward(width, mult=hidden / width) for _ in range(experts)]
     state = {}
     for e, member in enumerate(members):

@@ -1,0 +1,183 @@
+"""The layer of perceptrons, and products of rows that are sorted by expert, each expert's with its own matrix.
+
+Where a routing has far more slots than choices, because an expert has room for every token, the rows of the filled slots alone
+are multiplied: the work is that of the tokens, not that of the slots. An expert's rows are taken in blocks of at most BLOCK,
+and the number of blocks is a number on the device.
+
+Shape comments: G groups, T tokens, E experts, C capacity, K choices, D width, H hidden; N = G T K choices.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from moespec.backends.jax.allocations import invert
+from moespec.backends.jax.arrays import Array, wide
+from moespec.backends.jax.gathers import combine_rows, dispatch_rows
+from moespec.backends.jax.network import expert_mlp, expert_weights
+from moespec.backends.jax.network import gelu as activation
+from moespec.backends.jax.slots import SlotRouting, SoftRouting, moe_layer
+from moespec.spec.checks import check_option, check_scores, check_size
+
+__all__ = ["moe_mlp"]
+
+BLOCK, STEP = 256, 32
+"""Rows of a product: many enough for it to be at its best. The last product of an expert has a multiple of STEP."""
+
+Linear = Callable[[Array, Array, Array], Array]
+
+
+def moe_mlp(
+    tokens: Array, routing: SlotRouting | SoftRouting, params: Mapping[str, Array], *, gelu: str = "tanh"
+) -> Array:
+    """tokens (G, T, D), params as in the specification -> (G, T, D') in the dtype of `tokens`."""
+    check_scores("tokens", tokens, "groups tokens width")
+    check_option("gelu", gelu, ("tanh", "erf"))
+    if not (isinstance(routing, SlotRouting) and mostly_empty(routing)):
+        return moe_layer(tokens, routing, partial(expert_mlp, params=params, gelu=gelu))
+    w1, b1, w2, b2 = expert_weights(params, tokens.dtype, width=tokens.shape[2], experts=routing.token.shape[1])
+
+    def mlp(rows: Array, linear: Linear) -> Array:
+        return linear(activation(linear(rows, w1, b1), form=gelu), w2, b2)
+
+    return grouped_layer(jnp.asarray(tokens), routing, mlp)
+
+
+def affine_layer(tokens: Array, routing: SlotRouting, kernel: Array, bias: Array) -> Array:
+    """The layer whose experts are `x @ kernel[e] + bias[e]`: tokens (G, T, D), kernel (E, D, H), bias (E, H) -> (G, T, H)."""
+    return grouped_layer(tokens, routing, lambda rows, linear: linear(rows, kernel, bias))
+
+
+def mostly_empty(routing: SlotRouting) -> bool:
+    """Whether an expert has room for every token, or there are more than twice as many slots as choices."""
+    if routing.slot is None:
+        return False
+    _, experts, capacity = routing.token.shape
+    return capacity >= routing.tokens or experts * capacity > 2 * routing.slot[0].size
+
+
+def grouped_layer(tokens: Array, routing: SlotRouting, run: Callable[[Array, Linear], Array]) -> Array:
+    """The layer whose experts are `run(rows, linear)`, with `linear(rows, kernel, bias)` for `rows @ kernel[e] + bias[e]`.
+
+    tokens (G, T, D) -> (G, T, D') in the dtype of `tokens`; `run` from (R, D) to (R, D') for R rows, N and a block.
+    """
+    groups, count, width = tokens.shape
+    check_size("tokens", tokens, 0, len(routing.token), "the groups of routing")
+    check_size("tokens", tokens, 1, routing.tokens, "the tokens of routing")
+    assert routing.slot is not None
+    _, experts, capacity = routing.token.shape
+    choices, slots, tokens_in_all = routing.slot.size, routing.token.size, groups * count
+    size = choices + BLOCK
+
+    # Of all groups together, slots by expert: slot (e G + g) C + c.
+    group = jnp.arange(groups, dtype=jnp.int32)[:, None, None]
+    by_expert = partial(jnp.swapaxes, axis1=0, axis2=1)
+    filled = by_expert(routing.token < count).reshape(-1)
+    token = by_expert(jnp.where(routing.token < count, routing.token + group * count, tokens_in_all)).reshape(-1)
+    place = (routing.slot // capacity * groups + group) * capacity + routing.slot % capacity
+    slot = jnp.where(routing.slot < experts * capacity, place, slots).reshape(-1)
+
+    # The rows are the filled slots in their order, so that those of an expert are neighbours.
+    ends = jnp.cumsum(jnp.sum(filled.reshape(experts, -1), axis=1, dtype=jnp.int32))
+    row_of_slot = jnp.where(filled, jnp.cumsum(filled, dtype=jnp.int32) - 1, size)
+    slot_of_row = invert(row_of_slot[None], jnp.arange(slots, dtype=jnp.int32)[None], size, fill=slots)
+    token_of_row = jnp.append(token, tokens_in_all)[slot_of_row[0]][None]
+    row = jnp.append(row_of_slot, size)[slot].reshape(1, tokens_in_all, -1)
+
+    rows = dispatch_rows(tokens_in_all, tokens.reshape(1, tokens_in_all, width), token_of_row, row)[0]
+    outputs = run(rows, lambda x, kernel, bias: grouped_linear(x, kernel, bias, ends))
+    weight = by_expert(routing.weight).reshape(1, slots, 1)
+    weight = dispatch_rows(slots, weight, slot_of_row, row_of_slot[None, :, None])[..., 0]
+    result = combine_rows(tokens_in_all, outputs[None], weight, token_of_row, row)
+    return result.reshape(groups, count, -1).astype(tokens.dtype)
+
+
+@jax.custom_vjp
+def grouped_linear(rows: Array, kernel: Array, bias: Array, ends: Array) -> Array:
+    """rows (R, D), kernel (E, D, H), bias (E, H) -> (R, H): `rows @ kernel[e] + bias[e]` for the rows up to `ends[e]`.
+
+    There are BLOCK rows past the last that an expert may have. What is returned for rows of no expert is of no use.
+    """
+    return _products(rows, kernel, ends, bias)
+
+
+def _forward(rows: Array, kernel: Array, bias: Array, ends: Array) -> tuple[Array, tuple[Array, Array, Array]]:
+    return _products(rows, kernel, ends, bias), (rows, kernel, ends)
+
+
+def _backward(kept: tuple[Array, Array, Array], gradient: Array) -> tuple[Array, Array, Array, None]:
+    rows, kernel, ends = kept
+    to_kernel, to_bias = _sums_of_products(rows, gradient, ends)
+    return _products(gradient, kernel, ends), to_kernel, to_bias, None
+
+
+grouped_linear.defvjp(_forward, _backward)
+
+
+def _products(rows: Array, kernel: Array, ends: Array, bias: Array | None = None) -> Array:
+    """`rows @ kernel[e] + bias[e]`, or without a bias `rows @ kernel[e]^T`, in the order of the experts.
+
+    A product may reach into the rows of the next expert, which then writes its own over them.
+    """
+    axis = 0 if bias is not None else 1
+
+    def product(size: int, x: Array, matrix: Array) -> Array:
+        y = lax.dot_general(x[:size], matrix, (((1,), (axis,)), ((), ())))
+        return jnp.pad(y, ((0, BLOCK - size), (0, 0)))
+
+    def of_expert(e: Array, result: Array) -> Array:
+        def of_block(m: Array, result: Array) -> Array:
+            start, branch = starts[e] + m * BLOCK, _branch(ends[e] - starts[e] - m * BLOCK)
+            y = lax.switch(branch, _by_size(product), lax.dynamic_slice_in_dim(rows, start, BLOCK), matrix)
+            return lax.dynamic_update_slice_in_dim(result, y if bias is None else y + bias[e], start, 0)
+
+        matrix = kernel[e]
+        result = lax.fori_loop(0, _blocks(ends[e] - starts[e]), of_block, result)
+        return result
+
+    starts = jnp.append(0, ends[:-1])
+    result: Array = lax.fori_loop(0, len(kernel), of_expert, jnp.zeros((len(rows), kernel.shape[2 - axis]), rows.dtype))
+    return result
+
+
+def _sums_of_products(rows: Array, gradient: Array, ends: Array) -> tuple[Array, Array]:
+    """The sums over an expert's rows of `rows^T gradient` (E, D, H), and of `gradient` (E, H), made in float32 or better."""
+    exact = wide(gradient).dtype
+
+    def product(size: int, x: Array, g: Array) -> Array:
+        return lax.dot_general(x[:size], g[:size], (((0,), (0,)), ((), ())), preferred_element_type=exact)
+
+    def of_expert(bounds: tuple[Array, Array]) -> tuple[Array, Array]:
+        start, end = bounds
+
+        def of_block(m: Array | int) -> tuple[Array, Array]:
+            first = start + m * BLOCK
+            x, g = (lax.dynamic_slice_in_dim(array, first, BLOCK) for array in (rows, gradient))
+            own = jnp.where(first + jnp.arange(BLOCK)[:, None] < end, g, 0)
+            return lax.switch(_branch(end - first), _by_size(product), x, own), jnp.sum(wide(own), axis=0)
+
+        def add(m: Array, sums: tuple[Array, Array]) -> tuple[Array, Array]:
+            kernel, bias = of_block(m)
+            return sums[0] + kernel, sums[1] + bias
+
+        kernel, bias = lax.fori_loop(1, _blocks(end - start), add, of_block(0))  # the first is zeros without any rows
+        return kernel.astype(gradient.dtype), bias.astype(gradient.dtype)
+
+    kernels, biases = lax.map(of_expert, (jnp.append(0, ends[:-1]), ends))
+    return kernels, biases
+
+
+def _blocks(rows: Array) -> Array:
+    return (rows + BLOCK - 1) // BLOCK
+
+
+def _branch(rows: Array) -> Array:
+    """Which of `_by_size` is for this many rows, or for a block if there are more."""
+    return (jnp.clip(rows, 1, BLOCK) - 1) // STEP
+
+
+def _by_size(product: Callable[..., Array]) -> list[Callable[..., Array]]:
+    return [partial(product, size) for size in range(STEP, BLOCK + 1, STEP)]

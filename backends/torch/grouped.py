@@ -1,0 +1,221 @@
+"""The layer of perceptrons, and products of rows that are sorted by expert, each expert's with its own matrix.
+
+Where a routing has far more slots than choices, because an expert has room for every token, the rows of the filled slots alone
+are multiplied: the work is that of the tokens, not that of the slots.
+
+    grouped_rows     out[n] = rows[n] @ kernel[expert of n]
+    grouped_kernels  out[e] = sum over the rows n of expert e of rows[n]^T gradient[n]
+    grouped_sums     out[e] = sum over the rows n of expert e of rows[n]
+
+The rows of expert e are those from `ends[e - 1]` to `ends[e]`. There may be further rows, which belong to none: their results
+are whatever was in memory, and nothing reads them.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from moespec.backends.torch.arrays import wide
+from moespec.backends.torch.network import expert_mlp, expert_weights
+from moespec.backends.torch.network import gelu as activation
+from moespec.backends.torch.operators import operator
+from moespec.backends.torch.rows import invert_index, permute_rows
+from moespec.backends.torch.slots import SlotRouting, SoftRouting, check_slots, moe_layer, slot_rows, token_rows
+from moespec.spec.checks import check_option, check_scores
+from moespec.spec.routing import Routing
+
+__all__ = ["moe_mlp"]
+
+Linear = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def moe_mlp(
+    tokens: Tensor,
+    routing: SlotRouting | SoftRouting | Routing,
+    params: Mapping[str, Tensor],
+    *,
+    gelu: str = "tanh",
+) -> Tensor:
+    """tokens (G, T, D), params as in the specification -> (G, T, D') in the dtype of `tokens`."""
+    check_scores("tokens", tokens, "groups tokens width")
+    check_option("gelu", gelu, ("tanh", "erf"))
+    if not (isinstance(routing, SlotRouting) and mostly_empty(routing)):
+        return moe_layer(tokens, routing, lambda inputs: expert_mlp(inputs, params, gelu=gelu))
+    check_slots(tokens, routing)
+    w1, b1, w2, b2 = expert_weights(params, tokens.dtype, width=tokens.shape[2], experts=routing.token.shape[1])
+    if not can_group(tokens, *w1.shape[1:], w2.shape[2]):
+        return moe_layer(tokens, routing, lambda inputs: expert_mlp(inputs, params, gelu=gelu))
+
+    def mlp(rows: Tensor, linear: Linear) -> Tensor:
+        return linear(activation(linear(rows, w1, b1), form=gelu), w2, b2)
+
+    return grouped_layer(tokens, routing, mlp)
+
+
+def affine_layer(tokens: Tensor, routing: SlotRouting, kernel: Tensor, bias: Tensor) -> Tensor:
+    """The layer whose experts are `x @ kernel[e] + bias[e]`: tokens (G, T, D), kernel (E, D, H), bias (E, H) -> (G, T, H)."""
+    if can_group(tokens, *kernel.shape[1:]):
+        return grouped_layer(tokens, routing, lambda rows, linear: linear(rows, kernel, bias))
+
+    def experts(inputs: Tensor) -> Tensor:
+        groups, experts, capacity, width = inputs.shape
+        rows = inputs.transpose(0, 1).reshape(experts, groups * capacity, width)
+        outputs = torch.baddbmm(bias[:, None].to(rows.dtype), rows, kernel.to(rows.dtype))
+        return outputs.reshape(experts, groups, capacity, -1).transpose(0, 1)
+
+    return moe_layer(tokens, routing, experts)
+
+
+def mostly_empty(routing: SlotRouting) -> bool:
+    """Whether an expert has room for every token, or there are more than twice as many slots as choices."""
+    if routing.slot is None:
+        return False
+    _, experts, capacity = routing.token.shape
+    return capacity >= routing.tokens or experts * capacity > 2 * routing.slot[0].numel()
+
+
+def can_group(tokens: Tensor, *widths: int) -> bool:
+    """Whether a grouped product of the device needs no size on the host: on a GPU that of 16-bit rows of whole 16 bytes."""
+    if tokens.device.type != "cuda":
+        return True
+    return _dtype(tokens) in (torch.bfloat16, torch.float16) and all(width % 8 == 0 for width in widths)
+
+
+def grouped_layer(tokens: Tensor, routing: SlotRouting, run: Callable[[Tensor, Linear], Tensor]) -> Tensor:
+    """The layer whose experts are `run(rows, linear)`, with `linear(rows, kernel, bias)` for `rows @ kernel[e] + bias[e]`.
+
+    tokens (G, T, D) -> (G, T, D') in the dtype of `tokens`; `run` from (N, D) to (N, D') for the N = G T K choices.
+    """
+    groups, _, width = tokens.shape
+    experts = routing.token.shape[1]
+    token, slot = token_rows(routing), slot_rows(routing)
+    choices = len(slot)
+    filled = token < groups * routing.tokens
+    ends = filled.reshape(experts, -1).sum(dim=1).cumsum(dim=0).int()
+    # The rows are the filled slots in their order, so that those of an expert are neighbours.
+    row_of_slot = torch.where(filled, filled.cumsum(dim=0).int() - 1, choices)
+    slot_of_row = invert_index(row_of_slot, choices)
+    token_of_row = _at(token, slot_of_row, fill=groups * routing.tokens)
+    row = _at(row_of_slot, slot, fill=choices)
+    choice_of_row = invert_index(row, choices)[:, None]
+    rows = permute_rows(tokens.reshape(-1, width), token_of_row, row.reshape(groups * routing.tokens, -1))
+    outputs = run(rows, lambda x, kernel, bias: grouped_linear(x, kernel, bias, ends))
+    dtype = wide(outputs.dtype, routing.weight.dtype)
+    weight = routing.weight.transpose(0, 1).reshape(-1, 1).to(dtype)
+    weight = permute_rows(weight, slot_of_row, row_of_slot[:, None])
+    gathered = permute_rows(outputs, row, choice_of_row).to(dtype) * permute_rows(weight, row, choice_of_row)
+    result: Tensor = gathered.reshape(groups, routing.tokens, -1, outputs.shape[1]).sum(dim=2)
+    return result.to(tokens.dtype)
+
+
+def _at(values: Tensor, index: Tensor, *, fill: int) -> Tensor:
+    """`values[index]`, `fill` where the index is one past the end."""
+    return torch.cat([values, values.new_full((1,), fill)]).index_select(0, index)
+
+
+def _dtype(rows: Tensor) -> torch.dtype:
+    """The dtype of products of `rows`: that of autocast, or its own."""
+    kind = rows.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else rows.dtype
+
+
+def grouped_linear(rows: Tensor, kernel: Tensor, bias: Tensor, ends: Tensor) -> Tensor:
+    """rows (N, D), kernel (E, D, H), bias (E, H), ends (E,) int32 -> (N, H), in the dtype of `rows` or of autocast."""
+    dtype = _dtype(rows)
+    result: Tensor = affine_rows(rows.to(dtype), kernel.to(dtype), bias.to(dtype), ends)
+    return result
+
+
+@operator
+def affine_rows(rows: Tensor, kernel: Tensor, bias: Tensor, ends: Tensor) -> Tensor:
+    """`grouped_rows` plus the bias of the expert."""
+    if rows.is_cuda:
+        owner = torch.searchsorted(ends, torch.arange(len(rows), device=ends.device, dtype=ends.dtype), right=True)
+        return _product(rows, kernel, ends).add_(bias.index_select(0, owner.clamp_(max=len(ends) - 1)))
+    result = rows.new_empty(len(rows), kernel.shape[2])
+    for expert, own in _parts(ends):
+        torch.addmm(bias[expert], rows[own], kernel[expert], out=result[own])
+    return result
+
+
+@affine_rows.register_fake
+def _(rows: Tensor, kernel: Tensor, bias: Tensor, ends: Tensor) -> Tensor:
+    return rows.new_empty(len(rows), kernel.shape[2])
+
+
+@operator
+def grouped_rows(rows: Tensor, kernel: Tensor, ends: Tensor) -> Tensor:
+    """rows (N, D), kernel (E, H, D) -> (N, H): the kernels are transposed."""
+    if rows.is_cuda:
+        return _product(rows, kernel.mT, ends)
+    result = rows.new_empty(len(rows), kernel.shape[1])
+    for expert, own in _parts(ends):
+        torch.mm(rows[own], kernel[expert].T, out=result[own])
+    return result
+
+
+@grouped_rows.register_fake
+def _(rows: Tensor, kernel: Tensor, ends: Tensor) -> Tensor:
+    return rows.new_empty(len(rows), kernel.shape[1])
+
+
+@operator
+def grouped_kernels(rows: Tensor, gradient: Tensor, ends: Tensor) -> Tensor:
+    """rows (N, D), gradient (N, H) -> (E, D, H)."""
+    if rows.is_cuda:
+        return _product(rows.mT, gradient, ends)
+    result = rows.new_empty(len(ends), rows.shape[1], gradient.shape[1])
+    for expert, own in _parts(ends):
+        torch.mm(rows[own].T, gradient[own], out=result[expert])
+    return result
+
+
+@grouped_kernels.register_fake
+def _(rows: Tensor, gradient: Tensor, ends: Tensor) -> Tensor:
+    return rows.new_empty(len(ends), rows.shape[1], gradient.shape[1])
+
+
+@operator
+def grouped_sums(rows: Tensor, ends: Tensor) -> Tensor:
+    """rows (N, H) -> (E, H)."""
+    if rows.is_cuda:
+        return _product(rows.new_ones(len(rows), 8).mT, rows, ends)[:, 0].contiguous()
+    result = rows.new_empty(len(ends), rows.shape[1])
+    for expert, own in _parts(ends):
+        torch.sum(rows[own], dim=0, out=result[expert])
+    return result
+
+
+@grouped_sums.register_fake
+def _(rows: Tensor, ends: Tensor) -> Tensor:
+    return rows.new_empty(len(ends), rows.shape[1])
+
+
+def _product(rows: Tensor, kernel: Tensor, ends: Tensor) -> Tensor:
+    return F.grouped_mm(rows, kernel, offs=ends)
+
+
+def _parts(ends: Tensor) -> Iterator[tuple[int, slice]]:
+    """The experts and their rows, where the numbers are on the host."""
+    start = 0
+    for expert, end in enumerate(ends.tolist()):
+        yield expert, slice(start, end)
+        start = end
+
+
+def _affine_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    rows, kernel, _, ends = inputs
+    ctx.save_for_backward(rows, kernel, ends)
+
+
+def _affine_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+    rows, kernel, ends = ctx.saved_tensors
+    gradient = gradient.contiguous()
+    to_kernel, to_bias = grouped_kernels(rows, gradient, ends), grouped_sums(gradient, ends)
+    return grouped_rows(gradient, kernel, ends), to_kernel, to_bias, None
+
+
+affine_rows.register_autograd(_affine_backward, setup_context=_affine_setup)

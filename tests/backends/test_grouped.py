@@ -1,0 +1,162 @@
+"""`moe_mlp` where most slots are empty: the same numbers as by slots, by the work of the tokens."""
+
+import importlib
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from moespec.spec import ShapeError
+
+B = {name: pytest.importorskip(f"moespec.backends.{name}") for name in ("jax", "torch")}
+pytest.importorskip("jax.extend.core")
+jax, torch = pytest.importorskip("jax"), pytest.importorskip("torch")
+grouped = importlib.import_module("moespec.backends.jax.grouped")
+
+WIDTH, HIDDEN = 6, 5
+ROWS = (0, 1, grouped.STEP, grouped.STEP + 1, 0, grouped.BLOCK, grouped.BLOCK + 1, 2 * grouped.BLOCK + grouped.STEP - 1)
+"""Rows of each expert: none, less than a block, whole blocks, and a row more."""
+
+
+def problem(requests: Any, *, seed: int = 0) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Tokens and scores (G, T, ...) whose best experts are those of `requests` (G, T), and the perceptrons."""
+    random = np.random.default_rng(seed)
+    groups, tokens = requests.shape
+    experts = len(ROWS)
+    scores = random.uniform(0.1, 0.5, (groups, tokens, experts))
+    np.put_along_axis(scores, requests[..., None], random.uniform(0.6, 0.9, (groups, tokens, 1)), axis=2)
+    shapes = {"w1": (WIDTH, HIDDEN), "b1": (HIDDEN,), "w2": (HIDDEN, WIDTH), "b2": (WIDTH,)}
+    params = {name: random.normal(size=(experts, *shape)) for name, shape in shapes.items()}
+    return {"tokens": random.normal(size=(groups, tokens, WIDTH)), "scores": scores}, params
+
+
+def requests() -> Any:
+    """Three groups whose requests for the experts add up to `ROWS`."""
+    chosen = np.repeat(np.arange(len(ROWS)), ROWS)
+    chosen = np.random.default_rng(1).permutation(chosen)
+    return chosen[: len(chosen) // 3 * 3].reshape(3, -1)
+
+
+def layer(b: Any, whole: bool, inputs: Any, params: Any, **options: Any) -> Any:
+    """The layer of perceptrons, or the layer by slots with the same perceptrons."""
+    routing = b.token_choice(inputs["scores"], **options)
+    if whole:
+        return b.moe_mlp(inputs["tokens"], routing, params)
+    return b.moe_layer(inputs["tokens"], routing, partial(b.expert_mlp, params=params))
+
+
+def values(name: str, whole: bool, case: Any, dtype: str, **options: Any) -> Any:
+    """The output of the layer and the gradients of its square, as NumPy."""
+    b = B[name]
+    with jax.enable_x64(dtype == "float64"):
+        arrays = b.from_numpy(case, dtype)
+
+        def loss(arrays: Any, _: Any) -> Any:
+            y = layer(b, whole, *arrays, **options)
+            return b.sum(b.cast(y, "float32" if dtype == "bfloat16" else dtype) ** 2), {"y": y}
+
+        named = {"inputs": arrays[0], "params": arrays[1]}
+        gradient_of = b.value_and_grad(lambda p, x: loss((p["inputs"], p["params"]), x))
+        (_, aux), gradient = (jax.jit(gradient_of) if name == "jax" else gradient_of)(named, None)
+        return b.to_numpy((aux["y"], gradient))
+
+
+def leaves(tree: Any) -> list[Any]:
+    return jax.tree.leaves(tree)
+
+
+@pytest.mark.parametrize("name", B)
+@pytest.mark.parametrize(
+    "options",
+    [{"choices": 1, "capacity": 400}, {"choices": 2, "capacity": 400}, {"choices": 1, "capacity": 120}],
+    ids=["room", "two choices", "dropped"],
+)
+def test_the_layer_is_that_by_slots(name: str, options: Any) -> None:
+    """Of three groups, with experts of no row, of one, and of the sizes around those of the blocks."""
+    case = problem(requests())
+    got, want = (values(name, whole, case, "float64", **options) for whole in (True, False))
+    for a, b in zip(leaves(got), leaves(want), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", B)
+def test_in_bfloat16(name: str) -> None:
+    case = problem(requests()[:, :60])
+    got, want = (values(name, whole, case, "bfloat16", choices=1, capacity=60) for whole in (True, False))
+    for a, b in zip(leaves(got), leaves(want), strict=True):
+        np.testing.assert_allclose(a, b, atol=0.02 * np.abs(b).max())
+
+
+def test_compiled_by_torch() -> None:
+    case = problem(requests()[:, :60])
+    b = B["torch"]
+    inputs, params = b.from_numpy(case, "float64")
+    want = layer(b, False, inputs, params, choices=1, capacity=60)
+    got = torch.compile(partial(layer, b, True), fullgraph=True)(inputs, params, choices=1, capacity=60)
+    torch.testing.assert_close(got, want)
+
+
+def test_torch_autocast() -> None:
+    """The products are made in the dtype of autocast, as those by slots are, and the output has that of the tokens."""
+    case = problem(requests()[:, :60])
+    b = B["torch"]
+    inputs, params = b.from_numpy(case, "float32")
+    with torch.autocast("cpu", torch.bfloat16):
+        got, want = (layer(b, whole, inputs, params, choices=1, capacity=60) for whole in (True, False))
+    exact = layer(b, False, inputs, params, choices=1, capacity=60)
+    assert got.dtype == want.dtype == torch.float32
+    assert 0 < (got - exact).abs().max() <= 1.5 * (want - exact).abs().max()
+
+
+def test_torch_makes_nothing_of_the_size_of_the_slots() -> None:
+    """With many experts, each with room for all, no tensor has an entry for each slot and unit of the hidden layer."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    case = problem(requests())
+    inputs, params = B["torch"].from_numpy(case, "float32")
+    largest = {}
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = function(*args, **(kwargs or {}))
+            for tensor in result if isinstance(result, tuple | list) else [result]:
+                if isinstance(tensor, torch.Tensor):
+                    largest[whole] = max(largest.get(whole, 0), tensor.numel())
+            return result
+
+    for whole in (True, False):
+        with Watch():
+            layer(B["torch"], whole, inputs, params, choices=1, capacity=400)
+    rows = inputs["tokens"].shape[0] * inputs["tokens"].shape[1]
+    assert largest[False] >= len(ROWS) * rows * WIDTH
+    assert largest[True] < 2 * rows * max(WIDTH, len(ROWS))
+
+
+def test_jax_makes_nothing_of_the_size_of_the_slots() -> None:
+    case = problem(requests())
+    inputs, params = B["jax"].from_numpy(case, "float32")
+
+    def loss(whole: bool, params: Any, inputs: Any) -> Any:
+        return (layer(B["jax"], whole, inputs, params, choices=1, capacity=400) ** 2).sum()
+
+    def sizes(jaxpr: Any) -> Any:
+        for equation in jaxpr.eqns:
+            yield from (value.aval.size for value in equation.outvars if value.aval.dtype == np.float32)
+            for inner in jax.extend.core.jaxprs_in_params(equation.params):
+                yield from sizes(inner)
+
+    whole, slots = (max(sizes(jax.make_jaxpr(jax.grad(partial(loss, w)))(params, inputs).jaxpr)) for w in (True, False))
+    rows = inputs["tokens"].shape[0] * inputs["tokens"].shape[1]
+    assert slots >= len(ROWS) * rows * WIDTH
+    assert whole < 2 * (rows + grouped.BLOCK) * max(WIDTH, len(ROWS))
+
+
+@pytest.mark.parametrize("name", B)
+def test_tokens_that_were_not_routed(name: str) -> None:
+    inputs, params = B[name].from_numpy(problem(requests()), "float32")
+    routing = B[name].token_choice(inputs["scores"], choices=1, capacity=400)
+    with pytest.raises(ShapeError, match="tokens"):
+        B[name].moe_mlp(inputs["tokens"][:, :-1], routing, params)
+    with pytest.raises(ShapeError, match="w2"):
+        B[name].moe_mlp(inputs["tokens"], routing, {**params, "w2": params["w2"][:-1]})
