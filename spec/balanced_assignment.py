@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import linear_sum_assignment
 
 from moespec.spec.checks import check_at_least, check_size, plural
 from moespec.spec.errors import ShapeError
@@ -77,6 +76,8 @@ def base_assignment(scores: ArrayLike, noise: ArrayLike | None = None, *, shards
     >>> base_assignment(LOGITS, noise, shards=2).expert.tolist()
     [1, 2, 0, 2, 0, 1]
     """
+    from scipy.optimize import linear_sum_assignment  # here, since its import is slow
+
     scores = as_array("scores", scores, "tokens experts")
     slots = even_slots(scores, shards)
     order = np.arange(len(scores))

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.spatial.distance import cdist
 
 from moespec.spec.checks import check_at_least, check_size
 from moespec.spec.numerics import Array, Shared
@@ -73,5 +72,7 @@ def k_means(points: Shared, centroids: Shared, *, iterations: int = 25) -> Clust
 
 def nearest(points: Array, centroids: Array) -> Ids:
     """The nearest centroid of each point. It is found from differences, since the squares of points far from 0 cancel."""
+    from scipy.spatial.distance import cdist  # here, since its import is slow
+
     distances = cdist(points, centroids, "sqeuclidean")
     return np.argmin(distances.real, axis=1).astype(np.int64)

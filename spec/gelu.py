@@ -1,10 +1,9 @@
 """The activation of the experts."""
 
 import numpy as np
-from scipy.special import erf
 
 from moespec.spec.checks import check_option
-from moespec.spec.numerics import Array, Leading
+from moespec.spec.numerics import Array, Leading, normal_cdf
 from moespec.spec.values import as_array
 
 __all__ = ["gelu"]
@@ -41,5 +40,5 @@ def gelu(x: Leading, *, form: str = "tanh") -> Array:
 def activation(x: Array, *, form: str) -> Array:
     """`gelu` of checked arguments."""
     if form == "erf":
-        return 0.5 * x * (1.0 + erf(x / np.sqrt(2.0)))
+        return x * normal_cdf(x)
     return 0.5 * x * (1.0 + np.tanh(np.sqrt(2.0 / np.pi) * (x + 0.044715 * x * x * x)))

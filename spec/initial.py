@@ -1,7 +1,6 @@
 """Draws of initial parameters, the only random numbers here, from a generator that is passed in."""
 
 import numpy as np
-from scipy.linalg import qr
 
 from moespec.spec.numerics import Array
 
@@ -26,6 +25,8 @@ def uniform(generator: np.random.Generator, shape: tuple[int, ...], reach: float
 
 def orthogonal(generator: np.random.Generator, shape: tuple[int, int], gain: float) -> Array:
     """A float32 matrix with orthogonal columns (rows, where it has more columns than rows) of the norm `gain`."""
+    from scipy.linalg import qr  # here, since its import is slow
+
     rows, columns = shape
     basis, triangle = qr(generator.standard_normal((max(shape), min(shape))), mode="economic")
     basis = basis * np.where(np.diag(triangle) < 0, -1, 1)  # uniform among such matrices

@@ -10,7 +10,6 @@ from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import erf
 
 from moespec.spec.checks import FLOATING, check_rank, dtype_name
 from moespec.spec.errors import DtypeError
@@ -109,6 +108,8 @@ def sigmoid(x: Array) -> Array:
 
 def normal_cdf(z: Array) -> Array:
     """Distribution function of the standard normal, `(1 + erf(z / sqrt(2))) / 2`."""
+    from scipy.special import erf  # here, since it takes longer to import than all of this package
+
     return 0.5 * (1.0 + erf(z / np.sqrt(2.0)))
 
 

@@ -3,7 +3,6 @@
 from typing import NamedTuple
 
 import numpy as np
-from scipy.optimize import minimize
 
 from moespec.spec.numerics import Array
 from moespec.spec.transport_duals import SemiDual, dual, semi_dual
@@ -75,6 +74,8 @@ def solve_lbfgs(problem: Problem) -> Array:
     >>> round(float(reached.value), 12), bool(np.abs(reached.gradient).max() < 1e-6)
     (-1.403344198988, True)
     """
+
+    from scipy.optimize import minimize  # here, since its import is slow
 
     def negative(potential: Array) -> tuple[float, Array]:
         value, gradient, _ = evaluate(potential, problem)

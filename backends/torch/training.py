@@ -50,8 +50,10 @@ def compile(function: Callable[..., Any], *, compiler: str = "inductor") -> Call
         if torch.compiler.is_dynamo_compiling():
             return function(*args, **kwargs)
         try:
-            # A float in a configuration is static; torch would turn it into a variable when it meets a second value.
-            with torch._dynamo.config.patch(recompile_limit=RECOMPILE_LIMIT, specialize_float=True):
+            # A number in a configuration is static; torch would turn it into a variable when it meets a second value.
+            with torch._dynamo.config.patch(
+                recompile_limit=RECOMPILE_LIMIT, specialize_float=True, specialize_int=True
+            ):
                 return compiled(*args, **kwargs)
         except torch._dynamo.exc.Unsupported:
             # What torch reports is that tracing met an exception; op by op the function raises that exception itself.

@@ -136,6 +136,23 @@ def test_compiled_numbers_on_a_second_shape():
         assert_same(gradients(compiled, x, kernel), gradients(function, x, kernel))
 
 
+def test_numbers_of_options_are_static():
+    """Also for a function that torch has compiled with other numbers, as of several runs in one process."""
+
+    def routed(options):
+        def route(tokens):
+            return B.ROUTERS["gshard"].route(params, tokens, options, train=True).routing.weight
+
+        return route
+
+    for tokens, factor in ((6, 1.0), (12, 1.25), (8, 2.0), (6, 1.5)):
+        router = B.ROUTERS["gshard"]
+        options = router.options(width=WIDTH, experts=EXPERTS, tokens=tokens, capacity_factor=factor)
+        params = B.from_numpy(router.init(np.random.default_rng(0), options))
+        x = draw(2, tokens, WIDTH).float()
+        torch.testing.assert_close(B.quick_compile(routed(options))(x), routed(options)(x))
+
+
 def test_static_faults_raise_while_tracing():
     scores = draw(2, 6, EXPERTS)
     with pytest.raises(ConfigError, match=r"^choices: a token cannot choose 9 of 4 experts"):

@@ -298,10 +298,16 @@ def test_help_imports_no_framework() -> None:
     program = (
         "import sys; from moespec.models import cli\n"
         "try: cli.main(['train', '--help'])\nexcept SystemExit: pass\n"
-        "print({'jax', 'torch', 'matplotlib'} & set(sys.modules))"
+        "print({'jax', 'torch', 'matplotlib', 'scipy'} & set(sys.modules))"
     )
     output = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     assert output.stdout.strip().endswith("set()")
+
+
+def test_the_specification_imports_scipy_where_it_is_used() -> None:
+    program = "import sys, moespec.spec; print({'scipy'} & set(sys.modules))"
+    output = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert output.stdout.strip() == "set()"
 
 
 @pytest.mark.parametrize(
