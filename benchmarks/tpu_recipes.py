@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import tpu_aot  # isort: skip  # noqa: F401  # before jax: it sets which compiler is used
+import tpu_layers  # isort: skip  # noqa: F401  # before jax: it sets which compiler is used
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,4 +1,4 @@
-"""The layer of perceptrons, and products of rows that are sorted by expert, each expert's with its own matrix.
+"""The layer of perceptrons, on rows of all groups that are sorted by expert.
 
 Where a routing has far more slots than choices, because an expert has room for every token, the rows of the filled slots alone
 are multiplied: the work is that of the tokens, not that of the slots. An expert's rows are taken in blocks of at most BLOCK,
@@ -9,6 +9,7 @@ Shape comments: G groups, T tokens, E experts, C capacity, K choices, D width, H
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -36,19 +37,62 @@ def moe_mlp(
     """tokens (G, T, D), params as in the specification -> (G, T, D') in the dtype of `tokens`."""
     check_scores("tokens", tokens, "groups tokens width")
     check_option("gelu", gelu, ("tanh", "erf"))
-    if not (isinstance(routing, SlotRouting) and mostly_empty(routing)):
+    if not isinstance(routing, SlotRouting):
         return moe_layer(tokens, routing, partial(expert_mlp, params=params, gelu=gelu))
     w1, b1, w2, b2 = expert_weights(params, tokens.dtype, width=tokens.shape[2], experts=routing.token.shape[1])
 
     def mlp(rows: Array, linear: Linear) -> Array:
         return linear(activation(linear(rows, w1, b1), form=gelu), w2, b2)
 
-    return grouped_layer(jnp.asarray(tokens), routing, mlp)
+    return layer_of_rows(jnp.asarray(tokens), routing, mlp)
 
 
 def affine_layer(tokens: Array, routing: SlotRouting, kernel: Array, bias: Array) -> Array:
     """The layer whose experts are `x @ kernel[e] + bias[e]`: tokens (G, T, D), kernel (E, D, H), bias (E, H) -> (G, T, H)."""
-    return grouped_layer(tokens, routing, lambda rows, linear: linear(rows, kernel, bias))
+    return layer_of_rows(tokens, routing, lambda rows, linear: linear(rows, kernel, bias))
+
+
+def layer_of_rows(tokens: Array, routing: SlotRouting, run: Callable[[Array, Linear], Array]) -> Array:
+    """The layer whose experts are `run(rows, linear)`, with `linear(rows, kernel, bias)` for `rows @ kernel[e] + bias[e]`.
+
+    tokens (G, T, D) -> (G, T, D') in the dtype of `tokens`; `run` from (R, D) to (R, D'), of all groups together.
+    """
+    groups, count, width = tokens.shape
+    check_size("tokens", tokens, 0, len(routing.token), "the groups of routing")
+    check_size("tokens", tokens, 1, routing.tokens, "the tokens of routing")
+    slots, linear = rows_of_slots(routing), batched_linear
+    if mostly_empty(routing):
+        slots, ends = filled_rows(slots, len(tokens) * count, routing.token.shape[1])
+        linear = partial(grouped_linear, ends=ends)
+    inputs = dispatch_rows(groups * count, tokens.reshape(1, groups * count, width), slots.token, slots.row)
+    outputs = run(inputs[0], linear)
+    result = combine_rows(groups * count, outputs[None], slots.weight, slots.token, slots.row)
+    return result.reshape(groups, count, -1).astype(tokens.dtype)
+
+
+class Rows(NamedTuple):
+    """Rows for the experts, those of an expert together, of all groups.
+
+    token: (1, R) int32, the token `g T + t` of each row, `G T` for none. weight: (1, R), its combine weight. row: (1, G T, K)
+    int32, the rows of each token, R for none; None where a token may have any number.
+    """
+
+    token: Array
+    weight: Array
+    row: Array | None
+
+
+def rows_of_slots(routing: SlotRouting) -> Rows:
+    """A row for each slot, empty or not: `(e G + g) C + c`."""
+    groups, experts, capacity = routing.token.shape
+    group = jnp.arange(groups, dtype=jnp.int32)[:, None, None]
+    token = jnp.where(routing.token < routing.tokens, routing.token + group * routing.tokens, groups * routing.tokens)
+    token, weight = (jnp.swapaxes(each, 0, 1).reshape(1, -1) for each in (token, routing.weight))
+    if routing.slot is None:
+        return Rows(token, weight, None)
+    row = (routing.slot // capacity * groups + group) * capacity + routing.slot % capacity
+    row = jnp.where(routing.slot < experts * capacity, row, token.size)
+    return Rows(token, weight, row.reshape(1, groups * routing.tokens, -1))
 
 
 def mostly_empty(routing: SlotRouting) -> bool:
@@ -56,43 +100,26 @@ def mostly_empty(routing: SlotRouting) -> bool:
     if routing.slot is None:
         return False
     _, experts, capacity = routing.token.shape
-    return capacity >= routing.tokens or experts * capacity > 2 * routing.slot[0].size
+    return capacity >= routing.tokens or experts * capacity > 2 * routing.tokens * routing.slot.shape[2]
 
 
-def grouped_layer(tokens: Array, routing: SlotRouting, run: Callable[[Array, Linear], Array]) -> Array:
-    """The layer whose experts are `run(rows, linear)`, with `linear(rows, kernel, bias)` for `rows @ kernel[e] + bias[e]`.
-
-    tokens (G, T, D) -> (G, T, D') in the dtype of `tokens`; `run` from (R, D) to (R, D') for R rows, N and a block.
-    """
-    groups, count, width = tokens.shape
-    check_size("tokens", tokens, 0, len(routing.token), "the groups of routing")
-    check_size("tokens", tokens, 1, routing.tokens, "the tokens of routing")
-    assert routing.slot is not None
-    _, experts, capacity = routing.token.shape
-    choices, slots, tokens_in_all = routing.slot.size, routing.token.size, groups * count
-    size = choices + BLOCK
-
-    # Of all groups together, slots by expert: slot (e G + g) C + c.
-    group = jnp.arange(groups, dtype=jnp.int32)[:, None, None]
-    by_expert = partial(jnp.swapaxes, axis1=0, axis2=1)
-    filled = by_expert(routing.token < count).reshape(-1)
-    token = by_expert(jnp.where(routing.token < count, routing.token + group * count, tokens_in_all)).reshape(-1)
-    place = (routing.slot // capacity * groups + group) * capacity + routing.slot % capacity
-    slot = jnp.where(routing.slot < experts * capacity, place, slots).reshape(-1)
-
-    # The rows are the filled slots in their order, so that those of an expert are neighbours.
+def filled_rows(slots: Rows, tokens: int, experts: int) -> tuple[Rows, Array]:
+    """The rows of filled slots alone, N and a block that belongs to no expert, and where those of each expert end, (E,)."""
+    assert slots.row is not None
+    size = slots.row.size + BLOCK
+    filled = slots.token < tokens
     ends = jnp.cumsum(jnp.sum(filled.reshape(experts, -1), axis=1, dtype=jnp.int32))
-    row_of_slot = jnp.where(filled, jnp.cumsum(filled, dtype=jnp.int32) - 1, size)
-    slot_of_row = invert(row_of_slot[None], jnp.arange(slots, dtype=jnp.int32)[None], size, fill=slots)
-    token_of_row = jnp.append(token, tokens_in_all)[slot_of_row[0]][None]
-    row = jnp.append(row_of_slot, size)[slot].reshape(1, tokens_in_all, -1)
+    row = jnp.where(filled, jnp.cumsum(filled, axis=1, dtype=jnp.int32) - 1, size)
+    slot = invert(row, lax.broadcasted_iota(jnp.int32, row.shape, 1), size, fill=row.size)
+    token = jnp.append(slots.token[0], tokens)[slot]
+    weight = dispatch_rows(row.size, slots.weight[..., None], slot, row[..., None])[..., 0]
+    return Rows(token, weight, jnp.append(row[0], size)[slots.row]), ends
 
-    rows = dispatch_rows(tokens_in_all, tokens.reshape(1, tokens_in_all, width), token_of_row, row)[0]
-    outputs = run(rows, lambda x, kernel, bias: grouped_linear(x, kernel, bias, ends))
-    weight = by_expert(routing.weight).reshape(1, slots, 1)
-    weight = dispatch_rows(slots, weight, slot_of_row, row_of_slot[None, :, None])[..., 0]
-    result = combine_rows(tokens_in_all, outputs[None], weight, token_of_row, row)
-    return result.reshape(groups, count, -1).astype(tokens.dtype)
+
+def batched_linear(rows: Array, kernel: Array, bias: Array) -> Array:
+    """rows (E N, D), kernel (E, D, H), bias (E, H) -> (E N, H): as many rows for each expert."""
+    by_expert = rows.reshape(len(kernel), -1, rows.shape[1])
+    return (jnp.einsum("end,edh->enh", by_expert, kernel) + bias[:, None]).reshape(len(rows), -1)
 
 
 @jax.custom_vjp

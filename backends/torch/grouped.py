@@ -74,7 +74,7 @@ def mostly_empty(routing: SlotRouting) -> bool:
     if routing.slot is None:
         return False
     _, experts, capacity = routing.token.shape
-    return capacity >= routing.tokens or experts * capacity > 2 * routing.slot[0].numel()
+    return capacity >= routing.tokens or experts * capacity > 2 * routing.tokens * routing.slot.shape[2]
 
 
 def can_group(tokens: Tensor, *widths: int) -> bool:

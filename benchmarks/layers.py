@@ -1,0 +1,224 @@
+"""A MoE layer of every router, forward and backward, beside the dense perceptron and beside other projects, in one process.
+
+    python benchmarks/layers.py --backend torch
+    python benchmarks/layers.py --backend jax --vmoe FOLDER FOLDER
+
+On one core, with the gradients of all parameters and of the tokens, in turn; each has the least processor time of its rounds,
+and with it the spread, the median over the least. `times_dense` is that over the dense perceptron's; `work` is the rows that
+the experts have for each token: a layer that costs nothing but its experts is at `work`.
+
+Other projects, where they are installed: soft-moe-pytorch and st-moe-pytorch beside torch. --vmoe has the folders of
+checkouts of google-research/vmoe and google-research/vision_transformer, beside JAX; they need flax.
+"""
+
+import argparse
+import importlib
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+CORE = min(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
+if hasattr(os, "sched_setaffinity"):  # before the frameworks count the cores
+    os.sched_setaffinity(0, {CORE})
+os.environ.update(OMP_NUM_THREADS="1", XLA_FLAGS="--xla_cpu_multi_thread_eigen=false")
+
+import numpy as np  # noqa: E402
+import record  # noqa: E402
+from tqdm import tqdm  # noqa: E402
+
+Pass = Callable[[], Any]
+"""One forward and backward pass, to its end."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--backend", choices=("jax", "torch"), required=True)
+    parser.add_argument("--groups", type=int, default=8, help="groups of tokens (default: %(default)s)")
+    parser.add_argument("--tokens", type=int, default=196, help="tokens of a group (default: %(default)s)")
+    parser.add_argument("--width", type=int, default=384, help="width of a token (default: %(default)s)")
+    parser.add_argument("--hidden", type=int, default=1536, help="hidden width of an expert (default: %(default)s)")
+    parser.add_argument("--experts", type=int, default=8, help="experts (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=7, help="timed rounds (default: %(default)s)")
+    parser.add_argument("--routers", nargs="+", help="only these (default: all)")
+    parser.add_argument("--vmoe", nargs="+", default=[], metavar="FOLDER", help="checkouts of vmoe and its ViT")
+    parser.add_argument("--name", help="name of the result (default: layers-BACKEND)")
+    options = parser.parse_args()
+    sys.path += options.vmoe
+    B = importlib.import_module(f"moespec.backends.{options.backend}")
+    layers = dict(passes(B, options))
+    rows = measure({name: one for name, (one, _) in layers.items()}, options.rounds)
+    dense = rows["dense"]["cpu_seconds"]
+    for name, row in rows.items():
+        row |= {"times_dense": round(row["cpu_seconds"] / dense, 3), "work": layers[name][1]}
+        print(
+            f"{name:44s} {1e3 * row['cpu_seconds']:8.1f} ms {row['times_dense']:7.2f} x dense, work {row['work']:.2f}"
+        )
+    config = {key: value for key, value in vars(options).items() if key not in ("vmoe", "name")}
+    figures = {"config": config, "layers": rows}
+    print(record.write(options.name or f"layers-{options.backend}", figures))
+
+
+def measure(each: dict[str, Pass], rounds: int) -> dict[str, dict[str, Any]]:
+    """The least processor time of each, and the median over it; what cannot be run has the error in its place."""
+    seconds: dict[str, list[float]] = {name: [] for name in each}
+    for one in tqdm(each.values(), desc="compile"):
+        one()
+        one()
+    for _ in tqdm(range(rounds), desc="rounds"):
+        for name, one in each.items():  # in turn, so that a drift of the machine's speed meets all of them
+            start = time.process_time()
+            one()
+            seconds[name].append(time.process_time() - start)
+    return {
+        name: {"cpu_seconds": min(values), "spread": round(statistics.median(values) / min(values), 3)}
+        for name, values in seconds.items()
+    }
+
+
+def passes(B: Any, options: argparse.Namespace) -> Iterator[tuple[str, tuple[Pass, float]]]:
+    """Name -> a pass, and its work."""
+    random = np.random.default_rng(0)
+    groups, count, width, hidden = options.groups, options.tokens, options.width, options.hidden
+    tokens = random.standard_normal((groups, count, width)).astype(np.float32)
+
+    def perceptrons(*leading: int) -> dict[str, Any]:
+        shapes = {"w1": (width, hidden), "b1": (hidden,), "w2": (hidden, width), "b2": (width,)}
+        return {
+            name: (random.standard_normal((*leading, *shape)) / np.sqrt(shape[0])).astype(np.float32)
+            for name, shape in shapes.items()
+        }
+
+    def dense(p: Any, batch: Any) -> Any:
+        x = p["tokens"].reshape((groups * count, width))
+        return B.gelu(x @ p["w1"] + p["b1"]) @ p["w2"] + p["b2"]
+
+    yield "dense", (one_pass(B, dense, {**perceptrons(), "tokens": tokens}, {}), 1.0)
+    for name in options.routers or B.ROUTERS:
+        shape = (groups, count) if name != "base" else (1, groups * count)  # whose slots must be whole
+        router = B.ROUTERS[name]
+        more = {"ids": shape[1]} if router.needs == "ids" else {}
+        settings = router.options(width=width, experts=options.experts, tokens=shape[1], **more)
+        params = {"router": router.init(random, settings), "experts": perceptrons(options.experts)}
+        if router.needs == "ids":
+            tables = params.pop("router")
+        batch = {"ids": np.broadcast_to(np.arange(shape[1], dtype=np.int32), shape)} if more else {}
+        if noise := router.noise(settings):
+            batch["noise"] = drawn(random, replace(noise, shape=(shape[0], *noise.shape)))
+
+        def layer(p: Any, batch: Any, router: Any = router, shape: Any = shape, settings: Any = settings) -> Any:
+            x = p["tokens"].reshape((*shape, width))
+            needed = {"ids": batch["ids"]} if "ids" in batch else {}
+            own = p["router"] if "router" in p else batch["tables"]
+            routing = router.route(own, x, settings, noise=batch.get("noise"), train=True, **needed).routing
+            return B.moe_mlp(x, routing, p["experts"]), routing
+
+        if router.needs == "ids":
+            batch["tables"] = tables
+        params["tokens"] = tokens
+        arrays = B.from_numpy(params), B.from_numpy(batch)
+        dispatch = B.to_numpy(layer(*arrays)[1].dense().dispatch)
+        soft = type(layer(*arrays)[1]).__name__ == "SoftRouting"
+        work = float(dispatch[0, 0].size * shape[0] if soft else dispatch.sum()) / (groups * count)
+
+        def output(p: Any, batch: Any, layer: Any = layer) -> Any:
+            return layer(p, batch)[0]
+
+        yield name, (one_pass(B, output, params, batch), round(work, 3))
+    yield from (of_jax if options.backend == "jax" else of_torch)(tokens, options)
+
+
+def drawn(random: np.random.Generator, noise: Any) -> Any:
+    low, high = noise.interval or (0.0, 0.0)
+    values = random.standard_normal(noise.shape) if noise.interval is None else random.uniform(low, high, noise.shape)
+    return values.astype(np.float32)
+
+
+def one_pass(B: Any, layer: Callable[[Any, Any], Any], params: Any, batch: Any) -> Pass:
+    """The compiled layer with JAX, op by op with torch, and its gradients by `params`; both wait for the loss."""
+
+    def loss(p: Any, batch: Any) -> tuple[Any, dict[str, Any]]:
+        return B.mean(layer(p, batch) ** 2), {}
+
+    run = B.value_and_grad(loss)
+    if B.name == "jax":
+        run = B.compile(run)
+    arrays = B.from_numpy(params), B.from_numpy(batch)
+
+    def one() -> None:
+        (value, _), gradient = run(*arrays)
+        B.to_numpy((value, gradient["tokens"]))
+
+    return one
+
+
+def of_jax(tokens: Any, options: argparse.Namespace) -> Iterator[tuple[str, tuple[Pass, float]]]:
+    """The layers of google-research/vmoe."""
+    if not options.vmoe:
+        return
+    import jax
+    import jax.numpy as jnp
+
+    vit_moe = importlib.import_module("vmoe.nn.vit_moe")
+    x = jnp.asarray(tokens)
+    capacity = -(-options.tokens // options.experts)
+    for name, choices, router in (
+        *(
+            (f"vmoe {kind}, k = {k}", k, {"dispatcher": {"name": kind}})
+            for kind in ("einsum", "indices")
+            for k in (1, 2)
+        ),
+        ("vmoe expert choice", 1, {"name": "NoisyTopItemsPerExpertRouter", "dispatcher": {"name": "einsum"}}),
+        ("vmoe soft", 1, {"name": "vmoe.projects.soft_moe.router.SoftRouter", "num_slots": capacity}),
+    ):
+        if "dispatcher" in router:
+            router["dispatcher"] |= {"capacity": choices * capacity, "bfloat16": False}
+            if "name" not in router:
+                router["dispatcher"]["batch_priority"] = False
+                router["num_selected_experts"] = choices
+        layer = vit_moe.MlpMoeBlock(
+            mlp_dim=options.hidden,
+            num_experts=options.experts,
+            group_size=options.tokens,
+            deterministic=True,
+            router=router,
+        )
+        params = layer.init(jax.random.PRNGKey(0), x)
+        run = jax.jit(jax.value_and_grad(lambda p, x, layer=layer: jnp.mean(layer.apply(p, x)[0] ** 2), argnums=(0, 1)))
+        yield name, (lambda run=run, params=params: jax.block_until_ready(run(params, x)), float(choices))
+
+
+def of_torch(tokens: Any, options: argparse.Namespace) -> Iterator[tuple[str, tuple[Pass, float]]]:
+    """The layers of soft-moe-pytorch and st-moe-pytorch, where they are installed, with as many slots."""
+    import torch
+
+    slots = round(options.tokens / options.experts)
+    for package, make in (
+        ("soft_moe_pytorch", lambda m: m.SoftMoE(
+            options.width, num_experts=options.experts, num_slots=slots, expert_mult=options.hidden // options.width,
+            is_distributed=False, offload_unused_experts_to_cpu=False,
+        )),
+        ("st_moe_pytorch", lambda m: m.MoE(
+            options.width, num_experts=options.experts, expert_hidden_mult=options.hidden / options.width,
+            capacity_factor_train=1.0, is_distributed=False,
+        )),
+    ):  # fmt: skip
+        try:
+            layer = make(importlib.import_module(package))
+        except ModuleNotFoundError:
+            continue
+        x = torch.from_numpy(tokens).clone().requires_grad_()
+
+        def one(layer: Any = layer, x: Any = x) -> None:
+            found = layer(x)
+            y = found if isinstance(found, torch.Tensor) else found[0]
+            torch.autograd.grad(y.square().mean(), [x, *layer.parameters()], allow_unused=True)
+
+        yield package.replace("_", "-"), (one, options.experts * slots / options.tokens if "soft" in package else 1.0)
+
+
+if __name__ == "__main__":
+    main()
