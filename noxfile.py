@@ -203,6 +203,32 @@ def study(session: nox.Session) -> None:
 
 
 @nox.session
+@nox.parametrize("backend", ["jax", "torch"])
+def bench(session: nox.Session, backend: str) -> None:
+    """Time a layer of every router on one core, beside other projects: `benchmarks/results/layers-*.json`, docs/speed.md.
+
+    `-- --vmoe FOLDER FOLDER`: checkouts of google-research/vmoe and google-research/vision_transformer, beside JAX.
+    """
+    vmoe = "--vmoe" in session.posargs
+    _install(session, backend)
+    others = {"jax": ("flax",) if vmoe else (), "torch": ("soft-moe-pytorch", "st-moe-pytorch")}[backend]
+    session.install(*CONSTRAINTS, "psutil", *others)
+    session.run("python", "benchmarks/layers.py", "--backend", backend, *session.posargs, env=QUIET)
+    session.run("python", "benchmarks/speed.py")
+
+
+@nox.session
+def tpu(session: nox.Session) -> None:
+    """Compile a layer of every router for a TPU that need not be there, and compare FLOPs, bytes and memory.
+
+    `-- NAME`: only some. `python benchmarks/tpu_layers.py` writes what they are compared with.
+    """
+    _install(session, "jax")
+    session.install(*CONSTRAINTS, "libtpu")
+    session.run("python", "benchmarks/tpu_layers.py", "--check", *session.posargs, env=CACHE)
+
+
+@nox.session
 @nox.parametrize("peer", list(PEERS))
 def peers(session: nox.Session, peer: str) -> None:
     """Run the suite on a package of the registry, in an environment of its own, and write the table `docs/peers.md`."""

@@ -9,9 +9,9 @@ compile; or its message, for a step that a core has no memory for. Rows of other
 """
 
 import argparse
+import importlib.metadata
 import json
 import os
-import platform
 import time
 from dataclasses import replace
 from functools import partial
@@ -100,9 +100,7 @@ def main() -> None:
             report = {
                 "command": "python benchmarks/tpu_recipes.py",
                 "optimization_level": os.environ["JAX_OPTIMIZATION_LEVEL"],
-                "machine": platform.machine(),
-                "python": platform.python_version(),
-                "jax": jax.__version__,
+                "versions": {name: importlib.metadata.version(name) for name in ("jax", "libtpu")},
                 "rows": [rows[key] for key in sorted(rows)],
             }
             arguments.output.write_text(json.dumps(report, indent=2) + "\n")

@@ -1,0 +1,132 @@
+"""Write docs/speed.md and its picture from what the benchmarks measured last, `benchmarks/results/*.json`.
+
+python benchmarks/speed.py            # rewrites docs/speed.md and docs/speed.png
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+
+DOCS = Path(__file__).parents[1] / "docs"
+RESULTS = Path(__file__).parent / "results"
+
+INTRODUCTION = """# Speed
+
+Made by `python benchmarks/speed.py` from the files in `benchmarks/results`. A figure is a ratio from one run, never a promise: on
+your machine, run the command that stands in the file.
+
+## A layer of each router on one core
+
+`nox -s bench`: forward and backward, float32, gradients of all parameters and of the tokens, in turn, the least of the rounds, over
+the dense perceptron of the same run. *Work* is the rows that the experts have for each token, so that a layer whose routing costs
+nothing is at its work. An expert that has room for every token (`hash`, `s_base`, `noisy_top_k`, `dselect_k`, any factor `inf`)
+multiplies only what it is sent.
+"""
+
+TPU = """## A layer of each router, compiled for a TPU
+
+`python benchmarks/tpu_layers.py` compiles them with the TPU's own compiler, without a TPU; `nox -s tpu` fails when FLOPs, passes, bytes
+or memory have grown by more than 5 %. Bytes are what the compiler counts. *Passes* count a float32 product at the highest precision
+six times. Layers that multiply the filled slots alone are loops, of which the compiler counts one turn: for them there is only
+memory.
+"""
+
+RECIPES = """## A step of each recipe, compiled for a TPU
+
+`python benchmarks/tpu_recipes.py`: the whole step with clip and optimiser, float32, 8 images. The count is that of `moespec count`;
+the optimiser is not in it, which is what is above 1 where experts have many parameters and the batch few images.
+"""
+
+DATA = """## Images
+
+`python benchmarks/data.py --workers 2`: JPEG files of 500 x 375 pixels to crops of 224, on wall time, over as many processes
+that do nothing but decode and crop with Pillow.
+"""
+
+
+def main() -> None:
+    layers = {name: read(f"layers-{name}-cpu") for name in ("jax", "torch")}
+    picture(layers, DOCS / "speed.png")
+    parts = [INTRODUCTION, "![times of layers over the dense perceptron](speed.png)\n", of_layers(layers)]
+    tpu = read("layers-tpu")
+    shape = ", ".join(f"{value} {name}" for name, value in tpu["shape"].items())
+    keys = ("flops_over_count", "passes_over_count", "gigabytes_accessed", "temporary_mib")
+    head = ["layer", "FLOPs / count", "passes / count", "GB accessed", "temporary MiB"]
+    rows = [[f"`{name}`", *(str(row.get(key, "")) for key in keys)] for name, row in tpu["rows"].items()]
+    parts += [TPU, table(head, rows), f"\n{shape}; {tpu['topology']}, {versions(tpu['versions'])}.\n"]
+    recipes = read("recipes-tpu")
+    head = ["recipe", "topology", "parameters", "FLOPs / count", "GB accessed", "temporary MiB"]
+    rows = [
+        [f"`{row['recipe']}`", row["topology"], f"{row['parameters'] / 1e6:,.0f} M", *of_recipe(row)]
+        for row in recipes["rows"]
+    ]
+    parts += [RECIPES, table(head, rows), f"\n{versions(recipes['versions'])}.\n"]
+    data = read("data-cpu")
+    found = data["figures"]["images_per_second"], data["figures"]["images_per_second_of_pillow"]
+    rows = [[name, f"{found[0][name]:.0f}", f"{found[1][name]:.2f}"] for name in found[0]]
+    parts += [DATA, table(["what", "images a second", "of Pillow"], rows), f"\n{machine(data)}.\n"]
+    (DOCS / "speed.md").write_text("\n".join(parts))
+
+
+def read(name: str) -> Any:
+    path = RESULTS / f"{name}.json"
+    if not path.is_file():
+        raise SystemExit(f"{path}: no such file; the benchmark that writes it is named in docs/speed.md")
+    return json.loads(path.read_text())
+
+
+def of_layers(layers: dict[str, Any]) -> str:
+    found = {name: result["figures"]["layers"] for name, result in layers.items()}
+    names = list(dict.fromkeys(name for one in found.values() for name in one))
+    rows = []
+    for name in names:
+        work = next(one[name]["work"] for one in found.values() if name in one)
+        times = [f"{one[name]['times_dense']:.2f}" if name in one else "" for one in found.values()]
+        rows.append([f"`{name}`", f"{work:.2f}", *times])
+    text = [table(["layer", "work", *(f"{name}, x dense" for name in found)], rows)]
+    for name, result in layers.items():
+        config = result["figures"]["config"]
+        sizes = ", ".join(f"{config[key]} {key}" for key in ("groups", "tokens", "width", "hidden", "experts"))
+        dense = 1e3 * found[name]["dense"]["cpu_seconds"]
+        text.append(f"{name}: {sizes}; the dense perceptron takes {dense:.0f} ms; {machine(result)}.\n")
+    return "\n\n".join(text)
+
+
+def of_recipe(row: dict[str, Any]) -> list[str]:
+    if "error" in row:
+        return ["", "", "more than a core has"]
+    return [str(row["flops_over_count"]), str(row["gigabytes_accessed"]), str(row["temporary_mib"])]
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    align = ["---", *["---:"] * (len(head) - 1)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in [head, align, *rows])
+
+
+def machine(result: dict[str, Any]) -> str:
+    of = result["machine"]
+    return f"{of['gpu'] or of['cpu']}, {of['cores']} cores, {versions(result['versions'])}"
+
+
+def versions(each: dict[str, str]) -> str:
+    return ", ".join(
+        f"{name} {version}" for name, version in each.items() if name in ("jax", "torch", "libtpu", "numpy")
+    )
+
+
+def picture(layers: dict[str, Any], path: Path) -> None:
+    figure, axes = plt.subplots(1, len(layers), figsize=(11, 6), sharex=True, layout="constrained")
+    for axis, (name, result) in zip(axes, layers.items(), strict=True):
+        rows = result["figures"]["layers"]
+        axis.barh(list(rows), [row["times_dense"] for row in rows.values()], color="tab:blue", label="measured")
+        axis.plot([row["work"] for row in rows.values()], list(rows), "k|", markersize=12, label="work")
+        axis.invert_yaxis()
+        axis.set(title=name, xlabel="times the dense perceptron", xscale="log")
+        axis.legend(loc="lower right")
+    figure.savefig(path, dpi=110)
+
+
+if __name__ == "__main__":
+    main()
