@@ -19,7 +19,7 @@ from moespec.spec.routers import Router
 from moespec.spec.routers.blocks import Array, Blocks
 from moespec.spec.routing import Params, Routing
 
-__all__ = ["Array", "Axis", "Backend", "LossFunction", "Metrics", "State", "Step"]
+__all__ = ["Array", "Axis", "Backend", "LossFunction", "Metrics", "State", "Step", "filled_alone"]
 
 Axis = int | tuple[int, ...]
 State = Any
@@ -29,6 +29,14 @@ LossFunction = Callable[[Params, Any], tuple[Array, Metrics]]
 """`loss_function(params, batch) -> (loss, metrics)`."""
 Step = Callable[[State, Any, float], tuple[State, Metrics]]
 """`step(state, batch, learning_rate) -> (state, metrics)`; it may use up the state that it is given."""
+
+
+def filled_alone(tokens: int, choices: int, experts: int, capacity: int) -> bool:
+    """Whether `moe_mlp` computes the filled slots alone, of a routing by the `choices` of each token.
+
+    It does where an expert has room for every token, or where there are more than twice as many slots as choices.
+    """
+    return capacity >= tokens or experts * capacity > 2 * tokens * choices
 
 
 class BatchedRouting(Protocol):

@@ -3,7 +3,8 @@
 A multiply-add of a matrix product is 2 operations, any other arithmetic on an element 1; exponentials, tanh, erf and roots
 do not count, nor what moves or sorts. This is the convention of XLA's cost analysis, from which Puigcerver et al. 2024
 (arXiv 2308.00951, Table 1) seem to have their figures: those are met to the last digit printed, with query and key
-normalised. An MoE layer counts at evaluation: every slot of every expert, filled or not; for routers, the logits, the
+normalised. An MoE layer counts at evaluation: every slot of every expert, filled or not, but where an expert has room for every
+token, only the choices of the tokens (of DSelect-k, once its selectors are sharp); for routers, the logits, the
 combination, and the iterations of Sinkhorn, but not the search for an assignment (`base`, `s_base`,
 `sparsity_constrained_expert_choice`) nor the places of tokens in their experts.
 """
@@ -11,13 +12,14 @@ combination, and the iterations of Sinkhorn, but not the search for an assignmen
 import math
 from typing import Any
 
+from moespec.backends.contract import filled_alone
 from moespec.models import mixer, sparse_mlp, vit
 from moespec.models.families import Config, family
 from moespec.models.hashing import multi_hash
 from moespec.models.layers import MoeLayer
-from moespec.spec.options import SlotOptions
+from moespec.spec.options import ExpertChoiceOptions, SlotOptions
 
-__all__ = ["flops", "slots"]
+__all__ = ["flops", "rows", "slots"]
 
 GELU = {"tanh": 8, "erf": 4}
 NORM, SOFTMAX = 7, 4
@@ -68,6 +70,16 @@ def slots(layer: MoeLayer) -> int:
     settings = layer.settings
     capacity = settings.capacity(train=False) if isinstance(settings, SlotOptions) else settings.tokens
     return settings.experts * capacity
+
+
+def rows(layer: MoeLayer) -> int:
+    """Rows that the experts compute of a routing group at evaluation: its slots, or the choices of its tokens alone."""
+    settings: Any = layer.settings
+    if isinstance(settings, ExpertChoiceOptions) or layer.router == "soft_moe":
+        return slots(layer)
+    choices = settings.items[1] if isinstance(settings, SlotOptions) else getattr(settings, "choices", 1)
+    alone = filled_alone(settings.tokens, choices, settings.experts, slots(layer) // settings.experts)
+    return min(settings.tokens * choices, slots(layer)) if alone else slots(layer)
 
 
 def _blocks(config: Config, layers: list[MoeLayer], images: int) -> dict[str, float]:
@@ -141,7 +153,7 @@ def _mlp(rows: int, width: int, hidden: int, gelu: str) -> float:
 
 def _moe(layer: MoeLayer, width: int, hidden: int, gelu: str, images: int) -> dict[str, float]:
     settings, groups = layer.settings, layer.groups / images
-    T, D, E, filled = settings.tokens, width, settings.experts, slots(layer)
+    T, D, E, filled = settings.tokens, width, settings.experts, rows(layer)
     if multi_hash.chosen(settings):
         return {"experts": groups * _mlp(T, D, hidden, gelu)}
     if layer.router == "soft_moe":  # logits, softmaxes over tokens and over slots, dispatch, combine

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from moespec.backends.contract import filled_alone
 from moespec.backends.jax.allocations import invert
 from moespec.backends.jax.arrays import Array, wide
 from moespec.backends.jax.gathers import combine_rows, dispatch_rows
@@ -96,11 +97,11 @@ def rows_of_slots(routing: SlotRouting) -> Rows:
 
 
 def mostly_empty(routing: SlotRouting) -> bool:
-    """Whether an expert has room for every token, or there are more than twice as many slots as choices."""
+    """Whether the filled slots are computed alone."""
     if routing.slot is None:
         return False
     _, experts, capacity = routing.token.shape
-    return capacity >= routing.tokens or experts * capacity > 2 * routing.tokens * routing.slot.shape[2]
+    return filled_alone(routing.tokens, routing.slot.shape[2], experts, capacity)
 
 
 def filled_rows(slots: Rows, tokens: int, experts: int) -> tuple[Rows, Array]:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from moespec.backends.contract import filled_alone
 from moespec.backends.torch.arrays import wide
 from moespec.backends.torch.network import expert_mlp, expert_weights
 from moespec.backends.torch.network import gelu as activation
@@ -70,11 +71,11 @@ def affine_layer(tokens: Tensor, routing: SlotRouting, kernel: Tensor, bias: Ten
 
 
 def mostly_empty(routing: SlotRouting) -> bool:
-    """Whether an expert has room for every token, or there are more than twice as many slots as choices."""
+    """Whether the filled slots are computed alone."""
     if routing.slot is None:
         return False
     _, experts, capacity = routing.token.shape
-    return capacity >= routing.tokens or experts * capacity > 2 * routing.tokens * routing.slot.shape[2]
+    return filled_alone(routing.tokens, routing.slot.shape[2], experts, capacity)
 
 
 def can_group(tokens: Tensor, *widths: int) -> bool:

@@ -39,6 +39,8 @@ def test_the_figures_of_the_paper(name: str, fields: dict, parameters: str, gflo
     assert abs(count / unit - number) < (1.0 if unit == 1e6 else 0.1)
 
 
+ALONE = {"base": 1, "hash": 1, "s_base": 1, "noisy_top_k": 2, "hierarchical_top_k": 4, "dselect_k": 2}
+"""Routers that give an expert room for every token, and the choices of a token: the experts run in a loop."""
 MODELS = [
     *(("vit_s16", {"pool": pool}) for pool in ("gap", "token", "map")),
     ("vit_s16", {"qk_norm": True, "qk_norm_bias": True}),
@@ -48,14 +50,14 @@ MODELS = [
     ("sparse_mlp_s", {}),
     ("sparse_mlp_b", {}),
     ("sparse_mlp_b", {"router": "softmax_token_choice"}),
-    *(("vit_b16", {"moe": "every_2", "experts": 32, "router": router}) for router in ROUTERS if router != "dselect_k"),
+    *(("vit_b16", {"moe": "every_2", "experts": 32, "router": name}) for name in ROUTERS if name not in ALONE),
     ("vit_s16", {"moe": "every_2", "experts": 32, "router": "soft_moe", "group_images": 2}),
 ]
 
 
 @pytest.mark.parametrize(("name", "fields"), MODELS)
 def test_what_xla_counts(name: str, fields: dict) -> None:
-    """To 0.1 %. XLA counts no iteration but the first of a loop, and the experts of DSelect-k that run are in a loop."""
+    """To 0.1 %. XLA counts no iteration but the first of a loop, which leaves out `ALONE`."""
     model = config(name, **fields)
     images = getattr(model, "group_images", 1) or 1
 
@@ -73,17 +75,35 @@ def test_what_xla_counts(name: str, fields: dict) -> None:
     np.testing.assert_allclose(counted, lowered.cost_analysis()["flops"] / images, rtol=1e-3)
 
 
-@pytest.mark.parametrize("name", ROUTERS)
-def test_slots_are_those_that_the_router_fills(name: str) -> None:
+def routed(name: str, **settings: float) -> tuple[MoeLayer, np.ndarray]:
+    """A layer of 32 tokens and 4 experts, and the dispatch of random tokens at evaluation."""
     router = B.ROUTERS[name]
     ids = {"ids": 8} if router.needs else {}
-    room = {"eval_capacity_factor": 2.0} if hasattr(router.Options, "eval_capacity_factor") else {}
-    options = router.options(width=16, experts=4, tokens=32, **ids, **room)
+    options = router.options(width=16, experts=4, tokens=32, **ids, **settings)
     given = {"ids": jnp.zeros((1, 32), jnp.int32)} if ids else {}
-    params = router.init(np.random.default_rng(0), options)
-    routed = jax.eval_shape(lambda: router.route(params, jnp.ones((1, 32, 16)), options, **given).routing.dense())
-    _, _, experts, capacity = routed.dispatch.shape
-    assert counts.slots(MoeLayer("0", name, options, 1, "patches")) == experts * capacity
+    random = np.random.default_rng(0)
+    tokens = jnp.asarray(random.normal(size=(1, 32, 16)), jnp.float32)
+    dispatch = router.route(router.init(random, options), tokens, options, **given).routing.dense().dispatch
+    return MoeLayer("0", name, options, 1, "patches"), np.asarray(dispatch)
+
+
+@pytest.mark.parametrize("name", ROUTERS)
+def test_slots_are_those_that_the_router_fills(name: str) -> None:
+    room = {"eval_capacity_factor": 2.0} if hasattr(B.ROUTERS[name].Options, "eval_capacity_factor") else {}
+    layer, dispatch = routed(name, **room)
+    assert counts.slots(layer) == dispatch.shape[2] * dispatch.shape[3]
+
+
+@pytest.mark.parametrize("name", ROUTERS)
+def test_rows_are_the_slots_or_those_that_are_filled(name: str) -> None:
+    layer, dispatch = routed(name)
+    if name not in ALONE:
+        assert counts.rows(layer) == counts.slots(layer)
+    else:
+        assert counts.rows(layer) == 32 * ALONE[name]
+        assert (
+            name == "dselect_k" or dispatch.sum() == 32 * ALONE[name]
+        )  # whose selectors are not sharp before training
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
