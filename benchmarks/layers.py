@@ -112,8 +112,8 @@ def passes(B: Any, options: argparse.Namespace) -> Iterator[tuple[str, tuple[Pas
         def layer(p: Any, batch: Any, router: Any = router, shape: Any = shape, settings: Any = settings) -> Any:
             x = p["tokens"].reshape((*shape, width))
             needed = {"ids": batch["ids"]} if "ids" in batch else {}
-            own = p["router"] if "router" in p else batch["tables"]
-            routing = router.route(own, x, settings, noise=batch.get("noise"), train=True, **needed).routing
+            weights = p["router"] if "router" in p else batch["tables"]
+            routing = router.route(weights, x, settings, noise=batch.get("noise"), train=True, **needed).routing
             return B.moe_mlp(x, routing, p["experts"]), routing
 
         if router.needs == "ids":
@@ -213,8 +213,8 @@ def of_torch(tokens: Any, options: argparse.Namespace) -> Iterator[tuple[str, tu
         x = torch.from_numpy(tokens).clone().requires_grad_()
 
         def one(layer: Any = layer, x: Any = x) -> None:
-            found = layer(x)
-            y = found if isinstance(found, torch.Tensor) else found[0]
+            result = layer(x)
+            y = result if isinstance(result, torch.Tensor) else result[0]
             torch.autograd.grad(y.square().mean(), [x, *layer.parameters()], allow_unused=True)
 
         yield package.replace("_", "-"), (one, options.experts * slots / options.tokens if "soft" in package else 1.0)

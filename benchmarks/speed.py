@@ -64,8 +64,8 @@ def main() -> None:
     ]
     parts += [RECIPES, table(head, rows), f"\n{versions(recipes['versions'])}.\n"]
     data = read("data-cpu")
-    found = data["figures"]["images_per_second"], data["figures"]["images_per_second_of_pillow"]
-    rows = [[name, f"{found[0][name]:.0f}", f"{found[1][name]:.2f}"] for name in found[0]]
+    figures = data["figures"]["images_per_second"], data["figures"]["images_per_second_of_pillow"]
+    rows = [[name, f"{figures[0][name]:.0f}", f"{figures[1][name]:.2f}"] for name in figures[0]]
     parts += [DATA, table(["what", "images a second", "of Pillow"], rows), f"\n{machine(data)}.\n"]
     (DOCS / "speed.md").write_text("\n".join(parts))
 
@@ -78,18 +78,18 @@ def read(name: str) -> Any:
 
 
 def of_layers(layers: dict[str, Any]) -> str:
-    found = {name: result["figures"]["layers"] for name, result in layers.items()}
-    names = list(dict.fromkeys(name for one in found.values() for name in one))
+    figures = {name: result["figures"]["layers"] for name, result in layers.items()}
+    names = list(dict.fromkeys(name for one in figures.values() for name in one))
     rows = []
     for name in names:
-        work = next(one[name]["work"] for one in found.values() if name in one)
-        times = [f"{one[name]['times_dense']:.2f}" if name in one else "" for one in found.values()]
+        work = next(one[name]["work"] for one in figures.values() if name in one)
+        times = [f"{one[name]['times_dense']:.2f}" if name in one else "" for one in figures.values()]
         rows.append([f"`{name}`", f"{work:.2f}", *times])
-    text = [table(["layer", "work", *(f"{name}, x dense" for name in found)], rows)]
+    text = [table(["layer", "work", *(f"{name}, x dense" for name in figures)], rows)]
     for name, result in layers.items():
         config = result["figures"]["config"]
         sizes = ", ".join(f"{config[key]} {key}" for key in ("groups", "tokens", "width", "hidden", "experts"))
-        dense = 1e3 * found[name]["dense"]["cpu_seconds"]
+        dense = 1e3 * figures[name]["dense"]["cpu_seconds"]
         text.append(f"{name}: {sizes}; the dense perceptron takes {dense:.0f} ms; {machine(result)}.\n")
     return "\n\n".join(text)
 

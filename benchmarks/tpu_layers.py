@@ -78,9 +78,9 @@ def compile_layer(name: str, options: dict[str, Any], device: Any) -> dict[str, 
     batch["x"] = np.zeros((GROUPS, TOKENS, WIDTH), np.float32)
 
     def routed(params: Any, batch: Any, x: Any) -> Any:
-        own = params["router"] if "router" in params else batch["router"]
+        weights = params["router"] if "router" in params else batch["router"]
         needed = {"ids": batch["ids"]} if "ids" in batch else {}
-        return router.route(own, x, settings, noise=batch.get("noise"), train=True, **needed)
+        return router.route(weights, x, settings, noise=batch.get("noise"), train=True, **needed)
 
     def loss(params: Any, batch: Any) -> Any:
         x = B.cast(batch["x"] * params["scale"], "bfloat16")
@@ -104,10 +104,10 @@ def compile_layer(name: str, options: dict[str, Any], device: Any) -> dict[str, 
     }
     slots, soft = TOKENS, name == "soft_moe"
     if name != "dense":
-        found = jax.eval_shape(routed, params, batch, np.zeros((groups, count, WIDTH), np.float32)).routing
-        if not soft and mostly_empty(found):
+        routing = jax.eval_shape(routed, params, batch, np.zeros((groups, count, WIDTH), np.float32)).routing
+        if not soft and mostly_empty(routing):
             return row
-        slots = np.prod((found.dispatch if soft else found.token).shape[-2:]) * groups // GROUPS
+        slots = np.prod((routing.dispatch if soft else routing.token).shape[-2:]) * groups // GROUPS
     products = 2 * slots * HIDDEN + (TOKENS * (3 * slots if soft else EXPERTS) if name != "dense" else 0)
     count_by_hand = 2 * WIDTH * products * GROUPS * 3
     extra = sum(extra_passes(jax.make_jaxpr(jax.grad(loss))(params, batch).jaxpr))
@@ -160,8 +160,8 @@ def main() -> int:
         rows[name] = compile_layer(*CASES.get(name, ("dense", {})), device)
         print(json.dumps({name: rows[name]}), flush=True)
     if arguments.check:
-        print(*(found := list(exceeded(rows, committed))), sep="\n")
-        return int(bool(found))
+        print(*(above := list(exceeded(rows, committed))), sep="\n")
+        return int(bool(above))
     report = {
         "command": "python benchmarks/tpu_layers.py",
         "topology": arguments.topology,

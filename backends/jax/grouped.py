@@ -148,7 +148,7 @@ grouped_linear.defvjp(_forward, _backward)
 def _products(rows: Array, kernel: Array, ends: Array, bias: Array | None = None) -> Array:
     """`rows @ kernel[e] + bias[e]`, or without a bias `rows @ kernel[e]^T`, in the order of the experts.
 
-    A product may reach into the rows of the next expert, which then writes its own over them.
+    A product may reach into the rows of the next expert, which are written over them after it.
     """
     axis = 0 if bias is not None else 1
 
@@ -184,8 +184,8 @@ def _sums_of_products(rows: Array, gradient: Array, ends: Array) -> tuple[Array,
         def of_block(m: Array | int) -> tuple[Array, Array]:
             first = start + m * BLOCK
             x, g = (lax.dynamic_slice_in_dim(array, first, BLOCK) for array in (rows, gradient))
-            own = jnp.where(first + jnp.arange(BLOCK)[:, None] < end, g, 0)
-            return lax.switch(_branch(end - first), _by_size(product), x, own), jnp.sum(wide(own), axis=0)
+            g = jnp.where(first + jnp.arange(BLOCK)[:, None] < end, g, 0)
+            return lax.switch(_branch(end - first), _by_size(product), x, g), jnp.sum(wide(g), axis=0)
 
         def add(m: Array, sums: tuple[Array, Array]) -> tuple[Array, Array]:
             kernel, bias = of_block(m)

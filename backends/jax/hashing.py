@@ -112,7 +112,7 @@ def multi_hash_mlp(
 
     def segments(rows: Array, kernel: Array, bias: Array) -> Array:
         kernels, biases = jnp.split(kernel, hashes, axis=2), jnp.split(bias, hashes, axis=1)
-        parts = [affine_layer(rows, *own) for own in zip(routings, kernels, biases, strict=True)]
+        parts = [affine_layer(rows, *segment) for segment in zip(routings, kernels, biases, strict=True)]
         return jnp.concatenate(parts, axis=2)
 
     inner = segments(jnp.asarray(tokens), w1, b1)

@@ -1,4 +1,4 @@
-"""The layer of perceptrons, and products of rows that are sorted by expert, each expert's with its own matrix.
+"""The layer of perceptrons, and products of rows that are sorted by expert, each expert's with its matrix.
 
 Where a routing has far more slots than choices, because an expert has room for every token, the rows of the filled slots alone
 are multiplied: the work is that of the tokens, not that of the slots.
@@ -137,8 +137,8 @@ def affine_rows(rows: Tensor, kernel: Tensor, bias: Tensor, ends: Tensor) -> Ten
         owner = torch.searchsorted(ends, torch.arange(len(rows), device=ends.device, dtype=ends.dtype), right=True)
         return _product(rows, kernel, ends).add_(bias.index_select(0, owner.clamp_(max=len(ends) - 1)))
     result = rows.new_empty(len(rows), kernel.shape[2])
-    for expert, own in _parts(ends):
-        torch.addmm(bias[expert], rows[own], kernel[expert], out=result[own])
+    for expert, part in _parts(ends):
+        torch.addmm(bias[expert], rows[part], kernel[expert], out=result[part])
     return result
 
 
@@ -153,8 +153,8 @@ def grouped_rows(rows: Tensor, kernel: Tensor, ends: Tensor) -> Tensor:
     if rows.is_cuda:
         return _product(rows, kernel.mT, ends)
     result = rows.new_empty(len(rows), kernel.shape[1])
-    for expert, own in _parts(ends):
-        torch.mm(rows[own], kernel[expert].T, out=result[own])
+    for expert, part in _parts(ends):
+        torch.mm(rows[part], kernel[expert].T, out=result[part])
     return result
 
 
@@ -169,8 +169,8 @@ def grouped_kernels(rows: Tensor, gradient: Tensor, ends: Tensor) -> Tensor:
     if rows.is_cuda:
         return _product(rows.mT, gradient, ends)
     result = rows.new_empty(len(ends), rows.shape[1], gradient.shape[1])
-    for expert, own in _parts(ends):
-        torch.mm(rows[own].T, gradient[own], out=result[expert])
+    for expert, part in _parts(ends):
+        torch.mm(rows[part].T, gradient[part], out=result[expert])
     return result
 
 
@@ -185,8 +185,8 @@ def grouped_sums(rows: Tensor, ends: Tensor) -> Tensor:
     if rows.is_cuda:
         return _product(rows.new_ones(len(rows), 8).mT, rows, ends)[:, 0].contiguous()
     result = rows.new_empty(len(ends), rows.shape[1])
-    for expert, own in _parts(ends):
-        torch.sum(rows[own], dim=0, out=result[expert])
+    for expert, part in _parts(ends):
+        torch.sum(rows[part], dim=0, out=result[expert])
     return result
 
 

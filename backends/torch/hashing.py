@@ -116,7 +116,9 @@ def multi_hash_mlp(
 
     def segments(rows: Tensor, kernel: Tensor, bias: Tensor) -> Tensor:
         kernels, biases = kernel.chunk(hashes, 2), bias.chunk(hashes, 1)
-        return torch.cat([affine_layer(rows, *own) for own in zip(routings, kernels, biases, strict=True)], dim=2)
+        return torch.cat(
+            [affine_layer(rows, *segment) for segment in zip(routings, kernels, biases, strict=True)], dim=2
+        )
 
     inner = segments(tokens, w1, b1)
     return segments(torch.relu(inner) if activation == "relu" else gelu(inner, form=activation), w2, b2)
