@@ -48,6 +48,7 @@ def main() -> None:
     parser.add_argument("--name", help="name of the result (default: layers-BACKEND)")
     options = parser.parse_args()
     sys.path += options.vmoe
+    sys.argv = ["FOLDER" if argument in options.vmoe else argument for argument in sys.argv]  # as it is recorded
     B = importlib.import_module(f"moespec.backends.{options.backend}")
     layers = dict(passes(B, options))
     rows = measure({name: one for name, (one, _) in layers.items()}, options.rounds)
