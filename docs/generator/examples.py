@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 
@@ -78,11 +77,15 @@ def steps_of_examples(page: Page) -> list[Step]:
     results: list[Any] = []
     recorder = Recorder(spec, {}, _into(results), followed=False)
     traced = Traced(recorder)
-    with patch.dict(sys.modules, {"moespec.spec": traced}):
+    modules: dict[str, Any] = sys.modules  # one entry is replaced: what is imported meanwhile stays
+    modules["moespec.spec"] = traced
+    try:
         for name, function in page.functions.items():
             known = {**vars(MODULES[function.__module__])}
             known |= {key: getattr(traced, key) for key in functions() if key in known and key in spec.__all__}
             _hold(function, name, known)
+    finally:
+        modules["moespec.spec"] = spec
     return _distinct(recorder, results)
 
 
