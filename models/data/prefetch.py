@@ -65,6 +65,7 @@ class Prefetcher:
 
     def _pipeline(self) -> Any:
         """The pipeline of grain, which is imported here, as it takes time and imports JAX where there is JAX."""
+        logging.getLogger("absl").setLevel(logging.ERROR)  # without JAX, grain warns that it cannot profile
         import grain
 
         logging.getLogger("absl").setLevel(logging.WARNING)
