@@ -19,7 +19,7 @@ from moespec.spec.checks import (
     check_scores,
     check_size,
 )
-from moespec.spec.errors import ShapeError
+from moespec.spec.errors import ConfigError, ShapeError
 from moespec.spec.sparse_mlp import check_rescale
 
 __all__ = [
@@ -102,6 +102,8 @@ def expert_weights(
 ) -> tuple[Array, ...]:
     """The checked parameters of `experts` perceptrons (any number if None), w1, b1, w2 and b2, in a dtype."""
     for name, axes in EXPERT_AXES.items():
+        if name not in params:
+            raise ConfigError(f"params: {name} is missing, got {sorted(params)}")
         check_scores(name, params[name], axes)
         check_size(name, params[name], 0, experts or len(params["w1"]), "the experts")
     w1, b1, w2, b2 = (cast(params[name], dtype) for name in EXPERT_AXES)
