@@ -1,6 +1,6 @@
 """Write docs/speed.md and its picture from what the benchmarks measured last, `benchmarks/results/*.json`.
 
-python benchmarks/speed.py            # rewrites docs/speed.md and docs/speed.png
+python benchmarks/speed.py            # rewrites docs/speed.md and docs/_static/speed.png
 """
 
 import json
@@ -48,8 +48,8 @@ that do nothing but decode and crop with Pillow.
 
 def main() -> None:
     layers = {name: read(f"layers-{name}-cpu") for name in ("jax", "torch")}
-    picture(layers, DOCS / "speed.png")
-    parts = [INTRODUCTION, "![times of layers over the dense perceptron](speed.png)\n", of_layers(layers)]
+    picture(layers, DOCS / "_static" / "speed.png")
+    parts = [INTRODUCTION, "![times of layers over the dense perceptron](_static/speed.png)\n", of_layers(layers)]
     tpu = read("layers-tpu")
     shape = ", ".join(f"{value} {name}" for name, value in tpu["shape"].items())
     keys = ("flops_over_count", "passes_over_count", "gigabytes_accessed", "temporary_mib")
