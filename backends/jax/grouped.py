@@ -35,7 +35,10 @@ Linear = Callable[[Array, Array, Array], Array]
 def moe_mlp(
     tokens: Array, routing: SlotRouting | SoftRouting, params: Mapping[str, Array], *, gelu: str = "tanh"
 ) -> Array:
-    """tokens (G, T, D), params as in the specification -> (G, T, D') in the dtype of `tokens`."""
+    """tokens (G, T, D), params as in the specification -> (G, T, D') in the dtype of `tokens`.
+
+    Where most slots are empty, only the filled ones are computed.
+    """
     check_scores("tokens", tokens, "groups tokens width")
     check_option("gelu", gelu, ("tanh", "erf"))
     if not isinstance(routing, SlotRouting):
