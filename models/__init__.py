@@ -18,7 +18,17 @@ if TYPE_CHECKING:
 
 __all__ = ["Model", "create", "list_models", "load"]
 
-_MOE_FIELDS = ("router", "experts", "router_options", "expert_init", "group_images", "token_ids", "codes")
+_MOE_FIELDS = (
+    "router",
+    "experts",
+    "router_options",
+    "expert_init",
+    "group_images",
+    "group_tokens",
+    "round_experts",
+    "token_ids",
+    "codes",
+)
 
 
 def create(name: str, **overrides: Any) -> Model:

@@ -14,7 +14,7 @@ from typing import Any
 
 from moespec.backends.contract import filled_alone
 from moespec.models import mixer, sparse_mlp, vit
-from moespec.models.families import Config, family
+from moespec.models.families import Config, family, fewest_images
 from moespec.models.hashing import multi_hash
 from moespec.models.layers import MoeLayer
 from moespec.spec.options import ExpertChoiceOptions, SlotOptions
@@ -33,7 +33,7 @@ def flops(config: Config, images: int | None = None) -> dict[str, float]:
 
     Raises ShapeError when the images do not fill the groups.
     """
-    batch = images or max(1, getattr(config, "group_images", 1))
+    batch = images or fewest_images(config)
     S, D = config.sequence, config.width
     parts = {
         "embedding": _embedding(config),
@@ -99,23 +99,25 @@ def _blocks(config: Config, layers: list[MoeLayer], images: int) -> dict[str, fl
             total[name] = total.get(name, 0) + value
     if isinstance(config, vit.VitConfig):
         total["positions"] = config.sequence * config.width * (config.positions != "none")
+        total["norms"] += config.pre_norm * (NORM + 1) * config.sequence * config.width
         if config.pool == "map":
-            total["attention"] += _attention(config, queries=1)
+            total["attention"] += _attention(config, queries=1, bias=True)
             total["mlps"] = total.get("mlps", 0) + _mlp(1, config.width, config.hidden, config.gelu)
     return total
 
 
 def _vit_block(config: vit.VitConfig, layers: list[MoeLayer], images: int) -> dict[str, float]:
     S, D = config.sequence, config.width
-    block: dict[str, float] = {"attention": _attention(config, queries=S), "norms": 2 * (NORM + 1) * S * D}
+    norms = 2 * (NORM + 1 + bool(config.layer_scale)) * S * D
+    block: dict[str, float] = {"attention": _attention(config, queries=S, bias=config.qkv_bias), "norms": norms}
     if not layers:
         return {**block, "mlps": _mlp(S, D, config.hidden, config.gelu)}
     return {**block, **_moe(layers[0], D, config.hidden, config.gelu, images)}
 
 
-def _attention(config: vit.VitConfig, *, queries: int) -> float:
+def _attention(config: vit.VitConfig, *, queries: int, bias: bool) -> float:
     S, D = config.sequence, config.width
-    projections = 2 * (queries + S) * D * (2 * D + 1)  # of queries and outputs, of keys and values
+    projections = 2 * (queries + S) * D * (2 * D) + (queries + (queries + 2 * S) * bias) * D  # and their biases
     normalised = (queries + S) * D * (NORM - 1 + config.qk_norm_bias) if config.qk_norm else 0
     return projections + normalised + queries * S * (4 * D + (SOFTMAX + 1) * config.heads)
 

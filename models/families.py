@@ -10,7 +10,7 @@ from moespec.models import mixer, sparse_mlp, vit
 from moespec.models.router_options import RouterSection, section
 from moespec.spec.errors import ConfigError
 
-__all__ = ["Config", "family", "kinds", "names", "of_name", "patterns", "router_section"]
+__all__ = ["Config", "family", "fewest_images", "kinds", "names", "of_name", "patterns", "router_section"]
 
 Config = vit.VitConfig | mixer.MixerConfig | sparse_mlp.SparseMlpConfig
 """The configuration of a model."""
@@ -26,6 +26,13 @@ _BY_CONFIG: dict[type, ModuleType] = {
 def family(config: Config) -> ModuleType:
     """The module of the model that `config` describes."""
     return _BY_CONFIG[type(config)]
+
+
+def fewest_images(config: Config) -> int:
+    """The smallest batch that fills the groups of the model's routers."""
+    if isinstance(config, vit.VitConfig):
+        return config.fewest_images
+    return max(1, getattr(config, "group_images", 1))
 
 
 def kinds() -> dict[str, type[Config]]:

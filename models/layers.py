@@ -7,6 +7,7 @@ E experts.
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from moespec.backends.contract import Backend
@@ -205,14 +206,15 @@ def compute_dtype(B: Backend, dtype: str) -> Callable[[Any], Any]:
     return compute
 
 
-def layer_norm(B: Backend, p: Params, x: Array) -> Array:
-    """Layer normalisation with epsilon 1e-6."""
-    return B.layer_norm(x, p["scale"], p.get("bias"), epsilon=1e-6)
+def layer_norm(B: Backend, p: Params, x: Array, *, epsilon: float = 1e-6) -> Array:
+    """Layer normalisation."""
+    return B.layer_norm(x, p["scale"], p.get("bias"), epsilon=epsilon)
 
 
-def linear(x: Array, kernel: Array, bias: Array) -> Array:
+def linear(x: Array, kernel: Array, bias: Array | None) -> Array:
     """`x kernel + bias` along the last axis, as one product of matrices, which is what frameworks are fastest at."""
-    flat = x.reshape((-1, x.shape[-1])) @ kernel + bias
+    flat = x.reshape((-1, x.shape[-1])) @ kernel
+    flat = flat if bias is None else flat + bias
     return flat.reshape((*x.shape[:-1], kernel.shape[1]))
 
 
@@ -243,7 +245,12 @@ def moe(
         y, output = multi_hash.layer(B, layer.settings, p["router"], experts, grouped, **needed)
         return y.reshape(items.shape), output
     output = B.ROUTERS[layer.router].route(p["router"], grouped, layer.settings, noise=noise, train=train, **needed)
-    y = B.moe_mlp(grouped, output.routing, experts, gelu=config.gelu)
+    if getattr(config, "round_experts", False):
+        inner = partial(B.expert_mlp, params=experts, gelu=config.gelu)
+        around = B.round_to_bfloat16
+        y = B.moe_layer(around(grouped), output.routing, lambda slots: around(inner(slots)))
+    else:
+        y = B.moe_mlp(grouped, output.routing, experts, gelu=config.gelu)
     return y.reshape(items.shape), output
 
 

@@ -1,19 +1,21 @@
 """The vision transformer with mixture-of-experts layers (MoE-ViT), written once for every backend.
 
-    x    = patches(images) @ kernel + bias  (+ class token)  + positions
+    x    = patches(images) @ kernel + bias  (+ class token, registers)  + positions
     x    = x + attention(norm(x));   x = x + mlp_or_moe(norm(x))          for each block (pre-norm)
     out  = head(pool(norm(x)))
 
 A MoE block routes groups of `group_images` images: `(N, S, D)` is reshaped to `(G, T, D)` with T = group_images * S, in
-row-major order. Letters of the shape comments: N images, S tokens of one image, D width, H hidden, G groups,
-T tokens of one group, E experts.
+row-major order, or with T = group_tokens where that is not 0. Letters of the shape comments: N images, S tokens of one
+image, D width, H hidden, G groups, T tokens of one group, E experts.
 
 Sources: Dosovitskiy et al. 2021 (ViT); Riquelme et al. 2021 (V-MoE); Puigcerver et al. 2024 (Soft MoE); Liu et al.
-2024 (routers, placement).
+2024 (routers, placement); Touvron et al. 2021 (arXiv 2103.17239, layer scale); Darcet et al. 2023 (arXiv 2309.16588,
+registers); timm (`VisionTransformer`) for how the options of its models combine.
 """
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -28,6 +30,7 @@ from moespec.models.router_options import Decided, check_options, settings
 from moespec.spec.algorithm import Algorithm
 from moespec.spec.errors import ConfigError
 from moespec.spec.options import RouterOptions
+from moespec.spec.ranges import LARGEST
 from moespec.spec.routers import ROUTERS
 from moespec.spec.routing import Noise, Params, RouterOutput
 
@@ -53,6 +56,8 @@ __all__ = [
 ALGORITHMS = (Algorithm("vit", "Dosovitskiy et al. 2020 (arXiv 2010.11929)", 3),)
 
 Array = Any
+Norm = Callable[[Params, Array], Array]
+"""A layer normalisation with the parameters of one."""
 
 
 # ---------------------------------------------------------------------------------------------------------- config
@@ -73,9 +78,15 @@ class VitConfig:
     channels: channels of an image.
     width, depth, hidden, heads: width D of a token, number of blocks, hidden width H of an MLP, attention heads.
     classes: outputs of the head; 0 for no head.
-    pool: "gap" (mean over tokens), "token" (a class token) or "map" (attention pooling by a learned probe).
-    positions: "learned", "sincos2d" (frequencies 10000^(-i/(P-1)), P = width/4), "sincos2d_moco" (10000^(-i/P)) or
-        "none".
+    pool: "gap" (mean over patches, of the normalised tokens), "gap_norm" (normalisation of the mean), "token" (a class token)
+        or "map" (attention pooling of the patches by a learned probe).
+    registers: learned tokens without a patch, after the class token and before the patches; no pooling sees them.
+    positions: "learned" (of all tokens), "learned_patches" (of the patches alone), "sincos2d" (frequencies 10000^(-i/(P-1)),
+        P = width/4), "sincos2d_moco" (10000^(-i/P)) or "none".
+    pre_norm: a layer normalisation of the tokens before the first block; the embedding of the patches has no bias then (CLIP).
+    norm_epsilon: what layer normalisations add to the variance.
+    layer_scale: initial value of a learned factor for each entry of what attention and MLP add to a token; 0 for none.
+    qkv_bias: queries, keys and values of the blocks have a bias.
     representation: width of a linear map with tanh between the pooling and the head; 0 for none.
     qk_norm: layer normalisation (scale only) of queries and keys over each head.
     qk_norm_bias: that normalisation also has a bias, as in timm; needs qk_norm.
@@ -88,6 +99,10 @@ class VitConfig:
     router_options: options of the router that differ from its defaults (choices, capacity_factor, ...).
     expert_init: "independent" initial values for each expert, or "shared" by all experts of a block.
     group_images: images routed together as one group.
+    group_tokens: tokens routed together as one group, where that is a part of an image or not whole images; 0: see
+        group_images. Tokens of all images are in one row, which is cut.
+    round_experts: what goes into the experts and what comes out of them is rounded to bfloat16, as by vmoe's dispatcher of
+        that name; for a model in float32. All slots are computed then.
     token_ids: what the id of a token is, for a router that takes ids: see `moespec.models.hashing.token_ids`.
     codes: codewords of a codebook of patches, for such ids.
     dtype: "float32" computes in the dtype of the parameters (which are initialised in float32); "bfloat16" computes
@@ -110,7 +125,12 @@ class VitConfig:
     heads: int
     classes: int = 1000
     pool: str = "gap"
+    registers: int = 0
     positions: str = "learned"
+    pre_norm: bool = False
+    norm_epsilon: float = 1e-6
+    layer_scale: float = 0.0
+    qkv_bias: bool = True
     representation: int = 0
     qk_norm: bool = False
     qk_norm_bias: bool = False
@@ -121,6 +141,8 @@ class VitConfig:
     router_options: Mapping[str, bool | int | float | str | None] = field(default_factory=dict, hash=False)
     expert_init: str = "independent"
     group_images: int = 1
+    group_tokens: int = 0
+    round_experts: bool = False
     token_ids: str = "patch_code"
     codes: int = 1024
     dtype: str = "float32"
@@ -140,8 +162,15 @@ class VitConfig:
             raise ConfigError(f"stem_depth={self.stem_depth!r} without stem: there is no stem to have a depth")
         if self.qk_norm_bias and not self.qk_norm:
             raise ConfigError("qk_norm_bias=True without qk_norm=True: there is no normalisation to have a bias")
-        if not 0 <= self.representation <= layers.SIZE:
-            raise ConfigError(f"representation={self.representation!r}: expected an integer from 0 to {layers.SIZE}")
+        for name in ("representation", "registers", "group_tokens"):
+            if not 0 <= getattr(self, name) <= layers.SIZE:
+                raise ConfigError(f"{name}={getattr(self, name)!r}: expected an integer from 0 to {layers.SIZE}")
+        if self.group_tokens and self.group_images != 1:
+            raise ConfigError(f"group_images={self.group_images!r} with group_tokens={self.group_tokens!r}: give one")
+        if not 0 < self.norm_epsilon <= 1:
+            raise ConfigError(f"norm_epsilon={self.norm_epsilon!r}: expected a number in (0, 1]")
+        if not 0 <= self.layer_scale <= LARGEST:
+            raise ConfigError(f"layer_scale={self.layer_scale!r}: expected a number >= 0 that is finite as float32")
         if self.positions.startswith("sincos2d") and (self.width % 4 or self.width < 8):
             raise ConfigError(f"width={self.width!r}: positions={self.positions!r} needs a multiple of 4, at least 8")
         if moe_blocks(self):
@@ -154,13 +183,24 @@ class VitConfig:
 
     @property
     def sequence(self) -> int:
-        """Tokens S of one image: its patches, and the class token if there is one."""
-        return (self.image_size // self.patch_size) ** 2 + (self.pool == "token")
+        """Tokens S of one image: its patches, and before them the class token and the registers if there are any."""
+        return (self.image_size // self.patch_size) ** 2 + self.prefix
+
+    @property
+    def prefix(self) -> int:
+        """Tokens before the patches."""
+        return (self.pool == "token") + self.registers
+
+    @property
+    def fewest_images(self) -> int:
+        """The smallest batch that fills groups of tokens."""
+        tokens = self.group_tokens or self.group_images * self.sequence
+        return math.lcm(tokens, self.sequence) // self.sequence
 
 
 _OPTIONS = {
-    "pool": ("gap", "token", "map"),
-    "positions": ("learned", "sincos2d", "sincos2d_moco", "none"),
+    "pool": ("gap", "gap_norm", "token", "map"),
+    "positions": ("learned", "learned_patches", "sincos2d", "sincos2d_moco", "none"),
     "token_ids": token_ids.KINDS,
 }
 
@@ -223,7 +263,7 @@ def _router_config(config: VitConfig) -> RouterOptions:
         config.router_options,
         width=config.width,
         experts=config.experts,
-        tokens=config.group_images * config.sequence,
+        tokens=config.group_tokens or config.group_images * config.sequence,
         ids=token_ids.count(config),
     )
     multi_hash.check(options, hidden=config.hidden, output=config.width)
@@ -235,7 +275,11 @@ def moe_layers(config: VitConfig, images: int) -> list[MoeLayer]:
     blocks = moe_blocks(config)
     if not blocks:
         return []
-    options, groups = router_config(config), layers.split(images, config.group_images, "images", "group_images")
+    if config.group_tokens:
+        groups = layers.split(images * config.sequence, config.group_tokens, "tokens", "group_tokens")
+    else:
+        groups = layers.split(images, config.group_images, "images", "group_images")
+    options = router_config(config)
     return [MoeLayer(str(block), config.router, options, groups, "patches") for block in blocks]
 
 
@@ -247,7 +291,7 @@ def stem_features(config: VitConfig) -> list[int]:
 
 def regrouped(config: VitConfig, images: int) -> VitConfig:
     """The model with `images` images in a group. Its routers keep their parameters."""
-    made = replace(config, group_images=images)
+    made = replace(config, group_images=images, group_tokens=0)
     if moe_blocks(config):
         object.__setattr__(made, "_options", router_config(config).of_tokens(images * config.sequence))
     return made
@@ -304,18 +348,29 @@ def _layout(config: VitConfig) -> Params:
         convolution = parameters.embedding(3, features[i], features[i + 1])
         layout |= {"stem": layout.get("stem", {}) | {str(i): {**convolution, "norm": parameters.norm(features[i + 1])}}}
     layout["embedding"] = parameters.embedding(config.patch_size >> config.stem, features[-1], D)
+    if config.pre_norm:
+        del layout["embedding"]["bias"]
+        layout["pre_norm"] = parameters.norm(D)
     if takes_ids(config):
         layout |= token_ids.layout(config)
     if config.pool == "token":
         layout["token"] = Parameter((1, 1, D), constant(0.0))
-    if config.positions == "learned":
-        layout["positions"] = Parameter((1, config.sequence, D), normal(0.02))
+    if config.registers:
+        layout["registers"] = Parameter((1, config.registers, D), normal(1e-6))
+    if config.positions.startswith("learned"):
+        places = config.sequence - (config.prefix if config.positions == "learned_patches" else 0)
+        layout["positions"] = Parameter((1, places, D), normal(0.02))
     moe, mlp = moe_blocks(config), _mlp_layout(config)
     layout["blocks"] = {
         str(block): {
             "norm1": parameters.norm(D),
-            "attention": _attention_layout(config),
+            "attention": _attention_layout(config, bias=config.qkv_bias),
             "norm2": parameters.norm(D),
+            **(
+                {f"layer_scale{i}": Parameter((D,), constant(config.layer_scale)) for i in (1, 2)}
+                if config.layer_scale
+                else {}
+            ),
             **(
                 {"moe": parameters.moe(config.router, router_config(config), mlp, config.expert_init)}
                 if block in moe
@@ -328,7 +383,7 @@ def _layout(config: VitConfig) -> Params:
     if config.pool == "map":
         layout["pool"] = {
             "probe": Parameter((1, 1, D), glorot_uniform(1, D)),
-            "attention": _attention_layout(config),
+            "attention": _attention_layout(config, bias=True),
             "norm": parameters.norm(D),
             "mlp": _mlp_layout(config),
         }
@@ -342,13 +397,13 @@ def _layout(config: VitConfig) -> Params:
     return layout
 
 
-def _attention_layout(config: VitConfig) -> Params:
+def _attention_layout(config: VitConfig, *, bias: bool) -> Params:
     D, heads, dim = config.width, config.heads, config.width // config.heads
     glorot = glorot_uniform(D, D)
-    layout: Params = {
-        name: {"kernel": Parameter((D, heads, dim), glorot), "bias": Parameter((heads, dim), constant(0.0))}
-        for name in ("query", "key", "value")
-    }
+    projection = {"kernel": Parameter((D, heads, dim), glorot)}
+    if bias:
+        projection["bias"] = Parameter((heads, dim), constant(0.0))
+    layout: Params = {name: dict(projection) for name in ("query", "key", "value")}
     layout["out"] = {"kernel": Parameter((heads, dim, D), glorot), "bias": Parameter((D,), constant(0.0))}
     if config.qk_norm:
         norm = parameters.norm(dim) if config.qk_norm_bias else {"scale": Parameter((dim,), constant(1.0))}
@@ -388,15 +443,21 @@ def forward(
 
     drop = draws_of(B, config, random, images, train=train)
     compute = layers.compute_dtype(B, config.dtype)
+    norm = partial(layers.layer_norm, B, epsilon=config.norm_epsilon)
     x = drop.units(_embed(B, config, params, images), 0)  # (N, S, D)
+    if config.pre_norm:
+        x = norm(params["pre_norm"], x)
     ids = token_ids.of_images(B, config, params, images) if takes_ids(config) else None
     outputs: list[RouterOutput] = []
     for block in range(config.depth):
         p = params["blocks"][str(block)]
         attention, hidden, output = range(3 * block + 1, 3 * block + 4)
-        y = _attention(B, compute(p["attention"]), layers.layer_norm(B, p["norm1"], x), None)
-        x = x + drop.branch(drop.units(y, attention), 2 * block)
-        y = layers.layer_norm(B, p["norm2"], x)
+        y = _attention(B, compute(p["attention"]), norm(p["norm1"], x), None, norm)
+        y = drop.units(y, attention)
+        if config.layer_scale:
+            y = y * compute(p["layer_scale1"])
+        x = x + drop.branch(y, 2 * block)
+        y = norm(p["norm2"], x)
         if str(block) in moe:
             drawn = noise[len(outputs)] if noise else None
             layer = moe[str(block)]
@@ -404,11 +465,13 @@ def forward(
             outputs.append(routed)
         else:
             y = layers.mlp(B, compute(p["mlp"]), y, gelu=config.gelu, drop=partial(drop.units, number=hidden))
-        x = x + drop.branch(drop.units(y, output), 2 * block + 1)
+        y = drop.units(y, output)
+        if config.layer_scale:
+            y = y * compute(p["layer_scale2"])
+        x = x + drop.branch(y, 2 * block + 1)
     if config.dtype == "bfloat16":
         x = B.cast(x, "float32")
-    x = layers.layer_norm(B, params["norm"], x)
-    features = _pool(B, config, params, x)
+    features = _pool(B, config, params, x, norm)
     if config.representation:
         p = params["representation"]
         features = B.tanh(features @ p["kernel"] + p["bias"])
@@ -423,12 +486,14 @@ def _embed(B: Backend, config: VitConfig, params: Params, images: Array) -> Arra
         p, stride = params["stem"][str(i)], 1 if i % config.stem_depth else 2
         pixels = B.convolution(pixels, compute(p["kernel"]), compute(p["bias"]), stride=stride)
         pixels = B.gelu(layers.layer_norm(B, p["norm"], pixels), form=config.gelu)
-    x = B.patch_embed(pixels, embedding["kernel"], embedding["bias"])
+    x = B.patch_embed(pixels, embedding["kernel"], embedding.get("bias"))
     if config.positions.startswith("sincos2d"):
         x = x + compute(_sincos_positions(B, config, x))
-    if config.pool == "token":
-        token = B.broadcast_to(compute(params["token"]), (x.shape[0], 1, config.width))
-        x = B.concatenate([token, x], 1)
+    if config.positions == "learned_patches":
+        x = x + compute(params["positions"])
+    prefix = [compute(params[name]) for name in ("token", "registers") if name in params]
+    if prefix:
+        x = B.concatenate([*(B.broadcast_to(p, (x.shape[0], *p.shape[1:])) for p in prefix), x], 1)
     return x + compute(params["positions"]) if config.positions == "learned" else x
 
 
@@ -450,12 +515,12 @@ def _sincos_positions(B: Backend, config: VitConfig, x: Array) -> Array:
     return B.concatenate(halves, 2).reshape((1, grid * grid, config.width))
 
 
-def _attention(B: Backend, p: Params, x: Array, queries: Array | None) -> Array:
+def _attention(B: Backend, p: Params, x: Array, queries: Array | None, norm: Norm) -> Array:
     """Multi-head attention over `x` `(N, S, D)`, from `queries` `(N, Q, D)` or from `x` itself."""
     query = _project(p["query"], x if queries is None else queries)
     key, value = _project(p["key"], x), _project(p["value"], x)
     if "query_norm" in p:
-        query, key = layers.layer_norm(B, p["query_norm"], query), layers.layer_norm(B, p["key_norm"], key)
+        query, key = norm(p["query_norm"], query), norm(p["key_norm"], key)
     values, kernel = B.attention(query, key, value), p["out"]["kernel"]
     return layers.linear(
         values.reshape((*values.shape[:2], -1)), kernel.reshape((-1, kernel.shape[2])), p["out"]["bias"]
@@ -465,15 +530,22 @@ def _attention(B: Backend, p: Params, x: Array, queries: Array | None) -> Array:
 def _project(p: Params, x: Array) -> Array:
     """`(N, S, heads, D / heads)`."""
     D, heads, dim = p["kernel"].shape
-    flat = layers.linear(x, p["kernel"].reshape((D, heads * dim)), p["bias"].reshape((heads * dim,)))
-    return flat.reshape((*x.shape[:2], heads, dim))
+    bias = p["bias"].reshape((heads * dim,)) if "bias" in p else None
+    return layers.linear(x, p["kernel"].reshape((D, heads * dim)), bias).reshape((*x.shape[:2], heads, dim))
 
 
-def _pool(B: Backend, config: VitConfig, params: Params, x: Array) -> Array:
+def _pool(B: Backend, config: VitConfig, params: Params, x: Array, norm: Norm) -> Array:
+    """The features of an image, `(N, D)`, of what comes out of the last block, with the last normalisation."""
+    if config.pool == "gap_norm":
+        return norm(params["norm"], B.mean(x[:, config.prefix :], 1))
+    x = norm(params["norm"], x)
     if config.pool == "token":
         return x[:, 0]
+    if config.registers:
+        x = x[:, config.registers :]
     if config.pool == "gap":
         return B.mean(x, 1)
     p = params["pool"]
-    y = _attention(B, p["attention"], x, B.broadcast_to(p["probe"], (x.shape[0], 1, x.shape[2])))  # (N, 1, D)
-    return (y + layers.mlp(B, p["mlp"], layers.layer_norm(B, p["norm"], y), gelu=config.gelu))[:, 0]
+    queries = B.broadcast_to(p["probe"], (x.shape[0], 1, x.shape[2]))
+    y = _attention(B, p["attention"], x, queries, norm)  # (N, 1, D)
+    return (y + layers.mlp(B, p["mlp"], norm(p["norm"], y), gelu=config.gelu))[:, 0]

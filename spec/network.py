@@ -106,13 +106,13 @@ def attention(query: ArrayLike, key: ArrayLike, value: ArrayLike) -> Array:
     return np.einsum("hqk,khd->qhd", softmax(scores), value)
 
 
-def patch_embed(images: ArrayLike, kernel: Shared, bias: Shared) -> Array:
+def patch_embed(images: ArrayLike, kernel: Shared, bias: Shared | None = None) -> Array:
     """Cuts an image into square patches, row by row, and maps each linearly: a convolution whose stride is the patch.
 
     Args:
         images: one image, (height, width, channels); height and width are multiples of the patch.
         kernel: (patch, patch, channels, features).
-        bias: (features,).
+        bias: (features,), or None for no bias.
 
     Returns:
         (patches, features); patch i covers row `i // (width / patch)` of the grid.
@@ -129,8 +129,8 @@ def patch_embed(images: ArrayLike, kernel: Shared, bias: Shared) -> Array:
     """
     images = as_array("images", images, "height width channels")
     kernel = as_array("kernel", kernel, "patch patch channels features")
-    bias = as_array("bias", bias, "features")
     patch, features = kernel.shape[0], kernel.shape[3]
+    bias = np.zeros(features, kernel.dtype) if bias is None else as_array("bias", bias, "features")
     check_size("kernel", kernel, 1, patch, "its first axis")
     check_size("kernel", kernel, 2, images.shape[2], "the channels of images")
     check_size("bias", bias, 0, features, "the features of kernel")

@@ -18,6 +18,7 @@ __all__ = [
     "einsum",
     "from_numpy",
     "mean",
+    "round_to_bfloat16",
     "sin",
     "softmax",
     "stop_gradient",
@@ -51,6 +52,11 @@ def arange(count: int, like: Array) -> Array:
 def cast(x: Array, dtype: Any) -> Array:
     """`x` in another dtype, given by name or as an array's `.dtype`."""
     return jnp.asarray(x).astype(dtype)
+
+
+def round_to_bfloat16(x: Array) -> Array:
+    """The nearest numbers that bfloat16 has, in the dtype of `x`; gradients are rounded in the same way."""
+    return lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
 
 
 def concatenate(arrays: Sequence[Array], axis: int) -> Array:

@@ -80,10 +80,11 @@ def attention(query: Array, key: Array, value: Array) -> Array:
     return jnp.swapaxes(jnp.einsum("nhqk,nhkd->nhqd", weights, value), 1, 2)
 
 
-def patch_embed(images: Array, kernel: Array, bias: Array) -> Array:
+def patch_embed(images: Array, kernel: Array, bias: Array | None = None) -> Array:
     """images (N, height, width, channels), kernel (patch, patch, channels, D), bias (D,) -> (N, S, D)."""
     check_scores("images", images, "images height width channels")
     check_scores("kernel", kernel, "patch patch channels width")
+    bias = jnp.zeros(kernel.shape[3], kernel.dtype) if bias is None else bias
     check_scores("bias", bias, "width")
     count, height, width, channels = images.shape
     size = kernel.shape[0]

@@ -18,6 +18,7 @@ __all__ = [
     "einsum",
     "from_numpy",
     "mean",
+    "round_to_bfloat16",
     "sin",
     "softmax",
     "sum",
@@ -52,6 +53,13 @@ def cast(x: Array, dtype: str) -> Array:
         return x.real.astype(np.int32)
     _check_dtype(dtype)
     return _as_float64(x) if x.dtype.kind in "fc" else x.astype(np.float64)
+
+
+def round_to_bfloat16(x: Array) -> Array:
+    """The nearest numbers of 8 binary digits, of two equally near the even one. Gradients are not rounded."""
+    fraction, exponent = np.frexp(x.real)
+    rounded: Array = np.ldexp(np.rint(np.ldexp(fraction, 8)), exponent - 8)
+    return rounded + 1j * x.imag if x.dtype.kind == "c" else rounded
 
 
 def einsum(subscripts: str, *arrays: Array) -> Array:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from moespec.backends.numpy.arrays import round_to_bfloat16
 from moespec.backends.optimizers import factored_axes
 
 Array = NDArray[Any]
@@ -114,15 +115,8 @@ def adafactor(p: Array, g: Array, kept: Mapping[str, Array], n: int, d: float, o
         scaled = g / np.sqrt(row / row.mean(axis=lesser, keepdims=True)) / np.sqrt(column)
     if options.momentum:
         scaled = options.momentum * kept["mu"] + (1 - options.momentum) * scaled
-        new["mu"] = _bfloat16(scaled) if options.momentum_dtype == "bfloat16" else scaled
+        new["mu"] = round_to_bfloat16(scaled) if options.momentum_dtype == "bfloat16" else scaled
     return scaled + d * p, new
-
-
-def _bfloat16(values: Array) -> Array:
-    """The nearest numbers of 8 binary digits, of two equally near the even one."""
-    fraction, exponent = np.frexp(values)
-    rounded: Array = np.ldexp(np.rint(np.ldexp(fraction, 8)), exponent - 8)
-    return rounded
 
 
 UPDATES: Mapping[str, Update] = {"adamw": adamw, "adam": adam, "sgd": sgd, "lamb": lamb, "adafactor": adafactor}

@@ -21,6 +21,7 @@ __all__ = [
     "einsum",
     "from_numpy",
     "mean",
+    "round_to_bfloat16",
     "sin",
     "softmax",
     "stop_gradient",
@@ -126,6 +127,11 @@ def arange(count: int, like: Tensor) -> Tensor:
 def cast(x: Tensor, dtype: str | torch.dtype) -> Tensor:
     """`x` in another dtype ("int32" too), given by its name or as an array's `.dtype`."""
     return x.to({**DTYPES, "int32": torch.int32}[dtype] if isinstance(dtype, str) else dtype)
+
+
+def round_to_bfloat16(x: Tensor) -> Tensor:
+    """The nearest numbers that bfloat16 has, in the dtype of `x`; gradients are rounded in the same way."""
+    return x.bfloat16().to(x.dtype)
 
 
 def concatenate(arrays: Sequence[Tensor], axis: int) -> Tensor:

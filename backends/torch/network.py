@@ -105,13 +105,14 @@ def attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(query, key, value).transpose(1, 2)
 
 
-def patch_embed(images: Tensor, kernel: Tensor, bias: Tensor) -> Tensor:
+def patch_embed(images: Tensor, kernel: Tensor, bias: Tensor | None = None) -> Tensor:
     """images (N, height, width, channels), kernel (patch, patch, channels, D), bias (D,) -> (N, S, D).
 
     In the dtype of `images`, or that of autocast.
     """
     check_scores("images", images, "images height width channels")
     check_scores("kernel", kernel, "patch patch channels features")
+    bias = kernel.new_zeros(kernel.shape[3]) if bias is None else bias
     check_scores("bias", bias, "features")
     patch, features = kernel.shape[0], kernel.shape[3]
     check_size("kernel", kernel, 1, patch, "its first axis")

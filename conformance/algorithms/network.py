@@ -197,6 +197,8 @@ def _patch_embed() -> Iterator[Definition]:
     purpose = "Patches row by row; not a square, so that an exchange shows."
     yield embed("patch_embed", "value", purpose, "patch_order", **patches("a", 4, 6, 2, 3))
     yield embed("patch_embed_pixels", "degenerate", "Patches of one pixel.", **patches("b", 2, 3, 1, 2))
+    without = {name: tensor for name, tensor in patches("d", 4, 2, 2, 1).items() if name != "bias"}
+    yield embed("patch_embed_without_bias", "value", "Patches without a bias.", **without)
     yield embed("patch_embed_gradient", "gradient", "By images, kernel and bias.", **patches("c", 4, 4, 2, 1))
 
     given = {"images": small(IMAGES, 1, 2, 2, 2), "kernel": small(KERNEL, 2, 2, 2, 2), "bias": small("width", 2)}

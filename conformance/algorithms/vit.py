@@ -165,6 +165,19 @@ FORWARD: dict[str, dict[str, Any]] = {
         "token_ids": "bigram",
         "router_options": {"hashes": 2},
     },
+    "registers": {
+        **SMALL,
+        "router": "softmax_expert_choice",
+        "pool": "token",
+        "registers": 2,
+        "positions": "learned_patches",
+        "pre_norm": True,
+        "norm_epsilon": 0.125,
+        "layer_scale": 0.5,
+        "qkv_bias": False,
+        "channels": 2,
+    },
+    "part_of_image": {**SMALL, "router": "softmax_token_choice", "pool": "gap_norm", "registers": 1, "group_tokens": 2},
     "stem": {**SMALL, "stem": 1, "router": "softmax_token_choice", "experts": 2, "channels": 2},
 }
 """Case and what is particular to its model; the router is called like the case unless it says another."""

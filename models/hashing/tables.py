@@ -226,6 +226,8 @@ def _made_for(model: vit.VitConfig) -> dict[str, str]:
     options = _options(model)
     fields: dict[str, object] = {"format": 1, "kind": model.token_ids, "patch_size": model.patch_size}
     fields |= {"class_token": model.pool == "token", "image_size": model.image_size, "channels": model.channels}
+    if model.registers:
+        fields["registers"] = model.registers
     fields |= {"codes": model.codes if token_ids.uses_codes(model) else 0}
     fields |= {"experts": options.experts, "hashes": options.hashes}
     return {name: str(value) for name, value in fields.items()}

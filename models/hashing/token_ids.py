@@ -8,7 +8,7 @@
 | `bigram` | the code of the patch before and its own | V V |
 | `position_code` | its place and its code | S V |
 
-V codes, S patches. A class token, which comes first, has one id more than the patches.
+V codes, S patches. A class token and registers, which come first, have ids of their own, after those of the patches.
 """
 
 from typing import Any, Protocol
@@ -34,7 +34,7 @@ class IdConfig(Protocol):
     @property
     def channels(self) -> int: ...
     @property
-    def pool(self) -> str: ...
+    def prefix(self) -> int: ...
     @property
     def token_ids(self) -> str: ...
     @property
@@ -49,7 +49,7 @@ def uses_codes(config: IdConfig) -> bool:
 def count(config: IdConfig) -> int:
     """The number of different ids of the model's images."""
     patches = (config.image_size // config.patch_size) ** 2
-    return _of_patches(config.token_ids, patches, config.codes) + _class_tokens(config)
+    return _of_patches(config.token_ids, patches, config.codes) + config.prefix
 
 
 def pixels(config: IdConfig) -> int:
@@ -85,10 +85,9 @@ def made_of(B: Backend, config: IdConfig, images: Array, codebook: Array | None)
         ids = B.pair_ids(B.previous_ids(ids), ids, vocabulary=codes)
     elif config.token_ids == "position_code":
         ids = B.pair_ids(B.position_ids(patches), ids, vocabulary=codes)
-    if _class_tokens(config):
-        last = _of_patches(config.token_ids, ids.shape[1], codes)
-        ids = B.concatenate([0 * ids[:, :1] + last, ids], 1)
-    return ids
+    of_patches = _of_patches(config.token_ids, ids.shape[1], codes)
+    before = [0 * ids[:, :1] + of_patches + i for i in range(config.prefix)]
+    return B.concatenate([*before, ids], 1) if before else ids
 
 
 def patches_of(B: Backend, images: Array, size: int) -> Array:
@@ -102,7 +101,3 @@ def _of_patches(kind: str, patches: int, codes: int) -> int:
     numbers = {"patch_code": codes, "position": patches, "previous": codes}
     numbers |= {"bigram": codes * codes, "position_code": patches * codes}
     return numbers[kind]
-
-
-def _class_tokens(config: IdConfig) -> int:
-    return int(config.pool == "token")

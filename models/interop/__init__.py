@@ -11,7 +11,7 @@ A conversion renames and reorders; it changes no value and no dtype, so the two 
 gradients convert as parameters do. bfloat16, which NumPy lacks, becomes float32. Every parameter is accounted for: one
 that is missing, unexpected or of another shape is an error that names it. `moespec convert` does all this with files.
 
-All use pre-norm blocks with a normalisation epsilon of 1e-6, as we do, but for transformers' default of 1e-12.
+All use pre-norm blocks, as we do.
 """
 
 from moespec.models.interop.big_vision import (

@@ -17,6 +17,7 @@ from moespec.models.interop.layouts import (
     Array,
     Layout,
     Shape,
+    check_lacking,
     entries,
     flatten,
     nested,
@@ -117,6 +118,7 @@ def _check(project: str, config: Config) -> None:
         raise ConfigError(f"gelu={config.gelu!r}: {project} has the tanh form only")
     if isinstance(config, MixerConfig):
         return
+    check_lacking(project, config)
     if config.moe != "none":
         raise ConfigError(f"moe={config.moe!r}: {project} has dense models only")
     if config.qk_norm:
@@ -124,6 +126,8 @@ def _check(project: str, config: Config) -> None:
     positions = ("learned", "sincos2d") if project == "big_vision" else ("learned",)
     if config.positions not in positions:
         raise ConfigError(f"positions={config.positions!r}: {project} has {' and '.join(positions)} positions only")
+    if config.pool == "gap_norm":
+        raise ConfigError(f"pool='gap_norm': {project} normalises before the pooling")
     if project == "vision_transformer" and config.pool == "map":
         raise ConfigError("pool='map': vision_transformer has a class token or an average only")
 

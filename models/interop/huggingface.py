@@ -3,7 +3,6 @@
 The names are those of its files, which its version 5 still writes, though its modules are called otherwise now.
 """
 
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +13,7 @@ from moespec.models.interop.layouts import (
     Convolution,
     Layout,
     Linear,
+    check_lacking,
     entries,
     flatten,
     nested,
@@ -26,9 +26,6 @@ from moespec.spec.errors import ConfigError
 from moespec.spec.routing import Params
 
 __all__ = ["config_from_huggingface", "config_to_huggingface", "from_huggingface", "to_huggingface"]
-
-EPSILON = 1e-6
-"""What our normalisations add to the variance."""
 
 
 def from_huggingface(state_dict: Mapping[str, Any], config: VitConfig) -> Params:
@@ -49,6 +46,7 @@ def to_huggingface(params: Params, config: VitConfig) -> dict[str, Array]:
 
 
 def _check(config: VitConfig) -> None:
+    check_lacking("the ViT of transformers", config, "norm_epsilon", "qkv_bias")
     if config.moe != "none":
         raise ConfigError(f"moe={config.moe!r}: the ViT of transformers is dense")
     for name, value in {"pool": "token", "positions": "learned", "qk_norm": False}.items():
@@ -92,20 +90,14 @@ def _names(config: VitConfig) -> dict[str, tuple[str, Layout]]:
 def config_from_huggingface(config: Mapping[str, Any], *, classes: int, representation: int = 0) -> VitConfig:
     """The `VitConfig` of the `config.json` of a ViT with so many classes (0: a `ViTModel`).
 
-    What it leaves out has the default of transformers. Our normalisations add 1e-6 to the variance: another
-    `layer_norm_eps` (transformers' default is 1e-12) gets a warning, as outputs then differ in the sixth digit.
+    What it leaves out has the default of transformers.
 
     Raises ConfigError for a value that has no counterpart.
     """
     given = Arguments("config", config)
     given.require("model_type", "vit")
-    given.require("qkv_bias", True)
     given.require("pooler_act", "tanh")
     given.warn_of_dropout("hidden_dropout_prob", "attention_probs_dropout_prob")
-    if (epsilon := given.take("layer_norm_eps", 1e-12)) != EPSILON:
-        warnings.warn(
-            f"config.layer_norm_eps={epsilon!r}: {EPSILON} here; outputs differ in the sixth digit", stacklevel=2
-        )
     width = given.take("hidden_size", 768)
     found = VitConfig(
         image_size=given.square("image_size", 224),
@@ -116,6 +108,8 @@ def config_from_huggingface(config: Mapping[str, Any], *, classes: int, represen
         width=width,
         depth=given.take("num_hidden_layers", 12),
         heads=given.take("num_attention_heads", 12),
+        norm_epsilon=given.take("layer_norm_eps", 1e-12),
+        qkv_bias=given.take("qkv_bias", True),
         hidden=given.take("intermediate_size", 3072),
         representation=representation,
         gelu=given.choose("hidden_act", "gelu", _GELU),
@@ -141,8 +135,8 @@ def config_to_huggingface(config: VitConfig) -> dict[str, Any]:
         "num_attention_heads": config.heads,
         "intermediate_size": config.hidden,
         "hidden_act": {"erf": "gelu", "tanh": "gelu_pytorch_tanh"}[config.gelu],
-        "layer_norm_eps": EPSILON,
-        "qkv_bias": True,
+        "layer_norm_eps": config.norm_epsilon,
+        "qkv_bias": config.qkv_bias,
         **({"num_labels": config.classes} if config.classes else {}),
         "hidden_dropout_prob": 0.0,
         "attention_probs_dropout_prob": 0.0,

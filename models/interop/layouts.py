@@ -117,6 +117,18 @@ def entries(config: Config, table: Mapping[str, tuple[str, Layout]]) -> list[Ent
     return list(entries.values())
 
 
+def check_lacking(project: str, config: Config, *allowed: str) -> None:
+    """Raises ConfigError where `config` has an option of our ViT that the project lacks, of those not `allowed`."""
+    fields: Mapping[str, Any] = type(config).__dataclass_fields__
+    for name in _SELDOM:
+        if name in fields and name not in allowed and getattr(config, name) != fields[name].default:
+            raise ConfigError(f"{name}={getattr(config, name)!r}: {project} has {fields[name].default!r} only")
+
+
+_SELDOM = ("stem", "registers", "pre_norm", "norm_epsilon", "layer_scale", "qkv_bias", "group_tokens", "round_experts")
+"""Fields of `VitConfig` that not every project has a counterpart for."""
+
+
 def _counterpart(ours: str, table: Mapping[str, tuple[str, Layout]]) -> tuple[str, Layout]:
     for pattern, (theirs, layout) in table.items():
         if match := re.fullmatch(pattern, ours):

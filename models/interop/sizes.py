@@ -81,12 +81,22 @@ def vit_sizes(project: str, shapes: Shapes) -> dict[str, Any]:
     }
     if names.representation in shapes:
         found["representation"] = _shape(shapes, names.representation, 2)[names.out]
+    if "reg_token" in shapes:
+        found["registers"] = _shape(shapes, "reg_token", 3)[1]
+    prefix = token + found.get("registers", 0)
     if names.positions in shapes:
-        places = _shape(shapes, names.positions, 3)[1] - (token and names.token_has_position)
+        places = _shape(shapes, names.positions, 3)[1]
+        of_patches = bool(prefix) and torch and math.isqrt(places) ** 2 == places
+        places -= prefix if names.token_has_position and not of_patches else 0
         found["image_size"] = patch * _side(names.positions, places)
-        found["positions"] = "learned"
+        found["positions"] = "learned_patches" if of_patches else "learned"
     if names.query in shapes:
         found["heads"] = _shape(shapes, names.query, 3)[1]
+    if torch:
+        found |= {"pre_norm": "norm_pre.weight" in shapes, "qkv_bias": "blocks.0.attn.qkv.bias" in shapes}
+        found["layer_scale"] = 1e-5 if "blocks.0.ls1.gamma" in shapes else 0.0
+        if "fc_norm.weight" in shapes:
+            found["pool"] = "gap_norm"
     if "blocks.0.attn.q_norm.weight" in shapes:
         found |= {"qk_norm": True, "qk_norm_bias": True}
         found["heads"] = width // _shape(shapes, "blocks.0.attn.q_norm.weight", 1)[0]

@@ -4,6 +4,7 @@ Letters of the shape comments: D width, p patch size.
 """
 
 import json
+import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -16,6 +17,7 @@ from moespec.models.interop.layouts import (
     Convolution,
     Layout,
     Linear,
+    check_lacking,
     entries,
     flatten,
     nested,
@@ -53,7 +55,7 @@ def from_timm(state_dict: Mapping[str, Any], config: VitConfig) -> Params:
     Source: timm, `timm/models/vision_transformer.py`, `timm/layers/attention.py`, `timm/layers/attention_pool.py`.
     """
     _check(config)
-    return nested(to_ours("state_dict", flatten(unwrapped(state_dict), "."), entries(config, _NAMES)))
+    return nested(to_ours("state_dict", flatten(unwrapped(state_dict), "."), entries(config, _names(config))))
 
 
 def to_timm(params: Params, config: VitConfig) -> dict[str, Array]:
@@ -62,15 +64,14 @@ def to_timm(params: Params, config: VitConfig) -> dict[str, Array]:
     The values are NumPy arrays; `load_state_dict` takes them through `torch.from_numpy`.
     """
     _check(config)
-    return to_theirs("params", flatten(params, "/"), entries(config, _NAMES))
+    return to_theirs("params", flatten(params, "/"), entries(config, _names(config)))
 
 
 def _check(config: VitConfig) -> None:
-    if config.stem:
-        raise ConfigError(f"stem={config.stem!r}: timm's models have no stem of convolutions")
+    check_lacking("timm", config, "registers", "pre_norm", "norm_epsilon", "layer_scale", "qkv_bias")
     if config.moe != "none":
         raise ConfigError(f"moe={config.moe!r}: timm has dense models only")
-    if config.positions != "learned":
+    if not config.positions.startswith("learned"):
         raise ConfigError(f"positions={config.positions!r}: timm has learned positions only")
     if config.representation:
         raise ConfigError(f"representation={config.representation!r}: timm has no layer between pooling and head")
@@ -80,6 +81,11 @@ def _check(config: VitConfig) -> None:
         )
     if config.qk_norm and config.pool == "map":
         raise ConfigError("qk_norm=True with pool='map': timm does not normalise the query and keys of the pooling")
+
+
+def _names(config: VitConfig) -> dict[str, tuple[str, Layout]]:
+    norm = "fc_norm" if config.pool == "gap_norm" else "norm"
+    return {**_NAMES, r"norm/scale": (f"{norm}.weight", SAME), r"norm/bias": (f"{norm}.bias", SAME)}
 
 
 _NAMES: dict[str, tuple[str, Layout]] = {
@@ -97,8 +103,10 @@ _NAMES: dict[str, tuple[str, Layout]] = {
     r"blocks/(\d+)/attention/out/bias": (r"blocks.\1.attn.proj.bias", SAME),
     r"blocks/(\d+)/mlp/w([12])": (r"blocks.\1.mlp.fc\2.weight", Linear(1)),
     r"blocks/(\d+)/mlp/b([12])": (r"blocks.\1.mlp.fc\2.bias", SAME),
-    r"norm/scale": (r"norm.weight", SAME),
-    r"norm/bias": (r"norm.bias", SAME),
+    r"registers": (r"reg_token", SAME),
+    r"pre_norm/scale": (r"norm_pre.weight", SAME),
+    r"pre_norm/bias": (r"norm_pre.bias", SAME),
+    r"blocks/(\d+)/layer_scale([12])": (r"blocks.\1.ls\2.gamma", SAME),
     r"pool/probe": (r"attn_pool.latent", SAME),
     r"pool/attention/query/kernel": (r"attn_pool.q.weight", Linear(1)),
     r"pool/attention/query/bias": (r"attn_pool.q.bias", Linear(0)),
@@ -118,24 +126,36 @@ _NAMES: dict[str, tuple[str, Layout]] = {
 def config_from_timm(arguments: Mapping[str, Any]) -> VitConfig:
     """The `VitConfig` that computes what timm's `VisionTransformer(**arguments)` computes.
 
-    What `arguments` leave out has timm's default, among others a class token and the erf form of GELU. timm's `qk_norm`
-    has a bias, so it is our `qk_norm_bias`.
+    What `arguments` leave out has timm's default, among others a class token and the erf form of GELU.
 
-    Averaging (`global_pool="avg"`, our "gap") and attention pooling ("map") correspond when there is no class token and
-    when the last normalisation comes before the pooling: `class_token=False, fc_norm=False`. timm's default for "avg"
-    is to normalise after it. Dropout is treated as in `config_from_vmoe`.
+    | timm | ours |
+    |---|---|
+    | `global_pool="avg"`, by default with the last normalisation after it | pool "gap_norm" |
+    | `global_pool="avg"`, `fc_norm=False` | pool "gap" |
+    | `global_pool="map"` | pool "map" |
+    | `qk_norm`, which has a bias | `qk_norm` and `qk_norm_bias` |
+    | `reg_tokens` | `registers` |
+    | `no_embed_class=True`, where there is a class token or a register | positions "learned_patches" |
+    | `init_values` | `layer_scale` |
+    | `pre_norm` | `pre_norm` |
+    | `norm_layer=LayerNorm` with an `eps` | `norm_epsilon` |
+
+    Averages and attention pooling correspond where there is no class token. Dropout is treated as in `config_from_vmoe`.
 
     Raises ConfigError for an argument, or a value of one, that has no counterpart.
     """
     given = Arguments("arguments", arguments)
-    pool = given.choose("global_pool", "token", {"token": "token", "avg": "gap", "map": "map"})
+    pool = given.choose("global_pool", "token", {"token": "token", "avg": "gap_norm", "map": "map"})
     class_token, fc_norm = given.take("class_token", True), given.take("fc_norm", None)
+    registers, of_patches = given.take("reg_tokens", 0), given.take("no_embed_class", False)
     if class_token != (pool == "token"):
         raise ConfigError(
             f"arguments.class_token={class_token!r}: a class token is there to be the pooled one, or not at all"
         )
-    if fc_norm or (fc_norm is None and pool == "gap"):
-        raise ConfigError(f"arguments.fc_norm={fc_norm!r}: the last normalisation comes before the pooling here: False")
+    if fc_norm and pool != "gap_norm":
+        raise ConfigError(f"arguments.fc_norm={fc_norm!r}: after such a pooling there is no normalisation here: False")
+    if fc_norm is False and pool == "gap_norm":
+        pool = "gap"
     for name, value in _REQUIRED.items():
         given.require(name, value)
     given.skip("weight_init", "fix_init", "dynamic_img_size")  # the last changes nothing at the size that is given
@@ -148,6 +168,12 @@ def config_from_timm(arguments: Mapping[str, Any]) -> VitConfig:
         channels=given.take("in_chans", 3),
         classes=given.take("num_classes", 1000),
         pool=pool,
+        registers=registers,
+        positions="learned_patches" if of_patches and (class_token or registers) else "learned",
+        pre_norm=given.take("pre_norm", False),
+        norm_epsilon=_epsilon(given),
+        layer_scale=given.take("init_values", None) or 0.0,
+        qkv_bias=given.take("qkv_bias", True),
         width=width,
         depth=given.take("depth", 12),
         heads=given.take("num_heads", 12),
@@ -161,11 +187,19 @@ def config_from_timm(arguments: Mapping[str, Any]) -> VitConfig:
     return config
 
 
+def _epsilon(given: Arguments) -> float:
+    """That of the normalisations: timm's default is 1e-6, and that of "LayerNorm", which is torch's, 1e-5."""
+    layer = given.take("norm_layer", None) or "LayerNorm{'eps': 1e-06}"
+    match = re.fullmatch(r"(?:layernorm|LayerNorm)(?:\{'eps': ([-+.e\d]+)\})?", str(layer))
+    if match is None:
+        raise ConfigError(f"arguments.norm_layer={layer!r}: expected 'LayerNorm', maybe with {{'eps': ...}} after it")
+    return float(match[1] or 1e-5)
+
+
 _REQUIRED: dict[str, Any] = {
-    **{"qkv_bias": True, "proj_bias": True, "scale_attn_norm": False, "scale_mlp_norm": False, "init_values": None},
-    **{"pos_embed": "learn", "no_embed_class": False, "reg_tokens": 0, "pre_norm": False, "final_norm": True},
-    **{"pool_include_prefix": False, "dynamic_img_pad": False},
-    **{"embed_norm_layer": None, "norm_layer": None},
+    **{"proj_bias": True, "scale_attn_norm": False, "scale_mlp_norm": False},
+    **{"pos_embed": "learn", "final_norm": True, "pool_include_prefix": False, "dynamic_img_pad": False},
+    "embed_norm_layer": None,
 }
 """The arguments of timm that have one value, its default, with a counterpart here."""
 

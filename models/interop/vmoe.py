@@ -8,7 +8,17 @@ from dataclasses import replace
 from typing import Any
 
 from moespec.models.interop.arguments import Arguments
-from moespec.models.interop.layouts import SAME, Layout, entries, flatten, nested, to_ours, to_theirs, unwrapped
+from moespec.models.interop.layouts import (
+    SAME,
+    Layout,
+    check_lacking,
+    entries,
+    flatten,
+    nested,
+    to_ours,
+    to_theirs,
+    unwrapped,
+)
 from moespec.models.vit import VitConfig
 from moespec.spec.checks import check_option
 from moespec.spec.errors import ConfigError
@@ -44,11 +54,12 @@ def to_vmoe(params: Params, config: VitConfig) -> Params:
 
 
 def _check(config: VitConfig) -> None:
-    if config.stem:
-        raise ConfigError(f"stem={config.stem!r}: vmoe's models have no stem of convolutions")
+    check_lacking("vmoe", config, "group_tokens", "round_experts")
+    if config.pool == "gap_norm":
+        raise ConfigError("pool='gap_norm': vmoe normalises before the pooling")
     if config.gelu != "tanh":
         raise ConfigError(f"gelu={config.gelu!r}: vmoe has the tanh form only")
-    if config.positions == "sincos2d_moco":
+    if config.positions in ("sincos2d_moco", "learned_patches"):
         raise ConfigError(f"positions={config.positions!r}: vmoe has learned and sincos2d positions only")
     if config.qk_norm_bias:
         raise ConfigError("qk_norm_bias=True: vmoe normalises queries and keys without a bias")
@@ -105,16 +116,16 @@ def config_from_vmoe(model: Mapping[str, Any], *, image_size: int, channels: int
     | `batch_priority=True` | `batch_priority="max"` |
     | `noise_std` | `noise_multiplier`: both are divided by the number of experts |
     | `capacity` or `num_slots`, absolute | the `capacity_factor` that gives it, rounded to the nearest |
-    | `group_size`, in tokens | `group_images`; it must be a multiple of S |
+    | `group_size`, in tokens | `group_images` for a multiple of S, else `group_tokens` |
+    | a dispatcher's `bfloat16=True`, and always `SoftRouter` | `round_experts` |
     | `split_rngs` | `expert_init` |
     | `deterministic`, not in `model` | `forward` without `noise` |
 
     What is ignored because it does not change the function: which dispatcher computes it, its precision and its
-    partitions, and its rounding of expert inputs and outputs to bfloat16 (`SoftRouter` always rounds). We have no
-    dropout: a rate above 0 gets a warning, since training then differs while evaluation agrees.
+    partitions. A rate of dropout above 0 gets a warning, since training then differs while evaluation agrees.
 
     There is no counterpart of its token choice by a sparse plan (`KSparseProjectionTransportTopExpertsPerItemRouter`), of
-    its other solvers (`use_lbfgs`, `SparseProjection...`), and of groups that are part of an image.
+    its other solvers (`use_lbfgs`, `SparseProjection...`).
 
     Raises ConfigError for an argument, or a value of one, that has no counterpart.
     """
@@ -152,10 +163,7 @@ def _moe_fields(moe: Arguments, layers: tuple[int, ...], dense: VitConfig) -> di
     """The fields of `VitConfig` that concern its MoE blocks."""
     moe.warn_of_dropout("dropout_rate")
     experts, group_size = moe.take("num_experts"), moe.take("group_size")
-    if group_size % dense.sequence:
-        raise ConfigError(
-            f"model.encoder.moe.group_size={group_size!r}: groups are whole images here, of {dense.sequence} tokens"
-        )
+    whole = group_size % dense.sequence == 0
     split = moe.take("split_rngs", False)
     router = moe.section("router")
     name = router.take("name", "NoisyTopExpertsPerItemRouter").rpartition(".")[2]
@@ -170,13 +178,16 @@ def _moe_fields(moe: Arguments, layers: tuple[int, ...], dense: VitConfig) -> di
     check_option("model.encoder.moe.router.name", name, read)
     ours, options = read[name](router, group_size, experts)
     router.finish()
+    rounds = options.pop("round_experts", True)  # the soft router, which does not say, always rounds
     return {
         "moe": _placement(layers, dense.depth),
         "router": ours,
         "experts": experts,
         "router_options": options,
         "expert_init": "independent" if split is True or (split and "params" in split) else "shared",
-        "group_images": group_size // dense.sequence,
+        "group_images": group_size // dense.sequence if whole else 1,
+        "group_tokens": 0 if whole else group_size,
+        "round_experts": rounds,
     }
 
 
@@ -267,12 +278,13 @@ def _soft_options(router: Arguments, tokens: int, experts: int) -> tuple[str, di
 
 
 def _capacity_options(dispatcher: Arguments, items: int, experts: int) -> dict[str, Any]:
-    dispatcher.skip("name", "bfloat16", "partition_spec", "einsum_precision")
+    dispatcher.skip("name", "partition_spec", "einsum_precision")
+    rounds = {"round_experts": bool(dispatcher.take("bfloat16", False))}
     capacity, factor = dispatcher.take("capacity", None), dispatcher.take("capacity_factor", None)
     rounding, multiple = dispatcher.take("capacity_ceil_or_round", "ceil"), dispatcher.take("capacity_multiple_of", 4)
     dispatcher.finish()
     if (capacity is None) == (factor is None):
         raise ConfigError(f"{dispatcher.name}: expected one of capacity={capacity!r} and capacity_factor={factor!r}")
     if factor is None:
-        return {"capacity_factor": capacity * experts / items, "rounding": "round", "multiple_of": 1}
-    return {"capacity_factor": factor, "rounding": rounding, "multiple_of": multiple or 1}
+        return {**rounds, "capacity_factor": capacity * experts / items, "rounding": "round", "multiple_of": 1}
+    return {**rounds, "capacity_factor": factor, "rounding": rounding, "multiple_of": multiple or 1}

@@ -68,10 +68,20 @@ class ModelConfig:
     """hidden width of an MLP or expert"""
     heads: int | None = None
     """attention heads"""
-    pool: Literal["gap", "token", "map"] | None = None
-    """average of the tokens, class token, or attention pooling"""
-    positions: Literal["learned", "sincos2d", "sincos2d_moco", "none"] | None = None
-    """position embedding"""
+    pool: Literal["gap", "gap_norm", "token", "map"] | None = None
+    """average of the patches (gap_norm: normalised after it), class token, or attention pooling"""
+    registers: int | None = None
+    """learned tokens without a patch, which no pooling sees (ViT)"""
+    positions: Literal["learned", "learned_patches", "sincos2d", "sincos2d_moco", "none"] | None = None
+    """position embedding; learned_patches: of the patches alone, not of class token and registers"""
+    pre_norm: bool | None = None
+    """normalise tokens before the first block, with no bias in the embedding of the patches (ViT)"""
+    norm_epsilon: float | None = None
+    """what normalisations add to the variance (ViT)"""
+    layer_scale: float | None = None
+    """initial value of learned factors of what attention and MLP add to a token, 0 for none (ViT)"""
+    qkv_bias: bool | None = None
+    """biases of queries, keys and values (ViT)"""
     representation: int | None = None
     """width of a linear map with tanh before the head, 0 for none (ViT)"""
     qk_norm: bool | None = None
@@ -84,6 +94,10 @@ class ModelConfig:
     """initial values of the experts"""
     group_images: int | None = None
     """images routed together as one group (Sparse-MLP: whose tokens are; 0 for all of a batch)"""
+    group_tokens: int | None = None
+    """tokens routed together as one group where these are not whole images, 0 for group-images (ViT)"""
+    round_experts: bool | None = None
+    """round what goes into and comes out of the experts to bfloat16, as vmoe can (ViT in float32)"""
     token_ids: Literal["patch_code", "position", "previous", "bigram", "position_code"] | None = None
     """what a token is, for the router hash (moespec.models.hashing.token_ids)"""
     codes: Annotated[int | None, arg(aliases=["--codes"])] = None

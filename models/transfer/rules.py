@@ -4,7 +4,7 @@
 |---|---|
 | of the same name and shape | copied |
 | the head, where the number of classes differs | new |
-| positions on another grid | resized, bilinearly; the class token's is copied |
+| positions on another grid | resized, bilinearly; those of class token and registers are copied |
 | the MLP of a block that is MoE now | copied into every expert; the router is new |
 | tables and codebook of hash layers of another size | new |
 | whatever matches `skip` | new |
@@ -24,6 +24,7 @@ from scipy.ndimage import zoom
 
 from moespec.models.families import Config
 from moespec.models.interop.layouts import flatten, nested
+from moespec.models.vit import VitConfig
 from moespec.models.weights.record import Weights
 from moespec.spec.errors import ConfigError
 from moespec.spec.routing import Params
@@ -97,7 +98,7 @@ def _fitted(name: str, given: Array, fresh: Array, config: Config, result: Trans
         return _new(name, fresh, result)
     if name == "positions" and given.shape[2] == fresh.shape[2]:
         result.resized.append(name)
-        return resized_positions(given, fresh.shape[1], token=getattr(config, "pool", "") == "token")
+        return resized_positions(given, fresh.shape[1], prefix=_prefix(config))
     advice = ""
     if name.endswith("/router/slots") and given.shape[:2] == fresh.shape[:2]:
         advice = (
@@ -114,19 +115,24 @@ def _copied(name: str, dense: Array, fresh: Array, result: Transferred) -> Array
     return np.broadcast_to(dense, fresh.shape)
 
 
-def resized_positions(positions: Array, tokens: int, *, token: bool) -> Array:
+def _prefix(config: Config) -> int:
+    """Positions before those of the patches."""
+    return config.prefix if isinstance(config, VitConfig) and config.positions == "learned" else 0
+
+
+def resized_positions(positions: Array, tokens: int, *, prefix: int) -> Array:
     """Positions `(1, S, D)` on another square grid, `(1, tokens, D)`.
 
-    token: the first position is that of a class token, which is copied. Corners stay corners, and between them values
-    are interpolated linearly along rows and columns. Raises ConfigError unless both grids are squares.
+    prefix: positions of a class token and registers, which come first and are copied. Corners stay corners, and between
+    them values are interpolated linearly along rows and columns. Raises ConfigError unless both grids are squares.
 
-    >>> resized_positions(np.array([[[1.0], [2.0], [3.0], [4.0]]]), 9, token=False).reshape(3, 3).tolist()
+    >>> resized_positions(np.array([[[1.0], [2.0], [3.0], [4.0]]]), 9, prefix=0).reshape(3, 3).tolist()
     [[1.0, 1.5, 2.0], [2.0, 2.5, 3.0], [3.0, 3.5, 4.0]]
     """
-    before, grid = positions[:, : int(token)], positions[0, int(token) :]
-    old, new = math.isqrt(len(grid)), math.isqrt(tokens - token)
-    if old * old != len(grid) or new * new != tokens - token or not old:
-        raise ConfigError(f"init: positions of {len(grid)} patches for {tokens - token}: expected squares")
+    before, grid, patches = positions[:, :prefix], positions[0, prefix:], tokens - prefix
+    old, new = math.isqrt(len(grid)), math.isqrt(patches)
+    if old * old != len(grid) or new * new != patches or not old:
+        raise ConfigError(f"init: positions of {len(grid)} patches for {patches}: expected squares")
     square = grid.reshape(old, old, -1)
     resized = zoom(square, (new / old, new / old, 1), order=1).reshape(1, new * new, -1)
     return np.concatenate([before, resized], axis=1)

@@ -13,7 +13,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from moespec.models.errors import CheckpointError, RunError
-from moespec.models.families import Config, family
+from moespec.models.families import Config, family, fewest_images
 from moespec.models.files import sync_directory, write_synced
 from moespec.models.interop.layouts import flatten
 from moespec.models.weights import own
@@ -99,7 +99,7 @@ def card(name: str, weights: Weights) -> str:
 
 def _kind(config: Config) -> str:
     kind = {"vit": "vision transformer", "mixer": "MLP-Mixer", "sparse_mlp": "Sparse-MLP"}[described(config)["family"]]
-    layers = family(config).moe_layers(config, getattr(config, "group_images", 1) or 1)
+    layers = family(config).moe_layers(config, fewest_images(config))
     if not layers:
         return kind
     routers = " and ".join(dict.fromkeys(layer.router for layer in layers))

@@ -4,6 +4,7 @@ import importlib
 import inspect
 from inspect import Parameter
 
+import numpy as np
 import pytest
 
 from moespec import spec
@@ -101,3 +102,17 @@ def test_more_options_are_no_difference():
     def given(y, *operands, size=1, precision=None): ...
 
     assert not differences(inspect.signature(wanted), inspect.signature(given))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_rounding_to_bfloat16(backend):
+    """8 binary digits: 256 is exact, 257 lies half way and goes to the even 256, 259 to 260. But for NumPy's, gradients too."""
+    B, dtype = load(backend), "float64" if backend == "numpy" else "float32"
+    x = B.from_numpy(np.array([256.0, 257.0, 257.5, 259.0, -1.00390625, 0.0]), dtype)
+    rounded = B.to_numpy(B.round_to_bfloat16(x))
+    expected = np.array([256.0, 256.0, 258.0, 260.0, -1.0, 0.0])
+    np.testing.assert_array_equal(rounded, expected)
+    assert rounded.dtype == B.to_numpy(x).dtype
+    factor = B.from_numpy(np.full(6, 257.0), dtype)
+    _, gradient = B.value_and_grad(lambda p: (B.sum(B.round_to_bfloat16(p["x"]) * factor), ()))({"x": x})
+    np.testing.assert_array_equal(B.to_numpy(gradient["x"]), np.full(6, 257.0 if backend == "numpy" else 256.0))

@@ -157,7 +157,7 @@ def test_a_resolved_configuration_says_everything(tmp_path: Path, name: str, kin
         ("[training]\nsteps = 1.5", r"training\.steps=1\.5: expected (an integer|int)"),
         ("[training]\nsteps = true", r"training\.steps=True: expected int"),
         ("[schedule]\npeak = 'high'", r"schedule\.peak='high': expected float"),
-        ("[model]\npool = 'max'", r"model\.pool='max': expected one of 'gap', 'token', 'map' or 'none'"),
+        ("[model]\npool = 'max'", r"model\.pool='max': expected one of 'gap', 'gap_norm', 'token', 'map' or 'none'"),
         ("data = 'digits'", r"data='digits': expected a table, \[data\]"),
         ("[data", "not a TOML file"),
         ("[training]\nbatch = 0", r"training\.batch=0: expected at least 1"),

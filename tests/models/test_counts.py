@@ -44,6 +44,7 @@ ALONE = {"base": 1, "hash": 1, "s_base": 1, "noisy_top_k": 2, "hierarchical_top_
 MODELS = [
     *(("vit_s16", {"pool": pool}) for pool in ("gap", "token", "map")),
     ("vit_s16", {"qk_norm": True, "qk_norm_bias": True}),
+    ("vit_s16", {"registers": 4, "pre_norm": True, "layer_scale": 0.1, "qkv_bias": False, "pool": "gap_norm"}),
     ("vit_s16", {"stem": 4, "stem_depth": 2, "representation": 512, "positions": "none"}),
     ("mixer_s16", {}),
     ("mixer_tiny", {}),
@@ -52,6 +53,7 @@ MODELS = [
     ("sparse_mlp_b", {"router": "softmax_token_choice"}),
     *(("vit_b16", {"moe": "every_2", "experts": 32, "router": name}) for name in ROUTERS if name not in ALONE),
     ("vit_s16", {"moe": "every_2", "experts": 32, "router": "soft_moe", "group_images": 2}),
+    ("vit_s16", {"moe": "every_2", "experts": 32, "router": "softmax_token_choice", "group_tokens": 98}),
 ]
 
 
@@ -59,7 +61,7 @@ MODELS = [
 def test_what_xla_counts(name: str, fields: dict) -> None:
     """To 0.1 %. XLA counts no iteration but the first of a loop, which leaves out `ALONE`."""
     model = config(name, **fields)
-    images = getattr(model, "group_images", 1) or 1
+    images = families.fewest_images(model)
 
     def shaped(tree):  # type: ignore[no-untyped-def]
         if isinstance(tree, dict):

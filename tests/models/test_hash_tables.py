@@ -1,5 +1,6 @@
 """The codebook and tables of hash layers: made of a data set, kept in a file and in checkpoints, and never trained."""
 
+import importlib
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import safetensors.numpy
 from moespec.models import cli, families, vit
 from moespec.models.errors import CheckpointError, DataError
 from moespec.models.hashing import tables as hash_tables
+from moespec.models.hashing import token_ids
 from moespec.models.hashing.options import HashConfig
 from moespec.models.hashing.token_ids import KINDS
 from moespec.models.router_options import settings
@@ -58,6 +60,17 @@ def test_ids_of_every_kind_reach_the_model(runs, kind: str) -> None:  # type: ig
     assert (found.codebook is None) == (kind == "position")
     params = hash_tables.initial_params(config, resolve.load_data(config))
     np.testing.assert_array_equal(params["blocks"]["1"]["moe"]["router"]["tables"], found.tables)
+
+
+def test_registers_have_ids_of_their_own(runs) -> None:  # type: ignore[no-untyped-def]
+    model = model_config(resolved(runs, pool="token", registers=2).model)
+    assert vit.router_config(model).ids == 8 + 3
+    B = importlib.import_module("moespec.backends.numpy")
+    generator = np.random.default_rng(0)
+    images, codebook = generator.uniform(-1, 1, (2, 8, 8, 1)), generator.uniform(-1, 1, (8, 16))
+    ids = token_ids.made_of(B, model, images, codebook)
+    assert ids[:, :3].tolist() == [[8, 9, 10]] * 2
+    assert ids[:, 3:].max() < 8
 
 
 def test_several_hashes_are_random(runs) -> None:  # type: ignore[no-untyped-def]

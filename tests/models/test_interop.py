@@ -139,6 +139,8 @@ def test_the_specification_agrees(name):
     with float64("numpy") as B:
         loss, (logits, _) = objective(B, vector)(params)
     check_close(logits.real, vector.tensors["logits"], np.abs(vector.tensors["logits"]).max(), "logits")
+    if vector.config.round_experts:
+        return  # vmoe rounds the gradients of these models as well, which the complex step does not
     terms = [np.sum(expected[key] * direction[key]) for key in expected]
     check_close(loss.imag / STEP, sum(terms), np.abs(terms).sum(), "directional derivative")
 
@@ -187,7 +189,14 @@ def test_another_router_setting_disagrees(name, options):
         ("vmoe_dense_token", {"gelu": "erf"}),
         ("vmoe_token_choice_k1", {"group_images": 4}),
         ("vmoe_batch_priority_k1", {"group_images": 1}),
+        ("vmoe_soft_moe", {"round_experts": False}),
+        ("vmoe_halves_bfloat16", {"round_experts": False}),
+        ("vmoe_halves_bfloat16", {"group_tokens": 16}),
+        ("vmoe_halves_bfloat16", {"group_tokens": 0}),
         ("timm_token", {"gelu": "tanh"}),
+        ("timm_registers", {"norm_epsilon": 1e-6}),
+        ("timm_avg_norm", {"norm_epsilon": 1e-5}),
+        ("timm_avg_norm", {"pool": "gap"}),
         ("timm_map_gelu_tanh", {"gelu": "erf"}),
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(f"{k}={v}" for k, v in value.items()),
@@ -291,6 +300,14 @@ DENSE = vit.VitConfig(image_size=8, patch_size=2, width=8, depth=2, hidden=12, h
         ("vmoe", {"gelu": "erf"}, "gelu='erf'"),
         ("vmoe", {"positions": "sincos2d_moco"}, "positions='sincos2d_moco'"),
         ("vmoe", {"qk_norm": True, "qk_norm_bias": True}, "qk_norm_bias=True"),
+        ("vmoe", {"layer_scale": 0.5}, "layer_scale=0.5"),
+        ("vmoe", {"pool": "gap_norm"}, "pool='gap_norm'"),
+        ("vmoe", {"norm_epsilon": 1e-5}, "norm_epsilon=1e-05"),
+        ("big_vision", {"registers": 1}, "registers=1"),
+        ("big_vision", {"pool": "gap_norm", "gelu": "tanh"}, "pool='gap_norm'"),
+        ("vision_transformer", {"pre_norm": True}, "pre_norm=True"),
+        ("huggingface", {"layer_scale": 0.5}, "layer_scale=0.5"),
+        ("timm", {"stem": 1}, "stem=1"),
         ("timm", {"moe": "last_1", "experts": 2}, "moe='last_1'"),
         ("timm", {"positions": "sincos2d"}, "positions='sincos2d'"),
         ("timm", {"qk_norm": True}, "qk_norm_bias=False"),
@@ -342,6 +359,7 @@ def test_published_models_of_vmoe_convert():
         experts=8,
         expert_init="shared",
         group_images=8,
+        round_experts=True,
         router="softmax_token_choice",
         router_options=config.router_options,
     )
@@ -395,7 +413,6 @@ def test_without_noise_there_is_no_load_loss():
         ("encoder.position_emb", {"name": "rope"}, "model.encoder.position_emb.name='rope'"),
         ("encoder.position_emb", {"name": "sincos2d", "temperature": 100}, "temperature=100"),
         ("encoder.moe.layers", (0, 99), "model.encoder.moe.layers=(0, 99)"),
-        ("encoder.moe.group_size", 400, "model.encoder.moe.group_size=400"),
         ("encoder.moe.surprise", 1, "model.encoder.moe.surprise=1"),
         ("encoder.moe.router.name", "Unknown", "Unknown"),
         ("encoder.moe.router.surprise", 1, "model.encoder.moe.router.surprise=1"),
@@ -420,6 +437,7 @@ def test_the_released_v_moe_s32_converts():
     model["encoder"] |= {"num_layers": 8, "mlp_dim": 2048, "num_heads": 8}
     model["encoder"]["moe"] |= {"layers": (5, 7), "group_size": 8 * 50}
     config = interop.config_from_vmoe(model, image_size=224)
+    assert config.round_experts
     assert (config.representation, config.moe) == (512, "every_2_last_2")
     shapes = flat(vit.parameter_shapes(config))
     assert (shapes["representation/kernel"], shapes["head/kernel"]) == ((512, 512), (512, 1000))
@@ -448,14 +466,14 @@ def test_a_missing_argument_of_vmoe_is_named():
 @pytest.mark.parametrize(
     ("arguments", "fault"),
     [
-        ({"global_pool": "avg", "class_token": False}, "arguments.fc_norm=None"),
         ({"global_pool": "avg", "class_token": True, "fc_norm": False}, "arguments.class_token=True"),
         ({"class_token": False}, "arguments.class_token=False"),
         ({"fc_norm": True}, "arguments.fc_norm=True"),
         ({"global_pool": "avgmax"}, "arguments.global_pool='avgmax'"),
         ({"act_layer": "relu"}, "arguments.act_layer='relu'"),
-        ({"reg_tokens": 4}, "arguments.reg_tokens=4"),
-        ({"init_values": 1e-5}, "arguments.init_values=1e-05"),
+        ({"final_norm": False}, "arguments.final_norm=False"),
+        ({"mlp_layer": "SwiGLU"}, "arguments.mlp_layer='SwiGLU'"),
+        ({"norm_layer": "RmsNorm"}, "arguments.norm_layer='RmsNorm'"),
         ({"img_size": (224, 192)}, "arguments.img_size=(224, 192)"),
         ({"surprise": 1}, "arguments.surprise=1"),
         ({"qk_norm": True, "global_pool": "map", "class_token": False}, "qk_norm=True with pool='map'"),

@@ -98,9 +98,19 @@ def test_positions_are_resized(pool):
     np.testing.assert_allclose(corners, before[0, token:].reshape(4, 4, 8)[[0, 0, 3, 3], [0, 3, 0, 3]], rtol=1e-6)
 
 
+@pytest.mark.parametrize(("positions", "prefix"), [("learned", 3), ("learned_patches", 0)])
+def test_positions_of_registers_are_copied(positions, prefix):
+    source = weights(pool="token", registers=2, positions=positions)
+    result, _ = taken(source, replace(source.config, image_size=16))
+    before, after = source.params["positions"], result.params["positions"]
+    assert (before.shape, after.shape) == ((1, 16 + prefix, 8), (1, 64 + prefix, 8))
+    np.testing.assert_array_equal(after[:, :prefix], np.float32(before[:, :prefix]))
+    np.testing.assert_allclose(after[0, [prefix, -1]], before[0, [prefix, -1]], rtol=1e-6)
+
+
 def test_positions_that_are_no_square_are_refused():
     with pytest.raises(ConfigError, match="positions of 5 patches for 9: expected squares"):
-        resized_positions(np.zeros((1, 5, 2)), 9, token=False)
+        resized_positions(np.zeros((1, 5, 2)), 9, prefix=0)
 
 
 def test_slots_are_pinned_at_another_resolution():

@@ -265,11 +265,26 @@ def test_placement(moe, depth, blocks):
         ),
         ({"moe": "last_1", "experts": 2, "group_images": 0}, "group_images=0"),
         ({"qk_norm_bias": True}, "qk_norm_bias=True"),
+        ({"registers": -1}, "registers=-1"),
+        ({"group_tokens": -1}, "group_tokens=-1"),
+        ({"group_tokens": 4, "group_images": 2}, "group_images=2 with group_tokens=4"),
+        ({"norm_epsilon": 0.0}, "norm_epsilon=0.0"),
+        ({"norm_epsilon": math.nan}, "norm_epsilon=nan"),
+        ({"layer_scale": -0.1}, "layer_scale=-0.1"),
+        ({"layer_scale": math.inf}, "layer_scale=inf"),
     ],
 )
 def test_config_errors(fields, message):
     with pytest.raises(ConfigError, match=message):
         tiny(**fields)
+
+
+def test_groups_of_tokens_that_do_not_fill():
+    config = tiny(moe="last_1", experts=2, group_tokens=6)  # of 4 tokens an image
+    assert config.fewest_images == 3
+    assert vit.moe_layers(config, 6)[0].groups == 4
+    with pytest.raises(ShapeError, match="8 tokens cannot be split into groups of group_tokens=6"):
+        vit.moe_layers(config, 2)
 
 
 def test_router_config_holds_the_options_and_the_group():
