@@ -140,6 +140,9 @@ class Backend(Blocks, Protocol):
 
     # Gradients and training.
 
+    def recomputed(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """`function`, of whose results inside nothing is kept for the backward pass, which computes them anew."""
+
     def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """`function`, compiled, for pure functions."""
 

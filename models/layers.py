@@ -20,6 +20,7 @@ from moespec.spec.routers import ROUTERS
 from moespec.spec.routing import Noise, Params, RouterOutput
 
 __all__ = [
+    "Block",
     "MoeLayer",
     "Output",
     "check_fields",
@@ -34,6 +35,7 @@ __all__ = [
     "output_of",
     "overridden",
     "placed",
+    "run_block",
     "split",
 ]
 
@@ -165,12 +167,16 @@ def split(items: int, group: int, what: str, field: str) -> int:
 # ----------------------------------------------------------------------------------------------------------- forward
 
 
+Block = Callable[[Params, Array], tuple[Array, list[RouterOutput]]]
+"""A block of a model, from its parameters and tokens to tokens, and the outputs of its routers."""
+
+
 class Output(NamedTuple):
     """What a model returns.
 
     logits: `(N, classes)`, or None without a head. features: `(N, D)`, what the head sees.
     losses: weighted auxiliary losses by name, summed over MoE layers. routings, metrics: one per MoE layer, in order;
-    of a layer that mixes experts inside their MLP, that of its first routing.
+    of a layer that mixes experts inside their MLP, that of its first routing. Where blocks are recomputed, routings are None.
     """
 
     logits: Array
@@ -221,6 +227,28 @@ def linear(x: Array, kernel: Array, bias: Array | None) -> Array:
 def mlp(B: Backend, p: Params, x: Array, *, gelu: str, drop: Callable[[Array], Array] = lambda hidden: hidden) -> Array:
     """`drop(gelu(x w1 + b1)) w2 + b2` along the last axis."""
     return linear(drop(B.gelu(linear(x, p["w1"], p["b1"]), form=gelu)), p["w2"], p["b2"])
+
+
+def run_block(
+    B: Backend, block: Block, p: Params, x: Array, outputs: list[RouterOutput], *, recompute: bool = False
+) -> Array:
+    """What `block(p, x)` makes of the tokens `x`; the outputs of its routers are put after `outputs`.
+
+    recompute: of the block nothing is kept for the backward pass, which computes it anew from `p` and `x`; its outputs
+    have None in place of a routing.
+    """
+    if not recompute:
+        x, made = block(p, x)
+        outputs.extend(made)
+        return x
+
+    def kept(p: Params, x: Array) -> tuple[Array, list[tuple[dict[str, Array], dict[str, Array]]]]:
+        y, made = block(p, x)
+        return y, [(output.losses, output.metrics) for output in made]
+
+    x, pairs = B.recomputed(kept)(p, x)
+    outputs.extend(RouterOutput(None, losses, metrics) for losses, metrics in pairs)
+    return x
 
 
 def moe(

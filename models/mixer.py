@@ -22,7 +22,7 @@ from moespec.models.layers import MoeLayer, Output
 from moespec.models.parameters import constant, lecun_normal
 from moespec.spec.algorithm import Algorithm
 from moespec.spec.errors import ConfigError
-from moespec.spec.routing import Noise, Params
+from moespec.spec.routing import Noise, Params, RouterOutput
 
 __all__ = [
     "NAMES",
@@ -195,12 +195,14 @@ def forward(
     noise: list[Array] | None = None,
     random: Array | None = None,
     train: bool = False,
+    recompute: bool = False,
 ) -> Output:
     """The model on `images` `(N, image_size, image_size, channels)`, with backend `B`.
 
     `params` are arrays of `B` in the layout of `parameter_shapes`; images have the dtype of the parameters. There is no
     router, so that `noise` is None or empty. `random` `(N, 4)`, integers that `draws.of_step` makes, is what dropout and
-    stochastic depth are drawn from; they are for training alone.
+    stochastic depth are drawn from; they are for training alone. `recompute`: of a block nothing is kept for the backward
+    pass but what goes into it.
 
     Raises ShapeError when images have another shape, ConfigError when there is noise, or when a model that drops has no
     `random` in training.
@@ -212,7 +214,11 @@ def forward(
     embedding = compute(params["embedding"])
     x = B.patch_embed(compute(images), embedding["kernel"], embedding["bias"])  # (N, S, D)
     for number in range(config.depth):
-        x = block(B, config, params["blocks"][str(number)], x, number, drop)
+
+        def one(p: Params, x: Array, number: int = number) -> tuple[Array, list[RouterOutput]]:
+            return block(B, config, p, x, number, drop), []
+
+        x = layers.run_block(B, one, params["blocks"][str(number)], x, [], recompute=recompute)
     if config.dtype == "bfloat16":
         x = B.cast(x, "float32")
     features = B.mean(layers.layer_norm(B, params["norm"], x), 1)  # (N, D)

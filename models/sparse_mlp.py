@@ -17,6 +17,7 @@ taken where the paper is silent. Initial values are those of the MLP-Mixer.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from moespec.backends.contract import Backend
@@ -321,12 +322,13 @@ def forward(
     noise: list[Array] | None = None,
     random: Array | None = None,
     train: bool = False,
+    recompute: bool = False,
 ) -> Output:
     """The model on `images` `(N, image_size, image_size, channels)`, with backend `B`.
 
     `params` are arrays of `B` in the layout of `parameter_shapes`; images have the dtype of the parameters. `noise` is
     one array per MoE layer, as `moe_noise` says, or None. `random` is not used: nothing is dropped. `train` is passed to
-    the routers.
+    the routers. `recompute`: of a block nothing is kept for the backward pass but what goes into it; routings are None then.
 
     Raises ShapeError when images have another shape, or do not fill the groups, and ConfigError when the number of noise
     arrays is not the number of MoE layers.
@@ -341,26 +343,29 @@ def forward(
     x = B.patch_embed(compute(images), embedding["kernel"], embedding["bias"])  # (N, S, C)
     outputs: list[RouterOutput] = []
 
-    def routed(name: str, p: Params, items: Array) -> Array:
-        y, output = layers.moe(B, p, items, moe[name], config=config, noise=drawn.get(name), train=train)
-        outputs.append(output)
-        return y
+    def routed(name: str, p: Params, items: Array) -> tuple[Array, RouterOutput]:
+        return layers.moe(B, p, items, moe[name], config=config, noise=drawn.get(name), train=train)
 
-    sparse = moe_blocks(config)
-    for number in range(config.depth):
-        p = params["blocks"][str(number)]
-        if number not in sparse:
-            x = mixer.block(B, config, p, x, number, Draws(B, depth=config.depth))
-            continue
+    def dense(number: int, p: Params, x: Array) -> tuple[Array, list[RouterOutput]]:
+        return mixer.block(B, config, p, x, number, Draws(B, depth=config.depth)), []
+
+    def sparse(number: int, p: Params, x: Array) -> tuple[Array, list[RouterOutput]]:
         x = B.rescale(x, compute(p["rescale1"])) if "rescale1" in p else x  # (N, S', C')
         y = B.transpose(layers.layer_norm(B, p["norm1"], x), (0, 2, 1))  # (N, C', S')
-        x = x + B.transpose(routed(f"{number}_tokens", p["token_moe"], y), (0, 2, 1))
+        y, output = routed(f"{number}_tokens", p["token_moe"], y)
+        x, made = x + B.transpose(y, (0, 2, 1)), [output]
         y = layers.layer_norm(B, p["norm2"], x)
         if config.experts:
-            x = x + routed(f"{number}_channels", p["channel_moe"], y)
+            y, output = routed(f"{number}_channels", p["channel_moe"], y)
+            made.append(output)
         else:
-            x = x + layers.mlp(B, compute(p["channel_mlp"]), y, gelu=config.gelu)
-        x = B.rescale(x, compute(p["rescale2"])) if "rescale2" in p else x  # (N, S, C)
+            y = layers.mlp(B, compute(p["channel_mlp"]), y, gelu=config.gelu)
+        x = x + y
+        return B.rescale(x, compute(p["rescale2"])) if "rescale2" in p else x, made  # (N, S, C)
+
+    for number in range(config.depth):
+        block = partial(sparse if number in moe_blocks(config) else dense, number)
+        x = layers.run_block(B, block, params["blocks"][str(number)], x, outputs, recompute=recompute)
     if config.dtype == "bfloat16":
         x = B.cast(x, "float32")
     features = B.mean(layers.layer_norm(B, params["norm"], x), 1)  # (N, C)

@@ -427,12 +427,14 @@ def forward(
     noise: list[Array] | None = None,
     random: Array | None = None,
     train: bool = False,
+    recompute: bool = False,
 ) -> Output:
     """The model on `images` `(N, image_size, image_size, channels)`, with backend `B`.
 
     `params` are arrays of `B` in the layout of `parameter_shapes`; images have the dtype of the parameters. `noise` is
     one array per MoE block, as `moe_noise` says, or None. `random` `(N, 4)`, integers that `draws.of_step` makes, is what
     dropout and stochastic depth are drawn from; they are for training alone. `train` is passed to the routers.
+    `recompute`: of a block nothing is kept for the backward pass but what goes into it; routings are None then.
 
     Raises ShapeError when images have another shape, or when N is not a multiple of `group_images`, and ConfigError
     when the number of noise arrays is not the number of MoE blocks, or when a model that drops has no `random` in training.
@@ -449,26 +451,27 @@ def forward(
         x = norm(params["pre_norm"], x)
     ids = token_ids.of_images(B, config, params, images) if takes_ids(config) else None
     outputs: list[RouterOutput] = []
-    for block in range(config.depth):
-        p = params["blocks"][str(block)]
-        attention, hidden, output = range(3 * block + 1, 3 * block + 4)
+    drawn = dict(zip(moe, noise or [], strict=False))
+
+    def block(number: int, p: Params, x: Array) -> tuple[Array, list[RouterOutput]]:
+        attention, hidden, output = range(3 * number + 1, 3 * number + 4)
         y = _attention(B, compute(p["attention"]), norm(p["norm1"], x), None, norm)
-        y = drop.units(y, attention)
-        if config.layer_scale:
-            y = y * compute(p["layer_scale1"])
-        x = x + drop.branch(y, 2 * block)
-        y = norm(p["norm2"], x)
-        if str(block) in moe:
-            drawn = noise[len(outputs)] if noise else None
-            layer = moe[str(block)]
-            y, routed = layers.moe(B, p["moe"], y, layer, config=config, noise=drawn, train=train, ids=ids)
-            outputs.append(routed)
+        x = x + drop.branch(scaled(p, 1, drop.units(y, attention)), 2 * number)
+        y, made = norm(p["norm2"], x), []
+        if layer := moe.get(str(number)):
+            options: Any = {"config": config, "noise": drawn.get(layer.name), "train": train, "ids": ids}
+            y, routed = layers.moe(B, p["moe"], y, layer, **options)
+            made.append(routed)
         else:
             y = layers.mlp(B, compute(p["mlp"]), y, gelu=config.gelu, drop=partial(drop.units, number=hidden))
-        y = drop.units(y, output)
-        if config.layer_scale:
-            y = y * compute(p["layer_scale2"])
-        x = x + drop.branch(y, 2 * block + 1)
+        return x + drop.branch(scaled(p, 2, drop.units(y, output)), 2 * number + 1), made
+
+    def scaled(p: Params, branch: int, y: Array) -> Array:
+        return y * compute(p[f"layer_scale{branch}"]) if config.layer_scale else y
+
+    for number in range(config.depth):
+        p = params["blocks"][str(number)]
+        x = layers.run_block(B, partial(block, number), p, x, outputs, recompute=recompute)
     if config.dtype == "bfloat16":
         x = B.cast(x, "float32")
     features = _pool(B, config, params, x, norm)

@@ -21,6 +21,7 @@ __all__ = [
     "import_state",
     "init_state",
     "make_step",
+    "recomputed",
     "state_average",
     "state_params",
     "value_and_grad",
@@ -30,6 +31,11 @@ Params = dict[str, Any]
 Batch = Any
 Metrics = dict[str, jax.Array]
 LossFunction = Callable[[Params, Batch], tuple[jax.Array, Metrics]]
+
+
+def recomputed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`jax.checkpoint(function)`."""
+    return jax.checkpoint(function)
 
 
 def compile(function: Callable[..., Any]) -> Any:

@@ -22,6 +22,7 @@ __all__ = [
     "import_state",
     "init_state",
     "make_step",
+    "recomputed",
     "state_average",
     "state_params",
     "value_and_grad",
@@ -60,6 +61,11 @@ def value_and_grad(function: Callable[..., Any]) -> Callable[..., Any]:
         return outputs, gradient
 
     return evaluate
+
+
+def recomputed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` itself: nothing is kept for the complex step."""
+    return function
 
 
 def init_state(params: Params, optimizer: OptimizerConfig) -> State:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.backends.torch import optimizers
@@ -23,6 +24,7 @@ __all__ = [
     "init_state",
     "make_step",
     "quick_compile",
+    "recomputed",
     "state_average",
     "state_params",
     "value_and_grad",
@@ -61,6 +63,11 @@ def compile(function: Callable[..., Any], *, compiler: str = "inductor") -> Call
             raise
 
     return call
+
+
+def recomputed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`torch.utils.checkpoint`, without torch's random state, which nothing here draws from."""
+    return functools.partial(checkpoint, function, use_reentrant=False, preserve_rng_state=False)
 
 
 def quick_compile(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -183,6 +183,8 @@ class TrainingConfig:
     """images of one update"""
     accumulate: int = 1
     """parts that a batch is split into, to save memory"""
+    recompute: bool = False
+    """compute each block anew in the backward pass in place of keeping what is inside: less memory, a third more work"""
     seed: int = 0
     """seed of the initial values, the order of the data, augmentation, noise and dropout"""
     loss: Literal["softmax", "sigmoid"] = "softmax"

@@ -19,12 +19,14 @@ __all__ = ["draws", "make_features", "make_forward", "make_loss", "moe_metrics",
 Batch = dict[str, Any]
 
 
-def make_loss(B: Backend, model: Config, kind: str) -> Callable[[Any, Batch], tuple[Any, dict[str, Any]]]:
+def make_loss(
+    B: Backend, model: Config, kind: str, *, recompute: bool = False
+) -> Callable[[Any, Batch], tuple[Any, dict[str, Any]]]:
     """`loss(params, batch) -> (loss, metrics)` for `make_step`.
 
     kind: "softmax" (targets are the probabilities of exclusive classes) or "sigmoid" (each class by itself, summed over
     classes). batch: images `(N, H, W, Ch)`, targets `(N, classes)` and, if the model draws random numbers in training,
-    `random` `(N, 4)`, see `moespec.models.draws`.
+    `random` `(N, 4)`, see `moespec.models.draws`. recompute: the backward pass computes each block anew.
     """
     cross_entropy = {"softmax": B.softmax_cross_entropy, "sigmoid": B.sigmoid_cross_entropy}[kind]
     forward, layers, wanted = family(model).forward, family(model).moe_layers, family(model).moe_noise
@@ -32,7 +34,7 @@ def make_loss(B: Backend, model: Config, kind: str) -> Callable[[Any, Batch], tu
     def loss(params: Any, batch: Batch) -> tuple[Any, dict[str, Any]]:
         images, random = batch["images"], batch.get("random")
         noise = None if random is None else gating_noise(B, wanted(model, images.shape[0]), random, images)
-        output = forward(B, model, params, images, noise=noise, random=random, train=True)
+        output = forward(B, model, params, images, noise=noise, random=random, train=True, recompute=recompute)
         main = B.mean(cross_entropy(output.logits, batch["targets"]), 0)
         total = main
         for value in output.losses.values():

@@ -68,7 +68,7 @@ def train(
     state, start, seconds, overrides = begun()
     compiled = pays(B, settings.total, settings.compile)
     eager = {} if compiled else {"compiled": False}
-    loss = make_loss(B, model, settings.loss)
+    loss = make_loss(B, model, settings.loss, recompute=settings.recompute)
     update = B.make_step(loss, config.optimizer, accumulate=settings.accumulate, **eager)
     drawn = draws(model, settings.batch)
     forward, rate = compile_if(B, compiled, make_forward(B, model)), schedule(config)

@@ -14,7 +14,7 @@ __all__ = ["FREE", "changes", "check_evaluated", "described", "keys"]
 
 FREE = frozenset(
     {
-        *("backend", "data.prefetch", "training.compile", "training.log_every", "training.keep"),
+        *("backend", "data.prefetch", "training.compile", "training.recompute", "training.log_every", "training.keep"),
         *("training.evaluate_every", "training.checkpoint_every", "data.workers", "data.cache"),
     }
 )
