@@ -99,6 +99,7 @@ def config_from_vmoe(model: Mapping[str, Any], *, image_size: int, channels: int
     | `KLProjectionNoisyTopExpertsPerItemRouter` | router "sinkhorn_token_choice", which combines with the clean logits |
     | `KLProjectionNoisyTopItemsPerExpertRouter` | router "sinkhorn_expert_choice" |
     | `KSparseProjectionTransportTopItemsPerExpertRouter` | router "sparsity_constrained_expert_choice" |
+    | `KSparseProjectionTransportTopExpertsPerItemRouter` | router "sparsity_constrained_token_choice" |
     | `SoftRouter` | router "soft_moe" with `norm_form="rsqrt"` |
     | `use_softmax_combine_weights=False` | `combine_with="plan"` |
     | `maxiter` | `sinkhorn_iterations`, `transport_steps` |
@@ -113,8 +114,8 @@ def config_from_vmoe(model: Mapping[str, Any], *, image_size: int, channels: int
     partitions, and its rounding of expert inputs and outputs to bfloat16 (`SoftRouter` always rounds). We have no
     dropout: a rate above 0 gets a warning, since training then differs while evaluation agrees.
 
-    There is no counterpart of its token choice by a sparse plan (`KSparseProjectionTransportTopExpertsPerItemRouter`), of
-    its other solvers (`use_lbfgs`, `SparseProjection...`), and of groups that are part of an image.
+    There is no counterpart of its other solvers (`use_lbfgs`, `SparseProjection...`), and of groups that are part of an
+    image.
 
     Raises ConfigError for an argument, or a value of one, that has no counterpart.
     """
@@ -166,6 +167,7 @@ def _moe_fields(moe: Arguments, layers: tuple[int, ...], dense: VitConfig) -> di
         "KLProjectionNoisyTopExpertsPerItemRouter": _sinkhorn_token_choice_options,
         "KLProjectionNoisyTopItemsPerExpertRouter": _sinkhorn_expert_choice_options,
         "KSparseProjectionTransportTopItemsPerExpertRouter": _sparse_expert_choice_options,
+        "KSparseProjectionTransportTopExpertsPerItemRouter": _sparse_token_choice_options,
     }
     check_option("model.encoder.moe.router.name", name, read)
     ours, options = read[name](router, group_size, experts)
@@ -250,6 +252,19 @@ def _sparse_expert_choice_options(router: Arguments, tokens: int, experts: int) 
         **options,
         **_plan_options(router),
         "noise_multiplier": 0.0,  # vmoe's has the argument, and no noise
+        "transport_steps": router.take("maxiter", 20),
+    }
+
+
+def _sparse_token_choice_options(router: Arguments, tokens: int, experts: int) -> tuple[str, dict[str, Any]]:
+    router.require("adam_lr", 1e-2)
+    router.skip("importance_loss_weight", "load_loss_weight", "gshard_loss_weight")
+    _, options = _token_choice_options(router, tokens, experts)
+    return "sparsity_constrained_token_choice", {
+        **options,
+        **_plan_options(router),
+        # vmoe's has the arguments, and neither noise nor losses
+        **dict.fromkeys(("noise_multiplier", "importance_weight", "load_weight", "balance_weight"), 0.0),
         "transport_steps": router.take("maxiter", 20),
     }
 
