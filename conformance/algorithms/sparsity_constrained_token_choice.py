@@ -50,6 +50,8 @@ def cases() -> Iterator[Definition]:
     flags = ("evaluation_capacity", "combine_with_plan", "solver_steps", "priority_order")
     given = at_evaluation | dual | {"batch_priority": "max"}
     yield case("evaluation_factor", "value", purpose, *flags, train=False, **given)
+    purpose = "A router that starts at 0: every score is equal, and the plan gives all tokens to the same experts."
+    yield case("zero_kernel", "tie", purpose, "tie_order", zero=True)
 
     yield invalid_option(small_router(NAME), "choices", choices=SMALL.experts + 1)
 
