@@ -193,7 +193,8 @@ def _largest(values: Array, count: int) -> tuple[Array, Array]:
         return jnp.ones_like(values, dtype=bool), -jnp.sort(-values, axis=-1)
     index = top_indices(values, count)
     descending = jnp.take_along_axis(values, index, axis=-1)
-    # Entries equal to the last one kept are kept up to its index: no scatter.
+    # Entries equal to the last one kept are kept up to its index: no scatter. That one itself is known by its index: XLA may
+    # compute `values` again for the comparison, where they are rounded differently.
     position = jnp.arange(values.shape[-1], dtype=index.dtype)
     smallest, last = descending[..., -1:], index[..., -1:]
-    return (values > smallest) | ((values == smallest) & (position <= last)), descending
+    return (values > smallest) | ((values == smallest) & (position <= last)) | (position == last), descending

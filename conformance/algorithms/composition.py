@@ -16,12 +16,13 @@ from moespec.spec.routers.composition import token_choice
 
 __all__ = ["VARIANTS"]
 
-TOKEN_CHOICE = ("softmax_token_choice", "sinkhorn_token_choice")
+TOKEN_CHOICE = ("softmax_token_choice", "sinkhorn_token_choice", "sparsity_constrained_token_choice")
 SOFTMAX = ("softmax_token_choice", "softmax_expert_choice")
 SINKHORN = ("sinkhorn_token_choice", "sinkhorn_expert_choice")
-PLANS = (*SINKHORN, "sparsity_constrained_expert_choice")
+SPARSE_PLAN = ("sparsity_constrained_token_choice", "sparsity_constrained_expert_choice")
+PLANS = (*SINKHORN, *SPARSE_PLAN)
 SELECTING = (*TOKEN_CHOICE, "softmax_expert_choice", "sinkhorn_expert_choice", "sparsity_constrained_expert_choice")
-"""The routers of the study that select."""
+"""The routers that select by the softmax of logits, or by a plan."""
 GATED = (*SELECTING, "importance_score", "s_base")
 """The routers with gating noise."""
 NOISY = (*GATED, "noisy_top_k", "gshard", "switch")

@@ -1,17 +1,14 @@
 """The router `sparsity_constrained_expert_choice`."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from moespec.conformance.engine.definition import Definition
 from moespec.conformance.engine.invalid import invalid_option
-from moespec.conformance.engine.reroute import noiseless, rerouted
 from moespec.conformance.engine.routers import NORMAL, common, kernel_of, router_case, small_router
-from moespec.conformance.engine.variant import Variant, every
 
-__all__ = ["VARIANTS", "cases"]
+__all__ = ["cases"]
 
 NAME = "sparsity_constrained_expert_choice"
 T, E, D = 6, 3, 4
@@ -50,49 +47,3 @@ def _peaked(name: str, purpose: str, *flags: str, **options: Any) -> Definition:
     params = kernel_of(f"routers/{NAME}/{name}/kernel", D, E, reach=6.0)
     case = partial(router_case, NAME, name, "value", purpose, *flags, params=params, capacity_factor=2.0)
     return case(accept=lambda plan: bool(((plan > 0).sum(axis=0) < 2 * T // E).any()), **options)
-
-
-# Variants. A change is `(B, route, params, tokens, options, noise=None, train=False)`.
-
-
-def _noisy(
-    B: Any, route: Any, params: Any, tokens: Any, options: Any, *, noise: Any = None, train: bool = False
-) -> Any:
-    output = route(params, tokens, options, noise=noise, train=train)
-    if options.noise_multiplier:
-        return output
-    return route(params, tokens, replace(options, noise_multiplier=1.0), noise=noise, train=train)
-
-
-def _raw_utility(
-    B: Any, route: Any, params: Any, tokens: Any, options: Any, *, noise: Any = None, train: bool = False
-) -> Any:
-    output = route(params, tokens, options, noise=noise, train=train)
-    logits = B.add_gating_noise(B.router_logits(tokens, params["kernel"]), noise, multiplier=options.noise_multiplier)
-    capacity = options.capacity(train=train)
-    objective, steps = options.transport_objective, options.transport_steps
-    plan = B.sparse_transport_affinity(logits.real, capacity=capacity, objective=objective, steps=steps)
-    scores, drop = B.softmax_affinity(logits) if options.combine_with == "softmax" else plan, options.drop_zero_plan
-    return rerouted(B, output, B.expert_choice(plan, capacity=capacity, combine_scores=scores, drop_zero=drop))
-
-
-VARIANTS = (
-    Variant(
-        "never_noisy",
-        "The sparsity-constrained router is not noisy in training, also where noise is requested.",
-        every((NAME,), noiseless),
-        "RT-4",
-    ),
-    Variant(
-        "noisy_by_default",
-        "The sparsity-constrained router is noisy in training by default.",
-        every((NAME,), _noisy),
-        "RT-4b",
-    ),
-    Variant(
-        "raw_utility",
-        "The utility of the sparsity-constrained plan is the raw logits, not their softmax.",
-        every((NAME,), _raw_utility),
-        "ST-2b",
-    ),
-)

@@ -188,6 +188,7 @@ TRAINED: dict[str, tuple[int, dict[str, Any]]] = {
     "softmax_expert_choice": (2, STEPS),
     "sinkhorn_expert_choice": (0, STEPS),
     "sparsity_constrained_expert_choice": (5, {**STEPS, "router_options": {"transport_steps": 5}}),
+    "sparsity_constrained_token_choice": (0, {**LEAST, "router_options": {"choices": 2, "transport_steps": 5}}),
     "soft_moe": (0, STEPS),
     "importance_score": (0, {**LEAST, "router_options": {"drop": 0.25}}),  # two of eight tokens
     "dselect_k": (0, LEAST),

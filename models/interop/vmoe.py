@@ -110,6 +110,7 @@ def config_from_vmoe(model: Mapping[str, Any], *, image_size: int, channels: int
     | `KLProjectionNoisyTopExpertsPerItemRouter` | router "sinkhorn_token_choice", which combines with the clean logits |
     | `KLProjectionNoisyTopItemsPerExpertRouter` | router "sinkhorn_expert_choice" |
     | `KSparseProjectionTransportTopItemsPerExpertRouter` | router "sparsity_constrained_expert_choice" |
+    | `KSparseProjectionTransportTopExpertsPerItemRouter` | router "sparsity_constrained_token_choice" |
     | `SoftRouter` | router "soft_moe" with `norm_form="rsqrt"` |
     | `use_softmax_combine_weights=False` | `combine_with="plan"` |
     | `maxiter` | `sinkhorn_iterations`, `transport_steps` |
@@ -124,8 +125,7 @@ def config_from_vmoe(model: Mapping[str, Any], *, image_size: int, channels: int
     What is ignored because it does not change the function: which dispatcher computes it, its precision and its
     partitions. A rate of dropout above 0 gets a warning, since training then differs while evaluation agrees.
 
-    There is no counterpart of its token choice by a sparse plan (`KSparseProjectionTransportTopExpertsPerItemRouter`), of
-    its other solvers (`use_lbfgs`, `SparseProjection...`).
+    There is no counterpart of its other solvers (`use_lbfgs`, `SparseProjection...`).
 
     Raises ConfigError for an argument, or a value of one, that has no counterpart.
     """
@@ -174,6 +174,7 @@ def _moe_fields(moe: Arguments, layers: tuple[int, ...], dense: VitConfig) -> di
         "KLProjectionNoisyTopExpertsPerItemRouter": _sinkhorn_token_choice_options,
         "KLProjectionNoisyTopItemsPerExpertRouter": _sinkhorn_expert_choice_options,
         "KSparseProjectionTransportTopItemsPerExpertRouter": _sparse_expert_choice_options,
+        "KSparseProjectionTransportTopExpertsPerItemRouter": _sparse_token_choice_options,
     }
     check_option("model.encoder.moe.router.name", name, read)
     ours, options = read[name](router, group_size, experts)
@@ -261,6 +262,19 @@ def _sparse_expert_choice_options(router: Arguments, tokens: int, experts: int) 
         **options,
         **_plan_options(router),
         "noise_multiplier": 0.0,  # vmoe's has the argument, and no noise
+        "transport_steps": router.take("maxiter", 20),
+    }
+
+
+def _sparse_token_choice_options(router: Arguments, tokens: int, experts: int) -> tuple[str, dict[str, Any]]:
+    router.require("adam_lr", 1e-2)
+    router.skip("importance_loss_weight", "load_loss_weight", "gshard_loss_weight")
+    _, options = _token_choice_options(router, tokens, experts)
+    return "sparsity_constrained_token_choice", {
+        **options,
+        **_plan_options(router),
+        # vmoe's has the arguments, and neither noise nor losses
+        **dict.fromkeys(("noise_multiplier", "importance_weight", "load_weight", "balance_weight"), 0.0),
         "transport_steps": router.take("maxiter", 20),
     }
 

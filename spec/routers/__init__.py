@@ -15,6 +15,7 @@ assigned.
 | `softmax_expert_choice` | softmax | softmax | Expert Choice | T |
 | `sinkhorn_expert_choice` | Sinkhorn plan | softmax | Expert Choice | T |
 | `sparsity_constrained_expert_choice` | sparse plan of the softmax | softmax | Expert Choice | T |
+| `sparsity_constrained_token_choice` | sparse plan of the softmax | softmax | Token Choice | K T |
 | `soft_moe` | | | soft | T |
 | `importance_score` | softmax | softmax | Token Choice among the most important | K T' |
 | `dselect_k` | smooth codes of experts | gate | all experts with a gate | none |
@@ -49,6 +50,8 @@ The worked example, with a kernel that makes the tokens the logits:
 ([[4, 1], [5, 2], [3, 2]], 3.5213721945)
 >>> slots("sparsity_constrained_expert_choice")
 ([[4, 1], [5, 2], [3, 2]], 3.5213721945)
+>>> slots("sparsity_constrained_token_choice")
+([[0, 1], [5, 6], [2, 3]], 2.9235894642)
 >>> slots("importance_score", drop=0.2)  # 5 tokens are left; 2 slots for each of 3 experts
 ([[4, 1], [5, 6], [3, 6]], 2.8478680303)
 """

@@ -1,4 +1,4 @@
-"""What the routers of the study that select by a plan have in common: the plan, and what weights the outputs.
+"""What the routers that select by a plan have in common: the plan, and what weights the outputs.
 
 | here | Routers (arXiv 2401.15969), sections 2.2, 2.4 and 2.5 |
 |---|---|
@@ -25,6 +25,12 @@ SK-6: Which choices does the load loss of a Sinkhorn router count?
         By: google-research/vmoe, vmoe/projects/sparsity_constrained_ot/kl_projection_routing.py,
         KLProjectionNoisyTopExpertsPerItemRouter.
     Alternative b: its K largest entries of the plan.
+RT-4: Are the sparsity-constrained routers noisy in training?
+    Reading: no, unless `noise_multiplier` is set, which is 0 by default.
+        By: the paper, eq. (9);
+        google-research/vmoe, vmoe/projects/sparsity_constrained_ot/ksparse_projection_routing.py,
+        KSparseProjectionTransportTopItemsPerExpertRouter and KSparseProjectionTransportTopExpertsPerItemRouter.
+    Alternative b: yes, with the standard deviation 1 / E by default, as the other routers of the study.
 
 Often done differently
 
@@ -38,13 +44,13 @@ RT-2: Which weights do the plan routers combine with?
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from moespec.spec.options import RouterOptions
-from moespec.spec.ranges import Count
+from moespec.spec.options import NoiseOptions, RouterOptions
+from moespec.spec.ranges import Count, Scalar
 from moespec.spec.routers.blocks import Array, Blocks
 
-__all__ = ["PlanOptions", "SinkhornOptions", "combine_scores", "sinkhorn_plan"]
+__all__ = ["PlanOptions", "SinkhornOptions", "SparsePlanOptions", "combine_scores", "sinkhorn_plan", "sparse_plan"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +71,17 @@ class SinkhornOptions(PlanOptions):
     """updates of the Sinkhorn plan"""
 
 
+@dataclass(frozen=True, kw_only=True)
+class SparsePlanOptions(PlanOptions, NoiseOptions):
+    """Options of routers that select by a sparsity-constrained plan."""
+
+    noise_multiplier: Scalar = 0.0
+    transport_objective: Literal["semi_dual", "dual"] = "semi_dual"
+    """what the solver of the sparsity-constrained plan maximises"""
+    transport_steps: Count = 20
+    """solver steps of the sparsity-constrained plan"""
+
+
 def sinkhorn_plan(B: Blocks, options: SinkhornOptions, noisy: Array) -> Array:
     """The plan of the noisy logits.
 
@@ -72,6 +89,16 @@ def sinkhorn_plan(B: Blocks, options: SinkhornOptions, noisy: Array) -> Array:
     """
     logits = noisy if options.combine_with == "plan" else B.stop_gradient(noisy)
     return B.sinkhorn_affinity(logits, iterations=options.sinkhorn_iterations)
+
+
+def sparse_plan(B: Blocks, options: SparsePlanOptions, scores: Array, **constraint: Any) -> Array:
+    """The plan of the scores, which carries no gradient; `constraint` says what is sparse, and how much."""
+    return B.sparse_transport_affinity(
+        B.stop_gradient(scores),
+        objective=options.transport_objective,
+        steps=options.transport_steps,
+        **constraint,
+    )
 
 
 def combine_scores(B: Blocks, options: PlanOptions, clean: Array, noisy: Array, plan: Array) -> Array:

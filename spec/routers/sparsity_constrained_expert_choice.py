@@ -6,26 +6,15 @@
 | plan (T, E) | Pi, of at most C tokens for each expert |
 | `transport_steps` | iterations of the solver |
 
-Ambiguity ledger
-
-RT-4: Is the sparsity-constrained router noisy in training?
-    Reading: no, unless `noise_multiplier` is set, which is 0 by default.
-        By: the paper, eq. (9);
-        google-research/vmoe, vmoe/projects/sparsity_constrained_ot/ksparse_projection_routing.py,
-        KSparseProjectionTransportTopItemsPerExpertRouter.
-    Alternative b: yes, with the standard deviation 1 / E by default, as the other routers of the study.
-
 The module `plan` has what all routers by a plan share, with its ledger.
 """
 
 from dataclasses import dataclass
-from typing import Literal
 
 from moespec.spec.options import ExpertChoiceOptions, NoisyLossOptions
-from moespec.spec.ranges import Count, Scalar
 from moespec.spec.routers.blocks import Array, Blocks
 from moespec.spec.routers.composition import gating_noise, init_kernel, noisy_logits, noisy_losses, output
-from moespec.spec.routers.plan import PlanOptions, combine_scores
+from moespec.spec.routers.plan import SparsePlanOptions, combine_scores, sparse_plan
 from moespec.spec.routers.record import Router
 from moespec.spec.routing import Params, RouterOutput
 
@@ -33,14 +22,9 @@ __all__ = ["ROUTER", "Options", "route"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(PlanOptions, NoisyLossOptions, ExpertChoiceOptions):
+class Options(SparsePlanOptions, NoisyLossOptions, ExpertChoiceOptions):
     """Options of `sparsity_constrained_expert_choice`."""
 
-    noise_multiplier: Scalar = 0.0
-    transport_objective: Literal["semi_dual", "dual"] = "semi_dual"
-    """what the solver of the sparsity-constrained plan maximises"""
-    transport_steps: Count = 20
-    """solver steps of the sparsity-constrained plan"""
     drop_zero_plan: bool = False
     """leave slots empty whose token has plan 0"""
 
@@ -56,12 +40,7 @@ def route(
     """
     clean, noisy = noisy_logits(B, params, tokens, options, noise)
     scores, capacity = B.softmax_affinity(noisy), options.capacity(train=train)
-    plan = B.sparse_transport_affinity(
-        B.stop_gradient(scores),
-        capacity=capacity,
-        objective=options.transport_objective,
-        steps=options.transport_steps,
-    )
+    plan = sparse_plan(B, options, scores, capacity=capacity)
     combine = combine_scores(B, options, clean, noisy, plan)
     routing = B.expert_choice(plan, capacity=capacity, combine_scores=combine, drop_zero=options.drop_zero_plan)
     return output(B, options, routing, noisy_losses(B, options, clean, noisy, noise))

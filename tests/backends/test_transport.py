@@ -5,7 +5,7 @@ import importlib
 import numpy as np
 import pytest
 
-NAME = "sparsity_constrained_expert_choice"
+ROUTERS = ("sparsity_constrained_expert_choice", "sparsity_constrained_token_choice")
 RANDOM = np.random.default_rng(0)
 TOKENS = RANDOM.normal(size=(2, 6, 4)).astype(np.float32)
 KERNEL = RANDOM.normal(size=(4, 3)).astype(np.float32)
@@ -13,10 +13,11 @@ KERNEL = RANDOM.normal(size=(4, 3)).astype(np.float32)
 
 @pytest.mark.parametrize("objective", ["semi_dual", "dual"])
 @pytest.mark.parametrize("name", ["jax", "torch"])
-def test_the_plan_that_combines_carries_no_gradient(name, objective):
+@pytest.mark.parametrize("router", ROUTERS)
+def test_the_plan_that_combines_carries_no_gradient(router, name, objective):
     pytest.importorskip(name)
     B = importlib.import_module(f"moespec.backends.{name}")
-    router = B.ROUTERS[NAME]
+    router = B.ROUTERS[router]
 
     def loss(params, tokens, combine_with):
         options = router.options(width=4, experts=3, tokens=6, combine_with=combine_with, transport_objective=objective)

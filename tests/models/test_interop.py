@@ -172,6 +172,11 @@ def test_the_specification_agrees(name):
         ("vmoe_sinkhorn_expert_choice", {"combine_from_clean_logits": True}),
         ("vmoe_sparse_expert_choice", {"transport_steps": 2}),
         ("vmoe_sparse_expert_choice", {"combine_with": "softmax"}),
+        ("vmoe_sparse_token_choice", {"choices": 1}),
+        ("vmoe_sparse_token_choice", {"transport_steps": 2}),
+        ("vmoe_sparse_token_choice", {"combine_with": "plan"}),
+        ("vmoe_sparse_token_choice", {"batch_priority": "none"}),
+        ("vmoe_sparse_token_choice", {"importance_weight": 0.01}),
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(f"{k}={v}" for k, v in value.items()),
 )

@@ -5,7 +5,7 @@ from properties.implementations import holds
 from properties.strategies import one_of, seeds
 
 GROUPS, T, E, D = 2, 6, 3, 4
-TOKEN_CHOICE = ("softmax_token_choice", "sinkhorn_token_choice")
+TOKEN_CHOICE = ("softmax_token_choice", "sinkhorn_token_choice", "sparsity_constrained_token_choice")
 EXPERT_CHOICE = ("softmax_expert_choice", "sinkhorn_expert_choice", "sparsity_constrained_expert_choice")
 SPARSE = one_of(*TOKEN_CHOICE, *EXPERT_CHOICE)
 SOME = one_of("sinkhorn_token_choice", "sparsity_constrained_expert_choice")
@@ -61,9 +61,10 @@ def test_a_router_is_its_affinity_and_its_allocation(B, name, seed):
     scores = B.softmax_affinity(noisy)
     if name.startswith("sinkhorn"):
         scores = B.sinkhorn_affinity(noisy)
-    if name.startswith("sparsity"):
-        scores = B.sparse_transport_affinity(scores, capacity=2)
     by_tokens = name in TOKEN_CHOICE
+    if name.startswith("sparsity"):
+        constraint = {"capacity": 1, "sparsity": "token"} if by_tokens else {"capacity": 2}
+        scores = B.sparse_transport_affinity(scores, **constraint)
     expected = B.token_choice(scores, choices=1, capacity=2) if by_tokens else B.expert_choice(scores, capacity=2)
     np.testing.assert_array_equal(routed(B, name, seed)["dispatch"], expected.dispatch)
 

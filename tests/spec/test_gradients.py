@@ -215,6 +215,7 @@ ROUTED = [
     ("sinkhorn_expert_choice", {"combine_with": "plan"}),
     ("sparsity_constrained_expert_choice", ALL_LOSSES),
     ("sparsity_constrained_expert_choice", {"drop_zero_plan": True}),
+    ("sparsity_constrained_token_choice", {"choices": 2, **ALL_LOSSES}),
     ("soft_moe", {}),
     ("soft_moe", {"norm_form": "rsqrt"}),
     ("noisy_top_k", {"balance_weight": 1.0, "z_weight": 1.0}),

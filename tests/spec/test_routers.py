@@ -14,13 +14,15 @@ NAMES = [
     "softmax_expert_choice",
     "sinkhorn_expert_choice",
     "sparsity_constrained_expert_choice",
+    "sparsity_constrained_token_choice",
     "soft_moe",
     "importance_score",
     "hash",
 ]
 OTHERS = ["dselect_k", "base"]
 GATES = ["noisy_top_k", "switch", "s_base", "gshard"]
-SPARSE = NAMES[:5]
+SPARSE = NAMES[:6]
+SPARSE_PLAN = ["sparsity_constrained_expert_choice", "sparsity_constrained_token_choice"]
 SCORES, NOISY_SCORES = spec.softmax_affinity(LOGITS), spec.softmax_affinity(LOGITS + NOISE / 3)
 
 
@@ -56,10 +58,16 @@ def test_compositions(noise):
         route("sparsity_constrained_expert_choice", noise=noise, noise_multiplier=1.0).routing,
         spec.expert_choice(sparse, capacity=2, combine_scores=scores),
     )
+    rows = spec.sparse_transport_affinity(scores, capacity=2, sparsity="token")
+    same(
+        route("sparsity_constrained_token_choice", noise=noise, noise_multiplier=1.0, choices=2).routing,
+        spec.token_choice(rows, choices=2, capacity=4, combine_scores=scores),
+    )
 
 
-def test_the_sparsity_constrained_router_is_noisy_only_if_asked():
-    router = ROUTERS["sparsity_constrained_expert_choice"]
+@pytest.mark.parametrize("name", SPARSE_PLAN)
+def test_a_sparsity_constrained_router_is_noisy_only_if_asked(name):
+    router = ROUTERS[name]
     sizes = {"width": 3, "experts": 3, "tokens": 6}
     assert router.noise(router.options(**sizes)) is None
     assert router.noise(router.options(**sizes, noise_multiplier=1.0)).shape == (6, 3)
@@ -99,12 +107,18 @@ def test_combine_with_the_plan(name):
     assert np.any(stepped.combine.imag != 0)
 
 
-def test_the_sparse_plan_combines_without_a_gradient():
-    name = "sparsity_constrained_expert_choice"
-    routing = route(name, combine_with="plan", transport_objective="dual").routing
-    plan = spec.sparse_transport_affinity(SCORES, capacity=2, objective="dual")
+@pytest.mark.parametrize(
+    ("name", "options", "constraint"),
+    [
+        ("sparsity_constrained_expert_choice", {}, {}),
+        ("sparsity_constrained_token_choice", {"choices": 2}, {"sparsity": "token"}),
+    ],
+)
+def test_the_sparse_plan_combines_without_a_gradient(name, options, constraint):
+    routing = route(name, combine_with="plan", transport_objective="dual", **options).routing
+    plan = spec.sparse_transport_affinity(SCORES, capacity=2, objective="dual", **constraint)
     np.testing.assert_array_equal(routing.combine, routing.dispatch * plan[:, :, None])
-    stepped = route(name, combine_with="plan", tokens=LOGITS + 1e-30j * NOISE).routing
+    stepped = route(name, combine_with="plan", tokens=LOGITS + 1e-30j * NOISE, **options).routing
     assert np.all(np.imag(stepped.combine) == 0)
 
 
@@ -138,11 +152,33 @@ def test_drop_zero_plan():
     np.testing.assert_array_equal(dropped[dropped < 6], kept[dropped < 6])
 
 
+ALONE = np.array([[0.0, 0.0, 9.0]] + [[9.0, 9.0, 0.0]] * 5)
+"""The plan of two experts for each token gives token 0 to expert 2 alone, which no other token wants."""
+
+
+@pytest.mark.parametrize(("combine_with", "weight"), [("softmax", spec.softmax_affinity(ALONE)[0, 0]), ("plan", 0.0)])
+def test_a_choice_of_plan_0_is_made_like_any_other(combine_with, weight):
+    """As google-research/vmoe does: token 0 chooses expert 0 besides, and gets its last slot if it has one more."""
+    plan = spec.sparse_transport_affinity(spec.softmax_affinity(ALONE), capacity=2, sparsity="token")
+    np.testing.assert_array_equal(plan > 0, ALONE > 0)
+    options = {"tokens": ALONE, "choices": 2, "combine_with": combine_with}
+    routing = route("sparsity_constrained_token_choice", slots_per_expert=6, **options).routing
+    assert slot_tokens(routing).tolist() == [[1, 2, 3, 4, 5, 0], [1, 2, 3, 4, 5, 6], [0, 6, 6, 6, 6, 6]]
+    assert routing.combine[0, 0, 5] == weight
+    routing = route("sparsity_constrained_token_choice", slots_per_expert=5, **options).routing
+    assert slot_tokens(routing).tolist() == [[1, 2, 3, 4, 5], [1, 2, 3, 4, 5], [0, 6, 6, 6, 6]]
+
+
 def test_transport_steps_and_factor():
     plan = spec.sparse_transport_affinity(SCORES, capacity=4, steps=3)
     same(
         route("sparsity_constrained_expert_choice", capacity_factor=2.0, transport_steps=3).routing,
         spec.expert_choice(plan, capacity=4, combine_scores=SCORES),
+    )
+    plan = spec.sparse_transport_affinity(SCORES, capacity=2, steps=3, sparsity="token")
+    same(
+        route("sparsity_constrained_token_choice", choices=2, capacity_factor=0.5, transport_steps=3).routing,
+        spec.token_choice(plan, choices=2, capacity=2, combine_scores=SCORES),
     )
 
 
