@@ -10,7 +10,7 @@ from jax import lax
 from moespec.backends.jax.arrays import Array, wide
 from moespec.backends.jax.gathers import values_by_expert
 from moespec.backends.jax.slots import SlotRouting, SoftRouting
-from moespec.backends.jax.soft import normalize_l2
+from moespec.backends.jax.soft import inverse_norm
 from moespec.spec.checks import check_scores
 
 __all__ = ["collapse_metrics", "cumulative_dispatch", "experts_per_token", "slot_similarity", "summed_dispatch"]
@@ -57,7 +57,8 @@ def experts_per_token(routing: SlotRouting | SoftRouting) -> dict[str, Array]:
 def slot_similarity(slots: Array) -> Array:
     """slots (D, E, C) -> (E * C, E * C)."""
     check_scores("slots", slots, "width experts capacity")
-    unit = normalize_l2(lax.stop_gradient(wide(slots)).reshape(len(slots), -1), 0, "paper")
+    phi = lax.stop_gradient(wide(slots)).reshape(len(slots), -1)
+    unit = phi * inverse_norm(phi, 0, "paper")
     return jnp.einsum("di,dj->ij", unit, unit, precision=lax.Precision.HIGHEST)
 
 
