@@ -187,7 +187,9 @@ def make_step(
         reported = [
             _accumulate_gradient(evaluate, state.params, part, accumulate) for part in _split(batch, accumulate)
         ]
-        metrics = {name: torch.stack([part[name] for part in reported]).mean(dim=0) for name in reported[0]}
+        metrics = reported[0]
+        if accumulate > 1:
+            metrics = {name: torch.stack([part[name] for part in reported]).mean(dim=0) for name in metrics}
         for leaf in leaves:
             if leaf.grad is None:
                 leaf.grad = torch.zeros_like(leaf)
@@ -232,7 +234,7 @@ def _split(batch: Any, parts: int) -> list[Any]:
 
 def _clip(gradients: list[Tensor], limit: float | None) -> Tensor:
     """The global norm, after multiplying the gradients by `min(1, limit / norm)` in place."""
-    norms = [torch.linalg.vector_norm(gradient, dtype=wide(gradient.dtype)) for gradient in gradients]
+    norms = torch._foreach_norm(gradients, dtype=wide(*(gradient.dtype for gradient in gradients)))
     norm: Tensor = torch.linalg.vector_norm(torch.stack(norms))
     if limit is not None:
         factor = (limit / norm).clamp(max=1.0)
