@@ -205,7 +205,7 @@ def study(session: nox.Session) -> None:
 @nox.session
 @nox.parametrize("backend", ["jax", "torch"])
 def bench(session: nox.Session, backend: str) -> None:
-    """Time a layer of every router on one core, beside other projects: `benchmarks/results/layers-*.json`, docs/speed.md.
+    """Time layers and models on one core, beside other projects: `benchmarks/results`, docs/speed.md.
 
     `-- --vmoe FOLDER FOLDER`: checkouts of google-research/vmoe and google-research/vision_transformer, beside JAX.
     """
@@ -213,7 +213,9 @@ def bench(session: nox.Session, backend: str) -> None:
     _install(session, backend)
     others = {"jax": ("flax",) if vmoe else (), "torch": ("soft-moe-pytorch", "st-moe-pytorch")}[backend]
     session.install(*CONSTRAINTS, "psutil", *others)
-    session.run("python", "benchmarks/layers.py", "--backend", backend, *session.posargs, env=QUIET)
+    for name in ("layers", "steps"):
+        session.run("python", f"benchmarks/{name}.py", "--backend", backend, *session.posargs, env=QUIET)
+    session.run("python", "benchmarks/growth.py", "--backend", backend, env=QUIET)
     session.run("python", "benchmarks/speed.py")
 
 

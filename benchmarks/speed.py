@@ -25,6 +25,24 @@ nothing is at its work. An expert that has room for every token (`hash`, `s_base
 multiplies only what it is sent; with torch on a GPU, in 16 bits only. `strictly_balanced` has room for all at evaluation, and computes it.
 """
 
+STEPS = """## A model
+
+`nox -s bench`: the loss of a ViT and its gradients, as for layers; experts in every second block.
+"""
+
+GROWTH = """## Growth
+
+`nox -s bench`: narrow experts, at as many slots in all, over the dense perceptron of the same tokens. Routing to more experts costs
+what their logits cost; what a plan, a choice or a mixture costs grows with tokens times experts, and for Soft MoE with tokens times
+slots, so with the square of the tokens of a group.
+"""
+
+STEPS_TPU = """## A training step, compiled for a TPU
+
+`python benchmarks/tpu_steps.py`: whole steps in bfloat16 with AdamW and a clip, experts in every second block. *Recomputed* is
+`--training.recompute`. Of `hash` and `noisy_top_k`, whose experts are loops, FLOPs and bytes are those of one turn.
+"""
+
 TPU = """## A layer of each router, compiled for a TPU
 
 `python benchmarks/tpu_layers.py` compiles them with the TPU's own compiler, without a TPU; `nox -s tpu` fails when FLOPs, passes, bytes
@@ -51,12 +69,15 @@ def main() -> None:
     layers = {name: read(f"layers-{name}-cpu") for name in ("jax", "torch")}
     picture(layers, DOCS / "_static" / "speed.png")
     parts = [INTRODUCTION, "![times of layers over the dense perceptron](_static/speed.png)\n", of_layers(layers)]
+    steps = {name: read(f"steps-{name}-cpu") for name in ("jax", "torch")}
+    parts += [STEPS, of_steps(steps), GROWTH, of_growth({name: read(f"growth-{name}-cpu") for name in steps})]
     tpu = read("layers-tpu")
     shape = ", ".join(f"{value} {name}" for name, value in tpu["shape"].items())
     keys = ("flops_over_count", "passes_over_count", "gigabytes_accessed", "temporary_mib")
     head = ["layer", "FLOPs / count", "passes / count", "GB accessed", "temporary MiB"]
     rows = [[f"`{name}`", *(str(row.get(key, "")) for key in keys)] for name, row in tpu["rows"].items()]
     parts += [TPU, table(head, rows), f"\n{shape}; {tpu['topology']}, {versions(tpu['versions'])}.\n"]
+    parts += [STEPS_TPU, of_tpu_steps(read("steps-tpu"))]
     recipes = read("recipes-tpu")
     head = ["recipe", "topology", "parameters", "FLOPs / count", "GB accessed", "temporary MiB"]
     rows = [
@@ -93,6 +114,54 @@ def of_layers(layers: dict[str, Any]) -> str:
         dense = 1e3 * figures[name]["dense"]["cpu_seconds"]
         text.append(f"{name}: {sizes}; the dense perceptron takes {dense:.0f} ms; {machine(result)}.\n")
     return "\n\n".join(text)
+
+
+def of_steps(steps: dict[str, Any]) -> str:
+    figures = {name: result["figures"]["steps"] for name, result in steps.items()}
+    names = list(dict.fromkeys(name for one in figures.values() for name in one))
+    rows = [
+        [f"`{name}`", *(f"{one[name]['times_dense']:.2f}" if name in one else "" for one in figures.values())]
+        for name in names
+    ]
+    text = [table(["model", *(f"{name}, x dense" for name in figures)], rows)]
+    for name, result in steps.items():
+        config = result["figures"]["config"]
+        dense = figures[name]["dense"]["cpu_seconds"]
+        of = f"{config['model']}, {config['image_size']} pixels, {config['images']} images, {config['experts']} experts"
+        text.append(f"{name}: {of}; the dense model takes {dense:.2f} s; {machine(result)}.\n")
+    return "\n\n".join(text)
+
+
+def of_growth(growth: dict[str, Any]) -> str:
+    first = next(iter(growth.values()))["figures"]["rows"]
+    routers = list(first[0]["times_dense"])
+    head = ["tokens", "experts", *(f"{name}, `{router}`" for name in growth for router in routers)]
+    rows = []
+    for i in range(len(first)):
+        each = [result["figures"]["rows"][i] for result in growth.values()]
+        times = [f"{row['times_dense'][router]:.2f}" for row in each for router in routers]
+        rows.append([str(first[i]["tokens"]), str(first[i]["experts"]), *times])
+    sizes = f"{first[0]['width']} width, {first[0]['hidden']} hidden, one group"
+    return "\n\n".join([table(head, rows), f"{sizes}; {machine(next(iter(growth.values())))}.\n"])
+
+
+def of_tpu_steps(steps: Any) -> str:
+    dense = {key(row): row for row in steps["rows"] if row["of"]["case"] == "dense"}
+    rows = []
+    for row in steps["rows"]:
+        of, beside = row["of"], dense.get(key(row), {})
+        ratios = [
+            f"{row[name] / beside[name]:.2f}" if name in row and name in beside else ""
+            for name in ("gigabytes_accessed", "temporary_mib", "compile_seconds")
+        ]
+        flops = str(row.get("flops_over_count", "more than a core has"))
+        rows.append([f"`{of['model']}`, {of['images']} images", of["case"], str(of.get("experts", "")), flops, *ratios])
+    head = ["model", "case", "experts", "FLOPs / count", "bytes / dense", "temporary / dense", "compile / dense"]
+    return "\n\n".join([table(head, rows), f"{steps['rows'][0]['of']['topology']}, {versions(steps['versions'])}.\n"])
+
+
+def key(row: Any) -> tuple[Any, ...]:
+    return row["of"]["model"], row["of"]["images"], row["of"]["topology"]
 
 
 def of_recipe(row: dict[str, Any]) -> list[str]:

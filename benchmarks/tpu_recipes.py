@@ -13,6 +13,7 @@ import importlib.metadata
 import json
 import os
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -35,13 +36,20 @@ SIZE, CLASSES = 224, 1000
 LARGE = sorted(set(configfile.recipes()) - {"digits", "fashion_mnist"})
 
 
-def compile_step(name: str, images: int, device: Any) -> dict[str, Any]:
+def compile_recipe(name: str, images: int, device: Any) -> dict[str, Any]:
     """The figures of a recipe."""
     config = configfile.read(configfile.find_recipe(name))
     split = Split(lambda indices: np.zeros((len(indices), SIZE, SIZE, 3), np.uint8), np.arange(CLASSES))
     data = Dataset("images", split, split, tuple(map(str, range(CLASSES))), (SIZE, SIZE, 3), 255)
     config = resolve(replace(config, data=replace(config.data, path="images")), data, "jax")
-    model = model_config(config.model)
+    loss = partial(make_loss, B, kind=config.training.loss)
+    return compile_step(model_config(config.model), loss, config.optimizer, images, device)
+
+
+def compile_step(
+    model: families.Config, loss: Callable[..., Any], optimizer: B.OptimizerConfig, images: int, device: Any
+) -> dict[str, Any]:
+    """The figures of a training step. loss: makes the loss of a model."""
     family = families.family(model)
 
     def shaped(tree: Any) -> Any:
@@ -54,10 +62,10 @@ def compile_step(name: str, images: int, device: Any) -> dict[str, Any]:
         "targets": jax.ShapeDtypeStruct((images, CLASSES), jnp.float32),
     }
     if draws(model, images):
-        batch["random"] = jax.ShapeDtypeStruct((images, 4), jnp.uint32)
-    state = jax.eval_shape(partial(B.init_state, optimizer=config.optimizer), shaped(family.parameter_shapes(model)))
+        batch["random"] = jax.ShapeDtypeStruct((images, 4), jnp.int32)
+    state = jax.eval_shape(partial(B.init_state, optimizer=optimizer), shaped(family.parameter_shapes(model)))
     place = partial(jax.tree.map, lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device))
-    step = B.make_step(make_loss(B, model, config.training.loss), config.optimizer).__wrapped__  # type: ignore[attr-defined]
+    step = B.make_step(loss(model), optimizer).__wrapped__  # type: ignore[attr-defined]
     row: dict[str, Any] = {"parameters": family.parameter_count(model)}
     start = time.perf_counter()
     try:
@@ -94,7 +102,7 @@ def main() -> None:
         rows = {(row["recipe"], row["topology"]): row for row in json.loads(arguments.output.read_text())["rows"]}
     for name in arguments.recipes or LARGE:
         row = {"recipe": name, "topology": arguments.topology, "images": arguments.images}
-        rows[name, arguments.topology] = row = {**row, **compile_step(name, arguments.images, device)}
+        rows[name, arguments.topology] = row = {**row, **compile_recipe(name, arguments.images, device)}
         print(json.dumps(row), flush=True)
         if arguments.output:
             report = {

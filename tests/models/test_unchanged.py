@@ -124,7 +124,9 @@ def test_what_may_change_without_more_ado(runs, tmp_path: Path, capsys) -> None:
     flags = {"training.log_every": "7", "training.keep": "3", "training.compile": "never", "data.prefetch": "1"}
     flags |= {"training.evaluate_every": "7", "training.checkpoint_every": "7", "training.steps": "14"}
     flags |= {"data.workers": "1"}
-    assert {*flags, "training.recompute", "backend", "data.cache"} == FREE | {"training.steps"}  # the digits have nothing to decode
+    assert {*flags, "training.recompute", "backend", "data.cache"} == FREE | {
+        "training.steps"
+    }  # the digits have nothing to decode
     given = [word for key, value in flags.items() for word in (f"--{key.replace('_', '-')}", value)]
     assert cli.main(["train", "--run", str(run), "--resume", "--training.recompute", *given]) == 0
     assert checkpoint.steps(run / "checkpoints") == [8, 14]

@@ -1,0 +1,156 @@
+"""The loss of a ViT and its gradients, dense and with experts, beside other projects' ViT, in one process.
+
+    python benchmarks/steps.py --backend torch
+    python benchmarks/steps.py --backend jax --vmoe FOLDER FOLDER
+
+ViT-S/16 at 224 pixels with 8 images by default, float32, on one core, in turn; each has the least processor time of its rounds.
+`times_dense` is that over our dense model's. Models with experts have 8 of them in every second block. Beside torch there is a
+ViT of torch's own modules (`nn.TransformerEncoder`); --vmoe has the folders of checkouts of google-research/vmoe and
+google-research/vision_transformer, beside JAX, which need flax.
+"""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from layers import Pass, measure  # isort: skip  # first: it sees to one core
+import numpy as np
+import record
+
+from moespec.models import vit
+from moespec.models.training.objective import draws, make_loss
+
+ROUTERS: dict[str, dict[str, Any]] = {
+    "softmax_token_choice": {},
+    "softmax_token_choice, k = 2": {"choices": 2},
+    "softmax_expert_choice": {},
+    "soft_moe": {},
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--backend", choices=("jax", "torch"), required=True)
+    parser.add_argument("--model", default="vit_s16", help="a ViT (default: %(default)s)")
+    parser.add_argument("--image-size", type=int, default=224, help="pixels (default: %(default)s)")
+    parser.add_argument("--images", type=int, default=8, help="images of the batch (default: %(default)s)")
+    parser.add_argument("--experts", type=int, default=8, help="experts (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="timed rounds (default: %(default)s)")
+    parser.add_argument("--vmoe", nargs="+", default=[], metavar="FOLDER", help="checkouts of vmoe and its ViT")
+    options = parser.parse_args()
+    sys.path += options.vmoe
+    sys.argv = ["FOLDER" if argument in options.vmoe else argument for argument in sys.argv]  # as it is recorded
+    rows = measure(dict(passes(options)), options.rounds)
+    for name, row in rows.items():
+        row["times_dense"] = round(row["cpu_seconds"] / rows["dense"]["cpu_seconds"], 3)
+        print(f"{name:32s} {row['cpu_seconds']:7.2f} s {row['times_dense']:7.3f} x dense")
+    config = {key: value for key, value in vars(options).items() if key != "vmoe"}
+    print(record.write(f"steps-{options.backend}", {"config": config, "steps": rows}))
+
+
+def passes(options: argparse.Namespace) -> Iterator[tuple[str, Pass]]:
+    B = importlib.import_module(f"moespec.backends.{options.backend}")
+    random = np.random.default_rng(0)
+    size = options.images, options.image_size, options.image_size, 3
+    images = random.standard_normal(size).astype(np.float32)
+    targets = np.eye(1000, dtype=np.float32)[random.integers(1000, size=options.images)]
+    for name, settings in {"dense": {}, **ROUTERS}.items():
+        moe: dict[str, Any] = {}
+        if name != "dense":
+            moe = {"moe": "every_2", "experts": options.experts, "router": name.partition(",")[0]}
+        config = vit.named(
+            options.model, image_size=options.image_size, channels=3, classes=1000, router_options=settings, **moe
+        )
+        batch = {"images": images, "targets": targets}
+        if draws(config, options.images):
+            batch["random"] = np.zeros((options.images, 4), np.int32)
+        run = B.value_and_grad(make_loss(B, config, "softmax"))
+        if B.name == "jax":
+            run = B.compile(run)
+        arrays = B.from_numpy(vit.init(config)), B.from_numpy(batch)
+
+        def one(run: Any = run, arrays: Any = arrays) -> None:
+            (loss, _), gradients = run(*arrays)
+            B.to_numpy((loss, gradients["norm"]))
+
+        yield name, one
+    config = vit.named(options.model, image_size=options.image_size, channels=3, classes=1000)
+    if options.backend == "torch":
+        yield "torch.nn.TransformerEncoder", of_torch(config, images, targets)
+    elif options.vmoe:
+        for name, router in (
+            ("vmoe dense", None),
+            ("vmoe indices, k = 1", {"num_selected_experts": 1, "dispatcher": {"name": "indices"}}),
+            ("vmoe soft", {"name": "vmoe.projects.soft_moe.router.SoftRouter"}),
+        ):
+            yield name, of_vmoe(config, router, options.experts, images, targets)
+
+
+def of_vmoe(config: vit.VitConfig, router: Any, experts: int, images: Any, targets: Any) -> Pass:
+    """The ViT of google-research/vmoe."""
+    import jax
+    import jax.numpy as jnp
+
+    moe: dict[str, Any] = {"layers": ()}
+    if router:
+        if "dispatcher" in router:
+            router["dispatcher"] |= {"capacity_factor": 1.0, "batch_priority": False, "bfloat16": False}
+        layers = tuple(range(1, config.depth, 2))
+        moe = {"layers": layers, "num_experts": experts, "group_size": config.sequence, "router": router}
+    encoder = {"num_layers": config.depth, "mlp_dim": config.hidden, "num_heads": config.heads, "moe": moe}
+    model = importlib.import_module("vmoe.nn.vit_moe").VisionTransformerMoe(
+        num_classes=1000,
+        patch_size=(config.patch_size, config.patch_size),
+        hidden_size=config.width,
+        classifier="gap",
+        encoder=encoder,
+        deterministic=not router,
+    )
+    x, y = jnp.asarray(images), jnp.asarray(targets)
+    keys = {"params": jax.random.PRNGKey(0), "gating": jax.random.PRNGKey(1)}
+    params = model.init(keys, x)
+
+    def loss(params: Any) -> Any:
+        logits, metrics = model.apply(params, x, rngs={"gating": keys["gating"]})
+        auxiliary = jnp.mean(metrics["auxiliary_loss"]) if "auxiliary_loss" in metrics else 0.0
+        return -jnp.mean(jnp.sum(jax.nn.log_softmax(logits) * y, axis=1)) + auxiliary
+
+    run = jax.jit(jax.value_and_grad(loss))
+    return lambda: jax.block_until_ready(run(params))
+
+
+def of_torch(config: vit.VitConfig, images: Any, targets: Any) -> Pass:
+    """A ViT of torch's own modules."""
+    import torch
+    from torch import nn
+
+    class Plain(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Conv2d(3, config.width, config.patch_size, config.patch_size)
+            self.positions = nn.Parameter(torch.randn(1, config.sequence, config.width) / 50)
+            layer = nn.TransformerEncoderLayer(
+                *(config.width, config.heads, config.hidden, 0.0), "gelu", batch_first=True, norm_first=True
+            )
+            self.encoder = nn.TransformerEncoder(
+                layer, config.depth, nn.LayerNorm(config.width), enable_nested_tensor=False
+            )
+            self.head = nn.Linear(config.width, 1000)
+
+        def forward(self, x: Any) -> Any:
+            tokens = self.embedding(x).flatten(2).mT + self.positions
+            return self.head(self.encoder(tokens).mean(1))
+
+    model, x, y = Plain(), torch.from_numpy(images).permute(0, 3, 1, 2).contiguous(), torch.from_numpy(targets)
+
+    def one() -> None:
+        loss = nn.functional.cross_entropy(model(x), y)
+        torch.autograd.grad(loss, list(model.parameters()))
+
+    return one
+
+
+if __name__ == "__main__":
+    main()
