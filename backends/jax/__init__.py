@@ -10,9 +10,10 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from moespec.backends.face import install
+from moespec.backends.jax.programs import program
 
 name = "jax"
-__all__ = install(sys.modules[__name__])
+__all__ = install(sys.modules[__name__], program=program)
 
 if TYPE_CHECKING:
 
