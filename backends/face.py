@@ -22,13 +22,14 @@ def install(
     *,
     apart: Collection[str] = (),
     derive: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
+    program: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
 ) -> list[str]:
     """Gives `package` the public names of a backend, and returns them all, sorted.
 
     These are every name in `__all__` of its modules (of those in `apart`, which are for users to import, none),
     what the specification has that knows no groups, `OptimizerConfig`, the `name` that the package has, and, unless a
     module has them, `ROUTERS` computed by the package. With `derive`, every other function of the specification that no
-    module has is derived from it.
+    module has is derived from it. With `program`, it makes what is public of those that modules have.
 
     Raises ImportError for a name that two modules have.
     """
@@ -43,7 +44,9 @@ def install(
     for name, value in specified():
         if not takes_groups(value):
             names.setdefault(name, value)
-        elif derive is not None and name not in names:
+        elif name in names:
+            names[name] = program(names[name]) if program is not None else names[name]
+        elif derive is not None:
             names[name] = derive(value)
     names.setdefault("ROUTERS", {name: router.bind(package) for name, router in spec.ROUTERS.items()})
     for name, value in names.items():

@@ -113,7 +113,9 @@ def from_numpy(tree: Any, dtype: str | None = None) -> Any:
     def convert(leaf: Any) -> Array:
         leaf = np.asarray(leaf)
         floating = jnp.issubdtype(leaf.dtype, jnp.floating)
-        return jnp.array(leaf, dtype=dtype if floating else None, copy=True)
+        # `jnp.array` compiles a copy for each shape.
+        moved: Array = jax.device_put(leaf.astype(dtype) if floating and dtype else leaf, may_alias=False)
+        return moved
 
     return jax.tree.map(convert, tree)
 

@@ -18,10 +18,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from moespec.backends.jax.arrays import Array, wide
+from moespec.backends.jax.programs import program
 
 Ends = tuple[Array, Array | None]
 
 
+@program
 def take_rows(rows: Array, index: Array) -> Array:
     """`rows[g, index[g, ...]]`, 0 where the index is one past the end. rows: (G, N, ...), index: (G, ...).
 
@@ -32,6 +34,7 @@ def take_rows(rows: Array, index: Array) -> Array:
     return taken.reshape(*index.shape, *rows.shape[2:])
 
 
+@program
 def values_by_expert(tokens: int, values: Array, token: Array, slot: Array | None) -> Array:
     """The value in the slot that each token has at each expert, 0 for none: (G, E, C) to (G, T, E)."""
     groups, experts, capacity = values.shape
@@ -108,6 +111,7 @@ def _combine_backward(
 combine_rows.defvjp(_combine_forward, _combine_backward)
 
 
+@program
 def _sum_by_token(tokens: int, rows: Array, weight: Array | None, token: Array, slot: Array | None) -> Array:
     """Each token's (weighted) sum of the rows of its slots, made in float32 or better: (G, S, D) to (G, T, D)."""
 

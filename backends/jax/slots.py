@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from moespec.backends.jax.arrays import Array
 from moespec.backends.jax.gathers import combine_rows, dispatch_rows
+from moespec.backends.jax.programs import program
 from moespec.spec.checks import check_rank, check_scores, check_size
 from moespec.spec.routing import Routing
 
@@ -38,9 +39,15 @@ class SlotRouting:
 
     def dense(self) -> Routing:
         """The tensors of the papers, each (G, T, E, C)."""
-        dispatch = self.token[:, None] == jnp.arange(self.tokens, dtype=self.token.dtype)[:, None, None]
-        weight = jnp.broadcast_to(self.weight[:, None], dispatch.shape)
-        return Routing(dispatch.astype(weight.dtype), jnp.where(dispatch, weight, 0))  # type: ignore[arg-type]
+        return _dense(self)
+
+
+@program
+def _dense(routing: SlotRouting) -> Routing:
+    token, tokens = routing.token, jnp.arange(routing.tokens, dtype=routing.token.dtype)
+    dispatch = token[:, None] == tokens[:, None, None]
+    weight = jnp.broadcast_to(routing.weight[:, None], dispatch.shape)
+    return Routing(dispatch.astype(weight.dtype), jnp.where(dispatch, weight, 0))  # type: ignore[arg-type]
 
 
 class SoftRouting(NamedTuple):

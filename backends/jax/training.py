@@ -77,9 +77,9 @@ def init_state(params: Mapping[str, Any], optimizer: OptimizerConfig) -> TrainSt
     owned = _copied(dict(params))
     trained, _ = _split_params(owned, optimizer)
     average = _copied(trained) if optimizer.ema is not None else {}
-    return TrainState(
-        owned, transformation(optimizer).init(trained), average, jnp.zeros((), jnp.int32), Static(optimizer)
-    )
+    # Jitted, so that the zeros of all shapes are one program.
+    slots = jax.jit(transformation(optimizer).init)(trained)
+    return TrainState(owned, slots, average, jnp.zeros((), jnp.int32), Static(optimizer))
 
 
 def state_params(state: TrainState) -> Params:
@@ -173,7 +173,7 @@ def import_state(exported: Mapping[str, Any], optimizer: OptimizerConfig) -> Tra
 
 
 def _copied(tree: Any) -> Any:
-    return jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), tree)
+    return jax.device_put(tree, may_alias=False)
 
 
 def _flat(tree: Params, path: Path = ()) -> Leaves:

@@ -12,7 +12,7 @@ from moespec import spec
 from moespec.conformance.algorithms import function
 from moespec.conformance.engine.format import Case, Reference, Stage, Tensor, routing_arrays
 
-__all__ = ["arrays", "given", "golden", "identity", "missing", "names", "reads", "result"]
+__all__ = ["arrays", "earlier", "given", "golden", "identity", "missing", "names", "reads", "result"]
 
 Values = dict[str, Any]
 Stages = Mapping[str, Stage]
@@ -38,33 +38,43 @@ def _is_function(reference: Reference) -> bool:
     return isinstance(reference, Mapping) and reference.keys() == {"call", "arguments", "options"}
 
 
-def _parts(stage: Stage, stages: Stages, known: Collection[str]) -> Iterator[tuple[str, bool]]:
-    """The arrays that a stage reads, and the public names that it calls; the second says whether it is a name."""
-    yield stage.call, True
+def _parts(stage: Stage, stages: Stages, known: Collection[str]) -> Iterator[tuple[str, str]]:
+    """What a stage reads and calls, itself or through a routing, with what it is: array, name or stage."""
+    yield stage.call, "name"
     waiting: list[Any] = [*stage.arguments.values()]
     for reference in waiting:
         if reference is None:
             continue
         if _is_function(reference):
-            yield reference["call"], True
+            yield reference["call"], "name"
             waiting += reference["arguments"].values()
         elif isinstance(reference, Mapping):
             waiting += reference.values()
         elif reference in known:
-            yield reference, False
+            yield reference, "array"
         else:
-            yield from _parts(stages[reference.partition("/")[0]], stages, known)
+            name = reference.partition("/")[0]
+            yield name, "stage"
+            yield from _parts(stages[name], stages, known)
+
+
+def _of(kind: str, stage: Stage, stages: Stages, known: Collection[str]) -> list[str]:
+    return list(dict.fromkeys(part for part, found in _parts(stage, stages, known) if found == kind))
 
 
 def reads(stage: Stage, stages: Stages, known: Collection[str]) -> list[str]:
     """The arrays, of those that are known, that a stage reads itself or through a routing."""
-    return list(dict.fromkeys(part for part, is_name in _parts(stage, stages, known) if not is_name))
+    return _of("array", stage, stages, known)
+
+
+def earlier(stage: Stage, stages: Stages, known: Collection[str]) -> list[Stage]:
+    """The stages whose calls are made again for a stage, since it reads their routings."""
+    return [stages[name] for name in _of("stage", stage, stages, known)]
 
 
 def names(stage: Stage, stages: Stages, known: Collection[str]) -> list[str]:
     """The public names that a stage calls, as paths."""
-    found = dict.fromkeys(part for part, is_name in _parts(stage, stages, known) if is_name)
-    return [name for name in found if name != "identity"]
+    return [name for name in _of("name", stage, stages, known) if name != "identity"]
 
 
 def missing(module: Any, stage: Stage, stages: Stages, known: Collection[str]) -> str:

@@ -10,12 +10,14 @@ A target cannot end a run, change a vector or decline a case while it runs: what
 arrays are copies that it must leave as they are, and what it does not offer is declared before.
 
 Compilers are slow and the cases many and small, so in the compiled mode all stages of one algorithm in one dtype are
-compiled as ONE function, from the list of their values to the list of their results. When that raises, each is compiled
-alone, so that the exception has the right address. Where a target has `quick_compile`, code is generated only for the
-cases with the flag `generated_code`, in float32: at least one for each router and the layer, and their gradients.
+compiled as ONE function, from the list of their values to the list of their results. Cases that differ in numbers alone
+are one part of it, which is called for each. When the function raises, each stage is compiled alone, so that the
+exception has the right address. Where a target has `quick_compile`, code is generated only for the cases with the flag
+`generated_code`, in float32: at least one for each router and the layer, and their gradients.
 """
 
 import importlib
+import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -208,6 +210,16 @@ class Job:
         known = function(self.stage.call)
         return not known.traced and known.run is None
 
+    @property
+    def program(self) -> str:
+        """What is the same in jobs that differ in numbers alone: calls, options, names, shapes and dtypes."""
+        stages = {stage.name: stage for stage in self.case.stages}
+        called = [self.stage, *call.earlier(self.stage, stages, self.values)]
+        calls = [(s.name, s.call, s.arguments, s.options) for s in called]
+        arrays = sorted((name, value.array.dtype.str, value.array.shape) for name, value in self.values.items())
+        inputs = sorted(name for name in self.values if name in self.case.inputs)
+        return json.dumps([calls, arrays, inputs, sorted(self.stage.outputs)], sort_keys=True)
+
     def bind(self, target: Target, mode: str = "eager") -> Callable[[Values], Values]:
         """The stage as a function of its arrays, with everything static closed over."""
         stages = {stage.name: stage for stage in self.case.stages}
@@ -248,7 +260,7 @@ def execute(target: Target, jobs: Sequence[Job], mode: str) -> list[Values | Exc
         together = [job for job in jobs if mode == "compiled" and job.traced and generates(target, job.case) == code]
         if len(together) > 1:
             with suppress(Exception), contained():
-                found |= zip(map(id, together), _compiled(target, together, code), strict=True)
+                found |= _compiled(target, together, code)
     return [found[id(job)] if id(job) in found else _alone(target, job, mode) for job in jobs]
 
 
@@ -257,18 +269,25 @@ def generates(target: Target, case: Case) -> bool:
     return target.dtype.name == "float32" and "generated_code" in case.flags
 
 
-def _compiled(target: Target, jobs: Sequence[Job], code: bool) -> list[Values | Exception]:
-    functions = [job.bind(target) for job in jobs]
+def _compiled(target: Target, jobs: Sequence[Job], code: bool) -> dict[int, Values | Exception]:
+    """Jobs that differ in numbers alone are one part of the function, which is called until each had its turn."""
+    alike: dict[str, list[Job]] = {}
+    for job in jobs:
+        alike.setdefault(job.program, []).append(job)
+    functions = [group[0].bind(target) for group in alike.values()]
 
     def together(values: list[Values]) -> list[Values]:
         return [function(own) for function, own in zip(functions, values, strict=True)]
 
-    arrays = [job.arrays(target) for job in jobs]
-    before = [target.copies(own) for own in arrays]
-    results = target.compile(together, code=code)(arrays)
-    found = [_finished(target, job, result) for job, result in zip(jobs, results, strict=True)]
-    for copies, own in zip(before, arrays, strict=True):
-        _check_unchanged(copies, target.copies(own))
+    compiled, found = target.compile(together, code=code), {}
+    for turn in range(max(map(len, alike.values()))):
+        chosen = [group[min(turn, len(group) - 1)] for group in alike.values()]
+        arrays = [job.arrays(target) for job in chosen]
+        before = [target.copies(own) for own in arrays]
+        results = compiled(arrays)
+        for job, own, copies, result in zip(chosen, arrays, before, results, strict=True):
+            found[id(job)] = _finished(target, job, result)
+            _check_unchanged(copies, target.copies(own))
     return found
 
 

@@ -1,0 +1,60 @@
+"""The compiled mode: cases that differ in numbers alone share a program, and each is still checked on its own numbers."""
+
+import numpy as np
+import pytest
+from committed import BY_ID, CASES, replaced
+
+import moespec.backends.numpy as reference
+from moespec.conformance.engine.compare import DTYPES
+from moespec.conformance.engine.run import run_cases
+from moespec.conformance.engine.target import Target, job_of
+
+VALUES = [case for case in CASES if case.algorithm == "balance_loss" and case.kind not in ("negative", "gradient")]
+JOBS = [job_of(case, stage.name) for case in VALUES for stage in case.stages if stage.outputs]
+
+
+def states(cases, **names):
+    target = Target("changed", DTYPES["float64"], replaced(**names))
+    return {result.id: result.state for result in run_cases(target, cases, "compiled")}
+
+
+def test_cases_that_differ_in_numbers_alone_are_compiled_once():
+    sizes = []
+
+    def compile(function):
+        def call(arguments):
+            sizes.append(len(arguments))
+            return function(arguments)
+
+        return call
+
+    assert set(states(VALUES, compile=compile).values()) == {"pass"}
+    programs = [job.program for job in JOBS]
+    turns = max(programs.count(program) for program in programs)
+    assert sizes == [len(set(programs))] * turns
+    assert len(set(programs)) < len(JOBS)
+
+
+@pytest.mark.parametrize("case", VALUES, ids=lambda case: case.id)
+def test_each_is_checked_on_its_own_numbers(case):
+    asked = job_of(case, "balance_loss").values[case.stage("balance_loss").arguments["scores"]].array
+
+    def balance_loss(scores):
+        return reference.balance_loss(scores) + np.array_equal(scores, asked)
+
+    found = states(VALUES, balance_loss=balance_loss)
+    assert [id for id, state in found.items() if state == "fail"] == [case.id]
+
+
+@pytest.mark.parametrize(
+    ("case", "other"),
+    [
+        ("token_choice/tied", "token_choice/many_requests"),
+        ("softmax_affinity/square", "softmax_affinity/values"),
+        ("capacity/ceil", "capacity/half_even"),
+    ],
+)
+def test_another_shape_or_option_is_another_program(case, other):
+    first, second = (job_of(BY_ID[id], BY_ID[id].stages[-1].name) for id in (case, other))
+    assert first.program == job_of(first.case, first.stage.name).program
+    assert first.program != second.program
