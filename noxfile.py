@@ -222,6 +222,24 @@ def bench(session: nox.Session, backend: str) -> None:
 
 
 @nox.session
+@nox.parametrize("backend", ["torch", "jax"])
+def gpu(session: nox.Session, backend: str) -> None:
+    """Check a backend on this machine's GPU in every dtype, and time a training step of a ViT on it.
+
+    Writes `conformance/reports/gpu-*.json` and `benchmarks/results/gpu-*.json`. Options are those of `benchmarks/gpu.py`;
+    with small sizes it runs on a CPU too, to try it.
+    """
+    folder = Path("conformance/reports") if shutil.which("nvidia-smi") else REPORTS
+    folder.mkdir(parents=True, exist_ok=True)
+    _install(session, _extra(backend))
+    session.run(
+        "python", "-m", "moespec.conformance", "run", "--target", f"moespec.backends.{backend}",
+        "--dtype", "f64,f32,bf16", "--report", str(folder / f"gpu-{backend}.json"),
+    )  # fmt: skip
+    session.run("python", "benchmarks/gpu.py", "--backend", backend, *session.posargs, env=CACHE)
+
+
+@nox.session
 def tpu(session: nox.Session) -> None:
     """Compile a layer of every router for a TPU that need not be there, and compare FLOPs, bytes and memory.
 

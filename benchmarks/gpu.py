@@ -1,0 +1,141 @@
+"""A training step of a ViT on the accelerator, dense and with experts: time, memory, and time for each operation.
+
+    python benchmarks/gpu.py --backend torch
+    python benchmarks/gpu.py --backend jax
+
+B/16 in bfloat16 with 256 images by default, experts in every second block, compiled. `pass`: the loss and its gradients; `step`:
+also the clip and AdamW. Each is the median of the rounds, after two that compile and warm up; what is timed ends with a number
+that is read. `over_dense` is the time over the dense model's, `per_operation` that over the ratio of the operations
+(`moespec count`). Small sizes try it on a CPU: --model vit_tiny --image-size 8 --images 4 --rounds 2.
+"""
+
+import argparse
+import functools
+import importlib
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import record
+from tqdm import tqdm
+
+from moespec.models import counts, vit
+from moespec.models.training.objective import draws, make_loss
+
+ROUTERS: dict[str, dict[str, Any]] = {
+    "softmax_token_choice": {},
+    "softmax_token_choice, k = 2": {"choices": 2},
+    "softmax_expert_choice": {},
+    "sinkhorn_token_choice": {},
+    "soft_moe": {},
+    "hash": {},
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--backend", choices=("jax", "torch"), required=True)
+    parser.add_argument("--model", default="vit_b16", help="a ViT (default: %(default)s)")
+    parser.add_argument("--image-size", type=int, default=224, help="pixels (default: %(default)s)")
+    parser.add_argument("--images", type=int, default=256, help="images of the batch (default: %(default)s)")
+    parser.add_argument("--experts", type=int, nargs="+", default=[8], help="experts (default: 8)")
+    parser.add_argument("--routers", nargs="+", choices=list(ROUTERS), default=list(ROUTERS), help="default: all")
+    parser.add_argument("--recompute", action="store_true", help="compute blocks anew in the backward pass")
+    parser.add_argument("--rounds", type=int, default=20, help="timed rounds (default: %(default)s)")
+    options = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    for name, experts, config in tqdm(list(models(options)), desc="models"):
+        try:
+            row = measured(config, options)
+        except (MemoryError, RuntimeError) as error:  # of the device, mostly
+            row = {"error": str(error).splitlines()[0][:200]}
+        rows.append({"model": name, **({"experts": experts} if experts else {}), **row})
+        for key in ("pass", "step"):
+            if key in row and key in rows[0]:
+                rows[-1][f"{key}_over_dense"] = row[key] / rows[0][key]
+                rows[-1][f"{key}_per_operation"] = row[key] / rows[0][key] * rows[0]["flops"] / row["flops"]
+        print(rows[-1], flush=True)
+        print(record.write(f"gpu-{options.backend}", {"config": vars(options), "models": rows}))
+
+
+def models(options: argparse.Namespace) -> Iterator[tuple[str, int, vit.VitConfig]]:
+    make = functools.partial(
+        vit.named, options.model, image_size=options.image_size, channels=3, classes=1000, dtype="bfloat16"
+    )
+    yield "dense", 0, make()
+    for experts in options.experts:
+        for name in options.routers:
+            moe = {"moe": "every_2", "experts": experts, "router": name.partition(",")[0]}
+            yield name, experts, make(router_options=ROUTERS[name], **moe)
+
+
+def measured(config: vit.VitConfig, options: argparse.Namespace) -> dict[str, Any]:
+    """Seconds of a pass and of a step, the most memory of the step, and the operations of a forward pass of an image."""
+    B = importlib.import_module(f"moespec.backends.{options.backend}")
+    random = np.random.default_rng(0)
+    images = random.standard_normal((options.images, options.image_size, options.image_size, 3), np.float32)
+    targets = np.eye(1000, dtype=np.float32)[random.integers(1000, size=options.images)]
+    batch = {"images": images, "targets": targets}
+    if draws(config, options.images):
+        batch["random"] = np.zeros((options.images, 4), np.int32)
+    arrays, params = B.from_numpy(batch), vit.init(config)
+    loss = make_loss(B, config, "softmax", recompute=options.recompute)
+    seconds = {"pass": timed(B, a_pass(B, loss, B.from_numpy(params), arrays), options.rounds)}
+    optimizer = B.OptimizerConfig("adamw", clip=1.0)
+    update, state = B.make_step(loss, optimizer), [B.init_state(params, optimizer)]
+
+    def one_step() -> Any:
+        state[0], metrics = update(state[0], arrays, 1e-3)
+        return metrics["loss"]
+
+    forget(options.backend)
+    seconds["step"] = timed(B, one_step, options.rounds)
+    return {**seconds, "most_mib": most(options.backend), "flops": sum(counts.flops(config).values())}
+
+
+def a_pass(B: Any, loss: Callable[..., Any], params: Any, batch: Any) -> Callable[[], Any]:
+    """The compiled loss and gradients; holds the parameters, as long as it is held."""
+    run = B.compile(B.value_and_grad(loss))
+
+    def one() -> Any:
+        (value, _), gradients = run(params, batch)
+        return value, gradients["norm"]
+
+    return one
+
+
+def timed(B: Any, one: Callable[[], Any], rounds: int) -> float:
+    """The median of the seconds of a round."""
+    seconds = []
+    for _ in range(rounds + 2):
+        start = time.perf_counter()
+        B.to_numpy(one())
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds[2:])
+
+
+def forget(backend: str) -> None:
+    """The most memory counts from here on, with torch; JAX knows that of the process."""
+    if backend == "torch":
+        import torch
+
+        if torch.cuda.is_available():
+            torch.cuda.reset_peak_memory_stats()
+
+
+def most(backend: str) -> float | None:
+    """The most memory of the device that was in use, MiB; None on a CPU."""
+    if backend == "torch":
+        import torch
+
+        return torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else None
+    import jax
+
+    stats = jax.local_devices()[0].memory_stats() or {}
+    return stats["peak_bytes_in_use"] / 2**20 if "peak_bytes_in_use" in stats else None
+
+
+if __name__ == "__main__":
+    main()
