@@ -28,7 +28,6 @@ __all__ = [
     "check_noise",
     "compute_dtype",
     "layer_norm",
-    "linear",
     "mlp",
     "moe",
     "noise_of",
@@ -217,16 +216,9 @@ def layer_norm(B: Backend, p: Params, x: Array, *, epsilon: float = 1e-6) -> Arr
     return B.layer_norm(x, p["scale"], p.get("bias"), epsilon=epsilon)
 
 
-def linear(x: Array, kernel: Array, bias: Array | None) -> Array:
-    """`x kernel + bias` along the last axis, as one product of matrices, which is what frameworks are fastest at."""
-    flat = x.reshape((-1, x.shape[-1])) @ kernel
-    flat = flat if bias is None else flat + bias
-    return flat.reshape((*x.shape[:-1], kernel.shape[1]))
-
-
 def mlp(B: Backend, p: Params, x: Array, *, gelu: str, drop: Callable[[Array], Array] = lambda hidden: hidden) -> Array:
     """`drop(gelu(x w1 + b1)) w2 + b2` along the last axis."""
-    return linear(drop(B.gelu(linear(x, p["w1"], p["b1"]), form=gelu)), p["w2"], p["b2"])
+    return B.linear(drop(B.gelu(B.linear(x, p["w1"], p["b1"]), form=gelu)), p["w2"], p["b2"])
 
 
 def run_block(

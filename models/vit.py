@@ -520,21 +520,11 @@ def _sincos_positions(B: Backend, config: VitConfig, x: Array) -> Array:
 
 def _attention(B: Backend, p: Params, x: Array, queries: Array | None, norm: Norm) -> Array:
     """Multi-head attention over `x` `(N, S, D)`, from `queries` `(N, Q, D)` or from `x` itself."""
-    query = _project(p["query"], x if queries is None else queries)
-    key, value = _project(p["key"], x), _project(p["value"], x)
+    inputs = {"query": x if queries is None else queries, "key": x, "value": x}
+    query, key, value = (B.linear(y, p[name]["kernel"], p[name].get("bias")) for name, y in inputs.items())
     if "query_norm" in p:
         query, key = norm(p["query_norm"], query), norm(p["key_norm"], key)
-    values, kernel = B.attention(query, key, value), p["out"]["kernel"]
-    return layers.linear(
-        values.reshape((*values.shape[:2], -1)), kernel.reshape((-1, kernel.shape[2])), p["out"]["bias"]
-    )
-
-
-def _project(p: Params, x: Array) -> Array:
-    """`(N, S, heads, D / heads)`."""
-    D, heads, dim = p["kernel"].shape
-    bias = p["bias"].reshape((heads * dim,)) if "bias" in p else None
-    return layers.linear(x, p["kernel"].reshape((D, heads * dim)), bias).reshape((*x.shape[:2], heads, dim))
+    return B.linear(B.attention(query, key, value), p["out"]["kernel"], p["out"]["bias"], axes=2)
 
 
 def _pool(B: Backend, config: VitConfig, params: Params, x: Array, norm: Norm) -> Array:

@@ -17,6 +17,7 @@ __all__ = [
     "cos",
     "einsum",
     "from_numpy",
+    "linear",
     "mean",
     "round_to_bfloat16",
     "sin",
@@ -66,6 +67,12 @@ def einsum(subscripts: str, *arrays: Array) -> Array:
     """Einstein summation."""
     # Looking for a BLAS call costs more than a small contraction.
     return np.einsum(subscripts, *arrays, optimize=arrays[0].size > 4096)
+
+
+def linear(x: Array, kernel: Array, bias: Array | None = None, *, axes: int = 1) -> Array:
+    """`x kernel + bias`: x (..., *A), kernel (*A, *B) with `axes` axes A, bias (*B) -> (..., *B)."""
+    y = np.tensordot(x, kernel, axes)
+    return y if bias is None else y + bias
 
 
 def concatenate(arrays: Sequence[Array], axis: int) -> Array:

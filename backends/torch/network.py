@@ -3,6 +3,7 @@
 Products run in the dtype of their input, to which parameters are cast; norms and losses in float32 or better.
 """
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -27,6 +28,7 @@ __all__ = [
     "expert_mlp",
     "gelu",
     "layer_norm",
+    "linear",
     "patch_embed",
     "rescale",
     "sigmoid_cross_entropy",
@@ -91,6 +93,14 @@ def layer_norm(x: Tensor, scale: Tensor, bias: Tensor | None = None, *, epsilon:
     dtype = wide(x.dtype)
     bias = None if bias is None else bias.to(dtype)
     return F.layer_norm(x.to(dtype), x.shape[-1:], scale.to(dtype), bias, epsilon).to(x.dtype)
+
+
+def linear(x: Tensor, kernel: Tensor, bias: Tensor | None = None, *, axes: int = 1) -> Tensor:
+    """`x kernel + bias`: x (..., *A), kernel (*A, *B) with `axes` axes A, bias (*B) -> (..., *B), as one product of matrices."""
+    inner = math.prod(kernel.shape[:axes])
+    flat = x.reshape(-1, inner) @ kernel.reshape(inner, -1)
+    y = flat.reshape(*x.shape[: x.ndim - axes], *kernel.shape[axes:])
+    return y if bias is None else y + bias
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
