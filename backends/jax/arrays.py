@@ -113,8 +113,8 @@ def from_numpy(tree: Any, dtype: str | None = None) -> Any:
     def convert(leaf: Any) -> Array:
         leaf = np.asarray(leaf)
         floating = jnp.issubdtype(leaf.dtype, jnp.floating)
-        # `jnp.array` compiles a copy for each shape.
-        moved: Array = jax.device_put(leaf.astype(dtype) if floating and dtype else leaf, may_alias=False)
+        # `jnp.array` compiles a copy for each shape; `device_put` may take the memory of what it is given.
+        moved: Array = jax.device_put(np.array(leaf, dtype=dtype if floating else None, copy=True))
         return moved
 
     return jax.tree.map(convert, tree)

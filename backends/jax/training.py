@@ -173,7 +173,9 @@ def import_state(exported: Mapping[str, Any], optimizer: OptimizerConfig) -> Tra
 
 
 def _copied(tree: Any) -> Any:
-    return jax.device_put(tree, may_alias=False)
+    # `may_alias` is heeded for arrays of JAX; those of NumPy are copied before.
+    owned = jax.tree.map(lambda leaf: leaf if isinstance(leaf, jax.Array) else np.array(leaf, copy=True), tree)
+    return jax.device_put(owned, may_alias=False)
 
 
 def _flat(tree: Params, path: Path = ()) -> Leaves:

@@ -140,6 +140,18 @@ def test_initial_parameters_are_copied():
     np.testing.assert_array_equal(params["layer"]["kernel"], PARAMS["layer"]["kernel"])
 
 
+@pytest.mark.parametrize("size", [1, 64, 1000])
+def test_nothing_lies_in_the_memory_of_numpy(size):
+    """Arrays that happen to lie well would be taken as they are: changed later, or written over by a step."""
+    optimizer = OptimizerConfig()
+    for _ in range(20):
+        given = np.ones(size, np.float32)
+        exported = {"params": {"a": given}, "mu": {"a": given}, "nu": {"a": given}, "step": 0}
+        states = B.init_state({"a": given}, optimizer), B.import_state(exported, optimizer)
+        for array in (B.from_numpy(given), *(B.state_params(state)["a"] for state in states)):
+            assert array.unsafe_buffer_pointer() != given.ctypes.data
+
+
 def test_a_layer_learns():
     """A MoE layer with noise and losses trains: the loss falls, the metrics of the router come out."""
     width, experts, tokens = 6, 3, 8
