@@ -1,11 +1,12 @@
 """Compile a training step of the package's recipes for one TPU core that need not be there.
 
     pip install 'moespec[jax]' libtpu
-    python benchmarks/tpu_recipes.py [RECIPE ...] [--images 8] [--output FILE]
+    python benchmarks/tpu_recipes.py [RECIPE ...] [--images 8] [--topology v5e:2x2]
 
 The whole step: loss, backward pass, clip and optimiser, with the recipe's model and `--images` images of 224 pixels. A row has
 what the compiler says of it: FLOPs beside three times those of a forward pass as `moespec count` has them, memory, seconds to
-compile; or its message, for a step that a core has no memory for. Rows of other recipes or topologies in the file stay.
+compile; or its message, for a step that a core has no memory for. They are written to `benchmarks/results/recipes-tpu.json`, where
+rows of other recipes and topologies stay.
 """
 
 import argparse
@@ -32,6 +33,7 @@ from moespec.models.training import configfile
 from moespec.models.training.objective import draws, make_loss
 from moespec.models.training.resolve import model_config, resolve
 
+RESULT = Path(__file__).parent / "results" / "recipes-tpu.json"
 SIZE, CLASSES = 224, 1000
 LARGE = sorted(set(configfile.recipes()) - {"digits", "fashion_mnist"})
 
@@ -92,26 +94,24 @@ def main() -> None:
     parser.add_argument("recipes", nargs="*", choices=[[], *LARGE], metavar="RECIPE", help=f"of {', '.join(LARGE)}")
     parser.add_argument("--images", type=int, default=8, help="images in the batch (default: %(default)s)")
     parser.add_argument("--topology", default="v5e:2x2", help="name of the TPU topology (default: %(default)s)")
-    parser.add_argument("--output", type=Path, help="write the figures to this file as JSON")
     arguments = parser.parse_args()
     memory.of_machine = lambda: float("inf")  # nothing is allocated
     topology = topologies.get_topology_desc(arguments.topology, platform="tpu")
     device = jax.sharding.SingleDeviceSharding(topology.devices[0])
     rows: dict[tuple[str, str], dict[str, Any]] = {}
-    if arguments.output and arguments.output.is_file():
-        rows = {(row["recipe"], row["topology"]): row for row in json.loads(arguments.output.read_text())["rows"]}
+    if RESULT.is_file():
+        rows = {(row["recipe"], row["topology"]): row for row in json.loads(RESULT.read_text())["rows"]}
     for name in arguments.recipes or LARGE:
         row = {"recipe": name, "topology": arguments.topology, "images": arguments.images}
         rows[name, arguments.topology] = row = {**row, **compile_recipe(name, arguments.images, device)}
         print(json.dumps(row), flush=True)
-        if arguments.output:
-            report = {
-                "command": "python benchmarks/tpu_recipes.py",
-                "optimization_level": os.environ["JAX_OPTIMIZATION_LEVEL"],
-                "versions": {name: importlib.metadata.version(name) for name in ("jax", "libtpu")},
-                "rows": [rows[key] for key in sorted(rows)],
-            }
-            arguments.output.write_text(json.dumps(report, indent=2) + "\n")
+        report = {
+            "command": "python benchmarks/tpu_recipes.py",
+            "optimization_level": os.environ["JAX_OPTIMIZATION_LEVEL"],
+            "versions": {name: importlib.metadata.version(name) for name in ("jax", "libtpu")},
+            "rows": [rows[key] for key in sorted(rows)],
+        }
+        RESULT.write_text(json.dumps(report, indent=2) + "\n")
 
 
 if __name__ == "__main__":

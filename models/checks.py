@@ -2,11 +2,13 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 from moespec.models.errors import RunError
 from moespec.spec.errors import ConfigError
+from moespec.spec.ranges import check
 
-__all__ = ["at_least", "check_output"]
+__all__ = ["at_least", "check_output", "check_value"]
 
 LARGEST = 2**63 - 1
 """What a number of 64 bits, such as TOML has, can be."""
@@ -20,6 +22,15 @@ def at_least(section: str, config: object, **lowest: int) -> None:
             raise ConfigError(f"{section}.{name}={value!r}: expected at least {low}")
         if value > LARGEST:
             raise ConfigError(f"{section}.{name}={value!r}: expected at most {LARGEST}")
+
+
+def check_value(name: str, value: Any, hint: Any) -> None:
+    """ConfigError unless `value` is what the type `hint` of the field `name` says."""
+    try:
+        check(name, value, hint)
+    except ConfigError as error:
+        expected = str(error).removeprefix(f"{name}: ").removesuffix(f", got {value!r}")
+        raise ConfigError(f"{name}={value!r}: {expected}") from None
 
 
 def check_output(name: str, path: Path) -> None:

@@ -11,11 +11,12 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from moespec.backends.contract import Backend
+from moespec.models.checks import check_value
 from moespec.models.hashing import multi_hash
 from moespec.spec.dropout import check_rate
 from moespec.spec.errors import ConfigError, ShapeError
 from moespec.spec.options import RouterOptions
-from moespec.spec.ranges import LARGEST
+from moespec.spec.ranges import LARGEST, option_types
 from moespec.spec.routers import ROUTERS
 from moespec.spec.routing import Noise, Params, RouterOutput
 
@@ -76,6 +77,10 @@ def check_fields(config: Any, *, at_least_one: Sequence[str], choices: Mapping[s
     at_least_one: names of fields that are integers of at least 1, besides those that every model has. choices: what the
     named fields may be, besides those that every model has.
     """
+    kind: Any = type(config)
+    for name, hint in option_types(kind).items():
+        if hint in (bool, int, float, str):
+            check_value(name, getattr(config, name), hint)
     for name in ("image_size", "patch_size", "channels", "width", "depth", "hidden", *at_least_one):
         if getattr(config, name) < 1:
             raise ConfigError(f"{name}={getattr(config, name)!r}: expected an integer >= 1")

@@ -15,9 +15,10 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 
 from tyro.conf import FlagConversionOff, arg
 
+from moespec.models.checks import check_value
 from moespec.spec.errors import ConfigError
 from moespec.spec.options import RouterOptions
-from moespec.spec.ranges import check, option_types
+from moespec.spec.ranges import option_types
 from moespec.spec.routers import ROUTERS
 
 __all__ = ["Decided", "RouterSection", "check_options", "named", "options_of", "section", "settings"]
@@ -63,7 +64,7 @@ def check_options(router: str, options: Mapping[str, Any], decided: tuple[str, .
     types = _set_by_user(router, decided)
     _check_names(router, types, options, PREFIX)
     for name, value in options.items():
-        _check(types, name, value, PREFIX)
+        check_value(f"{PREFIX}{name}", value, types[name])
 
 
 def settings(router: str, options: Mapping[str, Any], **decided: Any) -> RouterOptions:
@@ -102,7 +103,7 @@ class RouterSection:
     def check(cls, name: str, value: Any) -> None:
         """ConfigError unless the router has the option `name` and it can have the value."""
         cls.check_names({name: value})
-        _check(cls.types, name, value, f"model.{PREFIX}")
+        check_value(f"model.{PREFIX}{name}", value, cls.types[name])
 
     @classmethod
     def check_names(cls, given: Mapping[str, Any]) -> None:
@@ -158,14 +159,6 @@ def _check_names(router: str, types: Mapping[str, Any], given: Mapping[str, Any]
         if name not in types:
             has = f"it has {', '.join(types)}" if types else "it has none"
             raise ConfigError(f"{prefix}{name}={value!r}: {router} does not have this option; {has}")
-
-
-def _check(types: Mapping[str, Any], name: str, value: Any, prefix: str) -> None:
-    try:
-        check(name, value, types[name])
-    except ConfigError as error:
-        expected = str(error).removeprefix(f"{name}: ").removesuffix(f", got {value!r}")
-        raise ConfigError(f"{prefix}{name}={value!r}: {expected}") from None
 
 
 def _help(Options: type[RouterOptions]) -> dict[str, str]:

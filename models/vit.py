@@ -30,7 +30,7 @@ from moespec.models.router_options import Decided, check_options, settings
 from moespec.spec.algorithm import Algorithm
 from moespec.spec.errors import ConfigError
 from moespec.spec.options import RouterOptions
-from moespec.spec.ranges import LARGEST
+from moespec.spec.ranges import LARGEST, SMALLEST
 from moespec.spec.routers import ROUTERS
 from moespec.spec.routing import Noise, Params, RouterOutput
 
@@ -167,8 +167,8 @@ class VitConfig:
                 raise ConfigError(f"{name}={getattr(self, name)!r}: expected an integer from 0 to {layers.SIZE}")
         if self.group_tokens and self.group_images != 1:
             raise ConfigError(f"group_images={self.group_images!r} with group_tokens={self.group_tokens!r}: give one")
-        if not 0 < self.norm_epsilon <= 1:
-            raise ConfigError(f"norm_epsilon={self.norm_epsilon!r}: expected a number in (0, 1]")
+        if not SMALLEST <= self.norm_epsilon <= 1:
+            raise ConfigError(f"norm_epsilon={self.norm_epsilon!r}: expected a number from {SMALLEST:.3g} to 1")
         if not 0 <= self.layer_scale <= LARGEST:
             raise ConfigError(f"layer_scale={self.layer_scale!r}: expected a number >= 0 that is finite as float32")
         if self.positions.startswith("sincos2d") and (self.width % 4 or self.width < 8):
@@ -267,6 +267,10 @@ def _router_config(config: VitConfig) -> RouterOptions:
         ids=token_ids.count(config),
     )
     multi_hash.check(options, hidden=config.hidden, output=config.width)
+    if config.round_experts and multi_hash.chosen(options):
+        raise ConfigError(
+            "round_experts=True: MultiHash mixes the experts inside, so that nothing goes into one of them"
+        )
     return options
 
 

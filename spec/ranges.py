@@ -13,6 +13,8 @@ from moespec.spec.errors import ConfigError
 
 LARGEST = float(np.finfo(np.float32).max)
 """What a number can be in float32, in which the backends compute."""
+SMALLEST = float(np.finfo(np.float32).tiny)
+"""The smallest number greater than 0 that is not taken for 0 in float32."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,8 @@ def _fits(value: Any, kind: Any) -> bool:
     if get_origin(kind) is Literal:
         return isinstance(value, str) and value in get_args(kind)
     base, limits = get_args(kind) if get_origin(kind) is Annotated else (kind, None)
+    if base is str:
+        return isinstance(value, str)
     if base is bool or isinstance(value, bool | np.bool_):
         return base is bool and isinstance(value, bool | np.bool_)
     if base is int:
@@ -94,5 +98,5 @@ def _described(kind: Any) -> str:
         return f"one of {', '.join(map(repr, get_args(kind)))}"
     base, limits = get_args(kind) if get_origin(kind) is Annotated else (kind, "")
     finite = "" if limits and limits.high == math.inf and not limits.below else "finite "
-    words = {int: "an integer", float: f"a {finite}number", bool: "True or False"}
+    words = {int: "an integer", float: f"a {finite}number", bool: "True or False", str: "a text"}
     return f"{words[base]} {limits}".rstrip()

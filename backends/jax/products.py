@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from moespec.backends.jax.arrays import Array, wide
+from moespec.backends.jax.arrays import Array
 
-Kept = tuple[Array, Array, Array]
+Three = tuple[Array, Array, Array]
 
 
-@jax.custom_vjp
+@jax.custom_jvp
 def scaled_product(tokens: Array, factor: Array, slots: Array) -> Array:
     """`(factor * tokens) @ slots`: tokens (G, T, D) that are exact in bfloat16, factor (G, T, 1), slots (D, E, C).
 
@@ -40,15 +40,13 @@ def in_three_parts(x: Array) -> Array:
     return jnp.stack([x - high - middle, middle, high]).astype(jnp.bfloat16)
 
 
-def _forward(tokens: Array, factor: Array, slots: Array) -> tuple[Array, Kept]:
-    return scaled_product(tokens, factor, slots), (tokens.astype(jnp.bfloat16), factor, slots)
+@scaled_product.defjvp
+def _tangent(primals: Three, tangents: Three) -> tuple[Array, Array]:
+    tokens, factor, slots = primals
+    tokens_dot, factor_dot, slots_dot = tangents
+    of_rows = _product(tokens_dot * factor + tokens * factor_dot, slots)
+    return scaled_product(tokens, factor, slots), of_rows + _product(tokens * factor, slots_dot)
 
 
-def _backward(kept: Kept, gradient: Array) -> Kept:
-    tokens, factor, slots = wide(kept[0]), *kept[1:]
-    rows = jnp.einsum("gtec,dec->gtd", gradient, slots, precision=lax.Precision.HIGH)
-    of_slots = jnp.einsum("gtd,gtec->dec", tokens * factor, gradient, precision=lax.Precision.HIGH)
-    return rows * factor, jnp.sum(rows * tokens, axis=2, keepdims=True), of_slots
-
-
-scaled_product.defvjp(_forward, _backward)
+def _product(rows: Array, slots: Array) -> Array:
+    return jnp.einsum("gtd,dec->gtec", rows, slots, precision=lax.Precision.HIGH)

@@ -20,7 +20,8 @@ Static = tuple[tuple[str, type, Any], ...]
 def program(function: Function) -> Function:
     """`function`, whose calls with arrays of JAX, and options that can be told from each other, are compiled.
 
-    Others, with arrays of NumPy or functions among the arguments, are made as they are.
+    Others, with arrays of NumPy or functions among the arguments, are made as they are, as are those that do not fit the
+    signature, whose errors are the function's own.
     """
     signature = inspect.signature(function)
 
@@ -32,7 +33,10 @@ def program(function: Function) -> Function:
 
     @functools.wraps(function)
     def call(*arguments: Any, **options: Any) -> Any:
-        bound = signature.bind(*arguments, **options).arguments
+        try:
+            bound = signature.bind(*arguments, **options).arguments
+        except TypeError:
+            return function(*arguments, **options)
         arrays = {name: value for name, value in bound.items() if _is_of_arrays(value)}
         static = tuple((name, type(value), value) for name, value in bound.items() if name not in arrays)
         if not arrays or not all(_is_option(value) for _, _, value in static):
@@ -49,4 +53,5 @@ def _is_of_arrays(value: Any) -> bool:
 
 
 def _is_option(value: Any) -> bool:
-    return value is None or isinstance(value, bool | int | float | str)
+    """Whether a value can be told from others by `==`, which NaN cannot and a subclass may define."""
+    return value is None or (type(value) in (bool, int, float, str) and value == value)

@@ -1,7 +1,8 @@
 """Which expert handles which patch: the routing of one image by each MoE layer, as numbers and as a picture.
 
 The image is routed alone, as a group of one image, also by a model that was trained with several images to a group: the
-capacity of the experts is scaled down accordingly, and the slots of Soft MoE mix the patches of this image only.
+capacity of the experts is scaled down accordingly, and the slots of Soft MoE mix the patches of this image only. A model
+whose groups are parts of an image keeps them, and an expert shows the slots of all groups.
 
 Sparse-MLP routes channels, and tokens that mix the patches of the whole image. These have no place in the image: they are
 drawn row by row, in the order of their numbers, in the squarest grid that they fill.
@@ -67,7 +68,7 @@ def make_route(
         routings = []
         for layer, parts in zip(module.moe_layers(alone, 1), dense, strict=True):
             grid = (patches, patches) if layer.items == "patches" else squarest(layer.settings.tokens)
-            dispatch, combine = (np.asarray(part, np.float64)[0, -math.prod(grid) :] for part in parts)  # (items, E, C)
+            dispatch, combine = (_joined(np.asarray(part, np.float64))[-math.prod(grid) :] for part in parts)
             soft = not np.isin(dispatch, (0.0, 1.0)).all()
             dispatch, combine = (part.reshape(*grid, *part.shape[1:]) for part in (dispatch, combine))
             routings.append(BlockRouting(layer.name, combine.sum(axis=3), dispatch, soft, layer.items))
@@ -76,10 +77,19 @@ def make_route(
     return route
 
 
+def _joined(parts: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Weights of groups `(G, T, E, C)` as those of one, `(G T, E, G C)`: the slots of one group hold nothing of another."""
+    groups, tokens, experts, capacity = parts.shape
+    joined = np.zeros((groups, tokens, experts, groups, capacity))
+    for group, part in enumerate(parts):
+        joined[group, :, :, group] = part
+    return joined.reshape(groups * tokens, experts, groups * capacity)
+
+
 def _alone(model: Config) -> Config:
-    """The model with one image to a group."""
+    """The model with one image to a group, or less."""
     if isinstance(model, vit.VitConfig):
-        return vit.regrouped(model, 1)
+        return model if model.fewest_images == 1 else vit.regrouped(model, 1)
     if isinstance(model, sparse_mlp.SparseMlpConfig):
         return replace(model, group_images=1, group_size=0)
     return model

@@ -4,7 +4,9 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
+from moespec.models.checks import check_value
 from moespec.spec.errors import ConfigError
+from moespec.spec.ranges import Count, Positive
 
 __all__ = ["Arguments"]
 
@@ -21,14 +23,29 @@ class Arguments:
             raise ConfigError(f"{self.name}.{key} is missing")
         return self._rest.pop(key, *default)
 
+    def number(self, key: str, *default: Any) -> float:
+        """The value of `key`, a number greater than 0 that is finite."""
+        check_value(f"{self.name}.{key}", value := self.take(key, *default), Positive)
+        return float(value)
+
+    def count(self, key: str, *default: Any) -> Any:
+        """The value of `key`, an integer of at least 1; or None, if that is its default."""
+        value = self.take(key, *default)
+        if value is not None or None not in default:
+            check_value(f"{self.name}.{key}", value, Count)
+        return value
+
     def section(self, key: str) -> Self:
         """A nested mapping; empty if there is none."""
-        return type(self)(f"{self.name}.{key}", self.take(key, None) or {})
+        value = self.take(key, None) or {}
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{self.name}.{key}={value!r}: expected a mapping of arguments")
+        return type(self)(f"{self.name}.{key}", value)
 
     def choose(self, key: str, default: Any, options: Mapping[Any, Any]) -> Any:
         """Our name for the value of `key`."""
         value = self.take(key, default)
-        if value not in options:
+        if value not in list(options):  # not the mapping, which asks for a hash
             raise ConfigError(f"{self.name}.{key}={value!r}: expected one of {', '.join(map(repr, options))}")
         return options[value]
 
@@ -41,10 +58,11 @@ class Arguments:
     def square(self, key: str, *default: Any) -> int:
         """A size, or a pair of equal sizes."""
         value = self.take(key, *default)
-        sizes = set(value) if isinstance(value, Sequence) else {value}
-        if len(sizes) != 1:
+        sizes = [value] if isinstance(value, str) or not isinstance(value, Sequence) else list(value)
+        if not sizes or any(size != sizes[0] for size in sizes):
             raise ConfigError(f"{self.name}.{key}={value!r}: images and patches are square here")
-        return int(sizes.pop())
+        check_value(f"{self.name}.{key}", sizes[0], Count)
+        return int(sizes[0])
 
     def skip(self, *keys: str) -> None:
         """Reads over arguments that do not change the function."""

@@ -86,16 +86,21 @@ def vit_sizes(project: str, shapes: Shapes) -> dict[str, Any]:
     prefix = token + found.get("registers", 0)
     if names.positions in shapes:
         places = _shape(shapes, names.positions, 3)[1]
-        of_patches = bool(prefix) and torch and math.isqrt(places) ** 2 == places
-        places -= prefix if names.token_has_position and not of_patches else 0
-        found["image_size"] = patch * _side(names.positions, places)
-        found["positions"] = "learned_patches" if of_patches else "learned"
+        of_all = places - (prefix if names.token_has_position else 0)
+        of_patches = bool(prefix) and torch and _is_square(places)
+        if not (of_patches and _is_square(of_all)):  # else the user says which
+            found["image_size"] = patch * _side(names.positions, places if of_patches else of_all)
+            found["positions"] = "learned_patches" if of_patches else "learned"
     if names.query in shapes:
         found["heads"] = _shape(shapes, names.query, 3)[1]
     if torch:
         found |= {"pre_norm": "norm_pre.weight" in shapes, "qkv_bias": "blocks.0.attn.qkv.bias" in shapes}
         found["layer_scale"] = 1e-5 if "blocks.0.ls1.gamma" in shapes else 0.0
         if "fc_norm.weight" in shapes:
+            if token:
+                raise ConfigError(
+                    f"fc_norm.weight beside {names.token}: an average beside a class token is not pooled here"
+                )
             found["pool"] = "gap_norm"
     if "blocks.0.attn.q_norm.weight" in shapes:
         found |= {"qk_norm": True, "qk_norm_bias": True}
@@ -135,7 +140,10 @@ def _depth(shapes: Shapes, block: str) -> int:
 
 
 def _side(name: str, places: int) -> int:
-    side = math.isqrt(max(places, 0))
-    if side * side != places or not side:
+    if not _is_square(places):
         raise ConfigError(f"{name} has places for {places} patches, which are not a square")
-    return side
+    return math.isqrt(places)
+
+
+def _is_square(places: int) -> bool:
+    return places > 0 and math.isqrt(places) ** 2 == places

@@ -146,8 +146,11 @@ def config_from_timm(arguments: Mapping[str, Any]) -> VitConfig:
     """
     given = Arguments("arguments", arguments)
     pool = given.choose("global_pool", "token", {"token": "token", "avg": "gap_norm", "map": "map"})
-    class_token, fc_norm = given.take("class_token", True), given.take("fc_norm", None)
-    registers, of_patches = given.take("reg_tokens", 0), given.take("no_embed_class", False)
+    class_token, fc_norm = (
+        given.choose("class_token", True, _EITHER),
+        given.choose("fc_norm", None, {None: None, **_EITHER}),
+    )
+    registers, of_patches = given.take("reg_tokens", 0), given.choose("no_embed_class", False, _EITHER)
     if class_token != (pool == "token"):
         raise ConfigError(
             f"arguments.class_token={class_token!r}: a class token is there to be the pooled one, or not at all"
@@ -161,7 +164,7 @@ def config_from_timm(arguments: Mapping[str, Any]) -> VitConfig:
     given.skip("weight_init", "fix_init", "dynamic_img_size")  # the last changes nothing at the size that is given
     given.warn_of_dropout("drop_rate", "pos_drop_rate", "patch_drop_rate", "proj_drop_rate", "attn_drop_rate")
     given.warn_of_dropout("drop_path_rate")
-    width, qk_norm = given.take("embed_dim", 768), given.take("qk_norm", False)
+    width, qk_norm = given.count("embed_dim", 768), given.take("qk_norm", False)
     config = VitConfig(
         image_size=given.square("img_size", 224),
         patch_size=given.square("patch_size", 16),
@@ -172,12 +175,12 @@ def config_from_timm(arguments: Mapping[str, Any]) -> VitConfig:
         positions="learned_patches" if of_patches and (class_token or registers) else "learned",
         pre_norm=given.take("pre_norm", False),
         norm_epsilon=_epsilon(given),
-        layer_scale=given.take("init_values", None) or 0.0,
+        layer_scale=0.0 if (scale := given.take("init_values", None)) is None else scale,
         qkv_bias=given.take("qkv_bias", True),
         width=width,
         depth=given.take("depth", 12),
         heads=given.take("num_heads", 12),
-        hidden=int(width * given.take("mlp_ratio", 4.0)),
+        hidden=int(width * given.number("mlp_ratio", 4.0)),
         qk_norm=qk_norm,
         qk_norm_bias=qk_norm,
         gelu=given.choose("act_layer", None, {None: "erf", "gelu": "erf", "gelu_tanh": "tanh"}),
@@ -191,9 +194,16 @@ def _epsilon(given: Arguments) -> float:
     """That of the normalisations: timm's default is 1e-6, and that of "LayerNorm", which is torch's, 1e-5."""
     layer = given.take("norm_layer", None) or "LayerNorm{'eps': 1e-06}"
     match = re.fullmatch(r"(?:layernorm|LayerNorm)(?:\{'eps': ([-+.e\d]+)\})?", str(layer))
-    if match is None:
-        raise ConfigError(f"arguments.norm_layer={layer!r}: expected 'LayerNorm', maybe with {{'eps': ...}} after it")
-    return float(match[1] or 1e-5)
+    try:
+        if match is not None:
+            return float(match[1] or 1e-5)
+    except ValueError:  # 1e-, say
+        pass
+    raise ConfigError(f"arguments.norm_layer={layer!r}: expected 'LayerNorm', maybe with {{'eps': ...}} after it")
+
+
+_EITHER = {True: True, False: False}
+"""What an argument that is true or false becomes."""
 
 
 _REQUIRED: dict[str, Any] = {

@@ -3,10 +3,11 @@
 Letters of the shape comments: D width, E experts.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
+from moespec.models.checks import check_value
 from moespec.models.interop.arguments import Arguments
 from moespec.models.interop.layouts import (
     SAME,
@@ -137,15 +138,15 @@ def config_from_vmoe(model: Mapping[str, Any], *, image_size: int, channels: int
     position = encoder.section("position_emb")
     position.require("temperature", 10_000)
     moe = encoder.section("moe")
-    layers = tuple(sorted(moe.take("layers", ())))
+    layers = _layers(moe.take("layers", ()))
     dense = VitConfig(
         image_size=image_size,
         channels=channels,
         patch_size=arguments.square("patch_size"),
         width=arguments.take("hidden_size"),
-        classes=arguments.take("num_classes") or 0,
+        classes=0 if (classes := arguments.take("num_classes")) is None else classes,
         head_bias=arguments.take("head_bias_init", 0.0),
-        representation=arguments.take("representation_size", None) or 0,
+        representation=0 if (size := arguments.take("representation_size", None)) is None else size,
         pool=arguments.choose("classifier", "token", {"gap": "gap", "token": "token", "map": "map"}),
         depth=encoder.take("num_layers"),
         hidden=encoder.take("mlp_dim"),
@@ -162,7 +163,7 @@ def config_from_vmoe(model: Mapping[str, Any], *, image_size: int, channels: int
 def _moe_fields(moe: Arguments, layers: tuple[int, ...], dense: VitConfig) -> dict[str, Any]:
     """The fields of `VitConfig` that concern its MoE blocks."""
     moe.warn_of_dropout("dropout_rate")
-    experts, group_size = moe.take("num_experts"), moe.take("group_size")
+    experts, group_size = moe.count("num_experts"), moe.count("group_size")
     whole = group_size % dense.sequence == 0
     split = moe.take("split_rngs", False)
     router = moe.section("router")
@@ -192,6 +193,15 @@ def _moe_fields(moe: Arguments, layers: tuple[int, ...], dense: VitConfig) -> di
     }
 
 
+def _layers(value: Any) -> tuple[int, ...]:
+    """The numbers of the MoE layers, in order."""
+    if isinstance(value, str) or not isinstance(value, Collection):
+        raise ConfigError(f"model.encoder.moe.layers={value!r}: expected the numbers of layers")
+    for number in value:
+        check_value("model.encoder.moe.layers", number, int)
+    return tuple(sorted(value))
+
+
 def _placement(layers: tuple[int, ...], depth: int) -> str:
     odd, count = tuple(range(1, depth, 2)), len(layers)
     if layers == odd:
@@ -206,7 +216,7 @@ def _placement(layers: tuple[int, ...], depth: int) -> str:
 
 
 def _token_choice_options(router: Arguments, tokens: int, experts: int) -> tuple[str, dict[str, Any]]:
-    choices, noise = router.take("num_selected_experts", 1), router.take("noise_std", 1.0)
+    choices, noise = router.count("num_selected_experts", 1), router.take("noise_std", 1.0)
     load_weight = router.take("load_loss_weight", 1.0)
     dispatcher = router.section("dispatcher")
     options = {
@@ -282,7 +292,7 @@ def _sparse_token_choice_options(router: Arguments, tokens: int, experts: int) -
 def _soft_options(router: Arguments, tokens: int, experts: int) -> tuple[str, dict[str, Any]]:
     router.require("noise_std", 0.0)
     router.skip("compute_similarity_metrics", "partition_spec", "precision")
-    factor, slots = router.take("capacity_factor", 1.0), router.take("num_slots", None)
+    factor, slots = router.take("capacity_factor", 1.0), router.count("num_slots", None)
     return "soft_moe", {
         "norm_form": "rsqrt",
         "capacity_factor": factor if slots is None else slots * experts / tokens,
@@ -293,8 +303,8 @@ def _soft_options(router: Arguments, tokens: int, experts: int) -> tuple[str, di
 
 def _capacity_options(dispatcher: Arguments, items: int, experts: int) -> dict[str, Any]:
     dispatcher.skip("name", "partition_spec", "einsum_precision")
-    rounds = {"round_experts": bool(dispatcher.take("bfloat16", False))}
-    capacity, factor = dispatcher.take("capacity", None), dispatcher.take("capacity_factor", None)
+    rounds = {"round_experts": dispatcher.choose("bfloat16", False, {False: False, True: True})}
+    capacity, factor = dispatcher.count("capacity", None), dispatcher.take("capacity_factor", None)
     rounding, multiple = dispatcher.take("capacity_ceil_or_round", "ceil"), dispatcher.take("capacity_multiple_of", 4)
     dispatcher.finish()
     if (capacity is None) == (factor is None):

@@ -5,6 +5,7 @@
 | of the same name and shape | copied |
 | the head, where the number of classes differs | new |
 | positions on another grid | resized, bilinearly; those of class token and registers are copied |
+| positions of registers that the source lacks | new |
 | the MLP of a block that is MoE now | copied into every expert; the router is new |
 | tables and codebook of hash layers of another size | new |
 | whatever matches `skip` | new |
@@ -67,7 +68,10 @@ def transferred(source: Weights, config: Config, initial: Params, *, skip: str |
             found[name] = _new(name, fresh, result)
             used |= {name, dense}
         elif name in given:
-            found[name] = _fitted(name, given[name], fresh, config, result)
+            if name == "positions":
+                found[name] = _positions(given[name], fresh, source.config, config, result)
+            else:
+                found[name] = _fitted(name, given[name], fresh, result)
             used.add(name)
         elif dense in given:
             found[name] = _copied(name, given[dense], fresh, result)
@@ -90,15 +94,12 @@ def _new(name: str, fresh: Array, result: Transferred) -> Array:
     return fresh
 
 
-def _fitted(name: str, given: Array, fresh: Array, config: Config, result: Transferred) -> Array:
+def _fitted(name: str, given: Array, fresh: Array, result: Transferred) -> Array:
     """A parameter that both have, in the shape of the model."""
     if given.shape == fresh.shape:
         return given
     if name.startswith(_FREE) or name.endswith("/router/tables"):
         return _new(name, fresh, result)
-    if name == "positions" and given.shape[2] == fresh.shape[2]:
-        result.resized.append(name)
-        return resized_positions(given, fresh.shape[1], prefix=_prefix(config))
     advice = ""
     if name.endswith("/router/slots") and given.shape[:2] == fresh.shape[:2]:
         advice = (
@@ -113,6 +114,22 @@ def _copied(name: str, dense: Array, fresh: Array, result: Transferred) -> Array
         raise ConfigError(f"init: an expert's {name} has shape {fresh.shape[1:]}, the source's MLP {dense.shape}")
     result.upcycled.append(name)
     return np.broadcast_to(dense, fresh.shape)
+
+
+def _positions(given: Array, fresh: Array, source: Config, config: Config, result: Transferred) -> Array:
+    """Positions of the source on the grid of the model, after those of class token and registers."""
+    before, wanted = _prefix(source), _prefix(config)
+    patches = fresh.shape[1] - wanted
+    if given.shape[2] != fresh.shape[2] or before > wanted:
+        raise ConfigError(
+            f"init: positions has shape {given.shape}, {before} of them before the patches, "
+            f"the model {fresh.shape} and {wanted}; --init-skip positions starts them anew"
+        )
+    if given.shape[1] - before != patches or before != wanted:
+        result.resized.append("positions")
+    if given.shape[1] - before != patches:
+        given = resized_positions(given, before + patches, prefix=before)
+    return np.concatenate([given[:, :before], fresh[:, before:wanted], given[:, before:]], axis=1)
 
 
 def _prefix(config: Config) -> int:

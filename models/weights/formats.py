@@ -4,6 +4,7 @@ A foreign file has no configuration, or its own project's. What the shapes of it
 rest comes from `Given`: that project's description of the model, and fields that the user sets.
 """
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -127,6 +128,12 @@ def _vit(project: str, arrays: Mapping[str, Any], given: Given) -> VitConfig:
             name, value = next(iter(wrong.items()))
             raise ConfigError(f"model={given.model!r}: has {name}={getattr(named, name)!r}, the parameters {value!r}")
         return with_fields(named, {**sizes, **given.fields}, "set")
+    if project == "timm" and (assumed := [name for name in ("norm_epsilon", "gelu") if name not in given.fields]):
+        warnings.warn(
+            f"{' and '.join(assumed)}: the parameters do not show them, timm's defaults are taken (1e-6, 'erf'); models of "
+            "CLIP have others: --model with a name of timm's says them",
+            stacklevel=2,
+        )
     values = {**sizes, **given.fields}
     for name, advice in _ASKED.items():
         if name not in values:
@@ -150,7 +157,7 @@ _SHOWN = ("width", "depth", "hidden", "patch_size", "heads")
 _ASKED = {
     "heads": "give --set heads=6, or --model vit_s16",
     "image_size": "give --set image_size=224",
-    "positions": "give --set positions=sincos2d",
+    "positions": "give --set positions=sincos2d, or what VitConfig has beside it",
 }
 
 

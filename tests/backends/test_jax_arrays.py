@@ -87,6 +87,19 @@ def test_soft_routing_at_zero_tokens_has_finite_gradients():
     assert all(np.isfinite(leaf).all() for leaf in gradients)
 
 
+def test_soft_routing_of_bfloat16_tokens_has_derivatives_in_both_directions():
+    tokens, slots = B.from_numpy((X, SLOTS), "bfloat16")
+    slots = B.cast(slots, "float32")
+
+    def combined(slots):
+        return B.soft_routing(tokens, slots).combine[0, 0, 0, 0]
+
+    forward, backward = jax.jacfwd(combined)(slots), jax.jacrev(combined)(slots)
+    assert np.abs(backward).max() > 0
+    np.testing.assert_allclose(forward, backward, atol=1e-5 * np.abs(backward).max())
+    assert np.isfinite(jax.hessian(combined)(slots)).all()
+
+
 def test_dense_returns_the_record_of_the_specification():
     assert isinstance(jax.eval_shape(lambda s: B.expert_choice(s, capacity=2).dense(), SCORES), Routing)
     assert isinstance(jax.eval_shape(lambda x, s: B.soft_routing(x, s).dense(), X, SLOTS), Routing)

@@ -69,6 +69,23 @@ def test_an_option_of_an_equal_value_and_another_type_is_not_taken_for_it():
         B.token_choice(scores, choices=True, capacity=2)
 
 
+def test_a_call_that_does_not_fit_has_the_error_of_the_function():
+    with pytest.raises(TypeError, match=r"token_choice\(\) got an unexpected keyword argument 'chioces'"):
+        B.token_choice(B.from_numpy(draw(2, 7, 3)), chioces=1, capacity=4)
+    with pytest.raises(TypeError, match=r"softmax_affinity\(\) missing 1 required positional argument"):
+        B.softmax_affinity()
+
+
+def test_nan_is_no_option_of_a_program(compiled):
+    """It is equal to nothing, so each call would be compiled anew."""
+    tokens, slots = B.from_numpy((draw(2, 7, 3), draw(3, 2, 2)))
+    for _ in range(2):
+        assert np.isnan(B.soft_routing(tokens, slots, scale=float("nan")).combine).all()
+        compiled.clear()
+    B.soft_routing(tokens, slots, scale=float("nan"))
+    assert not compiled
+
+
 def test_arrays_of_numpy_and_functions_are_arguments_too():
     tokens, params = draw(2, 7, 4), {name: draw(*shape) for name, shape in MLP.items()}
     routing = B.token_choice(draw(2, 7, 3), choices=1, capacity=4)

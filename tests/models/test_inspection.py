@@ -79,6 +79,23 @@ def test_route_of_an_image(router: str, pool: str) -> None:
     assert (other.experts != routing.experts).any()
 
 
+@pytest.mark.parametrize("router", ["soft_moe", "softmax_token_choice"])
+def test_groups_that_are_parts_of_an_image_stay(router: str) -> None:
+    B = resolve.load_backend("numpy")
+    model = vit.named("vit_tiny", depth=2, width=16, hidden=8, moe="last_1", experts=2, router=router, group_tokens=4)
+    params = B.from_numpy(vit.init(model, 0))
+    params["head"]["kernel"] = np.random.default_rng(2).normal(size=params["head"]["kernel"].shape)
+    image = np.random.default_rng(0).uniform(-1, 1, (8, 8, 1)).astype(np.float32)
+    logits, (routing,) = make_route(B, model)(params, image)
+    output = vit.forward(B, model, params, image[None])
+    np.testing.assert_allclose(logits, output.logits[0], rtol=1e-6)
+    capacity = output.routings[0].dense().dispatch.shape[-1]
+    slots = routing.slots.reshape(4, 4, 2, 4, capacity)  # groups are rows of the grid
+    for row in range(4):
+        np.testing.assert_allclose(slots[row, :, :, row], output.routings[0].dense().dispatch[row], rtol=1e-6)
+        assert not np.delete(slots[row], row, axis=2).any(), "nothing of another group"
+
+
 @pytest.mark.parametrize("backend", ["jax", "torch"])
 def test_inspect(runs, backend: str, photo: Path, tmp_path: Path, capsys) -> None:  # type: ignore[no-untyped-def]
     run = str(runs.whole(backend))

@@ -108,6 +108,30 @@ def test_positions_of_registers_are_copied(positions, prefix):
     np.testing.assert_allclose(after[0, [prefix, -1]], before[0, [prefix, -1]], rtol=1e-6)
 
 
+@pytest.mark.parametrize("side", [8, 16])
+def test_registers_are_added(side):
+    """Positions of the source are cut where its patches begin, which is elsewhere in the model."""
+    source = weights(pool="token")
+    result, initial = taken(source, replace(source.config, registers=3, image_size=side), skip="registers")
+    before, after, fresh = source.params["positions"], result.params["positions"], initial["positions"]
+    assert (result.new, result.resized) == (["registers"], ["positions"])
+    np.testing.assert_array_equal(after[:, 0], np.float32(before[:, 0]))
+    np.testing.assert_array_equal(after[:, 1:4], fresh[:, 1:4])
+    np.testing.assert_allclose(after[0, [4, -1]], before[0, [1, -1]], rtol=1e-6)
+    assert after.shape == (1, 4 + (side // 2) ** 2, 8)
+
+
+def test_positions_of_another_kind():
+    of_patches = weights(pool="token", positions="learned_patches")
+    result, initial = taken(of_patches, replace(of_patches.config, positions="learned"))
+    np.testing.assert_array_equal(result.params["positions"][:, 1:], np.float32(of_patches.params["positions"]))
+    np.testing.assert_array_equal(result.params["positions"][:, 0], initial["positions"][:, 0])
+    # Positions of a class token and 8 registers, and 16 patches: as many as of 25 patches alone.
+    of_all = weights(pool="token", registers=8)
+    with pytest.raises(ConfigError, match=r"positions has shape \(1, 25, 8\), 9 of them before the patches, the model"):
+        taken(of_all, replace(of_all.config, positions="learned_patches", image_size=10))
+
+
 def test_positions_that_are_no_square_are_refused():
     with pytest.raises(ConfigError, match="positions of 5 patches for 9: expected squares"):
         resized_positions(np.zeros((1, 5, 2)), 9, prefix=0)

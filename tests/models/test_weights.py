@@ -103,6 +103,7 @@ def test_bfloat16_in_a_checkpoint_of_vmoe_becomes_float32():
     np.testing.assert_array_equal(params["head"]["kernel"], vector("vmoe_dense_token")["head/kernel"])
 
 
+@pytest.mark.filterwarnings("ignore:norm_epsilon and gelu")
 def test_timm_by_its_names(tmp_path):
     """What the shapes show, such as the number of classes, is theirs; what they do not, the name's."""
     arguments = {"embed_dim": 192, "num_heads": 3, "num_classes": 7, "img_size": 32, "act_layer": "gelu_tanh"}
@@ -132,6 +133,26 @@ def test_the_sizes_of_a_dense_model_are_read_off_its_parameters():
 def test_the_sizes_of_what_we_write_are_read_off(tmp_path, weights):
     write(tmp_path / "x", weights, "vmoe")
     assert read(tmp_path / "x", Given()).config == weights.config
+
+
+def test_positions_that_fit_two_grids_are_asked_for(tmp_path):
+    """A class token, 8 registers and 16 patches, or 25 patches."""
+    theirs = tiny(pool="token", registers=8, gelu="erf", patch_size=2)
+    assert theirs.params["positions"].shape[1] == 25
+    write(tmp_path / "x.safetensors", theirs, "timm")
+    with pytest.raises(ConfigError, match="image_size: the parameters do not show it"):
+        read(tmp_path / "x.safetensors", Given(fields={"heads": theirs.config.heads}))
+    fields = {"heads": theirs.config.heads, "image_size": theirs.config.image_size, "positions": "learned"}
+    with pytest.warns(UserWarning, match="norm_epsilon and gelu: the parameters do not show them, timm's defaults"):
+        assert read(tmp_path / "x.safetensors", Given(fields=fields)).config == theirs.config
+
+
+def test_an_average_beside_a_class_token_is_refused(tmp_path):
+    weights = tiny(pool="token", gelu="erf")
+    arrays = {**models.interop.to_timm(weights.params, weights.config), "fc_norm.weight": np.zeros(8, np.float32)}
+    safetensors.numpy.save_file(arrays, tmp_path / "x.safetensors")
+    with pytest.raises(ConfigError, match=r"fc_norm\.weight beside cls_token"):
+        read(tmp_path / "x.safetensors", Given(fields={"heads": 2}))
 
 
 @pytest.mark.parametrize(
@@ -199,6 +220,7 @@ def test_a_file_of_timm_comes_back_with_the_same_bytes(tmp_path):
     assert back.read_bytes() == theirs.read_bytes()
 
 
+@pytest.mark.filterwarnings("ignore:norm_epsilon and gelu")
 def test_float16_stays_float16(tmp_path):
     theirs, back = tmp_path / "theirs.safetensors", tmp_path / "back.safetensors"
     halves = {name: value.astype(np.float16) for name, value in vector("timm_token").items()}
