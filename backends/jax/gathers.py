@@ -54,7 +54,10 @@ def values_by_expert(tokens: int, values: Array, token: Array, slot: Array | Non
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def slot_weights(tokens: int, scores: Array, token: Array, slot: Array | None) -> Array:
     """The score, for the slot's expert, of the token in each slot: (G, T, E) to (G, E, C); 0 for an empty slot."""
-    return jax.vmap(take_rows)(jnp.swapaxes(scores, 1, 2), token)
+    groups, _, experts = scores.shape
+    # One gather from a row of all scores of a group: with an axis of experts each score would be a tile of its own on a TPU.
+    own = token * experts + jnp.arange(experts, dtype=token.dtype)[:, None]
+    return take_rows(scores.reshape(groups, tokens * experts), own)
 
 
 def _slot_weights_forward(tokens: int, scores: Array, token: Array, slot: Array | None) -> tuple[Array, Ends]:
