@@ -71,7 +71,7 @@ class OptimizerConfig:
     nesterov: bool | None = None
     """sgd: Nesterov's momentum (False)"""
     momentum_dtype: Literal["bfloat16", "float32"] | None = None
-    """adafactor: in which the momentum is kept (bfloat16)"""
+    """adafactor (bfloat16), adamw, adam, lamb (float32): in which the momentum, or first moment, is kept"""
     decay_rate: float | None = None
     """adafactor: the second moment decays by 1 - n^-decay_rate at step n (0.8)"""
     decay_cap: float | None = None

@@ -52,6 +52,9 @@ class Options:
             value = getattr(self, name, 1.0)
             if not SMALLEST <= value <= LARGEST:
                 raise ConfigError(f"{name}={value!r}: expected a positive number, as float32 too")
+        kept = getattr(self, "momentum_dtype", "float32")
+        if kept not in ("bfloat16", "float32"):
+            raise ConfigError(f"momentum_dtype={kept!r}: expected 'bfloat16' or 'float32'")
 
     def slots(self, shape: Shape) -> dict[str, Shape]:
         """The arrays that are kept of a parameter of this shape: name of the slot and shape."""
@@ -65,6 +68,7 @@ class Adam(Options):
     b1: float = 0.9
     b2: float = 0.999
     epsilon: float = 1e-8
+    momentum_dtype: Literal["bfloat16", "float32"] = "float32"
 
     def slots(self, shape: Shape) -> dict[str, Shape]:
         """Both moments."""
@@ -110,8 +114,6 @@ class Adafactor(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.momentum_dtype not in ("bfloat16", "float32"):
-            raise ConfigError(f"momentum_dtype={self.momentum_dtype!r}: expected 'bfloat16' or 'float32'")
         if type(self.factored_from) is not int or self.factored_from < 1:
             raise ConfigError(f"factored_from={self.factored_from!r}: expected an integer of at least 1")
 

@@ -48,10 +48,10 @@ def compile_recipe(name: str, images: int, device: Any) -> dict[str, Any]:
     return compile_step(model_config(config.model), loss, config.optimizer, images, device)
 
 
-def compile_step(
+def lowered_step(
     model: families.Config, loss: Callable[..., Any], optimizer: B.OptimizerConfig, images: int, device: Any
-) -> dict[str, Any]:
-    """The figures of a training step. loss: makes the loss of a model."""
+) -> Any:
+    """A training step, ready to be compiled. loss: makes the loss of a model."""
     family = families.family(model)
 
     def shaped(tree: Any) -> Any:
@@ -68,10 +68,17 @@ def compile_step(
     state = jax.eval_shape(partial(B.init_state, optimizer=optimizer), shaped(family.parameter_shapes(model)))
     place = partial(jax.tree.map, lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device))
     step = B.make_step(loss(model), optimizer).__wrapped__  # type: ignore[attr-defined]
-    row: dict[str, Any] = {"parameters": family.parameter_count(model)}
+    return step.lower(place(state), place(batch), 0.1)
+
+
+def compile_step(
+    model: families.Config, loss: Callable[..., Any], optimizer: B.OptimizerConfig, images: int, device: Any
+) -> dict[str, Any]:
+    """The figures of a training step, as of `lowered_step`."""
+    row: dict[str, Any] = {"parameters": families.family(model).parameter_count(model)}
     start = time.perf_counter()
     try:
-        compiled = step.lower(place(state), place(batch), 0.1).compile()
+        compiled = lowered_step(model, loss, optimizer, images, device).compile()
     except jax.errors.JaxRuntimeError as error:
         return {**row, "error": str(error).splitlines()[0][:200]}
     # A count is of an evaluation; with the capacity of training it is that of a forward pass in training.

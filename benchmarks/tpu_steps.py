@@ -41,6 +41,13 @@ CASES: dict[str, tuple[str | None, dict[str, Any], bool]] = {
 """Name -> router, its options, and whether blocks are recomputed."""
 
 
+def model_of(case: str, name: str, experts: int) -> vit.VitConfig:
+    """The model of a case."""
+    router, settings, _ = CASES[case]
+    moe = {"moe": "every_2", "experts": experts, "router": router} if router else {}
+    return vit.named(name, dtype="bfloat16", router_options=settings, **moe)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="*", choices=[[], *CASES], metavar="CASE", help=f"of: {'; '.join(CASES)}")
@@ -56,9 +63,8 @@ def main() -> None:
     if RESULT.is_file():
         rows = {json.dumps(row["of"]): row for row in json.loads(RESULT.read_text())["rows"]}
     for case in arguments.cases or CASES:
-        router, settings, recompute = CASES[case]
-        moe = {"moe": "every_2", "experts": arguments.experts, "router": router} if router else {}
-        model = vit.named(arguments.model, dtype="bfloat16", router_options=settings, **moe)
+        router, _, recompute = CASES[case]
+        model = model_of(case, arguments.model, arguments.experts)
         of = {"model": arguments.model, "images": arguments.images, "topology": arguments.topology, "case": case}
         of |= {"experts": arguments.experts} if router else {}
         loss = partial(make_loss, B, kind="softmax", recompute=recompute)

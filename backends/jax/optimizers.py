@@ -35,10 +35,9 @@ def transformation(optimizer: OptimizerConfig) -> Any:
             decay_rate_fn=lambda step, rate: jnp.minimum(own.decay_cap, 1 - (jnp.asarray(step, float) + 1) ** -rate),
             epsilon=own.epsilon,
         )
-        return optax.chain(
-            scaled, _momentum(own.momentum, own.momentum_dtype) if own.momentum else optax.identity(), decayed
-        )
-    moments = optax.scale_by_adam(b1=own.b1, b2=own.b2, eps=own.epsilon)
+        averaged = _kept_in(own.momentum_dtype, "ema", optax.ema(own.momentum, debias=False))
+        return optax.chain(scaled, averaged if own.momentum else optax.identity(), decayed)
+    moments = _kept_in(own.momentum_dtype, "mu", optax.scale_by_adam(b1=own.b1, b2=own.b2, eps=own.epsilon))
     if optimizer.name == "adam":
         return optax.chain(decayed, moments)
     return optax.chain(moments, decayed, optax.scale_by_trust_ratio() if optimizer.name == "lamb" else optax.identity())
@@ -80,18 +79,17 @@ def _kept(part: Any) -> list[str]:
     return [field for field in part._fields if field in FIELDS]
 
 
-def _momentum(decay: float, dtype: str) -> Any:
-    """`optax.ema` whose average is kept in `dtype`, and multiplied by the decay in the dtype of the gradient."""
-    inner = optax.ema(decay, debias=False)
+def _kept_in(dtype: str, field: str, inner: Any) -> Any:
+    """`inner`, whose `field` is kept in `dtype`, and computed with in the dtype of the gradient."""
     if dtype != "bfloat16":
         return inner
 
     def narrow(state: Any) -> Any:
-        return state._replace(ema={path: leaf.astype(dtype) for path, leaf in state.ema.items()})
+        return state._replace(**{field: {path: leaf.astype(dtype) for path, leaf in getattr(state, field).items()}})
 
     def update(updates: Leaves, state: Any, params: Leaves | None = None) -> Any:
-        wide = {path: leaf.astype(updates[path].dtype) for path, leaf in state.ema.items()}
-        scaled, new = inner.update(updates, state._replace(ema=wide), params)
+        wide = {path: leaf.astype(updates[path].dtype) for path, leaf in getattr(state, field).items()}
+        scaled, new = inner.update(updates, state._replace(**{field: wide}), params)
         return scaled, narrow(new)
 
     return optax.GradientTransformation(lambda params: narrow(inner.init(params)), update)

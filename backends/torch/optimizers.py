@@ -15,14 +15,6 @@ from moespec.backends.optimizers import factored_axes
 
 Path = tuple[str, ...]
 
-ADAM = {"mu": "exp_avg", "nu": "exp_avg_sq"}
-KEPT: Mapping[str, Mapping[str, str]] = {
-    "adamw": ADAM,
-    "adam": ADAM,
-    "sgd": {"trace": "momentum_buffer"},
-}
-"""Slot of an exported state -> what the optimiser of torch.optim calls it; ours call it like the slot."""
-
 
 def make(optimizer: OptimizerConfig, leaves: Mapping[Path, Tensor]) -> torch.optim.Optimizer:
     """The optimiser of the trained parameters `leaves`, without what it keeps of them."""
@@ -30,41 +22,43 @@ def make(optimizer: OptimizerConfig, leaves: Mapping[Path, Tensor]) -> torch.opt
     together: dict[tuple[float, float], list[Tensor]] = {}
     for path, leaf in leaves.items():
         together.setdefault((optimizer.rate_of(path), optimizer.decay_of(path)), []).append(leaf)
-    within = optimizer.name in ("adamw", "adam")  # torch.optim has the decay, where it belongs for these two
+    # torch.optim keeps the first moment in the dtype of the parameter.
+    of_torch = optimizer.name in ("adamw", "adam") and own.momentum_dtype == "float32"
+    coupled = optimizer.name == "adam"
     groups = [
         {
             "params": params,
             "rate": rate,
-            "weight_decay": decay if within else 0.0,
-            "decoupled": 0.0 if within else decay,
+            "weight_decay": decay if of_torch or coupled else 0.0,
+            "decoupled": 0.0 if of_torch or coupled else decay,
         }
         for (rate, decay), params in together.items()
     ]
-    if within:
-        kind = torch.optim.AdamW if optimizer.name == "adamw" else torch.optim.Adam
+    if of_torch:
+        kind = torch.optim.Adam if coupled else torch.optim.AdamW
         return kind(groups, betas=(own.b1, own.b2), eps=own.epsilon, fused=True)
     if optimizer.name == "sgd":
         return _Sgd(groups, momentum=own.momentum, nesterov=own.nesterov, fused=True)
-    return (_Lamb if optimizer.name == "lamb" else _Adafactor)(groups, own)
+    return {"adamw": _Adam, "adam": _Adam, "lamb": _Lamb, "adafactor": _Adafactor}[optimizer.name](groups, own)
 
 
 def keep(
     optimizer: OptimizerConfig, made: torch.optim.Optimizer, leaf: Tensor, kept: dict[str, Tensor], step: int
 ) -> None:
     """Gives `made` what is kept of a parameter, by slot, after `step` steps."""
-    names = KEPT.get(optimizer.name, {})
+    names = KEPT.get(type(made), {})
     made.state[leaf] = {names.get(slot, slot): value for slot, value in kept.items()}
-    if optimizer.name in ("adamw", "adam"):
-        made.state[leaf]["step"] = torch.tensor(float(step), dtype=torch.float32, device=leaf.device)
     if isinstance(made, _Own):
         made.state[leaf]["step"] = step
+    elif not isinstance(made, _Sgd):
+        made.state[leaf]["step"] = torch.tensor(float(step), dtype=torch.float32, device=leaf.device)
     if getattr(optimizer.own, "momentum_dtype", "") == "bfloat16" and "mu" in kept:
         made.state[leaf]["mu"] = kept["mu"].bfloat16()
 
 
-def kept(optimizer: OptimizerConfig, made: torch.optim.Optimizer, leaf: Tensor, slot: str) -> Tensor:
+def kept(made: torch.optim.Optimizer, leaf: Tensor, slot: str) -> Tensor:
     """What `made` keeps of a parameter in a slot."""
-    value: Tensor = made.state[leaf][KEPT.get(optimizer.name, {}).get(slot, slot)]
+    value: Tensor = made.state[leaf][KEPT.get(type(made), {}).get(slot, slot)]
     return value
 
 
@@ -92,7 +86,8 @@ class _Own(torch.optim.Optimizer):
             for p in group["params"]:
                 state = self.state[p]
                 state["step"] += 1
-                update = self._update(p, p.grad, state, state["step"]) + group["decoupled"] * p
+                g = p.grad + group["weight_decay"] * p if group["weight_decay"] else p.grad
+                update = self._update(p, g, state, state["step"]) + group["decoupled"] * p
                 p.sub_(self._scaled(p, update), alpha=group["lr"])
 
     def _update(self, p: Tensor, g: Tensor, kept: dict[str, Tensor], n: int) -> Tensor:
@@ -103,14 +98,17 @@ class _Own(torch.optim.Optimizer):
         return update
 
 
-class _Lamb(_Own):
+class _Adam(_Own):
     def _update(self, p: Tensor, g: Tensor, kept: dict[str, Tensor], n: int) -> Tensor:
-        o, mu, nu = self.options, kept["mu"], kept["nu"]
-        mu.mul_(o.b1).add_(g, alpha=1 - o.b1)
+        o, nu = self.options, kept["nu"]
+        mu = kept["mu"].to(p.dtype).mul(o.b1).add_(g, alpha=1 - o.b1)
+        kept["mu"].copy_(mu)  # which rounds it to the dtype that it is kept in
         nu.mul_(o.b2).addcmul_(g, g, value=1 - o.b2)
         update: Tensor = mu / (1 - o.b1**n) / ((nu / (1 - o.b2**n)).sqrt() + o.epsilon)
         return update
 
+
+class _Lamb(_Adam):
     def _scaled(self, p: Tensor, update: Tensor) -> Tensor:
         size, length = torch.linalg.vector_norm(p), torch.linalg.vector_norm(update)
         return update * torch.where((size > 0) & (length > 0), size / length, 1.0)
@@ -132,5 +130,14 @@ class _Adafactor(_Own):
             u = g * (row / row.mean(lesser, keepdim=True)).rsqrt() * column.rsqrt()
         if o.momentum:
             u = o.momentum * kept["mu"].to(p.dtype) + (1 - o.momentum) * u
-            kept["mu"].copy_(u)  # which rounds it to the dtype that it is kept in
+            kept["mu"].copy_(u)
         return u
+
+
+ADAM = {"mu": "exp_avg", "nu": "exp_avg_sq"}
+KEPT: Mapping[type[torch.optim.Optimizer], Mapping[str, str]] = {
+    torch.optim.AdamW: ADAM,
+    torch.optim.Adam: ADAM,
+    _Sgd: {"trace": "momentum_buffer"},
+}
+"""Slot of an exported state -> what an optimiser of torch.optim calls it; ours call it like the slot."""

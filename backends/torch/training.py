@@ -142,7 +142,7 @@ def export_state(state: TrainState) -> dict[str, Any]:
     for path, leaf in state.trained().items():
         for slot in state.config.slots(path, tuple(leaf.shape)):
             average = slot == "ema"
-            kept = state.average[path] if average else optimizers.kept(state.config, state.optimizer, leaf, slot)
+            kept = state.average[path] if average else optimizers.kept(state.optimizer, leaf, slot)
             slots.setdefault(slot, {})[path] = kept
     trees = {name: unflatten(leaves) for name, leaves in slots.items()}
     return {**to_numpy({"params": state.params, **trees}), "step": state.step}

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from moespec.models.streams import AUGMENTATION, CUTMIX, MIXUP, generator
 
-__all__ = ["by_turns", "crop_and_flip", "cutmix", "mixup", "one_hot"]
+__all__ = ["by_turns", "crop_and_flip", "cutmix", "mixed", "mixup_weight", "one_hot"]
 
 
 def crop_and_flip(images: NDArray[np.uint8], *, padding: int, flip: bool, seed: int, step: int) -> NDArray[np.uint8]:
@@ -29,22 +29,19 @@ def crop_and_flip(images: NDArray[np.uint8], *, padding: int, flip: bool, seed: 
     return images
 
 
-def mixup(
-    images: NDArray[np.float32], targets: NDArray[np.float32], *, alpha: float, seed: int, step: int
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Each example mixed with its neighbour in the (shuffled) batch: `weight x_i + (1 - weight) x_(i-1)`, targets alike.
+def mixup_weight(*, alpha: float, seed: int, step: int) -> np.float32:
+    """The weight with which each example is mixed with its neighbour in the (shuffled) batch, see `mixed`.
 
-    One weight for the batch, from Beta(alpha, alpha) and reflected to at least 1/2 (Zhang et al. 2018, eq. 1; the
-    reflection changes nothing but which of the two is called first).
+    One for the batch, from Beta(alpha, alpha) and reflected to at least 1/2 (Zhang et al. 2018, eq. 1; the reflection
+    changes nothing but which of the two is called first).
     """
     sample = generator(seed, MIXUP, step).beta(alpha, alpha)
-    weight = np.float32(max(sample, 1 - sample))
-    return _mixed(images, weight), _mixed(targets, weight)
+    return np.float32(max(sample, 1 - sample))
 
 
 def cutmix(
-    images: NDArray[np.float32], targets: NDArray[np.float32], *, alpha: float, seed: int, step: int
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    images: NDArray[np.uint8], targets: NDArray[np.float32], *, alpha: float, seed: int, step: int
+) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
     """Each image with a rectangle of its neighbour in the (shuffled) batch, targets mixed by the share of the rectangle.
 
     One rectangle for the batch, of the share `1 - weight` with weight from Beta(alpha, alpha), as high and wide by the same
@@ -59,10 +56,10 @@ def cutmix(
     tall, wide = int(height * part) // 2, int(width * part) // 2
     y, x = int(random.integers(height)), int(random.integers(width))
     top, bottom, left, right = max(y - tall, 0), min(y + tall, height), max(x - wide, 0), min(x + wide, width)
-    mixed = images.copy()
-    mixed[:, top:bottom, left:right] = np.roll(images[:, top:bottom, left:right], 1, axis=0)
+    cut = images.copy()
+    cut[:, top:bottom, left:right] = np.roll(images[:, top:bottom, left:right], 1, axis=0)
     weight = np.float32(1 - (bottom - top) * (right - left) / (height * width))
-    return mixed, _mixed(targets, weight)
+    return cut, mixed(targets, weight)
 
 
 def by_turns(*, seed: int, step: int) -> bool:
@@ -79,11 +76,6 @@ def one_hot(labels: NDArray[np.int64], classes: int, *, smoothing: float = 0.0) 
     return rows if not smoothing else rows * np.float32(1 - smoothing) + np.float32(smoothing / classes)
 
 
-def _mixed(values: NDArray[np.float32], weight: np.float32) -> NDArray[np.float32]:
-    """`weight v_i + (1 - weight) v_(i-1)` along the first axis."""
-    rest, mixed, part = np.float32(1) - weight, np.empty_like(values), np.empty_like(values[0])
-    for index in range(len(values)):  # one at a time, which stays in the processor's cache
-        np.multiply(values[index], weight, out=mixed[index])
-        np.multiply(values[index - 1], rest, out=part)
-        mixed[index] += part
-    return mixed
+def mixed(rows: NDArray[np.float32], weight: np.float32) -> NDArray[np.float32]:
+    """`weight x_i + (1 - weight) x_(i-1)` along the first axis."""
+    return weight * rows + (np.float32(1) - weight) * np.roll(rows, 1, axis=0)

@@ -57,15 +57,19 @@ class Dataset:
     std: tuple[float, ...] = (0.5,)
     notes: tuple[str, ...] = ()
 
+    @property
+    def scale(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Factor and offset of what the model sees, `factor x - offset`, one number for all channels or one for each.
+
+        That is `(x / maximum - mean) / std`, by default in [-1, 1]: `2 x / maximum - 1`.
+        """
+        std = np.asarray(self.std)
+        return tuple((1 / (self.maximum * std)).tolist()), tuple((np.asarray(self.mean) / std).tolist())
+
     def normalize(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """Pixels 0..maximum as float32 `(x / maximum - mean) / std`, by default in [-1, 1]: `2 x / maximum - 1`."""
-        std, rows = np.asarray(self.std), images.reshape(*images.shape[:-2], -1)  # long rows are quick
-        factor, offset = 1 / (self.maximum * std), np.asarray(self.mean) / std
-        if factor.size + offset.size > 2:
-            factor, offset = (np.resize(value, rows.shape[-1]) for value in (factor, offset))
-        values = np.multiply(rows, factor.astype(np.float32), dtype=np.float32)
-        values -= offset.astype(np.float32)
-        return values.reshape(images.shape)
+        """Pixels 0..maximum as what the model sees, float32."""
+        factor, offset = (np.asarray(values, np.float32) for values in self.scale)
+        return np.multiply(images, factor, dtype=np.float32) - offset
 
 
 def as_picture(image: NDArray[np.uint8]) -> Image.Image:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moespec.models.data.augment import by_turns, crop_and_flip, cutmix, mixup, one_hot
+from moespec.models.data.augment import by_turns, crop_and_flip, cutmix, mixed, mixup_weight, one_hot
 from moespec.models.data.changes import cut_out, with_changes
 from moespec.models.data.dataset import Dataset, Split
 from moespec.models.data.options import DataConfig
@@ -37,23 +37,24 @@ def data_position(examples: int, batch: int, step: int) -> dict[str, int]:
 
 
 def training_batch(dataset: Dataset, config: DataConfig, *, batch: int, seed: int, step: int) -> dict[str, Any]:
-    """Step `step`'s images `(batch, H, W, Ch)`, normalised, and targets `(batch, classes)`, augmented.
+    """Step `step`'s images `(batch, H, W, Ch)`, uint8, and targets `(batch, classes)`, augmented.
 
-    In this order: the part of the picture, moved and mirrored; colours, RandAugment, the user's transform, erasing; then, of
-    the normalised images, mixup or cutmix.
+    In this order: the part of the picture, moved and mirrored; colours, RandAugment, the user's transform, erasing; cutmix
+    or mixup. Of mixup there is the weight, "mixup", with which the targets are mixed already and the images are on the
+    device (`prepared`).
     """
     indices = batch_indices(len(dataset.train), batch, seed, step)
     place = {"seed": seed, "position": step * batch}
     pixels = cut_out(dataset, config, indices, **place)
     pixels = crop_and_flip(pixels, padding=config.crop_padding, flip=config.flip, seed=seed, step=step)
     pixels = with_changes(pixels, config, maximum=dataset.maximum, **place)
-    images = dataset.normalize(pixels)
     targets = one_hot(dataset.train.labels[indices], len(dataset.classes), smoothing=config.label_smoothing)
     if config.cutmix and (not config.mixup or by_turns(seed=seed, step=step)):
-        images, targets = cutmix(images, targets, alpha=config.cutmix, seed=seed, step=step)
+        pixels, targets = cutmix(pixels, targets, alpha=config.cutmix, seed=seed, step=step)
     elif config.mixup:
-        images, targets = mixup(images, targets, alpha=config.mixup, seed=seed, step=step)
-    return {"images": images, "targets": targets}
+        weight = mixup_weight(alpha=config.mixup, seed=seed, step=step)
+        return {"images": pixels, "targets": mixed(targets, weight), "mixup": weight}
+    return {"images": pixels, "targets": targets}
 
 
 def batch_of_step(dataset: Dataset, config: DataConfig, batch: int, seed: int, step: int) -> dict[str, Any]:
@@ -62,14 +63,14 @@ def batch_of_step(dataset: Dataset, config: DataConfig, batch: int, seed: int, s
 
 
 def evaluation_batch(dataset: Dataset, split: Split, *, batch: int, index: int) -> dict[str, Any]:
-    """Batch `index` of a split in order, "images" and "targets"; only the first "count" of them are to be counted.
+    """Batch `index` of a split in order, "images" (uint8) and "targets"; only the first "count" of them are to be counted.
 
     All batches have one size: the last is filled up with images from the start, so that a routing group stays real.
     """
     start = index * batch
     indices = np.arange(start, start + batch) % len(split)
     return {
-        "images": dataset.normalize(split.read(indices)),
+        "images": split.read(indices),
         "targets": one_hot(split.labels[indices], len(dataset.classes)),
         "count": min(batch, len(split) - start),
     }

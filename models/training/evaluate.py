@@ -10,6 +10,7 @@ from moespec.backends.contract import Backend
 from moespec.models.data.dataset import Dataset, Split
 from moespec.models.data.loader import evaluation_batch
 from moespec.models.data.prefetch import Prefetcher
+from moespec.models.data.prepared import prepared
 from moespec.models.training.objective import unflatten
 from moespec.spec import sigmoid_cross_entropy, softmax_cross_entropy
 
@@ -79,7 +80,8 @@ def over(
 
     with Prefetcher(make, 0, -(-len(split) // batch), ahead=1) as parts:
         for _, part in parts:
-            yield B.to_numpy(function(params, B.from_numpy(part["images"]))), part
+            images = prepared(B, dataset, B.from_numpy(part["images"]))
+            yield B.to_numpy(function(params, images)), part
 
 
 def features(

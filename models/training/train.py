@@ -14,6 +14,7 @@ from moespec.backends.contract import Backend
 from moespec.models.data.dataset import Dataset
 from moespec.models.data.loader import batch_of_step
 from moespec.models.data.prefetch import Prefetcher
+from moespec.models.data.prepared import prepared
 from moespec.models.draws import of_step
 from moespec.models.errors import Interrupted
 from moespec.models.evaluation.sets import Evaluations, EvaluationSet
@@ -80,7 +81,9 @@ def train(
 
     def to_device(step: int, batch: dict[str, Any]) -> Any:
         random = {"random": of_step(settings.batch, seed=settings.seed, step=step)} if drawn else {}
-        return B.from_numpy({**batch, **random})
+        arrays = B.from_numpy({**batch, **random})
+        images = prepared(B, dataset, arrays.pop("images"), arrays.pop("mixup", None))
+        return {**arrays, "images": images}
 
     def make_batch(step: int) -> Any:
         return to_device(step, host_batch(step))

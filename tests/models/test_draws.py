@@ -148,9 +148,9 @@ def test_places_of_dropout_are_independent() -> None:
 @pytest.mark.parametrize("name", ["dropout", "stochastic_depth"])
 @pytest.mark.parametrize("rate", [-0.1, 1.0, float("nan"), "much"])
 def test_rates_out_of_range(name: str, rate: Any) -> None:
-    with pytest.raises(ConfigError, match=f"^{name}: "):
+    with pytest.raises(ConfigError, match=rf"^{name}(='much')?: expected "):
         vit.VitConfig(**SMALL, heads=2, **{name: rate})
-    with pytest.raises(ConfigError, match=f"^{name}: "):
+    with pytest.raises(ConfigError, match=rf"^{name}(='much')?: expected "):
         mixer.MixerConfig(**SMALL, token_hidden=3, **{name: rate})
 
 

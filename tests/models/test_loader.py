@@ -1,17 +1,20 @@
 """The order of the data, augmentation and prefetching: functions of seed and step, complete, and clean at the end."""
 
+import importlib
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from moespec.models.data.augment import crop_and_flip, mixup
+from moespec.models.data.augment import crop_and_flip, mixup_weight
 from moespec.models.data.datasets import load
 from moespec.models.data.loader import batch_indices, data_position, evaluation_batch, training_batch
 from moespec.models.data.options import DataConfig
 from moespec.models.data.prefetch import Prefetcher
+from moespec.models.data.prepared import prepared
 from moespec.models.errors import DataError
 
 
@@ -56,8 +59,7 @@ def of_flip(seed: int, step: int) -> np.ndarray:
 
 
 def of_mixup(seed: int, step: int) -> np.ndarray:
-    eye = np.eye(2, dtype=np.float32)
-    return mixup(eye[:, None, :, None], eye, alpha=0.5, seed=seed, step=step)[1]
+    return np.asarray(mixup_weight(alpha=0.5, seed=seed, step=step))
 
 
 @pytest.mark.parametrize("of", [of_order, of_crop, of_flip, of_mixup])
@@ -82,23 +84,47 @@ def test_crop_moves_and_flip_mirrors() -> None:
     np.testing.assert_array_equal(crop_and_flip(images, padding=0, flip=False, seed=0, step=0), images)
 
 
-def test_mixup_mixes_images_and_targets_alike() -> None:
-    images = np.eye(4, dtype=np.float32).reshape(4, 2, 2, 1)
-    targets = np.eye(4, dtype=np.float32)
-    mixed, mixed_targets = mixup(images, targets, alpha=0.5, seed=0, step=1)
-    np.testing.assert_array_equal(mixed.reshape(4, 4), mixed_targets)
-    share = mixed_targets[0, 0]
-    assert 0.5 <= share < 1
-    np.testing.assert_allclose(mixed_targets, share * targets + (1 - share) * np.roll(targets, 1, axis=0), atol=1e-7)
-    weights = [mixup(images, targets, alpha=0.5, seed=0, step=step)[1][0, 0] for step in range(20)]
+@pytest.mark.parametrize("backend", ["numpy", "jax", "torch"])
+def test_mixup_mixes_images_and_targets_alike(backend: str) -> None:
+    pytest.importorskip(backend)
+    B = importlib.import_module(f"moespec.backends.{backend}")
+    digits = replace(load("digits"), mean=(0.25,), std=(0.5,))
+    mixing, plain = (training_batch(digits, DataConfig(mixup=mixup), batch=8, seed=1, step=3) for mixup in (0.5, 0.0))
+    weight = mixing["mixup"]
+    assert 0.5 <= weight < 1
+    for before, after in (
+        (plain["targets"], mixing["targets"]),
+        (
+            (plain["images"] / 16 - 0.25) / 0.5,
+            B.to_numpy(prepared(B, digits, *B.from_numpy((mixing["images"], mixing["mixup"])))),
+        ),
+    ):
+        np.testing.assert_allclose(after, weight * before + (1 - weight) * np.roll(before, 1, axis=0), atol=1e-6)
+    weights = [mixup_weight(alpha=0.5, seed=0, step=step) for step in range(20)]
     assert min(weights) >= 0.5, "of the two the first has the larger weight"
+
+
+@pytest.mark.parametrize("backend", ["numpy", "jax", "torch"])
+def test_pixels_arrive_as_bytes_and_are_normalised_there(backend: str) -> None:
+    pytest.importorskip(backend)
+    B = importlib.import_module(f"moespec.backends.{backend}")
+    digits = load("digits")
+    pixels = evaluation_batch(digits, digits.validation, batch=8, index=0)["images"]
+    colours = replace(digits, maximum=255, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+    three = np.concatenate([pixels, pixels + 1, pixels + 2], axis=3)
+    for data, images in ((digits, pixels), (colours, three)):
+        assert images.dtype == np.uint8
+        on_device = B.to_numpy(prepared(B, data, B.from_numpy(images)))
+        assert on_device.dtype == ("float64" if backend == "numpy" else "float32")
+        np.testing.assert_allclose(on_device, data.normalize(images), rtol=2e-7, atol=2e-7)
 
 
 def test_a_batch_has_its_images_and_labels_in_the_range_of_a_model() -> None:
     digits = load("digits")
     batch = training_batch(digits, DataConfig(mixup=0), batch=8, seed=1, step=3)
     indices = batch_indices(1442, 8, 1, 3)
-    np.testing.assert_allclose(batch["images"], digits.train.read(indices) / 8 - 1, atol=1e-6)
+    np.testing.assert_array_equal(batch["images"], digits.train.read(indices))
+    np.testing.assert_allclose(digits.normalize(batch["images"]), batch["images"] / 8 - 1, atol=1e-6)
     np.testing.assert_array_equal(batch["targets"], np.eye(10)[digits.train.labels[indices]])
 
 

@@ -14,6 +14,7 @@ from moespec.models import cli
 from moespec.models.commandline import commands
 from moespec.models.data.loader import training_batch
 from moespec.models.data.options import DataConfig
+from moespec.models.data.prepared import prepared
 from moespec.models.hashing.tables import initial_params
 from moespec.models.training import checkpoint, resolve
 from moespec.models.training.config import Config
@@ -77,7 +78,8 @@ def assert_batches(config: Config, recorder: Recorder, first: int) -> None:
     for n, batch in enumerate(recorder.batches, start=first):
         expected = training_batch(dataset, config.data, batch=size, seed=seed, step=n)
         assert batch.keys() == {"images", "targets", "random"}
-        np.testing.assert_array_equal(batch["images"], expected["images"])
+        images = prepared(numpy_backend, dataset, *numpy_backend.from_numpy((expected["images"], expected["mixup"])))
+        np.testing.assert_array_equal(batch["images"], images)
         np.testing.assert_array_equal(batch["targets"], expected["targets"])
         np.testing.assert_array_equal(batch["random"], [[seed, 0, n, image] for image in range(size)])
 
