@@ -29,6 +29,7 @@ os.environ.update(OMP_NUM_THREADS="1", XLA_FLAGS="--xla_cpu_multi_thread_eigen=f
 import numpy as np  # noqa: E402
 import record  # noqa: E402
 from tqdm import tqdm  # noqa: E402
+from vmoe_layers import vmoe_layers  # noqa: E402
 
 Pass = Callable[[], Any]
 """One forward and backward pass, to its end."""
@@ -163,30 +164,8 @@ def of_jax(tokens: Any, options: argparse.Namespace) -> Iterator[tuple[str, tupl
     import jax
     import jax.numpy as jnp
 
-    vit_moe = importlib.import_module("vmoe.nn.vit_moe")
     x = jnp.asarray(tokens)
-    capacity = -(-options.tokens // options.experts)
-    for name, choices, router in (
-        *(
-            (f"vmoe {kind}, k = {k}", k, {"dispatcher": {"name": kind}})
-            for kind in ("einsum", "indices")
-            for k in (1, 2)
-        ),
-        ("vmoe expert choice", 1, {"name": "NoisyTopItemsPerExpertRouter", "dispatcher": {"name": "einsum"}}),
-        ("vmoe soft", 1, {"name": "vmoe.projects.soft_moe.router.SoftRouter", "num_slots": capacity}),
-    ):
-        if "dispatcher" in router:
-            router["dispatcher"] |= {"capacity": choices * capacity, "bfloat16": False}
-            if "name" not in router:
-                router["dispatcher"]["batch_priority"] = False
-                router["num_selected_experts"] = choices
-        layer = vit_moe.MlpMoeBlock(
-            mlp_dim=options.hidden,
-            num_experts=options.experts,
-            group_size=options.tokens,
-            deterministic=True,
-            router=router,
-        )
+    for name, choices, layer in vmoe_layers(options.tokens, options.hidden, options.experts, x.dtype):
         params = layer.init(jax.random.PRNGKey(0), x)
         run = jax.jit(jax.value_and_grad(lambda p, x, layer=layer: jnp.mean(layer.apply(p, x)[0] ** 2), argnums=(0, 1)))
         yield name, (lambda run=run, params=params: jax.block_until_ready(run(params, x)), float(choices))

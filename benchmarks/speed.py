@@ -47,9 +47,16 @@ TPU = """## A layer of each router, compiled for a TPU
 
 `python benchmarks/tpu_layers.py` compiles them with the TPU's own compiler, without a TPU; `nox -s tpu` fails when FLOPs, passes, bytes
 or memory have grown by more than 5 %. Bytes are what the compiler counts. *Passes* count a float32 product at the highest precision
-six times. Soft MoE's logits are three passes, forward and in each gradient, where the tokens are bfloat16, as they are here; in
+six times. A gathered row counts as the tile of eight rows that it lies in: a layer that gathers rows has eight times their
+bytes, one that multiplies by one-hot rows (vmoe's einsum) has them once, and 10 % more FLOPs. Soft MoE's logits are three passes, forward and in each gradient, where the tokens are bfloat16, as they are here; in
 float32 they are six. Layers that multiply the filled slots alone are loops, of which the compiler counts one turn: for them there
 is only memory.
+"""
+
+STEPS_CUDA = """## A training step, compiled for an H100
+
+`python benchmarks/cuda_steps.py`: the same steps, compiled by XLA without a GPU. Nothing was measured on one. *Kernels* are the
+programs that a step starts, *products* those of them that are matrix products of cuBLAS.
 """
 
 RECIPES = """## A step of each recipe, compiled for a TPU
@@ -78,6 +85,7 @@ def main() -> None:
     rows = [[f"`{name}`", *(str(row.get(key, "")) for key in keys)] for name, row in tpu["rows"].items()]
     parts += [TPU, table(head, rows), f"\n{shape}; {tpu['topology']}, {versions(tpu['versions'])}.\n"]
     parts += [STEPS_TPU, of_tpu_steps(read("steps-tpu"))]
+    parts += [STEPS_CUDA, of_cuda_steps(read("steps-cuda"))]
     recipes = read("recipes-tpu")
     head = ["recipe", "topology", "parameters", "FLOPs / count", "GB accessed", "temporary MiB"]
     rows = [
@@ -158,6 +166,25 @@ def of_tpu_steps(steps: Any) -> str:
         rows.append([f"`{of['model']}`, {of['images']} images", of["case"], str(of.get("experts", "")), flops, *ratios])
     head = ["model", "case", "experts", "FLOPs / count", "bytes / dense", "temporary / dense", "compile / dense"]
     return "\n\n".join([table(head, rows), f"{steps['rows'][0]['of']['topology']}, {versions(steps['versions'])}.\n"])
+
+
+def of_cuda_steps(steps: Any) -> str:
+    dense = next(row for row in steps["rows"] if row["of"]["case"] == "dense")
+    rows = []
+    for row in steps["rows"]:
+        of = row["of"]
+        products = sum(count for kind, count in row["by_kind"].items() if "cublas" in kind)
+        memory, seconds = (row[name] / dense[name] for name in ("temporary_mib", "compile_seconds"))
+        rows.append(
+            [
+                f"`{of['model']}`, {of['images']} images",
+                of["case"],
+                str(of.get("experts", "")),
+                *(str(row["kernels"]), str(products), f"{memory:.2f}", f"{seconds:.2f}", row["largest"][0]),
+            ]
+        )
+    head = ["model", "case", "experts", "kernels", "products", "temporary / dense", "compile / dense", "largest array"]
+    return "\n\n".join([table(head, rows), f"{', '.join(f'{n} {v}' for n, v in steps['versions'].items())}.\n"])
 
 
 def key(row: Any) -> tuple[Any, ...]:

@@ -1,13 +1,16 @@
 """Compile a MoE layer of every router, forward and backward, for a TPU that need not be there.
 
     pip install 'moespec[jax]' libtpu
-    python benchmarks/tpu_layers.py [--check] [ROUTER ...]
+    python benchmarks/tpu_layers.py [--check] [ROUTER ...] [--vmoe FOLDER FOLDER]
 
 Layers in bfloat16 on float32 parameters, compiled by the TPU's own compiler, which says FLOPs, bytes and memory. The count by
 hand is three times the forward products of experts, router and (Soft MoE) mixing. In `passes` a float32 product at the highest
 precision counts six times, as the six bfloat16 products that it is on a TPU; the compiler's FLOPs do not show it. Soft MoE's
 logits are three bfloat16 products, forward: the second and third are among the passes, and not among the FLOPs over the count.
 The compiler counts one turn of a loop, so that of layers that multiply the filled slots alone there is only memory.
+
+With --vmoe, google-research/vmoe's layers are compiled in the same way: the folders are checkouts of it and of its
+vision_transformer, whose packages must be installed.
 
 The figures are written to `benchmarks/results/layers-tpu.json`. With --check nothing is written: it fails if FLOPs are above
 1.05 times the count, or if FLOPs, passes, bytes or memory are above 1.05 times those in the file.
@@ -39,6 +42,7 @@ import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 from jax.experimental import topologies  # noqa: E402
 from jax.extend.core import jaxprs_in_params  # noqa: E402
+from vmoe_layers import vmoe_layers  # noqa: E402
 
 import moespec.backends.jax as B  # noqa: E402
 from moespec.backends.jax.grouped import mostly_empty  # noqa: E402
@@ -122,6 +126,33 @@ def compile_layer(name: str, options: dict[str, Any], device: Any) -> dict[str, 
     }
 
 
+def compile_vmoe(device: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Names and figures of vmoe's layers."""
+    x = np.zeros((GROUPS, TOKENS, WIDTH), np.float32)
+    for name, _, layer in vmoe_layers(TOKENS, HIDDEN, EXPERTS, jnp.bfloat16):
+
+        def loss(params: Any, x: Any, layer: Any = layer) -> Any:
+            y, metrics = layer.apply(params["layer"], B.cast(x * params["scale"], "bfloat16"))
+            return jnp.mean(jnp.square(y.astype(jnp.float32))) + jnp.sum(
+                jnp.asarray(metrics.get("auxiliary_loss", 0.0))
+            )
+
+        params = {"layer": jax.eval_shape(layer.init, jax.random.PRNGKey(0), x), "scale": np.ones(WIDTH, np.float32)}
+        place = partial(jax.tree.map, lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device))
+        start = time.perf_counter()
+        compiled = jax.jit(jax.grad(loss)).lower(place(params), place(x)).compile()
+        cost, memory = compiled.cost_analysis(), compiled.memory_analysis()
+        yield (
+            name,
+            {
+                "gigaflops": round(cost["flops"] / 1e9, 3),
+                "gigabytes_accessed": round(cost["bytes accessed"] / 1e9, 3),
+                "temporary_mib": round(memory.temp_size_in_bytes / 2**20, 1),
+                "compile_seconds": round(time.perf_counter() - start, 1),
+            },
+        )
+
+
 def extra_passes(jaxpr: Any) -> Iterator[float]:
     """The FLOPs of each product at a higher precision, times the passes that it has beyond one."""
     for equation in jaxpr.eqns:
@@ -151,7 +182,9 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="ROUTER", help=f"only these of: dense, {', '.join(CASES)}")
     parser.add_argument("--topology", default="v5e:2x2", help="name of the TPU topology (default: %(default)s)")
     parser.add_argument("--check", action="store_true", help="compare with the committed figures instead")
+    parser.add_argument("--vmoe", nargs=2, metavar="FOLDER", help="checkouts of vmoe and its vision_transformer")
     arguments = parser.parse_args()
+    sys.path[1:1] = arguments.vmoe or []
     if unknown := set(arguments.names) - {"dense", *CASES}:
         parser.error(f"{', '.join(sorted(unknown))}: expected dense, {', '.join(CASES)}")
     topology = topologies.get_topology_desc(arguments.topology, platform="tpu")
@@ -161,6 +194,9 @@ def main() -> int:
     for name in arguments.names or ("dense", *CASES):
         rows[name] = compile_layer(*CASES.get(name, ("dense", {})), device)
         print(json.dumps({name: rows[name]}), flush=True)
+    for name, row in compile_vmoe(device) if arguments.vmoe else ():
+        rows[name] = row
+        print(json.dumps({name: row}), flush=True)
     if arguments.check:
         print(*(above := list(exceeded(rows, committed))), sep="\n")
         return int(bool(above))
