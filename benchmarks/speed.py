@@ -40,7 +40,7 @@ slots, so with the square of the tokens of a group.
 STEPS_TPU = """## A training step, compiled for a TPU
 
 `python benchmarks/tpu_steps.py`: whole steps in bfloat16 with AdamW and a clip, experts in every second block. *Recomputed* is
-`--training.recompute`. Of `hash` and `noisy_top_k`, whose experts are loops, FLOPs and bytes are those of one turn.
+`--training.recompute`. With many experts, *temporary* is mostly their weights in bfloat16 and their gradients. Of `hash` and `noisy_top_k`, whose experts are loops, FLOPs and bytes are those of one turn.
 """
 
 TPU = """## A layer of each router, compiled for a TPU
@@ -163,9 +163,12 @@ def of_tpu_steps(steps: Any) -> str:
             for name in ("gigabytes_accessed", "temporary_mib", "compile_seconds")
         ]
         flops = str(row.get("flops_over_count", "more than a core has"))
-        rows.append([f"`{of['model']}`, {of['images']} images", of["case"], str(of.get("experts", "")), flops, *ratios])
-    head = ["model", "case", "experts", "FLOPs / count", "bytes / dense", "temporary / dense", "compile / dense"]
-    return "\n\n".join([table(head, rows), f"{steps['rows'][0]['of']['topology']}, {versions(steps['versions'])}.\n"])
+        model = f"`{of['model']}`, {of['images']} images, {of['topology'].partition(':')[0]}"
+        held = f"{row['arguments_mib'] / 1024:.1f}" if "arguments_mib" in row else ""
+        rows.append([model, of["case"], str(of.get("experts", "")), flops, *ratios, held])
+    head = ["model", "case", "experts", "FLOPs / count"]
+    head += ["bytes / dense", "temporary / dense", "compile / dense", "parameters and state, GiB"]
+    return "\n\n".join([table(head, rows), f"{versions(steps['versions'])}.\n"])
 
 
 def of_cuda_steps(steps: Any) -> str:
