@@ -77,11 +77,28 @@ def test_gradients_of_the_operators(generator):
     twice = torch.tensor([1, 0, 1], dtype=torch.int32)  # 2 rows, K = 2
     places = torch.tensor([[1, 3], [0, 2]], dtype=torch.int32)
     cases.append((lambda x: rows.gather_rows(x, twice, places), draw(2, 3)))
+    weight, some = draw(3), draw(3, 4)
+    for given in (places, None):
+        cases.append((lambda x, given=given: rows.combine_rows(x, weight, twice, 2, given, x.dtype), some))
+        cases.append((lambda w, given=given: rows.combine_rows(some, w, twice, 2, given, w.dtype), weight))
     for function, x in cases:
         assert gradcheck(function, x)
         assert gradgradcheck(function, x)
     assert rows.gather_rows(draw(4, 3), flat)[1].eq(0).all()
     assert rows.invert_index(torch.tensor([[2, 3, 0]]), 3).tolist() == [[2, 3, 0]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_what_is_in_a_slot_of_no_token_counts_for_nothing(dtype, generator):
+    index, inverse = torch.tensor([2, 0, 2], dtype=torch.int32), torch.tensor([[1], [3]], dtype=torch.int32)
+    x = torch.tensor([[float("nan")] * 2, [1.0, 2.0], [float("inf")] * 2], dtype=dtype, requires_grad=True)
+    weight = torch.tensor([0.0, 3.0, 0.0], requires_grad=True)
+    for given in (inverse, None):
+        out = rows.combine_rows(x, weight, index, 2, given, torch.float64)
+        to_x, to_weight = torch.autograd.grad(out, (x, weight), torch.ones_like(out))
+        assert out.tolist() == [[3, 6], [0, 0]]
+        assert to_x.tolist() == [[0, 0], [3, 3], [0, 0]]
+        assert to_weight.tolist() == [0, 3, 0]
 
 
 def test_operators_are_registered_well(generator):
@@ -97,6 +114,7 @@ def test_operators_are_registered_well(generator):
         (rows.gather_rows, (x, flat)),
         (rows.sum_rows, (torch.rand(5, 2, generator=generator, requires_grad=True), flat, 4)),
         (rows.gather_rows, (x, index, inverse)),
+        (rows.combine_rows, (x, torch.rand(4, requires_grad=True), flat[:4], 5, None, torch.bfloat16)),
         (rows.take_scores, (scores, INDEX[None])),
         (rows.put_scores, (values, INDEX[None], 4)),
         (rows.invert_index, (flat[:3], 4)),

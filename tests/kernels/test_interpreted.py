@@ -210,6 +210,22 @@ def test_gradients_of_the_product(kernel: Any) -> None:
     assert not ((weight.bfloat16() @ matrix.bfloat16().mT - want).abs() <= bound).all()
 
 
+def test_the_product_differentiates_twice(kernel: Any) -> None:
+    """As in float64, but for what bfloat16 rounds."""
+    draws = draw(20, 9, dtype=torch.bfloat16), draw(9, 7), draw(20, 7), draw(20, 9, dtype=torch.bfloat16), draw(9, 7)
+
+    def second(function: Any, tokens: Any, matrix: Any, gradient: Any, *of_gradients: Any) -> Any:
+        inputs = [x.requires_grad_() for x in (tokens, matrix, gradient)]
+        gradients = torch.autograd.grad(function(tokens, matrix), inputs[:2], gradient, create_graph=True)
+        return torch.autograd.grad(gradients, inputs, of_gradients)
+
+    got = second(products.split_product, *(x.clone() for x in draws))
+    want = second(torch.matmul, *(x.double() for x in draws))
+    for value, exact, given in zip(got, want, draws[:3], strict=True):
+        assert value.dtype == given.dtype
+        assert torch.linalg.norm(value - exact) < 2**-7 * torch.linalg.norm(exact)
+
+
 def test_three_parts_hold_every_bit() -> None:
     random = np.random.default_rng(0)
     x = np.float32(random.normal(size=1000) * 10.0 ** random.integers(-20, 20, 1000))
