@@ -5,9 +5,9 @@
     split_product      out = tokens (parts[0] + parts[1] + parts[2])
 
 The operators of `rows` and `products` call them on a GPU, and have plain operations beside them for everything else. An index
-equal to the number of rows means "no row": it reads zeros by a mask, where `torch.cat` with a row of zeros copies all rows. A
-sum is made by one program in one order, in float32 or better, so there is no atomic addition; 16-bit rows are widened in
-registers, so there is no float32 copy of them. Where nothing else is said, a program has a tile of TALL rows by WIDE columns.
+equal to the number of rows means "no row": it reads zeros by a mask, so that no row is written twice. A sum is made by one
+program in one order, in float32 or better, so there is no atomic addition; 16-bit rows are widened in registers, so there is no
+float32 copy of them. Where nothing else is said, a program has a tile of TALL rows by WIDE columns.
 
 Importing this module imports Triton, which torch's builds for CUDA bring. With TRITON_INTERPRET=1 the kernels run on tensors
 on the CPU. Their speed has not been measured on a GPU.
