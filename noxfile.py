@@ -251,6 +251,21 @@ def tpu(session: nox.Session) -> None:
 
 
 @nox.session
+def cuda(session: nox.Session) -> None:
+    """Check the Triton kernels of the torch backend without a GPU: compiled for one, and interpreted, by the whole suite too."""
+    _install(session, "torch", "dev")
+    session.install(*CONSTRAINTS, "triton")
+    cache = {"TRITON_CACHE_DIR": str(Path("build/cache/triton").resolve())}
+    session.run("pytest", "tests/kernels/test_code.py", env=cache)
+    interpreted = {**QUIET, "TRITON_INTERPRET": "1", "PYTHONPATH": "tests/kernels"}
+    session.run("pytest", "-n", "auto", "tests/kernels/test_interpreted.py", env=interpreted)
+    session.run(
+        "python", "-m", "moespec.conformance", "run", "--target", "interpreted", "--dtype", "f64,f32,bf16",
+        "--jobs", str(os.cpu_count() or 1), env=interpreted,
+    )  # fmt: skip
+
+
+@nox.session
 @nox.parametrize("peer", list(PEERS))
 def peers(session: nox.Session, peer: str) -> None:
     """Run the suite on a package of the registry, in an environment of its own, and write the table `docs/peers.md`."""

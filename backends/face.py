@@ -26,7 +26,7 @@ def install(
 ) -> list[str]:
     """Gives `package` the public names of a backend, and returns them all, sorted.
 
-    These are every name in `__all__` of its modules (of those in `apart`, which are for users to import, none),
+    These are every name in `__all__` of its modules (of those in `apart`, which are imported where they are wanted, none),
     what the specification has that knows no groups, `OptimizerConfig`, the `name` that the package has, and, unless a
     module has them, `ROUTERS` computed by the package. With `derive`, every other function of the specification that no
     module has is derived from it. With `program`, it makes what is public of those that modules have.

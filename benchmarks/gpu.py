@@ -43,8 +43,14 @@ def main() -> None:
     parser.add_argument("--experts", type=int, nargs="+", default=[8], help="experts (default: 8)")
     parser.add_argument("--routers", nargs="+", choices=list(ROUTERS), default=list(ROUTERS), help="default: all")
     parser.add_argument("--recompute", action="store_true", help="compute blocks anew in the backward pass")
+    parser.add_argument("--plain", action="store_true", help="torch without its Triton kernels, to compare with")
     parser.add_argument("--rounds", type=int, default=20, help="timed rounds (default: %(default)s)")
     options = parser.parse_args()
+    result = f"gpu-{options.backend}"
+    if options.plain:
+        result += "-plain"
+        for name in ("operators", "products"):
+            vars(importlib.import_module(f"moespec.backends.torch.{name}"))["on_gpu"] = lambda x: False
     rows: list[dict[str, Any]] = []
     for name, experts, config in tqdm(list(models(options)), desc="models"):
         try:
@@ -57,7 +63,7 @@ def main() -> None:
                 rows[-1][f"{key}_over_dense"] = row[key] / rows[0][key]
                 rows[-1][f"{key}_per_operation"] = row[key] / rows[0][key] * rows[0]["flops"] / row["flops"]
         print(rows[-1], flush=True)
-        print(record.write(f"gpu-{options.backend}", {"config": vars(options), "models": rows}))
+        print(record.write(result, {"config": vars(options), "models": rows}))
 
 
 def models(options: argparse.Namespace) -> Iterator[tuple[str, int, vit.VitConfig]]:

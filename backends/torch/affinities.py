@@ -9,7 +9,8 @@ import math
 import torch
 from torch import Tensor
 
-from moespec.backends.torch.arrays import full_precision, wide, widen
+from moespec.backends.torch.arrays import wide, widen
+from moespec.backends.torch.products import product
 from moespec.spec.checks import (
     check_at_least,
     check_non_negative,
@@ -37,9 +38,7 @@ def router_logits(tokens: Tensor, kernel: Tensor) -> Tensor:
     check_scores("tokens", tokens, "groups tokens width")
     check_scores("kernel", kernel, "width experts")
     check_size("kernel", kernel, 0, tokens.shape[2], "the width of tokens")
-    dtype = wide(tokens.dtype, kernel.dtype)
-    with full_precision(tokens):
-        return tokens.to(dtype) @ kernel.to(dtype)
+    return product(tokens, kernel)
 
 
 def add_gating_noise(logits: Tensor, noise: Tensor | None, *, multiplier: float = 1.0) -> Tensor:

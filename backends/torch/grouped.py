@@ -19,11 +19,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from moespec.backends.contract import filled_alone
-from moespec.backends.torch.arrays import wide
 from moespec.backends.torch.network import expert_mlp, expert_weights
 from moespec.backends.torch.network import gelu as activation
 from moespec.backends.torch.operators import operator
-from moespec.backends.torch.rows import invert_index, permute_rows
+from moespec.backends.torch.rows import combine_rows, gather_rows, invert_index
 from moespec.backends.torch.slots import SlotRouting, SoftRouting, check_slots, moe_layer, slot_rows, token_rows
 from moespec.spec.checks import check_option, check_scores
 from moespec.spec.routing import Routing
@@ -97,23 +96,21 @@ def grouped_layer(tokens: Tensor, routing: SlotRouting, run: Callable[[Tensor, L
     groups, _, width = tokens.shape
     experts = routing.token.shape[1]
     token, slot = token_rows(routing), slot_rows(routing)
-    choices = len(slot)
-    filled = token < groups * routing.tokens
+    assert slot is not None
+    choices, count = slot.numel(), groups * routing.tokens
+    filled = token < count
     ends = filled.reshape(experts, -1).sum(dim=1).cumsum(dim=0).int()
     # The rows are the filled slots in their order, so that those of an expert are neighbours.
     row_of_slot = torch.where(filled, filled.cumsum(dim=0).int() - 1, choices)
     slot_of_row = invert_index(row_of_slot, choices)
-    token_of_row = _at(token, slot_of_row, fill=groups * routing.tokens)
-    row = _at(row_of_slot, slot, fill=choices)
-    choice_of_row = invert_index(row, choices)[:, None]
-    rows = permute_rows(tokens.reshape(-1, width), token_of_row, row.reshape(groups * routing.tokens, -1))
+    token_of_row = _at(token, slot_of_row, fill=count)
+    row = _at(row_of_slot, slot.reshape(-1), fill=choices).reshape(slot.shape)
+    rows = gather_rows(tokens.reshape(-1, width), token_of_row, row)
     outputs = run(rows, lambda x, kernel, bias: grouped_linear(x, kernel, bias, ends))
-    dtype = wide(outputs.dtype, routing.weight.dtype)
-    weight = routing.weight.transpose(0, 1).reshape(-1, 1).to(dtype)
-    weight = permute_rows(weight, slot_of_row, row_of_slot[:, None])
-    gathered = permute_rows(outputs, row, choice_of_row).to(dtype) * permute_rows(weight, row, choice_of_row)
-    result: Tensor = gathered.reshape(groups, routing.tokens, -1, outputs.shape[1]).sum(dim=2)
-    return result.to(tokens.dtype)
+    weight = routing.weight.transpose(0, 1).reshape(-1, 1)
+    weight = gather_rows(weight, slot_of_row, row_of_slot[:, None]).reshape(-1)
+    result: Tensor = combine_rows(outputs, weight, token_of_row, count, row, tokens.dtype)
+    return result.reshape(groups, routing.tokens, -1)
 
 
 def _at(values: Tensor, index: Tensor, *, fill: int) -> Tensor:

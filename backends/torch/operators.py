@@ -1,8 +1,12 @@
-"""Operators of our own, which torch.compile takes whole."""
+"""Operators of our own, which torch.compile takes whole, and whether they run a kernel."""
 
+import functools
+import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import torch
+from torch import Tensor
 from torch.library import custom_op
 
 if TYPE_CHECKING:
@@ -16,3 +20,27 @@ NAMESPACE = __name__.replace(".", "_")
 def operator(function: Callable[..., object]) -> "CustomOpDef":
     """The decorated function as an operator of torch that changes none of its arguments."""
     return custom_op(f"{NAMESPACE}::{function.__name__.lstrip('_')}", mutates_args=())(function)
+
+
+def on_gpu(x: Tensor) -> bool:
+    """Whether `x` is where `kernels` are for; a tracer knows it. Tests that interpret the kernels say so of the CPU."""
+    return x.is_cuda
+
+
+def uses_kernel(x: Tensor) -> bool:
+    """Whether an operator runs a kernel of `kernels` on `x`. Not for code that is traced."""
+    return on_gpu(x) and _kernels_run(x.device)
+
+
+@functools.cache
+def _kernels_run(device: torch.device) -> bool:
+    """Whether Triton is there and compiles for the device, which takes a C compiler; tried on the kernel that asks for most."""
+    try:
+        from moespec.backends.torch import kernels
+
+        tokens = torch.ones(16, 16, dtype=torch.bfloat16, device=device)
+        kernels.split_product(tokens, tokens.expand(3, 16, 16))
+    except Exception as error:
+        warnings.warn(f"no Triton kernels on {device}, but plain operations, which are slower: {error}", stacklevel=2)
+        return False
+    return True

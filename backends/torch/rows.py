@@ -1,14 +1,18 @@
-"""Moving rows between tokens and slots: gathers whose gradient is a gather too, or a sum in a fixed order.
+"""Moving rows between tokens and slots: gathers whose gradient is a sum in a fixed order, and sums whose gradient is a gather.
 
 Each operation is an opaque custom operator, so that a compiler cannot fuse it with its neighbours (fusions of gathers,
 reductions and scatters have been miscompiled), and so that no gradient becomes an atomic addition: results do not
 depend on the order in which threads run. An index equal to the number of rows means "no row": it reads zeros.
 
-    permute_rows   out[m] = rows[index[m]]                     gradient: sum of the K rows that `inverse` names
-    gather_rows    out[m] = rows[index[m]]                     gradient: `sum_rows`
-    sum_rows       out[n] = sum of rows[m] with index[m] == n  gradient: `gather_rows`
-    take_scores    out[g, e, c] = scores[g, token[g, e, c], e] gradient: `put_scores`, and the reverse
+    gather_rows    out[m] = rows[index[m]]                              gradient: `sum_rows`
+    sum_rows       out[n] = sum of rows[m] with index[m] == n           gradient: `gather_rows`
+    combine_rows   out[n] = sum of weight[m] rows[m], index[m] == n     gradient: `combine_gradients`
+    take_scores    out[g, e, c] = scores[g, token[g, e, c], e]          gradient: `put_scores`, and the reverse
     invert_index   the position at which each value occurs in an index
+
+The first three take the inverse of `index` too, if it has one: `inverse` (N, K) holds, for each n, the K places in `index` (M,)
+that name it, M for none. Then the K rows are added in that order; without it, in the order of the rows. Sums are made in float32
+or better. On a GPU the operators run the kernels of `kernels`, each of which reads what it needs once.
 """
 
 from typing import Any
@@ -17,42 +21,79 @@ import torch
 from torch import Tensor
 
 from moespec.backends.torch.arrays import wide
-from moespec.backends.torch.operators import operator
+from moespec.backends.torch.operators import operator, uses_kernel
 
 
 @operator
-def gather_rows(rows: Tensor, index: Tensor) -> Tensor:
-    """`rows` (N, D) at `index` (M,), where N reads a row of zeros: (M, D)."""
+def gather_rows(rows: Tensor, index: Tensor, inverse: Tensor | None = None) -> Tensor:
+    """`rows` (N, D) at `index` (M,), where N reads a row of zeros: (M, D). `inverse` (N, K) is for the gradient."""
     return _gather(rows, index)
 
 
 def _gather(rows: Tensor, index: Tensor) -> Tensor:
-    padded = torch.cat([rows, rows.new_zeros(1, rows.shape[1])])
-    return padded.index_select(0, index)
+    if uses_kernel(rows):
+        from moespec.backends.torch import kernels
+
+        return kernels.add_rows(rows, index[:, None], dtype=rows.dtype)
+    if not len(rows):
+        return rows.new_zeros(len(index), rows.shape[1])
+    taken = rows.index_select(0, index.clamp(max=len(rows) - 1))
+    missing = index == len(rows)
+    if rows.device.type == "cpu":  # where a list of the few costs nothing
+        return taken.index_fill_(0, missing.nonzero()[:, 0], 0)
+    return taken.masked_fill_(missing[:, None], 0)
 
 
 @gather_rows.register_fake
-def _(rows: Tensor, index: Tensor) -> Tensor:
+def _(rows: Tensor, index: Tensor, inverse: Tensor | None = None) -> Tensor:
     return rows.new_empty(index.shape[0], rows.shape[1])
 
 
 @operator
-def permute_rows(rows: Tensor, index: Tensor, inverse: Tensor) -> Tensor:
-    """As `gather_rows`; `inverse` (N, K) holds the places in `index` where each row is read, M where it is not."""
-    return _gather(rows, index)
+def sum_rows(rows: Tensor, index: Tensor, count: int, inverse: Tensor | None = None) -> Tensor:
+    """Sums of the `rows` (M, D) with equal `index` (M,): (count, D); rows with the index `count` are left out."""
+    return _sum(rows, None, index, count, inverse, rows.dtype)
 
 
-@permute_rows.register_fake
-def _(rows: Tensor, index: Tensor, inverse: Tensor) -> Tensor:
-    return rows.new_empty(index.shape[0], rows.shape[1])
+@sum_rows.register_fake
+def _(rows: Tensor, index: Tensor, count: int, inverse: Tensor | None = None) -> Tensor:
+    return rows.new_empty(count, rows.shape[1])
 
 
 @operator
-def sum_rows(rows: Tensor, index: Tensor, count: int) -> Tensor:
-    """Sums of the `rows` (M, D) with equal `index` (M,), in the order of the rows: (count, D); `count` is left out."""
-    if rows.device.type == "cpu":
-        return _sum_serially(rows, index, count)
-    return _sum_segments(rows, index, count)
+def combine_rows(
+    rows: Tensor, weight: Tensor, index: Tensor, count: int, inverse: Tensor | None, dtype: torch.dtype
+) -> Tensor:
+    """As `sum_rows`, of the rows times their `weight` (M,), in `dtype`."""
+    return _sum(rows, weight, index, count, inverse, dtype)
+
+
+@combine_rows.register_fake
+def _(rows: Tensor, weight: Tensor, index: Tensor, count: int, inverse: Tensor | None, dtype: torch.dtype) -> Tensor:
+    return rows.new_empty(count, rows.shape[1], dtype=dtype)
+
+
+def _sum(
+    rows: Tensor, weight: Tensor | None, index: Tensor, count: int, inverse: Tensor | None, dtype: torch.dtype
+) -> Tensor:
+    if uses_kernel(rows):
+        from moespec.backends.torch import kernels
+
+        if inverse is not None:
+            return kernels.add_rows(rows, inverse, weight=weight, dtype=dtype)
+        order, edges = _segments(index, count)
+        return kernels.add_rows(rows, order, edges=edges, weight=weight, dtype=dtype)
+    total = wide(rows.dtype) if weight is None else wide(rows.dtype, weight.dtype)
+    if inverse is None:
+        rows = rows.to(total) if weight is None else rows.to(total) * weight[:, None]
+        return (_sum_serially if rows.device.type == "cpu" else _sum_segments)(rows, index, count).to(dtype)
+    places = inverse.reshape(-1)
+    result = _gather(rows, places)
+    if weight is not None:
+        result = result.to(total).mul_(_gather(weight[:, None], places))
+    if inverse.shape[1] != 1:
+        result = result.reshape(*inverse.shape, rows.shape[1]).sum(dim=1, dtype=total)
+    return result.to(dtype)
 
 
 def _sum_serially(rows: Tensor, index: Tensor, count: int) -> Tensor:
@@ -61,17 +102,41 @@ def _sum_serially(rows: Tensor, index: Tensor, count: int) -> Tensor:
 
 
 def _sum_segments(rows: Tensor, index: Tensor, count: int) -> Tensor:
-    """A stable sort of the integers brings the rows of a sum together; one thread then adds them up in order."""
-    ordered, order = torch.sort(index, stable=True)
-    edges = torch.searchsorted(ordered, torch.arange(count + 1, device=index.device, dtype=index.dtype))
+    """One thread adds up the rows of a sum in order."""
+    order, edges = _segments(index, count)
     return torch.segment_reduce(
         rows.index_select(0, order), "sum", lengths=edges.diff(), axis=0, unsafe=True, initial=0.0
     )
 
 
-@sum_rows.register_fake
-def _(rows: Tensor, index: Tensor, count: int) -> Tensor:
-    return rows.new_empty(count, rows.shape[1])
+def _segments(index: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """A stable sort of the integers brings the rows of a sum together: their order, and where each sum begins."""
+    ordered, order = torch.sort(index, stable=True)
+    return order, torch.searchsorted(ordered, torch.arange(count + 1, device=index.device, dtype=index.dtype))
+
+
+@operator
+def combine_gradients(
+    gradient: Tensor, rows: Tensor, weight: Tensor, index: Tensor, inverse: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Those of `combine_rows`: weight[m] gradient[index[m]] (M, D), and its product with rows[m] in place of weight[m] (M,).
+
+    Both are 0 where there is no such gradient, whatever is in the row.
+    """
+    if uses_kernel(rows):
+        from moespec.backends.torch import kernels
+
+        return kernels.combine_gradients(gradient, rows, weight, index)
+    dtype = wide(rows.dtype, weight.dtype)
+    incoming = _gather(gradient, index).to(dtype)
+    to_rows = (incoming * weight[:, None]).to(rows.dtype)
+    to_weight = incoming.mul_(rows).sum(dim=1).masked_fill_(index == len(gradient), 0)
+    return to_rows, to_weight.to(weight.dtype)
+
+
+@combine_gradients.register_fake
+def _(gradient: Tensor, rows: Tensor, weight: Tensor, index: Tensor, inverse: Tensor | None) -> tuple[Tensor, Tensor]:
+    return rows.new_empty(rows.shape), weight.new_empty(weight.shape)
 
 
 @operator
@@ -121,36 +186,45 @@ def _(index: Tensor, count: int) -> Tensor:
 
 
 def _gather_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    rows, index = inputs
-    ctx.save_for_backward(index)
+    rows, index, inverse = inputs
+    ctx.save_for_backward(index, inverse)
     ctx.count = rows.shape[0]
 
 
-def _gather_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-    (index,) = ctx.saved_tensors
-    summed = sum_rows(gradient.to(wide(gradient.dtype)).contiguous(), index, ctx.count)
-    return summed.to(gradient.dtype), None
-
-
-def _permute_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(inputs[2])
-
-
-def _permute_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-    (inverse,) = ctx.saved_tensors
-    count, choices = inverse.shape
-    gathered = gather_rows(gradient.contiguous(), inverse.reshape(-1))
-    if choices > 1:
-        gathered = gathered.reshape(count, choices, -1).sum(dim=1, dtype=wide(gradient.dtype)).to(gradient.dtype)
-    return gathered, None, None
+def _gather_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+    index, inverse = ctx.saved_tensors
+    return sum_rows(gradient.contiguous(), index, ctx.count, inverse), None, None
 
 
 def _sum_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(inputs[1])
+    _, index, _, inverse = inputs
+    ctx.save_for_backward(index, inverse)
 
 
-def _sum_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-    return gather_rows(gradient.contiguous(), ctx.saved_tensors[0]), None, None
+def _sum_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+    return gather_rows(gradient.contiguous(), *ctx.saved_tensors), None, None, None
+
+
+def _combine_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    rows, weight, index, _, inverse, _ = inputs
+    ctx.save_for_backward(rows, weight, index, inverse)
+
+
+def _combine_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    return *combine_gradients(gradient.contiguous(), *ctx.saved_tensors), None, None, None, None
+
+
+def _gradients_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _gradients_backward(ctx: Any, of_rows: Tensor, of_weight: Tensor) -> tuple[Tensor | None, ...]:
+    """Both are products of the gradient with one of the two others, so that these change places."""
+    gradient, rows, weight, index, inverse = ctx.saved_tensors
+    to_rows, to_weight = combine_gradients(gradient, of_rows.contiguous(), of_weight.contiguous(), index, inverse)
+    given = (index, len(gradient), inverse, gradient.dtype)
+    to_gradient = combine_rows(of_rows.contiguous(), weight, *given) + combine_rows(rows, of_weight, *given)
+    return to_gradient, to_rows, to_weight, None, None
 
 
 def _take_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -172,7 +246,8 @@ def _put_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
 
 
 gather_rows.register_autograd(_gather_backward, setup_context=_gather_setup)
-permute_rows.register_autograd(_permute_backward, setup_context=_permute_setup)
 sum_rows.register_autograd(_sum_backward, setup_context=_sum_setup)
+combine_rows.register_autograd(_combine_backward, setup_context=_combine_setup)
+combine_gradients.register_autograd(_gradients_backward, setup_context=_gradients_setup)
 take_scores.register_autograd(_take_backward, setup_context=_take_setup)
 put_scores.register_autograd(_put_backward, setup_context=_put_setup)

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from moespec.backends.torch.arrays import wide
-from moespec.backends.torch.rows import gather_rows, invert_index, permute_rows, sum_rows
+from moespec.backends.torch.rows import combine_rows, gather_rows
 from moespec.spec.checks import check_rank, check_same_shape, check_scores, check_size
 from moespec.spec.errors import ShapeError
 from moespec.spec.routing import Routing
@@ -77,7 +76,7 @@ def moe_layer(
     for axis in range(3):
         check_size("experts", outputs, axis, inputs.shape[axis], "the slots it was given")
     if isinstance(routing, SlotRouting):
-        return _combine_slots(outputs, routing).to(tokens.dtype)
+        return _combine_slots(outputs, routing, tokens.dtype)
     return _combine_dense(outputs, routing.combine).to(tokens.dtype)
 
 
@@ -106,27 +105,17 @@ def _dispatch_slots(tokens: Tensor, routing: SlotRouting) -> Tensor:
     """(G, T, D) to (G, E, C, D), zeros in empty slots."""
     groups, experts, capacity = routing.token.shape
     rows = tokens.reshape(-1, tokens.shape[2])
-    index = token_rows(routing)
-    one_to_one = routing.slot is not None
-    reverse = slot_rows(routing).reshape(rows.shape[0], -1) if one_to_one else None
-    inputs: Tensor = gather_rows(rows, index) if reverse is None else permute_rows(rows, index, reverse)
+    inputs: Tensor = gather_rows(rows, token_rows(routing), slot_rows(routing))
     return inputs.reshape(experts, groups, capacity, -1).transpose(0, 1)
 
 
-def _combine_slots(outputs: Tensor, routing: SlotRouting) -> Tensor:
-    """(G, E, C, D) to (G, T, D), in float32 or better."""
+def _combine_slots(outputs: Tensor, routing: SlotRouting, dtype: torch.dtype) -> Tensor:
+    """(G, E, C, D) to (G, T, D), added up in float32 or better."""
     groups, experts, capacity, width = outputs.shape
-    dtype = wide(outputs.dtype, routing.weight.dtype)
     rows = outputs.transpose(0, 1).reshape(experts * groups * capacity, width)
-    weight = routing.weight.transpose(0, 1).reshape(-1, 1).to(dtype)
-    result: Tensor
-    if routing.slot is None:
-        result = sum_rows(rows.to(dtype) * weight, token_rows(routing), groups * routing.tokens)
-    else:
-        index = slot_rows(routing)
-        inverse = invert_index(index, rows.shape[0])[:, None]
-        gathered = permute_rows(rows, index, inverse).to(dtype) * permute_rows(weight, index, inverse)
-        result = gathered.reshape(groups * routing.tokens, -1, width).sum(dim=1)
+    weight = routing.weight.transpose(0, 1).reshape(-1)
+    count = groups * routing.tokens
+    result: Tensor = combine_rows(rows, weight, token_rows(routing), count, slot_rows(routing), dtype)
     return result.reshape(groups, routing.tokens, width)
 
 
@@ -138,14 +127,15 @@ def token_rows(routing: SlotRouting) -> Tensor:
     return rows.transpose(0, 1).reshape(-1)
 
 
-def slot_rows(routing: SlotRouting) -> Tensor:
-    """(G * T * K,): the row of the slot of each choice, or the number of rows for a dropped choice."""
+def slot_rows(routing: SlotRouting) -> Tensor | None:
+    """(G * T, K): the row of the slot of each choice, or the number of rows for a dropped choice. None if there is no `slot`."""
+    if routing.slot is None:
+        return None
     groups, experts, capacity = routing.token.shape
-    assert routing.slot is not None
     group = torch.arange(groups, device=routing.token.device, dtype=torch.int32)[:, None, None]
     expert, place = routing.slot // capacity, routing.slot % capacity
     rows = (expert * groups + group) * capacity + place
-    return torch.where(routing.slot < experts * capacity, rows, experts * groups * capacity).reshape(-1)
+    return torch.where(routing.slot < experts * capacity, rows, experts * groups * capacity).flatten(0, 1)
 
 
 # Dense.

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from moespec.backends.torch.arrays import full_precision, wide
+from moespec.backends.torch.arrays import wide
+from moespec.backends.torch.products import product
 from moespec.backends.torch.slots import SoftRouting
 from moespec.spec.checks import check_scores, check_size
 from moespec.spec.soft_moe import check_forms, check_one_slot_each
@@ -41,8 +42,7 @@ def soft_routing(
 
     # Scores.
     x, phi = tokens.to(dtype), slots.to(dtype).flatten(1)
-    with full_precision(tokens):
-        logits = x @ phi
+    logits = product(tokens, phi, x)
     if normalize:
         columns = scale * inverse_norm(phi, 0, norm_form)
         logits = logits * inverse_norm(x, 2, norm_form) * columns

@@ -73,15 +73,32 @@ def test_gradients_of_the_operators(generator):
     ]
     index = torch.tensor([2, 5, 0, 3], dtype=torch.int32)  # 5 rows, K = 1
     inverse = torch.tensor([[2], [4], [0], [3], [4]], dtype=torch.int32)
-    cases.append((lambda x: rows.permute_rows(x, index, inverse), draw(5, 2)))
+    cases.append((lambda x: rows.gather_rows(x, index, inverse), draw(5, 2)))
     twice = torch.tensor([1, 0, 1], dtype=torch.int32)  # 2 rows, K = 2
     places = torch.tensor([[1, 3], [0, 2]], dtype=torch.int32)
-    cases.append((lambda x: rows.permute_rows(x, twice, places), draw(2, 3)))
+    cases.append((lambda x: rows.gather_rows(x, twice, places), draw(2, 3)))
+    weight, some = draw(3), draw(3, 4)
+    for given in (places, None):
+        cases.append((lambda x, given=given: rows.combine_rows(x, weight, twice, 2, given, x.dtype), some))
+        cases.append((lambda w, given=given: rows.combine_rows(some, w, twice, 2, given, w.dtype), weight))
     for function, x in cases:
         assert gradcheck(function, x)
         assert gradgradcheck(function, x)
     assert rows.gather_rows(draw(4, 3), flat)[1].eq(0).all()
     assert rows.invert_index(torch.tensor([[2, 3, 0]]), 3).tolist() == [[2, 3, 0]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_what_is_in_a_slot_of_no_token_counts_for_nothing(dtype, generator):
+    index, inverse = torch.tensor([2, 0, 2], dtype=torch.int32), torch.tensor([[1], [3]], dtype=torch.int32)
+    x = torch.tensor([[float("nan")] * 2, [1.0, 2.0], [float("inf")] * 2], dtype=dtype, requires_grad=True)
+    weight = torch.tensor([0.0, 3.0, 0.0], requires_grad=True)
+    for given in (inverse, None):
+        out = rows.combine_rows(x, weight, index, 2, given, torch.float64)
+        to_x, to_weight = torch.autograd.grad(out, (x, weight), torch.ones_like(out))
+        assert out.tolist() == [[3, 6], [0, 0]]
+        assert to_x.tolist() == [[0, 0], [3, 3], [0, 0]]
+        assert to_weight.tolist() == [0, 3, 0]
 
 
 def test_operators_are_registered_well(generator):
@@ -96,7 +113,8 @@ def test_operators_are_registered_well(generator):
     for operator, arguments in [
         (rows.gather_rows, (x, flat)),
         (rows.sum_rows, (torch.rand(5, 2, generator=generator, requires_grad=True), flat, 4)),
-        (rows.permute_rows, (x, index, inverse)),
+        (rows.gather_rows, (x, index, inverse)),
+        (rows.combine_rows, (x, torch.rand(4, requires_grad=True), flat[:4], 5, None, torch.bfloat16)),
         (rows.take_scores, (scores, INDEX[None])),
         (rows.put_scores, (values, INDEX[None], 4)),
         (rows.invert_index, (flat[:3], 4)),
@@ -173,3 +191,31 @@ def test_the_gradient_reaches_only_kept_choices(generator):
     routing = B.token_choice(scores, choices=2, capacity=5)
     routing.weight.sum().backward()
     assert torch.equal(scores.grad, routing.dense().dispatch.sum(dim=3))
+
+
+def test_where_triton_does_not_run_plain_operations_do(generator, monkeypatch):
+    """A GPU without it, or without a C compiler: here the CPU, which says that it is a GPU."""
+    operators, products = (
+        importlib.import_module(f"moespec.backends.torch.{name}") for name in ("operators", "products")
+    )
+    x = torch.randn(2, 12, 8, generator=generator).bfloat16().requires_grad_()
+    kernel, slots = torch.randn(8, 4, generator=generator), torch.randn(8, 4, 3, generator=generator)
+
+    def compute():
+        logits = B.router_logits(x, kernel)
+        scores = B.softmax_affinity(logits)
+        routings = B.token_choice(scores, choices=2, capacity=4), B.expert_choice(scores, capacity=4)
+        layers = [B.moe_layer(x, routing, lambda inputs: 2 * inputs) for routing in routings]
+        values = [logits, *B.soft_routing(x, slots), *layers]
+        return values, torch.autograd.grad(sum(value.square().sum() for value in values), x)[0]
+
+    want, gradient = compute()
+    for module in (operators, products):
+        monkeypatch.setattr(module, "on_gpu", lambda x: True)
+    operators._kernels_run.cache_clear()
+    with pytest.warns(UserWarning, match="no Triton kernels on cpu"):
+        got, other = compute()
+    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+    torch.testing.assert_close(
+        other, gradient, rtol=2**-5, atol=2**-4
+    )  # its parts are rounded to bfloat16 before they are added

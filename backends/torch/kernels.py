@@ -1,0 +1,163 @@
+"""Triton kernels: what a GPU runs where torch's own operations would write and read arrays that nobody needs.
+
+    add_rows           out[n] = sum over p of weight[index[p]] rows[index[p]], p from edges[n] to edges[n + 1]
+    combine_gradients  out[m] = weight[m] gradient[token[m]] and the product of rows[m] with gradient[token[m]]
+    split_product      out = tokens (parts[0] + parts[1] + parts[2])
+
+The operators of `rows` and `products` call them on a GPU, and have plain operations beside them for everything else. An index
+equal to the number of rows means "no row": it reads zeros by a mask, so that no row is written twice. A sum is made by one
+program in one order, in float32 or better, so there is no atomic addition; 16-bit rows are widened in registers, so there is no
+float32 copy of them. Where nothing else is said, a program has a tile of TALL rows by WIDE columns.
+
+Importing this module imports Triton, which torch's builds for CUDA bring. With TRITON_INTERPRET=1 the kernels run on tensors
+on the CPU. Their speed has not been measured on a GPU.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.nn import functional as F
+
+from moespec.backends.torch.arrays import wide
+
+TOTAL = {torch.float32: tl.float32, torch.float64: tl.float64}
+OPTIONS = {"enable_fp_fusion": True}
+"""Products are added without being rounded. Triton 3.10 would do so only if it is told."""
+
+
+def add_rows(
+    rows: Tensor, index: Tensor, *, dtype: torch.dtype, weight: Tensor | None = None, edges: Tensor | None = None
+) -> Tensor:
+    """The sums of the rows (M, D) that `index` names, times their `weight` (M,), in the order of `index`: (N, D).
+
+    index: (N, K), the rows of each sum; or, with `edges` (N + 1,), all of them in one row, those of sum n from edges[n] on.
+    """
+    count, choices = (len(edges) - 1, 0) if edges is not None else index.shape
+    width = rows.shape[1]
+    out = rows.new_empty(count, width, dtype=dtype)
+    if not out.numel():
+        return out
+    if edges is None and not choices:
+        return out.zero_()
+    total = TOTAL[wide(rows.dtype) if weight is None else wide(rows.dtype, weight.dtype)]
+    tall, columns = _tile(width)
+    grid = (triton.cdiv(count, tall), triton.cdiv(width, columns))
+    with torch.cuda.device_of(rows):
+        add_rows_kernel[grid](
+            rows.contiguous(), index.contiguous(), edges, None if weight is None else weight.contiguous(), out,
+            len(rows), count, width, CHOICES=choices, TALL=tall, WIDE=columns, TOTAL=total, **OPTIONS,
+        )  # fmt: skip
+    return out
+
+
+@triton.jit
+def add_rows_kernel(
+    rows, index, edges, weight, out, row_count, count, width,
+    CHOICES: tl.constexpr, TALL: tl.constexpr, WIDE: tl.constexpr, TOTAL: tl.constexpr,
+):  # fmt: skip
+    """Step by step all rows of the tile add their next one, as long as one of them has any."""
+    n = tl.program_id(0) * TALL + tl.arange(0, TALL)
+    column = tl.program_id(1) * WIDE + tl.arange(0, WIDE)[None, :]
+    if edges is None:
+        first = n * CHOICES
+        last = tl.where(n < count, first + CHOICES, first)
+    else:
+        first = tl.load(edges + n, mask=n < count, other=0)
+        last = tl.load(edges + n + 1, mask=n < count, other=0)
+    total = tl.zeros((TALL, WIDE), TOTAL)
+    for step in range(tl.max(last - first, 0)):
+        m = tl.load(index + first + step, mask=first + step < last, other=row_count)
+        found = m < row_count
+        place = m.to(tl.int64)[:, None] * width + column
+        row = tl.load(rows + place, mask=found[:, None] & (column < width), other=0).to(TOTAL)
+        if weight is not None:
+            row *= tl.load(weight + m, mask=found, other=0).to(TOTAL)[:, None]
+        total += row
+    place = n.to(tl.int64)[:, None] * width + column
+    tl.store(out + place, total, mask=(n < count)[:, None] & (column < width))
+
+
+def combine_gradients(gradient: Tensor, rows: Tensor, weight: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
+    """gradient (N, D), rows (M, D), weight (M,), token (M,) -> (M, D) in the dtype of the rows, (M,) in that of the weights."""
+    to_rows, to_weight = rows.new_empty(rows.shape), weight.new_empty(weight.shape)
+    if not len(rows):
+        return to_rows, to_weight
+    tall, columns = _tile(rows.shape[1])
+    with torch.cuda.device_of(rows):
+        combine_gradients_kernel[(triton.cdiv(len(rows), tall),)](
+            gradient.contiguous(), rows.contiguous(), weight.contiguous(), token.contiguous(), to_rows, to_weight,
+            len(gradient), len(rows), rows.shape[1],
+            TALL=tall, WIDE=columns, TOTAL=TOTAL[wide(rows.dtype, weight.dtype)], **OPTIONS,
+        )  # fmt: skip
+    return to_rows, to_weight
+
+
+@triton.jit
+def combine_gradients_kernel(
+    gradient, rows, weight, token, to_rows, to_weight, token_count, row_count, width,
+    TALL: tl.constexpr, WIDE: tl.constexpr, TOTAL: tl.constexpr,
+):  # fmt: skip
+    """A program goes along the whole width of TALL rows. What is in the rows of no token is not read."""
+    m = tl.program_id(0) * TALL + tl.arange(0, TALL)
+    n = tl.load(token + m, mask=m < row_count, other=token_count)
+    found = n < token_count
+    scale = tl.load(weight + m, mask=found, other=0).to(TOTAL)[:, None]
+    products = tl.zeros((TALL, WIDE), TOTAL)
+    for start in range(0, width, WIDE):
+        column = start + tl.arange(0, WIDE)[None, :]
+        inside = column < width
+        source, place = n.to(tl.int64)[:, None] * width + column, m.to(tl.int64)[:, None] * width + column
+        incoming = tl.load(gradient + source, mask=found[:, None] & inside, other=0).to(TOTAL)
+        row = tl.load(rows + place, mask=found[:, None] & inside, other=0).to(TOTAL)
+        tl.store(to_rows + place, incoming * scale, mask=(m < row_count)[:, None] & inside)
+        products += incoming * row
+    tl.store(to_weight + m, tl.sum(products, 1), mask=m < row_count)
+
+
+def _tile(width: int) -> tuple[int, int]:
+    """Rows and columns of a tile: 2048 numbers, at most 256 columns and 64 rows."""
+    columns = min(triton.next_power_of_2(max(width, 1)), 256)
+    return min(2048 // columns, 64), columns
+
+
+def split_product(tokens: Tensor, parts: Tensor) -> Tensor:
+    """tokens (N, D) in bfloat16, parts (3, D, S) in bfloat16, the smallest first -> (N, S) in float32."""
+    (count, width), columns = tokens.shape, parts.shape[2]
+    out = tokens.new_empty(count, columns, dtype=torch.float32)
+    if not out.numel():
+        return out
+    # Rows of whole 32 bytes, which are read 16 bytes at a time: 196 slots would be read by twos.
+    parts = F.pad(parts, (0, -columns % 16))
+    # tl.dot takes at least 16 of each axis.
+    wide_tile = min(max(triton.next_power_of_2(columns), 16), 128)
+    grid = (triton.cdiv(columns, wide_tile), triton.cdiv(count, 128))
+    with torch.cuda.device_of(tokens):
+        split_product_kernel[grid](
+            tokens.contiguous(), parts, out, count, width, columns, parts.shape[2],
+            TALL=128, WIDE=wide_tile, DEEP=32, EXACT=tl.float32 if triton.knobs.runtime.interpret else tl.bfloat16,
+            num_warps=8, num_stages=3, **OPTIONS,
+        )  # fmt: skip
+    return out
+
+
+@triton.jit
+def split_product_kernel(
+    tokens, parts, out, count, width, columns, stride,
+    TALL: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    """Each tile of tokens is read once and multiplied by its three tiles of parts, into one sum in float32.
+
+    EXACT: the dtype that is multiplied in, bfloat16, or float32 for the interpreter, which takes bfloat16 for integers there.
+    """
+    column = tl.program_id(0) * WIDE + tl.arange(0, WIDE)[None, :]
+    n = (tl.program_id(1) * TALL + tl.arange(0, TALL))[:, None]
+    total = tl.zeros((TALL, WIDE), tl.float32)
+    for start in range(0, width, DEEP):
+        across, down = start + tl.arange(0, DEEP)[None, :], start + tl.arange(0, DEEP)[:, None]
+        rows = tl.load(tokens + n.to(tl.int64) * width + across, mask=(n < count) & (across < width), other=0)
+        for part in tl.static_range(3):
+            place = (part * width + down) * stride + column
+            tile = tl.load(parts + place, mask=(down < width) & (column < stride), other=0)
+            total = tl.dot(rows.to(EXACT), tile.to(EXACT), total)
+    tl.store(out + n.to(tl.int64) * columns + column, total, mask=(n < count) & (column < columns))

@@ -1,0 +1,289 @@
+"""The Triton kernels, run by Triton's interpreter on the CPU, compute what the plain operations compute: `nox -s cuda`."""
+
+import importlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from moespec import spec
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton", reason="triton is not installed: `nox -s cuda` runs this file")
+if os.environ.get("TRITON_INTERPRET") != "1":
+    pytest.skip("only with TRITON_INTERPRET=1, as `nox -s cuda` sets it", allow_module_level=True)
+
+from torch.autograd import gradcheck, gradgradcheck  # noqa: E402
+
+B = importlib.import_module("moespec.backends.torch")
+kernels, operators, products, rows = (
+    importlib.import_module(f"moespec.backends.torch.{name}") for name in ("kernels", "operators", "products", "rows")
+)
+
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+WIDTHS = (1, 3, 16, 256, 300)
+"""A number, less than a block, a block of 16 bytes, a whole block, and a part of a second one."""
+PLAIN, KERNEL = (lambda x: False), (lambda x: True)
+LOOSE = {torch.float32: 1e-5, torch.float64: 1e-13, torch.bfloat16: 2**-7, torch.float16: 2**-10}
+"""The interpreter cuts off what bfloat16 has no room for, where a GPU rounds (`test_code.py`)."""
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Has the operators run their kernels on the CPU, or not any more."""
+
+    def switch(on: bool) -> None:
+        for module in (operators, products):
+            monkeypatch.setattr(module, "on_gpu", KERNEL if on else PLAIN)
+
+    switch(True)
+    return switch
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def draw(*shape: int, dtype: Any = torch.float32) -> Any:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+
+
+def maps(count: int, choices: int, slots: int, *, kept: float = 0.7) -> tuple[Any, Any]:
+    """`index` (slots,) of the tokens in the slots, and its inverse (count, choices); some choices are dropped."""
+    random = np.random.default_rng(count + choices + slots)
+    index = np.full(slots, count, np.int32)
+    inverse = np.full((count, choices), slots, np.int32)
+    free = list(random.permutation(slots))
+    for token in range(count):
+        for choice in range(choices):
+            if free and random.uniform() < kept:
+                inverse[token, choice] = free.pop()
+                index[inverse[token, choice]] = token
+    return torch.from_numpy(index), torch.from_numpy(inverse)
+
+
+def close(got: Any, want: Any) -> None:
+    assert got.dtype == want.dtype
+    assert got.shape == want.shape
+    torch.testing.assert_close(got, want, rtol=LOOSE[got.dtype], atol=LOOSE[got.dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_gather(dtype: Any, width: int, kernel: Any) -> None:
+    """Bit for bit, with more rows than a tile has; the index 70 is no row, and a row may be read by several."""
+    x = draw(70, width, dtype=dtype)
+    index = torch.from_numpy(np.random.default_rng(0).integers(0, 71, 131).astype(np.int32))
+    index[-1], index[-2] = 70, 69
+    want = torch.cat([x, x.new_zeros(1, width)])[index]
+    assert torch.equal(rows.gather_rows(x, index), want)
+    assert want.dtype == dtype
+    assert torch.equal(kernels.add_rows(x.mT.contiguous().mT, index[:, None], dtype=dtype), want)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("width", "choices"), [(width, 2) for width in WIDTHS] + [(3, 1), (300, 1), (3, 5)])
+@pytest.mark.parametrize("known", [True, False], ids=["inverse", "segments"])
+def test_weighted_sums(dtype: Any, width: int, choices: int, known: bool, kernel: Any) -> None:
+    """With the inverse of the index, or by sorting it; against float64. Float64 weights make float64 sums."""
+    index, inverse = maps(67, choices, 90 * choices)
+    x, weight = draw(len(index), width, dtype=dtype), draw(len(index))
+    for w in (weight, weight.double()):
+        want = torch.zeros(68, width, dtype=torch.float64).index_add_(0, index, x.double() * w[:, None].double())[:67]
+        got = rows.combine_rows(x, w, index, 67, inverse if known else None, torch.float64)
+        assert torch.allclose(got, want, rtol=0, atol=1e-12 if torch.float64 in (dtype, w.dtype) else 1e-5)
+    got = rows.sum_rows(x, index, 67, inverse if known else None)
+    close(got, torch.zeros(68, width, dtype=torch.float64).index_add_(0, index, x.double())[:67].to(dtype))
+
+
+def test_sums_have_one_order(kernel: Any) -> None:
+    """That of a loop over the rows, bit for bit, though they differ by six orders of magnitude."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(300, 7, generator=generator) * 10 ** (6 * torch.rand(300, 1, generator=generator))
+    index = torch.randint(0, 41, (300,), generator=generator, dtype=torch.int32)
+    want = torch.zeros(41, 7)
+    for row, place in zip(x, index.tolist(), strict=True):
+        want[place] += row
+    assert torch.equal(rows.sum_rows(x, index, 40), want[:40])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_gradients_of_the_weighted_sum(dtype: Any, width: int, kernel: Any) -> None:
+    """Against float64. A slot without a token has the gradient 0, whatever is in it."""
+    index, inverse = maps(67, 2, 180)
+    gradient, x, weight = draw(67, width, dtype=dtype), draw(180, width, dtype=dtype), draw(180)
+    x[index == 67] = float("nan")
+    to_rows, to_weight = rows.combine_gradients(gradient, x, weight, index, inverse)
+    incoming = torch.cat([gradient, gradient.new_zeros(1, width)])[index].double()
+    close(to_rows, (incoming * weight[:, None].double()).to(dtype))
+    close(to_weight, (incoming * x.double().nan_to_num()).sum(dim=1).float())
+
+
+def test_empty(kernel: Any) -> None:
+    """No rows, no sums, no columns, no choices, and nothing in any slot."""
+    none = torch.zeros(0, dtype=torch.int32)
+    assert rows.gather_rows(draw(0, 3), torch.zeros(2, dtype=torch.int32)).tolist() == [[0] * 3] * 2
+    assert rows.gather_rows(draw(4, 3), none).shape == (0, 3)
+    assert rows.gather_rows(draw(4, 0), torch.zeros(2, dtype=torch.int32)).shape == (2, 0)
+    assert rows.sum_rows(draw(0, 3), none, 2).tolist() == [[0] * 3] * 2
+    assert rows.sum_rows(draw(4, 3), none[:0].expand(0), 0, torch.zeros(0, 2, dtype=torch.int32)).shape == (0, 3)
+    assert rows.sum_rows(draw(4, 3), torch.full((4,), 2, dtype=torch.int32), 2).eq(0).all()
+    assert kernels.add_rows(draw(4, 3), torch.zeros(2, 0, dtype=torch.int32), dtype=torch.float32).eq(0).all()
+    empty = rows.combine_gradients(draw(2, 3), draw(0, 3), draw(0), none, None)
+    assert [tuple(x.shape) for x in empty] == [(0, 3), (0,)]
+    assert products.split_product(draw(0, 4, dtype=torch.bfloat16), draw(4, 3)).shape == (0, 3)
+
+
+def test_the_operators_differentiate_twice(kernel: Any) -> None:
+    index, inverse = maps(4, 2, 7)
+    x, weight, y = (draw(*shape, dtype=torch.float64).requires_grad_() for shape in ((7, 3), (7,), (4, 3)))
+    for given in (inverse, None):
+        for function, inputs in [
+            (lambda x, w, given=given: rows.combine_rows(x, w, index, 4, given, torch.float64), (x, weight)),
+            (lambda x, given=given: rows.sum_rows(x, index, 4, given), (x,)),
+            (lambda y, given=given: rows.gather_rows(y, index, given), (y,)),
+        ]:
+            assert gradcheck(function, inputs)
+            assert gradgradcheck(function, inputs)
+
+
+@pytest.mark.parametrize("count", [1, 128, 130])
+@pytest.mark.parametrize(("width", "columns"), [(1, 1), (31, 7), (32, 16), (70, 196)])
+def test_product(count: int, width: int, columns: int, kernel: Any) -> None:
+    """As exact as a product in float32, which one of bfloat16 would not be."""
+    tokens, matrix = draw(count, width, dtype=torch.bfloat16), draw(width, columns)
+    exact = tokens.double() @ matrix.double()
+    bound = 2**-22 * (tokens.double().abs() @ matrix.double().abs())
+    assert ((products.split_product(tokens, matrix) - exact).abs() <= bound).all()
+    assert not ((tokens @ matrix.bfloat16() - exact).abs() <= bound).all()
+
+
+def relative_error(tokens: Any, slots: Any, **options: Any) -> float:
+    """The largest of dispatch and combine, against the specification in float64."""
+    got = B.soft_routing(tokens, torch.from_numpy(np.float32(slots)), **options)
+    want = [spec.soft_routing(group, slots, **options) for group in tokens.double().numpy()]
+    worst = 0.0
+    for name in ("dispatch", "combine"):
+        assert getattr(got, name).dtype == torch.float32
+        expected = np.stack([getattr(routing, name) for routing in want])
+        worst = max(worst, np.max(np.abs(getattr(got, name).double().numpy() - expected) / np.maximum(expected, 1e-30)))
+    return worst
+
+
+def test_near_ties_of_soft_moe(kernel: Any) -> None:
+    """Slots in pairs that differ in the lowest of the three parts alone: their logits, 3, by 9e-6."""
+    random = np.random.default_rng(0)
+    tokens = torch.from_numpy(random.uniform(1, 2, (2, 20, 384)) / 256).bfloat16()
+    first = np.round(random.uniform(1, 2, (384, 4, 3)) * 2**14) / 2**14
+    slots = np.stack([first, first + 2.0**-18], axis=3).reshape(384, 4, 6)
+    assert relative_error(tokens, slots, normalize=False) < 3e-6
+    combine = B.soft_routing(tokens, torch.from_numpy(np.float32(slots)), normalize=False).combine
+    assert (combine[..., 1::2] > combine[..., ::2]).all()
+
+
+@pytest.mark.parametrize(("scale", "bound"), [(1.0, 1e-6), (100.0, 5e-5)])
+def test_normalised_soft_moe(scale: float, bound: float, kernel: Any) -> None:
+    """Also with logits of up to 100, which the error of the logits is multiplied by."""
+    random = np.random.default_rng(0)
+    tokens = torch.from_numpy(random.normal(size=(2, 20, 384))).bfloat16()
+    like_tokens = tokens.double().reshape(-1, 384)[:24].T.reshape(384, 4, 6).numpy()
+    slots = np.float64(np.float32(random.normal(size=(384, 4, 6)) + 4 * like_tokens))
+    assert relative_error(tokens, slots, scale=scale) < bound
+
+
+def test_gradients_of_the_product(kernel: Any) -> None:
+    """That of the tokens is the exact one rounded to bfloat16, but for 2^-16 of what is added up."""
+    tokens, matrix, weight = draw(130, 70, dtype=torch.bfloat16), draw(70, 24), draw(130, 24)
+    to_tokens, to_matrix = products.split_gradients(weight, tokens, matrix)
+    want = tokens.double().mT @ weight.double()
+    assert torch.linalg.norm(to_matrix - want) < 1e-6 * torch.linalg.norm(want)
+    want = weight.double() @ matrix.double().mT
+    bound = 2**-8 * want.abs() + 2**-16 * (weight.double().abs() @ matrix.double().abs().mT)
+    assert ((to_tokens - want).abs() <= bound).all()
+    assert not ((weight.bfloat16() @ matrix.bfloat16().mT - want).abs() <= bound).all()
+
+
+def test_the_product_differentiates_twice(kernel: Any) -> None:
+    """As in float64, but for what bfloat16 rounds."""
+    draws = draw(20, 9, dtype=torch.bfloat16), draw(9, 7), draw(20, 7), draw(20, 9, dtype=torch.bfloat16), draw(9, 7)
+
+    def second(function: Any, tokens: Any, matrix: Any, gradient: Any, *of_gradients: Any) -> Any:
+        inputs = [x.requires_grad_() for x in (tokens, matrix, gradient)]
+        gradients = torch.autograd.grad(function(tokens, matrix), inputs[:2], gradient, create_graph=True)
+        return torch.autograd.grad(gradients, inputs, of_gradients)
+
+    got = second(products.split_product, *(x.clone() for x in draws))
+    want = second(torch.matmul, *(x.double() for x in draws))
+    for value, exact, given in zip(got, want, draws[:3], strict=True):
+        assert value.dtype == given.dtype
+        assert torch.linalg.norm(value - exact) < 2**-7 * torch.linalg.norm(exact)
+
+
+def test_three_parts_hold_every_bit() -> None:
+    random = np.random.default_rng(0)
+    x = np.float32(random.normal(size=1000) * 10.0 ** random.integers(-20, 20, 1000))
+    parts = products.in_three_parts(torch.from_numpy(x))
+    assert parts.dtype == torch.bfloat16
+    assert np.array_equal(parts.double().sum(dim=0).numpy(), np.float64(x))
+
+
+EXPERTS, WIDTH = 4, 6
+MLP = {name: draw(*shape) for name, shape in {"w1": (4, 6, 5), "b1": (4, 5), "w2": (4, 5, 6), "b2": (4, 6)}.items()}
+
+
+def layers(x: Any, router: Any, slots: Any) -> dict[str, Any]:
+    """The layers that move rows, and those that multiply tokens with slots or with a router's kernel."""
+    scores = B.softmax_affinity(B.router_logits(x, router))
+    routings = {
+        "one choice": B.token_choice(scores, choices=1, capacity=4),
+        "two choices": B.token_choice(scores, choices=2, capacity=4),
+        "room": B.token_choice(scores, choices=2, capacity=x.shape[1]),
+        "experts choose": B.expert_choice(scores, capacity=5),
+        "soft": B.soft_routing(x, slots),
+    }
+    return {name: B.moe_mlp(x, routing, MLP) for name, routing in routings.items()}
+
+
+def with_gradients(function: Any, *arrays: Any) -> list[Any]:
+    leaves = [array.detach().requires_grad_() for array in arrays]
+    outputs = function(*leaves)
+    return [*outputs.values(), *torch.autograd.grad(sum(y.float().square().sum() for y in outputs.values()), leaves)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(1, 12), (3, 7)], ids=["one group", "three groups"])
+def test_layers_and_their_gradients(dtype: Any, shape: tuple[int, int], kernel: Any) -> None:
+    """As with plain operations, also when they are traced, in one graph."""
+    arrays = (draw(*shape, WIDTH, dtype=dtype), draw(WIDTH, EXPERTS), draw(WIDTH, EXPERTS, 2))
+    got = with_gradients(layers, *arrays)
+    traced = with_gradients(torch.compile(layers, fullgraph=True, backend="aot_eager"), *arrays)
+    kernel(False)
+    bound = 1e-6 if dtype == torch.float32 else 2e-2
+    for values in (got, traced):
+        for value, want in zip(values, with_gradients(layers, *arrays), strict=True):
+            assert value.dtype == want.dtype
+            assert torch.linalg.norm((value - want).double()) < bound * torch.linalg.norm(want.double())
+
+
+def test_the_operators_are_registered_well(kernel: Any) -> None:
+    """Schema, fake implementation and autograd agree with what runs."""
+    index, inverse = maps(4, 2, 7)
+    x, weight, y = draw(7, 3).requires_grad_(), draw(7).requires_grad_(), draw(4, 3).requires_grad_()
+    tokens, matrix = draw(4, 3, dtype=torch.bfloat16).requires_grad_(), draw(3, 5).requires_grad_()
+    for operator, arguments in [
+        (rows.gather_rows, (y, index, inverse)),
+        (rows.sum_rows, (x, index, 4)),
+        (rows.combine_rows, (x, weight, index, 4, inverse, torch.bfloat16)),
+        (rows.combine_rows, (x, weight, index, 4, None, torch.float32)),
+        (rows.combine_gradients, (y, x, weight, index, inverse)),
+        (products.split_product, (tokens, matrix)),
+        (products.split_gradients, (draw(4, 5).requires_grad_(), tokens, matrix)),
+    ]:
+        torch.library.opcheck(operator, arguments)
