@@ -19,7 +19,7 @@ def scaled_product(tokens: Array, factor: Array, slots: Array) -> Array:
 
     All are float32, as is the result, (G, T, E, C). The gradients are products at `Precision.HIGH`: three passes on a TPU
     with an error of 2^-16, TF32 on a GPU. Those that come in here, and the gradient of the tokens, are rounded to bfloat16
-    in a layer of bfloat16 tokens, which is 2^-9.
+    in a layer of bfloat16 tokens, which is 2^-8.
     """
     # The parts are summed inside one product: as three sums of their own they would be written and read again.
     rows = tokens.astype(jnp.bfloat16)

@@ -111,10 +111,6 @@ def _momentum_whole(p: Any, g: Any, kept: Any, n: int, d: float, options: Any) -
     return _updates().adafactor(p, g, kept, n, d, replace(options, momentum_dtype="float32"))
 
 
-def _first_moment_whole(p: Any, g: Any, kept: Any, n: int, d: float, options: Any) -> Any:
-    return _updates().adamw(p, g, kept, n, d, replace(options, momentum_dtype="float32"))
-
-
 def _first_axes(shape: Any, least: int) -> tuple[int, int] | None:
     return (0, 1) if len(shape) > 1 and min(shape[:2]) >= min(least, 2) else None
 
@@ -228,7 +224,6 @@ VARIANTS = (
         "adamw", "bias_correction_left_out", "The moments of Adam are not corrected for their bias.", _uncorrected
     ),
     _updating("adamw", "decay_in_gradient", "The decay of AdamW is in the gradient, as Adam's is.", _as("adam")),
-    _updating("adamw", "first_moment_not_rounded", "AdamW keeps its first moment as it is.", _first_moment_whole),
     _updating(
         "adam", "decay_decoupled", "The decay of Adam is outside of what is scaled, as AdamW's is.", _as("adamw")
     ),

@@ -90,10 +90,6 @@ OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
         "AdamW with rates by pattern, a frozen parameter and the average of the others.",
         {"name": "adamw", **ADAM, "rates": "experts/b1=0, head/=0.5", "ema": 0.75},
     ),
-    "adamw_bfloat16": (
-        "AdamW whose first moment is kept in bfloat16.",
-        {"name": "adamw", **ADAM, "momentum_dtype": "bfloat16"},
-    ),
     "adam": ("Adam, whose decay is in the gradient, after the clip.", {"name": "adam", **ADAM}),
     "sgd": ("Momentum, which the decay does not go through.", {"name": "sgd", "momentum": 0.75}),
     "sgd_nesterov": ("Nesterov's momentum.", {"name": "sgd", "momentum": 0.75, "nesterov": True}),
