@@ -214,10 +214,11 @@ def bench(session: nox.Session, backend: str) -> None:
     vmoe = "--vmoe" in session.posargs
     _install(session, backend)
     others = {"jax": ("flax",) if vmoe else (), "torch": ("soft-moe-pytorch", "st-moe-pytorch")}[backend]
-    session.install(*CONSTRAINTS, "psutil", *others)
+    session.install(*CONSTRAINTS, "psutil", "POT", *others)
     for name in ("layers", "steps"):
         session.run("python", f"benchmarks/{name}.py", "--backend", backend, *session.posargs, env=QUIET)
-    session.run("python", "benchmarks/growth.py", "--backend", backend, env=QUIET)
+    for name in ("growth", "transport"):
+        session.run("python", f"benchmarks/{name}.py", "--backend", backend, env=QUIET)
     session.run("python", "benchmarks/speed.py")
 
 

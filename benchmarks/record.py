@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
-PACKAGES = ("moespec", "numpy", "scipy", "jax", "jaxlib", "optax", "torch")
+PACKAGES = ("moespec", "numpy", "scipy", "jax", "jaxlib", "optax", "torch", "POT")
 
 
 def device_slug() -> str:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from moespec.backends.jax.arrays import Array, top_indices, wide
+from moespec.backends.jax.arrays import Array, top_indices, top_values, wide
 from moespec.backends.jax.gathers import slot_weights, take_rows
 from moespec.backends.jax.slots import SlotRouting
 from moespec.spec.checks import (
@@ -43,7 +43,7 @@ def batch_priority(scores: Array, *, by: str = "max", choices: int = 1) -> Array
     check_scores("scores", scores, "groups tokens experts")
     check_option("by", by, ("max", "sum"))
     choices = check_choices(choices, scores.shape[2])
-    best = lax.top_k(lax.stop_gradient(wide(scores)), choices if by == "sum" else 1)[0]
+    best = top_values(wide(scores), choices if by == "sum" else 1)
     return jnp.argsort(-jnp.sum(best, axis=2), axis=1, stable=True).astype(jnp.int32)
 
 
@@ -67,7 +67,7 @@ def gshard_keep(gates: Array, noise: Array) -> Array:
     check_choices(2, gates.shape[2])
     check_size("noise", noise, 0, gates.shape[0], "the groups of gates")
     check_size("noise", noise, 1, gates.shape[1], "the tokens of gates")
-    second = lax.stop_gradient(lax.top_k(wide(gates), 2)[0][..., 1])
+    second = top_values(wide(gates), 2)[..., 1]
     return jnp.stack([jnp.ones(second.shape, bool), 2 * second > wide(noise)], axis=2)
 
 

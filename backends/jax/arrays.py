@@ -92,8 +92,18 @@ def softmax(x: Array, axis: int) -> Array:
 def top_indices(scores: Array, count: int) -> Array:
     """Indices of the `count` largest entries along the last axis, int32: descending, the lower index among equals."""
     # `lax.top_k` orders -0.0 below 0.0, which are equal scores.
-    scores = lax.stop_gradient(scores)
-    return lax.top_k(jnp.where(scores == 0, jnp.zeros_like(scores), scores), count)[1]
+    return _top(jnp.where(scores == 0, jnp.zeros_like(scores), scores), count)[1]
+
+
+def top_values(scores: Array, count: int) -> Array:
+    """The `count` largest entries along the last axis, descending. They carry no gradient."""
+    return _top(scores, count)[0]
+
+
+def _top(scores: Array, count: int) -> tuple[Array, Array]:
+    # Without the barrier XLA joins a later slice of a result with its own, and then sorts all entries.
+    found = lax.top_k(lax.stop_gradient(scores), count)
+    return lax.optimization_barrier(tuple(found))  # type: ignore[no-any-return, no-untyped-call]
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from moespec.backends.torch.arrays import widen
 from moespec.backends.torch.rows import invert_index, take_scores
+from moespec.backends.torch.selection import top_indices
 from moespec.backends.torch.slots import SlotRouting
 from moespec.spec.checks import (
     check_capacity,
@@ -44,21 +45,14 @@ def batch_priority(scores: Tensor, *, by: str = "max", choices: int = 1) -> Tens
     check_option("by", by, ("max", "sum"))
     choices = check_choices(choices, scores.shape[2])
     scores = widen(scores.detach())
-    if by == "max":
-        priority = scores.amax(dim=2)
-    else:
-        priority = torch.sort(scores, dim=2, descending=True, stable=True).values[:, :, :choices].sum(dim=2)
+    best = top_indices(scores, choices if by == "sum" else 1)
+    priority = scores.gather(2, best.long()).sum(dim=2)
     return torch.sort(priority, dim=1, descending=True, stable=True).indices.int()
-
-
-def top_experts(scores: Tensor, choices: int) -> Tensor:
-    """The `choices` best experts of each token, best first: (groups, tokens, choices) int32."""
-    return torch.sort(scores.detach(), dim=2, descending=True, stable=True).indices[:, :, :choices].int()
 
 
 def is_chosen(scores: Tensor, choices: int) -> Tensor:
     """Whether an expert is among the `choices` best of the token: (groups, tokens, experts) booleans."""
-    return torch.zeros_like(scores, dtype=torch.bool).scatter(2, top_experts(scores, choices).long(), True)
+    return torch.zeros_like(scores, dtype=torch.bool).scatter(2, top_indices(scores, choices).long(), True)
 
 
 def normalize_selected(scores: Tensor, combine_scores: Tensor | None = None, *, choices: int) -> Tensor:
@@ -142,7 +136,7 @@ def _serve(
     tries = check_tries(tries, choices, experts)
 
     # Selection.
-    best = top_experts(scores, tries)
+    best = top_indices(scores, tries)
     if keep is not None:
         check_mask("keep", keep, (groups, tokens, tries), "choice")
     if order is not None:
@@ -209,11 +203,10 @@ def expert_choice(
     capacity = check_capacity(capacity, tokens)
 
     # Selection, slots.
-    best, chosen = torch.sort(scores.detach(), dim=1, descending=True, stable=True)
-    token = chosen[:, :capacity].int()
+    columns = scores.detach().mT
+    token = top_indices(columns, capacity)
     if drop_zero:
-        token = torch.where(best[:, :capacity] > 0, token, tokens)
-    token = token.mT.contiguous()
+        token = torch.where(columns.gather(2, token.long()) > 0, token, tokens)
 
     # Dispatch and combine.
     return SlotRouting(token, take_scores(combine_scores, token), None, tokens)

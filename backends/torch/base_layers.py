@@ -17,9 +17,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from moespec.backends.torch.allocations import token_choice, top_experts
+from moespec.backends.torch.allocations import token_choice
 from moespec.backends.torch.arrays import widen
 from moespec.backends.torch.operators import operator
+from moespec.backends.torch.selection import top_indices
 from moespec.backends.torch.slots import SlotRouting
 from moespec.spec.balanced_assignment import Assignment, even_slots
 from moespec.spec.checks import check_one_per_token, check_scores, check_size
@@ -67,7 +68,7 @@ def _assigned(scores: Tensor, slots: int) -> Assignment:
 def base_greedy(scores: Tensor) -> Tensor:
     """scores (G, T, E) -> (G, T) int32."""
     check_scores("scores", scores, "groups tokens experts")
-    return top_experts(scores, 1).squeeze(2)
+    return top_indices(scores, 1).squeeze(2)
 
 
 def base_routing(scores: Tensor, expert: Tensor, *, capacity: int) -> SlotRouting:

@@ -11,6 +11,7 @@ from torch import Tensor
 from moespec.backends.torch.allocations import is_chosen
 from moespec.backends.torch.arrays import wide, widen
 from moespec.backends.torch.losses import squared_variation
+from moespec.backends.torch.selection import top_indices
 from moespec.spec.checks import check_choices, check_same_shape, check_scores
 from moespec.spec.numerics import FAR, SMALLEST_SCALE
 
@@ -51,9 +52,10 @@ def choice_probability(logits: Tensor, noise_logits: Tensor, noisy_logits: Tenso
     """P of the load loss: logits, noise_logits and noisy_logits (G, T, E) of one dtype -> (G, T, E)."""
     if choices == logits.shape[2]:
         return torch.ones_like(logits)
-    ranked = torch.sort(noisy_logits, dim=2, descending=True, stable=True).values
-    last, next_best = ranked[:, :, choices - 1 : choices], ranked[:, :, choices : choices + 1]
-    threshold = torch.where(is_chosen(noisy_logits, choices), next_best, last)
+    ranked = top_indices(noisy_logits, choices + 1).long()
+    last, next_best = (noisy_logits.gather(2, ranked[:, :, choice : choice + 1]) for choice in (choices - 1, choices))
+    chosen = torch.zeros_like(noisy_logits, dtype=torch.bool).scatter(2, ranked[:, :, :-1], True)
+    threshold = torch.where(chosen, next_best, last)
     return 0.5 * torch.erfc(_argument(threshold - logits, _softplus(noise_logits)))
 
 

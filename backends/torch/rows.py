@@ -156,8 +156,8 @@ def _(scores: Tensor, token: Tensor) -> Tensor:
 def put_scores(values: Tensor, token: Tensor, tokens: int) -> Tensor:
     """`values` (G, E, C) at (g, token[g, e, c], e) of zeros (G, tokens, E). An expert has a token at most once."""
     groups, experts, _ = values.shape
-    columns = values.new_zeros(groups, experts, tokens + 1).scatter_(2, token.long(), values)
-    return columns[:, :, :tokens].mT.contiguous()
+    rows = values.new_zeros(groups, tokens + 1, experts).scatter_(1, token.mT.long(), values.mT)
+    return rows[:, :tokens].contiguous()
 
 
 @put_scores.register_fake

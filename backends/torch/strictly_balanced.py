@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from moespec.backends.torch.arrays import wide, widen
+from moespec.backends.torch.selection import top_indices
 from moespec.spec.checks import check_capacity, check_mask, check_scores, check_size
 
 __all__ = ["batchwise_mask", "masked_gates", "threshold_loss", "threshold_mask"]
@@ -18,8 +19,8 @@ def batchwise_mask(gates: Tensor, *, capacity: int) -> Tensor:
     """gates (G, T, E) -> (G, T, E) booleans."""
     check_scores("gates", gates, AXES)
     capacity = check_capacity(capacity, gates.shape[1])
-    chosen = torch.sort(gates.detach(), dim=1, descending=True, stable=True).indices[:, :capacity]
-    return torch.zeros_like(gates, dtype=torch.bool).scatter(1, chosen, True)
+    chosen = top_indices(gates.mT, capacity).long()
+    return torch.zeros_like(gates, dtype=torch.bool).scatter(1, chosen.mT, True)
 
 
 def threshold_mask(gates: Tensor, thresholds: Tensor) -> Tensor:

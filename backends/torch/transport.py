@@ -1,6 +1,6 @@
 """Sparsity-constrained optimal transport: simplex projections, the semi-dual, the dual, and the solver of the router.
 
-Columns are the last axis here, so that every column of every group is sorted in one call.
+Columns are the last axis here, so that the largest entries of every column of every group are found in one call.
 """
 
 from typing import Any, NamedTuple
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from moespec.backends.torch.arrays import wide, widen
 from moespec.backends.torch.operators import operator
+from moespec.backends.torch.selection import top_indices
 from moespec.spec.checks import check_at_least, check_capacity, check_option, check_positive, check_scores, check_size
 from moespec.spec.errors import ConfigError, ShapeError
 from moespec.spec.transport_duals import Dual, SemiDual
@@ -57,14 +58,9 @@ def _threshold(descending: Tensor, mass: float) -> Tensor:
 
 
 def _project_sparse(values: Tensor, nonzeros: int, mass: float) -> Tensor:
-    descending, order = torch.sort(values, dim=-1, descending=True, stable=True)
-    kept = descending[..., :nonzeros]
-    return _place((kept - _threshold(kept, mass)).clamp_min(0), order[..., :nonzeros], values)
-
-
-def _place(kept: Tensor, index: Tensor, like: Tensor) -> Tensor:
-    """Zeros in the shape of `like` with `kept` at `index` of the last axis; no index occurs twice."""
-    return torch.zeros_like(like).scatter(-1, index, kept)
+    index = top_indices(values, nonzeros).long()
+    kept = values.gather(-1, index)
+    return torch.zeros_like(values).scatter(-1, index, (kept - _threshold(kept, mass)).clamp_min(0))
 
 
 def transport_semi_dual(potential: Tensor, utility: Tensor, *, capacity: int, regularization: float = 1.0) -> SemiDual:
@@ -108,8 +104,8 @@ def _columns(potential: Tensor, problem: _Problem) -> Tensor:
 
 def _thresholded(shifted: Tensor, nonzeros: int, gamma: float) -> Tensor:
     """The columns of the dual's plan: the largest entries along the last axis that are positive, divided by gamma."""
-    descending, order = torch.sort(shifted, dim=-1, descending=True, stable=True)
-    return _place(descending[..., :nonzeros].clamp_min(0) / gamma, order[..., :nonzeros], shifted)
+    index = top_indices(shifted, nonzeros).long()
+    return torch.zeros_like(shifted).scatter(-1, index, shifted.gather(-1, index).clamp_min(0) / gamma)
 
 
 def _semi_dual(alpha: Tensor, problem: _Problem) -> tuple[Tensor, Tensor, Tensor]:
@@ -200,7 +196,7 @@ def _transport_plan(
     """The plan (groups, columns, rows) after Adam on the negative objective from 0.
 
     Columns have mass 1 and rows the mean (`unit_columns`), or the reverse. b1 = 0.9, b2 = 0.999, epsilon = 1e-8 outside
-    the root. An opaque operator: a compiler would not fuse its sorts, and unrolled they are slow to compile.
+    the root. An opaque operator: a compiler would not fuse its selections, and unrolled they are slow to compile.
     """
     groups, columns, rows = utility.shape
     row_mass, column_mass = (columns / rows, 1.0) if unit_columns else (1.0, rows / columns)

@@ -1,0 +1,44 @@
+"""The largest scores of a row, in the order of a stable sort: what every choice of experts or of tokens is made of."""
+
+import torch
+from torch import Tensor
+
+from moespec.backends.torch.operators import operator
+
+
+def top_indices(scores: Tensor, count: int) -> Tensor:
+    """Indices of the `count` largest entries along the last axis, int32: descending, the lower index among equals.
+
+    NaN is larger than any number and equal to NaN, 0.0 and -0.0 are equal, and -infinity is an entry like the others.
+    """
+    found: Tensor = _top_indices(scores.detach(), count)
+    return found
+
+
+@operator
+def _top_indices(scores: Tensor, count: int) -> Tensor:
+    """`top_indices`: by a maximum if it is one; by a sort if they are more than half; else on a CPU by `torch.topk`.
+
+    That says nothing of rows with equal scores: they are few, and are sorted by themselves. A GPU would have to wait for
+    their number, and sorts all rows.
+    """
+    size = scores.shape[-1]
+    if count == 1:
+        return scores.max(dim=-1, keepdim=True).indices.int()  # the first of the largest
+    if scores.device.type != "cpu" or 2 * count > size:
+        return _sorted(scores)[..., :count].int()
+    best, index = torch.topk(scores, count + 1, dim=-1)
+    index = index[..., :count].int()
+    unclear = ~(best[..., :-1] > best[..., 1:]).all(dim=-1)
+    if unclear.any():
+        index[unclear] = _sorted(scores[unclear])[:, :count].int()
+    return index
+
+
+@_top_indices.register_fake
+def _(scores: Tensor, count: int) -> Tensor:
+    return scores.new_empty((*scores.shape[:-1], count), dtype=torch.int32)
+
+
+def _sorted(scores: Tensor) -> Tensor:
+    return torch.sort(scores, dim=-1, descending=True, stable=True).indices
