@@ -217,6 +217,11 @@ def bench(session: nox.Session, backend: str) -> None:
     session.install(*CONSTRAINTS, "psutil", "POT", *others)
     for name in ("layers", "steps"):
         session.run("python", f"benchmarks/{name}.py", "--backend", backend, *session.posargs, env=QUIET)
+    larger = ("--groups", "4", "--tokens", "784", "--experts", "32", "--rounds", "3", "--name", f"layers-32-{backend}")
+    routers = ("softmax_token_choice", "softmax_expert_choice", "soft_moe", "hash")
+    session.run(
+        "python", "benchmarks/layers.py", "--backend", backend, *larger, "--routers", *routers, *session.posargs, env=QUIET
+    )  # fmt: skip
     for name in ("growth", "transport"):
         session.run("python", f"benchmarks/{name}.py", "--backend", backend, env=QUIET)
     session.run("python", "benchmarks/speed.py")

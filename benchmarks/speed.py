@@ -25,6 +25,11 @@ nothing is at its work. An expert that has room for every token (`hash`, `s_base
 multiplies only what it is sent; with torch on a GPU, in 16 bits only. `strictly_balanced` has room for all at evaluation, and computes it.
 """
 
+LARGER = """## Layers with 32 experts
+
+The same in groups of 784 tokens.
+"""
+
 STEPS = """## A model
 
 `nox -s bench`: the loss of a ViT and its gradients, as for layers; experts in every second block.
@@ -85,6 +90,7 @@ def main() -> None:
     layers = {name: read(f"layers-{name}-cpu") for name in ("jax", "torch")}
     picture(layers, DOCS / "_static" / "speed.png")
     parts = [INTRODUCTION, "![times of layers over the dense perceptron](_static/speed.png)\n", of_layers(layers)]
+    parts += [LARGER, of_layers({name: read(f"layers-32-{name}-cpu") for name in layers})]
     steps = {name: read(f"steps-{name}-cpu") for name in ("jax", "torch")}
     parts += [STEPS, of_steps(steps), GROWTH, of_growth({name: read(f"growth-{name}-cpu") for name in steps})]
     parts += [TRANSPORT, of_transport({name: read(f"transport-{name}-cpu") for name in steps})]

@@ -16,9 +16,8 @@ SOURCE = Path(__file__).parents[2] / "backends" / "torch"
 ERRORS = {
     "higher expert": (
         "allocations.py",
-        "torch.sort(scores.detach(), dim=2, descending=True, stable=True).indices[:, :, :choices].int()",
-        "(scores.shape[2] - 1 - torch.sort(scores.detach().flip(2), dim=2, descending=True, stable=True)"
-        ".indices)[:, :, :choices].int()",
+        "best = top_indices(scores, tries)",
+        "best = experts - 1 - top_indices(scores.flip(2), tries)",
         "token_choice",
         "ties_to_the_higher_expert",
     ),
@@ -39,16 +38,15 @@ ERRORS = {
     ),
     "priority upside down": (
         "allocations.py",
-        "priority = scores.amax(dim=2)",
-        "priority = -scores.amax(dim=2)",
+        "priority = scores.gather(2, best.long()).sum(dim=2)",
+        "priority = -scores.gather(2, best.long()).sum(dim=2)",
         "batch_priority",
-        None,  # the sum of several choices is left as it is
+        None,
     ),
     "higher token": (
         "allocations.py",
-        "best, chosen = torch.sort(scores.detach(), dim=1, descending=True, stable=True)",
-        "best, chosen = torch.sort(scores.detach().flip(1), dim=1, descending=True, stable=True); "
-        "chosen = tokens - 1 - chosen",
+        "token = top_indices(columns, capacity)",
+        "token = tokens - 1 - top_indices(columns.flip(2), capacity)",
         "expert_choice",
         "ties_to_the_higher_token",
     ),
