@@ -22,13 +22,12 @@ def _top_indices(scores: Tensor, count: int) -> Tensor:
     That says nothing of rows with equal scores: they are few, and are sorted by themselves. A GPU would have to wait for
     their number, and sorts all rows.
     """
-    size = scores.shape[-1]
     if count == 1:
-        return scores.max(dim=-1, keepdim=True).indices.int()  # the first of the largest
-    if scores.device.type != "cpu" or 2 * count > size:
-        return _sorted(scores)[..., :count].int()
-    best, index = torch.topk(scores, count + 1, dim=-1)
-    index = index[..., :count].int()
+        return scores.max(dim=-1, keepdim=True).indices.int().contiguous()  # the first of the largest
+    if scores.device.type != "cpu" or 2 * count > scores.shape[-1]:
+        return _sorted(scores)[..., :count].int().contiguous()
+    best, index = torch.topk(scores.contiguous(), count + 1, dim=-1)
+    index = index[..., :count].int().contiguous()
     unclear = ~(best[..., :-1] > best[..., 1:]).all(dim=-1)
     if unclear.any():
         index[unclear] = _sorted(scores[unclear])[:, :count].int()

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
+from moespec.backends.torch import selection  # noqa: E402
 from moespec.backends.torch.selection import top_indices  # noqa: E402
 
 DTYPES = ["float64", "float32", "float16", "bfloat16"]
@@ -49,6 +50,14 @@ def test_long_rows(count):
     mixed = torch.where(torch.arange(8)[:, None] == 3, coarse, scores)  # one row of eight has equal entries
     for each in (scores, coarse, mixed, scores.requires_grad_()):
         assert torch.equal(top_indices(each, count), by_a_sort(each, count))
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_the_operator_is_what_a_compiler_takes_it_for(count):
+    """Its results lie in memory as those of its fake do, also for columns."""
+    scores = (4 * torch.rand(2, 9, 7, generator=torch.Generator().manual_seed(1))).round()
+    for each in (scores, scores.mT):
+        torch.library.opcheck(selection._top_indices, (each, count), test_utils=("test_schema", "test_faketensor"))
 
 
 def test_compiled():
