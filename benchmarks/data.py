@@ -4,7 +4,8 @@
 
 The pictures are made for the purpose: JPEG files of 500 x 375 pixels, smooth shapes with grain. Both cut the same random
 (Inception) crops out of them and resize these to `--size`. Reported are images a second of wall time, and of the processor
-time of all processes together, which says more on a machine that has other things to do; the rounds of both are in turn.
+time of all processes together, which says more on a machine that has other things to do; the rounds of both are in turn. What is
+done on the device, mixing and normalising, is not in it.
 """
 
 import argparse

@@ -82,7 +82,7 @@ the optimiser is not in it, which is what is above 1 where experts have many par
 DATA = """## Images
 
 `python benchmarks/data.py --workers 2`: JPEG files of 500 x 375 pixels to crops of 224, on wall time, over as many processes
-that do nothing but decode and crop with Pillow.
+that do nothing but decode and crop with Pillow. Pixels are mixed and normalised on the device, where they arrive as bytes.
 """
 
 
