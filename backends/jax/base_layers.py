@@ -2,12 +2,13 @@
 
 Shape comments: G groups, T tokens, E experts. Assignments are integers and carry no gradient.
 
-*The solver* works on integers, so that no rounding can unbalance it or turn it in circles. A price for each expert is
-moved up where more tokens want it than it has slots, and down where fewer do, in a fixed number of steps; then each token
-takes its best expert at these prices, which is the best assignment of all that have its numbers of tokens per expert.
-What these numbers still lack of balance is repaired token by token, each time along the path of moves from a full expert
-to one with room that costs least (successive shortest paths, Ahuja, Magnanti and Orlin 1993, chapter 9), which keeps
-the assignment the best for its numbers. So it is exact for the rounded scores; the gap is that of the scores themselves.
+*The solver* works on integers, so that no rounding can unbalance it or turn it in circles. Prices for the experts come
+from Sinkhorn steps at falling temperatures; then each is moved up where more tokens want the expert than it has slots, and
+down where fewer do, in a fixed number of steps. Each token takes its best expert at these prices, which is the best
+assignment of all that have its numbers of tokens per expert. What these numbers still lack of balance is repaired, each
+time along the path of moves from a full expert to one with room that costs least (successive shortest paths, Ahuja,
+Magnanti and Orlin 1993, chapter 9), by as many tokens as lose equally little there; that keeps the assignment the best for
+its numbers. So it is exact for the rounded scores; the gap is that of the scores themselves.
 """
 
 from functools import partial
@@ -25,8 +26,8 @@ from moespec.spec.checks import check_one_per_token, check_scores, check_size
 
 __all__ = ["base_assignment", "base_greedy", "base_routing"]
 
-PRICE_STEPS = 64
-"""Moves of the prices before the repair. More or fewer change its length, not its result."""
+SMOOTH_STEPS, PRICE_STEPS = 16, 32
+"""Sinkhorn steps and moves of the prices before the repair. More or fewer change its length, not its result."""
 
 
 def base_assignment(scores: Array, noise: Array | None = None, *, shards: int = 1) -> Assignment:
@@ -55,7 +56,8 @@ def base_assignment(scores: Array, noise: Array | None = None, *, shards: int = 
 def _assigned(scores: Array, slots: int) -> Assignment:
     """The best balanced assignment of each group of (G, T, E)."""
     levels, exponent = _levels(lax.stop_gradient(scores))
-    expert, price = _balanced(levels, slots)
+    start = jnp.ldexp(_smooth_prices(lax.stop_gradient(scores), slots), -exponent[:, None])
+    expert, price = _balanced(levels, start, slots)
     held = expert[..., None] == jnp.arange(scores.shape[2], dtype=expert.dtype)
     own = jnp.sum(jnp.where(held, scores, 0), axis=2)
     worth = lax.stop_gradient(scores) - jnp.ldexp(price.astype(scores.dtype), exponent[:, None])[:, None]
@@ -75,6 +77,24 @@ def base_routing(scores: Array, expert: Array, *, capacity: int) -> SlotRouting:
     check_one_per_token("expert", expert, scores.shape[:2])
     chosen = jax.nn.one_hot(expert, scores.shape[2], dtype=jnp.float32)
     return token_choice(chosen, choices=1, capacity=capacity, combine_scores=jax.nn.sigmoid(wide(scores)))
+
+
+def _smooth_prices(scores: Array, slots: int) -> Array:
+    """Prices (G, E) at which the experts' shares of the tokens' softmax are nearly equal, the temperature falling from
+    2^-2 to 2^-10 of the range of scores (G, T, E)."""
+    below = scores - jnp.max(scores, axis=2, keepdims=True)
+    reach = -jnp.min(below, axis=(1, 2), keepdims=True)
+    reach = jnp.where(reach > 0, reach, 1)
+    below = below / reach
+
+    def move(step: Array, price: Array) -> Array:
+        temperature = jnp.exp2(-2 - 8 * step.astype(below.dtype) / (SMOOTH_STEPS - 1))
+        wanted = jnp.sum(jax.nn.softmax((below - price) / temperature, axis=2), axis=1, keepdims=True)
+        return price + temperature * jnp.log(jnp.maximum(wanted / slots, 2.0**-20))
+
+    zeros = jnp.zeros((len(scores), 1, scores.shape[2]), below.dtype)
+    price: Array = lax.fori_loop(0, SMOOTH_STEPS, move, zeros) * reach
+    return price[:, 0]
 
 
 # The solver: one group, integers.
@@ -99,50 +119,43 @@ def _word(integer: Any) -> int:
     return 61 if integer == jnp.int64 else 29
 
 
-class _Moves(NamedTuple):
-    """cost (E, E): the least that a token of expert e loses by going to f; mover (E, E): which token that is."""
-
-    cost: Array
-    mover: Array
-
-
 class _State(NamedTuple):
-    """expert (T,), counts (E,) of their tokens, and their moves."""
+    """expert (T,), counts (E,) of their tokens, and cost (E, E), the least that a token of expert e loses by going to f."""
 
     expert: Array
     counts: Array
-    moves: _Moves
+    cost: Array
 
 
 @partial(jax.jit, static_argnames="slots")  # outside of a jit its loops would be compiled again at every call
-def _balanced(levels: Array, slots: int) -> tuple[Array, Array]:
-    """The experts (G, T) int32 of the best balanced assignments of `levels` (G, T, E), and prices (G, E)."""
-    return jax.vmap(partial(_solve, slots=slots))(levels)
+def _balanced(levels: Array, start: Array, slots: int) -> tuple[Array, Array]:
+    """The experts (G, T) int32 of the best balanced assignments of `levels` (G, T, E), and prices (G, E); from `start` (G, E)."""
+    return jax.vmap(partial(_solve, slots=slots))(levels, start)
 
 
-def _solve(levels: Array, slots: int) -> tuple[Array, Array]:
+def _solve(levels: Array, start: Array, slots: int) -> tuple[Array, Array]:
     """The experts (T,) int32 of the best balanced assignment of `levels` (T, E), and prices (E,) that prove it."""
     experts = levels.shape[1]
-    expert = jnp.argmax(levels - _start(levels, slots), axis=1).astype(jnp.int32)
+    expert = jnp.argmax(levels - _moved(levels, start, slots), axis=1).astype(jnp.int32)
     everyone = jnp.arange(experts, dtype=jnp.int32)
-    moves = _Moves(*lax.map(lambda e: _moves_from(levels, expert, e), everyone))
+    cost = lax.map(lambda e: jnp.min(_losses(levels, expert, e), axis=0), everyone)
     count = jnp.sum(expert[:, None] == everyone, axis=0, dtype=jnp.int32)
     state = lax.while_loop(
         lambda state: jnp.any(state.counts > slots),
         lambda state: _repair(levels, state, slots),
-        _State(expert, count, moves),
+        _State(expert, count, cost),
     )
 
     def lower(prices: tuple[Array, Array]) -> tuple[Array, Array]:
-        return jnp.min(state.moves.cost + prices[0], axis=1), prices[0]
+        return jnp.min(state.cost + prices[0], axis=1), prices[0]
 
     zeros = jnp.zeros(experts, levels.dtype)
     price, _ = lax.while_loop(lambda prices: jnp.any(prices[0] != prices[1]), lower, lower((zeros, zeros)))
     return state.expert, price
 
 
-def _start(levels: Array, slots: int) -> Array:
-    """Prices (E,) at which about as many tokens want each expert as it has slots.
+def _moved(levels: Array, start: Array, slots: int) -> Array:
+    """Prices (E,) near `start` at which about as many tokens want each expert as it has slots.
 
     A step is halved when it went too far (resilient propagation, Riedmiller and Braun 1993).
     """
@@ -153,54 +166,66 @@ def _start(levels: Array, slots: int) -> Array:
         wanted = jnp.argmax(levels - price, axis=1)[:, None] == experts
         sign = jnp.sign(jnp.sum(wanted, axis=0, dtype=levels.dtype) - slots)
         step = jnp.where(sign * last < 0, jnp.maximum(step // 2, 1), step)
-        # A price stays within the range of the levels, so that no difference overflows.
-        price = jnp.clip(price + sign * step, jnp.min(levels), -jnp.min(levels))
+        price = jnp.clip(price + sign * step, -reach, reach)
         return price, step, jnp.where(sign != 0, sign, last)
 
-    zeros = jnp.zeros(levels.shape[1], levels.dtype)
-    step = jnp.full_like(zeros, jnp.maximum(-jnp.min(levels) // 4, 1))
-    price: Array = lax.fori_loop(0, PRICE_STEPS, move, (zeros, step, zeros))[0]
-    return price
+    # A price stays within the range of the levels, so that no difference overflows.
+    reach = -jnp.min(levels)
+    step, last = jnp.full(levels.shape[1], jnp.maximum(reach >> 10, 1)), jnp.zeros(levels.shape[1], levels.dtype)
+    price = jnp.clip(jnp.round(start).astype(levels.dtype), -reach, reach)
+    moved: Array = lax.fori_loop(0, PRICE_STEPS, move, (price, step, last))[0]
+    return moved
 
 
-def _moves_from(levels: Array, expert: Array, source: Array) -> tuple[Array, Array]:
-    """One row of the moves, (E,) and (E,)."""
-    own = jnp.sum(
-        jnp.where(jnp.arange(levels.shape[1]) == source, levels, 0), axis=1, keepdims=True, dtype=levels.dtype
-    )
+def _losses(levels: Array, expert: Array, source: Array) -> Array:
+    """What each token of the expert `source` loses by going to another, (T, E); far for the other tokens."""
+    here = jnp.arange(levels.shape[1]) == source
+    own = jnp.sum(jnp.where(here, levels, 0), axis=1, keepdims=True, dtype=levels.dtype)
     far = jnp.array(2 ** _word(levels.dtype), levels.dtype)
-    loss = jnp.where((expert == source)[:, None], own - levels, far)
-    mover = jnp.argmin(loss, axis=0).astype(jnp.int32)
-    return jnp.min(loss, axis=0), mover
+    return jnp.where((expert == source)[:, None], own - levels, far)
 
 
 def _repair(levels: Array, state: _State, slots: int) -> _State:
-    """One token more for an expert with room, one less for a full one, along the cheapest path of moves."""
+    """Tokens more for an expert with room, as many fewer for a full one, along the cheapest path of moves.
+
+    Those that lose the least by each move go, as many as can all make it: the path stays the cheapest meanwhile.
+    """
     far = jnp.array(2 ** _word(levels.dtype), levels.dtype)
-    full = state.counts > slots
-    distance, before = _shortest_paths(state.moves.cost, full, far)
+    experts = jnp.arange(levels.shape[1])
+    distance, before = _shortest_paths(state.cost, state.counts > slots, far)
     sink = jnp.argmin(jnp.where(state.counts < slots, distance, far)).astype(jnp.int32)
 
-    def step(walk: tuple[Array, Array, _Moves]) -> tuple[Array, Array, _Moves]:
-        """The move into `target` is made, from its predecessor, where the walk goes on."""
-        target, expert, moves = walk
+    def on_the_way(walk: tuple[Array, Any]) -> Array:
+        return before[walk[0]] != walk[0]
+
+    def movers(target: Array) -> Array:
+        """The tokens (T,) that lose least by going to `target` from its predecessor."""
         source = before[target]
-        arrived = jnp.arange(len(expert)) == moves.mover[source, target]
-        expert = jnp.where(arrived, target, expert)
-        return source, expert, _renewed(levels, expert, moves, target)
+        loss = jnp.min(jnp.where(experts == target, _losses(levels, state.expert, source), far), axis=1)
+        return (loss == state.cost[source, target]) & (state.expert == source)
 
-    source, expert, moves = lax.while_loop(
-        lambda walk: before[walk[0]] != walk[0], step, (sink, state.expert, state.moves)
-    )
-    experts = jnp.arange(levels.shape[1])
-    count = state.counts + (experts == sink) - (experts == source)
-    return _State(expert, count.astype(jnp.int32), _renewed(levels, expert, moves, source))
+    def least(walk: tuple[Array, Array]) -> tuple[Array, Array]:
+        target, several = walk
+        return before[target], jnp.minimum(several, jnp.sum(movers(target), dtype=jnp.int32))
 
+    source, several = lax.while_loop(on_the_way, least, (sink, slots - state.counts[sink]))
+    several = jnp.minimum(several, state.counts[source] - slots)
 
-def _renewed(levels: Array, expert: Array, moves: _Moves, source: Array) -> _Moves:
-    cost, mover = _moves_from(levels, expert, source)
-    row = (jnp.arange(levels.shape[1]) == source)[:, None]
-    return _Moves(jnp.where(row, cost, moves.cost), jnp.where(row, mover, moves.mover))
+    def move(walk: tuple[Array, Array]) -> tuple[Array, Array]:
+        target, expert = walk
+        moving = movers(target)
+        moving &= jnp.cumsum(moving, dtype=jnp.int32) <= several
+        return before[target], jnp.where(moving, target, expert)
+
+    def renew(walk: tuple[Array, Array]) -> tuple[Array, Array]:
+        target, cost = walk
+        row = jnp.min(_losses(levels, expert, target), axis=0)
+        return before[target], jnp.where((experts == target)[:, None], row, cost)
+
+    _, expert = lax.while_loop(on_the_way, move, (sink, state.expert))
+    walk = lax.while_loop(on_the_way, renew, (sink, state.cost))
+    count = state.counts + several * ((experts == sink) - (experts == source).astype(jnp.int32))
+    return _State(expert, count.astype(jnp.int32), renew(walk)[1])
 
 
 def _shortest_paths(cost: Array, start: Array, far: Array) -> tuple[Array, Array]:

@@ -4,13 +4,16 @@ Shapes: G groups, T tokens, E experts. Assignments are integers and carry no gra
 
 *The solver* runs on the CPU, inside one operator that a compiler takes whole: the scores of a group go there and its
 experts come back, the only time that a device waits for the host. It works on integers, so that no rounding can
-unbalance it or turn it in circles. A price for each expert is moved up where more tokens want it than it has slots, and
-down where fewer do, in a fixed number of steps; then each token takes its best expert at these prices, which is the best
-assignment of all that have its numbers of tokens per expert. What these numbers still lack of balance is repaired token
-by token, each time along the path of moves from a full expert to one with room that costs least (successive shortest
-paths, Ahuja, Magnanti and Orlin 1993, chapter 9), which keeps the assignment the best for its numbers. So it is exact
-for the rounded scores; the gap is that of the scores themselves.
+unbalance it or turn it in circles. Prices for the experts come from Sinkhorn steps at falling temperatures; then each
+is moved up where more tokens want the expert than it has slots, and down where fewer do, in a fixed number of steps. Each
+token takes its best expert at these prices, which is the best assignment of all that have its numbers of tokens per
+expert. What these numbers still lack of balance is repaired, each time along the path of moves from a full expert to one
+with room that costs least (successive shortest paths, Ahuja, Magnanti and Orlin 1993, chapter 9), by as many tokens as
+lose equally little there; that keeps the assignment the best for its numbers. So it is exact for the rounded scores; the
+gap is that of the scores themselves.
 """
+
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -27,8 +30,8 @@ from moespec.spec.checks import check_one_per_token, check_scores, check_size
 
 __all__ = ["base_assignment", "base_greedy", "base_routing"]
 
-PRICE_STEPS = 64
-"""Moves of the prices before the repair. More or fewer change its length, not its result."""
+SMOOTH_STEPS, PRICE_STEPS = 16, 32
+"""Sinkhorn steps and moves of the prices before the repair. More or fewer change its length, not its result."""
 
 FAR = 2**61
 """Longer than any path."""
@@ -83,8 +86,8 @@ def base_routing(scores: Tensor, expert: Tensor, *, capacity: int) -> SlotRoutin
 @operator
 def _balanced(scores: Tensor, slots: int) -> tuple[Tensor, Tensor]:
     """The experts (G, T) int32 of the best balanced assignments, and prices (G, E) that prove it."""
-    table = scores.double().cpu().numpy()
-    solved = [_solve(*_levels(group), slots) for group in table]
+    table, prices = scores.double().cpu().numpy(), _smooth_prices(scores, slots).double().cpu().numpy()
+    solved = [_solve(*_levels(group), start, slots) for group, start in zip(table, prices, strict=True)]
     expert, price = (torch.from_numpy(np.stack(part)) for part in zip(*solved, strict=True))
     return expert.to(scores.device, torch.int32), price.to(scores)
 
@@ -93,6 +96,20 @@ def _balanced(scores: Tensor, slots: int) -> tuple[Tensor, Tensor]:
 def _(scores: Tensor, slots: int) -> tuple[Tensor, Tensor]:
     groups, tokens, experts = scores.shape
     return scores.new_empty(groups, tokens, dtype=torch.int32), scores.new_empty(groups, experts)
+
+
+def _smooth_prices(scores: Tensor, slots: int) -> Tensor:
+    """Prices (G, E) at which the experts' shares of the tokens' softmax are nearly equal, the temperature falling from
+    2^-2 to 2^-10 of the range of scores (G, T, E)."""
+    below = scores.float() - scores.float().amax(dim=2, keepdim=True)
+    reach = -below.amin(dim=(1, 2), keepdim=True)
+    reach = torch.where(reach > 0, reach, 1)
+    below, price = below / reach, below.new_zeros(len(scores), 1, scores.shape[2])
+    for step in range(SMOOTH_STEPS):
+        temperature = 2 ** (-2 - 8 * step / (SMOOTH_STEPS - 1))
+        wanted = ((below - price) / temperature).softmax(dim=2).sum(dim=1, keepdim=True)
+        price = price + temperature * (wanted / slots).clamp(min=2**-20).log()
+    return (price * reach).squeeze(1)
 
 
 # The solver: one group, integers.
@@ -110,49 +127,57 @@ def _levels(scores: NDArray[np.float64]) -> tuple[Integers, int]:
     return np.clip(levels, -(2**bits), 0).astype(np.int64), exponent
 
 
-def _solve(levels: Integers, exponent: int, slots: int) -> tuple[Integers, NDArray[np.float64]]:
+def _solve(
+    levels: Integers, exponent: int, start: NDArray[np.float64], slots: int
+) -> tuple[Integers, NDArray[np.float64]]:
     """The experts (T,) of the best balanced assignment of `levels` (T, E), and prices (E,) that prove it."""
     experts = levels.shape[1]
-    expert = np.argmax(levels - _start(levels, slots), axis=1)
+    expert = np.argmax(levels - _moved(levels, np.ldexp(start, -exponent), slots), axis=1)
     count = np.bincount(expert, minlength=experts)
-    # cost[e, f]: the least that a token of expert e loses by going to f; mover[e, f]: which token that is.
-    cost, mover = np.full((experts, experts), FAR), np.zeros((experts, experts), np.int64)
+    # cost[e, f]: the least that a token of expert e loses by going to f.
+    cost = np.full((experts, experts), FAR)
+
+    def loss(source: int, target: int) -> Integers:
+        return levels[:, source] - levels[:, target]
 
     def renew(source: int) -> None:
-        there = np.flatnonzero(expert == source)
-        cost[source] = FAR
-        if there.size:
-            loss = levels[there, source, None] - levels[there]
-            first = loss.argmin(axis=0)
-            cost[source], mover[source] = loss[first, range(experts)], there[first]
+        there = levels[expert == source]
+        cost[source] = (there[:, [source]] - there).min(axis=0, initial=FAR)
 
     for source in range(experts):
         renew(source)
     while (count > slots).any():
         distance, before = _shortest_paths(cost, count > slots)
-        target = int(np.argmin(np.where(count < slots, distance, FAR)))
-        count[target] += 1
-        while before[target] != target:
-            source = int(before[target])
-            expert[mover[source, target]] = target
-            renew(target)
-            target = source
-        count[target] -= 1
-        renew(target)
+        last = int(np.argmin(np.where(count < slots, distance, FAR)))
+        path = [last]
+        while before[path[-1]] != path[-1]:
+            path.append(int(before[path[-1]]))
+        # Those that lose the least by each move. As many as can all make it: the path stays the cheapest meanwhile.
+        moves = [
+            (target, np.flatnonzero((expert == source) & (loss(source, target) == cost[source, target])))
+            for target, source in pairwise(path)
+        ]
+        several = min(count[path[-1]] - slots, slots - count[last], *(len(tokens) for _, tokens in moves))
+        for target, tokens in moves:
+            expert[tokens[:several]] = target
+        count[last] += several
+        count[path[-1]] -= several
+        for source in path:
+            renew(source)
     price = np.zeros(experts, np.int64)
     while (price != (price := (cost + price).min(axis=1))).any():
         pass
     return expert, np.ldexp(price.astype(np.float64), exponent)
 
 
-def _start(levels: Integers, slots: int) -> Integers:
-    """Prices (E,) at which about as many tokens want each expert as it has slots.
+def _moved(levels: Integers, start: NDArray[np.float64], slots: int) -> Integers:
+    """Prices (E,) near `start` at which about as many tokens want each expert as it has slots.
 
     A step is halved when it went too far (resilient propagation, Riedmiller and Braun 1993).
     """
     experts, reach = levels.shape[1], -levels.min()
-    price, last = np.zeros(experts, np.int64), np.zeros(experts, np.int64)
-    step = np.full(experts, max(reach // 4, 1))
+    price = np.clip(np.rint(start), -reach, reach).astype(np.int64)
+    last, step = np.zeros(experts, np.int64), np.full(experts, max(reach >> 10, 1))
     for _ in range(PRICE_STEPS):
         sign = np.sign(np.bincount(np.argmax(levels - price, axis=1), minlength=experts) - slots)
         if not sign.any():
