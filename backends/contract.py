@@ -141,6 +141,14 @@ class Backend(Blocks, Protocol):
     def to_numpy(self, tree: Any) -> Any:
         """The reverse; bfloat16, which NumPy does not have, becomes float32."""
 
+    # On several devices (`moespec.backends.mesh`); on one, what is given is returned.
+
+    def whole(self, params: Any) -> Any:
+        """The parameters of a block, with those that devices have parts of gathered."""
+
+    def over_devices(self, by_image: Array, means: Metrics) -> tuple[Array, Metrics]:
+        """The rows of the images of all devices, and the means over the devices of means over the images of one."""
+
     # Gradients and training.
 
     def recomputed(self, function: Callable[..., Any]) -> Callable[..., Any]:

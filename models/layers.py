@@ -235,12 +235,12 @@ def run_block(
     have None in place of a routing.
     """
     if not recompute:
-        x, made = block(p, x)
+        x, made = block(B.whole(p), x)
         outputs.extend(made)
         return x
 
     def kept(p: Params, x: Array) -> tuple[Array, list[tuple[dict[str, Array], dict[str, Array]]]]:
-        y, made = block(p, x)
+        y, made = block(B.whole(p), x)
         return y, [(output.losses, output.metrics) for output in made]
 
     x, pairs = B.recomputed(kept)(p, x)

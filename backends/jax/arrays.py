@@ -101,9 +101,10 @@ def top_values(scores: Array, count: int) -> Array:
 
 
 def _top(scores: Array, count: int) -> tuple[Array, Array]:
-    # Without the barrier XLA joins a later slice of a result with its own, and then sorts all entries.
-    found = lax.top_k(lax.stop_gradient(scores), count)
-    return lax.optimization_barrier(tuple(found))  # type: ignore[no-any-return, no-untyped-call]
+    # Without a barrier XLA joins a later slice of a result with its own, and then sorts all entries; with one barrier for
+    # both results XLA for several devices takes them for the sort itself, and fails.
+    values, indices = lax.top_k(lax.stop_gradient(scores), count)
+    return lax.optimization_barrier(values), lax.optimization_barrier(indices)  # type: ignore[no-untyped-call]
 
 
 @contextmanager

@@ -4,11 +4,12 @@ What each computes is said in `moespec.backends.numpy.optimizers`.
 """
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax  # type: ignore[import-untyped]
 
 from moespec.backends.optimizer import OptimizerConfig
@@ -54,18 +55,25 @@ def exported(state: Any, optimizer: OptimizerConfig, params: Leaves) -> dict[str
     return slots
 
 
-def imported(state: Any, slots: Mapping[str, Mapping[Path, Any]], step: int) -> Any:
-    """`state` with what was kept, after `step` steps; what a slot has not is as in `state`."""
+def imported(
+    state: Any,
+    slots: Mapping[str, Mapping[Path, Any]],
+    step: int,
+    array: Callable[[Any, jax.Array], jax.Array] = lambda value, like: jnp.array(value, like.dtype, copy=True),
+) -> Any:
+    """`state` with what was kept, after `step` steps; what a slot has not is as in `state`.
+
+    array: makes an array of a value, with the dtype and in the place of another.
+    """
 
     def filled(part: Any) -> Any:
         new: dict[str, Any] = {}
         for field in _kept(part):
             given = slots.get(FIELDS[field], {})
             new[field] = {
-                path: jnp.array(given[path], leaf.dtype, copy=True) if path in given else leaf
-                for path, leaf in getattr(part, field).items()
+                path: array(given[path], leaf) if path in given else leaf for path, leaf in getattr(part, field).items()
             }
-        count = {"count": jnp.asarray(step, jnp.int32)} if "count" in part._fields else {}
+        count = {"count": array(np.asarray(step, np.int32), part.count)} if "count" in part._fields else {}
         return part._replace(**new, **count)
 
     return tuple(map(filled, state))
@@ -77,6 +85,24 @@ def _parts(state: Any) -> list[Any]:
 
 def _kept(part: Any) -> list[str]:
     return [field for field in part._fields if field in FIELDS]
+
+
+def by_leaf(state: Any, function: Callable[[str | None, Path | None, Any], Any]) -> Any:
+    """`function(slot, path, leaf)` of each array of a state; slot and path are None for what is not kept of a parameter."""
+
+    def of_part(part: Any) -> Any:
+        if not hasattr(part, "_fields"):
+            return part
+        return part._replace(
+            **{
+                field: {path: function(FIELDS[field], path, leaf) for path, leaf in getattr(part, field).items()}
+                if field in FIELDS
+                else jax.tree.map(functools.partial(function, None, None), getattr(part, field))
+                for field in part._fields
+            }
+        )
+
+    return tuple(map(of_part, state))
 
 
 def _kept_in(dtype: str, field: str, inner: Any) -> Any:

@@ -21,16 +21,28 @@ __all__ = [
     "import_state",
     "init_state",
     "make_step",
+    "over_devices",
     "recomputed",
     "state_average",
     "state_params",
     "value_and_grad",
+    "whole",
 ]
 
 Params = dict[str, Any]
 Batch = Any
 Metrics = dict[str, jax.Array]
 LossFunction = Callable[[Params, Batch], tuple[jax.Array, Metrics]]
+
+
+def whole(params: Any) -> Any:
+    """`params` as they are."""
+    return params
+
+
+def over_devices(by_image: jax.Array, means: Metrics) -> tuple[jax.Array, Metrics]:
+    """Both as they are."""
+    return by_image, means
 
 
 def recomputed(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -57,6 +69,7 @@ class TrainState(NamedTuple):
 
 
 Step = Callable[[TrainState, Batch, float], tuple[TrainState, Metrics]]
+Gradients = Callable[[Leaves, Leaves, Batch], tuple[Leaves, Metrics]]
 
 
 def value_and_grad(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -75,7 +88,7 @@ class Static:
 def init_state(params: Mapping[str, Any], optimizer: OptimizerConfig) -> TrainState:
     """The state before the first step. `params`: nested dict of arrays, copied."""
     owned = _copied(dict(params))
-    trained, _ = _split_params(owned, optimizer)
+    trained, _ = split_params(owned, optimizer)
     average = _copied(trained) if optimizer.ema is not None else {}
     # Jitted, so that the zeros of all shapes are one program.
     slots = jax.jit(transformation(optimizer).init)(trained)
@@ -89,7 +102,7 @@ def state_params(state: TrainState) -> Params:
 
 def state_average(state: TrainState) -> Params:
     """The parameters with the average in place of those that have one; valid as long as `state_params` is."""
-    return _joined({**_flat(state.params), **state.average})
+    return joined({**flat(state.params), **state.average})
 
 
 def make_step(loss_function: LossFunction, optimizer: OptimizerConfig, *, accumulate: int = 1) -> Step:
@@ -100,9 +113,13 @@ def make_step(loss_function: LossFunction, optimizer: OptimizerConfig, *, accumu
     `loss_function`, and "loss" and "grad_norm", the global norm before the clip. Another learning rate compiles nothing anew.
     Raises ConfigError for `accumulate < 1` and ShapeError for a batch that does not split.
     """
+    return compiled_step(gradients_of(loss_function, accumulate), optimizer)
+
+
+def gradients_of(loss_function: LossFunction, accumulate: int) -> Gradients:
+    """`gradients(trained, frozen, batch) -> (gradients of the trained parameters, metrics and "loss")`; see `make_step`."""
     accumulate = check_at_least("accumulate", accumulate, 1)
-    chain = transformation(optimizer)
-    gradient_of = value_and_grad(lambda trained, frozen, batch: loss_function(_joined({**trained, **frozen}), batch))
+    gradient_of = value_and_grad(lambda trained, frozen, batch: loss_function(joined({**trained, **frozen}), batch))
 
     def evaluate(trained: Leaves, frozen: Leaves, batch: Batch) -> tuple[Leaves, Metrics]:
         (loss, metrics), gradients = gradient_of(trained, frozen, batch)
@@ -117,9 +134,16 @@ def make_step(loss_function: LossFunction, optimizer: OptimizerConfig, *, accumu
         total, metrics = jax.lax.scan(add, zeros, _split(batch, accumulate))
         return jax.tree.map(lambda x: x / accumulate, total), jax.tree.map(lambda x: jnp.mean(x, axis=0), metrics)
 
+    return evaluate if accumulate == 1 else evaluate_parts
+
+
+def compiled_step(gradients_of: Gradients, optimizer: OptimizerConfig) -> Step:
+    """The step of `make_step`, whose gradients and metrics `gradients_of` computes."""
+    chain = transformation(optimizer)
+
     def step(state: TrainState, batch: Batch, learning_rate: Any) -> tuple[TrainState, Metrics]:
-        trained, frozen = _split_params(state.params, optimizer)
-        gradients, metrics = (evaluate if accumulate == 1 else evaluate_parts)(trained, frozen, batch)
+        trained, frozen = split_params(state.params, optimizer)
+        gradients, metrics = gradients_of(trained, frozen, batch)
         norm = jnp.sqrt(jnp.stack([jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(gradients)]).sum())
         if optimizer.clip is not None:
             factor = jnp.minimum(1, optimizer.clip / norm)
@@ -131,7 +155,7 @@ def make_step(loss_function: LossFunction, optimizer: OptimizerConfig, *, accumu
         }
         ema = optimizer.ema or 0.0
         average = {path: ema * a + (1 - ema) * moved[path] for path, a in state.average.items()}
-        new = TrainState(_joined({**moved, **frozen}), kept, average, state.step + 1, state.config)
+        new = TrainState(joined({**moved, **frozen}), kept, average, state.step + 1, state.config)
         return new, {**metrics, "grad_norm": norm}
 
     compiled: Step = jax.jit(step, donate_argnums=0)
@@ -149,21 +173,26 @@ def export_state(state: TrainState) -> dict[str, Any]:
 
     What is kept in bfloat16 is exported in float32, which has the same numbers.
     """
+    return export_leaves(state, np.array)
+
+
+def export_leaves(state: TrainState, array: Callable[[jax.Array], Any]) -> dict[str, Any]:
+    """`export_state` with `array(leaf)` for each array."""
     optimizer = state.config.optimizer
-    slots = exported(state.optimizer, optimizer, _flat(state.params))
-    trees = {"params": _flat(state.params), **slots, **({"ema": state.average} if state.average else {})}
+    slots = exported(state.optimizer, optimizer, flat(state.params))
+    trees = {"params": flat(state.params), **slots, **({"ema": state.average} if state.average else {})}
 
-    def array(leaf: jax.Array) -> Any:
-        return np.array(leaf.astype(jnp.float32) if leaf.dtype == jnp.bfloat16 else leaf)
+    def wide(leaf: jax.Array) -> Any:
+        return array(leaf.astype(jnp.float32) if leaf.dtype == jnp.bfloat16 else leaf)
 
-    arrays = {name: _joined({path: array(leaf) for path, leaf in leaves.items()}) for name, leaves in trees.items()}
+    arrays = {name: joined({path: wide(leaf) for path, leaf in leaves.items()}) for name, leaves in trees.items()}
     return {**arrays, "step": int(state.step)}
 
 
 def import_state(exported: Mapping[str, Any], optimizer: OptimizerConfig) -> TrainState:
     """The state of which `export_state` (of any backend) made `exported`, bit for bit."""
     state = init_state(exported["params"], optimizer)
-    slots = {name: _flat(tree) for name, tree in exported.items() if name not in ("params", "step")}
+    slots = {name: flat(tree) for name, tree in exported.items() if name not in ("params", "step")}
     average = _copied(slots.pop("ema", {}))
     return state._replace(
         optimizer=imported(state.optimizer, slots, exported["step"]),
@@ -178,14 +207,14 @@ def _copied(tree: Any) -> Any:
     return jax.device_put(owned, may_alias=False)
 
 
-def _flat(tree: Params, path: Path = ()) -> Leaves:
+def flat(tree: Params, path: Path = ()) -> Leaves:
     leaves: Leaves = {}
     for key, value in tree.items():
-        leaves |= _flat(value, (*path, key)) if isinstance(value, dict) else {(*path, key): value}
+        leaves |= flat(value, (*path, key)) if isinstance(value, dict) else {(*path, key): value}
     return leaves
 
 
-def _joined(leaves: Leaves) -> Params:
+def joined(leaves: Leaves) -> Params:
     tree: Params = {}
     for (*parents, key), leaf in leaves.items():
         branch = tree
@@ -195,9 +224,9 @@ def _joined(leaves: Leaves) -> Params:
     return tree
 
 
-def _split_params(params: Params, optimizer: OptimizerConfig) -> tuple[Leaves, Leaves]:
+def split_params(params: Params, optimizer: OptimizerConfig) -> tuple[Leaves, Leaves]:
     """The parameters that are trained and those that are frozen."""
-    leaves = _flat(params)
+    leaves = flat(params)
     trained = {path: leaf for path, leaf in leaves.items() if optimizer.rate_of(path)}
     return trained, {path: leaf for path, leaf in leaves.items() if path not in trained}
 

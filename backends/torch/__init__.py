@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from moespec.backends.face import install
 
 name = "torch"
-__all__ = install(sys.modules[__name__], apart=("kernels", "nn"))
+__all__ = install(sys.modules[__name__], apart=("kernels", "mesh", "nn"))
 
 if TYPE_CHECKING:
 

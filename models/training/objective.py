@@ -51,7 +51,7 @@ def make_forward(B: Backend, model: Config) -> Callable[[Any, Any], tuple[Any, d
     def forward(params: Any, images: Any) -> tuple[Any, dict[str, Any]]:
         output = module.forward(B, model, params, images)
         layers = module.moe_layers(model, images.shape[0])
-        return output.logits, moe_metrics(layers, with_statistics(B, layers, output))
+        return B.over_devices(output.logits, moe_metrics(layers, with_statistics(B, layers, output)))
 
     return forward
 
@@ -59,7 +59,7 @@ def make_forward(B: Backend, model: Config) -> Callable[[Any, Any], tuple[Any, d
 def make_features(B: Backend, model: Config) -> Callable[[Any, Any], Any]:
     """`features(params, images) -> (images, D)`: what the head sees, after the final norm and the pooling; no noise."""
     forward = family(model).forward
-    return lambda params, images: forward(B, model, params, images).features
+    return lambda params, images: B.over_devices(forward(B, model, params, images).features, {})[0]
 
 
 def draws(model: Config, images: int) -> bool:

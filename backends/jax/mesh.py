@@ -1,0 +1,328 @@
+"""Training on a mesh of devices: each runs the program of one device on its images, with the exchanges that `OnMesh` adds.
+
+The program is mapped over the devices by `jax.shard_map`; the update of the optimiser is outside of it, where arrays are
+whole and XLA's partitioner finds out that it needs nothing from elsewhere but norms.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental import multihost_utils
+from jax.sharding import AxisType, NamedSharding
+
+from moespec.backends import jax as single
+from moespec.backends.jax.arrays import Array
+from moespec.backends.jax.network import expert_mlp
+from moespec.backends.jax.optimizers import Leaves, Path, by_leaf, imported, transformation
+from moespec.backends.jax.slots import SlotRouting, SoftRouting, moe_layer
+from moespec.backends.jax.training import (
+    Batch,
+    LossFunction,
+    Metrics,
+    Params,
+    Static,
+    Step,
+    TrainState,
+    compiled_step,
+    export_leaves,
+    flat,
+    gradients_of,
+    joined,
+)
+from moespec.backends.mesh import AXES, MeshSizes, Pieces, Split, axes_of_slot, leaves, split_axes, start_of
+from moespec.backends.optimizer import OptimizerConfig
+from moespec.backends.processes import Process
+from moespec.spec.errors import ConfigError, ShapeError
+
+__all__ = ["OnMesh", "join", "leave"]
+
+# What JAX has declared no types for.
+untyped: Any = jax
+PartitionSpec, collective = untyped.sharding.PartitionSpec, untyped.lax
+
+ROWS, SAME = PartitionSpec(AXES), PartitionSpec()
+"""Of an array by image, and of what is the same on all devices."""
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=("array",), meta_fields=("axis",))
+class _Part:
+    """What a device has of a parameter whose `axis` is split over `fsdp`."""
+
+    def __init__(self, array: Array, axis: int) -> None:
+        self.array, self.axis = array, axis
+
+
+def join(process: Process) -> None:
+    """Joins the other processes, whose devices `jax.devices()` then has too. To be called before JAX is used.
+
+    Raises RuntimeError, of JAX, when the others do not come in time.
+    """
+    if untyped.config.jax_platforms == "cpu":
+        untyped.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(process.address, process.count, process.index)
+
+
+def leave() -> None:
+    """Waits for the other processes and leaves them."""
+    untyped.distributed.shutdown()
+
+
+class OnMesh:
+    """The JAX backend for models on a mesh of all devices of all processes.
+
+    A state has whole arrays, spread over the devices. A step and what `compile` makes take parameters of a state, and a batch
+    that `put` has spread.
+    """
+
+    def __init__(self, sizes: MeshSizes) -> None:
+        if sizes.devices != jax.device_count():
+            raise ConfigError(f"a mesh of {sizes.devices} devices ({sizes}): JAX has {jax.device_count()}")
+        self.sizes = sizes
+        self.mesh = jax.make_mesh(sizes.shape, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+    def __getattr__(self, name: str) -> Any:
+        """Of the backend, what is the same on a mesh."""
+        return getattr(single, name)
+
+    # The layer.
+
+    def moe_layer(self, tokens: Array, routing: SlotRouting | SoftRouting, experts: Callable[[Array], Array]) -> Array:
+        """As of one device, where `experts` are those that the device has: what is in their slots comes from all devices along
+        `expert`, and goes back."""
+        return moe_layer(tokens, routing, lambda slots: self._back(experts(self._there(slots))))
+
+    def moe_mlp(
+        self,
+        tokens: Array,
+        routing: SlotRouting | SoftRouting,
+        params: Mapping[str, Array],
+        *,
+        gelu: str = "tanh",
+    ) -> Array:
+        """As of one device, with the experts that the device has. Where experts are split all slots travel, the empty too."""
+        if self.sizes.expert == 1:
+            result: Array = single.moe_mlp(tokens, routing, params, gelu=gelu)
+            return result
+        return self.moe_layer(tokens, routing, partial(expert_mlp, params=params, gelu=gelu))
+
+    def _there(self, slots: Array) -> Array:
+        """(G, E, C, D) of the device's groups to (n G, E / n, C, D) of its experts."""
+        return self._exchanged(slots, 1, 0)
+
+    def _back(self, slots: Array) -> Array:
+        return self._exchanged(slots, 0, 1)
+
+    def _exchanged(self, slots: Array, split: int, joined: int) -> Array:
+        if self.sizes.expert == 1:
+            return slots
+        moved: Array = collective.all_to_all(slots, "expert", split, joined, tiled=True)
+        return moved
+
+    def whole(self, params: Any) -> Any:
+        """Parameters with those that are split over `fsdp` gathered."""
+        return jax.tree.map(
+            lambda leaf: (
+                lax.all_gather(leaf.array, "fsdp", axis=leaf.axis, tiled=True) if isinstance(leaf, _Part) else leaf
+            ),
+            params,
+            is_leaf=lambda leaf: isinstance(leaf, _Part),
+        )
+
+    def over_devices(self, by_image: Array, means: Metrics) -> tuple[Array, Metrics]:
+        """The rows of all devices, and the means over all of them."""
+        return lax.all_gather(by_image, AXES, tiled=True), collective.pmean(means, AXES)
+
+    # Processes.
+
+    @property
+    def process(self) -> int:
+        """The number of this process."""
+        return int(jax.process_index())
+
+    @property
+    def processes(self) -> int:
+        """The number of processes."""
+        return int(jax.process_count())
+
+    def exchanged(self, value: str) -> list[str]:
+        """The texts of all processes, in their order; it waits for all."""
+        if self.processes == 1:
+            return [value]
+        own = np.frombuffer(value.encode(), np.uint8)
+        sizes = multihost_utils.process_allgather(np.array([own.size]))[:, 0]
+        padded = np.zeros(max(sizes), np.uint8)
+        padded[: own.size] = own
+        rows = multihost_utils.process_allgather(padded)
+        return [rows[index, :size].tobytes().decode() for index, size in enumerate(sizes)]
+
+    # Arrays.
+
+    def rows(self, batch: int) -> range:
+        """The rows of a batch that this process puts on its devices."""
+        if batch % self.sizes.devices:
+            raise ShapeError(
+                f"a batch of {batch} images does not divide among {self.sizes.devices} devices ({self.sizes})"
+            )
+        where = NamedSharding(self.mesh, ROWS).addressable_devices_indices_map((batch,)).values()
+        bounds = [index[0].indices(batch) for index in where if index]
+        return range(min(start for start, _, _ in bounds), max(stop for _, stop, _ in bounds))
+
+    def put(self, batch: Any) -> Any:
+        """The rows of this process, NumPy arrays in nested dicts, as arrays of the whole batch; a number is the same everywhere."""
+
+        def spread(leaf: Any) -> Array:
+            where = NamedSharding(self.mesh, SAME if np.ndim(leaf) == 0 else ROWS)
+            made: Array = untyped.make_array_from_process_local_data(where, np.asarray(leaf))
+            return made
+
+        return jax.tree.map(spread, batch)
+
+    def _sharding(self, split: Split) -> NamedSharding:
+        return NamedSharding(self.mesh, PartitionSpec(*split))
+
+    # Training.
+
+    def init_state(self, params: Mapping[str, Any], optimizer: OptimizerConfig) -> TrainState:
+        """The state before the first step. Each leaf of `params` has a shape, and slices of it are read, as of a NumPy array."""
+        return self.import_state({"params": params, "step": 0}, optimizer)
+
+    def import_state(self, exported: Mapping[str, Any], optimizer: OptimizerConfig) -> TrainState:
+        """The state that `export_state`, of any backend, made `exported` of. Of each leaf a process reads what its devices need."""
+        given = dict(leaves(exported["params"]))
+        shapes = {path: tuple(leaf.shape) for path, leaf in given.items()}
+        how = {path: split_axes(path, shape, self.sizes) for path, shape in shapes.items()}
+        params = {path: _read(leaf, leaf.dtype, self._sharding(how[path])) for path, leaf in given.items()}
+        trained = {path: leaf for path, leaf in params.items() if optimizer.rate_of(path)}
+
+        def sharding(slot: str | None, path: Path | None, leaf: Any) -> NamedSharding:
+            if path is None or slot not in optimizer.slots(path, shapes[path]):
+                return self._sharding(())
+            return self._sharding(axes_of_slot(slot, shapes[path], how[path], optimizer.factored_from))
+
+        init = transformation(optimizer).init
+        shardings = by_leaf(jax.eval_shape(init, trained), sharding)
+        step = int(exported["step"])
+        slots = {name: dict(leaves(tree)) for name, tree in exported.items() if name not in ("params", "step")}
+        average = slots.pop("ema", trained if optimizer.ema is not None else {})
+        return TrainState(
+            joined(params),
+            imported(jax.jit(init, out_shardings=shardings)(trained), slots, step, array=_like),
+            {path: _like(leaf, params[path]) for path, leaf in average.items()},
+            _read(np.asarray(step, np.int32), np.int32, self._sharding(())),
+            Static(optimizer),
+        )
+
+    def export_state(self, state: TrainState) -> dict[str, Any]:
+        """As of one device, with `Pieces` in place of arrays: those that this process is to save."""
+        return export_leaves(state, _pieces)
+
+    def make_step(self, loss_function: LossFunction, optimizer: OptimizerConfig, *, accumulate: int = 1) -> Step:
+        """As of one device, for a batch that `put` has spread. The loss is a mean over groups and images, as all metrics are.
+
+        The gradients of what all devices have are summed together, in one reduction with loss and metrics.
+        """
+
+        def loss(params: Params, batch: Batch) -> tuple[Array, Metrics]:
+            return loss_function(self._outside_of_blocks(params), batch)
+
+        of_device = gradients_of(loss, accumulate)
+
+        def gradients(trained: Leaves, frozen: Leaves, batch: Batch) -> tuple[Leaves, Metrics]:
+            how = {path: split_axes(path, leaf.shape, self.sizes) for path, leaf in (trained | frozen).items()}
+            specs = {path: PartitionSpec(*split) for path, split in how.items()}
+
+            def local(trained: Leaves, frozen: Leaves, batch: Batch) -> tuple[Leaves, Metrics]:
+                found, metrics = of_device(_marked(trained, how), _marked(frozen, how), batch)
+                found = {path: leaf.array if isinstance(leaf, _Part) else leaf for path, leaf in found.items()}
+                return self._means(found, metrics, how)
+
+            spread = jax.shard_map(
+                local,
+                mesh=self.mesh,
+                in_specs=(
+                    {path: specs[path] for path in trained},
+                    {path: specs[path] for path in frozen},
+                    jax.tree.map(lambda leaf: ROWS if leaf.ndim else SAME, batch),
+                ),
+                out_specs=({path: specs[path] for path in trained}, SAME),
+                check_vma=False,
+            )
+            result: tuple[Leaves, Metrics] = spread(trained, frozen, batch)
+            return result
+
+        return compiled_step(gradients, optimizer)
+
+    def _means(self, gradients: Leaves, metrics: Metrics, how: Mapping[Path, Split]) -> tuple[Leaves, Metrics]:
+        """The sums over the devices that have the same part of a parameter, over the number of all devices."""
+        # A gradient through a gather or an all-to-all is a sum already over the devices along its axis.
+        together: dict[tuple[str, ...], list[Path]] = {}
+        for path in gradients:
+            together.setdefault(tuple(axis for axis in AXES if axis not in how[path]), []).append(path)
+        summed: Leaves = {}
+        for axes, paths in together.items():
+            part: Any = ({path: gradients[path] for path in paths}, metrics if axes == AXES else {})
+            sums, means = collective.psum(part, axes) if axes else part
+            summed |= sums
+            metrics = means or metrics
+        count = self.sizes.devices
+        gradients = {path: summed[path] / count for path in gradients}
+        return gradients, {name: value / count for name, value in metrics.items()}
+
+    def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """`function(params, rows)`, compiled, for parameters of a state, and an array by image that `put` has spread.
+
+        What it returns is the same on all devices, as `over_devices` makes it.
+        """
+
+        def run(params: Params, rows: Array) -> Any:
+            flat_params = flat(params)
+            how = {path: split_axes(path, leaf.shape, self.sizes) for path, leaf in flat_params.items()}
+
+            def local(params: Leaves, rows: Array) -> Any:
+                return function(self._outside_of_blocks(joined(_marked(params, how))), rows)
+
+            specs = {path: PartitionSpec(*split) for path, split in how.items()}
+            return jax.shard_map(local, mesh=self.mesh, in_specs=(specs, ROWS), out_specs=SAME, check_vma=False)(
+                flat_params, rows
+            )
+
+        return jax.jit(run)
+
+    def _outside_of_blocks(self, params: Params) -> Params:
+        """Parameters, whole but for those of blocks, which are gathered one block at a time."""
+        return {name: tree if name == "blocks" else self.whole(tree) for name, tree in params.items()}
+
+
+def _marked(leaves: Leaves, how: Mapping[Path, Split]) -> dict[Path, Any]:
+    """Leaves with what is a part along `fsdp` marked as such."""
+    return {
+        path: _Part(leaf, how[path].index("fsdp")) if "fsdp" in how[path] else leaf for path, leaf in leaves.items()
+    }
+
+
+def _read(source: Any, dtype: Any, sharding: NamedSharding) -> Array:
+    """An array in its place, of `source[slices]`."""
+
+    def part(index: tuple[slice, ...] | None) -> Any:
+        return np.array(source[index or ()], dtype, order="C")
+
+    return jax.make_array_from_callback(tuple(source.shape), sharding, part)
+
+
+def _like(source: Any, like: Array) -> Array:
+    """An array of the dtype and in the place of another, of `source[slices]`."""
+    if isinstance(source, jax.Array):
+        return jnp.copy(source)
+    sharding: Any = like.sharding
+    return _read(source, like.dtype, sharding)
+
+
+def _pieces(leaf: Array) -> Pieces:
+    """The parts of an array that this process is to save: of those that several devices have, the first's."""
+    kept = [(shard.index, np.array(shard.data)) for shard in leaf.addressable_shards if shard.replica_id == 0]
+    return Pieces(tuple(leaf.shape), np.dtype(leaf.dtype), tuple((start_of(index), array) for index, array in kept))

@@ -1,0 +1,177 @@
+"""How training is laid out on several devices: one description for all backends.
+
+A mesh has three axes. A batch is split over all of them, in the order of `AXES`; each device routes the groups of its own images.
+
+    data      every device has all parameters, but for those that another axis splits
+    fsdp      of each large parameter a device has a part; a block gathers it while it computes
+    expert    of the experts a device has some; what sits in their slots goes there and back (two all-to-alls a layer)
+
+The axis `expert` is the innermost: its devices are neighbours.
+
+Source: GShard (Lepikhin et al. 2021, arXiv 2006.16668, section 3: experts split, the rest copied, all-to-all around them);
+google-research/vmoe, vmoe/partitioning.py (a mesh of an expert and a replica axis); ZeRO, stage 3 (Rajbhandari et al. 2020,
+arXiv 1910.02054), which torch calls fully sharded data parallel.
+"""
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moespec.backends.optimizer import CONSTANTS
+from moespec.backends.optimizers import factored_axes
+from moespec.spec.errors import ConfigError
+
+__all__ = [
+    "AXES",
+    "MeshSizes",
+    "Pieces",
+    "Split",
+    "axes_of_slot",
+    "check_experts",
+    "leaves",
+    "mesh_sizes",
+    "split_axes",
+    "splits",
+    "start_of",
+]
+
+AXES = ("data", "fsdp", "expert")
+"""The axes of a mesh, the outermost first."""
+
+EXPERTS = r"(^|/)experts/[^/]+$"
+"""The paths of the parameters of experts, whose first axis is that of the experts."""
+SMALL = 2**14
+"""Parameters with fewer entries are not split over `fsdp`: to gather them costs more than to keep them."""
+
+Path = tuple[str, ...]
+Split = tuple[str | None, ...]
+"""For each axis of a parameter the axis of the mesh that splits it, or None."""
+
+
+@dataclass(frozen=True)
+class MeshSizes:
+    """The devices along each axis of a mesh. Raises ConfigError unless each is an integer of at least 1."""
+
+    data: int = 1
+    fsdp: int = 1
+    expert: int = 1
+
+    def __post_init__(self) -> None:
+        for name in AXES:
+            if type(size := getattr(self, name)) is not int or size < 1:
+                raise ConfigError(f"mesh.{name}={size!r}: expected an integer >= 1")
+
+    @property
+    def devices(self) -> int:
+        """The number of devices."""
+        return math.prod(self.shape)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """The sizes, in the order of `AXES`."""
+        return self.data, self.fsdp, self.expert
+
+    def size(self, axes: Sequence[str]) -> int:
+        """The number of devices along several axes together."""
+        return math.prod(getattr(self, name) for name in axes)
+
+    def __str__(self) -> str:
+        return (
+            " x ".join(f"{name} {size}" for name, size in zip(AXES, self.shape, strict=True) if size > 1)
+            or "one device"
+        )
+
+
+def mesh_sizes(devices: int, *, data: int | None = None, fsdp: int = 1, expert: int = 1) -> MeshSizes:
+    """The mesh of all `devices`; without `data`, as many along it as the other axes leave.
+
+    Raises ConfigError where the axes are not that many devices.
+
+    >>> mesh_sizes(8, expert=2), str(mesh_sizes(8, expert=2))
+    (MeshSizes(data=4, fsdp=1, expert=2), 'data 4 x expert 2')
+    """
+    rest = MeshSizes(1, fsdp, expert).devices
+    if data is None:
+        if devices % rest:
+            raise ConfigError(
+                f"mesh.fsdp={fsdp!r}, mesh.expert={expert!r}: {rest} does not divide the {devices} devices"
+            )
+        data = devices // rest
+    sizes = MeshSizes(data, fsdp, expert)
+    if sizes.devices != devices:
+        raise ConfigError(
+            f"mesh.data={data!r}, mesh.fsdp={fsdp!r}, mesh.expert={expert!r}: a mesh of {sizes.devices} devices, there are {devices}"
+        )
+    return sizes
+
+
+def split_axes(path: Sequence[str], shape: Sequence[int], sizes: MeshSizes) -> Split:
+    """How the parameter at `path` is split. Raises ConfigError for experts that their axis of the mesh does not divide.
+
+    Experts are split over `expert` along their first axis. Over `fsdp` a parameter of at least `SMALL` entries is split along
+    its largest other axis that can be, the first of equal ones.
+
+    >>> split_axes(("blocks", "1", "moe", "experts", "w1"), (8, 64, 256), MeshSizes(fsdp=2, expert=4))
+    ('expert', None, 'fsdp')
+    """
+    split: list[str | None] = [None] * len(shape)
+    if not path or path[-1] in CONSTANTS:
+        return tuple(split)
+    if sizes.expert > 1 and re.search(EXPERTS, "/".join(path)):
+        check_experts(shape[0], sizes, "/".join(path))
+        split[0] = "expert"
+    if sizes.fsdp > 1 and math.prod(shape) >= SMALL:
+        fits = [axis for axis, size in enumerate(shape) if split[axis] is None and size % sizes.fsdp == 0]
+        if fits:
+            split[max(fits, key=lambda axis: shape[axis])] = "fsdp"
+    return tuple(split)
+
+
+def check_experts(experts: int, sizes: MeshSizes, where: str) -> None:
+    """Raises ConfigError unless each device along `expert` has as many experts."""
+    if experts % sizes.expert:
+        raise ConfigError(f"mesh.expert={sizes.expert!r} does not divide the {experts} experts of {where}")
+
+
+def splits(shapes: Mapping[str, Any], sizes: MeshSizes) -> dict[Path, Split]:
+    """Of all parameters, of a nested dict of their shapes, how they are split."""
+    return {path: split_axes(path, shape, sizes) for path, shape in leaves(shapes)}
+
+
+def leaves(tree: Mapping[str, Any], path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """The leaves of a nested dict with their paths."""
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from leaves(value, (*path, name))
+        else:
+            yield (*path, name), value
+
+
+def axes_of_slot(slot: str, shape: Sequence[int], split: Split, factored_from: int | None) -> Split:
+    """How what an optimiser keeps in `slot` of a parameter of `shape` is split, where the parameter has `split`."""
+    if slot not in ("row", "column"):
+        return split
+    axes = factored_axes(shape, factored_from or 0)
+    assert axes is not None
+    lesser, largest = axes
+    absent = largest if slot == "row" else lesser
+    return split[:absent] + split[absent + 1 :]
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """What a process has of an array of a `shape` that is spread over several: where each piece starts, and the piece."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    pieces: tuple[tuple[tuple[int, ...], NDArray[Any]], ...]
+
+
+def start_of(index: Sequence[slice]) -> tuple[int, ...]:
+    """Where the part of an array at `index` starts, along each axis."""
+    return tuple(part.start or 0 for part in index)

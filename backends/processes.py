@@ -1,0 +1,71 @@
+"""Which of several processes this one is, from the variables of whatever started them.
+
+RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT            `torchrun` and `moespec launch`, for both frameworks
+SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID, SLURM_STEP_NODELIST    `srun`, with MASTER_ADDR and MASTER_PORT if set
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from moespec.spec.errors import ConfigError
+
+__all__ = ["Process", "process_of"]
+
+PORT = 29500
+"""Where process 0 listens under SLURM, unless MASTER_PORT says."""
+
+
+@dataclass(frozen=True)
+class Process:
+    """One of several processes: its number, how many there are, its number on its machine, and where process 0 listens."""
+
+    index: int
+    count: int
+    local: int
+    address: str
+
+
+def process_of(environment: Mapping[str, str]) -> Process | None:
+    """The process that these variables describe, None if it is the only one. ConfigError for a variable that lacks or is no number.
+
+    >>> process_of({"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "2900"})
+    Process(index=1, count=4, local=1, address='localhost:2900')
+    """
+    if "RANK" in environment or "WORLD_SIZE" in environment:
+        names = ("RANK", "WORLD_SIZE")
+        local = environment.get("LOCAL_RANK", "0")
+        for name in ("MASTER_ADDR", "MASTER_PORT"):
+            if not environment.get(name):
+                raise ConfigError(
+                    f"{name} is not set, which tells the {environment.get('WORLD_SIZE')} processes where to meet"
+                )
+        host, port = environment["MASTER_ADDR"], environment["MASTER_PORT"]
+    elif environment.get("SLURM_NTASKS", "1") != "1" and "SLURM_PROCID" in environment:
+        names = ("SLURM_PROCID", "SLURM_NTASKS")
+        local = environment.get("SLURM_LOCALID", "0")
+        host = environment.get("MASTER_ADDR") or _first(environment.get("SLURM_STEP_NODELIST", "localhost"))
+        port = environment.get("MASTER_PORT") or str(PORT)
+    else:
+        return None
+    index, count = (_number(environment, name) for name in names)
+    if not 0 <= index < count:
+        raise ConfigError(f"{names[0]}={index!r}: expected a number below {names[1]}={count!r}")
+    if not port.isdigit() or not 0 < int(port) < 2**16:
+        raise ConfigError(f"MASTER_PORT={port!r}: expected a number from 1 to {2**16 - 1}")
+    if not local.isdigit():
+        raise ConfigError(f"LOCAL_RANK={local!r}: expected a number")
+    return Process(index, count, int(local), f"{host}:{port}")
+
+
+def _number(environment: Mapping[str, str], name: str) -> int:
+    value = environment.get(name, "")
+    if not value.isdigit():
+        raise ConfigError(f"{name}={value!r}: expected a number")
+    return int(value)
+
+
+def _first(nodes: str) -> str:
+    """The first of the nodes that SLURM lists, as in `gpu[07-09,12],other`."""
+    match = re.match(r"([^,\[]+)(?:\[([^\],-]+))?", nodes)
+    return "".join(part or "" for part in match.groups()) if match else nodes
