@@ -14,6 +14,7 @@ functions that are not listed here too: `tests/backends/test_contract.py` holds 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from moespec.backends.mesh import MeshSizes
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.spec.routers import Router
 from moespec.spec.routers.blocks import Array, Blocks
@@ -141,7 +142,20 @@ class Backend(Blocks, Protocol):
     def to_numpy(self, tree: Any) -> Any:
         """The reverse; bfloat16, which NumPy does not have, becomes float32."""
 
-    # On several devices (`moespec.backends.mesh`); on one, what is given is returned.
+    # On several devices of several processes (`OnMesh` of a backend); on one (`one_device`), what is given is returned.
+
+    sizes: MeshSizes
+    process: int
+    processes: int
+
+    def exchanged(self, value: str) -> list[str]:
+        """The texts of all processes, in their order; it waits for all."""
+
+    def rows(self, batch: int) -> range:
+        """The rows of a batch that this process gives to `put`."""
+
+    def put(self, tree: Any) -> Any:
+        """These rows, NumPy arrays in nested dicts, as what a step, or a compiled forward pass, takes."""
 
     def whole(self, params: Any) -> Any:
         """The parameters of a block, with those that devices have parts of gathered."""

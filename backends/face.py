@@ -10,6 +10,7 @@ from typing import Any, get_args, get_type_hints
 from numpy.typing import ArrayLike
 
 from moespec import spec
+from moespec.backends import one_device
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.spec.numerics import Leading, Shared
 from moespec.spec.routing import Routing
@@ -26,14 +27,16 @@ def install(
 ) -> list[str]:
     """Gives `package` the public names of a backend, and returns them all, sorted.
 
-    These are every name in `__all__` of its modules (of those in `apart`, which are imported where they are wanted, none),
-    what the specification has that knows no groups, `OptimizerConfig`, the `name` that the package has, and, unless a
+    These are every name in `__all__` of its modules (of those in `apart`, which are imported where they are wanted, none) and
+    of `one_device`, what the specification has that knows no groups, `OptimizerConfig`, the `name` that the package has, `put`,
+    which on one device is `from_numpy`, and, unless a
     module has them, `ROUTERS` computed by the package. With `derive`, every other function of the specification that no
     module has is derived from it. With `program`, it makes what is public of those that modules have.
 
     Raises ImportError for a name that two modules have.
     """
     names: dict[str, Any] = {"OptimizerConfig": OptimizerConfig}
+    names |= {name: getattr(one_device, name) for name in one_device.__all__}
     for module in pkgutil.iter_modules(package.__path__):
         if module.name not in apart:
             loaded = importlib.import_module(f"{package.__name__}.{module.name}")
@@ -48,6 +51,7 @@ def install(
             names[name] = program(names[name]) if program is not None else names[name]
         elif derive is not None:
             names[name] = derive(value)
+    names["put"] = names["from_numpy"]
     names.setdefault("ROUTERS", {name: router.bind(package) for name, router in spec.ROUTERS.items()})
     for name, value in names.items():
         setattr(package, name, value)

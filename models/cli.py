@@ -29,6 +29,7 @@ __all__ = [
     "FinetuneArguments",
     "HashTableArguments",
     "InspectArguments",
+    "LaunchArguments",
     "LedgerArguments",
     "ListArguments",
     "ScanArguments",
@@ -59,6 +60,21 @@ class TrainArguments:
     override: FlagCreatePairsOff[bool] = False
     """with --resume: go on with another configuration than the run's own, and record the change in its checkpoints"""
     settings: Annotated[Config, arg(name="")] = field(default_factory=Config)
+
+
+@dataclass(frozen=True)
+class LaunchArguments:
+    """Run a command in several processes of this machine: moespec launch -n 4 train --backend torch --mesh.expert 2
+
+    With torch each process has one device; JAX's have those that they see. Options of the command come after it. When a process
+    ends with an error the others are ended; with --restarts all start again and go on from the last checkpoint. `torchrun
+    --nproc-per-node 4 --no-python moespec train ...` and srun start the processes as well.
+    """
+
+    processes: Annotated[int, arg(aliases=["-n"])]
+    """processes to start"""
+    restarts: int = 0
+    """starts after the first, when a process ended with an error"""
 
 
 @dataclass(frozen=True)
@@ -254,13 +270,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left is not written at the exit either
         return 128 + signal.SIGPIPE
     except (SpecError, OSError) as error:
-        print(f"moespec: {_printable(str(error))}", file=sys.stderr)
+        print(f"moespec{_which()}: {_printable(str(error))}", file=sys.stderr)
         return 2
     except MemoryError as error:
-        print(f"moespec: not enough memory ({error})", file=sys.stderr)
+        print(f"moespec{_which()}: not enough memory ({error})", file=sys.stderr)
         return 2
     except Interrupted as stop:
-        print(f"moespec: {stop}", file=sys.stderr)
+        print(f"moespec{_which()}: {stop}", file=sys.stderr)
         return 128 + stop.signal
     except KeyboardInterrupt:
         print(
@@ -276,6 +292,16 @@ def _train(arguments: list[str]) -> None:
     from moespec.models.commandline import commands
 
     commands.train_command(parsed.settings, run=parsed.run, resume=parsed.resume, override=parsed.override)
+
+
+def _launch(arguments: list[str]) -> None:
+    own = next((place for place, word in enumerate(arguments) if word in COMMANDS), len(arguments))
+    parsed = _parse("launch", LaunchArguments, arguments[:own])
+    if arguments[own:][:1] not in (["train"], ["finetune"]):
+        raise SpecError("launch: expected a command to run, train or finetune, as in: moespec launch -n 4 train")
+    from moespec.models.commandline.launch import launch_command
+
+    launch_command(arguments[own:], processes=parsed.processes, restarts=parsed.restarts)
 
 
 def _finetune(arguments: list[str]) -> None:
@@ -377,6 +403,7 @@ def _ledger(arguments: list[str]) -> None:
 
 COMMANDS: dict[str, tuple[str, Callable[[list[str]], None]]] = {
     "train": ("train a model and write a report", _train),
+    "launch": ("train in several processes of this machine", _launch),
     "finetune": ("train on from the weights of a run or a file", _finetune),
     "hash-table": ("make the codebook and tables of the router hash", _hash_table),
     "evaluate": ("evaluate a run's checkpoint on the validation images", _evaluate),
@@ -394,6 +421,12 @@ def _parse(name: str, kind: type[Arguments], arguments: list[str], **options: An
     """The arguments of a command as a dataclass; tyro ends the process for --help (0) and for a wrong usage (2)."""
     parsed: Arguments = tyro.cli(kind, prog=f"moespec {name}", args=arguments, **options)
     return parsed
+
+
+def _which() -> str:
+    """Which of several processes this is, for a message of its own."""
+    rank = os.environ.get("RANK") or os.environ.get("SLURM_PROCID")
+    return f" (process {rank})" if rank else ""
 
 
 def _printable(text: str) -> str:

@@ -148,13 +148,13 @@ def parameter_count(config: MixerConfig) -> int:
     return parameters.count(_layout(config))
 
 
-def init(config: MixerConfig, seed: int = 0) -> Params:
+def init(config: MixerConfig, seed: int = 0, *, lazily: bool = False) -> Params:
     """Initial parameters: a nested dict of NumPy float32 arrays, the same bits whatever the backend.
 
     Kernels are LeCun normal (truncated at two standard deviations), the head kernel and biases 0. Raises ConfigError for
     a negative seed.
     """
-    return parameters.initial(_layout(config), seed)
+    return parameters.initial(_layout(config), seed, lazily=lazily)
 
 
 def _layout(config: MixerConfig) -> Params:

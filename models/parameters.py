@@ -4,6 +4,7 @@ The layout is written down once; shapes, counts and initial arrays are read off 
 first) and a `bias`; an MLP `w1, b1, w2, b2`; experts are the MLP of one, stacked on a leading axis E.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ from moespec.spec.routing import Params
 
 __all__ = [
     "Draw",
+    "Drawn",
     "Parameter",
     "Shape",
     "constant",
@@ -67,20 +69,44 @@ def count(layout: Params) -> int:
     return sum(counts)
 
 
-def initial(layout: Params, seed: int) -> Params:
+def initial(layout: Params, seed: int, *, lazily: bool = False) -> Params:
     """Initial parameters: a nested dict of NumPy float32 arrays.
 
     Each parameter has its own random stream, derived from the seed and the parameter's name, so adding a block leaves
-    the others as they were. Raises ConfigError for a negative seed.
+    the others as they were. lazily: `Drawn` in place of arrays. Raises ConfigError for a negative seed.
     """
     if seed < 0:
         raise ConfigError(f"seed={seed!r}: expected an integer >= 0")
 
-    def fill(path: tuple[str, ...], parameter: Parameter) -> NDArray[np.float32]:
-        generator = np.random.default_rng([seed, *"/".join(path).encode()])
-        return np.asarray(parameter.draw(generator, parameter.shape), np.float32)
+    def fill(path: tuple[str, ...], parameter: Parameter) -> Any:
+        drawn = Drawn(path, parameter, seed)
+        return drawn if lazily else drawn.values
 
     return _map(layout, fill)
+
+
+class Drawn:
+    """Initial values that are drawn when slices of them are asked for, and kept until those of another parameter are."""
+
+    dtype = np.dtype(np.float32)
+
+    def __init__(self, path: tuple[str, ...], parameter: Parameter, seed: int) -> None:
+        self._path, self._parameter, self._seed = path, parameter, seed
+        self.shape = parameter.shape
+
+    @property
+    def values(self) -> NDArray[np.float32]:
+        """All of them."""
+        generator = np.random.default_rng([self._seed, *"/".join(self._path).encode()])
+        return np.asarray(self._parameter.draw(generator, self.shape), np.float32)
+
+    def __getitem__(self, index: tuple[slice, ...]) -> NDArray[np.float32]:
+        return _last_drawn(self)[index]
+
+
+@functools.lru_cache(maxsize=1)
+def _last_drawn(parameter: Drawn) -> NDArray[np.float32]:
+    return parameter.values
 
 
 def _map(tree: Params, function: Callable[[tuple[str, ...], Any], Any], path: tuple[str, ...] = ()) -> Params:

@@ -331,7 +331,7 @@ def parameter_count(config: VitConfig) -> int:
     return parameters.count(_layout(config))
 
 
-def init(config: VitConfig, seed: int = 0) -> Params:
+def init(config: VitConfig, seed: int = 0, *, lazily: bool = False) -> Params:
     """Initial parameters: a nested dict of NumPy float32 arrays, the same bits whatever the backend.
 
     Each parameter has its own random stream, derived from the seed and the parameter's name, so adding a block leaves
@@ -340,7 +340,7 @@ def init(config: VitConfig, seed: int = 0) -> Params:
 
     Raises ConfigError for a negative seed.
     """
-    return parameters.initial(_layout(config), seed)
+    return parameters.initial(_layout(config), seed, lazily=lazily)
 
 
 def _layout(config: VitConfig) -> Params:

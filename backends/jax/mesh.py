@@ -39,7 +39,7 @@ from moespec.backends.optimizer import OptimizerConfig
 from moespec.backends.processes import Process
 from moespec.spec.errors import ConfigError, ShapeError
 
-__all__ = ["OnMesh", "join", "leave"]
+__all__ = ["OnMesh", "devices", "join", "leave"]
 
 # What JAX has declared no types for.
 untyped: Any = jax
@@ -65,6 +65,11 @@ def join(process: Process) -> None:
     if untyped.config.jax_platforms == "cpu":
         untyped.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(process.address, process.count, process.index)
+
+
+def devices() -> int:
+    """The number of devices of all processes."""
+    return int(jax.device_count())
 
 
 def leave() -> None:
@@ -172,7 +177,7 @@ class OnMesh:
         bounds = [index[0].indices(batch) for index in where if index]
         return range(min(start for start, _, _ in bounds), max(stop for _, stop, _ in bounds))
 
-    def put(self, batch: Any) -> Any:
+    def put(self, tree: Any) -> Any:
         """The rows of this process, NumPy arrays in nested dicts, as arrays of the whole batch; a number is the same everywhere."""
 
         def spread(leaf: Any) -> Array:
@@ -180,7 +185,7 @@ class OnMesh:
             made: Array = untyped.make_array_from_process_local_data(where, np.asarray(leaf))
             return made
 
-        return jax.tree.map(spread, batch)
+        return jax.tree.map(spread, tree)
 
     def _sharding(self, split: Split) -> NamedSharding:
         return NamedSharding(self.mesh, PartitionSpec(*split))

@@ -21,28 +21,16 @@ __all__ = [
     "import_state",
     "init_state",
     "make_step",
-    "over_devices",
     "recomputed",
     "state_average",
     "state_params",
     "value_and_grad",
-    "whole",
 ]
 
 Params = dict[str, Any]
 Batch = Any
 Metrics = dict[str, jax.Array]
 LossFunction = Callable[[Params, Batch], tuple[jax.Array, Metrics]]
-
-
-def whole(params: Any) -> Any:
-    """`params` as they are."""
-    return params
-
-
-def over_devices(by_image: jax.Array, means: Metrics) -> tuple[jax.Array, Metrics]:
-    """Both as they are."""
-    return by_image, means
 
 
 def recomputed(function: Callable[..., Any]) -> Callable[..., Any]:

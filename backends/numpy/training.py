@@ -22,27 +22,15 @@ __all__ = [
     "import_state",
     "init_state",
     "make_step",
-    "over_devices",
     "recomputed",
     "state_average",
     "state_params",
     "value_and_grad",
-    "whole",
 ]
 
 State = dict[str, Any]
 Path = tuple[str, ...]
 STEP = 1e-30
-
-
-def whole(params: Any) -> Any:
-    """`params` as they are."""
-    return params
-
-
-def over_devices(by_image: Any, means: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Both as they are."""
-    return by_image, means
 
 
 def compile(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -23,13 +23,11 @@ __all__ = [
     "import_state",
     "init_state",
     "make_step",
-    "over_devices",
     "quick_compile",
     "recomputed",
     "state_average",
     "state_params",
     "value_and_grad",
-    "whole",
 ]
 
 Params = dict[str, Any]
@@ -65,16 +63,6 @@ def compile(function: Callable[..., Any], *, compiler: str = "inductor") -> Call
             raise
 
     return call
-
-
-def whole(params: Any) -> Any:
-    """`params` as they are."""
-    return params
-
-
-def over_devices(by_image: Tensor, means: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-    """Both as they are."""
-    return by_image, means
 
 
 def recomputed(function: Callable[..., Any]) -> Callable[..., Any]:

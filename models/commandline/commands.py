@@ -1,7 +1,9 @@
 """What the commands of `moespec` do. `moespec.models.cli` parses their arguments."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,11 +18,12 @@ from moespec.models.data.datasets import DATASETS
 from moespec.models.data.pictures import read_image
 from moespec.models.errors import RunError
 from moespec.models.evaluation.options import EvaluationConfig
-from moespec.models.evaluation.sets import Evaluations, load_sets
+from moespec.models.evaluation.sets import Evaluations, EvaluationSet, load_sets
 from moespec.models.files import write_atomically
 from moespec.models.training import configfile
 from moespec.models.training.compilation import compile_if, pays
 from moespec.models.training.config import Config
+from moespec.models.training.devices import check_layout, check_same, connected, led
 from moespec.models.training.evaluate import evaluate
 from moespec.models.training.length import notes
 from moespec.models.training.objective import make_forward
@@ -43,37 +46,77 @@ def train_command(config: Config, *, run: str | None, resume: bool, override: bo
     if override and not resume:
         raise RunError("--override changes a run that goes on; it needs --resume")
     backend, reason = choose_backend(config.backend)
-    if reason:
-        print(f"backend: {backend} ({reason})")
-    dataset = load_data(config)
-    given, config = config, resolve(config, dataset, backend)
-    sets = load_sets(config, dataset)
-    for note in (*(f"data: {note}" for note in dataset.notes), *notes(given, config)):
-        print(note)
-    path = Path(run or f"runs/{config.data.name}-{_label(config)}-{backend}")
-    directory, B = RunDirectory(path), load_backend(backend)
+    with connected(backend, config.mesh) as B:
+        say = print if B.process == 0 else _silent
+        if reason:
+            say(f"backend: {backend} ({reason})")
+        dataset = load_data(config)
+        given, config = config, resolve(config, dataset, backend)
+        check_layout(B, config)
+        check_same(B, config, dataset, version("moespec"))
+        sets = load_sets(config, dataset)
+        for note in (*(f"data: {note}" for note in dataset.notes), *notes(given, config)):
+            say(note)
+        if B.sizes.devices > 1:
+            say(f"devices: {B.sizes}" + (f", of {B.processes} processes" if B.processes > 1 else ""))
+        path = Path(run or f"runs/{config.data.name}-{_label(config)}-{backend}")
+        try:
+            _train(B, config, dataset, path, sets, resume=resume, override=override, say=say)
+        except RuntimeError as error:
+            if B.processes == 1:
+                raise
+            raise RunError(f"the {B.processes} processes no longer work together: {error}") from error
+
+
+def _silent(text: str) -> None: ...
+
+
+def _train(
+    B: Backend,
+    config: Config,
+    dataset: Dataset,
+    path: Path,
+    sets: Mapping[str, EvaluationSet],
+    *,
+    resume: bool,
+    override: bool,
+    say: Callable[[str], None],
+) -> None:
+    directory = RunDirectory(path)
     # All that can fail before the first step fails before there is a folder.
-    initial = None if directory.begun() else starting_params(config, dataset)
-    with directory.locked():
-        if resume and not directory.begun():
-            print(f"{path}: nothing to resume, starting at step 0")
+    begun = led(B, lambda: {"begun": directory.begun()})["begun"]
+    initial = None if begun else starting_params(config, dataset, lazily=B.sizes.devices > 1)
+
+    def claim() -> dict[str, bool]:
+        stack.enter_context(directory.locked())
+        if resume and not begun:
+            say(f"{path}: nothing to resume, starting at step 0")
         finished = directory.finished(config)
         for aside in directory.claim(config, resume=resume or finished, override=override):
-            print(f"{aside}: of the cooldown, set aside; the run goes on from the checkpoint before")
+            say(f"{aside}: of the cooldown, set aside; the run goes on from the checkpoint before")
         if not finished:
-            print(f"run: {path}")
-            train(B, config, dataset, path, initial=initial, sets=sets)
+            say(f"run: {path}")
+        return {"finished": finished}
+
+    def report() -> dict[str, bool]:
         params, _ = trained_params(directory, config)
         if not finished or not (path / "report.html").is_file():
-            write_report(B, config, dataset, path, params)
-    last = read_log(path, "evaluation")[-1]
-    print(f"{path}: finished{' already' if finished else ''}, {last['step']} steps in {last['seconds']:.0f} s")
-    print(
-        f"validation accuracy {last['accuracy']:.4f} ({round(last['accuracy'] * last['images'])} of {last['images']})"
-    )
-    if "average" in last:
-        print(f"validation accuracy of the average {last['average']['accuracy']:.4f}")
-    print(f"report: {path / 'report.html'}")
+            write_report(load_backend(B.name), config, dataset, path, params)
+        last = read_log(path, "evaluation")[-1]
+        say(f"{path}: finished{' already' if finished else ''}, {last['step']} steps in {last['seconds']:.0f} s")
+        say(
+            f"validation accuracy {last['accuracy']:.4f} ({round(last['accuracy'] * last['images'])} of {last['images']})"
+        )
+        if "average" in last:
+            say(f"validation accuracy of the average {last['average']['accuracy']:.4f}")
+        say(f"report: {path / 'report.html'}")
+        return {}
+
+    with ExitStack() as stack:
+        finished = led(B, claim)["finished"]
+        if not finished:
+            train(B, config, dataset, path, initial=initial, sets=sets)
+        led(B, report)
 
 
 def evaluate_command(run: Path, *, backend: str | None, step: int | None, sets: Mapping[str, EvaluationConfig]) -> None:

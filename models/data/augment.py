@@ -9,21 +9,34 @@ from moespec.models.streams import AUGMENTATION, CUTMIX, MIXUP, generator
 
 __all__ = ["by_turns", "crop_and_flip", "cutmix", "mixed", "mixup_weight", "one_hot"]
 
+ALL = slice(None)
 
-def crop_and_flip(images: NDArray[np.uint8], *, padding: int, flip: bool, seed: int, step: int) -> NDArray[np.uint8]:
+
+def crop_and_flip(
+    images: NDArray[np.uint8],
+    *,
+    padding: int,
+    flip: bool,
+    seed: int,
+    step: int,
+    batch: int | None = None,
+    places: NDArray[np.int64] | slice = ALL,
+) -> NDArray[np.uint8]:
     """Images `(N, H, W, Ch)` moved by up to `padding` pixels along each axis, and half of them mirrored if `flip`.
 
-    A move is a crop of `H x W` at a random place of the image with `padding` zero pixels around it.
+    A move is a crop of `H x W` at a random place of the image with `padding` zero pixels around it. places: which images of
+    a `batch` these are, `(N,)`; by default they are the batch.
     """
     random = generator(seed, AUGMENTATION, step)
     count, height, width, _ = images.shape
+    batch = batch or count
     if padding:
         padded = np.pad(images, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
         windows = np.lib.stride_tricks.sliding_window_view(padded, (height, width), axis=(1, 2))  # (N, h, w, Ch, H, W)
-        top, left = random.integers(0, 2 * padding + 1, (2, count))
+        top, left = random.integers(0, 2 * padding + 1, (2, batch))[:, places]
         images = windows[np.arange(count), top, left].transpose(0, 2, 3, 1)
     if flip:
-        mirrored = random.random(count) < 0.5
+        mirrored = random.random(batch)[places] < 0.5
         images = images.copy()
         images[mirrored] = images[mirrored, :, ::-1]
     return images

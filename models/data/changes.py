@@ -33,9 +33,9 @@ Transform = Callable[[NDArray[np.uint8], np.random.Generator], NDArray[np.uint8]
 
 
 def cut_out(
-    dataset: Dataset, config: DataConfig, indices: NDArray[np.int64], *, seed: int, position: int
+    dataset: Dataset, config: DataConfig, indices: NDArray[np.int64], *, seed: int, positions: NDArray[np.int64]
 ) -> NDArray[np.uint8]:
-    """The training images `indices`, of which the first has that position, each a part of its picture by `config.crop`."""
+    """The training images `indices`, which have these positions, each a part of its picture by `config.crop`."""
     if config.crop == "middle":
         return dataset.train.read(indices)
     height, width, channels = dataset.shape
@@ -43,7 +43,7 @@ def cut_out(
     images = np.empty((len(indices), height, width, channels), np.uint8)
     for place, index in enumerate(indices):
         picture = dataset.train.picture(int(index))
-        random = generator(seed, PICTURE, position + place, CROP)
+        random = generator(seed, PICTURE, int(positions[place]), CROP)
         left, top, wide, tall = find(*picture.size, random, area=config.crop_area)
         part = picture.crop((left, top, left + wide, top + tall))
         images[place] = np.asarray(part.resize((width, height), Image.Resampling.BILINEAR)).reshape(images[place].shape)
@@ -51,9 +51,9 @@ def cut_out(
 
 
 def with_changes(
-    images: NDArray[np.uint8], config: DataConfig, *, maximum: int, seed: int, position: int
+    images: NDArray[np.uint8], config: DataConfig, *, maximum: int, seed: int, positions: NDArray[np.int64]
 ) -> NDArray[np.uint8]:
-    """Images `(N, H, W, Ch)` after changes of colour, RandAugment, the user's transform and random erasing, in this order.
+    """Images `(N, H, W, Ch)` of these positions after changes of colour, RandAugment, the user's transform and random erasing.
 
     Raises ConfigError when the user's transform returns something else than an image of the same shape and dtype.
     """
@@ -62,13 +62,13 @@ def with_changes(
     if not (coloured or own or config.erase):
         return images
     images = images.copy()
-    for place in range(len(images)):
+    for place, position in enumerate(positions.tolist()):
         image = images[place]
         if coloured:
-            picture = _coloured(as_picture(image), config, seed=seed, position=position + place)
+            picture = _coloured(as_picture(image), config, seed=seed, position=position)
             image = np.asarray(picture).reshape(image.shape)
         if own:
-            changed = own(image, generator(seed, PICTURE, position + place, TRANSFORM))
+            changed = own(image, generator(seed, PICTURE, position, TRANSFORM))
             if not (isinstance(changed, np.ndarray) and changed.shape == image.shape and changed.dtype == np.uint8):
                 found = (
                     f"{changed.dtype} {changed.shape}" if isinstance(changed, np.ndarray) else type(changed).__name__
@@ -78,7 +78,7 @@ def with_changes(
                 )
             image = changed
         images[place] = image
-        random = generator(seed, PICTURE, position + place, ERASE)
+        random = generator(seed, PICTURE, position, ERASE)
         if random.random() < config.erase:
             erase(images[place], random, maximum=maximum)
     return images

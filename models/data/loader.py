@@ -36,41 +36,57 @@ def data_position(examples: int, batch: int, step: int) -> dict[str, int]:
     return {"epoch": epoch, "offset": offset}
 
 
-def training_batch(dataset: Dataset, config: DataConfig, *, batch: int, seed: int, step: int) -> dict[str, Any]:
+def training_batch(
+    dataset: Dataset, config: DataConfig, *, batch: int, seed: int, step: int, rows: range | None = None
+) -> dict[str, Any]:
     """Step `step`'s images `(batch, H, W, Ch)`, uint8, and targets `(batch, classes)`, augmented.
 
     In this order: the part of the picture, moved and mirrored; colours, RandAugment, the user's transform, erasing; cutmix
     or mixup. Of mixup there is the weight, "mixup", with which the targets are mixed already and the images are on the
-    device (`prepared`).
+    device (`prepared`). rows: only these of the batch, the same as they are in the whole; then mixup's neighbours come along,
+    "neighbours".
     """
-    indices = batch_indices(len(dataset.train), batch, seed, step)
-    place = {"seed": seed, "position": step * batch}
-    pixels = cut_out(dataset, config, indices, **place)
-    pixels = crop_and_flip(pixels, padding=config.crop_padding, flip=config.flip, seed=seed, step=step)
-    pixels = with_changes(pixels, config, maximum=dataset.maximum, **place)
+    mixes = bool(config.mixup or config.cutmix)
+    part = rows is not None and len(rows) < batch
+    # Of a part the first has its neighbour before it, which is dropped when all are mixed.
+    places = np.arange(rows.start - mixes, rows.stop) % batch if rows is not None and part else np.arange(batch)
+    indices = batch_indices(len(dataset.train), batch, seed, step)[places]
+    positions = step * batch + places
+    pixels = cut_out(dataset, config, indices, seed=seed, positions=positions)
+    pixels = crop_and_flip(
+        pixels, padding=config.crop_padding, flip=config.flip, seed=seed, step=step, batch=batch, places=places
+    )
+    pixels = with_changes(pixels, config, maximum=dataset.maximum, seed=seed, positions=positions)
     targets = one_hot(dataset.train.labels[indices], len(dataset.classes), smoothing=config.label_smoothing)
+    kept = slice(int(part and mixes), None)
     if config.cutmix and (not config.mixup or by_turns(seed=seed, step=step)):
         pixels, targets = cutmix(pixels, targets, alpha=config.cutmix, seed=seed, step=step)
     elif config.mixup:
         weight = mixup_weight(alpha=config.mixup, seed=seed, step=step)
-        return {"images": pixels, "targets": mixed(targets, weight), "mixup": weight}
-    return {"images": pixels, "targets": targets}
+        made = {"images": pixels[kept], "targets": mixed(targets, weight)[kept], "mixup": weight}
+        return {**made, "neighbours": pixels[:-1]} if part else made
+    return {"images": pixels[kept], "targets": targets[kept]}
 
 
-def batch_of_step(dataset: Dataset, config: DataConfig, batch: int, seed: int, step: int) -> dict[str, Any]:
+def batch_of_step(
+    dataset: Dataset, config: DataConfig, batch: int, seed: int, step: int, *, rows: range | None = None
+) -> dict[str, Any]:
     """`training_batch`, with the step last, as a `Prefetcher` needs it."""
-    return training_batch(dataset, config, batch=batch, seed=seed, step=step)
+    return training_batch(dataset, config, batch=batch, seed=seed, step=step, rows=rows)
 
 
-def evaluation_batch(dataset: Dataset, split: Split, *, batch: int, index: int) -> dict[str, Any]:
+def evaluation_batch(
+    dataset: Dataset, split: Split, *, batch: int, index: int, rows: range | None = None
+) -> dict[str, Any]:
     """Batch `index` of a split in order, "images" (uint8) and "targets"; only the first "count" of them are to be counted.
 
     All batches have one size: the last is filled up with images from the start, so that a routing group stays real.
+    rows: of the images only these.
     """
     start = index * batch
     indices = np.arange(start, start + batch) % len(split)
     return {
-        "images": split.read(indices),
+        "images": split.read(indices if rows is None else indices[rows.start : rows.stop]),
         "targets": one_hot(split.labels[indices], len(dataset.classes)),
         "count": min(batch, len(split) - start),
     }

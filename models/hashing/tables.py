@@ -58,14 +58,17 @@ def needed(model: families.Config) -> TypeGuard[vit.VitConfig]:
     return isinstance(model, vit.VitConfig) and vit.takes_ids(model)
 
 
-def initial_params(config: Config, dataset: Dataset) -> dict[str, Any]:
-    """The initial parameters of a run; a hash layer has its codebook and tables from `config.hash` or the data."""
+def initial_params(config: Config, dataset: Dataset, *, lazily: bool = False) -> dict[str, Any]:
+    """The initial parameters of a run; a hash layer has its codebook and tables from `config.hash` or the data.
+
+    lazily: what is drawn is drawn when it is read, `Drawn`.
+    """
     model = model_config(config.model)
     found = None
     if needed(model):
         found = read(Path(config.hash.path), model) if config.hash.path else make(model, config, dataset)
     try:
-        params: dict[str, Any] = families.family(model).init(model, config.training.seed)
+        params: dict[str, Any] = families.family(model).init(model, config.training.seed, lazily=lazily)
     except MemoryError as error:
         raise ConfigError(f"model.name={config.model.name!r}, as configured: {error}") from error
     if found is None or not needed(model):
@@ -82,7 +85,7 @@ def check(params: dict[str, Any], model: families.Config, where: str) -> None:
     if not needed(model):
         return
     for block in vit.moe_blocks(model):
-        tables = params["blocks"][str(block)]["moe"]["router"]["tables"]
+        tables = np.asarray(params["blocks"][str(block)]["moe"]["router"]["tables"])
         if not np.isin(tables, np.arange(model.experts)).all():
             raise CheckpointError(
                 f"{where}: tables of block {block} must hold integers from 0 to {model.experts - 1}, "

@@ -7,6 +7,10 @@ A checkpoint is a folder `checkpoints/<step>` with two files:
                           generator of noise, data position, backend, seconds of training, the SHA-256 of
                           arrays.safetensors and of itself
 
+Of several processes each writes a file of its own, `arrays-00001-of-00004.safetensors`, on a thread, with the pieces that it has
+(`moespec.models.training.pieces`); when all are there, process 0 writes state.json, which names them, and renames the folder. No
+number of processes is bound to it: any reads it, each what it needs.
+
 It is written under a temporary name, flushed, and renamed. Nothing is pickled. Any backend reads what another wrote.
 What the optimiser keeps, the recorded configuration tells. Format 1 had both moments of all parameters, also of those that
 are not trained, which are read and left out.
@@ -26,19 +30,33 @@ import safetensors.numpy
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.models.errors import CheckpointError
 from moespec.models.files import sync_directory, write_atomically, write_synced
-from moespec.models.tensors import decoded
+from moespec.models.training.pieces import ArrayFile, digest, named_pieces, stored
 from moespec.spec.errors import ConfigError
 
-__all__ = ["Checkpoint", "amend", "flat", "latest", "read", "read_record", "set_aside", "steps", "sweep", "write"]
+__all__ = [
+    *(
+        "Checkpoint",
+        "amend",
+        "encoded",
+        "finish",
+        "flat",
+        "latest",
+        "read",
+        "read_record",
+        "set_aside",
+        "steps",
+        "sweep",
+    ),
+    *("unfinished", "write"),
+]
 
-FORMATS = (1, 2)
-"""Those that are read; the last one is written."""
+FORMATS = (1, 2, 3)
+"""Those that are read. Format 2 has one file of arrays, format 3 one of each process."""
 ARRAYS, STATE = "arrays.safetensors", "state.json"
 ENTRIES: dict[str, type | tuple[type, ...]] = {
     **{"step": int, "config": dict, "random": dict, "data": dict, "backend": str, "seconds": (int, float)},
-    "arrays_sha256": str,
 }
-"""What state.json must have, besides its format and its own checksum."""
+"""What state.json must have, besides its format, its own checksum and those of arrays."""
 
 
 @dataclass(frozen=True)
@@ -51,21 +69,35 @@ class Checkpoint:
 
 def write(folder: Path, checkpoint: Checkpoint, *, keep: int, spare: int | None = None) -> Path:
     """Writes a checkpoint into `folder` and removes all but the newest `keep` and that of step `spare`. Returns its path."""
-    step = checkpoint.record["step"]
-    final, temporary = folder / f"{step:08d}", folder / f".{step:08d}.tmp"
-    trees = {name: tree for name, tree in checkpoint.state.items() if name != "step"}
-    arrays = safetensors.numpy.save({name: np.asarray(value, order="C") for name, value in flat(trees).items()})
-    record = {"format": FORMATS[-1], **checkpoint.record, "arrays_sha256": hashlib.sha256(arrays).hexdigest()}
+    temporary = unfinished(folder, checkpoint.record["step"])
+    arrays = encoded(checkpoint.state)
+    record = {"format": 2, **checkpoint.record, "arrays_sha256": digest(arrays)}
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         temporary.mkdir(parents=True)
         write_synced(temporary / ARRAYS, arrays)
-        write_synced(temporary / STATE, _signed(record))
-        sync_directory(temporary)
-        temporary.rename(final)
+        return finish(folder, record, keep=keep, spare=spare)
     except OSError:
         shutil.rmtree(temporary, ignore_errors=True)  # what a full disk took of it is of no use
         raise
+
+
+def unfinished(folder: Path, step: int) -> Path:
+    """The folder of a checkpoint while it is written."""
+    return folder / f".{step:08d}.tmp"
+
+
+def encoded(state: dict[str, Any]) -> bytes:
+    """The arrays of a state, or those that this process is to save, as a safetensors file."""
+    return safetensors.numpy.save(named_pieces(flat({name: tree for name, tree in state.items() if name != "step"})))
+
+
+def finish(folder: Path, record: dict[str, Any], *, keep: int, spare: int | None) -> Path:
+    """Writes the record of a checkpoint whose arrays are written, gives it its name, and removes older ones; see `write`."""
+    final, temporary = folder / f"{record['step']:08d}", unfinished(folder, record["step"])
+    write_synced(temporary / STATE, _signed(record))
+    sync_directory(temporary)
+    temporary.rename(final)
     sync_directory(folder)
     for old in steps(folder)[:-keep]:
         if old != spare:
@@ -105,38 +137,47 @@ def sweep(folder: Path) -> None:
         shutil.rmtree(rest, ignore_errors=True)
 
 
-def read(path: Path, shapes: dict[str, Any]) -> Checkpoint:
+def read(path: Path, shapes: dict[str, Any], *, whole: bool = True) -> Checkpoint:
     """The checkpoint at `path` for a model whose parameters have `shapes` (nested dict of tuples), after checking it.
+
+    whole: False reads arrays when slices of them are asked for, `Stored`, and looks at checksums and values then.
 
     Raises CheckpointError, naming the file, when a file is missing, truncated or edited, or when an array is missing,
     has another shape or dtype, or does not belong to the model.
     """
     record = read_record(path)
+    files = [ArrayFile(path / name, sha256) for name, sha256 in _files(record).items()]
+    where = path / ARRAYS if record["format"] < 3 else path
     try:
-        content = (path / ARRAYS).read_bytes()
+        arrays = stored(files, whole=whole)
     except OSError as error:
-        raise CheckpointError(f"{path / ARRAYS}: cannot be read ({error.strerror}){_advice(path)}") from error
-    if hashlib.sha256(content).hexdigest() != record["arrays_sha256"]:
-        raise CheckpointError(f"{path / ARRAYS}: damaged, its checksum is not that of {STATE}{_advice(path)}")
-    try:
-        tensors = decoded(content)
+        raise CheckpointError(f"{error.filename}: cannot be read ({error.strerror}){_advice(path)}") from error
     except ValueError as error:
-        raise CheckpointError(f"{path / ARRAYS}: {error}{_advice(path)}") from error
-    arrays = {name: found.array for name, found in tensors.items()}
+        raise CheckpointError(f"{error}{_advice(path)}") from error
     wanted = _optimizer(path, record).state_shapes(shapes)
     expected = flat(wanted if record["format"] > 1 else dict.fromkeys(("params", "mu", "nu"), shapes))
     for name, shape in expected.items():
         if name not in arrays:
-            raise CheckpointError(f"{path / ARRAYS}: no array {name!r}")
-        if arrays[name].shape != tuple(shape) or tensors[name].dtype not in ("F32", "F64"):
-            is_now = f"{tensors[name].dtype} {arrays[name].shape}"
-            raise CheckpointError(f"{path / ARRAYS}: {name} is {is_now}, expected F32 {tuple(shape)}")
-        if not np.isfinite(arrays[name]).all():
-            raise CheckpointError(f"{path / ARRAYS}: {name} has NaN or infinity{_advice(path)}")
+            raise CheckpointError(f"{where}: no array {name!r}")
+        if arrays[name].shape != tuple(shape) or arrays[name].stored_as not in ("F32", "F64"):
+            is_now = f"{arrays[name].stored_as} {arrays[name].shape}"
+            raise CheckpointError(f"{where}: {name} is {is_now}, expected F32 {tuple(shape)}")
     if unknown := sorted(set(arrays) - set(expected)):
-        raise CheckpointError(f"{path / ARRAYS}: {unknown[0]!r} is not a parameter of the model")
-    trees = {tree: _nested(arrays, tree, its_shapes) for tree, its_shapes in wanted.items()}
+        raise CheckpointError(f"{where}: {unknown[0]!r} is not a parameter of the model")
+    found: dict[str, Any] = dict(arrays)
+    if whole:
+        for name, array in arrays.items():
+            try:
+                found[name] = np.asarray(array)
+            except ValueError as error:
+                raise CheckpointError(f"{where}: {name} {error}{_advice(path)}") from error
+    trees = {tree: _nested(found, tree, its_shapes) for tree, its_shapes in wanted.items()}
     return Checkpoint({**trees, "step": record["step"]}, record)
+
+
+def _files(record: dict[str, Any]) -> dict[str, str]:
+    """The files of arrays of a checkpoint with their checksums."""
+    return record["files"] if record["format"] >= 3 else {ARRAYS: record["arrays_sha256"]}
 
 
 def read_record(folder: Path) -> dict[str, Any]:
@@ -155,11 +196,15 @@ def read_record(folder: Path) -> dict[str, Any]:
         )
     if record.get("format") not in FORMATS:
         raise CheckpointError(f"{path}: format {record.get('format')!r}, expected one of {FORMATS}")
-    for key, kind in ENTRIES.items():
+    arrays: dict[str, Any] = {"files": dict} if record["format"] >= 3 else {"arrays_sha256": str}
+    for key, kind in {**ENTRIES, **arrays}.items():
         if key not in record:
             raise CheckpointError(f"{path}: no entry {key!r}")
         if not isinstance(record[key], kind) or isinstance(record[key], bool):
             raise CheckpointError(f"{path}: {key}={record[key]!r}: not what a checkpoint has there")
+    for name, sha256 in _files(record).items():
+        if not isinstance(sha256, str) or not re.fullmatch(r"arrays(-\d{5}-of-\d{5})?\.safetensors", name):
+            raise CheckpointError(f"{path}: files: {name!r}: not what a checkpoint has there")
     if f"{record['step']:08d}" != folder.name:
         raise CheckpointError(f"{path}: step={record['step']!r}, in the folder of step {folder.name}")
     return record

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import Fixed, Suppress, arg
 
+from moespec.backends.mesh import MeshSizes
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.models.checks import at_least
 from moespec.models.data.options import DataConfig
@@ -25,6 +26,7 @@ __all__ = [
     "VIT",
     "BackendName",
     "Config",
+    "MeshConfig",
     "ModelConfig",
     "ScheduleConfig",
     "TrainingConfig",
@@ -170,6 +172,21 @@ LENGTHS = ("steps", "epochs", "examples")
 
 
 @dataclass(frozen=True)
+class MeshConfig:
+    """Several devices (docs/devices.md): as many along each axis, of all that there are."""
+
+    data: int | None = None
+    """parts of a batch, besides those of the other axes (default: as the devices allow)"""
+    fsdp: int = 1
+    """parts of large parameters and of what the optimiser keeps of them, gathered block by block"""
+    expert: int = 1
+    """parts of the experts"""
+
+    def __post_init__(self) -> None:
+        MeshSizes(1 if self.data is None else self.data, self.fsdp, self.expert)
+
+
+@dataclass(frozen=True)
 class TrainingConfig:
     """The training run. Of its `LENGTHS` one is given, 1500 steps by default."""
 
@@ -243,6 +260,7 @@ class Config:
     optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(b2=0.98, weight_decay=0.3, clip=1.0))
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
+    mesh: MeshConfig = field(default_factory=MeshConfig)
     hash: HashConfig = field(default_factory=HashConfig)
     init: str | None = None
     """weights to start from: a run, a file of moespec convert, or a folder of the hub (moespec.models.transfer)"""

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from moespec.backends.contract import Backend, LossFunction
+from moespec.backends.mesh import Pieces
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.backends.optimizers import SLOTS
 from moespec.models.errors import RunError
@@ -19,7 +20,7 @@ from moespec.models.training.config import Config
 from moespec.models.training.resolve import schedule
 from moespec.models.training.schedules import Schedule
 
-__all__ = ["diverged", "finite"]
+__all__ = ["diverged", "diverged_somewhere", "finite"]
 
 MEASURES = ("loss", "grad_norm")
 TREES = {"params": "the parameter", **{slot: f"{name} of" for slot, name in SLOTS.items()}}
@@ -28,6 +29,16 @@ TREES = {"params": "the parameter", **{slot: f"{name} of" for slot, name in SLOT
 def finite(metrics: dict[str, Any], exported: dict[str, Any]) -> bool:
     """Whether the loss, the norm of the gradient, and the exported state, if it is not empty, are finite."""
     return all(math.isfinite(metrics[name]) for name in MEASURES) and _not_finite(exported) is None
+
+
+def diverged_somewhere(B: Backend, metrics: dict[str, Any], exported: dict[str, Any], *, last: int) -> RunError | None:
+    """What `finite` finds of the parts of all processes, as the error of a run on several devices; None if all are finite.
+
+    There the steps are not done once more.
+    """
+    own = next((f"the {name} is {metrics[name]}" for name in MEASURES if not math.isfinite(metrics[name])), None)
+    found = [text for text in B.exchanged(own or _not_finite(exported) or "") if text]
+    return RunError(f"training diverged by step {last}: {found[0]}") if found else None
 
 
 def diverged(
@@ -79,6 +90,7 @@ def _not_finite(exported: dict[str, Any]) -> str | None:
     """What an error says of the first parameter, or moment of one, with NaN or infinity; None if there is none."""
     for tree, kind in TREES.items():
         for name, value in flat(exported.get(tree, {})).items():
-            if not np.isfinite(value).all():
-                return f"{kind} {name} has {'NaN' if np.isnan(value).any() else 'infinity'}"
+            for part in [piece for _, piece in value.pieces] if isinstance(value, Pieces) else [value]:
+                if not np.isfinite(part).all():
+                    return f"{kind} {name} has {'NaN' if np.isnan(part).any() else 'infinity'}"
     return None

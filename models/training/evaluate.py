@@ -76,11 +76,11 @@ def over(
     """
 
     def make(index: int) -> dict[str, Any]:
-        return evaluation_batch(dataset, split, batch=batch, index=index)
+        return evaluation_batch(dataset, split, batch=batch, index=index, rows=B.rows(batch))
 
     with Prefetcher(make, 0, -(-len(split) // batch), ahead=1) as parts:
         for _, part in parts:
-            images = prepared(B, dataset, B.from_numpy(part["images"]))
+            images = prepared(B, dataset, B.put(part["images"]))
             yield B.to_numpy(function(params, images)), part
 
 

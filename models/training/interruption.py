@@ -8,6 +8,8 @@ import threading
 from types import TracebackType
 from typing import Any, Self
 
+from moespec.backends.contract import Backend
+
 __all__ = ["Interruption"]
 
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
@@ -49,6 +51,15 @@ class Interruption:
             os.close(self._writer)  # which ends the thread
             self._thread.join()
             os.close(self._reader)
+
+    def agreed(self, B: Backend, here: bool) -> signal.Signals | None:
+        """The signal that stops all processes after this step, which they agree on where `here` is true; one alone needs nobody."""
+        if B.processes == 1:
+            return self.signal
+        if not here:
+            return None
+        stopped = [number for number in B.exchanged(str(int(self.signal or 0))) if number != "0"]
+        return signal.Signals(int(stopped[0])) if stopped else None
 
     def _read(self) -> None:
         while numbers := os.read(self._reader, 1):

@@ -16,13 +16,18 @@ __all__ = ["Progress", "told"]
 
 
 class Progress:
-    """The progress of a run that goes on at step `start` after `seconds` of training. Use as a context manager."""
+    """The progress of a run that goes on at step `start` after `seconds` of training. Use as a context manager.
 
-    def __init__(self, run: Path, settings: TrainingConfig, *, start: int, seconds: float) -> None:
+    leads: whether this process shows and records it; another's does nothing.
+    """
+
+    def __init__(self, run: Path, settings: TrainingConfig, *, start: int, seconds: float, leads: bool = True) -> None:
         self._batch = settings.batch
-        self._log = RunLog(run, start)
+        self._log = RunLog(run, start) if leads else None
         interval = 0.5 if sys.stderr.isatty() else 10.0
-        self._bar = tqdm(total=settings.total, initial=start, unit="step", desc="train", mininterval=interval)
+        self._bar = tqdm(
+            total=settings.total, initial=start, unit="step", desc="train", mininterval=interval, disable=not leads
+        )
         self._began = time.perf_counter() - seconds
         self._mark(start)
 
@@ -34,7 +39,8 @@ class Progress:
     ) -> None:
         with suppress(OSError):
             self._bar.close()
-        self._log.close()
+        if self._log is not None:
+            self._log.close()
 
     @property
     def seconds(self) -> float:
@@ -48,6 +54,8 @@ class Progress:
 
     def trained(self, done: int, rate: float, metrics: dict[str, Any]) -> None:
         """Records the metrics of the last of `done` steps."""
+        if self._log is None:
+            return
         images = self._batch * (done - self._marked_step) / (time.perf_counter() - self._marked_time)
         self._log.write("train", done, {**metrics, "learning_rate": rate, "images_per_second": images})
         self._bar.set_postfix(loss=f"{metrics['loss']:.3f}", refresh=False)
@@ -55,6 +63,8 @@ class Progress:
 
     def evaluated(self, done: int, evaluation: dict[str, Any]) -> None:
         """Records and prints an evaluation after `done` steps."""
+        if self._log is None:
+            return
         self._log.write("evaluation", done, {**evaluation, "seconds": self.seconds})
         with suppress(OSError):
             average = f", of the average {evaluation['average']['accuracy']:.4f}" if "average" in evaluation else ""
@@ -66,6 +76,8 @@ class Progress:
 
     def measured(self, done: int, name: str, results: dict[str, Any]) -> None:
         """Records and prints what the evaluation `name` found after `done` steps."""
+        if self._log is None:
+            return
         self._log.write(f"evaluation/{name}", done, results)
         with suppress(OSError):
             self._bar.write(f"step {done}: {name}: {told(results)}")
@@ -73,7 +85,8 @@ class Progress:
 
     def sync(self) -> None:
         """Waits until the log is on the disk: a checkpoint must not be newer than the log."""
-        self._log.sync()
+        if self._log is not None:
+            self._log.sync()
 
     def _mark(self, step: int) -> None:
         self._marked_step, self._marked_time = step, time.perf_counter()

@@ -12,15 +12,13 @@ from moespec.models.errors import CheckpointError, RunError
 from moespec.models.families import family
 from moespec.models.hashing import tables
 from moespec.models.training import checkpoint
-from moespec.models.training.checkpoint import Checkpoint
 from moespec.models.training.config import Config
-from moespec.models.training.length import before_cooldown
 from moespec.models.training.objective import draws
 from moespec.models.training.resolve import model_config
 from moespec.models.training.rundirectory import RunDirectory
 from moespec.models.training.unchanged import check_evaluated
 
-__all__ = ["Start", "begin", "save", "trained_params"]
+__all__ = ["Start", "begin", "record_of", "trained_params"]
 
 GENERATOR = "threefry2x32-20"
 """What draws noise and dropout. A checkpoint without it is of version 0.1, which drew its noise by another."""
@@ -46,13 +44,14 @@ def begin(
     gating noise that another generator drew, and RunError for an initial parameter that is not finite.
     """
     model, seed = model_config(config.model), config.training.seed
-    found = directory.load(family(model).parameter_shapes(model))
+    alone = B.sizes.devices == 1
+    found = directory.load(family(model).parameter_shapes(model), whole=alone)
     if found is None:
         params = initial()
         for name, value in checkpoint.flat(params).items():
-            if not np.isfinite(value).all():
+            if isinstance(value, np.ndarray) and not np.isfinite(value).all():
                 raise RunError(f"the initial parameter {name} has NaN or infinity")
-        return Start(B.init_state(B.from_numpy(params), config.optimizer), 0, 0.0, [])
+        return Start(B.init_state(B.from_numpy(params) if alone else params, config.optimizer), 0, 0.0, [])
     step = found.record["step"]
     tables.check(found.state["params"], model, str(directory.checkpoints))
     if draws(model, config.training.batch) and found.record.get("generator") != GENERATOR:
@@ -70,23 +69,18 @@ def begin(
                 f"{directory.checkpoints}, step {step}: {key} {found.record[key]}, but this run has {value} there "
                 f"(another seed or batch, or another number of training images than {examples})"
             )
-    state = B.import_state(_for_backend(B, found.state), config.optimizer)
+    try:
+        state = B.import_state(_for_backend(B, found.state) if alone else found.state, config.optimizer)
+    except ValueError as error:  # of an array that is read only now
+        raise CheckpointError(f"{directory.checkpoints}, step {step}: {error}") from error
     return Start(state, step, found.record["seconds"], found.record.get("overrides", []))
 
 
-def save(
-    B: Backend,
-    config: Config,
-    directory: RunDirectory,
-    exported: dict[str, Any],
-    *,
-    examples: int,
-    seconds: float,
-    overrides: list[Any],
-) -> None:
-    """Writes a checkpoint of a state that `B` exported, after `seconds` of training."""
-    step = exported["step"]
-    record = {
+def record_of(
+    B: Backend, config: Config, step: int, *, examples: int, seconds: float, overrides: list[Any]
+) -> dict[str, Any]:
+    """What a checkpoint after `step` steps, and `seconds` of training, says besides its arrays."""
+    return {
         "step": step,
         "config": asdict(config),
         "overrides": overrides,
@@ -96,9 +90,6 @@ def save(
         "backend": B.name,
         "seconds": seconds,
     }
-    checkpoint.write(
-        directory.checkpoints, Checkpoint(exported, record), keep=config.training.keep, spare=before_cooldown(config)
-    )
 
 
 def trained_params(

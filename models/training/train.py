@@ -21,7 +21,7 @@ from moespec.models.evaluation.sets import Evaluations, EvaluationSet
 from moespec.models.hashing.tables import initial_params
 from moespec.models.training.compilation import compile_if, pays
 from moespec.models.training.config import Config
-from moespec.models.training.divergence import diverged, finite
+from moespec.models.training.divergence import diverged, diverged_somewhere, finite
 from moespec.models.training.evaluate import evaluate
 from moespec.models.training.interruption import Interruption
 from moespec.models.training.length import before_cooldown
@@ -29,7 +29,8 @@ from moespec.models.training.objective import draws, make_forward, make_loss, un
 from moespec.models.training.progress import Progress
 from moespec.models.training.resolve import model_config, schedule
 from moespec.models.training.rundirectory import RunDirectory
-from moespec.models.training.savestate import Start, begin, save
+from moespec.models.training.saver import Saver
+from moespec.models.training.savestate import Start, begin, record_of
 
 __all__ = ["Trained", "train"]
 
@@ -54,7 +55,8 @@ def train(
     """Trains with the resolved `config` on backend `B`, in the folder `run` (claimed by `RunDirectory.claim`).
 
     Starts from the newest checkpoint there, or from the beginning: with the parameters `initial` (NumPy), or those of
-    `initial_params`. `sets`, loaded by `load_sets`, are evaluated besides. Raises CheckpointError for a checkpoint that is
+    `initial_params`. `sets`, loaded by `load_sets`, are evaluated besides. On several devices (`connected`) each process calls
+    it, and one of them writes the log. Raises CheckpointError for a checkpoint that is
     damaged or of another run, DataError for files that cannot be read, RunError when the run diverges: what is evaluated
     or saved is finite. Raises Interrupted when a signal stops it, after saving the step.
     """
@@ -77,20 +79,22 @@ def train(
     evaluations = Evaluations(B, config, sets or {})
 
     # What worker processes run; they have no backend.
-    host_batch = partial(batch_of_step, dataset, config.data, settings.batch, settings.seed)
+    rows = B.rows(settings.batch)
+    host_batch = partial(batch_of_step, dataset, config.data, settings.batch, settings.seed, rows=rows)
 
     def to_device(step: int, batch: dict[str, Any]) -> Any:
-        random = {"random": of_step(settings.batch, seed=settings.seed, step=step)} if drawn else {}
-        arrays = B.from_numpy({**batch, **random})
-        images = prepared(B, dataset, arrays.pop("images"), arrays.pop("mixup", None))
-        return {**arrays, "images": images}
+        numbers = of_step(settings.batch, seed=settings.seed, step=step)[rows.start : rows.stop]
+        arrays = B.put({**batch, "random": numbers} if drawn else batch)
+        mixing = arrays.pop("mixup", None), arrays.pop("neighbours", None)
+        return {**arrays, "images": prepared(B, dataset, arrays.pop("images"), *mixing)}
 
     def make_batch(step: int) -> Any:
         return to_device(step, host_batch(step))
 
     with (
         Interruption() as interruption,
-        Progress(run, settings, start=start, seconds=seconds) as progress,
+        Progress(run, settings, start=start, seconds=seconds, leads=B.process == 0) as progress,
+        Saver(B, directory.checkpoints, keep=settings.keep, spare=before_cooldown(config)) as saver,
         Prefetcher(
             host_batch,
             start,
@@ -102,18 +106,22 @@ def train(
     ):
         for step, batch in batches:
             state, metrics = update(state, batch, rate(step))
-            done, stopped_by = step + 1, interruption.signal
+            done = step + 1
             progress.step()
             logs, evaluates, saves = (
                 _due(done, every, settings.total)
                 for every in (settings.log_every, settings.evaluate_every, settings.checkpoint_every)
             )
+            stopped_by = interruption.agreed(B, logs)
             saves = saves or stopped_by is not None or done == before_cooldown(config)
             due = evaluations.due(done)
             if logs or evaluates or saves or due:
                 measured = B.to_numpy(metrics)
                 exported = B.export_state(state) if evaluates or saves or due else {}
-                if not finite(measured, exported):
+                if B.sizes.devices > 1:
+                    if error := diverged_somewhere(B, measured, exported, last=done):
+                        raise error
+                elif not finite(measured, exported):
                     before = B.export_state(begun().state)
                     raise diverged(B, config, loss, make_batch, before, last=done, options=eager)
             if logs:
@@ -131,8 +139,10 @@ def train(
             if saves:
                 progress.sync()
                 seconds = progress.seconds
-                save(B, config, directory, exported, examples=examples, seconds=seconds, overrides=overrides)
+                record = record_of(B, config, done, examples=examples, seconds=seconds, overrides=overrides)
+                saver.save(exported, record)
             if stopped_by is not None:
+                saver.wait()
                 raise Interrupted(
                     f"stopped by {stopped_by.name}; the {done} steps done of {settings.total} are saved. To go on: "
                     f"moespec train --run {shlex.quote(str(run))} --resume",

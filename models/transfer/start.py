@@ -21,12 +21,14 @@ from moespec.spec.routing import Params
 __all__ = ["finetuned", "model_of", "sized", "starting_params"]
 
 
-def starting_params(config: Config, dataset: Dataset) -> Params:
+def starting_params(config: Config, dataset: Dataset, *, lazily: bool = False) -> Params:
     """The initial parameters of a run, with those of `config.init` by the rules, which says what became of which.
+
+    lazily: those of a run without `init` are drawn when they are read.
 
     Raises RunError or CheckpointError for a source that is missing or damaged, ConfigError for one that does not fit.
     """
-    initial = initial_params(config, dataset)
+    initial = initial_params(config, dataset, lazily=lazily and config.init is None)
     if config.init is None:
         return initial
     result = transferred(source(config.init), model_config(config.model), initial, skip=config.init_skip)

@@ -119,7 +119,7 @@ def test_crops_worked_out_by_hand() -> None:
 def test_what_is_cut_out_is_what_the_box_says() -> None:
     dataset, indices = pictures(PICTURE_OF_224), np.arange(4)
     config = DataConfig(crop="torchvision", crop_area=0.08)
-    images = cut_out(dataset, config, indices, seed=5, position=100)
+    images = cut_out(dataset, config, indices, seed=5, positions=100 + np.arange(len(indices)))
     for place, image in enumerate(images):
         left, top, wide, tall = torchvision_box(224, 224, generator(5, PICTURE, 100 + place), area=0.08)
         part = Image.fromarray(PIXELS[top : top + tall, left : left + wide])
@@ -366,7 +366,9 @@ IMAGES = np.stack([PIXELS[:32, :32], PIXELS[64:96, 64:96], PIXELS[128:160, 96:12
 
 
 def changed(seed: int = 1, position: int = 40, **fields: Any) -> np.ndarray:
-    return with_changes(IMAGES, DataConfig(**fields), maximum=255, seed=seed, position=position)
+    return with_changes(
+        IMAGES, DataConfig(**fields), maximum=255, seed=seed, positions=position + np.arange(len(IMAGES))
+    )
 
 
 @pytest.mark.parametrize("name", PROBABLE)
@@ -376,7 +378,7 @@ def test_each_change_depends_on_seed_and_position_alone(name: str) -> None:
     np.testing.assert_array_equal(changed(**fields), first)
     for other in (changed(seed=2, **fields), changed(position=41, **fields)):
         assert (other != first).any()
-    alone = with_changes(IMAGES[5:6], DataConfig(**fields), maximum=255, seed=1, position=45)
+    alone = with_changes(IMAGES[5:6], DataConfig(**fields), maximum=255, seed=1, positions=np.array([45]))
     np.testing.assert_array_equal(alone[0], first[5], "an image's changes do not depend on the batch")
     if name != "randaugment":
         touched = (first != IMAGES).any(axis=(1, 2, 3))

@@ -141,7 +141,9 @@ def test_arrays_that_do_not_fit_the_model(tmp_path: Path, change, message: str) 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"format": 3}, r"format 3, expected one of \(1, 2\)"),
+        ({"format": 4}, r"format 4, expected one of \(1, 2, 3\)"),
+        ({"format": 3}, "no entry 'files'"),
+        ({"format": 3, "files": {"../x": "0"}}, "files: '../x': not what"),
         ({"data": None}, "no entry 'data'"),
         ({"step": "7"}, r"state\.json: step='7': not what a checkpoint has there"),
         ({"step": 7.0}, r"state\.json: step=7\.0: not what"),

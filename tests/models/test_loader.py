@@ -167,3 +167,28 @@ def test_leaving_early_ends_the_thread_and_the_work() -> None:
         time.sleep(0.05)
     assert threading.active_count() == before
     assert len(made) <= 5, "no more than asked for in advance"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"crop_padding": 1, "flip": True},
+        {"mixup": 0.5},
+        {"cutmix": 1.0},
+        {"mixup": 0.5, "cutmix": 1.0, "flip": True, "erase": 0.5},
+    ],
+    ids=lambda fields: " ".join(fields),
+)
+def test_rows_of_a_batch_are_the_same_as_in_the_whole(fields):
+    """Whoever makes them. The neighbour before the first row of all is the last."""
+    dataset, config = load("digits"), DataConfig(**fields)
+    for step in (0, 1, 22):  # the last has images of two epochs
+        whole = training_batch(dataset, config, batch=64, seed=3, step=step)
+        for part in (range(16), range(16, 48)):
+            made = training_batch(dataset, config, batch=64, seed=3, step=step, rows=part)
+            chosen = slice(part.start, part.stop)
+            np.testing.assert_array_equal(made["images"], whole["images"][chosen])
+            np.testing.assert_array_equal(made["targets"], whole["targets"][chosen])
+            if "mixup" in whole:
+                assert made["mixup"] == whole["mixup"]
+                np.testing.assert_array_equal(made["neighbours"], np.roll(whole["images"], 1, axis=0)[chosen])

@@ -1,0 +1,136 @@
+"""Training on several devices and processes: joining them, what must fit, and what one process does for all.
+
+Process 0 leads: it alone writes to the folder of the run, but for the others' parts of checkpoints, and to the terminal.
+Every process reads the same configuration and the same data, and ends with an error where these differ.
+"""
+
+import importlib
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from typing import Any, TypeVar
+
+from moespec.backends.contract import Backend
+from moespec.backends.mesh import check_experts, mesh_sizes
+from moespec.backends.processes import Process, process_of
+from moespec.models.data.dataset import Dataset
+from moespec.models.errors import RunError
+from moespec.models.families import family
+from moespec.models.hashing import multi_hash
+from moespec.models.training.config import Config, MeshConfig
+from moespec.models.training.configfile import flat
+from moespec.models.training.resolve import load_backend, model_config
+from moespec.spec.errors import ConfigError, ShapeError
+
+__all__ = ["check_layout", "check_same", "connected", "led", "only_process"]
+
+Result = TypeVar("Result")
+
+
+def only_process() -> Process | None:
+    """The process that the environment describes; None if this is the only one."""
+    return process_of(os.environ)
+
+
+@contextmanager
+def connected(name: str, mesh: MeshConfig) -> Iterator[Backend]:
+    """The backend on all devices of all processes that were started together; on one device the backend itself.
+
+    With torch one process has one device.
+
+    Raises ConfigError for a mesh that is not that of the devices, RunError when the other processes do not come.
+    """
+    process = only_process()
+    single = load_backend(name)
+    if name == "numpy":
+        if process is not None or mesh != MeshConfig():
+            raise ConfigError("backend='numpy' computes on one device, in one process")
+        yield single
+        return
+    on_mesh: Any = importlib.import_module(f"moespec.backends.{name}.mesh")
+    if process is not None:
+        try:
+            on_mesh.join(process)
+        except RuntimeError as error:
+            raise RunError(f"process {process.index} of {process.count} at {process.address}: {error}") from error
+    sizes = mesh_sizes(on_mesh.devices(), **asdict(mesh))
+    yield single if sizes.devices == 1 else on_mesh.OnMesh(sizes)
+    if process is not None:  # not after an error: that would wait for the others, which may wait for this one
+        on_mesh.leave()
+
+
+def check_layout(B: Backend, config: Config) -> None:
+    """ConfigError for a resolved configuration that cannot be trained on these devices, before anything is compiled.
+
+    A device routes whole groups, the groups that one device alone would have.
+    """
+    sizes, model, training = B.sizes, model_config(config.model), config.training
+    if sizes.devices == 1:
+        return
+    layers_of = family(model).moe_layers
+    for field, images, parts in (
+        ("batch", training.batch, training.accumulate),
+        ("evaluation_batch", training.evaluation_batch, 1),
+    ):
+        where = f"training.{field}={images!r}"
+        if images % (sizes.devices * parts):
+            among = f"{sizes.devices} devices ({sizes})" + (f" in {parts} parts (accumulate)" if parts > 1 else "")
+            raise ConfigError(f"{where} does not divide among {among}")
+        part = images // sizes.devices // parts
+        try:
+            of_device = layers_of(model, part)
+        except ShapeError as error:
+            raise ConfigError(
+                f"{where}: each of {sizes.devices} devices ({sizes}) has {part} images at a time. {error}"
+            ) from error
+        for alone, here in zip(layers_of(model, images // parts), of_device, strict=True):
+            if alone.settings.tokens != here.settings.tokens:
+                raise ConfigError(
+                    f"{where}: a group of {alone.settings.tokens} {alone.items} of layer {alone.name} would span the devices "
+                    f"({sizes}), each of which has {here.settings.tokens}; say how many make a group (model.group_images, "
+                    "model.group_size)"
+                )
+    for layer in layers_of(model, training.batch // training.accumulate):
+        if sizes.expert > 1:
+            check_experts(layer.settings.experts, sizes, f"MoE layer {layer.name}")
+            if multi_hash.chosen(layer.settings):
+                raise ConfigError(
+                    f"mesh.expert={sizes.expert!r}: MultiHash mixes experts inside, so that they stay together"
+                )
+
+
+def check_same(B: Backend, config: Config, dataset: Dataset, version: str) -> None:
+    """RunError, naming the first process and what differs, unless all have the same configuration, data and version."""
+    own = {
+        **flat(asdict(replace(config, mesh=MeshConfig()))),
+        "the version of moespec": version,
+        "the data": [dataset.name, *dataset.shape, len(dataset.train), len(dataset.validation), len(dataset.classes)],
+    }
+    first, *others = map(json.loads, B.exchanged(json.dumps(own, default=str)))
+    for index, other in enumerate(others, start=1):
+        for key in sorted(first.keys() | other.keys()):
+            if first.get(key) != other.get(key):
+                raise RunError(f"{key} is {first.get(key)!r} in process 0, {other.get(key)!r} in process {index}")
+
+
+def led(B: Backend, function: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
+    """What `function` returns, JSON, which process 0 alone runs, in all processes.
+
+    An error of it is an error of process 0, and a RunError that quotes it of the others.
+    """
+    error: Exception | None = None
+    answer: dict[str, Any] = {}
+    if B.process == 0:
+        try:
+            answer = {"result": dict(function())}
+        except Exception as caught:
+            error, answer = caught, {"error": f"process 0: {caught}"}
+    answer = json.loads(B.exchanged(json.dumps(answer, default=str))[0])
+    if error is not None:
+        raise error
+    if "error" in answer:
+        raise RunError(answer["error"])
+    result: dict[str, Any] = answer["result"]
+    return result

@@ -1,0 +1,164 @@
+"""Arrays in files that several processes wrote, each what it had, and that any number of processes read, each what it needs.
+
+A tensor of such a file is a whole array, or a piece of one: `params/head/kernel@0,128` is the piece of `params/head/kernel` that
+starts at row 0 and column 128.
+"""
+
+import hashlib
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+
+from moespec.backends.mesh import Pieces
+from moespec.models.tensors import decoded
+
+__all__ = ["ArrayFile", "Stored", "digest", "named_pieces", "stored"]
+
+Index = tuple[slice, ...]
+AT = "@"
+
+
+@dataclass(frozen=True)
+class ArrayFile:
+    """A safetensors file with its checksum, which is looked at when an array of it is read first."""
+
+    path: Path
+    sha256: str
+
+    @cached_property
+    def content(self) -> bytes:
+        """All of it. Raises ValueError if it is damaged."""
+        content = self.path.read_bytes()
+        if hashlib.sha256(content).hexdigest() != self.sha256:
+            raise ValueError("damaged, its checksum is not that of state.json")
+        return content
+
+    @cached_property
+    def intact(self) -> bool:
+        """True. Raises ValueError if the file is damaged."""
+        with self.path.open("rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != self.sha256:
+                raise ValueError("damaged, its checksum is not that of state.json")
+        return True
+
+
+@dataclass(frozen=True)
+class Part:
+    """A piece of an array: where it starts, its shape and dtype (by the name of safetensors), and how a part of it is read."""
+
+    start: tuple[int, ...]
+    shape: tuple[int, ...]
+    dtype: str
+    read: Callable[[Index], NDArray[Any]]
+
+
+class Stored:
+    """An array of files, of which `array[slices]` reads a part. `NumPy` makes all of it an array."""
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self._parts = parts
+        ends = [tuple(a + n for a, n in zip(part.start, part.shape, strict=True)) for part in parts]
+        self.shape = tuple(map(max, zip(*ends, strict=True)))
+        self.stored_as = parts[0].dtype
+        self.dtype = np.dtype(np.float64 if self.stored_as == "F64" else np.float32)
+        if sum(math.prod(part.shape) for part in parts) != math.prod(self.shape):
+            raise ValueError(f"its pieces do not make an array of {self.shape}")
+
+    def __getitem__(self, index: Index) -> NDArray[Any]:
+        bounds = [part.indices(size)[:2] for part, size in zip(index, self.shape, strict=False)]
+        bounds += [(0, size) for size in self.shape[len(bounds) :]]
+        result = np.empty([stop - start for start, stop in bounds], self.dtype)
+        for part in self._parts:
+            overlap = [
+                (max(low, start), min(high, start + size))
+                for (low, high), start, size in zip(bounds, part.start, part.shape, strict=True)
+            ]
+            if all(low < high for low, high in overlap):
+                there = tuple(slice(low - a, high - a) for (low, high), a in zip(overlap, part.start, strict=True))
+                here = tuple(slice(low - a, high - a) for (low, high), (a, _) in zip(overlap, bounds, strict=True))
+                result[here] = part.read(there)
+        if not np.isfinite(result).all():
+            raise ValueError("has NaN or infinity")
+        return result
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        return self[()].astype(dtype or self.dtype, copy=False)
+
+
+def stored(files: Iterable[ArrayFile], *, whole: bool) -> dict[str, Stored]:
+    """The arrays of files by name. whole: all of a file is read, at once; else what is asked for, when it is.
+
+    Raises ValueError for what is not such a file, OSError for one that cannot be read; the message begins with its name.
+    """
+    parts: dict[str, list[Part]] = {}
+    for file in files:
+        try:
+            for name, part in (_in_memory if whole else _in_file)(file).items():
+                base, _, start = name.partition(AT)
+                offset = tuple(map(int, start.split(","))) if start else (0,) * len(part.shape)
+                if len(offset) != len(part.shape):
+                    raise ValueError(f"{name!r} has {len(part.shape)} axes")
+                parts.setdefault(base, []).append(Part(offset, part.shape, part.dtype, part.read))
+        except ValueError as error:
+            raise ValueError(f"{file.path}: {error}") from error
+    made = {}
+    for name, own in parts.items():
+        try:
+            made[name] = Stored(own)
+        except ValueError as error:
+            raise ValueError(f"{file.path.parent}: {name}: {error}") from error
+    return made
+
+
+def _in_memory(file: ArrayFile) -> dict[str, Part]:
+    return {
+        name: Part((), found.array.shape, found.dtype, found.array.__getitem__)
+        for name, found in decoded(file.content).items()
+    }
+
+
+def _in_file(file: ArrayFile) -> dict[str, Part]:
+    """The pieces of a file that stays on the disk; a piece of it is read when it is needed."""
+
+    def reader(name: str) -> Callable[[Index], NDArray[Any]]:
+        def read(index: Index) -> NDArray[Any]:
+            assert file.intact
+            with safe_open(file.path, framework="numpy") as opened:
+                part: NDArray[Any] = opened.get_slice(name)[index] if index else opened.get_tensor(name)
+                return part
+
+        return read
+
+    try:
+        with safe_open(file.path, framework="numpy") as opened:
+            slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
+            return {
+                name: Part((), tuple(part.get_shape()), part.get_dtype(), reader(name)) for name, part in slices.items()
+            }
+    except SafetensorError as error:
+        raise ValueError(f"not a safetensors file: {error}") from error
+
+
+def named_pieces(arrays: Mapping[str, NDArray[Any] | Pieces]) -> dict[str, NDArray[Any]]:
+    """What a process is to save, by the names of tensors."""
+    named: dict[str, NDArray[Any]] = {}
+    for name, value in arrays.items():
+        if not isinstance(value, Pieces):
+            named[name] = np.asarray(value, order="C")
+            continue
+        for start, piece in value.pieces:
+            complete = piece.shape == value.shape
+            named[name if complete else f"{name}{AT}{','.join(map(str, start))}"] = np.asarray(piece, order="C")
+    return named
+
+
+def digest(content: bytes) -> str:
+    """The checksum of a file."""
+    return hashlib.sha256(content).hexdigest()
