@@ -36,6 +36,7 @@ __all__ = [
     "norm",
     "normal",
     "paths",
+    "shaped",
     "shapes",
 ]
 
@@ -53,6 +54,17 @@ class Parameter(NamedTuple):
 def shapes(layout: Params) -> Params:
     """The layout with shapes in place of parameters."""
     return _map(layout, lambda path, parameter: parameter.shape)
+
+
+def shaped(shapes: Params) -> Params:
+    """Nested shapes as leaves that have a `shape`, and nothing else of an array."""
+    return _map(shapes, lambda path, shape: Shaped(tuple(shape)))
+
+
+class Shaped(NamedTuple):
+    """What is to have this shape."""
+
+    shape: Shape
 
 
 def paths(shapes: Params) -> list[tuple[str, ...]]:

@@ -4,7 +4,7 @@ The program is mapped over the devices by `jax.shard_map`; the update of the opt
 whole and XLA's partitioner finds out that it needs nothing from elsewhere but norms.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -33,6 +33,7 @@ from moespec.backends.jax.training import (
     flat,
     gradients_of,
     joined,
+    split_params,
 )
 from moespec.backends.mesh import AXES, MeshSizes, Pieces, Split, axes_of_slot, leaves, split_axes, start_of
 from moespec.backends.optimizer import OptimizerConfig
@@ -84,11 +85,13 @@ class OnMesh:
     that `put` has spread.
     """
 
-    def __init__(self, sizes: MeshSizes) -> None:
-        if sizes.devices != jax.device_count():
-            raise ConfigError(f"a mesh of {sizes.devices} devices ({sizes}): JAX has {jax.device_count()}")
+    def __init__(self, sizes: MeshSizes, devices: Sequence[jax.Device] | None = None) -> None:
+        """devices: those of the mesh, such as a compiler knows that need not be there; by default all that there are."""
+        there = jax.device_count() if devices is None else len(devices)
+        if sizes.devices != there:
+            raise ConfigError(f"a mesh of {sizes.devices} devices ({sizes}): JAX has {there}")
         self.sizes = sizes
-        self.mesh = jax.make_mesh(sizes.shape, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+        self.mesh = jax.make_mesh(sizes.shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
 
     def __getattr__(self, name: str) -> Any:
         """Of the backend, what is the same on a mesh."""
@@ -190,6 +193,11 @@ class OnMesh:
     def _sharding(self, split: Split) -> NamedSharding:
         return NamedSharding(self.mesh, PartitionSpec(*split))
 
+    @property
+    def by_image(self) -> NamedSharding:
+        """Where an array by image is."""
+        return NamedSharding(self.mesh, ROWS)
+
     # Training.
 
     def init_state(self, params: Mapping[str, Any], optimizer: OptimizerConfig) -> TrainState:
@@ -198,29 +206,42 @@ class OnMesh:
 
     def import_state(self, exported: Mapping[str, Any], optimizer: OptimizerConfig) -> TrainState:
         """The state that `export_state`, of any backend, made `exported` of. Of each leaf a process reads what its devices need."""
-        given = dict(leaves(exported["params"]))
-        shapes = {path: tuple(leaf.shape) for path, leaf in given.items()}
-        how = {path: split_axes(path, shape, self.sizes) for path, shape in shapes.items()}
-        params = {path: _read(leaf, leaf.dtype, self._sharding(how[path])) for path, leaf in given.items()}
-        trained = {path: leaf for path, leaf in params.items() if optimizer.rate_of(path)}
-
-        def sharding(slot: str | None, path: Path | None, leaf: Any) -> NamedSharding:
-            if path is None or slot not in optimizer.slots(path, shapes[path]):
-                return self._sharding(())
-            return self._sharding(axes_of_slot(slot, shapes[path], how[path], optimizer.factored_from))
-
-        init = transformation(optimizer).init
-        shardings = by_leaf(jax.eval_shape(init, trained), sharding)
+        wanted = self.state_shapes(exported["params"], optimizer)
+        placed = flat(wanted.params)
+        params = {path: _like(leaf, placed[path]) for path, leaf in leaves(exported["params"])}
+        trained, _ = split_params(joined(params), optimizer)
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, wanted.optimizer)
+        zeros = jax.jit(transformation(optimizer).init, out_shardings=shardings)(trained)
         step = int(exported["step"])
         slots = {name: dict(leaves(tree)) for name, tree in exported.items() if name not in ("params", "step")}
-        average = slots.pop("ema", trained if optimizer.ema is not None else {})
+        average = slots.pop("ema", trained)
         return TrainState(
             joined(params),
-            imported(jax.jit(init, out_shardings=shardings)(trained), slots, step, array=_like),
-            {path: _like(leaf, params[path]) for path, leaf in average.items()},
-            _read(np.asarray(step, np.int32), np.int32, self._sharding(())),
-            Static(optimizer),
+            imported(zeros, slots, step, array=_like),
+            {path: _like(average[path], leaf) for path, leaf in wanted.average.items()},
+            _like(np.asarray(step), wanted.step),
+            wanted.config,
         )
+
+    def state_shapes(self, params: Mapping[str, Any], optimizer: OptimizerConfig) -> TrainState:
+        """A state with shapes, dtypes and places of arrays in place of these; of each leaf of `params` the shape is looked at."""
+        shapes = {path: tuple(leaf.shape) for path, leaf in leaves(params)}
+        how = {path: split_axes(path, shape, self.sizes) for path, shape in shapes.items()}
+
+        def placed(shape: tuple[int, ...], dtype: Any, split: Split) -> Any:
+            return untyped.ShapeDtypeStruct(shape, dtype, sharding=self._sharding(split))
+
+        def of_slot(slot: str | None, path: Path | None, leaf: Any) -> Any:
+            split: Split = ()
+            if path is not None and slot is not None and slot in optimizer.slots(path, shapes[path]):
+                split = axes_of_slot(slot, shapes[path], how[path], optimizer.factored_from)
+            return placed(leaf.shape, leaf.dtype, split)
+
+        made = {path: placed(shape, jnp.float32, how[path]) for path, shape in shapes.items()}
+        trained, _ = split_params(joined(made), optimizer)
+        kept = by_leaf(jax.eval_shape(transformation(optimizer).init, trained), of_slot)
+        average = trained if optimizer.ema is not None else {}
+        return TrainState(joined(made), kept, average, placed((), jnp.int32, ()), Static(optimizer))
 
     def export_state(self, state: TrainState) -> dict[str, Any]:
         """As of one device, with `Pieces` in place of arrays: those that this process is to save."""
@@ -310,21 +331,15 @@ def _marked(leaves: Leaves, how: Mapping[Path, Split]) -> dict[Path, Any]:
     }
 
 
-def _read(source: Any, dtype: Any, sharding: NamedSharding) -> Array:
-    """An array in its place, of `source[slices]`."""
-
-    def part(index: tuple[slice, ...] | None) -> Any:
-        return np.array(source[index or ()], dtype, order="C")
-
-    return jax.make_array_from_callback(tuple(source.shape), sharding, part)
-
-
-def _like(source: Any, like: Array) -> Array:
+def _like(source: Any, like: Any) -> Array:
     """An array of the dtype and in the place of another, of `source[slices]`."""
     if isinstance(source, jax.Array):
         return jnp.copy(source)
-    sharding: Any = like.sharding
-    return _read(source, like.dtype, sharding)
+
+    def part(index: tuple[slice, ...] | None) -> Any:
+        return np.array(source[index or ()], like.dtype, order="C")
+
+    return jax.make_array_from_callback(tuple(source.shape), like.sharding, part)
 
 
 def _pieces(leaf: Array) -> Pieces:

@@ -19,7 +19,7 @@ from types import FrameType
 from moespec.models.errors import Interrupted, RunError
 from moespec.spec.errors import ConfigError
 
-__all__ = ["launch_command", "launched"]
+__all__ = ["follow", "launch_command"]
 
 LOOK = 0.1
 """Seconds between looks at the processes."""
@@ -27,7 +27,13 @@ GRACE = 5.0
 """Seconds that the others have to end by themselves after one that ended with an error."""
 USAGE = 2
 """The exit status of a command that was called wrongly, which another start would not mend."""
-PROGRAM = "from moespec.models.commandline.launch import launched; launched()"
+PROGRAM = """\
+import sys
+from moespec.models.cli import main
+from moespec.models.commandline.launch import follow
+follow()
+sys.exit(main(sys.argv[1:]))
+"""
 
 
 def launch_command(command: Sequence[str], *, processes: int, restarts: int) -> None:
@@ -103,19 +109,16 @@ def _failed(started: list[subprocess.Popen[bytes]]) -> tuple[int, int] | None:
     return next(((index, p.returncode) for index, p in enumerate(started) if p.poll()), None)
 
 
-def launched() -> None:
-    """What a started process runs: `moespec`, to its end or to that of the process that started it, however that ends."""
+def follow() -> None:
+    """Ends this process when the one that started it has ended, however that ended."""
     parent = os.getppid()
 
-    def follow() -> None:
+    def watch() -> None:
         while os.getppid() == parent:
             time.sleep(1)
         os._exit(1)
 
-    threading.Thread(target=follow, daemon=True).start()
-    from moespec.models.cli import main
-
-    sys.exit(main(sys.argv[1:]))
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _free_port() -> int:

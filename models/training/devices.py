@@ -45,8 +45,9 @@ def connected(name: str, mesh: MeshConfig) -> Iterator[Backend]:
     process = only_process()
     single = load_backend(name)
     if name == "numpy":
-        if process is not None or mesh != MeshConfig():
-            raise ConfigError("backend='numpy' computes on one device, in one process")
+        for axis, size in asdict(mesh).items():
+            if process is not None or size not in (None, 1):
+                raise ConfigError(f"mesh.{axis}={size!r}: backend='numpy' computes on one device, in one process")
         yield single
         return
     on_mesh: Any = importlib.import_module(f"moespec.backends.{name}.mesh")

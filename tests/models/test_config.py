@@ -137,7 +137,7 @@ def test_a_resolved_configuration_says_everything(tmp_path: Path, name: str, kin
         others.remove("model.router_options.eval_capacity_factor")
     others.discard("model.router_options")
     others |= {f"optimizer.{key}" for key in OptimizerConfig.options() if key not in vars(resolved.optimizer.own)}
-    others |= {"optimizer.ema", "training.epochs", "training.examples", "init", "init_skip"}
+    others |= {"optimizer.ema", "training.epochs", "training.examples", "init", "init_skip", "mesh.data"}
     assert left == {"schedule.cooldown", "schedule.timescale", "schedule.end", *others}
     assert isinstance(model_config(resolved.model), kind)
     (tmp_path / "c.toml").write_text(dump(resolved))

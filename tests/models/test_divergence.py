@@ -90,8 +90,8 @@ def test_the_last_finite_checkpoint_is_kept(  # type: ignore[no-untyped-def]
     pytest.importorskip(backend)
     real = training.batch_of_step
 
-    def broken(*arguments: Any) -> dict[str, Any]:
-        batch, step = real(*arguments), arguments[-1]
+    def broken(*arguments: Any, **rows: Any) -> dict[str, Any]:
+        batch, step = real(*arguments, **rows), arguments[-1]
         return {**batch, "images": batch["images"] * np.float32(np.nan)} if step == 6 else batch
 
     monkeypatch.setattr(training, "batch_of_step", broken)

@@ -1,0 +1,153 @@
+"""What devices tell each other in a training step, read from the program that the TPU's compiler makes for several that need not
+be there.
+
+    pip install 'moespec[jax]' libtpu
+    python benchmarks/tpu_mesh.py [--check] [ROUTER ...]
+
+A ViT-S/16 of four blocks, two of them with 8 experts, in bfloat16 on float32 parameters, with AdamW and a clip, 16 images a
+device. Counted are the collectives of a step, and the bytes that a device sends and receives in them. What it must be:
+
+    experts split       two all-to-alls per MoE layer forward, two backward, each of all slots of the device's groups
+    batch split         one reduction of the gradients of what the devices have in common (and, with experts split, one of the
+                        experts', and one of a number for each for the norm that is clipped); no gather of activations
+    fsdp                a gather of each parameter in each block and in its backward pass, and a reduction that scatters
+
+`bound` is the bytes of the slots that must travel, `G E C D` in bfloat16 each way without the part that stays, four times for
+each layer; and twice the bytes of the gradients of a reduction, without the device's own part.
+
+The figures are written to `benchmarks/results/mesh-tpu.json`. With --check nothing is written: it fails if there is another
+number of collectives than in the file, or if bytes are above 1.02 times those in it.
+"""
+
+import argparse
+import json
+import math
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+for variable, value in {
+    "JAX_PLATFORMS": "cpu",  # the compiler is asked for by name below
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    "JAX_OPTIMIZATION_LEVEL": "O0",
+}.items():
+    os.environ.setdefault(variable, value)
+
+import jax  # noqa: E402
+import jax.numpy as jnp  # noqa: E402
+import record  # noqa: E402
+from jax.experimental import topologies  # noqa: E402
+
+from moespec.backends.jax.mesh import OnMesh  # noqa: E402
+from moespec.backends.mesh import MeshSizes, leaves, split_axes  # noqa: E402
+from moespec.backends.optimizer import OptimizerConfig  # noqa: E402
+from moespec.models import vit  # noqa: E402
+from moespec.models.parameters import shaped  # noqa: E402
+from moespec.models.training.objective import make_loss  # noqa: E402
+
+ROUTERS = (
+    *("softmax_token_choice", "sinkhorn_token_choice", "softmax_expert_choice", "sinkhorn_expert_choice"),
+    *("sparsity_constrained_expert_choice", "soft_moe"),
+)
+MESHES = {
+    "v5e:2x2": (MeshSizes(4), MeshSizes(2, 1, 2), MeshSizes(1, 1, 4), MeshSizes(1, 2, 2)),
+    "v5e:2x4": (MeshSizes(8), MeshSizes(2, 1, 4), MeshSizes(1, 1, 8), MeshSizes(2, 2, 2)),
+}
+ALL_MESHES = "softmax_token_choice"
+"""The router that is compiled for all meshes; the others for the one with data and experts split."""
+IMAGES, BLOCKS = 16, 2
+LIMIT = 1.02
+RESULT = Path(__file__).parent / "results" / "mesh-tpu.json"
+KINDS = ("all-to-all", "all-reduce", "all-gather", "reduce-scatter", "collective-permute")
+BYTES = {"bf16": 2, "f16": 2, "f32": 4, "s32": 4, "u32": 4, "pred": 1, "s8": 1, "u8": 1}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("routers", nargs="*", default=[], metavar="ROUTER", help="only these (default: all)")
+    parser.add_argument("--check", action="store_true", help="compare with the file, and write nothing")
+    options = parser.parse_args()
+    rows: dict[str, Any] = {}
+    for topology, meshes in MESHES.items():
+        devices = topologies.get_topology_desc(topology, platform="tpu").devices
+        for router in options.routers or ROUTERS:
+            for sizes in meshes if router == ALL_MESHES else meshes[1:2]:
+                name = f"{router}, {sizes.devices} devices: {sizes}"
+                rows[name] = compiled(router, sizes, devices)
+                print(name, json.dumps(rows[name]), flush=True)
+    if options.check:
+        compare(rows, json.loads(RESULT.read_text())["steps"])
+    elif not options.routers:
+        print(record.write("mesh-tpu", {"steps": rows}))
+
+
+def compiled(router: str, sizes: MeshSizes, devices: Any) -> dict[str, Any]:
+    """The collectives of a step."""
+    config = vit.named(
+        "vit_s16", depth=2 * BLOCKS, router=router, moe="every_2", experts=8, classes=1000, image_size=224, dtype="bfloat16"
+    )
+    B, optimizer = OnMesh(sizes, devices), OptimizerConfig(clip=1.0, weight_decay=0.1)
+    state = B.state_shapes(shaped(vit.parameter_shapes(config)), optimizer)
+    count = IMAGES * sizes.devices
+    batch = {
+        name: jax.ShapeDtypeStruct(shape, jnp.float32, sharding=B.by_image)  # type: ignore[no-untyped-call]
+        for name, shape in {"images": (count, 224, 224, 3), "targets": (count, 1000)}.items()
+    }
+    step: Any = B.make_step(make_loss(B, config, "softmax"), optimizer)
+    program = step.__wrapped__.lower(state, batch, 1.0).compile()
+    found = list(collectives(program.as_text()))
+    row: dict[str, Any] = {}
+    for kind in KINDS:
+        sizes_of_kind = [size for name, size in found if name == kind]
+        if sizes_of_kind:
+            row[kind] = {"count": len(sizes_of_kind), "megabytes": round(sum(sizes_of_kind) / 1e6, 3)}
+    row["bound_megabytes"] = round(bound(config, sizes) / 1e6, 3)
+    row["temporary_mib"] = program.memory_analysis().temp_size_in_bytes >> 20
+    return row
+
+
+def collectives(text: str) -> Any:
+    """The collectives of a compiled program, with the bytes of what each returns (of one that scatters: of what it takes)."""
+    for line in text.splitlines():
+        match = re.search(rf" ({'|'.join(KINDS)})(-start)?\(", line)
+        if match:
+            shapes = re.findall(r"\b([a-z]+\d+|pred)\[([\d,]*)\]", line[: match.start()].split("=", 1)[1])
+            size = sum(BYTES[kind] * math.prod(map(int, filter(None, shape.split(",")))) for kind, shape in shapes)
+            yield match[1], size
+
+
+def bound(config: vit.VitConfig, sizes: MeshSizes) -> float:
+    """Bytes that a device must receive in a step: slots of experts elsewhere, and gradients."""
+    slots: Any = vit.router_config(config)
+    per_image = config.experts * slots.capacity(train=True) * config.width * 2
+    total = 4 * BLOCKS * IMAGES * per_image * (1 - 1 / sizes.expert)
+    for path, shape in leaves(vit.parameter_shapes(config)):
+        split = split_axes(path, shape, sizes)
+        own = math.prod(shape) / sizes.size([axis for axis in split if axis])
+        others = sizes.size([axis for axis in ("data", "fsdp", "expert") if axis not in split])
+        total += 2 * 4 * own * (1 - 1 / others)
+        if "fsdp" in split:  # gathered forward and backward, and its gradient scattered
+            total += 3 * 4 * own * (sizes.fsdp - 1)
+    return total
+
+
+def compare(rows: dict[str, Any], committed: dict[str, Any]) -> None:
+    """Ends the program with a status of 1 where a step tells more than it did."""
+    wrong = []
+    for name, row in rows.items():
+        before = committed[name]
+        for kind in KINDS:
+            now, then = (each.get(kind, {"count": 0, "megabytes": 0.0}) for each in (row, before))
+            if now["count"] != then["count"] or now["megabytes"] > LIMIT * then["megabytes"]:
+                wrong.append(f"{name}: {kind} {now}, was {then}")
+    print("\n".join(wrong) or "as committed")
+    sys.exit(bool(wrong))
+
+
+if __name__ == "__main__":
+    main()
