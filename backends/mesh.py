@@ -79,7 +79,7 @@ class MeshSizes:
 
     def size(self, axes: Sequence[str]) -> int:
         """The number of devices along several axes together."""
-        return math.prod(getattr(self, name) for name in axes)
+        return math.prod([getattr(self, name) for name in axes])
 
     def __str__(self) -> str:
         return (

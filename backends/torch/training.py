@@ -249,7 +249,8 @@ def update(state: TrainState, norm: Tensor, learning_rate: float) -> None:
     """The update of a state by the gradients of its leaves, whose global norm is `norm`. Multiplies them by `min(1, clip / norm)`."""
     trained, config = state.trained(), state.config
     if config.clip is not None:
-        torch._foreach_mul_([leaf.grad for leaf in trained.values()], (config.clip / norm).clamp(max=1.0))
+        gradients = [leaf.grad for leaf in trained.values() if leaf.grad is not None]
+        torch._foreach_mul_(gradients, (config.clip / norm).clamp(max=1.0))
     for group in state.optimizer.param_groups:
         group["lr"] = learning_rate * group["rate"]
     state.optimizer.step()
