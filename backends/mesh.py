@@ -33,6 +33,7 @@ __all__ = [
     "Split",
     "axes_of_slot",
     "check_experts",
+    "check_whole_experts",
     "leaves",
     "mesh_sizes",
     "split_axes",
@@ -78,7 +79,7 @@ class MeshSizes:
 
     def size(self, axes: Sequence[str]) -> int:
         """The number of devices along several axes together."""
-        return math.prod(getattr(self, name) for name in axes)
+        return math.prod([getattr(self, name) for name in axes])
 
     def __str__(self) -> str:
         return (
@@ -136,6 +137,14 @@ def check_experts(experts: int, sizes: MeshSizes, where: str) -> None:
     """Raises ConfigError unless each device along `expert` has as many experts."""
     if experts % sizes.expert:
         raise ConfigError(f"mesh.expert={sizes.expert!r} does not divide the {experts} experts of {where}")
+
+
+def check_whole_experts(layer: str, sizes: MeshSizes) -> None:
+    """Raises ConfigError where experts are split, for a layer that mixes them inside."""
+    if sizes.expert > 1:
+        raise ConfigError(
+            f"mesh.expert={sizes.expert!r}: {layer} mixes the experts inside, so that each device needs all of them"
+        )
 
 
 def splits(shapes: Mapping[str, Any], sizes: MeshSizes) -> dict[Path, Split]:

@@ -35,7 +35,17 @@ from moespec.backends.jax.training import (
     joined,
     split_params,
 )
-from moespec.backends.mesh import AXES, MeshSizes, Pieces, Split, axes_of_slot, leaves, split_axes, start_of
+from moespec.backends.mesh import (
+    AXES,
+    MeshSizes,
+    Pieces,
+    Split,
+    axes_of_slot,
+    check_whole_experts,
+    leaves,
+    split_axes,
+    start_of,
+)
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.backends.processes import Process
 from moespec.spec.errors import ConfigError, ShapeError
@@ -117,6 +127,12 @@ class OnMesh:
             result: Array = single.moe_mlp(tokens, routing, params, gelu=gelu)
             return result
         return self.moe_layer(tokens, routing, partial(expert_mlp, params=params, gelu=gelu))
+
+    def multi_hash_mlp(self, *arguments: Any, **options: Any) -> Array:
+        """As of one device. Raises ConfigError where experts are split."""
+        check_whole_experts("MultiHash", self.sizes)
+        result: Array = single.multi_hash_mlp(*arguments, **options)
+        return result
 
     def _there(self, slots: Array) -> Array:
         """(G, E, C, D) of the device's groups to (n G, E / n, C, D) of its experts."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from moespec.backends.face import install
 
 name = "torch"
-__all__ = install(sys.modules[__name__], apart=("kernels", "mesh", "nn"))
+__all__ = install(sys.modules[__name__], apart=("collectives", "kernels", "mesh", "nn", "spread"))
 
 if TYPE_CHECKING:
 

@@ -4,7 +4,7 @@ What each computes is said in `moespec.backends.numpy.optimizers`. A group of pa
 learning rate and the decay `decoupled`, which `step` takes off the parameter itself.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,8 +16,28 @@ from moespec.backends.optimizers import factored_axes
 Path = tuple[str, ...]
 
 
-def make(optimizer: OptimizerConfig, leaves: Mapping[Path, Tensor]) -> torch.optim.Optimizer:
-    """The optimiser of the trained parameters `leaves`, without what it keeps of them."""
+class Extent:
+    """What an optimiser asks of a parameter as a whole. Here a tensor is the whole; on a mesh it may be a part of it."""
+
+    def __init__(self, shape: Sequence[int]) -> None:
+        self.shape = tuple(shape)
+
+    def norms(self, *tensors: Tensor) -> Sequence[Tensor]:
+        """The norms of tensors of this shape."""
+        return [torch.linalg.vector_norm(x) for x in tensors]
+
+    def mean(self, x: Tensor, axis: int) -> Tensor:
+        """The mean of `x` along an axis of the parameter; the axis stays, with length 1."""
+        return x.mean(axis, keepdim=True)
+
+
+def make(
+    optimizer: OptimizerConfig, leaves: Mapping[Path, Tensor], extents: Mapping[Path, Extent] | None = None
+) -> torch.optim.Optimizer:
+    """The optimiser of the trained parameters `leaves`, without what it keeps of them.
+
+    extents: of leaves that are parts of parameters, how the optimiser learns of the whole.
+    """
     own: Any = optimizer.own
     together: dict[tuple[float, float], list[Tensor]] = {}
     for path, leaf in leaves.items():
@@ -39,7 +59,9 @@ def make(optimizer: OptimizerConfig, leaves: Mapping[Path, Tensor]) -> torch.opt
         return kind(groups, betas=(own.b1, own.b2), eps=own.epsilon, fused=True)
     if optimizer.name == "sgd":
         return _Sgd(groups, momentum=own.momentum, nesterov=own.nesterov, fused=True)
-    return {"adamw": _Adam, "adam": _Adam, "lamb": _Lamb, "adafactor": _Adafactor}[optimizer.name](groups, own)
+    own_kind = {"adamw": _Adam, "adam": _Adam, "lamb": _Lamb, "adafactor": _Adafactor}[optimizer.name]
+    whole = {leaf: extents[path] if extents else Extent(leaf.shape) for path, leaf in leaves.items()}
+    return own_kind(groups, own, whole)
 
 
 def keep(
@@ -76,9 +98,9 @@ class _Sgd(torch.optim.SGD):
 class _Own(torch.optim.Optimizer):
     """An optimiser whose update of a tensor is `_update`."""
 
-    def __init__(self, groups: Iterable[dict[str, Any]], options: Any) -> None:
+    def __init__(self, groups: Iterable[dict[str, Any]], options: Any, extents: Mapping[Tensor, Extent]) -> None:
         super().__init__(groups, {"lr": 0.0})
-        self.options = options
+        self.options, self.extents = options, extents
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -110,7 +132,7 @@ class _Adam(_Own):
 
 class _Lamb(_Adam):
     def _scaled(self, p: Tensor, update: Tensor) -> Tensor:
-        size, length = torch.linalg.vector_norm(p), torch.linalg.vector_norm(update)
+        size, length = self.extents[p].norms(p, update)
         return update * torch.where((size > 0) & (length > 0), size / length, 1.0)
 
 
@@ -119,15 +141,16 @@ class _Adafactor(_Own):
         o = self.options
         c = min(o.decay_cap, 1 - n**-o.decay_rate)
         s = g * g + o.epsilon
-        axes = factored_axes(p.shape, o.factored_from)
+        whole = self.extents[p]
+        axes = factored_axes(whole.shape, o.factored_from)
         if axes is None:
             kept["nu"].mul_(c).add_(s, alpha=1 - c)
             u = g * kept["nu"].rsqrt()
         else:
             lesser, largest = axes
-            row = kept["row"].mul_(c).add_(s.mean(largest), alpha=1 - c).unsqueeze(largest)
-            column = kept["column"].mul_(c).add_(s.mean(lesser), alpha=1 - c).unsqueeze(lesser)
-            u = g * (row / row.mean(lesser, keepdim=True)).rsqrt() * column.rsqrt()
+            row = kept["row"].unsqueeze(largest).mul_(c).add_(whole.mean(s, largest), alpha=1 - c)
+            column = kept["column"].unsqueeze(lesser).mul_(c).add_(whole.mean(s, lesser), alpha=1 - c)
+            u = g * (row / whole.mean(row, lesser)).rsqrt() * column.rsqrt()
         if o.momentum:
             u = o.momentum * kept["mu"].to(p.dtype) + (1 - o.momentum) * u
             kept["mu"].copy_(u)

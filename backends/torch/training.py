@@ -1,7 +1,7 @@
 """Gradients, compilation, and the training step, with the state updated in place."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.backends.torch import optimizers
 from moespec.backends.torch.arrays import from_numpy, to_numpy, wide
-from moespec.backends.torch.trees import flatten, tree_map, unflatten
+from moespec.backends.torch.trees import Path, flatten, tree_map, unflatten
 from moespec.spec.checks import check_at_least
 from moespec.spec.errors import ShapeError
 
@@ -31,6 +31,7 @@ __all__ = [
 ]
 
 Params = dict[str, Any]
+Leaves = dict[Path, Tensor]
 LossFunction = Callable[[Params, Any], tuple[Tensor, dict[str, Tensor]]]
 
 RECOMPILE_LIMIT = 64
@@ -103,18 +104,22 @@ class TrainState:
     params: Params
     optimizer: torch.optim.Optimizer
     config: OptimizerConfig
-    average: dict[tuple[str, ...], Tensor]
+    average: Leaves
     step: int
 
-    def trained(self) -> dict[tuple[str, ...], Tensor]:
+    def trained(self) -> Leaves:
         """The parameters that are trained, by path."""
         return {path: leaf for path, leaf in flatten(self.params).items() if leaf.requires_grad}
+
+    def shape_of(self, path: Path) -> tuple[int, ...]:
+        """The shape of a parameter."""
+        return tuple(flatten(self.params)[path].shape)
 
 
 def init_state(params: Params, optimizer: OptimizerConfig) -> TrainState:
     """The state before the first step. `params`: nested dict of NumPy arrays or tensors, which are copied."""
     owned = flatten(from_numpy(params))
-    slots: dict[str, dict[tuple[str, ...], Tensor]] = {}
+    slots: dict[str, Leaves] = {}
     for path, leaf in owned.items():
         for slot, shape in optimizer.slots(path, tuple(leaf.shape)).items():
             slots.setdefault(slot, {})[path] = leaf if slot == "ema" else leaf.new_zeros(shape)
@@ -138,14 +143,19 @@ def export_state(state: TrainState) -> dict[str, Any]:
 
     What is kept in bfloat16 is exported in float32, which has the same numbers.
     """
-    slots: dict[str, dict[tuple[str, ...], Tensor]] = {}
+    trees = {slot: unflatten(leaves) for slot, leaves in kept_leaves(state).items()}
+    return {**to_numpy(trees), "step": state.step}
+
+
+def kept_leaves(state: TrainState) -> dict[str, Leaves]:
+    """The tensors of a state: "params", and what is kept of them by slot."""
+    kept = {"params": flatten(state.params)}
     for path, leaf in state.trained().items():
-        for slot in state.config.slots(path, tuple(leaf.shape)):
+        for slot in state.config.slots(path, state.shape_of(path)):
             average = slot == "ema"
-            kept = state.average[path] if average else optimizers.kept(state.optimizer, leaf, slot)
-            slots.setdefault(slot, {})[path] = kept
-    trees = {name: unflatten(leaves) for name, leaves in slots.items()}
-    return {**to_numpy({"params": state.params, **trees}), "step": state.step}
+            value = state.average[path] if average else optimizers.kept(state.optimizer, leaf, slot)
+            kept.setdefault(slot, {})[path] = value
+    return kept
 
 
 def import_state(exported: dict[str, Any], optimizer: OptimizerConfig) -> TrainState:
@@ -182,37 +192,62 @@ def make_step(
 
     def step(state: TrainState, batch: Any, learning_rate: float) -> tuple[TrainState, dict[str, Tensor]]:
         trained = state.trained()
-        leaves = list(trained.values())
-        state.optimizer.zero_grad(set_to_none=True)
-        reported = [
-            _accumulate_gradient(evaluate, state.params, part, accumulate) for part in _split(batch, accumulate)
-        ]
-        metrics = reported[0]
-        if accumulate > 1:
-            metrics = {name: torch.stack([part[name] for part in reported]).mean(dim=0) for name in metrics}
-        for leaf in leaves:
-            if leaf.grad is None:
-                leaf.grad = torch.zeros_like(leaf)
-        metrics["grad_norm"] = _clip([leaf.grad for leaf in leaves if leaf.grad is not None], optimizer.clip)
-        for group in state.optimizer.param_groups:
-            group["lr"] = learning_rate * group["rate"]
-        state.optimizer.step()
-        if optimizer.ema is not None:
-            with torch.no_grad():
-                average = list(state.average.values())
-                torch._foreach_mul_(average, optimizer.ema)
-                torch._foreach_add_(average, [trained[path] for path in state.average], alpha=1 - optimizer.ema)
-        state.step += 1
+        metrics = set_gradients(evaluate, state.params, trained, batch, accumulate)
+        metrics["grad_norm"] = norm_of(leaf.grad for leaf in trained.values())
+        update(state, metrics["grad_norm"], learning_rate)
         return state, metrics
 
     return step
 
 
-def _accumulate_gradient(evaluate: LossFunction, params: Params, part: Any, parts: int) -> dict[str, Tensor]:
-    """Adds the gradient of this part's contribution to the mean loss to `.grad`; the metrics of the part."""
+def set_gradients(
+    evaluate: LossFunction, params: Params, trained: Leaves, batch: Any, parts: int, *, share: float = 1.0
+) -> dict[str, Tensor]:
+    """Gives the leaves `trained` their `.grad`: the mean over `parts` equal parts of a batch, times `share`.
+
+    Returns the means over the parts of the metrics and of "loss". params: what `evaluate` takes; `trained` are among them.
+    """
+    for leaf in trained.values():
+        leaf.grad = None
+    reported = [_accumulate_gradient(evaluate, params, part, share / parts) for part in _split(batch, parts)]
+    for leaf in trained.values():
+        if leaf.grad is None:
+            leaf.grad = torch.zeros_like(leaf)
+    if parts == 1:
+        return reported[0]
+    return {name: torch.stack([part[name] for part in reported]).mean(dim=0) for name in reported[0]}
+
+
+def _accumulate_gradient(evaluate: LossFunction, params: Params, part: Any, share: float) -> dict[str, Tensor]:
+    """Adds the gradient of this part's `share` of the loss to `.grad`; the metrics of the part."""
     loss, metrics = evaluate(params, part)
-    torch.autograd.backward(loss / parts)
+    torch.autograd.backward(loss * share)
     return {**_detached(metrics), "loss": loss.detach()}
+
+
+def norm_of(gradients: Iterable[Tensor | None]) -> Tensor:
+    """The norm of tensors together, in float32 or better."""
+    given = [gradient for gradient in gradients if gradient is not None]
+    norms = torch._foreach_norm(given, dtype=wide(*(gradient.dtype for gradient in given)))
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(norms))
+    return norm
+
+
+def update(state: TrainState, norm: Tensor, learning_rate: float) -> None:
+    """The update of a state by the gradients of its leaves, whose global norm is `norm`. Multiplies them by `min(1, clip / norm)`."""
+    trained, config = state.trained(), state.config
+    if config.clip is not None:
+        gradients = [leaf.grad for leaf in trained.values() if leaf.grad is not None]
+        torch._foreach_mul_(gradients, (config.clip / norm).clamp(max=1.0))
+    for group in state.optimizer.param_groups:
+        group["lr"] = learning_rate * group["rate"]
+    state.optimizer.step()
+    if config.ema is not None:
+        with torch.no_grad():
+            average = list(state.average.values())
+            torch._foreach_mul_(average, config.ema)
+            torch._foreach_add_(average, [trained[path] for path in state.average], alpha=1 - config.ema)
+    state.step += 1
 
 
 def _split(batch: Any, parts: int) -> list[Any]:
@@ -230,13 +265,3 @@ def _split(batch: Any, parts: int) -> list[Any]:
         return take
 
     return [tree_map(part(index), batch) for index in range(parts)]
-
-
-def _clip(gradients: list[Tensor], limit: float | None) -> Tensor:
-    """The global norm, after multiplying the gradients by `min(1, limit / norm)` in place."""
-    norms = torch._foreach_norm(gradients, dtype=wide(*(gradient.dtype for gradient in gradients)))
-    norm: Tensor = torch.linalg.vector_norm(torch.stack(norms))
-    if limit is not None:
-        factor = (limit / norm).clamp(max=1.0)
-        torch._foreach_mul_(gradients, factor)
-    return norm

@@ -1,0 +1,120 @@
+"""What processes exchange in a program: torch's functional collectives, which `torch.compile` traces, with their gradients.
+
+    exchange    all-to-all along the first axis           gradient: `exchange`
+    gather      the parts of all, along an axis           gradient: the sums over all, of which each has its part
+    add         the sum over all                          no gradient
+
+`Devices` has the groups of processes of a mesh; each process has one device.
+"""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+
+from moespec.backends.mesh import AXES, MeshSizes, Split
+from moespec.backends.torch.arrays import default_device
+
+_operators: Any = torch.ops._c10d_functional
+
+
+class Group(NamedTuple):
+    """Processes that exchange something: the name that torch knows them by, and how many they are."""
+
+    name: str
+    size: int
+
+
+def exchange(x: Tensor, group: Group) -> Tensor:
+    """`x` (n A, ...) in n parts, of which process i gets part i: the parts of the n processes, in their order, (n A, ...)."""
+    result: Tensor = _Exchange.apply(x, group.name, group.size)  # type: ignore[no-untyped-call]
+    return result
+
+
+def gather(x: Tensor, axis: int, group: Group) -> Tensor:
+    """The `x` of all processes, in their order, joined along an axis."""
+    result: Tensor = _Gather.apply(x, axis, group.name, group.size)  # type: ignore[no-untyped-call]
+    return result
+
+
+def add(tensors: list[Tensor], group: Group) -> list[Tensor]:
+    """The sums over the processes of a list of tensors, in one reduction, each in its dtype."""
+    flat = torch.cat([x.detach().reshape(-1) for x in tensors])
+    total = _operators.wait_tensor(_operators.all_reduce(flat, "sum", group.name))
+    pieces = total.split([x.numel() for x in tensors])
+    return [piece.reshape(x.shape).to(x.dtype) for piece, x in zip(pieces, tensors, strict=True)]
+
+
+class Devices:
+    """The devices of a mesh, as this process sees them: its `place` along each axis, and its group along each set of axes
+    that have several devices."""
+
+    def __init__(self, sizes: MeshSizes) -> None:
+        self.sizes = sizes
+        self.place = dict.fromkeys(AXES, 0)
+        self.groups: dict[tuple[str, ...], Group] = {}
+        if sizes.devices > 1:
+            mesh = init_device_mesh(default_device().type, sizes.shape, mesh_dim_names=AXES)
+            self.place = {axis: mesh.get_local_rank(axis) for axis in AXES}
+            wide = [axis for axis in AXES if getattr(sizes, axis) > 1]
+            for axes in (axes for count in range(len(wide)) for axes in itertools.combinations(wide, count + 1)):
+                group = (mesh[axes] if len(axes) == 1 else mesh[axes]._flatten()).get_group()
+                self.groups[axes] = Group(group.group_name, group.size())
+
+    def group(self, axes: Sequence[str]) -> Group | None:
+        """The devices along some axes, None if this is the only one."""
+        return self.groups.get(tuple([axis for axis in AXES if axis in axes and getattr(self.sizes, axis) > 1]))
+
+    def sums(self, tensors: list[Tensor], axes: Sequence[str]) -> list[Tensor]:
+        """The sums of tensors over the devices along some axes, in one reduction."""
+        group = self.group(axes)
+        return add(tensors, group) if tensors and group else tensors
+
+    def means(self, tensors: dict[str, Tensor], axes: Sequence[str]) -> dict[str, Tensor]:
+        """The means of tensors over the devices along some axes, in one reduction."""
+        sums = self.sums(list(tensors.values()), axes)
+        return {name: total / self.sizes.size(axes) for name, total in zip(tensors, sums, strict=True)}
+
+    def index(self, shape: Sequence[int], split: Split) -> tuple[slice, ...]:
+        """Where the part of this device is in an array of a shape."""
+        index = []
+        for length, axis in zip(shape, split, strict=True):
+            size = length // getattr(self.sizes, axis) if axis else length
+            start = self.place[axis] * size if axis else 0
+            index.append(slice(start, start + size))
+        return tuple(index)
+
+
+class _Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, name: str, size: int) -> Tensor:
+        ctx.group = name, size
+        return _exchanged(x, name, size)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return _exchanged(gradient, *ctx.group), None, None
+
+
+def _exchanged(x: Tensor, name: str, size: int) -> Tensor:
+    rows = [x.shape[0] // size] * size
+    result: Tensor = _operators.wait_tensor(_operators.all_to_all_single(x.contiguous(), rows, rows, name))
+    return result
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: int, name: str, size: int) -> Tensor:
+        ctx.group = axis, name, size
+        parts: Tensor = _operators.wait_tensor(_operators.all_gather_into_tensor(x.contiguous(), size, name))
+        return torch.cat(parts.chunk(size), axis)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        axis, name, size = ctx.group
+        parts = torch.cat(gradient.chunk(size, axis))
+        part: Tensor = _operators.wait_tensor(_operators.reduce_scatter_tensor(parts, "sum", size, name))
+        return part, None, None, None

@@ -1,0 +1,226 @@
+"""Training on a mesh of processes, each with one device: it runs the program of one device on its images, with the exchanges
+that `OnMesh` adds.
+
+What is reduced in the update (gradients, the norm of the whole gradient, norms and means that an optimiser takes of a whole
+parameter) is outside of the program, see `moespec.backends.torch.spread`.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from moespec.backends import torch as single
+from moespec.backends.mesh import AXES, MeshSizes, check_whole_experts
+from moespec.backends.optimizer import OptimizerConfig
+from moespec.backends.processes import Process
+from moespec.backends.torch.arrays import default_device, from_numpy
+from moespec.backends.torch.collectives import Devices, exchange, gather
+from moespec.backends.torch.network import expert_mlp
+from moespec.backends.torch.slots import SlotRouting, SoftRouting, moe_layer
+from moespec.backends.torch.spread import Part, SpreadState, pieces_of, read_state
+from moespec.backends.torch.training import LossFunction, Params, set_gradients, update
+from moespec.backends.torch.trees import flatten
+from moespec.spec.checks import check_at_least
+from moespec.spec.errors import ConfigError, ShapeError
+
+__all__ = ["OnMesh", "join", "leave"]
+
+Metrics = dict[str, Tensor]
+
+
+def join(process: Process) -> None:
+    """Joins the other processes. The device of this one is the GPU of its number on its machine, or the CPU.
+
+    Raises the errors of torch.distributed when the others do not come in time.
+    """
+    on_gpu = default_device().type == "cuda"
+    if on_gpu:
+        torch.cuda.set_device(process.local)
+    dist.init_process_group(
+        "nccl" if on_gpu else "gloo",
+        init_method=f"tcp://{process.address}",
+        rank=process.index,
+        world_size=process.count,
+    )
+
+
+def leave() -> None:
+    """Waits for the other processes and leaves them."""
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+class OnMesh:
+    """The torch backend for models on a mesh of all processes.
+
+    A step and what `compile` makes take parameters of a state, and the rows of this process, as `put` makes them.
+    """
+
+    def __init__(self, sizes: MeshSizes) -> None:
+        if sizes.devices != self.processes:
+            raise ConfigError(f"a mesh of {sizes.devices} devices ({sizes}): there are {self.processes} processes")
+        self.sizes, self.devices = sizes, Devices(sizes)
+
+    def __getattr__(self, name: str) -> Any:
+        """Of the backend, what is the same on a mesh."""
+        return getattr(single, name)
+
+    # The layer.
+
+    def moe_layer(
+        self, tokens: Tensor, routing: SlotRouting | SoftRouting, experts: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        """As of one device, where `experts` are those that the device has: what is in their slots comes from all devices along
+        `expert`, and goes back."""
+        if self.sizes.expert == 1:
+            return moe_layer(tokens, routing, experts)
+        return moe_layer(tokens, routing, lambda slots: self._back(experts(self._there(slots))))
+
+    def moe_mlp(
+        self,
+        tokens: Tensor,
+        routing: SlotRouting | SoftRouting,
+        params: Mapping[str, Tensor],
+        *,
+        gelu: str = "tanh",
+    ) -> Tensor:
+        """As of one device, with the experts that the device has. Where experts are split all slots travel, the empty too."""
+        if self.sizes.expert == 1:
+            result: Tensor = single.moe_mlp(tokens, routing, params, gelu=gelu)
+            return result
+        return self.moe_layer(tokens, routing, partial(expert_mlp, params=params, gelu=gelu))
+
+    def multi_hash_mlp(self, *arguments: Any, **options: Any) -> Tensor:
+        """As of one device. Raises ConfigError where experts are split."""
+        check_whole_experts("MultiHash", self.sizes)
+        result: Tensor = single.multi_hash_mlp(*arguments, **options)
+        return result
+
+    # What is sent has all slots of an expert together, as `moe_layer` has them in memory; what comes is by sender, and is
+    # copied into that order.
+
+    def _there(self, slots: Tensor) -> Tensor:
+        """(G, E, C, D) of the device's groups to (n G, E / n, C, D) of its experts."""
+        groups, experts, *place = slots.shape
+        n = self.sizes.expert
+        by_sender = exchange(slots.transpose(0, 1), self.devices.groups["expert",])
+        return by_sender.reshape(n, experts // n, groups, *place).transpose(0, 1).flatten(1, 2).transpose(0, 1)
+
+    def _back(self, slots: Tensor) -> Tensor:
+        groups, experts, *place = slots.shape
+        n = self.sizes.expert
+        by_receiver = slots.transpose(0, 1).reshape(experts, n, groups // n, *place).transpose(0, 1)
+        return exchange(by_receiver.flatten(0, 1), self.devices.groups["expert",]).transpose(0, 1)
+
+    def whole(self, params: Any) -> Any:
+        """Parameters with those that are split over `fsdp` gathered."""
+        if isinstance(params, dict):
+            return {name: self.whole(value) for name, value in params.items()}
+        return gather(params.array, params.axis, self.devices.groups["fsdp",]) if isinstance(params, Part) else params
+
+    def over_devices(self, by_image: Tensor, means: Metrics) -> tuple[Tensor, Metrics]:
+        """The rows of all devices, and the means over all of them."""
+        group = self.devices.group(AXES)
+        rows = gather(by_image, 0, group) if group else by_image
+        return rows, self.devices.means(means, AXES)
+
+    # Processes.
+
+    @property
+    def process(self) -> int:
+        """The number of this process."""
+        return dist.get_rank() if dist.is_initialized() else 0
+
+    @property
+    def processes(self) -> int:
+        """The number of processes."""
+        return dist.get_world_size() if dist.is_initialized() else 1
+
+    def exchanged(self, value: str) -> list[str]:
+        """The texts of all processes, in their order; it waits for all."""
+        texts = [value] * self.processes
+        if self.processes > 1:
+            dist.all_gather_object(texts, value)
+        return texts
+
+    # Arrays.
+
+    def rows(self, batch: int) -> range:
+        """The rows of a batch that this process puts on its device."""
+        if batch % self.sizes.devices:
+            raise ShapeError(
+                f"a batch of {batch} images does not divide among {self.sizes.devices} devices ({self.sizes})"
+            )
+        share = batch // self.sizes.devices
+        return range(self.process * share, (self.process + 1) * share)
+
+    def put(self, batch: Any) -> Any:
+        """The rows of this process, NumPy arrays in nested dicts, as tensors on its device."""
+        return from_numpy(batch)
+
+    # Training.
+
+    def init_state(self, params: Mapping[str, Any], optimizer: OptimizerConfig) -> SpreadState:
+        """The state before the first step. Each leaf of `params` has a shape, and slices of it are read, as of a NumPy array."""
+        return self.import_state({"params": params, "step": 0}, optimizer)
+
+    def import_state(self, exported: Mapping[str, Any], optimizer: OptimizerConfig) -> SpreadState:
+        """The state that `export_state`, of any backend, made `exported` of. Of each leaf a process reads what it needs."""
+        return read_state(self.devices, exported, optimizer)
+
+    def export_state(self, state: SpreadState) -> dict[str, Any]:
+        """As of one device, with `Pieces` in place of arrays: those that this process is to save."""
+        return pieces_of(state)
+
+    def state_params(self, state: SpreadState) -> Params:
+        """As of one device, of what this process has."""
+        return state.marked({path: leaf.detach() for path, leaf in flatten(state.params).items()})
+
+    def state_average(self, state: SpreadState) -> Params:
+        """As of one device, of what this process has."""
+        return state.marked({path: leaf.detach() for path, leaf in flatten(state.params).items()} | state.average)
+
+    def make_step(
+        self, loss_function: LossFunction, optimizer: OptimizerConfig, *, accumulate: int = 1, compiled: bool = True
+    ) -> Callable[[SpreadState, Any, float], tuple[SpreadState, Metrics]]:
+        """As of one device, for the rows of this process. The loss is a mean over groups and images, as all metrics are.
+
+        The gradients of what all devices have are summed together, in one reduction with loss and metrics.
+        """
+        check_at_least("accumulate", accumulate, 1)
+        evaluate = self.compile(loss_function) if compiled else self._gathering(loss_function)
+
+        def step(state: SpreadState, batch: Any, learning_rate: float) -> tuple[SpreadState, Metrics]:
+            share = 1 / self.sizes.devices
+            metrics = set_gradients(evaluate, state.marked({}), state.trained(), batch, accumulate, share=share)
+            metrics = state.add_gradients(metrics)
+            metrics["grad_norm"] = state.norm()
+            update(state, metrics["grad_norm"], learning_rate)
+            return state, metrics
+
+        return step
+
+    def compile(self, function: Callable[..., Any], *, compiler: str = "inductor") -> Callable[..., Any]:
+        """`function(params, rows)`, compiled, for parameters of a state, and the rows of this process.
+
+        What it returns is the same on all devices, as `over_devices` makes it.
+        """
+        compiled: Callable[..., Any] = single.compile(self._gathering(function), compiler=compiler)
+        return compiled
+
+    def quick_compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """`compile` without the wait for code."""
+        return self.compile(function, compiler="aot_eager")
+
+    def _gathering(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """`function` of parameters that are whole but for those of blocks, which are gathered one block at a time."""
+
+        def run(params: Params, rows: Any) -> Any:
+            outside = {name: tree if name == "blocks" else self.whole(tree) for name, tree in params.items()}
+            return function(outside, rows)
+
+        return run
