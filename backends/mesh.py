@@ -99,8 +99,9 @@ def mesh_sizes(devices: int, *, data: int | None = None, fsdp: int = 1, expert: 
     rest = MeshSizes(1, fsdp, expert).devices
     if data is None:
         if devices % rest:
+            there = "there is one device" if devices == 1 else f"{rest} does not divide the {devices} devices"
             raise ConfigError(
-                f"mesh.fsdp={fsdp!r}, mesh.expert={expert!r}: {rest} does not divide the {devices} devices"
+                f"mesh.fsdp={fsdp!r}, mesh.expert={expert!r}: {there}; a run may go on with other numbers"
             )
         data = devices // rest
     sizes = MeshSizes(data, fsdp, expert)

@@ -89,7 +89,14 @@ def main() -> None:
 def compiled(router: str, sizes: MeshSizes, devices: Any) -> dict[str, Any]:
     """The collectives of a step."""
     config = vit.named(
-        "vit_s16", depth=2 * BLOCKS, router=router, moe="every_2", experts=8, classes=1000, image_size=224, dtype="bfloat16"
+        "vit_s16",
+        depth=2 * BLOCKS,
+        router=router,
+        moe="every_2",
+        experts=8,
+        classes=1000,
+        image_size=224,
+        dtype="bfloat16",
     )
     B, optimizer = OnMesh(sizes, devices), OptimizerConfig(clip=1.0, weight_decay=0.1)
     state = B.state_shapes(shaped(vit.parameter_shapes(config)), optimizer)

@@ -58,8 +58,24 @@ def full_precision(x: Tensor) -> AbstractContextManager[Any]:
 
 
 def default_device() -> torch.device:
-    """The CUDA device if there is one, else the CPU: where `from_numpy` puts arrays."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    """The CUDA device if there is one, else the CPU: where `from_numpy` puts arrays.
+
+    One of several processes on a machine has the device of its number (`use_device`), on all of its threads; a process alone the
+    current device.
+    """
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda") if _number is None else torch.device("cuda", _number)
+
+
+_number: int | None = None
+
+
+def use_device(number: int) -> None:
+    """Makes a CUDA device the one of this process."""
+    global _number
+    _number = number
+    torch.cuda.set_device(number)
 
 
 def from_numpy(tree: Any, dtype: str | None = None) -> Any:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -17,7 +16,7 @@ from moespec.backends import torch as single
 from moespec.backends.mesh import AXES, MeshSizes, check_whole_experts
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.backends.processes import Process
-from moespec.backends.torch.arrays import default_device, from_numpy
+from moespec.backends.torch.arrays import default_device, from_numpy, use_device
 from moespec.backends.torch.collectives import Devices, exchange, gather
 from moespec.backends.torch.network import expert_mlp
 from moespec.backends.torch.slots import SlotRouting, SoftRouting, moe_layer
@@ -27,7 +26,7 @@ from moespec.backends.torch.trees import flatten
 from moespec.spec.checks import check_at_least
 from moespec.spec.errors import ConfigError, ShapeError
 
-__all__ = ["OnMesh", "join", "leave"]
+__all__ = ["OnMesh", "devices", "join", "leave"]
 
 Metrics = dict[str, Tensor]
 
@@ -35,17 +34,22 @@ Metrics = dict[str, Tensor]
 def join(process: Process) -> None:
     """Joins the other processes. The device of this one is the GPU of its number on its machine, or the CPU.
 
-    Raises the errors of torch.distributed when the others do not come in time.
+    Raises RuntimeError, of torch.distributed, when the others do not come in time.
     """
     on_gpu = default_device().type == "cuda"
     if on_gpu:
-        torch.cuda.set_device(process.local)
+        use_device(process.local)
     dist.init_process_group(
         "nccl" if on_gpu else "gloo",
         init_method=f"tcp://{process.address}",
         rank=process.index,
         world_size=process.count,
     )
+
+
+def devices() -> int:
+    """The number of devices of all processes: one of each."""
+    return dist.get_world_size() if dist.is_initialized() else 1
 
 
 def leave() -> None:
@@ -138,7 +142,7 @@ class OnMesh:
     @property
     def processes(self) -> int:
         """The number of processes."""
-        return dist.get_world_size() if dist.is_initialized() else 1
+        return devices()
 
     def exchanged(self, value: str) -> list[str]:
         """The texts of all processes, in their order; it waits for all."""
@@ -158,9 +162,9 @@ class OnMesh:
         share = batch // self.sizes.devices
         return range(self.process * share, (self.process + 1) * share)
 
-    def put(self, batch: Any) -> Any:
+    def put(self, tree: Any) -> Any:
         """The rows of this process, NumPy arrays in nested dicts, as tensors on its device."""
-        return from_numpy(batch)
+        return from_numpy(tree)
 
     # Training.
 
