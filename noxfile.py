@@ -247,13 +247,15 @@ def gpu(session: nox.Session, backend: str) -> None:
 
 @nox.session
 def tpu(session: nox.Session) -> None:
-    """Compile a layer of every router for a TPU that need not be there, and compare FLOPs, bytes and memory.
+    """Compile a layer of every router for a TPU that need not be there, and compare FLOPs, bytes and memory; and steps for
+    several TPUs, of which the collectives are compared.
 
-    `-- NAME`: only some. `python benchmarks/tpu_layers.py` writes what they are compared with.
+    `-- NAME`: only some routers. `python benchmarks/tpu_layers.py` and `tpu_mesh.py` write what they are compared with.
     """
     _install(session, "jax")
     session.install(*CONSTRAINTS, "libtpu")
     session.run("python", "benchmarks/tpu_layers.py", "--check", *session.posargs)
+    session.run("python", "benchmarks/tpu_mesh.py", "--check", *session.posargs)
 
 
 @nox.session

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
+import summary
 
 DOCS = Path(__file__).parents[1] / "docs"
 RESULTS = Path(__file__).parent / "results"
@@ -16,8 +17,9 @@ INTRODUCTION = """# Speed
 
 Made by `python benchmarks/speed.py` from the files in `benchmarks/results`. A figure is a ratio from one run, never a promise: on
 your machine, run the command that stands in the file.
+"""
 
-## A layer of each router on one core
+LAYERS = """## A layer of each router on one core
 
 `nox -s bench`: forward and backward, float32, gradients of all parameters and of the tokens, in turn, the least of the rounds, over
 the dense perceptron of the same run. *Work* is the rows that the experts have for each token, so that a layer whose routing costs
@@ -67,6 +69,14 @@ forward and in each gradient, where the tokens are bfloat16, as they are here; i
 filled slots alone are loops, of which the compiler counts one turn: for them there is only memory.
 """
 
+MESH = """## What devices tell each other
+
+`python benchmarks/tpu_mesh.py`: a training step of a ViT-S/16 of two blocks, one with 8 experts, bfloat16, 16 images a device,
+compiled for 4 and 8 chips of a TPU v5e; `nox -s tpu` fails when there are other collectives. *Bound* is what must be received: slots
+whose experts are elsewhere, four times; gradients of what several devices have, twice; with `fsdp` the parts of the others, and
+their gradients.
+"""
+
 STEPS_CUDA = """## A training step, compiled for an H100
 
 `python benchmarks/cuda_steps.py`: the same steps, compiled by XLA without a GPU. Nothing was measured on one. *Kernels* are the
@@ -89,18 +99,21 @@ that do nothing but decode and crop with Pillow. Pixels are mixed and normalised
 def main() -> None:
     layers = {name: read(f"layers-{name}-cpu") for name in ("jax", "torch")}
     picture(layers, DOCS / "_static" / "speed.png")
-    parts = [INTRODUCTION, "![times of layers over the dense perceptron](_static/speed.png)\n", of_layers(layers)]
-    parts += [LARGER, of_layers({name: read(f"layers-32-{name}-cpu") for name in layers})]
+    larger = {name: read(f"layers-32-{name}-cpu") for name in layers}
     steps = {name: read(f"steps-{name}-cpu") for name in ("jax", "torch")}
+    tpu, tpu_steps = read("layers-tpu"), read("steps-tpu")
+    parts = [INTRODUCTION, summary.TEXT, table(summary.HEAD, list(summary.cpu_rows(layers, larger, steps))), ""]
+    parts += [table(summary.HEAD_TPU, list(summary.tpu_rows(tpu, tpu_steps))), ""]
+    parts += [LAYERS, "![times of layers over the dense perceptron](_static/speed.png)\n", of_layers(layers)]
+    parts += [LARGER, of_layers(larger)]
     parts += [STEPS, of_steps(steps), GROWTH, of_growth({name: read(f"growth-{name}-cpu") for name in steps})]
     parts += [TRANSPORT, of_transport({name: read(f"transport-{name}-cpu") for name in steps})]
-    tpu = read("layers-tpu")
     shape = ", ".join(f"{value} {name}" for name, value in tpu["shape"].items())
     keys = ("flops_over_count", "passes_over_count", "gigabytes_accessed", "temporary_mib")
     head = ["layer", "FLOPs / count", "passes / count", "GB accessed", "temporary MiB"]
     rows = [[f"`{name}`", *(str(row.get(key, "")) for key in keys)] for name, row in tpu["rows"].items()]
     parts += [TPU, table(head, rows), f"\n{shape}; {tpu['topology']}, {versions(tpu['versions'])}.\n"]
-    parts += [STEPS_TPU, of_tpu_steps(read("steps-tpu"))]
+    parts += [STEPS_TPU, of_tpu_steps(tpu_steps), MESH, of_mesh(read("mesh-tpu"))]
     parts += [STEPS_CUDA, of_cuda_steps(read("steps-cuda"))]
     recipes = read("recipes-tpu")
     head = ["recipe", "topology", "parameters", "FLOPs / count", "GB accessed", "temporary MiB"]
@@ -201,6 +214,18 @@ def of_tpu_steps(steps: Any) -> str:
     head = ["model", "case", "experts", "FLOPs / count"]
     head += ["bytes / dense", "temporary / dense", "compile / dense", "parameters and state, GiB"]
     return "\n\n".join([table(head, rows), f"{versions(steps['versions'])}.\n"])
+
+
+def of_mesh(mesh: Any) -> str:
+    kinds = ("all-to-all", "all-reduce", "all-gather", "reduce-scatter")
+    rows = []
+    for name, row in mesh["steps"].items():
+        router, _, devices = name.partition(", ")
+        counts = [str(row.get(kind, {"count": 0})["count"]) for kind in kinds]
+        rows.append([f"`{router}`, {devices}", *counts, f"{row['megabytes']:.1f}", f"{row['over_bound']:.2f}"])
+    return "\n\n".join(
+        [table(["step", *kinds, "MB received", "over the bound"], rows), f"{versions(mesh['versions'])}.\n"]
+    )
 
 
 def of_cuda_steps(steps: Any) -> str:

@@ -60,7 +60,7 @@ class Part:
 
 
 class Stored:
-    """An array of files, of which `array[slices]` reads a part. `NumPy` makes all of it an array."""
+    """An array of files, of which `array[slice, ...]` reads a part. NumPy makes all of it an array."""
 
     def __init__(self, parts: Sequence[Part]) -> None:
         self._parts = parts
@@ -108,6 +108,8 @@ def stored(files: Iterable[ArrayFile], *, whole: bool) -> dict[str, Stored]:
                 parts.setdefault(base, []).append(Part(offset, part.shape, part.dtype, part.read))
         except ValueError as error:
             raise ValueError(f"{file.path}: {error}") from error
+        except OSError as error:  # safetensors names no file
+            raise OSError(error.errno, error.strerror or str(error), str(file.path)) from error
     made = {}
     for name, own in parts.items():
         try:

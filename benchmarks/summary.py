@@ -1,0 +1,89 @@
+"""The section "In short" of docs/speed.md: ours beside others, and beside the dense model, from the committed results."""
+
+from collections.abc import Iterator
+from typing import Any
+
+TEXT = """## In short
+
+Ours and others of the same run, over the dense perceptron or model; *goal* is what we mean to reach. Where it is not reached the last
+column says what is in the way.
+"""
+
+HEAD = ["on one core of a CPU", "ours", "others", "goal", "why not"]
+HEAD_TPU = ["by the TPU's compiler", "ours", "others", "goal", "why not"]
+
+FAST = "no slower than a peer"
+BLOCKS = "XLA's products of 256 rows cost 1.4 times one large one"
+
+
+def cpu_rows(layers: dict[str, Any], larger: dict[str, Any], steps: dict[str, Any]) -> Iterator[list[str]]:
+    """A row for each comparison; the arguments are results by backend."""
+
+    def times(result: Any, name: str, part: str = "layers") -> float:
+        value: float = result["figures"][part][name]["times_dense"]
+        return value
+
+    def row(what: str, ours: float, others: dict[str, float], goal: str, reached: bool, why: str) -> list[str]:
+        told = ", ".join(f"{name} {value:.2f}" for name, value in others.items())
+        return [what, f"{ours:.2f}", told, goal, "" if reached else why]
+
+    for backend, others in {
+        "jax": {"vmoe's indices": "vmoe indices, k = 1", "its einsum": "vmoe einsum, k = 1"},
+        "torch": {"st-moe-pytorch": "st-moe-pytorch"},
+    }.items():
+        for size, results in (("8 x 196 tokens, 8 experts", layers), ("4 x 784 tokens, 32 experts", larger)):
+            found = {name: times(results[backend], key) for name, key in others.items()}
+            ours = times(results[backend], "softmax_token_choice")
+            reached = round(ours, 2) <= round(min(found.values()), 2)
+            yield row(f"{backend}, layer k = 1, {size}", ours, found, FAST, reached, "within the spread of rounds")
+    for backend, name in (("jax", "vmoe soft"), ("torch", "soft-moe-pytorch")):
+        for size, results in (("8 experts", layers), ("32 experts", larger)):
+            ours, other = times(results[backend], "soft_moe"), times(results[backend], name)
+            reached = round(ours, 2) <= round(other, 2)
+            found = {name.replace("vmoe soft", "vmoe"): other}
+            yield row(f"{backend}, Soft MoE layer, {size}", ours, found, FAST, reached, "within the spread of rounds")
+    for backend in layers:
+        for size, results in (("8 experts", layers), ("32 experts", larger)):
+            ours, fixed = times(results[backend], "hash"), times(results[backend], "softmax_token_choice")
+            floor = f"rows there and back cost what they do at k = 1 ({fixed:.2f})"
+            why = floor if ours <= fixed + 0.05 else f"{floor}, and {BLOCKS}"
+            yield row(f"{backend}, layer without a capacity (hash), {size}", ours, {}, "1.15", ours <= 1.15, why)
+    for backend, name, other in (
+        ("jax", "vmoe dense", "vmoe's ViT"),
+        ("torch", "torch.nn.TransformerEncoder", "torch.nn"),
+    ):
+        value = times(steps[backend], name, "steps")
+        yield row(
+            f"{backend}, loss and gradients of a dense ViT-S/16",
+            1.0,
+            {other: value},
+            "1.05 of it",
+            value >= 1 / 1.05,
+            "",
+        )
+
+
+def tpu_rows(layers: dict[str, Any], steps: dict[str, Any]) -> Iterator[list[str]]:
+    """Bytes of a step of ViT-S/16 over the dense one's, and of a layer beside vmoe's."""
+    of_model = [row for row in steps["rows"] if row["of"]["model"] == "vit_s16"]
+    dense = next(row for row in of_model if row["of"]["case"] == "dense")
+    for row in of_model[2:]:
+        if "recomputed" not in row["of"]["case"]:
+            ratio, flops = row["gigabytes_accessed"] / dense["gigabytes_accessed"], row["flops_over_count"]
+            loops = flops < 1
+            told = f"bytes {ratio:.2f} of dense" + ("" if loops else f", FLOPs {flops:.2f} of the count")
+            why = "the compiler counts one turn of its loops" if loops else ""
+            yield [f"step of ViT-S/16, 32 images, `{row['of']['case']}`", told, "", "FLOPs 1.05", why]
+    of = layers["rows"]
+    tiles = "a gathered row counts as a tile of eight: 44 MB for 5 in each of four gathers"
+    for ours, others in {
+        "softmax_token_choice": ("vmoe indices, k = 1", "vmoe einsum, k = 1"),
+        "softmax_token_choice, k = 2": ("vmoe indices, k = 2", "vmoe einsum, k = 2"),
+        "softmax_expert_choice": ("vmoe expert choice",),
+        "soft_moe": ("vmoe soft",),
+    }.items():
+        own = of[ours]["gigabytes_accessed"]
+        values = {name: of[name]["gigabytes_accessed"] for name in others}
+        told = ", ".join(f"{name} {value:.2f} GB" for name, value in values.items())
+        reached = own <= 1.3 * min(values.values())
+        yield [f"layer, `{ours}`", f"{own:.2f} GB", told, "1.3 of vmoe's", "" if reached else tiles]

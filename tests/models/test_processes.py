@@ -1,0 +1,324 @@
+"""Runs of several processes: the numbers of one, checkpoints that any number reads, a process that dies, and what is refused.
+
+With torch, and with JAX where they differ; the processes are real, the devices their CPUs.
+"""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from moespec.models.errors import CheckpointError, RunError
+from moespec.models.parameters import Drawn
+from moespec.models.training import checkpoint
+from moespec.models.training.config import Config, ModelConfig
+from moespec.models.training.resolve import model_config
+from moespec.models.training.rundirectory import RunDirectory
+from moespec.models.training.runlog import read_log
+from moespec.models.training.saver import Saver
+from moespec.models.training.savestate import trained_params
+from moespec.models.vit import init, parameter_shapes
+
+PROGRAM = "import sys; from moespec.models.cli import main; sys.exit(main(sys.argv[1:]))"
+TRAIN = (
+    *("train", "--router", "softmax_token_choice", "--experts", "4", "--data.mixup", "0.5", "--data.crop-padding", "1"),
+    *(
+        "--model.dropout",
+        "0.1",
+        "--training.steps",
+        "12",
+        "--training.checkpoint-every",
+        "4",
+        "--training.log-every",
+        "1",
+    ),
+    *("--training.evaluate-every", "12", "--training.keep", "9"),
+)
+TWO_BY_TWO = ("--mesh.data", "2", "--mesh.expert", "2")
+
+
+def moespec(*arguments, environment=None, wait=True):
+    """The command in a process of its own."""
+    quiet = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-c", PROGRAM, *map(str, arguments)]
+    options = {"env": {**os.environ, **quiet, **(environment or {})}, "text": True}
+    if not wait:
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
+    return subprocess.run(command, capture_output=True, timeout=300, check=False, **options)
+
+
+def trained(*arguments, **options):
+    found = moespec(*arguments, **options)
+    assert found.returncode == 0, found.stderr[-2000:]
+    return found
+
+
+def losses(run):
+    return np.array([line["loss"] for line in read_log(run, "train")])
+
+
+@pytest.fixture(scope="module")
+def of_one(tmp_path_factory):
+    """A run of one process."""
+    pytest.importorskip("torch")
+    run = tmp_path_factory.mktemp("one") / "run"
+    trained(*TRAIN, "--backend", "torch", "--run", run)
+    return run
+
+
+@pytest.fixture(scope="module")
+def of_four(tmp_path_factory):
+    """The same, of four."""
+    pytest.importorskip("torch")
+    run = tmp_path_factory.mktemp("four") / "run"
+    found = trained("launch", "-n", "4", *TRAIN, *TWO_BY_TWO, "--backend", "torch", "--run", run)
+    assert "devices: data 2 x expert 2, of 4 processes" in found.stdout
+    assert found.stdout.count("devices: ") == 1
+    return run
+
+
+def test_four_processes_train_to_the_numbers_of_one(of_one, of_four):
+    """Data, augmentation, mixup with the neighbours of other processes, dropout, noise and evaluation."""
+    np.testing.assert_allclose(losses(of_four), losses(of_one), rtol=2e-5)
+    one, four = (read_log(run, "evaluation")[-1] for run in (of_one, of_four))
+    assert one["images"] == four["images"] == 355
+    np.testing.assert_allclose(four["loss"], one["loss"], rtol=1e-4)
+    ours, theirs = (trained_params(RunDirectory(run), RunDirectory(run).config())[0] for run in (of_four, of_one))
+    for name, value in checkpoint.flat(theirs).items():
+        np.testing.assert_allclose(checkpoint.flat(ours)[name], value, rtol=0, atol=2e-4, err_msg=name)
+
+
+def test_a_process_saves_what_it_has(of_four):
+    """Each expert is in the file of a process that has it, and what all have in that of the first."""
+    files = sorted((of_four / "checkpoints" / "00000012").glob("*.safetensors"))
+    assert [file.name for file in files] == [f"arrays-{n:05d}-of-00004.safetensors" for n in (1, 2, 3, 4)]
+    sizes = [file.stat().st_size for file in files]
+    assert sizes[0] > sizes[1] > 100 * sizes[2]
+    assert sizes[2] == sizes[3]
+
+
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+def test_a_run_of_four_goes_on_in_another_number_and_framework(backend, of_one, of_four, tmp_path):
+    pytest.importorskip(backend)
+    run = tmp_path / "run"
+    shutil.copytree(of_four, run)
+    for step in ("00000008", "00000012"):
+        shutil.rmtree(run / "checkpoints" / step)
+    (run / "report.html").unlink()
+    two = ("launch", "-n", "2", "train", "--resume", "--run", run, "--backend", backend)
+    trained(*two, "--mesh.data", "1", "--mesh.fsdp", "2", "--mesh.expert", "1")
+    np.testing.assert_allclose(losses(run), losses(of_one), rtol=2e-4)
+    again = trained("train", "--resume", "--run", run, "--mesh.data", "None", "--mesh.fsdp", "1")
+    assert "finished already, 12 steps" in again.stdout
+
+
+def test_processes_are_started_again_after_one_is_killed(of_one, tmp_path):
+    """The others end soon, the message names the process, and the run goes on from its last checkpoint to the same numbers."""
+    run = tmp_path / "run"
+    options = ("-n", "2", "--restarts", "1", *TRAIN, "--backend", "torch", "--run", run)
+    launcher = moespec("launch", *options, wait=False)
+    until = time.monotonic() + 120
+    while not (run / "checkpoints" / "00000004").exists():
+        assert launcher.poll() is None
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    children = subprocess.run(["pgrep", "-P", str(launcher.pid)], capture_output=True, text=True, check=True).stdout
+    os.kill(int(children.split()[1]), signal.SIGKILL)
+    _, errors = launcher.communicate(timeout=180)
+    assert launcher.returncode == 0, errors[-2000:]
+    assert "process 1 of 2 was ended by SIGKILL; the others were ended; start 2 of 2" in errors
+    np.testing.assert_allclose(losses(run), losses(of_one), rtol=2e-5)
+
+
+def test_a_signal_stops_all_processes_and_saves(tmp_path):
+    run = tmp_path / "run"
+    more = (
+        "--training.compile",
+        "never",
+        "--training.steps",
+        "100000",
+        "--training.checkpoint-every",
+        "100000",
+        "--training.log-every",
+        "5",
+    )
+    launcher = moespec("launch", "-n", "2", *TRAIN, *more, "--backend", "torch", "--run", run, wait=False)
+    until = time.monotonic() + 120
+    while not (run / "metrics.jsonl").exists() or not read_log(run, "train"):
+        assert launcher.poll() is None
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    launcher.send_signal(signal.SIGTERM)
+    _, errors = launcher.communicate(timeout=120)
+    assert launcher.returncode == 128 + signal.SIGTERM, errors[-2000:]
+    (step,) = checkpoint.steps(run / "checkpoints")
+    assert step % 5 == 0
+    assert f"the {step} steps done of 100000 are saved" in errors
+
+
+@pytest.mark.parametrize(
+    ("processes", "options", "message"),
+    [
+        (3, (), r"training.batch=64 does not divide among 3 devices \(data 3\)"),
+        (2, ("--mesh.data", "4"), "mesh.data=4, mesh.fsdp=1, mesh.expert=1: a mesh of 4 devices, there are 2"),
+        (2, ("--mesh.fsdp", "3"), "mesh.fsdp=3, mesh.expert=1: 3 does not divide the 2 devices"),
+        (2, ("--mesh.expert", "2", "--experts", "3"), "mesh.expert=2 does not divide the 3 experts of MoE layer 2"),
+        (2, ("--model", "sparse_mlp_tiny"), "a group of 2048 channels of layer 2_tokens would span the devices"),
+        (2, ("--model.group-images", "64"), "each of 2 devices (data 2) has 32 images at a time. images: 32 images"),
+        (2, ("--training.accumulate", "64"), r"does not divide among 2 devices \(data 2\) in 64 parts"),
+        (2, ("--router", "hash", "--mesh.expert", "2", "--model.router-options.hashes", "2"), "MultiHash"),
+    ],
+)
+def test_what_cannot_be_spread_is_refused_before_anything_is_written(processes, options, message, tmp_path):
+    pytest.importorskip("torch")
+    run = tmp_path / "run"
+    found = moespec("launch", "-n", processes, "train", "--backend", "torch", *options, "--run", run)
+    assert found.returncode == 2
+    assert message.replace("\\", "") in found.stderr
+    assert not run.exists()
+
+
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+def test_processes_with_other_configurations_are_refused_by_name(backend, tmp_path):
+    pytest.importorskip(backend)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    both = [
+        moespec(
+            *("train", "--backend", backend, "--run", tmp_path / "run", "--training.seed", seed),
+            environment={**common, "RANK": rank, "LOCAL_RANK": rank},
+            wait=False,
+        )
+        for rank, seed in (("0", "0"), ("1", "5"))
+    ]
+    for rank, process in enumerate(both):
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode == 2
+        assert f"(process {rank}): training.seed is 0 in process 0, 5 in process 1" in errors
+    assert not (tmp_path / "run").exists()
+
+
+# Parts of checkpoints, in one process.
+
+
+class Process:
+    """As much of a backend as a `Saver` needs."""
+
+    def __init__(self, process, processes):
+        self.process, self.processes = process, processes
+        self.sizes = type("Sizes", (), {"devices": processes})
+
+
+def record(step=4):
+    config = {"optimizer": {"name": "sgd", "momentum": 0.0}}
+    return {"step": step, "config": config, "random": {}, "data": {}, "backend": "torch", "seconds": 1.0}
+
+
+def pieces(process):
+    from moespec.backends.mesh import Pieces
+
+    whole = np.arange(12, dtype=np.float32).reshape(4, 3)
+    own = whole[2 * process : 2 * process + 2]
+    same = ((((0,), np.ones(3, np.float32)),),)[0] if process == 0 else ()
+    params = {"w": Pieces((4, 3), whole.dtype, (((2 * process, 0), own),)), "b": Pieces((3,), whole.dtype, same)}
+    return {"params": params, "step": 4}
+
+
+SHAPES = {"w": (4, 3), "b": (3,)}
+
+
+def saved(folder, processes=(0, 1)):
+    savers = [Saver(Process(process, 2), folder, keep=2, spare=None) for process in processes]
+    for process, saver in zip(processes, savers, strict=True):
+        saver.save(pieces(process), record())
+    for saver in reversed(savers):
+        saver.wait()
+    return folder / "00000004"
+
+
+def test_parts_become_whole(tmp_path):
+    path = saved(tmp_path)
+    read = checkpoint.read(path, SHAPES).state["params"]
+    np.testing.assert_array_equal(read["w"], np.arange(12).reshape(4, 3))
+    np.testing.assert_array_equal(read["b"], np.ones(3))
+    lazy = checkpoint.read(path, SHAPES, whole=False).state["params"]["w"]
+    np.testing.assert_array_equal(lazy[1:3, 1:], [[4, 5], [7, 8]])
+    assert sorted(file.name for file in path.iterdir()) == [
+        *("arrays-00001-of-00002.safetensors", "arrays-00002-of-00002.safetensors", "state.json"),
+    ]
+
+
+def test_a_damaged_part_is_named_when_it_is_read(tmp_path):
+    path = saved(tmp_path)
+    part = path / "arrays-00002-of-00002.safetensors"
+    content = bytearray(part.read_bytes())
+    content[-1] ^= 1
+    part.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"arrays-00002-of-00002.safetensors: damaged"):
+        checkpoint.read(path, SHAPES)
+    lazy = checkpoint.read(path, SHAPES, whole=False).state["params"]["w"]
+    np.testing.assert_array_equal(lazy[:2, :], np.arange(6).reshape(2, 3))
+    with pytest.raises(ValueError, match="damaged"):
+        lazy[:, :]
+    part.unlink()
+    with pytest.raises(CheckpointError, match=r"arrays-00002-of-00002.safetensors: cannot be read"):
+        checkpoint.read(path, SHAPES, whole=False)
+
+
+def test_a_missing_piece_is_no_array(tmp_path):
+    path = saved(tmp_path)
+    state = json.loads((path / "state.json").read_text())
+    state.pop("sha256")
+    del state["files"]["arrays-00001-of-00002.safetensors"]
+    (path / "state.json").write_bytes(checkpoint._signed(state))
+    with pytest.raises(CheckpointError, match=r"w: its pieces do not make an array of \(4, 3\)"):
+        checkpoint.read(path, SHAPES)
+
+
+def test_a_full_disk_of_one_process_is_named_and_leaves_no_checkpoint(tmp_path, monkeypatch):
+    import moespec.models.training.saver as module
+
+    write = module.write_synced
+
+    def full(path, content):
+        if "00002-of" in path.name:
+            raise OSError(28, "No space left on device", str(path))
+        write(path, content)
+
+    monkeypatch.setattr(module, "write_synced", full)
+    savers = [Saver(Process(process, 2), tmp_path, keep=2, spare=None) for process in (0, 1)]
+    for process, saver in enumerate(savers):
+        saver.save(pieces(process), record())
+    with pytest.raises(OSError, match="No space left"):
+        savers[1].wait()
+    with pytest.raises(RunError, match=r"process 1 could not save its part: .*No space left"):
+        savers[0].wait()
+    assert checkpoint.steps(tmp_path) == []
+
+
+def test_process_0_does_not_wait_for_ever(tmp_path, monkeypatch):
+    monkeypatch.setattr("moespec.models.training.saver.PATIENCE", 0.2)
+    with pytest.raises(RunError, match="process 1 has not saved its part"):
+        saved(tmp_path, processes=(0,))
+    assert checkpoint.steps(tmp_path) == []
+
+
+def test_values_are_drawn_when_they_are_read():
+    model = replace(Config(), model=ModelConfig(image_size=8, channels=1, classes=10)).model
+    config = model_config(model)
+    eager, lazy = (checkpoint.flat(init(config, 3, lazily=lazily)) for lazily in (False, True))
+    assert eager.keys() == lazy.keys() == checkpoint.flat(parameter_shapes(config)).keys()
+    for name, value in eager.items():
+        assert isinstance(lazy[name], Drawn)
+        assert lazy[name].shape == value.shape
+        np.testing.assert_array_equal(lazy[name][(slice(0, 1),) * value.ndim], value[(slice(0, 1),) * value.ndim])
