@@ -107,12 +107,12 @@ def train(
         for step, batch in batches:
             state, metrics = update(state, batch, rate(step))
             done = step + 1
-            progress.step()
             logs, evaluates, saves = (
                 _due(done, every, settings.total)
                 for every in (settings.log_every, settings.evaluate_every, settings.checkpoint_every)
             )
             stopped_by = interruption.agreed(B, logs)
+            progress.step()
             saves = saves or stopped_by is not None or done == before_cooldown(config)
             due = evaluations.due(done)
             if logs or evaluates or saves or due:

@@ -11,8 +11,8 @@ import pytest
 
 from moespec.models.files import named_errors, sync_directory, write_atomically
 from moespec.models.training import checkpoint
-from moespec.models.training import train as training
 from moespec.models.training.runlog import RunLog
+from moespec.models.training.saver import Saver
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="folders are synchronised on POSIX alone")
 
@@ -80,9 +80,9 @@ def test_the_record_of_a_checkpoint_is_replaced_whole(tmp_path: Path, calls: lis
 def test_the_log_is_on_the_disk_before_the_checkpoint(tmp_path: Path, runs: Any, monkeypatch: Any) -> None:
     """As a run that goes on drops lines, and cannot make up for lines that are lost."""
     run, order = runs.broken("torch", tmp_path / "run", step=8), []
-    log, save = RunLog.sync, training.save
+    log, save = RunLog.sync, Saver.save
     monkeypatch.setattr(RunLog, "sync", lambda self: (order.append("log"), log(self)))
-    monkeypatch.setattr(training, "save", lambda *a, **o: (order.append("checkpoint"), save(*a, **o)))
+    monkeypatch.setattr(Saver, "save", lambda *arguments: (order.append("checkpoint"), save(*arguments)))
     runs.train(run, "torch")
     assert order == ["log", "checkpoint"]
 
