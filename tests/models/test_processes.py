@@ -322,3 +322,15 @@ def test_values_are_drawn_when_they_are_read():
         assert isinstance(lazy[name], Drawn)
         assert lazy[name].shape == value.shape
         np.testing.assert_array_equal(lazy[name][(slice(0, 1),) * value.ndim], value[(slice(0, 1),) * value.ndim])
+
+
+def test_the_loop_of_the_documentation_runs():
+    pytest.importorskip("jax")
+    text = (Path(__file__).parents[2] / "docs" / "devices.md").read_text()
+    program = text.partition("```python\n")[2].partition("```")[0]
+    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
+    found = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False
+    )
+    assert found.returncode == 0, found.stderr[-2000:]
+    assert 1.0 < float(found.stdout) < 2.4
