@@ -3,7 +3,6 @@
 All is in float64, so that what differs is an error, and not the order of a sum.
 """
 
-import functools
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -15,8 +14,11 @@ from moespec.backends.optimizer import OptimizerConfig
 from moespec.models import vit
 from moespec.models.draws import of_step
 from moespec.models.training.objective import make_forward, make_loss
+from moespec.spec import SpecError
 
 BATCH, STEPS, RATE = 16, 3, 0.01
+SMALL = 64
+"""In place of `mesh.SMALL`: nearly every parameter is split over `fsdp`, also of a model of this size."""
 MESHES = (MeshSizes(data=4), MeshSizes(data=2, expert=2), MeshSizes(fsdp=2, expert=2))
 
 
@@ -46,15 +48,22 @@ CASES = {
 }
 
 
-def split_all() -> None:
-    """Has nearly every parameter split over `fsdp`, also of a model of this size."""
-    mesh.SMALL = 64
+CONTINUED = ("noisy_top_k", "sinkhorn_token_choice", "soft_moe")
+"""Routers of which the training goes on on another mesh, one for each optimiser."""
 
 
 def model(router: str, **more: Any) -> vit.VitConfig:
     """One block of attention and experts."""
     fixed = {"moe": "last_1", "depth": 1, "experts": 4, "channels": 1, "classes": 10, "image_size": 8}
     return vit.named("vit_tiny", router=router, **{**fixed, **CASES[router].model, **more})
+
+
+def slot_entries(router: str, images: int) -> int:
+    """The numbers in the slots of some images."""
+    config = model(router)
+    (layer,) = vit.moe_layers(config, images)
+    settings: Any = layer.settings
+    return layer.groups * settings.experts * settings.capacity(train=True) * config.width
 
 
 def params(config: vit.VitConfig) -> dict[str, Any]:
@@ -90,24 +99,71 @@ def rows_of(B: Any, batch: dict[str, Any]) -> dict[str, Any]:
     return B.put({name: value[rows.start : rows.stop] for name, value in batch.items()})
 
 
-def training(B: Any, router: str, step_of: Any = None) -> dict[str, Any]:
-    """The metrics of all steps and the state after them, exported, of one process.
+def training(B: Any, router: str, *, around: Any = None, **options: Any) -> dict[str, Any]:
+    """The metrics of all steps, the state after them as this process exports it, and its parameters.
 
-    step_of(step, state, batch): a step as it is to be called.
+    around(step, state, batch): what is called in place of a step. options: those of `make_step`.
     """
     case, config = CASES[router], model(router)
     state = B.init_state(params(config), case.optimizer)
-    options = {} if B.name == "jax" else {"compiled": False}
-    step = B.make_step(
-        make_loss(B, config, "softmax", recompute=case.recompute), case.optimizer, accumulate=case.accumulate, **options
-    )
-    metrics = []
-    for batch in batches():
+    step, metrics = step_of(B, router, **options), []
+    for number, batch in enumerate(batches()):
         given = rows_of(B, batch)
-        step = step_of(step, state, given) if step_of else step
+        step = around(step, state, given) if around and not number else step
         state, found = step(state, given, RATE)
         metrics.append(B.to_numpy(found))
     return {"metrics": metrics, "state": B.export_state(state), "params": B.state_params(state)}
+
+
+def step_of(B: Any, router: str, **options: Any) -> Any:
+    """The step of the training."""
+    case = CASES[router]
+    loss = make_loss(B, model(router), "softmax", recompute=case.recompute)
+    return B.make_step(loss, case.optimizer, accumulate=case.accumulate, **options)
+
+
+def continued(B: Any, router: str, exported: dict[str, Any], **options: Any) -> dict[str, Any]:
+    """An exported state after its import as it is exported again, and after one more step; on a mesh, what the import read."""
+    on_mesh = hasattr(B, "sizes")
+    given = {slot: _readers(tree) if on_mesh and slot != "step" else tree for slot, tree in exported.items()}
+    state = B.import_state(given, CASES[router].optimizer)
+    again = B.export_state(state)
+    state, _ = step_of(B, router, **options)(state, rows_of(B, next(batches())), RATE)
+    read = {path: reader.entries for path, reader in leaves(given["params"])} if on_mesh else {}
+    return {"again": again, "after": B.export_state(state), "read": read}
+
+
+def errors(B: Any) -> dict[str, str]:
+    """What a mesh that splits experts in two says of what it cannot do."""
+    uneven = params(model("soft_moe", experts=3))
+    calls = {
+        "rows": lambda: B.rows(BATCH + 2),
+        "experts": lambda: B.init_state(uneven, ADAMW.optimizer),
+        "multi_hash": lambda: B.multi_hash_mlp(),
+    }
+    said = {}
+    for name, call in calls.items():
+        try:
+            call()
+        except SpecError as error:
+            said[name] = f"{type(error).__name__}: {error}"
+    return said
+
+
+class Reader:
+    """An array of which slices are read, and no more."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array, self.shape, self.dtype, self.entries = array, array.shape, array.dtype, 0
+
+    def __getitem__(self, index: Any) -> np.ndarray:
+        part = self.array[index]
+        self.entries = max(self.entries, part.size)
+        return part
+
+
+def _readers(tree: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _readers(value) if isinstance(value, dict) else Reader(value) for name, value in tree.items()}
 
 
 def forward(B: Any, router: str, params: Any) -> Any:
@@ -118,12 +174,14 @@ def forward(B: Any, router: str, params: Any) -> Any:
 
 def together(parts: list[dict[str, Any]]) -> dict[str, Any]:
     """The state of which each process exported its pieces. Each entry is in one piece."""
-    whole: dict[str, Any] = {"step": parts[0]["step"]}
-    for slot in parts[0]:
-        if slot != "step":
-            trees = [dict(leaves(part[slot])) for part in parts]
-            whole[slot] = {path: _joined([tree[path] for tree in trees]) for path in trees[0]}
-    return whole
+    (step,) = {part["step"] for part in parts}
+    return {"step": step} | {slot: _together([part[slot] for part in parts]) for slot in parts[0] if slot != "step"}
+
+
+def _together(parts: list[Any]) -> Any:
+    if isinstance(parts[0], dict):
+        return {name: _together([part[name] for part in parts]) for name in parts[0]}
+    return _joined(parts)
 
 
 def _joined(all_pieces: list[Pieces]) -> np.ndarray:
@@ -139,31 +197,48 @@ def _joined(all_pieces: list[Pieces]) -> np.ndarray:
     return array
 
 
-def flat(state: dict[str, Any]) -> dict[str, Any]:
-    """An exported state with its leaves by path."""
-    return {slot: dict(leaves(tree)) if slot != "step" else tree for slot, tree in state.items()}
+def check_training(processes: list[Any], want: dict[str, Any], sizes: MeshSizes, router: str) -> None:
+    """Of a mesh: metrics of each step, logits and statistics of every process, and the state, equal those of one device."""
+    for process in processes:
+        assert_same(process[sizes, router]["metrics"], want["metrics"])
+        if "forward" in process[sizes, router]:
+            assert_same(process[sizes, router]["forward"], want["forward"])
+    assert_same(together([process[sizes, router]["state"] for process in processes]), want["state"])
 
 
-def tree(state: dict[str, Any]) -> dict[str, Any]:
-    """The inverse of `flat`."""
-    made: dict[str, Any] = {"step": state["step"]}
-    for slot, found in state.items():
-        for path, leaf in found.items() if slot != "step" else ():
-            branch = functools.reduce(lambda level, key: level.setdefault(key, {}), (slot, *path[:-1]), made)
-            branch[path[-1]] = leaf
-    return made
+def check_continued(processes: list[Any], want: dict[str, Any], router: str) -> None:
+    """A state of one mesh, on another: the same bits, and then the step that one device makes."""
+    before, after = MESHES[-2:]
+    exported = together([process[before, router]["state"] for process in processes])
+    again = together([process["continued", router]["again"] for process in processes])
+    assert_same(again, exported, exact=True)
+    assert_same(together([process["continued", router]["after"] for process in processes]), want["after"])
+    for path, leaf in leaves(exported["params"]):
+        parts = after.size([axis for axis in mesh.split_axes(path, leaf.shape, after) if axis])
+        for process in processes:
+            assert process["continued", router]["read"][path] == leaf.size // parts, path
 
 
-def assert_same(got: Any, want: Any, where: str = "") -> None:
+def check_errors(said: dict[str, str]) -> None:
+    """What `errors` returns names the argument and its value."""
+    assert said["rows"].startswith("ShapeError: a batch of 18 images does not divide among 4 devices (")
+    assert said["experts"].startswith(
+        "ConfigError: mesh.expert=2 does not divide the 3 experts of blocks/0/moe/experts/"
+    )
+    assert said["multi_hash"].startswith("ConfigError: mesh.expert=2: MultiHash mixes the experts inside")
+
+
+def assert_same(got: Any, want: Any, where: str = "", *, exact: bool = False) -> None:
     """Nested dicts and lists of arrays with the same names, shapes and numbers."""
     if isinstance(want, dict):
         assert set(got) == set(want), where
         for name in want:
-            assert_same(got[name], want[name], f"{where} {name}")
+            assert_same(got[name], want[name], f"{where} {name}", exact=exact)
     elif isinstance(want, list | tuple):
         assert len(got) == len(want), where
         for index, (one, other) in enumerate(zip(got, want, strict=True)):
-            assert_same(one, other, f"{where} {index}")
+            assert_same(one, other, f"{where} {index}", exact=exact)
     else:
         assert np.shape(got) == np.shape(want), where
-        np.testing.assert_allclose(got, want, rtol=1e-8, atol=1e-10, err_msg=where)
+        tolerance = {"rtol": 0, "atol": 0} if exact else {"rtol": 1e-8, "atol": 1e-10}
+        np.testing.assert_allclose(got, want, err_msg=where, **tolerance)

@@ -1,17 +1,21 @@
 """One of the processes of the tests of torch on a mesh."""
 
+import functools
 import pickle
 from pathlib import Path
 from typing import Any
 
 import mesh_cases as cases
 import torch
+import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from moespec.backends import mesh
 from moespec.backends.processes import Process
 from moespec.backends.torch.mesh import OnMesh, join, leave
 
 PROCESSES = 4
+COMPILED = "softmax_expert_choice"
 
 
 class Collectives(TorchDispatchMode):
@@ -29,21 +33,28 @@ class Collectives(TorchDispatchMode):
 
 
 def run(rank: int, address: str, folder: Path) -> None:
-    """Writes what this process computed, for each mesh and router."""
+    """Writes what this process computed: by mesh and router, and by name."""
     torch.set_num_threads(1)
-    cases.split_all()
+    mesh.SMALL = cases.SMALL
     join(Process(rank, PROCESSES, rank, address))
-    # What `compile` makes runs op by op.
-    torch.compiler.set_stance("force_eager")
+    meshes = {sizes: OnMesh(sizes) for sizes in cases.MESHES}
     found: dict[Any, Any] = {}
-    for sizes in cases.MESHES:
-        B = OnMesh(sizes)
-        for router in cases.CASES:
-            with Collectives() as record:
-                result = cases.training(B, router)
-            params = result.pop("params")
-            found[sizes, router] = {**result, "forward": cases.forward(B, router, params), "calls": record.calls}
-    found |= {"texts": B.exchanged("x" * rank), "rows": B.rows(8)}
+    # What `compile` makes runs op by op.
+    with torch.compiler.set_stance("force_eager"):
+        for sizes, B in meshes.items():
+            for router in cases.CASES:
+                with Collectives() as record:
+                    result = cases.training(B, router, compiled=False)
+                forward = cases.forward(B, router, result.pop("params"))
+                found[sizes, router] = {**result, "forward": forward, "calls": record.calls}
+    *_, before, after = cases.MESHES
+    for router in cases.CONTINUED:
+        states: list[Any] = [None] * PROCESSES
+        dist.all_gather_object(states, found[before, router]["state"])
+        found["continued", router] = cases.continued(meshes[after], router, cases.together(states), compiled=False)
+    found |= {"texts": B.exchanged("x" * rank), "rows": B.rows(8), "errors": cases.errors(B)}
+    B.compile = functools.partial(B.compile, compiler="aot_eager")  # whole graphs, which run op by op
+    found["compiled"] = cases.training(B, COMPILED, compiled=True)["metrics"]
     with (folder / str(rank)).open("wb") as file:
         pickle.dump(found, file)
     leave()
