@@ -99,36 +99,31 @@ def rows_of(B: Any, batch: dict[str, Any]) -> dict[str, Any]:
     return B.put({name: value[rows.start : rows.stop] for name, value in batch.items()})
 
 
-def training(B: Any, router: str, *, around: Any = None, **options: Any) -> dict[str, Any]:
-    """The metrics of all steps, the state after them as this process exports it, and its parameters.
+def training(B: Any, router: str, *, before: Any = None, **options: Any) -> dict[str, Any]:
+    """The step, the metrics of all steps, the parameters after them, and the state, as this process exports it.
 
-    around(step, state, batch): what is called in place of a step. options: those of `make_step`.
+    before(step, state, batch): what is called before the first step. options: those of `make_step`.
     """
     case, config = CASES[router], model(router)
-    state = B.init_state(params(config), case.optimizer)
-    step, metrics = step_of(B, router, **options), []
+    state, metrics = B.init_state(params(config), case.optimizer), []
+    loss = make_loss(B, config, "softmax", recompute=case.recompute)
+    step = B.make_step(loss, case.optimizer, accumulate=case.accumulate, **options)
     for number, batch in enumerate(batches()):
         given = rows_of(B, batch)
-        step = around(step, state, given) if around and not number else step
+        if before and not number:
+            before(step, state, given)
         state, found = step(state, given, RATE)
         metrics.append(B.to_numpy(found))
-    return {"metrics": metrics, "state": B.export_state(state), "params": B.state_params(state)}
+    return {"step": step, "metrics": metrics, "params": B.state_params(state), "state": B.export_state(state)}
 
 
-def step_of(B: Any, router: str, **options: Any) -> Any:
-    """The step of the training."""
-    case = CASES[router]
-    loss = make_loss(B, model(router), "softmax", recompute=case.recompute)
-    return B.make_step(loss, case.optimizer, accumulate=case.accumulate, **options)
-
-
-def continued(B: Any, router: str, exported: dict[str, Any], **options: Any) -> dict[str, Any]:
+def continued(B: Any, step: Any, router: str, exported: dict[str, Any]) -> dict[str, Any]:
     """An exported state after its import as it is exported again, and after one more step; on a mesh, what the import read."""
     on_mesh = hasattr(B, "sizes")
     given = {slot: _readers(tree) if on_mesh and slot != "step" else tree for slot, tree in exported.items()}
     state = B.import_state(given, CASES[router].optimizer)
     again = B.export_state(state)
-    state, _ = step_of(B, router, **options)(state, rows_of(B, next(batches())), RATE)
+    state, _ = step(state, rows_of(B, next(batches())), RATE)
     read = {path: reader.entries for path, reader in leaves(given["params"])} if on_mesh else {}
     return {"again": again, "after": B.export_state(state), "read": read}
 
@@ -151,7 +146,7 @@ def errors(B: Any) -> dict[str, str]:
 
 
 class Reader:
-    """An array of which slices are read, and no more."""
+    """An array of which slices are read; `entries` is the size of the largest."""
 
     def __init__(self, array: np.ndarray) -> None:
         self.array, self.shape, self.dtype, self.entries = array, array.shape, array.dtype, 0

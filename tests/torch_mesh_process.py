@@ -41,17 +41,16 @@ def run(rank: int, address: str, folder: Path) -> None:
     found: dict[Any, Any] = {}
     # What `compile` makes runs op by op.
     with torch.compiler.set_stance("force_eager"):
-        for sizes, B in meshes.items():
-            for router in cases.CASES:
+        for router in cases.CASES:
+            for sizes, B in meshes.items():
                 with Collectives() as record:
                     result = cases.training(B, router, compiled=False)
-                forward = cases.forward(B, router, result.pop("params"))
-                found[sizes, router] = {**result, "forward": forward, "calls": record.calls}
-    *_, before, after = cases.MESHES
-    for router in cases.CONTINUED:
-        states: list[Any] = [None] * PROCESSES
-        dist.all_gather_object(states, found[before, router]["state"])
-        found["continued", router] = cases.continued(meshes[after], router, cases.together(states), compiled=False)
+                step, params = result.pop("step"), result.pop("params")
+                found[sizes, router] = {**result, "forward": cases.forward(B, router, params), "calls": record.calls}
+            if router in cases.CONTINUED:
+                states: list[Any] = [None] * PROCESSES
+                dist.all_gather_object(states, found[cases.MESHES[-2], router]["state"])
+                found["continued", router] = cases.continued(B, step, router, cases.together(states))
     found |= {"texts": B.exchanged("x" * rank), "rows": B.rows(8), "errors": cases.errors(B)}
     B.compile = functools.partial(B.compile, compiler="aot_eager")  # whole graphs, which run op by op
     found["compiled"] = cases.training(B, COMPILED, compiled=True)["metrics"]
