@@ -28,26 +28,30 @@ class Case(NamedTuple):
     optimizer: OptimizerConfig
     accumulate: int = 1
     recompute: bool = False
+    exchanges: int = 4
+    """All-to-alls of a layer for each backward pass: two forward, two backward."""
     model: Mapping[str, Any] = {}
 
 
 ADAMW = Case(OptimizerConfig(clip=0.5, weight_decay=0.1))
+# What goes into the experts needs no gradient.
+EXPERTS = Case(OptimizerConfig(clip=0.5, rates="experts/=1, .*=0"), exchanges=3)
 LAMB = Case(OptimizerConfig("lamb", weight_decay=0.1, ema=0.9), accumulate=2)
-# The epsilon is far above the rounding errors of a gradient that is 0, that of the bias of the keys.
-ADAFACTOR = Case(OptimizerConfig("adafactor", factored_from=4, epsilon=1e-12), recompute=True)
+# What is computed anew in the backward pass is exchanged anew. The epsilon is far above the rounding errors of a gradient
+# that is 0, that of the bias of the keys.
+ADAFACTOR = Case(OptimizerConfig("adafactor", factored_from=4, epsilon=1e-12), recompute=True, exchanges=6)
 
 CASES = {
     "softmax_token_choice": ADAMW._replace(model={"group_images": 2}),
     "sinkhorn_token_choice": LAMB,
     "softmax_expert_choice": ADAFACTOR,
     "sinkhorn_expert_choice": LAMB,
-    "sparsity_constrained_expert_choice": ADAMW,
+    # Of what all devices have nothing is trained.
+    "sparsity_constrained_expert_choice": EXPERTS,
     "soft_moe": ADAFACTOR,
     # Each expert has room for all tokens; noise and dropout are drawn for the images.
     "noisy_top_k": ADAMW._replace(model={"dropout": 0.1, "router_options": {"capacity_factor": float("inf")}}),
 }
-
-
 CONTINUED = ("noisy_top_k", "sinkhorn_token_choice", "soft_moe")
 """Routers of which the training goes on on another mesh, one for each optimiser."""
 
