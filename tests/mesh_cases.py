@@ -70,6 +70,16 @@ def slot_entries(router: str, images: int) -> int:
     return layer.groups * settings.experts * settings.capacity(train=True) * config.width
 
 
+def reductions(router: str, sizes: MeshSizes) -> int:
+    """The sets of axes that gradients and metrics are summed over."""
+    wide = [axis for axis in mesh.AXES if sizes.size([axis]) > 1]
+    sets = {tuple(wide)}
+    for path, split in mesh.splits(vit.parameter_shapes(model(router)), sizes).items():
+        if CASES[router].optimizer.rate_of(path):
+            sets.add(tuple(axis for axis in wide if axis not in split))
+    return len(sets - {()})
+
+
 def params(config: vit.VitConfig) -> dict[str, Any]:
     """Parameters of which none is 0."""
     rng = np.random.default_rng(0)
