@@ -302,7 +302,7 @@ class OnMesh:
     def _means(self, gradients: Leaves, metrics: Metrics, how: Mapping[Path, Split]) -> tuple[Leaves, Metrics]:
         """The sums over the devices that have the same part of a parameter, over the number of all devices."""
         # A gradient through a gather or an all-to-all is a sum already over the devices along its axis.
-        together: dict[tuple[str, ...], list[Path]] = {}
+        together: dict[tuple[str, ...], list[Path]] = {AXES: []}  # the metrics, even if nothing whole is trained
         for path in gradients:
             together.setdefault(tuple(axis for axis in AXES if axis not in how[path]), []).append(path)
         summed: Leaves = {}

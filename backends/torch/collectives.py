@@ -1,8 +1,8 @@
 """What processes exchange in a program: torch's functional collectives, which `torch.compile` traces, with their gradients.
 
-    exchange    all-to-all along the first axis           gradient: `exchange`
-    gather      the parts of all, along an axis           gradient: the sums over all, of which each has its part
-    add         the sum over all                          no gradient
+    exchange    all-to-all along the first axis      gradient: `exchange`
+    gather      the parts of all, along an axis      gradient: of the sum over all, the part that was given
+    add         the sums over all                    no gradient
 
 `Devices` has the groups of processes of a mesh; each process has one device.
 """
@@ -110,11 +110,11 @@ class _Gather(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, axis: int, name: str, size: int) -> Tensor:
         ctx.group = axis, name, size
         parts: Tensor = _operators.wait_tensor(_operators.all_gather_into_tensor(x.contiguous(), size, name))
-        return torch.cat(parts.chunk(size), axis)
+        return torch.cat(parts.chunk(size), axis) if axis else parts
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         axis, name, size = ctx.group
-        parts = torch.cat(gradient.chunk(size, axis))
+        parts = torch.cat(gradient.chunk(size, axis)) if axis else gradient.contiguous()
         part: Tensor = _operators.wait_tensor(_operators.reduce_scatter_tensor(parts, "sum", size, name))
         return part, None, None, None

@@ -224,7 +224,8 @@ class OnMesh:
         """`function` of parameters that are whole but for those of blocks, which are gathered one block at a time."""
 
         def run(params: Params, rows: Any) -> Any:
-            outside = {name: tree if name == "blocks" else self.whole(tree) for name, tree in params.items()}
-            return function(outside, rows)
+            return function(
+                {name: tree if name == "blocks" else self.whole(tree) for name, tree in params.items()}, rows
+            )
 
         return run

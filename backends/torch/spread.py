@@ -51,7 +51,7 @@ class SpreadState(TrainState):
     extents: dict[Path, Extent]
     devices: Devices
 
-    def shape_of(self, path: Path) -> tuple[int, ...]:
+    def shape_of(self, path: Path, leaf: Tensor) -> tuple[int, ...]:
         return self.extents[path].shape
 
     def marked(self, given: Leaves) -> Params:

@@ -111,9 +111,9 @@ class TrainState:
         """The parameters that are trained, by path."""
         return {path: leaf for path, leaf in flatten(self.params).items() if leaf.requires_grad}
 
-    def shape_of(self, path: Path) -> tuple[int, ...]:
-        """The shape of a parameter."""
-        return tuple(flatten(self.params)[path].shape)
+    def shape_of(self, path: Path, leaf: Tensor) -> tuple[int, ...]:
+        """The shape of the parameter at `path`, which `leaf` is."""
+        return tuple(leaf.shape)
 
 
 def init_state(params: Params, optimizer: OptimizerConfig) -> TrainState:
@@ -151,7 +151,7 @@ def kept_leaves(state: TrainState) -> dict[str, Leaves]:
     """The tensors of a state: "params", and what is kept of them by slot."""
     kept = {"params": flatten(state.params)}
     for path, leaf in state.trained().items():
-        for slot in state.config.slots(path, state.shape_of(path)):
+        for slot in state.config.slots(path, state.shape_of(path, leaf)):
             average = slot == "ema"
             value = state.average[path] if average else optimizers.kept(state.optimizer, leaf, slot)
             kept.setdefault(slot, {})[path] = value

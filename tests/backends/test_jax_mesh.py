@@ -1,0 +1,79 @@
+"""JAX on a mesh of four devices computes what it computes on one, and its programs send what they must and no more."""
+
+import importlib
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import mesh_cases as cases
+import pytest
+
+from moespec.backends import mesh
+from moespec.backends.mesh import MeshSizes
+from moespec.spec import ConfigError
+
+pytest.importorskip("jax")
+OnMesh = importlib.import_module("moespec.backends.jax.mesh").OnMesh
+
+SCRIPT = Path(__file__).parents[1] / "jax_mesh_process.py"
+FLAGS = (
+    "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+)
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch):
+    monkeypatch.setattr(mesh, "SMALL", cases.SMALL)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """What two processes with four devices computed, each of half of the routers."""
+    folder, routers = tmp_path_factory.mktemp("devices"), list(cases.CASES)
+    environment = {**os.environ, "XLA_FLAGS": FLAGS, "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(sys.path)}
+    started = [
+        subprocess.Popen([sys.executable, SCRIPT, folder / str(half), *routers[half::2]], env=environment)
+        for half in range(2)
+    ]
+    assert [process.wait() for process in started] == [0, 0]
+    return {name: value for half in range(2) for name, value in pickle.loads((folder / str(half)).read_bytes()).items()}
+
+
+@pytest.mark.parametrize("router", cases.CASES)
+@pytest.mark.parametrize("sizes", cases.MESHES, ids=str)
+def test_training_equals_that_of_one_device(found, sizes, router):
+    cases.check_training([found], found[router], sizes, router)
+
+
+@pytest.mark.parametrize("router", cases.CASES)
+@pytest.mark.parametrize("sizes", cases.MESHES, ids=str)
+def test_what_is_sent(found, sizes, router):
+    """All-to-alls: two forward and two backward. One reduction of gradients for each set of axes."""
+    case, count = cases.CASES[router], found[sizes, router]["collectives"]
+    if sizes.devices == sizes.data:
+        assert count == {"all-reduce": 1}
+        return
+    assert count["all-to-all"] == case.exchanges
+    assert (count["all-gather"] > 0) == (count["reduce-scatter"] > 0) == (sizes.fsdp > 1)
+    assert count["collective-permute"] == 0
+    if case.optimizer.name == "adamw" and sizes.fsdp == 1:
+        # Those of gradients, and that of the squares of the norm.
+        assert count["all-reduce"] == cases.reductions(router, sizes) + 1
+
+
+@pytest.mark.parametrize("router", cases.CONTINUED)
+def test_a_state_goes_from_mesh_to_mesh(found, router):
+    cases.check_continued([found], found[router]["continued"], router)
+
+
+def test_one_process_has_all_rows_and_its_own_text(found):
+    assert found["texts"] == ["alone"]
+    assert found["rows"] == range(8)
+    cases.check_errors(found["errors"])
+
+
+def test_a_mesh_has_as_many_devices_as_there_are():
+    with pytest.raises(ConfigError, match=r"a mesh of 64 devices \(data 32 x expert 2\): JAX has "):
+        OnMesh(MeshSizes(data=32, expert=2))

@@ -1,0 +1,53 @@
+"""What the tests of JAX on a mesh run in a process of their own, which has four devices: FILE ROUTER ROUTER ..."""
+
+import pickle
+import re
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import jax
+import mesh_cases as cases
+
+from moespec.backends import jax as one_device
+from moespec.backends import mesh
+from moespec.backends.jax.mesh import OnMesh
+
+FORWARD = dict(zip(cases.CASES, cases.MESHES * 3, strict=False))
+"""The mesh on which the model of a router is evaluated."""
+
+
+def main(file: str, *routers: str) -> None:
+    """Writes what was computed, for one device and for each mesh and router."""
+    jax.config.update("jax_enable_x64", True)
+    mesh.SMALL = cases.SMALL
+    found: dict[Any, Any] = {}
+    for router in routers:
+        one = cases.training(one_device, router)
+        forward = cases.forward(one_device, router, one["params"])
+        found[router] = {"metrics": one["metrics"], "state": one["state"], "forward": forward}
+        for sizes in cases.MESHES:
+            B, programs = OnMesh(sizes), []
+            result = cases.training(B, router, before=lambda *given: programs.append(collectives(*given)))  # noqa: B023
+            step, params = result.pop("step"), result.pop("params")
+            found[sizes, router] = {**result, "collectives": programs[0]}
+            if FORWARD[router] == sizes:
+                found[sizes, router]["forward"] = cases.forward(B, router, params)
+        if router in cases.CONTINUED:
+            exported = cases.together([found[cases.MESHES[-2], router]["state"]])
+            found["continued", router] = cases.continued(B, step, router, exported)
+            found[router]["continued"] = cases.continued(one_device, one["step"], router, one["state"])
+    found |= {"errors": cases.errors(B), "texts": B.exchanged("alone"), "rows": B.rows(8)}
+    Path(file).write_bytes(pickle.dumps(found))
+
+
+def collectives(step: Any, state: Any, batch: Any) -> Counter[str]:
+    """How often each collective is in the compiled step."""
+    text = step.__wrapped__.lower(state, batch, cases.RATE).compile().as_text()
+    names = "all-to-all|all-gather|all-reduce|reduce-scatter|collective-permute"
+    return Counter(re.findall(rf" ({names})(?:-start)?\(", text))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,253 @@
+"""What the tests of both frameworks on a mesh run in processes of their own: the same training on one device and on meshes of four.
+
+All is in float64, so that what differs is an error, and not the order of a sum.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from moespec.backends import mesh
+from moespec.backends.mesh import MeshSizes, Pieces, leaves
+from moespec.backends.optimizer import OptimizerConfig
+from moespec.models import vit
+from moespec.models.draws import of_step
+from moespec.models.training.objective import make_forward, make_loss
+from moespec.spec import SpecError
+
+BATCH, STEPS, RATE = 16, 3, 0.01
+SMALL = 64
+"""In place of `mesh.SMALL`: nearly every parameter is split over `fsdp`, also of a model of this size."""
+MESHES = (MeshSizes(data=4), MeshSizes(data=2, expert=2), MeshSizes(fsdp=2, expert=2))
+
+
+class Case(NamedTuple):
+    """The training of a model with a router."""
+
+    optimizer: OptimizerConfig
+    accumulate: int = 1
+    recompute: bool = False
+    exchanges: int = 4
+    """All-to-alls of a layer for each backward pass: two forward, two backward."""
+    model: Mapping[str, Any] = {}
+
+
+ADAMW = Case(OptimizerConfig(clip=0.5, weight_decay=0.1))
+# What goes into the experts needs no gradient.
+EXPERTS = Case(OptimizerConfig(clip=0.5, rates="experts/=1, .*=0"), exchanges=3)
+LAMB = Case(OptimizerConfig("lamb", weight_decay=0.1, ema=0.9), accumulate=2)
+# What is computed anew in the backward pass is exchanged anew. The epsilon is far above the rounding errors of a gradient
+# that is 0, that of the bias of the keys.
+ADAFACTOR = Case(OptimizerConfig("adafactor", factored_from=4, epsilon=1e-12), recompute=True, exchanges=6)
+
+CASES = {
+    "softmax_token_choice": ADAMW._replace(model={"group_images": 2}),
+    "sinkhorn_token_choice": LAMB,
+    "softmax_expert_choice": ADAFACTOR,
+    "sinkhorn_expert_choice": LAMB,
+    # Of what all devices have nothing is trained.
+    "sparsity_constrained_expert_choice": EXPERTS,
+    "soft_moe": ADAFACTOR,
+    # Each expert has room for all tokens; noise and dropout are drawn for the images.
+    "noisy_top_k": ADAMW._replace(model={"dropout": 0.1, "router_options": {"capacity_factor": float("inf")}}),
+}
+CONTINUED = ("noisy_top_k", "sinkhorn_token_choice", "soft_moe")
+"""Routers of which the training goes on on another mesh, one for each optimiser."""
+
+
+def model(router: str, **more: Any) -> vit.VitConfig:
+    """One block of attention and experts."""
+    fixed = {"moe": "last_1", "depth": 1, "experts": 4, "channels": 1, "classes": 10, "image_size": 8}
+    return vit.named("vit_tiny", router=router, **{**fixed, **CASES[router].model, **more})
+
+
+def slot_entries(router: str, images: int) -> int:
+    """The numbers in the slots of some images."""
+    config = model(router)
+    (layer,) = vit.moe_layers(config, images)
+    settings: Any = layer.settings
+    return layer.groups * settings.experts * settings.capacity(train=True) * config.width
+
+
+def reductions(router: str, sizes: MeshSizes) -> int:
+    """The sets of axes that gradients and metrics are summed over."""
+    wide = [axis for axis in mesh.AXES if sizes.size([axis]) > 1]
+    sets = {tuple(wide)}
+    for path, split in mesh.splits(vit.parameter_shapes(model(router)), sizes).items():
+        if CASES[router].optimizer.rate_of(path):
+            sets.add(tuple(axis for axis in wide if axis not in split))
+    return len(sets - {()})
+
+
+def params(config: vit.VitConfig) -> dict[str, Any]:
+    """Parameters of which none is 0."""
+    rng = np.random.default_rng(0)
+
+    def moved(tree: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            name: moved(value) if isinstance(value, dict) else value + 0.1 * rng.standard_normal(value.shape)
+            for name, value in tree.items()
+        }
+
+    return moved(vit.init(config))
+
+
+def batches() -> Iterator[dict[str, Any]]:
+    """The batch of each step."""
+    rng = np.random.default_rng(1)
+    for step in range(STEPS):
+        targets = np.eye(10)[rng.integers(0, 10, BATCH)]
+        yield {
+            "images": rng.standard_normal((BATCH, 8, 8, 1)),
+            "targets": targets,
+            "random": of_step(BATCH, seed=0, step=step),
+        }
+
+
+def rows_of(B: Any, batch: dict[str, Any]) -> dict[str, Any]:
+    """What this process has of a batch, as arrays of the backend, or of the backend on a mesh."""
+    if not hasattr(B, "sizes"):
+        return B.from_numpy(batch)
+    rows = B.rows(BATCH)
+    return B.put({name: value[rows.start : rows.stop] for name, value in batch.items()})
+
+
+def training(B: Any, router: str, *, before: Any = None, **options: Any) -> dict[str, Any]:
+    """The step, the metrics of all steps, the parameters after them, and the state, as this process exports it.
+
+    before(step, state, batch): what is called before the first step. options: those of `make_step`.
+    """
+    case, config = CASES[router], model(router)
+    state, metrics = B.init_state(params(config), case.optimizer), []
+    loss = make_loss(B, config, "softmax", recompute=case.recompute)
+    step = B.make_step(loss, case.optimizer, accumulate=case.accumulate, **options)
+    for number, batch in enumerate(batches()):
+        given = rows_of(B, batch)
+        if before and not number:
+            before(step, state, given)
+        state, found = step(state, given, RATE)
+        metrics.append(B.to_numpy(found))
+    return {"step": step, "metrics": metrics, "params": B.state_params(state), "state": B.export_state(state)}
+
+
+def continued(B: Any, step: Any, router: str, exported: dict[str, Any]) -> dict[str, Any]:
+    """An exported state after its import as it is exported again, and after one more step; on a mesh, what the import read."""
+    on_mesh = hasattr(B, "sizes")
+    given = {slot: _readers(tree) if on_mesh and slot != "step" else tree for slot, tree in exported.items()}
+    state = B.import_state(given, CASES[router].optimizer)
+    again = B.export_state(state)
+    state, _ = step(state, rows_of(B, next(batches())), RATE)
+    read = {path: reader.entries for path, reader in leaves(given["params"])} if on_mesh else {}
+    return {"again": again, "after": B.export_state(state), "read": read}
+
+
+def errors(B: Any) -> dict[str, str]:
+    """What a mesh that splits experts in two says of what it cannot do."""
+    uneven = params(model("soft_moe", experts=3))
+    calls = {
+        "rows": lambda: B.rows(BATCH + 2),
+        "experts": lambda: B.init_state(uneven, ADAMW.optimizer),
+        "multi_hash": lambda: B.multi_hash_mlp(),
+    }
+    said = {}
+    for name, call in calls.items():
+        try:
+            call()
+        except SpecError as error:
+            said[name] = f"{type(error).__name__}: {error}"
+    return said
+
+
+class Reader:
+    """An array of which slices are read; `entries` is the size of the largest."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array, self.shape, self.dtype, self.entries = array, array.shape, array.dtype, 0
+
+    def __getitem__(self, index: Any) -> np.ndarray:
+        part = self.array[index]
+        self.entries = max(self.entries, part.size)
+        return part
+
+
+def _readers(tree: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _readers(value) if isinstance(value, dict) else Reader(value) for name, value in tree.items()}
+
+
+def forward(B: Any, router: str, params: Any) -> Any:
+    """Logits and statistics of the last batch."""
+    *_, batch = batches()
+    return B.to_numpy(B.compile(make_forward(B, model(router)))(params, rows_of(B, batch)["images"]))
+
+
+def together(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """The state of which each process exported its pieces. Each entry is in one piece."""
+    (step,) = {part["step"] for part in parts}
+    return {"step": step} | {slot: _together([part[slot] for part in parts]) for slot in parts[0] if slot != "step"}
+
+
+def _together(parts: list[Any]) -> Any:
+    if isinstance(parts[0], dict):
+        return {name: _together([part[name] for part in parts]) for name in parts[0]}
+    return _joined(parts)
+
+
+def _joined(all_pieces: list[Pieces]) -> np.ndarray:
+    first = all_pieces[0]
+    array, times = np.zeros(first.shape, first.dtype), np.zeros(first.shape, int)
+    for pieces in all_pieces:
+        assert (pieces.shape, pieces.dtype) == (first.shape, first.dtype)
+        for start, piece in pieces.pieces:
+            assert piece.dtype == first.dtype
+            index = tuple(slice(begin, begin + size) for begin, size in zip(start, piece.shape, strict=True))
+            array[index], times[index] = piece, times[index] + 1
+    assert np.all(times == 1)
+    return array
+
+
+def check_training(processes: list[Any], want: dict[str, Any], sizes: MeshSizes, router: str) -> None:
+    """Of a mesh: metrics of each step, logits and statistics of every process, and the state, equal those of one device."""
+    for process in processes:
+        assert_same(process[sizes, router]["metrics"], want["metrics"])
+        if "forward" in process[sizes, router]:
+            assert_same(process[sizes, router]["forward"], want["forward"])
+    assert_same(together([process[sizes, router]["state"] for process in processes]), want["state"])
+
+
+def check_continued(processes: list[Any], want: dict[str, Any], router: str) -> None:
+    """A state of one mesh, on another: the same bits, and then the step that one device makes."""
+    before, after = MESHES[-2:]
+    exported = together([process[before, router]["state"] for process in processes])
+    again = together([process["continued", router]["again"] for process in processes])
+    assert_same(again, exported, exact=True)
+    assert_same(together([process["continued", router]["after"] for process in processes]), want["after"])
+    for path, leaf in leaves(exported["params"]):
+        parts = after.size([axis for axis in mesh.split_axes(path, leaf.shape, after) if axis])
+        for process in processes:
+            assert process["continued", router]["read"][path] == leaf.size // parts, path
+
+
+def check_errors(said: dict[str, str]) -> None:
+    """What `errors` returns names the argument and its value."""
+    assert said["rows"].startswith("ShapeError: a batch of 18 images does not divide among 4 devices (")
+    assert said["experts"].startswith(
+        "ConfigError: mesh.expert=2 does not divide the 3 experts of blocks/0/moe/experts/"
+    )
+    assert said["multi_hash"].startswith("ConfigError: mesh.expert=2: MultiHash mixes the experts inside")
+
+
+def assert_same(got: Any, want: Any, where: str = "", *, exact: bool = False) -> None:
+    """Nested dicts and lists of arrays with the same names, shapes and numbers."""
+    if isinstance(want, dict):
+        assert set(got) == set(want), where
+        for name in want:
+            assert_same(got[name], want[name], f"{where} {name}", exact=exact)
+    elif isinstance(want, list | tuple):
+        assert len(got) == len(want), where
+        for index, (one, other) in enumerate(zip(got, want, strict=True)):
+            assert_same(one, other, f"{where} {index}", exact=exact)
+    else:
+        assert np.shape(got) == np.shape(want), where
+        tolerance = {"rtol": 0, "atol": 0} if exact else {"rtol": 1e-8, "atol": 1e-10}
+        np.testing.assert_allclose(got, want, err_msg=where, **tolerance)

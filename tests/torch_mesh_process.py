@@ -1,0 +1,59 @@
+"""One of the processes of the tests of torch on a mesh."""
+
+import functools
+import pickle
+from pathlib import Path
+from typing import Any
+
+import mesh_cases as cases
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from moespec.backends import mesh
+from moespec.backends.processes import Process
+from moespec.backends.torch.mesh import OnMesh, join, leave
+
+PROCESSES = 4
+COMPILED = "softmax_expert_choice"
+
+
+class Collectives(TorchDispatchMode):
+    """Records what is exchanged: the name of each collective, and the numbers that this process gives it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[str, int]] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "c10d" in function.namespace and function.__name__ != "wait_tensor.default":
+            given = [args[0]] if isinstance(args[0], torch.Tensor) else args[0]
+            self.calls.append((function.__name__.removesuffix(".default"), sum(x.numel() for x in given)))
+        return function(*args, **(kwargs or {}))
+
+
+def run(rank: int, address: str, folder: Path) -> None:
+    """Writes what this process computed: by mesh and router, and by name."""
+    torch.set_num_threads(1)
+    mesh.SMALL = cases.SMALL
+    join(Process(rank, PROCESSES, rank, address))
+    meshes = {sizes: OnMesh(sizes) for sizes in cases.MESHES}
+    found: dict[Any, Any] = {}
+    # What `compile` makes runs op by op.
+    with torch.compiler.set_stance("force_eager"):
+        for router in cases.CASES:
+            for sizes, B in meshes.items():
+                with Collectives() as record:
+                    result = cases.training(B, router, compiled=False)
+                step, params = result.pop("step"), result.pop("params")
+                found[sizes, router] = {**result, "forward": cases.forward(B, router, params), "calls": record.calls}
+            if router in cases.CONTINUED:
+                states: list[Any] = [None] * PROCESSES
+                dist.all_gather_object(states, found[cases.MESHES[-2], router]["state"])
+                found["continued", router] = cases.continued(B, step, router, cases.together(states))
+    found |= {"texts": B.exchanged("x" * rank), "rows": B.rows(8), "errors": cases.errors(B)}
+    B.compile = functools.partial(B.compile, compiler="aot_eager")  # whole graphs, which run op by op
+    found["compiled"] = cases.training(B, COMPILED, compiled=True)["metrics"]
+    with (folder / str(rank)).open("wb") as file:
+        pickle.dump(found, file)
+    leave()
