@@ -27,8 +27,7 @@ class Collectives(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if "c10d" in function.namespace and function.__name__ != "wait_tensor.default":
-            given = [args[0]] if isinstance(args[0], torch.Tensor) else args[0]
-            self.calls.append((function.__name__.removesuffix(".default"), sum(x.numel() for x in given)))
+            self.calls.append((function.__name__.removesuffix(".default"), args[0].numel()))
         return function(*args, **(kwargs or {}))
 
 
