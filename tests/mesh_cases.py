@@ -107,8 +107,6 @@ def batches() -> Iterator[dict[str, Any]]:
 
 def rows_of(B: Any, batch: dict[str, Any]) -> dict[str, Any]:
     """What this process has of a batch, as arrays of the backend, or of the backend on a mesh."""
-    if not hasattr(B, "sizes"):
-        return B.from_numpy(batch)
     rows = B.rows(BATCH)
     return B.put({name: value[rows.start : rows.stop] for name, value in batch.items()})
 
@@ -133,7 +131,7 @@ def training(B: Any, router: str, *, before: Any = None, **options: Any) -> dict
 
 def continued(B: Any, step: Any, router: str, exported: dict[str, Any]) -> dict[str, Any]:
     """An exported state after its import as it is exported again, and after one more step; on a mesh, what the import read."""
-    on_mesh = hasattr(B, "sizes")
+    on_mesh = B.sizes.devices > 1
     given = {slot: _readers(tree) if on_mesh and slot != "step" else tree for slot, tree in exported.items()}
     state = B.import_state(given, CASES[router].optimizer)
     again = B.export_state(state)

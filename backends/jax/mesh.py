@@ -240,7 +240,8 @@ class OnMesh:
         )
 
     def state_shapes(self, params: Mapping[str, Any], optimizer: OptimizerConfig) -> TrainState:
-        """A state with shapes, dtypes and places of arrays in place of these; of each leaf of `params` the shape is looked at."""
+        """A state with shapes, dtypes and places of arrays in place of these, for leaves of `params` that have a shape, and
+        a dtype, float32 if not."""
         shapes = {path: tuple(leaf.shape) for path, leaf in leaves(params)}
         how = {path: split_axes(path, shape, self.sizes) for path, shape in shapes.items()}
 
@@ -253,7 +254,10 @@ class OnMesh:
                 split = axes_of_slot(slot, shapes[path], how[path], optimizer.factored_from)
             return placed(leaf.shape, leaf.dtype, split)
 
-        made = {path: placed(shape, jnp.float32, how[path]) for path, shape in shapes.items()}
+        made = {
+            path: placed(shapes[path], jax.dtypes.canonicalize_dtype(getattr(leaf, "dtype", np.float32)), how[path])
+            for path, leaf in leaves(params)
+        }
         trained, _ = split_params(joined(made), optimizer)
         kept = by_leaf(jax.eval_shape(transformation(optimizer).init, trained), of_slot)
         average = trained if optimizer.ema is not None else {}
