@@ -89,7 +89,15 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "v5e, Sparse-MLP B": {
         **{"topology": "v5e:2x2", "mesh": {"data": 4}, "images": 16},
-        "model": {"name": "sparse_mlp_b", "depth": 4, "image_size": 224, "classes": 1000, "dtype": "bfloat16"},
+        "model": {
+            "name": "sparse_mlp_b",
+            "depth": 4,
+            "group_size": 384,
+            "group_images": 1,
+            "image_size": 224,
+            "classes": 1000,
+            "dtype": "bfloat16",
+        },
     },
     "v6e, S/16": {"topology": "v6e:2x4", "mesh": {"data": 8}, "images": 32, "model": S16},
     "v6e of 64, B/16, Soft MoE of 32 experts, recomputed": {

@@ -4,7 +4,7 @@ Kept of a block, for each of S tokens of width D, in the dtype of the computatio
 8), the rows of a tile of a TPU:
 
     12 D                 what goes into each operation and comes out of it: the tokens, normalised, query, key and value, what
-                         attention gives, the tokens with it, normalised, what the MLP gives
+                         attention gives, the tokens with it, normalised, what the MLP gives; 4 D in a block without attention
     heads S'             the weights of attention; S' is S in multiples of 128, a tile's columns
     H                    the hidden units of an MLP before the activation, which is computed again
 
@@ -84,10 +84,10 @@ def _block(config: Config, layers: list[MoeLayer], images: int, *, split: bool) 
         S, D = config.sparse_tokens, config.sparse_width
         hidden = 0 if config.experts else config.sparse_hidden * S
         wide = max(config.sparse_token_hidden * D, config.sparse_hidden * S)
-        per_image = 2 * config.sequence * config.width + 10 * S * D + hidden
+        per_image = 2 * config.sequence * config.width + 4 * S * D + hidden
     else:
         wide = max(config.token_hidden * D, config.hidden * S)
-        per_image = 12 * S * D + config.token_hidden * D + config.hidden * S
+        per_image = 4 * S * D + config.token_hidden * D + config.hidden * S
     moe = sum(_moe(config, layer, split=split) for layer in layers)
     return Block(images * per_image * size + moe, images * (4 * mixing + size * wide))
 
