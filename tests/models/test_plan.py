@@ -124,7 +124,8 @@ def test_memory_against_the_compiler_s(name: str) -> None:
         CHIPS[case["topology"].partition(":")[0]],
     )
     arguments = sum(made.memory[part] for part in ("parameters", "optimizer", "batch"))
-    assert 0.93 < arguments / compiler["arguments"] < 1.02  # a TPU rounds small arrays up
+    # A TPU fills tiles of 8 x 128 numbers up: of parts such as 3 x 192 along fsdp to more than three times as many.
+    assert (0.9 if sizes.fsdp > 1 else 0.99) < arguments / compiler["arguments"] < 1.01
     assert 0.98 < made.bytes / (compiler["arguments"] + compiler["temporary"]) < 1.35
     # An all-to-all returns the part that stays, too.
     received = compiler["collectives"].get("all-to-all", 0) * (1 - 1 / sizes.expert)
@@ -268,7 +269,10 @@ WRONG = [
     (("--devices", "7", "--chip", "v5e"), "training.batch=64 does not divide among 7 devices"),
     (("--devices", "8", "--chip", "v5e", "--mesh.data", "3"), "mesh.data=3, mesh.fsdp=1, mesh.expert=1"),
     (("--devices", "8", "--chip", "v5e", "--mesh.expert", "3"), "mesh.expert=3"),
-    (("--devices", "16", "--chip", "v5e", "--mesh.expert", "16"), "mesh.expert=16 does not divide the 8 experts"),
+    (
+        ("--devices", "16", "--chip", "v5e", "--mesh.expert", "16"),
+        "mesh.expert=16 does not divide the 8 experts of MoE layer",
+    ),
     (("--devices", "64", "--chip", "v5e", "--training.accumulate", "2"), "64 devices (data 64) in 2 parts"),
     (("--devices", "8", "--chip", "v5e", "--experts", "0"), "experts=0"),
 ]
