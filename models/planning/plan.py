@@ -8,7 +8,8 @@ not overlap at all:
     links        what a device has to receive, over all its links; slots, which go further than to neighbours, as often as they
                  change from link to link
 
-The best mesh is the one with the least longest of those that fit, of equal ones (to 0.1 %) the one with the least sum.
+The best mesh is the one with the least longest of those that fit, of equal ones (to four digits) the one with the least sum, and
+of equal ones (to two digits) the one that splits the least: parameters, then experts.
 """
 
 import math
@@ -153,8 +154,8 @@ def best(found: list[Plan]) -> Plan | None:
     return next((each for each in found if each.fits), None)
 
 
-def _order(each: Plan) -> tuple[bool, float, float, tuple[int, ...]]:
-    return not each.fits, float(f"{each.longest:.3e}"), each.sum, each.sizes.shape
+def _order(each: Plan) -> tuple[bool, float, float, int, int]:
+    return not each.fits, float(f"{each.longest:.3e}"), float(f"{each.sum:.1e}"), each.sizes.fsdp, each.sizes.expert
 
 
 def _meshes(devices: int, *, experts: bool) -> Iterator[MeshSizes]:

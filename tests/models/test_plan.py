@@ -226,6 +226,14 @@ def test_the_chosen_mesh_fits_and_none_that_fits_has_a_lesser_bound() -> None:
     assert len({each.sizes for each in found}) == len(found) == 15  # 16 = 2^4 in three factors
 
 
+def test_of_equal_meshes_the_one_that_splits_the_least_comes_first() -> None:
+    found = plans(config(model=replace(MODERATE, name="vit_s32"), batch=4096), 16, CHIPS["v5p"])
+    assert len({f"{each.longest:.3e}" for each in found if each.fits}) == 1  # compute alone
+    digits = [(not each.fits, float(f"{each.sum:.1e}"), each.sizes.fsdp, each.sizes.expert) for each in found]
+    assert digits == sorted(digits)
+    assert len({key[:2] for key in digits}) < len(digits)
+
+
 def test_bounds_fall_when_they_must() -> None:
     def of(sizes: MeshSizes, chip: str = "v5e", batch: int = 512) -> Any:
         return plan(config(model=MODERATE, batch=batch), sizes, CHIPS[chip])
