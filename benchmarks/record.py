@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
-PACKAGES = ("moespec", "numpy", "scipy", "jax", "jaxlib", "optax", "torch", "POT")
+PACKAGES = ("moespec", "numpy", "scipy", "jax", "jaxlib", "libtpu", "optax", "torch", "POT")
 
 
 def device_slug() -> str:
@@ -20,8 +20,11 @@ def device_slug() -> str:
     return gpu.lower().replace(" ", "-") if gpu else "cpu"
 
 
-def write(name: str, figures: dict[str, Any]) -> Path:
-    """Write `benchmarks/results/<name>-<device>.json` through a temporary file and return its path."""
+def write(name: str, figures: dict[str, Any], *, of_device: bool = True) -> Path:
+    """Write `benchmarks/results/<name>-<device>.json` through a temporary file and return its path.
+
+    of_device: False for figures that are the same on every machine, whose file is `<name>.json`.
+    """
     result = {
         "command": " ".join(["python", os.path.relpath(sys.argv[0]), *sys.argv[1:]]),
         "machine": {
@@ -35,7 +38,7 @@ def write(name: str, figures: dict[str, Any]) -> Path:
         "figures": figures,
     }
     RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}-{device_slug()}.json"
+    path = RESULTS / (f"{name}-{device_slug()}.json" if of_device else f"{name}.json")
     temporary = path.with_suffix(".tmp")
     temporary.write_text(json.dumps(result, indent=1) + "\n")
     temporary.replace(path)

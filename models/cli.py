@@ -32,6 +32,7 @@ __all__ = [
     "LaunchArguments",
     "LedgerArguments",
     "ListArguments",
+    "PlanArguments",
     "ScanArguments",
     "StudyArguments",
     "TrainArguments",
@@ -164,6 +165,28 @@ class CountArguments:
     images: int | None = None
     """images of a batch, where a model routes a whole batch (default: as few as fill a group)"""
     model: ModelConfig = field(default_factory=ModelConfig)
+
+
+@dataclass(frozen=True)
+class PlanArguments:
+    """Say what a training step takes on devices that need not be there, and which mesh they should have.
+
+    moespec plan --model vit_l16 --router soft_moe --experts 128 --devices 256 --chip v5p --training.batch 4096. Memory, operations,
+    bytes on the links and the least time of a step, for each mesh that divides devices, batch and experts, or the one of --mesh.
+    The other options are those of train; what counts is the model, the optimiser, the batch and how it is computed.
+    """
+
+    devices: int
+    """devices, all along the axes of the mesh"""
+    chip: str
+    """what they are: v5e, v5p, v6e, h100 or h200"""
+    sharding: FlagCreatePairsOff[bool] = False
+    """print how each parameter is split, on the mesh of --mesh or the best"""
+    json: FlagCreatePairsOff[bool] = False
+    """print JSON, for programs"""
+    recipe: Annotated[str | None, arg(name="config")] = None
+    """a TOML file, or a recipe of the package (moespec list recipes)"""
+    settings: Annotated[Config, arg(name="")] = field(default_factory=Config)
 
 
 @dataclass(frozen=True)
@@ -355,6 +378,16 @@ def _count(arguments: list[str]) -> None:
     count_command(parsed.model, images=parsed.images)
 
 
+def _plan(arguments: list[str]) -> None:
+    default = PlanArguments(devices=tyro.MISSING, chip=tyro.MISSING, settings=chosen(arguments, Config()))
+    parsed = _parse("plan", PlanArguments, arguments, default=default)
+    from moespec.models.planning.command import plan_command
+
+    plan_command(
+        parsed.settings, devices=parsed.devices, chip=parsed.chip, sharding=parsed.sharding, as_json=parsed.json
+    )
+
+
 def _inspect(arguments: list[str]) -> None:
     parsed = _parse("inspect", InspectArguments, arguments)
     from moespec.models.commandline import commands
@@ -409,6 +442,7 @@ COMMANDS: dict[str, tuple[str, Callable[[list[str]], None]]] = {
     "evaluate": ("evaluate a run's checkpoint on the validation images", _evaluate),
     "study": ("compare routers or models with several seeds each", _study),
     "count": ("count the parameters and operations of a model", _count),
+    "plan": ("what training takes on devices that are not here, and which mesh", _plan),
     "inspect": ("draw which experts handle which patch of an image", _inspect),
     "convert": ("convert weights from and to other projects' files", _convert),
     "scan": ("name the pictures of a data set that cannot be read", _scan),

@@ -10,6 +10,8 @@ combination, and the iterations of Sinkhorn, but not the search for an assignmen
 """
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from moespec.backends.contract import filled_alone
@@ -21,23 +23,31 @@ from moespec.spec.options import ExpertChoiceOptions, SlotOptions
 
 __all__ = ["flops", "rows", "slots"]
 
+Filled = Callable[[MoeLayer], int]
+"""Rows that the experts of a layer compute of a group."""
+
 GELU = {"tanh": 8, "erf": 4}
 NORM, SOFTMAX = 7, 4
 """Operations for each element of a layer normalisation with scale and bias, and of a softmax."""
 
 
-def flops(config: Config, images: int | None = None) -> dict[str, float]:
+def flops(
+    config: Config, images: int | None = None, *, train: bool = False, every_slot: bool = False
+) -> dict[str, float]:
     """Operations for one image, by part of the model: "embedding", "attention", "mlps", "experts", "routers", ...
 
     images: of a batch, which decides the groups where a model routes a whole batch; by default as few as fill a group.
+    train: of the forward pass of training, where an expert may have another capacity. every_slot: of a layer whose experts are
+    split over devices, which compute empty slots too.
 
     Raises ShapeError when the images do not fill the groups.
     """
     batch = images or fewest_images(config)
+    filled = partial(rows, train=train, every_slot=every_slot)
     S, D = config.sequence, config.width
     parts = {
         "embedding": _embedding(config),
-        **_blocks(config, family(config).moe_layers(config, batch), batch),
+        **_blocks(config, family(config).moe_layers(config, batch), batch, filled),
         "final norm and pooling": (NORM + 1) * S * D,
         **_head(config),
     }
@@ -65,24 +75,26 @@ def _head(config: Config) -> dict[str, float]:
     return parts
 
 
-def slots(layer: MoeLayer) -> int:
-    """Slots of a routing group at evaluation, over all experts; an expert without a capacity has one for each token."""
+def slots(layer: MoeLayer, *, train: bool = False) -> int:
+    """Slots of a routing group at evaluation, or in training, over all experts; an expert without a capacity has one for each
+    token."""
     settings = layer.settings
-    capacity = settings.capacity(train=False) if isinstance(settings, SlotOptions) else settings.tokens
+    capacity = settings.capacity(train=train) if isinstance(settings, SlotOptions) else settings.tokens
     return settings.experts * capacity
 
 
-def rows(layer: MoeLayer) -> int:
-    """Rows that the experts compute of a routing group at evaluation: its slots, or the choices of its tokens alone."""
+def rows(layer: MoeLayer, *, train: bool = False, every_slot: bool = False) -> int:
+    """Rows that the experts compute of a routing group: its slots, or, unless `every_slot`, the choices of its tokens alone."""
     settings: Any = layer.settings
-    if isinstance(settings, ExpertChoiceOptions) or layer.router == "soft_moe":
-        return slots(layer)
+    there = slots(layer, train=train)
+    if every_slot or isinstance(settings, ExpertChoiceOptions) or layer.router == "soft_moe":
+        return there
     choices = settings.items[1] if isinstance(settings, SlotOptions) else getattr(settings, "choices", 1)
-    alone = filled_alone(settings.tokens, choices, settings.experts, slots(layer) // settings.experts)
-    return min(settings.tokens * choices, slots(layer)) if alone else slots(layer)
+    alone = filled_alone(settings.tokens, choices, settings.experts, there // settings.experts)
+    return min(settings.tokens * choices, there) if alone else there
 
 
-def _blocks(config: Config, layers: list[MoeLayer], images: int) -> dict[str, float]:
+def _blocks(config: Config, layers: list[MoeLayer], images: int, filled: Filled) -> dict[str, float]:
     """All blocks; what two norms, and two additions to the residual, cost in each is among "norms"."""
     by_block: dict[int, list[MoeLayer]] = {}
     for layer in layers:
@@ -90,9 +102,9 @@ def _blocks(config: Config, layers: list[MoeLayer], images: int) -> dict[str, fl
     total: dict[str, float] = {}
     for number in range(config.depth):
         if isinstance(config, vit.VitConfig):
-            block = _vit_block(config, by_block.get(number, []), images)
+            block = _vit_block(config, by_block.get(number, []), images, filled)
         elif isinstance(config, sparse_mlp.SparseMlpConfig) and number in by_block:
-            block = _sparse_block(config, by_block[number], images)
+            block = _sparse_block(config, by_block[number], images, filled)
         else:
             block = _mixer_block(config)
         for name, value in block.items():
@@ -106,13 +118,13 @@ def _blocks(config: Config, layers: list[MoeLayer], images: int) -> dict[str, fl
     return total
 
 
-def _vit_block(config: vit.VitConfig, layers: list[MoeLayer], images: int) -> dict[str, float]:
+def _vit_block(config: vit.VitConfig, layers: list[MoeLayer], images: int, filled: Filled) -> dict[str, float]:
     S, D = config.sequence, config.width
     norms = 2 * (NORM + 1 + bool(config.layer_scale)) * S * D
     block: dict[str, float] = {"attention": _attention(config, queries=S, bias=config.qkv_bias), "norms": norms}
     if not layers:
         return {**block, "mlps": _mlp(S, D, config.hidden, config.gelu)}
-    return {**block, **_moe(layers[0], D, config.hidden, config.gelu, images)}
+    return {**block, **_moe(layers[0], D, config.hidden, config.gelu, images, filled)}
 
 
 def _attention(config: vit.VitConfig, *, queries: int, bias: bool) -> float:
@@ -128,7 +140,9 @@ def _mixer_block(config: mixer.MixerConfig | sparse_mlp.SparseMlpConfig) -> dict
     return {"mlps": mlps, "norms": 2 * (NORM + 1) * S * D}
 
 
-def _sparse_block(config: sparse_mlp.SparseMlpConfig, layers: list[MoeLayer], images: int) -> dict[str, float]:
+def _sparse_block(
+    config: sparse_mlp.SparseMlpConfig, layers: list[MoeLayer], images: int, filled: Filled
+) -> dict[str, float]:
     outer, inner = (config.sequence, config.width), (config.sparse_tokens, config.sparse_width)
     S, D = inner
     block: dict[str, float] = {
@@ -137,7 +151,7 @@ def _sparse_block(config: sparse_mlp.SparseMlpConfig, layers: list[MoeLayer], im
     }
     widths = {"channels": (S, config.sparse_token_hidden), "tokens": (D, config.sparse_hidden)}  # by what is routed
     for layer in layers:
-        for name, value in _moe(layer, *widths[layer.items], config.gelu, images).items():
+        for name, value in _moe(layer, *widths[layer.items], config.gelu, images, filled).items():
             block[name] = block.get(name, 0) + value
     return block if config.experts else {**block, "mlps": _mlp(S, D, config.sparse_hidden, config.gelu)}
 
@@ -153,9 +167,9 @@ def _mlp(rows: int, width: int, hidden: int, gelu: str) -> float:
     return rows * (4 * width * hidden + (1 + GELU[gelu]) * hidden + width)
 
 
-def _moe(layer: MoeLayer, width: int, hidden: int, gelu: str, images: int) -> dict[str, float]:
+def _moe(layer: MoeLayer, width: int, hidden: int, gelu: str, images: int, filled_of: Filled) -> dict[str, float]:
     settings, groups = layer.settings, layer.groups / images
-    T, D, E, filled = settings.tokens, width, settings.experts, rows(layer)
+    T, D, E, filled = settings.tokens, width, settings.experts, filled_of(layer)
     if multi_hash.chosen(settings):
         return {"experts": groups * _mlp(T, D, hidden, gelu)}
     if layer.router == "soft_moe":  # logits, softmaxes over tokens and over slots, dispatch, combine

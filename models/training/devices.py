@@ -13,8 +13,9 @@ from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
 from moespec.backends.contract import Backend
-from moespec.backends.mesh import check_experts, mesh_sizes
+from moespec.backends.mesh import MeshSizes, check_experts, mesh_sizes
 from moespec.backends.processes import Process, process_of
+from moespec.models import families
 from moespec.models.data.dataset import Dataset
 from moespec.models.errors import RunError
 from moespec.models.families import family
@@ -24,7 +25,7 @@ from moespec.models.training.configfile import flat
 from moespec.models.training.resolve import load_backend, model_config
 from moespec.spec.errors import ConfigError, ShapeError
 
-__all__ = ["check_layout", "check_same", "connected", "led", "only_process"]
+__all__ = ["check_batch", "check_expert_axis", "check_layout", "check_same", "connected", "led", "only_process"]
 
 Result = TypeVar("Result")
 
@@ -70,36 +71,47 @@ def check_layout(B: Backend, config: Config) -> None:
     sizes, model, training = B.sizes, model_config(config.model), config.training
     if sizes.devices == 1:
         return
-    layers_of = family(model).moe_layers
     for field, images, parts in (
         ("batch", training.batch, training.accumulate),
         ("evaluation_batch", training.evaluation_batch, 1),
     ):
-        where = f"training.{field}={images!r}"
-        if images % (sizes.devices * parts):
-            among = f"{sizes.devices} devices ({sizes})" + (f" in {parts} parts (accumulate)" if parts > 1 else "")
-            raise ConfigError(f"{where} does not divide among {among}")
-        part = images // sizes.devices // parts
-        try:
-            of_device = layers_of(model, part)
-        except ShapeError as error:
+        check_batch(sizes, model, f"training.{field}={images!r}", images, parts)
+    check_expert_axis(sizes, model, training.batch // training.accumulate)
+
+
+def check_batch(sizes: MeshSizes, model: families.Config, where: str, images: int, parts: int) -> None:
+    """ConfigError, which begins with `where`, for a batch that the devices cannot share, or whose groups span devices.
+
+    parts: those that each device computes one after the other.
+    """
+    layers_of = family(model).moe_layers
+    if images % (sizes.devices * parts):
+        among = f"{sizes.devices} devices ({sizes})" + (f" in {parts} parts (accumulate)" if parts > 1 else "")
+        raise ConfigError(f"{where} does not divide among {among}")
+    part = images // sizes.devices // parts
+    try:
+        of_device = layers_of(model, part)
+    except ShapeError as error:
+        raise ConfigError(
+            f"{where}: each of {sizes.devices} devices ({sizes}) has {part} images at a time. {error}"
+        ) from error
+    for alone, here in zip(layers_of(model, images // parts), of_device, strict=True):
+        if alone.settings.tokens != here.settings.tokens:
             raise ConfigError(
-                f"{where}: each of {sizes.devices} devices ({sizes}) has {part} images at a time. {error}"
-            ) from error
-        for alone, here in zip(layers_of(model, images // parts), of_device, strict=True):
-            if alone.settings.tokens != here.settings.tokens:
-                raise ConfigError(
-                    f"{where}: a group of {alone.settings.tokens} {alone.items} of layer {alone.name} would span the devices "
-                    f"({sizes}), each of which has {here.settings.tokens}; say how many make a group (model.group_images, "
-                    "model.group_size)"
-                )
-    for layer in layers_of(model, training.batch // training.accumulate):
-        if sizes.expert > 1:
-            check_experts(layer.settings.experts, sizes, f"MoE layer {layer.name}")
-            if multi_hash.chosen(layer.settings):
-                raise ConfigError(
-                    f"mesh.expert={sizes.expert!r}: MultiHash mixes experts inside, so that they stay together"
-                )
+                f"{where}: a group of {alone.settings.tokens} {alone.items} of layer {alone.name} would span the devices "
+                f"({sizes}), each of which has {here.settings.tokens}; say how many make a group (model.group_images, "
+                "model.group_size)"
+            )
+
+
+def check_expert_axis(sizes: MeshSizes, model: families.Config, images: int) -> None:
+    """ConfigError for experts that the axis `expert` does not divide, or that have to stay together."""
+    for layer in family(model).moe_layers(model, images) if sizes.expert > 1 else ():
+        check_experts(layer.settings.experts, sizes, f"MoE layer {layer.name}")
+        if multi_hash.chosen(layer.settings):
+            raise ConfigError(
+                f"mesh.expert={sizes.expert!r}: MultiHash mixes experts inside, so that they stay together"
+            )
 
 
 def check_same(B: Backend, config: Config, dataset: Dataset, version: str) -> None:

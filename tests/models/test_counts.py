@@ -96,6 +96,14 @@ def test_slots_are_those_that_the_router_fills(name: str) -> None:
     assert counts.slots(layer) == dispatch.shape[2] * dispatch.shape[3]
 
 
+def test_slots_and_rows_of_training() -> None:
+    layer, _ = routed("softmax_token_choice", capacity_factor=2.0, eval_capacity_factor=1.0)
+    assert counts.slots(layer, train=True) == counts.rows(layer, train=True) == 64
+    assert counts.slots(layer) == counts.rows(layer) == 32
+    hashed, _ = routed("hash")
+    assert (counts.rows(hashed, train=True), counts.rows(hashed, train=True, every_slot=True)) == (32, 4 * 32)
+
+
 @pytest.mark.parametrize("name", ROUTERS)
 def test_rows_are_the_slots_or_those_that_are_filled(name: str) -> None:
     layer, dispatch = routed(name)

@@ -1,0 +1,109 @@
+"""Bytes of what a training step keeps of the images of a device between forward and backward pass, by a rule.
+
+Kept of a block, for each of S tokens of width D, in the dtype of the computation, where S is a multiple of 16 (in float32, of
+8), the rows of a tile of a TPU:
+
+    12 D                 what goes into each operation and comes out of it: the tokens, normalised, query, key and value, what
+                         attention gives, the tokens with it, normalised, what the MLP gives; 4 D in a block without attention
+    heads S'             the weights of attention; S' is S in multiples of 128, a tile's columns
+    H                    the hidden units of an MLP before the activation, which is computed again
+
+In an MoE block H is of each row that the experts compute, with D of its input and D of its output, twice where experts are
+split and slots travel; a router keeps a number in float32 for each token and expert, Soft MoE two for each token and slot,
+and a copy of both in the dtype of the computation.
+
+To this comes, once, what the backward pass of one block has at hand, `4 heads S'` and `H` for each token, and the images
+and the tokens in float32 around the head. Recomputed blocks keep the tokens that go in, D, and one block at a time is whole.
+
+The rule is near what compilers need, and mostly above: `benchmarks/plan_check.py` has how far. Kernels for attention that
+keep no weights take less.
+"""
+
+from typing import Any, NamedTuple
+
+from moespec.models import sparse_mlp, vit
+from moespec.models.counts import rows
+from moespec.models.families import Config, family
+from moespec.models.layers import MoeLayer
+
+__all__ = ["activations", "bytes_of_dtype", "padded"]
+
+LANES = 128
+"""Columns of a tile of a TPU's memory."""
+
+
+class Block(NamedTuple):
+    """Bytes for the images of one part of a batch: what is kept, and what the backward pass has besides."""
+
+    kept: float
+    at_hand: float
+
+
+def padded(size: int, multiple: int = LANES) -> int:
+    """The next multiple."""
+    return -(-size // multiple) * multiple
+
+
+def bytes_of_dtype(config: Config) -> int:
+    """Bytes of a number of the computation."""
+    return 2 if config.dtype == "bfloat16" else 4
+
+
+def activations(config: Config, images: int, *, split: bool, recompute: bool) -> float:
+    """Bytes for a part of `images` images; `split`: experts are split over devices."""
+    by_block: dict[int, list[MoeLayer]] = {}
+    for layer in family(config).moe_layers(config, images):
+        by_block.setdefault(int(layer.name.partition("_")[0]), []).append(layer)
+    blocks = [_block(config, by_block.get(number, []), images, split=split) for number in range(config.depth)]
+    tokens, size = images * config.sequence * config.width, bytes_of_dtype(config)
+    around: float = images * config.image_size**2 * config.channels * size + 3 * 4 * tokens
+    if isinstance(config, vit.VitConfig):
+        around += _stem(config) * images * size
+    largest = max(block.kept + block.at_hand for block in blocks)
+    if recompute:
+        return around + config.depth * tokens * size + largest
+    return around + sum(block.kept for block in blocks) + max(block.at_hand for block in blocks)
+
+
+def _stem(config: vit.VitConfig) -> float:
+    """Numbers of an image that the convolutions of a stem make: each before and after norm and activation."""
+    features = vit.stem_features(config)[1:]
+    sides = [config.image_size >> (i // config.stem_depth + 1) for i in range(len(features))]
+    return 3 * sum(side**2 * feature for side, feature in zip(sides, features, strict=True))
+
+
+def _block(config: Config, layers: list[MoeLayer], images: int, *, split: bool) -> Block:
+    size, D = bytes_of_dtype(config), config.width
+    S = padded(config.sequence, 32 // size)
+    hidden, mixing, wide = 0.0, 0.0, 0.0
+    if isinstance(config, vit.VitConfig):
+        mixing, wide = config.heads * padded(config.sequence) * S, config.hidden * S
+        hidden = 0 if layers else config.hidden * S
+        per_image = 12 * S * D + mixing + hidden
+    elif isinstance(config, sparse_mlp.SparseMlpConfig) and layers:
+        S, D = config.sparse_tokens, config.sparse_width
+        hidden = 0 if config.experts else config.sparse_hidden * S
+        wide = max(config.sparse_token_hidden * D, config.sparse_hidden * S)
+        per_image = 2 * config.sequence * config.width + 4 * S * D + hidden
+    else:
+        wide = max(config.token_hidden * D, config.hidden * S)
+        per_image = 4 * S * D + config.token_hidden * D + config.hidden * S
+    moe = sum(_moe(config, layer, split=split) for layer in layers)
+    return Block(images * per_image * size + moe, images * (4 * mixing + size * wide))
+
+
+def _moe(config: Config, layer: MoeLayer, *, split: bool) -> float:
+    """Bytes that a layer keeps in place of H of a token."""
+    settings: Any = layer.settings
+    size, filled = bytes_of_dtype(config), rows(layer, train=True, every_slot=split)
+    hidden = _hidden(config, layer)
+    kept = size * filled * (hidden + (4 if split else 2) * settings.width)
+    columns = filled if layer.router == "soft_moe" else settings.experts
+    kept += settings.tokens * columns * ((8 + 2 * size) if layer.router == "soft_moe" else 4)
+    return float(layer.groups * kept)
+
+
+def _hidden(config: Config, layer: MoeLayer) -> int:
+    if isinstance(config, sparse_mlp.SparseMlpConfig):
+        return config.sparse_token_hidden if layer.items == "channels" else config.sparse_hidden
+    return config.hidden

@@ -1,0 +1,123 @@
+"""The command `moespec plan`: prints what a step takes on each mesh, and which it would be."""
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from moespec.backends.mesh import MeshSizes
+from moespec.models.commandline.cost import described
+from moespec.models.families import family
+from moespec.models.planning.chips import chip_of
+from moespec.models.planning.plan import Plan, best, plans
+from moespec.models.planning.sharding import rows
+from moespec.models.training.config import Config
+from moespec.models.training.resolve import model_config
+
+__all__ = ["plan_command"]
+
+
+def plan_command(config: Config, *, devices: int, chip: str, sharding: bool, as_json: bool) -> None:
+    """Prints the plans, or how the parameters are split on the mesh that is given, or the best."""
+    found = plans(config, devices, chip_of(chip))
+    chosen = best(found)
+    if sharding:
+        _print_sharding(config, (chosen or found[0]).sizes, as_json=as_json)
+        return
+    if as_json:
+        report = {"devices": devices, "chip": {"name": chip, **chip_of(chip)._asdict()}}
+        made = [_json(config, each) for each in found]
+        print(json.dumps({**report, "plans": made, "best": made[found.index(chosen)] if chosen else None}, indent=1))
+        return
+    model, training = model_config(config.model), config.training
+    print(f"{config.model.name}: {described(model)}")
+    parts = f" in {training.accumulate} parts" if training.accumulate > 1 else ""
+    again = ", blocks recomputed" if training.recompute else ""
+    print(f"{training.batch} images a step{parts} on {devices} {chip}{again}; of each device:\n")
+    _print_table([HEADINGS, UNITS, *(_row(each) for each in found[:SHOWN])])
+    if found[SHOWN:]:
+        print(f"and {len(found) - SHOWN} other meshes (--json has them)")
+    if too_large := [str(each.sizes) for each in found if not each.fits]:
+        print(f"Do not fit: {'; '.join(too_large)}")
+    has = f"{_gib(chip_of(chip).memory)} GiB"
+    if chosen:
+        print(f"\nThe least bound of those that fit into {has}: {chosen.sizes}\n  {options(config, chosen.sizes)}")
+    else:
+        less = "another mesh" if len(found) == 1 else "more devices"
+        print(f"\nNone fits into {has}. --training.recompute, --training.accumulate and {less} take less.")
+
+
+def options(config: Config, sizes: MeshSizes) -> str:
+    """The options of train that ask for a mesh, and for an evaluation batch that divides among its devices."""
+    named = zip(("data", "fsdp", "expert"), sizes.shape, strict=True)
+    words = [f"--mesh.{name} {size}" for name, size in named if size > 1 or name == "data"]
+    batch = config.training.evaluation_batch
+    if batch % sizes.devices:
+        words.append(f"--training.evaluation-batch {-(-batch // sizes.devices) * sizes.devices}")
+    return " ".join(words)
+
+
+def _json(config: Config, each: Plan) -> dict[str, Any]:
+    return {
+        "mesh": dict(zip(("data", "fsdp", "expert"), each.sizes.shape, strict=True)),
+        "options": options(config, each.sizes),
+        "fits": each.fits,
+        "bytes": each.bytes,
+        "memory": each.memory,
+        "links": each.links,
+        "traffic": each.traffic,
+        "flops": each.flops,
+        "seconds": each.seconds,
+        "longest": each.longest,
+        "sum": each.sum,
+    }
+
+
+SHOWN = 10
+"""Meshes in the table, the best."""
+HEADINGS = (
+    *("mesh", "param.", "optim.", "grad.", "copies", "activ.", "batch", "all"),
+    *("slots", "gathers", "reduced", "TFLOP", "compute", "memory", "links", "longest", "sum", ""),
+)
+UNITS = ("", *["GiB"] * 7, *["GB"] * 3, "", *["ms"] * 5, "")
+
+
+def _row(each: Plan) -> tuple[str, ...]:
+    memory = [_gib(value) for value in (*each.memory.values(), each.bytes)]
+    there = [f"{value / 1e9:.2f}" for value in each.links.values()]
+    times = [f"{1e3 * value:.1f}" for value in (*each.seconds.values(), each.longest, each.sum)]
+    fits = "" if each.fits else "does not fit"
+    return str(each.sizes), *memory, *there, f"{each.flops / 1e12:.1f}", *times, fits
+
+
+def _gib(size: float) -> str:
+    return f"{size / 2**30:.2f}"
+
+
+def _print_table(table: Iterable[tuple[str, ...]]) -> None:
+    lines = list(table)
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for first, *others in lines:
+        cells = [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))]
+        print("  ".join(cells).rstrip())
+
+
+def _print_sharding(config: Config, sizes: MeshSizes, *, as_json: bool) -> None:
+    table = rows(family(model := model_config(config.model)).parameter_shapes(model), sizes)
+    if as_json:
+        print(json.dumps({"mesh": sizes.__dict__, "parameters": [row._asdict() for row in table]}, indent=1))
+        return
+    print(f"{config.model.name} on {sizes}: float32 parameters, bytes of a device\n")
+    lines = [
+        (
+            row.names,
+            " x ".join(map(str, row.shape)) or "1",
+            ", ".join(axis or "-" for axis in row.split) if any(row.split) else "whole",
+            f"{row.bytes:,}",
+            str(row.parameters),
+            f"{row.parameters * row.bytes:,}",
+        )
+        for row in table
+    ]
+    total = f"{sum(row.parameters * row.bytes for row in table):,}"
+    headings = ("parameter", "shape", "split", "bytes of one", "count", "bytes")
+    _print_table([headings, *lines, ("all", "", "", "", str(sum(row.parameters for row in table)), total)])
