@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.experimental import multihost_utils
-from jax.sharding import AxisType, NamedSharding
+from jax.experimental import mesh_utils, multihost_utils
+from jax.sharding import AxisType, Mesh, NamedSharding
 
 from moespec.backends import jax as single
 from moespec.backends.jax.arrays import Array
@@ -101,7 +101,9 @@ class OnMesh:
         if sizes.devices != there:
             raise ConfigError(f"a mesh of {sizes.devices} devices ({sizes}): JAX has {there}")
         self.sizes = sizes
-        self.mesh = jax.make_mesh(sizes.shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
+        # An axis of the mesh may be a part of one of the torus of chips.
+        placed = mesh_utils.create_device_mesh(sizes.shape, devices, allow_split_physical_axes=True)
+        self.mesh = Mesh(placed, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
     def __getattr__(self, name: str) -> Any:
         """Of the backend, what is the same on a mesh."""
