@@ -329,6 +329,7 @@ def test_the_loop_of_the_documentation_runs():
     pytest.importorskip("jax")
     text = (Path(__file__).parents[2] / "docs" / "devices.md").read_text()
     program = text.partition("```python\n")[2].partition("```")[0]
+    program = program.replace("mesh_sizes(jax.device_count())", "mesh_sizes(jax.device_count(), expert=2)")
     environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
     found = subprocess.run(
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False
