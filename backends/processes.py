@@ -32,7 +32,7 @@ def process_of(environment: Mapping[str, str]) -> Process | None:
     >>> process_of({"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "2900"})
     Process(index=1, count=4, local=1, address='localhost:2900')
     """
-    if "RANK" in environment or "WORLD_SIZE" in environment:
+    if "RANK" in environment and "WORLD_SIZE" in environment:
         names = ("RANK", "WORLD_SIZE")
         local = environment.get("LOCAL_RANK", "0")
         for name in ("MASTER_ADDR", "MASTER_PORT"):

@@ -47,9 +47,8 @@ def training_batch(
     "neighbours".
     """
     mixes = bool(config.mixup or config.cutmix)
-    part = rows is not None and len(rows) < batch
-    # Of a part the first has its neighbour before it, which is dropped when all are mixed.
-    places = np.arange(rows.start - mixes, rows.stop) % batch if rows is not None and part else np.arange(batch)
+    # Of rows that are asked for the first has its neighbour before it, which is dropped when all are mixed.
+    places = np.arange(batch) if rows is None else np.arange(rows.start - mixes, rows.stop) % batch
     indices = batch_indices(len(dataset.train), batch, seed, step)[places]
     positions = step * batch + places
     pixels = cut_out(dataset, config, indices, seed=seed, positions=positions)
@@ -58,13 +57,13 @@ def training_batch(
     )
     pixels = with_changes(pixels, config, maximum=dataset.maximum, seed=seed, positions=positions)
     targets = one_hot(dataset.train.labels[indices], len(dataset.classes), smoothing=config.label_smoothing)
-    kept = slice(int(part and mixes), None)
+    kept = slice(int(mixes and rows is not None), None)
     if config.cutmix and (not config.mixup or by_turns(seed=seed, step=step)):
         pixels, targets = cutmix(pixels, targets, alpha=config.cutmix, seed=seed, step=step)
     elif config.mixup:
         weight = mixup_weight(alpha=config.mixup, seed=seed, step=step)
         made = {"images": pixels[kept], "targets": mixed(targets, weight)[kept], "mixup": weight}
-        return {**made, "neighbours": pixels[:-1]} if part else made
+        return made if rows is None else {**made, "neighbours": pixels[:-1]}
     return {"images": pixels[kept], "targets": targets[kept]}
 
 

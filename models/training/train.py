@@ -80,7 +80,9 @@ def train(
 
     # What worker processes run; they have no backend.
     rows = B.rows(settings.batch)
-    host_batch = partial(batch_of_step, dataset, config.data, settings.batch, settings.seed, rows=rows)
+    # With the neighbours of its rows no device needs those of another to mix them: nothing is exchanged on the thread of batches.
+    own = rows if B.sizes.devices > 1 else None
+    host_batch = partial(batch_of_step, dataset, config.data, settings.batch, settings.seed, rows=own)
 
     def to_device(step: int, batch: dict[str, Any]) -> Any:
         numbers = of_step(settings.batch, seed=settings.seed, step=step)[rows.start : rows.stop]

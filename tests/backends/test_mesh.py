@@ -68,6 +68,7 @@ def test_experts_that_a_mesh_does_not_divide():
 
 def test_processes_of_torchrun_and_of_slurm():
     assert process_of({}) is None
+    assert process_of({"WORLD_SIZE": "1"}) is None, "some clusters set it for everyone"
     assert process_of({"SLURM_PROCID": "0", "SLURM_NTASKS": "1"}) is None
     assert process_of(TORCHRUN) == Process(3, 8, 1, "node:1234")
     assert process_of({**SLURM, **TORCHRUN}) == Process(3, 8, 1, "node:1234")
