@@ -69,7 +69,7 @@ class LaunchArguments:
 
     With torch each process has one device; JAX's have those that they see. Options of the command come after it. When a process
     ends with an error the others are ended; with --restarts all start again and go on from the last checkpoint. `torchrun
-    --nproc-per-node 4 --no-python moespec train ...` and srun start the processes as well.
+    --nproc-per-node 4 --no-python -- moespec train ...` and srun start the processes as well.
     """
 
     processes: Annotated[int, arg(aliases=["-n"])]
