@@ -175,7 +175,7 @@ def axes_of_slot(slot: str, shape: Sequence[int], split: Split, factored_from: i
 
 @dataclass(frozen=True)
 class Pieces:
-    """What a process has of an array of a `shape` that is spread over several: where each piece starts, and the piece."""
+    """The pieces that one process has of an array of a `shape`, each with where it starts."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -183,5 +183,5 @@ class Pieces:
 
 
 def start_of(index: Sequence[slice]) -> tuple[int, ...]:
-    """Where the part of an array at `index` starts, along each axis."""
+    """The first entry of a part of an array, along each axis."""
     return tuple(part.start or 0 for part in index)

@@ -41,10 +41,11 @@ def process_of(environment: Mapping[str, str]) -> Process | None:
                     f"{name} is not set, which tells the {environment.get('WORLD_SIZE')} processes where to meet"
                 )
         host, port = environment["MASTER_ADDR"], environment["MASTER_PORT"]
-    elif environment.get("SLURM_NTASKS", "1") != "1" and "SLURM_PROCID" in environment:
+    # A script of sbatch has the number of tasks too, before srun starts any: a task has the nodes of its step.
+    elif environment.get("SLURM_NTASKS", "1") != "1" and "SLURM_STEP_NODELIST" in environment:
         names = ("SLURM_PROCID", "SLURM_NTASKS")
         local = environment.get("SLURM_LOCALID", "0")
-        host = environment.get("MASTER_ADDR") or _first(environment.get("SLURM_STEP_NODELIST", "localhost"))
+        host = environment.get("MASTER_ADDR") or _first(environment["SLURM_STEP_NODELIST"])
         port = environment.get("MASTER_PORT") or str(PORT)
     else:
         return None

@@ -27,26 +27,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-for variable, value in {
-    "JAX_PLATFORMS": "cpu",  # the compiler is asked for by name below
-    "TPU_SKIP_MDS_QUERY": "1",
-    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
-    "TPU_WORKER_HOSTNAMES": "localhost",
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-    "JAX_OPTIMIZATION_LEVEL": "O0",
-}.items():
-    os.environ.setdefault(variable, value)
+import tpu_compiler  # noqa: F401  # isort: skip  # first: it sets which compiler is used
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import topologies
+from jax.extend.core import jaxprs_in_params
+from vmoe_layers import vmoe_layers
 
-import jax  # noqa: E402
-import jax.numpy as jnp  # noqa: E402
-import numpy as np  # noqa: E402
-from jax.experimental import topologies  # noqa: E402
-from jax.extend.core import jaxprs_in_params  # noqa: E402
-from vmoe_layers import vmoe_layers  # noqa: E402
-
-import moespec.backends.jax as B  # noqa: E402
-from moespec.backends.jax.grouped import mostly_empty  # noqa: E402
-from moespec.models import layers  # noqa: E402
+import moespec.backends.jax as B
+from moespec.backends.jax.grouped import mostly_empty
+from moespec.models import layers
 
 GROUPS, TOKENS, WIDTH, HIDDEN, EXPERTS = 32, 196, 384, 1536, 8
 RESULT = Path(__file__).parent / "results" / "layers-tpu.json"

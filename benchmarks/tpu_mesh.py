@@ -25,32 +25,22 @@ import argparse
 import importlib.metadata
 import json
 import math
-import os
 import re
 import sys
 from pathlib import Path
 from typing import Any
 
-for variable, value in {
-    "JAX_PLATFORMS": "cpu",  # the compiler is asked for by name below
-    "TPU_SKIP_MDS_QUERY": "1",
-    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
-    "TPU_WORKER_HOSTNAMES": "localhost",
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-    "JAX_OPTIMIZATION_LEVEL": "O0",
-}.items():
-    os.environ.setdefault(variable, value)
+import tpu_compiler  # noqa: F401  # isort: skip  # first: it sets which compiler is used
+import jax
+import jax.numpy as jnp
+from jax.experimental import topologies
 
-import jax  # noqa: E402
-import jax.numpy as jnp  # noqa: E402
-from jax.experimental import topologies  # noqa: E402
-
-from moespec.backends.jax.mesh import OnMesh  # noqa: E402
-from moespec.backends.mesh import MeshSizes, leaves, split_axes  # noqa: E402
-from moespec.backends.optimizer import OptimizerConfig  # noqa: E402
-from moespec.models import vit  # noqa: E402
-from moespec.models.parameters import shaped  # noqa: E402
-from moespec.models.training.objective import make_loss  # noqa: E402
+from moespec.backends.jax.mesh import OnMesh
+from moespec.backends.mesh import MeshSizes, leaves, split_axes
+from moespec.backends.optimizer import OptimizerConfig
+from moespec.models import vit
+from moespec.models.parameters import shaped
+from moespec.models.training.objective import make_loss
 
 ROUTERS = (
     *("softmax_token_choice", "sinkhorn_token_choice", "softmax_expert_choice", "sinkhorn_expert_choice"),

@@ -57,12 +57,12 @@ def shapes(layout: Params) -> Params:
 
 
 def shaped(shapes: Params) -> Params:
-    """Nested shapes as leaves that have a `shape`, and nothing else of an array."""
+    """Nested shapes as leaves with the attribute `shape`."""
     return _map(shapes, lambda path, shape: Shaped(tuple(shape)))
 
 
 class Shaped(NamedTuple):
-    """What is to have this shape."""
+    """A shape in place of an array."""
 
     shape: Shape
 

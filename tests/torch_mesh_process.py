@@ -50,7 +50,7 @@ def run(rank: int, address: str, folder: Path) -> None:
                 states: list[Any] = [None] * PROCESSES
                 dist.all_gather_object(states, found[cases.MESHES[-2], router]["state"])
                 found["continued", router] = cases.continued(B, step, router, cases.together(states))
-    found |= {"texts": B.exchanged("x" * rank), "rows": B.rows(8), "errors": cases.errors(B)}
+    found |= {"texts": B.exchanged("text" * rank), "rows": B.rows(8), "errors": cases.errors(B)}
     B.compile = functools.partial(B.compile, compiler="aot_eager")  # whole graphs, which run op by op
     found["compiled"] = cases.training(B, COMPILED, compiled=True)["metrics"]
     with (folder / str(rank)).open("wb") as file:

@@ -17,9 +17,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 
 from moespec.backends import jax as single
 from moespec.backends.jax.arrays import Array
-from moespec.backends.jax.network import expert_mlp
 from moespec.backends.jax.optimizers import Leaves, Path, by_leaf, imported, transformation
-from moespec.backends.jax.slots import SlotRouting, SoftRouting, moe_layer
 from moespec.backends.jax.training import (
     Batch,
     LossFunction,
@@ -41,13 +39,13 @@ from moespec.backends.mesh import (
     Pieces,
     Split,
     axes_of_slot,
-    check_whole_experts,
     leaves,
     split_axes,
     start_of,
 )
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.backends.processes import Process
+from moespec.backends.split_experts import SplitExperts
 from moespec.spec.errors import ConfigError, ShapeError
 
 __all__ = ["OnMesh", "devices", "join", "leave"]
@@ -57,7 +55,7 @@ untyped: Any = jax
 PartitionSpec, collective = untyped.sharding.PartitionSpec, untyped.lax
 
 ROWS, SAME = PartitionSpec(AXES), PartitionSpec()
-"""Of an array by image, and of what is the same on all devices."""
+"""Of an array by image, and of an array that is the same on all devices."""
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=("array",), meta_fields=("axis",))
@@ -88,12 +86,14 @@ def leave() -> None:
     untyped.distributed.shutdown()
 
 
-class OnMesh:
+class OnMesh(SplitExperts):
     """The JAX backend for models on a mesh of all devices of all processes.
 
     A state has whole arrays, spread over the devices. A step and what `compile` makes take parameters of a state, and a batch
     that `put` has spread.
     """
+
+    single = single
 
     def __init__(self, sizes: MeshSizes, devices: Sequence[jax.Device] | None = None) -> None:
         """devices: those of the mesh, such as a compiler knows that need not be there; by default all that there are."""
@@ -105,36 +105,7 @@ class OnMesh:
         placed = mesh_utils.create_device_mesh(sizes.shape, devices, allow_split_physical_axes=True)
         self.mesh = Mesh(placed, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
-    def __getattr__(self, name: str) -> Any:
-        """Of the backend, what is the same on a mesh."""
-        return getattr(single, name)
-
-    # The layer.
-
-    def moe_layer(self, tokens: Array, routing: SlotRouting | SoftRouting, experts: Callable[[Array], Array]) -> Array:
-        """As of one device, where `experts` are those that the device has: what is in their slots comes from all devices along
-        `expert`, and goes back."""
-        return moe_layer(tokens, routing, lambda slots: self._back(experts(self._there(slots))))
-
-    def moe_mlp(
-        self,
-        tokens: Array,
-        routing: SlotRouting | SoftRouting,
-        params: Mapping[str, Array],
-        *,
-        gelu: str = "tanh",
-    ) -> Array:
-        """As of one device, with the experts that the device has. Where experts are split all slots travel, the empty too."""
-        if self.sizes.expert == 1:
-            result: Array = single.moe_mlp(tokens, routing, params, gelu=gelu)
-            return result
-        return self.moe_layer(tokens, routing, partial(expert_mlp, params=params, gelu=gelu))
-
-    def multi_hash_mlp(self, *arguments: Any, **options: Any) -> Array:
-        """As of one device. Raises ConfigError where experts are split."""
-        check_whole_experts("MultiHash", self.sizes)
-        result: Array = single.multi_hash_mlp(*arguments, **options)
-        return result
+    # The exchange.
 
     def _there(self, slots: Array) -> Array:
         """(G, E, C, D) of the device's groups to (n G, E / n, C, D) of its experts."""
@@ -144,8 +115,6 @@ class OnMesh:
         return self._exchanged(slots, 0, 1)
 
     def _exchanged(self, slots: Array, split: int, joined: int) -> Array:
-        if self.sizes.expert == 1:
-            return slots
         moved: Array = collective.all_to_all(slots, "expert", split, joined, tiled=True)
         return moved
 
@@ -365,6 +334,6 @@ def _like(source: Any, like: Any) -> Array:
 
 
 def _pieces(leaf: Array) -> Pieces:
-    """The parts of an array that this process is to save: of those that several devices have, the first's."""
+    """The parts of an array that this process saves: a part that several devices have is saved by the first of them."""
     kept = [(shard.index, np.array(shard.data)) for shard in leaf.addressable_shards if shard.replica_id == 0]
     return Pieces(tuple(leaf.shape), np.dtype(leaf.dtype), tuple((start_of(index), array) for index, array in kept))

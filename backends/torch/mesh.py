@@ -6,20 +6,18 @@ parameter) is outside of the program, see `moespec.backends.torch.spread`.
 """
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
 
 from moespec.backends import torch as single
-from moespec.backends.mesh import AXES, MeshSizes, check_whole_experts
+from moespec.backends.mesh import AXES, MeshSizes
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.backends.processes import Process
+from moespec.backends.split_experts import SplitExperts
 from moespec.backends.torch.arrays import default_device, from_numpy, use_device
 from moespec.backends.torch.collectives import Devices, exchange, gather
-from moespec.backends.torch.network import expert_mlp
-from moespec.backends.torch.slots import SlotRouting, SoftRouting, moe_layer
 from moespec.backends.torch.spread import Part, SpreadState, pieces_of, read_state
 from moespec.backends.torch.training import LossFunction, Params, set_gradients, update
 from moespec.backends.torch.trees import flatten
@@ -58,51 +56,20 @@ def leave() -> None:
     dist.destroy_process_group()
 
 
-class OnMesh:
+class OnMesh(SplitExperts):
     """The torch backend for models on a mesh of all processes.
 
     A step and what `compile` makes take parameters of a state, and the rows of this process, as `put` makes them.
     """
+
+    single = single
 
     def __init__(self, sizes: MeshSizes) -> None:
         if sizes.devices != self.processes:
             raise ConfigError(f"a mesh of {sizes.devices} devices ({sizes}): there are {self.processes} processes")
         self.sizes, self.devices = sizes, Devices(sizes)
 
-    def __getattr__(self, name: str) -> Any:
-        """Of the backend, what is the same on a mesh."""
-        return getattr(single, name)
-
-    # The layer.
-
-    def moe_layer(
-        self, tokens: Tensor, routing: SlotRouting | SoftRouting, experts: Callable[[Tensor], Tensor]
-    ) -> Tensor:
-        """As of one device, where `experts` are those that the device has: what is in their slots comes from all devices along
-        `expert`, and goes back."""
-        if self.sizes.expert == 1:
-            return moe_layer(tokens, routing, experts)
-        return moe_layer(tokens, routing, lambda slots: self._back(experts(self._there(slots))))
-
-    def moe_mlp(
-        self,
-        tokens: Tensor,
-        routing: SlotRouting | SoftRouting,
-        params: Mapping[str, Tensor],
-        *,
-        gelu: str = "tanh",
-    ) -> Tensor:
-        """As of one device, with the experts that the device has. Where experts are split all slots travel, the empty too."""
-        if self.sizes.expert == 1:
-            result: Tensor = single.moe_mlp(tokens, routing, params, gelu=gelu)
-            return result
-        return self.moe_layer(tokens, routing, partial(expert_mlp, params=params, gelu=gelu))
-
-    def multi_hash_mlp(self, *arguments: Any, **options: Any) -> Tensor:
-        """As of one device. Raises ConfigError where experts are split."""
-        check_whole_experts("MultiHash", self.sizes)
-        result: Tensor = single.multi_hash_mlp(*arguments, **options)
-        return result
+    # The exchange.
 
     # What is sent has all slots of an expert together, as `moe_layer` has them in memory; what comes is by sender, and is
     # copied into that order.

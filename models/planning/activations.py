@@ -28,7 +28,7 @@ from moespec.models.layers import MoeLayer
 
 __all__ = ["activations", "bytes_of_dtype", "padded"]
 
-LANES = 128
+COLUMNS = 128
 """Columns of a tile of a TPU's memory."""
 
 
@@ -39,7 +39,7 @@ class Block(NamedTuple):
     at_hand: float
 
 
-def padded(size: int, multiple: int = LANES) -> int:
+def padded(size: int, multiple: int = COLUMNS) -> int:
     """The next multiple."""
     return -(-size // multiple) * multiple
 

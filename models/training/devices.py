@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from moespec.backends.contract import Backend
 from moespec.backends.mesh import MeshSizes, check_experts, mesh_sizes
-from moespec.backends.processes import Process, process_of
+from moespec.backends.processes import process_of
 from moespec.models import families
 from moespec.models.data.dataset import Dataset
 from moespec.models.errors import RunError
@@ -25,14 +25,9 @@ from moespec.models.training.configfile import flat
 from moespec.models.training.resolve import load_backend, model_config
 from moespec.spec.errors import ConfigError, ShapeError
 
-__all__ = ["check_batch", "check_expert_axis", "check_layout", "check_same", "connected", "led", "only_process"]
+__all__ = ["check_batch", "check_expert_axis", "check_layout", "check_same", "connected", "led"]
 
 Result = TypeVar("Result")
-
-
-def only_process() -> Process | None:
-    """The process that the environment describes; None if this is the only one."""
-    return process_of(os.environ)
 
 
 @contextmanager
@@ -43,7 +38,7 @@ def connected(name: str, mesh: MeshConfig) -> Iterator[Backend]:
 
     Raises ConfigError for a mesh that is not that of the devices, RunError when the other processes do not come.
     """
-    process = only_process()
+    process = process_of(os.environ)
     single = load_backend(name)
     if name == "numpy":
         for axis, size in asdict(mesh).items():

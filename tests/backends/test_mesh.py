@@ -70,6 +70,8 @@ def test_processes_of_torchrun_and_of_slurm():
     assert process_of({}) is None
     assert process_of({"WORLD_SIZE": "1"}) is None, "some clusters set it for everyone"
     assert process_of({"SLURM_PROCID": "0", "SLURM_NTASKS": "1"}) is None
+    script = {name: value for name, value in SLURM.items() if name != "SLURM_STEP_NODELIST"}
+    assert process_of(script) is None, "a script of sbatch is no task of srun"
     assert process_of(TORCHRUN) == Process(3, 8, 1, "node:1234")
     assert process_of({**SLURM, **TORCHRUN}) == Process(3, 8, 1, "node:1234")
     assert process_of(SLURM) == Process(5, 8, 1, "gpu07:29500")

@@ -86,7 +86,7 @@ def test_a_compiled_step_equals_one_op_by_op(processes, one_device):
 
 def test_processes_exchange_texts_and_share_a_batch(processes):
     for rank, process in enumerate(processes):
-        assert process["texts"] == ["", "x", "xx", "xxx"]
+        assert process["texts"] == ["", "text", "texttext", "texttexttext"]
         assert process["rows"] == range(2 * rank, 2 * rank + 2)
         cases.check_errors(process["errors"])
 

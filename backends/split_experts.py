@@ -1,0 +1,51 @@
+"""The layers of a backend on a mesh, the same for all: what experts of other devices are to compute goes there and comes back."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from moespec.backends.mesh import MeshSizes, check_whole_experts
+
+__all__ = ["SplitExperts"]
+
+Array = Any
+
+
+class SplitExperts:
+    """A backend whose experts are split over the axis `expert` of a mesh, and which otherwise is that of one device, `single`.
+
+    Shapes: G groups of a device, E experts, C capacity, D width, n devices along `expert`.
+    """
+
+    single: Any
+    sizes: MeshSizes
+
+    def __getattr__(self, name: str) -> Any:
+        """Of the backend, what is the same on a mesh."""
+        return getattr(type(self).single, name)
+
+    def moe_layer(self, tokens: Array, routing: Any, experts: Callable[[Array], Array]) -> Array:
+        """As of one device, where `experts` are those that the device has: what is in their slots comes from all devices along
+        `expert`, and goes back."""
+        if self.sizes.expert == 1:
+            return self.single.moe_layer(tokens, routing, experts)
+        return self.single.moe_layer(tokens, routing, lambda slots: self._back(experts(self._there(slots))))
+
+    def moe_mlp(self, tokens: Array, routing: Any, params: Mapping[str, Array], *, gelu: str = "tanh") -> Array:
+        """As of one device, with the experts that the device has. Where experts are split all slots travel, the empty too."""
+        if self.sizes.expert == 1:
+            return self.single.moe_mlp(tokens, routing, params, gelu=gelu)
+        return self.moe_layer(tokens, routing, partial(self.single.expert_mlp, params=params, gelu=gelu))
+
+    def multi_hash_mlp(self, *arguments: Any, **options: Any) -> Array:
+        """As of one device. Raises ConfigError where experts are split."""
+        check_whole_experts("MultiHash", self.sizes)
+        return self.single.multi_hash_mlp(*arguments, **options)
+
+    def _there(self, slots: Array) -> Array:
+        """(G, E, C, D) of the device's groups to (n G, E / n, C, D) of its experts."""
+        raise NotImplementedError
+
+    def _back(self, slots: Array) -> Array:
+        """The reverse."""
+        raise NotImplementedError
