@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from moespec.backends.face import install
 
 name = "torch"
-__all__ = install(sys.modules[__name__], apart=("collectives", "kernels", "mesh", "nn", "spread"))
+__all__ = install(sys.modules[__name__], apart=("collectives", "kernels", "mesh", "nn", "split_experts", "spread"))
 
 if TYPE_CHECKING:
 

@@ -28,6 +28,10 @@ class Group(NamedTuple):
     size: int
 
 
+ALONE = Group("", 1)
+"""One process, which exchanges nothing."""
+
+
 def exchange(x: Tensor, group: Group) -> Tensor:
     """`x` (n A, ...) in n parts, of which process i gets part i: the parts of the n processes, in their order, (n A, ...)."""
     result: Tensor = _Exchange.apply(x, group.name, group.size)  # type: ignore[no-untyped-call]

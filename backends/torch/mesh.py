@@ -15,9 +15,9 @@ from moespec.backends import torch as single
 from moespec.backends.mesh import AXES, MeshSizes
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.backends.processes import Process
-from moespec.backends.split_experts import SplitExperts
 from moespec.backends.torch.arrays import default_device, from_numpy, use_device
-from moespec.backends.torch.collectives import Devices, exchange, gather
+from moespec.backends.torch.collectives import ALONE, Devices, gather
+from moespec.backends.torch.split_experts import SplitOverGroup
 from moespec.backends.torch.spread import Part, SpreadState, pieces_of, read_state
 from moespec.backends.torch.training import LossFunction, Params, set_gradients, update
 from moespec.backends.torch.trees import flatten
@@ -56,36 +56,17 @@ def leave() -> None:
     dist.destroy_process_group()
 
 
-class OnMesh(SplitExperts):
+class OnMesh(SplitOverGroup):
     """The torch backend for models on a mesh of all processes.
 
     A step and what `compile` makes take parameters of a state, and the rows of this process, as `put` makes them.
     """
 
-    single = single
-
     def __init__(self, sizes: MeshSizes) -> None:
         if sizes.devices != self.processes:
             raise ConfigError(f"a mesh of {sizes.devices} devices ({sizes}): there are {self.processes} processes")
-        self.sizes, self.devices = sizes, Devices(sizes)
-
-    # The exchange.
-
-    # What is sent has all slots of an expert together, as `moe_layer` has them in memory; what comes is by sender, and is
-    # copied into that order.
-
-    def _there(self, slots: Tensor) -> Tensor:
-        """(G, E, C, D) of the device's groups to (n G, E / n, C, D) of its experts."""
-        groups, experts, *place = slots.shape
-        n = self.sizes.expert
-        by_sender = exchange(slots.transpose(0, 1), self.devices.groups["expert",])
-        return by_sender.reshape(n, experts // n, groups, *place).transpose(0, 1).flatten(1, 2).transpose(0, 1)
-
-    def _back(self, slots: Tensor) -> Tensor:
-        groups, experts, *place = slots.shape
-        n = self.sizes.expert
-        by_receiver = slots.transpose(0, 1).reshape(experts, n, groups // n, *place).transpose(0, 1)
-        return exchange(by_receiver.flatten(0, 1), self.devices.groups["expert",]).transpose(0, 1)
+        self.devices = Devices(sizes)
+        super().__init__(self.devices.groups.get(("expert",), ALONE), sizes)
 
     def whole(self, params: Any) -> Any:
         """Parameters with those that are split over `fsdp` gathered."""

@@ -135,9 +135,9 @@ def test_equals_the_functions(x):
 
 def test_initial_values():
     """The same seed gives the same experts; shared experts are equal, independent ones are not."""
-    assert torch.equal(moe(seed=3).experts.w1, moe(seed=3).experts.w1)
-    assert not torch.equal(moe(seed=3).experts.w1, moe(seed=4).experts.w1)
-    independent, shared = moe().experts.w1, moe(expert_init="shared").experts.w1
+    assert torch.equal(moe(seed=3).experts.fc1.weight, moe(seed=3).experts.fc1.weight)
+    assert not torch.equal(moe(seed=3).experts.fc1.weight, moe(seed=4).experts.fc1.weight)
+    independent, shared = moe().experts.fc1.weight, moe(expert_init="shared").experts.fc1.weight
     assert not torch.equal(independent[0], independent[1])
     assert torch.equal(shared[0], shared[3])
     assert independent.abs().max() <= (6 / (WIDTH + 16)) ** 0.5
@@ -202,7 +202,7 @@ def test_other_numbers_of_tokens_and_invalid_arguments(x):
 def test_state_dict_copies_and_pickles(x):
     """Names are paths; loading is strict; a copy leaves the graph of the last forward pass behind."""
     module = moe()
-    assert list(module.state_dict()) == ["router.kernel", "experts.w1", "experts.b1", "experts.w2", "experts.b2"]
+    assert list(module.state_dict()) == ["router.kernel", *(f"experts.{n}" for n in ("fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"))]
     other = moe(seed=9)
     other.load_state_dict(module.state_dict(), strict=True)
     assert torch.equal(other.eval()(x), module.eval()(x))
@@ -229,7 +229,7 @@ def test_sixteen_bits_and_autocast(router, x):
     assert y.dtype == torch.bfloat16
     assert modules.auxiliary_loss(module).dtype == torch.float32
     y.sum().backward()
-    assert module.experts.w1.grad.dtype == torch.bfloat16
+    assert module.experts.fc1.weight.grad.dtype == torch.bfloat16
     assert module.to(torch.float64)(x.double()).dtype == torch.float64
 
 

@@ -1,0 +1,31 @@
+"""Modules: `MoE`, which takes the place of the MLP of a transformer block, and `Model`, which holds a whole model.
+
+    block.mlp = MoE(384, 1536, experts=16, tokens=196, router="soft_moe")
+    ...
+    loss = criterion(model(images), targets) + auxiliary_loss(model)
+
+`MoE.from_mlp` copies the weights of a trained MLP into every expert, and `replace_mlps` does that in a whole model of timm or
+Hugging Face transformers. `parameter_groups` has the weight decay for an optimiser; `ExpertParallel` splits experts over processes.
+
+What the last forward pass found out besides its output stays on the module: `losses` (the weighted auxiliary losses by name,
+with gradient) and `metrics` (for logs). Copies and pickles leave them out. For a checkpoint inside a compiled function, torch
+wants to be told that this is fine: `torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True`.
+"""
+
+from moespec.backends.torch.nn.decay import parameter_groups
+from moespec.backends.torch.nn.layer import MoE
+from moespec.backends.torch.nn.model import Model
+from moespec.backends.torch.nn.parallel import ExpertParallel
+from moespec.backends.torch.nn.replace import replace_mlps
+from moespec.backends.torch.nn.reporting import auxiliary_loss
+from moespec.backends.torch.nn.tree import ParameterTree
+
+__all__ = [
+    "ExpertParallel",
+    "MoE",
+    "Model",
+    "ParameterTree",
+    "auxiliary_loss",
+    "parameter_groups",
+    "replace_mlps",
+]

@@ -1,0 +1,35 @@
+"""The weight decay of a model with mixtures of experts, for an optimiser of torch."""
+
+from typing import Any
+
+from torch import nn
+
+from moespec.backends.torch.nn.reporting import Reporting
+
+__all__ = ["parameter_groups"]
+
+
+def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """The trained parameters of a model in two groups, for an optimiser of torch: with the decay, and without.
+
+        torch.optim.AdamW(parameter_groups(model, 0.05), lr=1e-3)
+
+    Of `MoE` and `Model` those in `no_weight_decay()` have none: biases of experts, slots. Of other modules those with one axis
+    or none, those called `bias`, and those that the model's own `no_weight_decay()` has, as timm's models do.
+    """
+    without = set(model.no_weight_decay()) if callable(getattr(model, "no_weight_decay", None)) else set()
+    ours: set[str] = set()
+    for prefix, module in model.named_modules():
+        if isinstance(module, Reporting):
+            dot = f"{prefix}." if prefix else ""
+            ours |= {dot + name for name, _ in module.named_parameters()}
+            without |= {dot + name for name in module.no_weight_decay()}
+    groups: list[dict[str, Any]] = [
+        {"params": [], "weight_decay": weight_decay},
+        {"params": [], "weight_decay": 0.0},
+    ]
+    for name, parameter in model.named_parameters():
+        plain = name not in ours and (parameter.ndim <= 1 or name.endswith("bias"))
+        if parameter.requires_grad:
+            groups[name in without or plain]["params"].append(parameter)
+    return [group for group in groups if group["params"]]

@@ -1,0 +1,21 @@
+"""What modules draw in a forward pass of training, from torch's generator."""
+
+import torch
+from torch import Tensor
+
+from moespec.spec.routing import Noise
+
+
+def draw(noise: Noise, device: torch.device) -> Tensor:
+    """Normal or uniform noise of a shape."""
+    if noise.interval is None:
+        return torch.randn(noise.shape, device=device)
+    low, high = noise.interval
+    return low + (high - low) * torch.rand(noise.shape, device=device)
+
+
+def integers(inputs: Tensor) -> Tensor:
+    """What dropout is drawn from, `(images, 4)`: three words of torch's generator, and the number of the image."""
+    images = torch.arange(inputs.shape[0], dtype=torch.int32, device=inputs.device)
+    words = torch.randint(-(2**31), 2**31, (3,), device=inputs.device).to(torch.int32)
+    return torch.cat([words.expand(len(images), 3), images[:, None]], dim=1)

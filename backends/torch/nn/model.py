@@ -1,0 +1,52 @@
+"""A whole model as a module."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+import moespec.backends.torch as B
+from moespec.backends.torch.nn.draws import draw, integers
+from moespec.backends.torch.nn.reporting import Reporting
+from moespec.backends.torch.nn.tree import ParameterTree
+from moespec.spec.routing import Noise
+
+
+class Model(ParameterTree, Reporting):
+    """A model written against a backend, as a module; it returns the logits (the features, without a head).
+
+        Model(vit.forward, config, vit.init(config, seed), noise=vit.moe_noise)
+
+    forward: `forward(B, config, params, inputs, *, noise, train)` returns an object with `logits`, `features`, `losses`
+        and `metrics`.
+    config: given to it. In training of one with a rate of `dropout` or `stochastic_depth` above 0, `forward` gets `random`
+        too, `(images, 4)` integers of torch's generator.
+    params: nested dict of NumPy arrays. They become parameters: `blocks.1.moe.experts.w1` in the state dict, and
+        `params()` gives the nested dict back.
+    noise: `noise(config, batch size)`, the `Noise` that each MoE block takes in training, in order; None for no noise.
+    """
+
+    def __init__(
+        self,
+        forward: Callable[..., Any],
+        config: Any,
+        params: dict[str, Any],
+        *,
+        noise: Callable[[Any, int], Sequence[Noise]] | None = None,
+    ) -> None:
+        super().__init__(params)
+        self.config = config
+        self._forward, self._noise = forward, noise
+        self.forget()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """inputs: (images, height, width, channels) -> logits (images, classes)."""
+        noise = None
+        if self.training and self._noise is not None:
+            noise = [draw(wanted, inputs.device) for wanted in self._noise(self.config, inputs.shape[0])] or None
+        drops = any(getattr(self.config, name, 0) for name in ("dropout", "stochastic_depth"))
+        random = {"random": integers(inputs)} if self.training and drops else {}
+        output: Any = self._forward(B, self.config, self.params(), inputs, noise=noise, **random, train=self.training)
+        self.losses, self.metrics = output.losses, output.metrics
+        result: Tensor = output.features if output.logits is None else output.logits
+        return result

@@ -1,0 +1,44 @@
+"""Experts split over the processes of a mesh, in a model of anybody's."""
+
+from typing import Any
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ParallelStyle
+
+from moespec.backends.torch.collectives import Group
+from moespec.backends.torch.nn.experts import Experts
+from moespec.spec.errors import ConfigError
+
+__all__ = ["ExpertParallel"]
+
+
+class ExpertParallel(ParallelStyle):
+    """How `parallelize_module` splits the experts of `MoE` layers: each process has some of them.
+
+        parallelize_module(model, mesh["expert"], {"blocks.*.mlp.experts": ExpertParallel()})
+
+    Every process routes its own images; what is in the slots goes to the process that has the expert, and comes back: two
+    all-to-alls forward, two backward. All processes of the mesh need equally many images of equally many tokens. Parameters become
+    DTensors split along their first axis. A gradient is that of the mean of the processes' losses, as everywhere in data
+    parallel training, so that nothing is left to divide: over further axes of a mesh, `fully_shard` takes their mean.
+
+    Raises ConfigError for a module that is not the `experts` of an `MoE`, and for a mesh that does not divide them.
+    """
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        if not isinstance(module, Experts):
+            raise ConfigError(f"ExpertParallel: expected the `experts` of an MoE, got {type(module).__name__}")
+        if device_mesh.ndim != 1:
+            raise ConfigError(f"ExpertParallel: expected one axis of a mesh, got {device_mesh.ndim}")
+        group = device_mesh.get_group()
+        experts = module.fc1.weight.shape[0]
+        if experts % group.size():
+            raise ConfigError(f"experts: {experts} do not divide among {group.size()} processes")
+        for linear in (module.fc1, module.fc2):
+            for name, parameter in list(linear.named_parameters()):
+                whole: Any = distribute_tensor(parameter.detach(), device_mesh, [Shard(0)])
+                linear.register_parameter(name, nn.Parameter(whole, requires_grad=parameter.requires_grad))
+        module.group = Group(group.group_name, group.size()) if group.size() > 1 else None
+        return module

@@ -1,0 +1,114 @@
+"""Experts in place of the MLPs of a whole model, such as timm's and Hugging Face's."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from moespec.backends.torch.nn.layer import MoE
+from moespec.backends.torch.nn.perceptron import linears
+from moespec.spec.errors import ConfigError
+
+__all__ = ["replace_mlps"]
+
+
+def replace_mlps(
+    model: nn.Module, experts: int, *, tokens: int, blocks: Sequence[int] | None = None, **options: Any
+) -> dict[str, float]:
+    """Puts `MoE.from_mlp` in place of MLPs of a model, in place, and returns how much each differs from what was there.
+
+    The difference is the largest one of an output, as a part of the largest output, at evaluation on random tokens: about
+    1e-7 where the function is preserved. NaN on the meta device.
+
+    model: one with blocks that have `mlp` (timm, transformers 5), or `intermediate` and `output` (transformers 4).
+    tokens: of an image in these blocks, with the class token if there is one.
+    blocks: their numbers in the order of the model, -1 for the last; by default the second half of them, as in the papers.
+    options: of `MoE.from_mlp`: `router`, `group_images`, ...
+
+    Raises ConfigError for a model without such blocks, a number that no block has, or an MLP that computes something else.
+    """
+    places = list(_places(model))
+    if not places:
+        raise ConfigError(f"model: {type(model).__name__} has no block with `mlp`, or with `intermediate` and `output`")
+    count = len(places)
+    chosen = range(count // 2, count) if blocks is None else blocks
+    if wrong := [number for number in chosen if not -count <= number < count]:
+        raise ConfigError(f"blocks={list(chosen)}: the model has {count} blocks, and no block {wrong[0]}")
+    # All are made before any is put there, so that an error leaves the model as it was.
+    made = [
+        (places[number], _copied(places[number], experts, tokens, options))
+        for number in sorted({n % count for n in chosen})
+    ]
+    for place, (layer, _) in made:
+        place.put(layer)
+    return {place.name: difference for place, (_, difference) in made}
+
+
+class _Mlp:
+    """A block with `mlp`."""
+
+    def __init__(self, name: str, block: Any) -> None:
+        self.name, self.block = f"{name}.mlp" if name else "mlp", block
+
+    def mlp(self) -> nn.Module:
+        mlp: nn.Module = self.block.mlp
+        return mlp
+
+    def put(self, layer: MoE) -> None:
+        self.block.mlp = layer
+
+
+class _Pair:
+    """A block with `intermediate`, and `output` that adds the residual."""
+
+    def __init__(self, name: str, block: Any) -> None:
+        self.name, self.block = f"{name}.intermediate" if name else "intermediate", block
+
+    def mlp(self) -> nn.Module:
+        return _WithoutResidual(self.block.intermediate, self.block.output)
+
+    def put(self, layer: MoE) -> None:
+        self.block.intermediate, self.block.output = layer, _Residual()
+
+
+class _WithoutResidual(nn.Module):
+    def __init__(self, intermediate: nn.Module, output: nn.Module) -> None:
+        super().__init__()
+        self.intermediate, self.output = intermediate, output
+        self.training = intermediate.training
+
+    def forward(self, x: Tensor) -> Any:
+        return self.output(self.intermediate(x), torch.zeros_like(x))
+
+
+class _Residual(nn.Module):
+    """What is left of `output`."""
+
+    def forward(self, hidden: Tensor, residual: Tensor) -> Tensor:
+        return hidden + residual
+
+
+def _places(model: nn.Module) -> Iterator[_Mlp | _Pair]:
+    for name, block in model.named_modules():
+        children = dict(block.named_children())
+        if "mlp" in children and len(linears(children["mlp"])) == 2:
+            yield _Mlp(name, block)
+        elif {"intermediate", "output"} <= children.keys() and linears(children["intermediate"]):
+            yield _Pair(name, block)
+
+
+def _copied(place: _Mlp | _Pair, experts: int, tokens: int, options: dict[str, Any]) -> tuple[MoE, float]:
+    mlp = place.mlp()
+    layer = MoE.from_mlp(mlp, experts, tokens=tokens, **options)
+    weight = layer.experts.fc1.weight
+    if weight.is_meta:
+        return layer, float("nan")
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(layer.group_images, tokens, weight.shape[1], generator=generator).to(weight.device, weight.dtype)
+    training = mlp.training
+    with torch.no_grad():
+        before, after = mlp.eval()(x).float(), layer.eval()(x).float()
+    mlp.train(training)
+    layer.train(training).forget()
+    return layer, ((after - before).abs().max() / before.abs().max()).item()

@@ -1,0 +1,66 @@
+"""Nested dicts of arrays as modules."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from moespec.backends.optimizer import CONSTANTS
+
+
+class ParameterTree(nn.Module):
+    """A nested dict of arrays as parameters, constants as buffers.
+
+    `{"blocks": {"1": {"w": ...}}}` has the state-dict name `blocks.1.w`.
+
+    device: where they are, by default where torch makes tensors. dtype: of parameters, by default that of the arrays.
+    """
+
+    def __init__(
+        self,
+        arrays: Mapping[str, Any],
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self._names = tuple(arrays)
+        device = torch.get_default_device() if device is None else device
+        for name, value in arrays.items():
+            if isinstance(value, Mapping):
+                self.add_module(name, ParameterTree(value, device=device, dtype=dtype))
+            elif name in CONSTANTS:
+                self.register_buffer(name, torch.from_numpy(_constant(name, value)).to(device))
+            else:
+                self.register_parameter(name, nn.Parameter(torch.from_numpy(np.array(value)).to(device, dtype)))
+
+    def params(self) -> dict[str, Any]:
+        """The nested dict, with the parameters themselves as leaves."""
+        children = {name: getattr(self, name) for name in self._names}
+        return {name: child.params() if isinstance(child, ParameterTree) else child for name, child in children.items()}
+
+    def assign(self, arrays: Mapping[str, Any]) -> None:
+        """Gives all parameters and buffers the values of a nested dict of the same names."""
+        for name, value in arrays.items():
+            if isinstance(value, Mapping):
+                getattr(self, name).assign(value)
+            else:
+                assign(getattr(self, name), _constant(name, value) if name in CONSTANTS else value)
+
+
+def assign(tensor: Tensor, values: NDArray[Any]) -> None:
+    """Gives a parameter or buffer values in its dtype, of which a tensor that is split among processes takes its part."""
+    with torch.no_grad():
+        source = torch.from_numpy(np.array(values)).to(tensor.device, tensor.dtype)
+        if isinstance(tensor, DTensor):
+            source = distribute_tensor(source, tensor.device_mesh, tensor.placements, src_data_rank=None)
+        tensor.copy_(source)
+
+
+def _constant(name: str, value: Any) -> NDArray[Any]:
+    """Tables hold experts: as integers, which `.to(torch.bfloat16)` leaves as they are."""
+    return np.array(value, np.int32 if name == "tables" else None)
