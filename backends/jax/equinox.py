@@ -9,8 +9,9 @@ Equinox is imported here, and nowhere else.
 from typing import Any
 
 import equinox as eqx
+import jax
+import jax.numpy as jnp
 
-from moespec.backends import jax as B
 from moespec.backends.jax.arrays import Array
 from moespec.backends.jax.modules import Routed, routed
 from moespec.backends.layer import Layer, initial, layer_of
@@ -18,7 +19,7 @@ from moespec.backends.layer import Layer, initial, layer_of
 __all__ = ["MoE", "Routed"]
 
 
-class MoE(eqx.Module):
+class MoE(eqx.Module):  # type: ignore[misc]
     """A mixture-of-experts layer in place of an MLP: (images, ..., width) to the same shape and dtype.
 
     The arguments are those of `moespec.backends.torch.nn.MoE`, and so are the initial values of a seed:
@@ -65,7 +66,7 @@ class MoE(eqx.Module):
     ) -> None:
         sizes = {"tokens": tokens, "group_images": group_images}
         self.layer = layer_of(width, hidden, experts, router=router, gelu=gelu, router_options=router_options, **sizes)
-        params = B.from_numpy(initial(self.layer, hidden, expert_init=expert_init, seed=seed))
+        params = jax.tree.map(jnp.asarray, initial(self.layer, hidden, expert_init=expert_init, seed=seed))
         self.router, self.experts = params["router"], params["experts"]
         self.inference = inference
 

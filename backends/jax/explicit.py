@@ -126,7 +126,9 @@ def _split_of(arrays: Mapping[str, Any], kinds: Mapping[str, str]) -> Split | No
 def _mapped(function: Callable[..., Any], arrays: dict[str, Any], kinds: Mapping[str, str], split: Split) -> Any:
     rows, same = PartitionSpec(split.axes), PartitionSpec()
     of_kind = {"group": rows, "experts": PartitionSpec(split.experts)}
-    specs = {name: jax.tree.map(lambda _, name=name: of_kind.get(kinds.get(name, ""), same), arrays[name]) for name in arrays}
+    specs = {
+        name: jax.tree.map(lambda _, name=name: of_kind.get(kinds.get(name, ""), same), arrays[name]) for name in arrays
+    }
     returned = _by_group(function, arrays, kinds)
     names = [name for name in arrays if kinds.get(name) == "group"]
     (groups, *_) = (leaf.shape[0] for leaf in jax.tree.leaves([arrays[name] for name in names]))
@@ -141,7 +143,9 @@ def _mapped(function: Callable[..., Any], arrays: dict[str, Any], kinds: Mapping
             moved = {name: there(arrays[name], split.experts) for name in names}
             return back(function(**{**arrays, **moved}), split.experts)
         return jax.tree.map(
-            lambda leaf, by_group: leaf if by_group else collective.pmean(leaf, split.axes), function(**arrays), returned
+            lambda leaf, by_group: leaf if by_group else collective.pmean(leaf, split.axes),
+            function(**arrays),
+            returned,
         )
 
     result = jax.shard_map(
@@ -149,7 +153,11 @@ def _mapped(function: Callable[..., Any], arrays: dict[str, Any], kinds: Mapping
         mesh=split.mesh,
         in_specs=(specs,),
         out_specs=jax.tree.map(lambda by_group: rows if by_group else same, returned),
-        axis_names={axis for axis, kind in split.mesh._name_to_type.items() if kind == AxisType.Explicit},
+        axis_names={
+            axis
+            for axis, kind in zip(split.mesh.axis_names, split.mesh.axis_types, strict=True)
+            if kind == AxisType.Explicit
+        },
         check_vma=False,
     )(_resharded(arrays, specs))
     # Rows that go on as they came.
@@ -166,7 +174,7 @@ def _by_group(function: Callable[..., Any], arrays: dict[str, Any], kinds: Mappi
     def shapes(times: int) -> Any:
         def shape(leaf: Any, is_group: bool) -> Any:
             size = (times * leaf.shape[0], *leaf.shape[1:]) if is_group else leaf.shape
-            return jax.ShapeDtypeStruct(size, leaf.dtype)
+            return untyped.ShapeDtypeStruct(size, leaf.dtype)
 
         made = {
             name: jax.tree.map(functools.partial(shape, is_group=kinds.get(name) == "group"), tree)

@@ -88,7 +88,7 @@ class MoE(nnx.Module):  # type: ignore[misc]
     ) -> None:
         sizes = {"tokens": tokens, "group_images": group_images}
         self.layer = layer_of(width, hidden, experts, router=router, gelu=gelu, router_options=router_options, **sizes)
-        params = B.from_numpy(initial(self.layer, hidden, expert_init=expert_init, seed=seed))
+        params = jax.tree.map(jnp.asarray, initial(self.layer, hidden, expert_init=expert_init, seed=seed))
         self.router = nnx.data({name: _variable(name, value) for name, value in params["router"].items()})
         self.experts = nnx.data({name: _variable(name, value) for name, value in params["experts"].items()})
         self.deterministic = deterministic
@@ -142,4 +142,5 @@ def _arrays(variables: Any) -> Params:
 def _key(rngs: Any) -> Array | None:
     if isinstance(rngs, nnx.Rngs):
         rngs = rngs.gating
-    return rngs() if isinstance(rngs, nnx.RngStream) else rngs
+    key: Array | None = rngs() if isinstance(rngs, nnx.RngStream) else rngs
+    return key

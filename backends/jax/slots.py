@@ -100,6 +100,8 @@ def _apply(experts: Callable[[Array], Array], inputs: Array) -> Array:
 
 
 def _check_tokens(tokens: Array, routing: SlotRouting | SoftRouting) -> None:
-    groups, count = (len(routing.token), routing.tokens) if isinstance(routing, SlotRouting) else routing.dispatch.shape[:2]
+    groups, count = (
+        (len(routing.token), routing.tokens) if isinstance(routing, SlotRouting) else routing.dispatch.shape[:2]
+    )
     check_size("tokens", tokens, 0, groups, "the groups of routing")
     check_size("tokens", tokens, 1, count, "the tokens of routing")
