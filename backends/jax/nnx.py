@@ -32,11 +32,11 @@ AXES = {
 
 
 class AuxiliaryLoss(nnx.Variable):  # type: ignore[misc]
-    """A weighted auxiliary loss of a layer, of the name that its router gives it; to be added to the loss of the model."""
+    """`losses`, the weighted auxiliary losses of a layer by name, for each call; to be added to the loss of the model."""
 
 
 class RoutingMetric(nnx.Variable):  # type: ignore[misc]
-    """A metric of a layer for logs: load, coverage, dropped, entropy."""
+    """`metrics` of a layer by name, for each call: load, coverage, dropped, entropy, ..., for logs."""
 
 
 class Constant(nnx.Variable):  # type: ignore[misc]
@@ -115,9 +115,9 @@ class MoE(nnx.Module):  # type: ignore[misc]
         params = {"router": _arrays(self.router), "experts": _arrays(self.experts)}
         y, losses, metrics = routed(self.layer, params, x, ids, key, train=train)
         if hasattr(self, "__captures__"):  # inside of `nnx.capture`; elsewhere nothing is kept
-            for kind, values in ((AuxiliaryLoss, losses), (RoutingMetric, metrics)):
-                for name, value in values.items():
-                    self.sow(kind, name, value)
+            # One name for each kind: of what two kinds have of the same name, capture loses one.
+            self.sow(AuxiliaryLoss, "losses", losses)
+            self.sow(RoutingMetric, "metrics", metrics)
         return y
 
 
