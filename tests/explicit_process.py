@@ -152,7 +152,13 @@ def automatic() -> dict[str, Any]:
         four = (placed(mesh, params, experts), put(mesh, x, images))
         program = jax.jit(jax.sharding.explicit_axes(y, in_sharding=(specs, images))).lower(*four).compile()
         got = program(*four)
-    return {"want": B.to_numpy(want), "got": B.to_numpy(got), "sent": collectives_of(program.as_text())}
+        by_xla = collectives_of(jax.jit(y).lower(*four).compile().as_text())
+    return {
+        "want": B.to_numpy(want),
+        "got": B.to_numpy(got),
+        "sent": collectives_of(program.as_text()),
+        "by_xla": by_xla,
+    }
 
 
 def modules() -> dict[str, Any]:

@@ -65,6 +65,7 @@ def test_other_models(found, name):
 def test_automatic_axes_may_be_explicit_for_a_layer(found):
     cases.assert_same(found["automatic"]["got"], found["automatic"]["want"])
     assert found["automatic"]["sent"] == {"all-to-all": 2}
+    assert found["automatic"]["by_xla"]["all-gather"]  # what XLA's partitioner does by itself
 
 
 def test_images_on_fewer_axes_than_experts(found):
