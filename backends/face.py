@@ -23,7 +23,7 @@ def install(
     *,
     apart: Collection[str] = (),
     derive: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
-    program: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
+    program: Callable[[Callable[..., Any], Mapping[str, str]], Callable[..., Any]] | None = None,
 ) -> list[str]:
     """Gives `package` the public names of a backend, and returns them all, sorted.
 
@@ -31,7 +31,8 @@ def install(
     of `one_device`, what the specification has that knows no groups, `OptimizerConfig`, the `name` that the package has, `put`,
     which on one device is `from_numpy`, and, unless a
     module has them, `ROUTERS` computed by the package. With `derive`, every other function of the specification that no
-    module has is derived from it. With `program`, it makes what is public of those that modules have.
+    module has is derived from it. With `program`, it makes what is public of those that modules have, of the function and
+    what `array_arguments` says of it.
 
     Raises ImportError for a name that two modules have.
     """
@@ -48,7 +49,7 @@ def install(
         if not takes_groups(value):
             names.setdefault(name, value)
         elif name in names:
-            names[name] = program(names[name]) if program is not None else names[name]
+            names[name] = program(names[name], array_arguments(value)) if program is not None else names[name]
         elif derive is not None:
             names[name] = derive(value)
     names["put"] = names["from_numpy"]

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from moespec.backends.contract import Backend
+from moespec.backends.layer import regrouped
 from moespec.models.checks import check_value
 from moespec.models.hashing import multi_hash
 from moespec.spec.dropout import check_rate
@@ -263,12 +264,12 @@ def moe(
 
     ids: those of the items, `(...)`, for a router that needs them.
     """
-    grouped = items.reshape((layer.groups, layer.settings.tokens, items.shape[-1]))  # (G, T, D)
+    grouped = regrouped(items, (layer.groups, layer.settings.tokens, items.shape[-1]))  # (G, T, D)
     experts = compute_dtype(B, config.dtype)(p["experts"])
-    needed = {} if ids is None else {"ids": ids.reshape(grouped.shape[:2])}
+    needed = {} if ids is None else {"ids": regrouped(ids, grouped.shape[:2])}
     if multi_hash.chosen(layer.settings):
         y, output = multi_hash.layer(B, layer.settings, p["router"], experts, grouped, **needed)
-        return y.reshape(items.shape), output
+        return regrouped(y, items.shape), output
     output = B.ROUTERS[layer.router].route(p["router"], grouped, layer.settings, noise=noise, train=train, **needed)
     if getattr(config, "round_experts", False):
         inner = partial(B.expert_mlp, params=experts, gelu=config.gelu)
@@ -276,7 +277,7 @@ def moe(
         y = B.moe_layer(around(grouped), output.routing, lambda slots: around(inner(slots)))
     else:
         y = B.moe_mlp(grouped, output.routing, experts, gelu=config.gelu)
-    return y.reshape(items.shape), output
+    return regrouped(y, items.shape), output
 
 
 def output_of(config: Any, params: Params, features: Array, outputs: list[RouterOutput]) -> Output:

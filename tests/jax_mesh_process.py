@@ -44,7 +44,11 @@ def main(file: str, *routers: str) -> None:
 
 def collectives(step: Any, state: Any, batch: Any) -> Counter[str]:
     """How often each collective is in the compiled step."""
-    text = step.__wrapped__.lower(state, batch, cases.RATE).compile().as_text()
+    return collectives_of(step.__wrapped__.lower(state, batch, cases.RATE).compile().as_text())
+
+
+def collectives_of(text: str) -> Counter[str]:
+    """How often each collective is in the text of a program."""
     names = "all-to-all|all-gather|all-reduce|reduce-scatter|collective-permute"
     return Counter(re.findall(rf" ({names})(?:-start)?\(", text))
 

@@ -14,7 +14,7 @@ from moespec.backends.face import install
 from moespec.backends.jax.programs import program
 
 name = "jax"
-__all__ = install(sys.modules[__name__], apart=("mesh",), program=program)
+__all__ = install(sys.modules[__name__], apart=("mesh", "modules", "nnx", "equinox"), program=program)
 
 if TYPE_CHECKING:
 

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from moespec.backends.jax.explicit import split_alike
+
 __all__ = [
     "arange",
     "broadcast_to",
@@ -61,7 +63,7 @@ def round_to_bfloat16(x: Array) -> Array:
 
 def concatenate(arrays: Sequence[Array], axis: int) -> Array:
     """`arrays` joined along an axis they have."""
-    return jnp.concatenate(list(arrays), axis=axis)
+    return jnp.concatenate(split_alike(arrays), axis=axis)
 
 
 def broadcast_to(x: Array, shape: Sequence[int]) -> Array:

@@ -18,6 +18,7 @@ from jax import lax
 from moespec.backends.contract import filled_alone
 from moespec.backends.jax.allocations import invert
 from moespec.backends.jax.arrays import Array, wide
+from moespec.backends.jax.explicit import is_split
 from moespec.backends.jax.gathers import combine_rows, dispatch_rows
 from moespec.backends.jax.network import expert_mlp, expert_weights
 from moespec.backends.jax.network import gelu as activation
@@ -37,11 +38,11 @@ def moe_mlp(
 ) -> Array:
     """tokens (G, T, D), params as in the specification -> (G, T, D') in the dtype of `tokens`.
 
-    Where most slots are empty, only the filled ones are computed.
+    Where most slots are empty, only the filled ones are computed; where experts are split over a mesh, all slots are.
     """
     check_scores("tokens", tokens, "groups tokens width")
     check_option("gelu", gelu, ("tanh", "erf"))
-    if not isinstance(routing, SlotRouting):
+    if is_split(params) or not isinstance(routing, SlotRouting):
         return moe_layer(tokens, routing, partial(expert_mlp, params=params, gelu=gelu))
     w1, b1, w2, b2 = expert_weights(params, tokens.dtype, width=tokens.shape[2], experts=routing.token.shape[1])
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from moespec.backends.jax.allocations import routing_of_requests
 from moespec.backends.jax.arrays import Array, cast, wide
+from moespec.backends.jax.explicit import by_groups, is_split
 from moespec.backends.jax.grouped import affine_layer
 from moespec.backends.jax.network import expert_weights, gelu
 from moespec.backends.jax.slots import SlotRouting
@@ -24,6 +25,7 @@ from moespec.spec.checks import (
     check_segments,
     check_size,
 )
+from moespec.spec.errors import ConfigError
 from moespec.spec.hash_layers import check_tables
 from moespec.spec.token_ids import EPSILON
 
@@ -86,9 +88,15 @@ def hash_routing(
     check_integers("ids", ids, "groups tokens")
     check_integers("table", table, "ids")
     capacity = ids.shape[1] if capacity is None else check_capacity(capacity)
+    dtype = "float32" if like is None else wide(like).dtype.name
+    return _routing_of_ids(ids, table, experts=experts, capacity=capacity, dtype=dtype)
+
+
+@by_groups({"ids": "group"})
+def _routing_of_ids(ids: Array, table: Array, *, experts: int, capacity: int, dtype: str) -> SlotRouting:
     requests = jnp.asarray(table).astype(jnp.int32)[ids]
     token, slot = routing_of_requests(requests, experts, capacity)
-    weight = (token < ids.shape[1]).astype(jnp.float32 if like is None else wide(like).dtype)
+    weight = (token < ids.shape[1]).astype(dtype)
     return SlotRouting(token, weight, slot[..., None], ids.shape[1])
 
 
@@ -97,8 +105,11 @@ def multi_hash_mlp(
 ) -> Array:
     """tokens (G, T, D), ids (G, T), tables (N, V) -> (G, T, D') in the dtype of `tokens`.
 
-    For each hash the tokens are dispatched to the segments of their experts.
+    For each hash the tokens are dispatched to the segments of their experts. Raises ConfigError for experts that are split over
+    a mesh: all are mixed.
     """
+    if is_split(params):
+        raise ConfigError("params: experts that are split over a mesh; MultiHash mixes them, and each device needs all")
     check_option("activation", activation, ("relu", "tanh", "erf"))
     check_scores("tokens", tokens, "groups tokens width")
     check_integers("ids", ids, "groups tokens")

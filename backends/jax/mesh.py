@@ -17,6 +17,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 
 from moespec.backends import jax as single
 from moespec.backends.jax.arrays import Array
+from moespec.backends.jax.exchange import back, there
 from moespec.backends.jax.optimizers import Leaves, Path, by_leaf, imported, transformation
 from moespec.backends.jax.training import (
     Batch,
@@ -109,14 +110,10 @@ class OnMesh(SplitExperts):
 
     def _there(self, slots: Array) -> Array:
         """(G, E, C, D) of the device's groups to (n G, E / n, C, D) of its experts."""
-        return self._exchanged(slots, 1, 0)
+        return there(slots, "expert")
 
     def _back(self, slots: Array) -> Array:
-        return self._exchanged(slots, 0, 1)
-
-    def _exchanged(self, slots: Array, split: int, joined: int) -> Array:
-        moved: Array = collective.all_to_all(slots, "expert", split, joined, tiled=True)
-        return moved
+        return back(slots, "expert")
 
     def whole(self, params: Any) -> Any:
         """Parameters with those that are split over `fsdp` gathered."""

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from moespec.backends.jax.arrays import Array, cast, wide
+from moespec.backends.jax.explicit import by_groups
 from moespec.spec.checks import (
     check_floating,
     check_option,
@@ -86,9 +87,11 @@ def _product(x: Array, kernel: Array, *bias: Array, axes: int) -> Array:
 
 def _flat_product(x: Array, kernel: Array, *bias: Array, axes: int) -> Array:
     inner = math.prod(kernel.shape[:axes])
-    flat = x.reshape(-1, inner) @ kernel.reshape(inner, -1)
+    outer = x.shape[: x.ndim - axes]
+    # One axis after the other is joined and split, which arrays with explicit axes of a mesh need.
+    flat = x.reshape(*outer, inner).reshape(-1, inner) @ kernel.reshape(inner, -1)
     flat = sum((each.reshape(-1) for each in bias), start=flat)
-    return flat.reshape(*x.shape[: x.ndim - axes], *kernel.shape[axes:])
+    return flat.reshape(*outer, -1).reshape(*outer, *kernel.shape[axes:])
 
 
 def attention(query: Array, key: Array, value: Array) -> Array:
@@ -141,6 +144,7 @@ def expert_weights(
     return w1, b1, w2, b2
 
 
+@by_groups({"inputs": "group", "params": "experts"})
 def expert_mlp(inputs: Array, params: Mapping[str, Array], *, gelu: str = "tanh") -> Array:
     """inputs (G, E, C, D), params as in the specification -> (G, E, C, D'), in the dtype of `inputs`."""
     check_scores("inputs", inputs, "groups experts capacity width")

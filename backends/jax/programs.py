@@ -7,23 +7,29 @@ Inside of a `jit` nothing changes: the operations become part of the program tha
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
 import jax
 
+from moespec.backends.jax.explicit import by_groups
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 Static = tuple[tuple[str, type, Any], ...]
 """Arguments that are no arrays. The type is that of the value, since 2, 2.0 and True are equal and not all are valid."""
+NO_KINDS: Mapping[str, str] = {}
 
 
-def program(function: Function) -> Function:
+def program(function: Function, kinds: Mapping[str, str] = NO_KINDS) -> Function:
     """`function`, whose calls with arrays of JAX, and options that can be told from each other, are compiled.
+
+    kinds: which arguments have groups, as `array_arguments` says: see `by_groups`.
 
     Others, with arrays of NumPy or functions among the arguments, are made as they are, as are those that do not fit the
     signature, whose errors are the function's own.
     """
     signature = inspect.signature(function)
+    function = by_groups(kinds)(function)
 
     def of_arrays(arrays: dict[str, Any], static: Static) -> Any:
         return function(**arrays, **{name: value for name, _, value in static})

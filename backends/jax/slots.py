@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from moespec.backends.jax.arrays import Array
+from moespec.backends.jax.explicit import by_groups
 from moespec.backends.jax.gathers import combine_rows, dispatch_rows
 from moespec.backends.jax.programs import program
 from moespec.spec.checks import check_rank, check_scores, check_size
@@ -65,28 +66,29 @@ def moe_layer(tokens: Array, routing: SlotRouting | SoftRouting, experts: Callab
     """tokens (G, T, D), `experts` from (G, E, C, D) to (G, E, C, D') -> (G, T, D') in the dtype of `tokens`."""
     check_scores("tokens", tokens, "groups tokens width")
     tokens = jnp.asarray(tokens)
-    if isinstance(routing, SlotRouting):
-        return _sparse_layer(tokens, routing, experts)
-    return _soft_layer(tokens, routing, experts)
+    _check_tokens(tokens, routing)
+    outputs = _apply(experts, _dispatched(tokens, routing))
+    return _combined(outputs, routing).astype(tokens.dtype)
 
 
-def _sparse_layer(tokens: Array, routing: SlotRouting, experts: Callable[[Array], Array]) -> Array:
-    groups, experts_count, capacity = routing.token.shape
-    _check_tokens(tokens, groups, routing.tokens)
-    token = routing.token.reshape(groups, -1)
-    weight = routing.weight.reshape(groups, -1)
-    inputs = dispatch_rows(routing.tokens, tokens, token, routing.slot)
-    outputs = _apply(experts, inputs.reshape(groups, experts_count, capacity, -1))
-    outputs = outputs.reshape(groups, experts_count * capacity, -1)
-    return combine_rows(routing.tokens, outputs, weight, token, routing.slot).astype(tokens.dtype)
+@by_groups({"tokens": "group", "routing": "group"})
+def _dispatched(tokens: Array, routing: SlotRouting | SoftRouting) -> Array:
+    """(G, T, D) to (G, E, C, D)."""
+    if not isinstance(routing, SlotRouting):
+        # In the dtype of the tokens, so that a model in bfloat16 multiplies in bfloat16; the sums are wider.
+        return jnp.einsum("gtec,gtd->gecd", routing.dispatch.astype(tokens.dtype), tokens)
+    groups, experts, capacity = routing.token.shape
+    rows = dispatch_rows(routing.tokens, tokens, routing.token.reshape(groups, -1), routing.slot)
+    return rows.reshape(groups, experts, capacity, -1)
 
 
-def _soft_layer(tokens: Array, routing: SoftRouting, experts: Callable[[Array], Array]) -> Array:
-    _check_tokens(tokens, *routing.dispatch.shape[:2])
-    # In the dtype of the tokens, so that a model in bfloat16 multiplies in bfloat16; the sums are wider.
-    inputs = jnp.einsum("gtec,gtd->gecd", routing.dispatch.astype(tokens.dtype), tokens)
-    outputs = _apply(experts, inputs)
-    return jnp.einsum("gtec,gecd->gtd", routing.combine.astype(outputs.dtype), outputs).astype(tokens.dtype)
+@by_groups({"outputs": "group", "routing": "group"})
+def _combined(outputs: Array, routing: SlotRouting | SoftRouting) -> Array:
+    """(G, E, C, D') to (G, T, D')."""
+    if not isinstance(routing, SlotRouting):
+        return jnp.einsum("gtec,gecd->gtd", routing.combine.astype(outputs.dtype), outputs)
+    token, weight = (each.reshape(len(outputs), -1) for each in (routing.token, routing.weight))
+    return combine_rows(routing.tokens, outputs.reshape(*token.shape, -1), weight, token, routing.slot)
 
 
 def _apply(experts: Callable[[Array], Array], inputs: Array) -> Array:
@@ -97,6 +99,9 @@ def _apply(experts: Callable[[Array], Array], inputs: Array) -> Array:
     return outputs
 
 
-def _check_tokens(tokens: Array, groups: int, count: int) -> None:
+def _check_tokens(tokens: Array, routing: SlotRouting | SoftRouting) -> None:
+    groups, count = (
+        (len(routing.token), routing.tokens) if isinstance(routing, SlotRouting) else routing.dispatch.shape[:2]
+    )
     check_size("tokens", tokens, 0, groups, "the groups of routing")
     check_size("tokens", tokens, 1, count, "the tokens of routing")

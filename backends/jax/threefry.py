@@ -11,6 +11,7 @@ from jax import Array, lax
 from jax.extend.random import threefry2x32_p
 
 from moespec.backends.jax.arrays import wide
+from moespec.backends.jax.explicit import by_groups
 from moespec.spec.checks import check_at_least, check_floating, check_integers, check_rank, check_size
 from moespec.spec.dropout import check_draws, threshold
 from moespec.spec.threefry import BITS
@@ -53,6 +54,7 @@ def box_muller(uniform: Array) -> Array:
     return jnp.stack([radius * jnp.cos(angle), radius * jnp.sin(angle)], axis=-1)
 
 
+@by_groups({"x": "group", "draws": "group"})
 def dropout(x: Array, draws: Array, *, rate: float) -> Array:
     """x (...), draws (...) -> (...), in the dtype of x."""
     check_floating("x", x)

@@ -93,8 +93,11 @@ def made_of(B: Backend, config: IdConfig, images: Array, codebook: Array | None)
 def patches_of(B: Backend, images: Array, size: int) -> Array:
     """The pixels of each patch in a row: `(N, H, W, Ch)` to `(N, patches, size * size * Ch)`."""
     n, height, width, channels = images.shape
-    split = images.reshape((n, height // size, size, width // size, size, channels))
-    return B.transpose(split, (0, 1, 3, 2, 4, 5)).reshape((n, -1, size * size * channels))
+    # One axis after the other is split and joined, which arrays of JAX with explicit axes of a mesh need.
+    rows = images.reshape((n, height // size, size, width, channels))
+    split = rows.reshape((*rows.shape[:3], width // size, size, channels))
+    patches = B.transpose(split, (0, 1, 3, 2, 4, 5)).reshape((n, -1, size, size, channels))
+    return patches.reshape((n, -1, size * size * channels))
 
 
 def _of_patches(kind: str, patches: int, codes: int) -> int:

@@ -1,0 +1,185 @@
+"""Functions of groups on arrays whose types say how they are split over a mesh of the user's, by axes that are explicit.
+
+Where groups are split, each device runs the program of one device on its own, mapped by `jax.shard_map`. Nothing travels
+but the means over all groups, and what goes to experts that other devices have and comes back. What is split in another
+way is left to JAX, which knows how to go on or says what it misses.
+"""
+
+import functools
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar, cast
+
+import jax
+from jax import lax
+from jax.sharding import AxisType
+
+from moespec.backends.jax.exchange import back, there
+from moespec.spec.errors import ShapeError
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+Axes = tuple[str, ...]
+
+# What JAX has declared no types for.
+untyped: Any = jax
+PartitionSpec, collective = untyped.sharding.PartitionSpec, cast(Any, lax)
+
+
+class Split(NamedTuple):
+    """How the arrays of a call are split: the mesh, and the axes that split the groups, and those that split the experts."""
+
+    mesh: Any
+    groups: Axes
+    experts: Axes
+
+    @property
+    def axes(self) -> Axes:
+        """The axes that split the groups while they are computed: what splits the experts splits them too."""
+        return self.groups + tuple(axis for axis in self.experts if axis not in self.groups)
+
+
+def by_groups(kinds: Mapping[str, str]) -> Callable[[Function], Function]:
+    """Maps a function over the devices where the types of its arrays say that groups are split, or experts.
+
+    kinds: "group" for an argument with groups as its first axis, "experts" for the parameters of experts; what else is an
+    array is the same for all groups. The function returns arrays with groups as their first axis, and means over groups. Where
+    it takes "experts", its other argument and its result are slots, (G, E, C, D).
+    """
+
+    def mapped(function: Function) -> Function:
+        signature = inspect.signature(function)
+
+        @functools.wraps(function)
+        def call(*arguments: Any, **options: Any) -> Any:
+            if not is_split((arguments, options)):
+                return function(*arguments, **options)
+            bound = signature.bind(*arguments, **options).arguments
+            arrays = {name: value for name, value in bound.items() if _is_of_arrays(value)}
+            fixed = {name: value for name, value in bound.items() if name not in arrays}
+            _check_whole_groups(arrays.get("tokens"))
+            split = None if any(map(callable, fixed.values())) else _split_of(arrays, kinds)
+            if split is None:
+                return function(*arguments, **options)
+            return _mapped(functools.partial(function, **fixed), arrays, kinds, split)
+
+        return cast(Function, call)
+
+    return mapped if {"group", "experts"} & set(kinds.values()) else lambda function: function
+
+
+def is_split(tree: Any) -> bool:
+    """Whether the type of an array in a tree says that it is split over a mesh."""
+    return any(_axes(leaf) for leaf in jax.tree.leaves(tree))
+
+
+def split_alike(arrays: Sequence[Any]) -> list[Any]:
+    """Arrays, with those that are whole split as the others are, if these are split alike."""
+    specs = [untyped.typeof(array).sharding.spec if _axes(array) else None for array in arrays]
+    (spec, *others) = set(filter(None, specs)) or {None}
+    if spec is None or others:
+        return list(arrays)
+    return [array if each else _resharded(array, spec) for array, each in zip(arrays, specs, strict=True)]
+
+
+def _is_of_arrays(value: Any) -> bool:
+    leaves = jax.tree.leaves(value)
+    return bool(leaves) and all(hasattr(leaf, "shape") for leaf in leaves)
+
+
+def _axes(leaf: Any) -> dict[int, Axes]:
+    """Of the axes of an array that are split, which explicit axes of a mesh split them."""
+    if not isinstance(leaf, jax.Array):
+        return {}
+    spec = untyped.typeof(leaf).sharding.spec
+    return {axis: (names,) if isinstance(names, str) else tuple(names) for axis, names in enumerate(spec) if names}
+
+
+def _check_whole_groups(tokens: Any) -> None:
+    """Raises ShapeError where the tokens of a group, (G, T, ...), are split."""
+    if axes := _axes(tokens).get(1):
+        raise ShapeError(
+            f"tokens: the {tokens.shape[1]} tokens of a group are split over {', '.join(axes)} of the mesh: a group is routed on one device"
+        )
+
+
+def _split_of(arrays: Mapping[str, Any], kinds: Mapping[str, str]) -> Split | None:
+    """How groups and experts are split; None where something else is."""
+    found: dict[str, set[Axes]] = {"group": set(), "experts": set()}
+    mesh = None
+    for name, tree in arrays.items():
+        for leaf in jax.tree.leaves(tree):
+            kind, axes = kinds.get(name, ""), _axes(leaf)
+            if not axes:
+                continue
+            # Other axes of the parameters of experts are made whole where these compute.
+            if kind not in found or (kind == "group" and set(axes) != {0}):
+                return None
+            mesh = untyped.typeof(leaf).sharding.mesh
+            found[kind].add(axes.get(0, ()))
+    if max(map(len, found.values())) > 1:
+        return None
+    groups, experts = (next(iter(axes), ()) for axes in found.values())
+    return Split(mesh, groups, experts)
+
+
+def _mapped(function: Callable[..., Any], arrays: dict[str, Any], kinds: Mapping[str, str], split: Split) -> Any:
+    rows, same = PartitionSpec(split.axes), PartitionSpec()
+    of_kind = {"group": rows, "experts": PartitionSpec(split.experts)}
+    specs = {
+        name: jax.tree.map(lambda _, name=name: of_kind.get(kinds.get(name, ""), same), arrays[name]) for name in arrays
+    }
+    returned = _by_group(function, arrays, kinds)
+    names = [name for name in arrays if kinds.get(name) == "group"]
+    (groups, *_) = (leaf.shape[0] for leaf in jax.tree.leaves([arrays[name] for name in names]))
+    devices = math.prod(split.mesh.shape[axis] for axis in split.axes)
+    if groups % devices:
+        raise ShapeError(
+            f"{names[0]}: {groups} groups do not divide among the {devices} devices along {', '.join(split.axes)} of the mesh"
+        )
+
+    def local(arrays: dict[str, Any]) -> Any:
+        if split.experts:
+            moved = {name: there(arrays[name], split.experts) for name in names}
+            return back(function(**{**arrays, **moved}), split.experts)
+        return jax.tree.map(
+            lambda leaf, by_group: leaf if by_group else collective.pmean(leaf, split.axes),
+            function(**arrays),
+            returned,
+        )
+
+    result = jax.shard_map(
+        local,
+        mesh=split.mesh,
+        in_specs=(specs,),
+        out_specs=jax.tree.map(lambda by_group: rows if by_group else same, returned),
+        axis_names={
+            axis
+            for axis, kind in zip(split.mesh.axis_names, split.mesh.axis_types, strict=True)
+            if kind == AxisType.Explicit
+        },
+        check_vma=False,
+    )(_resharded(arrays, specs))
+    # Rows that go on as they came.
+    return result if split.axes == split.groups else _resharded(result, PartitionSpec(split.groups))
+
+
+def _resharded(tree: Any, specs: Any) -> Any:
+    return untyped.sharding.reshard(tree, specs)
+
+
+def _by_group(function: Callable[..., Any], arrays: dict[str, Any], kinds: Mapping[str, str]) -> Any:
+    """Of each array that `function` returns, whether groups are its first axis: then twice the groups make it twice as long."""
+
+    def shapes(times: int) -> Any:
+        def shape(leaf: Any, is_group: bool) -> Any:
+            size = (times * leaf.shape[0], *leaf.shape[1:]) if is_group else leaf.shape
+            return untyped.ShapeDtypeStruct(size, leaf.dtype)
+
+        made = {
+            name: jax.tree.map(functools.partial(shape, is_group=kinds.get(name) == "group"), tree)
+            for name, tree in arrays.items()
+        }
+        return jax.eval_shape(lambda made: function(**made), made)
+
+    return jax.tree.map(lambda once, twice: once.shape[:1] != twice.shape[:1], shapes(1), shapes(2))

@@ -1,0 +1,52 @@
+"""What the layers for Flax and for Equinox compute."""
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from moespec.backends import jax as B
+from moespec.backends.jax.arrays import Array
+from moespec.backends.layer import Layer, regrouped
+from moespec.spec.errors import ConfigError
+from moespec.spec.routing import Noise, Params
+
+
+class Routed(NamedTuple):
+    """What a layer makes of x: y, of its shape and dtype, the weighted auxiliary losses by name, and metrics for logs."""
+
+    y: Array
+    losses: dict[str, Array]
+    metrics: dict[str, Array]
+
+
+def routed(layer: Layer, params: Params, x: Array, ids: Array | None, key: Array | None, *, train: bool) -> Routed:
+    """The layer on x (images, ..., width), with ids (images, ...), or the places of the tokens, where the router needs ids.
+
+    params: `router` and `experts`. key: of the gating noise, which there is in training alone. Raises ConfigError where
+    it is missing, ShapeError for x of another width or images that do not split into groups.
+    """
+    groups, options = layer.options_of(x)
+    router = B.ROUTERS[layer.router]
+    of_image = x.reshape(x.shape[0], -1, x.shape[-1])
+    tokens = regrouped(of_image, (groups, options.tokens, x.shape[-1]))
+    needed = {}
+    if router.needs == "ids":
+        if ids is None:
+            ids = jnp.broadcast_to(layer.places(of_image.shape[1]), of_image.shape[:2])
+        needed["ids"] = regrouped(ids.reshape(of_image.shape[:2]), tokens.shape[:2])
+    noise = router.noise(options) if train else None
+    if noise is not None and key is None:
+        raise ConfigError(f"key, or rngs: {layer.router} needs one for its gating noise in training, got None")
+    drawn = None if noise is None else _draw(replace(noise, shape=(groups, *noise.shape)), key)
+    output = router.route(params["router"], tokens, options, noise=drawn, train=train, **needed)
+    y = B.moe_mlp(tokens, output.routing, params["experts"], gelu=layer.gelu)
+    return Routed(regrouped(y, of_image.shape).reshape(x.shape), output.losses, output.metrics)
+
+
+def _draw(noise: Noise, key: Any) -> Array:
+    if noise.interval is None:
+        return jax.random.normal(key, noise.shape)
+    low, high = noise.interval
+    return jax.random.uniform(key, noise.shape, minval=low, maxval=high)

@@ -1,0 +1,146 @@
+"""`MoE`, a module of Flax nnx that takes the place of an MLP.
+
+    block.mlp = MoE(384, 1536, experts=16, tokens=196, router="softmax_token_choice", rngs=rngs)
+    ...
+    logits, losses = nnx.capture(model, AuxiliaryLoss)(images)
+    loss = criterion(logits, targets) + auxiliary_loss(losses)
+
+Flax is imported here, and nowhere else.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from flax.core.spmd import get_logical_axis_rules
+
+from moespec.backends import jax as B
+from moespec.backends.jax.arrays import Array
+from moespec.backends.jax.modules import routed
+from moespec.backends.layer import initial, layer_of
+from moespec.backends.optimizer import CONSTANTS
+from moespec.spec.routing import Params
+
+__all__ = ["AuxiliaryLoss", "Constant", "MoE", "RoutingMetric", "auxiliary_loss"]
+
+AXES = {
+    **{"w1": ("expert", "embed", "mlp"), "b1": ("expert", "mlp")},
+    **{"w2": ("expert", "mlp", "embed"), "b2": ("expert", "embed")},
+}
+"""The logical axes of the parameters of experts."""
+
+
+class AuxiliaryLoss(nnx.Variable):  # type: ignore[misc]
+    """`losses`, the weighted auxiliary losses of a layer by name, for each call; to be added to the loss of the model."""
+
+
+class RoutingMetric(nnx.Variable):  # type: ignore[misc]
+    """`metrics` of a layer by name, for each call: load, coverage, dropped, entropy, ..., for logs."""
+
+
+class Constant(nnx.Variable):  # type: ignore[misc]
+    """What is saved with the parameters and not trained: the tables of a hash layer."""
+
+
+class MoE(nnx.Module):  # type: ignore[misc]
+    """A mixture-of-experts layer in place of an MLP: (images, ..., width) to the same shape and dtype.
+
+    The arguments are those of `moespec.backends.torch.nn.MoE`, and so are the initial values of a seed:
+
+    width, hidden: of each expert, a perceptron `gelu(x w1 + b1) w2 + b2`.
+    experts: their number.
+    tokens: tokens of one image, for which the capacity is computed: all axes between the first and the last. An input with
+        another number is routed with the capacity of that number; the slots of Soft MoE, which are parameters, stay as many
+        as they are.
+    router: a key of `ROUTERS`.
+    group_images: images that are routed together, as one group; the batch must be a multiple.
+    gelu: "tanh" or "erf".
+    expert_init: "independent" initial values, or "shared" by all experts.
+    seed: of the initial values (Glorot uniform kernels, biases normal(1e-6), the router's own).
+    deterministic: whether it is not training, which has gating noise and the capacity of training; `model.eval()` sets it.
+    rngs: what gating noise is drawn from, its stream `gating`. It makes no initial values.
+    router_options: options of that router (`ROUTERS[router].Options` has them): choices, importance_weight, ... Of a
+        router that needs token ids, `ids` is their number, `tokens` if not given: the places in the image.
+
+    Router logits, weights and losses are computed in float32 or better. `nnx.capture` with `AuxiliaryLoss` and `RoutingMetric`
+    gives the losses and the metrics. The parameters of experts have the logical axes "expert", "embed" and "mlp". They are placed
+    at once where a mesh and logical axis rules are set, as Flax does.
+
+    Raises ConfigError for an argument out of range or an option that the router does not have.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        hidden: int,
+        experts: int,
+        *,
+        tokens: int,
+        router: str = "soft_moe",
+        group_images: int = 1,
+        gelu: str = "tanh",
+        expert_init: str = "independent",
+        seed: int = 0,
+        deterministic: bool = False,
+        rngs: nnx.Rngs | None = None,
+        **router_options: Any,
+    ) -> None:
+        sizes = {"tokens": tokens, "group_images": group_images}
+        self.layer = layer_of(width, hidden, experts, router=router, gelu=gelu, router_options=router_options, **sizes)
+        params = jax.tree.map(jnp.asarray, initial(self.layer, hidden, expert_init=expert_init, seed=seed))
+        self.router = nnx.data({name: _variable(name, value) for name, value in params["router"].items()})
+        self.experts = nnx.data({name: _variable(name, value) for name, value in params["experts"].items()})
+        self.deterministic = deterministic
+        self.rngs = nnx.data(None) if rngs is None else rngs.gating.fork()
+
+    def __call__(
+        self,
+        x: Array,
+        ids: Array | None = None,
+        *,
+        deterministic: bool | None = None,
+        rngs: nnx.Rngs | nnx.RngStream | Array | None = None,
+    ) -> Array:
+        """x (images, ..., width) to the same shape and dtype.
+
+        ids: (images, ...), for a router that needs token ids, the places if None. deterministic, rngs: in place of those of the
+        layer; rngs may be a key too.
+
+        Raises ShapeError for x of another width or a batch that does not split into groups, ConfigError for missing rngs.
+        """
+        train = not (self.deterministic if deterministic is None else deterministic)
+        noisy = train and B.ROUTERS[self.layer.router].noise(self.layer.options) is not None
+        key = _key(self.rngs if rngs is None else rngs) if noisy else None
+        params = {"router": _arrays(self.router), "experts": _arrays(self.experts)}
+        y, losses, metrics = routed(self.layer, params, x, ids, key, train=train)
+        if hasattr(self, "__captures__"):  # inside of `nnx.capture`; elsewhere nothing is kept
+            # One name for each kind: of what two kinds have of the same name, capture loses one.
+            self.sow(AuxiliaryLoss, "losses", losses)
+            self.sow(RoutingMetric, "metrics", metrics)
+        return y
+
+
+def auxiliary_loss(captured: Any) -> Array:
+    """The sum of what `nnx.capture(model, AuxiliaryLoss)` found: a scalar, 0 when there is nothing."""
+    return sum(jax.tree.leaves(captured), start=jnp.zeros(()))
+
+
+def _variable(name: str, value: Array) -> nnx.Variable:
+    if name in CONSTANTS:
+        return Constant(value)
+    if name not in AXES:
+        return nnx.Param(value)
+    placed = bool(get_logical_axis_rules()) and not jax.sharding.get_abstract_mesh().empty
+    return nnx.Param(value, out_sharding=AXES[name], eager_sharding=placed)
+
+
+def _arrays(variables: Any) -> Params:
+    return {name: variable[...] for name, variable in variables.items()}
+
+
+def _key(rngs: Any) -> Array | None:
+    if isinstance(rngs, nnx.Rngs):
+        rngs = rngs.gating
+    key: Array | None = rngs() if isinstance(rngs, nnx.RngStream) else rngs
+    return key

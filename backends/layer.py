@@ -1,0 +1,109 @@
+"""The MoE layer that users put in place of an MLP, as far as it is the same in all frameworks: its arguments and first arrays."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moespec.spec.checks import check_at_least, check_option, check_scores, check_size
+from moespec.spec.errors import ConfigError, ShapeError
+from moespec.spec.options import RouterOptions
+from moespec.spec.routers import ROUTERS
+from moespec.spec.routing import Params
+
+__all__ = ["Layer", "initial", "layer_of", "regrouped"]
+
+Array = Any
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What does not change of a layer: the name of its router and its options, how images are grouped, and what experts compute.
+
+    `options.tokens` are those of a group, `group_images` images.
+    """
+
+    router: str
+    options: RouterOptions
+    group_images: int
+    gelu: str
+
+    def options_of(self, x: Array) -> tuple[int, RouterOptions]:
+        """For x (images, ..., width) the groups, and the options for as many tokens as one has.
+
+        Raises ShapeError for another width or a batch that does not split into groups.
+        """
+        check_scores("x", x, "images tokens width" if x.ndim < 4 else "... width")
+        check_size("x", x, x.ndim - 1, self.options.width, "the width of the layer")
+        images, tokens = x.shape[0], math.prod(x.shape[1:-1])
+        if images % self.group_images:
+            raise ShapeError(f"x: {images} images do not split into groups of group_images={self.group_images}")
+        if tokens * self.group_images == self.options.tokens:
+            return images // self.group_images, self.options
+        return images // self.group_images, self.options.of_tokens(tokens * self.group_images)
+
+    def places(self, tokens: int) -> NDArray[np.int32]:
+        """The ids of the tokens of an image, where none are given: their places. Raises ShapeError for more than there are ids."""
+        ids: int = self.options.ids  # type: ignore[attr-defined]
+        if tokens > ids:
+            raise ShapeError(f"x: {tokens} tokens have more places than the {ids} ids of the tables")
+        return np.arange(tokens, dtype=np.int32)
+
+
+def layer_of(
+    width: int,
+    hidden: int,
+    experts: int,
+    *,
+    tokens: int,
+    router: str,
+    group_images: int,
+    gelu: str,
+    router_options: Mapping[str, Any],
+) -> Layer:
+    """The layer with these arguments. Raises ConfigError for one out of range, or an option that the router does not have."""
+    sizes = {"width": width, "hidden": hidden, "experts": experts, "tokens": tokens, "group_images": group_images}
+    for name, value in sizes.items():
+        check_at_least(name, value, 1)
+    check_option("router", router, ROUTERS)
+    check_option("gelu", gelu, ("tanh", "erf"))
+    options = {"ids": tokens, **router_options} if ROUTERS[router].needs == "ids" else router_options
+    made = ROUTERS[router].options(width=width, experts=experts, tokens=group_images * tokens, **options)
+    if getattr(made, "hashes", 1) != 1:
+        raise ConfigError(f"hashes: a layer of whole experts has one, expected 1, got {made.hashes}")
+    return Layer(router, made, group_images, gelu)
+
+
+def initial(layer: Layer, hidden: int, *, expert_init: str, seed: int) -> dict[str, Params]:
+    """The first arrays of the router and of the experts, in float32: Glorot uniform kernels, biases normal(1e-6). Tables, which
+    hold experts, are integers.
+    """
+    check_at_least("seed", seed, 0)
+    check_option("expert_init", expert_init, ("independent", "shared"))
+    generator = np.random.default_rng(seed)
+    drawn = ROUTERS[layer.router].init(generator, layer.options)
+    router = {name: value.astype(np.int32) if name == "tables" else value for name, value in drawn.items()}
+    width, experts = layer.options.width, layer.options.experts
+    limit, shared = math.sqrt(6 / (width + hidden)), expert_init == "shared"
+
+    def draw(shape: tuple[int, ...], uniform: bool) -> NDArray[np.float32]:
+        shape = shape if shared else (experts, *shape)
+        values = generator.uniform(-limit, limit, shape) if uniform else generator.normal(0, 1e-6, shape)
+        return np.broadcast_to(values, (experts, *shape) if shared else shape).astype(np.float32)
+
+    kernels = {"w1": draw((width, hidden), True), "b1": draw((hidden,), False)}
+    return {"router": router, "experts": {**kernels, "w2": draw((hidden, width), True), "b2": draw((width,), False)}}
+
+
+def regrouped(x: Array, shape: tuple[int, ...]) -> Array:
+    """`x.reshape(shape)`; where it can be, the first axis is split or joined by itself, with which JAX can tell how it is spread
+    over the explicit axes of a mesh."""
+    count, first = x.shape[0], shape[0]
+    if count > first and count % first == 0:
+        x = x.reshape((first, count // first, *x.shape[1:]))
+    elif first > count and first % count == 0:
+        x = x.reshape((count, first // count, *shape[1:]))
+    return x.reshape(shape)

@@ -1,0 +1,91 @@
+"""Functions, models and layers of JAX under a user's mesh: the numbers of one device, and no more is sent than must be."""
+
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import mesh_cases as cases
+import pytest
+
+from moespec.spec import ROUTERS
+
+for framework in ("jax", "flax", "equinox"):
+    pytest.importorskip(framework)
+
+SCRIPT = Path(__file__).parents[1] / "explicit_process.py"
+FLAGS = (
+    "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+)
+STUDY = [router for router in cases.CASES if router != "noisy_top_k"]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """What a process with four devices computed."""
+    file = tmp_path_factory.mktemp("devices") / "found"
+    environment = {**os.environ, "XLA_FLAGS": FLAGS, "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, SCRIPT, file], env=environment, check=True)
+    return pickle.loads(file.read_bytes())
+
+
+@pytest.mark.parametrize("router", ROUTERS)
+def test_a_layer_with_split_experts(found, router):
+    """Two all-to-alls forward and two backward; besides them only sums travel."""
+    case = found["layer", router, "experts"]
+    cases.assert_same(case["got"], case["want"])
+    assert case["forward"]["all-to-all"] == 2
+    assert case["sent"]["all-to-all"] == 4
+    assert set(case["forward"] + case["sent"]) <= {"all-to-all", "all-reduce"}
+
+
+@pytest.mark.parametrize("router", STUDY)
+def test_a_layer_with_split_images(found, router):
+    """Activations stay where they are."""
+    case = found["layer", router, "data"]
+    cases.assert_same(case["got"], case["want"])
+    assert not case["forward"]
+    assert set(case["sent"]) == {"all-reduce"}
+
+
+@pytest.mark.parametrize("router", STUDY)
+def test_a_model_with_split_images(found, router):
+    case = found["model", router]
+    cases.assert_same(case["got"], case["want"])
+    assert set(case["sent"]) == {"all-reduce"}
+
+
+@pytest.mark.parametrize("name", ["pool", "drop", "hash", "mixer"])
+def test_other_models(found, name):
+    case = found["options", name]
+    cases.assert_same(case["got"], case["want"])
+
+
+def test_automatic_axes_may_be_explicit_for_a_layer(found):
+    cases.assert_same(found["automatic"]["got"], found["automatic"]["want"])
+    assert found["automatic"]["sent"] == {"all-to-all": 2}
+    assert found["automatic"]["by_xla"]["all-gather"]  # what XLA's partitioner does by itself
+
+
+def test_images_on_fewer_axes_than_experts(found):
+    cases.assert_same(found["fewer"]["got"], found["fewer"]["want"])
+
+
+def test_modules(found):
+    """Logical axes may split the width too: experts are made whole where they compute."""
+    for name in ("nnx", "equinox"):
+        cases.assert_same(found["modules"][name], found["modules"]["want"])
+    assert found["modules"]["split"] == "P('expert', 'data', None)"
+
+
+def test_errors(found):
+    said = found["errors"]
+    assert said["group"] == (
+        "ShapeError: tokens: the 64 tokens of a group are split over data, expert of the mesh: a group is routed on one device"
+    )
+    assert (
+        said["groups"]
+        == "ShapeError: inputs: 2 groups do not divide among the 4 devices along data, expert of the mesh"
+    )
+    assert said["multi_hash"].startswith("ConfigError: params: experts that are split over a mesh; MultiHash")

@@ -1,0 +1,213 @@
+"""The layers for Flax nnx and Equinox compute what the specification does, and live with what these frameworks do to modules."""
+
+import importlib
+import subprocess
+import sys
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from moespec.backends import numpy as reference
+from moespec.spec import ConfigError, ShapeError
+
+jax = pytest.importorskip("jax")
+eqx = pytest.importorskip("equinox")
+nnx = pytest.importorskip("flax.nnx")
+for_nnx = importlib.import_module("moespec.backends.jax.nnx")
+for_equinox = importlib.import_module("moespec.backends.jax.equinox")
+modules = importlib.import_module("moespec.backends.jax.modules")
+
+import jax.numpy as jnp  # noqa: E402
+
+WIDTH, HEIGHT, TOKENS = 8, 2, 8
+ROUTERS = list(reference.ROUTERS)
+
+
+@pytest.fixture(autouse=True)
+def _quiet():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+@pytest.fixture
+def x():
+    """Images of 2 x 4 tokens, (images, height, width, channels)."""
+    return jnp.asarray(np.random.default_rng(0).standard_normal((4, HEIGHT, TOKENS // HEIGHT, WIDTH)), jnp.float32)
+
+
+def equinox_moe(router="softmax_token_choice", **options):
+    return for_equinox.MoE(WIDTH, 16, 4, tokens=TOKENS, router=router, **options)
+
+
+def nnx_moe(router="softmax_token_choice", **options):
+    return for_nnx.MoE(WIDTH, 16, 4, tokens=TOKENS, router=router, **options)
+
+
+def equinox_loss(moe, x, key):
+    y, losses, metrics = moe(x, key=key)
+    return (y * y).mean() + sum(losses.values()), (y, losses, metrics)
+
+
+def nnx_loss(moe, x):
+    y, losses, metrics = nnx.capture(moe, for_nnx.AuxiliaryLoss, for_nnx.RoutingMetric)(x)
+    return (y * y).mean() + for_nnx.auxiliary_loss(losses), (y, losses, metrics)
+
+
+@pytest.mark.parametrize("router", ROUTERS)
+def test_equals_the_numpy_backend(router, x):
+    """In training, with the noise of a key, in float64; all gradients are finite and those of the experts are not 0."""
+    with jax.enable_x64(True):
+        moe = jax.tree.map(
+            lambda leaf: leaf.astype(float) if eqx.is_inexact_array(leaf) else leaf, equinox_moe(router, group_images=2)
+        )
+        key, x = jax.random.key(1), x.astype(float)
+        step = eqx.filter_jit(eqx.filter_value_and_grad(equinox_loss, has_aux=True))
+        (_, (y, losses, metrics)), gradients = step(moe, x, key)
+        options, noise = moe.layer.options, reference.ROUTERS[router].noise(moe.layer.options)
+        if noise is not None:
+            shape = (2, *noise.shape)
+            noise = np.array(modules._draw(replace(noise, shape=shape), key))
+    params = jax.tree.map(np.asarray, {"router": moe.router, "experts": moe.experts})
+    tokens = np.asarray(x).reshape(2, 2 * TOKENS, WIDTH)
+    ids = {"ids": np.tile(np.arange(TOKENS), (2, 2))} if reference.ROUTERS[router].needs == "ids" else {}
+    output = reference.ROUTERS[router].route(params["router"], tokens, options, noise=noise, train=True, **ids)
+    want = reference.moe_mlp(tokens, output.routing, params["experts"])
+    np.testing.assert_allclose(np.asarray(y).reshape(want.shape), want, rtol=1e-9, atol=1e-11)
+    assert set(losses) == set(output.losses)
+    for got, expected in ((losses, output.losses), (metrics, output.metrics)):
+        for name, value in got.items():
+            np.testing.assert_allclose(value, expected[name], rtol=1e-9, atol=1e-11, err_msg=name)
+    leaves = jax.tree.leaves(gradients)
+    assert leaves
+    assert all(np.all(np.isfinite(leaf)) for leaf in leaves)
+    assert np.any(np.asarray(gradients.experts["w1"]))
+
+
+@pytest.mark.parametrize("router", ["noisy_top_k", "soft_moe", "hash"])
+def test_both_layers_are_one(router, x):
+    """The same initial values, and then the same outputs, losses and gradients, from the same key."""
+    moe, other = nnx_moe(router, group_images=2, rngs=nnx.Rngs(gating=3)), equinox_moe(router, group_images=2)
+    key = nnx.Rngs(gating=3).gating.fork()()
+    (loss, (y, losses, metrics)), gradients = nnx.jit(nnx.value_and_grad(nnx_loss, has_aux=True))(moe, x)
+    (want, (want_y, want_losses, want_metrics)), wanted = eqx.filter_jit(
+        eqx.filter_value_and_grad(equinox_loss, has_aux=True)
+    )(other, x, key)
+    np.testing.assert_allclose(loss, want, rtol=1e-6)
+    np.testing.assert_array_equal(y, want_y)
+    assert not hasattr(moe, "__captures__")
+    for captured, expected in ((losses["losses"], want_losses), (metrics["metrics"], want_metrics)):
+        (values,) = captured.get_value()
+        assert set(values) == set(expected)
+        for name, value in values.items():
+            np.testing.assert_allclose(value, expected[name], rtol=1e-5, err_msg=name)
+    for part in ("router", "experts"):
+        assert set(getattr(moe, part)) == set(getattr(other, part))
+        for name, variable in getattr(moe, part).items():
+            np.testing.assert_array_equal(variable[...], getattr(other, part)[name])
+            if isinstance(variable, nnx.Param):
+                np.testing.assert_allclose(
+                    gradients[part][name][...], getattr(wanted, part)[name], rtol=1e-5, atol=1e-8, err_msg=name
+                )
+
+
+@pytest.mark.parametrize("router", ROUTERS)
+def test_initial_values_are_those_of_torch(router):
+    pytest.importorskip("torch")
+    torch_layer = importlib.import_module("moespec.backends.torch.nn").MoE
+    for options in ({"seed": 3}, {"expert_init": "shared"}):
+        other = torch_layer(WIDTH, 16, 4, tokens=TOKENS, router=router, **options)
+        moe = equinox_moe(router, **options)
+        for part in ("router", "experts"):
+            want = getattr(other, part).params()
+            assert set(getattr(moe, part)) == set(want)
+            for name, value in getattr(moe, part).items():
+                np.testing.assert_array_equal(value, want[name].detach().numpy(), err_msg=name)
+
+
+def test_evaluation_needs_no_key(x):
+    """In training a router with noise does; another key gives another result, and the same key the same."""
+    moe, other = nnx_moe(), equinox_moe()
+    with pytest.raises(ConfigError, match=r"rngs: softmax_token_choice needs one for its gating noise in training"):
+        moe(x)
+    with pytest.raises(ConfigError, match="key, or rngs"):
+        other(x)
+    moe.eval()
+    y = moe(x)
+    np.testing.assert_array_equal(y, eqx.nn.inference_mode(other)(x).y)
+    np.testing.assert_array_equal(y, other(x, inference=True).y)
+    first, again, second = (other(x, key=jax.random.key(seed)).y for seed in (0, 0, 1))
+    np.testing.assert_array_equal(first, again)
+    assert np.any(np.asarray(first) != np.asarray(second))
+    moe.train()
+    np.testing.assert_array_equal(moe(x, rngs=jax.random.key(0)), first)
+    assert np.any(np.asarray(moe(x, rngs=nnx.Rngs(1))) != np.asarray(first))
+    np.testing.assert_array_equal(nnx_moe("soft_moe")(x), equinox_moe("soft_moe")(x).y)
+
+
+def test_axes_between_the_first_and_the_last_are_tokens(x):
+    """And further axes may be put around the layer by vmap."""
+    moe = equinox_moe("softmax_expert_choice", inference=True)
+    y = moe(x).y
+    assert y.shape == x.shape
+    np.testing.assert_array_equal(moe(x.reshape(4, TOKENS, WIDTH)).y.reshape(x.shape), y)
+    both = jax.vmap(lambda x: moe(x).y)(jnp.stack([x, 2 * x]))
+    np.testing.assert_allclose(both[0], y, rtol=1e-5, atol=1e-7)
+
+
+def test_ids_of_a_hash_layer(x):
+    """The tables are no parameters."""
+    moe, other = nnx_moe("hash", ids=3), equinox_moe("hash", ids=3)
+    assert set(nnx.to_pure_dict(nnx.state(moe, nnx.Param))) == {"experts"}
+    assert not eqx.is_inexact_array(other.router["tables"])
+    ids = jnp.arange(4 * TOKENS).reshape(4, HEIGHT, -1) % 3
+    np.testing.assert_array_equal(moe(x, ids), other(x, ids).y)
+    with pytest.raises(ShapeError, match="x: 8 tokens have more places than the 3 ids of the tables"):
+        moe(x)
+
+
+def test_checkpoints(x, tmp_path):
+    """What is saved of one layer goes into another."""
+    moe, other = nnx_moe(seed=1, deterministic=True), nnx_moe(seed=2, deterministic=True)
+    graph, _ = nnx.split(other)
+    loaded = nnx.merge(graph, nnx.state(moe))
+    np.testing.assert_array_equal(loaded(x), moe(x))
+    saved, empty = equinox_moe(seed=1, inference=True), equinox_moe(seed=2, inference=True)
+    eqx.tree_serialise_leaves(tmp_path / "moe.eqx", saved)
+    restored = eqx.tree_deserialise_leaves(tmp_path / "moe.eqx", empty)
+    np.testing.assert_array_equal(restored(x).y, saved(x).y)
+    assert np.any(np.asarray(empty.experts["w1"]) != np.asarray(saved.experts["w1"]))
+
+
+def test_logical_axes():
+    specs = nnx.to_pure_dict(nnx.get_partition_spec(nnx.state(nnx_moe(), nnx.Param)))
+    assert specs["experts"] == {
+        **{"w1": jax.P("expert", "embed", "mlp"), "b1": jax.P("expert", "mlp")},
+        **{"w2": jax.P("expert", "mlp", "embed"), "b2": jax.P("expert", "embed")},
+    }
+    assert specs["router"] == {"kernel": jax.P()}
+
+
+def test_arguments_are_checked(x):
+    for make in (nnx_moe, equinox_moe):
+        with pytest.raises(ConfigError, match="choices=7: soft_moe does not have this option"):
+            make("soft_moe", choices=7)
+        with pytest.raises(ConfigError, match="gelu"):
+            make(gelu="none")
+        with pytest.raises(ConfigError, match=r"hashes: .* got 2"):
+            make("hash", hashes=2)
+    moe = equinox_moe(group_images=3, inference=True)
+    with pytest.raises(ShapeError, match="x: 4 images do not split into groups of group_images=3"):
+        moe(x)
+    with pytest.raises(ShapeError, match=r"x: axis 2 has 4 entries, expected 8 \(the width of the layer\)"):
+        moe(x[0][..., :4])
+    with pytest.raises(ShapeError, match="x: expected the axes"):
+        moe(x[0, 0])
+
+
+def test_frameworks_are_imported_where_they_are_used():
+    code = "import sys, moespec.backends.jax; print({'flax', 'equinox'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
