@@ -1,7 +1,7 @@
 """The MoE layer that users put in place of an MLP, as far as it is the same in all frameworks: its arguments and first arrays."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from moespec.spec.options import RouterOptions
 from moespec.spec.routers import ROUTERS
 from moespec.spec.routing import Params
 
-__all__ = ["Layer", "initial", "layer_of", "regrouped"]
+__all__ = ["Layer", "drawn", "initial", "layer_of", "regrouped"]
 
 Array = Any
 
@@ -45,12 +45,11 @@ class Layer:
             return images // self.group_images, self.options
         return images // self.group_images, self.options.of_tokens(tokens * self.group_images)
 
-    def places(self, tokens: int) -> NDArray[np.int32]:
-        """The ids of the tokens of an image, where none are given: their places. Raises ShapeError for more than there are ids."""
+    def check_places(self, tokens: int) -> None:
+        """Raises ShapeError where the places of the tokens of an image, their ids if none are given, are more than there are ids."""
         ids: int = self.options.ids  # type: ignore[attr-defined]
         if tokens > ids:
             raise ShapeError(f"x: {tokens} tokens have more places than the {ids} ids of the tables")
-        return np.arange(tokens, dtype=np.int32)
 
 
 def layer_of(
@@ -62,12 +61,16 @@ def layer_of(
     router: str,
     group_images: int,
     gelu: str,
+    expert_init: str,
+    seed: int,
     router_options: Mapping[str, Any],
 ) -> Layer:
     """The layer with these arguments. Raises ConfigError for one out of range, or an option that the router does not have."""
     sizes = {"width": width, "hidden": hidden, "experts": experts, "tokens": tokens, "group_images": group_images}
     for name, value in sizes.items():
         check_at_least(name, value, 1)
+    check_at_least("seed", seed, 0)
+    check_option("expert_init", expert_init, ("independent", "shared"))
     check_option("router", router, ROUTERS)
     check_option("gelu", gelu, ("tanh", "erf"))
     options = {"ids": tokens, **router_options} if ROUTERS[router].needs == "ids" else router_options
@@ -78,24 +81,33 @@ def layer_of(
 
 
 def initial(layer: Layer, hidden: int, *, expert_init: str, seed: int) -> dict[str, Params]:
-    """The first arrays of the router and of the experts, in float32: Glorot uniform kernels, biases normal(1e-6). Tables, which
-    hold experts, are integers.
+    """The first arrays of the `router` and of the `experts`, see `drawn`."""
+    params: dict[str, Params] = {"router": {}, "experts": {}}
+    for part, name, values in drawn(layer, hidden, expert_init=expert_init, seed=seed):
+        params[part][name] = values
+    return params
+
+
+def drawn(
+    layer: Layer, hidden: int, *, expert_init: str, seed: int, parts: Sequence[str] = ("router", "experts")
+) -> Iterator[tuple[str, str, NDArray[Any]]]:
+    """The first arrays one at a time, in float32, each with its part and its name.
+
+    Glorot uniform kernels, biases normal(1e-6), and what the router has. Tables, which hold experts, are integers.
     """
-    check_at_least("seed", seed, 0)
-    check_option("expert_init", expert_init, ("independent", "shared"))
     generator = np.random.default_rng(seed)
-    drawn = ROUTERS[layer.router].init(generator, layer.options)
-    router = {name: value.astype(np.int32) if name == "tables" else value for name, value in drawn.items()}
+    for name, value in ROUTERS[layer.router].init(generator, layer.options).items():
+        if "router" in parts:
+            yield "router", name, value.astype(np.int32) if name == "tables" else value
+    if "experts" not in parts:
+        return
     width, experts = layer.options.width, layer.options.experts
-    limit, shared = math.sqrt(6 / (width + hidden)), expert_init == "shared"
-
-    def draw(shape: tuple[int, ...], uniform: bool) -> NDArray[np.float32]:
-        shape = shape if shared else (experts, *shape)
-        values = generator.uniform(-limit, limit, shape) if uniform else generator.normal(0, 1e-6, shape)
-        return np.broadcast_to(values, (experts, *shape) if shared else shape).astype(np.float32)
-
-    kernels = {"w1": draw((width, hidden), True), "b1": draw((hidden,), False)}
-    return {"router": router, "experts": {**kernels, "w2": draw((hidden, width), True), "b2": draw((width,), False)}}
+    limit = math.sqrt(6 / (width + hidden))
+    for name, shape in {"w1": (width, hidden), "b1": (hidden,), "w2": (hidden, width), "b2": (width,)}.items():
+        values = np.empty((experts, *shape), np.float32)
+        for part in [values] if expert_init == "shared" else values:  # one expert after another, for the sake of memory
+            part[...] = generator.uniform(-limit, limit, shape) if len(shape) == 2 else generator.normal(0, 1e-6, shape)
+        yield "experts", name, values
 
 
 def regrouped(x: Array, shape: tuple[int, ...]) -> Array:

@@ -96,10 +96,11 @@ def gradient(function: Any) -> Any:
 def layer_of(router: str) -> tuple[Any, Any, Any, Any]:
     """A layer as a function of parameters and tokens, these, and its noise."""
     options = {"capacity_factor": float("inf")} if router == "noisy_top_k" else {}
+    start = {"expert_init": "independent", "seed": 0}
     layer = shared.layer_of(
-        WIDTH, 16, 4, tokens=TOKENS, router=router, group_images=1, gelu="tanh", router_options=options
+        WIDTH, 16, 4, tokens=TOKENS, router=router, group_images=1, gelu="tanh", **start, router_options=options
     )
-    params = shared.initial(layer, 16, expert_init="independent", seed=0)
+    params = shared.initial(layer, 16, **start)
     params = jax.tree.map(lambda leaf: leaf.astype(float) if leaf.dtype == np.float32 else leaf, params)
     rng = np.random.default_rng(0)
     x = rng.standard_normal((IMAGES, TOKENS, WIDTH))

@@ -64,9 +64,12 @@ class MoE(eqx.Module):  # type: ignore[misc]
         inference: bool = False,
         **router_options: Any,
     ) -> None:
+        start: Any = {"expert_init": expert_init, "seed": seed}
         sizes = {"tokens": tokens, "group_images": group_images}
-        self.layer = layer_of(width, hidden, experts, router=router, gelu=gelu, router_options=router_options, **sizes)
-        params = jax.tree.map(jnp.asarray, initial(self.layer, hidden, expert_init=expert_init, seed=seed))
+        self.layer = layer_of(
+            width, hidden, experts, **sizes, router=router, gelu=gelu, **start, router_options=router_options
+        )
+        params = jax.tree.map(jnp.asarray, initial(self.layer, hidden, **start))
         self.router, self.experts = params["router"], params["experts"]
         self.inference = inference
 

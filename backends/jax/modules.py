@@ -34,7 +34,8 @@ def routed(layer: Layer, params: Params, x: Array, ids: Array | None, key: Array
     needed = {}
     if router.needs == "ids":
         if ids is None:
-            ids = jnp.broadcast_to(layer.places(of_image.shape[1]), of_image.shape[:2])
+            layer.check_places(of_image.shape[1])
+            ids = jnp.broadcast_to(jnp.arange(of_image.shape[1], dtype=jnp.int32), of_image.shape[:2])
         needed["ids"] = regrouped(ids.reshape(of_image.shape[:2]), tokens.shape[:2])
     noise = router.noise(options) if train else None
     if noise is not None and key is None:

@@ -86,9 +86,12 @@ class MoE(nnx.Module):  # type: ignore[misc]
         rngs: nnx.Rngs | None = None,
         **router_options: Any,
     ) -> None:
+        start: Any = {"expert_init": expert_init, "seed": seed}
         sizes = {"tokens": tokens, "group_images": group_images}
-        self.layer = layer_of(width, hidden, experts, router=router, gelu=gelu, router_options=router_options, **sizes)
-        params = jax.tree.map(jnp.asarray, initial(self.layer, hidden, expert_init=expert_init, seed=seed))
+        self.layer = layer_of(
+            width, hidden, experts, **sizes, router=router, gelu=gelu, **start, router_options=router_options
+        )
+        params = jax.tree.map(jnp.asarray, initial(self.layer, hidden, **start))
         self.router = nnx.data({name: _variable(name, value) for name, value in params["router"].items()})
         self.experts = nnx.data({name: _variable(name, value) for name, value in params["experts"].items()})
         self.deterministic = deterministic

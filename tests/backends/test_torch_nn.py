@@ -202,7 +202,10 @@ def test_other_numbers_of_tokens_and_invalid_arguments(x):
 def test_state_dict_copies_and_pickles(x):
     """Names are paths; loading is strict; a copy leaves the graph of the last forward pass behind."""
     module = moe()
-    assert list(module.state_dict()) == ["router.kernel", *(f"experts.{n}" for n in ("fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"))]
+    assert list(module.state_dict()) == [
+        "router.kernel",
+        *(f"experts.{n}" for n in ("fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias")),
+    ]
     other = moe(seed=9)
     other.load_state_dict(module.state_dict(), strict=True)
     assert torch.equal(other.eval()(x), module.eval()(x))

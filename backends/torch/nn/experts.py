@@ -1,18 +1,13 @@
 """The experts of a layer: perceptrons whose parameters have the experts as their first axis."""
 
-import math
-from typing import Any, Literal
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 import moespec.backends.torch as B
 from moespec.backends.torch.collectives import Group
-from moespec.backends.torch.nn.tree import assign
 from moespec.backends.torch.split_experts import SplitOverGroup, mean_gradient
-
-Init = Literal["independent", "shared"]
 
 
 class Linear(nn.Module):
@@ -47,18 +42,3 @@ class Experts(nn.Module):
     def params(self) -> dict[str, Tensor]:
         """The parameters by the names that they have in the specification."""
         return {"w1": self.fc1.weight, "b1": self.fc1.bias, "w2": self.fc2.weight, "b2": self.fc2.bias}
-
-    def draw(self, generator: np.random.Generator, init: Init) -> None:
-        """Initial values: Glorot uniform kernels and biases normal(1e-6), of every expert or, `shared`, the same for all."""
-        _, width, hidden = self.fc1.weight.shape
-        limit = math.sqrt(6 / (width + hidden))
-        for name, parameter in self.params().items():
-            values = np.empty(parameter.shape, np.float32)
-            for part in [values] if init == "shared" else values:
-                shape = values.shape[1:]
-                part[...] = (
-                    generator.uniform(-limit, limit, shape)
-                    if name in ("w1", "w2")
-                    else generator.normal(0, 1e-6, shape)
-                )
-            assign(parameter, values)

@@ -1,22 +1,21 @@
 """The layer in place of an MLP."""
 
-import math
+from collections.abc import Iterator
 from dataclasses import fields, replace
 from typing import Any, Self
 
-import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 import moespec.backends.torch as B
+from moespec.backends.layer import Layer, drawn, layer_of
 from moespec.backends.torch.nn.draws import draw
-from moespec.backends.torch.nn.experts import Experts, Init
+from moespec.backends.torch.nn.experts import Experts
 from moespec.backends.torch.nn.hub import HubMixin
 from moespec.backends.torch.nn.perceptron import perceptron
 from moespec.backends.torch.nn.reporting import Reporting
-from moespec.backends.torch.nn.tree import ParameterTree
-from moespec.spec.checks import check_at_least, check_option, check_size
-from moespec.spec.errors import ConfigError, ShapeError
+from moespec.backends.torch.nn.tree import ParameterTree, assign
 
 _Device = torch.device | str | None
 
@@ -59,34 +58,33 @@ class MoE(Reporting, HubMixin):
         router: str = "soft_moe",
         group_images: int = 1,
         gelu: str = "tanh",
-        expert_init: Init = "independent",
+        expert_init: str = "independent",
         seed: int = 0,
         device: _Device = None,
         dtype: torch.dtype | None = None,
         **router_options: Any,
     ) -> None:
         super().__init__()
-        sizes = {"width": width, "hidden": hidden, "experts": experts, "tokens": tokens, "group_images": group_images}
-        for name, value in sizes.items():
-            check_at_least(name, value, 1)
-        check_at_least("seed", seed, 0)
-        check_option("router", router, B.ROUTERS)
-        check_option("gelu", gelu, ("tanh", "erf"))
-        check_option("expert_init", expert_init, ("independent", "shared"))
-        if B.ROUTERS[router].needs == "ids":
-            router_options.setdefault("ids", tokens)
-        self.router_name, self.group_images, self.gelu = router, group_images, gelu
-        self.expert_init, self.seed = expert_init, seed
-        sizes = {"width": width, "experts": experts, "tokens": group_images * tokens}
-        options = B.ROUTERS[router].options(**sizes, **router_options)
+        layer = layer_of(
+            width,
+            hidden,
+            experts,
+            tokens=tokens,
+            router=router,
+            group_images=group_images,
+            gelu=gelu,
+            expert_init=expert_init,
+            seed=seed,
+            router_options=router_options,
+        )
         # By text, so that torch.compile sees another object for other options: a number in the same place as in a layer that was
         # compiled before would be a symbol to it, and capacities need its value.
-        self._text = repr(options)
-        self._options = {self._text: options}
-        if getattr(options, "hashes", 1) != 1:
-            raise ConfigError(f"hashes: a layer of whole experts has one, expected 1, got {options.hashes}")
+        self._text = repr(layer)
+        self._layers = {self._text: layer}
+        self.expert_init, self.seed = expert_init, seed
         dtype = torch.get_default_dtype() if dtype is None else dtype
-        self.router = ParameterTree(self._router_arrays(np.random.default_rng(seed)), device=device, dtype=dtype)
+        router_arrays = {name: values for _, name, values in self._drawn("router")}
+        self.router = ParameterTree(router_arrays, device=device, dtype=dtype)
         self.experts = Experts(width, hidden, experts, gelu, device=device, dtype=dtype)
         self.forget()
         if not self.experts.fc1.weight.is_meta:
@@ -126,7 +124,8 @@ class MoE(Reporting, HubMixin):
         if weight.is_meta:
             return layer
         layer.to_empty(device=weight.device)
-        layer.router.assign(layer._router_arrays(np.random.default_rng(seed)))
+        for _, name, values in layer._drawn("router"):
+            assign(getattr(layer.router, name), values)
         with torch.no_grad():
             for source, target in ((copied.fc1, layer.experts.fc1), (copied.fc2, layer.experts.fc2)):
                 target.weight.copy_(source.weight.T)
@@ -135,46 +134,49 @@ class MoE(Reporting, HubMixin):
 
     def reset_parameters(self) -> None:
         """Gives all parameters and tables their initial values: on the meta device at first, `to_empty` and then this."""
-        generator = np.random.default_rng(self.seed)
-        self.router.assign(self._router_arrays(generator))
-        self.experts.draw(generator, self.expert_init)
+        experts = self.experts.params()
+        for part, name, values in self._drawn("router", "experts"):
+            assign(getattr(self.router, name) if part == "router" else experts[name], values)
+
+    def _drawn(self, *parts: str) -> Iterator[tuple[str, str, NDArray[Any]]]:
+        hidden: int = self.experts.fc1.weight.shape[2] if "experts" in parts else 0
+        return drawn(self._layer, hidden, expert_init=self.expert_init, seed=self.seed, parts=parts)
+
+    @property
+    def _layer(self) -> Layer:
+        return self._layers[self._text]
 
     @property
     def options(self) -> Any:
-        """The options of the router, `ROUTERS[router].Options`."""
-        return self._options[self._text]
+        """The options of the router, `ROUTERS[router].Options`, for groups of `group_images` images."""
+        return self._layer.options
+
+    @property
+    def group_images(self) -> int:
+        """Images that are routed together."""
+        return self._layer.group_images
 
     def forward(self, x: Tensor, ids: Tensor | None = None) -> Tensor:
         """x: (images, ..., width); ids: (images, ...), for a router that needs token ids, the places if None."""
-        if x.ndim < 3:
-            raise ShapeError(f"x: expected the axes (images, ..., width), got shape {tuple(x.shape)}")
-        check_size("x", x, x.ndim - 1, self.options.width, "the width of the layer")
-        if x.shape[0] % self.group_images:
-            raise ShapeError(f"x: {x.shape[0]} images do not split into groups of group_images={self.group_images}")
-        places = math.prod(x.shape[1:-1])
-        tokens = x.reshape(x.shape[0] // self.group_images, self.group_images * places, x.shape[-1])
-        router, options = B.ROUTERS[self.router_name], self.options
-        if tokens.shape[1] != options.tokens:
-            options = options.of_tokens(tokens.shape[1])
+        layer = self._layer
+        groups, options = layer.options_of(x)
+        images, width = x.shape[0], x.shape[-1]
+        places = options.tokens // layer.group_images
+        tokens = x.reshape(groups, options.tokens, width)
+        router = B.ROUTERS[layer.router]
         wanted = router.noise(options) if self.training else None
-        noise = None if wanted is None else draw(replace(wanted, shape=(len(tokens), *wanted.shape)), x.device)
+        noise = None if wanted is None else draw(replace(wanted, shape=(groups, *wanted.shape)), x.device)
         needed = {}
         if router.needs == "ids":
-            needed["ids"] = (self._places(x, places) if ids is None else ids).reshape(tokens.shape[:2])
+            if ids is None:
+                layer.check_places(places)
+                ids = torch.arange(places, dtype=torch.int32, device=x.device).expand(images, places)
+            needed["ids"] = ids.reshape(groups, options.tokens)
         output = router.route(self.router.params(), tokens, options, noise=noise, train=self.training, **needed)
         y: Tensor = self.experts(tokens, output.routing)
         self.losses, self.metrics = output.losses, output.metrics
         return y.reshape(x.shape)
 
-    def _places(self, x: Tensor, places: int) -> Tensor:
-        """The place of each token in its image, (images, tokens)."""
-        if places > self.options.ids:
-            raise ShapeError(f"x: {places} tokens have more places than the {self.options.ids} ids of the tables")
-        return torch.arange(places, dtype=torch.int32, device=x.device).expand(x.shape[0], places)
-
-    def _router_arrays(self, generator: np.random.Generator) -> dict[str, Any]:
-        return dict(B.ROUTERS[self.router_name].init(generator, self.options))
-
     def extra_repr(self) -> str:
         options = "".join(f"{field.name}={getattr(self.options, field.name)!r}, " for field in fields(self.options))
-        return f"router={self.router_name!r}, {options}group_images={self.group_images}"
+        return f"router={self._layer.router!r}, {options}group_images={self.group_images}"

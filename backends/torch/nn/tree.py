@@ -43,14 +43,6 @@ class ParameterTree(nn.Module):
         children = {name: getattr(self, name) for name in self._names}
         return {name: child.params() if isinstance(child, ParameterTree) else child for name, child in children.items()}
 
-    def assign(self, arrays: Mapping[str, Any]) -> None:
-        """Gives all parameters and buffers the values of a nested dict of the same names."""
-        for name, value in arrays.items():
-            if isinstance(value, Mapping):
-                getattr(self, name).assign(value)
-            else:
-                assign(getattr(self, name), _constant(name, value) if name in CONSTANTS else value)
-
 
 def assign(tensor: Tensor, values: NDArray[Any]) -> None:
     """Gives a parameter or buffer values in its dtype, of which a tensor that is split among processes takes its part."""
