@@ -5,7 +5,7 @@ import multiprocessing
 import os
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from types import TracebackType
@@ -18,7 +18,7 @@ from moespec.conformance.engine.compare import Dtype
 from moespec.conformance.engine.on_mesh import Share, shares
 from moespec.conformance.engine.target import Job, Target, contained
 
-__all__ = ["Devices", "LostError", "MeshError"]
+__all__ = ["Devices", "LostError", "MeshError", "Work", "processes_of"]
 
 LIMIT = 600.0
 """Seconds in which the first process must answer."""
@@ -35,6 +35,32 @@ class MeshError(Exception):
 
 class LostError(Exception):
     """A process ended, or did not answer; the message says which."""
+
+
+def _mesh_of(name: str) -> Any:
+    """The module `mesh` of a target. Raises MeshError if there is none, or it lacks what the suite takes of it."""
+    try:
+        module = importlib.import_module(f"{name}.mesh")
+    except (Exception, SystemExit) as error:  # a third party's module may do anything
+        raise MeshError(f"there is no mesh: {name}.mesh cannot be imported: {type(error).__name__}: {error}") from error
+    lacking = [needed for needed in ("OnMesh", "devices", "join", "leave") if not hasattr(module, needed)]
+    if lacking:
+        raise MeshError(f"there is no mesh: {name}.mesh has no {' and no '.join(lacking)}")
+    return module
+
+
+def processes_of(name: str, devices: int, processes: int | None) -> int:
+    """How many processes have the devices of a target, by default one that has all if there can be.
+
+    Raises MeshError for a target without a mesh, and where it cannot be the number that is asked for.
+    """
+    several = hasattr(_mesh_of(name), "cpu_devices")
+    if processes is None:
+        return 1 if several else devices
+    if devices % processes or not (several or processes == devices):
+        why = "each has as many" if several else "each has one"
+        raise MeshError(f"{devices} devices cannot be those of {processes} processes: {why}")
+    return processes
 
 
 @dataclass(frozen=True)
@@ -112,10 +138,9 @@ class Devices:
             if not ready:
                 first = min(waiting.values())
                 raise LostError(f"process {first} of {len(self.connections)} did not answer")
-            for connection in ready:
-                index = waiting[connection]
+            for index in [waiting[connection] for connection in waiting if connection in ready]:
                 try:
-                    answers[index] = connection.recv()
+                    answers[index] = self.connections[index].recv()
                 except EOFError:
                     self.processes[index].join()
                     status = self.processes[index].exitcode

@@ -3,7 +3,7 @@
 import math
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -13,14 +13,14 @@ from tqdm import tqdm
 from moespec.backends.mesh import MeshSizes
 from moespec.conformance.engine import repeat
 from moespec.conformance.engine.compare import DTYPES, Dtype, Outcome, certified, compared
-from moespec.conformance.engine.devices import Devices, Key, LostError, Work
+from moespec.conformance.engine.devices import Devices, Key, LostError, Work, processes_of
 from moespec.conformance.engine.format import Case
 from moespec.conformance.engine.modes import mesh_mode
 from moespec.conformance.engine.on_mesh import GRADIENT, Share
 from moespec.conformance.engine.target import Job, Target, job_of
 from moespec.conformance.report.results import STATES, CaseResult
 
-__all__ = ["found_on_mesh", "run_on_meshes"]
+__all__ = ["run_on_meshes"]
 
 Results = dict[tuple[str, str, str], CaseResult]
 
@@ -41,12 +41,18 @@ class Part:
 
 
 def run_on_meshes(
-    name: str, groups: Sequence[Sequence[Case]], dtypes: Sequence[str], meshes: Sequence[MeshSizes], processes: int, jobs: int
+    name: str,
+    groups: Sequence[Sequence[Case]],
+    dtypes: Sequence[str],
+    meshes: Sequence[MeshSizes],
+    *,
+    processes: int | None,
+    jobs: int,
 ) -> tuple[Results, dict[str, str]]:
     """The results of cases that run on a mesh, by mode, dtype and id, and the dtypes that the target has not, with its reason.
 
-    groups: the cases of an algorithm are run together. meshes: of the same number of devices. jobs: sets of
-    `processes` that share the work. Raises MeshError where the devices cannot be had.
+    groups: the cases of an algorithm are run together. meshes: of the same number of devices, which `processes` have (by
+    default as few as can be). jobs: sets of them that share the work. Raises MeshError where the devices cannot be had.
     """
     parts = deque(
         _part(Target(name, DTYPES[dtype]), sizes, [case for case in group if repeat.chosen(case)])
@@ -56,11 +62,12 @@ def run_on_meshes(
     )
     results: Results = {}
     unsupported: dict[str, str] = {}
-    count = sum(len(part.results) for part in parts)
+    count = processes_of(name, meshes[0].devices, processes)
+    total = sum(len(part.results) for part in parts)
 
     def share() -> None:
         while parts:
-            with Devices(name, meshes[0].devices, processes) as devices:
+            with Devices(name, meshes[0].devices, count) as devices:
                 while parts:
                     try:
                         part = parts.popleft()
@@ -77,15 +84,10 @@ def run_on_meshes(
                     if lost:
                         break
 
-    with tqdm(total=count, desc=name, unit="case", disable=None) as bar, ThreadPoolExecutor(jobs) as pool:
+    with tqdm(total=total, desc=name, unit="case", disable=None) as bar, ThreadPoolExecutor(jobs) as pool:
         for future in [pool.submit(share) for _ in range(jobs)]:
             future.result()
     return results, unsupported
-
-
-def found_on_mesh(name: str, dtype: Dtype, job: Job, key: str, sizes: MeshSizes, processes: int) -> dict[str, Any]:
-    """What each device computes of one stage, or of the gradient of its case, (devices, ...) by name, put back in order."""
-    raise NotImplementedError
 
 
 def _part(target: Target, sizes: MeshSizes, cases: Sequence[Case]) -> Part:
@@ -122,7 +124,9 @@ def _run(devices: Devices, part: Part) -> tuple[bool, str]:
     return lost, reason
 
 
-def _compared(job: Job, name: str, shares: Sequence[Share], dtype: Dtype) -> tuple[list[Outcome], Mapping[str, Any] | None]:
+def _compared(
+    job: Job, name: str, shares: Sequence[Share], dtype: Dtype
+) -> tuple[list[Outcome], dict[str, Any] | None]:
     """The outcome for each result on the device where it is worst, and what one device returned that differs."""
     for index, share in enumerate(shares):
         if share.error:
@@ -132,7 +136,7 @@ def _compared(job: Job, name: str, shares: Sequence[Share], dtype: Dtype) -> tup
     parts = {part: sum(share.parts[part] for share in shares) for part in shares[0].parts}
     devices = shares[0].devices or [{}]
     sure = certified(job.case.decisions.get(job.stage.name), dtype)
-    worst: dict[str, tuple[Outcome, Mapping[str, Any]]] = {}
+    worst: dict[str, tuple[Outcome, dict[str, Any]]] = {}
     for index, results in enumerate(devices):
         found = {**repeat.put_back(job, results, index), **parts}
         for outcome in compared(name, expected, found, dtype, sure, "" if name == GRADIENT else job.stage.call):

@@ -1,6 +1,6 @@
 """How a target is run: op by op, compiled, or on a mesh of devices. A mesh is a part of the name of its mode.
 
-    eager    compiled    mesh data 2 x expert 2
+eager    compiled    mesh data 2 x expert 2
 """
 
 import re

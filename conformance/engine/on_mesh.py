@@ -85,7 +85,9 @@ class Program:
     def __init__(self, target: Target, jobs: Sequence[Job], probes: Sequence[Mapping[str, Tensor]] = ()) -> None:
         """probes: what else is given to the function of a job."""
         self.target, self.B, self.jobs = target, target.module, jobs
-        self.repeated = [repeated(target, job, more) for job, more in zip(jobs, probes or [{}] * len(jobs), strict=True)]
+        self.repeated = [
+            repeated(target, job, more) for job, more in zip(jobs, probes or [{}] * len(jobs), strict=True)
+        ]
         devices, trees = self.B.sizes.devices, {str(i): each.params for i, each in enumerate(self.repeated)}
         mine = self.B.rows(devices)
         self.rows = self.B.put({str(i): each.rows(mine, devices) for i, each in enumerate(self.repeated)})
@@ -107,7 +109,11 @@ class Program:
         """An input in bfloat16, if that is the dtype of the run: parameters and rows are kept in float32."""
         inputs = job.case.inputs
         narrow = self.target.dtype.name == "bfloat16" and not self.target.mixes(job.stage)
-        return self.B.cast(array, "bfloat16") if narrow and name in inputs and inputs[name].array.dtype.kind == "f" else array
+        return (
+            self.B.cast(array, "bfloat16")
+            if narrow and name in inputs and inputs[name].array.dtype.kind == "f"
+            else array
+        )
 
     def state(self) -> Any:
         """Before the first step."""
@@ -152,7 +158,10 @@ def _gradients(target: Target, jobs: list[Job]) -> list[Share]:
         state, _ = make_step(B, loss, MOMENTUM)(program.state(), program.rows, 0.0)
         momentum = exported(B, state)["trace"]
         parts = [each.named(program.below(momentum, i)) for i, each in enumerate(program.repeated)]
-    by = [[name for name in each.grouped if name in g.wanted.wrt] for each, g in zip(program.repeated, gradients, strict=True)]
+    by = [
+        [name for name in each.grouped if name in g.wanted.wrt]
+        for each, g in zip(program.repeated, gradients, strict=True)
+    ]
 
     def slopes(params: Any, rows: Any) -> Iterator[Arrays]:
         moved = {str(i): {name: rows[str(i)][name] for name in names} for i, names in enumerate(by)}

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from moespec.backends.mesh import MeshSizes, check_experts, check_whole_experts, leaves, split_axes
 from moespec.conformance.engine import call
 from moespec.conformance.engine.describe import GROUPS
-from moespec.conformance.engine.format import Case, Stage, Tensor
+from moespec.conformance.engine.format import Case, Stage, Tensor, Value
 from moespec.conformance.engine.target import Job, Target
 from moespec.spec.errors import ConfigError
 
@@ -132,8 +132,13 @@ def repeated(target: Target, job: Job, more: Mapping[str, Tensor]) -> Repeated:
 
 
 def _parts(job: Job) -> int:
-    """In how many parts the batch can be moved: all arrays and results that have groups are as many, or several times."""
-    values = [*job.values.values(), *job.stage.outputs.values()]
+    """In how many parts the batch can be moved: all arrays and results that have groups are as many, or several times.
+
+    Random numbers are those of images that follow the first one, which can be no other.
+    """
+    if "random" in job.values:
+        return 1
+    values: list[Tensor | Value] = [*job.values.values(), *job.stage.outputs.values()]
     return gcd(*(value.array.shape[0] for value in values if _is_grouped(value.axes)))
 
 
