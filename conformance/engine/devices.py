@@ -162,9 +162,10 @@ def _work(name: str, devices: int, process: Process, connection: Connection) -> 
             if process.count > 1:
                 module.join(process)
             if module.devices() != devices:
-                raise MeshError(f"there are {module.devices()}")
+                connection.send(f"{devices} devices of {name}: there are {module.devices()}")
+                return
     except Exception as error:
-        connection.send(f"{devices} devices: {type(error).__name__}: {error}")
+        connection.send(f"{devices} devices of {name}: {type(error).__name__}: {error}")
         return
     connection.send("")
     while (work := connection.recv()) is not None:
