@@ -83,7 +83,7 @@ class Devices:
             address = f"localhost:{server.getsockname()[1]}"
         # Frameworks have threads, so that a process of their own must not begin as a copy of this one.
         context = multiprocessing.get_context("spawn")
-        self.connections, self.processes = [], []
+        self.connections, self.processes, self.lost = [], [], False
         for index in range(processes):
             here, there = context.Pipe()
             process = Process(index, processes, index, address)
@@ -107,7 +107,7 @@ class Devices:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if kind is None:
+        if kind is None and not self.lost:
             for connection in self.connections:
                 connection.send(None)
             for process in self.processes:
@@ -124,9 +124,13 @@ class Devices:
 
         Raises LostError if a process ends, or does not answer.
         """
-        for connection in self.connections:
-            connection.send(work)
-        answers = self._answers()
+        try:
+            for connection in self.connections:
+                connection.send(work)
+            answers = self._answers()
+        except (LostError, OSError) as error:
+            self.lost = True
+            raise LostError(str(error)) from error
         return [shares for shares, _ in answers], answers[0][1]
 
     def _answers(self) -> list[Any]:

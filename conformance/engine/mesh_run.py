@@ -52,7 +52,8 @@ def run_on_meshes(
     """The results of cases that run on a mesh, by mode, dtype and id, and the dtypes that the target has not, with its reason.
 
     groups: the cases of an algorithm are run together. meshes: of the same number of devices, which `processes` have (by
-    default as few as can be). jobs: sets of them that share the work. Raises MeshError where the devices cannot be had.
+    default as few as can be). jobs: where it is a multiple of `processes`, several sets of them share the work.
+    Raises MeshError where the devices cannot be had.
     """
     parts = deque(
         _part(Target(name, DTYPES[dtype]), sizes, [case for case in group if repeat.chosen(case)])
@@ -63,6 +64,7 @@ def run_on_meshes(
     results: Results = {}
     unsupported: dict[str, str] = {}
     count = processes_of(name, meshes[0].devices, processes)
+    sets = max(1, jobs // count)
     total = sum(len(part.results) for part in parts)
 
     def share() -> None:
@@ -84,8 +86,8 @@ def run_on_meshes(
                     if lost:
                         break
 
-    with tqdm(total=total, desc=name, unit="case", disable=None) as bar, ThreadPoolExecutor(jobs) as pool:
-        for future in [pool.submit(share) for _ in range(jobs)]:
+    with tqdm(total=total, desc=name, unit="case", disable=None) as bar, ThreadPoolExecutor(sets) as pool:
+        for future in [pool.submit(share) for _ in range(sets)]:
             future.result()
     return results, unsupported
 
