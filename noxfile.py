@@ -69,11 +69,19 @@ CACHE = {
 INDUCTOR = {"TORCHINDUCTOR_CACHE_DIR": str(Path("build/cache/torch").resolve())}
 # Nearly all of JAX's time goes into compiling small programs that run once: these flags more than halve it.
 QUICK = {**CACHE, "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"}
+# Meshes are of parts of the CPU, also where there is a GPU.
+MESH = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+MESHES = "mesh data 2 x expert 2,mesh fsdp 2 x expert 2,mesh expert 3"
 # Mode, dtypes, and the environment of each run (see docs/conformance.md). What users run is compiled in full in float32.
 RUNS: dict[str, tuple[tuple[str, str, dict[str, str]], ...]] = {
     "numpy": (("eager", "f64,f32,bf16", {}),),
-    "jax": (("eager", "f32", QUICK), ("compiled", "f32", CACHE), ("compiled", "f64,bf16", QUICK)),
-    "torch": (("eager", "f64,f32,bf16", {}), ("compiled", "f32", INDUCTOR)),
+    "jax": (
+        ("eager", "f32", QUICK),
+        ("compiled", "f32", CACHE),
+        ("compiled", "f64,bf16", QUICK),
+        ("mesh", "f64", {**QUICK, **MESH}),
+    ),
+    "torch": (("eager", "f64,f32,bf16", {}), ("compiled", "f32", INDUCTOR), ("mesh", "f64", MESH)),
 }
 
 
@@ -82,16 +90,16 @@ RUNS: dict[str, tuple[tuple[str, str, dict[str, str]], ...]] = {
 def conformance(session: nox.Session, backend: str) -> None:
     """Check every backend against the golden vectors, each in an environment without the other framework.
 
-    As called and compiled; `-- --dtype f64,f32,bf16` runs every dtype in both, `-- --mode compiled --dtype f32
-    --algorithm soft_moe` only that.
+    As called, compiled, and on meshes of devices; `-- --dtype f64,f32,bf16` runs every dtype in all, `-- --mode compiled
+    --dtype f32 --algorithm soft_moe` only that.
     """
     _install(session, _extra(backend))
     REPORTS.mkdir(parents=True, exist_ok=True)
-    modes, chosen = _option(session, "mode", "eager,compiled").split(","), _option(session, "dtype", "")
-    if not set(modes) <= {"eager", "compiled"}:
-        session.error(f"--mode {','.join(modes)}: expected eager, compiled or both")
+    modes, chosen = _option(session, "mode", "eager,compiled,mesh").split(","), _option(session, "dtype", "")
+    if not set(modes) <= {"eager", "compiled", "mesh"}:
+        session.error(f"--mode {','.join(modes)}: expected some of eager, compiled, mesh")
     if all(mode not in modes for mode, _, _ in RUNS[backend]):
-        session.skip(f"{backend} compiles nothing")
+        session.skip(f"{backend} compiles nothing, and has no mesh")
     # On a GPU one process: each would take its memory.
     jobs = "1" if shutil.which("nvidia-smi") else str(os.cpu_count() or 1)
     done: set[str] = set()
@@ -105,7 +113,7 @@ def conformance(session: nox.Session, backend: str) -> None:
         session.run(
             "python", "-m", "moespec.conformance", "run", "--target", f"moespec.backends.{backend}", "--jobs", jobs,
             "--report", str(REPORTS / f"{backend}-{mode}-{chosen or dtypes}.json"), "--dtype", dtypes,
-            *session.posargs, "--mode", mode, env={**QUIET, **environment},
+            *session.posargs, "--mode", MESHES if mode == "mesh" else mode, env={**QUIET, **environment},
         )  # fmt: skip
 
 

@@ -8,18 +8,20 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from moespec.conformance.engine import files, suite, waivers
+from moespec.conformance.engine import files, repeat, suite, waivers
 from moespec.conformance.engine.adapter import Adapter, kernel
 from moespec.conformance.engine.compare import DTYPES, SHORT
+from moespec.conformance.engine.devices import MeshError, processes_of
 from moespec.conformance.engine.files import FileError
 from moespec.conformance.engine.format import Case, VectorError
 from moespec.conformance.engine.fresh import fresh
 from moespec.conformance.engine.manifest import encode, to_text
+from moespec.conformance.engine.modes import MESH, MODES, is_mode, mesh_mode, mesh_of, meshes
 from moespec.conformance.engine.reference import GoldenError
 from moespec.conformance.engine.rows import ALGORITHMS
 from moespec.conformance.engine.run import run
 from moespec.conformance.engine.suite import VECTORS, load
-from moespec.conformance.engine.target import MODES, Target
+from moespec.conformance.engine.target import Target
 from moespec.conformance.engine.waivers import Waiver, WaiverError
 from moespec.conformance.report import matrix, report
 from moespec.conformance.report.report import Report, ReportError, Unsupported
@@ -31,6 +33,8 @@ RENAMED = {"judge": "check", "mutants": "variants", "--lane": "--dtype"}
 
 JOBS = 1024
 """Processes that may share the work, at most."""
+DEVICES = 64
+"""Devices of a mesh, at most: they are processes of this machine, or parts of its CPU."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -47,7 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
     except VectorError as error:
         print(f"--vectors {str(options.vectors)!r}: the vectors are damaged: {error}", file=sys.stderr)
         return 1
-    except (FileError, GoldenError, ReportError, WaiverError) as error:
+    except (FileError, GoldenError, MeshError, ReportError, WaiverError) as error:
         print(error, file=sys.stderr)
         return 2
 
@@ -70,8 +74,14 @@ def _parser() -> argparse.ArgumentParser:
         group.add_argument("--adapter", help="module[:object] with layer(x, params, options)")
         if files:
             group.add_argument("--files", help="folder of safetensors files, as of `check`")
-        text = "comma-separated: eager (op by op), compiled (by the target's `compile`); default: eager"
-        added.add_argument("--mode", type=_some_of({mode: mode for mode in MODES}), default=["eager"], help=text)
+        text = (
+            "comma-separated: eager (op by op), compiled (by the target's `compile`), mesh (every mesh of --devices), "
+        )
+        text += "or one, such as 'mesh data 2 x expert 2'; default: eager"
+        added.add_argument("--mode", type=_modes, default=["eager"], help=text)
+        added.add_argument("--devices", type=_devices, help="of the meshes of --mode mesh")
+        text = "processes that have the devices of a mesh (default: as few as the target needs)"
+        added.add_argument("--processes", type=_devices, help=text)
         text = "comma-separated: float64 (f64), float32 (f32), bfloat16 (bf16); default: all"
         added.add_argument("--dtype", type=_some_of(_DTYPES), default=list(DTYPES), help=text)
 
@@ -134,6 +144,15 @@ def _some_of(known: Mapping[str, str]) -> Callable[[str], list[str]]:
     return parse
 
 
+def _modes(text: str) -> list[str]:
+    words = [word.strip() for word in text.split(",")]
+    for word in words:
+        if word != MESH and not is_mode(word):
+            known = ", ".join((*MODES, MESH))
+            raise argparse.ArgumentTypeError(f"unknown {word!r}; expected {known}, or a mesh such as 'mesh data 2'")
+    return list(dict.fromkeys(words))
+
+
 def _one_dtype(text: str) -> str:
     if text not in _DTYPES:
         raise argparse.ArgumentTypeError(f"unknown {text!r}; expected one of {', '.join(_DTYPES)}")
@@ -143,6 +162,12 @@ def _one_dtype(text: str) -> str:
 def _positive(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= JOBS:
         raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number from 1 to {JOBS}")
+    return int(text)
+
+
+def _devices(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= DEVICES:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number from 1 to {DEVICES}")
     return int(text)
 
 
@@ -221,8 +246,10 @@ def _waivers(options: argparse.Namespace, *, dtypes: Collection[str], modes: Col
 
 def _interface(options: argparse.Namespace) -> type[Target] | None:
     """The interface of `--target` or `--adapter`, or None, after saying why what is named has none."""
+    if not _expanded(options):
+        return None
     if options.target is not None:
-        return Target if _is_target(options.target) else None
+        return Target if _is_target(options.target) and _has_meshes(options) else None
     if options.mode != ["eager"]:
         print(f"--mode {','.join(options.mode)}: an adapter is run as it is, without --mode", file=sys.stderr)
         return None
@@ -232,6 +259,31 @@ def _interface(options: argparse.Namespace) -> type[Target] | None:
         print(f"--adapter {options.adapter!r}: {type(error).__name__}: {error}", file=sys.stderr)
         return None
     return Adapter
+
+
+def _expanded(options: argparse.Namespace) -> bool:
+    """Whether the options of meshes fit each other, after the meshes of `--devices` took the place of `mesh`; says why not."""
+    if (MESH in options.mode) != (options.devices is not None):
+        print("--mode mesh and --devices N belong together: the meshes of N devices", file=sys.stderr)
+        return False
+    several = [mesh_mode(sizes) for sizes in meshes(options.devices or 1)]
+    expanded = [mode for word in options.mode for mode in (several if word == MESH else [word])]
+    options.mode = list(dict.fromkeys(expanded))
+    if options.processes is not None and not any(map(mesh_of, options.mode)):
+        print(f"--processes {options.processes}: no mesh is run; --jobs shares the work", file=sys.stderr)
+        return False
+    return True
+
+
+def _has_meshes(options: argparse.Namespace) -> bool:
+    """Whether the target has a mesh, if one is to be run, with as many processes; says why not."""
+    try:
+        for sizes in filter(None, map(mesh_of, options.mode)):
+            processes_of(options.target, sizes.devices, options.processes)
+    except MeshError as error:
+        print(f"--target {options.target!r}: {error}; see docs/conformance.md", file=sys.stderr)
+        return False
+    return True
 
 
 def _is_target(name: str) -> bool:
@@ -256,8 +308,16 @@ def _is_target(name: str) -> bool:
 def _checked(interface: type[Target], options: argparse.Namespace, cases: Sequence[Case]) -> Report:
     """What came of cases on a target or an adapter."""
     name, jobs = options.target or options.adapter, getattr(options, "jobs", 1)
-    results, lacking = run(name, cases, dtypes=options.dtype, modes=options.mode, jobs=jobs, interface=interface)
-    unsupported = [Unsupported(dtype, reason, len(cases) * len(options.mode)) for dtype, reason in lacking.items()]
+    results, lacking = run(
+        *(name, cases),
+        dtypes=options.dtype,
+        modes=options.mode,
+        jobs=jobs,
+        interface=interface,
+        processes=options.processes,
+    )
+    count = sum(sum(map(repeat.chosen, cases)) if mesh_of(mode) else len(cases) for mode in options.mode)
+    unsupported = [Unsupported(dtype, reason, count) for dtype, reason in lacking.items()]
     word, digest = "adapter" if interface is Adapter else "target", suite.digest(options.vectors)
     claims = interface(name, DTYPES["float64"]).claims
     return _recognised(Report(word, name, digest, results, unsupported, seed=options.fresh, claims=claims), cases)

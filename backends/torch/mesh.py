@@ -144,7 +144,7 @@ class OnMesh(SplitOverGroup):
         The gradients of what all devices have are summed together, in one reduction with loss and metrics.
         """
         check_at_least("accumulate", accumulate, 1)
-        evaluate = self.compile(loss_function) if compiled else self._gathering(loss_function)
+        evaluate = self.compile(loss_function) if compiled else self.mapped(loss_function)
 
         def step(state: SpreadState, batch: Any, learning_rate: float) -> tuple[SpreadState, Metrics]:
             share = 1 / self.sizes.devices
@@ -161,15 +161,16 @@ class OnMesh(SplitOverGroup):
 
         What it returns is the same on all devices, as `over_devices` makes it.
         """
-        compiled: Callable[..., Any] = single.compile(self._gathering(function), compiler=compiler)
+        compiled: Callable[..., Any] = single.compile(self.mapped(function), compiler=compiler)
         return compiled
 
     def quick_compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """`compile` without the wait for code."""
         return self.compile(function, compiler="aot_eager")
 
-    def _gathering(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """`function` of parameters that are whole but for those of blocks, which are gathered one block at a time."""
+    def mapped(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """What `compile` compiles: `function` of parameters that are whole but for those of blocks, which are gathered one
+        block at a time."""
 
         def run(params: Params, rows: Any) -> Any:
             return function(

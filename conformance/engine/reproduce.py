@@ -24,6 +24,7 @@ from moespec.conformance.engine.files import read
 from moespec.conformance.engine.format import Case
 from moespec.conformance.engine.fresh import fresh
 from moespec.conformance.engine.gradients import gradients
+from moespec.conformance.engine.modes import mesh_of
 from moespec.conformance.engine.suite import VECTORS, load
 from moespec.conformance.engine.target import Job, Target, execute, job_of
 from moespec.conformance.report.report import Report
@@ -61,13 +62,17 @@ def open_case(
 ) -> OpenStage:
     """The stage (or `gradient`) of the case with that id, for one of: a target module, an adapter, a folder of files.
 
-    seed: of a fresh case. Raises ValueError if there is no such case or stage.
+    seed: of a fresh case. Raises ValueError if there is no such case or stage, and for a mesh, which `show` opens.
     """
     case = next(
         iter(load(vectors, lambda known: known == id) if seed is None else fresh(seed, lambda known: known == id)), None
     )
     if case is None:
         raise ValueError(f"id: there is no case {id!r}")
+    if mesh_of(mode):
+        raise ValueError(
+            f"mode: {mode!r} runs in processes of its own: python -m moespec.conformance show {id} --mode {mode!r}"
+        )
     job = _job(case, stage)
     inputs = {name: tensor.array for name, tensor in job.values.items()}
     if case.expect is not None:
@@ -107,10 +112,13 @@ def _read(path: Path, stage: str) -> Arrays:
 
 
 def code(report: Report, result: CaseResult, case: Case) -> str:
-    """A few lines of Python that show where a failed case first differs and run as they stand, or an empty string."""
+    """A few lines of Python that show where a failed case first differs and run as they stand, or an empty string.
+
+    There are none for a mesh, whose processes a script cannot start as it stands.
+    """
     stage, _, name = result.first.stage.partition("/")
     stages = {each.name: each for each in case.stages}
-    if stage != "gradient" and stage not in stages:
+    if (stage != "gradient" and stage not in stages) or mesh_of(result.mode):
         return ""
     calls = ["value_and_grad"] if stage == "gradient" else call.names(stages[stage], stages, call.golden(case))
     mode = f", mode={result.mode!r}" if report.interface == "target" else ""

@@ -34,7 +34,6 @@ from moespec.conformance.engine.compare import Dtype, NotOfferedError
 from moespec.conformance.engine.format import Case, Stage, Tensor, finish
 
 __all__ = [
-    "MODES",
     "ExitedError",
     "Job",
     "MalformedError",
@@ -48,7 +47,6 @@ __all__ = [
     "job_of",
 ]
 
-MODES = ("eager", "compiled")
 Values = dict[str, Any]
 
 

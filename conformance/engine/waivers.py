@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from moespec.conformance.engine.compare import DTYPES, SHORT, Outcome
+from moespec.conformance.engine.modes import mesh_of
 from moespec.conformance.engine.rows import ALGORITHMS
 from moespec.conformance.report.results import FAILED, CaseResult
 
@@ -88,7 +89,8 @@ def _waiver(entry: Any, place: str, ids: Collection[str], modes: Collection[str]
     waiver = Waiver(**{**entry, "dtype": SHORT.get(entry.get("dtype", ""), entry.get("dtype", ""))})
     if waiver.case not in ids:
         raise WaiverError(f"{place}: there is no case {waiver.case!r}; `list` prints them all")
-    for key, value, known in (("dtype", waiver.dtype, DTYPES), ("mode", waiver.mode, modes)):
+    meshes = [waiver.mode] if mesh_of(waiver.mode) else []
+    for key, value, known in (("dtype", waiver.dtype, DTYPES), ("mode", waiver.mode, [*modes, *meshes])):
         if value and value not in known:
             raise WaiverError(f"{place}: unknown {key} {value!r}; expected {', '.join(known)}")
     revision = ALGORITHMS[waiver.case.split("/")[0]].revision

@@ -72,7 +72,7 @@ def failures(report: Report) -> str:
 
 def command(report: Report, result: CaseResult) -> str:
     """The command that runs, or checks, a case alone."""
-    mode = f" --mode {result.mode}" if report.interface == "target" else ""
+    mode = f" --mode {shlex.quote(result.mode)}" if report.interface == "target" else ""
     interface = f"--{report.interface} {shlex.quote(report.target)}"
     fresh = "" if report.seed is None else f" --fresh {report.seed}"
     return f"python -m moespec.conformance show {result.id} {interface} --dtype {result.dtype}{mode}{fresh}"

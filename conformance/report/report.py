@@ -16,8 +16,8 @@ from typing import Any
 from moespec.conformance.engine import files
 from moespec.conformance.engine.compare import DTYPES, Outcome
 from moespec.conformance.engine.format import Case
+from moespec.conformance.engine.modes import is_mode
 from moespec.conformance.engine.rows import ALGORITHMS
-from moespec.conformance.engine.target import MODES
 from moespec.conformance.report.results import COLUMNS, FAILED, STATES, CaseResult, Match
 
 __all__ = [
@@ -283,7 +283,10 @@ def _match(entry: Any) -> Match:
 
 def _place(entry: Any, place: str) -> tuple[str, str]:
     """Dtype and mode."""
-    return _get(entry, place, "dtype", str, DTYPES), _get(entry, place, "mode", str, (*MODES, files.MODE))
+    dtype, mode = _get(entry, place, "dtype", str, DTYPES), _get(entry, place, "mode", str)
+    if mode != files.MODE and not is_mode(mode):
+        raise ValueError(f"{place}: unknown mode {_short(mode)}")
+    return dtype, mode
 
 
 def _outcome(entry: Any, place: str) -> Outcome:
