@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from moespec.conformance.engine import files, repeat, suite, waivers
+from moespec.conformance.engine import copies, files, suite, waivers
 from moespec.conformance.engine.adapter import Adapter, kernel
 from moespec.conformance.engine.compare import DTYPES, SHORT
 from moespec.conformance.engine.devices import MeshError, processes_of
@@ -316,7 +316,7 @@ def _checked(interface: type[Target], options: argparse.Namespace, cases: Sequen
         interface=interface,
         processes=options.processes,
     )
-    count = sum(sum(map(repeat.chosen, cases)) if mesh_of(mode) else len(cases) for mode in options.mode)
+    count = sum(sum(map(copies.chosen, cases)) if mesh_of(mode) else len(cases) for mode in options.mode)
     unsupported = [Unsupported(dtype, reason, count) for dtype, reason in lacking.items()]
     word, digest = "adapter" if interface is Adapter else "target", suite.digest(options.vectors)
     claims = interface(name, DTYPES["float64"]).claims

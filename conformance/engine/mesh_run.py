@@ -11,7 +11,7 @@ from typing import Any
 from tqdm import tqdm
 
 from moespec.backends.mesh import MeshSizes
-from moespec.conformance.engine import repeat
+from moespec.conformance.engine import copies
 from moespec.conformance.engine.compare import DTYPES, Dtype, Outcome, certified, compared
 from moespec.conformance.engine.devices import Devices, Key, LostError, Work, processes_of
 from moespec.conformance.engine.format import Case
@@ -56,7 +56,7 @@ def run_on_meshes(
     Raises MeshError where the devices cannot be had.
     """
     parts = deque(
-        _part(Target(name, DTYPES[dtype]), sizes, [case for case in group if repeat.chosen(case)])
+        _part(Target(name, DTYPES[dtype]), sizes, [case for case in group if copies.chosen(case)])
         for group in groups
         for sizes in meshes
         for dtype in dtypes
@@ -96,12 +96,12 @@ def _part(target: Target, sizes: MeshSizes, cases: Sequence[Case]) -> Part:
     results = {c.id: CaseResult(c.id, c.algorithm, c.kind, target.dtype.name, mesh_mode(sizes)) for c in cases}
     jobs: dict[Key, Job] = {}
     for case in cases:
-        wanted = {stage.name: stage.name for stage in case.stages if repeat.runs(stage)}
-        if case.gradients and repeat.runs(case.stage(case.gradients.stage)):
+        wanted = {stage.name: stage.name for stage in case.stages if copies.runs(stage)}
+        if case.gradients and copies.runs(case.stage(case.gradients.stage)):
             wanted[GRADIENT] = case.gradients.stage
         for name, stage in wanted.items():
             job = job_of(case, stage)
-            lacks = target.lacks(job.stage, case) or repeat.reason(job, sizes)
+            lacks = target.lacks(job.stage, case) or copies.reason(job, sizes)
             if lacks:
                 results[case.id].outcomes.append(Outcome(name, "not implemented", 0.0, lacks))
             else:
@@ -140,7 +140,7 @@ def _compared(
     sure = certified(job.case.decisions.get(job.stage.name), dtype)
     worst: dict[str, tuple[Outcome, dict[str, Any]]] = {}
     for index, results in enumerate(devices):
-        found = {**repeat.put_back(job, results, index), **parts}
+        found = {**copies.put_back(job, results, index), **parts}
         for outcome in compared(name, expected, found, dtype, sure, "" if name == GRADIENT else job.stage.call):
             if len(devices) > 1 and outcome.message:
                 text = f"device {index} of {len(devices)}: {outcome.message}"

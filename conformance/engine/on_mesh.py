@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from moespec.backends.mesh import Pieces
 from moespec.backends.optimizer import OptimizerConfig
+from moespec.conformance.engine.copies import repeated, weight
 from moespec.conformance.engine.format import Tensor, finish
 from moespec.conformance.engine.gradients import Gradient
-from moespec.conformance.engine.repeat import repeated, weight
 from moespec.conformance.engine.target import Job, Target, contained
 
 __all__ = ["GRADIENT", "Share", "shares"]

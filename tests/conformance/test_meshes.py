@@ -8,7 +8,7 @@ import pytest
 from committed import BY_ID, CASES
 
 from moespec.backends.mesh import MeshSizes
-from moespec.conformance.engine import repeat, suite
+from moespec.conformance.engine import copies, suite
 from moespec.conformance.engine.compare import DTYPES, Outcome
 from moespec.conformance.engine.modes import is_mode, mesh_mode, mesh_of, meshes
 from moespec.conformance.engine.target import Target, job_of
@@ -149,7 +149,7 @@ def test_a_process_that_ends_fails_its_algorithm(run, chosen, over):
 
 @pytest.mark.parametrize("devices", [1, 2, 3, 4])
 def test_weights_differ_and_are_1_on_average(devices):
-    weights = [repeat.weight(device, devices) for device in range(devices)]
+    weights = [copies.weight(device, devices) for device in range(devices)]
     assert len(set(weights)) == devices
     assert math.isclose(np.mean(weights), 1)
 
@@ -157,25 +157,25 @@ def test_weights_differ_and_are_1_on_average(devices):
 def test_each_device_has_the_groups_in_another_order():
     job = job_of(BY_ID["switch/values"], "moe_layer")
     target = Target("moespec.backends.numpy", DTYPES["float64"])
-    rows = repeat.repeated(target, job, {}).rows(range(2), 2)
+    rows = copies.repeated(target, job, {}).rows(range(2), 2)
     tokens = job.values["tokens"].array
     np.testing.assert_array_equal(rows["tokens"], np.concatenate([tokens, tokens[::-1]]))
-    np.testing.assert_array_equal(repeat.put_back(job, {"output": tokens[::-1]}, 1)["output"], tokens)
+    np.testing.assert_array_equal(copies.put_back(job, {"output": tokens[::-1]}, 1)["output"], tokens)
 
 
 def test_what_is_drawn_from_the_number_of_an_image_stays_in_order():
     job = job_of(BY_ID["mixer/dropped"], "forward")
-    rows = repeat.repeated(Target("moespec.backends.numpy", DTYPES["float64"]), job, {}).rows(range(3), 3)
+    rows = copies.repeated(Target("moespec.backends.numpy", DTYPES["float64"]), job, {}).rows(range(3), 3)
     images = job.values["images"].array
     np.testing.assert_array_equal(rows["images"], np.concatenate([images] * 3))
 
 
 def test_what_runs_is_what_has_experts_or_is_a_model():
-    chosen = [case for case in CASES if repeat.chosen(case)]
-    calls = {stage.call for case in chosen for stage in case.stages if repeat.runs(stage)}
-    assert calls == {*repeat.LAYERS, *repeat.MODELS}
+    chosen = [case for case in CASES if copies.chosen(case)]
+    calls = {stage.call for case in chosen for stage in case.stages if copies.runs(stage)}
+    assert calls == {*copies.LAYERS, *copies.MODELS}
     for case in CASES:
-        assert repeat.chosen(case) == any(s.call in calls and s.outputs for s in case.stages), case.id
+        assert copies.chosen(case) == any(s.call in calls and s.outputs for s in case.stages), case.id
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_what_runs_is_what_has_experts_or_is_a_model():
     ],
 )
 def test_the_reason_why_a_case_does_not_run(id, stage, sizes, said):
-    reason = repeat.reason(job_of(BY_ID[id], stage), sizes)
+    reason = copies.reason(job_of(BY_ID[id], stage), sizes)
     assert reason.startswith(said)
     assert bool(reason) == bool(said)
 
