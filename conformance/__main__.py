@@ -10,7 +10,7 @@ from pathlib import Path
 
 from moespec.conformance.engine import files, suite, waivers
 from moespec.conformance.engine.adapter import Adapter, kernel
-from moespec.conformance.engine.compare import DTYPES, SHORT
+from moespec.conformance.engine.compare import ALL_DTYPES, DTYPES, SHORT
 from moespec.conformance.engine.files import FileError
 from moespec.conformance.engine.format import Case, VectorError
 from moespec.conformance.engine.fresh import fresh
@@ -72,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
             group.add_argument("--files", help="folder of safetensors files, as of `check`")
         text = "comma-separated: eager (op by op), compiled (by the target's `compile`); default: eager"
         added.add_argument("--mode", type=_some_of({mode: mode for mode in MODES}), default=["eager"], help=text)
-        text = "comma-separated: float64 (f64), float32 (f32), bfloat16 (bf16); default: all"
+        text = "comma-separated: float64 (f64), float32 (f32), bfloat16 (bf16), float16 (f16); default: the first three"
         added.add_argument("--dtype", type=_some_of(_DTYPES), default=list(DTYPES), help=text)
 
     def algorithms(added: argparse.ArgumentParser) -> None:
@@ -118,7 +118,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-_DTYPES = {**SHORT, **{name: name for name in DTYPES}}
+_DTYPES = {**SHORT, **{name: name for name in ALL_DTYPES}}
 
 
 def _some_of(known: Mapping[str, str]) -> Callable[[str], list[str]]:
@@ -135,9 +135,10 @@ def _some_of(known: Mapping[str, str]) -> Callable[[str], list[str]]:
 
 
 def _one_dtype(text: str) -> str:
-    if text not in _DTYPES:
-        raise argparse.ArgumentTypeError(f"unknown {text!r}; expected one of {', '.join(_DTYPES)}")
-    return _DTYPES[text]
+    name = SHORT.get(text, text)
+    if name not in DTYPES:
+        raise argparse.ArgumentTypeError(f"unknown {text!r}; expected one of {', '.join(DTYPES)}")
+    return name
 
 
 def _positive(text: str) -> int:
@@ -332,7 +333,7 @@ def _show(options: argparse.Namespace) -> int:
         raise SystemExit(f"no such case: {options.case!r}; `list` prints them all")
     print(to_text(encode(cases[0])[0]), end="")
     if options.files is not None:
-        dtype = DTYPES[options.dtype[0]] if len(options.dtype) == 1 else None
+        dtype = ALL_DTYPES[options.dtype[0]] if len(options.dtype) == 1 else None
         tensors = files.read_all(Path(options.files), suite.ids(options.vectors))
         results = files.check(tensors, cases, dtype or files.dtype_of(tensors))
         found = Report("files", options.files, suite.digest(options.vectors), results)

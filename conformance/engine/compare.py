@@ -1,7 +1,7 @@
 """The comparison: `|got - want| <= c * u * A`, integers exact, and decisions only where their margin is certified.
 
 `A` is the scale stored with each result (`scale.py` says how it is computed) and u the unit roundoff of the dtype, in
-bfloat16 that of float32 for all that is promised in float32 or better (`precision`). The
+bfloat16 and float16 that of float32 for all that is promised in float32 or better (`precision`). The
 fraction of the tolerance that a result uses is the largest `|got - want| / (c * u * A)`: at 1 it is used up.
 """
 
@@ -16,6 +16,7 @@ from moespec.conformance.algorithms import function
 from moespec.conformance.engine.format import Value
 
 __all__ = [
+    "ALL_DTYPES",
     "CONSTANTS",
     "DTYPES",
     "SHORT",
@@ -26,6 +27,7 @@ __all__ = [
     "certified",
     "compare",
     "compared",
+    "exact",
     "precision",
     "tolerance",
 ]
@@ -33,11 +35,16 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Dtype:
-    """A dtype in which a target is checked, its unit roundoff u and its smallest normal number."""
+    """A dtype in which a target is checked, its unit roundoff u, and what a result may be off where it underflows.
+
+    tiny: the smallest normal number, below which some devices have only 0; of float16 the smallest number, since all
+    devices have its subnormal ones. largest: the largest number.
+    """
 
     name: str
     roundoff: float
     tiny: float
+    largest: float = math.inf
 
 
 DTYPES = {
@@ -50,7 +57,10 @@ DTYPES = {
 }
 """In the order of their questions: is the algorithm right, are the numerics, is it usable."""
 
-SHORT = {"f64": "float64", "f32": "float32", "bf16": "bfloat16"}
+ALL_DTYPES = {**DTYPES, "float16": Dtype("float16", 2.0**-11, 2.0**-24, 65504.0)}
+"""Those of the vectors, and float16, which has not all of their inputs; see `exact`."""
+
+SHORT = {"f64": "float64", "f32": "float32", "bf16": "bfloat16", "f16": "float16"}
 """Short names of dtypes, which may be given for the full ones."""
 
 CONSTANTS: dict[str, tuple[float, str]] = {
@@ -79,10 +89,18 @@ class Verdict:
 def precision(call: str, result: str, dtype: Dtype) -> Dtype:
     """The dtype whose roundoff bounds the errors of a result of the function `call`.
 
-    That is `dtype`, but in bfloat16 it is float32 unless the result itself is rounded to bfloat16.
+    That is `dtype`, but in bfloat16 and float16 it is float32 unless the result itself is rounded to the dtype.
     """
-    rounded = dtype.name != "bfloat16" or function(call).output(result).rounded
+    rounded = dtype.roundoff <= DTYPES["float32"].roundoff or function(call).output(result).rounded
     return dtype if rounded else DTYPES["float32"]
+
+
+def exact(array: NDArray[Any], dtype: Dtype) -> bool:
+    """Whether a dtype has the numbers of an input. The other dtypes have those of every vector."""
+    if dtype.name != "float16" or array.dtype.kind != "f":
+        return True
+    with np.errstate(over="ignore"):
+        return bool(np.array_equal(array.astype(np.float16).astype(array.dtype), array, equal_nan=True))
 
 
 def tolerance(value: Value, dtype: Dtype) -> NDArray[np.float64]:
@@ -170,6 +188,8 @@ def compared(
             outcomes.append(Outcome(label, "fail", math.inf, "missing"))
         elif not sure:
             outcomes.append(Outcome(label, "inconclusive", 0.0, f"a choice is too close to a tie for {dtype.name}"))
+        elif value.kind == "float" and np.abs(value.array).max(initial=0.0) > dtype.largest:
+            outcomes.append(Outcome(label, "inconclusive", 0.0, f"a result is too large for {dtype.name}"))
         else:
             verdict = compare(value, found[name], precision(call, name, dtype) if call else dtype)
             outcomes.append(Outcome(label, "pass" if verdict.passed else "fail", verdict.fraction, verdict.message))
@@ -181,6 +201,13 @@ def compared(
 def certified(decision: dict[str, Any] | None, dtype: Dtype) -> bool:
     """True if every choice of a stage is further from a tie than the errors that the dtype allows.
 
-    A margin of None says that the choice is made on the exact inputs of the case, where ties are meant.
+    A margin of None says that the choice is made on the exact inputs of the case, where ties are meant. What float16
+    needs is what bfloat16 does: as much as float32, or else more by as much as it is coarser.
     """
-    return decision is None or decision["margin"] is None or decision["margin"] > decision["needed"][dtype.name]
+    if decision is None or decision["margin"] is None:
+        return True
+    needed = decision["needed"]
+    if dtype.name == "float16":
+        finer = dtype.roundoff / DTYPES["bfloat16"].roundoff
+        return bool(decision["margin"] > max(needed["float32"], needed["bfloat16"] * finer))
+    return bool(decision["margin"] > needed[dtype.name])

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from moespec.conformance.engine import call
 from moespec.conformance.engine.adapter import Adapter
-from moespec.conformance.engine.compare import DTYPES, SHORT
+from moespec.conformance.engine.compare import ALL_DTYPES, SHORT
 from moespec.conformance.engine.errors import invalid_and_valid
 from moespec.conformance.engine.files import read
 from moespec.conformance.engine.format import Case
@@ -78,7 +78,7 @@ def open_case(
         wanted = {name: value.array for name, value in case.stage(stage).outputs.items()}
     if files:
         return OpenStage(inputs, wanted, partial(_read, Path(files) / f"{id}.safetensors", stage))
-    precision = DTYPES[SHORT.get(dtype, dtype)]
+    precision = ALL_DTYPES[SHORT.get(dtype, dtype)]
     opened = Adapter(adapter, precision) if adapter else Target(target, precision)
     return OpenStage(inputs, wanted, partial(_run, opened, job, stage, mode))
 

@@ -10,7 +10,7 @@ from concurrent.futures.process import BrokenProcessPool
 from tqdm import tqdm
 
 from moespec.conformance.engine import errors
-from moespec.conformance.engine.compare import DTYPES, Outcome, certified, compared
+from moespec.conformance.engine.compare import ALL_DTYPES, Outcome, certified, compared, exact
 from moespec.conformance.engine.format import Case
 from moespec.conformance.engine.gradients import gradients
 from moespec.conformance.engine.target import ExitedError, Target, contained, execute, job_of
@@ -84,7 +84,7 @@ def _run_part(part: Part) -> tuple[list[CaseResult], str]:
     begun = time.perf_counter()
     try:
         with contained():
-            target = interface(name, DTYPES[dtype])
+            target = interface(name, ALL_DTYPES[dtype])
             reason = target.unsupported()
             results = [] if reason else run_cases(target, group, mode)
     except ExitedError as error:  # where it is not called for a case
@@ -150,15 +150,23 @@ def _run_stages(target: Target, cases: Sequence[Case], whole: bool, results: dic
 
 
 def _available(target: Target, case: Case, stage: str, results: dict[str, CaseResult]) -> bool:
-    lacks = target.lacks(case.stage(stage), case)
-    if lacks:
-        results[case.id].outcomes.append(Outcome(stage, "not implemented", 0.0, lacks))
-    return not lacks
+    state, reason = _obstacle(target, case, stage)
+    if state:
+        results[case.id].outcomes.append(Outcome(stage, state, 0.0, reason))
+    return not state
+
+
+def _obstacle(target: Target, case: Case, stage: str) -> tuple[str, str]:
+    """The state of a stage that cannot be run, and why; two empty strings for one that can."""
+    if lacks := target.lacks(case.stage(stage), case):
+        return "not implemented", lacks
+    if not all(exact(tensor.array, target.dtype) for tensor in case.inputs.values()):
+        return "inconclusive", f"an input has numbers that {target.dtype.name} does not have"
+    return "", ""
 
 
 def _differentiable(target: Target, case: Case, results: dict[str, CaseResult]) -> bool:
-    for name in ("value_and_grad", "sum", "cast"):
-        if not hasattr(target.module, name):
-            results[case.id].outcomes.append(Outcome("gradient", "not implemented", 0.0, f"{name} is missing"))
-            return False
-    return not target.lacks(case.stage(case.expected_gradients.stage), case)
+    if lacks := target.lacks_gradients():
+        results[case.id].outcomes.append(Outcome("gradient", "not implemented", 0.0, lacks))
+        return False
+    return not any(_obstacle(target, case, case.expected_gradients.stage))

@@ -135,7 +135,14 @@ class Target:
         """Why the target cannot run a stage of a case, or an empty string."""
         if reason := self.not_offered(case):
             return f"declared as not offered: {reason}"
+        if self.dtype.name == "float16" and function(stage.call).batched:
+            return "whole models are not run in float16"
         return call.missing(self.module, stage, {each.name: each for each in case.stages}, call.golden(case))
+
+    def lacks_gradients(self) -> str:
+        """Why the target has no gradients, or an empty string."""
+        missing = [name for name in ("value_and_grad", "sum", "cast") if not hasattr(self.module, name)]
+        return f"{missing[0]} is missing" if missing else ""
 
     def result(
         self, stage: Stage, stages: Mapping[str, Stage], known: Collection[str], compile: Any = None

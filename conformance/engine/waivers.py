@@ -17,7 +17,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from moespec.conformance.engine.compare import DTYPES, SHORT, Outcome
+from moespec.conformance.engine.compare import ALL_DTYPES, SHORT, Outcome
 from moespec.conformance.engine.rows import ALGORITHMS
 from moespec.conformance.report.results import FAILED, CaseResult
 
@@ -88,7 +88,7 @@ def _waiver(entry: Any, place: str, ids: Collection[str], modes: Collection[str]
     waiver = Waiver(**{**entry, "dtype": SHORT.get(entry.get("dtype", ""), entry.get("dtype", ""))})
     if waiver.case not in ids:
         raise WaiverError(f"{place}: there is no case {waiver.case!r}; `list` prints them all")
-    for key, value, known in (("dtype", waiver.dtype, DTYPES), ("mode", waiver.mode, modes)):
+    for key, value, known in (("dtype", waiver.dtype, ALL_DTYPES), ("mode", waiver.mode, modes)):
         if value and value not in known:
             raise WaiverError(f"{place}: unknown {key} {value!r}; expected {', '.join(known)}")
     revision = ALGORITHMS[waiver.case.split("/")[0]].revision

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from moespec.conformance.engine import files
-from moespec.conformance.engine.compare import DTYPES, Outcome
+from moespec.conformance.engine.compare import ALL_DTYPES, Outcome
 from moespec.conformance.engine.format import Case
 from moespec.conformance.engine.rows import ALGORITHMS
 from moespec.conformance.engine.target import MODES
@@ -231,7 +231,7 @@ def _report(content: Any, cases: Sequence[Case], suite: str) -> Report:
         [_case(entry, known) for entry in _get(content, "it", "cases", list)],
         [
             Unsupported(
-                _get(entry, "a dtype not supported", "dtype", str, DTYPES),
+                _get(entry, "a dtype not supported", "dtype", str, ALL_DTYPES),
                 _get(entry, "a dtype not supported", "reason", str),
                 _number(entry, "a dtype not supported", "cases"),
             )
@@ -283,7 +283,7 @@ def _match(entry: Any) -> Match:
 
 def _place(entry: Any, place: str) -> tuple[str, str]:
     """Dtype and mode."""
-    return _get(entry, place, "dtype", str, DTYPES), _get(entry, place, "mode", str, (*MODES, files.MODE))
+    return _get(entry, place, "dtype", str, ALL_DTYPES), _get(entry, place, "mode", str, (*MODES, files.MODE))
 
 
 def _outcome(entry: Any, place: str) -> Outcome:
