@@ -13,7 +13,7 @@ from moespec.conformance.engine.adapter import Adapter, kernel
 from moespec.conformance.engine.compare import ALL_DTYPES, DTYPES, SHORT
 from moespec.conformance.engine.files import FileError
 from moespec.conformance.engine.format import Case, VectorError
-from moespec.conformance.engine.fresh import fresh
+from moespec.conformance.engine.fresh import SIZES, fresh
 from moespec.conformance.engine.manifest import encode, to_text
 from moespec.conformance.engine.reference import GoldenError
 from moespec.conformance.engine.rows import ALGORITHMS
@@ -41,6 +41,8 @@ def main(arguments: list[str] | None = None) -> int:
         if word in RENAMED:
             parser.error(f"{word} is called {RENAMED[word]} now")
     options = parser.parse_args(arguments)
+    if getattr(options, "size", "small") != "small" and options.fresh is None:
+        parser.error(f"--size {options.size}: needs --fresh SEED, of which these cases are made")
     try:
         status: int = options.command(options)
         return status
@@ -78,10 +80,17 @@ def _parser() -> argparse.ArgumentParser:
     def algorithms(added: argparse.ArgumentParser) -> None:
         added.add_argument("--algorithm", action="append", choices=list(ALGORITHMS), help="only these (repeatable)")
 
+    def repeatable(added: argparse.ArgumentParser) -> None:
+        text = "compute everything twice; what is not the same bit by bit fails"
+        added.add_argument("--repeat", action="store_true", help=text)
+
     def seeded(added: argparse.ArgumentParser) -> None:
         text = "cases made now, with inputs drawn from a seed, a whole number: values, ties, overflow and gradients; "
         text += "no error cases, training and whole models, and no cases whose inputs are not drawn"
         added.add_argument("--fresh", metavar="SEED", type=_seed, help=text)
+        text = "of the cases of --fresh: small, those of the vectors with other numbers; large, layers of 64 to 256 tokens, "
+        text += "width 64 to 384 and 8 to 32 experts, and their gradients (default: small)"
+        added.add_argument("--size", choices=SIZES, default="small", help=text)
 
     def checked(added: argparse.ArgumentParser) -> None:
         algorithms(added)
@@ -91,6 +100,7 @@ def _parser() -> argparse.ArgumentParser:
     run_ = command("run", _run, "Run the suite on a target or an adapter and print the matrix.")
     interfaces(run_, required=True, files=False)
     checked(run_)
+    repeatable(run_)
     run_.add_argument("--jobs", type=_positive, default=1, help="processes that share the work (default: 1)")
     seeded(run_)
 
@@ -114,6 +124,7 @@ def _parser() -> argparse.ArgumentParser:
     show = command("show", _show, "Print a case and, for a target, an adapter or files, what they make of it.")
     interfaces(show, required=False, files=True)
     show.add_argument("case", help="id, such as token_choice/tied")
+    repeatable(show)
     seeded(show)
     return parser
 
@@ -203,7 +214,7 @@ def _chosen(options: argparse.Namespace) -> list[Case]:
         return not options.algorithm or id.split("/")[0] in options.algorithm
 
     if getattr(options, "fresh", None) is not None:
-        return fresh(options.fresh, only, jobs=options.jobs)
+        return fresh(options.fresh, only, jobs=options.jobs, size=options.size)
     return load(options.vectors, only)
 
 
@@ -224,9 +235,6 @@ def _interface(options: argparse.Namespace) -> type[Target] | None:
     """The interface of `--target` or `--adapter`, or None, after saying why what is named has none."""
     if options.target is not None:
         return Target if _is_target(options.target) else None
-    if options.mode != ["eager"]:
-        print(f"--mode {','.join(options.mode)}: an adapter is run as it is, without --mode", file=sys.stderr)
-        return None
     try:
         kernel(options.adapter)
     except (Exception, SystemExit) as error:  # a third party's module may do anything
@@ -257,7 +265,9 @@ def _is_target(name: str) -> bool:
 def _checked(interface: type[Target], options: argparse.Namespace, cases: Sequence[Case]) -> Report:
     """What came of cases on a target or an adapter."""
     name, jobs = options.target or options.adapter, getattr(options, "jobs", 1)
-    results, lacking = run(name, cases, dtypes=options.dtype, modes=options.mode, jobs=jobs, interface=interface)
+    results, lacking = run(
+        name, cases, dtypes=options.dtype, modes=options.mode, jobs=jobs, interface=interface, repeat=options.repeat
+    )
     unsupported = [Unsupported(dtype, reason, len(cases) * len(options.mode)) for dtype, reason in lacking.items()]
     word, digest = "adapter" if interface is Adapter else "target", suite.digest(options.vectors)
     claims = interface(name, DTYPES["float64"]).claims
@@ -326,7 +336,7 @@ def _show(options: argparse.Namespace) -> int:
     if options.fresh is None:
         cases = load(options.vectors, lambda id: id == options.case)
     elif options.files is None:
-        cases = fresh(options.fresh, lambda id: id == options.case)
+        cases = fresh(options.fresh, lambda id: id == options.case, size=options.size)
     else:
         raise SystemExit("--fresh: files are computed from the committed vectors")
     if not cases:
