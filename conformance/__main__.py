@@ -8,8 +8,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from moespec.conformance.engine import files, suite, waivers
+from moespec.conformance.engine import files, large, suite, waivers
 from moespec.conformance.engine.adapter import Adapter, kernel
+from moespec.conformance.engine.classes import CLASSES, class_of
 from moespec.conformance.engine.compare import ALL_DTYPES, DTYPES, SHORT
 from moespec.conformance.engine.files import FileError
 from moespec.conformance.engine.format import Case, VectorError
@@ -94,6 +95,8 @@ def _parser() -> argparse.ArgumentParser:
 
     def checked(added: argparse.ArgumentParser) -> None:
         algorithms(added)
+        text = f"comma-separated: {', '.join(CLASSES)}; default: all"
+        added.add_argument("--class", dest="classes", type=_some_of({name: name for name in CLASSES}), help=text)
         added.add_argument("--waivers", type=Path, help="TOML file of failures that are answered for")
         added.add_argument("--report", type=_output, help="write all results as JSON")
 
@@ -178,15 +181,16 @@ def _run(options: argparse.Namespace) -> int:
     interface = _interface(options)
     if interface is None:
         return 2
-    waived = _waivers(options, dtypes=options.dtype, modes=options.mode)
-    return _conclude(options, _checked(interface, options, _chosen(options)), waived)
+    cases = _chosen(options)
+    waived = _waivers(options, cases, dtypes=options.dtype, modes=options.mode)
+    return _conclude(options, _checked(interface, options, cases), waived)
 
 
 def _check(options: argparse.Namespace) -> int:
     tensors = files.read_all(Path(options.folder), suite.ids(options.vectors))
     dtype = DTYPES[options.dtype] if options.dtype else files.dtype_of(tensors)
-    waived = _waivers(options, dtypes=[dtype.name], modes=[files.MODE])
     cases = _chosen(options)
+    waived = _waivers(options, cases, dtypes=[dtype.name], modes=[files.MODE])
     results = files.check(tensors, cases, dtype)
     digest = suite.digest(options.vectors)
     return _conclude(options, _recognised(Report("files", options.folder, digest, results), cases), waived)
@@ -208,24 +212,29 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _chosen(options: argparse.Namespace) -> list[Case]:
-    """The cases of the chosen algorithms, by default of all; fresh ones if a seed is given."""
+    """The cases of the chosen algorithms and classes, by default of all; fresh ones if a seed is given."""
+    chosen = getattr(options, "classes", None)
 
     def only(id: str) -> bool:
-        return not options.algorithm or id.split("/")[0] in options.algorithm
+        return (not options.algorithm or id.split("/")[0] in options.algorithm) and (
+            not chosen or class_of(id) in chosen
+        )
 
     if getattr(options, "fresh", None) is not None:
         return fresh(options.fresh, only, jobs=options.jobs, size=options.size)
     return load(options.vectors, only)
 
 
-def _waivers(options: argparse.Namespace, *, dtypes: Collection[str], modes: Collection[str]) -> list[Waiver]:
+def _waivers(
+    options: argparse.Namespace, cases: Sequence[Case], *, dtypes: Collection[str], modes: Collection[str]
+) -> list[Waiver]:
     """The waivers that may be for the results of a command."""
     if not options.waivers:
         return []
     return [
         waiver
-        for waiver in waivers.read(options.waivers, suite.ids(options.vectors), (*MODES, files.MODE))
-        if waiver.case.split("/")[0] in (options.algorithm or ALGORITHMS)
+        for waiver in waivers.read(options.waivers, {*suite.ids(options.vectors), *large.ids()}, (*MODES, files.MODE))
+        if any(waiver.matches(case.id) for case in cases)
         and waiver.dtype in ("", *dtypes)
         and waiver.mode in ("", *modes)
     ]
