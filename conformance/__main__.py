@@ -12,9 +12,11 @@ from moespec.conformance.engine import files, large, suite, waivers
 from moespec.conformance.engine.adapter import Adapter, kernel
 from moespec.conformance.engine.classes import CLASSES, class_of
 from moespec.conformance.engine.compare import ALL_DTYPES, DTYPES, SHORT
+from moespec.conformance.engine.equal_scores import judged
 from moespec.conformance.engine.files import FileError
 from moespec.conformance.engine.format import Case, VectorError
-from moespec.conformance.engine.fresh import SIZES, fresh
+from moespec.conformance.engine.fresh import fresh
+from moespec.conformance.engine.large import SIZES
 from moespec.conformance.engine.manifest import encode, to_text
 from moespec.conformance.engine.reference import GoldenError
 from moespec.conformance.engine.rows import ALGORITHMS
@@ -25,6 +27,7 @@ from moespec.conformance.engine.waivers import Waiver, WaiverError
 from moespec.conformance.report import matrix, report
 from moespec.conformance.report.report import Report, ReportError, Unsupported
 from moespec.conformance.report.results import FAILED
+from moespec.conformance.report.tables import shown
 
 RENAMED = {"judge": "check", "mutants": "variants", "--lane": "--dtype"}
 """Commands and options that have another name now."""
@@ -99,6 +102,8 @@ def _parser() -> argparse.ArgumentParser:
         added.add_argument("--class", dest="classes", type=_some_of({name: name for name in CLASSES}), help=text)
         added.add_argument("--waivers", type=Path, help="TOML file of failures that are answered for")
         added.add_argument("--report", type=_output, help="write all results as JSON")
+        text = f"print every failure, not only {matrix.MOST} of each algorithm"
+        added.add_argument("--all", action="store_true", help=text)
 
     run_ = command("run", _run, "Run the suite on a target or an adapter and print the matrix.")
     interfaces(run_, required=True, files=False)
@@ -200,8 +205,10 @@ def _report(options: argparse.Namespace) -> int:
     from moespec.conformance.report.badge import badge
     from moespec.conformance.report.page import flags, page
 
-    cases, digest = load(options.vectors), suite.digest(options.vectors)
+    cases, digest = [*load(options.vectors), *large.outlines()], suite.digest(options.vectors)
     reports = report.distinct({path: report.read(path, cases, digest) for path in options.reports})
+    run_ = {result.id for one in reports for result in one.results}
+    cases = [case for case in cases if case.stages or case.id in run_]
     if options.html:
         report.write_text(options.html, page(reports, cases, flags()))
     if options.badge:
@@ -278,23 +285,33 @@ def _checked(interface: type[Target], options: argparse.Namespace, cases: Sequen
         name, cases, dtypes=options.dtype, modes=options.mode, jobs=jobs, interface=interface, repeat=options.repeat
     )
     unsupported = [Unsupported(dtype, reason, len(cases) * len(options.mode)) for dtype, reason in lacking.items()]
-    word, digest = "adapter" if interface is Adapter else "target", suite.digest(options.vectors)
-    claims = interface(name, DTYPES["float64"]).claims
-    return _recognised(Report(word, name, digest, results, unsupported, seed=options.fresh, claims=claims), cases)
+    found = Report(
+        "adapter" if interface is Adapter else "target",
+        name,
+        suite.digest(options.vectors),
+        results,
+        unsupported,
+        seed=options.fresh,
+        claims=interface(name, DTYPES["float64"]).claims,
+        size=options.size,
+        repeat=options.repeat,
+    )
+    return _recognised(found, cases)
 
 
 def _recognised(found: Report, cases: Sequence[Case]) -> Report:
-    """The report with the known variants that its failures equal."""
+    """The report with what is known of its failures: variants that they equal, ties in another order, small tables."""
     from moespec.conformance.engine.recognise import Known, recognise
 
-    return replace(found, matches=recognise(found.results, Known(cases)))
+    matches = recognise(found.results, Known(cases))
+    return replace(found, results=shown(judged(found.results, cases), cases), matches=matches)
 
 
 def _conclude(options: argparse.Namespace, found: Report, waived: Sequence[Waiver]) -> int:
     """Apply the waivers, print and write the report; the exit status."""
     results, problems = waivers.apply(waived, found.results)
     found = replace(found, results=results, problems=problems)
-    text = matrix.summary(found, options.algorithm or tuple(ALGORITHMS))
+    text = matrix.summary(found, options.algorithm or tuple(ALGORITHMS), everything=options.all)
     if text:
         print(text)
     if options.report:

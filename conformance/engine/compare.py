@@ -6,7 +6,9 @@ fraction of the tolerance that a result uses is the largest `|got - want| / (c *
 """
 
 import math
+import traceback
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,6 +34,8 @@ __all__ = [
     "exact",
     "precision",
     "tolerance",
+    "trace",
+    "wrong",
 ]
 
 
@@ -125,6 +129,14 @@ def tolerance(value: Value, dtype: Dtype) -> NDArray[np.float64]:
     return constant(value.constant, dtype) * dtype.roundoff * scale + dtype.tiny
 
 
+def wrong(value: Value, got: NDArray[Any], dtype: Dtype) -> NDArray[np.bool_]:
+    """Which entries of a result of the right shape are not as expected."""
+    if value.kind != "float":
+        return np.asarray(got != value.array)
+    with np.errstate(invalid="ignore"):
+        return np.asarray(~(np.abs(got.astype(np.float64) - value.array) <= tolerance(value, dtype)))
+
+
 def compare(value: Value, got: Any, dtype: Dtype) -> Verdict:
     """Compare what a target computed with what is expected."""
     got = np.asarray(got)
@@ -151,7 +163,7 @@ def compare(value: Value, got: Any, dtype: Dtype) -> Verdict:
         worst,
         f"{np.count_nonzero(fraction > 1)} of {fraction.size} entries differ; at {_index(index)} "
         f"got {got[index]:.17g}, expected {value.array[index]:.17g}: "
-        f"error {error[index]:.3g}, tolerance {bound[index]:.3g}",
+        f"error {error[index]:.3g}, allowed {bound[index]:.3g}",
     )
 
 
@@ -178,12 +190,13 @@ class NotOfferedError(Exception):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one stage, or of one of its results."""
+    """What came of one stage, or of one of its results. trace: of an exception, the lines of code that raised it."""
 
     stage: str
     state: str
     fraction: float = 0.0
     message: str = ""
+    trace: str = ""
 
 
 def compared(
@@ -196,7 +209,7 @@ def compared(
     if isinstance(found, NotOfferedError):
         return [Outcome(stage, "not implemented", 0.0, str(found))]
     if isinstance(found, Exception):
-        return [Outcome(stage, "error", math.inf, f"{type(found).__name__}: {str(found)[:400]}")]
+        return [Outcome(stage, "error", math.inf, f"{type(found).__name__}: {str(found)[:400]}", trace(found))]
     outcomes = []
     for name, value in expected.items():
         label = f"{stage}/{name}"
@@ -212,6 +225,19 @@ def compared(
     for name in sorted(found.keys() - expected.keys()):
         outcomes.append(Outcome(f"{stage}/{name}", "fail", math.inf, "a result that is not expected"))
     return outcomes
+
+
+PACKAGE = str(Path(__file__).parent.parent)
+FRAMES = 8
+"""Calls of a trace that are shown, the innermost."""
+
+
+def trace(error: BaseException) -> str:
+    """The calls that led to an exception, but for those of the suite: the lines of a third party's code."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    calls = [call for call in traceback.extract_tb(error.__traceback__) if not call.filename.startswith(PACKAGE)]
+    return "".join(traceback.format_list(calls[-FRAMES:])).rstrip()
 
 
 def certified(decision: dict[str, Any] | None, dtype: Dtype) -> bool:

@@ -24,9 +24,7 @@ from moespec.conformance.engine.format import Case
 from moespec.conformance.engine.reference import GoldenError
 from moespec.conformance.engine.suite import problems
 
-__all__ = ["SIZES", "fresh", "is_drawn"]
-
-SIZES = ("small", "large")
+__all__ = ["fresh", "is_drawn"]
 
 TRIES = 12
 """Draws of a seed for a case."""

@@ -16,10 +16,13 @@ import numpy as np
 
 from moespec.conformance.engine.definition import Definition, Routed, tensor
 from moespec.conformance.engine.draw import grid, integers, scaled
-from moespec.conformance.engine.format import Tensor
+from moespec.conformance.engine.format import Case, Tensor
 from moespec.spec import ROUTERS
 
-__all__ = ["LARGE", "Layer", "definition", "ids"]
+__all__ = ["LARGE", "SIZES", "Layer", "definition", "ids", "outlines"]
+
+SIZES = ("small", "large")
+"""Of the cases that are made of a seed: those of the vectors with other numbers, and these."""
 
 HIDDEN = 4
 """The hidden width of the experts, in widths."""
@@ -67,6 +70,14 @@ def ids() -> Iterator[str]:
     """Of all of them, router by router."""
     cases = ((router, name) for router in ROUTERS for name in LARGE)
     return (f"{router}/{name}" for router, name in cases if router not in SLOW or LARGE[name].kind != "gradient")
+
+
+def outlines() -> Iterator[Case]:
+    """All of them without inputs and results, for what is said of them."""
+    for id in ids():
+        router, _, name = id.partition("/")
+        row = ROUTERS[router]
+        yield Case(id, router, row.revision, row.cites or row.source, LARGE[name].purpose, LARGE[name].kind, (), {})
 
 
 def definition(id: str) -> Definition:

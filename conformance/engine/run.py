@@ -131,7 +131,10 @@ def _run_algorithm(target: Target, cases: Sequence[Case], mode: str, repeat: boo
     for case, found, second in zip(smooth, computed, again, strict=True):
         results[case.id].outcomes += repeated("gradient", found, second)
         sure = certified(case.decisions.get(case.expected_gradients.stage), target.dtype)
-        results[case.id].outcomes += compared("gradient", case.expected_gradients.wrt, found, target.dtype, sure)
+        outcomes = compared("gradient", case.expected_gradients.wrt, found, target.dtype, sure)
+        results[case.id].outcomes += outcomes
+        if not isinstance(found, Exception) and any(outcome.state == "fail" for outcome in outcomes):
+            results[case.id].returned["gradient"] = found
 
     # What a case is about comes first: its gradient, then the whole. Steps explain what did not pass.
     for whole in (True, False):

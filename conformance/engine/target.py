@@ -337,7 +337,11 @@ def _alone(target: Target, job: Job, mode: str) -> Values | Exception:
 def failure(target: Target, error: Exception) -> Exception:
     """How an exception of a target counts. Only targets that may decline a case do so with one."""
     declined = isinstance(error, NotOfferedError) and not target.declines
-    return UndeclaredError(str(error)) if declined else error
+    if not declined:
+        return error
+    undeclared = UndeclaredError(str(error))
+    undeclared.__cause__ = error
+    return undeclared
 
 
 def check_unchanged(before: Values, after: Values) -> None:
@@ -351,4 +355,6 @@ def _finished(target: Target, job: Job, results: Any) -> Values | Exception:
     try:
         return target.finished(job, results)
     except Exception as error:
-        return MalformedError(f"{type(error).__name__}: {error}")
+        malformed = MalformedError(f"{type(error).__name__}: {error}")
+        malformed.__cause__ = error
+        return malformed

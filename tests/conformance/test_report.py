@@ -53,7 +53,7 @@ def test_what_is_written_is_read_back(tmp_path):
     path = tmp_path / "report.json"
     report.write(ALL, path)
     assert report.read(path, CASES, SUITE) == ALL
-    assert json.loads(path.read_text())["failed"] == 4
+    assert json.loads(path.read_text())["failed"] == 5
     assert list(tmp_path.iterdir()) == [path]
 
 
