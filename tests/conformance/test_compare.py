@@ -137,7 +137,7 @@ def test_the_message_has_place_error_and_tolerance():
     got[0, 2] = -2.5
     found = compare(FLOAT, got, DTYPES["float64"])
     assert found.fraction == pytest.approx(0.5 / (4 * 2.0**-53 * 2), rel=1e-12)
-    for text in ("1 of 3 entries", "[0, 2]", "got -2.5", "expected -2", "error 0.5", "tolerance 8.88e-16"):
+    for text in ("1 of 3 entries", "[0, 2]", "got -2.5", "expected -2", "error 0.5", "allowed 8.88e-16"):
         assert text in found.message
 
 
