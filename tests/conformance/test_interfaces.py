@@ -468,12 +468,14 @@ def test_the_commands_of_the_documentation_work_as_printed(run, tmp_path, monkey
     text = (root / "docs" / "conformance.md").read_text()
     for name in ("tests", "conformance"):
         (tmp_path / name).symlink_to(root / name)
-    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    (tmp_path / "fused.py").write_text(code)
+    modules = re.findall(r"This is `(\w+)\.py`:\n\n```python\n(.*?)```", text, re.DOTALL)
+    assert [name for name, _ in modules] == ["router", "fused"]
+    for name, code in modules:
+        (tmp_path / f"{name}.py").write_text(code)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     commands = re.findall(r"^\$ (.*)$", text, re.MULTILINE)
-    assert len(commands) == 8
+    assert len(commands) == 9
     for command in commands:
         words = shlex.split(command)
         if words[:3] == ["python", "-m", "moespec.conformance"]:
