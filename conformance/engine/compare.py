@@ -232,16 +232,18 @@ def compared(
 
 
 PACKAGE = str(Path(__file__).parent.parent)
+FRAMEWORKS = ("torch", "jax", "jaxlib", "numpy")
 FRAMES = 8
 """Calls of a trace that are shown, the innermost."""
 
 
 def trace(error: BaseException) -> str:
-    """The calls that led to an exception, but for those of the suite: the lines of a third party's code."""
+    """The calls that led to an exception: the lines of a third party's code, without the suite's and the frameworks'."""
     while error.__cause__ is not None:
         error = error.__cause__
     calls = [call for call in traceback.extract_tb(error.__traceback__) if not call.filename.startswith(PACKAGE)]
-    return "".join(traceback.format_list(calls[-FRAMES:])).rstrip()
+    own = [call for call in calls if not set(Path(call.filename).parts) & set(FRAMEWORKS)]
+    return "".join(traceback.format_list((own or calls)[-FRAMES:])).rstrip()
 
 
 def certified(decision: dict[str, Any] | None, dtype: Dtype) -> bool:

@@ -75,7 +75,14 @@ def test_an_unknown_case(run):
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("--dtype", "f8"), ("--class", "tied"), ("--dtype", "f64,f31"), ("--mode", "fast"), ("--algorithm", "hashing"), ("--jobs", "0")],
+    [
+        ("--dtype", "f8"),
+        ("--class", "tied"),
+        ("--dtype", "f64,f31"),
+        ("--mode", "fast"),
+        ("--algorithm", "hashing"),
+        ("--jobs", "0"),
+    ],
 )
 def test_an_unknown_word(run, option, value):
     status, printed, said = run("run", *NUMPY, option, value)
@@ -227,7 +234,7 @@ def test_a_target_that_raises_is_an_error(run, over_numpy):
     count = len(of("z_loss")) - len(of("z_loss", kinds=["negative"]))
     assert line.endswith(f" [float64 eager] first at z_loss, and {count - 1} more like it")
     assert printed.count("    RuntimeError: no kernel for this\n") == 1
-    assert printed.count("raising.py\", line 4, in z_loss\n") == 1
+    assert printed.count('raising.py", line 4, in z_loss\n') == 1
     assert "target.py" not in printed  # no line of the suite
 
 
@@ -235,11 +242,13 @@ def test_an_exception_within_a_result_has_its_lines(run, over_numpy):
     text = "def to_numpy(tree):\n    raise RuntimeError('cannot')\n"
     printed = run("run", "--target", over_numpy("unreadable", text), *Z_LOSS)[1]
     assert "RuntimeError: cannot\n" in printed
-    assert "unreadable.py\", line 4, in to_numpy\n" in printed
+    assert 'unreadable.py", line 4, in to_numpy\n' in printed
 
 
 def test_failures_are_cut_but_for_all(run, over_numpy):
-    name = over_numpy("negated", "def token_choice(scores, **options):\n    return numpy.token_choice(-scores, **options)\n")
+    name = over_numpy(
+        "negated", "def token_choice(scores, **options):\n    return numpy.token_choice(-scores, **options)\n"
+    )
     options = ("run", "--target", name, "--dtype", "f64", "--algorithm", "token_choice", "--class", "values,ties")
     few, everything = run(*options)[1], run(*options, "--all")[1]
     count = sum(line.startswith("FAIL ") for line in everything.splitlines())
