@@ -72,7 +72,8 @@ def _alike(case: Case, allocation: Stage, stage: str, returned: dict[str, Any], 
     if _repeats(got, scores.shape[1]):
         return False
     by_slot = np.array_equal(_taken(scores, got), _taken(scores, want))
-    by_token = np.array_equal(*(np.sort(np.where(_chosen(slots, scores), scores, -1), axis=2) for slots in (got, want)))
+    of_tokens = [np.sort(np.where(_chosen(slots, scores), scores, -1), axis=2) for slots in (got, want)]
+    by_token = np.array_equal(of_tokens[0], of_tokens[1])
     reference = allocation.arguments.get("combine_scores")
     combine = golden[reference].array if isinstance(reference, str) and reference in golden else scores
     weights = Value(np.where(got < scores.shape[1], _taken(combine, got), 0.0), (), "float")

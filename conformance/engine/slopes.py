@@ -77,7 +77,7 @@ def gradients(making: Making, stage: Stage, output: str, by: tuple[str, ...], ke
 def _cross_check(stage: Stage, scalar: Callable[[Arrays], Any], group: Arrays, slopes: Arrays) -> None:
     """Steps get smaller, and rounding larger, until curvature is not seen any more (`1 / epsilon` at norm 0)."""
     for name, found in slopes.items():
-        direction = grid(f"direction/{name}", group[name].shape, reach=1.0)
+        direction = grid(f"direction/{name}", group[name].shape, reach=1.0).astype(np.float64)
         exact = np.imag(scalar({**group, name: group[name] + STEP * 1j * direction})) / STEP
         along = np.sum(direction * found)
         if abs(exact - along) > 1e-9 * (1 + np.sum(np.abs(direction * found))):
