@@ -8,13 +8,16 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from moespec.conformance.engine import copies, files, suite, waivers
+from moespec.conformance.engine import copies, files, large, suite, waivers
 from moespec.conformance.engine.adapter import Adapter, kernel
-from moespec.conformance.engine.compare import DTYPES, SHORT
+from moespec.conformance.engine.classes import CLASSES, class_of
+from moespec.conformance.engine.compare import ALL_DTYPES, DTYPES, SHORT
 from moespec.conformance.engine.devices import MeshError, processes_of
+from moespec.conformance.engine.equal_scores import judged
 from moespec.conformance.engine.files import FileError
 from moespec.conformance.engine.format import Case, VectorError
 from moespec.conformance.engine.fresh import fresh
+from moespec.conformance.engine.large import SIZES
 from moespec.conformance.engine.manifest import encode, to_text
 from moespec.conformance.engine.modes import MESH, MODES, is_mode, mesh_mode, mesh_of, meshes
 from moespec.conformance.engine.reference import GoldenError
@@ -26,6 +29,7 @@ from moespec.conformance.engine.waivers import Waiver, WaiverError
 from moespec.conformance.report import matrix, report
 from moespec.conformance.report.report import Report, ReportError, Unsupported
 from moespec.conformance.report.results import FAILED
+from moespec.conformance.report.tables import shown
 
 RENAMED = {"judge": "check", "mutants": "variants", "--lane": "--dtype"}
 """Commands and options that have another name now."""
@@ -45,6 +49,8 @@ def main(arguments: list[str] | None = None) -> int:
         if word in RENAMED:
             parser.error(f"{word} is called {RENAMED[word]} now")
     options = parser.parse_args(arguments)
+    if getattr(options, "size", "small") != "small" and options.fresh is None:
+        parser.error(f"--size {options.size}: needs --fresh SEED, of which these cases are made")
     try:
         status: int = options.command(options)
         return status
@@ -82,25 +88,37 @@ def _parser() -> argparse.ArgumentParser:
         added.add_argument("--devices", type=_devices, help="of the meshes of --mode mesh")
         text = "processes that have the devices of a mesh (default: as few as the target needs)"
         added.add_argument("--processes", type=_devices, help=text)
-        text = "comma-separated: float64 (f64), float32 (f32), bfloat16 (bf16); default: all"
+        text = "comma-separated: float64 (f64), float32 (f32), bfloat16 (bf16), float16 (f16); default: the first three"
         added.add_argument("--dtype", type=_some_of(_DTYPES), default=list(DTYPES), help=text)
 
     def algorithms(added: argparse.ArgumentParser) -> None:
         added.add_argument("--algorithm", action="append", choices=list(ALGORITHMS), help="only these (repeatable)")
 
+    def repeatable(added: argparse.ArgumentParser) -> None:
+        text = "compute everything twice; what is not the same bit by bit fails"
+        added.add_argument("--repeat", action="store_true", help=text)
+
     def seeded(added: argparse.ArgumentParser) -> None:
         text = "cases made now, with inputs drawn from a seed, a whole number: values, ties, overflow and gradients; "
         text += "no error cases, training and whole models, and no cases whose inputs are not drawn"
         added.add_argument("--fresh", metavar="SEED", type=_seed, help=text)
+        text = "of the cases of --fresh: small, those of the vectors with other numbers; large, layers of 64 to 256 tokens, "
+        text += "width 64 to 384 and 8 to 32 experts, and their gradients (default: small)"
+        added.add_argument("--size", choices=SIZES, default="small", help=text)
 
     def checked(added: argparse.ArgumentParser) -> None:
         algorithms(added)
+        text = f"comma-separated: {', '.join(CLASSES)}; default: all"
+        added.add_argument("--class", dest="classes", type=_some_of({name: name for name in CLASSES}), help=text)
         added.add_argument("--waivers", type=Path, help="TOML file of failures that are answered for")
         added.add_argument("--report", type=_output, help="write all results as JSON")
+        text = f"print every failure, not only {matrix.MOST} of each algorithm"
+        added.add_argument("--all", action="store_true", help=text)
 
     run_ = command("run", _run, "Run the suite on a target or an adapter and print the matrix.")
     interfaces(run_, required=True, files=False)
     checked(run_)
+    repeatable(run_)
     run_.add_argument("--jobs", type=_positive, default=1, help="processes that share the work (default: 1)")
     seeded(run_)
 
@@ -124,11 +142,12 @@ def _parser() -> argparse.ArgumentParser:
     show = command("show", _show, "Print a case and, for a target, an adapter or files, what they make of it.")
     interfaces(show, required=False, files=True)
     show.add_argument("case", help="id, such as token_choice/tied")
+    repeatable(show)
     seeded(show)
     return parser
 
 
-_DTYPES = {**SHORT, **{name: name for name in DTYPES}}
+_DTYPES = {**SHORT, **{name: name for name in ALL_DTYPES}}
 
 
 def _some_of(known: Mapping[str, str]) -> Callable[[str], list[str]]:
@@ -154,9 +173,10 @@ def _modes(text: str) -> list[str]:
 
 
 def _one_dtype(text: str) -> str:
-    if text not in _DTYPES:
-        raise argparse.ArgumentTypeError(f"unknown {text!r}; expected one of {', '.join(_DTYPES)}")
-    return _DTYPES[text]
+    name = SHORT.get(text, text)
+    if name not in DTYPES:
+        raise argparse.ArgumentTypeError(f"unknown {text!r}; expected one of {', '.join(DTYPES)}")
+    return name
 
 
 def _positive(text: str) -> int:
@@ -191,15 +211,16 @@ def _run(options: argparse.Namespace) -> int:
     interface = _interface(options)
     if interface is None:
         return 2
-    waived = _waivers(options, dtypes=options.dtype, modes=options.mode)
-    return _conclude(options, _checked(interface, options, _chosen(options)), waived)
+    cases = _chosen(options)
+    waived = _waivers(options, cases, dtypes=options.dtype, modes=options.mode)
+    return _conclude(options, _checked(interface, options, cases), waived)
 
 
 def _check(options: argparse.Namespace) -> int:
     tensors = files.read_all(Path(options.folder), suite.ids(options.vectors))
     dtype = DTYPES[options.dtype] if options.dtype else files.dtype_of(tensors)
-    waived = _waivers(options, dtypes=[dtype.name], modes=[files.MODE])
     cases = _chosen(options)
+    waived = _waivers(options, cases, dtypes=[dtype.name], modes=[files.MODE])
     results = files.check(tensors, cases, dtype)
     digest = suite.digest(options.vectors)
     return _conclude(options, _recognised(Report("files", options.folder, digest, results), cases), waived)
@@ -209,8 +230,10 @@ def _report(options: argparse.Namespace) -> int:
     from moespec.conformance.report.badge import badge
     from moespec.conformance.report.page import flags, page
 
-    cases, digest = load(options.vectors), suite.digest(options.vectors)
+    cases, digest = [*load(options.vectors), *large.outlines()], suite.digest(options.vectors)
     reports = report.distinct({path: report.read(path, cases, digest) for path in options.reports})
+    run_ = {result.id for one in reports for result in one.results}
+    cases = [case for case in cases if case.stages or case.id in run_]
     if options.html:
         report.write_text(options.html, page(reports, cases, flags()))
     if options.badge:
@@ -221,24 +244,29 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _chosen(options: argparse.Namespace) -> list[Case]:
-    """The cases of the chosen algorithms, by default of all; fresh ones if a seed is given."""
+    """The cases of the chosen algorithms and classes, by default of all; fresh ones if a seed is given."""
+    chosen = getattr(options, "classes", None)
 
     def only(id: str) -> bool:
-        return not options.algorithm or id.split("/")[0] in options.algorithm
+        return (not options.algorithm or id.split("/")[0] in options.algorithm) and (
+            not chosen or class_of(id) in chosen
+        )
 
     if getattr(options, "fresh", None) is not None:
-        return fresh(options.fresh, only, jobs=options.jobs)
+        return fresh(options.fresh, only, jobs=options.jobs, size=options.size)
     return load(options.vectors, only)
 
 
-def _waivers(options: argparse.Namespace, *, dtypes: Collection[str], modes: Collection[str]) -> list[Waiver]:
+def _waivers(
+    options: argparse.Namespace, cases: Sequence[Case], *, dtypes: Collection[str], modes: Collection[str]
+) -> list[Waiver]:
     """The waivers that may be for the results of a command."""
     if not options.waivers:
         return []
     return [
         waiver
-        for waiver in waivers.read(options.waivers, suite.ids(options.vectors), (*MODES, files.MODE))
-        if waiver.case.split("/")[0] in (options.algorithm or ALGORITHMS)
+        for waiver in waivers.read(options.waivers, {*suite.ids(options.vectors), *large.ids()}, (*MODES, files.MODE))
+        if any(waiver.matches(case.id) for case in cases)
         and waiver.dtype in ("", *dtypes)
         and waiver.mode in ("", *modes)
     ]
@@ -250,8 +278,8 @@ def _interface(options: argparse.Namespace) -> type[Target] | None:
         return None
     if options.target is not None:
         return Target if _is_target(options.target) and _has_meshes(options) else None
-    if options.mode != ["eager"]:
-        print(f"--mode {','.join(options.mode)}: an adapter is run as it is, without --mode", file=sys.stderr)
+    if meshed := [mode for mode in options.mode if mesh_of(mode)]:
+        print(f"--mode {meshed[0]!r}: an adapter has no mesh; a target may", file=sys.stderr)
         return None
     try:
         kernel(options.adapter)
@@ -269,6 +297,9 @@ def _expanded(options: argparse.Namespace) -> bool:
     several = [mesh_mode(sizes) for sizes in meshes(options.devices or 1)]
     expanded = [mode for word in options.mode for mode in (several if word == MESH else [word])]
     options.mode = list(dict.fromkeys(expanded))
+    if getattr(options, "repeat", False) and any(map(mesh_of, options.mode)):
+        print("--repeat: meshes are run once; run the other modes by themselves", file=sys.stderr)
+        return False
     if options.processes is not None and not any(map(mesh_of, options.mode)):
         print(f"--processes {options.processes}: no mesh is run; --jobs shares the work", file=sys.stderr)
         return False
@@ -315,26 +346,37 @@ def _checked(interface: type[Target], options: argparse.Namespace, cases: Sequen
         jobs=jobs,
         interface=interface,
         processes=options.processes,
+        repeat=options.repeat,
     )
     count = sum(sum(map(copies.chosen, cases)) if mesh_of(mode) else len(cases) for mode in options.mode)
     unsupported = [Unsupported(dtype, reason, count) for dtype, reason in lacking.items()]
-    word, digest = "adapter" if interface is Adapter else "target", suite.digest(options.vectors)
-    claims = interface(name, DTYPES["float64"]).claims
-    return _recognised(Report(word, name, digest, results, unsupported, seed=options.fresh, claims=claims), cases)
+    found = Report(
+        "adapter" if interface is Adapter else "target",
+        name,
+        suite.digest(options.vectors),
+        results,
+        unsupported,
+        seed=options.fresh,
+        claims=interface(name, DTYPES["float64"]).claims,
+        size=options.size,
+        repeat=options.repeat,
+    )
+    return _recognised(found, cases)
 
 
 def _recognised(found: Report, cases: Sequence[Case]) -> Report:
-    """The report with the known variants that its failures equal."""
+    """The report with what is known of its failures: variants that they equal, ties in another order, small tables."""
     from moespec.conformance.engine.recognise import Known, recognise
 
-    return replace(found, matches=recognise(found.results, Known(cases)))
+    matches = recognise(found.results, Known(cases))
+    return replace(found, results=shown(judged(found.results, cases), cases), matches=matches)
 
 
 def _conclude(options: argparse.Namespace, found: Report, waived: Sequence[Waiver]) -> int:
     """Apply the waivers, print and write the report; the exit status."""
     results, problems = waivers.apply(waived, found.results)
     found = replace(found, results=results, problems=problems)
-    text = matrix.summary(found, options.algorithm or tuple(ALGORITHMS))
+    text = matrix.summary(found, options.algorithm or tuple(ALGORITHMS), everything=options.all)
     if text:
         print(text)
     if options.report:
@@ -385,14 +427,14 @@ def _show(options: argparse.Namespace) -> int:
     if options.fresh is None:
         cases = load(options.vectors, lambda id: id == options.case)
     elif options.files is None:
-        cases = fresh(options.fresh, lambda id: id == options.case)
+        cases = fresh(options.fresh, lambda id: id == options.case, size=options.size)
     else:
         raise SystemExit("--fresh: files are computed from the committed vectors")
     if not cases:
         raise SystemExit(f"no such case: {options.case!r}; `list` prints them all")
     print(to_text(encode(cases[0])[0]), end="")
     if options.files is not None:
-        dtype = DTYPES[options.dtype[0]] if len(options.dtype) == 1 else None
+        dtype = ALL_DTYPES[options.dtype[0]] if len(options.dtype) == 1 else None
         tensors = files.read_all(Path(options.files), suite.ids(options.vectors))
         results = files.check(tensors, cases, dtype or files.dtype_of(tensors))
         found = Report("files", options.files, suite.digest(options.vectors), results)

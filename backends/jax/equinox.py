@@ -65,7 +65,7 @@ class MoE(eqx.Module):  # type: ignore[misc]
         **router_options: Any,
     ) -> None:
         start: Any = {"expert_init": expert_init, "seed": seed}
-        sizes = {"tokens": tokens, "group_images": group_images}
+        sizes: Any = {"tokens": tokens, "group_images": group_images}
         self.layer = layer_of(
             width, hidden, experts, **sizes, router=router, gelu=gelu, **start, router_options=router_options
         )

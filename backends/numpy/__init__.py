@@ -11,6 +11,7 @@ from moespec.backends.face import install
 from moespec.backends.numpy.groups import batched
 
 name = "numpy"
+not_offered = {"*/large_gradient": "a complex step for each of its parameters takes hours"}
 __all__ = install(sys.modules[__name__], derive=batched)
 
 if TYPE_CHECKING:

@@ -11,13 +11,24 @@ output: (groups, tokens, width).
 
 What `layer` raises NotImplementedError for is not implemented. Without a `from_numpy(tree, dtype)` the arrays are
 NumPy's, bfloat16 is not supported, and the output may be float64, which NumPy widens to by itself; `to_numpy(tree)`
-gives results back. The routers' cases are compared by their output alone; steps, noise, gradients and errors are not
-run. `__moespec_version__` says which version of the specification the adapter follows.
+gives results back, and `with_dtype(dtype)` is the context in which a dtype is run. The routers' cases are compared by their
+output alone; steps, noise and errors are not run. `__moespec_version__` says which version of the specification the
+adapter follows.
+
+Gradients of the layer, by x and all params, are those of torch's or JAX's automatic differentiation, if `from_numpy`
+makes arrays of theirs, or what a method of the adapter returns:
+
+    vjp(x, params, options, cotangent) -> (gradient by x, gradients by params)
+
+cotangent: the gradient by the output, in its shape and the dtype of the run. The gradients by params are a tree like
+params. The compiled mode needs `compile(function)`, by default `torch.compile` or `jax.jit`.
 """
 
 import importlib
 from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from operator import attrgetter
 from typing import Any
 
@@ -25,7 +36,8 @@ import numpy as np
 
 from moespec.conformance.engine.compare import Dtype, NotOfferedError
 from moespec.conformance.engine.format import Case, Stage
-from moespec.conformance.engine.target import Target, Values, claimed
+from moespec.conformance.engine.frameworks import Framework, framework_of
+from moespec.conformance.engine.target import Job, Target, Values, claimed, unseen
 from moespec.spec import ROUTERS
 
 __all__ = ["Adapter", "Kernel", "kernel"]
@@ -36,9 +48,18 @@ class Kernel:
     """What is used of an adapter."""
 
     layer: Callable[..., Any]
+    vjp: Callable[..., Any] | None
     from_numpy: Callable[..., Any]
     to_numpy: Callable[..., Any]
+    with_dtype: Callable[..., AbstractContextManager[Any]]
+    compiler: Callable[..., Any] | None
     claims: str
+
+    @cached_property
+    def framework(self) -> Framework | None:
+        """What differentiates and compiles functions of its arrays, None for NumPy's and unknown ones."""
+        with self.with_dtype("float32"):
+            return framework_of(self.from_numpy({"x": np.zeros(1, np.float32)}, "float32")["x"])
 
 
 def kernel(name: str) -> Kernel:
@@ -59,8 +80,11 @@ def kernel(name: str) -> Kernel:
         raise ValueError("it has no layer(x, params, options)")
     return Kernel(
         found.layer,
+        getattr(found, "vjp", None),
         getattr(found, "from_numpy", _from_numpy),
         getattr(found, "to_numpy", lambda tree: tree),
+        getattr(found, "with_dtype", lambda dtype: nullcontext()),
+        getattr(found, "compile", None),
         claimed(found),
     )
 
@@ -115,29 +139,69 @@ class Adapter(Target):
         """Why a stage is not run, or an empty string."""
         if case.expect is not None:
             return "error cases are not run on an adapter"
-        if not _is_layer(case) or stage is not case.stages[-1]:
+        if not _is_layer(case) or stage.name != case.stages[-1].name:
             return "an adapter computes whole layers"
         taken = [name for name in ("noise", "ids") if name in case.inputs]
         return f"an adapter takes no {taken[0]}" if taken else ""
 
+    def lacks_gradients(self) -> str:
+        """Why there are no gradients, or an empty string."""
+        if self.module.vjp is not None or self.module.framework is not None:
+            return ""
+        return "an adapter without vjp, whose arrays are neither torch's nor JAX's, has no gradients"
+
+    @property
+    def differentiates(self) -> bool:
+        """Whether the adapter has a derivative of its own."""
+        return self.module.vjp is not None
+
+    def derivative(self, job: Job) -> Callable[[Values, Any], Values]:
+        """A call of `vjp`, as a function of the arrays of the layer and the cotangent of its output."""
+        options = _options(job.stage, {each.name: each for each in job.case.stages})
+
+        def run(values: Values, cotangent: Any) -> Values:
+            by_tokens, by_params = self._declining(self.module.vjp, values, options, cotangent)
+            below = {f"{part}/{name}": array for part, tree in by_params.items() for name, array in tree.items()}
+            return {"tokens": by_tokens, **below}
+
+        return run
+
+    def array_operations(self) -> Any:
+        """`value_and_grad`, `sum` and `cast` on the adapter's arrays."""
+        return self.module.framework
+
+    def compile(self, function: Callable[..., Any], *, code: bool) -> Callable[..., Any]:
+        """The function compiled by the adapter, or by the framework of its arrays. Raises NotOfferedError without both."""
+        if self.module.compiler is None and self.module.framework is None:
+            raise NotOfferedError(
+                "an adapter without compile, whose arrays are neither torch's nor JAX's, is not compiled"
+            )
+        compiled: Callable[..., Any] = (self.module.compiler or self.module.framework.compile)(unseen(function))
+        return compiled
+
     def result(
         self, stage: Stage, stages: Mapping[str, Stage], known: Collection[str], compile: Any = None
     ) -> Callable[[Values], Any]:
-        """A call of `layer`. Raises NotOfferedError where that raises NotImplementedError."""
-        route = next(each for each in stages.values() if each.router)
-        fields = ROUTERS[route.router].options(**route.options["options"])
-        options = {**asdict(fields), "router": route.router, "train": route.options["train"]}
-        experts: Any = stage.arguments["experts"]
-        options["gelu"] = experts["options"]["gelu"]
+        """A call of `layer`."""
+        options = _options(stage, stages)
+        return lambda values: self._declining(self.module.layer, values, options)
 
-        def run(values: Values) -> Any:
-            params = {part: _below(part, values) for part in ("router", "experts")}
-            try:
-                return self.module.layer(values["tokens"], params, options)
-            except NotImplementedError as error:
-                raise NotOfferedError(str(error) or "NotImplementedError") from error
+    def _declining(self, method: Callable[..., Any], values: Values, options: Values, *more: Any) -> Any:
+        """A call of a method. Raises NotOfferedError where that raises NotImplementedError."""
+        params = {part: _below(part, values) for part in ("router", "experts")}
+        try:
+            return method(values["tokens"], params, options, *more)
+        except NotImplementedError as error:
+            raise NotOfferedError(str(error) or "NotImplementedError") from error
 
-        return run
+
+def _options(stage: Stage, stages: Mapping[str, Stage]) -> Values:
+    """What an adapter is told of the layer around a router."""
+    route = next(each for each in stages.values() if each.router)
+    fields = ROUTERS[route.router].options(**route.options["options"])
+    experts: Any = stage.arguments["experts"]
+    own = {"router": route.router, "train": route.options["train"], "gelu": experts["options"]["gelu"]}
+    return {**asdict(fields), **own}
 
 
 def _is_layer(case: Case) -> bool:

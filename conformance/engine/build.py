@@ -33,7 +33,7 @@ def build(definition: Definition) -> Case:
         return _error_case(case, definition, definition.valid)
     if definition.routed is not None:
         definition = replace(definition, inputs=drawn(definition))
-    making = Making(dict(definition.inputs))
+    making = Making(dict(definition.inputs), sampled=definition.sampled)
     for stage in definition.stages:
         _make(making, stage, definition.several)
     if definition.routed is not None:

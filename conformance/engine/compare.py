@@ -1,12 +1,14 @@
 """The comparison: `|got - want| <= c * u * A`, integers exact, and decisions only where their margin is certified.
 
 `A` is the scale stored with each result (`scale.py` says how it is computed) and u the unit roundoff of the dtype, in
-bfloat16 that of float32 for all that is promised in float32 or better (`precision`). The
+bfloat16 and float16 that of float32 for all that is promised in float32 or better (`precision`). The
 fraction of the tolerance that a result uses is the largest `|got - want| / (c * u * A)`: at 1 it is used up.
 """
 
 import math
+import traceback
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,8 +18,10 @@ from moespec.conformance.algorithms import function
 from moespec.conformance.engine.format import Value
 
 __all__ = [
+    "ALL_DTYPES",
     "CONSTANTS",
     "DTYPES",
+    "LARGE",
     "SHORT",
     "Dtype",
     "NotOfferedError",
@@ -26,18 +30,27 @@ __all__ = [
     "certified",
     "compare",
     "compared",
+    "constant",
+    "exact",
     "precision",
     "tolerance",
+    "trace",
+    "wrong",
 ]
 
 
 @dataclass(frozen=True)
 class Dtype:
-    """A dtype in which a target is checked, its unit roundoff u and its smallest normal number."""
+    """A dtype in which a target is checked, its unit roundoff u, and what a result may be off where it underflows.
+
+    tiny: the smallest normal number, below which some devices have only 0; of float16 the smallest number, since all
+    devices have its subnormal ones. largest: the largest number.
+    """
 
     name: str
     roundoff: float
     tiny: float
+    largest: float = math.inf
 
 
 DTYPES = {
@@ -50,7 +63,10 @@ DTYPES = {
 }
 """In the order of their questions: is the algorithm right, are the numerics, is it usable."""
 
-SHORT = {"f64": "float64", "f32": "float32", "bf16": "bfloat16"}
+ALL_DTYPES = {**DTYPES, "float16": Dtype("float16", 2.0**-11, 2.0**-24, 65504.0)}
+"""Those of the vectors, and float16, which has not all of their inputs; see `exact`."""
+
+SHORT = {"f64": "float64", "f32": "float32", "bf16": "bfloat16", "f16": "float16"}
 """Short names of dtypes, which may be given for the full ones."""
 
 CONSTANTS: dict[str, tuple[float, str]] = {
@@ -67,6 +83,24 @@ CONSTANTS: dict[str, tuple[float, str]] = {
 largest fraction of it that the numpy, JAX and torch backends used on a CPU, op by op and compiled, in any dtype."""
 
 
+LARGE = "large "
+"""What the name of a constant begins with where the scale is sampled, which does not count the additions of a sum."""
+SUMS = 128.0
+"""The least c of such a result in float32 and float64, in which sums of up to 1536 terms are rounded after each addition:
+up to 68 was measured, in float64, on the numpy, JAX and torch backends."""
+ROUNDINGS = 8.0
+"""The least c in bfloat16 and float16, whose sums are in float32: up to 3.7 was measured, of a layer in torch that rounds
+after each of its operations."""
+
+
+def constant(name: str, dtype: Dtype) -> float:
+    """The constant c of that name for results in a dtype."""
+    c = CONSTANTS[name.removeprefix(LARGE)][0]
+    if not name.startswith(LARGE):
+        return c
+    return max(c, SUMS if dtype.roundoff <= DTYPES["float32"].roundoff else ROUNDINGS)
+
+
 @dataclass(frozen=True)
 class Verdict:
     """The outcome of one comparison: pass or fail, the fraction of the tolerance that is used, and what differs."""
@@ -79,16 +113,32 @@ class Verdict:
 def precision(call: str, result: str, dtype: Dtype) -> Dtype:
     """The dtype whose roundoff bounds the errors of a result of the function `call`.
 
-    That is `dtype`, but in bfloat16 it is float32 unless the result itself is rounded to bfloat16.
+    That is `dtype`, but in bfloat16 and float16 it is float32 unless the result itself is rounded to the dtype.
     """
-    rounded = dtype.name != "bfloat16" or function(call).output(result).rounded
+    rounded = dtype.roundoff <= DTYPES["float32"].roundoff or function(call).output(result).rounded
     return dtype if rounded else DTYPES["float32"]
+
+
+def exact(array: NDArray[Any], dtype: Dtype) -> bool:
+    """Whether a dtype has the numbers of an input. The other dtypes have those of every vector."""
+    if dtype.name != "float16" or array.dtype.kind != "f":
+        return True
+    with np.errstate(over="ignore"):
+        return bool(np.array_equal(array.astype(np.float16).astype(array.dtype), array, equal_nan=True))
 
 
 def tolerance(value: Value, dtype: Dtype) -> NDArray[np.float64]:
     """The bound `c * u * A` for each entry of a float result, and the smallest normal number: results may underflow."""
     scale = np.abs(value.array) if isinstance(value.scale, str) else np.asarray(value.scale, np.float64)
-    return CONSTANTS[value.constant][0] * dtype.roundoff * scale + dtype.tiny
+    return constant(value.constant, dtype) * dtype.roundoff * scale + dtype.tiny
+
+
+def wrong(value: Value, got: NDArray[Any], dtype: Dtype) -> NDArray[np.bool_]:
+    """Which entries of a result of the right shape are not as expected."""
+    if value.kind != "float":
+        return np.asarray(got != value.array)
+    with np.errstate(invalid="ignore"):
+        return np.asarray(~(np.abs(got.astype(np.float64) - value.array) <= tolerance(value, dtype)))
 
 
 def compare(value: Value, got: Any, dtype: Dtype) -> Verdict:
@@ -117,7 +167,7 @@ def compare(value: Value, got: Any, dtype: Dtype) -> Verdict:
         worst,
         f"{np.count_nonzero(fraction > 1)} of {fraction.size} entries differ; at {_index(index)} "
         f"got {got[index]:.17g}, expected {value.array[index]:.17g}: "
-        f"error {error[index]:.3g}, tolerance {bound[index]:.3g}",
+        f"error {error[index]:.3g}, allowed {bound[index]:.3g}",
     )
 
 
@@ -144,12 +194,13 @@ class NotOfferedError(Exception):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one stage, or of one of its results."""
+    """What came of one stage, or of one of its results. trace: of an exception, the lines of code that raised it."""
 
     stage: str
     state: str
     fraction: float = 0.0
     message: str = ""
+    trace: str = ""
 
 
 def compared(
@@ -162,7 +213,7 @@ def compared(
     if isinstance(found, NotOfferedError):
         return [Outcome(stage, "not implemented", 0.0, str(found))]
     if isinstance(found, Exception):
-        return [Outcome(stage, "error", math.inf, f"{type(found).__name__}: {str(found)[:400]}")]
+        return [Outcome(stage, "error", math.inf, f"{type(found).__name__}: {str(found)[:400]}", trace(found))]
     outcomes = []
     for name, value in expected.items():
         label = f"{stage}/{name}"
@@ -170,6 +221,8 @@ def compared(
             outcomes.append(Outcome(label, "fail", math.inf, "missing"))
         elif not sure:
             outcomes.append(Outcome(label, "inconclusive", 0.0, f"a choice is too close to a tie for {dtype.name}"))
+        elif value.kind == "float" and np.abs(value.array).max(initial=0.0) > dtype.largest:
+            outcomes.append(Outcome(label, "inconclusive", 0.0, f"a result is too large for {dtype.name}"))
         else:
             verdict = compare(value, found[name], precision(call, name, dtype) if call else dtype)
             outcomes.append(Outcome(label, "pass" if verdict.passed else "fail", verdict.fraction, verdict.message))
@@ -178,9 +231,31 @@ def compared(
     return outcomes
 
 
+PACKAGE = str(Path(__file__).parent.parent)
+FRAMEWORKS = ("torch", "jax", "jaxlib", "numpy")
+FRAMES = 8
+"""Calls of a trace that are shown, the innermost."""
+
+
+def trace(error: BaseException) -> str:
+    """The calls that led to an exception: the lines of a third party's code, without the suite's and the frameworks'."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    calls = [call for call in traceback.extract_tb(error.__traceback__) if not call.filename.startswith(PACKAGE)]
+    own = [call for call in calls if not set(Path(call.filename).parts) & set(FRAMEWORKS)]
+    return "".join(traceback.format_list((own or calls)[-FRAMES:])).rstrip()
+
+
 def certified(decision: dict[str, Any] | None, dtype: Dtype) -> bool:
     """True if every choice of a stage is further from a tie than the errors that the dtype allows.
 
-    A margin of None says that the choice is made on the exact inputs of the case, where ties are meant.
+    A margin of None says that the choice is made on the exact inputs of the case, where ties are meant. What float16
+    needs is what bfloat16 does: as much as float32, or else more by as much as it is coarser.
     """
-    return decision is None or decision["margin"] is None or decision["margin"] > decision["needed"][dtype.name]
+    if decision is None or decision["margin"] is None:
+        return True
+    needed = decision["needed"]
+    if dtype.name == "float16":
+        finer = dtype.roundoff / DTYPES["bfloat16"].roundoff
+        return bool(decision["margin"] > max(needed["float32"], needed["bfloat16"] * finer))
+    return bool(decision["margin"] > needed[dtype.name])

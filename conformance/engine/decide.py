@@ -7,6 +7,7 @@ ordered is in float32 or better in every dtype, unless a model computes the toke
 
 import importlib
 from collections.abc import Iterator, Mapping
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -14,18 +15,22 @@ import numpy as np
 
 from moespec import spec
 from moespec.conformance.algorithms import function, functions
-from moespec.conformance.engine.compare import CONSTANTS, DTYPES
+from moespec.conformance.engine.compare import CONSTANTS, DTYPES, LARGE, constant
 from moespec.conformance.engine.describe import Choice
 from moespec.conformance.engine.format import Stage
-from moespec.conformance.engine.outputs import along
+from moespec.conformance.engine.outputs import PROBES, along
 from moespec.conformance.engine.reference import Arrays, Making
-from moespec.conformance.engine.scale import condition, spread, stability
+from moespec.conformance.engine.scale import condition, pooled_spread, spread, stability
 from moespec.conformance.engine.trace import Recorder
 
 __all__ = ["choices", "decision", "ordered"]
 
 CARRYING = SimpleNamespace(**{**{name: getattr(spec, name) for name in dir(spec)}, "stop_gradient": lambda x: x})
 """The specification in which errors pass through what carries no gradient: a plan that only selects has them, too."""
+
+
+pooled = partial(pooled_spread, probes=PROBES)
+"""The scale of what is ordered in a case that is sampled."""
 
 
 class Decided(NamedTuple):
@@ -38,7 +43,10 @@ class Decided(NamedTuple):
 def decision(making: Making, stage: Stage) -> dict[str, Any] | None:
     """The margin of the choices of a stage and the margins needed; None if it makes none."""
     found = list(_router(making, stage) if stage.router else _own(making, stage))
-    decided = [_entry(each, rounded=function(stage.call).batched) for each in found if each is not None]
+    kept = [each for each in found if each is not None]
+    if making.sampled:
+        kept = [each._replace(constant=LARGE + each.constant) for each in kept]
+    decided = [_entry(each, rounded=function(stage.call).batched) for each in kept]
     earlier = (r.partition("/")[0] for r in stage.arguments.values() if isinstance(r, str) and r not in making.tensors)
     taken = [making.decisions[name] for name in earlier if name in making.decisions]
     decided += [entry for entry in taken if entry["margin"] is not None]
@@ -49,13 +57,10 @@ def decision(making: Making, stage: Stage) -> dict[str, Any] | None:
 
 def _entry(decided: Decided, *, rounded: bool) -> dict[str, Any]:
     """rounded: whether what is ordered has the errors of the dtype of the run."""
-    constant = CONSTANTS[decided.constant][0]
-    roundoffs = {name: dtype.roundoff for name, dtype in DTYPES.items()}
-    if not rounded:
-        roundoffs["bfloat16"] = roundoffs["float32"]
+    dtypes = {name: dtype if rounded or name != "bfloat16" else DTYPES["float32"] for name, dtype in DTYPES.items()}
     return {
         "margin": float(f"{min(decided.margin, 1.0):.3g}"),
-        "needed": {name: float(f"{constant * roundoff:.3g}") for name, roundoff in roundoffs.items()},
+        "needed": {name: float(f"{constant(decided.constant, of) * of.roundoff:.3g}") for name, of in dtypes.items()},
     }
 
 
@@ -100,7 +105,8 @@ def _own(making: Making, stage: Stage) -> Iterator[Decided | None]:
         if isinstance(choice.ordered, str) or choice.scale == "magnitude":
             scales = {key: np.abs(value) for key, value in scores.items()}
         else:
-            scales = (condition if choice.scale == "condition" else spread)(scores_of, group, scores)
+            scale = condition if choice.scale == "condition" else spread
+            scales = (pooled if making.sampled else scale)(scores_of, group, scores)
         margins.append(margin(choice, scores, scales, stage.options))
     yield Decided(min(margins), choice.constant)
 
@@ -157,6 +163,7 @@ def _router(making: Making, stage: Stage) -> Iterator[Decided]:
         named = [inner.arguments[choice.ordered]] if isinstance(choice.ordered, str) else arguments
         constants = [along(making, each) for each in named if isinstance(each, str)]
         scale = spread if "spread" in {rule for each in named for rule in _rules(making, each)} else condition
+        scale = pooled if making.sampled else scale
         for group in making.groups(stage):
 
             def scores_of(values: Arrays, inner: Stage = inner, choice: Choice = choice) -> Arrays:

@@ -67,7 +67,8 @@ class Definition:
     call must raise, and the argument that its message names; valid: the case that it is an edit of. exact_ties: the
     scores of every choice are equal by symmetry, so that every implementation computes equal numbers. several: results
     (`stage/name`) of which several are right, and which are not stored. exact_tokens: the routers of the model see tokens
-    that every dtype holds exactly, so that in bfloat16 they choose as surely as in float32.
+    that every dtype holds exactly, so that in bfloat16 they choose as surely as in float32. sampled: it is too large for a
+    derivative by each number; see `Making`.
     """
 
     algorithm: str
@@ -85,6 +86,7 @@ class Definition:
     exact_ties: bool = False
     several: tuple[str, ...] = ()
     exact_tokens: bool = False
+    sampled: bool = False
     routed: Routed | None = None
 
     @property

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["grid", "integers", "permutation", "salted", "signs", "to_bfloat16"]
+__all__ = ["grid", "integers", "permutation", "salted", "scaled", "signs", "to_bfloat16"]
 
 Shape = Sequence[int]
 
@@ -44,6 +44,13 @@ def grid(
     half = round(reach / step / 2)
     total = integers(f"{key}/a", shape, -half, half) + integers(f"{key}/b", shape, -half, half)
     return np.asarray(centre + total * step, np.float32)
+
+
+def scaled(key: str, shape: Shape, deviation: float) -> NDArray[np.float32]:
+    """Numbers of that standard deviation, each as likely as in `grid`, that bfloat16 and float16 both have."""
+    total = integers(f"{key}/a", shape, -(2**20), 2**20) + integers(f"{key}/b", shape, -(2**20), 2**20)
+    rounded = to_bfloat16(deviation * np.sqrt(1.5) * total * 2.0**-20)
+    return np.where(np.abs(rounded) < 2.0**-14, np.float32(0), rounded)
 
 
 def signs(key: str, shape: Shape) -> NDArray[np.float32]:

@@ -15,6 +15,7 @@ import numpy as np
 from tqdm import tqdm
 
 from moespec.conformance.algorithms import definitions, function
+from moespec.conformance.engine import large
 from moespec.conformance.engine.build import build
 from moespec.conformance.engine.compare import DTYPES, certified
 from moespec.conformance.engine.definition import Definition
@@ -29,13 +30,20 @@ TRIES = 12
 """Draws of a seed for a case."""
 
 
-def fresh(seed: int, only: Callable[[str], bool] = lambda id: True, *, jobs: int = 1) -> list[Case]:
+def fresh(
+    seed: int, only: Callable[[str], bool] = lambda id: True, *, jobs: int = 1, size: str = "small"
+) -> list[Case]:
     """The cases of a seed whose id `only` accepts, made by `jobs` processes.
 
-    Raises GoldenError for a case of which no draw can be made.
+    size: "small", the committed cases with other numbers, or "large", those of `large.py`. Raises GoldenError for a case
+    of which no draw can be made.
     """
-    ids = [id for id, definition in definitions(_salt(seed, 0)).items() if only(id) and is_drawn(definition)]
-    return list(tqdm(_made_by(jobs, partial(_made, seed), ids), f"seed {seed}", len(ids), unit="case", disable=None))
+    if size == "large":
+        chosen = [id for id in large.ids() if only(id)]
+    else:
+        chosen = [id for id, definition in definitions(_salt(seed, 0)).items() if only(id) and is_drawn(definition)]
+    made = _made_by(jobs, partial(_made, seed), chosen)
+    return list(tqdm(made, f"seed {seed}", len(chosen), unit="case", disable=None))
 
 
 def is_drawn(definition: Definition) -> bool:
@@ -59,6 +67,11 @@ def _made_by(jobs: int, make: Callable[[str], Case], ids: list[str]) -> Iterator
         yield from pool.map(make, ids)
 
 
+def _definition(id: str, salt: str) -> Definition:
+    """A committed case with the numbers of a salt, or a large one."""
+    return large.definition(id) if id.partition("/")[2] in large.LARGE else definitions(salt)[id]
+
+
 def _made(seed: int, id: str) -> Case:
     """The case of the first draw whose choices are certain in float32, or else of the first that can be made."""
     uncertain, failure = None, ""
@@ -66,7 +79,7 @@ def _made(seed: int, id: str) -> Case:
         salt = _salt(seed, attempt)
         try:
             with salted(salt):
-                case = build(definitions(salt)[id])
+                case = build(_definition(id, salt))
         except (GoldenError, ValueError) as error:
             failure = str(error)
             continue

@@ -8,7 +8,16 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.engine.format import Case, Gradients
-from moespec.conformance.engine.target import Job, Target, Values, contained, failure, generates, job_of
+from moespec.conformance.engine.target import (
+    Job,
+    Target,
+    Values,
+    check_unchanged,
+    contained,
+    failure,
+    generates,
+    job_of,
+)
 
 __all__ = ["gradients"]
 
@@ -36,7 +45,7 @@ class Gradient:
 
     def bind(self, target: Target) -> Callable[[Values, Values], Any]:
         """`sum(probe * output)` in float32 or better, as a function of `params` and `rest`."""
-        function, name, B, wide = self.job.bind(target), self.wanted.output, target.module, target.wide
+        function, name, B, wide = self.job.bind(target), self.wanted.output, target.array_operations(), target.wide
 
         def loss(params: Values, rest: Values) -> Any:
             values = {**rest, **params}
@@ -55,7 +64,7 @@ def gradients(target: Target, cases: Sequence[Case], mode: str) -> list[Values |
     found: dict[str, Values | Exception] = {}
     for code in (True, False):
         together = [gradient for gradient in wanted if generates(target, gradient.job.case) == code]
-        if mode == "compiled" and len(together) > 1:
+        if mode == "compiled" and len(together) > 1 and not target.differentiates:
             with suppress(Exception), contained():
                 found |= _differentiate(target, together, mode, code)
     for gradient in wanted:
@@ -63,10 +72,28 @@ def gradients(target: Target, cases: Sequence[Case], mode: str) -> list[Values |
         if case.id not in found:
             try:
                 with contained():
-                    found |= _differentiate(target, [gradient], mode, generates(target, case))
+                    if target.differentiates:
+                        found[case.id] = _derived(target, gradient, mode)
+                    else:
+                        found |= _differentiate(target, [gradient], mode, generates(target, case))
             except Exception as error:
                 found[case.id] = failure(target, error)
     return [found[case.id] for case in cases]
+
+
+def _derived(target: Target, gradient: Gradient, mode: str) -> Values:
+    """The gradient by the target's own derivative of the layer."""
+    function = target.derivative(gradient.job)
+    if mode == "compiled":
+        function = target.compile(function, code=generates(target, gradient.job.case))
+    arrays = gradient.job.arrays(target)
+    cotangent = target.arrays({"probe": gradient.wanted.probe})["probe"]
+    before = target.copies(arrays)
+    found = function(arrays, cotangent)
+    on_numpy = target.module.to_numpy({name: array for name, array in found.items() if name in gradient.wanted.wrt})
+    target.check_dtypes(on_numpy)
+    check_unchanged(before, target.copies(arrays))
+    return {name: np.asarray(array) for name, array in on_numpy.items()}
 
 
 def _differentiate(target: Target, wanted: Sequence[Gradient], mode: str, code: bool) -> dict[str, Values | Exception]:
@@ -78,8 +105,8 @@ def _differentiate(target: Target, wanted: Sequence[Gradient], mode: str, code: 
     function: Callable[..., Any] = target.compile(total, code=code) if mode == "compiled" else total
     params = {str(i): gradient.params(target) for i, gradient in enumerate(wanted)}
     rest = {str(i): gradient.rest(target) for i, gradient in enumerate(wanted)}
-    _, found = target.module.value_and_grad(function)(params, rest)
-    on_numpy = target.module.to_numpy(found)
+    _, found = target.array_operations().value_and_grad(function)(params, rest)
+    on_numpy = {key: target.module.to_numpy(part) for key, part in found.items()}
     for own in on_numpy.values():
         target.check_dtypes(own)
     return {

@@ -1,6 +1,7 @@
 """The expected results of a stage, each with the scale and the constant of its tolerance."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -8,13 +9,17 @@ from numpy.typing import NDArray
 
 from moespec import spec
 from moespec.conformance.algorithms import function
-from moespec.conformance.engine.compare import CONSTANTS
+from moespec.conformance.engine.compare import CONSTANTS, LARGE
+from moespec.conformance.engine.draw import signs
 from moespec.conformance.engine.format import Stage, Value
 from moespec.conformance.engine.reference import Arrays, GoldenError, Making
 from moespec.conformance.engine.scale import STEP, condition, pooled_spread, round_scale, spread
 from moespec.conformance.engine.trace import Recorder
 
-__all__ = ["along", "outputs"]
+__all__ = ["PROBES", "along", "outputs"]
+
+PROBES = 6
+"""Of a spread that stands for every other scale; a result is many numbers, whose mean counts for each."""
 
 
 def outputs(making: Making, stage: Stage) -> dict[str, Value]:
@@ -46,9 +51,12 @@ def _scales(
 ) -> dict[str, Arrays]:
     """The scales of the results by each of the rules that need derivatives."""
     scales: dict[str, Arrays] = {}
-    of_all = pooled_spread if function(stage.call).pooled else spread
-    for rule, of in (("condition", condition), ("spread", of_all)):
-        if rule in rules:
+    of_all: Callable[..., Arrays] = pooled_spread if function(stage.call).pooled else spread
+    of_each: Callable[..., Arrays] = condition
+    if making.sampled:
+        of_all = of_each = partial(pooled_spread, probes=PROBES)
+    for rule, of in (("condition", of_each), ("spread", of_all)):
+        if rule in rules or (making.sampled and rule == "condition"):
             found = [
                 of(lambda values: making.run(stage, values), group, computed)
                 for group, computed in zip(groups, each, strict=True)
@@ -72,13 +80,17 @@ def _scale(
         return round_scale(1 + np.abs(value))
     if output.written is None:
         return round_scale(scales[output.scale][name])
+    if making.sampled:  # the computation on absolute values grows with the number of terms, and errors with its root
+        return round_scale(scales["condition"][name])
     found = [{name: np.asarray(output.written(**making.given(stage, group)), np.float64)} for group in groups]
     written = making.join(stage, found)[name]
     return round_scale(written if output.scale == "written" else np.maximum(written, scales[output.scale][name]))
 
 
 def _carried(making: Making, stage: Stage, values: Arrays, results: Arrays) -> Arrays:
-    """What errors in the results of a router's calls do to its own, each as large as its written scale, one by one."""
+    """What errors in the results of a router's calls do to its own, each as large as its written scale: one by one, or
+    of a case that is sampled all together, with random signs.
+    """
     plain = Recorder(spec, values)
     making.run(stage, values, plain)
     found = {name: np.zeros(value.shape) for name, value in results.items() if value.dtype.kind == "f"}
@@ -88,15 +100,30 @@ def _carried(making: Making, stage: Stage, values: Arrays, results: Arrays) -> A
                 continue
             size = np.asarray(output.written(**plain.given[inner.name]), np.float64)
             total = {name: np.zeros(value.shape) for name, value in found.items()}
-            for index in np.ndindex(size.shape):
-                error = np.zeros(size.shape, np.complex128)
-                error[index] = 1j * STEP * size[index]
+            power = 2 if making.sampled else 1
+            for error in _sampled(size) if making.sampled else _each(size):
                 moved = Recorder(spec, values, _adding(inner.name, part, error))
                 for name, value in making.run(stage, values, moved).items():
                     if name in total:
-                        total[name] += np.abs(np.imag(value)) / STEP
+                        total[name] += (np.abs(np.imag(value)) / STEP) ** power
+            if making.sampled:
+                total = {name: np.sqrt(value / PROBES) for name, value in total.items()}
             found = {name: np.maximum(value, total[name]) for name, value in found.items()}
     return found
+
+
+def _each(size: NDArray[Any]) -> Iterator[NDArray[Any]]:
+    """For each number an error of its size in it alone."""
+    for index in np.ndindex(size.shape):
+        error = np.zeros(size.shape, np.complex128)
+        error[index] = 1j * STEP * size[index]
+        yield error
+
+
+def _sampled(size: NDArray[Any]) -> Iterator[NDArray[Any]]:
+    """Errors in all numbers, with random signs."""
+    for probe in range(PROBES):
+        yield 1j * STEP * size * signs(f"carried/{probe}", size.shape)
 
 
 def _adding(name: str, part: str, error: Any) -> Callable[[Stage, Any], Any]:
@@ -121,7 +148,7 @@ def _constant(making: Making, stage: Stage, name: str) -> str:
         if isinstance(reference, str) and reference not in making.tensors:
             routing = making.stages[reference.partition("/")[0]]
             found += [value.constant for part, value in routing.outputs.items() if part in ("weights", "combine")]
-    return largest(found)
+    return (LARGE if making.sampled else "") + largest([name.removeprefix(LARGE) for name in found])
 
 
 def along(making: Making, reference: str, name: str = "") -> str:

@@ -14,7 +14,7 @@ import numpy as np
 from tqdm import tqdm
 
 from moespec.conformance.algorithms import function, variants
-from moespec.conformance.engine.compare import DTYPES, Dtype, compare, precision
+from moespec.conformance.engine.compare import ALL_DTYPES, Dtype, compare, precision
 from moespec.conformance.engine.format import Case, Value
 from moespec.conformance.engine.survey import DTYPE, called
 from moespec.conformance.engine.target import Target, Values, execute, job_of
@@ -47,7 +47,7 @@ def recognise(results: Sequence[CaseResult], known: "Known") -> list[Match]:
     failing = {key: group for key, group in groups.items() if any(result.returned for result in group)}
     matches = []
     for (algorithm, dtype, mode), group in tqdm(failing.items(), desc="known variants", unit="part", disable=None):
-        for name, agree, of in _explained(known, group, DTYPES[dtype]):
+        for name, agree, of in _explained(known, group, ALL_DTYPES[dtype]):
             v = variants()[name]
             matches.append(Match(algorithm, dtype, mode, v.name, v.computes, v.ledger, v.who, agree, of))
     return matches

@@ -47,7 +47,8 @@ class Making:
     """A case in the making.
 
     tensors: inputs and expected results by reference, and stages: by name, as far as they are made. trace: the calls
-    that a router made, and routing: the one whose result is its routing. bound: stages as functions of their arrays.
+    that a router made, and routing: the one whose result is its routing. sampled: whether every scale is the spread over
+    a few probes, since a derivative by each number would take too long. bound: stages as functions of their arrays.
     """
 
     inputs: Mapping[str, Tensor]
@@ -56,6 +57,7 @@ class Making:
     decisions: dict[str, Any] = field(default_factory=dict)
     trace: tuple[Stage, ...] = ()
     routing: str = ""
+    sampled: bool = False
     bound: dict[str, Callable[[Arrays], Any]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from moespec.conformance.engine import call
 from moespec.conformance.engine.adapter import Adapter
-from moespec.conformance.engine.compare import DTYPES, SHORT
+from moespec.conformance.engine.compare import ALL_DTYPES, SHORT
 from moespec.conformance.engine.errors import invalid_and_valid
 from moespec.conformance.engine.files import read
 from moespec.conformance.engine.format import Case
@@ -58,15 +58,18 @@ def open_case(
     dtype: str = "float64",
     mode: str = "eager",
     seed: int | None = None,
+    size: str = "small",
     vectors: Path = VECTORS,
 ) -> OpenStage:
     """The stage (or `gradient`) of the case with that id, for one of: a target module, an adapter, a folder of files.
 
-    seed: of a fresh case. Raises ValueError if there is no such case or stage, and for a mesh, which `show` opens.
+    seed, size: of a fresh case. Raises ValueError if there is no such case or stage, and for a mesh, which `show` opens.
     """
-    case = next(
-        iter(load(vectors, lambda known: known == id) if seed is None else fresh(seed, lambda known: known == id)), None
-    )
+
+    def only(known: str) -> bool:
+        return known == id
+
+    case = next(iter(load(vectors, only) if seed is None else fresh(seed, only, size=size)), None)
     if case is None:
         raise ValueError(f"id: there is no case {id!r}")
     if mesh_of(mode):
@@ -83,7 +86,7 @@ def open_case(
         wanted = {name: value.array for name, value in case.stage(stage).outputs.items()}
     if files:
         return OpenStage(inputs, wanted, partial(_read, Path(files) / f"{id}.safetensors", stage))
-    precision = DTYPES[SHORT.get(dtype, dtype)]
+    precision = ALL_DTYPES[SHORT.get(dtype, dtype)]
     opened = Adapter(adapter, precision) if adapter else Target(target, precision)
     return OpenStage(inputs, wanted, partial(_run, opened, job, stage, mode))
 
@@ -121,8 +124,10 @@ def code(report: Report, result: CaseResult, case: Case) -> str:
     if (stage != "gradient" and stage not in stages) or mesh_of(result.mode):
         return ""
     calls = ["value_and_grad"] if stage == "gradient" else call.names(stages[stage], stages, call.golden(case))
-    mode = f", mode={result.mode!r}" if report.interface == "target" else ""
+    compiled = report.interface == "adapter" and result.mode != "eager"
+    mode = f", mode={result.mode!r}" if report.interface == "target" or compiled else ""
     mode += "" if report.seed is None else f", seed={report.seed}"
+    mode += "" if report.size == "small" else f", size={report.size!r}"
     pick = f".get({name!r})" if name else ""
     opened = f"{case.id!r}, {stage!r}, {report.interface}={report.target!r}, dtype={result.dtype!r}{mode}"
     return "\n".join(

@@ -11,11 +11,12 @@ from tqdm import tqdm
 
 from moespec.backends.mesh import MeshSizes
 from moespec.conformance.engine import errors
-from moespec.conformance.engine.compare import DTYPES, Outcome, certified, compared
+from moespec.conformance.engine.compare import ALL_DTYPES, Outcome, certified, compared, exact
 from moespec.conformance.engine.format import Case
 from moespec.conformance.engine.gradients import gradients
 from moespec.conformance.engine.mesh_run import run_on_meshes
 from moespec.conformance.engine.modes import mesh_of
+from moespec.conformance.engine.repeat import repeated
 from moespec.conformance.engine.target import ExitedError, Target, contained, execute, job_of
 from moespec.conformance.report.results import CaseResult
 
@@ -31,23 +32,25 @@ def run(
     jobs: int = 1,
     interface: type[Target] = Target,
     processes: int | None = None,
+    repeat: bool = False,
 ) -> tuple[list[CaseResult], dict[str, str]]:
     """The results of all cases in all dtypes and modes, and the dtypes that the target does not have, with its reason.
 
     jobs: processes that share the work, an algorithm in one dtype and mode at a time. interface: what `name` names.
     processes: of each mesh, by default as few as can be; the cases that do not run on one have no result there.
+    repeat: whether everything is computed twice, and must be the same bit by bit; on meshes it is not.
     """
     # What is made of other things comes late in the registry and takes long, so it begins.
     groups = _by_algorithm(cases)[::-1]
     alone = [mode for mode in modes if mesh_of(mode) is None]
-    parts = [(interface, name, dtype, mode, group) for group in groups for mode in alone for dtype in dtypes]
+    parts = [(interface, name, dtype, mode, repeat, group) for group in groups for mode in alone for dtype in dtypes]
     results: dict[tuple[str, str, str], CaseResult] = {}
     unsupported: dict[str, str] = {}
     with tqdm(
         total=len(cases) * len(dtypes) * len(alone), desc=name, unit="case", disable=None if alone else True
     ) as bar:
         for part, (found, reason) in zip(parts, _run_parts(parts, jobs), strict=True):
-            _, _, dtype, mode, group = part
+            _, _, dtype, mode, _, group = part
             results |= {(mode, dtype, result.id): result for result in found}
             unsupported |= {dtype: reason} if reason else {}
             bar.set_postfix_str(f"{dtype} {mode} {group[0].algorithm}")
@@ -68,8 +71,8 @@ def _by_devices(modes: Sequence[str]) -> Iterable[list[MeshSizes]]:
     return groups.values()
 
 
-Part = tuple[type[Target], str, str, str, list[Case]]
-"""Interface, name of the target, dtype, mode, and the cases of one algorithm."""
+Part = tuple[type[Target], str, str, str, bool, list[Case]]
+"""Interface, name of the target, dtype, mode, whether all is repeated, and the cases of one algorithm."""
 
 
 def _run_parts(parts: Sequence[Part], jobs: int) -> Iterator[tuple[list[CaseResult], str]]:
@@ -100,13 +103,13 @@ def _pool(jobs: int) -> ProcessPoolExecutor:
 
 def _run_part(part: Part) -> tuple[list[CaseResult], str]:
     """The results, and why the target does not have the dtype, or an empty string."""
-    interface, name, dtype, mode, group = part
+    interface, name, dtype, mode, repeat, group = part
     begun = time.perf_counter()
     try:
         with contained():
-            target = interface(name, DTYPES[dtype])
+            target = interface(name, ALL_DTYPES[dtype])
             reason = target.unsupported()
-            results = [] if reason else run_cases(target, group, mode)
+            results = [] if reason else run_cases(target, group, mode, repeat)
     except ExitedError as error:  # where it is not called for a case
         return _lost(part, f"{type(error).__name__}: {error}"), ""
     for result in results:
@@ -116,7 +119,7 @@ def _run_part(part: Part) -> tuple[list[CaseResult], str]:
 
 def _lost(part: Part, message: str) -> list[CaseResult]:
     """The results of cases of which no other came: each is an error."""
-    _, _, dtype, mode, group = part
+    _, _, dtype, mode, _, group = part
     outcome = Outcome("target", "error", math.inf, message)
     return [CaseResult(c.id, c.algorithm, c.kind, dtype, mode, [outcome]) for c in group]
 
@@ -128,13 +131,13 @@ def _by_algorithm(cases: Sequence[Case]) -> list[list[Case]]:
     return list(groups.values())
 
 
-def run_cases(target: Target, cases: Sequence[Case], mode: str) -> list[CaseResult]:
-    """The results of the cases in the target's dtype, algorithm by algorithm."""
+def run_cases(target: Target, cases: Sequence[Case], mode: str, repeat: bool = False) -> list[CaseResult]:
+    """The results of the cases in the target's dtype, algorithm by algorithm; with `repeat` of two calls each."""
     with target.context():
-        return [result for group in _by_algorithm(cases) for result in _run_algorithm(target, group, mode)]
+        return [result for group in _by_algorithm(cases) for result in _run_algorithm(target, group, mode, repeat)]
 
 
-def _run_algorithm(target: Target, cases: Sequence[Case], mode: str) -> list[CaseResult]:
+def _run_algorithm(target: Target, cases: Sequence[Case], mode: str, repeat: bool) -> list[CaseResult]:
     cases = [target.wanted(case) for case in cases]
     results = {c.id: CaseResult(c.id, c.algorithm, c.kind, target.dtype.name, mode) for c in cases}
 
@@ -143,25 +146,36 @@ def _run_algorithm(target: Target, cases: Sequence[Case], mode: str) -> list[Cas
         results[case.id].outcomes.append(Outcome(case.expected_error.stage, state, 0.0, message))
 
     smooth = [case for case in cases if case.gradients and _differentiable(target, case, results)]
-    for case, found in zip(smooth, gradients(target, smooth, mode), strict=True):
+    computed = gradients(target, smooth, mode)
+    again = gradients(target, smooth, mode) if repeat else computed
+    for case, found, second in zip(smooth, computed, again, strict=True):
+        results[case.id].outcomes += repeated("gradient", found, second)
         sure = certified(case.decisions.get(case.expected_gradients.stage), target.dtype)
-        results[case.id].outcomes += compared("gradient", case.expected_gradients.wrt, found, target.dtype, sure)
+        outcomes = compared("gradient", case.expected_gradients.wrt, found, target.dtype, sure)
+        results[case.id].outcomes += outcomes
+        if not isinstance(found, Exception) and any(outcome.state == "fail" for outcome in outcomes):
+            results[case.id].returned["gradient"] = found
 
     # What a case is about comes first: its gradient, then the whole. Steps explain what did not pass.
     for whole in (True, False):
         unsettled = [case for case in cases if case.expect is None and results[case.id].state != "pass"]
-        _run_stages(target, unsettled, whole, results, mode)
+        _run_stages(target, unsettled, whole, results, mode, repeat)
     return list(results.values())
 
 
-def _run_stages(target: Target, cases: Sequence[Case], whole: bool, results: dict[str, CaseResult], mode: str) -> None:
+def _run_stages(
+    target: Target, cases: Sequence[Case], whole: bool, results: dict[str, CaseResult], mode: str, repeat: bool
+) -> None:
     """Run the whole of the cases, or their steps, and put the outcomes before those there are: they come earlier."""
     chosen = [(c, s.name) for c in cases for s in c.stages if s.outputs and (s.name in c.whole) == whole]
     jobs = [job_of(case, name) for case, name in chosen if _available(target, case, name, results)]
     before: dict[str, list[Outcome]] = {}
-    for job, found in zip(jobs, execute(target, jobs, mode), strict=True):
+    computed = execute(target, jobs, mode)
+    again = execute(target, jobs, mode) if repeat else computed
+    for job, found, second in zip(jobs, computed, again, strict=True):
         sure = certified(job.case.decisions.get(job.stage.name), target.dtype)
-        outcomes = compared(job.stage.name, job.stage.outputs, found, target.dtype, sure, job.stage.call)
+        outcomes = repeated(job.stage.name, found, second)
+        outcomes += compared(job.stage.name, job.stage.outputs, found, target.dtype, sure, job.stage.call)
         before.setdefault(job.case.id, []).extend(outcomes)
         if not isinstance(found, Exception) and any(outcome.state == "fail" for outcome in outcomes):
             results[job.case.id].returned[job.stage.name] = found
@@ -170,15 +184,23 @@ def _run_stages(target: Target, cases: Sequence[Case], whole: bool, results: dic
 
 
 def _available(target: Target, case: Case, stage: str, results: dict[str, CaseResult]) -> bool:
-    lacks = target.lacks(case.stage(stage), case)
-    if lacks:
-        results[case.id].outcomes.append(Outcome(stage, "not implemented", 0.0, lacks))
-    return not lacks
+    state, reason = _obstacle(target, case, stage)
+    if state:
+        results[case.id].outcomes.append(Outcome(stage, state, 0.0, reason))
+    return not state
+
+
+def _obstacle(target: Target, case: Case, stage: str) -> tuple[str, str]:
+    """The state of a stage that cannot be run, and why; two empty strings for one that can."""
+    if lacks := target.lacks(case.stage(stage), case):
+        return "not implemented", lacks
+    if not all(exact(tensor.array, target.dtype) for tensor in case.inputs.values()):
+        return "inconclusive", f"an input has numbers that {target.dtype.name} does not have"
+    return "", ""
 
 
 def _differentiable(target: Target, case: Case, results: dict[str, CaseResult]) -> bool:
-    for name in ("value_and_grad", "sum", "cast"):
-        if not hasattr(target.module, name):
-            results[case.id].outcomes.append(Outcome("gradient", "not implemented", 0.0, f"{name} is missing"))
-            return False
-    return not target.lacks(case.stage(case.expected_gradients.stage), case)
+    if lacks := target.lacks_gradients():
+        results[case.id].outcomes.append(Outcome("gradient", "not implemented", 0.0, lacks))
+        return False
+    return not any(_obstacle(target, case, case.expected_gradients.stage))

@@ -9,6 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moespec.conformance.algorithms import function
+from moespec.conformance.engine.backward import layer_slopes, slope
+from moespec.conformance.engine.compare import LARGE
 from moespec.conformance.engine.describe import GROUPS
 from moespec.conformance.engine.draw import grid
 from moespec.conformance.engine.format import Gradients, Stage, Tensor, Value
@@ -39,47 +41,47 @@ def gradients(making: Making, stage: Stage, output: str, by: tuple[str, ...], ke
     def weights_of(probe: NDArray[Any], groups: list[Arrays]) -> list[Any]:
         return list(probe) if stacked else [probe / len(groups)] * len(groups)
 
-    def gradient(making: Making, probe: NDArray[Any]) -> Arrays:
+    def of_group(making: Making, group: Arrays, weights: Any) -> Arrays:
+        if making.sampled:
+            return layer_slopes(making, stage, group, weights)
+        return {n: slope(partial(scalar, weights=weights), group, n) for n in by}
+
+    def gradient(making: Making, probe: NDArray[Any], check: bool = False) -> Arrays:
         groups = making.groups(stage)
-        pairs = list(zip(groups, weights_of(probe, groups), strict=True))
-        slopes = {n: [_slope(partial(scalar, weights=w), group, n) for group, w in pairs] for n in by}
-        return {n: np.stack(found) if n in rows else np.sum(found, axis=0) for n, found in slopes.items()}
+        slopes = []
+        for group, weights in zip(groups, weights_of(probe, groups), strict=True):
+            slopes.append(of_group(making, group, weights))
+            if check:
+                _cross_check(stage, partial(scalar, weights=weights), group, {n: slopes[-1][n] for n in by})
+        found = {n: [each[n] for each in slopes] for n in by}
+        return {n: np.stack(each) if n in rows else np.sum(each, axis=0) for n, each in found.items()}
 
     wide = np.asarray(probe.array, np.float64)
-    exact = gradient(making, wide)
-    for group, weights in zip(groups, weights_of(wide, groups), strict=True):
-        _cross_check(stage, partial(scalar, weights=weights), group, by)
+    exact = gradient(making, wide, check=True)
 
     def moved(values: Arrays) -> Arrays:
         tensors = {n: Tensor(array, making.tensors[n].axes) for n, array in values.items() if n != PROBE}
         return gradient(replace(making, tensors={**making.tensors, **tensors}), values[PROBE])
 
-    constant = "gradient" if value.constant == "direct" else "iterated gradient"
+    constant = "gradient" if value.constant.removeprefix(LARGE) == "direct" else "iterated gradient"
+    constant = LARGE + constant if making.sampled else constant
     # Sums over the results cancel in a gradient, so the probe counts as an input that is rounded, too.
     flat = {n: np.asarray(making.tensors[n].array) for g in groups for n in g}
     flat = {n: array.astype(np.float64) if array.dtype.kind == "f" else array for n, array in flat.items()}
-    scales = pooled_spread(moved, {**flat, PROBE: wide}, exact, probes=8)
+    scales = pooled_spread(moved, {**flat, PROBE: wide}, exact, probes=2 if making.sampled else 8)
     axes: Mapping[str, tuple[str, ...]] = {n: making.tensors[n].axes for n in by}
     wrt = {n: Value(exact[n], axes[n], "float", round_scale(scales[n]), constant) for n in by}
     return Gradients(stage.name, output, probe, wrt)
 
 
-def _slope(function: Callable[[Arrays], Any], values: Arrays, name: str) -> NDArray[np.float64]:
-    """The derivative of a number with respect to every entry of one value."""
-    moved = np.array(values[name], np.complex128)
-    slope = np.zeros(moved.shape)
-    for index in np.ndindex(moved.shape):
-        moved[index] = values[name][index] + STEP * 1j
-        slope[index] = np.imag(function({**values, name: moved})) / STEP
-        moved[index] = values[name][index]
-    return slope
-
-
-def _cross_check(stage: Stage, scalar: Callable[[Arrays], Any], group: Arrays, by: tuple[str, ...]) -> None:
+def _cross_check(stage: Stage, scalar: Callable[[Arrays], Any], group: Arrays, slopes: Arrays) -> None:
     """Steps get smaller, and rounding larger, until curvature is not seen any more (`1 / epsilon` at norm 0)."""
-    for name in by:
-        direction = grid(f"direction/{name}", group[name].shape, reach=1.0)
+    for name, found in slopes.items():
+        direction = grid(f"direction/{name}", group[name].shape, reach=1.0).astype(np.float64)
         exact = np.imag(scalar({**group, name: group[name] + STEP * 1j * direction})) / STEP
+        along = np.sum(direction * found)
+        if abs(exact - along) > 1e-9 * (1 + np.sum(np.abs(direction * found))):
+            raise GoldenError(f"{stage.name}: d/d{name} is {exact} along a direction, {along} by the gradient")
         for step, allowed in ((1e-5, 1e-6), (1e-9, 1e-2)):
             ahead, behind = (scalar({**group, name: group[name] + s * direction}) for s in (step, -step))
             central = (ahead - behind) / (2 * step)

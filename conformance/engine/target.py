@@ -23,6 +23,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
+from itertools import count
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -39,12 +40,14 @@ __all__ = [
     "MalformedError",
     "Target",
     "Values",
+    "check_unchanged",
     "claimed",
     "contained",
     "execute",
     "failure",
     "generates",
     "job_of",
+    "unseen",
 ]
 
 Values = dict[str, Any]
@@ -80,6 +83,20 @@ def contained() -> Iterator[None]:
 def claimed(target: Any) -> str:
     """The version of the specification that a module or an object claims to follow, or an empty string."""
     return str(getattr(target, "__moespec_version__", ""))
+
+
+_numbers = count(1)
+
+
+def unseen(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function as one that no compiler has met.
+
+    Compilers remember a function by its code and generalise when they meet it with other constants; here each case has
+    its own, and must be compiled as if it were the first.
+    """
+    f: Any = function
+    code = f.__code__.replace(co_firstlineno=next(_numbers))
+    return FunctionType(code, f.__globals__, f.__name__, f.__defaults__, f.__closure__)
 
 
 class Target:
@@ -133,7 +150,14 @@ class Target:
         """Why the target cannot run a stage of a case, or an empty string."""
         if reason := self.not_offered(case):
             return f"declared as not offered: {reason}"
+        if self.dtype.name == "float16" and function(stage.call).batched:
+            return "whole models are not run in float16"
         return call.missing(self.module, stage, {each.name: each for each in case.stages}, call.golden(case))
+
+    def lacks_gradients(self) -> str:
+        """Why the target has no gradients, or an empty string."""
+        missing = [name for name in ("value_and_grad", "sum", "cast") if not hasattr(self.module, name)]
+        return f"{missing[0]} is missing" if missing else ""
 
     def result(
         self, stage: Stage, stages: Mapping[str, Stage], known: Collection[str], compile: Any = None
@@ -148,19 +172,23 @@ class Target:
         )
 
     def compile(self, function: Callable[..., Any], *, code: bool) -> Callable[..., Any]:
-        """The function compiled by the target, without `code` by its `quick_compile` if it has one.
-
-        Compilers remember a function by its code and generalise when they meet it with other constants; here each case
-        has its own, and must be compiled as if it were the first.
-        """
-        Target.compiled += 1
-        f, unseen = function, function.__code__.replace(co_firstlineno=Target.compiled)
-        fresh = FunctionType(unseen, f.__globals__, f.__name__, f.__defaults__, f.__closure__)
+        """The function compiled by the target, without `code` by its `quick_compile` if it has one."""
         quick = not code and hasattr(self.module, "quick_compile")
-        compiled: Callable[..., Any] = (self.module.quick_compile if quick else self.module.compile)(fresh)
+        compiled: Callable[..., Any] = (self.module.quick_compile if quick else self.module.compile)(unseen(function))
         return compiled
 
-    compiled = 0
+    @property
+    def differentiates(self) -> bool:
+        """Whether it has a derivative of its own of a whole layer, `derivative`, as an adapter may have."""
+        return False
+
+    def derivative(self, job: "Job") -> Callable[[Values, Any], Values]:
+        """That derivative, as a function of the arrays that a stage reads and the cotangent of its output."""
+        raise NotOfferedError("a module is differentiated by its value_and_grad")
+
+    def array_operations(self) -> Any:
+        """What has `value_and_grad`, `sum` and `cast`."""
+        return self.module
 
     def arrays(self, values: Mapping[str, Tensor], dtype: str | None = None) -> Values:
         """Copies of values as arrays of the target in its dtype."""
@@ -285,7 +313,7 @@ def _compiled(target: Target, jobs: Sequence[Job], code: bool) -> dict[int, Valu
         results = compiled(arrays)
         for job, own, copies, result in zip(chosen, arrays, before, results, strict=True):
             found[id(job)] = _finished(target, job, result)
-            _check_unchanged(copies, target.copies(own))
+            check_unchanged(copies, target.copies(own))
     return found
 
 
@@ -298,7 +326,7 @@ def _alone(target: Target, job: Job, mode: str) -> Values | Exception:
             arrays = job.arrays(target)
             before = target.copies(arrays)
             found = _finished(target, job, function(arrays))
-            _check_unchanged(before, target.copies(arrays))
+            check_unchanged(before, target.copies(arrays))
             return found
     except Exception as error:
         return failure(target, error)
@@ -307,10 +335,15 @@ def _alone(target: Target, job: Job, mode: str) -> Values | Exception:
 def failure(target: Target, error: Exception) -> Exception:
     """How an exception of a target counts. Only targets that may decline a case do so with one."""
     declined = isinstance(error, NotOfferedError) and not target.declines
-    return UndeclaredError(str(error)) if declined else error
+    if not declined:
+        return error
+    undeclared = UndeclaredError(str(error))
+    undeclared.__cause__ = error
+    return undeclared
 
 
-def _check_unchanged(before: Values, after: Values) -> None:
+def check_unchanged(before: Values, after: Values) -> None:
+    """Raise ChangedError for an array that is not as it was."""
     for name, array in before.items():
         if array.tobytes() != after[name].tobytes():
             raise ChangedError(f"{name} is not as it was before the call")
@@ -320,4 +353,6 @@ def _finished(target: Target, job: Job, results: Any) -> Values | Exception:
     try:
         return target.finished(job, results)
     except Exception as error:
-        return MalformedError(f"{type(error).__name__}: {error}")
+        malformed = MalformedError(f"{type(error).__name__}: {error}")
+        malformed.__cause__ = error
+        return malformed

@@ -1,23 +1,25 @@
 """Waivers: failures that somebody answers for, in a TOML file.
 
     [[waiver]]
-    case = "sinkhorn/large"        # an exact id
+    case = "sinkhorn/large"        # an id, or a pattern of those of one algorithm: "sinkhorn/negative_*"
     revision = 1                   # of the algorithm when the waiver was written
     reason = "the kernel clips logits at 80; issue 12 of our tracker"
     dtype = "bf16"                 # optional, as is `mode`: without it, in every dtype
 
 A waived failure is counted as skipped, never as passed. A waiver is a failure itself when what it waives passes, or
-when nothing that it could waive fails; it is an error when its case or its revision is not that of the suite.
+when nothing that it could waive fails; it is an error when its case or its revision is not that of the suite. A pattern
+waives what fails of all that it matches, and is an error where there is no such case.
 """
 
 import tomllib
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from math import inf
 from pathlib import Path
 from typing import Any
 
-from moespec.conformance.engine.compare import DTYPES, SHORT, Outcome
+from moespec.conformance.engine.compare import ALL_DTYPES, SHORT, Outcome
 from moespec.conformance.engine.modes import mesh_of
 from moespec.conformance.engine.rows import ALGORITHMS
 from moespec.conformance.report.results import FAILED, CaseResult
@@ -45,7 +47,16 @@ class Waiver:
 
     def covers(self, result: CaseResult) -> bool:
         """Whether the waiver is for this result."""
-        return self.case == result.id and self.dtype in ("", result.dtype) and self.mode in ("", result.mode)
+        return self.matches(result.id) and self.dtype in ("", result.dtype) and self.mode in ("", result.mode)
+
+    @property
+    def is_pattern(self) -> bool:
+        """Whether it may be for several cases."""
+        return any(sign in self.case for sign in "*?[")
+
+    def matches(self, id: str) -> bool:
+        """Whether it is for the case with that id."""
+        return fnmatchcase(id, self.case) if self.is_pattern else self.case == id
 
 
 def read(path: Path, ids: Collection[str], modes: Collection[str]) -> list[Waiver]:
@@ -67,8 +78,10 @@ def read(path: Path, ids: Collection[str], modes: Collection[str]) -> list[Waive
         waiver = _waiver(entry, place, ids, modes)
         for other in waivers:
             same = all(not a or not b or a == b for a, b in ((other.dtype, waiver.dtype), (other.mode, waiver.mode)))
-            if other.case == waiver.case and same:
-                raise WaiverError(f"{place}: {waiver} is waived twice")
+            twice = [id for id in sorted(ids) if same and other.matches(id) and waiver.matches(id)]
+            if twice:
+                name = "" if waiver.case == twice[0] else f", as {twice[0]}"
+                raise WaiverError(f"{place}: {waiver} is waived twice{name}")
         waivers.append(waiver)
     return waivers
 
@@ -87,10 +100,13 @@ def _waiver(entry: Any, place: str, ids: Collection[str], modes: Collection[str]
         if type(entry[key]) is not types[key] or entry[key] == "" or str(entry[key]).isspace():
             raise WaiverError(f"{place}: {key} is {entry[key]!r}, expected {types[key].__name__}, not empty")
     waiver = Waiver(**{**entry, "dtype": SHORT.get(entry.get("dtype", ""), entry.get("dtype", ""))})
-    if waiver.case not in ids:
-        raise WaiverError(f"{place}: there is no case {waiver.case!r}; `list` prints them all")
+    if waiver.is_pattern and waiver.case.partition("/")[0] not in ALGORITHMS:
+        raise WaiverError(f"{place}: the pattern {waiver.case!r} must begin with an algorithm, whose revision it has")
+    if not any(waiver.matches(id) for id in ids):
+        text = "no case matches" if waiver.is_pattern else "there is no case"
+        raise WaiverError(f"{place}: {text} {waiver.case!r}; `list` prints them all")
     meshes = [waiver.mode] if mesh_of(waiver.mode) else []
-    for key, value, known in (("dtype", waiver.dtype, DTYPES), ("mode", waiver.mode, [*modes, *meshes])):
+    for key, value, known in (("dtype", waiver.dtype, ALL_DTYPES), ("mode", waiver.mode, [*modes, *meshes])):
         if value and value not in known:
             raise WaiverError(f"{place}: unknown {key} {value!r}; expected {', '.join(known)}")
     revision = ALGORITHMS[waiver.case.split("/")[0]].revision
@@ -115,8 +131,8 @@ def apply(waivers: Iterable[Waiver], results: Sequence[CaseResult]) -> tuple[lis
 
 
 def _waived(waiver: Waiver, result: CaseResult) -> CaseResult:
-    """A failure as waived, a pass as a failure, and anything else as it is."""
-    if result.state == "pass":
+    """A failure as waived, a pass as a failure unless a pattern matches it, and anything else as it is."""
+    if result.state == "pass" and not waiver.is_pattern:
         outcome = Outcome("waiver", "fail", inf, f"passes, and is waived: {waiver.reason}")
         return replace(result, outcomes=[outcome, *result.outcomes])
     if result.state not in FAILED:

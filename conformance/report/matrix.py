@@ -1,18 +1,27 @@
 """The matrix as text: rows are the algorithms of the registry, columns the kinds of cases in each dtype and mode."""
 
-import math
 import shlex
 from collections.abc import Iterable, Sequence
 
 from moespec.conformance.engine.rows import ALGORITHMS
+from moespec.conformance.report.causes import causes
 from moespec.conformance.report.report import Report
 from moespec.conformance.report.results import COLUMNS, FAILED, STATES, CaseResult
 
-__all__ = ["SIGNS", "cell", "command", "failures", "skips", "summary", "table", "total"]
+__all__ = ["MOST", "SIGNS", "cell", "command", "failures", "skips", "summary", "table", "total"]
 
-SIGNS = {"fail": "F", "error": "E", "waived": "w", "not implemented": "-", "inconclusive": "?", "unchecked": "u"}
+SIGNS = {
+    "fail": "F",
+    "error": "E",
+    "reordered": "o",
+    "waived": "w",
+    "not implemented": "-",
+    "inconclusive": "?",
+    "unchecked": "u",
+}
 LEGEND = (
-    "A number alone: that many cases pass. F failed, E raised an exception, w failed and waived, - not implemented, "
+    "A number alone: that many cases pass. F failed, E raised an exception, o failed by the order of "
+    "equal scores alone, w failed and waived, - not implemented, "
     "? inconclusive (a choice is too close to a tie for the dtype), u an optional check that is not made; each with "
     "the number of such cases of all."
 )
@@ -49,32 +58,57 @@ def cell(results: Sequence[CaseResult]) -> str:
     return f"{' '.join(signs)}/{len(states)}"
 
 
-def failures(report: Report) -> str:
-    """For each failure: the case, where it first differs, by how much, and the command that runs it alone.
+MOST = 5
+"""Failures of an algorithm that are printed."""
 
-    After them the known variants that they equal, and what is wrong besides the cases.
+
+def failures(report: Report, *, everything: bool = False) -> str:
+    """What is wrong besides the cases and the known variants that failures equal; then, for each failure, the case, where
+    it first differs, by how much, and the command that runs it alone.
+
+    An exception that several cases raise is one entry, with the lines of code that raised it. Of each algorithm a few are
+    listed, or with `everything` all.
     """
-    lines = []
-    for result in report.results:
-        if result.state in FAILED:
-            first = result.first
-            size = (
-                f", {first.fraction:.3g} of the tolerance" if math.isfinite(first.fraction) and first.fraction else ""
-            )
-            lines += [
-                f"{result.state.upper()} {result.id} [{result.dtype} {result.mode}] first at {first.stage}{size}",
-                *(f"    {line}" for line in first.message.splitlines()),
-                f"    {command(report, result)}",
-            ]
     known = [f"{m.algorithm} [{m.dtype} {m.mode}] equals the known variant {m.text}" for m in report.matches]
-    return "\n".join([*lines, *known, *(f"FAIL {problem}" for problem in report.problems)])
+    lines = [*known, *(f"FAIL {problem}" for problem in report.problems)]
+    grouped = causes(report)
+    lines += [f"{cause.text} ({cause.first.id}{cause.more})" for cause in grouped if cause.first.state == "reordered"]
+    for cause in grouped:
+        if cause.first.state == "error":
+            lines += _entry(report, cause.first, cause.more)
+    counts: dict[str, int] = {}
+    for result in report.results:
+        if result.state in FAILED and result.state != "error":
+            count = counts[result.algorithm] = counts.get(result.algorithm, 0) + 1
+            lines += _entry(report, result) if everything or count <= MOST else []
+    for algorithm, count in counts.items():
+        if count > MOST and not everything:
+            lines.append(f"{algorithm}: {count - MOST} more failures; --all prints them, and --report writes them")
+    return "\n".join(lines)
+
+
+def _entry(report: Report, result: CaseResult, more: str = "") -> list[str]:
+    first = result.first
+    word = "ERROR" if result.state == "error" else "FAIL"
+    return [
+        f"{word} {result.id} [{result.dtype} {result.mode}] first at {first.stage}{more}",
+        *(f"    {line}" for line in first.message.splitlines()),
+        *(f"    {line}" for line in first.trace.splitlines()),
+        f"    {command(report, result)}",
+    ]
 
 
 def command(report: Report, result: CaseResult) -> str:
     """The command that runs, or checks, a case alone."""
-    mode = f" --mode {shlex.quote(result.mode)}" if report.interface == "target" else ""
+    mode = (
+        f" --mode {shlex.quote(result.mode)}"
+        if (report.interface != "files" and result.mode != "eager") or report.interface == "target"
+        else ""
+    )
     interface = f"--{report.interface} {shlex.quote(report.target)}"
     fresh = "" if report.seed is None else f" --fresh {report.seed}"
+    fresh += "" if report.size == "small" else f" --size {report.size}"
+    fresh += " --repeat" if report.repeat else ""
     return f"python -m moespec.conformance show {result.id} {interface} --dtype {result.dtype}{mode}{fresh}"
 
 
@@ -95,12 +129,12 @@ def _reason(result: CaseResult) -> str:
     return result.first.message
 
 
-def summary(report: Report, algorithms: Sequence[str] = tuple(ALGORITHMS)) -> str:
+def summary(report: Report, algorithms: Sequence[str] = tuple(ALGORITHMS), *, everything: bool = False) -> str:
     """All that is printed of a report but for the last line: the matrix, what was skipped, and what failed."""
-    parts = [] if report.seed is None else [f"fresh, seed {report.seed}\n"]
+    parts = [] if report.seed is None else [f"{report.made}\n"]
     parts += [f"{report.note}\n"] if report.note else []
     parts += [table(report.results, algorithms) + "\n"] if report.results else []
-    parts += [*skips(report), failures(report)]
+    parts += [*skips(report), failures(report, everything=everything)]
     return "\n".join(part for part in parts if part)
 
 

@@ -18,6 +18,7 @@ from moespec.conformance.engine.format import Case, Stage
 from moespec.conformance.engine.reproduce import code
 from moespec.conformance.engine.rows import ALGORITHMS
 from moespec.conformance.engine.suite import VECTORS
+from moespec.conformance.report.causes import causes
 from moespec.conformance.report.matrix import LEGEND, cell, command, total
 from moespec.conformance.report.report import Report
 from moespec.conformance.report.results import COLUMNS, FAILED, STATES, CaseResult
@@ -60,11 +61,10 @@ class Algorithm(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """What is shown of a failed case: by how much, where that is specified, how it is reproduced, and what else failed."""
+    """What is shown of a failed case: where that is specified, how it is reproduced, and what else failed."""
 
     report: Report
     result: CaseResult
-    size: str
     modules: list[str]
     code: str
     command: str
@@ -93,6 +93,9 @@ def page(reports: Sequence[Report], cases: Sequence[Case], flags: Mapping[str, M
         groups=_groups(columns),
         checked=lambda id: _groups([column for column in columns if id in column.results]),
         algorithms=algorithms,
+        tested=[algorithm for algorithm in algorithms if _is_tested(columns, algorithm)],
+        untested=[algorithm for algorithm in algorithms if not _is_tested(columns, algorithm)],
+        causes=causes,
         failures=_failures(columns, {case.id: case for case in cases}),
         reasons=_reasons,
         percent=lambda result: math.ceil(100 * result.fraction),
@@ -128,6 +131,11 @@ def _algorithm(name: str, cases: list[Case]) -> Algorithm:
     return Algorithm(name, ALGORITHMS[name], cases, [case.id for case in cases], kinds, _modules_of(name, cases))
 
 
+def _is_tested(columns: Sequence[Column], algorithm: Algorithm) -> bool:
+    """Whether anything of an algorithm was run."""
+    return any(result.state != "not implemented" for column in columns for result in column.of(algorithm.ids))
+
+
 def _reasons(columns: Sequence[Column], id: str) -> dict[str, list[str]]:
     """Why a case was skipped, with the dtypes in which it was."""
     reasons: dict[str, list[str]] = {}
@@ -153,10 +161,9 @@ def _failure(report: Report, case: Case, result: CaseResult) -> Failure:
     if stage == "gradient" and case.gradients is not None:
         stage = case.gradients.stage
     modules = _modules(case, [each for each in case.stages if each.name == stage])
-    size = f", {first.fraction:.3g} of the tolerance" if math.isfinite(first.fraction) and first.fraction else ""
     others = [f"{outcome.stage}: {outcome.state}" for outcome in result.outcomes if outcome is not first]
     modules = modules or _modules_of(case.algorithm, [case])
-    return Failure(report, result, size, modules, code(report, result, case), command(report, result), others)
+    return Failure(report, result, modules, code(report, result, case), command(report, result), others)
 
 
 def _modules(case: Case, stages: Iterable[Stage]) -> list[str]:

@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from moespec.conformance.engine import files
-from moespec.conformance.engine.compare import DTYPES, Outcome
+from moespec.conformance.engine.compare import ALL_DTYPES, Outcome
 from moespec.conformance.engine.format import Case
+from moespec.conformance.engine.large import SIZES
 from moespec.conformance.engine.modes import is_mode
 from moespec.conformance.engine.rows import ALGORITHMS
-from moespec.conformance.report.results import COLUMNS, FAILED, STATES, CaseResult, Match
+from moespec.conformance.report.results import COLUMNS, FAILED, STATES, CaseResult, Match, Table
+from moespec.conformance.report.tables import LARGEST, MATRICES
 
 __all__ = [
     "INTERFACES",
@@ -57,8 +59,9 @@ class Report:
 
     interface: one of `INTERFACES`; target: the name of what was checked. suite: the sha256 of `suite.json`. problems:
     sentences about what is wrong besides the cases, such as a waiver that waives nothing; each counts as a failure.
-    matches: the known variants that failures equal. seed: of fresh cases, which were not those of the vectors. claims: the
-    version of the specification that the target claims to follow, or an empty string.
+    matches: the known variants that failures equal. seed: of fresh cases, which were not those of the vectors, and size:
+    theirs. repeat: whether everything was computed twice. claims: the version of the specification that the target claims
+    to follow, or an empty string.
     """
 
     interface: str
@@ -70,6 +73,8 @@ class Report:
     matches: list[Match] = field(default_factory=list)
     seed: int | None = None
     claims: str = ""
+    size: str = "small"
+    repeat: bool = False
 
     @property
     def note(self) -> str:
@@ -89,7 +94,12 @@ class Report:
     @property
     def title(self) -> str:
         """What was checked, and if with fresh cases of which seed."""
-        return self.target if self.seed is None else f"{self.target} (fresh, seed {self.seed})"
+        return self.target if self.seed is None else f"{self.target} ({self.made})"
+
+    @property
+    def made(self) -> str:
+        """Of which seed, and of what size, fresh cases are."""
+        return f"fresh, seed {self.seed}" + ("" if self.size == "small" else f", {self.size}")
 
     def matches_of(self, result: CaseResult) -> list[Match]:
         """The known variants that the failures of an algorithm equal, in the dtype and mode of a result."""
@@ -133,6 +143,8 @@ def write(report: Report, path: Path) -> None:
         "interface": report.interface,
         "target": report.target,
         "seed": report.seed,
+        "size": report.size,
+        "repeat": report.repeat,
         "claims": report.claims,
         "suite": report.suite,
         "passed": passed,
@@ -153,6 +165,7 @@ def write(report: Report, path: Path) -> None:
                 "outcomes": [
                     {**vars(o), "fraction": o.fraction if math.isfinite(o.fraction) else None} for o in result.outcomes
                 ],
+                "table": None if result.table is None else vars(result.table),
             }
             for result in report.results
         ],
@@ -231,7 +244,7 @@ def _report(content: Any, cases: Sequence[Case], suite: str) -> Report:
         [_case(entry, known) for entry in _get(content, "it", "cases", list)],
         [
             Unsupported(
-                _get(entry, "a dtype not supported", "dtype", str, DTYPES),
+                _get(entry, "a dtype not supported", "dtype", str, ALL_DTYPES),
                 _get(entry, "a dtype not supported", "reason", str),
                 _number(entry, "a dtype not supported", "cases"),
             )
@@ -241,6 +254,8 @@ def _report(content: Any, cases: Sequence[Case], suite: str) -> Report:
         [_match(entry) for entry in _get(content, "it", "variants", list)],
         None if content.get("seed", "missing") is None else _number(content, "it", "seed"),
         _text(content.get("claims", "")),
+        _get({"size": "small", **content}, "it", "size", str, SIZES),
+        _get({"repeat": False, **content}, "it", "repeat", bool),
     )
     seen: set[tuple[str, str, str]] = set()
     for result in report.results:
@@ -267,9 +282,37 @@ def _case(entry: Any, known: Mapping[str, Case]) -> CaseResult:
     dtype, mode = _place(entry, place)
     outcomes = [_outcome(each, place) for each in _get(entry, place, "outcomes", list)]
     result = CaseResult(id, case.algorithm, case.kind, dtype, mode, outcomes, _measure(entry, place, "seconds"))
+    result.table = _table(entry.get("table"), place)
     if _get(entry, place, "state", str) != result.state:
         raise ValueError(f"{place}: state {_short(entry['state'])}, and its outcomes make {result.state!r}")
     return result
+
+
+def _table(entry: Any, place: str) -> Table | None:
+    """A table of text, all three parts of one shape, no larger than `tables.shown` makes them."""
+    if entry is None:
+        return None
+    place = f"{place}, its table"
+    name = _get(entry, place, "name", str)
+    parts = [_get(entry, place, key, list) for key in ("expected", "got", "wrong")]
+    shapes = []
+    for part, kind in zip(parts, (str, str, bool), strict=True):
+        rows = [row for matrix in part for row in _list(matrix, place)]
+        cells = [cell for row in rows for cell in _list(row, place)]
+        if any(type(cell) is not kind for cell in cells) or any(len(_text(c)) > 40 for c in cells if kind is str):
+            raise ValueError(f"{place}: a cell is not {kind.__name__}, or is too long")
+        shapes.append([[len(row) for row in matrix] for matrix in part])
+    if shapes[0] != shapes[1] or shapes[1] != shapes[2]:
+        raise ValueError(f"{place}: its parts have different shapes")
+    if len(shapes[0]) > MATRICES or any(len(m) > LARGEST or max(m, default=0) > LARGEST for m in shapes[0]):
+        raise ValueError(f"{place}: larger than {MATRICES} tables of {LARGEST} by {LARGEST}")
+    return Table(name, *parts)
+
+
+def _list(value: Any, place: str) -> list[Any]:
+    if type(value) is not list:
+        raise ValueError(f"{place}: {_short(value)}, expected a list")
+    return value
 
 
 def _match(entry: Any) -> Match:
@@ -283,7 +326,7 @@ def _match(entry: Any) -> Match:
 
 def _place(entry: Any, place: str) -> tuple[str, str]:
     """Dtype and mode."""
-    dtype, mode = _get(entry, place, "dtype", str, DTYPES), _get(entry, place, "mode", str)
+    dtype, mode = _get(entry, place, "dtype", str, ALL_DTYPES), _get(entry, place, "mode", str)
     if mode != files.MODE and not is_mode(mode):
         raise ValueError(f"{place}: unknown mode {_short(mode)}")
     return dtype, mode
@@ -291,10 +334,10 @@ def _place(entry: Any, place: str) -> tuple[str, str]:
 
 def _outcome(entry: Any, place: str) -> Outcome:
     stage, state = _get(entry, place, "stage", str), _get(entry, place, "state", str, STATES)
-    message = _get(entry, place, "message", str)
+    message, trace = _get(entry, place, "message", str), _text(entry.get("trace", ""))
     if entry.get("fraction", 0.0) is None:
-        return Outcome(stage, state, math.inf, message)
-    return Outcome(stage, state, _measure(entry, place, "fraction", "a number of at least 0, or null"), message)
+        return Outcome(stage, state, math.inf, message, trace)
+    return Outcome(stage, state, _measure(entry, place, "fraction", "a number of at least 0, or null"), message, trace)
 
 
 def _measure(entry: Any, place: str, key: str, expected: str = "a number of at least 0") -> float:

@@ -7,7 +7,7 @@ from typing import Any
 
 from moespec.conformance.engine.compare import Outcome
 
-__all__ = ["COLUMNS", "FAILED", "STATES", "CaseResult", "Match"]
+__all__ = ["COLUMNS", "FAILED", "STATES", "CaseResult", "Match", "Table"]
 
 COLUMNS = {
     "forward": ("value", "overflow", "degenerate"),
@@ -21,6 +21,7 @@ COLUMNS = {
 STATES = {
     "fail": "what was computed is not what is expected",
     "error": "an exception was raised, or what was returned is no result",
+    "reordered": "what was computed differs only in the order of equal scores",
     "waived": "it fails, and a waiver gives a reason",
     "not implemented": "the target does not have it",
     "inconclusive": "a choice is too close to a tie for the dtype",
@@ -28,7 +29,7 @@ STATES = {
     "pass": "within the tolerance",
 }
 """What can come of a case and what it means; the state that decides comes first."""
-FAILED = ("fail", "error")
+FAILED = ("fail", "error", "reordered")
 """The states of a failure; every other state but `pass` is a skip."""
 ORDER = tuple(STATES)
 
@@ -65,12 +66,26 @@ class Match:
         return f"{self.variant}: {self.computes} ({'; '.join(notes)})"
 
 
+@dataclass(frozen=True)
+class Table:
+    """A small result that is wrong, as text: matrices of what is expected and of what was computed.
+
+    name: of the stage and the result. wrong: which entries are outside of their tolerance.
+    """
+
+    name: str
+    expected: list[list[list[str]]]
+    got: list[list[list[str]]]
+    wrong: list[list[list[bool]]]
+
+
 @dataclass
 class CaseResult:
     """What came of one case in one dtype and mode.
 
     returned: what the target returned for each stage that fails, by name. seconds: the time that the cases of its
-    algorithm took together, in equal parts, since they are compiled together.
+    algorithm took together, in equal parts, since they are compiled together. table: the first result that is wrong, if
+    it is small.
     """
 
     id: str
@@ -81,6 +96,7 @@ class CaseResult:
     outcomes: list[Outcome] = field(default_factory=list)
     seconds: float = 0.0
     returned: dict[str, dict[str, Any]] = field(default_factory=dict, repr=False, compare=False)
+    table: Table | None = field(default=None, repr=False, compare=False)
 
     @property
     def state(self) -> str:

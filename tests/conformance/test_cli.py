@@ -8,6 +8,7 @@ import pytest
 from committed import CASES, of
 
 from moespec.conformance.engine import suite
+from moespec.conformance.engine.classes import CLASSES, class_of
 from moespec.conformance.engine.generate import suite_text
 
 NUMPY = ("--target", "moespec.backends.numpy")
@@ -74,7 +75,14 @@ def test_an_unknown_case(run):
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("--dtype", "f16"), ("--dtype", "f64,f31"), ("--mode", "fast"), ("--algorithm", "hashing"), ("--jobs", "0")],
+    [
+        ("--dtype", "f8"),
+        ("--class", "tied"),
+        ("--dtype", "f64,f31"),
+        ("--mode", "fast"),
+        ("--algorithm", "hashing"),
+        ("--jobs", "0"),
+    ],
 )
 def test_an_unknown_word(run, option, value):
     status, printed, said = run("run", *NUMPY, option, value)
@@ -222,8 +230,80 @@ def test_a_target_that_raises_is_an_error(run, over_numpy):
     name = over_numpy("raising", "def z_loss(logits):\n    raise RuntimeError('no kernel for this')\n")
     status, printed, _ = run("run", "--target", name, *Z_LOSS)
     assert status == 1
-    assert "ERROR z_loss/values [float64 eager] first at z_loss" in printed
-    assert "RuntimeError: no kernel for this" in printed
+    (line,) = [line for line in printed.splitlines() if line.startswith("ERROR z_loss/")]
+    count = len(of("z_loss")) - len(of("z_loss", kinds=["negative"]))
+    assert line.endswith(f" [float64 eager] first at z_loss, and {count - 1} more like it")
+    assert printed.count("    RuntimeError: no kernel for this\n") == 1
+    assert printed.count('raising.py", line 4, in z_loss\n') == 1
+    assert "target.py" not in printed  # no line of the suite
+
+
+def test_an_exception_within_a_result_has_its_lines(run, over_numpy):
+    text = "def to_numpy(tree):\n    raise RuntimeError('cannot')\n"
+    printed = run("run", "--target", over_numpy("unreadable", text), *Z_LOSS)[1]
+    assert "RuntimeError: cannot\n" in printed
+    assert 'unreadable.py", line 4, in to_numpy\n' in printed
+
+
+def test_failures_are_cut_but_for_all(run, over_numpy):
+    name = over_numpy(
+        "negated", "def token_choice(scores, **options):\n    return numpy.token_choice(-scores, **options)\n"
+    )
+    options = ("run", "--target", name, "--dtype", "f64", "--algorithm", "token_choice", "--class", "values,ties")
+    few, everything = run(*options)[1], run(*options, "--all")[1]
+    count = sum(line.startswith("FAIL ") for line in everything.splitlines())
+    assert sum(line.startswith("FAIL ") for line in few.splitlines()) == 5 < count
+    assert f"token_choice: {count - 5} more failures; --all prints them" in few
+    assert "more failures" not in everything
+
+
+def test_cases_are_chosen_by_class(run):
+    kinds = {"errors": ["negative"], "ties": ["tie", "near_tie"], "gradients": ["gradient"], "overflow": ["overflow"]}
+    for word, chosen in kinds.items():
+        printed = run("run", *NUMPY, "--dtype", "f64", "--algorithm", "token_choice", "--class", word)[1]
+        assert printed.splitlines()[-1] == f"{len(of('token_choice', kinds=chosen))} passed, 0 failed, 0 skipped"
+    assert {class_of(case.id) for case in CASES} == {*CLASSES}
+    assert {class_of(case.id) for case in of("vit")} == {"models", "training"}
+
+
+UNSTABLE = """
+import numpy as np
+def expert_choice(scores, *, capacity, combine_scores=None, drop_zero=False):
+    found = numpy.expert_choice(scores, capacity=capacity, combine_scores=combine_scores, drop_zero=drop_zero)
+    token = np.argsort(-scores[:, ::-1], axis=1, kind="stable").swapaxes(1, 2)[:, :, :capacity]
+    token = scores.shape[1] - 1 - token
+    weight = np.take_along_axis((scores if combine_scores is None else combine_scores).swapaxes(1, 2), token, axis=2)
+    return found._replace(token=token, weight=weight * FACTOR)
+"""
+
+
+def test_another_order_of_equal_scores_is_a_verdict_and_a_failure(run, over_numpy):
+    options = ("--dtype", "f64", "--algorithm", "expert_choice", "--class", "ties", "--all")
+    status, printed, _ = run("run", "--target", over_numpy("unstable", UNSTABLE.replace("FACTOR", "1")), *options)
+    assert status == 1
+    assert "expert_choice: differs only in the order of equal scores (expert_choice/" in printed
+    (tied,) = [n for n, line in enumerate(printed.splitlines()) if line.startswith("FAIL expert_choice/tied ")]
+    assert printed.splitlines()[tied + 1].startswith("    differs only in the order of equal scores. ")
+    wrong = run("run", "--target", over_numpy("unstable_wrong", UNSTABLE.replace("FACTOR", "1.5")), *options)[1]
+    assert "order of equal scores" not in wrong.split("FAIL ", 1)[1]
+
+
+SHAKY = """
+from itertools import count
+calls = count()
+def z_loss(logits):
+    return numpy.z_loss(logits) * (1 + 2.0**-52 * (next(calls) % 2))
+"""
+
+
+def test_two_calls_must_return_the_same_bits(run, over_numpy):
+    options = ("run", "--target", over_numpy("shaky", SHAKY), *Z_LOSS, "--class", "values")
+    assert run(*options)[0] == 0
+    status, printed, _ = run(*options, "--repeat")
+    assert status == 1
+    assert "    not repeatable: 1 of 1 entries are others the second time\n" in printed
+    assert "--repeat" in next(line for line in printed.splitlines() if "show z_loss/" in line)
+    assert run("run", *NUMPY, *Z_LOSS, "--repeat")[0] == 0
 
 
 @pytest.mark.parametrize("result", ["None", "'text'", "[[1.0], [1.0, 2.0]]"])

@@ -10,7 +10,18 @@ from committed import BY_ID, CASES, of, replaced, results_of
 
 import moespec.backends.numpy as reference
 from moespec.conformance.algorithms import functions
-from moespec.conformance.engine.compare import CONSTANTS, DTYPES, Outcome, certified, compare, precision, tolerance
+from moespec.conformance.engine import compare as engine
+from moespec.conformance.engine.compare import (
+    ALL_DTYPES,
+    CONSTANTS,
+    DTYPES,
+    Outcome,
+    certified,
+    compare,
+    exact,
+    precision,
+    tolerance,
+)
 from moespec.conformance.engine.draw import to_bfloat16
 from moespec.conformance.engine.errors import verdict
 from moespec.conformance.engine.files import check, expected
@@ -137,7 +148,7 @@ def test_the_message_has_place_error_and_tolerance():
     got[0, 2] = -2.5
     found = compare(FLOAT, got, DTYPES["float64"])
     assert found.fraction == pytest.approx(0.5 / (4 * 2.0**-53 * 2), rel=1e-12)
-    for text in ("1 of 3 entries", "[0, 2]", "got -2.5", "expected -2", "error 0.5", "tolerance 8.88e-16"):
+    for text in ("1 of 3 entries", "[0, 2]", "got -2.5", "expected -2", "error 0.5", "allowed 8.88e-16"):
         assert text in found.message
 
 
@@ -370,3 +381,19 @@ def test_a_target_that_raises_another_class_fails(promised):
 def test_a_target_that_does_not_name_the_argument_fails():
     states = states_of_errors(rejecting(lambda error: type(error)("invalid")))
     assert {states[case.id] for case in DIRECT} == {"fail"}
+
+
+def test_float16_has_not_every_number():
+    half, double = ALL_DTYPES["float16"], DTYPES["float64"]
+    for number, held in ((1.5, True), (2.0**-24, True), (2.0**-25, False), (65536.0, False), (1 + 2.0**-11, False)):
+        assert exact(np.array([number], np.float32), half) == held
+        assert exact(np.array([number], np.float32), double)
+    assert exact(np.array([np.nan, np.inf], np.float32), half)
+    assert exact(np.array([1 << 20]), half)
+    (outcome,) = engine.compared(
+        "z_loss", {"loss": Value(np.array([1e6]), ("groups",), "float")}, {"loss": [0]}, half, True
+    )
+    assert outcome.state == "inconclusive"
+    decision = {"margin": 1e-3, "needed": {"float64": 0.0, "float32": 1e-7, "bfloat16": 0.004}}
+    assert certified(decision, half)  # an eighth of 0.004 is enough
+    assert not certified({**decision, "margin": 4e-4}, half)

@@ -53,7 +53,7 @@ def test_what_is_written_is_read_back(tmp_path):
     path = tmp_path / "report.json"
     report.write(ALL, path)
     assert report.read(path, CASES, SUITE) == ALL
-    assert json.loads(path.read_text())["failed"] == 4
+    assert json.loads(path.read_text())["failed"] == 5
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -323,7 +323,7 @@ def test_a_known_variant_is_named_with_its_question():
     shown = "".join(reader.text)
     assert "mean_of_squares: squares the mean (in 1 of 2 stages; ledger TC-2; as in nobody)" in shown
     assert LEDGER["TC-2"].question in shown
-    assert text.count("squares the mean") == 2  # in the summary, and in the dtype that fails
+    assert text.count("squares the mean") == 3  # in the summary, over the failures, and in the dtype that fails
     assert "z_loss [float32 eager] equals the known variant mean_of_squares: squares the mean" in matrix.summary(ALL)
 
 
@@ -402,3 +402,32 @@ def test_a_report_is_of_its_vectors(run, tmp_path, vectors):
     status, _, said = run("report", path, "--vectors", vectors)
     assert status == 2
     assert "made with other vectors" in said
+
+
+def test_small_results_are_tables_failures_have_causes_and_what_was_not_tested_is_folded(run, over_numpy, tmp_path):
+    text = "def expert_choice(scores, **options):\n    return numpy.expert_choice(-scores, **options)\n"
+    text += "def z_loss(logits):\n    raise RuntimeError('none')\n"
+    path, html = tmp_path / "report.json", tmp_path / "page.html"
+    options = ("--algorithm", "expert_choice", "--algorithm", "z_loss", "--class", "values,ties", "--dtype", "f64")
+    assert run("run", "--target", over_numpy("upside_down", text), *options, "--report", path)[0] == 1
+    assert run("report", path, "--html", html)[0] == 1
+    shown = html.read_text()
+    Reader(shown)
+    table = shown.split('<table class="numbers">')[1].split("</table>")[0]
+    assert '<td class="fail">' in table
+    assert "RuntimeError: none (" in shown
+    assert "line 6, in z_loss" in shown
+    assert "<summary>Not tested: " in shown
+    content = json.loads(path.read_text())
+    (entry, *_) = [case for case in content["cases"] if case["table"]]
+    for damage in (
+        {"got": []},
+        {"wrong": [["no"]]},
+        {"expected": [[["x" * 41]]], "got": [[["x"]]], "wrong": [[[True]]]},
+    ):
+        kept, entry["table"] = entry["table"], {**entry["table"], **damage}
+        path.write_text(json.dumps(content))
+        status, _, said = run("report", path)
+        assert status == 2
+        assert "its table" in said
+        entry["table"] = kept

@@ -75,6 +75,15 @@ def test_a_waiver_for_a_dtype_that_was_not_run_is_a_problem():
     assert Report("target", "x", "", found, problems=problems).counts == (0, 2, 0)
 
 
+def test_a_pattern_waives_what_fails_of_all_that_it_matches():
+    results = [result("fail"), result("pass", id="z_loss/equal"), result("fail", id="token_choice/tied")]
+    found, problems = waivers.apply([waiver(case="z_loss/*")], results)
+    assert [r.state for r in found] == ["waived", "pass", "fail"]
+    assert not problems
+    _, problems = waivers.apply([waiver(case="z_loss/e*")], results)
+    assert problems == ["the waiver of z_loss/e* matches nothing that fails"]
+
+
 def test_no_waivers_change_nothing(tmp_path):
     path = tmp_path / "waivers.toml"
     path.write_text("")
@@ -107,12 +116,14 @@ def test_what_a_file_says(tmp_path):
         (ENTRY.replace("= 2", "= true"), "waiver 1: revision is True, expected int"),
         (ENTRY.replace("= 2", '= "1"'), "waiver 1: revision is '1', expected int"),
         (ENTRY.replace("= 2", "= 3"), "waiver 1: z_loss/one_expert has revision 2 now, and the waiver 3"),
-        (ENTRY.replace("one_expert", "*"), "waiver 1: there is no case 'z_loss/*'"),
+        (ENTRY.replace("one_expert", "x*"), "waiver 1: no case matches 'z_loss/x*'"),
+        (ENTRY.replace("z_loss", "*"), "waiver 1: the pattern '*/one_expert' must begin with an algorithm"),
         (ENTRY.replace("z_loss/one_expert", "z_loss"), "waiver 1: there is no case 'z_loss'"),
-        (ENTRY + 'dtype = "f16"\n', "waiver 1: unknown dtype 'f16'; expected float64, float32, bfloat16"),
+        (ENTRY + 'dtype = "f8"\n', "waiver 1: unknown dtype 'f8'; expected float64, float32, bfloat16, float16"),
         (ENTRY + 'lane = "f64"\n', "waiver 1: the key lane is called dtype now"),
         (ENTRY + 'mode = "fast"\n', "waiver 1: unknown mode 'fast'; expected eager, compiled, files"),
         (ENTRY + ENTRY, "waiver 2: z_loss/one_expert is waived twice"),
+        (ENTRY + ENTRY.replace("one_expert", "one*"), "waiver 2: z_loss/one* is waived twice, as z_loss/one_expert"),
         (ENTRY + ENTRY + 'dtype = "f64"\n', "waiver 2: z_loss/one_expert [float64] is waived twice"),
         (ENTRY + 'dtype = "f64"\n' + ENTRY + 'mode = "eager"\n', "waiver 2: z_loss/one_expert [eager] is waived twice"),
         ("[[waiver]]\ncase = '''\udcff'''\n".encode("utf-8", "surrogateescape"), "UnicodeDecodeError"),

@@ -17,7 +17,8 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     Of `MoE` and `Model` those in `no_weight_decay()` have none: biases of experts, slots. Of other modules those with one axis
     or none, those called `bias`, and those that the model's own `no_weight_decay()` has, as timm's models do.
     """
-    without = set(model.no_weight_decay()) if callable(getattr(model, "no_weight_decay", None)) else set()
+    of_model: Any = getattr(model, "no_weight_decay", set)
+    without: set[str] = set(of_model())
     ours: set[str] = set()
     for prefix, module in model.named_modules():
         if isinstance(module, Reporting):

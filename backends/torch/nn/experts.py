@@ -34,9 +34,10 @@ class Experts(nn.Module):
     def forward(self, tokens: Tensor, routing: Any) -> Tensor:
         """tokens (groups, tokens, width) -> the same shape and dtype."""
         if self.group is None:
-            return B.moe_mlp(tokens, routing, self.params(), gelu=self.gelu)
+            y: Tensor = B.moe_mlp(tokens, routing, self.params(), gelu=self.gelu)
+            return y
         local = {name: mean_gradient(value, self.group) for name, value in self.params().items()}
-        y: Tensor = SplitOverGroup(self.group).moe_mlp(tokens, routing, local, gelu=self.gelu)
+        y = SplitOverGroup(self.group).moe_mlp(tokens, routing, local, gelu=self.gelu)
         return y
 
     def params(self) -> dict[str, Tensor]:

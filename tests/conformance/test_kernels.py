@@ -1,0 +1,192 @@
+"""Fused layers through the adapter: at sizes that a kernel can run, forward and backward, compiled, and once wrong."""
+
+import numpy as np
+import pytest
+from committed import CASES
+from fused_layers import JAX, NUMPY, RIGHT, WRONG
+
+from moespec.conformance.engine import large, suite
+from moespec.conformance.engine.adapter import Adapter
+from moespec.conformance.engine.backward import layer_slopes
+from moespec.conformance.engine.compare import ALL_DTYPES, DTYPES, compare, constant, exact, tolerance
+from moespec.conformance.engine.fresh import fresh
+from moespec.conformance.engine.manifest import encode
+from moespec.conformance.engine.reference import GoldenError
+from moespec.conformance.engine.run import run_cases
+from moespec.conformance.engine.target import Target
+from moespec.spec import ROUTERS
+
+ROUTER, SEED = "softmax_expert_choice", 7
+
+
+@pytest.fixture(scope="module")
+def layers():
+    """The large cases of one router."""
+    return fresh(SEED, lambda id: id.startswith(f"{ROUTER}/"), size="large")
+
+
+def states(name, cases, dtype, mode="eager"):
+    return {result.id: result.state for result in run_cases(Adapter(name, ALL_DTYPES[dtype]), cases, mode)}
+
+
+# The cases.
+
+
+def test_what_is_made(layers):
+    assert [case.id for case in layers] == [f"{ROUTER}/{name}" for name in large.LARGE]
+    assert not any(list(suite.problems(case)) for case in layers)
+    for case in layers:
+        _, tokens, width = case.inputs["tokens"].array.shape
+        experts, d, hidden = case.inputs["experts/w1"].array.shape
+        assert 64 <= tokens <= 256
+        assert 64 <= width == d <= 384
+        assert (hidden, 8 <= experts <= 32) == (4 * width, True)
+        assert all(exact(tensor.array, ALL_DTYPES["float16"]) for tensor in case.inputs.values())
+        for tensor in case.inputs.values():  # bfloat16 has the upper half of the bits of float32
+            assert not (tensor.array.astype(np.float32).view(np.uint32) & 0xFFFF).any()
+    dropped = layers[1].stage("route").outputs["metrics/dropped"].array
+    assert dropped > 0.2
+
+
+def test_every_router_has_some_and_a_seed_gives_the_same():
+    ids = set(large.ids())
+    assert {id.partition("/")[0] for id in ids} == {*ROUTERS}
+    assert not ids & suite.ids()
+    assert [(c.id, c.kind) for c in large.outlines()] == [
+        (id, large.LARGE[id.partition("/")[2]].kind) for id in large.ids()
+    ]
+    first, second, other = (
+        encode(case)[1]
+        for seed in (SEED, SEED, SEED + 1)
+        for case in fresh(seed, lambda id: id == "hash/large_64", size="large")
+    )
+    assert all(np.array_equal(first[name], second[name]) for name in first)
+    assert not any(np.array_equal(first[name], other[name]) for name in first if name.endswith("w1"))
+
+
+def test_zeros_and_small_mistakes_fail_in_every_dtype(layers):
+    """By how much: a tenth of the layer in bfloat16, a thousandth of a tenth in float32."""
+    value = layers[2].stages[-1].outputs["output"]
+    for dtype, mistake in (("bfloat16", 0.1), ("float16", 0.02), ("float32", 1e-4), ("float64", 1e-12)):
+        assert compare(value, 0 * value.array, ALL_DTYPES[dtype]).fraction > 10
+        assert not compare(value, value.array * (1 + mistake), ALL_DTYPES[dtype]).passed
+        size = np.sqrt(np.mean(value.array**2))
+        assert tolerance(value, ALL_DTYPES[dtype]).mean() < mistake * size * 2
+
+
+def test_the_constants_of_large_cases():
+    assert constant("direct", DTYPES["float32"]) == 4
+    assert [constant("large direct", ALL_DTYPES[name]) for name in ("float64", "float32", "bfloat16", "float16")] == [
+        128, 128, 8, 8,
+    ]  # fmt: skip
+    assert constant("large iterated gradient", ALL_DTYPES["bfloat16"]) == 32
+
+
+def test_a_gradient_that_is_not_that_of_the_specification_is_not_made(monkeypatch):
+    def halved(*arguments):
+        return {name: slope / 2 for name, slope in layer_slopes(*arguments).items()}
+
+    monkeypatch.setattr("moespec.conformance.engine.slopes.layer_slopes", halved)
+    with pytest.raises(GoldenError, match="along a direction"):
+        fresh(SEED, lambda id: id == "hash/large_gradient", size="large")
+
+
+def test_the_reference_passes(layers):
+    results = run_cases(Target("moespec.backends.numpy", DTYPES["float64"]), layers[:3], "eager")
+    assert {result.state for result in results} == {"pass"}
+
+
+# Fused layers.
+
+
+@pytest.mark.parametrize("dtype", ALL_DTYPES)
+def test_a_fused_layer_passes_forward_and_backward(target, layers, dtype):
+    pytest.importorskip("torch")
+    assert set(states(target("fused_right", RIGHT), layers, dtype).values()) == {"pass"}
+
+
+@pytest.mark.parametrize("dtype", ALL_DTYPES)
+def test_a_wrong_backward_pass_is_caught(target, layers, dtype):
+    pytest.importorskip("torch")
+    name = target("fused_wrong_backward", WRONG)
+    gradient = f"{ROUTER}/large_gradient"
+    assert states(name, layers, dtype) == {case.id: "fail" if case.id == gradient else "pass" for case in layers}
+    (result,) = run_cases(Adapter(name, ALL_DTYPES[dtype]), layers[3:], "eager")
+    failed = {outcome.stage for outcome in result.outcomes if outcome.state == "fail"}
+    assert "gradient/experts/w1" in failed
+    assert not {"gradient/experts/w2", "gradient/experts/b2", "moe_layer/output"} & failed
+
+
+def test_jax_is_differentiated_and_compiled(target, layers):
+    pytest.importorskip("jax")
+    name = target("fused_jax", JAX)
+    for dtype, mode in (("float64", "eager"), ("float32", "compiled"), ("bfloat16", "eager")):
+        assert set(states(name, layers[::3], dtype, mode).values()) == {"pass"}
+
+
+def test_an_adapter_may_compile_by_itself(target, layers):
+    torch = pytest.importorskip("torch")
+    text = (
+        RIGHT + "\ncalls = []\ndef compile(f):\n    calls.append(f)\n    return torch.compile(f, backend='aot_eager')\n"
+    )
+    name = target("fused_compiling", text)
+    torch._dynamo.reset()
+    assert set(states(name, layers[::3], "float32", "compiled").values()) == {"pass"}
+    assert __import__(name).calls
+
+
+SMALL = [case for case in CASES if case.algorithm == "soft_moe" and case.kind in ("value", "gradient")]
+
+
+@pytest.mark.parametrize(("factor", "state"), [("1", "pass"), ("1.01", "fail")])
+def test_a_derivative_of_its_own(target, factor, state):
+    name = target(f"numpy_vjp_{state}", NUMPY.replace("FACTOR", factor))
+    found = states(name, SMALL, "float64")
+    assert {id: state for id, state in found.items() if state != "pass"} == (
+        {} if state == "pass" else {"soft_moe/gradient": "fail"}
+    )
+
+
+def test_what_has_no_derivative_is_not_implemented(target, layers):
+    without = target("numpy_no_vjp", NUMPY.split("def vjp")[0])
+    assert states(without, SMALL, "float64")["soft_moe/gradient"] == "not implemented"
+    assert set(states(without, SMALL, "float64", "compiled").values()) == {"not implemented"}
+    declining = NUMPY.split("def vjp")[0] + "def vjp(*_):\n    raise NotImplementedError('later')\n"
+    assert states(target("numpy_declines", declining), SMALL, "float64")["soft_moe/gradient"] == "not implemented"
+    pytest.importorskip("torch")
+    opaque = "\nright = layer\ndef layer(x, params, options):\n    with torch.no_grad():\n"
+    opaque += "        return right(x, params, options)\n"
+    (result,) = run_cases(Adapter(target("opaque", RIGHT + opaque), DTYPES["float64"]), layers[3:], "eager")
+    assert "autograd knows no derivative" in "".join(outcome.message for outcome in result.outcomes)
+
+
+def test_a_derivative_that_leaves_something_out_fails(target):
+    text = NUMPY.replace("FACTOR", "1").replace(
+        'return slopes["x"] * 1, tree', "return slopes['x'], {'router': tree['router']}"
+    )
+    (result,) = run_cases(
+        Adapter(target("numpy_partial_vjp", text), DTYPES["float64"]),
+        [c for c in SMALL if c.kind == "gradient"],
+        "eager",
+    )
+    missing = {outcome.stage for outcome in result.outcomes if outcome.message == "missing"}
+    assert missing == {f"gradient/experts/{name}" for name in ("w1", "b1", "w2", "b2")}
+
+
+# The command line and the report.
+
+
+def test_the_command_line_and_the_page(run, target, tmp_path):
+    path, page = tmp_path / "report.json", tmp_path / "page.html"
+    name = target("adding", "import numpy as np\ndef layer(x, params, options):\n    return np.ones_like(x)\n")
+    options = ("--adapter", name, "--dtype", "f64", "--algorithm", ROUTER, "--class", "overflow", "--fresh", SEED)
+    status, printed, _ = run("run", *options, "--size", "large", "--report", path)
+    assert status == 1
+    assert printed.startswith(f"fresh, seed {SEED}, large\n")
+    (command,) = [line for line in printed.splitlines() if "conformance show " in line]
+    assert command.endswith(f"show {ROUTER}/large_128 --adapter adding --dtype float64 --fresh {SEED} --size large")
+    assert run("report", path, "--html", page)[0] == 1
+    assert f"{ROUTER}/large_128" in page.read_text().replace("<wbr>", "")
+    status, _, said = run("run", "--adapter", name, "--size", "large")
+    assert status == 2
+    assert "--size large: needs --fresh SEED" in said
