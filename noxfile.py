@@ -169,7 +169,17 @@ def tests(session: nox.Session) -> None:
     """The project's own tests, with both frameworks installed."""
     _install(session, "jax", "torch", "flax", "equinox", "dev", "huggingface")
     # A file stays in one process, so that its tests share what they compile.
-    session.run("pytest", "-n", "auto", "--dist", "loadfile", *session.posargs, env=QUIET)
+    session.run(
+        "pytest", "-n", "auto", "--dist", "loadfile", "--ignore", "tests/integrations", *session.posargs, env=QUIET
+    )
+
+
+@nox.session
+def integrations(session: nox.Session) -> None:
+    """The layer for torch in models of timm and transformers: the blocks of docs/torch-layer.md."""
+    _install(session, "torch", "dev")
+    session.install(*CONSTRAINTS, "timm", "transformers", "accelerate")
+    session.run("pytest", "-n", "auto", "tests/integrations", env=QUIET)
 
 
 @nox.session

@@ -31,19 +31,35 @@ class Layer:
     group_images: int
     gelu: str
 
-    def options_of(self, x: Array) -> tuple[int, RouterOptions]:
+    def options_of(self, x: Array, *, train: bool) -> tuple[int, RouterOptions]:
         """For x (images, ..., width) the groups, and the options for as many tokens as one has.
 
-        Raises ShapeError for another width or a batch that does not split into groups.
+        Raises ShapeError for another width or a batch that does not split into groups, ConfigError for groups that the router
+        cannot train on.
         """
         check_scores("x", x, "images tokens width" if x.ndim < 4 else "... width")
         check_size("x", x, x.ndim - 1, self.options.width, "the width of the layer")
         images, tokens = x.shape[0], math.prod(x.shape[1:-1])
         if images % self.group_images:
             raise ShapeError(f"x: {images} images do not split into groups of group_images={self.group_images}")
-        if tokens * self.group_images == self.options.tokens:
-            return images // self.group_images, self.options
-        return images // self.group_images, self.options.of_tokens(tokens * self.group_images)
+        options = self.options
+        if tokens * self.group_images != options.tokens:
+            options = options.of_tokens(tokens * self.group_images)
+        if train:
+            self._check_training(options, tokens)
+        return images // self.group_images, options
+
+    def _check_training(self, options: RouterOptions, tokens: int) -> None:
+        try:
+            options.check_training()
+        except ConfigError as error:
+            for images in range(1, 1 + options.experts * getattr(options, "shards", 1)):
+                try:
+                    options.of_tokens(images * tokens).check_training()
+                except ConfigError:
+                    continue
+                raise ConfigError(f"{error}; group_images={images} would make groups that it divides") from None
+            raise
 
     def check_places(self, tokens: int) -> None:
         """Raises ShapeError where the places of the tokens of an image, their ids if none are given, are more than there are ids."""

@@ -27,7 +27,7 @@ def routed(layer: Layer, params: Params, x: Array, ids: Array | None, key: Array
     params: `router` and `experts`. key: of the gating noise, which there is in training alone. Raises ConfigError where
     it is missing, ShapeError for x of another width or images that do not split into groups.
     """
-    groups, options = layer.options_of(x)
+    groups, options = layer.options_of(x, train=train)
     router = B.ROUTERS[layer.router]
     of_image = x.reshape(x.shape[0], -1, x.shape[-1])
     tokens = regrouped(of_image, (groups, options.tokens, x.shape[-1]))

@@ -5,13 +5,15 @@
     loss = criterion(model(images), targets) + auxiliary_loss(model)
 
 `MoE.from_mlp` copies the weights of a trained MLP into every expert, and `replace_mlps` does that in a whole model of timm or
-Hugging Face transformers. `parameter_groups` has the weight decay for an optimiser; `ExpertParallel` splits experts over processes.
+Hugging Face transformers. `parameter_groups` has the weight decay for an optimiser; `ExpertParallel` splits experts over processes,
+and `clip_grad_norm_` is torch's for such a model.
 
 What the last forward pass found out besides its output stays on the module: `losses` (the weighted auxiliary losses by name,
 with gradient) and `metrics` (for logs). Copies and pickles leave them out. For a checkpoint inside a compiled function, torch
 wants to be told that this is fine: `torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True`.
 """
 
+from moespec.backends.torch.nn.clip import clip_grad_norm_
 from moespec.backends.torch.nn.decay import parameter_groups
 from moespec.backends.torch.nn.layer import MoE
 from moespec.backends.torch.nn.model import Model
@@ -26,6 +28,7 @@ __all__ = [
     "Model",
     "ParameterTree",
     "auxiliary_loss",
+    "clip_grad_norm_",
     "parameter_groups",
     "replace_mlps",
 ]

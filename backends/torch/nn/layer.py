@@ -109,18 +109,10 @@ class MoE(Reporting, HubMixin):
         """
         copied = perceptron("mlp", mlp)
         weight = copied.fc1.weight
-        layer = cls(
-            copied.fc1.in_features,
-            copied.fc1.out_features,
-            experts,
-            tokens=tokens,
-            router=router,
-            gelu=copied.gelu,
-            seed=seed,
-            device="meta",
-            dtype=weight.dtype,
-            **options,
-        )
+        width, hidden = copied.fc1.in_features, copied.fc1.out_features
+        start: dict[str, Any] = {"gelu": copied.gelu, "seed": seed, "dtype": weight.dtype}
+        with torch.device("meta"):  # nothing is drawn that is overwritten
+            layer = cls(width, hidden, experts, tokens=tokens, router=router, **start, **options)
         if weight.is_meta:
             return layer
         layer.to_empty(device=weight.device)
@@ -159,7 +151,7 @@ class MoE(Reporting, HubMixin):
     def forward(self, x: Tensor, ids: Tensor | None = None) -> Tensor:
         """x: (images, ..., width); ids: (images, ...), for a router that needs token ids, the places if None."""
         layer = self._layer
-        groups, options = layer.options_of(x)
+        groups, options = layer.options_of(x, train=self.training)
         images, width = x.shape[0], x.shape[-1]
         places = options.tokens // layer.group_images
         tokens = x.reshape(groups, options.tokens, width)

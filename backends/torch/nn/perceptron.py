@@ -1,7 +1,7 @@
 """What an MLP of somebody's model computes, found out by trying it."""
 
 import copy
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -31,13 +31,13 @@ def perceptron(name: str, mlp: nn.Module) -> Perceptron:
     if len(layers) != 2:
         raise ConfigError(f"{name}: {type(mlp).__name__} has {len(layers)} torch.nn.Linear, expected 2")
     trial = copy.deepcopy(mlp).to_empty(device="cpu").double().eval()
-    generator = torch.Generator().manual_seed(0)
+    draws: Any = {"device": "cpu", "generator": torch.Generator("cpu").manual_seed(0)}
     with torch.no_grad():
         for tensor in (*trial.parameters(), *trial.buffers()):
             if tensor.is_floating_point():
-                tensor.copy_(torch.randn(tensor.shape, generator=generator) / max(tensor.shape[-1:] or (1,)) ** 0.5)
+                tensor.copy_(torch.randn(tensor.shape, **draws) / max(tensor.shape[-1:] or (1,)) ** 0.5)
         fc1, fc2 = linears(trial)
-        x = torch.randn(1, ROWS, fc1.in_features, generator=generator, dtype=torch.float64)
+        x = torch.randn(1, ROWS, fc1.in_features, **draws, dtype=torch.float64)
         try:
             y = trial(x)
         except Exception as error:

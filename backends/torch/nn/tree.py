@@ -15,7 +15,8 @@ from moespec.backends.optimizer import CONSTANTS
 class ParameterTree(nn.Module):
     """A nested dict of arrays as parameters, constants as buffers.
 
-    `{"blocks": {"1": {"w": ...}}}` has the state-dict name `blocks.1.w`.
+    `{"blocks": {"1": {"w": ...}}}` has the state-dict name `blocks.1.w`. A number is a parameter of shape (1,), since
+    `fully_shard` takes none without axes.
 
     device: where they are, by default where torch makes tensors. dtype: of parameters, by default that of the arrays.
     """
@@ -29,6 +30,9 @@ class ParameterTree(nn.Module):
     ) -> None:
         super().__init__()
         self._names = tuple(arrays)
+        self._numbers = frozenset(
+            name for name, value in arrays.items() if not isinstance(value, Mapping) and np.ndim(value) == 0
+        )
         device = torch.get_default_device() if device is None else device
         for name, value in arrays.items():
             if isinstance(value, Mapping):
@@ -36,18 +40,25 @@ class ParameterTree(nn.Module):
             elif name in CONSTANTS:
                 self.register_buffer(name, torch.from_numpy(_constant(name, value)).to(device))
             else:
-                self.register_parameter(name, nn.Parameter(torch.from_numpy(np.array(value)).to(device, dtype)))
+                self.register_parameter(
+                    name, nn.Parameter(torch.from_numpy(np.array(value, ndmin=1)).to(device, dtype))
+                )
 
     def params(self) -> dict[str, Any]:
-        """The nested dict, with the parameters themselves as leaves."""
-        children = {name: getattr(self, name) for name in self._names}
-        return {name: child.params() if isinstance(child, ParameterTree) else child for name, child in children.items()}
+        """The nested dict, with the parameters themselves as leaves, but for numbers, which have no axes here."""
+        return {name: self._leaf(name) for name in self._names}
+
+    def _leaf(self, name: str) -> Any:
+        child = getattr(self, name)
+        if isinstance(child, ParameterTree):
+            return child.params()
+        return child.reshape(()) if name in self._numbers else child
 
 
 def assign(tensor: Tensor, values: NDArray[Any]) -> None:
     """Gives a parameter or buffer values in its dtype, of which a tensor that is split among processes takes its part."""
     with torch.no_grad():
-        source = torch.from_numpy(np.array(values)).to(tensor.device, tensor.dtype)
+        source = torch.from_numpy(np.array(values).reshape(tensor.shape)).to(tensor.device, tensor.dtype)
         if isinstance(tensor, DTensor):
             source = distribute_tensor(source, tensor.device_mesh, tensor.placements, src_data_rank=None)
         tensor.copy_(source)

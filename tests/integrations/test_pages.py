@@ -1,0 +1,28 @@
+"""The blocks of docs/torch-layer.md run beside the packages that they are about: `nox -s integrations`."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PAGE = Path(__file__).parents[2] / "docs" / "torch-layer.md"
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+# torchvision, which timm imports, is built for a torch with CUDA: on one without, its operators lack a declaration.
+POOLS = ("roi_align", "roi_pool", "ps_roi_align", "ps_roi_pool", "deform_conv2d")
+OPERATORS = ("nms", "qnms", "qroi_align", *POOLS, *(f"_{name}_backward" for name in POOLS))
+DECLARED = f"""
+import torch
+if not torch.cuda.is_available():
+    library = torch.library.Library("torchvision", "DEF")
+    for name in {OPERATORS}:
+        library.define(f"{{name}}() -> ()")
+"""
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=[str(number) for number in range(len(BLOCKS))])
+def test_block_runs(block, tmp_path):
+    command = [sys.executable, "-c", DECLARED + block]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
