@@ -26,7 +26,7 @@ def clip_grad_norm_(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
     norms = [norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]
     if not norms:
         return torch.zeros(())
-    norm = torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms]))
+    norm: Tensor = torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms]))
     # A minimum in place of an if: the host does not wait for the norm. The number below 1 is torch's.
     scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     for gradient in gradients:
