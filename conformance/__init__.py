@@ -5,11 +5,12 @@
     python -m moespec.conformance check out                             check files that any program wrote
     python -m moespec.conformance report a.json --html a.html           make a page of what `--report` wrote
     python -m moespec.conformance show token_choice/tied                look at one case
+    python -m moespec.conformance new torch my_router                   write a target to start from, and its test
     python -m moespec.conformance golden [--check]                      make the vectors, or check the committed ones
     python -m moespec.conformance variants                              try the suite on known variants
 
 `algorithms/` has a file for each algorithm: its cases, how its results are compared, and what is done differently
 elsewhere. `engine/` makes the vectors of these and runs them: `format.py` describes a vector, `compare.py` the
-comparison, `scale.py` where its tolerances come from. `report/` shows what came of a run. Needs NumPy, SciPy and
-safetensors; targets are loaded by name.
+comparison, `scale.py` where its tolerances come from. `report/` shows what came of a run, and `pytest.py` makes tests of
+it; `start.py` writes a target from `templates/`. Needs NumPy, SciPy and safetensors; targets are loaded by name.
 """

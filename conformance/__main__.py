@@ -1,7 +1,6 @@
 """`python -m moespec.conformance`: check a target, an adapter or files; reports; the vectors and their cases."""
 
 import argparse
-import importlib
 import json
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -9,14 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from moespec.conformance.engine import copies, files, large, suite, waivers
-from moespec.conformance.engine.adapter import Adapter, kernel
+from moespec.conformance.engine.adapter import Adapter
 from moespec.conformance.engine.classes import CLASSES, class_of
 from moespec.conformance.engine.compare import ALL_DTYPES, DTYPES, SHORT
 from moespec.conformance.engine.devices import MeshError, processes_of
-from moespec.conformance.engine.equal_scores import judged
 from moespec.conformance.engine.files import FileError
 from moespec.conformance.engine.format import Case, VectorError
 from moespec.conformance.engine.fresh import fresh
+from moespec.conformance.engine.interface import interface
 from moespec.conformance.engine.large import SIZES
 from moespec.conformance.engine.manifest import encode, to_text
 from moespec.conformance.engine.modes import MESH, MODES, is_mode, mesh_mode, mesh_of, meshes
@@ -27,9 +26,11 @@ from moespec.conformance.engine.suite import VECTORS, load
 from moespec.conformance.engine.target import Target
 from moespec.conformance.engine.waivers import Waiver, WaiverError
 from moespec.conformance.report import matrix, report
+from moespec.conformance.report.diagnosis import diagnosed
 from moespec.conformance.report.report import Report, ReportError, Unsupported
 from moespec.conformance.report.results import FAILED
-from moespec.conformance.report.tables import shown
+from moespec.conformance.start import KINDS, commands, start
+from moespec.spec.errors import ConfigError
 
 RENAMED = {"judge": "check", "mutants": "variants", "--lane": "--dtype"}
 """Commands and options that have another name now."""
@@ -112,6 +113,9 @@ def _parser() -> argparse.ArgumentParser:
         added.add_argument("--class", dest="classes", type=_some_of({name: name for name in CLASSES}), help=text)
         added.add_argument("--waivers", type=Path, help="TOML file of failures that are answered for")
         added.add_argument("--report", type=_output, help="write all results as JSON")
+        added.add_argument("--junit", type=_output, help="write all results as JUnit's XML, for CI services")
+        text = "fail if the installed suite is not of this version of moespec, such as 0.1 or 0.1.0"
+        added.add_argument("--require-suite", metavar="VERSION", type=_suite, help=text)
         text = f"print every failure, not only {matrix.MOST} of each algorithm"
         added.add_argument("--all", action="store_true", help=text)
 
@@ -131,6 +135,7 @@ def _parser() -> argparse.ArgumentParser:
     report_.add_argument("reports", type=Path, nargs="+", help="files that `--report` wrote; each gives columns")
     report_.add_argument("--html", type=_output, help="write one HTML file with every case")
     report_.add_argument("--badge", type=_output, help="write an SVG")
+    report_.add_argument("--shields", type=_output, help="write the JSON of which shields.io makes a badge")
 
     golden = command("golden", _golden, "Make the vectors from the specification.")
     golden.add_argument("--check", action="store_true", help="write nothing; fail if a committed vector differs")
@@ -139,6 +144,10 @@ def _parser() -> argparse.ArgumentParser:
     algorithms(command("variants", _variants, text))
 
     command("list", _list, "List the cases.")
+    new = commands.add_parser("new", help="Write a target to start from, and its test.")
+    new.set_defaults(command=_new)
+    new.add_argument("kind", choices=list(KINDS), help="what it is written in")
+    new.add_argument("name", help="of the module, or the program; the files are written here")
     show = command("show", _show, "Print a case and, for a target, an adapter or files, what they make of it.")
     interfaces(show, required=False, files=True)
     show.add_argument("case", help="id, such as token_choice/tied")
@@ -197,6 +206,15 @@ def _seed(text: str) -> int:
     return int(text)
 
 
+def _suite(text: str) -> str:
+    """The type of an option that demands a version of the suite."""
+    try:
+        suite.require(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text
+
+
 def _output(text: str) -> Path:
     """The type of an option that names a file to write, so that no work is lost for want of a folder."""
     path = Path(text)
@@ -223,11 +241,11 @@ def _check(options: argparse.Namespace) -> int:
     waived = _waivers(options, cases, dtypes=[dtype.name], modes=[files.MODE])
     results = files.check(tensors, cases, dtype)
     digest = suite.digest(options.vectors)
-    return _conclude(options, _recognised(Report("files", options.folder, digest, results), cases), waived)
+    return _conclude(options, diagnosed(Report("files", options.folder, digest, results), cases), waived)
 
 
 def _report(options: argparse.Namespace) -> int:
-    from moespec.conformance.report.badge import badge
+    from moespec.conformance.report.badge import badge, shields
     from moespec.conformance.report.page import flags, page
 
     cases, digest = [*load(options.vectors), *large.outlines()], suite.digest(options.vectors)
@@ -238,6 +256,8 @@ def _report(options: argparse.Namespace) -> int:
         report.write_text(options.html, page(reports, cases, flags()))
     if options.badge:
         report.write_text(options.badge, badge(reports))
+    if options.shields:
+        report.write_text(options.shields, shields(reports))
     for one in reports:
         print(f"{one.interface} {one.target}", matrix.summary(one), sep="\n\n", end="\n\n")
     return _status(reports)
@@ -276,17 +296,16 @@ def _interface(options: argparse.Namespace) -> type[Target] | None:
     """The interface of `--target` or `--adapter`, or None, after saying why what is named has none."""
     if not _expanded(options):
         return None
-    if options.target is not None:
-        return Target if _is_target(options.target) and _has_meshes(options) else None
-    if meshed := [mode for mode in options.mode if mesh_of(mode)]:
+    meshed = [mode for mode in options.mode if mesh_of(mode)]
+    if meshed and options.target is None:
         print(f"--mode {meshed[0]!r}: an adapter has no mesh; a target may", file=sys.stderr)
         return None
     try:
-        kernel(options.adapter)
-    except (Exception, SystemExit) as error:  # a third party's module may do anything
-        print(f"--adapter {options.adapter!r}: {type(error).__name__}: {error}", file=sys.stderr)
+        named = interface(options.target, options.adapter)
+    except ConfigError as error:
+        print(f"--{error}", file=sys.stderr)
         return None
-    return Adapter
+    return named if options.target is None or _has_meshes(options) else None
 
 
 def _expanded(options: argparse.Namespace) -> bool:
@@ -317,25 +336,6 @@ def _has_meshes(options: argparse.Namespace) -> bool:
     return True
 
 
-def _is_target(name: str) -> bool:
-    """Whether the module can be imported and has what a target must have; says why not."""
-    try:
-        module = importlib.import_module(name)
-    except (Exception, SystemExit) as error:  # a third party's module may do anything
-        print(f"--target {name!r}: cannot be imported: {type(error).__name__}: {error}", file=sys.stderr)
-        return False
-    missing = [needed for needed in ("from_numpy", "to_numpy") if not hasattr(module, needed)]
-    if missing:
-        print(f"--target {name!r}: has no {' and no '.join(missing)}; see docs/conformance.md", file=sys.stderr)
-    declared = getattr(module, "not_offered", {})
-    right = isinstance(declared, dict) and all(
-        isinstance(word, str) and word for pair in declared.items() for word in pair
-    )
-    if not right:
-        print(f"--target {name!r}: not_offered={declared!r}: expected patterns of ids with reasons", file=sys.stderr)
-    return right and not missing
-
-
 def _checked(interface: type[Target], options: argparse.Namespace, cases: Sequence[Case]) -> Report:
     """What came of cases on a target or an adapter."""
     name, jobs = options.target or options.adapter, getattr(options, "jobs", 1)
@@ -361,15 +361,7 @@ def _checked(interface: type[Target], options: argparse.Namespace, cases: Sequen
         size=options.size,
         repeat=options.repeat,
     )
-    return _recognised(found, cases)
-
-
-def _recognised(found: Report, cases: Sequence[Case]) -> Report:
-    """The report with what is known of its failures: variants that they equal, ties in another order, small tables."""
-    from moespec.conformance.engine.recognise import Known, recognise
-
-    matches = recognise(found.results, Known(cases))
-    return replace(found, results=shown(judged(found.results, cases), cases), matches=matches)
+    return diagnosed(found, cases)
 
 
 def _conclude(options: argparse.Namespace, found: Report, waived: Sequence[Waiver]) -> int:
@@ -381,6 +373,10 @@ def _conclude(options: argparse.Namespace, found: Report, waived: Sequence[Waive
         print(text)
     if options.report:
         report.write(found, options.report)
+    if options.junit:
+        from moespec.conformance.report.junit import junit
+
+        report.write_text(options.junit, junit(found))
     return _status([found])
 
 
@@ -420,6 +416,16 @@ def _list(options: argparse.Namespace) -> int:
     for path in suite.verify(options.vectors):
         manifest = json.loads(path.read_text())
         print(f"{manifest['id']:48} {manifest['class']:10} {manifest['purpose']}")
+    return 0
+
+
+def _new(options: argparse.Namespace) -> int:
+    try:
+        paths = start(options.kind, options.name, Path())
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+    print(f"wrote {' and '.join(map(str, paths))}; next:", *commands(options.kind, options.name), sep="\n")
     return 0
 
 

@@ -4,6 +4,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ from moespec.conformance.engine.compare import CONSTANTS, DTYPES, LARGE
 from moespec.conformance.engine.format import KINDS, Case, Expectation, Gradients, Stage, Tensor, Value, VectorError
 from moespec.conformance.engine.manifest import read
 from moespec.conformance.engine.rows import ALGORITHMS
+from moespec.spec.errors import ConfigError
 
-__all__ = ["VECTORS", "digest", "ids", "load", "manifests", "problems", "sha256", "verify"]
+__all__ = ["VECTORS", "digest", "ids", "is_installed", "load", "manifests", "problems", "require", "sha256", "verify"]
 
 VECTORS = Path(__file__).parent.parent / "vectors"
 NAME = re.compile(r"[a-z0-9_]+(/[a-z0-9_]+)*")
@@ -51,6 +53,18 @@ def sha256(path: Path) -> str:
 def digest(folder: Path = VECTORS) -> str:
     """That of the suite."""
     return sha256(folder.parent / "suite.json")
+
+
+def is_installed(wanted: str) -> bool:
+    """Whether a version of moespec, which is that of its suite, is the installed one: "0.1" is every "0.1.N"."""
+    parts = wanted.split(".")
+    return version("moespec").split(".")[: len(parts)] == parts
+
+
+def require(wanted: str) -> None:
+    """Raise ConfigError unless the installed suite is of a version of moespec."""
+    if not is_installed(wanted):
+        raise ConfigError(f"suite: version {wanted!r} is required, and moespec {version('moespec')} is installed")
 
 
 def verify(folder: Path = VECTORS, only: Only = lambda id: True) -> list[Path]:

@@ -1,31 +1,43 @@
-"""The badge: how many cases pass, as an SVG that needs no service."""
+"""The badge: how many cases pass, as an SVG that needs no service, and as what shields.io makes one of."""
 
+import json
 from collections.abc import Sequence
 from html import escape
 
 from moespec.conformance.report.report import Report
 
-__all__ = ["badge"]
+__all__ = ["badge", "shields"]
 
 COLOURS = {"failed": "#b3261e", "passed": "#1a7f37", "nothing": "#6e7781"}
+LABEL = "moespec conformance"
 WIDTH = 6.2
 """Pixels of a character of 11 pixels' height; `textLength` makes every font as wide."""
 
 
 def badge(reports: Sequence[Report]) -> str:
     """The text of the SVG: red if anything failed, grey if nothing passed, else green."""
-    passed, failed = (sum(report.counts[i] for report in reports) for i in (0, 1))
-    label = "moespec conformance"
-    value = f"{passed} passed" + (f", {failed} failed" if failed else "")
-    colour = COLOURS["failed" if failed else "passed" if passed else "nothing"]
-    left, right = (round(WIDTH * len(text)) + 12 for text in (label, value))
+    value, colour = _message(reports)
+    left, right = (round(WIDTH * len(text)) + 12 for text in (LABEL, value))
     return f"""<svg xmlns="http://www.w3.org/2000/svg" width="{left + right}" height="20" role="img">
-<title>{escape(label)}: {escape(value)}</title>
+<title>{escape(LABEL)}: {escape(value)}</title>
 <rect width="{left + right}" height="20" rx="3" fill="#3d444d"/>
 <path d="M{left} 0h{right - 3}a3 3 0 0 1 3 3v14a3 3 0 0 1-3 3h-{right - 3}z" fill="{colour}"/>
 <g fill="#fff" font-family="Verdana,Geneva,DejaVu Sans,sans-serif" font-size="11">
-<text x="6" y="14" textLength="{left - 12}">{escape(label)}</text>
+<text x="6" y="14" textLength="{left - 12}">{escape(LABEL)}</text>
 <text x="{left + 6}" y="14" textLength="{right - 12}">{escape(value)}</text>
 </g>
 </svg>
 """
+
+
+def shields(reports: Sequence[Report]) -> str:
+    """The JSON of a shields.io endpoint badge, https://shields.io/badges/endpoint-badge, in the same words and colours."""
+    message, colour = _message(reports)
+    return json.dumps({"schemaVersion": 1, "label": LABEL, "message": message, "color": colour}) + "\n"
+
+
+def _message(reports: Sequence[Report]) -> tuple[str, str]:
+    """What the badge says, and its colour."""
+    passed, failed = (sum(report.counts[i] for report in reports) for i in (0, 1))
+    text = f"{passed} passed" + (f", {failed} failed" if failed else "")
+    return text, COLOURS["failed" if failed else "passed" if passed else "nothing"]

@@ -8,7 +8,7 @@ from moespec.conformance.report.causes import causes
 from moespec.conformance.report.report import Report
 from moespec.conformance.report.results import COLUMNS, FAILED, STATES, CaseResult
 
-__all__ = ["MOST", "SIGNS", "cell", "command", "failures", "skips", "summary", "table", "total"]
+__all__ = ["MOST", "SIGNS", "cell", "command", "failure", "failures", "skips", "summary", "table", "total"]
 
 SIGNS = {
     "fail": "F",
@@ -75,19 +75,20 @@ def failures(report: Report, *, everything: bool = False) -> str:
     lines += [f"{cause.text} ({cause.first.id}{cause.more})" for cause in grouped if cause.first.state == "reordered"]
     for cause in grouped:
         if cause.first.state == "error":
-            lines += _entry(report, cause.first, cause.more)
+            lines += failure(report, cause.first, cause.more)
     counts: dict[str, int] = {}
     for result in report.results:
         if result.state in FAILED and result.state != "error":
             count = counts[result.algorithm] = counts.get(result.algorithm, 0) + 1
-            lines += _entry(report, result) if everything or count <= MOST else []
+            lines += failure(report, result) if everything or count <= MOST else []
     for algorithm, count in counts.items():
         if count > MOST and not everything:
             lines.append(f"{algorithm}: {count - MOST} more failures; --all prints them, and --report writes them")
     return "\n".join(lines)
 
 
-def _entry(report: Report, result: CaseResult, more: str = "") -> list[str]:
+def failure(report: Report, result: CaseResult, more: str = "") -> list[str]:
+    """The lines of one: the case, where it first differs, by how much, and the command that runs it alone."""
     first = result.first
     word = "ERROR" if result.state == "error" else "FAIL"
     return [

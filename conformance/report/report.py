@@ -19,6 +19,7 @@ from moespec.conformance.engine.format import Case
 from moespec.conformance.engine.large import SIZES
 from moespec.conformance.engine.modes import is_mode
 from moespec.conformance.engine.rows import ALGORITHMS
+from moespec.conformance.engine.suite import is_installed
 from moespec.conformance.report.results import COLUMNS, FAILED, STATES, CaseResult, Match, Table
 from moespec.conformance.report.tables import LARGEST, MATRICES
 
@@ -79,11 +80,9 @@ class Report:
     @property
     def note(self) -> str:
         """What is to be said of the version that the target claims, if it is not the installed one, or an empty string."""
-        installed = version("moespec")
-        parts = self.claims.split(".")
-        if not self.claims or installed.split(".")[: len(parts)] == parts:
+        if not self.claims or is_installed(self.claims):
             return ""
-        return f"{self.target} claims to follow moespec {self.claims}, and was checked with {installed}"
+        return f"{self.target} claims to follow moespec {self.claims}, and was checked with {version('moespec')}"
 
     @property
     def remarks(self) -> list[str]:
@@ -147,6 +146,7 @@ def write(report: Report, path: Path) -> None:
         "repeat": report.repeat,
         "claims": report.claims,
         "suite": report.suite,
+        "version": version("moespec"),
         "passed": passed,
         "failed": failed,
         "skipped": skipped,

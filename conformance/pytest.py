@@ -1,0 +1,139 @@
+"""The suite in a project's own tests: a test of pytest for each case and dtype.
+
+    import moespec.conformance.pytest as conformance
+
+    @conformance.parametrize(target="my_package.moe", algorithms=["token_choice"])
+    def test_router(case):
+        case.check()
+
+A failure has what the suite says of the case: the known variant that it equals, where it first differs, by how much, and
+the command that shows it. What is not implemented, or cannot be decided in a dtype, is skipped, with the reason.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cache
+
+import pytest
+
+from moespec.conformance.engine import suite
+from moespec.conformance.engine.classes import CLASSES, class_of
+from moespec.conformance.engine.compare import ALL_DTYPES, DTYPES, SHORT
+from moespec.conformance.engine.format import Case
+from moespec.conformance.engine.interface import interface
+from moespec.conformance.engine.rows import ALGORITHMS
+from moespec.conformance.engine.run import run_cases
+from moespec.conformance.engine.target import Target, contained
+from moespec.conformance.report.diagnosis import diagnosed
+from moespec.conformance.report.matrix import failures
+from moespec.conformance.report.report import Report
+from moespec.conformance.report.results import FAILED
+from moespec.spec.errors import ConfigError
+
+__all__ = ["VectorCase", "parametrize"]
+
+
+@dataclass(frozen=True)
+class VectorCase:
+    """One case in one dtype, to be checked on a target or an adapter, which `kind` says."""
+
+    id: str
+    dtype: str
+    kind: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.id}-{self.dtype}"
+
+    def check(self) -> None:
+        """Run the case op by op. Fails the test with the suite's diagnosis, or skips it with the reason."""
+        __tracebackhide__ = True
+        case = _cases(self.id.partition("/")[0])[self.id]
+        with contained():
+            target = _opened(self.kind, self.name, self.dtype)
+            if reason := target.unsupported():
+                pytest.skip(f"{self.dtype} is not supported: {reason}")
+            results = run_cases(target, [case], "eager")
+        (result,) = results
+        if result.state in FAILED:
+            report = diagnosed(Report(self.kind, self.name, suite.digest(), results), [case])
+            pytest.fail(failures(report), pytrace=False)
+        if result.state != "pass":
+            pytest.skip(f"{result.state}: {result.first.message}")
+
+
+def parametrize(
+    *,
+    target: str | None = None,
+    adapter: str | None = None,
+    algorithms: Sequence[str] | None = None,
+    classes: Sequence[str] | None = None,
+    dtypes: Sequence[str] = tuple(DTYPES),
+    expected_failures: Mapping[str, str] | None = None,
+    require_suite: str | None = None,
+) -> pytest.MarkDecorator:
+    """The mark that gives a test function a `case`, a VectorCase, of every case and dtype in turn.
+
+    target, adapter: the name of the module with the public names, or of the module or `module:object` with `layer`; one
+    of them. algorithms, classes: of the cases, as of `run --algorithm` and `run --class`; by default all. dtypes: by
+    default float64, float32 and bfloat16. expected_failures: patterns of ids of cases, or of cases and dtypes such as
+    "token_choice/tied-bfloat16", with reasons; such a test must fail or be skipped, and is a failure if it passes.
+    require_suite: the version of moespec whose suite it must be, such as "0.1".
+
+    Raises ConfigError for an unknown word, a target that cannot be run, and a pattern that no test matches.
+    """
+    if (target is None) == (adapter is None):
+        raise ConfigError(f"target={target!r}, adapter={adapter!r}: expected one of them")
+    if require_suite is not None:
+        suite.require(require_suite)
+    _check_words("algorithms", algorithms, ALGORITHMS)
+    _check_words("classes", classes, CLASSES)
+    _check_words("dtypes", dtypes, {**SHORT, **ALL_DTYPES})
+    interface(target, adapter)
+    kind, name = ("target", target) if target is not None else ("adapter", str(adapter))
+    cases = [
+        VectorCase(id, SHORT.get(dtype, dtype), kind, name)
+        for id in sorted(suite.ids())
+        if (algorithms is None or id.partition("/")[0] in algorithms) and (classes is None or class_of(id) in classes)
+        for dtype in dict.fromkeys(dtypes)
+    ]
+    if not cases:
+        raise ConfigError(
+            f"algorithms={algorithms!r}, classes={classes!r}, dtypes={dtypes!r}: no case is of all of them"
+        )
+    expected = expected_failures or {}
+    for pattern in expected:
+        if not any(_matches(pattern, case) for case in cases):
+            raise ConfigError(f"expected_failures: no case matches {pattern!r}; `list` prints them all")
+    return pytest.mark.parametrize(
+        "case", [pytest.param(case, id=str(case), marks=_marks(case, expected)) for case in cases]
+    )
+
+
+def _check_words(argument: str, words: Sequence[str] | None, known: Collection[str]) -> None:
+    if isinstance(words, str):
+        raise ConfigError(f"{argument}={words!r}: expected a list of words")
+    for word in words or ():
+        if word not in known:
+            raise ConfigError(f"{argument}: unknown {word!r}; expected {', '.join(known)}")
+
+
+def _matches(pattern: str, case: VectorCase) -> bool:
+    return fnmatchcase(case.id, pattern) or fnmatchcase(str(case), pattern)
+
+
+def _marks(case: VectorCase, expected: Mapping[str, str]) -> list[pytest.MarkDecorator]:
+    reasons = [reason for pattern, reason in expected.items() if _matches(pattern, case)]
+    return [pytest.mark.xfail(reason=reason, strict=True, raises=pytest.fail.Exception) for reason in reasons[:1]]
+
+
+@cache
+def _cases(algorithm: str) -> dict[str, Case]:
+    return {case.id: case for case in suite.load(only=lambda id: id.startswith(f"{algorithm}/"))}
+
+
+@cache
+def _opened(kind: str, name: str, dtype: str) -> Target:
+    opened = interface(name, None) if kind == "target" else interface(None, name)
+    return opened(name, ALL_DTYPES[dtype])

@@ -1,0 +1,52 @@
+"""What `new` writes: a target to start from, and a test of it."""
+
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from moespec.conformance.engine.suite import VECTORS
+from moespec.spec.errors import ConfigError
+
+__all__ = ["KINDS", "commands", "start"]
+
+KINDS = {"torch": ".py", "jax": ".py", "numpy": ".py", "c": ".c"}
+"""What a target can be written in, and how its file ends."""
+TEMPLATES = Path(__file__).parent / "templates"
+DTYPES = ["float64", "float32", "bfloat16"]
+
+
+def start(kind: str, name: str, folder: Path) -> list[Path]:
+    """Write a target called `name`, which passes some cases as it is, and its test; the paths of both files.
+
+    Raises ConfigError if the name is not that of a new module, or one of the files is there; nothing is written then.
+    """
+    if not name.isidentifier() or not name.isascii():
+        raise ConfigError(f"name={name!r}: expected the name of a module, of letters, digits and underscores")
+    paths = [folder / f"{name}{KINDS[kind]}", folder / f"test_{name}.py"]
+    for path in paths:
+        if path.exists():
+            raise ConfigError(f"name={name!r}: {path} is there already, and is not overwritten")
+    if kind != "c" and (name in sys.stdlib_module_names or find_spec(name) is not None):
+        raise ConfigError(f"name={name!r}: there is a module of this name already, which the file would hide")
+    environment = Environment(  # what is made is Python and C
+        loader=FileSystemLoader(TEMPLATES), undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False
+    )
+    templates = (f"{kind}{KINDS[kind]}.jinja", "test_c.py.jinja" if kind == "c" else "test_module.py.jinja")
+    dtypes = ["float64"] if kind == "numpy" else DTYPES
+    for path, template in zip(paths, templates, strict=True):
+        text = environment.get_template(template).render(name=name, dtypes=str(dtypes).replace("'", '"'))
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    return paths
+
+
+def commands(kind: str, name: str) -> list[str]:
+    """What to run next."""
+    run = f"python -m moespec.conformance run --target {name} --algorithm softmax_affinity --class values,gradients"
+    files = [
+        f"cc -O2 -o {name} {name}.c -lm && ./{name} {VECTORS} out",
+        "python -m moespec.conformance check out --algorithm softmax_affinity",
+    ]
+    return [*(files if kind == "c" else [run]), f"python -m pytest test_{name}.py"]
