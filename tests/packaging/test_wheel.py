@@ -65,6 +65,12 @@ def test_vectors_and_data_ship_in_the_wheel(python):
     assert " 0 failed" in result.stdout.splitlines()[-1]
 
 
+def test_templates_ship_in_the_wheel(python, tmp_path):
+    command = [python, "-m", "moespec.conformance", "new", "numpy", "my_router"]
+    subprocess.run(command, check=True, cwd=tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"my_router.py", "test_my_router.py"}
+
+
 @pytest.mark.parametrize("name", ["suite.json", "flags.json", "schema.json"])
 def test_what_describes_the_vectors_ships_in_the_wheel(python, name):
     result = run(

@@ -1,0 +1,147 @@
+"""What CI services read: JUnit's XML, the badge of shields.io, the action; and the version of the suite."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import yaml
+
+from moespec.conformance.engine.compare import Outcome
+from moespec.conformance.report.junit import junit
+from moespec.conformance.report.report import Report, Unsupported
+from moespec.conformance.report.results import CaseResult, Match
+
+ROOT = Path(__file__).parents[2]
+ACTION = ROOT / ".github/actions/conformance/action.yml"
+NUMPY = ("--target", "moespec.backends.numpy", "--algorithm", "z_loss")
+
+
+def result(state, message="", **fields):
+    outcome = Outcome("z_loss/loss", state, 0.0, message)
+    return CaseResult("z_loss/values", "z_loss", "value", "float64", "eager", [outcome], **fields)
+
+
+def test_junit_has_a_test_for_each_result():
+    states = ("pass", "fail", "error", "reordered", "waived", "inconclusive", "not implemented", "unchecked")
+    results = [result(state, f"<as> {state}\0") for state in states]
+    results[0].seconds = 0.25
+    match = Match("z_loss", "float64", "eager", "mean", "The mean.", "", "", 1, 1)
+    problems, lacking = ["a waiver is idle"], [Unsupported("bfloat16", "none", 9)]
+    report = Report("target", "my.router", "0", results, lacking, problems, [match])
+    (tests,) = ElementTree.fromstring(junit(report))
+    assert (tests.get("tests"), tests.get("failures"), tests.get("skipped"), tests.get("errors")) == (
+        "10",
+        "4",
+        "5",
+        "0",
+    )
+    assert [test.get("name") for test in tests] == ["z_loss/values [float64 eager]"] * 8 + problems + ["bfloat16"]
+    inner = [next(iter(test), None) for test in tests]
+    assert inner[0] is None
+    assert tests[0].get("time") == "0.2500"
+    for state, each in zip(states[1:], inner[1:8], strict=True):
+        failed = state in ("fail", "error", "reordered")
+        assert each.tag == ("failure" if failed else "skipped")
+        assert f"<as> {state}\N{REPLACEMENT CHARACTER}" in each.get("message")
+        assert not failed or "equals the known variant mean: The mean." in each.text
+        assert not failed or "python -m moespec.conformance show z_loss/values --target my.router" in each.text
+    assert (inner[8].tag, inner[8].get("message")) == ("failure", "a waiver is idle")
+    assert (inner[9].tag, inner[9].get("message")) == ("skipped", "not supported (9 cases): none")
+
+
+def test_run_check_and_report_write_for_ci(run, over_numpy, tmp_path):
+    xml, json_, shield = tmp_path / "junit.xml", tmp_path / "report.json", tmp_path / "shield.json"
+    wrong = over_numpy("double", "def z_loss(logits):\n    return 2 * numpy.z_loss(logits)\n")
+    options = ("--algorithm", "z_loss", "--dtype", "f64,f32", "--report", json_, "--junit", xml)
+    assert run("run", "--target", wrong, *options)[0] == 1
+    content, (tests,) = json.loads(json_.read_text()), ElementTree.parse(xml).getroot()
+    assert tests.get("failures") == str(content["failed"])
+    assert len(tests) == len(content["cases"]) + 1
+    assert content["version"] == version("moespec")
+    assert run("report", json_, "--shields", shield)[0] == 1
+    message = f"{content['passed']} passed, {content['failed']} failed"
+    expected = {"schemaVersion": 1, "label": "moespec conformance", "message": message, "color": "#b3261e"}
+    assert json.loads(shield.read_text()) == expected
+    (tmp_path / "out").mkdir()
+    assert run("check", tmp_path / "out", "--dtype", "f32", "--algorithm", "z_loss", "--junit", xml)[0] == 1
+    (tests,) = ElementTree.parse(xml).getroot()
+    assert tests.get("skipped") == tests.get("tests") != "0"
+
+
+@pytest.mark.parametrize("command", [("run", *NUMPY), ("check", "out")])
+def test_another_suite_than_the_required_one_stops_the_run(run, command):
+    status, printed, said = run(*command, "--require-suite", "99")
+    assert (status, printed) == (2, "")
+    assert f"suite: version '99' is required, and moespec {version('moespec')} is installed" in said
+
+
+def test_the_installed_suite_may_be_required(run):
+    for wanted in (version("moespec"), version("moespec").split(".")[0]):
+        assert run("run", *NUMPY, "--dtype", "f64", "--require-suite", wanted)[0] == 0
+
+
+# The action.
+
+
+def steps():
+    return {step["name"]: step for step in yaml.safe_load(ACTION.read_text())["runs"]["steps"]}
+
+
+def check(folder, **inputs):
+    """Runs the step that checks, as GitHub does; its exit status."""
+    action = yaml.safe_load(ACTION.read_text())
+    values = {name: entry["default"] for name, entry in action["inputs"].items()} | inputs
+    step = steps()["Check"]
+    environment = {
+        name: values[text.removeprefix("${{ inputs.").removesuffix(" }}")] for name, text in step["env"].items()
+    }
+    environment |= {"GITHUB_STEP_SUMMARY": str(folder / "summary.md")}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    made = subprocess.run(
+        (shutil.which("bash"), "--noprofile", "--norc", "-e", "-o", "pipefail", "-c", step["run"]),
+        cwd=folder,
+        env={**os.environ, **environment, "PATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return made.returncode, made.stdout + made.stderr
+
+
+def test_the_action_writes_reports_and_fails_when_a_case_fails(tmp_path):
+    (tmp_path / "double.py").write_text(
+        "from moespec.backends.numpy import *\nfrom moespec.backends import numpy\n"
+        "def z_loss(logits):\n    return 2 * numpy.z_loss(logits)\n"
+    )
+    arguments = '--algorithm z_loss\n--dtype "f64, f32" --class values'
+    status, printed = check(tmp_path, target="double", arguments=arguments)
+    assert status == 1, printed
+    written = {path.name for path in (tmp_path / "moespec-conformance").iterdir()}
+    assert written >= {"report.json", "report.html", "junit.xml", "badge.svg", "shields.json"}
+    assert "failed" in (tmp_path / "summary.md").read_text()
+    assert "double" in (tmp_path / "moespec-conformance/report.json").read_text()
+
+
+def test_the_action_passes_when_all_pass(tmp_path):
+    status, printed = check(tmp_path, target="moespec.backends.numpy", arguments="--algorithm z_loss", output="a b")
+    assert status == 0, printed
+    assert (tmp_path / "a b/junit.xml").exists()
+
+
+def test_the_action_tells_wrong_usage(tmp_path):
+    status, printed = check(tmp_path)
+    assert status == 2
+    assert "target" in printed
+
+
+def test_the_action_takes_no_input_as_code_and_installs_what_it_is_part_of():
+    scripts = [step["run"] for step in steps().values() if "run" in step]
+    assert not any("${{" in script for script in scripts)
+    assert (ACTION.parent / "../../../pyproject.toml").resolve() == ROOT / "pyproject.toml"
+    assert "$GITHUB_ACTION_PATH/../../.." in steps()["Install"]["run"]

@@ -1,0 +1,145 @@
+"""The suite as tests of pytest: what fails, what is skipped and why, and what is expected to fail."""
+
+import subprocess
+import sys
+from xml.etree import ElementTree
+
+import pytest
+
+from moespec.conformance import pytest as conformance
+from moespec.conformance.engine import suite
+from moespec.spec import ConfigError
+
+NUMPY = {"target": "moespec.backends.numpy", "dtypes": ["float64"]}
+
+TARGET = """
+from moespec.backends.numpy import *
+from moespec.backends import numpy
+
+not_offered = {"token_choice/keep*": "every choice is made"}
+
+
+def z_loss(logits):
+    return 2 * numpy.z_loss(logits)
+
+
+def token_choice(scores, **options):
+    if scores.shape[1] == 1:
+        raise RuntimeError("a token is alone")
+    return numpy.token_choice(scores, **options)
+"""
+
+TESTS = """
+import moespec.conformance.pytest as conformance
+
+reasons = {"z_loss/l*": "twice", "token_choice/tied-float64": "another order", "z_loss/*-bfloat16": "none", "z_loss/values": "second"}
+
+
+@conformance.parametrize(
+    target="double", algorithms=["z_loss", "token_choice"], dtypes=["f64", "bf16"], expected_failures=reasons,
+    classes=["values", "ties", "overflow"],
+)
+def test_double(case):
+    case.check()
+"""
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory):
+    """What came of each test of a target that is wrong in z_loss: its state, and the text of it."""
+    folder = tmp_path_factory.mktemp("project")
+    (folder / "double.py").write_text(TARGET)
+    (folder / "test_double.py").write_text(TESTS)
+    command = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "--junit-xml", "junit.xml", "test_double.py")
+    made = subprocess.run((sys.executable, *command), cwd=folder, capture_output=True, text=True, check=False)
+    assert made.returncode == 1, made.stdout + made.stderr
+    assert "Traceback" not in made.stdout
+    found = {}
+    for test in ElementTree.parse(folder / "junit.xml").iter("testcase"):
+        inner = next(iter(test), None)
+        state = "passed" if inner is None else inner.get("type", inner.tag).removeprefix("pytest.")
+        text = "" if inner is None else f"{inner.get('message')}\n{inner.text}"
+        found[test.get("name").removeprefix("test_double[").removesuffix("]")] = (state, text)
+    return found
+
+
+def test_there_is_a_test_for_each_case_and_dtype_in_one_order(outcomes):
+    ids = [id for id in sorted(suite.ids()) if id.split("/")[0] in ("z_loss", "token_choice")]
+    names = [f"{id}-{dtype}" for id in ids for dtype in ("float64", "bfloat16")]
+    chosen = [name for name in names if "gradient" not in name and "negative_" not in name]
+    chosen += [name for name in names if name.startswith("token_choice/negative_scores")]
+    assert [name for name in names if name in outcomes] == list(outcomes)
+    assert set(chosen) == set(outcomes)
+
+
+def test_what_is_right_passes(outcomes):
+    assert outcomes["token_choice/combine_scores-float64"][0] == "passed"
+
+
+def test_a_failure_is_the_diagnosis_of_the_suite(outcomes):
+    state, text = outcomes["z_loss/one_expert-float64"]
+    assert state == "failure"
+    assert "first at z_loss/loss" in text
+    assert "python -m moespec.conformance show z_loss/one_expert --target double --dtype float64" in text
+    state, text = outcomes["token_choice/one_token-float64"]
+    assert state == "failure"
+    assert "RuntimeError: a token is alone" in text
+    assert "double.py" in text
+
+
+def test_an_expected_failure_must_fail(outcomes):
+    assert outcomes["z_loss/large-float64"] == ("xfail", "twice\nNone")
+    assert outcomes["z_loss/values-float64"] == ("xfail", "second\nNone")
+    state, text = outcomes["token_choice/tied-float64"]
+    assert state == "failure"
+    assert "[XPASS(strict)] another order" in text
+
+
+def test_what_cannot_be_said_is_skipped_with_the_reason(outcomes):
+    state, text = outcomes["token_choice/keep-float64"]
+    assert state == "skip"
+    assert "not implemented: declared as not offered: every choice is made" in text
+    bfloat16 = {name: outcome for name, outcome in outcomes.items() if name.endswith("bfloat16")}
+    assert {state for state, _ in bfloat16.values()} == {"skip"}
+    assert all("bfloat16 is not supported: ConfigError" in text for _, text in bfloat16.values())
+
+
+def test_an_adapter(target):
+    name = target("kernel", "def layer(x, params, options):\n    raise NotImplementedError('nothing')\n")
+    mark = conformance.parametrize(adapter=name, algorithms=["switch"], classes=["values"], dtypes=["f32"])
+    case = mark.args[1][0].values[0]
+    with pytest.raises(pytest.skip.Exception, match="not implemented"):
+        case.check()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, "target=None, adapter=None: expected one of them"),
+        ({**NUMPY, "adapter": "x"}, "expected one of them"),
+        ({"target": "no_such_module"}, "target 'no_such_module': cannot be imported"),
+        ({"target": "json"}, "target 'json': has no from_numpy and no to_numpy"),
+        ({"adapter": "json"}, "adapter 'json': ValueError: it has no layer"),
+        ({**NUMPY, "algorithms": ["token_choices"]}, "algorithms: unknown 'token_choices'"),
+        ({**NUMPY, "algorithms": "token_choice"}, "algorithms='token_choice': expected a list"),
+        ({**NUMPY, "classes": ["tied"]}, "classes: unknown 'tied'"),
+        ({**NUMPY, "dtypes": ["f8"]}, "dtypes: unknown 'f8'"),
+        ({**NUMPY, "algorithms": ["z_loss"], "classes": ["models"]}, "no case is of all of them"),
+        ({**NUMPY, "expected_failures": {"z_loss/none*": "x"}}, "expected_failures: no case matches 'z_loss/none*'"),
+        ({**NUMPY, "require_suite": "99.1"}, "suite: version '99.1' is required, and moespec "),
+    ],
+)
+def test_what_is_wrong_is_named(options, said):
+    with pytest.raises(ConfigError) as raised:
+        conformance.parametrize(**options)
+    assert said in str(raised.value)
+
+
+def test_the_installed_suite_may_be_required():
+    chosen = {**NUMPY, "algorithms": ["z_loss"]}
+    assert conformance.parametrize(**chosen, require_suite="0").args[1]
+
+
+def test_the_suite_does_not_need_pytest():
+    code = "import sys; sys.modules['pytest'] = None; import moespec.conformance.__main__ as m; m.main(['list'])"
+    subprocess.run((sys.executable, "-c", code), check=True, capture_output=True)
