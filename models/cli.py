@@ -203,6 +203,8 @@ class InspectArguments:
     """an image file; it is cropped to a square and resized to the model's image size"""
     out: str = "routing.png"
     """the picture to write"""
+    panels: tuple[str, ...] = ()
+    """experts that get a panel, 0 5; of Soft MoE slots, 0.0 5.1, or all slots of an expert, 5 (default: eight)"""
     backend: BackendName | None = None
     """framework that computes (default: the run's)"""
     step: int | None = None
@@ -393,7 +395,12 @@ def _inspect(arguments: list[str]) -> None:
     from moespec.models.commandline import commands
 
     commands.inspect_command(
-        Path(parsed.run), Path(parsed.image), Path(parsed.out), backend=parsed.backend, step=parsed.step
+        Path(parsed.run),
+        Path(parsed.image),
+        Path(parsed.out),
+        panels=parsed.panels,
+        backend=parsed.backend,
+        step=parsed.step,
     )
 
 

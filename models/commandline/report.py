@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from moespec.backends.contract import Backend
 from moespec.models.commandline.cost import described, milliseconds
-from moespec.models.commandline.inspection import draw, make_route
+from moespec.models.commandline.inspection import draw, make_route, prediction
 from moespec.models.data.dataset import Dataset
 from moespec.models.families import family
 from moespec.models.files import write_atomically
@@ -41,8 +41,9 @@ def write_report(B: Backend, config: Config, dataset: Dataset, run: Path, params
         for index in np.linspace(0, len(dataset.validation) - 1, IMAGES).round().astype(int):
             pixels = dataset.validation.read(np.array([index]))
             logits, routings = route(arrays, dataset.normalize(pixels)[0])
-            label, guess = dataset.validation.labels[index], int(logits.argmax())
-            title = f"validation image {index}: is {dataset.classes[label]}, read as {dataset.classes[guess]}"
+            label = dataset.classes[dataset.validation.labels[index]]
+            guess = prediction(logits, dataset.classes, config.training.loss)
+            title = f"validation image {index}: is {label}, read as {guess}"
             figures[f"routing_{index}"] = draw(pixels[0], dataset.maximum, title, routings)
     pictures = {name: png(figure) for name, figure in figures.items()}
     for name, content in pictures.items():

@@ -9,11 +9,21 @@ import pytest
 from PIL import Image
 
 from moespec.models import cli, vit
-from moespec.models.commandline.inspection import UNASSIGNED, BlockRouting, draw, main_experts, make_route
+from moespec.models.commandline.inspection import (
+    UNASSIGNED,
+    BlockRouting,
+    draw,
+    main_experts,
+    make_route,
+    panels,
+    prediction,
+    times_uniform,
+)
 from moespec.models.commandline.report import in_order, loads, png
 from moespec.models.training import resolve
 from moespec.models.training.rundirectory import RunDirectory
 from moespec.models.training.savestate import trained_params
+from moespec.spec.errors import ConfigError
 
 
 @pytest.fixture
@@ -32,7 +42,7 @@ def is_png(content: bytes) -> bool:
 def test_main_expert() -> None:
     weights = np.array([[[0.0, 0.7], [0.4, 0.4]], [[0.0, 0.0], [0.1, 0.0]]])
     red_and_blue = np.array([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]])
-    picture = main_experts(BlockRouting("0", weights, np.zeros((2, 2, 2, 1)), False), red_and_blue)
+    picture = main_experts(BlockRouting("0", weights, np.zeros((2, 2, 2, 1)), False, 4), red_and_blue)
     assert picture[0, 0].tolist() == [0, 0, 1], "one expert alone: its pure colour"
     assert picture[1, 1].tolist() == [1, 0, 0]
     assert picture[1, 0].tolist() == list(UNASSIGNED)
@@ -45,13 +55,82 @@ def test_the_picture_depends_on_the_routing() -> None:
 
     def picture(soft: bool, seed: int) -> bytes:
         slots = np.random.default_rng(seed).random((4, 4, 3, 2))
-        return png(draw(pixels, 255, "title", [BlockRouting("1", slots.sum(axis=3), slots, soft)]))
+        return png(draw(pixels, 255, "title", [BlockRouting("1", slots.sum(axis=3), slots, soft, 16)]))
 
     first = picture(True, 0)
     assert is_png(first)
     assert first == picture(True, 0)
     assert first != picture(True, 1)
     assert picture(False, 0) != picture(False, 1)
+
+
+def soft_block(scores: np.ndarray) -> BlockRouting:  # type: ignore[type-arg]
+    """A soft routing of the patches, of which each slot is the softmax of its scores `(rows, columns, E, C)`."""
+    slots = np.exp(scores) / np.exp(scores).sum(axis=(0, 1))
+    return BlockRouting("3", slots.sum(axis=3), slots, True, scores.shape[0] * scores.shape[1])
+
+
+def test_slots_count_in_multiples_of_uniform_on_one_scale() -> None:
+    flat = soft_block(np.random.default_rng(0).normal(size=(4, 4, 3, 2)) * 1e-3)
+    np.testing.assert_allclose(times_uniform(flat), 1, atol=0.01)
+    sharp = soft_block(np.log(np.array([[[[4.0, 1.0]], [[1.0, 1.0]]], [[[1.0, 1.0]], [[2.0, 1.0]]]])))
+    np.testing.assert_allclose(times_uniform(sharp)[..., 0, 0], [[2, 0.5], [0.5, 1]])
+    np.testing.assert_allclose(times_uniform(sharp)[..., 0, 1], 1)
+    pixels = np.zeros((8, 8, 1), np.uint8)
+    figure = draw(pixels, 255, "", [flat, sharp._replace(slots=sharp.slots**2 * 4)])
+    scales = [axis.images[0].norm for axis in figure.axes if axis.get_title().startswith("slot")]
+    assert [(norm.vmin, norm.vmax) for norm in scales[:6]] == [(0.5, 2)] * 6, "what is nearly uniform looks pale"
+    assert [(norm.vmin, norm.vmax) for norm in scales[6:]] == [(0.25, 4)] * 2, "all slots of a block on one scale"
+    labels = [text for axis in figure.axes if (text := axis.get_ylabel())]
+    assert labels[1] == "times uniform\n0.25 to 4\nratio 16"
+
+
+def test_experts_have_one_scale() -> None:
+    weights = np.zeros((2, 2, 3))
+    weights[0, 0, 0], weights[1, 1, 1] = 0.2, 0.8
+    figure = draw(
+        np.zeros((8, 8, 1), np.uint8), 255, "", [BlockRouting("0", weights, np.zeros((2, 2, 3, 1)), False, 4)]
+    )
+    shown = [axis for axis in figure.axes if axis.get_title().startswith("expert")]
+    assert [axis.get_title() for axis in shown] == ["expert 0: to 0.2", "expert 1: to 0.8", "expert 2: none"]
+    assert {(axis.images[0].norm.vmin, axis.images[0].norm.vmax) for axis in shown} == {(0, 0.8)}
+
+
+def test_panels_of_another_group_or_of_nothing_are_empty() -> None:
+    slots = np.zeros((2, 1, 1, 2))
+    slots[0, 0, 0, 0] = slots[1, 0, 0, 1] = 1.0  # two groups of one patch
+    routing = BlockRouting("1", np.ones((2, 1, 1)), slots * [1, 0], True, 1)
+    assert np.isnan(times_uniform(routing)).tolist() == [[[[False, True]]], [[[True, True]]]]
+    figure = draw(np.zeros((2, 2, 1), np.uint8), 255, "", [routing])
+    titles = [axis.get_title() for axis in figure.axes if axis.get_title().startswith("slot")]
+    assert titles == ["slot 0.0: 1 to 1", "slot 0.1: none"]
+
+
+def test_chosen_panels() -> None:
+    soft = soft_block(np.random.default_rng(0).normal(size=(2, 2, 12, 2)))
+    assert [panel.name for panel in panels(soft)][::7] == ["slot 0.0", "slot 11.1"]
+    assert len(panels(soft)) == 8
+    chosen = panels(soft, ["7.1", "3", "3.0"])
+    assert [(panel.name, panel.expert) for panel in chosen] == [("slot 7.1", 7), ("slot 3.0", 3), ("slot 3.1", 3)]
+    np.testing.assert_array_equal(chosen[0].weights, times_uniform(soft)[..., 7, 1])
+    hard = soft._replace(soft=False)
+    assert [panel.name for panel in panels(hard, ["11", "0"])] == ["expert 11", "expert 0"]
+    np.testing.assert_array_equal(panels(hard, ["11"])[0].weights, hard.experts[..., 11])
+    for name in ("12", "0.2", "x", "-1", "01"):
+        with pytest.raises(ConfigError, match=f"panels='{name}': block 3 has slots 0.0 to 11.1 or experts 0 to 11"):
+            panels(soft, [name])
+    with pytest.raises(ConfigError, match=r"panels='3\.0': block 3 has experts 0 to 11"):
+        panels(hard, ["3.0"])
+    many = soft_block(np.zeros((1, 1, 65, 1)))
+    with pytest.raises(ConfigError, match="65 panels in a row, expected at most 64"):
+        panels(many, [str(expert) for expert in range(65)])
+
+
+def test_prediction_has_a_name_and_a_probability() -> None:
+    logits = np.log(np.array([1.0, 6.0, 3.0]))
+    names = ("cat", "dog", "cow")
+    assert prediction(logits, names, "softmax") == "dog (probability 0.600)"
+    assert prediction(logits, names, "sigmoid") == "dog (probability 0.857)", "of this class by itself: 6 / 7"
 
 
 @pytest.mark.parametrize("router", ["soft_moe", "softmax_token_choice", "softmax_expert_choice"])
@@ -68,6 +147,7 @@ def test_route_of_an_image(router: str, pool: str) -> None:
     logits, (routing,) = route(params, image)
     assert (logits.shape, routing.block, routing.experts.shape) == ((10,), "1", (4, 4, 4))
     assert routing.soft == (router == "soft_moe")
+    assert routing.tokens == (17 if pool == "token" else 16)
     if routing.soft and pool == "gap":
         np.testing.assert_allclose(routing.slots.sum(axis=(0, 1)), 1, err_msg="a slot is a mixture of the patches")
         np.testing.assert_allclose(routing.experts.sum(axis=2), 1)
@@ -94,6 +174,7 @@ def test_groups_that_are_parts_of_an_image_stay(router: str) -> None:
     for row in range(4):
         np.testing.assert_allclose(slots[row, :, :, row], output.routings[0].dense().dispatch[row], rtol=1e-6)
         assert not np.delete(slots[row], row, axis=2).any(), "nothing of another group"
+    assert routing.tokens == 4
 
 
 @pytest.mark.parametrize("backend", ["jax", "torch"])
@@ -103,9 +184,15 @@ def test_inspect(runs, backend: str, photo: Path, tmp_path: Path, capsys) -> Non
     for step in (["--step", "4"], []):
         assert cli.main(["inspect", run, "--image", str(photo), "--out", str(tmp_path / "routing.png"), *step]) == 0
         pictures.append((tmp_path / "routing.png").read_bytes())
-    assert re.search(r"1 MoE layers; the image is read as \d", capsys.readouterr().out)
+    assert re.search(r"1 MoE layers; the image is read as \d \(probability 0\.\d{3}\)", capsys.readouterr().out)
     assert is_png(pictures[0])
     assert pictures[0] != pictures[1]
+    chosen = ["inspect", run, "--image", str(photo), "--out", str(tmp_path / "chosen.png"), "--panels"]
+    assert cli.main([*chosen, "1.0", "0"]) == 0
+    assert (tmp_path / "chosen.png").read_bytes() != pictures[1]
+    capsys.readouterr()
+    assert cli.main([*chosen, "2"]) == 2
+    assert "panels='2': block 1 has slots" in capsys.readouterr().err
     assert cli.main(["inspect", run, "--image", str(tmp_path / "absent.png")]) == 2
     assert "absent.png: not a readable image" in capsys.readouterr().err
     assert cli.main(["inspect", run, "--image", str(photo), "--step", "5"]) == 2
