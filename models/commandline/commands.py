@@ -11,8 +11,9 @@ from moespec.backends.contract import Backend
 from moespec.models import families, list_models
 from moespec.models.checks import check_output
 from moespec.models.commandline.cost import described, milliseconds
+from moespec.models.commandline.curves import in_order
 from moespec.models.commandline.inspection import draw, make_route, prediction
-from moespec.models.commandline.report import in_order, png, write_report
+from moespec.models.commandline.report import png, write_report
 from moespec.models.data.dataset import Dataset
 from moespec.models.data.datasets import DATASETS
 from moespec.models.data.pictures import read_image

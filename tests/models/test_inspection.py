@@ -3,12 +3,14 @@
 import io
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from moespec.models import cli, vit
+from moespec.models.commandline.curves import constant, curves, in_order, loads, running_mean
 from moespec.models.commandline.inspection import (
     UNASSIGNED,
     BlockRouting,
@@ -19,7 +21,7 @@ from moespec.models.commandline.inspection import (
     prediction,
     times_uniform,
 )
-from moespec.models.commandline.report import in_order, loads, png
+from moespec.models.commandline.report import png
 from moespec.models.training import resolve
 from moespec.models.training.rundirectory import RunDirectory
 from moespec.models.training.savestate import trained_params
@@ -226,6 +228,7 @@ def test_report(runs, backend: str) -> None:  # type: ignore[no-untyped-def]
     pictures = sorted(path.name for path in run.glob("*.png"))
     assert [re.sub(r"\d+", "N", name) for name in pictures] == ["curves.png", "load.png", *["routing_N.png"] * 4]
     assert page.count("data:image/png;base64,") == 6
+    assert "block 1, each training step</th><td>load of each expert 0.5, tokens dropped (fraction) 0</td>" in page
     assert "block 1, validation</th><td>coverage 1.000, dropped 0.000, entropy" in page
     assert "http" not in re.sub(r"base64,[^\"]*", "", page), "the page needs nothing else"
     assert all(is_png((run / name).read_bytes()) for name in pictures)
@@ -240,6 +243,58 @@ def test_blocks_are_in_the_order_of_their_numbers() -> None:
     """Not in that of their names as text, which a log has of JAX."""
     assert sorted(["10", "11", "6", "9"], key=in_order) == ["6", "9", "10", "11"]
     assert sorted(["10_channels", "2_tokens", "2_channels"], key=in_order) == ["2_channels", "2_tokens", "10_channels"]
-    one = {"load": [0.5, 0.5], "dropped": 0.0, "entropy": 0.1}
-    figure = loads([{"step": 1, "moe": {"10": one, "9": one}}])
-    assert [axis.get_ylabel() for axis in figure.axes][::2] == ["block 9: load", "block 10: load"]
+    figure = loads(training({"10": [layer(), layer(dropped=0.1)], "9": [layer(), layer(dropped=0.2)]}))
+    assert figure is not None
+    assert [axis.get_ylabel() for axis in figure.axes] == ["block 9", "block 10"]
+
+
+def layer(load: tuple[float, ...] = (0.5, 0.5), dropped: float = 0.0, entropy: float = 0.1) -> dict[str, Any]:
+    return {"load": list(load), "dropped": dropped, "entropy": entropy}
+
+
+def training(layers: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """The records of a log with these metrics of each layer, at the steps 1, 2, ..."""
+    together = [dict(zip(layers, each, strict=True)) for each in zip(*layers.values(), strict=True)]
+    return [{"step": step, "moe": moe} for step, moe in enumerate(together, start=1)]
+
+
+def test_what_does_not_vary_is_said_and_not_drawn() -> None:
+    soft = training({"3": [layer(entropy=2.0), layer((0.5, 0.5 + 1e-8), entropy=1.5)]})
+    assert constant(soft) == {"3": "load of each expert 0.5, tokens dropped (fraction) 0"}
+    figure = loads(soft)
+    assert figure is not None
+    (axis,) = figure.axes
+    assert axis.get_title() == "routing entropy (nats)"
+    assert axis.lines[0].get_ydata().tolist() == [2, 1.5]
+    assert loads(training({"3": [layer(), layer()]})) is None
+    assert loads(training({"3": [layer()]})) is None, "one step is no curve"
+    uneven = training({"1": [layer((0.2, 0.4))] * 2, "2": [layer((0.1, 0.3)), layer((0.2, 0.3))]})
+    assert constant(uneven)["1"].startswith("load of each expert 0.2 to 0.4,")
+    assert constant(uneven)["2"] == "tokens dropped (fraction) 0, routing entropy (nats) 0.1"
+    figure = loads(uneven)
+    assert figure is not None
+    assert [len(axis.lines) for axis in figure.axes] == [0, 2]
+    assert figure.axes[0].texts[0].get_text() == "0.2 to 0.4 at each step"
+
+
+def test_running_mean() -> None:
+    values = np.random.default_rng(0).normal(size=100)
+    means = running_mean(values.tolist())
+    np.testing.assert_allclose(means[50], values[43:58].mean())
+    np.testing.assert_allclose(means[[0, -1]], [values[:8].mean(), values[-8:].mean()])
+    np.testing.assert_allclose(means[97], values[90:].mean())
+    assert running_mean([2.0]).tolist() == [2.0]
+
+
+def test_training_loss_has_a_running_mean_where_batches_are_mixed() -> None:
+    saw = [{"step": step, "cross_entropy": 2.0 - step % 2} for step in range(1, 41)]
+    once = [{"step": 40, "loss": 1.0, "accuracy": 0.5}]
+    raw, mean, _ = curves(saw, once, mixes=True).axes[0].lines
+    assert raw.get_ydata().tolist() == [1.0, 2.0] * 20
+    assert raw.get_alpha() == 0.3
+    np.testing.assert_allclose(mean.get_ydata(), running_mean(raw.get_ydata()))
+    assert np.ptp(mean.get_ydata()) < 0.35
+    left, right = curves(saw, once, mixes=False).axes
+    assert [line.get_label() for line in left.lines] == ["training", "validation"]
+    assert right.get_ylim() == (0, 1), "one point has no range of its own"
+    assert left.get_xlim() == right.get_xlim()
