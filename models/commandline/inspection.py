@@ -30,7 +30,17 @@ from moespec.models.training.compilation import compile_if, pays
 from moespec.spec.errors import ConfigError
 from moespec.spec.numerics import sigmoid, softmax
 
-__all__ = ["BlockRouting", "Panel", "draw", "main_experts", "make_route", "panels", "prediction", "times_uniform"]
+__all__ = [
+    "BlockRouting",
+    "Panel",
+    "alone",
+    "draw",
+    "main_experts",
+    "make_route",
+    "panels",
+    "prediction",
+    "times_uniform",
+]
 
 PANELS = 8
 """Number of experts (or slots) that get a panel of their own in a row unless they are chosen."""
@@ -74,11 +84,11 @@ def make_route(
 
     `params` are arrays of `B`, `image` is `(H, W, Ch)`. A class token is left out of the grids.
     """
-    alone = _alone(model)
+    single = alone(model)
     module, patches = family(model), model.image_size // model.patch_size
 
     def forward(params: Any, images: Any) -> tuple[Any, list[Any]]:
-        output = module.forward(B, alone, params, images)
+        output = module.forward(B, single, params, images)
         return output.logits, [tuple(routing.dense()) for routing in output.routings]
 
     run = compile_if(B, pays(B, calls=1), forward)
@@ -86,7 +96,7 @@ def make_route(
     def route(params: Any, image: NDArray[np.float32]) -> tuple[NDArray[np.float64], list[BlockRouting]]:
         logits, dense = B.to_numpy(run(params, B.from_numpy(image[None])))
         routings = []
-        for layer, parts in zip(module.moe_layers(alone, 1), dense, strict=True):
+        for layer, parts in zip(module.moe_layers(single, 1), dense, strict=True):
             grid = (patches, patches) if layer.items == "patches" else squarest(layer.settings.tokens)
             dispatch, combine = (_joined(np.asarray(part, np.float64))[-math.prod(grid) :] for part in parts)
             soft = not np.isin(dispatch, (0.0, 1.0)).all()
@@ -107,7 +117,7 @@ def _joined(parts: NDArray[np.float64]) -> NDArray[np.float64]:
     return joined.reshape(groups * tokens, experts, groups * capacity)
 
 
-def _alone(model: Config) -> Config:
+def alone(model: Config) -> Config:
     """The model with one image to a group, or less."""
     if isinstance(model, vit.VitConfig):
         return model if model.fewest_images == 1 else vit.regrouped(model, 1)
