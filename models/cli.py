@@ -204,7 +204,7 @@ class InspectArguments:
     image: str | None = None
     """an image file; it is cropped to a square and resized to the model's image size"""
     analysis: FlagCreatePairsOff[bool] = False
-    """draw the paper's figures of Soft MoE over validation images, with their numbers in a file .json beside the picture"""
+    """draw the paper's figures of Soft MoE over validation images, and write their numbers to a file of that name with the ending .json"""
     out: str | None = None
     """the picture to write (default: routing.png, with --analysis analysis.png)"""
     panels: tuple[str, ...] = ()

@@ -35,10 +35,12 @@ COLUMNS = (
 
 
 def analysis_command(run: Path, out: Path, *, backend: str | None, step: int | None) -> None:
-    """Writes the pictures of a checkpoint at `out` and the numbers beside them, with the ending .json."""
+    """Writes the pictures of a checkpoint at `out` and the numbers in a file of that name with the ending .json."""
     values = out.with_suffix(".json")
     if values == out:
-        raise RunError(f"out={str(out)!r}: expected the name of a picture, the numbers go to a file .json beside it")
+        raise RunError(
+            f"out={str(out)!r}: expected the name of a picture, the numbers go to the file of that name with the ending .json"
+        )
     check_output("out", out)
     check_output("out", values)
     loaded = load_run(run, backend, step)
@@ -84,9 +86,9 @@ def draw_analysis(statistics: Sequence[SlotStatistics], title: str) -> Figure:
     }
     for column, (values, low, high) in histograms.items():
         edges = _edges(values, low, high, whole=column == 4)
-        for axis, one in zip(axes[:, column], values, strict=True):
-            counts, _ = np.histogram(one[np.isfinite(one)], edges)
-            axis.stairs(counts / one.size, edges, fill=True)
+        for axis, part in zip(axes[:, column], values, strict=True):
+            counts, _ = np.histogram(part[np.isfinite(part)], edges)
+            axis.stairs(counts / part.size, edges, fill=True)
             axis.set(xlim=(edges[0], edges[-1]), ylim=(0, None))
     for row, one in zip(axes, statistics, strict=True):
         row[0].set_ylabel(f"block {one.block}")

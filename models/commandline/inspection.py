@@ -13,6 +13,7 @@ that slots that hardly tell the patches apart look pale.
 """
 
 import math
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -48,6 +49,8 @@ MOST_PANELS = 64
 """Largest number of panels in a row that can be chosen."""
 FAINTEST = 2.0
 """The colours of Soft MoE reach this many times the uniform weight, or more."""
+LETTERS = 17
+"""Letters of the explanation on an inch of a line."""
 UNASSIGNED = (0.15, 0.15, 0.15)
 
 
@@ -199,7 +202,7 @@ def draw(
         axis.set_axis_off()
     image = np.repeat(pixels, 3, axis=2) if pixels.shape[2] == 1 else pixels
     colours = _colours(max((routing.experts.shape[2] for routing in routings), default=0))
-    for row, routing, shown in zip(axes, routings, rows, strict=True):
+    for row, routing, shown in zip(axes[: len(routings)], routings, rows, strict=True):
         row[0].imshow(image / maximum)
         of_items = "" if routing.items == "patches" else f": {routing.items}"
         row[0].set_title(f"block {routing.block.split('_')[0]}{of_items}", fontsize=8)
@@ -215,12 +218,13 @@ def draw(
         bar = figure.colorbar(drawing, ax=list(row), pad=0.01, aspect=12)
         bar.set_label(unit, fontsize=7)
         if routing.soft:
-            ticks = np.geomspace(scale.vmin or 1, scale.vmax or 1, 5)
+            ticks = np.geomspace(scale.vmin or 1, scale.vmax or 1, 5).tolist()
             bar.set_ticks(ticks, labels=[f"{tick:.3g}" for tick in ticks], minor=False)
             bar.minorticks_off()
         bar.ax.tick_params(labelsize=6)
     figure.suptitle(title, fontsize=9, parse_math=False)  # names of files and classes may have a $
-    figure.supxlabel(_explanation(routings), fontsize=7)
+    width = int(figure.get_figwidth() * LETTERS)
+    figure.supxlabel(textwrap.fill(_explanation(routings), width), fontsize=7)
     return figure
 
 
@@ -245,12 +249,17 @@ def _range(panel: Panel, soft: bool) -> str:
 def main_experts(routing: BlockRouting, colours: NDArray[np.float64]) -> NDArray[np.float64]:
     """An RGB grid: each patch in the colour of the expert with the largest weight, dark where no expert handles it.
 
-    The more even the weights, the paler the colour.
+    The more even the weights, the paler the colour. Of Soft MoE it is white where all experts have the same weight, and
+    pure where one has twice that.
     """
     total = routing.experts.sum(axis=2)
     fraction = routing.experts.max(axis=2) / np.where(total > 0, total, 1)
     colour = colours[routing.experts.argmax(axis=2)]
-    strength = (0.25 + 0.75 * fraction)[..., None]
+    strength = 0.25 + 0.75 * fraction
+    if routing.soft:
+        multiple = np.maximum(fraction * routing.experts.shape[2], 1)
+        strength = np.minimum(np.log(multiple) / np.log(FAINTEST), 1)
+    strength = strength[..., None]
     return np.where((total > 0)[..., None], strength * colour + (1 - strength), UNASSIGNED)
 
 
@@ -261,13 +270,14 @@ def _explanation(routings: list[BlockRouting]) -> str:
     dark = "Dark: handled by no expert. " if any((r.experts.sum(axis=2) == 0).any() for r in routings) else ""
     if routings[0].soft:
         return (
-            "Main expert: colour of the expert whose slots have the largest weight in the patch, paler the more even the weights. "
-            f"Slot e.c (of {experts * capacity}): weight of each patch in the mixture that expert e computes,\n"
+            "Main expert: colour of the expert whose slots have the largest weight in the patch, white if all "
+            "experts have the same, pure from twice that. "
+            f"Slot e.c (of {experts * capacity}): weight of each patch in the mixture that expert e computes, "
             "in multiples of uniform, with one scale for all slots of a block: white uniform, red more, blue less, grey nothing. "
             "Ratio: largest by smallest weight of all slots."
         )
     each = routings[0].items.removesuffix("es") if routings[0].items == "patches" else "item"
-    placed = "" if each == "patch" else "Channels and tokens row by row: they have no place in the image.\n"
+    placed = "" if each == "patch" else "Channels and tokens row by row: they have no place in the image. "
     most = f", {capacity} patches at most each" if each == "patch" else ""
     return (
         f"Main expert: colour of the expert with the largest weight. {dark}{placed}Expert e: weight of its output "

@@ -83,7 +83,8 @@ def slot_statistics(B: Backend, model: Config, params: Any, images: NDArray[np.f
         statistics.append(
             SlotStatistics(
                 layer.name,
-                *slots.shape[1:],
+                slots.shape[1],
+                slots.shape[2],
                 np.asarray(summed, np.float64),
                 by_slot,
                 np.asarray(cumulative, np.float64).mean(axis=0),
@@ -116,7 +117,8 @@ def relative(weights: Floats) -> Floats:
     [2.0, 1.0, 4.0]
     """
     least = weights.min(axis=-1, keepdims=True)
-    return np.divide(weights, least, out=np.full_like(weights, np.inf), where=least > 0)
+    multiples: Floats = np.divide(weights, least, out=np.full_like(weights, np.inf), where=least > 0)
+    return multiples
 
 
 def largest_first(weights: Floats) -> Floats:
@@ -136,7 +138,8 @@ def needed(sums: Floats, fraction: float = FRACTION) -> NDArray[np.int64]:
     (np.int64(3), np.int64(2))
     """
     short = sums < (fraction - 1e-6) * sums[..., -1:]
-    return np.minimum(short.sum(axis=-1) + 1, sums.shape[-1])
+    counts: NDArray[np.int64] = np.minimum(short.sum(axis=-1) + 1, sums.shape[-1])
+    return counts
 
 
 def numbers(statistics: Sequence[SlotStatistics]) -> dict[str, Any]:
@@ -165,5 +168,5 @@ def _numbers(one: SlotStatistics) -> dict[str, Any]:
 def _spread(values: NDArray[Any]) -> dict[str, float | None]:
     """Mean and quantiles; None for what is not finite, which JSON does not have."""
     quantiles = np.quantile(values, [q / 100 for q in QUANTILES.values()], method="lower")
-    found = {"mean": float(values.mean()), **dict(zip(QUANTILES, map(float, quantiles), strict=True))}
-    return {name: value if np.isfinite(value) else None for name, value in found.items()}
+    spread = {"mean": float(values.mean()), **dict(zip(QUANTILES, map(float, quantiles), strict=True))}
+    return {name: value if np.isfinite(value) else None for name, value in spread.items()}

@@ -51,6 +51,18 @@ def test_main_expert() -> None:
     np.testing.assert_allclose(picture[0, 1], [1, 0.375, 0.375], err_msg="half and half: paler")
 
 
+def test_main_expert_of_soft_moe_is_pale_where_weights_are_even() -> None:
+    weights = np.array(
+        [[[0.25, 0.25, 0.25, 0.25], [0.5, 0.5, 0.0, 0.0], [0.1, 0.9, 0.0, 0.0], [2**-1.5, 0.3, 0.3, 0.0]]]
+    )
+    weights[0, 3] /= 2**-1.5 * 4 / 2**0.5  # in all 1 for the largest to be sqrt(2) times uniform
+    weights[0, 3, 3] = 1 - weights[0, 3, :3].sum()
+    red = np.array([[1.0, 0.0, 0.0]] * 4)
+    picture = main_experts(BlockRouting("0", weights, weights[..., None], True, 4), red)
+    np.testing.assert_allclose(picture[0, :3], [[1, 1, 1], [1, 0, 0], [1, 0, 0]], atol=1e-12)
+    np.testing.assert_allclose(picture[0, 3], [1, 0.5, 0.5])
+
+
 def test_the_picture_depends_on_the_routing() -> None:
     random = np.random.default_rng(0)
     pixels = random.integers(0, 256, (8, 8, 1), np.uint8)
@@ -64,6 +76,7 @@ def test_the_picture_depends_on_the_routing() -> None:
     assert first == picture(True, 0)
     assert first != picture(True, 1)
     assert picture(False, 0) != picture(False, 1)
+    assert png(draw(pixels, 255, "a model without MoE layers", [])).startswith(b"\x89PNG")
 
 
 def soft_block(scores: np.ndarray) -> BlockRouting:  # type: ignore[type-arg]
