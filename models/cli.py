@@ -193,16 +193,22 @@ class PlanArguments:
 class InspectArguments:
     """Draw which experts handle which patch of an image, or with what weight each slot takes it in.
 
+    moespec inspect runs/x --image photo.png. moespec inspect runs/x --analysis looks at validation images instead: what the
+    slots of Soft MoE take in, give back and have in common, as a picture and as numbers.
     The image is routed alone, as a group of one image, also by a model trained with several images to a group. Sparse-MLP
     routes channels and mixed tokens, which have no place in the image: they are drawn in the order of their numbers.
     """
 
     run: Positional[str]
     """folder of the run"""
-    image: str
+    image: str | None = None
     """an image file; it is cropped to a square and resized to the model's image size"""
-    out: str = "routing.png"
-    """the picture to write"""
+    analysis: FlagCreatePairsOff[bool] = False
+    """draw the paper's figures of Soft MoE over validation images, and write their numbers to a file of that name with the ending .json"""
+    out: str | None = None
+    """the picture to write (default: routing.png, with --analysis analysis.png)"""
+    panels: tuple[str, ...] = ()
+    """experts that get a panel, 0 5; of Soft MoE slots, 0.0 5.1, or all slots of an expert, 5 (default: eight)"""
     backend: BackendName | None = None
     """framework that computes (default: the run's)"""
     step: int | None = None
@@ -390,11 +396,18 @@ def _plan(arguments: list[str]) -> None:
 
 def _inspect(arguments: list[str]) -> None:
     parsed = _parse("inspect", InspectArguments, arguments)
-    from moespec.models.commandline import commands
+    if parsed.analysis == (parsed.image is not None):
+        raise SpecError("inspect: expected either --image FILE or --analysis")
+    if parsed.analysis and parsed.panels:
+        raise SpecError(f"panels={' '.join(parsed.panels)!r}: --analysis looks at all slots")
+    run, out = Path(parsed.run), parsed.out or ("analysis.png" if parsed.analysis else "routing.png")
+    from moespec.models.commandline import analysis, commands
 
-    commands.inspect_command(
-        Path(parsed.run), Path(parsed.image), Path(parsed.out), backend=parsed.backend, step=parsed.step
-    )
+    how: Any = {"backend": parsed.backend, "step": parsed.step}
+    if parsed.image is None:
+        analysis.analysis_command(run, Path(out), **how)
+    else:
+        commands.inspect_command(run, Path(parsed.image), Path(out), panels=parsed.panels, **how)
 
 
 def _convert(arguments: list[str]) -> None:

@@ -1,6 +1,6 @@
 """What the commands of `moespec` do. `moespec.models.cli` parses their arguments."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from importlib.metadata import version
@@ -11,8 +11,9 @@ from moespec.backends.contract import Backend
 from moespec.models import families, list_models
 from moespec.models.checks import check_output
 from moespec.models.commandline.cost import described, milliseconds
-from moespec.models.commandline.inspection import draw, make_route
-from moespec.models.commandline.report import in_order, png, write_report
+from moespec.models.commandline.curves import in_order
+from moespec.models.commandline.inspection import draw, make_route, prediction
+from moespec.models.commandline.report import png, write_report
 from moespec.models.data.dataset import Dataset
 from moespec.models.data.datasets import DATASETS
 from moespec.models.data.pictures import read_image
@@ -152,7 +153,9 @@ def evaluate_command(run: Path, *, backend: str | None, step: int | None, sets: 
     )
 
 
-def inspect_command(run: Path, image: Path, out: Path, *, backend: str | None, step: int | None) -> None:
+def inspect_command(
+    run: Path, image: Path, out: Path, *, panels: Sequence[str], backend: str | None, step: int | None
+) -> None:
     """Writes the picture of how a checkpoint routes an image."""
     check_output("out", out)
     loaded = load_run(run, backend, step)
@@ -164,9 +167,9 @@ def inspect_command(run: Path, image: Path, out: Path, *, backend: str | None, s
     normalized = replace(dataset, maximum=255).normalize(pixels)
     B = loaded.backend
     logits, routings = make_route(B, model)(B.from_numpy(loaded.params), normalized)
-    guess = dataset.classes[int(logits.argmax())]
+    guess = prediction(logits, dataset.classes, loaded.config.training.loss)
     title = f"{image.name}, read as {guess}; {_label(loaded.config)}, step {loaded.step}"
-    write_atomically(out, png(draw(pixels, 255, title, routings)))
+    write_atomically(out, png(draw(pixels, 255, title, routings, panels)))
     print(f"{out}: {len(routings)} MoE layers; the image is read as {guess}")
 
 

@@ -6,15 +6,21 @@ whose groups are parts of an image keeps them, and an expert shows the slots of 
 
 Sparse-MLP routes channels, and tokens that mix the patches of the whole image. These have no place in the image: they are
 drawn row by row, in the order of their numbers, in the squarest grid that they fill.
+
+All panels of a layer have one colour scale, so that they can be compared. That of Soft MoE counts in multiples of the
+uniform weight, 1 / tokens: white is uniform, red more, blue less, and it reaches to twice and half of uniform at least, so
+that slots that hardly tell the patches apart look pale.
 """
 
 import math
-from collections.abc import Callable
+import textwrap
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from matplotlib.colors import to_rgb
+from matplotlib import colormaps
+from matplotlib.colors import LogNorm, Normalize, to_rgb
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
@@ -22,11 +28,29 @@ from moespec.backends.contract import Backend
 from moespec.models import sparse_mlp, vit
 from moespec.models.families import Config, family
 from moespec.models.training.compilation import compile_if, pays
+from moespec.spec.errors import ConfigError
+from moespec.spec.numerics import sigmoid, softmax
 
-__all__ = ["BlockRouting", "draw", "main_experts", "make_route"]
+__all__ = [
+    "BlockRouting",
+    "Panel",
+    "alone",
+    "draw",
+    "main_experts",
+    "make_route",
+    "panels",
+    "prediction",
+    "times_uniform",
+]
 
 PANELS = 8
-"""Largest number of experts (or slots) that get a panel of their own in a row."""
+"""Number of experts (or slots) that get a panel of their own in a row unless they are chosen."""
+MOST_PANELS = 64
+"""Largest number of panels in a row that can be chosen."""
+FAINTEST = 2.0
+"""The colours of Soft MoE reach this many times the uniform weight, or more."""
+LETTERS = 17
+"""Letters of the explanation on an inch of a line."""
 UNASSIGNED = (0.15, 0.15, 0.15)
 
 
@@ -37,14 +61,23 @@ class BlockRouting(NamedTuple):
     "channels" or "tokens" in the order of their numbers. experts: `(rows, columns, E)`, the weight with which each
     expert's output enters each item (sum of the combine weights over its slots). slots: `(rows, columns, E, C)`, the
     dispatch weights: what fraction of slot c of expert e is that item. soft: whether slots are mixtures; if not, a slot
-    holds one item, or none.
+    holds one item, or none. tokens: number of tokens that a slot can take in, those of a group.
     """
 
     block: str
     experts: NDArray[np.float64]
     slots: NDArray[np.float64]
     soft: bool
+    tokens: int
     items: str = "patches"
+
+
+class Panel(NamedTuple):
+    """What one panel of a row shows: its name, "expert 3" or "slot 3.0", the expert, and `(rows, columns)` weights."""
+
+    name: str
+    expert: int
+    weights: NDArray[np.float64]
 
 
 def make_route(
@@ -54,11 +87,11 @@ def make_route(
 
     `params` are arrays of `B`, `image` is `(H, W, Ch)`. A class token is left out of the grids.
     """
-    alone = _alone(model)
+    single = alone(model)
     module, patches = family(model), model.image_size // model.patch_size
 
     def forward(params: Any, images: Any) -> tuple[Any, list[Any]]:
-        output = module.forward(B, alone, params, images)
+        output = module.forward(B, single, params, images)
         return output.logits, [tuple(routing.dense()) for routing in output.routings]
 
     run = compile_if(B, pays(B, calls=1), forward)
@@ -66,12 +99,13 @@ def make_route(
     def route(params: Any, image: NDArray[np.float32]) -> tuple[NDArray[np.float64], list[BlockRouting]]:
         logits, dense = B.to_numpy(run(params, B.from_numpy(image[None])))
         routings = []
-        for layer, parts in zip(module.moe_layers(alone, 1), dense, strict=True):
+        for layer, parts in zip(module.moe_layers(single, 1), dense, strict=True):
             grid = (patches, patches) if layer.items == "patches" else squarest(layer.settings.tokens)
             dispatch, combine = (_joined(np.asarray(part, np.float64))[-math.prod(grid) :] for part in parts)
             soft = not np.isin(dispatch, (0.0, 1.0)).all()
             dispatch, combine = (part.reshape(*grid, *part.shape[1:]) for part in (dispatch, combine))
-            routings.append(BlockRouting(layer.name, combine.sum(axis=3), dispatch, soft, layer.items))
+            tokens = layer.settings.tokens
+            routings.append(BlockRouting(layer.name, combine.sum(axis=3), dispatch, soft, tokens, layer.items))
         return np.asarray(logits, np.float64)[0], routings
 
     return route
@@ -86,7 +120,7 @@ def _joined(parts: NDArray[np.float64]) -> NDArray[np.float64]:
     return joined.reshape(groups * tokens, experts, groups * capacity)
 
 
-def _alone(model: Config) -> Config:
+def alone(model: Config) -> Config:
     """The model with one image to a group, or less."""
     if isinstance(model, vit.VitConfig):
         return model if model.fewest_images == 1 else vit.regrouped(model, 1)
@@ -105,52 +139,128 @@ def squarest(items: int) -> tuple[int, int]:
     return rows, items // rows
 
 
-def draw(pixels: NDArray[np.uint8], maximum: int, title: str, routings: list[BlockRouting]) -> Figure:
-    """A picture, one row per MoE block: the image, the main expert of each patch, and a panel per expert or slot."""
-    panels = [_panels(routing) for routing in routings]
-    columns = 2 + max((len(row) for row in panels), default=0)
-    figure = Figure(figsize=(1.45 * columns, 1.75 * max(len(routings), 1) + 0.9), layout="constrained")
+def prediction(logits: NDArray[np.float64], classes: Sequence[str], loss: str) -> str:
+    """The class of the largest logit and its probability: of all classes ("softmax"), or by itself ("sigmoid").
+
+    >>> prediction(np.array([0.0, 2.0]), ["cat", "dog"], "softmax")
+    'dog (probability 0.881)'
+    """
+    likely = {"softmax": softmax, "sigmoid": sigmoid}[loss](logits)
+    best = int(logits.argmax())
+    return f"{classes[best]} (probability {likely[best]:.3f})"
+
+
+def times_uniform(routing: BlockRouting) -> NDArray[np.float64]:
+    """The dispatch weights of a soft routing in multiples of 1 / tokens, `(rows, columns, E, C)`.
+
+    NaN where a slot takes in nothing of a patch: it is one of another group, or its weight is too small for the dtype.
+    """
+    return np.where(routing.slots > 0, routing.slots * routing.tokens, np.nan)
+
+
+def panels(routing: BlockRouting, chosen: Sequence[str] = ()) -> list[Panel]:
+    """What gets a panel: experts, or the slots of Soft MoE; those that are `chosen`, or eight from the first to the last.
+
+    chosen: of a hard router experts, "3"; of Soft MoE slots, "3.0" for the first of expert 3, or "3" for all of expert 3.
+    Soft MoE's weights are multiples of uniform. Raises ConfigError for what the layer does not have, and for too many.
+    """
+    experts, capacity = routing.slots.shape[2:]
+    if routing.soft:
+        everything = [f"{e}.{c}" for e in range(experts) for c in range(capacity)]
+        whole = {str(e): everything[e * capacity : (e + 1) * capacity] for e in range(experts)}
+    else:
+        everything, whole = [str(e) for e in range(experts)], {}
+    names = [
+        everything[i] for i in np.linspace(0, len(everything) - 1, min(len(everything), PANELS)).round().astype(int)
+    ]
+    if chosen:
+        for name in chosen:
+            if name not in everything and name not in whole:
+                kinds = f"slots 0.0 to {everything[-1]} or experts" if routing.soft else "experts"
+                raise ConfigError(f"panels={name!r}: block {routing.block} has {kinds} 0 to {experts - 1}")
+        names = list(dict.fromkeys(one for name in chosen for one in whole.get(name, [name])))
+    if len(names) > MOST_PANELS:
+        raise ConfigError(f"panels={' '.join(chosen)!r}: {len(names)} panels in a row, expected at most {MOST_PANELS}")
+    if not routing.soft:
+        return [Panel(f"expert {name}", int(name), routing.experts[..., int(name)]) for name in names]
+    weights, pairs = times_uniform(routing), [tuple(map(int, name.split("."))) for name in names]
+    return [Panel(f"slot {e}.{c}", e, weights[..., e, c]) for e, c in pairs]
+
+
+def draw(
+    pixels: NDArray[np.uint8], maximum: int, title: str, routings: list[BlockRouting], chosen: Sequence[str] = ()
+) -> Figure:
+    """A picture, one row per MoE block: the image, the main expert of each patch, and a panel per expert or slot.
+
+    chosen: which experts or slots, see `panels`.
+    """
+    rows = [panels(routing, chosen) for routing in routings]
+    columns = 2 + max((len(row) for row in rows), default=0)
+    figure = Figure(figsize=(1.45 * columns + 0.8, 1.75 * max(len(routings), 1) + 0.9), layout="constrained")
     axes = figure.subplots(max(len(routings), 1), columns, squeeze=False)
     for axis in axes.flat:
         axis.set_axis_off()
     image = np.repeat(pixels, 3, axis=2) if pixels.shape[2] == 1 else pixels
     colours = _colours(max((routing.experts.shape[2] for routing in routings), default=0))
-    for row, (routing, shown) in enumerate(zip(routings, panels, strict=True)):
-        axes[row, 0].imshow(image / maximum)
+    for row, routing, shown in zip(axes[: len(routings)], routings, rows, strict=True):
+        row[0].imshow(image / maximum)
         of_items = "" if routing.items == "patches" else f": {routing.items}"
-        axes[row, 0].set_title(f"block {routing.block.split('_')[0]}{of_items}", fontsize=8)
-        axes[row, 1].imshow(main_experts(routing, colours))
-        axes[row, 1].set_title("main expert", fontsize=8)
-        for axis, (name, expert, weights) in zip(axes[row, 2:], shown, strict=False):
-            low = weights.min() if routing.soft else 0.0
-            axis.imshow(weights, vmin=low, vmax=max(weights.max(), low + 1e-12), cmap="magma")
-            axis.set_title(f"{name}: {low:.2g} to {weights.max():.2g}", fontsize=6, color=colours[expert] * 0.8)
+        row[0].set_title(f"block {routing.block.split('_')[0]}{of_items}", fontsize=8)
+        row[1].imshow(main_experts(routing, colours))
+        row[1].set_title("main expert", fontsize=8)
+        scale, unit = _scale(routing)
+        palette = colormaps["RdBu_r" if routing.soft else "magma"].with_extremes(bad="0.6")
+        for axis, panel in zip(row[2:], shown, strict=False):
+            drawing = axis.imshow(panel.weights, norm=scale, cmap=palette)
+            axis.set_title(
+                f"{panel.name}: {_range(panel, routing.soft)}", fontsize=6, color=colours[panel.expert] * 0.8
+            )
+        bar = figure.colorbar(drawing, ax=list(row), pad=0.01, aspect=12)
+        bar.set_label(unit, fontsize=7)
+        if routing.soft:
+            ticks = np.geomspace(scale.vmin or 1, scale.vmax or 1, 5).tolist()
+            bar.set_ticks(ticks, labels=[f"{tick:.3g}" for tick in ticks], minor=False)
+            bar.minorticks_off()
+        bar.ax.tick_params(labelsize=6)
     figure.suptitle(title, fontsize=9, parse_math=False)  # names of files and classes may have a $
-    figure.supxlabel(_explanation(routings), fontsize=7)
+    width = int(figure.get_figwidth() * LETTERS)
+    figure.supxlabel(textwrap.fill(_explanation(routings), width), fontsize=7)
     return figure
+
+
+def _scale(routing: BlockRouting) -> tuple[Normalize, str]:
+    """The colours of all panels of a layer, with what they mean. Soft MoE's are logarithmic, around uniform."""
+    if not routing.soft:
+        return Normalize(0, max(float(routing.experts.max()), 1e-12)), "weight"
+    weights = routing.slots[routing.slots > 0] * routing.tokens
+    low, high = float(weights.min(initial=1.0)), float(weights.max(initial=1.0))
+    reach = max(FAINTEST, high, min(1 / low, routing.tokens))
+    unit = f"times uniform\n{low:.3g} to {high:.3g}\nratio {high / low:.3g}"
+    return LogNorm(1 / reach, reach), unit
+
+
+def _range(panel: Panel, soft: bool) -> str:
+    weights = panel.weights[panel.weights > 0]
+    if not weights.size:
+        return "none"
+    return f"{weights.min():.3g} to {weights.max():.3g}" if soft else f"to {weights.max():.2g}"
 
 
 def main_experts(routing: BlockRouting, colours: NDArray[np.float64]) -> NDArray[np.float64]:
     """An RGB grid: each patch in the colour of the expert with the largest weight, dark where no expert handles it.
 
-    The more even the weights, the paler the colour.
+    The more even the weights, the paler the colour. Of Soft MoE it is white where all experts have the same weight, and
+    pure where one has twice that.
     """
     total = routing.experts.sum(axis=2)
     fraction = routing.experts.max(axis=2) / np.where(total > 0, total, 1)
     colour = colours[routing.experts.argmax(axis=2)]
-    strength = (0.25 + 0.75 * fraction)[..., None]
+    strength = 0.25 + 0.75 * fraction
+    if routing.soft:
+        multiple = np.maximum(fraction * routing.experts.shape[2], 1)
+        strength = np.minimum(np.log(multiple) / np.log(FAINTEST), 1)
+    strength = strength[..., None]
     return np.where((total > 0)[..., None], strength * colour + (1 - strength), UNASSIGNED)
-
-
-def _panels(routing: BlockRouting) -> list[tuple[str, int, NDArray[np.float64]]]:
-    """Name, expert and weights over the patches of what gets a panel: experts, or the slots of Soft MoE."""
-    experts, capacity = routing.slots.shape[2:]
-    if not routing.soft:
-        chosen = np.linspace(0, experts - 1, min(experts, PANELS)).round().astype(int)
-        return [(f"expert {e}", int(e), routing.experts[..., e]) for e in chosen]
-    chosen = np.linspace(0, experts * capacity - 1, min(experts * capacity, PANELS)).round().astype(int)
-    pairs = [divmod(int(slot), capacity) for slot in chosen]
-    return [(f"slot {e}.{c}", e, routing.slots[..., e, c]) for e, c in pairs]
 
 
 def _explanation(routings: list[BlockRouting]) -> str:
@@ -159,18 +269,19 @@ def _explanation(routings: list[BlockRouting]) -> str:
     experts, capacity = routings[0].slots.shape[2:]
     dark = "Dark: handled by no expert. " if any((r.experts.sum(axis=2) == 0).any() for r in routings) else ""
     if routings[0].soft:
-        number = min(experts * capacity, PANELS)
         return (
-            "Main expert: colour of the expert whose slots have the largest weight in the patch, paler the more even the weights. "
-            "Slot e.c: fraction of each patch in the mixture that expert e computes "
-            f"({number} of {experts * capacity} slots)."
+            "Main expert: colour of the expert whose slots have the largest weight in the patch, white if all "
+            "experts have the same, pure from twice that. "
+            f"Slot e.c (of {experts * capacity}): weight of each patch in the mixture that expert e computes, "
+            "in multiples of uniform, with one scale for all slots of a block: white uniform, red more, blue less, grey nothing. "
+            "Ratio: largest by smallest weight of all slots."
         )
     each = routings[0].items.removesuffix("es") if routings[0].items == "patches" else "item"
-    placed = "" if each == "patch" else "Channels and tokens row by row: they have no place in the image.\n"
+    placed = "" if each == "patch" else "Channels and tokens row by row: they have no place in the image. "
     most = f", {capacity} patches at most each" if each == "patch" else ""
     return (
         f"Main expert: colour of the expert with the largest weight. {dark}{placed}Expert e: weight of its output "
-        f"in each {each} ({min(experts, PANELS)} of {experts} experts{most})."
+        f"in each {each} (of {experts} experts{most}), with one scale for all experts of a block."
     )
 
 

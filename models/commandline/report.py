@@ -13,7 +13,8 @@ from matplotlib.figure import Figure
 
 from moespec.backends.contract import Backend
 from moespec.models.commandline.cost import described, milliseconds
-from moespec.models.commandline.inspection import draw, make_route
+from moespec.models.commandline.curves import constant, curves, in_order, loads
+from moespec.models.commandline.inspection import draw, make_route, prediction
 from moespec.models.data.dataset import Dataset
 from moespec.models.families import family
 from moespec.models.files import write_atomically
@@ -25,7 +26,7 @@ from moespec.models.training.resolve import model_config
 from moespec.models.training.runlog import read_log
 from moespec.models.training.statistics import line
 
-__all__ = ["in_order", "png", "write_report"]
+__all__ = ["png", "write_report"]
 
 IMAGES = 4
 
@@ -34,15 +35,19 @@ def write_report(B: Backend, config: Config, dataset: Dataset, run: Path, params
     """Writes report.html and its pictures into the folder `run`, and returns its path. `params` are NumPy arrays."""
     model = model_config(config.model)
     training, evaluations = read_log(run, "train"), read_log(run, "evaluation")
-    figures = {"curves": curves(training, evaluations)}
+    figures = {"curves": curves(training, evaluations, mixes=bool(config.data.mixup or config.data.cutmix))}
+    same: dict[str, str] = {}
     if family(model).moe_layers(model, config.training.batch):
-        figures["load"] = loads(training)
+        same, load = constant(training), loads(training)
+        if load is not None:
+            figures["load"] = load
         arrays, route = B.from_numpy(params), make_route(B, model)
         for index in np.linspace(0, len(dataset.validation) - 1, IMAGES).round().astype(int):
             pixels = dataset.validation.read(np.array([index]))
             logits, routings = route(arrays, dataset.normalize(pixels)[0])
-            label, guess = dataset.validation.labels[index], int(logits.argmax())
-            title = f"validation image {index}: is {dataset.classes[label]}, read as {dataset.classes[guess]}"
+            label = dataset.classes[dataset.validation.labels[index]]
+            guess = prediction(logits, dataset.classes, config.training.loss)
+            title = f"validation image {index}: is {label}, read as {guess}"
             figures[f"routing_{index}"] = draw(pixels[0], dataset.maximum, title, routings)
     pictures = {name: png(figure) for name, figure in figures.items()}
     for name, content in pictures.items():
@@ -51,7 +56,7 @@ def write_report(B: Backend, config: Config, dataset: Dataset, run: Path, params
     measured = milliseconds(B, model, B.from_numpy(params), batch=batch)
     cost = f"{described(model, batch=batch)}, {measured:.3f} ms in batches of {batch} (forward pass)"
     others = {name: lines[-1] for name in config.evaluation if (lines := read_log(run, f"evaluation/{name}"))}
-    page = _page(config, dataset, cost, {**evaluations[-1], "others": others}, pictures)
+    page = _page(config, dataset, cost, {**evaluations[-1], "others": others}, same, pictures)
     write_atomically(run / "report.html", page.encode())
     return run / "report.html"
 
@@ -63,49 +68,14 @@ def png(figure: Figure) -> bytes:
     return buffer.getvalue()
 
 
-def curves(training: list[dict[str, Any]], evaluations: list[dict[str, Any]]) -> Figure:
-    """Loss (training and validation) and validation accuracy against the steps."""
-    figure = Figure(figsize=(9, 3), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    left.plot([r["step"] for r in training], [r["cross_entropy"] for r in training], label="training", lw=1)
-    steps = [r["step"] for r in evaluations]
-    left.plot(steps, [r["loss"] for r in evaluations], "o-", label="validation", ms=3)
-    left.set(xlabel="step", ylabel="cross-entropy", ylim=(0, None))
-    left.legend()
-    right.plot(steps, [r["accuracy"] for r in evaluations], "o-", ms=3, color="tab:green")
-    right.set(xlabel="step", ylabel="validation accuracy", ylim=(None, 1))
-    right.grid(alpha=0.3)
-    return figure
-
-
-def loads(training: list[dict[str, Any]]) -> Figure:
-    """For each MoE block: load per expert over the steps, and the fraction of tokens dropped and the routing entropy."""
-    blocks = sorted(training[-1]["moe"], key=in_order)
-    steps = [r["step"] for r in training]
-    figure = Figure(figsize=(9, 2.2 * len(blocks)), layout="constrained")
-    axes = figure.subplots(len(blocks), 2, squeeze=False)
-    for (left, right), block in zip(axes, blocks, strict=True):
-        records = [r["moe"][block] for r in training]
-        for expert, values in enumerate(zip(*(r["load"] for r in records), strict=True)):
-            left.plot(steps, values, lw=1, label=str(expert) if expert < 10 else None)
-        left.set(ylabel=f"block {block}: load", ylim=(0, 1.2 * max(max(r["load"]) for r in records)))
-        right.plot(steps, [r["dropped"] for r in records], lw=1, label="tokens dropped (fraction)")
-        right.plot(steps, [r["entropy"] for r in records], lw=1, label="routing entropy (nats)")
-        right.set(ylim=(-0.02, None))
-    axes[0, 0].legend(fontsize=6, ncol=5, title="expert", title_fontsize=6)
-    axes[0, 1].legend(fontsize=7)
-    for axis in axes[-1]:
-        axis.set_xlabel("step")
-    return figure
-
-
-def in_order(block: str) -> tuple[int, str]:
-    """By the number of the block, then by what it mixes: "2", "10_channels", "10_tokens"."""
-    number, _, items = block.partition("_")
-    return int(number), items
-
-
-def _page(config: Config, dataset: Dataset, cost: str, evaluation: dict[str, Any], pictures: dict[str, bytes]) -> str:
+def _page(
+    config: Config,
+    dataset: Dataset,
+    cost: str,
+    evaluation: dict[str, Any],
+    same: dict[str, str],
+    pictures: dict[str, bytes],
+) -> str:
     router = [f"router {config.model.router}"] if config.model.router else []
     facts = {
         "model": ", ".join([config.model.name, *router]),
@@ -115,14 +85,16 @@ def _page(config: Config, dataset: Dataset, cost: str, evaluation: dict[str, Any
         "backend": config.backend,
         "validation": told({name: evaluation[name] for name in ("accuracy", "top5", "loss") if name in evaluation}),
     }
+    for block, words in same.items():
+        facts[f"block {block}, each training step"] = words
     for block in sorted(evaluation.get("moe", {}), key=in_order):
         facts[f"block {block}, validation"] = line(evaluation["moe"][block])
     for name, other in evaluation["others"].items():
         facts[f"evaluation {name}"] = told({key: value for key, value in other.items() if key not in ("kind", "step")})
     captions = {
         "curves": "Loss and accuracy",
-        "load": "Load of each expert (filled slots per token; constant for Soft MoE, whose slots are always full), "
-        "tokens that no expert handles, and entropy of the experts' weights in a token",
+        "load": "Load of each expert (filled slots per token), tokens that no expert handles, and entropy of the experts' "
+        "weights in a token (dotted: all weights equal), as far as they vary",
     }
     shown = [
         {"name": name, "caption": captions.get(name, "Routing"), "content": base64.b64encode(content).decode()}

@@ -3,17 +3,29 @@
 import io
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from moespec.models import cli, vit
-from moespec.models.commandline.inspection import UNASSIGNED, BlockRouting, draw, main_experts, make_route
-from moespec.models.commandline.report import in_order, loads, png
+from moespec.models.commandline.curves import constant, curves, in_order, loads, running_mean
+from moespec.models.commandline.inspection import (
+    UNASSIGNED,
+    BlockRouting,
+    draw,
+    main_experts,
+    make_route,
+    panels,
+    prediction,
+    times_uniform,
+)
+from moespec.models.commandline.report import png
 from moespec.models.training import resolve
 from moespec.models.training.rundirectory import RunDirectory
 from moespec.models.training.savestate import trained_params
+from moespec.spec.errors import ConfigError
 
 
 @pytest.fixture
@@ -32,11 +44,23 @@ def is_png(content: bytes) -> bool:
 def test_main_expert() -> None:
     weights = np.array([[[0.0, 0.7], [0.4, 0.4]], [[0.0, 0.0], [0.1, 0.0]]])
     red_and_blue = np.array([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]])
-    picture = main_experts(BlockRouting("0", weights, np.zeros((2, 2, 2, 1)), False), red_and_blue)
+    picture = main_experts(BlockRouting("0", weights, np.zeros((2, 2, 2, 1)), False, 4), red_and_blue)
     assert picture[0, 0].tolist() == [0, 0, 1], "one expert alone: its pure colour"
     assert picture[1, 1].tolist() == [1, 0, 0]
     assert picture[1, 0].tolist() == list(UNASSIGNED)
     np.testing.assert_allclose(picture[0, 1], [1, 0.375, 0.375], err_msg="half and half: paler")
+
+
+def test_main_expert_of_soft_moe_is_pale_where_weights_are_even() -> None:
+    weights = np.array(
+        [[[0.25, 0.25, 0.25, 0.25], [0.5, 0.5, 0.0, 0.0], [0.1, 0.9, 0.0, 0.0], [2**-1.5, 0.3, 0.3, 0.0]]]
+    )
+    weights[0, 3] /= 2**-1.5 * 4 / 2**0.5  # in all 1 for the largest to be sqrt(2) times uniform
+    weights[0, 3, 3] = 1 - weights[0, 3, :3].sum()
+    red = np.array([[1.0, 0.0, 0.0]] * 4)
+    picture = main_experts(BlockRouting("0", weights, weights[..., None], True, 4), red)
+    np.testing.assert_allclose(picture[0, :3], [[1, 1, 1], [1, 0, 0], [1, 0, 0]], atol=1e-12)
+    np.testing.assert_allclose(picture[0, 3], [1, 0.5, 0.5])
 
 
 def test_the_picture_depends_on_the_routing() -> None:
@@ -45,13 +69,83 @@ def test_the_picture_depends_on_the_routing() -> None:
 
     def picture(soft: bool, seed: int) -> bytes:
         slots = np.random.default_rng(seed).random((4, 4, 3, 2))
-        return png(draw(pixels, 255, "title", [BlockRouting("1", slots.sum(axis=3), slots, soft)]))
+        return png(draw(pixels, 255, "title", [BlockRouting("1", slots.sum(axis=3), slots, soft, 16)]))
 
     first = picture(True, 0)
     assert is_png(first)
     assert first == picture(True, 0)
     assert first != picture(True, 1)
     assert picture(False, 0) != picture(False, 1)
+    assert png(draw(pixels, 255, "a model without MoE layers", [])).startswith(b"\x89PNG")
+
+
+def soft_block(scores: np.ndarray) -> BlockRouting:  # type: ignore[type-arg]
+    """A soft routing of the patches, of which each slot is the softmax of its scores `(rows, columns, E, C)`."""
+    slots = np.exp(scores) / np.exp(scores).sum(axis=(0, 1))
+    return BlockRouting("3", slots.sum(axis=3), slots, True, scores.shape[0] * scores.shape[1])
+
+
+def test_slots_count_in_multiples_of_uniform_on_one_scale() -> None:
+    flat = soft_block(np.random.default_rng(0).normal(size=(4, 4, 3, 2)) * 1e-3)
+    np.testing.assert_allclose(times_uniform(flat), 1, atol=0.01)
+    sharp = soft_block(np.log(np.array([[[[4.0, 1.0]], [[1.0, 1.0]]], [[[1.0, 1.0]], [[2.0, 1.0]]]])))
+    np.testing.assert_allclose(times_uniform(sharp)[..., 0, 0], [[2, 0.5], [0.5, 1]])
+    np.testing.assert_allclose(times_uniform(sharp)[..., 0, 1], 1)
+    pixels = np.zeros((8, 8, 1), np.uint8)
+    figure = draw(pixels, 255, "", [flat, sharp._replace(slots=sharp.slots**2 * 4)])
+    scales = [axis.images[0].norm for axis in figure.axes if axis.get_title().startswith("slot")]
+    assert [(norm.vmin, norm.vmax) for norm in scales[:6]] == [(0.5, 2)] * 6, "what is nearly uniform looks pale"
+    assert [(norm.vmin, norm.vmax) for norm in scales[6:]] == [(0.25, 4)] * 2, "all slots of a block on one scale"
+    labels = [text for axis in figure.axes if (text := axis.get_ylabel())]
+    assert labels[1] == "times uniform\n0.25 to 4\nratio 16"
+
+
+def test_experts_have_one_scale() -> None:
+    weights = np.zeros((2, 2, 3))
+    weights[0, 0, 0], weights[1, 1, 1] = 0.2, 0.8
+    figure = draw(
+        np.zeros((8, 8, 1), np.uint8), 255, "", [BlockRouting("0", weights, np.zeros((2, 2, 3, 1)), False, 4)]
+    )
+    shown = [axis for axis in figure.axes if axis.get_title().startswith("expert")]
+    assert [axis.get_title() for axis in shown] == ["expert 0: to 0.2", "expert 1: to 0.8", "expert 2: none"]
+    assert {(axis.images[0].norm.vmin, axis.images[0].norm.vmax) for axis in shown} == {(0, 0.8)}
+
+
+def test_panels_of_another_group_or_of_nothing_are_empty() -> None:
+    slots = np.zeros((2, 1, 1, 2))
+    slots[0, 0, 0, 0] = slots[1, 0, 0, 1] = 1.0  # two groups of one patch
+    routing = BlockRouting("1", np.ones((2, 1, 1)), slots * [1, 0], True, 1)
+    assert np.isnan(times_uniform(routing)).tolist() == [[[[False, True]]], [[[True, True]]]]
+    figure = draw(np.zeros((2, 2, 1), np.uint8), 255, "", [routing])
+    titles = [axis.get_title() for axis in figure.axes if axis.get_title().startswith("slot")]
+    assert titles == ["slot 0.0: 1 to 1", "slot 0.1: none"]
+
+
+def test_chosen_panels() -> None:
+    soft = soft_block(np.random.default_rng(0).normal(size=(2, 2, 12, 2)))
+    assert [panel.name for panel in panels(soft)][::7] == ["slot 0.0", "slot 11.1"]
+    assert len(panels(soft)) == 8
+    chosen = panels(soft, ["7.1", "3", "3.0"])
+    assert [(panel.name, panel.expert) for panel in chosen] == [("slot 7.1", 7), ("slot 3.0", 3), ("slot 3.1", 3)]
+    np.testing.assert_array_equal(chosen[0].weights, times_uniform(soft)[..., 7, 1])
+    hard = soft._replace(soft=False)
+    assert [panel.name for panel in panels(hard, ["11", "0"])] == ["expert 11", "expert 0"]
+    np.testing.assert_array_equal(panels(hard, ["11"])[0].weights, hard.experts[..., 11])
+    for name in ("12", "0.2", "x", "-1", "01"):
+        with pytest.raises(ConfigError, match=f"panels='{name}': block 3 has slots 0.0 to 11.1 or experts 0 to 11"):
+            panels(soft, [name])
+    with pytest.raises(ConfigError, match=r"panels='3\.0': block 3 has experts 0 to 11"):
+        panels(hard, ["3.0"])
+    many = soft_block(np.zeros((1, 1, 65, 1)))
+    with pytest.raises(ConfigError, match="65 panels in a row, expected at most 64"):
+        panels(many, [str(expert) for expert in range(65)])
+
+
+def test_prediction_has_a_name_and_a_probability() -> None:
+    logits = np.log(np.array([1.0, 6.0, 3.0]))
+    names = ("cat", "dog", "cow")
+    assert prediction(logits, names, "softmax") == "dog (probability 0.600)"
+    assert prediction(logits, names, "sigmoid") == "dog (probability 0.857)", "of this class by itself: 6 / 7"
 
 
 @pytest.mark.parametrize("router", ["soft_moe", "softmax_token_choice", "softmax_expert_choice"])
@@ -68,6 +162,7 @@ def test_route_of_an_image(router: str, pool: str) -> None:
     logits, (routing,) = route(params, image)
     assert (logits.shape, routing.block, routing.experts.shape) == ((10,), "1", (4, 4, 4))
     assert routing.soft == (router == "soft_moe")
+    assert routing.tokens == (17 if pool == "token" else 16)
     if routing.soft and pool == "gap":
         np.testing.assert_allclose(routing.slots.sum(axis=(0, 1)), 1, err_msg="a slot is a mixture of the patches")
         np.testing.assert_allclose(routing.experts.sum(axis=2), 1)
@@ -94,6 +189,7 @@ def test_groups_that_are_parts_of_an_image_stay(router: str) -> None:
     for row in range(4):
         np.testing.assert_allclose(slots[row, :, :, row], output.routings[0].dense().dispatch[row], rtol=1e-6)
         assert not np.delete(slots[row], row, axis=2).any(), "nothing of another group"
+    assert routing.tokens == 4
 
 
 @pytest.mark.parametrize("backend", ["jax", "torch"])
@@ -103,9 +199,15 @@ def test_inspect(runs, backend: str, photo: Path, tmp_path: Path, capsys) -> Non
     for step in (["--step", "4"], []):
         assert cli.main(["inspect", run, "--image", str(photo), "--out", str(tmp_path / "routing.png"), *step]) == 0
         pictures.append((tmp_path / "routing.png").read_bytes())
-    assert re.search(r"1 MoE layers; the image is read as \d", capsys.readouterr().out)
+    assert re.search(r"1 MoE layers; the image is read as \d \(probability 0\.\d{3}\)", capsys.readouterr().out)
     assert is_png(pictures[0])
     assert pictures[0] != pictures[1]
+    chosen = ["inspect", run, "--image", str(photo), "--out", str(tmp_path / "chosen.png"), "--panels"]
+    assert cli.main([*chosen, "1.0", "0"]) == 0
+    assert (tmp_path / "chosen.png").read_bytes() != pictures[1]
+    capsys.readouterr()
+    assert cli.main([*chosen, "2"]) == 2
+    assert "panels='2': block 1 has slots" in capsys.readouterr().err
     assert cli.main(["inspect", run, "--image", str(tmp_path / "absent.png")]) == 2
     assert "absent.png: not a readable image" in capsys.readouterr().err
     assert cli.main(["inspect", run, "--image", str(photo), "--step", "5"]) == 2
@@ -139,6 +241,7 @@ def test_report(runs, backend: str) -> None:  # type: ignore[no-untyped-def]
     pictures = sorted(path.name for path in run.glob("*.png"))
     assert [re.sub(r"\d+", "N", name) for name in pictures] == ["curves.png", "load.png", *["routing_N.png"] * 4]
     assert page.count("data:image/png;base64,") == 6
+    assert "block 1, each training step</th><td>load of each expert 0.5, tokens dropped (fraction) 0</td>" in page
     assert "block 1, validation</th><td>coverage 1.000, dropped 0.000, entropy" in page
     assert "http" not in re.sub(r"base64,[^\"]*", "", page), "the page needs nothing else"
     assert all(is_png((run / name).read_bytes()) for name in pictures)
@@ -153,6 +256,58 @@ def test_blocks_are_in_the_order_of_their_numbers() -> None:
     """Not in that of their names as text, which a log has of JAX."""
     assert sorted(["10", "11", "6", "9"], key=in_order) == ["6", "9", "10", "11"]
     assert sorted(["10_channels", "2_tokens", "2_channels"], key=in_order) == ["2_channels", "2_tokens", "10_channels"]
-    one = {"load": [0.5, 0.5], "dropped": 0.0, "entropy": 0.1}
-    figure = loads([{"step": 1, "moe": {"10": one, "9": one}}])
-    assert [axis.get_ylabel() for axis in figure.axes][::2] == ["block 9: load", "block 10: load"]
+    figure = loads(training({"10": [layer(), layer(dropped=0.1)], "9": [layer(), layer(dropped=0.2)]}))
+    assert figure is not None
+    assert [axis.get_ylabel() for axis in figure.axes] == ["block 9", "block 10"]
+
+
+def layer(load: tuple[float, ...] = (0.5, 0.5), dropped: float = 0.0, entropy: float = 0.1) -> dict[str, Any]:
+    return {"load": list(load), "dropped": dropped, "entropy": entropy}
+
+
+def training(layers: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """The records of a log with these metrics of each layer, at the steps 1, 2, ..."""
+    together = [dict(zip(layers, each, strict=True)) for each in zip(*layers.values(), strict=True)]
+    return [{"step": step, "moe": moe} for step, moe in enumerate(together, start=1)]
+
+
+def test_what_does_not_vary_is_said_and_not_drawn() -> None:
+    soft = training({"3": [layer(entropy=2.0), layer((0.5, 0.5 + 1e-8), entropy=1.5)]})
+    assert constant(soft) == {"3": "load of each expert 0.5, tokens dropped (fraction) 0"}
+    figure = loads(soft)
+    assert figure is not None
+    (axis,) = figure.axes
+    assert axis.get_title() == "routing entropy (nats)"
+    assert axis.lines[0].get_ydata().tolist() == [2, 1.5]
+    assert loads(training({"3": [layer(), layer()]})) is None
+    assert loads(training({"3": [layer()]})) is None, "one step is no curve"
+    uneven = training({"1": [layer((0.2, 0.4))] * 2, "2": [layer((0.1, 0.3)), layer((0.2, 0.3))]})
+    assert constant(uneven)["1"].startswith("load of each expert 0.2 to 0.4,")
+    assert constant(uneven)["2"] == "tokens dropped (fraction) 0, routing entropy (nats) 0.1"
+    figure = loads(uneven)
+    assert figure is not None
+    assert [len(axis.lines) for axis in figure.axes] == [0, 2]
+    assert figure.axes[0].texts[0].get_text() == "0.2 to 0.4 at each step"
+
+
+def test_running_mean() -> None:
+    values = np.random.default_rng(0).normal(size=100)
+    means = running_mean(values.tolist())
+    np.testing.assert_allclose(means[50], values[43:58].mean())
+    np.testing.assert_allclose(means[[0, -1]], [values[:8].mean(), values[-8:].mean()])
+    np.testing.assert_allclose(means[97], values[90:].mean())
+    assert running_mean([2.0]).tolist() == [2.0]
+
+
+def test_training_loss_has_a_running_mean_where_batches_are_mixed() -> None:
+    saw = [{"step": step, "cross_entropy": 2.0 - step % 2} for step in range(1, 41)]
+    once = [{"step": 40, "loss": 1.0, "accuracy": 0.5}]
+    raw, mean, _ = curves(saw, once, mixes=True).axes[0].lines
+    assert raw.get_ydata().tolist() == [1.0, 2.0] * 20
+    assert raw.get_alpha() == 0.3
+    np.testing.assert_allclose(mean.get_ydata(), running_mean(raw.get_ydata()))
+    assert np.ptp(mean.get_ydata()) < 0.35
+    left, right = curves(saw, once, mixes=False).axes
+    assert [line.get_label() for line in left.lines] == ["training", "validation"]
+    assert right.get_ylim() == (0, 1), "one point has no range of its own"
+    assert left.get_xlim() == right.get_xlim()

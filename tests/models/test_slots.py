@@ -1,0 +1,172 @@
+"""What the slots of Soft MoE take in and give back: the numbers of the paper's figures, and the command that draws them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from moespec import spec
+from moespec.models import cli, vit
+from moespec.models.commandline.analysis import COLUMNS, draw_analysis
+from moespec.models.evaluation.slots import SlotStatistics, largest_first, needed, numbers, relative, slot_statistics
+from moespec.models.training import resolve
+from moespec.spec.errors import ConfigError
+from moespec.spec.routing import Routing
+
+IMAGES = np.random.default_rng(0).uniform(-1, 1, (20, 8, 8, 1)).astype(np.float32)
+
+
+def model(**changes: Any) -> vit.VitConfig:
+    options = {"slots_per_expert": 2} if changes.get("router", "soft_moe") == "soft_moe" else {}
+    fields: Any = {"depth": 3, "width": 16, "hidden": 8, "moe": "1,2", "experts": 3, "router_options": options}
+    return vit.named("vit_tiny", **{**fields, **changes})
+
+
+@pytest.fixture(scope="module", params=["numpy", "torch", "jax"])
+def computed(request: pytest.FixtureRequest) -> tuple[Any, list[SlotStatistics], list[list[Routing]]]:
+    """Parameters, the statistics, and of each layer the routing of each image by the specification."""
+    if request.param != "numpy":
+        pytest.importorskip(request.param)
+    params = vit.init(model(), 0)
+    for block in ("1", "2"):
+        params["blocks"][block]["moe"]["router"]["scale"] = np.float32(4)
+    B, reference = resolve.load_backend(request.param), resolve.load_backend("numpy")
+    output = vit.forward(reference, model(), reference.from_numpy(params), IMAGES)
+    dense = [routing.dense() for routing in output.routings]
+    routings = [[Routing(*each) for each in zip(*layer, strict=True)] for layer in dense]
+    return params, slot_statistics(B, model(), B.from_numpy(params), IMAGES), routings
+
+
+def test_statistics_are_those_of_the_routings(computed: Any) -> None:
+    """Over two batches, of which the second is smaller, on each backend."""
+    params, statistics, routings = computed
+    assert [one.block for one in statistics] == ["1", "2"]
+    for one, routed in zip(statistics, routings, strict=True):
+        assert (one.experts, one.capacity) == (3, 2)
+        close: Any = {"rtol": 1e-4, "atol": 1e-6}
+        np.testing.assert_allclose(one.dispatch, [spec.summed_dispatch(r) for r in routed], **close)
+        np.testing.assert_allclose(one.dispatch.mean(), 6 / 16, rtol=1e-5)
+        mean = np.mean([spec.cumulative_dispatch(r) for r in routed], axis=0)
+        np.testing.assert_allclose(one.cumulative_dispatch, mean, **close)
+        slots = np.stack([r.combine.sum(axis=0).ravel() for r in routed])
+        np.testing.assert_allclose(one.combine, slots / slots.min(axis=1, keepdims=True), **close)
+        assert (one.combine.min(axis=1) == 1).all()
+        descending = -np.sort(-np.stack([r.combine.reshape(16, 6) for r in routed]), axis=2)
+        np.testing.assert_allclose(one.cumulative_combine, descending.cumsum(axis=2).mean(axis=(0, 1)), **close)
+        phi = params["blocks"][one.block]["moe"]["router"]["slots"]
+        np.testing.assert_allclose(one.similarity, spec.slot_similarity(phi), **close)
+
+
+def test_counts_of_tokens_and_slots(computed: Any) -> None:
+    _, statistics, routings = computed
+    for one, routed in zip(statistics, routings, strict=True):
+        assert one.tokens_needed.shape == (20, 6)
+        assert one.slots_needed.shape == (20, 16)
+        for image in (0, 17):
+            for slot in range(6):
+                weights = np.sort(routed[image].dispatch[:, slot // 2, slot % 2])[::-1]
+                count = one.tokens_needed[image, slot]
+                assert weights[:count].sum() >= 0.9 - 1e-5
+                assert weights[: count - 1].sum() < 0.9 + 1e-5
+
+
+def test_largest_first() -> None:
+    even = np.full((2, 10), 0.1)
+    np.testing.assert_allclose(largest_first(even)[0], np.arange(1, 11) / 10)
+    assert needed(largest_first(even)).tolist() == [9, 9], "rounding does not make it ten"
+    sharp = np.array([0.02, 0.91, 0.05, 0.02])
+    assert needed(largest_first(sharp)) == 1
+    assert needed(largest_first(sharp), 0.95) == 2
+    assert needed(largest_first(sharp / 2)) == 1, "of what there is"
+    assert needed(np.zeros(3)) == 1
+
+
+def test_relative() -> None:
+    np.testing.assert_allclose(relative(np.array([[2.0, 1.0], [3.0, 6.0]])), [[2, 1], [1, 2]])
+    assert np.isinf(relative(np.array([0.0, 1.0]))).all()
+
+
+def one_layer(**changes: Any) -> SlotStatistics:
+    similarity = np.array([[1.0, 0.8, 0.1, 0.2], [0.8, 1.0, 0.3, 0.4], [0.1, 0.3, 1.0, 0.6], [0.2, 0.4, 0.6, 1.0]])
+    fields: Any = {
+        "block": "1",
+        "experts": 2,
+        "capacity": 2,
+        "dispatch": np.array([[1.0, 2.0, 1.0]]),
+        "combine": np.array([[1.0, 2.0, 2.0, 3.0]]),
+        "cumulative_dispatch": np.array([0.5, 0.8, 1.0]),
+        "cumulative_combine": np.array([0.4, 0.7, 0.9, 1.0]),
+        "tokens_needed": np.array([[3, 2, 3, 3]]),
+        "slots_needed": np.array([[3, 3, 4]]),
+        "similarity": similarity,
+    }
+    return SlotStatistics(**{**fields, **changes})
+
+
+def test_numbers() -> None:
+    block = numbers([one_layer()])["1"]
+    assert (block["tokens"], block["experts"], block["slots_per_expert"]) == (3, 2, 2)
+    assert block["slot_similarity"]["same_expert"]["mean"] == pytest.approx(0.7)
+    assert block["slot_similarity"]["other_experts"]["mean"] == pytest.approx(0.25)
+    assert block["slot_similarity"]["other_experts"]["largest"] == 0.4
+    assert block["summed_dispatch"] == {"mean": 4 / 3, "smallest": 1, "5%": 1, "median": 1, "95%": 1, "largest": 2}
+    assert block["tokens_needed"]["median"] == 3
+    assert block["cumulative_combine"] == [0.4, 0.7, 0.9, 1.0]
+    alone = one_layer(experts=4, capacity=1, combine=np.full((1, 4), np.inf))
+    block = numbers([alone])["1"]
+    assert set(block["slot_similarity"]) == {"other_experts"}, "an expert with one slot"
+    assert block["summed_combine_by_least"]["mean"] is None
+    json.dumps(block, allow_nan=False)
+
+
+def test_the_picture_shows_the_statistics() -> None:
+    layers = [one_layer(), one_layer(block="10", dispatch=np.array([[0.5, 3.0, 0.5]]))]
+    figure = draw_analysis(layers, "title")
+    axes = figure.axes[:12]
+    assert [axis.get_ylabel() for axis in axes[::6]] == ["block 1", "block 10"]
+    assert [axis.get_title() for axis in axes[:6]] == list(COLUMNS)
+    assert axes[2].lines[0].get_ydata().tolist() == [0.5, 0.8, 1.0]
+    assert axes[3].lines[0].get_ydata().tolist() == [0.4, 0.7, 0.9, 1.0]
+    np.testing.assert_array_equal(axes[5].images[0].get_array(), layers[0].similarity)
+    assert axes[0].get_xlim() == axes[6].get_xlim() == (0, 3), "one axis for all layers, from 0"
+    needed = axes[4].patches[0].get_data()
+    assert needed.edges.tolist() == [0.5, 1.5, 2.5, 3.5]
+    assert needed.values.tolist() == [0, 0.25, 0.75]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"router": "softmax_token_choice"}, "analysis: .* this one has 'softmax_token_choice'"),
+        ({"moe": "none"}, "analysis: .* no MoE block"),
+    ],
+)
+def test_other_models_are_errors(changes: dict[str, Any], message: str) -> None:
+    B = resolve.load_backend("numpy")
+    with pytest.raises(ConfigError, match=message):
+        slot_statistics(B, model(**changes), {}, IMAGES)
+
+
+@pytest.mark.parametrize("backend", ["jax", "torch"])
+def test_inspect_analysis(runs, backend: str, tmp_path: Path, capsys) -> None:  # type: ignore[no-untyped-def]
+    run, out = str(runs.whole(backend)), tmp_path / "slots.png"
+    capsys.readouterr()
+    assert cli.main(["inspect", run, "--analysis", "--out", str(out)]) == 0
+    shown = capsys.readouterr().out
+    assert out.read_bytes().startswith(b"\x89PNG")
+    values = json.loads((tmp_path / "slots.json").read_text())
+    assert (values["run"], values["step"], values["images"], values["fraction"]) == (run, 12, 64, 0.9)
+    (block,) = values["blocks"].values()
+    assert len(block["cumulative_dispatch"]) == block["tokens"] == 4
+    assert f"block 1: 90% of a slot is {block['tokens_needed']['median']:.0f} of 4 tokens" in shown
+    for flags, message in (
+        ([], "expected either --image FILE or --analysis"),
+        (["--analysis", "--image", "x.png"], "expected either --image FILE or --analysis"),
+        (["--analysis", "--panels", "0", "1"], "panels='0 1': --analysis looks at all slots"),
+        (["--analysis", "--out", str(tmp_path / "x.json")], "expected the name of a picture"),
+        (["--analysis", "--out", str(tmp_path / "nowhere" / "x.png")], "there is no folder"),
+    ):
+        assert cli.main(["inspect", run, *flags]) == 2
+        assert message in capsys.readouterr().err
