@@ -109,12 +109,24 @@ def test_the_form_of_gelu_is_tried(act, form):
         (nn.Linear(WIDTH, WIDTH), r"^mlp: Linear has 1 torch.nn.Linear, expected 2"),
         (Mlp(nn.SiLU()), r"^mlp: Mlp computes something else than"),
         (Gated(), r"^mlp: Gated computes something else than"),
+        ("mlp", r"^mlp: expected a module, got 'mlp'"),
+        (nn.Sequential(nn.Linear(WIDTH, HIDDEN), nn.GELU(), nn.Linear(HIDDEN, 3)), r"^mlp: .* from width 8 to 3, expected the same"),
         (nn.Sequential(nn.Linear(WIDTH, HIDDEN), nn.GELU(), nn.Linear(HIDDEN + 1, WIDTH)), r"^mlp: Sequential cannot be run"),
     ],
 )  # fmt: skip
 def test_what_is_no_perceptron(mlp, message):
     with pytest.raises(ConfigError, match=message):
         modules.MoE.from_mlp(mlp, 2, tokens=TOKENS)
+
+
+def test_what_is_that_of_the_mlp():
+    with pytest.raises(ConfigError, match=r"^gelu='tanh': it is that of the mlp"):
+        modules.MoE.from_mlp(Mlp(), 2, tokens=TOKENS, gelu="tanh")
+
+
+def test_ids_are_those_of_the_tokens(x):
+    with pytest.raises(ShapeError, match=r"^ids: expected the shape \(4, 5\) of the tokens, got \(4, 3\)"):
+        modules.MoE(WIDTH, HIDDEN, 2, tokens=TOKENS, router="hash")(x, torch.zeros(4, 3))
 
 
 def test_device_and_dtype_are_those_of_the_mlp():

@@ -16,6 +16,7 @@ from moespec.backends.torch.nn.hub import HubMixin
 from moespec.backends.torch.nn.perceptron import perceptron
 from moespec.backends.torch.nn.reporting import Reporting
 from moespec.backends.torch.nn.tree import ParameterTree, assign
+from moespec.spec.errors import ConfigError, ShapeError
 
 _Device = torch.device | str | None
 
@@ -108,6 +109,8 @@ class MoE(Reporting, HubMixin):
         Raises ConfigError for a module that computes something else. Source: Sparse Upcycling (arXiv 2212.05055).
         """
         copied = perceptron("mlp", mlp)
+        if fixed := sorted({"gelu", "expert_init", "device", "dtype"} & options.keys()):
+            raise ConfigError(f"{fixed[0]}={options[fixed[0]]!r}: it is that of the mlp")
         weight = copied.fc1.weight
         width, hidden = copied.fc1.in_features, copied.fc1.out_features
         start: dict[str, Any] = {"gelu": copied.gelu, "seed": seed, "dtype": weight.dtype}
@@ -163,6 +166,8 @@ class MoE(Reporting, HubMixin):
             if ids is None:
                 layer.check_places(places)
                 ids = torch.arange(places, dtype=torch.int32, device=x.device).expand(images, places)
+            elif ids.shape != x.shape[:-1]:
+                raise ShapeError(f"ids: expected the shape {tuple(x.shape[:-1])} of the tokens, got {tuple(ids.shape)}")
             needed["ids"] = ids.reshape(groups, options.tokens)
         output = router.route(self.router.params(), tokens, options, noise=noise, train=self.training, **needed)
         y: Tensor = self.experts(tokens, output.routing)

@@ -27,9 +27,14 @@ def perceptron(name: str, mlp: nn.Module) -> Perceptron:
 
     A copy with other numbers is run. Raises ConfigError, with `name`, for one that computes something else.
     """
+    if not isinstance(mlp, nn.Module):
+        raise ConfigError(f"{name}: expected a module, got {mlp!r}")
     layers = linears(mlp)
     if len(layers) != 2:
         raise ConfigError(f"{name}: {type(mlp).__name__} has {len(layers)} torch.nn.Linear, expected 2")
+    if layers[1].out_features != layers[0].in_features:
+        widths = f"{layers[0].in_features} to {layers[1].out_features}"
+        raise ConfigError(f"{name}: {type(mlp).__name__} goes from width {widths}, expected the same")
     trial = copy.deepcopy(mlp).to_empty(device="cpu").double().eval()
     draws: Any = {"device": "cpu", "generator": torch.Generator("cpu").manual_seed(0)}
     with torch.no_grad():
