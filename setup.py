@@ -13,7 +13,8 @@ from setuptools import find_packages, setup
 from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).parent
-ROOMS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-dir"]
+FOLDERS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-dir"]
+ROOMS = {package: folder for package, folder in FOLDERS.items() if package != "moespec"}
 FACES = ("moespec.spec", "moespec.backends.jax", "moespec.backends.torch", "moespec.backends.numpy")
 
 
@@ -46,21 +47,27 @@ def public_names(path: Path) -> list[str]:
 
 
 class WithStubs(build_py):
-    """Builds the packages, and the stubs of the faces."""
+    """Builds the packages, and the stubs of the faces, which a strict editable installation has too."""
 
     def run(self) -> None:
         super().run()
-        if not self.editable_mode:
-            for package in FACES:
-                path = Path(self.build_lib, *package.split("."), "__init__.pyi")
-                path.write_text(stub(package))
+        for package, path in self.stubs().items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(stub(package))
+
+    def get_outputs(self, include_bytecode: bool = True) -> list[str]:
+        return [*super().get_outputs(include_bytecode), *map(str, self.stubs().values())]
+
+    def stubs(self) -> dict[str, Path]:
+        """The file that the stub of each face is written to."""
+        return {package: Path(self.build_lib, *package.split("."), "__init__.pyi") for package in FACES}
 
 
 setup(
-    # Adapters for other packages are run from a clone.
+    # Adapters for other packages are run from a clone, and `front` is the package `moespec` itself.
     packages=[
-        *ROOMS,
-        *(f"{n}.{inner}" for n, path in ROOMS.items() for inner in find_packages(path, exclude=["peers*"])),
+        *FOLDERS,
+        *(f"{n}.{inner}" for n, path in ROOMS.items() for inner in find_packages(path, exclude=["peers*", "front"])),
     ],
     cmdclass={"build_py": WithStubs},
 )

@@ -1,13 +1,13 @@
 """The conformance suite: golden vectors made by the specification, and a check of any implementation against them.
 
-    python -m moespec.conformance run --target moespec.backends.jax     check a module that has the public names
-    python -m moespec.conformance run --adapter my_package.kernel       check a function that computes whole layers
-    python -m moespec.conformance check out                             check files that any program wrote
-    python -m moespec.conformance report a.json --html a.html           make a page of what `--report` wrote
-    python -m moespec.conformance show token_choice/tied                look at one case
-    python -m moespec.conformance new torch my_router                   write a target to start from, and its test
-    python -m moespec.conformance golden [--check]                      make the vectors, or check the committed ones
-    python -m moespec.conformance variants                              try the suite on known variants
+    moespec conformance run --target moespec.backends.jax     check a module that has the public names
+    moespec conformance run --adapter my_package.kernel       check a function that computes whole layers
+    moespec conformance check out                             check files that any program wrote
+    moespec conformance report a.json --html a.html           make a page of what `--report` wrote
+    moespec conformance show token_choice/tied                look at one case
+    moespec conformance new torch my_router                   write a target to start from, and its test
+    moespec conformance golden [--check]                      make the vectors, or check the committed ones
+    moespec conformance variants                              try the suite on known variants
 
 `algorithms/` has a file for each algorithm: its cases, how its results are compared, and what is done differently
 elsewhere. `engine/` makes the vectors of these and runs them: `format.py` describes a vector, `compare.py` the

@@ -1,4 +1,4 @@
-"""`python -m moespec.conformance`: check a target, an adapter or files; reports; the vectors and their cases."""
+"""`moespec conformance`: check a target, an adapter or files; reports; the vectors and their cases."""
 
 import argparse
 import json
@@ -64,7 +64,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m moespec.conformance", description=__doc__)
+    parser = argparse.ArgumentParser(prog="moespec conformance", description=__doc__)
     commands = parser.add_subparsers(required=True)
 
     def command(name: str, function: object, text: str) -> argparse.ArgumentParser:

@@ -8,8 +8,9 @@ so does output that nobody reads to its end (`moespec ledger | head`), with 141.
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -283,17 +284,25 @@ class LedgerArguments:
     """print JSON, for programs"""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line and returns the exit status."""
+Command = tuple[str, Callable[[list[str]], int | None]]
+"""What a command does in one line, and the function that does it and may return an exit status."""
+
+
+def main(arguments: Sequence[str] | None = None, *, more: Mapping[str, Command] | None = None) -> int:
+    """Runs the command line, of which `more` are commands of other packages, and returns the exit status."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    commands = COMMANDS | dict(more or {})
     if not given or given[0] in ("-h", "--help"):
-        print(_usage())
+        print(_usage(commands))
+        return 0
+    if given[0] == "--version":
+        print(f"moespec {version('moespec')}")
         return 0
     name, *rest = given
     try:
-        if name not in COMMANDS:
-            raise SpecError(f"{name!r} is not a command. {_usage()}")
-        COMMANDS[name][1](rest)
+        if name not in commands:
+            raise SpecError(f"{name!r} is not a command. {_usage(commands)}")
+        status = commands[name][1](rest)
         sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left is not written at the exit either
@@ -308,11 +317,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"moespec{_which()}: {stop}", file=sys.stderr)
         return 128 + stop.signal
     except KeyboardInterrupt:
-        print(
-            "moespec: interrupted; `moespec train --run DIR --resume` goes on from the last checkpoint", file=sys.stderr
-        )
+        way_on = "; `moespec train --run DIR --resume` goes on from the last checkpoint"
+        print(f"moespec: interrupted{way_on if name in COMMANDS else ''}", file=sys.stderr)
         return 130
-    return 0
+    return status or 0
 
 
 def _train(arguments: list[str]) -> None:
@@ -447,7 +455,7 @@ def _ledger(arguments: list[str]) -> None:
     ledger_command(parsed.what, by=parsed.by, json=parsed.json)
 
 
-COMMANDS: dict[str, tuple[str, Callable[[list[str]], None]]] = {
+COMMANDS: dict[str, Command] = {
     "train": ("train a model and write a report", _train),
     "launch": ("train in several processes of this machine", _launch),
     "finetune": ("train on from the weights of a run or a file", _finetune),
@@ -481,6 +489,7 @@ def _printable(text: str) -> str:
     return "".join(char if char.isprintable() or char == "\n" else ascii(char)[1:-1] for char in text)
 
 
-def _usage() -> str:
-    lines = [f"  {name:10} {text}" for name, (text, _) in COMMANDS.items()]
-    return "\n".join(["usage: moespec COMMAND [options]", "", *lines, "", "moespec COMMAND --help shows the options."])
+def _usage(commands: Mapping[str, Command]) -> str:
+    lines = [f"  {name:{max(map(len, commands))}}  {text}" for name, (text, _) in commands.items()]
+    usage = ["usage: moespec COMMAND [options]", "       moespec --version"]
+    return "\n".join([*usage, "", *lines, "", "moespec COMMAND --help shows the options."])

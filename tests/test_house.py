@@ -26,6 +26,7 @@ FORBIDDEN = {
     "backends/torch": {"moespec.backends.jax", "moespec.models", "moespec.conformance", "jax", "optax"},
     "backends": {"moespec.models", "moespec.conformance"},
     "models": {"moespec.conformance", *FRAMEWORKS},
+    "models/front": FRAMEWORKS,  # it stands above all rooms
     "conformance": {"moespec.backends.jax", "moespec.backends.torch", *FRAMEWORKS},
     "conformance/peers/adapters": {"moespec.models"},  # an adapter is of a package of a framework
 }
@@ -35,6 +36,8 @@ def modules() -> dict[str, Path]:
     """The name of each of our modules, and its file."""
     files = [path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
     parts = {path: ("moespec", *path.relative_to(ROOT).with_suffix("").parts) for path in files}
+    front = ("moespec", "models", "front")  # the folder of the package `moespec` itself
+    parts = {path: ("moespec", *names[3:]) if names[:3] == front else names for path, names in parts.items()}
     return {".".join(names[:-1] if names[-1] == "__init__" else names): path for path, names in parts.items()}
 
 
@@ -154,6 +157,19 @@ def test_the_arrow_check_can_fail(tmp_path):
     }
 
 
+def test_nothing_imports_the_front():
+    """The package `moespec` itself has the version and the command line; its rooms import each other by their names."""
+    front = {"moespec", "moespec.__main__"}
+    importing = {
+        module
+        for module, path in MODULES.items()
+        if module not in front
+        and front
+        & set().union(*(reached(name, MODULES) for name in imports(path, module) if name.startswith("moespec")))
+    }
+    assert importing == set()
+
+
 def circle(files: Mapping[str, Path]) -> list[str]:
     """Modules that import each other in a circle, the first again at the end; empty if there is none.
 
@@ -234,6 +250,6 @@ def test_a_backend_runs_without_the_other_framework(backend, absent):
 def test_every_folder_with_modules_is_a_package():
     """setup.py finds packages by their `__init__.py`; a folder without one would be left out of the wheel."""
     rooms = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-dir"]
-    assert rooms == {f"moespec.{room}": room for room in ROOMS}
+    assert rooms == {"moespec": "models/front", **{f"moespec.{room}": room for room in ROOMS}}
     folders = {path.parent for path in MODULES.values()}
     assert not [str(folder) for folder in folders if not (folder / "__init__.py").is_file()]

@@ -1,0 +1,30 @@
+"""Mixture-of-experts routing for vision: an executable specification, compiled backends and a conformance suite.
+
+    moespec.spec          what each router computes, in NumPy: `help(moespec.spec)`, `moespec.spec.ROUTERS`
+    moespec.backends      the same names, batched and compiled: `backends.jax`, `backends.torch`, or the one in use
+    moespec.models        vision models made of them, their training and their weights
+    moespec.conformance   golden vectors, and the suite that checks any implementation against them
+
+On the command line `moespec --help` lists the commands, and so does `python -m moespec --help`. Each of the four is imported when it is
+first used.
+"""
+
+from importlib import import_module, metadata
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from moespec import backends, conformance, models, spec
+
+__all__ = ["backends", "conformance", "models", "spec"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        return import_module(f"{__name__}.{name}")
+    if name == "__version__":
+        return metadata.version("moespec")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), "__version__", *__all__})

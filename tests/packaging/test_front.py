@@ -1,0 +1,117 @@
+"""The front door: the package `moespec` itself, and its one command."""
+
+import os
+import pydoc
+import subprocess
+import sys
+from importlib.metadata import version
+
+import pytest
+
+import moespec
+from moespec.__main__ import main
+from moespec.conformance.__main__ import main as suite
+
+
+def test_the_version_is_that_of_the_installation(capsys):
+    assert moespec.__version__ == version("moespec")
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"moespec {version('moespec')}\n"
+
+
+def test_help_of_the_package_says_what_is_in_it():
+    text = pydoc.plain(pydoc.render_doc(moespec))
+    for name in moespec.__all__:
+        assert f"moespec.{name} " in text
+        assert name in dir(moespec)
+    assert version("moespec") in text
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'routers'"):
+        moespec.routers  # noqa: B018
+
+
+def test_packages_are_imported_when_they_are_used():
+    program = """
+        import sys, moespec
+        assert not {name for name in sys.modules if name.startswith("moespec.")} | {"numpy"} & set(sys.modules)
+        assert moespec.spec.expert_capacity(196, 32, 1.0) == 7
+        assert "moespec.models" not in sys.modules
+    """
+    subprocess.run([sys.executable, "-c", program.replace("\n        ", "\n")], check=True)
+
+
+def test_the_package_is_a_command():
+    command = [sys.executable, "-m", "moespec", "list", "routers"]
+    assert "soft_moe" in subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def test_the_suite_is_one_of_the_commands(capsys):
+    assert main(["--help"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["conformance", "check"] in [words[:2] for words in lines]
+    assert ["train", "train"] in [words[:2] for words in lines]
+
+
+@pytest.mark.parametrize("command", ["run", "check", "report", "golden", "variants", "list", "show"])
+def test_every_command_of_the_suite_is_reached(command, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["conformance", command, "--help"])
+    assert stop.value.code == 0
+    assert capsys.readouterr().out.startswith(f"usage: moespec conformance {command} ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [
+        (["list"], 0),
+        (["run", "--target", "moespec.backends.numpy", "--algorithm", "capacity", "--dtype", "f64"], 0),
+        (["list", "--vectors", "no_such_folder"], 1),
+        (["check", "no_such_folder"], 2),
+    ],
+)
+def test_it_ends_and_prints_as_the_suite_does(arguments, status, capsys):
+    assert suite(arguments) == status
+    expected = capsys.readouterr()
+    assert main(["conformance", *arguments]) == status
+    assert capsys.readouterr() == expected
+
+
+def test_a_target_may_lie_in_the_current_folder(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from moespec.backends.numpy import *\nfrom moespec.backends.numpy import from_numpy, to_numpy\n"
+    )
+    program = (
+        "import sys; sys.path.remove(''); from moespec.__main__ import main; sys.exit(main())"  # as a script starts
+    )
+    suite_run = ["conformance", "run", "--target", "mine", "--dtype", "f64", "--algorithm", "capacity"]
+    result = subprocess.run(
+        [sys.executable, "-c", program, *suite_run], capture_output=True, text=True, cwd=tmp_path, check=False
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert " passed, 0 failed" in result.stdout
+
+
+def test_an_interrupted_check_says_nothing_of_training(monkeypatch, capsys):
+    def interrupted(arguments: list[str]) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("moespec.conformance.__main__.main", interrupted)
+    assert main(["conformance", "list"]) == 130
+    assert capsys.readouterr().err == "moespec: interrupted\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "limit"), [(("-c", "import moespec.spec"), 0.3), (("-m", "moespec", "--help"), 0.5)]
+)
+def test_it_starts_fast(arguments, limit):
+    """Seconds of CPU, the least of five: what a slow import adds it adds to all of them."""
+
+    def seconds() -> float:
+        before = os.times()
+        subprocess.run([sys.executable, *arguments], check=True, capture_output=True)
+        after = os.times()
+        return sum(after[2:4]) - sum(before[2:4])
+
+    assert min(seconds() for _ in range(5)) < limit
