@@ -1,11 +1,12 @@
-"""What pyproject.toml cannot say: which packages there are, and stubs of the faces that are derived from their modules.
+"""What pyproject.toml cannot say: which packages there are, and stubs of what is derived from the modules.
 
 setuptools finds no packages in folders that are mapped to other names by itself. The public names of the specification
 and of a backend are collected when they are imported, which editors and type checkers do not do: an installed package has
-an `__init__.pyi` beside each such `__init__.py`, made of the `__all__` of the modules.
+an `__init__.pyi` beside each such `__init__.py`, made of the `__all__` of the modules. So are the names of the routers.
 """
 
 import ast
+import re
 import tomllib
 from pathlib import Path
 
@@ -37,6 +38,13 @@ def stub(package: str) -> str:
     return "\n".join([*lines, "", "__all__: list[str]", ""])
 
 
+def router_names() -> str:
+    """The type `RouterName` with the names of the modules that define a router."""
+    modules = sorted((ROOT / "spec/routers").glob("*.py"))
+    names = [path.stem for path in modules if re.search(r"^ROUTER = ", path.read_text(), re.MULTILINE)]
+    return f"from typing import Literal\n\nRouterName = Literal[{', '.join(map(repr, names))}]\n"
+
+
 def public_names(path: Path) -> list[str]:
     """What a module says is public of it."""
     tree = ast.parse((path / "__init__.py" if path.is_dir() else path).read_text())
@@ -47,20 +55,22 @@ def public_names(path: Path) -> list[str]:
 
 
 class WithStubs(build_py):
-    """Builds the packages, and the stubs of the faces, which a strict editable installation has too."""
+    """Builds the packages and the stubs, which a strict editable installation has too."""
 
     def run(self) -> None:
         super().run()
-        for package, path in self.stubs().items():
+        for path, text in self.stubs().items():
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(stub(package))
+            path.write_text(text)
 
     def get_outputs(self, include_bytecode: bool = True) -> list[str]:
-        return [*super().get_outputs(include_bytecode), *map(str, self.stubs().values())]
+        return [*super().get_outputs(include_bytecode), *map(str, self.stubs())]
 
-    def stubs(self) -> dict[str, Path]:
-        """The file that the stub of each face is written to."""
-        return {package: Path(self.build_lib, *package.split("."), "__init__.pyi") for package in FACES}
+    def stubs(self) -> dict[Path, str]:
+        """The text of each stub, by the file that it is written to."""
+        library = Path(self.build_lib)
+        faces = {library.joinpath(*package.split("."), "__init__.pyi"): stub(package) for package in FACES}
+        return {**faces, library / "moespec/spec/routers/names.pyi": router_names()}
 
 
 setup(

@@ -4,14 +4,13 @@ import importlib
 import inspect
 import pkgutil
 from collections.abc import Callable, Collection, Iterator, Mapping
-from types import ModuleType
-from typing import Any, get_args, get_type_hints
-
-from numpy.typing import ArrayLike
+from types import ModuleType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from moespec import spec
 from moespec.backends import one_device
 from moespec.backends.optimizer import OptimizerConfig
+from moespec.spec.array_like import ArrayLike
 from moespec.spec.numerics import Leading, Shared
 from moespec.spec.routing import Routing
 
@@ -107,5 +106,5 @@ def _kind(hint: Any) -> str:
         return "shared"
     if hint == Leading or Leading in alternatives:
         return "leading"
-    is_array = all(part in alternatives for part in get_args(ArrayLike)) or hint is Routing
-    return "group" if is_array else ""
+    is_array = hint is ArrayLike or (get_origin(hint) in (Union, UnionType) and ArrayLike in alternatives)
+    return "group" if is_array or hint is Routing else ""

@@ -12,6 +12,7 @@ from moespec.spec.checks import check_at_least, check_option, check_scores, chec
 from moespec.spec.errors import ConfigError, ShapeError
 from moespec.spec.options import RouterOptions
 from moespec.spec.routers import ROUTERS
+from moespec.spec.routers.names import RouterName
 from moespec.spec.routing import Params
 
 __all__ = ["Layer", "drawn", "initial", "layer_of", "regrouped"]
@@ -74,7 +75,7 @@ def layer_of(
     experts: int,
     *,
     tokens: int,
-    router: str,
+    router: RouterName,
     group_images: int,
     gelu: str,
     expert_init: str,

@@ -11,9 +11,11 @@ generator that is passed in.
 specified here, the others, and who is known to give each; `moespec ledger` asks it.
 Errors are `SpecError`, a `ValueError`, in four kinds: ConfigError, ShapeError, DtypeError, ContractError.
 
-The public names are those in `__all__` of the modules.
+The public names are those in `__all__` of the modules. `help(token_choice)` ends with the table of symbols and the ledger of the
+module `moespec.spec.token_choice`, which the function hides, and so does that of each function that has the name of its module.
 """
 
+import inspect
 import sys
 from importlib import import_module
 from pkgutil import iter_modules
@@ -31,8 +33,10 @@ for _module in iter_modules(__path__, f"{__name__}."):
     for _name in getattr(_loaded, "__all__", ()):
         if _name in __all__:
             raise ImportError(f"{_module.name}: another module of the specification has a public name {_name!r}")
-        globals()[_name] = getattr(_loaded, _name)
+        globals()[_name] = _value = getattr(_loaded, _name)
         __all__ = sorted([*__all__, _name])
+        if _loaded.__name__ == f"{__name__}.{_name}":
+            _value.__doc__ = f"{inspect.getdoc(_value)}\n\n{inspect.getdoc(_loaded)}"
 
 ROUTERS = {name: router.bind(sys.modules[__name__]) for name, router in globals()["ROUTERS"].items()}
 """The routers by name, computed by the specification."""

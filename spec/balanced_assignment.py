@@ -6,8 +6,9 @@ Symbols and ledger: see `base_layers`.
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
+from moespec.spec.array_like import ArrayLike
 from moespec.spec.checks import check_at_least, check_size, plural
 from moespec.spec.errors import ShapeError
 from moespec.spec.numerics import Array, stable_order

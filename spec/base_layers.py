@@ -50,9 +50,10 @@ BL-3: What weights the output of an expert?
 """
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from moespec.spec.algorithm import Algorithm
+from moespec.spec.array_like import ArrayLike
 from moespec.spec.checks import check_capacity, check_one_per_token
 from moespec.spec.errors import ContractError
 from moespec.spec.numerics import sigmoid, stable_order

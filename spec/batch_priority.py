@@ -35,9 +35,10 @@ BP-4: What is the priority where the selecting scores are not probabilities (a t
 """
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from moespec.spec.algorithm import Algorithm
+from moespec.spec.array_like import ArrayLike
 from moespec.spec.checks import check_choices, check_option
 from moespec.spec.numerics import stable_order, stop_gradient
 from moespec.spec.values import as_array

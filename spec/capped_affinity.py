@@ -40,9 +40,9 @@ CP-3: Is the number of experts of a token made at most b after the choice?
 """
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from moespec.spec.algorithm import Algorithm
+from moespec.spec.array_like import ArrayLike
 from moespec.spec.checks import check_at_least, check_capacity, check_positive, plural
 from moespec.spec.errors import ConfigError
 from moespec.spec.numerics import Array, logsumexp, positive_part, stop_gradient

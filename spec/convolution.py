@@ -12,9 +12,9 @@ CV-1: Where is an image padded when the stride is 2?
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from moespec.spec.algorithm import Algorithm
+from moespec.spec.array_like import ArrayLike
 from moespec.spec.checks import check_at_least, check_size
 from moespec.spec.errors import ShapeError
 from moespec.spec.numerics import Array, Shared

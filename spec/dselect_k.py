@@ -28,9 +28,9 @@ DK-2: What if the number of experts is not a power of two?
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from moespec.spec.algorithm import Algorithm
+from moespec.spec.array_like import ArrayLike
 from moespec.spec.checks import check_positive, check_scores, check_size
 from moespec.spec.dselect_k_codes import code_bits
 from moespec.spec.errors import ShapeError

@@ -30,8 +30,8 @@ DK-6: What is the reachability of a selector that has no mass on any expert?
 """
 
 import numpy as np
-from numpy.typing import ArrayLike
 
+from moespec.spec.array_like import ArrayLike
 from moespec.spec.dselect_k import selectors_of
 from moespec.spec.numerics import Array
 

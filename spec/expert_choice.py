@@ -35,9 +35,9 @@ EC-4: Along which axis are the scores normalised?
 """
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from moespec.spec.algorithm import Algorithm
+from moespec.spec.array_like import ArrayLike
 from moespec.spec.checks import check_capacity, check_same_shape
 from moespec.spec.numerics import stable_order
 from moespec.spec.routing import Routing

@@ -53,8 +53,8 @@ GS-5: With what chance is a second expert of the gate g2 kept?
 """
 
 import numpy as np
-from numpy.typing import ArrayLike
 
+from moespec.spec.array_like import ArrayLike
 from moespec.spec.checks import check_choices, check_size
 from moespec.spec.numerics import Array, stable_order, stop_gradient
 from moespec.spec.values import as_array

@@ -37,9 +37,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from moespec.spec.algorithm import Algorithm
+from moespec.spec.array_like import ArrayLike
 from moespec.spec.checks import check_at_least, check_capacity, check_numbers, check_option, check_segments, check_size
 from moespec.spec.errors import ConfigError, ContractError
 from moespec.spec.gelu import activation as gelu_activation

@@ -46,9 +46,9 @@ HM-5: Does the load of an expert depend on the gate of its branch by more than i
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from moespec.spec.algorithm import Algorithm
+from moespec.spec.array_like import ArrayLike
 from moespec.spec.checks import check_at_least, check_same_shape
 from moespec.spec.choice_probability import choice_probability, is_chosen
 from moespec.spec.errors import ConfigError

@@ -48,8 +48,9 @@ import math
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
+from moespec.spec.array_like import ArrayLike
 from moespec.spec.batch_priority import batch_priority
 from moespec.spec.checks import check_non_negative, check_same_shape
 from moespec.spec.errors import ConfigError

@@ -27,9 +27,9 @@ LA-2: What does a token without a slot get?
 from collections.abc import Callable, Mapping
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from moespec.spec.algorithm import Algorithm
+from moespec.spec.array_like import ArrayLike
 from moespec.spec.checks import check_option, check_rank, check_same_shape, check_size
 from moespec.spec.errors import ConfigError
 from moespec.spec.gelu import activation

@@ -59,9 +59,9 @@ AL-6: Which logits does the importance loss see?
 """
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from moespec.spec.algorithm import Algorithm
+from moespec.spec.array_like import ArrayLike
 from moespec.spec.checks import check_choices, check_positive, check_same_shape
 from moespec.spec.errors import ContractError
 from moespec.spec.numerics import Array, normal_cdf, stable_order, variance

@@ -19,9 +19,9 @@ NW-2: Is the sigmoid cross-entropy summed or averaged over classes?
 """
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from moespec.spec.algorithm import Algorithm
+from moespec.spec.array_like import ArrayLike
 from moespec.spec.checks import check_positive, check_same_shape, check_size
 from moespec.spec.errors import ShapeError
 from moespec.spec.numerics import Array, Leading, Shared, logsumexp, softmax, softplus, variance

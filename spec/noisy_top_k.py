@@ -53,9 +53,9 @@ NK-4: From which gates is the importance computed?
 """
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from moespec.spec.algorithm import Algorithm
+from moespec.spec.array_like import ArrayLike
 from moespec.spec.checks import check_choices, check_same_shape
 from moespec.spec.choice_probability import choice_probability
 from moespec.spec.losses import squared_variation

@@ -9,8 +9,9 @@ the unsafe ones out of the package.
 from typing import Annotated, Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
+from moespec.spec.array_like import ArrayLike
 from moespec.spec.checks import FLOATING, check_rank, dtype_name
 from moespec.spec.errors import DtypeError
 from moespec.spec.values import even

@@ -19,9 +19,8 @@ SW-1: What is jittered, and how?
     Alternative c: one factor for a whole token.
 """
 
-from numpy.typing import ArrayLike
-
 from moespec.spec.algorithm import Algorithm
+from moespec.spec.array_like import ArrayLike
 from moespec.spec.checks import check_non_negative, check_same_shape
 from moespec.spec.numerics import Array
 from moespec.spec.values import as_array

@@ -1,7 +1,6 @@
 """The sigmoid affinity: every expert is scored independently of the others."""
 
-from numpy.typing import ArrayLike
-
+from moespec.spec.array_like import ArrayLike
 from moespec.spec.numerics import Array, sigmoid
 from moespec.spec.values import as_array
 

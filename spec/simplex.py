@@ -16,8 +16,8 @@ SI-1: Which of equal values may be non-zero, if not all may?
 """
 
 import numpy as np
-from numpy.typing import ArrayLike
 
+from moespec.spec.array_like import ArrayLike
 from moespec.spec.checks import check_capacity, check_positive
 from moespec.spec.numerics import Array, positive_part, stable_order
 from moespec.spec.values import as_array

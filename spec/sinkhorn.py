@@ -44,9 +44,9 @@ entries: a router that selects by it then need not spread the tokens.
 """
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from moespec.spec.algorithm import Algorithm
+from moespec.spec.array_like import ArrayLike
 from moespec.spec.checks import check_at_least, check_positive
 from moespec.spec.numerics import Array, logsumexp
 from moespec.spec.values import as_array

@@ -51,9 +51,9 @@ SM-7: Which expert processes token t in the identity ablation, if experts have s
 """
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from moespec.spec.algorithm import Algorithm
+from moespec.spec.array_like import ArrayLike
 from moespec.spec.checks import check_option, check_size
 from moespec.spec.errors import ConfigError, ShapeError
 from moespec.spec.numerics import Array, Shared, normalize_l2, softmax

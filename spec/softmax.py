@@ -45,9 +45,9 @@ SA-2: Is 1 / E the standard deviation or the variance of the noise?
 """
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from moespec.spec.algorithm import Algorithm
+from moespec.spec.array_like import ArrayLike
 from moespec.spec.checks import check_non_negative, check_same_shape, check_size
 from moespec.spec.numerics import Array, Shared, softmax
 from moespec.spec.values import as_array

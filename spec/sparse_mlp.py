@@ -43,9 +43,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from moespec.spec.algorithm import Algorithm
+from moespec.spec.array_like import ArrayLike
 from moespec.spec.checks import check_scores, check_size
 from moespec.spec.errors import ConfigError
 from moespec.spec.numerics import Array

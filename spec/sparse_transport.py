@@ -47,9 +47,8 @@ ST-4: Which axis is sparse?
         KSparseProjectionTransportTopExpertsPerItemRouter.
 """
 
-from numpy.typing import ArrayLike
-
 from moespec.spec.algorithm import Algorithm
+from moespec.spec.array_like import ArrayLike
 from moespec.spec.checks import check_at_least, check_capacity, check_option, check_positive
 from moespec.spec.numerics import Array, stop_gradient
 from moespec.spec.transport_duals import finite

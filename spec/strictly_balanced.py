@@ -41,9 +41,9 @@ BG-6: Is the loss of the thresholds summed or averaged over tokens and experts?
 """
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from moespec.spec.algorithm import Algorithm
+from moespec.spec.array_like import ArrayLike
 from moespec.spec.checks import check_capacity, check_mask, check_size
 from moespec.spec.numerics import Array, Shared, stable_order
 from moespec.spec.values import as_array, even

@@ -32,9 +32,10 @@ RN-2: Which normal numbers are two words?
 """
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from moespec.spec.algorithm import Algorithm
+from moespec.spec.array_like import ArrayLike
 from moespec.spec.checks import check_at_least, check_integers, check_size
 from moespec.spec.errors import ContractError
 from moespec.spec.numerics import Array, Leading, Shared

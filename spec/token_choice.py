@@ -45,9 +45,9 @@ TC-4: Are the combine weights of a token renormalised when one of its choices is
 """
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from moespec.spec.algorithm import Algorithm
+from moespec.spec.array_like import ArrayLike
 from moespec.spec.checks import check_capacity, check_choices, check_mask, check_same_shape, check_tries
 from moespec.spec.errors import ContractError
 from moespec.spec.numerics import Array, stable_order

@@ -23,9 +23,10 @@ TI-3: What precedes the first token, for bigrams and previous ids?
 """
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from moespec.spec.algorithm import Algorithm
+from moespec.spec.array_like import ArrayLike
 from moespec.spec.checks import check_at_least, check_size
 from moespec.spec.clustering import nearest
 from moespec.spec.errors import ContractError

@@ -22,8 +22,8 @@ TD-1: Which constant does the conjugate contain?
 from typing import NamedTuple, TypeVar
 
 import numpy as np
-from numpy.typing import ArrayLike
 
+from moespec.spec.array_like import ArrayLike
 from moespec.spec.checks import check_capacity, check_positive, check_size
 from moespec.spec.errors import ContractError
 from moespec.spec.numerics import Array, positive_part, stable_order

@@ -3,8 +3,9 @@
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
+from moespec.spec.array_like import ArrayLike
 from moespec.spec.checks import COMPLEX, check_floating, check_integers, check_one_per_token, check_rank, dtype_name
 from moespec.spec.errors import ContractError, ShapeError
 

@@ -12,9 +12,9 @@ AL-7: Which logits does the z-loss of a noisy router see?
 """
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from moespec.spec.algorithm import Algorithm
+from moespec.spec.array_like import ArrayLike
 from moespec.spec.numerics import Array, logsumexp
 from moespec.spec.values import as_array
 

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from moespec.backends.jax.arrays import Array
 from moespec.backends.jax.modules import Routed, routed
 from moespec.backends.layer import Layer, initial, layer_of
+from moespec.spec.routers.names import RouterName
 
 __all__ = ["MoE", "Routed"]
 
@@ -56,7 +57,7 @@ class MoE(eqx.Module):  # type: ignore[misc]
         experts: int,
         *,
         tokens: int,
-        router: str = "soft_moe",
+        router: RouterName = "soft_moe",
         group_images: int = 1,
         gelu: str = "tanh",
         expert_init: str = "independent",

@@ -20,6 +20,7 @@ from moespec.backends.jax.arrays import Array
 from moespec.backends.jax.modules import routed
 from moespec.backends.layer import initial, layer_of
 from moespec.backends.optimizer import CONSTANTS
+from moespec.spec.routers.names import RouterName
 from moespec.spec.routing import Params
 
 __all__ = ["AuxiliaryLoss", "Constant", "MoE", "RoutingMetric", "auxiliary_loss"]
@@ -77,7 +78,7 @@ class MoE(nnx.Module):  # type: ignore[misc]
         experts: int,
         *,
         tokens: int,
-        router: str = "soft_moe",
+        router: RouterName = "soft_moe",
         group_images: int = 1,
         gelu: str = "tanh",
         expert_init: str = "independent",

@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import router_inputs
-from numpy.typing import ArrayLike
 
 import moespec.backends.numpy as B
 from moespec import spec
 from moespec.backends.numpy.groups import batched
 from moespec.backends.optimizer import OptimizerConfig
+from moespec.spec.array_like import ArrayLike
 from moespec.spec.errors import ConfigError, ContractError, DtypeError, ShapeError
 from moespec.spec.numerics import Leading, Shared
 from moespec.spec.routing import DenseRouting, Routing

@@ -238,3 +238,10 @@ def test_the_citation_is_valid_and_of_this_version():
     assert re.match(r"https?://", cff.get("url", "https://"))
     assert f'version = "{cff["version"]}"' in (ROOT / "pyproject.toml").read_text()
     assert f"version = {{{cff['version']}}}" in citations.software(PAGES["gshard"])
+
+
+def test_a_function_is_described_without_the_module_that_it_hides():
+    body = write._function("expert_choice", spec.expert_choice)["body"]
+    assert "EC-1" in spec.expert_choice.__doc__
+    assert "EC-1" not in body
+    assert body.startswith("Expert Choice allocation (Algorithm 2).")

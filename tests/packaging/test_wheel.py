@@ -1,14 +1,20 @@
 """A wheel built from the tree works in an environment that has nothing else of it."""
 
+import os
+import shutil
 import subprocess
 import sys
 import textwrap
+import tomllib
 import venv
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+SOURCES = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "spec", "backends", "models", "conformance")
+ALONE = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "MYPYPATH")}
 
 
 @pytest.fixture(scope="module")
@@ -104,3 +110,57 @@ def test_the_ledger_with_what_was_measured_ships_in_the_wheel(python):
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     assert "Measured: pot " in result.stdout
+
+
+def test_an_editor_knows_the_names_of_the_routers(python):
+    program = """
+        import ast
+        from pathlib import Path
+        from moespec.spec import ROUTERS
+        from moespec.spec.routers import names
+        (alias,) = ast.parse(Path(names.__file__).with_suffix(".pyi").read_text()).body[1:]
+        assert alias.targets[0].id == "RouterName" and alias.value.value.id == "Literal"
+        assert {name.value for name in alias.value.slice.elts} == set(ROUTERS)
+    """
+    result = run(python, textwrap.dedent(program))
+    assert result.returncode == 0, result.stderr
+
+
+def test_the_package_itself_is_there(python):
+    result = run(python, "import moespec; print(moespec.__version__, moespec.spec.expert_capacity(196, 32, 1.0))")
+    assert result.stdout == f"{PROJECT['version']} 7\n", result.stderr
+    for command in ([python, "-m", "moespec"], [python.parent / "moespec"]):
+        result = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False, cwd=python.parent)
+        assert result.stdout == f"moespec {PROJECT['version']}\n", result.stderr
+    assert "No module named" in run(python, "import moespec.models.front").stderr
+
+
+CHECKED = """
+import moespec
+from moespec.backends.layer import layer_of
+from moespec.spec import ROUTERS
+
+reveal_type(ROUTERS)
+reveal_type(moespec.spec.expert_capacity(196, 32, 1.0))
+layer_of(4, 4, 2, tokens=4, router="softmoe", group_images=1, gelu="erf", expert_init="shared", seed=0, router_options={})
+"""
+
+
+def test_a_type_checker_follows_a_strict_editable_installation(tmp_path):
+    """The sources are copied, since the links to them are made in the folder `build` beside them."""
+    clone = tmp_path / "clone"
+    shutil.copytree(
+        ROOT, clone, ignore=lambda folder, names: [n for n in names if Path(folder) == ROOT and n not in SOURCES]
+    )
+    venv.create(tmp_path / "env", with_pip=True)
+    interpreter = tmp_path / "env/bin/python"
+    install = [interpreter, "-m", "pip", "install", "--quiet", "--no-deps", "-e", clone]
+    subprocess.run([*install, "--config-settings", "editable_mode=strict"], check=True, capture_output=True)
+    subprocess.run([interpreter, "-m", "pip", "install", "--quiet", "numpy"], check=True, capture_output=True)
+    (tmp_path / "checked.py").write_text(CHECKED)
+    mypy = [sys.executable, "-m", "mypy", "--python-executable", interpreter, "--config-file", "", "checked.py"]
+    result = subprocess.run(mypy, capture_output=True, text=True, check=False, cwd=tmp_path, env=ALONE)
+    assert 'Revealed type is "dict[str, moespec.spec.routers.record.Router]"' in result.stdout, result.stdout
+    assert 'Revealed type is "int"' in result.stdout
+    assert """incompatible type "Literal['softmoe']"; expected "Literal['base', """ in result.stdout
+    assert "Found 1 error in 1 file" in result.stdout

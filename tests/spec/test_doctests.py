@@ -4,6 +4,7 @@ import doctest
 import importlib
 import inspect
 import pkgutil
+import pydoc
 
 import pytest
 
@@ -46,3 +47,37 @@ def test_docstring_names_every_argument(name):
     function = getattr(spec, name)
     for argument in inspect.signature(function).parameters:
         assert argument in inspect.getdoc(function), f"{name}: {argument}"
+
+
+HIDING = sorted(set(FUNCTIONS) & {module.rpartition(".")[2] for module in MODULES})
+"""Functions with the name of their module, which `help` cannot show then."""
+
+
+@pytest.mark.parametrize("backend", ["spec", "backends.numpy", "backends.jax", "backends.torch"])
+@pytest.mark.parametrize("name", HIDING)
+def test_help_of_a_function_ends_with_the_module_that_it_hides(name, backend):
+    module = inspect.getdoc(importlib.import_module(f"moespec.spec.{name}"))
+    function = getattr(importlib.import_module(f"moespec.{backend}"), name)
+    documentation = inspect.getdoc(function)
+    assert documentation.endswith(f"\n\n{module}")
+    assert documentation.count(module) == 1
+
+
+def test_help_shows_symbols_and_ledger():
+    assert {"token_choice", "expert_choice", "batch_priority"} <= set(HIDING)
+    text = pydoc.plain(pydoc.render_doc(spec.expert_choice))
+    assert "| `scores` (T, E) |" in text
+    assert "EC-1: " in text
+
+
+@pytest.mark.parametrize("package", ["spec", "backends.numpy", "backends.jax", "backends.torch"])
+def test_signatures_are_as_they_are_written(package):
+    module = importlib.import_module(f"moespec.{package}")
+    functions = {name: getattr(module, name, None) for name in FUNCTIONS}  # a backend has its own records of a routing
+    signatures = {name: str(inspect.signature(function)) for name, function in functions.items() if function}
+    assert len(signatures) > 40
+    assert not {name: text for name, text in signatures.items() if "_array_like" in text or "_NestedSequence" in text}
+
+
+def test_what_becomes_an_array_is_shown_by_its_name():
+    assert "(logits: numpy.typing.ArrayLike)" in pydoc.plain(pydoc.render_doc(spec.softmax_affinity))

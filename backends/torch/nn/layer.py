@@ -17,6 +17,7 @@ from moespec.backends.torch.nn.perceptron import perceptron
 from moespec.backends.torch.nn.reporting import Reporting
 from moespec.backends.torch.nn.tree import ParameterTree, assign
 from moespec.spec.errors import ConfigError, ShapeError
+from moespec.spec.routers.names import RouterName
 
 _Device = torch.device | str | None
 
@@ -56,7 +57,7 @@ class MoE(Reporting, HubMixin):
         experts: int,
         *,
         tokens: int,
-        router: str = "soft_moe",
+        router: RouterName = "soft_moe",
         group_images: int = 1,
         gelu: str = "tanh",
         expert_init: str = "independent",
@@ -93,7 +94,14 @@ class MoE(Reporting, HubMixin):
 
     @classmethod
     def from_mlp(
-        cls, mlp: nn.Module, experts: int, *, tokens: int, router: str = "soft_moe", seed: int = 0, **options: Any
+        cls,
+        mlp: nn.Module,
+        experts: int,
+        *,
+        tokens: int,
+        router: RouterName = "soft_moe",
+        seed: int = 0,
+        **options: Any,
     ) -> Self:
         """A layer whose experts all start as copies of a trained MLP, on its device and in its dtype.
 
