@@ -195,7 +195,7 @@ def types(session: nox.Session) -> None:
     """mypy, strict for the specification."""
     # A plain (not editable) installation is what a type checker can follow through the mapped folders.
     session.install(*CONSTRAINTS, ".[jax,torch,dev,docs]")
-    packages = ("moespec.spec", "moespec.backends", "moespec.models", "moespec.conformance", "generator")
+    packages = ("moespec", "generator")
     session.run("mypy", *(word for package in packages for word in ("-p", package)), env={"MYPYPATH": "docs"})
 
 

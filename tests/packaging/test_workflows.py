@@ -1,0 +1,19 @@
+"""The workflows run the sessions that `.ci/run` runs."""
+
+import re
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).parents[2]
+WORKFLOW = yaml.safe_load((ROOT / ".github/workflows/tests.yml").read_text())["jobs"]["nox"]
+
+
+def test_the_workflow_runs_what_main_must_pass():
+    commands = re.findall(r"^run -s (.*)$", (ROOT / ".ci/run").read_text(), re.MULTILINE)
+    assert len(commands) == 9
+    assert WORKFLOW["strategy"]["matrix"]["session"] == commands
+
+
+def test_the_workflow_runs_them_by_a_shell():
+    assert WORKFLOW["steps"][-1]["run"] == "nox -s ${{ matrix.session }}"
