@@ -21,9 +21,9 @@ ALONE = {name: value for name, value in os.environ.items() if name not in ("PYTH
 def python(tmp_path_factory):
     """The interpreter of a new environment with the wheel and its base dependencies."""
     folder = tmp_path_factory.mktemp("wheel")
-    subprocess.run(
-        [sys.executable, "-m", "build", "--wheel", "--outdir", folder, ROOT], check=True, capture_output=True
-    )
+    build = [sys.executable, "-m", "build", "--wheel", "--outdir", folder, ROOT]
+    log = subprocess.run(build, check=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True).stdout
+    (folder / "build.log").write_text(log)
     (built,) = folder.glob("*.whl")
     venv.create(folder / "env", with_pip=True)
     interpreter = folder / "env/bin/python"
@@ -124,6 +124,12 @@ def test_an_editor_knows_the_names_of_the_routers(python):
     """
     result = run(python, textwrap.dedent(program))
     assert result.returncode == 0, result.stderr
+
+
+def test_it_is_built_without_a_warning_about_packages(python):
+    log = (python.parents[2] / "build.log").read_text()
+    assert "moespec/conformance/vectors" in log
+    assert "Package would be ignored" not in log
 
 
 def test_the_package_itself_is_there(python):
