@@ -10,7 +10,6 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -296,6 +295,8 @@ def main(arguments: Sequence[str] | None = None, *, more: Mapping[str, Command] 
         print(_usage(commands))
         return 0
     if given[0] == "--version":
+        from importlib.metadata import version
+
         print(f"moespec {version('moespec')}")
         return 0
     name, *rest = given

@@ -9,7 +9,7 @@ On the command line `moespec --help` lists the commands, and so does `python -m 
 first used.
 """
 
-from importlib import import_module, metadata
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -22,7 +22,9 @@ def __getattr__(name: str) -> Any:
     if name in __all__:
         return import_module(f"{__name__}.{name}")
     if name == "__version__":
-        return metadata.version("moespec")
+        from importlib.metadata import version
+
+        return version("moespec")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
