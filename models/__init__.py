@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from moespec.models import families
 from moespec.models.model import Model, chosen_backend
 from moespec.spec.errors import ConfigError
+from moespec.spec.routers.names import RouterName
 
 if TYPE_CHECKING:
     from moespec.models.weights.loading import Loaded
@@ -31,15 +32,16 @@ _MOE_FIELDS = (
 )
 
 
-def create(name: str, **overrides: Any) -> Model:
+def create(name: str, *, router: RouterName | None = None, **overrides: Any) -> Model:
     """The model `name` with fields of its config replaced, on the backend chosen at import.
 
-    Names are those of `list_models()`, and `vit_<size><patch>` and `mixer_<size><patch>` for any other patch size. A ViT
+    `router` is one of the fields. Names are those of `list_models()`, and `vit_<size><patch>` and `mixer_<size><patch>` for any other patch size. A ViT
     is dense unless `moe` says which blocks are MoE.
 
     Raises ConfigError for an unknown name (with the nearest known ones), an unknown field, or fields of the MoE blocks
     given without `moe`.
     """
+    overrides |= {} if router is None else {"router": router}
     try:
         config = families.of_name(name).named(name, **overrides)
     except ConfigError as error:

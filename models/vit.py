@@ -32,6 +32,7 @@ from moespec.spec.errors import ConfigError
 from moespec.spec.options import RouterOptions
 from moespec.spec.ranges import LARGEST, SMALLEST
 from moespec.spec.routers import ROUTERS
+from moespec.spec.routers.names import RouterName
 from moespec.spec.routing import Noise, Params, RouterOutput
 
 __all__ = [
@@ -136,7 +137,7 @@ class VitConfig:
     qk_norm_bias: bool = False
     gelu: str = "tanh"
     moe: str = "none"
-    router: str = "soft_moe"
+    router: RouterName = "soft_moe"
     experts: int = 0
     router_options: Mapping[str, bool | int | float | str | None] = field(default_factory=dict, hash=False)
     expert_init: str = "independent"
