@@ -35,8 +35,8 @@ _MOE_FIELDS = (
 def create(name: str, *, router: RouterName | None = None, **overrides: Any) -> Model:
     """The model `name` with fields of its config replaced, on the backend chosen at import.
 
-    `router` is one of the fields. Names are those of `list_models()`, and `vit_<size><patch>` and `mixer_<size><patch>` for any other patch size. A ViT
-    is dense unless `moe` says which blocks are MoE.
+    Names are those of `list_models()`, and `vit_<size><patch>` and `mixer_<size><patch>` for any other patch size. A ViT
+    is dense unless `moe` says which blocks are MoE. `router` is one of the fields, with a type of its own for editors.
 
     Raises ConfigError for an unknown name (with the nearest known ones), an unknown field, or fields of the MoE blocks
     given without `moe`.

@@ -506,7 +506,7 @@ def suite(draw: Draw, folder: Path) -> Nonsense:
         (["run", "--adapter", "math:nothing"], ("adapter", "math:nothing")),
         (["run", "--adapter", "²"], ("adapter", "²")),
         (["run", "--target", "math", "--adapter", "math"], ("adapter", "target")),
-        ([*spec, "--dtype", "f16"], ("dtype", "f16")),
+        ([*spec, "--dtype", "f8"], ("dtype", "f8")),
         ([*spec, "--mode", "fast"], ("mode", "fast")),
         ([*spec, "--jobs", "0"], ("jobs", "'0'")),
         ([*spec, "--jobs", "²"], ("jobs", "'²'")),
