@@ -47,7 +47,7 @@ def combine_rows(
 
 def _sum(rows: Tensor, index: Tensor, count: int, inverse: Tensor | None) -> Tensor:
     if inverse is None:
-        return rows.new_zeros(count + 1, rows.shape[1]).index_add(0, index, rows)[:count]
+        return rows.new_zeros(count + 1, rows.shape[1]).index_add(0, index.long(), rows)[:count]
     return gather_rows(rows, inverse.reshape(-1)).reshape(*inverse.shape, rows.shape[1]).sum(dim=1)
 
 
