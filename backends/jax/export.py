@@ -23,5 +23,5 @@ def stablehlo_bytes(function: Callable[[Array], Array], image: tuple[int, ...], 
         return outputs.reshape(-1, *outputs.shape[2:])
 
     (groups,) = export.symbolic_shape("groups")
-    images = jax.ShapeDtypeStruct((groups * multiple, *image), jnp.float32)
+    images = jax.ShapeDtypeStruct((groups * multiple, *image), jnp.float32)  # type: ignore[no-untyped-call]
     return bytes(export.export(jax.jit(mapped), platforms=PLATFORMS)(images).serialize())

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from moespec.models.checks import check_output
 from moespec.models.export.about import image_shape, metadata
-from moespec.models.families import family, fewest_images
+from moespec.models.families import Config, family, fewest_images
 from moespec.models.files import write_atomically
 from moespec.models.model import Model
 from moespec.models.training.resolve import load_backend
@@ -24,7 +24,7 @@ from moespec.spec.errors import ConfigError
 __all__ = ["FORMATS", "export_command"]
 
 LARGEST = 2**31 - 2**20
-"""Bytes of the parameters of an ONNX model: a protobuf message has fewer than 2^31."""
+"""Bytes of the parameters in a message of protobuf (ONNX) or a flat buffer (StableHLO), which have fewer than 2^31."""
 
 
 class Format(NamedTuple):
@@ -62,8 +62,10 @@ def export_command(source: Path, *, format: str, out: Path | None, step: int | N
         weights = read(source, Given(step=step))
     for note in notes:
         print(f"note: {note.message}")
+    if format != "pt2":
+        _check_size(format, weights.config)
     if format == "onnx":
-        weights = _for_onnx(weights)
+        weights = _in_float32(weights)
     files = kind.write(weights, metadata(weights, source))
     for suffix, content in files.items():
         write_atomically(target.with_name(target.name + suffix), content)
@@ -73,15 +75,19 @@ def export_command(source: Path, *, format: str, out: Path | None, step: int | N
     print(f"{source} -> {target} ({format}): images ({batch}, {size}) float32 -> {config.classes} logits")
 
 
-def _for_onnx(weights: Weights) -> Weights:
-    config = weights.config
+def _check_size(format: str, config: Config) -> None:
     count = family(config).parameter_count(config)
     if 4 * count > LARGEST:
-        raise ConfigError(f"format='onnx': {count:,} parameters are more than a file of 2 GB holds; pt2 and stablehlo do")
-    if config.dtype == "bfloat16":
-        print("note: the program computes in float32, since runtimes of ONNX lack operators of bfloat16 on a CPU")
-        return replace(weights, config=replace(config, dtype="float32"))
-    return weights
+        raise ConfigError(
+            f"format={format!r}: {count:,} parameters are more than its files of 2 GB hold; 'pt2' has no limit"
+        )
+
+
+def _in_float32(weights: Weights) -> Weights:
+    if weights.config.dtype == "float32":
+        return weights
+    print("note: the program computes in float32, since runtimes of ONNX lack operators of bfloat16 on a CPU")
+    return replace(weights, config=replace(weights.config, dtype="float32"))
 
 
 def _loaded(weights: Weights, backend: str) -> Loaded:
