@@ -63,7 +63,9 @@ def onnx_bytes(module: nn.Module, image: tuple[int, ...], metadata: Mapping[str,
 def _exported(module: nn.Module, image: tuple[int, ...], multiple: int) -> Any:
     example = torch.zeros(IMAGES * multiple, *image)
     batch = torch.export.Dim("batch") if multiple == 1 else multiple * torch.export.Dim("groups")
-    return torch.export.export(module.eval(), (example,), dynamic_shapes=({0: batch},))
+    program = torch.export.export(module.eval(), (example,), dynamic_shapes=({0: batch},))
+    program.graph_module.graph.eliminate_dead_code()  # losses and metrics
+    return program
 
 
 @contextmanager
