@@ -71,6 +71,8 @@ def export_command(source: Path, *, format: str, out: Path | None, step: int | N
         write_atomically(target.with_name(target.name + suffix), content)
     config, multiple = weights.config, fewest_images(weights.config)
     batch = "any batch" if multiple == 1 else f"a batch that is a multiple of {multiple}"
+    if multiple > 1 and format == "pt2":
+        batch += f", from {2 * multiple} on"  # torch takes the one group of the least batch for another program
     size = " x ".join(str(length) for length in image_shape(config))
     print(f"{source} -> {target} ({format}): images ({batch}, {size}) float32 -> {config.classes} logits")
 
