@@ -167,7 +167,7 @@ def golden(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """The project's own tests, with both frameworks installed."""
-    _install(session, "jax", "torch", "flax", "equinox", "dev", "huggingface")
+    _install(session, "jax", "torch", "flax", "equinox", "export", "dev", "huggingface")
     # A file stays in one process, so that its tests share what they compile.
     session.run(
         "pytest", "-n", "auto", "--dist", "loadfile", "--ignore", "tests/integrations", *session.posargs, env=QUIET

@@ -26,6 +26,7 @@ __all__ = [
     "ConvertArguments",
     "CountArguments",
     "EvaluateArguments",
+    "ExportArguments",
     "FinetuneArguments",
     "HashTableArguments",
     "InspectArguments",
@@ -244,6 +245,26 @@ class ConvertArguments:
 
 
 @dataclass(frozen=True)
+class ExportArguments:
+    """Export a model as a program that runs where moespec is not installed.
+
+    moespec export runs/x --format onnx. The input is images of float32 with the axes (images, height, width, channels), for any
+    number of images (a multiple of the group where a router takes several together), normalised as in training; the output
+    is logits. onnx: for onnxruntime and others, opset 18. pt2: for torch.export.load. stablehlo: for jax.export.deserialize,
+    on CPU, CUDA and TPU. safetensors: the parameters alone, as convert writes them.
+    """
+
+    source: Positional[str]
+    """a run, a file of moespec convert, a folder of the hub, or other weights that describe themselves"""
+    format: Literal["onnx", "stablehlo", "pt2", "safetensors"]
+    """what is written"""
+    out: str | None = None
+    """the file to write (default: the name of the source with the format as its ending, in the working directory)"""
+    step: int | None = None
+    """of a run: the checkpoint of this step instead of the newest"""
+
+
+@dataclass(frozen=True)
 class ScanArguments:
     """Decode every picture of a data set and name those that cannot be read; the exit status is then 2."""
 
@@ -435,6 +456,14 @@ def _convert(arguments: list[str]) -> None:
     )
 
 
+def _export(arguments: list[str]) -> None:
+    parsed = _parse("export", ExportArguments, arguments)
+    from moespec.models.export.command import export_command
+
+    out = None if parsed.out is None else Path(parsed.out)
+    export_command(Path(parsed.source), format=parsed.format, out=out, step=parsed.step)
+
+
 def _scan(arguments: list[str]) -> None:
     parsed = _parse("scan", ScanArguments, arguments)
     from moespec.models.commandline.scan import scan_command
@@ -467,6 +496,7 @@ COMMANDS: dict[str, Command] = {
     "plan": ("what training takes on devices that are not here, and which mesh", _plan),
     "inspect": ("draw which experts handle which patch of an image", _inspect),
     "convert": ("convert weights from and to other projects' files", _convert),
+    "export": ("write a model as a program: ONNX, StableHLO or torch's", _export),
     "scan": ("name the pictures of a data set that cannot be read", _scan),
     "list": ("list models, routers, data sets and recipes", _list),
     "ledger": ("who reads the papers how: the ambiguity ledger", _ledger),

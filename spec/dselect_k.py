@@ -67,7 +67,8 @@ def check_selectors(selectors: Any) -> int:
     """The number of groups of a backend's selectors, 1 for those of a static gate. Only the shape is read."""
     static = len(selectors.shape) == 2
     check_scores("selectors", selectors, "choices experts" if static else "groups tokens choices experts")
-    return 1 if static else int(selectors.shape[0])
+    groups: int = 1 if static else selectors.shape[0]  # which a tracer may know by name only
+    return groups
 
 
 def check_mixture(selectors: Any, logits: Any) -> None:

@@ -145,7 +145,7 @@ def affine_rows(rows: Tensor, kernel: Tensor, bias: Tensor, ends: Tensor) -> Ten
 
 @affine_rows.register_fake
 def _(rows: Tensor, kernel: Tensor, bias: Tensor, ends: Tensor) -> Tensor:
-    return rows.new_empty(len(rows), kernel.shape[2])
+    return rows.new_empty(rows.shape[0], kernel.shape[2])
 
 
 @operator
@@ -161,7 +161,7 @@ def grouped_rows(rows: Tensor, kernel: Tensor, ends: Tensor) -> Tensor:
 
 @grouped_rows.register_fake
 def _(rows: Tensor, kernel: Tensor, ends: Tensor) -> Tensor:
-    return rows.new_empty(len(rows), kernel.shape[1])
+    return rows.new_empty(rows.shape[0], kernel.shape[1])
 
 
 @operator
@@ -177,7 +177,7 @@ def grouped_kernels(rows: Tensor, gradient: Tensor, ends: Tensor) -> Tensor:
 
 @grouped_kernels.register_fake
 def _(rows: Tensor, gradient: Tensor, ends: Tensor) -> Tensor:
-    return rows.new_empty(len(ends), rows.shape[1], gradient.shape[1])
+    return rows.new_empty(ends.shape[0], rows.shape[1], gradient.shape[1])
 
 
 @operator
@@ -193,7 +193,7 @@ def grouped_sums(rows: Tensor, ends: Tensor) -> Tensor:
 
 @grouped_sums.register_fake
 def _(rows: Tensor, ends: Tensor) -> Tensor:
-    return rows.new_empty(len(ends), rows.shape[1])
+    return rows.new_empty(ends.shape[0], rows.shape[1])
 
 
 def _product(rows: Tensor, kernel: Tensor, ends: Tensor) -> Tensor:

@@ -53,4 +53,4 @@ def hierarchical_load_loss(
 def _levels(array: Tensor, branches: int) -> tuple[Tensor, Tensor]:
     """The columns of the branches, (G, T, a), and those of the experts, (G, T a, b)."""
     branches, size = check_branches(branches, array.shape[2])
-    return array[..., :branches], array[..., branches:].reshape(len(array), -1, size)
+    return array[..., :branches], array[..., branches:].reshape(array.shape[0], -1, size)

@@ -87,8 +87,8 @@ def routing_metrics(routing: SlotRouting | SoftRouting | Routing) -> dict[str, T
 def _of_slots(routing: SlotRouting) -> tuple[Tensor, Tensor, Tensor]:
     """The load (groups, experts), which tokens are served (groups * tokens,), and the surprise of each slot."""
     token, weight, _, tokens = routing
-    count = len(token) * tokens
-    group = torch.arange(len(token), device=token.device)[:, None, None]
+    count = token.shape[0] * tokens
+    group = torch.arange(token.shape[0], device=token.device)[:, None, None]
     index = torch.where(token < tokens, token + tokens * group, count).reshape(-1)
     filled, mass = (index < count).to(weight.dtype), weight.detach().reshape(-1)
     sums = sum_rows(torch.stack([filled, mass], dim=1), index, count)

@@ -17,9 +17,15 @@ if TYPE_CHECKING:
 NAMESPACE = __name__.replace(".", "_")
 
 
+FUNCTIONS: dict[str, Callable[..., object]] = {}
+"""What the operator of each name runs."""
+
+
 def operator(function: Callable[..., object]) -> "CustomOpDef":
     """The decorated function as an operator of torch that changes none of its arguments."""
-    return custom_op(f"{NAMESPACE}::{function.__name__.lstrip('_')}", mutates_args=())(function)
+    name = function.__name__.lstrip("_")
+    FUNCTIONS[name] = function
+    return custom_op(f"{NAMESPACE}::{name}", mutates_args=())(function)
 
 
 def on_gpu(x: Tensor) -> bool:

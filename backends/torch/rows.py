@@ -144,7 +144,7 @@ def take_scores(scores: Tensor, token: Tensor) -> Tensor:
     """`scores` (G, T, E) at `token` (G, E, C), where T reads 0: (G, E, C)."""
     tokens = scores.shape[1]
     taken = scores.mT.gather(2, token.clamp(max=tokens - 1).long())
-    return taken.masked_fill_(token == tokens, 0)
+    return taken.masked_fill(token == tokens, 0)
 
 
 @take_scores.register_fake
@@ -174,7 +174,7 @@ def invert_index(index: Tensor, count: int) -> Tensor:
     size = index.shape[-1]
     place = torch.arange(size, device=index.device, dtype=torch.int32).expand(index.shape)
     inverse = place.new_full((*index.shape[:-1], count + 1), size)
-    return inverse.scatter_(-1, index.long(), place)[..., :count].contiguous()
+    return inverse.scatter(-1, index.long(), place)[..., :count].contiguous()
 
 
 @invert_index.register_fake

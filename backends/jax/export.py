@@ -1,0 +1,27 @@
+"""A function of images as StableHLO: one artifact for CPU, CUDA and TPU, with a batch of any size."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import Array, export
+
+__all__ = ["PLATFORMS", "stablehlo_bytes"]
+
+PLATFORMS = ("cpu", "cuda", "tpu")
+
+
+def stablehlo_bytes(function: Callable[[Array], Array], image: tuple[int, ...], *, multiple: int = 1) -> bytes:
+    """What `jax.export.deserialize` reads, for the `PLATFORMS`: `function` from images (N, *image) float32 to (N, ...).
+
+    N is any multiple of `multiple`; the function is that of `multiple` images, mapped over the batch, so that their
+    number is a constant in it and the batch is none.
+    """
+
+    def mapped(images: Array) -> Array:
+        outputs = jax.vmap(function)(images.reshape(-1, multiple, *image))
+        return outputs.reshape(-1, *outputs.shape[2:])
+
+    (groups,) = export.symbolic_shape("groups")
+    images = jax.ShapeDtypeStruct((groups * multiple, *image), jnp.float32)  # type: ignore[no-untyped-call]
+    return bytes(export.export(jax.jit(mapped), platforms=PLATFORMS)(images).serialize())

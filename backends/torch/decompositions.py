@@ -1,0 +1,77 @@
+"""Our operators as operations of ATen, for programs that run where this package is not installed. For inference.
+
+An operator whose function changes nothing but its own tensors and reads no value on the host is decomposed into what the
+function does. The others have another function here, of the same arguments and results.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from moespec.backends.torch import capped_affinity, grouped, products, rows, selection, threefry, transport
+from moespec.backends.torch.arrays import wide
+from moespec.backends.torch.operators import FUNCTIONS, NAMESPACE
+
+__all__ = ["decompositions", "overload"]
+
+# Modules that define operators.
+DEFINING = (capped_affinity, grouped, products, rows, selection, threefry, transport)
+
+
+def decompositions() -> dict[Any, Callable[..., Any]]:
+    """Operator of torch -> the function that it stands for. Those of training are left out."""
+    assert DEFINING
+    return {overload(name): OTHERS.get(name, function) for name, function in FUNCTIONS.items() if name != "balanced"}
+
+
+def overload(name: str) -> Any:
+    """The operator `name` as it stands in a program."""
+    return getattr(getattr(torch.ops, NAMESPACE), name).default
+
+
+def gather_rows(rows: Tensor, index: Tensor, inverse: Tensor | None = None) -> Tensor:
+    return torch.cat([rows, rows.new_zeros(1, rows.shape[1])]).index_select(0, index)
+
+
+def sum_rows(rows: Tensor, index: Tensor, count: int, inverse: Tensor | None = None) -> Tensor:
+    return _sum(rows.to(wide(rows.dtype)), index, count, inverse).to(rows.dtype)
+
+
+def combine_rows(
+    rows: Tensor, weight: Tensor, index: Tensor, count: int, inverse: Tensor | None, dtype: torch.dtype
+) -> Tensor:
+    return _sum(rows.to(wide(rows.dtype, weight.dtype)) * weight[:, None], index, count, inverse).to(dtype)
+
+
+def _sum(rows: Tensor, index: Tensor, count: int, inverse: Tensor | None) -> Tensor:
+    if inverse is None:
+        return rows.new_zeros(count + 1, rows.shape[1]).index_add(0, index.long(), rows)[:count]
+    return gather_rows(rows, inverse.reshape(-1)).reshape(*inverse.shape, rows.shape[1]).sum(dim=1)
+
+
+def affine_rows(rows: Tensor, kernel: Tensor, bias: Tensor, ends: Tensor) -> Tensor:
+    """The rows of each expert are a slice, whose size is known when the program runs."""
+    count, start, parts = rows.shape[0], 0, []
+    check: Any = torch._check
+    for expert in range(kernel.shape[0]):
+        end: Any = ends[expert].item()
+        check(end >= start)
+        check(end <= count)
+        parts.append(torch.addmm(bias[expert], rows[start:end], kernel[expert]))
+        start = end
+    return torch.cat([*parts, rows.new_zeros(count - start, kernel.shape[2])])
+
+
+def top_indices(scores: Tensor, count: int) -> Tensor:
+    return torch.sort(scores, dim=-1, descending=True, stable=True).indices[..., :count].int()
+
+
+OTHERS: dict[str, Callable[..., Any]] = {
+    "gather_rows": gather_rows,
+    "sum_rows": sum_rows,
+    "combine_rows": combine_rows,
+    "affine_rows": affine_rows,
+    "top_indices": top_indices,
+}

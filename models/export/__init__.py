@@ -1,0 +1,1 @@
+"""Models as programs that run without this package: `moespec export`."""

@@ -1,0 +1,135 @@
+"""What the command `moespec export` does. `moespec.models.cli` parses its arguments."""
+
+import importlib
+import importlib.util
+import json
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from moespec.models.checks import check_output
+from moespec.models.export.about import image_shape, metadata
+from moespec.models.families import Config, family, fewest_images
+from moespec.models.files import write_atomically
+from moespec.models.model import Model
+from moespec.models.training.resolve import load_backend
+from moespec.models.weights.command import convert_command
+from moespec.models.weights.formats import Given, read
+from moespec.models.weights.loading import Loaded
+from moespec.models.weights.record import Weights
+from moespec.spec.errors import ConfigError
+
+__all__ = ["FORMATS", "export_command"]
+
+LARGEST = 2**31 - 2**20
+"""Bytes of the parameters in a message of protobuf (ONNX) or a flat buffer (StableHLO), which have fewer than 2^31."""
+
+
+class Format(NamedTuple):
+    """How the content of a file, or of several by what is added to the name, is made; and the packages that it takes."""
+
+    write: Callable[[Weights, dict[str, str]], dict[str, bytes]]
+    backend: str
+    packages: tuple[str, ...] = ()
+
+
+def export_command(source: Path, *, format: str, out: Path | None, step: int | None) -> None:
+    """Writes the model of a run, or of weights in any format that describes itself, as a program, and says what it takes.
+
+    Raises ConfigError for an unknown format or a missing package, and RunError for a file that cannot be written, before
+    anything is read; nothing is written when the export fails.
+    """
+    if format not in FORMATS:
+        raise ConfigError(f"format={format!r}: expected one of {', '.join(FORMATS)}")
+    target = out or Path(f"{source.stem if source.is_file() else source.resolve().name}.{format}")
+    check_output("out", target)
+    kind = FORMATS[format]
+    if kind is None:
+        convert_command(
+            source, target, from_format=None, to_format="moespec", model=None, arguments=None, settings=(), step=step
+        )
+        return
+    for package in kind.packages:
+        if importlib.util.find_spec(package) is None:
+            raise ConfigError(
+                f"format={format!r}: {package} is not installed. Install it: pip install 'moespec[export,{kind.backend}]'"
+            )
+    load_backend(kind.backend)
+    with warnings.catch_warnings(record=True) as notes:
+        warnings.simplefilter("always")
+        weights = read(source, Given(step=step))
+    for note in notes:
+        print(f"note: {note.message}")
+    if format != "pt2":
+        _check_size(format, weights.config)
+    if format == "onnx":
+        weights = _in_float32(weights)
+    files = kind.write(weights, metadata(weights, source))
+    for suffix, content in files.items():
+        write_atomically(target.with_name(target.name + suffix), content)
+    config, multiple = weights.config, fewest_images(weights.config)
+    batch = "any batch" if multiple == 1 else f"a batch that is a multiple of {multiple}"
+    if multiple > 1 and format == "pt2":
+        batch += f", from {2 * multiple} on"  # torch takes the one group of the least batch for another program
+    size = " x ".join(str(length) for length in image_shape(config))
+    print(f"{source} -> {target} ({format}): images ({batch}, {size}) float32 -> {config.classes} logits")
+
+
+def _check_size(format: str, config: Config) -> None:
+    count = family(config).parameter_count(config)
+    if 4 * count > LARGEST:
+        raise ConfigError(
+            f"format={format!r}: {count:,} parameters are more than its files of 2 GB hold; 'pt2' has no limit"
+        )
+
+
+def _in_float32(weights: Weights) -> Weights:
+    if weights.config.dtype == "float32":
+        return weights
+    print("note: the program computes in float32, since runtimes of ONNX lack operators of bfloat16 on a CPU")
+    return replace(weights, config=replace(weights.config, dtype="float32"))
+
+
+def _loaded(weights: Weights, backend: str) -> Loaded:
+    B = load_backend(backend)
+    return Loaded(Model("exported", weights.config, B), B.from_numpy(weights.params))
+
+
+def _pt2(weights: Weights, about: dict[str, str]) -> dict[str, bytes]:
+    return {"": _torch().pt2_bytes(*_arguments(weights, about), multiple=fewest_images(weights.config))}
+
+
+def _onnx(weights: Weights, about: dict[str, str]) -> dict[str, bytes]:
+    return {"": _torch().onnx_bytes(*_arguments(weights, about), multiple=fewest_images(weights.config))}
+
+
+def _arguments(weights: Weights, about: dict[str, str]) -> tuple[Any, ...]:
+    return _loaded(weights, "torch").module(), image_shape(weights.config), about
+
+
+def _torch() -> Any:
+    return importlib.import_module("moespec.backends.torch.export")
+
+
+def _stablehlo(weights: Weights, about: dict[str, str]) -> dict[str, bytes]:
+    model, params = _loaded(weights, "jax")
+
+    def logits(images: Any) -> Any:
+        output = model.forward(params, images)
+        return output.features if output.logits is None else output.logits
+
+    module: Any = importlib.import_module("moespec.backends.jax.export")
+    content = module.stablehlo_bytes(logits, image_shape(weights.config), multiple=fewest_images(weights.config))
+    # The artifact itself has no place for it.
+    return {"": content, ".json": (json.dumps(about, indent=1) + "\n").encode()}
+
+
+FORMATS: dict[str, Format | None] = {
+    "onnx": Format(_onnx, "torch", ("onnx", "onnxscript")),
+    "stablehlo": Format(_stablehlo, "jax"),
+    "pt2": Format(_pt2, "torch"),
+    "safetensors": None,  # that of `moespec convert`
+}
+"""Name, also the ending of the file -> how it is made."""

@@ -1,0 +1,224 @@
+"""Exported programs: they compute what the model does, where moespec is not installed, for any number of images."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+import textwrap
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from moespec import models
+from moespec.models import cli, vit
+from moespec.models.errors import RunError
+from moespec.models.export import command
+from moespec.models.weights.formats import Given, read
+from moespec.models.weights.own import write_file
+from moespec.models.weights.record import Weights
+from moespec.spec.errors import ConfigError
+from moespec.spec.routers import ROUTERS
+
+TOLERANCE = 1e-5
+"""Of logits of about 1. The two frameworks add up in different orders; another choice of experts is 1e-2 or more."""
+
+
+def written(path: Path, router: str, *, scores: float = 1.0, **fields) -> Path:
+    """A file of weights of a ViT of one MoE block whose parameters are all drawn: the head of `init` is 0.
+
+    scores: a factor of the kernels of the router.
+    """
+    sizes = {"image_size": 8, "patch_size": 2, "channels": 1, "classes": 5, "width": 16, "depth": 1, "hidden": 32}
+    config = vit.VitConfig(**{**sizes, "heads": 2, "moe": "last_1", "experts": 4, "router": router, **fields})
+    generator = np.random.default_rng(0)
+
+    def drawn(tree: dict, factor: float = 1.0) -> dict:
+        return {
+            name: drawn(leaf, scores if name == "router" else factor)
+            if isinstance(leaf, dict)
+            else factor * (leaf + 0.3 * generator.normal(size=leaf.shape)).astype(leaf.dtype)
+            if leaf.dtype.kind == "f"
+            else leaf
+            for name, leaf in tree.items()
+        }
+
+    write_file(path, Weights(config, drawn(vit.init(config, 0)), {"Source": "a test"}))
+    return path
+
+
+def images(count: int) -> np.ndarray:
+    return np.random.default_rng(1).normal(size=(count, 8, 8, 1)).astype(np.float32)
+
+
+def logits(path: Path, count: int, backend: str = "torch") -> np.ndarray:
+    model, params = models.load(path, backend=backend)
+    B = model.backend
+    return B.to_numpy(model.forward(params, B.from_numpy(images(count))).logits)
+
+
+def exported(source: Path, format: str) -> Path:
+    target = source.with_suffix(f".out.{format}")
+    assert cli.main(["export", str(source), "--format", format, "--out", str(target)]) == 0
+    return target
+
+
+def onnx_logits(path: Path, count: int) -> np.ndarray:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    session = onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
+    return session.run(None, {"images": images(count)})[0]
+
+
+# Fewer steps than by default: a program has them one after the other.
+FEWER = {"transport_steps": 4}
+OPTIONS = {"sparsity_constrained_expert_choice": FEWER, "sparsity_constrained_token_choice": FEWER}
+
+
+@pytest.mark.parametrize("router", ROUTERS)
+def test_onnx_of_every_router(router, tmp_path):
+    source = written(tmp_path / "x.safetensors", router, router_options=OPTIONS.get(router, {}))
+    program = exported(source, "onnx")
+    expected = logits(source, 5)
+    assert expected.std() > 0.1
+    np.testing.assert_allclose(onnx_logits(program, 5), expected, rtol=0, atol=TOLERANCE)
+    np.testing.assert_allclose(onnx_logits(program, 1), expected[:1], rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("router", ["softmax_expert_choice", "softmax_token_choice"])
+def test_onnx_takes_the_lower_index_of_equal_scores(router, tmp_path):
+    source = written(tmp_path / "x.safetensors", router, scores=0.0, router_options={"capacity_factor": 0.5})
+    np.testing.assert_allclose(onnx_logits(exported(source, "onnx"), 3), logits(source, 3), rtol=0, atol=TOLERANCE)
+
+
+def test_onnx_of_many_experts_and_of_groups_of_images(tmp_path):
+    source = written(tmp_path / "x.safetensors", "switch", experts=33, group_images=2)
+    program = exported(source, "onnx")
+    for count in (2, 6):
+        np.testing.assert_allclose(onnx_logits(program, count), logits(source, count), rtol=0, atol=TOLERANCE)
+
+
+WITHOUT = """
+    import sys
+    class Absent:
+        def find_spec(self, name, path=None, target=None):
+            if name.split(".")[0] == "moespec":
+                raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+    sys.meta_path.insert(0, Absent())
+    import numpy as np
+    folder, *names = sys.argv[1:]
+    for name in names:
+        for count in (4 if name.startswith("base") else 1, 6):
+            images = np.load(f"{folder}/images{count}.npy")
+            if name.endswith("pt2"):
+                import torch
+                got = torch.export.load(f"{folder}/{name}").module()(torch.from_numpy(images)).detach().numpy()
+            else:
+                from jax import export
+                got = np.asarray(export.deserialize(open(f"{folder}/{name}", "rb").read()).call(images))
+            np.save(f"{folder}/{name}{count}.npy", got)
+"""
+
+
+@pytest.mark.parametrize(("format", "backend"), [("pt2", "torch"), ("stablehlo", "jax")])
+def test_programs_run_without_moespec(format, backend, tmp_path):
+    cases = {
+        "softmax_expert_choice": {},
+        "noisy_top_k": {},  # the filled slots alone
+        "base": {"group_images": 2},
+        "sparsity_constrained_token_choice": {"router_options": FEWER},
+    }
+    sources = [written(tmp_path / f"{name}.safetensors", name, **fields) for name, fields in cases.items()]
+    programs = [exported(source, format) for source in sources]
+    for count in (1, 4, 6):
+        np.save(tmp_path / f"images{count}.npy", images(count))
+    arguments = [sys.executable, "-I", "-c", textwrap.dedent(WITHOUT), str(tmp_path), *(file.name for file in programs)]
+    result = subprocess.run(arguments, capture_output=True, text=True, timeout=240, check=False)
+    assert result.returncode == 0, result.stderr
+    for source, program in zip(sources, programs, strict=True):
+        for count in (4 if program.name.startswith("base") else 1, 6):
+            got = np.load(f"{program}{count}.npy")
+            np.testing.assert_allclose(got, logits(source, count, backend), rtol=0, atol=TOLERANCE, err_msg=source.name)
+
+
+def test_stablehlo_is_for_three_platforms_and_any_batch(tmp_path):
+    export = pytest.importorskip("jax.export")
+    target = exported(written(tmp_path / "x.safetensors", "soft_moe"), "stablehlo")
+    program = export.deserialize(target.read_bytes())
+    assert program.platforms == ("cpu", "cuda", "tpu")
+    assert [str(size) for size in program.in_avals[0].shape] == ["groups", "8", "8", "1"]
+    about = json.loads(Path(f"{target}.json").read_text())
+    assert json.loads(about["moespec.model"])["router"] == "soft_moe"
+
+
+def test_a_run_says_how_its_images_are_normalised(runs, tmp_path, monkeypatch):
+    onnx = pytest.importorskip("onnx")
+    run = runs.whole("torch")
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["export", str(run), "--format", "onnx"]) == 0
+    program = onnx.load(tmp_path / "torch.onnx")
+    about = {entry.key: json.loads(entry.value) for entry in program.metadata_props if entry.key.startswith("moespec.")}
+    assert about["moespec.images"] == {
+        "axes": ["images", "height", "width", "channels"],
+        "shape": ["batch", 8, 8, 1],
+        "dtype": "float32",
+        "batch_multiple_of": 1,
+        "mean": [0.5],
+        "std": [0.5],
+    }
+    assert about["moespec.about"]["Steps"] == "12 of 12"
+    assert [opset.version for opset in program.opset_import if not opset.domain] == [18]
+
+
+def test_safetensors_are_those_of_convert(tmp_path):
+    source = written(tmp_path / "x.safetensors", "soft_moe")
+    target = exported(source, "safetensors")
+    one, other = (read(path, Given()) for path in (source, target))
+    assert (one.config, one.about) == (other.config, other.about)
+    np.testing.assert_equal(one.params, other.params)
+
+
+def test_onnx_of_a_model_in_bfloat16_computes_in_float32(tmp_path, capsys):
+    program = exported(written(tmp_path / "x.safetensors", "soft_moe", dtype="bfloat16"), "onnx")
+    assert "note: the program computes in float32" in capsys.readouterr().out
+    expected = logits(written(tmp_path / "y.safetensors", "soft_moe"), 2)
+    np.testing.assert_allclose(onnx_logits(program, 2), expected, rtol=0, atol=TOLERANCE)
+
+
+# ---------------------------------------------------------------------------------------------------------- errors
+
+
+def export(source: Path, format: str, out: Path) -> None:
+    command.export_command(source, format=format, out=out, step=None)
+
+
+def test_wrong_arguments_are_told_before_anything_is_read(tmp_path, monkeypatch):
+    nothing = tmp_path / "nothing"
+    with pytest.raises(ConfigError, match="format='tflite': expected one of onnx, stablehlo, pt2, safetensors"):
+        export(nothing, "tflite", tmp_path / "x")
+    with pytest.raises(RunError, match="is a folder"):
+        export(nothing, "pt2", tmp_path)
+    with pytest.raises(RunError, match="there is no folder"):
+        export(nothing, "pt2", tmp_path / "a" / "x.pt2")
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "onnxscript" else find(name))
+    with pytest.raises(ConfigError, match=r"onnxscript is not installed.*moespec\[export,torch\]"):
+        export(nothing, "onnx", tmp_path / "x.onnx")
+
+
+@pytest.mark.parametrize("format", ["onnx", "stablehlo"])
+def test_parameters_of_2_gb_are_an_error_before_there_is_a_file(format, tmp_path, monkeypatch):
+    source = written(tmp_path / "x.safetensors", "soft_moe")
+    monkeypatch.setattr(command, "LARGEST", 1000)
+    with pytest.raises(ConfigError, match="parameters are more than its files of 2 GB hold"):
+        export(source, format, tmp_path / "x.out")
+    assert [path.name for path in tmp_path.iterdir()] == ["x.safetensors"]
+
+
+def test_export_is_quiet(tmp_path, capfd):
+    source = written(tmp_path / "x.safetensors", "soft_moe")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        exported(source, "onnx")
+    out, err = capfd.readouterr()
+    assert (out.count("\n"), err) == (1, "")
