@@ -194,7 +194,7 @@ def lint(session: nox.Session) -> None:
 def types(session: nox.Session) -> None:
     """mypy, strict for the specification."""
     # A plain (not editable) installation is what a type checker can follow through the mapped folders.
-    session.install(*CONSTRAINTS, ".[jax,torch,dev,docs]")
+    session.install(*CONSTRAINTS, ".[jax,torch,dev,docs,huggingface]")
     packages = ("moespec", "generator")
     session.run("mypy", *(word for package in packages for word in ("-p", package)), env={"MYPYPATH": "docs"})
 

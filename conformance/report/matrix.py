@@ -7,6 +7,7 @@ from moespec.conformance.engine.rows import ALGORITHMS
 from moespec.conformance.report.causes import causes
 from moespec.conformance.report.report import Report
 from moespec.conformance.report.results import COLUMNS, FAILED, STATES, CaseResult
+from moespec.spec.checks import plural
 
 __all__ = ["MOST", "SIGNS", "cell", "command", "failure", "failures", "skips", "summary", "table", "total"]
 
@@ -83,7 +84,9 @@ def failures(report: Report, *, everything: bool = False) -> str:
             lines += failure(report, result) if everything or count <= MOST else []
     for algorithm, count in counts.items():
         if count > MOST and not everything:
-            lines.append(f"{algorithm}: {count - MOST} more failures; --all prints them, and --report writes them")
+            lines.append(
+                f"{algorithm}: {plural(count - MOST, 'more failures')}; --all prints all, and --report writes them"
+            )
     return "\n".join(lines)
 
 
