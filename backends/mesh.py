@@ -17,7 +17,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,6 +52,9 @@ SMALL = 2**14
 Path = tuple[str, ...]
 Split = tuple[str | None, ...]
 """For each axis of a parameter the axis of the mesh that splits it, or None."""
+
+
+Transport = Literal["model", "bfloat16"]
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from moespec.backends.mesh import MeshSizes, check_whole_experts
+from moespec.backends.mesh import MeshSizes, Transport, check_whole_experts
 
 __all__ = ["SplitExperts"]
 
@@ -19,6 +19,8 @@ class SplitExperts:
 
     single: Any
     sizes: MeshSizes
+    transport: Transport = "model"
+    """in what slots travel: the dtype of the model, or bfloat16, half the bytes of float32"""
 
     def __getattr__(self, name: str) -> Any:
         """Of the backend, what is the same on a mesh."""
@@ -29,7 +31,14 @@ class SplitExperts:
         `expert`, and goes back."""
         if self.sizes.expert == 1:
             return self.single.moe_layer(tokens, routing, experts)
-        return self.single.moe_layer(tokens, routing, lambda slots: self._back(experts(self._there(slots))))
+        return self.single.moe_layer(
+            tokens, routing, lambda slots: self._sent(self._back, experts(self._sent(self._there, slots)))
+        )
+
+    def _sent(self, send: Callable[[Array], Array], slots: Array) -> Array:
+        if self.transport == "model":
+            return send(slots)
+        return self.single.cast(send(self.single.cast(slots, self.transport)), slots.dtype)
 
     def moe_mlp(self, tokens: Array, routing: Any, params: Mapping[str, Array], *, gelu: str = "tanh") -> Array:
         """As of one device, with the experts that the device has. Where experts are split all slots travel, the empty too."""

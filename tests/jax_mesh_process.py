@@ -14,6 +14,7 @@ from moespec.backends import jax as one_device
 from moespec.backends import mesh
 from moespec.backends.jax.mesh import OnMesh
 
+NARROW = "soft_moe"
 FORWARD = dict(zip(cases.CASES, cases.MESHES * 3, strict=False))
 """The mesh on which the model of a router is evaluated."""
 
@@ -34,12 +35,22 @@ def main(file: str, *routers: str) -> None:
             found[sizes, router] = {**result, "collectives": programs[0]}
             if FORWARD[router] == sizes:
                 found[sizes, router]["forward"] = cases.forward(B, router, params)
+        if router == NARROW:
+            narrow = OnMesh(cases.MESHES[1], transport="bfloat16")
+            result = cases.training(narrow, router, before=lambda *given: programs.append(sent(*given)))  # noqa: B023
+            found["narrow"] = {"metrics": result["metrics"], "dtypes": programs[-1]}
         if router in cases.CONTINUED:
             exported = cases.together([found[cases.MESHES[-2], router]["state"]])
             found["continued", router] = cases.continued(B, step, router, exported)
             found[router]["continued"] = cases.continued(one_device, one["step"], router, one["state"])
     found |= {"errors": cases.errors(B), "texts": B.exchanged("alone"), "rows": B.rows(8)}
     Path(file).write_bytes(pickle.dumps(found))
+
+
+def sent(step: Any, state: Any, batch: Any) -> list[str]:
+    """The dtypes in which all-to-alls are asked for."""
+    text = step.__wrapped__.lower(state, batch, cases.RATE).as_text()
+    return sorted(set(re.findall(r"all_to_all.*: \(tensor<[\dx]*x(\w+)>\)", text)))
 
 
 def collectives(step: Any, state: Any, batch: Any) -> Counter[str]:

@@ -129,6 +129,13 @@ def training(B: Any, router: str, *, before: Any = None, **options: Any) -> dict
     return {"step": step, "metrics": metrics, "params": B.state_params(state), "state": B.export_state(state)}
 
 
+def check_narrow(metrics: Any, one: Any) -> None:
+    """Training with slots that travel in bfloat16, beside that of one device in float64: rounded, and no more."""
+    for narrow, exact in zip(metrics, one, strict=True):
+        difference = abs(float(narrow["loss"]) - float(exact["loss"]))
+        assert 1e-7 < difference < 0.01
+
+
 def continued(B: Any, step: Any, router: str, exported: dict[str, Any]) -> dict[str, Any]:
     """An exported state after its import as it is exported again, and after one more step; on a mesh, what the import read."""
     on_mesh = B.sizes.devices > 1

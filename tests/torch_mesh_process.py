@@ -16,6 +16,7 @@ from moespec.backends.torch.mesh import OnMesh, join, leave
 
 PROCESSES = 4
 COMPILED = "softmax_expert_choice"
+NARROW = "soft_moe"
 
 
 class Collectives(TorchDispatchMode):
@@ -24,9 +25,11 @@ class Collectives(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[tuple[str, int]] = []
+        self.dtypes: list[tuple[str, torch.dtype]] = []
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if "c10d" in function.namespace and function.__name__ != "wait_tensor.default":
+            self.dtypes.append((function.__name__, args[0].dtype))
             self.calls.append((function.__name__.removesuffix(".default"), args[0].numel()))
         return function(*args, **(kwargs or {}))
 
@@ -50,6 +53,10 @@ def run(rank: int, address: str, folder: Path) -> None:
                 states: list[Any] = [None] * PROCESSES
                 dist.all_gather_object(states, found[cases.MESHES[-2], router]["state"])
                 found["continued", router] = cases.continued(B, step, router, cases.together(states))
+    with Collectives() as record, torch.compiler.set_stance("force_eager"):
+        narrow = OnMesh(cases.MESHES[1], transport="bfloat16")
+        found["narrow"] = cases.training(narrow, NARROW, compiled=False)["metrics"]
+    found["narrow dtypes"] = sorted({str(dtype) for name, dtype in record.dtypes if "all_to_all" in name})
     found |= {"texts": B.exchanged("text" * rank), "rows": B.rows(8), "errors": cases.errors(B)}
     B.compile = functools.partial(B.compile, compiler="aot_eager")  # whole graphs, which run op by op
     found["compiled"] = cases.training(B, COMPILED, compiled=True)["metrics"]

@@ -39,6 +39,7 @@ from moespec.backends.mesh import (
     MeshSizes,
     Pieces,
     Split,
+    Transport,
     axes_of_slot,
     leaves,
     split_axes,
@@ -104,12 +105,15 @@ class OnMesh(SplitExperts):
 
     single = single
 
-    def __init__(self, sizes: MeshSizes, devices: Sequence[jax.Device] | None = None) -> None:
-        """devices: those of the mesh, such as a compiler knows that need not be there; by default all that there are."""
+    def __init__(
+        self, sizes: MeshSizes, devices: Sequence[jax.Device] | None = None, *, transport: Transport = "model"
+    ) -> None:
+        """devices: those of the mesh, such as a compiler knows that need not be there; by default all that there are.
+        transport: see `SplitExperts`."""
         there = jax.device_count() if devices is None else len(devices)
         if sizes.devices != there:
             raise ConfigError(f"a mesh of {sizes.devices} devices ({sizes}): JAX has {there}")
-        self.sizes = sizes
+        self.sizes, self.transport = sizes, transport
         # An axis of the mesh may be a part of one of the torus of chips.
         placed = mesh_utils.create_device_mesh(sizes.shape, devices, allow_split_physical_axes=True)
         self.mesh = Mesh(placed, AXES, axis_types=(AxisType.Auto,) * len(AXES))

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from moespec.backends import torch as single
-from moespec.backends.mesh import AXES, MeshSizes
+from moespec.backends.mesh import AXES, MeshSizes, Transport
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.backends.processes import Process
 from moespec.backends.torch.arrays import default_device, from_numpy, use_device
@@ -62,11 +62,13 @@ class OnMesh(SplitOverGroup):
     A step and what `compile` makes take parameters of a state, and the rows of this process, as `put` makes them.
     """
 
-    def __init__(self, sizes: MeshSizes) -> None:
+    def __init__(self, sizes: MeshSizes, *, transport: Transport = "model") -> None:
+        """transport: see `SplitExperts`."""
         if sizes.devices != self.processes:
             raise ConfigError(f"a mesh of {sizes.devices} devices ({sizes}): there are {self.processes} processes")
         self.devices = Devices(sizes)
         super().__init__(self.devices.groups.get(("expert",), ALONE), sizes)
+        self.transport = transport
 
     def whole(self, params: Any) -> Any:
         """Parameters with those that are split over `fsdp` gathered."""

@@ -14,12 +14,12 @@ of equal ones (to two digits) the one that splits the least: parameters, then ex
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from moespec.backends.mesh import MeshSizes, mesh_sizes
 from moespec.models import counts, families
 from moespec.models.families import family, fewest_images
-from moespec.models.planning.activations import activations, padded
+from moespec.models.planning.activations import activations, bytes_of_dtype, padded
 from moespec.models.planning.chips import Chip
 from moespec.models.planning.footprint import owned
 from moespec.models.planning.traffic import links, memory_traffic
@@ -108,6 +108,7 @@ def _plan(model: families.Config, shapes: Params, config: Config, sizes: MeshSiz
             images=images,
             accumulate=training.accumulate,
             recompute=training.recompute,
+            slot_bytes=bytes_of_dtype(model) if config.mesh.transport == "model" else 2,
         ),
         memory_traffic(of_device, accumulate=training.accumulate, recompute=training.recompute),
         (4 if training.recompute else 3) * images * sum(forward.values()),
@@ -134,7 +135,7 @@ def plans(config: Config, devices: int, chip: Chip) -> list[Plan]:
     if devices < 1:
         raise ConfigError(f"devices={devices!r}: expected an integer >= 1")
     if config.mesh != MeshConfig():
-        return [plan(config, mesh_sizes(devices, **asdict(config.mesh)), chip)]
+        return [plan(config, mesh_sizes(devices, **config.mesh.axes), chip)]
     found: list[Plan] = []
     reasons: list[SpecError] = []
     model = model_config(config.model)

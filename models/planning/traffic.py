@@ -19,7 +19,6 @@ from moespec.backends.mesh import AXES, MeshSizes, leaves, split_axes
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.models.counts import slots
 from moespec.models.families import Config, family
-from moespec.models.planning.activations import bytes_of_dtype
 from moespec.models.planning.footprint import Owned
 from moespec.spec.routing import Params
 
@@ -35,11 +34,15 @@ def links(
     images: int,
     accumulate: int,
     recompute: bool,
+    slot_bytes: int,
 ) -> dict[str, float]:
-    """Bytes that a device receives in a step, with `images` images of its own, by what they are for."""
+    """Bytes that a device receives in a step, with `images` images of its own, by what they are for.
+
+    slot_bytes: of a number in a slot that travels.
+    """
     found = {"slots": 0.0, "gathers": 0.0, "reductions": 0.0}
     for layer in family(model).moe_layers(model, images // accumulate) if sizes.expert > 1 else ():
-        there = layer.groups * slots(layer, train=True) * layer.settings.width * bytes_of_dtype(model)
+        there = layer.groups * slots(layer, train=True) * layer.settings.width * slot_bytes
         found["slots"] += (6 if recompute else 4) * accumulate * there * (1 - 1 / sizes.expert)
     for path, shape in leaves(shapes):
         split = split_axes(path, shape, sizes)

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import Fixed, Suppress, arg
 
-from moespec.backends.mesh import MeshSizes
+from moespec.backends.mesh import MeshSizes, Transport
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.models.checks import at_least
 from moespec.models.data.options import DataConfig
@@ -181,9 +181,18 @@ class MeshConfig:
     """parts of large parameters and of what the optimiser keeps of them, gathered block by block"""
     expert: int = 1
     """parts of the experts"""
+    transport: Transport = "model"
+    """in what slots travel to experts of other devices: the dtype of the model, or bfloat16, half the bytes of float32"""
 
     def __post_init__(self) -> None:
         MeshSizes(1 if self.data is None else self.data, self.fsdp, self.expert)
+        if self.transport != "model" and self.expert == 1:
+            raise ConfigError(f"mesh.transport={self.transport!r}: nothing travels with mesh.expert=1")
+
+    @property
+    def axes(self) -> dict[str, Any]:
+        """The numbers along the axes."""
+        return {"data": self.data, "fsdp": self.fsdp, "expert": self.expert}
 
 
 @dataclass(frozen=True)

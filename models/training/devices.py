@@ -41,7 +41,7 @@ def connected(name: str, mesh: MeshConfig) -> Iterator[Backend]:
     process = process_of(os.environ)
     single = load_backend(name)
     if name == "numpy":
-        for axis, size in asdict(mesh).items():
+        for axis, size in mesh.axes.items():
             if process is not None or size not in (None, 1):
                 raise ConfigError(f"mesh.{axis}={size!r}: backend='numpy' computes on one device, in one process")
         yield single
@@ -52,8 +52,8 @@ def connected(name: str, mesh: MeshConfig) -> Iterator[Backend]:
             on_mesh.join(process)
         except RuntimeError as error:
             raise RunError(f"process {process.index} of {process.count} at {process.address}: {error}") from error
-    sizes = mesh_sizes(on_mesh.devices(), **asdict(mesh))
-    yield single if sizes.devices == 1 else on_mesh.OnMesh(sizes)
+    sizes = mesh_sizes(on_mesh.devices(), **mesh.axes)
+    yield single if sizes.devices == 1 else on_mesh.OnMesh(sizes, transport=mesh.transport)
     if process is not None:  # not after an error: that would wait for the others, which may wait for this one
         on_mesh.leave()
 
@@ -113,6 +113,7 @@ def check_same(B: Backend, config: Config, dataset: Dataset, version: str) -> No
     """RunError, naming the first process and what differs, unless all have the same configuration, data and version."""
     own = {
         **flat(asdict(replace(config, mesh=MeshConfig()))),
+        "mesh.transport": config.mesh.transport,
         "the version of moespec": version,
         "the data": [dataset.name, *dataset.shape, len(dataset.train), len(dataset.validation), len(dataset.classes)],
     }

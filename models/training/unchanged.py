@@ -16,7 +16,7 @@ FREE = frozenset(
     {
         *("backend", "data.prefetch", "training.compile", "training.recompute", "training.log_every", "training.keep"),
         *("training.evaluate_every", "training.checkpoint_every", "data.workers", "data.cache"),
-        *("mesh.data", "mesh.fsdp", "mesh.expert"),
+        *("mesh.data", "mesh.fsdp", "mesh.expert", "mesh.transport"),
     }
 )
 """Fields that may change between sittings without more ado; `training.steps` may where no rate of a step done changes."""

@@ -74,6 +74,11 @@ def test_one_process_has_all_rows_and_its_own_text(found):
     cases.check_errors(found["errors"])
 
 
+def test_slots_may_travel_in_sixteen_bits(found):
+    cases.check_narrow(found["narrow"]["metrics"], found["soft_moe"]["metrics"])
+    assert found["narrow"]["dtypes"] == ["bf16"]
+
+
 def test_a_mesh_has_as_many_devices_as_there_are():
     with pytest.raises(ConfigError, match=r"a mesh of 64 devices \(data 32 x expert 2\): JAX has "):
         OnMesh(MeshSizes(data=32, expert=2))

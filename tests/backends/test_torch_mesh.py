@@ -91,6 +91,12 @@ def test_processes_exchange_texts_and_share_a_batch(processes):
         cases.check_errors(process["errors"])
 
 
+def test_slots_may_travel_in_sixteen_bits(processes, one_device):
+    for process in processes:
+        cases.check_narrow(process["narrow"], one_device["soft_moe"]["metrics"])
+        assert process["narrow dtypes"] == ["torch.bfloat16"]
+
+
 def test_a_mesh_has_as_many_devices_as_there_are_processes():
     with pytest.raises(ConfigError, match=r"a mesh of 2 devices \(expert 2\): there are 1 processes"):
         OnMesh(MeshSizes(expert=2))

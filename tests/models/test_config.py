@@ -17,7 +17,7 @@ from moespec.models.data.datasets import load
 from moespec.models.mixer import MixerConfig
 from moespec.models.sparse_mlp import SparseMlpConfig
 from moespec.models.training import configfile
-from moespec.models.training.config import Config, ModelConfig, ScheduleConfig, TrainingConfig
+from moespec.models.training.config import Config, MeshConfig, ModelConfig, ScheduleConfig, TrainingConfig
 from moespec.models.training.configfile import dump, find_recipe, read, recipes
 from moespec.models.training.resolve import choose_backend, model_config, resolve, schedule
 from moespec.models.training.unchanged import changes
@@ -378,3 +378,9 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
         described = "".join(f"  {title:9} {text}\n" for title, text in zip(TITLES, facts, strict=True))
         assert all(facts)
         assert f"{router.name}\n{described}" in shown
+
+
+def test_nothing_travels_where_experts_are_not_split():
+    with pytest.raises(ConfigError, match=r"^mesh\.transport='bfloat16': nothing travels with mesh\.expert=1"):
+        MeshConfig(transport="bfloat16")
+    assert MeshConfig(expert=2, transport="bfloat16").axes == {"data": None, "fsdp": 1, "expert": 2}
