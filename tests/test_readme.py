@@ -12,7 +12,6 @@ ROOT = Path(__file__).parents[1]
 BLOCKS = [
     pytest.param(block, id=f"{path.name}-{number}")
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
-    if path.name != "torch-layer.md"  # it needs other packages: tests/integrations
     for number, block in enumerate(re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL))
 ]
 
