@@ -41,7 +41,9 @@ def test_near_ties():
     tokens, exact = held(RANDOM.uniform(1, 2, (GROUPS, TOKENS, WIDTH)) / 256)
     first = np.round(RANDOM.uniform(1, 2, (WIDTH, EXPERTS, CAPACITY // 2)) * 2**14) / 2**14
     slots = np.stack([first, first + 2.0**-18], axis=3).reshape(WIDTH, EXPERTS, CAPACITY)
-    assert relative_error(tokens, exact, slots, normalize=False) < 3e-6
+    # Three parts are a sum of three times as many terms, whose rounding is the square root of three times as large.
+    of_float32 = relative_error(tokens.astype(jnp.float32), exact, slots, normalize=False)
+    assert relative_error(tokens, exact, slots, normalize=False) < 2 * of_float32 < 1e-5
     combine = soft_routing(tokens, jnp.asarray(slots, jnp.float32), normalize=False).combine
     assert (combine[..., 1::2] > combine[..., ::2]).all()
 
