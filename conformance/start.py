@@ -44,9 +44,9 @@ def start(kind: str, name: str, folder: Path) -> list[Path]:
 
 def commands(kind: str, name: str) -> list[str]:
     """What to run next."""
-    run = f"python -m moespec.conformance run --target {name} --algorithm softmax_affinity --class values,gradients"
+    run = f"moespec conformance run --target {name} --algorithm softmax_affinity --class values,gradients"
     files = [
         f"cc -O2 -o {name} {name}.c -lm && ./{name} {VECTORS} out",
-        "python -m moespec.conformance check out --algorithm softmax_affinity",
+        "moespec conformance check out --algorithm softmax_affinity",
     ]
     return [*(files if kind == "c" else [run]), f"python -m pytest test_{name}.py"]

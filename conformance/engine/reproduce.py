@@ -73,9 +73,7 @@ def open_case(
     if case is None:
         raise ValueError(f"id: there is no case {id!r}")
     if mesh_of(mode):
-        raise ValueError(
-            f"mode: {mode!r} runs in processes of its own: python -m moespec.conformance show {id} --mode {mode!r}"
-        )
+        raise ValueError(f"mode: {mode!r} runs in processes of its own: moespec conformance show {id} --mode {mode!r}")
     job = _job(case, stage)
     inputs = {name: tensor.array for name, tensor in job.values.items()}
     if case.expect is not None:

@@ -11,7 +11,7 @@ import pytest
 
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.models import vit
-from moespec.spec import ConfigError, ShapeError
+from moespec.spec import ConfigError, ContractError, DtypeError, ShapeError
 from moespec.spec.routing import Noise
 
 torch = pytest.importorskip("torch")
@@ -74,6 +74,58 @@ def test_takes_the_place_of_an_mlp(router, x):
         router not in ("soft_moe", "hash", "dselect_k", "base", "hierarchical_top_k")
     )
     assert model[1].mlp.metrics["load"].shape == (4,)
+
+
+@pytest.mark.parametrize("train", [False, True], ids=["evaluation", "training"])
+@pytest.mark.parametrize("router", list(B.ROUTERS))
+def test_padding_is_not_there(router, train):
+    """Each image comes out as if it came alone and without its padding, and so do its losses and gradients."""
+    options = {"noise_multiplier": 0.0} if "noise_multiplier" in B.ROUTERS[router].Options.__dataclass_fields__ else {}
+    module = moe(router, **options).double().train(train)
+    module = (
+        module.eval() if router in ("gshard", "noisy_top_k", "hierarchical_top_k", "switch") else module
+    )  # no noise
+    sizes = (8, 4, 0, 8)
+    mask = torch.stack([torch.randperm(TOKENS) < size for size in sizes])
+    x = torch.randn(len(sizes), TOKENS, WIDTH, dtype=torch.float64, requires_grad=True)
+    ids = torch.arange(TOKENS, dtype=torch.int32).expand(len(sizes), -1) if router == "hash" else None
+
+    def gradients(y, loss):
+        return torch.autograd.grad((y * y.detach().cos()).sum() + loss, [x, *module.parameters()], allow_unused=True)
+
+    y = module(x, mask=mask)
+    losses, metrics = module.losses, module.metrics
+    found = gradients(y, modules.auxiliary_loss(module))
+    assert (y[~mask] == 0).all()
+    alone, each, reported = torch.zeros_like(y), [], []
+    for image, size in enumerate(sizes):
+        if size:
+            row = mask[image]
+            one = module(x[image, row][None], None if ids is None else ids[image, row][None])
+            alone = alone.index_put((torch.tensor(image), row.nonzero()[:, 0]), one[0])
+            each.append(module.losses)
+            reported.append(module.metrics)
+    mean = {name: torch.stack([values[name] for values in each]).mean() for name in each[0]}
+    torch.testing.assert_close(y, alone)
+    torch.testing.assert_close(losses, mean)
+    assert set(metrics) == set(reported[0])
+    for name, value in metrics.items():
+        torch.testing.assert_close(value, torch.stack([values[name] for values in reported]).mean(dim=0))
+    torch.testing.assert_close(found, gradients(alone, sum(mean.values(), torch.zeros(()))))
+
+
+def test_a_mask_that_is_none(x):
+    module, all_there = moe(), torch.ones(x.shape[:-1], dtype=torch.bool)
+    torch.testing.assert_close(module.eval()(x, mask=all_there), module(x))
+    for mask, error, message in (
+        (all_there[:, 1:], ShapeError, rf"mask: expected the shape \(4, {TOKENS}\) of the tokens"),
+        (all_there.float(), DtypeError, "mask: expected booleans, got float32"),
+        (~all_there, ContractError, f"mask: none of the {4 * TOKENS} tokens is there"),
+    ):
+        with pytest.raises(error, match=message):
+            module(x, mask=mask)
+    with pytest.raises(ConfigError, match="experts=4 does not divide the 11 tokens"):
+        moe("base")(x, mask=all_there & (torch.arange(TOKENS) < TOKENS - 1))
 
 
 def test_ids_of_a_hash_layer(x):

@@ -50,7 +50,7 @@ def test_junit_has_a_test_for_each_result():
         assert each.tag == ("failure" if failed else "skipped")
         assert f"<as> {state}\N{REPLACEMENT CHARACTER}" in each.get("message")
         assert not failed or "equals the known variant mean: The mean." in each.text
-        assert not failed or "python -m moespec.conformance show z_loss/values --target my.router" in each.text
+        assert not failed or "moespec conformance show z_loss/values --target my.router" in each.text
     assert (inner[8].tag, inner[8].get("message")) == ("failure", "a waiver is idle")
     assert (inner[9].tag, inner[9].get("message")) == ("skipped", "not supported (9 cases): none")
 

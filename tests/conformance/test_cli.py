@@ -1,4 +1,4 @@
-"""`python -m moespec.conformance`: what it prints, what it reads, and its exit status."""
+"""`moespec conformance`: what it prints, what it reads, and its exit status."""
 
 import json
 import subprocess
@@ -215,8 +215,8 @@ def test_a_failure_names_case_stage_and_the_command_that_shows_it(run, over_nump
     (place,) = [i for i, line in enumerate(lines) if line.startswith(start)]
     assert "expected" in lines[place + 1]
     command = lines[place + 2].split()
-    assert command[:3] == ["python", "-m", "moespec.conformance"]
-    shown_status, shown, _ = run(*command[3:])
+    assert command[:2] == ["moespec", "conformance"]
+    shown_status, shown, _ = run(*command[2:])
     assert shown_status == 1
     assert "float64 eager z_loss/loss: fail" in shown
     content = json.loads(path.read_text())

@@ -80,7 +80,7 @@ def test_a_failure_is_the_diagnosis_of_the_suite(outcomes):
     state, text = outcomes["z_loss/one_expert-float64"]
     assert state == "failure"
     assert "first at z_loss/loss" in text
-    assert "python -m moespec.conformance show z_loss/one_expert --target double --dtype float64" in text
+    assert "moespec conformance show z_loss/one_expert --target double --dtype float64" in text
     state, text = outcomes["token_choice/one_token-float64"]
     assert state == "failure"
     assert "RuntimeError: a token is alone" in text

@@ -49,7 +49,7 @@ class Nonsense(NamedTuple):
     arguments: list[str]
     named: tuple[str, ...]
     suite: bool = False
-    """whether the command is one of `python -m moespec.conformance`"""
+    """whether the command is one of `moespec conformance`"""
 
 
 Draw = random.Random
@@ -491,7 +491,7 @@ def words(draw: Draw, folder: Path) -> Nonsense:
 
 
 def suite(draw: Draw, folder: Path) -> Nonsense:
-    """Nonsense for `python -m moespec.conformance`."""
+    """Nonsense for `moespec conformance`."""
     (folder / "wrong.toml").write_text("[")
     (folder / "wrong.json").write_text("[1")
     spec = ["run", "--target", "moespec.backends.numpy"]

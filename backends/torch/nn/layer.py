@@ -13,11 +13,13 @@ from moespec.backends.layer import Layer, drawn, layer_of
 from moespec.backends.torch.nn.draws import draw
 from moespec.backends.torch.nn.experts import Experts
 from moespec.backends.torch.nn.hub import HubMixin
+from moespec.backends.torch.nn.padding import without_padding
 from moespec.backends.torch.nn.perceptron import perceptron
 from moespec.backends.torch.nn.reporting import Reporting
 from moespec.backends.torch.nn.tree import ParameterTree, assign
 from moespec.spec.errors import ConfigError, ShapeError
 from moespec.spec.routers.names import RouterName
+from moespec.spec.routing import RouterOutput
 
 _Device = torch.device | str | None
 
@@ -159,29 +161,59 @@ class MoE(Reporting, HubMixin):
         """Images that are routed together."""
         return self._layer.group_images
 
-    def forward(self, x: Tensor, ids: Tensor | None = None) -> Tensor:
-        """x: (images, ..., width); ids: (images, ...), for a router that needs token ids, the places if None."""
+    def forward(self, x: Tensor, ids: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
+        """x: (images, ..., width); ids: (images, ...), for a router that needs token ids, the places if None.
+
+        mask: (images, ...) booleans, false for padding: groups are routed as if it were not there, with the capacity of the
+            tokens that are, and the output is 0 for it. Groups of as many tokens run together, and how many is read on the
+            host, so that torch.compile breaks its graph here.
+        """
         layer = self._layer
-        groups, options = layer.options_of(x, train=self.training)
-        images, width = x.shape[0], x.shape[-1]
-        places = options.tokens // layer.group_images
-        tokens = x.reshape(groups, options.tokens, width)
-        router = B.ROUTERS[layer.router]
-        wanted = router.noise(options) if self.training else None
-        noise = None if wanted is None else draw(replace(wanted, shape=(groups, *wanted.shape)), x.device)
-        needed = {}
-        if router.needs == "ids":
+        groups, options = layer.options_of(x, train=self.training and mask is None)
+        tokens = x.reshape(groups, options.tokens, x.shape[-1])
+        if B.ROUTERS[layer.router].needs == "ids":
             if ids is None:
+                places = options.tokens // layer.group_images
                 layer.check_places(places)
-                ids = torch.arange(places, dtype=torch.int32, device=x.device).expand(images, places)
-            elif ids.shape != x.shape[:-1]:
-                raise ShapeError(f"ids: expected the shape {tuple(x.shape[:-1])} of the tokens, got {tuple(ids.shape)}")
-            needed["ids"] = ids.reshape(groups, options.tokens)
-        output = router.route(self.router.params(), tokens, options, noise=noise, train=self.training, **needed)
-        y: Tensor = self.experts(tokens, output.routing)
+                ids = torch.arange(places, dtype=torch.int32, device=x.device).expand(x.shape[0], places)
+            else:
+                _check_tokens("ids", ids, x)
+            ids = ids.reshape(groups, options.tokens)
+        else:
+            ids = None
+        if mask is None:
+            y, output = self._routed(tokens, ids, options)
+        elif self.experts.group is not None:
+            raise ConfigError("mask: experts that are split over processes need as many tokens on each, so no padding")
+        else:
+            _check_tokens("mask", mask, x)
+            y, output = without_padding(self._of_any_size, tokens, ids, mask.reshape(groups, options.tokens))
         self.losses, self.metrics = output.losses, output.metrics
         return y.reshape(x.shape)
+
+    def _of_any_size(self, tokens: Tensor, ids: Tensor | None) -> tuple[Tensor, RouterOutput]:
+        """`_routed`, with the options for as many tokens."""
+        options = self.options.of_tokens(tokens.shape[1])
+        if self.training:
+            options.check_training()
+        return self._routed(tokens, ids, options)
+
+    def _routed(self, tokens: Tensor, ids: Tensor | None, options: Any) -> tuple[Tensor, RouterOutput]:
+        """The output for tokens (groups, tokens, width), and the router's."""
+        router = B.ROUTERS[self._layer.router]
+        wanted = router.noise(options) if self.training else None
+        noise = None if wanted is None else draw(replace(wanted, shape=(len(tokens), *wanted.shape)), tokens.device)
+        needed = {} if ids is None else {"ids": ids}
+        output = router.route(self.router.params(), tokens, options, noise=noise, train=self.training, **needed)
+        y: Tensor = self.experts(tokens, output.routing)
+        return y, output
 
     def extra_repr(self) -> str:
         options = "".join(f"{field.name}={getattr(self.options, field.name)!r}, " for field in fields(self.options))
         return f"router={self._layer.router!r}, {options}group_images={self.group_images}"
+
+
+def _check_tokens(name: str, array: Tensor, x: Tensor) -> None:
+    """ShapeError unless `array` has the axes of the tokens of `x`."""
+    if array.shape != x.shape[:-1]:
+        raise ShapeError(f"{name}: expected the shape {tuple(x.shape[:-1])} of the tokens, got {tuple(array.shape)}")

@@ -2,7 +2,7 @@
  *
  *     cc -O2 -o allocations allocations.c
  *     ./allocations conformance/vectors out           (writes out/token_choice/tied.safetensors and so on)
- *     python -m moespec.conformance check out --algorithm token_choice --algorithm expert_choice
+ *     moespec conformance check out --algorithm token_choice --algorithm expert_choice
  *
  * Nothing here comes from the package: a manifest is JSON, and arrays of over 64 numbers are in the safetensors file
  * beside it: 8 bytes with the length of a JSON header, that header, and the numbers. Little-endian machines only.

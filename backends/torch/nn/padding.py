@@ -1,0 +1,47 @@
+"""Groups with padding: they are routed without it, those with as many tokens together."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from moespec.spec.checks import check_mask
+from moespec.spec.errors import ContractError
+from moespec.spec.routing import RouterOutput
+
+__all__ = ["without_padding"]
+
+Layer = Callable[[Tensor, Tensor | None], tuple[Tensor, RouterOutput]]
+
+
+def without_padding(layer: Layer, tokens: Tensor, ids: Tensor | None, mask: Tensor) -> tuple[Tensor, RouterOutput]:
+    """What `layer` makes of tokens (groups, tokens, width) and their ids, each group cut to the tokens where `mask` (groups,
+    tokens) is true: the output, 0 for padding, and losses and metrics, means over the groups that have tokens.
+
+    The numbers of tokens are read on the host. Raises ContractError if no group has a token.
+    """
+    groups, count, width = tokens.shape
+    check_mask("mask", mask, (groups, count), "token")
+    y, parts, weights = torch.zeros_like(tokens), [], []
+    present = mask.sum(dim=1)
+    for size in sorted(set(present.tolist())):
+        if size:
+            chosen = mask & (present == size)[:, None]
+            cut = None if ids is None else ids[chosen].reshape(-1, size)
+            made, output = layer(tokens[chosen].reshape(-1, size, width), cut)
+            y = y.masked_scatter(chosen[:, :, None], made)
+            parts.append(output)
+            weights.append(len(made))
+    if not parts:
+        raise ContractError(f"mask: none of the {groups * count} tokens is there")
+
+    def mean(of: Callable[[RouterOutput], dict[str, Tensor]]) -> dict[str, Tensor]:
+        weighted = [
+            {name: value * weight for name, value in of(part).items()}
+            for part, weight in zip(parts, weights, strict=True)
+        ]
+        return {
+            name: torch.stack([values[name] for values in weighted]).sum(dim=0) / sum(weights) for name in weighted[0]
+        }
+
+    return y, RouterOutput(None, mean(lambda part: part.losses), mean(lambda part: part.metrics))
