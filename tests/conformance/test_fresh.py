@@ -144,7 +144,7 @@ def test_the_report_says_so(run, over_numpy, tmp_path, capsys):
     assert json.loads(path.read_text())["seed"] == SEED
     (command,) = [line for line in printed.splitlines() if "show z_loss/values " in line]
     assert command.endswith(f" --fresh {SEED}")
-    status, shown, _ = run(*command.split()[3:])
+    status, shown, _ = run(*command.split()[2:])
     assert status == 1
     assert "float64 eager z_loss/loss: fail" in shown
     (code,) = [line for line in shown.splitlines() if line.startswith("stage = open_case(")]
