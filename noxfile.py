@@ -136,7 +136,7 @@ def docs(session: nox.Session) -> None:
 
     The rows of the matrix are those that `conformance` found last. Without any the NumPy backend is checked in float64.
     """
-    _install(session, "docs", "jax", "torch", "flax", "equinox", "dev")
+    _install(session, "docs", "jax", "torch", "flax", "equinox", "dev", "huggingface")
     found = sorted(str(path) for path in REPORTS.glob("*.json"))
     if not found:
         REPORTS.mkdir(parents=True, exist_ok=True)

@@ -15,12 +15,14 @@ __all__ = ["Model", "chosen_backend"]
 class Model:
     """A model bound to a backend: `init` gives its NumPy parameters, `forward` runs on arrays of the backend.
 
-    name: what it was created as. config: all of its fields. backend: the module that computes it.
+    name: what it was created as. config: all of its fields. backend: the module that computes it. classes: the names of the
+    classes in the order of the logits, where the weights that it was loaded with know them.
     """
 
     name: str
     config: families.Config
     backend: Backend
+    classes: tuple[str, ...] = ()
 
     def init(self, seed: int = 0) -> Params:
         """Initial parameters (NumPy float32); see `init` of the model's own module."""

@@ -93,7 +93,8 @@ def _train(
         if resume and not begun:
             say(f"{path}: nothing to resume, starting at step 0")
         finished = directory.finished(config)
-        for aside in directory.claim(config, resume=resume or finished, override=override):
+        how: Any = {"resume": resume or finished, "override": override, "classes": dataset.classes}
+        for aside in directory.claim(config, **how):
             say(f"{aside}: of the cooldown, set aside; the run goes on from the checkpoint before")
         if not finished:
             say(f"run: {path}")

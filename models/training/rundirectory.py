@@ -2,11 +2,14 @@
 
 config.toml      the resolved configuration              checkpoints/   see `moespec.models.training.checkpoint`
 metrics.jsonl    the log                                 report.html    what `moespec train` shows at the end
+classes.json     the names of the classes, in order
 """
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from itertools import zip_longest
 from os.path import isfile
 from pathlib import Path
 from typing import Any
@@ -23,11 +26,11 @@ from moespec.models.training.resolve import model_config
 
 __all__ = ["RunDirectory"]
 
-CONFIG = "config.toml"
+CONFIG, CLASSES = "config.toml", "classes.json"
 
 
 LENGTH = "training.steps"
-OWN = ("checkpoints", "config.toml", "metrics.jsonl", "tensorboard")
+OWN = ("checkpoints", CONFIG, CLASSES, "metrics.jsonl", "tensorboard")
 """What a run without a checkpoint may have in its folder."""
 
 
@@ -42,6 +45,29 @@ class RunDirectory:
         """The configuration saved here, or None when no run was started here."""
         file = self.path / CONFIG
         return configfile.read(file) if isfile(file) else None
+
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes, in the order of the labels; none in runs of versions that did not write them."""
+        file = self.path / CLASSES
+        if not isfile(file):
+            return ()
+        try:
+            names = json.loads(file.read_bytes())
+        except (OSError, ValueError, RecursionError) as error:
+            raise RunError(f"{file}: cannot be read ({error})") from error
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise RunError(f"{file}: expected a list of names")
+        return tuple(names)
+
+    def _check_classes(self, names: Sequence[str]) -> None:
+        """RunError if the classes are called otherwise in the run that goes on: its labels would be others."""
+        known = self.classes()
+        for label, (before, now) in enumerate(zip_longest(known, names) if known else ()):
+            if before != now:
+                raise RunError(
+                    f"run={str(self.path)!r}: class {label} is {now!r} in the data, {before!r} in {CLASSES}. Choose another "
+                    "--run, or change this one on purpose with --resume --override"
+                )
 
     def begun(self) -> bool:
         """Whether a run was started here that has a checkpoint to go on from."""
@@ -68,13 +94,16 @@ class RunDirectory:
         finally:
             lock.release()
 
-    def claim(self, config: Config, *, resume: bool, override: bool = False) -> list[Path]:
+    def claim(self, config: Config, *, resume: bool, override: bool = False, classes: Sequence[str] = ()) -> list[Path]:
         """Makes the folder, `locked`, that of a run with the resolved `config`: new or, if `resume`, the one begun here.
 
+        classes: their names, for people; empty if they are not to be kept.
+
         Raises RunError for a folder that is not a run's, an unfinished run without `resume`, and a run that has another
-        configuration, `unchanged.FREE` aside, according to its newest checkpoint. With `override` the run goes on with
-        `config`, and its checkpoints say from which step on. A run without a checkpoint has nothing to lose: whatever
-        its configuration, the new one takes its place, unless `resume` would take what a part of config.toml says.
+        configuration, `unchanged.FREE` aside, according to its newest checkpoint, or other names of classes. With
+        `override` the run goes on with `config`, and its checkpoints say from which step on. A run without a checkpoint
+        has nothing to lose: whatever its configuration, the new one takes its place, unless `resume` would take what a
+        part of config.toml says.
 
         A run may go on for another number of steps from the newest checkpoint none of whose steps would have had another
         learning rate. Later ones, of the cooldown, are set aside: returned are the paths that they then have.
@@ -82,11 +111,15 @@ class RunDirectory:
         self._make()
         aside: list[Path] = []
         if self.begun():
+            if classes and not override:
+                self._check_classes(classes)
             aside = self._go_on(config, resume=resume, override=override)
         elif resume and (saved := self.config()) is not None:
             self._check_whole(saved)
         checkpoint.sweep(self.checkpoints)
         self.checkpoints.mkdir(exist_ok=True)  # first: it marks the folder as that of a run
+        if classes:
+            write_atomically(self.path / CLASSES, (json.dumps(list(classes), ensure_ascii=False) + "\n").encode())
         write_atomically(self.path / CONFIG, configfile.dump(config).encode())
         return aside
 

@@ -20,7 +20,7 @@ from moespec.models.mixer import MixerConfig
 from moespec.models.vit import VitConfig
 from moespec.models.weights import hub, own
 from moespec.models.weights.files import read_json, read_npz, read_safetensors, write_npz, write_safetensors
-from moespec.models.weights.record import Weights, of_description, with_fields
+from moespec.models.weights.record import Weights, named_classes, of_description, with_fields
 from moespec.models.weights.vmoe_files import is_vmoe_checkpoint, prefix_of, read_vmoe_checkpoint, write_vmoe_checkpoint
 from moespec.spec.errors import ConfigError, SpecError
 
@@ -183,14 +183,26 @@ def _read_huggingface(path: Path, given: Given) -> Weights:
     classes, representation = (0 if array is None else len(array) for array in (bias, pooler))
     found = interop.config_from_huggingface(description, classes=classes, representation=representation)
     config = _with(found, given)
-    return Weights(
-        config, interop.from_huggingface(arrays, config), {"Source": f"Hugging Face transformers, {path.name}"}
-    )
+    about = {"Source": f"Hugging Face transformers, {path.name}"}
+    names = named_classes(_labels(description), config, f"{path}: id2label") if classes else ()
+    return Weights(config, interop.from_huggingface(arrays, config), about, names)
+
+
+def _labels(description: Mapping[str, Any]) -> Any:
+    """The names of the classes in transformers' config.json; none where they are its placeholders."""
+    found = description.get("id2label") or {}
+    if not isinstance(found, Mapping):
+        return found
+    names = [found.get(str(label)) for label in range(len(found))]
+    return [] if names == [f"LABEL_{label}" for label in range(len(found))] else names
 
 
 def _write_huggingface(path: Path, weights: Weights) -> None:
     config = _of_vit(weights)
     arrays, description = interop.to_huggingface(weights.params, config), interop.config_to_huggingface(config)
+    if weights.classes:
+        del description["num_labels"]
+        description |= hub.labels(weights.classes)
     hub.write_folder(path, {"config.json": description}, arrays, PT)
 
 

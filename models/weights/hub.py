@@ -6,7 +6,7 @@ Nothing is sent anywhere: `huggingface-cli upload NAME FOLDER` does that.
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from moespec.models.weights import own
 from moespec.models.weights.files import read_json, safetensors_bytes
 from moespec.models.weights.record import Weights, described, of_description
 
-__all__ = ["read", "write", "write_folder"]
+__all__ = ["labels", "read", "write", "write_folder"]
 
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
 
@@ -36,9 +36,19 @@ def read(path: Path, given: Any) -> Weights:
 
 def write(path: Path, weights: Weights) -> None:
     """Writes the folder, with a model card made from what is known of the weights."""
-    config = {"model_type": "moespec", "model": described(weights.config)}
+    config = {"model_type": "moespec", "model": described(weights.config), **labels(weights.classes)}
     documents: dict[str, Any] = {CONFIG: config, CARD: card(path.name, weights)}
     write_folder(path, documents, flatten(weights.params, "/"), own.metadata_of(weights))
+
+
+def labels(classes: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """The names of the classes as config.json has them on the hub; nothing if they are not known."""
+    if not classes:
+        return {}
+    return {
+        "id2label": {str(label): name for label, name in enumerate(classes)},
+        "label2id": {name: label for label, name in enumerate(classes)},
+    }
 
 
 def write_folder(

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from moespec.backends.contract import Backend
-from moespec.models.families import family
 from moespec.models.model import Model, chosen_backend
 from moespec.models.training.resolve import choose_backend, load_backend
 from moespec.models.weights.formats import Given, read
+from moespec.models.weights.record import Weights
 from moespec.spec.errors import ConfigError
 
 __all__ = ["Loaded", "load"]
@@ -21,16 +21,18 @@ class Loaded(NamedTuple):
     params: Any
 
     def module(self) -> Any:
-        """The model as a `moespec.backends.torch.nn.Model`, a torch module with these weights.
+        """The model as a `moespec.models.pretrained.PretrainedModel`, a torch module with these weights, also for the hub.
 
         Raises ConfigError when the weights were loaded for another framework than torch.
         """
         B = self.model.backend
         if B.name != "torch":
             raise ConfigError(f"backend={B.name!r}: a module is one of torch; load(..., backend='torch')")
-        nn: Any = importlib.import_module("moespec.backends.torch.nn")
-        functions = family(self.model.config)
-        return nn.Model(functions.forward, self.model.config, B.to_numpy(self.params), noise=functions.moe_noise)
+        pretrained: Any = importlib.import_module("moespec.models.pretrained")
+        about = {"Source": self.model.name}
+        return pretrained.PretrainedModel(
+            Weights(self.model.config, B.to_numpy(self.params), about, self.model.classes)
+        )
 
 
 def load(
@@ -57,7 +59,7 @@ def load(
     """
     weights = read(Path(path), Given(model, arguments, fields, step), format)
     B: Backend = chosen_backend() if backend is None else _backend(backend)
-    return Loaded(Model(Path(path).name, weights.config, B), B.from_numpy(weights.params))
+    return Loaded(Model(Path(path).name, weights.config, B, weights.classes), B.from_numpy(weights.params))
 
 
 def _backend(name: str) -> Backend:

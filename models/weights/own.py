@@ -1,7 +1,8 @@
 """moespec's own weights: the checkpoints of a run, and a safetensors file that holds the configuration of the model.
 
 The file has the parameters by their path, such as `blocks/0/mlp/w1`, and in its metadata `moespec.model`, the
-configuration as JSON, and `moespec.about`, what a model card says of the weights.
+configuration as JSON, `moespec.about`, what a model card says of the weights, and `moespec.classes`, the names of the classes
+in the order of the logits, where they are known.
 """
 
 import json
@@ -17,13 +18,13 @@ from moespec.models.training.rundirectory import RunDirectory
 from moespec.models.training.runlog import read_log
 from moespec.models.training.savestate import trained_params
 from moespec.models.weights.files import read_safetensors, write_safetensors
-from moespec.models.weights.record import Weights, described, of_description
+from moespec.models.weights.record import Weights, described, named_classes, of_description
 from moespec.spec.errors import ConfigError
 from moespec.spec.routing import Params
 
 __all__ = ["MODEL", "metadata_of", "params_of", "read_file", "read_run", "write_file"]
 
-MODEL, ABOUT = "moespec.model", "moespec.about"
+MODEL, ABOUT, CLASSES = "moespec.model", "moespec.about", "moespec.classes"
 
 
 def read_run(path: Path, given: Any) -> Weights:
@@ -42,7 +43,7 @@ def read_run(path: Path, given: Any) -> Weights:
     for line in read_log(path, "evaluation"):
         if line["step"] == step:
             about["Validation accuracy"] = f"{line['accuracy']:.4f} of {line['images']} images"
-    return Weights(model_config(config.model), params, about)
+    return Weights(model_config(config.model), params, about, directory.classes())
 
 
 def read_file(path: Path, given: Any) -> Weights:
@@ -53,7 +54,8 @@ def read_file(path: Path, given: Any) -> Weights:
         raise CheckpointError(f"{path}: no {MODEL} in the metadata: not a file of moespec")
     config = of_description(_json(path, metadata[MODEL]), f"{path}: {MODEL}")
     about = {str(title): str(text) for title, text in _json(path, metadata.get(ABOUT, "{}")).items()}
-    return Weights(config, params_of(arrays, config), about)
+    names = _json(path, metadata.get(CLASSES, "[]"), list)
+    return Weights(config, params_of(arrays, config), about, named_classes(names, config, f"{path}: {CLASSES}"))
 
 
 def write_file(path: Path, weights: Weights) -> None:
@@ -62,7 +64,8 @@ def write_file(path: Path, weights: Weights) -> None:
 
 
 def metadata_of(weights: Weights) -> dict[str, str]:
-    return {MODEL: json.dumps(described(weights.config)), ABOUT: json.dumps(dict(weights.about))}
+    classes = {CLASSES: json.dumps(weights.classes)} if weights.classes else {}
+    return {MODEL: json.dumps(described(weights.config)), ABOUT: json.dumps(dict(weights.about)), **classes}
 
 
 def params_of(arrays: Mapping[str, Any], config: Config) -> Params:
@@ -71,13 +74,13 @@ def params_of(arrays: Mapping[str, Any], config: Config) -> Params:
     return nested(to_ours("file", arrays, [Entry(name, SAME, [name], [shape]) for name, shape in shapes.items()]))
 
 
-def _json(path: Path, text: str) -> dict[str, Any]:
+def _json(path: Path, text: str, kind: type = dict) -> Any:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: metadata that is not JSON ({error})") from error
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{path}: metadata that is not a JSON object")
+    if not isinstance(found, kind):
+        raise CheckpointError(f"{path}: metadata that is not a JSON {'object' if kind is dict else 'list'}")
     return found
 
 

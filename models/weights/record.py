@@ -4,11 +4,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, TypeVar, get_type_hints
 
+from moespec.models.errors import CheckpointError
 from moespec.models.families import Config, kinds
 from moespec.spec.errors import ConfigError
 from moespec.spec.routing import Params
 
-__all__ = ["Weights", "described", "of_description", "with_fields"]
+__all__ = ["Weights", "described", "named_classes", "of_description", "with_fields"]
 
 Model = TypeVar("Model")
 PLAIN = (bool, int, float, str)
@@ -16,17 +17,30 @@ PLAIN = (bool, int, float, str)
 
 @dataclass(frozen=True)
 class Weights:
-    """config: the model. params: its parameters (NumPy). about: what a model card says of them, by title."""
+    """config: the model. params: its parameters (NumPy). about: what a model card says of them, by title.
+
+    classes: the names of the classes in the order of the logits; none where they are not known.
+    """
 
     config: Config
     params: Params
     about: Mapping[str, str]
+    classes: tuple[str, ...] = ()
 
 
 def described(config: Config) -> dict[str, Any]:
     """The configuration as plain values: `family` (vit, mixer or sparse_mlp) and every field."""
     names = {kind: name for name, kind in kinds().items()}
     return {"family": names[type(config)], **asdict(config)}
+
+
+def named_classes(names: Any, config: Config, where: str) -> tuple[str, ...]:
+    """The names of the classes that a file lists. Raises CheckpointError unless there is one for each class, or none."""
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise CheckpointError(f"{where}: expected a list of the names of the classes")
+    if names and len(names) != config.classes:
+        raise CheckpointError(f"{where}: {len(names)} names for {config.classes} classes")
+    return tuple(names)
 
 
 def of_description(values: Mapping[str, Any], where: str) -> Config:

@@ -1,5 +1,6 @@
 """What a run was told, it is: another configuration between two sittings is noticed, and changed only on purpose."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,23 @@ def test_an_edited_config_toml(runs, tmp_path: Path, capsys, old: str, new: str,
     assert cli.main(["train", "--run", str(run), "--resume"]) == 2
     assert re.search(message, capsys.readouterr().err)
     assert {path: path.read_bytes() for path in files} == files
+
+
+def test_classes_that_have_other_names(runs, tmp_path: Path, capsys) -> None:  # type: ignore[no-untyped-def]
+    """As when a folder of pictures was sorted anew: the labels would be others."""
+    run = runs.broken("torch", tmp_path / "run", step=4)
+    names = runs.whole("torch") / "classes.json"
+    assert json.loads(names.read_text()) == [str(digit) for digit in range(10)]
+    (run / "classes.json").write_text(names.read_text().replace("7", "seven"))
+    assert cli.main(["train", "--run", str(run), "--resume"]) == 2
+    assert "class 7 is '7' in the data, 'seven' in classes.json" in capsys.readouterr().err
+    for wrong in ("{}", "[1]", "["):
+        (run / "classes.json").write_text(wrong)
+        assert cli.main(["train", "--run", str(run), "--resume"]) == 2
+        assert str(run / "classes.json") in capsys.readouterr().err
+    (run / "classes.json").unlink()  # as of a version that did not write it
+    assert cli.main(["train", "--run", str(run), "--resume"]) == 0
+    assert (run / "classes.json").read_text() == names.read_text()
 
 
 def test_an_evaluation_is_of_the_model_that_was_trained(runs, tmp_path: Path, capsys) -> None:  # type: ignore[no-untyped-def]

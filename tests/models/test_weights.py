@@ -548,6 +548,46 @@ def test_load_gives_a_module_of_torch(runs):
         models.load(runs.whole("torch"), backend="keras")
 
 
+def test_a_module_is_saved_for_the_hub_and_comes_back(runs, tmp_path):
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("huggingface_hub")
+    run = runs.whole("torch")
+    module = models.load(run, backend="torch").module().eval()
+    with torch.no_grad():
+        module.get_parameter("head.bias").add_(0.5)  # as training would
+    module.save_pretrained(tmp_path / "x")
+    assert sorted(path.name for path in (tmp_path / "x").iterdir()) == ["README.md", "config.json", "model.safetensors"]
+    assert json.loads((tmp_path / "x/config.json").read_text())["id2label"] == {str(n): str(n) for n in range(10)}
+    again = type(module).from_pretrained(tmp_path / "x").eval()
+    images = torch.rand(2, 8, 8, 1)
+    assert torch.equal(again(images), module(images))
+    assert again.classes == module.classes == read(run, Given()).classes
+    model, params = models.load(tmp_path / "x", backend="torch")
+    assert torch.equal(model.forward(params, images).logits, module(images))
+
+
+# ----------------------------------------------------------------------------------------------------------- classes
+
+NAMES = ("ship", "Häuser", "a\nb")
+
+
+@pytest.mark.parametrize(("name", "chosen"), [("hub", "hub"), ("x.safetensors", "moespec"), ("hf", "huggingface")])
+def test_names_of_classes_travel(tmp_path, name, chosen):
+    made = tiny()
+    named = replace(made, classes=NAMES[: made.config.classes])
+    assert len(named.classes) == made.config.classes
+    write(tmp_path / name, named, chosen)
+    assert read(tmp_path / name, Given()).classes == named.classes
+    assert models.load(tmp_path / name, backend="numpy").model.classes == named.classes
+    write(tmp_path / f"wrong_{name}", replace(made, classes=("one",)), chosen)
+    with pytest.raises(CheckpointError, match=f"1 names for {made.config.classes} classes"):
+        read(tmp_path / f"wrong_{name}", Given())
+
+
+def test_placeholders_are_no_names():
+    assert read(FILES / "huggingface", Given()).classes == ()
+
+
 # ------------------------------------------------------------------------------------------------------------- trees
 
 
