@@ -1,0 +1,184 @@
+"""The options of `moespec conformance`, and what they may be."""
+
+import argparse
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from moespec.conformance.engine import suite
+from moespec.conformance.engine.classes import CLASSES
+from moespec.conformance.engine.compare import ALL_DTYPES, DTYPES, SHORT
+from moespec.conformance.engine.large import SIZES
+from moespec.conformance.engine.modes import MESH, MODES, is_mode
+from moespec.conformance.engine.rows import ALGORITHMS
+from moespec.conformance.engine.suite import VECTORS
+from moespec.conformance.report import matrix
+from moespec.conformance.start import KINDS
+from moespec.spec.errors import ConfigError
+
+__all__ = ["parser"]
+
+JOBS = 1024
+"""Processes that may share the work, at most."""
+DEVICES = 64
+"""Devices of a mesh, at most: they are processes of this machine, or parts of its CPU."""
+
+
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """The parser of all commands; `command` of what it parses is the name of one."""
+    made = argparse.ArgumentParser(prog="moespec conformance", description=description)
+    commands = made.add_subparsers(dest="command", required=True)
+
+    def command(name: str, text: str) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=text, description=text)
+        added.add_argument(
+            "--vectors", type=Path, default=VECTORS, help="folder of the vectors (default: those shipped)"
+        )
+        return added
+
+    def interfaces(added: argparse.ArgumentParser, *, required: bool, files: bool) -> None:
+        group = added.add_mutually_exclusive_group(required=required)
+        group.add_argument("--target", help="module with the public names, e.g. moespec.backends.jax")
+        group.add_argument("--adapter", help="module[:object] with layer(x, params, options)")
+        if files:
+            group.add_argument("--files", help="folder of safetensors files, as of `check`")
+        text = (
+            "comma-separated: eager (op by op), compiled (by the target's `compile`), mesh (every mesh of --devices), "
+        )
+        text += "or one, such as 'mesh data 2 x expert 2'; default: eager"
+        added.add_argument("--mode", type=_modes, default=["eager"], help=text)
+        added.add_argument("--devices", type=_devices, help="of the meshes of --mode mesh")
+        text = "processes that have the devices of a mesh (default: as few as the target needs)"
+        added.add_argument("--processes", type=_devices, help=text)
+        text = "comma-separated: float64 (f64), float32 (f32), bfloat16 (bf16), float16 (f16); default: the first three"
+        added.add_argument("--dtype", type=_some_of(_DTYPES), default=list(DTYPES), help=text)
+
+    def algorithms(added: argparse.ArgumentParser) -> None:
+        added.add_argument("--algorithm", action="append", choices=list(ALGORITHMS), help="only these (repeatable)")
+
+    def repeatable(added: argparse.ArgumentParser) -> None:
+        text = "compute everything twice; what is not the same bit by bit fails"
+        added.add_argument("--repeat", action="store_true", help=text)
+
+    def seeded(added: argparse.ArgumentParser) -> None:
+        text = "cases made now, with inputs drawn from a seed, a whole number: values, ties, overflow and gradients; "
+        text += "no error cases, training and whole models, and no cases whose inputs are not drawn"
+        added.add_argument("--fresh", metavar="SEED", type=_seed, help=text)
+        text = "of the cases of --fresh: small, those of the vectors with other numbers; large, layers of 64 to 256 tokens, "
+        text += "width 64 to 384 and 8 to 32 experts, and their gradients (default: small)"
+        added.add_argument("--size", choices=SIZES, default="small", help=text)
+
+    def checked(added: argparse.ArgumentParser) -> None:
+        algorithms(added)
+        text = f"comma-separated: {', '.join(CLASSES)}; default: all"
+        added.add_argument("--class", dest="classes", type=_some_of({name: name for name in CLASSES}), help=text)
+        added.add_argument("--waivers", type=Path, help="TOML file of failures that are answered for")
+        added.add_argument("--report", type=_output, help="write all results as JSON")
+        added.add_argument("--junit", type=_output, help="write all results as JUnit's XML, for CI services")
+        text = "fail if the installed suite is not of this version of moespec, such as 0.1 or 0.1.0"
+        added.add_argument("--require-suite", metavar="VERSION", type=_suite, help=text)
+        text = f"print every failure, not only {matrix.MOST} of each algorithm"
+        added.add_argument("--all", action="store_true", help=text)
+
+    run_ = command("run", "Run the suite on a target or an adapter and print the matrix.")
+    interfaces(run_, required=True, files=False)
+    checked(run_)
+    repeatable(run_)
+    run_.add_argument("--jobs", type=_positive, default=1, help="processes that share the work (default: 1)")
+    seeded(run_)
+
+    check = command("check", "Check safetensors files that any program wrote from the published inputs.")
+    check.add_argument("folder", help="holds <algorithm>/<case>.safetensors with tensors named <stage>/<result>")
+    check.add_argument("--dtype", type=_one_dtype, help="default: that of the files, which must have the same")
+    checked(check)
+
+    report_ = command("report", "Print the matrix of reports, and make a page and a badge of them.")
+    report_.add_argument("reports", type=Path, nargs="+", help="files that `--report` wrote; each gives columns")
+    report_.add_argument("--html", type=_output, help="write one HTML file with every case")
+    report_.add_argument("--badge", type=_output, help="write an SVG")
+    report_.add_argument("--shields", type=_output, help="write the JSON of which shields.io makes a badge")
+
+    golden = command("golden", "Make the vectors from the specification.")
+    golden.add_argument("--check", action="store_true", help="write nothing; fail if a committed vector differs")
+    algorithms(golden)
+    text = "Try the suite on known variants: each must fail, and each case must catch one."
+    algorithms(command("variants", text))
+
+    command("list", "List the cases.")
+    new = commands.add_parser("new", help="Write a target to start from, and its test.")
+    new.add_argument("kind", choices=list(KINDS), help="what it is written in")
+    new.add_argument("name", help="of the module, or the program; the files are written here")
+    show = command("show", "Print a case and, for a target, an adapter or files, what they make of it.")
+    interfaces(show, required=False, files=True)
+    show.add_argument("case", help="id, such as token_choice/tied")
+    repeatable(show)
+    seeded(show)
+    return made
+
+
+_DTYPES = {**SHORT, **{name: name for name in ALL_DTYPES}}
+
+
+def _some_of(known: Mapping[str, str]) -> Callable[[str], list[str]]:
+    """The type of an option: a comma-separated list of known words, of which some stand for others."""
+
+    def parse(text: str) -> list[str]:
+        words = [word.strip() for word in text.split(",")]
+        for word in words:
+            if word not in known:
+                raise argparse.ArgumentTypeError(f"unknown {word!r}; expected {', '.join(known)}")
+        return list(dict.fromkeys(known[word] for word in words))
+
+    return parse
+
+
+def _modes(text: str) -> list[str]:
+    words = [word.strip() for word in text.split(",")]
+    for word in words:
+        if word != MESH and not is_mode(word):
+            known = ", ".join((*MODES, MESH))
+            raise argparse.ArgumentTypeError(f"unknown {word!r}; expected {known}, or a mesh such as 'mesh data 2'")
+    return list(dict.fromkeys(words))
+
+
+def _one_dtype(text: str) -> str:
+    name = SHORT.get(text, text)
+    if name not in DTYPES:
+        raise argparse.ArgumentTypeError(f"unknown {text!r}; expected one of {', '.join(DTYPES)}")
+    return name
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= JOBS:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number from 1 to {JOBS}")
+    return int(text)
+
+
+def _devices(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= DEVICES:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number from 1 to {DEVICES}")
+    return int(text)
+
+
+def _seed(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number from 0")
+    return int(text)
+
+
+def _suite(text: str) -> str:
+    """The type of an option that demands a version of the suite."""
+    try:
+        suite.require(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text
+
+
+def _output(text: str) -> Path:
+    """The type of an option that names a file to write, so that no work is lost for want of a folder."""
+    path = Path(text)
+    if "\0" in text:
+        raise argparse.ArgumentTypeError(f"{text!r}: no file can have this name")
+    if path.is_dir() or not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r}: {'is a folder' if path.is_dir() else 'its folder is not there'}")
+    return path
