@@ -23,7 +23,7 @@ from moespec.conformance.engine.run import run
 from moespec.conformance.engine.suite import load
 from moespec.conformance.engine.target import Target
 from moespec.conformance.engine.waivers import Waiver
-from moespec.conformance.report import matrix, report
+from moespec.conformance.report import matrix, reading, report
 from moespec.conformance.report.diagnosis import diagnosed
 from moespec.conformance.report.report import Report, Unsupported
 from moespec.conformance.report.results import FAILED
@@ -57,7 +57,7 @@ def _report(options: argparse.Namespace) -> int:
     from moespec.conformance.report.page import flags, page
 
     cases, digest = [*load(options.vectors), *large.outlines()], suite.digest(options.vectors)
-    reports = report.distinct({path: report.read(path, cases, digest) for path in options.reports})
+    reports = report.distinct({path: reading.read(path, cases, digest) for path in options.reports})
     run_ = {result.id for one in reports for result in one.results}
     cases = [case for case in cases if case.stages or case.id in run_]
     if options.html:

@@ -11,7 +11,8 @@ from typing import Any
 from generator.catalogue import ROOT
 from moespec.conformance.engine.suite import digest, load
 from moespec.conformance.report.matrix import cell
-from moespec.conformance.report.report import Report, distinct, read
+from moespec.conformance.report.reading import read
+from moespec.conformance.report.report import Report, distinct
 from moespec.conformance.report.results import COLUMNS, FAILED, CaseResult
 
 __all__ = ["Measured", "Row", "measured", "peers", "reports", "rows"]

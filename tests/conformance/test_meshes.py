@@ -12,7 +12,7 @@ from moespec.conformance.engine import copies, suite
 from moespec.conformance.engine.compare import DTYPES, Outcome
 from moespec.conformance.engine.modes import is_mode, mesh_mode, mesh_of, meshes
 from moespec.conformance.engine.target import Target, job_of
-from moespec.conformance.report import matrix, report
+from moespec.conformance.report import matrix, reading, report
 from moespec.conformance.report.results import CaseResult
 
 CHOSEN = (
@@ -234,11 +234,11 @@ def test_a_report_has_meshes(tmp_path):
     results = [CaseResult(case.id, case.algorithm, case.kind, "float64", mesh_mode(s), outcomes) for s in meshes(4)]
     one = report.Report("target", "my.router", suite.digest(), results)
     report.write(one, path)
-    assert report.read(path, CASES, suite.digest()) == one
+    assert reading.read(path, CASES, suite.digest()) == one
     assert "FAIL switch/values [float64 mesh data 2 x expert 2] first at moe_layer/output" in matrix.failures(one)
     path.write_text(path.read_text().replace("mesh data 4", "mesh data 04"))
     with pytest.raises(report.ReportError, match="case switch/values: unknown mode 'mesh data 04'"):
-        report.read(path, CASES, suite.digest())
+        reading.read(path, CASES, suite.digest())
 
 
 # Wrong usage.

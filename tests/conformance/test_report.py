@@ -9,7 +9,7 @@ from committed import BY_ID, CASES
 
 from moespec.conformance.engine import suite
 from moespec.conformance.engine.compare import Outcome
-from moespec.conformance.report import matrix, report
+from moespec.conformance.report import matrix, reading, report
 from moespec.conformance.report.badge import badge
 from moespec.conformance.report.page import flags, page
 from moespec.conformance.report.report import Report, ReportError, Unsupported
@@ -52,7 +52,7 @@ def written(tmp_path):
 def test_what_is_written_is_read_back(tmp_path):
     path = tmp_path / "report.json"
     report.write(ALL, path)
-    assert report.read(path, CASES, SUITE) == ALL
+    assert reading.read(path, CASES, SUITE) == ALL
     assert json.loads(path.read_text())["failed"] == 5
     assert list(tmp_path.iterdir()) == [path]
 
@@ -118,7 +118,7 @@ def rejected(written, content, said):
     path = written[1]
     path.write_text(json.dumps(content))
     with pytest.raises(ReportError) as caught:
-        report.read(path, CASES, SUITE)
+        reading.read(path, CASES, SUITE)
     assert said in str(caught.value)
     assert str(caught.value).startswith(f"{path}: ")
     assert len(str(caught.value)) < 400
@@ -186,8 +186,8 @@ def test_fresh_cases_are_another_thing(run, tmp_path):
     committed, made = tmp_path / "committed.json", tmp_path / "fresh.json"
     report.write(of(result()), committed)
     report.write(of(result(), seed=7), made)
-    assert report.read(made, CASES, SUITE).seed == 7
-    assert report.read(committed, CASES, SUITE).seed is None
+    assert reading.read(made, CASES, SUITE).seed == 7
+    assert reading.read(committed, CASES, SUITE).seed is None
     status, printed, _ = run("report", committed, made)
     assert status == 0
     assert printed.splitlines()[-1] == "2 passed, 0 failed, 0 skipped"
@@ -353,7 +353,7 @@ def test_what_a_third_party_writes_is_text(tmp_path, state):
         matches=[Match("z_loss", "float64", "eager", EVIL, EVIL, EVIL, EVIL, 1, 1)],
     )
     report.write(evil, path)
-    text, _ = read(report.read(path, CASES, SUITE))
+    text, _ = read(reading.read(path, CASES, SUITE))
     assert "<script" not in text
     assert "onerror='" not in text
     ElementTree.fromstring(badge([evil]))
