@@ -128,7 +128,7 @@ def _stablehlo(weights: Weights, about: dict[str, str]) -> dict[str, bytes]:
 
 FORMATS: dict[str, Format | None] = {
     "onnx": Format(_onnx, "torch", ("onnx", "onnxscript")),
-    "stablehlo": Format(_stablehlo, "jax"),
+    "stablehlo": Format(_stablehlo, "jax", ("flatbuffers",)),
     "pt2": Format(_pt2, "torch"),
     "safetensors": None,  # that of `moespec convert`
 }

@@ -201,9 +201,12 @@ def test_wrong_arguments_are_told_before_anything_is_read(tmp_path, monkeypatch)
     with pytest.raises(RunError, match="there is no folder"):
         export(nothing, "pt2", tmp_path / "a" / "x.pt2")
     find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "onnxscript" else find(name))
-    with pytest.raises(ConfigError, match=r"onnxscript is not installed.*moespec\[export,torch\]"):
-        export(nothing, "onnx", tmp_path / "x.onnx")
+    for format, package, backend in (("onnx", "onnxscript", "torch"), ("stablehlo", "flatbuffers", "jax")):
+        monkeypatch.setattr(
+            importlib.util, "find_spec", lambda name, lost=package: None if name == lost else find(name)
+        )
+        with pytest.raises(ConfigError, match=rf"{package} is not installed.*moespec\[export,{backend}\]"):
+            export(nothing, format, tmp_path / "x")
 
 
 @pytest.mark.parametrize("format", ["onnx", "stablehlo"])
