@@ -119,7 +119,7 @@ class RunDirectory:
         checkpoint.sweep(self.checkpoints)
         self.checkpoints.mkdir(exist_ok=True)  # first: it marks the folder as that of a run
         if classes:
-            write_atomically(self.path / CLASSES, (json.dumps(list(classes), ensure_ascii=False) + "\n").encode())
+            write_atomically(self.path / CLASSES, (json.dumps(list(classes)) + "\n").encode())
         write_atomically(self.path / CONFIG, configfile.dump(config).encode())
         return aside
 

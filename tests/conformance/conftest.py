@@ -68,6 +68,8 @@ def target(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
 
     def target_(name, text):
+        for module in [each for each in sys.modules if each.partition(".")[0] == name]:
+            del sys.modules[module]  # of another test
         (tmp_path / f"{name}.py").write_text(text)
         return name
 
