@@ -128,6 +128,16 @@ def test_a_mask_that_is_none(x):
         moe("base")(x, mask=all_there & (torch.arange(TOKENS) < TOKENS - 1))
 
 
+def test_a_compiled_layer_takes_other_masks(x):
+    """The graph breaks at the sizes, which change."""
+    torch._dynamo.reset()
+    module = moe(choices=2).eval()
+    compiled = torch.compile(module)
+    for sizes in ((6, 8, 6, 3), (2, 2, 12, 5)):
+        mask = torch.arange(TOKENS) < torch.tensor(sizes)[:, None]
+        torch.testing.assert_close(compiled(x, mask=mask), module(x, mask=mask))
+
+
 def test_ids_of_a_hash_layer(x):
     """The module hashes the ids that it is given; its tables are a buffer, which no optimiser sees."""
     module = moe("hash", ids=3)
