@@ -132,7 +132,7 @@ def test_a_compiled_layer_takes_other_masks(x):
     """The graph breaks at the sizes, which change."""
     torch._dynamo.reset()
     module = moe(choices=2).eval()
-    compiled = torch.compile(module)
+    compiled = torch.compile(module, backend="eager")
     for sizes in ((6, 8, 6, 3), (2, 2, 12, 5)):
         mask = torch.arange(TOKENS) < torch.tensor(sizes)[:, None]
         torch.testing.assert_close(compiled(x, mask=mask), module(x, mask=mask))
