@@ -43,7 +43,9 @@ def read_run(path: Path, given: Any) -> Weights:
     for line in read_log(path, "evaluation"):
         if line["step"] == step:
             about["Validation accuracy"] = f"{line['accuracy']:.4f} of {line['images']} images"
-    return Weights(model_config(config.model), params, about, directory.classes())
+    model = model_config(config.model)
+    classes = named_classes(list(directory.classes()), model, str(path / "classes.json"))
+    return Weights(model, params, about, classes)
 
 
 def read_file(path: Path, given: Any) -> Weights:

@@ -584,6 +584,14 @@ def test_names_of_classes_travel(tmp_path, name, chosen):
         read(tmp_path / f"wrong_{name}", Given())
 
 
+def test_a_run_whose_names_are_too_few(runs, tmp_path):
+    run = runs.broken("torch", tmp_path / "run", step=4)
+    assert read(run, Given()).classes == ()
+    (run / "classes.json").write_text('["0", "1"]')
+    with pytest.raises(CheckpointError, match=r"classes\.json: 2 names for 10 classes"):
+        read(run, Given())
+
+
 def test_placeholders_are_no_names():
     assert read(FILES / "huggingface", Given()).classes == ()
 
