@@ -312,19 +312,19 @@ def main(arguments: Sequence[str] | None = None, *, more: Mapping[str, Command] 
     """Runs the command line, of which `more` are commands of other packages, and returns the exit status."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     commands = COMMANDS | dict(more or {})
-    if not given or given[0] in ("-h", "--help"):
-        print(_usage(commands))
-        return 0
-    if given[0] == "--version":
-        from importlib.metadata import version
-
-        print(f"moespec {version('moespec')}")
-        return 0
-    name, *rest = given
+    name, *rest = given or ["--help"]
+    status: int | None = 0
     try:
-        if name not in commands:
+        if name in ("-h", "--help"):
+            print(_usage(commands))
+        elif name == "--version":
+            from importlib.metadata import version
+
+            print(f"moespec {version('moespec')}")
+        elif name in commands:
+            status = commands[name][1](rest)
+        else:
             raise SpecError(f"{name!r} is not a command. {_usage(commands)}")
-        status = commands[name][1](rest)
         sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left is not written at the exit either

@@ -101,6 +101,16 @@ def test_an_interrupted_check_says_nothing_of_training(monkeypatch, capsys):
     assert capsys.readouterr().err == "moespec: interrupted\n"
 
 
+@pytest.mark.parametrize("arguments", [["--help"], ["list", "routers"], ["conformance", "list"]])
+def test_a_reader_that_leaves_is_no_error(arguments):
+    """As `moespec ... | head` does."""
+    command = [sys.executable, "-m", "moespec", *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 141
+
+
 SLOW = {"jax", "torch", "scipy", "matplotlib", "jinja2", "grain", "tensorboard", "moespec.conformance"}
 """What takes longer to import than all that the help needs: it is imported where it is used."""
 
