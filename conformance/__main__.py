@@ -14,6 +14,9 @@ from moespec.conformance.report.report import ReportError
 RENAMED = {"judge": "check", "mutants": "variants", "--lane": "--dtype"}
 """Commands and options that have another name now."""
 
+OUTPUTS = ("report", "junit", "html", "badge", "shields")
+"""Options that name a file to write."""
+
 
 def main(arguments: list[str] | None = None) -> int:
     """The exit status: 0 if everything passed, 1 if something failed or nothing was collected, 2 for wrong usage."""
@@ -25,6 +28,10 @@ def main(arguments: list[str] | None = None) -> int:
     options = parsing.parse_args(arguments)
     if getattr(options, "size", "small") != "small" and options.fresh is None:
         parsing.error(f"--size {options.size}: needs --fresh SEED, of which these cases are made")
+    paths = [path for name in OUTPUTS if (path := getattr(options, name, None))]
+    for path in paths:
+        if (*paths, *getattr(options, "reports", ())).count(path) > 1:
+            parsing.error(f"{str(path)!r}: is to be written, and is named twice")
     try:
         return COMMANDS[options.command](options)
     except VectorError as error:
@@ -36,4 +43,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from moespec.__main__ import main as moespec
+
+    sys.exit(moespec(["conformance", *sys.argv[1:]]))

@@ -39,5 +39,7 @@ def check_output(name: str, path: Path) -> None:
         raise RunError(f"{name}={str(path)!r}: there is no folder {str(path.parent)!r}")
     if path.is_dir():
         raise RunError(f"{name}={str(path)!r}: is a folder")
+    if path.exists() and not path.is_file():
+        raise RunError(f"{name}={str(path)!r}: is no file that could be replaced")
     if not os.access(path.parent, os.W_OK):
         raise RunError(f"{name}={str(path)!r}: its folder cannot be written to")

@@ -332,6 +332,9 @@ def main(arguments: Sequence[str] | None = None, *, more: Mapping[str, Command] 
     except (SpecError, OSError) as error:
         print(f"moespec{_which()}: {_printable(str(error))}", file=sys.stderr)
         return 2
+    except UnicodeEncodeError as error:
+        print(f"moespec{_which()}: {ascii(error.object)[:200]}: not UTF-8, which files of text need", file=sys.stderr)
+        return 2
     except MemoryError as error:
         print(f"moespec{_which()}: not enough memory ({error})", file=sys.stderr)
         return 2

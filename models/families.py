@@ -30,9 +30,7 @@ def family(config: Config) -> ModuleType:
 
 def fewest_images(config: Config) -> int:
     """The smallest batch that fills the groups of the model's routers."""
-    if isinstance(config, vit.VitConfig):
-        return config.fewest_images
-    return max(1, getattr(config, "group_images", 1))
+    return getattr(config, "fewest_images", 1)
 
 
 def kinds() -> dict[str, type[Config]]:

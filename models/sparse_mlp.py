@@ -15,6 +15,7 @@ Source: Lou et al. 2021 (arXiv 2109.02008). The ambiguity ledger of `moespec.spe
 taken where the paper is silent. Initial values are those of the MLP-Mixer.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -122,6 +123,17 @@ class SparseMlpConfig:
         moe_blocks(self)
         # Made here for the smallest groups, since options are no longer checked when a model is compiled.
         object.__setattr__(self, "_options", _settings(self))
+
+    @property
+    def fewest_images(self) -> int:
+        """The smallest batch that fills groups of a fixed size."""
+        filled = math.lcm(self.group_size or 1, self.sparse_width) // self.sparse_width if self.group_size else 1
+        return math.lcm(filled, self.group_images or 1)
+
+    @property
+    def whole_batch(self) -> bool:
+        """Whether an MoE layer routes all images of a batch together, so that no image is independent of the others."""
+        return bool(moe_blocks(self)) and (not self.group_size or bool(self.experts and not self.group_images))
 
     @property
     def sequence(self) -> int:

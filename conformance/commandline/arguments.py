@@ -13,12 +13,16 @@ from moespec.conformance.engine.rows import ALGORITHMS
 from moespec.conformance.engine.suite import VECTORS
 from moespec.conformance.report import matrix
 from moespec.conformance.start import KINDS
+from moespec.models.checks import check_output
+from moespec.models.errors import RunError
 from moespec.spec.errors import ConfigError
 
 __all__ = ["parser"]
 
 JOBS = 1024
 """Processes that may share the work, at most."""
+DIGITS = 40
+"""Of a seed, at most."""
 DEVICES = 64
 """Devices of a mesh, at most: they are processes of this machine, or parts of its CPU."""
 
@@ -160,8 +164,10 @@ def _devices(text: str) -> int:
 
 
 def _seed(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number from 0")
+    if not text.isdecimal() or len(text) > DIGITS:
+        raise argparse.ArgumentTypeError(
+            f"{text[:DIGITS]!r}: expected a whole number from 0, of at most {DIGITS} digits"
+        )
     return int(text)
 
 
@@ -176,9 +182,8 @@ def _suite(text: str) -> str:
 
 def _output(text: str) -> Path:
     """The type of an option that names a file to write, so that no work is lost for want of a folder."""
-    path = Path(text)
-    if "\0" in text:
-        raise argparse.ArgumentTypeError(f"{text!r}: no file can have this name")
-    if path.is_dir() or not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"{text!r}: {'is a folder' if path.is_dir() else 'its folder is not there'}")
-    return path
+    try:
+        check_output("file", Path(text))
+    except RunError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return Path(text)

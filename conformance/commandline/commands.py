@@ -243,9 +243,12 @@ def _show(options: argparse.Namespace) -> int:
     elif options.files is None:
         cases = fresh(options.fresh, lambda id: id == options.case, size=options.size)
     else:
-        raise SystemExit("--fresh: files are computed from the committed vectors")
+        print("--fresh: files are computed from the committed vectors", file=sys.stderr)
+        return 2
     if not cases:
-        raise SystemExit(f"no such case: {options.case!r}; `list` prints them all")
+        fresh_ones = "" if options.fresh is None else f" of --fresh --size {options.size}, which leave some out"
+        print(f"no such case: {options.case!r}; `list` prints them all{fresh_ones}", file=sys.stderr)
+        return 2
     print(to_text(encode(cases[0])[0]), end="")
     if options.files is not None:
         dtype = ALL_DTYPES[options.dtype[0]] if len(options.dtype) == 1 else None

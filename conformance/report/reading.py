@@ -134,8 +134,10 @@ def _table(entry: Any, place: str) -> Table | None:
     for part, kind in zip(parts, (str, str, bool), strict=True):
         rows = [row for matrix in part for row in _list(matrix, place)]
         cells = [cell for row in rows for cell in _list(row, place)]
-        if any(type(cell) is not kind for cell in cells) or any(len(_text(c)) > 40 for c in cells if kind is str):
-            raise ValueError(f"{place}: a cell is not {kind.__name__}, or is too long")
+        if any(type(cell) is not kind for cell in cells) or any(
+            len(c) > 40 or _text(c) != c for c in cells if kind is str
+        ):
+            raise ValueError(f"{place}: a cell is not {kind.__name__}, is too long or cannot be printed")
         shapes.append([[len(row) for row in matrix] for matrix in part])
     if shapes[0] != shapes[1] or shapes[1] != shapes[2]:
         raise ValueError(f"{place}: its parts have different shapes")
@@ -172,7 +174,10 @@ def _outcome(entry: Any, place: str) -> Outcome:
     message, trace = _get(entry, place, "message", str), _text(entry.get("trace", ""))
     if entry.get("fraction", 0.0) is None:
         return Outcome(stage, state, math.inf, message, trace)
-    return Outcome(stage, state, _measure(entry, place, "fraction", "a number of at least 0, or null"), message, trace)
+    fraction = _measure(entry, place, "fraction", "a number of at least 0, or null")
+    if state == "pass" and fraction > 1:
+        raise ValueError(f"{place}: {stage} passes with {_short(fraction)} of the tolerance")
+    return Outcome(stage, state, fraction, message, trace)
 
 
 def _measure(entry: Any, place: str, key: str, expected: str = "a number of at least 0") -> float:

@@ -225,4 +225,6 @@ def load_run(run: Path, backend: str | None = None, step: int | None = None) -> 
         raise RunError(f"run={str(run)!r}: there is no run, no config.toml in it")
     name, _ = choose_backend(backend or config.backend)
     params, found = trained_params(directory, config, step=step)
-    return LoadedRun(load_backend(name), config, load_data(config), params, found)
+    dataset = load_data(config)
+    directory.check_classes(dataset.classes)
+    return LoadedRun(load_backend(name), config, dataset, params, found)

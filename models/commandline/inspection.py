@@ -222,6 +222,7 @@ def draw(
             bar.set_ticks(ticks, labels=[f"{tick:.3g}" for tick in ticks], minor=False)
             bar.minorticks_off()
         bar.ax.tick_params(labelsize=6)
+    title = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in title)
     figure.suptitle(title, fontsize=9, parse_math=False)  # names of files and classes may have a $
     width = int(figure.get_figwidth() * LETTERS)
     figure.supxlabel(textwrap.fill(_explanation(routings), width), fontsize=7)

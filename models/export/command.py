@@ -23,6 +23,8 @@ from moespec.spec.errors import ConfigError
 
 __all__ = ["FORMATS", "export_command"]
 
+DESCRIPTION = ".json"
+"""Added to the name of a program of StableHLO, which has no place for metadata."""
 LARGEST = 2**31 - 2**20
 """Bytes of the parameters in a message of protobuf (ONNX) or a flat buffer (StableHLO), which have fewer than 2^31."""
 
@@ -44,8 +46,9 @@ def export_command(source: Path, *, format: str, out: Path | None, step: int | N
     if format not in FORMATS:
         raise ConfigError(f"format={format!r}: expected one of {', '.join(FORMATS)}")
     target = out or Path(f"{source.stem if source.is_file() else source.resolve().name}.{format}")
-    check_output("out", target)
     kind = FORMATS[format]
+    for path in (target, *([target.with_name(f"{target.name}{DESCRIPTION}")] if format == "stablehlo" else [])):
+        check_output("out", path)
     if kind is None:
         convert_command(
             source, target, from_format=None, to_format="moespec", model=None, arguments=None, settings=(), step=step
@@ -62,13 +65,18 @@ def export_command(source: Path, *, format: str, out: Path | None, step: int | N
         weights = read(source, Given(step=step))
     for note in notes:
         print(f"note: {note.message}")
+    if getattr(weights.config, "whole_batch", False):
+        raise ConfigError(
+            f"format={format!r}: the model routes all images of a batch together, and a program has groups of one size; "
+            "train with group_size and group_images, or give --format safetensors"
+        )
     if format != "pt2":
         _check_size(format, weights.config)
     if format == "onnx":
         weights = _in_float32(weights)
     files = kind.write(weights, metadata(weights, source))
-    for suffix, content in files.items():
-        write_atomically(target.with_name(target.name + suffix), content)
+    for suffix in sorted(files, key=len, reverse=True):  # the longest name first, which may be too long
+        write_atomically(target.with_name(target.name + suffix), files[suffix])
     config, multiple = weights.config, fewest_images(weights.config)
     batch = "any batch" if multiple == 1 else f"a batch that is a multiple of {multiple}"
     if multiple > 1 and format == "pt2":
@@ -123,7 +131,7 @@ def _stablehlo(weights: Weights, about: dict[str, str]) -> dict[str, bytes]:
     module: Any = importlib.import_module("moespec.backends.jax.export")
     content = module.stablehlo_bytes(logits, image_shape(weights.config), multiple=fewest_images(weights.config))
     # The artifact itself has no place for it.
-    return {"": content, ".json": (json.dumps(about, indent=1) + "\n").encode()}
+    return {"": content, DESCRIPTION: (json.dumps(about, indent=1) + "\n").encode()}
 
 
 FORMATS: dict[str, Format | None] = {

@@ -115,7 +115,7 @@ def check_same(B: Backend, config: Config, dataset: Dataset, version: str) -> No
         **flat(asdict(replace(config, mesh=MeshConfig()))),
         "mesh.transport": config.mesh.transport,
         "the version of moespec": version,
-        "the data": [dataset.name, *dataset.shape, len(dataset.train), len(dataset.validation), len(dataset.classes)],
+        "the data": [dataset.name, *dataset.shape, len(dataset.train), len(dataset.validation), *dataset.classes],
     }
     first, *others = map(json.loads, B.exchanged(json.dumps(own, default=str)))
     for index, other in enumerate(others, start=1):

@@ -59,14 +59,13 @@ class RunDirectory:
             raise RunError(f"{file}: expected a list of names")
         return tuple(names)
 
-    def _check_classes(self, names: Sequence[str]) -> None:
-        """RunError if the classes are called otherwise in the run that goes on: its labels would be others."""
+    def check_classes(self, names: Sequence[str], advice: str = "") -> None:
+        """RunError if the classes of the data have other names than those of the run: its labels would be others."""
         known = self.classes()
         for label, (before, now) in enumerate(zip_longest(known, names) if known else ()):
             if before != now:
                 raise RunError(
-                    f"run={str(self.path)!r}: class {label} is {now!r} in the data, {before!r} in {CLASSES}. Choose another "
-                    "--run, or change this one on purpose with --resume --override"
+                    f"run={str(self.path)!r}: class {label} is {now!r} in the data, {before!r} in {CLASSES}{advice}"
                 )
 
     def begun(self) -> bool:
@@ -112,8 +111,10 @@ class RunDirectory:
         aside: list[Path] = []
         if self.begun():
             if classes and not override:
-                self._check_classes(classes)
-            aside = self._go_on(config, resume=resume, override=override)
+                self.check_classes(
+                    classes, ". Choose another --run, or change this one on purpose with --resume --override"
+                )
+            aside = self._go_on(config, classes, resume=resume, override=override)
         elif resume and (saved := self.config()) is not None:
             self._check_whole(saved)
         checkpoint.sweep(self.checkpoints)
@@ -144,7 +145,7 @@ class RunDirectory:
                 "so start again without --resume"
             )
 
-    def _go_on(self, config: Config, *, resume: bool, override: bool) -> list[Path]:
+    def _go_on(self, config: Config, classes: Sequence[str], *, resume: bool, override: bool) -> list[Path]:
         steps = checkpoint.steps(self.checkpoints)
         where, newest = f"run={str(self.path)!r}", self.checkpoints / f"{steps[-1]:08d}"
         record, written = checkpoint.read_record(newest), unchanged.keys((self.path / CONFIG).read_text())
@@ -153,6 +154,8 @@ class RunDirectory:
             for key, pair in unchanged.changes(record["config"], config).items()
             if key not in unchanged.FREE or key not in written  # a free field that is lost was not changed on purpose
         }
+        if classes and (known := self.classes()) and known != tuple(classes):
+            changed[CLASSES] = (list(known), list(classes))
         later: list[int] = []
         if not override and LENGTH in changed and LENGTH in written:
             before = int(changed[LENGTH][0])

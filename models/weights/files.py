@@ -92,8 +92,9 @@ def write_npz(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object. Raises CheckpointError for any other content."""
+    content = content_of(path)
     try:
-        found = json.loads(content_of(path))
+        found = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: not JSON ({error})") from error
     if not isinstance(found, dict):

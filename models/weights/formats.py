@@ -20,7 +20,7 @@ from moespec.models.mixer import MixerConfig
 from moespec.models.vit import VitConfig
 from moespec.models.weights import hub, own
 from moespec.models.weights.files import read_json, read_npz, read_safetensors, write_npz, write_safetensors
-from moespec.models.weights.record import Weights, named_classes, of_description, with_fields
+from moespec.models.weights.record import Weights, of_description, with_fields
 from moespec.models.weights.vmoe_files import is_vmoe_checkpoint, prefix_of, read_vmoe_checkpoint, write_vmoe_checkpoint
 from moespec.spec.errors import ConfigError, SpecError
 
@@ -184,17 +184,17 @@ def _read_huggingface(path: Path, given: Given) -> Weights:
     found = interop.config_from_huggingface(description, classes=classes, representation=representation)
     config = _with(found, given)
     about = {"Source": f"Hugging Face transformers, {path.name}"}
-    names = named_classes(_labels(description), config, f"{path}: id2label") if classes else ()
-    return Weights(config, interop.from_huggingface(arrays, config), about, names)
+    return Weights(config, interop.from_huggingface(arrays, config), about, _labels(description, config.classes))
 
 
-def _labels(description: Mapping[str, Any]) -> Any:
-    """The names of the classes in transformers' config.json; none where they are its placeholders."""
-    found = description.get("id2label") or {}
+def _labels(description: Mapping[str, Any], classes: int) -> tuple[str, ...]:
+    """The names of the classes in transformers' config.json; none where it has placeholders, or not one for each class."""
+    found = description.get("id2label")
     if not isinstance(found, Mapping):
-        return found
-    names = [found.get(str(label)) for label in range(len(found))]
-    return [] if names == [f"LABEL_{label}" for label in range(len(found))] else names
+        return ()
+    names = tuple(name for label in range(classes) if isinstance(name := found.get(str(label)), str))
+    placeholders = tuple(f"LABEL_{label}" for label in range(classes))
+    return names if len(names) == len(found) == classes and names != placeholders else ()
 
 
 def _write_huggingface(path: Path, weights: Weights) -> None:

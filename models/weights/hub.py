@@ -20,7 +20,7 @@ from moespec.models.weights import own
 from moespec.models.weights.files import read_json, safetensors_bytes
 from moespec.models.weights.record import Weights, described, of_description
 
-__all__ = ["labels", "read", "write", "write_folder"]
+__all__ = ["OWN", "check_folder", "labels", "read", "write", "write_folder"]
 
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
 
@@ -28,16 +28,22 @@ WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
 def read(path: Path, given: Any) -> Weights:
     """The folder's weights. Raises CheckpointError if config.json describes another model than the weights do."""
     weights, description = own.read_file(path / WEIGHTS, given), read_json(path / CONFIG)
-    config = of_description(description.get("model") or {}, f"{path / CONFIG}: model")
+    model = description.get("model")
+    if not isinstance(model, dict):
+        raise CheckpointError(f"{path / CONFIG}: model={model!r}: expected a table")
+    config = of_description(model, f"{path / CONFIG}: model")
     if config != weights.config:
         raise CheckpointError(f"{path / CONFIG}: describes another model than {WEIGHTS} holds")
+    names = labels(weights.classes)
+    if "id2label" in description and description["id2label"] != names.get("id2label"):
+        raise CheckpointError(f"{path / CONFIG}: names other classes than {WEIGHTS} does")
     return weights
 
 
 def write(path: Path, weights: Weights) -> None:
     """Writes the folder, with a model card made from what is known of the weights."""
     config = {"model_type": "moespec", "model": described(weights.config), **labels(weights.classes)}
-    documents: dict[str, Any] = {CONFIG: config, CARD: card(path.name, weights)}
+    documents: dict[str, Any] = {CONFIG: config, CARD: card(path.resolve().name, weights)}
     write_folder(path, documents, flatten(weights.params, "/"), own.metadata_of(weights))
 
 
@@ -58,8 +64,8 @@ def write_folder(
 
     A folder that has such files and no others is replaced. Raises RunError for one that has others.
     """
-    if path.is_dir() and (others := sorted(entry.name for entry in path.iterdir() if entry.name not in OWN)):
-        raise RunError(f"target={str(path)!r}: there is {others[0]!r} in it; choose another folder")
+    check_folder(path)
+    path = path.resolve()  # a link stays one
     temporary, old = (path.with_name(f".{path.name}.{suffix}") for suffix in ("tmp", "old"))
     for rest in (temporary, old):
         shutil.rmtree(rest, ignore_errors=True)
@@ -78,6 +84,12 @@ def write_folder(
         raise
     shutil.rmtree(old, ignore_errors=True)
     sync_directory(path.parent)
+
+
+def check_folder(path: Path) -> None:
+    """RunError for a folder that has other files than `write_folder` writes."""
+    if path.is_dir() and (others := sorted(entry.name for entry in path.iterdir() if entry.name not in OWN)):
+        raise RunError(f"target={str(path)!r}: there is {others[0]!r} in it; choose another folder")
 
 
 OWN = (WEIGHTS, CONFIG, CARD)

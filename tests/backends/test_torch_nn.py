@@ -88,7 +88,6 @@ def test_padding_is_not_there(router, train):
     sizes = (8, 4, 0, 8)
     mask = torch.stack([torch.randperm(TOKENS) < size for size in sizes])
     x = torch.randn(len(sizes), TOKENS, WIDTH, dtype=torch.float64, requires_grad=True)
-    ids = torch.arange(TOKENS, dtype=torch.int32).expand(len(sizes), -1) if router == "hash" else None
 
     def gradients(y, loss):
         return torch.autograd.grad((y * y.detach().cos()).sum() + loss, [x, *module.parameters()], allow_unused=True)
@@ -101,7 +100,7 @@ def test_padding_is_not_there(router, train):
     for image, size in enumerate(sizes):
         if size:
             row = mask[image]
-            one = module(x[image, row][None], None if ids is None else ids[image, row][None])
+            one = module(x[image, row][None])
             alone = alone.index_put((torch.tensor(image), row.nonzero()[:, 0]), one[0])
             each.append(module.losses)
             reported.append(module.metrics)

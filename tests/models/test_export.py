@@ -15,6 +15,8 @@ from moespec import models
 from moespec.models import cli, vit
 from moespec.models.errors import RunError
 from moespec.models.export import command
+from moespec.models.families import fewest_images
+from moespec.models.interop.layouts import flatten, nested
 from moespec.models.weights.formats import Given, read
 from moespec.models.weights.own import write_file
 from moespec.models.weights.record import Weights
@@ -216,6 +218,33 @@ def test_parameters_of_2_gb_are_an_error_before_there_is_a_file(format, tmp_path
     with pytest.raises(ConfigError, match="parameters are more than its files of 2 GB hold"):
         export(source, format, tmp_path / "x.out")
     assert [path.name for path in tmp_path.iterdir()] == ["x.safetensors"]
+
+
+def test_a_model_that_routes_a_whole_batch_together(tmp_path):
+    """Sparse-MLP: with groups of a fixed size the programs compute what it does; without, there are none."""
+    sizes = {"image_size": 8, "channels": 1, "classes": 5}
+    whole = models.create("sparse_mlp_tiny", **sizes)
+    source = tmp_path / "x.safetensors"
+    write_file(source, Weights(whole.config, whole.init(), {}))
+    for format in ("onnx", "pt2", "stablehlo"):
+        with pytest.raises(ConfigError, match=f"format='{format}': the model routes all images of a batch together"):
+            export(source, format, tmp_path / "y")
+    grouped = models.create("sparse_mlp_tiny", **sizes, group_size=2 * whole.config.sparse_width, group_images=3)
+    generator = np.random.default_rng(0)
+    leaves = flatten(grouped.init(), "/").items()
+    drawn = {name: (leaf + 0.3 * generator.normal(size=leaf.shape)).astype(np.float32) for name, leaf in leaves}
+    write_file(source, Weights(grouped.config, nested(drawn), {}))
+    assert fewest_images(grouped.config) == 6
+    program, stablehlo, pt2 = (exported(source, format) for format in ("onnx", "stablehlo", "pt2"))
+    torch, jax_export = pytest.importorskip("torch"), pytest.importorskip("jax.export")
+    of_jax, of_torch = jax_export.deserialize(stablehlo.read_bytes()), torch.export.load(pt2).module()
+    for count in (12, 18):
+        expected = logits(source, count)
+        assert expected.std() > 0.1
+        np.testing.assert_allclose(onnx_logits(program, count), expected, rtol=0, atol=TOLERANCE)
+        np.testing.assert_allclose(of_jax.call(images(count)), expected, rtol=0, atol=TOLERANCE)
+        with torch.no_grad():
+            np.testing.assert_allclose(of_torch(torch.from_numpy(images(count))), expected, rtol=0, atol=TOLERANCE)
 
 
 def test_export_is_quiet(tmp_path, capfd):

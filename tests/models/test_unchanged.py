@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,18 @@ def test_classes_that_have_other_names(runs, tmp_path: Path, capsys) -> None:  #
     (run / "classes.json").write_text(names.read_text().replace("7", "seven"))
     assert cli.main(["train", "--run", str(run), "--resume"]) == 2
     assert "class 7 is '7' in the data, 'seven' in classes.json" in capsys.readouterr().err
+    for command in (
+        ["evaluate", str(run)],
+        ["inspect", str(run), "--image", "x.png", "--out", str(tmp_path / "y.png")],
+    ):
+        assert cli.main(command) == 2
+        assert "class 7 is '7' in the data, 'seven' in classes.json" in capsys.readouterr().err
+    meant = runs.broken("torch", tmp_path / "meant", step=4)
+    shutil.copy(run / "classes.json", meant / "classes.json")
+    assert cli.main(["train", "--run", str(meant), "--resume", "--override"]) == 0
+    (entry,) = record(meant)["overrides"]
+    assert [names[7] for names in entry["changes"]["classes.json"]] == ["seven", "7"]
+    capsys.readouterr()
     for wrong in ("{}", "[1]", "["):
         (run / "classes.json").write_text(wrong)
         assert cli.main(["train", "--run", str(run), "--resume"]) == 2

@@ -28,6 +28,7 @@ from moespec.models.weights import files, formats, hub, vmoe_files
 from moespec.models.weights.formats import Given, read, write
 from moespec.models.weights.record import Weights, described, of_description
 from moespec.spec.errors import ConfigError, ShapeError
+from moespec.spec.routers import ROUTERS
 
 FILES, VECTORS = Path(__file__).parent / "weight_files", Path(__file__).parent / "interop_vectors"
 
@@ -566,6 +567,53 @@ def test_a_module_is_saved_for_the_hub_and_comes_back(runs, tmp_path):
     assert torch.equal(model.forward(params, images).logits, module(images))
 
 
+@pytest.mark.parametrize("router", list(ROUTERS))
+def test_a_saved_module_of_every_router_is_read(router, tmp_path):
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("huggingface_hub")
+    write(tmp_path / "x", tiny(moe="last_1", experts=2, router=router), "hub")
+    module = models.load(tmp_path / "x", backend="torch").module().eval()
+    module.save_pretrained(tmp_path / "y")
+    images = torch.rand(2, 8, 8, 1)
+    assert torch.equal(type(module).from_pretrained(tmp_path / "y").eval()(images), module(images))
+    equal(read(tmp_path / "y", Given()).params, read(tmp_path / "x", Given()).params)
+
+
+def test_a_folder_that_is_not_replaced_keeps_all(tmp_path):
+    pytest.importorskip("torch")
+    pytest.importorskip("huggingface_hub")
+    write(tmp_path / "x", tiny(), "hub")
+    (tmp_path / "x/LICENSE").write_text("mine")
+    files_before = {path.name: path.read_bytes() for path in (tmp_path / "x").iterdir()}
+    module = models.load(tmp_path / "x", backend="torch").module()
+    with pytest.raises(RunError, match="there is 'LICENSE' in it"):
+        module.save_pretrained(tmp_path / "x")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "x").iterdir()} == files_before
+    with pytest.raises(ConfigError, match="map_location='meta': from_pretrained has no such option"):
+        type(module).from_pretrained(tmp_path / "x", map_location="meta")
+
+
+def test_a_link_to_a_folder_stays_one(tmp_path, monkeypatch):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "link").symlink_to("there")
+    for _ in range(2):
+        write(tmp_path / "link", tiny(), "hub")
+    assert (tmp_path / "link").is_symlink()
+    assert read(tmp_path / "there", Given()).config == tiny().config
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "there"]
+    monkeypatch.chdir(tmp_path / "there")
+    write(Path(), tiny(), "hub")
+    assert read(tmp_path / "there", Given()).config == tiny().config
+
+
+@pytest.mark.parametrize("model", [[1], "x", None])
+def test_a_config_json_whose_model_is_no_table(tmp_path, model):
+    write(tmp_path / "x", tiny(), "hub")
+    (tmp_path / "x/config.json").write_text(json.dumps({"model_type": "moespec", "model": model}))
+    with pytest.raises(CheckpointError, match=r"config\.json: model=.*: expected a table"):
+        read(tmp_path / "x", Given())
+
+
 # ----------------------------------------------------------------------------------------------------------- classes
 
 
@@ -576,6 +624,8 @@ def test_names_of_classes_travel(tmp_path, name, chosen):
     write(tmp_path / name, named, chosen)
     assert read(tmp_path / name, Given()).classes == named.classes
     assert models.load(tmp_path / name, backend="numpy").model.classes == named.classes
+    if chosen == "huggingface":
+        return
     write(tmp_path / f"wrong_{name}", replace(made, classes=("one",)), chosen)
     with pytest.raises(CheckpointError, match=f"1 names for {made.config.classes} classes"):
         read(tmp_path / f"wrong_{name}", Given())
@@ -589,8 +639,22 @@ def test_a_run_whose_names_are_too_few(runs, tmp_path):
         read(run, Given())
 
 
-def test_placeholders_are_no_names():
-    assert read(FILES / "huggingface", Given()).classes == ()
+@pytest.mark.parametrize("labels", [None, [], {"0": 1}, {"1": "a"}, {"0": "a"}, {str(n): n for n in range(5)}])
+def test_labels_that_are_no_names(tmp_path, labels):
+    """Also transformers' placeholders, which the file has."""
+    shutil.copytree(FILES / "huggingface", tmp_path / "x")
+    if labels is not None:
+        path = tmp_path / "x/config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "id2label": labels}))
+    assert read(tmp_path / "x", Given()).classes == ()
+
+
+def test_a_config_json_with_other_classes_is_refused(tmp_path):
+    write(tmp_path / "x", replace(tiny(), classes=("a", "b", "c")), "hub")
+    path = tmp_path / "x/config.json"
+    path.write_text(path.read_text().replace('"b"', '"d"', 1))
+    with pytest.raises(CheckpointError, match=r"config\.json: names other classes than model\.safetensors does"):
+        read(tmp_path / "x", Given())
 
 
 # ------------------------------------------------------------------------------------------------------------- trees

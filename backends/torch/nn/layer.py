@@ -171,11 +171,11 @@ class MoE(Reporting, HubMixin):
         layer = self._layer
         groups, options = layer.options_of(x, train=self.training and mask is None)
         tokens = x.reshape(groups, options.tokens, x.shape[-1])
+        if mask is not None:
+            _check_tokens("mask", mask, x)
         if B.ROUTERS[layer.router].needs == "ids":
             if ids is None:
-                places = options.tokens // layer.group_images
-                layer.check_places(places)
-                ids = torch.arange(places, dtype=torch.int32, device=x.device).expand(x.shape[0], places)
+                ids = self._places(x, mask, options.tokens // layer.group_images)
             else:
                 _check_tokens("ids", ids, x)
             ids = ids.reshape(groups, options.tokens)
@@ -186,10 +186,18 @@ class MoE(Reporting, HubMixin):
         elif self.experts.group is not None:
             raise ConfigError("mask: experts that are split over processes need as many tokens on each, so no padding")
         else:
-            _check_tokens("mask", mask, x)
             y, output = without_padding(self._of_any_size, tokens, ids, mask.reshape(groups, options.tokens))
         self.losses, self.metrics = output.losses, output.metrics
         return y.reshape(x.shape)
+
+    def _places(self, x: Tensor, mask: Tensor | None, tokens: int) -> Tensor:
+        """The ids of tokens without any: their places in the image, among those that are there."""
+        if mask is None:
+            self._layer.check_places(tokens)
+            return torch.arange(tokens, dtype=torch.int32, device=x.device).expand(x.shape[0], tokens)
+        there = mask.reshape(-1, tokens).cumsum(dim=1)
+        self._layer.check_places(int(there.max()))
+        return (there - 1).clamp_min(0).int()
 
     def _of_any_size(self, tokens: Tensor, ids: Tensor | None) -> tuple[Tensor, RouterOutput]:
         """`_routed`, with the options for as many tokens."""
