@@ -69,7 +69,7 @@ def test_show_prints_what_fails(run, over_numpy):
 
 def test_an_unknown_case(run):
     status, printed, said = run("show", "token_choice/nothing")
-    assert (status, printed) == (1, "")
+    assert (status, printed) == (2, "")
     assert "no such case: 'token_choice/nothing'" in said
 
 

@@ -163,5 +163,5 @@ def test_a_seed_that_is_no_whole_number(run, seed):
 
 def test_files_have_no_fresh_cases(run, tmp_path):
     status, _, said = run("show", "z_loss/values", "--files", tmp_path, "--fresh", SEED)
-    assert status == 1
+    assert status == 2
     assert said.startswith("--fresh: files are computed from the committed vectors")

@@ -306,6 +306,15 @@ def test_wrong_tensors(check, folder, tensors, said):
     assert printed.splitlines()[-1] == ONE_FAILS
 
 
+def test_a_stage_of_another_name_fails(check, folder):
+    """Also where only the slots are wrong, which are then compared with equal scores in another order."""
+    change(folder / TIED, slots=None)
+    change(folder / TIED, "choice", slots=SLOTS)
+    status, printed, _ = check(folder)
+    assert status == 1
+    assert "first at choice/slots\n    a tensor that is not expected" in printed
+
+
 @pytest.mark.parametrize(
     "content",
     [

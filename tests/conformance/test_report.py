@@ -1,6 +1,7 @@
 """Reports: what is written is read back, what is not a report is an error, and the page escapes all that it shows."""
 
 import json
+import os
 import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
 
@@ -105,6 +106,11 @@ def outcome(**fields):
         (outcome(fraction="0"), "fraction is '0', expected a number"),
         (outcome(message=None), "message is None, expected str"),
         (outcome(fraction=10**400), "int too large"),
+        (outcome(fraction=1e308), "a passes with 1e+308 of the tolerance"),
+        (
+            {"table": {"name": "x", "expected": [[["\ud800"]]], "got": [[["1"]]], "wrong": [[[True]]]}},
+            "cannot be printed",
+        ),
         ({"outcomes": [{"stage": "a", "state": "pass", "message": ""}]}, "fraction is 'missing', expected a number"),
         ({"outcomes": ["pass"]}, "case z_loss/values has no 'stage'"),
     ],
@@ -218,10 +224,14 @@ def test_from_a_run_to_a_page(run, over_numpy, tmp_path):
 
 @pytest.mark.parametrize("option", ["--html", "--badge"])
 def test_no_place_to_write(run, tmp_path, option):
-    for path, why in ((tmp_path / "none/x", "its folder is not there"), (tmp_path, "is a folder")):
+    os.mkfifo(tmp_path / "pipe")
+    places = {tmp_path / "none/x": "there is no folder", tmp_path: "is a folder", tmp_path / "pipe": "is no file"}
+    for path, why in places.items():
         status, _, said = run("report", "x.json", option, path)
         assert status == 2
         assert f"{str(path)!r}: {why}" in said
+    status, _, said = run("report", tmp_path / "x.json", option, tmp_path / "x.json")
+    assert (status, "x.json': is to be written, and is named twice" in said) == (2, True)
     assert run("run", "--target", "moespec.backends.numpy", "--report", tmp_path / "none/x")[0] == 2
 
 

@@ -101,10 +101,12 @@ def test_an_interrupted_check_says_nothing_of_training(monkeypatch, capsys):
     assert capsys.readouterr().err == "moespec: interrupted\n"
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["list", "routers"], ["conformance", "list"]])
+@pytest.mark.parametrize(
+    "arguments", [["moespec", "--help"], ["moespec", "list", "routers"], ["moespec.conformance", "list"]]
+)
 def test_a_reader_that_leaves_is_no_error(arguments):
     """As `moespec ... | head` does."""
-    command = [sys.executable, "-m", "moespec", *arguments]
+    command = [sys.executable, "-m", *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdout.close()
         assert process.stderr.read() == b""
