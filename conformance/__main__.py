@@ -10,6 +10,7 @@ from moespec.conformance.engine.format import VectorError
 from moespec.conformance.engine.reference import GoldenError
 from moespec.conformance.engine.waivers import WaiverError
 from moespec.conformance.report.report import ReportError
+from moespec.models import cli
 
 RENAMED = {"judge": "check", "mutants": "variants", "--lane": "--dtype"}
 """Commands and options that have another name now."""
@@ -43,6 +44,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    from moespec.__main__ import main as moespec
-
-    sys.exit(moespec(["conformance", *sys.argv[1:]]))
+    sys.exit(cli.main(["conformance", *sys.argv[1:]], more={"conformance": (__doc__ or "", main)}))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from moespec import models
-from moespec.models import cli, vit
+from moespec.models import cli, sparse_mlp, vit
 from moespec.models.errors import RunError
 from moespec.models.export import command
 from moespec.models.families import fewest_images
@@ -223,18 +223,18 @@ def test_parameters_of_2_gb_are_an_error_before_there_is_a_file(format, tmp_path
 def test_a_model_that_routes_a_whole_batch_together(tmp_path):
     """Sparse-MLP: with groups of a fixed size the programs compute what it does; without, there are none."""
     sizes = {"image_size": 8, "channels": 1, "classes": 5}
-    whole = models.create("sparse_mlp_tiny", **sizes)
+    whole = sparse_mlp.named("sparse_mlp_tiny", **sizes)
     source = tmp_path / "x.safetensors"
-    write_file(source, Weights(whole.config, whole.init(), {}))
+    write_file(source, Weights(whole, sparse_mlp.init(whole), {}))
     for format in ("onnx", "pt2", "stablehlo"):
         with pytest.raises(ConfigError, match=f"format='{format}': the model routes all images of a batch together"):
             export(source, format, tmp_path / "y")
-    grouped = models.create("sparse_mlp_tiny", **sizes, group_size=2 * whole.config.sparse_width, group_images=3)
+    grouped = sparse_mlp.named("sparse_mlp_tiny", **sizes, group_size=2 * whole.sparse_width, group_images=3)
     generator = np.random.default_rng(0)
-    leaves = flatten(grouped.init(), "/").items()
+    leaves = flatten(sparse_mlp.init(grouped), "/").items()
     drawn = {name: (leaf + 0.3 * generator.normal(size=leaf.shape)).astype(np.float32) for name, leaf in leaves}
-    write_file(source, Weights(grouped.config, nested(drawn), {}))
-    assert fewest_images(grouped.config) == 6
+    write_file(source, Weights(grouped, nested(drawn), {}))
+    assert fewest_images(grouped) == 6
     program, stablehlo, pt2 = (exported(source, format) for format in ("onnx", "stablehlo", "pt2"))
     torch, jax_export = pytest.importorskip("torch"), pytest.importorskip("jax.export")
     of_jax, of_torch = jax_export.deserialize(stablehlo.read_bytes()), torch.export.load(pt2).module()
