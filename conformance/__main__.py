@@ -37,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
         return COMMANDS[options.command](options)
     except VectorError as error:
         print(f"--vectors {str(options.vectors)!r}: the vectors are damaged: {error}", file=sys.stderr)
-        return 1
+        return 2
     except (FileError, GoldenError, MeshError, ReportError, WaiverError) as error:
         print(error, file=sys.stderr)
         return 2

@@ -27,9 +27,8 @@ from moespec.models.training.resolve import model_config
 __all__ = ["RunDirectory"]
 
 CONFIG, CLASSES = "config.toml", "classes.json"
-
-
 LENGTH = "training.steps"
+ADVICE = "Choose another --run, or change this one on purpose with moespec train --resume --override"
 OWN = ("checkpoints", CONFIG, CLASSES, "metrics.jsonl", "tensorboard")
 """What a run without a checkpoint may have in its folder."""
 
@@ -111,9 +110,7 @@ class RunDirectory:
         aside: list[Path] = []
         if self.begun():
             if classes and not override:
-                self.check_classes(
-                    classes, ". Choose another --run, or change this one on purpose with --resume --override"
-                )
+                self.check_classes(classes, f". {ADVICE}")
             aside = self._go_on(config, classes, resume=resume, override=override)
         elif resume and (saved := self.config()) is not None:
             self._check_whole(saved)
@@ -167,10 +164,7 @@ class RunDirectory:
             elif changed.keys() == {LENGTH}:
                 raise RunError(_other_rates(where, config, before, same, steps))
         if changed and not override:
-            raise RunError(
-                f"{where}: it has another configuration: {unchanged.described(changed)}. "
-                "Choose another --run, or change this one on purpose with --resume --override"
-            )
+            raise RunError(f"{where}: it has another configuration: {unchanged.described(changed)}. {ADVICE}")
         if not resume:
             raise RunError(f"{where}: begun but not finished; go on with --resume, or choose another --run")
         if record["step"] > config.training.total:
@@ -224,7 +218,4 @@ def _other_rates(where: str, config: Config, before: int, same: int, steps: list
         f"and the checkpoints are of the steps {listed}"
     )
     advice = "" if name == "rsqrt" else "; rsqrt is the schedule whose runs can go on for longer"
-    return (
-        f"{where}: training.steps={now}: {why}{advice}. Choose another --run, or change this one on purpose with --resume "
-        "--override"
-    )
+    return f"{where}: training.steps={now}: {why}{advice}. {ADVICE}"

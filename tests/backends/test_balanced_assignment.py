@@ -40,3 +40,13 @@ def test_structured_scores_have_their_best_assignment(B, kind, monkeypatch):
     best = columns[linear_sum_assignment(columns, maximize=True)].sum()
     np.testing.assert_allclose(scores[np.arange(TOKENS), found].astype(float).sum(), best, rtol=0, atol=1e-4)
     assert len(repairs) <= 5 * EXPERTS
+
+
+@pytest.mark.filterwarnings("error")
+def test_scores_whose_differences_are_beyond_float32_have_their_best_assignment():
+    """torch: a solver in float64 has no such limit, though the prices that it starts from are float32."""
+    scores = np.random.default_rng(0).uniform(-1, 1, (1, TOKENS, EXPERTS)).astype(np.float32)
+    found, expected = (
+        torch.base_assignment(torch.from_numpy(scores * np.float32(scale))).expert for scale in (2**127, 1)
+    )
+    assert found.tolist() == expected.tolist()

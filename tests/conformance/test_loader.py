@@ -27,7 +27,7 @@ def rejected(vectors, run):
         with pytest.raises(VectorError) as caught:
             suite.load(vectors)
         status, printed, said = run(*RUN, vectors)
-        assert status == 1
+        assert status == 2
         for text in (str(caught.value), said):
             assert all(name in text for name in names), text
         assert len(said) < 1000

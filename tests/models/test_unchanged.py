@@ -124,7 +124,7 @@ def test_an_override_is_recorded(runs, tmp_path: Path, capsys) -> None:  # type:
     run = runs.broken("torch", tmp_path / "run", step=4)
     resume = ["train", "--run", str(run), "--resume"]
     assert cli.main([*resume, "--schedule.peak", "0.02"]) == 2
-    assert "change this one on purpose with --resume --override" in capsys.readouterr().err
+    assert "change this one on purpose with moespec train --resume --override" in capsys.readouterr().err
     assert cli.main(["train", "--run", str(run), *runs.flags, "--backend", "torch", "--override"]) == 2
     assert "--override changes a run that goes on; it needs --resume" in capsys.readouterr().err
     for flags, message in (
