@@ -176,7 +176,7 @@ def _moved(levels: Integers, start: NDArray[np.float64], slots: int) -> Integers
     A step is halved when it went too far (resilient propagation, Riedmiller and Braun 1993).
     """
     experts, reach = levels.shape[1], -levels.min()
-    price = np.clip(np.nan_to_num(np.rint(start)), -reach, reach).astype(np.int64)
+    price: Integers = np.clip(np.nan_to_num(np.rint(start)), -reach, reach).astype(np.int64)
     last, step = np.zeros(experts, np.int64), np.full(experts, max(reach >> 10, 1))
     for _ in range(PRICE_STEPS):
         sign = np.sign(np.bincount(np.argmax(levels - price, axis=1), minlength=experts) - slots)
