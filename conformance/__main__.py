@@ -10,7 +10,6 @@ from moespec.conformance.engine.format import VectorError
 from moespec.conformance.engine.reference import GoldenError
 from moespec.conformance.engine.waivers import WaiverError
 from moespec.conformance.report.report import ReportError
-from moespec.models import cli
 
 RENAMED = {"judge": "check", "mutants": "variants", "--lane": "--dtype"}
 """Commands and options that have another name now."""
@@ -44,4 +43,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    from moespec.models import cli  # here, for the suite alone needs nothing that trains
+
     sys.exit(cli.main(["conformance", *sys.argv[1:]], more={"conformance": (__doc__ or "", main)}))

@@ -66,7 +66,7 @@ def test_every_command_of_the_suite_is_reached(command, capsys):
     [
         (["list"], 0),
         (["run", "--target", "moespec.backends.numpy", "--algorithm", "capacity", "--dtype", "f64"], 0),
-        (["list", "--vectors", "no_such_folder"], 1),
+        (["list", "--vectors", "no_such_folder"], 2),
         (["check", "no_such_folder"], 2),
     ],
 )
