@@ -114,7 +114,7 @@ def main() -> None:
     parts += [table(summary.HEAD_TPU, list(summary.tpu_rows(tpu, tpu_steps))), ""]
     parts += [LAYERS, "![times of layers over the dense perceptron](_static/speed.png)\n", of_layers(layers)]
     parts += [LARGER, of_layers(larger)]
-    parts += [STEPS, of_steps(steps), GROWTH, of_growth({name: read(f"growth-{name}-cpu") for name in steps})]
+    parts += [STEPS, of_layers(steps, "steps"), GROWTH, of_growth({name: read(f"growth-{name}-cpu") for name in steps})]
     parts += [TRANSPORT, of_transport({name: read(f"transport-{name}-cpu") for name in steps})]
     shape = ", ".join(f"{value} {name}" for name, value in tpu["shape"].items())
     keys = ("flops_over_count", "passes_over_count", "gigabytes_accessed", "temporary_mib")
@@ -155,36 +155,21 @@ def read(name: str) -> Any:
     return result
 
 
-def of_layers(layers: dict[str, Any]) -> str:
-    figures = {name: result["figures"]["layers"] for name, result in layers.items()}
-    names = list(dict.fromkeys(name for one in figures.values() for name in one))
+def of_layers(results: dict[str, Any], part: str = "layers") -> str:
+    """The table of layers, or of models, whose `part` is "steps"; and what they were."""
+    figures = {name: result["figures"][part] for name, result in results.items()}
     rows = []
-    for name in names:
-        work = next(one[name]["work"] for one in figures.values() if name in one)
+    for name in dict.fromkeys(name for one in figures.values() for name in one):
+        work = [f"{one[name]['work']:.2f}" for one in figures.values() if "work" in one.get(name, ())]
         times = [f"{one[name]['times_dense']:.2f}" if name in one else "" for one in figures.values()]
-        rows.append([f"`{name}`", f"{work:.2f}", *times])
-    text = [table(["layer", "work", *(f"{name}, x dense" for name in figures)], rows)]
-    for name, result in layers.items():
-        config = result["figures"]["config"]
-        sizes = ", ".join(f"{config[key]} {key}" for key in ("groups", "tokens", "width", "hidden", "experts"))
+        rows.append([f"`{name}`", *work[:1], *times])
+    head = ["layer", "work"] if part == "layers" else ["model"]
+    text = [table([*head, *(f"{name}, x dense" for name in figures)], rows)]
+    for name, result in results.items():
+        config = result["figures"]["config"].items()
+        sizes = ", ".join(f"{key} {value}" for key, value in config if key not in ("backend", "rounds", "routers"))
         dense = 1e3 * figures[name]["dense"]["cpu_seconds"]
-        text.append(f"{name}: {sizes}; the dense perceptron takes {dense:.0f} ms; {machine(result)}.\n")
-    return "\n\n".join(text)
-
-
-def of_steps(steps: dict[str, Any]) -> str:
-    figures = {name: result["figures"]["steps"] for name, result in steps.items()}
-    names = list(dict.fromkeys(name for one in figures.values() for name in one))
-    rows = [
-        [f"`{name}`", *(f"{one[name]['times_dense']:.2f}" if name in one else "" for one in figures.values())]
-        for name in names
-    ]
-    text = [table(["model", *(f"{name}, x dense" for name in figures)], rows)]
-    for name, result in steps.items():
-        config = result["figures"]["config"]
-        dense = figures[name]["dense"]["cpu_seconds"]
-        of = f"{config['model']}, {config['image_size']} pixels, {config['images']} images, {config['experts']} experts"
-        text.append(f"{name}: {of}; the dense model takes {dense:.2f} s; {machine(result)}.\n")
+        text.append(f"{name}: {sizes}; dense takes {dense:.0f} ms; {machine(result)}.\n")
     return "\n\n".join(text)
 
 
