@@ -233,13 +233,14 @@ def bench(session: nox.Session, backend: str) -> None:
     _install(session, backend)
     others = {"jax": ("flax",) if vmoe else (), "torch": ("soft-moe-pytorch", "st-moe-pytorch")}[backend]
     session.install(*CONSTRAINTS, "psutil", "POT", *others)
-    for name in ("layers", "steps"):
-        session.run("python", f"benchmarks/{name}.py", "--backend", backend, *session.posargs, env=QUIET)
     larger = ("--groups", "4", "--tokens", "784", "--experts", "32", "--rounds", "3", "--name", f"layers-32-{backend}")
     routers = ("softmax_token_choice", "softmax_expert_choice", "soft_moe", "hash")
-    session.run(
-        "python", "benchmarks/layers.py", "--backend", backend, *larger, "--routers", *routers, *session.posargs, env=QUIET
-    )  # fmt: skip
+    for name, more in 2 * [
+        ("layers", ()),
+        ("steps", ()),
+        ("layers", (*larger, "--routers", *routers)),
+    ]:  # two runs of each
+        session.run("python", f"benchmarks/{name}.py", "--backend", backend, *more, *session.posargs, env=QUIET)
     for name in ("growth", "transport"):
         session.run("python", f"benchmarks/{name}.py", "--backend", backend, env=QUIET)
     session.run("python", "benchmarks/speed.py")

@@ -23,13 +23,15 @@ def device_slug() -> str:
 def write(name: str, figures: dict[str, Any], *, of_device: bool = True) -> Path:
     """Write `benchmarks/results/<name>-<device>.json` through a temporary file and return its path.
 
+    The figures that it had of the same command, machine and versions are kept as `before`: a second run beside the first.
+
     of_device: False for figures that are the same on every machine, whose file is `<name>.json`.
     """
     result = {
         "command": " ".join(["python", os.path.relpath(sys.argv[0]), *sys.argv[1:]]),
         "machine": {
             "gpu": _gpu(),
-            "cpu": platform.processor() or platform.machine(),
+            "cpu": _cpu(),
             "cores": os.cpu_count(),
             "system": platform.system(),
             "python": platform.python_version(),
@@ -39,6 +41,10 @@ def write(name: str, figures: dict[str, Any], *, of_device: bool = True) -> Path
     }
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / (f"{name}-{device_slug()}.json" if of_device else f"{name}.json")
+    if path.is_file():
+        before = json.loads(path.read_text())
+        if all(before[key] == result[key] for key in ("command", "machine", "versions")):
+            result["before"] = before["figures"]
     temporary = path.with_suffix(".tmp")
     temporary.write_text(json.dumps(result, indent=1) + "\n")
     temporary.replace(path)
@@ -50,6 +56,12 @@ def _version(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def _cpu() -> str:
+    info = Path("/proc/cpuinfo").read_text().splitlines() if platform.system() == "Linux" else []
+    names = [line.partition(": ")[2] for line in info if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
 
 
 def _gpu() -> str | None:

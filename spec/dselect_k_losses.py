@@ -10,9 +10,8 @@ DK-3: Are the losses of a gate by token summed or averaged over the tokens?
         EntropyRegularizer and DSelectKGate._add_regularization_loss.
     Alternative b: averaged over the tokens.
 DK-4: Which weights of the losses are the default?
-    Reading: 1e-6 for the entropy, which is the default of the public regularizer, and 1e-4 for the reachability. With the
-        public code's 1, a ViT with five experts classifies 94.4 % of the digits after 600 steps, with 1e-4 98.3 %, and
-        98.6 % without the loss.
+    Reading: 1e-6 for the entropy, which is the default of the public regularizer, and 1e-4 for the reachability: it is
+        summed over the tokens of a group, and with the public code's 1, gates of 5 experts begin with 0.47 a token.
     Alternative b: no entropy, unless a regularizer is given, and 1 for the reachability.
         By: google-research/google-research, dselect_k_moe/dselect_k_moe.py,
         DSelectKGate (entropy_reg=None).

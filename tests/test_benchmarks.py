@@ -1,13 +1,18 @@
-"""The committed results of the benchmarks: of every router, and such as a reader can compare."""
+"""The committed results of the benchmarks and runs: of every router, and what the pages say of them."""
 
+import importlib
 import json
+import re
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from moespec.spec.routers import ROUTERS
 
-RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
+ROOT = Path(__file__).parents[1]
+RESULTS, RUNS = ROOT / "benchmarks" / "results", ROOT / "benchmarks" / "runs"
+RECIPES = ROOT / "models" / "training" / "recipes"
 
 
 @pytest.mark.parametrize("name", ["layers-tpu", "layers-jax-cpu", "layers-torch-cpu"])
@@ -16,3 +21,33 @@ def test_layers_of_every_router_were_measured(name):
     result = json.loads((RESULTS / f"{name}.json").read_text())
     rows = result["rows"] if name == "layers-tpu" else result["figures"]["layers"]
     assert not {"dense", *ROUTERS} - set(rows)
+
+
+def test_a_figure_of_another_project_needs_two_runs_that_agree(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    speed = importlib.import_module("speed")
+    runs = {"before": {"hash": 1.0, "a": 1.0, "b": 1.0}, "figures": {"hash": 2.0, "a": 1.09, "b": 1.12, "c": 1.0}}
+    rows = {run: {"layers": {name: {"times_dense": one} for name, one in of.items()}} for run, of in runs.items()}
+    (tmp_path / "two.json").write_text(json.dumps(rows))
+    monkeypatch.setattr(speed, "RESULTS", tmp_path)
+    result = speed.read("two")
+    assert set(result["figures"]["layers"]) == {"hash", "a"}
+    assert result["left_out"].endswith(": `b` (1.00 and 1.12), `c` (1.00)")
+
+
+def test_accuracies_on_pages_are_those_of_committed_runs():
+    """A run named for a recipe has its settings; our recipes and the page of training give accuracies with two decimals."""
+    row = re.compile(r"^\| `(.+)` \| (\d\d\.\d\d) \| \[.+\]\(\.\./\.\./(.+)\) \|$", re.M)
+    rows = row.findall((RUNS / "README.md").read_text())
+    assert sorted(name for name, _, _ in rows) == sorted(path.name for path in RUNS.iterdir() if path.is_dir())
+    for name, figure, _ in rows:
+        last = json.loads((RUNS / name / "metrics.jsonl").read_text().splitlines()[-1])
+        config = tomllib.loads((RUNS / name / "config.toml").read_text())
+        assert (f"{100 * last['accuracy']:.2f}", last["step"]) == (figure, config["training"]["steps"]), name
+        recipe = RECIPES / f"{name.partition('-')[0]}.toml"
+        for table, settings in tomllib.loads(recipe.read_text()).items() if recipe.is_file() else ():
+            assert settings.items() <= config[table].items(), name
+    pages = [ROOT / "docs" / "training.md", *RECIPES.glob("[!s]*.toml")]  # study_* give the paper's
+    texts = {str(page.relative_to(ROOT)): page.read_text() for page in pages}
+    figures = {(page, figure) for page, text in texts.items() for figure in re.findall(r"\b\d\d\.\d\d\b", text)}
+    assert figures == {(page, figure) for _, figure, page in rows}
