@@ -17,11 +17,11 @@ from moespec.models.training import concerns, configfile
 from moespec.models.training.config import Config
 from moespec.models.training.displaced import displaced
 
-__all__ = ["check_concerns", "chosen"]
+__all__ = ["SHORT", "check_concerns", "chosen"]
 
 _DISPLACING = re.compile(r"--(optimizer|training)\.(name|steps|epochs|examples)(?:=(.*))?", re.DOTALL)
-_SHORT = {"model": "model.name", "data": "data.name", "codes": "model.codes"}
-_SHORT |= {name: f"model.{name}" for name in ("router", "experts")}
+SHORT = {"model": "model.name", "data": "data.name", "codes": "model.codes"}
+SHORT |= {name: f"model.{name}" for name in ("router", "experts")}
 """Options that have a short name, too: that name, and the field."""
 _OPTION = re.compile(r"--model\.router[-_]options\.([\w-]+)(?:=(.*))?", re.DOTALL)
 
@@ -53,7 +53,7 @@ def check_concerns(arguments: Sequence[str], *configs: Config) -> None:
     One of a file may concern the file's own configuration. A file that a run wrote has every field, and is not looked at.
     """
     words = (word.partition("=")[0][2:].replace("-", "_") for word in arguments if word.startswith("--"))
-    concerns.check([_SHORT.get(word, word) for word in words], *configs)
+    concerns.check([SHORT.get(word, word) for word in words], *configs)
     if recipe := _early(arguments).config:
         path = configfile.find_recipe(recipe)
         if "format" not in (written := configfile.written(path)):

@@ -8,11 +8,14 @@ import difflib
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import asdict, fields, is_dataclass
 from typing import Any, TypeVar
 
 import tyro
 
 from moespec.models.checks import described
+from moespec.models.commandline.chosen import SHORT
+from moespec.models.training.configfile import flat
 from moespec.spec.errors import ConfigError
 
 __all__ = ["parse", "word_after"]
@@ -28,7 +31,7 @@ def parse(prog: str, kind: type[Arguments], arguments: Sequence[str], **options:
 
     def told(event: Any) -> None:
         if say := _SAID.get(type(event).__name__):
-            raise ConfigError(say(event, arguments, lambda: _flags(kind, options)))
+            raise ConfigError(say(event, arguments, lambda: _flags(kind, options.get("default"))))
 
     hook: Callable[..., Any] = getattr(getattr(tyro, "_errors", None), "on_parse_error", nullcontext)
     with hook(told):
@@ -88,8 +91,16 @@ def _unknown(event: Any, arguments: Sequence[str], flags: Callable[[], Sequence[
     return f"{word}: there is no such option{'; near it: ' if near else ''}{', '.join(near)}"
 
 
-def _flags(kind: type[Any], options: dict[str, Any]) -> list[str]:
-    return list(tyro.extras.get_parser(kind, **options)._option_string_actions)
+def _flags(kind: type[Any], default: Any) -> list[str]:
+    """The options of a command: its own, and those of the configuration that it changes."""
+    names = [*SHORT, "config"]
+    for field in fields(kind):
+        value = getattr(default, field.name, None)
+        section = (
+            {field.name: asdict(value)} if is_dataclass(value) and not isinstance(value, type) else {field.name: None}
+        )
+        names += [name.removeprefix("settings.") for name in flat(section)]
+    return [f"--{name.replace('_', '-')}" for name in names]
 
 
 _SAID: dict[str, Callable[..., str]] = {
