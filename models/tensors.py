@@ -21,11 +21,7 @@ class Found(NamedTuple):
 
 
 def reason(error: Exception) -> str:
-    """What safetensors says, without what it was doing.
-
-    >>> reason(SafetensorError("Error while deserializing: header too large"))
-    'header too large'
-    """
+    """What safetensors says, without what it was doing."""
     return re.sub(r"^Error while deserializing( header)?: ", "", str(error))
 
 

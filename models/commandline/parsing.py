@@ -18,7 +18,7 @@ from moespec.models.commandline.chosen import SHORT
 from moespec.models.training.configfile import flat
 from moespec.spec.errors import ConfigError
 
-__all__ = ["parse", "word_after"]
+__all__ = ["parse"]
 
 Arguments = TypeVar("Arguments")
 
@@ -26,12 +26,12 @@ Arguments = TypeVar("Arguments")
 def parse(prog: str, kind: type[Arguments], arguments: Sequence[str], **options: Any) -> Arguments:
     """The arguments of the command `prog` as a dataclass; --help ends the process.
 
-    Raises SpecError in one line for an option or a word that there is not, that is missing, or that cannot have its value.
+    Raises ConfigError for an option or a word that there is not, that is missing, or that cannot have its value.
     """
 
     def told(event: Any) -> None:
-        if say := _SAID.get(type(event).__name__):
-            raise ConfigError(say(event, arguments, lambda: _flags(kind, options.get("default"))))
+        if said := _said(event, arguments, kind, options.get("default")):
+            raise ConfigError(said)
 
     hook: Callable[..., Any] = getattr(getattr(tyro, "_errors", None), "on_parse_error", nullcontext)
     with hook(told):
@@ -39,75 +39,47 @@ def parse(prog: str, kind: type[Arguments], arguments: Sequence[str], **options:
     return parsed
 
 
-def word_after(arguments: Sequence[str], flags: Sequence[str]) -> str:
-    """What the last of the flags on a command line is given: the words up to the next flag."""
-    found = ""
-    for place, word in enumerate(arguments):
-        flag, equals, value = word.partition("=")
-        if flag.replace("_", "-") in flags:
-            following = arguments[place + 1 :]
-            end = next((i for i, each in enumerate(following) if each.startswith("--")), len(following))
-            found = value if equals else " ".join(following[:end])
-    return found
+def _said(event: Any, arguments: Sequence[str], kind: Any, default: Any) -> str | None:
+    argument = getattr(event, "argument", None)
+    match type(event).__name__:
+        case "InstantiationFailure" if argument is None:  # of a section's own checks; not all say which section it is
+            place = str(getattr(sys.exc_info()[1], "arg", "")).removeprefix("settings").strip(".")
+            return f"{place}.{event.message}" if place and not event.message.startswith(place) else str(event.message)
+        case "InstantiationFailure" | "InvalidChoice":
+            value = _words_after(argument.lowered.name_or_flags, arguments)
+            return f"{_name(argument)}={value!r}: expected {described(argument.field.type_stripped)}"
+        case "BadValue":
+            return f"{_name(argument)}: its value is missing"
+        case "MissingArgs":
+            texts = [(_name(each.arg), each.arg.field.helptext) for each in event.missing_arguments]
+            said = [f"{name} is missing ({text() if callable(text) else text})" for name, text in texts]
+            return f"{event.prog.removeprefix('moespec ')}: {'; '.join(said)}"
+        case "UnrecognizedArgs":
+            if option := next((token for token in event.tokens if token.startswith("-")), None):
+                near = ", ".join(difflib.get_close_matches(option, _options(kind, default)))
+                return f"{option}: there is no such option{f'; near it: {near}' if near else ''}"
+            before = arguments[: list(arguments).index(event.tokens[0])][-1:]
+            return f"{event.tokens[0]!r}: not expected here{f', after {before[0]}' if before else ''}"
+    return None
 
 
 def _name(argument: Any) -> str:
     """The dotted name of an argument, as configuration files and other messages have it."""
-    flag = max(argument.lowered.name_or_flags, key=len)
-    return str(flag).removeprefix("--").replace("-", "_")
+    return str(max(argument.lowered.name_or_flags, key=len)).removeprefix("--").replace("-", "_")
 
 
-def _value(event: Any, arguments: Sequence[str], _: Any) -> str:
-    argument = event.argument
-    if argument is None:  # of a section's own checks, which do not all say of which section they are
-        place = str(getattr(sys.exc_info()[1], "arg", "")).removeprefix("settings").strip(".")
-        known = place and not event.message.startswith(place)
-        return f"{place}.{event.message}" if known else str(event.message)
-    value = word_after(arguments, argument.lowered.name_or_flags)
-    return f"{_name(argument)}={value!r}: expected {described(argument.field.type_stripped)}"
+def _words_after(flags: Sequence[str], arguments: Sequence[str]) -> str:
+    """What the last of the flags on a command line is given, or without one of them the last word."""
+    words = list(arguments)
+    place = max((i for i, word in enumerate(words) if word.partition("=")[0].replace("_", "-") in flags), default=-2)
+    if "=" in words[place]:
+        return words[place].partition("=")[2]
+    end = next((i for i, word in enumerate(words[place + 1 :], place + 1) if word.startswith("--")), len(words))
+    return " ".join(words[place + 1 : end])
 
 
-def _choice(event: Any, *_: Any) -> str:
-    return f"{_name(event.argument)}={event.value!r}: expected {described(event.argument.field.type_stripped)}"
-
-
-def _without(event: Any, *_: Any) -> str:
-    return f"{_name(event.argument)}: its value is missing"
-
-
-def _missing(event: Any, *_: Any) -> str:
-    fields = [(_name(each.arg), each.arg.field.helptext) for each in event.missing_arguments]
-    texts = [f"{name} is missing ({text() if callable(text) else text})" for name, text in fields]
-    return f"{event.prog.removeprefix('moespec ')}: {'; '.join(texts)}"
-
-
-def _unknown(event: Any, arguments: Sequence[str], flags: Callable[[], Sequence[str]]) -> str:
-    word = next((token for token in event.tokens if token.startswith("-")), None)
-    if word is None:
-        word = event.tokens[0]
-        before = arguments[: list(arguments).index(word)][-1:]
-        return f"{word!r}: not expected here{f', after {before[0]}' if before else ''}"
-    near = difflib.get_close_matches(word, flags(), n=3)
-    return f"{word}: there is no such option{'; near it: ' if near else ''}{', '.join(near)}"
-
-
-def _flags(kind: type[Any], default: Any) -> list[str]:
+def _options(kind: Any, default: Any) -> list[str]:
     """The options of a command: its own, and those of the configuration that it changes."""
-    names = [*SHORT, "config"]
-    for field in fields(kind):
-        value = getattr(default, field.name, None)
-        section = (
-            {field.name: asdict(value)} if is_dataclass(value) and not isinstance(value, type) else {field.name: None}
-        )
-        names += [name.removeprefix("settings.") for name in flat(section)]
-    return [f"--{name.replace('_', '-')}" for name in names]
-
-
-_SAID: dict[str, Callable[..., str]] = {
-    "InstantiationFailure": _value,
-    "InvalidChoice": _choice,
-    "BadValue": _without,
-    "MissingArgs": _missing,
-    "UnrecognizedArgs": _unknown,
-}
-"""Event of tyro -> what is said of it."""
+    values = {field.name: getattr(default, field.name, None) for field in fields(kind)}
+    own = flat({name: asdict(value) if is_dataclass(value) else value for name, value in values.items()})  # type: ignore[arg-type]
+    return [f"--{name.removeprefix('settings.').replace('_', '-')}" for name in (*SHORT, "config", *own)]

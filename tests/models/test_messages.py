@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from moespec.conformance.__main__ import main as conformance
 from moespec.models import cli
 from moespec.models.commandline.chosen import check_concerns, chosen
 from moespec.models.commandline.parsing import parse
@@ -15,7 +14,7 @@ from moespec.models.data.datasets import load
 from moespec.models.data.options import DataConfig
 from moespec.models.study.entries import entries
 from moespec.models.training import configfile
-from moespec.models.training.concerns import TABLE, check_share
+from moespec.models.training.concerns import check_share
 from moespec.models.training.config import Config
 from moespec.spec.errors import ConfigError
 
@@ -58,22 +57,6 @@ WRONG = {
     f"finetune {__file__}":
         f"{__file__}: not a safetensors file: header too large; expected a run, a folder of the hub, a .safetensors or an .npz file",
 }  # fmt: skip
-IDLE = {
-    "--model.moe none --router switch": "model.router='switch'",
-    "--model.moe none --experts 7": "model.experts=7",
-    "--router switch --model.moe none --model.router-options.z-weight 1": "model.router='switch'",
-    "--model.dtype bfloat16 --model.round-experts True": "model.round_experts=True",
-    "--codes 5": "model.codes=5",
-    "--model.token-ids position": "model.token_ids='position'",
-    "--hash.kind random": "hash.kind='random'",
-    "--model.head-bias -3": "model.head_bias=-3.0",
-    "--data.brightness 0.4": "data.brightness=0.4",
-    "--data.hue=0.3": "data.hue=0.3",
-    "--data.magnitude 5": "data.magnitude=5.0",
-    "--data.crop-area 0.5": "data.crop_area=0.5",
-    "--data.workers 2": "data.workers=2",
-    "--init-skip head": "init_skip='head'",
-}
 USED = (
     *("--data.jitter 0.5 --data.hue 0.3", "--router hash --codes 5", "--training.loss sigmoid --model.head-bias -3"),
     *(f"--config {path}" for path in (*configfile.recipes(), *ROOT.glob("benchmarks/*.toml"), RUN / "config.toml")),
@@ -85,18 +68,6 @@ USED = (
 def test_a_command_line_that_is_wrong(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(shlex.split(line)) == 2
     assert capsys.readouterr().err == f"moespec: {WRONG[line]}\n"
-
-
-@pytest.mark.parametrize("words", IDLE)
-def test_an_option_that_concerns_nothing(words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["train", "--run", str(tmp_path / "run"), *words.split()]) == 2
-    assert capsys.readouterr().err.startswith(f"moespec: {IDLE[words]} concerns nothing here: ")
-    assert not (tmp_path / "run").exists()
-
-
-def test_each_row_of_the_table_has_a_case() -> None:
-    named = {text.partition("=")[0] for text in IDLE.values()}
-    assert all(any(option in named or option[:-1] in str(named) for option in row.options) for row in TABLE)
 
 
 @pytest.mark.parametrize("words", USED)
@@ -124,10 +95,3 @@ def test_the_part_that_is_held_out(tmp_path: Path) -> None:
     check_share(config, load("npz", str(tmp_path / "all.npz"), validation_share=0.5))
     with pytest.raises(ConfigError, match=r"data\.validation_share=0\.5 concerns nothing here"):
         check_share(config, load("digits"))
-
-
-def test_the_suite_says_an_unknown_algorithm_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        conformance(["run", "--target", "x", "--algorithm", "soft_rooting"])
-    near = "soft_routing, hash_routing, soft_moe"
-    assert capsys.readouterr().err == f"moespec conformance run: --algorithm: unknown 'soft_rooting'; near it: {near}\n"
