@@ -38,7 +38,7 @@ def described(hint: Any, none: str | None = None) -> str:
     """In words, what a field of this type can be; that it can be None is said as `none`, or not at all.
 
     >>> described(float | None), described(tuple[int, ...]), described(bool | None, "'none'")
-    ('a number', 'integers', "true or false or 'none'")
+    ('a number', 'integers', "True or False or 'none'")
     """
     origin, parts = get_origin(hint), get_args(hint)
     if origin is Annotated:
@@ -49,7 +49,7 @@ def described(hint: Any, none: str | None = None) -> str:
         return f"one of {', '.join(map(repr, parts))}"
     if origin is tuple:
         return described(parts[0]).removeprefix("an ").removeprefix("a ") + "s"
-    words = {int: "an integer", float: "a number", bool: "true or false", str: "a text"}
+    words = {int: "an integer", float: "a number", bool: "True or False", str: "a text"}
     return words.get(hint, none or "")
 
 

@@ -33,15 +33,14 @@ def chosen(arguments: Sequence[str], default: Config) -> Config:
     option that this router does not have, or a value that it cannot have.
     """
     known = _early(arguments)
-    router = None if known.router == "None" else known.router
     saved = Path(known.run or "") / "config.toml"
     if known.config:
-        base = configfile.read(configfile.find_recipe(known.config), default, model=known.model, router=router)
+        base = configfile.read(configfile.find_recipe(known.config), default, model=known.model, router=known.router)
     elif known.resume and known.run and isfile(saved):
-        base = configfile.read(saved, model=known.model, router=router)
+        base = configfile.read(saved, model=known.model, router=known.router)
     else:
         base = default
-        model = replace(base.model, name=known.model or base.model.name, router=router or base.model.router)
+        model = replace(base.model, name=known.model or base.model.name, router=known.router or base.model.router)
         base = replace(base, model=model)
     _check(arguments, base.model.router_options)
     return _with_displaced(base, arguments)
@@ -54,10 +53,10 @@ def check_concerns(arguments: Sequence[str], *configs: Config) -> None:
     """
     words = (word.partition("=")[0][2:].replace("-", "_") for word in arguments if word.startswith("--"))
     concerns.check([SHORT.get(word, word) for word in words], *configs)
-    if recipe := _early(arguments).config:
-        path = configfile.find_recipe(recipe)
+    if (known := _early(arguments)).config:
+        path = configfile.find_recipe(known.config)
         if "format" not in (written := configfile.written(path)):
-            concerns.check(written, configfile.read(path), *configs)
+            concerns.check(written, configfile.read(path, model=known.model, router=known.router), *configs)
 
 
 def _early(arguments: Sequence[str]) -> argparse.Namespace:
@@ -65,7 +64,9 @@ def _early(arguments: Sequence[str]) -> argparse.Namespace:
     for names in (("--config",), ("--run",), ("--model", "--model.name"), ("--router", "--model.router")):
         early.add_argument(*names, nargs="?")  # that a value is missing is said by the parser that comes after
     early.add_argument("--resume", action="store_true")
-    return early.parse_known_args([argument for argument in arguments if argument not in ("-h", "--help")])[0]
+    known, _ = early.parse_known_args([argument for argument in arguments if argument not in ("-h", "--help")])
+    known.router = None if known.router == "None" else known.router
+    return known
 
 
 def _with_displaced(base: Config, arguments: Sequence[str]) -> Config:

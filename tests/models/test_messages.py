@@ -27,7 +27,7 @@ WRONG = {
     "study --routers switch --out x --data.hue 1,5": "data.hue='1,5': expected a number",
     "plan --chip h100 --devices 1.5": "devices='1.5': expected an integer",
     "count --model.depth 1 2": "'2': not expected here, after 1",
-    "count --model.qk-norm maybe": "model.qk_norm='maybe': expected true or false",
+    "count --model.qk-norm maybe": "model.qk_norm='maybe': expected True or False",
     "launch -n two train": "processes='two': expected an integer",
     "scan . --workers x": "workers='x': expected an integer",
     "scan . --workers 2000": "workers=2000: expected a number from 0 to 1024",
@@ -40,8 +40,7 @@ WRONG = {
     "train --training.stepz 5": "--training.stepz: there is no such option; near it: --training.steps, --training.seed, --training.keep",
     "study --out x --routers 'a: --heads 5'":
         "routers='a: --heads 5': --heads: there is no such option; near it: --model.heads",
-    "train --data.transform builtins:exec":
-        "data.transform='builtins:exec': raised TypeError: exec() globals must be a dict, not numpy.random._generator.Generator",
+    "train --data.transform operator:is_": "data.transform='operator:is_': returned bool, expected uint8 (8, 8, 1)",
     "train --data.label-smoothing 1": "data.label_smoothing=1.0: expected less than 1, nothing is left to learn",
     "study --routers 'dense: --router switch' --out x":
         "routers='dense: --router switch': model.moe=None: expected 'none', or another name than 'dense'",

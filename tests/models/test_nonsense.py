@@ -210,6 +210,7 @@ RELATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("--data.resize 9", ("data.resize=9", "digits")),
     ("--data.classes nowhere", ("data.classes='nowhere'",)),
     ("--data.transform nonsense", ("data.transform='nonsense'", "package.module:function")),
+    ("--data.transform os:system", ("data.transform='os:system': raised TypeError",)),
     ("--data.transform nowhere:f", ("data.transform='nowhere:f'", "cannot be imported")),
     ("--data.transform json:nothing", ("data.transform='json:nothing'", "cannot be imported")),
     ("--data webdataset", ("data.path is not set", "webdataset")),
