@@ -40,7 +40,7 @@ def parse(prog: str, kind: type[Arguments], arguments: Sequence[str], **options:
 
 
 def _said(event: Any, arguments: Sequence[str], kind: Any, default: Any) -> str | None:
-    argument = getattr(event, "argument", None)
+    argument: Any = getattr(event, "argument", None)
     match type(event).__name__:
         case "InstantiationFailure" if argument is None:  # of a section's own checks; not all say which section it is
             place = str(getattr(sys.exc_info()[1], "arg", "")).removeprefix("settings").strip(".")
