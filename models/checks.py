@@ -1,14 +1,15 @@
 """Checks of what the user sets: the sections of a configuration, and files to write."""
 
 import os
+import types
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from moespec.models.errors import RunError
 from moespec.spec.errors import ConfigError
 from moespec.spec.ranges import check
 
-__all__ = ["at_least", "check_output", "check_value"]
+__all__ = ["at_least", "check_output", "check_value", "described"]
 
 LARGEST = 2**63 - 1
 """What a number of 64 bits, such as TOML has, can be."""
@@ -31,6 +32,25 @@ def check_value(name: str, value: Any, hint: Any) -> None:
     except ConfigError as error:
         expected = str(error).removeprefix(f"{name}: ").removesuffix(f", got {value!r}")
         raise ConfigError(f"{name}={value!r}: {expected}") from None
+
+
+def described(hint: Any, none: str | None = None) -> str:
+    """In words, what a field of this type can be; that it can be None is said as `none`, or not at all.
+
+    >>> described(float | None), described(tuple[int, ...]), described(bool | None, "'none'")
+    ('a number', 'integers', "True or False or 'none'")
+    """
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return described(parts[0], none)
+    if origin in (Union, types.UnionType):
+        return " or ".join(filter(None, (described(part, none) for part in parts)))
+    if origin is Literal:
+        return f"one of {', '.join(map(repr, parts))}"
+    if origin is tuple:
+        return described(parts[0]).removeprefix("an ").removeprefix("a ") + "s"
+    words = {int: "an integer", float: "a number", bool: "True or False", str: "a text"}
+    return words.get(hint, none or "")
 
 
 def check_output(name: str, path: Path) -> None:

@@ -16,10 +16,11 @@ from typing import Annotated, Any, Literal, TypeVar
 import tyro
 from tyro.conf import FlagCreatePairsOff, Positional, UseAppendAction, arg
 
-from moespec.models.commandline.chosen import chosen
+from moespec.models.commandline.chosen import check_concerns, chosen
+from moespec.models.commandline.parsing import parse
 from moespec.models.errors import Interrupted
 from moespec.models.evaluation.options import EvaluationConfig
-from moespec.models.training.config import BackendName, Config, ModelConfig
+from moespec.models.training.config import BackendName, Config, ModelConfig, TrainingConfig
 from moespec.spec.errors import ConfigError, SpecError
 
 __all__ = [
@@ -351,6 +352,7 @@ def main(arguments: Sequence[str] | None = None, *, more: Mapping[str, Command] 
 def _train(arguments: list[str]) -> None:
     default = TrainArguments(settings=chosen(arguments, Config()))
     parsed = _parse("train", TrainArguments, arguments, default=default)
+    check_concerns(arguments, parsed.settings)
     from moespec.models.commandline import commands
 
     commands.train_command(parsed.settings, run=parsed.run, resume=parsed.resume, override=parsed.override)
@@ -378,12 +380,14 @@ def _finetune(arguments: list[str]) -> None:
     parsed = _parse(
         "finetune", FinetuneArguments, arguments, default=FinetuneArguments(source=tyro.MISSING, settings=settings)
     )
+    check_concerns(rest, parsed.settings)
     commands.train_command(sized(parsed.settings), run=parsed.run, resume=parsed.resume, override=False)
 
 
 def _hash_table(arguments: list[str]) -> None:
     default = HashTableArguments(out=tyro.MISSING, settings=chosen(arguments, _hashed()))
     parsed = _parse("hash-table", HashTableArguments, arguments, default=default)
+    check_concerns(arguments, parsed.settings)
     from moespec.models.hashing.command import hash_table_command
 
     hash_table_command(parsed.settings, Path(parsed.out))
@@ -393,6 +397,9 @@ def _evaluate(arguments: list[str]) -> None:
     parsed = _parse("evaluate", EvaluateArguments, arguments)
     from moespec.models.commandline import commands
 
+    for name in ("l2", "seeds"):
+        if not parsed.fewshot and getattr(parsed, name) != getattr(EvaluateArguments, name):
+            raise ConfigError(f"{name}={getattr(parsed, name)!r} concerns nothing here: there is no fewshot")
     sets: dict[str, EvaluationConfig] = {}
     if parsed.fewshot:
         sets["few-shot"] = EvaluationConfig("few_shot", shots=parsed.fewshot, l2=parsed.l2, seeds=parsed.seeds)
@@ -407,11 +414,18 @@ def _study(arguments: list[str]) -> None:
     from moespec.models.study.command import study_command
     from moespec.models.study.entries import entries
 
-    study_command(entries(parsed.routers, parsed.settings), seeds=parsed.seeds, out=Path(parsed.out))
+    if not parsed.out:
+        raise ConfigError("out='': expected the name of a folder")
+    if (seed := parsed.settings.training.seed) != default.settings.training.seed:
+        raise ConfigError(f"training.seed={seed!r}: a study has seeds of its own, --seeds N")
+    configs = entries(parsed.routers, parsed.settings)
+    check_concerns(arguments, parsed.settings, *configs.values())
+    study_command(configs, seeds=parsed.seeds, out=Path(parsed.out))
 
 
 def _count(arguments: list[str]) -> None:
     parsed = _parse("count", CountArguments, arguments, default=CountArguments(model=chosen(arguments, Config()).model))
+    check_concerns(arguments, Config(model=parsed.model, training=TrainingConfig(loss="sigmoid")))
     from moespec.models.commandline.cost import count_command
 
     count_command(parsed.model, images=parsed.images)
@@ -420,6 +434,7 @@ def _count(arguments: list[str]) -> None:
 def _plan(arguments: list[str]) -> None:
     default = PlanArguments(devices=tyro.MISSING, chip=tyro.MISSING, settings=chosen(arguments, Config()))
     parsed = _parse("plan", PlanArguments, arguments, default=default)
+    check_concerns(arguments, parsed.settings)
     from moespec.models.planning.command import plan_command
 
     plan_command(
@@ -434,6 +449,8 @@ def _inspect(arguments: list[str]) -> None:
     if parsed.analysis and parsed.panels:
         raise SpecError(f"panels={' '.join(parsed.panels)!r}: --analysis looks at all slots")
     run, out = Path(parsed.run), parsed.out or ("analysis.png" if parsed.analysis else "routing.png")
+    if Path(out).suffix != ".png":
+        raise ConfigError(f"out={out!r}: expected a name that ends in .png, which the picture is")
     from moespec.models.commandline import analysis, commands
 
     how: Any = {"backend": parsed.backend, "step": parsed.step}
@@ -507,9 +524,8 @@ COMMANDS: dict[str, Command] = {
 
 
 def _parse(name: str, kind: type[Arguments], arguments: list[str], **options: Any) -> Arguments:
-    """The arguments of a command as a dataclass; tyro ends the process for --help (0) and for a wrong usage (2)."""
-    parsed: Arguments = tyro.cli(kind, prog=f"moespec {name}", args=arguments, **options)
-    return parsed
+    """The arguments of a command as a dataclass."""
+    return parse(f"moespec {name}", kind, arguments, **options)
 
 
 def _which() -> str:

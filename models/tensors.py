@@ -1,12 +1,13 @@
 """The tensors of a safetensors file, each with its dtype. An error names the tensor that is wrong."""
 
+import re
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, deserialize
 
-__all__ = ["Found", "decoded"]
+__all__ = ["Found", "decoded", "reason"]
 
 STORED = {"F32": "<f4", "F64": "<f8", "BOOL": "?"}
 STORED |= {f"{k}{8 * n}": f"<{k.lower()}{n}" for k in "IU" for n in (1, 2, 4, 8)}
@@ -19,6 +20,11 @@ class Found(NamedTuple):
     array: NDArray[Any]
 
 
+def reason(error: Exception) -> str:
+    """What safetensors says, without what it was doing."""
+    return re.sub(r"^Error while deserializing( header)?: ", "", str(error))
+
+
 def decoded(content: bytes, *, half: bool = False) -> dict[str, Found]:
     """The tensors of a safetensors file with that content; with `half`, float16 is one of the dtypes that it may have.
 
@@ -27,7 +33,7 @@ def decoded(content: bytes, *, half: bool = False) -> dict[str, Found]:
     try:
         entries = deserialize(content)  # type: ignore[no-untyped-call]
     except SafetensorError as error:
-        raise ValueError(f"not a safetensors file: {error}") from error
+        raise ValueError(f"not a safetensors file: {reason(error)}") from error
     tensors = {}
     for name, entry in entries:
         dtype, data, shape = entry["dtype"], entry["data"], entry["shape"]

@@ -1,8 +1,10 @@
 """The options of `moespec conformance`, and what they may be."""
 
 import argparse
+import difflib
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import NoReturn
 
 from moespec.conformance.engine import suite
 from moespec.conformance.engine.classes import CLASSES
@@ -27,9 +29,16 @@ DEVICES = 64
 """Devices of a mesh, at most: they are processes of this machine, or parts of its CPU."""
 
 
+class _Parser(argparse.ArgumentParser):
+    """One that says what is wrong in one line, without a usage that has more lines than a screen."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message.removeprefix('argument ')}\n")
+
+
 def parser(description: str | None) -> argparse.ArgumentParser:
     """The parser of all commands; `command` of what it parses is the name of one."""
-    made = argparse.ArgumentParser(prog="moespec conformance", description=description)
+    made = _Parser(prog="moespec conformance", description=description)
     commands = made.add_subparsers(dest="command", required=True)
 
     def command(name: str, text: str) -> argparse.ArgumentParser:
@@ -57,7 +66,8 @@ def parser(description: str | None) -> argparse.ArgumentParser:
         added.add_argument("--dtype", type=_some_of(_DTYPES), default=list(DTYPES), help=text)
 
     def algorithms(added: argparse.ArgumentParser) -> None:
-        added.add_argument("--algorithm", action="append", choices=list(ALGORITHMS), help="only these (repeatable)")
+        text = f"only these (repeatable): {', '.join(ALGORITHMS)}"
+        added.add_argument("--algorithm", metavar="NAME", action="append", type=_algorithm, help=text)
 
     def repeatable(added: argparse.ArgumentParser) -> None:
         text = "compute everything twice; what is not the same bit by bit fails"
@@ -133,6 +143,13 @@ def _some_of(known: Mapping[str, str]) -> Callable[[str], list[str]]:
         return list(dict.fromkeys(known[word] for word in words))
 
     return parse
+
+
+def _algorithm(text: str) -> str:
+    if text not in ALGORITHMS:
+        near = ", ".join(difflib.get_close_matches(text, ALGORITHMS))
+        raise argparse.ArgumentTypeError(f"unknown {text!r}; {f'near it: {near}' if near else '--help lists them'}")
+    return text
 
 
 def _modes(text: str) -> list[str]:

@@ -17,6 +17,7 @@ def interface(target: str | None, adapter: str | None) -> type[Target]:
     if target is not None:
         _check_target(target)
         return Target
+    _check_absolute("adapter", str(adapter))
     try:
         kernel(str(adapter))
     except (Exception, SystemExit) as error:  # a third party's module may do anything
@@ -24,7 +25,13 @@ def interface(target: str | None, adapter: str | None) -> type[Target]:
     return Adapter
 
 
+def _check_absolute(kind: str, name: str) -> None:
+    if not name or name.startswith("."):
+        raise ConfigError(f"{kind} {name!r}: expected the name of a module, such as package.module")
+
+
 def _check_target(name: str) -> None:
+    _check_absolute("target", name)
     try:
         module = importlib.import_module(name)
     except (Exception, SystemExit) as error:  # a third party's module may do anything

@@ -76,7 +76,9 @@ def verify(folder: Path = VECTORS, only: Only = lambda id: True) -> list[Path]:
     try:
         suite = json.loads(path.read_text())
         committed = {name: (entry["cases"], dict(entry["sha256"])) for name, entry in suite["algorithms"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except OSError as error:
+        raise VectorError(f"{path}: cannot be read ({error.strerror})") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise VectorError(f"{path}: {type(error).__name__}: {error}") from error
     present, chosen = manifests(folder), []
     for name in sorted({*committed, *present}):

@@ -66,8 +66,10 @@ def read(path: Path, ids: Collection[str], modes: Collection[str]) -> list[Waive
     """
     try:
         content = tomllib.loads(path.read_text())
-    except (OSError, ValueError, RecursionError) as error:
-        raise WaiverError(f"{path}: {type(error).__name__}: {error}") from error
+    except OSError as error:
+        raise WaiverError(f"{path}: cannot be read ({error.strerror})") from error
+    except (ValueError, RecursionError) as error:
+        raise WaiverError(f"{path}: not a TOML file ({error})") from error
     entries = content.pop("waiver", [])
     if content or not isinstance(entries, list):
         names = ", ".join(map(repr, content)) or "no list"

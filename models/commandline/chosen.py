@@ -1,4 +1,4 @@
-"""What a command line chooses before it is parsed: the file of the configuration, the model and the router.
+"""What a command line chooses before it is parsed, and which options it writes: the configuration's file, model and router.
 
 A router has options of its own, so which options there are to parse, and to show, depends on the router.
 """
@@ -13,13 +13,16 @@ from typing import Any
 
 from moespec.backends.optimizers import OPTIMIZERS
 from moespec.models.router_options import RouterSection
-from moespec.models.training import configfile
+from moespec.models.training import concerns, configfile
 from moespec.models.training.config import Config
 from moespec.models.training.displaced import displaced
 
-__all__ = ["chosen"]
+__all__ = ["SHORT", "check_concerns", "chosen"]
 
 _DISPLACING = re.compile(r"--(optimizer|training)\.(name|steps|epochs|examples)(?:=(.*))?", re.DOTALL)
+SHORT = {"model": "model.name", "data": "data.name", "codes": "model.codes"}
+SHORT |= {name: f"model.{name}" for name in ("router", "experts")}
+"""Options that have a short name, too: that name, and the field."""
 _OPTION = re.compile(r"--model\.router[-_]options\.([\w-]+)(?:=(.*))?", re.DOTALL)
 
 
@@ -29,23 +32,41 @@ def chosen(arguments: Sequence[str], default: Config) -> Config:
     It has the model and the router of the command line. Raises ConfigError for a file that cannot be used, and for an
     option that this router does not have, or a value that it cannot have.
     """
+    known = _early(arguments)
+    saved = Path(known.run or "") / "config.toml"
+    if known.config:
+        base = configfile.read(configfile.find_recipe(known.config), default, model=known.model, router=known.router)
+    elif known.resume and known.run and isfile(saved):
+        base = configfile.read(saved, model=known.model, router=known.router)
+    else:
+        base = default
+        model = replace(base.model, name=known.model or base.model.name, router=known.router or base.model.router)
+        base = replace(base, model=model)
+    _check(arguments, base.model.router_options)
+    return _with_displaced(base, arguments)
+
+
+def check_concerns(arguments: Sequence[str], *configs: Config) -> None:
+    """ConfigError for an option of the command line, or of its file, that concerns none of the configurations made of it.
+
+    One of a file may concern the file's own configuration. A file that a run wrote has every field, and is not looked at.
+    """
+    words = (word.partition("=")[0][2:].replace("-", "_") for word in arguments if word.startswith("--"))
+    concerns.check([SHORT.get(word, word) for word in words], *configs)
+    if (known := _early(arguments)).config:
+        path = configfile.find_recipe(known.config)
+        if "format" not in (written := configfile.written(path)):
+            concerns.check(written, configfile.read(path, model=known.model, router=known.router), *configs)
+
+
+def _early(arguments: Sequence[str]) -> argparse.Namespace:
     early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for names in (("--config",), ("--run",), ("--model", "--model.name"), ("--router", "--model.router")):
         early.add_argument(*names, nargs="?")  # that a value is missing is said by the parser that comes after
     early.add_argument("--resume", action="store_true")
     known, _ = early.parse_known_args([argument for argument in arguments if argument not in ("-h", "--help")])
-    router = None if known.router == "None" else known.router
-    saved = Path(known.run or "") / "config.toml"
-    if known.config:
-        base = configfile.read(configfile.find_recipe(known.config), default, model=known.model, router=router)
-    elif known.resume and known.run and isfile(saved):
-        base = configfile.read(saved, model=known.model, router=router)
-    else:
-        base = default
-        model = replace(base.model, name=known.model or base.model.name, router=router or base.model.router)
-        base = replace(base, model=model)
-    _check(arguments, base.model.router_options)
-    return _with_displaced(base, arguments)
+    known.router = None if known.router == "None" else known.router
+    return known
 
 
 def _with_displaced(base: Config, arguments: Sequence[str]) -> Config:

@@ -14,6 +14,7 @@ from moespec.models.commandline.cost import described, milliseconds
 from moespec.models.commandline.curves import in_order
 from moespec.models.commandline.inspection import draw, make_route, prediction
 from moespec.models.commandline.report import png, write_report
+from moespec.models.data.changes import try_transform
 from moespec.models.data.dataset import Dataset
 from moespec.models.data.datasets import DATASETS
 from moespec.models.data.pictures import read_image
@@ -23,6 +24,7 @@ from moespec.models.evaluation.sets import Evaluations, EvaluationSet, load_sets
 from moespec.models.files import write_atomically
 from moespec.models.training import configfile
 from moespec.models.training.compilation import compile_if, pays
+from moespec.models.training.concerns import check_share
 from moespec.models.training.config import Config
 from moespec.models.training.devices import check_layout, check_same, connected, led
 from moespec.models.training.evaluate import evaluate
@@ -53,6 +55,9 @@ def train_command(config: Config, *, run: str | None, resume: bool, override: bo
             say(f"backend: {backend} ({reason})")
         dataset = load_data(config)
         given, config = config, resolve(config, dataset, backend)
+        if not resume:
+            check_share(config, dataset)
+        try_transform(dataset, config.data)
         check_layout(B, config)
         check_same(B, config, dataset, version("moespec"))
         sets = load_sets(config, dataset)

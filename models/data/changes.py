@@ -19,7 +19,7 @@ from moespec.models.data.randaugment import randaugment
 from moespec.models.streams import PICTURE, generator
 from moespec.spec.errors import ConfigError
 
-__all__ = ["check_changes", "cut_out", "erase", "user_transform", "with_changes"]
+__all__ = ["check_changes", "cut_out", "erase", "try_transform", "user_transform", "with_changes"]
 
 CROP, JITTER, GREY, BLUR, SOLARISE, RANDAUGMENT, TRANSFORM, ERASE = range(8)
 """Parts of the stream PICTURE."""
@@ -68,15 +68,7 @@ def with_changes(
             picture = _coloured(as_picture(image), config, seed=seed, position=position)
             image = np.asarray(picture).reshape(image.shape)
         if own:
-            changed = own(image, generator(seed, PICTURE, position, TRANSFORM))
-            if not (isinstance(changed, np.ndarray) and changed.shape == image.shape and changed.dtype == np.uint8):
-                found = (
-                    f"{changed.dtype} {changed.shape}" if isinstance(changed, np.ndarray) else type(changed).__name__
-                )
-                raise ConfigError(
-                    f"data.transform={config.transform!r}: returned {found}, expected uint8 {image.shape}"
-                )
-            image = changed
+            image = _transformed(own, image, generator(seed, PICTURE, position, TRANSFORM), config.transform)
         images[place] = image
         random = generator(seed, PICTURE, position, ERASE)
         if random.random() < config.erase:
@@ -123,6 +115,23 @@ def erase(image: NDArray[np.uint8], random: np.random.Generator, *, maximum: int
             return
 
 
+def try_transform(dataset: Dataset, config: DataConfig) -> None:
+    """ConfigError if the user's transform, tried on the first training image, raises, or returns no such image."""
+    if own := user_transform(config.transform):
+        _transformed(own, dataset.train.read(np.arange(1))[0], generator(0, PICTURE, 0, TRANSFORM), config.transform)
+
+
+def _transformed(own: Transform, image: NDArray[np.uint8], random: np.random.Generator, name: str) -> NDArray[np.uint8]:
+    try:
+        changed = own(image, random)
+    except (Exception, SystemExit) as error:  # whatever the user's function raises
+        raise ConfigError(f"data.transform={name!r}: raised {type(error).__name__}: {error}") from error
+    if not (isinstance(changed, np.ndarray) and changed.shape == image.shape and changed.dtype == np.uint8):
+        found = f"{changed.dtype} {changed.shape}" if isinstance(changed, np.ndarray) else type(changed).__name__
+        raise ConfigError(f"data.transform={name!r}: returned {found}, expected uint8 {image.shape}")
+    return changed
+
+
 def user_transform(name: str) -> Transform | None:
     """The function `package.module:function`, or None for no name. Raises ConfigError when it cannot be imported."""
     if not name:
@@ -149,4 +158,3 @@ def check_changes(dataset: Dataset, config: DataConfig) -> None:
         raise ConfigError(
             f"data.{name}={getattr(config, name)!r}: for images of 1 or 3 channels with white at 255; {what}"
         )
-    user_transform(config.transform)

@@ -45,6 +45,7 @@ class Dataset:
     mean, std: what is subtracted from the values of a channel, of which white is 1, and what they are then divided by;
         one number for all channels or one for each.
     notes: what the user is to be told about the data when training begins.
+    held_out: whether the validation part was held out of the training images, as there was none.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Dataset:
     mean: tuple[float, ...] = (0.5,)
     std: tuple[float, ...] = (0.5,)
     notes: tuple[str, ...] = ()
+    held_out: bool = False
 
     @property
     def scale(self) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -55,7 +55,8 @@ def load_npz(path: Path, *, name: str, validation_share: float) -> Dataset:
         raise DataError(f"{path}: maximum={maximum}, but pixels reach {brightest}")
     classes = numbered_classes(str(path), labels, held_labels)
     shape = (images.shape[1], images.shape[2], images.shape[3])
-    return Dataset(name, _array_split(images, labels), _array_split(held_images, held_labels), classes, shape, maximum)
+    splits = _array_split(images, labels), _array_split(held_images, held_labels)
+    return Dataset(name, *splits, classes, shape, maximum, held_out="train_images" not in arrays)
 
 
 def _read(path: Path) -> dict[str, NDArray[Any]]:

@@ -119,6 +119,8 @@ class DataConfig:
         }.items():
             if getattr(self, name) > largest:
                 raise ConfigError(f"data.{name}={getattr(self, name)!r}: expected at most {largest}")
+        if self.label_smoothing == 1:
+            raise ConfigError("data.label_smoothing=1.0: expected less than 1, nothing is left to learn")
         if not self.crop_area:
             raise ConfigError("data.crop_area=0.0: expected more than 0")
         numbers("data.mean", self.mean)

@@ -7,6 +7,7 @@ like (`moespec.models.data.pictures`).
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,7 +75,8 @@ def load_pictures(
         raise DataError(f"{source}: {what} is left")
     train_split = _split(*chosen[0], config, whole=config.crop != "middle")
     held_split = _split(*chosen[1], config, whole=False)
-    return Dataset(source.name, train_split, held_split, classes, (size, size, 3), 255, notes=tuple(notes))
+    about: Any = {"notes": tuple(notes), "held_out": held is part}
+    return Dataset(source.name, train_split, held_split, classes, (size, size, 3), 255, **about)
 
 
 def check_headers(pictures: Pictures) -> int:

@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from moespec.backends.contract import Backend
 from moespec.models.data import datasets
 from moespec.models.data.dataset import Dataset
@@ -61,6 +63,8 @@ def load_sets(
             raise ConfigError(
                 f"{where}.neighbours={list(settings.neighbours)!r}: there are {len(own.train)} training images"
             )
+        if settings.kind == "few_shot" and max(settings.shots) > (most := int(np.bincount(own.train.labels).max())):
+            raise ConfigError(f"{where}.shots={list(settings.shots)!r}: no class has more than {most} training images")
         loaded[name] = EvaluationSet(settings, own, labels, model)
     return loaded
 

@@ -24,7 +24,7 @@ from moespec.models.errors import CheckpointError, DataError
 from moespec.models.files import write_atomically
 from moespec.models.hashing import token_ids
 from moespec.models.streams import TABLES, generator
-from moespec.models.tensors import decoded
+from moespec.models.tensors import decoded, reason
 from moespec.models.training.config import Config
 from moespec.models.training.resolve import load_backend, model_config
 from moespec.spec.clustering import k_means
@@ -200,7 +200,9 @@ def read(path: Path, model: vit.VitConfig) -> HashTables:
             made_for = file.metadata() or {}
         tensors = decoded(path.read_bytes())
     except (OSError, ValueError, safetensors.SafetensorError) as error:
-        raise DataError(f"hash.path={str(path)!r}: not a readable file of moespec hash-table ({error})") from error
+        raise DataError(
+            f"hash.path={str(path)!r}: not a readable file of moespec hash-table ({reason(error)})"
+        ) from error
     arrays = {name: found.array for name, found in tensors.items()}
     for name, value in _made_for(model).items():
         if made_for.get(name) != value:

@@ -11,9 +11,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from moespec.models.commandline.commands import load_run, train_command
+from moespec.models.data.changes import try_transform
 from moespec.models.errors import Interrupted, RunError
 from moespec.models.evaluation.sets import load_sets
 from moespec.models.study import outcome, results
+from moespec.models.training.concerns import check_share
 from moespec.models.training.config import Config
 from moespec.models.training.configfile import dump
 from moespec.models.training.resolve import choose_backend, load_data, resolve
@@ -37,6 +39,8 @@ def study_command(entries: Mapping[str, Config], *, seeds: int, out: Path) -> No
         raise ConfigError("routers: there is no entry")
     if seeds < 1:
         raise ConfigError(f"seeds={seeds!r}: expected an integer >= 1")
+    if any((out / name).exists() for name in ("config.toml", "checkpoints")):
+        raise RunError(f"out={str(out)!r}: the folder of a run; a study needs one of its own")
     configs = {name: _resolved(name, config) for name, config in entries.items()}
     runs = {(name, seed): out / "runs" / f"{name}-seed{seed}" for seed in range(seeds) for name in configs}
     for (name, seed), run in runs.items():
@@ -72,6 +76,8 @@ def _resolved(name: str, config: Config) -> Config:
         dataset = load_data(config)
         resolved = resolve(config, dataset, backend)
         load_sets(resolved, dataset)
+        check_share(config, dataset)
+        try_transform(dataset, config.data)
         return resolved
     except ConfigError as error:
         raise ConfigError(f"entry {name}: {error}") from error

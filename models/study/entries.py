@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-import tyro
 from tyro.conf import arg
 
-from moespec.models.commandline.chosen import chosen
+from moespec.models.commandline.chosen import check_concerns, chosen
+from moespec.models.commandline.parsing import parse
 from moespec.models.training.config import Config
 from moespec.spec.errors import ConfigError
 from moespec.spec.routers import ROUTERS
@@ -50,6 +50,22 @@ def entries(texts: Sequence[str], base: Config) -> dict[str, Config]:
         except ValueError as error:
             raise ConfigError(f"routers={text!r}: {error}") from error
         given = words if colon else ["--model.moe", "none"] if name == DENSE else ["--router", name]
-        default = _Options(chosen(given, base))
-        found[name] = tyro.cli(_Options, prog=f"moespec study, entry {name}", args=given, default=default).settings
+        try:
+            config = parse("moespec study", _Options, given, default=_Options(chosen(given, base))).settings
+            if colon:
+                check_concerns(given, config)
+                _check_name(name, config)
+            if config.training.seed != base.training.seed:
+                raise ConfigError(f"training.seed={config.training.seed!r}: a study has seeds of its own, --seeds N")
+            found[name] = config
+        except ConfigError as error:
+            raise ConfigError(f"routers={text!r}: {error}") from error
     return found
+
+
+def _check_name(name: str, config: Config) -> None:
+    """ConfigError for options that make of an entry something else than its name says."""
+    if name == DENSE and config.model.moe != "none":
+        raise ConfigError(f"model.moe={config.model.moe!r}: expected 'none', or another name than {DENSE!r}")
+    if name in ROUTERS and config.model.router != name:
+        raise ConfigError(f"model.router={config.model.router!r}: expected {name!r}, or another name than {name!r}")

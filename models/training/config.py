@@ -262,8 +262,8 @@ class Config:
     """The whole configuration of a run."""
 
     backend: BackendName = "auto"
-    """framework that computes; auto: MOESPEC_BACKEND, else the only one installed, else jax; numpy: the specification
-    itself, by far too slow to train more than a toy"""
+    """framework that computes; auto: MOESPEC_BACKEND, else the one that is already imported, else the only one
+    installed, else jax; numpy: the specification itself, by far too slow to train more than a toy"""
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(b2=0.98, weight_decay=0.3, clip=1.0))

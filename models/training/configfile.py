@@ -16,12 +16,13 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 import tomli_w
 
+from moespec.models.checks import described
 from moespec.models.router_options import RouterSection, named
 from moespec.models.training.config import Config, ModelConfig
 from moespec.models.training.displaced import displaced
 from moespec.spec.errors import ConfigError
 
-__all__ = ["dump", "find_recipe", "flat", "read", "recipes", "update", "with_decay"]
+__all__ = ["dump", "find_recipe", "flat", "read", "recipes", "update", "with_decay", "written"]
 
 RECIPES = Path(__file__).parent / "recipes"
 NONE = "none"
@@ -77,6 +78,12 @@ def read(path: Path, base: Config | None = None, *, model: str | None = None, ro
     config = update(base, table, source=str(path))
     wins: dict[str, Any] = {name: value for name, value in (("name", model), ("router", router)) if value is not None}
     return replace(config, model=replace(config.model, **wins))
+
+
+def written(path: Path) -> list[str]:
+    """The dotted keys of a file; `format` is one of a file that a run wrote, whatever version did."""
+    table = _loaded(path)
+    return [*flat(table), *(["format"] if _of_version_0_1(table) else [])]
 
 
 def _loaded(path: Path) -> dict[str, Any]:
@@ -183,15 +190,7 @@ def _checked(value: Any, hint: Any, where: str) -> Any:
             return value
     if value == NONE and type(None) in options:
         return None
-    raise ConfigError(f"{where}={value!r}: expected {' or '.join(_describe(option) for option in options)}")
-
-
-def _describe(option: Any) -> str:
-    if get_origin(option) is Literal:
-        return "one of " + ", ".join(map(repr, get_args(option)))
-    if get_origin(option) is tuple:
-        return f"a list of {_describe(get_args(option)[0])}"
-    return repr(NONE) if option is type(None) else str(option.__name__)
+    raise ConfigError(f"{where}={value!r}: expected {described(hint, repr(NONE))}")
 
 
 def _plain(table: dict[str, Any], default: dict[str, Any]) -> dict[str, Any]:

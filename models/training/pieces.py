@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from moespec.backends.mesh import Pieces
-from moespec.models.tensors import decoded
+from moespec.models.tensors import decoded, reason
 
 __all__ = ["ArrayFile", "Stored", "digest", "named_pieces", "stored"]
 
@@ -145,7 +145,7 @@ def _in_file(file: ArrayFile) -> dict[str, Part]:
                 name: Part((), tuple(part.get_shape()), part.get_dtype(), reader(name)) for name, part in slices.items()
             }
     except SafetensorError as error:
-        raise ValueError(f"not a safetensors file: {error}") from error
+        raise ValueError(f"not a safetensors file: {reason(error)}") from error
 
 
 def named_pieces(arrays: Mapping[str, NDArray[Any] | Pieces]) -> dict[str, NDArray[Any]]:

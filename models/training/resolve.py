@@ -4,18 +4,17 @@
 """
 
 import importlib
-import importlib.util
 import inspect
 import os
 from dataclasses import asdict, fields, replace
 from typing import Any, cast
 
+from moespec.backends.choice import check_installed, choose
 from moespec.backends.contract import Backend
 from moespec.models import families, parameters, vit
 from moespec.models.data import datasets
 from moespec.models.data.dataset import Dataset
 from moespec.models.families import family, of_name
-from moespec.models.hashing.options import HashConfig
 from moespec.models.layers import MoeLayer
 from moespec.models.memory import check_memory
 from moespec.models.router_options import named, options_of
@@ -27,7 +26,6 @@ from moespec.spec.options import SlotOptions
 
 __all__ = ["choose_backend", "load_backend", "load_data", "model_config", "resolve", "schedule"]
 
-FRAMEWORKS = ("jax", "torch")
 OF_DIGITS = 8
 """Side of the images, in pixels, that the smallest models have by themselves."""
 DRAWS = 8
@@ -37,28 +35,12 @@ DRAWS = 8
 def choose_backend(requested: str) -> tuple[str, str]:
     """The name of the backend to compute with, and the reason when it was not requested by name ("" if it was).
 
-    `auto` is the variable MOESPEC_BACKEND, else the only framework installed, else jax. Raises ConfigError when the
-    framework is not installed.
+    `auto` is what `moespec.backends.choice.choose` says. Raises ConfigError when the framework is not installed.
     """
-    installed = [name for name in FRAMEWORKS if importlib.util.find_spec(name) is not None]
-    variable = os.environ.get("MOESPEC_BACKEND", "")
-    name, reason = requested, ""
-    if requested == "auto" and variable:
-        if variable not in (*FRAMEWORKS, "numpy"):
-            raise ConfigError(f"MOESPEC_BACKEND={variable!r}: expected one of {', '.join((*FRAMEWORKS, 'numpy'))}")
-        name, reason = variable, "MOESPEC_BACKEND"
-    elif requested == "auto" and not installed:
-        raise ConfigError(
-            "backend='auto': neither jax nor torch is installed. Install one: pip install 'moespec[jax]' or "
-            "pip install 'moespec[torch]'. (--backend numpy is the specification itself, far too slow to train.)"
-        )
-    elif requested == "auto" and len(installed) == 1:
-        name, reason = installed[0], "the only framework installed"
-    elif requested == "auto":
-        name, reason = "jax", "the default when several are installed"
-    if name in FRAMEWORKS and name not in installed:
-        raise ConfigError(f"backend={name!r}: {name} is not installed. Install it: pip install 'moespec[{name}]'")
-    return name, reason
+    if requested == "auto":
+        return choose()
+    check_installed(requested, f"backend={requested!r}")
+    return requested, ""
 
 
 def load_backend(name: str) -> Backend:
@@ -121,9 +103,6 @@ def resolve(config: Config, dataset: Dataset, backend: str) -> Config:
         check_memory(f"training.{name}={images!r}", images * height * width * channels)
         for layer in layers:
             _check_layer(layer, training=name == "batch")
-    if config.hash != HashConfig() and not (isinstance(chosen, vit.VitConfig) and vit.takes_ids(chosen)):
-        name, value = next((k, v) for k, v in asdict(config.hash).items() if v != getattr(HashConfig(), k))
-        raise ConfigError(f"hash.{name}={value!r}: the model has no router that needs token ids")
     _check_parameters(chosen, config.model.name)
     with named("optimizer.", ("decay", "rates")):
         config.optimizer.check_patterns(parameters.paths(family(chosen).parameter_shapes(chosen)))

@@ -91,7 +91,12 @@ def format_of(path: Path) -> str:
         return "vmoe"
     if path.suffix == ".npz":
         return _told(path, read_npz(path))
-    arrays, metadata = read_safetensors(path)
+    try:
+        arrays, metadata = read_safetensors(path)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"{error}; expected a run, a folder of the hub, a .safetensors or an .npz file"
+        ) from error
     return "moespec" if own.MODEL in metadata else _told(path, arrays)
 
 

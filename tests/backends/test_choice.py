@@ -84,11 +84,11 @@ def test_none_installed():
 
 
 @needs("jax", "torch")
-def test_several_installed_and_none_imported():
-    message = error(USED)
-    assert "Installed: jax, torch, numpy" in message
-    assert "MOESPEC_BACKEND=jax or torch or numpy" in message
-    assert "pip install" not in message
+@pytest.mark.parametrize("imported", ["", "import jax, torch; "])
+def test_several_installed_and_not_one_imported(imported):
+    program = "from moespec import backends; from moespec.models.training.resolve import choose_backend as by_command"
+    program = f"{imported}{program}; print(*by_command('auto'), backends.name)"
+    assert output(program) == ["jax", *["the", "default", "when", "several", "are", "installed"], "jax"]
 
 
 def test_jax_needs_optax():

@@ -109,7 +109,7 @@ def test_a_former_word_names_the_present_one(run, words, said):
 def test_no_command(run):
     status, _, said = run()
     assert status == 2
-    assert "usage" in said
+    assert said == "moespec conformance: the following arguments are required: command\n"
 
 
 @pytest.mark.parametrize("command", [["run"], ["show", "token_choice/tied"]])

@@ -103,7 +103,7 @@ def test_what_a_file_says(tmp_path):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("waiver = [", "TOMLDecodeError"),
+        ("waiver = [", "not a TOML file"),
         ('waiver = "z_loss/one_expert"', "expected only [[waiver]] entries"),
         (ENTRY + "[other]\n", "holds 'other', expected only [[waiver]] entries"),
         ("waiver = [3]", "waiver 1: 3, expected a table"),
@@ -165,7 +165,7 @@ def test_the_command_line(run, over_numpy, tmp_path):
 def test_a_file_that_is_not_there(run, tmp_path):
     status, _, said = run("run", "--target", "moespec.backends.numpy", "--waivers", tmp_path / "none.toml")
     assert status == 2
-    assert said.startswith(f"{tmp_path / 'none.toml'}: FileNotFoundError")
+    assert said.startswith(f"{tmp_path / 'none.toml'}: cannot be read (No such file")
 
 
 def test_files_are_waived_too(run, tmp_path):

@@ -155,8 +155,8 @@ def test_a_resolved_configuration_says_everything(tmp_path: Path, name: str, kin
             r"model\.router_options\.capacity=1: soft_moe does not have this option; it has capacity_factor",
         ),
         ("[training]\nsteps = 1.5", r"training\.steps=1\.5: expected (an integer|int)"),
-        ("[training]\nsteps = true", r"training\.steps=True: expected int"),
-        ("[schedule]\npeak = 'high'", r"schedule\.peak='high': expected float"),
+        ("[training]\nsteps = true", r"training\.steps=True: expected an integer"),
+        ("[schedule]\npeak = 'high'", r"schedule\.peak='high': expected a number"),
         ("[model]\npool = 'max'", r"model\.pool='max': expected one of 'gap', 'gap_norm', 'token', 'map' or 'none'"),
         ("data = 'digits'", r"data='digits': expected a table, \[data\]"),
         ("[data", "not a TOML file"),
@@ -272,26 +272,16 @@ def test_changes() -> None:
     assert changes(asdict(Config()), other) == {"model.depth": (4, 3)}  # the depth of vit_tiny
 
 
-def test_choice_of_backend(monkeypatch: pytest.MonkeyPatch) -> None:
-    installed = {"jax", "torch"}
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: name if name in installed else None)
+def test_a_backend_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name if name == "torch" else None)
     monkeypatch.delenv("MOESPEC_BACKEND", raising=False)
     assert choose_backend("torch") == ("torch", "")
-    assert choose_backend("auto")[0] == "jax"
-    installed.remove("jax")
     assert choose_backend("auto") == ("torch", "the only framework installed")
     with pytest.raises(ConfigError, match=r"backend='jax'.*pip install 'moespec\[jax\]'"):
         choose_backend("jax")
     monkeypatch.setenv("MOESPEC_BACKEND", "numpy")
     assert choose_backend("auto") == ("numpy", "MOESPEC_BACKEND")
     assert choose_backend("torch") == ("torch", "")
-    monkeypatch.setenv("MOESPEC_BACKEND", "tensorflow")
-    with pytest.raises(ConfigError, match="MOESPEC_BACKEND='tensorflow'"):
-        choose_backend("auto")
-    monkeypatch.delenv("MOESPEC_BACKEND")
-    installed.clear()
-    with pytest.raises(ConfigError, match="neither jax nor torch is installed"):
-        choose_backend("auto")
 
 
 def test_help_imports_no_framework() -> None:
@@ -338,9 +328,7 @@ def test_one_clear_line_and_status_2(
 
 
 def test_a_value_out_of_range_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as end:
-        cli.main(["train", "--data.crop-padding", "-1"])
-    assert end.value.code == 2
+    assert cli.main(["train", "--data.crop-padding", "-1"]) == 2
     assert "data.crop_padding=-1: expected at least 0" in capsys.readouterr().err
 
 

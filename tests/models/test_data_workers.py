@@ -155,8 +155,6 @@ def test_photographs_are_not_made_as_small_as_digits(
 CHANGES: list[Callable[[Path], dict[str, Any]]] = [
     lambda photos: {"resize": 16},
     lambda photos: {"mean": "0.5,0.5"},
-    lambda photos: {"transform": "moespec.models.data:nothing"},
-    lambda photos: {"transform": "nowhere:f"},
     lambda photos: {"classes": str(photos / "nowhere.txt")},
 ]
 

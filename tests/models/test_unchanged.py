@@ -154,9 +154,8 @@ def test_what_may_change_without_more_ado(runs, tmp_path: Path, capsys) -> None:
     run = runs.stopped(whole, tmp_path / "run", step=8)
     flags = {"training.log_every": "7", "training.keep": "3", "training.compile": "never", "data.prefetch": "1"}
     flags |= {"training.evaluate_every": "7", "training.checkpoint_every": "7", "training.steps": "14"}
-    flags |= {"data.workers": "1"}
     # The digits have nothing to decode, and one process has one device.
-    others = {"training.recompute", "backend", "data.cache"}
+    others = {"training.recompute", "backend", "data.cache", "data.workers"}
     others |= {"mesh.data", "mesh.fsdp", "mesh.expert", "mesh.transport"}
     assert {*flags, *others} == FREE | {"training.steps"}
     given = [word for key, value in flags.items() for word in (f"--{key.replace('_', '-')}", value)]

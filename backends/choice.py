@@ -1,0 +1,59 @@
+"""Which backend it is, where none is requested by its name: one rule, for Python and for the command line."""
+
+import importlib.util
+import os
+import sys
+
+from moespec.spec.errors import ConfigError
+
+__all__ = ["NAMES", "VARIABLE", "check_installed", "choose"]
+
+VARIABLE = "MOESPEC_BACKEND"
+NAMES = ("jax", "torch", "numpy")
+FRAMEWORKS = {"jax": ("jax", "optax"), "torch": ("torch",)}
+"""Backend -> the modules that it needs; the first is preferred where nothing else decides."""
+
+
+def choose() -> tuple[str, str]:
+    """The name of a backend, and why it is this one: `MOESPEC_BACKEND`, else the one framework that is already imported,
+    else the only one installed, else jax.
+
+    Raises ConfigError, which says what is installed, for a variable that names no backend or one that is not installed, and
+    where no framework is installed.
+    """
+    requested = os.environ.get(VARIABLE)
+    if requested:
+        if requested not in NAMES:
+            raise ConfigError(f"{VARIABLE}={requested!r}: expected one of {', '.join(NAMES)}")
+        check_installed(requested, f"{VARIABLE}={requested!r}")
+        return requested, VARIABLE
+    installed = _installed()
+    imported = [name for name in installed if sys.modules.get(name) is not None]
+    if not installed:
+        raise ConfigError(f"cannot choose a backend: neither jax nor torch is installed. {_advice()}")
+    if len(installed) == 1:
+        return installed[0], "the only framework installed"
+    if len(imported) == 1:
+        return imported[0], "the framework that is already imported"
+    return installed[0], "the default when several are installed"
+
+
+def check_installed(name: str, where: str) -> None:
+    """ConfigError, which begins with `where`, unless the backend `name` has what it needs."""
+    if name in FRAMEWORKS and name not in _installed():
+        raise ConfigError(f"{where}: {name} is not installed. {_advice()}")
+
+
+def _installed() -> list[str]:
+    return [
+        name
+        for name, needed in FRAMEWORKS.items()
+        if all(importlib.util.find_spec(module) is not None for module in needed)
+    ]
+
+
+def _advice() -> str:
+    installed = _installed()
+    lines = [f"Installed: {', '.join([*installed, 'numpy (the specification itself, far too slow to train)'])}."]
+    lines += [f"To install {name}: pip install 'moespec[{name}]'." for name in FRAMEWORKS if name not in installed]
+    return " ".join([*lines, f"To choose: set {VARIABLE}={' or '.join([*installed, 'numpy'])}."])

@@ -1,0 +1,55 @@
+"""Which options of a run concern nothing unless others say so: one table, for every section of the configuration.
+
+What a single section can tell by itself, it says itself: options that a router, an optimiser or a schedule does not have.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any, cast
+
+from moespec.models.data.dataset import Dataset
+from moespec.models.data.options import DataConfig
+from moespec.models.training.config import Config
+from moespec.spec.errors import ConfigError
+from moespec.spec.routers import ROUTERS
+
+__all__ = ["check", "check_share"]
+
+
+def _ids(config: Config) -> bool:
+    return config.model.moe != "none" and ROUTERS[config.model.router or "soft_moe"].needs == "ids"
+
+
+_EXPERTS = ("router", "experts", "router_options", "expert_init", "group_images", "group_tokens", "round_experts")
+
+TABLE: tuple[tuple[str, tuple[str, ...], Callable[[Config], object], str], ...] = (
+    ("model", _EXPERTS, lambda c: c.model.moe != "none", "model.moe is 'none'"),
+    ("model", ("token_ids", "codes"), _ids, "the model has no router that needs token ids"),
+    ("hash", ("path", "kind", "images"), _ids, "the model has no router that needs token ids"),
+    ("model", ("round_experts",), lambda c: c.model.dtype != "bfloat16", "model.dtype is 'bfloat16'"),
+    ("model", ("head_bias",), lambda c: c.training.loss == "sigmoid", "training.loss is 'softmax', the same for any bias of all classes"),
+    ("data", ("brightness", "contrast", "saturation", "hue"), lambda c: c.data.jitter, "data.jitter is 0"),
+    ("data", ("magnitude",), lambda c: c.data.randaugment, "data.randaugment is 0"),
+    ("data", ("crop_area",), lambda c: c.data.crop != "middle", "data.crop is 'middle'"),
+    ("data", ("workers",), lambda c: c.data.name != "digits", "the digits have nothing to decode"),
+    ("", ("init_skip",), lambda c: c.init, "there is no init"),
+)  # fmt: skip
+"""Section, options of it, when they concern a run, and why they do not if they do not."""
+
+
+def check(written: Iterable[str], *configs: Config) -> None:
+    """ConfigError for the first option of `written` (dotted names) that is switched on and concerns none of the configurations."""
+    for name in written:
+        parts, value = name.split("."), cast(Any, configs[-1])
+        for part in parts:
+            value = getattr(value, part, None)
+        section, option = parts[:2] if parts[1:] else ("", name)
+        for of, options, when, why in TABLE:
+            if section == of and option in options and value not in (None, False, 0.0) and not any(map(when, configs)):
+                raise ConfigError(f"{name}={value!r} concerns nothing here: {why}")
+
+
+def check_share(config: Config, dataset: Dataset) -> None:
+    """ConfigError if the configuration says how many images are held out, and the data have a validation part."""
+    share = config.data.validation_share
+    if share != DataConfig().validation_share and not dataset.held_out:
+        raise ConfigError(f"data.validation_share={share!r} concerns nothing here: the data have a validation part")
