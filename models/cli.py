@@ -81,11 +81,13 @@ class LaunchArguments:
 
 @dataclass(frozen=True)
 class FinetuneArguments:
-    """Train on from the weights of a run or a file, on other data, at another resolution, or with experts.
+    """Train on from the weights of a run or a file, on the same data or others, at another resolution, or with experts.
 
     moespec finetune runs/x --data folder --data.path photos --model.image-size 384; moespec finetune runs/dense --model.moe
-    every_2 --router softmax_expert_choice --experts 8 upcycles a dense model. The model is the source's, with what is set
-    here in its place; everything else is as in train. `moespec train --init SOURCE` takes the weights alone.
+    every_2 --router softmax_expert_choice --experts 8 upcycles a dense model. The model is the source's. So are, of a run
+    and without --data, the section data, the size of the images and the evaluations; with --data, mean and deviation. A file or
+    a folder of the hub has no data: it needs --data. What is set here takes the place of all these; everything else is as
+    in train. `moespec train --init SOURCE` takes the weights alone.
     """
 
     source: Positional[str]
@@ -371,14 +373,16 @@ def _finetune(arguments: list[str]) -> None:
         _parse("finetune", FinetuneArguments, arguments or ["--help"])
         raise SpecError("finetune: the source comes first: moespec finetune runs/x --data ...")
     from moespec.models.commandline import commands
-    from moespec.models.transfer.start import finetuned, sized
+    from moespec.models.transfer.start import finetuned, sized, taken
 
     source, *rest = arguments
-    settings = chosen(rest, finetuned(Config(), source))
+    named = any(word.partition("=")[0] in ("--data", "--data.name") for word in rest)
+    settings = chosen(rest, finetuned(Config(), source, other_data=named))
     parsed = _parse(
         "finetune", FinetuneArguments, arguments, default=FinetuneArguments(source=tyro.MISSING, settings=settings)
     )
-    commands.train_command(sized(parsed.settings), run=parsed.run, resume=parsed.resume, override=False)
+    settings, note = sized(parsed.settings), taken(parsed.settings, given=named or parsed.resume)
+    commands.train_command(settings, run=parsed.run, resume=parsed.resume, override=False, note=note)
 
 
 def _hash_table(arguments: list[str]) -> None:

@@ -42,13 +42,15 @@ from moespec.spec.routers.record import Router
 __all__ = ["LoadedRun", "evaluate_command", "inspect_command", "list_command", "load_run", "train_command"]
 
 
-def train_command(config: Config, *, run: str | None, resume: bool, override: bool) -> None:
-    """Trains, or goes on, and writes the report; says so when the run is already finished."""
+def train_command(config: Config, *, run: str | None, resume: bool, override: bool, note: str = "") -> None:
+    """Trains, or goes on, and writes the report; says so when the run is already finished. note: said first."""
     if override and not resume:
         raise RunError("--override changes a run that goes on; it needs --resume")
     backend, reason = choose_backend(config.backend)
     with connected(backend, config.mesh) as B:
         say = print if B.process == 0 else _silent
+        if note:
+            say(note)
         if reason:
             say(f"backend: {backend} ({reason})")
         dataset = load_data(config)

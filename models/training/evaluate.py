@@ -1,22 +1,48 @@
 """Evaluation: accuracy, loss and routing metrics over all images of a split."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from moespec.backends.contract import Backend
+from moespec.backends.mesh import MeshSizes
 from moespec.models.data.dataset import Dataset, Split
 from moespec.models.data.loader import evaluation_batch
 from moespec.models.data.prefetch import Prefetcher
 from moespec.models.data.prepared import prepared
+from moespec.models.families import Config, family
+from moespec.models.training.interruption import Interruption
 from moespec.models.training.objective import unflatten
+from moespec.models.training.progress import evaluating
 from moespec.spec import sigmoid_cross_entropy, softmax_cross_entropy
+from moespec.spec.errors import SpecError
 
-__all__ = ["evaluate", "features", "over"]
+__all__ = ["evaluate", "evaluation_size", "features", "over"]
 
 TOP = 5
+
+
+def evaluation_size(sizes: MeshSizes, model: Config, batch: int, images: int) -> int:
+    """Images of each batch in which `images` are evaluated, of at most `batch`: the least that takes no more batches.
+
+        size >= images / ceil(images / batch)
+
+    The devices share it, and the groups of the routers are those of `batch`. Only where a group is all of a batch, and there
+    are fewer images than that, the group is these images.
+    """
+    layers_of, parts = family(model).moe_layers, -(-images // batch)
+
+    def groups(size: int) -> list[int]:
+        return [layer.settings.tokens for layer in layers_of(model, size // sizes.devices)]
+
+    for size in range(-(-images // parts), batch):
+        with suppress(SpecError):  # which do not fill the groups
+            if size % sizes.devices == 0 and (groups(size) == groups(batch) or parts == 1):
+                return size
+    return batch
 
 
 def evaluate(
@@ -28,6 +54,7 @@ def evaluate(
     batch: int,
     kind: str,
     labels: Sequence[Sequence[int]] | None = None,
+    stop: Interruption | None = None,
 ) -> dict[str, Any]:
     """Means over the validation images: "accuracy", "top5", "loss" (cross-entropy of `kind`), "images" and "moe".
 
@@ -38,11 +65,13 @@ def evaluate(
     labels: the right labels of each image, of which there may be several, in place of those of the data set. An image
     without any does not count, and there is no loss. This is how ImageNet-ReaL is measured (Beyer et al. 2020, arXiv
     2006.07159; google-research/big_vision, `big_vision/evaluators/classification.py`).
+
+    stop: what ends it between two batches, with Interrupted.
     """
     cross_entropy = {"softmax": softmax_cross_entropy, "sigmoid": sigmoid_cross_entropy}[kind]
     seen, images, right, among, loss = 0, 0, 0, 0, 0.0
     metrics: dict[str, Any] = {}
-    for (logits, part_metrics), part in over(B, forward, params, dataset, dataset.validation, batch=batch):
+    for (logits, part_metrics), part in over(B, forward, params, dataset, dataset.validation, batch=batch, stop=stop):
         count = part["count"]
         logits, targets = np.asarray(logits, np.float64)[:count], part["targets"][:count]
         correct = _correct(targets, None if labels is None else labels[seen : seen + count])
@@ -68,7 +97,14 @@ def _correct(targets: NDArray[Any], labels: Sequence[Sequence[int]] | None) -> N
 
 
 def over(
-    B: Backend, function: Callable[[Any, Any], Any], params: Any, dataset: Dataset, split: Split, *, batch: int
+    B: Backend,
+    function: Callable[[Any, Any], Any],
+    params: Any,
+    dataset: Dataset,
+    split: Split,
+    *,
+    batch: int,
+    stop: Interruption | None = None,
 ) -> Iterator[tuple[Any, dict[str, Any]]]:
     """`function(params, images)` (as NumPy) for all images of a split in order, with the batch that it is of.
 
@@ -78,15 +114,29 @@ def over(
     def make(index: int) -> dict[str, Any]:
         return evaluation_batch(dataset, split, batch=batch, index=index, rows=B.rows(batch))
 
-    with Prefetcher(make, 0, -(-len(split) // batch), ahead=1) as parts:
+    batches = -(-len(split) // batch)
+    with (
+        Prefetcher(make, 0, batches, ahead=1) as parts,
+        evaluating(batches, leads=B.process == 0) as count,
+    ):
         for _, part in parts:
+            if stop is not None:
+                stop.check(B)
             images = prepared(B, dataset, B.put(part["images"]))
             yield B.to_numpy(function(params, images)), part
+            count()
 
 
 def features(
-    B: Backend, function: Callable[[Any, Any], Any], params: Any, dataset: Dataset, split: Split, *, batch: int
+    B: Backend,
+    function: Callable[[Any, Any], Any],
+    params: Any,
+    dataset: Dataset,
+    split: Split,
+    *,
+    batch: int,
+    stop: Interruption | None = None,
 ) -> NDArray[Any]:
     """What the head sees of every image of a split, `(images, D)`; `function` is `make_features`'s."""
-    parts = over(B, function, params, dataset, split, batch=batch)
+    parts = over(B, function, params, dataset, split, batch=batch, stop=stop)
     return np.concatenate([np.asarray(found)[: part["count"]] for found, part in parts])

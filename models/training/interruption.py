@@ -1,4 +1,4 @@
-"""Signals that stop a run: the first lets the step end and be saved, the second ends the process at once."""
+"""Signals that stop a run: the first lets the step, or batch of an evaluation, end; the second ends the process at once."""
 
 import contextlib
 import os
@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from moespec.backends.contract import Backend
+from moespec.models.errors import Interrupted
 
 __all__ = ["Interruption"]
 
@@ -61,6 +62,11 @@ class Interruption:
         stopped = [number for number in B.exchanged(str(int(self.signal or 0))) if number != "0"]
         return signal.Signals(int(stopped[0])) if stopped else None
 
+    def check(self, B: Backend) -> None:
+        """Between two batches of an evaluation: raises Interrupted, in all processes, where a signal has come."""
+        if (stopped_by := self.agreed(B, True)) is not None:
+            raise Interrupted(f"the evaluation was stopped by {stopped_by.name}", stopped_by)
+
     def _read(self) -> None:
         while numbers := os.read(self._reader, 1):
             if numbers[0] not in self._handlers:
@@ -69,4 +75,7 @@ class Interruption:
                 os._exit(128 + numbers[0])
             self.signal = signal.Signals(numbers[0])
             with contextlib.suppress(OSError):  # the terminal may be gone
-                print(f"\nmoespec: {self.signal.name}: finishing this step; again to end at once", file=sys.stderr)
+                print(
+                    f"\nmoespec: {self.signal.name}: finishing this step or batch; again to end at once",
+                    file=sys.stderr,
+                )

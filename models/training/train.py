@@ -5,6 +5,7 @@ however it was stopped, goes on from its last checkpoint to the same bits (on th
 """
 
 import shlex
+import signal
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -22,7 +23,7 @@ from moespec.models.hashing.tables import initial_params
 from moespec.models.training.compilation import compile_if, pays
 from moespec.models.training.config import Config
 from moespec.models.training.divergence import diverged, diverged_somewhere, finite
-from moespec.models.training.evaluate import evaluate
+from moespec.models.training.evaluate import evaluate, evaluation_size
 from moespec.models.training.interruption import Interruption
 from moespec.models.training.length import before_cooldown
 from moespec.models.training.objective import draws, make_forward, make_loss, unflatten
@@ -30,9 +31,12 @@ from moespec.models.training.progress import Progress
 from moespec.models.training.resolve import model_config, schedule
 from moespec.models.training.rundirectory import RunDirectory
 from moespec.models.training.saver import Saver
-from moespec.models.training.savestate import Start, begin, record_of
+from moespec.models.training.savestate import Start, begin, record_of, settle
 
 __all__ = ["Trained", "train"]
+
+OWN, OTHER = "evaluation", "evaluation/"
+"""What the log calls the evaluation of the run's own validation images, and how it begins to call the others."""
 
 
 class Trained(NamedTuple):
@@ -58,7 +62,8 @@ def train(
     `initial_params`. `sets`, loaded by `load_sets`, are evaluated besides. On several devices (`connected`) each process calls
     it, and one of them writes the log. Raises CheckpointError for a checkpoint that is
     damaged or of another run, DataError for files that cannot be read, RunError when the run diverges: what is evaluated
-    or saved is finite. Raises Interrupted when a signal stops it, after saving the step.
+    or saved is finite. Raises Interrupted when a signal stops it, after saving the step. Evaluations that it then does not
+    make are owed, and made when the run goes on.
     """
     model, settings, directory = model_config(config.model), config.training, RunDirectory(run)
     examples = len(dataset.train)
@@ -68,7 +73,7 @@ def train(
             B, config, directory, examples=examples, initial=lambda: initial or initial_params(config, dataset)
         )
 
-    state, start, seconds, overrides = begun()
+    state, start, seconds, overrides, owed = begun()
     compiled = pays(B, settings.total, settings.compile)
     eager = {} if compiled else {"compiled": False}
     loss = make_loss(B, model, settings.loss, recompute=settings.recompute)
@@ -76,7 +81,7 @@ def train(
     drawn = draws(model, settings.batch)
     forward, rate = compile_if(B, compiled, make_forward(B, model)), schedule(config)
     evaluation: dict[str, Any] = {}
-    evaluations = Evaluations(B, config, sets or {})
+    batch_of_evaluation = evaluation_size(B.sizes, model, settings.evaluation_batch, len(dataset.validation))
 
     # What worker processes run; they have no backend.
     rows = B.rows(settings.batch)
@@ -93,6 +98,35 @@ def train(
     def make_batch(step: int) -> Any:
         return to_device(step, host_batch(step))
 
+    def evaluated(state: Any, done: int, due: list[str]) -> signal.Signals | None:
+        """Makes the evaluations that are due, and strikes them off, until a signal comes: which one."""
+        nonlocal evaluation
+        try:
+            while due:
+                interruption.check(B)
+                params = B.state_params(state)
+                if due[0] == OWN:
+                    how: Any = {"batch": batch_of_evaluation, "kind": settings.loss, "stop": interruption}
+                    evaluation = evaluate(B, forward, params, dataset, **how)
+                    if config.optimizer.ema is not None:
+                        of_average = evaluate(B, forward, B.state_average(state), dataset, **how)
+                        evaluation["average"] = {name: of_average[name] for name in ("accuracy", "loss")}
+                    progress.evaluated(done, evaluation)
+                else:
+                    name = due[0].removeprefix(OTHER)
+                    progress.measured(done, name, evaluations.measure(name, params))
+                del due[0]
+        except Interrupted as stop:
+            return stop.signal
+        return None
+
+    def stopped(done: int, by: signal.Signals) -> Interrupted:
+        return Interrupted(
+            f"stopped by {by.name}; the {done} steps done of {settings.total} are saved. To go on: "
+            f"moespec train --run {shlex.quote(str(run))} --resume",
+            by,
+        )
+
     with (
         Interruption() as interruption,
         Progress(run, settings, start=start, seconds=seconds, leads=B.process == 0) as progress,
@@ -106,20 +140,27 @@ def train(
             receive=to_device,
         ) as batches,
     ):
+        evaluations = Evaluations(B, config, sets or {}, stop=interruption)
+        if owed:
+            stopped_by = evaluated(state, start, owed)
+            progress.sync()
+            settle(B, directory, start, owed)
+            if stopped_by is not None:
+                raise stopped(start, stopped_by)
         for step, batch in batches:
             state, metrics = update(state, batch, rate(step))
             done = step + 1
-            logs, evaluates, saves = (
-                _due(done, every, settings.total)
-                for every in (settings.log_every, settings.evaluate_every, settings.checkpoint_every)
+            logs, saves = (
+                _due(done, every, settings.total) for every in (settings.log_every, settings.checkpoint_every)
             )
+            own = [OWN] if _due(done, settings.evaluate_every, settings.total) else []
+            due = [*own, *(f"{OTHER}{name}" for name in evaluations.due(done))]
             stopped_by = interruption.agreed(B, logs)
             progress.step()
             saves = saves or stopped_by is not None or done == before_cooldown(config)
-            due = evaluations.due(done)
-            if logs or evaluates or saves or due:
+            if logs or saves or due:
                 measured = B.to_numpy(metrics)
-                exported = B.export_state(state) if evaluates or saves or due else {}
+                exported = B.export_state(state) if saves or due else {}
                 if B.sizes.devices > 1:
                     if error := diverged_somewhere(B, measured, exported, last=done):
                         raise error
@@ -128,28 +169,14 @@ def train(
                     raise diverged(B, config, loss, make_batch, before, last=done, options=eager)
             if logs:
                 progress.trained(done, rate(step), unflatten(measured))
-            if evaluates:
-                params = B.state_params(state)
-                how: Any = {"batch": settings.evaluation_batch, "kind": settings.loss}
-                evaluation = evaluate(B, forward, params, dataset, **how)
-                if config.optimizer.ema is not None:
-                    of_average = evaluate(B, forward, B.state_average(state), dataset, **how)
-                    evaluation["average"] = {name: of_average[name] for name in ("accuracy", "loss")}
-                progress.evaluated(done, evaluation)
-            for name in due:
-                progress.measured(done, name, evaluations.measure(name, B.state_params(state)))
-            if saves:
+            stopped_by = evaluated(state, done, due) or stopped_by
+            if saves or stopped_by is not None:
                 progress.sync()
-                seconds = progress.seconds
-                record = record_of(B, config, done, examples=examples, seconds=seconds, overrides=overrides)
-                saver.save(exported, record)
+                spent: Any = {"seconds": progress.seconds, "overrides": overrides, "owed": due}
+                saver.save(exported, record_of(B, config, done, examples=examples, **spent))
             if stopped_by is not None:
                 saver.wait()
-                raise Interrupted(
-                    f"stopped by {stopped_by.name}; the {done} steps done of {settings.total} are saved. To go on: "
-                    f"moespec train --run {shlex.quote(str(run))} --resume",
-                    stopped_by,
-                )
+                raise stopped(done, stopped_by)
         return Trained(B.export_state(state)["params"], evaluation, progress.seconds)
 
 

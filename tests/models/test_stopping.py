@@ -55,7 +55,7 @@ def test_a_signal_ends_the_step_and_saves(runs, tmp_path: Path, capsys, monkeypa
     assert signal.getsignal(number) is before
     shown, newest = capsys.readouterr().err, checkpoint.steps(run / "checkpoints")[-1]
     assert newest == 6, "the step after the one that the signal came with"
-    assert f"{name}: finishing this step; again to end at once" in shown
+    assert f"{name}: finishing this step or batch; again to end at once" in shown
     assert f"stopped by {name}; the {newest} steps done of 12 are saved. To go on: moespec train --run '{run}'" in shown
     monkeypatch.setattr(Progress, "step", real)
     assert cli.main(["train", "--run", str(run), "--resume"]) == 0
