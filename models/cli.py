@@ -121,6 +121,10 @@ class HashTableArguments:
 class EvaluateArguments:
     """Evaluate the newest checkpoint of a run on its validation images, and as the tables [evaluation.NAME] of its
     config.toml say. Features, for --fewshot and --knn, are what the head sees; training images are those of the run.
+
+    moespec evaluate runs/x --data folder --data.path new evaluates on other images in place of its validation images, and leaves
+    those tables out: on the validation part of the new data, or on all if they have none. Their classes are those of the run,
+    which are told by name and may be fewer.
     """
 
     run: Positional[str]
@@ -137,6 +141,12 @@ class EvaluateArguments:
     """draws of the images of these"""
     knn: tuple[int, ...] = ()
     """the nearest so many training images vote"""
+    data: Annotated[str | None, arg(aliases=["--data.name"])] = None
+    """kind of the other images (moespec list datasets; default: that of the run)"""
+    path: Annotated[str, arg(name="data.path")] = ""
+    """file or folder of the other images"""
+    broken: Annotated[Literal["error", "skip"], arg(name="data.broken")] = "error"
+    """pictures of these that cannot be read: an error, or decode all at the start, leave them out and count them"""
 
 
 @dataclass(frozen=True)
@@ -402,7 +412,8 @@ def _evaluate(arguments: list[str]) -> None:
         sets["few-shot"] = EvaluationConfig("few_shot", shots=parsed.fewshot, l2=parsed.l2, seeds=parsed.seeds)
     if parsed.knn:
         sets["nearest neighbours"] = EvaluationConfig("neighbours", neighbours=parsed.knn)
-    commands.evaluate_command(Path(parsed.run), backend=parsed.backend, step=parsed.step, sets=sets)
+    others = {"name": parsed.data, "path": parsed.path, "broken": parsed.broken} if parsed.data or parsed.path else None
+    commands.evaluate_command(Path(parsed.run), backend=parsed.backend, step=parsed.step, sets=sets, others=others)
 
 
 def _study(arguments: list[str]) -> None:

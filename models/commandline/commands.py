@@ -15,7 +15,7 @@ from moespec.models.commandline.curves import in_order
 from moespec.models.commandline.inspection import draw, make_route, prediction
 from moespec.models.commandline.report import png, write_report
 from moespec.models.data.dataset import Dataset
-from moespec.models.data.datasets import DATASETS
+from moespec.models.data.datasets import DATASETS, load_others
 from moespec.models.data.pictures import read_image
 from moespec.models.errors import RunError
 from moespec.models.evaluation.options import EvaluationConfig
@@ -25,7 +25,8 @@ from moespec.models.training import configfile
 from moespec.models.training.compilation import compile_if, pays
 from moespec.models.training.config import Config
 from moespec.models.training.devices import check_layout, check_same, connected, led
-from moespec.models.training.evaluate import evaluate
+from moespec.models.training.evaluate import evaluate, evaluation_size
+from moespec.models.training.interruption import Interruption, check
 from moespec.models.training.length import notes
 from moespec.models.training.objective import make_forward
 from moespec.models.training.progress import told
@@ -36,10 +37,14 @@ from moespec.models.training.savestate import trained_params
 from moespec.models.training.statistics import line
 from moespec.models.training.train import train
 from moespec.models.transfer.start import starting_params
+from moespec.spec.errors import ConfigError
 from moespec.spec.routers import ROUTERS
 from moespec.spec.routers.record import Router
 
 __all__ = ["LoadedRun", "evaluate_command", "inspect_command", "list_command", "load_run", "train_command"]
+
+Others = Mapping[str, Any] | None
+"""What `load_others` takes to load images in place of the validation images of a run."""
 
 
 def train_command(config: Config, *, run: str | None, resume: bool, override: bool, note: str = "") -> None:
@@ -123,34 +128,38 @@ def _train(
         led(B, report)
 
 
-def evaluate_command(run: Path, *, backend: str | None, step: int | None, sets: Mapping[str, EvaluationConfig]) -> None:
-    """Prints the accuracy, the loss, the routing metrics and the cost of a checkpoint, and what else is evaluated."""
-    loaded = load_run(run, backend, step)
-    config, settings = loaded.config, loaded.config.training
-    evaluations = load_sets(config, loaded.dataset, {**config.evaluation, **sets})
-    B, model = loaded.backend, model_config(config.model)
+def evaluate_command(
+    run: Path, *, backend: str | None, step: int | None, sets: Mapping[str, EvaluationConfig], others: Others = None
+) -> None:
+    """Prints the accuracy, the loss, the routing metrics and the cost of a checkpoint, and what else is evaluated.
+
+    Raises Interrupted when a signal stops it.
+    """
+    loaded = load_run(run, backend, step, others=others, trains=bool(sets))
+    config, dataset, most = loaded.config, loaded.dataset, loaded.config.training.evaluation_batch
+    evaluations = load_sets(config, dataset, {**({} if others else config.evaluation), **sets})
+    B, model, images = loaded.backend, model_config(config.model), len(dataset.validation)
     params = B.from_numpy(loaded.params)
-    forward = compile_if(
-        B, pays(B, len(loaded.dataset.validation) // settings.evaluation_batch), make_forward(B, model)
-    )
-    how: Any = {"batch": settings.evaluation_batch, "kind": settings.loss}
-    result = evaluate(B, forward, params, loaded.dataset, **how)
-    right, total = round(result["accuracy"] * result["images"]), result["images"]
-    print(f"{run}: step {loaded.step} of {settings.steps}, backend {B.name}, data {loaded.dataset.name}")
-    five = f", top 5 {result['top5']:.4f}" if "top5" in result else ""
-    print(
-        f"validation accuracy {result['accuracy']:.4f} ({right} of {total}){five}, cross-entropy {result['loss']:.4f}"
-    )
-    if config.optimizer.ema is not None:
-        averaged, _ = trained_params(RunDirectory(run), config, step=loaded.step, average=True)
-        average = evaluate(B, forward, B.from_numpy(averaged), loaded.dataset, **how)
-        print(f"of the average: validation accuracy {average['accuracy']:.4f}, cross-entropy {average['loss']:.4f}")
-    for block in sorted(result.get("moe", {}), key=in_order):
-        print(f"block {block}: {line(result['moe'][block])}")
-    measure = Evaluations(B, config, evaluations).measure
-    for name in evaluations:
-        print(f"{name}: {told(measure(name, params))}")
-    batch = settings.evaluation_batch
+    forward = compile_if(B, pays(B, images // most), make_forward(B, model))
+    how: Any = {"batch": evaluation_size(B.sizes, model, most, images), "kind": config.training.loss}
+    with Interruption():
+        result = evaluate(B, forward, params, dataset, **how)
+        right, total = round(result["accuracy"] * result["images"]), result["images"]
+        print(f"{run}: step {loaded.step} of {config.training.steps}, backend {B.name}, data {dataset.name}")
+        five = f", top 5 {result['top5']:.4f}" if "top5" in result else ""
+        which = "accuracy" if others else "validation accuracy"
+        print(f"{which} {result['accuracy']:.4f} ({right} of {total}){five}, cross-entropy {result['loss']:.4f}")
+        if config.optimizer.ema is not None:
+            averaged, _ = trained_params(RunDirectory(run), config, step=loaded.step, average=True)
+            average = evaluate(B, forward, B.from_numpy(averaged), dataset, **how)
+            print(f"of the average: {which} {average['accuracy']:.4f}, cross-entropy {average['loss']:.4f}")
+        for block in sorted(result.get("moe", {}), key=in_order):
+            print(f"block {block}: {line(result['moe'][block])}")
+        measure = Evaluations(B, config, evaluations).measure
+        for name in evaluations:
+            print(f"{name}: {told(measure(name, params))}")
+        check(B)
+    batch = evaluation_size(B.sizes, model, most, min(most, images))
     print(
         f"cost: {described(model, batch=batch)}, {milliseconds(B, model, params, batch=batch):.3f} ms in batches of {batch}"
     )
@@ -219,14 +228,30 @@ class LoadedRun(NamedTuple):
     step: int
 
 
-def load_run(run: Path, backend: str | None = None, step: int | None = None) -> LoadedRun:
-    """The run in a folder, at its newest checkpoint or that of `step`, on `backend` or its own."""
+def load_run(
+    run: Path, backend: str | None = None, step: int | None = None, *, others: Others = None, trains: bool = True
+) -> LoadedRun:
+    """The run in a folder, at its newest checkpoint or that of `step`, on `backend` or its own.
+
+    trains: whether its training images are needed besides `others`.
+    """
     directory = RunDirectory(run)
     config = directory.config()
     if config is None:
         raise RunError(f"run={str(run)!r}: there is no run, no config.toml in it")
     name, _ = choose_backend(backend or config.backend)
     params, found = trained_params(directory, config, step=step)
-    dataset = load_data(config)
-    directory.check_classes(dataset.classes)
+    classes, dataset = directory.classes(), None
+    if others is None or trains or not classes:
+        dataset = load_data(config)
+        directory.check_classes(dataset.classes)
+    if others is not None:
+        new = load_others(config.data, classes or dataset.classes, image_size=config.model.image_size, **others)
+        shape = (config.model.image_size, config.model.image_size, config.model.channels)
+        if new.shape != shape or (trains and new.maximum != dataset.maximum):
+            raise ConfigError(
+                f"data.path={new.name!r}: images of {new.shape} (height, width, channels) with white at {new.maximum}, "
+                f"the run's are {shape}" + f" with white at {dataset.maximum}" * trains
+            )
+        dataset = replace(dataset, name=new.name, validation=new.validation) if trains else new
     return LoadedRun(load_backend(name), config, dataset, params, found)

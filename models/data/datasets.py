@@ -5,9 +5,12 @@ The names: `digits` (in the package), `npz` (`moespec.models.data.npz`), `idx` (
 per class), `webdataset` (tar files) and `huggingface` (files of the library `datasets`).
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from moespec.models.data.changes import check_changes
 from moespec.models.data.dataset import Dataset
@@ -22,7 +25,7 @@ from moespec.models.data.shards import find_shards
 from moespec.models.errors import DataError
 from moespec.spec.errors import ConfigError
 
-__all__ = ["DATASETS", "PICTURES", "load", "load_configured"]
+__all__ = ["DATASETS", "PICTURES", "load", "load_configured", "load_others"]
 
 DATASETS = {
     "digits": "1 797 handwritten digits of 8 x 8 pixels, in the package",
@@ -42,8 +45,32 @@ def load(name: str, path: str = "", *, image_size: int | None = None, **fields: 
     return load_configured(DataConfig(**{"name": name, "path": path, **fields}), image_size=image_size)
 
 
-def load_configured(config: DataConfig, *, image_size: int | None = None) -> Dataset:
-    """The data set of a configuration.
+def load_others(
+    config: DataConfig, classes: Sequence[str], *, image_size: int, name: str | None, path: str, broken: Any
+) -> Dataset:
+    """Images other than those of `config`, but of its `classes`, by name, and made ready as they are.
+
+    They are the validation part: that of the data set, or all of it if it has none. Raises DataError for a class that is not
+    one of `classes`, ConfigError for the data of `config`, and both as `load_configured` does.
+    """
+    name = name or config.name
+    if (name, Path(path).resolve()) == (config.name, Path(config.path).resolve()):
+        raise ConfigError(
+            f"data.path={path!r}: the data of the run itself, whose validation images are evaluated without --data"
+        )
+    kept = ("mean", "std", "resize", "background") if name in PICTURES else ("mean", "std", "classes")
+    given = DataConfig(name, path, broken=broken, **{field: getattr(config, field) for field in kept})
+    dataset = load_configured(given, image_size=image_size, whole=True)
+    split, numbers = dataset.validation, {name: number for number, name in enumerate(classes)}
+    names = [dataset.classes[label] for label in split.labels]
+    if unknown := set(names) - numbers.keys():
+        raise DataError(f"{path}: class {min(unknown)!r} is not one of the run's: {', '.join(classes)}")
+    labels = np.array([numbers[name] for name in names])
+    return replace(dataset, validation=replace(split, labels=labels), classes=tuple(classes))
+
+
+def load_configured(config: DataConfig, *, image_size: int | None = None, whole: bool = False) -> Dataset:
+    """The data set of a configuration. whole: without a validation part, all of it is the training and the validation part.
 
     image_size: side in pixels to which images are resized, and cropped if they are not square; None keeps arrays as they are.
 
@@ -66,12 +93,13 @@ def load_configured(config: DataConfig, *, image_size: int | None = None) -> Dat
             raise ConfigError("model.image_size is not set: pictures are resized to it")
         if 0 < config.resize < image_size:
             raise ConfigError(f"data.resize={config.resize!r}: less than the images' {image_size} pixels")
-        dataset = load_pictures(path, *PICTURES[name](path), size=image_size, config=config)
+        classes, part, held = PICTURES[name](path)
+        dataset = load_pictures(path, classes, part, held or (part if whole else None), size=image_size, config=config)
     elif name == "idx":
         dataset = resized(load_idx(path), image_size)
     else:
         file, title = (DIGITS, "digits") if name == "digits" else (path, path.stem)
-        dataset = resized(load_npz(file, name=title, validation_share=share), image_size)
+        dataset = resized(load_npz(file, name=title, validation_share=1 if whole else share), image_size)
     dataset = _with_names(_normalised(dataset, config), config)
     check_changes(dataset, config)
     return dataset

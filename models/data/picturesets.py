@@ -5,6 +5,7 @@ shorter side is resized, and the middle square is cut out, or a random part. The
 like (`moespec.models.data.pictures`).
 """
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from moespec.models.data.cache import cached
 from moespec.models.data.dataset import Dataset, Split, held_out
 from moespec.models.data.options import DataConfig
 from moespec.models.data.pictures import Files, Pictures
-from moespec.models.data.scan import broken
+from moespec.models.data.scan import SKIP, broken
 from moespec.models.errors import DataError
 
 __all__ = ["Part", "load_pictures"]
@@ -52,8 +53,9 @@ def load_pictures(
         held, held_rows, train = part, np.flatnonzero(kept_back), np.flatnonzero(~kept_back)
     chosen, notes, lost = [], [], []
     clear = 0
+    advice = f"; {SKIP}, and moespec scan {shlex.quote(str(source))} --data {config.name} names all that are broken"
     for files, rows in ((part, train), (held, held_rows)):
-        pictures = Pictures(files.files, rows, size, config.resize, config.background)
+        pictures = Pictures(files.files, rows, size, config.resize, config.background, advice=advice)
         if config.broken == "skip":
             found = broken(pictures, workers=config.workers)
             lost += [f"{pictures.name(index)}" for index, _ in found]

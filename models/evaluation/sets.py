@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from moespec.backends.contract import Backend
 from moespec.models.data import datasets
-from moespec.models.data.dataset import Dataset, Split
+from moespec.models.data.dataset import Dataset
 from moespec.models.errors import DataError
 from moespec.models.evaluation.few_shot import few_shot
 from moespec.models.evaluation.neighbours import nearest_neighbours
@@ -18,7 +18,6 @@ from moespec.models.router_options import named
 from moespec.models.training.compilation import compile_if, pays
 from moespec.models.training.config import Config
 from moespec.models.training.evaluate import evaluate, evaluation_size, features
-from moespec.models.training.interruption import Interruption
 from moespec.models.training.objective import make_features, make_forward
 from moespec.models.training.resolve import model_config
 from moespec.spec.errors import ConfigError
@@ -104,12 +103,10 @@ def _labels(path: Path, dataset: Dataset) -> list[list[int]]:
 
 
 class Evaluations:
-    """What the sets measure of parameters; functions are compiled once. stop: what ends it between two batches."""
+    """What the sets measure of parameters; functions are compiled once."""
 
-    def __init__(
-        self, B: Backend, config: Config, sets: Mapping[str, EvaluationSet], *, stop: Interruption | None = None
-    ) -> None:
-        self._B, self._training, self._sets, self._stop = B, config.training, sets, stop
+    def __init__(self, B: Backend, config: Config, sets: Mapping[str, EvaluationSet]) -> None:
+        self._B, self._training, self._sets = B, config.training, sets
         self._functions: dict[tuple[str, Model], Callable[..., Any]] = {}
 
     def due(self, done: int) -> list[str]:
@@ -120,18 +117,16 @@ class Evaluations:
     def measure(self, name: str, params: Any) -> dict[str, Any]:
         """What evaluation `name` finds of `params` (arrays of the backend): numbers, and dicts and lists of these."""
         settings, dataset, labels, model = one = self._sets[name]
-
-        def how(split: Split) -> Any:
-            size = evaluation_size(self._B.sizes, model, self._training.evaluation_batch, len(split))
-            return {"batch": size, "stop": self._stop}
-
+        sizes, most, splits = self._B.sizes, self._training.evaluation_batch, (dataset.train, dataset.validation)
+        batches = [evaluation_size(sizes, model, most, len(split)) for split in splits]
         if settings.kind == "head":
             forward = self._function(make_forward, one)
             kind = self._training.loss
-            return evaluate(self._B, forward, params, dataset, kind=kind, labels=labels, **how(dataset.validation))
-        extract, splits = self._function(make_features, one), (dataset.train, dataset.validation)
+            return evaluate(self._B, forward, params, dataset, batch=batches[1], kind=kind, labels=labels)
+        extract = self._function(make_features, one)
         train, test = (
-            (features(self._B, extract, params, dataset, split, **how(split)), split.labels) for split in splits
+            (features(self._B, extract, params, dataset, split, batch=batch), split.labels)
+            for split, batch in zip(splits, batches, strict=True)
         )
         classes = len(dataset.classes)
         if settings.kind == "few_shot":

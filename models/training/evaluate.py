@@ -1,11 +1,13 @@
 """Evaluation: accuracy, loss and routing metrics over all images of a split."""
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from tqdm import tqdm
 
 from moespec.backends.contract import Backend
 from moespec.backends.mesh import MeshSizes
@@ -14,9 +16,8 @@ from moespec.models.data.loader import evaluation_batch
 from moespec.models.data.prefetch import Prefetcher
 from moespec.models.data.prepared import prepared
 from moespec.models.families import Config, family
-from moespec.models.training.interruption import Interruption
+from moespec.models.training.interruption import check
 from moespec.models.training.objective import unflatten
-from moespec.models.training.progress import evaluating
 from moespec.spec import sigmoid_cross_entropy, softmax_cross_entropy
 from moespec.spec.errors import SpecError
 
@@ -54,7 +55,6 @@ def evaluate(
     batch: int,
     kind: str,
     labels: Sequence[Sequence[int]] | None = None,
-    stop: Interruption | None = None,
 ) -> dict[str, Any]:
     """Means over the validation images: "accuracy", "top5", "loss" (cross-entropy of `kind`), "images" and "moe".
 
@@ -65,13 +65,11 @@ def evaluate(
     labels: the right labels of each image, of which there may be several, in place of those of the data set. An image
     without any does not count, and there is no loss. This is how ImageNet-ReaL is measured (Beyer et al. 2020, arXiv
     2006.07159; google-research/big_vision, `big_vision/evaluators/classification.py`).
-
-    stop: what ends it between two batches, with Interrupted.
     """
     cross_entropy = {"softmax": softmax_cross_entropy, "sigmoid": sigmoid_cross_entropy}[kind]
     seen, images, right, among, loss = 0, 0, 0, 0, 0.0
     metrics: dict[str, Any] = {}
-    for (logits, part_metrics), part in over(B, forward, params, dataset, dataset.validation, batch=batch, stop=stop):
+    for (logits, part_metrics), part in over(B, forward, params, dataset, dataset.validation, batch=batch):
         count = part["count"]
         logits, targets = np.asarray(logits, np.float64)[:count], part["targets"][:count]
         correct = _correct(targets, None if labels is None else labels[seen : seen + count])
@@ -97,46 +95,29 @@ def _correct(targets: NDArray[Any], labels: Sequence[Sequence[int]] | None) -> N
 
 
 def over(
-    B: Backend,
-    function: Callable[[Any, Any], Any],
-    params: Any,
-    dataset: Dataset,
-    split: Split,
-    *,
-    batch: int,
-    stop: Interruption | None = None,
+    B: Backend, function: Callable[[Any, Any], Any], params: Any, dataset: Dataset, split: Split, *, batch: int
 ) -> Iterator[tuple[Any, dict[str, Any]]]:
     """`function(params, images)` (as NumPy) for all images of a split in order, with the batch that it is of.
 
     Batches have one size; the last is filled up with images from the start of the split: `batch["count"]` of them count.
+    Within an `Interruption` a signal ends it between two batches, with Interrupted.
     """
 
     def make(index: int) -> dict[str, Any]:
         return evaluation_batch(dataset, split, batch=batch, index=index, rows=B.rows(batch))
 
-    batches = -(-len(split) // batch)
-    with (
-        Prefetcher(make, 0, batches, ahead=1) as parts,
-        evaluating(batches, leads=B.process == 0) as count,
-    ):
-        for _, part in parts:
-            if stop is not None:
-                stop.check(B)
+    batches, pause = -(-len(split) // batch), 0.5 if sys.stderr.isatty() else 10.0
+    shown: Any = {"unit": "batch", "desc": "evaluate", "position": 0, "leave": False, "disable": B.process != 0}
+    with Prefetcher(make, 0, batches, ahead=1) as parts:
+        for _, part in tqdm(parts, total=batches, delay=pause, mininterval=pause, **shown):
+            check(B)
             images = prepared(B, dataset, B.put(part["images"]))
             yield B.to_numpy(function(params, images)), part
-            count()
 
 
 def features(
-    B: Backend,
-    function: Callable[[Any, Any], Any],
-    params: Any,
-    dataset: Dataset,
-    split: Split,
-    *,
-    batch: int,
-    stop: Interruption | None = None,
+    B: Backend, function: Callable[[Any, Any], Any], params: Any, dataset: Dataset, split: Split, *, batch: int
 ) -> NDArray[Any]:
     """What the head sees of every image of a split, `(images, D)`; `function` is `make_features`'s."""
-    parts = over(B, function, params, dataset, split, batch=batch, stop=stop)
+    parts = over(B, function, params, dataset, split, batch=batch)
     return np.concatenate([np.asarray(found)[: part["count"]] for found, part in parts])

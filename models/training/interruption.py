@@ -6,12 +6,12 @@ import signal
 import sys
 import threading
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from moespec.backends.contract import Backend
 from moespec.models.errors import Interrupted
 
-__all__ = ["Interruption"]
+__all__ = ["Interruption", "check"]
 
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 
@@ -26,11 +26,14 @@ class Interruption:
     sets no handlers, nothing changes.
     """
 
+    current: "ClassVar[Interruption | None]" = None
+
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
         self._handlers: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
+        Interruption.current = self
         if threading.current_thread() is threading.main_thread():
             self._reader, self._writer = os.pipe()
             os.set_blocking(self._writer, False)
@@ -45,6 +48,7 @@ class Interruption:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        Interruption.current = None
         if threading.current_thread() is threading.main_thread():
             for number, handler in self._handlers.items():
                 signal.signal(number, handler)
@@ -62,11 +66,6 @@ class Interruption:
         stopped = [number for number in B.exchanged(str(int(self.signal or 0))) if number != "0"]
         return signal.Signals(int(stopped[0])) if stopped else None
 
-    def check(self, B: Backend) -> None:
-        """Between two batches of an evaluation: raises Interrupted, in all processes, where a signal has come."""
-        if (stopped_by := self.agreed(B, True)) is not None:
-            raise Interrupted(f"the evaluation was stopped by {stopped_by.name}", stopped_by)
-
     def _read(self) -> None:
         while numbers := os.read(self._reader, 1):
             if numbers[0] not in self._handlers:
@@ -79,3 +78,10 @@ class Interruption:
                     f"\nmoespec: {self.signal.name}: finishing this step or batch; again to end at once",
                     file=sys.stderr,
                 )
+
+
+def check(B: Backend) -> None:
+    """Raises Interrupted, in all processes, where a signal has come to one within an `Interruption`."""
+    current = Interruption.current
+    if current is not None and (stopped_by := current.agreed(B, True)) is not None:
+        raise Interrupted(f"the evaluation was stopped by {stopped_by.name}", stopped_by)

@@ -2,8 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -13,7 +12,7 @@ from tqdm import tqdm
 from moespec.models.training.config import TrainingConfig
 from moespec.models.training.runlog import RunLog
 
-__all__ = ["Progress", "evaluating", "told"]
+__all__ = ["Progress", "told"]
 
 
 class Progress:
@@ -25,8 +24,9 @@ class Progress:
     def __init__(self, run: Path, settings: TrainingConfig, *, start: int, seconds: float, leads: bool = True) -> None:
         self._batch = settings.batch
         self._log = RunLog(run, start) if leads else None
+        interval = 0.5 if sys.stderr.isatty() else 10.0
         self._bar = tqdm(
-            total=settings.total, initial=start, unit="step", desc="train", mininterval=_interval(), disable=not leads
+            total=settings.total, initial=start, unit="step", desc="train", mininterval=interval, disable=not leads
         )
         self._began = time.perf_counter() - seconds
         self._mark(start)
@@ -90,31 +90,6 @@ class Progress:
 
     def _mark(self, step: int) -> None:
         self._marked_step, self._marked_time = step, time.perf_counter()
-
-
-@contextmanager
-def evaluating(batches: int, *, leads: bool = True) -> Iterator[Callable[[], None]]:
-    """Shows how far an evaluation is, on a terminal until it ends, elsewhere if it takes long. Call what is given after each batch."""
-    bar = tqdm(
-        **{"total": batches, "unit": "batch", "desc": "evaluate", "position": 0, "leave": False, "disable": not leads},
-        mininterval=_interval(),
-        delay=0.0 if sys.stderr.isatty() else _interval(),
-    )
-
-    def count() -> None:
-        with suppress(OSError):
-            bar.update()
-
-    try:
-        yield count
-    finally:
-        with suppress(OSError):
-            bar.close()
-
-
-def _interval() -> float:
-    """Seconds between two states of a bar: more where they are kept, as in a file."""
-    return 0.5 if sys.stderr.isatty() else 10.0
 
 
 def told(results: dict[str, Any]) -> str:

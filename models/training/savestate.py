@@ -27,14 +27,14 @@ GENERATOR = "threefry2x32-20"
 class Start(NamedTuple):
     """Where a run goes on: the backend's state, the steps done, the seconds they took, and what was overridden.
 
-    owed: the evaluations of this step that a signal kept from being made, as the log calls them.
+    owed: the evaluations of this step that a signal kept from being made, None for that of the run's own images.
     """
 
     state: Any
     step: int
     seconds: float
     overrides: list[Any]
-    owed: list[str]
+    owed: list[str | None]
 
 
 def begin(
@@ -82,7 +82,14 @@ def begin(
 
 
 def record_of(
-    B: Backend, config: Config, step: int, *, examples: int, seconds: float, overrides: list[Any], owed: list[str]
+    B: Backend,
+    config: Config,
+    step: int,
+    *,
+    examples: int,
+    seconds: float,
+    overrides: list[Any],
+    owed: list[str | None],
 ) -> dict[str, Any]:
     """What a checkpoint after `step` steps, and `seconds` of training, says besides its arrays."""
     return {
@@ -98,7 +105,7 @@ def record_of(
     }
 
 
-def settle(B: Backend, directory: RunDirectory, step: int, owed: list[str]) -> None:
+def settle(B: Backend, directory: RunDirectory, step: int, owed: list[str | None]) -> None:
     """Notes in the checkpoint of `step` which evaluations are still owed."""
     if B.process == 0:
         path = directory.checkpoints / f"{step:08d}"

@@ -24,7 +24,7 @@ from moespec.models.training.compilation import compile_if, pays
 from moespec.models.training.config import Config
 from moespec.models.training.divergence import diverged, diverged_somewhere, finite
 from moespec.models.training.evaluate import evaluate, evaluation_size
-from moespec.models.training.interruption import Interruption
+from moespec.models.training.interruption import Interruption, check
 from moespec.models.training.length import before_cooldown
 from moespec.models.training.objective import draws, make_forward, make_loss, unflatten
 from moespec.models.training.progress import Progress
@@ -34,9 +34,6 @@ from moespec.models.training.saver import Saver
 from moespec.models.training.savestate import Start, begin, record_of, settle
 
 __all__ = ["Trained", "train"]
-
-OWN, OTHER = "evaluation", "evaluation/"
-"""What the log calls the evaluation of the run's own validation images, and how it begins to call the others."""
 
 
 class Trained(NamedTuple):
@@ -81,7 +78,8 @@ def train(
     drawn = draws(model, settings.batch)
     forward, rate = compile_if(B, compiled, make_forward(B, model)), schedule(config)
     evaluation: dict[str, Any] = {}
-    batch_of_evaluation = evaluation_size(B.sizes, model, settings.evaluation_batch, len(dataset.validation))
+    evaluations = Evaluations(B, config, sets or {})
+    images = evaluation_size(B.sizes, model, settings.evaluation_batch, len(dataset.validation))
 
     # What worker processes run; they have no backend.
     rows = B.rows(settings.batch)
@@ -98,34 +96,26 @@ def train(
     def make_batch(step: int) -> Any:
         return to_device(step, host_batch(step))
 
-    def evaluated(state: Any, done: int, due: list[str]) -> signal.Signals | None:
-        """Makes the evaluations that are due, and strikes them off, until a signal comes: which one."""
+    def evaluated(due: list[str | None]) -> signal.Signals | None:
+        """Makes the evaluations that are due (None: the run's own), and strikes them off, until a signal comes: which one."""
         nonlocal evaluation
         try:
             while due:
-                interruption.check(B)
+                check(B)
                 params = B.state_params(state)
-                if due[0] == OWN:
-                    how: Any = {"batch": batch_of_evaluation, "kind": settings.loss, "stop": interruption}
+                if due[0] is not None:
+                    progress.measured(done, due[0], evaluations.measure(due[0], params))
+                else:
+                    how: Any = {"batch": images, "kind": settings.loss}
                     evaluation = evaluate(B, forward, params, dataset, **how)
                     if config.optimizer.ema is not None:
                         of_average = evaluate(B, forward, B.state_average(state), dataset, **how)
                         evaluation["average"] = {name: of_average[name] for name in ("accuracy", "loss")}
                     progress.evaluated(done, evaluation)
-                else:
-                    name = due[0].removeprefix(OTHER)
-                    progress.measured(done, name, evaluations.measure(name, params))
                 del due[0]
         except Interrupted as stop:
             return stop.signal
         return None
-
-    def stopped(done: int, by: signal.Signals) -> Interrupted:
-        return Interrupted(
-            f"stopped by {by.name}; the {done} steps done of {settings.total} are saved. To go on: "
-            f"moespec train --run {shlex.quote(str(run))} --resume",
-            by,
-        )
 
     with (
         Interruption() as interruption,
@@ -140,21 +130,18 @@ def train(
             receive=to_device,
         ) as batches,
     ):
-        evaluations = Evaluations(B, config, sets or {}, stop=interruption)
+        done, stopped_by = start, None
         if owed:
-            stopped_by = evaluated(state, start, owed)
+            stopped_by = evaluated(owed)
             progress.sync()
             settle(B, directory, start, owed)
-            if stopped_by is not None:
-                raise stopped(start, stopped_by)
-        for step, batch in batches:
+        for step, batch in batches if stopped_by is None else ():
             state, metrics = update(state, batch, rate(step))
             done = step + 1
             logs, saves = (
                 _due(done, every, settings.total) for every in (settings.log_every, settings.checkpoint_every)
             )
-            own = [OWN] if _due(done, settings.evaluate_every, settings.total) else []
-            due = [*own, *(f"{OTHER}{name}" for name in evaluations.due(done))]
+            due = [*[None] * _due(done, settings.evaluate_every, settings.total), *evaluations.due(done)]
             stopped_by = interruption.agreed(B, logs)
             progress.step()
             saves = saves or stopped_by is not None or done == before_cooldown(config)
@@ -169,14 +156,20 @@ def train(
                     raise diverged(B, config, loss, make_batch, before, last=done, options=eager)
             if logs:
                 progress.trained(done, rate(step), unflatten(measured))
-            stopped_by = evaluated(state, done, due) or stopped_by
+            stopped_by = evaluated(due) or stopped_by
             if saves or stopped_by is not None:
                 progress.sync()
                 spent: Any = {"seconds": progress.seconds, "overrides": overrides, "owed": due}
                 saver.save(exported, record_of(B, config, done, examples=examples, **spent))
             if stopped_by is not None:
-                saver.wait()
-                raise stopped(done, stopped_by)
+                break
+        if stopped_by is not None:
+            saver.wait()
+            raise Interrupted(
+                f"stopped by {stopped_by.name}; the {done} steps done of {settings.total} are saved. To go on: "
+                f"moespec train --run {shlex.quote(str(run))} --resume",
+                stopped_by,
+            )
         return Trained(B.export_state(state)["params"], evaluation, progress.seconds)
 
 

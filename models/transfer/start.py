@@ -113,11 +113,11 @@ def taken(config: Config, *, given: bool) -> str:
                 f"{config.init}: not a run, so it has no data; say which, as in --data folder --data.path photos"
             )
         return ""
-    names = [("mean", "std"), ("name", "path")]
-    used, same = (all(getattr(config.data, n) == getattr(run.data, n) for n in of) for of in names)
-    found = [f"{config.data.name} {config.data.path}".strip()] if same else []
-    if not same and used and run.data.mean != DataConfig().mean:
-        found = [f"mean {run.data.mean} and deviation {run.data.std}"]
+    same = (config.data.name, config.data.path) == (run.data.name, run.data.path)
+    found = [f"{run.data.name} {run.data.path}".strip()] * same
+    for name in ("mean", "std"):
+        if getattr(DataConfig(), name) != getattr(run.data, name) == getattr(config.data, name):
+            found.append(f"{name} {getattr(run.data, name)}")
     found += [f"evaluation {name}" for name in config.evaluation if name in run.evaluation]
     return f"data: {', '.join(found)} (of the run)" if found else ""
 
