@@ -37,7 +37,6 @@ from moespec.models.training.savestate import trained_params
 from moespec.models.training.statistics import line
 from moespec.models.training.train import train
 from moespec.models.transfer.start import starting_params
-from moespec.spec.errors import ConfigError
 from moespec.spec.routers import ROUTERS
 from moespec.spec.routers.record import Router
 
@@ -145,6 +144,8 @@ def evaluate_command(
     with Interruption():
         result = evaluate(B, forward, params, dataset, **how)
         right, total = round(result["accuracy"] * result["images"]), result["images"]
+        for note in dataset.notes if others else ():
+            print(f"data: {note}")
         print(f"{run}: step {loaded.step} of {config.training.steps}, backend {B.name}, data {dataset.name}")
         five = f", top 5 {result['top5']:.4f}" if "top5" in result else ""
         which = "accuracy" if others else "validation accuracy"
@@ -245,13 +246,9 @@ def load_run(
     if others is None or trains or not classes:
         dataset = load_data(config)
         directory.check_classes(dataset.classes)
+        classes = dataset.classes
     if others is not None:
-        new = load_others(config.data, classes or dataset.classes, image_size=config.model.image_size, **others)
         shape = (config.model.image_size, config.model.image_size, config.model.channels)
-        if new.shape != shape or (trains and new.maximum != dataset.maximum):
-            raise ConfigError(
-                f"data.path={new.name!r}: images of {new.shape} (height, width, channels) with white at {new.maximum}, "
-                f"the run's are {shape}" + f" with white at {dataset.maximum}" * trains
-            )
-        dataset = replace(dataset, name=new.name, validation=new.validation) if trains else new
+        dataset = load_others(config.data, classes, shape, own=dataset, **others)
+    assert dataset is not None
     return LoadedRun(load_backend(name), config, dataset, params, found)

@@ -46,27 +46,38 @@ def load(name: str, path: str = "", *, image_size: int | None = None, **fields: 
 
 
 def load_others(
-    config: DataConfig, classes: Sequence[str], *, image_size: int, name: str | None, path: str, broken: Any
+    config: DataConfig,
+    classes: Sequence[str],
+    shape: tuple[int, int, int],
+    *,
+    own: Dataset | None,
+    name: str | None,
+    path: str,
+    broken: Any,
 ) -> Dataset:
-    """Images other than those of `config`, but of its `classes`, by name, and made ready as they are.
+    """Images other than those of `config`, but of its `classes`, by name, of a `shape` and made ready as they are.
 
-    They are the validation part: that of the data set, or all of it if it has none. Raises DataError for a class that is not
-    one of `classes`, ConfigError for the data of `config`, and both as `load_configured` does.
+    They are the validation part: that of the data set, or all of it if it has none. own: the data of `config`, where their
+    training part is wanted. Raises ConfigError for the data of `config`, DataError for a class that is not one of `classes` or
+    images of another shape, and both as `load_configured` does.
     """
     name = name or config.name
     if (name, Path(path).resolve()) == (config.name, Path(config.path).resolve()):
         raise ConfigError(
-            f"data.path={path!r}: the data of the run itself, whose validation images are evaluated without --data"
+            f"data.path={path!r}: the data of the run; without --data its validation images are evaluated"
         )
     kept = ("mean", "std", "resize", "background") if name in PICTURES else ("mean", "std", "classes")
-    given = DataConfig(name, path, broken=broken, **{field: getattr(config, field) for field in kept})
-    dataset = load_configured(given, image_size=image_size, whole=True)
+    given: Any = {"name": name, "path": path, "broken": broken, **{field: getattr(config, field) for field in kept}}
+    dataset = load_configured(DataConfig(**given), image_size=shape[0], whole=True)
     split, numbers = dataset.validation, {name: number for number, name in enumerate(classes)}
     names = [dataset.classes[label] for label in split.labels]
     if unknown := set(names) - numbers.keys():
         raise DataError(f"{path}: class {min(unknown)!r} is not one of the run's: {', '.join(classes)}")
-    labels = np.array([numbers[name] for name in names])
-    return replace(dataset, validation=replace(split, labels=labels), classes=tuple(classes))
+    if dataset.shape != shape or (own is not None and own.maximum != dataset.maximum):
+        white = f", white is {own.maximum}" if own else ""
+        raise DataError(f"{path}: images of {dataset.shape}, white is {dataset.maximum}; the run's are {shape}{white}")
+    split = replace(split, labels=np.array([numbers[name] for name in names]))
+    return replace(own or dataset, name=dataset.name, validation=split, classes=tuple(classes), notes=dataset.notes)
 
 
 def load_configured(config: DataConfig, *, image_size: int | None = None, whole: bool = False) -> Dataset:

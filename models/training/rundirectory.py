@@ -74,8 +74,9 @@ class RunDirectory:
     def finished(self, config: Config) -> bool:
         """Whether the newest checkpoint is that of the last step of `config`, and no evaluation of it is owed."""
         newest = checkpoint.latest(self.checkpoints) if self.begun() else None
-        last = newest is not None and int(newest.name) == config.training.steps
-        return last and not checkpoint.read_record(newest).get("owed")
+        if newest is None or int(newest.name) != config.training.steps:
+            return False
+        return not checkpoint.read_record(newest).get("owed")
 
     @contextmanager
     def locked(self) -> Iterator[None]:
