@@ -412,7 +412,8 @@ def _evaluate(arguments: list[str]) -> None:
         sets["few-shot"] = EvaluationConfig("few_shot", shots=parsed.fewshot, l2=parsed.l2, seeds=parsed.seeds)
     if parsed.knn:
         sets["nearest neighbours"] = EvaluationConfig("neighbours", neighbours=parsed.knn)
-    others = {"name": parsed.data, "path": parsed.path, "broken": parsed.broken} if parsed.data or parsed.path else None
+    given = {"name": parsed.data, "path": parsed.path, "broken": parsed.broken}
+    others = None if list(given.values()) == [None, "", "error"] else given
     commands.evaluate_command(Path(parsed.run), backend=parsed.backend, step=parsed.step, sets=sets, others=others)
 
 

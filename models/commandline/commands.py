@@ -42,9 +42,6 @@ from moespec.spec.routers.record import Router
 
 __all__ = ["LoadedRun", "evaluate_command", "inspect_command", "list_command", "load_run", "train_command"]
 
-Others = Mapping[str, Any] | None
-"""What `load_others` takes to load images in place of the validation images of a run."""
-
 
 def train_command(config: Config, *, run: str | None, resume: bool, override: bool, note: str = "") -> None:
     """Trains, or goes on, and writes the report; says so when the run is already finished. note: said first."""
@@ -128,14 +125,23 @@ def _train(
 
 
 def evaluate_command(
-    run: Path, *, backend: str | None, step: int | None, sets: Mapping[str, EvaluationConfig], others: Others = None
+    run: Path,
+    *,
+    backend: str | None,
+    step: int | None,
+    sets: Mapping[str, EvaluationConfig],
+    others: Mapping[str, Any] | None = None,
 ) -> None:
     """Prints the accuracy, the loss, the routing metrics and the cost of a checkpoint, and what else is evaluated.
 
-    Raises Interrupted when a signal stops it.
+    others: what `load_others` takes, for other images than the validation images. Raises Interrupted when a signal stops it.
     """
-    loaded = load_run(run, backend, step, others=others, trains=bool(sets))
+    loaded = load_run(run, backend, step)
     config, dataset, most = loaded.config, loaded.dataset, loaded.config.training.evaluation_batch
+    if others is not None:
+        dataset = load_others(config.data, dataset, **others)
+        for note in dataset.notes:
+            print(f"data: {note}")
     evaluations = load_sets(config, dataset, {**({} if others else config.evaluation), **sets})
     B, model, images = loaded.backend, model_config(config.model), len(dataset.validation)
     params = B.from_numpy(loaded.params)
@@ -144,8 +150,6 @@ def evaluate_command(
     with Interruption():
         result = evaluate(B, forward, params, dataset, **how)
         right, total = round(result["accuracy"] * result["images"]), result["images"]
-        for note in dataset.notes if others else ():
-            print(f"data: {note}")
         print(f"{run}: step {loaded.step} of {config.training.steps}, backend {B.name}, data {dataset.name}")
         five = f", top 5 {result['top5']:.4f}" if "top5" in result else ""
         which = "accuracy" if others else "validation accuracy"
@@ -229,26 +233,14 @@ class LoadedRun(NamedTuple):
     step: int
 
 
-def load_run(
-    run: Path, backend: str | None = None, step: int | None = None, *, others: Others = None, trains: bool = True
-) -> LoadedRun:
-    """The run in a folder, at its newest checkpoint or that of `step`, on `backend` or its own.
-
-    trains: whether its training images are needed besides `others`.
-    """
+def load_run(run: Path, backend: str | None = None, step: int | None = None) -> LoadedRun:
+    """The run in a folder, at its newest checkpoint or that of `step`, on `backend` or its own."""
     directory = RunDirectory(run)
     config = directory.config()
     if config is None:
         raise RunError(f"run={str(run)!r}: there is no run, no config.toml in it")
     name, _ = choose_backend(backend or config.backend)
     params, found = trained_params(directory, config, step=step)
-    classes, dataset = directory.classes(), None
-    if others is None or trains or not classes:
-        dataset = load_data(config)
-        directory.check_classes(dataset.classes)
-        classes = dataset.classes
-    if others is not None:
-        shape = (config.model.image_size, config.model.image_size, config.model.channels)
-        dataset = load_others(config.data, classes, shape, own=dataset, **others)
-    assert dataset is not None
+    dataset = load_data(config)
+    directory.check_classes(dataset.classes)
     return LoadedRun(load_backend(name), config, dataset, params, found)

@@ -5,7 +5,6 @@ The names: `digits` (in the package), `npz` (`moespec.models.data.npz`), `idx` (
 per class), `webdataset` (tar files) and `huggingface` (files of the library `datasets`).
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,21 +44,11 @@ def load(name: str, path: str = "", *, image_size: int | None = None, **fields: 
     return load_configured(DataConfig(**{"name": name, "path": path, **fields}), image_size=image_size)
 
 
-def load_others(
-    config: DataConfig,
-    classes: Sequence[str],
-    shape: tuple[int, int, int],
-    *,
-    own: Dataset | None,
-    name: str | None,
-    path: str,
-    broken: Any,
-) -> Dataset:
-    """Images other than those of `config`, but of its `classes`, by name, of a `shape` and made ready as they are.
+def load_others(config: DataConfig, own: Dataset, *, name: str | None, path: str, broken: Any) -> Dataset:
+    """The data `own` of `config` with the images of another data set, made ready as its own, for its validation part.
 
-    They are the validation part: that of the data set, or all of it if it has none. own: the data of `config`, where their
-    training part is wanted. Raises ConfigError for the data of `config`, DataError for a class that is not one of `classes` or
-    images of another shape, and both as `load_configured` does.
+    They are the validation part of the other data set, or all of it if it has none, and their classes are told by name. Raises
+    ConfigError for the same data, DataError for a class or images that `own` does not have, and both as `load_configured` does.
     """
     name = name or config.name
     if (name, Path(path).resolve()) == (config.name, Path(config.path).resolve()):
@@ -68,16 +57,15 @@ def load_others(
         )
     kept = ("mean", "std", "resize", "background") if name in PICTURES else ("mean", "std", "classes")
     given: Any = {"name": name, "path": path, "broken": broken, **{field: getattr(config, field) for field in kept}}
-    dataset = load_configured(DataConfig(**given), image_size=shape[0], whole=True)
-    split, numbers = dataset.validation, {name: number for number, name in enumerate(classes)}
-    names = [dataset.classes[label] for label in split.labels]
-    if unknown := set(names) - numbers.keys():
-        raise DataError(f"{path}: class {min(unknown)!r} is not one of the run's: {', '.join(classes)}")
-    if dataset.shape != shape or (own is not None and own.maximum != dataset.maximum):
-        white = f", white is {own.maximum}" if own else ""
-        raise DataError(f"{path}: images of {dataset.shape}, white is {dataset.maximum}; the run's are {shape}{white}")
-    split = replace(split, labels=np.array([numbers[name] for name in names]))
-    return replace(own or dataset, name=dataset.name, validation=split, classes=tuple(classes), notes=dataset.notes)
+    made = load_configured(DataConfig(**given), image_size=own.shape[0], whole=True)
+    names = [made.classes[label] for label in made.validation.labels]
+    if unknown := set(names) - set(own.classes):
+        raise DataError(f"{path}: class {min(unknown)!r} is not one of the run's: {', '.join(own.classes)}")
+    if (made.shape, made.maximum) != (own.shape, own.maximum):
+        shown = (f"images of {one.shape} in which white is {one.maximum}" for one in (made, own))
+        raise DataError(f"{path}: {', but the run has '.join(shown)}")
+    labels = np.array([own.classes.index(name) for name in names])
+    return replace(own, name=made.name, validation=replace(made.validation, labels=labels), notes=made.notes)
 
 
 def load_configured(config: DataConfig, *, image_size: int | None = None, whole: bool = False) -> Dataset:

@@ -88,10 +88,11 @@ class DataConfig:
         changes = ("crop_padding", "crop_area", "mixup", "cutmix", "randaugment", "magnitude", *SHARES)
         colours = ("brightness", "contrast", "saturation")
         at_least("data", self, prefetch=1, **dict.fromkeys((*changes, *colours, "workers", "resize"), 0))
-        most = {**dict.fromkeys((*SHARES, "crop_area"), 1.0), "hue": 0.5, "randaugment": 100, "magnitude": 100}
-        for name, largest in {**most, "workers": 1024, "prefetch": 2**20, "resize": 2**16}.items():
+        most: dict[str, float] = {**dict.fromkeys((*SHARES, "crop_area"), 1), "hue": 0.5, "resize": 2**16}
+        most |= {"randaugment": 100, "magnitude": 100, "workers": 1024, "prefetch": 2**20}
+        for name, largest in most.items():
             if getattr(self, name) > largest:
-                raise ConfigError(f"data.{name}={getattr(self, name)!r}: expected at most {largest:g}")
+                raise ConfigError(f"data.{name}={getattr(self, name)!r}: expected at most {largest}")
         if not self.crop_area:
             raise ConfigError("data.crop_area=0.0: expected more than 0")
         numbers("data.mean", self.mean)

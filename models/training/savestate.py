@@ -82,14 +82,7 @@ def begin(
 
 
 def record_of(
-    B: Backend,
-    config: Config,
-    step: int,
-    *,
-    examples: int,
-    seconds: float,
-    overrides: list[Any],
-    owed: list[str | None],
+    B: Backend, config: Config, step: int, *, examples: int, seconds: float, overrides: list[Any]
 ) -> dict[str, Any]:
     """What a checkpoint after `step` steps, and `seconds` of training, says besides its arrays."""
     return {
@@ -101,7 +94,6 @@ def record_of(
         "data": data_position(examples, config.training.batch, step),
         "backend": B.name,
         "seconds": seconds,
-        **({"owed": owed} if owed else {}),
     }
 
 

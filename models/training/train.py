@@ -159,8 +159,9 @@ def train(
             stopped_by = evaluated(due) or stopped_by
             if saves or stopped_by is not None:
                 progress.sync()
-                spent: Any = {"seconds": progress.seconds, "overrides": overrides, "owed": due}
-                saver.save(exported, record_of(B, config, done, examples=examples, **spent))
+                seconds = progress.seconds
+                record = record_of(B, config, done, examples=examples, seconds=seconds, overrides=overrides)
+                saver.save(exported, {**record, "owed": due} if due else record)
             if stopped_by is not None:
                 break
         if stopped_by is not None:

@@ -110,7 +110,7 @@ def taken(config: Config, *, given: bool) -> str:
     if run is None:
         if not given and config.data == DataConfig():
             raise ConfigError(
-                f"{config.init}: not a run, so it has no data; say which, as in --data folder --data.path photos"
+                f"{config.init}: not a run, so it has no data; say which, as --data folder --data.path photos"
             )
         return ""
     same = (config.data.name, config.data.path) == (run.data.name, run.data.path)
