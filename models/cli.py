@@ -82,11 +82,13 @@ class LaunchArguments:
 
 @dataclass(frozen=True)
 class FinetuneArguments:
-    """Train on from the weights of a run or a file, on other data, at another resolution, or with experts.
+    """Train on from the weights of a run or a file, on the same data or others, at another resolution, or with experts.
 
     moespec finetune runs/x --data folder --data.path photos --model.image-size 384; moespec finetune runs/dense --model.moe
-    every_2 --router softmax_expert_choice --experts 8 upcycles a dense model. The model is the source's, with what is set
-    here in its place; everything else is as in train. `moespec train --init SOURCE` takes the weights alone.
+    every_2 --router softmax_expert_choice --experts 8 upcycles a dense model. The model is the source's. So are, of a run
+    and without --data, the section data, the size of the images and the evaluations; with --data, mean and deviation. A file or
+    a folder of the hub has no data: it needs --data. What is set here takes the place of all these; everything else is as
+    in train. `moespec train --init SOURCE` takes the weights alone.
     """
 
     source: Positional[str]
@@ -120,6 +122,10 @@ class HashTableArguments:
 class EvaluateArguments:
     """Evaluate the newest checkpoint of a run on its validation images, and as the tables [evaluation.NAME] of its
     config.toml say. Features, for --fewshot and --knn, are what the head sees; training images are those of the run.
+
+    moespec evaluate runs/x --data folder --data.path new evaluates on other images in place of its validation images, and leaves
+    those tables out: on the validation part of the new data, or on all if they have none. Their classes are those of the run,
+    which are told by name and may be fewer.
     """
 
     run: Positional[str]
@@ -136,6 +142,12 @@ class EvaluateArguments:
     """draws of the images of these"""
     knn: tuple[int, ...] = ()
     """the nearest so many training images vote"""
+    data: Annotated[str | None, arg(aliases=["--data.name"])] = None
+    """kind of the other images (moespec list datasets; default: that of the run)"""
+    path: Annotated[str, arg(name="data.path")] = ""
+    """file or folder of the other images"""
+    broken: Annotated[Literal["error", "skip"], arg(name="data.broken")] = "error"
+    """pictures of these that cannot be read: an error, or decode all at the start, leave them out and count them"""
 
 
 @dataclass(frozen=True)
@@ -373,15 +385,17 @@ def _finetune(arguments: list[str]) -> None:
         _parse("finetune", FinetuneArguments, arguments or ["--help"])
         raise SpecError("finetune: the source comes first: moespec finetune runs/x --data ...")
     from moespec.models.commandline import commands
-    from moespec.models.transfer.start import finetuned, sized
+    from moespec.models.transfer.start import finetuned, sized, taken
 
     source, *rest = arguments
-    settings = chosen(rest, finetuned(Config(), source))
+    named = any(word.partition("=")[0] in ("--data", "--data.name") for word in rest)
+    settings = chosen(rest, finetuned(Config(), source, other_data=named))
     parsed = _parse(
         "finetune", FinetuneArguments, arguments, default=FinetuneArguments(source=tyro.MISSING, settings=settings)
     )
     check_concerns(rest, parsed.settings)
-    commands.train_command(sized(parsed.settings), run=parsed.run, resume=parsed.resume, override=False)
+    settings, note = sized(parsed.settings), taken(parsed.settings, given=named or parsed.resume)
+    commands.train_command(settings, run=parsed.run, resume=parsed.resume, override=False, note=note)
 
 
 def _hash_table(arguments: list[str]) -> None:
@@ -405,7 +419,9 @@ def _evaluate(arguments: list[str]) -> None:
         sets["few-shot"] = EvaluationConfig("few_shot", shots=parsed.fewshot, l2=parsed.l2, seeds=parsed.seeds)
     if parsed.knn:
         sets["nearest neighbours"] = EvaluationConfig("neighbours", neighbours=parsed.knn)
-    commands.evaluate_command(Path(parsed.run), backend=parsed.backend, step=parsed.step, sets=sets)
+    given = {"name": parsed.data, "path": parsed.path, "broken": parsed.broken}
+    others = None if list(given.values()) == [None, "", "error"] else given
+    commands.evaluate_command(Path(parsed.run), backend=parsed.backend, step=parsed.step, sets=sets, others=others)
 
 
 def _study(arguments: list[str]) -> None:

@@ -16,6 +16,7 @@ from moespec.models.router_options import RouterSection
 from moespec.models.training import concerns, configfile
 from moespec.models.training.config import Config
 from moespec.models.training.displaced import displaced
+from moespec.spec.errors import ConfigError
 
 __all__ = ["SHORT", "check_concerns", "chosen"]
 
@@ -90,6 +91,8 @@ def _in_place(section: Any, given: dict[str, Any]) -> Any:
 def _check(arguments: Sequence[str], options: RouterSection) -> None:
     """ConfigError for an option that the router does not have, or a value that it cannot have."""
     for argument, following in zip(arguments, [*arguments, ""][1:], strict=True):
+        if (name := argument.partition("=")[0]) in ("--data.size", "--data.image-size"):
+            raise ConfigError(f"{name} is not an option; the height and width of the images is --model.image-size")
         if match := _OPTION.fullmatch(argument):
             options.check(match[1].replace("-", "_"), _value(following if match[2] is None else match[2]))
 

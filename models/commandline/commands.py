@@ -16,7 +16,7 @@ from moespec.models.commandline.inspection import draw, make_route, prediction
 from moespec.models.commandline.report import png, write_report
 from moespec.models.data.changes import try_transform
 from moespec.models.data.dataset import Dataset
-from moespec.models.data.datasets import DATASETS
+from moespec.models.data.datasets import DATASETS, load_others
 from moespec.models.data.pictures import read_image
 from moespec.models.errors import RunError
 from moespec.models.evaluation.options import EvaluationConfig
@@ -27,7 +27,8 @@ from moespec.models.training.compilation import compile_if, pays
 from moespec.models.training.concerns import check_share
 from moespec.models.training.config import Config
 from moespec.models.training.devices import check_layout, check_same, connected, led
-from moespec.models.training.evaluate import evaluate
+from moespec.models.training.evaluate import evaluate, evaluation_size
+from moespec.models.training.interruption import Interruption, check
 from moespec.models.training.length import notes
 from moespec.models.training.objective import make_forward
 from moespec.models.training.progress import told
@@ -44,13 +45,15 @@ from moespec.spec.routers.record import Router
 __all__ = ["LoadedRun", "evaluate_command", "inspect_command", "list_command", "load_run", "train_command"]
 
 
-def train_command(config: Config, *, run: str | None, resume: bool, override: bool) -> None:
-    """Trains, or goes on, and writes the report; says so when the run is already finished."""
+def train_command(config: Config, *, run: str | None, resume: bool, override: bool, note: str = "") -> None:
+    """Trains, or goes on, and writes the report; says so when the run is already finished. note: said first."""
     if override and not resume:
         raise RunError("--override changes a run that goes on; it needs --resume")
     backend, reason = choose_backend(config.backend)
     with connected(backend, config.mesh) as B:
         say = print if B.process == 0 else _silent
+        if note:
+            say(note)
         if reason:
             say(f"backend: {backend} ({reason})")
         dataset = load_data(config)
@@ -126,34 +129,47 @@ def _train(
         led(B, report)
 
 
-def evaluate_command(run: Path, *, backend: str | None, step: int | None, sets: Mapping[str, EvaluationConfig]) -> None:
-    """Prints the accuracy, the loss, the routing metrics and the cost of a checkpoint, and what else is evaluated."""
+def evaluate_command(
+    run: Path,
+    *,
+    backend: str | None,
+    step: int | None,
+    sets: Mapping[str, EvaluationConfig],
+    others: Mapping[str, Any] | None = None,
+) -> None:
+    """Prints the accuracy, the loss, the routing metrics and the cost of a checkpoint, and what else is evaluated.
+
+    others: what `load_others` takes, for other images than the validation images. Raises Interrupted when a signal stops it.
+    """
     loaded = load_run(run, backend, step)
-    config, settings = loaded.config, loaded.config.training
-    evaluations = load_sets(config, loaded.dataset, {**config.evaluation, **sets})
-    B, model = loaded.backend, model_config(config.model)
+    config, dataset, most = loaded.config, loaded.dataset, loaded.config.training.evaluation_batch
+    if others is not None:
+        dataset = load_others(config.data, dataset, **others)
+        for note in dataset.notes:
+            print(f"data: {note}")
+    evaluations = load_sets(config, dataset, {**({} if others else config.evaluation), **sets})
+    B, model, images = loaded.backend, model_config(config.model), len(dataset.validation)
     params = B.from_numpy(loaded.params)
-    forward = compile_if(
-        B, pays(B, len(loaded.dataset.validation) // settings.evaluation_batch), make_forward(B, model)
-    )
-    how: Any = {"batch": settings.evaluation_batch, "kind": settings.loss}
-    result = evaluate(B, forward, params, loaded.dataset, **how)
-    right, total = round(result["accuracy"] * result["images"]), result["images"]
-    print(f"{run}: step {loaded.step} of {settings.steps}, backend {B.name}, data {loaded.dataset.name}")
-    five = f", top 5 {result['top5']:.4f}" if "top5" in result else ""
-    print(
-        f"validation accuracy {result['accuracy']:.4f} ({right} of {total}){five}, cross-entropy {result['loss']:.4f}"
-    )
-    if config.optimizer.ema is not None:
-        averaged, _ = trained_params(RunDirectory(run), config, step=loaded.step, average=True)
-        average = evaluate(B, forward, B.from_numpy(averaged), loaded.dataset, **how)
-        print(f"of the average: validation accuracy {average['accuracy']:.4f}, cross-entropy {average['loss']:.4f}")
-    for block in sorted(result.get("moe", {}), key=in_order):
-        print(f"block {block}: {line(result['moe'][block])}")
-    measure = Evaluations(B, config, evaluations).measure
-    for name in evaluations:
-        print(f"{name}: {told(measure(name, params))}")
-    batch = settings.evaluation_batch
+    forward = compile_if(B, pays(B, images // most), make_forward(B, model))
+    how: Any = {"batch": evaluation_size(B.sizes, model, most, images), "kind": config.training.loss}
+    with Interruption():
+        result = evaluate(B, forward, params, dataset, **how)
+        right, total = round(result["accuracy"] * result["images"]), result["images"]
+        print(f"{run}: step {loaded.step} of {config.training.steps}, backend {B.name}, data {dataset.name}")
+        five = f", top 5 {result['top5']:.4f}" if "top5" in result else ""
+        which = "accuracy" if others else "validation accuracy"
+        print(f"{which} {result['accuracy']:.4f} ({right} of {total}){five}, cross-entropy {result['loss']:.4f}")
+        if config.optimizer.ema is not None:
+            averaged, _ = trained_params(RunDirectory(run), config, step=loaded.step, average=True)
+            average = evaluate(B, forward, B.from_numpy(averaged), dataset, **how)
+            print(f"of the average: {which} {average['accuracy']:.4f}, cross-entropy {average['loss']:.4f}")
+        for block in sorted(result.get("moe", {}), key=in_order):
+            print(f"block {block}: {line(result['moe'][block])}")
+        measure = Evaluations(B, config, evaluations).measure
+        for name in evaluations:
+            print(f"{name}: {told(measure(name, params))}")
+        check(B)
+    batch = evaluation_size(B.sizes, model, most, min(most, images))
     print(
         f"cost: {described(model, batch=batch)}, {milliseconds(B, model, params, batch=batch):.3f} ms in batches of {batch}"
     )

@@ -21,6 +21,7 @@ from moespec.models.files import write_atomically
 from moespec.models.templates import render
 from moespec.models.training.config import Config
 from moespec.models.training.configfile import dump
+from moespec.models.training.evaluate import evaluation_size
 from moespec.models.training.progress import told
 from moespec.models.training.resolve import model_config
 from moespec.models.training.runlog import read_log
@@ -52,7 +53,8 @@ def write_report(B: Backend, config: Config, dataset: Dataset, run: Path, params
     pictures = {name: png(figure) for name, figure in figures.items()}
     for name, content in pictures.items():
         write_atomically(run / f"{name}.png", content)
-    batch = config.training.evaluation_batch
+    most = config.training.evaluation_batch
+    batch = evaluation_size(B.sizes, model, most, min(most, len(dataset.validation)))
     measured = milliseconds(B, model, B.from_numpy(params), batch=batch)
     cost = f"{described(model, batch=batch)}, {measured:.3f} ms in batches of {batch} (forward pass)"
     others = {name: lines[-1] for name in config.evaluation if (lines := read_log(run, f"evaluation/{name}"))}

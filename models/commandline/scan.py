@@ -6,7 +6,7 @@ import numpy as np
 
 from moespec.models.data.datasets import PICTURES
 from moespec.models.data.pictures import Pictures
-from moespec.models.data.scan import broken
+from moespec.models.data.scan import SKIP, broken
 from moespec.models.errors import DataError
 
 __all__ = ["scan_command"]
@@ -24,5 +24,5 @@ def scan_command(path: Path, name: str, *, workers: int) -> None:
                 print(text)
             total, wrong = total + len(pictures), wrong + len(found)
     if wrong:
-        raise DataError(f"{path}: {wrong} of {total} pictures cannot be read; --data.broken skip trains without them")
+        raise DataError(f"{path}: {wrong} of {total} pictures cannot be read; {SKIP}")
     print(f"{path}: all {total} pictures of {len(classes)} classes can be read")

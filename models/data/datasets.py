@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from moespec.models.data.changes import check_changes
 from moespec.models.data.dataset import Dataset
 from moespec.models.data.folder import find_folder
@@ -22,7 +24,7 @@ from moespec.models.data.shards import find_shards
 from moespec.models.errors import DataError
 from moespec.spec.errors import ConfigError
 
-__all__ = ["DATASETS", "PICTURES", "load", "load_configured"]
+__all__ = ["DATASETS", "PICTURES", "load", "load_configured", "load_others"]
 
 DATASETS = {
     "digits": "1 797 handwritten digits of 8 x 8 pixels, in the package",
@@ -42,8 +44,32 @@ def load(name: str, path: str = "", *, image_size: int | None = None, **fields: 
     return load_configured(DataConfig(**{"name": name, "path": path, **fields}), image_size=image_size)
 
 
-def load_configured(config: DataConfig, *, image_size: int | None = None) -> Dataset:
-    """The data set of a configuration.
+def load_others(config: DataConfig, own: Dataset, *, name: str | None, path: str, broken: Any) -> Dataset:
+    """The data `own` of `config` with the images of another data set, made ready as its own, for its validation part.
+
+    They are the validation part of the other data set, or all of it if it has none, and their classes are told by name. Raises
+    ConfigError for the same data, DataError for a class or images that `own` does not have, and both as `load_configured` does.
+    """
+    name = name or config.name
+    if (name, Path(path).resolve()) == (config.name, Path(config.path).resolve()):
+        raise ConfigError(
+            f"data.path={path!r}: the data of the run; without --data its validation images are evaluated"
+        )
+    kept = ("mean", "std", "resize", "background") if name in PICTURES else ("mean", "std", "classes")
+    given: Any = {"name": name, "path": path, "broken": broken, **{field: getattr(config, field) for field in kept}}
+    made = load_configured(DataConfig(**given), image_size=own.shape[0], whole=True)
+    names = [made.classes[label] for label in made.validation.labels]
+    if unknown := set(names) - set(own.classes):
+        raise DataError(f"{path}: class {min(unknown)!r} is not one of the run's: {', '.join(own.classes)}")
+    if (made.shape, made.maximum) != (own.shape, own.maximum):
+        shown = (f"images of {one.shape} in which white is {one.maximum}" for one in (made, own))
+        raise DataError(f"{path}: {', but the run has '.join(shown)}")
+    labels = np.array([own.classes.index(name) for name in names])
+    return replace(own, name=made.name, validation=replace(made.validation, labels=labels), notes=made.notes)
+
+
+def load_configured(config: DataConfig, *, image_size: int | None = None, whole: bool = False) -> Dataset:
+    """The data set of a configuration. whole: without a validation part, all of it is the training and the validation part.
 
     image_size: side in pixels to which images are resized, and cropped if they are not square; None keeps arrays as they are.
 
@@ -66,12 +92,13 @@ def load_configured(config: DataConfig, *, image_size: int | None = None) -> Dat
             raise ConfigError("model.image_size is not set: pictures are resized to it")
         if 0 < config.resize < image_size:
             raise ConfigError(f"data.resize={config.resize!r}: less than the images' {image_size} pixels")
-        dataset = load_pictures(path, *PICTURES[name](path), size=image_size, config=config)
+        classes, part, held = PICTURES[name](path)
+        dataset = load_pictures(path, classes, part, held or (part if whole else None), size=image_size, config=config)
     elif name == "idx":
         dataset = resized(load_idx(path), image_size)
     else:
         file, title = (DIGITS, "digits") if name == "digits" else (path, path.stem)
-        dataset = resized(load_npz(file, name=title, validation_share=share), image_size)
+        dataset = resized(load_npz(file, name=title, validation_share=1 if whole else share), image_size)
     dataset = _with_names(_normalised(dataset, config), config)
     check_changes(dataset, config)
     return dataset

@@ -30,8 +30,8 @@ def load_npz(path: Path, *, name: str, validation_share: float) -> Dataset:
     """A data set from a NumPy file of uint8 images `(N, H, W)` or `(N, H, W, channels)` and integer labels `(N,)`.
 
     Arrays: `train_images`, `train_labels`, `validation_images`, `validation_labels`, or `images` and `labels`, of
-    which `held_out` says what is held out. Optional: `maximum` (the value of white, 255 unless given). Nothing is
-    unpickled. Raises DataError naming the file.
+    which `held_out` says what is held out; with a share of 1 all are in both parts. Optional: `maximum` (the value of white,
+    255 unless given). Nothing is unpickled. Raises DataError naming the file.
     """
     if not path.is_file():
         raise DataError(f"{path}: there is no such file")
@@ -42,11 +42,12 @@ def load_npz(path: Path, *, name: str, validation_share: float) -> Dataset:
     else:
         images, labels = _npz_part(path, arrays, "images", "labels")
         held = held_out(labels, validation_share)
-        if held.all() or not held.any():
+        kept = ~held if validation_share < 1 else held
+        if not (kept.any() and held.any()):
             raise DataError(
                 f"{path}: of its {len(images)} images, {validation_share:g} of each class cannot be held out: too few"
             )
-        parts = [(images[~held], labels[~held]), (images[held], labels[held])]
+        parts = [(images[kept], labels[kept]), (images[held], labels[held])]
     (images, labels), (held_images, held_labels) = parts
     if held_images.shape[1:] != images.shape[1:]:
         raise DataError(f"{path}: train_images {images.shape} and validation_images {held_images.shape} differ in size")

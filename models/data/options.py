@@ -85,38 +85,12 @@ class DataConfig:
     """batches prepared in advance, by each worker"""
 
     def __post_init__(self) -> None:
-        at_least(
-            "data",
-            self,
-            **{
-                "crop_padding": 0,
-                "mixup": 0,
-                "cutmix": 0,
-                "prefetch": 1,
-                "workers": 0,
-                "randaugment": 0,
-                "magnitude": 0,
-            },
-            **{
-                "brightness": 0,
-                "contrast": 0,
-                "saturation": 0,
-                "crop_area": 0,
-                "resize": 0,
-                **dict.fromkeys(SHARES, 0),
-            },
-        )
-        for name in (*SHARES, "crop_area"):
-            largest = 0.5 if name == "hue" else 1
-            if getattr(self, name) > largest:
-                raise ConfigError(f"data.{name}={getattr(self, name)!r}: expected at most {largest}")
-        for name, largest in {
-            "workers": 1024,
-            "randaugment": 100,
-            "magnitude": 100,
-            "prefetch": 2**20,
-            "resize": 2**16,
-        }.items():
+        changes = ("crop_padding", "crop_area", "mixup", "cutmix", "randaugment", "magnitude", *SHARES)
+        colours = ("brightness", "contrast", "saturation")
+        at_least("data", self, prefetch=1, **dict.fromkeys((*changes, *colours, "workers", "resize"), 0))
+        most: dict[str, float] = {**dict.fromkeys((*SHARES, "crop_area"), 1), "hue": 0.5, "resize": 2**16}
+        most |= {"randaugment": 100, "magnitude": 100, "workers": 1024, "prefetch": 2**20}
+        for name, largest in most.items():
             if getattr(self, name) > largest:
                 raise ConfigError(f"data.{name}={getattr(self, name)!r}: expected at most {largest}")
         if self.label_smoothing == 1:

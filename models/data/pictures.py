@@ -74,7 +74,7 @@ class Pictures:
     """Some of the pictures of `files`, `chosen` by number, as images `(size, size, channels)`.
 
     resize: length of the shorter side in pixels before the middle square of `size` is cut out; 0 for `size`.
-    background: colour behind what is transparent.
+    background: colour behind what is transparent. advice: what the error of a damaged file ends with.
     """
 
     files: Files
@@ -83,6 +83,7 @@ class Pictures:
     resize: int = 0
     background: str = "white"
     channels: int = 3
+    advice: str = ""
 
     def __len__(self) -> int:
         return len(self.chosen)
@@ -123,7 +124,7 @@ class Pictures:
     @contextmanager
     def _opened(self, index: int) -> Iterator[Image.Image]:
         number = int(self.chosen[index])
-        with _opened(self.files.name(number), self.files.open(number)) as file:
+        with _opened(self.files.name(number), self.files.open(number), self.advice) as file:
             yield file
 
 
@@ -159,7 +160,7 @@ def middle(image: Image.Image, size: int, resize: int) -> NDArray[np.uint8]:
 
 
 @contextmanager
-def _opened(name: str, source: Path | BinaryIO) -> Iterator[Image.Image]:
+def _opened(name: str, source: Path | BinaryIO, advice: str = "") -> Iterator[Image.Image]:
     """The picture, of which only the header is read. Whatever fails on it is a DataError that names the file."""
     try:
         with Image.open(source) as file:
@@ -167,7 +168,7 @@ def _opened(name: str, source: Path | BinaryIO) -> Iterator[Image.Image]:
             if file.mode == "F" or (file.mode == "I" and file.format not in ("PNG", "PPM")):
                 kind = "floating-point numbers" if file.mode == "F" else "integers of 32 bits"
                 raise DataError(
-                    f"{name}: its pixels are {kind}, of which white is not known; save it with 8 or 16 bits"
+                    f"{name}: its pixels are {kind}, of which white is not known; save it with 8 or 16 bits{advice}"
                 )
             yield file
     except DataError:
@@ -175,7 +176,7 @@ def _opened(name: str, source: Path | BinaryIO) -> Iterator[Image.Image]:
     except Exception as error:  # the decoders raise all kinds of exceptions for damaged files
         # The text has the address of what was opened, which is another one each time.
         text = f"cannot identify image file {name!r}" if isinstance(error, UnidentifiedImageError) else error
-        raise DataError(f"{name}: not a readable image ({text})") from error
+        raise DataError(f"{name}: not a readable image ({text}){advice}") from error
 
 
 def _shown(file: Image.Image, channels: int, background: str) -> Image.Image:

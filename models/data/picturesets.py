@@ -5,6 +5,7 @@ shorter side is resized, and the middle square is cut out, or a random part. The
 like (`moespec.models.data.pictures`).
 """
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from moespec.models.data.cache import cached
 from moespec.models.data.dataset import Dataset, Split, held_out
 from moespec.models.data.options import DataConfig
 from moespec.models.data.pictures import Files, Pictures
-from moespec.models.data.scan import broken
+from moespec.models.data.scan import SKIP, broken
 from moespec.models.errors import DataError
 
 __all__ = ["Part", "load_pictures"]
@@ -42,6 +43,7 @@ def load_pictures(
     Raises DataError for a part that nothing is left of, for a file that is not an image by its header, and, unless
     `config.broken` is "skip", when a file is read that is broken further down.
     """
+    once = held is part
     train, held_rows = np.arange(len(part.labels)), np.arange(0 if held is None else len(held.labels))
     if held is None:
         kept_back = held_out(part.labels, config.validation_share)
@@ -53,8 +55,9 @@ def load_pictures(
         held, held_rows, train = part, np.flatnonzero(kept_back), np.flatnonzero(~kept_back)
     chosen, notes, lost = [], [], []
     clear = 0
-    for files, rows in ((part, train), (held, held_rows)):
-        pictures = Pictures(files.files, rows, size, config.resize, config.background)
+    advice = f"; {SKIP}, and moespec scan {shlex.quote(str(source))} --data {config.name} names all that are broken"
+    for files, rows in ((part, train), (held, held_rows))[: 2 - once]:
+        pictures = Pictures(files.files, rows, size, config.resize, config.background, advice=advice)
         if config.broken == "skip":
             found = broken(pictures, workers=config.workers)
             lost += [f"{pictures.name(index)}" for index, _ in found]
@@ -70,11 +73,11 @@ def load_pictures(
             f"{clear} pictures may be transparent in places; {config.background} is behind them (data.background)"
         )
     empty = set(range(len(classes))) - set(chosen[0][1].tolist())
-    if empty or not len(chosen[1][1]):
+    if empty or not len(chosen[-1][1]):
         what = f"no training image of class {classes[min(empty)]!r}" if empty else "no validation image"
         raise DataError(f"{source}: {what} is left")
     train_split = _split(*chosen[0], config, whole=config.crop != "middle")
-    held_split = _split(*chosen[1], config, whole=False)
+    held_split = _split(*chosen[-1], config, whole=False)
     about: Any = {"notes": tuple(notes), "held_out": held is part}
     return Dataset(source.name, train_split, held_split, classes, (size, size, 3), 255, **about)
 

@@ -8,8 +8,10 @@ from moespec.models.data.pictures import Pictures
 from moespec.models.data.prefetch import Prefetcher
 from moespec.models.errors import DataError
 
-__all__ = ["broken"]
+__all__ = ["SKIP", "broken"]
 
+SKIP = "--data.broken skip leaves such pictures out"
+"""What may be done about those that cannot be decoded."""
 CHUNK = 64
 """Pictures that a worker decodes at a time."""
 

@@ -19,7 +19,7 @@ from moespec.models.families import Config as Model
 from moespec.models.router_options import named
 from moespec.models.training.compilation import compile_if, pays
 from moespec.models.training.config import Config
-from moespec.models.training.evaluate import evaluate, features
+from moespec.models.training.evaluate import evaluate, evaluation_size, features
 from moespec.models.training.objective import make_features, make_forward
 from moespec.models.training.resolve import model_config
 from moespec.spec.errors import ConfigError
@@ -120,15 +120,17 @@ class Evaluations:
 
     def measure(self, name: str, params: Any) -> dict[str, Any]:
         """What evaluation `name` finds of `params` (arrays of the backend): numbers, and dicts and lists of these."""
-        settings, dataset, labels, _ = one = self._sets[name]
-        batch = self._training.evaluation_batch
+        settings, dataset, labels, model = one = self._sets[name]
+        sizes, most, splits = self._B.sizes, self._training.evaluation_batch, (dataset.train, dataset.validation)
+        batches = [evaluation_size(sizes, model, most, len(split)) for split in splits]
         if settings.kind == "head":
             forward = self._function(make_forward, one)
             kind = self._training.loss
-            return evaluate(self._B, forward, params, dataset, batch=batch, kind=kind, labels=labels)
-        extract, splits = self._function(make_features, one), (dataset.train, dataset.validation)
+            return evaluate(self._B, forward, params, dataset, batch=batches[1], kind=kind, labels=labels)
+        extract = self._function(make_features, one)
         train, test = (
-            (features(self._B, extract, params, dataset, split, batch=batch), split.labels) for split in splits
+            (features(self._B, extract, params, dataset, split, batch=batch), split.labels)
+            for split, batch in zip(splits, batches, strict=True)
         )
         classes = len(dataset.classes)
         if settings.kind == "few_shot":

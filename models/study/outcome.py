@@ -20,7 +20,7 @@ from moespec.models.commandline.cost import milliseconds
 from moespec.models.families import family
 from moespec.models.files import write_atomically
 from moespec.models.training.compilation import compile_if, pays
-from moespec.models.training.evaluate import over
+from moespec.models.training.evaluate import evaluation_size, over
 from moespec.models.training.objective import make_forward
 from moespec.models.training.resolve import model_config
 from moespec.models.training.runlog import read_log
@@ -39,7 +39,8 @@ def make(loaded: LoadedRun, run: Path, path: Path) -> None:
     the load of the busiest expert over the mean, of the validation images, as means over the MoE layers.
     """
     config, B = loaded.config, loaded.backend
-    model, batch = model_config(config.model), config.training.evaluation_batch
+    model, most = model_config(config.model), config.training.evaluation_batch
+    batch = evaluation_size(B.sizes, model, most, min(most, len(loaded.dataset.validation)))
     params = B.from_numpy(loaded.params)
     right = _right(B, model, params, loaded.dataset, batch)
     trained, last = read_log(run, "train"), read_log(run, "evaluation")[-1]

@@ -1,22 +1,49 @@
 """Evaluation: accuracy, loss and routing metrics over all images of a split."""
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from tqdm import tqdm
 
 from moespec.backends.contract import Backend
+from moespec.backends.mesh import MeshSizes
 from moespec.models.data.dataset import Dataset, Split
 from moespec.models.data.loader import evaluation_batch
 from moespec.models.data.prefetch import Prefetcher
 from moespec.models.data.prepared import prepared
+from moespec.models.families import Config, family
+from moespec.models.training.interruption import check
 from moespec.models.training.objective import unflatten
 from moespec.spec import sigmoid_cross_entropy, softmax_cross_entropy
+from moespec.spec.errors import SpecError
 
-__all__ = ["evaluate", "features", "over"]
+__all__ = ["evaluate", "evaluation_size", "features", "over"]
 
 TOP = 5
+
+
+def evaluation_size(sizes: MeshSizes, model: Config, batch: int, images: int) -> int:
+    """Images of each batch in which `images` are evaluated, of at most `batch`: the least that takes no more batches.
+
+        size >= images / ceil(images / batch)
+
+    The devices share it, and the groups of the routers are those of `batch`. Only where a group is all of a batch, and there
+    are fewer images than that, the group is these images.
+    """
+    layers_of, parts = family(model).moe_layers, -(-images // batch)
+
+    def groups(size: int) -> list[int]:
+        return [layer.settings.tokens for layer in layers_of(model, size // sizes.devices)]
+
+    for size in range(-(-images // parts), batch):
+        with suppress(SpecError):  # which do not fill the groups
+            if size % sizes.devices == 0 and (groups(size) == groups(batch) or parts == 1):
+                return size
+    return batch
 
 
 def evaluate(
@@ -73,13 +100,17 @@ def over(
     """`function(params, images)` (as NumPy) for all images of a split in order, with the batch that it is of.
 
     Batches have one size; the last is filled up with images from the start of the split: `batch["count"]` of them count.
+    Within an `Interruption` a signal ends it between two batches, with Interrupted.
     """
 
     def make(index: int) -> dict[str, Any]:
         return evaluation_batch(dataset, split, batch=batch, index=index, rows=B.rows(batch))
 
-    with Prefetcher(make, 0, -(-len(split) // batch), ahead=1) as parts:
-        for _, part in parts:
+    batches, pause = -(-len(split) // batch), 0.5 if sys.stderr.isatty() else 10.0
+    shown: Any = {"unit": "batch", "desc": "evaluate", "position": 0, "leave": False, "disable": B.process != 0}
+    with Prefetcher(make, 0, batches, ahead=1) as parts:
+        for _, part in tqdm(parts, total=batches, delay=pause, mininterval=pause, **shown):
+            check(B)
             images = prepared(B, dataset, B.put(part["images"]))
             yield B.to_numpy(function(params, images)), part
 

@@ -1,4 +1,4 @@
-"""Signals that stop a run: the first lets the step end and be saved, the second ends the process at once."""
+"""Signals that stop a run: the first lets the step, or batch of an evaluation, end; the second ends the process at once."""
 
 import contextlib
 import os
@@ -6,11 +6,12 @@ import signal
 import sys
 import threading
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from moespec.backends.contract import Backend
+from moespec.models.errors import Interrupted
 
-__all__ = ["Interruption"]
+__all__ = ["Interruption", "check"]
 
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 
@@ -25,11 +26,14 @@ class Interruption:
     sets no handlers, nothing changes.
     """
 
+    current: "ClassVar[Interruption | None]" = None
+
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
         self._handlers: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
+        Interruption.current = self
         if threading.current_thread() is threading.main_thread():
             self._reader, self._writer = os.pipe()
             os.set_blocking(self._writer, False)
@@ -44,6 +48,7 @@ class Interruption:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        Interruption.current = None
         if threading.current_thread() is threading.main_thread():
             for number, handler in self._handlers.items():
                 signal.signal(number, handler)
@@ -69,4 +74,14 @@ class Interruption:
                 os._exit(128 + numbers[0])
             self.signal = signal.Signals(numbers[0])
             with contextlib.suppress(OSError):  # the terminal may be gone
-                print(f"\nmoespec: {self.signal.name}: finishing this step; again to end at once", file=sys.stderr)
+                print(
+                    f"\nmoespec: {self.signal.name}: finishing this step or batch; again to end at once",
+                    file=sys.stderr,
+                )
+
+
+def check(B: Backend) -> None:
+    """Raises Interrupted, in all processes, where a signal has come to one within an `Interruption`."""
+    current = Interruption.current
+    if current is not None and (stopped_by := current.agreed(B, True)) is not None:
+        raise Interrupted(f"the evaluation was stopped by {stopped_by.name}", stopped_by)

@@ -27,8 +27,12 @@ def in_steps(training: TrainingConfig, images: int) -> TrainingConfig:
 
 
 def shrunk(schedule: ScheduleConfig, steps: int) -> ScheduleConfig:
-    """The schedule with a warm-up of half of a run that would end before its warm-up does."""
-    return schedule if schedule.warmup < steps else replace(schedule, warmup=steps // 2)
+    """The schedule of a short run: half of it is warm-up, where that does not end before, and half of the rest cooldown, where
+    that is longer than the rest.
+    """
+    warmup = schedule.warmup if schedule.warmup < steps else steps // 2
+    fits = schedule.cooldown is None or schedule.cooldown <= steps - warmup
+    return replace(schedule, warmup=warmup, cooldown=schedule.cooldown if fits else (steps - warmup) // 2)
 
 
 def notes(before: Config, after: Config) -> list[str]:
@@ -37,11 +41,13 @@ def notes(before: Config, after: Config) -> list[str]:
     for name, given in (("epochs", before.training.epochs), ("examples", before.training.examples)):
         if given is not None:
             found.append(f"training.{name}={given:g}: {steps} steps")
-    if after.schedule.warmup != before.schedule.warmup:
-        found.append(
-            f"schedule.warmup={before.schedule.warmup}: not shorter than the {steps} steps of the run, "
-            f"shortened to {after.schedule.warmup}"
-        )
+    for name, why in (
+        ("warmup", f"not shorter than the {steps} steps of the run"),
+        ("cooldown", f"longer than the {steps - after.schedule.warmup} steps after the warm-up"),
+    ):
+        given, now = getattr(before.schedule, name), getattr(after.schedule, name)
+        if now != given:
+            found.append(f"schedule.{name}={given}: {why}, shortened to {now}")
     return found
 
 

@@ -72,8 +72,11 @@ class RunDirectory:
         return isfile(self.path / CONFIG) and bool(checkpoint.steps(self.checkpoints))
 
     def finished(self, config: Config) -> bool:
-        """Whether the newest checkpoint is that of the last step of `config`."""
-        return self.begun() and checkpoint.steps(self.checkpoints)[-1] == config.training.steps
+        """Whether the newest checkpoint is that of the last step of `config`, and no evaluation of it is owed."""
+        newest = checkpoint.latest(self.checkpoints) if self.begun() else None
+        if newest is None or int(newest.name) != config.training.steps:
+            return False
+        return not checkpoint.read_record(newest).get("owed")
 
     @contextmanager
     def locked(self) -> Iterator[None]:

@@ -18,19 +18,23 @@ from moespec.models.training.resolve import model_config
 from moespec.models.training.rundirectory import RunDirectory
 from moespec.models.training.unchanged import check_evaluated
 
-__all__ = ["Start", "begin", "record_of", "trained_params"]
+__all__ = ["Start", "begin", "record_of", "settle", "trained_params"]
 
 GENERATOR = "threefry2x32-20"
 """What draws noise and dropout. A checkpoint without it is of version 0.1, which drew its noise by another."""
 
 
 class Start(NamedTuple):
-    """Where a run goes on: the backend's state, the steps done, the seconds they took, and what was overridden."""
+    """Where a run goes on: the backend's state, the steps done, the seconds they took, and what was overridden.
+
+    owed: the evaluations of this step that a signal kept from being made, None for that of the run's own images.
+    """
 
     state: Any
     step: int
     seconds: float
     overrides: list[Any]
+    owed: list[str | None]
 
 
 def begin(
@@ -51,7 +55,7 @@ def begin(
         for name, value in checkpoint.flat(params).items():
             if isinstance(value, np.ndarray) and not np.isfinite(value).all():
                 raise RunError(f"the initial parameter {name} has NaN or infinity")
-        return Start(B.init_state(B.from_numpy(params) if alone else params, config.optimizer), 0, 0.0, [])
+        return Start(B.init_state(B.from_numpy(params) if alone else params, config.optimizer), 0, 0.0, [], [])
     step = found.record["step"]
     tables.check(found.state["params"], model, str(directory.checkpoints))
     if draws(model, config.training.batch) and found.record.get("generator") != GENERATOR:
@@ -73,7 +77,8 @@ def begin(
         state = B.import_state(_for_backend(B, found.state) if alone else found.state, config.optimizer)
     except ValueError as error:  # of an array that is read only now
         raise CheckpointError(f"{directory.checkpoints}, step {step}: {error}") from error
-    return Start(state, step, found.record["seconds"], found.record.get("overrides", []))
+    record = found.record
+    return Start(state, step, record["seconds"], record.get("overrides", []), record.get("owed", []))
 
 
 def record_of(
@@ -90,6 +95,13 @@ def record_of(
         "backend": B.name,
         "seconds": seconds,
     }
+
+
+def settle(B: Backend, directory: RunDirectory, step: int, owed: list[str | None]) -> None:
+    """Notes in the checkpoint of `step` which evaluations are still owed."""
+    if B.process == 0:
+        path = directory.checkpoints / f"{step:08d}"
+        checkpoint.amend(path, {**checkpoint.read_record(path), "owed": owed})
 
 
 def trained_params(

@@ -5,6 +5,7 @@ however it was stopped, goes on from its last checkpoint to the same bits (on th
 """
 
 import shlex
+import signal
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -22,15 +23,15 @@ from moespec.models.hashing.tables import initial_params
 from moespec.models.training.compilation import compile_if, pays
 from moespec.models.training.config import Config
 from moespec.models.training.divergence import diverged, diverged_somewhere, finite
-from moespec.models.training.evaluate import evaluate
-from moespec.models.training.interruption import Interruption
+from moespec.models.training.evaluate import evaluate, evaluation_size
+from moespec.models.training.interruption import Interruption, check
 from moespec.models.training.length import before_cooldown
 from moespec.models.training.objective import draws, make_forward, make_loss, unflatten
 from moespec.models.training.progress import Progress
 from moespec.models.training.resolve import model_config, schedule
 from moespec.models.training.rundirectory import RunDirectory
 from moespec.models.training.saver import Saver
-from moespec.models.training.savestate import Start, begin, record_of
+from moespec.models.training.savestate import Start, begin, record_of, settle
 
 __all__ = ["Trained", "train"]
 
@@ -58,7 +59,8 @@ def train(
     `initial_params`. `sets`, loaded by `load_sets`, are evaluated besides. On several devices (`connected`) each process calls
     it, and one of them writes the log. Raises CheckpointError for a checkpoint that is
     damaged or of another run, DataError for files that cannot be read, RunError when the run diverges: what is evaluated
-    or saved is finite. Raises Interrupted when a signal stops it, after saving the step.
+    or saved is finite. Raises Interrupted when a signal stops it, after saving the step. Evaluations that it then does not
+    make are owed, and made when the run goes on.
     """
     model, settings, directory = model_config(config.model), config.training, RunDirectory(run)
     examples = len(dataset.train)
@@ -68,7 +70,7 @@ def train(
             B, config, directory, examples=examples, initial=lambda: initial or initial_params(config, dataset)
         )
 
-    state, start, seconds, overrides = begun()
+    state, start, seconds, overrides, owed = begun()
     compiled = pays(B, settings.total, settings.compile)
     eager = {} if compiled else {"compiled": False}
     loss = make_loss(B, model, settings.loss, recompute=settings.recompute)
@@ -77,6 +79,7 @@ def train(
     forward, rate = compile_if(B, compiled, make_forward(B, model)), schedule(config)
     evaluation: dict[str, Any] = {}
     evaluations = Evaluations(B, config, sets or {})
+    images = evaluation_size(B.sizes, model, settings.evaluation_batch, len(dataset.validation))
 
     # What worker processes run; they have no backend.
     rows = B.rows(settings.batch)
@@ -93,6 +96,27 @@ def train(
     def make_batch(step: int) -> Any:
         return to_device(step, host_batch(step))
 
+    def evaluated(due: list[str | None]) -> signal.Signals | None:
+        """Makes the evaluations that are due (None: the run's own), and strikes them off, until a signal comes: which one."""
+        nonlocal evaluation
+        try:
+            while due:
+                check(B)
+                params = B.state_params(state)
+                if due[0] is not None:
+                    progress.measured(done, due[0], evaluations.measure(due[0], params))
+                else:
+                    how: Any = {"batch": images, "kind": settings.loss}
+                    evaluation = evaluate(B, forward, params, dataset, **how)
+                    if config.optimizer.ema is not None:
+                        of_average = evaluate(B, forward, B.state_average(state), dataset, **how)
+                        evaluation["average"] = {name: of_average[name] for name in ("accuracy", "loss")}
+                    progress.evaluated(done, evaluation)
+                del due[0]
+        except Interrupted as stop:
+            return stop.signal
+        return None
+
     with (
         Interruption() as interruption,
         Progress(run, settings, start=start, seconds=seconds, leads=B.process == 0) as progress,
@@ -106,20 +130,24 @@ def train(
             receive=to_device,
         ) as batches,
     ):
-        for step, batch in batches:
+        done, stopped_by = start, None
+        if owed:
+            stopped_by = evaluated(owed)
+            progress.sync()
+            settle(B, directory, start, owed)
+        for step, batch in batches if stopped_by is None else ():
             state, metrics = update(state, batch, rate(step))
             done = step + 1
-            logs, evaluates, saves = (
-                _due(done, every, settings.total)
-                for every in (settings.log_every, settings.evaluate_every, settings.checkpoint_every)
+            logs, saves = (
+                _due(done, every, settings.total) for every in (settings.log_every, settings.checkpoint_every)
             )
+            due = [*[None] * _due(done, settings.evaluate_every, settings.total), *evaluations.due(done)]
             stopped_by = interruption.agreed(B, logs)
             progress.step()
             saves = saves or stopped_by is not None or done == before_cooldown(config)
-            due = evaluations.due(done)
-            if logs or evaluates or saves or due:
+            if logs or saves or due:
                 measured = B.to_numpy(metrics)
-                exported = B.export_state(state) if evaluates or saves or due else {}
+                exported = B.export_state(state) if saves or due else {}
                 if B.sizes.devices > 1:
                     if error := diverged_somewhere(B, measured, exported, last=done):
                         raise error
@@ -128,28 +156,21 @@ def train(
                     raise diverged(B, config, loss, make_batch, before, last=done, options=eager)
             if logs:
                 progress.trained(done, rate(step), unflatten(measured))
-            if evaluates:
-                params = B.state_params(state)
-                how: Any = {"batch": settings.evaluation_batch, "kind": settings.loss}
-                evaluation = evaluate(B, forward, params, dataset, **how)
-                if config.optimizer.ema is not None:
-                    of_average = evaluate(B, forward, B.state_average(state), dataset, **how)
-                    evaluation["average"] = {name: of_average[name] for name in ("accuracy", "loss")}
-                progress.evaluated(done, evaluation)
-            for name in due:
-                progress.measured(done, name, evaluations.measure(name, B.state_params(state)))
-            if saves:
+            stopped_by = evaluated(due) or stopped_by
+            if saves or stopped_by is not None:
                 progress.sync()
                 seconds = progress.seconds
                 record = record_of(B, config, done, examples=examples, seconds=seconds, overrides=overrides)
-                saver.save(exported, record)
+                saver.save(exported, {**record, "owed": due} if due else record)
             if stopped_by is not None:
-                saver.wait()
-                raise Interrupted(
-                    f"stopped by {stopped_by.name}; the {done} steps done of {settings.total} are saved. To go on: "
-                    f"moespec train --run {shlex.quote(str(run))} --resume",
-                    stopped_by,
-                )
+                break
+        if stopped_by is not None:
+            saver.wait()
+            raise Interrupted(
+                f"stopped by {stopped_by.name}; the {done} steps done of {settings.total} are saved. To go on: "
+                f"moespec train --run {shlex.quote(str(run))} --resume",
+                stopped_by,
+            )
         return Trained(B.export_state(state)["params"], evaluation, progress.seconds)
 
 

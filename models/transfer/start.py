@@ -7,18 +7,21 @@ from typing import Any
 from moespec.models import vit
 from moespec.models.data.dataset import Dataset
 from moespec.models.data.datasets import PICTURES
+from moespec.models.data.options import DataConfig
 from moespec.models.families import Config as Model
 from moespec.models.families import names, of_name
 from moespec.models.hashing.tables import initial_params
 from moespec.models.training.config import Config, ModelConfig
 from moespec.models.training.resolve import model_config
+from moespec.models.training.rundirectory import RunDirectory
 from moespec.models.transfer.rules import transferred
 from moespec.models.weights.formats import Given, read
 from moespec.models.weights.record import Weights, described
+from moespec.spec.errors import ConfigError
 from moespec.spec.routers import ROUTERS
 from moespec.spec.routing import Params
 
-__all__ = ["finetuned", "model_of", "sized", "starting_params"]
+__all__ = ["finetuned", "model_of", "sized", "starting_params", "taken"]
 
 
 def starting_params(config: Config, dataset: Dataset, *, lazily: bool = False) -> Params:
@@ -83,9 +86,40 @@ def _summary(given: list[str]) -> str:
     return ", ".join(given) if len(given) <= 4 else f"{', '.join(given[:3])} and {len(given) - 3} more"
 
 
-def finetuned(config: Config, path: str) -> Config:
-    """The configuration with the model of the weights at `path`, from which it starts."""
-    return replace(config, model=model_of(source(path)), init=path)
+def finetuned(config: Config, path: str, *, other_data: bool) -> Config:
+    """The configuration with the model of the weights at `path`, from which it starts, and, of a run, with its data.
+
+    other_data: data are given, so that of the run's only mean and deviation are taken over, which its weights are used to.
+    """
+    model, run = model_of(source(path)), RunDirectory(Path(path)).config()
+    if run is None:
+        return replace(config, model=model, init=path)
+    if other_data:
+        data = replace(config.data, mean=run.data.mean, std=run.data.std)
+        return replace(config, model=model, data=data, init=path)
+    model = replace(model, image_size=run.model.image_size)
+    return replace(config, model=model, data=run.data, evaluation=run.evaluation, init=path)
+
+
+def taken(config: Config, *, given: bool) -> str:
+    """What fine-tuning takes over from the run that it starts from besides its model, in words.
+
+    given: it is said what to train on. Raises ConfigError where it is not, and the source is not a run.
+    """
+    run = RunDirectory(Path(config.init or "")).config()
+    if run is None:
+        if not given and config.data == DataConfig():
+            raise ConfigError(
+                f"{config.init}: not a run, so it has no data; say which, as --data folder --data.path photos"
+            )
+        return ""
+    same = (config.data.name, config.data.path) == (run.data.name, run.data.path)
+    found = [f"{run.data.name} {run.data.path}".strip()] * same
+    for name in ("mean", "std"):
+        if getattr(DataConfig(), name) != getattr(run.data, name) == getattr(config.data, name):
+            found.append(f"{name} {getattr(run.data, name)}")
+    found += [f"evaluation {name}" for name in config.evaluation if name in run.evaluation]
+    return f"data: {', '.join(found)} (of the run)" if found else ""
 
 
 def sized(config: Config) -> Config:

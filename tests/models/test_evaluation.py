@@ -1,22 +1,28 @@
 """Evaluations besides the run's own: what each measures, when, and that a wrong one is named before anything begins."""
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import moespec.backends.jax as B
-from moespec.models import cli, vit
-from moespec.models.data.datasets import load
+import moespec.backends.numpy as N
+from moespec.backends.mesh import MeshSizes
+from moespec.models import cli, families, vit
+from moespec.models.commandline.commands import load_run
+from moespec.models.data.datasets import load, load_others
+from moespec.models.data.options import DataConfig
 from moespec.models.evaluation.few_shot import few_shot
 from moespec.models.evaluation.neighbours import nearest_neighbours
 from moespec.models.evaluation.options import EvaluationConfig
 from moespec.models.evaluation.sets import load_sets
 from moespec.models.training import configfile, resolve
 from moespec.models.training.config import Config
-from moespec.models.training.evaluate import evaluate, features
+from moespec.models.training.evaluate import evaluate, evaluation_size, features
 from moespec.models.training.objective import make_features, make_forward
 from moespec.models.training.progress import told
 from moespec.models.training.runlog import read_log
@@ -71,8 +77,6 @@ def trained(runs, tmp_path_factory, digits) -> Path:  # type: ignore[no-untyped-
 
 
 def loaded(run: Path):  # type: ignore[no-untyped-def]
-    from moespec.models.commandline.commands import load_run
-
     found = load_run(run)
     return resolve.model_config(found.config.model), B.from_numpy(found.params)
 
@@ -139,6 +143,64 @@ def test_the_command_measures_the_same(trained: Path, capsys: pytest.CaptureFixt
     assert f"accuracy {real['accuracy']:.4f}, top5 {real['top5']:.4f}, images 284" in page
     assert " ms in batches of 128" in page
     assert "kFLOP an image" in page
+
+
+GROUPED = {"moe": "last_1", "experts": 2, "group_images": 8}
+
+
+@pytest.mark.parametrize(
+    ("model", "devices", "batch", "images", "size"),
+    [
+        (("vit_tiny", {}), 1, 1000, 42, 42),
+        (("vit_tiny", {}), 1, 128, 355, 119),  # three batches, as it were with 128
+        (("vit_tiny", GROUPED), 1, 1000, 42, 48),
+        (("vit_tiny", GROUPED), 4, 128, 130, 96),
+        (("vit_tiny", {}), 4, 128, 130, 68),
+        (("sparse_mlp_tiny", {}), 1, 128, 42, 42),  # a group is all of a batch
+        (("sparse_mlp_tiny", {}), 1, 128, 355, 128),
+    ],
+)
+def test_a_batch_of_an_evaluation_is_as_small_as_its_groups_allow(
+    model: tuple[str, dict[str, Any]], devices: int, batch: int, images: int, size: int
+) -> None:
+    made = families.of_name(model[0]).named(model[0], **model[1])
+    assert evaluation_size(MeshSizes(devices), made, batch, images) == size
+
+
+def test_smaller_batches_have_the_same_groups(digits) -> None:  # type: ignore[no-untyped-def]
+    """So that each image is read as it was, also those of the last group, which copies fill."""
+    fields: Any = {"router": "softmax_expert_choice", "depth": 2, "width": 16, "heads": 2, "hidden": 16, **GROUPED}
+    model = vit.named("vit_tiny", classes=10, **fields)
+    params = {**vit.init(model, 0), "head": {"kernel": np.eye(16, 10), "bias": np.zeros(10)}}
+    found = [
+        evaluate(N, make_forward(N, model), N.from_numpy(params), digits, batch=size, kind="softmax")
+        for size in (128, evaluation_size(MeshSizes(), model, 128, 355))
+    ]
+    assert found[0]["accuracy"] == found[1]["accuracy"]
+    assert found[0]["loss"] == pytest.approx(found[1]["loss"], rel=1e-6)
+
+
+def test_other_images(trained: Path, digits, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:  # type: ignore[no-untyped-def]
+    """All of a file without a validation part, of the classes of the run by name; training images stay the run's."""
+    images, labels = digits.validation.read(np.arange(90)), digits.validation.labels[:90]
+    np.savez(tmp_path / "new.npz", images=images, labels=labels, maximum=16)
+    path = str(tmp_path / "new.npz")
+    for own, expected in (
+        (replace(digits, classes=digits.classes[::-1]), 9 - labels),
+        (replace(digits, classes=digits.classes[:9]), r"new\.npz: class '9' is not one of the run's: 0, 1, 2"),
+        (replace(digits, shape=(8, 8, 3)), r"images of \(8, 8, 1\) .*, but the run has images of \(8, 8, 3\)"),
+    ):
+        with pytest.raises(SpecError, match=expected) if isinstance(expected, str) else nullcontext():
+            found = load_others(DataConfig(), own, name="npz", path=path, broken="error")
+            np.testing.assert_array_equal(found.validation.labels, expected)
+            assert found.train is digits.train
+    for wrong, message in (("--data=digits", "the data of the run"), ("--data.broken=skip", "data.path=''")):
+        assert cli.main(["evaluate", str(trained), wrong]) == 2
+        assert message in capsys.readouterr().err
+    assert cli.main(["evaluate", str(trained), "--data", "npz", "--data.path", path]) == 0
+    right = int((logits_of(digits, *loaded(trained))[:90].argmax(axis=1) == labels).sum())
+    assert f"data new\naccuracy {right / 90:.4f} ({right} of 90)" in (out := capsys.readouterr().out)
+    assert "real:" not in out
 
 
 def test_another_capacity(digits, runs) -> None:  # type: ignore[no-untyped-def]

@@ -85,6 +85,11 @@ def test_a_run_shorter_than_its_warm_up() -> None:
         "schedule.warmup=50: not shorter than the 3 steps of the run, shortened to 1",
     ]
     assert length.notes(config, config) == []
+    long = replace(Config(), schedule=ScheduleConfig("rsqrt", warmup=10, cooldown=50))
+    short = replace(long, training=TrainingConfig(steps=4), schedule=shrunk(long.schedule, 4))
+    assert (short.schedule.warmup, short.schedule.cooldown, shrunk(long.schedule, 60)) == (2, 1, long.schedule)
+    said = "schedule.cooldown=50: longer than the 2 steps after the warm-up, shortened to 1"
+    assert length.notes(long, short)[1:] == [said]
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

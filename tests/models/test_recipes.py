@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from moespec.models import families
+from moespec.models.commandline.chosen import chosen
 from moespec.models.data.dataset import Dataset, Split
 from moespec.models.training import configfile
 from moespec.models.training.config import Config
@@ -26,9 +27,9 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("moespec.models.memory.of_machine", lambda: 2**38)
 
 
-def read(name: str) -> Config:
-    """The recipe, resolved for made-up data of the shape that it is for."""
-    config = configfile.read(configfile.find_recipe(name))
+def read(name: str, *options: str) -> Config:
+    """The recipe with options of the command line, resolved for made-up data of the shape that it is for."""
+    config = chosen(["--config", name, *options], Config())
     config = replace(config, data=replace(config.data, path="images"))
     labels = np.arange(1000)
     split = Split(lambda indices: np.zeros((len(indices), 224, 224, 3), np.uint8), labels)
@@ -62,7 +63,8 @@ def test_a_step_of_every_recipe_has_the_shapes_of_its_parameters(name: str) -> N
 
 @pytest.mark.parametrize("name", LARGE)
 def test_the_batch_of_a_recipe_fills_its_groups(name: str) -> None:
-    config = read(name)
+    config = read(name, "--training.steps", "4")  # as who tries it begins: warm-up and cooldown fit
+    assert config.schedule.warmup + (config.schedule.cooldown or 0) < config.training.total == 4
     model = model_config(config.model)
     for images in (config.training.batch, config.training.evaluation_batch):
         assert families.family(model).moe_layers(model, images) or model.moe == "none"

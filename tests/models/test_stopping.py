@@ -16,6 +16,7 @@ import pytest
 from moespec.models import cli
 from moespec.models.errors import RunError
 from moespec.models.training import checkpoint, interruption
+from moespec.models.training import evaluate as evaluation
 from moespec.models.training import train as training
 from moespec.models.training.progress import Progress
 from moespec.models.training.rundirectory import RunDirectory
@@ -55,13 +56,38 @@ def test_a_signal_ends_the_step_and_saves(runs, tmp_path: Path, capsys, monkeypa
     assert signal.getsignal(number) is before
     shown, newest = capsys.readouterr().err, checkpoint.steps(run / "checkpoints")[-1]
     assert newest == 6, "the step after the one that the signal came with"
-    assert f"{name}: finishing this step; again to end at once" in shown
+    assert f"{name}: finishing this step or batch; again to end at once" in shown
     assert f"stopped by {name}; the {newest} steps done of 12 are saved. To go on: moespec train --run '{run}'" in shown
     monkeypatch.setattr(Progress, "step", real)
     assert cli.main(["train", "--run", str(run), "--resume"]) == 0
     last = Path("checkpoints", "00000012", "arrays.safetensors")
     assert (run / last).read_bytes() == (whole / last).read_bytes()
     assert [record["step"] for record in read_log(run, "train")] == list(range(1, 13))
+    assert [record["step"] for record in read_log(run, "evaluation")] == [6, 12], "that of step 6 was owed"
+
+
+def test_a_signal_ends_an_evaluation_between_batches(runs, tmp_path: Path, capsys, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    """The step is saved, and the evaluation made when the run goes on; also that of its last step, once."""
+    run, batches = runs.broken("torch", tmp_path / "run", step=8), []
+
+    def check(B: Any) -> None:
+        batches.append(None)
+        if len(batches) == 2:
+            interruption.Interruption.current.signal = signal.SIGTERM  # type: ignore[union-attr]
+        interruption.check(B)
+
+    monkeypatch.setattr(evaluation, "check", check)
+    assert cli.main(["train", "--run", str(run), "--resume"]) == 128 + signal.SIGTERM
+    assert "stopped by SIGTERM; the 12 steps done of 12 are saved" in capsys.readouterr().err
+    assert checkpoint.steps(run / "checkpoints")[-1] == 12
+    batches.clear()
+    assert cli.main(["evaluate", str(run)]) == 128 + signal.SIGTERM
+    assert "moespec: the evaluation was stopped by SIGTERM" in capsys.readouterr().err
+    for shown in (f"{run}: finished, 12 steps", f"{run}: finished already, 12 steps"):
+        assert cli.main(["train", "--run", str(run), "--resume"]) == 0
+        assert shown in capsys.readouterr().out
+    ours, whole = (read_log(folder, "evaluation") for folder in (run, runs.whole("torch")))
+    assert [(line["step"], line["accuracy"]) for line in ours] == [(line["step"], line["accuracy"]) for line in whole]
 
 
 def gone(*arguments: Any, **options: Any) -> None:

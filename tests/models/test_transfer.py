@@ -16,7 +16,7 @@ from moespec.models.interop.layouts import flatten
 from moespec.models.training.config import Config, ModelConfig
 from moespec.models.training.resolve import model_config
 from moespec.models.transfer.rules import resized_positions, transferred
-from moespec.models.transfer.start import model_of, sized
+from moespec.models.transfer.start import finetuned, model_of, sized
 from moespec.models.weights.formats import Given, read, write
 from moespec.models.weights.record import Weights
 from moespec.spec.errors import ConfigError
@@ -300,6 +300,24 @@ def test_pictures_without_a_size_get_that_of_the_source(tmp_path, name, size):
     assert sized(config).model.image_size == size
     asked = replace(config, model=ModelConfig(image_size=24))
     assert sized(asked).model.image_size == 24
+
+
+def test_finetune_keeps_the_data_of_its_run(tmp_path, runs, capsys):
+    """With what is done to the images, their size and the evaluations, unless data are given; a file has none."""
+    run = runs.broken("torch", tmp_path / "run", step=12)
+    text = (run / "config.toml").read_text().replace("mixup = 0.5", "mixup = 0.25")
+    (run / "config.toml").write_text(text + '[evaluation.near]\nkind = "neighbours"\n')
+    kept, other = (finetuned(Config(), str(run), other_data=given) for given in (False, True))
+    assert (kept.data.mixup, kept.model.image_size, list(kept.evaluation)) == (0.25, 8, ["near"])
+    assert (other.data, other.model.image_size, other.evaluation) == (DataConfig(), None, {})
+    for given, message in (((), "data: digits, evaluation near (of the run)\n"), (("--data", "digits"), "")):
+        capsys.readouterr()
+        wrong = ("--model.patch-size", "3", "--backend", "torch", "--run", str(tmp_path / "new"))
+        assert cli.main(["finetune", str(run), *given, *wrong]) == 2
+        assert capsys.readouterr().out == (message or "data: digits (of the run)\n")
+    write(tmp_path / "x.safetensors", weights(), "moespec")
+    assert cli.main(["finetune", str(tmp_path / "x.safetensors"), "--run", str(tmp_path / "new")]) == 2
+    assert "x.safetensors: not a run, so it has no data; say which" in capsys.readouterr().err
 
 
 def test_finetune_without_a_source_says_so(capsys):
