@@ -28,8 +28,8 @@ from moespec.version import UNKNOWN, version
 __all__ = ["make", "read", "right_of"]
 
 PACKAGES = ("numpy", "scipy", "jax", "jaxlib", "torch")
-NUMBERS = "step accuracy loss images seconds training_milliseconds milliseconds operations parameters dropped imbalance"
-OTHERS = {"right": str, "backend": str, "config": dict, "machine": dict}
+NUMBERS = "step accuracy loss seconds training_milliseconds milliseconds operations parameters dropped imbalance"
+OTHERS = {"images": int, "right": str, "backend": str, "config": dict, "machine": dict}
 """What an outcome has besides these numbers."""
 
 

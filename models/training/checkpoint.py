@@ -32,20 +32,8 @@ from moespec.models.training.pieces import ArrayFile, digest, named_pieces, stor
 from moespec.spec.errors import ConfigError
 
 __all__ = [
-    *(
-        "Checkpoint",
-        "amend",
-        "encoded",
-        "finish",
-        "flat",
-        "latest",
-        "read",
-        "read_record",
-        "set_aside",
-        "steps",
-        "sweep",
-    ),
-    *("unfinished", "write"),
+    *("Checkpoint", "amend", "encoded", "finish", "flat", "latest", "read", "read_record", "set_aside", "steps"),
+    *("sweep", "unfinished", "write"),
 ]
 
 FORMATS = (1, 2, 3)
