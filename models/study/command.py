@@ -61,11 +61,7 @@ def study_command(entries: Mapping[str, Config], *, seeds: int, out: Path) -> No
             ) from stop
         except BusyError:
             raise
-        except (
-            SpecError,
-            MemoryError,
-            RuntimeError,
-        ) as error:  # the last: of a framework, as that of a device's memory
+        except (SpecError, MemoryError, RuntimeError) as error:  # the last: of a framework
             why = (str(error) or type(error).__name__).splitlines()[0]
             failed.setdefault(name, {})[seed] = why
             print(f"study: {name} with seed {seed} failed: {why}", flush=True)

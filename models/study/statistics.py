@@ -97,11 +97,8 @@ def sentences(found: list[Difference], *, seeds: int, images: int) -> list[str]:
     if not found:
         return []
     if not sure:
-        none = (
-            f"tell none of the {len(found)} pairs"
-            if len(found) > 1
-            else f"do not tell {found[0].first} and {found[0].second}"
-        )
+        one, pairs = found[0], len(found)
+        none = f"tell none of the {pairs} pairs" if pairs > 1 else f"do not tell {one.first} and {one.second}"
         return [f"With 95 % confidence, {about} {none} apart."]
     by_first: dict[str, list[Difference]] = {}
     for one in sure:
@@ -112,6 +109,6 @@ def sentences(found: list[Difference], *, seeds: int, images: int) -> list[str]:
         + "."
         for name, ones in by_first.items()
     ]
-    pairs = f"{len(sure)} of the {len(found)} pairs" if len(found) > 1 else "the two"
+    told = f"{len(sure)} of the {len(found)} pairs" if len(found) > 1 else "the two"
     rest = ", the others not" if len(sure) < len(found) else ""
-    return [f"With 95 % confidence for all pairs at once, {about} tell {pairs} apart{rest}.", *lines]
+    return [f"With 95 % confidence for all pairs at once, {about} tell {told} apart{rest}.", *lines]

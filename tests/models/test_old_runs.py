@@ -1,7 +1,7 @@
 """Runs of version 0.1, kept as files, still read, evaluate and go on.
 
 Each folder of `runs_0_1` has the configuration of a run of two steps, its log, and its checkpoint after the first step.
-Configurations of that version name the options of every router, whichever was chosen.
+They are of an early 0.1, whose configurations name the options of every router, but for "late", which is of its end.
 """
 
 import shutil
@@ -43,7 +43,7 @@ def test_it_is_evaluated(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 NOISY = {"torch_softmax_token_choice", "torch_sparse_mlp"}
-"""Runs with gating noise, which version 0.1 drew by another generator."""
+"""Runs with gating noise, which an early 0.1 drew by another generator."""
 
 
 def test_it_goes_on_as_it_did(run: Path, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]) -> None:
