@@ -20,10 +20,7 @@ def signed(record: Mapping[str, Any], *, indent: int | None = 1) -> bytes:
 
 
 def unsigned(content: bytes, *, always: bool = True) -> dict[str, Any]:
-    """The content of what `signed` made. always: whether one without a checksum is rejected, too.
-
-    Raises ValueError for what is not JSON, not an object, or has another checksum.
-    """
+    """The content of what `signed` made; ValueError if it was changed, or with `always` has no checksum."""
     try:
         record: dict[str, Any] = json.loads(content)
         checksum = record.pop("sha256", None) if isinstance(record, dict) else "of an object"

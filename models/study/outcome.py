@@ -29,8 +29,7 @@ __all__ = ["make", "read", "right_of"]
 
 PACKAGES = ("numpy", "scipy", "jax", "jaxlib", "torch")
 NUMBERS = "step accuracy loss seconds training_milliseconds milliseconds operations parameters dropped imbalance"
-OTHERS = {"images": int, "right": str, "backend": str, "config": dict, "machine": dict}
-"""What an outcome has besides these numbers."""
+OTHERS = {"images": int, "right": str, "backend": str, "config": dict, "machine": dict}  # besides these numbers
 
 
 def make(loaded: LoadedRun, run: Path, path: Path) -> None:

@@ -36,10 +36,7 @@ def read_log(run: Path, kind: str, *, some: bool = False) -> list[dict[str, Any]
 
 
 class RunLog:
-    """Writes the records of a run that starts or goes on at `step`, into the folder `run`.
-
-    A log that goes on loses its damaged lines, and says so; then all of it is also kept under another name.
-    """
+    """Writes the records of a run that starts or goes on at `step`; of a log with damaged lines, which it drops, it keeps a copy."""
 
     def __init__(self, run: Path, step: int) -> None:
         path = run / NAME
@@ -77,10 +74,7 @@ class RunLog:
 
 
 def _read(content: bytes) -> tuple[list[tuple[bytes, dict[str, Any]]], list[str]]:
-    """The lines of a log with their records, and what is wrong with each of the others.
-
-    The last line is left out if it has no end: that is how a killed process leaves it.
-    """
+    """The lines of a log with their records, but for a last one without end, as of a killed process, and what is wrong with others."""
     found, damaged = [], []
     *lines, rest = content.split(b"\n")
     whole = rest[-3:-1] == b'"}'  # a line with its checksum, whose end is damaged

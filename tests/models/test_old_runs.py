@@ -49,9 +49,8 @@ NOISY = {"torch_softmax_token_choice", "torch_sparse_mlp"}
 def test_it_goes_on_as_it_did(run: Path, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]) -> None:
     """The second step gives the losses and metrics that version 0.1 logged; a run with noise is refused by name."""
     if request.node.callspec.params["run"].name in NOISY:
-        newest = run / "checkpoints" / "00000001"
         for by, more in (("0.1, as it names none", {}), ("7.1", {"version": "7.1"})):
-            checkpoint.amend(newest, checkpoint.read_record(newest) | more)
+            checkpoint.amend(newest := run / "checkpoints/00000001", checkpoint.read_record(newest) | more)
             assert cli.main(["train", "--run", str(run), "--resume"]) == 2
             said = capsys.readouterr().err
             assert "the gating noise of this run was not drawn by threefry2x32-20" in said
