@@ -331,9 +331,9 @@ def main(arguments: Sequence[str] | None = None, *, more: Mapping[str, Command] 
         if name in ("-h", "--help"):
             print(_usage(commands))
         elif name == "--version":
-            from importlib.metadata import version
+            from moespec.version import version
 
-            print(f"moespec {version('moespec')}")
+            print(f"moespec {version()}")
         elif name in commands:
             status = commands[name][1](rest)
         else:

@@ -7,7 +7,7 @@ import signal
 
 from moespec.spec.errors import SpecError
 
-__all__ = ["CheckpointError", "DataError", "Interrupted", "RunError"]
+__all__ = ["BusyError", "CheckpointError", "DataError", "Interrupted", "RunError"]
 
 
 class DataError(SpecError):
@@ -20,6 +20,10 @@ class CheckpointError(SpecError):
 
 class RunError(SpecError):
     """A run's folder cannot be used as requested: it holds another run, or nothing."""
+
+
+class BusyError(RunError):
+    """Another process is training in a run's folder."""
 
 
 class Interrupted(KeyboardInterrupt):

@@ -3,12 +3,37 @@
 An error of the system, such as a full disk, names the file.
 """
 
+import hashlib
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-__all__ = ["named_errors", "sync_directory", "write_atomically", "write_synced"]
+__all__ = ["named_errors", "signed", "sync_directory", "unsigned", "write_atomically", "write_synced"]
+
+
+def signed(record: Mapping[str, Any], *, indent: int | None = 1) -> bytes:
+    """JSON with a checksum of its content, under the key "sha256"; on one line if `indent` is None."""
+    return json.dumps({**record, "sha256": _digest(record)}, indent=indent).encode()
+
+
+def unsigned(content: bytes, *, always: bool = True) -> dict[str, Any]:
+    """The content of what `signed` made; ValueError if it was changed, or with `always` has no checksum."""
+    try:
+        record: dict[str, Any] = json.loads(content)
+        checksum = record.pop("sha256", None) if isinstance(record, dict) else "of an object"
+        intact = checksum == _digest(record) or (checksum is None and not always)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"damaged, not JSON ({error})") from error
+    if not intact:
+        raise ValueError("damaged or edited, its checksum is not that of its content")
+    return record
+
+
+def _digest(record: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
 def write_atomically(path: Path, content: bytes) -> None:

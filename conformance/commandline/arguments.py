@@ -88,7 +88,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
         added.add_argument("--waivers", type=Path, help="TOML file of failures that are answered for")
         added.add_argument("--report", type=_output, help="write all results as JSON")
         added.add_argument("--junit", type=_output, help="write all results as JUnit's XML, for CI services")
-        text = "fail if the installed suite is not of this version of moespec, such as 0.1 or 0.1.0"
+        text = "fail if the installed suite is not of this version of moespec, such as 0.2 or 0.2.0"
         added.add_argument("--require-suite", metavar="VERSION", type=_suite, help=text)
         text = f"print every failure, not only {matrix.MOST} of each algorithm"
         added.add_argument("--all", action="store_true", help=text)

@@ -4,7 +4,6 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from moespec.conformance.engine.format import KINDS, Case, Expectation, Gradient
 from moespec.conformance.engine.manifest import read
 from moespec.conformance.engine.rows import ALGORITHMS
 from moespec.spec.errors import ConfigError
+from moespec.version import version
 
 __all__ = ["VECTORS", "digest", "ids", "is_installed", "load", "manifests", "problems", "require", "sha256", "verify"]
 
@@ -58,13 +58,13 @@ def digest(folder: Path = VECTORS) -> str:
 def is_installed(wanted: str) -> bool:
     """Whether a version of moespec, which is that of its suite, is the installed one: "0.1" is every "0.1.N"."""
     parts = wanted.split(".")
-    return version("moespec").split(".")[: len(parts)] == parts
+    return version().split(".")[: len(parts)] == parts
 
 
 def require(wanted: str) -> None:
     """Raise ConfigError unless the installed suite is of a version of moespec."""
     if not is_installed(wanted):
-        raise ConfigError(f"suite: version {wanted!r} is required, and moespec {version('moespec')} is installed")
+        raise ConfigError(f"suite: version {wanted!r} is required, and moespec {version()} is installed")
 
 
 def verify(folder: Path = VECTORS, only: Only = lambda id: True) -> list[Path]:

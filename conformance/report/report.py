@@ -7,11 +7,11 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 
 from moespec.conformance.engine.suite import is_installed
 from moespec.conformance.report.results import COLUMNS, FAILED, CaseResult, Match
+from moespec.version import version
 
 __all__ = [
     "INTERFACES",
@@ -72,7 +72,7 @@ class Report:
         """What is to be said of the version that the target claims, if it is not the installed one, or an empty string."""
         if not self.claims or is_installed(self.claims):
             return ""
-        return f"{self.target} claims to follow moespec {self.claims}, and was checked with {version('moespec')}"
+        return f"{self.target} claims to follow moespec {self.claims}, and was checked with {version()}"
 
     @property
     def remarks(self) -> list[str]:
@@ -136,7 +136,7 @@ def write(report: Report, path: Path) -> None:
         "repeat": report.repeat,
         "claims": report.claims,
         "suite": report.suite,
-        "version": version("moespec"),
+        "version": version(),
         "passed": passed,
         "failed": failed,
         "skipped": skipped,

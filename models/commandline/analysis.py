@@ -19,6 +19,7 @@ from moespec.models.errors import RunError
 from moespec.models.evaluation.slots import FRACTION, SlotStatistics, numbers, slot_statistics
 from moespec.models.files import write_atomically
 from moespec.models.training.resolve import model_config
+from moespec.version import version
 
 __all__ = ["analysis_command", "draw_analysis"]
 
@@ -53,7 +54,8 @@ def analysis_command(run: Path, out: Path, *, backend: str | None, step: int | N
     about = {"run": str(run), "step": loaded.step, "router": "soft_moe", "images": len(images), "fraction": FRACTION}
     title = f"{run.name}, step {loaded.step}: slots of Soft MoE over {len(images)} validation images (figures of arXiv 2308.00951)"
     write_atomically(out, png(draw_analysis(statistics, title)))
-    write_atomically(values, (json.dumps({**about, "blocks": blocks}, indent=1, allow_nan=False) + "\n").encode())
+    about |= {"version": version(), "blocks": blocks}
+    write_atomically(values, (json.dumps(about, indent=1, allow_nan=False) + "\n").encode())
     for name, each in blocks.items():
         print(f"block {name}: {_said(each)}")
     print(f"{out}, {values}: {len(images)} validation images")

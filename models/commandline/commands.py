@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,6 +40,7 @@ from moespec.models.training.train import train
 from moespec.models.transfer.start import starting_params
 from moespec.spec.routers import ROUTERS
 from moespec.spec.routers.record import Router
+from moespec.version import version
 
 __all__ = ["LoadedRun", "evaluate_command", "inspect_command", "list_command", "load_run", "train_command"]
 
@@ -62,7 +62,7 @@ def train_command(config: Config, *, run: str | None, resume: bool, override: bo
             check_share(config, dataset)
         try_transform(dataset, config.data)
         check_layout(B, config)
-        check_same(B, config, dataset, version("moespec"))
+        check_same(B, config, dataset, version())
         sets = load_sets(config, dataset)
         for note in (*(f"data: {note}" for note in dataset.notes), *notes(given, config)):
             say(note)
@@ -112,7 +112,7 @@ def _train(
         params, _ = trained_params(directory, config)
         if not finished or not (path / "report.html").is_file():
             write_report(load_backend(B.name), config, dataset, path, params)
-        last = read_log(path, "evaluation")[-1]
+        last = read_log(path, "evaluation", some=True)[-1]
         say(f"{path}: finished{' already' if finished else ''}, {last['step']} steps in {last['seconds']:.0f} s")
         say(
             f"validation accuracy {last['accuracy']:.4f} ({round(last['accuracy'] * last['images'])} of {last['images']})"

@@ -35,7 +35,7 @@ IMAGES = 4
 def write_report(B: Backend, config: Config, dataset: Dataset, run: Path, params: dict[str, Any]) -> Path:
     """Writes report.html and its pictures into the folder `run`, and returns its path. `params` are NumPy arrays."""
     model = model_config(config.model)
-    training, evaluations = read_log(run, "train"), read_log(run, "evaluation")
+    training, evaluations = (read_log(run, kind, some=True) for kind in ("train", "evaluation"))
     figures = {"curves": curves(training, evaluations, mixes=bool(config.data.mixup or config.data.cutmix))}
     same: dict[str, str] = {}
     if family(model).moe_layers(model, config.training.batch):

@@ -20,7 +20,7 @@ def image_shape(config: Config) -> tuple[int, int, int]:
 
 
 def metadata(weights: Weights, source: Path) -> dict[str, str]:
-    """The metadata of moespec's own files (`moespec.model`, `moespec.about`, `moespec.classes`) and `moespec.images`, each as JSON.
+    """The metadata of moespec's own files (`moespec.models.weights.own`) and `moespec.images`, each as JSON.
 
     `moespec.images` has the axes of the input, its shape, its dtype and what the batch is a multiple of; of a run, the `mean`
     and `std` of its data too: a value is `(x / white - mean) / std`, each one number or one for each channel.

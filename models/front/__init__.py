@@ -22,9 +22,9 @@ def __getattr__(name: str) -> Any:
     if name in __all__:
         return import_module(f"{__name__}.{name}")
     if name == "__version__":
-        from importlib.metadata import version
+        from moespec.version import version
 
-        return version("moespec")
+        return version()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -37,6 +37,7 @@ from moespec.spec.hash_tables import (
 )
 from moespec.spec.routers.hash import Options
 from moespec.spec.token_ids import normalized_patches
+from moespec.version import version
 
 __all__ = ["HashTables", "check", "initial_params", "make", "needed", "read", "write"]
 
@@ -190,7 +191,7 @@ def write(path: Path, found: HashTables, model: vit.VitConfig) -> None:
     arrays: dict[str, NDArray[Any]] = {"tables": np.ascontiguousarray(found.tables)}
     if found.codebook is not None:
         arrays["codebook"] = np.ascontiguousarray(found.codebook)
-    write_atomically(path, safetensors.numpy.save(arrays, metadata=_made_for(model)))
+    write_atomically(path, safetensors.numpy.save(arrays, metadata={**_made_for(model), "moespec.version": version()}))
 
 
 def read(path: Path, model: vit.VitConfig) -> HashTables:

@@ -27,7 +27,7 @@ $ moespec ledger --by vmoe --by mesh        # where two of them differ
 $ moespec ledger --json                     # all of it, for programs
 ```
 
-To cite an answer, name the version and the reading: "Routing as in moespec 0.1, gshard, reading GS-3a".
+To cite an answer, name the version and the reading: "Routing as in moespec 0.2, gshard, reading GS-3a".
 """
 
 

@@ -3,7 +3,8 @@
     OUT/runs/NAME-seed0/      the run, as `moespec train` makes it      OUT/outcomes/NAME-seed0.json   what is kept of it
     OUT/results.json, results.csv, pareto.png, index.html              made anew after each seed
 
-Whatever stops it, the same command goes on: runs that are finished stay, one that is not goes on from its checkpoint.
+Whatever stops it, the same command goes on: runs that are finished stay, one that is not goes on from its checkpoint. An entry
+that fails, as one that diverges does, is named and not compared, and the others go on.
 """
 
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ from pathlib import Path
 
 from moespec.models.commandline.commands import load_run, train_command
 from moespec.models.data.changes import try_transform
-from moespec.models.errors import Interrupted, RunError
+from moespec.models.errors import BusyError, Interrupted, RunError
 from moespec.models.evaluation.sets import load_sets
 from moespec.models.study import outcome, results
 from moespec.models.training.concerns import check_share
@@ -21,7 +22,7 @@ from moespec.models.training.configfile import dump
 from moespec.models.training.resolve import choose_backend, load_data, resolve
 from moespec.models.training.rundirectory import RunDirectory
 from moespec.models.training.unchanged import changes, described
-from moespec.spec.errors import ConfigError
+from moespec.spec.errors import ConfigError, SpecError
 
 __all__ = ["study_command"]
 
@@ -33,7 +34,7 @@ def study_command(entries: Mapping[str, Config], *, seeds: int, out: Path) -> No
     """Trains what is not trained yet, seed by seed, and writes the results into the folder `out`.
 
     Raises ConfigError or DataError before anything is trained for an entry that cannot be, and RunError for a folder that
-    has a study of the same entry with another configuration.
+    has a study of the same entry with another configuration or a damaged outcome, and at the end if entries failed.
     """
     if not entries:
         raise ConfigError("routers: there is no entry")
@@ -47,26 +48,35 @@ def study_command(entries: Mapping[str, Config], *, seeds: int, out: Path) -> No
         _check_same(run, _kept(run), _seeded(configs[name], seed))
     (out / "outcomes").mkdir(parents=True, exist_ok=True)
     outcomes: dict[str, dict[int, dict[str, object]]] = {name: {} for name in configs}
+    failed: dict[str, dict[int, str]] = {}
     for number, ((name, seed), run) in enumerate(runs.items(), start=1):
         kept = _kept(run)
-        if not kept.is_file():
-            print(f"study: run {number} of {len(runs)}, {name} with seed {seed}", flush=True)
-            try:
+        try:
+            if not kept.is_file():
+                print(f"study: run {number} of {len(runs)}, {name} with seed {seed}", flush=True)
                 config = _seeded(configs[name], seed)
                 train_command(config, run=str(run), resume=RunDirectory(run).begun(), override=False)
-            except Interrupted as stop:
-                raise Interrupted(
-                    f"stopped by {stop.signal.name}, in run {number} of {len(runs)}; the same command goes on",
-                    stop.signal,
-                ) from stop
-            outcome.make(load_run(run), run, kept)
-        outcomes[name][seed] = outcome.read(kept)
-        if all(seed in of_entry for of_entry in outcomes.values()):
-            found = results.summarised(outcomes)
+                outcome.make(load_run(run), run, kept)
+            outcomes[name][seed] = outcome.read(kept)
+        except Interrupted as stop:
+            raise Interrupted(
+                f"stopped by {stop.signal.name}, in run {number} of {len(runs)}; the same command goes on",
+                stop.signal,
+            ) from stop
+        except BusyError:
+            raise
+        except (SpecError, MemoryError, RuntimeError) as error:  # the last: of a framework
+            why = (str(error) or type(error).__name__).splitlines()[0]
+            failed.setdefault(name, {})[seed] = why
+            print(f"study: {name} with seed {seed} failed: {why}", flush=True)
+        if name == list(configs)[-1]:
+            found = results.summarised(outcomes, failed)
             results.write(out, found, {name: dump(config) for name, config in configs.items()})
     print(results.table(found))
     print("\n".join(found["sentences"]))
     print(f"{out / 'index.html'}, results.json, results.csv, pareto.png")
+    if failed:
+        raise RunError(f"{', '.join(failed)} failed; the same command tries again what is not finished, and that alone")
 
 
 def _resolved(name: str, config: Config) -> Config:

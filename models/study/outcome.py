@@ -1,8 +1,6 @@
 """What a study keeps of each of its runs: which validation images are right, and what the run cost."""
 
 import base64
-import importlib.metadata
-import json
 import os
 import platform
 import statistics
@@ -17,17 +15,21 @@ from moespec.backends.contract import Backend
 from moespec.models import counts
 from moespec.models.commandline.commands import LoadedRun
 from moespec.models.commandline.cost import milliseconds
+from moespec.models.errors import RunError
 from moespec.models.families import family
-from moespec.models.files import write_atomically
+from moespec.models.files import signed, unsigned, write_atomically
 from moespec.models.training.compilation import compile_if, pays
 from moespec.models.training.evaluate import evaluation_size, over
 from moespec.models.training.objective import make_forward
 from moespec.models.training.resolve import model_config
 from moespec.models.training.runlog import read_log
+from moespec.version import UNKNOWN, version
 
-__all__ = ["machine", "make", "read", "right_of"]
+__all__ = ["make", "read", "right_of"]
 
-PACKAGES = ("moespec", "numpy", "scipy", "jax", "jaxlib", "torch")
+PACKAGES = ("numpy", "scipy", "jax", "jaxlib", "torch")
+NUMBERS = "step accuracy loss seconds training_milliseconds milliseconds operations parameters dropped imbalance"
+OTHERS = {"images": int, "right": str, "backend": str, "config": dict, "machine": dict}  # besides these numbers
 
 
 def make(loaded: LoadedRun, run: Path, path: Path) -> None:
@@ -43,11 +45,11 @@ def make(loaded: LoadedRun, run: Path, path: Path) -> None:
     batch = evaluation_size(B.sizes, model, most, min(most, len(loaded.dataset.validation)))
     params = B.from_numpy(loaded.params)
     right = _right(B, model, params, loaded.dataset, batch)
-    trained, last = read_log(run, "train"), read_log(run, "evaluation")[-1]
+    trained, (*_, last) = (read_log(run, kind, some=True) for kind in ("train", "evaluation"))
     blocks = list(last.get("moe", {}).values())
     write_atomically(
         path,
-        json.dumps(
+        signed(
             {
                 "step": loaded.step,
                 "accuracy": float(right.mean()),
@@ -63,15 +65,24 @@ def make(loaded: LoadedRun, run: Path, path: Path) -> None:
                 "imbalance": statistics.mean(_imbalance(block["load"]) for block in blocks) if blocks else 1.0,
                 "backend": B.name,
                 "config": asdict(config),
-                "machine": machine(),
+                "machine": _machine(),
+                "version": version(),
             }
-        ).encode(),
+        ),
     )
 
 
 def read(path: Path) -> dict[str, Any]:
-    """An outcome that `make` wrote."""
-    outcome: dict[str, Any] = json.loads(path.read_bytes())
+    """An outcome that `make` wrote. Raises RunError, naming the file, for one that is damaged."""
+    try:
+        outcome = unsigned(path.read_bytes(), always=False)  # version 0.1 wrote no checksum
+        for name, kind in {**dict.fromkeys(NUMBERS.split(), int | float), **OTHERS}.items():
+            if not isinstance(outcome.get(name), kind):
+                raise ValueError(f"damaged, {name}={outcome.get(name)!r}")
+        if len(base64.b64decode(outcome["right"], validate=True)) != -(-outcome["images"] // 8):
+            raise ValueError(f"damaged, 'right' is not of {outcome['images']} images")
+    except ValueError as error:
+        raise RunError(f"{path}: {error}. Remove it: the same command makes it anew from its run") from error
     return outcome
 
 
@@ -81,20 +92,11 @@ def right_of(outcome: dict[str, Any]) -> NDArray[np.bool_]:
     return np.unpackbits(packed, count=outcome["images"]).astype(bool)
 
 
-def machine() -> dict[str, Any]:
+def _machine() -> dict[str, Any]:
     """The machine and the versions that measure."""
-    versions = {}
-    for package in PACKAGES:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return {
-        "processor": platform.processor() or platform.machine(),
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-        **versions,
-    }
+    versions = {name: found for name in PACKAGES if (found := version(name)) != UNKNOWN}
+    processor = platform.processor() or platform.machine()
+    return {"processor": processor, "cores": os.cpu_count(), "python": platform.python_version(), **versions}
 
 
 def _right(B: Backend, model: Any, params: Any, dataset: Any, batch: int) -> NDArray[np.bool_]:

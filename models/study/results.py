@@ -19,6 +19,7 @@ from moespec.models.study.outcome import right_of
 from moespec.models.study.statistics import Difference, differences, pareto, sentences, spread
 from moespec.models.templates import render
 from moespec.spec.errors import ConfigError
+from moespec.version import version
 
 __all__ = ["summarised", "table", "write"]
 
@@ -29,12 +30,14 @@ COSTS = {"training_milliseconds": "ms to train on an image", "milliseconds": "ms
 FIXED, MEDIANS = ("operations", "parameters"), ("dropped", "imbalance", "seconds")
 
 
-def summarised(outcomes: Outcomes) -> dict[str, Any]:
+def summarised(outcomes: Outcomes, failed: Mapping[str, Mapping[int, str]]) -> dict[str, Any]:
     """What is written as results.json: each entry with its accuracies and costs, each pair with its interval.
 
-    Seeds that not all entries have are left out. Raises ConfigError when entries were evaluated on different images.
+    failed: entry -> seed -> why. An entry that failed with any seed is not compared. Seeds that not all of the others have
+    are left out. Raises ConfigError when entries were evaluated on different images.
     """
-    seeds = sorted(set.intersection(*(set(runs) for runs in outcomes.values())))
+    everything, outcomes = outcomes, {name: runs for name, runs in outcomes.items() if name not in failed}
+    seeds = sorted(set.intersection(*(set(runs) for runs in outcomes.values()))) if outcomes else []
     sizes = {name: runs[seeds[0]]["images"] for name, runs in outcomes.items()}
     if len(set(sizes.values())) > 1:
         raise ConfigError(f"routers: the entries have different validation images: {sizes}")
@@ -50,8 +53,10 @@ def summarised(outcomes: Outcomes) -> dict[str, Any]:
             **{key: statistics.median(runs[seed][key] for seed in seeds) for key in MEDIANS},
         }
     found = differences(right)
-    images = next(iter(sizes.values()))
+    images = next(iter(sizes.values()), 0)
+    why = [f"{name} failed with seed {seed}: {text}." for name, of in failed.items() for seed, text in of.items()]
     return {
+        "version": version(),
         "seeds": seeds,
         "images": images,
         "entries": entries,
@@ -59,10 +64,11 @@ def summarised(outcomes: Outcomes) -> dict[str, Any]:
             cost: pareto({name: (entry[cost], entry["accuracy"]) for name, entry in entries.items()}) for cost in COSTS
         },
         "differences": [{**one._asdict(), "sure": one.sure} for one in found],
-        "sentences": sentences(found, seeds=len(seeds), images=images),
+        "sentences": sentences(found, seeds=len(seeds), images=images) + why,
+        "failed": {name: {str(seed): text for seed, text in of.items()} for name, of in failed.items()},
         "runs": {
-            name: {str(seed): {key: value for key, value in runs[seed].items() if key != "config"} for seed in seeds}
-            for name, runs in outcomes.items()
+            name: {str(seed): {key: run[key] for key in run if key != "config"} for seed, run in runs.items()}
+            for name, runs in everything.items()
         },
     }
 
@@ -94,7 +100,7 @@ HEAD = ("", "accuracy", "spread", "ms to train", "ms forward", "operations", "pa
 def rows(results: dict[str, Any]) -> list[tuple[str, ...]]:
     """The table of a study, a row for each entry, the best first, as text in the columns of `HEAD`."""
     ordered = sorted(results["entries"].items(), key=lambda item: -item[1]["accuracy"])
-    return [HEAD] + [
+    finished = [
         (
             name,
             f"{100 * entry['accuracy']:.2f} %",
@@ -108,6 +114,7 @@ def rows(results: dict[str, Any]) -> list[tuple[str, ...]]:
         )
         for name, entry in ordered
     ]
+    return [HEAD, *finished, *((name, "failed", *[""] * len(HEAD[2:])) for name in results["failed"])]
 
 
 def table(results: dict[str, Any]) -> str:
@@ -124,10 +131,12 @@ def _csv(results: dict[str, Any]) -> str:
     columns = ("step", "accuracy", "loss", "images", *COSTS, *FIXED, *MEDIANS, "backend")
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(["entry", "seed", *columns])
+    writer.writerow(["entry", "seed", *columns, "failed"])
     for name, runs in results["runs"].items():
         for seed, outcome in runs.items():
-            writer.writerow([name, seed, *(outcome[column] for column in columns)])
+            writer.writerow([name, seed, *(outcome[column] for column in columns), ""])
+    for name, seeds in results["failed"].items():
+        writer.writerows([name, seed, *[""] * len(columns), why] for seed, why in seeds.items())
     return buffer.getvalue()
 
 

@@ -10,7 +10,7 @@ compared on the same seeds and the same images. Of the accuracies of the replica
 
 so that with 95 % confidence all intervals are right at once (those of a single pair would be narrower). Drawing S - 1 of
 the seeds makes the variance of a mean over few seeds unbiased; drawing seeds and images apart is mildly conservative (Owen
-and Eckles 2012, arXiv 1106.2125). With a single seed the intervals are about the images alone.
+and Eckles 2012, arXiv 1106.2125). With a single seed there are no intervals: those of the images alone would say nothing of luck.
 """
 
 import statistics
@@ -41,9 +41,9 @@ class Difference(NamedTuple):
 
 
 def differences(right: Mapping[str, NDArray[np.bool_]], *, seed: int = 0) -> list[Difference]:
-    """All pairs of entries, the better one first. right: for each entry, whether it is right, `(seeds, images)`."""
+    """All pairs of entries, the better one first; of a single seed none. right: for each entry, `(seeds, images)`."""
     names = sorted(right, key=lambda name: -float(right[name].mean()))
-    if len(names) < 2:
+    if len(names) < 2 or len(right[names[0]]) < 2:
         return []
     replicates = _replicates(np.stack([right[name] for name in names]), np.random.default_rng(seed))  # (R, E)
     first, second = np.triu_indices(len(names), 1)
@@ -63,7 +63,7 @@ def _replicates(right: NDArray[np.bool_], random: np.random.Generator) -> NDArra
     """Accuracies of the entries in each replicate, `(replicates, entries)`, of `right` `(entries, seeds, images)`."""
     entries, seeds, images = right.shape
     cells = right.reshape(entries * seeds, images).astype(np.float64)
-    drawn = max(seeds - 1, 1)
+    drawn = seeds - 1
     parts = []
     for _ in range(0, REPLICATES, CHUNK):
         weights = random.multinomial(images, np.full(images, 1 / images), CHUNK) / images  # (R, N)
@@ -91,16 +91,14 @@ def pareto(points: Mapping[str, tuple[float, float]]) -> list[str]:
 
 def sentences(found: list[Difference], *, seeds: int, images: int) -> list[str]:
     """Which differences can be told apart, in words."""
-    about = f"{images} images" if seeds == 1 else f"{seeds} seeds and {images} images"
-    sure = [one for one in found if one.sure]
+    about, sure = f"{seeds} seeds and {images} images", [one for one in found if one.sure]
+    if seeds == 1:
+        return ["One seed does not tell which entry is better: what is luck shows only in several, as with --seeds 5."]
     if not found:
         return []
     if not sure:
-        none = (
-            f"tell none of the {len(found)} pairs"
-            if len(found) > 1
-            else f"do not tell {found[0].first} and {found[0].second}"
-        )
+        one, pairs = found[0], len(found)
+        none = f"tell none of the {pairs} pairs" if pairs > 1 else f"do not tell {one.first} and {one.second}"
         return [f"With 95 % confidence, {about} {none} apart."]
     by_first: dict[str, list[Difference]] = {}
     for one in sure:
@@ -111,6 +109,6 @@ def sentences(found: list[Difference], *, seeds: int, images: int) -> list[str]:
         + "."
         for name, ones in by_first.items()
     ]
-    pairs = f"{len(sure)} of the {len(found)} pairs" if len(found) > 1 else "the two"
+    told = f"{len(sure)} of the {len(found)} pairs" if len(found) > 1 else "the two"
     rest = ", the others not" if len(sure) < len(found) else ""
-    return [f"With 95 % confidence for all pairs at once, {about} tell {pairs} apart{rest}.", *lines]
+    return [f"With 95 % confidence for all pairs at once, {about} tell {told} apart{rest}.", *lines]

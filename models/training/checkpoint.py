@@ -4,8 +4,8 @@ A checkpoint is a folder `checkpoints/<step>` with two files:
 
     arrays.safetensors    params/... and a slot/... for each of what the optimiser keeps of them, such as mu/..., nu/...
     state.json            step, configuration and the changes made to it on purpose, random state (seed and step),
-                          generator of noise, data position, backend, seconds of training, the SHA-256 of
-                          arrays.safetensors and of itself
+                          generator of noise, data position, backend, seconds of training, version of moespec,
+                          the SHA-256 of arrays.safetensors and of itself
 
 Of several processes each writes a file of its own, `arrays-00001-of-00004.safetensors`, on a thread, with the pieces that it has
 (`moespec.models.training.pieces`); when all are there, process 0 writes state.json, which names them, and renames the folder. No
@@ -16,8 +16,6 @@ What the optimiser keeps, the recorded configuration tells. Format 1 had both mo
 are not trained, which are read and left out.
 """
 
-import hashlib
-import json
 import re
 import shutil
 from dataclasses import dataclass
@@ -29,25 +27,13 @@ import safetensors.numpy
 
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.models.errors import CheckpointError
-from moespec.models.files import sync_directory, write_atomically, write_synced
+from moespec.models.files import signed, sync_directory, unsigned, write_atomically, write_synced
 from moespec.models.training.pieces import ArrayFile, digest, named_pieces, stored
 from moespec.spec.errors import ConfigError
 
 __all__ = [
-    *(
-        "Checkpoint",
-        "amend",
-        "encoded",
-        "finish",
-        "flat",
-        "latest",
-        "read",
-        "read_record",
-        "set_aside",
-        "steps",
-        "sweep",
-    ),
-    *("unfinished", "write"),
+    *("Checkpoint", "amend", "encoded", "finish", "flat", "latest", "read", "read_record", "set_aside", "steps"),
+    *("sweep", "unfinished", "write"),
 ]
 
 FORMATS = (1, 2, 3)
@@ -95,7 +81,7 @@ def encoded(state: dict[str, Any]) -> bytes:
 def finish(folder: Path, record: dict[str, Any], *, keep: int, spare: int | None) -> Path:
     """Writes the record of a checkpoint whose arrays are written, gives it its name, and removes older ones; see `write`."""
     final, temporary = folder / f"{record['step']:08d}", unfinished(folder, record["step"])
-    write_synced(temporary / STATE, _signed(record))
+    write_synced(temporary / STATE, signed(record))
     sync_directory(temporary)
     temporary.rename(final)
     sync_directory(folder)
@@ -107,7 +93,7 @@ def finish(folder: Path, record: dict[str, Any], *, keep: int, spare: int | None
 
 def amend(path: Path, record: dict[str, Any]) -> None:
     """Replaces the record of the checkpoint at `path`, whose arrays stay as they are."""
-    write_atomically(path / STATE, _signed(record))
+    write_atomically(path / STATE, signed(record))
 
 
 def set_aside(path: Path) -> Path:
@@ -184,18 +170,14 @@ def read_record(folder: Path) -> dict[str, Any]:
     """state.json of the checkpoint at `folder`, after checking it. Raises CheckpointError, naming the file."""
     path = folder / STATE
     try:
-        record: dict[str, Any] = json.loads(path.read_text())
-        intact = isinstance(record, dict) and record.pop("sha256", None) == _digest(record)
+        record = unsigned(path.read_bytes())
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror}){_advice(path.parent)}") from error
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: damaged, not JSON ({error}){_advice(path.parent)}") from error
-    if not intact:
-        raise CheckpointError(
-            f"{path}: damaged or edited, its checksum is not that of its content{_advice(path.parent)}"
-        )
+    except ValueError as error:
+        raise CheckpointError(f"{path}: {error}{_advice(path.parent)}") from error
     if record.get("format") not in FORMATS:
-        raise CheckpointError(f"{path}: format {record.get('format')!r}, expected one of {FORMATS}")
+        by = record.get("version", "0.1")  # which did not say
+        raise CheckpointError(f"{path}: format {record.get('format')!r}, of moespec {by}; expected one of {FORMATS}")
     arrays: dict[str, Any] = {"files": dict} if record["format"] >= 3 else {"arrays_sha256": str}
     for key, kind in {**ENTRIES, **arrays}.items():
         if key not in record:
@@ -221,15 +203,6 @@ def _optimizer(path: Path, record: dict[str, Any]) -> OptimizerConfig:
 def _advice(path: Path) -> str:
     older = [step for step in steps(path.parent) if f"{step:08d}" < path.name]
     return f". To go on from step {older[-1]}, remove {path}" if older else f". {path} is the only checkpoint"
-
-
-def _signed(record: dict[str, Any]) -> bytes:
-    """state.json, with the checksum of its content."""
-    return json.dumps({**record, "sha256": _digest(record)}, indent=1).encode()
-
-
-def _digest(record: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
 def _remove(path: Path) -> None:

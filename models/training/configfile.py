@@ -2,7 +2,7 @@
 
 A table is a section of `moespec.models.training.config.Config`, a key one of its fields. Fields that a file leaves out keep
 their values. TOML has no null: where a field may be None, the string "none" sets it so. The key `format` at the top says
-how the file is written; files of version 0.1 have none.
+how the file is written; the first files of version 0.1 have none.
 """
 
 import difflib
@@ -30,7 +30,7 @@ FORMAT = 2
 DEPTH = 4
 """Tables in tables that are looked into; a configuration has two."""
 EVERY_ROUTER = {"sinkhorn_iterations", "norm_form", "selector_gamma"}
-"""Options that files of version 0.1 have, of different routers."""
+"""Options that the first files of version 0.1 have, of different routers."""
 Section = TypeVar("Section")
 
 
@@ -118,14 +118,14 @@ def with_decay(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_version_0_1(table: Mapping[str, Any]) -> bool:
-    """Whether version 0.1 wrote it for a run: with the options of every router, as no router has all of `EVERY_ROUTER`."""
+    """Whether an early 0.1 wrote it for a run: with the options of every router, as no router has all of `EVERY_ROUTER`."""
     section = table.get("model")
     options = section.get("router_options") if isinstance(section, dict) else None
     return isinstance(options, dict) and options.keys() >= EVERY_ROUTER
 
 
 def _of_own_router(section: dict[str, Any], model: ModelConfig) -> dict[str, Any]:
-    """The section `model` of a file of version 0.1 without the options that its router does not have."""
+    """The section `model` of a file of an early 0.1 without the options that its router does not have."""
     options = section["router_options"]
     return {
         **section,

@@ -16,7 +16,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from moespec.models.errors import CheckpointError, RunError
+from moespec.models.errors import BusyError, CheckpointError, RunError
 from moespec.models.families import family
 from moespec.models.files import write_atomically
 from moespec.models.training import checkpoint, configfile, length, unchanged
@@ -82,14 +82,14 @@ class RunDirectory:
     def locked(self) -> Iterator[None]:
         """Keeps other processes from training here meanwhile. The system ends the lock with the process, however it ends.
 
-        Raises RunError when another process has the lock, or the folder is not a run's.
+        Raises BusyError when another process has the lock, and RunError for a folder that is not a run's.
         """
         self._make()
         lock = FileLock(self.path / ".lock")
         try:
             lock.acquire(timeout=0)
         except Timeout:
-            raise RunError(f"run={str(self.path)!r}: another process is training there") from None
+            raise BusyError(f"run={str(self.path)!r}: another process is training there") from None
         try:
             yield
         finally:

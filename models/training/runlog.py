@@ -1,51 +1,60 @@
 """The log of a run: metrics.jsonl always, TensorBoard files as well when the package tensorboard is installed.
 
-A line of metrics.jsonl is one JSON object with "kind" ("train" or "evaluation") and "step", the number of updates made
-before it was measured. A resumed run drops the lines after its checkpoint, so each step is in the log once.
+A line of metrics.jsonl is one JSON object with "kind" ("train", "evaluation" or "evaluation/NAME"), "step", the number of updates
+made before it was measured, numbers, and "sha256", the checksum of the rest, which lines of version 0.1 do not have. A resumed run
+drops the lines after its checkpoint, so each step is in the log once.
 """
 
-import json
 import os
 import time
 from pathlib import Path
 from typing import Any
 
 from moespec.models.errors import RunError
-from moespec.models.files import named_errors, write_atomically
+from moespec.models.files import named_errors, signed, unsigned, write_atomically
 
 __all__ = ["RunLog", "read_log"]
 
 NAME = "metrics.jsonl"
+KINDS = {"train": {"loss", "images_per_second"}, "evaluation": {"loss", "accuracy", "images", "seconds"}}
+"""The kinds of lines, and what each has besides its step."""
 
 
-def read_log(run: Path, kind: str) -> list[dict[str, Any]]:
-    """The lines of one kind in a run's metrics.jsonl, in order. Raises RunError naming a line that is not JSON."""
+def read_log(run: Path, kind: str, *, some: bool = False) -> list[dict[str, Any]]:
+    """The lines of one kind in a run's metrics.jsonl, in order.
+
+    Raises RunError naming a line that is damaged, and with `some` when there are none.
+    """
     path = run / NAME
-    if not path.is_file():
-        return []
-    records = []
-    for number, line in enumerate(path.read_text().splitlines(), start=1):
-        try:
-            records.append(json.loads(line))
-        except ValueError as error:
-            raise RunError(f"{path}, line {number}: not JSON ({error})") from error
-    return [record for record in records if record["kind"] == kind]
+    lines, damaged = _read(path.read_bytes() if path.is_file() else b"")
+    if damaged:
+        raise RunError(f"{path}, {damaged[0]}; to go on without the line, remove it")
+    found = [record for _, record in lines if record["kind"] == kind]
+    if some and not found:
+        raise RunError(f"{path}: there is no line of the kind {kind!r}")
+    return found
 
 
 class RunLog:
-    """Writes the records of a run that starts or goes on at `step`, into the folder `run`."""
+    """Writes the records of a run that starts or goes on at `step`; of a log with damaged lines, which it drops, it keeps a copy."""
 
     def __init__(self, run: Path, step: int) -> None:
         path = run / NAME
         if path.exists():
-            write_atomically(path, _up_to(path.read_bytes(), step))
+            content = path.read_bytes()
+            lines, damaged = _read(content if step else b"")  # a run that starts anew has nothing to lose
+            if damaged:
+                aside = path.with_name(f"{NAME}.damaged-{time.time_ns()}")
+                write_atomically(aside, content)
+                print(f"{path}, {'; '.join(damaged)}. The run goes on without; all of the log is kept as {aside.name}")
+            write_atomically(path, b"".join(line + b"\n" for line, record in lines if record["step"] <= step))
         self._path, self._file = path, path.open("a")
         self._board = _Board.open(run / "tensorboard", step)
 
     def write(self, kind: str, step: int, values: dict[str, Any]) -> None:
         """One record: numbers, lists of numbers, or dicts of these by name."""
         with named_errors(self._path):
-            self._file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
+            self._file.write(signed({"kind": kind, "step": step, **values}, indent=None).decode() + "\n")
             self._file.flush()
         if self._board is not None:
             self._board.write(kind, step, values)
@@ -64,17 +73,29 @@ class RunLog:
             self._board.close()
 
 
-def _up_to(content: bytes, step: int) -> bytes:
-    """The whole lines of steps up to `step`."""
-    kept = []
-    for line in content.splitlines(keepends=True):
+def _read(content: bytes) -> tuple[list[tuple[bytes, dict[str, Any]]], list[str]]:
+    """The lines of a log with their records, but for a last one without end, as of a killed process, and what is wrong with others."""
+    found, damaged = [], []
+    *lines, rest = content.split(b"\n")
+    whole = rest[-3:-1] == b'"}'  # a line with its checksum, whose end is damaged
+    for number, line in enumerate([*lines, rest] if whole else lines, start=1):
         try:
-            record = json.loads(line)
-        except ValueError:
-            break  # a killed process leaves at most its last line incomplete
-        if record["step"] <= step and line.endswith(b"\n"):
-            kept.append(line)
-    return b"".join(kept)
+            found.append((line, _record(line)))
+        except (ValueError, OverflowError, RecursionError) as error:
+            damaged.append(f"line {number}: {error}")
+    return found, damaged
+
+
+def _record(line: bytes) -> dict[str, Any]:
+    """The record of a line. Raises ValueError for what `RunLog.write` does not write."""
+    record = unsigned(line, always=False)
+    kind = record.get("kind")
+    if not isinstance(kind, str) or kind.partition("/")[0] not in KINDS or type(record.get("step")) is not int:
+        raise ValueError('damaged, not the "kind" and the "step" of a record')
+    if missing := sorted(KINDS.get(kind, set()) - record.keys()):
+        raise ValueError(f"damaged, {kind} without {missing[0]!r}")
+    _scalars({**record, "kind": 0}, kind)
+    return record
 
 
 class _Board:
@@ -108,4 +129,6 @@ def _scalars(values: Any, name: str) -> list[tuple[str, float]]:
         return [pair for key, value in values.items() for pair in _scalars(value, f"{name}/{key}")]
     if isinstance(values, list):
         return [pair for index, value in enumerate(values) for pair in _scalars(value, f"{name}/{index}")]
+    if not isinstance(values, int | float):
+        raise ValueError(f"damaged, {name}={values!r} is not a number")
     return [(name, float(values))]

@@ -17,11 +17,12 @@ from moespec.models.training.objective import draws
 from moespec.models.training.resolve import model_config
 from moespec.models.training.rundirectory import RunDirectory
 from moespec.models.training.unchanged import check_evaluated
+from moespec.version import version
 
 __all__ = ["Start", "begin", "record_of", "settle", "trained_params"]
 
 GENERATOR = "threefry2x32-20"
-"""What draws noise and dropout. A checkpoint without it is of version 0.1, which drew its noise by another."""
+"""What draws noise and dropout. A checkpoint that names none is of an early 0.1, which drew its noise by another."""
 
 
 class Start(NamedTuple):
@@ -61,7 +62,8 @@ def begin(
     if draws(model, config.training.batch) and found.record.get("generator") != GENERATOR:
         raise CheckpointError(
             f"{directory.checkpoints}, step {step}: the gating noise of this run was not drawn by {GENERATOR}, as it is now; "
-            f"go on with the version of moespec that began it, or begin a new run"
+            f"go on with the version of moespec that began it ({found.record.get('version', '0.1, as it names none')}), or begin "
+            "a new run"
         )
     expected = {
         "random": {"seed": seed, "step": step},
@@ -94,6 +96,7 @@ def record_of(
         "data": data_position(examples, config.training.batch, step),
         "backend": B.name,
         "seconds": seconds,
+        "version": version(),
     }
 
 

@@ -39,7 +39,7 @@ def changes(recorded: Mapping[str, Any], config: Config) -> Changes:
 
     A field that a configuration does not have, as it is older than the field, has its default, which of the model is that
     of the named model; what decayed, the record says itself (see `with_decay`). A field that only the record has, an option of
-    another router in records of version 0.1, does not count.
+    another router in records of an early 0.1, does not count.
     """
     plain = ModelConfig(name=config.model.name, router=config.model.router)
     before, now, defaults = (

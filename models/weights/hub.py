@@ -19,6 +19,7 @@ from moespec.models.interop.layouts import flatten
 from moespec.models.weights import own
 from moespec.models.weights.files import read_json, safetensors_bytes
 from moespec.models.weights.record import Weights, described, of_description
+from moespec.version import version
 
 __all__ = ["OWN", "check_folder", "labels", "read", "write", "write_folder"]
 
@@ -42,8 +43,8 @@ def read(path: Path, given: Any) -> Weights:
 
 def write(path: Path, weights: Weights) -> None:
     """Writes the folder, with a model card made from what is known of the weights."""
-    config = {"model_type": "moespec", "model": described(weights.config), **labels(weights.classes)}
-    documents: dict[str, Any] = {CONFIG: config, CARD: card(path.resolve().name, weights)}
+    model = {"model_type": "moespec", "moespec_version": version(), "model": described(weights.config)}
+    documents: dict[str, Any] = {CONFIG: model | labels(weights.classes), CARD: card(path.resolve().name, weights)}
     write_folder(path, documents, flatten(weights.params, "/"), own.metadata_of(weights))
 
 

@@ -1,8 +1,8 @@
 """moespec's own weights: the checkpoints of a run, and a safetensors file that holds the configuration of the model.
 
-The file has the parameters by their path, such as `blocks/0/mlp/w1`, and in its metadata `moespec.model`, the
-configuration as JSON, `moespec.about`, what a model card says of the weights, and `moespec.classes`, the names of the classes
-in the order of the logits, where they are known.
+The file has the parameters by their path, such as `blocks/0/mlp/w1`, and in its metadata, as JSON, `moespec.model`, the
+configuration, `moespec.about`, what a model card says of the weights, `moespec.version`, which version of moespec wrote it, and
+`moespec.classes`, the names of the classes in the order of the logits, where they are known.
 """
 
 import json
@@ -21,10 +21,11 @@ from moespec.models.weights.files import read_safetensors, write_safetensors
 from moespec.models.weights.record import Weights, described, named_classes, of_description
 from moespec.spec.errors import ConfigError
 from moespec.spec.routing import Params
+from moespec.version import version
 
 __all__ = ["MODEL", "metadata_of", "params_of", "read_file", "read_run", "write_file"]
 
-MODEL, ABOUT, CLASSES = "moespec.model", "moespec.about", "moespec.classes"
+MODEL, ABOUT, CLASSES, VERSION = "moespec.model", "moespec.about", "moespec.classes", "moespec.version"
 
 
 def read_run(path: Path, given: Any) -> Weights:
@@ -67,7 +68,8 @@ def write_file(path: Path, weights: Weights) -> None:
 
 def metadata_of(weights: Weights) -> dict[str, str]:
     classes = {CLASSES: json.dumps(weights.classes)} if weights.classes else {}
-    return {MODEL: json.dumps(described(weights.config)), ABOUT: json.dumps(dict(weights.about)), **classes}
+    about = {ABOUT: json.dumps(dict(weights.about)), VERSION: json.dumps(version())}
+    return {MODEL: json.dumps(described(weights.config)), **about, **classes}
 
 
 def params_of(arrays: Mapping[str, Any], config: Config) -> Params:

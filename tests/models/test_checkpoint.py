@@ -141,7 +141,7 @@ def test_arrays_that_do_not_fit_the_model(tmp_path: Path, change, message: str) 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"format": 4}, r"format 4, expected one of \(1, 2, 3\)"),
+        ({"format": 4, "version": "7.1"}, r"format 4, of moespec 7\.1; expected one of \(1, 2, 3\)"),
         ({"format": 3}, "no entry 'files'"),
         ({"format": 3, "files": {"../x": "0"}}, "files: '../x': not what"),
         ({"data": None}, "no entry 'data'"),

@@ -22,6 +22,7 @@ from moespec.models.weights.own import write_file
 from moespec.models.weights.record import Weights
 from moespec.spec.errors import ConfigError
 from moespec.spec.routers import ROUTERS
+from moespec.version import version
 
 TOLERANCE = 1e-5
 """Of logits of about 1. The two frameworks add up in different orders; another choice of experts is 1e-2 or more."""
@@ -169,6 +170,7 @@ def test_a_run_says_how_its_images_are_normalised(runs, tmp_path, monkeypatch):
         "std": [0.5],
     }
     assert about["moespec.about"]["Steps"] == "12 of 12"
+    assert about["moespec.version"] == version()
     assert [opset.version for opset in program.opset_import if not opset.domain] == [18]
 
 

@@ -1,7 +1,7 @@
 """Runs of version 0.1, kept as files, still read, evaluate and go on.
 
 Each folder of `runs_0_1` has the configuration of a run of two steps, its log, and its checkpoint after the first step.
-Configurations of that version name the options of every router, whichever was chosen.
+They are of an early 0.1, whose configurations name the options of every router, but for "late", which is of its end.
 """
 
 import shutil
@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from moespec.models import cli
+from moespec.models.training import checkpoint
 from moespec.models.training.resolve import model_config
 from moespec.models.training.rundirectory import RunDirectory
 from moespec.models.training.runlog import read_log
@@ -42,14 +43,18 @@ def test_it_is_evaluated(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 NOISY = {"torch_softmax_token_choice", "torch_sparse_mlp"}
-"""Runs with gating noise, which version 0.1 drew by another generator."""
+"""Runs with gating noise, which an early 0.1 drew by another generator."""
 
 
 def test_it_goes_on_as_it_did(run: Path, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]) -> None:
     """The second step gives the losses and metrics that version 0.1 logged; a run with noise is refused by name."""
     if request.node.callspec.params["run"].name in NOISY:
-        assert cli.main(["train", "--run", str(run), "--resume"]) != 0
-        assert "the gating noise of this run was not drawn by threefry2x32-20" in capsys.readouterr().err
+        for by, more in (("0.1, as it names none", {}), ("7.1", {"version": "7.1"})):
+            checkpoint.amend(newest := run / "checkpoints/00000001", checkpoint.read_record(newest) | more)
+            assert cli.main(["train", "--run", str(run), "--resume"]) == 2
+            said = capsys.readouterr().err
+            assert "the gating noise of this run was not drawn by threefry2x32-20" in said
+            assert f"the version of moespec that began it ({by})" in said
         return
     logged = [read_log(run, kind)[-1] for kind in ("train", "evaluation")]
     assert cli.main(["train", "--run", str(run), "--resume"]) == 0

@@ -2,6 +2,8 @@
 
 import csv
 import json
+import re
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,13 +12,15 @@ import numpy as np
 import pytest
 
 from moespec.models import cli
-from moespec.models.study import command, statistics
+from moespec.models.errors import RunError
+from moespec.models.study import command, outcome, statistics
 from moespec.models.study.entries import entries
 from moespec.models.study.outcome import right_of
 from moespec.models.study.statistics import differences, pareto, sentences
 from moespec.models.training.config import Config
 from moespec.models.training.runlog import read_log
 from moespec.spec.errors import ConfigError, SpecError
+from moespec.version import version
 
 # --------------------------------------------------------------------------------------------------------- entries
 
@@ -92,14 +96,6 @@ def test_entries_are_compared_on_the_same_images_and_seeds() -> None:
     assert (same.low, same.high, same.sure) == (0.0, 0.0, False)
 
 
-def test_the_error_of_one_seed_is_that_of_the_images() -> None:
-    random = np.random.default_rng(2)
-    right = {name: random.random((1, 4000)) < 0.8 for name in ("a", "b")}
-    (one,) = differences(right)
-    d = right[one.first].astype(float) - right[one.second]
-    assert (one.high - one.low) / 2 == pytest.approx(1.96 * d.std() / np.sqrt(4000), rel=0.1)
-
-
 def test_the_error_of_seeds_is_that_of_their_mean() -> None:
     """All images alike, seeds not: s / sqrt(S), with the divisor S - 1."""
     accuracies = np.array([0.50, 0.60, 0.55])
@@ -121,7 +117,9 @@ def test_sentences() -> None:
         "With 95 % confidence for all pairs at once, 5 seeds and 100 images tell 2 of the 3 pairs apart, the others not.",
         "a is better than b (by 1.0 to 3.0 points), c (by 2.0 to 4.0 points).",
     ]
-    assert sentences([c], seeds=1, images=100) == ["With 95 % confidence, 100 images do not tell b and c apart."]
+    assert sentences([c], seeds=2, images=9)[0].endswith(", 2 seeds and 9 images do not tell b and c apart.")
+    assert differences({"a": np.ones((1, 9), bool), "b": np.zeros((1, 9), bool)}) == []
+    assert sentences([], seeds=1, images=9)[0].startswith("One seed does not tell which entry is better")
 
 
 # -------------------------------------------------------------------------------------------------------- the command
@@ -160,12 +158,13 @@ def test_a_study(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert list(results["entries"]) == ["soft_moe", "top"]
     assert results["seeds"] == [0, 1]
     assert results["images"] == 355
+    assert results["version"] == results["runs"]["top"]["1"]["version"] == version()
     for name, runs in results["runs"].items():
-        for seed, outcome in runs.items():
+        for seed, one in runs.items():
             last = read_log(whole / "runs" / f"{name}-seed{seed}", "evaluation")[-1]
-            assert outcome["accuracy"] == last["accuracy"] == right_of(outcome).mean()
-            assert min(outcome["milliseconds"], outcome["training_milliseconds"]) > 0
-        accuracies = [outcome["accuracy"] for outcome in runs.values()]
+            assert one["accuracy"] == last["accuracy"] == right_of(one).mean()
+            assert min(one["milliseconds"], one["training_milliseconds"]) > 0
+        accuracies = [one["accuracy"] for one in runs.values()]
         entry = results["entries"][name]
         assert entry["accuracy"] == pytest.approx(np.mean(accuracies))
         assert entry["spread"] == pytest.approx(np.std(accuracies, ddof=1))
@@ -208,6 +207,39 @@ def test_a_broken_study_goes_on(whole: Path, flags: list[str], tmp_path: Path, m
     assert len(trained) == 6
 
 
+def test_an_entry_that_fails_is_named_and_the_others_go_on(whole, flags, tmp_path, monkeypatch, capsys) -> None:  # type: ignore[no-untyped-def]
+    """Called twice; of the others nothing is trained, as they are finished."""
+
+    def diverges(config, *, run, resume, override):  # type: ignore[no-untyped-def]
+        raise RunError(f"{Path(run).name} diverged")
+
+    monkeypatch.setattr(command, "train_command", diverges)
+    out = shutil.copytree(whole, tmp_path / "out")
+    for _ in range(2):
+        assert cli.main([*flags[:2], "bad: --router switch", *flags[2:], "--out", str(out)]) == 2
+        said = capsys.readouterr()
+        assert "bad failed; the same command tries again" in said.err
+    assert re.search(r"\nbad +failed +\n(.*\n)+bad failed with seed 1: bad-seed1 diverged.\n", said.out)
+    assert json.loads((out / "results.json").read_text())["failed"]["bad"]["0"] == "bad-seed0 diverged"
+    assert figures(out)["differences"] == figures(whole)["differences"], "of the others"
+    assert "bad,1,,,,,,,,,,,,,bad-seed1 diverged" in (out / "results.csv").read_text()
+    assert "bad failed with seed 0: bad-seed0 diverged." in (out / "index.html").read_text()
+
+
+def test_a_damaged_outcome_is_named(whole: Path, flags: list[str], tmp_path: Path, capsys) -> None:  # type: ignore[no-untyped-def]
+    path = shutil.copytree(whole, tmp_path / "out") / "outcomes" / "top-seed0.json"
+    content = path.read_bytes()
+    older = {key: value for key, value in json.loads(content).items() if key not in ("sha256", "version")}
+    path.write_text(json.dumps(older))
+    assert outcome.read(path) == older, "as version 0.1 wrote it"
+    changed = [{**older, **change} for change in ({"milliseconds": None}, {"right": "????"}, {"right": "AAAA"})]
+    edited = content.replace(b'"step": 12', b'"step": 13')
+    for wrong in (b"", b"\xff", b"[]", content[:-9], edited, *(json.dumps(each).encode() for each in changed)):
+        path.write_bytes(wrong)
+        assert cli.main([*flags, "--out", str(tmp_path / "out")]) == 2
+        assert re.search(r"top-seed0\.json: .*\. Remove it: the same command makes it anew", capsys.readouterr().err)
+
+
 def test_a_folder_keeps_its_study(whole: Path, flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([*flags, "--out", str(whole), "--training.steps", "24"]) == 2
     assert "of another study: training.steps is 12 there, 24 here" in capsys.readouterr().err
@@ -233,4 +265,4 @@ def test_entries_on_different_images(whole: Path) -> None:
     outcomes = {name: {int(seed): one for seed, one in of.items()} for name, of in runs.items()}
     outcomes["top"][0] = {**outcomes["top"][0], "images": 354}
     with pytest.raises(SpecError, match="different validation images"):
-        summarised(outcomes)
+        summarised(outcomes, {})

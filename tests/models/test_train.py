@@ -22,6 +22,7 @@ from moespec.models.training.progress import Progress
 from moespec.models.training.rundirectory import RunDirectory
 from moespec.models.training.runlog import RunLog, read_log
 from moespec.models.training.savestate import begin
+from moespec.version import version
 
 BACKENDS = ("jax", "torch")
 
@@ -33,7 +34,7 @@ def arrays(run: Path, step: int = 12) -> dict[str, np.ndarray]:
 def log_lines(run: Path) -> list[dict]:
     """The log without what the clock decides."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in line.items() if "second" not in key} for line in lines]
+    return [{key: value for key, value in line.items() if "second" not in key and key != "sha256"} for line in lines]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -42,6 +43,7 @@ def test_the_loss_falls_and_everything_is_recorded(runs, backend: str) -> None: 
     training, evaluations = read_log(run, "train"), read_log(run, "evaluation")
     assert [record["step"] for record in training] == list(range(1, 13))
     assert [record["step"] for record in evaluations] == [6, 12]
+    assert checkpoint.read_record(run / "checkpoints" / "00000012")["version"] == version()
     assert training[-1]["loss"] < training[0]["loss"] == pytest.approx(np.log(10), rel=1e-5)
     assert training[0]["learning_rate"] == 0.0
     assert {"coverage", "dropped", "entropy", "load"} <= set(training[0]["moe"]["1"])
@@ -172,19 +174,46 @@ def test_a_damaged_checkpoint_stops_the_resume(runs, tmp_path: Path, capsys) -> 
 
 
 def test_the_log_is_cut_at_the_checkpoint(tmp_path: Path) -> None:
-    lines = [json.dumps({"kind": "train", "step": step}) + "\n" for step in (1, 2, 3)]
+    lines = [
+        json.dumps({"kind": "train", "step": step, **LOGGED}) + "\n" for step in (1, 2, 3)
+    ]  # as version 0.1 wrote them
     (tmp_path / "metrics.jsonl").write_text("".join(lines) + '{"kind": "tr')
     log = RunLog(tmp_path, 2)
-    log.write("train", 3, {"loss": 0.5})
+    log.write("train", 3, {**LOGGED, "loss": 0.25})
     log.close()
-    assert read_log(tmp_path, "train") == [
-        {"kind": "train", "step": 1},
-        {"kind": "train", "step": 2},
-        {"kind": "train", "step": 3, "loss": 0.5},
-    ]
-    (tmp_path / "metrics.jsonl").write_text("{}\nnothing\n")
-    with pytest.raises(RunError, match="line 2: not JSON"):
+    assert [(line["step"], line["loss"]) for line in read_log(tmp_path, "train")] == [(1, 0.5), (2, 0.5), (3, 0.25)]
+    with pytest.raises(RunError, match="no line of the kind 'evaluation'"):
+        read_log(tmp_path, "evaluation", some=True)
+
+
+LOGGED = {"loss": 0.5, "images_per_second": 9.0}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (b"0.5", b"0.7", "its checksum is not"),
+        (b"sha256", b"sha356", "sha356='.*' is not a number"),
+        (b"\n", b"\x0b", "not JSON"),  # line 3 is then a part of line 2
+        (b".+", b'[{"kind": 3}]', "its checksum is not"),
+        (b".+", b'{"kind": "train", "step": 2, "loss": 1}', "train without 'images_per_second'"),
+        (b".+", b'{"kind": "train", "step": "2"}', 'not the "kind" and the "step"'),
+    ],
+)
+def test_a_damaged_line_of_the_log_is_named_and_kept(old: bytes, new: bytes, message: str, tmp_path, capsys) -> None:  # type: ignore[no-untyped-def]
+    log, path = RunLog(tmp_path, 0), tmp_path / "metrics.jsonl"
+    for step in (1, 2, 3, 4):
+        log.write("train", step, LOGGED)
+    log.close()
+    first, second, *rest = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(damaged := b"".join([first, re.sub(old, new, second), *rest]))
+    with pytest.raises(RunError, match=f"metrics.jsonl, line 2: damaged.*{message}"):
         read_log(tmp_path, "train")
+    RunLog(tmp_path, 4).close()
+    (copy,) = tmp_path.glob("metrics.jsonl.damaged-*")
+    assert copy.read_bytes() == damaged
+    assert copy.name in capsys.readouterr().out
+    assert {1, 4} <= {record["step"] for record in read_log(tmp_path, "train")} <= {1, 3, 4}
 
 
 def test_tensorboard_when_installed(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from moespec.models.weights.formats import Given, read, write
 from moespec.models.weights.record import Weights, described, of_description
 from moespec.spec.errors import ConfigError, ShapeError
 from moespec.spec.routers import ROUTERS
+from moespec.version import version
 
 FILES, VECTORS = Path(__file__).parent / "weight_files", Path(__file__).parent / "interop_vectors"
 
@@ -558,7 +559,8 @@ def test_a_module_is_saved_for_the_hub_and_comes_back(runs, tmp_path):
         module.get_parameter("head.bias").add_(0.5)  # as training would
     module.save_pretrained(tmp_path / "x")
     assert sorted(path.name for path in (tmp_path / "x").iterdir()) == ["README.md", "config.json", "model.safetensors"]
-    assert json.loads((tmp_path / "x/config.json").read_text())["id2label"] == {str(n): str(n) for n in range(10)}
+    config = json.loads((tmp_path / "x/config.json").read_text())
+    assert (config["id2label"], config["moespec_version"]) == ({str(n): str(n) for n in range(10)}, version())
     again = type(module).from_pretrained(tmp_path / "x").eval()
     images = torch.rand(2, 8, 8, 1)
     assert torch.equal(again(images), module(images))

@@ -10,12 +10,14 @@ import pytest
 import moespec
 from moespec.__main__ import main
 from moespec.conformance.__main__ import main as suite
+from moespec.version import version as version_of
 
 
 def test_the_version_is_that_of_the_installation(capsys):
     assert moespec.__version__ == version("moespec")
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"moespec {version('moespec')}\n"
+    assert version_of("moespec-not-installed") == "unknown"
 
 
 def test_help_of_the_package_says_what_is_in_it():
