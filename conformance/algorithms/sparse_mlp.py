@@ -13,7 +13,6 @@ from moespec.conformance.engine.format import Tensor
 from moespec.conformance.engine.invalid import invalid, invalid_arrays
 from moespec.conformance.engine.models import forward_function, inputs_of, stage_of
 from moespec.conformance.engine.variant import variant
-from moespec.models.draws import of_step
 
 __all__ = ["FUNCTIONS", "VARIANTS", "cases"]
 
@@ -123,12 +122,6 @@ def _models() -> Iterator[Definition]:
     purpose = "Routers that start at 0: every score is equal."
     even = {**one, "sparse_width": 4, "token_experts": 4, "experts": 4, **quarter}
     yield case("zero_routers", "tie", purpose, even, cut, "tie_order", zero="router/kernel")
-    dropped = {**SMALL, "depth": 3, "moe": "1", "stochastic_depth": 0.5}
-    inputs = inputs_of("sparse_mlp", dropped, "sparse_mlp/dropped/0", 3)
-    inputs["random"] = tensor(of_step(3, seed=5, step=7), "images words")
-    stages = (stage_of("sparse_mlp_forward", inputs, model=dropped, train=True),)
-    purpose = "Stochastic depth of a sparse and a dense block, in training."
-    yield composed("sparse_mlp", "dropped", "value", purpose, "model", inputs=inputs, stages=stages)
     yield case("gradient_importance", "gradient", "By images and every parameter, efficient mode.", SMALL, cut)
     vanilla = {**SMALL, "router": "softmax_token_choice"}
     yield case("gradient_vanilla", "gradient", "By the routers and experts, vanilla mode.", vanilla, by="_moe")

@@ -77,7 +77,7 @@ def route(
 
 ROUTER = Router(
     __name__,
-    "Zhou et al. 2022 (arXiv 2202.09368), section 3.2; composed and named by Liu et al. 2024 (arXiv 2401.15969), section 2.3",
+    "Zhou et al. 2022 (arXiv 2202.09368); Liu et al. 2024 (arXiv 2401.15969), section 2.3",
     Options,
     init_kernel,
     route,
