@@ -173,9 +173,12 @@ class StudyArguments:
 class CountArguments:
     """Count the parameters of a model, and the floating-point operations of one image, without making the model.
 
-    A multiply-add is two operations. The options are those of train.
+    A multiply-add is two operations. The options are those of train, and so are the MoE blocks, of a ViT by default its last
+    half; --model.moe none for a dense model.
     """
 
+    recipe: Annotated[str | None, arg(name="config")] = None
+    """a TOML file, or a recipe of the package (moespec list recipes)"""
     images: int | None = None
     """images of a batch, where a model routes a whole batch (default: as few as fill a group)"""
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -440,11 +443,12 @@ def _study(arguments: list[str]) -> None:
 
 
 def _count(arguments: list[str]) -> None:
-    parsed = _parse("count", CountArguments, arguments, default=CountArguments(model=chosen(arguments, Config()).model))
+    base = chosen(arguments, Config())
+    parsed = _parse("count", CountArguments, arguments, default=CountArguments(model=base.model))
     check_concerns(arguments, Config(model=parsed.model, training=TrainingConfig(loss="sigmoid")))
     from moespec.models.commandline.cost import count_command
 
-    count_command(parsed.model, images=parsed.images)
+    count_command(parsed.model, base.data, images=parsed.images)
 
 
 def _plan(arguments: list[str]) -> None:

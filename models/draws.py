@@ -98,16 +98,17 @@ class Draws:
 
 
 def draws_of(B: Backend, config: Any, random: Array | None, images: Array, *, train: bool) -> Draws:
-    """What a model with the fields `dropout`, `stochastic_depth` and `depth` drops: nothing at evaluation.
+    """What a model with the fields `depth`, `stochastic_depth` and maybe `dropout` drops: nothing at evaluation.
 
     Raises ConfigError where a model that drops has nothing to draw from in training, ShapeError or DtypeError for what is
     not `(N, 4)` integers.
     """
     if not train or not takes_draws(config):
         return Draws(B, depth=config.depth)
+    dropout = getattr(config, "dropout", 0.0)
     if random is None:
         raise ConfigError(
-            f"random=None: in training a model with dropout={config.dropout!r} and "
+            f"random=None: in training a model with dropout={dropout!r} and "
             f"stochastic_depth={config.stochastic_depth!r} needs the integers of moespec.models.draws.of_step"
         )
     check_integers("random", random, "images words")
@@ -115,7 +116,7 @@ def draws_of(B: Backend, config: Any, random: Array | None, images: Array, *, tr
     check_size("random", random, 1, 4, "two words of a seed, a step and the number of an image")
     size = images.shape[0], 2 * config.depth
     branches = _uniform(B, random, images, DEPTH * USES, *size) if config.stochastic_depth else None
-    return Draws(B, random, branches, config.dropout, config.stochastic_depth, config.depth)
+    return Draws(B, random, branches, dropout, config.stochastic_depth, config.depth)
 
 
 def takes_draws(config: Any) -> bool:

@@ -23,7 +23,7 @@ from typing import Any
 
 from moespec.backends.contract import Backend
 from moespec.models import layers, mixer, parameters
-from moespec.models.draws import Draws
+from moespec.models.draws import draws_of
 from moespec.models.layers import MoeLayer, Output
 from moespec.models.parameters import Parameter, constant, lecun_normal
 from moespec.models.router_options import Decided, options_of, settings
@@ -82,6 +82,9 @@ class SparseMlpConfig:
     dtype: "float32" computes in the dtype of the parameters (which are initialised in float32); "bfloat16" computes
         the blocks in bfloat16 from float32 parameters, with router logits, final norm, pooling and head in float32.
     head_bias: initial value of the bias of the head.
+    stochastic_depth: rate at which in training an image skips a residual branch of the last block; evenly less, down to 0,
+        for the blocks before it. An image that skips a branch is routed all the same (SL-8), and rescale sub-layers, around
+        which there is no residual connection, are never skipped.
     """
 
     image_size: int = 224
@@ -110,6 +113,7 @@ class SparseMlpConfig:
     group_images: int = 0
     dtype: str = "float32"
     head_bias: float = 0.0
+    stochastic_depth: float = 0.0
 
     def __post_init__(self) -> None:
         layers.check_fields(self, at_least_one=_SIZES, choices={"router": ROUTERS, "channel_router": ROUTERS})
@@ -339,17 +343,19 @@ def forward(
     """The model on `images` `(N, image_size, image_size, channels)`, with backend `B`.
 
     `params` are arrays of `B` in the layout of `parameter_shapes`; images have the dtype of the parameters. `noise` is
-    one array per MoE layer, as `moe_noise` says, or None. `random` is not used: nothing is dropped. `train` is passed to
-    the routers. `recompute`: of a block nothing is kept for the backward pass but what goes into it; routings are None then.
+    one array per MoE layer, as `moe_noise` says, or None. `random` `(N, 4)`, integers that `draws.of_step` makes, is what
+    stochastic depth is drawn from; it is for training alone. `train` is passed to the routers. `recompute`: of a block
+    nothing is kept for the backward pass but what goes into it; routings are None then.
 
     Raises ShapeError when images have another shape, or do not fill the groups, and ConfigError when the number of noise
-    arrays is not the number of MoE layers.
+    arrays is not the number of MoE layers, or when a model that drops has no `random` in training.
     """
     layers.check_images(config, images)
     moe = {layer.name: layer for layer in moe_layers(config, images.shape[0])}
     layers.check_noise(noise, len(moe), "layers")
     drawn = dict(zip(moe, noise or [], strict=False))
 
+    drop = draws_of(B, config, random, images, train=train)
     compute = layers.compute_dtype(B, config.dtype)
     embedding = compute(params["embedding"])
     x = B.patch_embed(compute(images), embedding["kernel"], embedding["bias"])  # (N, S, C)
@@ -359,20 +365,20 @@ def forward(
         return layers.moe(B, p, items, moe[name], config=config, noise=drawn.get(name), train=train)
 
     def dense(number: int, p: Params, x: Array) -> tuple[Array, list[RouterOutput]]:
-        return mixer.block(B, config, p, x, number, Draws(B, depth=config.depth)), []
+        return mixer.block(B, config, p, x, number, drop), []
 
     def sparse(number: int, p: Params, x: Array) -> tuple[Array, list[RouterOutput]]:
         x = B.rescale(x, compute(p["rescale1"])) if "rescale1" in p else x  # (N, S', C')
         y = B.transpose(layers.layer_norm(B, p["norm1"], x), (0, 2, 1))  # (N, C', S')
         y, output = routed(f"{number}_tokens", p["token_moe"], y)
-        x, made = x + B.transpose(y, (0, 2, 1)), [output]
+        x, made = x + drop.branch(B.transpose(y, (0, 2, 1)), 2 * number), [output]
         y = layers.layer_norm(B, p["norm2"], x)
         if config.experts:
             y, output = routed(f"{number}_channels", p["channel_moe"], y)
             made.append(output)
         else:
             y = layers.mlp(B, compute(p["channel_mlp"]), y, gelu=config.gelu)
-        x = x + y
+        x = x + drop.branch(y, 2 * number + 1)
         return B.rescale(x, compute(p["rescale2"])) if "rescale2" in p else x, made  # (N, S, C)
 
     for number in range(config.depth):

@@ -9,8 +9,9 @@ an MoE over tokens, both with a residual connection at the new sizes, and maps b
 | `rescale` of the first and of the last sub-layer | R_1, R_2 of eqs. (4) and (7) |
 | tokens S' and channels C' in a sparse block | S_1, C_1 |
 
-With one expert that has room for all, its gate is 1 and the sparse block is the dense one. Parameter counts are those of
-the paper. No public implementation is known.
+With one expert that has room for all, its gate is 1 and the sparse block is the dense one. Parameters, in millions without
+the head: 21.3, 70.0 and 130.4 for S, B and L, where Tables 1 and 8 have 21 or 22, 69 and 130; of the placements of Table 5, 70.0 for the
+first two (69) and 80.8 for the last four (79). No public implementation is known.
 
 Ambiguity ledger
 
@@ -37,6 +38,10 @@ SL-7: Which of the two MoE layers does importance-score routing concern?
     Reading: the one over channels (token mixing).
         By: the paper, section 2.2.
     Alternative b: both (`channel_router` of the models).
+SL-8: Does stochastic depth drop an image before it is routed, or what the experts make of it?
+    Reading: what they make of it, image by image: its channels and tokens take room in the experts and count in the losses.
+    Alternative b: before: it is not routed, so that the others of its group have more room.
+    Alternative c: neither: the branch of a whole batch is dropped, or none.
 """
 
 from collections.abc import Mapping

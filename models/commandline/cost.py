@@ -8,11 +8,12 @@ import numpy as np
 
 from moespec.backends.contract import Backend
 from moespec.models import counts
-from moespec.models.families import Config, family
+from moespec.models.data.options import DataConfig
+from moespec.models.families import Config, family, fewest_images
 from moespec.models.training.compilation import compile_if, pays
 from moespec.models.training.config import ModelConfig
 from moespec.models.training.objective import make_forward
-from moespec.models.training.resolve import model_config
+from moespec.models.training.resolve import model_config, without_data
 
 __all__ = ["count_command", "described", "milliseconds"]
 
@@ -40,8 +41,17 @@ def milliseconds(B: Backend, model: Config, params: Any, *, batch: int) -> float
 
 def described(model: Config, *, batch: int | None = None) -> str:
     """Parameters and operations of a model in words; `batch` images go together, by default as few as fill a group."""
-    operations = sum(counts.flops(model, batch).values())
-    return f"{family(model).parameter_count(model):,} parameters, {scaled(operations)} an image"
+    operations, size = sum(counts.flops(model, batch).values()), model.image_size
+    parameters = f"{family(model).parameter_count(model):,} parameters"
+    return f"{parameters}, {scaled(operations)} an image of {size} x {size} pixels"
+
+
+def moe_of(model: Config) -> str:
+    """The MoE blocks of a model in words, with their routers and experts."""
+    layers = family(model).moe_layers(model, fewest_images(model))
+    blocks = ", ".join(dict.fromkeys(layer.name.partition("_")[0] for layer in layers))
+    routers = " and ".join(dict.fromkeys(f"{layer.router} with {layer.settings.experts} experts" for layer in layers))
+    return f"MoE in blocks {blocks} of 0 to {model.depth - 1}: {routers}" if layers else "no MoE blocks"
 
 
 def scaled(operations: float) -> str:
@@ -56,11 +66,11 @@ def scaled(operations: float) -> str:
     return f"{operations / size:.1f} {unit}FLOP"
 
 
-def count_command(section: ModelConfig, *, images: int | None) -> None:
-    """Prints the parameters of a model, and its operations by part."""
-    model = model_config(section)
+def count_command(section: ModelConfig, data: DataConfig, *, images: int | None) -> None:
+    """Prints the parameters of a model for a data set, its MoE blocks, and its operations by part."""
+    model = model_config(without_data(section, data))
     parts = counts.flops(model, images)
     total = sum(parts.values())
-    print(f"{section.name}: {described(model, batch=images)} of {model.image_size} x {model.image_size} pixels")
+    print(f"{section.name}: {described(model, batch=images)}\n  {moe_of(model)}")
     for name, value in parts.items():
         print(f"  {name:24} {scaled(value):>12} {value / total:7.1%}")

@@ -34,6 +34,8 @@ DATASETS = {
     "webdataset": "a folder of tar files with members such as cat12.jpg and cat12.cls, or one tar file",
     "huggingface": "a folder on this machine that the library datasets loads: parquet, an image folder, save_to_disk",
 }
+SIZES = {"idx": {"image_size": 28, "channels": 1, "classes": 10}}
+"""What a data set's name says of its images; the images of digits are those that the smallest models are made for."""
 PICTURES = {"folder": find_folder, "webdataset": find_shards, "huggingface": find_hub}
 """Data sets of pictures of any size, and what finds their classes and files."""
 DIGITS = Path(__file__).parent / "digits.npz"

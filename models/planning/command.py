@@ -2,22 +2,24 @@
 
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from moespec.backends.mesh import MeshSizes
 from moespec.models.commandline.cost import described
-from moespec.models.families import family
+from moespec.models.families import family, fewest_images
 from moespec.models.planning.chips import chip_of
 from moespec.models.planning.plan import Plan, best, plans
 from moespec.models.planning.sharding import rows
 from moespec.models.training.config import Config
-from moespec.models.training.resolve import model_config
+from moespec.models.training.resolve import model_config, without_data
 
 __all__ = ["plan_command"]
 
 
 def plan_command(config: Config, *, devices: int, chip: str, sharding: bool, as_json: bool) -> None:
     """Prints the plans, or how the parameters are split on the mesh that is given, or the best."""
+    config = replace(config, model=without_data(config.model, config.data))
     found = plans(config, devices, chip_of(chip))
     chosen = best(found)
     if sharding:
@@ -47,12 +49,12 @@ def plan_command(config: Config, *, devices: int, chip: str, sharding: bool, as_
 
 
 def options(config: Config, sizes: MeshSizes) -> str:
-    """The options of train that ask for a mesh, and for an evaluation batch that divides among its devices."""
+    """The options of train that ask for a mesh, and for an evaluation batch that fills groups on each of its devices."""
     named = zip(("data", "fsdp", "expert"), sizes.shape, strict=True)
     words = [f"--mesh.{name} {size}" for name, size in named if size > 1 or name == "data"]
-    batch = config.training.evaluation_batch
-    if batch % sizes.devices:
-        words.append(f"--training.evaluation-batch {-(-batch // sizes.devices) * sizes.devices}")
+    batch, unit = config.training.evaluation_batch, sizes.devices * fewest_images(model_config(config.model))
+    if batch % unit:
+        words.append(f"--training.evaluation-batch {-(-batch // unit) * unit}")
     return " ".join(words)
 
 

@@ -129,7 +129,7 @@ class ModelConfig:
     dropout: float | None = None
     """rate of dropout in training, after the embedding, each attention and each MLP, and inside dense MLPs (ViT, Mixer)"""
     stochastic_depth: float | None = None
-    """rate at which in training an image skips a branch of the last block, falling to 0 for the first (ViT, Mixer)"""
+    """rate at which in training an image skips a branch of the last block, falling to 0 for the first"""
     router_options: RouterSection = field(default_factory=RouterSection)
 
     def __post_init__(self) -> None:

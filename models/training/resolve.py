@@ -14,6 +14,7 @@ from moespec.backends.contract import Backend
 from moespec.models import families, parameters, vit
 from moespec.models.data import datasets
 from moespec.models.data.dataset import Dataset
+from moespec.models.data.options import DataConfig
 from moespec.models.families import family, of_name
 from moespec.models.layers import MoeLayer
 from moespec.models.memory import check_memory
@@ -24,7 +25,7 @@ from moespec.models.training.schedules import SCHEDULES, Schedule
 from moespec.spec.errors import ConfigError, ShapeError
 from moespec.spec.options import SlotOptions
 
-__all__ = ["choose_backend", "load_backend", "load_data", "model_config", "resolve", "schedule"]
+__all__ = ["choose_backend", "load_backend", "load_data", "model_config", "resolve", "schedule", "without_data"]
 
 OF_DIGITS = 8
 """Side of the images, in pixels, that the smallest models have by themselves."""
@@ -62,13 +63,31 @@ def load_data(config: Config) -> Dataset:
     """The data set of a configuration; images get the size of the model. Raises DataError or ConfigError."""
     size = config.model.image_size
     if size is None and config.data.name in datasets.PICTURES and config.data.path:
-        size = model_config(ModelConfig(config.model.name)).image_size
-        if size <= OF_DIGITS:
-            raise ConfigError(
-                f"model.image_size is not set: model.name={config.model.name!r} is made for digits of {size} x {size} "
-                "pixels; say to what size the pictures are to be resized, as in --model.image-size 64"
-            )
+        size = _own_size(config.model)
     return datasets.load_configured(config.data, image_size=size)
+
+
+def without_data(model: ModelConfig, data: DataConfig) -> ModelConfig:
+    """The section `model` for data that are not read: with the sizes that the name of the data set says.
+
+    Raises ConfigError where neither that nor the model says how large the images are.
+    """
+    known = datasets.SIZES.get(data.name, {})
+    model = replace(model, **{name: size for name, size in known.items() if getattr(model, name) is None})
+    if model.image_size is None and data.name != "digits":
+        _own_size(model)
+    return model
+
+
+def _own_size(model: ModelConfig) -> int:
+    """The size of images that a named model has by itself. Raises ConfigError for a model that is made for digits."""
+    size = model_config(ModelConfig(model.name)).image_size
+    if size <= OF_DIGITS:
+        raise ConfigError(
+            f"model.image_size is not set: model.name={model.name!r} is made for digits of {size} x {size} "
+            "pixels; say to what size the pictures are to be resized, as in --model.image-size 64"
+        )
+    return size
 
 
 def resolve(config: Config, dataset: Dataset, backend: str) -> Config:

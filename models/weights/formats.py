@@ -152,7 +152,15 @@ def _of_model(project: str, name: str) -> VitConfig:
     """The ViT `name`, which may be a name of timm's where the parameters are."""
     if project == "timm" and name in interop.models_of_timm():
         return interop.config_from_timm(interop.models_of_timm()[name])
-    named = families.of_name(name).named(name)
+    try:
+        named = families.of_name(name).named(name)
+    except ConfigError as error:
+        if project != "timm":
+            raise
+        raise ConfigError(
+            f"model={name!r}: neither a name of moespec's nor of timm's vision_transformer.py; any other VisionTransformer of "
+            "timm is described by its arguments, a JSON file: --arguments FILE in place of --model"
+        ) from error
     if not isinstance(named, VitConfig):
         raise ConfigError(f"model={name!r}: expected a ViT")
     return named

@@ -81,7 +81,7 @@ def route(
 
 ROUTER = Router(
     __name__,
-    "Lepikhin et al. 2020 (arXiv 2006.16668)",
+    "Lepikhin et al. 2020 (arXiv 2006.16668), Algorithm 1",
     Options,
     init_kernel,
     route,
@@ -90,6 +90,5 @@ ROUTER = Router(
     cost="T D E",
     drops="tokens beyond the capacity of the experts that they choose, and in training second choices at random",
     functions=("gshard_keep",),
-    cites="Lepikhin et al. 2020 (arXiv 2006.16668), Algorithm 1",
     revision=3,
 )

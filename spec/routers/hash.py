@@ -84,7 +84,7 @@ def route(
 
 ROUTER = Router(
     __name__,
-    "Roller et al. 2021 (arXiv 2106.04426)",
+    "Roller et al. 2021 (arXiv 2106.04426), section 3",
     Options,
     init,
     route,
@@ -92,5 +92,4 @@ ROUTER = Router(
     balances="what its table balances: the frequencies of the ids",
     cost="a look into a table",
     drops="none, unless a capacity is given",
-    cites="Roller et al. 2021 (arXiv 2106.04426), section 3",
 )

@@ -62,7 +62,7 @@ def route(
 
 ROUTER = Router(
     __name__,
-    "Lou et al. 2021 (arXiv 2109.02008), section 2.2",
+    "Lou et al. 2021 (arXiv 2109.02008), eq. (3)",
     Options,
     init_kernel,
     route,
@@ -71,6 +71,5 @@ ROUTER = Router(
     cost="T D E, and a sort of the tokens",
     drops="the fraction `drop` of least importance, and tokens beyond the capacity of the experts that they choose",
     functions=("importance_score_choice", "importance_score_order"),
-    cites="Lou et al. 2021 (arXiv 2109.02008), eq. (3)",
     revision=3,
 )

@@ -22,15 +22,15 @@ def _no_noise(options: Any) -> None:
 class Router:
     """One router.
 
-    name: the last part of the name of its module. source: the paper. Options: the class of its options.
+    name: the last part of the name of its module. source: where the literature defines it. Options: the class of its options.
     init: `init(generator, options)` returns NumPy parameters (float32).
     compose: `compose(B, params, tokens, options, *, noise, train)`, the function `route` of its module.
     noise: `noise(options)` says what noise the router takes in training, None for none.
     needs: what `route` takes besides the tokens: "ids", (tokens,) integers, or nothing.
     balances, cost, drops: in words, what it keeps in balance and by what means; what the routing of a group costs, in
         multiply-adds unless it says something else; which tokens may be left without an expert.
-    cites, revision, functions: of its row in the conformance matrix; `cites` is the source if empty, and
-        `functions` are public functions that belong to this row, besides the router itself.
+    revision, functions: of its row in the conformance matrix; `functions` are public functions that belong to this row,
+        besides the router itself.
     B: what `route` computes with, the specification or a backend; see `bind`.
     """
 
@@ -44,7 +44,6 @@ class Router:
     balances: str = field(kw_only=True)
     cost: str = field(kw_only=True)
     drops: str = field(kw_only=True)
-    cites: str = field(kw_only=True, default="")
     revision: int = field(kw_only=True, default=1)
     functions: tuple[str, ...] = field(kw_only=True, default=())
     B: Any = field(kw_only=True, default=None, repr=False, compare=False)
@@ -87,4 +86,4 @@ class Router:
     @property
     def algorithm(self) -> Algorithm:
         """Its row in the conformance matrix."""
-        return Algorithm(self.name, self.cites or self.source, self.revision, ("ROUTERS", *self.functions))
+        return Algorithm(self.name, self.source, self.revision, ("ROUTERS", *self.functions))

@@ -84,7 +84,7 @@ def route(
 
 ROUTER = Router(
     __name__,
-    "Puigcerver et al. 2023 (arXiv 2308.00951)",
+    "Puigcerver et al. 2023 (arXiv 2308.00951); Liu et al. 2024 (arXiv 2401.15969), section 2.6",
     Options,
     init,
     route,
@@ -92,5 +92,4 @@ ROUTER = Router(
     balances="the load of the experts, exactly: a slot is a mean of all tokens",
     cost="3 T D E C: logits, dispatch and combine of E C slots",
     drops="none",
-    cites="Puigcerver et al. 2023 (arXiv 2308.00951); Liu et al. 2024 (arXiv 2401.15969), section 2.6",
 )

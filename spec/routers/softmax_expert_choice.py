@@ -77,7 +77,7 @@ def route(
 
 ROUTER = Router(
     __name__,
-    "Zhou et al. 2022 (arXiv 2202.09368)",
+    "Zhou et al. 2022 (arXiv 2202.09368); Liu et al. 2024 (arXiv 2401.15969), section 2.3",
     Options,
     init_kernel,
     route,
@@ -85,6 +85,5 @@ ROUTER = Router(
     balances="the load of the experts, exactly: each chooses C tokens",
     cost="T D E, and with a cap 3 T E for each of 100 iterations",
     drops="tokens that no expert chooses",
-    cites="Liu et al. 2024 (arXiv 2401.15969), section 2.3",
     revision=2,
 )

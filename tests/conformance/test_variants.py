@@ -34,7 +34,7 @@ UNSEEN = {
     "HT-2b": "the number of centroids is an input of the vectors",
     "SA-4b": "no vector holds initial parameters",
     "RT-3b": "no vector holds initial parameters",
-    **dict.fromkeys(("SL-3b", "SL-5b", "SL-6b", "SL-6c", "SL-7b"), NETWORK),
+    **dict.fromkeys(("SL-3b", "SL-5b", "SL-6b", "SL-6c", "SL-7b", "SL-8b", "SL-8c"), NETWORK),
     **dict.fromkeys(
         ("ST-3b", "ST-3c"),
         "expected gradients agree with differences, which see the plan; tests/backends/test_transport.py",

@@ -118,8 +118,17 @@ def test_rows_are_the_slots_or_those_that_are_filled(name: str) -> None:
 
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["count", "--model", "vit_b16", "--model.moe", "none", "--model.classes", "1000"]) == 0
-    first, *parts = capsys.readouterr().out.splitlines()
+    first, blocks, *parts = capsys.readouterr().out.splitlines()
     assert first == "vit_b16: 86,566,120 parameters, 35.1 GFLOP an image of 224 x 224 pixels"
+    assert blocks == "  no MoE blocks"
     assert [part.split("  ")[1] for part in parts][:2] == ["embedding", "attention"]
     shares = [float(part.rsplit(None, 1)[1].rstrip("%")) for part in parts]
     assert sum(shares) == pytest.approx(100, abs=0.5)
+    expected = {
+        "vit_b16": "MoE in blocks 6, 7, 8, 9, 10, 11 of 0 to 11: soft_moe with 8 experts",
+        "sparse_mlp_s": "MoE in blocks 6, 7 of 0 to 7: importance_score with 4 experts",
+        "sparse_mlp_b": "MoE in blocks 10, 11 of 0 to 11: importance_score with 8 experts and softmax_token_choice with 4 experts",
+    }
+    for name, words in expected.items():
+        assert cli.main(["count", "--model", name]) == 0
+        assert capsys.readouterr().out.splitlines()[1].strip() == words

@@ -1,13 +1,14 @@
 """Random numbers of a training step: what they depend on, that a split of the batch changes nothing, and what is dropped."""
 
 import importlib
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import moespec.backends.numpy as B
-from moespec.models import mixer, vit
+from moespec.models import mixer, sparse_mlp, vit
 from moespec.models.draws import Draws, gating_noise, of_step
 from moespec.models.families import Config, family
 from moespec.spec import ConfigError, DtypeError, ShapeError, random_words, unit_interval
@@ -28,7 +29,12 @@ MOE = vit.VitConfig(
     **SMALL, heads=2, moe="last_2", router="softmax_token_choice", experts=3, group_images=2, stochastic_depth=0.5
 )
 MIXER = mixer.MixerConfig(**SMALL, token_hidden=3, dropout=0.25, stochastic_depth=0.5)
-MODELS: dict[str, Config] = {"vit": VIT, "moe": MOE, "mixer": MIXER}
+SPARSE = sparse_mlp.SparseMlpConfig(
+    **{**SMALL, "token_hidden": 3, "moe": "1", "sparse_tokens": 5, "sparse_width": 4, "sparse_hidden": 3},
+    **{"token_experts": 2, "sparse_token_hidden": 3, "experts": 2, "group_size": 8, "group_images": 2},
+    stochastic_depth=0.5,
+)
+MODELS: dict[str, Config] = {"vit": VIT, "moe": MOE, "mixer": MIXER, "sparse_mlp": SPARSE}
 
 
 def noise_of(noise: Noise, images: int = IMAGES, seed: int = 3, step: int = 5, **change: Any) -> Any:
@@ -106,16 +112,18 @@ def test_backends_draw_the_same_numbers(name: str, backend: str) -> None:
     np.testing.assert_allclose(logits(other, MODELS[name], images, random, compiled=True), expected, atol=2e-5)
 
 
-@pytest.mark.parametrize("name", ["vit", "mixer"])
+@pytest.mark.parametrize("name", ["vit", "mixer", "sparse_mlp"])
 def test_nothing_is_dropped_at_evaluation(name: str) -> None:
     config, images, random = MODELS[name], pictures(), of_step(IMAGES, seed=3, step=5)
     module = family(config)
     params = module.init(config, 1)
-    plain = type(config)(**{**vars(config), "dropout": 0.0, "stochastic_depth": 0.0})
+    rates = [name for name in ("dropout", "stochastic_depth") if hasattr(config, name)]
+    plain = replace(config, **dict.fromkeys(rates, 0.0))
     quiet = logits(B, plain, images, random)
-    np.testing.assert_array_equal(logits(B, config, images, random, train=False), quiet)
+    still = [logits(B, each, images, random, train=False) for each in (config, plain)]
+    np.testing.assert_array_equal(*still)
     assert (np.abs(logits(B, config, images, random) - quiet) > 1e-6).any()
-    with pytest.raises(ConfigError, match=r"random=None: .*dropout=0\.25"):
+    with pytest.raises(ConfigError, match=r"random=None: .*dropout=0\.(25|0) .*stochastic_depth=0\.5"):
         module.forward(B, config, params, images, train=True)
     with pytest.raises(ShapeError, match="random: axis 0 has 3"):
         module.forward(B, config, params, images, random=random[:3], train=True)

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -18,6 +19,7 @@ from moespec.models.planning.chips import CHIPS
 from moespec.models.planning.footprint import owned
 from moespec.models.planning.plan import best, plan, plans
 from moespec.models.planning.sharding import rows
+from moespec.models.training import configfile
 from moespec.models.training.config import Config, MeshConfig, ModelConfig, TrainingConfig
 from moespec.models.training.resolve import model_config
 from moespec.spec.errors import ConfigError
@@ -336,6 +338,38 @@ def test_an_evaluation_batch_that_divides() -> None:
 
     assert options(config(evaluation_batch=100), MeshSizes(8)) == "--mesh.data 8 --training.evaluation-batch 104"
     assert options(config(evaluation_batch=96), MeshSizes(8)) == "--mesh.data 8"
+    grouped = config(model=replace(SMALL, group_images=8), evaluation_batch=96)
+    assert options(grouped, MeshSizes(8)) == "--mesh.data 8 --training.evaluation-batch 128"
+
+
+@pytest.mark.parametrize("name", [name for name in configfile.recipes() if name.startswith("sparse_mlp")])
+def test_a_recipe_fits_where_it_says(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the options that it names alone: the evaluation batch fills the groups of each device, too."""
+    text = configfile.find_recipe(name).read_text()
+    found = re.findall(r"^# Fits: moespec (plan --config \w+ .*) \(([\d.]+) GiB a device\)$", text, re.MULTILINE)
+    assert found
+    for command, memory in found:
+        assert cli.main([*(words := command.split()), "--json"]) == 0
+        (only,) = json.loads(capsys.readouterr().out)["plans"]
+        assert words[2] == name
+        assert only["fits"]
+        assert set(only["options"].split()) <= set(words)
+        assert f"{only['bytes'] / 2**30:.1f}" == memory
+
+
+def test_images_are_those_that_the_data_are_known_to_have(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """28 x 28 x 1 pixels of Fashion-MNIST; of a folder nobody knows them, and the model is one for digits."""
+    where = ["--devices", "1", "--chip", "h100"]
+    for command in (["plan", *where], ["count"]):
+        assert cli.main([*command, "--config", "fashion_mnist"]) == 0
+        assert capsys.readouterr().out.startswith(
+            "vit_tiny: 571,259 parameters, 40.1 MFLOP an image of 28 x 28 pixels\n"
+        )
+        (tmp_path / "recipe.toml").write_text('[data]\nname = "folder"\n')
+        assert cli.main([*command, "--config", str(tmp_path / "recipe.toml")]) == 2
+        assert capsys.readouterr().err.startswith("moespec: model.image_size is not set: model.name='vit_tiny' is made")
+        assert cli.main([*command, "--config", str(tmp_path / "recipe.toml"), "--model.image-size", "64"]) == 0
+        assert " an image of 64 x 64 pixels" in capsys.readouterr().out
 
 
 def test_sharding(capsys: pytest.CaptureFixture[str]) -> None:

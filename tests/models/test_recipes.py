@@ -54,6 +54,7 @@ def test_a_step_of_every_recipe_has_the_shapes_of_its_parameters(name: str) -> N
     batch: dict[str, Any] = {
         "images": jax.ShapeDtypeStruct((images, 224, 224, 3), "float32"),
         "targets": jax.ShapeDtypeStruct((images, 1000), "float32"),
+        "random": jax.ShapeDtypeStruct((images, 4), "int32"),
     }
     loss = make_loss(B, model, config.training.loss)
     (value, _), gradient = jax.eval_shape(B.value_and_grad(loss), shape, batch)

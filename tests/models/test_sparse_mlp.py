@@ -9,7 +9,7 @@ import pytest
 import moespec.backends.numpy as B
 from moespec import spec
 from moespec.models import layers, mixer, sparse_mlp
-from moespec.models.draws import Draws
+from moespec.models.draws import Draws, of_step
 from moespec.spec.errors import ConfigError, ShapeError
 from moespec.spec.routing import Noise
 
@@ -137,8 +137,10 @@ def mixture(items, p, *, choices, drop, cut):
     return result
 
 
-def by_hand(config, params, images):
-    """The features of the network from the equations of the paper."""
+def by_hand(config, params, images, kept=None):
+    """The features of the network from the equations of the paper; `kept` (images, 2 depth) multiplies each residual branch."""
+    kept = np.ones((len(images), 2 * config.depth)) if kept is None else kept
+    factors = kept.T[:, :, None, None]
     size = config.patch_size
     rows = config.image_size // size
     cut = [images[:, r * size : (r + 1) * size, c * size : (c + 1) * size] for r in range(rows) for c in range(rows)]
@@ -146,23 +148,23 @@ def by_hand(config, params, images):
     patches = np.stack([patch.reshape(len(images), -1) for patch in cut], axis=1)
     x = patches @ stem["kernel"].reshape(-1, config.width) + stem["bias"]
     for number in range(config.depth):
-        p = params["blocks"][str(number)]
+        p, (first, second) = params["blocks"][str(number)], factors[2 * number : 2 * number + 2]
         if "token_mlp" in p:
-            x = x + np.stack([mlp(norm(one, p["norm1"]).T, p["token_mlp"]).T for one in x])
-            x = x + mlp(norm(x, p["norm2"]), p["channel_mlp"])
+            x = x + first * np.stack([mlp(norm(one, p["norm1"]).T, p["token_mlp"]).T for one in x])
+            x = x + second * mlp(norm(x, p["norm2"]), p["channel_mlp"])
             continue
         x = np.stack([rescaled(one, p.get("rescale1", {})) for one in x])
         channels = np.concatenate([norm(one, p["norm1"]).T for one in x])  # of all images, each S' wide
         options = {"drop": config.router_options.get("drop", 0.1), "cut": config.router == "importance_score"}
         mixed = mixture(channels, p["token_moe"], choices=config.token_choices, **options)
-        x = x + np.stack([part.T for part in np.split(mixed, len(x))])
+        x = x + first * np.stack([part.T for part in np.split(mixed, len(x))])
         tokens = norm(x, p["norm2"])
         if config.experts:
             options["cut"] = config.channel_router == "importance_score"
             mixed = mixture(np.concatenate(tokens), p["channel_moe"], choices=config.choices, **options)
-            x = x + mixed.reshape(x.shape)
+            x = x + second * mixed.reshape(x.shape)
         else:
-            x = x + mlp(tokens, p["channel_mlp"])
+            x = x + second * mlp(tokens, p["channel_mlp"])
         x = np.stack([rescaled(one, p.get("rescale2", {})) for one in x])
     return norm(x, params["norm"]).mean(axis=1)
 
@@ -191,6 +193,21 @@ def test_the_network_is_that_of_the_equations(router, fields):
     np.testing.assert_allclose(output.features, by_hand(config, params, images), rtol=1e-11, atol=1e-11)
     logits = output.features @ params["head"]["kernel"] + params["head"]["bias"]
     np.testing.assert_array_equal(output.logits, logits)
+
+
+@pytest.mark.parametrize("experts", [0, 3])
+def test_stochastic_depth_drops_what_the_experts_make_of_an_image(experts):
+    """Its channels and tokens are routed all the same; what is kept of a branch is divided by the chance of that."""
+    config = tiny(depth=3, moe="1", experts=experts, stochastic_depth=0.5)
+    params, images, random = parameters(config), images_for(config, 12), of_step(12, seed=1, step=2)
+    draws = spec.unit_interval(spec.random_words([1, 0, 2, 0], stream=2 * 2**20, rows=12, columns=6))
+    rates = np.repeat([0.0, 0.25, 0.5], 2)
+    kept = (draws >= rates) / (1 - rates)
+    assert all(len(set(column)) == 2 for column in kept.T[2:]), (
+        "each branch is dropped for some images, kept for others"
+    )
+    found = sparse_mlp.forward(B, config, params, images, random=random, train=True).features
+    np.testing.assert_allclose(found, by_hand(config, params, images, kept), rtol=1e-11, atol=1e-11)
 
 
 # -------------------------------------------------------------------------------------------------------- limits

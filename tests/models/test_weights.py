@@ -115,6 +115,8 @@ def test_timm_by_its_names(tmp_path):
     assert found == replace(config, gelu="erf")
     with pytest.raises(ConfigError, match="model='vit_base_patch16_224': has width=768, the parameters 192"):
         read(tmp_path / "x.safetensors", Given(model="vit_base_patch16_224"))
+    with pytest.raises(ConfigError, match=r"model='deit3_small_patch16_224': neither .*: --arguments FILE"):
+        read(tmp_path / "x.safetensors", Given(model="deit3_small_patch16_224"))
     with pytest.raises(ConfigError, match="heads: the parameters do not show it; give --set heads=6"):
         read(tmp_path / "x.safetensors", Given())
     with pytest.raises(ConfigError, match="name='vit_tiny_patch16_224': expected vit_tiny or vit_<size><patch>"):
