@@ -20,6 +20,7 @@ from moespec.models.commandline.chosen import chosen
 from moespec.models.errors import Interrupted
 from moespec.models.evaluation.options import EvaluationConfig
 from moespec.models.training.config import BackendName, Config, ModelConfig
+from moespec.models.training.configfile import digits
 from moespec.spec.errors import ConfigError, SpecError
 
 __all__ = [
@@ -90,6 +91,8 @@ class FinetuneArguments:
 
     source: Positional[str]
     """weights to start from: a run, a file of moespec convert, or a folder of the hub"""
+    recipe: Annotated[str | None, arg(name="config")] = None
+    """a TOML file, or a recipe of the package (moespec list recipes)"""
     run: str | None = None
     """folder of the new run (default: as in train)"""
     resume: FlagCreatePairsOff[bool] = False
@@ -99,7 +102,7 @@ class FinetuneArguments:
 
 def _hashed() -> Config:
     """The defaults of the command hash-table: those of train, with the router hash."""
-    return Config(model=replace(Config().model, router="hash"))
+    return replace(digits(), model=ModelConfig(router="hash"))
 
 
 @dataclass(frozen=True)
@@ -349,7 +352,7 @@ def main(arguments: Sequence[str] | None = None, *, more: Mapping[str, Command] 
 
 
 def _train(arguments: list[str]) -> None:
-    default = TrainArguments(settings=chosen(arguments, Config()))
+    default = TrainArguments(settings=chosen(arguments, digits()))
     parsed = _parse("train", TrainArguments, arguments, default=default)
     from moespec.models.commandline import commands
 
@@ -374,7 +377,7 @@ def _finetune(arguments: list[str]) -> None:
     from moespec.models.transfer.start import finetuned, sized
 
     source, *rest = arguments
-    settings = chosen(rest, finetuned(Config(), source))
+    settings = chosen(rest, finetuned(digits(), source))
     parsed = _parse(
         "finetune", FinetuneArguments, arguments, default=FinetuneArguments(source=tyro.MISSING, settings=settings)
     )
@@ -402,7 +405,7 @@ def _evaluate(arguments: list[str]) -> None:
 
 
 def _study(arguments: list[str]) -> None:
-    default = StudyArguments(routers=tyro.MISSING, out=tyro.MISSING, settings=chosen(arguments, Config()))
+    default = StudyArguments(routers=tyro.MISSING, out=tyro.MISSING, settings=chosen(arguments, digits()))
     parsed = _parse("study", StudyArguments, arguments, default=default)
     from moespec.models.study.command import study_command
     from moespec.models.study.entries import entries
@@ -411,14 +414,14 @@ def _study(arguments: list[str]) -> None:
 
 
 def _count(arguments: list[str]) -> None:
-    parsed = _parse("count", CountArguments, arguments, default=CountArguments(model=chosen(arguments, Config()).model))
+    parsed = _parse("count", CountArguments, arguments, default=CountArguments(model=chosen(arguments, digits()).model))
     from moespec.models.commandline.cost import count_command
 
     count_command(parsed.model, images=parsed.images)
 
 
 def _plan(arguments: list[str]) -> None:
-    default = PlanArguments(devices=tyro.MISSING, chip=tyro.MISSING, settings=chosen(arguments, Config()))
+    default = PlanArguments(devices=tyro.MISSING, chip=tyro.MISSING, settings=chosen(arguments, digits()))
     parsed = _parse("plan", PlanArguments, arguments, default=default)
     from moespec.models.planning.command import plan_command
 
