@@ -21,6 +21,7 @@ from moespec.models.commandline.parsing import parse
 from moespec.models.errors import Interrupted
 from moespec.models.evaluation.options import EvaluationConfig
 from moespec.models.training.config import BackendName, Config, ModelConfig, TrainingConfig
+from moespec.models.training.configfile import digits
 from moespec.spec.errors import ConfigError, SpecError
 
 __all__ = [
@@ -93,6 +94,8 @@ class FinetuneArguments:
 
     source: Positional[str]
     """weights to start from: a run, a file of moespec convert, or a folder of the hub"""
+    recipe: Annotated[str | None, arg(name="config")] = None
+    """a TOML file, or a recipe of the package (moespec list recipes)"""
     run: str | None = None
     """folder of the new run (default: as in train)"""
     resume: FlagCreatePairsOff[bool] = False
@@ -102,7 +105,7 @@ class FinetuneArguments:
 
 def _hashed() -> Config:
     """The defaults of the command hash-table: those of train, with the router hash."""
-    return Config(model=replace(Config().model, router="hash"))
+    return replace(digits(), model=ModelConfig(router="hash"))
 
 
 @dataclass(frozen=True)
@@ -365,7 +368,7 @@ def main(arguments: Sequence[str] | None = None, *, more: Mapping[str, Command] 
 
 
 def _train(arguments: list[str]) -> None:
-    default = TrainArguments(settings=chosen(arguments, Config()))
+    default = TrainArguments(settings=chosen(arguments, digits()))
     parsed = _parse("train", TrainArguments, arguments, default=default)
     check_concerns(arguments, parsed.settings)
     from moespec.models.commandline import commands
@@ -392,7 +395,7 @@ def _finetune(arguments: list[str]) -> None:
 
     source, *rest = arguments
     named = any(word.partition("=")[0] in ("--data", "--data.name") for word in rest)
-    settings = chosen(rest, finetuned(Config(), source, other_data=named))
+    settings = chosen(rest, finetuned(digits(), source, other_data=named))
     parsed = _parse(
         "finetune", FinetuneArguments, arguments, default=FinetuneArguments(source=tyro.MISSING, settings=settings)
     )
@@ -428,7 +431,7 @@ def _evaluate(arguments: list[str]) -> None:
 
 
 def _study(arguments: list[str]) -> None:
-    default = StudyArguments(routers=tyro.MISSING, out=tyro.MISSING, settings=chosen(arguments, Config()))
+    default = StudyArguments(routers=tyro.MISSING, out=tyro.MISSING, settings=chosen(arguments, digits()))
     parsed = _parse("study", StudyArguments, arguments, default=default)
     from moespec.models.study.command import study_command
     from moespec.models.study.entries import entries
@@ -443,7 +446,7 @@ def _study(arguments: list[str]) -> None:
 
 
 def _count(arguments: list[str]) -> None:
-    base = chosen(arguments, Config())
+    base = chosen(arguments, digits())
     parsed = _parse("count", CountArguments, arguments, default=CountArguments(model=base.model))
     check_concerns(arguments, Config(model=parsed.model, training=TrainingConfig(loss="sigmoid")))
     from moespec.models.commandline.cost import count_command
@@ -452,7 +455,7 @@ def _count(arguments: list[str]) -> None:
 
 
 def _plan(arguments: list[str]) -> None:
-    default = PlanArguments(devices=tyro.MISSING, chip=tyro.MISSING, settings=chosen(arguments, Config()))
+    default = PlanArguments(devices=tyro.MISSING, chip=tyro.MISSING, settings=chosen(arguments, digits()))
     parsed = _parse("plan", PlanArguments, arguments, default=default)
     check_concerns(arguments, parsed.settings)
     from moespec.models.planning.command import plan_command

@@ -71,7 +71,7 @@ class DataConfig:
     """a function of your own, package.module:function, called with an image (uint8, H x W x channels) and a random generator"""
     erase: float = 0.0
     """probability that a rectangle of an image is filled with noise (random erasing)"""
-    mixup: float = 0.5
+    mixup: float = 0.0
     """mix pairs of images with a weight from Beta(mixup, mixup); 0 for none"""
     cutmix: float = 0.0
     """put a rectangle of one image into another, its share from Beta(cutmix, cutmix); 0 for none; with mixup either by turns"""

@@ -1,8 +1,8 @@
 """The configuration of a training run: what model, data, optimiser, schedule and training it takes.
 
 Every field can be set in a TOML file and on the command line (`moespec.models.training.configfile`, `moespec.models.cli`). The
-defaults are those of the recipe `digits`. A field that is None is filled in from the named model or the data when the
-run starts (`moespec.models.training.resolve`), and the filled-in configuration is saved with the run.
+defaults belong to no recipe: AdamW's own, no decay, no clip, no augmentation. A field that is None is filled in from the named
+model or the data when the run starts (`moespec.models.training.resolve`), and the filled-in configuration is saved with the run.
 """
 
 from collections.abc import Mapping
@@ -96,6 +96,8 @@ class ModelConfig:
     """initial values of the experts"""
     group_images: int | None = None
     """images routed together as one group (Sparse-MLP: whose tokens are; 0 for all of a batch)"""
+    group_images_sparse: int | None = None
+    """group-images, where it is not given, of every router but soft_moe, which routes each image by itself (ViT)"""
     group_tokens: int | None = None
     """tokens routed together as one group where these are not whole images, 0 for group-images (ViT)"""
     round_experts: bool | None = None
@@ -153,16 +155,16 @@ class ScheduleConfig:
 
     name: Literal["cosine", "rsqrt", "linear"] = "cosine"
     """how the rate falls after the warm-up"""
-    peak: float = 3e-3
+    peak: float = 1e-3
     """largest learning rate"""
-    warmup: int = 50
+    warmup: int = 0
     """steps of linear increase from 0; half of the run, if that is not longer"""
     cooldown: int | None = None
     """rsqrt: steps of linear decrease to 0 at the end"""
     timescale: float | None = None
     """rsqrt: steps after which the rate starts to fall"""
     end: float | None = None
-    """linear: rate at the end"""
+    """linear, cosine: rate at the end"""
 
 
 LONGEST = 10**9
@@ -266,7 +268,7 @@ class Config:
     installed, else jax; numpy: the specification itself, by far too slow to train more than a toy"""
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
-    optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(b2=0.98, weight_decay=0.3, clip=1.0))
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
     mesh: MeshConfig = field(default_factory=MeshConfig)

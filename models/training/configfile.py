@@ -16,13 +16,15 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 import tomli_w
 
+from moespec.backends.optimizer import OptimizerConfig
 from moespec.models.checks import described
+from moespec.models.data.options import DataConfig
 from moespec.models.router_options import RouterSection, named
-from moespec.models.training.config import Config, ModelConfig
+from moespec.models.training.config import Config, ModelConfig, ScheduleConfig, TrainingConfig
 from moespec.models.training.displaced import displaced
 from moespec.spec.errors import ConfigError
 
-__all__ = ["dump", "find_recipe", "flat", "read", "recipes", "update", "with_decay", "written"]
+__all__ = ["digits", "dump", "find_recipe", "flat", "read", "recipes", "update", "with_decay", "written"]
 
 RECIPES = Path(__file__).parent / "recipes"
 NONE = "none"
@@ -47,9 +49,15 @@ def find_recipe(name: str) -> Path:
     raise ConfigError(f"config={name!r}: neither a file nor one of the recipes {', '.join(recipes())}")
 
 
+def digits() -> Config:
+    """The recipe that commands take which are given no other."""
+    return read(find_recipe("digits"))
+
+
 def read(path: Path, base: Config | None = None, *, model: str | None = None, router: str | None = None) -> Config:
     """`base` (the defaults) with the fields that a TOML file sets; `model` and `router`, if given, win over the file.
 
+    Data, optimiser, schedule and training are the file's alone: what it leaves out of them has its default, whatever `base` has.
     The options in the file are those of the router that it names. Of these, another router that wins takes over what is
     not a default.
 
@@ -63,7 +71,8 @@ def read(path: Path, base: Config | None = None, *, model: str | None = None, ro
     older = written is None and _of_version_0_1(table)
     if older or written is not None:
         table = with_decay(table)
-    base, section = base or Config(), table.get("model", {})
+    base = replace(base or Config(), data=DataConfig(), optimizer=OptimizerConfig(), schedule=ScheduleConfig())
+    base, section = replace(base, training=TrainingConfig()), table.get("model", {})
     if isinstance(section, dict):
         names = {"name": section.get("name") or model, "router": section.get("router") or router}
         chosen: dict[str, Any] = {

@@ -128,7 +128,9 @@ def resolve(config: Config, dataset: Dataset, backend: str) -> Config:
     training = in_steps(training, len(dataset.train))
     config = replace(config, training=training, schedule=shrunk(config.schedule, training.total))
     schedule(config)
-    return replace(config, backend=cast(BackendName, backend), model=replace(config.model, **filled))
+    return replace(
+        config, backend=cast(BackendName, backend), model=replace(config.model, **filled, group_images_sparse=None)
+    )
 
 
 def _check_layer(layer: MoeLayer, *, training: bool) -> None:
@@ -165,6 +167,9 @@ def model_config(config: ModelConfig) -> families.Config:
         module = of_name(config.name)
         if module is vit:
             overrides = {**VIT, **overrides}
+            if together := overrides.pop("group_images_sparse", None):
+                grouped = overrides.get("router") not in (None, "soft_moe") and not overrides.get("group_tokens")
+                overrides = {"group_images": together if grouped else 1, **overrides}
         if module.DECIDED is not None:
             overrides["router_options"] = options
         chosen: families.Config = module.named(config.name, **overrides)

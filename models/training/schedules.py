@@ -16,23 +16,24 @@ Schedule = Callable[[int], float]
 """Step -> learning rate."""
 
 
-def cosine(peak: float, *, total: int, warmup: int = 0) -> Schedule:
-    """Half a cosine from `peak` at the end of the warm-up to 0 at `total`.
+def cosine(peak: float, *, total: int, warmup: int = 0, end: float = 0.0) -> Schedule:
+    """Half a cosine from `peak` at the end of the warm-up to `end` at `total`.
 
-        rate(n) = peak / 2 * (1 + cos(pi (n - warmup) / (total - warmup)))
+        rate(n) = end + (peak - end) / 2 * (1 + cos(pi (n - warmup) / (total - warmup)))
 
-    Raises ConfigError unless peak >= 0 and 0 <= warmup < total.
+    Raises ConfigError unless peak, end >= 0 and 0 <= warmup < total.
 
     >>> rate = cosine(1.0, total=12, warmup=4)
     >>> [rate(n) for n in (0, 2, 4, 8)]
     [0.0, 0.5, 1.0, 0.5]
     """
     _check(peak, total, warmup)
+    _check_rate("end", end)
 
     def rate(step: int) -> float:
         if _checked(step, total) < warmup:
             return peak * step / warmup
-        return peak * (1 + math.cos(math.pi * (step - warmup) / (total - warmup))) / 2
+        return end + (peak - end) * (1 + math.cos(math.pi * (step - warmup) / (total - warmup))) / 2
 
     return rate
 

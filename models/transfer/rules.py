@@ -8,7 +8,7 @@
 | positions of registers that the source lacks | new |
 | the MLP of a block that is MoE now | copied into every expert; the router is new |
 | tables and codebook of hash layers of another size | new |
-| whatever matches `skip` | new |
+| whatever matches `skip` | new; left out, where the model does not have it |
 | anything else that is missing, left over or of another shape | an error that names it |
 
 Sources: upcycling, Komatsuzaki et al. 2022 (arXiv 2212.05055), section 3.1; positions, google-research/vmoe,
@@ -61,7 +61,7 @@ def transferred(source: Weights, config: Config, initial: Params, *, skip: str |
     given, wanted = flatten(source.params, "/"), flatten(initial, "/")
     found: dict[str, Array] = {}
     result = Transferred({}, [], [], [])
-    used = set()
+    used = {name for name in given if skipped is not None and skipped.search(name)}
     for name, fresh in wanted.items():
         dense = re.sub(r"/moe/experts/", "/mlp/", name)
         if skipped is not None and skipped.search(name):

@@ -10,6 +10,7 @@ import pytest
 from moespec.models import cli
 from moespec.models.training import resolve
 from moespec.models.training.config import Config, ModelConfig, TrainingConfig
+from moespec.models.training.configfile import digits
 from moespec.models.training.rundirectory import RunDirectory
 from moespec.models.training.train import train
 
@@ -17,9 +18,10 @@ from moespec.models.training.train import train
 class Runs:
     """Tiny runs of 12 steps. `config` is their configuration, `flags` the same as options of `moespec train`."""
 
-    config = Config(
+    config = replace(
+        digits(),
         model=ModelConfig(depth=2, width=16, hidden=16, heads=2, patch_size=4, moe="last_1", experts=2),
-        schedule=replace(Config().schedule, warmup=2, peak=1e-2),
+        schedule=replace(digits().schedule, warmup=2, peak=1e-2),
         training=TrainingConfig(steps=12, batch=16, evaluate_every=6, checkpoint_every=4, keep=9, log_every=1),
     )
     flags = (

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from moespec.backends.optimizer import OptimizerConfig
 from moespec.models import cli
 from moespec.models.commandline.chosen import chosen
 from moespec.models.data.datasets import load
@@ -54,7 +55,7 @@ def test_one_unit_is_given(given: dict[str, Any]) -> None:
 
 def test_what_is_given_takes_the_place_of_what_was(tmp_path: Path) -> None:
     """On the command line and in a file, of another unit and of another optimiser."""
-    base = Config(training=TrainingConfig(steps=12))
+    base = Config(training=TrainingConfig(steps=12), optimizer=OptimizerConfig(b2=0.98, weight_decay=0.3, clip=1.0))
     assert chosen(["--training.epochs", "3"], base).training == TrainingConfig(epochs=3.0)
     assert chosen(["--training.examples=9"], base).training == TrainingConfig(examples=9)
     assert chosen(["--training.batch", "8"], base).training.steps == 12
@@ -77,7 +78,7 @@ def test_what_is_given_takes_the_place_of_what_was(tmp_path: Path) -> None:
 def test_a_run_shorter_than_its_warm_up() -> None:
     assert shrunk(ScheduleConfig(warmup=50), 51).warmup == 50
     assert [shrunk(ScheduleConfig(warmup=50), steps).warmup for steps in (50, 4, 1)] == [25, 2, 0]
-    given = Config(training=TrainingConfig(epochs=0.1))
+    given = Config(training=TrainingConfig(epochs=0.1), schedule=ScheduleConfig(warmup=50))
     config = resolve(given, load("digits", "", image_size=None, validation_share=0.2), "numpy")
     assert (config.training.steps, config.schedule.warmup) == (3, 1)
     assert length.notes(given, config) == [

@@ -1,24 +1,34 @@
 """The recipes of the package: each is read, resolves to a model that trains, and has the paper's number of parameters."""
 
 import re
-from dataclasses import replace
+import tomllib
+from dataclasses import fields, replace
+from fnmatch import fnmatch
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from moespec.backends.optimizer import OptimizerConfig
 from moespec.models import families
 from moespec.models.commandline.chosen import chosen
 from moespec.models.data.dataset import Dataset, Split
+from moespec.models.data.options import DataConfig
+from moespec.models.study.entries import entries
 from moespec.models.training import configfile
-from moespec.models.training.config import Config
+from moespec.models.training.config import Config, ScheduleConfig, TrainingConfig
 from moespec.models.training.objective import make_loss
 from moespec.models.training.resolve import model_config, resolve
+from moespec.spec.routers import ROUTERS
 
 jax = pytest.importorskip("jax")
 
 LARGE = sorted(set(configfile.recipes()) - {"digits", "fashion_mnist"})
-"""Those for images of 224 pixels."""
+"""Those for pictures."""
+SOURCES = tomllib.loads((Path(__file__).parent / "recipe_sources.toml").read_text())["source"]
+FOLLOWING = [name for name in LARGE if not name.startswith("sparse_mlp")]
+"""Those whose source is public code, of which `recipe_sources.toml` has every line."""
 
 
 @pytest.fixture(autouse=True)
@@ -31,19 +41,51 @@ def read(name: str, *options: str) -> Config:
     """The recipe with options of the command line, resolved for made-up data of the shape that it is for."""
     config = chosen(["--config", name, *options], Config())
     config = replace(config, data=replace(config.data, path="images"))
-    labels = np.arange(1000)
-    split = Split(lambda indices: np.zeros((len(indices), 224, 224, 3), np.uint8), labels)
-    data = Dataset("images", split, split, tuple(map(str, labels)), (224, 224, 3), 255)
-    return resolve(config, data, "jax")
+    labels, shape = np.arange(1000), (config.model.image_size or 224,) * 2 + (3,)
+    split = Split(lambda indices: np.zeros((len(indices), *shape), np.uint8), labels)
+    return resolve(config, Dataset("images", split, split, tuple(map(str, labels)), shape, 255), "jax")
 
 
-@pytest.mark.parametrize("name", LARGE)
-def test_a_step_of_every_recipe_has_the_shapes_of_its_parameters(name: str) -> None:
+@pytest.mark.parametrize("name", FOLLOWING)
+def test_a_recipe_has_what_its_source_has(name: str) -> None:
+    """Every field of the file, and no other: each has a place in the source, or the reason why it differs."""
+    expected: dict[str, Any] = {}
+    for source in SOURCES:
+        if any(fnmatch(name, pattern) for pattern in source["recipes"]):
+            assert not source["facts"].keys() & expected.keys()
+            expected |= {field: fact["is"] for field, fact in source["facts"].items()}
+    assert configfile.flat(tomllib.loads(configfile.find_recipe(name).read_text())) == expected
+
+
+@pytest.mark.parametrize("name", configfile.recipes())
+def test_a_recipe_is_complete(name: str) -> None:
+    """It has its four sections, and takes nothing of them from where it is read onto: here, every field is another."""
+    path = configfile.find_recipe(name)
+    assert tomllib.loads(path.read_text()).keys() >= {"data", "optimizer", "schedule", "training"}
+    optimizer = OptimizerConfig("adafactor", weight_decay=0.7, decay="head=1", rates="head=2", clip=7.0, ema=0.7)
+    other = Config(
+        data=DataConfig(
+            **{f.name: another(f.default) for f in fields(DataConfig) if type(f.default) in (int, float, bool)}
+        ),
+        optimizer=replace(optimizer, epsilon=0.1, momentum=0.3, decay_rate=0.7, decay_cap=0.7, factored_from=7),
+        schedule=ScheduleConfig("rsqrt", 0.7, 7, 70, 7.0, 0.1),
+        training=TrainingConfig(examples=77, batch=7, accumulate=7, recompute=True, seed=7, loss="sigmoid", keep=7),
+    )
+    assert configfile.read(path, other) == configfile.read(path)
+
+
+def another(value: float) -> float:
+    """A value of the same type, which every number of the section `data` can have."""
+    return not value if isinstance(value, bool) else 3 if isinstance(value, int) else 0.25
+
+
+@pytest.mark.parametrize("name", [name for name in LARGE if not re.search(r"l16|h14|jft_.*_(b16|s14)", name)])
+def test_a_step_has_the_shapes_of_the_parameters(name: str) -> None:
     """The gradient of the loss, at the sizes of the recipe but for the batch; nothing is computed."""
     import moespec.backends.jax as B
 
     config = read(name)
-    model = model_config(config.model)
+    model, pixels = model_config(config.model), config.model.image_size
     family = families.family(model)
     shape = jax.tree.map(
         lambda s: jax.ShapeDtypeStruct(s, "float32"),
@@ -52,7 +94,7 @@ def test_a_step_of_every_recipe_has_the_shapes_of_its_parameters(name: str) -> N
     )
     images = 8
     batch: dict[str, Any] = {
-        "images": jax.ShapeDtypeStruct((images, 224, 224, 3), "float32"),
+        "images": jax.ShapeDtypeStruct((images, pixels, pixels, 3), "float32"),
         "targets": jax.ShapeDtypeStruct((images, 1000), "float32"),
         "random": jax.ShapeDtypeStruct((images, 4), "int32"),
     }
@@ -80,11 +122,24 @@ def test_parameters_of_the_dense_model() -> None:
 @pytest.mark.parametrize("name", configfile.recipes())
 def test_the_first_line_says_how_to_run_it(name: str) -> None:
     text = configfile.find_recipe(name).read_text()
-    assert re.match(rf"# .* \(moespec train( --config {name}( .*)?)?\)\n#\n", text)
+    assert re.match(rf"# .* \(moespec (train|finetune SOURCE)( --config {name}( .*)?)?\)\n#\n", text)
 
 
-@pytest.mark.parametrize("name", [name for name in LARGE if name.startswith("study")])
-@pytest.mark.parametrize("router", ["sinkhorn_token_choice", "sparsity_constrained_expert_choice", "soft_moe"])
-def test_the_study_takes_its_routers(name: str, router: str) -> None:
-    config = configfile.read(configfile.find_recipe(name), router=router)
-    assert config.model.router == router
+STUDIED = [
+    name
+    for name in ROUTERS
+    if re.fullmatch("(softmax|sinkhorn)_(token|expert)_choice|sparsity.*expert.*|soft_moe", name)
+]
+
+
+@pytest.mark.parametrize("name", ["study_b16", "study_l16"])
+def test_each_router_of_the_study_groups_images_as_it_needs(name: str) -> None:
+    """Eight images where tokens are assigned, one in Soft MoE, so that all six have about one slot for each token."""
+    path, found = configfile.find_recipe(name), {}
+    for router, entry in entries(STUDIED, configfile.read(path)).items():
+        assert model_config(entry.model) == model_config(configfile.read(path, router=router).model)
+        model = model_config(read(name, "--router", router).model)
+        settings = families.family(model).moe_layers(model, 8)[0].settings
+        found[router] = settings.tokens, 32 * settings.capacity()
+    assert found == {router: (196, 192) if router == "soft_moe" else (1568, 1568) for router in STUDIED}
+    assert len(found) == 6
