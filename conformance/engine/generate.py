@@ -161,7 +161,7 @@ def differences(committed: Case, made: Case) -> str:
 def _value_difference(a: Value, b: Value) -> str:
     if a.kind != "float":
         return "" if np.array_equal(a.array, b.array) else f"{np.count_nonzero(a.array != b.array)} integers differ"
-    excess = ~(np.abs(a.array - b.array) <= 2 * tolerance(a, DTYPES["float64"]))  # true for NaN
+    excess = ~(np.abs(a.array - b.array) <= 2 * tolerance(a, DTYPES["float64"], least=0))  # true for NaN
     if excess.any():
         return f"{np.count_nonzero(excess)} floats differ, by up to {np.abs(a.array - b.array).max():.3g}"
     if not isinstance(a.scale, str) and not np.allclose(a.scale, b.scale, rtol=0.02, atol=0):
