@@ -263,13 +263,13 @@ def _sums() -> Iterator[Definition]:
     product = call("router_logits", {"tokens": "factors", "kernel": "kernel"})
     long = "Eight experts, seven of them with a weight that bfloat16 loses when it adds one after the other."
     small = "Weights that differ from 1 and -1 by multiples of 2^-12, and a sum that float32 does not round."
-    for name, purpose, scores, inputs, before, choices, unrounded in (
+    for name, purpose, read, inputs, before, choices, unrounded in (
         ("long_sum", long, "scores", {"scores": groups_tokens(weights)}, (), 8, ()),
         ("small_difference", small, "router_logits", factors, (product,), 2, ("moe_layer/output",)),
     ):
         for suffix, routing in (
-            ("", call("token_choice", {"scores": scores}, choices=choices, capacity=T)),
-            ("_slots", call("expert_choice", {"scores": scores}, capacity=T)),
+            ("", call("token_choice", {"scores": read}, choices=choices, capacity=T)),
+            ("_slots", call("expert_choice", {"scores": read}, capacity=T)),
         ):
             stages = (*before, *_around(routing, mlps=False, metrics=False))
             given = {"inputs": {**tokens, **inputs}, "stages": stages, "unrounded": unrounded}
