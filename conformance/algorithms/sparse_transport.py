@@ -29,19 +29,29 @@ def _support(utility: Any, **options: Any) -> Any:
     return spec.sparse_transport_affinity(utility, **options) > 0
 
 
+def _subtracted(dual: Callable[..., Any], axis: int, *, utility: Any, **given: Any) -> Any:
+    """A gradient on absolute values: what the rows or the columns of a plan are to sum to, and what they do."""
+    plan = dual(utility=utility, **given).plan
+    return (plan.shape[0] / plan.shape[1] if axis == 0 else 1.0) + np.abs(plan).sum(axis=axis)
+
+
 FUNCTIONS = (
     Function("project_simplex", ROWS),
     Function("project_sparse_simplex", ROWS),
     Function(
         "transport_semi_dual",
-        {"value": Output("groups"), "gradient": Output("groups tokens"), "plan": Output(PLAN)},
+        {
+            "value": Output("groups"),
+            "gradient": Output("groups tokens", written=partial(_subtracted, spec.transport_semi_dual, 1)),
+            "plan": Output(PLAN),
+        },
     ),
     Function(
         "transport_dual",
         {
             "value": Output("groups"),
-            "token_gradient": Output("groups tokens"),
-            "expert_gradient": Output("groups experts"),
+            "token_gradient": Output("groups tokens", written=partial(_subtracted, spec.transport_dual, 1)),
+            "expert_gradient": Output("groups experts", written=partial(_subtracted, spec.transport_dual, 0)),
             "plan": Output(PLAN),
         },
     ),
