@@ -73,10 +73,10 @@ def cases() -> Iterator[Definition]:
     draws = tensor([[0.5, 0.75, 0.6875, 0.96875]], "groups tokens")
     purpose = "A draw that equals twice the second gate does not keep it."
     yield single(NAME, KEEP, "equal_draw", "tie", purpose, second, exact_ties=True, gates=gates, noise=draws)
-    for near in near_ties(NAME, call(KEEP, {"gates": "router_logits", "noise": "noise"})):
-        draws = tensor(np.tile([2.0, 2.0, 2.015625], (2, 2)), "groups tokens")
-        purpose = near.purpose.replace("Scores that differ", "Twice a second gate and a draw that differ")
-        yield replace(near, name=f"keep_{near.name}", purpose=purpose, inputs={**near.inputs, "noise": draws})
+    near = next(near_ties(NAME, call(KEEP, {"gates": "router_logits", "noise": "noise"})))
+    draws = tensor(np.tile([2.0, 2.0, 2.015625], (2, 2)), "groups tokens")
+    purpose = near.purpose.replace("Scores that differ", "Twice a second gate and a draw that differ")
+    yield replace(near, name=f"keep_{near.name}", purpose=purpose, inputs={**near.inputs, "noise": draws})
 
     yield invalid_option(small_router(NAME), "choices", choices=1)
     groups, tokens, _ = SHAPE

@@ -58,7 +58,9 @@ def cases() -> Iterator[Definition]:
     yield case("training", "value", purpose, rounding, train=True, **evaluated)
     shared: dict[str, Any] = {"normalize_selected": True, "choices": 2, "capacity_factor": 0.75}
     purpose = "The weights of a token are divided by the sum of its choices, noisy as they are, before any is dropped."
-    yield case("normalize_selected", "overflow", purpose, "renormalised", inside, drop, noise=NORMAL, **shared)
+    yield case(
+        "normalize_selected", "overflow", purpose, "renormalised", inside, drop, noise=NORMAL, groups=1, **shared
+    )
     purpose = "Through the sum of the chosen, too."
     yield case("gradient_normalize_selected", "gradient", purpose, "renormalised", **shared)
 

@@ -119,17 +119,17 @@ def _values() -> Iterator[Definition]:
     yield case("all_experts", "degenerate", "Every expert is chosen.", scores("tc/l"), size, choices=E, capacity=T)
     purpose = "More slots than tokens."
     yield case("spare_room", "degenerate", purpose, scores("tc/m"), "empty_slot", choices=1, capacity=T + 2)
-    purpose = "196 tokens, 32 experts, two choices."
-    yield case("real_size", "overflow", purpose, scores("tc/n", (1, 196, 32)), "real_size", drop, capacity=13)
+    purpose = "112 tokens, 32 experts, two choices."
+    yield case("real_size", "overflow", purpose, scores("tc/n", (1, 112, 32)), "real_size", drop, capacity=7)
     purpose = "More requests for one expert than int8 and bfloat16 can count: there is no 128, and no 257."
     alike = groups_tokens(np.tile([0.75, 0.25], (300, 1)))
     yield case("many_requests", "value", purpose, alike, "real_size", choices=1, capacity=300)
     purpose = "Two groups and 258 experts, more than 8 bits can number; some choices are not made."
-    chosen = np.zeros((12, 258))
-    for token, pair in enumerate(integers("tc/q", (12, 2), 0, 3)):
+    chosen = np.zeros((8, 258))
+    for token, pair in enumerate(integers("tc/q", (8, 2), 0, 3)):
         chosen[token, [(1, 129, 255, 256)[pair[0]], (2, 130, 254, 257)[pair[1]]]] = 0.5, 0.25
-    chosen = chosen.reshape(G, 6, 258)
-    keep = tensor(grid("tc/q/keep", (G, 6, 2)) > -1, "groups tokens choices")
+    chosen = chosen.reshape(G, 4, 258)
+    keep = tensor(grid("tc/q/keep", (G, 4, 2)) > -1, "groups tokens choices")
     many: dict[str, Any] = {"capacity": 1, "keep": keep}
     yield case("many_experts", "overflow", purpose, groups_tokens(chosen), "real_size", drop, **many)
     yield case("gradient", "gradient", "Only the kept weights carry a gradient.", distinct("tc/o", (G, T, E)), drop)
