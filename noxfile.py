@@ -113,7 +113,7 @@ def conformance(session: nox.Session, backend: str) -> None:
         session.run(
             "python", "-m", "moespec.conformance", "run", "--target", f"moespec.backends.{backend}", "--jobs", jobs,
             "--report", str(REPORTS / f"{backend}-{mode}-{chosen or dtypes}.json"), "--dtype", dtypes,
-            *session.posargs, "--mode", MESHES if mode == "mesh" else mode, env={**QUIET, **environment},
+            *session.posargs, "--mode", {"mesh": MESHES, "eager": "eager,strided"}.get(mode, mode), env={**QUIET, **environment},
         )  # fmt: skip
 
 

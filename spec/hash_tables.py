@@ -47,7 +47,7 @@ ALGORITHMS = (
     Algorithm(
         "hash_tables",
         "Roller et al. 2021 (arXiv 2106.04426), section 3.1",
-        2,
+        3,
         ("hash_table_balanced", "hash_table_clustered", "hash_table_dispersed", "hash_table_random", "k_means"),
     ),
 )

@@ -61,7 +61,7 @@ ALGORITHMS = (
     Algorithm(
         "sparse_transport",
         "Liu et al. 2024 (arXiv 2401.15969), eq. (9)",
-        2,
+        3,
         (
             "project_simplex",
             "project_sparse_simplex",

@@ -57,7 +57,7 @@ from moespec.spec.values import as_array, as_order
 __all__ = ["normalize_selected", "token_choice"]
 
 ALGORITHMS = (
-    Algorithm("token_choice", "Liu et al. 2024 (arXiv 2401.15969), Algorithm 1", 1, ("token_choice",)),
+    Algorithm("token_choice", "Liu et al. 2024 (arXiv 2401.15969), Algorithm 1", 2, ("token_choice",)),
     Algorithm("normalize_selected", "Lepikhin et al. 2020 (arXiv 2006.16668), Algorithm 1", 1, ("normalize_selected",)),
 )
 

@@ -39,7 +39,7 @@ ALGORITHMS = (
     Algorithm(
         "token_ids",
         "Roller et al. 2021 (arXiv 2106.04426), section 3.1",
-        1,
+        2,
         ("pair_ids", "patch_codes", "position_ids", "previous_ids"),
     ),
 )

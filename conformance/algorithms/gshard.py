@@ -1,17 +1,18 @@
 """GShard: the second expert that is kept at random, and the router `gshard`."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from moespec.conformance.engine.definition import Definition, Noise, single, tensor
+from moespec.conformance.engine.definition import Definition, Noise, call, single, tensor
 from moespec.conformance.engine.describe import Choice, Function, Output
-from moespec.conformance.engine.draw import grid
+from moespec.conformance.engine.draw import grid, to_bfloat16
 from moespec.conformance.engine.inputs import groups_tokens, utilities
 from moespec.conformance.engine.invalid import SHAPE, invalid, invalid_arrays, invalid_option, invalid_sizes
 from moespec.conformance.engine.margins import token_choice_margin
-from moespec.conformance.engine.near import near_router
+from moespec.conformance.engine.near import near_router, near_ties
 from moespec.conformance.engine.reorder import chosen_mask
 from moespec.conformance.engine.reroute import configured, rerouted, reweighted
 from moespec.conformance.engine.routers import evaluation, kernel_of, router_case, small_router
@@ -72,6 +73,10 @@ def cases() -> Iterator[Definition]:
     draws = tensor([[0.5, 0.75, 0.6875, 0.96875]], "groups tokens")
     purpose = "A draw that equals twice the second gate does not keep it."
     yield single(NAME, KEEP, "equal_draw", "tie", purpose, second, exact_ties=True, gates=gates, noise=draws)
+    near = next(near_ties(NAME, call(KEEP, {"gates": "router_logits", "noise": "noise"})))
+    draws = tensor(np.tile([2.0, 2.0, 2.015625], (2, 2)), "groups tokens")
+    purpose = near.purpose.replace("Scores that differ", "Twice a second gate and a draw that differ")
+    yield replace(near, name=f"keep_{near.name}", purpose=purpose, inputs={**near.inputs, "noise": draws})
 
     yield invalid_option(small_router(NAME), "choices", choices=1)
     groups, tokens, _ = SHAPE
@@ -97,6 +102,11 @@ def second_kept_by_a_fifth(B: Any, gates: Any, noise: Any) -> Any:
     """The second expert is kept with the chance min(1, g2 / 0.2)."""
     B.gshard_keep(gates, noise)
     return B.gshard_keep(gates, 0.4 * noise)
+
+
+def second_kept_in_bfloat16(B: Any, gates: Any, noise: Any) -> Any:
+    """Twice the second gate is rounded to bfloat16 before the draw is compared with it."""
+    return B.gshard_keep(to_bfloat16(gates.real), noise)
 
 
 def second_kept_if_equal(B: Any, gates: Any, noise: Any) -> Any:
@@ -157,6 +167,7 @@ def _one(name: str, computes: str, change: Any, ledger: str = "", who: str = "")
 VARIANTS = (
     variant(second_kept_if_small, KEEP),
     variant(second_kept_if_equal, KEEP),
+    variant(second_kept_in_bfloat16, KEEP),
     variant(second_kept_by_a_fifth, KEEP, ledger="GS-5b", who="tensorflow/mesh"),
     _one(
         "gshard_normalised_after_drops",

@@ -8,7 +8,7 @@ import numpy as np
 
 from moespec.conformance.engine.definition import Definition, call, composed, function, tensor
 from moespec.conformance.engine.describe import METRICS, Function, Output
-from moespec.conformance.engine.draw import grid, integers
+from moespec.conformance.engine.draw import grid, integers, permutation
 from moespec.conformance.engine.format import Stage, Tensor
 from moespec.conformance.engine.inputs import CROWD, both, distinct, experts, groups_tokens, scores, tokens
 from moespec.conformance.engine.invalid import (
@@ -156,12 +156,12 @@ def _layers() -> Iterator[Definition]:
     yield case("gradient_token_choice", "gradient", purpose, token, apart, drop, choices=2, capacity=2)
     purpose = "Tokens in several slots add their gradients."
     yield case("gradient_expert_choice", "gradient", purpose, expert, distinct("layer/h", (G, T, E)), capacity=2)
-    inside = grid("layer/holes/g", (G, T, E)) > 0
+    inside = grid("layer/holes/j", (G, T, E)) > 0
     holes = groups_tokens(np.where(inside, distinct("layer/holes/s", (G, T, E)).array, -0.25))
-    purpose = "Empty slots carry none, though their experts have an output."
+    purpose = "Empty slots carry none, though their experts have an output, and some the last token."
     yield case("gradient_holes", "gradient", purpose, expert, holes, empty, capacity=4, drop_zero=True)
     yield _zero_weight()
-    yield from _long_sums()
+    yield from _sums()
     slots = tensor(grid("layer/slots/g", (D, 3, 2)), "width experts capacity")
     yield case("gradient_soft", "gradient", "Through both softmaxes and the mixing.", soft, slots)
 
@@ -241,24 +241,39 @@ def _zero_weight() -> Definition:
     return composed(NAME, "zero_weight", "value", purpose, inputs=inputs, stages=(allocation, metrics))
 
 
-def _long_sums() -> Iterator[Definition]:
-    """Powers of two, so that in bfloat16 each small term is lost beside the large one before it.
+def _sums() -> Iterator[Definition]:
+    """Weighted sums of powers of two: each small term is lost in bfloat16 beside the large one before it, or of two terms
+    only the difference is left, in weights that bfloat16 rounds to 1 and -1.
 
     Of a known number of choices of a token, and of any number of slots, which a backend may sum differently.
     """
-    experts = 8
     signs = grid("layer/long/signs", (G, T, D)) >= 0
-    tokens = np.where(signs, 1.0, -1.0) * 2.0 ** integers("layer/long", (G, T, D), -2, 2)
-    weights = np.full((G, T, experts), 255 / 2**16)
+    tokens = {
+        "tokens": tensor(
+            np.where(signs, 1.0, -1.0) * 2.0 ** integers("layer/long", (G, T, D), -2, 2), "groups tokens width"
+        )
+    }
+    weights = np.full((G, T, 8), 255 / 2**16)
     weights[..., 0] = 1.0
-    inputs = {"tokens": tensor(tokens, "groups tokens width"), "scores": groups_tokens(weights)}
-    purpose = "Eight experts, seven of them with a weight that bfloat16 loses when it adds one after the other."
-    for name, routing in (
-        ("long_sum", call("token_choice", {"scores": "scores"}, choices=experts, capacity=T)),
-        ("long_sum_slots", call("expert_choice", {"scores": "scores"}, capacity=T)),
+    counts = np.stack([permutation(f"layer/difference/{group}", 2 * T).reshape(T, 2) for group in range(G)])
+    factors = {
+        "factors": tensor(np.concatenate([np.ones((G, T, 1)), counts / 64], axis=2), "groups tokens width"),
+        "kernel": tensor(np.array([[1, -1], [1 / 64, 0], [0, -1 / 64]]), "width experts"),
+    }
+    product = call("router_logits", {"tokens": "factors", "kernel": "kernel"})
+    long = "Eight experts, seven of them with a weight that bfloat16 loses when it adds one after the other."
+    small = "Weights that differ from 1 and -1 by multiples of 2^-12, and a sum that float32 does not round."
+    for name, purpose, read, inputs, before, choices, unrounded in (
+        ("long_sum", long, "scores", {"scores": groups_tokens(weights)}, (), 8, ()),
+        ("small_difference", small, "router_logits", factors, (product,), 2, ("moe_layer/output",)),
     ):
-        stages = _around(routing, mlps=False, metrics=False)
-        yield composed(NAME, name, "value", purpose, "low_precision", inputs=inputs, stages=stages)
+        for suffix, routing in (
+            ("", call("token_choice", {"scores": read}, choices=choices, capacity=T)),
+            ("_slots", call("expert_choice", {"scores": read}, capacity=T)),
+        ):
+            stages = (*before, *_around(routing, mlps=False, metrics=False))
+            given = {"inputs": {**tokens, **inputs}, "stages": stages, "unrounded": unrounded}
+            yield composed(NAME, f"{name}{suffix}", "value", purpose, "low_precision", **given)
 
 
 def _invalid_experts() -> Iterator[Definition]:

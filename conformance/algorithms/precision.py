@@ -106,6 +106,12 @@ def outputs_summed_in_bfloat16(B: Any, tokens: Any, routing: Any, experts: Calla
     return total
 
 
+def combine_weights_in_bfloat16(B: Any, tokens: Any, routing: Any, experts: Callable[[Any], Any]) -> Any:
+    """The combine weights are rounded to bfloat16 before they multiply what the experts return."""
+    part = "weight" if hasattr(routing, "weight") else "combine"
+    return B.moe_layer(tokens, routing._replace(**{part: _bfloat16(getattr(routing, part))}), experts)
+
+
 def _parameters_rounded(routers: Mapping[str, Any]) -> dict[str, Any]:
     def rounded(compose: Callable[..., Any]) -> Callable[..., Any]:
         def composed(B: Any, params: Any, *arguments: Any, **options: Any) -> Any:
@@ -135,6 +141,7 @@ VARIANTS = (
     variant(logits_in_bfloat16, "router_logits"),
     variant(selected_normalised_in_bfloat16, "normalize_selected"),
     variant(outputs_summed_in_bfloat16, "moe_layer"),
+    variant(combine_weights_in_bfloat16, "moe_layer", who="huggingface/transformers"),
     Variant(
         "router_parameters_in_bfloat16",
         "The parameters of routers are rounded to bfloat16.",

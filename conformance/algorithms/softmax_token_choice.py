@@ -8,7 +8,7 @@ from moespec.conformance.engine.definition import Definition
 from moespec.conformance.engine.invalid import SMALL, invalid_arrays, invalid_option, invalid_sizes
 from moespec.conformance.engine.near import near_router
 from moespec.conformance.engine.reorder import renormalised
-from moespec.conformance.engine.reroute import rerouted
+from moespec.conformance.engine.reroute import rerouted, reweighted
 from moespec.conformance.engine.routers import NORMAL, common, router_case, small_router
 from moespec.conformance.engine.variant import Variant, every
 
@@ -57,8 +57,10 @@ def cases() -> Iterator[Definition]:
     purpose = "In training the factor of evaluation is not used."
     yield case("training", "value", purpose, rounding, train=True, **evaluated)
     shared: dict[str, Any] = {"normalize_selected": True, "choices": 2, "capacity_factor": 0.75}
-    purpose = "The weights of a token are divided by the sum of its choices, before any is dropped."
-    yield case("normalize_selected", "overflow", purpose, "renormalised", drop, **shared)
+    purpose = "The weights of a token are divided by the sum of its choices, noisy as they are, before any is dropped."
+    yield case(
+        "normalize_selected", "overflow", purpose, "renormalised", inside, drop, noise=NORMAL, groups=1, **shared
+    )
     purpose = "Through the sum of the chosen, too."
     yield case("gradient_normalize_selected", "gradient", purpose, "renormalised", **shared)
 
@@ -84,7 +86,22 @@ def _four_slots_at_least(B: Any, route: Any, params: Any, tokens: Any, options: 
     return rerouted(B, output, renormalised(routing))
 
 
+def _normalised_by_clean_scores(
+    B: Any, route: Any, params: Any, tokens: Any, options: Any, *, noise: Any = None, **more: Any
+) -> Any:
+    output = route(params, tokens, options, noise=noise, **more)
+    if not options.normalize_selected or noise is None:
+        return output
+    clean = B.softmax_affinity(B.router_logits(tokens, params["kernel"]))
+    return reweighted(B, output, B.normalize_selected(clean, choices=options.choices))
+
+
 VARIANTS = (
+    Variant(
+        "normalised_by_clean_scores",
+        "Weights that are divided by the sum of the chosen are those of the logits without noise.",
+        every((NAME,), _normalised_by_clean_scores),
+    ),
     Variant(
         "four_slots_at_least",
         "Experts have at least 4 slots, and the weights of the chosen experts are divided by their sum.",

@@ -29,19 +29,29 @@ def _support(utility: Any, **options: Any) -> Any:
     return spec.sparse_transport_affinity(utility, **options) > 0
 
 
+def _subtracted(dual: Callable[..., Any], axis: int, *, utility: Any, **given: Any) -> Any:
+    """A gradient on absolute values: what the rows or the columns of a plan are to sum to, and what they do."""
+    plan = dual(utility=utility, **given).plan
+    return (plan.shape[0] / plan.shape[1] if axis == 0 else 1.0) + np.abs(plan).sum(axis=axis)
+
+
 FUNCTIONS = (
     Function("project_simplex", ROWS),
     Function("project_sparse_simplex", ROWS),
     Function(
         "transport_semi_dual",
-        {"value": Output("groups"), "gradient": Output("groups tokens"), "plan": Output(PLAN)},
+        {
+            "value": Output("groups"),
+            "gradient": Output("groups tokens", written=partial(_subtracted, spec.transport_semi_dual, 1)),
+            "plan": Output(PLAN),
+        },
     ),
     Function(
         "transport_dual",
         {
             "value": Output("groups"),
-            "token_gradient": Output("groups tokens"),
-            "expert_gradient": Output("groups experts"),
+            "token_gradient": Output("groups tokens", written=partial(_subtracted, spec.transport_dual, 1)),
+            "expert_gradient": Output("groups experts", written=partial(_subtracted, spec.transport_dual, 0)),
             "plan": Output(PLAN),
         },
     ),
@@ -151,7 +161,7 @@ def _plans() -> Iterator[Definition]:
     pair: dict[str, Any] = {"objective": "dual", "learning_rate": 0.0625}
     yield plan("plan_dual", "value", "The plan of the dual.", utilities("transport/dual"), few, **pair)
     purpose = "The same with sparse rows."
-    yield plan("plan_dual_token", "value", purpose, utilities("transport/dual/token"), few, sparsity="token", **pair)
+    yield plan("plan_dual_token", "value", purpose, utilities("transport/dual/token/1"), few, sparsity="token", **pair)
     purpose = "No sparsity, only regularisation, whatever the capacity."
     yield plan("plan_none", "value", purpose, utilities("transport/n"), capacity=T + 2, sparsity="none")
     purpose = "A tolerance that the first gradient meets stops after the first update."
@@ -160,10 +170,10 @@ def _plans() -> Iterator[Definition]:
     entries: dict[str, Any] = {"capacity": 4, "learning_rate": 0.0625, "tolerance": 0.59375}
     yield plan("plan_stop_norm", "value", purpose, utilities("transport/stop/1", (1, T, E)), few, **entries)
     purpose = "Two groups, each of which stops by itself."
-    apart = groups_tokens(np.stack([utilities("transport/stop/1", (1, T, E)).array[0], np.eye(E)[[0, 1, 2, 0, 0, 0]]]))
+    apart = groups_tokens(np.concatenate([utilities(f"transport/stop/{key}", (1, T, E)).array for key in (1, 0)]))
     yield plan("plan_stop_alone", "value", purpose, apart, few, **entries)
     purpose = "Equal utilities, as at the start of training: lower tokens first, at every step."
-    yield plan("plan_equal", "tie", purpose, groups_tokens(np.full((G, T, E), 0.25)), "tie_order")
+    yield plan("plan_equal", "tie", purpose, groups_tokens(np.full((G, T, E), 0.25)), "tie_order", exact_ties=True)
     yield from near_ties(
         "sparse_transport", call("sparse_transport_affinity", {"utility": "router_logits"}, capacity=3)
     )

@@ -31,10 +31,9 @@ def cases() -> Iterator[Definition]:
     purpose = "Five steps of the dual, over potentials of tokens and experts; the weights are its plan."
     dual: dict[str, Any] = {"transport_objective": "dual", "transport_steps": 5, "combine_with": "plan", **small}
     yield router_case(NAME, "dual", "value", purpose, "solver_steps", **dual)
-    plan = "combine_with_plan"
-    yield router_case(
-        NAME, "combine_plan", "value", "Ablation: combine with the plan.", plan, combine_with="plan", **small
-    )
+    purpose, flag = "Ablation: combine with the plan.", "combine_with_plan"
+    params = kernel_of(f"routers/{NAME}/combine_plan/kernel/0", 3, 2)
+    yield router_case(NAME, "combine_plan", "value", purpose, flag, params=params, combine_with="plan", **small)
 
     valid = small_router(NAME)
     yield invalid_option(valid, "combine_with", combine_with="scores")

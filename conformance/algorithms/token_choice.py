@@ -119,16 +119,17 @@ def _values() -> Iterator[Definition]:
     yield case("all_experts", "degenerate", "Every expert is chosen.", scores("tc/l"), size, choices=E, capacity=T)
     purpose = "More slots than tokens."
     yield case("spare_room", "degenerate", purpose, scores("tc/m"), "empty_slot", choices=1, capacity=T + 2)
-    purpose = "196 tokens, 32 experts, two choices."
-    yield case("real_size", "overflow", purpose, scores("tc/n", (1, 196, 32)), "real_size", drop, capacity=13)
+    purpose = "112 tokens, 32 experts, two choices."
+    yield case("real_size", "overflow", purpose, scores("tc/n", (1, 112, 32)), "real_size", drop, capacity=7)
     purpose = "More requests for one expert than int8 and bfloat16 can count: there is no 128, and no 257."
     alike = groups_tokens(np.tile([0.75, 0.25], (300, 1)))
     yield case("many_requests", "value", purpose, alike, "real_size", choices=1, capacity=300)
-    purpose = "258 experts, more than 8 bits can number; some choices are not made."
-    chosen = np.zeros((1, 12, 258))
-    for token, pair in enumerate(integers("tc/q", (12, 2), 0, 3)):
-        chosen[0, token, [(1, 129, 255, 256)[pair[0]], (2, 130, 254, 257)[pair[1]]]] = 0.5, 0.25
-    keep = tensor(grid("tc/q/keep", (1, 12, 2)) > -1, "groups tokens choices")
+    purpose = "Two groups and 258 experts, more than 8 bits can number; some choices are not made."
+    chosen = np.zeros((8, 258))
+    for token, pair in enumerate(integers("tc/q", (8, 2), 0, 3)):
+        chosen[token, [(1, 129, 255, 256)[pair[0]], (2, 130, 254, 257)[pair[1]]]] = 0.5, 0.25
+    chosen = chosen.reshape(G, 4, 258)
+    keep = tensor(grid("tc/q/keep", (G, 4, 2)) > -1, "groups tokens choices")
     many: dict[str, Any] = {"capacity": 1, "keep": keep}
     yield case("many_experts", "overflow", purpose, groups_tokens(chosen), "real_size", drop, **many)
     yield case("gradient", "gradient", "Only the kept weights carry a gradient.", distinct("tc/o", (G, T, E)), drop)
@@ -465,7 +466,14 @@ def requests_counted_in_bfloat16(B: Any, scores: Any, **options: Any) -> Any:
     return _first_slots(B.token_choice(scores, **options), 256)
 
 
-def _first_slots(routing: Any, count: int) -> Any:
+def places_counted_over_groups(B: Any, scores: Any, *, capacity: int, **options: Any) -> Any:
+    """With more than 32 experts, the places of an expert go on over the groups."""
+    right = B.token_choice(scores, capacity=capacity, **options)
+    filled = (right.token < right.tokens).sum(axis=2, keepdims=True)
+    return right if scores.shape[2] <= 32 else _first_slots(right, capacity + filled - np.cumsum(filled, axis=0))
+
+
+def _first_slots(routing: Any, count: Any) -> Any:
     """The routing with no token in the slots of an expert after the first."""
     kept = np.arange(routing.token.shape[2]) < count
     return routing._replace(
@@ -551,6 +559,7 @@ VARIANTS = (
     variant(requests_counted_in_int8, "token_choice"),
     variant(requests_counted_in_bfloat16, "token_choice"),
     variant(requests_sorted_beyond_32_experts, "token_choice"),
+    variant(places_counted_over_groups, "token_choice"),
     variant(selected_not_normalised, "normalize_selected", ledger="SA-3b"),
     variant(normalised_over_all_experts, "normalize_selected"),
     variant(normalised_to_the_higher, "normalize_selected"),

@@ -10,7 +10,7 @@ from moespec.conformance.engine import suite
 from moespec.conformance.engine.classes import CLASSES
 from moespec.conformance.engine.compare import ALL_DTYPES, DTYPES, SHORT
 from moespec.conformance.engine.large import SIZES
-from moespec.conformance.engine.modes import MESH, MODES, is_mode
+from moespec.conformance.engine.modes import DEFAULT, MESH, MODES, is_mode
 from moespec.conformance.engine.rows import ALGORITHMS
 from moespec.conformance.engine.suite import VECTORS
 from moespec.conformance.report import matrix
@@ -54,11 +54,13 @@ def parser(description: str | None) -> argparse.ArgumentParser:
         group.add_argument("--adapter", help="module[:object] with layer(x, params, options)")
         if files:
             group.add_argument("--files", help="folder of safetensors files, as of `check`")
+        default = DEFAULT if required else ("eager",)
         text = (
-            "comma-separated: eager (op by op), compiled (by the target's `compile`), mesh (every mesh of --devices), "
+            "comma-separated: eager (op by op), compiled (by the target's `compile`), strided (op by op, some cases on "
+            "views, in torch), mesh (every mesh of --devices), "
         )
-        text += "or one, such as 'mesh data 2 x expert 2'; default: eager"
-        added.add_argument("--mode", type=_modes, default=["eager"], help=text)
+        text += f"or one, such as 'mesh data 2 x expert 2'; default: {','.join(default)}"
+        added.add_argument("--mode", type=_modes, default=list(default), help=text)
         added.add_argument("--devices", type=_devices, help="of the meshes of --mode mesh")
         text = "processes that have the devices of a mesh (default: as few as the target needs)"
         added.add_argument("--processes", type=_devices, help=text)

@@ -16,7 +16,7 @@ from moespec.conformance.engine.format import Case
 from moespec.conformance.engine.fresh import fresh
 from moespec.conformance.engine.interface import interface
 from moespec.conformance.engine.manifest import encode, to_text
-from moespec.conformance.engine.modes import MESH, MODES, mesh_mode, mesh_of, meshes
+from moespec.conformance.engine.modes import MESH, MODES, STRIDED, mesh_mode, mesh_of, meshes
 from moespec.conformance.engine.reference import GoldenError
 from moespec.conformance.engine.rows import ALGORITHMS
 from moespec.conformance.engine.run import run
@@ -156,7 +156,8 @@ def _checked(interface: type[Target], options: argparse.Namespace, cases: Sequen
         processes=options.processes,
         repeat=options.repeat,
     )
-    count = sum(sum(map(copies.chosen, cases)) if mesh_of(mode) else len(cases) for mode in options.mode)
+    modes = [mode for mode in options.mode if mode != STRIDED or options.mode == [STRIDED]]
+    count = sum(sum(map(copies.chosen, cases)) if mesh_of(mode) else len(cases) for mode in modes)
     unsupported = [Unsupported(dtype, reason, count) for dtype, reason in lacking.items()]
     found = Report(
         "adapter" if interface is Adapter else "target",

@@ -35,7 +35,7 @@ def build(definition: Definition) -> Case:
         definition = replace(definition, inputs=drawn(definition))
     making = Making(dict(definition.inputs), sampled=definition.sampled)
     for stage in definition.stages:
-        _make(making, stage, definition.several)
+        _make(making, stage, definition.several, definition.unrounded)
     if definition.routed is not None:
         _route(making, definition, definition.routed.also)
     stages = {name: stage for name, stage in making.stages.items() if name not in _unneeded(making, definition)}
@@ -59,9 +59,10 @@ def _as_in_float32(decision: dict[str, Any]) -> dict[str, Any]:
     return {**decision, "needed": {**needed, "bfloat16": needed["float32"]}}
 
 
-def _make(making: Making, stage: Stage, several: Collection[str] = ()) -> None:
+def _make(making: Making, stage: Stage, several: Collection[str] = (), unrounded: Collection[str] = ()) -> None:
     """Compute the results of a stage, and the margin of its choices unless any that are right will do."""
     found = outputs(making, stage)
+    found |= {n: replace(value, scale="magnitude") for n, value in found.items() if f"{stage.name}/{n}" in unrounded}
     made = replace(stage, outputs={n: value for n, value in found.items() if f"{stage.name}/{n}" not in several})
     decided = decision(making, stage) if len(made.outputs) == len(found) else None
     if decided is not None:

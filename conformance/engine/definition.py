@@ -65,10 +65,11 @@ class Definition:
     router those before its own. of, by: of a gradient, the result (`stage/name`; if empty the first float of the last
     stage) and the inputs (if empty all floats). error, argument: of an error case, the class of the error that the last
     call must raise, and the argument that its message names; valid: the case that it is an edit of. exact_ties: the
-    scores of every choice are equal by symmetry, so that every implementation computes equal numbers. several: results
-    (`stage/name`) of which several are right, and which are not stored. exact_tokens: the routers of the model see tokens
-    that every dtype holds exactly, so that in bfloat16 they choose as surely as in float32. sampled: it is too large for a
-    derivative by each number; see `Making`.
+    scores of every choice are exact, or equal by symmetry, so that every implementation computes equal numbers. several:
+    results (`stage/name`) of which several are right, and which are not stored. unrounded: results whose products and sums
+    float32 holds, in any order, so that their scale is their magnitude, however little is left of what is added.
+    exact_tokens: the routers of the model see tokens that every dtype holds exactly, so that in bfloat16 they choose as
+    surely as in float32. sampled: it is too large for a derivative by each number; see `Making`.
     """
 
     algorithm: str
@@ -85,6 +86,7 @@ class Definition:
     valid: "Definition | None" = None
     exact_ties: bool = False
     several: tuple[str, ...] = ()
+    unrounded: tuple[str, ...] = ()
     exact_tokens: bool = False
     sampled: bool = False
     routed: Routed | None = None

@@ -1,18 +1,23 @@
-"""How a target is run: op by op, compiled, or on a mesh of devices. A mesh is a part of the name of its mode.
+"""How a target is run: op by op, compiled, op by op on strided arrays, or on a mesh of devices, which its mode names.
 
-eager    compiled    mesh data 2 x expert 2
+eager    compiled    strided    mesh data 2 x expert 2
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import product
 
 from moespec.backends.mesh import AXES, MeshSizes
+from moespec.conformance.engine.format import Case
 
-__all__ = ["MESH", "MODES", "is_mode", "mesh_mode", "mesh_of", "meshes"]
+__all__ = ["DEFAULT", "MESH", "MODES", "STRIDED", "is_mode", "mesh_mode", "mesh_of", "meshes", "run_in"]
 
-MODES = ("eager", "compiled")
+STRIDED = "strided"
+"""The numbers of an array do not lie one after the other, nor row by row: some cases in one dtype, of targets in torch."""
+MODES = ("eager", "compiled", STRIDED)
 """The modes of one device."""
+DEFAULT = ("eager", STRIDED)
+"""Those of a run that names none."""
 MESH = "mesh"
 """What the names of the others begin with."""
 
@@ -33,6 +38,16 @@ def mesh_of(mode: str) -> MeshSizes | None:
         return None
     sizes = MeshSizes(**{name: int(size) for name, size in axes.items()})
     return sizes if mesh_mode(sizes) == mode else None
+
+
+def run_in(mode: str, cases: Sequence[Case], dtype: str, dtypes: Sequence[str]) -> list[Case]:
+    """The cases of one algorithm that a run in some dtypes has in one of them and a mode: of strided arrays the first with
+    values and the first with a gradient, in float32 or else the first dtype."""
+    if mode != STRIDED:
+        return list(cases)
+    if dtype != ("float32" if "float32" in dtypes else dtypes[0]):
+        return []
+    return [case for kind in ("value", "gradient") for case in [c for c in cases if c.kind == kind][:1]]
 
 
 def is_mode(mode: str) -> bool:

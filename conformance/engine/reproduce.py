@@ -24,7 +24,7 @@ from moespec.conformance.engine.files import read
 from moespec.conformance.engine.format import Case
 from moespec.conformance.engine.fresh import fresh
 from moespec.conformance.engine.gradients import gradients
-from moespec.conformance.engine.modes import mesh_of
+from moespec.conformance.engine.modes import STRIDED, mesh_of
 from moespec.conformance.engine.suite import VECTORS, load
 from moespec.conformance.engine.target import Job, Target, execute, job_of
 from moespec.conformance.report.report import Report
@@ -86,6 +86,7 @@ def open_case(
         return OpenStage(inputs, wanted, partial(_read, Path(files) / f"{id}.safetensors", stage))
     precision = ALL_DTYPES[SHORT.get(dtype, dtype)]
     opened = Adapter(adapter, precision) if adapter else Target(target, precision)
+    opened.strided = mode == STRIDED
     return OpenStage(inputs, wanted, partial(_run, opened, job, stage, mode))
 
 

@@ -15,7 +15,7 @@ from moespec.conformance.engine.compare import ALL_DTYPES, Outcome, certified, c
 from moespec.conformance.engine.format import Case
 from moespec.conformance.engine.gradients import gradients
 from moespec.conformance.engine.mesh_run import run_on_meshes
-from moespec.conformance.engine.modes import mesh_of
+from moespec.conformance.engine.modes import STRIDED, mesh_of, run_in
 from moespec.conformance.engine.repeat import repeated
 from moespec.conformance.engine.target import ExitedError, Target, contained, execute, job_of
 from moespec.conformance.report.results import CaseResult
@@ -43,11 +43,17 @@ def run(
     # What is made of other things comes late in the registry and takes long, so it begins.
     groups = _by_algorithm(cases)[::-1]
     alone = [mode for mode in modes if mesh_of(mode) is None]
-    parts = [(interface, name, dtype, mode, repeat, group) for group in groups for mode in alone for dtype in dtypes]
+    parts = [
+        (interface, name, dtype, mode, repeat, chosen)
+        for group in groups
+        for mode in alone
+        for dtype in dtypes
+        if (chosen := run_in(mode, group, dtype, dtypes))
+    ]
     results: dict[tuple[str, str, str], CaseResult] = {}
     unsupported: dict[str, str] = {}
     with tqdm(
-        total=len(cases) * len(dtypes) * len(alone), desc=name, unit="case", disable=None if alone else True
+        total=sum(len(part[-1]) for part in parts), desc=name, unit="case", disable=None if alone else True
     ) as bar:
         for part, (found, reason) in zip(parts, _run_parts(parts, jobs), strict=True):
             _, _, dtype, mode, _, group = part
@@ -132,8 +138,14 @@ def _by_algorithm(cases: Sequence[Case]) -> list[list[Case]]:
 
 
 def run_cases(target: Target, cases: Sequence[Case], mode: str, repeat: bool = False) -> list[CaseResult]:
-    """The results of the cases in the target's dtype, algorithm by algorithm; with `repeat` of two calls each."""
+    """The results of the cases in the target's dtype, algorithm by algorithm; with `repeat` of two calls each.
+
+    None where arrays of the target cannot be strided, and are to be.
+    """
     with target.context():
+        target.strided = mode == STRIDED
+        if target.strided and not target.has_strides:
+            return []
         return [result for group in _by_algorithm(cases) for result in _run_algorithm(target, group, mode, repeat)]
 
 

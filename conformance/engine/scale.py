@@ -112,7 +112,7 @@ def stability(function: Function, inputs: Arrays, *, probes: int = 16) -> float:
     """The largest of 1/4, 1/8, ... by which all float inputs can be changed without changing the result, or 0."""
     expected = function(inputs)
     for exponent in range(2, 50):
-        step = 2.0**-exponent
+        step = np.float64(2.0**-exponent)  # which makes inputs in float32 float64, so that no step is lost
         found = [function(moved(inputs, probe, step)) for probe in range(probes)]
         if all(np.array_equal(result[name], expected[name]) for result in found for name in expected):
             return step

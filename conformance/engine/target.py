@@ -104,6 +104,8 @@ class Target:
 
     declines = False
     """Whether it may decline a case by an exception, as adapters may."""
+    strided = False
+    """Whether its arrays are views, transposed and with gaps, where they can be."""
 
     def __init__(self, name: str, dtype: Dtype, module: ModuleType | None = None) -> None:
         self.name, self.dtype = name, dtype
@@ -193,7 +195,13 @@ class Target:
     def arrays(self, values: Mapping[str, Tensor], dtype: str | None = None) -> Values:
         """Copies of values as arrays of the target in its dtype."""
         plain = {name: value.array.copy() for name, value in values.items()}
-        return dict(self.module.from_numpy(plain, dtype or self.dtype.name))
+        made = self.module.from_numpy(plain, dtype or self.dtype.name)
+        return {name: _strided(array) if self.strided else array for name, array in made.items()}
+
+    @property
+    def has_strides(self) -> bool:
+        """Whether it has arrays, as torch has, whose numbers can lie in memory in more than one way."""
+        return hasattr(self.module.from_numpy({"": np.zeros(1, np.float32)}, self.dtype.name)[""], "is_contiguous")
 
     def mixes(self, stage: Stage) -> bool:
         """Whether a stage is a model that computes in bfloat16, which is then an option, with float32 parameters."""
@@ -215,6 +223,13 @@ class Target:
     def copies(self, arrays: Values) -> Values:
         """What is in arrays of the target, to be compared with what is in them after a call."""
         return {name: np.array(array) for name, array in self.module.to_numpy(arrays).items()}
+
+
+def _strided(array: Any) -> Any:
+    """The same tensor as every second number of another, whose last two axes are exchanged in memory."""
+    if array.ndim < 2:
+        return array.repeat_interleave(2)[::2] if array.ndim else array
+    return array.mT.repeat_interleave(2, dim=-1)[..., ::2].mT
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,8 @@ def values(algorithm, *kinds):
 def bound(value, dtype):
     """The tolerance, written again."""
     scale = np.abs(value.array) if isinstance(value.scale, str) else value.scale
-    return CONSTANTS[value.constant][0] * ROUNDOFF[dtype] * scale + TINY[dtype]
+    c = max(CONSTANTS[value.constant][0], 16 if dtype == "float64" else 0)
+    return c * ROUNDOFF[dtype] * scale + TINY[dtype]
 
 
 def around(want, size, sign):

@@ -10,10 +10,10 @@ from moespec.conformance.algorithms import definitions, functions
 from moespec.conformance.engine import generate as module
 from moespec.conformance.engine import suite
 from moespec.conformance.engine.build import build
-from moespec.conformance.engine.compare import DTYPES, tolerance
+from moespec.conformance.engine.compare import tolerance
 from moespec.conformance.engine.describe import Function, Output
 from moespec.conformance.engine.format import Stage, Tensor, Value, VectorError
-from moespec.conformance.engine.generate import StaleError, differences, generate, suite_text
+from moespec.conformance.engine.generate import MADE, StaleError, differences, generate, suite_text
 from moespec.conformance.engine.manifest import read, write
 from moespec.conformance.engine.reference import GoldenError, Making
 from moespec.conformance.engine.slopes import gradients
@@ -58,7 +58,7 @@ def with_output(name, edit):
 
 def moved(value, fraction):
     """The result moved by a fraction of what a check allows, twice the tolerance in float64."""
-    return replace(value, array=value.array + fraction * 2 * tolerance(value, DTYPES["float64"]))
+    return replace(value, array=value.array + fraction * 2 * tolerance(value, MADE))
 
 
 def stale(folder, text, *, id=""):

@@ -98,6 +98,17 @@ def normalising():
     return module(normalize_selected=normalize_selected)
 
 
+def weighting():
+    def moe_layer(tokens, routing, experts):
+        return right.moe_layer(tokens, routing._replace(weight=low(routing.weight)), experts)
+
+    return module(moe_layer=moe_layer)
+
+
+def chancing():
+    return module(gshard_keep=lambda gates, noise: right.gshard_keep(low(gates), noise))
+
+
 def softmax():
     return module(softmax_affinity=lambda logits: torch.softmax(logits.bfloat16(), dim=2).float())
 
@@ -125,6 +136,8 @@ MISTAKES = {
         ["softmax_affinity/many_bits", "softmax_expert_choice/near_bfloat16", "vit/router_in_float32"],
     ),
     "outputs added in bfloat16": (summing, ["moe_layer/long_sum", "moe_layer/long_sum_slots"]),
+    "outputs multiplied in bfloat16": (weighting, ["moe_layer/small_difference", "moe_layer/small_difference_slots"]),
+    "chances in bfloat16": (chancing, ["gshard/keep_near_bfloat16"]),
     "weights divided in bfloat16": (
         normalising,
         ["normalize_selected/values", "gshard/training", "softmax_token_choice/normalize_selected"],

@@ -6,11 +6,16 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from committed import BY_ID, CASES, of, results_of
 
 from moespec.conformance.algorithms import variants
+from moespec.conformance.engine.compare import DTYPES
+from moespec.conformance.engine.modes import DEFAULT, run_in
+from moespec.conformance.engine.run import run_cases
+from moespec.conformance.engine.target import Target
 from moespec.conformance.engine.variant import module_of
 from moespec.conformance.report.results import FAILED
 
@@ -28,9 +33,12 @@ def test_the_reference_passes(algorithm):
 WRONG = {
     "token_choice/tied": "ties_to_the_higher_expert",
     "token_choice/many_requests": "requests_counted_in_int8 requests_counted_in_bfloat16",
-    "token_choice/many_experts": "requests_sorted_beyond_32_experts",
+    "token_choice/many_experts": "requests_sorted_beyond_32_experts places_counted_over_groups",
     "normalize_selected/tiny_sums": "selected_sum_clamped",
     "gshard/equal_draw": "second_kept_if_equal",
+    "gshard/keep_near_bfloat16": "second_kept_in_bfloat16",
+    "softmax_token_choice/normalize_selected": "normalised_by_clean_scores",
+    "sparse_transport/plan_stop_alone": "groups_stop_together solved_to_the_last_step",
     "sinkhorn/tolerance": "norm_of_the_columns another_column_sum",
     "sinkhorn/tolerance_largest": "mean_error_of_the_columns",
     "sinkhorn/tolerance_loose": "tolerance_ignored",
@@ -87,6 +95,23 @@ def test_a_wrong_target_fails(case):
     for name in WRONG[case].split():
         (result,) = results_of(module_of(variants()[name].replaced), [BY_ID[case]])
         assert result.state in FAILED, name
+
+
+def test_a_kernel_that_takes_every_array_for_contiguous_fails_in_the_mode_strided():
+    """Which a run has without naming it, and which changes nothing for a target whose arrays have no strides."""
+    torch = pytest.importorskip("torch")
+    right = pytest.importorskip("moespec.backends.torch")
+
+    def softmax_affinity(logits):
+        return right.softmax_affinity(torch.as_strided(logits, logits.shape, torch.empty(logits.shape).stride()))
+
+    cases = run_in(DEFAULT[1], of("softmax_affinity"), "float32", ("float64", "float32"))
+    assert {case.kind for case in cases} == {"value", "gradient"}
+    wrong = SimpleNamespace(**{**vars(right), "softmax_affinity": softmax_affinity})
+    for mode, made, states in (("eager", wrong, {"pass"}), ("strided", wrong, {"fail"}), ("strided", right, {"pass"})):
+        target = Target("kernel", DTYPES["float32"], made)
+        assert {result.state for result in run_cases(target, cases, mode)} == states
+    assert run_cases(Target("numpy", DTYPES["float64"], module_of({})), cases, "strided") == []
 
 
 # The same with the tree itself.
