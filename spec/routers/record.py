@@ -67,8 +67,8 @@ class Router:
         """The routing of the tokens, its losses and its metrics.
 
         params: as from `init`. tokens: (tokens, width), of a backend (groups, tokens, width). options: those of this
-        router, of its class or of another with the same fields. noise: of the shape that `noise(options)` says, or None for none. train: whether it is training. needed:
-        the arguments that `needs` names.
+        router, of its class or of another with the same fields. noise: of the shape that `noise(options)` says, or None
+        for none. train: whether it is training. needed: the arguments that `needs` names.
 
         Raises ConfigError for the options of another router or a parameter that is missing; ShapeError, DtypeError or
         ContractError, as the public functions that it calls do, for arrays that they do not accept.
