@@ -11,8 +11,9 @@ import pytest
 from committed import BY_ID, CASES, of, results_of
 
 from moespec.conformance.algorithms import variants
-from moespec.conformance.engine.variant import module_of
+from moespec.conformance.engine.variant import every, module_of
 from moespec.conformance.report.results import FAILED
+from moespec.spec import ROUTERS
 
 ROOT = Path(__file__).parents[2]
 ROOMS = ("spec", "backends", "models", "conformance")
@@ -70,6 +71,7 @@ WRONG = {
     "network/attention": "attention_not_scaled",
     "softmax_token_choice/multiple": "capacity_rounded_to_the_nearest",
     "softmax_token_choice/priority_max": "priority_left_out",
+    "softmax_token_choice/gradient_losses": "z_of_noisy_logits balance_of_clean_gates",
     "softmax_token_choice/noise": "noise_for_the_choice_alone",
     "sinkhorn_token_choice/values": "plan_combines",
     "sinkhorn_token_choice/gradient": "plan_combines",
@@ -87,6 +89,16 @@ def test_a_wrong_target_fails(case):
     for name in WRONG[case].split():
         (result,) = results_of(module_of(variants()[name].replaced), [BY_ID[case]])
         assert result.state in FAILED, name
+
+
+@pytest.mark.parametrize("router", sorted(ROUTERS.keys() - {"base", "hash", "soft_moe"}))  # these have no losses
+def test_losses_that_train_nothing_fail(router):
+    def detached(B, route, *arguments, **options):
+        output = route(*arguments, **options)
+        return output._replace(losses={name: B.stop_gradient(loss) for name, loss in output.losses.items()})
+
+    (result,) = results_of(module_of(every((router,), detached)), [BY_ID[f"{router}/gradient_losses"]])
+    assert (result.state, result.first.stage.partition("/")[0]) == ("fail", "gradient")
 
 
 # The same with the tree itself.
