@@ -11,6 +11,7 @@ import pytest
 from committed import BY_ID, CASES, of, results_of
 
 from moespec.conformance.algorithms import variants
+from moespec.conformance.engine.equal_scores import judged
 from moespec.conformance.engine.variant import every, module_of
 from moespec.conformance.report.results import FAILED
 from moespec.spec import ROUTERS
@@ -99,6 +100,12 @@ def test_losses_that_train_nothing_fail(router):
 
     (result,) = results_of(module_of(every((router,), detached)), [BY_ID[f"{router}/gradient_losses"]])
     assert (result.state, result.first.stage.partition("/")[0]) == ("fail", "gradient")
+
+
+def test_another_order_of_tokens_is_not_one_of_equal_scores():
+    cases = [BY_ID["token_choice/all_experts"]]
+    results = results_of(module_of(variants()["all_choices_of_a_token_first"].replaced), cases)
+    assert [result.state for result in judged(results, cases)] == ["fail"]
 
 
 # The same with the tree itself.
