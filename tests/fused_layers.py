@@ -64,6 +64,12 @@ def layer(x, params, options):
 RIGHT = AUTOGRAD.replace("SLOPE", "slope(z)")
 WRONG = AUTOGRAD.replace("SLOPE", "torch.sigmoid(1.702 * z)")
 """With the slope of another function, without its second term."""
+ERF = "(1 + torch.erf(z / 2**0.5)) / 2 + z * torch.exp(-z * z / 2) / math.sqrt(2 * math.pi)"
+SUBTLE = {
+    "experts/w1": AUTOGRAD.replace("SLOPE", f"({ERF})"),  # of GELU's other form
+    "router/kernel": RIGHT.replace("(by_x, by_weight,", "(by_x, 0 * by_weight,"),
+}
+"""Wrong in their backward pass alone, by an input whose gradient is wrong."""
 
 JAX = """
 import math

@@ -241,6 +241,9 @@ def _routers() -> Iterator[Definition]:
     yield case("gradient", "gradient", "By tokens, parameters and expert weights.", step, count=5)
     purpose = "By the parameters of a static gate."
     yield case("gradient_static", "gradient", purpose, step, count=3, reach=0.375, **static)
+    yield case(
+        "gradient_losses", "gradient", "Of both losses, too.", loss, losses=True, count=3, reach=0.375, **weights
+    )
 
 
 def _invalid_gates() -> Iterator[Definition]:

@@ -15,7 +15,7 @@ from moespec.conformance.engine.margins import token_choice_margin
 from moespec.conformance.engine.near import near_router, near_ties
 from moespec.conformance.engine.reorder import chosen_mask
 from moespec.conformance.engine.reroute import configured, rerouted, reweighted
-from moespec.conformance.engine.routers import evaluation, kernel_of, router_case, small_router
+from moespec.conformance.engine.routers import LAYER, evaluation, kernel_of, output_gradient, router_case, small_router
 from moespec.conformance.engine.variant import Variant, every, variant
 
 __all__ = ["FUNCTIONS", "VARIANTS", "cases"]
@@ -64,8 +64,9 @@ def cases() -> Iterator[Definition]:
     yield _case("not_normalised", "value", "Gates as they are.", divided, normalize_selected=False)
     yield _case("zero_kernel", "tie", "Every score is equal.", "tie_order", noisy=False, zero=True, sizes=(6, 4, D))
     yield _case("two_experts", "degenerate", "Two experts.", size, sizes=(T, 2, D))
-    by = ("tokens", "router/kernel", *(f"experts/{part}" for part in ("w1", "b1", "w2", "b2")))  # the noise decides
-    yield _case("gradient", "gradient", "By tokens, kernel and experts.", "stop_gradient", by=by)
+    losses: dict[str, Any] = {"importance_weight": 0.5, "z_weight": 0.0625}
+    yield _case("gradient_losses", "gradient", "By tokens, kernel and experts.", "stop_gradient", by=LAYER, **losses)
+    yield output_gradient(_case, noisy=False, sizes=(4, E, D))
     yield near_router(NAME)
     yield evaluation(NAME, eval_capacity_factor=0.625)
 

@@ -11,7 +11,7 @@ from moespec.conformance.engine.draw import grid
 from moespec.conformance.engine.format import Tensor
 from moespec.conformance.engine.invalid import SMALL, invalid_option
 from moespec.conformance.engine.reroute import configured, rerouted
-from moespec.conformance.engine.routers import router_case, small_router
+from moespec.conformance.engine.routers import output_gradient, router_case, small_router
 from moespec.conformance.engine.variant import Variant, every
 
 __all__ = ["VARIANTS", "cases"]
@@ -53,7 +53,8 @@ def cases() -> Iterator[Definition]:
     purpose = "Every logit is equal: the first branches, and the first experts of each."
     yield case("zero_kernels", "tie", purpose, "tie_order", columns=6, experts=4, tokens=3, zero=True, noisy=False)
     purpose = "By tokens, both kernels, noise and experts, with two slots."
-    yield case("gradient", "gradient", purpose, "stop_gradient", scale, columns=8, slots_per_expert=2)
+    yield case("gradient_losses", "gradient", purpose, "stop_gradient", scale, columns=8, slots_per_expert=2)
+    yield output_gradient(case, columns=8, noisy=False)
 
     valid = small_router(NAME, _kernels("negative", SMALL.width, 3))
     yield invalid_option(valid, "branches", branches=3)

@@ -18,7 +18,15 @@ from moespec.conformance.engine.margins import order_margin, token_choice_margin
 from moespec.conformance.engine.near import near_router
 from moespec.conformance.engine.reorder import heap_order
 from moespec.conformance.engine.reroute import rerouted
-from moespec.conformance.engine.routers import CHANGED, LOSSES, NORMAL, UNCHANGED, evaluation, router_case, small_router
+from moespec.conformance.engine.routers import (
+    CHANGED,
+    LOSSES,
+    NORMAL,
+    evaluation,
+    output_gradient,
+    router_case,
+    small_router,
+)
 from moespec.conformance.engine.variant import Variant, every, variant
 from moespec.spec import ROUTERS
 from moespec.spec.importance_score import surviving_tokens
@@ -140,7 +148,8 @@ def _router() -> Iterator[Definition]:
     yield case("one_expert", "degenerate", "One expert.", SIZE, exact_ties=True, **one)
     purpose = "By tokens, kernel, noise and expert weights, with removed and dropped tokens."
     flags = (inside, "stop_gradient", CUT)
-    yield case("gradient", "gradient", purpose, *flags, noise=NORMAL, capacity_factor=0.75, **quarter, **UNCHANGED)
+    yield case("gradient_losses", "gradient", purpose, *flags, noise=NORMAL, capacity_factor=0.75, **quarter, **LOSSES)
+    yield output_gradient(case, **quarter)
     yield near_router(NAME, drop=0.25)
     yield evaluation(NAME)
 

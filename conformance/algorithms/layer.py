@@ -272,7 +272,7 @@ def _sums() -> Iterator[Definition]:
             ("_slots", call("expert_choice", {"scores": read}, capacity=T)),
         ):
             stages = (*before, *_around(routing, mlps=False, metrics=False))
-            given = {"inputs": {**tokens, **inputs}, "stages": stages, "unrounded": unrounded}
+            given: dict[str, Any] = {"inputs": {**tokens, **inputs}, "stages": stages, "unrounded": unrounded}
             yield composed(NAME, f"{name}{suffix}", "value", purpose, "low_precision", **given)
 
 

@@ -16,7 +16,7 @@ from moespec.conformance.engine.margins import token_choice_margin
 from moespec.conformance.engine.near import near_router, near_ties
 from moespec.conformance.engine.reorder import chosen_mask
 from moespec.conformance.engine.reroute import configured, rerouted
-from moespec.conformance.engine.routers import LOSSES, evaluation, router_case, small_router
+from moespec.conformance.engine.routers import LOSSES, evaluation, output_gradient, router_case, small_router
 from moespec.conformance.engine.scale import choice_errors, variation
 from moespec.conformance.engine.variant import Variant, every, variant
 from moespec.spec import ConfigError
@@ -186,7 +186,8 @@ def _router() -> Iterator[Definition]:
     yield case("zero_kernels", "tie", purpose, "tie_order", noisy=False, zero=True, sizes=(6, 4, D))
     yield case("one_choice", "degenerate", "One choice has the gate 1.", "softmax_of_choices", choices=1)
     yield case("all_choices", "degenerate", "All experts, without noise.", size, noisy=False, choices=E)
-    yield case("gradient", "gradient", "By tokens, both kernels, noise and experts.", "stop_gradient", scale)
+    yield case("gradient_losses", "gradient", "By tokens, both kernels, noise and experts.", "stop_gradient", scale)
+    yield output_gradient(case, noisy=False, sizes=(4, 3, 3))
     yield near_router(NAME, {"noise_kernel": kernel(f"near/{NAME}/noise", 4, 4)})
     yield evaluation(NAME, params=_kernels(f"routers/{NAME}/evaluation_factor", 4, E), eval_capacity_factor=0.625)
 

@@ -13,7 +13,6 @@ from moespec.conformance.engine.routers import (
     CHANGED,
     LOSSES,
     NORMAL,
-    UNCHANGED,
     evaluation,
     kernel_of,
     router_case,
@@ -62,8 +61,8 @@ def cases() -> Iterator[Definition]:
     yield _case("one_expert", "degenerate", "One expert.", size, train=False, sizes=(T, 1, D))
     yield _case("one_token", "degenerate", "One token.", size, train=False, sizes=(1, E, D))
     yield _case("gradient", "gradient", "Through the gate alone.", constant)
-    purpose = "Through the sigmoid, by the noise, too; two losses with the logits of the default."
-    yield _case("gradient_sigmoid", "gradient", purpose, constant, **sigmoid, **noisy, **UNCHANGED)
+    purpose = "Through the sigmoid, by the noise, too, and of all losses with the logits of the default."
+    yield _case("gradient_losses", "gradient", purpose, constant, **sigmoid, **noisy, **LOSSES)
     yield near_router(NAME, train=True)
     yield evaluation(NAME)
 

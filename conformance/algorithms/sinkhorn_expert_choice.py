@@ -7,7 +7,7 @@ from typing import Any
 from moespec.conformance.engine.definition import Definition
 from moespec.conformance.engine.invalid import invalid_option
 from moespec.conformance.engine.near import near_router
-from moespec.conformance.engine.routers import common, router_case, small_router
+from moespec.conformance.engine.routers import common, output_gradient, router_case, small_router
 
 __all__ = ["cases"]
 
@@ -19,6 +19,7 @@ def cases() -> Iterator[Definition]:
     case = partial(router_case, NAME)
     yield from common(NAME, combine_from_clean_logits=True, noise_multiplier=1.75)
     yield near_router(NAME)
+    yield output_gradient(case, sizes=(4, 3, 3))
     purpose = "Capacity rounded up to a multiple of 2."
     yield case("multiple", "value", purpose, "capacity_rounding", multiple_of=2, capacity_factor=1.25)
     plan: dict[str, Any] = {"combine_with": "plan", "sinkhorn_iterations": 5}

@@ -11,7 +11,7 @@ from moespec.conformance.engine.definition import Definition
 from moespec.conformance.engine.invalid import invalid_option
 from moespec.conformance.engine.near import near_router
 from moespec.conformance.engine.reroute import configured, noiseless, rerouted
-from moespec.conformance.engine.routers import common, router_case, small_router
+from moespec.conformance.engine.routers import common, output_gradient, router_case, small_router
 from moespec.conformance.engine.variant import Variant, every
 
 __all__ = ["VARIANTS", "cases"]
@@ -25,6 +25,7 @@ def cases() -> Iterator[Definition]:
     rounding = "capacity_rounding"
     yield from common(NAME)
     yield near_router(NAME)
+    yield output_gradient(case, sizes=(4, 3, 3))
     purpose = "Capacity rounded up to a multiple of 2."
     yield case("multiple", "value", purpose, rounding, multiple_of=2, capacity_factor=1.25)
     yield case("one_token", "degenerate", "One token.", "degenerate_size", sizes=(1, 3, 4))

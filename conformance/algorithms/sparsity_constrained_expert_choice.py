@@ -6,7 +6,7 @@ from typing import Any
 
 from moespec.conformance.engine.definition import Definition
 from moespec.conformance.engine.invalid import invalid_option
-from moespec.conformance.engine.routers import NORMAL, common, kernel_of, router_case, small_router
+from moespec.conformance.engine.routers import NORMAL, common, kernel_of, output_gradient, router_case, small_router
 
 __all__ = ["cases"]
 
@@ -20,6 +20,7 @@ def cases() -> Iterator[Definition]:
     small: dict[str, Any] = {"groups": 1, "sizes": (4, 2, 3)}
     purpose = "By default the noise that is given is not used."
     yield router_case(NAME, "noise_not_requested", "value", purpose, "noise_inside", noise=NORMAL, **small)
+    yield output_gradient(partial(router_case, NAME), sizes=(4, 3, 3))
     purpose = "Half as many slots as tokens."
     yield router_case(NAME, "half", "value", purpose, "uncovered_token", capacity_factor=0.5)
     purpose = "A peaked softmax leaves zeros in the plan, whose slots are filled."

@@ -10,7 +10,15 @@ import numpy as np
 from moespec.conformance.engine.definition import Definition
 from moespec.conformance.engine.invalid import SMALL, invalid_option
 from moespec.conformance.engine.reroute import noiseless, rerouted
-from moespec.conformance.engine.routers import CHANGED, LOSSES, NORMAL, kernel_of, router_case, small_router
+from moespec.conformance.engine.routers import (
+    CHANGED,
+    LOSSES,
+    NORMAL,
+    kernel_of,
+    output_gradient,
+    router_case,
+    small_router,
+)
 from moespec.conformance.engine.variant import Variant, every
 from moespec.spec.numerics import stable_order
 from moespec.spec.options import TokenChoiceOptions
@@ -36,14 +44,18 @@ def cases() -> Iterator[Definition]:
     )
     purpose = "A token that the plan gives to one expert chooses another one all the same; the weights of both carry gradients."
     yield case(
-        *("gradient", "gradient", purpose, inside, "stop_gradient", zero),
-        params=kernel_of(f"routers/{NAME}/gradient/kernel", D, E, reach=6.0),
+        *("gradient_losses", "gradient", purpose, inside, "stop_gradient", zero),
+        params=kernel_of(f"routers/{NAME}/gradient_losses/kernel", D, E, reach=6.0),
         accept=lambda plan: bool(((plan > 0).sum(axis=1) < K).any()),
         noise=NORMAL,
         noise_multiplier=1.0,
         normalize_selected=True,
         slots_per_expert=3,
+        importance_weight=0.5,
+        load_weight=0.25,
+        z_weight=0.0625,
     )
+    yield output_gradient(case)
     purpose = "Five steps of the dual, whose plan orders and combines; the factor of evaluation comes before the slots of training."
     at_evaluation: dict[str, Any] = {"eval_capacity_factor": 1.25, "slots_per_expert": 1, "rounding": "round"}
     dual: dict[str, Any] = {"transport_objective": "dual", "transport_steps": 5, "combine_with": "plan"}

@@ -140,6 +140,7 @@ def _router() -> Iterator[Definition]:
     yield case("zero_kernel", "tie", purpose, "tie_order", zero=True, **four)
     purpose = "By tokens, kernel, thresholds and experts, with two slots."
     yield case("gradient", "gradient", purpose, "stop_gradient", slots_per_expert=2)
+    yield case("gradient_losses", "gradient", "Of all losses, too.", "stop_gradient", losses=True, **losses)
 
     params = {**kernel_of("negative/kernel", SMALL.width, SMALL.experts), "thresholds": _thresholds(0.5, 0.5)}
     valid = small_router(NAME, params)

@@ -11,7 +11,7 @@ from moespec.conformance.engine.definition import Definition, Noise
 from moespec.conformance.engine.invalid import invalid_option
 from moespec.conformance.engine.near import near_router
 from moespec.conformance.engine.reroute import configured, rerouted, reweighted
-from moespec.conformance.engine.routers import evaluation, kernel_of, router_case, small_router
+from moespec.conformance.engine.routers import evaluation, kernel_of, output_gradient, router_case, small_router
 from moespec.conformance.engine.variant import Variant, every
 
 __all__ = ["VARIANTS", "cases"]
@@ -49,7 +49,8 @@ def cases() -> Iterator[Definition]:
     purpose = "One token, whose gate divided by its sum is 1."
     yield case("one_token", "degenerate", purpose, size, "renormalised", sizes=(1, E, D), normalize_selected=True)
     purpose = "By tokens, kernel, noise and experts."
-    yield case("gradient", "gradient", purpose, "stop_gradient", noisy=True, jitter=0.25)
+    yield case("gradient_losses", "gradient", purpose, "stop_gradient", noisy=True, jitter=0.25, z_weight=0.0625)
+    yield output_gradient(case, sizes=(4, E, D))
     yield near_router(NAME)
     yield evaluation(NAME)
 

@@ -128,10 +128,9 @@ def _values() -> Iterator[Definition]:
     chosen = np.zeros((8, 258))
     for token, pair in enumerate(integers("tc/q", (8, 2), 0, 3)):
         chosen[token, [(1, 129, 255, 256)[pair[0]], (2, 130, 254, 257)[pair[1]]]] = 0.5, 0.25
-    chosen = chosen.reshape(G, 4, 258)
     keep = tensor(grid("tc/q/keep", (G, 4, 2)) > -1, "groups tokens choices")
     many: dict[str, Any] = {"capacity": 1, "keep": keep}
-    yield case("many_experts", "overflow", purpose, groups_tokens(chosen), "real_size", drop, **many)
+    yield case("many_experts", "overflow", purpose, groups_tokens(chosen.reshape(G, 4, 258)), "real_size", drop, **many)
     yield case("gradient", "gradient", "Only the kept weights carry a gradient.", distinct("tc/o", (G, T, E)), drop)
     apart = distinct("tc/p", (G, T, E))
     yield case("gradient_combine", "gradient", "The selection carries none.", apart, "combine_scores", **other)

@@ -99,6 +99,8 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     interfaces(run_, required=True, files=False)
     checked(run_)
     repeatable(run_)
+    text = "leave gradients out; without it, an adapter whose backward pass is not checked fails"
+    run_.add_argument("--forward-only", action="store_true", help=text)
     run_.add_argument("--jobs", type=_positive, default=1, help="processes that share the work (default: 1)")
     seeded(run_)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from moespec.conformance.engine import copies, files, large, suite, waivers
 from moespec.conformance.engine.adapter import Adapter
-from moespec.conformance.engine.classes import class_of
+from moespec.conformance.engine.classes import CLASSES, class_of
 from moespec.conformance.engine.compare import ALL_DTYPES, DTYPES
 from moespec.conformance.engine.devices import MeshError, processes_of
 from moespec.conformance.engine.format import Case
@@ -71,13 +71,18 @@ def _report(options: argparse.Namespace) -> int:
     return _status(reports)
 
 
+def _differentiates(options: argparse.Namespace) -> bool:
+    """Whether gradients are among what is to be checked."""
+    return not getattr(options, "forward_only", False) and "gradients" in (getattr(options, "classes", None) or CLASSES)
+
+
 def _chosen(options: argparse.Namespace) -> list[Case]:
     """The cases of the chosen algorithms and classes, by default of all; fresh ones if a seed is given."""
     chosen = getattr(options, "classes", None)
 
     def only(id: str) -> bool:
         return (not options.algorithm or id.split("/")[0] in options.algorithm) and (
-            not chosen or class_of(id) in chosen
+            (not chosen or class_of(id) in chosen) and (_differentiates(options) or class_of(id) != "gradients")
         )
 
     if getattr(options, "fresh", None) is not None:
@@ -176,6 +181,9 @@ def _checked(interface: type[Target], options: argparse.Namespace, cases: Sequen
 def _conclude(options: argparse.Namespace, found: Report, waived: Sequence[Waiver]) -> int:
     """Apply the waivers, print and write the report; the exit status."""
     results, problems = waivers.apply(waived, found.results)
+    if found.not_differentiated and _differentiates(options):
+        names = ", ".join(found.not_differentiated)
+        problems.append(f"the backward pass of {names} is not checked; run without gradients by --forward-only")
     found = replace(found, results=results, problems=problems)
     text = matrix.summary(found, options.algorithm or tuple(ALGORITHMS), everything=options.all)
     if text:

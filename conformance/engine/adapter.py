@@ -142,6 +142,8 @@ class Adapter(Target):
         if not _is_layer(case) or stage.name != case.stages[-1].name:
             return "an adapter computes whole layers"
         taken = [name for name in ("noise", "ids") if name in case.inputs]
+        if not taken and case.gradients and case.gradients.losses:
+            return "an adapter returns no losses"
         return f"an adapter takes no {taken[0]}" if taken else ""
 
     def lacks_gradients(self) -> str:

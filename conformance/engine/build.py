@@ -51,7 +51,7 @@ def build(definition: Definition) -> Case:
     stage = making.stages[name or [*making.stages][-1]]
     output = output or next(name for name, value in stage.outputs.items() if value.kind == "float")
     by = definition.by or tuple(n for n, tensor in definition.inputs.items() if tensor.array.dtype.kind == "f")
-    return replace(case, gradients=gradients(making, stage, output, by, definition.id))
+    return replace(case, gradients=gradients(making, stage, output, by, definition.id, losses=definition.losses))
 
 
 def _as_in_float32(decision: dict[str, Any]) -> dict[str, Any]:

@@ -63,13 +63,14 @@ class Definition:
 
     kind: value, tie, near_tie, overflow, degenerate, negative, gradient, trajectory. stages: the calls in order, of a
     router those before its own. of, by: of a gradient, the result (`stage/name`; if empty the first float of the last
-    stage) and the inputs (if empty all floats). error, argument: of an error case, the class of the error that the last
-    call must raise, and the argument that its message names; valid: the case that it is an edit of. exact_ties: the
-    scores of every choice are exact, or equal by symmetry, so that every implementation computes equal numbers. several:
-    results (`stage/name`) of which several are right, and which are not stored. unrounded: results whose products and sums
-    float32 holds, in any order, so that their scale is their magnitude, however little is left of what is added.
-    exact_tokens: the routers of the model see tokens that every dtype holds exactly, so that in bfloat16 they choose as
-    surely as in float32. sampled: it is too large for a derivative by each number; see `Making`.
+    stage) and the inputs (if empty all floats); losses: whether the router's weighted losses are added to it. error,
+    argument: of an error case, the class of the error that the last call must raise, and the argument that its message
+    names; valid: the case that it is an edit of. exact_ties: the scores of every choice are exact, or equal by symmetry,
+    so that every implementation computes equal numbers. several: results (`stage/name`) of which several are right, and
+    which are not stored. unrounded: results whose products and sums float32 holds, in any order, so that their scale is
+    their magnitude, however little is left of what is added. exact_tokens: the routers of the model see tokens that every
+    dtype holds exactly, so that in bfloat16 they choose as surely as in float32. sampled: it is too large for a
+    derivative by each number; see `Making`.
     """
 
     algorithm: str
@@ -81,6 +82,7 @@ class Definition:
     flags: tuple[str, ...] = ()
     of: str = ""
     by: tuple[str, ...] = ()
+    losses: bool = False
     error: str = ""
     argument: str = ""
     valid: "Definition | None" = None

@@ -1,7 +1,8 @@
 """Results that differ only in the order of equal scores: the commonest failure of a third party's allocation.
 
 The specification puts the lower index first. A sort that is not stable makes other choices among equal scores, and no known
-variant computes those of somebody's sort; but in each slot, or for each token, the scores must be the same.
+variant computes those of somebody's sort; but in each slot, or for each token, the scores must be the same, bit by bit,
+and a token whose score for an expert equals none of its others keeps its place in that expert's order.
 """
 
 from collections.abc import Sequence
@@ -75,7 +76,9 @@ def _alike(case: Case, allocation: Stage, stage: str, returned: dict[str, Any], 
         return False
     by_slot = np.array_equal(_taken(scores, got), _taken(scores, want))
     of_tokens = [np.sort(np.where(_chosen(slots, scores), scores, -1), axis=2) for slots in (got, want)]
-    by_token = np.array_equal(of_tokens[0], of_tokens[1])
+    by_token = np.array_equal(of_tokens[0], of_tokens[1]) and np.array_equal(
+        _untied(scores, got), _untied(scores, want)
+    )
     reference = allocation.arguments.get("combine_scores")
     combine = golden[reference].array if isinstance(reference, str) and reference in golden else scores
     weights = Value(np.where(got < scores.shape[1], _taken(combine, got), 0.0), (), "float")
@@ -89,6 +92,15 @@ def _taken(scores: NDArray[Any], slots: NDArray[Any]) -> NDArray[Any]:
     padded = np.concatenate([scores, np.full_like(scores[:, :1], -1)], axis=1).astype(np.float64)
     taken: NDArray[Any] = np.take_along_axis(padded.swapaxes(1, 2), slots, axis=2)
     return taken
+
+
+def _untied(scores: NDArray[Any], slots: NDArray[Any]) -> NDArray[Any]:
+    """The tokens of each expert in order, without those whose score for it equals another score of the same token."""
+    tied = (scores[..., None] == scores[..., None, :]).sum(axis=-1) > 1
+    left_out = _taken(tied, slots) != 0  # nothing counts as tied
+    order = np.argsort(left_out, axis=2, kind="stable")
+    untied: NDArray[Any] = np.take_along_axis(np.where(left_out, scores.shape[1], slots), order, axis=2)
+    return untied
 
 
 def _chosen(slots: NDArray[Any], scores: NDArray[Any]) -> NDArray[np.bool_]:

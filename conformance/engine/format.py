@@ -87,12 +87,16 @@ class Stage:
 
 @dataclass(frozen=True)
 class Gradients:
-    """The gradient of `sum(probe * output)` of one stage, with respect to some of the inputs."""
+    """The gradient of `sum(probe * output)` of one stage, with respect to some of the inputs.
+
+    losses: whether the weighted losses of the case's router are added to that sum.
+    """
 
     stage: str
     output: str
     probe: Tensor
     wrt: dict[str, Value]
+    losses: bool = False
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,13 @@ PROVENANCE = (
 )
 
 
+ADVICE = (
+    "\nWhere the specification computes something else than the committed vectors, and that is meant, raise the revision of "
+    "the algorithm in its module of moespec.spec and make the vectors again."
+)
+"""Where a committed vector differs; of a case that cannot be made a revision is not the matter."""
+
+
 class StaleError(Exception):
     """A committed golden differs from what the specification computes, and the revision was not raised."""
 
@@ -56,7 +63,7 @@ def generate(
     """
     chosen = [id for id in definitions() if only(id)]
     stale: list[str] = []
-    written = 0
+    advice, written = "", 0
     for id, made in _built(chosen):
         try:
             case = made.result()
@@ -75,16 +82,13 @@ def generate(
                 continue
             if check or case.revision <= committed.revision:
                 stale.append(f"{case.id}: {found}")
+                advice = ADVICE
                 continue
         write(case, folder)
         written += 1
     stale += _undefined(folder, set(chosen), only)
     if stale:
-        raise StaleError(
-            "\n".join(sorted(stale))
-            + "\nWhere the specification computes something else than the committed vectors, and that is meant, raise "
-            "the revision of the algorithm in its module of moespec.spec and make the vectors again."
-        )
+        raise StaleError("\n".join(sorted(stale)) + advice)
     if check:
         verify(folder)
         report(f"{len(chosen)} cases as committed")

@@ -44,8 +44,10 @@ class Gradient:
         return {**others, **target.arrays(probe, target.wide)}
 
     def bind(self, target: Target) -> Callable[[Values, Values], Any]:
-        """`sum(probe * output)` in float32 or better, as a function of `params` and `rest`."""
+        """`sum(probe * output)`, and the losses, in float32 or better, as a function of `params` and `rest`."""
         function, name, B, wide = self.job.bind(target), self.wanted.output, target.array_operations(), target.wide
+        route = job_of(self.job.case, "route") if self.wanted.losses else None
+        routed = route.bind(target) if route else None
 
         def loss(params: Values, rest: Values) -> Any:
             values = {**rest, **params}
@@ -53,7 +55,9 @@ class Gradient:
             results = function(values)
             # Weights by slot, from the dense tensor: a slot has at most one token.
             output = results[name] if name in results else B.sum(results["routing.combine"], 1)
-            return B.sum(B.cast(output, wide) * probe)
+            losses = {} if routed is None else routed(values)
+            added = sum(loss for name, loss in losses.items() if name.startswith("losses/"))
+            return B.sum(B.cast(output, wide) * probe) + added
 
         return loss
 

@@ -49,6 +49,8 @@ def _encoded(value: Any, key: str, large: Arrays) -> Any:
         return encoded
     if is_dataclass(value):
         value = {field.name: getattr(value, field.name) for field in fields(value)}
+        if value.get("losses") is False:  # of most gradients
+            del value["losses"]
     if isinstance(value, Mapping):
         return {name: _encoded(each, f"{key}/{name}" if key else name, large) for name, each in value.items()}
     if isinstance(value, tuple):

@@ -1,8 +1,9 @@
 """Which known variant a target's results equal: what a third-party router computes where it is not the specification.
 
 For each stage that fails, the variants are run on what the stage was given. One of them agrees where all that the
-target returned is what it computes, within a few tolerances of the dtype, and that is not the expected result. A stage
-that the target passes and the variant fails is one where they do not agree.
+target returned is what it computes, within a few tolerances of the dtype, and that is not the expected result, nor what
+the right backend computes. A stage that the target passes and the variant fails is one where they do not agree, and so is
+one where the target raises.
 """
 
 import math
@@ -58,7 +59,7 @@ class Known:
 
     def __init__(self, cases: Sequence[Case]) -> None:
         self.cases = {case.id: case for case in cases}
-        self.target = cache(lambda name: Target(name, DTYPE, module_of(variants()[name].replaced)))
+        self.target = cache(lambda name: Target(name, DTYPE, module_of(variants()[name].replaced if name else {})))
         self.concerned = cache(self._concerned)
         self.computed = cache(self._computed)
 
@@ -82,7 +83,7 @@ class Known:
         return [variant.name for variant in variants().values() if variant.replaced.keys() & names]
 
     def _computed(self, place: Place, name: str) -> Values:
-        """The results of a variant; none where it raises an error."""
+        """The results of a variant, or of the right backend, which has no name; none where it raises an error."""
         with np.errstate(all="ignore"):  # those that compute with NaN
             (values,) = execute(self.target(name), [job_of(self.cases[place[0]], place[1])], "eager")
         return {} if isinstance(values, Exception) else values
@@ -112,16 +113,18 @@ class Known:
 def _explained(known: Known, group: Sequence[CaseResult], dtype: Dtype) -> list[tuple[str, int, int]]:
     """Variants, the number of stages in which they agree, and of how many."""
     failed = {place: result.returned[place[1]] for result in group for place in _places(known, result, "fail")}
+    raised = sum(o.state == "error" and known.compares((r.id, o.stage)) for r in group for o in r.outcomes)
+    count = len(failed) + raised
     passed = [place for result in group for place in _places(known, result, "pass")]
     agree: dict[str, set[Place]] = {}
     for place, returned in failed.items():
-        for name in known.concerned(place):
+        for name in [] if known.agrees(place, "", returned, dtype) else known.concerned(place):
             if known.agrees(place, name, returned, dtype):
                 agree.setdefault(name, set()).add(place)
     counted = [
-        (name, len(places), len(failed) + _denied(known, name, passed, dtype))
+        (name, len(places), count + _denied(known, name, passed, dtype))
         for name, places in agree.items()
-        if len(places) >= ENOUGH * len(failed)
+        if len(places) >= ENOUGH * count
     ]
     full = [(name, agreed, of) for name, agreed, of in counted if agreed == of]
     parts = sorted((one for one in counted if one[1] >= ENOUGH * one[2]), key=lambda one: -one[1] / one[2])

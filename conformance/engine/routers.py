@@ -16,10 +16,10 @@ __all__ = [
     "CHANGED",
     "LOSSES",
     "NORMAL",
-    "UNCHANGED",
     "common",
     "evaluation",
     "kernel_of",
+    "output_gradient",
     "router_case",
     "small_router",
 ]
@@ -31,8 +31,8 @@ LOSSES: dict[str, Any] = {"importance_weight": 0.5, "load_weight": 0.25, "balanc
 """A weight for every loss of a router with gating noise."""
 CHANGED: dict[str, Any] = {"balance_logits": "clean", "z_logits": "noisy"}
 """The logits of two losses, each where the default is the other."""
-UNCHANGED: dict[str, Any] = {"balance_weight": 0.125, "z_weight": 0.0625}
-"""The weights of these losses, for a case with noise in which their logits are the default."""
+LAYER = ("tokens", "router/kernel", "experts/w1", "experts/b1", "experts/w2", "experts/b2")
+"""What the output of a layer without noise has a gradient by."""
 
 
 def kernel_of(key: str, width: int, experts: int, *, zero: bool = False, reach: float = 1.0) -> dict[str, Tensor]:
@@ -60,13 +60,15 @@ def router_case(
     by: tuple[str, ...] = (),
     exact_ties: bool | None = None,
     also: tuple[Stage, ...] = (),
+    losses: bool | None = None,
     **options: Any,
 ) -> Definition:
     """A case of a router: its calls, the router as a whole, and the layer around it.
 
     params: of the router, by default a kernel, which is 0 with `zero`. inputs: others than those drawn; with `tokens`
-    among them nothing is drawn. sizes: tokens, experts and width. train: by default where there is noise. options: of
-    the router, besides its sizes.
+    among them nothing is drawn. sizes: tokens, experts and width. train: by default where there is noise. losses:
+    whether a gradient of the layer is that of its losses, too, by default where there is noise; without it is of the
+    output alone, as an adapter computes it. options: of the router, besides its sizes.
     """
     t, e, d = sizes
     key = f"routers/{router}/{name}"
@@ -85,6 +87,7 @@ def router_case(
         flags=flags,
         of=of if kind == "gradient" else "",
         by=by,
+        losses=kind == "gradient" and of == "moe_layer/output" and (bool(noise) if losses is None else losses),
         exact_ties=tied if exact_ties is None else exact_ties,
         routed=Routed(
             router,
@@ -113,9 +116,9 @@ def common(router: str, **options: Any) -> Iterator[Definition]:
     yield router_case(router, "noise", "value", purpose, "noise_inside", "capacity_rounding", **more)
     purpose = "A router that starts at 0: every score is equal."
     yield router_case(router, "zero_kernel", "tie", purpose, "tie_order", zero=True, sizes=(8, 4, D))
-    purpose = "By the noise, too; two losses with the logits of the default."
-    gradient = partial(router_case, router, "gradient_noise", "gradient", purpose)
-    yield gradient("noise_inside", "stop_gradient", noise=NORMAL, noise_multiplier=2.0, **UNCHANGED)
+    purpose = "By the noise, too, and of all losses, with the logits of the default."
+    gradient = partial(router_case, router, "gradient_losses", "gradient", purpose)
+    yield gradient("noise_inside", "stop_gradient", noise=NORMAL, noise_multiplier=2.0, **LOSSES)
     yield evaluation(router)
 
 
@@ -127,6 +130,12 @@ def evaluation(router: str, **options: Any) -> Definition:
     purpose = "The factor of evaluation, rounded to the nearest, comes before the factor and the slots of training."
     given: dict[str, Any] = {"eval_capacity_factor": 1.25, "slots_per_expert": 5, "rounding": "round", **options}
     return router_case(router, "evaluation_factor", "overflow", purpose, "evaluation_capacity", train=False, **given)
+
+
+def output_gradient(case: Callable[..., Definition], *flags: str, **options: Any) -> Definition:
+    """A case of a router's gradient that an adapter has, too: without noise, of the output alone."""
+    purpose = "Without noise, of the output alone."
+    return case("gradient_output", "gradient", purpose, "stop_gradient", *flags, by=LAYER, losses=False, **options)
 
 
 def small_router(router: str, params: Mapping[str, Tensor] | None = None, **options: Any) -> Definition:

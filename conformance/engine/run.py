@@ -168,10 +168,10 @@ def _run_algorithm(target: Target, cases: Sequence[Case], mode: str, repeat: boo
         if not isinstance(found, Exception) and any(outcome.state == "fail" for outcome in outcomes):
             results[case.id].returned["gradient"] = found
 
-    # What a case is about comes first: its gradient, then the whole. Steps explain what did not pass.
-    for whole in (True, False):
-        unsettled = [case for case in cases if case.expect is None and results[case.id].state != "pass"]
-        _run_stages(target, unsettled, whole, results, mode, repeat)
+    # What every case is about comes first, the whole and its gradient. Steps explain what did not pass.
+    values = [case for case in cases if case.expect is None]
+    _run_stages(target, values, True, results, mode, repeat)
+    _run_stages(target, [case for case in values if results[case.id].state != "pass"], False, results, mode, repeat)
     return list(results.values())
 
 

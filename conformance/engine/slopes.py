@@ -1,4 +1,7 @@
-"""Expected gradients: of `sum(probe * result)` by the complex step, checked by central differences."""
+"""Expected gradients: of `sum(probe * result)`, with a router's losses or without, by the complex step.
+
+They are checked by central differences.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -22,8 +25,10 @@ __all__ = ["gradients"]
 PROBE = "the probe"
 
 
-def gradients(making: Making, stage: Stage, output: str, by: tuple[str, ...], key: str) -> Gradients:
-    """The gradient of `sum(probe * output)` of a stage by inputs.
+def gradients(
+    making: Making, stage: Stage, output: str, by: tuple[str, ...], key: str, *, losses: bool = False
+) -> Gradients:
+    """The gradient of `sum(probe * output)` of a stage by inputs, with `losses` of the weighted losses of `route`, too.
 
     Cross-checked along random directions with a central difference, which detects a dropped imaginary part. Raises
     GoldenError when they disagree.
@@ -36,7 +41,9 @@ def gradients(making: Making, stage: Stage, output: str, by: tuple[str, ...], ke
     rows = making.batched(stage)
 
     def scalar(values: Arrays, weights: Any) -> Any:
-        return np.sum(weights * making.run(stage, values)[output])
+        added = {} if not losses else making.run(making.stages["route"], values)
+        of_losses = sum(loss for name, loss in added.items() if name.startswith("losses/")) / len(groups)
+        return np.sum(weights * making.run(stage, values)[output]) + of_losses
 
     def weights_of(probe: NDArray[Any], groups: list[Arrays]) -> list[Any]:
         return list(probe) if stacked else [probe / len(groups)] * len(groups)
@@ -71,7 +78,7 @@ def gradients(making: Making, stage: Stage, output: str, by: tuple[str, ...], ke
     scales = pooled_spread(moved, {**flat, PROBE: wide}, exact, probes=2 if making.sampled else 8)
     axes: Mapping[str, tuple[str, ...]] = {n: making.tensors[n].axes for n in by}
     wrt = {n: Value(exact[n], axes[n], "float", round_scale(scales[n]), constant) for n in by}
-    return Gradients(stage.name, output, probe, wrt)
+    return Gradients(stage.name, output, probe, wrt, losses)
 
 
 def _cross_check(stage: Stage, scalar: Callable[[Arrays], Any], group: Arrays, slopes: Arrays) -> None:

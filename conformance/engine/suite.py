@@ -195,6 +195,8 @@ def _gradients(gradients: Gradients, case: Case) -> Problems:
     yield result is not None and result.array.shape != gradients.probe.array.shape, "the probe has another shape"
     yield from _tensor("probe", gradients.probe)
     yield not gradients.wrt, "gradients by nothing"
+    losses = [name for s in case.stages if s.name == "route" for name in s.outputs if name.startswith("losses/")]
+    yield gradients.losses and not losses, "gradients of losses, and no router has any"
     for name, value in gradients.wrt.items():
         yield from _value(name, value)
         right = name in case.inputs and case.inputs[name].array.shape == value.array.shape

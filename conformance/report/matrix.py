@@ -1,7 +1,7 @@
 """The matrix as text: rows are the algorithms of the registry, columns the kinds of cases in each dtype and mode."""
 
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from moespec.conformance.engine.rows import ALGORITHMS
 from moespec.conformance.report.causes import causes
@@ -142,7 +142,10 @@ def summary(report: Report, algorithms: Sequence[str] = tuple(ALGORITHMS), *, ev
     return "\n".join(part for part in parts if part)
 
 
-def total(reports: Iterable[Report]) -> str:
-    """The last line."""
+def total(reports: Sequence[Report]) -> str:
+    """The last line, which also says of what an adapter's backward pass was not checked."""
     passed, failed, skipped = (sum(numbers) for numbers in zip((0, 0, 0), *(r.counts for r in reports), strict=True))
-    return f"{passed} passed, {failed} failed, {skipped} skipped"
+    unseen = sorted({name for r in reports for name in r.not_differentiated})
+    return f"{passed} passed, {failed} failed, {skipped} skipped" + (
+        f"; backward not checked: {', '.join(unseen)}" if unseen else ""
+    )

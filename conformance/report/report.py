@@ -96,6 +96,16 @@ class Report:
         return [match for match in self.matches if (match.algorithm, match.dtype, match.mode) == place]
 
     @property
+    def not_differentiated(self) -> list[str]:
+        """The algorithms of which an adapter computes the layer, and whose gradient was not compared in any dtype."""
+        if self.interface != "adapter":
+            return []
+        skipped = ("not implemented", "inconclusive")
+        outcomes = [(r.algorithm, o) for r in self.results for o in r.outcomes if o.state not in skipped]
+        seen = {algorithm for algorithm, o in outcomes if o.stage.partition("/")[0] == "gradient"}
+        return sorted({algorithm for algorithm, _ in outcomes} - seen)
+
+    @property
     def counts(self) -> tuple[int, int, int]:
         """Passed, failed, skipped."""
         passed, failed, skipped = counts(self.results)

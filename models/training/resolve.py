@@ -73,7 +73,8 @@ def without_data(model: ModelConfig, data: DataConfig) -> ModelConfig:
     Raises ConfigError where neither that nor the model says how large the images are.
     """
     known = datasets.SIZES.get(data.name, {})
-    model = replace(model, **{name: size for name, size in known.items() if getattr(model, name) is None})
+    sizes: dict[str, Any] = {name: size for name, size in known.items() if getattr(model, name) is None}
+    model = replace(model, **sizes)
     if model.image_size is None and data.name != "digits":
         _own_size(model)
     return model

@@ -18,6 +18,11 @@ def _no_noise(options: Any) -> None:
     """The router takes no noise."""
 
 
+def _fields(options: Any) -> set[str]:
+    """The names of the fields of a dataclass, none of anything else."""
+    return set(getattr(options, "__dataclass_fields__", ()))
+
+
 @dataclass(frozen=True)
 class Router:
     """One router.
@@ -61,13 +66,13 @@ class Router:
         """The routing of the tokens, its losses and its metrics.
 
         params: as from `init`. tokens: (tokens, width), of a backend (groups, tokens, width). options: those of this
-        router. noise: of the shape that `noise(options)` says, or None for none. train: whether it is training. needed:
-        the arguments that `needs` names.
+        router, of its class or of another with the same fields. noise: of the shape that `noise(options)` says, or None
+        for none. train: whether it is training. needed: the arguments that `needs` names.
 
         Raises ConfigError for the options of another router or a parameter that is missing; ShapeError, DtypeError or
         ContractError, as the public functions that it calls do, for arrays that they do not accept.
         """
-        if not isinstance(options, self.Options):
+        if not isinstance(options, self.Options) and _fields(options) != _fields(self.Options):
             raise ConfigError(
                 f"options: expected those of {self.name}, ROUTERS[{self.name!r}].options(...), got {options!r}"
             )

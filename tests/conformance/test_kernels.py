@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from committed import CASES
-from fused_layers import JAX, NUMPY, RIGHT, WRONG
+from fused_layers import JAX, NUMPY, RIGHT, SUBTLE, WRONG
 
 from moespec.conformance.engine import large, suite
 from moespec.conformance.engine.adapter import Adapter
@@ -115,6 +115,14 @@ def test_a_wrong_backward_pass_is_caught(target, layers, dtype):
     failed = {outcome.stage for outcome in result.outcomes if outcome.state == "fail"}
     assert "gradient/experts/w1" in failed
     assert not {"gradient/experts/w2", "gradient/experts/b2", "moe_layer/output"} & failed
+
+
+@pytest.mark.parametrize("by", SUBTLE)
+def test_a_wrong_backward_pass_fails_a_default_run(run, target, by):
+    pytest.importorskip("torch")
+    name = target(f"fused_{by.replace('/', '_')}", SUBTLE[by])
+    status, printed, _ = run("run", "--adapter", name, "--algorithm", ROUTER, "--dtype", "f64,f32")
+    assert (status, printed.count(f"FAIL {ROUTER}/gradient_output [")) == (1, 2)
 
 
 def test_jax_is_differentiated_and_compiled(target, layers):

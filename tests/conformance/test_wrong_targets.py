@@ -13,11 +13,13 @@ from committed import BY_ID, CASES, of, results_of
 
 from moespec.conformance.algorithms import variants
 from moespec.conformance.engine.compare import DTYPES
+from moespec.conformance.engine.equal_scores import judged
 from moespec.conformance.engine.modes import DEFAULT, run_in
 from moespec.conformance.engine.run import run_cases
 from moespec.conformance.engine.target import Target
-from moespec.conformance.engine.variant import module_of
+from moespec.conformance.engine.variant import every, module_of
 from moespec.conformance.report.results import FAILED
+from moespec.spec import ROUTERS
 
 ROOT = Path(__file__).parents[2]
 ROOMS = ("spec", "backends", "models", "conformance")
@@ -78,6 +80,7 @@ WRONG = {
     "network/attention": "attention_not_scaled",
     "softmax_token_choice/multiple": "capacity_rounded_to_the_nearest",
     "softmax_token_choice/priority_max": "priority_left_out",
+    "softmax_token_choice/gradient_losses": "z_of_noisy_logits balance_of_clean_gates",
     "softmax_token_choice/noise": "noise_for_the_choice_alone",
     "sinkhorn_token_choice/values": "plan_combines",
     "sinkhorn_token_choice/gradient": "plan_combines",
@@ -112,6 +115,22 @@ def test_a_kernel_that_takes_every_array_for_contiguous_fails_in_the_mode_stride
         target = Target("kernel", DTYPES["float32"], made)
         assert {result.state for result in run_cases(target, cases, mode)} == states
     assert run_cases(Target("numpy", DTYPES["float64"], module_of({})), cases, "strided") == []
+
+
+@pytest.mark.parametrize("router", sorted(ROUTERS.keys() - {"base", "hash", "soft_moe"}))  # these have no losses
+def test_losses_that_train_nothing_fail(router):
+    def detached(B, route, *arguments, **options):
+        output = route(*arguments, **options)
+        return output._replace(losses={name: B.stop_gradient(loss) for name, loss in output.losses.items()})
+
+    (result,) = results_of(module_of(every((router,), detached)), [BY_ID[f"{router}/gradient_losses"]])
+    assert (result.state, result.first.stage.partition("/")[0]) == ("fail", "gradient")
+
+
+def test_another_order_of_tokens_is_not_one_of_equal_scores():
+    cases = [BY_ID["token_choice/all_experts"]]
+    results = results_of(module_of(variants()["all_choices_of_a_token_first"].replaced), cases)
+    assert [result.state for result in judged(results, cases)] == ["fail"]
 
 
 # The same with the tree itself.

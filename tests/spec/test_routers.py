@@ -1,5 +1,7 @@
 """The routers: their composition, losses, options and initial parameters."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -373,6 +375,14 @@ def test_options_that_are_missing_or_of_another_router():
     options = ROUTERS["gshard"].options(width=3, experts=3, tokens=6)
     with pytest.raises(ConfigError, match="options: expected those of switch"):
         ROUTERS["switch"].route({"kernel": np.eye(3)}, LOGITS, options)
+
+
+def test_options_are_taken_by_their_fields():
+    """Those of somebody's own class, as where the file of a router was copied."""
+    router = ROUTERS["switch"]
+    options = router.options(width=3, experts=3, tokens=6)
+    copied = replace(router, Options=type("Options", (router.Options,), {}))
+    assert copied.route({"kernel": np.eye(3)}, LOGITS, options).losses.keys() == {"balance"}
 
 
 @pytest.mark.parametrize(
