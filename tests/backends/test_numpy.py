@@ -118,7 +118,6 @@ def test_selectors_of_a_static_gate_are_one_group(rng):
     )
 
 
-
 @pytest.mark.parametrize(
     ("call", "error"),
     [
@@ -185,7 +184,6 @@ def test_gradient_is_that_of_central_differences(layer):
                 sides.append(loss_of_a_layer(params, batch)[0])
             leaf[index] = value
             assert derivative[index] == pytest.approx((sides[0] - sides[1]) / (2 * step), rel=1e-5, abs=1e-8)
-
 
 
 def test_accumulation_averages_equal_parts(layer):
