@@ -51,6 +51,8 @@ WRONG = {
     f"study --routers switch --out {RUN}": f"out='{RUN}': the folder of a run; a study needs one of its own",
     f"evaluate {RUN} --fewshot 10 100000 --backend numpy":
         "evaluation.few-shot.shots=[10, 100000]: no class has more than 147 training images",
+    "evaluate /nowhere": "run='/nowhere': there is no run, no config.toml in it",
+    "inspect /nowhere --image x.png": "run='/nowhere': there is no run, no config.toml in it",
     "evaluate x --seeds 4": "seeds=4 concerns nothing here: there is no fewshot",
     "inspect x --image y --out z.docx": "out='z.docx': expected a name that ends in .png, which the picture is",
     f"finetune {__file__}":
