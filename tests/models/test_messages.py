@@ -60,7 +60,8 @@ WRONG = {
 }  # fmt: skip
 USED = (
     *("--data.jitter 0.5 --data.hue 0.3", "--router hash --codes 5", "--training.loss sigmoid --model.head-bias -3"),
-    *(f"--config {path}" for path in (*configfile.recipes(), *ROOT.glob("benchmarks/*.toml"), RUN / "config.toml")),
+    *(f"--config {path}" for path in (*ROOT.glob("benchmarks/*.toml"), RUN / "config.toml")),
+    *(f"--config {name}{' --init weights' * ('_ft_' in name)}" for name in configfile.recipes()),
     *("--config study_b16 --model.moe none", "--config soft_moe_s16 --training.loss softmax"),
 )
 
