@@ -51,6 +51,8 @@ WRONG = {
     f"study --routers switch --out {RUN}": f"out='{RUN}': the folder of a run; a study needs one of its own",
     f"evaluate {RUN} --fewshot 10 100000 --backend numpy":
         "evaluation.few-shot.shots=[10, 100000]: no class has more than 147 training images",
+    "evaluate /nowhere": "run='/nowhere': there is no run, no config.toml in it",
+    "inspect /nowhere --image x.png": "run='/nowhere': there is no run, no config.toml in it",
     "evaluate x --seeds 4": "seeds=4 concerns nothing here: there is no fewshot",
     "inspect x --image y --out z.docx": "out='z.docx': expected a name that ends in .png, which the picture is",
     f"finetune {__file__}":
@@ -58,7 +60,8 @@ WRONG = {
 }  # fmt: skip
 USED = (
     *("--data.jitter 0.5 --data.hue 0.3", "--router hash --codes 5", "--training.loss sigmoid --model.head-bias -3"),
-    *(f"--config {path}" for path in (*configfile.recipes(), *ROOT.glob("benchmarks/*.toml"), RUN / "config.toml")),
+    *(f"--config {path}" for path in (*ROOT.glob("benchmarks/*.toml"), RUN / "config.toml")),
+    *(f"--config {name}{' --init weights' * ('_ft_' in name)}" for name in configfile.recipes()),
     *("--config study_b16 --model.moe none", "--config soft_moe_s16 --training.loss softmax"),
 )
 

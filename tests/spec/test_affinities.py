@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from scipy.special import log_softmax
 from scipy.special import softmax as scipy_softmax
 
 from moespec.spec import add_gating_noise, router_logits, sinkhorn_affinity, softmax_affinity
@@ -29,18 +28,6 @@ def test_softmax(scale):
     np.testing.assert_allclose(softmax_affinity(logits), scipy_softmax(logits, axis=1), rtol=1e-13)
 
 
-def test_softmax_minimises_its_problem():
-    affinity = softmax_affinity(LOGITS)
-
-    def objective(a):
-        return np.sum(a * (np.log(a) - LOGITS))
-
-    for _ in range(20):
-        other = RANDOM.dirichlet(np.ones(3), size=6)
-        for share in (1e-3, 0.5):
-            assert objective((1 - share) * affinity + share * other) > objective(affinity)
-
-
 def test_sinkhorn_in_the_kernel_domain():
     kernel = np.exp(LOGITS)
     u, v = np.ones(6), np.ones(3)
@@ -57,26 +44,6 @@ def test_sinkhorn_objective_at_convergence():
     np.testing.assert_allclose(plan.sum(axis=0), 2.0, rtol=1e-13)
     potentials = np.log(plan) - LOGITS
     np.testing.assert_allclose(potentials - potentials[:1] - potentials[:, :1] + potentials[0, 0], 0, atol=1e-13)
-
-
-def test_sinkhorn_minimises_its_problem():
-    plan = sinkhorn_affinity(LOGITS, iterations=500)
-    for seed in range(8):  # any other matrix with the same marginals
-        other = sinkhorn_affinity(np.random.default_rng(seed).normal(size=(6, 3)), iterations=200)
-        mixed = 0.9 * plan + 0.1 * other
-        assert np.sum(mixed * (np.log(mixed) - LOGITS)) > -11.498879312014864
-
-
-def test_sinkhorn_does_not_overflow():
-    plan = sinkhorn_affinity(1000 * LOGITS)
-    assert np.isfinite(plan).all()
-    np.testing.assert_allclose(plan.sum(axis=1), 1, rtol=1e-12)
-
-
-def test_columns_are_updated_before_rows():
-    plan = sinkhorn_affinity(LOGITS, iterations=1)
-    np.testing.assert_allclose(plan.sum(axis=1), 1, rtol=1e-15)
-    assert np.max(np.abs(plan.sum(axis=0) - 2)) > 0.1
 
 
 def column_error(plan):
@@ -116,8 +83,3 @@ def test_row_constants_change_the_plan_before_convergence():
     np.testing.assert_allclose(
         sinkhorn_affinity(shifted, iterations=300), sinkhorn_affinity(LOGITS, iterations=300), atol=1e-14
     )
-
-
-def test_a_balanced_softmax_is_its_own_plan():
-    logits = log_softmax([[2.0, 0.0, 1.0], [1.0, 2.0, 0.0], [0.0, 1.0, 2.0]], axis=1)
-    np.testing.assert_allclose(sinkhorn_affinity(logits, iterations=1), softmax_affinity(logits), rtol=1e-14)

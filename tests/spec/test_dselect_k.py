@@ -72,12 +72,6 @@ def test_step_is_not_negative_where_the_polynomial_cancels():
     assert (spec.smooth_step(z) > 0).all()
 
 
-def test_binary_codes_pick_one_expert():
-    for expert in range(6):
-        code = [[9.0 if digit == "1" else -9.0 for digit in format(expert, "03b")]]
-        assert spec.dselect_k_selectors(code, experts=6).tolist() == [np.eye(6)[expert].tolist()]
-
-
 def test_a_code_without_an_expert_has_no_mass():
     selectors = spec.dselect_k_selectors([[9.0, 9.0]], experts=3)
     assert selectors.tolist() == [[0.0, 0.0, 0.0]]
@@ -85,23 +79,6 @@ def test_a_code_without_an_expert_has_no_mass():
     assert spec.dselect_k_reachability(selectors + 1e-30j).imag == 0
     few = spec.dselect_k_selectors([[9.0, 9.0], [0.25, 9.0]], experts=3)
     assert spec.dselect_k_reachability(few) == pytest.approx(1e6 + 1 / few[1].sum())
-
-
-def test_reachability_is_the_number_of_selectors_where_all_mass_is_on_experts():
-    assert spec.dselect_k_reachability(spec.dselect_k_selectors(CODES, experts=4)) == pytest.approx(2)
-    assert spec.dselect_k_reachability(spec.dselect_k_selectors(CODES, experts=3)) > 2
-
-
-def test_routing_is_the_dense_mixture():
-    """The layer gives the sum of all experts weighted by the gate."""
-    tokens, gate = RANDOM.normal(size=(5, 3)), RANDOM.dirichlet(np.ones(4), size=5)
-    gate[1] = [0, 1, 0, 0]
-    kernels = RANDOM.normal(size=(4, 3, 2))
-    outputs = spec.moe_layer(
-        tokens, spec.dselect_k_routing(gate), lambda x: np.tanh(np.einsum("ecd,edo->eco", x, kernels))
-    )
-    expected = np.einsum("te,teo->to", gate, np.tanh(np.einsum("td,edo->teo", tokens, kernels)))
-    np.testing.assert_allclose(outputs, expected, atol=1e-15)
 
 
 def test_a_gate_by_token_without_its_kernel_is_the_static_one():

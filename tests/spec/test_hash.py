@@ -8,7 +8,7 @@ from scipy.cluster.vq import kmeans2
 from scipy.spatial.distance import cdist
 
 from moespec import spec
-from moespec.spec import ROUTERS, ConfigError, ContractError, DtypeError, ShapeError, slot_tokens
+from moespec.spec import ROUTERS, ConfigError, ContractError, DtypeError, ShapeError
 from moespec.spec.token_ids import normalized_patches
 
 SEEDS = range(20)
@@ -82,15 +82,6 @@ def test_dispersed_table_among_all_tables(clusters, experts):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_dispersed_table_of_many_ids(seed):
-    random = np.random.default_rng(seed)
-    clusters, experts = random.integers(0, 6, 40), int(random.integers(1, 7))
-    table = spec.hash_table_dispersed(clusters, experts=experts)
-    for group in [np.ones(40, bool), *(clusters == c for c in range(6))]:
-        assert spread(np.bincount(table[group], minlength=experts)) <= 1
-
-
-@pytest.mark.parametrize("seed", SEEDS)
 def test_balanced_table(seed):
     """The largest load is at most the mean and one id more; ids of distinct frequency may come in any order."""
     random = np.random.default_rng(seed)
@@ -129,40 +120,7 @@ def test_patch_codes_by_distances(seed):
     np.testing.assert_array_equal(spec.patch_codes(3 * patches - 5, codebook), spec.patch_codes(patches, codebook))
 
 
-def test_bigrams_tell_all_pairs_apart():
-    ids = np.array(list(itertools.product(range(4), repeat=2)))
-    pairs = spec.pair_ids(ids[:, 0], ids[:, 1], vocabulary=4)
-    assert sorted(pairs) == list(range(16))
-
-
 # Routing and MultiHash.
-
-
-def test_hash_routing_is_token_choice_of_one_hot_scores():
-    random = np.random.default_rng(0)
-    for capacity in (1, 3, None):
-        ids, table = random.integers(0, 5, 12), random.integers(0, 4, 5)
-        routing = spec.hash_routing(ids, table, experts=4, capacity=capacity)
-        expected = np.full((4, capacity or 12), 12)
-        for expert in range(4):
-            queue = np.flatnonzero(table[ids] == expert)[: capacity or 12]
-            expected[expert, : len(queue)] = queue
-        np.testing.assert_array_equal(slot_tokens(routing), expected)
-        np.testing.assert_array_equal(routing.combine, routing.dispatch)
-
-
-@pytest.mark.parametrize("activation", ["relu", "tanh", "erf"])
-def test_multi_hash_of_equal_hashes_is_the_expert(activation):
-    random = np.random.default_rng(0)
-    params, tokens, ids = mlp(random), random.standard_normal((8, 4)), random.integers(0, 5, 8)
-    table = random.integers(0, 3, 5)
-    for hashes in (1, 2, 3):
-        found = spec.multi_hash_mlp(tokens, ids, np.stack([table] * hashes), params, activation=activation)
-        for x, id, y in zip(tokens, ids, found, strict=True):
-            w1, b1, w2, b2 = (params[name][table[id]] for name in MLP_AXES)
-            z = x @ w1 + b1
-            inner = np.maximum(z, 0) if activation == "relu" else spec.gelu(z, form=activation)
-            np.testing.assert_allclose(y, inner @ w2 + b2, atol=1e-13)
 
 
 def test_multi_hash_segment_by_segment():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from moespec import spec
-from moespec.spec import ROUTERS, batch_priority, importance_score_choice, importance_score_order, slot_tokens
+from moespec.spec import ROUTERS, importance_score_choice, importance_score_order, slot_tokens
 from moespec.spec.importance_score import surviving_tokens
 
 SHAPES = [(1, 1), (1, 4), (5, 1), (10, 3), (12, 4), (21, 5)]
@@ -50,32 +50,10 @@ def test_definition(tokens, experts, drop, seed):
             np.testing.assert_array_equal(routing.combine, weights[:, :, None] * routing.dispatch)
 
 
-def test_nothing_removed_is_batch_priority():
-    scores = random_scores(0, 12, 4)
-    found = importance_score_choice(scores, choices=2, capacity=3, drop=0)
-    expected = spec.token_choice(scores, choices=2, capacity=3, order=batch_priority(scores))
-    np.testing.assert_array_equal(found.dispatch, expected.dispatch)
-    np.testing.assert_array_equal(found.combine, expected.combine)
-
-
-def test_removed_tokens_might_as_well_not_be_there():
-    scores = random_scores(1, 20, 4) + 1
-    faint = np.concatenate([scores, random_scores(2, 5, 4) / 2])  # 5 of 25 that matter less than all others
-    found = importance_score_choice(faint, choices=2, capacity=4, drop=0.2)
-    expected = importance_score_choice(scores, choices=2, capacity=4, drop=0)
-    np.testing.assert_array_equal(found.dispatch[:20], expected.dispatch)
-    assert not found.dispatch[20:].any()
-
-
 @pytest.mark.parametrize("tokens", [1, 9, 10, 11, 19, 20, 196, 384, 1000, 1572864])
 def test_a_tenth_is_rounded_down(tokens):
     assert surviving_tokens(tokens, 0.1) == tokens - tokens // 10
     assert surviving_tokens(tokens, 0.5) == math.ceil(tokens / 2)
-
-
-def test_of_equals_at_the_border_the_higher_index_is_removed():
-    scores = np.full((10, 2), 0.5)
-    assert importance_score_order(scores, drop=0.3).tolist() == list(range(7))
 
 
 def test_the_router_takes_its_capacity_from_those_that_are_left():

@@ -63,40 +63,6 @@ def test_expert_mlp_names_the_parameter_that_does_not_fit(name):
             expert_mlp(np.zeros((3, 1, 4)), {**PARAMS, name: wrong})
 
 
-@pytest.mark.parametrize(
-    "routing",
-    [
-        token_choice(softmax_affinity(LOGITS), choices=2, capacity=3),
-        expert_choice(softmax_affinity(LOGITS), capacity=2),
-        soft_routing(TOKENS, RANDOM.normal(size=(4, 3, 2))),
-    ],
-    ids=["token_choice", "expert_choice", "soft"],
-)
-def test_layer_token_by_token(routing):
-    result = np.zeros((6, 4))
-    for e in range(3):
-        for c in range(routing.dispatch.shape[2]):
-            slot = sum(routing.dispatch[t, e, c] * TOKENS[t] for t in range(6))
-            for t in range(6):
-                result[t] += routing.combine[t, e, c] * one_expert(e, slot)
-    np.testing.assert_allclose(moe_layer(TOKENS, routing, lambda x: expert_mlp(x, PARAMS)), result, atol=1e-13)
-
-
-def test_layer_with_equal_experts_is_the_dense_one():
-    same = {name: np.repeat(value[:1], 3, axis=0) for name, value in PARAMS.items()}
-    routing = token_choice(softmax_affinity(LOGITS), choices=1, capacity=6, combine_scores=np.ones((6, 3)))
-    result = moe_layer(TOKENS, routing, lambda x: expert_mlp(x, same))
-    np.testing.assert_allclose(result, one_expert(0, TOKENS), rtol=1e-12)
-
-
-def test_a_dropped_token_gets_zero_and_empty_slots_do_no_harm():
-    routing = token_choice(softmax_affinity(LOGITS), choices=1, capacity=2)
-    result = moe_layer(TOKENS, routing, lambda x: expert_mlp(x, PARAMS))
-    assert np.array_equal(result[4], np.zeros(4))
-    assert np.count_nonzero(np.any(result != 0, axis=1)) == 5
-    assert np.any(expert_mlp(np.zeros((3, 1, 4)), PARAMS) != 0)
-
-
 def test_layer_may_change_the_width():
     routing = expert_choice(softmax_affinity(LOGITS), capacity=2)
     assert moe_layer(TOKENS, routing, lambda x: x[:, :, :3]).shape == (6, 3)

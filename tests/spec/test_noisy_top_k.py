@@ -112,13 +112,6 @@ def test_where_the_scale_vanishes_the_load_counts(low):
         assert noisy_top_k_load_loss(*stepped, choices=1).imag == 0
 
 
-def test_the_load_is_about_the_number_of_choices():
-    """Summed over experts, in the mean over draws: each expert alone may change the choice, so it is not exact."""
-    clean, scales = draw(1, 200, 8), np.zeros((200, 8))
-    noisy = noisy_top_k_logits(clean, scales, draw(2, 200, 8))
-    assert probabilities(clean, scales, noisy, 3).sum(axis=1).mean() == pytest.approx(3, abs=0.1)
-
-
 def route(noise=NOISE, *, kernel=None, noise_kernel=None, **options):
     """The router on the worked example: with the identity as kernel the tokens are the logits."""
     config = ROUTERS["noisy_top_k"].options(width=3, experts=3, tokens=6, **options)

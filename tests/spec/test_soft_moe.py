@@ -73,28 +73,12 @@ def test_derivative_at_a_zero_vector():
     np.testing.assert_allclose(derivative, direction / 1e-6, rtol=1e-14)
 
 
-@pytest.mark.parametrize(
-    ("dispatch", "combine"), [("soft", "soft"), ("soft", "uniform"), ("uniform", "soft"), ("uniform", "uniform")]
-)
-def test_ablations(dispatch, combine):
-    soft = soft_routing(TOKENS, SLOTS)
-    routing = soft_routing(TOKENS, SLOTS, dispatch=dispatch, combine=combine)
-    np.testing.assert_array_equal(routing.dispatch, soft.dispatch if dispatch == "soft" else np.full((7, 3, 2), 1 / 7))
-    np.testing.assert_array_equal(routing.combine, soft.combine if combine == "soft" else np.full((7, 3, 2), 1 / 6))
-
-
 def test_identity_deals_the_tokens_to_the_experts_in_turn():
     routing = soft_routing(TOKENS[:6], SLOTS, dispatch="identity", combine="identity")
     assert slot_tokens(routing).tolist() == [[0, 3], [1, 4], [2, 5]]
     assert routing.dispatch.sum() == 6
     np.testing.assert_array_equal(routing.combine, routing.dispatch)
     np.testing.assert_array_equal(moe_layer(TOKENS[:6], routing, lambda x: 2 * x), 2 * TOKENS[:6])
-
-
-def test_uniform_gives_every_token_the_same_update():
-    routing = soft_routing(TOKENS, SLOTS, dispatch="uniform", combine="uniform")
-    result = moe_layer(TOKENS, routing, lambda x: x * np.arange(1.0, 4.0)[:, None, None])
-    np.testing.assert_allclose(result, np.broadcast_to(2 * TOKENS.mean(axis=0), (7, 5)), rtol=1e-13)
 
 
 def test_errors_of_the_ablations():

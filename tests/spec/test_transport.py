@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from scipy.optimize import linear_sum_assignment, minimize
+from scipy.optimize import minimize
 
 from moespec.spec import (
     project_simplex,
@@ -46,11 +46,6 @@ def test_projections_by_enumeration(seed):
         )
 
 
-def test_of_equal_values_the_lower_index_is_kept():
-    assert project_sparse_simplex([1.0, 1.0, 1.0], nonzeros=2).tolist() == [0.5, 0.5, 0.0]
-    assert project_sparse_simplex([0.0, 3.0, 3.0, 3.0], nonzeros=1, mass=2.0).tolist() == [0.0, 2.0, 0.0, 0.0]
-
-
 def test_projection_of_large_values():
     np.testing.assert_array_equal(project_simplex([1e20, 1e20, 0.0], mass=1.0), [0.5, 0.5, 0.0])
     np.testing.assert_array_equal(project_simplex([-1e20, -1e20, -3e20], mass=1.0), [0.5, 0.5, 0.0])
@@ -90,44 +85,6 @@ def test_dual_by_enumeration_of_supports(nonzeros):
     np.testing.assert_allclose(dual.token_gradient, 1 - dual.plan.sum(axis=1), atol=1e-15)
 
 
-def test_gradients_of_both_duals_by_differences():
-    alpha, beta, step = RANDOM.normal(size=6) / 3, RANDOM.normal(size=3) / 3, 1e-6
-
-    def semi(a):
-        return transport_semi_dual(a, UTILITY, capacity=3).value
-
-    def dual(a, b):
-        return transport_dual(a, b, UTILITY, capacity=3).value
-
-    semi_gradient = transport_semi_dual(alpha, UTILITY, capacity=3).gradient
-    dual_result = transport_dual(alpha, beta, UTILITY, capacity=3)
-    for t in range(6):
-        h = step * np.eye(6)[t]
-        assert (semi(alpha + h) - semi(alpha - h)) / (2 * step) == pytest.approx(semi_gradient[t], abs=1e-8)
-        assert (dual(alpha + h, beta) - dual(alpha - h, beta)) / (2 * step) == pytest.approx(
-            dual_result.token_gradient[t], abs=1e-8
-        )
-    for e in range(3):
-        h = step * np.eye(3)[e]
-        assert (dual(alpha, beta + h) - dual(alpha, beta - h)) / (2 * step) == pytest.approx(
-            dual_result.expert_gradient[e], abs=1e-8
-        )
-
-
-def test_the_dual_maximised_over_experts_is_the_semi_dual():
-    alpha = RANDOM.normal(size=6) / 5
-    result = minimize(
-        lambda b: -transport_dual(alpha, b, UTILITY, capacity=3).value,
-        np.zeros(3),
-        jac=lambda b: -transport_dual(alpha, b, UTILITY, capacity=3).expert_gradient,
-        method="L-BFGS-B",
-        options={"gtol": 1e-12, "ftol": 0.0},
-    )
-    semi = transport_semi_dual(alpha, UTILITY, capacity=3)
-    assert -result.fun == pytest.approx(semi.value, abs=1e-11)
-    np.testing.assert_allclose(transport_dual(alpha, result.x, UTILITY, capacity=3).plan, semi.plan, atol=1e-9)
-
-
 def objective(plan, utility, gamma=1.0):
     return np.sum(plan * utility) - gamma / 2 * np.sum(plan**2)
 
@@ -159,21 +116,6 @@ def test_quadratic_transport_by_a_general_solver():
     )
     plan = sparse_transport_affinity(utility, capacity=1, sparsity="none", solver="lbfgs")
     np.testing.assert_allclose(plan, result.x.reshape(4, 2), atol=1e-6)
-
-
-def test_with_one_token_per_slot_the_problem_is_an_assignment():
-    """k = T / E: the feasible plans are the balanced 0/1 matrices, so no semi-dual value exceeds the best of them."""
-    for seed in range(10):
-        utility = softmax_affinity(np.random.default_rng(seed).normal(size=(6, 3)))
-        rows, slots = linear_sum_assignment(-np.repeat(utility, 2, axis=1))
-        plan = np.zeros((6, 3))
-        plan[rows, slots // 2] = 1
-        best = objective(plan, utility)
-        potential = solve_lbfgs(Problem(utility, 1.0, 2.0, 2, 1.0))
-        assert -transport_semi_dual(potential, utility, capacity=2).value >= best - 1e-9
-        recovered = sparse_transport_affinity(utility, capacity=2, solver="lbfgs")
-        if np.max(np.abs(recovered.sum(axis=1) - 1)) < 1e-6:
-            np.testing.assert_allclose(recovered, plan, atol=1e-6)
 
 
 def test_lbfgs_goes_further_than_adam():
