@@ -3,7 +3,7 @@
     pip install 'moespec[jax]' libtpu
     python benchmarks/tpu_recipes.py [RECIPE ...] [--images 8] [--topology v5e:2x2]
 
-The whole step: loss, backward pass, clip and optimiser, with the recipe's model and `--images` images of 224 pixels. A row has
+The whole step: loss, backward pass, clip and optimiser, with the recipe's model and `--images` images. A row has
 what the compiler says of it: FLOPs beside three times those of a forward pass as `moespec count` has them, memory, seconds to
 compile; or its message, for a step that a core has no memory for. They are written to `benchmarks/results/recipes-tpu.json`, where
 rows of other recipes and topologies stay.
@@ -23,29 +23,23 @@ from typing import Any
 import tpu_layers  # isort: skip  # noqa: F401  # before jax: it sets which compiler is used
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.experimental import topologies
 
 import moespec.backends.jax as B
 from moespec.models import counts, families, memory
-from moespec.models.data.dataset import Dataset, Split
 from moespec.models.training import configfile
 from moespec.models.training.objective import draws, make_loss
-from moespec.models.training.resolve import model_config, resolve
+from moespec.models.training.resolve import model_config, without_data
 
 RESULT = Path(__file__).parent / "results" / "recipes-tpu.json"
-SIZE, CLASSES = 224, 1000
 LARGE = sorted(set(configfile.recipes()) - {"digits", "fashion_mnist"})
 
 
 def compile_recipe(name: str, images: int, device: Any) -> dict[str, Any]:
     """The figures of a recipe."""
     config = configfile.read(configfile.find_recipe(name))
-    split = Split(lambda indices: np.zeros((len(indices), SIZE, SIZE, 3), np.uint8), np.arange(CLASSES))
-    data = Dataset("images", split, split, tuple(map(str, range(CLASSES))), (SIZE, SIZE, 3), 255)
-    config = resolve(replace(config, data=replace(config.data, path="images")), data, "jax")
-    loss = partial(make_loss, B, kind=config.training.loss)
-    return compile_step(model_config(config.model), loss, config.optimizer, images, device)
+    model = model_config(without_data(config.model, config.data))
+    return compile_step(model, partial(make_loss, B, kind=config.training.loss), config.optimizer, images, device)
 
 
 def lowered_step(
@@ -60,8 +54,8 @@ def lowered_step(
         return jax.ShapeDtypeStruct(tree, jnp.float32)
 
     batch = {
-        "images": jax.ShapeDtypeStruct((images, SIZE, SIZE, 3), jnp.float32),
-        "targets": jax.ShapeDtypeStruct((images, CLASSES), jnp.float32),
+        "images": jax.ShapeDtypeStruct((images, model.image_size, model.image_size, 3), jnp.float32),
+        "targets": jax.ShapeDtypeStruct((images, model.classes), jnp.float32),
     }
     if draws(model, images):
         batch["random"] = jax.ShapeDtypeStruct((images, 4), jnp.int32)

@@ -457,7 +457,7 @@ def _count(arguments: list[str]) -> None:
 def _plan(arguments: list[str]) -> None:
     default = PlanArguments(devices=tyro.MISSING, chip=tyro.MISSING, settings=chosen(arguments, digits()))
     parsed = _parse("plan", PlanArguments, arguments, default=default)
-    check_concerns(arguments, parsed.settings)
+    check_concerns(arguments, replace(parsed.settings, init="what finetune names"))
     from moespec.models.planning.command import plan_command
 
     plan_command(
