@@ -399,6 +399,8 @@ def _finetune(arguments: list[str]) -> None:
     parsed = _parse(
         "finetune", FinetuneArguments, arguments, default=FinetuneArguments(source=tyro.MISSING, settings=settings)
     )
+    if parsed.settings.init != source:
+        raise ConfigError(f"init={parsed.settings.init!r}: the weights are those of the source, {source!r}")
     check_concerns(rest, parsed.settings)
     settings, note = sized(parsed.settings), taken(parsed.settings, given=named or parsed.resume)
     commands.train_command(settings, run=parsed.run, resume=parsed.resume, override=False, note=note)

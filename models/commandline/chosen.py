@@ -50,14 +50,19 @@ def chosen(arguments: Sequence[str], default: Config) -> Config:
 def check_concerns(arguments: Sequence[str], *configs: Config) -> None:
     """ConfigError for an option of the command line, or of its file, that concerns none of the configurations made of it.
 
-    One of a file may concern the file's own configuration. A file that a run wrote has every field, and is not looked at.
+    One of a file may concern the file's own configuration, and init_skip the weights that it is used with later. A file that a
+    run wrote has every field, and is not looked at.
     """
     words = (word.partition("=")[0][2:].replace("-", "_") for word in arguments if word.startswith("--"))
     concerns.check([SHORT.get(word, word) for word in words], *configs)
     if (known := _early(arguments)).config:
         path = configfile.find_recipe(known.config)
         if "format" not in (written := configfile.written(path)):
-            concerns.check(written, configfile.read(path, model=known.model, router=known.router), *configs)
+            concerns.check(
+                (name for name in written if name != "init_skip"),
+                configfile.read(path, model=known.model, router=known.router),
+                *configs,
+            )
 
 
 def _early(arguments: Sequence[str]) -> argparse.Namespace:

@@ -62,10 +62,10 @@ def load_others(config: DataConfig, own: Dataset, *, name: str | None, path: str
     made = load_configured(DataConfig(**given), image_size=own.shape[0], whole=True)
     names = [made.classes[label] for label in made.validation.labels]
     if unknown := set(names) - set(own.classes):
-        raise DataError(f"{path}: class {min(unknown)!r} is not one of the run's: {', '.join(own.classes)}")
+        raise DataError(f"{path or name}: class {min(unknown)!r} is not one of the run's: {', '.join(own.classes)}")
     if (made.shape, made.maximum) != (own.shape, own.maximum):
         shown = (f"images of {one.shape} in which white is {one.maximum}" for one in (made, own))
-        raise DataError(f"{path}: {', but the run has '.join(shown)}")
+        raise DataError(f"{path or name}: {', but the run has '.join(shown)}")
     labels = np.array([own.classes.index(name) for name in names])
     return replace(own, name=made.name, validation=replace(made.validation, labels=labels), notes=made.notes)
 

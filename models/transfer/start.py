@@ -12,6 +12,7 @@ from moespec.models.families import Config as Model
 from moespec.models.families import names, of_name
 from moespec.models.hashing.tables import initial_params
 from moespec.models.training.config import Config, ModelConfig
+from moespec.models.training.configfile import digits
 from moespec.models.training.resolve import model_config
 from moespec.models.training.rundirectory import RunDirectory
 from moespec.models.transfer.rules import transferred
@@ -108,7 +109,7 @@ def taken(config: Config, *, given: bool) -> str:
     """
     run = RunDirectory(Path(config.init or "")).config()
     if run is None:
-        if not given and config.data == DataConfig():
+        if not given and config.data in (DataConfig(), digits().data):
             raise ConfigError(
                 f"{config.init}: not a run, so it has no data; say which, as --data folder --data.path photos"
             )

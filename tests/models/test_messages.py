@@ -55,6 +55,7 @@ WRONG = {
     "inspect /nowhere --image x.png": "run='/nowhere': there is no run, no config.toml in it",
     "evaluate x --seeds 4": "seeds=4 concerns nothing here: there is no fewshot",
     "inspect x --image y --out z.docx": "out='z.docx': expected a name that ends in .png, which the picture is",
+    f"finetune {RUN} --init x": f"init='x': the weights are those of the source, '{RUN}'",
     f"finetune {__file__}":
         f"{__file__}: not a safetensors file: header too large; expected a run, a folder of the hub, a .safetensors or an .npz file",
 }  # fmt: skip
