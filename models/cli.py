@@ -395,7 +395,12 @@ def _finetune(arguments: list[str]) -> None:
 
     source, *rest = arguments
     named = any(word.partition("=")[0] in ("--data", "--data.name") for word in rest)
-    settings = chosen(rest, finetuned(digits(), source, other_data=named))
+    base = finetuned(digits(), source, other_data=named)
+    settings = chosen(rest, base)
+    if (name := settings.model.name) != base.model.name:
+        raise ConfigError(
+            f"model.name={name!r}: the model is that of the source, {base.model.name!r}; its fields may be set"
+        )
     parsed = _parse(
         "finetune", FinetuneArguments, arguments, default=FinetuneArguments(source=tyro.MISSING, settings=settings)
     )
@@ -459,7 +464,7 @@ def _count(arguments: list[str]) -> None:
 def _plan(arguments: list[str]) -> None:
     default = PlanArguments(devices=tyro.MISSING, chip=tyro.MISSING, settings=chosen(arguments, digits()))
     parsed = _parse("plan", PlanArguments, arguments, default=default)
-    check_concerns(arguments, replace(parsed.settings, init="what finetune names"))
+    check_concerns(arguments, parsed.settings)
     from moespec.models.planning.command import plan_command
 
     plan_command(

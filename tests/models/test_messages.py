@@ -56,13 +56,14 @@ WRONG = {
     "evaluate x --seeds 4": "seeds=4 concerns nothing here: there is no fewshot",
     "inspect x --image y --out z.docx": "out='z.docx': expected a name that ends in .png, which the picture is",
     f"finetune {RUN} --init x": f"init='x': the weights are those of the source, '{RUN}'",
+    f"finetune {RUN} --model vit_s16":
+        "model.name='vit_s16': the model is that of the source, 'vit_tiny'; its fields may be set",
     f"finetune {__file__}":
         f"{__file__}: not a safetensors file: header too large; expected a run, a folder of the hub, a .safetensors or an .npz file",
 }  # fmt: skip
 USED = (
     *("--data.jitter 0.5 --data.hue 0.3", "--router hash --codes 5", "--training.loss sigmoid --model.head-bias -3"),
-    *(f"--config {path}" for path in (*ROOT.glob("benchmarks/*.toml"), RUN / "config.toml")),
-    *(f"--config {name}{' --init weights' * ('_ft_' in name)}" for name in configfile.recipes()),
+    *(f"--config {path}" for path in (*configfile.recipes(), *ROOT.glob("benchmarks/*.toml"), RUN / "config.toml")),
     *("--config study_b16 --model.moe none", "--config soft_moe_s16 --training.loss softmax"),
 )
 
