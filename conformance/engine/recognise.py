@@ -3,7 +3,7 @@
 For each stage that fails, the variants are run on what the stage was given. One of them agrees where all that the
 target returned is what it computes, within a few tolerances of the dtype, and that is not the expected result, nor what
 the right backend computes. A stage that the target passes and the variant fails is one where they do not agree, and so is
-one where the target raises.
+one where the target raises and the variant does not.
 """
 
 import math
@@ -113,18 +113,19 @@ class Known:
 def _explained(known: Known, group: Sequence[CaseResult], dtype: Dtype) -> list[tuple[str, int, int]]:
     """Variants, the number of stages in which they agree, and of how many."""
     failed = {place: result.returned[place[1]] for result in group for place in _places(known, result, "fail")}
-    raised = sum(o.state == "error" and known.compares((r.id, o.stage)) for r in group for o in r.outcomes)
-    count = len(failed) + raised
+    raised = [(r.id, o.stage) for r in group for o in r.outcomes if o.state == "error"]
+    raised = [place for place in raised if known.compares(place)]
     passed = [place for result in group for place in _places(known, result, "pass")]
     agree: dict[str, set[Place]] = {}
     for place, returned in failed.items():
         for name in [] if known.agrees(place, "", returned, dtype) else known.concerned(place):
             if known.agrees(place, name, returned, dtype):
                 agree.setdefault(name, set()).add(place)
+    counts = {name: len(failed) + sum(bool(known.computed(place, name)) for place in raised) for name in agree}
     counted = [
-        (name, len(places), count + _denied(known, name, passed, dtype))
+        (name, len(places), counts[name] + _denied(known, name, passed, dtype))
         for name, places in agree.items()
-        if len(places) >= ENOUGH * count
+        if len(places) >= ENOUGH * counts[name]
     ]
     full = [(name, agreed, of) for name, agreed, of in counted if agreed == of]
     parts = sorted((one for one in counted if one[1] >= ENOUGH * one[2]), key=lambda one: -one[1] / one[2])

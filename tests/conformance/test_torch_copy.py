@@ -137,7 +137,7 @@ def test_a_small_error_is_found_and_named(run, changed, error):
     assert re.search(rf"^FAIL {algorithm}/\w+ \[float64 eager\] first at \w+/\w+", printed, re.MULTILINE)
     if variant:
         for dtype in ("float64", "float32"):
-            (line,) = [line for line in printed.splitlines() if f"{variant}: " in line and dtype in line]
+            (line,) = [line for line in printed.splitlines() if f"{variant}: " in line and f"{dtype} eager" in line]
             assert algorithm in line
 
 
