@@ -249,11 +249,11 @@ def test_a_report_has_meshes(tmp_path):
     [
         (("--mode", "mesh"), "--mode mesh and --devices N belong together"),
         (("--devices", "2"), "--mode mesh and --devices N belong together"),
-        (("--mode", "mesh", "--devices", "0"), "argument --devices: '0': expected a whole number from 1 to 64"),
-        (("--mode", "mesh", "--devices", "65"), "argument --devices: '65': expected a whole number from 1 to 64"),
+        (("--mode", "mesh", "--devices", "0"), "run: --devices: '0': expected a whole number from 1 to 64"),
+        (("--mode", "mesh", "--devices", "65"), "run: --devices: '65': expected a whole number from 1 to 64"),
         (
             ("--mode", "mesh rows 2"),
-            "argument --mode: unknown 'mesh rows 2'; expected eager, compiled, mesh, or a mesh",
+            "run: --mode: unknown 'mesh rows 2'; expected eager, compiled, strided, mesh, or a mesh",
         ),
         (("--processes", "2"), "--processes 2: no mesh is run"),
         (("--mode", "mesh", "--devices", "2"), "there is no mesh: moespec.backends.numpy.mesh cannot be imported"),
