@@ -271,7 +271,7 @@ NAMES = "OnMesh = join = leave = print\ndevices = lambda: 1\n"
 @pytest.mark.parametrize(
     ("name", "text", "words", "said"),
     [
-        ("empty", "", (), "there is no mesh: empty.mesh has no OnMesh and no devices and no join and no leave"),
+        ("meshless", "", (), "there is no mesh: meshless.mesh has no OnMesh and no devices and no join and no leave"),
         ("alone", NAMES, ("--processes", "1"), "2 devices cannot be those of 1 processes"),
         ("too_few", NAMES + "cpu_devices = print\n", (), "2 devices of too_few: there are 1"),
         (
