@@ -148,8 +148,8 @@ def test_the_message_has_place_error_and_tolerance():
     got = FLOAT.array.copy()
     got[0, 2] = -2.5
     found = compare(FLOAT, got, DTYPES["float64"])
-    assert found.fraction == pytest.approx(0.5 / (4 * 2.0**-53 * 2), rel=1e-12)
-    for text in ("1 of 3 entries", "[0, 2]", "got -2.5", "expected -2", "error 0.5", "allowed 8.88e-16"):
+    assert found.fraction == pytest.approx(0.5 / (16 * 2.0**-53 * 2), rel=1e-12)
+    for text in ("1 of 3 entries", "[0, 2]", "got -2.5", "expected -2", "error 0.5", "allowed 3.55e-15"):
         assert text in found.message
 
 

@@ -158,7 +158,7 @@ def test_the_report_says_so(run, over_numpy, tmp_path, capsys):
 def test_a_seed_that_is_no_whole_number(run, seed):
     status, _, said = run("run", "--target", "moespec.backends.numpy", f"--fresh={seed}")
     assert status == 2
-    assert f"argument --fresh: '{seed}': expected a whole number from 0" in said
+    assert f"moespec conformance run: --fresh: '{seed}': expected a whole number from 0" in said
 
 
 def test_files_have_no_fresh_cases(run, tmp_path):

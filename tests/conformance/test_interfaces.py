@@ -164,7 +164,7 @@ def test_numpy_has_no_bfloat16(run, target):
     ("adapter", "said"),
     [
         ("no_such_module", "ModuleNotFoundError"),
-        ("", "ValueError"),
+        ("", "expected the name of a module, such as package.module"),
         (":layer", "ValueError"),
         ("math", "it has no layer(x, params, options)"),
         ("math:nothing", "the module 'math' has no 'nothing'"),

@@ -249,11 +249,11 @@ def test_a_report_has_meshes(tmp_path):
     [
         (("--mode", "mesh"), "--mode mesh and --devices N belong together"),
         (("--devices", "2"), "--mode mesh and --devices N belong together"),
-        (("--mode", "mesh", "--devices", "0"), "argument --devices: '0': expected a whole number from 1 to 64"),
-        (("--mode", "mesh", "--devices", "65"), "argument --devices: '65': expected a whole number from 1 to 64"),
+        (("--mode", "mesh", "--devices", "0"), "run: --devices: '0': expected a whole number from 1 to 64"),
+        (("--mode", "mesh", "--devices", "65"), "run: --devices: '65': expected a whole number from 1 to 64"),
         (
             ("--mode", "mesh rows 2"),
-            "argument --mode: unknown 'mesh rows 2'; expected eager, compiled, mesh, or a mesh",
+            "run: --mode: unknown 'mesh rows 2'; expected eager, compiled, strided, mesh, or a mesh",
         ),
         (("--processes", "2"), "--processes 2: no mesh is run"),
         (("--mode", "mesh", "--devices", "2"), "there is no mesh: moespec.backends.numpy.mesh cannot be imported"),
@@ -271,7 +271,7 @@ NAMES = "OnMesh = join = leave = print\ndevices = lambda: 1\n"
 @pytest.mark.parametrize(
     ("name", "text", "words", "said"),
     [
-        ("empty", "", (), "there is no mesh: empty.mesh has no OnMesh and no devices and no join and no leave"),
+        ("meshless", "", (), "there is no mesh: meshless.mesh has no OnMesh and no devices and no join and no leave"),
         ("alone", NAMES, ("--processes", "1"), "2 devices cannot be those of 1 processes"),
         ("too_few", NAMES + "cpu_devices = print\n", (), "2 devices of too_few: there are 1"),
         (
