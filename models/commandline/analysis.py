@@ -15,7 +15,6 @@ from moespec.models.checks import check_output
 from moespec.models.commandline.commands import load_run
 from moespec.models.commandline.inspection import alone
 from moespec.models.commandline.report import png
-from moespec.models.errors import RunError
 from moespec.models.evaluation.slots import FRACTION, SlotStatistics, numbers, slot_statistics
 from moespec.models.files import write_atomically
 from moespec.models.training.resolve import model_config
@@ -38,10 +37,6 @@ COLUMNS = (
 def analysis_command(run: Path, out: Path, *, backend: str | None, step: int | None) -> None:
     """Writes the pictures of a checkpoint at `out` and the numbers in a file of that name with the ending .json."""
     values = out.with_suffix(".json")
-    if values == out:
-        raise RunError(
-            f"out={str(out)!r}: expected the name of a picture, the numbers go to the file of that name with the ending .json"
-        )
     check_output("out", out)
     check_output("out", values)
     loaded = load_run(run, backend, step)

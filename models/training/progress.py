@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -18,12 +19,22 @@ __all__ = ["Progress", "told"]
 class Progress:
     """The progress of a run that goes on at step `start` after `seconds` of training. Use as a context manager.
 
+    owed: the evaluations of this step that are yet to be made, as `Start` has them.
     leads: whether this process shows and records it; another's does nothing.
     """
 
-    def __init__(self, run: Path, settings: TrainingConfig, *, start: int, seconds: float, leads: bool = True) -> None:
+    def __init__(
+        self,
+        run: Path,
+        settings: TrainingConfig,
+        *,
+        start: int,
+        seconds: float,
+        owed: Sequence[str | None] = (),
+        leads: bool = True,
+    ) -> None:
         self._batch = settings.batch
-        self._log = RunLog(run, start) if leads else None
+        self._log = RunLog(run, start, [_kind(name) for name in owed]) if leads else None
         interval = 0.5 if sys.stderr.isatty() else 10.0
         self._bar = tqdm(
             total=settings.total, initial=start, unit="step", desc="train", mininterval=interval, disable=not leads
@@ -65,7 +76,7 @@ class Progress:
         """Records and prints an evaluation after `done` steps."""
         if self._log is None:
             return
-        self._log.write("evaluation", done, {**evaluation, "seconds": self.seconds})
+        self._log.write(_kind(None), done, {**evaluation, "seconds": self.seconds})
         with suppress(OSError):
             average = f", of the average {evaluation['average']['accuracy']:.4f}" if "average" in evaluation else ""
             self._bar.write(
@@ -78,7 +89,7 @@ class Progress:
         """Records and prints what the evaluation `name` found after `done` steps."""
         if self._log is None:
             return
-        self._log.write(f"evaluation/{name}", done, results)
+        self._log.write(_kind(name), done, results)
         with suppress(OSError):
             self._bar.write(f"step {done}: {name}: {told(results)}")
         self._mark(done)
@@ -90,6 +101,11 @@ class Progress:
 
     def _mark(self, step: int) -> None:
         self._marked_step, self._marked_time = step, time.perf_counter()
+
+
+def _kind(name: str | None) -> str:
+    """The kind of the lines of an evaluation."""
+    return "evaluation" if name is None else f"evaluation/{name}"
 
 
 def told(results: dict[str, Any]) -> str:

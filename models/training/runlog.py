@@ -7,6 +7,7 @@ drops the lines after its checkpoint, so each step is in the log once.
 
 import os
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +37,12 @@ def read_log(run: Path, kind: str, *, some: bool = False) -> list[dict[str, Any]
 
 
 class RunLog:
-    """Writes the records of a run that starts or goes on at `step`; of a log with damaged lines, which it drops, it keeps a copy."""
+    """Writes the records of a run that starts or goes on at `step`; of a log with damaged lines, which it drops, it keeps a copy.
 
-    def __init__(self, run: Path, step: int) -> None:
+    again: the kinds of which it drops the line of `step` too, as that is to be written again.
+    """
+
+    def __init__(self, run: Path, step: int, again: Collection[str] = ()) -> None:
         path = run / NAME
         if path.exists():
             content = path.read_bytes()
@@ -47,7 +51,8 @@ class RunLog:
                 aside = path.with_name(f"{NAME}.damaged-{time.time_ns()}")
                 write_atomically(aside, content)
                 print(f"{path}, {'; '.join(damaged)}. The run goes on without; all of the log is kept as {aside.name}")
-            write_atomically(path, b"".join(line + b"\n" for line, record in lines if record["step"] <= step))
+            kept = [line for line, at in lines if at["step"] < step + (at["kind"] not in again)]
+            write_atomically(path, b"".join(line + b"\n" for line in kept))
         self._path, self._file = path, path.open("a")
         self._board = _Board.open(run / "tensorboard", step)
 

@@ -119,7 +119,7 @@ def train(
 
     with (
         Interruption() as interruption,
-        Progress(run, settings, start=start, seconds=seconds, leads=B.process == 0) as progress,
+        Progress(run, settings, start=start, seconds=seconds, owed=owed, leads=B.process == 0) as progress,
         Saver(B, directory.checkpoints, keep=settings.keep, spare=before_cooldown(config)) as saver,
         Prefetcher(
             host_batch,

@@ -89,7 +89,7 @@ def train(run, router, backend, kill=None):
 
 def lines(run):
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in record.items() if "second" not in key} for record in records]
+    return [{key: value for key, value in record.items() if "second" not in key and key != "sha256"} for record in records]
 
 def arrays(run):
     return (run / "checkpoints" / "00000006" / "arrays.safetensors").read_bytes()

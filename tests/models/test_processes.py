@@ -281,7 +281,7 @@ def test_a_missing_piece_is_no_array(tmp_path):
     state = json.loads((path / "state.json").read_text())
     state.pop("sha256")
     del state["files"]["arrays-00001-of-00002.safetensors"]
-    (path / "state.json").write_bytes(checkpoint._signed(state))
+    checkpoint.amend(path, state)
     with pytest.raises(CheckpointError, match=r"w: its pieces do not make an array of \(4, 3\)"):
         checkpoint.read(path, SHAPES)
 

@@ -165,7 +165,7 @@ def test_inspect_analysis(runs, backend: str, tmp_path: Path, capsys) -> None:  
         ([], "expected either --image FILE or --analysis"),
         (["--analysis", "--image", "x.png"], "expected either --image FILE or --analysis"),
         (["--analysis", "--panels", "0", "1"], "panels='0 1': --analysis looks at all slots"),
-        (["--analysis", "--out", str(tmp_path / "x.json")], "expected the name of a picture"),
+        (["--analysis", "--out", str(tmp_path / "x.json")], "expected a name that ends in .png"),
         (["--analysis", "--out", str(tmp_path / "nowhere" / "x.png")], "there is no folder"),
     ):
         assert cli.main(["inspect", run, *flags]) == 2

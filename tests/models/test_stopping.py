@@ -83,6 +83,9 @@ def test_a_signal_ends_an_evaluation_between_batches(runs, tmp_path: Path, capsy
     batches.clear()
     assert cli.main(["evaluate", str(run)]) == 128 + signal.SIGTERM
     assert "moespec: the evaluation was stopped by SIGTERM" in capsys.readouterr().err
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "settle", gone)  # as when killed after the evaluation, which is then still owed
+        assert cli.main(["train", "--run", str(run), "--resume"]) != 0
     for shown in (f"{run}: finished, 12 steps", f"{run}: finished already, 12 steps"):
         assert cli.main(["train", "--run", str(run), "--resume"]) == 0
         assert shown in capsys.readouterr().out
