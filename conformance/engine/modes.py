@@ -13,7 +13,7 @@ from moespec.conformance.engine.format import Case
 __all__ = ["DEFAULT", "MESH", "MODES", "STRIDED", "is_mode", "mesh_mode", "mesh_of", "meshes", "run_in"]
 
 STRIDED = "strided"
-"""The numbers of an array do not lie one after the other, nor row by row: some cases in one dtype, of targets in torch."""
+"""Arrays that are not contiguous in any order of their axes: some cases in one dtype, of targets in torch."""
 MODES = ("eager", "compiled", STRIDED)
 """The modes of one device."""
 DEFAULT = ("eager", STRIDED)
