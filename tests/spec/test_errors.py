@@ -323,7 +323,7 @@ WRONG = {int: (0, -1, 1.5, True), float: (-1.0, np.nan, np.inf, "1"), str: ("non
 def wrong_options():
     for name, (_, _, options) in CALLS.items():
         hints = get_type_hints(getattr(spec, name))
-        for option in options.keys() - OF_ARRAYS:
+        for option in sorted(options.keys() - OF_ARRAYS):
             kind = hints[option]
             for type_, values in WRONG.items():
                 if type_ in (kind, *get_args(kind)) or (type_ is str and get_origin(kind) is Literal):
