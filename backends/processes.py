@@ -27,7 +27,7 @@ class Process:
 
 
 def process_of(environment: Mapping[str, str]) -> Process | None:
-    """The process that these variables describe, None if it is the only one. ConfigError for a variable that lacks or is no number.
+    """The process that these variables describe, None if it is the only one. ConfigError for a variable that is missing or not a number.
 
     >>> process_of({"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "2900"})
     Process(index=1, count=4, local=1, address='localhost:2900')

@@ -1,4 +1,4 @@
-"""Compile training steps of one ViT, dense and with experts, for a TPU core that need not be there.
+"""Compile training steps of one ViT, dense and with experts, ahead of time, without a TPU.
 
     pip install 'moespec[jax]' libtpu
     python benchmarks/tpu_steps.py [--model vit_s16] [--images 32] [--experts 8] [CASE ...]

@@ -31,7 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
     paths = [path for name in OUTPUTS if (path := getattr(options, name, None))]
     for path in paths:
         if (*paths, *getattr(options, "reports", ())).count(path) > 1:
-            parsing.error(f"{str(path)!r}: is to be written, and is named twice")
+            parsing.error(f"{str(path)!r}: output path given twice")
     try:
         return COMMANDS[options.command](options)
     except VectorError as error:

@@ -150,7 +150,7 @@ class EvaluateArguments:
     path: Annotated[str, arg(name="data.path")] = ""
     """file or folder of the other images"""
     broken: Annotated[Literal["error", "skip"], arg(name="data.broken")] = "error"
-    """pictures of these that cannot be read: an error, or decode all at the start, leave them out and count them"""
+    """pictures of these that cannot be read: `error`: stop at the first; `skip`: check all first, drop and count"""
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ class CountArguments:
 
 @dataclass(frozen=True)
 class PlanArguments:
-    """Say what a training step takes on devices that need not be there, and which mesh they should have.
+    """Say what a training step takes on devices that are not here, and which mesh they should have.
 
     moespec plan --model vit_l16 --router soft_moe --experts 128 --devices 256 --chip v5p --training.batch 4096. Memory, operations,
     bytes on the links and the least time of a step, for each mesh that divides devices, batch and experts, or the one of --mesh.

@@ -1,4 +1,4 @@
-"""The balanced assignment of BASE layers: as many tokens for every expert, with the largest total score.
+"""The balanced assignment of BASE layers: the same number of tokens per expert, with the largest total score.
 
 Symbols and ledger: see `base_layers`.
 """

@@ -41,7 +41,7 @@ def convolution(images: ArrayLike, kernel: Shared, bias: Shared, *, stride: int 
 
     Raises:
         ConfigError: `stride` out of range.
-        ShapeError: the kernel is no square of an odd size, axes do not fit.
+        ShapeError: the kernel is not square with an odd size, or axes mismatch.
         DtypeError: `images`, `kernel` or `bias` is not floating.
         ContractError: `images`, `kernel` or `bias` holds NaN or infinity.
 

@@ -118,7 +118,7 @@ def patch_embed(images: ArrayLike, kernel: Shared, bias: Shared | None = None) -
         (patches, features); patch i covers row `i // (width / patch)` of the grid.
 
     Raises:
-        ShapeError: the image does not divide into patches, axes do not fit.
+        ShapeError: the image does not divide into patches, or axes mismatch.
         DtypeError: `images`, `kernel` or `bias` is not floating.
         ContractError: `images`, `kernel` or `bias` holds NaN or infinity.
 

@@ -108,7 +108,7 @@ class OnMesh(SplitExperts):
     def __init__(
         self, sizes: MeshSizes, devices: Sequence[jax.Device] | None = None, *, transport: Transport = "model"
     ) -> None:
-        """devices: those of the mesh, such as a compiler knows that need not be there; by default all that there are.
+        """devices: those of the mesh, such as those of a topology without devices; by default all that there are.
         transport: see `SplitExperts`."""
         there = jax.device_count() if devices is None else len(devices)
         if sizes.devices != there:

@@ -1,4 +1,4 @@
-"""Run the suite on a target: every case in every dtype, and what came of it."""
+"""Run the suite on a target: every case in every dtype, and its result."""
 
 import math
 import multiprocessing
@@ -40,7 +40,7 @@ def run(
     processes: of each mesh, by default as few as can be; the cases that do not run on one have no result there.
     repeat: whether everything is computed twice, and must be the same bit by bit; on meshes it is not.
     """
-    # What is made of other things comes late in the registry and takes long, so it begins.
+    # Composite algorithms are slow, so they run first.
     groups = _by_algorithm(cases)[::-1]
     alone = [mode for mode in modes if mesh_of(mode) is None]
     parts = [

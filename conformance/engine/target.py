@@ -140,7 +140,7 @@ class Target:
         return claimed(self.module)
 
     def wanted(self, case: Case) -> Case:
-        """What of a case this target is expected to compute: all of it."""
+        """The part of a case this target must compute."""
         return case
 
     def not_offered(self, case: Case) -> str:

@@ -1,4 +1,4 @@
-"""Waivers: failures that somebody answers for, in a TOML file.
+"""Waivers: accepted failures, in a TOML file.
 
     [[waiver]]
     case = "sinkhorn/large"        # an id, or a pattern of those of one algorithm: "sinkhorn/negative_*"

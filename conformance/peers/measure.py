@@ -1,4 +1,4 @@
-"""Run the suite on a peer, and keep what came of it as a record."""
+"""Run the suite on a peer, and keep the results as a record."""
 
 import importlib
 import importlib.metadata

@@ -21,7 +21,7 @@ SIGNS = {
     "unchecked": "u",
 }
 LEGEND = (
-    "A number alone: that many cases pass. F failed, E raised an exception, o failed by the order of "
+    "A bare number counts passing cases. F failed, E raised an exception, o failed by the order of "
     "equal scores alone, w failed and waived, - not implemented, "
     "? inconclusive (a choice is too close to a tie for the dtype), u an optional check that is not made; each with "
     "the number of such cases of all."

@@ -74,7 +74,7 @@ def train_command(config: Config, *, run: str | None, resume: bool, override: bo
         except RuntimeError as error:
             if B.processes == 1:
                 raise
-            raise RunError(f"the {B.processes} processes no longer work together: {error}") from error
+            raise RunError(f"the {B.processes} processes lost contact with one of them: {error}") from error
 
 
 def _silent(text: str) -> None: ...
@@ -103,7 +103,7 @@ def _train(
         finished = directory.finished(config)
         how: Any = {"resume": resume or finished, "override": override, "classes": dataset.classes}
         for aside in directory.claim(config, **how):
-            say(f"{aside}: of the cooldown, set aside; the run goes on from the checkpoint before")
+            say(f"{aside}: cooldown checkpoint moved aside; resuming from the previous one")
         if not finished:
             say(f"run: {path}")
         return {"finished": finished}

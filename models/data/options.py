@@ -34,7 +34,7 @@ class DataConfig:
     background: str = "white"
     """pictures: colour behind what is transparent, by name or as #rrggbb"""
     broken: Literal["error", "skip"] = "error"
-    """pictures that cannot be read: an error when one is met, or decode all at the start, leave them out and count them"""
+    """pictures that cannot be read: `error`: stop at the first; `skip`: check all first, drop and count"""
     mean: str = "0.5"
     """subtracted from the values of a channel, of which white is 1: one number, or one for each channel, as in 0.485,0.456,0.406"""
     std: str = "0.5"
@@ -62,7 +62,7 @@ class DataConfig:
     blur: float = 0.0
     """probability of a Gaussian blur of 0.1 to 2 pixels"""
     solarise: float = 0.0
-    """probability that values from 128 on are turned over"""
+    """probability that values of 128 and above are inverted"""
     randaugment: int = 0
     """operations of RandAugment on each image; 0 for none"""
     magnitude: float = 10.0
@@ -74,7 +74,7 @@ class DataConfig:
     mixup: float = 0.0
     """mix pairs of images with a weight from Beta(mixup, mixup); 0 for none"""
     cutmix: float = 0.0
-    """put a rectangle of one image into another, its share from Beta(cutmix, cutmix); 0 for none; with mixup either by turns"""
+    """put a rectangle of one image into another, its share from Beta(cutmix, cutmix); 0 for none; alternating with mixup"""
     label_smoothing: float = 0.0
     """part of a label that is spread evenly over all classes"""
     cache: str = ""

@@ -8,7 +8,7 @@ is written as "at M" below is `M / 10` times what it is at 10.
 | AutoContrast, Equalize, Invert | - |
 | Rotate | 30 degrees M/10, either way |
 | Posterize | `int(4 M/10)` bits are kept, at least 1 (TensorFlow shifts by at most 7) and at most 8 |
-| Solarize | values from `int(256 M/10)` on are turned over |
+| Solarize | values of `int(256 M/10)` and above are inverted |
 | SolarizeAdd | values below 128 are raised by `int(110 M/10)` |
 | Color, Contrast, Brightness, Sharpness | factor `0.1 + 1.8 M/10` |
 | ShearX, ShearY | 0.3 M/10, either way |

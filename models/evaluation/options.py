@@ -47,7 +47,7 @@ class EvaluationConfig:
         if self.labels and self.kind != "head":
             raise ConfigError(f"labels={self.labels!r} concerns kind='head', not {self.kind!r}")
         if self.path and self.data == "run":
-            raise ConfigError(f"path={self.path!r}: which kind of data is not said (data)")
+            raise ConfigError(f"path={self.path!r}: `data` is required with `path`")
 
 
 def _shown(value: int | tuple[float, ...]) -> int | list[float]:

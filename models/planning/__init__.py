@@ -1,1 +1,1 @@
-"""What training takes on devices that need not be there: memory, operations, bytes on the links; the command `moespec plan`."""
+"""What training takes, ahead of time and without the devices: memory, operations, bytes on the links; the command `moespec plan`."""

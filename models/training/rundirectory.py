@@ -107,7 +107,7 @@ class RunDirectory:
         part of config.toml says.
 
         A run may go on for another number of steps from the newest checkpoint none of whose steps would have had another
-        learning rate. Later ones, of the cooldown, are set aside: returned are the paths that they then have.
+        learning rate. Later ones, of the cooldown, are moved aside; their new paths are returned.
         """
         self._make()
         aside: list[Path] = []

@@ -81,7 +81,7 @@ def transferred(source: Weights, config: Config, initial: Params, *, skip: str |
         else:
             raise ConfigError(f"init: {name} {fresh.shape} is missing; --init-skip {name} starts it anew")
     if left := sorted(name for name in given if name not in used and not name.startswith(_FREE)):
-        raise ConfigError(f"init: {left[0]} {given[left[0]].shape} has no place in the model")
+        raise ConfigError(f"init: {left[0]} {given[left[0]].shape} is an unexpected parameter")
     return result._replace(params=nested({name: np.asarray(value, np.float32) for name, value in found.items()}))
 
 

@@ -142,7 +142,7 @@ def _vit(project: str, arrays: Mapping[str, Any], given: Given) -> VitConfig:
     values = {**sizes, **given.fields}
     for name, advice in _ASKED.items():
         if name not in values:
-            raise ConfigError(f"{name}: the parameters do not show it; {advice}")
+            raise ConfigError(f"{name}: cannot be inferred from the weights; {advice}")
     config = of_description({"family": "vit", **values}, "set")
     assert isinstance(config, VitConfig)
     return config
@@ -227,7 +227,7 @@ def _read_vmoe(path: Path, given: Given) -> Weights:
         sizes = {} if size else vit_sizes("vmoe", {name: array.shape for name, array in arrays.items()})
         size = size or sizes.get("image_size")
         if size is None:
-            raise ConfigError(f"image_size: the parameters do not show it; {_ASKED['image_size']}")
+            raise ConfigError(f"image_size: cannot be inferred from the weights; {_ASKED['image_size']}")
         config = _with(interop.config_from_vmoe(given.arguments, image_size=size), given)
     elif moe and "router" not in given.fields:
         raise ConfigError(

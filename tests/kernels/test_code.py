@@ -1,4 +1,4 @@
-"""The Triton kernels compile for GPUs that need not be there, in every dtype they are launched with: `nox -s cuda`."""
+"""The Triton kernels compile ahead of time, without a GPU, in every dtype they are launched with: `nox -s cuda`."""
 
 import importlib
 import os

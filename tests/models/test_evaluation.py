@@ -250,7 +250,7 @@ WRONG = [
     ('kind = "tenshot"', r"evaluation\.one\.kind='tenshot': expected one of"),
     ("evry = 5", r"unknown key 'evaluation\.one\.evry'; near it: evaluation\.one\.every"),
     ('kind = "few_shot"\nlabels = "x"', r"evaluation\.one\.labels='x' concerns kind='head'"),
-    ('path = "x.npz"', r"evaluation\.one\.path='x\.npz': which kind of data is not said"),
+    ('path = "x.npz"', r"evaluation\.one\.path='x\.npz': `data` is required with `path`"),
     ('data = "npz"\npath = "none.npz"', r"none\.npz: there is no such file"),
     ('data = "npz"', r"data\.path is not set"),
     ('labels = "none.json"', r"none\.json: cannot be read"),

@@ -128,7 +128,7 @@ def test_rsqrt_goes_on_for_longer(runs: Any, cooled: Path, tmp_path: Path, capsy
     run = Path(shutil.copytree(cooled, tmp_path / "run"))
     capsys.readouterr()
     assert cli.main(["train", "--run", str(run), "--resume", "--training.steps", "16"]) == 0
-    assert "cooled_00000012: of the cooldown, set aside" in capsys.readouterr().out
+    assert "cooled_00000012: cooldown checkpoint moved aside" in capsys.readouterr().out
     assert checkpoint.steps(run / "checkpoints") == [11, 16]
     assert (run / "checkpoints" / "cooled_00000012" / "state.json").is_file()
     longer = tmp_path / "longer"

@@ -1,4 +1,4 @@
-"""Runs of version 0.1, kept as files, still read, evaluate and go on.
+"""Runs of version 0.1, kept as files, can still be read, evaluated and resumed.
 
 Each folder of `runs_0_1` has the configuration of a run of two steps, its log, and its checkpoint after the first step.
 They are of an early 0.1, whose configurations name the options of every router, but for "late", which is of its end.

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals, /dev/full")
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
 def test_a_signal_ends_the_step_and_saves(runs, tmp_path: Path, capsys, monkeypatch, request, name: str) -> None:  # type: ignore[no-untyped-def]
-    """Even when the terminal is gone, which it is after SIGHUP; then the run goes on to the same bits."""
+    """Even when the terminal is gone, which it is after SIGHUP; then the run resumes bit for bit."""
     whole, run, number = runs.whole("torch"), tmp_path / "a run", getattr(signal, name)
     real, steps, stops = Progress.step, [], []
 

@@ -193,9 +193,9 @@ def test_an_upcycled_model_computes_what_the_dense_one_did(router, options, same
             r"an expert's blocks/0/moe/experts/w1 has shape \(8, 24\), the source's",
         ),
         ({"depth": 3}, r"blocks/2/norm1/scale \(8,\) is missing; --init-skip blocks/2/norm1/scale starts it anew"),
-        ({"depth": 1}, r"blocks/1/attention/key/bias \(2, 4\) has no place in the model"),
+        ({"depth": 1}, r"blocks/1/attention/key/bias \(2, 4\) is an unexpected parameter"),
         ({"qk_norm": True}, r"blocks/0/attention/query_norm/scale \(4,\) is missing"),
-        ({"positions": "sincos2d"}, r"positions \(1, 16, 8\) has no place in the model"),
+        ({"positions": "sincos2d"}, r"positions \(1, 16, 8\) is an unexpected parameter"),
     ],
 )
 def test_what_does_not_fit_is_named(fields, message):

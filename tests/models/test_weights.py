@@ -117,7 +117,7 @@ def test_timm_by_its_names(tmp_path):
         read(tmp_path / "x.safetensors", Given(model="vit_base_patch16_224"))
     with pytest.raises(ConfigError, match=r"model='deit3_small_patch16_224': neither .*: --arguments FILE"):
         read(tmp_path / "x.safetensors", Given(model="deit3_small_patch16_224"))
-    with pytest.raises(ConfigError, match="heads: the parameters do not show it; give --set heads=6"):
+    with pytest.raises(ConfigError, match="heads: cannot be inferred from the weights; give --set heads=6"):
         read(tmp_path / "x.safetensors", Given())
     with pytest.raises(ConfigError, match="name='vit_tiny_patch16_224': expected vit_tiny or vit_<size><patch>"):
         read(FILES / "big_vision.npz", Given(model="vit_tiny_patch16_224"))
@@ -144,7 +144,7 @@ def test_positions_that_fit_two_grids_are_asked_for(tmp_path):
     theirs = tiny(pool="token", registers=8, gelu="erf", patch_size=2)
     assert theirs.params["positions"].shape[1] == 25
     write(tmp_path / "x.safetensors", theirs, "timm")
-    with pytest.raises(ConfigError, match="image_size: the parameters do not show it"):
+    with pytest.raises(ConfigError, match="image_size: cannot be inferred from the weights"):
         read(tmp_path / "x.safetensors", Given(fields={"heads": theirs.config.heads}))
     fields = {"heads": theirs.config.heads, "image_size": theirs.config.image_size, "positions": "learned"}
     with pytest.warns(UserWarning, match="norm_epsilon and gelu: the parameters do not show them, timm's defaults"):
@@ -434,7 +434,7 @@ def test_an_older_checkpoint_of_vmoe_with_a_state_is_refused(tmp_path):
     ("path", "given", "message"),
     [
         ("vmoe_soft_moe", Given(), "there are MoE blocks, and the parameters do not show how they route"),
-        ("big_vision_map.npz", Given(), "image_size: the parameters do not show it; give --set image_size=224"),
+        ("big_vision_map.npz", Given(), "image_size: cannot be inferred from the weights; give --set image_size=224"),
         ("big_vision.npz", Given(model="vit_s16"), "model='vit_s16': has patch_size=16, the parameters 2"),
         ("big_vision.npz", Given(model="mixer_s16"), "model='mixer_s16': expected a ViT"),
         ("mixer.npz", Given(fields={"heads": 2}), "heads=2 is not a field of MixerConfig"),
