@@ -7,6 +7,7 @@ installed with CUDA (torch's plain wheel has it already).
 import os
 import shutil
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 
 import nox
@@ -73,7 +74,8 @@ QUICK = {**CACHE, "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_cpu_use
 MESH = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
 MESHES = "mesh data 2 x expert 2,mesh fsdp 2 x expert 2,mesh expert 3"
 # Mode, dtypes, and the environment of each run (see docs/conformance.md). What users run is compiled in full in float32.
-RUNS: dict[str, tuple[tuple[str, str, dict[str, str]], ...]] = {
+Run = tuple[str, str, dict[str, str]]
+RUNS: dict[str, tuple[Run, ...]] = {
     "numpy": (("eager", "f64,f32,bf16", {}),),
     "jax": (
         ("eager", "f32", QUICK),
@@ -94,26 +96,32 @@ def conformance(session: nox.Session, backend: str) -> None:
     --dtype f32 --algorithm soft_moe` only that.
     """
     _install(session, _extra(backend))
-    REPORTS.mkdir(parents=True, exist_ok=True)
     modes, chosen = _option(session, "mode", "eager,compiled,mesh").split(","), _option(session, "dtype", "")
     if not set(modes) <= {"eager", "compiled", "mesh"}:
         session.error(f"--mode {','.join(modes)}: expected some of eager, compiled, mesh")
-    if all(mode not in modes for mode, _, _ in RUNS[backend]):
+    runs = [run for run in RUNS[backend] if run[0] in modes]
+    if not runs:
         session.skip(f"{backend} compiles nothing, and has no mesh")
+    _run_suite(session, backend, _in(chosen, runs) if chosen else runs, *session.posargs)
+
+
+def _in(dtypes: str, runs: Sequence[Run]) -> list[Run]:
+    """One run in each mode, in these dtypes."""
+    return [(mode, dtypes, environment) for mode, environment in {m: e for m, _, e in reversed(runs)}.items()]
+
+
+def _run_suite(session: nox.Session, backend: str, runs: Sequence[Run], *arguments: str) -> None:
+    """The suite on a backend, with a report for each run; reports of earlier runs in these modes go."""
+    REPORTS.mkdir(parents=True, exist_ok=True)
+    for old in (path for mode, _, _ in runs for path in REPORTS.glob(f"{backend}-{mode}*.json")):
+        old.unlink()
     # On a GPU one process: each would take its memory.
     jobs = "1" if shutil.which("nvidia-smi") else str(os.cpu_count() or 1)
-    done: set[str] = set()
-    for mode, dtypes, environment in RUNS[backend]:
-        if mode not in modes or (chosen and mode in done):
-            continue
-        if mode not in done:
-            for old in REPORTS.glob(f"{backend}-{mode}*.json"):
-                old.unlink()
-        done.add(mode)
+    for mode, dtypes, environment in runs:
         session.run(
             "python", "-m", "moespec.conformance", "run", "--target", f"moespec.backends.{backend}", "--jobs", jobs,
-            "--report", str(REPORTS / f"{backend}-{mode}-{chosen or dtypes}.json"), "--dtype", dtypes,
-            *session.posargs, "--mode", {"mesh": MESHES, "eager": "eager,strided"}.get(mode, mode), env={**QUIET, **environment},
+            "--report", str(REPORTS / f"{backend}-{mode}-{dtypes}.json"), "--dtype", dtypes,
+            *arguments, "--mode", {"mesh": MESHES, "eager": "eager,strided"}.get(mode, mode), env={**QUIET, **environment},
         )  # fmt: skip
 
 
@@ -166,12 +174,13 @@ def golden(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """The project's own tests, with both frameworks installed."""
+    """The project's own tests, with both frameworks installed; those marked `full` are in that session."""
     _install(session, "jax", "torch", "flax", "equinox", "export", "dev", "huggingface")
     # A file stays in one process, so that its tests share what they compile.
     session.run(
-        "pytest", "-n", "auto", "--dist", "loadfile", "--ignore", "tests/integrations", *session.posargs, env=QUIET
-    )
+        "pytest", "-n", "auto", "--dist", "loadfile", "--ignore", "tests/integrations", "--ignore", "tests/kernels",
+        *session.posargs, env=QUIET,
+    )  # fmt: skip
 
 
 @nox.session
@@ -180,6 +189,41 @@ def integrations(session: nox.Session) -> None:
     _install(session, "torch", "dev")
     session.install(*CONSTRAINTS, "timm", "transformers", "accelerate")
     session.run("pytest", "-n", "auto", "tests/integrations", env=QUIET)
+
+
+# Sessions that need both frameworks, or little; and what all of them need: CI installs it once.
+CHECKS = ("lint", "types", "golden", "docs", "tpu", "cuda", "integrations", "tests")
+EXTRAS = ("jax", "torch", "flax", "equinox", "export", "dev", "docs", "huggingface")
+PACKAGES = ("ruff", "libtpu", "triton", "timm", "transformers", "accelerate")
+STRICT = ("--config-settings", "editable_mode=strict")  # mypy follows it as it does a plain installation
+
+
+def _install_everything(session: nox.Session) -> None:
+    session.install(*CONSTRAINTS, *STRICT, "-e", f".[{','.join(EXTRAS)}]", *PACKAGES)
+
+
+@nox.session(default=False)
+def checks(session: nox.Session) -> None:
+    """lint, types, golden --check, docs, tpu, cuda, integrations and tests in one environment: what CI runs besides conformance."""
+    _install_everything(session)
+    for name in session.posargs or CHECKS:
+        arguments = ("--", "--check") if name == "golden" else ()
+        session.run("nox", "--no-venv", "--no-install", "-s", name, *arguments)
+
+
+@nox.session(default=False)
+def full(session: nox.Session) -> None:
+    """What a default run spares, before a release and at night: tests marked `full`, every backend in every dtype and mode,
+    and all variants. It takes hours on two cores; `-- tests`, `-- conformance` or `-- variants` runs a part."""
+    _install_everything(session)
+    parts = session.posargs or ("tests", "conformance", "variants")
+    if "tests" in parts:
+        session.run("pytest", "-n", "auto", "--dist", "loadfile", "-m", "full", env=QUIET)
+    if "conformance" in parts:
+        for backend in BACKENDS:
+            _run_suite(session, backend, _in("f64,f32,bf16", RUNS[backend]))
+    if "variants" in parts:
+        session.run("python", "-m", "moespec.conformance", "variants")
 
 
 @nox.session
@@ -266,7 +310,7 @@ def gpu(session: nox.Session, backend: str) -> None:
 
 @nox.session
 def tpu(session: nox.Session) -> None:
-    """Compile a layer of every router for a TPU that need not be there, and compare FLOPs, bytes and memory; and steps for
+    """Compile a layer of every router ahead of time, without a TPU, and compare FLOPs, bytes and memory; and steps for
     several TPUs, of which the collectives are compared.
 
     `-- NAME`: only some routers. `python benchmarks/tpu_layers.py` and `tpu_mesh.py` write what they are compared with.
