@@ -1,7 +1,7 @@
 """Gradients by the complex step and the training step: the reference that compiled training is compared with.
 
-One forward pass with one parameter moved by `1e-30i` gives the exact derivative of the loss in its imaginary part, so a
-full gradient takes as many passes as there are numbers in the parameters. Small models only.
+A forward pass with one parameter moved by `1e-30i` gives the exact derivative of the loss in its imaginary part. A full
+gradient takes one for each number in the parameters, 64 of them at once (see `directions`). Small models only.
 """
 
 from collections.abc import Callable, Iterator
@@ -52,7 +52,7 @@ def value_and_grad(function: Callable[..., Any]) -> Callable[..., Any]:
             return {"": function(_at_places(params, lambda leaf, place: leaf + step[place]), *args)[0]}
 
         outputs, size = function(params, *args), sum(leaf.size for _, leaf in _leaves(params))
-        slopes = derivatives(loss, units(np.ones(size)))[""]
+        slopes: Any = derivatives(loss, units(np.ones(size))).get("")
         return outputs, _at_places(params, lambda leaf, place: slopes[place])
 
     return evaluate
