@@ -59,13 +59,13 @@ def convolution(images: ArrayLike, kernel: Shared, bias: Shared, *, stride: int 
     padding = check_kernel(kernel, images.shape[2], bias)
     padded = np.pad(images, ((padding, padding), (padding, padding), (0, 0)))
     rows, columns = (-(-size // stride) for size in images.shape[:2])
-    y = np.zeros((rows, columns, kernel.shape[3]), dtype=np.result_type(images, kernel, bias))
+    pixels = []
     for row in range(rows):
         for column in range(columns):
             top, left = stride * row, stride * column
             square = padded[top : top + kernel.shape[0], left : left + kernel.shape[0]]
-            y[row, column] = np.einsum("ijc,ijcf->f", square, kernel) + bias
-    return y
+            pixels.append(np.einsum("ijc,ijcf->f", square, kernel) + bias)
+    return np.stack(pixels).reshape(rows, columns, len(bias))
 
 
 def check_kernel(kernel: Any, channels: int, bias: Any) -> int:

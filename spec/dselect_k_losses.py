@@ -91,4 +91,4 @@ def dselect_k_reachability(selectors: ArrayLike) -> Array:
     """
     mass = np.sum(selectors_of(selectors), axis=-1)
     counted = np.where(mass.real < EPSILON, EPSILON, mass)
-    return np.asarray(np.sum(1.0 / counted))
+    return np.asanyarray(np.sum(1.0 / counted))

@@ -137,12 +137,12 @@ def patch_embed(images: ArrayLike, kernel: Shared, bias: Shared | None = None) -
     rows, columns = images.shape[0] // patch, images.shape[1] // patch
     if images.shape[:2] != (rows * patch, columns * patch):
         raise ShapeError(f"images: shape {images.shape} does not divide into patches of {patch} x {patch}")
-    patches = np.zeros((rows * columns, features), dtype=np.result_type(images, kernel, bias))
+    patches = []
     for row in range(rows):
         for column in range(columns):
             pixels = images[row * patch : (row + 1) * patch, column * patch : (column + 1) * patch]
-            patches[row * columns + column] = np.einsum("ijc,ijcf->f", pixels, kernel) + bias
-    return patches
+            patches.append(np.einsum("ijc,ijcf->f", pixels, kernel) + bias)
+    return np.stack(patches)
 
 
 def softmax_cross_entropy(logits: Leading, targets: Leading) -> Array:

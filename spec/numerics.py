@@ -69,7 +69,7 @@ def mean(x: ArrayLike) -> Array:
     check_rank("x", array, "...")
     if array.dtype.kind not in "biufc" and dtype_name(array) not in FLOATING:
         raise DtypeError(f"x: expected numbers, got {dtype_name(array)}")
-    return np.asarray(array.mean())
+    return np.asanyarray(array.mean())
 
 
 def stable_order(values: Array, axis: int = -1) -> NDArray[np.intp]:

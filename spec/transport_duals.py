@@ -105,14 +105,15 @@ def semi_dual(
     alpha: Array, utility: Array, row_mass: float, column_mass: float, nonzeros: int, gamma: float
 ) -> SemiDual:
     """`transport_semi_dual` of checked arguments, for rows of mass `row_mass` and columns of mass `column_mass`."""
-    plan = np.zeros(utility.shape, dtype=np.result_type(alpha, utility))
+    columns = []
     value = row_mass * np.sum(alpha)
-    for column in range(utility.shape[1]):
-        x = alpha + utility[:, column]
+    for u in utility.T:
+        x = alpha + u
         check_overflow(scaled := x / gamma)
         p = project_sparse(scaled, nonzeros, column_mass)
         value = value - (np.sum(x * p) - 0.5 * gamma * np.sum(p * p))
-        plan[:, column] = p
+        columns.append(p)
+    plan = np.stack(columns, axis=1)
     return SemiDual(value, row_mass - plan.sum(axis=1), plan)
 
 
@@ -174,11 +175,13 @@ def dual(
     alpha: Array, beta: Array, utility: Array, row_mass: float, column_mass: float, nonzeros: int, gamma: float
 ) -> Dual:
     """`transport_dual` of checked arguments, for rows of mass `row_mass` and columns of mass `column_mass`."""
-    plan = np.zeros(utility.shape, dtype=np.result_type(alpha, beta, utility))
-    for column in range(utility.shape[1]):
-        x = alpha + beta[column] + utility[:, column]
+    columns = []
+    for b, u in zip(beta, utility.T, strict=True):
+        x = alpha + b + u
         kept = stable_order(x)[:nonzeros]
-        plan[kept, column] = positive_part(x[kept]) / gamma
+        columns.append(np.zeros_like(x))
+        columns[-1][kept] = positive_part(x[kept]) / gamma
+    plan = np.stack(columns, axis=1)
     value = row_mass * np.sum(alpha) + column_mass * np.sum(beta) - 0.5 * gamma * np.sum(plan * plan)
     return Dual(value, row_mass - plan.sum(axis=1), column_mass - plan.sum(axis=0), plan)
 

@@ -29,7 +29,7 @@ def check_permutation(name: str, order: NDArray[Any]) -> None:
 def even(name: str, value: ArrayLike) -> NDArray[Any]:
     """`value` as an array; `ShapeError` if it is nested lists of different lengths."""
     try:
-        return np.asarray(value)
+        return np.asanyarray(value) if getattr(value, "dtype", None) == np.complex128 else np.asarray(value)
     except ValueError:
         raise ShapeError(f"{name}: its rows have different lengths") from None
 

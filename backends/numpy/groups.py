@@ -18,6 +18,7 @@ from moespec.backends.face import array_arguments
 from moespec.spec.errors import ShapeError
 from moespec.spec.routers import Router
 from moespec.spec.routing import DenseRouting, Params, RouterOutput, Routing
+from moespec.spec.values import even
 
 __all__ = ["ROUTERS", "SlotRouting", "SoftRouting"]
 
@@ -78,7 +79,7 @@ def groups(**arrays: Any) -> list[dict[str, Any]]:
 
     Raises ShapeError if there are no groups, or if the arrays have different numbers of them.
     """
-    rows = {name: _rows(array) for name, array in arrays.items() if array is not None}
+    rows = {name: _rows(name, array) for name, array in arrays.items() if array is not None}
     first = next(iter(rows))
     if not len(rows[first]):
         raise ShapeError(f"{first}: expected a leading axis of at least one group, got shape {rows[first].shape}")
@@ -88,10 +89,10 @@ def groups(**arrays: Any) -> list[dict[str, Any]]:
     return [{name: rows[name][g] if name in rows else None for name in arrays} for g in range(len(rows[first]))]
 
 
-def _rows(array: Any) -> Any:
+def _rows(name: str, array: Any) -> Any:
     if isinstance(array, SlotRouting | SoftRouting):
         return [Routing(*pair) for pair in zip(*array.dense(), strict=True)]
-    array = np.asarray(array)
+    array = even(name, array)
     return array if array.ndim else array.reshape(-1)[:0]
 
 

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from moespec.backends.numpy.directions import STEP, derivatives, units
 from moespec.conformance.engine.format import Stage
 from moespec.conformance.engine.reference import Arrays, Making
-from moespec.conformance.engine.scale import STEP
 from moespec.spec.gelu import activation
 
 __all__ = ["layer_slopes", "slope"]
@@ -25,13 +25,9 @@ Array = NDArray[Any]
 
 def slope(function: Callable[[Arrays], Any], values: Arrays, name: str) -> NDArray[np.float64]:
     """The derivative of a scalar with respect to every entry of one value, by the complex step."""
-    moved = np.array(values[name], np.complex128)
-    found = np.zeros(moved.shape)
-    for index in np.ndindex(moved.shape):
-        moved[index] = values[name][index] + STEP * 1j
-        found[index] = np.imag(function({**values, name: moved})) / STEP
-        moved[index] = values[name][index]
-    return found
+    array = values[name]
+    slopes = derivatives(lambda step: {"": function({**values, name: array + step})}, units(np.ones(array.shape)))
+    return slopes[""].reshape(array.shape)
 
 
 def layer_slopes(making: Making, stage: Stage, values: Arrays, probe: Array) -> Arrays:

@@ -1,6 +1,7 @@
 """Cases of routers. Their tokens are drawn again until all choices are far from ties."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -44,11 +45,21 @@ def _routed(definition: Definition) -> Routed:
     return definition.routed
 
 
-def recorded(definition: Definition, values: Arrays) -> tuple[Recorder, str]:
-    """The calls of the router on one group, and the name of that whose result is its routing."""
+def recorded(
+    definition: Definition, values: Arrays, seen: Callable[[Stage, dict[str, Any]], None] = lambda stage, given: None
+) -> tuple[Recorder, str]:
+    """The calls of the router on one group, and the name of that whose result is its routing.
+
+    seen: is told each call as it is made, and its arguments.
+    """
+
+    def change(stage: Stage, made: Any) -> Any:
+        seen(stage, recorder.given[stage.name])
+        return made
+
     routed = _routed(definition)
     router = spec.ROUTERS[routed.router]
-    recorder = Recorder(spec, values)
+    recorder = Recorder(spec, values, change)
     params = {name: values[f"router/{name}"] for name in _below("router", values)}  # type: ignore[arg-type]
     taken = {name: values[name] for name in ("noise", "ids") if name in values}
     options = router.options(**routed.options)
@@ -86,22 +97,27 @@ def _clear(definition: Definition, key: str) -> tuple[NDArray[np.float32], Any]:
             shape = tuple(sizes[axis] for axis in axes.split())
             noise = grid(f"{key}/{attempt}/noise", shape, reach=reach, step=step, centre=centre)
             values["noise"] = noise.astype(np.float64)
+        margins: list[float] = []
         try:
-            recorder, _ = recorded(definition, values)
-        except ContractError:  # no input of the router
+            recorded(definition, values, partial(_judge, routed, margins, best))
+        except (ContractError, _WorseError):  # no input of the router, or none that is wanted
             continue
-        margins = []
-        accepted = True
-        for stage, choice in choices(tuple(recorder.stages)):
-            scores = ordered(choice, recorder.given[stage.name])
-            accepted = accepted and (routed.accept is None or routed.accept(scores.get("", scores)))
-            margins.append(
-                margin(choice, scores, {name: np.abs(value) for name, value in scores.items()}, stage.options)
-            )
-        if accepted and min(margins) > best:
-            best, found = min(margins), (tokens, noise)
+        best, found = min(margins), (tokens, noise)
         if best >= routed.draws.enough:
             break
     if found is None:
         raise ValueError(f"{key}: no draw is accepted")
     return found
+
+
+class _WorseError(Exception):
+    """A draw is no better than another."""
+
+
+def _judge(routed: Routed, margins: list[float], best: float, stage: Stage, given: dict[str, Any]) -> None:
+    """Adds the margin of a call that decides. Raises _WorseError for one of at most `best`, and one not accepted."""
+    for _, choice in choices((stage,)):
+        scores = ordered(choice, given)
+        margins.append(margin(choice, scores, {name: np.abs(v) for name, v in scores.items()}, stage.options))
+        if margins[-1] <= best or not (routed.accept is None or routed.accept(scores.get("", scores))):
+            raise _WorseError

@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from moespec.spec.values import even
+
 __all__ = [
     "KINDS",
     "Case",
@@ -182,7 +184,7 @@ def finish(results: Mapping[str, Any]) -> dict[str, Any]:
     `slots[..., e, c]` is the token in the slot, or the number of tokens if there is none. Raises ValueError when the
     tensors are no sparse routing, or when a slot record differs from its own dense form.
     """
-    finished = {name: np.asarray(value) for name, value in results.items()}
+    finished = {name: even(name, value) for name, value in results.items()}
     for prefix in [name.removesuffix("routing.dispatch") for name in finished if name.endswith("routing.dispatch")]:
         slots, weights = _slots(finished.pop(f"{prefix}routing.dispatch"), finished.pop(f"{prefix}routing.combine"))
         for part, dense in (("token", slots), ("weight", weights)):

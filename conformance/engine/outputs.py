@@ -8,12 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moespec import spec
+from moespec.backends.numpy.directions import derivatives, units
 from moespec.conformance.algorithms import function
 from moespec.conformance.engine.compare import CONSTANTS, LARGE
 from moespec.conformance.engine.draw import signs
 from moespec.conformance.engine.format import Stage, Value
 from moespec.conformance.engine.reference import Arrays, GoldenError, Making
-from moespec.conformance.engine.scale import STEP, condition, pooled_spread, round_scale, spread
+from moespec.conformance.engine.scale import condition, pooled_spread, round_scale, spread
 from moespec.conformance.engine.trace import Recorder
 
 __all__ = ["PROBES", "along", "outputs"]
@@ -99,31 +100,22 @@ def _carried(making: Making, stage: Stage, values: Arrays, results: Arrays) -> A
             if output.written is None:
                 continue
             size = np.asarray(output.written(**plain.given[inner.name]), np.float64)
-            total = {name: np.zeros(value.shape) for name, value in found.items()}
-            power = 2 if making.sampled else 1
-            for error in _sampled(size) if making.sampled else _each(size):
-                moved = Recorder(spec, values, _adding(inner.name, part, error))
-                for name, value in making.run(stage, values, moved).items():
-                    if name in total:
-                        total[name] += (np.abs(np.imag(value)) / STEP) ** power
-            if making.sampled:
-                total = {name: np.sqrt(value / PROBES) for name, value in total.items()}
-            found = {name: np.maximum(value, total[name]) for name, value in found.items()}
+
+            def results_of(error: Any, inner: Stage = inner, part: str = part) -> Arrays:
+                return making.run(stage, values, Recorder(spec, values, _adding(inner.name, part, error)))
+
+            errors = _sampled(size) if making.sampled else units(size)
+            for name, moved in derivatives(results_of, errors).items():
+                if name in found:
+                    total = np.sqrt(np.mean(moved**2, axis=-1)) if making.sampled else np.abs(moved).sum(axis=-1)
+                    found[name] = np.maximum(found[name], total)
     return found
-
-
-def _each(size: NDArray[Any]) -> Iterator[NDArray[Any]]:
-    """For each number an error of its size in it alone."""
-    for index in np.ndindex(size.shape):
-        error = np.zeros(size.shape, np.complex128)
-        error[index] = 1j * STEP * size[index]
-        yield error
 
 
 def _sampled(size: NDArray[Any]) -> Iterator[NDArray[Any]]:
     """Errors in all numbers, with random signs."""
     for probe in range(PROBES):
-        yield 1j * STEP * size * signs(f"carried/{probe}", size.shape)
+        yield size * signs(f"carried/{probe}", size.shape)
 
 
 def _adding(name: str, part: str, error: Any) -> Callable[[Stage, Any], Any]:

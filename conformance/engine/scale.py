@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit, ndtr
 
+from moespec.backends.numpy.directions import derivatives, units
 from moespec.conformance.engine.draw import signs
 from moespec.spec.numerics import softplus, z_score
 
@@ -45,8 +46,6 @@ __all__ = [
 Arrays = dict[str, NDArray[Any]]
 Function = Callable[[Arrays], Arrays]
 
-STEP = 1e-30
-
 
 def condition(function: Function, inputs: Arrays, results: Arrays) -> Arrays:
     """The condition scale of every float result; `results` are those of `function(inputs)`."""
@@ -55,17 +54,12 @@ def condition(function: Function, inputs: Arrays, results: Arrays) -> Arrays:
     for name, array in inputs.items():
         if array.dtype.kind != "f":
             continue
-        moved = np.array(array, np.complex128)
-        total = {key: np.zeros(value.shape) for key, value in results.items()}
-        for index in np.ndindex(array.shape):
-            if array[index] == 0:
-                continue
-            moved[index] = array[index] * (1 + STEP * 1j)
-            for key, value in function({**inputs, name: moved}).items():
-                if key in total:
-                    total[key] = total[key] + np.abs(np.imag(value)) / STEP
-            moved[index] = array[index]
-        scale = {key: np.maximum(value, total[key]) for key, value in scale.items()}
+
+        def stepped(step: NDArray[Any], name: str = name, array: NDArray[Any] = array) -> Arrays:
+            return function({**inputs, name: array + step})
+
+        moved = derivatives(stepped, units(array))
+        scale |= {key: np.maximum(scale[key], np.abs(moved[key]).sum(axis=-1)) for key in scale.keys() & moved}
     return scale
 
 
@@ -113,7 +107,7 @@ def stability(function: Function, inputs: Arrays, *, probes: int = 16) -> float:
     expected = function(inputs)
     for exponent in range(2, 50):
         step = np.float64(2.0**-exponent)  # which makes inputs in float32 float64, so that no step is lost
-        found = [function(moved(inputs, probe, step)) for probe in range(probes)]
+        found = (function(moved(inputs, probe, step)) for probe in range(probes))  # the first that differs is enough
         if all(np.array_equal(result[name], expected[name]) for result in found for name in expected):
             return step
     return 0.0

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from moespec.backends.numpy.directions import STEP
 from moespec.conformance.algorithms import function
 from moespec.conformance.engine.backward import layer_slopes, slope
 from moespec.conformance.engine.compare import LARGE
@@ -18,7 +19,7 @@ from moespec.conformance.engine.describe import GROUPS
 from moespec.conformance.engine.draw import grid
 from moespec.conformance.engine.format import Gradients, Stage, Tensor, Value
 from moespec.conformance.engine.reference import Arrays, GoldenError, Making
-from moespec.conformance.engine.scale import STEP, pooled_spread, round_scale
+from moespec.conformance.engine.scale import pooled_spread, round_scale
 
 __all__ = ["gradients"]
 

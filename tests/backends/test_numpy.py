@@ -8,6 +8,7 @@ import pytest
 
 import moespec.backends.numpy as B
 from moespec import spec
+from moespec.backends.numpy.directions import derivatives, units
 from moespec.backends.numpy.groups import batched
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.spec.array_like import ArrayLike
@@ -216,3 +217,55 @@ def test_a_state_survives_its_export_bit_for_bit(layer):
     assert_same(resumed["nu"]["router"]["kernel"], continued["nu"]["router"]["kernel"])
     exported["params"]["router"]["kernel"][:] = 0
     assert B.state_params(state)["router"]["kernel"].any()
+
+
+# -------------------------------------------------------------------------------------- many directions at once
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: np.where(x.real > 0, np.exp(x), x * x) @ x.T,
+        lambda x: np.tensordot(x, np.stack([x[:, 0], x[:, 1]], axis=-1), 1) / x.reshape(-1, 3).mean(),
+        lambda x: np.einsum("ij,kj->ki", x, x).sum(axis=-1, keepdims=True) - np.cumsum(x, axis=0)[..., 1:],
+        lambda x: np.take_along_axis(x, np.argsort(-x.real, axis=1), axis=1).prod(axis=0),
+        lambda x: [np.put_along_axis(y := np.zeros_like(x), np.array([[1], [0], [2]]), x[:, :1], 1), y][1],
+        lambda x: [y := np.zeros_like(x), y.__setitem__(1, x[2]), np.asarray(y).real * y][2],
+    ],
+)
+def test_a_pass_has_the_derivatives_of_all_directions(rng, function):
+    calls, x = [], rng.standard_normal((3, 3))
+
+    def result(step):
+        calls.append(step)
+        return {"y": function(x + step)}
+
+    together = derivatives(result, units(x))["y"]
+    assert len(calls) == 1
+    assert_same(together.shape[-1], x.size)
+    one_by_one = [np.imag(function(x + 1e-30j * unit)) / 1e-30 for unit in units(x)]
+    np.testing.assert_allclose(together, np.stack(one_by_one, axis=-1), rtol=1e-13, atol=1e-15)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: np.asarray(x) * 1.0,
+        lambda x: x.imag * 1j,
+        lambda x: np.angle(x) * 1j,
+        lambda x: np.add(x, x, out=np.zeros(3, complex)),
+        lambda x: [y := np.zeros(3, complex), np.copyto(y, x)][0],
+        lambda x: [y := np.zeros(3, complex), y.__setitem__(0, x[0])][0],
+    ],
+)
+def test_what_does_not_know_of_directions_sees_one_after_the_other(function):
+    x = np.array([1.0, -2.0, 3.0])
+    found = derivatives(lambda step: {"y": function(x + step)}, units(np.ones(3)))["y"]
+    one_by_one = [np.imag(function(x + 1e-30j * unit)) / 1e-30 for unit in np.eye(3)]
+    np.testing.assert_allclose(found, np.stack(one_by_one, axis=-1), rtol=1e-13)
+
+
+def test_a_model_is_differentiated_in_few_passes(layer):
+    calls = []
+    B.value_and_grad(lambda *given: calls.append(given) or loss_of_a_layer(*given))(*layer)
+    assert len(calls) == 3  # the value, and 64 each of 128 parameters
