@@ -55,7 +55,15 @@ def public_names(path: Path) -> list[str]:
 
 
 class WithStubs(build_py):
-    """Builds the packages and the stubs, which a strict editable installation has too."""
+    """Builds the packages and the stubs, which a strict editable installation has too.
+
+    Adapters for other packages are run from a clone: an installation that is not editable has none.
+    """
+
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        if not self.editable_mode:
+            self.packages = [name for name in self.packages if not name.startswith("moespec.conformance.peers")]
 
     def run(self) -> None:
         super().run()
@@ -74,10 +82,9 @@ class WithStubs(build_py):
 
 
 setup(
-    # Adapters for other packages are run from a clone, and `front` is the package `moespec` itself.
-    packages=[
+    packages=[  # `front` is the package `moespec` itself
         *FOLDERS,
-        *(f"{n}.{inner}" for n, path in ROOMS.items() for inner in find_packages(path, exclude=["peers*", "front"])),
+        *(f"{n}.{inner}" for n, path in ROOMS.items() for inner in find_packages(path, exclude=["front"])),
     ],
     cmdclass={"build_py": WithStubs},
 )

@@ -1,4 +1,4 @@
-"""What the tests of JAX with explicit axes run in a process of their own, which has four devices: FILE."""
+"""What the tests of JAX with explicit axes run in a process of their own, which has four devices: FILE ROUTER ROUTER ..."""
 
 import pickle
 import sys
@@ -31,15 +31,15 @@ OPTIONS = {
 }
 
 
-def main(file: str) -> None:
-    """Writes what was computed, on one device and on four."""
+def main(file: str, *routers: str) -> None:
+    """Writes what was computed, on one device and on four: of some routers, and of all what is traced."""
     jax.config.update("jax_enable_x64", True)
-    found: dict[Any, Any] = {}
-    for router in B.ROUTERS:
+    found: dict[Any, Any] = {("traced", router): traced(router) for router in B.ROUTERS}
+    for router in routers:
         found["layer", router, "experts"] = layer(router, "experts")
-    for router in STUDY:
-        found["layer", router, "data"] = layer(router, "data")
-        found["model", router] = model(vit, cases.model(router))
+        if router in STUDY:
+            found["layer", router, "data"] = layer(router, "data")
+            found["model", router] = model(vit, cases.model(router))
     for name, options in OPTIONS.items():
         config = vit.named("vit_tiny", **{**ONE_BLOCK, "router": "softmax_token_choice", **options})
         found["options", name] = model(vit, config)
@@ -116,13 +116,27 @@ def layer_of(router: str) -> tuple[Any, Any, Any, Any]:
     return function, params, x, (drawn, ids)
 
 
-def layer(router: str, name: str) -> dict[str, Any]:
-    """The layer of a router, and its gradients."""
+def on_four(router: str, name: str) -> tuple[Any, Any, Any, Any]:
+    """The layer of a router as a function, what it is given on one device and on four, and the mesh of these."""
     mesh, images, experts = on_mesh(name)
     function, params, x, rest = layer_of(router)
     four = (placed(mesh, params, experts), put(mesh, x, images), *put(mesh, rest, images))
-    forward = compared(lambda *arguments: function(*arguments)[1][0], (params, x, *rest), four, mesh)
-    return {"forward": forward["sent"], **compared(gradient(function), (params, x, *rest), four, mesh)}
+    return function, (params, x, *rest), four, mesh
+
+
+def traced(router: str) -> int:
+    """How many all-to-alls the layer of a router and its gradients ask for, before it is compiled."""
+    function, _, four, mesh = on_four(router, "experts")
+    with jax.set_mesh(mesh):
+        return jax.jit(gradient(function)).lower(*four).as_text().count("stablehlo.all_to_all")
+
+
+def layer(router: str, name: str) -> dict[str, Any]:
+    """The layer of a router, and its gradients."""
+    function, one, four, mesh = on_four(router, name)
+    with jax.set_mesh(mesh):
+        forward = jax.jit(lambda *arguments: function(*arguments)[1][0]).lower(*four).compile().as_text()
+    return {"forward": collectives_of(forward), **compared(gradient(function), one, four, mesh)}
 
 
 def model(family: Any, config: Any) -> dict[str, Any]:

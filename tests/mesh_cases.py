@@ -3,10 +3,12 @@
 All is in float64, so that what differs is an error, and not the order of a sum.
 """
 
+import os
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+import pytest
 
 from moespec.backends import mesh
 from moespec.backends.mesh import MeshSizes, Pieces, leaves
@@ -54,6 +56,31 @@ CASES = {
 }
 CONTINUED = ("noisy_top_k", "sinkhorn_token_choice", "soft_moe")
 """Routers of which the training goes on on another mesh, one for each optimiser."""
+FORWARD = dict(zip(CASES, MESHES * 3, strict=False))
+"""The mesh on which the model of a router is evaluated."""
+SOME = {
+    **{"softmax_token_choice": MESHES[:1], "sinkhorn_token_choice": MESHES[1:], "soft_moe": MESHES[1:]},
+    **{"sparsity_constrained_expert_choice": MESHES[1:2], "noisy_top_k": MESHES[2:]},
+}
+"""Meshes that show each optimiser, split and exchange once: all of all routers take minutes."""
+WHICH = {"all": dict.fromkeys(CASES, MESHES), "some": SOME}
+PAIRS = [
+    pytest.param(sizes, router, marks=[] if sizes in SOME.get(router, ()) else pytest.mark.full, id=f"{sizes}-{router}")
+    for sizes in MESHES
+    for router in CASES
+]
+MOVED = [pytest.param(name, marks=[] if len(SOME[name]) > 1 else pytest.mark.full) for name in CONTINUED]
+
+
+def devices(count: int) -> dict[str, str]:
+    """The environment of a process of JAX whose CPU is several devices."""
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={count}"
+    return {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+
+
+def which(request: Any) -> str:
+    """What is computed for the tests that are run: of `WHICH`, "all" if some of them are marked `full`."""
+    return "all" if any(item.get_closest_marker("full") for item in request.session.items) else "some"
 
 
 def model(router: str, **more: Any) -> vit.VitConfig:

@@ -34,7 +34,7 @@ class Collectives(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def run(rank: int, address: str, folder: Path) -> None:
+def run(rank: int, address: str, folder: Path, which: str) -> None:
     """Writes what this process computed: by mesh and router, and by name."""
     torch.set_num_threads(1)
     mesh.SMALL = cases.SMALL
@@ -43,13 +43,14 @@ def run(rank: int, address: str, folder: Path) -> None:
     found: dict[Any, Any] = {}
     # What `compile` makes runs op by op.
     with torch.compiler.set_stance("force_eager"):
-        for router in cases.CASES:
-            for sizes, B in meshes.items():
+        for router, some in cases.WHICH[which].items():
+            for sizes in some:
+                B = meshes[sizes]
                 with Collectives() as record:
                     result = cases.training(B, router, compiled=False)
                 step, params = result.pop("step"), result.pop("params")
                 found[sizes, router] = {**result, "forward": cases.forward(B, router, params), "calls": record.calls}
-            if router in cases.CONTINUED:
+            if router in cases.CONTINUED and len(some) > 1:
                 states: list[Any] = [None] * PROCESSES
                 dist.all_gather_object(states, found[cases.MESHES[-2], router]["state"])
                 found["continued", router] = cases.continued(B, step, router, cases.together(states))
@@ -57,6 +58,7 @@ def run(rank: int, address: str, folder: Path) -> None:
         narrow = OnMesh(cases.MESHES[1], transport="bfloat16")
         found["narrow"] = cases.training(narrow, NARROW, compiled=False)["metrics"]
     found["narrow dtypes"] = sorted({str(dtype) for name, dtype in record.dtypes if "all_to_all" in name})
+    B = meshes[cases.MESHES[-1]]
     found |= {"texts": B.exchanged("text" * rank), "rows": B.rows(8), "errors": cases.errors(B)}
     B.compile = functools.partial(B.compile, compiler="aot_eager")  # whole graphs, which run op by op
     found["compiled"] = cases.training(B, COMPILED, compiled=True)["metrics"]

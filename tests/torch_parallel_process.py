@@ -74,10 +74,9 @@ def replicated(model: Network, mesh: DeviceMesh, _: DeviceMesh) -> nn.Module:
 
 
 def compiled(model: Network, mesh: DeviceMesh, world: DeviceMesh) -> nn.Module:
-    """As `sharded`, each block compiled."""
+    """As `sharded`, a block compiled."""
     result = sharded(model, mesh, world)
-    for block in model.blocks:
-        block.compile(backend="aot_eager")
+    model.blocks[0].compile(backend="aot_eager")
     return result
 
 

@@ -15,22 +15,34 @@ for framework in ("jax", "flax", "equinox"):
     pytest.importorskip(framework)
 
 SCRIPT = Path(__file__).parents[1] / "explicit_process.py"
-FLAGS = (
-    "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
-)
-STUDY = [router for router in cases.CASES if router != "noisy_top_k"]
+CHOSEN = ("softmax_token_choice", "softmax_expert_choice", "soft_moe", "base")
+"""Routers that choose tokens, experts, neither, and that solve; of the others what is traced is enough."""
+
+
+def some(routers):
+    return [router if router in CHOSEN else pytest.param(router, marks=pytest.mark.full) for router in routers]
+
+
+STUDY = some(router for router in cases.CASES if router != "noisy_top_k")
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
+def found(tmp_path_factory, request):
     """What a process with four devices computed."""
     file = tmp_path_factory.mktemp("devices") / "found"
-    environment = {**os.environ, "XLA_FLAGS": FLAGS, "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(sys.path)}
-    subprocess.run([sys.executable, SCRIPT, file], env=environment, check=True)
+    environment = {**os.environ, **cases.devices(4), "PYTHONPATH": os.pathsep.join(sys.path)}
+    routers = ROUTERS if cases.which(request) == "all" else CHOSEN
+    subprocess.run([sys.executable, SCRIPT, file, *routers], env=environment, check=True)
     return pickle.loads(file.read_bytes())
 
 
 @pytest.mark.parametrize("router", ROUTERS)
+def test_what_is_traced_exchanges_four_times(found, router):
+    """Two all-to-alls forward and two backward."""
+    assert found["traced", router] == 4
+
+
+@pytest.mark.parametrize("router", some(ROUTERS))
 def test_a_layer_with_split_experts(found, router):
     """Two all-to-alls forward and two backward; besides them only sums travel."""
     case = found["layer", router, "experts"]

@@ -18,9 +18,6 @@ pytest.importorskip("jax")
 OnMesh = importlib.import_module("moespec.backends.jax.mesh").OnMesh
 
 SCRIPT = Path(__file__).parents[1] / "jax_mesh_process.py"
-FLAGS = (
-    "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
-)
 
 
 @pytest.fixture(autouse=True)
@@ -29,26 +26,20 @@ def _small(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
-    """What two processes with four devices computed, each of half of the routers."""
-    folder, routers = tmp_path_factory.mktemp("devices"), list(cases.CASES)
-    environment = {**os.environ, "XLA_FLAGS": FLAGS, "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(sys.path)}
-    started = [
-        subprocess.Popen([sys.executable, SCRIPT, folder / str(half), *routers[half::2]], env=environment)
-        for half in range(2)
-    ]
-    assert [process.wait() for process in started] == [0, 0]
-    return {name: value for half in range(2) for name, value in pickle.loads((folder / str(half)).read_bytes()).items()}
+def found(tmp_path_factory, request):
+    """What a process with four devices computed."""
+    file = tmp_path_factory.mktemp("devices") / "found"
+    environment = {**os.environ, **cases.devices(4), "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, SCRIPT, file, cases.which(request)], env=environment, check=True)
+    return pickle.loads(file.read_bytes())
 
 
-@pytest.mark.parametrize("router", cases.CASES)
-@pytest.mark.parametrize("sizes", cases.MESHES, ids=str)
+@pytest.mark.parametrize(("sizes", "router"), cases.PAIRS)
 def test_training_equals_that_of_one_device(found, sizes, router):
     cases.check_training([found], found[router], sizes, router)
 
 
-@pytest.mark.parametrize("router", cases.CASES)
-@pytest.mark.parametrize("sizes", cases.MESHES, ids=str)
+@pytest.mark.parametrize(("sizes", "router"), cases.PAIRS)
 def test_what_is_sent(found, sizes, router):
     """All-to-alls: two forward and two backward. One reduction of gradients for each set of axes."""
     case, count = cases.CASES[router], found[sizes, router]["collectives"]
@@ -63,7 +54,7 @@ def test_what_is_sent(found, sizes, router):
         assert count["all-reduce"] == cases.reductions(router, sizes) + 1
 
 
-@pytest.mark.parametrize("router", cases.CONTINUED)
+@pytest.mark.parametrize("router", cases.MOVED)
 def test_a_state_goes_from_mesh_to_mesh(found, router):
     cases.check_continued([found], found[router]["continued"], router)
 

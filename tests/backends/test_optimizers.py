@@ -1,6 +1,7 @@
 """Each optimiser by name: compiled backends equal the reference, their states move between them, what is frozen stays."""
 
 import importlib
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -49,9 +50,15 @@ def loss(params: Any, batch: Any) -> Any:
     return total, {}
 
 
+@cache
+def step_of(B: Any, optimizer: OptimizerConfig) -> Any:
+    """The step, which is compiled once for all tests of a file."""
+    return B.make_step(loss, optimizer, **({"compiled": False} if B.name == "torch" else {}))
+
+
 def steps(B: Any, optimizer: OptimizerConfig, count: int, *, state: Any = None, first: int = 0, dtype: str) -> Any:
     """The state after some steps, each with its own gradient and rate, and the norms of the gradients."""
-    step = B.make_step(loss, optimizer, **({"compiled": False} if B.name == "torch" else {}))
+    step = step_of(B, optimizer)
     state = B.init_state(B.from_numpy(draw(7), dtype), optimizer) if state is None else state
     norms = []
     for index in range(first, first + count):

@@ -24,34 +24,32 @@ def _small(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def processes(tmp_path_factory):
+def processes(tmp_path_factory, request):
     """What each of four processes computed."""
     folder = tmp_path_factory.mktemp("processes")
     with socket.create_server(("localhost", 0)) as server:
         address = f"localhost:{server.getsockname()[1]}"
-    torch.multiprocessing.spawn(worker.run, (address, folder), nprocs=worker.PROCESSES)
+    torch.multiprocessing.spawn(worker.run, (address, folder, cases.which(request)), nprocs=worker.PROCESSES)
     return [pickle.loads((folder / str(rank)).read_bytes()) for rank in range(worker.PROCESSES)]
 
 
 @pytest.fixture(scope="module")
-def one_device():
+def one_device(request):
     """The same of one device, by router."""
     computed = {}
     with torch.compiler.set_stance("force_eager"):
-        for router in cases.CASES:
+        for router in {**cases.WHICH[cases.which(request)], worker.COMPILED: ()}:
             result = cases.training(B, router, compiled=False)
             computed[router] = {**result, "forward": cases.forward(B, router, result["params"])}
     return computed
 
 
-@pytest.mark.parametrize("router", cases.CASES)
-@pytest.mark.parametrize("sizes", cases.MESHES, ids=str)
+@pytest.mark.parametrize(("sizes", "router"), cases.PAIRS)
 def test_training_equals_that_of_one_device(processes, one_device, sizes, router):
     cases.check_training(processes, one_device[router], sizes, router)
 
 
-@pytest.mark.parametrize("router", cases.CASES)
-@pytest.mark.parametrize("sizes", cases.MESHES, ids=str)
+@pytest.mark.parametrize(("sizes", "router"), cases.PAIRS)
 def test_what_is_sent(processes, sizes, router):
     """All-to-alls: two forward and two backward, of the slots alone. One reduction of gradients for each set of axes."""
     case = cases.CASES[router]
@@ -73,7 +71,7 @@ def test_what_is_sent(processes, sizes, router):
             assert count["all_reduce"] == (cases.reductions(router, sizes) + 1) * cases.STEPS
 
 
-@pytest.mark.parametrize("router", cases.CONTINUED)
+@pytest.mark.parametrize("router", cases.MOVED)
 def test_a_state_goes_from_mesh_to_mesh(processes, one_device, router):
     one = one_device[router]
     cases.check_continued(processes, cases.continued(B, one["step"], router, one["state"]), router)

@@ -17,7 +17,7 @@ from moespec.conformance.report.results import CaseResult
 
 CHOSEN = (
     *("hierarchical_top_k/gradient_losses", "moe_layer/long_sum", "moe_layer/mlp_gradient", "multi_hash/gradient"),
-    *("vit/dropped", "vit/softmax_expert_choice", "vit/training_hierarchical_top_k", "z_loss/values"),
+    *("vit/dropped", "vit/training_hierarchical_top_k", "z_loss/values"),
 )
 """Of each kind one, with experts that two devices can share, but for that of MultiHash; and one that does not run on a mesh."""
 EXPERT, FSDP = "mesh expert 2", "mesh fsdp 2"
@@ -31,8 +31,6 @@ def chosen(copied, tmp_path_factory):
 @pytest.fixture(params=["jax", "torch"])
 def backend(request, monkeypatch):
     pytest.importorskip(request.param)
-    # Most of the time goes into compiling: these flags halve it. It is another process that reads them.
-    monkeypatch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false")
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     return request.param
@@ -70,23 +68,22 @@ def options(*modes, dtype="f64"):
 def test_each_device_gives_the_golden_results(run, chosen, backend, tmp_path):
     path = tmp_path / "report.json"
     name = f"moespec.backends.{backend}"
-    status, printed, _ = run(*("run", "--target", name, "--vectors", chosen, *options(EXPERT, FSDP), "--report", path))
+    status, printed, _ = run(*("run", "--target", name, "--vectors", chosen, *options(EXPERT), "--report", path))
     assert status == 0, printed
-    assert states(printed) == (2 * 7 - 1, 0, 1)
+    assert states(printed) == (len(CHOSEN) - 2, 0, 1)
     results = json.loads(path.read_text())["cases"]
-    assert {(one["mode"], one["id"]) for one in results} == {(m, id) for m in (EXPERT, FSDP) for id in CHOSEN[:-1]}
+    assert {one["id"] for one in results} == set(CHOSEN[:-1])
     (lacking,) = [one for one in results if one["state"] != "pass"]
     assert (lacking["id"], lacking["mode"]) == ("multi_hash/gradient", EXPERT)
     assert lacking["outcomes"][0]["message"].startswith("mesh.expert=2: MultiHash mixes the experts inside")
-    used = {one["id"]: one["fraction"] for one in results if one["mode"] == FSDP}
-    assert all(0 < used[id] < 1 for id in CHOSEN[:-1] if id != "moe_layer/long_sum")  # which is exact
+    exact = ("multi_hash/gradient", "moe_layer/long_sum")
+    assert all(0 < one["fraction"] < 1 for one in results if one["id"] not in exact)
 
 
-@pytest.mark.parametrize("dtype", ["f32", "bf16"])
-def test_other_dtypes(run, chosen, backend, dtype):
+def test_other_dtypes(run, chosen, backend):
     words = ("run", "--target", f"moespec.backends.{backend}", "--algorithm", "moe_layer")
-    status, printed, _ = run(*words, "--vectors", chosen, *options(EXPERT, dtype=dtype))
-    assert (status, states(printed)) == (0, (2, 0, 0)), printed
+    status, printed, _ = run(*words, "--vectors", chosen, *options(EXPERT, dtype="f32,bf16"))
+    assert (status, states(printed)) == (0, (4, 0, 0)), printed
 
 
 WRONG = {
@@ -106,7 +103,7 @@ WRONG = {
 """Meshes that are wrong, and the cases that say so."""
 
 
-@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize("wrong", ["wrong_way_back", pytest.param("wrong_mean", marks=pytest.mark.full)])
 def test_a_wrong_mesh_fails(run, chosen, over, wrong):
     pytest.importorskip("torch")
     text, caught = WRONG[wrong]

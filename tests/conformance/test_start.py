@@ -1,8 +1,6 @@
 """`new`: the targets that it writes pass their tests as they are, and fail when they are made wrong."""
 
 import shutil
-import subprocess
-import sys
 
 import pytest
 
@@ -18,24 +16,23 @@ NEEDS = {"torch": "torch", "jax": "jax", "numpy": "numpy", "c": "numpy"}
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_new_target_passes_and_can_fail(run, kind, tmp_path, monkeypatch):
+def test_a_new_target_passes_and_can_fail(run, kind, tmp_path, monkeypatch, capsys):
+    """In this process, where `python -m pytest` would have the folder among those of modules, too."""
     pytest.importorskip(NEEDS[kind])
     if kind == "c" and shutil.which("cc") is None:
         pytest.skip("there is no C compiler")
     monkeypatch.chdir(tmp_path)
-    status, printed, _ = run("new", kind, "fresh_router")
-    assert status == 0
-    assert printed.splitlines()[-1] == "python -m pytest test_fresh_router.py"
-    command = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_fresh_router.py")
-    passed = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert passed.returncode == 0, passed.stdout + passed.stderr
-    assert " passed" in passed.stdout
-    source, (right, wrong) = tmp_path / f"fresh_router{KINDS[kind]}", WRONG[kind]
-    assert right in source.read_text()
-    source.write_text(source.read_text().replace(right, wrong))
-    failed = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert failed.returncode == 1
-    assert "first at softmax_affinity/scores" in failed.stdout
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, status, said in (("right", 0, " passed"), ("wrong", 1, "first at softmax_affinity/scores")):
+        made, printed, _ = run("new", kind, f"{name}_{kind}")
+        assert made == 0
+        assert printed.splitlines()[-1] == f"python -m pytest test_{name}_{kind}.py"
+        source = tmp_path / f"{name}_{kind}{KINDS[kind]}"
+        assert WRONG[kind][0] in source.read_text()
+        if name == "wrong":
+            source.write_text(source.read_text().replace(*WRONG[kind]))
+        assert pytest.main(["-q", "-p", "no:cacheprovider", "--capture=sys", f"test_{name}_{kind}.py"]) == status
+        assert said in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

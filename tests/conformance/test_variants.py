@@ -3,12 +3,14 @@
 import json
 import pickle
 import re
+import tomllib
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from committed import BY_ID, CASES, of, results_of
+from committed import BY_ID, CASES, results_of
 
 from moespec import spec
 from moespec.conformance.algorithms import variants
@@ -22,33 +24,14 @@ VALUES = [replace(case, gradients=None) for case in CASES if case.kind not in ("
 KNOWN = Known(VALUES)
 
 ALTERNATIVES = {reading.id for entry in LEDGER.values() for reading in entry.readings[1:]}
-NETWORK = "the network is ours, on the operations of a target; tests/models/test_sparse_mlp.py has it once more by hand"
-UNSEEN = {
-    "AL-4b": "the coefficient of variation does not change with a factor",
-    "BG-3b": "no vector holds initial parameters",
-    "BL-4b": "the norm belongs to the block",
-    "BL-7b": "the experts are those of the layer, whatever the router",
-    "DK-4c": "a schedule belongs to a recipe",
-    "DO-1c": "in training it does as DO-1b, and vectors of dropout are of training",
-    "HL-4b": "the experts are those of the layer, whatever the router",
-    "HT-2b": "the number of centroids is an input of the vectors",
-    "SA-4b": "no vector holds initial parameters",
-    "RT-3b": "no vector holds initial parameters",
-    **dict.fromkeys(("SL-3b", "SL-5b", "SL-6b", "SL-6c", "SL-7b", "SL-8b", "SL-8c"), NETWORK),
-    **dict.fromkeys(
-        ("ST-3b", "ST-3c"),
-        "expected gradients agree with differences, which see the plan; tests/backends/test_transport.py",
-    ),
-    "SW-3b": "no vector holds initial parameters",
-    "SW-4b": "no vector holds initial parameters",
-    "TI-1b": "what is coded is an input of the vectors",
-}
+UNSEEN = tomllib.loads(Path(__file__).with_name("variants.toml").read_text())["unseen"]
 """Alternatives of the ledger that no vector can show."""
 
 
-def values_of(module, algorithms, dtype="float64"):
-    """What comes of the values of some algorithms."""
-    return results_of(module, [case for case in VALUES if case.algorithm in algorithms], dtype)
+def values_of(module, algorithms, dtype="float64", most=None):
+    """What comes of the values of some algorithms, or of the first few cases of each."""
+    cases = (case for name in sorted(algorithms) for case in [c for c in VALUES if c.algorithm == name][:most])
+    return results_of(module, list(cases), dtype)
 
 
 def changed(**replaced):
@@ -82,24 +65,37 @@ def test_every_alternative_of_the_ledger_and_every_rule_of_capacity_has_one():
 
 # Each is caught and recognised. `nox -s variants` runs all on all cases.
 
-FEW = {"token_choice", "sinkhorn", "expert_choice", "soft_routing", "load_loss", "moe_layer"}
+OTHERS = [
+    case for case in CASES if case.gradients or case.kind in ("negative", "trajectory") or case.algorithm == "vit"
+]
+OTHERS.sort(key=lambda case: (case.kind == "trajectory", case.algorithm == "vit" and "optimizer" not in case.id))
+"""What catches those whose values are right: errors and gradients, steps of optimizers, models and their training."""
 
 
 @pytest.mark.parametrize("name", variants())
 def test_a_variant_is_caught_and_recognised(name):
+    """By the first case that fails on it."""
+    known = variants()[name]
+    module, results = module_of(known.replaced), []
+    cases = [case for case in VALUES if case.algorithm in known.algorithms - {"vit"}]
+    for case in [*cases, *(survey.first_step(case) for case in OTHERS if case.algorithm in known.algorithms)]:
+        results += results_of(module, [case])
+        if results[-1].state in FAILED:
+            break
+    assert results[-1].state in FAILED
+    if case in cases and results[-1].returned:
+        matches = [match for match in recognise(results, KNOWN) if match.algorithm == case.algorithm]
+        assert name in {match.variant for match in matches}
+        assert all(match.agree == match.of for match in matches)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", variants())
+def test_a_variant_is_recognised_in_every_algorithm(name):
     known = variants()[name]
     results = values_of(module_of(known.replaced), known.algorithms - {"vit"})
-    failing = {result.algorithm for result in results if result.returned}
-    if not failing:  # its errors, its gradients or its training are what is wrong
-        trained = [case for case in CASES if case.kind == "trajectory"][:1]
-        stepped = [case for case in CASES if any(stage.call == "optimizer_steps" for stage in case.stages)]
-        few = of(*(known.algorithms & FEW or known.algorithms))
-        models = of("vit", kinds=["near_tie"])
-        assert any(survey.survey(cases, [known]).caught[name] for cases in (stepped, trained, few, models))
-        return
-    assert any(result.state in FAILED for result in results)
     matches = recognise(results, KNOWN)
-    for algorithm in failing:
+    for algorithm in {result.algorithm for result in results if result.returned}:
         mine = [match for match in matches if match.algorithm == algorithm]
         assert all(match.agree == match.of for match in mine)
         assert name in {match.variant for match in mine}
@@ -114,7 +110,7 @@ def test_the_right_backend_is_not_a_variant():
 
 def test_an_unknown_mistake_has_no_name():
     sharper = changed(softmax_affinity=lambda B, logits: B.softmax_affinity(1.01 * logits))
-    results = values_of(sharper, {"softmax_affinity", "softmax_expert_choice"})
+    results = values_of(sharper, {"softmax_affinity", "softmax_expert_choice"}, most=8)
     assert sum(result.state in FAILED for result in results) > 10
     assert not names(results)
 
@@ -122,7 +118,7 @@ def test_an_unknown_mistake_has_no_name():
 def test_two_mistakes_have_both_names():
     rows, kept = variants()["rows_first"], variants()["kept_weights_renormalised"]
     module = module_of({**rows.replaced, **kept.replaced})
-    matches = names(values_of(module, {"sinkhorn", "token_choice", "sinkhorn_token_choice"}))
+    matches = names(values_of(module, {"sinkhorn", "token_choice", "sinkhorn_token_choice"}, most=4))
     assert {("sinkhorn", rows.name), ("token_choice", kept.name), ("sinkhorn_token_choice", kept.name)} <= matches
 
 
@@ -196,8 +192,8 @@ def test_a_torch_target_in_float32():
 
     module = SimpleNamespace(**{**vars(right), "token_choice": token_choice})
     module.ROUTERS = {name: router.bind(module) for name, router in spec.ROUTERS.items()}
-    algorithms = {"token_choice", "softmax_token_choice", "sinkhorn_token_choice"}
-    matches = recognise(values_of(module, algorithms, "float32"), KNOWN)
+    algorithms = {"token_choice", "softmax_token_choice"}
+    matches = recognise(values_of(module, algorithms, "float32", most=6), KNOWN)
     assert {(match.algorithm, match.variant, match.dtype) for match in matches} == {
         (algorithm, "kept_weights_renormalised", "float32") for algorithm in algorithms
     }

@@ -12,7 +12,7 @@ A property is a function of an implementation `B` and of drawn values, in which 
 import inspect
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from functools import cache, partial
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -28,8 +28,8 @@ __all__ = ["SPEC", "holds"]
 
 settings.register_profile("properties", derandomize=True, deadline=None, database=None)
 
-QUICK = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
-"""XLA optimises nothing: what is compiled runs a dozen times."""
+EXAMPLES = {"spec": (40, 100), "jax": (4, 12), "torch": (6, 12), "wrong": (100, 100)}
+"""How many are tried, and how many in a full run."""
 
 SPEC = ("spec",)
 """For what only the specification promises."""
@@ -41,8 +41,8 @@ class Implementation:
     few: whether it is tried on few shapes and options, since each is compiled anew, by `compiler` if there is one.
     """
 
-    def __init__(self, module: Any, examples: int, *, few: bool = False, compiler: Any = None) -> None:
-        self.module, self.examples, self.few, self.compiler = module, examples, few, compiler
+    def __init__(self, module: Any, *, few: bool = False, compiler: Any = None) -> None:
+        self.module, self.few, self.compiler = module, few, compiler
         self._ready: dict[Any, Callable[[Any], Any]] = {}
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
@@ -82,10 +82,9 @@ def _function(name: str) -> Callable[..., Any]:
 def implementation(name: str) -> Implementation:
     """spec: the specification behind batched names. jax: jitted. torch: op by op, for Inductor takes seconds a function."""
     if name == "spec":
-        return Implementation(import_module("moespec.backends.numpy"), 100)
+        return Implementation(import_module("moespec.backends.numpy"))
     module = import_module(f"moespec.backends.{name}")
-    compiler = partial(import_module("jax").jit, compiler_options=QUICK) if name == "jax" else None
-    return Implementation(module, 12, few=True, compiler=compiler)
+    return Implementation(module, few=True, compiler=import_module("jax").jit if name == "jax" else None)
 
 
 Strategy = Callable[[bool], Any]
@@ -94,31 +93,32 @@ Strategy = Callable[[bool], Any]
 
 def holds(
     *, wrong: str | Mapping[str, Callable[..., Any]], on: tuple[str, ...] = ("spec", "jax", "torch"), **drawn: Strategy
-) -> Callable[[Callable[..., None]], Callable[[str], None]]:
+) -> Callable[[Callable[..., None]], Callable[[str, bool], None]]:
     """The test that a property holds of the implementations `on`, and fails on one that is wrong.
 
     wrong: the name of a known variant of the conformance suite; or public names with what they become, `(B, *arguments)`.
     """
     replaced = variants()[wrong].replaced if isinstance(wrong, str) else wrong
 
-    def decorate(check: Callable[..., None]) -> Callable[[str], None]:
-        def attempt(B: Implementation, **options: Any) -> None:
+    def decorate(check: Callable[..., None]) -> Callable[[str, bool], None]:
+        def attempt(B: Implementation, examples: int, **options: Any) -> None:
             def example(**values: Any) -> None:
                 check(B, **values)
 
             example.__name__ = check.__name__
-            profile = settings(settings.get_profile("properties"), max_examples=B.examples, **options)
+            profile = settings(settings.get_profile("properties"), max_examples=examples, **options)
             profile(given(**{name: strategy(B.few) for name, strategy in drawn.items()})(example))()
 
-        @pytest.mark.parametrize("name", [*on, "wrong"])
-        def test(name: str) -> None:
+        full = [pytest.param(name, True, marks=pytest.mark.full, id=f"{name}-full") for name in on]
+
+        @pytest.mark.parametrize(("name", "full"), [*(pytest.param(n, False, id=n) for n in (*on, "wrong")), *full])
+        def test(name: str, full: bool) -> None:
             if name == "wrong":
+                wrong = Implementation(module_of(replaced))
                 with pytest.raises(AssertionError), np.errstate(all="ignore"):
-                    attempt(
-                        Implementation(module_of(replaced), 100), phases=[Phase.generate], report_multiple_bugs=False
-                    )
+                    attempt(wrong, EXAMPLES[name][full], phases=[Phase.generate], report_multiple_bugs=False)
             else:
-                attempt(implementation(name))
+                attempt(implementation(name), EXAMPLES[name][full])
 
         test.__doc__ = check.__doc__
         return test
