@@ -1,7 +1,7 @@
 """A run of each router and each model that is stopped and goes on from its checkpoint has the bits of an unbroken one."""
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,19 +28,6 @@ MODELS = {
     "mixer": ModelConfig(name="mixer_tiny", token_hidden=4, **SMALL),
     "sparse_mlp": ModelConfig(name="sparse_mlp_tiny", moe="last_1", **SMALL),
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_compilation() -> Iterator[None]:
-    """JAX without optimisation, which takes most of the time."""
-    try:
-        import jax
-    except ImportError:
-        yield
-        return
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.mark.parametrize("backend", ["jax", "torch"])
