@@ -138,6 +138,7 @@ def test_processes_are_started_again_after_one_is_killed(of_one, tmp_path):
 def test_a_signal_stops_all_processes_and_saves(tmp_path):
     run = tmp_path / "run"
     many = ("--training.steps", "100000", "--training.checkpoint-every", "100000", "--training.log-every", "5")
+    many += ("--training.compile", "never")
     launcher = moespec("launch", "-n", "2", *TRAIN, *many, "--backend", "torch", "--run", run, wait=False)
     until = time.monotonic() + 120
     while not (run / "metrics.jsonl").exists() or not read_log(run, "train"):
