@@ -1,28 +1,19 @@
-"""Every Python block of the README and of docs/ runs, each in a process of its own."""
+"""Every Python block of the README runs, as those of docs/ do when the site is made; links of both lead somewhere."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
-BLOCKS = [
-    pytest.param(block, id=f"{path.name}-{number}")
-    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
-    for number, block in enumerate(re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL))
-]
+BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
 
 
-@pytest.mark.parametrize("block", BLOCKS)
-def test_python_block_runs(block, tmp_path):
-    environment = {name: value for name, value in os.environ.items() if name != "MOESPEC_BACKEND"}
-    result = subprocess.run(
-        [sys.executable, "-c", block], capture_output=True, text=True, check=False, cwd=tmp_path, env=environment
-    )
-    assert result.returncode == 0, result.stderr
+@pytest.mark.parametrize("number", range(len(BLOCKS)))
+def test_python_block_runs(number, tmp_path, monkeypatch):
+    monkeypatch.delenv("MOESPEC_BACKEND", raising=False)
+    monkeypatch.chdir(tmp_path)
+    exec(compile(BLOCKS[number], f"README.md, block {number}", "exec"), {"__name__": "__main__"})
 
 
 def test_every_link_to_a_file_leads_somewhere():

@@ -1,6 +1,9 @@
 """A tiny run, trained once for each backend, that the tests of training copy and continue."""
 
+import contextlib
+import importlib
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,30 @@ from moespec.models.training.config import Config, ModelConfig, TrainingConfig
 from moespec.models.training.configfile import digits
 from moespec.models.training.rundirectory import RunDirectory
 from moespec.models.training.train import train
+
+
+@pytest.fixture(scope="package", autouse=True)
+def quick_compilation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """JAX without optimisation, and what it compiled once is kept, for other processes too; small reports."""
+    options = {
+        "jax_disable_most_optimizations": True,
+        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("jax")),
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }
+    with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as after:
+        for name, value in options.items():
+            patch.setenv(name.upper(), str(value))
+        patch.setattr("moespec.models.commandline.report.IMAGES", 2)
+        with contextlib.suppress(ImportError):
+            config = importlib.import_module("jax").config
+            cache = importlib.import_module("jax.experimental.compilation_cache.compilation_cache")
+            after.callback(cache.reset_cache)
+            for name, value in options.items():
+                after.callback(config.update, name, config.values[name])
+                config.update(name, value)
+            cache.reset_cache()  # it may have begun without a folder
+        yield
 
 
 class Runs:

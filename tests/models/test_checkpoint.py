@@ -88,24 +88,6 @@ def test_the_newest_are_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["arrays.safetensors", "state.json"])
-@pytest.mark.parametrize("where", range(0, 100, 9))
-def test_any_changed_or_missing_byte_is_noticed(tmp_path: Path, name: str, where: int) -> None:
-    path = written(tmp_path)
-    content = bytearray((path / name).read_bytes())
-    index = len(content) * where // 100
-    content[index] ^= 1
-    (path / name).write_bytes(content)
-    with pytest.raises(CheckpointError, match=name):
-        checkpoint.read(path, SHAPES)
-    content[index] ^= 1
-    (path / name).write_bytes(content[:index])
-    with pytest.raises(CheckpointError, match=name):
-        checkpoint.read(path, SHAPES)
-    (path / name).write_bytes(content)
-    checkpoint.read(path, SHAPES)
-
-
-@pytest.mark.parametrize("name", ["arrays.safetensors", "state.json"])
 def test_a_missing_file(tmp_path: Path, name: str) -> None:
     written(tmp_path, step=3)
     path = written(tmp_path, step=7)
@@ -195,13 +177,6 @@ def test_numbers_in_bfloat16(tmp_path: Path) -> None:
     rewrite_record(path, arrays_sha256=hashlib.sha256(content).hexdigest())
     with pytest.raises(CheckpointError, match=r"params/a is BF16 \(2,\), expected F32"):
         checkpoint.read(path, {"a": (2,)})
-
-
-def test_json_too_deep_to_be_read(tmp_path: Path) -> None:
-    path = written(tmp_path)
-    (path / "state.json").write_text("[" * 100_000)
-    with pytest.raises(CheckpointError, match=r"state\.json: damaged, not JSON"):
-        checkpoint.read(path, SHAPES)
 
 
 def test_folders_that_are_not_checkpoints_do_not_count(tmp_path: Path) -> None:

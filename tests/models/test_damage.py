@@ -1,6 +1,6 @@
 """Checkpoints damaged at random: each is noticed and named, none ends in a traceback, and none is used as it is.
 
-`MOESPEC_DAMAGES` says how many there are (1000), `MOESPEC_DAMAGES_SEED` which (0). Those that come with right checksums
+`MOESPEC_DAMAGES` says how many there are (500), `MOESPEC_DAMAGES_SEED` which (0). Those that come with right checksums
 could come from another version, or from someone who edits.
 """
 
@@ -21,7 +21,7 @@ from moespec.models.training.savestate import begin, trained_params
 from moespec.spec.errors import SpecError
 
 DAMAGES, SEED = (
-    int(os.environ.get(name, value)) for name, value in (("MOESPEC_DAMAGES", "1000"), ("MOESPEC_DAMAGES_SEED", "0"))
+    int(os.environ.get(name, value)) for name, value in (("MOESPEC_DAMAGES", "500"), ("MOESPEC_DAMAGES_SEED", "0"))
 )
 
 STATE: list[bytes] = [

@@ -109,7 +109,8 @@ def test_backends_draw_the_same_numbers(name: str, backend: str) -> None:
     other = importlib.import_module(f"moespec.backends.{backend}")
     images, random = pictures(), of_step(IMAGES, seed=2**40, step=5)
     expected = logits(B, MODELS[name], images, random)
-    np.testing.assert_allclose(logits(other, MODELS[name], images, random, compiled=True), expected, atol=2e-5)
+    compiled = backend == "jax" or name == "moe"  # for torch that takes longer, and the draws are the same functions
+    np.testing.assert_allclose(logits(other, MODELS[name], images, random, compiled=compiled), expected, atol=2e-5)
 
 
 @pytest.mark.parametrize("name", ["vit", "mixer", "sparse_mlp"])

@@ -1,17 +1,18 @@
 """Models of every family are trained, go on from a checkpoint, are evaluated and drawn, by the commands for all."""
 
 import json
-import os
-import subprocess
-import sys
+import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from moespec import models
 from moespec.models import cli, families, list_models
 from moespec.models.commandline.inspection import make_route, squarest
+from moespec.models.interop.layouts import flatten
 from moespec.models.training.resolve import load_backend
 from moespec.models.training.runlog import read_log
 from moespec.spec.errors import ConfigError
@@ -30,8 +31,9 @@ MODELS = {"mixer_tiny": SHORT, "sparse_mlp_tiny": (*SHORT, *SPARSE)}
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_run(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("jax")
+def test_a_run_goes_on_with_the_other_backend(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for backend in ("jax", "torch"):
+        pytest.importorskip(backend)
     run = str(tmp_path / "run")
     flags = ["train", "--model", name, "--run", run, "--backend", "jax", *MODELS[name]]
     assert cli.main(flags) == 0
@@ -52,22 +54,12 @@ def test_a_run(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert cli.main(["inspect", run, "--image", str(image), "--out", str(tmp_path / "routing.png")]) == 0
     layers = {"mixer_tiny": 0, "sparse_mlp_tiny": 2}[name]
     assert f"{layers} MoE layers; the image is read as" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_a_run_goes_on_with_the_other_backend(name: str, tmp_path: Path) -> None:
-    for backend in ("jax", "torch"):
-        pytest.importorskip(backend)
-    run = tmp_path / "run"
-    assert cli.main(["train", "--model", name, "--run", str(run), "--backend", "jax", *MODELS[name]]) == 0
-    whole = read_log(run, "train")[-1]["loss"]
-    for path in [*run.glob("checkpoints/00000006/*"), run / "report.html"]:
-        path.unlink()
-    (run / "checkpoints/00000006").rmdir()
-    assert cli.main(["train", "--run", str(run), "--resume", "--backend", "torch"]) == 0
-    state = json.loads((run / "checkpoints/00000006/state.json").read_text())
-    assert state["backend"] == "torch"
-    assert read_log(run, "train")[-1]["loss"] == pytest.approx(whole, rel=1e-4)
+    whole = trained[-1]["loss"]
+    shutil.rmtree(Path(run, "checkpoints/00000006"))
+    Path(run, "report.html").unlink()
+    assert cli.main(["train", "--run", run, "--resume", "--backend", "torch"]) == 0
+    assert json.loads(Path(run, "checkpoints/00000006/state.json").read_text())["backend"] == "torch"
+    assert read_log(Path(run), "train")[-1]["loss"] == pytest.approx(whole, rel=1e-4)
 
 
 def test_what_has_no_place_in_the_image_is_drawn_by_number() -> None:
@@ -95,34 +87,26 @@ def test_names() -> None:
         families.of_name("resnet50")
 
 
-def test_create_makes_models_of_every_family() -> None:
-    code = """
-import numpy as np
-from moespec import models
-from moespec.spec.errors import ConfigError
-for name in ("mixer_tiny", "sparse_mlp_tiny"):
-    model = models.create(name, depth=2)
-    output = model.forward(model.backend.from_numpy(model.init(seed=1)), np.zeros((2, 8, 8, 1)))
-    assert output.logits.shape == (2, 10)
-    assert model.parameter_count == sum(value.size for value in leaves(model.init()))
-assert models.create("sparse_mlp_b").parameter_count == 70_735_016
-assert models.create("sparse_mlp_b", router="softmax_token_choice", experts=8).config.experts == 8
-for bad, message in (
-    (lambda: models.create("mixer_b", depth=2), "The nearest: mixer_b16"),
-    (lambda: models.create("sparse_mlp_xl"), "sparse_mlp_l"),
-    (lambda: models.create("mixer_b16", experts=2), "experts=2 is not a field of MixerConfig"),
-    (lambda: models.create("sparse_mlp_b", moe="last_20"), "only 12 such blocks"),
-):
-    try:
-        bad()
-    except ConfigError as error:
-        assert message in str(error), error
-    else:
-        raise AssertionError(message)
-"""
-    helper = "def leaves(t):\n    return [x for v in t.values() for x in (leaves(v) if isinstance(v, dict) else [v])]\n"
-    environment = {**os.environ, "MOESPEC_BACKEND": "numpy"}
-    result = subprocess.run(
-        [sys.executable, "-c", helper + code], env=environment, capture_output=True, text=True, check=False
-    )
-    assert result.returncode == 0, result.stderr
+def test_create_makes_models_of_every_family(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("moespec.models.chosen_backend", lambda: load_backend("numpy"))
+    for name in MODELS:
+        model = models.create(name, depth=2)
+        output = model.forward(model.backend.from_numpy(model.init(seed=1)), np.zeros((2, 8, 8, 1)))
+        assert output.logits.shape == (2, 10)
+        assert model.parameter_count == sum(value.size for value in flatten(model.init(), "/").values())
+    assert models.create("sparse_mlp_b").parameter_count == 70_735_016
+    assert models.create("sparse_mlp_b", router="softmax_token_choice", experts=8).config.experts == 8
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "message"),
+    [
+        ("mixer_b", {"depth": 2}, "The nearest: mixer_b16"),
+        ("sparse_mlp_xl", {}, "sparse_mlp_l"),
+        ("mixer_b16", {"experts": 2}, "experts=2 is not a field of MixerConfig"),
+        ("sparse_mlp_b", {"moe": "last_20"}, "only 12 such blocks"),
+    ],
+)
+def test_create_names_what_is_wrong(name: str, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        models.create(name, **fields)

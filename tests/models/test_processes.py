@@ -11,12 +11,17 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from moespec.backends.mesh import mesh_sizes
+from moespec.models import cli
+from moespec.models.commandline import commands
 from moespec.models.errors import CheckpointError, RunError
 from moespec.models.parameters import Drawn
 from moespec.models.training import checkpoint
@@ -30,19 +35,10 @@ from moespec.models.vit import init, parameter_shapes
 
 PROGRAM = "import sys; from moespec.models.cli import main; sys.exit(main(sys.argv[1:]))"
 TRAIN = (
-    *("train", "--router", "softmax_token_choice", "--experts", "4", "--data.mixup", "0.5", "--data.crop-padding", "1"),
-    *(
-        "--model.dropout",
-        "0.1",
-        "--training.steps",
-        "12",
-        "--training.checkpoint-every",
-        "4",
-        "--training.log-every",
-        "1",
-    ),
-    *("--training.evaluate-every", "12", "--training.keep", "9"),
-)
+    "train", "--router", "softmax_token_choice", "--experts", "4", "--data.mixup", "0.5", "--data.crop-padding", "1",
+    "--model.dropout", "0.1", "--training.steps", "12", "--training.checkpoint-every", "4", "--training.log-every", "1",
+    "--training.evaluate-every", "12", "--training.keep", "9",
+)  # fmt: skip
 TWO_BY_TWO = ("--mesh.data", "2", "--mesh.expert", "2")
 
 
@@ -106,7 +102,7 @@ def test_a_process_saves_what_it_has(of_four):
     assert sizes[2] == sizes[3]
 
 
-@pytest.mark.parametrize("backend", ["torch", "jax"])
+@pytest.mark.parametrize("backend", [pytest.param("torch", marks=pytest.mark.full), "jax"])
 def test_a_run_of_four_goes_on_in_another_number_and_framework(backend, of_one, of_four, tmp_path):
     pytest.importorskip(backend)
     run = tmp_path / "run"
@@ -141,17 +137,9 @@ def test_processes_are_started_again_after_one_is_killed(of_one, tmp_path):
 
 def test_a_signal_stops_all_processes_and_saves(tmp_path):
     run = tmp_path / "run"
-    more = (
-        "--training.compile",
-        "never",
-        "--training.steps",
-        "100000",
-        "--training.checkpoint-every",
-        "100000",
-        "--training.log-every",
-        "5",
-    )
-    launcher = moespec("launch", "-n", "2", *TRAIN, *more, "--backend", "torch", "--run", run, wait=False)
+    many = ("--training.steps", "100000", "--training.checkpoint-every", "100000", "--training.log-every", "5")
+    many += ("--training.compile", "never")
+    launcher = moespec("launch", "-n", "2", *TRAIN, *many, "--backend", "torch", "--run", run, wait=False)
     until = time.monotonic() + 120
     while not (run / "metrics.jsonl").exists() or not read_log(run, "train"):
         assert launcher.poll() is None
@@ -178,16 +166,44 @@ def test_a_signal_stops_all_processes_and_saves(tmp_path):
         (2, ("--router", "hash", "--mesh.expert", "2", "--model.router-options.hashes", "2"), "MultiHash"),
     ],
 )
-def test_what_cannot_be_spread_is_refused_before_anything_is_written(processes, options, message, tmp_path):
-    pytest.importorskip("torch")
+def test_what_cannot_be_spread_is_refused_before_anything_is_written(
+    processes, options, message, tmp_path, monkeypatch, capsys
+):
+    @contextmanager
+    def connected(name, mesh):
+        yield SimpleNamespace(process=0, processes=processes, sizes=mesh_sizes(processes, **mesh.axes))
+
+    monkeypatch.setattr(commands, "connected", connected)
     run = tmp_path / "run"
-    found = moespec("launch", "-n", processes, "train", "--backend", "torch", *options, "--run", run)
-    assert found.returncode == 2
-    assert message.replace("\\", "") in found.stderr
+    assert cli.main(["train", "--backend", "torch", *options, "--run", str(run)]) == 2
+    assert message.replace("\\", "") in capsys.readouterr().err
     assert not run.exists()
 
 
-@pytest.mark.parametrize("backend", ["torch", "jax"])
+def test_a_usage_error_of_the_processes_is_that_of_the_launch(tmp_path):
+    found = moespec(
+        *(
+            "launch",
+            "-n",
+            2,
+            "--restarts",
+            1,
+            "train",
+            "--backend",
+            "torch",
+            "--mesh.fsdp",
+            3,
+            "--run",
+            tmp_path / "run",
+        )
+    )
+    assert found.returncode == 2
+    assert "mesh.fsdp=3, mesh.expert=1: 3 does not divide the 2 devices" in found.stderr
+    assert "start 2 of 2" not in found.stderr
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("backend", ["torch", pytest.param("jax", marks=pytest.mark.full)])
 def test_processes_with_other_configurations_are_refused_by_name(backend, tmp_path):
     pytest.importorskip(backend)
     with socket.socket() as free:
@@ -325,6 +341,7 @@ def test_values_are_drawn_when_they_are_read():
         np.testing.assert_array_equal(lazy[name][(slice(0, 1),) * value.ndim], value[(slice(0, 1),) * value.ndim])
 
 
+@pytest.mark.full
 def test_the_loop_of_the_documentation_runs():
     pytest.importorskip("jax")
     text = (Path(__file__).parents[2] / "docs" / "devices.md").read_text()

@@ -24,20 +24,12 @@ from moespec.models.training.runlog import RunLog, read_log
 from moespec.models.training.savestate import begin
 from moespec.version import version
 
-BACKENDS = ("jax", "torch")
 
-
-def arrays(run: Path, step: int = 12) -> dict[str, np.ndarray]:
+def arrays(run: Path, step: int) -> dict[str, np.ndarray]:
     return safetensors.numpy.load((run / "checkpoints" / f"{step:08d}" / "arrays.safetensors").read_bytes())
 
 
-def log_lines(run: Path) -> list[dict]:
-    """The log without what the clock decides."""
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in line.items() if "second" not in key and key != "sha256"} for line in lines]
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ["jax", "torch"])
 def test_the_loss_falls_and_everything_is_recorded(runs, backend: str) -> None:  # type: ignore[no-untyped-def]
     run = runs.whole(backend)
     training, evaluations = read_log(run, "train"), read_log(run, "evaluation")
@@ -50,32 +42,6 @@ def test_the_loss_falls_and_everything_is_recorded(runs, backend: str) -> None: 
     assert len(training[0]["moe"]["1"]["load"]) == 2
     assert evaluations[-1]["images"] == 355
     assert checkpoint.steps(run / "checkpoints") == [4, 8, 12]
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_resuming_gives_the_same_bits(runs, tmp_path: Path, backend: str) -> None:  # type: ignore[no-untyped-def]
-    whole = runs.whole(backend)
-    resumed = runs.broken(backend, tmp_path / "resumed", step=4)
-    runs.train(resumed, backend)
-    expected, found = arrays(whole), arrays(resumed)
-    assert expected.keys() == found.keys()
-    for name, value in expected.items():
-        assert found[name].tobytes() == value.tobytes(), name
-    assert log_lines(resumed) == log_lines(whole)
-
-
-@pytest.mark.parametrize(("first", "second"), [("jax", "torch"), ("torch", "jax")])
-def test_resuming_on_another_backend(runs, tmp_path: Path, first: str, second: str) -> None:  # type: ignore[no-untyped-def]
-    whole, resumed = runs.whole(first), runs.broken(first, tmp_path / "resumed", step=4)
-    pytest.importorskip(second)
-    runs.train(resumed, second)
-    for kind in ("train", "evaluation"):
-        expected = [record["loss"] for record in read_log(whole, kind)]
-        found = [record["loss"] for record in read_log(resumed, kind)]
-        np.testing.assert_allclose(found, expected, rtol=1e-4)
-    change = max(np.abs(value - arrays(whole, 4)[name]).max() for name, value in arrays(whole).items())
-    for name, value in arrays(whole).items():
-        np.testing.assert_allclose(arrays(resumed)[name], value, atol=1e-3 * change, err_msg=name)
 
 
 @pytest.mark.parametrize(("first", "second"), [("jax", "torch"), ("torch", "jax")])
@@ -93,6 +59,8 @@ def test_fifty_steps_and_fifty_on_another_backend(runs, tmp_path: Path, first: s
     assert found[50:] != expected[50:]
     assert expected[-1] < 0.7 * expected[0]
     np.testing.assert_allclose(found, expected, rtol=1e-3)
+    ours, theirs = (read_log(run, "evaluation")[-1]["loss"] for run in (tmp_path / "whole", resumed))
+    assert ours == pytest.approx(theirs, rel=1e-3)
 
 
 @pytest.mark.parametrize(("changes", "entry"), [({"seed": 1}, "random"), ({"batch": 32}, "data")])

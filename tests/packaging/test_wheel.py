@@ -37,19 +37,39 @@ def run(python, program, **environment):
     )
 
 
-def test_the_specification_is_usable(python):
-    result = run(
-        python, "from moespec.spec import ROUTERS, expert_capacity; print(expert_capacity(196, 32, 1.0), *ROUTERS)"
-    )
+PROGRAM = """
+    import ast
+    import importlib
+    import importlib.util
+    from pathlib import Path
+    import moespec
+    from moespec import spec
+    from moespec.conformance.engine.suite import VECTORS
+    from moespec.spec import ROUTERS
+    from moespec.spec.routers import names
+
+    print(moespec.__version__, moespec.spec.expert_capacity(196, 32, 1.0), "softmax_token_choice" in ROUTERS)
+    # No folder of the tree becomes a top-level name.
+    folders = ("spec", "backends", "models", "conformance", "moespec.models.front")
+    assert not [name for name in folders if importlib.util.find_spec(name)]
+    # What describes the vectors is there.
+    for name in ("suite.json", "flags.json", "schema.json"):
+        assert VECTORS.with_name(name).read_text() == (Path(ROOT) / "conformance" / name).read_text(), name
+    # A type checker sees the names of the specification, and an editor those of the routers.
+    stub = Path(spec.__file__).with_name("__init__.pyi").read_text().splitlines()
+    modules = [line.split()[1] for line in stub if line.endswith(" import *")]
+    shown = {name for module in modules for name in importlib.import_module(module).__all__}
+    assert shown == set(spec.__all__), shown ^ set(spec.__all__)
+    (alias,) = ast.parse(Path(names.__file__).with_suffix(".pyi").read_text()).body[1:]
+    assert alias.targets[0].id == "RouterName" and alias.value.value.id == "Literal"
+    assert {name.value for name in alias.value.slice.elts} == set(ROUTERS)
+"""
+
+
+def test_what_is_in_the_wheel(python):
+    result = run(python, textwrap.dedent(PROGRAM).replace("ROOT", repr(str(ROOT))))
     assert result.returncode == 0, result.stderr
-    assert result.stdout.split()[0] == "7"
-    assert "softmax_token_choice" in result.stdout.split()
-
-
-@pytest.mark.parametrize("name", ["spec", "backends", "models", "conformance"])
-def test_no_folder_becomes_a_top_level_name(python, name):
-    result = run(python, f"import {name}")
-    assert f"No module named '{name}'" in result.stderr
+    assert result.stdout == f"{PROJECT['version']} 7 True\n"
 
 
 def test_without_a_framework_the_error_tells_what_to_install(python):
@@ -77,28 +97,6 @@ def test_templates_ship_in_the_wheel(python, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"my_router.py", "test_my_router.py"}
 
 
-@pytest.mark.parametrize("name", ["suite.json", "flags.json", "schema.json"])
-def test_what_describes_the_vectors_ships_in_the_wheel(python, name):
-    result = run(
-        python, f"from moespec.conformance.engine.suite import VECTORS; print(VECTORS.with_name({name!r}).read_text())"
-    )
-    assert result.stdout.rstrip() == (ROOT / "conformance" / name).read_text().rstrip(), result.stderr
-
-
-def test_a_type_checker_sees_the_names_of_the_specification(python):
-    program = """
-        import importlib
-        from pathlib import Path
-        from moespec import spec
-        stub = Path(spec.__file__).with_name("__init__.pyi").read_text().splitlines()
-        modules = [line.split()[1] for line in stub if line.endswith(" import *")]
-        shown = {name for module in modules for name in importlib.import_module(module).__all__}
-        assert shown == set(spec.__all__), shown ^ set(spec.__all__)
-    """
-    result = run(python, textwrap.dedent(program))
-    assert result.returncode == 0, result.stderr
-
-
 def test_the_command_line_starts(python):
     result = subprocess.run([python.parent / "moespec", "list"], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
@@ -112,33 +110,16 @@ def test_the_ledger_with_what_was_measured_ships_in_the_wheel(python):
     assert "Measured: pot " in result.stdout
 
 
-def test_an_editor_knows_the_names_of_the_routers(python):
-    program = """
-        import ast
-        from pathlib import Path
-        from moespec.spec import ROUTERS
-        from moespec.spec.routers import names
-        (alias,) = ast.parse(Path(names.__file__).with_suffix(".pyi").read_text()).body[1:]
-        assert alias.targets[0].id == "RouterName" and alias.value.value.id == "Literal"
-        assert {name.value for name in alias.value.slice.elts} == set(ROUTERS)
-    """
-    result = run(python, textwrap.dedent(program))
-    assert result.returncode == 0, result.stderr
-
-
 def test_it_is_built_without_a_warning_about_packages(python):
     log = (python.parents[2] / "build.log").read_text()
     assert "moespec/conformance/vectors" in log
     assert "Package would be ignored" not in log
 
 
-def test_the_package_itself_is_there(python):
-    result = run(python, "import moespec; print(moespec.__version__, moespec.spec.expert_capacity(196, 32, 1.0))")
-    assert result.stdout == f"{PROJECT['version']} 7\n", result.stderr
+def test_the_version_is_told(python):
     for command in ([python, "-m", "moespec"], [python.parent / "moespec"]):
         result = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False, cwd=python.parent)
         assert result.stdout == f"moespec {PROJECT['version']}\n", result.stderr
-    assert "No module named" in run(python, "import moespec.models.front").stderr
 
 
 CHECKED = """
