@@ -56,7 +56,8 @@ def definitions(salt: str = "") -> Mapping[str, Definition]:
             for definition in module.cases() if hasattr(module, "cases") else ():
                 if found.setdefault(definition.id, definition) is not definition:
                     raise ValueError(f"two cases are called {definition.id}")
-    return found
+    errors = import_module(f"{__name__}.errors").error_cases([*found.values()])
+    return {**found, **{definition.id: definition for definition in errors}}
 
 
 @cache

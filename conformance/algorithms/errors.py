@@ -1,14 +1,199 @@
-"""Errors: targets that compute what is right, and do not reject what is wrong as they should."""
+"""Error cases, and targets that compute what is right and do not reject what is wrong as they should.
 
-from collections.abc import Callable, Mapping
+What no signature tells is written down here: bounds that depend on other arguments, and the numbers that an array may hold.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
+from moespec.conformance.engine.definition import Definition
+from moespec.conformance.engine.derived import calls, case_name, three_each
+from moespec.conformance.engine.format import Tensor
+from moespec.conformance.engine.invalid import invalid
 from moespec.conformance.engine.variant import Replacement, Variant
 from moespec.spec import ALGORITHMS, ConfigError, ContractError, DtypeError, ShapeError, SpecError
 
-__all__ = ["VARIANTS"]
+__all__ = ["VARIANTS", "error_cases"]
+
+Edit = Callable[[NDArray[Any]], NDArray[Any]]
+
+
+class Wrong(NamedTuple):
+    """A wrong call: the argument that the error names, options and edits of arrays by name, and the error."""
+
+    argument: str
+    options: Mapping[str, Any] = {}
+    arrays: Mapping[str, Edit] = {}
+    error: str = "ConfigError"
+    purpose: str = ""
+
+
+def _option(name: str, value: Any, purpose: str = "", **others: Any) -> Wrong:
+    return Wrong(name, {name: value, **others}, purpose=purpose)
+
+
+def _number(name: str, value: float, purpose: str) -> Wrong:
+    """An array of which one number is another."""
+
+    def edit(array: NDArray[Any]) -> NDArray[Any]:
+        array = array.copy()
+        array.flat[array.size // 2] = value
+        return array
+
+    return Wrong(name, {}, {name: edit}, "ContractError", purpose)
+
+
+class Size(NamedTuple):
+    """The size of an axis, or another option, of the valid call, and so much more."""
+
+    of: str
+    more: int = 1
+
+
+CHOICES = _option("choices", Size("experts"), "More choices than experts.")
+SLOTS = _option("capacity", Size("tokens"), "More slots than tokens.")
+TINY = Wrong(
+    "utility", {"regularization": 1e-310}, {}, "ContractError", "The utility over the regularization overflows."
+)
+FACTORS = (
+    _option("factor", 1e308, "The product of the factor and the tokens overflows."),
+    _option("factor", 0.001, "No slot is left.", rounding="round"),
+)
+
+WRONG: dict[str, tuple[Wrong, ...]] = {
+    "CAPACITY_RULES.tutel": (FACTORS[0], _option("factor", 0.001, "No slot is left.")),
+    "ROUTERS.base.route": (
+        Wrong(
+            "scores", {"tokens": 7}, {"tokens": lambda a: a.repeat(2, 1)[:, :7]}, "ShapeError", "7 tokens of 3 experts."
+        ),
+    ),
+    "ROUTERS.gshard.route": (_option("choices", 1, "An option that it does not have, since it has two."),),
+    "ROUTERS.hash.route": (
+        _option("hashes", 2, "The router has one hash."),
+        Wrong("tokens", {}, {"tokens": lambda a: a[:, 1:]}, "ShapeError", "Fewer tokens than the options say."),
+    ),
+    "ROUTERS.hierarchical_top_k.route": (_option("branches", 5, "They do not divide the experts."),),
+    "ROUTERS.importance_score.route": (CHOICES, _option("drop", 1.0, "No token is left.")),
+    "ROUTERS.noisy_top_k.route": (CHOICES,),
+    "ROUTERS.s_base.route": (_option("choices", 2, "An option that it does not have, since it has one."),),
+    "ROUTERS.sinkhorn_token_choice.route": (CHOICES,),
+    "ROUTERS.soft_moe.route": (_option("eval_capacity_factor", 2.0, "An option that it does not have."),),
+    "ROUTERS.softmax_expert_choice.route": (
+        _option("cap", 1, "A token in one slot does not fill them.", capacity_factor=1.5, slots_per_expert=None),
+        _option("capacity_factor", 3.5, "More slots than tokens.", slots_per_expert=None),
+        _option("multiple_of", 8, "A multiple above the number of tokens.", slots_per_expert=None),
+        _option("slots_per_expert", Size("tokens"), "More slots than tokens."),
+    ),
+    "ROUTERS.softmax_token_choice.route": (CHOICES,),
+    "ROUTERS.sparsity_constrained_token_choice.route": (CHOICES,),
+    "ROUTERS.strictly_balanced.route": (_option("capacity_factor", 9.0, "More slots than tokens."),),
+    "ROUTERS.switch.route": (_option("choices", 2, "An option that it does not have, since it has one."),),
+    "batch_priority": (CHOICES,),
+    "batchwise_mask": (SLOTS,),
+    "box_muller": (_number("uniform", 1.0, "The logarithm of 0."),),
+    "branch_rate": (
+        _option("block", Size("depth", 0), "There is no such block."),
+        _option("rate", 1.0, "No branch is left."),
+    ),
+    "capped_affinity": (SLOTS, Wrong("cap", {"capacity": Size("capacity")}, purpose="The slots are not filled.")),
+    "convolution": (Wrong("kernel", {}, {"kernel": lambda a: a[:2, :2]}, "ShapeError", "A kernel of an even size."),),
+    "dropout": (_number("draws", 1.0, "A draw of 1."), _option("rate", 1.0, "No entry is left.")),
+    "expert_capacity": FACTORS,
+    "expert_choice": (SLOTS,),
+    "gshard_keep": (Wrong("choices", {}, {"gates": lambda a: a[..., :1]}, purpose="There is no second expert."),),
+    "hash_table_balanced": (_number("frequencies", -1.0, "A frequency below 0."),),
+    "hash_table_of": (
+        _option("hash", Size("hashes", 0), "There is no such table."),
+        _number("tables", -1.0, "An expert below 0."),
+        _number("tables", 1.5, "An expert that is no whole number."),
+    ),
+    "hash_table_random": (_number("draws", 1.0, "A draw of 1."), _number("draws", -0.25, "A draw below 0.")),
+    "hierarchical_affinity": (_option("branches", 5, "The columns do not divide into branches and experts."),),
+    "hierarchical_load_loss": (_option("branches", 5, "The columns do not divide into branches and experts."),),
+    "importance_loss": (
+        _number("scores", -0.5, "A score is negative, which no softmax is."),
+        Wrong(
+            "scores", {}, {"scores": np.zeros_like}, "ContractError", "Scores of 0 have no coefficient of variation."
+        ),
+    ),
+    "importance_score_choice": (CHOICES, _option("drop", 1.0, "No token is left.")),
+    "importance_score_order": (_option("drop", 1.5, "More than all tokens."),),
+    "load_loss": (CHOICES,),
+    "multi_hash_mlp": (
+        Wrong(
+            "tables", {}, {"tables": lambda a: a[[0, 0, 0]]}, purpose="Three hashes do not divide four hidden units."
+        ),
+    ),
+    "noisy_top_k_affinity": (CHOICES,),
+    "noisy_top_k_load_loss": (CHOICES,),
+    "normalize_selected": (
+        CHOICES,
+        Wrong("combine_scores", {}, {"combine_scores": np.zeros_like}, "ContractError", "The chosen have the sum 0."),
+    ),
+    "patch_embed": (
+        Wrong("images", {}, {"images": lambda a: a[:, 1:]}, "ShapeError", "Patches that do not fill the image."),
+    ),
+    "project_sparse_simplex": (_option("nonzeros", Size("n"), "More than there are values."),),
+    "soft_routing": (
+        Wrong(
+            "slots",
+            {"dispatch": "identity", "combine": "identity"},
+            {},
+            "ShapeError",
+            "Another number of slots than tokens.",
+        ),
+        Wrong("dispatch", {"dispatch": "identity", "combine": "soft"}, purpose="The identity in one direction alone."),
+    ),
+    "sparse_transport_affinity": (
+        _option("capacity", Size("tokens"), "More slots than tokens.", sparsity="expert"),
+        _option("capacity", Size("experts"), "More choices than experts.", sparsity="token"),
+    ),
+    "threshold_loss": (SLOTS,),
+    "token_choice": (
+        CHOICES,
+        _option("tries", Size("choices", -1), "Fewer tries than choices."),
+        _option("tries", Size("experts"), "More tries than experts."),
+        Wrong(
+            "order", {}, {"order": lambda a: np.where(a == 1, 0, a)}, "ContractError", "The order holds a token twice."
+        ),
+    ),
+    "transport_dual": (SLOTS, TINY),
+    "transport_semi_dual": (SLOTS, TINY),
+}
+"""By the path of the function."""
+
+
+def error_cases(definitions: Sequence[Definition]) -> Iterator[Definition]:
+    """Those of the table, and what follows from signatures until each public function has three.
+
+    definitions: of the cases that are valid.
+    """
+    valid, written = calls(definitions), []
+    for path, wrong in WRONG.items():
+        for number, each in enumerate(wrong, 1):
+            name = case_name(valid[path], path, f"{each.argument}_{number}")
+            written.append(_written(valid[path], name, each))
+    yield from written
+    yield from three_each(valid, written)
+
+
+def _written(valid: Definition, name: str, wrong: Wrong) -> Definition:
+    sizes = {n: s for tensor in valid.inputs.values() for n, s in zip(tensor.axes, tensor.array.shape, strict=True)}
+    sizes |= valid.routed.options if valid.routed is not None else valid.stages[-1].options
+    inputs = {
+        part: Tensor(edit(valid.inputs[part].array), valid.inputs[part].axes) for part, edit in wrong.arrays.items()
+    }
+    options = {
+        option: sizes[value.of] + value.more if isinstance(value, Size) else value
+        for option, value in wrong.options.items()
+    }
+    return invalid(valid, name, wrong.error, wrong.argument, inputs=inputs, options=options, purpose=wrong.purpose)
+
 
 TABLES = {"CAPACITY_RULES", "ROUTERS"}
 NAMES = {name for algorithm in ALGORITHMS.values() for name in algorithm.functions} - TABLES
