@@ -72,7 +72,6 @@ WRONG: dict[str, tuple[Wrong, ...]] = {
             "scores", {"tokens": 7}, {"tokens": lambda a: a.repeat(2, 1)[:, :7]}, "ShapeError", "7 tokens of 3 experts."
         ),
     ),
-    "ROUTERS.dselect_k.route": (_option("selector_gate", "image", "It is of each token, or static."),),
     "ROUTERS.gshard.route": (_option("choices", 1, "An option that it does not have, since it has two."),),
     "ROUTERS.hash.route": (
         _option("hashes", 2, "The router has one hash."),
@@ -82,9 +81,6 @@ WRONG: dict[str, tuple[Wrong, ...]] = {
     "ROUTERS.importance_score.route": (CHOICES, _option("drop", 1.0, "No token is left.")),
     "ROUTERS.noisy_top_k.route": (CHOICES,),
     "ROUTERS.s_base.route": (_option("choices", 2, "An option that it does not have, since it has one."),),
-    "ROUTERS.sinkhorn_expert_choice.route": (
-        _option("combine_with", "scores", "A text that is not one of its words."),
-    ),
     "ROUTERS.sinkhorn_token_choice.route": (CHOICES,),
     "ROUTERS.soft_moe.route": (_option("eval_capacity_factor", 2.0, "An option that it does not have."),),
     "ROUTERS.softmax_expert_choice.route": (
@@ -94,9 +90,6 @@ WRONG: dict[str, tuple[Wrong, ...]] = {
         _option("slots_per_expert", Size("tokens"), "More slots than tokens."),
     ),
     "ROUTERS.softmax_token_choice.route": (CHOICES,),
-    "ROUTERS.sparsity_constrained_expert_choice.route": (
-        _option("transport_objective", "primal", "It is the semi-dual, or the dual."),
-    ),
     "ROUTERS.sparsity_constrained_token_choice.route": (CHOICES,),
     "ROUTERS.strictly_balanced.route": (_option("capacity_factor", 9.0, "More slots than tokens."),),
     "ROUTERS.switch.route": (_option("choices", 2, "An option that it does not have, since it has one."),),

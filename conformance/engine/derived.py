@@ -263,16 +263,23 @@ def _small(d: Definition, routed: Routed) -> Definition:
 def three_each(valid: Mapping[str, Definition], written: Iterable[Definition]) -> Iterator[Definition]:
     """The error cases that the public functions still lack of three each: a shape, a dtype, and a value or an option.
 
+    A router, whose arrays are those of public functions, has at least one of an option.
+
     valid: a call of each. written: the error cases that are written down.
     """
-    known = {(d.stages[-1].call, _sort(d.error)) for d in written if d.routed is None}
+    known = {(d.stages[-1].call if d.routed is None else d.routed.router, _sort(d.error)) for d in written}
     for path, definition in valid.items():
+        if definition.routed is not None and not {(definition.algorithm, sort) for sort in SORTS} & known:
+            types = option_types(spec.ROUTERS[definition.algorithm].Options)
+            option = [*types][-1]
+            wrong = {option: next(_outside(types[option]))}
+            yield invalid(definition, "value", "ConfigError", option, options=wrong)
         if definition.routed is None and "." not in path:  # a rule of capacities is one of several that are alike
             case = Case(
                 definition.id, definition.algorithm, 1, "", "", "value", (), {**definition.inputs}, definition.stages
             )
             filled = [wrong for wrong in derived(case) if all(tensor.array.size for tensor in wrong.inputs.values())]
-            for sort in ("shape", "dtype", "value"):
+            for sort in SORTS:
                 cases = [wrong for wrong in filled if _sort(wrong.expected_error.error) == sort]
                 if cases and (path, sort) not in known:
                     yield _definition(min(cases, key=_rank), definition, case_name(definition, path, sort))
@@ -282,6 +289,9 @@ def case_name(definition: Definition, path: str, name: str) -> str:
     """The name of an error case of a function, which is part of it where its algorithm has others."""
     called = path.partition(".")[2].partition(".")[0] or path
     return name if called == definition.algorithm else f"{called}_{name}"
+
+
+SORTS = ("shape", "dtype", "value")
 
 
 def _sort(error: str) -> str:
