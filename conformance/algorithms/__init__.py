@@ -49,15 +49,14 @@ def function(path: str) -> Function:
 
 @cache
 def definitions(salt: str = "") -> Mapping[str, Definition]:
-    """Every case by id, algorithm by algorithm, with the inputs that a salt gives; see `engine/draw.py`."""
+    """Every case that is no error case by id, algorithm by algorithm, with the inputs that a salt gives; see `engine/draw.py`."""
     found: dict[str, Definition] = {}
     with salted(salt):
         for module in _modules():
             for definition in module.cases() if hasattr(module, "cases") else ():
                 if found.setdefault(definition.id, definition) is not definition:
                     raise ValueError(f"two cases are called {definition.id}")
-    errors = import_module(f"{__name__}.errors").error_cases([*found.values()])
-    return {**found, **{definition.id: definition for definition in errors}}
+    return found
 
 
 @cache

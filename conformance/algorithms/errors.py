@@ -3,7 +3,7 @@
 What no signature tells is written down here: bounds that depend on other arguments, and the numbers that an array may hold.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -11,14 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from moespec.conformance.engine.definition import Definition
-from moespec.conformance.engine.derived import calls, case_name, three_each
-from moespec.conformance.engine.format import Tensor
-from moespec.conformance.engine.invalid import invalid
 from moespec.conformance.engine.variant import Replacement, Variant
 from moespec.spec import ALGORITHMS, ConfigError, ContractError, DtypeError, ShapeError, SpecError
 
-__all__ = ["VARIANTS", "error_cases"]
+__all__ = ["VARIANTS", "WRONG", "Size", "Wrong"]
 
 Edit = Callable[[NDArray[Any]], NDArray[Any]]
 
@@ -165,35 +161,7 @@ WRONG: dict[str, tuple[Wrong, ...]] = {
     "transport_dual": (SLOTS, TINY),
     "transport_semi_dual": (SLOTS, TINY),
 }
-"""By the path of the function."""
-
-
-def error_cases(definitions: Sequence[Definition]) -> Iterator[Definition]:
-    """Those of the table, and what follows from signatures until each public function has three.
-
-    definitions: of the cases that are valid.
-    """
-    valid, written = calls(definitions), []
-    for path, wrong in WRONG.items():
-        for number, each in enumerate(wrong, 1):
-            name = case_name(valid[path], path, f"{each.argument}_{number}")
-            written.append(_written(valid[path], name, each))
-    yield from written
-    yield from three_each(valid, written)
-
-
-def _written(valid: Definition, name: str, wrong: Wrong) -> Definition:
-    sizes = {n: s for tensor in valid.inputs.values() for n, s in zip(tensor.axes, tensor.array.shape, strict=True)}
-    sizes |= valid.routed.options if valid.routed is not None else valid.stages[-1].options
-    inputs = {
-        part: Tensor(edit(valid.inputs[part].array), valid.inputs[part].axes) for part, edit in wrong.arrays.items()
-    }
-    options = {
-        option: sizes[value.of] + value.more if isinstance(value, Size) else value
-        for option, value in wrong.options.items()
-    }
-    return invalid(valid, name, wrong.error, wrong.argument, inputs=inputs, options=options, purpose=wrong.purpose)
-
+"""By the path of the function; of each the valid call of `engine/derived.py` is changed."""
 
 TABLES = {"CAPACITY_RULES", "ROUTERS"}
 NAMES = {name for algorithm in ALGORITHMS.values() for name in algorithm.functions} - TABLES

@@ -12,13 +12,15 @@ import inspect
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
 
 from moespec import spec
 from moespec.backends.face import array_arguments
-from moespec.conformance.algorithms import function
+from moespec.conformance.algorithms import definitions, function
+from moespec.conformance.algorithms.errors import WRONG, Size, Wrong
 from moespec.conformance.engine import call
 from moespec.conformance.engine.definition import Definition, Routed
 from moespec.conformance.engine.describe import GROUPS
@@ -26,13 +28,13 @@ from moespec.conformance.engine.format import Case, Edit, Expectation, Reference
 from moespec.conformance.engine.invalid import invalid
 from moespec.spec.ranges import Range, option_types
 
-__all__ = ["calls", "case_name", "derived", "three_each", "valid_calls"]
+__all__ = ["all_definitions", "derived", "valid_calls"]
 
 SIZES = ("tokens", "experts", "width")
 """What the options of every router have."""
 ROUTING = {"tokens", "experts"}
 """The axes of a routing."""
-FIXED = frozenset({"words", "pair"})
+FIXED = ("words", "pair")
 """The axes that have one size alone."""
 
 # What the types do not tell, as `function/argument`, of a router as `router/argument`.
@@ -147,7 +149,7 @@ def _wrong_arrays(valid: Case) -> Iterator[tuple[str, str, str, str, Tensor]]:
     for name in own:
         tensor, argument = valid.inputs[name], name.rpartition("/")[2]
         key = f"{stage.router or stage.call}/{argument}"
-        others = FIXED.union(stage.options, *(valid.inputs[other].axes for other in own if other != name))
+        others = set(FIXED).union(stage.options, *(valid.inputs[other].axes for other in own if other != name))
         others |= ROUTING if "routing" in stage.arguments else set()
         others |= {*tensor.axes} - {"ids"} if stage.router else {a for a in tensor.axes if tensor.axes.count(a) > 1}
         if key not in NOT_READ | NAMED_OTHERWISE:
@@ -185,7 +187,7 @@ def _with_other_values(tensor: Tensor, key: str) -> Iterator[tuple[str, str, Ten
     if kind == "f":
         numbers = {"nan": np.nan, "infinite": np.inf, "minus_infinite": -np.inf}
     elif kind == "i" and key not in ANY_INTEGERS:
-        numbers = {"below_zero": -1} | ({} if key in UNBOUNDED else {"too_large": 2**30})
+        numbers = {"below_zero": -1.0} | ({} if key in UNBOUNDED else {"too_large": 2.0**30})
     for name, number in numbers.items():
         wrong = array.copy()
         wrong.flat[array.size // 2] = number
@@ -232,7 +234,7 @@ def _is_outside(number: float, base: type, limits: Range | None, zero: bool) -> 
 # Those of the suite.
 
 
-def calls(definitions: Iterable[Definition]) -> dict[str, Definition]:
+def _calls(definitions: Iterable[Definition]) -> dict[str, Definition]:
     """A valid call of each public function, of its own algorithm, and of each router, by path, on inputs that are known
     before anything is computed."""
     own: dict[str, list[Case]] = {}
@@ -260,38 +262,31 @@ def _small(d: Definition, routed: Routed) -> Definition:
     return replace(d, name="valid", purpose="", inputs=inputs, flags=(), routed=replace(routed, drawn=False, also=()))
 
 
-def three_each(valid: Mapping[str, Definition], written: Iterable[Definition]) -> Iterator[Definition]:
-    """The error cases that the public functions still lack of three each: a shape, a dtype, and a value or an option.
-
-    A router, whose arrays are those of public functions, has at least one of an option.
-
-    valid: a call of each. written: the error cases that are written down.
-    """
-    known = {(d.stages[-1].call if d.routed is None else d.routed.router, _sort(d.error)) for d in written}
-    for path, definition in valid.items():
-        if definition.routed is not None and not {(definition.algorithm, sort) for sort in SORTS} & known:
-            types = option_types(spec.ROUTERS[definition.algorithm].Options)
-            option = [*types][-1]
-            wrong = {option: next(_outside(types[option]))}
-            yield invalid(definition, "value", "ConfigError", option, options=wrong)
-        if definition.routed is None and "." not in path:  # a rule of capacities is one of several that are alike
-            case = Case(
-                definition.id, definition.algorithm, 1, "", "", "value", (), {**definition.inputs}, definition.stages
-            )
-            filled = [wrong for wrong in derived(case) if all(tensor.array.size for tensor in wrong.inputs.values())]
-            for sort in SORTS:
-                cases = [wrong for wrong in filled if _sort(wrong.expected_error.error) == sort]
-                if cases and (path, sort) not in known:
-                    yield _definition(min(cases, key=_rank), definition, case_name(definition, path, sort))
-
-
-def case_name(definition: Definition, path: str, name: str) -> str:
-    """The name of an error case of a function, which is part of it where its algorithm has others."""
-    called = path.partition(".")[2].partition(".")[0] or path
-    return name if called == definition.algorithm else f"{called}_{name}"
-
-
 SORTS = ("shape", "dtype", "value")
+
+
+@cache
+def all_definitions() -> Mapping[str, Definition]:
+    """Every case of the suite by id: those of `algorithms`, and the error cases."""
+    valid, written = _calls(definitions().values()), []
+    for path, wrong in WRONG.items():
+        for number, each in enumerate(wrong, 1):
+            name = _case_name(valid[path], path, f"{each.argument}_{number}")
+            written.append(_written(valid[path], name, each))
+    return {**definitions(), **{each.id: each for each in (*written, *_three_each(valid, written))}}
+
+
+def _written(valid: Definition, name: str, wrong: Wrong) -> Definition:
+    sizes = {n: s for tensor in valid.inputs.values() for n, s in zip(tensor.axes, tensor.array.shape, strict=True)}
+    sizes |= valid.routed.options if valid.routed is not None else valid.stages[-1].options
+    inputs = {
+        part: Tensor(edit(valid.inputs[part].array), valid.inputs[part].axes) for part, edit in wrong.arrays.items()
+    }
+    options = {
+        option: sizes[value.of] + value.more if isinstance(value, Size) else value
+        for option, value in wrong.options.items()
+    }
+    return invalid(valid, name, wrong.error, wrong.argument, inputs=inputs, options=options, purpose=wrong.purpose)
 
 
 def _sort(error: str) -> str:
@@ -314,3 +309,34 @@ def _definition(case: Case, definition: Definition, name: str) -> Definition:
         inputs={name: case.inputs[name] for name in expect.valid.inputs},
         options={name: stage.options[name] for name in expect.valid.options},
     )
+
+
+def _three_each(valid: Mapping[str, Definition], written: Iterable[Definition]) -> Iterator[Definition]:
+    """The error cases that the public functions still lack of three each: a shape, a dtype, and a value or an option.
+
+    A router, whose arrays are those of public functions, has at least one of an option.
+
+    valid: a call of each. written: the error cases that are written down.
+    """
+    known = {(d.stages[-1].call if d.routed is None else d.routed.router, _sort(d.error)) for d in written}
+    for path, definition in valid.items():
+        if definition.routed is not None and not {(definition.algorithm, sort) for sort in SORTS} & known:
+            types = option_types(spec.ROUTERS[definition.algorithm].Options)
+            option = [*types][-1]
+            wrong = {option: next(_outside(types[option]))}
+            yield invalid(definition, "value", "ConfigError", option, options=wrong)
+        if definition.routed is None and "." not in path:  # a rule of capacities is one of several that are alike
+            case = Case(
+                definition.id, definition.algorithm, 1, "", "", "value", (), {**definition.inputs}, definition.stages
+            )
+            filled = [wrong for wrong in derived(case) if all(tensor.array.size for tensor in wrong.inputs.values())]
+            for sort in SORTS:
+                cases = [wrong for wrong in filled if _sort(wrong.expected_error.error) == sort]
+                if cases and (path, sort) not in known:
+                    yield _definition(min(cases, key=_rank), definition, _case_name(definition, path, sort))
+
+
+def _case_name(definition: Definition, path: str, name: str) -> str:
+    """The name of an error case of a function, which is part of it where its algorithm has others."""
+    called = path.partition(".")[2].partition(".")[0] or path
+    return name if called == definition.algorithm else f"{called}_{name}"
