@@ -33,15 +33,19 @@ def _option(name: str, value: Any, purpose: str = "", **others: Any) -> Wrong:
     return Wrong(name, {name: value, **others}, purpose=purpose)
 
 
+def _array(name: str, edit: Edit, purpose: str, error: str = "ShapeError", argument: str = "") -> Wrong:
+    return Wrong(argument or name, {}, {name: edit}, error, purpose)
+
+
 def _number(name: str, value: float, purpose: str) -> Wrong:
-    """An array of which one number is another."""
+    """An array whose number in the middle is another."""
 
     def edit(array: NDArray[Any]) -> NDArray[Any]:
         array = array.copy()
         array.flat[array.size // 2] = value
         return array
 
-    return Wrong(name, {}, {name: edit}, "ContractError", purpose)
+    return _array(name, edit, purpose, "ContractError")
 
 
 class Size(NamedTuple):
@@ -61,47 +65,50 @@ FACTORS = (
     _option("factor", 0.001, "No slot is left.", rounding="round"),
 )
 
+NONE = "An option that it does not have."
+CHOOSERS = ("noisy_top_k", "sinkhorn_token_choice", "softmax_token_choice", "sparsity_constrained_token_choice")
+
 WRONG: dict[str, tuple[Wrong, ...]] = {
+    **{f"ROUTERS.{name}.route": (CHOICES,) for name in CHOOSERS},
+    **dict.fromkeys(("batch_priority", "load_loss", "noisy_top_k_affinity", "noisy_top_k_load_loss"), (CHOICES,)),
+    **dict.fromkeys(("batchwise_mask", "expert_choice", "threshold_loss"), (SLOTS,)),
+    **dict.fromkeys(("transport_dual", "transport_semi_dual"), (SLOTS, TINY)),
+    **dict.fromkeys(
+        ("hierarchical_affinity", "hierarchical_load_loss", "ROUTERS.hierarchical_top_k.route"),
+        (_option("branches", 5, "They do not divide the experts."),),
+    ),
     "CAPACITY_RULES.tutel": (FACTORS[0], _option("factor", 0.001, "No slot is left.")),
     "ROUTERS.base.route": (
-        Wrong(
-            "scores", {"tokens": 7}, {"tokens": lambda a: a.repeat(2, 1)[:, :7]}, "ShapeError", "7 tokens of 3 experts."
+        _array("tokens", lambda a: a.repeat(2, 1)[:, :7], "7 tokens of 3 experts.", argument="scores")._replace(
+            options={"tokens": 7}
         ),
     ),
-    "ROUTERS.gshard.route": (_option("choices", 1, "An option that it does not have, since it has two."),),
+    "ROUTERS.gshard.route": (_option("choices", 1, NONE),),
     "ROUTERS.hash.route": (
         _option("hashes", 2, "The router has one hash."),
-        Wrong("tokens", {}, {"tokens": lambda a: a[:, 1:]}, "ShapeError", "Fewer tokens than the options say."),
+        _array("tokens", lambda a: a[:, 1:], "Fewer tokens than the options say."),
     ),
-    "ROUTERS.hierarchical_top_k.route": (_option("branches", 5, "They do not divide the experts."),),
     "ROUTERS.importance_score.route": (CHOICES, _option("drop", 1.0, "No token is left.")),
-    "ROUTERS.noisy_top_k.route": (CHOICES,),
-    "ROUTERS.s_base.route": (_option("choices", 2, "An option that it does not have, since it has one."),),
-    "ROUTERS.sinkhorn_token_choice.route": (CHOICES,),
-    "ROUTERS.soft_moe.route": (_option("eval_capacity_factor", 2.0, "An option that it does not have."),),
+    "ROUTERS.s_base.route": (_option("choices", 2, NONE),),
+    "ROUTERS.soft_moe.route": (_option("eval_capacity_factor", 2.0, NONE),),
     "ROUTERS.softmax_expert_choice.route": (
         _option("cap", 1, "A token in one slot does not fill them.", capacity_factor=1.5, slots_per_expert=None),
         _option("capacity_factor", 3.5, "More slots than tokens.", slots_per_expert=None),
         _option("multiple_of", 8, "A multiple above the number of tokens.", slots_per_expert=None),
         _option("slots_per_expert", Size("tokens"), "More slots than tokens."),
     ),
-    "ROUTERS.softmax_token_choice.route": (CHOICES,),
-    "ROUTERS.sparsity_constrained_token_choice.route": (CHOICES,),
     "ROUTERS.strictly_balanced.route": (_option("capacity_factor", 9.0, "More slots than tokens."),),
-    "ROUTERS.switch.route": (_option("choices", 2, "An option that it does not have, since it has one."),),
-    "batch_priority": (CHOICES,),
-    "batchwise_mask": (SLOTS,),
+    "ROUTERS.switch.route": (_option("choices", 2, NONE),),
     "box_muller": (_number("uniform", 1.0, "The logarithm of 0."),),
     "branch_rate": (
         _option("block", Size("depth", 0), "There is no such block."),
         _option("rate", 1.0, "No branch is left."),
     ),
     "capped_affinity": (SLOTS, Wrong("cap", {"capacity": Size("capacity")}, purpose="The slots are not filled.")),
-    "convolution": (Wrong("kernel", {}, {"kernel": lambda a: a[:2, :2]}, "ShapeError", "A kernel of an even size."),),
+    "convolution": (_array("kernel", lambda a: a[:2, :2], "A kernel of an even size."),),
     "dropout": (_number("draws", 1.0, "A draw of 1."), _option("rate", 1.0, "No entry is left.")),
     "expert_capacity": FACTORS,
-    "expert_choice": (SLOTS,),
-    "gshard_keep": (Wrong("choices", {}, {"gates": lambda a: a[..., :1]}, purpose="There is no second expert."),),
+    "gshard_keep": (_array("gates", lambda a: a[..., :1], "There is no second expert.", "ConfigError", "choices"),),
     "hash_table_balanced": (_number("frequencies", -1.0, "A frequency below 0."),),
     "hash_table_of": (
         _option("hash", Size("hashes", 0), "There is no such table."),
@@ -109,57 +116,37 @@ WRONG: dict[str, tuple[Wrong, ...]] = {
         _number("tables", 1.5, "An expert that is no whole number."),
     ),
     "hash_table_random": (_number("draws", 1.0, "A draw of 1."), _number("draws", -0.25, "A draw below 0.")),
-    "hierarchical_affinity": (_option("branches", 5, "The columns do not divide into branches and experts."),),
-    "hierarchical_load_loss": (_option("branches", 5, "The columns do not divide into branches and experts."),),
     "importance_loss": (
         _number("scores", -0.5, "A score is negative, which no softmax is."),
-        Wrong(
-            "scores", {}, {"scores": np.zeros_like}, "ContractError", "Scores of 0 have no coefficient of variation."
-        ),
+        _array("scores", np.zeros_like, "Scores of 0 have no coefficient of variation.", "ContractError"),
     ),
     "importance_score_choice": (CHOICES, _option("drop", 1.0, "No token is left.")),
     "importance_score_order": (_option("drop", 1.5, "More than all tokens."),),
-    "load_loss": (CHOICES,),
     "multi_hash_mlp": (
-        Wrong(
-            "tables", {}, {"tables": lambda a: a[[0, 0, 0]]}, purpose="Three hashes do not divide four hidden units."
-        ),
+        _array("tables", lambda a: a[[0, 0, 0]], "Three hashes do not divide four hidden units.", "ConfigError"),
     ),
-    "noisy_top_k_affinity": (CHOICES,),
-    "noisy_top_k_load_loss": (CHOICES,),
     "normalize_selected": (
         CHOICES,
-        Wrong("combine_scores", {}, {"combine_scores": np.zeros_like}, "ContractError", "The chosen have the sum 0."),
+        _array("combine_scores", np.zeros_like, "The chosen have the sum 0.", "ContractError"),
     ),
-    "patch_embed": (
-        Wrong("images", {}, {"images": lambda a: a[:, 1:]}, "ShapeError", "Patches that do not fill the image."),
-    ),
+    "patch_embed": (_array("images", lambda a: a[:, 1:], "Patches that do not fill the image."),),
     "project_sparse_simplex": (_option("nonzeros", Size("n"), "More than there are values."),),
     "soft_routing": (
         Wrong(
-            "slots",
-            {"dispatch": "identity", "combine": "identity"},
-            {},
-            "ShapeError",
-            "Another number of slots than tokens.",
+            "slots", {"dispatch": "identity", "combine": "identity"}, {}, "ShapeError", "Not as many slots as tokens."
         ),
-        Wrong("dispatch", {"dispatch": "identity", "combine": "soft"}, purpose="The identity in one direction alone."),
+        _option("dispatch", "identity", "The identity in one direction alone.", combine="soft"),
     ),
     "sparse_transport_affinity": (
         _option("capacity", Size("tokens"), "More slots than tokens.", sparsity="expert"),
         _option("capacity", Size("experts"), "More choices than experts.", sparsity="token"),
     ),
-    "threshold_loss": (SLOTS,),
     "token_choice": (
         CHOICES,
         _option("tries", Size("choices", -1), "Fewer tries than choices."),
         _option("tries", Size("experts"), "More tries than experts."),
-        Wrong(
-            "order", {}, {"order": lambda a: np.where(a == 1, 0, a)}, "ContractError", "The order holds a token twice."
-        ),
+        _array("order", lambda a: np.where(a == 1, 0, a), "The order holds a token twice.", "ContractError"),
     ),
-    "transport_dual": (SLOTS, TINY),
-    "transport_semi_dual": (SLOTS, TINY),
 }
 """By the path of the function; of each the valid call of `engine/derived.py` is changed."""
 
