@@ -140,7 +140,8 @@ def hash_table_clustered(embeddings: Shared, centroids: Shared, *, iterations: i
     >>> hash_table_clustered([[0.0], [5.0], [1.0], [6.0]], [[6.0], [0.0]]).tolist()
     [1, 0, 1, 0]
     """
-    return k_means(embeddings, centroids, iterations=iterations).clusters
+    points = as_array("embeddings", embeddings, "ids width")
+    return k_means(points, centroids, iterations=iterations).clusters
 
 
 def hash_table_dispersed(clusters: Shared, *, experts: int) -> Ids:

@@ -20,7 +20,6 @@ from moespec.spec.checks import (
     check_scores,
     check_size,
 )
-from moespec.spec.errors import ConfigError
 
 __all__ = [
     "add_gating_noise",
@@ -43,8 +42,7 @@ def router_logits(tokens: Array, kernel: Array) -> Array:
 def add_gating_noise(logits: Array, noise: Array | None, *, multiplier: float = 1.0) -> Array:
     """logits and noise (G, T, E) -> (G, T, E)."""
     check_scores("logits", logits, "groups tokens experts")
-    if not (multiplier >= 0 and math.isfinite(multiplier)):
-        raise ConfigError(f"multiplier: expected a finite number of at least 0, got {multiplier!r}")
+    check_non_negative("multiplier", multiplier)
     if noise is None:
         return wide(logits)
     check_scores("noise", noise, "groups tokens experts")

@@ -48,13 +48,13 @@ EXPERT_AXES = {
 def gelu(x: Array, *, form: str = "tanh") -> Array:
     """Of any shape."""
     check_option("form", form, ("tanh", "erf"))
-    check_floating("x", x)
+    check_scores("x", x, "...")
     return jax.nn.gelu(x, approximate=form == "tanh")
 
 
 def layer_norm(x: Array, scale: Array, bias: Array | None = None, *, epsilon: float = 1e-6) -> Array:
     """x (..., D), scale and bias (D,) -> (..., D), in float32 or better, returned in the dtype of `x`."""
-    check_floating("x", x)
+    check_scores("x", x, "... width")
     check_scores("scale", scale, "width")
     check_size("scale", scale, 0, x.shape[-1], "the last axis of x")
     check_positive("epsilon", epsilon)
@@ -135,7 +135,9 @@ def expert_weights(
         if name not in params:
             raise ConfigError(f"params: {name} is missing, got {sorted(params)}")
         check_scores(name, params[name], axes)
-        check_size(name, params[name], 0, experts or len(params["w1"]), "the experts")
+        check_size(
+            name, params[name], 0, experts or len(params["w1"]), f"the experts of {'the inputs' if experts else 'w1'}"
+        )
     w1, b1, w2, b2 = (cast(params[name], dtype) for name in EXPERT_AXES)
     check_size("w1", w1, 1, width, "the width of the inputs")
     check_size("b1", b1, 1, w1.shape[2], "the hidden width of w1")

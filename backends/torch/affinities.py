@@ -4,8 +4,6 @@ Every array has a leading axis of groups (G), which are independent. All is comp
 input is float64, also under autocast.
 """
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -19,7 +17,6 @@ from moespec.spec.checks import (
     check_scores,
     check_size,
 )
-from moespec.spec.errors import ConfigError
 
 __all__ = [
     "add_gating_noise",
@@ -44,8 +41,7 @@ def router_logits(tokens: Tensor, kernel: Tensor) -> Tensor:
 def add_gating_noise(logits: Tensor, noise: Tensor | None, *, multiplier: float = 1.0) -> Tensor:
     """logits and noise (G, T, E) -> (G, T, E)."""
     check_scores("logits", logits, AXES)
-    if not multiplier >= 0 or not math.isfinite(multiplier):
-        raise ConfigError(f"multiplier: expected a finite number of at least 0, got {multiplier!r}")
+    check_non_negative("multiplier", multiplier)
     if noise is None:
         return logits
     check_scores("noise", noise, AXES)

@@ -46,7 +46,7 @@ EXPERT_AXES = {
 def gelu(x: Tensor, *, form: str = "tanh") -> Tensor:
     """Of any shape."""
     check_option("form", form, ("tanh", "erf"))
-    check_floating("x", x)
+    check_scores("x", x, "...")
     return F.gelu(x, approximate="tanh" if form == "tanh" else "none")
 
 
@@ -58,7 +58,9 @@ def expert_weights(
         if name not in params:
             raise ConfigError(f"params: {name} is missing, got {sorted(params)}")
         check_scores(name, params[name], axes)
-        check_size(name, params[name], 0, experts or len(params["w1"]), "the experts")
+        check_size(
+            name, params[name], 0, experts or len(params["w1"]), f"the experts of {'the inputs' if experts else 'w1'}"
+        )
     w1, b1, w2, b2 = (params[name].to(dtype) for name in EXPERT_AXES)
     check_size("w1", w1, 1, width, "the width of the inputs")
     check_size("b1", b1, 1, w1.shape[2], "the hidden width of w1")

@@ -1,15 +1,12 @@
 """The router `base`."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 from moespec.conformance.engine.definition import Definition, Draws, Noise
-from moespec.conformance.engine.inputs import tokens
-from moespec.conformance.engine.invalid import SMALL, invalid, invalid_sizes
 from moespec.conformance.engine.near import near_router
 from moespec.conformance.engine.reroute import rerouted
-from moespec.conformance.engine.routers import router_case, small_router
+from moespec.conformance.engine.routers import router_case
 from moespec.conformance.engine.variant import Variant, every
 
 __all__ = ["VARIANTS", "cases"]
@@ -42,14 +39,6 @@ def cases() -> Iterator[Definition]:
     yield near_router(NAME, train=False)
     yield case("gradient", "gradient", "Through the gate and the experts.", constant, train=True)
     yield case("gradient_evaluation", "gradient", "Of the greedy assignment.", constant, train=False)
-
-    valid = small_router(NAME)
-    if valid.routed is not None:
-        valid = replace(valid, routed=replace(valid.routed, train=True))
-    odd = {"tokens": tokens("negative/router/odd", (SMALL.groups, SMALL.tokens + 1, SMALL.width))}
-    yield invalid(valid, "uneven", "ShapeError", "scores", inputs=odd, options={"tokens": SMALL.tokens + 1})
-    yield invalid(valid, "tokens", "ShapeError", "tokens", inputs=odd)
-    yield from invalid_sizes(valid, router__kernel=1)
 
 
 # Variants. A change is `(B, route, params, tokens, options, noise=None, train=False)`.

@@ -14,8 +14,7 @@ from moespec.conformance.engine.definition import Definition, call, composed, si
 from moespec.conformance.engine.describe import SLOTS, Choice, Function, Output
 from moespec.conformance.engine.draw import grid, permutation
 from moespec.conformance.engine.format import Tensor
-from moespec.conformance.engine.inputs import both, groups_tokens, scores
-from moespec.conformance.engine.invalid import SHAPE, SMALL, invalid, invalid_arrays, invalid_option, invalid_sizes
+from moespec.conformance.engine.inputs import both, groups_tokens
 from moespec.conformance.engine.margins import assignment_margin, token_choice_margin
 from moespec.conformance.engine.reorder import weighted_by
 from moespec.conformance.engine.variant import Variant, variant
@@ -71,7 +70,6 @@ def cases() -> Iterator[Definition]:
     yield from _unique()
     yield from _several()
     yield from _routings()
-    yield from _invalid()
 
 
 def _drawn(key: str, shape: tuple[int, int, int], reach: float = 3.0, step: float = 0.125) -> Tensor:
@@ -179,31 +177,6 @@ def _routings() -> Iterator[Definition]:
         "routing_large", "value", "Scores whose exponential is large.", "large_logits", **{**two, "scores": large}
     )
     yield case("gradient_routing", "gradient", "The weights carry the gradient.", gate, **two)
-
-
-def _invalid() -> Iterator[Definition]:
-    g, t, e, _ = SMALL
-    chosen = scores("negative/scores", SHAPE)
-    valid = single(NAME, "base_assignment", "valid", "value", "", scores=chosen)
-    yield from invalid_arrays(valid, "scores", "assignment_")
-    noise = scores("negative/noise", SHAPE).array[..., 0]
-    noisy = single(NAME, "base_assignment", "valid", "value", "", scores=chosen, noise=tensor(noise, EXPERTS), shards=2)
-    yield from invalid_arrays(noisy, "noise", "noise_")
-    yield from invalid_sizes(noisy, noise=1)
-    yield invalid_option(noisy, "shards", shards=0)
-    yield invalid(valid, "uneven", "ShapeError", "scores", inputs={"scores": scores("negative/uneven", (g, t + 1, e))})
-    yield from invalid_arrays(single(NAME, "base_greedy", "valid", "value", "", scores=chosen), "scores", "greedy_")
-    expert = np.tile(np.arange(t) % e, (g, 1))
-    valid = _routing("valid", "value", "", expert=expert, scores=chosen, capacity=2)
-    yield from invalid_arrays(valid, "scores", "routing_")
-    yield invalid_option(valid, "no_slot", "capacity", capacity=0)
-    for name, error, wrong, purpose in (
-        ("dtype", "DtypeError", expert.astype(float), ""),
-        ("shape", "ShapeError", expert[:, :-1], ""),
-        ("absent", "ContractError", expert + 1, "There is no such expert."),
-    ):
-        inputs = {"expert": tensor(wrong, EXPERTS)}
-        yield invalid(valid, f"expert_{name}", error, "expert", inputs=inputs, purpose=purpose)
 
 
 # Variants. Scores are (groups, tokens, experts), experts of tokens (groups, tokens).

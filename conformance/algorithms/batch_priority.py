@@ -9,7 +9,6 @@ from moespec.conformance.engine.definition import Definition, call, composed
 from moespec.conformance.engine.describe import Choice, Function, Output
 from moespec.conformance.engine.format import Tensor
 from moespec.conformance.engine.inputs import CROWD, TIED, both, scores
-from moespec.conformance.engine.invalid import SHAPE, SMALL, invalid_arrays, invalid_option
 from moespec.conformance.engine.margins import order_margin
 from moespec.conformance.engine.near import near_ties
 from moespec.conformance.engine.reorder import heap_order
@@ -67,15 +66,6 @@ def cases() -> Iterator[Definition]:
     yield case("one_token", "degenerate", "One token.", alone, "degenerate_size", choices=1, capacity=1)
     real = scores("bp/f", (1, 196, 32))
     yield case("real_size", "overflow", "196 tokens, 32 experts.", real, "real_size", ties, choices=1, capacity=7)
-
-    def valid(by: str, choices: int) -> Definition:
-        given = {"scores": scores("negative/scores", SHAPE)}
-        stages = (call(NAME, {"scores": "scores"}, by=by, choices=choices),)
-        return composed(NAME, "valid", "value", "", inputs=given, stages=stages)
-
-    yield from invalid_arrays(valid("max", 1), "scores")
-    yield invalid_option(valid("max", 1), "by", by="mean")
-    yield invalid_option(valid("sum", 2), "many_choices", "choices", choices=SMALL.experts + 1)
 
 
 # Variants. Scores are (groups, tokens, experts). The right function is called first: it rejects what must be rejected.

@@ -3,14 +3,12 @@
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from itertools import product
 from typing import Any
 
-from moespec.conformance.engine.definition import Definition, call, composed, single
+from moespec.conformance.engine.definition import Definition, call, composed
 from moespec.conformance.engine.describe import Function, Output
 from moespec.conformance.engine.format import Stage
-from moespec.conformance.engine.invalid import invalid_option
 from moespec.conformance.engine.variant import variant
 from moespec.spec import CAPACITY_RULES
 
@@ -64,20 +62,6 @@ def cases() -> Iterator[Definition]:
         if k == 1 or rule not in ("vmoe_expert_choice", "st_moe")
     ]
     yield case("rules", "value", "The rule of each public implementation by name.", "named_rule", rules)
-
-    valid = partial(single, NAME, name="valid", kind="value", purpose="", tokens=196, experts=32, factor=1.0, choices=1)
-    right = valid("expert_capacity", rounding="ceil", multiple_of=1)
-    for name in ("tokens", "experts", "choices", "multiple_of"):
-        none: dict[str, Any] = {name: 0}
-        yield invalid_option(right, name, **none)
-    yield invalid_option(right, "factor", factor=0.0)
-    yield invalid_option(right, "factor_small", "factor", factor=0.01, rounding="round")
-    yield invalid_option(right, "factor_large", "factor", factor=1e308)
-    yield invalid_option(right, "rounding", rounding="floor")
-    ruled = valid("CAPACITY_RULES.tutel")
-    yield invalid_option(ruled, "rule_tokens", "tokens", tokens=0)
-    yield invalid_option(ruled, "rule_factor_small", "factor", factor=0.001)
-    yield invalid_option(ruled, "rule_factor_large", "factor", factor=1e308)
 
 
 def _near_integers() -> list[tuple[int, int, float]]:

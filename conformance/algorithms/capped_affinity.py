@@ -10,7 +10,6 @@ from moespec import spec
 from moespec.conformance.engine.definition import Definition, single
 from moespec.conformance.engine.describe import Function, Output
 from moespec.conformance.engine.inputs import utilities
-from moespec.conformance.engine.invalid import SHAPE, SMALL, invalid_arrays, invalid_option
 from moespec.conformance.engine.variant import variant
 from moespec.spec.numerics import logsumexp
 
@@ -53,16 +52,6 @@ def cases() -> Iterator[Definition]:
         scores=utilities("capped/tight", ONE),
         **{**LOOSE, "capacity": 2, "cap": 1},
     )
-
-    valid = case(
-        "valid", "value", "", scores=utilities("negative/utility", SHAPE), **{**LOOSE, "capacity": 2, "cap": 1}
-    )
-    yield from invalid_arrays(valid, "scores")
-    yield invalid_option(valid, "capacity", capacity=SMALL.tokens + 1)
-    yield invalid_option(valid, "no_cap", "cap", cap=0)
-    yield invalid_option(valid, "small_cap", "cap", capacity=3)
-    yield invalid_option(valid, "regularization", regularization=0.0)
-    yield invalid_option(valid, "iterations", iterations=0)
 
 
 def _given(options: dict[str, Any]) -> dict[str, Any]:

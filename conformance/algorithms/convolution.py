@@ -10,7 +10,6 @@ from moespec.conformance.engine.definition import Definition, single, tensor
 from moespec.conformance.engine.describe import Function, Output
 from moespec.conformance.engine.draw import grid
 from moespec.conformance.engine.format import Tensor
-from moespec.conformance.engine.invalid import invalid, invalid_arrays, invalid_option, invalid_sizes
 from moespec.conformance.engine.variant import variant
 
 __all__ = ["FUNCTIONS", "VARIANTS", "cases"]
@@ -40,16 +39,6 @@ def cases() -> Iterator[Definition]:
     purpose = "A stride longer than the image: one pixel is left."
     yield case("long_stride", "degenerate", purpose, **_inputs("long", 2, 2, 1), stride=3)
     yield case("gradient", "gradient", "By images, kernel and bias.", **_inputs("gradient", 3, 4, 1), stride=2)
-
-    valid = case("valid", "value", "", **_inputs("invalid", 3, 3, 2))
-    for argument in valid.inputs:
-        yield from invalid_arrays(valid, argument, "" if argument == "images" else f"{argument}_")
-    yield from invalid_sizes(valid, kernel=1, bias=0)
-    yield from invalid_sizes(valid, "channels_", kernel=2)
-    even = {"kernel": tensor(np.ones((2, 2, 2, 2)), "size size channels features")}
-    yield invalid(valid, "even", "ShapeError", "kernel", inputs=even)
-    strided = case("strided", "value", "", **_inputs("invalid", 3, 3, 2), stride=2)
-    yield invalid_option(strided, "stride", stride=0)
 
 
 # Variants. The right function is called first: it rejects what must be rejected.

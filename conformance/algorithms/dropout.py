@@ -8,7 +8,6 @@ import numpy as np
 from moespec.conformance.engine.definition import Definition, call, composed, single, tensor
 from moespec.conformance.engine.describe import Function, Output
 from moespec.conformance.engine.draw import grid, integers
-from moespec.conformance.engine.invalid import invalid, invalid_arrays, invalid_option, invalid_sizes, with_value
 from moespec.conformance.engine.variant import variant
 
 __all__ = ["FUNCTIONS", "VARIANTS", "cases"]
@@ -51,21 +50,6 @@ def cases() -> Iterator[Definition]:
     yield composed(
         NAME, "rates", "value", "From 0 for the first block on; of one block alone, 0.", inputs={}, stages=stages
     )
-
-    small = (1, 2, 3)
-    given: dict[str, Any] = {"x": tensor(grid(f"{NAME}/x", small), AXES), "draws": tensor(np.full(small, 0.5), AXES)}
-    valid = single(NAME, "dropout", "valid", "value", "", **given, rate=0.25)
-    yield from invalid_arrays(valid, "x", without="rank")
-    yield from invalid_arrays(valid, "draws", "draws_")
-    yield from invalid_sizes(valid, draws=2)
-    last = single(NAME, "branch_rate", "valid", "value", "", rate=0.5, block=1, depth=2)
-    wrong: dict[str, tuple[str, float]] = {"rate_one": ("rate", 1.0), "no_block": ("block", 2), "below": ("block", -1)}
-    for name, (argument, value) in {**wrong, "no_depth": ("depth", 0)}.items():
-        yield invalid_option(last, f"branch_{name}", argument, **{argument: value})
-    one = {"draws": with_value(given["draws"], 1.0)}
-    yield invalid(valid, "draws_one", "ContractError", "draws", inputs=one, purpose="A draw of 1.")
-    yield invalid_option(valid, "rate", rate=1.0)
-    yield invalid_option(valid, "rate_below_zero", "rate", rate=-0.25)
 
 
 # Variants. The right function is called first: it rejects what must be rejected.

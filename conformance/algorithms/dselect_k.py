@@ -5,7 +5,6 @@ until no code is near one.
 """
 
 from collections.abc import Iterator, Mapping
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,19 +13,9 @@ from moespec.conformance.engine.definition import Definition, Draws, call, compo
 from moespec.conformance.engine.describe import SLOTS, Choice, Function, Output
 from moespec.conformance.engine.draw import grid
 from moespec.conformance.engine.format import Stage, Tensor
-from moespec.conformance.engine.inputs import scores, tokens
-from moespec.conformance.engine.invalid import (
-    SHAPE,
-    SMALL,
-    invalid,
-    invalid_arrays,
-    invalid_option,
-    invalid_sizes,
-    with_value,
-)
 from moespec.conformance.engine.near import near_codes
 from moespec.conformance.engine.reroute import configured
-from moespec.conformance.engine.routers import router_case, small_router
+from moespec.conformance.engine.routers import router_case
 from moespec.conformance.engine.variant import Variant, every, variant
 from moespec.spec.dselect_k_codes import code_bits
 from moespec.spec.dselect_k_losses import EPSILON
@@ -75,8 +64,6 @@ def cases() -> Iterator[Definition]:
     yield from _gates()
     yield from _gradients()
     yield from _routers()
-    yield from _invalid_gates()
-    yield from _invalid_routers()
 
 
 def codes(key: str, experts: int, choices: int = K, reach: float = 0.5) -> Tensor:
@@ -101,10 +88,6 @@ def _step() -> Iterator[Definition]:
     ends = [[-0.5, 0.5, 0.0], [-0.498046875, 0.498046875, -0.001953125]]
     yield case("step_ends", "tie", "At both ends of the step, just inside them, and in the middle.", ends)
     yield case("step_gradient", "gradient", "The derivative, 0 outside.", z, 2.0)
-
-    valid = case("valid", "value", "", grid("negative/z", (1, 4), reach=0.5))
-    yield from invalid_arrays(valid, "z", "step_", "rank")  # any shape will do
-    yield invalid_option(valid, "step_gamma", "gamma", gamma=0.0)
 
 
 SELECTORS = {"selectors": "dselect_k_selectors"}
@@ -244,52 +227,6 @@ def _routers() -> Iterator[Definition]:
     yield case(
         "gradient_losses", "gradient", "Of both losses, too.", loss, losses=True, count=3, reach=0.375, **weights
     )
-
-
-def _invalid_gates() -> Iterator[Definition]:
-    case = partial(single, GATE)
-    g, t, e, _ = SMALL
-    bits = tensor(grid("negative/codes", (g, 2, 2, 3), reach=0.5, step=0.0625), CODES)
-    valid = case("dselect_k_selectors", "valid", "value", "", codes=bits, experts=8, gamma=1.0)
-    yield from invalid_arrays(valid, "codes", "codes_")
-    yield invalid_option(valid, "gamma", gamma=-1.0)
-    yield invalid_option(valid, "no_expert", "experts", experts=0)
-    mass = tensor(grid("negative/shares", (g, t, 2, e), reach=0.25, centre=0.5), MIXED)
-    logits = tensor(grid("negative/mixture", (g, t, 2)), LOGITS)
-    valid = case(GATE, "valid", "value", "", selectors=mass, logits=logits)
-    yield from invalid_arrays(valid, "selectors", "selectors_", "rank")
-    yield from invalid_arrays(valid, "logits", "logits_")
-    valid = case("dselect_k_entropy", "valid", "value", "", selectors=mass)
-    yield from invalid_arrays(valid, "selectors", "losses_")
-    valid = case("dselect_k_routing", "valid", "value", "", gate=scores("negative/scores", SHAPE))
-    yield from invalid_arrays(valid, "gate", "routing_")
-    static = tensor(grid("negative/gate", (e,), reach=0.25, centre=0.5), "experts")
-    like = tokens("negative/tokens", (g, t, SMALL.width))
-    yield from invalid_arrays(case("dselect_k_routing", "valid", "value", "", gate=static, like=like), "like", "like_")
-    kernel = tensor(grid("negative/columns", (SMALL.width, 8), reach=0.25), "width columns")
-    bias = tensor(grid("negative/bias", (8,), reach=0.25), "columns")
-    gate: dict[str, Any] = {"bias": bias, "kernel": kernel, "choices": 2, "experts": 7}
-    valid = case("dselect_k_codes", "valid", "value", "", tokens=like, **gate)
-    yield from invalid_arrays(valid, "kernel", "kernel_")
-    yield from (*invalid_sizes(valid, kernel=0), *invalid_sizes(valid, "columns_of_", kernel=1))
-    yield invalid_option(valid, "no_selector", "choices", choices=0)
-
-
-def _invalid_routers() -> Iterator[Definition]:
-    bias = tensor(grid("negative/bias", (8,), reach=0.25), "columns")
-    options: dict[str, Any] = {"experts": 7, "selector_gate": "static", "choices": 2, "selector_gamma": 1.0}
-    valid = small_router(NAME, {"bias": bias}, **options)
-    wrong: dict[str, Any] = {"selector_gate": "image", "choices": 0, "selector_gamma": 0.0}
-    yield from (invalid_option(valid, option, **{option: value}) for option, value in wrong.items())
-    fewer = {"router/bias": tensor(grid("negative/bias/few", (7,), reach=0.25), "columns")}
-    yield invalid(valid, "columns", "ShapeError", "bias", inputs=fewer)
-    # A NaN in it may be found in the codes that are made of it.
-    yield from invalid_arrays(valid, "router/bias", "bias_", "nan")
-    yield from invalid_sizes(valid, tokens=1)
-    kernel = tensor(grid("negative/columns", (SMALL.width, 8), reach=0.25), "width columns")
-    valid = small_router(NAME, {"bias": bias, "kernel": kernel}, **{**options, "selector_gate": "token"})
-    lost = {"tokens": with_value(valid.inputs["tokens"], np.nan)}
-    yield invalid(valid, "tokens_nan", "ContractError", "tokens", inputs=lost)
 
 
 # Variants. Codes are (..., choices, bits), selectors (..., choices, experts). The right function is called first: it

@@ -1,7 +1,6 @@
 """Expert Choice."""
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,6 @@ from moespec.conformance.engine.describe import SLOTS, Choice, Function
 from moespec.conformance.engine.draw import grid
 from moespec.conformance.engine.format import Tensor
 from moespec.conformance.engine.inputs import TIED, both, distinct, groups_tokens, scores
-from moespec.conformance.engine.invalid import SHAPE, SMALL, invalid_arrays, invalid_option, invalid_sizes
 from moespec.conformance.engine.margins import expert_choice_margin
 from moespec.conformance.engine.near import near_ties
 from moespec.conformance.engine.reorder import heap_order, renormalised
@@ -84,14 +82,6 @@ def cases() -> Iterator[Definition]:
     yield case("gradient", "gradient", "The chosen scores carry a gradient.", distinct("ec/l", (G, T, E)))
     apart = distinct("ec/m", (G, T, E))
     yield case("gradient_combine", "gradient", "The selection carries none.", apart, "combine_scores", **other)
-
-    chosen = partial(case, "valid", "value", "", scores("negative/scores", SHAPE), capacity=2)
-    yield from invalid_arrays(chosen(), "scores")
-    yield invalid_option(chosen(), "no_slot", "capacity", capacity=0)
-    yield invalid_option(chosen(), "many_slots", "capacity", capacity=SMALL.tokens + 1)
-    valid = chosen(combine_scores=scores("negative/combine", SHAPE))
-    yield from invalid_arrays(valid, "combine_scores", "combine_")
-    yield from invalid_sizes(valid, combine_scores=1)
 
 
 # Variants. Scores are (groups, tokens, experts). The right function is called first: it rejects what must be rejected.

@@ -8,14 +8,13 @@ import numpy as np
 
 from moespec.conformance.engine.definition import Definition, Noise, call, single, tensor
 from moespec.conformance.engine.describe import Choice, Function, Output
-from moespec.conformance.engine.draw import grid, to_bfloat16
-from moespec.conformance.engine.inputs import groups_tokens, utilities
-from moespec.conformance.engine.invalid import SHAPE, invalid, invalid_arrays, invalid_option, invalid_sizes
+from moespec.conformance.engine.draw import to_bfloat16
+from moespec.conformance.engine.inputs import groups_tokens
 from moespec.conformance.engine.margins import token_choice_margin
 from moespec.conformance.engine.near import near_router, near_ties
 from moespec.conformance.engine.reorder import chosen_mask
 from moespec.conformance.engine.reroute import configured, rerouted, reweighted
-from moespec.conformance.engine.routers import LAYER, evaluation, kernel_of, output_gradient, router_case, small_router
+from moespec.conformance.engine.routers import LAYER, evaluation, kernel_of, output_gradient, router_case
 from moespec.conformance.engine.variant import Variant, every, variant
 
 __all__ = ["FUNCTIONS", "VARIANTS", "cases"]
@@ -78,16 +77,6 @@ def cases() -> Iterator[Definition]:
     draws = tensor(np.tile([2.0, 2.0, 2.015625], (2, 2)), "groups tokens")
     purpose = near.purpose.replace("Scores that differ", "Twice a second gate and a draw that differ")
     yield replace(near, name=f"keep_{near.name}", purpose=purpose, inputs={**near.inputs, "noise": draws})
-
-    yield invalid_option(small_router(NAME), "choices", choices=1)
-    groups, tokens, _ = SHAPE
-    noise = tensor(grid(f"{NAME}/negative/noise", (groups, tokens), reach=0.5, centre=0.5), "groups tokens")
-    valid = single(NAME, KEEP, "valid", "value", "", gates=utilities(f"{NAME}/negative", SHAPE), noise=noise)
-    yield from invalid_sizes(valid, noise=1)
-    for part in ("noise", "gates"):
-        yield from invalid_arrays(valid, part, f"{part}_")
-    one = {"gates": groups_tokens(np.ones((groups, tokens, 1)))}
-    yield invalid(valid, "one_expert", "ConfigError", "choices", inputs=one, purpose="There is no second expert.")
 
 
 # Variants. The right function is called first: it rejects what must be rejected.

@@ -1,18 +1,15 @@
 """The router `hash`."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from moespec.conformance.algorithms.hash_layers import SMALL_HASHED, hashed
+from moespec.conformance.algorithms.hash_layers import hashed
 from moespec.conformance.engine.definition import Definition, tensor
 from moespec.conformance.engine.draw import integers
-from moespec.conformance.engine.format import Tensor
 from moespec.conformance.engine.inputs import tokens
-from moespec.conformance.engine.invalid import invalid, invalid_option, invalid_sizes
-from moespec.conformance.engine.routers import evaluation, router_case, small_router
+from moespec.conformance.engine.routers import evaluation, router_case
 from moespec.conformance.engine.variant import Variant, every
 
 __all__ = ["VARIANTS", "cases"]
@@ -64,21 +61,6 @@ def cases() -> Iterator[Definition]:
     by = ("tokens", *(f"experts/{name}" for name in ("w1", "b1", "w2", "b2")))
     yield case("gradient", "gradient", "By tokens and experts.", by=by)
     yield evaluation(NAME, **arguments("evaluation_factor"))
-    yield from _invalid()
-
-
-def _invalid() -> Iterator[Definition]:
-    ids, table = SMALL_HASHED.values()
-    tables = tensor(table.array[None].astype(float), "hashes ids")
-    valid = small_router(NAME, {"tables": tables}, experts=E, hashes=1, capacity_factor=1.0)
-    valid = replace(valid, inputs={**valid.inputs, "ids": ids})
-    yield invalid_option(valid, "hashes", hashes=2)
-    yield invalid_option(valid, "capacity_factor", capacity_factor=0.0)
-    yield from invalid_sizes(valid, tokens=1, ids=1)
-    one = {"router/tables": Tensor(tables.array[0], ("ids",))}
-    yield invalid(valid, "tables_rank", "ShapeError", "tables", inputs=one)
-    floats = {"ids": Tensor(ids.array.astype(np.float32), ids.axes)}
-    yield invalid(valid, "ids", "DtypeError", "ids", inputs=floats)
 
 
 # Variants. A change is `(B, route, params, tokens, options, noise=None, train=False, ids=None)`.

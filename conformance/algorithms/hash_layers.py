@@ -12,16 +12,6 @@ from moespec.conformance.engine.describe import SLOTS, Function, Output
 from moespec.conformance.engine.draw import integers
 from moespec.conformance.engine.format import Tensor
 from moespec.conformance.engine.inputs import experts, tokens
-from moespec.conformance.engine.invalid import (
-    SMALL,
-    flat,
-    invalid,
-    invalid_arrays,
-    invalid_integers,
-    invalid_option,
-    invalid_sizes,
-    with_value,
-)
 from moespec.conformance.engine.variant import variant
 
 __all__ = ["FUNCTIONS", "VARIANTS", "cases", "hashed"]
@@ -57,9 +47,6 @@ def hashed(key: str, *, groups: int = G, tokens: int = T, ids: int = V) -> dict[
     }
 
 
-SMALL_HASHED = hashed("negative/hash", groups=SMALL.groups, tokens=SMALL.tokens)
-
-
 def _tables() -> Iterator[Definition]:
     case = partial(single, "hash_routing", "hash_table_of")
     tables = integers("hash/tables", (3, V), 0, E - 1)
@@ -67,21 +54,6 @@ def _tables() -> Iterator[Definition]:
     purpose = "The last of three tables, of integers in a floating array."
     yield case("table_of", "value", purpose, tables=tensor(tables.astype(float), "hashes ids"), hash=2)
     yield case("table_of_integers", "value", "The second of three tables.", tables=whole, hash=1)
-    valid = case("valid", "value", "", tables=whole, hash=0)
-    yield invalid_option(valid, "table_of_hash", "hash", hash=3)
-    yield invalid_option(valid, "table_of_hash_below", "hash", hash=-1)
-    yield invalid(valid, "table_of_rank", "ShapeError", "tables", inputs={"tables": flat(whole)})
-    purpose = "Tables of booleans, which are not numbers."
-    truths = {"tables": tensor(tables > 0, "hashes ids")}
-    yield invalid(valid, "table_of_dtype", "DtypeError", "tables", inputs=truths, purpose=purpose)
-    purpose = "An expert below 0."
-    below = {"tables": tensor(tables - E, "hashes ids")}
-    yield invalid(valid, "table_of_below_zero", "ContractError", "tables", inputs=below, purpose=purpose)
-    floating = tensor(tables.astype(float), "hashes ids")
-    for name, number in (("fraction", 1.5), ("nan", np.nan)):
-        purpose = "An expert that is no whole number."
-        wrong = {"tables": with_value(floating, number)}
-        yield invalid(valid, f"table_of_{name}", "ContractError", "tables", inputs=wrong, purpose=purpose)
 
 
 def _routing() -> Iterator[Definition]:
@@ -110,12 +82,6 @@ def _routing() -> Iterator[Definition]:
     }
     purpose = "196 tokens, 64 ids, 40 experts."
     yield case("real_size", "overflow", purpose, large, "real_size", drop, count=40, capacity=5)
-
-    valid = case("valid", "value", "", SMALL_HASHED, capacity=2)
-    yield from invalid_integers(valid, "ids", below=V)
-    yield from invalid_integers(valid, "table", "table_", E)
-    yield invalid_option(valid, "no_slot", "capacity", capacity=0)
-    yield invalid_option(case("valid", "value", "", SMALL_HASHED), "experts", experts=0)
 
 
 def _multi(
@@ -157,22 +123,6 @@ def _multi_hash() -> Iterator[Definition]:
     yield case("same_expert", "tie", "All ids have one expert.", "tie_order", table=[[1] * V, [2] * V])
     yield case("one_token", "degenerate", "One token.", "degenerate_size", groups=1, count=1)
     yield case("gradient", "gradient", "By tokens and experts.")
-
-    tables = {count: tensor(np.stack([SMALL_HASHED["table"].array] * count), "hashes ids") for count in (2, 3)}
-    inputs = {
-        "tokens": tokens("negative/tokens", (SMALL.groups, SMALL.tokens, SMALL.width)),
-        "ids": SMALL_HASHED["ids"],
-        "tables": tables[2],
-    }
-    params = experts("negative/experts", E, SMALL.width, 4, out=4)
-    valid = _multi("valid", "value", "", inputs=inputs, params=params, activation="relu")
-    yield from invalid_arrays(valid, "tokens")
-    yield from invalid_integers(valid, "ids", "ids_", V)
-    yield from invalid_integers(valid, "tables", "tables_", E)
-    yield invalid_option(valid, "activation", activation="silu")
-    yield from invalid_sizes(valid, ids=1)
-    purpose = "Three hashes do not divide four hidden units."
-    yield invalid(valid, "three_hashes", "ConfigError", "tables", inputs={"tables": tables[3]}, purpose=purpose)
 
 
 # Variants. Ids are (groups, tokens), a table has an expert for each id. The right function is called first: it rejects

@@ -11,7 +11,6 @@ from moespec.conformance.engine.definition import Definition, single, tensor
 from moespec.conformance.engine.describe import Choice, Function, Output
 from moespec.conformance.engine.draw import grid, integers, permutation
 from moespec.conformance.engine.format import Tensor
-from moespec.conformance.engine.invalid import invalid, invalid_arrays, invalid_option, invalid_sizes, with_value
 from moespec.conformance.engine.variant import variant
 
 __all__ = ["FUNCTIONS", "VARIANTS", "cases"]
@@ -79,33 +78,6 @@ def _tables() -> Iterator[Definition]:
     gap = _of([4, 1, 4, 1, 1])
     yield dispersed("dispersed_gap", "degenerate", "A cluster without ids.", size, clusters=gap, experts=2)
 
-    of_draws = random("valid", "value", "", draws=_of([0.25, 0.5, 0.75]), experts=E)
-    of_counts = balanced("valid", "value", "", frequencies=_of([3.0, 1, 2]), experts=E)
-    for valid, name, argument, numbers in (
-        (of_draws, "random", "draws", {"one": 1.0, "below_zero": -0.25}),
-        (of_counts, "balanced", "frequencies", {"below_zero": -1.0}),
-    ):
-        yield from invalid_arrays(valid, argument, f"{name}_", "rank")
-        value = valid.inputs[argument]
-        rows, one = Tensor(value.array[None], ("rows", "ids")), Tensor(value.array[0].copy(), ())
-        for wrong, array in (("rank", rows), ("number", one)):
-            yield invalid(valid, f"{name}_{wrong}", "ShapeError", argument, inputs={argument: array})
-        yield invalid_option(valid, f"{name}_experts", "experts", experts=0)
-        purpose = f"The argument {argument} is out of range."
-        for wrong, number in numbers.items():
-            inputs = {argument: with_value(value, number)}
-            yield invalid(valid, f"{name}_{wrong}", "ContractError", argument, inputs=inputs, purpose=purpose)
-    clusters = _of([0, 1, 0])
-    valid = dispersed("valid", "value", "", clusters=clusters, experts=E)
-    yield invalid_option(valid, "dispersed_experts", "experts", experts=0)
-    for wrong, error, values in (
-        ("dtype", "DtypeError", clusters.array.astype(np.float32)),
-        ("below_zero", "ContractError", clusters.array - 1),
-    ):
-        purpose = f"The clusters have a wrong {wrong.replace('_', ' ')}."
-        inputs = {"clusters": _of(values)}
-        yield invalid(valid, f"dispersed_{wrong}", error, "clusters", inputs=inputs, purpose=purpose)
-
 
 def _clusterings() -> Iterator[Definition]:
     def case(
@@ -143,15 +115,6 @@ def _clusterings() -> Iterator[Definition]:
     halfway = [[0.0], [2], [4], [4], [8]]
     yield case("k_means_tied", "tie", purpose, halfway, [[0.0], [4], [8]], "tie_order", iterations=1)
     yield case("k_means_one", "degenerate", "One cluster: the mean.", points, start[:1], size)
-
-    points, start = grid("negative/points", (5, 2)), grid("negative/centroids", (2, 2))
-    valid = case("valid", "value", "", points, start, iterations=2)
-    yield from invalid_arrays(valid, "points", "k_means_")
-    yield from invalid_arrays(valid, "centroids", "centroids_")
-    yield invalid_option(valid, "iterations", iterations=0)
-    yield from invalid_sizes(valid, centroids=1)
-    valid = case("valid", "value", "", points, start, table=True, iterations=2)
-    yield invalid_option(valid, "clustered_iterations", "iterations", iterations=0)
 
 
 # Variants. A table has an expert for each id. The right function is called first: it rejects what must be rejected.

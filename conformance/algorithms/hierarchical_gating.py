@@ -10,7 +10,6 @@ from moespec.conformance.engine.definition import Definition, single, tensor
 from moespec.conformance.engine.describe import Choice, Function, Output
 from moespec.conformance.engine.draw import grid
 from moespec.conformance.engine.format import Tensor
-from moespec.conformance.engine.invalid import invalid, invalid_arrays, invalid_option
 from moespec.conformance.engine.margins import token_choice_margin
 from moespec.conformance.engine.reorder import chosen_mask
 from moespec.conformance.engine.scale import choice_errors, variation
@@ -88,12 +87,6 @@ def _gates() -> Iterator[Definition]:
     apart = tensor(grid(f"{GATES}/c", (1, 3, 8), reach=1.0) + np.arange(8) / 64, "groups tokens columns")
     yield case("gradient", "gradient", "By the logits of both levels.", levels, noisy_logits=apart, **TWO)
 
-    valid = case("valid", "value", "", noisy_logits=_columns("negative/columns", (2, 3, 6)), **TWO)
-    yield from invalid_arrays(valid, "noisy_logits", "logits_")
-    yield invalid_option(valid, "no_choice", "choices", choices=0)
-    yield invalid_option(valid, "branches", branches=4)
-    yield invalid_option(valid, "no_branch", "branches", branches=0)
-
 
 def _load_loss() -> Iterator[Definition]:
     def inputs(key: str, shape: tuple[int, int, int]) -> dict[str, Any]:
@@ -115,14 +108,6 @@ def _load_loss() -> Iterator[Definition]:
     purpose = "A branch that no token chooses, though it has a chance."
     yield case("empty_branch", "degenerate", purpose, levels, "unused_expert", **far, branches=2, choices=1)
     yield case("gradient", "gradient", "By all logits.", levels, other, **inputs("c", (1, 3, 6)), branches=2, choices=1)
-
-    valid = case("valid", "value", "", **inputs("negative", (2, 3, 6)), **TWO)
-    yield from invalid_arrays(valid, "logits", "load_logits_")
-    for part in ("noise_logits", "noisy_logits"):
-        fewer = {part: _columns(f"{LOAD}/negative/few", (2, 2, 6))}
-        yield invalid(valid, f"{part}_shape", "ShapeError", part, inputs=fewer)
-    yield invalid_option(valid, "no_choice", "choices", choices=0)
-    yield invalid_option(valid, "branches", branches=4)
 
 
 # Variants. Arrays are (groups, tokens, columns). The right function is called first: it rejects what must be rejected.

@@ -9,9 +9,8 @@ from moespec.conformance.algorithms.hierarchical_gating import gates_within
 from moespec.conformance.engine.definition import Definition, Noise, tensor
 from moespec.conformance.engine.draw import grid
 from moespec.conformance.engine.format import Tensor
-from moespec.conformance.engine.invalid import SMALL, invalid_option
 from moespec.conformance.engine.reroute import configured, rerouted
-from moespec.conformance.engine.routers import output_gradient, router_case, small_router
+from moespec.conformance.engine.routers import output_gradient, router_case
 from moespec.conformance.engine.variant import Variant, every
 
 __all__ = ["VARIANTS", "cases"]
@@ -55,9 +54,6 @@ def cases() -> Iterator[Definition]:
     purpose = "By tokens, both kernels, noise and experts, with two slots."
     yield case("gradient_losses", "gradient", purpose, "stop_gradient", scale, columns=8, slots_per_expert=2)
     yield output_gradient(case, columns=8, noisy=False)
-
-    valid = small_router(NAME, _kernels("negative", SMALL.width, 3))
-    yield invalid_option(valid, "branches", branches=3)
 
 
 # Variants. A change of the router is `(B, route, params, tokens, options, noise=None, train=False)`.

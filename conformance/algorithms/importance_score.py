@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from moespec.conformance.engine.definition import Definition, call, composed, single
+from moespec.conformance.engine.definition import Definition, call, composed
 from moespec.conformance.engine.describe import SLOTS, Choice, Function, Output
 from moespec.conformance.engine.draw import grid
 from moespec.conformance.engine.format import Tensor
 from moespec.conformance.engine.inputs import CROWD, both, distinct, groups_tokens, scores
-from moespec.conformance.engine.invalid import SHAPE, SMALL, invalid_arrays, invalid_option, invalid_sizes
 from moespec.conformance.engine.margins import order_margin, token_choice_margin
 from moespec.conformance.engine.near import near_router
 from moespec.conformance.engine.reorder import heap_order
@@ -25,7 +24,6 @@ from moespec.conformance.engine.routers import (
     evaluation,
     output_gradient,
     router_case,
-    small_router,
 )
 from moespec.conformance.engine.variant import Variant, every, variant
 from moespec.spec import ROUTERS
@@ -58,7 +56,6 @@ def cases() -> Iterator[Definition]:
     """All cases of this module."""
     yield from _allocation()
     yield from _router()
-    yield from _invalid()
 
 
 def _given(
@@ -152,27 +149,6 @@ def _router() -> Iterator[Definition]:
     yield output_gradient(case, **quarter)
     yield near_router(NAME, drop=0.25)
     yield evaluation(NAME)
-
-
-def _invalid() -> Iterator[Definition]:
-    given: dict[str, Any] = {"scores": scores("negative/importance", SHAPE)}
-    options: dict[str, Any] = {"choices": 1, "capacity": 3, "drop": 0.25}
-    many = SMALL.experts + 1
-    valid = single(NAME, CHOICE, "valid", "value", "", **given, **options)
-    yield from invalid_arrays(valid, "scores")
-    yield invalid_option(valid, "drop_all", "drop", drop=1.0)
-    yield invalid_option(valid, "drop_less", "drop", drop=-0.25)
-    yield invalid_option(valid, "many_choices", "choices", choices=many)
-    order = single(NAME, ORDER, "valid", "value", "", **given, drop=0.25)
-    yield invalid_option(order, "drop_more", "drop", drop=1.5)
-    yield invalid_option(valid, "no_slot", "capacity", capacity=0)
-    given["combine_scores"] = scores("negative/importance/combine", SHAPE)
-    valid = single(NAME, CHOICE, "valid", "value", "", **given, **options)
-    yield from invalid_arrays(valid, "combine_scores", "combine_")
-    yield from invalid_sizes(valid, combine_scores=1)
-    router = small_router(NAME, choices=1, drop=0.25)
-    yield invalid_option(router, "choices", choices=many)
-    yield invalid_option(router, "drop", drop=1.0)
 
 
 # Variants. Scores are (groups, tokens, experts). The right function is called first: it rejects what must be rejected.

@@ -10,15 +10,7 @@ from moespec.conformance.engine.definition import Definition, call, composed, fu
 from moespec.conformance.engine.describe import METRICS, Function, Output
 from moespec.conformance.engine.draw import grid, integers, permutation
 from moespec.conformance.engine.format import Stage, Tensor
-from moespec.conformance.engine.inputs import CROWD, both, distinct, experts, groups_tokens, scores, tokens
-from moespec.conformance.engine.invalid import (
-    SHAPE,
-    SMALL,
-    invalid,
-    invalid_arrays,
-    invalid_option,
-    invalid_sizes,
-)
+from moespec.conformance.engine.inputs import CROWD, both, distinct, experts, groups_tokens, scores
 from moespec.conformance.engine.variant import variant
 
 __all__ = ["FUNCTIONS", "VARIANTS", "cases"]
@@ -65,8 +57,6 @@ def cases() -> Iterator[Definition]:
     yield from _experts()
     yield from _layers()
     yield from _mlp_layers()
-    yield from _invalid_experts()
-    yield from _invalid_layer()
 
 
 def _parameters(values: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -225,11 +215,6 @@ def _mlp_gates() -> Iterator[Definition]:
         yield composed(NAME, name, kind, purpose, inputs=inputs, stages=(gates, _perceptrons(gates)))
 
 
-def _small_experts() -> dict[str, Tensor]:
-    _, _, e, d = SMALL
-    return _parameters(experts("negative/experts", e, d, 2, d))
-
-
 def _zero_weight() -> Definition:
     """Tokens that have a slot and the weight 0: the third expert has no other."""
     weights = groups_tokens([[[0.5, 0.25, 0.0], [0.75, 0.5, 0.0], [0.5, 0.25, 0.0], [0.0, 0.0, 0.0]]])
@@ -274,41 +259,6 @@ def _sums() -> Iterator[Definition]:
             stages = (*before, *_around(routing, mlps=False, metrics=False))
             given: dict[str, Any] = {"inputs": {**tokens, **inputs}, "stages": stages, "unrounded": unrounded}
             yield composed(NAME, f"{name}{suffix}", "value", purpose, "low_precision", **given)
-
-
-def _invalid_experts() -> Iterator[Definition]:
-    g, _, e, d = SMALL
-    slots = tensor(grid("negative/inputs", (g, e, 2, d)), "groups experts capacity width")
-    inputs = {"inputs": slots, **_small_experts()}
-    valid = _mlp("valid", "value", "", gelu="tanh", inputs=inputs)
-    yield invalid_option(valid, "gelu", gelu="relu")
-    for argument in inputs:
-        yield from invalid_arrays(valid, argument, f"{argument.removeprefix('experts/')}_")
-        if argument != "inputs":
-            yield from invalid_sizes(valid, "inner_", **{argument.replace("/", "__"): 1})
-    yield from invalid_sizes(valid, "experts_", experts__w1=0, experts__b2=0)
-
-
-def _invalid_layer() -> Iterator[Definition]:
-    inputs = {
-        "tokens": tokens("negative/tokens", (SMALL.groups, SMALL.tokens, SMALL.width)),
-        "scores": scores("negative/layer", SHAPE),
-        **_small_experts(),
-    }
-    allocation = call("token_choice", {"scores": "scores"}, choices=1, capacity=2)
-    valid = composed(NAME, "valid", "value", "", inputs=inputs, stages=_around(allocation, metrics=False))
-    yield from invalid_arrays(valid, "tokens")
-    direct = (allocation, _perceptrons(allocation))
-    perceptrons = composed(NAME, "valid", "value", "", inputs=inputs, stages=direct)
-    yield invalid_option(perceptrons, "mlp_gelu", "gelu", gelu="relu")
-    for argument in inputs:
-        if argument != "scores":
-            yield from invalid_arrays(perceptrons, argument, f"mlp_{argument.removeprefix('experts/')}_")
-        if argument.startswith("experts/"):
-            yield from invalid_sizes(perceptrons, "mlp_", **{argument.replace("/", "__"): 0})
-            yield from invalid_sizes(perceptrons, "mlp_inner_", **{argument.replace("/", "__"): 1})
-    fewer = {"tokens": tokens("negative/tokens/few", (SMALL.groups, SMALL.tokens - 1, SMALL.width))}
-    yield invalid(valid, "tokens_routing", "ShapeError", "tokens", inputs=fewer)
 
 
 # Variants. Tokens are (groups, tokens, width).

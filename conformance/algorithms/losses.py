@@ -16,15 +16,6 @@ from moespec.conformance.engine.definition import Definition, call, single
 from moespec.conformance.engine.describe import Choice, Function, Output
 from moespec.conformance.engine.format import Tensor
 from moespec.conformance.engine.inputs import both, groups_tokens, logits, utilities
-from moespec.conformance.engine.invalid import (
-    SHAPE,
-    SMALL,
-    invalid,
-    invalid_arrays,
-    invalid_option,
-    invalid_sizes,
-    with_value,
-)
 from moespec.conformance.engine.margins import token_choice_margin
 from moespec.conformance.engine.near import near_ties
 from moespec.conformance.engine.scale import normal_density, variation
@@ -104,16 +95,6 @@ def _of_scores(name: str, flag: str) -> Iterator[Definition]:
     yield case("one_token", "degenerate", "One token.", utilities(f"{name}/c", (1, 1, E)), SIZE)
     yield case("gradient", "gradient", "By the scores.", utilities(f"{name}/d"), "stop_gradient")
 
-    valid = case("valid", "value", "", utilities("negative/losses", SHAPE))
-    yield from invalid_arrays(valid, "scores")
-    if name == "importance_loss":
-        none = {"scores": groups_tokens(np.zeros(SHAPE))}
-        purpose = "Scores of 0 have no coefficient of variation."
-        yield invalid(valid, "no_mass", "ContractError", "scores", inputs=none, purpose=purpose)
-        below = {"scores": with_value(valid.inputs["scores"], -0.5)}
-        purpose = "A score is negative, which no softmax is."
-        yield invalid(valid, "negative_score", "ContractError", "scores", inputs=below, purpose=purpose)
-
 
 def _load() -> Iterator[Definition]:
     def case(name: str, kind: str, purpose: str, clean: Tensor, noisy: Any, *flags: str, choices: int = 1,
@@ -139,14 +120,6 @@ def _load() -> Iterator[Definition]:
     purpose = "By the clean logits and, through the threshold, by the noisy ones."
     yield noisy("gradient", "gradient", purpose, choices=2)
 
-    noise = logits("negative/noisy", SHAPE)
-    valid = case("valid", "value", "", logits("negative/logits", SHAPE), noise.array)
-    yield from invalid_arrays(valid, "logits")
-    yield from invalid_arrays(valid, "noisy_logits", "noisy_")
-    yield from invalid_sizes(valid, noisy_logits=1)
-    yield invalid_option(valid, "many_choices", "choices", choices=SMALL.experts + 1)
-    yield invalid_option(valid, "noise_std", noise_std=0.0)
-
 
 def _z() -> Iterator[Definition]:
     case = partial(single, "z_loss", "z_loss")
@@ -158,7 +131,6 @@ def _z() -> Iterator[Definition]:
     purpose = "One expert: the mean square of the logits."
     yield case("one_expert", "degenerate", purpose, SIZE, logits=logits("z/c", (G, T, 1)))
     yield case("gradient", "gradient", "By the logits.", logits=logits("z/d"))
-    yield from invalid_arrays(case("valid", "value", "", logits=logits("negative/logits", SHAPE)), "logits")
 
 
 # Variants. Scores and logits are (groups, tokens, experts); a loss is the mean over groups.

@@ -14,7 +14,6 @@ from moespec.conformance.engine.definition import Definition, single, tensor
 from moespec.conformance.engine.describe import Function, Output
 from moespec.conformance.engine.draw import grid
 from moespec.conformance.engine.format import Tensor
-from moespec.conformance.engine.invalid import invalid_arrays, invalid_option, invalid_sizes
 from moespec.conformance.engine.variant import variant
 from moespec.spec.numerics import softmax, softplus
 
@@ -114,17 +113,6 @@ def drawn(key: str, axes: str, *shape: int, **options: float) -> Tensor:
     return tensor(grid(f"network/{key}", shape, **options), axes)
 
 
-def small(axes: str, *shape: int) -> Tensor:
-    """An input of the error cases."""
-    return tensor(grid(f"negative/network/{axes}", shape), axes)
-
-
-def _invalid(valid: Definition, prefix: str, *any_rank: str) -> Iterator[Definition]:
-    for argument in valid.inputs:
-        without = "rank" if argument in any_rank else ""
-        yield from invalid_arrays(valid, argument, f"{prefix}_{argument}_", without)
-
-
 def _gelu() -> Iterator[Definition]:
     gelu, flag, wide = partial(case, "gelu"), "gelu_form", drawn("wide", ROWS, 4, 8, reach=6.0)
     narrow = drawn("gelu/gradient", ROWS, 2, 6)
@@ -133,10 +121,6 @@ def _gelu() -> Iterator[Definition]:
         yield gelu(f"gelu_{form}_gradient", "gradient", f"Of the {form} form.", x=narrow, form=form)
     yield gelu("gelu_default", "value", "The tanh form is the default.", flag, x=wide)
     yield gelu("gelu_zero", "degenerate", "0 gives 0.", x=tensor(np.zeros((1, 2)), ROWS))
-
-    valid = gelu("valid", "value", "", x=small(ROWS, 1, 3), form="tanh")
-    yield from _invalid(valid, "gelu", "x")
-    yield invalid_option(valid, "gelu_form", "form", form="relu")
 
 
 def _layer_norm() -> Iterator[Definition]:
@@ -157,12 +141,6 @@ def _layer_norm() -> Iterator[Definition]:
     yield norm("layer_norm_constant", "degenerate", "A constant row becomes the bias.", **flat)
     yield norm("layer_norm_gradient", "gradient", "By input, scale and bias.", **inputs("e"))
 
-    given = {"x": small(NORM, 1, 2, 3), "scale": small("width", 3), "bias": small("width", 3)}
-    valid = norm("valid", "value", "", **given, epsilon=0.5)
-    yield from _invalid(valid, "layer_norm", "x")
-    yield from invalid_sizes(valid, "layer_norm_", scale=0, bias=0)
-    yield invalid_option(valid, "epsilon", epsilon=0.0)
-
 
 def _attention() -> Iterator[Definition]:
     attention = partial(case, "attention")
@@ -177,11 +155,6 @@ def _attention() -> Iterator[Definition]:
     yield attention("attention_large", "value", "Large products.", "large_logits", **heads("c", 3, 3, reach=8.0))
     yield attention("attention_one", "degenerate", "One key: its value.", **heads("d", 2, 1))
     yield attention("attention_gradient", "gradient", "By query, key and value.", **heads("e", 3, 3))
-
-    valid = attention("valid", "value", "", **dict.fromkeys(("query", "key", "value"), small(HEADS, 1, 2, 2, 2)))
-    yield from _invalid(valid, "attention")
-    yield from invalid_sizes(valid, "attention_heads_", key=2)
-    yield from invalid_sizes(valid, "attention_dim_", key=3, value=3)
 
 
 def _patch_embed() -> Iterator[Definition]:
@@ -201,12 +174,6 @@ def _patch_embed() -> Iterator[Definition]:
     yield embed("patch_embed_without_bias", "value", "Patches without a bias.", **without)
     yield embed("patch_embed_gradient", "gradient", "By images, kernel and bias.", **patches("c", 4, 4, 2, 1))
 
-    given = {"images": small(IMAGES, 1, 2, 2, 2), "kernel": small(KERNEL, 2, 2, 2, 2), "bias": small("width", 2)}
-    valid = embed("valid", "value", "", **given)
-    yield from _invalid(valid, "patch_embed")
-    yield from invalid_sizes(valid, "patch_embed_", images=1, kernel=1, bias=0)
-    yield from invalid_sizes(valid, "patch_embed_channels_", kernel=2)
-
 
 def _cross_entropies() -> Iterator[Definition]:
     probabilities = tensor(np.array([[1, 0, 0, 0], [0.5, 0.25, 0.25, 0], [0, 0, 1, 0], [0.25] * 4]), CLASSES)
@@ -218,10 +185,6 @@ def _cross_entropies() -> Iterator[Definition]:
         overflow = {"logits": extreme, "targets": targets}
         yield loss(f"{name}_large", "value", "Logits that overflow.", "large_logits", **overflow)
         yield loss(f"{name}_gradient", "gradient", "By logits and targets.", logits=logits, targets=targets)
-
-        valid = loss("valid", "value", "", logits=small(CLASSES, 1, 3), targets=small(CLASSES, 1, 3))
-        yield from _invalid(valid, name, "logits", "targets")
-        yield from invalid_sizes(valid, f"{name}_", targets=1)
 
 
 # Variants. The right function is called first: it rejects what must be rejected.

@@ -11,12 +11,11 @@ from moespec.conformance.engine.describe import Choice, Function, Output
 from moespec.conformance.engine.draw import grid
 from moespec.conformance.engine.format import Tensor
 from moespec.conformance.engine.inputs import both, groups_tokens, kernel, logits
-from moespec.conformance.engine.invalid import SHAPE, SMALL, invalid, invalid_arrays, invalid_option
 from moespec.conformance.engine.margins import token_choice_margin
 from moespec.conformance.engine.near import near_router, near_ties
 from moespec.conformance.engine.reorder import chosen_mask
 from moespec.conformance.engine.reroute import configured, rerouted
-from moespec.conformance.engine.routers import LOSSES, evaluation, output_gradient, router_case, small_router
+from moespec.conformance.engine.routers import LOSSES, evaluation, output_gradient, router_case
 from moespec.conformance.engine.scale import choice_errors, variation
 from moespec.conformance.engine.variant import Variant, every, variant
 from moespec.spec import ConfigError
@@ -84,15 +83,6 @@ def _noise() -> Iterator[Definition]:
     purpose = "By the logits, the noise logits and the noise."
     yield case("gradient_noise", "gradient", purpose, scale, **inputs("gradient_noise"))
 
-    parts: dict[str, Any] = {
-        part: logits(f"{GATES}/negative/{part}", SHAPE) for part in ("logits", "noise_logits", "noise")
-    }
-    valid = case("valid", "value", "", **parts)
-    for part in ("noise_logits", "noise"):
-        yield from invalid_arrays(valid, part, f"{part}_")
-        fewer = {part: logits(f"{GATES}/negative/{part}/few", (SMALL.groups, SMALL.tokens - 1, SMALL.experts))}
-        yield invalid(valid, f"{part}_shape", "ShapeError", part, inputs=fewer)
-
 
 def _gates() -> Iterator[Definition]:
     def case(name: str, kind: str, purpose: str, values: Tensor, *flags: str, choices: int = 2) -> Definition:
@@ -116,11 +106,6 @@ def _gates() -> Iterator[Definition]:
     yield case("one_expert", "degenerate", "One expert.", logits(f"{GATES}/g", (G, T, 1)), size, choices=1)
     untied = groups_tokens(logits(f"{GATES}/h", reach=1.0).array + np.arange(E) / 64)
     yield case("gradient", "gradient", "By the noisy logits.", untied, order)
-
-    valid = case("valid", "value", "", logits(f"{GATES}/negative", SHAPE))
-    yield from invalid_arrays(valid, "noisy_logits")
-    yield invalid_option(valid, "no_choice", "choices", choices=0)
-    yield invalid_option(valid, "many_choices", "choices", choices=SMALL.experts + 1)
 
 
 def _load_loss() -> Iterator[Definition]:
@@ -153,12 +138,6 @@ def _load_loss() -> Iterator[Definition]:
     small = {**given, "noise_logits": groups_tokens(low)}
     yield case("gradient_small_scale", "gradient", purpose, small, "vanishing_scale", choices=1)
 
-    valid = case("valid", "value", "", inputs("negative", SHAPE))
-    for part in valid.inputs:
-        yield from invalid_arrays(valid, part, "" if part == "logits" else f"{part}_")
-    yield invalid_option(valid, "no_choice", "choices", choices=0)
-    yield invalid_option(valid, "more_choices", "choices", choices=SMALL.experts + 1)
-
 
 def _kernels(key: str, width: int, experts: int) -> dict[str, Tensor]:
     return {part: kernel(f"{key}/{part}", width, experts) for part in ("kernel", "noise_kernel")}
@@ -190,9 +169,6 @@ def _router() -> Iterator[Definition]:
     yield output_gradient(case, noisy=False, sizes=(4, 3, 3))
     yield near_router(NAME, {"noise_kernel": kernel(f"near/{NAME}/noise", 4, 4)})
     yield evaluation(NAME, params=_kernels(f"routers/{NAME}/evaluation_factor", 4, E), eval_capacity_factor=0.625)
-
-    valid = small_router(NAME, _kernels("negative", SMALL.width, SMALL.experts))
-    yield invalid_option(valid, "choices", choices=SMALL.experts + 1)
 
 
 # Variants. Arrays are (groups, tokens, experts). The right function is called first: it rejects what must be rejected.

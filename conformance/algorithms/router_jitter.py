@@ -9,7 +9,6 @@ import numpy as np
 from moespec.conformance.engine.definition import Definition, single, tensor
 from moespec.conformance.engine.describe import Function, Output
 from moespec.conformance.engine.draw import grid
-from moespec.conformance.engine.invalid import SMALL, invalid, invalid_arrays, invalid_option
 from moespec.conformance.engine.variant import variant
 
 __all__ = ["FUNCTIONS", "VARIANTS", "cases"]
@@ -38,17 +37,6 @@ def cases() -> Iterator[Definition]:
     yield case("absent", "degenerate", "Without noise nothing changes.", noise=False, epsilon=0.01)
     yield case("one_token", "degenerate", "One token.", shape=(1, 1, D), epsilon=0.5)
     yield case("gradient", "gradient", "By tokens and noise.", epsilon=0.25)
-
-    shape = (SMALL.groups, SMALL.tokens, SMALL.width)
-    given: dict[str, Any] = {
-        part: tensor(grid(f"{NAME}/negative/{part}", shape, reach=1.0), TOKENS) for part in ("tokens", "noise")
-    }
-    valid = call("valid", "value", "", **given, epsilon=0.01)
-    for part in given:
-        yield from invalid_arrays(valid, part, "" if part == "tokens" else f"{part}_")
-    fewer = {"noise": tensor(given["noise"].array[:, 1:], TOKENS)}
-    yield invalid(valid, "noise_shape", "ShapeError", "noise", inputs=fewer)
-    yield invalid_option(valid, "epsilon", epsilon=-0.5)
 
 
 # Variants. Tokens are (groups, tokens, width).

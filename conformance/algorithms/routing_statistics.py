@@ -9,7 +9,6 @@ from moespec.conformance.engine.definition import Definition, call, composed, si
 from moespec.conformance.engine.describe import Function, Output
 from moespec.conformance.engine.draw import grid
 from moespec.conformance.engine.inputs import scores
-from moespec.conformance.engine.invalid import SMALL, invalid_arrays
 from moespec.conformance.engine.variant import variant
 
 __all__ = ["FUNCTIONS", "VARIANTS", "cases"]
@@ -40,9 +39,6 @@ def cases() -> Iterator[Definition]:
     purpose = "Empty slots have no weight."
     yield _chosen("empty", purpose, (G, T, E), capacity=4, holes=True, drop_zero=True)
     yield single(NAME, "slot_similarity", "slots", "value", "Two slots for each expert.", slots=slots)
-
-    small = tensor(grid("negative/statistics", (SMALL.width, 2, 2)), "width experts capacity")
-    yield from invalid_arrays(single(NAME, "slot_similarity", "valid", "value", "", slots=small), "slots")
 
 
 def _chosen(name: str, purpose: str, shape: tuple[int, int, int], *, holes: bool = False, **options: Any) -> Definition:

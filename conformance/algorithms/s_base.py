@@ -3,10 +3,8 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from moespec.conformance.engine.definition import Definition, single
+from moespec.conformance.engine.definition import Definition
 from moespec.conformance.engine.describe import Function, Output
-from moespec.conformance.engine.inputs import logits
-from moespec.conformance.engine.invalid import SHAPE, invalid_arrays, invalid_option
 from moespec.conformance.engine.near import near_router
 from moespec.conformance.engine.reroute import configured
 from moespec.conformance.engine.routers import (
@@ -16,7 +14,6 @@ from moespec.conformance.engine.routers import (
     evaluation,
     kernel_of,
     router_case,
-    small_router,
 )
 from moespec.conformance.engine.variant import Variant, every, variant
 
@@ -65,12 +62,6 @@ def cases() -> Iterator[Definition]:
     yield _case("gradient_losses", "gradient", purpose, constant, **sigmoid, **noisy, **LOSSES)
     yield near_router(NAME, train=True)
     yield evaluation(NAME)
-
-    yield invalid_option(small_router(NAME), "choices", choices=2)
-    yield invalid_option(small_router(NAME, **sigmoid), "combine_with", combine_with="plan")
-    for prefix, gate in (("", "softmax_affinity"), ("sigmoid_", "sigmoid_affinity")):
-        valid = single(NAME, gate, "valid", "value", "", logits=logits(f"{NAME}/negative", SHAPE))
-        yield from invalid_arrays(valid, "logits", prefix)
 
 
 # Variants. Logits are (groups, tokens, experts).

@@ -10,7 +10,6 @@ from moespec.conformance.engine.definition import Definition, single
 from moespec.conformance.engine.describe import Function, Output
 from moespec.conformance.engine.draw import grid
 from moespec.conformance.engine.inputs import groups_tokens, logits
-from moespec.conformance.engine.invalid import SHAPE, invalid_arrays, invalid_option
 from moespec.conformance.engine.variant import Variant, variant
 from moespec.spec.numerics import logsumexp, softmax
 
@@ -65,12 +64,6 @@ def cases() -> Iterator[Definition]:
     yield case("gradient", "gradient", "Through one iteration.", logits=narrow, iterations=1)
     narrow = logits("sinkhorn/l", reach=2.0)
     yield case("gradient_unrolled", "gradient", "Through twenty iterations.", logits=narrow)
-
-    valid = case("valid", "value", "", logits=logits("negative/logits", SHAPE), iterations=2)
-    yield from invalid_arrays(valid, "logits")
-    yield invalid_option(valid, "iterations", iterations=0)
-    stopped = case("valid", "value", "", logits=logits("negative/logits", SHAPE), iterations=2, tolerance=0.5)
-    yield invalid_option(stopped, "tolerance", tolerance=-0.5)
 
 
 # Variants. Arrays are (groups, tokens, experts). The right function is called first: it rejects what must be rejected.

@@ -5,9 +5,8 @@ from functools import partial
 from typing import Any
 
 from moespec.conformance.engine.definition import Definition
-from moespec.conformance.engine.invalid import invalid_option
 from moespec.conformance.engine.near import near_router
-from moespec.conformance.engine.routers import common, output_gradient, router_case, small_router
+from moespec.conformance.engine.routers import common, output_gradient, router_case
 
 __all__ = ["cases"]
 
@@ -24,7 +23,3 @@ def cases() -> Iterator[Definition]:
     yield case("multiple", "value", purpose, "capacity_rounding", multiple_of=2, capacity_factor=1.25)
     plan: dict[str, Any] = {"combine_with": "plan", "sinkhorn_iterations": 5}
     yield case("combine_plan", "value", "Ablation: combine with the plan.", "combine_with_plan", **plan)
-
-    valid = small_router(NAME)
-    yield invalid_option(valid, "combine_with", combine_with="scores")
-    yield invalid_option(valid, "sinkhorn_iterations", sinkhorn_iterations=0)

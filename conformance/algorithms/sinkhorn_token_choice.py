@@ -5,9 +5,8 @@ from functools import partial
 from typing import Any
 
 from moespec.conformance.engine.definition import Definition
-from moespec.conformance.engine.invalid import SMALL, invalid_option
 from moespec.conformance.engine.near import near_router
-from moespec.conformance.engine.routers import NORMAL, common, router_case, small_router
+from moespec.conformance.engine.routers import NORMAL, common, router_case
 
 __all__ = ["cases"]
 
@@ -38,8 +37,3 @@ def cases() -> Iterator[Definition]:
     shared: dict[str, Any] = {"normalize_selected": True, "choices": 2, "capacity_factor": 0.75}
     purpose = "The weights of a token are divided by the sum of its choices, before any is dropped."
     yield case("normalize_selected", "overflow", purpose, "renormalised", drop, **shared)
-
-    valid = small_router(NAME)
-    yield invalid_option(valid, "choices", choices=SMALL.experts + 1)
-    yield invalid_option(valid, "combine_with", combine_with="scores")
-    yield invalid_option(valid, "sinkhorn_iterations", sinkhorn_iterations=0)

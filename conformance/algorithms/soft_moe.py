@@ -9,8 +9,7 @@ from moespec.conformance.engine.definition import Definition, tensor
 from moespec.conformance.engine.draw import grid
 from moespec.conformance.engine.format import Tensor
 from moespec.conformance.engine.inputs import tokens
-from moespec.conformance.engine.invalid import SMALL, invalid, invalid_option, invalid_sizes
-from moespec.conformance.engine.routers import router_case, small_router
+from moespec.conformance.engine.routers import router_case
 from moespec.spec import ROUTERS
 
 __all__ = ["cases"]
@@ -44,12 +43,3 @@ def cases() -> Iterator[Definition]:
     yield _case("scale_zero", "tie", "A scale of 0: every slot sees the mean token.", scale=0.0)
     yield _case("one_token", "degenerate", "One token.", "degenerate_size", sizes=(1, 1, D))
     yield _case("gradient", "gradient", "By tokens, slots, scale and expert weights.")
-
-    valid = small_router(NAME, _params("negative/slots", (SMALL.width, SMALL.experts, 2), 1.0))
-    yield invalid_option(valid, "norm_form", norm_form="l1")
-    yield invalid_option(valid, "combine", combine="hard")
-    yield invalid_option(valid, "eval_capacity_factor", eval_capacity_factor=2.0)
-    yield from invalid_sizes(valid, router__slots=0)
-    yield from invalid_sizes(valid, "capacity_", router__slots=2)
-    odd = {"tokens": tokens("negative/router/odd", (SMALL.groups, SMALL.tokens + 1, SMALL.width))}
-    yield invalid(valid, "tokens", "ShapeError", "tokens", inputs=odd)

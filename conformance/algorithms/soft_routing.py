@@ -8,8 +8,6 @@ import numpy as np
 from moespec.conformance.engine.definition import Definition, single, tensor
 from moespec.conformance.engine.describe import DENSE, Function, Output
 from moespec.conformance.engine.draw import grid, to_bfloat16
-from moespec.conformance.engine.inputs import tokens
-from moespec.conformance.engine.invalid import SMALL, invalid, invalid_arrays, invalid_option, invalid_sizes
 from moespec.conformance.engine.variant import Variant, variant
 from moespec.spec import soft_routing
 from moespec.spec.numerics import normalize_l2
@@ -49,7 +47,6 @@ G, D = 2, 4
 def cases() -> Iterator[Definition]:
     """All cases of this module."""
     yield from _values()
-    yield from _invalid()
 
 
 def _values() -> Iterator[Definition]:
@@ -111,27 +108,6 @@ def _values() -> Iterator[Definition]:
     origin[:, 1] = 0
     purpose = "At a token of norm 0 the norm counts as a constant."
     yield case("gradient_zero_token", "gradient", purpose, forms, tokens=origin, of="dispatch")
-
-
-def _invalid() -> Iterator[Definition]:
-    def valid(**options: Any) -> Definition:
-        mixed = {"tokens": tokens("negative/soft", (SMALL.groups, SMALL.tokens, SMALL.width)), "slots": slots(2)}
-        return single(NAME, NAME, "valid", "value", "", **{**mixed, **options})
-
-    def slots(capacity: int, key: str = "slots") -> Any:
-        return tensor(grid(f"negative/soft/{key}", (SMALL.width, 2, capacity)), "width experts capacity")
-
-    yield from invalid_arrays(valid(), "tokens")
-    yield from invalid_arrays(valid(), "slots", "slots_")
-    yield from invalid_arrays(valid(scale=tensor(np.float32(1), "")), "scale", "scale_")
-    yield from invalid_sizes(valid(), slots=0)
-    forms = valid(norm_form="paper", dispatch="soft", combine="soft")
-    yield invalid_option(forms, "norm_form", norm_form="l1")
-    yield invalid_option(forms, "dispatch", dispatch="hard")
-    yield invalid_option(forms, "combine", combine="hard")
-    yield invalid_option(forms, "identity_alone", "dispatch", dispatch="identity")
-    identical = valid(dispatch="identity", combine="identity")
-    yield invalid(identical, "identity_slots", "ShapeError", "slots", inputs={"slots": slots(3, "more")})
 
 
 # Variants. Tokens are (groups, tokens, width), slots (width, experts, capacity).

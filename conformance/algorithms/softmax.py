@@ -9,8 +9,7 @@ import numpy as np
 from moespec.conformance.engine.definition import Definition, call, composed, single, tensor
 from moespec.conformance.engine.describe import Function, Output
 from moespec.conformance.engine.draw import grid, to_bfloat16
-from moespec.conformance.engine.inputs import groups_tokens, kernel, logits, tokens
-from moespec.conformance.engine.invalid import SHAPE, SMALL, invalid, invalid_arrays, invalid_option
+from moespec.conformance.engine.inputs import groups_tokens, logits
 from moespec.conformance.engine.variant import variant
 from moespec.spec.numerics import softmax
 
@@ -74,19 +73,6 @@ def _softmax() -> Iterator[Definition]:
     yield case("one_token", "degenerate", "One token.", size, logits=logits("softmax/token", (1, 1, E)))
     yield case("gradient", "gradient", "The derivative of a weighted sum of scores.", logits=logits("softmax/gradient"))
 
-    yield from invalid_arrays(case("valid", "value", "", logits=logits("negative/logits", SHAPE)), "logits")
-    valid = product(
-        "valid",
-        "value",
-        "",
-        tokens=tokens("negative/tokens", (SMALL.groups, SMALL.tokens, SMALL.width)),
-        kernel=kernel("negative/kernel", SMALL.width, SMALL.experts),
-    )
-    for argument in valid.inputs:
-        yield from invalid_arrays(valid, argument, f"{argument}_")
-    narrow = {"kernel": tensor(grid("negative/kernel/narrow", (SMALL.width - 1, SMALL.experts)), "width experts")}
-    yield invalid(valid, "width", "ShapeError", "kernel", inputs=narrow)
-
 
 def _noise() -> Iterator[Definition]:
     def case(name: str, kind: str, purpose: str, multiplier: float, experts: int = E, noise: bool = True) -> Definition:
@@ -109,22 +95,6 @@ def _noise() -> Iterator[Definition]:
     yield case("zero", "degenerate", "A multiplier of 0 changes nothing.", 0.0)
     yield case("absent", "degenerate", "Without noise the logits are unchanged.", 1.0, noise=False)
     yield case("gradient", "gradient", "By logits and noise.", 2.5)
-
-    valid = single(
-        "gating_noise",
-        "add_gating_noise",
-        "valid",
-        "value",
-        "",
-        logits=logits("negative/logits", SHAPE),
-        noise=logits("negative/noise", SHAPE),
-        multiplier=1.0,
-    )
-    yield from invalid_arrays(valid, "noise")
-    yield from invalid_arrays(valid, "logits", "logits_")
-    yield invalid_option(valid, "multiplier", multiplier=-1.0)
-    fewer = {"noise": logits("negative/noise/few", (SMALL.groups, SMALL.tokens - 1, SMALL.experts))}
-    yield invalid(valid, "shape", "ShapeError", "noise", inputs=fewer)
 
 
 # Variants. Arrays are (groups, tokens, experts). The right function is called first: it rejects what must be rejected.

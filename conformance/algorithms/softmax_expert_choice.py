@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.engine.definition import Definition
-from moespec.conformance.engine.invalid import invalid_option
 from moespec.conformance.engine.near import near_router
 from moespec.conformance.engine.reroute import configured, noiseless, rerouted
-from moespec.conformance.engine.routers import common, output_gradient, router_case, small_router
+from moespec.conformance.engine.routers import common, output_gradient, router_case
 from moespec.conformance.engine.variant import Variant, every
 
 __all__ = ["VARIANTS", "cases"]
@@ -41,14 +40,6 @@ def cases() -> Iterator[Definition]:
     yield case("cap", "value", purpose, "solver_steps", **capped)
     purpose = "The default regularisation of the cap."
     yield case("cap_default", "value", purpose, "solver_steps", cap=1)
-
-    valid = small_router(NAME)
-    yield invalid_option(valid, "cap", cap=1, capacity_factor=1.5)
-    yield invalid_option(valid, "rounding", rounding="floor")
-    yield invalid_option(valid, "capacity_factor", capacity_factor=0.0)
-    yield invalid_option(valid, "many_slots", "capacity_factor", capacity_factor=2.5)
-    yield invalid_option(valid, "multiple_of", multiple_of=8)
-    yield invalid_option(valid, "slots_per_expert", slots_per_expert=5)
 
 
 # Variants. A change is `(B, route, params, tokens, options, noise=None, train=False)`.

@@ -5,11 +5,10 @@ from functools import partial
 from typing import Any
 
 from moespec.conformance.engine.definition import Definition
-from moespec.conformance.engine.invalid import SMALL, invalid_arrays, invalid_option, invalid_sizes
 from moespec.conformance.engine.near import near_router
 from moespec.conformance.engine.reorder import renormalised
 from moespec.conformance.engine.reroute import rerouted, reweighted
-from moespec.conformance.engine.routers import NORMAL, common, router_case, small_router
+from moespec.conformance.engine.routers import NORMAL, common, router_case
 from moespec.conformance.engine.variant import Variant, every
 
 __all__ = ["VARIANTS", "cases"]
@@ -63,14 +62,6 @@ def cases() -> Iterator[Definition]:
     )
     purpose = "Through the sum of the chosen, too."
     yield case("gradient_normalize_selected", "gradient", purpose, "renormalised", **shared)
-
-    valid = small_router(NAME)
-    yield invalid_option(valid, "choices", choices=SMALL.experts + 1)
-    yield invalid_option(valid, "batch_priority", batch_priority="mean")
-    yield invalid_option(valid, "capacity_factor", capacity_factor=0.0)
-    yield from invalid_arrays(valid, "tokens", "tokens_")
-    yield from invalid_sizes(valid, tokens=1, router__kernel=1)
-    yield from invalid_sizes(valid, "width_", router__kernel=0)
 
 
 # Variants. A change is `(B, route, params, tokens, options, noise=None, train=False)`.

@@ -10,7 +10,6 @@ from moespec.conformance.engine.definition import Definition, composed, tensor
 from moespec.conformance.engine.describe import Function, Output
 from moespec.conformance.engine.draw import grid
 from moespec.conformance.engine.format import Tensor
-from moespec.conformance.engine.invalid import invalid, invalid_arrays
 from moespec.conformance.engine.models import forward_function, inputs_of, stage_of
 from moespec.conformance.engine.variant import variant
 
@@ -36,7 +35,6 @@ def cases() -> Iterator[Definition]:
     """All cases of this module."""
     yield from _rescale()
     yield from _models()
-    yield from _invalid()
 
 
 def _rescaled(
@@ -125,16 +123,6 @@ def _models() -> Iterator[Definition]:
     yield case("gradient_importance", "gradient", "By images and every parameter, efficient mode.", SMALL, cut)
     vanilla = {**SMALL, "router": "softmax_token_choice"}
     yield case("gradient_vanilla", "gradient", "By the routers and experts, vanilla mode.", vanilla, by="_moe")
-
-
-def _invalid() -> Iterator[Definition]:
-    valid = _rescaled("valid", "value", "", "negative/rescale", (2, 3, 4, 2))
-    for path, value in valid.inputs.items():
-        argument = path.removeprefix("params/")
-        yield from invalid_arrays(valid, path, "" if path == "x" else f"{argument}_")
-        if path != "x":
-            longer = {path: Tensor(np.concatenate([value.array] * 2), value.axes)}
-            yield invalid(valid, f"{argument}_size", "ShapeError", argument, inputs=longer)
 
 
 # Variants.

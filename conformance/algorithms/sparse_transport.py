@@ -12,7 +12,6 @@ from moespec.conformance.engine.describe import Choice, Function, Output
 from moespec.conformance.engine.draw import grid
 from moespec.conformance.engine.format import Tensor
 from moespec.conformance.engine.inputs import groups_tokens, utilities
-from moespec.conformance.engine.invalid import SHAPE, SMALL, invalid, invalid_arrays, invalid_option, invalid_sizes
 from moespec.conformance.engine.near import near_ties
 from moespec.conformance.engine.variant import variant
 from moespec.spec import ConfigError
@@ -93,15 +92,6 @@ def _projections() -> Iterator[Definition]:
     values = rows("sparse_simplex/gradient")
     yield sparse_projection("sparse_simplex_gradient", "gradient", purpose, values=values, mass=1.5, nonzeros=2)
 
-    values = tensor(grid("negative/values", (1, 4)), "rows n")
-    plain = projection("valid", "value", "", values=values, mass=1.0)
-    sparse = sparse_projection("valid", "value", "", values=values, nonzeros=2, mass=1.0)
-    for valid, prefix in ((plain, ""), (sparse, "sparse_")):
-        # A target takes rows of any number.
-        yield from invalid_arrays(valid, "values", f"{prefix}simplex_", "rank")
-        yield invalid_option(valid, f"{prefix}mass", "mass", mass=0.0)
-    yield invalid_option(sparse, "nonzeros", nonzeros=7)
-
 
 def _objectives() -> Iterator[Definition]:
     semi_dual, dual = partial(case, "transport_semi_dual"), partial(case, "transport_dual")
@@ -125,25 +115,6 @@ def _objectives() -> Iterator[Definition]:
     purpose, half = "The value, by potentials and utility.", {"capacity": 2, "regularization": 0.5}
     yield semi_dual("semi_dual_gradient", "gradient", purpose, **potentials("semi_dual/gradient", **one), **half)
     yield dual("dual_gradient", "gradient", purpose, **potentials("dual/gradient", **two), **half)
-
-    def small(key: str, axis: str, size: int) -> Tensor:
-        return tensor(grid(f"negative/{key}", (SMALL.groups, size)), f"groups {axis}")
-
-    given: dict[str, Any] = {"utility": utilities("negative/utility", SHAPE), "capacity": 2, "regularization": 1.0}
-    alpha, beta = small("alpha", "tokens", SMALL.tokens), small("beta", "experts", SMALL.experts)
-    for prefix, valid in (
-        ("semi_dual_", semi_dual("valid", "value", "", **given, potential=alpha)),
-        ("dual_", dual("valid", "value", "", **given, token_potential=alpha, expert_potential=beta)),
-    ):
-        for argument in valid.inputs:
-            yield from invalid_arrays(valid, argument, f"{prefix}{argument}_")
-            if argument != "utility":
-                yield from invalid_sizes(valid, prefix, **{argument: 1})
-        yield invalid_option(valid, f"{prefix}many_slots", "capacity", capacity=SMALL.tokens + 1)
-        yield invalid_option(valid, f"{prefix}regularization", "regularization", regularization=0.0)
-        tiny = {"regularization": 1e-310}
-        purpose = "The utility divided by the regularisation overflows."
-        yield invalid(valid, f"{prefix}overflow", "ContractError", "utility", options=tiny, purpose=purpose)
 
 
 def _plans() -> Iterator[Definition]:
@@ -180,24 +151,6 @@ def _plans() -> Iterator[Definition]:
     alone = utilities("transport/q", (G, T, 1))
     yield plan("plan_one_expert", "degenerate", "One expert.", alone, size, capacity=T)
     yield plan("plan_one_slot", "degenerate", "One slot.", utilities("transport/r"), size, capacity=1)
-
-    small = partial(plan, "valid", "value", "", utilities("negative/utility", SHAPE), steps=2)
-    yield from invalid_arrays(small(), "utility")
-    valid = small(objective="semi_dual", solver="adam", sparsity="expert", regularization=1.0)
-    yield invalid_option(valid, "no_slot", "capacity", capacity=0)
-    yield invalid_option(valid, "many_slots", "capacity", capacity=SMALL.tokens + 1)
-    wrong: dict[str, Any]
-    for wrong in (
-        {"steps": 0},
-        {"objective": "primal"},
-        {"solver": "sgd"},
-        {"sparsity": "row"},
-        {"regularization": 0.0},
-    ):
-        yield invalid_option(valid, *wrong, **wrong)
-    yield invalid_option(small(learning_rate=0.5), "learning_rate", learning_rate=0.0)
-    yield invalid_option(small(tolerance=0.5), "tolerance", tolerance=0.0)
-    yield invalid_option(small(sparsity="token"), "many_experts", "capacity", capacity=SMALL.experts + 1)
 
 
 # Variants. The right function is called first: it rejects what must be rejected.

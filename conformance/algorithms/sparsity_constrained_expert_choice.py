@@ -5,8 +5,7 @@ from functools import partial
 from typing import Any
 
 from moespec.conformance.engine.definition import Definition
-from moespec.conformance.engine.invalid import invalid_option
-from moespec.conformance.engine.routers import NORMAL, common, kernel_of, output_gradient, router_case, small_router
+from moespec.conformance.engine.routers import NORMAL, common, kernel_of, output_gradient, router_case
 
 __all__ = ["cases"]
 
@@ -35,11 +34,6 @@ def cases() -> Iterator[Definition]:
     purpose, flag = "Ablation: combine with the plan.", "combine_with_plan"
     params = kernel_of(f"routers/{NAME}/combine_plan/kernel/0", 3, 2)
     yield router_case(NAME, "combine_plan", "value", purpose, flag, params=params, combine_with="plan", **small)
-
-    valid = small_router(NAME)
-    yield invalid_option(valid, "combine_with", combine_with="scores")
-    yield invalid_option(valid, "transport_objective", transport_objective="primal")
-    yield invalid_option(valid, "transport_steps", transport_steps=0)
 
 
 def _peaked(name: str, purpose: str, *flags: str, **options: Any) -> Definition:

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.engine.definition import Definition
-from moespec.conformance.engine.invalid import SMALL, invalid_option
 from moespec.conformance.engine.reroute import noiseless, rerouted
 from moespec.conformance.engine.routers import (
     CHANGED,
@@ -17,7 +16,6 @@ from moespec.conformance.engine.routers import (
     kernel_of,
     output_gradient,
     router_case,
-    small_router,
 )
 from moespec.conformance.engine.variant import Variant, every
 from moespec.spec.numerics import stable_order
@@ -64,8 +62,6 @@ def cases() -> Iterator[Definition]:
     yield case("evaluation_factor", "value", purpose, *flags, train=False, **given)
     purpose = "A router that starts at 0: every score is equal, and the plan gives all tokens to the same experts."
     yield case("zero_kernel", "tie", purpose, "tie_order", zero=True)
-
-    yield invalid_option(small_router(NAME), "choices", choices=SMALL.experts + 1)
 
 
 # Variants. A change is `(B, route, params, tokens, options, noise=None, train=False)`.

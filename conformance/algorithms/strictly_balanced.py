@@ -11,10 +11,9 @@ from moespec.conformance.engine.definition import Definition, call, composed, si
 from moespec.conformance.engine.describe import Choice, Function, Output
 from moespec.conformance.engine.format import Tensor
 from moespec.conformance.engine.inputs import TIED, distinct, groups_tokens, utilities
-from moespec.conformance.engine.invalid import SHAPE, SMALL, invalid_arrays, invalid_option, invalid_sizes
 from moespec.conformance.engine.margins import expert_choice_margin, token_choice_margin
 from moespec.conformance.engine.reroute import rerouted, reweighted
-from moespec.conformance.engine.routers import kernel_of, router_case, small_router
+from moespec.conformance.engine.routers import kernel_of, router_case
 from moespec.conformance.engine.variant import Variant, every, variant
 
 __all__ = ["FUNCTIONS", "VARIANTS", "cases"]
@@ -86,18 +85,6 @@ def _masks() -> Iterator[Definition]:
     one = partial(single, GATES, GATES)
     yield one("gradient", "gradient", "By the gates.", divided, gates=distinct(f"{GATES}/b", (1, 3, E)), mask=mask)
 
-    scores = utilities("negative/utility", SHAPE)
-    valid = single(GATES, BATCH, "valid", "value", "", gates=scores, capacity=2)
-    yield from invalid_arrays(valid, "gates", "gates_")
-    yield invalid_option(valid, "capacity", capacity=SMALL.tokens + 1)
-    limits = _thresholds(*[0.25] * SMALL.experts)
-    valid = single(GATES, ABOVE, "valid", "value", "", gates=scores, thresholds=limits)
-    yield from invalid_sizes(valid, thresholds=0)
-    yield from invalid_arrays(valid, "thresholds", "thresholds_")
-    valid = one("valid", "value", "", gates=scores, mask=tensor(np.ones(SHAPE, bool), SCORES))
-    yield from invalid_arrays(valid, "gates", "masked_")
-    yield from invalid_sizes(valid, mask=1)
-
 
 def _loss() -> Iterator[Definition]:
     gates, limits = utilities(f"{LOSS}/a", (2, 5, E)), _thresholds(0.125, 0.375, 0.75)
@@ -107,10 +94,6 @@ def _loss() -> Iterator[Definition]:
     yield case(
         "gradient", "gradient", "By the gates and the thresholds.", mask, gates=utilities(f"{LOSS}/b", (1, 5, E))
     )
-
-    valid = case("valid", "value", "", gates=utilities("negative/utility", (2, 4, E)))
-    yield from invalid_sizes(valid, thresholds=0)
-    yield invalid_option(valid, "capacity", capacity=5)
 
 
 def _router() -> Iterator[Definition]:
@@ -141,11 +124,6 @@ def _router() -> Iterator[Definition]:
     purpose = "By tokens, kernel, thresholds and experts, with two slots."
     yield case("gradient", "gradient", purpose, "stop_gradient", slots_per_expert=2)
     yield case("gradient_losses", "gradient", "Of all losses, too.", "stop_gradient", losses=True, **losses)
-
-    params = {**kernel_of("negative/kernel", SMALL.width, SMALL.experts), "thresholds": _thresholds(0.5, 0.5)}
-    valid = small_router(NAME, params)
-    yield invalid_option(valid, "capacity_factor", capacity_factor=2.5)
-    yield from invalid_sizes(valid, router__thresholds=0)
 
 
 # Variants. The right function is called first: it rejects what must be rejected.

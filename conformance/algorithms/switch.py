@@ -2,16 +2,14 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from moespec.conformance.engine.definition import Definition, Noise
-from moespec.conformance.engine.invalid import invalid_option
 from moespec.conformance.engine.near import near_router
 from moespec.conformance.engine.reroute import configured, rerouted, reweighted
-from moespec.conformance.engine.routers import evaluation, kernel_of, output_gradient, router_case, small_router
+from moespec.conformance.engine.routers import evaluation, kernel_of, output_gradient, router_case
 from moespec.conformance.engine.variant import Variant, every
 
 __all__ = ["VARIANTS", "cases"]
@@ -53,11 +51,6 @@ def cases() -> Iterator[Definition]:
     yield output_gradient(case, sizes=(4, E, D))
     yield near_router(NAME)
     yield evaluation(NAME)
-
-    valid = partial(small_router, NAME)
-    yield invalid_option(valid(), "choices", choices=2)
-    yield invalid_option(valid(), "missing", "experts", experts=...)
-    yield invalid_option(valid(slots_per_expert=2), "slots_per_expert", slots_per_expert=0)
 
 
 # Variants. A change is `(B, route, params, tokens, options, noise=None, train=False)`.

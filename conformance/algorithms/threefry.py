@@ -11,7 +11,6 @@ from moespec.conformance.engine.definition import Definition, single, tensor
 from moespec.conformance.engine.describe import Function, Output
 from moespec.conformance.engine.draw import integers
 from moespec.conformance.engine.format import Tensor
-from moespec.conformance.engine.invalid import invalid, invalid_arrays, invalid_option, invalid_sizes, with_value
 from moespec.conformance.engine.variant import variant
 from moespec.spec.threefry import PARITY, ROTATIONS
 
@@ -79,34 +78,6 @@ def cases() -> Iterator[Definition]:
         ),
     ):
         yield case("box_muller", name, "value", purpose, uniform=tensor(np.asarray(values), "places pair"))
-
-    yield from _invalid()
-
-
-def _invalid() -> Iterator[Definition]:
-    case = partial(single, NAME)
-    given: dict[str, Any] = {"key": _words((1, 2), "words"), "counter": _words(((3, 4), (5, 6)), "counters words")}
-    valid = case("threefry", "valid", "value", "", **given)
-    for name, axis in (("key", 0), ("counter", 1)):
-        value = given[name]
-        wrong = Tensor(value.array.astype(np.float32), value.axes)
-        yield invalid(valid, f"{name}_dtype", "DtypeError", name, inputs={name: wrong})
-        yield from invalid_sizes(valid, "", **{name: axis})
-    valid = case("random_words", "valid", "value", "", origin=_words(ORIGIN, "words"), stream=1, rows=2, columns=2)
-    yield from invalid_sizes(valid, origin=0)
-    floats = tensor(np.asarray(ORIGIN, np.float32), "words")
-    yield invalid(valid, "origin_dtype", "DtypeError", "origin", inputs={"origin": floats})
-    yield invalid_option(valid, "stream", stream=-1)
-    yield invalid_option(valid, "rows", rows=0)
-    yield invalid_option(valid, "columns", columns=0)
-    valid = case("unit_interval", "valid", "value", "", words=_words(((1, 2), (3, 4)), "places columns"))
-    floats = tensor(np.ones((2, 2), np.float32), "places columns")
-    yield invalid(valid, "words_dtype", "DtypeError", "words", inputs={"words": floats})
-    valid = case("box_muller", "valid", "value", "", uniform=tensor(np.full((2, 2), 0.5), "places pair"))
-    yield from invalid_arrays(valid, "uniform", "uniform_", without="rank")
-    yield from invalid_sizes(valid, uniform=1)
-    one = {"uniform": with_value(valid.inputs["uniform"], 1.0)}
-    yield invalid(valid, "uniform_one", "ContractError", "uniform", inputs=one, purpose="The logarithm of 0.")
 
 
 # Variants.

@@ -12,14 +12,6 @@ from moespec.conformance.engine.describe import SLOTS, Choice, Function, Output
 from moespec.conformance.engine.draw import grid, integers, permutation
 from moespec.conformance.engine.format import Tensor
 from moespec.conformance.engine.inputs import CROWD, TIED, both, distinct, groups_tokens, logits, scores, utilities
-from moespec.conformance.engine.invalid import (
-    SHAPE,
-    SMALL,
-    invalid,
-    invalid_arrays,
-    invalid_option,
-    invalid_sizes,
-)
 from moespec.conformance.engine.margins import token_choice_margin
 from moespec.conformance.engine.near import near_ties
 from moespec.conformance.engine.reorder import chosen_mask, heap_order, renormalised
@@ -47,7 +39,6 @@ def cases() -> Iterator[Definition]:
     yield from _values()
     yield from _kept_choices()
     yield from _rerouted()
-    yield from _invalid()
     yield from _normalize_selected()
 
 
@@ -163,33 +154,6 @@ def _rerouted() -> Iterator[Definition]:
     yield case("tries_order", "overflow", purpose, "rerouted", **given, tries=3, order=order)
 
 
-def _invalid() -> Iterator[Definition]:
-    case = partial(single, "token_choice", "token_choice", "valid", "value", "", choices=2, capacity=2)
-    chosen: dict[str, Any] = {"scores": scores("negative/scores", SHAPE)}
-    valid = case(**chosen)
-    yield from invalid_arrays(valid, "scores")
-    yield invalid_option(valid, "no_choice", "choices", choices=0)
-    yield invalid_option(valid, "many_choices", "choices", choices=SMALL.experts + 1)
-    yield invalid_option(valid, "no_slot", "capacity", capacity=0)
-    yield invalid_option(case(**chosen, tries=2), "few_tries", "tries", tries=1)
-    yield invalid_option(case(**chosen, tries=2), "many_tries", "tries", tries=SMALL.experts + 1)
-    valid = case(**chosen, combine_scores=scores("negative/combine", SHAPE))
-    yield from invalid_arrays(valid, "combine_scores", "combine_")
-    fewer = {"combine_scores": scores("negative/combine/few", (SMALL.groups, SMALL.tokens - 1, SMALL.experts))}
-    yield invalid(valid, "combine_shape", "ShapeError", "combine_scores", inputs=fewer)
-    order = np.tile(np.arange(SMALL.tokens), (SMALL.groups, 1))
-    valid = case(**chosen, order=tensor(order, "groups tokens"))
-    for name, error, wrong, purpose in (
-        ("dtype", "DtypeError", order.astype(float), ""),
-        ("shape", "ShapeError", order[:, :-1], ""),
-        ("twice", "ContractError", np.where(order == 1, 0, order), "The order holds a token twice."),
-    ):
-        inputs = {"order": tensor(wrong, "groups tokens")}
-        yield invalid(valid, f"order_{name}", error, "order", inputs=inputs, purpose=purpose)
-    keep = tensor(grid("keep/some", (SMALL.groups, SMALL.tokens, 2)) > 0, "groups tokens choices")
-    yield from invalid_sizes(case(scores=utilities("keep/negative", SHAPE), keep=keep), keep=2)
-
-
 def _normalize_selected() -> Iterator[Definition]:
     name = "normalize_selected"
 
@@ -220,19 +184,6 @@ def _normalize_selected() -> Iterator[Definition]:
     yield case("tiny_sums", "value", purpose, utilities(f"{name}/g", (1, 6, E)), tiny)
     purpose = "By the scores where they are the weights, too."
     yield case("gradient_scores", "gradient", purpose, distinct(f"{name}/f", five))
-
-    parts = {"scores": "", "combine_scores": "/weights"}
-    given: dict[str, Any] = {part: utilities(f"{name}/negative{key}", SHAPE) for part, key in parts.items()}
-    valid = single(name, name, "valid", "value", "", **given, choices=2)
-    for part in given:
-        yield from invalid_arrays(valid, part, "" if part == "scores" else f"{part}_")
-    fewer = {"combine_scores": groups_tokens(given["combine_scores"].array[:, 1:])}
-    yield invalid(valid, "shape", "ShapeError", "combine_scores", inputs=fewer)
-    nothing = {"combine_scores": groups_tokens(np.zeros(SHAPE))}
-    purpose = "The chosen experts of a token have the sum 0."
-    yield invalid(valid, "no_mass", "ContractError", "combine_scores", inputs=nothing, purpose=purpose)
-    yield invalid_option(valid, "no_choice", "choices", choices=0)
-    yield invalid_option(valid, "many_choices", "choices", choices=SMALL.experts + 1)
 
 
 # Variants. Scores are (groups, tokens, experts); `token` and `weight` of a routing (groups, experts, slots). The right

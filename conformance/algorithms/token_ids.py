@@ -11,14 +11,6 @@ from moespec.conformance.engine.describe import Choice, Function, Output
 from moespec.conformance.engine.draw import grid, integers
 from moespec.conformance.engine.format import Tensor
 from moespec.conformance.engine.inputs import tokens
-from moespec.conformance.engine.invalid import (
-    SMALL,
-    invalid,
-    invalid_arrays,
-    invalid_integers,
-    invalid_option,
-    invalid_sizes,
-)
 from moespec.conformance.engine.margins import token_choice_margin
 from moespec.conformance.engine.variant import variant
 from moespec.spec.token_ids import normalized_patches
@@ -85,13 +77,6 @@ def _codes() -> Iterator[Definition]:
     words = np.array([[2.0, 0, 0, 0], [0, 1, 0, 0], [0, 0, -1, 0], [0, 0, 0, 1]])
     yield case("codes_tied", "tie", "The lower of codewords at equal distance.", plain, words, "tie_order")
 
-    g, t, _, d = SMALL
-    valid = case("valid", "value", "", grid("negative/patches", (g, t, d)), grid("negative/codebook", (3, d)))
-    yield from invalid_arrays(valid, "patches")
-    yield from invalid_arrays(valid, "codebook", "codebook_")
-    narrow = {"codebook": tensor(grid("negative/codebook/narrow", (3, d - 1)), "codes pixels")}
-    yield invalid(valid, "codebook_width", "ShapeError", "codebook", inputs=narrow)
-
 
 def _ids(values: Any) -> Tensor:
     return tensor(values, "groups tokens")
@@ -113,17 +98,6 @@ def _others() -> Iterator[Definition]:
     purpose = "Pairs that float32 does not have."
     many: dict[str, Any] = {"first": _ids([[16384, 16387, 40000]]), "second": _ids([[4, 2, 1024]]), "vocabulary": 1025}
     yield case("pair_ids", "pair_large", "value", purpose, **many)
-
-    g, t, _, d = SMALL
-    valid = place("valid", "value", "", tokens=tokens("negative/tokens", (g, t, d)))
-    yield from invalid_arrays(valid, "tokens", "position_")
-    ids = _ids(integers("negative/hash/ids", (g, t), 0, V - 1))
-    yield from invalid_integers(before("valid", "value", "", ids=ids), "ids", "previous_")
-    valid = case("pair_ids", "valid", "value", "", first=ids, second=ids, vocabulary=V)
-    yield from invalid_integers(valid, "first", "first_")
-    yield from invalid_integers(valid, "second", "second_", V)
-    yield invalid_option(valid, "vocabulary", vocabulary=0)
-    yield from invalid_sizes(valid, second=1)
 
 
 # Variants. Ids are (groups, tokens). The right function is called first: it rejects what must be rejected.

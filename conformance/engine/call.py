@@ -12,7 +12,7 @@ from moespec import spec
 from moespec.conformance.algorithms import function
 from moespec.conformance.engine.format import Case, Reference, Stage, Tensor, routing_arrays
 
-__all__ = ["arrays", "earlier", "given", "golden", "identity", "missing", "names", "reads", "result"]
+__all__ = ["arrays", "at", "earlier", "given", "golden", "identity", "missing", "names", "reads", "result"]
 
 Values = dict[str, Any]
 Stages = Mapping[str, Stage]
@@ -114,7 +114,7 @@ def result(
     taken, runner = given(module, stage, stages, known, more), function(stage.call).run
     if runner is not None:
         return lambda values: runner(module, **taken(values))
-    called = _at(module, stage.call)
+    called = at(module, stage.call)
     return lambda values: called(**taken(values))
 
 
@@ -126,7 +126,7 @@ def given(
     options = function(stage.call).prepare({**stage.options, **(more or {})})
     if "options" in options:  # of a router: the record that it makes of them
         owner = stage.call.rpartition(".")[0]
-        made = getattr(_at(module, owner), "options", None) or _at(spec, owner).options
+        made = getattr(at(module, owner), "options", None) or at(spec, owner).options
         options = {**options, "options": made(**options["options"])}
     return lambda values: {**{name: get(values) for name, get in getters.items()}, **options}
 
@@ -150,12 +150,12 @@ def _function(module: Any, reference: Any, stages: Stages, known: Collection[str
     """A function that is an argument: experts with their parameters."""
     if reference["call"] == "identity":
         return lambda values: identity
-    called, options = _at(module, reference["call"]), reference["options"]
+    called, options = at(module, reference["call"]), reference["options"]
     parts = {name: _argument(module, each, stages, known) for name, each in reference["arguments"].items()}
     return lambda values: partial(called, **{name: get(values) for name, get in parts.items()}, **options)
 
 
-def _at(module: Any, path: str) -> Any:
+def at(module: Any, path: str) -> Any:
     """What is at a path of names and keys."""
     found = module
     for part in path.split("."):

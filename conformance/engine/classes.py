@@ -1,7 +1,8 @@
 """What cases are about, as words to choose them by."""
 
-from moespec.conformance.algorithms import definitions, function
+from moespec.conformance.algorithms import function
 from moespec.conformance.engine import large
+from moespec.conformance.engine.derived import all_definitions
 
 __all__ = ["CLASSES", "class_of"]
 
@@ -20,13 +21,13 @@ CLASSES = {
 def _kind(id: str) -> str:
     """The class of the format of a case, by its id."""
     name = id.partition("/")[2]
-    return large.LARGE[name].kind if name in large.LARGE else definitions()[id].kind
+    return large.LARGE[name].kind if name in large.LARGE else all_definitions()[id].kind
 
 
 def class_of(id: str) -> str:
     """The word for a case, by its id."""
     kind = _kind(id)
-    stages = definitions()[id].stages if id in definitions() else ()
+    stages = all_definitions()[id].stages if id in all_definitions() else ()
     if kind != "trajectory" and any(function(stage.call).batched for stage in stages):
         return "models"
     return next(word for word, kinds in CLASSES.items() if kind in kinds)

@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from moespec.conformance.algorithms import definitions, functions
+from moespec.conformance.algorithms import functions
 from moespec.conformance.engine.build import build
 from moespec.conformance.engine.compare import CONSTANTS, DTYPES, tolerance
+from moespec.conformance.engine.derived import all_definitions
 from moespec.conformance.engine.format import Case, Value
 from moespec.conformance.engine.manifest import SCHEMA, encode, first_difference, read, to_text, write
 from moespec.conformance.engine.reference import GoldenError
@@ -61,7 +62,7 @@ def generate(
     all that is wrong: a case that cannot be made, a committed case that differs although the revision of its algorithm
     is the same (it is kept), a vector that nothing defines. `suite.json` is then as it was.
     """
-    chosen = [id for id in definitions() if only(id)]
+    chosen = [id for id in all_definitions() if only(id)]
     stale: list[str] = []
     advice, written = "", 0
     for id, made in _built(chosen):
@@ -120,7 +121,7 @@ def suite_text(folder: Path = VECTORS) -> str:
 
 def _built(chosen: list[str]) -> Iterator[tuple[str, Future[Case]]]:
     """The cases as they are made, by as many processes as there are cores."""
-    slow_first = sorted(chosen, key=lambda id: definitions()[id].kind != "trajectory")
+    slow_first = sorted(chosen, key=lambda id: all_definitions()[id].kind != "trajectory")
     with ProcessPoolExecutor(os.cpu_count() or 1) as pool:
         waiting = {pool.submit(_build, id): id for id in slow_first}
         for made in tqdm(as_completed(waiting), "golden", len(chosen), unit="case", disable=None):
@@ -128,7 +129,7 @@ def _built(chosen: list[str]) -> Iterator[tuple[str, Future[Case]]]:
 
 
 def _build(id: str) -> Case:
-    case = build(definitions()[id])
+    case = build(all_definitions()[id])
     for problem in problems(case):
         raise GoldenError(problem)
     return case

@@ -20,7 +20,7 @@ from moespec.models.tensors import decoded
 
 __all__ = ["SCHEMA", "decode", "encode", "first_difference", "read", "to_text", "write"]
 
-SCHEMA = 2
+SCHEMA = 3
 INLINE = 64  # arrays of up to this many numbers stand in the manifest
 
 Arrays = dict[str, NDArray[Any]]
@@ -148,7 +148,9 @@ def read(path: Path) -> Case:
     try:
         manifest = json.loads(path.read_text())
         if manifest["schema"] != SCHEMA:
-            raise VectorError(f"{path}: schema {manifest['schema']!r}, expected {SCHEMA}")
+            raise VectorError(
+                f"{path}: a vector of schema {manifest['schema']!r}; this version of moespec reads schema {SCHEMA}"
+            )
         large = _tensors_beside(path, manifest.pop("tensors", ...))  # an entry may be null, and is wrong then
         case = decode(manifest, large)
         again, arrays = encode(case)

@@ -9,8 +9,7 @@ import numpy as np
 from moespec.conformance.engine.definition import DRAWS, Definition, Draws, Noise, Routed, tensor
 from moespec.conformance.engine.draw import grid
 from moespec.conformance.engine.format import Stage, Tensor
-from moespec.conformance.engine.inputs import experts, tokens
-from moespec.conformance.engine.invalid import SMALL
+from moespec.conformance.engine.inputs import experts
 
 __all__ = [
     "CHANGED",
@@ -21,7 +20,6 @@ __all__ = [
     "kernel_of",
     "output_gradient",
     "router_case",
-    "small_router",
 ]
 
 T, E, D = 6, 3, 4
@@ -136,12 +134,3 @@ def output_gradient(case: Callable[..., Definition], *flags: str, **options: Any
     """A case of a router's gradient that an adapter has, too: without noise, of the output alone."""
     purpose = "Without noise, of the output alone."
     return case("gradient_output", "gradient", purpose, "stop_gradient", *flags, by=LAYER, losses=False, **options)
-
-
-def small_router(router: str, params: Mapping[str, Tensor] | None = None, **options: Any) -> Definition:
-    """A valid case of a router, from which error cases are made."""
-    g, t, e, d = SMALL
-    inputs = {"tokens": tokens("negative/router", (g, t, d))}
-    inputs |= {f"router/{name}": value for name, value in (params or kernel_of("negative/kernel", d, e)).items()}
-    fields = {"tokens": t, "experts": e, "width": d, **options}
-    return Definition(router, "valid", "value", "", inputs, routed=Routed(router, fields, drawn=False))

@@ -10,7 +10,7 @@ from moespec.conformance.__main__ import main
 from moespec.conformance.engine import suite
 from moespec.conformance.engine.generate import suite_text
 
-KEPT = ("token_choice/tied", "token_choice/gradient", "token_choice/negative_nan", "soft_routing/values")
+KEPT = ("token_choice/tied", "token_choice/gradient", "z_loss/negative_value", "soft_routing/values")
 OVER_NUMPY = "from moespec.backends.numpy import *\nfrom moespec.backends import numpy\n"
 
 

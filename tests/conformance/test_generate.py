@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from moespec.conformance.__main__ import main
-from moespec.conformance.algorithms import definitions, functions
+from moespec.conformance.algorithms import functions
 from moespec.conformance.engine import generate as module
 from moespec.conformance.engine import suite
 from moespec.conformance.engine.build import build
 from moespec.conformance.engine.compare import tolerance
+from moespec.conformance.engine.derived import all_definitions
 from moespec.conformance.engine.describe import Function, Output
 from moespec.conformance.engine.format import Stage, Tensor, Value, VectorError
 from moespec.conformance.engine.generate import MADE, StaleError, differences, generate, suite_text
@@ -19,12 +20,12 @@ from moespec.conformance.engine.reference import GoldenError, Making
 from moespec.conformance.engine.slopes import gradients
 
 KEPT = ("z_loss/values", "z_loss/equal", "z_loss/gradient", "expert_choice/two_slots")
-DEFINED = {id: definitions()[id] for id in KEPT}
+DEFINED = {id: all_definitions()[id] for id in KEPT}
 
 
 @pytest.fixture(autouse=True)
 def few(monkeypatch):
-    monkeypatch.setattr(module, "definitions", lambda: DEFINED)
+    monkeypatch.setattr(module, "all_definitions", lambda: DEFINED)
 
 
 @pytest.fixture
@@ -164,7 +165,7 @@ def test_a_case_that_cannot_be_made_loses_no_other(folder, monkeypatch):
     commit(folder)
     (stage,) = DEFINED["z_loss/values"].stages
     impossible = replace(DEFINED["z_loss/values"], name="impossible", stages=(replace(stage, options={"nonsense": 1}),))
-    monkeypatch.setattr(module, "definitions", lambda: {impossible.id: impossible, **DEFINED})
+    monkeypatch.setattr(module, "all_definitions", lambda: {impossible.id: impossible, **DEFINED})
     with pytest.raises(StaleError, match=r"z_loss/impossible: TypeError: .*nonsense"):
         generate(folder)
     assert texts(folder) | {"suite.json": ""} == whole | {"suite.json": ""}

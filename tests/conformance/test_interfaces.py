@@ -386,7 +386,7 @@ def test_an_empty_folder_does_not_pass(check, tmp_path):
 
 
 def test_an_error_case_has_no_file(check, folder):
-    shutil.copy(folder / TIED, folder / "token_choice/negative_nan.safetensors")
+    shutil.copy(folder / TIED, folder / "token_choice/negative_dtype.safetensors")
     status, printed, _ = check(folder)
     assert status == 1
     assert "a tensor that is not expected; expected are none" in printed
@@ -549,7 +549,7 @@ def test_the_reproduction_of_a_gradient_and_of_an_error_case(over_numpy, capsys)
     printed = shown(failing("target", name, "z_loss/gradient"), capsys)
     assert "expected\n" in printed
     assert "got\n" in printed
-    assert "{'error': 'ShapeError naming logits'}" in shown(failing("target", name, "z_loss/negative_rank"), capsys)
+    assert "{'error': 'ShapeError naming logits'}" in shown(failing("target", name, "z_loss/negative_shape"), capsys)
 
 
 def test_the_reproduction_of_an_adapter_and_of_a_file(target, folder, capsys):

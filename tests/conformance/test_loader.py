@@ -14,7 +14,7 @@ from moespec.conformance.engine import suite
 from moespec.conformance.engine.format import VectorError
 
 TIED, GRADIENT = "token_choice/tied.json", "token_choice/gradient.json"
-ERROR, SOFT = "token_choice/negative_nan.json", "soft_routing/values.json"
+ERROR, SOFT = "z_loss/negative_value.json", "soft_routing/values.json"
 ARRAYS = "soft_routing/values.safetensors"
 RUN = ("run", "--target", "moespec.backends.numpy", "--dtype", "f64", "--vectors")
 

@@ -262,9 +262,9 @@ def test_what_a_peer_cannot_be_told_is_not_implemented(measured):
 def test_a_peer_is_not_run_on_our_errors_nor_on_what_adapters_share():
     pytest.importorskip("torch")
     target = PeerTarget(PEERS["torch"].target, DTYPES["float64"])
-    wanted = ("softmax_affinity/negative_rank", "softmax_affinity/values", "softmax_token_choice/values")
+    wanted = ("softmax_affinity/negative_shape", "softmax_affinity/values", "softmax_token_choice/values")
     results = {result.id: result for result in run_cases(target, [BY_ID[id] for id in wanted], "eager")}
-    assert results["softmax_affinity/negative_rank"].first.message == ERRORS
+    assert results["softmax_affinity/negative_shape"].first.message == ERRORS
     assert results["softmax_affinity/values"].state == "pass"
     assert results["softmax_token_choice/values"].state == "not implemented"
     assert {outcome.state for outcome in results["softmax_token_choice/values"].outcomes} == {"not implemented"}

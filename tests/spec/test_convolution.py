@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from moespec import spec
-from moespec.spec.errors import ShapeError
 
 
 @pytest.mark.parametrize("stride", [1, 2, 3])
@@ -34,8 +33,3 @@ def test_patches_are_a_convolution_whose_squares_do_not_overlap():
         spec.patch_embed(x, W, b).reshape(2, 3, 4)[1:, 1:].reshape(-1, 4),
         rtol=1e-12,
     )
-
-
-def test_a_kernel_without_a_middle_is_an_error():
-    with pytest.raises(ShapeError, match=r"kernel.*odd.*2"):
-        spec.convolution(np.ones((4, 4, 1)), np.ones((2, 2, 1, 1)), np.ones(1))

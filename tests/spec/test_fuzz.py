@@ -1,42 +1,62 @@
 """Whatever a public function is given, it returns, or raises a `SpecError` that names an argument: no other exception.
 
-Each function has a valid call (`CALLS` of test_errors); its arguments are replaced by seeded draws of all that a user may
-pass by mistake: ragged, empty, of another dtype or rank, not finite, negative, huge, and what is no array at all.
+Each function has a valid call, that of a vector; its arguments are replaced by seeded draws of all that a user may pass by
+mistake: ragged, empty, of another dtype or rank, not finite, negative, huge, and what is no array at all.
 """
 
+import inspect
 import re
-import runpy
-from pathlib import Path
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
+from committed import CASES
 
 from moespec import spec
-from moespec.spec import ROUTERS, SpecError
+from moespec.conformance.engine import call
+from moespec.conformance.engine.derived import valid_calls
+from moespec.conformance.engine.format import Case
+from moespec.conformance.engine.reference import SPEC, Making
+from moespec.spec import ROUTERS, Routing, SpecError
 from moespec.spec.options import RouterOptions
-
-CALLS = runpy.run_path(str(Path(__file__).with_name("test_errors.py")))["CALLS"]
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of overflow: what is drawn is huge
 
 RAGGED = [[1.0, 2.0], [3.0]]
 ROUNDS = 200
 
-OTHERS = {
-    "hash_routing": (spec.hash_routing, {"ids": [2, 0, 1], "table": [0, 1, 1]}, {"experts": 2, "capacity": 2}),
-    "hash_table_of": (spec.hash_table_of, {"tables": [[0.0, 1.0], [1.0, 1.0]]}, {"hash": 1}),
-    "hash_table_dispersed": (spec.hash_table_dispersed, {"clusters": [1, 0, 1]}, {"experts": 2}),
-    "hash_table_clustered": (
-        spec.hash_table_clustered,
-        {"embeddings": np.eye(3), "centroids": np.eye(3)[:2]},
-        {"iterations": 2},
-    ),
-    "pair_ids": (spec.pair_ids, {"first": [0, 1], "second": [1, 0]}, {"vocabulary": 2}),
-    "mean": (spec.mean, {"x": [1.0, 2.0]}, {}),
-    "stop_gradient": (spec.stop_gradient, {"x": [1.0, 2.0]}, {}),
-    "previous_ids": (spec.previous_ids, {"ids": [0, 1]}, {}),
+
+def called(case: Case, **arguments: object) -> object:
+    """The last call of a case with these arrays, by the names of inputs, and options."""
+    stage = case.stages[-1]
+    options = {name: value for name, value in arguments.items() if name not in case.inputs}
+    stages = {each.name: each for each in (*case.stages[:-1], replace(stage, options=options))}
+    return call.result(SPEC, stages[stage.name], stages, case.inputs)(arguments)
+
+
+def arguments_of(case: Case) -> dict[str, object]:
+    """The arrays of the first group, and all options."""
+    stage = case.stages[-1]
+    parameters = inspect.signature(getattr(spec, stage.call)).parameters
+    options = {name: parameter.default for name, parameter in parameters.items() if name not in stage.arguments}
+    making = Making(case.inputs, {each.name: each for each in case.stages})
+    given = {name: value for name, value in options.items() if value is not inspect.Parameter.empty}
+    return {**making.groups(stage)[0], **given, **stage.options}
+
+
+def routed(name: str, dispatch: object, combine: object) -> object:
+    """A function of a routing alone as one of its tensors."""
+    return getattr(spec, name)(Routing(dispatch, combine))
+
+
+SLOTS = {"dispatch": np.ones((6, 3, 2)), "combine": np.ones((6, 3, 2))}
+OF_ROUTINGS = ("collapse_metrics", "cumulative_dispatch", "experts_per_token", "routing_metrics", "summed_dispatch")
+CALLS = {
+    path: (partial(called, case), arguments_of(case)) for path, case in valid_calls(CASES).items() if "." not in path
 }
-"""Calls of the functions that `CALLS` leaves out: of those that take integers, and of those that take anything."""
+CALLS |= {name: (partial(routed, name), SLOTS) for name in OF_ROUTINGS}
+CALLS |= {name: (getattr(spec, name), {"x": [1.0, 2.0]}) for name in ("mean", "stop_gradient")}
 
 
 def spoiled(random: np.random.Generator, value: object) -> object:
@@ -81,11 +101,12 @@ def try_once(function, arguments, random) -> str:
     return ""
 
 
-@pytest.mark.parametrize("name", [*CALLS, *OTHERS])
+@pytest.mark.parametrize("name", CALLS)
 def test_every_error_of_a_function_is_a_spec_error(name: str) -> None:
-    function, arrays, options = {**CALLS, **OTHERS}[name]
+    function, arguments = CALLS[name]
+    function(**arguments)
     random = np.random.default_rng([7, *name.encode()])
-    found = [try_once(function, {**arrays, **options}, random) for _ in range(ROUNDS)]
+    found = [try_once(function, arguments, random) for _ in range(ROUNDS)]
     assert [each for each in found if each] == []
 
 

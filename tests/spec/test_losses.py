@@ -82,11 +82,6 @@ def test_the_balance_loss_can_be_below_1(experts):
     assert min(balance_loss(less), balance_loss(more)) > expected
 
 
-def test_negative_scores_have_no_importance():
-    with pytest.raises(ContractError, match=r"^scores: expected numbers of at least 0, got -1"):
-        importance_loss([[1.0, -1.0], [1.0, -1.0]])
-
-
 def test_rows_of_different_lengths():
     for function in (importance_loss, z_loss):
         with pytest.raises(ShapeError, match="rows have different lengths"):

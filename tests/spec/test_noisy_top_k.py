@@ -9,9 +9,6 @@ from scipy.stats import norm
 from moespec import spec
 from moespec.spec import (
     ROUTERS,
-    ConfigError,
-    ContractError,
-    ShapeError,
     noisy_top_k_affinity,
     noisy_top_k_load_loss,
     noisy_top_k_logits,
@@ -168,20 +165,3 @@ def test_where_every_expert_is_chosen_the_load_is_that_of_all_tokens(experts):
     load = (gates > 0).sum(axis=0)
     assert output.losses["load"] == 0.1 * np.var(load) / np.mean(load) ** 2 == 0
     np.testing.assert_allclose(gates.sum(axis=1), 1)
-
-
-def test_errors():
-    with pytest.raises(ConfigError, match=r"choices: .*4 of 3"):
-        noisy_top_k_load_loss(LOGITS, SCALES, LOGITS, choices=4)
-    with pytest.raises(ConfigError, match=r"choices: .*4 of 3"):
-        noisy_top_k_affinity(LOGITS, choices=4)
-    with pytest.raises(ShapeError, match="noise_logits"):
-        noisy_top_k_logits(LOGITS, SCALES[:5], NOISE)
-    with pytest.raises(ShapeError, match=r"noise: "):
-        noisy_top_k_logits(LOGITS, SCALES, NOISE[:5])
-    with pytest.raises(ContractError, match="noisy_logits"):
-        noisy_top_k_affinity(np.full((2, 2), np.nan), choices=1)
-    with pytest.raises(ConfigError, match="choices"):
-        route(choices=4)
-    with pytest.raises(ShapeError, match=r"kernel: .*options\.experts"):
-        route(kernel=np.ones((3, 4)), noise_kernel=np.ones((3, 4)))

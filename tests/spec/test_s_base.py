@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from moespec import spec
-from moespec.spec import ROUTERS, ConfigError, sigmoid_affinity, slot_tokens
+from moespec.spec import ROUTERS, sigmoid_affinity, slot_tokens
 from moespec.spec.examples import LOGITS, NOISE
 
 
@@ -89,8 +89,3 @@ def test_the_sigmoid_neither_overflows_nor_loses_small_values():
     np.testing.assert_allclose(
         sigmoid_affinity([[-800.0, -40, 0, 40, 800]]), [[0, np.exp(-40.0), 0.5, 1, 1]], rtol=1e-15
     )
-
-
-def test_errors():
-    with pytest.raises(ConfigError, match=r"combine_with: .*'plan'"):
-        route(train=False, combine_with="plan")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from moespec import spec
-from moespec.spec import ROUTERS, ConfigError, DtypeError, ShapeError, slot_tokens
+from moespec.spec import ROUTERS, slot_tokens
 from moespec.spec.examples import LOGITS
 
 
@@ -109,16 +109,3 @@ def test_initial_thresholds_are_the_mean_gate():
     params = router.init(np.random.default_rng(0), router.options(width=3, experts=4, tokens=6))
     assert params["thresholds"].tolist() == [0.25] * 4
     assert params["kernel"].shape == (3, 4)
-
-
-def test_errors():
-    with pytest.raises(ShapeError, match=r"thresholds: .*2 entries, expected 3"):
-        spec.threshold_mask(np.ones((6, 3)), np.ones(2))
-    with pytest.raises(ConfigError, match="capacity: 7"):
-        spec.batchwise_mask(np.ones((6, 3)), capacity=7)
-    with pytest.raises(DtypeError, match="mask: expected booleans"):
-        spec.masked_gates(np.ones((6, 3)), np.ones((6, 3)))
-    with pytest.raises(ShapeError, match="mask: "):
-        spec.masked_gates(np.ones((6, 3)), np.ones((6, 2), bool))
-    with pytest.raises(ConfigError, match=r"capacity_factor: 4\.0 gives an expert 8 slots"):
-        ROUTERS["strictly_balanced"].options(width=3, experts=3, tokens=6, capacity_factor=4.0)

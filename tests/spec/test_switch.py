@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from moespec import spec
-from moespec.spec import ROUTERS, ConfigError, ShapeError, router_jitter, slot_tokens
+from moespec.spec import ROUTERS, router_jitter, slot_tokens
 from moespec.spec.examples import LOGITS
 
 UNIFORM = np.random.default_rng(0).uniform(-1, 1, size=(6, 3))
@@ -84,10 +84,3 @@ def test_defaults_noise_and_initial_values():
     assert kernel.dtype == np.float32
     assert kernel.std() == pytest.approx((0.1 / 64) ** 0.5, rel=0.03)
     assert np.abs(kernel).max() <= 2 / 0.8796 * (0.1 / 64) ** 0.5
-
-
-def test_errors():
-    with pytest.raises(ConfigError, match=r"jitter: .*-0\.5"):
-        route(UNIFORM, jitter=-0.5)
-    with pytest.raises(ShapeError, match=r"noise: .*\(5, 3\)"):
-        route(UNIFORM[:5])

@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 from moespec import spec
-from moespec.spec import ConfigError, ContractError, DtypeError, ShapeError
+from moespec.spec import ContractError
 
 PI = ((0x13198A2E, 0x03707344), (0x243F6A88, 0x85A308D3))
 ANSWERS = {
@@ -70,32 +70,6 @@ def test_normal_numbers():
     assert np.abs(spec.box_muller([[0.0, 0.3]])).max() == 0
 
 
-@pytest.mark.parametrize(
-    ("error", "argument", "call"),
-    [
-        (ShapeError, "key", lambda: spec.threefry([1, 2, 3], [1, 2])),
-        (ShapeError, "counter", lambda: spec.threefry([1, 2], [[1, 2, 3]])),
-        (DtypeError, "key", lambda: spec.threefry([1.0, 2.0], [1, 2])),
-        (DtypeError, "counter", lambda: spec.threefry([1, 2], [True, False])),
-        (ShapeError, "origin", lambda: spec.random_words([1, 2, 3], stream=0, rows=1, columns=1)),
-        (ConfigError, "stream", lambda: spec.random_words([1, 2, 3, 4], stream=-1, rows=1, columns=1)),
-        (ConfigError, "rows", lambda: spec.random_words([1, 2, 3, 4], stream=0, rows=0, columns=1)),
-        (ConfigError, "columns", lambda: spec.random_words([1, 2, 3, 4], stream=0, rows=1, columns=1.5)),
-        (DtypeError, "words", lambda: spec.unit_interval([0.5])),
-        (ContractError, "uniform", lambda: spec.box_muller([1.0, 0.5])),
-        (ContractError, "uniform", lambda: spec.box_muller([0.5, -0.25])),
-        (ContractError, "draws", lambda: spec.dropout([1.0], [1.0], rate=0.5)),
-        (ShapeError, "draws", lambda: spec.dropout([1.0, 2.0], [[0.5, 0.5]], rate=0.5)),
-        (ConfigError, "rate", lambda: spec.branch_rate(1.0, block=0, depth=2)),
-        (ConfigError, "block", lambda: spec.branch_rate(0.5, block=2, depth=2)),
-        (ConfigError, "depth", lambda: spec.branch_rate(0.5, block=0, depth=0)),
-    ],
-)
-def test_errors(error, argument, call):
-    with pytest.raises(error, match=f"^{argument}: "):
-        call()
-
-
 def test_every_dtype_keeps_the_same_entries():
     """A rate between two draws that float32 rounds to the lower one, which then would be kept."""
     rate = 0.7
@@ -110,3 +84,8 @@ def test_dropout_keeps_the_mean():
     kept = spec.dropout(np.ones_like(draws), draws, rate=0.3)
     assert kept.mean() == pytest.approx(1, abs=0.02)
     assert (kept == 0).mean() == pytest.approx(0.3, abs=0.01)
+
+
+def test_uniform_numbers_below_zero():
+    with pytest.raises(ContractError, match=r"^uniform: "):
+        spec.box_muller([0.5, -0.25])
