@@ -158,17 +158,13 @@ class OnMesh(SplitOverGroup):
 
         return step
 
-    def compile(self, function: Callable[..., Any], *, compiler: str = "inductor") -> Callable[..., Any]:
+    def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """`function(params, rows)`, compiled, for parameters of a state, and the rows of this process.
 
         What it returns is the same on all devices, as `over_devices` makes it.
         """
-        compiled: Callable[..., Any] = single.compile(self.mapped(function), compiler=compiler)
+        compiled: Callable[..., Any] = single.compile(self.mapped(function))
         return compiled
-
-    def quick_compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """`compile` without the wait for code."""
-        return self.compile(function, compiler="aot_eager")
 
     def mapped(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """What `compile` compiles: `function` of parameters that are whole but for those of blocks, which are gathered one

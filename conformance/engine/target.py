@@ -2,8 +2,8 @@
 
 A target has `from_numpy(tree, dtype)` and `to_numpy(tree)`; for gradients `value_and_grad`, `sum` and `cast`, and for
 the compiled mode `compile`. It may have `with_dtype(dtype)`, a context manager in which that dtype can be used,
-`quick_compile`, which traces a function as `compile` does but generates no code, `checks_values`, true if it promises
-to reject NaN and infinity, `not_offered`, patterns of the ids of cases that it does not compute, with reasons, and
+`quick_compile` and `trace`, which see less than `compile` and take less time, `checks_values`, true if it promises to
+reject NaN and infinity, `not_offered`, patterns of the ids of cases that it does not compute, with reasons, and
 `__moespec_version__`, the version of the specification that it claims to follow.
 
 A target cannot end a run, change a vector or decline a case while it runs: what it raises is an error of the case, its
@@ -12,8 +12,15 @@ arrays are copies that it must leave as they are, and what it does not offer is 
 Compilers are slow and the cases many and small, so in the compiled mode all stages of one algorithm in one dtype are
 compiled as ONE function, from the list of their values to the list of their results. Cases that differ in numbers alone
 are one part of it, which is called for each. When the function raises, each stage is compiled alone, so that the
-exception has the right address. Where a target has `quick_compile`, code is generated only for the cases with the flag
-`generated_code`, in float32: at least one for each router and the layer, and their gradients.
+exception has the right address. A target that has them compiles as much as a case is there to show:
+
+    compile         in float32 the cases with the flag `generated_code`: at least one for each router and the layer, and
+                    their gradients
+    quick_compile   the first case of every other call, and the first gradient: what can make a graph of the call
+    trace           all others, and errors: the graph on shapes alone, which decisions by values break, run on numbers
+
+The last two take what `value_and_grad` returns, as training does. One that has no `trace` has `quick_compile` in its
+place, and else `compile`.
 """
 
 import importlib
@@ -45,10 +52,13 @@ __all__ = [
     "contained",
     "execute",
     "failure",
-    "generates",
     "job_of",
     "unseen",
+    "ways",
 ]
+
+WAYS = {"code": (), "graph": ("quick_compile",), "trace": ("trace", "quick_compile")}
+"""How a job is compiled, with the names of a target that do so instead of `compile`."""
 
 Values = dict[str, Any]
 
@@ -173,11 +183,23 @@ class Target:
             self.module, stage, stages, known, more | ({"dtype": "bfloat16"} if self.mixes(stage) else {})
         )
 
-    def compile(self, function: Callable[..., Any], *, code: bool) -> Callable[..., Any]:
-        """The function compiled by the target, without `code` by its `quick_compile` if it has one."""
-        quick = not code and hasattr(self.module, "quick_compile")
-        compiled: Callable[..., Any] = (self.module.quick_compile if quick else self.module.compile)(unseen(function))
+    def compiler(self, way: str) -> str:
+        """The name of what compiles in one of the WAYS."""
+        return next((name for name in WAYS[way] if hasattr(self.module, name)), "compile")
+
+    def compile(self, function: Callable[..., Any], way: str) -> Callable[..., Any]:
+        """The function compiled by the target."""
+        compiled: Callable[..., Any] = getattr(self.module, self.compiler(way))(unseen(function))
         return compiled
+
+    def differentiated(self, function: Callable[..., Any], way: str | None) -> Callable[..., Any]:
+        """The `value_and_grad` of the function, compiled unless `way` is None."""
+        B: Any = self.array_operations()
+        if way and (name := self.compiler(way)) != "compile":
+            made: Callable[..., Any] = getattr(self.module, name)(B.value_and_grad(unseen(function)))
+        else:
+            made = B.value_and_grad(self.compile(function, way) if way else function)
+        return made
 
     @property
     def differentiates(self) -> bool:
@@ -261,11 +283,13 @@ class Job:
         inputs = sorted(name for name in self.values if name in self.case.inputs)
         return json.dumps([calls, arrays, inputs, sorted(self.stage.outputs)], sort_keys=True)
 
-    def bind(self, target: Target, mode: str = "eager") -> Callable[[Values], Values]:
-        """The stage as a function of its arrays, with everything static closed over."""
+    def bind(self, target: Target, way: str | None = None) -> Callable[[Values], Values]:
+        """The stage as a function of its arrays, with everything static closed over.
+
+        way: how its inner functions are compiled, if it is one that is not traced.
+        """
         stages = {stage.name: stage for stage in self.case.stages}
-        compiled = mode == "compiled" and not self.traced
-        compile_ = partial(target.compile, code=generates(target, self.case)) if compiled else None
+        compile_ = partial(target.compile, way=way) if way and not self.traced else None
         result, wanted = target.result(self.stage, stages, self.values, compile_), tuple(self.stage.outputs)
 
         def run(values: Values) -> Values:
@@ -295,22 +319,37 @@ def job_of(case: Case, name: str) -> Job:
 
 
 def execute(target: Target, jobs: Sequence[Job], mode: str) -> list[Values | Exception]:
-    """The finished results of each job, or the exception it raised."""
+    """The finished results of each job of one algorithm, or the exception it raised."""
     found: dict[int, Values | Exception] = {}
-    for code in (True, False):
-        together = [job for job in jobs if mode == "compiled" and job.traced and generates(target, job.case) == code]
+    how = ways(target, jobs, mode)
+    groups: dict[str, list[Job]] = {}
+    for job, way in zip(jobs, how, strict=True):
+        if way and job.traced:
+            groups.setdefault(target.compiler(way), []).append(job)
+    for together in groups.values():
         if len(together) > 1:
             with suppress(Exception), contained():
-                found |= _compiled(target, together, code)
-    return [found[id(job)] if id(job) in found else _alone(target, job, mode) for job in jobs]
+                found |= _compiled(target, together, how[jobs.index(together[0])])
+    return [
+        found[id(job)] if id(job) in found else _alone(target, job, way) for job, way in zip(jobs, how, strict=True)
+    ]
 
 
-def generates(target: Target, case: Case) -> bool:
-    """Whether code is generated for a case, and not only a graph."""
-    return target.dtype.name == "float32" and "generated_code" in case.flags
+def ways(target: Target, jobs: Sequence[Job], mode: str) -> list[str | None]:
+    """Which of the WAYS each job of one algorithm is compiled in, None op by op; see the module's docstring."""
+    if mode != "compiled":
+        return [None] * len(jobs)
+    code = [target.dtype.name == "float32" and "generated_code" in job.case.flags for job in jobs]
+    seen = {job.stage.call for job, generates in zip(jobs, code, strict=True) if generates}
+    found: list[str | None] = []
+    for job, generates in zip(jobs, code, strict=True):
+        first = job.stage.call not in seen and job.case.expect is None
+        found.append("code" if generates else "graph" if first else "trace")
+        seen |= {job.stage.call} if first else set()
+    return found
 
 
-def _compiled(target: Target, jobs: Sequence[Job], code: bool) -> dict[int, Values | Exception]:
+def _compiled(target: Target, jobs: Sequence[Job], way: str) -> dict[int, Values | Exception]:
     """Jobs that differ in numbers alone are one part of the function, which is called until each had its turn."""
     alike: dict[str, list[Job]] = {}
     for job in jobs:
@@ -320,7 +359,7 @@ def _compiled(target: Target, jobs: Sequence[Job], code: bool) -> dict[int, Valu
     def together(values: list[Values]) -> list[Values]:
         return [function(own) for function, own in zip(functions, values, strict=True)]
 
-    compiled, found = target.compile(together, code=code), {}
+    compiled, found = target.compile(together, way), {}
     for turn in range(max(map(len, alike.values()))):
         chosen = [group[min(turn, len(group) - 1)] for group in alike.values()]
         arrays = [job.arrays(target) for job in chosen]
@@ -332,12 +371,12 @@ def _compiled(target: Target, jobs: Sequence[Job], code: bool) -> dict[int, Valu
     return found
 
 
-def _alone(target: Target, job: Job, mode: str) -> Values | Exception:
+def _alone(target: Target, job: Job, way: str | None) -> Values | Exception:
     try:
         with contained():
-            function = job.bind(target, mode)
-            if mode == "compiled" and job.traced:
-                function = target.compile(function, code=generates(target, job.case))
+            function = job.bind(target, way)
+            if way and job.traced:
+                function = target.compile(function, way)
             arrays = job.arrays(target)
             before = target.copies(arrays)
             found = _finished(target, job, function(arrays))
