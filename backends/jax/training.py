@@ -54,7 +54,7 @@ def quick_compile(function: Callable[..., Any]) -> Callable[..., Any]:
 
     def call(*args: Any) -> Any:
         nested = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(args))
-        return (function if nested else compiled)(*args)
+        return function(*args) if nested else compiled(*args)
 
     return call
 

@@ -158,12 +158,12 @@ class OnMesh(SplitOverGroup):
 
         return step
 
-    def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def compile(self, function: Callable[..., Any], *, compiler: str = "inductor") -> Callable[..., Any]:
         """`function(params, rows)`, compiled, for parameters of a state, and the rows of this process.
 
         What it returns is the same on all devices, as `over_devices` makes it.
         """
-        compiled: Callable[..., Any] = single.compile(self.mapped(function))
+        compiled: Callable[..., Any] = single.compile(self.mapped(function), compiler=compiler)
         return compiled
 
     def mapped(self, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -49,16 +49,13 @@ __all__ = [
     "Values",
     "check_unchanged",
     "claimed",
+    "compilers",
     "contained",
     "execute",
     "failure",
     "job_of",
     "unseen",
-    "ways",
 ]
-
-WAYS = {"code": (), "graph": ("quick_compile",), "trace": ("trace", "quick_compile")}
-"""How a job is compiled, with the names of a target that do so instead of `compile`."""
 
 Values = dict[str, Any]
 
@@ -183,22 +180,18 @@ class Target:
             self.module, stage, stages, known, more | ({"dtype": "bfloat16"} if self.mixes(stage) else {})
         )
 
-    def compiler(self, way: str) -> str:
-        """The name of what compiles in one of the WAYS."""
-        return next((name for name in WAYS[way] if hasattr(self.module, name)), "compile")
-
-    def compile(self, function: Callable[..., Any], way: str) -> Callable[..., Any]:
-        """The function compiled by the target."""
-        compiled: Callable[..., Any] = getattr(self.module, self.compiler(way))(unseen(function))
+    def compile(self, function: Callable[..., Any], compiler: str) -> Callable[..., Any]:
+        """The function compiled by what the target has of this name."""
+        compiled: Callable[..., Any] = getattr(self.module, compiler)(unseen(function))
         return compiled
 
-    def differentiated(self, function: Callable[..., Any], way: str | None) -> Callable[..., Any]:
-        """The `value_and_grad` of the function, compiled unless `way` is None."""
+    def differentiated(self, function: Callable[..., Any], compiler: str | None) -> Callable[..., Any]:
+        """The `value_and_grad` of the function, compiled by what the target has of a name."""
         B: Any = self.array_operations()
-        if way and (name := self.compiler(way)) != "compile":
-            made: Callable[..., Any] = getattr(self.module, name)(B.value_and_grad(unseen(function)))
+        if compiler in (None, "compile"):
+            made: Callable[..., Any] = B.value_and_grad(self.compile(function, compiler) if compiler else function)
         else:
-            made = B.value_and_grad(self.compile(function, way) if way else function)
+            made = getattr(self.module, compiler)(B.value_and_grad(unseen(function)))
         return made
 
     @property
@@ -283,13 +276,13 @@ class Job:
         inputs = sorted(name for name in self.values if name in self.case.inputs)
         return json.dumps([calls, arrays, inputs, sorted(self.stage.outputs)], sort_keys=True)
 
-    def bind(self, target: Target, way: str | None = None) -> Callable[[Values], Values]:
+    def bind(self, target: Target, compiler: str | None = None) -> Callable[[Values], Values]:
         """The stage as a function of its arrays, with everything static closed over.
 
-        way: how its inner functions are compiled, if it is one that is not traced.
+        compiler: of its inner functions, if it is one that is not traced.
         """
         stages = {stage.name: stage for stage in self.case.stages}
-        compile_ = partial(target.compile, way=way) if way and not self.traced else None
+        compile_ = partial(target.compile, compiler=compiler) if compiler and not self.traced else None
         result, wanted = target.result(self.stage, stages, self.values, compile_), tuple(self.stage.outputs)
 
         def run(values: Values) -> Values:
@@ -321,35 +314,33 @@ def job_of(case: Case, name: str) -> Job:
 def execute(target: Target, jobs: Sequence[Job], mode: str) -> list[Values | Exception]:
     """The finished results of each job of one algorithm, or the exception it raised."""
     found: dict[int, Values | Exception] = {}
-    how = ways(target, jobs, mode)
-    groups: dict[str, list[Job]] = {}
-    for job, way in zip(jobs, how, strict=True):
-        if way and job.traced:
-            groups.setdefault(target.compiler(way), []).append(job)
-    for together in groups.values():
+    by = compilers(target, jobs, mode)
+    for compiler in filter(None, dict.fromkeys(by)):
+        together = [job for job, its in zip(jobs, by, strict=True) if its == compiler and job.traced]
         if len(together) > 1:
             with suppress(Exception), contained():
-                found |= _compiled(target, together, how[jobs.index(together[0])])
+                found |= _compiled(target, together, compiler)
+    return [found[id(job)] if id(job) in found else _alone(target, job, its) for job, its in zip(jobs, by, strict=True)]
+
+
+def compilers(target: Target, jobs: Sequence[Job], mode: str) -> list[str | None]:
+    """By what each job of one algorithm is compiled, None for op by op; see the module's docstring."""
+    if mode != "compiled":
+        return [None] * len(jobs)
+    quick, trace = (
+        next((name for name in names if hasattr(target.module, name)), "compile")
+        for names in (("quick_compile",), ("trace", "quick_compile"))
+    )
+    generated = [target.dtype.name == "float32" and "generated_code" in job.case.flags for job in jobs]
+    first = {job.stage.call: job for job in reversed(jobs) if job.case.expect is None}
+    first |= {job.stage.call: job for job, code in zip(jobs, generated, strict=True) if code}
     return [
-        found[id(job)] if id(job) in found else _alone(target, job, way) for job, way in zip(jobs, how, strict=True)
+        "compile" if code else quick if first.get(job.stage.call) is job else trace
+        for job, code in zip(jobs, generated, strict=True)
     ]
 
 
-def ways(target: Target, jobs: Sequence[Job], mode: str) -> list[str | None]:
-    """Which of the WAYS each job of one algorithm is compiled in, None op by op; see the module's docstring."""
-    if mode != "compiled":
-        return [None] * len(jobs)
-    code = [target.dtype.name == "float32" and "generated_code" in job.case.flags for job in jobs]
-    seen = {job.stage.call for job, generates in zip(jobs, code, strict=True) if generates}
-    found: list[str | None] = []
-    for job, generates in zip(jobs, code, strict=True):
-        first = job.stage.call not in seen and job.case.expect is None
-        found.append("code" if generates else "graph" if first else "trace")
-        seen |= {job.stage.call} if first else set()
-    return found
-
-
-def _compiled(target: Target, jobs: Sequence[Job], way: str) -> dict[int, Values | Exception]:
+def _compiled(target: Target, jobs: Sequence[Job], compiler: str) -> dict[int, Values | Exception]:
     """Jobs that differ in numbers alone are one part of the function, which is called until each had its turn."""
     alike: dict[str, list[Job]] = {}
     for job in jobs:
@@ -359,7 +350,7 @@ def _compiled(target: Target, jobs: Sequence[Job], way: str) -> dict[int, Values
     def together(values: list[Values]) -> list[Values]:
         return [function(own) for function, own in zip(functions, values, strict=True)]
 
-    compiled, found = target.compile(together, way), {}
+    compiled, found = target.compile(together, compiler), {}
     for turn in range(max(map(len, alike.values()))):
         chosen = [group[min(turn, len(group) - 1)] for group in alike.values()]
         arrays = [job.arrays(target) for job in chosen]
@@ -371,12 +362,12 @@ def _compiled(target: Target, jobs: Sequence[Job], way: str) -> dict[int, Values
     return found
 
 
-def _alone(target: Target, job: Job, way: str | None) -> Values | Exception:
+def _alone(target: Target, job: Job, compiler: str | None) -> Values | Exception:
     try:
         with contained():
-            function = job.bind(target, way)
-            if way and job.traced:
-                function = target.compile(function, way)
+            function = job.bind(target, compiler)
+            if compiler and job.traced:
+                function = target.compile(function, compiler)
             arrays = job.arrays(target)
             before = target.copies(arrays)
             found = _finished(target, job, function(arrays))
