@@ -188,7 +188,7 @@ class Target:
     def differentiated(self, function: Callable[..., Any], compiler: str | None) -> Callable[..., Any]:
         """The `value_and_grad` of the function, compiled by what the target has of a name."""
         B: Any = self.array_operations()
-        if compiler in (None, "compile"):
+        if not compiler or compiler == "compile":
             made: Callable[..., Any] = B.value_and_grad(self.compile(function, compiler) if compiler else function)
         else:
             made = getattr(self.module, compiler)(B.value_and_grad(unseen(function)))
