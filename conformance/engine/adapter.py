@@ -172,7 +172,7 @@ class Adapter(Target):
         """`value_and_grad`, `sum` and `cast` on the adapter's arrays."""
         return self.module.framework
 
-    def compile(self, function: Callable[..., Any], *, code: bool) -> Callable[..., Any]:
+    def compile(self, function: Callable[..., Any], compiler: str) -> Callable[..., Any]:
         """The function compiled by the adapter, or by the framework of its arrays. Raises NotOfferedError without both."""
         if self.module.compiler is None and self.module.framework is None:
             raise NotOfferedError(

@@ -13,9 +13,9 @@ from moespec.conformance.engine.target import (
     Target,
     Values,
     check_unchanged,
+    compilers,
     contained,
     failure,
-    generates,
     job_of,
 )
 
@@ -66,30 +66,31 @@ def gradients(target: Target, cases: Sequence[Case], mode: str) -> list[Values |
     """The gradients of each case by name, or the exception. In the compiled mode all are one function."""
     wanted = [Gradient(job_of(case, case.expected_gradients.stage)) for case in cases]
     found: dict[str, Values | Exception] = {}
-    for code in (True, False):
-        together = [gradient for gradient in wanted if generates(target, gradient.job.case) == code]
-        if mode == "compiled" and len(together) > 1 and not target.differentiates:
+    by = compilers(target, [gradient.job for gradient in wanted], mode)
+    for compiler in filter(None, dict.fromkeys(by)):
+        together = [gradient for gradient, its in zip(wanted, by, strict=True) if its == compiler]
+        if len(together) > 1 and not target.differentiates:
             with suppress(Exception), contained():
-                found |= _differentiate(target, together, mode, code)
-    for gradient in wanted:
+                found |= _differentiate(target, together, compiler)
+    for gradient, compiler in zip(wanted, by, strict=True):
         case = gradient.job.case
         if case.id not in found:
             try:
                 with contained():
                     if target.differentiates:
-                        found[case.id] = _derived(target, gradient, mode)
+                        found[case.id] = _derived(target, gradient, compiler)
                     else:
-                        found |= _differentiate(target, [gradient], mode, generates(target, case))
+                        found |= _differentiate(target, [gradient], compiler)
             except Exception as error:
                 found[case.id] = failure(target, error)
     return [found[case.id] for case in cases]
 
 
-def _derived(target: Target, gradient: Gradient, mode: str) -> Values:
+def _derived(target: Target, gradient: Gradient, compiler: str | None) -> Values:
     """The gradient by the target's own derivative of the layer."""
     function = target.derivative(gradient.job)
-    if mode == "compiled":
-        function = target.compile(function, code=generates(target, gradient.job.case))
+    if compiler:
+        function = target.compile(function, compiler)
     arrays = gradient.job.arrays(target)
     cotangent = target.arrays({"probe": gradient.wanted.probe})["probe"]
     before = target.copies(arrays)
@@ -100,16 +101,15 @@ def _derived(target: Target, gradient: Gradient, mode: str) -> Values:
     return {name: np.asarray(array) for name, array in on_numpy.items()}
 
 
-def _differentiate(target: Target, wanted: Sequence[Gradient], mode: str, code: bool) -> dict[str, Values | Exception]:
+def _differentiate(target: Target, wanted: Sequence[Gradient], compiler: str | None) -> dict[str, Values | Exception]:
     losses = [gradient.bind(target) for gradient in wanted]
 
     def total(params: dict[str, Values], rest: dict[str, Values]) -> tuple[Any, dict[str, Any]]:
         return sum(loss(params[str(i)], rest[str(i)]) for i, loss in enumerate(losses)), {}
 
-    function: Callable[..., Any] = target.compile(total, code=code) if mode == "compiled" else total
     params = {str(i): gradient.params(target) for i, gradient in enumerate(wanted)}
     rest = {str(i): gradient.rest(target) for i, gradient in enumerate(wanted)}
-    _, found = target.array_operations().value_and_grad(function)(params, rest)
+    _, found = target.differentiated(total, compiler)(params, rest)
     on_numpy = {key: target.module.to_numpy(part) for key, part in found.items()}
     for own in on_numpy.values():
         target.check_dtypes(own)

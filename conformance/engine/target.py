@@ -2,8 +2,8 @@
 
 A target has `from_numpy(tree, dtype)` and `to_numpy(tree)`; for gradients `value_and_grad`, `sum` and `cast`, and for
 the compiled mode `compile`. It may have `with_dtype(dtype)`, a context manager in which that dtype can be used,
-`quick_compile`, which traces a function as `compile` does but generates no code, `checks_values`, true if it promises
-to reject NaN and infinity, `not_offered`, patterns of the ids of cases that it does not compute, with reasons, and
+`quick_compile` and `trace`, which see less than `compile` and take less time, `checks_values`, true if it promises to
+reject NaN and infinity, `not_offered`, patterns of the ids of cases that it does not compute, with reasons, and
 `__moespec_version__`, the version of the specification that it claims to follow.
 
 A target cannot end a run, change a vector or decline a case while it runs: what it raises is an error of the case, its
@@ -12,8 +12,15 @@ arrays are copies that it must leave as they are, and what it does not offer is 
 Compilers are slow and the cases many and small, so in the compiled mode all stages of one algorithm in one dtype are
 compiled as ONE function, from the list of their values to the list of their results. Cases that differ in numbers alone
 are one part of it, which is called for each. When the function raises, each stage is compiled alone, so that the
-exception has the right address. Where a target has `quick_compile`, code is generated only for the cases with the flag
-`generated_code`, in float32: at least one for each router and the layer, and their gradients.
+exception has the right address. A target that has them compiles as much as a case is there to show:
+
+    compile         in float32 the cases with the flag `generated_code`: at least one for each router and the layer, and
+                    their gradients
+    quick_compile   the first case of every other call, and the first gradient: what can make a graph of the call
+    trace           all others, and errors: the graph on shapes alone, which decisions by values break, run on numbers
+
+The last two take what `value_and_grad` returns, as training does. One that has no `trace` has `quick_compile` in its
+place, and else `compile`.
 """
 
 import importlib
@@ -42,10 +49,10 @@ __all__ = [
     "Values",
     "check_unchanged",
     "claimed",
+    "compilers",
     "contained",
     "execute",
     "failure",
-    "generates",
     "job_of",
     "unseen",
 ]
@@ -173,11 +180,19 @@ class Target:
             self.module, stage, stages, known, more | ({"dtype": "bfloat16"} if self.mixes(stage) else {})
         )
 
-    def compile(self, function: Callable[..., Any], *, code: bool) -> Callable[..., Any]:
-        """The function compiled by the target, without `code` by its `quick_compile` if it has one."""
-        quick = not code and hasattr(self.module, "quick_compile")
-        compiled: Callable[..., Any] = (self.module.quick_compile if quick else self.module.compile)(unseen(function))
+    def compile(self, function: Callable[..., Any], compiler: str) -> Callable[..., Any]:
+        """The function compiled by what the target has of this name."""
+        compiled: Callable[..., Any] = getattr(self.module, compiler)(unseen(function))
         return compiled
+
+    def differentiated(self, function: Callable[..., Any], compiler: str | None) -> Callable[..., Any]:
+        """The `value_and_grad` of the function, compiled by what the target has of a name."""
+        B: Any = self.array_operations()
+        if not compiler or compiler == "compile":
+            made: Callable[..., Any] = B.value_and_grad(self.compile(function, compiler) if compiler else function)
+        else:
+            made = getattr(self.module, compiler)(B.value_and_grad(unseen(function)))
+        return made
 
     @property
     def differentiates(self) -> bool:
@@ -261,11 +276,13 @@ class Job:
         inputs = sorted(name for name in self.values if name in self.case.inputs)
         return json.dumps([calls, arrays, inputs, sorted(self.stage.outputs)], sort_keys=True)
 
-    def bind(self, target: Target, mode: str = "eager") -> Callable[[Values], Values]:
-        """The stage as a function of its arrays, with everything static closed over."""
+    def bind(self, target: Target, compiler: str | None = None) -> Callable[[Values], Values]:
+        """The stage as a function of its arrays, with everything static closed over.
+
+        compiler: of its inner functions, if it is one that is not traced.
+        """
         stages = {stage.name: stage for stage in self.case.stages}
-        compiled = mode == "compiled" and not self.traced
-        compile_ = partial(target.compile, code=generates(target, self.case)) if compiled else None
+        compile_ = partial(target.compile, compiler=compiler) if compiler and not self.traced else None
         result, wanted = target.result(self.stage, stages, self.values, compile_), tuple(self.stage.outputs)
 
         def run(values: Values) -> Values:
@@ -295,22 +312,35 @@ def job_of(case: Case, name: str) -> Job:
 
 
 def execute(target: Target, jobs: Sequence[Job], mode: str) -> list[Values | Exception]:
-    """The finished results of each job, or the exception it raised."""
+    """The finished results of each job of one algorithm, or the exception it raised."""
     found: dict[int, Values | Exception] = {}
-    for code in (True, False):
-        together = [job for job in jobs if mode == "compiled" and job.traced and generates(target, job.case) == code]
+    by = compilers(target, jobs, mode)
+    for compiler in filter(None, dict.fromkeys(by)):
+        together = [job for job, its in zip(jobs, by, strict=True) if its == compiler and job.traced]
         if len(together) > 1:
             with suppress(Exception), contained():
-                found |= _compiled(target, together, code)
-    return [found[id(job)] if id(job) in found else _alone(target, job, mode) for job in jobs]
+                found |= _compiled(target, together, compiler)
+    return [found[id(job)] if id(job) in found else _alone(target, job, its) for job, its in zip(jobs, by, strict=True)]
 
 
-def generates(target: Target, case: Case) -> bool:
-    """Whether code is generated for a case, and not only a graph."""
-    return target.dtype.name == "float32" and "generated_code" in case.flags
+def compilers(target: Target, jobs: Sequence[Job], mode: str) -> list[str | None]:
+    """By what each job of one algorithm is compiled, None for op by op; see the module's docstring."""
+    if mode != "compiled":
+        return [None] * len(jobs)
+    quick, trace = (
+        next((name for name in names if hasattr(target.module, name)), "compile")
+        for names in (("quick_compile",), ("trace", "quick_compile"))
+    )
+    generated = [target.dtype.name == "float32" and "generated_code" in job.case.flags for job in jobs]
+    first = {job.stage.call: job for job in reversed(jobs) if job.case.expect is None}
+    first |= {job.stage.call: job for job, code in zip(jobs, generated, strict=True) if code}
+    return [
+        "compile" if code else quick if first.get(job.stage.call) is job else trace
+        for job, code in zip(jobs, generated, strict=True)
+    ]
 
 
-def _compiled(target: Target, jobs: Sequence[Job], code: bool) -> dict[int, Values | Exception]:
+def _compiled(target: Target, jobs: Sequence[Job], compiler: str) -> dict[int, Values | Exception]:
     """Jobs that differ in numbers alone are one part of the function, which is called until each had its turn."""
     alike: dict[str, list[Job]] = {}
     for job in jobs:
@@ -320,7 +350,7 @@ def _compiled(target: Target, jobs: Sequence[Job], code: bool) -> dict[int, Valu
     def together(values: list[Values]) -> list[Values]:
         return [function(own) for function, own in zip(functions, values, strict=True)]
 
-    compiled, found = target.compile(together, code=code), {}
+    compiled, found = target.compile(together, compiler), {}
     for turn in range(max(map(len, alike.values()))):
         chosen = [group[min(turn, len(group) - 1)] for group in alike.values()]
         arrays = [job.arrays(target) for job in chosen]
@@ -332,12 +362,12 @@ def _compiled(target: Target, jobs: Sequence[Job], code: bool) -> dict[int, Valu
     return found
 
 
-def _alone(target: Target, job: Job, mode: str) -> Values | Exception:
+def _alone(target: Target, job: Job, compiler: str | None) -> Values | Exception:
     try:
         with contained():
-            function = job.bind(target, mode)
-            if mode == "compiled" and job.traced:
-                function = target.compile(function, code=generates(target, job.case))
+            function = job.bind(target, compiler)
+            if compiler and job.traced:
+                function = target.compile(function, compiler)
             arrays = job.arrays(target)
             before = target.copies(arrays)
             found = _finished(target, job, function(arrays))

@@ -19,7 +19,7 @@ def B(request):
 
 def ways(B, function):
     """The function op by op and compiled; without torch's wait for code."""
-    return [function, getattr(B, "quick_compile", B.compile)(function)]
+    return [function, B.quick_compile(function)]
 
 
 @pytest.mark.parametrize("origin", ORIGINS, ids=["low", "high"])

@@ -99,27 +99,6 @@ def test_every_function_traces_without_a_break():
         assert_same(gradients(traced, x, kernel), gradients(everything, x, kernel))
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("softmax_token_choice", {"choices": 2, "batch_priority": "max", "balance_weight": 0.1}),
-        ("sinkhorn_expert_choice", {"combine_with": "plan", "sinkhorn_iterations": 3}),
-        ("soft_moe", {}),
-    ],
-)
-def test_routers_trace_without_a_break(name, options):
-    config = B.ROUTERS[name].options(width=WIDTH, experts=EXPERTS, tokens=12, **options)
-    params = B.from_numpy(B.ROUTERS[name].init(np.random.default_rng(0), config), "float64")
-
-    def function(x):
-        output = B.ROUTERS[name].route(params, x, config, noise=x[:, :, :EXPERTS], train=True)
-        return {"y": layer(x, output.routing, MLP), **output.losses, **output.metrics}
-
-    x = draw(2, 12, WIDTH)
-    traced = torch.compile(function, fullgraph=True, backend="aot_eager")
-    assert_same(gradients(traced, x), gradients(function, x))
-
-
 def test_compiled_numbers_on_a_second_shape():
     """What the compiler generates for symbolic sizes: gathers, sums and scatters together have been miscompiled."""
 
@@ -166,9 +145,8 @@ def test_static_faults_raise_while_tracing():
         plain(scores, choices=9, capacity=2)
 
 
-def test_compiled_gradients(monkeypatch):
-    """`compile(value_and_grad(f))` is `value_and_grad(compile(f))`: the loss and its backward pass are compiled."""
-    monkeypatch.setattr(torch, "compile", lambda fn, **options: compile_quickly(fn, **options))
+def test_compiled_gradients():
+    """`compile(value_and_grad(f))` is `value_and_grad(compile(f))`: the loss and its backward pass are compiled. And so by `trace`."""
 
     def loss(params, x):
         scores = B.softmax_affinity(B.router_logits(x, params["router"]["kernel"]))
@@ -180,7 +158,10 @@ def test_compiled_gradients(monkeypatch):
     assert not value.requires_grad
     assert not aux["y"].requires_grad
     assert gradient["unused"].eq(0).all()
-    for evaluate in (B.compile(B.value_and_grad(loss)), B.value_and_grad(B.compile(loss))):
+    for evaluate in (
+        *(compile(B.value_and_grad(loss)) for compile in (B.quick_compile, B.trace)),
+        *(B.value_and_grad(compile(loss)) for compile in (B.quick_compile, B.trace)),
+    ):
         (got, _), compiled_gradient = evaluate(params, x)
         torch.testing.assert_close(got, value)
         assert list(compiled_gradient) == list(params)
@@ -189,9 +170,37 @@ def test_compiled_gradients(monkeypatch):
         torch.testing.assert_close(compiled_gradient["router"]["kernel"], gradient["router"]["kernel"])
 
 
-TORCH_COMPILE = torch.compile
+class Decided(torch.autograd.Function):
+    """A product whose derivative asks for a number."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, slope):
+        return 2 * slope if slope.sum() > 0 else -2 * slope
 
 
-def compile_quickly(fn, **options):
-    """`torch.compile` as the backend calls it, but without generating code."""
-    return TORCH_COMPILE(fn, **{**options, "backend": "aot_eager"})
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x * x.sum().item(),
+        lambda x: x if x.sum() > 0 else -x,
+        lambda x: x[x > 0],
+        lambda x: x[: int(x.sum())],
+        B.value_and_grad(lambda x: (Decided.apply(x["x"]).sum(), {})),
+    ],
+    ids=["item", "if", "mask", "size", "backward"],
+)
+def test_what_asks_for_numbers_is_not_traced(function):
+    x = draw(3)
+    with pytest.raises(RuntimeError, match=r"_local_scalar_dense|aten\.(nonzero|index|_local)"):
+        B.trace(function)({"x": x} if hasattr(function, "_loss") else x)
+
+
+def test_a_trace_is_of_one_shape():
+    """And of what is written for compilers."""
+    traced = B.trace(lambda x: x / len(x) if torch.compiler.is_compiling() else None)
+    for size in (2, 3, 2):
+        assert torch.equal(traced(torch.ones(size)), torch.ones(size) / size)

@@ -1,5 +1,7 @@
 """The compiled mode: cases that differ in numbers alone share a program, and each is still checked on its own numbers."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from committed import BY_ID, CASES, replaced
@@ -58,3 +60,25 @@ def test_another_shape_or_option_is_another_program(case, other):
     first, second = (job_of(BY_ID[id], BY_ID[id].stages[-1].name) for id in (case, other))
     assert first.program == job_of(first.case, first.stage.name).program
     assert first.program != second.program
+
+
+@pytest.mark.parametrize(
+    ("fault", "seen"),
+    [
+        (lambda torch, scores: torch._dynamo.graph_break() or scores, {"equal", "gradient"}),
+        (lambda torch, scores: scores + 0 * scores.sum().item(), {"large", "gradient"}),
+        (lambda torch, scores: scores * (1 + torch.compiler.is_compiling()), {"equal", "large", "gradient"}),
+    ],
+    ids=["graph", "number", "compiled"],
+)
+def test_faults_of_compiled_code_are_seen(fault, seen):
+    """What only Dynamo meets by the first case with values and the first gradient, all else by every case."""
+    torch, B = (pytest.importorskip(name) for name in ("torch", "moespec.backends.torch"))
+
+    def softmax_affinity(logits):
+        return fault(torch, B.softmax_affinity(logits))
+
+    cases = [BY_ID[f"softmax_affinity/{name}"] for name in ("equal", "large", "gradient")]
+    module = SimpleNamespace(**{**vars(B), "softmax_affinity": softmax_affinity})
+    found = run_cases(Target("changed", DTYPES["float32"], module), cases, "compiled")
+    assert {result.id.partition("/")[2] for result in found if result.state in ("fail", "error")} == seen

@@ -84,7 +84,7 @@ def logits(B: Any, config: Config, images: Any, random: Any, *, compiled: bool =
         noise = gating_noise(B, module.moe_noise(config, images.shape[0]), random, images) if train else None
         return module.forward(B, config, params, images, noise=noise, random=random, train=train).logits
 
-    run = getattr(B, "quick_compile", B.compile)(forward) if compiled else forward
+    run = B.quick_compile(forward) if compiled else forward
     return B.to_numpy(run(*(B.from_numpy(each) for each in (params, images, random))))
 
 
