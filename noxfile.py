@@ -73,17 +73,22 @@ QUICK = {**CACHE, "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_cpu_use
 # Meshes are of parts of the CPU, also where there is a GPU.
 MESH = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
 MESHES = "mesh data 2 x expert 2,mesh fsdp 2 x expert 2,mesh expert 3"
-# Mode, dtypes, and the environment of each run (see docs/conformance.md). What users run is compiled in full in float32.
-Run = tuple[str, str, dict[str, str]]
+# Mode, dtypes, environment and options of each run (see docs/conformance.md). What users run is compiled in full in float32.
+# The options hold for a run without arguments; `nox -s full` runs all cases in all dtypes, and meshes.
+Run = tuple[str, str, dict[str, str], tuple[str, ...]]
 RUNS: dict[str, tuple[Run, ...]] = {
-    "numpy": (("eager", "f64,f32,bf16", {}),),
+    "numpy": (("eager", "f64,f32,bf16", {}, ()),),
     "jax": (
-        ("eager", "f32", QUICK),
-        ("compiled", "f32", CACHE),
-        ("compiled", "f64,bf16", QUICK),
-        ("mesh", "f64", {**QUICK, **MESH}),
+        ("eager", "f32", QUICK, ("--class", "errors")),
+        ("compiled", "f32", CACHE, ()),
+        ("compiled", "f64,bf16", QUICK, ("--class", "values,ties,overflow")),
+        ("mesh", "f64", {**QUICK, **MESH}, ()),
     ),
-    "torch": (("eager", "f64,f32,bf16", {}), ("compiled", "f32", INDUCTOR), ("mesh", "f64", MESH)),
+    "torch": (
+        ("eager", "f64,f32,bf16", {}, ()),
+        ("compiled", "f32", INDUCTOR, ()),
+        ("mesh", "f64", MESH, ()),
+    ),
 }
 
 
@@ -92,11 +97,11 @@ RUNS: dict[str, tuple[Run, ...]] = {
 def conformance(session: nox.Session, backend: str) -> None:
     """Check every backend against the golden vectors, each in an environment without the other framework.
 
-    As called, compiled, and on meshes of devices; `-- --dtype f64,f32,bf16` runs every dtype in all, `-- --mode compiled
-    --dtype f32 --algorithm soft_moe` only that.
+    As called and compiled; `-- --mode mesh` on meshes of devices, `-- --dtype f64,f32,bf16` all cases in every dtype,
+    `-- --mode compiled --dtype f32 --algorithm soft_moe` only that.
     """
     _install(session, _extra(backend))
-    modes, chosen = _option(session, "mode", "eager,compiled,mesh").split(","), _option(session, "dtype", "")
+    modes, chosen = _option(session, "mode", "eager,compiled").split(","), _option(session, "dtype", "")
     if not set(modes) <= {"eager", "compiled", "mesh"}:
         session.error(f"--mode {','.join(modes)}: expected some of eager, compiled, mesh")
     runs = [run for run in RUNS[backend] if run[0] in modes]
@@ -106,22 +111,22 @@ def conformance(session: nox.Session, backend: str) -> None:
 
 
 def _in(dtypes: str, runs: Sequence[Run]) -> list[Run]:
-    """One run in each mode, in these dtypes."""
-    return [(mode, dtypes, environment) for mode, environment in {m: e for m, _, e in reversed(runs)}.items()]
+    """One run of all cases in each mode, in these dtypes."""
+    return [(mode, dtypes, environment, ()) for mode, environment in {m: e for m, _, e, _ in reversed(runs)}.items()]
 
 
 def _run_suite(session: nox.Session, backend: str, runs: Sequence[Run], *arguments: str) -> None:
     """The suite on a backend, with a report for each run; reports of earlier runs in these modes go."""
     REPORTS.mkdir(parents=True, exist_ok=True)
-    for old in (path for mode, _, _ in runs for path in REPORTS.glob(f"{backend}-{mode}*.json")):
+    for old in (path for mode, *_ in runs for path in REPORTS.glob(f"{backend}-{mode}*.json")):
         old.unlink()
     # On a GPU one process: each would take its memory.
     jobs = "1" if shutil.which("nvidia-smi") else str(os.cpu_count() or 1)
-    for mode, dtypes, environment in runs:
+    for mode, dtypes, environment, options in runs:
         session.run(
             "python", "-m", "moespec.conformance", "run", "--target", f"moespec.backends.{backend}", "--jobs", jobs,
             "--report", str(REPORTS / f"{backend}-{mode}-{dtypes}.json"), "--dtype", dtypes,
-            *arguments, "--mode", {"mesh": MESHES, "eager": "eager,strided"}.get(mode, mode), env={**QUIET, **environment},
+            *(arguments or options), "--mode", {"mesh": MESHES, "eager": "eager,strided"}.get(mode, mode), env={**QUIET, **environment},
         )  # fmt: skip
 
 
