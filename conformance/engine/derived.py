@@ -199,7 +199,7 @@ def _wrong_options(stage: Stage) -> Iterator[tuple[str, str, dict[str, Any], dic
     called = call.at(spec, stage.call)
     if stage.router:
         right = stage.options["options"]
-        types = option_types(spec.ROUTERS[stage.router].Options)
+        types = _option_types(stage.router)
         wrong = [(name, str(value), {**right, name: value}) for name in types for value in _outside(types[name])]
         wrong += [(size, "missing", {name: right[name] for name in right if name != size}) for size in SIZES]
         for name, kind, changed in [*wrong, ("nonsense", "unknown", {**right, "nonsense": 1})]:
@@ -210,6 +210,11 @@ def _wrong_options(stage: Stage) -> Iterator[tuple[str, str, dict[str, Any], dic
         if name not in {*array_arguments(called), *stage.arguments} and hints[name] is not bool:
             for value in _outside(hints[name], zero=f"{stage.call}/{name}" in MAY_BE_ZERO):
                 yield name, str(value), {name: stage.options.get(name, parameter.default)}, {name: value}
+
+
+def _option_types(router: str) -> dict[str, Any]:
+    options: Any = spec.ROUTERS[router].Options
+    return option_types(options)
 
 
 def _outside(hint: Any, *, zero: bool = False) -> Iterator[Any]:
@@ -321,7 +326,7 @@ def _three_each(valid: Mapping[str, Definition], written: Iterable[Definition]) 
     known = {(d.stages[-1].call if d.routed is None else d.routed.router, _sort(d.error)) for d in written}
     for path, definition in valid.items():
         if definition.routed is not None and not {(definition.algorithm, sort) for sort in SORTS} & known:
-            types = option_types(spec.ROUTERS[definition.algorithm].Options)
+            types = _option_types(definition.algorithm)
             option = [*types][-1]
             wrong = {option: next(_outside(types[option]))}
             yield invalid(definition, "value", "ConfigError", option, options=wrong)

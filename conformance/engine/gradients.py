@@ -72,15 +72,15 @@ def gradients(target: Target, cases: Sequence[Case], mode: str) -> list[Values |
         if len(together) > 1 and not target.differentiates:
             with suppress(Exception), contained():
                 found |= _differentiate(target, together, compiler)
-    for gradient, compiler in zip(wanted, by, strict=True):
+    for gradient, its in zip(wanted, by, strict=True):
         case = gradient.job.case
         if case.id not in found:
             try:
                 with contained():
                     if target.differentiates:
-                        found[case.id] = _derived(target, gradient, compiler)
+                        found[case.id] = _derived(target, gradient, its)
                     else:
-                        found |= _differentiate(target, [gradient], compiler)
+                        found |= _differentiate(target, [gradient], its)
             except Exception as error:
                 found[case.id] = failure(target, error)
     return [found[case.id] for case in cases]

@@ -74,14 +74,16 @@ def moe_layer(tokens: Tensor, routing: Routed, experts: Any) -> Tensor:
 
 def balance_loss(scores: Tensor) -> Tensor:
     """`load_balancing_loss_func` of `modeling_switch_transformers`, with the first maximum as the choice."""
-    loss: Tensor = module.load_balancing_loss_func(scores, scores.argmax(dim=-1))
-    return loss
+    loss: Any = module.load_balancing_loss_func(scores, scores.argmax(dim=-1))  # typed as a float there
+    tensor: Tensor = loss
+    return tensor
 
 
 def z_loss(logits: Tensor) -> Tensor:
     """`router_z_loss_func` of `modeling_switch_transformers`."""
-    loss: Tensor = module.router_z_loss_func(logits)
-    return loss
+    loss: Any = module.router_z_loss_func(logits)
+    tensor: Tensor = loss
+    return tensor
 
 
 ROUTERS = {"softmax_token_choice": SimpleNamespace(route=_route)}
