@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moespec.backends.numpy.directions import derivatives, units
+from moespec.backends.directions import derivatives, units
 from moespec.backends.numpy.optimizers import UPDATES
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.backends.optimizers import SLOTS

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moespec.backends.numpy.directions import STEP, derivatives, units
+from moespec.backends.directions import STEP, derivatives, units
 from moespec.conformance.engine.format import Stage
 from moespec.conformance.engine.reference import Arrays, Making
 from moespec.spec.gelu import activation

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moespec import spec
-from moespec.backends.numpy.directions import derivatives, units
+from moespec.backends.directions import derivatives, units
 from moespec.conformance.algorithms import function
 from moespec.conformance.engine.compare import CONSTANTS, LARGE
 from moespec.conformance.engine.draw import signs

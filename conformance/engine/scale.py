@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit, ndtr
 
-from moespec.backends.numpy.directions import derivatives, units
+from moespec.backends.directions import derivatives, units
 from moespec.conformance.engine.draw import signs
 from moespec.spec.numerics import softplus, z_score
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moespec.backends.numpy.directions import STEP
+from moespec.backends.directions import STEP
 from moespec.conformance.algorithms import function
 from moespec.conformance.engine.backward import layer_slopes, slope
 from moespec.conformance.engine.compare import LARGE

@@ -8,7 +8,7 @@ import pytest
 
 import moespec.backends.numpy as B
 from moespec import spec
-from moespec.backends.numpy.directions import derivatives, units
+from moespec.backends.directions import derivatives, units
 from moespec.backends.numpy.groups import batched
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.spec.array_like import ArrayLike
