@@ -17,7 +17,7 @@ Array = NDArray[Any]
 
 STEP = 1e-30
 MANY = 64
-"""Directions of one pass: with more it takes no less time for each."""
+"""Directions of one pass."""
 
 
 def derivatives(function: Callable[[Array], Mapping[str, Any]], directions: Iterable[Array]) -> dict[str, Array]:

@@ -45,7 +45,7 @@ def compile(function: Callable[..., Any]) -> Any:
 
 
 QUICK = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
-"""Options of XLA with which it takes half of the time to compile for a CPU."""
+"""Options of XLA with which it takes less time to compile for a CPU."""
 
 
 def quick_compile(function: Callable[..., Any]) -> Callable[..., Any]:

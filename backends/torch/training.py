@@ -83,8 +83,8 @@ def quick_compile(function: Callable[..., Any]) -> Callable[..., Any]:
 def trace(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function` of trees of tensors as the graph of its operations, made on shapes alone, then run op by op on numbers.
 
-    It takes a sixth of the time that `quick_compile` takes. What asks for the numbers of a tensor raises (`.item()`, `if`, a shape by
-    values), and so does an operator that knows no shapes; where code is written for compilers, it is that which runs.
+    It takes less time than `quick_compile`. What asks for the numbers of a tensor raises (`.item()`, `if`, a shape by
+    values), and so does an operator without a rule for shapes. Code that is written for compilers is what runs.
     With a function that `value_and_grad` made, the backward pass is in the graph. Not seen is what only Dynamo meets,
     Python that it cannot follow and its guards, and the code that a compiler generates.
     """

@@ -40,7 +40,7 @@ FIXED = ("words", "pair")
 # What the types do not tell, as `function/argument`, of a router as `router/argument`.
 MAY_BE_ZERO = {"branch_rate/block", "hash_table_of/hash", "random_words/stream", "add_gating_noise/multiplier"}
 MAY_BE_ZERO |= {"branch_rate/rate", "dropout/rate", "importance_score_order/drop", "importance_score_choice/drop"}
-MAY_BE_ZERO |= {"router_jitter/epsilon", "sinkhorn_affinity/tolerance"}
+MAY_BE_ZERO |= {"router_jitter/epsilon"}
 ANY_INTEGERS = {"threefry/key", "threefry/counter", "random_words/origin", "unit_interval/words"}
 UNBOUNDED = {"hash_table_dispersed/clusters", "pair_ids/first", "previous_ids/ids"}
 ANY_AXES = {"gelu/x", "smooth_step/z", "unit_interval/words", "project_simplex/values", "project_sparse_simplex/values"}
@@ -52,7 +52,6 @@ FREE = {"attention/query/tokens", "hash_routing/ids/tokens", "hash/tables/hashes
 NAMED_OTHERWISE = {"noisy_top_k/noise_kernel", "hierarchical_top_k/noise_kernel"}
 """Arrays, whose errors name the kernel of `router_logits`."""
 OTHER_NAMED = {
-    "token_choice/scores/tokens",
     "base_routing/scores/tokens",
     "moe_mlp/tokens/width",
     "multi_hash_mlp/tokens/width",

@@ -63,7 +63,7 @@ def test_another_shape_or_option_is_another_program(case, other):
 
 
 @pytest.mark.parametrize(
-    ("fault", "seen"),
+    ("mistake", "failed"),
     [
         (lambda torch, scores: torch._dynamo.graph_break() or scores, {"equal", "gradient"}),
         (lambda torch, scores: scores + 0 * scores.sum().item(), {"large", "gradient"}),
@@ -71,14 +71,14 @@ def test_another_shape_or_option_is_another_program(case, other):
     ],
     ids=["graph", "number", "compiled"],
 )
-def test_faults_of_compiled_code_are_seen(fault, seen):
+def test_mistakes_in_compiled_code_fail(mistake, failed):
     """What only Dynamo meets by the first case with values and the first gradient, all else by every case."""
     torch, B = (pytest.importorskip(name) for name in ("torch", "moespec.backends.torch"))
 
     def softmax_affinity(logits):
-        return fault(torch, B.softmax_affinity(logits))
+        return mistake(torch, B.softmax_affinity(logits))
 
     cases = [BY_ID[f"softmax_affinity/{name}"] for name in ("equal", "large", "gradient")]
     module = SimpleNamespace(**{**vars(B), "softmax_affinity": softmax_affinity})
     found = run_cases(Target("changed", DTYPES["float32"], module), cases, "compiled")
-    assert {result.id.partition("/")[2] for result in found if result.state in ("fail", "error")} == seen
+    assert {result.id.partition("/")[2] for result in found if result.state in ("fail", "error")} == failed
