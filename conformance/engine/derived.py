@@ -52,6 +52,7 @@ FREE = {"attention/query/tokens", "hash_routing/ids/tokens", "hash/tables/hashes
 NAMED_OTHERWISE = {"noisy_top_k/noise_kernel", "hierarchical_top_k/noise_kernel"}
 """Arrays, whose errors name the kernel of `router_logits`."""
 OTHER_NAMED = {
+    "token_choice/scores/tokens",
     "base_routing/scores/tokens",
     "moe_mlp/tokens/width",
     "multi_hash_mlp/tokens/width",
