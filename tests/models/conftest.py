@@ -20,9 +20,8 @@ from moespec.models.training.train import train
 
 @pytest.fixture(scope="package", autouse=True)
 def quick_compilation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """JAX without optimisation, and what it compiled once is kept, for other processes too; small reports."""
+    """What JAX compiled once is kept, for other processes too; small reports."""
     options = {
-        "jax_disable_most_optimizations": True,
         "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("jax")),
         "jax_persistent_cache_min_compile_time_secs": 0.0,
         "jax_persistent_cache_min_entry_size_bytes": -1,
