@@ -70,11 +70,8 @@ CACHE = {
 INDUCTOR = {"TORCHINDUCTOR_CACHE_DIR": str(Path("build/cache/torch").resolve())}
 # Nearly all of JAX's time goes into compiling small programs that run once: these flags more than halve it.
 QUICK = {**CACHE, "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"}
-# Meshes are of parts of the CPU, also where there is a GPU.
-MESH = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
-MESHES = "mesh data 2 x expert 2,mesh fsdp 2 x expert 2,mesh expert 3"
 # Mode, dtypes, environment and options of each run (see docs/conformance.md). What users run is compiled in full in float32.
-# The options hold for a run without arguments; `nox -s full` runs all cases in all dtypes, and meshes.
+# The options hold for a run without arguments; `nox -s full` runs all cases in all dtypes.
 Run = tuple[str, str, dict[str, str], tuple[str, ...]]
 RUNS: dict[str, tuple[Run, ...]] = {
     "numpy": (("eager", "f64,f32,bf16", {}, ()),),
@@ -82,12 +79,10 @@ RUNS: dict[str, tuple[Run, ...]] = {
         ("eager", "f32", QUICK, ("--class", "errors")),
         ("compiled", "f32", CACHE, ()),
         ("compiled", "f64,bf16", QUICK, ("--class", "values,ties,overflow")),
-        ("mesh", "f64", {**QUICK, **MESH}, ()),
     ),
     "torch": (
         ("eager", "f64,f32,bf16", {}, ()),
         ("compiled", "f32", INDUCTOR, ()),
-        ("mesh", "f64", MESH, ()),
     ),
 }
 
@@ -97,16 +92,16 @@ RUNS: dict[str, tuple[Run, ...]] = {
 def conformance(session: nox.Session, backend: str) -> None:
     """Check every backend against the golden vectors, each in an environment without the other framework.
 
-    As called and compiled; `-- --mode mesh` on meshes of devices, `-- --dtype f64,f32,bf16` all cases in every dtype,
+    As called and compiled; `-- --dtype f64,f32,bf16` all cases in every dtype, and
     `-- --mode compiled --dtype f32 --algorithm soft_moe` only that.
     """
     _install(session, _extra(backend))
     modes, chosen = _option(session, "mode", "eager,compiled").split(","), _option(session, "dtype", "")
-    if not set(modes) <= {"eager", "compiled", "mesh"}:
-        session.error(f"--mode {','.join(modes)}: expected some of eager, compiled, mesh")
+    if not set(modes) <= {"eager", "compiled"}:
+        session.error(f"--mode {','.join(modes)}: expected some of eager, compiled")
     runs = [run for run in RUNS[backend] if run[0] in modes]
     if not runs:
-        session.skip(f"{backend} compiles nothing, and has no mesh")
+        session.skip(f"{backend} compiles nothing")
     _run_suite(session, backend, _in(chosen, runs) if chosen else runs, *session.posargs)
 
 
@@ -126,7 +121,7 @@ def _run_suite(session: nox.Session, backend: str, runs: Sequence[Run], *argumen
         session.run(
             "python", "-m", "moespec.conformance", "run", "--target", f"moespec.backends.{backend}", "--jobs", jobs,
             "--report", str(REPORTS / f"{backend}-{mode}-{dtypes}.json"), "--dtype", dtypes,
-            *(arguments or options), "--mode", {"mesh": MESHES, "eager": "eager,strided"}.get(mode, mode), env={**QUIET, **environment},
+            *(arguments or options), "--mode", {"eager": "eager,strided"}.get(mode, mode), env={**QUIET, **environment},
         )  # fmt: skip
 
 

@@ -4,7 +4,6 @@ import sys
 
 from moespec.conformance.commandline.arguments import parser
 from moespec.conformance.commandline.commands import COMMANDS
-from moespec.conformance.engine.devices import MeshError
 from moespec.conformance.engine.files import FileError
 from moespec.conformance.engine.format import VectorError
 from moespec.conformance.engine.reference import GoldenError
@@ -37,7 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
     except VectorError as error:
         print(f"--vectors {str(options.vectors)!r}: the vectors are damaged: {error}", file=sys.stderr)
         return 2
-    except (FileError, GoldenError, MeshError, ReportError, WaiverError) as error:
+    except (FileError, GoldenError, ReportError, WaiverError) as error:
         print(error, file=sys.stderr)
         return 2
 

@@ -10,7 +10,7 @@ from moespec.conformance.engine import suite
 from moespec.conformance.engine.classes import CLASSES
 from moespec.conformance.engine.compare import ALL_DTYPES, DTYPES, SHORT
 from moespec.conformance.engine.large import SIZES
-from moespec.conformance.engine.modes import DEFAULT, MESH, MODES, is_mode
+from moespec.conformance.engine.modes import DEFAULT, MODES
 from moespec.conformance.engine.rows import ALGORITHMS
 from moespec.conformance.engine.suite import VECTORS
 from moespec.conformance.report import matrix
@@ -25,8 +25,6 @@ JOBS = 1024
 """Processes that may share the work, at most."""
 DIGITS = 40
 """Of a seed, at most."""
-DEVICES = 64
-"""Devices of a mesh, at most: they are processes of this machine, or parts of its CPU."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -57,13 +55,9 @@ def parser(description: str | None) -> argparse.ArgumentParser:
         default = DEFAULT if required else ("eager",)
         text = (
             "comma-separated: eager (op by op), compiled (by the target's `compile`), strided (op by op, some cases on "
-            "views, in torch), mesh (every mesh of --devices), "
+            f"views, in torch); default: {','.join(default)}"
         )
-        text += f"or one, such as 'mesh data 2 x expert 2'; default: {','.join(default)}"
-        added.add_argument("--mode", type=_modes, default=list(default), help=text)
-        added.add_argument("--devices", type=_devices, help="of the meshes of --mode mesh")
-        text = "processes that have the devices of a mesh (default: as few as the target needs)"
-        added.add_argument("--processes", type=_devices, help=text)
+        added.add_argument("--mode", type=_some_of({name: name for name in MODES}), default=list(default), help=text)
         text = "comma-separated: float64 (f64), float32 (f32), bfloat16 (bf16), float16 (f16); default: the first three"
         added.add_argument("--dtype", type=_some_of(_DTYPES), default=list(DTYPES), help=text)
 
@@ -156,15 +150,6 @@ def _algorithm(text: str) -> str:
     return text
 
 
-def _modes(text: str) -> list[str]:
-    words = [word.strip() for word in text.split(",")]
-    for word in words:
-        if word != MESH and not is_mode(word):
-            known = ", ".join((*MODES, MESH))
-            raise argparse.ArgumentTypeError(f"unknown {word!r}; expected {known}, or a mesh such as 'mesh data 2'")
-    return list(dict.fromkeys(words))
-
-
 def _one_dtype(text: str) -> str:
     name = SHORT.get(text, text)
     if name not in DTYPES:
@@ -175,12 +160,6 @@ def _one_dtype(text: str) -> str:
 def _positive(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= JOBS:
         raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number from 1 to {JOBS}")
-    return int(text)
-
-
-def _devices(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= DEVICES:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number from 1 to {DEVICES}")
     return int(text)
 
 

@@ -7,16 +7,15 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from moespec.conformance.engine import copies, files, large, suite, waivers
+from moespec.conformance.engine import files, large, suite, waivers
 from moespec.conformance.engine.adapter import Adapter
 from moespec.conformance.engine.classes import CLASSES, class_of
 from moespec.conformance.engine.compare import ALL_DTYPES, DTYPES
-from moespec.conformance.engine.devices import MeshError, processes_of
 from moespec.conformance.engine.format import Case
 from moespec.conformance.engine.fresh import fresh
 from moespec.conformance.engine.interface import interface
 from moespec.conformance.engine.manifest import encode, to_text
-from moespec.conformance.engine.modes import MESH, MODES, STRIDED, mesh_mode, mesh_of, meshes
+from moespec.conformance.engine.modes import MODES, STRIDED
 from moespec.conformance.engine.reference import GoldenError
 from moespec.conformance.engine.rows import ALGORITHMS
 from moespec.conformance.engine.run import run
@@ -107,46 +106,11 @@ def _waivers(
 
 def _interface(options: argparse.Namespace) -> type[Target] | None:
     """The interface of `--target` or `--adapter`, or None, after saying why what is named has none."""
-    if not _expanded(options):
-        return None
-    meshed = [mode for mode in options.mode if mesh_of(mode)]
-    if meshed and options.target is None:
-        print(f"--mode {meshed[0]!r}: an adapter has no mesh; a target may", file=sys.stderr)
-        return None
     try:
-        named = interface(options.target, options.adapter)
+        return interface(options.target, options.adapter)
     except ConfigError as error:
         print(f"--{error}", file=sys.stderr)
         return None
-    return named if options.target is None or _has_meshes(options) else None
-
-
-def _expanded(options: argparse.Namespace) -> bool:
-    """Whether the options of meshes fit each other, after the meshes of `--devices` took the place of `mesh`; says why not."""
-    if (MESH in options.mode) != (options.devices is not None):
-        print("--mode mesh and --devices N belong together: the meshes of N devices", file=sys.stderr)
-        return False
-    several = [mesh_mode(sizes) for sizes in meshes(options.devices or 1)]
-    expanded = [mode for word in options.mode for mode in (several if word == MESH else [word])]
-    options.mode = list(dict.fromkeys(expanded))
-    if getattr(options, "repeat", False) and any(map(mesh_of, options.mode)):
-        print("--repeat: meshes are run once; run the other modes by themselves", file=sys.stderr)
-        return False
-    if options.processes is not None and not any(map(mesh_of, options.mode)):
-        print(f"--processes {options.processes}: no mesh is run; --jobs shares the work", file=sys.stderr)
-        return False
-    return True
-
-
-def _has_meshes(options: argparse.Namespace) -> bool:
-    """Whether the target has a mesh, if one is to be run, with as many processes; says why not."""
-    try:
-        for sizes in filter(None, map(mesh_of, options.mode)):
-            processes_of(options.target, sizes.devices, options.processes)
-    except MeshError as error:
-        print(f"--target {options.target!r}: {error}; see docs/conformance.md", file=sys.stderr)
-        return False
-    return True
 
 
 def _checked(interface: type[Target], options: argparse.Namespace, cases: Sequence[Case]) -> Report:
@@ -158,12 +122,10 @@ def _checked(interface: type[Target], options: argparse.Namespace, cases: Sequen
         modes=options.mode,
         jobs=jobs,
         interface=interface,
-        processes=options.processes,
         repeat=options.repeat,
     )
     modes = [mode for mode in options.mode if mode != STRIDED or options.mode == [STRIDED]]
-    count = sum(sum(map(copies.chosen, cases)) if mesh_of(mode) else len(cases) for mode in modes)
-    unsupported = [Unsupported(dtype, reason, count) for dtype, reason in lacking.items()]
+    unsupported = [Unsupported(dtype, reason, len(cases) * len(modes)) for dtype, reason in lacking.items()]
     found = Report(
         "adapter" if interface is Adapter else "target",
         name,

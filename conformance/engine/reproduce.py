@@ -24,7 +24,7 @@ from moespec.conformance.engine.files import read
 from moespec.conformance.engine.format import Case
 from moespec.conformance.engine.fresh import fresh
 from moespec.conformance.engine.gradients import gradients
-from moespec.conformance.engine.modes import STRIDED, mesh_of
+from moespec.conformance.engine.modes import STRIDED
 from moespec.conformance.engine.suite import VECTORS, load
 from moespec.conformance.engine.target import Job, Target, execute, job_of
 from moespec.conformance.report.report import Report
@@ -63,7 +63,7 @@ def open_case(
 ) -> OpenStage:
     """The stage (or `gradient`) of the case with that id, for one of: a target module, an adapter, a folder of files.
 
-    seed, size: of a fresh case. Raises ValueError if there is no such case or stage, and for a mesh, which `show` opens.
+    seed, size: of a fresh case. Raises ValueError if there is no such case or stage.
     """
 
     def only(known: str) -> bool:
@@ -72,8 +72,6 @@ def open_case(
     case = next(iter(load(vectors, only) if seed is None else fresh(seed, only, size=size)), None)
     if case is None:
         raise ValueError(f"id: there is no case {id!r}")
-    if mesh_of(mode):
-        raise ValueError(f"mode: {mode!r} runs in processes of its own: moespec conformance show {id} --mode {mode!r}")
     job = _job(case, stage)
     inputs = {name: tensor.array for name, tensor in job.values.items()}
     if case.expect is not None:
@@ -114,13 +112,10 @@ def _read(path: Path, stage: str) -> Arrays:
 
 
 def code(report: Report, result: CaseResult, case: Case) -> str:
-    """A few lines of Python that show where a failed case first differs and run as they stand, or an empty string.
-
-    There are none for a mesh, whose processes a script cannot start as it stands.
-    """
+    """A few lines of Python that show where a failed case first differs and run as they stand, or an empty string."""
     stage, _, name = result.first.stage.partition("/")
     stages = {each.name: each for each in case.stages}
-    if (stage != "gradient" and stage not in stages) or mesh_of(result.mode):
+    if stage != "gradient" and stage not in stages:
         return ""
     calls = ["value_and_grad"] if stage == "gradient" else call.names(stages[stage], stages, call.golden(case))
     compiled = report.interface == "adapter" and result.mode != "eager"

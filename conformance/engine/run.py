@@ -3,19 +3,17 @@
 import math
 import multiprocessing
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 
 from tqdm import tqdm
 
-from moespec.backends.mesh import MeshSizes
 from moespec.conformance.engine import errors
 from moespec.conformance.engine.compare import ALL_DTYPES, Outcome, certified, compared, exact
 from moespec.conformance.engine.format import Case
 from moespec.conformance.engine.gradients import gradients
-from moespec.conformance.engine.mesh_run import run_on_meshes
-from moespec.conformance.engine.modes import STRIDED, mesh_of, run_in
+from moespec.conformance.engine.modes import STRIDED, run_in
 from moespec.conformance.engine.repeat import repeated
 from moespec.conformance.engine.target import ExitedError, Target, contained, execute, job_of
 from moespec.conformance.report.results import CaseResult
@@ -31,50 +29,33 @@ def run(
     modes: Sequence[str] = ("eager",),
     jobs: int = 1,
     interface: type[Target] = Target,
-    processes: int | None = None,
     repeat: bool = False,
 ) -> tuple[list[CaseResult], dict[str, str]]:
     """The results of all cases in all dtypes and modes, and the dtypes that the target does not have, with its reason.
 
     jobs: processes that share the work, an algorithm in one dtype and mode at a time. interface: what `name` names.
-    processes: of each mesh, by default as few as can be; the cases that do not run on one have no result there.
-    repeat: whether everything is computed twice, and must be the same bit by bit; on meshes it is not.
+    repeat: whether everything is computed twice, and must be the same bit by bit.
     """
     # Composite algorithms are slow, so they run first.
     groups = _by_algorithm(cases)[::-1]
-    alone = [mode for mode in modes if mesh_of(mode) is None]
     parts = [
         (interface, name, dtype, mode, repeat, chosen)
         for group in groups
-        for mode in alone
+        for mode in modes
         for dtype in dtypes
         if (chosen := run_in(mode, group, dtype, dtypes))
     ]
     results: dict[tuple[str, str, str], CaseResult] = {}
     unsupported: dict[str, str] = {}
-    with tqdm(
-        total=sum(len(part[-1]) for part in parts), desc=name, unit="case", disable=None if alone else True
-    ) as bar:
+    with tqdm(total=sum(len(part[-1]) for part in parts), desc=name, unit="case", disable=None) as bar:
         for part, (found, reason) in zip(parts, _run_parts(parts, jobs), strict=True):
             _, _, dtype, mode, _, group = part
             results |= {(mode, dtype, result.id): result for result in found}
             unsupported |= {dtype: reason} if reason else {}
             bar.set_postfix_str(f"{dtype} {mode} {group[0].algorithm}")
             bar.update(len(group))
-    for meshes in _by_devices(modes):
-        found_on_meshes, lacking = run_on_meshes(name, groups, dtypes, meshes, processes=processes, jobs=jobs)
-        results |= found_on_meshes
-        unsupported |= lacking
     order = ((mode, dtype, case.id) for mode in modes for dtype in dtypes for case in cases)
     return [results[key] for key in order if key in results], unsupported
-
-
-def _by_devices(modes: Sequence[str]) -> Iterable[list[MeshSizes]]:
-    """The meshes of modes, those of as many devices together."""
-    groups: dict[int, list[MeshSizes]] = {}
-    for sizes in filter(None, map(mesh_of, modes)):
-        groups.setdefault(sizes.devices, []).append(sizes)
-    return groups.values()
 
 
 Part = tuple[type[Target], str, str, str, bool, list[Case]]

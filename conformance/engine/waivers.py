@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from moespec.conformance.engine.compare import ALL_DTYPES, SHORT, Outcome
-from moespec.conformance.engine.modes import mesh_of
 from moespec.conformance.engine.rows import ALGORITHMS
 from moespec.conformance.report.results import FAILED, CaseResult
 
@@ -107,8 +106,7 @@ def _waiver(entry: Any, place: str, ids: Collection[str], modes: Collection[str]
     if not any(waiver.matches(id) for id in ids):
         text = "no case matches" if waiver.is_pattern else "there is no case"
         raise WaiverError(f"{place}: {text} {waiver.case!r}; `list` prints them all")
-    meshes = [waiver.mode] if mesh_of(waiver.mode) else []
-    for key, value, known in (("dtype", waiver.dtype, ALL_DTYPES), ("mode", waiver.mode, [*modes, *meshes])):
+    for key, value, known in (("dtype", waiver.dtype, ALL_DTYPES), ("mode", waiver.mode, modes)):
         if value and value not in known:
             raise WaiverError(f"{place}: unknown {key} {value!r}; expected {', '.join(known)}")
     revision = ALGORITHMS[waiver.case.split("/")[0]].revision

@@ -14,7 +14,7 @@ from moespec.conformance.engine import files
 from moespec.conformance.engine.compare import ALL_DTYPES, Outcome
 from moespec.conformance.engine.format import Case
 from moespec.conformance.engine.large import SIZES
-from moespec.conformance.engine.modes import is_mode
+from moespec.conformance.engine.modes import MODES
 from moespec.conformance.engine.rows import ALGORITHMS
 from moespec.conformance.report.report import INTERFACES, SCHEMA, Report, ReportError, Unsupported
 from moespec.conformance.report.results import STATES, CaseResult, Match, Table
@@ -164,7 +164,7 @@ def _match(entry: Any) -> Match:
 def _place(entry: Any, place: str) -> tuple[str, str]:
     """Dtype and mode."""
     dtype, mode = _get(entry, place, "dtype", str, ALL_DTYPES), _get(entry, place, "mode", str)
-    if mode != files.MODE and not is_mode(mode):
+    if mode not in (*MODES, files.MODE):
         raise ValueError(f"{place}: unknown mode {_short(mode)}")
     return dtype, mode
 

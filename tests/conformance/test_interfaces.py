@@ -488,11 +488,9 @@ def test_the_commands_of_the_documentation_work_as_printed(run, tmp_path, monkey
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     commands = re.findall(r"^\$ (.*)$", text, re.MULTILINE)
-    assert len(commands) == 13
+    assert len(commands) == 11
     for command in commands:
         words = shlex.split(command)
-        words += ["--algorithm", "switch", "--class", "values"] if "mesh" in command else []  # all takes many minutes
-        words += ["--devices", "2"] if "--devices" in words else []
         if words[:2] == ["moespec", "conformance"]:
             assert run(*words[2:])[0] == 0, command
         elif shutil.which("cc"):
