@@ -9,8 +9,8 @@
     moespec conformance golden [--check]                      make the vectors, or check the committed ones
     moespec conformance variants                              try the suite on known variants
 
-`algorithms/` has a file for each algorithm: its cases, how its results are compared, and what is done differently
-elsewhere. `engine/` makes the vectors of these and runs them: `format.py` describes a vector, `compare.py` the
-comparison, `scale.py` where its tolerances come from. `report/` shows what came of a run, and `pytest.py` makes tests of
-it; `start.py` writes a target from `templates/`. Needs NumPy, SciPy and safetensors; targets are loaded by name.
+`cases/` has a file for each algorithm: its cases, how its results are compared, and what is done differently elsewhere.
+`author/` makes vectors of them. What a vector is stands here: `format.py` describes it, `suite.py` finds those committed,
+`compare.py` is the comparison. `check/` runs them on a target, `report/` shows what came of a run, and `pytest.py` makes
+tests of it; `start.py` writes a target from `templates/`. Needs NumPy, SciPy and safetensors; targets are loaded by name.
 """

@@ -2,12 +2,12 @@
 
 import sys
 
+from moespec.conformance.author.reference import GoldenError
+from moespec.conformance.check.files import FileError
+from moespec.conformance.check.waivers import WaiverError
 from moespec.conformance.commandline.arguments import parser
 from moespec.conformance.commandline.commands import COMMANDS
-from moespec.conformance.engine.files import FileError
-from moespec.conformance.engine.format import VectorError
-from moespec.conformance.engine.reference import GoldenError
-from moespec.conformance.engine.waivers import WaiverError
+from moespec.conformance.format import VectorError
 from moespec.conformance.report.report import ReportError
 
 RENAMED = {"judge": "check", "mutants": "variants", "--lane": "--dtype"}

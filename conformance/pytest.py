@@ -17,18 +17,18 @@ from functools import cache
 
 import pytest
 
-from moespec.conformance.engine import suite
-from moespec.conformance.engine.classes import CLASSES, class_of
-from moespec.conformance.engine.compare import ALL_DTYPES, DTYPES, SHORT
-from moespec.conformance.engine.format import Case
-from moespec.conformance.engine.interface import interface
-from moespec.conformance.engine.rows import ALGORITHMS
-from moespec.conformance.engine.run import run_cases
-from moespec.conformance.engine.target import Target, contained
+from moespec.conformance import suite
+from moespec.conformance.check.classes import CLASSES, class_of
+from moespec.conformance.check.interface import interface
+from moespec.conformance.check.results import FAILED
+from moespec.conformance.check.run import run_cases
+from moespec.conformance.check.target import Target, contained
+from moespec.conformance.compare import ALL_DTYPES, DTYPES, SHORT
+from moespec.conformance.format import Case
 from moespec.conformance.report.diagnosis import diagnosed
 from moespec.conformance.report.matrix import failures
 from moespec.conformance.report.report import Report
-from moespec.conformance.report.results import FAILED
+from moespec.conformance.rows import ALGORITHMS
 from moespec.spec.errors import ConfigError
 
 __all__ = ["VectorCase", "parametrize"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from moespec.conformance.engine.suite import VECTORS
+from moespec.conformance.suite import VECTORS
 from moespec.spec.errors import ConfigError
 
 __all__ = ["KINDS", "commands", "start"]

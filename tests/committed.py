@@ -5,10 +5,10 @@ from types import SimpleNamespace
 import numpy as np
 
 import moespec.backends.numpy as reference
-from moespec.conformance.engine import suite
-from moespec.conformance.engine.compare import DTYPES
-from moespec.conformance.engine.run import run_cases
-from moespec.conformance.engine.target import Target
+from moespec.conformance import suite
+from moespec.conformance.check.run import run_cases
+from moespec.conformance.check.target import Target
+from moespec.conformance.compare import DTYPES
 
 CASES = suite.load()
 BY_ID = {case.id: case for case in CASES}

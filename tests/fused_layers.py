@@ -95,7 +95,7 @@ def layer(x, params, options):
 
 NUMPY = """
 import numpy as np
-from moespec.conformance.engine.backward import slope
+from moespec.conformance.author.backward import slope
 
 def numbers(x, params, options):
     from moespec import spec

@@ -6,15 +6,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NoReturn
 
-from moespec.conformance.engine import suite
-from moespec.conformance.engine.classes import CLASSES
-from moespec.conformance.engine.compare import ALL_DTYPES, DTYPES, SHORT
-from moespec.conformance.engine.large import SIZES
-from moespec.conformance.engine.modes import DEFAULT, MODES
-from moespec.conformance.engine.rows import ALGORITHMS
-from moespec.conformance.engine.suite import VECTORS
+from moespec.conformance import suite
+from moespec.conformance.author.large import SIZES
+from moespec.conformance.check.classes import CLASSES
+from moespec.conformance.check.modes import DEFAULT, MODES
+from moespec.conformance.compare import ALL_DTYPES, DTYPES, SHORT
 from moespec.conformance.report import matrix
+from moespec.conformance.rows import ALGORITHMS
 from moespec.conformance.start import KINDS
+from moespec.conformance.suite import VECTORS
 from moespec.models.checks import check_output
 from moespec.models.errors import RunError
 from moespec.spec.errors import ConfigError

@@ -7,26 +7,28 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from moespec.conformance.engine import files, large, suite, waivers
-from moespec.conformance.engine.adapter import Adapter
-from moespec.conformance.engine.classes import CLASSES, class_of
-from moespec.conformance.engine.compare import ALL_DTYPES, DTYPES
-from moespec.conformance.engine.format import Case
-from moespec.conformance.engine.fresh import fresh
-from moespec.conformance.engine.interface import interface
-from moespec.conformance.engine.manifest import encode, to_text
-from moespec.conformance.engine.modes import MODES, STRIDED
-from moespec.conformance.engine.reference import GoldenError
-from moespec.conformance.engine.rows import ALGORITHMS
-from moespec.conformance.engine.run import run
-from moespec.conformance.engine.suite import load
-from moespec.conformance.engine.target import Target
-from moespec.conformance.engine.waivers import Waiver
+from moespec.conformance import suite
+from moespec.conformance.author import large
+from moespec.conformance.author.fresh import fresh
+from moespec.conformance.author.reference import GoldenError
+from moespec.conformance.check import files, waivers
+from moespec.conformance.check.adapter import Adapter
+from moespec.conformance.check.classes import CLASSES, class_of
+from moespec.conformance.check.interface import interface
+from moespec.conformance.check.modes import MODES, STRIDED
+from moespec.conformance.check.results import FAILED
+from moespec.conformance.check.run import run
+from moespec.conformance.check.target import Target
+from moespec.conformance.check.waivers import Waiver
+from moespec.conformance.compare import ALL_DTYPES, DTYPES
+from moespec.conformance.format import Case
+from moespec.conformance.manifest import encode, to_text
 from moespec.conformance.report import matrix, reading, report
 from moespec.conformance.report.diagnosis import diagnosed
 from moespec.conformance.report.report import Report, Unsupported
-from moespec.conformance.report.results import FAILED
+from moespec.conformance.rows import ALGORITHMS
 from moespec.conformance.start import commands, start
+from moespec.conformance.suite import load
 from moespec.spec.errors import ConfigError
 
 __all__ = ["COMMANDS"]
@@ -169,7 +171,7 @@ def _status(reports: Sequence[Report]) -> int:
 
 
 def _golden(options: argparse.Namespace) -> int:
-    from moespec.conformance.engine.generate import StaleError, generate
+    from moespec.conformance.author.generate import StaleError, generate
 
     def only(id: str) -> bool:
         return not options.algorithm or id.split("/")[0] in options.algorithm
@@ -183,8 +185,8 @@ def _golden(options: argparse.Namespace) -> int:
 
 
 def _variants(options: argparse.Namespace) -> int:
-    from moespec.conformance.algorithms import variants
-    from moespec.conformance.engine import survey
+    from moespec.conformance.cases import variants
+    from moespec.conformance.check import survey
 
     found = survey.survey(_chosen(options), variants().values())
     print(survey.table(found))
@@ -238,7 +240,7 @@ def _show(options: argparse.Namespace) -> int:
 
 def _shown(found: Report, case: Case) -> int:
     """Print what came of one case; the exit status."""
-    from moespec.conformance.engine.reproduce import code
+    from moespec.conformance.check.reproduce import code
 
     for each in found.unsupported:
         print(f"{each.dtype}: not supported by the target: {each.reason}")

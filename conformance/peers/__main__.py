@@ -10,13 +10,13 @@ import sys
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
-from moespec.conformance.engine.format import VectorError
-from moespec.conformance.engine.suite import VECTORS, digest, load
+from moespec.conformance.format import VectorError
 from moespec.conformance.peers import PEERS
 from moespec.conformance.peers.measure import measure, read_record, write_record
 from moespec.conformance.peers.readings import readings
 from moespec.conformance.peers.table import table
 from moespec.conformance.report.report import write_text
+from moespec.conformance.suite import VECTORS, digest, load
 from moespec.models.ledger.implementations import Measured
 from moespec.models.ledger.table import page
 

@@ -12,14 +12,14 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from moespec.conformance.engine.compare import DTYPES, Outcome
-from moespec.conformance.engine.format import Case
-from moespec.conformance.engine.recognise import Known, recognise
-from moespec.conformance.engine.run import run
+from moespec.conformance.check.recognise import Known, recognise
+from moespec.conformance.check.results import CaseResult
+from moespec.conformance.check.run import run
+from moespec.conformance.compare import DTYPES, Outcome
+from moespec.conformance.format import Case
 from moespec.conformance.peers import Peer
 from moespec.conformance.peers.target import PeerTarget, checked_function, router_of
 from moespec.conformance.report.report import write_text
-from moespec.conformance.report.results import CaseResult
 from moespec.spec import ROUTERS
 
 __all__ = ["MEASURED", "measure", "read_record", "write_record"]

@@ -13,14 +13,14 @@ What counts is float64; float32 only for a function that the peer does not have 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from moespec.conformance.algorithms import variants
-from moespec.conformance.engine.compare import DTYPES
-from moespec.conformance.engine.format import Case
-from moespec.conformance.engine.recognise import Known
+from moespec.conformance.cases import variants
+from moespec.conformance.check.recognise import Known
+from moespec.conformance.check.results import FAILED
+from moespec.conformance.compare import DTYPES
+from moespec.conformance.format import Case
 from moespec.conformance.peers import PEERS
 from moespec.conformance.peers.measure import MEASURED
 from moespec.conformance.peers.target import checked_stages, routing_only
-from moespec.conformance.report.results import FAILED
 from moespec.spec import LEDGER
 
 __all__ = ["readings"]

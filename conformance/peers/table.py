@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from moespec.conformance.check.results import FAILED
 from moespec.conformance.peers.measure import MEASURED
-from moespec.conformance.report.results import FAILED
 
 __all__ = ["table"]
 
@@ -26,7 +26,7 @@ differently, and says which answers a paper gives; [implementations.md](implemen
 to answer. Not compared: errors (a package has its own), losses and metrics inside routers, bfloat16, compiled code.
 
 What a package *computes instead* has a name where its results equal those of one of the suite's known variants
-([conformance/algorithms](../conformance/algorithms)); in brackets, in how many of the stages that fail or would fail. A sentence
+([conformance/cases](../conformance/cases)); in brackets, in how many of the stages that fail or would fail. A sentence
 without a name is a remark on the cases that the named variants leave.
 """
 

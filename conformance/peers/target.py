@@ -4,9 +4,9 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from moespec.conformance.engine.compare import NotOfferedError
-from moespec.conformance.engine.format import Case, Stage, Value
-from moespec.conformance.engine.target import Target, Values
+from moespec.conformance.check.target import Target, Values
+from moespec.conformance.compare import NotOfferedError
+from moespec.conformance.format import Case, Stage, Value
 
 __all__ = ["PeerTarget", "checked_function", "checked_stages", "router_of", "routing_only"]
 

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from moespec.conformance.check.results import FAILED, CaseResult
 from moespec.conformance.report.report import Report
-from moespec.conformance.report.results import FAILED, CaseResult
 
 __all__ = ["Cause", "causes"]
 

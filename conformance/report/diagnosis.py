@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from moespec.conformance.engine.equal_scores import judged
-from moespec.conformance.engine.format import Case
+from moespec.conformance.check.equal_scores import judged
+from moespec.conformance.format import Case
 from moespec.conformance.report.report import Report
 from moespec.conformance.report.tables import shown
 
@@ -13,7 +13,7 @@ __all__ = ["diagnosed"]
 
 def diagnosed(report: Report, cases: Sequence[Case]) -> Report:
     """The report with the known variants that its failures equal, ties in another order, and small tables."""
-    from moespec.conformance.engine.recognise import Known, recognise
+    from moespec.conformance.check.recognise import Known, recognise
 
     matches = recognise(report.results, Known(cases))
     return replace(report, results=shown(judged(report.results, cases), cases), matches=matches)

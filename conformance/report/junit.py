@@ -3,9 +3,9 @@
 import re
 from xml.etree import ElementTree
 
+from moespec.conformance.check.results import FAILED, CaseResult
 from moespec.conformance.report.matrix import failure
 from moespec.conformance.report.report import Report
-from moespec.conformance.report.results import FAILED, CaseResult
 
 __all__ = ["junit"]
 

@@ -3,10 +3,10 @@
 import shlex
 from collections.abc import Sequence
 
-from moespec.conformance.engine.rows import ALGORITHMS
+from moespec.conformance.check.results import COLUMNS, FAILED, STATES, CaseResult
 from moespec.conformance.report.causes import causes
 from moespec.conformance.report.report import Report
-from moespec.conformance.report.results import COLUMNS, FAILED, STATES, CaseResult
+from moespec.conformance.rows import ALGORITHMS
 from moespec.spec.checks import plural
 
 __all__ = ["MOST", "SIGNS", "cell", "command", "failure", "failures", "skips", "summary", "table", "total"]

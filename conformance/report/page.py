@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from moespec import spec
-from moespec.conformance.algorithms import function
-from moespec.conformance.engine import call
-from moespec.conformance.engine.format import Case, Stage
-from moespec.conformance.engine.reproduce import code
-from moespec.conformance.engine.rows import ALGORITHMS
-from moespec.conformance.engine.suite import VECTORS
+from moespec.conformance import call
+from moespec.conformance.cases import function
+from moespec.conformance.check.reproduce import code
+from moespec.conformance.check.results import COLUMNS, FAILED, STATES, CaseResult
+from moespec.conformance.format import Case, Stage
 from moespec.conformance.report.causes import causes
 from moespec.conformance.report.matrix import LEGEND, cell, command, total
 from moespec.conformance.report.report import Report
-from moespec.conformance.report.results import COLUMNS, FAILED, STATES, CaseResult
+from moespec.conformance.rows import ALGORITHMS
+from moespec.conformance.suite import VECTORS
 from moespec.models.templates import render
 from moespec.spec import LEDGER
 

@@ -10,15 +10,15 @@ from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from moespec.conformance.engine import files
-from moespec.conformance.engine.compare import ALL_DTYPES, Outcome
-from moespec.conformance.engine.format import Case
-from moespec.conformance.engine.large import SIZES
-from moespec.conformance.engine.modes import MODES
-from moespec.conformance.engine.rows import ALGORITHMS
+from moespec.conformance.author.large import SIZES
+from moespec.conformance.check import files
+from moespec.conformance.check.modes import MODES
+from moespec.conformance.check.results import STATES, CaseResult, Match, Table
+from moespec.conformance.compare import ALL_DTYPES, Outcome
+from moespec.conformance.format import Case
 from moespec.conformance.report.report import INTERFACES, SCHEMA, Report, ReportError, Unsupported
-from moespec.conformance.report.results import STATES, CaseResult, Match, Table
 from moespec.conformance.report.tables import LARGEST, MATRICES
+from moespec.conformance.rows import ALGORITHMS
 
 __all__ = ["read"]
 

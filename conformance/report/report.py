@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from moespec.conformance.engine.suite import is_installed
-from moespec.conformance.report.results import COLUMNS, FAILED, CaseResult, Match
+from moespec.conformance.check.results import COLUMNS, FAILED, CaseResult, Match
+from moespec.conformance.suite import is_installed
 from moespec.version import version
 
 __all__ = [

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moespec.conformance.engine.compare import ALL_DTYPES, precision, wrong
-from moespec.conformance.engine.format import Case, Value
-from moespec.conformance.report.results import FAILED, CaseResult, Table
+from moespec.conformance.check.results import FAILED, CaseResult, Table
+from moespec.conformance.compare import ALL_DTYPES, precision, wrong
+from moespec.conformance.format import Case, Value
 
 __all__ = ["LARGEST", "MATRICES", "shown"]
 

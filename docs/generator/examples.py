@@ -17,10 +17,10 @@ from generator.catalogue import MODULES, Page
 from generator.docstrings import axes_of
 from generator.tables import table
 from moespec import spec
-from moespec.conformance.algorithms import functions
-from moespec.conformance.engine.call import arrays
-from moespec.conformance.engine.format import Stage, finish
-from moespec.conformance.engine.trace import Recorder
+from moespec.conformance.author.trace import Recorder
+from moespec.conformance.call import arrays
+from moespec.conformance.cases import functions
+from moespec.conformance.format import Stage, finish
 from moespec.spec import ROUTERS
 from moespec.spec.examples import LOGITS
 

@@ -5,8 +5,8 @@ from string import ascii_lowercase
 from typing import NamedTuple
 
 from generator.catalogue import Page
-from moespec.conformance.algorithms import variants
-from moespec.conformance.engine.variant import Variant
+from moespec.conformance.author.variant import Variant
+from moespec.conformance.cases import variants
 from moespec.spec import LEDGER
 
 __all__ = ["Practice", "by_code_base", "of_page", "practices", "variants_of"]

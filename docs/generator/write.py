@@ -20,9 +20,9 @@ from generator.evidence import measured, rows
 from generator.practice import by_code_base, of_page, variants_of
 from generator.revisions import changes, past
 from generator.sources import options, signature, sources
-from moespec.conformance.engine.suite import manifests
+from moespec.conformance.check.results import COLUMNS
 from moespec.conformance.report.report import Report
-from moespec.conformance.report.results import COLUMNS
+from moespec.conformance.suite import manifests
 from moespec.spec import LEDGER
 
 __all__ = ["write"]

@@ -6,9 +6,9 @@ import sys
 import pytest
 from committed import CASES
 
+from moespec.conformance import suite
 from moespec.conformance.__main__ import main
-from moespec.conformance.engine import suite
-from moespec.conformance.engine.generate import suite_text
+from moespec.conformance.author.generate import suite_text
 
 KEPT = ("token_choice/tied", "token_choice/gradient", "z_loss/negative_value", "soft_routing/values")
 OVER_NUMPY = "from moespec.backends.numpy import *\nfrom moespec.backends import numpy\n"

@@ -12,10 +12,10 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 
-from moespec.conformance.engine.compare import Outcome
+from moespec.conformance.check.results import CaseResult, Match
+from moespec.conformance.compare import Outcome
 from moespec.conformance.report.junit import junit
 from moespec.conformance.report.report import Report, Unsupported
-from moespec.conformance.report.results import CaseResult, Match
 
 ROOT = Path(__file__).parents[2]
 ACTION = ROOT / ".github/actions/conformance/action.yml"

@@ -7,9 +7,9 @@ import sys
 import pytest
 from committed import CASES, of
 
-from moespec.conformance.engine import suite
-from moespec.conformance.engine.classes import CLASSES, class_of
-from moespec.conformance.engine.generate import suite_text
+from moespec.conformance import suite
+from moespec.conformance.author.generate import suite_text
+from moespec.conformance.check.classes import CLASSES, class_of
 
 NUMPY = ("--target", "moespec.backends.numpy")
 Z_LOSS, TOTAL = ("--dtype", "float64", "--algorithm", "z_loss"), len(of("z_loss"))

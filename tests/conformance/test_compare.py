@@ -9,9 +9,13 @@ import pytest
 from committed import BY_ID, CASES, of, replaced, results_of
 
 import moespec.backends.numpy as reference
-from moespec.conformance.algorithms import functions
-from moespec.conformance.engine import compare as engine
-from moespec.conformance.engine.compare import (
+from moespec.conformance import compare as comparison
+from moespec.conformance.author.draw import to_bfloat16
+from moespec.conformance.cases import functions
+from moespec.conformance.check.errors import verdict
+from moespec.conformance.check.files import check, expected
+from moespec.conformance.check.results import CaseResult
+from moespec.conformance.compare import (
     ALL_DTYPES,
     CONSTANTS,
     DTYPES,
@@ -22,12 +26,8 @@ from moespec.conformance.engine.compare import (
     precision,
     tolerance,
 )
-from moespec.conformance.engine.draw import to_bfloat16
-from moespec.conformance.engine.errors import verdict
-from moespec.conformance.engine.files import check, expected
-from moespec.conformance.engine.format import Value
+from moespec.conformance.format import Value
 from moespec.conformance.report import matrix, report
-from moespec.conformance.report.results import CaseResult
 from moespec.models.tensors import Found
 from moespec.spec import errors
 
@@ -391,7 +391,7 @@ def test_float16_has_not_every_number():
         assert exact(np.array([number], np.float32), double)
     assert exact(np.array([np.nan, np.inf], np.float32), half)
     assert exact(np.array([1 << 20]), half)
-    (outcome,) = engine.compared(
+    (outcome,) = comparison.compared(
         "z_loss", {"loss": Value(np.array([1e6]), ("groups",), "float")}, {"loss": [0]}, half, True
     )
     assert outcome.state == "inconclusive"

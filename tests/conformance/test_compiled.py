@@ -7,9 +7,9 @@ import pytest
 from committed import BY_ID, CASES, replaced
 
 import moespec.backends.numpy as reference
-from moespec.conformance.engine.compare import DTYPES
-from moespec.conformance.engine.run import run_cases
-from moespec.conformance.engine.target import Target, job_of
+from moespec.conformance.check.run import run_cases
+from moespec.conformance.check.target import Target, job_of
+from moespec.conformance.compare import DTYPES
 
 VALUES = [case for case in CASES if case.algorithm == "balance_loss" and case.kind not in ("negative", "gradient")]
 JOBS = [job_of(case, stage.name) for case in VALUES for stage in case.stages if stage.outputs]

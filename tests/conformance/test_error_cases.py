@@ -14,12 +14,12 @@ import pytest
 from committed import CASES
 
 from moespec import spec
-from moespec.conformance.engine import call
-from moespec.conformance.engine.compare import DTYPES
-from moespec.conformance.engine.derived import derived, valid_calls
-from moespec.conformance.engine.errors import verdict
-from moespec.conformance.engine.reference import Making, backend
-from moespec.conformance.engine.target import Target, job_of
+from moespec.conformance import call
+from moespec.conformance.author.derived import derived, valid_calls
+from moespec.conformance.author.reference import Making, backend
+from moespec.conformance.check.errors import verdict
+from moespec.conformance.check.target import Target, job_of
+from moespec.conformance.compare import DTYPES
 
 FOLDER = Path(spec.__file__).parent
 ARRAYS = ("as_array", "as_scalar")

@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 from committed import BY_ID, of, results_of
 
-from moespec.conformance.algorithms import definitions, function
-from moespec.conformance.engine import reproduce
-from moespec.conformance.engine.build import build
-from moespec.conformance.engine.compare import DTYPES, certified
-from moespec.conformance.engine.draw import salted
-from moespec.conformance.engine.fresh import fresh, is_drawn
-from moespec.conformance.engine.manifest import encode
-from moespec.conformance.engine.reference import GoldenError
-from moespec.conformance.engine.variant import module_of
+from moespec.conformance.author.build import build
+from moespec.conformance.author.draw import salted
+from moespec.conformance.author.fresh import fresh, is_drawn
+from moespec.conformance.author.reference import GoldenError
+from moespec.conformance.author.variant import module_of
+from moespec.conformance.cases import definitions, function
+from moespec.conformance.check import reproduce
+from moespec.conformance.compare import DTYPES, certified
+from moespec.conformance.manifest import encode
 
 SEED = 7
 SOME = ("z_loss", "token_choice", "softmax_expert_choice")
@@ -82,7 +82,7 @@ def test_an_uncertain_draw_gives_way_to_the_next(monkeypatch):
         (case,) = fresh(SEED, lambda known: known == "token_choice/two_choices")
         return content([case])
 
-    module, first, said = importlib.import_module("moespec.conformance.engine.fresh"), made(), iter([False, True])
+    module, first, said = importlib.import_module("moespec.conformance.author.fresh"), made(), iter([False, True])
     monkeypatch.setattr(module, "certified", lambda *_: next(said))
     assert made() != first
     monkeypatch.setattr(module, "certified", lambda *_: False)
@@ -107,7 +107,7 @@ def test_the_reference_passes_and_a_variant_fails(some):
 
 
 LOOKED_UP = """
-from moespec.conformance.engine import suite
+from moespec.conformance import suite
 
 ANSWERS = {}
 for case in suite.load(only=lambda id: id.startswith("z_loss/")):

@@ -5,19 +5,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from moespec.conformance import suite
 from moespec.conformance.__main__ import main
-from moespec.conformance.algorithms import functions
-from moespec.conformance.engine import generate as module
-from moespec.conformance.engine import suite
-from moespec.conformance.engine.build import build
-from moespec.conformance.engine.compare import tolerance
-from moespec.conformance.engine.derived import all_definitions
-from moespec.conformance.engine.describe import Function, Output
-from moespec.conformance.engine.format import Stage, Tensor, Value, VectorError
-from moespec.conformance.engine.generate import MADE, StaleError, differences, generate, suite_text
-from moespec.conformance.engine.manifest import read, write
-from moespec.conformance.engine.reference import GoldenError, Making
-from moespec.conformance.engine.slopes import gradients
+from moespec.conformance.author import generate as module
+from moespec.conformance.author.build import build
+from moespec.conformance.author.derived import all_definitions
+from moespec.conformance.author.describe import Function, Output
+from moespec.conformance.author.generate import MADE, StaleError, differences, generate, suite_text
+from moespec.conformance.author.reference import GoldenError, Making
+from moespec.conformance.author.slopes import gradients
+from moespec.conformance.cases import functions
+from moespec.conformance.compare import tolerance
+from moespec.conformance.format import Stage, Tensor, Value, VectorError
+from moespec.conformance.manifest import read, write
 
 KEPT = ("z_loss/values", "z_loss/equal", "z_loss/gradient", "expert_choice/two_slots")
 DEFINED = {id: all_definitions()[id] for id in KEPT}

@@ -17,11 +17,12 @@ from committed import BY_ID, CASES, of
 from safetensors.numpy import load_file, save_file
 
 from moespec import spec
-from moespec.conformance.engine import files, reproduce, suite, waivers
-from moespec.conformance.engine.adapter import Adapter
-from moespec.conformance.engine.compare import DTYPES
-from moespec.conformance.engine.run import run_cases
-from moespec.conformance.engine.target import Target
+from moespec.conformance import suite
+from moespec.conformance.check import files, reproduce, waivers
+from moespec.conformance.check.adapter import Adapter
+from moespec.conformance.check.run import run_cases
+from moespec.conformance.check.target import Target
+from moespec.conformance.compare import DTYPES
 from moespec.conformance.report import report
 from moespec.models.tensors import Found
 

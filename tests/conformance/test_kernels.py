@@ -5,15 +5,16 @@ import pytest
 from committed import CASES
 from fused_layers import JAX, NUMPY, RIGHT, SUBTLE, WRONG
 
-from moespec.conformance.engine import large, suite
-from moespec.conformance.engine.adapter import Adapter
-from moespec.conformance.engine.backward import layer_slopes
-from moespec.conformance.engine.compare import ALL_DTYPES, DTYPES, compare, constant, exact, tolerance
-from moespec.conformance.engine.fresh import fresh
-from moespec.conformance.engine.manifest import encode
-from moespec.conformance.engine.reference import GoldenError
-from moespec.conformance.engine.run import run_cases
-from moespec.conformance.engine.target import Target
+from moespec.conformance import suite
+from moespec.conformance.author import large
+from moespec.conformance.author.backward import layer_slopes
+from moespec.conformance.author.fresh import fresh
+from moespec.conformance.author.reference import GoldenError
+from moespec.conformance.check.adapter import Adapter
+from moespec.conformance.check.run import run_cases
+from moespec.conformance.check.target import Target
+from moespec.conformance.compare import ALL_DTYPES, DTYPES, compare, constant, exact, tolerance
+from moespec.conformance.manifest import encode
 from moespec.spec import ROUTERS
 
 ROUTER, SEED = "softmax_expert_choice", 7
@@ -86,7 +87,7 @@ def test_a_gradient_that_is_not_that_of_the_specification_is_not_made(monkeypatc
     def halved(*arguments):
         return {name: slope / 2 for name, slope in layer_slopes(*arguments).items()}
 
-    monkeypatch.setattr("moespec.conformance.engine.slopes.layer_slopes", halved)
+    monkeypatch.setattr("moespec.conformance.author.slopes.layer_slopes", halved)
     with pytest.raises(GoldenError, match="along a direction"):
         fresh(SEED, lambda id: id == "hash/large_gradient", size="large")
 

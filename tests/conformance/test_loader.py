@@ -10,8 +10,8 @@ from jsonschema import Draft202012Validator
 from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
-from moespec.conformance.engine import suite
-from moespec.conformance.engine.format import VectorError
+from moespec.conformance import suite
+from moespec.conformance.format import VectorError
 
 TIED, GRADIENT = "token_choice/tied.json", "token_choice/gradient.json"
 ERROR, SOFT = "z_loss/negative_value.json", "soft_routing/values.json"

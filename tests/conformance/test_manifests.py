@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from moespec import spec
-from moespec.conformance.engine import suite
+from moespec.conformance import suite
 
 GROUPED = ("groups", "images", "rows")
 """A first axis of these names is not one of the specification, which computes one group at a time."""

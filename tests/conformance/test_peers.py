@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from committed import BY_ID, CASES, of
 
-from moespec.conformance.engine import suite
-from moespec.conformance.engine.compare import DTYPES
-from moespec.conformance.engine.recognise import Known
-from moespec.conformance.engine.run import run_cases
+from moespec.conformance import suite
+from moespec.conformance.check.recognise import Known
+from moespec.conformance.check.run import run_cases
+from moespec.conformance.compare import DTYPES
 from moespec.conformance.peers import PEERS
 from moespec.conformance.peers.__main__ import main
 from moespec.conformance.peers.measure import measure, read_record

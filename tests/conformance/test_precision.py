@@ -9,10 +9,10 @@ from committed import BY_ID, CASES, results_of
 
 import moespec.backends.numpy as reference
 from moespec import spec
-from moespec.conformance.engine.compare import DTYPES, certified
-from moespec.conformance.engine.draw import to_bfloat16
-from moespec.conformance.engine.target import Target, execute, job_of
-from moespec.conformance.report.results import FAILED
+from moespec.conformance.author.draw import to_bfloat16
+from moespec.conformance.check.results import FAILED
+from moespec.conformance.check.target import Target, execute, job_of
+from moespec.conformance.compare import DTYPES, certified
 
 torch = pytest.importorskip("torch")
 right = pytest.importorskip("moespec.backends.torch")

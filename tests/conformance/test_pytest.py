@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import pytest
 
 from moespec.conformance import pytest as conformance
-from moespec.conformance.engine import suite
+from moespec.conformance import suite
 from moespec.spec import ConfigError
 
 NUMPY = {"target": "moespec.backends.numpy", "dtypes": ["float64"]}

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from moespec import spec
-from moespec.conformance.algorithms import definitions
-from moespec.conformance.engine.build import build
-from moespec.conformance.engine.rows import ALGORITHMS
-from moespec.conformance.engine.trace import Recorder, TraceError
+from moespec.conformance.author.build import build
+from moespec.conformance.author.trace import Recorder, TraceError
+from moespec.conformance.cases import definitions
+from moespec.conformance.rows import ALGORITHMS
 
 TOKENS, KERNEL = np.ones((6, 4)), np.arange(12.0).reshape(4, 3)
 

@@ -8,13 +8,13 @@ from html.parser import HTMLParser
 import pytest
 from committed import BY_ID, CASES
 
-from moespec.conformance.engine import suite
-from moespec.conformance.engine.compare import Outcome
+from moespec.conformance import suite
+from moespec.conformance.check.results import STATES, CaseResult, Match
+from moespec.conformance.compare import Outcome
 from moespec.conformance.report import matrix, reading, report
 from moespec.conformance.report.badge import badge
 from moespec.conformance.report.page import flags, page
 from moespec.conformance.report.report import Report, ReportError, Unsupported
-from moespec.conformance.report.results import STATES, CaseResult, Match
 from moespec.spec import LEDGER
 
 SUITE = suite.digest()

@@ -7,8 +7,8 @@ import pytest
 from committed import of
 
 from moespec.backends import numpy as backend
-from moespec.conformance.engine.compare import DTYPES
-from moespec.conformance.engine.target import Target, execute, job_of
+from moespec.conformance.check.target import Target, execute, job_of
+from moespec.conformance.compare import DTYPES
 from moespec.spec import ROUTERS
 
 FIXED = {"width", "experts", "tokens"}

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from committed import CASES
 
-from moespec.conformance.engine.compare import DTYPES, certified
+from moespec.conformance.compare import DTYPES, certified
 from moespec.spec import ROUTERS
 
 TRAJECTORIES = {case.stages[0].options["model"]["router"]: case for case in CASES if case.kind == "trajectory"}

@@ -8,11 +8,11 @@ import pytest
 from committed import BY_ID, of
 
 from moespec.conformance.__main__ import main
-from moespec.conformance.engine.adapter import Adapter
-from moespec.conformance.engine.compare import DTYPES
-from moespec.conformance.engine.format import Tensor, Value
-from moespec.conformance.engine.run import run_cases
-from moespec.conformance.engine.target import Target
+from moespec.conformance.check.adapter import Adapter
+from moespec.conformance.check.run import run_cases
+from moespec.conformance.check.target import Target
+from moespec.conformance.compare import DTYPES
+from moespec.conformance.format import Tensor, Value
 
 LOSSES = ("--algorithm", "z_loss", "--algorithm", "importance_loss")
 COUNT = {name: len(of(name)) for name in ("z_loss", "importance_loss")}
@@ -246,7 +246,7 @@ def test_numpy_may_widen_what_an_adapter_computes(target):
 # Declining.
 
 DECLINING = """
-from moespec.conformance.engine.compare import NotOfferedError
+from moespec.conformance.compare import NotOfferedError
 
 def z_loss(logits):
     raise {error}("not for these numbers")

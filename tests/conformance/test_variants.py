@@ -13,11 +13,11 @@ import pytest
 from committed import BY_ID, CASES, results_of
 
 from moespec import spec
-from moespec.conformance.algorithms import variants
-from moespec.conformance.engine import survey
-from moespec.conformance.engine.recognise import Known, recognise
-from moespec.conformance.engine.variant import Variant, module_of, variant
-from moespec.conformance.report.results import FAILED
+from moespec.conformance.author.variant import Variant, module_of, variant
+from moespec.conformance.cases import variants
+from moespec.conformance.check import survey
+from moespec.conformance.check.recognise import Known, recognise
+from moespec.conformance.check.results import FAILED
 from moespec.spec import CAPACITY_RULES, LEDGER, ROUTERS
 
 VALUES = [replace(case, gradients=None) for case in CASES if case.kind not in ("negative", "trajectory")]

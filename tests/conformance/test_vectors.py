@@ -10,17 +10,17 @@ import pytest
 from committed import BY_ID, CASES, of
 from jsonschema import Draft202012Validator
 
-from moespec.conformance.algorithms import functions
-from moespec.conformance.engine import call, suite
-from moespec.conformance.engine.compare import CONSTANTS, DTYPES, certified
-from moespec.conformance.engine.derived import all_definitions
-from moespec.conformance.engine.draw import to_bfloat16
-from moespec.conformance.engine.files import expected
-from moespec.conformance.engine.format import KINDS
-from moespec.conformance.engine.generate import suite_text
-from moespec.conformance.engine.rows import ALGORITHMS
+from moespec.conformance import call, suite
+from moespec.conformance.author.derived import all_definitions
+from moespec.conformance.author.draw import to_bfloat16
+from moespec.conformance.author.generate import suite_text
+from moespec.conformance.cases import functions
+from moespec.conformance.check.files import expected
+from moespec.conformance.check.results import COLUMNS
+from moespec.conformance.compare import CONSTANTS, DTYPES, certified
+from moespec.conformance.format import KINDS
 from moespec.conformance.report.page import flags
-from moespec.conformance.report.results import COLUMNS
+from moespec.conformance.rows import ALGORITHMS
 from moespec.spec import LEDGER, ROUTERS
 
 SCHEMA = json.loads((suite.VECTORS.parent / "schema.json").read_text())

@@ -5,12 +5,13 @@ import json
 import pytest
 from committed import of
 
-from moespec.conformance.engine import suite, waivers
-from moespec.conformance.engine.compare import Outcome
-from moespec.conformance.engine.waivers import Waiver, WaiverError
+from moespec.conformance import suite
+from moespec.conformance.check import waivers
+from moespec.conformance.check.results import CaseResult
+from moespec.conformance.check.waivers import Waiver, WaiverError
+from moespec.conformance.compare import Outcome
 from moespec.conformance.report import matrix
 from moespec.conformance.report.report import Report, counts
-from moespec.conformance.report.results import CaseResult
 
 IDS = suite.ids()
 MODES = ("eager", "compiled", "files")

@@ -12,14 +12,14 @@ from types import SimpleNamespace
 import pytest
 from committed import BY_ID, CASES, of, results_of
 
-from moespec.conformance.algorithms import variants
-from moespec.conformance.engine.compare import DTYPES
-from moespec.conformance.engine.equal_scores import judged
-from moespec.conformance.engine.modes import DEFAULT, run_in
-from moespec.conformance.engine.run import run_cases
-from moespec.conformance.engine.target import Target
-from moespec.conformance.engine.variant import every, module_of
-from moespec.conformance.report.results import FAILED
+from moespec.conformance.author.variant import every, module_of
+from moespec.conformance.cases import variants
+from moespec.conformance.check.equal_scores import judged
+from moespec.conformance.check.modes import DEFAULT, run_in
+from moespec.conformance.check.results import FAILED
+from moespec.conformance.check.run import run_cases
+from moespec.conformance.check.target import Target
+from moespec.conformance.compare import DTYPES
 from moespec.spec import ROUTERS
 
 ROOT = Path(__file__).parents[2]
@@ -124,7 +124,7 @@ def run_suite(tree):
 
 
 def test_an_unchanged_copy_is_what_is_imported_and_passes(tree):
-    names = ["spec", "backends.numpy", "conformance.engine.suite", "models.vit"]
+    names = ["spec", "backends.numpy", "conformance.suite", "models.vit"]
     program = f"import importlib\nfor n in {names}: print(importlib.import_module('moespec.' + n).__file__)"
     located = python(tree, "-c", program).stdout.split()
     assert len(located) == len(names)

@@ -12,10 +12,10 @@ if os.environ.get("TRITON_INTERPRET") != "1":
 
 import fused
 
-from moespec.conformance.engine.adapter import Adapter
-from moespec.conformance.engine.compare import ALL_DTYPES
-from moespec.conformance.engine.fresh import fresh
-from moespec.conformance.engine.run import run_cases
+from moespec.conformance.author.fresh import fresh
+from moespec.conformance.check.adapter import Adapter
+from moespec.conformance.check.run import run_cases
+from moespec.conformance.compare import ALL_DTYPES
 
 ROUTER = "softmax_expert_choice"
 

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from moespec.conformance.engine import files, manifest
-from moespec.conformance.engine.format import VectorError
+from moespec.conformance import manifest
+from moespec.conformance.check import files
+from moespec.conformance.format import VectorError
 from moespec.models.errors import CheckpointError, DataError
 from moespec.models.hashing import tables
 from moespec.models.tensors import decoded

@@ -44,7 +44,7 @@ PROGRAM = """
     from pathlib import Path
     import moespec
     from moespec import spec
-    from moespec.conformance.engine.suite import VECTORS
+    from moespec.conformance.suite import VECTORS
     from moespec.spec import ROUTERS
     from moespec.spec.routers import names
 

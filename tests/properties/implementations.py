@@ -21,8 +21,8 @@ import pytest
 from hypothesis import Phase, given, settings
 
 from moespec import spec
-from moespec.conformance.algorithms import variants
-from moespec.conformance.engine.variant import module_of
+from moespec.conformance.author.variant import module_of
+from moespec.conformance.cases import variants
 
 __all__ = ["SPEC", "holds"]
 

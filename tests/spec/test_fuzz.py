@@ -14,10 +14,10 @@ import pytest
 from committed import CASES
 
 from moespec import spec
-from moespec.conformance.engine import call
-from moespec.conformance.engine.derived import valid_calls
-from moespec.conformance.engine.format import Case
-from moespec.conformance.engine.reference import SPEC, Making
+from moespec.conformance import call
+from moespec.conformance.author.derived import valid_calls
+from moespec.conformance.author.reference import SPEC, Making
+from moespec.conformance.format import Case
 from moespec.spec import ROUTERS, Routing, SpecError
 from moespec.spec.options import RouterOptions
 

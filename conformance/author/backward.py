@@ -1,0 +1,82 @@
+"""The gradient of a layer with many parameters: its experts by their derivative, its router by the complex step.
+
+    y = combine @ (w2 gelu(w1 (dispatch^T @ x) + b1) + b2),   L = sum(probe * y)
+
+A complex step for each parameter of the experts would take hours. What L makes of dispatch and combine is known once
+the experts are differentiated, so that the router is a scalar function of its own inputs, which are few.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moespec.backends.directions import STEP, derivatives, units
+from moespec.conformance.author.reference import Arrays, Making
+from moespec.conformance.format import Stage
+from moespec.spec.gelu import activation
+
+__all__ = ["layer_slopes", "slope"]
+
+Array = NDArray[Any]
+
+
+def slope(function: Callable[[Arrays], Any], values: Arrays, name: str) -> NDArray[np.float64]:
+    """The derivative of a scalar with respect to every entry of one value, by the complex step."""
+    array = values[name]
+    slopes = derivatives(lambda step: {"": function({**values, name: array + step})}, units(np.ones(array.shape)))
+    return slopes[""].reshape(array.shape)
+
+
+def layer_slopes(making: Making, stage: Stage, values: Arrays, probe: Array) -> Arrays:
+    """The gradient of `sum(probe * output)` of the layer around a router, for one group, by each of its inputs.
+
+    stage: a `moe_layer` whose experts are perceptrons. values: its inputs. probe: (tokens, width).
+    """
+    route = making.stages[stage.arguments["routing"].partition("/")[0]]  # type: ignore[union-attr]
+    own = {name: array for name, array in values.items() if not name.startswith("experts/")}
+    dispatch, combine = _dense(making.run(route, own), len(values["tokens"]))
+    slopes, slots, outputs = _experts(stage, values, dispatch, combine, probe)
+    slopes["tokens"] = np.einsum("tec,ecd->td", dispatch, slots)
+    by_combine = np.einsum("td,ecd->tec", probe, outputs)
+    by_dispatch = np.einsum("td,ecd->tec", values["tokens"], slots)
+
+    def routed(inputs: Arrays) -> Any:
+        dispatch, combine = _dense(making.run(route, inputs), len(values["tokens"]))
+        return np.sum(by_combine * combine) + np.sum(by_dispatch * dispatch)
+
+    for name in own:
+        if values[name].dtype.kind == "f":
+            slopes[name] = slopes.get(name, 0) + slope(routed, own, name)
+    return slopes
+
+
+def _dense(results: Arrays, tokens: int) -> tuple[Array, Array]:
+    """Dispatch and combine (tokens, experts, capacity) from the results of a route."""
+    if "dispatch" in results:
+        return results["dispatch"], results["combine"]
+    dispatch = (results["slots"] == np.arange(tokens)[:, None, None]).astype(float)
+    return dispatch, dispatch * results["weights"]
+
+
+def _experts(
+    stage: Stage, values: Arrays, dispatch: Array, combine: Array, probe: Array
+) -> tuple[Arrays, Array, Array]:
+    """The gradient by the parameters of the experts and by their inputs, and their outputs."""
+    reference: Any = stage.arguments["experts"]
+    form = partial(activation, form=reference["options"]["gelu"])
+    w1, b1, w2, b2 = (values[f"experts/{name}"] for name in ("w1", "b1", "w2", "b2"))
+    inputs = np.einsum("tec,td->ecd", dispatch, values["tokens"])
+    hidden = inputs @ w1 + b1[:, None]
+    active = form(hidden)
+    by_output = np.einsum("tec,td->ecd", combine, probe)
+    by_hidden = by_output @ w2.swapaxes(1, 2) * np.imag(form(hidden + 1j * STEP)) / STEP
+    slopes = {
+        "experts/w1": inputs.swapaxes(1, 2) @ by_hidden,
+        "experts/b1": by_hidden.sum(axis=1),
+        "experts/w2": active.swapaxes(1, 2) @ by_output,
+        "experts/b2": by_output.sum(axis=1),
+    }
+    return slopes, by_hidden @ w1.swapaxes(1, 2), active @ w2 + b2[:, None]

@@ -1,0 +1,123 @@
+"""Cases of routers. Their tokens are drawn again until all choices are far from ties."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moespec import spec
+from moespec.conformance.author.decide import choices, margin, ordered
+from moespec.conformance.author.definition import Definition, Routed, tensor
+from moespec.conformance.author.draw import grid
+from moespec.conformance.author.reference import Arrays
+from moespec.conformance.author.trace import Recorder
+from moespec.conformance.format import Stage, Tensor
+from moespec.spec import ContractError
+
+__all__ = ["drawn", "layer_of", "recorded", "route_of"]
+
+
+def route_of(definition: Definition) -> Stage:
+    """The stage that is the router as a whole."""
+    routed = _routed(definition)
+    names = {name: f"router/{name}" for name in _below("router", definition.inputs)}
+    taken = {name: name for name in ("noise", "ids") if name in definition.inputs}
+    options: dict[str, Any] = {"options": dict(routed.options), "train": routed.train}
+    return Stage("route", f"ROUTERS.{routed.router}.route", {"params": names, "tokens": "tokens", **taken}, options)
+
+
+def layer_of(definition: Definition) -> Stage:
+    """The stage that is the layer around the router."""
+    params = {name: f"experts/{name}" for name in _below("experts", definition.inputs)}
+    experts = {"call": "expert_mlp", "arguments": {"params": params}, "options": {"gelu": _routed(definition).gelu}}
+    return Stage("moe_layer", "moe_layer", {"tokens": "tokens", "routing": "route/routing", "experts": experts}, {})
+
+
+def _below(prefix: str, inputs: Mapping[str, Tensor]) -> list[str]:
+    return [name.removeprefix(f"{prefix}/") for name in inputs if name.startswith(f"{prefix}/")]
+
+
+def _routed(definition: Definition) -> Routed:
+    if definition.routed is None:
+        raise TypeError(f"{definition.id}: no case of a router")
+    return definition.routed
+
+
+def recorded(
+    definition: Definition, values: Arrays, seen: Callable[[Stage, dict[str, Any]], None] = lambda stage, given: None
+) -> tuple[Recorder, str]:
+    """The calls of the router on one group, and the name of that whose result is its routing.
+
+    seen: is told each call as it is made, and its arguments.
+    """
+
+    def change(stage: Stage, made: Any) -> Any:
+        seen(stage, recorder.given[stage.name])
+        return made
+
+    routed = _routed(definition)
+    router = spec.ROUTERS[routed.router]
+    recorder = Recorder(spec, values, change)
+    params = {name: values[f"router/{name}"] for name in _below("router", values)}  # type: ignore[arg-type]
+    taken = {name: values[name] for name in ("noise", "ids") if name in values}
+    options = router.options(**routed.options)
+    output = router.bind(recorder).route(params, values["tokens"], options, train=routed.train, **taken)
+    return recorder, recorder.name_of(output.routing)
+
+
+def drawn(definition: Definition) -> dict[str, Tensor]:
+    """The inputs of a case with the tokens and the noise that are drawn for it."""
+    routed = _routed(definition)
+    if not routed.drawn:
+        return dict(definition.inputs)
+    key = f"routers/{routed.router}/{definition.name}"
+    draws = [_clear(definition, f"{key}/{group}") for group in range(routed.groups)]
+    inputs = {"tokens": tensor(np.stack([tokens for tokens, _ in draws]), "groups tokens width"), **definition.inputs}
+    if routed.noise:
+        inputs["noise"] = tensor(np.stack([noise for _, noise in draws]), f"groups {routed.noise.axes}")
+    return inputs
+
+
+def _clear(definition: Definition, key: str) -> tuple[NDArray[np.float32], Any]:
+    """Tokens and noise of one group, with the largest margin among some draws, or the first that is large enough."""
+    routed = _routed(definition)
+    given = {name: value.array.astype(np.float64) for name, value in definition.inputs.items()}
+    sizes = dict(routed.options)
+    if "router/kernel" in given:
+        sizes["columns"] = given["router/kernel"].shape[1]  # more than experts, where branches have logits, too
+    best, found = -1.0, None
+    parameters = [value for name, value in given.items() if name.startswith("router/")]
+    for attempt in range(routed.draws.tries if any(value.any() for value in parameters) else 1):
+        tokens = grid(f"{key}/{attempt}", (sizes["tokens"], sizes["width"]), reach=routed.draws.reach, step=0.25)
+        values, noise = {**given, "tokens": tokens.astype(np.float64)}, None
+        if routed.noise:
+            axes, reach, step, centre = routed.noise
+            shape = tuple(sizes[axis] for axis in axes.split())
+            noise = grid(f"{key}/{attempt}/noise", shape, reach=reach, step=step, centre=centre)
+            values["noise"] = noise.astype(np.float64)
+        margins: list[float] = []
+        try:
+            recorded(definition, values, partial(_judge, routed, margins, best))
+        except (ContractError, _WorseError):  # no input of the router, or none that is wanted
+            continue
+        best, found = min(margins), (tokens, noise)
+        if best >= routed.draws.enough:
+            break
+    if found is None:
+        raise ValueError(f"{key}: no draw is accepted")
+    return found
+
+
+class _WorseError(Exception):
+    """A draw is no better than another."""
+
+
+def _judge(routed: Routed, margins: list[float], best: float, stage: Stage, given: dict[str, Any]) -> None:
+    """Adds the margin of a call that decides. Raises _WorseError for one of at most `best`, and one not accepted."""
+    for _, choice in choices((stage,)):
+        scores = ordered(choice, given)
+        margins.append(margin(choice, scores, {name: np.abs(v) for name, v in scores.items()}, stage.options))
+        if margins[-1] <= best or not (routed.accept is None or routed.accept(scores.get("", scores))):
+            raise _WorseError

@@ -1,0 +1,93 @@
+"""Fresh cases from a seed: the definitions of the committed cases with other random numbers.
+
+What a target must compute for the committed vectors can be looked up in them; for these it cannot. The same seed gives
+the same cases. Every expected result, tolerance and margin is computed anew; a draw that cannot be made, or whose
+choices are not certain in float32, gives way to the next one of its seed. Error cases, training and whole models are
+left out, and so are cases whose numbers are written down.
+"""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
+
+import numpy as np
+from tqdm import tqdm
+
+from moespec.conformance.author import large
+from moespec.conformance.author.build import build
+from moespec.conformance.author.definition import Definition
+from moespec.conformance.author.draw import salted
+from moespec.conformance.author.reference import GoldenError
+from moespec.conformance.cases import definitions, function
+from moespec.conformance.compare import DTYPES, certified
+from moespec.conformance.format import Case
+from moespec.conformance.suite import problems
+
+__all__ = ["fresh", "is_drawn"]
+
+TRIES = 12
+"""Draws of a seed for a case."""
+
+
+def fresh(
+    seed: int, only: Callable[[str], bool] = lambda id: True, *, jobs: int = 1, size: str = "small"
+) -> list[Case]:
+    """The cases of a seed whose id `only` accepts, made by `jobs` processes.
+
+    size: "small", the committed cases with other numbers, or "large", those of `large.py`. Raises GoldenError for a case
+    of which no draw can be made.
+    """
+    if size == "large":
+        chosen = [id for id in large.ids() if only(id)]
+    else:
+        chosen = [id for id, definition in definitions(_salt(seed, 0)).items() if only(id) and is_drawn(definition)]
+    made = _made_by(jobs, partial(_made, seed), chosen)
+    return list(tqdm(made, f"seed {seed}", len(chosen), unit="case", disable=None))
+
+
+def is_drawn(definition: Definition) -> bool:
+    """Whether a salted definition makes a fresh case: its call is compared by numbers, and these are random."""
+    if definition.kind in ("negative", "trajectory") or any(function(s.call).batched for s in definition.stages):
+        return False
+    committed = definitions()[definition.id].inputs
+    changed = any(not np.array_equal(t.array, committed[name].array) for name, t in definition.inputs.items())
+    return changed or (definition.routed is not None and definition.routed.drawn)
+
+
+def _salt(seed: int, attempt: int) -> str:
+    return f"{seed}/{attempt}/"
+
+
+def _made_by(jobs: int, make: Callable[[str], Case], ids: list[str]) -> Iterator[Case]:
+    if jobs == 1:
+        yield from map(make, ids)
+        return
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        yield from pool.map(make, ids)
+
+
+def _definition(id: str, salt: str) -> Definition:
+    """A committed case with the numbers of a salt, or a large one."""
+    return large.definition(id) if id.partition("/")[2] in large.LARGE else definitions(salt)[id]
+
+
+def _made(seed: int, id: str) -> Case:
+    """The case of the first draw whose choices are certain in float32, or else of the first that can be made."""
+    uncertain, failure = None, ""
+    for attempt in range(TRIES):
+        salt = _salt(seed, attempt)
+        try:
+            with salted(salt):
+                case = build(_definition(id, salt))
+        except (GoldenError, ValueError) as error:
+            failure = str(error)
+            continue
+        for problem in problems(case):
+            raise GoldenError(f"{id}: {problem}")
+        if all(certified(decision, DTYPES["float32"]) for decision in case.decisions.values()):
+            return case
+        uncertain = uncertain or case
+    if uncertain is None:
+        raise GoldenError(f"{id}: no draw of the seed {seed} can be made: {failure}")
+    return uncertain

@@ -1,0 +1,63 @@
+"""Makes error cases: one invalid input each, an edit away from a valid case.
+
+`static` errors (shapes, dtypes, options) must be raised when compiled code is traced, too; `runtime` errors (values)
+are required of the specification and optional for compiled targets.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from inspect import signature
+from typing import Any
+
+from moespec import spec
+from moespec.conformance import call
+from moespec.conformance.author.definition import Definition
+from moespec.conformance.format import Tensor
+
+__all__ = ["invalid"]
+
+KINDS = {
+    "ConfigError": "out of range or unknown",
+    "ShapeError": "of the wrong shape",
+    "DtypeError": "of the wrong dtype",
+    "ContractError": "not finite, or out of range",
+}
+"""What is wrong with an argument, by the error that it raises."""
+
+
+def invalid(
+    valid: Definition,
+    name: str,
+    error: str,
+    argument: str,
+    *,
+    inputs: Mapping[str, Tensor] | None = None,
+    options: Mapping[str, Any] | None = None,
+    purpose: str = "",
+) -> Definition:
+    """A valid case with other inputs, and other options of its last call, which must raise the error.
+
+    Options that the valid call leaves out are written down in it with their defaults.
+    """
+    stages, routed = valid.stages, valid.routed
+    if options and routed is not None:
+        routed = replace(routed, options={**routed.options, **options})
+    elif options:
+        *before, stage = stages
+        parameters = signature(call.at(spec, stage.call)).parameters
+        stage = replace(stage, options={**{name: parameters[name].default for name in options}, **stage.options})
+        valid = replace(valid, stages=(*before, stage))
+        stages = (*before, replace(stage, options={**stage.options, **options}))
+    return replace(
+        valid,
+        name=f"negative_{name}",
+        kind="negative",
+        purpose=purpose or f"The argument {argument} is {KINDS[error]}.",
+        inputs={**valid.inputs, **(inputs or {})},
+        stages=stages,
+        routed=routed,
+        flags=("invalid_argument" if error != "ContractError" else "invalid_value",),
+        error=error,
+        argument=argument,
+        valid=valid,
+    )

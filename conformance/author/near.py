@@ -1,0 +1,91 @@
+"""Near ties: scores that differ, and that are equal in the next lower precision.
+
+Inputs are exact in bfloat16, so scores that are not are computed: as logits, which every dtype has in float32 or better.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from moespec.conformance.author.definition import Definition, call, composed, tensor
+from moespec.conformance.author.draw import grid, permutation
+from moespec.conformance.author.routers import router_case
+from moespec.conformance.format import Stage, Tensor
+
+__all__ = ["FLAG", "near_codes", "near_router", "near_ties"]
+
+FLAG = "low_precision"
+LOGITS = "router_logits"
+GROUPS, TOKENS, EXPERTS, WIDTH = 2, 6, 3, 4
+
+PURPOSES = {
+    ("near_bfloat16", 12): "Scores that differ by 2^-12: equal in bfloat16, in order in float32.",
+    ("near_float32", 40): "Scores that differ by 2^-40: equal in float32, in order in float64.",
+}
+"""What the case is for, by its name and the exponent of the smallest difference."""
+
+
+def near_ties(algorithm: str, *stages: Stage) -> Iterator[Definition]:
+    """Cases of the calls that choose by `router_logits`, as their arguments must say."""
+    for (name, bits), purpose in PURPOSES.items():
+        inputs = _product(f"near/{algorithm}/{name}", bits)
+        logits = call(LOGITS, {argument: argument for argument in inputs})
+        yield composed(algorithm, name, "near_tie", purpose, FLAG, inputs=inputs, stages=(logits, *stages))
+
+
+def _product(key: str, bits: int) -> dict[str, Tensor]:
+    """Tokens and a kernel whose logits are `1 + k / 2^bits`, k = 0, 1, ... in some order: sums without rounding."""
+    step = 2.0 ** -(bits // 2)
+    counts = [permutation(f"{key}/{group}", TOKENS * EXPERTS).reshape(TOKENS, EXPERTS) for group in range(GROUPS)]
+    tokens = np.concatenate([np.ones((GROUPS, TOKENS, 1)), step * np.stack(counts)], axis=2)
+    kernel = np.concatenate([np.ones((1, EXPERTS)), step * np.eye(EXPERTS)])
+    return {"tokens": tensor(tokens, "groups tokens width"), "kernel": tensor(kernel, "width experts")}
+
+
+def near_codes(algorithm: str, *stages: Stage) -> Iterator[Definition]:
+    """Cases of the calls that choose by codes of `dselect_k_codes`: a code beyond an end of the step excludes an expert.
+
+    The first code of each of two selectors is at `1/2 + k / 2^bits`, k = -3 .. 3 without 0, which the
+    next lower precision rounds to 1/2, and the second is amid the step.
+    """
+    for (name, bits), purpose in PURPOSES.items():
+        key, step = f"near/{algorithm}/{name}", 2.0 ** -(bits // 2)
+        counts = np.stack(
+            [np.array([-3, -2, -1, 1, 2, 3])[permutation(f"{key}/{group}", TOKENS)] for group in range(GROUPS)]
+        )
+        tokens = np.stack([np.ones(counts.shape), step * counts], axis=2)
+        inputs = {
+            "tokens": tensor(tokens, "groups tokens width"),
+            "kernel": tensor([[0.5, 0, 0.5, 0, 0, 0], [step, 0, step, 0, 0, 0]], "width columns"),
+            "bias": tensor([0, 0.125, 0, 0.25, 0, 1], "columns"),
+        }
+        codes = call("dselect_k_codes", {argument: argument for argument in inputs}, choices=2, experts=4)
+        purpose = purpose.replace("Scores that differ", "Codes that differ from an end of the step")
+        yield composed(algorithm, name, "near_tie", purpose, FLAG, inputs=inputs, stages=(codes, *stages))
+
+
+def near_router(router: str, params: Mapping[str, Tensor] | None = None, **options: Any) -> Definition:
+    """A router whose tokens, and whose experts, are pairs that differ in one small component.
+
+    Logits within a pair differ by multiples of 2^-11, which bfloat16 rounds away and float32 does not.
+
+    params: other parameters of the router than its kernel. options: of `router_case`.
+    """
+    key, experts = f"near/{router}", 4
+    small = np.stack([permutation(f"{key}/{group}", TOKENS) + 1 for group in range(GROUPS)]) / 32
+    alike = np.repeat(grid(f"{key}/tokens", (GROUPS, TOKENS // 2, WIDTH - 1), step=0.25), 2, axis=1)
+    tokens = np.concatenate([alike, small[..., None]], axis=2)
+    columns = np.repeat(grid(f"{key}/kernel", (WIDTH - 1, experts // 2), reach=1.0), 2, axis=1)
+    kernel = np.concatenate([columns, np.array([[1, 2, -2, 1]]) / 64])
+    return router_case(
+        router,
+        "near_bfloat16",
+        "near_tie",
+        "Tokens and experts in pairs whose scores are equal in bfloat16, and in order in float32.",
+        FLAG,
+        inputs={"tokens": tensor(tokens, "groups tokens width")},
+        params={"kernel": tensor(kernel, "width experts"), **(params or {})},
+        sizes=(TOKENS, experts, WIDTH),
+        **options,
+    )

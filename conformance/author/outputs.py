@@ -1,0 +1,160 @@
+"""The expected results of a stage, each with the scale and the constant of its tolerance."""
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moespec import spec
+from moespec.backends.directions import derivatives, units
+from moespec.conformance.author.draw import signs
+from moespec.conformance.author.reference import Arrays, GoldenError, Making
+from moespec.conformance.author.scale import condition, pooled_spread, round_scale, spread
+from moespec.conformance.author.trace import Recorder
+from moespec.conformance.cases import function
+from moespec.conformance.compare import CONSTANTS, LARGE
+from moespec.conformance.format import Stage, Value
+
+__all__ = ["PROBES", "along", "outputs"]
+
+PROBES = 6
+"""Of a spread that stands for every other scale; a result is many numbers, whose mean counts for each."""
+
+
+def outputs(making: Making, stage: Stage) -> dict[str, Value]:
+    """The expected results of a stage with their scales."""
+    groups = making.groups(stage)
+    each = [making.run(stage, group) for group in groups]
+    results = making.join(stage, each)
+    described = {name: making.output(stage, name) for name in results}
+    for name, value in results.items():
+        if value.ndim > len(described[name].axes.split()):
+            raise GoldenError(f"{stage.name}: {name} has shape {value.shape}, its axes are {described[name].axes}")
+    scales = _scales(
+        making, stage, groups, each, {output.scale for output in described.values() if output.kind == "float"}
+    )
+    values = {}
+    for name, value in results.items():
+        output = described[name]
+        axes = tuple(output.axes.split()[-value.ndim :] if value.ndim else ())
+        if output.kind != "float":
+            values[name] = Value(value.astype(np.int32 if output.kind == "int" else np.bool_), axes, output.kind)
+            continue
+        scale = _scale(making, stage, groups, name, value, scales)
+        values[name] = Value(value.astype(np.float64), axes, "float", scale, _constant(making, stage, name))
+    return values
+
+
+def _scales(
+    making: Making, stage: Stage, groups: list[Arrays], each: list[Arrays], rules: set[str]
+) -> dict[str, Arrays]:
+    """The scales of the results by each of the rules that need derivatives."""
+    scales: dict[str, Arrays] = {}
+    of_all: Callable[..., Arrays] = pooled_spread if function(stage.call).pooled else spread
+    of_each: Callable[..., Arrays] = condition
+    if making.sampled:
+        of_all = of_each = partial(pooled_spread, probes=PROBES)
+    for rule, of in (("condition", of_each), ("spread", of_all)):
+        if rule in rules or (making.sampled and rule == "condition"):
+            found = [
+                of(lambda values: making.run(stage, values), group, computed)
+                for group, computed in zip(groups, each, strict=True)
+            ]
+            scales[rule] = making.join(stage, found)
+    if stage.router:
+        carried = [_carried(making, stage, *pair) for pair in zip(groups, each, strict=True)]
+        scales["condition"] |= {
+            name: np.maximum(scales["condition"][name], array) for name, array in making.join(stage, carried).items()
+        }
+    return scales
+
+
+def _scale(
+    making: Making, stage: Stage, groups: list[Arrays], name: str, value: NDArray[Any], scales: dict[str, Arrays]
+) -> NDArray[Any] | str:
+    output = making.output(stage, name)
+    if output.scale == "magnitude":
+        return "magnitude"
+    if output.scale == "unit":
+        return round_scale(1 + np.abs(value))
+    if output.written is None:
+        return round_scale(scales[output.scale][name])
+    if making.sampled:  # the computation on absolute values grows with the number of terms, and errors with its root
+        return round_scale(scales["condition"][name])
+    found = [{name: np.asarray(output.written(**making.given(stage, group)), np.float64)} for group in groups]
+    written = making.join(stage, found)[name]
+    return round_scale(written if output.scale == "written" else np.maximum(written, scales[output.scale][name]))
+
+
+def _carried(making: Making, stage: Stage, values: Arrays, results: Arrays) -> Arrays:
+    """What errors in the results of a router's calls do to its own, each as large as its written scale: one by one, or
+    of a case that is sampled all together, with random signs.
+    """
+    plain = Recorder(spec, values)
+    making.run(stage, values, plain)
+    found = {name: np.zeros(value.shape) for name, value in results.items() if value.dtype.kind == "f"}
+    for inner in making.trace:
+        for part, output in function(inner.call).outputs.items():
+            if output.written is None:
+                continue
+            size = np.asarray(output.written(**plain.given[inner.name]), np.float64)
+
+            def results_of(error: Any, inner: Stage = inner, part: str = part) -> Arrays:
+                return making.run(stage, values, Recorder(spec, values, _adding(inner.name, part, error)))
+
+            errors = _sampled(size) if making.sampled else units(size)
+            for name, moved in derivatives(results_of, errors).items():
+                if name in found:
+                    total = np.sqrt(np.mean(moved**2, axis=-1)) if making.sampled else np.abs(moved).sum(axis=-1)
+                    found[name] = np.maximum(found[name], total)
+    return found
+
+
+def _sampled(size: NDArray[Any]) -> Iterator[NDArray[Any]]:
+    """Errors in all numbers, with random signs."""
+    for probe in range(PROBES):
+        yield size * signs(f"carried/{probe}", size.shape)
+
+
+def _adding(name: str, part: str, error: Any) -> Callable[[Stage, Any], Any]:
+    """A change of the result of one call: an error in a part of it."""
+
+    def change(stage: Stage, made: Any) -> Any:
+        if stage.name != name:
+            return made
+        if hasattr(made, "_replace"):
+            return made._replace(**{part: getattr(made, part) + error})
+        return {**made, part: made[part] + error} if isinstance(made, Mapping) else made + error
+
+    return change
+
+
+def _constant(making: Making, stage: Stage, name: str) -> str:
+    """The name of c of a result: its own, or that of the routing that it is made with."""
+    found = [making.output(stage, name).constant]
+    if stage.router and name in ("weights", "combine"):
+        found.append(along(making, making.routing, name))
+    for reference in stage.arguments.values():
+        if isinstance(reference, str) and reference not in making.tensors:
+            routing = making.stages[reference.partition("/")[0]]
+            found += [value.constant for part, value in routing.outputs.items() if part in ("weights", "combine")]
+    return (LARGE if making.sampled else "") + largest([name.removeprefix(LARGE) for name in found])
+
+
+def along(making: Making, reference: str, name: str = "") -> str:
+    """The largest constant of a call's result and of what it is made of, back to the inputs."""
+    stage = making.stages.get(reference.partition("/")[0])
+    if stage is None:
+        return "direct"
+    known = function(stage.call)
+    output = known.outputs.get(name or reference.partition("/")[2]) or next(iter(known.outputs.values()))
+    follows = [stage.arguments[argument] for argument in output.follows if argument in stage.arguments][:1]
+    arguments = follows or list(stage.arguments.values())
+    return largest([output.constant, *(along(making, each) for each in arguments if isinstance(each, str))])
+
+
+def largest(constants: list[str]) -> str:
+    """Of the names of constants that of the largest."""
+    return max(constants, key=lambda name: CONSTANTS[name][0])

@@ -1,0 +1,142 @@
+"""The reference: stages run on the specification, one group at a time.
+
+A model runs on the batched NumPy backend, which is the specification behind the names that models are written with.
+"""
+
+import importlib
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moespec import spec
+from moespec.conformance import call
+from moespec.conformance.author.describe import GROUPS, Output
+from moespec.conformance.author.trace import Recorder
+from moespec.conformance.cases import function
+from moespec.conformance.format import Stage, Tensor, finish
+from moespec.spec.numerics import softmax
+
+__all__ = ["SPEC", "Arrays", "GoldenError", "Making"]
+
+Arrays = dict[str, NDArray[Any]]
+
+SPEC = SimpleNamespace(
+    **{name: getattr(spec, name) for name in spec.__all__ if name != "mean"},
+    broadcast_to=np.broadcast_to,
+    einsum=np.einsum,
+    concatenate=np.concatenate,
+    transpose=np.transpose,
+    mean=np.mean,
+    sum=np.sum,
+    tanh=np.tanh,
+    softmax=softmax,
+)
+"""The specification, with NumPy's own array operations besides. `np.einsum` does not reorder sums."""
+
+
+class GoldenError(Exception):
+    """A golden cannot be made: two ways to compute it disagree, or a random search found nothing."""
+
+
+@dataclass
+class Making:
+    """A case in the making.
+
+    tensors: inputs and expected results by reference, and stages: by name, as far as they are made. trace: the calls
+    that a router made, and routing: the one whose result is its routing. sampled: whether every scale is the spread over
+    a few probes, since a derivative by each number would take too long. bound: stages as functions of their arrays.
+    """
+
+    inputs: Mapping[str, Tensor]
+    stages: dict[str, Stage] = field(default_factory=dict)
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    decisions: dict[str, Any] = field(default_factory=dict)
+    trace: tuple[Stage, ...] = ()
+    routing: str = ""
+    sampled: bool = False
+    bound: dict[str, Callable[[Arrays], Any]] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        self.tensors = {**self.inputs, **self.tensors}
+
+    def add(self, stage: Stage) -> None:
+        """Take up a stage with its results."""
+        self.stages[stage.name] = stage
+        for name, value in stage.outputs.items():
+            self.tensors[f"{stage.name}/{name}"] = Tensor(value.array, value.axes)
+        if len(stage.outputs) == 1:
+            self.tensors[stage.name] = self.tensors[f"{stage.name}/{name}"]
+
+    def known(self, stage: Stage) -> dict[str, Stage]:
+        """The stages that a stage may refer to, and itself."""
+        return {**self.stages, stage.name: stage}
+
+    def groups(self, stage: Stage) -> list[Arrays]:
+        """The arrays that a stage reads, group by group; one element for a stage without groups."""
+        read = {name: self.tensors[name] for name in call.reads(stage, self.known(stage), self.tensors)}
+        arrays = {name: _wide(tensor.array) for name, tensor in read.items()}
+        batched = self.batched(stage)
+        if not batched:
+            return [arrays]
+        return [{**arrays, **{n: arrays[n][g, ...] for n in batched}} for g in range(len(arrays[batched[0]]))]
+
+    def batched(self, stage: Stage) -> list[str]:
+        """Those of the arrays that a stage reads which have a row for each group."""
+        if function(stage.call).batched:
+            return []
+        read = call.reads(stage, self.known(stage), self.tensors)
+        return [name for name in read if self.tensors[name].axes[:1] in {(axis,) for axis in GROUPS}]
+
+    def given(self, stage: Stage, values: Arrays) -> dict[str, Any]:
+        """The arguments and options of a stage as its call takes them, for one group."""
+        return call.given(backend(stage), stage, self.known(stage), self.tensors)(values)
+
+    def run(self, stage: Stage, values: Arrays, recorder: Recorder | None = None) -> Arrays:
+        """The results of a stage for one group, of a model for all; of a router with its calls made on `recorder`."""
+        if recorder is not None:
+            router = spec.ROUTERS[stage.router].bind(recorder)
+            module = SimpleNamespace(ROUTERS={stage.router: router})
+            found = call.result(module, stage, self.known(stage), self.tensors)(values)
+        else:
+            if stage.name not in self.bound:
+                self.bound[stage.name] = call.result(backend(stage), stage, self.known(stage), self.tensors)
+            found = self.bound[stage.name](values)
+        return finish(call.arrays(found, self.wanted(stage)))
+
+    def wanted(self, stage: Stage) -> Collection[str]:
+        """The names of its results; a router has those of the routing that its calls end with."""
+        return function(self.stages[self.routing].call if stage.router else stage.call).outputs
+
+    def output(self, stage: Stage, name: str) -> Output:
+        """The description of a result."""
+        return function(stage.call).output(name)
+
+    def join(self, stage: Stage, groups: list[Arrays]) -> Arrays:
+        """Results of the groups together: stacked, or averaged where a result has no axis for them.
+
+        A result without the axes of groups and tokens, where its description has them, is the same for all.
+        """
+        joined = {}
+        for name, first in groups[0].items():
+            missing = len(self.output(stage, name).axes.split()) - first.ndim
+            stacked = np.stack([group[name] for group in groups])
+            if missing == 1 and not function(stage.call).batched:
+                joined[name] = stacked
+            elif missing > 1 or len(groups) == 1:  # it does not depend on the tokens
+                joined[name] = first
+            else:
+                joined[name] = stacked.mean(axis=0)
+        return joined
+
+
+def backend(stage: Stage) -> Any:
+    """What a stage runs on."""
+    return importlib.import_module("moespec.backends.numpy") if function(stage.call).batched else SPEC
+
+
+def _wide(array: NDArray[Any]) -> NDArray[Any]:
+    return array.astype(np.float64) if array.dtype.kind == "f" else array

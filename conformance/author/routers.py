@@ -1,0 +1,136 @@
+"""What the cases of routers have in common."""
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from moespec.conformance.author.definition import DRAWS, Definition, Draws, Noise, Routed, tensor
+from moespec.conformance.author.draw import grid
+from moespec.conformance.author.inputs import experts
+from moespec.conformance.format import Stage, Tensor
+
+__all__ = [
+    "CHANGED",
+    "LOSSES",
+    "NORMAL",
+    "common",
+    "evaluation",
+    "kernel_of",
+    "output_gradient",
+    "router_case",
+]
+
+T, E, D = 6, 3, 4
+NORMAL = Noise("tokens experts", reach=2.0, step=0.125)
+"""Gating noise."""
+LOSSES: dict[str, Any] = {"importance_weight": 0.5, "load_weight": 0.25, "balance_weight": 0.125, "z_weight": 0.0625}
+"""A weight for every loss of a router with gating noise."""
+CHANGED: dict[str, Any] = {"balance_logits": "clean", "z_logits": "noisy"}
+"""The logits of two losses, each where the default is the other."""
+LAYER = ("tokens", "router/kernel", "experts/w1", "experts/b1", "experts/w2", "experts/b2")
+"""What the output of a layer without noise has a gradient by."""
+
+
+def kernel_of(key: str, width: int, experts: int, *, zero: bool = False, reach: float = 1.0) -> dict[str, Tensor]:
+    """The parameters of a router that has a kernel, drawn from a key or all 0."""
+    values = np.zeros((width, experts)) if zero else grid(key, (width, experts), reach=reach)
+    return {"kernel": tensor(values, "width experts")}
+
+
+def router_case(
+    router: str,
+    name: str,
+    kind: str,
+    purpose: str,
+    *flags: str,
+    params: Mapping[str, Tensor] | None = None,
+    inputs: Mapping[str, Tensor] | None = None,
+    sizes: tuple[int, int, int] = (T, E, D),
+    zero: bool = False,
+    train: bool | None = None,
+    noise: Noise | None = None,
+    groups: int = 2,
+    draws: Draws = DRAWS,
+    accept: Callable[[Any], bool] | None = None,
+    of: str = "moe_layer/output",
+    by: tuple[str, ...] = (),
+    exact_ties: bool | None = None,
+    also: tuple[Stage, ...] = (),
+    losses: bool | None = None,
+    **options: Any,
+) -> Definition:
+    """A case of a router: its calls, the router as a whole, and the layer around it.
+
+    params: of the router, by default a kernel, which is 0 with `zero`. inputs: others than those drawn; with `tokens`
+    among them nothing is drawn. sizes: tokens, experts and width. train: by default where there is noise. losses:
+    whether a gradient of the layer is that of its losses, too, by default where there is noise; without it is of the
+    output alone, as an adapter computes it. options: of the router, besides its sizes.
+    """
+    t, e, d = sizes
+    key = f"routers/{router}/{name}"
+    params = kernel_of(f"{key}/kernel", d, e, zero=zero) if params is None else params
+    tied = not any(value.array.any() for value in params.values())
+    return Definition(
+        router,
+        name,
+        kind,
+        purpose,
+        {
+            **(inputs or {}),
+            **{f"router/{part}": value for part, value in params.items()},
+            **{f"experts/{part}": value for part, value in experts(key, e, d, 3, d).items()},
+        },
+        flags=flags,
+        of=of if kind == "gradient" else "",
+        by=by,
+        losses=kind == "gradient" and of == "moe_layer/output" and (bool(noise) if losses is None else losses),
+        exact_ties=tied if exact_ties is None else exact_ties,
+        routed=Routed(
+            router,
+            {"tokens": t, "experts": e, "width": d, **options},
+            bool(noise) if train is None else train,
+            "tokens" not in (inputs or {}),
+            groups,
+            noise,
+            draws,
+            accept,
+            also=also,
+        ),
+    )
+
+
+def common(router: str, **options: Any) -> Iterator[Definition]:
+    """The cases that every router with gating noise and a number of slots has.
+
+    options: others of the router that the case with all losses changes.
+    """
+    purpose = "Two groups, with so many slots that there is room for all that is requested."
+    yield router_case(router, "values", "value", purpose, "generated_code", slots_per_expert=4)
+    purpose = "Noise enters the logits, also at evaluation; selection, combine weights and losses see what they should."
+    more: dict[str, Any] = {"noise": NORMAL, "train": False, "noise_multiplier": 2.0, "multiple_of": 3}
+    more |= LOSSES | CHANGED | options
+    yield router_case(router, "noise", "value", purpose, "noise_inside", "capacity_rounding", **more)
+    purpose = "A router that starts at 0: every score is equal."
+    yield router_case(router, "zero_kernel", "tie", purpose, "tie_order", zero=True, sizes=(8, 4, D))
+    purpose = "By the noise, too, and of all losses, with the logits of the default."
+    gradient = partial(router_case, router, "gradient_losses", "gradient", purpose)
+    yield gradient("noise_inside", "stop_gradient", noise=NORMAL, noise_multiplier=2.0, **LOSSES)
+    yield evaluation(router)
+
+
+def evaluation(router: str, **options: Any) -> Definition:
+    """A case that sees the capacity of evaluation, at which tokens are dropped; that of training drops none.
+
+    It is half more than a whole number, which is even; and there is a number of slots for training.
+    """
+    purpose = "The factor of evaluation, rounded to the nearest, comes before the factor and the slots of training."
+    given: dict[str, Any] = {"eval_capacity_factor": 1.25, "slots_per_expert": 5, "rounding": "round", **options}
+    return router_case(router, "evaluation_factor", "overflow", purpose, "evaluation_capacity", train=False, **given)
+
+
+def output_gradient(case: Callable[..., Definition], *flags: str, **options: Any) -> Definition:
+    """A case of a router's gradient that an adapter has, too: without noise, of the output alone."""
+    purpose = "Without noise, of the output alone."
+    return case("gradient_output", "gradient", purpose, "stop_gradient", *flags, by=LAYER, losses=False, **options)

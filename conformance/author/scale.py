@@ -1,0 +1,149 @@
+"""The scale A of the tolerance `c * u * A`.
+
+*Condition.* For a result f of inputs x, w, ...
+
+    A = max(|f|, sum_i |x_i df/dx_i|, sum_i |w_i df/dw_i|, ...)
+
+how far rounding each number of one input once can move the result, in units of u, and at least the rounding of the
+result itself. For a product of matrices this is `|x| @ |w|`, the same computation on absolute values, exactly; for
+everything else it needs no derivation by hand. The derivatives are taken by the complex step, so A is exact too. It is
+no bound where a formula cancels inside (`1 + tanh(x)` far out, a variance): there the stage writes the computation on
+absolute values down.
+
+*Spread.* For gradients and deep models, whose derivatives would need a pass per number and input,
+
+    A = max(|f|, r),   r^2 = mean over probes v of |df along x v|^2,   v = +-1 for every number of every input
+
+which is `sqrt(sum_i (x_i df/dx_i)^2)` in expectation: how far independent roundings move the result (small-sample
+condition estimation, Kenney and Laub 1994). A gradient is one vector, whose small entries are differences of terms as
+large as the others: there r is at least its root mean square over the vector (`pooled_spread`).
+
+*Stability.* How much relative change of the inputs a discrete result bears: a margin for choices inside an iteration.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import expit, ndtr
+
+from moespec.backends.directions import derivatives, units
+from moespec.conformance.author.draw import signs
+from moespec.spec.numerics import softplus, z_score
+
+__all__ = [
+    "choice_errors",
+    "condition",
+    "normal_density",
+    "pooled_spread",
+    "round_scale",
+    "spread",
+    "stability",
+    "variation",
+]
+
+Arrays = dict[str, NDArray[Any]]
+Function = Callable[[Arrays], Arrays]
+
+
+def condition(function: Function, inputs: Arrays, results: Arrays) -> Arrays:
+    """The condition scale of every float result; `results` are those of `function(inputs)`."""
+    results = _floats(results)
+    scale = {name: np.abs(value) for name, value in results.items()}
+    for name, array in inputs.items():
+        if array.dtype.kind != "f":
+            continue
+
+        def stepped(step: NDArray[Any], name: str = name, array: NDArray[Any] = array) -> Arrays:
+            return function({**inputs, name: array + step})
+
+        moved = derivatives(stepped, units(array))
+        scale |= {key: np.maximum(scale[key], np.abs(moved[key]).sum(axis=-1)) for key in scale.keys() & moved}
+    return scale
+
+
+def moved(inputs: Arrays, probe: int, step: float) -> Arrays:
+    """Every number of every float input changed by the factor `1 + step` or `1 - step`, except the tables of a hash layer.
+
+    These are whole numbers, which stand among floating parameters.
+    """
+    return {
+        name: array
+        if array.dtype.kind != "f" or name.endswith("tables")
+        else array * (1 + step * signs(f"spread/{probe}/{name}", array.shape))
+        for name, array in inputs.items()
+    }
+
+
+def spread(function: Function, inputs: Arrays, results: Arrays, *, probes: int = 16, pooled: bool = False) -> Arrays:
+    """The spread scale of every float result; with `pooled`, r is at least its root mean square.
+
+    results: those of `function(inputs)`.
+    """
+    step = 1e-6
+    results = _floats(results)
+    squares = {name: np.zeros(value.shape) for name, value in results.items()}
+    for probe in range(probes):
+        for name, value in function(moved(inputs, probe, step)).items():
+            if name in squares:
+                squares[name] = squares[name] + ((value - results[name]) / step) ** 2 / probes
+    if pooled:
+        squares = {name: np.maximum(square, square.mean()) for name, square in squares.items()}
+    return {name: np.maximum(np.abs(results[name]), np.sqrt(squares[name])) for name in results}
+
+
+def pooled_spread(function: Function, inputs: Arrays, results: Arrays, *, probes: int = 2) -> Arrays:
+    """The spread scale of results that are one vector each, from few probes."""
+    return spread(function, inputs, results, probes=probes, pooled=True)
+
+
+def _floats(results: Arrays) -> Arrays:
+    return {name: value for name, value in results.items() if value.dtype.kind == "f"}
+
+
+def stability(function: Function, inputs: Arrays, *, probes: int = 16) -> float:
+    """The largest of 1/4, 1/8, ... by which all float inputs can be changed without changing the result, or 0."""
+    expected = function(inputs)
+    for exponent in range(2, 50):
+        step = np.float64(2.0**-exponent)  # which makes inputs in float32 float64, so that no step is lost
+        found = (function(moved(inputs, probe, step)) for probe in range(probes))  # the first that differs is enough
+        if all(np.array_equal(result[name], expected[name]) for result in found for name in expected):
+            return step
+    return 0.0
+
+
+def round_scale(scale: NDArray[Any]) -> NDArray[np.float64]:
+    """The scale with three significant digits, rounded up: what a vector stores."""
+    rounded: NDArray[np.float64] = np.vectorize(lambda a: float(f"{1.006 * a:.2e}"), otypes=[np.float64])(scale)
+    return rounded
+
+
+def normal_density(z: NDArray[Any]) -> NDArray[Any]:
+    """Of the standard normal distribution, the slope of `scipy.special.ndtr`; `scipy.stats` takes a second to import."""
+    density: NDArray[Any] = np.exp(-(z**2) / 2) / np.sqrt(2 * np.pi)
+    return density
+
+
+def choice_errors(
+    logits: NDArray[Any], noise_logits: NDArray[Any], noisy_logits: NDArray[Any], choices: int
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The probability of noisy top-k that an expert is chosen, and its error: of a softplus, a quotient and `ndtr`."""
+    experts = logits.shape[1]
+    if choices == experts:  # every token counts for every expert
+        return np.ones(logits.shape), np.zeros(logits.shape)
+    std = softplus(noise_logits)
+    threshold = np.empty(logits.shape)
+    for expert in range(experts):
+        threshold[:, expert] = -np.sort(-np.delete(noisy_logits, expert, axis=1), axis=1)[:, choices - 1]
+    z = z_score(logits - threshold, std)
+    relative = 1 + np.abs(noise_logits) * expit(noise_logits) / std
+    errors = 1 + normal_density(z) * ((np.abs(threshold) + np.abs(logits)) / std + np.abs(z) * relative)
+    return ndtr(z), errors
+
+
+def variation(totals: NDArray[Any], errors: NDArray[Any]) -> Any:
+    """The scale of `variance(totals) / mean(totals)^2`, where totals have errors: a variance cancels."""
+    mean, error = totals.mean(), errors.mean()
+    deviation = np.abs(totals - mean)
+    return np.mean(2 * deviation * (errors + error) + 2 * deviation**2 * error / mean) / mean**2

@@ -1,0 +1,99 @@
+"""Expected gradients: of `sum(probe * result)`, with a router's losses or without, by the complex step.
+
+They are checked by central differences.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moespec.backends.directions import STEP
+from moespec.conformance.author.backward import layer_slopes, slope
+from moespec.conformance.author.describe import GROUPS
+from moespec.conformance.author.draw import grid
+from moespec.conformance.author.reference import Arrays, GoldenError, Making
+from moespec.conformance.author.scale import pooled_spread, round_scale
+from moespec.conformance.cases import function
+from moespec.conformance.compare import LARGE
+from moespec.conformance.format import Gradients, Stage, Tensor, Value
+
+__all__ = ["gradients"]
+
+PROBE = "the probe"
+
+
+def gradients(
+    making: Making, stage: Stage, output: str, by: tuple[str, ...], key: str, *, losses: bool = False
+) -> Gradients:
+    """The gradient of `sum(probe * output)` of a stage by inputs, with `losses` of the weighted losses of `route`, too.
+
+    Cross-checked along random directions with a central difference, which detects a dropped imaginary part. Raises
+    GoldenError when they disagree.
+    """
+    groups = making.groups(stage)
+    value = stage.outputs[output]
+    probe_of = grid(f"{key}/probe", value.array.shape, reach=1.0, step=0.25) if value.axes else np.ones((), np.float32)
+    probe = Tensor(probe_of, value.axes)
+    stacked = not function(stage.call).batched and value.axes[:1] in {(axis,) for axis in GROUPS}
+    rows = making.batched(stage)
+
+    def scalar(values: Arrays, weights: Any) -> Any:
+        added = {} if not losses else making.run(making.stages["route"], values)
+        of_losses = sum(loss for name, loss in added.items() if name.startswith("losses/")) / len(groups)
+        return np.sum(weights * making.run(stage, values)[output]) + of_losses
+
+    def weights_of(probe: NDArray[Any], groups: list[Arrays]) -> list[Any]:
+        return list(probe) if stacked else [probe / len(groups)] * len(groups)
+
+    def of_group(making: Making, group: Arrays, weights: Any) -> Arrays:
+        if making.sampled:
+            return layer_slopes(making, stage, group, weights)
+        return {n: slope(partial(scalar, weights=weights), group, n) for n in by}
+
+    def gradient(making: Making, probe: NDArray[Any], check: bool = False) -> Arrays:
+        groups = making.groups(stage)
+        slopes = []
+        for group, weights in zip(groups, weights_of(probe, groups), strict=True):
+            slopes.append(of_group(making, group, weights))
+            if check:
+                _cross_check(stage, partial(scalar, weights=weights), group, {n: slopes[-1][n] for n in by})
+        found = {n: [each[n] for each in slopes] for n in by}
+        return {n: np.stack(each) if n in rows else np.sum(each, axis=0) for n, each in found.items()}
+
+    wide = np.asarray(probe.array, np.float64)
+    exact = gradient(making, wide, check=True)
+
+    def moved(values: Arrays) -> Arrays:
+        tensors = {n: Tensor(array, making.tensors[n].axes) for n, array in values.items() if n != PROBE}
+        return gradient(replace(making, tensors={**making.tensors, **tensors}), values[PROBE])
+
+    constant = "gradient" if value.constant.removeprefix(LARGE) == "direct" else "iterated gradient"
+    constant = LARGE + constant if making.sampled else constant
+    # Sums over the results cancel in a gradient, so the probe counts as an input that is rounded, too.
+    flat = {n: np.asarray(making.tensors[n].array) for g in groups for n in g}
+    flat = {n: array.astype(np.float64) if array.dtype.kind == "f" else array for n, array in flat.items()}
+    scales = pooled_spread(moved, {**flat, PROBE: wide}, exact, probes=2 if making.sampled else 8)
+    axes: Mapping[str, tuple[str, ...]] = {n: making.tensors[n].axes for n in by}
+    wrt = {n: Value(exact[n], axes[n], "float", round_scale(scales[n]), constant) for n in by}
+    return Gradients(stage.name, output, probe, wrt, losses)
+
+
+def _cross_check(stage: Stage, scalar: Callable[[Arrays], Any], group: Arrays, slopes: Arrays) -> None:
+    """Steps get smaller, and rounding larger, until curvature is not seen any more (`1 / epsilon` at norm 0)."""
+    for name, found in slopes.items():
+        direction = grid(f"direction/{name}", group[name].shape, reach=1.0).astype(np.float64)
+        exact = np.imag(scalar({**group, name: group[name] + STEP * 1j * direction})) / STEP
+        along = np.sum(direction * found)
+        if abs(exact - along) > 1e-9 * (1 + np.sum(np.abs(direction * found))):
+            raise GoldenError(f"{stage.name}: d/d{name} is {exact} along a direction, {along} by the gradient")
+        for step, allowed in ((1e-5, 1e-6), (1e-9, 1e-2)):
+            ahead, behind = (scalar({**group, name: group[name] + s * direction}) for s in (step, -step))
+            central = (ahead - behind) / (2 * step)
+            if abs(exact - central) <= allowed * (1 + abs(exact)):
+                break
+        else:
+            raise GoldenError(f"{stage.name}: d/d{name} is {exact} by the complex step, {central} by differences")

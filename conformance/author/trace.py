@@ -1,0 +1,109 @@
+"""The recorder: the specification, noting each public call that a router makes and what its arguments are.
+
+The calls are the stages of the router's vectors. An argument is an input, the result of an earlier call or a part of
+it; anything else is an error of the router, whose steps could not be followed.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+from moespec.conformance.cases import functions
+from moespec.conformance.format import Stage
+
+__all__ = ["Recorder", "TraceError"]
+
+ALIASES = ("stop_gradient", "cast")
+"""Operations whose result is, for a reader, their argument."""
+PLAIN = (bool, int, float, str)
+
+_signature = cache(inspect.signature)
+
+
+class TraceError(Exception):
+    """A router passes an array that no input and no public call gives; the message names the call and the argument."""
+
+
+class Recorder:
+    """`B` for the routers: everything that the specification has, with the functions that algorithms describe noted.
+
+    inputs: arrays by reference. change: `(stage, result) -> result`, called with each recorded call and what it
+    returned. followed: whether arguments must be known; if not, as in a model, whose arrays are computed with between
+    calls, each call is recorded as often as it is made. stages: what was recorded, in order. given: for each stage the
+    arguments as they were.
+    """
+
+    def __init__(
+        self,
+        B: Any,
+        inputs: Mapping[str, Any],
+        change: Callable[[Stage, Any], Any] = lambda stage, result: result,
+        *,
+        followed: bool = True,
+    ) -> None:
+        self.B, self.change, self.followed = B, change, followed
+        self.stages: list[Stage] = []
+        self.given: dict[str, dict[str, Any]] = {}
+        self._known = {id(array): (name, array) for name, array in inputs.items()}
+        self._made: dict[str, Any] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.B, name)
+        if name in ALIASES:
+            return self._alias(found)
+        return self._noted(name, found) if name in functions() else found
+
+    def name_of(self, value: Any) -> str:
+        """The reference of a value. Raises KeyError for one that nothing recorded gave."""
+        return self._known[id(value)][0]
+
+    def _alias(self, operation: Callable[..., Any]) -> Callable[..., Any]:
+        def alias(array: Any, *options: Any) -> Any:
+            made = operation(array, *options)
+            if id(array) in self._known:
+                self._know(self._known[id(array)][0], made)
+            return made
+
+        return alias
+
+    def _know(self, reference: str, value: Any) -> None:
+        """Remember what a value is; with the value, so that no other one gets its identity."""
+        self._known.setdefault(id(value), (reference, value))
+
+    def _noted(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        parameters = _signature(function)
+
+        @functools.wraps(function)
+        def note(*positional: Any, **named: Any) -> Any:
+            given = parameters.bind(*positional, **named).arguments
+            given = {k: v for k, v in given.items() if v is not None or parameters.parameters[k].default is not None}
+            arguments = {k: self._reference(name, k, v) for k, v in given.items() if not isinstance(v, PLAIN)}
+            options = {k: v for k, v in given.items() if isinstance(v, PLAIN)}
+            for stage in self.stages if self.followed else ():
+                if (stage.call, stage.arguments, stage.options) == (name, arguments, options):
+                    return self._made[stage.name]
+            count = sum(stage.call == name for stage in self.stages)
+            stage = Stage(name if not count else f"{name}_{count + 1}", name, arguments, options)
+            self.stages.append(stage)
+            self.given[stage.name] = given
+            made = self._made[stage.name] = self.change(stage, function(*positional, **named))
+            self._know(stage.name, made)
+            parts = made._asdict() if hasattr(made, "_asdict") else made if isinstance(made, Mapping) else {}
+            for part, value in parts.items():
+                self._know(f"{stage.name}/{part}", value)
+            return made
+
+        return note
+
+    def _reference(self, call: str, argument: str, value: Any) -> Any:
+        if value is None:
+            return None
+        if isinstance(value, Mapping):
+            return {key: self._reference(call, f"{argument}[{key!r}]", part) for key, part in value.items()}
+        if id(value) not in self._known and not self.followed:
+            return None
+        if id(value) not in self._known:
+            raise TraceError(f"{call}: the argument {argument} is neither an input nor the result of a public call")
+        return self._known[id(value)][0]

@@ -1,0 +1,116 @@
+"""Known variants: complete targets that do one thing differently, and everything else as the specification."""
+
+import importlib
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+from moespec.conformance.rows import ALGORITHMS
+from moespec.spec import ROUTERS
+
+__all__ = ["TRAINING", "Replacement", "Variant", "changed", "every", "module_of", "noting", "variant"]
+
+TRAINING = frozenset({"make_step", "init_state"})
+"""Names that only training calls."""
+
+Replacement = Callable[..., Any]
+"""`(B, *arguments, **options)`, B being the right backend: what a public name, or the `route` of a router, becomes."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One thing done differently: another reading of a source, a known implementation, or a mistake.
+
+    name: of the variant. computes: a sentence, what it does instead. replaced: public names of a target, or names of
+    routers (whose `route` is replaced), with what they become; "ROUTERS" becomes what a function of them makes. ledger:
+    the alternative of the ambiguity ledger that it takes ("GS-3b"), the question that it answers in a way that the
+    ledger does not list ("GS-3"), or "". who: a public implementation that is known to do so, or "".
+    """
+
+    name: str
+    computes: str
+    replaced: Mapping[str, Replacement]
+    ledger: str = ""
+    who: str = ""
+
+    @property
+    def algorithms(self) -> frozenset[str]:
+        """The algorithms that must catch it: those of the replaced names; all, for an operation that none has.
+
+        What all routers become concerns the models, too, which call them; training concerns the one that is trained.
+        """
+        if self.replaced.keys() <= TRAINING:
+            return frozenset({"vit"})
+        rows = {name: [a.name for a in ALGORITHMS.values() if name in a.functions] for name in self.replaced}
+        if "ROUTERS" in rows:
+            rows["ROUTERS"] += [a.name for a in ALGORITHMS.values() if not a.functions]
+        return frozenset(row for name in rows for row in ([name] if name in ROUTERS else rows[name] or ALGORITHMS))
+
+
+def variant(function: Replacement, *names: str, ledger: str = "", who: str = "") -> Variant:
+    """The variant in which `function` is what each of `names` becomes; name and docstring are those of the function."""
+    sentence = " ".join((function.__doc__ or "").split())
+    return Variant(function.__name__, sentence, dict.fromkeys(names, function), ledger, who)
+
+
+def changed(router: str, change: Callable[..., Any]) -> Replacement:
+    """What the route of a router becomes: `change(B, route, params, tokens, options, noise=..., train=...)`."""
+
+    def route(B: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+        return change(B, B.ROUTERS[router].route, params, tokens, options, **more)
+
+    return route
+
+
+def every(routers: Collection[str], change: Callable[..., Any]) -> dict[str, Replacement]:
+    """The routes of several routers changed alike; see `changed`."""
+    return {name: changed(name, change) for name in routers}
+
+
+def _reference() -> Any:
+    """The right backend: the specification behind the batched names."""
+    return importlib.import_module("moespec.backends.numpy")
+
+
+def module_of(replaced: Mapping[str, Replacement]) -> Any:
+    """A target: the right backend with some names replaced, and its routers composed of what it then has."""
+    B = _reference()
+    module = SimpleNamespace(**{name: getattr(B, name) for name in dir(B)})
+    for name in replaced.keys() - ROUTERS.keys() - {"ROUTERS"}:
+        change = partial(replaced[name], B)
+        setattr(module, name, change if callable(getattr(B, name)) else change())
+    module.ROUTERS = {name: router.bind(module) for name, router in ROUTERS.items()}
+    for name in replaced.keys() & ROUTERS.keys():
+        module.ROUTERS[name] = replace(module.ROUTERS[name], compose=_composed(replaced[name], B))
+    if "ROUTERS" in replaced:
+        module.ROUTERS = replaced["ROUTERS"](module.ROUTERS)
+    return module
+
+
+def _composed(route: Replacement, B: Any) -> Callable[..., Any]:
+    """A replaced route as the composition of a router, which is called with the backend that it is bound to."""
+    return lambda _, *arguments, **options: route(B, *arguments, **options)
+
+
+def noting(called: set[str]) -> Any:
+    """The right backend as a target that records in `called` each public name and each router that is called."""
+    B = _reference()
+
+    def noted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def note(*arguments: Any, **options: Any) -> Any:
+            called.add(name)
+            return function(*arguments, **options)
+
+        return note
+
+    module = SimpleNamespace(**{name: getattr(B, name) for name in dir(B)})
+    for name in B.__all__:
+        if callable(getattr(B, name)) and not isinstance(getattr(B, name), type):
+            setattr(module, name, noted(name, getattr(B, name)))
+    module.CAPACITY_RULES = {rule: noted("CAPACITY_RULES", f) for rule, f in B.CAPACITY_RULES.items()}
+    module.ROUTERS = {
+        name: replace(router, compose=noted(name, router.compose), B=module) for name, router in ROUTERS.items()
+    }
+    return module

@@ -1,0 +1,70 @@
+"""One file for each module of the specification, router and model: its cases, how it is compared, its known variants.
+
+A file has some of
+
+    FUNCTIONS   how the results of public functions are stored and compared, see `author/describe.py`
+    cases()     the definitions of its cases, see `author/definition.py`
+    VARIANTS    what implementations are known, or likely, to do differently, see `author/variant.py`
+
+and is found by being here.
+"""
+
+from collections.abc import Mapping
+from functools import cache
+from importlib import import_module
+from pkgutil import iter_modules
+from types import ModuleType
+
+from moespec.conformance.author.definition import Definition
+from moespec.conformance.author.describe import ROUTE, Function
+from moespec.conformance.author.draw import salted
+from moespec.conformance.author.variant import Variant
+
+__all__ = ["definitions", "function", "functions", "variants"]
+
+
+@cache
+def _modules() -> tuple[ModuleType, ...]:
+    return tuple(import_module(module.name) for module in iter_modules(__path__, f"{__name__}."))
+
+
+@cache
+def functions() -> Mapping[str, Function]:
+    """What is known of public functions, by name."""
+    found = {ROUTE.name: ROUTE}
+    for module in _modules():
+        for function in getattr(module, "FUNCTIONS", ()):
+            if found.setdefault(function.name, function) is not function:
+                raise ValueError(f"the function {function.name} is described twice")
+    return found
+
+
+def function(path: str) -> Function:
+    """What is known of the function at a path, by the first part of it."""
+    name = path.partition(".")[0]
+    if name not in functions():
+        raise KeyError(f"{path}: no algorithm describes {name!r}")
+    return functions()[name]
+
+
+@cache
+def definitions(salt: str = "") -> Mapping[str, Definition]:
+    """Every case that is no error case by id, algorithm by algorithm, with the inputs that a salt gives; see `author/draw.py`."""
+    found: dict[str, Definition] = {}
+    with salted(salt):
+        for module in _modules():
+            for definition in module.cases() if hasattr(module, "cases") else ():
+                if found.setdefault(definition.id, definition) is not definition:
+                    raise ValueError(f"two cases are called {definition.id}")
+    return found
+
+
+@cache
+def variants() -> Mapping[str, Variant]:
+    """The known variants by name."""
+    found: dict[str, Variant] = {}
+    for module in _modules():
+        for variant in getattr(module, "VARIANTS", ()):
+            if found.setdefault(variant.name, variant) is not variant:
+                raise ValueError(f"two variants are called {variant.name}")
+    return found

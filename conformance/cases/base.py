@@ -1,0 +1,78 @@
+"""The router `base`."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from moespec.conformance.author.definition import Definition, Draws, Noise
+from moespec.conformance.author.near import near_router
+from moespec.conformance.author.reroute import rerouted
+from moespec.conformance.author.routers import router_case
+from moespec.conformance.author.variant import Variant, every
+
+__all__ = ["VARIANTS", "cases"]
+
+NAME = "base"
+T, E, D = 6, 3, 4
+UNIFORM = Noise("tokens", reach=0.5, step=2.0**-7, centre=0.5)
+DRAWS = Draws(enough=0.02)
+"""Of the sum of all scores of two assignments, which bfloat16 rounds by 0.016."""
+
+
+def cases() -> Iterator[Definition]:
+    """All cases of this module."""
+
+    def case(name: str, kind: str, purpose: str, *flags: str, experts: int = E, **fields: Any) -> Definition:
+        sizes = fields.pop("sizes", (T, experts, D))
+        tied = True if experts == 1 else None
+        return router_case(NAME, name, kind, purpose, *flags, sizes=sizes, draws=DRAWS, exact_ties=tied, **fields)
+
+    code, size, constant = "generated_code", "degenerate_size", "stop_gradient"
+    yield case("training", "value", "The best balanced assignment.", code, "exact_balance", train=True)
+    yield case("evaluation", "value", "Each token in its best expert.", code, "empty_slot", train=False)
+    purpose = "Equal scores at evaluation: the first expert."
+    yield case("zero_kernel", "tie", purpose, "tie_order", train=False, zero=True)
+    yield case("one_expert", "degenerate", "One expert.", size, train=True, experts=1)
+    yield case("one_token", "degenerate", "One token at evaluation.", size, train=False, sizes=(1, E, D))
+    purpose = "Two shards, each balanced by itself: tokens are dealt to them by descending noise."
+    sizes = (8, 2, D)
+    yield case("shards", "value", purpose, code, "exact_balance", train=True, noise=UNIFORM, shards=2, sizes=sizes)
+    yield near_router(NAME, train=False)
+    yield case("gradient", "gradient", "Through the gate and the experts.", constant, train=True)
+    yield case("gradient_evaluation", "gradient", "Of the greedy assignment.", constant, train=False)
+
+
+# Variants. A change is `(B, route, params, tokens, options, noise=None, train=False)`.
+
+
+def _always(train: bool) -> Any:
+    """The router as if it were always in training, or never."""
+
+    def change(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+        output = route(params, tokens, options, **more)
+        uneven = train and options.tokens % (options.experts * options.shards)
+        return output if uneven else route(params, tokens, options, **{**more, "train": train})
+
+    return change
+
+
+def _few_slots(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+    output = route(params, tokens, options, **more)
+    if more.get("train"):
+        return output
+    scores = B.router_logits(tokens, params["kernel"])
+    slots = -(-options.tokens // options.experts)
+    return rerouted(B, output, B.base_routing(scores, B.base_greedy(scores), capacity=slots))
+
+
+VARIANTS = (
+    Variant(
+        "balanced_at_evaluation", "Tokens are balanced at evaluation, too.", every((NAME,), _always(True)), "BL-2b"
+    ),
+    Variant("never_balanced", "Tokens are not balanced in training either.", every((NAME,), _always(False)), "BL-1b"),
+    Variant(
+        "slots_of_training_at_evaluation",
+        "An expert has as many slots at evaluation as in training, and drops the other tokens.",
+        every((NAME,), _few_slots),
+        "BL-2b",
+    ),
+)

@@ -1,0 +1,334 @@
+"""BASE layers: the balanced assignment, the greedy one, and the routing of an assignment.
+
+Where several balanced assignments are the best, what they have in common is compared: the total, the gap, and that no
+token is dropped by a routing with as few slots as there must be.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from moespec.conformance.author.definition import Definition, call, composed, single, tensor
+from moespec.conformance.author.describe import SLOTS, Choice, Function, Output
+from moespec.conformance.author.draw import grid, permutation
+from moespec.conformance.author.inputs import both, groups_tokens
+from moespec.conformance.author.margins import assignment_margin, token_choice_margin
+from moespec.conformance.author.reorder import weighted_by
+from moespec.conformance.author.variant import Variant, variant
+from moespec.conformance.format import Tensor
+from moespec.spec.examples import LOGITS
+from moespec.spec.numerics import softmax, stable_order
+
+__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
+
+EXPERTS = "groups tokens"
+
+
+def _largest(scores: Any, **shards: Any) -> Any:
+    """What the gap is small against: the sum of the largest score of each token."""
+    return np.abs(scores).max(axis=1).sum()
+
+
+def _by_shards(scores: Any, noise: Any = None, **shards: Any) -> Any:
+    """Scores in the order in which they are cut into shards. Noise is an input whose numbers differ: its order is exact."""
+    return scores if noise is None else scores[stable_order(noise)]
+
+
+def _margin_of_shards(scores: Any, scale: Any, options: Any) -> float:
+    """The smallest margin among the shards of scores in the order in which they are cut."""
+    shards = options.get("shards", 1)
+    return min(assignment_margin(*part) for part in zip(np.split(scores, shards), np.split(scale, shards), strict=True))
+
+
+FUNCTIONS = (
+    Function(
+        "base_assignment",
+        {
+            "expert": Output(EXPERTS, "int"),
+            "objective": Output("groups"),
+            "gap": Output("groups", scale="written", written=_largest),
+        },
+        # Scores that are inputs are exact, but that one assignment is the best has to be found out.
+        Choice(_by_shards, _margin_of_shards, "magnitude"),
+    ),
+    Function(
+        "base_greedy",
+        {"greedy": Output(EXPERTS, "int")},
+        Choice("scores", lambda scores, scale, options: token_choice_margin(scores, scale, 1)),
+    ),
+    Function("base_routing", {"slots": SLOTS["slots"], "weights": Output("groups experts capacity")}),
+)
+
+NAME = "base_layers"
+G, T, E = 2, 6, 3
+
+
+def cases() -> Iterator[Definition]:
+    """All cases of this module."""
+    yield from _unique()
+    yield from _several()
+    yield from _routings()
+
+
+def _drawn(key: str, shape: tuple[int, int, int], reach: float = 3.0, step: float = 0.125) -> Tensor:
+    """Scores of which one balanced assignment is the best, by the largest margin among some draws."""
+
+    def group(g: int) -> Any:
+        draws = [grid(f"{key}/{g}/{attempt}", shape[1:], reach=reach, step=step) for attempt in range(20)]
+        return max(draws, key=lambda values: assignment_margin(values, np.abs(values)))
+
+    return groups_tokens(np.stack([group(g) for g in range(shape[0])]))
+
+
+def _assigned(
+    name: str,
+    kind: str,
+    purpose: str,
+    values: Tensor,
+    *flags: str,
+    greedy: bool = True,
+    several: bool = False,
+    of: str = "",
+    noise: Tensor | None = None,
+    **shards: Any,
+) -> Definition:
+    """The assignments of scores, and the metrics of the routing of the balanced one."""
+    _, tokens, experts = values.array.shape
+    read, dealt = {"scores": "scores"}, {} if noise is None else {"noise": "noise"}
+    stages = [
+        call("base_assignment", {**read, **dealt}, **shards),
+        call("base_routing", {**read, "expert": "base_assignment/expert"}, capacity=tokens // experts),
+        call("routing_metrics", {"routing": "base_routing"}),
+    ]
+    left = ("base_assignment/expert", "base_routing/slots", "base_routing/weights") if several else ()
+    stages += [call("base_greedy", read)] if greedy else []
+    inputs = {"scores": values} | ({} if noise is None else {"noise": noise})
+    return composed(NAME, name, kind, purpose, *flags, inputs=inputs, stages=tuple(stages), several=left, of=of)
+
+
+def _unique() -> Iterator[Definition]:
+    def case(name: str, kind: str, purpose: str, values: Any, *flags: str) -> Definition:
+        return _assigned(name, kind, purpose, values, "exact_balance", *flags)
+
+    yield case("worked", "value", "The worked example of the specification.", both(LOGITS))
+    yield case("three_experts", "value", "Two tokens for each of three experts.", _drawn("base/a", (G, T, E)))
+    purpose = "Small scores, and large ones: no fixed unit has both."
+    units = _drawn("base/units", (G, T, E)).array * np.array([[[2.0**-24]], [[2.0**20]]], np.float32)
+    yield case("units", "value", purpose, groups_tokens(units))
+    yield case("two_experts", "value", "Six tokens for each of two experts.", _drawn("base/b", (G, 12, 2)))
+    yield case("square", "value", "As many tokens as experts.", _drawn("base/c", (G, 5, 5)), "wrong_axis")
+    yield case("many", "value", "Four tokens for each of eight experts.", _drawn("base/d", (1, 32, 8), step=0.0625))
+    crowd = _drawn("base/e", (G, 8, 4)).array + np.array([4.0, 0.0, 0.0, -4.0], np.float32)
+    yield case("crowd", "overflow", "All tokens want the same expert.", groups_tokens(crowd))
+    chain = np.full((4, 4), -8.0) + np.eye(4) * 8 + np.eye(4, k=1) * 9
+    chain[0, 0], chain[3, 0] = 8.0, 6.0
+    yield case("chain", "overflow", "One change moves every other token.", both(chain))
+    far = _drawn("base/f", (G, T, E)).array + np.array([[0.0], [16.0], [-16.0], [8.0], [-4.0], [28.0]])
+    yield case("shifted_rows", "value", "A constant for each token changes nothing but the total.", groups_tokens(far))
+    small = _drawn("base/r", (G, 12, 3), reach=0.5, step=0.015625).array
+    small[:, 0] = [4.0, -4.0, 0.0]
+    purpose = "Gains so small against the range that an auction with its bids misses one."
+    yield case("small_gains", "value", purpose, groups_tokens(small))
+    size = "degenerate_size"
+    yield case("one_slot", "degenerate", "One token for each expert.", _drawn("base/g", (G, 3, 3)), size)
+    yield _assigned("one_expert", "degenerate", "One expert takes all.", _drawn("base/h", (G, T, 1)), size)
+    values = _drawn("base/s69", (1, 8, 2))
+    purpose = "Two shards of four tokens: 6, 1, 3 and 2 have the larger noise, 2 as much as 4, whose index is higher."
+    noise = tensor(np.array([[0.125, 0.75, 0.5, 0.625, 0.5, 0.0, 0.875, 0.25]], np.float32), EXPERTS)
+    yield _assigned("shards", "value", purpose, values, "exact_balance", greedy=False, noise=noise, shards=2)
+    purpose = "The assignment carries no gradient, the total does."
+    values, of = _drawn("base/p", (G, T, E)), "base_assignment/objective"
+    yield _assigned("gradient_sum", "gradient", purpose, values, "exact_balance", greedy=False, of=of)
+
+
+def _several() -> Iterator[Definition]:
+    def case(name: str, kind: str, purpose: str, values: Any, *, greedy: bool = False) -> Definition:
+        flags, scores = ("exact_balance", "any_optimum"), groups_tokens(values)
+        return _assigned(name, kind, purpose, scores, *flags, greedy=greedy, several=True)
+
+    yield case("all_equal", "tie", "Equal scores: every balanced assignment is the best.", np.full((1, 8, 4), 0.5))
+    yield case("coarse", "tie", "Many best assignments.", grid("base/j", (G, 12, 3), reach=2.0, step=1.0))
+    rows = np.repeat(grid("base/k", (G, 1, E)), T, axis=1)
+    yield case("equal_tokens", "tie", "Equal tokens, which all want the same expert.", rows)
+    signed = np.where(grid("base/l", (G, T, E)) > 0, 0.0, -0.0)
+    yield case("signed_zero", "tie", "Zero and minus zero are equal.", signed, greedy=True)
+    near = 0.5 + grid("base/m", (G, T, E), reach=2.0, step=1.0) / 256
+    yield case("neighbours", "near_tie", "Scores that are neighbours in bfloat16.", near, greedy=True)
+
+
+def _routing(name: str, kind: str, purpose: str, *flags: str, expert: Any, **values: Any) -> Definition:
+    inputs = {"scores": values.pop("scores"), "expert": tensor(expert, EXPERTS)}
+    return single(NAME, "base_routing", name, kind, purpose, *flags, **inputs, **values)
+
+
+def _routings() -> Iterator[Definition]:
+    gate = "sigmoid_gate"
+    even = np.stack([permutation(f"base/expert/{g}", T) % E for g in range(G)])
+    two: dict[str, Any] = {"expert": even, "capacity": 2}
+    case = partial(_routing, scores=groups_tokens(grid("base/n", (G, T, E), reach=3.0)))
+    one = partial(case, expert=np.zeros((G, T), np.int32))
+    yield case("routing", "value", "The sigmoid of the score; tokens by index.", gate, **two)
+    yield one("routing_greedy", "value", "Room for all in one expert.", gate, capacity=T)
+    yield one("routing_full", "overflow", "A token that finds no room is dropped.", "overflow_drop", capacity=4)
+    large = groups_tokens(grid("base/o", (G, T, E), reach=80.0, step=1.0))
+    yield case(
+        "routing_large", "value", "Scores whose exponential is large.", "large_logits", **{**two, "scores": large}
+    )
+    yield case("gradient_routing", "gradient", "The weights carry the gradient.", gate, **two)
+
+
+# Variants. Scores are (groups, tokens, experts), experts of tokens (groups, tokens).
+
+
+def _found(B: Any, scores: Any, expert: Any, *noise: Any, **shards: Any) -> Any:
+    """The right result with other experts, and the total and the gap of these."""
+    right = B.base_assignment(scores, *noise, **shards)
+    total = np.take_along_axis(scores, expert[..., None], axis=2)[..., 0].sum(axis=1)
+    gap = right.objective.real + right.gap - total.real
+    return right._replace(expert=expert.astype(np.int32), objective=total, gap=gap)
+
+
+def assignment_is_greedy(B: Any, scores: Any, *noise: Any, **shards: Any) -> Any:
+    """In training, too, every token goes to the expert of its highest score."""
+    return _found(B, scores, B.base_greedy(scores), *noise, **shards)
+
+
+def assignment_over_all_shards(B: Any, scores: Any, *noise: Any, **shards: Any) -> Any:
+    """The assignment is balanced over all tokens, whatever the shards."""
+    B.base_assignment(scores, *noise, **shards)
+    return B.base_assignment(scores)
+
+
+def assignment_in_two_shards(B: Any, scores: Any, noise: Any = None, *, shards: int = 1) -> Any:
+    """Two halves of the tokens are balanced each by itself, where that can be."""
+    right = B.base_assignment(scores, noise, shards=shards)
+    halves = shards == 1 and scores.shape[1] % (2 * scores.shape[2]) == 0
+    return B.base_assignment(scores, noise, shards=2) if halves else right
+
+
+def shards_by_index(B: Any, scores: Any, noise: Any = None, **shards: Any) -> Any:
+    """Tokens are cut into shards by their index, whatever the noise."""
+    B.base_assignment(scores, noise, **shards)
+    return B.base_assignment(scores, **shards)
+
+
+def shards_by_ascending_noise(B: Any, scores: Any, noise: Any = None, **shards: Any) -> Any:
+    """Tokens are cut into shards by ascending noise, which gives other shards where noise is equal."""
+    B.base_assignment(scores, noise, **shards)
+    return B.base_assignment(scores, None if noise is None else -noise, **shards)
+
+
+def order_not_undone(B: Any, scores: Any, noise: Any = None, **shards: Any) -> Any:
+    """The experts are given in the order in which the tokens were cut into shards."""
+    right = B.base_assignment(scores, noise, **shards)
+    return (
+        right if noise is None else right._replace(expert=np.take_along_axis(right.expert, stable_order(noise), axis=1))
+    )
+
+
+def assignment_in_turn(B: Any, scores: Any, *noise: Any, **shards: Any) -> Any:
+    """Tokens choose one after the other, each the best expert that has room."""
+    expert = np.zeros(scores.shape[:2], int)
+    slots = scores.shape[1] // scores.shape[2]
+    B.base_assignment(scores, *noise, **shards)
+    for g, ranked in enumerate(stable_order(scores)):
+        room = [slots] * scores.shape[2]
+        for t, wishes in enumerate(ranked):
+            expert[g, t] = next(e for e in wishes if room[e])
+            room[expert[g, t]] -= 1
+    return _found(B, scores, expert)
+
+
+def assignment_by_auction(B: Any, scores: Any, *noise: Any, **shards: Any) -> Any:
+    """Tokens bid for experts, at least a fiftieth of the range of the scores more each time, until all have one."""
+    B.base_assignment(scores, *noise, **shards)
+    return _found(B, scores, np.stack([_auction(table) for table in scores.real]))
+
+
+def _auction(scores: Any) -> Any:
+    """One token after the other bids its gain over the second best; the cheapest of an expert's tokens has to go."""
+    tokens, experts = scores.shape
+    least, slots = max(1e-4, np.ptp(scores) / 50), tokens // experts
+    held: list[dict[int, float]] = [{} for _ in range(experts)]
+    waiting = list(range(tokens))
+    while waiting:
+        token = waiting.pop(0)
+        prices = np.array([min(bids.values()) if len(bids) == slots else 0.0 for bids in held])
+        values = scores[token] - prices
+        best = int(np.argmax(values))
+        second = np.delete(values, best).max() if experts > 1 else values[best]
+        if len(held[best]) == slots:
+            cheapest = min(held[best], key=held[best].__getitem__)
+            del held[best][cheapest]
+            waiting.append(cheapest)
+        held[best][token] = prices[best] + values[best] - second + least
+    owner = {token: e for e, bids in enumerate(held) for token in bids}
+    return np.array([owner[token] for token in range(tokens)])
+
+
+def objective_without_gradient(B: Any, scores: Any, *noise: Any, **shards: Any) -> Any:
+    """The total carries no gradient."""
+    found = B.base_assignment(scores, *noise, **shards)
+    return found._replace(objective=found.objective.real)
+
+
+def gap_to_the_greedy_total(B: Any, scores: Any, *noise: Any, **shards: Any) -> Any:
+    """The gap is that to the total without balance."""
+    found = B.base_assignment(scores, *noise, **shards)
+    return found._replace(gap=np.sum(np.max(scores.real, axis=2), axis=1) - found.objective.real)
+
+
+def greedy_ties_to_the_higher_expert(B: Any, scores: Any) -> Any:
+    """Among equal scores the greedy assignment takes the expert of higher index."""
+    return scores.shape[2] - 1 - B.base_greedy(scores[..., ::-1])
+
+
+def greedy_over_tokens(B: Any, scores: Any) -> Any:
+    """The greedy assignment takes the best token of an expert, along the wrong axis."""
+    B.base_greedy(scores)
+    _, tokens, experts = scores.shape
+    return (np.argmax(scores.real, axis=1)[:, np.arange(tokens) % experts] % experts).astype(np.int32)
+
+
+def _weighted(name: str, computes: str, weights: Any, ledger: str = "") -> Variant:
+    """A routing with the weights `weights(scores)`."""
+
+    def changed(B: Any, scores: Any, expert: Any, *, capacity: int) -> Any:
+        return weighted_by(B.base_routing(scores, expert, capacity=capacity), weights(np.asarray(scores)))
+
+    return Variant(name, computes, {"base_routing": changed}, ledger)
+
+
+def slots_by_score(B: Any, scores: Any, expert: Any, *, capacity: int) -> Any:
+    """The tokens of an expert are in its slots by descending score."""
+    routing = B.base_routing(scores, expert, capacity=capacity)
+    order = np.argsort(-np.where(routing.token < routing.tokens, routing.weight.real, -1), axis=2, kind="stable")
+    token, weight = (np.take_along_axis(array, order, axis=2) for array in (routing.token, routing.weight))
+    return routing._replace(token=token, weight=weight, slot=None)
+
+
+VARIANTS = (
+    variant(assignment_is_greedy, "base_assignment", ledger="BL-1b"),
+    variant(assignment_in_turn, "base_assignment", ledger="BL-1b"),
+    variant(assignment_in_two_shards, "base_assignment", ledger="BL-6b"),
+    variant(assignment_over_all_shards, "base_assignment"),
+    variant(shards_by_index, "base_assignment"),
+    variant(order_not_undone, "base_assignment"),
+    variant(shards_by_ascending_noise, "base_assignment"),
+    variant(assignment_by_auction, "base_assignment", ledger="BL-1b"),
+    variant(objective_without_gradient, "base_assignment"),
+    variant(gap_to_the_greedy_total, "base_assignment"),
+    variant(greedy_ties_to_the_higher_expert, "base_greedy"),
+    variant(greedy_over_tokens, "base_greedy"),
+    _weighted(
+        "gate_is_a_softmax",
+        "The output of an expert is weighted by the softmax of the token's scores.",
+        softmax,
+        "BL-3b",
+    ),
+    _weighted("gate_is_one", "The output of an expert is not weighted.", np.ones_like, "BL-3c"),
+    _weighted("gate_is_a_constant", "The gate carries no gradient.", lambda scores: 1 / (1 + np.exp(-scores.real))),
+    variant(slots_by_score, "base_routing", ledger="BL-5b"),
+)

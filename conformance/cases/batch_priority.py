@@ -1,0 +1,122 @@
+"""Batch Priority Routing: the order of the tokens."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from moespec.conformance.author.definition import Definition, call, composed
+from moespec.conformance.author.describe import Choice, Function, Output
+from moespec.conformance.author.inputs import CROWD, TIED, both, scores
+from moespec.conformance.author.margins import order_margin
+from moespec.conformance.author.near import near_ties
+from moespec.conformance.author.reorder import heap_order
+from moespec.conformance.author.variant import variant
+from moespec.conformance.format import Tensor
+
+__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
+
+
+def _priorities(scores: Any, scale: Any, options: Mapping[str, Any]) -> float:
+    """The margin of the order; a token has the largest scale of its scores."""
+    counted = options.get("choices", 1) if options.get("by") == "sum" else 1
+    priority = np.sort(scores, axis=-1)[..., -counted:].sum(axis=-1)
+    return order_margin(priority, counted * scale.max(axis=-1))
+
+
+FUNCTIONS = (Function("batch_priority", {"order": Output("groups tokens", "int")}, Choice("scores", _priorities)),)
+
+NAME = "batch_priority"
+E = 3
+
+
+def case(name: str, kind: str, purpose: str, values: Tensor, *flags: str, by: str = "max", choices: int = 2,
+         capacity: int = 2) -> Definition:  # fmt: skip
+    """The order of the tokens, and Token Choice in it."""
+    order = call(NAME, {"scores": "scores"}, by=by, choices=choices)
+    ordered = call("token_choice", {"scores": "scores", "order": NAME}, choices=choices, capacity=capacity)
+    inputs = {"scores": values}
+    return composed(NAME, name, kind, purpose, *(flags or ("priority_order",)), inputs=inputs, stages=(order, ordered))
+
+
+def cases() -> Iterator[Definition]:
+    """All cases of this module."""
+    ties = "tie_order"
+    yield case("by_max", "overflow", "The token with the highest score first.", scores("bp/a"), choices=1)
+    yield case("by_max_two", "overflow", "Two choices, by the highest score.", scores("bp/b"))
+    yield case("by_sum", "overflow", "Two choices, by their sum.", scores("bp/c"), by="sum")
+    apart = [
+        [0.75, 0.125, 0.125],
+        [0.625, 0.5, 0.0],
+        [0.6875, 0.25, 0.0625],
+        [0.5, 0.4375, 0.0625],
+        [0.8125, 0, 0.125],
+        [0.5, 0.5, 0],
+    ]
+    yield case("max_not_sum", "value", "Maximum and sum order differently.", both(apart))
+    yield case("sum_not_max", "value", "Sum and maximum order differently.", both(apart), by="sum")
+    purpose = "The best of those who want the same expert get in."
+    yield case("crowd", "overflow", purpose, both(CROWD), choices=1)
+    yield case("tied", "tie", "Equal priorities keep the order of the tokens.", both(TIED), ties)
+    zeros = both([[-0.0, -0.5, -0.25], [0.0, -0.25, -0.5], [-0.5, -0.0, -0.25], [-0.25, -0.5, 0.0]])
+    yield case("signed_zero", "tie", "Zero and minus zero are equal priorities.", zeros, ties, choices=1, capacity=1)
+    yield case("coarse", "tie", "Many equal priorities.", scores("bp/d", step=0.125), ties, by="sum")
+    yield from near_ties(NAME, call(NAME, {"scores": "router_logits"}))
+    alone = scores("bp/e", (1, 1, E))
+    yield case("one_token", "degenerate", "One token.", alone, "degenerate_size", choices=1, capacity=1)
+    real = scores("bp/f", (1, 196, 32))
+    yield case("real_size", "overflow", "196 tokens, 32 experts.", real, "real_size", ties, choices=1, capacity=7)
+
+
+# Variants. Scores are (groups, tokens, experts). The right function is called first: it rejects what must be rejected.
+
+
+def _priority(scores: Any, by: str, choices: int) -> Any:
+    """The priority of each token (groups, tokens)."""
+    return -np.sort(-scores.real, axis=2)[..., : 1 if by == "max" else choices].sum(axis=2)
+
+
+def least_important_first(B: Any, scores: Any, *, by: str = "max", choices: int = 1) -> Any:
+    """The token of lowest priority comes first."""
+    B.batch_priority(scores, by=by, choices=choices)
+    return np.argsort(_priority(scores, by, choices), axis=1, kind="stable").astype(np.int32)
+
+
+def priority_by_sum(B: Any, scores: Any, *, by: str = "max", choices: int = 1) -> Any:
+    """The priority is the sum of the chosen scores, also where their maximum is requested."""
+    B.batch_priority(scores, by=by, choices=choices)
+    return B.batch_priority(scores, by="sum", choices=max(choices, min(2, scores.shape[2])))
+
+
+def priority_by_maximum(B: Any, scores: Any, *, by: str = "max", choices: int = 1) -> Any:
+    """The priority is the highest score, also where the sum of the chosen is requested."""
+    B.batch_priority(scores, by=by, choices=choices)
+    return B.batch_priority(scores)
+
+
+def tokens_in_heap_order(B: Any, scores: Any, *, by: str = "max", choices: int = 1) -> Any:
+    """Tokens of equal priority come as a sort returns them that is not stable."""
+    B.batch_priority(scores, by=by, choices=choices)
+    return heap_order(_priority(scores, by, choices)).astype(np.int32)
+
+
+def ranks_for_order(B: Any, scores: Any, **options: Any) -> Any:
+    """The rank of each token is returned, where the token of each rank is requested."""
+    return np.argsort(B.batch_priority(scores, **options), axis=1).astype(np.int32)
+
+
+def negative_zero_last(B: Any, scores: Any, *, by: str = "max", choices: int = 1) -> Any:
+    """A token whose highest score is -0.0 comes after one of 0.0, which equals it."""
+    B.batch_priority(scores, by=by, choices=choices)
+    signed = np.where(scores == 0, np.where(np.signbit(scores.real), -1e-300, 0.0), scores)
+    return B.batch_priority(signed, by=by, choices=choices)
+
+
+VARIANTS = (
+    variant(negative_zero_last, NAME, ledger="BP-3", who="jax"),
+    variant(least_important_first, NAME),
+    variant(priority_by_sum, NAME, ledger="BP-1b"),
+    variant(priority_by_maximum, NAME, ledger="BP-1b"),
+    variant(tokens_in_heap_order, NAME, ledger="BP-3b", who="microsoft/Tutel"),
+    variant(ranks_for_order, NAME),
+)

@@ -1,0 +1,120 @@
+"""The capped affinity."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from moespec import spec
+from moespec.conformance.author.definition import Definition, single
+from moespec.conformance.author.describe import Function, Output
+from moespec.conformance.author.inputs import utilities
+from moespec.conformance.author.variant import variant
+from moespec.spec.numerics import logsumexp
+
+__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
+
+NAME = "capped_affinity"
+
+
+def _scale(scores: Any, *, regularization: float = 1e-3, **options: Any) -> Any:
+    """Logarithms as large as those of the start, S / lambda, are rounded, which moves A by as much, relatively."""
+    A = spec.capped_affinity(scores, regularization=regularization, **options)
+    return A * (1 + np.abs(scores).max() / regularization)
+
+
+AFFINITY = Output("groups tokens experts", scale="written", written=_scale, constant="sinkhorn")
+FUNCTIONS = (Function(NAME, {"affinity": AFFINITY}),)
+ONE = (1, 6, 3)
+LOOSE: dict[str, Any] = {"capacity": 4, "cap": 2, "regularization": 0.25, "iterations": 5}
+
+
+def cases() -> Iterator[Definition]:
+    """All cases of this module."""
+    case = partial(single, NAME, NAME)
+    few, size = "solver_steps", "degenerate_size"
+    yield case("few", "value", "Five rounds.", few, scores=utilities("capped/few", ONE), **LOOSE)
+    purpose = "A hundred rounds by default."
+    loose = {**LOOSE, "iterations": None}
+    yield case("default", "value", purpose, few, scores=utilities("capped/default", ONE), **_given(loose))
+    purpose = "One round with the regularisation of the paper, the default."
+    sharp: dict[str, Any] = {"capacity": 3, "cap": 2, "iterations": 1}
+    yield case("sharp", "value", purpose, few, scores=utilities("capped/sharp", ONE), **sharp)
+    purpose = "A cap that no token reaches leaves column sums and entries."
+    yield case("no_cap", "value", purpose, scores=utilities("capped/none", ONE), **LOOSE | {"cap": 3})
+    purpose = "As many places as slots: every entry of a row of one expert is its share."
+    yield case(
+        "tight",
+        "degenerate",
+        purpose,
+        size,
+        scores=utilities("capped/tight", ONE),
+        **{**LOOSE, "capacity": 2, "cap": 1},
+    )
+
+
+def _given(options: dict[str, Any]) -> dict[str, Any]:
+    """The options that are not None."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+# Variants. The right function is called first: it rejects what must be rejected.
+
+
+def _projected(B: Any, scores: Any, options: dict[str, Any], *, order: str, corrected: bool = True) -> Any:
+    """Rounds of projections in an order of "c" (column sums), "r" (row sums), "e" (entries)."""
+    right = B.capped_affinity(scores, **options)
+    capacity, cap = options["capacity"], options["cap"]
+    a = scores.real / options.get("regularization", 1e-3)
+    corrections = {"r": np.zeros((*a.shape[:2], 1)), "e": np.zeros(a.shape)}
+    for _ in range(options.get("iterations", 100)):
+        for each in order:
+            if each == "c":
+                a = a + np.log(capacity) - logsumexp(a, axis=1)[:, None]
+                continue
+            a = a + corrections[each]
+            excess = np.maximum(logsumexp(a, axis=2)[..., None] - np.log(cap) if each == "r" else a, 0)
+            a = a - excess
+            corrections[each] = excess if corrected else 0 * excess
+    return np.exp(a).reshape(right.shape)
+
+
+def column_sums_last(B: Any, scores: Any, **options: Any) -> Any:
+    """Dykstra's algorithm projects on row sums, entries and then column sums."""
+    return _projected(B, scores, options, order="rec")
+
+
+def projected_in_turn(B: Any, scores: Any, **options: Any) -> Any:
+    """The projections have no corrections, so that they end at another matrix with the same sums."""
+    return _projected(B, scores, options, order="cre", corrected=False)
+
+
+def entries_not_bounded(B: Any, scores: Any, **options: Any) -> Any:
+    """Entries of the capped affinity may exceed 1."""
+    return _projected(B, scores, options, order="cr")
+
+
+def capped_until_it_settles(B: Any, scores: Any, **options: Any) -> Any:
+    """Dykstra's algorithm stops where a round changes no entry by more than 1e-3."""
+    found = B.capped_affinity(scores, **options)
+    for count in range(2, options.get("iterations", 100) + 1):
+        before, after = (B.capped_affinity(scores, **{**options, "iterations": n}) for n in (count - 1, count))
+        if np.abs(after - before).max() <= 1e-3:
+            return after
+    return found
+
+
+def regularization_of_the_paper(B: Any, scores: Any, **options: Any) -> Any:
+    """The capped affinity has the regularisation 0.001, whatever is requested."""
+    B.capped_affinity(scores, **options)
+    return B.capped_affinity(scores, **{**options, "regularization": 1e-3})
+
+
+VARIANTS = (
+    variant(column_sums_last, NAME, ledger="CP-1b"),
+    variant(projected_in_turn, NAME),
+    variant(entries_not_bounded, NAME),
+    variant(capped_until_it_settles, NAME, ledger="CP-2b"),
+    variant(regularization_of_the_paper, NAME, ledger="CP-4"),
+)

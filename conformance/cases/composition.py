@@ -1,0 +1,438 @@
+"""Routers composed differently: the variants that several routers share."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from moespec.conformance.author.reorder import chosen_mask
+from moespec.conformance.author.reroute import configured, noiseless, rerouted, reweighted
+from moespec.conformance.author.variant import Variant, every
+from moespec.spec import CAPACITY_RULES, ROUTERS, ConfigError
+from moespec.spec.options import CapacityOptions, TokenChoiceOptions
+from moespec.spec.routers.composition import token_choice
+
+__all__ = ["VARIANTS"]
+
+TOKEN_CHOICE = ("softmax_token_choice", "sinkhorn_token_choice", "sparsity_constrained_token_choice")
+SOFTMAX = ("softmax_token_choice", "softmax_expert_choice")
+SINKHORN = ("sinkhorn_token_choice", "sinkhorn_expert_choice")
+SPARSE_PLAN = ("sparsity_constrained_token_choice", "sparsity_constrained_expert_choice")
+PLANS = (*SINKHORN, *SPARSE_PLAN)
+SELECTING = (*TOKEN_CHOICE, "softmax_expert_choice", "sinkhorn_expert_choice", "sparsity_constrained_expert_choice")
+"""The routers that select by the softmax of logits, or by a plan."""
+GATED = (*SELECTING, "importance_score", "s_base")
+"""The routers with gating noise."""
+NOISY = (*GATED, "noisy_top_k", "gshard", "switch")
+"""The routers with noise."""
+EVALUATED = tuple(name for name, router in ROUTERS.items() if issubclass(router.Options, CapacityOptions))
+"""The routers that have a capacity of evaluation."""
+
+
+# Capacities: of the function, and of the routers that select.
+
+Rule = Callable[[int, int, float, int, str, int], int]
+"""`(tokens, experts, factor, choices, rounding, multiple_of) -> slots`."""
+
+ROUNDINGS: dict[str, Callable[[float], int]] = {"ceil": math.ceil, "round": round}
+
+
+def _half_up(quotient: float) -> int:
+    return int(quotient + 0.5)
+
+
+def _up(slots: float, multiple_of: int) -> int:
+    return math.ceil(slots / multiple_of) * multiple_of
+
+
+def _ruled(name: str, computes: str, rule: Rule, ledger: str = "CA-1", who: str = "") -> Variant:
+    """The capacity by a rule, wherever it follows from a factor."""
+
+    def slots(tokens: int, experts: int, factor: float, choices: int, rounding: str, multiple_of: int) -> int:
+        capacity = rule(tokens, experts, factor, choices, rounding, multiple_of)
+        if capacity < 1:
+            raise ConfigError(f"factor: {factor} gives no slot")
+        return capacity
+
+    def expert_capacity(
+        B: Any,
+        tokens: int,
+        experts: int,
+        factor: float,
+        *,
+        choices: int = 1,
+        rounding: str = "ceil",
+        multiple_of: int = 1,
+    ) -> int:
+        B.expert_capacity(tokens, experts, factor, choices=choices, rounding=rounding, multiple_of=multiple_of)
+        return slots(tokens, experts, factor, choices, rounding, multiple_of)
+
+    def change(B: Any, route: Any, params: Any, tokens: Any, options: Any, *, train: bool = False, **more: Any) -> Any:
+        if options.slots_per_expert is None:
+            at_evaluation = not train and options.eval_capacity_factor is not None
+            factor = options.eval_capacity_factor if at_evaluation else options.capacity_factor
+            capacity = slots(
+                options.tokens, options.experts, factor, options.items[1], options.rounding, options.multiple_of
+            )
+            options = replace(options, slots_per_expert=capacity)
+        return route(params, tokens, options, train=train, **more)
+
+    return Variant(name, computes, {"expert_capacity": expert_capacity, **every(SELECTING, change)}, ledger, who)
+
+
+def _implementation(name: str, computes: str, who: str, ledger: str) -> Variant:
+    """The capacity as a public implementation computes it, with its own rounding and multiple."""
+    rule = CAPACITY_RULES[name]
+    return _ruled(f"capacity_of_{name}", computes, lambda t, e, f, k, r, m: rule(t, e, f, k), ledger, who)
+
+
+CAPACITIES = (
+    _ruled(
+        "multiple_before_rounding",
+        "The quotient itself is rounded to a multiple, without being rounded to an integer first.",
+        lambda t, e, f, k, r, m: ROUNDINGS[r](k * t * f / e / m) * m,
+    ),
+    _ruled(
+        "capacity_rounded_down",
+        "The capacity is rounded down.",
+        lambda t, e, f, k, r, m: _up(int(k * t * f / e), m),
+        "CA-1c",
+    ),
+    _ruled(
+        "capacity_rounded_to_the_nearest",
+        "The capacity is rounded to the nearest integer, whatever rounding is requested.",
+        lambda t, e, f, k, r, m: _up(round(k * t * f / e), m),
+        "RT-5b",
+    ),
+    _ruled(
+        "capacity_always_rounded_up",
+        "The capacity is rounded up, whatever rounding is requested.",
+        lambda t, e, f, k, r, m: _up(math.ceil(k * t * f / e), m),
+    ),
+    _ruled(
+        "halves_rounded_up",
+        "A capacity that is rounded to the nearest integer goes up from a half, not to the even neighbour.",
+        lambda t, e, f, k, r, m: _up({**ROUNDINGS, "round": _half_up}[r](k * t * f / e), m),
+    ),
+    _ruled(
+        "multiples_ignored",
+        "The capacity is not raised to a multiple.",
+        lambda t, e, f, k, r, m: ROUNDINGS[r](k * t * f / e),
+    ),
+    _ruled(
+        "at_least_four_slots",
+        "Every expert has at least four slots, whatever the factor.",
+        lambda t, e, f, k, r, m: max(4, _up(ROUNDINGS[r](k * t * f / e), m)),
+        "CA-2b",
+    ),
+    _ruled(
+        "quotient_first",
+        "The tokens are divided by the experts before they are multiplied by the factor.",
+        lambda t, e, f, k, r, m: _up(ROUNDINGS[r](k * t / e * f), m),
+        "CA-3b",
+    ),
+    _ruled(
+        "choices_not_counted",
+        "The capacity does not grow with the number of choices.",
+        lambda t, e, f, k, r, m: _up(ROUNDINGS[r](t * f / e), m),
+        "CA-4b",
+    ),
+    _implementation(
+        "vmoe",
+        "The capacity is ceil(k T f / E), up to a multiple of 4.",
+        "google-research/vmoe (Token Choice)",
+        "CA-1d",
+    ),
+    _implementation(
+        "vmoe_expert_choice",
+        "The capacity is round(T f / E), without the number of choices.",
+        "google-research/vmoe (Expert Choice and Soft MoE)",
+        "CA-1b",
+    ),
+    _implementation("megablocks", "The capacity is int(f (k T / E)).", "databricks/megablocks", "CA-1c"),
+    _implementation("tutel", "The capacity is k int(f ceil(T / E)).", "microsoft/Tutel", "CA-1c"),
+    _implementation("deepspeed", "The capacity is ceil(T / E (f k)), at least 8.", "deepspeedai/DeepSpeed", "CA-2b"),
+    _implementation("megatron", "The capacity is ceil(k T / E f).", "NVIDIA/Megatron-LM", "CA-3b"),
+    _implementation(
+        "mesh_tensorflow",
+        "The capacity is max(4, min(T, int(T f / E))), without the number of choices.",
+        "tensorflow/mesh",
+        "CA-4b",
+    ),
+    _implementation(
+        "st_moe",
+        "The capacity is int(T f / E) without the number of choices, at most T and at least 4.",
+        "lucidrains/st-moe-pytorch",
+        "CA-4b",
+    ),
+    _implementation("maxtext", "The capacity is int(ceil(k T / E) f).", "AI-Hypercomputer/maxtext", "CA-1c"),
+)
+
+
+# Compositions. A change is `(B, route, params, tokens, options, noise=None, train=False)`.
+
+
+def _logits(B: Any, params: Any, tokens: Any, options: Any, noise: Any) -> tuple[Any, Any]:
+    """Clean and noisy logits."""
+    clean = B.router_logits(tokens, params["kernel"])
+    return clean, B.add_gating_noise(clean, noise, multiplier=options.noise_multiplier)
+
+
+def _weighted(weights: Callable[[Any, Any, Any], Any]) -> Callable[..., Any]:
+    """The router with its combine weights from `weights(B, clean, noisy)`."""
+
+    def change(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+        output = route(params, tokens, options, **more)
+        return reweighted(B, output, weights(B, *_logits(B, params, tokens, options, more.get("noise"))))
+
+    return change
+
+
+def _noise_after_softmax(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+    output = route(params, tokens, options, **more)
+    scores = B.softmax_affinity(B.router_logits(tokens, params["kernel"]))
+    noisy = B.add_gating_noise(scores, more.get("noise"), multiplier=options.noise_multiplier)
+    train = more.get("train", False)
+    if isinstance(options, TokenChoiceOptions):
+        return rerouted(B, output, token_choice(B, options, noisy, train=train))
+    return rerouted(B, output, B.expert_choice(noisy, capacity=options.capacity(train=train)))
+
+
+def _with_loss(name: str, value: Callable[..., Any]) -> Callable[..., Any]:
+    """The router with the loss `name` computed by `value(B, options, clean, noisy, routing)`, where it has that loss."""
+
+    def change(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+        output = route(params, tokens, options, **more)
+        if name not in output.losses:
+            return output
+        logits = _logits(B, params, tokens, options, more.get("noise"))
+        loss = value(B, options, *logits, output.routing)
+        losses = {**output.losses, name: getattr(options, f"{name}_weight") * loss}
+        return output._replace(losses=losses, metrics={**output.metrics, f"{name}_loss": loss})
+
+    return change
+
+
+def _load_of_plan(B: Any, options: Any, clean: Any, noisy: Any, routing: Any) -> Any:
+    log = np.log(B.sinkhorn_affinity(noisy, iterations=options.sinkhorn_iterations))
+    std = options.noise_multiplier / options.experts
+    return B.load_loss(log - (noisy - clean), log, choices=options.choices, noise_std=std)
+
+
+def _balance_after_drops(B: Any, options: Any, clean: Any, noisy: Any, routing: Any) -> Any:
+    fraction = routing.dense().dispatch.sum(axis=(1, 3)) / noisy.shape[1]
+    return noisy.shape[2] * np.mean(np.sum(fraction * np.mean(B.softmax_affinity(noisy), axis=1), axis=1))
+
+
+def _losses(change: Callable[[str, Any, Any], Any]) -> Callable[..., Any]:
+    """The router with each weighted loss changed: `change(name, loss, options)`."""
+
+    def changed(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+        output = route(params, tokens, options, **more)
+        return output._replace(losses={name: change(name, loss, options) for name, loss in output.losses.items()})
+
+    return changed
+
+
+def _dropped_choices(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+    output = route(params, tokens, options, **more)
+    filled = output.routing.dense().dispatch.sum() / (len(tokens) * options.tokens * options.choices)
+    return output._replace(metrics={**output.metrics, "dropped": 1 - filled})
+
+
+def _evaluated(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+    route(params, tokens, options, **more)
+    return route(params, tokens, options, **{**more, "train": False})
+
+
+def _quiet_evaluation(
+    B: Any, route: Any, params: Any, tokens: Any, options: Any, *, noise: Any = None, train: bool = False, **more: Any
+) -> Any:
+    route(params, tokens, options, noise=noise, train=train, **more)
+    return route(params, tokens, options, noise=noise if train else None, train=train, **more)
+
+
+def _load(choices: int | None, multiplier: float | None) -> Callable[..., Any]:
+    """The load loss of another number of choices, or of noise with another multiplier."""
+
+    def value(B: Any, options: Any, clean: Any, noisy: Any, routing: Any) -> Any:
+        count = choices or getattr(options, "choices", 1)
+        std = (multiplier or options.noise_multiplier) / options.experts
+        return B.load_loss(clean, noisy, choices=min(count, options.experts), noise_std=std)
+
+    return _with_loss("load", value)
+
+
+VARIANTS = (
+    *CAPACITIES,
+    Variant(
+        "noise_in_training_alone",
+        "Noise that is given at evaluation is not used.",
+        every(NOISY, _quiet_evaluation),
+    ),
+    Variant(
+        "load_of_first_choices",
+        "The load loss is that of the first choices, however many a token makes.",
+        every((*TOKEN_CHOICE, "importance_score"), _load(1, None)),
+    ),
+    Variant(
+        "load_of_unit_noise",
+        "The load loss takes the noise to have the standard deviation 1 / E, whatever its multiplier is.",
+        every(GATED, _load(None, 1.0)),
+    ),
+    Variant(
+        "noise_for_the_choice_alone",
+        "Noise decides the selection, but the combine weights are the softmax of the logits without it.",
+        every(SOFTMAX, _weighted(lambda B, clean, noisy: B.softmax_affinity(clean))),
+        "SA-1b",
+    ),
+    Variant(
+        "noise_after_the_softmax",
+        "Noise is added to the softmax, not to the logits.",
+        every(SOFTMAX, _noise_after_softmax),
+        "SA-1c",
+    ),
+    Variant(
+        "priority_left_out",
+        "Tokens are assigned by index, whatever batch priority is requested.",
+        every(TOKEN_CHOICE, configured(batch_priority="none")),
+    ),
+    Variant(
+        "clean_logits_combine",
+        "The plan is made of the noisy logits, but the combine softmax is that of the clean ones.",
+        every(SINKHORN, configured(combine_from_clean_logits=True)),
+        "RT-1b",
+        "google-research/vmoe (Token Choice)",
+    ),
+    Variant(
+        "noisy_logits_combine",
+        "The combine softmax is that of the noisy logits, also where the clean ones are requested.",
+        every(SINKHORN, configured(combine_from_clean_logits=False)),
+        "RT-1b",
+    ),
+    Variant(
+        "sinkhorn_without_noise",
+        "The Sinkhorn routers are not noisy in training.",
+        every(SINKHORN, noiseless),
+        "SK-5b",
+    ),
+    Variant(
+        "load_of_the_plan",
+        "The load loss of a Sinkhorn router counts the largest entries of the plan.",
+        every(("sinkhorn_token_choice",), _with_loss("load", _load_of_plan)),
+        "SK-6b",
+    ),
+    Variant(
+        "plan_combines",
+        "The routers that select by a plan combine with it, too.",
+        every(PLANS, configured(combine_with="plan")),
+        "RT-2b",
+    ),
+    Variant(
+        "softmax_combines",
+        "The routers that select by a plan combine with the softmax, also where the plan is requested.",
+        every(PLANS, configured(combine_with="softmax")),
+        "RT-2b",
+    ),
+    Variant(
+        "sigmoid_combines",
+        "The routers that select by a Sinkhorn plan combine with the sigmoid of the logits.",
+        every(SINKHORN, _weighted(lambda B, clean, noisy: 1 / (1 + np.exp(-noisy)))),
+        "RT-2b",
+        "NVIDIA/Megatron-LM (one choice)",
+    ),
+    Variant(
+        "importance_of_noisy_gates",
+        "The importance loss sees the softmax of the noisy logits.",
+        every(
+            SELECTING,
+            _with_loss("importance", lambda B, o, clean, noisy, r: B.importance_loss(B.softmax_affinity(noisy))),
+        ),
+        "AL-6b",
+    ),
+    Variant(
+        "importance_of_kept_gates",
+        "The importance loss sees the noisy softmax with all but the chosen set to 0.",
+        every(
+            TOKEN_CHOICE,
+            _with_loss(
+                "importance",
+                lambda B, o, clean, noisy, r: B.importance_loss(
+                    B.softmax_affinity(noisy) * chosen_mask(noisy, o.choices)
+                ),
+            ),
+        ),
+        "AL-6b",
+    ),
+    Variant(
+        "balance_of_clean_gates",
+        "The balance loss sees the softmax of the clean logits.",
+        every(
+            SELECTING, _with_loss("balance", lambda B, o, clean, noisy, r: B.balance_loss(B.softmax_affinity(clean)))
+        ),
+        "AL-5b",
+    ),
+    Variant(
+        "balance_after_drops",
+        "The fractions of the balance loss are those of the slots that are filled.",
+        every(SELECTING, _with_loss("balance", _balance_after_drops)),
+        "AL-5c",
+    ),
+    Variant(
+        "balance_over_choices",
+        "The balance loss is divided by the number of choices.",
+        every(TOKEN_CHOICE, _losses(lambda name, loss, o: loss / o.choices if name == "balance" else loss)),
+        "AL-3c",
+    ),
+    Variant(
+        "z_of_noisy_logits",
+        "The z-loss sees the noisy logits.",
+        every(SELECTING, _with_loss("z", lambda B, o, clean, noisy, r: B.z_loss(noisy))),
+        "AL-7b",
+    ),
+    Variant(
+        "logits_of_losses_fixed",
+        "The balance loss sees the noisy logits and the z-loss the clean ones, whatever the options say.",
+        every(SELECTING, configured(balance_logits="noisy", z_logits="clean")),
+    ),
+    Variant(
+        "losses_not_weighted",
+        "The losses of a router are not multiplied by their weights.",
+        every(SELECTING, _losses(lambda name, loss, o: loss / getattr(o, f"{name}_weight"))),
+    ),
+    Variant(
+        "dropped_choices",
+        "Dropped is the fraction of the choices of tokens that find no slot.",
+        every(TOKEN_CHOICE, _dropped_choices),
+        "ME-1b",
+    ),
+    Variant(
+        "slots_by_number_ignored",
+        "The capacity follows from the factor, whatever number of slots is requested.",
+        every(SELECTING, configured(slots_per_expert=None)),
+    ),
+    Variant(
+        "evaluation_factor_ignored",
+        "The capacity at evaluation is that of training.",
+        every(EVALUATED, configured(eval_capacity_factor=None)),
+    ),
+    Variant(
+        "evaluation_factor_in_training",
+        "The capacity of training is that of evaluation.",
+        every(SELECTING, _evaluated),
+    ),
+    Variant(
+        "chosen_not_normalised",
+        "The combine weights of a token are not divided by their sum, also where they should be.",
+        every(TOKEN_CHOICE, configured(normalize_selected=False)),
+        "SA-3b",
+    ),
+    Variant(
+        "importance_and_load_halved",
+        "The loss of a router is the mean of importance and load, not their sum.",
+        every(TOKEN_CHOICE, _losses(lambda name, loss, o: loss / 2 if name in ("importance", "load") else loss)),
+        who="microsoft/Tutel",
+    ),
+)

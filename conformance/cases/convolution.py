@@ -1,0 +1,94 @@
+"""The convolution."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from moespec.conformance.author.definition import Definition, single, tensor
+from moespec.conformance.author.describe import Function, Output
+from moespec.conformance.author.draw import grid
+from moespec.conformance.author.variant import variant
+from moespec.conformance.format import Tensor
+
+__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
+
+NAME = "convolution"
+FUNCTIONS = (Function(NAME, {"features": Output("images height width features", rounded=True)}),)
+
+
+def _inputs(key: str, height: int, width: int, channels: int) -> dict[str, Any]:
+    def drawn(name: str, axes: str, *shape: int) -> Tensor:
+        return tensor(grid(f"{NAME}/{key}/{name}", shape, reach=1.0), axes)
+
+    return {
+        "images": drawn("images", "images height width channels", 2, height, width, channels),
+        "kernel": drawn("kernel", "size size channels features", 3, 3, channels, 2),
+        "bias": drawn("bias", "features", 2),
+    }
+
+
+def cases() -> Iterator[Definition]:
+    """All cases of this module."""
+    case = partial(single, NAME, NAME)
+    purpose = "Every pixel has its square; neither image nor kernel is the same along both axes."
+    yield case("each_pixel", "value", purpose, **_inputs("each", 3, 4, 2))
+    purpose = "Every second pixel of an even and of an odd number; the first is the first of the image."
+    yield case("stride", "value", purpose, **_inputs("stride", 4, 5, 2), stride=2)
+    purpose = "A stride longer than the image: one pixel is left."
+    yield case("long_stride", "degenerate", purpose, **_inputs("long", 2, 2, 1), stride=3)
+    yield case("gradient", "gradient", "By images, kernel and bias.", **_inputs("gradient", 3, 4, 1), stride=2)
+
+
+# Variants. The right function is called first: it rejects what must be rejected.
+
+
+def padded_at_the_end(B: Any, images: Any, kernel: Any, bias: Any, *, stride: int = 1) -> Any:
+    """The padding is the least that is needed, and more of it after the last row than before the first."""
+    right = B.convolution(images, kernel, bias, stride=stride)
+    size, padding = kernel.shape[0], []
+    for length, kept in zip(images.shape[1:3], right.shape[1:3], strict=True):
+        total = max((kept - 1) * stride + size - length, 0)
+        padding.append((total // 2, total - total // 2))
+    return _of_padded(np.pad(images, [(0, 0), *padding, (0, 0)]), kernel, bias, stride, right.shape)
+
+
+def flipped(B: Any, images: Any, kernel: Any, bias: Any, **options: Any) -> Any:
+    """The kernel is flipped along both axes, as in the convolution of mathematics."""
+    B.convolution(images, kernel, bias, **options)
+    return B.convolution(images, kernel[::-1, ::-1], bias, **options)
+
+
+def starts_with_the_second(B: Any, images: Any, kernel: Any, bias: Any, *, stride: int = 1) -> Any:
+    """Of pixels `stride` apart the last of the first few is taken, where the first of the image should be."""
+    right = B.convolution(images, kernel, bias, stride=stride)
+    moved = np.zeros(images.shape, images.dtype)
+    start = min(stride, *images.shape[1:3]) - 1
+    moved[:, : images.shape[1] - start, : images.shape[2] - start] = images[:, start:, start:]
+    return B.convolution(moved, kernel, bias, stride=stride).reshape(right.shape)
+
+
+def edges_repeated(B: Any, images: Any, kernel: Any, bias: Any, *, stride: int = 1) -> Any:
+    """Outside of the image pixels are those of its edge."""
+    right = B.convolution(images, kernel, bias, stride=stride)
+    sides = (kernel.shape[0] // 2,) * 2
+    padded = np.pad(images, [(0, 0), sides, sides, (0, 0)], mode="edge")
+    return _of_padded(padded, kernel, bias, stride, right.shape)
+
+
+def _of_padded(padded: Any, kernel: Any, bias: Any, stride: int, shape: tuple[int, ...]) -> Any:
+    found = np.zeros(shape, np.result_type(padded, kernel, bias)) + bias
+    for i in range(kernel.shape[0]):
+        for j in range(kernel.shape[0]):
+            rows, columns = (slice(k, k + stride * n, stride) for k, n in zip((i, j), shape[1:3], strict=True))
+            found += padded[:, rows, columns][:, : shape[1], : shape[2]] @ kernel[i, j]
+    return found
+
+
+VARIANTS = (
+    variant(padded_at_the_end, NAME, ledger="CV-1b"),
+    variant(flipped, NAME),
+    variant(starts_with_the_second, NAME),
+    variant(edges_repeated, NAME),
+)

@@ -1,0 +1,107 @@
+"""Dropout and stochastic depth."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from moespec.conformance.author.definition import Definition, call, composed, single, tensor
+from moespec.conformance.author.describe import Function, Output
+from moespec.conformance.author.draw import grid, integers
+from moespec.conformance.author.variant import variant
+
+__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
+
+NAME = "dropout"
+AXES = "examples tokens width"
+
+FUNCTIONS = (
+    Function("dropout", {"kept": Output(AXES, rounded=True, follows=("x",))}),
+    Function("branch_rate", {"rate": Output("", scale="unit")}, traced=False),
+)
+
+
+def cases() -> Iterator[Definition]:
+    """All cases of this module."""
+    shape = (2, 3, 4)
+
+    def case(name: str, kind: str, purpose: str, *, rate: float, draws: Any = None, shape: Any = shape) -> Definition:
+        given = integers(f"{NAME}/{name}/draws", shape, 0, 127) / 128 if draws is None else draws
+        inputs: dict[str, Any] = {"x": tensor(grid(f"{NAME}/{name}", shape), AXES), "draws": tensor(given, AXES)}
+        return single(NAME, "dropout", name, kind, purpose, **inputs, rate=rate, by=("x",))
+
+    yield case("units", "value", "Each entry has its own draw.", rate=0.375)
+    branches = np.array([0.125, 0.875]).reshape(2, 1, 1)
+    yield case(
+        "branches", "value", "Stochastic depth: one draw for all entries of an example.", rate=0.5, draws=branches
+    )
+    places = integers(f"{NAME}/places", (1, 3, 4), 0, 127) / 128
+    yield case("shared", "value", "One draw for a place of all examples.", rate=0.5, draws=places)
+    edge = np.array([[[0.0, 0.25 - 2.0**-6, 0.25, 0.25 + 2.0**-6]]])
+    yield case("equal", "tie", "A draw that equals the rate keeps its entry.", rate=0.25, draws=edge, shape=(1, 1, 4))
+    yield case("none", "degenerate", "A rate of 0 keeps everything.", rate=0.0, draws=np.zeros(shape))
+    yield case("gradient", "gradient", "By the entries.", rate=0.375)
+
+    rates = [(0.5, 0, 3), (0.5, 1, 3), (0.5, 2, 3), (0.25, 0, 1), (0.0, 1, 2)]
+    stages = tuple(
+        call("branch_rate", name=f"rate_{number}", rate=rate, block=block, depth=depth)
+        for number, (rate, block, depth) in enumerate(rates, 1)
+    )
+    yield composed(
+        NAME, "rates", "value", "From 0 for the first block on; of one block alone, 0.", inputs={}, stages=stages
+    )
+
+
+# Variants. The right function is called first: it rejects what must be rejected.
+
+
+def dropout_not_scaled(B: Any, x: Any, draws: Any, *, rate: float) -> Any:
+    """What is kept is not divided by the chance that it is kept."""
+    return B.dropout(x, draws, rate=rate) * (1.0 - rate)
+
+
+def dropout_of_an_example(B: Any, x: Any, draws: Any, *, rate: float) -> Any:
+    """The first draw of an example decides for all of its entries."""
+    B.dropout(x, draws, rate=rate)
+    return B.dropout(x, draws[:, :1, :1], rate=rate)
+
+
+def dropout_of_the_batch(B: Any, x: Any, draws: Any, *, rate: float) -> Any:
+    """The draws of the first example decide for all examples."""
+    B.dropout(x, draws, rate=rate)
+    return B.dropout(x, draws[:1], rate=rate)
+
+
+def dropout_of_the_small(B: Any, x: Any, draws: Any, *, rate: float) -> Any:
+    """An entry is kept where its draw is below 1 - rate."""
+    B.dropout(x, draws, rate=rate)
+    return np.where(draws < 1.0 - rate, x / (1.0 - rate), 0.0)
+
+
+def dropout_of_the_equal(B: Any, x: Any, draws: Any, *, rate: float) -> Any:
+    """A draw that equals the rate drops its entry."""
+    B.dropout(x, draws, rate=rate)
+    return np.where(draws > rate, x / (1.0 - rate), 0.0)
+
+
+def rates_from_the_first_block(B: Any, rate: float, *, block: int, depth: int) -> float:
+    """The first block already drops branches, at the rate over the number of blocks."""
+    B.branch_rate(rate, block=block, depth=depth)
+    return rate * (block + 1) / depth
+
+
+def one_rate_for_all(B: Any, rate: float, *, block: int, depth: int) -> float:
+    """All blocks drop branches at one rate."""
+    B.branch_rate(rate, block=block, depth=depth)
+    return rate
+
+
+VARIANTS = (
+    variant(dropout_not_scaled, "dropout", ledger="DO-1b", who="google-research/big_vision"),
+    variant(dropout_of_an_example, "dropout"),
+    variant(dropout_of_the_batch, "dropout"),
+    variant(dropout_of_the_small, "dropout", who="google/flax"),
+    variant(dropout_of_the_equal, "dropout"),
+    variant(rates_from_the_first_block, "branch_rate", ledger="DO-2b"),
+    variant(one_rate_for_all, "branch_rate"),
+)

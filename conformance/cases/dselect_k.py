@@ -1,0 +1,450 @@
+"""DSelect-k: the codes, the step, the selectors, the gate, its routing and losses, and the router `dselect_k`.
+
+Codes lie on a grid of sixteenths, some of them exactly at an end of the step; for the router tokens are drawn again
+until no code is near one.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from moespec.conformance.author.definition import Definition, Draws, call, composed, single, tensor
+from moespec.conformance.author.describe import SLOTS, Choice, Function, Output
+from moespec.conformance.author.draw import grid
+from moespec.conformance.author.near import near_codes
+from moespec.conformance.author.reroute import configured
+from moespec.conformance.author.routers import router_case
+from moespec.conformance.author.variant import Variant, every, variant
+from moespec.conformance.format import Stage, Tensor
+from moespec.spec.dselect_k_codes import code_bits
+from moespec.spec.dselect_k_losses import EPSILON
+
+__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
+
+
+def _outside(codes: Any, scale: Any, options: Mapping[str, Any]) -> float:
+    """The smallest relative distance of a code from an end of the step."""
+    half = options.get("gamma", 1.0) / 2
+    distance = np.abs(np.abs(codes) - half) / (scale + half)
+    return float(distance.min(initial=1.0))
+
+
+def _positive(gate: Any, scale: Any, options: Mapping[str, Any]) -> float:
+    """A gate that is not 0 stays so in every dtype, unless it underflows."""
+    return float(((gate == 0) | (gate > 1e-30)).all())
+
+
+def _entropy_scale(selectors: Any) -> Any:
+    """`sum r (2 + |log(r + epsilon)|)`: the logarithm of what is nearly 1 cancels."""
+    return np.sum(selectors * (2 + np.abs(np.log(selectors + EPSILON))))
+
+
+FUNCTIONS = (
+    Function("smooth_step", {"step": Output("rows n")}),
+    Function(
+        "dselect_k_codes",
+        {"codes": Output("groups tokens choices bits"), "logits": Output("groups tokens choices")},
+    ),
+    Function("dselect_k_selectors", {"selectors": Output("groups tokens choices experts")}, Choice("codes", _outside)),
+    Function("dselect_k_gate", {"gate": Output("groups tokens experts")}),
+    Function("dselect_k_routing", SLOTS, Choice("gate", _positive)),
+    Function("dselect_k_entropy", {"loss": Output(written=_entropy_scale)}),
+    Function("dselect_k_reachability", {"loss": Output()}),
+)
+
+NAME, GATE = "dselect_k", "dselect_k_gate"
+G, T, K, D = 2, 4, 2, 3
+CODES, LOGITS, MIXED = "groups tokens choices bits", "groups tokens choices", "groups tokens choices experts"
+
+
+def cases() -> Iterator[Definition]:
+    """All cases of this module."""
+    yield from _step()
+    yield from _gates()
+    yield from _gradients()
+    yield from _routers()
+
+
+def codes(key: str, experts: int, choices: int = K, reach: float = 0.5) -> Tensor:
+    """Codes of a gate by token."""
+    return tensor(grid(key, (G, T, choices, code_bits(experts)), reach=reach, step=0.0625), CODES)
+
+
+def mixture(key: str, choices: int = K) -> Tensor:
+    """Logits of a gate by token."""
+    return tensor(grid(f"{key}/logits", (G, T, choices)), LOGITS)
+
+
+def _step() -> Iterator[Definition]:
+    def case(name: str, kind: str, purpose: str, values: Any, gamma: float = 1.0) -> Definition:
+        z = tensor(values, "rows n")
+        return single(GATE, "smooth_step", name, kind, purpose, "smooth_step", z=z, gamma=gamma)
+
+    z = grid("dselect/step", (3, 6), reach=0.75, step=0.0625)
+    yield case("step", "value", "The cubic inside, 0 and 1 outside.", z)
+    yield case("step_narrow", "value", "Half as wide.", z, 0.5)
+    yield case("step_wide", "value", "Four times as wide.", 4 * z, 4.0)
+    ends = [[-0.5, 0.5, 0.0], [-0.498046875, 0.498046875, -0.001953125]]
+    yield case("step_ends", "tie", "At both ends of the step, just inside them, and in the middle.", ends)
+    yield case("step_gradient", "gradient", "The derivative, 0 outside.", z, 2.0)
+
+
+SELECTORS = {"selectors": "dselect_k_selectors"}
+
+
+def _selectors(read: str, experts: int, gamma: float = 1.0) -> Stage:
+    return call("dselect_k_selectors", {"codes": read}, experts=experts, gamma=gamma)
+
+
+def _losses(read: str = "dselect_k_selectors") -> tuple[Stage, ...]:
+    return tuple(call(loss, {"selectors": read}) for loss in ("dselect_k_entropy", "dselect_k_reachability"))
+
+
+STATIC = {
+    "static_codes": tensor([[0.25, -0.125], [-0.3125, 0.625]], "choices bits"),
+    "static_logits": tensor([0.0, 1.0], "choices"),
+}
+
+
+def _gates() -> Iterator[Definition]:
+    def case(
+        name: str, kind: str, purpose: str, values: Tensor, count: int, flag: str, gamma: float = 1.0
+    ) -> Definition:
+        inputs = {"codes": values, "logits": mixture(f"dselect/{name}", values.array.shape[2])}
+        gate = call(GATE, {**SELECTORS, "logits": "logits"})
+        stages = (_selectors("codes", count, gamma), gate, call("dselect_k_routing", {"gate": GATE}))
+        return composed(GATE, name, kind, purpose, flag, inputs=inputs, stages=stages)
+
+    order, holes, size, idle = "code_order", "unreachable_codes", "degenerate_size", "unused_expert"
+    yield case("four_experts", "value", "A power of two: the gate sums to 1.", codes("dselect/a", 4), 4, order)
+    yield case("eight_experts", "value", "Three digits.", codes("dselect/b", 8), 8, order)
+    yield case("five_experts", "value", "Three codes of eight have no expert.", codes("dselect/c", 5), 5, holes)
+    yield case("three_choices", "value", "Three selectors.", codes("dselect/d", 6, 3), 6, holes)
+    yield case("wide", "value", "A wider step.", codes("dselect/e", 4, reach=1.0), 4, "smooth_step", 2.0)
+    same = tensor(np.tile([0.75, -0.75], (G, T, K, 1)), CODES)
+    yield case("same_expert", "value", "Selectors that pick the same expert add their weights.", same, 4, idle)
+    ends = tensor(0.5 * np.sign(grid("dselect/f", (G, T, K, 2)) + 0.0625), CODES)
+    purpose = "Codes at the ends of the step: an expert that gets exactly 0 is not used."
+    yield case("ends", "tie", purpose, ends, 4, idle)
+    small = {"gate": tensor([[[1.0, 2.0**-60, 0.0], [2.0**-24, 1.0, 2.0**-8]]], "groups tokens experts")}
+    stages = (call("dselect_k_routing", {"gate": "gate"}),)
+    purpose = "A token is in an expert however small its gate is, unless it is 0."
+    yield composed(GATE, "small_gates", "value", purpose, idle, inputs=small, stages=stages)
+    purpose = "One selector: its logit does not matter."
+    yield case("one_choice", "degenerate", purpose, codes("dselect/g", 4, 1), 4, size)
+    near = codes("dselect/h", 2)
+    near.array[:, ::2] = 255 / 512 * np.sign(near.array[:, ::2] + 0.0625)
+    yield case(
+        "two_experts", "degenerate", "One digit, for some tokens just inside the ends of the step.", near, 2, size
+    )
+
+    made = call(GATE, {**SELECTORS, "logits": "dselect_k_codes/logits"})
+    routing = call("dselect_k_routing", {"gate": GATE})
+    yield from near_codes(GATE, _selectors("dselect_k_codes/codes", 4), made, routing)
+
+    gate = call(GATE, {**SELECTORS, "logits": "static_logits"})
+    static = (_selectors("static_codes", 4), gate, *_losses())
+    purpose = "A static gate has neither groups nor tokens."
+    yield composed(GATE, "static", "value", purpose, order, inputs=STATIC, stages=static)
+
+    def losses(name: str, purpose: str, values: Tensor, count: int) -> Definition:
+        stages = (_selectors("codes", count), *_losses())
+        flag = "selector_losses"
+        return composed(GATE, name, "value", purpose, flag, inputs={"codes": values}, stages=stages)
+
+    yield losses("losses", "Entropy of each selector, summed over tokens.", codes("dselect/l", 4), 4)
+    inside = codes("dselect/m", 6, reach=0.4375)
+    lost = tensor(np.tile([[0.75, 0.75, 0.75], [-0.25, 0.125, 0.375]], (1, 2, 1, 1)), CODES)
+    yield losses("losses_lost", "A selector has no mass on any expert.", lost, 5)
+    yield losses("losses_unreachable", "Some mass is on codes without an expert.", inside, 6)
+
+
+def _gradients() -> Iterator[Definition]:
+    def case(name: str, purpose: str, inputs: dict[str, Tensor], *stages: Stage, of: str = "") -> Definition:
+        return composed(GATE, f"gradient_{name}", "gradient", purpose, inputs=inputs, stages=stages, of=of)
+
+    purpose = "By codes; those outside the step are frozen."
+    yield case("codes", purpose, {"codes": codes("dselect/i", 5, reach=0.75)}, _selectors("codes", 5))
+    quarter: dict[str, float] = {"reach": 0.25, "step": 0.03125, "centre": 0.28125}
+    mass = tensor(grid("dselect/j", (G, T, K, 3), **quarter), MIXED)
+    inputs = {"selectors": mass, "logits": mixture("dselect/j")}
+    yield case("mixture", "By selectors and logits.", inputs, call(GATE, {name: name for name in inputs}))
+    bits = {"static_codes": STATIC["static_codes"]}
+    yield case("static_codes", "By the codes of a static gate.", bits, _selectors("static_codes", 3))
+    inputs = {
+        "static_selectors": Tensor(mass.array[0, 0], mass.axes[2:]),
+        "static_logits": STATIC["static_logits"],
+    }
+    gate = call(GATE, {"selectors": "static_selectors", "logits": "static_logits"})
+    yield case("static_mixture", "By the selectors and the logits of a static gate.", inputs, gate)
+    shown = {"gate": tensor(grid("dselect/k", (G, T, 3), **quarter), "groups tokens experts")}
+    yield case("routing", "The weight of a slot is the gate.", shown, call("dselect_k_routing", {"gate": "gate"}))
+    for loss in ("entropy", "reachability"):
+        of = f"dselect_k_{loss}/loss"
+        yield case(loss, "By selectors.", {"selectors": mass}, *_losses("selectors"), of=of)
+
+
+def _routers() -> Iterator[Definition]:
+    def case(
+        name: str, kind: str, purpose: str, *flags: str, count: int = 4, tokens: int = T, reach: float = 0.5,
+        step: float = 0.125, choices: int = K, train: bool = True, **options: Any,
+    ) -> Definition:  # fmt: skip
+        key = f"routers/{NAME}/{name}"
+        static = options.get("selector_gate") == "static"
+        columns = choices * (code_bits(count) + 1)
+        centre = 0.0625 if static and kind != "tie" else 0.0  # no code at an end of the step, but where it is meant
+        bias = grid(f"{key}/bias", (columns,), reach=reach, step=step, centre=centre)
+        params = {"bias": tensor(bias, "columns")}
+        if not static:
+            kernel = grid(f"{key}/kernel", (D, columns), reach=0.375, step=0.0625)
+            params["kernel"] = tensor(kernel, "width columns")
+        return router_case(
+            NAME, name, kind, purpose, *flags, params=params, sizes=(tokens, count, D), train=train,
+            draws=Draws(1.5, 1 if static else 200, np.inf), exact_ties=kind == "tie", choices=choices, **options,
+        )  # fmt: skip
+
+    step, loss, idle, size = "smooth_step", "selector_losses", "unused_expert", "degenerate_size"
+    static: dict[str, Any] = {"selector_gate": "static"}
+    weights: dict[str, Any] = {"selector_entropy_weight": 0.25, "reachability_weight": 0.5}
+    yield case("values", "value", "Four experts.", "generated_code", "code_order")
+    purpose = "The mass on codes without an expert is lost."
+    yield case("five_experts", "value", purpose, "unreachable_codes", count=5, selector_gamma=2.0)
+    yield case("losses", "value", "Both losses, weighted.", loss, count=6, **weights)
+    purpose = "No code is without an expert: there is no reachability to count."
+    yield case("losses_power_of_two", "value", purpose, loss, **weights)
+    purpose = "The losses are there at evaluation, too."
+    yield case("evaluation", "value", purpose, loss, count=3, tokens=1, train=False)
+    yield case("static", "value", "The same gate for every token.", idle, reach=0.75, **static)
+    purpose = "The losses of a static gate count once, not once a token."
+    yield case("static_losses", "value", purpose, loss, count=3, reach=0.375, **weights, **static)
+    yield case("static_ends", "tie", "Codes exactly at the ends of the step.", idle, step=0.5, **static)
+    yield case("one_expert", "degenerate", "One expert gets everything.", size, count=1)
+    yield case("one_token", "degenerate", "One token, three selectors.", size, tokens=1, choices=3)
+    yield case("gradient", "gradient", "By tokens, parameters and expert weights.", step, count=5)
+    purpose = "By the parameters of a static gate."
+    yield case("gradient_static", "gradient", purpose, step, count=3, reach=0.375, **static)
+    yield case(
+        "gradient_losses", "gradient", "Of both losses, too.", loss, losses=True, count=3, reach=0.375, **weights
+    )
+
+
+# Variants. Codes are (..., choices, bits), selectors (..., choices, experts). The right function is called first: it
+# rejects what must be rejected.
+
+
+def _tokens_of(selectors: Any) -> int:
+    """Tokens of a group, 1 for a static gate."""
+    return selectors.shape[1] if selectors.ndim == 4 else 1
+
+
+def _groups_of(selectors: Any) -> int:
+    return len(selectors) if selectors.ndim == 4 else 1
+
+
+def _over_their_sum(values: Any) -> Any:
+    """Values divided by their sum over the experts, where that is positive."""
+    total = values.sum(axis=-1, keepdims=True)
+    return values / np.where(total.real > 0, total, 1)
+
+
+def step_not_clipped(B: Any, z: Any, *, gamma: float = 1.0) -> Any:
+    """The cubic of the smooth step goes on outside the step."""
+    B.smooth_step(z, gamma=gamma)
+    return 0.5 + 1.5 * z / gamma - 2 * (z / gamma) ** 3
+
+
+def step_is_linear(B: Any, z: Any, *, gamma: float = 1.0) -> Any:
+    """The step rises in a straight line from one end to the other."""
+    B.smooth_step(z, gamma=gamma)
+    t = z / gamma + 0.5
+    return np.where(t.real <= 0, 0, np.where(t.real >= 1, 1, t))
+
+
+def step_of_half_width(B: Any, z: Any, *, gamma: float = 1.0) -> Any:
+    """The step goes from -gamma to gamma, not from -gamma / 2 to gamma / 2."""
+    return B.smooth_step(z, gamma=2 * gamma)
+
+
+def step_width_ignored(B: Any, codes: Any, *, experts: int, gamma: float = 1.0) -> Any:
+    """The step of the selectors is 1 wide, whatever width is requested."""
+    B.dselect_k_selectors(codes, experts=experts, gamma=gamma)
+    return B.dselect_k_selectors(codes, experts=experts)
+
+
+def least_significant_digit_first(B: Any, codes: Any, **options: Any) -> Any:
+    """The first number of a code is the least significant digit of the expert."""
+    B.dselect_k_selectors(codes, **options)
+    return B.dselect_k_selectors(codes[..., ::-1], **options)
+
+
+def experts_counted_from_one(B: Any, codes: Any, *, experts: int, gamma: float = 1.0) -> Any:
+    """Expert i, counted from 0, has the code of i + 1, the last one that of 0."""
+    selectors = B.dselect_k_selectors(codes, experts=experts, gamma=gamma)
+    every_code = B.dselect_k_selectors(codes, experts=2 ** code_bits(experts), gamma=gamma)
+    return np.roll(every_code, -1, axis=-1)[..., : selectors.shape[-1]]
+
+
+def selectors_renormalised(B: Any, codes: Any, **options: Any) -> Any:
+    """Each selector is divided by its sum over the experts."""
+    return _over_their_sum(B.dselect_k_selectors(codes, **options))
+
+
+def codes_without_gradient(B: Any, codes: Any, **options: Any) -> Any:
+    """The selectors carry no gradient to their codes."""
+    return B.dselect_k_selectors(np.asarray(codes).real, **options)
+
+
+def gate_renormalised(B: Any, selectors: Any, logits: Any) -> Any:
+    """The gate is divided by its sum, so that no mass is lost on codes without an expert."""
+    return _over_their_sum(B.dselect_k_gate(selectors, logits))
+
+
+def logits_not_normalised(B: Any, selectors: Any, logits: Any) -> Any:
+    """The selectors are weighted by the logits, not by their softmax."""
+    B.dselect_k_gate(selectors, logits)
+    return np.sum(logits[..., None] * selectors, axis=-2)
+
+
+def mixture_without_gradient(B: Any, selectors: Any, logits: Any) -> Any:
+    """The weights of the selectors carry no gradient."""
+    return B.dselect_k_gate(selectors, np.asarray(logits).real)
+
+
+def every_expert_is_used(B: Any, gate: Any, **like: Any) -> Any:
+    """A token is in the slots of all experts, also of those with a gate of 0."""
+    routing = B.dselect_k_routing(gate, **like)
+    own = np.broadcast_to(np.arange(routing.tokens, dtype=np.int32), routing.token.shape)
+    return routing._replace(token=own)
+
+
+def slots_without_gaps(B: Any, gate: Any, **like: Any) -> Any:
+    """The tokens of an expert fill its first slots."""
+    routing = B.dselect_k_routing(gate, **like)
+    first = np.argsort(routing.token, axis=2, kind="stable")
+    token, weight = (np.take_along_axis(array, first, axis=2) for array in (routing.token, routing.weight))
+    return routing._replace(token=token, weight=weight, slot=None)
+
+
+def gate_without_gradient(B: Any, gate: Any, **like: Any) -> Any:
+    """The weights of the slots carry no gradient to the gate."""
+    return B.dselect_k_routing(np.asarray(gate).real, **like)
+
+
+def entropy_averaged(B: Any, selectors: Any) -> Any:
+    """The entropy of the selectors is averaged over tokens."""
+    return B.dselect_k_entropy(selectors) / _tokens_of(selectors)
+
+
+def losses_without_gradient(B: Any, selectors: Any) -> Any:
+    """The entropy of the selectors carries no gradient."""
+    return B.dselect_k_entropy(np.asarray(selectors).real)
+
+
+def reachability_averaged(B: Any, selectors: Any) -> Any:
+    """The reachability is averaged over tokens."""
+    return B.dselect_k_reachability(selectors) / _tokens_of(selectors)
+
+
+def reachability_is_the_lost_mass(B: Any, selectors: Any) -> Any:
+    """The reachability is the mass on codes without an expert, not the sum of reciprocals of the rest."""
+    B.dselect_k_reachability(selectors)
+    return np.sum(1 - selectors.sum(axis=-1)) / _groups_of(selectors)
+
+
+def reachability_infinite(B: Any, selectors: Any) -> Any:
+    """The reachability is infinite where a selector has no mass on any expert."""
+    lost = (np.sum(np.asarray(selectors).real, axis=-1) == 0).any()
+    return np.float64(np.inf) if lost else B.dselect_k_reachability(selectors)
+
+
+def reachability_without_gradient(B: Any, selectors: Any) -> Any:
+    """The reachability carries no gradient."""
+    return B.dselect_k_reachability(np.asarray(selectors).real)
+
+
+# Of the router. A change is `(B, route, params, tokens, options, noise=None, train=False)`.
+
+
+def _without_bias(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+    output = route(params, tokens, options, **more)
+    if options.selector_gate == "static":
+        return output
+    return route({**params, "bias": np.zeros_like(params["bias"])}, tokens, options, **more)
+
+
+def _always_reachability(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+    output = route(params, tokens, options, **more)
+    if "reachability" in output.losses:
+        return output
+    loss = options.choices * (1 if options.selector_gate == "static" else options.tokens)
+    return output._replace(
+        losses={**output.losses, "reachability": options.reachability_weight * loss},
+        metrics={**output.metrics, "reachability_loss": np.float64(loss)},
+    )
+
+
+def _counted_by_token(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+    output = route(params, tokens, options, **more)
+    if options.selector_gate != "static":
+        return output
+    return output._replace(losses={name: options.tokens * loss for name, loss in output.losses.items()})
+
+
+def _losses_of_training(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+    output = route(params, tokens, options, **more)
+    return output if more.get("train") else output._replace(losses={})
+
+
+def _one(name: str, computes: str, change: Any, ledger: str = "") -> Variant:
+    return Variant(name, computes, every((NAME,), change), ledger)
+
+
+def small_gates_left_out(B: Any, gate: Any, **like: Any) -> Any:
+    """An expert gets no token whose gate is below 1e-6."""
+    B.dselect_k_routing(gate, **like)
+    return B.dselect_k_routing(np.where(np.asarray(gate).real < 1e-6, 0.0, gate), **like)
+
+
+VARIANTS = (
+    variant(small_gates_left_out, "dselect_k_routing"),
+    variant(step_not_clipped, "smooth_step"),
+    variant(step_is_linear, "smooth_step"),
+    variant(step_of_half_width, "smooth_step"),
+    variant(step_width_ignored, "dselect_k_selectors"),
+    variant(least_significant_digit_first, "dselect_k_selectors", ledger="DK-1b"),
+    variant(experts_counted_from_one, "dselect_k_selectors", ledger="DK-1b"),
+    variant(selectors_renormalised, "dselect_k_selectors", ledger="DK-2b"),
+    variant(codes_without_gradient, "dselect_k_selectors"),
+    variant(gate_renormalised, GATE, ledger="DK-2b"),
+    variant(logits_not_normalised, GATE),
+    variant(mixture_without_gradient, GATE),
+    variant(every_expert_is_used, "dselect_k_routing"),
+    variant(slots_without_gaps, "dselect_k_routing"),
+    variant(gate_without_gradient, "dselect_k_routing"),
+    variant(entropy_averaged, "dselect_k_entropy", ledger="DK-3b"),
+    variant(losses_without_gradient, "dselect_k_entropy"),
+    variant(reachability_averaged, "dselect_k_reachability", ledger="DK-3b"),
+    variant(reachability_is_the_lost_mass, "dselect_k_reachability"),
+    variant(reachability_without_gradient, "dselect_k_reachability"),
+    variant(reachability_infinite, "dselect_k_reachability", ledger="DK-6b", who="google-research/google-research"),
+    _one("selectors_without_bias", "The codes and logits of a gate by token have no bias.", _without_bias),
+    _one(
+        "reachability_of_powers_of_two",
+        "The reachability is a loss also where every code has an expert.",
+        _always_reachability,
+    ),
+    _one(
+        "dselect_k_weights_of_the_public_gate",
+        "The losses of DSelect-k have the weights 0 and 1.",
+        configured(selector_entropy_weight=0.0, reachability_weight=1.0),
+        "DK-4b",
+    ),
+    _one("dselect_k_losses_in_training", "DSelect-k has its losses only in training.", _losses_of_training, "DK-5b"),
+    _one(
+        "static_losses_for_every_token",
+        "The losses of a static gate count once for every token.",
+        _counted_by_token,
+        "DK-3b",
+    ),
+)

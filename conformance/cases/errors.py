@@ -1,0 +1,213 @@
+"""Error cases, and targets that compute what is right and do not reject what is wrong as they should.
+
+What no signature tells is written down here: bounds that depend on other arguments, and the numbers that an array may hold.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moespec.conformance.author.variant import Replacement, Variant
+from moespec.spec import ALGORITHMS, ConfigError, ContractError, DtypeError, ShapeError, SpecError
+
+__all__ = ["VARIANTS", "WRONG", "Size", "Wrong"]
+
+Edit = Callable[[NDArray[Any]], NDArray[Any]]
+
+
+class Wrong(NamedTuple):
+    """A wrong call: the argument that the error names, options and edits of arrays by name, and the error."""
+
+    argument: str
+    options: Mapping[str, Any] = {}
+    arrays: Mapping[str, Edit] = {}
+    error: str = "ConfigError"
+    purpose: str = ""
+
+
+def _option(name: str, value: Any, purpose: str = "", **others: Any) -> Wrong:
+    return Wrong(name, {name: value, **others}, purpose=purpose)
+
+
+def _array(name: str, edit: Edit, purpose: str, error: str = "ShapeError", argument: str = "") -> Wrong:
+    return Wrong(argument or name, {}, {name: edit}, error, purpose)
+
+
+def _number(name: str, value: float, purpose: str) -> Wrong:
+    """An array whose number in the middle is another."""
+
+    def edit(array: NDArray[Any]) -> NDArray[Any]:
+        array = array.copy()
+        array.flat[array.size // 2] = value
+        return array
+
+    return _array(name, edit, purpose, "ContractError")
+
+
+class Size(NamedTuple):
+    """The size of an axis, or another option, of the valid call, and so much more."""
+
+    of: str
+    more: int = 1
+
+
+CHOICES = _option("choices", Size("experts"), "More choices than experts.")
+SLOTS = _option("capacity", Size("tokens"), "More slots than tokens.")
+TINY = Wrong(
+    "utility", {"regularization": 1e-310}, {}, "ContractError", "The utility over the regularization overflows."
+)
+FACTORS = (
+    _option("factor", 1e308, "The product of the factor and the tokens overflows."),
+    _option("factor", 0.001, "No slot is left.", rounding="round"),
+)
+
+NONE = "An option that it does not have."
+CHOOSERS = ("noisy_top_k", "sinkhorn_token_choice", "softmax_token_choice", "sparsity_constrained_token_choice")
+
+WRONG: dict[str, tuple[Wrong, ...]] = {
+    **{f"ROUTERS.{name}.route": (CHOICES,) for name in CHOOSERS},
+    **dict.fromkeys(("batch_priority", "load_loss", "noisy_top_k_affinity", "noisy_top_k_load_loss"), (CHOICES,)),
+    **dict.fromkeys(("batchwise_mask", "expert_choice", "threshold_loss"), (SLOTS,)),
+    **dict.fromkeys(("transport_dual", "transport_semi_dual"), (SLOTS, TINY)),
+    **dict.fromkeys(
+        ("hierarchical_affinity", "hierarchical_load_loss", "ROUTERS.hierarchical_top_k.route"),
+        (_option("branches", 5, "They do not divide the experts."),),
+    ),
+    "CAPACITY_RULES.tutel": (FACTORS[0], _option("factor", 0.001, "No slot is left.")),
+    "ROUTERS.base.route": (
+        _array("tokens", lambda a: a.repeat(2, 1)[:, :7], "7 tokens of 3 experts.", argument="scores")._replace(
+            options={"tokens": 7}
+        ),
+    ),
+    "ROUTERS.gshard.route": (_option("choices", 1, NONE),),
+    "ROUTERS.hash.route": (
+        _option("hashes", 2, "The router has one hash."),
+        _array("tokens", lambda a: a[:, 1:], "Fewer tokens than the options say."),
+    ),
+    "ROUTERS.importance_score.route": (CHOICES, _option("drop", 1.0, "No token is left.")),
+    "ROUTERS.s_base.route": (_option("choices", 2, NONE),),
+    "ROUTERS.soft_moe.route": (_option("eval_capacity_factor", 2.0, NONE),),
+    "ROUTERS.softmax_expert_choice.route": (
+        _option("cap", 1, "A token in one slot does not fill them.", capacity_factor=1.5, slots_per_expert=None),
+        _option("capacity_factor", 3.5, "More slots than tokens.", slots_per_expert=None),
+        _option("multiple_of", 8, "A multiple above the number of tokens.", slots_per_expert=None),
+        _option("slots_per_expert", Size("tokens"), "More slots than tokens."),
+    ),
+    "ROUTERS.strictly_balanced.route": (_option("capacity_factor", 9.0, "More slots than tokens."),),
+    "ROUTERS.switch.route": (_option("choices", 2, NONE),),
+    "box_muller": (_number("uniform", 1.0, "The logarithm of 0."),),
+    "branch_rate": (
+        _option("block", Size("depth", 0), "There is no such block."),
+        _option("rate", 1.0, "No branch is left."),
+    ),
+    "capped_affinity": (SLOTS, Wrong("cap", {"capacity": Size("capacity")}, purpose="The slots are not filled.")),
+    "convolution": (_array("kernel", lambda a: a[:2, :2], "A kernel of an even size."),),
+    "dropout": (_number("draws", 1.0, "A draw of 1."), _option("rate", 1.0, "No entry is left.")),
+    "expert_capacity": FACTORS,
+    "gshard_keep": (_array("gates", lambda a: a[..., :1], "There is no second expert.", "ConfigError", "choices"),),
+    "hash_table_balanced": (_number("frequencies", -1.0, "A frequency below 0."),),
+    "hash_table_of": (
+        _option("hash", Size("hashes", 0), "There is no such table."),
+        _number("tables", -1.0, "An expert below 0."),
+        _number("tables", 1.5, "An expert that is no whole number."),
+    ),
+    "hash_table_random": (_number("draws", 1.0, "A draw of 1."), _number("draws", -0.25, "A draw below 0.")),
+    "importance_loss": (
+        _number("scores", -0.5, "A score is negative, which no softmax is."),
+        _array("scores", np.zeros_like, "Scores of 0 have no coefficient of variation.", "ContractError"),
+    ),
+    "importance_score_choice": (CHOICES, _option("drop", 1.0, "No token is left.")),
+    "importance_score_order": (_option("drop", 1.5, "More than all tokens."),),
+    "multi_hash_mlp": (
+        _array("tables", lambda a: a[[0, 0, 0]], "Three hashes do not divide four hidden units.", "ConfigError"),
+    ),
+    "normalize_selected": (
+        CHOICES,
+        _array("combine_scores", np.zeros_like, "The chosen have the sum 0.", "ContractError"),
+    ),
+    "patch_embed": (_array("images", lambda a: a[:, 1:], "Patches that do not fill the image."),),
+    "project_sparse_simplex": (_option("nonzeros", Size("n"), "More than there are values."),),
+    "soft_routing": (
+        Wrong(
+            "slots", {"dispatch": "identity", "combine": "identity"}, {}, "ShapeError", "Not as many slots as tokens."
+        ),
+        _option("dispatch", "identity", "The identity in one direction alone.", combine="soft"),
+    ),
+    "sparse_transport_affinity": (
+        _option("capacity", Size("tokens"), "More slots than tokens.", sparsity="expert"),
+        _option("capacity", Size("experts"), "More choices than experts.", sparsity="token"),
+    ),
+    "token_choice": (
+        CHOICES,
+        _option("tries", Size("choices", -1), "Fewer tries than choices."),
+        _option("tries", Size("experts"), "More tries than experts."),
+        _array("order", lambda a: np.where(a == 1, 0, a), "The order holds a token twice.", "ContractError"),
+    ),
+}
+"""By the path of the function; of each the valid call of `author/derived.py` is changed."""
+
+TABLES = {"CAPACITY_RULES", "ROUTERS"}
+NAMES = {name for algorithm in ALGORITHMS.values() for name in algorithm.functions} - TABLES
+"""The public functions."""
+
+
+def _everywhere(reject: Callable[[SpecError], Any]) -> dict[str, Replacement]:
+    """Every function, router and rule, with what they do about an error: `reject(error)` raises or returns."""
+
+    def guarded(right: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        try:
+            return right(*arguments, **options)
+        except SpecError as error:
+            return reject(error)
+
+    def changed(name: str) -> Replacement:
+        def function(B: Any, *arguments: Any, **options: Any) -> Any:
+            return guarded(getattr(B, name), *arguments, **options)
+
+        return function
+
+    def rules(B: Any) -> Any:
+        return {rule: partial(guarded, slots) for rule, slots in B.CAPACITY_RULES.items()}
+
+    def routers(found: Mapping[str, Any]) -> Any:
+        return {
+            name: SimpleNamespace(options=partial(guarded, router.options), route=partial(guarded, router.route))
+            for name, router in found.items()
+        }
+
+    functions = {name: changed(name) for name in sorted(NAMES)}
+    return {**functions, "CAPACITY_RULES": rules, "ROUTERS": routers}
+
+
+def _accept(*kinds: type[SpecError]) -> Callable[[SpecError], Any]:
+    """Errors of some kinds are not raised; None stands for whatever is computed then."""
+
+    def reject(error: SpecError) -> None:
+        if not isinstance(error, kinds):
+            raise error
+
+    return reject
+
+
+def _other_class(error: SpecError) -> Any:
+    raise ValueError(str(error)) from error
+
+
+def _other_argument(error: SpecError) -> Any:
+    raise type(error)("something: is wrong") from error
+
+
+VARIANTS = (
+    Variant(
+        "options_not_checked", "Options and scalars out of range are not rejected.", _everywhere(_accept(ConfigError))
+    ),
+    Variant("shapes_not_checked", "Wrong shapes are not rejected.", _everywhere(_accept(ShapeError))),
+    Variant("dtypes_not_checked", "Wrong dtypes are not rejected.", _everywhere(_accept(DtypeError))),
+    Variant("values_not_checked", "Values that are not finite are not rejected.", _everywhere(_accept(ContractError))),
+    Variant("another_error", "What is wrong is rejected with an error of another class.", _everywhere(_other_class)),
+    Variant("another_argument", "The message of an error does not name the argument.", _everywhere(_other_argument)),
+)

@@ -1,0 +1,210 @@
+"""GShard: the second expert that is kept at random, and the router `gshard`."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from moespec.conformance.author.definition import Definition, Noise, call, single, tensor
+from moespec.conformance.author.describe import Choice, Function, Output
+from moespec.conformance.author.draw import to_bfloat16
+from moespec.conformance.author.inputs import groups_tokens
+from moespec.conformance.author.margins import token_choice_margin
+from moespec.conformance.author.near import near_router, near_ties
+from moespec.conformance.author.reorder import chosen_mask
+from moespec.conformance.author.reroute import configured, rerouted, reweighted
+from moespec.conformance.author.routers import LAYER, evaluation, kernel_of, output_gradient, router_case
+from moespec.conformance.author.variant import Variant, every, variant
+
+__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
+
+
+def _second(gates: Any, noise: Any) -> Any:
+    """Twice the second gate and the draw that it is compared with."""
+    return np.stack([2 * np.sort(gates.real, axis=1)[:, -2], noise], axis=1)
+
+
+FUNCTIONS = (
+    Function(
+        "gshard_keep",
+        {"keep": Output("groups tokens choices", "bool")},
+        Choice(_second, lambda scores, scale, options: token_choice_margin(scores, scale, 1)),
+    ),
+)
+
+NAME, KEEP = "gshard", "gshard_keep"
+T, E, D = 5, 3, 3
+UNIFORM = Noise("tokens", reach=0.5, step=0.0625, centre=0.5)
+
+
+def _case(name: str, kind: str, purpose: str, *flags: str, sizes: tuple[int, int, int] = (T, E, D), zero: bool = False,
+          noisy: bool = True, **options: Any) -> Definition:  # fmt: skip
+    """A case, with a kernel that is drawn from its name."""
+    params = kernel_of(f"routers/{NAME}/{name}", sizes[2], sizes[1], zero=zero)
+    noise = UNIFORM if noisy else None
+    return router_case(NAME, name, kind, purpose, *flags, params=params, sizes=sizes, noise=noise, **options)
+
+
+def cases() -> Iterator[Definition]:
+    """All cases of this module."""
+    second, divided, size = "choice_not_made", "renormalised", "degenerate_size"
+    purpose = "Second experts are kept at random."
+    yield _case("training", "value", purpose, second, "generated_code", slots_per_expert=7)
+    yield _case("evaluation", "value", "Second experts are all kept.", second, noisy=False)
+    weights: dict[str, Any] = {"importance_weight": 0.5, "balance_weight": 0.125, "z_weight": 0.25, "multiple_of": 4}
+    purpose = "Five experts, other losses; second experts are kept at random at evaluation, too, if draws are given."
+    yield _case("five_experts", "value", purpose, second, sizes=(6, 5, D), train=False, **weights)
+    purpose = "Drops after the gates are divided; the best tokens come first."
+    best: dict[str, Any] = {"capacity_factor": 0.5, "batch_priority": "sum"}
+    yield _case("factor", "overflow", purpose, "overflow_drop", "priority_order", divided, **best)
+    purpose = "A second expert that is not kept asks for no slot, and a later token gets it."
+    yield _case("not_held", "overflow", purpose, second, capacity_factor=0.5, hold_unkept=False)
+    yield _case("not_normalised", "value", "Gates as they are.", divided, normalize_selected=False)
+    yield _case("zero_kernel", "tie", "Every score is equal.", "tie_order", noisy=False, zero=True, sizes=(6, 4, D))
+    yield _case("two_experts", "degenerate", "Two experts.", size, sizes=(T, 2, D))
+    losses: dict[str, Any] = {"importance_weight": 0.5, "z_weight": 0.0625}
+    yield _case("gradient_losses", "gradient", "By tokens, kernel and experts.", "stop_gradient", by=LAYER, **losses)
+    yield output_gradient(_case, noisy=False, sizes=(4, E, D))
+    yield near_router(NAME)
+    yield evaluation(NAME, eval_capacity_factor=0.625)
+
+    gates = groups_tokens([[0.75, 0.25, 0.0], [0.5, 0.125, 0.375], [0.375, 0.5, 0.125], [0.5, 0.5, 0.0]])
+    draws = tensor([[0.5, 0.75, 0.6875, 0.96875]], "groups tokens")
+    purpose = "A draw that equals twice the second gate does not keep it."
+    yield single(NAME, KEEP, "equal_draw", "tie", purpose, second, exact_ties=True, gates=gates, noise=draws)
+    near = next(near_ties(NAME, call(KEEP, {"gates": "router_logits", "noise": "noise"})))
+    draws = tensor(np.tile([2.0, 2.0, 2.015625], (2, 2)), "groups tokens")
+    purpose = near.purpose.replace("Scores that differ", "Twice a second gate and a draw that differ")
+    yield replace(near, name=f"keep_{near.name}", purpose=purpose, inputs={**near.inputs, "noise": draws})
+
+
+# Variants. The right function is called first: it rejects what must be rejected.
+
+
+def second_kept_if_small(B: Any, gates: Any, noise: Any) -> Any:
+    """The second expert is kept where the draw exceeds twice its gate."""
+    keep = B.gshard_keep(gates, noise)
+    return np.stack([keep[..., 0], ~keep[..., 1]], axis=2)
+
+
+def second_kept_by_a_fifth(B: Any, gates: Any, noise: Any) -> Any:
+    """The second expert is kept with the chance min(1, g2 / 0.2)."""
+    B.gshard_keep(gates, noise)
+    return B.gshard_keep(gates, 0.4 * noise)
+
+
+def second_kept_in_bfloat16(B: Any, gates: Any, noise: Any) -> Any:
+    """Twice the second gate is rounded to bfloat16 before the draw is compared with it."""
+    return B.gshard_keep(to_bfloat16(gates.real), noise)
+
+
+def second_kept_if_equal(B: Any, gates: Any, noise: Any) -> Any:
+    """The second expert is kept also where the draw equals twice its gate."""
+    return B.gshard_keep(gates, np.nextafter(noise, -1.0))
+
+
+# A change of the router is `(B, route, params, tokens, options, noise=None, train=False)`.
+
+
+def _gshard(
+    chance: Callable[[Any, Any], Any] = lambda scores, normalized: normalized, *, taken: bool = False
+) -> Callable[..., Any]:
+    """GShard whose second expert is kept by `chance(scores, normalized)`.
+
+    taken: whether a second expert that is not kept takes a slot with the weight 0.
+    """
+
+    def change(
+        B: Any, route: Any, params: Any, tokens: Any, options: Any, *, noise: Any = None, train: bool = False
+    ) -> Any:
+        output = route(params, tokens, options, noise=noise, train=train)
+        scores = B.softmax_affinity(B.router_logits(tokens, params["kernel"]))
+        normalized = B.normalize_selected(scores, choices=2)
+        given: dict[str, Any] = {"choices": 2, "capacity": options.capacity(train=train)}
+        combine = normalized if options.normalize_selected else scores
+        if noise is not None:
+            keep = B.gshard_keep(chance(scores, normalized), noise)
+            if taken:
+                combine = combine * np.where(keep[..., 1:], 1.0, chosen_mask(scores, 1))
+            else:
+                given |= {"keep": keep, "hold": options.hold_unkept}
+        return rerouted(B, output, B.token_choice(scores, combine_scores=combine, **given))
+
+    return change
+
+
+def _of_kept(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+    output = route(params, tokens, options, **more)
+    if not options.normalize_selected:
+        return output
+    combine = output.routing.dense().combine
+    total = combine.sum(axis=(2, 3), keepdims=True)
+    return reweighted(B, output, (combine / np.where(total.real > 0, total, 1.0)).sum(axis=3))
+
+
+def _at_random_always(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+    output = route(params, tokens, options, **more)
+    if more.get("noise") is not None:
+        return output
+    return route(params, tokens, options, **{**more, "noise": np.full(tokens.shape[:2], 0.999)})
+
+
+def _one(name: str, computes: str, change: Any, ledger: str = "", who: str = "") -> Variant:
+    return Variant(name, computes, every((NAME,), change), ledger, who)
+
+
+VARIANTS = (
+    variant(second_kept_if_small, KEEP),
+    variant(second_kept_if_equal, KEEP),
+    variant(second_kept_in_bfloat16, KEEP),
+    variant(second_kept_by_a_fifth, KEEP, ledger="GS-5b", who="tensorflow/mesh"),
+    _one(
+        "gshard_normalised_after_drops",
+        "The gates of GShard are divided by the sum of those that are left after the random choice and drops.",
+        _of_kept,
+        "GS-1b",
+        "facebookresearch/fairseq",
+    ),
+    _one(
+        "gshard_gates_as_they_are",
+        "The gates of GShard are not divided by their sum.",
+        configured(normalize_selected=False),
+        "GS-1c",
+    ),
+    _one(
+        "gshard_gates_divided_always",
+        "The gates of GShard are divided by their sum, also where they should not be.",
+        configured(normalize_selected=True),
+    ),
+    _one(
+        "gshard_chance_of_raw_gates",
+        "The second expert is kept by twice its gate before that is divided.",
+        _gshard(lambda scores, normalized: scores),
+        "GS-2b",
+        "facebookresearch/fairseq",
+    ),
+    _one(
+        "gshard_unkept_make_no_request",
+        "A second expert that is not kept asks for no slot, so that a later token gets it.",
+        configured(hold_unkept=False),
+        "GS-3b",
+        "tensorflow/mesh",
+    ),
+    _one(
+        "gshard_unkept_hold_always",
+        "A second expert that is not kept uses up its place, whatever the options say.",
+        configured(hold_unkept=True),
+    ),
+    _one(
+        "gshard_unkept_take_slots",
+        "A second expert that is not kept is processed all the same, with the weight 0.",
+        _gshard(taken=True),
+    ),
+    _one(
+        "gshard_random_at_evaluation",
+        "Second experts are kept at random where no noise is given, too.",
+        _at_random_always,
+        "GS-4b",
+    ),
+)

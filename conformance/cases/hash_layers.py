@@ -1,0 +1,204 @@
+"""Hash layers: the routing by a table, and MultiHash."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from moespec import spec
+from moespec.conformance.author.definition import Definition, call, composed, single, tensor
+from moespec.conformance.author.describe import SLOTS, Function, Output
+from moespec.conformance.author.draw import integers
+from moespec.conformance.author.inputs import experts, tokens
+from moespec.conformance.author.variant import variant
+from moespec.conformance.format import Tensor
+
+__all__ = ["FUNCTIONS", "VARIANTS", "cases", "hashed"]
+
+
+def _absolute(tokens: Any, ids: Any, tables: Any, params: Any, **options: Any) -> Any:
+    """MultiHash on absolute values, since `|relu(z)| <= |z|` and `|gelu(z)| <= |z|`."""
+    return spec.multi_hash_mlp(np.abs(tokens), ids, tables, {name: np.abs(array) for name, array in params.items()})
+
+
+FUNCTIONS = (
+    Function("hash_table_of", {"table": Output("ids", "int")}),
+    Function("hash_routing", SLOTS),
+    Function("multi_hash_mlp", {"output": Output("groups tokens width", written=_absolute, rounded=True)}),
+)
+
+G, T, E, D, V = 2, 6, 3, 4, 5
+GT = "groups tokens"
+
+
+def cases() -> Iterator[Definition]:
+    """All cases of this module."""
+    yield from _tables()
+    yield from _routing()
+    yield from _multi_hash()
+
+
+def hashed(key: str, *, groups: int = G, tokens: int = T, ids: int = V) -> dict[str, Tensor]:
+    """Ids and a table, as `hash_routing` takes them."""
+    return {
+        "ids": tensor(integers(f"{key}/ids", (groups, tokens), 0, ids - 1), GT),
+        "table": tensor(integers(f"{key}/table", (ids,), 0, E - 1), "ids"),
+    }
+
+
+def _tables() -> Iterator[Definition]:
+    case = partial(single, "hash_routing", "hash_table_of")
+    tables = integers("hash/tables", (3, V), 0, E - 1)
+    whole = tensor(tables, "hashes ids")
+    purpose = "The last of three tables, of integers in a floating array."
+    yield case("table_of", "value", purpose, tables=tensor(tables.astype(float), "hashes ids"), hash=2)
+    yield case("table_of_integers", "value", "The second of three tables.", tables=whole, hash=1)
+
+
+def _routing() -> Iterator[Definition]:
+    def case(
+        name: str, kind: str, purpose: str, inputs: dict[str, Tensor], *flags: str, count: int = E, **options: Any
+    ) -> Definition:
+        values: dict[str, Any] = {**inputs, "experts": count, **options}
+        return single("hash_routing", "hash_routing", name, kind, purpose, *flags, **values)
+
+    drop, empty, size = "overflow_drop", "empty_slot", "degenerate_size"
+    yield case("values", "value", "Room for every token.", hashed("hash/a"), empty, "generated_code")
+    unused = {**hashed("hash/b"), "table": tensor([0, 2, 2, 0, 2], "ids")}
+    yield case("unused", "value", "An expert that no id has.", unused, empty)
+    crowd = {"ids": tensor([[0, 1, 2, 0, 1, 2], [3, 0, 3, 0, 3, 0]], GT), "table": tensor([1, 1, 1, 0, 0], "ids")}
+    yield case("crowd", "overflow", "The first tokens get in.", crowd, drop, capacity=2)
+    yield case("random", "overflow", "Two slots for each expert.", hashed("hash/c"), drop, capacity=2)
+    same = {**hashed("hash/d"), "ids": tensor(np.full((G, T), 3), GT)}
+    yield case("same", "tie", "Tokens of one id share an expert, in their order.", same, "tie_order", capacity=4)
+    yield case("spare_room", "degenerate", "More slots than tokens.", hashed("hash/e"), empty, capacity=T + 2)
+    yield case("one_token", "degenerate", "One token.", hashed("hash/f", groups=1, tokens=1), size)
+    one = {**hashed("hash/g"), "table": tensor(np.zeros(V, int), "ids")}
+    yield case("one_expert", "degenerate", "One expert.", one, size, count=1)
+    large = {
+        "ids": tensor(integers("hash/h", (1, 196), 0, 63), GT),
+        "table": tensor(integers("hash/t", (64,), 0, 39), "ids"),
+    }
+    purpose = "196 tokens, 64 ids, 40 experts."
+    yield case("real_size", "overflow", purpose, large, "real_size", drop, count=40, capacity=5)
+
+
+def _multi(
+    name: str,
+    kind: str,
+    purpose: str,
+    *flags: str,
+    inputs: dict[str, Tensor],
+    params: dict[str, Tensor],
+    **options: Any,
+) -> Definition:
+    arguments = {**{name: name for name in inputs}, "params": {part: f"experts/{part}" for part in params}}
+    inputs = {**inputs, **{f"experts/{part}": value for part, value in params.items()}}
+    stages = (call("multi_hash_mlp", arguments, **options),)
+    return composed("multi_hash", name, kind, purpose, *flags, inputs=inputs, stages=stages)
+
+
+def _multi_hash() -> Iterator[Definition]:
+    def case(name: str, kind: str, purpose: str, *flags: str, hashes: int = 2, groups: int = G, count: int = T,
+             table: Any = None, hidden: int = 4, **options: Any) -> Definition:  # fmt: skip
+        key = f"multi_hash/{name}"
+        inputs = {
+            "tokens": tokens(f"{key}/tokens", (groups, count, D)),
+            "ids": hashed(key, groups=groups, tokens=count)["ids"],
+            "tables": tensor(table or integers(f"{key}/tables", (hashes, V), 0, E - 1), "hashes ids"),
+        }
+        params = experts(key, E, D, hidden, D)
+        return _multi(name, kind, purpose, *flags, inputs=inputs, params=params, **options)
+
+    purpose = "Two halves, each of the expert of its hash."
+    yield case("two_hashes", "value", purpose, "generated_code")
+    yield case("four_hashes", "value", "Four segments.", hashes=4)
+    equal = [[0, 1, 2, 1, 0], [0, 1, 2, 1, 0]]
+    yield case("equal_hashes", "value", "Hashes that agree make the plain expert.", table=equal)
+    yield case("one_hash", "value", "One hash makes the plain expert.", hashes=1)
+    for form in ("tanh", "erf"):
+        yield case(f"gelu_{form}", "value", f"With GELU, form {form}.", "gelu_form", activation=form)
+    yield case("wide", "value", "Segments of three hidden units.", hidden=6)
+    yield case("same_expert", "tie", "All ids have one expert.", "tie_order", table=[[1] * V, [2] * V])
+    yield case("one_token", "degenerate", "One token.", "degenerate_size", groups=1, count=1)
+    yield case("gradient", "gradient", "By tokens and experts.")
+
+
+# Variants. Ids are (groups, tokens), a table has an expert for each id. The right function is called first: it rejects
+# what must be rejected.
+
+
+def first_table_alone(B: Any, tables: Any, *, hash: int = 0) -> Any:
+    """The table is that of the first hash, whichever is requested."""
+    B.hash_table_of(tables, hash=hash)
+    return B.hash_table_of(tables)
+
+
+def hash_by_remainder(B: Any, ids: Any, table: Any, *, experts: int, **options: Any) -> Any:
+    """The expert is the remainder of the id, whatever the table says."""
+    B.hash_routing(ids, table, experts=experts, **options)
+    return B.hash_routing(ids, np.arange(len(table)) % experts, experts=experts, **options)
+
+
+def hash_with_a_capacity(
+    B: Any, ids: Any, table: Any, *, experts: int, capacity: int | None = None, **options: Any
+) -> Any:
+    """An expert has room for its part of the tokens only, where no capacity is requested."""
+    right = B.hash_routing(ids, table, experts=experts, capacity=capacity, **options)
+    if capacity is not None:
+        return right
+    return B.hash_routing(ids, table, experts=experts, capacity=-(-ids.shape[1] // experts), **options)
+
+
+def last_tokens_first(B: Any, ids: Any, table: Any, **options: Any) -> Any:
+    """The last tokens are assigned first."""
+    B.hash_routing(ids, table, **options)
+    routing = B.hash_routing(ids[:, ::-1], table, **options)
+    last = routing.tokens - 1
+    return routing._replace(token=np.where(routing.token > last, routing.token, last - routing.token))
+
+
+def segments_without_biases(B: Any, tokens: Any, ids: Any, tables: Any, params: Any, **options: Any) -> Any:
+    """The segments of MultiHash have no biases."""
+    B.multi_hash_mlp(tokens, ids, tables, params, **options)
+    bare = {name: np.zeros_like(array) if name.startswith("b") else array for name, array in params.items()}
+    return B.multi_hash_mlp(tokens, ids, tables, bare, **options)
+
+
+def biases_of_the_first_hash(B: Any, tokens: Any, ids: Any, tables: Any, params: Any, **options: Any) -> Any:
+    """The output bias of MultiHash is, whole, that of the expert of the first hash."""
+    B.multi_hash_mlp(tokens, ids, tables, params, **options)
+    bare = {**params, "b2": np.zeros_like(params["b2"])}
+    return B.multi_hash_mlp(tokens, ids, tables, bare, **options) + params["b2"][tables[0][ids]]
+
+
+def multi_hash_with_gelu(B: Any, tokens: Any, ids: Any, tables: Any, params: Any, *, activation: str = "relu") -> Any:
+    """MultiHash has GELU where ReLU is requested."""
+    B.multi_hash_mlp(tokens, ids, tables, params, activation=activation)
+    form = "tanh" if activation == "relu" else activation
+    return B.multi_hash_mlp(tokens, ids, tables, params, activation=form)
+
+
+def multi_hash_with_relu(B: Any, tokens: Any, ids: Any, tables: Any, params: Any, *, activation: str = "relu") -> Any:
+    """MultiHash has ReLU, whatever activation is requested."""
+    B.multi_hash_mlp(tokens, ids, tables, params, activation=activation)
+    return B.multi_hash_mlp(tokens, ids, tables, params)
+
+
+def tokens_of_multi_hash_without_gradient(B: Any, tokens: Any, *others: Any, **options: Any) -> Any:
+    """No gradient flows from MultiHash to the tokens."""
+    return B.multi_hash_mlp(tokens.real, *others, **options)
+
+
+VARIANTS = (
+    variant(first_table_alone, "hash_table_of"),
+    variant(hash_by_remainder, "hash_routing"),
+    variant(hash_with_a_capacity, "hash_routing", ledger="HL-1b"),
+    variant(last_tokens_first, "hash_routing"),
+    variant(segments_without_biases, "multi_hash_mlp", ledger="HL-2b"),
+    variant(biases_of_the_first_hash, "multi_hash_mlp", ledger="HL-2b"),
+    variant(multi_hash_with_gelu, "multi_hash_mlp", ledger="HL-3b"),
+    variant(multi_hash_with_relu, "multi_hash_mlp", ledger="HL-3b"),
+    variant(tokens_of_multi_hash_without_gradient, "multi_hash_mlp"),
+)

@@ -1,0 +1,279 @@
+"""Hash tables, and the clusters that some are made of."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from moespec import spec
+from moespec.conformance.author.definition import Definition, single, tensor
+from moespec.conformance.author.describe import Choice, Function, Output
+from moespec.conformance.author.draw import grid, integers, permutation
+from moespec.conformance.author.variant import variant
+from moespec.conformance.format import Tensor
+
+__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
+
+
+def _clusters(**arguments: Any) -> Any:
+    """What k-means decides, for the stability of its steps."""
+    points = arguments.pop("embeddings", None)
+    return spec.k_means(**arguments, **({} if points is None else {"points": points})).clusters
+
+
+TABLE = {"table": Output("ids", "int")}
+STABLE = Choice(_clusters, scale="stability")
+
+FUNCTIONS = (
+    Function("hash_table_random", TABLE, traced=False),
+    Function("hash_table_balanced", TABLE, traced=False),
+    Function("hash_table_clustered", TABLE, STABLE, traced=False),
+    Function("hash_table_dispersed", TABLE, traced=False),
+    Function(
+        "k_means", {"centroids": Output("clusters width"), "clusters": Output("points", "int")}, STABLE, traced=False
+    ),
+)
+
+E = 3
+
+
+def cases() -> Iterator[Definition]:
+    """All cases of this module."""
+    yield from _tables()
+    yield from _clusterings()
+
+
+def _case(path: str, name: str, kind: str, purpose: str, *flags: str, **values: Any) -> Definition:
+    return single("hash_tables", path, name, kind, purpose, *flags, **{"exact_ties": kind == "tie", **values})
+
+
+def _of(values: Any) -> Tensor:
+    return tensor(values, "ids")
+
+
+def _tables() -> Iterator[Definition]:
+    random, balanced, dispersed = (partial(_case, f"hash_table_{name}") for name in ("random", "balanced", "dispersed"))
+    size = "degenerate_size"
+    draws = _of(integers("hash/draws", (12,), 0, 127) / 128)
+    yield random("random", "value", "Each expert has an equal part of [0, 1).", draws=draws, experts=E)
+    edges = _of([0.0, 0.25, 0.5, 0.75, 0.99609375])
+    purpose = "A draw at the edge of two parts belongs to the upper."
+    yield random("random_edges", "tie", purpose, draws=edges, experts=4)
+    counts = np.array([50.0, 20, 10, 8, 5, 4, 2, 1])
+    purpose = "The worked example: the most frequent id has an expert of its own."
+    yield balanced("balanced", "value", purpose, frequencies=_of(counts), experts=E)
+    mixed = _of(counts[permutation("hash/mixed", 8)])
+    yield balanced("balanced_mixed", "value", "Ids that do not come by frequency.", frequencies=mixed, experts=E)
+    equal = _of([2.0, 4, 2, 4, 2, 2, 4, 0, 0])
+    purpose = "The lower id first, the lower expert at equal loads."
+    yield balanced("balanced_tied", "tie", purpose, "tie_order", frequencies=equal, experts=E)
+    large = _of([1.0, 2.0**24, 1, 2.0**24, 2.0**24, 1, 1, 1, 1])
+    purpose = "Loads that float32 does not have."
+    yield balanced("balanced_large", "value", purpose, frequencies=large, experts=E)
+    yield balanced("balanced_one", "degenerate", "One id.", size, frequencies=_of([3.0]), experts=E)
+    spread = _of([1, 0, 2, 1, 0, 1, 2, 2, 0, 1, 1])
+    purpose = "Each cluster is dealt out, each where the last one ended."
+    yield dispersed("dispersed", "value", purpose, clusters=spread, experts=E)
+    gap = _of([4, 1, 4, 1, 1])
+    yield dispersed("dispersed_gap", "degenerate", "A cluster without ids.", size, clusters=gap, experts=2)
+
+
+def _clusterings() -> Iterator[Definition]:
+    def case(
+        name: str, kind: str, purpose: str, points: Any, start: Any, *flags: str, table: bool = False, **options: Any
+    ) -> Definition:
+        first, second = ("ids", "experts") if table else ("points", "clusters")
+        values = {
+            "embeddings" if table else "points": tensor(points, f"{first} width"),
+            "centroids": tensor(start, f"{second} width"),
+        }
+        path = "hash_table_clustered" if table else "k_means"
+        return _case(path, name, kind, purpose, *flags, **values, **options)
+
+    rows, start = grid("hash/rows", (9, 3)), grid("hash/rows/start", (E, 3))
+    yield case("clustered", "value", "Ids that are alike share an expert.", rows, start, table=True)
+    size = "degenerate_size"
+    points, start = grid("hash/points", (12, 2)), grid("hash/start", (3, 2))
+    yield case("k_means", "value", "Until nothing changes.", points, start)
+    line, middle = [[0.0], [1.125], [2], [3], [8], [9], [16], [17]], [[0.0], [1.5], [4.25]]
+    purpose = "One update, and the clusters of the new centroids."
+    yield case("k_means_one_update", "value", purpose, line, middle, iterations=1)
+    purpose = "Two updates, of points so close together that no centroid moves far."
+    near, close = 2.0**-20 * np.array(line), 2.0**-20 * np.array(middle)
+    yield case("k_means_two_updates", "value", purpose, near, close, iterations=2)
+    purpose = "The table of one update."
+    yield case(
+        "clustered_one_update", "value", purpose, np.arange(9.0)[:, None], [[0.0], [1.0]], table=True, iterations=1
+    )
+    far = np.array([[2.0**30, near] for near in (0.0, 1.0, 3.0, 5.0)])
+    purpose = "Points so far from 0 that their squares do not tell them apart."
+    yield case("k_means_far", "value", purpose, far, far[[0, 2]], exact_ties=True)  # differences are exact
+    purpose = "A cluster without points keeps its centroid."
+    yield case("k_means_empty", "degenerate", purpose, line, [[1.25], [64.0], [12.25]], size)
+    purpose = "A point halfway between two centroids belongs to the lower."
+    halfway = [[0.0], [2], [4], [4], [8]]
+    yield case("k_means_tied", "tie", purpose, halfway, [[0.0], [4], [8]], "tie_order", iterations=1)
+    yield case("k_means_one", "degenerate", "One cluster: the mean.", points, start[:1], size)
+
+
+# Variants. A table has an expert for each id. The right function is called first: it rejects what must be rejected.
+
+
+def draws_rounded(B: Any, draws: Any, *, experts: int) -> Any:
+    """A draw is rounded to the nearest of 0 .. E - 1, whose ends get half as much."""
+    B.hash_table_random(draws, experts=experts)
+    return np.rint(np.asarray(draws) * (experts - 1)).astype(np.int64)
+
+
+def balanced_to_the_higher_expert(B: Any, frequencies: Any, *, experts: int) -> Any:
+    """At equal loads the expert of higher index gets the id."""
+    return experts - 1 - B.hash_table_balanced(frequencies, experts=experts)
+
+
+def balanced_higher_id_first(B: Any, frequencies: Any, *, experts: int) -> Any:
+    """Among ids of equal frequency the higher is visited first."""
+    return B.hash_table_balanced(frequencies[::-1], experts=experts)[::-1]
+
+
+def balanced_in_order(B: Any, frequencies: Any, *, experts: int) -> Any:
+    """Ids are visited by index, not by frequency."""
+    B.hash_table_balanced(frequencies, experts=experts)
+    load, table = np.zeros(experts), []
+    for frequency in np.asarray(frequencies):
+        table.append(int(load.argmin()))
+        load[table[-1]] += frequency
+    return np.array(table)
+
+
+def dispersed_from_the_first_expert(B: Any, clusters: Any, *, experts: int) -> Any:
+    """Each cluster is dealt out from expert 0."""
+    B.hash_table_dispersed(clusters, experts=experts)
+    before = [np.sum(clusters[:id] == cluster) for id, cluster in enumerate(clusters)]
+    return np.array(before) % experts
+
+
+def dispersed_without_clusters(B: Any, clusters: Any, *, experts: int) -> Any:
+    """The ids are dealt out by index, whatever their clusters."""
+    return np.arange(len(B.hash_table_dispersed(clusters, experts=experts))) % experts
+
+
+def _nearest(points: Any, centroids: Any) -> Any:
+    points, centroids = np.asarray(points), np.asarray(centroids)
+    return np.argmin(np.sum((points[:, None] - centroids) ** 2, axis=-1), axis=-1).astype(np.int32)
+
+
+def clusters_of_the_start(B: Any, embeddings: Any, centroids: Any, *, iterations: int = 25) -> Any:
+    """The table has the nearest of the initial centroids."""
+    B.hash_table_clustered(embeddings, centroids, iterations=iterations)
+    return _nearest(embeddings, centroids)
+
+
+def centroids_to_the_higher(B: Any, points: Any, centroids: Any, *, iterations: int = 25) -> Any:
+    """Of two centroids at equal distance the higher gets the point."""
+    found = B.k_means(points, centroids[::-1], iterations=iterations)
+    return found._replace(centroids=found.centroids[::-1], clusters=len(centroids) - 1 - found.clusters)
+
+
+def _lloyd(
+    points: Any, centroids: Any, iterations: int, mean: Any = np.mean, empty: Any = None, nearest: Any = _nearest
+) -> Any:
+    """k-means with other means, another centroid of an empty cluster, `empty(points, distances)`, or another search.
+
+    Returns the centroids and the clusters that they are means of.
+    """
+    points, centroids = np.asarray(points), np.array(centroids, np.float64)
+    for _ in range(iterations):
+        clusters = nearest(points, centroids)
+        for c in range(len(centroids)):
+            own = points[clusters == c]
+            if len(own):
+                centroids[c] = mean(own, axis=0)
+            elif empty:
+                centroids[c] = empty(points, np.sum((points - centroids[clusters]) ** 2, axis=1))
+    return centroids, clusters
+
+
+def _moved(B: Any, points: Any, centroids: Any, iterations: int, **other: Any) -> Any:
+    found = B.k_means(points, centroids, iterations=iterations)
+    moved, _ = _lloyd(points, centroids, iterations, **other)
+    return found._replace(centroids=moved, clusters=other.get("nearest", _nearest)(np.asarray(points), moved))
+
+
+def nearest_by_squares(B: Any, points: Any, centroids: Any, *, iterations: int = 25) -> Any:
+    """The nearest centroid is that of the largest `x c - |c|^2 / 2`, whose terms cancel far from 0."""
+    return _moved(B, points, centroids, iterations, nearest=lambda x, c: np.argmax(x @ c.T - np.sum(c * c, 1) / 2, 1))
+
+
+def empty_cluster_at_the_farthest(B: Any, points: Any, centroids: Any, *, iterations: int = 25) -> Any:
+    """A cluster without points starts again at the point that is farthest from its centroid."""
+    return _moved(B, points, centroids, iterations, empty=lambda points, distances: points[distances.argmax()])
+
+
+def empty_cluster_at_zero(B: Any, points: Any, centroids: Any, *, iterations: int = 25) -> Any:
+    """The centroid of a cluster without points becomes 0."""
+    return _moved(B, points, centroids, iterations, empty=lambda points, distances: 0.0)
+
+
+def centroids_are_medians(B: Any, points: Any, centroids: Any, *, iterations: int = 25) -> Any:
+    """A centroid becomes the median of its points, not their mean."""
+    return _moved(B, points, centroids, iterations, mean=np.median)
+
+
+def clusters_before_the_update(B: Any, points: Any, centroids: Any, *, iterations: int = 25) -> Any:
+    """The clusters are those that the last centroids are the means of, not their nearest points."""
+    found = B.k_means(points, centroids, iterations=iterations)
+    return found._replace(clusters=_lloyd(points, centroids, iterations)[1])
+
+
+def one_update(B: Any, points: Any, centroids: Any, *, iterations: int = 25) -> Any:
+    """Centroids are updated once."""
+    B.k_means(points, centroids, iterations=iterations)
+    return B.k_means(points, centroids, iterations=1)
+
+
+def loads_in_float32(B: Any, frequencies: Any, *, experts: int) -> Any:
+    """The loads of a balanced table are added up in float32."""
+    table, load = B.hash_table_balanced(frequencies, experts=experts).copy(), np.zeros(experts, np.float32)
+    for id in np.argsort(-np.asarray(frequencies), kind="stable"):
+        table[id] = np.argmin(load)
+        load[table[id]] += np.float32(frequencies[id])
+    return table
+
+
+def clustered_to_the_end(B: Any, embeddings: Any, centroids: Any, *, iterations: int = 25) -> Any:
+    """A table of clusters takes the updates that it has by default, however many are requested."""
+    B.hash_table_clustered(embeddings, centroids, iterations=iterations)
+    return B.hash_table_clustered(embeddings, centroids)
+
+
+def ended_by_small_moves(B: Any, points: Any, centroids: Any, *, iterations: int = 25) -> Any:
+    """K-means ends when no centroid moves by more than 1e-4, while points still change their cluster."""
+    found = B.k_means(points, centroids, iterations=iterations)
+    for _ in range(iterations):
+        before, found = centroids, B.k_means(points, centroids, iterations=1)
+        centroids = found.centroids
+        if np.abs(centroids - before).max() <= 1e-4:
+            break
+    return found
+
+
+VARIANTS = (
+    variant(loads_in_float32, "hash_table_balanced"),
+    variant(clustered_to_the_end, "hash_table_clustered"),
+    variant(ended_by_small_moves, "k_means", who="scikit-learn"),
+    variant(draws_rounded, "hash_table_random"),
+    variant(balanced_to_the_higher_expert, "hash_table_balanced", ledger="HT-1b"),
+    variant(balanced_higher_id_first, "hash_table_balanced", ledger="HT-1b"),
+    variant(balanced_in_order, "hash_table_balanced"),
+    variant(dispersed_from_the_first_expert, "hash_table_dispersed", ledger="HT-4b"),
+    variant(dispersed_without_clusters, "hash_table_dispersed"),
+    variant(clusters_of_the_start, "hash_table_clustered"),
+    variant(centroids_to_the_higher, "k_means", ledger="HT-3b"),
+    variant(empty_cluster_at_the_farthest, "k_means", ledger="HT-2c"),
+    variant(empty_cluster_at_zero, "k_means", ledger="HT-2"),
+    variant(centroids_are_medians, "k_means"),
+    variant(clusters_before_the_update, "k_means"),
+    variant(nearest_by_squares, "k_means"),
+    variant(one_update, "k_means"),
+)

@@ -1,0 +1,229 @@
+"""Hierarchical noisy top-k gating: the gates of two levels, and the load loss."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from moespec.conformance.author.definition import Definition, single, tensor
+from moespec.conformance.author.describe import Choice, Function, Output
+from moespec.conformance.author.draw import grid
+from moespec.conformance.author.margins import token_choice_margin
+from moespec.conformance.author.reorder import chosen_mask
+from moespec.conformance.author.scale import choice_errors, variation
+from moespec.conformance.author.variant import Variant
+from moespec.conformance.format import Tensor
+from moespec.spec.choice_probability import choice_probability, is_chosen
+from moespec.spec.noisy_top_k import noisy_top_k_affinity
+from moespec.spec.numerics import softmax, variance
+
+__all__ = ["FUNCTIONS", "VARIANTS", "cases", "gates_within"]
+
+
+def _levels(columns: Any, branches: int) -> tuple[Any, Any]:
+    """The columns of the branches (T, a), and those of the experts (T a, b)."""
+    return columns[:, :branches], columns[:, branches:].reshape(len(columns) * branches, -1)
+
+
+def _kept(columns: Any, branches: int, choices: int) -> tuple[int, int]:
+    """How many are chosen at each level."""
+    return min(choices, branches), min(choices, (columns.shape[-1] - branches) // branches)
+
+
+def _margin(scores: Any, scale: Any, options: Any) -> float:
+    branches = options["branches"]
+    levels = zip(_levels(scores, branches), _levels(scale, branches), _kept(scores, **options), strict=True)
+    return min(token_choice_margin(*level) for level in levels)
+
+
+def _load(logits: Any, noise_logits: Any, noisy_logits: Any, *, branches: int, choices: int) -> Any:
+    """As of the load loss of one level, with the errors of both."""
+    upper, lower = zip(*(_levels(x, branches) for x in (logits, noise_logits, noisy_logits)), strict=True)
+    kept = _kept(logits, branches, choices)
+    reached = is_chosen(upper[2], kept[0])
+    branch, branch_error = (part.sum(axis=0)[:, None] for part in choice_errors(upper[0], upper[1], upper[2], kept[0]))
+    within, error = (
+        np.where(reached[..., None], part.reshape(*reached.shape, -1), 0.0).sum(axis=0)
+        for part in choice_errors(lower[0], lower[1], lower[2], kept[1])
+    )
+    count = np.where(reached.any(axis=0), reached.sum(axis=0), 1)[:, None]
+    load = branch * within / count
+    return variation(load.ravel(), (branch_error * within / count + branch * error / count + 2 * load).ravel())
+
+
+FUNCTIONS = (
+    Function("hierarchical_affinity", {"gates": Output("groups tokens experts")}, Choice("noisy_logits", _margin)),
+    Function("hierarchical_load_loss", {"loss": Output(written=_load)}),
+)
+
+GATES, LOAD = "hierarchical_affinity", "hierarchical_load_loss"
+TWO: dict[str, Any] = {"branches": 2, "choices": 2}
+
+
+def _columns(key: str, shape: tuple[int, int, int], reach: float = 2.0, step: float = 0.125) -> Tensor:
+    return tensor(grid(key, shape, reach=reach, step=step), "groups tokens columns")
+
+
+def cases() -> Iterator[Definition]:
+    """All cases of this module."""
+    yield from _gates()
+    yield from _load_loss()
+
+
+def _gates() -> Iterator[Definition]:
+    case = partial(single, GATES, GATES)
+    levels, size = "two_levels", "degenerate_size"
+    three: dict[str, Any] = {"branches": 3, "choices": 2}
+    purpose = "Two of three branches, and two of three experts in each."
+    yield case("values", "value", purpose, levels, noisy_logits=_columns(f"{GATES}/a", (1, 4, 12)), **three)
+    purpose = "Three at each level, where a branch has two experts: both."
+    more: dict[str, Any] = {"branches": 4, "choices": 3}
+    yield case("few", "degenerate", purpose, levels, size, noisy_logits=_columns(f"{GATES}/b", (1, 3, 12)), **more)
+    equal = tensor(np.array([[[0.5] * 12, [0.0, -0.0, 0.0] * 4]]), "groups tokens columns")
+    yield case(
+        "tied", "tie", "Among equals the lower branch, and the lower expert.", "tie_order", noisy_logits=equal, **three
+    )
+    apart = tensor(grid(f"{GATES}/c", (1, 3, 8), reach=1.0) + np.arange(8) / 64, "groups tokens columns")
+    yield case("gradient", "gradient", "By the logits of both levels.", levels, noisy_logits=apart, **TWO)
+
+
+def _load_loss() -> Iterator[Definition]:
+    def inputs(key: str, shape: tuple[int, int, int]) -> dict[str, Any]:
+        clean = _columns(f"{LOAD}/{key}", shape, reach=1.0)
+        noise = _columns(f"{LOAD}/{key}/noise", shape, 0.5, 0.0625).array + np.arange(shape[2]) / 64
+        scale = _columns(f"{LOAD}/{key}/scale", shape, step=0.25)
+        return {
+            "logits": clean,
+            "noise_logits": scale,
+            "noisy_logits": tensor(clean.array + noise, "groups tokens columns"),
+        }
+
+    case = partial(single, LOAD, LOAD)
+    levels, other = "two_levels", "threshold_excludes_self"
+    three: dict[str, Any] = {"branches": 3, "choices": 2}
+    yield case("values", "value", "Two of three at each level.", levels, other, **inputs("a", (2, 3, 12)), **three)
+    far = inputs("b", (1, 4, 6))
+    far["noisy_logits"].array[..., 1] = -4.0
+    purpose = "A branch that no token chooses, though it has a chance."
+    yield case("empty_branch", "degenerate", purpose, levels, "unused_expert", **far, branches=2, choices=1)
+    yield case("gradient", "gradient", "By all logits.", levels, other, **inputs("c", (1, 3, 6)), branches=2, choices=1)
+
+
+# Variants. Arrays are (groups, tokens, columns). The right function is called first: it rejects what must be rejected.
+
+
+def _product(gates: Callable[[Any, int], Any]) -> Callable[[Any, int, int], Any]:
+    """The product of the gates of both levels, `gates(logits, choices)`."""
+
+    def of_group(columns: Any, branches: int, choices: int) -> Any:
+        upper, lower = (
+            gates(level, kept)
+            for level, kept in zip(_levels(columns, branches), _kept(columns, branches, choices), strict=True)
+        )
+        return (upper.reshape(-1, 1) * lower).reshape(len(columns), -1)
+
+    return of_group
+
+
+def _gated(of_group: Callable[[Any, int, int], Any]) -> Callable[..., Any]:
+    def changed(B: Any, noisy_logits: Any, *, branches: int, choices: int) -> Any:
+        B.hierarchical_affinity(noisy_logits, branches=branches, choices=choices)
+        return np.stack([of_group(group, branches, choices) for group in noisy_logits])
+
+    return changed
+
+
+def _before_choices(logits: Any, choices: int) -> Any:
+    return softmax(logits) * chosen_mask(logits[None], choices)[0]
+
+
+def gates_within(columns: Any, branches: int, choices: int) -> Any:
+    """The gates within the branches alone, of the branches that are chosen."""
+    upper, lower = _levels(columns, branches)
+    kept = _kept(columns, branches, choices)
+    inner = noisy_top_k_affinity(lower, choices=kept[1])
+    return (is_chosen(upper, kept[0]).reshape(-1, 1) * inner).reshape(len(columns), -1)
+
+
+def _one_in_second(columns: Any, branches: int, choices: int) -> Any:
+    upper, lower = _levels(columns, branches)
+    kept = _kept(columns, branches, choices)
+    first = is_chosen(upper, 1).reshape(-1, 1)
+    inner = np.where(first, noisy_top_k_affinity(lower, choices=kept[1]), noisy_top_k_affinity(lower, choices=1))
+    return (noisy_top_k_affinity(upper, choices=kept[0]).reshape(-1, 1) * inner).reshape(len(columns), -1)
+
+
+def _experts_first(columns: Any, branches: int, choices: int) -> Any:
+    moved = np.concatenate([columns[:, -branches:], columns[:, :-branches]], axis=1)
+    return _product(lambda logits, k: noisy_top_k_affinity(logits, choices=k))(moved, branches, choices)
+
+
+def _loss(load: Callable[[Any, Any, Any], Any], of_all: bool = False) -> Callable[..., Any]:
+    """The load loss with `load(branch load, load within, tokens of the branch)`; `of_all`: within, of all tokens."""
+
+    def changed(B: Any, logits: Any, noise_logits: Any, noisy_logits: Any, *, branches: int, choices: int) -> Any:
+        B.hierarchical_load_loss(logits, noise_logits, noisy_logits, branches=branches, choices=choices)
+        losses = []
+        for group in zip(logits, noise_logits, noisy_logits, strict=True):
+            upper, lower = zip(*(_levels(x, branches) for x in group), strict=True)
+            kept = _kept(group[0], branches, choices)
+            reached = is_chosen(upper[2], kept[0]) | of_all
+            within = np.where(
+                reached[..., None], choice_probability(*lower, choices=kept[1]).reshape(*reached.shape, -1), 0
+            )
+            count = reached.sum(axis=0)[:, None]
+            total = load(choice_probability(*upper, choices=kept[0]).sum(axis=0)[:, None], within.sum(axis=0), count)
+            total = (total + np.zeros_like(within.sum(axis=0))).ravel()
+            losses.append(variance(total) / np.mean(total) ** 2)
+        return np.mean(losses)
+
+    return changed
+
+
+VARIANTS = (
+    Variant(
+        "hierarchy_softmax_before_the_choice",
+        "The gates of each level are the softmax over all of it, with all but the chosen set to 0.",
+        {GATES: _gated(_product(_before_choices))},
+    ),
+    Variant(
+        "hierarchy_without_branch_gates",
+        "The gate of an expert is that within its branch, not multiplied by the gate of the branch.",
+        {GATES: _gated(gates_within)},
+    ),
+    Variant(
+        "hierarchy_one_expert_in_second_branch",
+        "A token chooses one expert in all its branches but the best.",
+        {GATES: _gated(_one_in_second)},
+        "HM-4b",
+        "tensorflow/mesh",
+    ),
+    Variant(
+        "hierarchy_branches_last",
+        "The logits of the branches are the last columns, not the first.",
+        {GATES: _gated(_experts_first)},
+    ),
+    Variant(
+        "hierarchy_load_within",
+        "The load of an expert is that within its branch, without that of the branch.",
+        {LOAD: _loss(lambda branch, within, count: within)},
+        "HM-5b",
+    ),
+    Variant(
+        "hierarchy_load_not_divided",
+        "The load of an expert is not divided by the number of tokens of its branch.",
+        {LOAD: _loss(lambda branch, within, count: branch * within)},
+    ),
+    Variant(
+        "hierarchy_load_of_all_tokens",
+        "The load within a branch counts the tokens that do not choose it, too.",
+        {LOAD: _loss(lambda branch, within, count: branch * within / count, of_all=True)},
+    ),
+    Variant(
+        "hierarchy_load_of_no_token",
+        "The load of a branch without a token is 0 / 0.",
+        {LOAD: _loss(lambda branch, within, count: branch * within / np.where(count > 0, count, np.nan))},
+        "HM-1b",
+    ),
+)

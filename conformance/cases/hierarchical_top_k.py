@@ -1,0 +1,115 @@
+"""The router `hierarchical_top_k`."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from moespec.conformance.author.definition import Definition, Noise, tensor
+from moespec.conformance.author.draw import grid
+from moespec.conformance.author.reroute import configured, rerouted
+from moespec.conformance.author.routers import output_gradient, router_case
+from moespec.conformance.author.variant import Variant, every
+from moespec.conformance.cases.hierarchical_gating import gates_within
+from moespec.conformance.format import Tensor
+
+__all__ = ["VARIANTS", "cases"]
+
+NAME, D = "hierarchical_top_k", 2
+
+
+def _kernels(key: str, width: int, columns: int, *, zero: bool = False) -> dict[str, Tensor]:
+    kernels = {part: grid(f"{key}/{part}", (width, columns), reach=1.0) for part in ("kernel", "noise_kernel")}
+    return {part: tensor(0 * values if zero else values, "width columns") for part, values in kernels.items()}
+
+
+def cases() -> Iterator[Definition]:
+    """All cases of this module."""
+
+    def case(name: str, kind: str, purpose: str, *flags: str, columns: int, noisy: bool = True, experts: int = 6,
+             tokens: int = 4, zero: bool = False, **options: Any) -> Definition:  # fmt: skip
+        given: dict[str, Any] = {
+            "params": _kernels(f"routers/{NAME}/{name}", D, columns, zero=zero),
+            "noise": Noise("tokens columns", reach=2.0, step=0.25) if noisy else None,
+            "sizes": (tokens, experts, D),
+            "groups": 1,
+        }
+        return router_case(NAME, name, kind, purpose, *flags, **{**given, **options})
+
+    scale = "learned_noise"
+    losses: dict[str, Any] = {"importance_weight": 0.5, "load_weight": 0.25, "branches": 3}
+    purpose = "Two of three branches, and both experts of each; noise, with other weights."
+    yield case(
+        "noise", "value", purpose, "two_levels", scale, "generated_code", columns=9, tokens=3, train=False, **losses
+    )
+    few: dict[str, Any] = {"experts": 4, "capacity_factor": 0.5, "multiple_of": 3}
+    purpose = "All four experts of a token, with a capacity that is a multiple of 3."
+    yield case("factor", "overflow", purpose, "overflow_drop", "capacity_rounding", columns=6, **few)
+    one: dict[str, Any] = {"choices_per_level": 1, "noisy": False, "eval_capacity_factor": 0.75, "rounding": "round"}
+    purpose = "One branch, and one of its experts, without noise and load loss; a capacity of evaluation, rounded to the nearest."
+    flags = ("evaluation_capacity", "overflow_drop")
+    yield case("evaluation_factor", "overflow", purpose, *flags, columns=6, experts=4, tokens=6, **one)
+    purpose = "Every logit is equal: the first branches, and the first experts of each."
+    yield case("zero_kernels", "tie", purpose, "tie_order", columns=6, experts=4, tokens=3, zero=True, noisy=False)
+    purpose = "By tokens, both kernels, noise and experts, with two slots."
+    yield case("gradient_losses", "gradient", purpose, "stop_gradient", scale, columns=8, slots_per_expert=2)
+    yield output_gradient(case, columns=8, noisy=False)
+
+
+# Variants. A change of the router is `(B, route, params, tokens, options, noise=None, train=False)`.
+
+
+def _noisy(B: Any, params: Any, tokens: Any, noise: Any) -> Any:
+    clean, scales = (B.router_logits(tokens, params[kernel]) for kernel in ("kernel", "noise_kernel"))
+    return B.noisy_top_k_logits(clean, scales, noise)
+
+
+def _each_level(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+    output = route(params, tokens, options, **more)
+    if not options.importance_weight:
+        return output
+    branches, size = options.levels
+    noisy, choices = _noisy(B, params, tokens, more.get("noise")), options.choices_per_level
+    primary = B.noisy_top_k_affinity(noisy[..., :branches], choices=min(choices, branches))
+    inner = np.stack([gates_within(group, branches, choices) for group in noisy])
+    each = [B.importance_loss(inner[..., i * size : (i + 1) * size] + 1e-30) for i in range(branches)]
+    value = B.importance_loss(primary) + np.mean(each)
+    losses = {**output.losses, "importance": options.importance_weight * value}
+    return output._replace(losses=losses, metrics={**output.metrics, "importance_loss": value})
+
+
+def _branch_capacity(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+    output = route(params, tokens, options, **more)
+    branches, size = options.levels
+    noisy, choices = _noisy(B, params, tokens, more.get("noise")), min(options.choices_per_level, branches)
+    capacity = max(1, choices * options.tokens // branches)
+    reached = (
+        B.token_choice(noisy[..., :branches].real, choices=choices, capacity=capacity).dense().dispatch.sum(axis=3)
+    )
+    kept = np.concatenate([np.repeat(reached, size, axis=2), np.zeros((len(tokens), 1, options.experts))], axis=1)
+    stays = np.take_along_axis(kept.swapaxes(1, 2), output.routing.token, axis=2) > 0
+    token = np.where(stays, output.routing.token, options.tokens).astype(np.int32)
+    return rerouted(B, output, output.routing._replace(token=token, weight=np.where(stays, output.routing.weight, 0)))
+
+
+VARIANTS = (
+    Variant(
+        "hierarchy_levels_balanced_apart",
+        "The importance loss is that of the branches and that of the experts within them, added.",
+        every((NAME,), _each_level),
+        "HM-2b",
+        "tensorflow/mesh",
+    ),
+    Variant(
+        "hierarchy_branch_capacity",
+        "A branch takes no more tokens than an equal number for each.",
+        every((NAME,), _branch_capacity),
+        "HM-3b",
+        "tensorflow/mesh",
+    ),
+    Variant(
+        "hierarchy_of_one_branch",
+        "Hierarchical gating ignores the number of branches.",
+        every((NAME,), configured(branches=None)),
+    ),
+)

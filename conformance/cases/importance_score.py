@@ -1,0 +1,340 @@
+"""Importance-score routing: the order of the tokens that are left, their choice, and the router `importance_score`."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from moespec.conformance.author.definition import Definition, call, composed
+from moespec.conformance.author.describe import SLOTS, Choice, Function, Output
+from moespec.conformance.author.draw import grid
+from moespec.conformance.author.inputs import CROWD, both, distinct, groups_tokens, scores
+from moespec.conformance.author.margins import order_margin, token_choice_margin
+from moespec.conformance.author.near import near_router
+from moespec.conformance.author.reorder import heap_order
+from moespec.conformance.author.reroute import rerouted
+from moespec.conformance.author.routers import (
+    CHANGED,
+    LOSSES,
+    NORMAL,
+    evaluation,
+    output_gradient,
+    router_case,
+)
+from moespec.conformance.author.variant import Variant, every, variant
+from moespec.conformance.format import Tensor
+from moespec.spec import ROUTERS
+from moespec.spec.importance_score import surviving_tokens
+
+__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
+
+
+def _ordered(scores: Any, scale: Any, options: Mapping[str, Any]) -> float:
+    return order_margin(scores.max(axis=-1), scale.max(axis=-1))
+
+
+def _chosen(scores: Any, scale: Any, options: Mapping[str, Any]) -> float:
+    """Of the choices, and of the order of the tokens; a token has the largest scale of its scores."""
+    return min(token_choice_margin(scores, scale, options["choices"]), _ordered(scores, scale, options))
+
+
+FUNCTIONS = (
+    Function("importance_score_order", {"order": Output("groups survivors", "int")}, Choice("scores", _ordered)),
+    Function("importance_score_choice", SLOTS, Choice("scores", _chosen)),
+)
+
+NAME = "importance_score"
+ORDER, CHOICE = "importance_score_order", "importance_score_choice"
+CUT, DROPS, SIZE = "importance_cut", "overflow_drop", "degenerate_size"
+T, E = 10, 3
+
+
+def cases() -> Iterator[Definition]:
+    """All cases of this module."""
+    yield from _allocation()
+    yield from _router()
+
+
+def _given(
+    name: str, kind: str, purpose: str, scores: Tensor, *flags: str, combine: Tensor | None = None, **options: Any
+) -> Definition:
+    """The order and the choice of given scores, with the capacity that the router has for these options."""
+    _, tokens, experts = scores.array.shape
+    router = ROUTERS[NAME].options(tokens=tokens, experts=experts, width=1, **options)
+    drop = {key: value for key, value in options.items() if key == "drop"}
+    inputs = {"scores": scores} | ({} if combine is None else {"combine_scores": combine})
+    choice = call(CHOICE, {key: key for key in inputs}, choices=router.choices, capacity=router.capacity(), **drop)
+    gradient = kind == "gradient"
+    stages = (choice,) if gradient else (call(ORDER, {"scores": "scores"}, **drop), choice)
+    by = (list(inputs)[-1],) if gradient else ()
+    return composed(NAME, name, kind, purpose, *flags, inputs=inputs, stages=stages, by=by)
+
+
+def _allocation() -> Iterator[Definition]:
+    shape = (2, T, E)
+    purpose = "One of ten tokens is removed: floor(0.1 T)."
+    yield _given("a_tenth", "value", purpose, distinct("is/a", shape), CUT)
+    purpose = "Of nine tokens none is removed."
+    yield _given("not_yet_a_tenth", "value", purpose, distinct("is/b", (2, 9, E)), CUT)
+    purpose = "Two of ten are removed before any token chooses, and the capacity is that of eight."
+    yield _given("a_quarter", "overflow", purpose, distinct("is/c", shape), CUT, DROPS, drop=0.25, capacity_factor=0.75)
+    half: dict[str, Any] = {"choices": 2, "drop": 0.5, "capacity_factor": 0.75}
+    purpose = "A removed token takes no slot with its first choice that others want with their second."
+    two = distinct("is/d", shape)
+    yield _given("two_choices", "overflow", purpose, two, CUT, "first_choices_first", DROPS, **half)
+    purpose = "All choose the same expert: the most important tokens get its slots."
+    yield _given("crowd", "overflow", purpose, both(CROWD), CUT, "priority_order", DROPS, drop=0.5)
+    purpose = "With a fraction of 0 it is Batch Priority Routing."
+    none: dict[str, Any] = {"drop": 0.0, "capacity_factor": 0.5}
+    yield _given("nothing_removed", "overflow", purpose, distinct("is/e", shape), CUT, "priority_order", **none)
+    purpose = "Of equals the higher indices are removed."
+    equal = groups_tokens(np.full((2, 20, E), 0.25))
+    yield _given("all_equal", "tie", purpose, equal, CUT, "tie_order", drop=0.25)
+    coarse = scores("is/f", (2, 20, E), step=0.125)
+    yield _given("coarse", "tie", "Equals at the border.", coarse, CUT, "tie_order", drop=0.3, choices=2)
+    near = groups_tokens(np.full(shape, 0.5) + grid("is/g", shape, reach=2.0, step=1.0) / 256)
+    yield _given("neighbours", "near_tie", "Scores that are neighbours in bfloat16.", near, CUT, drop=0.3)
+    purpose = "One token is never removed."
+    yield _given("one_token", "degenerate", purpose, scores("is/h", (1, 1, E)), SIZE, drop=0.75)
+    purpose = "All but one are removed."
+    yield _given("one_left", "degenerate", purpose, distinct("is/i", (2, 5, E)), SIZE, drop=0.875, choices=2)
+
+    cut: dict[str, Any] = {"drop": 0.25, "choices": 2, "capacity_factor": 0.5}
+    purpose = "Only kept weights carry one; the order carries none."
+    yield _given("gradient_scores", "gradient", purpose, distinct("is/j", shape), CUT, "stop_gradient", **cut)
+    cut["combine"] = scores("is/k/combine", shape)
+    purpose = "Some scores sort and choose, others are the weights."
+    yield _given("combine_scores", "overflow", purpose, distinct("is/k", shape), CUT, DROPS, **cut)
+    purpose = "The weights carry the gradient, what sorts and chooses none."
+    yield _given("gradient_combine_scores", "gradient", purpose, distinct("is/k", shape), CUT, "stop_gradient", **cut)
+
+
+def _router() -> Iterator[Definition]:
+    case = partial(router_case, NAME)
+    sizes, inside = (6, E, 3), "noise_inside"
+
+    def ordered(**drop: Any) -> dict[str, Any]:
+        """Sizes and options, and the order, which no router computes by itself."""
+        return {"sizes": sizes, "also": (call(ORDER, {"scores": "softmax_affinity"}, **drop),), **drop}
+
+    default = ordered() | {"sizes": (T, E, 4), "slots_per_expert": 4}
+    yield case("values", "value", "The router with its default fraction, four slots.", CUT, "generated_code", **default)
+    half: dict[str, Any] = ordered(drop=0.5) | {"choices": 2, "capacity_factor": 0.5}
+    yield case("half", "overflow", "Half are removed.", CUT, DROPS, **half)
+    purpose = "Noise enters the logits, which sort and choose; in training nothing else changes."
+    yield case("noise", "value", purpose, CUT, inside, noise=NORMAL, **ordered(drop=0.25))
+    quarter: dict[str, Any] = {"sizes": sizes, "drop": 0.25}
+    purpose = "The losses see all tokens, also those that are removed, and all choices; with noise at evaluation."
+    losses: dict[str, Any] = {
+        "noise": NORMAL,
+        "train": False,
+        "noise_multiplier": 2.0,
+        "choices": 2,
+        **LOSSES,
+        **CHANGED,
+    }
+    yield case("losses", "value", purpose, CUT, inside, **quarter, **losses)
+    purpose = "The capacity of those that are left, rounded up to a multiple of 3."
+    yield case("multiple", "value", purpose, CUT, "capacity_rounding", multiple_of=3, **quarter)
+    tied = ordered() | {"sizes": (6, 4, 3)}
+    yield case("zero_kernel", "tie", "A router that starts at 0.", "tie_order", zero=True, **tied)
+    one = quarter | {"sizes": (6, 1, 3)}
+    yield case("one_expert", "degenerate", "One expert.", SIZE, exact_ties=True, **one)
+    purpose = "By tokens, kernel, noise and expert weights, with removed and dropped tokens."
+    flags = (inside, "stop_gradient", CUT)
+    yield case("gradient_losses", "gradient", purpose, *flags, noise=NORMAL, capacity_factor=0.75, **quarter, **LOSSES)
+    yield output_gradient(case, **quarter)
+    yield near_router(NAME, drop=0.25)
+    yield evaluation(NAME)
+
+
+# Variants. Scores are (groups, tokens, experts). The right function is called first: it rejects what must be rejected.
+
+
+def _removing(name: str, computes: str, fraction: Callable[[int, float], float], ledger: str) -> Variant:
+    """Another fraction of the tokens is removed, `fraction(tokens, drop)`."""
+
+    def order(B: Any, scores: Any, *, drop: float = 0.1) -> Any:
+        B.importance_score_order(scores, drop=drop)
+        return B.importance_score_order(scores, drop=fraction(scores.shape[1], drop))
+
+    def choice(B: Any, scores: Any, *, drop: float = 0.1, **options: Any) -> Any:
+        B.importance_score_choice(scores, drop=drop, **options)
+        return B.importance_score_choice(scores, drop=fraction(scores.shape[1], drop), **options)
+
+    return Variant(name, computes, {ORDER: order, CHOICE: choice}, ledger)
+
+
+def _fraction(removed: int, tokens: int) -> float:
+    """A fraction of which the floor is `removed`, but never all tokens."""
+    return min(removed, tokens - 1) / tokens
+
+
+def importance_of_channels(B: Any, scores: Any, **options: Any) -> Any:
+    """The maximum of the importance score is taken over the tokens, so that all are equally important."""
+    order = B.importance_score_order(scores, **options)
+    return np.tile(np.arange(order.shape[1], dtype=np.int32), (len(order), 1))
+
+
+def important_in_heap_order(B: Any, scores: Any, **options: Any) -> Any:
+    """Equally important tokens come as a sort returns them that is not stable."""
+    order = B.importance_score_order(scores, **options)
+    return heap_order(scores.real.max(axis=2))[:, : order.shape[1]].astype(np.int32)
+
+
+def most_important_removed(B: Any, scores: Any, **options: Any) -> Any:
+    """The most important tokens are removed."""
+    order = B.importance_score_order(scores, **options)
+    return B.batch_priority(scores)[:, scores.shape[1] - order.shape[1] :]
+
+
+def removed_after_they_chose(
+    B: Any, scores: Any, *, choices: int, capacity: int, drop: float = 0.1, combine_scores: Any = None
+) -> Any:
+    """All tokens are allocated in the order of importance; then those to remove leave their slots empty."""
+    options = {"choices": choices, "capacity": capacity, "combine_scores": combine_scores}
+    B.importance_score_choice(scores, drop=drop, **options)
+    order = B.batch_priority(scores)
+    routing = B.token_choice(scores, order=order, **options)
+    kept = np.zeros((len(scores), routing.tokens + 1), bool)
+    np.put_along_axis(kept, order[:, : surviving_tokens(routing.tokens, drop)], True, axis=1)
+    stays = np.take_along_axis(kept, routing.token.reshape(len(scores), -1), axis=1).reshape(routing.token.shape)
+    return routing._replace(
+        token=np.where(stays, routing.token, routing.tokens), weight=np.where(stays, routing.weight, 0), slot=None
+    )
+
+
+def served_by_index(
+    B: Any, scores: Any, *, choices: int, capacity: int, drop: float = 0.1, combine_scores: Any = None
+) -> Any:
+    """The tokens that are left get their slots by index, not in the order of their importance."""
+    options = {"choices": choices, "capacity": capacity}
+    routing = B.importance_score_choice(scores, drop=drop, combine_scores=combine_scores, **options)
+    weights = scores if combine_scores is None else combine_scores
+    left = np.sort(B.importance_score_order(scores, drop=drop), axis=1)
+    tokens = np.concatenate([left, np.full((len(left), 1), routing.tokens, left.dtype)], axis=1)
+    taken = [np.take_along_axis(array, left[..., None], axis=1) for array in (scores, weights)]
+    among = B.token_choice(taken[0], combine_scores=taken[1], **options)
+    token = np.take_along_axis(tokens, among.token.reshape(len(left), -1), axis=1).reshape(among.token.shape)
+    return routing._replace(token=token, weight=among.weight, slot=None)
+
+
+def important_without_gradient(B: Any, scores: Any, *, combine_scores: Any = None, **options: Any) -> Any:
+    """The combine weights of importance-score routing carry no gradient."""
+    weights = scores if combine_scores is None else combine_scores
+    return B.importance_score_choice(scores, combine_scores=weights.real, **options)
+
+
+def important_weights_of_selection(B: Any, scores: Any, *, combine_scores: Any = None, **options: Any) -> Any:
+    """The combine weights of importance-score routing are the scores that it sorts and chooses by, whatever is given."""
+    B.importance_score_choice(scores, combine_scores=combine_scores, **options)
+    return B.importance_score_choice(scores, **options)
+
+
+def important_weights_of_one(B: Any, scores: Any, **options: Any) -> Any:
+    """Every combine weight of importance-score routing is 1."""
+    routing = B.importance_score_choice(scores, **options)
+    return routing._replace(weight=(routing.token < routing.tokens).astype(np.float64))
+
+
+# A change of the router is `(B, route, params, tokens, options, noise=None, train=False)`.
+
+
+def _with_capacity_of(**changed: Any) -> Callable[..., Any]:
+    """The capacity is that of other options."""
+
+    def change(
+        B: Any, route: Any, params: Any, tokens: Any, options: Any, *, noise: Any = None, train: bool = False
+    ) -> Any:
+        output = route(params, tokens, options, noise=noise, train=train)
+        clean = B.router_logits(tokens, params["kernel"])
+        scores = B.softmax_affinity(B.add_gating_noise(clean, noise, multiplier=options.noise_multiplier))
+        capacity = replace(options, **changed).capacity(train=train)
+        chosen = B.importance_score_choice(scores, choices=options.choices, capacity=capacity, drop=options.drop)
+        return rerouted(B, output, chosen)
+
+    return change
+
+
+def _only_in_training(
+    B: Any, route: Any, params: Any, tokens: Any, options: Any, *, noise: Any = None, train: bool = False
+) -> Any:
+    output = route(params, tokens, options, noise=noise, train=train)
+    return output if train else route(params, tokens, replace(options, drop=0.0), noise=noise)
+
+
+def _sorted_without_noise(
+    B: Any, route: Any, params: Any, tokens: Any, options: Any, *, noise: Any = None, train: bool = False
+) -> Any:
+    output = route(params, tokens, options, noise=noise, train=train)
+    return rerouted(B, output, route(params, tokens, options, train=train).routing)
+
+
+def _losses_of_those_left(
+    B: Any, route: Any, params: Any, tokens: Any, options: Any, *, noise: Any = None, train: bool = False
+) -> Any:
+    output = route(params, tokens, options, noise=noise, train=train)
+    if "importance" not in output.losses:
+        return output
+    clean = B.router_logits(tokens, params["kernel"])
+    noisy = B.softmax_affinity(B.add_gating_noise(clean, noise, multiplier=options.noise_multiplier))
+    left = B.importance_score_order(noisy, drop=options.drop)
+    scores = np.take_along_axis(B.softmax_affinity(clean), left[..., None], axis=1)
+    value = np.mean([B.importance_loss(scores[g : g + 1]) for g in range(len(scores))])
+    return output._replace(losses={**output.losses, "importance": options.importance_weight * value})
+
+
+def _one(name: str, computes: str, change: Any, ledger: str = "") -> Variant:
+    return Variant(name, computes, every((NAME,), change), ledger)
+
+
+VARIANTS = (
+    _removing(
+        "removed_rounded_up",
+        "The number of tokens to remove is rounded up.",
+        lambda tokens, drop: _fraction(math.ceil(drop * tokens), tokens),
+        "IS-2b",
+    ),
+    _removing(
+        "removed_rounded",
+        "The number of tokens to remove is rounded to the nearest.",
+        lambda tokens, drop: _fraction(math.floor(drop * tokens + 0.5), tokens),
+        "IS-2b",
+    ),
+    _removing("nobody_removed", "No token is removed.", lambda tokens, drop: 0.0, "IS-6b"),
+    variant(importance_of_channels, ORDER, ledger="IS-1b"),
+    variant(important_in_heap_order, ORDER, ledger="IS-3b"),
+    variant(most_important_removed, ORDER),
+    variant(removed_after_they_chose, CHOICE, ledger="IS-5b"),
+    variant(served_by_index, CHOICE),
+    variant(important_without_gradient, CHOICE),
+    variant(important_weights_of_selection, CHOICE),
+    variant(important_weights_of_one, CHOICE),
+    _one(
+        "capacity_of_all_tokens",
+        "The capacity of importance-score routing is computed from all tokens, also those that are removed.",
+        _with_capacity_of(drop=0.0),
+        "IS-4b",
+    ),
+    _one(
+        "capacity_of_one_choice",
+        "The capacity of importance-score routing does not count the choices of a token.",
+        _with_capacity_of(choices=1),
+    ),
+    _one("removed_only_in_training", "Tokens are removed in training alone.", _only_in_training, "IS-6b"),
+    _one(
+        "importance_without_noise",
+        "Tokens are sorted and choose by the logits without noise.",
+        _sorted_without_noise,
+        "SA-1",
+    ),
+    _one(
+        "importance_loss_of_those_left",
+        "The importance loss counts only the tokens that are left.",
+        _losses_of_those_left,
+        "IS-7b",
+    ),
+)

@@ -1,0 +1,407 @@
+"""The experts, the layer around a routing, and the metrics of a routing."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from moespec.conformance.author.definition import Definition, call, composed, function, tensor
+from moespec.conformance.author.describe import METRICS, Function, Output
+from moespec.conformance.author.draw import grid, integers, permutation
+from moespec.conformance.author.inputs import CROWD, both, distinct, experts, groups_tokens, scores
+from moespec.conformance.author.variant import variant
+from moespec.conformance.format import Stage, Tensor
+
+__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
+
+
+def _absolute_experts(inputs: Any, params: Any) -> Any:
+    """The experts on absolute values: `(|x| |w1| + |b1|) |w2| + |b2|`, since `|gelu(z)| <= |z|`."""
+    w = {name: np.abs(array) for name, array in params.items()}
+    hidden = np.einsum("ecd,edh->ech", inputs, w["w1"]) + w["b1"][:, None]
+    return np.einsum("ech,ehd->ecd", hidden, w["w2"]) + w["b2"][:, None]
+
+
+def _experts_scale(inputs: Any, params: Any, *, gelu: str = "tanh") -> Any:
+    return _absolute_experts(np.abs(inputs), params)
+
+
+def _layer_scale(tokens: Any, routing: Any, experts: Any) -> Any:
+    """The layer on absolute values."""
+    inputs = np.einsum("tec,td->ecd", routing.dispatch, np.abs(tokens))
+    outputs = _absolute_experts(inputs, experts.keywords["params"]) if isinstance(experts, partial) else inputs
+    return np.einsum("tec,ecd->td", np.abs(routing.combine), outputs)
+
+
+def _mlp_layer_scale(tokens: Any, routing: Any, params: Any, *, gelu: str = "tanh") -> Any:
+    return _layer_scale(tokens, routing, partial(_experts_scale, params=params))
+
+
+FUNCTIONS = (
+    Function(
+        "expert_mlp",
+        {"outputs": Output("groups experts capacity width", scale="written", written=_experts_scale, rounded=True)},
+    ),
+    Function("moe_layer", {"output": Output("groups tokens width", written=_layer_scale, rounded=True)}),
+    Function("moe_mlp", {"output": Output("groups tokens width", written=_mlp_layer_scale, rounded=True)}),
+    Function("routing_metrics", METRICS),
+)
+
+NAME = "moe_layer"
+G, T, E, D = 2, 6, 3, 4
+
+
+def cases() -> Iterator[Definition]:
+    """All cases of this module."""
+    yield from _experts()
+    yield from _layers()
+    yield from _mlp_layers()
+
+
+def _parameters(values: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The parameters of experts as inputs."""
+    return {f"experts/{name}": value for name, value in values.items()}
+
+
+PARAMS = {name: f"experts/{name}" for name in ("w1", "b1", "w2", "b2")}
+
+
+def _mlp(name: str, kind: str, purpose: str, *flags: str, gelu: str, inputs: dict[str, Tensor]) -> Definition:
+    """A case of the experts alone."""
+    stages = (call("expert_mlp", {"inputs": "inputs", "params": PARAMS}, gelu=gelu),)
+    return composed(NAME, name, kind, purpose, *flags, inputs=inputs, stages=stages)
+
+
+def _experts() -> Iterator[Definition]:
+    def mlp(name: str, purpose: str, gelu: str, kind: str = "value", **sizes: int) -> Definition:
+        inputs = {
+            "inputs": tensor(grid(f"layer/{name}", (G, E, 2, D)), "groups experts capacity width"),
+            **_parameters(experts(f"layer/{name}", **sizes)),
+        }
+        return _mlp(name, kind, purpose, "gelu_form", gelu=gelu, inputs=inputs)
+
+    yield mlp("experts_tanh", "Expert MLPs with the tanh form of GELU.", "tanh")
+    yield mlp("experts_erf", "Expert MLPs with the exact GELU.", "erf")
+    yield mlp("experts_tanh_gradient", "By slots, weights and biases.", "tanh", "gradient")
+    yield mlp("experts_erf_gradient", "The same in the exact form.", "erf", "gradient")
+    yield mlp("experts_width", "Experts whose output has another width.", "tanh", out=3)
+
+
+def _around(allocation: Stage, *, mlps: bool = True, metrics: bool = True) -> tuple[Stage, ...]:
+    """The calls of a layer around an allocation."""
+    mlp = function("expert_mlp", {"params": PARAMS}, gelu="tanh") if mlps else function("identity")
+    layer = call("moe_layer", {"tokens": "tokens", "routing": allocation.name, "experts": mlp})
+    return (allocation, *((call("routing_metrics", {"routing": allocation.name}),) if metrics else ()), layer)
+
+
+def _layers() -> Iterator[Definition]:
+    def case(
+        name: str,
+        kind: str,
+        purpose: str,
+        allocation: str,
+        values: Tensor,
+        *flags: str,
+        mlps: bool = True,
+        **options: Any,
+    ) -> Definition:
+        soft = allocation == "soft_routing"
+        g, t, e = (G, T, E) if soft else values.array.shape
+        read = {"tokens": "tokens", "slots": "slots"} if soft else {"scores": "scores"}
+        inputs = {
+            "tokens": tensor(grid(f"layer/{name}", (g, t, D)), "groups tokens width"),
+            "slots" if soft else "scores": values,
+            **(_parameters(experts(f"layer/{name}", e)) if mlps else {}),
+        }
+        stages = _around(call(allocation, read, **options), mlps=mlps, metrics=kind != "gradient")
+        return composed(NAME, name, kind, purpose, *flags, inputs=inputs, stages=stages)
+
+    drop, empty = "overflow_drop", "empty_slot"
+    token, expert, soft = "token_choice", "expert_choice", "soft_routing"
+    yield case(token, "value", "Two choices, room for all.", token, scores("layer/a"), choices=2, capacity=T)
+    purpose = "A dropped token gets 0; an empty slot reaches nobody although its expert has biases."
+    yield case("dropped", "overflow", purpose, token, both(CROWD), drop, empty, choices=1, capacity=2)
+    purpose = "A token may sit in several slots, or in none."
+    yield case(expert, "value", purpose, expert, scores("layer/b"), "uncovered_token", capacity=2)
+    holes = groups_tokens(np.where(grid("layer/holes", (G, T, E)) > 0.25, scores("layer/c").array, 0.0))
+    purpose = "Empty slots in Expert Choice."
+    yield case("expert_choice_holes", "value", purpose, expert, holes, empty, capacity=3, drop_zero=True)
+    slots = tensor(grid("layer/slots", (D, 3, 2)), "width experts capacity")
+    purpose = "Slots mix the tokens themselves, not the normalised ones."
+    yield case("soft", "value", purpose, soft, slots, "unnormalised_tokens")
+    uniform: dict[str, Any] = {"dispatch": "uniform", "combine": "uniform"}
+    yield case("soft_uniform", "value", "Every slot sees the mean token.", soft, slots, "ablation", **uniform)
+    purpose = "Dispatch and combine alone."
+    yield case("identity_experts", "value", purpose, token, scores("layer/d"), drop, mlps=False, choices=2, capacity=2)
+    equal = groups_tokens(np.full((G, T, E), 0.25))
+    yield case("tied", "tie", "Equal scores.", token, equal, "tie_order", choices=2, capacity=T)
+    size = "degenerate_size"
+    alone = scores("layer/e", (1, 1, E))
+    yield case("one_token", "degenerate", "One token.", token, alone, size, choices=2, capacity=1)
+    purpose = "One expert with room for all."
+    yield case("one_expert", "degenerate", purpose, expert, scores("layer/f", (G, T, 1)), size, capacity=T)
+    purpose = "By tokens, scores and expert weights, with drops."
+    apart = distinct("layer/g", (G, T, E))
+    yield case("gradient_token_choice", "gradient", purpose, token, apart, drop, choices=2, capacity=2)
+    purpose = "Tokens in several slots add their gradients."
+    yield case("gradient_expert_choice", "gradient", purpose, expert, distinct("layer/h", (G, T, E)), capacity=2)
+    inside = grid("layer/holes/j", (G, T, E)) > 0
+    holes = groups_tokens(np.where(inside, distinct("layer/holes/s", (G, T, E)).array, -0.25))
+    purpose = "Empty slots carry none, though their experts have an output, and some the last token."
+    yield case("gradient_holes", "gradient", purpose, expert, holes, empty, capacity=4, drop_zero=True)
+    yield _zero_weight()
+    yield from _sums()
+    slots = tensor(grid("layer/slots/g", (D, 3, 2)), "width experts capacity")
+    yield case("gradient_soft", "gradient", "Through both softmaxes and the mixing.", soft, slots)
+
+
+def _mlp_layers() -> Iterator[Definition]:
+    """The layer of perceptrons, where most slots are empty, and where they are not."""
+
+    def case(
+        name: str, kind: str, purpose: str, values: Tensor, *flags: str, gelu: str = "tanh", **options: Any
+    ) -> Definition:
+        g, t, e = values.array.shape
+        name = f"mlp_{name}"
+        inputs = {
+            "tokens": tensor(grid(f"layer/{name}", (g, t, D)), "groups tokens width"),
+            "scores": values,
+            **_parameters(experts(f"layer/{name}", e)),
+        }
+        allocation = call("token_choice", {"scores": "scores"}, **options)
+        return composed(
+            NAME, name, kind, purpose, *flags, inputs=inputs, stages=(allocation, _perceptrons(allocation, gelu))
+        )
+
+    drop, many = "overflow_drop", 8
+    chosen = groups_tokens(np.eye(4)[[[0, 1, 0], [1, 3, 1]]])
+    purpose = "Room for all, of several groups, and an expert without a token in any of them."
+    yield case("idle", "value", purpose, chosen, "unused_expert", choices=1, capacity=3)
+    yield case("room", "value", "Two choices, room for all.", scores("layer/i"), gelu="erf", choices=2, capacity=T)
+    crowd = groups_tokens(np.eye(many)[np.array([[0, 0, 0, 2, 5, 2], [7, 7, 2, 7, 0, 7]])] + 0.125)
+    purpose = "More than twice as many slots as tokens, and tokens without a slot all the same."
+    yield case("dropped", "overflow", purpose, crowd, drop, choices=1, capacity=2)
+    yield case("full", "value", "As many slots as choices.", scores("layer/j"), drop, choices=2, capacity=4)
+    purpose = "By tokens, scores and expert weights, of which an expert without tokens has none."
+    apart = distinct("layer/k", (G, T, E)).array
+    idle = groups_tokens(np.concatenate([apart, np.zeros_like(apart[..., :1])], axis=2))
+    yield case("gradient", "gradient", purpose, idle, "unused_expert", choices=2, capacity=T)
+    apart = distinct("layer/l", (G, T, many)).array + (crowd.array > 1)
+    purpose = "With tokens that have no slot."
+    yield case("gradient_dropped", "gradient", purpose, groups_tokens(apart), drop, choices=1, capacity=2)
+    yield from _mlp_gates()
+
+
+def _perceptrons(allocation: Stage, gelu: str = "tanh") -> Stage:
+    """The layer after an allocation."""
+    return call("moe_mlp", {"tokens": "tokens", "routing": allocation.name, "params": PARAMS}, gelu=gelu)
+
+
+def _mlp_gates() -> Iterator[Definition]:
+    """Any number of choices of a token, as in DSelect-k."""
+    gate = scores("layer/gates/s").array
+    some = np.where(grid("layer/gates", (G, T, E)) > 0, gate, 0.0)
+    for name, kind, purpose, values in (
+        ("mlp_gates", "value", "A token has any number of experts.", some),
+        ("mlp_gates_gradient", "gradient", "A token has every expert.", gate),
+    ):
+        inputs = {
+            "tokens": tensor(grid(f"layer/{name}", (G, T, D)), "groups tokens width"),
+            "gate": groups_tokens(values),
+            **_parameters(experts(f"layer/{name}", E)),
+        }
+        gates = call("dselect_k_routing", {"gate": "gate"})
+        yield composed(NAME, name, kind, purpose, inputs=inputs, stages=(gates, _perceptrons(gates)))
+
+
+def _zero_weight() -> Definition:
+    """Tokens that have a slot and the weight 0: the third expert has no other."""
+    weights = groups_tokens([[[0.5, 0.25, 0.0], [0.75, 0.5, 0.0], [0.5, 0.25, 0.0], [0.0, 0.0, 0.0]]])
+    scores = groups_tokens([[[0.5, 0.25, 0.125], [0.25, 0.5, 0.125], [0.125, 0.25, 0.5], [0.5, 0.25, 0.125]]])
+    allocation = call("token_choice", {"scores": "scores", "combine_scores": "weights"}, choices=1, capacity=2)
+    metrics = call("routing_metrics", {"routing": "token_choice"})
+    purpose = "A token that has a slot is covered with the weight 0, too."
+    inputs = {"scores": scores, "weights": weights}
+    return composed(NAME, "zero_weight", "value", purpose, inputs=inputs, stages=(allocation, metrics))
+
+
+def _sums() -> Iterator[Definition]:
+    """Weighted sums of powers of two: each small term is lost in bfloat16 beside the large one before it, or of two terms
+    only the difference is left, in weights that bfloat16 rounds to 1 and -1.
+
+    Of a known number of choices of a token, and of any number of slots, which a backend may sum differently.
+    """
+    signs = grid("layer/long/signs", (G, T, D)) >= 0
+    tokens = {
+        "tokens": tensor(
+            np.where(signs, 1.0, -1.0) * 2.0 ** integers("layer/long", (G, T, D), -2, 2), "groups tokens width"
+        )
+    }
+    weights = np.full((G, T, 8), 255 / 2**16)
+    weights[..., 0] = 1.0
+    counts = np.stack([permutation(f"layer/difference/{group}", 2 * T).reshape(T, 2) for group in range(G)])
+    factors = {
+        "factors": tensor(np.concatenate([np.ones((G, T, 1)), counts / 64], axis=2), "groups tokens width"),
+        "kernel": tensor(np.array([[1, -1], [1 / 64, 0], [0, -1 / 64]]), "width experts"),
+    }
+    product = call("router_logits", {"tokens": "factors", "kernel": "kernel"})
+    long = "Eight experts, seven of them with a weight that bfloat16 loses when it adds one after the other."
+    small = "Weights that differ from 1 and -1 by multiples of 2^-12, and a sum that float32 does not round."
+    for name, purpose, read, inputs, before, choices, unrounded in (
+        ("long_sum", long, "scores", {"scores": groups_tokens(weights)}, (), 8, ()),
+        ("small_difference", small, "router_logits", factors, (product,), 2, ("moe_layer/output",)),
+    ):
+        for suffix, routing in (
+            ("", call("token_choice", {"scores": read}, choices=choices, capacity=T)),
+            ("_slots", call("expert_choice", {"scores": read}, capacity=T)),
+        ):
+            stages = (*before, *_around(routing, mlps=False, metrics=False))
+            given: dict[str, Any] = {"inputs": {**tokens, **inputs}, "stages": stages, "unrounded": unrounded}
+            yield composed(NAME, f"{name}{suffix}", "value", purpose, "low_precision", **given)
+
+
+# Variants. Tokens are (groups, tokens, width).
+
+Experts = Callable[[Any], Any]
+
+
+def _layer(dispatch: Any, combine: Any, tokens: Any, experts: Experts) -> Any:
+    """Dispatch, experts and combine of tensors (groups, tokens, experts, capacity)."""
+    return np.einsum("gtec,gecd->gtd", combine, experts(np.einsum("gtec,gtd->gecd", dispatch, tokens)))
+
+
+def dropped_tokens_pass(B: Any, tokens: Any, routing: Any, experts: Experts) -> Any:
+    """A token without a slot gets itself, not 0."""
+    result = B.moe_layer(tokens, routing, experts)
+    lost = (routing.dense().dispatch == 0).all(axis=(2, 3))
+    passed = np.zeros_like(result)
+    width = min(tokens.shape[2], result.shape[2])
+    passed[..., :width] = tokens[..., :width]
+    return np.where(lost[..., None], passed, result)
+
+
+def empty_slots_reach_the_last_token(B: Any, tokens: Any, routing: Any, experts: Experts) -> Any:
+    """What an expert returns for an empty slot is added to the last token."""
+    B.moe_layer(tokens, routing, experts)
+    dispatch, combine = routing.dense()
+    combine = combine.copy()
+    combine[:, -1] += (dispatch == 0).all(axis=1)
+    return _layer(dispatch, combine, tokens, experts)
+
+
+def weights_before_experts(B: Any, tokens: Any, routing: Any, experts: Experts) -> Any:
+    """The combine weights multiply what enters an expert, not what leaves it."""
+    right = B.moe_layer(tokens, routing, experts)
+    dispatch, combine = routing.dense()
+    return right if isinstance(routing, B.SoftRouting) else _layer(combine, dispatch, tokens, experts)
+
+
+def outputs_averaged(B: Any, tokens: Any, routing: Any, experts: Experts) -> Any:
+    """The output of a token is divided by the sum of its combine weights."""
+    right = B.moe_layer(tokens, routing, experts)
+    total = routing.dense().combine.sum(axis=(2, 3))[..., None]
+    return right / np.where(total == 0, 1, total)
+
+
+def straight_through_dispatch(B: Any, tokens: Any, routing: Any, experts: Experts) -> Any:
+    """The dispatch of a sparse routing has the gradient of its combine weights."""
+    right = B.moe_layer(tokens, routing, experts)
+    dispatch, combine = routing.dense()
+    if isinstance(routing, B.SoftRouting):
+        return right
+    return _layer(dispatch * (1 + combine - combine.real), combine, tokens, experts)
+
+
+def experts_with_exact_gelu(B: Any, inputs: Any, params: Any, *, gelu: str = "tanh") -> Any:
+    """The experts use the exact GELU, whatever form is requested."""
+    B.expert_mlp(inputs, params, gelu=gelu)
+    return B.expert_mlp(inputs, params, gelu="erf")
+
+
+def experts_with_approximate_gelu(B: Any, inputs: Any, params: Any, *, gelu: str = "tanh") -> Any:
+    """The experts use the tanh approximation of GELU, whatever form is requested."""
+    B.expert_mlp(inputs, params, gelu=gelu)
+    return B.expert_mlp(inputs, params)
+
+
+def perceptrons_with_exact_gelu(B: Any, tokens: Any, routing: Any, params: Any, *, gelu: str = "tanh") -> Any:
+    """The perceptrons of the layer use the exact GELU, whatever form is requested."""
+    B.moe_mlp(tokens, routing, params, gelu=gelu)
+    return B.moe_mlp(tokens, routing, params, gelu="erf")
+
+
+def perceptrons_with_approximate_gelu(B: Any, tokens: Any, routing: Any, params: Any, *, gelu: str = "tanh") -> Any:
+    """The perceptrons of the layer use the tanh approximation of GELU, whatever form is requested."""
+    B.moe_mlp(tokens, routing, params, gelu=gelu)
+    return B.moe_mlp(tokens, routing, params)
+
+
+def last_row_to_the_next_expert(B: Any, tokens: Any, routing: Any, params: Any, *, gelu: str = "tanh") -> Any:
+    """The last row of each expert, of all groups together, is multiplied with the matrices of the expert after it."""
+    right = B.moe_mlp(tokens, routing, params, gelu=gelu)
+    dispatch, combine = routing.dense()
+    inputs = np.einsum("gtec,gtd->gecd", dispatch, tokens)
+    after = {name: np.roll(value, -1, axis=0) for name, value in params.items()}
+    difference = B.expert_mlp(inputs, after, gelu=gelu) - B.expert_mlp(inputs, params, gelu=gelu)
+    filled = (dispatch.real != 0).any(axis=1)  # (G, E, C)
+    last = np.zeros_like(filled)
+    for expert in range(filled.shape[1]):
+        if len(places := np.argwhere(filled[:, expert])):
+            group, slot = places[-1]
+            last[group, expert, slot] = True
+    return right + np.einsum("gtec,gecd->gtd", combine, np.where(last[..., None], difference, 0))
+
+
+def other_choices_ignored(B: Any, tokens: Any, routing: Any, params: Any, *, gelu: str = "tanh") -> Any:
+    """Of several experts that a token has, only the one with the largest weight counts."""
+    B.moe_mlp(tokens, routing, params, gelu=gelu)
+    dispatch, combine = routing.dense()
+    largest = combine.real >= combine.real.max(axis=(2, 3), keepdims=True)
+    return _layer(dispatch, np.where(largest, combine, 0), tokens, lambda x: B.expert_mlp(x, params, gelu=gelu))
+
+
+def empty_slots_reach_the_first_token(B: Any, tokens: Any, routing: Any, params: Any, *, gelu: str = "tanh") -> Any:
+    """What the perceptrons return for an empty slot is added to the first token of the group."""
+    B.moe_mlp(tokens, routing, params, gelu=gelu)
+    dispatch, combine = routing.dense()
+    combine = combine.copy()
+    combine[:, 0] += (dispatch == 0).all(axis=1)
+    return _layer(dispatch, combine, tokens, lambda x: B.expert_mlp(x, params, gelu=gelu))
+
+
+def load_of_filled_slots(B: Any, routing: Any) -> Any:
+    """The load is a fraction of the filled slots, not of the tokens."""
+    found = B.routing_metrics(routing)
+    return {**found, "load": found["load"] / max(np.sum(found["load"]), 1e-12)}
+
+
+def entropy_in_bits(B: Any, routing: Any) -> Any:
+    """The entropy is in bits."""
+    found = B.routing_metrics(routing)
+    return {**found, "entropy": found["entropy"] / np.log(2)}
+
+
+def covered_by_weight(B: Any, routing: Any) -> Any:
+    """A token counts as covered only if one of its combine weights is greater than 0."""
+    coverage = np.mean((routing.dense().combine.real > 0).any(axis=(2, 3)))
+    return {**B.routing_metrics(routing), "coverage": coverage, "dropped": 1 - coverage}
+
+
+VARIANTS = (
+    variant(covered_by_weight, "routing_metrics"),
+    variant(dropped_tokens_pass, "moe_layer", ledger="LA-2b"),
+    variant(empty_slots_reach_the_last_token, "moe_layer"),
+    variant(weights_before_experts, "moe_layer"),
+    variant(outputs_averaged, "moe_layer"),
+    variant(straight_through_dispatch, "moe_layer", who="lucidrains/st-moe-pytorch"),
+    variant(experts_with_exact_gelu, "expert_mlp", ledger="LA-1b"),
+    variant(experts_with_approximate_gelu, "expert_mlp", ledger="LA-1b"),
+    variant(perceptrons_with_exact_gelu, "moe_mlp", ledger="LA-1b"),
+    variant(perceptrons_with_approximate_gelu, "moe_mlp", ledger="LA-1b"),
+    variant(last_row_to_the_next_expert, "moe_mlp"),
+    variant(other_choices_ignored, "moe_mlp"),
+    variant(empty_slots_reach_the_first_token, "moe_mlp"),
+    variant(load_of_filled_slots, "routing_metrics"),
+    variant(entropy_in_bits, "routing_metrics"),
+)

@@ -1,0 +1,275 @@
+"""The auxiliary losses.
+
+A variance cancels, so the scale of the squared coefficient of variation is written down: totals v with mean m, which
+rounding moves by u * e, give `mean(2 |v - m| (e + mean e)) / m^2`, and twice the result times `mean e / m` for the
+division. Equal totals have a scale of 0: their vectors hold exact fractions.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+from scipy.special import ndtr
+
+from moespec.conformance.author.definition import Definition, call, single
+from moespec.conformance.author.describe import Choice, Function, Output
+from moespec.conformance.author.inputs import both, groups_tokens, logits, utilities
+from moespec.conformance.author.margins import token_choice_margin
+from moespec.conformance.author.near import near_ties
+from moespec.conformance.author.scale import normal_density, variation
+from moespec.conformance.author.variant import Variant, variant
+from moespec.conformance.format import Tensor
+from moespec.spec.numerics import logsumexp, normal_cdf, stable_order, variance
+
+__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
+
+
+def _importance_scale(scores: Any) -> Any:
+    totals = scores.sum(axis=0)
+    return variation(totals, totals)
+
+
+def _load_scale(logits: Any, noisy_logits: Any, *, choices: int, noise_std: float) -> Any:
+    """`1 - Phi(z)` has an error of 1 from the difference, and that of z times the density."""
+    threshold = -np.sort(-noisy_logits, axis=1)[:, choices - 1 : choices]
+    z = (threshold - logits) / noise_std
+    errors = 1 + normal_density(z) * (np.abs(threshold) + np.abs(logits)) / noise_std
+    return variation(ndtr(-z).sum(axis=0), errors.sum(axis=0))
+
+
+def _z_scale(logits: Any) -> Any:
+    """`L = max + log(sum exp(x - max))` has an error of up to `|max| + log E`, however small it is itself; then L^2."""
+    totals = np.abs(logsumexp(logits))
+    errors = np.abs(logits).max(axis=1) + np.log(logits.shape[1])
+    return np.mean(totals * (totals + 2 * errors))
+
+
+def _preferred(scores: Any, scale: Any, options: Any) -> float:
+    """How clearly each token prefers an expert, which the balance loss counts."""
+    return token_choice_margin(scores, scale, 1)
+
+
+FUNCTIONS = (
+    Function("importance_loss", {"loss": Output(scale="written", written=_importance_scale)}),
+    Function("load_loss", {"loss": Output(written=_load_scale)}),
+    Function("balance_loss", {"loss": Output()}, Choice("scores", _preferred)),
+    Function("z_loss", {"loss": Output(scale="written", written=_z_scale)}),
+)
+
+G, T, E = 2, 6, 3
+SIZE = "degenerate_size"
+
+
+def cases() -> Iterator[Definition]:
+    """All cases of this module."""
+    yield from _of_scores("importance_loss", "population_variance")
+    yield from _of_scores("balance_loss", "first_maximum")
+    yield from near_ties("balance_loss", call("balance_loss", {"scores": "router_logits"}))
+    yield from _load()
+    yield from _z()
+
+
+def _of_scores(name: str, flag: str) -> Iterator[Definition]:
+    def case(case: str, kind: str, purpose: str, scores: Tensor, *flags: str) -> Definition:
+        return single(name, name, case, kind, purpose, *flags, scores=scores)
+
+    purpose = "Softmax scores, two groups: the mean of their losses."
+    yield case("values", "value", purpose, utilities(f"{name}/a"), flag)
+    yield case("four_experts", "value", "Four experts.", utilities(f"{name}/b", (G, 8, 4)), flag)
+    yield case("collapsed", "value", "One expert takes everything.", both(np.eye(E)[np.zeros(T, int)]))
+    purpose = "Uniform scores; equal maxima count for the first expert."
+    yield case("uniform", "tie", purpose, groups_tokens(np.full((G, 8, 4), 0.25)), flag)
+    tied = np.array(
+        [
+            [0.375, 0.375, 0.25],
+            [0.25, 0.375, 0.375],
+            [0.5, 0.0, 0.5],
+            [0.25, 0.5, 0.25],
+            [0.125, 0.75, 0.125],
+            [0.25, 0.375, 0.375],
+        ]
+    )
+    yield case("tied", "tie", "Two maxima in a row.", both(tied), flag)
+    yield case("one_expert", "degenerate", "One expert.", groups_tokens(np.ones((G, T, 1))), SIZE)
+    yield case("one_token", "degenerate", "One token.", utilities(f"{name}/c", (1, 1, E)), SIZE)
+    yield case("gradient", "gradient", "By the scores.", utilities(f"{name}/d"), "stop_gradient")
+
+
+def _load() -> Iterator[Definition]:
+    def case(name: str, kind: str, purpose: str, clean: Tensor, noisy: Any, *flags: str, choices: int = 1,
+             noise_std: float = 0.25) -> Definition:  # fmt: skip
+        given: dict[str, Any] = {"logits": clean, "noisy_logits": groups_tokens(noisy)}
+        given |= {"choices": choices, "noise_std": noise_std}
+        return single("load_loss", "load_loss", name, kind, purpose, *flags, **given)
+
+    def noisy(name: str, kind: str, purpose: str, *flags: str, shape: tuple[int, int, int] = (G, T, E),
+              **options: Any) -> Definition:  # fmt: skip
+        clean = logits(f"load/{name}", shape, reach=1.0)
+        noise = logits(f"load/{name}/noise", shape, 0.5, 0.0625).array + np.arange(shape[2]) / 64  # no ties in a row
+        return case(name, kind, purpose, clean, clean.array + noise, *flags, **options)
+
+    own = "threshold_includes_self"
+    yield noisy("one_choice", "value", "The threshold is the largest noisy logit.", own)
+    yield noisy("two_choices", "value", "The threshold is the second largest.", own, choices=2)
+    yield noisy("wide_noise", "value", "A larger standard deviation.", own, noise_std=0.75)
+    yield noisy("all_choices", "degenerate", "All experts are chosen.", own, choices=3)
+    level = groups_tokens(np.zeros((G, 8, 4)))
+    yield case("equal", "tie", "Equal logits: every expert passes with probability one half.", level, level.array)
+    yield noisy("one_token", "degenerate", "One token.", own, shape=(1, 1, E))
+    purpose = "By the clean logits and, through the threshold, by the noisy ones."
+    yield noisy("gradient", "gradient", purpose, choices=2)
+
+
+def _z() -> Iterator[Definition]:
+    case = partial(single, "z_loss", "z_loss")
+    yield case("values", "value", "Moderate logits.", logits=logits("z/a"))
+    purpose = "Logits whose exponential overflows float32."
+    yield case("large", "value", purpose, "large_logits", logits=logits("z/b", reach=200.0, step=4.0))
+    purpose = "Equal logits: the square of log E."
+    yield case("equal", "tie", purpose, logits=groups_tokens(np.zeros((G, T, E))))
+    purpose = "One expert: the mean square of the logits."
+    yield case("one_expert", "degenerate", purpose, SIZE, logits=logits("z/c", (G, T, 1)))
+    yield case("gradient", "gradient", "By the logits.", logits=logits("z/d"))
+
+
+# Variants. Scores and logits are (groups, tokens, experts); a loss is the mean over groups.
+
+
+def _unbiased(experts: int) -> float:
+    """The unbiased variance over that of the population; of one number there is none."""
+    return experts / (experts - 1) if experts > 1 else np.nan
+
+
+def _unbiased_importance(B: Any, scores: Any) -> Any:
+    return B.importance_loss(scores) * _unbiased(scores.shape[2])
+
+
+def _unbiased_load(B: Any, logits: Any, noisy_logits: Any, **options: Any) -> Any:
+    return B.load_loss(logits, noisy_logits, **options) * _unbiased(logits.shape[2])
+
+
+def importance_not_centred(B: Any, scores: Any) -> Any:
+    """The importance loss is the mean square over the squared mean: 1, not 0, when the experts are balanced."""
+    return B.importance_loss(scores) + 1
+
+
+def threshold_of_the_others(B: Any, logits: Any, noisy_logits: Any, *, choices: int, noise_std: float) -> Any:
+    """The threshold of the load is the K-th largest noisy logit of the other experts, as Shazeer et al. have it."""
+    B.load_loss(logits, noisy_logits, choices=choices, noise_std=noise_std)
+    losses = []
+    for clean, noisy in zip(logits, noisy_logits, strict=True):
+        load = np.zeros(clean.shape[1])
+        for expert in range(clean.shape[1]):
+            others = np.delete(noisy, expert, axis=1)
+            ranked = np.take_along_axis(others, stable_order(others), 1)
+            threshold = ranked[:, choices - 1] if choices <= ranked.shape[1] else -np.inf
+            load[expert] = np.sum(1 - normal_cdf((threshold - clean[:, expert]) / noise_std))
+        losses.append(variance(load) / np.mean(load) ** 2)
+    return np.mean(losses)
+
+
+def load_counted(B: Any, logits: Any, noisy_logits: Any, *, choices: int, noise_std: float) -> Any:
+    """The load is the number of tokens that chose the expert, not its expectation."""
+    B.load_loss(logits, noisy_logits, choices=choices, noise_std=noise_std)
+    chosen = stable_order(noisy_logits)[..., :choices]
+    loads = [np.bincount(group.ravel(), minlength=logits.shape[2]) for group in chosen]
+    return np.mean([variance(load) / np.mean(load) ** 2 for load in loads])
+
+
+def threshold_without_gradient(B: Any, logits: Any, noisy_logits: Any, **options: Any) -> Any:
+    """The threshold of the load carries no gradient."""
+    return B.load_loss(logits, noisy_logits.real, **options)
+
+
+def last_maximum(B: Any, scores: Any) -> Any:
+    """Of equal scores the last counts as the preferred expert of the balance loss."""
+    return B.balance_loss(scores[..., ::-1])
+
+
+def balance_over_experts(B: Any, scores: Any) -> Any:
+    """The balance loss is the sum divided by E, not multiplied by it."""
+    return B.balance_loss(scores) / scores.shape[2] ** 2
+
+
+def preferences_counted(B: Any, scores: Any) -> Any:
+    """The balance loss counts the tokens that prefer an expert, and does not divide by how many tokens there are."""
+    return B.balance_loss(scores) * scores.shape[1]
+
+
+def balance_of_all_groups(B: Any, scores: Any) -> Any:
+    """Shares and mean scores of the balance loss are those of all groups together."""
+    B.balance_loss(scores)
+    return B.balance_loss(scores.reshape(1, -1, scores.shape[2]))
+
+
+def square_of_the_mean(B: Any, logits: Any) -> Any:
+    """The z-loss is the square of the mean, not the mean of the squares."""
+    B.z_loss(logits)
+    return np.mean(np.mean(logsumexp(logits, axis=2), axis=1) ** 2)
+
+
+def z_summed(B: Any, logits: Any) -> Any:
+    """The z-loss is summed over tokens, not averaged."""
+    return B.z_loss(logits) * logits.shape[1]
+
+
+def z_of_the_mean_exponential(B: Any, logits: Any) -> Any:
+    """The z-loss takes the mean of the exponentials, not their sum."""
+    B.z_loss(logits)
+    return np.mean((logsumexp(logits, axis=2) - np.log(logits.shape[2])) ** 2)
+
+
+def balance_of_what_is_kept(B: Any, scores: Any) -> Any:
+    """The balance loss counts the tokens that find room in an expert of 1.25 T / E slots, but at least 4."""
+    B.balance_loss(scores)
+    _, tokens, experts = scores.shape
+    capacity = max(4, min(tokens, int(1.25 * tokens / experts)))
+    preferred = stable_order(scores)[..., 0]
+    kept = [np.minimum(np.bincount(row, minlength=experts), capacity) for row in preferred]
+    return experts * np.mean(np.sum(np.stack(kept) / tokens * np.mean(scores, axis=1), axis=1))
+
+
+def shares_in_float32(B: Any, scores: Any) -> Any:
+    """The shares of the balance loss are rounded to float32."""
+    B.balance_loss(scores)
+    _, tokens, experts = scores.shape
+    preferred = stable_order(scores)[..., 0]
+    shares = np.stack([np.bincount(row, minlength=experts) / tokens for row in preferred]).astype(np.float32)
+    return experts * np.mean(np.sum(shares.astype(np.float64) * np.mean(scores, axis=1), axis=1))
+
+
+VARIANTS = (
+    Variant(
+        "unbiased_importance",
+        "The variance of the importance is the unbiased one, divided by E - 1.",
+        {"importance_loss": _unbiased_importance},
+        "AL-1b",
+    ),
+    Variant(
+        "unbiased_load",
+        "The variance of the load is the unbiased one, divided by E - 1.",
+        {"load_loss": _unbiased_load},
+        "AL-1b",
+    ),
+    Variant(
+        "unbiased_importance_and_load",
+        "The variances of importance and load are the unbiased ones, divided by E - 1.",
+        {"importance_loss": _unbiased_importance, "load_loss": _unbiased_load},
+        "AL-1b",
+        "microsoft/Tutel",
+    ),
+    variant(importance_not_centred, "importance_loss"),
+    variant(threshold_of_the_others, "load_loss", ledger="AL-2b"),
+    variant(load_counted, "load_loss"),
+    variant(threshold_without_gradient, "load_loss"),
+    variant(last_maximum, "balance_loss"),
+    variant(balance_over_experts, "balance_loss", ledger="AL-3b"),
+    variant(preferences_counted, "balance_loss"),
+    variant(balance_of_all_groups, "balance_loss"),
+    variant(square_of_the_mean, "z_loss"),
+    variant(z_summed, "z_loss"),
+    variant(z_of_the_mean_exponential, "z_loss"),
+    variant(balance_of_what_is_kept, "balance_loss", ledger="AL-5c", who="st-moe-pytorch"),
+    variant(shares_in_float32, "balance_loss", who="transformers"),
+)

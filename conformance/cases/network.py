@@ -1,0 +1,314 @@
+"""Operations around the routers, and the array operations that models are written with.
+
+`1 + tanh` and `1 + erf` cancel far out on the left, and a cross-entropy near 0 is a difference of large numbers: their
+scales are the same computation on absolute values.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from moespec.conformance.author.definition import Definition, single, tensor
+from moespec.conformance.author.describe import Function, Output
+from moespec.conformance.author.draw import grid
+from moespec.conformance.author.variant import variant
+from moespec.conformance.format import Tensor
+from moespec.spec.numerics import softmax, softplus
+
+__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
+
+
+def _gelu_scale(x: Any, **options: Any) -> Any:
+    return np.abs(x)
+
+
+def _softmax_scale(logits: Any, targets: Any) -> Any:
+    size = np.abs(logits).max(axis=-1, keepdims=True) + np.log(logits.shape[-1])
+    return np.sum(targets * (size + np.abs(logits)), axis=-1)
+
+
+def _sigmoid_scale(logits: Any, targets: Any) -> Any:
+    return np.sum(np.abs(logits) * (1 + targets) + np.log(2), axis=-1)
+
+
+def _layer_norm_scale(x: Any, scale: Any, bias: Any = None, *, epsilon: float = 1e-6) -> Any:
+    """What the roundings of `y = c r s + b` add up to, where c = x - mean x and r = 1 / sqrt(mean c^2 + epsilon).
+
+    To first order in u: the mean has an error of up to `u mean|x|`, which moves every c alike. r does not see that, as
+    the c sum to 0, so y moves by `|s| r mean|x|`. The roundings of c, of r and of their products with s are relative to
+    `|s| r |c|`, that of the sum to |y|. The condition alone leaves the error of the mean out: it is near 0 at the outlier
+    of a row, where dy/dx is.
+    """
+    centred = x - x.mean(axis=-1, keepdims=True)
+    r = 1 / np.sqrt(np.mean(centred**2, axis=-1, keepdims=True) + epsilon)
+    size = np.abs(scale) * r * (np.abs(centred) + np.abs(x).mean(axis=-1, keepdims=True))
+    return size if bias is None else size + np.abs(bias)
+
+
+def _attention_scale(query: Any, key: Any, value: Any) -> Any:
+    root = np.sqrt(query.shape[-1])
+    p = softmax(np.einsum("qhd,khd->hqk", query, key) / root)
+    size = np.einsum("qhd,khd->hqk", np.abs(query), np.abs(key)) / root
+    moved = p * (1 + size + (p * size).sum(axis=-1, keepdims=True))
+    return np.einsum("hqk,khd->qhd", moved, np.abs(value))
+
+
+def _array_operations(B: Any, x: Any, y: Any) -> dict[str, Any]:
+    """The operations on two arrays, (batch, sequence, width) and (width, heads, dim)."""
+    return {
+        "einsum": B.einsum("nsd,dhk->nshk", x, y),
+        "concatenate": B.concatenate([x, x + x], 1),
+        "broadcast_to": B.broadcast_to(x[:1], tuple(x.shape)),
+        "transpose": B.transpose(x, (2, 0, 1)),
+        "mean": B.mean(x, 1),
+        "sum": B.sum(x, 1),
+        "tanh": B.tanh(x),
+        "softmax": B.softmax(x, 2),
+    }
+
+
+BSW, NORM = "batch sequence width", "images tokens width"
+_rounded = partial(Output, rounded=True)
+OPERATIONS = {
+    "einsum": _rounded("batch sequence heads dim"),
+    "concatenate": _rounded(BSW),
+    "broadcast_to": _rounded(BSW),
+    "transpose": _rounded("width batch sequence"),
+    "mean": _rounded("batch width"),
+    "sum": _rounded("batch width"),
+    "tanh": _rounded(BSW),
+    "softmax": _rounded(BSW),
+}
+
+FUNCTIONS = (
+    Function("gelu", {"y": _rounded("rows width", scale="written", written=_gelu_scale)}),
+    Function("layer_norm", {"normalised": _rounded(NORM, scale="written", written=_layer_norm_scale)}),
+    Function("attention", {"attended": _rounded("images tokens heads dim", written=_attention_scale)}),
+    Function("patch_embed", {"patches": _rounded("images tokens width")}),
+    Function("softmax_cross_entropy", {"loss": Output("rows", scale="written", written=_softmax_scale)}),
+    Function("sigmoid_cross_entropy", {"loss": Output("rows", scale="written", written=_sigmoid_scale)}),
+    Function("array_operations", OPERATIONS, run=_array_operations, needs=tuple(OPERATIONS)),
+)
+
+ROWS, HEADS, CLASSES = "rows width", "images tokens heads dim", "rows classes"
+IMAGES, KERNEL = "images height width channels", "patch patch channels width"
+case = partial(single, "network")
+
+
+def cases() -> Iterator[Definition]:
+    """All cases of this module."""
+    yield from _gelu()
+    yield from _layer_norm()
+    yield from _attention()
+    yield from _patch_embed()
+    yield from _cross_entropies()
+    arrays: dict[str, Any] = {"x": drawn("arrays/x", BSW, 2, 3, 4), "y": drawn("arrays/y", "width heads dim", 4, 2, 2)}
+    yield case("array_operations", "arrays", "value", "The array operations that models are written with.", **arrays)
+
+
+def drawn(key: str, axes: str, *shape: int, **options: float) -> Tensor:
+    """An input of a case."""
+    return tensor(grid(f"network/{key}", shape, **options), axes)
+
+
+def _gelu() -> Iterator[Definition]:
+    gelu, flag, wide = partial(case, "gelu"), "gelu_form", drawn("wide", ROWS, 4, 8, reach=6.0)
+    narrow = drawn("gelu/gradient", ROWS, 2, 6)
+    for form in ("tanh", "erf"):
+        yield gelu(f"gelu_{form}", "value", f"The {form} form.", flag, x=wide, form=form)
+        yield gelu(f"gelu_{form}_gradient", "gradient", f"Of the {form} form.", x=narrow, form=form)
+    yield gelu("gelu_default", "value", "The tanh form is the default.", flag, x=wide)
+    yield gelu("gelu_zero", "degenerate", "0 gives 0.", x=tensor(np.zeros((1, 2)), ROWS))
+
+
+def _layer_norm() -> Iterator[Definition]:
+    norm, population, width = partial(case, "layer_norm"), "population_variance", 6
+
+    def inputs(key: str) -> dict[str, Tensor]:
+        return {
+            "x": drawn(f"norm/{key}/x", NORM, 2, 3, width),
+            "scale": drawn(f"norm/{key}/scale", "width", width, reach=0.5, centre=1.0),
+            "bias": drawn(f"norm/{key}/bias", "width", width),
+        }
+
+    yield norm("layer_norm", "value", "With a bias.", population, **inputs("a"))
+    plain = {name: value for name, value in inputs("b").items() if name != "bias"}
+    yield norm("layer_norm_scale", "value", "Without a bias.", population, **plain)
+    yield norm("layer_norm_epsilon", "value", "A large epsilon.", **inputs("c"), epsilon=0.5)
+    flat = {**inputs("d"), "x": tensor(np.full((1, 2, width), 0.75), NORM)}
+    yield norm("layer_norm_constant", "degenerate", "A constant row becomes the bias.", **flat)
+    yield norm("layer_norm_gradient", "gradient", "By input, scale and bias.", **inputs("e"))
+
+
+def _attention() -> Iterator[Definition]:
+    attention = partial(case, "attention")
+
+    def heads(key: str, queries: int, keys: int, **options: float) -> dict[str, Tensor]:
+        lengths = {"query": queries, "key": keys, "value": keys}
+        return {n: drawn(f"attention/{key}/{n}", HEADS, 2, length, 2, 4, **options) for n, length in lengths.items()}
+
+    purpose = "Self-attention: the root of dim, softmax over keys."
+    yield attention("attention", "value", purpose, **heads("a", 5, 5))
+    yield attention("attention_pool", "value", "One query, as in attention pooling.", **heads("b", 1, 5))
+    yield attention("attention_large", "value", "Large products.", "large_logits", **heads("c", 3, 3, reach=8.0))
+    yield attention("attention_one", "degenerate", "One key: its value.", **heads("d", 2, 1))
+    yield attention("attention_gradient", "gradient", "By query, key and value.", **heads("e", 3, 3))
+
+
+def _patch_embed() -> Iterator[Definition]:
+    embed = partial(case, "patch_embed")
+
+    def patches(key: str, height: int, width: int, patch: int, channels: int) -> dict[str, Tensor]:
+        return {
+            "images": drawn(f"patch/{key}/images", IMAGES, 2, height, width, channels),
+            "kernel": drawn(f"patch/{key}/kernel", KERNEL, patch, patch, channels, 4, reach=1.0),
+            "bias": drawn(f"patch/{key}/bias", "width", 4),
+        }
+
+    purpose = "Patches row by row; not a square, so that an exchange shows."
+    yield embed("patch_embed", "value", purpose, "patch_order", **patches("a", 4, 6, 2, 3))
+    yield embed("patch_embed_pixels", "degenerate", "Patches of one pixel.", **patches("b", 2, 3, 1, 2))
+    without = {name: tensor for name, tensor in patches("d", 4, 2, 2, 1).items() if name != "bias"}
+    yield embed("patch_embed_without_bias", "value", "Patches without a bias.", **without)
+    yield embed("patch_embed_gradient", "gradient", "By images, kernel and bias.", **patches("c", 4, 4, 2, 1))
+
+
+def _cross_entropies() -> Iterator[Definition]:
+    probabilities = tensor(np.array([[1, 0, 0, 0], [0.5, 0.25, 0.25, 0], [0, 0, 1, 0], [0.25] * 4]), CLASSES)
+    several = tensor(np.array([[1, 1, 0, 0], [0, 0, 0, 0], [0, 1, 1, 1], [0.5, 0.25, 0.75, 0]]), CLASSES)
+    for name, targets in (("softmax_cross_entropy", probabilities), ("sigmoid_cross_entropy", several)):
+        loss, logits = partial(case, name), drawn(f"{name}/a", CLASSES, 4, 4)
+        extreme = drawn(f"{name}/b", CLASSES, 4, 4, reach=120.0, step=8.0)
+        yield loss(name, "value", "One number a row.", logits=logits, targets=targets)
+        overflow = {"logits": extreme, "targets": targets}
+        yield loss(f"{name}_large", "value", "Logits that overflow.", "large_logits", **overflow)
+        yield loss(f"{name}_gradient", "gradient", "By logits and targets.", logits=logits, targets=targets)
+
+
+# Variants. The right function is called first: it rejects what must be rejected.
+
+
+def exact_gelu(B: Any, x: Any, *, form: str = "tanh") -> Any:
+    """The GELU is the exact one with erf, whatever form is requested."""
+    B.gelu(x, form=form)
+    return B.gelu(x, form="erf")
+
+
+def approximate_gelu(B: Any, x: Any, *, form: str = "tanh") -> Any:
+    """The GELU is the tanh approximation, whatever form is requested."""
+    B.gelu(x, form=form)
+    return B.gelu(x)
+
+
+def sigmoid_gelu(B: Any, x: Any, *, form: str = "tanh") -> Any:
+    """The GELU is x sigmoid(1.702 x)."""
+    B.gelu(x, form=form)
+    return x / (1 + np.exp(-1.702 * x))
+
+
+def softplus_for_gelu(B: Any, x: Any, *, form: str = "tanh") -> Any:
+    """The activation is softplus, which is not 0 at 0."""
+    B.gelu(x, form=form)
+    return softplus(np.asarray(x))
+
+
+def unbiased_layer_norm(B: Any, x: Any, scale: Any, bias: Any = None, **options: Any) -> Any:
+    """The variance of the layer norm is the unbiased one, divided by n - 1."""
+    centred = B.layer_norm(x, scale, None, **options)
+    width, shift = x.shape[-1], 0 if bias is None else bias
+    epsilon = options.get("epsilon", 1e-6)
+    spread = np.var(x.real, axis=-1, keepdims=True)
+    return centred * np.sqrt((spread + epsilon) / (spread * width / max(width - 1, 1) + epsilon)) + shift
+
+
+def epsilon_of_torch(B: Any, x: Any, scale: Any, bias: Any = None, *, epsilon: float = 1e-6) -> Any:
+    """The layer norm adds 1e-5 to the variance, whatever epsilon is requested."""
+    B.layer_norm(x, scale, bias, epsilon=epsilon)
+    return B.layer_norm(x, scale, bias, epsilon=1e-5)
+
+
+def norm_not_centred(B: Any, x: Any, scale: Any, bias: Any = None, *, epsilon: float = 1e-6) -> Any:
+    """The mean is not subtracted: the layer norm is a root mean square norm."""
+    B.layer_norm(x, scale, bias, epsilon=epsilon)
+    shift = 0 if bias is None else bias
+    return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + epsilon) * scale + shift
+
+
+def attention_not_scaled(B: Any, query: Any, key: Any, value: Any) -> Any:
+    """The products of attention are not divided by the root of their dimension."""
+    return B.attention(query * np.sqrt(query.shape[-1]), key, value)
+
+
+def attention_over_queries(B: Any, query: Any, key: Any, value: Any) -> Any:
+    """The softmax of attention runs over the queries, not over the keys."""
+    B.attention(query, key, value)
+    products = np.einsum("nqhd,nkhd->nhqk", query, key) / np.sqrt(query.shape[-1])
+    return np.einsum("nhqk,nkhd->nqhd", softmax(products, axis=2), value)
+
+
+def attention_with_a_zero_key(B: Any, query: Any, key: Any, value: Any) -> Any:
+    """A key and a value of zeros are added, so that the weights of a query sum to less than 1."""
+    B.attention(query, key, value)
+    key, value = (np.concatenate([array, np.zeros_like(array[:, :1])], axis=1) for array in (key, value))
+    return B.attention(query, key, value)
+
+
+def patches_column_by_column(B: Any, images: Any, kernel: Any, bias: Any) -> Any:
+    """Patches are counted column by column."""
+    B.patch_embed(images, kernel, bias)
+    return B.patch_embed(np.swapaxes(images, 1, 2), np.swapaxes(kernel, 0, 1), bias)
+
+
+def targets_made_hard(B: Any, logits: Any, targets: Any) -> Any:
+    """The softmax cross-entropy counts the most probable class of the targets alone."""
+    B.softmax_cross_entropy(logits, targets)
+    return B.softmax_cross_entropy(logits, np.eye(targets.shape[-1])[targets.real.argmax(axis=-1)])
+
+
+def sigmoid_averaged(B: Any, logits: Any, targets: Any) -> Any:
+    """The sigmoid cross-entropy is averaged over classes."""
+    return B.sigmoid_cross_entropy(logits, targets) / logits.shape[-1]
+
+
+def sigmoid_of_positives(B: Any, logits: Any, targets: Any) -> Any:
+    """The sigmoid cross-entropy leaves out the classes of probability 0."""
+    B.sigmoid_cross_entropy(logits, targets)
+    return np.sum(np.where(targets.real > 0, softplus(logits) - targets * logits, 0), axis=-1)
+
+
+def transposed_the_other_way(B: Any, x: Any, axes: Sequence[int]) -> Any:
+    """An axis goes to the place that is named, where the place names the axis that comes to it."""
+    return B.transpose(x, np.argsort(axes))
+
+
+def exact_gelu_by_default(B: Any, x: Any, **options: Any) -> Any:
+    """Where no form is requested, the GELU is the exact one with erf."""
+    return B.gelu(x, **{"form": "erf", **options})
+
+
+def epsilon_of_torch_by_default(B: Any, x: Any, scale: Any, bias: Any = None, **options: Any) -> Any:
+    """Where no epsilon is requested, the layer norm adds 1e-5 to the variance."""
+    return B.layer_norm(x, scale, bias, **{"epsilon": 1e-5, **options})
+
+
+VARIANTS = (
+    variant(exact_gelu, "gelu", ledger="LA-1b"),
+    variant(approximate_gelu, "gelu", ledger="LA-1b"),
+    variant(sigmoid_gelu, "gelu", ledger="LA-1b"),
+    variant(softplus_for_gelu, "gelu"),
+    variant(unbiased_layer_norm, "layer_norm", ledger="NW-1c"),
+    variant(epsilon_of_torch, "layer_norm", ledger="NW-1b"),
+    variant(norm_not_centred, "layer_norm"),
+    variant(attention_not_scaled, "attention"),
+    variant(attention_over_queries, "attention"),
+    variant(attention_with_a_zero_key, "attention"),
+    variant(patches_column_by_column, "patch_embed"),
+    variant(targets_made_hard, "softmax_cross_entropy"),
+    variant(sigmoid_averaged, "sigmoid_cross_entropy", ledger="NW-2b"),
+    variant(sigmoid_of_positives, "sigmoid_cross_entropy"),
+    variant(transposed_the_other_way, "transpose"),
+    variant(exact_gelu_by_default, "gelu", ledger="LA-1b", who="torch"),
+    variant(epsilon_of_torch_by_default, "layer_norm", ledger="NW-1b", who="torch, jax"),
+)

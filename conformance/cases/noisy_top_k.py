@@ -1,0 +1,416 @@
+"""Noisy top-k gating: the noisy logits, the gates, the load loss, and the router `noisy_top_k`."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from moespec.conformance.author.definition import Definition, Noise, call, composed, single
+from moespec.conformance.author.describe import Choice, Function, Output
+from moespec.conformance.author.draw import grid
+from moespec.conformance.author.inputs import both, groups_tokens, kernel, logits
+from moespec.conformance.author.margins import token_choice_margin
+from moespec.conformance.author.near import near_router, near_ties
+from moespec.conformance.author.reorder import chosen_mask
+from moespec.conformance.author.reroute import configured, rerouted
+from moespec.conformance.author.routers import LOSSES, evaluation, output_gradient, router_case
+from moespec.conformance.author.scale import choice_errors, variation
+from moespec.conformance.author.variant import Variant, every, variant
+from moespec.conformance.format import Tensor
+from moespec.spec import ConfigError
+from moespec.spec.numerics import normal_cdf, softmax, softplus, stable_order, variance, z_score
+
+__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
+
+SCORES = "groups tokens experts"
+
+
+def _load(logits: Any, noise_logits: Any, noisy_logits: Any, *, choices: int) -> Any:
+    """As of the load loss, with a scale that has the error of a softplus besides."""
+    probability, errors = choice_errors(logits, noise_logits, noisy_logits, choices)
+    return variation(probability.sum(axis=0), errors.sum(axis=0))
+
+
+FUNCTIONS = (
+    Function("noisy_top_k_logits", {"noisy_logits": Output(SCORES)}),
+    Function(
+        "noisy_top_k_affinity",
+        {"gates": Output(SCORES)},
+        Choice("noisy_logits", lambda scores, scale, options: token_choice_margin(scores, scale, options["choices"])),
+    ),
+    Function("noisy_top_k_load_loss", {"loss": Output(written=_load)}),
+)
+
+NAME, LOGITS, GATES, LOAD = "noisy_top_k", "noisy_top_k_logits", "noisy_top_k_affinity", "noisy_top_k_load_loss"
+G, T, E, D = 2, 5, 3, 3
+NORMAL = Noise("tokens experts", reach=2.0, step=0.25)
+
+TIED = np.array(
+    [[0.5, 0.5, 0.5], [-1.0, 0.25, 0.25], [0.25, -1.0, 0.25], [0.0, -0.0, -2.0], [2.0, 2.0, -1.0], [-3.0, -3.0, -3.0]]
+)
+
+
+def cases() -> Iterator[Definition]:
+    """All cases of this module."""
+    yield from _noise()
+    yield from _gates()
+    yield from _load_loss()
+    yield from _router()
+
+
+def _noise() -> Iterator[Definition]:
+    scale, order = "learned_noise", "softmax_of_choices"
+
+    def inputs(case: str, reach: float = 2.0, step: float = 0.25) -> dict[str, Any]:
+        noise = logits(f"{GATES}/{case}/noise", reach=2.0, step=0.25).array
+        return {
+            "logits": logits(f"{GATES}/{case}", reach=2.0, step=0.25),
+            "noise_logits": logits(f"{GATES}/{case}/scale", reach=reach, step=step),
+            "noise": groups_tokens(noise + 0.125),  # never 0, so that no noisy logits are equal
+        }
+
+    case = partial(single, GATES, LOGITS)
+    purpose = "The scale of the noise is the softplus of the noise logits."
+    yield case("noise", "value", purpose, scale, **inputs("noise"))
+    given = inputs("both")
+    stages = (call(LOGITS, {name: name for name in given}), call(GATES, {"noisy_logits": LOGITS}, choices=2))
+    yield composed(GATES, "both", "value", "Noise, then two choices.", scale, order, inputs=given, stages=stages)
+    purpose = "Noise logits whose exponential overflows float32, and some whose softplus is nearly 0."
+    yield case("large_scale", "value", purpose, scale, "large_logits", **inputs("large_scale", 200.0, 4.0))
+    purpose = "Without noise the logits are unchanged."
+    yield case("absent", "degenerate", purpose, scale, **inputs("absent") | {"noise": None})
+    purpose = "By the logits, the noise logits and the noise."
+    yield case("gradient_noise", "gradient", purpose, scale, **inputs("gradient_noise"))
+
+
+def _gates() -> Iterator[Definition]:
+    def case(name: str, kind: str, purpose: str, values: Tensor, *flags: str, choices: int = 2) -> Definition:
+        return single(GATES, GATES, name, kind, purpose, *flags, noisy_logits=values, choices=choices)
+
+    order, size = "softmax_of_choices", "degenerate_size"
+    yield case("values", "value", "Two choices of three.", logits(f"{GATES}/a"), order)
+    yield case("three", "value", "Three choices of five.", logits(f"{GATES}/b", (G, 8, 5)), order, choices=3)
+    wide = logits(f"{GATES}/c", reach=240.0, step=4.0).array
+    wide[1] = 2.0**31 * (wide[1] - 256)
+    purpose = "Logits whose exponential overflows float32, and logits below what a mask is usually filled with."
+    yield case("large", "value", purpose, groups_tokens(wide), "large_logits")
+    yield case("tied", "tie", "Among equal logits the lower expert is chosen.", both(TIED), "tie_order")
+    near = groups_tokens(np.full((G, T, E), 0.5) + grid(f"{GATES}/d", (G, T, E), reach=2.0, step=1.0) / 256)
+    yield case("neighbours", "near_tie", "Logits that are neighbours in bfloat16.", near)
+    yield from near_ties(GATES, call(GATES, {"noisy_logits": "router_logits"}, choices=2))
+    purpose = "One choice has the gate 1."
+    yield case("one_choice", "degenerate", purpose, logits(f"{GATES}/e"), order, choices=1)
+    purpose = "All are chosen: the softmax."
+    yield case("all_choices", "degenerate", purpose, logits(f"{GATES}/f"), size, choices=E)
+    yield case("one_expert", "degenerate", "One expert.", logits(f"{GATES}/g", (G, T, 1)), size, choices=1)
+    untied = groups_tokens(logits(f"{GATES}/h", reach=1.0).array + np.arange(E) / 64)
+    yield case("gradient", "gradient", "By the noisy logits.", untied, order)
+
+
+def _load_loss() -> Iterator[Definition]:
+    def inputs(key: str, shape: tuple[int, ...] = (G, T, E), reach: float = 2.0) -> dict[str, Tensor]:
+        clean = logits(f"{LOAD}/{key}", shape, reach=1.0)
+        noise = logits(f"{LOAD}/{key}/noise", shape, 0.5, 0.0625).array + np.arange(shape[2]) / 64  # no ties in a row
+        scale = logits(f"{LOAD}/{key}/scale", shape, reach=reach, step=0.25)
+        return {"logits": clean, "noise_logits": scale, "noisy_logits": groups_tokens(clean.array + noise)}
+
+    def case(name: str, kind: str, purpose: str, given: dict[str, Any], *flags: str, choices: int = 1) -> Definition:
+        return single(LOAD, LOAD, name, kind, purpose, *flags, **given, choices=choices)
+
+    other = "threshold_excludes_self"
+    yield case("one_choice", "value", "The largest noisy logit of the others.", inputs("a"), other)
+    yield case("two_choices", "value", "The second largest of the others.", inputs("b"), other, choices=2)
+    yield case("three_choices", "value", "Three of five.", inputs("c", (G, 8, 5)), other, choices=3)
+    yield case("wide", "value", "Large noise logits.", inputs("d", reach=40.0), "learned_noise", "large_logits")
+    level = dict.fromkeys(("logits", "noise_logits", "noisy_logits"), groups_tokens(np.zeros((G, 8, 4))))
+    yield case("equal", "tie", "Equal logits: every expert is chosen with probability one half.", level, other)
+    tied = {**inputs("e", (G, len(TIED), E)), "noisy_logits": both(TIED)}
+    yield case("tied", "tie", "Equal noisy logits at the threshold.", tied, other)
+    purpose = "Every expert is chosen: its probability is 1."
+    yield case("all_choices", "degenerate", purpose, inputs("i", (1, 4, E)), "degenerate_size", choices=E)
+    yield case("one_token", "degenerate", "One token.", inputs("f", (1, 1, E)), "degenerate_size")
+    yield case("gradient", "gradient", "By all logits, through the threshold too.", inputs("g"), other, choices=2)
+    given = inputs("h")
+    low = given["noise_logits"].array.copy()
+    low[:, :3, 0], low[:, 1, 1] = (-50.0, -100.0, -400.0), -200.0
+    purpose = "By all logits, where the noise of some has a scale whose square is below the normal numbers."
+    small = {**given, "noise_logits": groups_tokens(low)}
+    yield case("gradient_small_scale", "gradient", purpose, small, "vanishing_scale", choices=1)
+
+
+def _kernels(key: str, width: int, experts: int) -> dict[str, Tensor]:
+    return {part: kernel(f"{key}/{part}", width, experts) for part in ("kernel", "noise_kernel")}
+
+
+def _router() -> Iterator[Definition]:
+    def case(name: str, kind: str, purpose: str, *flags: str, noisy: bool = True, zero: bool = False,
+             sizes: tuple[int, int, int] = (T, E, D), **options: Any) -> Definition:  # fmt: skip
+        params = _kernels(f"routers/{NAME}/{name}", sizes[2], sizes[1])
+        if zero:
+            params = {part: Tensor(0 * value.array, value.axes) for part, value in params.items()}
+        noise = NORMAL if noisy else None
+        return router_case(NAME, name, kind, purpose, *flags, params=params, noise=noise, sizes=sizes, **options)
+
+    room, scale, size = "room_for_all", "learned_noise", "degenerate_size"
+    yield case("noise", "value", "Training, with both losses.", scale, "generated_code", room)
+    yield case("quiet", "value", "Evaluation: no noise, and no load loss.", scale, room, noisy=False)
+    purpose = "Three of five experts, other weights, with noise at evaluation."
+    yield case("five_experts", "value", purpose, scale, sizes=(6, 5, D), choices=3, train=False, **LOSSES)
+    by_sum: dict[str, Any] = {"capacity_factor": 0.5, "multiple_of": 3, "batch_priority": "sum"}
+    yield case("factor", "overflow", "A capacity, with drops.", "overflow_drop", "priority_order", **by_sum)
+    two: dict[str, Any] = {"slots_per_expert": 2, "batch_priority": "max"}
+    yield case("priority", "overflow", "Two slots, best tokens first.", "priority_order", **two)
+    purpose = "As initialised, without noise: every logit is 0."
+    yield case("zero_kernels", "tie", purpose, "tie_order", noisy=False, zero=True, sizes=(6, 4, D))
+    yield case("one_choice", "degenerate", "One choice has the gate 1.", "softmax_of_choices", choices=1)
+    yield case("all_choices", "degenerate", "All experts, without noise.", size, noisy=False, choices=E)
+    yield case("gradient_losses", "gradient", "By tokens, both kernels, noise and experts.", "stop_gradient", scale)
+    yield output_gradient(case, noisy=False, sizes=(4, 3, 3))
+    yield near_router(NAME, {"noise_kernel": kernel(f"near/{NAME}/noise", 4, 4)})
+    yield evaluation(NAME, params=_kernels(f"routers/{NAME}/evaluation_factor", 4, E), eval_capacity_factor=0.625)
+
+
+# Variants. Arrays are (groups, tokens, experts). The right function is called first: it rejects what must be rejected.
+
+OVERFLOW = 88.7
+"""Float32 overflows in the exponential of larger numbers."""
+
+
+def _scaled(B: Any, logits: Any, noise_logits: Any, noise: Any, scale: Callable[[Any], Any]) -> Any:
+    """The noisy logits with another scale of the noise."""
+    B.noisy_top_k_logits(logits, noise_logits, noise)
+    return logits if noise is None else logits + noise * scale(noise_logits)
+
+
+def _floor(noise_logits: Any) -> Any:
+    return softplus(noise_logits) + 0.01
+
+
+def _noise_with_a_floor(B: Any, logits: Any, noise_logits: Any, noise: Any) -> Any:
+    return _scaled(B, logits, noise_logits, noise, _floor)
+
+
+def noise_scale_not_positive(B: Any, logits: Any, noise_logits: Any, noise: Any) -> Any:
+    """The noise logit itself is the scale of the noise, without a softplus."""
+    return _scaled(B, logits, noise_logits, noise, lambda n: n)
+
+
+def noise_scale_without_gradient(B: Any, logits: Any, noise_logits: Any, noise: Any) -> Any:
+    """The scale of the noise carries no gradient."""
+    return B.noisy_top_k_logits(logits, noise_logits.real, noise)
+
+
+def noise_where_none_is_given(B: Any, logits: Any, noise_logits: Any, noise: Any) -> Any:
+    """Learned noise is drawn also where none is given."""
+    if noise is None:
+        noise = np.random.default_rng(0).standard_normal(logits.shape)
+    return B.noisy_top_k_logits(logits, noise_logits, noise)
+
+
+def softmax_before_the_choice(B: Any, noisy_logits: Any, *, choices: int) -> Any:
+    """The gates are the softmax over all experts, with all but the chosen set to 0."""
+    B.noisy_top_k_affinity(noisy_logits, choices=choices)
+    return softmax(noisy_logits, axis=2) * chosen_mask(noisy_logits, choices)
+
+
+def sigmoid_gates(B: Any, noisy_logits: Any, *, choices: int) -> Any:
+    """The gate of a chosen expert is the sigmoid of its logit."""
+    B.noisy_top_k_affinity(noisy_logits, choices=choices)
+    return chosen_mask(noisy_logits, choices) / (1 + np.exp(-noisy_logits))
+
+
+def gates_to_the_higher(B: Any, noisy_logits: Any, *, choices: int) -> Any:
+    """Among equal logits the gate goes to the higher expert."""
+    return B.noisy_top_k_affinity(noisy_logits[..., ::-1], choices=choices)[..., ::-1]
+
+
+def gates_overflow(B: Any, noisy_logits: Any, *, choices: int) -> Any:
+    """The softmax of the chosen does not subtract the maximum, so that large logits overflow float32."""
+    gates = B.noisy_top_k_affinity(noisy_logits, choices=choices)
+    return np.where(np.max(noisy_logits.real, axis=2, keepdims=True) > OVERFLOW, np.nan, gates)
+
+
+def _loss(load: Callable[..., Any]) -> Callable[..., Any]:
+    """The load loss with another load of a group, `load(logits, noise_logits, noisy_logits, choices)`."""
+
+    def changed(B: Any, logits: Any, noise_logits: Any, noisy_logits: Any, *, choices: int) -> Any:
+        right = B.noisy_top_k_load_loss(logits, noise_logits, noisy_logits, choices=choices)
+        if choices == logits.shape[2]:
+            return right
+        loads = [load(*group, choices) for group in zip(logits, noise_logits, noisy_logits, strict=True)]
+        return np.mean([variance(found) / np.mean(found) ** 2 for found in loads])
+
+    return changed
+
+
+def _probability(
+    clean: Any, scale: Any, noisy: Any, choices: int, without: Any, divided: Callable[[Any, Any], Any] = z_score
+) -> Any:
+    """How many tokens pass the threshold, the K-th largest of `without(noisy, expert)`."""
+    load = np.zeros(clean.shape[1], np.result_type(clean, scale, noisy))
+    for expert in range(clean.shape[1]):
+        others = without(noisy, expert)
+        threshold = np.take_along_axis(others, stable_order(others), 1)[:, choices - 1]
+        load[expert] = np.sum(normal_cdf(divided(clean[:, expert] - threshold, scale[:, expert])))
+    return load
+
+
+def _quotient(deviation: Any, scale: Any) -> Any:
+    """With the derivative as the rule for quotients has it."""
+    if not np.iscomplexobj(deviation) and not np.iscomplexobj(scale):
+        return deviation / scale
+    with np.errstate(divide="ignore", invalid="ignore"):
+        slope = deviation.imag / scale.real - deviation.real * scale.imag / (scale.real * scale.real)
+    return deviation.real / scale.real + 1j * slope
+
+
+def _others(noisy: Any, expert: int) -> Any:
+    return np.delete(noisy, expert, axis=1)
+
+
+def noisy_load_of_all_groups(B: Any, logits: Any, noise_logits: Any, noisy_logits: Any, *, choices: int) -> Any:
+    """The load of noisy top-k is summed over all groups, where each group has a loss of its own."""
+    B.noisy_top_k_load_loss(logits, noise_logits, noisy_logits, choices=choices)
+    arrays = [array.reshape(1, -1, array.shape[2]) for array in (logits, noise_logits, noisy_logits)]
+    return B.noisy_top_k_load_loss(*arrays, choices=choices)
+
+
+def noisy_load_unbiased(B: Any, logits: Any, noise_logits: Any, noisy_logits: Any, *, choices: int) -> Any:
+    """The variance of the load of noisy top-k is the unbiased one, divided by E - 1."""
+    experts = logits.shape[2]
+    loss = B.noisy_top_k_load_loss(logits, noise_logits, noisy_logits, choices=choices)
+    return loss * experts / (experts - 1)
+
+
+def noisy_threshold_without_gradient(B: Any, logits: Any, noise_logits: Any, noisy_logits: Any, *, choices: int) -> Any:
+    """The threshold of the load of noisy top-k carries no gradient."""
+    return B.noisy_top_k_load_loss(logits, noise_logits, noisy_logits.real, choices=choices)
+
+
+def noisy_load_of_some_alone(B: Any, logits: Any, noise_logits: Any, noisy_logits: Any, *, choices: int) -> Any:
+    """The load loss of noisy top-k is an error where every expert is chosen."""
+    if choices == logits.shape[2]:
+        raise ConfigError(f"choices: {choices} leaves no expert that is not chosen")
+    return B.noisy_top_k_load_loss(logits, noise_logits, noisy_logits, choices=choices)
+
+
+def noisy_load_not_squared(B: Any, logits: Any, noise_logits: Any, noisy_logits: Any, *, choices: int) -> Any:
+    """The load loss of noisy top-k has 1 added, the mean square over the squared mean."""
+    return 1 + B.noisy_top_k_load_loss(logits, noise_logits, noisy_logits, choices=choices)
+
+
+# A change of the router is `(B, route, params, tokens, options, noise=None, train=False)`.
+
+
+def _with_loss(output: Any, options: Any, name: str, value: Any) -> Any:
+    return output._replace(
+        losses={**output.losses, name: getattr(options, f"{name}_weight") * value},
+        metrics={**output.metrics, f"{name}_loss": value},
+    )
+
+
+def _counted(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+    output = route(params, tokens, options, **more)
+    if more.get("noise") is not None or not options.load_weight:
+        return output
+    chosen = chosen_mask(B.router_logits(tokens, params["kernel"]), options.choices)
+    value = np.mean([variance(load) / np.mean(load) ** 2 for load in chosen.sum(axis=1)])
+    return _with_loss(output, options, "load", value)
+
+
+def _importance_of_clean_gates(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+    output = route(params, tokens, options, **more)
+    if not options.importance_weight:
+        return output
+    clean = B.softmax_affinity(B.router_logits(tokens, params["kernel"]))
+    return _with_loss(output, options, "importance", B.importance_loss(clean))
+
+
+def _by_gates(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+    output = route(params, tokens, options, **more)
+    if options.batch_priority == "none":
+        return output
+    clean, scales = (B.router_logits(tokens, params[kernel]) for kernel in ("kernel", "noise_kernel"))
+    noisy = B.noisy_top_k_logits(clean, scales, more.get("noise"))
+    gates = B.noisy_top_k_affinity(noisy, choices=options.choices)
+    order = B.batch_priority(gates, by=options.batch_priority, choices=options.choices)
+    given = {"choices": options.choices, "capacity": options.capacity(train=more.get("train", False))}
+    return rerouted(B, output, B.token_choice(noisy.real, combine_scores=gates, order=order, **given))
+
+
+def _one(name: str, computes: str, change: Any, ledger: str = "", who: str = "") -> Variant:
+    return Variant(name, computes, every((NAME,), change), ledger, who)
+
+
+def masked_with_a_billion(B: Any, noisy_logits: Any, *, choices: int) -> Any:
+    """The logits of the others become -1e9, not -inf, so that they outweigh chosen logits below that."""
+    B.noisy_top_k_affinity(noisy_logits, choices=choices)
+    return softmax(np.where(chosen_mask(noisy_logits, choices) > 0, noisy_logits, -1e9), axis=2)
+
+
+VARIANTS = (
+    variant(masked_with_a_billion, GATES),
+    variant(softmax_before_the_choice, GATES, ledger="NK-1b", who="google-research/vmoe"),
+    variant(sigmoid_gates, GATES),
+    variant(gates_to_the_higher, GATES),
+    variant(gates_overflow, GATES),
+    Variant(
+        "noise_scale_with_a_floor",
+        "The scale of the noise is 0.01 more than the softplus, in the logits and in the load.",
+        {LOGITS: _noise_with_a_floor, LOAD: _loss(lambda c, n, h, k: _probability(c, _floor(n), h, k, _others))},
+        "NK-2b",
+        "tensorflow/tensor2tensor",
+    ),
+    variant(noise_scale_not_positive, LOGITS),
+    variant(noise_scale_without_gradient, LOGITS),
+    variant(noise_where_none_is_given, LOGITS),
+    Variant(
+        "noisy_threshold_with_the_expert",
+        "The threshold of the load of noisy top-k is the K-th largest noisy logit, the expert itself included.",
+        {LOAD: _loss(lambda c, n, h, k: _probability(c, softplus(n), h, k, lambda h, e: h))},
+        "AL-2b",
+    ),
+    variant(noisy_load_of_all_groups, LOAD),
+    variant(noisy_load_unbiased, LOAD, ledger="AL-1b"),
+    variant(noisy_threshold_without_gradient, LOAD),
+    Variant(
+        "noisy_load_quotient",
+        "The load of noisy top-k divides by the scale of the noise however small that is: the gradient overflows to NaN.",
+        {LOAD: _loss(lambda c, n, h, k: _probability(c, softplus(n), h, k, _others, _quotient))},
+        "NK-6b",
+    ),
+    variant(noisy_load_not_squared, LOAD),
+    variant(noisy_load_of_some_alone, LOAD, ledger="NK-7b"),
+    _one(
+        "noisy_top_k_with_a_capacity",
+        "The experts of noisy top-k have a capacity factor of 1.",
+        configured(capacity_factor=1.0),
+        "NK-3b",
+    ),
+    _one(
+        "noisy_top_k_served_by_index",
+        "Noisy top-k assigns slots by index, whatever batch priority is requested.",
+        configured(batch_priority="none"),
+    ),
+    _one(
+        "noisy_top_k_priority_of_gates",
+        "The batch priority of noisy top-k is that of the gates, not of the noisy logits.",
+        _by_gates,
+        "BP-4b",
+    ),
+    _one(
+        "noisy_top_k_importance_of_clean_gates",
+        "The importance loss of noisy top-k sees the softmax of all clean logits.",
+        _importance_of_clean_gates,
+        "NK-4b",
+        "google-research/vmoe",
+    ),
+    _one(
+        "noisy_top_k_load_counted_at_evaluation",
+        "Without noise, the load loss of noisy top-k is that of the tokens that chose each expert.",
+        _counted,
+        "NK-5b",
+        "tensorflow/tensor2tensor",
+    ),
+)

@@ -1,0 +1,80 @@
+"""The jitter of the tokens that a router sees."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from moespec.conformance.author.definition import Definition, single, tensor
+from moespec.conformance.author.describe import Function, Output
+from moespec.conformance.author.draw import grid
+from moespec.conformance.author.variant import variant
+
+__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
+
+TOKENS = "groups tokens width"
+FUNCTIONS = (Function("router_jitter", {"jittered": Output(TOKENS)}),)
+
+NAME = "router_jitter"
+G, T, D = 2, 5, 3
+
+
+def cases() -> Iterator[Definition]:
+    """All cases of this module."""
+    call = partial(single, NAME, NAME)
+
+    def case(
+        name: str, kind: str, purpose: str, *, noise: bool = True, shape: tuple[int, ...] = (G, T, D), epsilon: float
+    ) -> Definition:
+        drawn = tensor(grid(f"{NAME}/{name}/noise", shape, reach=1.0, step=0.0625), TOKENS) if noise else None
+        tokens = tensor(grid(f"{NAME}/{name}", shape), TOKENS)
+        return call(name, kind, purpose, "jitter_factor", tokens=tokens, noise=drawn, epsilon=epsilon)
+
+    yield case("values", "value", "The default, one per cent.", epsilon=0.01)
+    yield case("large", "value", "A quarter.", epsilon=0.25)
+    yield case("zero", "degenerate", "An epsilon of 0 changes nothing.", epsilon=0.0)
+    yield case("absent", "degenerate", "Without noise nothing changes.", noise=False, epsilon=0.01)
+    yield case("one_token", "degenerate", "One token.", shape=(1, 1, D), epsilon=0.5)
+    yield case("gradient", "gradient", "By tokens and noise.", epsilon=0.25)
+
+
+# Variants. Tokens are (groups, tokens, width).
+
+
+def jitter_added(B: Any, tokens: Any, noise: Any, *, epsilon: float = 0.01) -> Any:
+    """The jitter is added to the tokens."""
+    jittered = B.router_jitter(tokens, noise, epsilon=epsilon)
+    return jittered if noise is None else tokens + epsilon * noise
+
+
+def jitter_of_the_token(B: Any, tokens: Any, noise: Any, *, epsilon: float = 0.01) -> Any:
+    """One factor, from the first draw, jitters a whole token."""
+    return B.router_jitter(tokens, None if noise is None else 0 * noise + noise[:, :, :1], epsilon=epsilon)
+
+
+def jitter_from_below(B: Any, tokens: Any, noise: Any, *, epsilon: float = 0.01) -> Any:
+    """The factors are 1 + noise, whatever epsilon is."""
+    B.router_jitter(tokens, noise, epsilon=epsilon)
+    return B.router_jitter(tokens, noise, epsilon=1.0)
+
+
+def jitter_where_none_is_given(B: Any, tokens: Any, noise: Any, *, epsilon: float = 0.01) -> Any:
+    """Tokens are jittered also where no noise is given."""
+    if noise is None:
+        noise = np.random.default_rng(0).uniform(-1, 1, tokens.shape)
+    return B.router_jitter(tokens, noise, epsilon=epsilon)
+
+
+def jitter_without_gradient(B: Any, tokens: Any, noise: Any, *, epsilon: float = 0.01) -> Any:
+    """The jittered tokens carry no gradient."""
+    return B.router_jitter(tokens.real, None if noise is None else noise.real, epsilon=epsilon)
+
+
+VARIANTS = (
+    variant(jitter_added, "router_jitter", ledger="SW-1"),
+    variant(jitter_of_the_token, "router_jitter", ledger="SW-1c"),
+    variant(jitter_from_below, "router_jitter"),
+    variant(jitter_where_none_is_given, "router_jitter"),
+    variant(jitter_without_gradient, "router_jitter"),
+)

@@ -1,0 +1,317 @@
+"""Soft routing."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from moespec.conformance.author.definition import Definition, single, tensor
+from moespec.conformance.author.describe import DENSE, Function, Output
+from moespec.conformance.author.draw import grid, to_bfloat16
+from moespec.conformance.author.variant import Variant, variant
+from moespec.spec import soft_routing
+from moespec.spec.numerics import normalize_l2
+
+__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
+
+
+def _scale(name: str) -> Any:
+    """The softmaxes of Soft MoE on absolute values.
+
+    With absolute logits `a = |x| |phi|` of the normalised x and phi, rounding moves `p = softmax(L)` by at most
+    `u p (1 + a + sum p a)` to first order, the sum being that of the softmax.
+    """
+
+    def scale(tokens: Any, slots: Any, *, scale: Any = 1.0, **options: Any) -> Any:
+        p = getattr(soft_routing(tokens, slots, scale=scale, **options), name)
+        if options.get("normalize", True):
+            form = options.get("norm_form", "paper")
+            tokens, slots = normalize_l2(tokens, 1, form=form), scale * normalize_l2(slots, 0, form=form)
+        size = np.einsum("td,dec->tec", np.abs(tokens), np.abs(slots))
+        return p * (1 + size + (p * size).sum(axis=0 if name == "dispatch" else (1, 2), keepdims=True))
+
+    return scale
+
+
+FUNCTIONS = (
+    Function(
+        "soft_routing",
+        {name: Output(DENSE, scale="written", written=_scale(name)) for name in ("dispatch", "combine")},
+    ),
+)
+
+NAME = "soft_routing"
+G, D = 2, 4
+
+
+def cases() -> Iterator[Definition]:
+    """All cases of this module."""
+    yield from _values()
+
+
+def _values() -> Iterator[Definition]:
+    def case(
+        name: str,
+        kind: str,
+        purpose: str,
+        *flags: str,
+        shape: tuple[int, ...] = (G, 6, D, 3, 2),
+        scale: float | None = 1.0,
+        tokens: Any = None,
+        slots: Any = None,
+        **options: Any,
+    ) -> Definition:
+        g, t, d, e, c = shape
+        tokens = grid(f"soft/{name}", (g, t, d)) if tokens is None else tokens
+        slots = grid(f"soft/{name}/slots", (d, e, c)) if slots is None else slots
+        inputs = {"tokens": tensor(tokens, "groups tokens width"), "slots": tensor(slots, "width experts capacity")}
+        if scale is not None:
+            inputs["scale"] = tensor(np.float32(scale), "")
+        return single(NAME, NAME, name, kind, purpose, *flags, **{**inputs, **options})
+
+    joint, forms, ablation, size = "joint_softmax", "norm_form", "ablation", "degenerate_size"
+    yield case("values", "value", "Dispatch sums to 1 over tokens, combine over all slots together.", joint)
+    yield case("scale", "value", "A scale of -2.5 turns the logits round and sharpens both.", joint, scale=-2.5)
+    yield case("square", "value", "As many tokens as experts and slots.", joint, shape=(G, 4, D, 4, 4))
+    short = grid("soft/small", (G, 6, D), reach=0.0078125, step=0.00048828125)
+    yield case("small_paper", "value", "Tokens so short that epsilon counts, in the paper's form.", forms, tokens=short)
+    purpose = "The same tokens in the form of the public code."
+    yield case("small_rsqrt", "value", purpose, forms, tokens=short, norm_form="rsqrt")
+    empty, blank = grid("soft/empty", (G, 6, D)), grid("soft/empty/slots", (D, 3, 2))
+    empty[:, 2] = 0
+    blank[:, 1, 0] = 0
+    zero: dict[str, Any] = {"tokens": empty, "slots": blank}
+    yield case("zero_token", "degenerate", "A token and a slot of norm 0 have logits 0.", forms, **zero)
+    yield case("zero_token_rsqrt", "degenerate", "The same in the other form.", forms, **zero, norm_form="rsqrt")
+    purpose = "Without normalisation the scale is not used."
+    yield case("unnormalised", "value", purpose, forms, scale=2.0, normalize=False)
+    yield case("scale_zero", "tie", "A scale of 0 gives uniform weights.", scale=0.0)
+    yield case("default_scale", "value", "The scale is 1 if it is not given.", scale=None)
+    for first, second in (("soft", "uniform"), ("uniform", "soft"), ("uniform", "uniform")):
+        purpose = f"Ablation: dispatch {first}, combine {second}."
+        yield case(f"{first}_{second}", "value", purpose, ablation, dispatch=first, combine=second)
+    purpose = "Ablation: dispatch is 1 over the number of tokens, combine 1 over that of slots, which is larger."
+    uniform: dict[str, Any] = {"shape": (G, 5, D, 3, 2), "dispatch": "uniform", "combine": "uniform"}
+    yield case("uniform_more_slots", "value", purpose, ablation, **uniform)
+    purpose = "Ablation: the tokens are dealt to the experts in turn, token t to expert t % E."
+    yield case("identity", "value", purpose, ablation, dispatch="identity", combine="identity")
+    yield case("one_token", "degenerate", "One token fills every slot.", size, shape=(1, 1, D, 3, 2))
+    yield case("one_slot", "degenerate", "One expert with one slot.", size, shape=(G, 6, D, 1, 1))
+    yield case("gradient_dispatch", "gradient", "Through the softmax over tokens.", scale=1.5, of="dispatch")
+    yield case("gradient_combine", "gradient", "Through the softmax over slots.", scale=1.5, of="combine")
+    yield case("gradient_rsqrt", "gradient", "In the other form.", scale=1.5, of="combine", norm_form="rsqrt")
+    for name, other in (("dispatch", "combine"), ("combine", "dispatch")):
+        alone: dict[str, Any] = {"of": name, other: "uniform", "normalize": False}
+        purpose = f"Of {name}, unnormalised, with {other} uniform."
+        yield case(f"gradient_{name}_alone", "gradient", purpose, ablation, scale=1.5, **alone)
+    origin = grid("soft/origin", (G, 6, D))
+    origin[:, 1] = 0
+    purpose = "At a token of norm 0 the norm counts as a constant."
+    yield case("gradient_zero_token", "gradient", purpose, forms, tokens=origin, of="dispatch")
+
+
+# Variants. Tokens are (groups, tokens, width), slots (width, experts, capacity).
+
+
+def exchanged(B: Any, *arguments: Any, **options: Any) -> Any:
+    """Dispatch and combine are exchanged: dispatch sums to 1 over slots, combine over tokens."""
+    routing = B.soft_routing(*arguments, **options)
+    return B.SoftRouting(routing.combine, routing.dispatch)
+
+
+def combine_over_the_slots_of_each_expert(B: Any, *arguments: Any, combine: str = "soft", **options: Any) -> Any:
+    """The combine softmax is taken over the slots of each expert alone."""
+    routing = B.soft_routing(*arguments, combine=combine, **options)
+    if combine != "soft":
+        return routing
+    return routing._replace(combine=routing.combine / routing.combine.sum(axis=3, keepdims=True))
+
+
+def combine_over_experts(B: Any, *arguments: Any, combine: str = "soft", **options: Any) -> Any:
+    """The combine softmax is taken over experts for each slot."""
+    routing = B.soft_routing(*arguments, combine=combine, **options)
+    if combine != "soft":
+        return routing
+    return routing._replace(combine=routing.combine / routing.combine.sum(axis=2, keepdims=True))
+
+
+def epsilon_inside_the_root(B: Any, tokens: Any, slots: Any, *, norm_form: str = "paper", **options: Any) -> Any:
+    """The l2 norm is sqrt(norm**2 + epsilon), whatever form is requested."""
+    B.soft_routing(tokens, slots, norm_form=norm_form, **options)
+    return B.soft_routing(tokens, slots, norm_form="rsqrt", **options)
+
+
+def epsilon_outside_the_root(B: Any, tokens: Any, slots: Any, *, norm_form: str = "paper", **options: Any) -> Any:
+    """The l2 norm is norm + epsilon, whatever form is requested."""
+    B.soft_routing(tokens, slots, norm_form=norm_form, **options)
+    return B.soft_routing(tokens, slots, **options)
+
+
+def _normalised(norm: Callable[[Any, int], Any]) -> Callable[..., Any]:
+    """Soft routing of tokens and slots that `norm(x, axis)` normalises."""
+
+    def soft_routing(B: Any, tokens: Any, slots: Any, *, scale: Any = 1.0, **options: Any) -> Any:
+        right = B.soft_routing(tokens, slots, scale=scale, **options)
+        if not options.get("normalize", True):
+            return Unnormalised(*right)
+        return B.soft_routing(norm(tokens, 2), scale * norm(slots, 0), **{**options, "normalize": False})
+
+    return soft_routing
+
+
+class Unnormalised(NamedTuple):
+    """A soft routing of tokens that are not normalised, which slots mix as they are also under `_mixing`."""
+
+    dispatch: Any
+    combine: Any
+
+    def dense(self) -> "Unnormalised":
+        """The same tensors."""
+        return self
+
+
+def _unit(x: Any, axis: int) -> Any:
+    """`x / max(norm, 1e-12)`."""
+    return x / np.maximum(np.sqrt(np.sum(x * x, axis=axis, keepdims=True)), 1e-12)
+
+
+def _rms(x: Any, axis: int) -> Any:
+    """`x / max(norm, 1e-12) * sqrt(n)`."""
+    return _unit(x, axis) * np.sqrt(x.shape[axis])
+
+
+def _mixing(norm: Callable[[Any, int], Any]) -> Callable[..., Any]:
+    """A layer in which soft slots mix normalised tokens."""
+
+    def moe_layer(B: Any, tokens: Any, routing: Any, experts: Any) -> Any:
+        right = B.moe_layer(tokens, routing, experts)
+        return B.moe_layer(norm(tokens, 2), routing, experts) if isinstance(routing, B.SoftRouting) else right
+
+    return moe_layer
+
+
+def scale_without_normalisation(
+    B: Any, tokens: Any, slots: Any, *, scale: Any = 1.0, normalize: bool = True, **options: Any
+) -> Any:
+    """The scale multiplies the slots also where nothing is normalised."""
+    right = B.soft_routing(tokens, slots, scale=scale, normalize=normalize, **options)
+    return right if normalize else B.soft_routing(tokens, scale * slots, normalize=False, **options)
+
+
+def scale_of_one(B: Any, tokens: Any, slots: Any, *, scale: Any = 1.0, **options: Any) -> Any:
+    """The scale is not used."""
+    B.soft_routing(tokens, slots, scale=scale, **options)
+    return B.soft_routing(tokens, slots, **options)
+
+
+def never_normalised(B: Any, tokens: Any, slots: Any, **options: Any) -> Any:
+    """Neither tokens nor slots are normalised."""
+    B.soft_routing(tokens, slots, **options)
+    return B.soft_routing(tokens, slots, **{**options, "normalize": False})
+
+
+def slots_dealt_round_robin(B: Any, *arguments: Any, **options: Any) -> Any:
+    """Slot i of the flattened list belongs to expert i % E."""
+    return B.SoftRouting(*(_dealt(array) for array in B.soft_routing(*arguments, **options)))
+
+
+def _dealt(array: Any) -> Any:
+    """(groups, tokens, experts, capacity): what stands in slot `e * C + c` of the list goes to where `c * E + e` is."""
+    groups, tokens, experts, capacity = array.shape
+    return array.reshape(groups, tokens, capacity, experts).swapaxes(2, 3)
+
+
+def identity_expert_by_expert(B: Any, *arguments: Any, dispatch: str = "soft", **options: Any) -> Any:
+    """The identity ablation fills one expert after the other: token t goes to expert t // C."""
+    routing = B.soft_routing(*arguments, dispatch=dispatch, **options)
+    if dispatch != "identity":
+        return routing
+    groups, tokens, experts, capacity = routing.dispatch.shape
+    filled = np.tile(np.eye(tokens).reshape(tokens, experts, capacity), (groups, 1, 1, 1))
+    return B.SoftRouting(filled, filled)
+
+
+def weights_in_bfloat16(B: Any, *arguments: Any, **options: Any) -> Any:
+    """Dispatch and combine are rounded to bfloat16."""
+    routing = B.soft_routing(*arguments, **options)
+    return B.SoftRouting(*(to_bfloat16(array.real).astype(np.float64) for array in routing))
+
+
+def ablations_ignored(B: Any, *arguments: Any, dispatch: str = "soft", combine: str = "soft", **options: Any) -> Any:
+    """Both softmaxes are used, also where a uniform or identical weight is requested."""
+    B.soft_routing(*arguments, dispatch=dispatch, combine=combine, **options)
+    return B.soft_routing(*arguments, **options)
+
+
+def uniform_over_slots(B: Any, *arguments: Any, dispatch: str = "soft", combine: str = "soft", **options: Any) -> Any:
+    """A uniform dispatch is 1 / (E C), and a uniform combine 1 / T."""
+    routing = B.soft_routing(*arguments, dispatch=dispatch, combine=combine, **options)
+    tokens, slots = routing.combine.shape[1], routing.combine[0, 0].size
+    return B.SoftRouting(
+        routing.dispatch * (tokens / slots if dispatch == "uniform" else 1),
+        routing.combine * (slots / tokens if combine == "uniform" else 1),
+    )
+
+
+def norms_without_gradient(B: Any, tokens: Any, slots: Any, *, scale: Any = 1.0, **options: Any) -> Any:
+    """The l2 norms carry no gradient."""
+    right = B.soft_routing(tokens, slots, scale=scale, **options)
+    if not options.get("normalize", True):
+        return right
+    form = options.get("norm_form", "paper")
+
+    def norm(x: Any, axis: int) -> Any:
+        squares = np.sum(x.real * x.real, axis=axis, keepdims=True)
+        return x / (np.sqrt(squares + 1e-6) if form == "rsqrt" else np.sqrt(squares) + 1e-6)
+
+    return B.soft_routing(norm(tokens, 2), scale * norm(slots, 0), **{**options, "normalize": False})
+
+
+VARIANTS = (
+    variant(exchanged, "soft_routing"),
+    variant(combine_over_the_slots_of_each_expert, "soft_routing", ledger="SM-5b"),
+    variant(combine_over_experts, "soft_routing", ledger="SM-5c"),
+    variant(epsilon_inside_the_root, "soft_routing", ledger="SM-1b"),
+    variant(epsilon_outside_the_root, "soft_routing", ledger="SM-1"),
+    Variant(
+        "norm_clamped",
+        "Tokens and slots are divided by max(norm, 1e-12).",
+        {"soft_routing": _normalised(_unit)},
+        "SM-1c",
+    ),
+    Variant(
+        "rms_norm",
+        "Tokens and slots are divided by their root mean square, so that logits are as many times larger as tokens are wide.",
+        {"soft_routing": _normalised(_rms)},
+        "SM-1",
+    ),
+    Variant(
+        "slots_mix_normalised_tokens",
+        "Slots mix the normalised tokens.",
+        {"moe_layer": _mixing(lambda x, axis: normalize_l2(x, axis, form="paper"))},
+        "SM-3b",
+    ),
+    Variant(
+        "norm_clamped_and_mixed",
+        "Tokens are divided by max(norm, 1e-12), and slots mix these.",
+        {"soft_routing": _normalised(_unit), "moe_layer": _mixing(_unit)},
+        "SM-3b",
+        "bwconrad/soft-moe",
+    ),
+    Variant(
+        "rms_norm_and_mixed",
+        "Tokens and slots are divided by their root mean square, and slots mix these tokens.",
+        {"soft_routing": _normalised(_rms), "moe_layer": _mixing(_rms)},
+        "SM-3b",
+        "lucidrains/soft-moe-pytorch",
+    ),
+    variant(scale_without_normalisation, "soft_routing", ledger="SM-4b"),
+    variant(scale_of_one, "soft_routing", ledger="SM-4b"),
+    variant(never_normalised, "soft_routing"),
+    variant(slots_dealt_round_robin, "soft_routing", ledger="SM-2b"),
+    variant(identity_expert_by_expert, "soft_routing", ledger="SM-7b"),
+    variant(weights_in_bfloat16, "soft_routing", who="google-research/vmoe"),
+    variant(ablations_ignored, "soft_routing"),
+    variant(uniform_over_slots, "soft_routing"),
+    variant(norms_without_gradient, "soft_routing"),
+)

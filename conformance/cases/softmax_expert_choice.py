@@ -1,0 +1,88 @@
+"""The router `softmax_expert_choice`."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from moespec.conformance.author.definition import Definition
+from moespec.conformance.author.near import near_router
+from moespec.conformance.author.reroute import configured, noiseless, rerouted
+from moespec.conformance.author.routers import common, output_gradient, router_case
+from moespec.conformance.author.variant import Variant, every
+
+__all__ = ["VARIANTS", "cases"]
+
+NAME = "softmax_expert_choice"
+
+
+def cases() -> Iterator[Definition]:
+    """All cases of this module."""
+    case = partial(router_case, NAME)
+    rounding = "capacity_rounding"
+    yield from common(NAME)
+    yield near_router(NAME)
+    yield output_gradient(case, sizes=(4, 3, 3))
+    purpose = "Capacity rounded up to a multiple of 2."
+    yield case("multiple", "value", purpose, rounding, multiple_of=2, capacity_factor=1.25)
+    yield case("one_token", "degenerate", "One token.", "degenerate_size", sizes=(1, 3, 4))
+    yield case("half", "value", "Half as many slots as tokens.", "uncovered_token", capacity_factor=0.5)
+    numbered: dict[str, Any] = {"slots_per_expert": 3, "capacity_factor": 0.5}
+    yield case("slots_per_expert", "value", "Three slots for each expert, whatever the factor.", rounding, **numbered)
+    evaluated: dict[str, Any] = {"capacity_factor": 1.5, "eval_capacity_factor": 0.5}
+    purpose = "In training the factor of evaluation is not used."
+    yield case("training", "value", purpose, rounding, train=True, **evaluated)
+
+    capped: dict[str, Any] = {"capacity_factor": 2.0, "cap": 2, "cap_regularization": 0.25}
+    purpose = "At most two experts for a token: the capped affinity selects, the softmax combines."
+    yield case("cap", "value", purpose, "solver_steps", **capped)
+    purpose = "The default regularisation of the cap."
+    yield case("cap_default", "value", purpose, "solver_steps", cap=1)
+
+
+# Variants. A change is `(B, route, params, tokens, options, noise=None, train=False)`.
+
+
+def _sharp(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+    output = route(params, tokens, options, **more)
+    if options.cap is None or options.cap_regularization != 0.01:
+        return output
+    return route(params, tokens, replace(options, cap_regularization=1e-3), **more)
+
+
+def _kept(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+    output = route(params, tokens, options, **more)
+    if options.cap is None:
+        return output
+    dispatch, combine = output.routing.dense()
+    scores = combine.real.sum(axis=3)
+    last = -np.sort(-scores, axis=2)[:, :, options.cap - 1 : options.cap]
+    lost = np.where(options.cap < options.experts, scores < last, False)
+    token = np.where((dispatch * ~lost[..., None]).any(axis=1), output.routing.token, options.tokens)
+    weight = np.where(token < options.tokens, output.routing.weight, 0)
+    return rerouted(B, output, output.routing._replace(token=token, weight=weight))
+
+
+VARIANTS = (
+    Variant(
+        "expert_choice_without_noise",
+        "Softmax Expert Choice is not noisy in training.",
+        every((NAME,), noiseless),
+        "EC-5b",
+    ),
+    Variant(
+        "capped_as_in_the_paper",
+        "The regularisation of the cap is 0.001 unless it is set.",
+        every((NAME,), _sharp),
+        "CP-4b",
+    ),
+    Variant(
+        "cap_kept_exactly",
+        "A token keeps the best of the experts that choose it, as many as the cap says.",
+        every((NAME,), _kept),
+        "CP-3b",
+    ),
+    Variant("cap_ignored", "Expert Choice has no cap.", every((NAME,), configured(cap=None))),
+)

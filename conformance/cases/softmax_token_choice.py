@@ -1,0 +1,103 @@
+"""The router `softmax_token_choice`."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from moespec.conformance.author.definition import Definition
+from moespec.conformance.author.near import near_router
+from moespec.conformance.author.reorder import renormalised
+from moespec.conformance.author.reroute import rerouted, reweighted
+from moespec.conformance.author.routers import NORMAL, common, router_case
+from moespec.conformance.author.variant import Variant, every
+
+__all__ = ["VARIANTS", "cases"]
+
+NAME = "softmax_token_choice"
+T, E, D = 6, 3, 4
+
+
+def cases() -> Iterator[Definition]:
+    """All cases of this module."""
+    case = partial(router_case, NAME)
+    inside, size, drop = "noise_inside", "degenerate_size", "overflow_drop"
+    rounding, priority, constant = "capacity_rounding", "priority_order", "stop_gradient"
+    yield from common(NAME, choices=2)
+    yield near_router(NAME, batch_priority="max", capacity_factor=0.5)
+    purpose = "Capacity rounded up to a multiple of 2."
+    yield case("multiple", "value", purpose, rounding, multiple_of=2, capacity_factor=1.25)
+    yield case("one_expert", "degenerate", "One expert.", size, sizes=(T, 1, D), exact_ties=True)
+    yield case("one_token", "degenerate", "One token.", size, sizes=(1, E, D))
+    purpose = "By tokens, kernel and expert weights; the selection carries none."
+    yield case("gradient", "gradient", purpose, constant)
+
+    half: dict[str, Any] = {"capacity_factor": 0.5}
+    purpose = "Two choices, half of the room."
+    yield case("two_choices", "overflow", purpose, "first_choices_first", drop, choices=2, **half)
+    yield case("factor_one", "value", "As many slots as choices.", drop)
+    purpose = "Best tokens first; those whose expert is full try the others."
+    yield case("priority_max", "overflow", purpose, priority, "rerouted", batch_priority="max", tries=3, **half)
+    by_sum: dict[str, Any] = {"batch_priority": "sum", "choices": 2, **half}
+    yield case("priority_sum", "overflow", "By the sum of two choices.", priority, **by_sum)
+    purpose = "The balance loss of the clean logits, the z-loss of the noisy ones."
+    given: dict[str, Any] = {"balance_logits": "clean", "z_logits": "noisy", "balance_weight": 0.5, "z_weight": 0.25}
+    yield case("logits_of_losses", "value", purpose, inside, noise=NORMAL, sizes=(3, 2, 2), groups=1, **given)
+    load: dict[str, Any] = {"of": "route/losses/load", "by": ("tokens", "router/kernel", "noise")}
+    purpose = "Of the load loss, by tokens, kernel and noise."
+    yield case("gradient_load", "gradient", purpose, inside, noise=NORMAL, choices=2, load_weight=0.5, **load)
+    yield case("gradient_two", "gradient", "Two choices with drops.", constant, choices=2, **half)
+
+    numbered: dict[str, Any] = {"slots_per_expert": 3, "capacity_factor": 0.5}
+    purpose = "Three slots for each expert, whatever the factor."
+    yield case("slots_per_expert", "value", purpose, rounding, **numbered)
+    evaluated: dict[str, Any] = {"capacity_factor": 1.5, "eval_capacity_factor": 0.5}
+    purpose = "The factor of evaluation, which leaves less room."
+    yield case("evaluation", "value", purpose, rounding, train=False, **evaluated)
+    purpose = "In training the factor of evaluation is not used."
+    yield case("training", "value", purpose, rounding, train=True, **evaluated)
+    shared: dict[str, Any] = {"normalize_selected": True, "choices": 2, "capacity_factor": 0.75}
+    purpose = "The weights of a token are divided by the sum of its choices, noisy as they are, before any is dropped."
+    yield case(
+        "normalize_selected", "overflow", purpose, "renormalised", inside, drop, noise=NORMAL, groups=1, **shared
+    )
+    purpose = "Through the sum of the chosen, too."
+    yield case("gradient_normalize_selected", "gradient", purpose, "renormalised", **shared)
+
+
+# Variants. A change is `(B, route, params, tokens, options, noise=None, train=False)`.
+
+
+def _four_slots_at_least(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+    output = route(params, tokens, options, **more)
+    logits = B.router_logits(tokens, params["kernel"])
+    scores = B.softmax_affinity(B.add_gating_noise(logits, more.get("noise"), multiplier=options.noise_multiplier))
+    choices = options.choices
+    slots = int(choices * options.capacity_factor * options.tokens / options.experts)
+    routing = B.token_choice(scores, choices=choices, capacity=max(4, min(options.tokens, slots)))
+    return rerouted(B, output, renormalised(routing))
+
+
+def _normalised_by_clean_scores(
+    B: Any, route: Any, params: Any, tokens: Any, options: Any, *, noise: Any = None, **more: Any
+) -> Any:
+    output = route(params, tokens, options, noise=noise, **more)
+    if not options.normalize_selected or noise is None:
+        return output
+    clean = B.softmax_affinity(B.router_logits(tokens, params["kernel"]))
+    return reweighted(B, output, B.normalize_selected(clean, choices=options.choices))
+
+
+VARIANTS = (
+    Variant(
+        "normalised_by_clean_scores",
+        "Weights that are divided by the sum of the chosen are those of the logits without noise.",
+        every((NAME,), _normalised_by_clean_scores),
+    ),
+    Variant(
+        "four_slots_at_least",
+        "Experts have at least 4 slots, and the weights of the chosen experts are divided by their sum.",
+        every((NAME,), _four_slots_at_least),
+        "CA-2b",
+        "st-moe-pytorch",
+    ),
+)

@@ -1,0 +1,173 @@
+"""Sparse-MLP: the rescale sub-layer, and the model."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from moespec.conformance.author.definition import Definition, composed, tensor
+from moespec.conformance.author.describe import Function, Output
+from moespec.conformance.author.draw import grid
+from moespec.conformance.author.models import forward_function, inputs_of, stage_of
+from moespec.conformance.author.variant import variant
+from moespec.conformance.cases.mixer import MIXER
+from moespec.conformance.format import Tensor
+
+__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
+
+FUNCTIONS = (
+    Function("rescale", {"rescaled": Output("images tokens width", rounded=True)}),
+    forward_function("sparse_mlp", "ROUTERS", "moe_layer", "rescale", "layer_norm", "patch_embed", "transpose"),
+)
+
+SPARSE = {
+    **{**MIXER, "moe": "last_1", "sparse_tokens": 6, "sparse_width": 5},
+    **{"token_experts": 2, "sparse_token_hidden": 3, "experts": 3, "sparse_hidden": 2},
+}
+"""Two images have 10 channels in a sparse block, one of which importance-score routing removes."""
+SMALL = {
+    **{**SPARSE, "depth": 1, "width": 3, "sparse_tokens": 3, "experts": 2},
+    **{"sparse_hidden": 2, "sparse_token_hidden": 2},
+}
+
+
+def cases() -> Iterator[Definition]:
+    """All cases of this module."""
+    yield from _rescale()
+    yield from _models()
+
+
+def _rescaled(
+    name: str,
+    kind: str,
+    purpose: str,
+    key: str,
+    sizes: tuple[int, int, int, int],
+    *flags: str,
+    axes: tuple[str, ...] = ("token", "channel"),
+) -> Definition:
+    """Two images and the maps of the rescale sub-layer for `axes`; `sizes` are S, C, S', C'."""
+    s, c, new_s, new_c = sizes
+    inputs = {"x": tensor(grid(f"{key}/x", (2, s, c)), "images tokens channels")}
+    for axis, old, new in (("token", s, new_s), ("channel", c, new_c)):
+        if axis not in axes:
+            continue
+        inputs |= {
+            f"params/{axis}_kernel": tensor(grid(f"{key}/{axis}_kernel", (old, new), reach=1.0), f"{axis}s new"),
+            f"params/{axis}_bias": tensor(grid(f"{key}/{axis}_bias", (new,), reach=0.5, centre=0.25), "new"),
+        }
+    stages = (stage_of("rescale", inputs),)
+    return composed("sparse_mlp", name, kind, purpose, "rescale_order", *flags, inputs=inputs, stages=stages)
+
+
+def _rescale() -> Iterator[Definition]:
+    def case(
+        name: str, kind: str, purpose: str, sizes: tuple[int, int, int, int], *flags: str, **axes: tuple[str, ...]
+    ) -> Definition:
+        return _rescaled(name, kind, purpose, f"sparse_mlp/{name}", sizes, *flags, **axes)
+
+    yield case("rescale", "value", "Tokens are mapped, then channels, each with a bias.", (4, 6, 8, 3))
+    yield case("rescale_square", "value", "To the same sizes.", (4, 4, 4, 4))
+    yield case("rescale_tokens", "value", "Without a channel map.", (4, 6, 8, 6), axes=("token",))
+    yield case("rescale_channels", "value", "Without a token map.", (3, 4, 3, 2), axes=("channel",))
+    yield case("rescale_one", "degenerate", "One token and one channel.", (1, 1, 3, 2), "degenerate_size")
+    yield case("rescale_gradient", "gradient", "By everything.", (3, 4, 5, 2))
+
+
+def _models() -> Iterator[Definition]:
+    def case(
+        name: str, kind: str, purpose: str, model: Mapping[str, Any], *flags: str, zero: str = "", by: str = ""
+    ) -> Definition:
+        """zero: the last name of parameters that are 0, so that scores tie. by: what the names of the inputs that a
+        gradient is by have in them."""
+        inputs = inputs_of("sparse_mlp", model, f"sparse_mlp/{name}/0")
+        for path, value in inputs.items():
+            if zero and path.endswith(zero):
+                inputs[path] = Tensor(np.zeros_like(value.array), value.axes)
+        return composed(
+            "sparse_mlp",
+            name,
+            kind,
+            purpose,
+            "model",
+            *flags,
+            inputs=inputs,
+            stages=(stage_of("sparse_mlp_forward", inputs, model=dict(model)),),
+            of="forward/logits",
+            by=tuple(path for path in inputs if by in path),
+            exact_ties=bool(zero),
+        )
+
+    cut, one = "importance_cut", {**SPARSE, "depth": 1}
+    purpose = "A dense and a sparse block, efficient mode."
+    yield case("importance", "value", purpose, SPARSE, cut, "mixed_axis", "generated_code")
+    # Its importances are nearly equal: the loss would be a difference of roundings.
+    no_loss = {"importance_weight": 0.0, "load_weight": 0.0}
+    dense = {**SPARSE, "sparse_width": 5, "experts": 0, "moe": "last_2", "router_options": no_loss}
+    yield case("dense_channels", "value", "As Sparse-S: channels are neither rescaled nor routed.", dense, cut)
+    purpose = "Importance-score routing in both layers, of a block without rescale sub-layers."
+    both = {**one, "sparse_tokens": 4, "sparse_width": 5, "width": 5, "channel_router": "importance_score"}
+    yield case("both_layers", "value", purpose, {**both, "router_options": {"drop": 0.25}}, cut)
+    purpose = "Five channels, and the tokens of one image, are a routing group."
+    groups = {"group_size": 5, "group_images": 1, "router_options": {"drop": 0.4}}
+    yield case("groups", "value", purpose, {**one, **groups}, cut)
+    purpose = "Half of the room: dropped channels and tokens are carried by the residual connection."
+    half = {"router_options": {"capacity_factor": 0.5, "drop": 0.25}}
+    yield case("overflow", "overflow", purpose, {**one, **half}, cut, "overflow_drop")
+    purpose = "A channel chooses two experts; the importance score is still its highest."
+    quarter = {"router_options": {"drop": 0.25}}
+    yield case("two_choices", "value", purpose, {**one, "token_choices": 2, **quarter}, cut)
+    purpose = "Routers that start at 0: every score is equal."
+    even = {**one, "sparse_width": 4, "token_experts": 4, "experts": 4, **quarter}
+    yield case("zero_routers", "tie", purpose, even, cut, "tie_order", zero="router/kernel")
+    yield case("gradient_importance", "gradient", "By images and every parameter, efficient mode.", SMALL, cut)
+    vanilla = {**SMALL, "router": "softmax_token_choice"}
+    yield case("gradient_vanilla", "gradient", "By the routers and experts, vanilla mode.", vanilla, by="_moe")
+
+
+# Variants.
+
+
+def channels_rescaled_first(B: Any, x: Any, params: Mapping[str, Any]) -> Any:
+    """The rescale sub-layer maps channels, then tokens."""
+    right = B.rescale(x, params)
+    if len(params) < 4:
+        return right
+    x = x @ params["channel_kernel"] + params["channel_bias"]
+    return np.einsum("nsc,sz->nzc", x, params["token_kernel"]) + params["token_bias"][:, None]
+
+
+def rescaled_without_biases(B: Any, x: Any, params: Mapping[str, Any]) -> Any:
+    """The maps of the rescale sub-layer have no biases."""
+    B.rescale(x, params)
+    return B.rescale(x, {name: 0 * value if name.endswith("bias") else value for name, value in params.items()})
+
+
+def token_bias_over_channels(B: Any, x: Any, params: Mapping[str, Any]) -> Any:
+    """The bias of the token map is added to the channels, where there are as many of them as of new tokens."""
+    right = B.rescale(x, params)
+    bias = params.get("token_bias", ())
+    if len(params) < 4 or len(bias) != x.shape[2]:
+        return right
+    tokens = np.einsum("nsc,sz->nzc", x, params["token_kernel"]) + bias
+    return tokens @ params["channel_kernel"] + params["channel_bias"]
+
+
+def rescaled_around_a_residual(B: Any, x: Any, params: Mapping[str, Any]) -> Any:
+    """The rescale sub-layer adds its input, where that has the same sizes."""
+    right = B.rescale(x, params)
+    return right + x if right.shape == x.shape else right
+
+
+def rescaled_without_gradient(B: Any, x: Any, params: Mapping[str, Any]) -> Any:
+    """The rescale sub-layer passes no gradient to its input."""
+    return B.rescale(x.real, params)
+
+
+VARIANTS = (
+    variant(channels_rescaled_first, "rescale", ledger="SL-1b"),
+    variant(rescaled_without_biases, "rescale", ledger="SL-2b"),
+    variant(token_bias_over_channels, "rescale", ledger="SL-1b"),
+    variant(rescaled_around_a_residual, "rescale", ledger="SL-4b"),
+    variant(rescaled_without_gradient, "rescale"),
+)

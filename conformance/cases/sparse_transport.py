@@ -1,0 +1,364 @@
+"""Sparsity-constrained transport: the projections, both objectives and the plan."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from moespec import spec
+from moespec.conformance.author.definition import Definition, call, single, tensor
+from moespec.conformance.author.describe import Choice, Function, Output
+from moespec.conformance.author.draw import grid
+from moespec.conformance.author.inputs import groups_tokens, utilities
+from moespec.conformance.author.near import near_ties
+from moespec.conformance.author.variant import variant
+from moespec.conformance.format import Tensor
+from moespec.spec import ConfigError
+from moespec.spec.numerics import positive_part, stable_order
+
+__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
+
+PLAN = "groups tokens experts"
+ROWS = {"projection": Output("rows n")}
+
+
+def _support(utility: Any, **options: Any) -> Any:
+    """Where a plan is positive: which scores each step of the solver keeps shows there."""
+    return spec.sparse_transport_affinity(utility, **options) > 0
+
+
+def _subtracted(dual: Callable[..., Any], axis: int, *, utility: Any, **given: Any) -> Any:
+    """A gradient on absolute values: what the rows or the columns of a plan are to sum to, and what they do."""
+    plan = dual(utility=utility, **given).plan
+    return (plan.shape[0] / plan.shape[1] if axis == 0 else 1.0) + np.abs(plan).sum(axis=axis)
+
+
+FUNCTIONS = (
+    Function("project_simplex", ROWS),
+    Function("project_sparse_simplex", ROWS),
+    Function(
+        "transport_semi_dual",
+        {
+            "value": Output("groups"),
+            "gradient": Output("groups tokens", written=partial(_subtracted, spec.transport_semi_dual, 1)),
+            "plan": Output(PLAN),
+        },
+    ),
+    Function(
+        "transport_dual",
+        {
+            "value": Output("groups"),
+            "token_gradient": Output("groups tokens", written=partial(_subtracted, spec.transport_dual, 1)),
+            "expert_gradient": Output("groups experts", written=partial(_subtracted, spec.transport_dual, 0)),
+            "plan": Output(PLAN),
+        },
+    ),
+    Function(
+        "sparse_transport_affinity",
+        {"plan": Output(PLAN, scale="spread", constant="transport")},
+        Choice(_support, scale="stability", constant="transport"),
+    ),
+)
+
+G, T, E = 2, 6, 3
+case = partial(single, "sparse_transport")
+projection = partial(case, "project_simplex")
+sparse_projection = partial(case, "project_sparse_simplex")
+
+
+def cases() -> Iterator[Definition]:
+    """All cases of this module."""
+    yield from _projections()
+    yield from _objectives()
+    yield from _plans()
+
+
+def _projections() -> Iterator[Definition]:
+    def rows(key: str, shape: tuple[int, int] = (3, 4)) -> Tensor:
+        return tensor(grid(f"transport/{key}", shape, reach=1.0, step=0.0625), "rows n")
+
+    yield projection("simplex", "value", "Projection on the simplex.", values=rows("a"))
+    yield projection("simplex_mass", "value", "A mass of 2.5.", values=rows("b"), mass=2.5)
+    purpose = "One number becomes the mass."
+    yield projection("simplex_one", "degenerate", purpose, values=rows("c", (2, 1)), mass=0.5)
+    yield sparse_projection("sparse_simplex", "value", "At most two numbers.", values=rows("d"), nonzeros=2)
+    yield sparse_projection("sparse_simplex_all", "degenerate", "All numbers.", values=rows("e"), nonzeros=4)
+    equal = tensor(np.array([[0.5, 0.5, 0.5, 0.5], [0.25, 0.75, 0.25, 0.25], [0.0, -0.0, -1.0, 0.0]]), "rows n")
+    purpose = "Among equals the lower index is kept."
+    yield sparse_projection("sparse_simplex_ties", "tie", purpose, "tie_order", values=equal, nonzeros=2)
+    purpose = "What is kept moves with its mean."
+    yield projection("simplex_gradient", "gradient", purpose, values=rows("simplex/gradient"), mass=1.5)
+    values = rows("sparse_simplex/gradient")
+    yield sparse_projection("sparse_simplex_gradient", "gradient", purpose, values=values, mass=1.5, nonzeros=2)
+
+
+def _objectives() -> Iterator[Definition]:
+    semi_dual, dual = partial(case, "transport_semi_dual"), partial(case, "transport_dual")
+
+    def potentials(key: str, **sizes: int) -> dict[str, Any]:
+        """Potentials of these names, of the tokens and then of the experts, and a utility."""
+        names = zip(sizes.items(), ("tokens", "experts"), strict=False)
+        return {"utility": utilities(f"transport/{key}")} | {
+            name: tensor(grid(f"transport/{key}/{name}", (G, size), reach=0.5, step=0.0625), f"groups {axis}")
+            for (name, size), axis in names
+        }
+
+    one, two = {"potential": T}, {"token_potential": T, "expert_potential": E}
+    yield semi_dual("semi_dual", "value", "At a potential.", **potentials("f", **one), capacity=2)
+    purpose = "Room for all tokens, half the regularisation."
+    half = {"capacity": T, "regularization": 0.5}
+    yield semi_dual("semi_dual_all", "degenerate", purpose, **potentials("g", **one), **half)
+    yield dual("dual", "value", "At two potentials.", **potentials("h", **two), capacity=2)
+    purpose, twice = "Twice the regularisation.", {"capacity": 2, "regularization": 2.0}
+    yield dual("dual_regularised", "value", purpose, **potentials("i", **two), **twice)
+    purpose, half = "The value, by potentials and utility.", {"capacity": 2, "regularization": 0.5}
+    yield semi_dual("semi_dual_gradient", "gradient", purpose, **potentials("semi_dual/gradient", **one), **half)
+    yield dual("dual_gradient", "gradient", purpose, **potentials("dual/gradient", **two), **half)
+
+
+def _plans() -> Iterator[Definition]:
+    def plan(name: str, kind: str, purpose: str, utility: Tensor, *flags: str, capacity: int = 2,
+             **options: Any) -> Definition:  # fmt: skip
+        given: dict[str, Any] = {"utility": utility, "capacity": capacity, **options}
+        return case("sparse_transport_affinity", name, kind, purpose, *flags, **given)
+
+    few, size = "solver_steps", "degenerate_size"
+    yield plan("plan", "value", "Twenty steps of Adam by default.", utilities("transport/j"), few)
+    yield plan("plan_double", "value", "Twice as many slots as needed.", utilities("transport/k"), few, capacity=4)
+    five: dict[str, Any] = {"steps": 5, "learning_rate": 0.0625}
+    yield plan("plan_five", "value", "Five larger steps.", utilities("transport/l"), few, **five)
+    yield plan("plan_token", "value", "Sparse rows.", utilities("transport/m"), sparsity="token")
+    pair: dict[str, Any] = {"objective": "dual", "learning_rate": 0.0625}
+    yield plan("plan_dual", "value", "The plan of the dual.", utilities("transport/dual"), few, **pair)
+    purpose = "The same with sparse rows."
+    yield plan("plan_dual_token", "value", purpose, utilities("transport/dual/token/1"), few, sparsity="token", **pair)
+    purpose = "No sparsity, only regularisation, whatever the capacity."
+    yield plan("plan_none", "value", purpose, utilities("transport/n"), capacity=T + 2, sparsity="none")
+    purpose = "A tolerance that the first gradient meets stops after the first update."
+    yield plan("plan_early_stop", "value", purpose, utilities("transport/o"), few, tolerance=64.0)
+    purpose = "A tolerance that an update's gradient meets with each of its entries, and a later one's with its norm."
+    entries: dict[str, Any] = {"capacity": 4, "learning_rate": 0.0625, "tolerance": 0.59375}
+    yield plan("plan_stop_norm", "value", purpose, utilities("transport/stop/1", (1, T, E)), few, **entries)
+    purpose = "Two groups, each of which stops by itself."
+    apart = groups_tokens(np.concatenate([utilities(f"transport/stop/{key}", (1, T, E)).array for key in (1, 0)]))
+    yield plan("plan_stop_alone", "value", purpose, apart, few, **entries)
+    purpose = "Equal utilities, as at the start of training: lower tokens first, at every step."
+    yield plan("plan_equal", "tie", purpose, groups_tokens(np.full((G, T, E), 0.25)), "tie_order", exact_ties=True)
+    yield from near_ties(
+        "sparse_transport", call("sparse_transport_affinity", {"utility": "router_logits"}, capacity=3)
+    )
+    alone = utilities("transport/q", (G, T, 1))
+    yield plan("plan_one_expert", "degenerate", "One expert.", alone, size, capacity=T)
+    yield plan("plan_one_slot", "degenerate", "One slot.", utilities("transport/r"), size, capacity=1)
+
+
+# Variants. The right function is called first: it rejects what must be rejected.
+
+
+def mass_ignored(B: Any, values: Any, *, mass: float = 1.0) -> Any:
+    """The projection on the simplex sums to 1, whatever mass is requested."""
+    B.project_simplex(values, mass=mass)
+    return B.project_simplex(values)
+
+
+def clipped_and_rescaled(B: Any, values: Any, *, mass: float = 1.0) -> Any:
+    """The projection on the simplex is none: negative values become 0 and the others are divided by their sum."""
+    B.project_simplex(values, mass=mass)
+    kept = positive_part(values)
+    return mass * (kept + 1e-12) / np.sum(kept + 1e-12, axis=-1, keepdims=True)
+
+
+def ties_to_the_higher_index(B: Any, values: Any, **options: Any) -> Any:
+    """Among equal values the sparse projection keeps those of higher index."""
+    return B.project_sparse_simplex(values[..., ::-1], **options)[..., ::-1]
+
+
+def kept_and_rescaled(B: Any, values: Any, *, nonzeros: int, mass: float = 1.0) -> Any:
+    """The sparse projection keeps the largest values and divides them by their sum, which is no projection."""
+    order = stable_order(values)[..., :nonzeros]
+    B.project_sparse_simplex(values, nonzeros=nonzeros, mass=mass)
+    kept = np.zeros(values.shape)
+    np.put_along_axis(kept, order, np.take_along_axis(positive_part(values) + 1e-12, order, -1), -1)
+    return mass * kept / np.sum(kept, axis=-1, keepdims=True)
+
+
+def projected_then_cut(B: Any, values: Any, *, nonzeros: int, mass: float = 1.0) -> Any:
+    """The sparse projection keeps the largest entries of the projection, which then do not sum to the mass."""
+    kept = B.project_sparse_simplex(values, nonzeros=nonzeros, mass=mass) != 0
+    return np.where(kept, B.project_simplex(values, mass=mass), 0.0)
+
+
+def constant_in_the_conjugate(
+    B: Any, potential: Any, utility: Any, *, capacity: int, regularization: float = 1.0
+) -> Any:
+    """The conjugate of each column contains the constant gamma b / 2."""
+    found = B.transport_semi_dual(potential, utility, capacity=capacity, regularization=regularization)
+    _, tokens, experts = utility.shape
+    return found._replace(value=found.value - regularization * tokens / experts / 2 * experts)
+
+
+def negative_semi_dual(B: Any, potential: Any, utility: Any, **options: Any) -> Any:
+    """The semi-dual and its gradient are negated, as a solver that minimises wants them."""
+    found = B.transport_semi_dual(potential, utility, **options)
+    return found._replace(value=-found.value, gradient=-found.gradient)
+
+
+def dual_without_cardinality(B: Any, token_potential: Any, expert_potential: Any, utility: Any, **options: Any) -> Any:
+    """The dual lets any number of entries of a column be positive."""
+    B.transport_dual(token_potential, expert_potential, utility, **options)
+    return B.transport_dual(token_potential, expert_potential, utility, **{**options, "capacity": utility.shape[1]})
+
+
+def regularization_of_one(B: Any, token_potential: Any, expert_potential: Any, utility: Any, **options: Any) -> Any:
+    """The dual does not use the strength of the regularisation."""
+    B.transport_dual(token_potential, expert_potential, utility, **options)
+    return B.transport_dual(token_potential, expert_potential, utility, **{**options, "regularization": 1.0})
+
+
+def _options(**changed: Any) -> Callable[..., Any]:
+    def transport(B: Any, utility: Any, **options: Any) -> Any:
+        B.sparse_transport_affinity(utility, **options)
+        return B.sparse_transport_affinity(utility, **{**options, **changed})
+
+    return transport
+
+
+def solved_to_convergence(B: Any, utility: Any, **options: Any) -> Any:
+    """The semi-dual is solved to convergence."""
+    return _options(solver="lbfgs")(B, utility, **options)
+
+
+def rows_are_sparse(B: Any, utility: Any, *, capacity: int, sparsity: str = "expert", **options: Any) -> Any:
+    """Rows of the plan are sparse, not columns."""
+    plan = B.sparse_transport_affinity(utility, capacity=capacity, sparsity=sparsity, **options)
+    if sparsity != "expert":
+        return plan
+    capacity = min(capacity, utility.shape[2])
+    return B.sparse_transport_affinity(utility, capacity=capacity, sparsity="token", **options)
+
+
+def columns_are_sparse(B: Any, utility: Any, *, sparsity: str = "expert", **options: Any) -> Any:
+    """Columns of the plan are sparse, also where rows are requested, or nothing."""
+    B.sparse_transport_affinity(utility, sparsity=sparsity, **options)
+    return B.sparse_transport_affinity(utility, **options)
+
+
+def no_sparsity(B: Any, utility: Any, **options: Any) -> Any:
+    """The plan is not sparse: its regularisation is quadratic, and nothing else."""
+    return _options(sparsity="none")(B, utility, **options)
+
+
+def plan_before_the_last_update(B: Any, utility: Any, *, steps: int = 20, **options: Any) -> Any:
+    """The plan is that at the potential before the last update."""
+    plan = B.sparse_transport_affinity(utility, steps=steps, **options)
+    if steps > 1:
+        return B.sparse_transport_affinity(utility, steps=steps - 1, **options)
+    return plan
+
+
+def solved_to_the_last_step(B: Any, utility: Any, **options: Any) -> Any:
+    """The solver takes all its steps, and does not stop where the gradient is within the tolerance."""
+    return _options(tolerance=1e-300)(B, utility, **options)
+
+
+def largest_entry_of_the_gradient(
+    B: Any, utility: Any, *, capacity: int, sparsity: str = "expert", solver: str = "adam", steps: int = 20,
+    tolerance: float = 1e-3, **options: Any,
+) -> Any:  # fmt: skip
+    """The solver stops where no entry of the gradient exceeds the tolerance, not where its norm does not."""
+    given: dict[str, Any] = {"capacity": capacity, "sparsity": sparsity, "solver": solver, **options}
+    right = B.sparse_transport_affinity(utility, steps=steps, tolerance=tolerance, **given)
+    if sparsity != "expert" or solver != "adam" or options.get("objective") == "dual":
+        return right
+    start: dict[str, Any] = {"capacity": capacity, "regularization": options.get("regularization", 1.0)}
+    plans = []
+    for group in utility[:, None]:
+        plan = B.transport_semi_dual(np.zeros(group.shape[:2]), group, **start).plan
+        for count in range(1, steps + 1):
+            gradient = 1 - plan.sum(axis=2)
+            plan = B.sparse_transport_affinity(group, steps=count, tolerance=1e-300, **given)
+            if np.abs(gradient).max() <= tolerance:
+                break
+        plans.append(plan[0])
+    return np.stack(plans)
+
+
+def groups_stop_together(
+    B: Any, utility: Any, *, capacity: int, sparsity: str = "expert", solver: str = "adam", steps: int = 20,
+    tolerance: float = 1e-3, **options: Any,
+) -> Any:  # fmt: skip
+    """The solver stops in no group before the gradients of all groups are within the tolerance."""
+    given: dict[str, Any] = {"capacity": capacity, "sparsity": sparsity, "solver": solver, **options}
+    right = B.sparse_transport_affinity(utility, steps=steps, tolerance=tolerance, **given)
+    if sparsity != "expert" or solver != "adam" or options.get("objective") == "dual":
+        return right
+    start: dict[str, Any] = {"capacity": capacity, "regularization": options.get("regularization", 1.0)}
+    plan, reached = B.transport_semi_dual(np.zeros(utility.shape[:2]), utility, **start).plan, np.array([False])
+    for count in range(1, steps + 1):
+        reached = reached | (np.sqrt(((1 - plan.sum(axis=2)) ** 2).sum(axis=1)) <= tolerance)
+        plan = B.sparse_transport_affinity(utility, steps=count, tolerance=1e-300, **given)
+        if reached.all():
+            break
+    return plan
+
+
+def dual_maximised(B: Any, utility: Any, **options: Any) -> Any:
+    """The dual is maximised, over potentials of tokens and experts, also where the semi-dual is requested."""
+    return _options(objective="dual")(B, utility, **options)
+
+
+def semi_dual_maximised(B: Any, utility: Any, **options: Any) -> Any:
+    """The semi-dual is maximised, also where the dual is requested."""
+    return _options(objective="semi_dual")(B, utility, **options)
+
+
+def infeasible_refused(B: Any, utility: Any, *, capacity: int, sparsity: str = "expert", **options: Any) -> Any:
+    """Fewer non-zeros than tokens are an error, since no plan then has all its row sums."""
+    plan = B.sparse_transport_affinity(utility, capacity=capacity, sparsity=sparsity, **options)
+    if sparsity == "expert" and capacity * utility.shape[2] < utility.shape[1]:
+        raise ConfigError(f"capacity: {capacity} leaves tokens without a place")
+    return plan
+
+
+def transported_mass_of_one(B: Any, utility: Any, **options: Any) -> Any:
+    """The plan of sparsity-constrained transport is divided by the number of tokens, so that it sums to 1."""
+    return B.sparse_transport_affinity(utility, **options) / utility.shape[1]
+
+
+def twenty_steps(B: Any, utility: Any, **options: Any) -> Any:
+    """The solver takes 20 steps of 0.01, whatever is requested."""
+    return _options(steps=20, learning_rate=1e-2)(B, utility, **options)
+
+
+def positive_zero_kept_before_negative(B: Any, values: Any, **options: Any) -> Any:
+    """The sparse projection keeps a value of 0.0 before one of -0.0, which equals it."""
+    B.project_sparse_simplex(values, **options)
+    return B.project_sparse_simplex(np.where(np.signbit(values.real) & (values == 0), -1e-300, values), **options)
+
+
+VARIANTS = (
+    variant(groups_stop_together, "sparse_transport_affinity"),
+    variant(mass_ignored, "project_simplex"),
+    variant(clipped_and_rescaled, "project_simplex"),
+    variant(ties_to_the_higher_index, "project_sparse_simplex", ledger="SI-1b"),
+    variant(kept_and_rescaled, "project_sparse_simplex"),
+    variant(projected_then_cut, "project_sparse_simplex"),
+    variant(constant_in_the_conjugate, "transport_semi_dual", ledger="TD-1b"),
+    variant(negative_semi_dual, "transport_semi_dual"),
+    variant(dual_without_cardinality, "transport_dual"),
+    variant(regularization_of_one, "transport_dual"),
+    variant(solved_to_convergence, "sparse_transport_affinity", ledger="ST-1b"),
+    variant(rows_are_sparse, "sparse_transport_affinity", ledger="ST-4b"),
+    variant(columns_are_sparse, "sparse_transport_affinity", ledger="ST-4b"),
+    variant(no_sparsity, "sparse_transport_affinity"),
+    variant(plan_before_the_last_update, "sparse_transport_affinity", ledger="ST-1b"),
+    variant(solved_to_the_last_step, "sparse_transport_affinity", ledger="ST-1b"),
+    variant(largest_entry_of_the_gradient, "sparse_transport_affinity", ledger="ST-1b"),
+    variant(dual_maximised, "sparse_transport_affinity", ledger="ST-5b"),
+    variant(semi_dual_maximised, "sparse_transport_affinity", ledger="ST-5"),
+    variant(infeasible_refused, "sparse_transport_affinity", ledger="ST-6b"),
+    variant(transported_mass_of_one, "sparse_transport_affinity"),
+    variant(twenty_steps, "sparse_transport_affinity", ledger="ST-1b"),
+    variant(positive_zero_kept_before_negative, "project_sparse_simplex", ledger="SI-1", who="jaxopt"),
+)

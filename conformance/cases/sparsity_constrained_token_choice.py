@@ -1,0 +1,155 @@
+"""The router `sparsity_constrained_token_choice`, and the variants of both routers by a sparsity-constrained plan."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from moespec.conformance.author.definition import Definition
+from moespec.conformance.author.reroute import noiseless, rerouted
+from moespec.conformance.author.routers import (
+    CHANGED,
+    LOSSES,
+    NORMAL,
+    kernel_of,
+    output_gradient,
+    router_case,
+)
+from moespec.conformance.author.variant import Variant, every
+from moespec.spec.numerics import stable_order
+from moespec.spec.options import TokenChoiceOptions
+from moespec.spec.routers.composition import token_choice
+from moespec.spec.routers.plan import combine_scores, sparse_plan
+
+__all__ = ["VARIANTS", "cases"]
+
+NAME = "sparsity_constrained_token_choice"
+BOTH = (NAME, "sparsity_constrained_expert_choice")
+T, E, D, K = 3, 3, 2, 2
+
+
+def cases() -> Iterator[Definition]:
+    """All cases of this module. The noise of one is at evaluation, that of the other in training."""
+    case = partial(router_case, NAME, groups=1, sizes=(T, E, D), choices=K)
+    inside, zero = "noise_inside", "zero_score_slots"
+    purpose = "Noise makes the plan and not the weights; all losses, and an even number of slots."
+    noisy: dict[str, Any] = {"noise": NORMAL, "noise_multiplier": 2.0, "combine_from_clean_logits": True}
+    even: dict[str, Any] = {"capacity_factor": 1.25, "multiple_of": 2}
+    yield case(
+        "noise", "value", purpose, inside, "capacity_rounding", train=False, **noisy, **even, **LOSSES, **CHANGED
+    )
+    purpose = "A token that the plan gives to one expert chooses another one all the same; the weights of both carry gradients."
+    yield case(
+        *("gradient_losses", "gradient", purpose, inside, "stop_gradient", zero),
+        params=kernel_of(f"routers/{NAME}/gradient_losses/kernel", D, E, reach=6.0),
+        accept=lambda plan: bool(((plan > 0).sum(axis=1) < K).any()),
+        noise=NORMAL,
+        noise_multiplier=1.0,
+        normalize_selected=True,
+        slots_per_expert=3,
+        importance_weight=0.5,
+        load_weight=0.25,
+        z_weight=0.0625,
+    )
+    yield output_gradient(case)
+    purpose = "Five steps of the dual, whose plan orders and combines; the factor of evaluation comes before the slots of training."
+    at_evaluation: dict[str, Any] = {"eval_capacity_factor": 1.25, "slots_per_expert": 1, "rounding": "round"}
+    dual: dict[str, Any] = {"transport_objective": "dual", "transport_steps": 5, "combine_with": "plan"}
+    flags = ("evaluation_capacity", "combine_with_plan", "solver_steps", "priority_order")
+    given = at_evaluation | dual | {"batch_priority": "max"}
+    yield case("evaluation_factor", "value", purpose, *flags, train=False, **given)
+    purpose = "A router that starts at 0: every score is equal, and the plan gives all tokens to the same experts."
+    yield case("zero_kernel", "tie", purpose, "tie_order", zero=True)
+
+
+# Variants. A change is `(B, route, params, tokens, options, noise=None, train=False)`.
+
+
+def _noisy(
+    B: Any, route: Any, params: Any, tokens: Any, options: Any, *, noise: Any = None, train: bool = False
+) -> Any:
+    output = route(params, tokens, options, noise=noise, train=train)
+    if options.noise_multiplier:
+        return output
+    return route(params, tokens, replace(options, noise_multiplier=1.0), noise=noise, train=train)
+
+
+def _plans(
+    B: Any, params: Any, tokens: Any, options: Any, noise: Any, train: bool, *, raw: bool = False
+) -> tuple[Any, Any]:
+    """The plan of either router, of the softmax or of the raw logits, and the scores that weight the outputs."""
+    clean = B.router_logits(tokens, params["kernel"])
+    noisy = B.add_gating_noise(clean, noise, multiplier=options.noise_multiplier)
+    constraint: dict[str, Any] = {"capacity": options.capacity(train=train)}
+    if isinstance(options, TokenChoiceOptions):
+        constraint = {"capacity": options.choices, "sparsity": "token"}
+    plan = sparse_plan(B, options, noisy.real if raw else B.softmax_affinity(noisy), **constraint)
+    return plan, combine_scores(B, options, clean, noisy, plan)
+
+
+def _raw_utility(
+    B: Any, route: Any, params: Any, tokens: Any, options: Any, *, noise: Any = None, train: bool = False
+) -> Any:
+    output = route(params, tokens, options, noise=noise, train=train)
+    plan, scores = _plans(B, params, tokens, options, noise, train, raw=True)
+    if isinstance(options, TokenChoiceOptions):
+        return rerouted(B, output, token_choice(B, options, plan, scores, train=train))
+    capacity, drop = options.capacity(train=train), options.drop_zero_plan
+    return rerouted(B, output, B.expert_choice(plan, capacity=capacity, combine_scores=scores, drop_zero=drop))
+
+
+def _zeros_not_made(
+    B: Any, route: Any, params: Any, tokens: Any, options: Any, *, noise: Any = None, train: bool = False
+) -> Any:
+    output = route(params, tokens, options, noise=noise, train=train)
+    plan, scores = _plans(B, params, tokens, options, noise, train)
+    made = np.take_along_axis(plan, stable_order(plan)[..., : options.choices], axis=-1) > 0
+    return rerouted(B, output, token_choice(B, options, plan, scores, train=train, keep=made))
+
+
+def _zeros_without_weight(
+    B: Any, route: Any, params: Any, tokens: Any, options: Any, *, noise: Any = None, train: bool = False
+) -> Any:
+    output = route(params, tokens, options, noise=noise, train=train)
+    plan, scores = _plans(B, params, tokens, options, noise, train)
+    if options.normalize_selected:
+        scores = B.normalize_selected(plan, scores, choices=options.choices)
+    return rerouted(
+        B, output, token_choice(B, replace(options, normalize_selected=False), plan, scores * (plan > 0), train=train)
+    )
+
+
+VARIANTS = (
+    Variant(
+        "never_noisy",
+        "The sparsity-constrained routers are not noisy in training, also where noise is requested.",
+        every(BOTH, noiseless),
+        "RT-4",
+    ),
+    Variant(
+        "noisy_by_default",
+        "The sparsity-constrained routers are noisy in training by default.",
+        every(BOTH, _noisy),
+        "RT-4b",
+    ),
+    Variant(
+        "raw_utility",
+        "The utility of the sparsity-constrained plan is the raw logits, not their softmax.",
+        every(BOTH, _raw_utility),
+        "ST-2b",
+    ),
+    Variant(
+        "zero_choices_not_made",
+        "A token makes no choice of an expert whose sparsity-constrained plan is 0.",
+        every((NAME,), _zeros_not_made),
+        "RT-6b",
+    ),
+    Variant(
+        "zero_choices_without_weight",
+        "The weight of an expert whose sparsity-constrained plan is 0 is 0, also where the softmax combines.",
+        every((NAME,), _zeros_without_weight),
+        "RT-6c",
+    ),
+)

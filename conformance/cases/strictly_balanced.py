@@ -1,0 +1,253 @@
+"""Strictly balanced gating: the masks, the gates that they keep, the loss of the thresholds, and the router."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from moespec.conformance.author.definition import Definition, call, composed, single, tensor
+from moespec.conformance.author.describe import Choice, Function, Output
+from moespec.conformance.author.inputs import TIED, distinct, groups_tokens, utilities
+from moespec.conformance.author.margins import expert_choice_margin, token_choice_margin
+from moespec.conformance.author.reroute import rerouted, reweighted
+from moespec.conformance.author.routers import kernel_of, router_case
+from moespec.conformance.author.variant import Variant, every, variant
+from moespec.conformance.format import Tensor
+
+__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
+
+SCORES = "groups tokens experts"
+
+
+def _compared(gates: Any, thresholds: Any) -> Any:
+    """Each gate beside the threshold that it is compared with."""
+    return np.stack(np.broadcast_arrays(gates, thresholds), axis=-1)
+
+
+FUNCTIONS = (
+    Function(
+        "batchwise_mask",
+        {"mask": Output(SCORES, "bool")},
+        Choice("gates", lambda gates, scale, options: expert_choice_margin(gates, scale, options["capacity"])),
+    ),
+    Function(
+        "threshold_mask",
+        {"mask": Output(SCORES, "bool")},
+        Choice(_compared, lambda pairs, scale, options: token_choice_margin(pairs, scale, 1)),
+    ),
+    Function("masked_gates", {"gates": Output(SCORES)}),
+    Function("threshold_loss", {"loss": Output()}),
+)
+
+NAME, GATES, LOSS, BATCH, ABOVE = (
+    "strictly_balanced",
+    "masked_gates",
+    "threshold_loss",
+    "batchwise_mask",
+    "threshold_mask",
+)
+E, D = 3, 2
+
+
+def _thresholds(*values: float) -> Tensor:
+    return tensor(np.array(values), "experts")
+
+
+def cases() -> Iterator[Definition]:
+    """All cases of this module."""
+    yield from _masks()
+    yield from _loss()
+    yield from _router()
+
+
+def _masks() -> Iterator[Definition]:
+    def masked(name: str, kind: str, purpose: str, *flags: str, mask: str, inputs: Mapping[str, Tensor],
+               **options: Any) -> Definition:  # fmt: skip
+        made = call(mask, {part: part for part in inputs}, **options)
+        stages = (made, call(GATES, {"gates": "gates", "mask": mask}))
+        return composed(GATES, name, kind, purpose, *flags, inputs=inputs, stages=stages, exact_ties=kind == "tie")
+
+    divided, order = "renormalised", "tie_order"
+    purpose = "Three tokens for each expert, and the fractions of what a token keeps."
+    batch = {"gates": utilities(f"{GATES}/a", (1, 5, E))}
+    yield masked("training", "value", purpose, divided, "wrong_axis", mask=BATCH, inputs=batch, capacity=3)
+    equal = {"gates": groups_tokens(TIED)}
+    yield masked(
+        "tied", "tie", "Among equal gates the lower token is taken.", order, mask=BATCH, inputs=equal, capacity=3
+    )
+    gates = groups_tokens([[0.5, 0.25, 0.25], [0.25, 0.125, 0.625], [0.75, 0.25, 0.0], [0.25, 0.125, 0.5]])
+    above = {"gates": gates, "thresholds": _thresholds(0.25, 0.125, 0.5)}
+    purpose = "A gate that equals the threshold is not above it, and a token may be above none."
+    yield masked("evaluation", "tie", purpose, divided, "uncovered_token", "threshold_mask", mask=ABOVE, inputs=above)
+    mask = tensor(np.array([[[1, 0, 1], [0, 1, 0], [0, 0, 0]]], bool), SCORES)
+    one = partial(single, GATES, GATES)
+    yield one("gradient", "gradient", "By the gates.", divided, gates=distinct(f"{GATES}/b", (1, 3, E)), mask=mask)
+
+
+def _loss() -> Iterator[Definition]:
+    gates, limits = utilities(f"{LOSS}/a", (2, 5, E)), _thresholds(0.125, 0.375, 0.75)
+    case = partial(single, LOSS, LOSS, thresholds=limits, capacity=2)
+    mask = "threshold_mask"
+    yield case("value", "value", "Thresholds too low, about right and too high.", mask, gates=gates)
+    yield case(
+        "gradient", "gradient", "By the gates and the thresholds.", mask, gates=utilities(f"{LOSS}/b", (1, 5, E))
+    )
+
+
+def _router() -> Iterator[Definition]:
+    def case(name: str, kind: str, purpose: str, *flags: str, sizes: tuple[int, int, int] = (4, E, D),
+             train: bool = True, limits: tuple[float, ...] = (0.25, 0.375, 0.3125), zero: bool = False, **more: Any,
+             ) -> Definition:  # fmt: skip
+        params = {
+            **kernel_of(f"routers/{NAME}/{name}", sizes[2], sizes[1], zero=zero),
+            "thresholds": _thresholds(*limits),
+        }
+        given = {"params": params, "sizes": sizes, "train": train, "groups": 1, "exact_ties": kind == "tie", **more}
+        return router_case(NAME, name, kind, purpose, *flags, **given)
+
+    losses: dict[str, Any] = {"importance_weight": 0.5, "balance_weight": 0.125, "z_weight": 0.0625}
+    losses |= {"threshold_weight": 0.25, "capacity_factor": 0.5, "multiple_of": 2}
+    purpose = "Training: two tokens for each expert, with all losses."
+    flags = ("renormalised", "generated_code", "capacity_rounding")
+    yield case("training", "value", purpose, *flags, sizes=(5, E, D), **losses)
+    purpose = "Evaluation: all tokens above the threshold, and no loss of the thresholds."
+    yield case("evaluation", "value", purpose, "threshold_mask", train=False, limits=(0.375, 0.4375, 0.4375))
+    purpose = "A capacity of evaluation, rounded to the nearest, which leaves the largest gates."
+    fewer: dict[str, Any] = {"eval_capacity_factor": 1.25, "rounding": "round", "sizes": (4, 2, D)}
+    yield case("evaluation_factor", "overflow", purpose, "evaluation_capacity", train=False,
+               limits=(0.125, 0.125), **fewer)  # fmt: skip
+    purpose = "Every score is equal: each expert takes the first tokens."
+    four: dict[str, Any] = {"sizes": (4, 4, D), "limits": (0.25,) * 4}
+    yield case("zero_kernel", "tie", purpose, "tie_order", zero=True, **four)
+    purpose = "By tokens, kernel, thresholds and experts, with two slots."
+    yield case("gradient", "gradient", purpose, "stop_gradient", slots_per_expert=2)
+    yield case("gradient_losses", "gradient", "Of all losses, too.", "stop_gradient", losses=True, **losses)
+
+
+# Variants. The right function is called first: it rejects what must be rejected.
+
+
+def best_experts_masked(B: Any, gates: Any, *, capacity: int) -> Any:
+    """The mask keeps the best experts of each token, as many as keep the average, in place of the best tokens of each."""
+    right = B.batchwise_mask(gates, capacity=capacity)
+    count = max(1, round(capacity * gates.shape[2] / gates.shape[1]))
+    best = np.argsort(-gates.real, axis=2, kind="stable")[..., :count]
+    mask = np.zeros(right.shape, bool)
+    np.put_along_axis(mask, best, True, axis=2)
+    return mask
+
+
+def mask_ties_to_the_higher(B: Any, gates: Any, *, capacity: int) -> Any:
+    """Among equal gates the mask keeps the token of higher index."""
+    return B.batchwise_mask(gates[:, ::-1], capacity=capacity)[:, ::-1]
+
+
+def mask_at_the_threshold(B: Any, gates: Any, thresholds: Any) -> Any:
+    """A gate that equals the threshold is kept."""
+    B.threshold_mask(gates, thresholds)
+    return gates.real >= thresholds.real
+
+
+def masked_not_divided(B: Any, gates: Any, mask: Any) -> Any:
+    """The gates that a mask keeps are not divided by their sum."""
+    B.masked_gates(gates, mask)
+    return np.where(mask, gates, 0.0)
+
+
+def masked_to_nan(B: Any, gates: Any, mask: Any) -> Any:
+    """The gates of a token without an expert are 0 / 0."""
+    return np.where(mask.any(axis=2, keepdims=True), B.masked_gates(gates, mask), np.nan)
+
+
+def masked_divided_by_a_constant(B: Any, gates: Any, mask: Any) -> Any:
+    """The sum by which gates are divided carries no gradient."""
+    B.masked_gates(gates, mask)
+    total = np.where(mask, gates.real, 0.0).sum(axis=2, keepdims=True)
+    return np.where(mask, gates, 0.0) / np.where(total > 0, total, 1.0)
+
+
+def threshold_loss_averaged(B: Any, gates: Any, thresholds: Any, *, capacity: int) -> Any:
+    """The loss of the thresholds is the mean over tokens and experts."""
+    return B.threshold_loss(gates, thresholds, capacity=capacity) / (gates.shape[1] * gates.shape[2])
+
+
+def thresholds_trained_alone(B: Any, gates: Any, thresholds: Any, *, capacity: int) -> Any:
+    """The loss of the thresholds has no gradient with respect to the gates."""
+    return B.threshold_loss(gates.real, thresholds, capacity=capacity)
+
+
+def threshold_loss_one_sided(B: Any, gates: Any, thresholds: Any, *, capacity: int) -> Any:
+    """The loss of the thresholds sees tokens above it that should not be, not those below it that should not be."""
+    B.threshold_loss(gates, thresholds, capacity=capacity)
+    excess = (gates.real > thresholds.real) & ~B.batchwise_mask(gates, capacity=capacity)
+    return np.where(excess, gates - thresholds, 0.0).sum(axis=(1, 2)).mean()
+
+
+# A change of the router is `(B, route, params, tokens, options, noise=None, train=False)`.
+
+
+def _best_at_evaluation(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+    output = route(params, tokens, options, **more)
+    if more.get("train"):
+        return output
+    gates = B.softmax_affinity(B.router_logits(tokens, params["kernel"]))
+    capacity = options.capacity(train=True)
+    weights = B.masked_gates(gates, B.batchwise_mask(gates, capacity=capacity))
+    return rerouted(B, output, B.expert_choice(gates, capacity=capacity, combine_scores=weights))
+
+
+def _all_gates(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+    gates = B.softmax_affinity(B.router_logits(tokens, params["kernel"]))
+    return reweighted(B, route(params, tokens, options, **more), gates)
+
+
+def _thresholds_in_training(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+    output = route(params, tokens, options, **more)
+    return output._replace(routing=route(params, tokens, options, **{**more, "train": False}).routing)
+
+
+def _roomy(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+    route(params, tokens, options, **more)
+    factor = options.eval_capacity_factor or options.capacity_factor
+    return route(params, tokens, replace(options, eval_capacity_factor=factor), **more)
+
+
+def _one(name: str, computes: str, change: Any, ledger: str = "", who: str = "") -> Variant:
+    return Variant(name, computes, every((NAME,), change), ledger, who)
+
+
+VARIANTS = (
+    variant(best_experts_masked, BATCH),
+    variant(mask_ties_to_the_higher, BATCH),
+    variant(mask_at_the_threshold, ABOVE),
+    variant(masked_not_divided, GATES, ledger="BG-4b"),
+    variant(masked_to_nan, GATES, ledger="BG-1b"),
+    variant(masked_divided_by_a_constant, GATES),
+    variant(threshold_loss_averaged, LOSS, ledger="BG-6b"),
+    variant(thresholds_trained_alone, LOSS, ledger="BG-2b"),
+    variant(threshold_loss_one_sided, LOSS),
+    _one(
+        "balanced_gates_as_they_are",
+        "Strictly balanced gating combines with the softmax, not divided by the sum of what a token keeps.",
+        _all_gates,
+        "BG-4b",
+    ),
+    _one(
+        "batchwise_at_evaluation",
+        "At evaluation, too, experts of strictly balanced gating take their best tokens, as many each.",
+        _best_at_evaluation,
+        "BG-5b",
+    ),
+    _one(
+        "thresholds_in_training",
+        "Strictly balanced gating routes by the thresholds in training, too.",
+        _thresholds_in_training,
+    ),
+    _one(
+        "balanced_capacity_at_evaluation",
+        "At evaluation strictly balanced gating has the capacity of training, unless it has one of its own.",
+        _roomy,
+    ),
+)

@@ -1,0 +1,119 @@
+"""The router `switch`."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from moespec.conformance.author.definition import Definition, Noise
+from moespec.conformance.author.near import near_router
+from moespec.conformance.author.reroute import configured, rerouted, reweighted
+from moespec.conformance.author.routers import evaluation, kernel_of, output_gradient, router_case
+from moespec.conformance.author.variant import Variant, every
+
+__all__ = ["VARIANTS", "cases"]
+
+NAME = "switch"
+T, E, D = 5, 3, 3
+UNIFORM = Noise("tokens width", reach=1.0, step=0.125)
+
+
+def case(name: str, kind: str, purpose: str, *flags: str, sizes: tuple[int, int, int] = (T, E, D), zero: bool = False,
+         noisy: bool = False, **options: Any) -> Definition:  # fmt: skip
+    """A case, with a kernel that is drawn from its name."""
+    params = kernel_of(f"routers/{NAME}/{name}", sizes[2], sizes[1], zero=zero)
+    noise = UNIFORM if noisy else None
+    return router_case(NAME, name, kind, purpose, *flags, params=params, sizes=sizes, noise=noise, **options)
+
+
+def cases() -> Iterator[Definition]:
+    """All cases of this module."""
+    size = "degenerate_size"
+    yield case("values", "value", "Evaluation: the tokens as they are.", "generated_code")
+    purpose = "Training, with two slots: router and losses see jittered tokens."
+    yield case("jitter", "value", purpose, "jitter_factor", noisy=True, slots_per_expert=2)
+    large: dict[str, Any] = {"jitter": 0.5, "importance_weight": 0.25, "balance_weight": 0.125, "z_weight": 0.5}
+    purpose = "A large jitter and all losses, at evaluation."
+    large |= {"noisy": True, "train": False, "multiple_of": 4}
+    yield case("large_jitter", "value", purpose, "jitter_factor", **large)
+    purpose = "Fewer slots: tokens are dropped, but not the best ones."
+    best: dict[str, Any] = {"capacity_factor": 0.5, "batch_priority": "max"}
+    yield case("factor_one", "overflow", purpose, "overflow_drop", "priority_order", **best)
+    purpose = "Tokens whose expert is full try the next best."
+    yield case("tries", "overflow", purpose, "rerouted", capacity_factor=0.75, tries=2)
+    yield case("zero_kernel", "tie", "Every score is equal.", "tie_order", zero=True, sizes=(6, 4, D))
+    yield case("one_expert", "degenerate", "One expert.", size, sizes=(T, 1, D))
+    purpose = "One token, whose gate divided by its sum is 1."
+    yield case("one_token", "degenerate", purpose, size, "renormalised", sizes=(1, E, D), normalize_selected=True)
+    purpose = "By tokens, kernel, noise and experts."
+    yield case("gradient_losses", "gradient", purpose, "stop_gradient", noisy=True, jitter=0.25, z_weight=0.0625)
+    yield output_gradient(case, sizes=(4, E, D))
+    yield near_router(NAME)
+    yield evaluation(NAME)
+
+
+# Variants. A change is `(B, route, params, tokens, options, noise=None, train=False)`.
+
+
+def _logits(B: Any, params: Any, tokens: Any, options: Any, noise: Any) -> Any:
+    return B.router_logits(B.router_jitter(tokens, noise, epsilon=options.jitter), params["kernel"])
+
+
+def _gate_of_clean_tokens(
+    B: Any, route: Any, params: Any, tokens: Any, options: Any, *, noise: Any = None, train: bool = False
+) -> Any:
+    output = route(params, tokens, options, noise=noise, train=train)
+    return reweighted(B, output, B.softmax_affinity(_logits(B, params, tokens, options, None)))
+
+
+def _unit_gate(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+    output = route(params, tokens, options, **more)
+    return reweighted(B, output, np.ones((*tokens.shape[:2], options.experts)))
+
+
+def _additive_logit_noise(
+    B: Any, route: Any, params: Any, tokens: Any, options: Any, *, noise: Any = None, train: bool = False
+) -> Any:
+    output = route(params, tokens, options, noise=noise, train=train)
+    if noise is None:
+        return output
+    logits = _logits(B, params, tokens, options, None) + options.jitter * noise.sum(axis=2, keepdims=True) * (
+        1.0 + np.arange(options.experts)
+    )
+    scores = B.softmax_affinity(logits)
+    return rerouted(B, output, B.token_choice(scores, choices=1, capacity=options.capacity(train=train)))
+
+
+def _evaluated_with_two(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+    route(params, tokens, options, **more)
+    if options.eval_capacity_factor is None:
+        options = replace(options, eval_capacity_factor=2.0)
+    return route(params, tokens, options, **more)
+
+
+def _one(name: str, computes: str, change: Any, ledger: str = "") -> Variant:
+    return Variant(name, computes, every((NAME,), change), ledger)
+
+
+VARIANTS = (
+    _one("jitter_of_logits", "Switch adds its noise to the logits.", _additive_logit_noise, "SW-1b"),
+    _one(
+        "switch_gate_of_clean_tokens",
+        "The gate of Switch is computed from the tokens without jitter.",
+        _gate_of_clean_tokens,
+        "SW-2b",
+    ),
+    _one(
+        "switch_evaluates_with_two",
+        "The capacity factor of Switch at evaluation is 2, unless another is given.",
+        _evaluated_with_two,
+        "SW-5b",
+    ),
+    _one(
+        "switch_never_reroutes",
+        "Switch drops tokens whose expert is full, whatever it is told.",
+        configured(tries=None),
+    ),
+    _one("switch_gate_of_one", "The gate of Switch is 1.", _unit_gate),
+)

@@ -1,0 +1,518 @@
+"""Token Choice, and the weights of the chosen divided by their sum."""
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from moespec.conformance.author.definition import Definition, call, single, tensor
+from moespec.conformance.author.describe import SLOTS, Choice, Function, Output
+from moespec.conformance.author.draw import grid, integers, permutation
+from moespec.conformance.author.inputs import CROWD, TIED, both, distinct, groups_tokens, logits, scores, utilities
+from moespec.conformance.author.margins import token_choice_margin
+from moespec.conformance.author.near import near_ties
+from moespec.conformance.author.reorder import chosen_mask, heap_order, renormalised
+from moespec.conformance.author.variant import variant
+from moespec.conformance.format import Tensor
+from moespec.spec.numerics import stable_order
+
+__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
+
+CHOICE = Choice("scores", lambda scores, scale, options: token_choice_margin(scores, scale, options["choices"]))
+
+FUNCTIONS = (
+    Function("token_choice", SLOTS, CHOICE),
+    Function(
+        "normalize_selected",
+        {"normalized": Output("groups tokens experts", follows=("combine_scores", "scores"))},
+        CHOICE,
+    ),
+)
+
+G, T, E = 2, 6, 3
+
+
+def cases() -> Iterator[Definition]:
+    """All cases of this module."""
+    yield from _values()
+    yield from _kept_choices()
+    yield from _rerouted()
+    yield from _normalize_selected()
+
+
+def _values() -> Iterator[Definition]:
+    def case(
+        name: str,
+        kind: str,
+        purpose: str,
+        values: Tensor,
+        *flags: str,
+        choices: int = 2,
+        capacity: int = 2,
+        **given: Any,
+    ) -> Definition:
+        by = ("combine_scores",) if "combine_scores" in given else ()
+        return single(
+            *("token_choice", "token_choice", name, kind, purpose, *flags),
+            by=by,
+            scores=values,
+            choices=choices,
+            capacity=capacity,
+            **given,
+        )
+
+    drop, order, size, first = "overflow_drop", "tie_order", "degenerate_size", "first_choices_first"
+    yield case("one_choice", "value", "One choice, room for all.", scores("tc/a"), choices=1, capacity=T)
+    yield case("two_choices", "value", "Two choices, room for all.", scores("tc/b"), capacity=T)
+    yield case("three_choices", "value", "Three choices of six.", scores("tc/c", (G, T, 6)), choices=3, capacity=T)
+    purpose = "All first choose the same expert: the first two tokens get in."
+    yield case("crowd", "overflow", purpose, both(CROWD), drop, choices=1)
+    rows = [
+        [0.5, 0.375, 0.125],
+        [0.375, 0.5, 0.125],
+        [0.125, 0.5, 0.375],
+        [0.25, 0.625, 0.125],
+        [0.75, 0, 0.25],
+        [0.5, 0, 0.25],
+    ]
+    purpose = "A second choice of an early token comes after the first choice of a late one."
+    yield case("first_choices_first", "overflow", purpose, both(rows), first, drop)
+    purpose = "A token that its first choice drops keeps its second, with its own weight."
+    yield case("dropped_first", "overflow", purpose, both(CROWD), "no_rerouting", "no_renormalising", drop)
+    yield case("crowd_random", "overflow", "Random scores, half of the room needed.", scores("tc/d"), first, drop)
+    yield case("tied", "tie", "The tie matrix of the specification.", both(TIED), order)
+    purpose = "The tie matrix, every expert chosen, one slot."
+    yield case("tied_all", "tie", purpose, both(TIED), order, choices=3, capacity=1)
+    equal = groups_tokens(np.full((1, 8, 8), 0.125))
+    yield case("all_equal", "tie", "Equal scores: experts 0 and 1 are chosen.", equal, order, capacity=8)
+    purpose = "Coarse scores: the last choice is often one of several equals."
+    yield case("boundary_ties", "tie", purpose, scores("tc/e", step=0.125), order)
+    signed = np.array(
+        [[-0.0, 0.0, -1.0], [0.0, -0.0, 0.0], [-1.0, -0.0, 0.0], [0.5, 0.0, -0.0], [-0.0, -0.0, 0.0], [-0.5, 0.0, -0.0]]
+    )
+    yield case("signed_zero", "tie", "Zero and minus zero are equal.", both(signed), order, capacity=T)
+    near = np.full((G, T, E), 0.5) + (grid("tc/f", (G, T, E), reach=2.0, step=1.0) / 256)
+    yield case("neighbours", "near_tie", "Scores that are neighbours in bfloat16.", groups_tokens(near))
+    near_choice = call("token_choice", {"scores": "router_logits"}, choices=2, capacity=2)
+    yield from near_ties("token_choice", near_choice)
+    negative = groups_tokens(grid("tc/g", (G, T, E), reach=3.0, step=1 / 32, centre=-6.0) * [[[1.0]], [[2.0**40]]])
+    yield case("negative_scores", "value", "Scores need not be positive, and may be far below 0.", negative, capacity=T)
+    other: dict[str, Any] = {"combine_scores": scores("tc/h/combine")}
+    purpose = "Selection by one, weights from another."
+    yield case("combine_scores", "value", purpose, scores("tc/h"), "combine_scores", **other)
+    reverse = tensor(np.stack([np.arange(T)[::-1], permutation("tc/order", T)]), "groups tokens")
+    purpose = "Tokens are served in a given order; slots follow it."
+    yield case("order", "overflow", purpose, scores("tc/i"), "priority_order", drop, order=reverse)
+    yield case("one_token", "degenerate", "One token.", scores("tc/j", (1, 1, E)), size, capacity=1)
+    yield case("one_expert", "degenerate", "One expert.", scores("tc/k", (G, T, 1)), size, choices=1)
+    yield case("all_experts", "degenerate", "Every expert is chosen.", scores("tc/l"), size, choices=E, capacity=T)
+    purpose = "More slots than tokens."
+    yield case("spare_room", "degenerate", purpose, scores("tc/m"), "empty_slot", choices=1, capacity=T + 2)
+    purpose = "112 tokens, 32 experts, two choices."
+    yield case("real_size", "overflow", purpose, scores("tc/n", (1, 112, 32)), "real_size", drop, capacity=7)
+    purpose = "More requests for one expert than int8 and bfloat16 can count: there is no 128, and no 257."
+    alike = groups_tokens(np.tile([0.75, 0.25], (300, 1)))
+    yield case("many_requests", "value", purpose, alike, "real_size", choices=1, capacity=300)
+    purpose = "Two groups and 258 experts, more than 8 bits can number; some choices are not made."
+    chosen = np.zeros((8, 258))
+    for token, pair in enumerate(integers("tc/q", (8, 2), 0, 3)):
+        chosen[token, [(1, 129, 255, 256)[pair[0]], (2, 130, 254, 257)[pair[1]]]] = 0.5, 0.25
+    keep = tensor(grid("tc/q/keep", (G, 4, 2)) > -1, "groups tokens choices")
+    many: dict[str, Any] = {"capacity": 1, "keep": keep}
+    yield case("many_experts", "overflow", purpose, groups_tokens(chosen.reshape(G, 4, 258)), "real_size", drop, **many)
+    yield case("gradient", "gradient", "Only the kept weights carry a gradient.", distinct("tc/o", (G, T, E)), drop)
+    apart = distinct("tc/p", (G, T, E))
+    yield case("gradient_combine", "gradient", "The selection carries none.", apart, "combine_scores", **other)
+
+
+def _kept_choices() -> Iterator[Definition]:
+    """Where some choices are not made."""
+    case = partial(single, "token_choice", "token_choice")
+    some: dict[str, Any] = {"keep": tensor(grid("keep/some", (G, 5, 2)) > 0, "groups tokens choices")}
+    given: dict[str, Any] = {"scores": utilities("keep/keep", (G, 5, E)), **some, "choices": 2, "capacity": 2}
+    yield case("keep", "overflow", "A choice that is not made takes no slot.", "choice_not_made", **given)
+    none: dict[str, Any] = {"keep": tensor(np.zeros((G, 5, 1), bool), "groups tokens choices")}
+    purpose = "A choice that is not made holds its place, which stays empty."
+    yield case("hold", "overflow", purpose, "choice_not_made", **given, hold=True)
+    given = {"scores": utilities("keep/keep_none", (G, 5, E)), **none, "choices": 1, "capacity": 2}
+    yield case("keep_none", "degenerate", "No choice is made.", "choice_not_made", **given)
+
+
+def _rerouted() -> Iterator[Definition]:
+    """Where tokens that find an expert full try others."""
+    case = partial(single, "token_choice", "token_choice")
+    crowd = np.array(
+        [[0.5, 0.375, 0.125], [0.5, 0.25, 0.375], [0.75, 0.5, 0.25], [0.625, 0.5, 0.25], [0.25, 0.5, 0.125]]
+    )
+    purpose = "Two tokens that their first expert drops try their second; one of them its third."
+    yield case("tries", "overflow", purpose, "rerouted", scores=both(crowd), choices=1, capacity=2, tries=3)
+    given: dict[str, Any] = {"scores": scores("tc/tries", (G, 8, 4)), "choices": 2, "capacity": 3}
+    order = tensor(np.stack([np.arange(8)[::-1], permutation("tc/tries/order", 8)]), "groups tokens")
+    purpose = "A token that has lost one of two choices tries one more expert, in a given order."
+    yield case("tries_order", "overflow", purpose, "rerouted", **given, tries=3, order=order)
+
+
+def _normalize_selected() -> Iterator[Definition]:
+    name = "normalize_selected"
+
+    def case(
+        case: str, kind: str, purpose: str, scores: Tensor, weights: Tensor | None = None, choices: int = 2
+    ) -> Definition:
+        by = ("combine_scores",) if weights is not None else ("scores",)
+        given: dict[str, Any] = {"scores": scores, "choices": choices} | (
+            {} if weights is None else {"combine_scores": weights}
+        )
+        return single(name, name, case, kind, purpose, "renormalised", by=by, **given)
+
+    yield case("values", "value", "By the sum of the two chosen.", utilities(f"{name}/a"))
+    other = utilities(f"{name}/b/weights", (G, 8, 5))
+    purpose = "Chosen by one, divided by the other."
+    yield case("combine_scores", "value", purpose, logits(f"{name}/b", (G, 8, 5)), other, 3)
+    tied = both(np.array([[0.5, 0.25, 0.25], [0.25, 0.5, 0.25], [0.25, 0.25, 0.5], [0.375, 0.375, 0.25]]))
+    spread = both(np.array([[0.5, 0.125, 0.375], [0.25, 0.5, 0.75], [0.5, 0.25, 1.0], [1.0, 0.5, 0.25]]))
+    yield case("tied", "tie", "Among equal scores the lower expert counts.", tied, spread)
+    five = (G, 5, E)
+    yield case("one_choice", "degenerate", "The chosen gets 1.", utilities(f"{name}/c"), choices=1)
+    purpose = "All: nothing changes for a softmax."
+    yield case("all_choices", "degenerate", purpose, logits(f"{name}/d"), utilities(f"{name}/d/w"), E)
+    untied = groups_tokens(logits(f"{name}/e").array + np.arange(E) / 64)
+    yield case("gradient", "gradient", "By the combine scores.", untied, utilities(f"{name}/e/weights"))
+    purpose = "Weights whose sum is about 1e-9."
+    tiny = groups_tokens(grid(f"{name}/g/weights", (1, 6, E), reach=0.5, step=0.0625, centre=1.0) * 2.0**-31)
+    yield case("tiny_sums", "value", purpose, utilities(f"{name}/g", (1, 6, E)), tiny)
+    purpose = "By the scores where they are the weights, too."
+    yield case("gradient_scores", "gradient", purpose, distinct(f"{name}/f", five))
+
+
+# Variants. Scores are (groups, tokens, experts); `token` and `weight` of a routing (groups, experts, slots). The right
+# function is called first: it rejects what must be rejected.
+
+Queue = Iterable[tuple[int, int]]
+"""(token, expert) in the order in which they are assigned."""
+
+
+def _served(B: Any, weights: Any, capacity: int, queues: Iterable[Queue]) -> Any:
+    """The routing in which each expert takes in who comes, until it is full; a queue for each group."""
+    groups, tokens, experts = weights.shape
+    token = np.full((groups, experts, capacity), tokens, np.int32)
+    weight = np.zeros((groups, experts, capacity), weights.dtype)
+    for g, queue in enumerate(queues):
+        filled = [0] * experts
+        for t, e in queue:
+            if filled[e] < capacity:
+                token[g, e, filled[e]], weight[g, e, filled[e]] = t, weights[g, t, e]
+                filled[e] += 1
+    return B.SlotRouting(token, weight, None, tokens)
+
+
+def _tokens(scores: Any, order: Any) -> Any:
+    """The tokens of each group in the order in which they are served."""
+    return [range(scores.shape[1])] * len(scores) if order is None else order
+
+
+def ties_to_the_higher_expert(B: Any, scores: Any, *, combine_scores: Any = None, **options: Any) -> Any:
+    """Among equal scores a token chooses the expert of higher index."""
+    weights = None if combine_scores is None else combine_scores[..., ::-1]
+    routing = B.token_choice(scores[..., ::-1], combine_scores=weights, **options)
+    return B.SlotRouting(routing.token[:, ::-1], routing.weight[:, ::-1], None, routing.tokens)
+
+
+def experts_in_heap_order(
+    B: Any, scores: Any, *, choices: int, capacity: int, combine_scores: Any = None, order: Any = None
+) -> Any:
+    """Among equal scores a token chooses what a sort returns that is not stable."""
+    B.token_choice(scores, choices=choices, capacity=capacity, combine_scores=combine_scores, order=order)
+    chosen = heap_order(scores)
+    queues = (
+        ((t, chosen[g, t, k]) for k in range(choices) for t in tokens)
+        for g, tokens in enumerate(_tokens(scores, order))
+    )
+    return _served(B, scores if combine_scores is None else combine_scores, capacity, queues)
+
+
+def all_choices_of_a_token_first(
+    B: Any, scores: Any, *, choices: int, capacity: int, combine_scores: Any = None, order: Any = None
+) -> Any:
+    """All choices of a token are served before those of the next token."""
+    B.token_choice(scores, choices=choices, capacity=capacity, combine_scores=combine_scores, order=order)
+    chosen = stable_order(scores)
+    queues = (
+        ((t, chosen[g, t, k]) for t in tokens for k in range(choices))
+        for g, tokens in enumerate(_tokens(scores, order))
+    )
+    return _served(B, scores if combine_scores is None else combine_scores, capacity, queues)
+
+
+def next_best_expert(
+    B: Any, scores: Any, *, choices: int, capacity: int, combine_scores: Any = None, order: Any = None
+) -> Any:
+    """A token that finds its expert full tries its next-best one."""
+    B.token_choice(scores, choices=choices, capacity=capacity, combine_scores=combine_scores, order=order)
+    ranked = stable_order(scores)
+
+    def queue(g: int, tokens: Iterable[int]) -> Queue:
+        filled = [0] * scores.shape[2]
+        wishes = {t: iter(ranked[g, t]) for t in tokens}
+        for _, t in itertools.product(range(choices), tokens):
+            expert = next((e for e in wishes[t] if filled[e] < capacity), None)
+            if expert is not None:
+                filled[expert] += 1
+                yield t, expert
+
+    queues = (queue(g, tokens) for g, tokens in enumerate(_tokens(scores, order)))
+    return _served(B, scores if combine_scores is None else combine_scores, capacity, queues)
+
+
+def newcomers_replace_the_last(
+    B: Any, scores: Any, *, choices: int, capacity: int, combine_scores: Any = None, order: Any = None
+) -> Any:
+    """A token that finds its expert full takes the place of the one in the last slot."""
+    routing = B.token_choice(scores, choices=choices, capacity=capacity, combine_scores=combine_scores, order=order)
+    weights = scores if combine_scores is None else combine_scores
+    chosen = stable_order(scores)
+    token, weight = routing.token.copy(), np.array(routing.weight)
+    for g, tokens in enumerate(_tokens(scores, order)):
+        for k, t in itertools.product(range(choices), tokens):
+            e = chosen[g, t, k]
+            if token[g, e, -1] < routing.tokens:
+                token[g, e, -1], weight[g, e, -1] = t, weights[g, t, e]
+    return routing._replace(token=token, weight=weight)
+
+
+def most_probable_kept(
+    B: Any, scores: Any, *, choices: int, capacity: int, combine_scores: Any = None, order: Any = None
+) -> Any:
+    """A full expert keeps those who chose it with the highest scores, not those who came first."""
+    B.token_choice(scores, choices=choices, capacity=capacity, combine_scores=combine_scores, order=order)
+    return _served(B, scores if combine_scores is None else combine_scores, capacity, _by_score(scores, choices, order))
+
+
+def _by_score(scores: Any, choices: int, order: Any) -> Iterable[Queue]:
+    """All choices of all tokens, the one of highest score first."""
+    chosen = stable_order(scores)
+    for g, tokens in enumerate(_tokens(scores, order)):
+        pairs = [(t, chosen[g, t, k]) for k in range(choices) for t in tokens]
+        best = np.argsort([-scores[g, t, e].real for t, e in pairs], kind="stable")
+        yield [pairs[i] for i in best]
+
+
+def priority_of_choices(B: Any, scores: Any, *, order: Any = None, **options: Any) -> Any:
+    """Where tokens have a priority, each choice has its own: a strong second choice comes before a weak first one."""
+    if order is None:
+        return B.token_choice(scores, **options)
+    return most_probable_kept(B, scores, order=order, **options)
+
+
+def order_ignored(B: Any, scores: Any, *, order: Any = None, **options: Any) -> Any:
+    """Tokens are served by index, whatever order is given."""
+    B.token_choice(scores, order=order, **options)
+    return B.token_choice(scores, **options)
+
+
+def places_not_held(B: Any, scores: Any, *, hold: bool = False, **options: Any) -> Any:
+    """A choice that is not made never uses up its place."""
+    B.token_choice(scores, hold=hold, **options)
+    return B.token_choice(scores, **options)
+
+
+def never_rerouted(B: Any, scores: Any, *, tries: Any = None, **options: Any) -> Any:
+    """A token that finds its expert full is dropped, also where it may try others."""
+    B.token_choice(scores, tries=tries, **options)
+    return B.token_choice(scores, **options)
+
+
+def rerouted_always(B: Any, scores: Any, *, tries: Any = None, **options: Any) -> Any:
+    """A token that finds its experts full tries all others, in turn, after the choices of all tokens."""
+    B.token_choice(scores, tries=tries, **options)
+    if options.get("keep") is not None:
+        return B.token_choice(scores, tries=tries, **options)
+    return B.token_choice(scores, tries=scores.shape[2], **options)
+
+
+def rerouted_once(B: Any, scores: Any, *, choices: int, tries: Any = None, **options: Any) -> Any:
+    """A token that finds its expert full tries one other, however many it may try."""
+    B.token_choice(scores, choices=choices, tries=tries, **options)
+    return B.token_choice(scores, choices=choices, tries=None if tries is None else min(tries, choices + 1), **options)
+
+
+def kept_weights_renormalised(B: Any, scores: Any, **options: Any) -> Any:
+    """The combine weights that a token keeps are divided by their sum."""
+    return renormalised(B.token_choice(scores, **options))
+
+
+def chosen_weights_renormalised(
+    B: Any, scores: Any, *, choices: int, combine_scores: Any = None, **options: Any
+) -> Any:
+    """The weights of the experts that a token chooses are divided by their sum, before any is dropped."""
+    weights = scores if combine_scores is None else combine_scores
+    B.token_choice(scores, choices=choices, combine_scores=combine_scores, **options)
+    total = np.take_along_axis(weights, stable_order(scores)[..., :choices], 2).sum(axis=2, keepdims=True)
+    weights = weights / np.where(total == 0, 1, total)
+    return B.token_choice(scores, choices=choices, combine_scores=weights, **options)
+
+
+def weights_of_the_selection(B: Any, scores: Any, *, combine_scores: Any = None, **options: Any) -> Any:
+    """The combine weights are the scores of the selection, whatever weights are given."""
+    B.token_choice(scores, combine_scores=combine_scores, **options)
+    return B.token_choice(scores, **options)
+
+
+def weights_of_one(B: Any, scores: Any, **options: Any) -> Any:
+    """Every combine weight is 1."""
+    routing = B.token_choice(scores, **options)
+    return routing._replace(weight=(routing.token < routing.tokens).astype(np.float64))
+
+
+def weights_without_gradient(B: Any, scores: Any, *, combine_scores: Any = None, **options: Any) -> Any:
+    """The combine weights carry no gradient."""
+    weights = scores if combine_scores is None else combine_scores
+    return B.token_choice(scores, combine_scores=weights.real, **options)
+
+
+def _divided(B: Any, scores: Any, combine_scores: Any, choices: int, sum_of: Callable[[Any, Any], Any]) -> Any:
+    """Combine scores divided by `sum_of(weights, chosen)`, `chosen` a mask."""
+    B.normalize_selected(scores, combine_scores, choices=choices)
+    weights = scores if combine_scores is None else combine_scores
+    return weights / sum_of(weights, chosen_mask(scores, choices))
+
+
+def selected_not_normalised(B: Any, scores: Any, combine_scores: Any = None, *, choices: int) -> Any:
+    """Combine weights are not divided by anything, where they should sum to 1."""
+    return _divided(B, scores, combine_scores, choices, lambda w, c: 1.0)
+
+
+def normalised_over_all_experts(B: Any, scores: Any, combine_scores: Any = None, *, choices: int) -> Any:
+    """Combine weights are divided by the sum over all experts, not over the chosen."""
+    return _divided(B, scores, combine_scores, choices, lambda w, c: w.sum(axis=2, keepdims=True))
+
+
+def normalised_to_the_higher(B: Any, scores: Any, combine_scores: Any = None, *, choices: int) -> Any:
+    """Among equal scores the higher expert counts for the sum."""
+    weights = scores if combine_scores is None else combine_scores
+    return B.normalize_selected(scores[..., ::-1], weights[..., ::-1], choices=choices)[..., ::-1]
+
+
+def selected_sum_clamped(B: Any, scores: Any, combine_scores: Any = None, *, choices: int) -> Any:
+    """The sum that combine weights are divided by is at least 2^-23, the epsilon of float32."""
+    return _divided(
+        B, scores, combine_scores, choices, lambda w, c: np.maximum((w * c).sum(axis=2, keepdims=True), 2.0**-23)
+    )
+
+
+def normalised_by_a_constant(B: Any, scores: Any, combine_scores: Any = None, *, choices: int) -> Any:
+    """The sum that combine weights are divided by carries no gradient."""
+    return _divided(B, scores, combine_scores, choices, lambda w, c: (w * c).sum(axis=2, keepdims=True).real)
+
+
+def requests_counted_in_int8(B: Any, scores: Any, **options: Any) -> Any:
+    """Requests for an expert are counted in int8, which loses those from the 129th on."""
+    return _first_slots(B.token_choice(scores, **options), 128)
+
+
+def requests_counted_in_bfloat16(B: Any, scores: Any, **options: Any) -> Any:
+    """Requests for an expert are counted in bfloat16, which has no 257 and loses those from there on."""
+    return _first_slots(B.token_choice(scores, **options), 256)
+
+
+def places_counted_over_groups(B: Any, scores: Any, *, capacity: int, **options: Any) -> Any:
+    """With more than 32 experts, the places of an expert go on over the groups."""
+    right = B.token_choice(scores, capacity=capacity, **options)
+    filled = (right.token < right.tokens).sum(axis=2, keepdims=True)
+    return right if scores.shape[2] <= 32 else _first_slots(right, capacity + filled - np.cumsum(filled, axis=0))
+
+
+def _first_slots(routing: Any, count: Any) -> Any:
+    """The routing with no token in the slots of an expert after the first."""
+    kept = np.arange(routing.token.shape[2]) < count
+    return routing._replace(
+        token=np.where(kept, routing.token, routing.tokens).astype(np.int32), weight=np.where(kept, routing.weight, 0)
+    )
+
+
+def requests_sorted_beyond_32_experts(
+    B: Any,
+    scores: Any,
+    *,
+    choices: int,
+    capacity: int,
+    combine_scores: Any = None,
+    order: Any = None,
+    keep: Any = None,
+) -> Any:
+    """With more than 32 experts, requests are sorted by expert alone, and the last of an expert come first."""
+    given = {"combine_scores": combine_scores, "order": order, "keep": keep}
+    right = B.token_choice(scores, choices=choices, capacity=capacity, **given)
+    if scores.shape[2] <= 32:
+        return right
+    chosen = stable_order(scores)
+    queues = (
+        reversed([(t, chosen[g, t, k]) for k in range(choices) for t in tokens if keep is None or keep[g, t, k]])
+        for g, tokens in enumerate(_tokens(scores, order))
+    )
+    return _served(B, scores if combine_scores is None else combine_scores, capacity, queues)
+
+
+def _masking(scores: Any, choices: int, mask: float, numbers: int = 2**31) -> Any:
+    """The chosen, one after the other, where what was chosen becomes `mask`: the right ones if it is below all others."""
+    left, ranks = np.array(scores.real), np.zeros(scores.shape)
+    for choice in range(choices):
+        best = stable_order(left)[..., :1]
+        np.put_along_axis(left, best, mask, 2)
+        wrapped = best % numbers
+        rank = np.take_along_axis(ranks, wrapped, 2)
+        np.put_along_axis(ranks, wrapped, np.where(rank > 0, rank, choices - choice), 2)
+    return ranks
+
+
+def chosen_masked_with_ten_thousand(
+    B: Any, scores: Any, *, choices: int, combine_scores: Any = None, **options: Any
+) -> Any:
+    """An expert that is chosen gets the score -10000 for the next choice, so that one below that is never chosen."""
+    B.token_choice(scores, choices=choices, combine_scores=combine_scores, **options)
+    weights = scores if combine_scores is None else combine_scores
+    ranks = _masking(scores, choices, -1e4)
+    return B.token_choice(ranks, choices=choices, combine_scores=weights, **options)
+
+
+def experts_numbered_in_eight_bits(
+    B: Any, scores: Any, *, choices: int, combine_scores: Any = None, **options: Any
+) -> Any:
+    """Experts are numbered in 8 bits: what is for expert 256 goes to expert 0."""
+    B.token_choice(scores, choices=choices, combine_scores=combine_scores, **options)
+    weights = scores if combine_scores is None else combine_scores
+    ranks = _masking(scores, choices, -np.inf, 256)
+    return B.token_choice(ranks, choices=choices, combine_scores=weights, **options)
+
+
+VARIANTS = (
+    variant(chosen_masked_with_ten_thousand, "token_choice"),
+    variant(experts_numbered_in_eight_bits, "token_choice"),
+    variant(ties_to_the_higher_expert, "token_choice", ledger="TC-1b"),
+    variant(experts_in_heap_order, "token_choice", ledger="TC-1c"),
+    variant(all_choices_of_a_token_first, "token_choice", ledger="TC-2b"),
+    variant(next_best_expert, "token_choice", ledger="TC-3b"),
+    variant(newcomers_replace_the_last, "token_choice", ledger="TC-3b"),
+    variant(most_probable_kept, "token_choice", ledger="BP-2b", who="deepspeedai/DeepSpeed, NVIDIA/Megatron-LM"),
+    variant(priority_of_choices, "token_choice", ledger="BP-2b"),
+    variant(order_ignored, "token_choice"),
+    variant(places_not_held, "token_choice"),
+    variant(never_rerouted, "token_choice"),
+    variant(rerouted_always, "token_choice", ledger="TC-3c", who="tensorflow/mesh"),
+    variant(rerouted_once, "token_choice"),
+    variant(kept_weights_renormalised, "token_choice", ledger="TC-4b"),
+    variant(chosen_weights_renormalised, "token_choice", ledger="SA-3b"),
+    variant(weights_of_the_selection, "token_choice", ledger="RT-2b"),
+    variant(weights_of_one, "token_choice"),
+    variant(weights_without_gradient, "token_choice"),
+    variant(requests_counted_in_int8, "token_choice"),
+    variant(requests_counted_in_bfloat16, "token_choice"),
+    variant(requests_sorted_beyond_32_experts, "token_choice"),
+    variant(places_counted_over_groups, "token_choice"),
+    variant(selected_not_normalised, "normalize_selected", ledger="SA-3b"),
+    variant(normalised_over_all_experts, "normalize_selected"),
+    variant(normalised_to_the_higher, "normalize_selected"),
+    variant(normalised_by_a_constant, "normalize_selected"),
+    variant(selected_sum_clamped, "normalize_selected", who="facebookresearch/fairseq"),
+)

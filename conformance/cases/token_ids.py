@@ -1,0 +1,175 @@
+"""Token ids of hash layers. Patches and codewords are on a grid on which distances are exact, so that ties are meant."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from moespec.conformance.author.definition import Definition, single, tensor
+from moespec.conformance.author.describe import Choice, Function, Output
+from moespec.conformance.author.draw import grid, integers
+from moespec.conformance.author.inputs import tokens
+from moespec.conformance.author.margins import token_choice_margin
+from moespec.conformance.author.variant import variant
+from moespec.conformance.format import Tensor
+from moespec.spec.token_ids import normalized_patches
+
+__all__ = ["FUNCTIONS", "VARIANTS", "cases", "nearness"]
+
+IDS = Output("groups tokens", "int")
+
+
+def nearness(patches: Any, codebook: Any) -> Any:
+    """What `patch_codes` orders: (tokens, codes) for patches (tokens, pixels)."""
+    return normalized_patches(patches) @ codebook.T - 0.5 * np.sum(codebook * codebook, axis=1)
+
+
+FUNCTIONS = (
+    Function(
+        "patch_codes",
+        {"codes": IDS},
+        Choice(
+            nearness,
+            lambda scores, scale, options: token_choice_margin(scores, scale, min(1, scores.shape[-1] - 1)),
+        ),
+    ),
+    Function("position_ids", {"position": IDS}),
+    Function("previous_ids", {"previous": IDS}),
+    Function("pair_ids", {"pairs": IDS}),
+)
+
+G, T, V = 2, 6, 5
+
+
+def cases() -> Iterator[Definition]:
+    """All cases of this module."""
+    yield from _codes()
+    yield from _others()
+
+
+def _codes() -> Iterator[Definition]:
+    def case(name: str, kind: str, purpose: str, patches: Any, codebook: Any, *flags: str) -> Definition:
+        inputs: dict[str, Any] = {
+            "patches": tensor(patches, "groups tokens pixels"),
+            "codebook": tensor(codebook, "codes pixels"),
+        }
+        tied = kind == "tie"
+        return single("token_ids", "patch_codes", name, kind, purpose, *flags, exact_ties=tied, **inputs)
+
+    patches, words = grid("hash/patches", (G, T, 6)), grid("hash/codebook", (V, 6))
+    yield case("codes", "value", "The nearest codeword of each patch.", patches, words, "generated_code")
+    sizes = grid("hash/codebook/sizes", (V, 6)) * np.array([[0.25], [1], [3], [0.5], [2]])
+    purpose = "The nearest codeword, not the one with the largest product."
+    yield case("codes_of_all_lengths", "value", purpose, grid("hash/patches/b", (G, T, 6)), sizes)
+    one, other = np.array([1.0, -1, 1, -1]), np.array([1.0, 1, -1, -1])
+    scaled = np.stack([[8 + one, one / 4, other - 3], [2 * other, 5 - one, 4 + 4 * one]])
+    words = np.array([one / 4, one, other, -other])
+    yield case("codes_normalised", "value", "Brightness and contrast of a patch do not count.", scaled, words)
+    faint = np.stack([[one / 4096, one / 256, other * 0], [other / 4096, one * 0 + 1, other / 4]])
+    purpose = "A patch of nearly one colour is nearer to 0 than to its contrast."
+    words = np.array([one * 0, one, other, -one])
+    yield case("codes_faint", "value", purpose, faint, words)
+    plain = np.stack([[one * 0 + 3, one * 0], [one * 0 - 1, one * 0 + 0.5]])
+    purpose = "A patch of one colour is 0."
+    yield case("codes_flat", "degenerate", purpose, plain, words[[1, 0, 2, 3]], "degenerate_size")
+    plain = np.stack([[one * 0, one * 0 + 2], [one * 0 - 1, one * 0 + 4]])
+    words = np.array([[2.0, 0, 0, 0], [0, 1, 0, 0], [0, 0, -1, 0], [0, 0, 0, 1]])
+    yield case("codes_tied", "tie", "The lower of codewords at equal distance.", plain, words, "tie_order")
+
+
+def _ids(values: Any) -> Tensor:
+    return tensor(values, "groups tokens")
+
+
+def _others() -> Iterator[Definition]:
+    case, size = partial(single, "token_ids"), "degenerate_size"
+    place = partial(case, "position_ids")
+    yield place("position", "value", "The place of a token.", tokens=tokens("hash/states"))
+    alone = tokens("hash/state", (1, 1, 4))
+    yield place("position_one", "degenerate", "One token.", size, tokens=alone)
+    ids = _ids(integers("hash/ids", (G, T), 1, 4))
+    before = partial(case, "previous_ids")
+    yield before("previous", "value", "The id before, 0 for the first.", ids=ids)
+    yield before("previous_one", "degenerate", "One token.", size, ids=_ids([[3]]))
+    first = _ids(integers("hash/first", (G, T), 0, 6))
+    purpose = "The first id counts as many as there are second ones."
+    yield case("pair_ids", "pair", "value", purpose, first=first, second=ids, vocabulary=V)
+    purpose = "Pairs that float32 does not have."
+    many: dict[str, Any] = {"first": _ids([[16384, 16387, 40000]]), "second": _ids([[4, 2, 1024]]), "vocabulary": 1025}
+    yield case("pair_ids", "pair_large", "value", purpose, **many)
+
+
+# Variants. Ids are (groups, tokens). The right function is called first: it rejects what must be rejected.
+
+
+def codes_to_the_higher(B: Any, patches: Any, codebook: Any) -> Any:
+    """Among codewords at equal distance the higher index wins."""
+    return (len(codebook) - 1 - B.patch_codes(patches, codebook[::-1])).astype(np.int32)
+
+
+def codes_by_product(B: Any, patches: Any, codebook: Any) -> Any:
+    """The code is the codeword with the largest product, not the nearest."""
+    B.patch_codes(patches, codebook)
+    centred = patches - np.mean(patches, axis=2, keepdims=True)
+    return np.argmax((centred @ codebook.T).real, axis=2).astype(np.int32)
+
+
+def _nearest(pixels: Any, codebook: Any) -> Any:
+    return np.argmin(np.sum((pixels[..., None, :] - codebook).real ** 2, axis=-1), axis=-1).astype(np.int32)
+
+
+def codes_of_raw_pixels(B: Any, patches: Any, codebook: Any) -> Any:
+    """The pixels of a patch are compared as they are, not normalised."""
+    B.patch_codes(patches, codebook)
+    return _nearest(patches, codebook)
+
+
+def codes_without_epsilon(B: Any, patches: Any, codebook: Any) -> Any:
+    """A patch is divided by its standard deviation, however small; one of a single colour stays 0."""
+    B.patch_codes(patches, codebook)
+    centred = patches - np.mean(patches, axis=2, keepdims=True)
+    spread = np.sqrt(np.mean(centred.real**2, axis=2, keepdims=True))
+    return _nearest(centred / np.where(spread == 0, 1, spread), codebook)
+
+
+def places_from_one(B: Any, tokens: Any) -> Any:
+    """Places are counted from 1."""
+    return B.position_ids(tokens) + 1
+
+
+def first_precedes_itself(B: Any, ids: Any) -> Any:
+    """The first token is preceded by itself."""
+    B.previous_ids(ids)
+    return np.concatenate([ids[:, :1], ids[:, :-1]], axis=1)
+
+
+def next_ids(B: Any, ids: Any) -> Any:
+    """The id of the next token is taken, 0 for the last."""
+    B.previous_ids(ids)
+    return B.previous_ids(ids[:, ::-1])[:, ::-1]
+
+
+def pairs_the_other_way(B: Any, first: Any, second: Any, *, vocabulary: int) -> Any:
+    """The second id counts as many as there are second ones, the first counts one."""
+    B.pair_ids(first, second, vocabulary=vocabulary)
+    return second * vocabulary + first
+
+
+def pairs_in_float32(B: Any, first: Any, second: Any, *, vocabulary: int) -> Any:
+    """Pairs of ids are computed in float32, which does not have all whole numbers above 2^24."""
+    B.pair_ids(first, second, vocabulary=vocabulary)
+    return (first.astype(np.float32) * vocabulary + second.astype(np.float32)).astype(np.int32)
+
+
+VARIANTS = (
+    variant(pairs_in_float32, "pair_ids"),
+    variant(codes_to_the_higher, "patch_codes", ledger="HT-3b"),
+    variant(codes_by_product, "patch_codes"),
+    variant(codes_of_raw_pixels, "patch_codes", ledger="TI-2c"),
+    variant(codes_without_epsilon, "patch_codes", ledger="TI-2b"),
+    variant(places_from_one, "position_ids"),
+    variant(first_precedes_itself, "previous_ids", ledger="TI-3b"),
+    variant(next_ids, "previous_ids"),
+    variant(pairs_the_other_way, "pair_ids"),
+)

@@ -1,0 +1,348 @@
+"""The vision transformer with experts: its forward pass with every router, and training steps with the routing of each.
+
+Training as a whole runs outside compiled code, as it does for users; what is compiled is the loss (by the target's
+`compile`) and whatever the target's `make_step` compiles itself.
+"""
+
+import importlib
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from moespec.conformance.author.definition import Definition, composed, tensor
+from moespec.conformance.author.describe import DENSE, SLOTS, Choice, Function, Output
+from moespec.conformance.author.draw import grid, signs
+from moespec.conformance.author.models import forward_function, inputs_of, prepare, stage_of
+from moespec.conformance.author.variant import variant
+from moespec.conformance.format import routing_arrays
+from moespec.models.draws import of_step
+
+__all__ = ["FUNCTIONS", "VARIANTS", "cases", "flat_parameters"]
+
+KEPT = (1, 5)
+"""The steps after which the parameters are results, besides the last."""
+
+
+def _prepared(options: dict[str, Any]) -> dict[str, Any]:
+    """The model and its optimiser."""
+    optimizer = importlib.import_module("moespec.backends.optimizer").OptimizerConfig(**options["optimizer"])
+    return {**prepare("vit", options), "optimizer": optimizer}
+
+
+def _trained(
+    B: Any,
+    *,
+    params: Any,
+    images: Any,
+    targets: Any,
+    model: Any,
+    config: Any,
+    optimizer: Any,
+    rates: Any,
+    batch: int,
+    accumulate: int = 1,
+    train: bool = False,
+    compile: Callable[[Any], Any] = lambda function: function,
+    before: Callable[[Any, Any], None] = lambda params, images: None,
+) -> dict[str, Any]:
+    """A step for each of `rates`, over the images in turn, `batch` at a time.
+
+    accumulate: parts of a batch whose gradients are averaged. train: passed to the model. before: called before each
+    step with its parameters and images.
+    """
+    sparse = config.router != "soft_moe"
+
+    def loss_function(params: Any, batch: Any) -> tuple[Any, dict[str, Any]]:
+        output = model.forward(B, config, params, batch["images"], train=train)
+        loss = B.mean(B.softmax_cross_entropy(output.logits, batch["targets"]), 0)
+        for term in output.losses.values():
+            loss = loss + term
+        if accumulate > 1:  # metrics are averaged over the parts
+            return loss, {}
+        (routing,) = [routing.dense() for routing in output.routings]
+        return loss, routing_arrays(routing, sparse=sparse)
+
+    # The loss is compiled here, for all targets alike; a step that can compile it again need not.
+    options: dict[str, Any] = {"compiled": False} if "compiled" in inspect.signature(B.make_step).parameters else {}
+    options |= {"accumulate": accumulate} if accumulate > 1 else {}
+    step = B.make_step(compile(loss_function), optimizer, **options)
+    state = B.init_state(params, optimizer)
+    metrics: list[dict[str, Any]] = []
+    results: dict[str, Any] = {}
+    for n, rate in enumerate(rates):
+        start = n * batch % images.shape[0]
+        part = {"images": images[start : start + batch], "targets": targets[start : start + batch]}
+        before(B.state_params(state), part["images"])
+        state, found = step(state, part, rate)
+        metrics.append(B.to_numpy(found))
+        if n + 1 in (*KEPT, len(rates)):
+            results[f"parameters/{n + 1}"] = flat_parameters(B.export_state(state)["params"])
+    each = {name: np.stack([np.asarray(one[name]) for one in metrics]) for name in metrics[0]}
+    return {"losses": each.pop("loss"), "gradient_norms": each.pop("grad_norm"), **each, **results}
+
+
+def flat_parameters(tree: Any) -> Any:
+    """All parameters as one vector, in the order of their names."""
+    if isinstance(tree, dict):
+        return np.concatenate([flat_parameters(tree[name]) for name in sorted(tree)])
+    return np.asarray(tree).ravel()
+
+
+def _passes(B: Any, *, model: Any, config: Any, train: bool = False, **options: Any) -> None:
+    """The forward pass of each step, on `B`; the steps themselves are the reference's."""
+
+    def forward(params: Any, images: Any) -> None:
+        model.forward(B, config, params, images, train=train)
+
+    reference = importlib.import_module("moespec.backends.numpy")
+    _trained(reference, model=model, config=config, train=train, before=forward, **options)
+
+
+_trajectory = partial(Output, scale="spread", constant="trajectory", rounded=True)
+TRAJECTORY = {
+    "losses": _trajectory("steps"),
+    "gradient_norms": _trajectory("steps"),
+    "slots": Output("steps " + SLOTS["slots"].axes, "int"),
+    "weights": _trajectory("steps " + SLOTS["weights"].axes),
+    "dispatch": _trajectory(f"steps {DENSE}"),
+    "combine": _trajectory(f"steps {DENSE}"),
+    "parameters/*": _trajectory("parameters"),
+}
+
+FUNCTIONS = (
+    forward_function("vit", "ROUTERS", "moe_layer", "attention", "convolution", "layer_norm", "patch_embed"),
+    Function(
+        "vit_train",
+        TRAJECTORY,
+        Choice(_passes, scale="magnitude", constant="drift"),
+        run=_trained,
+        needs=(
+            *("make_step", "init_state", "state_params", "export_state"),
+            *("ROUTERS", "moe_layer", "softmax_cross_entropy"),
+        ),
+        prepare=_prepared,
+        traced=False,
+        compiles=True,
+        batched=True,
+        pooled=True,
+    ),
+)
+
+TINY = {"image_size": 4, "patch_size": 2, "channels": 1, "width": 8, "depth": 2, "hidden": 8, "heads": 2, "classes": 3}
+SMALL = {**TINY, "width": 4, "hidden": 4, "heads": 1}
+STEPS = {**SMALL, "depth": 1, "moe": "last_1", "experts": 3, "pool": "gap", "group_images": 2}
+LEAST = {**STEPS, "width": 3, "hidden": 2}
+
+FORWARD: dict[str, dict[str, Any]] = {
+    "soft_moe": {"pool": "gap", "qk_norm": True, "qk_norm_bias": True, "channels": 3},
+    "softmax_token_choice": {
+        "pool": "token",
+        "positions": "sincos2d",
+        "router_options": {"choices": 2},
+        "group_images": 2,
+    },
+    "sinkhorn_token_choice": {  # two blocks with experts, and two groups
+        **SMALL,
+        "pool": "map",
+        "gelu": "erf",
+        "moe": "last_2",
+        "router_options": {"balance_weight": 0.5},
+        "group_images": 2,
+    },
+    "softmax_expert_choice": {"positions": "sincos2d", "gelu": "erf", "group_images": 2},
+    "sinkhorn_expert_choice": {"positions": "sincos2d_moco", "moe": "last_half", "group_images": 2},
+    "sparsity_constrained_expert_choice": {"expert_init": "shared", "group_images": 2},
+    "hash": {**SMALL, "pool": "token", "codes": 3, "token_ids": "position_code", "group_images": 2},
+    "multi_hash": {
+        **SMALL,
+        "router": "hash",
+        "codes": 3,
+        "channels": 2,
+        "token_ids": "bigram",
+        "router_options": {"hashes": 2},
+    },
+    "registers": {
+        **SMALL,
+        "router": "softmax_expert_choice",
+        "pool": "token",
+        "registers": 2,
+        "positions": "learned_patches",
+        "pre_norm": True,
+        "norm_epsilon": 0.125,
+        "layer_scale": 0.5,
+        "qkv_bias": False,
+        "channels": 2,
+    },
+    "part_of_image": {**SMALL, "router": "softmax_token_choice", "pool": "gap_norm", "registers": 1, "group_tokens": 2},
+    "stem": {**SMALL, "stem": 1, "router": "softmax_token_choice", "experts": 2, "channels": 2},
+}
+"""Case and what is particular to its model; the router is called like the case unless it says another."""
+
+TRAINED: dict[str, tuple[int, dict[str, Any]]] = {
+    "softmax_token_choice": (0, {**STEPS, "depth": 2}),  # a dense block before that with experts, once
+    "sinkhorn_token_choice": (1, STEPS),
+    "softmax_expert_choice": (2, STEPS),
+    "sinkhorn_expert_choice": (0, STEPS),
+    "sparsity_constrained_expert_choice": (5, {**STEPS, "router_options": {"transport_steps": 5}}),
+    "sparsity_constrained_token_choice": (0, {**LEAST, "router_options": {"choices": 2, "transport_steps": 5}}),
+    "soft_moe": (0, STEPS),
+    "importance_score": (0, {**LEAST, "router_options": {"drop": 0.25}}),  # two of eight tokens
+    "dselect_k": (0, LEAST),
+    "base": (4, {**LEAST, "experts": 4}),  # which eight tokens can be divided among
+    "hash": (0, {**LEAST, "codes": 5, "token_ids": "previous"}),
+    "switch": (0, LEAST),
+    "s_base": (1, LEAST),
+    "gshard": (1, LEAST),
+    "noisy_top_k": (0, LEAST),
+    "hierarchical_top_k": (1, {**LEAST, "experts": 4, "router_options": {"choices_per_level": 1, "branches": 2}}),
+    "strictly_balanced": (1, {**LEAST, "router_options": {"capacity_factor": 1.0}}),
+}
+"""Router, the number of the draw of its numbers (the first without a step near a tie), and its model."""
+
+
+def cases() -> Iterator[Definition]:
+    """All cases of this module."""
+    for name, fields in FORWARD.items():
+        model = {**TINY, "moe": "every_2", "router": name, "experts": 4, **fields}
+        several = model["moe"] == "last_2"
+        inputs = inputs_of("vit", model, f"vit/{name}", 4 if several else 2, noisy=several)
+        purpose = f"Logits, features and routing of a small MoE-ViT with {name}."
+        flags = ("model", "generated_code") if name in ("soft_moe", "softmax_token_choice") else ("model",)
+        stages = (stage_of("vit_forward", inputs, model=model),)
+        yield composed("vit", name, "value", purpose, *flags, inputs=inputs, stages=stages)
+    yield _evaluation()
+    yield _router_in_float32()
+    yield _dropped()
+    for router in TRAINED:
+        yield _training(router)
+    yield _accumulated()
+
+
+def _evaluation() -> Definition:
+    """One model at evaluation and in training, between which its router differs."""
+    model = {**LEAST, "router": "base", "experts": 4}
+    inputs = inputs_of("vit", model, "vit/evaluation/0")
+    stages = (
+        stage_of("vit_forward", inputs, name="evaluation", model=model),
+        stage_of("vit_forward", inputs, name="training", model=model, train=True),
+    )
+    purpose = "The router assigns greedily at evaluation, and evenly in training."
+    return composed("vit", "evaluation", "value", purpose, "model", inputs=inputs, stages=stages)
+
+
+def _dropped() -> Definition:
+    """A model in training, of which units and branches are dropped."""
+    model = {**LEAST, "depth": 2, "router": "soft_moe", "experts": 2, "dropout": 0.25, "stochastic_depth": 0.5}
+    inputs = inputs_of("vit", model, "vit/dropped/0")
+    inputs["random"] = tensor(of_step(2, seed=5, step=7), "images words")
+    stages = (stage_of("vit_forward", inputs, model=model, train=True),)
+    purpose = "Dropout and stochastic depth, in training."
+    return composed("vit", "dropped", "value", purpose, "model", inputs=inputs, stages=stages)
+
+
+def _router_in_float32() -> Definition:
+    """A model whose experts are pairs, of which the low bits of the router's kernel choose one.
+
+    Bfloat16 does not have these bits. What the router sees is exact in it: patches of +-16 whose mean is 0 are embedded
+    as they are, the attention adds 0, and the normalisation makes +-1 of them.
+    """
+    model = {**SMALL, "depth": 1, "moe": "last_1", "pool": "gap", "router": "softmax_token_choice", "experts": 4}
+    key, block = "vit/router_in_float32", "params/blocks/0"
+    inputs = inputs_of("vit", model, key)
+    balanced = np.array([[1, 1, -1, -1], [1, -1, 1, -1], [1, -1, -1, 1]])
+    patches = 16.0 * np.concatenate([balanced, -balanced, balanced[:2]])  # of two images, one after the other
+    images = patches.reshape(2, 2, 2, 2, 2, 1).transpose(0, 1, 3, 2, 4, 5).reshape(2, 4, 4, 1)
+    kernel = signs(f"{key}/signs", (4, 2)) * grid(f"{key}/kernel", (4, 2), reach=0.25, centre=0.75)
+    low = np.array([[0, 1, 0, -1], [0, 2, 0, 3], [0, 3, 0, 2], [0, -2, 0, 1]]) / 2**11
+    given = {
+        "images": images,
+        "params/embedding/kernel": np.eye(4).reshape(2, 2, 1, 4),
+        f"{block}/moe/router/kernel": np.repeat(kernel, 2, axis=1) + low,
+    }
+    zero = ["embedding/bias", "positions", "blocks/0/attention/out/kernel", "blocks/0/attention/out/bias"]
+    given |= {f"params/{name}": np.zeros(inputs[f"params/{name}"].array.shape) for name in zero}
+    inputs |= {name: tensor(values, " ".join(inputs[name].axes)) for name, values in given.items()}
+    purpose = "The router of a model in bfloat16 has parameters, logits and scores in float32."
+    return composed(
+        *("vit", "router_in_float32", "near_tie", purpose, "model", "low_precision"),
+        inputs=inputs,
+        stages=(stage_of("vit_forward", inputs, model=model),),
+        exact_tokens=True,
+    )
+
+
+def _training(router: str) -> Definition:
+    """Training steps: a batch that comes again is routed differently, and no step is near a tie."""
+    draw, fields = TRAINED[router]
+    model = {**fields, "router": router}
+    key = f"vit/training/{router}/{draw}"
+    inputs = inputs_of("vit", model, key, images=4)
+    inputs["targets"] = tensor(np.eye(3)[[0, 1, 2, 1]], "images classes")
+    # Every dtype has these numbers: `1 - b2` of b2 = 0.999 in float32 is wrong by 1e-5. A large epsilon, so that what is
+    # 0 but for rounding (the gradient of a key's bias) does not become a full step.
+    optimizer = {"b1": 0.75, "b2": 0.9375, "weight_decay": 0.0625, "clip": 1.0, "epsilon": 2.0**-10}
+    rates = [2.0**-6] * 2 + [2.0**-5] * 8 + [2.0**-6] * 10
+    # These assign differently in training than at evaluation.
+    mode: dict[str, Any] = {"train": True} if router in ("base", "s_base", "strictly_balanced") else {}
+    stages = (stage_of("vit_train", inputs, model=model, optimizer=optimizer, rates=rates, batch=2, **mode),)
+    purpose = f"Twenty steps of AdamW with clip and decay, {router}: losses, routing of each step, parameters."
+    flags = ("model", "generated_code") if router == "softmax_token_choice" else ("model",)
+    return composed("vit", f"training_{router}", "trajectory", purpose, *flags, inputs=inputs, stages=stages)
+
+
+def _accumulated() -> Definition:
+    """Training steps whose batches come in two parts."""
+    model = {**LEAST, "router": "switch", "group_images": 1}
+    inputs = inputs_of("vit", model, "vit/training/accumulated/0", images=4)
+    inputs["targets"] = tensor(np.eye(3)[[0, 1, 2, 1]], "images classes")
+    decay = {"weight_decay": 0.0625, "decay": "head/kernel=0.5"}
+    optimizer = {"b1": 0.75, "b2": 0.9375, **decay, "clip": 0.25, "epsilon": 2.0**-10}
+    options: dict[str, Any] = {"rates": [2.0**-6] * 5, "batch": 2, "accumulate": 2}
+    stages = (stage_of("vit_train", inputs, model=model, optimizer=optimizer, **options),)
+    purpose = (
+        "Five steps of AdamW, of two parts each, whose gradients are averaged before the clip; the head's own decay."
+    )
+    return composed("vit", "training_accumulated", "trajectory", purpose, "model", inputs=inputs, stages=stages)
+
+
+# Variants.
+
+
+def gradients_of_parts_summed(
+    B: Any, loss_function: Any, optimizer: Any, *, accumulate: int = 1, **options: Any
+) -> Any:
+    """The gradients of the parts of a batch are summed, not averaged."""
+
+    def summed(params: Any, batch: Any) -> Any:
+        loss, metrics = loss_function(params, batch)
+        return accumulate * loss, metrics
+
+    return B.make_step(summed, optimizer, accumulate=accumulate, **options)
+
+
+def decay_left_out(B: Any, loss_function: Any, optimizer: Any, **options: Any) -> Any:
+    """Parameters do not decay."""
+    return B.make_step(loss_function, replace(optimizer, weight_decay=0.0, decay=""), **options)
+
+
+def decay_by_one_rate(B: Any, loss_function: Any, optimizer: Any, **options: Any) -> Any:
+    """The head decays as all kernels do, whatever rate it has of its own."""
+    return B.make_step(loss_function, replace(optimizer, decay=""), **options)
+
+
+def decay_of_slots(B: Any, loss_function: Any, optimizer: Any, **options: Any) -> Any:
+    """Soft MoE's slots decay, the scale of its router does not."""
+    rates = f"slots={optimizer.weight_decay}, router/scale=0"
+    return B.make_step(loss_function, replace(optimizer, decay=rates), **options)
+
+
+VARIANTS = (
+    variant(decay_left_out, "make_step"),
+    variant(decay_by_one_rate, "make_step"),
+    variant(decay_of_slots, "make_step"),
+    variant(gradients_of_parts_summed, "make_step"),
+)

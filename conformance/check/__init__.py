@@ -1,0 +1,1 @@
+"""What runs the suite on a target, and compares."""

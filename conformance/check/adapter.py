@@ -1,0 +1,215 @@
+"""The interface of an adapter, for a kernel that computes a whole layer and shows none of its steps.
+
+    layer(x, params, options) -> output
+
+x: tokens, (groups, tokens, width), in the dtype of the run.
+params: `{"router": {"kernel"}, "experts": {"w1", "b1", "w2", "b2"}}`, shaped as by the specification; the router of
+    Soft MoE has `{"slots", "scale"}` instead.
+options: the name of the router as `router`, every field of its `Options` in `moespec.spec.ROUTERS`, `train`, whether it
+    routes as in training, and `gelu`, the form of GELU.
+output: (groups, tokens, width).
+
+What `layer` raises NotImplementedError for is not implemented. Without a `from_numpy(tree, dtype)` the arrays are
+NumPy's, bfloat16 is not supported, and the output may be float64, which NumPy widens to by itself; `to_numpy(tree)`
+gives results back, and `with_dtype(dtype)` is the context in which a dtype is run. The routers' cases are compared by their
+output alone; steps, noise and errors are not run. `__moespec_version__` says which version of the specification the
+adapter follows.
+
+Gradients of the layer, by x and all params, are those of torch's or JAX's automatic differentiation, if `from_numpy`
+makes arrays of theirs, or what a method of the adapter returns:
+
+    vjp(x, params, options, cotangent) -> (gradient by x, gradients by params)
+
+cotangent: the gradient by the output, in its shape and the dtype of the run. The gradients by params are a tree like
+params. The compiled mode needs `compile(function)`, by default `torch.compile` or `jax.jit`.
+"""
+
+import importlib
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+
+from moespec.conformance.check.frameworks import Framework, framework_of
+from moespec.conformance.check.target import Job, Target, Values, claimed, unseen
+from moespec.conformance.compare import Dtype, NotOfferedError
+from moespec.conformance.format import Case, Stage
+from moespec.spec import ROUTERS
+
+__all__ = ["Adapter", "Kernel", "kernel"]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What is used of an adapter."""
+
+    layer: Callable[..., Any]
+    vjp: Callable[..., Any] | None
+    from_numpy: Callable[..., Any]
+    to_numpy: Callable[..., Any]
+    with_dtype: Callable[..., AbstractContextManager[Any]]
+    compiler: Callable[..., Any] | None
+    claims: str
+
+    @cached_property
+    def framework(self) -> Framework | None:
+        """What differentiates and compiles functions of its arrays, None for NumPy's and unknown ones."""
+        with self.with_dtype("float32"):
+            return framework_of(self.from_numpy({"x": np.zeros(1, np.float32)}, "float32")["x"])
+
+
+def kernel(name: str) -> Kernel:
+    """The adapter `package.module` or `package.module:object`; of a class, an object made without arguments.
+
+    Raises ValueError where there is none, and whatever importing the module raises.
+    """
+    module, _, path = name.partition(":")
+    found: Any = importlib.import_module(module)
+    if path:
+        try:
+            found = attrgetter(path)(found)
+        except AttributeError as error:
+            raise ValueError(f"the module {module!r} has no {path!r}") from error
+    if isinstance(found, type):
+        found = found()
+    if not callable(getattr(found, "layer", None)):
+        raise ValueError("it has no layer(x, params, options)")
+    return Kernel(
+        found.layer,
+        getattr(found, "vjp", None),
+        getattr(found, "from_numpy", _from_numpy),
+        getattr(found, "to_numpy", lambda tree: tree),
+        getattr(found, "with_dtype", lambda dtype: nullcontext()),
+        getattr(found, "compile", None),
+        claimed(found),
+    )
+
+
+def _from_numpy(tree: Any, dtype: str) -> Any:
+    if dtype == "bfloat16":
+        raise ValueError("NumPy has no bfloat16, and the adapter no from_numpy")
+    if isinstance(tree, Mapping):
+        return {name: _from_numpy(value, dtype) for name, value in tree.items()}
+    return np.asarray(tree, dtype)
+
+
+class Adapter(Target):
+    """An adapter in one dtype; see the module's docstring."""
+
+    declines = True
+
+    def __init__(self, name: str, dtype: Dtype) -> None:
+        self.name, self.dtype, self.module = name, dtype, kernel(name)
+
+    @property
+    def claims(self) -> str:
+        """The version of the specification that the adapter claims to follow, or an empty string."""
+        return str(self.module.claims)
+
+    @property
+    def on_numpy(self) -> bool:
+        """Whether its arrays are NumPy's, for want of a `from_numpy`."""
+        return bool(self.module.from_numpy is _from_numpy)
+
+    def check_dtypes(self, results: Mapping[str, Any]) -> None:
+        """As of any target, but NumPy widens float32 to float64 wherever it meets a scalar of that dtype."""
+        if not self.on_numpy:
+            super().check_dtypes(results)
+
+    def copies(self, arrays: Values) -> Values:
+        """As of any target, if its arrays are NumPy's: the `to_numpy` of an adapter is for its output alone."""
+        return super().copies(arrays) if self.on_numpy else {}
+
+    def not_offered(self, case: Case) -> str:
+        """Nothing: an adapter says so by NotImplementedError."""
+        return ""
+
+    def wanted(self, case: Case) -> Case:
+        """Of a router's case the layer around it, whose other stages the adapter does not show."""
+        if not _is_layer(case):
+            return case
+        kept = [replace(s, outputs=s.outputs if s is case.stages[-1] else {}) for s in case.stages]
+        return replace(case, stages=tuple(kept))
+
+    def lacks(self, stage: Stage, case: Case) -> str:
+        """Why a stage is not run, or an empty string."""
+        if case.expect is not None:
+            return "error cases are not run on an adapter"
+        if not _is_layer(case) or stage.name != case.stages[-1].name:
+            return "an adapter computes whole layers"
+        taken = [name for name in ("noise", "ids") if name in case.inputs]
+        if not taken and case.gradients and case.gradients.losses:
+            return "an adapter returns no losses"
+        return f"an adapter takes no {taken[0]}" if taken else ""
+
+    def lacks_gradients(self) -> str:
+        """Why there are no gradients, or an empty string."""
+        if self.module.vjp is not None or self.module.framework is not None:
+            return ""
+        return "an adapter without vjp, whose arrays are neither torch's nor JAX's, has no gradients"
+
+    @property
+    def differentiates(self) -> bool:
+        """Whether the adapter has a derivative of its own."""
+        return self.module.vjp is not None
+
+    def derivative(self, job: Job) -> Callable[[Values, Any], Values]:
+        """A call of `vjp`, as a function of the arrays of the layer and the cotangent of its output."""
+        options = _options(job.stage, {each.name: each for each in job.case.stages})
+
+        def run(values: Values, cotangent: Any) -> Values:
+            by_tokens, by_params = self._declining(self.module.vjp, values, options, cotangent)
+            below = {f"{part}/{name}": array for part, tree in by_params.items() for name, array in tree.items()}
+            return {"tokens": by_tokens, **below}
+
+        return run
+
+    def array_operations(self) -> Any:
+        """`value_and_grad`, `sum` and `cast` on the adapter's arrays."""
+        return self.module.framework
+
+    def compile(self, function: Callable[..., Any], compiler: str) -> Callable[..., Any]:
+        """The function compiled by the adapter, or by the framework of its arrays. Raises NotOfferedError without both."""
+        if self.module.compiler is None and self.module.framework is None:
+            raise NotOfferedError(
+                "an adapter without compile, whose arrays are neither torch's nor JAX's, is not compiled"
+            )
+        compiled: Callable[..., Any] = (self.module.compiler or self.module.framework.compile)(unseen(function))
+        return compiled
+
+    def result(
+        self, stage: Stage, stages: Mapping[str, Stage], known: Collection[str], compile: Any = None
+    ) -> Callable[[Values], Any]:
+        """A call of `layer`."""
+        options = _options(stage, stages)
+        return lambda values: self._declining(self.module.layer, values, options)
+
+    def _declining(self, method: Callable[..., Any], values: Values, options: Values, *more: Any) -> Any:
+        """A call of a method. Raises NotOfferedError where that raises NotImplementedError."""
+        params = {part: _below(part, values) for part in ("router", "experts")}
+        try:
+            return method(values["tokens"], params, options, *more)
+        except NotImplementedError as error:
+            raise NotOfferedError(str(error) or "NotImplementedError") from error
+
+
+def _options(stage: Stage, stages: Mapping[str, Stage]) -> Values:
+    """What an adapter is told of the layer around a router."""
+    route = next(each for each in stages.values() if each.router)
+    fields = ROUTERS[route.router].options(**route.options["options"])
+    experts: Any = stage.arguments["experts"]
+    own = {"router": route.router, "train": route.options["train"], "gelu": experts["options"]["gelu"]}
+    return {**asdict(fields), **own}
+
+
+def _is_layer(case: Case) -> bool:
+    """Whether a case ends with the layer around a router."""
+    return case.expect is None and any(stage.router for stage in case.stages) and case.stages[-1].call == "moe_layer"
+
+
+def _below(prefix: str, values: Values) -> Values:
+    return {name.removeprefix(f"{prefix}/"): value for name, value in values.items() if name.startswith(f"{prefix}/")}

@@ -1,0 +1,144 @@
+"""The interface of files that any program wrote from the published inputs; nothing of that program is run.
+
+    FOLDER/<algorithm>/<case>.safetensors, with tensors named <stage>/<result>, such as `token_choice/slots`
+
+Any stages of a case may be there, and `gradient/<input>` for a case with gradients; all that is there is compared. A
+case passes if nothing that is there fails and its end is there: the gradients if it has any, `moe_layer/output` of a
+router, of the other algorithms every result. What is not there is not implemented.
+"""
+
+from collections.abc import Collection, Sequence
+from math import inf
+from pathlib import Path
+
+from moespec.conformance.check.results import CaseResult
+from moespec.conformance.compare import DTYPES, Dtype, Outcome, certified, compared
+from moespec.conformance.format import Case, Value
+from moespec.models.tensors import Found, decoded
+
+__all__ = ["MODE", "FileError", "check", "dtype_of", "expected", "read", "read_all"]
+
+MODE = "files"
+"""What stands for the mode in results of files."""
+LIMIT = 1 << 26
+"""Bytes that a file may have, some hundred times those of the largest case."""
+FLOATS = {"BF16": "bfloat16", "F32": "float32", "F64": "float64"}
+"""The floating dtypes by the names that safetensors gives them, the coarsest first."""
+
+
+class FileError(Exception):
+    """A file cannot be compared; the message names it."""
+
+
+def read(path: Path) -> dict[str, Found]:
+    """The tensors of a safetensors file. Raises FileError naming it if there is anything that is not such a tensor."""
+    try:
+        if not path.is_file():
+            raise FileError(f"{path}: no file")
+        if path.stat().st_size > LIMIT:
+            raise FileError(f"{path}: {path.stat().st_size} bytes, the most is {LIMIT}")
+        return decoded(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise FileError(f"{path}: {error}") from error
+
+
+Files = dict[str, dict[str, Found] | FileError]
+
+
+def read_all(folder: Path, ids: Collection[str]) -> Files:
+    """The files below `folder` by the id of their case; the error where one cannot be read.
+
+    ids: of all cases there are. Raises FileError if there is no folder, or a file that belongs to none of them.
+    """
+    if not folder.is_dir():
+        raise FileError(f"{folder}: no folder")
+    files: Files = {}
+    for path in sorted(folder.rglob("*.safetensors")):
+        id = path.relative_to(folder).with_suffix("").as_posix()
+        if id not in ids:
+            raise FileError(f"{path}: there is no case {id!r}; `list` prints them all")
+        try:
+            files[id] = read(path)
+        except FileError as error:
+            files[id] = error
+    return files
+
+
+def dtype_of(files: Files) -> Dtype:
+    """The floating dtype of the files, of each the coarsest in it; float64 if there are only integers.
+
+    Raises FileError naming two files whose dtypes differ: one in bfloat16 must not loosen what the others are held to.
+    """
+    first: dict[str, str] = {}  # the first file of each dtype
+    for id, tensors in files.items():
+        stored = {found.dtype for found in tensors.values()} if isinstance(tensors, dict) else set()
+        coarsest = next((name for dtype, name in FLOATS.items() if dtype in stored), "")
+        if coarsest:
+            first.setdefault(coarsest, id)
+    if len(first) > 1:
+        places = " and ".join(f"{id}.safetensors is in {name}" for name, id in first.items())
+        raise FileError(f"{places}; --dtype says in which dtype they were computed")
+    return DTYPES[next(iter(first), "float64")]
+
+
+def check(files: Files, cases: Sequence[Case], dtype: Dtype) -> list[CaseResult]:
+    """What came of each of the cases."""
+    results = []
+    for case in cases:
+        tensors = files.get(case.id)
+        result = CaseResult(case.id, case.algorithm, case.kind, dtype.name, MODE, _outcomes(case, tensors, dtype))
+        failing = {outcome.stage.split("/")[0] for outcome in result.outcomes if outcome.state == "fail"}
+        for name, found in tensors.items() if isinstance(tensors, dict) else ():
+            stage, _, key = name.partition("/")
+            if stage in failing:
+                result.returned.setdefault(stage, {})[key] = found.array
+        results.append(result)
+    return results
+
+
+def expected(case: Case) -> dict[str, Value]:
+    """Every tensor that the file of a case may have, by name, in the order of its stages."""
+    found = {f"{stage.name}/{name}": value for stage in case.stages for name, value in stage.outputs.items()}
+    if case.gradients is not None:
+        found |= {f"gradient/{name}": value for name, value in case.gradients.wrt.items()}
+    return found
+
+
+def _end(case: Case) -> list[str]:
+    """The tensors without which a case is not implemented."""
+    if case.gradients is not None:
+        return [f"gradient/{name}" for name in case.gradients.wrt]
+    if any(stage.router for stage in case.stages):
+        return [f"{case.stages[-1].name}/{name}" for name in case.stages[-1].outputs]
+    return list(expected(case))
+
+
+def _outcomes(case: Case, tensors: dict[str, Found] | FileError | None, dtype: Dtype) -> list[Outcome]:
+    if isinstance(tensors, FileError):
+        return [Outcome("file", "fail", inf, str(tensors))]
+    if tensors is None:
+        reason = "there is no file" if case.expect is None else "a file holds no errors"
+        return [Outcome("file", "not implemented", 0.0, reason)]
+    outcomes = [
+        Outcome(name, "fail", inf, f"a tensor that is not expected; expected are {', '.join(expected(case)) or 'none'}")
+        for name in sorted(tensors.keys() - expected(case).keys())
+    ]
+    for name, value in expected(case).items():
+        if name in tensors:
+            outcomes += _compared(case, name, value, tensors[name], dtype)
+    if case.expect is not None:
+        outcomes.append(Outcome(case.expect.stage, "not implemented", 0.0, "a file holds no errors"))
+    missing = [name for name in _end(case) if name not in tensors]
+    return outcomes + [Outcome(name, "not implemented", 0.0, f"{name} is not in the file") for name in missing]
+
+
+def _compared(case: Case, name: str, value: Value, found: Found, dtype: Dtype) -> list[Outcome]:
+    if found.dtype in FLOATS and list(DTYPES).index(FLOATS[found.dtype]) > list(DTYPES).index(dtype.name):
+        return [Outcome(name, "fail", inf, f"dtype {found.dtype} is coarser than {dtype.name}")]
+    if found.dtype == "F64" and dtype.name != "float64":
+        return [Outcome(name, "fail", inf, f"dtype F64 in a check of {dtype.name}")]
+    stage, result = name.split("/", 1)
+    of_gradient = case.gradients is not None and stage == "gradient"
+    sure = certified(case.decisions.get(case.expected_gradients.stage if of_gradient else stage), dtype)
+    call = "" if of_gradient else case.stage(stage).call
+    return compared(stage, {result: value}, {result: found.array}, dtype, sure, call)

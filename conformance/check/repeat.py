@@ -1,0 +1,33 @@
+"""Repeatability: whether a second call on the same arrays returns the same bits."""
+
+from collections.abc import Mapping
+from math import inf
+from typing import Any
+
+import numpy as np
+
+from moespec.conformance.compare import Outcome
+
+__all__ = ["repeated"]
+
+
+def repeated(stage: str, first: Mapping[str, Any] | Exception, second: Mapping[str, Any] | Exception) -> list[Outcome]:
+    """A failure for each result of a stage that is not the same in both calls.
+
+    An exception in the first call is a failure already; one in the second alone is an error.
+    """
+    if isinstance(first, Exception):
+        return []
+    if isinstance(second, Exception):
+        return [Outcome(stage, "error", inf, f"in the second call: {type(second).__name__}: {str(second)[:400]}")]
+    outcomes = []
+    for name, array in first.items():
+        a, b = np.asarray(array), np.asarray(second.get(name))
+        if (a.shape, a.dtype) == (b.shape, b.dtype) and a.tobytes() == b.tobytes():
+            continue
+        if (a.shape, a.dtype) != (b.shape, b.dtype):
+            text = f"{a.dtype} {a.shape}, then {b.dtype} {b.shape}"
+        else:
+            text = f"{np.count_nonzero(a != b)} of {a.size} entries are others the second time"
+        outcomes.append(Outcome(f"{stage}/{name}", "fail", inf, f"not repeatable: {text}"))
+    return outcomes

@@ -1,0 +1,137 @@
+"""One stage of one case, to be looked at: what it reads, what is expected, and what a target computes.
+
+from moespec.conformance.check.reproduce import open_case
+
+stage = open_case("token_choice/tied", "token_choice", target="my_package.my_router", dtype="float32")
+print("inputs", stage.inputs, "expected", stage.expected["slots"], sep="\\n")
+print("got", stage.run()["slots"], sep="\\n")
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moespec.conformance import call
+from moespec.conformance.author.fresh import fresh
+from moespec.conformance.check.adapter import Adapter
+from moespec.conformance.check.errors import invalid_and_valid
+from moespec.conformance.check.files import read
+from moespec.conformance.check.gradients import gradients
+from moespec.conformance.check.modes import STRIDED
+from moespec.conformance.check.results import CaseResult
+from moespec.conformance.check.target import Job, Target, execute, job_of
+from moespec.conformance.compare import ALL_DTYPES, SHORT
+from moespec.conformance.format import Case
+from moespec.conformance.report.report import Report
+from moespec.conformance.suite import VECTORS, load
+
+__all__ = ["OpenStage", "code", "open_case"]
+
+Arrays = dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class OpenStage:
+    """A stage ready to run.
+
+    inputs: what it reads, by name. expected: its results by name, or the class of the error that it must raise. run():
+    the target's results by name, on NumPy; it raises what the target raises.
+    """
+
+    inputs: Arrays
+    expected: Mapping[str, Any]
+    run: Callable[[], Arrays]
+
+
+def open_case(
+    id: str,
+    stage: str,
+    *,
+    target: str = "",
+    adapter: str = "",
+    files: str = "",
+    dtype: str = "float64",
+    mode: str = "eager",
+    seed: int | None = None,
+    size: str = "small",
+    vectors: Path = VECTORS,
+) -> OpenStage:
+    """The stage (or `gradient`) of the case with that id, for one of: a target module, an adapter, a folder of files.
+
+    seed, size: of a fresh case. Raises ValueError if there is no such case or stage.
+    """
+
+    def only(known: str) -> bool:
+        return known == id
+
+    case = next(iter(load(vectors, only) if seed is None else fresh(seed, only, size=size)), None)
+    if case is None:
+        raise ValueError(f"id: there is no case {id!r}")
+    job = _job(case, stage)
+    inputs = {name: tensor.array for name, tensor in job.values.items()}
+    if case.expect is not None:
+        wanted: Mapping[str, Any] = {"error": f"{case.expect.error} naming {case.expect.argument}"}
+    elif stage == "gradient":
+        wanted = {name: value.array for name, value in case.expected_gradients.wrt.items()}
+    else:
+        wanted = {name: value.array for name, value in case.stage(stage).outputs.items()}
+    if files:
+        return OpenStage(inputs, wanted, partial(_read, Path(files) / f"{id}.safetensors", stage))
+    precision = ALL_DTYPES[SHORT.get(dtype, dtype)]
+    opened = Adapter(adapter, precision) if adapter else Target(target, precision)
+    opened.strided = mode == STRIDED
+    return OpenStage(inputs, wanted, partial(_run, opened, job, stage, mode))
+
+
+def _job(case: Case, stage: str) -> Job:
+    if case.expect is not None and stage == case.expect.stage:
+        return invalid_and_valid(case)[0]
+    if case.gradients is not None and stage == "gradient":
+        return job_of(case, case.gradients.stage)
+    if stage not in [each.name for each in case.stages]:
+        raise ValueError(f"stage: {case.id} has no stage {stage!r}")
+    return job_of(case, stage)
+
+
+def _run(target: Target, job: Job, stage: str, mode: str) -> Arrays:
+    with target.context():
+        (found,) = gradients(target, [job.case], mode) if stage == "gradient" else execute(target, [job], mode)
+    if isinstance(found, Exception):
+        raise found
+    return found
+
+
+def _read(path: Path, stage: str) -> Arrays:
+    found = read(path)
+    return {name.split("/", 1)[1]: np.array(t.array) for name, t in found.items() if name.startswith(f"{stage}/")}
+
+
+def code(report: Report, result: CaseResult, case: Case) -> str:
+    """A few lines of Python that show where a failed case first differs and run as they stand, or an empty string."""
+    stage, _, name = result.first.stage.partition("/")
+    stages = {each.name: each for each in case.stages}
+    if stage != "gradient" and stage not in stages:
+        return ""
+    calls = ["value_and_grad"] if stage == "gradient" else call.names(stages[stage], stages, call.golden(case))
+    compiled = report.interface == "adapter" and result.mode != "eager"
+    mode = f", mode={result.mode!r}" if report.interface == "target" or compiled else ""
+    mode += "" if report.seed is None else f", seed={report.seed}"
+    mode += "" if report.size == "small" else f", size={report.size!r}"
+    pick = f".get({name!r})" if name else ""
+    opened = f"{case.id!r}, {stage!r}, {report.interface}={report.target!r}, dtype={result.dtype!r}{mode}"
+    return "\n".join(
+        (
+            "from moespec.conformance.check.reproduce import open_case",
+            "",
+            f"stage = open_case({opened})",
+            'print("inputs", stage.inputs, sep="\\n")',
+            f'print("expected", stage.expected{pick}, sep="\\n")',
+            f'print("got", stage.run(){pick}, sep="\\n")'
+            + (f"  # {', '.join(calls)}" if calls and report.interface == "target" else ""),
+        )
+    )

@@ -1,0 +1,199 @@
+"""Run the suite on a target: every case in every dtype, and its result."""
+
+import math
+import multiprocessing
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+
+from tqdm import tqdm
+
+from moespec.conformance.check import errors
+from moespec.conformance.check.gradients import gradients
+from moespec.conformance.check.modes import STRIDED, run_in
+from moespec.conformance.check.repeat import repeated
+from moespec.conformance.check.results import CaseResult
+from moespec.conformance.check.target import ExitedError, Target, contained, execute, job_of
+from moespec.conformance.compare import ALL_DTYPES, Outcome, certified, compared, exact
+from moespec.conformance.format import Case
+
+__all__ = ["run", "run_cases"]
+
+
+def run(
+    name: str,
+    cases: Sequence[Case],
+    *,
+    dtypes: Sequence[str],
+    modes: Sequence[str] = ("eager",),
+    jobs: int = 1,
+    interface: type[Target] = Target,
+    repeat: bool = False,
+) -> tuple[list[CaseResult], dict[str, str]]:
+    """The results of all cases in all dtypes and modes, and the dtypes that the target does not have, with its reason.
+
+    jobs: processes that share the work, an algorithm in one dtype and mode at a time. interface: what `name` names.
+    repeat: whether everything is computed twice, and must be the same bit by bit.
+    """
+    # Composite algorithms are slow, so they run first.
+    groups = _by_algorithm(cases)[::-1]
+    parts = [
+        (interface, name, dtype, mode, repeat, chosen)
+        for group in groups
+        for mode in modes
+        for dtype in dtypes
+        if (chosen := run_in(mode, group, dtype, dtypes))
+    ]
+    results: dict[tuple[str, str, str], CaseResult] = {}
+    unsupported: dict[str, str] = {}
+    with tqdm(total=sum(len(part[-1]) for part in parts), desc=name, unit="case", disable=None) as bar:
+        for part, (found, reason) in zip(parts, _run_parts(parts, jobs), strict=True):
+            _, _, dtype, mode, _, group = part
+            results |= {(mode, dtype, result.id): result for result in found}
+            unsupported |= {dtype: reason} if reason else {}
+            bar.set_postfix_str(f"{dtype} {mode} {group[0].algorithm}")
+            bar.update(len(group))
+    order = ((mode, dtype, case.id) for mode in modes for dtype in dtypes for case in cases)
+    return [results[key] for key in order if key in results], unsupported
+
+
+Part = tuple[type[Target], str, str, str, bool, list[Case]]
+"""Interface, name of the target, dtype, mode, whether all is repeated, and the cases of one algorithm."""
+
+
+def _run_parts(parts: Sequence[Part], jobs: int) -> Iterator[tuple[list[CaseResult], str]]:
+    if jobs == 1:
+        yield from map(_run_part, parts)
+        return
+    with _pool(jobs) as pool:
+        waiting = [pool.submit(_run_part, part) for part in parts]
+        alone = None
+        for part, future in zip(parts, waiting, strict=True):
+            try:
+                yield future.result()
+            except BrokenProcessPool:  # some part ended its process, which loses all others that were waiting
+                alone = alone or _pool(1)
+                try:
+                    yield alone.submit(_run_part, part).result()
+                except BrokenProcessPool:
+                    alone = None
+                    yield _lost(part, "the target ended the process that ran it"), ""
+        if alone is not None:
+            alone.shutdown()
+
+
+def _pool(jobs: int) -> ProcessPoolExecutor:
+    # Frameworks have threads, so that a process of their own must not begin as a copy of this one.
+    return ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"))
+
+
+def _run_part(part: Part) -> tuple[list[CaseResult], str]:
+    """The results, and why the target does not have the dtype, or an empty string."""
+    interface, name, dtype, mode, repeat, group = part
+    begun = time.perf_counter()
+    try:
+        with contained():
+            target = interface(name, ALL_DTYPES[dtype])
+            reason = target.unsupported()
+            results = [] if reason else run_cases(target, group, mode, repeat)
+    except ExitedError as error:  # where it is not called for a case
+        return _lost(part, f"{type(error).__name__}: {error}"), ""
+    for result in results:
+        result.seconds = (time.perf_counter() - begun) / len(results)
+    return results, reason
+
+
+def _lost(part: Part, message: str) -> list[CaseResult]:
+    """The results of cases of which no other came: each is an error."""
+    _, _, dtype, mode, _, group = part
+    outcome = Outcome("target", "error", math.inf, message)
+    return [CaseResult(c.id, c.algorithm, c.kind, dtype, mode, [outcome]) for c in group]
+
+
+def _by_algorithm(cases: Sequence[Case]) -> list[list[Case]]:
+    groups: dict[str, list[Case]] = {}
+    for case in cases:
+        groups.setdefault(case.algorithm, []).append(case)
+    return list(groups.values())
+
+
+def run_cases(target: Target, cases: Sequence[Case], mode: str, repeat: bool = False) -> list[CaseResult]:
+    """The results of the cases in the target's dtype, algorithm by algorithm; with `repeat` of two calls each.
+
+    None where arrays of the target cannot be strided, and are to be.
+    """
+    with target.context():
+        target.strided = mode == STRIDED
+        if target.strided and not target.has_strides:
+            return []
+        return [result for group in _by_algorithm(cases) for result in _run_algorithm(target, group, mode, repeat)]
+
+
+def _run_algorithm(target: Target, cases: Sequence[Case], mode: str, repeat: bool) -> list[CaseResult]:
+    cases = [target.wanted(case) for case in cases]
+    results = {c.id: CaseResult(c.id, c.algorithm, c.kind, target.dtype.name, mode) for c in cases}
+
+    wrong = [c for c in cases if c.expect is not None and _available(target, c, c.expect.stage, results)]
+    for case, (state, message) in zip(wrong, errors.run(target, wrong, mode), strict=True):
+        results[case.id].outcomes.append(Outcome(case.expected_error.stage, state, 0.0, message))
+
+    smooth = [case for case in cases if case.gradients and _differentiable(target, case, results)]
+    computed = gradients(target, smooth, mode)
+    again = gradients(target, smooth, mode) if repeat else computed
+    for case, found, second in zip(smooth, computed, again, strict=True):
+        results[case.id].outcomes += repeated("gradient", found, second)
+        sure = certified(case.decisions.get(case.expected_gradients.stage), target.dtype)
+        outcomes = compared("gradient", case.expected_gradients.wrt, found, target.dtype, sure)
+        results[case.id].outcomes += outcomes
+        if not isinstance(found, Exception) and any(outcome.state == "fail" for outcome in outcomes):
+            results[case.id].returned["gradient"] = found
+
+    # What every case is about comes first, the whole and its gradient. Steps explain what did not pass.
+    values = [case for case in cases if case.expect is None]
+    _run_stages(target, values, True, results, mode, repeat)
+    _run_stages(target, [case for case in values if results[case.id].state != "pass"], False, results, mode, repeat)
+    return list(results.values())
+
+
+def _run_stages(
+    target: Target, cases: Sequence[Case], whole: bool, results: dict[str, CaseResult], mode: str, repeat: bool
+) -> None:
+    """Run the whole of the cases, or their steps, and put the outcomes before those there are: they come earlier."""
+    chosen = [(c, s.name) for c in cases for s in c.stages if s.outputs and (s.name in c.whole) == whole]
+    jobs = [job_of(case, name) for case, name in chosen if _available(target, case, name, results)]
+    before: dict[str, list[Outcome]] = {}
+    computed = execute(target, jobs, mode)
+    again = execute(target, jobs, mode) if repeat else computed
+    for job, found, second in zip(jobs, computed, again, strict=True):
+        sure = certified(job.case.decisions.get(job.stage.name), target.dtype)
+        outcomes = repeated(job.stage.name, found, second)
+        outcomes += compared(job.stage.name, job.stage.outputs, found, target.dtype, sure, job.stage.call)
+        before.setdefault(job.case.id, []).extend(outcomes)
+        if not isinstance(found, Exception) and any(outcome.state == "fail" for outcome in outcomes):
+            results[job.case.id].returned[job.stage.name] = found
+    for id, earlier in before.items():
+        results[id].outcomes[:0] = earlier
+
+
+def _available(target: Target, case: Case, stage: str, results: dict[str, CaseResult]) -> bool:
+    state, reason = _obstacle(target, case, stage)
+    if state:
+        results[case.id].outcomes.append(Outcome(stage, state, 0.0, reason))
+    return not state
+
+
+def _obstacle(target: Target, case: Case, stage: str) -> tuple[str, str]:
+    """The state of a stage that cannot be run, and why; two empty strings for one that can."""
+    if lacks := target.lacks(case.stage(stage), case):
+        return "not implemented", lacks
+    if not all(exact(tensor.array, target.dtype) for tensor in case.inputs.values()):
+        return "inconclusive", f"an input has numbers that {target.dtype.name} does not have"
+    return "", ""
+
+
+def _differentiable(target: Target, case: Case, results: dict[str, CaseResult]) -> bool:
+    if lacks := target.lacks_gradients():
+        results[case.id].outcomes.append(Outcome("gradient", "not implemented", 0.0, lacks))
+        return False
+    return not any(_obstacle(target, case, case.expected_gradients.stage))

@@ -1,0 +1,131 @@
+"""The suite tried on known variants: every variant must be caught by a vector, and every vector must catch a variant.
+
+A variant is run, in double precision and op by op, on the cases that call a name that it replaces, as a run of the
+suite runs them; only where all of these pass on the first step of the trajectories, which take longer. What is replaced
+in training is tried on the trajectories in any case.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from tqdm import tqdm
+
+from moespec.conformance.author.variant import TRAINING, Variant, module_of, noting
+from moespec.conformance.cases import function, variants
+from moespec.conformance.check.errors import invalid_and_valid
+from moespec.conformance.check.results import FAILED
+from moespec.conformance.check.run import run_cases
+from moespec.conformance.check.target import Job, Target, execute, job_of
+from moespec.conformance.compare import DTYPES
+from moespec.conformance.format import Case, Value
+
+__all__ = ["Survey", "called", "first_step", "survey", "table"]
+
+DTYPE = DTYPES["float64"]
+
+
+@dataclass(frozen=True)
+class Survey:
+    """Which cases catch which variants.
+
+    caught: for each variant the ids of the cases that fail on it, with the stage where it differs first. cases: the ids
+    of all cases that were run.
+    """
+
+    caught: Mapping[str, Mapping[str, str]]
+    cases: tuple[str, ...]
+
+    @property
+    def survivors(self) -> list[str]:
+        """The variants that no case of an algorithm that they concern catches, if all those were run."""
+        run = {id.split("/")[0] for id in self.cases}
+        return [
+            name
+            for name, ids in self.caught.items()
+            if variants()[name].algorithms <= run and not {id.split("/")[0] for id in ids} & variants()[name].algorithms
+        ]
+
+    @property
+    def idle(self) -> list[str]:
+        """The cases that catch no variant."""
+        useful = {id for ids in self.caught.values() for id in ids}
+        return [id for id in self.cases if id not in useful]
+
+
+def survey(cases: Sequence[Case], chosen: Collection[Variant]) -> Survey:
+    """Every variant run on the cases that it concerns."""
+    cases = [first_step(case) for case in cases]
+    names = {case.id: _called_by(case) for case in tqdm(cases, desc="what cases call", unit="case", disable=None)}
+    caught = {}
+    for variant in tqdm(chosen, desc="variants", unit="variant", disable=None):
+        caught[variant.name] = _caught_by(variant, [case for case in cases if variant.replaced.keys() & names[case.id]])
+    return Survey(caught, tuple(case.id for case in cases))
+
+
+def _caught_by(variant: Variant, cases: Sequence[Case]) -> dict[str, str]:
+    target = Target(variant.name, DTYPE, module_of(variant.replaced))
+    trajectories = [case for case in cases if case.kind == "trajectory"]
+    parts = [[case for case in cases if case.kind != "trajectory"], trajectories]
+    if variant.replaced.keys() <= TRAINING:  # it concerns the trajectories, whatever else it concerns
+        parts = [list(cases)]
+    for part in parts:
+        with np.errstate(all="ignore"):  # those that compute with NaN
+            results = run_cases(target, part, "eager")
+        caught = {result.id: result.first.stage for result in results if result.state in FAILED}
+        if caught:
+            return caught
+    return {}
+
+
+def called(job: Job) -> set[str]:
+    """The public names, and the routers, that a stage calls on the values of a case."""
+    names: set[str] = set()
+    execute(Target("recorded", DTYPE, noting(names)), [job], "eager")
+    return names
+
+
+def _called_by(case: Case) -> set[str]:
+    jobs: Collection[Job] = [job_of(case, stage.name) for stage in case.stages] if case.expect is None else ()
+    names = set().union(*(called(job) for job in jobs or invalid_and_valid(case)))
+    names |= {name for stage in case.stages for name in function(stage.call).needs}
+    return names | {"value_and_grad"} if case.gradients else names
+
+
+def first_step(case: Case) -> Case:
+    """A trajectory cut to its first step; any other case unchanged."""
+    if case.kind != "trajectory":
+        return case
+    (stage,) = case.stages
+    outputs = {
+        name: _sliced(value) if value.axes[:1] == ("steps",) else value
+        for name, value in stage.outputs.items()
+        if not name.startswith("parameters/") or name == "parameters/1"
+    }
+    options = {**stage.options, "rates": stage.options["rates"][:1]}
+    return replace(case, stages=(replace(stage, options=options, outputs=outputs),))
+
+
+def _sliced(value: Value) -> Value:
+    scale = value.scale if isinstance(value.scale, str) else value.scale[:1]
+    return replace(value, array=value.array[:1], scale=scale)
+
+
+def table(found: Survey) -> str:
+    """For each variant that concerns the cases: how many catch it, the first of them with its stage, and its ledger id.
+
+    Then the cases that catch nothing, and a line with the numbers.
+    """
+    rows = [("variant", "caught by", "first", "ledger")]
+    for name, ids in found.caught.items():
+        if ids or name in found.survivors:
+            first = next((f"{id} ({stage})" for id, stage in ids.items()), "") or "SURVIVES"
+            rows.append((name, str(len(ids)), first, variants()[name].ledger))
+    widths = [max(len(row[i]) for row in rows) for i in range(4)]
+    lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    last = (
+        f"{len(rows) - 1} variants, {len(found.survivors)} survive; "
+        f"{len(found.cases)} cases, {len(found.idle)} catch nothing"
+    )
+    idle = [f"{id} catches nothing" for id in found.idle]
+    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:], "", *idle, last])

@@ -1,0 +1,403 @@
+"""A target, any module with some of the public names, and stages of cases that run on it, op by op or compiled.
+
+A target has `from_numpy(tree, dtype)` and `to_numpy(tree)`; for gradients `value_and_grad`, `sum` and `cast`, and for
+the compiled mode `compile`. It may have `with_dtype(dtype)`, a context manager in which that dtype can be used,
+`quick_compile` and `trace`, which see less than `compile` and take less time, `checks_values`, true if it promises to
+reject NaN and infinity, `not_offered`, patterns of the ids of cases that it does not compute, with reasons, and
+`__moespec_version__`, the version of the specification that it claims to follow.
+
+A target cannot end a run, change a vector or decline a case while it runs: what it raises is an error of the case, its
+arrays are copies that it must leave as they are, and what it does not offer is declared before.
+
+Compilers are slow and the cases many and small, so in the compiled mode all stages of one algorithm in one dtype are
+compiled as ONE function, from the list of their values to the list of their results. Cases that differ in numbers alone
+are one part of it, which is called for each. When the function raises, each stage is compiled alone, so that the
+exception has the right address. A target that has them compiles as much as a case is there to show:
+
+    compile         in float32 the cases with the flag `generated_code`: at least one for each router and the layer, and
+                    their gradients
+    quick_compile   the first case of every other call, and the first gradient: what can make a graph of the call
+    trace           all others, and errors: the graph on shapes alone, which decisions by values break, run on numbers
+
+The last two take what `value_and_grad` returns, as training does. One that has no `trace` has `quick_compile` in its
+place, and else `compile`.
+"""
+
+import importlib
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import partial
+from itertools import count
+from types import FunctionType, ModuleType
+from typing import Any
+
+import numpy as np
+
+from moespec.conformance import call
+from moespec.conformance.cases import function
+from moespec.conformance.compare import Dtype, NotOfferedError
+from moespec.conformance.format import Case, Stage, Tensor, finish
+
+__all__ = [
+    "ExitedError",
+    "Job",
+    "MalformedError",
+    "Target",
+    "Values",
+    "check_unchanged",
+    "claimed",
+    "compilers",
+    "contained",
+    "execute",
+    "failure",
+    "job_of",
+    "unseen",
+]
+
+Values = dict[str, Any]
+
+
+class MalformedError(Exception):
+    """What a target returned is not a result: it is not an array, or not a routing."""
+
+
+class ExitedError(Exception):
+    """The target raised what ends a process, such as SystemExit."""
+
+
+class ChangedError(Exception):
+    """The target changed an array that it was given."""
+
+
+class UndeclaredError(Exception):
+    """The target declined what its `not_offered` does not name."""
+
+
+@contextmanager
+def contained() -> Iterator[None]:
+    """Whatever is raised inside to end the process becomes an ExitedError; an interrupt by the user stays one."""
+    try:
+        yield
+    except (Exception, KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as error:
+        raise ExitedError(f"{type(error).__name__}: {error}") from error
+
+
+def claimed(target: Any) -> str:
+    """The version of the specification that a module or an object claims to follow, or an empty string."""
+    return str(getattr(target, "__moespec_version__", ""))
+
+
+_numbers = count(1)
+
+
+def unseen(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function as one that no compiler has met.
+
+    Compilers remember a function by its code and generalise when they meet it with other constants; here each case has
+    its own, and must be compiled as if it were the first.
+    """
+    f: Any = function
+    code = f.__code__.replace(co_firstlineno=next(_numbers))
+    return FunctionType(code, f.__globals__, f.__name__, f.__defaults__, f.__closure__)
+
+
+class Target:
+    """A module in one dtype; see the module's docstring."""
+
+    declines = False
+    """Whether it may decline a case by an exception, as adapters may."""
+    strided = False
+    """Whether its arrays are views, transposed and with gaps, where they can be."""
+
+    def __init__(self, name: str, dtype: Dtype, module: ModuleType | None = None) -> None:
+        self.name, self.dtype = name, dtype
+        self.module: Any = module or importlib.import_module(name)
+
+    def context(self) -> AbstractContextManager[Any]:
+        """In which everything in this dtype runs."""
+        return self.module.with_dtype(self.dtype.name) if hasattr(self.module, "with_dtype") else nullcontext()
+
+    def unsupported(self) -> str:
+        """Why the target does not compute in this dtype, or an empty string."""
+        try:
+            with self.context():
+                self.module.from_numpy(np.zeros(1, np.float32), self.dtype.name)
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        return ""
+
+    @property
+    def checks_values(self) -> bool:
+        """Whether the target must reject values that are not finite, as the specification does."""
+        return bool(getattr(self.module, "checks_values", False))
+
+    @property
+    def wide(self) -> str:
+        """The dtype of affinities and losses in this dtype."""
+        return "float64" if self.dtype.name == "float64" else "float32"
+
+    @property
+    def claims(self) -> str:
+        """The version of the specification that the target claims to follow, or an empty string."""
+        return claimed(self.module)
+
+    def wanted(self, case: Case) -> Case:
+        """The part of a case this target must compute."""
+        return case
+
+    def not_offered(self, case: Case) -> str:
+        """The reason that the target declares for a case that it does not compute, or an empty string."""
+        declared: Mapping[str, str] = getattr(self.module, "not_offered", {})
+        return next((reason for pattern, reason in declared.items() if fnmatchcase(case.id, pattern)), "")
+
+    def lacks(self, stage: Stage, case: Case) -> str:
+        """Why the target cannot run a stage of a case, or an empty string."""
+        if reason := self.not_offered(case):
+            return f"declared as not offered: {reason}"
+        if self.dtype.name == "float16" and function(stage.call).batched:
+            return "whole models are not run in float16"
+        return call.missing(self.module, stage, {each.name: each for each in case.stages}, call.golden(case))
+
+    def lacks_gradients(self) -> str:
+        """Why the target has no gradients, or an empty string."""
+        missing = [name for name in ("value_and_grad", "sum", "cast") if not hasattr(self.module, name)]
+        return f"{missing[0]} is missing" if missing else ""
+
+    def result(
+        self, stage: Stage, stages: Mapping[str, Stage], known: Collection[str], compile: Any = None
+    ) -> Callable[[Values], Any]:
+        """What the call of a stage returns, as a function of its arrays, those in `known`.
+
+        compile: what compiles the inner functions of a stage that is not traced.
+        """
+        more = {} if compile is None or not function(stage.call).compiles else {"compile": compile}
+        return call.result(
+            self.module, stage, stages, known, more | ({"dtype": "bfloat16"} if self.mixes(stage) else {})
+        )
+
+    def compile(self, function: Callable[..., Any], compiler: str) -> Callable[..., Any]:
+        """The function compiled by what the target has of this name."""
+        compiled: Callable[..., Any] = getattr(self.module, compiler)(unseen(function))
+        return compiled
+
+    def differentiated(self, function: Callable[..., Any], compiler: str | None) -> Callable[..., Any]:
+        """The `value_and_grad` of the function, compiled by what the target has of a name."""
+        B: Any = self.array_operations()
+        if not compiler or compiler == "compile":
+            made: Callable[..., Any] = B.value_and_grad(self.compile(function, compiler) if compiler else function)
+        else:
+            made = getattr(self.module, compiler)(B.value_and_grad(unseen(function)))
+        return made
+
+    @property
+    def differentiates(self) -> bool:
+        """Whether it has a derivative of its own of a whole layer, `derivative`, as an adapter may have."""
+        return False
+
+    def derivative(self, job: "Job") -> Callable[[Values, Any], Values]:
+        """That derivative, as a function of the arrays that a stage reads and the cotangent of its output."""
+        raise NotOfferedError("a module is differentiated by its value_and_grad")
+
+    def array_operations(self) -> Any:
+        """What has `value_and_grad`, `sum` and `cast`."""
+        return self.module
+
+    def arrays(self, values: Mapping[str, Tensor], dtype: str | None = None) -> Values:
+        """Copies of values as arrays of the target in its dtype."""
+        plain = {name: value.array.copy() for name, value in values.items()}
+        made = self.module.from_numpy(plain, dtype or self.dtype.name)
+        return {name: _strided(array) if self.strided else array for name, array in made.items()}
+
+    @property
+    def has_strides(self) -> bool:
+        """Whether it has arrays, as torch has, whose numbers can lie in memory in more than one way."""
+        return hasattr(self.module.from_numpy({"": np.zeros(1, np.float32)}, self.dtype.name)[""], "is_contiguous")
+
+    def mixes(self, stage: Stage) -> bool:
+        """Whether a stage is a model that computes in bfloat16, which is then an option, with float32 parameters."""
+        return function(stage.call).batched and self.dtype.name == "bfloat16"
+
+    def finished(self, job: "Job", results: Any) -> Values:
+        """Results on NumPy, routings reduced; see `finish`. Raises TypeError for one that is wider than the dtype."""
+        on_numpy = self.module.to_numpy(results)
+        if not job.on_numpy:
+            self.check_dtypes(on_numpy)
+        return finish(on_numpy)
+
+    def check_dtypes(self, results: Mapping[str, Any]) -> None:
+        """Raise TypeError for an array in float64 in another dtype: what computes in float64 is not checked as less."""
+        for name, value in results.items():
+            if self.dtype.name != "float64" and getattr(value, "dtype", None) == np.float64:
+                raise TypeError(f"{name} has dtype float64 in a run in {self.dtype.name}")
+
+    def copies(self, arrays: Values) -> Values:
+        """What is in arrays of the target, to be compared with what is in them after a call."""
+        return {name: np.array(array) for name, array in self.module.to_numpy(arrays).items()}
+
+
+def _strided(array: Any) -> Any:
+    """The same tensor as every second number of another, whose last two axes are exchanged in memory."""
+    if array.ndim < 2:
+        return array.repeat_interleave(2)[::2] if array.ndim else array
+    return array.mT.repeat_interleave(2, dim=-1)[..., ::2].mT
+
+
+@dataclass(frozen=True)
+class Job:
+    """One stage of one case, with the arrays that it reads."""
+
+    case: Case
+    stage: Stage
+    values: dict[str, Tensor]
+
+    @property
+    def traced(self) -> bool:
+        """Whether the stage can be compiled as a whole."""
+        return function(self.stage.call).traced
+
+    @property
+    def on_numpy(self) -> bool:
+        """Whether the stage takes NumPy's arrays, whatever the target: a function that is never compiled."""
+        known = function(self.stage.call)
+        return not known.traced and known.run is None
+
+    @property
+    def program(self) -> str:
+        """What is the same in jobs that differ in numbers alone: calls, options, names, shapes and dtypes."""
+        stages = {stage.name: stage for stage in self.case.stages}
+        called = [self.stage, *call.earlier(self.stage, stages, self.values)]
+        calls = [(s.name, s.call, s.arguments, s.options) for s in called]
+        arrays = sorted((name, value.array.dtype.str, value.array.shape) for name, value in self.values.items())
+        inputs = sorted(name for name in self.values if name in self.case.inputs)
+        return json.dumps([calls, arrays, inputs, sorted(self.stage.outputs)], sort_keys=True)
+
+    def bind(self, target: Target, compiler: str | None = None) -> Callable[[Values], Values]:
+        """The stage as a function of its arrays, with everything static closed over.
+
+        compiler: of its inner functions, if it is one that is not traced.
+        """
+        stages = {stage.name: stage for stage in self.case.stages}
+        compile_ = partial(target.compile, compiler=compiler) if compiler and not self.traced else None
+        result, wanted = target.result(self.stage, stages, self.values, compile_), tuple(self.stage.outputs)
+
+        def run(values: Values) -> Values:
+            return call.arrays(result(values), wanted)
+
+        return run
+
+    def arrays(self, target: Target) -> Values:
+        """The values as arrays of the target: inputs in its dtype, earlier results in float32 or better.
+
+        Where they are NumPy's, rounded as the target rounds.
+        """
+        results = {name: value for name, value in self.values.items() if name not in self.case.inputs}
+        inputs = {name: value for name, value in self.values.items() if name in self.case.inputs}
+        arrays = {
+            **target.arrays(inputs, "float32" if target.mixes(self.stage) else None),
+            **target.arrays(results, target.wide),
+        }
+        return dict(target.module.to_numpy(arrays)) if self.on_numpy else arrays
+
+
+def job_of(case: Case, name: str) -> Job:
+    """The job of a stage by name."""
+    values, stage = call.golden(case), case.stage(name)
+    read = call.reads(stage, {each.name: each for each in case.stages}, values)
+    return Job(case, stage, {reference: values[reference] for reference in read})
+
+
+def execute(target: Target, jobs: Sequence[Job], mode: str) -> list[Values | Exception]:
+    """The finished results of each job of one algorithm, or the exception it raised."""
+    found: dict[int, Values | Exception] = {}
+    by = compilers(target, jobs, mode)
+    for compiler in filter(None, dict.fromkeys(by)):
+        together = [job for job, its in zip(jobs, by, strict=True) if its == compiler and job.traced]
+        if len(together) > 1:
+            with suppress(Exception), contained():
+                found |= _compiled(target, together, compiler)
+    return [found[id(job)] if id(job) in found else _alone(target, job, its) for job, its in zip(jobs, by, strict=True)]
+
+
+def compilers(target: Target, jobs: Sequence[Job], mode: str) -> list[str | None]:
+    """By what each job of one algorithm is compiled, None for op by op; see the module's docstring."""
+    if mode != "compiled":
+        return [None] * len(jobs)
+    quick, trace = (
+        next((name for name in names if hasattr(target.module, name)), "compile")
+        for names in (("quick_compile",), ("trace", "quick_compile"))
+    )
+    generated = [target.dtype.name == "float32" and "generated_code" in job.case.flags for job in jobs]
+    first = {job.stage.call: job for job in reversed(jobs) if job.case.expect is None}
+    first |= {job.stage.call: job for job, code in zip(jobs, generated, strict=True) if code}
+    return [
+        "compile" if code else quick if first.get(job.stage.call) is job else trace
+        for job, code in zip(jobs, generated, strict=True)
+    ]
+
+
+def _compiled(target: Target, jobs: Sequence[Job], compiler: str) -> dict[int, Values | Exception]:
+    """Jobs that differ in numbers alone are one part of the function, which is called until each had its turn."""
+    alike: dict[str, list[Job]] = {}
+    for job in jobs:
+        alike.setdefault(job.program, []).append(job)
+    functions = [group[0].bind(target) for group in alike.values()]
+
+    def together(values: list[Values]) -> list[Values]:
+        return [function(own) for function, own in zip(functions, values, strict=True)]
+
+    compiled, found = target.compile(together, compiler), {}
+    for turn in range(max(map(len, alike.values()))):
+        chosen = [group[min(turn, len(group) - 1)] for group in alike.values()]
+        arrays = [job.arrays(target) for job in chosen]
+        before = [target.copies(own) for own in arrays]
+        results = compiled(arrays)
+        for job, own, copies, result in zip(chosen, arrays, before, results, strict=True):
+            found[id(job)] = _finished(target, job, result)
+            check_unchanged(copies, target.copies(own))
+    return found
+
+
+def _alone(target: Target, job: Job, compiler: str | None) -> Values | Exception:
+    try:
+        with contained():
+            function = job.bind(target, compiler)
+            if compiler and job.traced:
+                function = target.compile(function, compiler)
+            arrays = job.arrays(target)
+            before = target.copies(arrays)
+            found = _finished(target, job, function(arrays))
+            check_unchanged(before, target.copies(arrays))
+            return found
+    except Exception as error:
+        return failure(target, error)
+
+
+def failure(target: Target, error: Exception) -> Exception:
+    """How an exception of a target counts. Only targets that may decline a case do so with one."""
+    declined = isinstance(error, NotOfferedError) and not target.declines
+    if not declined:
+        return error
+    undeclared = UndeclaredError(str(error))
+    undeclared.__cause__ = error
+    return undeclared
+
+
+def check_unchanged(before: Values, after: Values) -> None:
+    """Raise ChangedError for an array that is not as it was."""
+    for name, array in before.items():
+        if array.tobytes() != after[name].tobytes():
+            raise ChangedError(f"{name} is not as it was before the call")
+
+
+def _finished(target: Target, job: Job, results: Any) -> Values | Exception:
+    try:
+        return target.finished(job, results)
+    except Exception as error:
+        malformed = MalformedError(f"{type(error).__name__}: {error}")
+        malformed.__cause__ = error
+        return malformed

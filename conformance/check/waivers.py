@@ -1,0 +1,143 @@
+"""Waivers: accepted failures, in a TOML file.
+
+    [[waiver]]
+    case = "sinkhorn/large"        # an id, or a pattern of those of one algorithm: "sinkhorn/negative_*"
+    revision = 1                   # of the algorithm when the waiver was written
+    reason = "the kernel clips logits at 80; issue 12 of our tracker"
+    dtype = "bf16"                 # optional, as is `mode`: without it, in every dtype
+
+A waived failure is counted as skipped, never as passed. A waiver is a failure itself when what it waives passes, or
+when nothing that it could waive fails; it is an error when its case or its revision is not that of the suite. A pattern
+waives what fails of all that it matches, and is an error where there is no such case.
+"""
+
+import tomllib
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from moespec.conformance.check.results import FAILED, CaseResult
+from moespec.conformance.compare import ALL_DTYPES, SHORT, Outcome
+from moespec.conformance.rows import ALGORITHMS
+
+__all__ = ["Waiver", "WaiverError", "apply", "read"]
+
+
+class WaiverError(Exception):
+    """A file of waivers is not in the format, or one of them does not fit the suite; the message names both."""
+
+
+@dataclass(frozen=True)
+class Waiver:
+    """One entry of the file; an empty dtype or mode stands for every one."""
+
+    case: str
+    revision: int
+    reason: str
+    dtype: str = ""
+    mode: str = ""
+
+    def __str__(self) -> str:
+        place = " ".join(filter(None, (self.dtype, self.mode)))
+        return f"{self.case} [{place}]" if place else self.case
+
+    def covers(self, result: CaseResult) -> bool:
+        """Whether the waiver is for this result."""
+        return self.matches(result.id) and self.dtype in ("", result.dtype) and self.mode in ("", result.mode)
+
+    @property
+    def is_pattern(self) -> bool:
+        """Whether it may be for several cases."""
+        return any(sign in self.case for sign in "*?[")
+
+    def matches(self, id: str) -> bool:
+        """Whether it is for the case with that id."""
+        return fnmatchcase(id, self.case) if self.is_pattern else self.case == id
+
+
+def read(path: Path, ids: Collection[str], modes: Collection[str]) -> list[Waiver]:
+    """The waivers of a file. `ids` are those of all cases of the suite, `modes` what `mode` may be.
+
+    Raises WaiverError for the first thing that is wrong, including two waivers for one result.
+    """
+    try:
+        content = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise WaiverError(f"{path}: cannot be read ({error.strerror})") from error
+    except (ValueError, RecursionError) as error:
+        raise WaiverError(f"{path}: not a TOML file ({error})") from error
+    entries = content.pop("waiver", [])
+    if content or not isinstance(entries, list):
+        names = ", ".join(map(repr, content)) or "no list"
+        raise WaiverError(f"{path}: holds {names}, expected only [[waiver]] entries")
+    waivers: list[Waiver] = []
+    for number, entry in enumerate(entries, 1):
+        place = f"{path}: waiver {number}"
+        waiver = _waiver(entry, place, ids, modes)
+        for other in waivers:
+            same = all(not a or not b or a == b for a, b in ((other.dtype, waiver.dtype), (other.mode, waiver.mode)))
+            twice = [id for id in sorted(ids) if same and other.matches(id) and waiver.matches(id)]
+            if twice:
+                name = "" if waiver.case == twice[0] else f", as {twice[0]}"
+                raise WaiverError(f"{place}: {waiver} is waived twice{name}")
+        waivers.append(waiver)
+    return waivers
+
+
+def _waiver(entry: Any, place: str, ids: Collection[str], modes: Collection[str]) -> Waiver:
+    if not isinstance(entry, dict):
+        raise WaiverError(f"{place}: {entry!r}, expected a table")
+    types = {"case": str, "revision": int, "reason": str, "dtype": str, "mode": str}
+    for key in (*entry, "case", "revision", "reason"):
+        if key == "lane":
+            raise WaiverError(f"{place}: the key lane is called dtype now")
+        if key not in types:
+            raise WaiverError(f"{place}: unknown key {key!r}; expected {', '.join(types)}")
+        if key not in entry:
+            raise WaiverError(f"{place}: {key!r} is missing")
+        if type(entry[key]) is not types[key] or entry[key] == "" or str(entry[key]).isspace():
+            raise WaiverError(f"{place}: {key} is {entry[key]!r}, expected {types[key].__name__}, not empty")
+    waiver = Waiver(**{**entry, "dtype": SHORT.get(entry.get("dtype", ""), entry.get("dtype", ""))})
+    if waiver.is_pattern and waiver.case.partition("/")[0] not in ALGORITHMS:
+        raise WaiverError(f"{place}: the pattern {waiver.case!r} must begin with an algorithm, whose revision it has")
+    if not any(waiver.matches(id) for id in ids):
+        text = "no case matches" if waiver.is_pattern else "there is no case"
+        raise WaiverError(f"{place}: {text} {waiver.case!r}; `list` prints them all")
+    for key, value, known in (("dtype", waiver.dtype, ALL_DTYPES), ("mode", waiver.mode, modes)):
+        if value and value not in known:
+            raise WaiverError(f"{place}: unknown {key} {value!r}; expected {', '.join(known)}")
+    revision = ALGORITHMS[waiver.case.split("/")[0]].revision
+    if waiver.revision != revision:
+        raise WaiverError(f"{place}: {waiver.case} has revision {revision} now, and the waiver {waiver.revision}")
+    return waiver
+
+
+def apply(waivers: Iterable[Waiver], results: Sequence[CaseResult]) -> tuple[list[CaseResult], list[str]]:
+    """The results with their waivers, and a sentence for each waiver that waives nothing that fails."""
+    results = list(results)
+    problems = []
+    for waiver in waivers:
+        used = False
+        for index, result in enumerate(results):
+            if waiver.covers(result):
+                results[index] = _waived(waiver, result)
+                used = used or results[index] != result
+        if not used:
+            problems.append(f"the waiver of {waiver} matches nothing that fails")
+    return results, problems
+
+
+def _waived(waiver: Waiver, result: CaseResult) -> CaseResult:
+    """A failure as waived, a pass as a failure unless a pattern matches it, and anything else as it is."""
+    if result.state == "pass" and not waiver.is_pattern:
+        outcome = Outcome("waiver", "fail", inf, f"passes, and is waived: {waiver.reason}")
+        return replace(result, outcomes=[outcome, *result.outcomes])
+    if result.state not in FAILED:
+        return result
+    first = result.first
+    reason = Outcome("waiver", "waived", 0.0, f"{waiver.reason} (first at {first.stage}: {first.message})")
+    rest = [replace(o, state="waived") if o.state in FAILED else o for o in result.outcomes]
+    return replace(result, outcomes=[reason, *rest])

@@ -1,0 +1,268 @@
+"""The comparison: `|got - want| <= c * u * A`, integers exact, and decisions only where their margin is certified.
+
+`A` is the scale stored with each result (`scale.py` says how it is computed) and u the unit roundoff of the dtype, in
+bfloat16 and float16 that of float32 for all that is promised in float32 or better (`precision`). The
+fraction of the tolerance that a result uses is the largest `|got - want| / (c * u * A)`: at 1 it is used up.
+"""
+
+import math
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moespec.conformance.cases import function
+from moespec.conformance.format import Value
+
+__all__ = [
+    "ALL_DTYPES",
+    "CONSTANTS",
+    "DTYPES",
+    "LARGE",
+    "SHORT",
+    "Dtype",
+    "NotOfferedError",
+    "Outcome",
+    "Verdict",
+    "certified",
+    "compare",
+    "compared",
+    "constant",
+    "exact",
+    "precision",
+    "tolerance",
+    "trace",
+    "wrong",
+]
+
+
+@dataclass(frozen=True)
+class Dtype:
+    """A dtype in which a target is checked, its unit roundoff u, and what a result may be off where it underflows.
+
+    tiny: the smallest normal number, below which some devices have only 0; of float16 the smallest number, since all
+    devices have its subnormal ones. largest: the largest number. least: the least constant c of a comparison.
+
+    In float64, whose only question is whether the algorithm is right, c is at least 16. The constants were measured on our
+    own backends, and 3 of 26 right implementations that compute in another order (Sinkhorn that carries the logarithm of
+    the plan, a loss by counts, a projection by bisection) are off by more than 4 u A there, by up to 12, and none in
+    float32. No wrong one that was tried lies between 4 and 16: float32 inside is off by 2^20 u A and more. The margins of
+    choices and the check of committed vectors have the constants as they are.
+    """
+
+    name: str
+    roundoff: float
+    tiny: float
+    largest: float = math.inf
+    least: float = 0.0
+
+
+DTYPES = {
+    dtype.name: dtype
+    for dtype in (
+        Dtype("float64", 2.0**-53, 2.0**-1022, least=16.0),
+        Dtype("float32", 2.0**-24, 2.0**-126),
+        Dtype("bfloat16", 2.0**-8, 2.0**-126),
+    )
+}
+"""In the order of their questions: is the algorithm right, are the numerics, is it usable."""
+
+ALL_DTYPES = {**DTYPES, "float16": Dtype("float16", 2.0**-11, 2.0**-24, 65504.0)}
+"""Those of the vectors, and float16, which has not all of their inputs; see `exact`."""
+
+SHORT = {"f64": "float64", "f32": "float32", "bf16": "bfloat16", "f16": "float16"}
+"""Short names of dtypes, which may be given for the full ones."""
+
+CONSTANTS: dict[str, tuple[float, str]] = {
+    "direct": (4.0, "formulas evaluated once: some roundings, exp, log or tanh; at most 0.95 of it is used"),
+    "sinkhorn": (8.0, "20 rounds of two logsumexp; at most 0.54 of it is used"),
+    "transport": (128.0, "20 steps of a solver, each with sorted sums of differences; at most 0.41 of it is used"),
+    "gradient": (16.0, "a derivative, through formulas that are evaluated once; at most 0.91 of it is used"),
+    "iterated gradient": (32.0, "a derivative through iterations or a whole router; at most 0.38 of it is used"),
+    "model": (16.0, "a model of two blocks, its scale from random probes; at most 0.58 of it is used"),
+    "trajectory": (64.0, "20 training steps that round anew, their spread from two probes; at most 0.42 of it is used"),
+    "drift": (4096.0, "scores of 20 training steps, relative: up to 1 310 measured in float32"),
+}
+"""The constant c of the tolerance, by the name that a result carries, with the reason for it: what it covers, and the
+largest fraction of it that the numpy, JAX and torch backends used on a CPU, op by op and compiled, in any dtype."""
+
+
+LARGE = "large "
+"""What the name of a constant begins with where the scale is sampled, which does not count the additions of a sum."""
+SUMS = 128.0
+"""The least c of such a result in float32 and float64, in which sums of up to 1536 terms are rounded after each addition:
+up to 68 was measured, in float64, on the numpy, JAX and torch backends."""
+ROUNDINGS = 8.0
+"""The least c in bfloat16 and float16, whose sums are in float32: up to 3.7 was measured, of a layer in torch that rounds
+after each of its operations."""
+
+
+def constant(name: str, dtype: Dtype) -> float:
+    """The constant c of that name for results in a dtype."""
+    c = CONSTANTS[name.removeprefix(LARGE)][0]
+    if not name.startswith(LARGE):
+        return c
+    return max(c, SUMS if dtype.roundoff <= DTYPES["float32"].roundoff else ROUNDINGS)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The outcome of one comparison: pass or fail, the fraction of the tolerance that is used, and what differs."""
+
+    passed: bool
+    fraction: float = 0.0
+    message: str = ""
+
+
+def precision(call: str, result: str, dtype: Dtype) -> Dtype:
+    """The dtype whose roundoff bounds the errors of a result of the function `call`.
+
+    That is `dtype`, but in bfloat16 and float16 it is float32 unless the result itself is rounded to the dtype.
+    """
+    rounded = dtype.roundoff <= DTYPES["float32"].roundoff or function(call).output(result).rounded
+    return dtype if rounded else DTYPES["float32"]
+
+
+def exact(array: NDArray[Any], dtype: Dtype) -> bool:
+    """Whether a dtype has the numbers of an input. The other dtypes have those of every vector."""
+    if dtype.name != "float16" or array.dtype.kind != "f":
+        return True
+    with np.errstate(over="ignore"):
+        return bool(np.array_equal(array.astype(np.float16).astype(array.dtype), array, equal_nan=True))
+
+
+def tolerance(value: Value, dtype: Dtype) -> NDArray[np.float64]:
+    """The bound `c * u * A` for each entry of a float result, and the smallest normal number: results may underflow."""
+    scale = np.abs(value.array) if isinstance(value.scale, str) else np.asarray(value.scale, np.float64)
+    return max(constant(value.constant, dtype), dtype.least) * dtype.roundoff * scale + dtype.tiny
+
+
+def wrong(value: Value, got: NDArray[Any], dtype: Dtype) -> NDArray[np.bool_]:
+    """Which entries of a result of the right shape are not as expected."""
+    if value.kind != "float":
+        return np.asarray(got != value.array)
+    with np.errstate(invalid="ignore"):
+        return np.asarray(~(np.abs(got.astype(np.float64) - value.array) <= tolerance(value, dtype)))
+
+
+def compare(value: Value, got: Any, dtype: Dtype) -> Verdict:
+    """Compare what a target computed with what is expected."""
+    got = np.asarray(got)
+    if got.shape != value.array.shape:
+        return Verdict(False, math.inf, f"shape {got.shape}, expected {value.array.shape}")
+    if value.kind != "float":
+        kinds = "iu" if value.kind == "int" else "b"
+        if got.dtype.kind not in kinds:
+            return Verdict(False, math.inf, f"dtype {got.dtype}, expected {'integers' if kinds == 'iu' else 'bool'}")
+        return _compare_integers(value.array, got)
+    if got.dtype.kind != "f":
+        return Verdict(False, math.inf, f"dtype {got.dtype}, expected floats")
+    got = got.astype(np.float64)
+    if not np.isfinite(got).all():
+        return Verdict(False, math.inf, f"{np.count_nonzero(~np.isfinite(got))} of {got.size} entries are not finite")
+    error, bound = np.abs(got - value.array), tolerance(value, dtype)
+    fraction = np.divide(error, bound, out=np.where(error > 0, math.inf, 0.0), where=bound > 0)
+    worst = float(fraction.max(initial=0.0))
+    if worst <= 1.0:
+        return Verdict(True, worst)
+    index = np.unravel_index(int(fraction.argmax()), fraction.shape)
+    return Verdict(
+        False,
+        worst,
+        f"{np.count_nonzero(fraction > 1)} of {fraction.size} entries differ; at {_index(index)} "
+        f"got {got[index]:.17g}, expected {value.array[index]:.17g}: "
+        f"error {error[index]:.3g}, allowed {bound[index]:.3g}",
+    )
+
+
+def _compare_integers(want: NDArray[Any], got: NDArray[Any]) -> Verdict:
+    different = got != want
+    if not different.any():
+        return Verdict(True)
+    index = np.unravel_index(int(different.argmax()), different.shape)
+    return Verdict(
+        False,
+        math.inf,
+        f"{np.count_nonzero(different)} of {want.size} entries differ; at {_index(index)} got {got[index]}, "
+        f"expected {want[index]}",
+    )
+
+
+def _index(index: tuple[Any, ...]) -> str:
+    return "[" + ", ".join(str(int(i)) for i in index) + "]"
+
+
+class NotOfferedError(Exception):
+    """The target says that it does not do what it was called for."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one stage, or of one of its results. trace: of an exception, the lines of code that raised it."""
+
+    stage: str
+    state: str
+    fraction: float = 0.0
+    message: str = ""
+    trace: str = ""
+
+
+def compared(
+    stage: str, expected: dict[str, Value], found: Any, dtype: Dtype, sure: bool, call: str = ""
+) -> list[Outcome]:
+    """The outcome for each result of a stage. Where a choice is not certain, no comparison decides.
+
+    call: of the stage; none of gradients, which have the dtype of what they are taken by.
+    """
+    if isinstance(found, NotOfferedError):
+        return [Outcome(stage, "not implemented", 0.0, str(found))]
+    if isinstance(found, Exception):
+        return [Outcome(stage, "error", math.inf, f"{type(found).__name__}: {str(found)[:400]}", trace(found))]
+    outcomes = []
+    for name, value in expected.items():
+        label = f"{stage}/{name}"
+        if name not in found:
+            outcomes.append(Outcome(label, "fail", math.inf, "missing"))
+        elif not sure:
+            outcomes.append(Outcome(label, "inconclusive", 0.0, f"a choice is too close to a tie for {dtype.name}"))
+        elif value.kind == "float" and np.abs(value.array).max(initial=0.0) > dtype.largest:
+            outcomes.append(Outcome(label, "inconclusive", 0.0, f"a result is too large for {dtype.name}"))
+        else:
+            verdict = compare(value, found[name], precision(call, name, dtype) if call else dtype)
+            outcomes.append(Outcome(label, "pass" if verdict.passed else "fail", verdict.fraction, verdict.message))
+    for name in sorted(found.keys() - expected.keys()):
+        outcomes.append(Outcome(f"{stage}/{name}", "fail", math.inf, "a result that is not expected"))
+    return outcomes
+
+
+PACKAGE = str(Path(__file__).parent)
+FRAMEWORKS = ("torch", "jax", "jaxlib", "numpy")
+FRAMES = 8
+"""Calls of a trace that are shown, the innermost."""
+
+
+def trace(error: BaseException) -> str:
+    """The calls that led to an exception: the lines of a third party's code, without the suite's and the frameworks'."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    calls = [call for call in traceback.extract_tb(error.__traceback__) if not call.filename.startswith(PACKAGE)]
+    own = [call for call in calls if not set(Path(call.filename).parts) & set(FRAMEWORKS)]
+    return "".join(traceback.format_list((own or calls)[-FRAMES:])).rstrip()
+
+
+def certified(decision: dict[str, Any] | None, dtype: Dtype) -> bool:
+    """True if every choice of a stage is further from a tie than the errors that the dtype allows.
+
+    A margin of None says that the choice is made on the exact inputs of the case, where ties are meant. What float16
+    needs is what bfloat16 does: as much as float32, or else more by as much as it is coarser.
+    """
+    if decision is None or decision["margin"] is None:
+        return True
+    needed = decision["needed"]
+    if dtype.name == "float16":
+        finer = dtype.roundoff / DTYPES["bfloat16"].roundoff
+        return bool(decision["margin"] > max(needed["float32"], needed["bfloat16"] * finer))
+    return bool(decision["margin"] > needed[dtype.name])

@@ -1,0 +1,207 @@
+"""A case as its manifest, and as the files that hold it: written the same each time, and read only as written."""
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from functools import cache
+from itertools import zip_longest
+from pathlib import Path
+from types import NoneType
+from typing import Any, get_args, get_origin, get_type_hints
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import save as save_tensors
+
+from moespec.conformance.format import Case, Stage, Tensor, Value, VectorError
+from moespec.models.tensors import decoded
+
+__all__ = ["SCHEMA", "decode", "encode", "first_difference", "read", "to_text", "write"]
+
+SCHEMA = 3
+INLINE = 64  # arrays of up to this many numbers stand in the manifest
+
+Arrays = dict[str, NDArray[Any]]
+_types = cache(get_type_hints)
+
+
+def encode(case: Case) -> tuple[dict[str, Any], Arrays]:
+    """The manifest (without `tensors`) and the arrays that go into the safetensors file."""
+    large: Arrays = {}
+    entries = _encoded(case, "", large)
+    absent = {"kind", "decisions" if case.expect else "expect", "gradients" if case.gradients is None else ""}
+    entries = {key: value for key, value in entries.items() if key not in absent}
+    return {"schema": SCHEMA, "class": case.kind, **entries}, large
+
+
+def _encoded(value: Any, key: str, large: Arrays) -> Any:
+    """A record or a part of one as JSON. The key of an array is its path in the manifest, with names for positions."""
+    if isinstance(value, Tensor):
+        return {"axes": list(value.axes), **_entry(key, value.array, large)}
+    if isinstance(value, Value):
+        encoded = {"kind": value.kind, "axes": list(value.axes), **_entry(key, value.array, large)}
+        if value.kind == "float":
+            scale = value.scale
+            encoded["scale"] = scale if isinstance(scale, str) else _entry(f"{key}.scale", scale, large)
+            encoded["constant"] = value.constant
+        return encoded
+    if is_dataclass(value):
+        value = {field.name: getattr(value, field.name) for field in fields(value)}
+        if value.get("losses") is False:  # of most gradients
+            del value["losses"]
+    if isinstance(value, Mapping):
+        return {name: _encoded(each, f"{key}/{name}" if key else name, large) for name, each in value.items()}
+    if isinstance(value, tuple):
+        return [_encoded(each, f"{key}/{each.name}" if isinstance(each, Stage) else key, large) for each in value]
+    return value
+
+
+def _entry(key: str, array: NDArray[Any], large: Arrays) -> dict[str, Any]:
+    array = np.asarray(array, order="C")
+    head = {"dtype": str(array.dtype), "shape": list(array.shape)}
+    if array.size <= INLINE:
+        return {**head, "data": _to_json(array.tolist())}
+    large[key] = array
+    return {**head, "tensor": key}
+
+
+def _to_json(data: Any) -> Any:
+    if isinstance(data, list):
+        return [_to_json(item) for item in data]
+    return str(data) if isinstance(data, float) and not math.isfinite(data) else data
+
+
+def decode(manifest: Mapping[str, Any], large: Arrays) -> Case:
+    """The inverse of `encode`."""
+    entry = {"kind" if key == "class" else key: value for key, value in manifest.items() if key != "schema"}
+    case: Case = _decoded(Case, entry, large)
+    return case
+
+
+def _decoded(kind: Any, entry: Any, large: Arrays) -> Any:
+    """A record, or a part of one, of the type that is annotated. Raises an exception for anything else."""
+    if kind is Tensor:
+        return Tensor(_array(entry, large), _decoded(tuple[str, ...], entry["axes"], large))
+    if kind is Value:
+        tensor, kind = _decoded(Tensor, entry, large), entry["kind"]
+        if kind != "float":
+            return Value(tensor.array, tensor.axes, _expected(str, kind))
+        scale = entry["scale"] if isinstance(entry["scale"], str) else _array(entry["scale"], large)
+        return Value(tensor.array, tensor.axes, kind, scale, _expected(str, entry["constant"]))
+    if isinstance(kind, type) and is_dataclass(kind):
+        types = _types(kind)
+        return kind(**{name: _decoded(types[name], each, large) for name, each in _expected(dict, entry).items()})
+    first, *more = (each for each in get_args(kind) if each is not NoneType) if get_args(kind) else (kind,)
+    if get_origin(kind) is tuple:
+        return tuple(_decoded(first, each, large) for each in _expected(list, entry))
+    if get_origin(kind) is dict:
+        records = is_dataclass(more[0])
+        entries = _expected(dict, entry).items()
+        return {name: _decoded(more[0], each, large) if records else each for name, each in entries}
+    return _decoded(first, entry, large) if is_dataclass(first) else _expected(first, entry)
+
+
+def _expected(kind: type, entry: Any) -> Any:
+    if type(entry) is not kind:
+        raise TypeError(f"expected {kind.__name__}, got {entry!r}")
+    return entry
+
+
+def _array(entry: Mapping[str, Any], large: Arrays) -> NDArray[Any]:
+    if entry["dtype"] not in ("float32", "float64", "int32", "bool"):
+        raise ValueError(f"there is no dtype {entry['dtype']!r}")
+    if "tensor" not in entry:
+        return np.array(_from_json(entry["data"]), entry["dtype"]).reshape(entry["shape"])
+    found = large[entry["tensor"]]
+    if str(found.dtype) != entry["dtype"] or list(found.shape) != entry["shape"]:
+        raise ValueError(f"{entry['tensor']}: {found.dtype}{found.shape} in the safetensors file")
+    return found
+
+
+def _from_json(data: Any) -> Any:
+    if isinstance(data, list):
+        return [_from_json(item) for item in data]
+    return float(data) if isinstance(data, str) else data
+
+
+def write(case: Case, folder: Path) -> None:
+    """Write the case below `folder` (the `vectors` folder)."""
+    manifest, large = encode(case)
+    path, beside = folder / f"{case.id}.json", folder / f"{case.id}.safetensors"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if large:
+        data = save_tensors(large)
+        beside.write_bytes(data)
+        manifest["tensors"] = {"file": beside.name, "sha256": hashlib.sha256(data).hexdigest()}
+    else:
+        beside.unlink(missing_ok=True)
+    path.write_text(to_text(manifest))
+
+
+def read(path: Path) -> Case:
+    """The case at `path`. Raises VectorError naming the file if anything about it is wrong.
+
+    What is read must be written again as it is: nothing in a manifest or beside it is ignored or completed.
+    """
+    try:
+        manifest = json.loads(path.read_text())
+        if manifest["schema"] != SCHEMA:
+            raise VectorError(
+                f"{path}: a vector of schema {manifest['schema']!r}; this version of moespec reads schema {SCHEMA}"
+            )
+        large = _tensors_beside(path, manifest.pop("tensors", ...))  # an entry may be null, and is wrong then
+        case = decode(manifest, large)
+        again, arrays = encode(case)
+        if json.dumps(manifest, sort_keys=True) != json.dumps(again, sort_keys=True):
+            found, expected = (line[:100] for line in first_difference(to_text(manifest), to_text(again)))
+            raise VectorError(f"{path}: {found!r} is not in the format, which has {expected!r}")
+        if arrays.keys() != large.keys():
+            raise VectorError(f"{path.with_suffix('.safetensors')}: unused arrays {sorted(large.keys() - arrays)}")
+    except Exception as error:  # whatever it is, the file is what is wrong
+        if isinstance(error, VectorError):
+            raise
+        raise VectorError(f"{path}: {type(error).__name__}: {error}") from error
+    if path.parent.name + "/" + path.stem != case.id or case.id.split("/")[0] != case.algorithm:
+        raise VectorError(f"{path}: holds the case {case.id!r} of {case.algorithm!r}")
+    return case
+
+
+def _tensors_beside(path: Path, entry: Any) -> Arrays:
+    """The arrays in the safetensors file beside `path`, of which the manifest's entry, if any, has name and hash."""
+    beside = path.with_suffix(".safetensors")
+    if entry is ... and not beside.exists():
+        return {}
+    if entry is ...:
+        raise VectorError(f"{beside}: {path.name} does not mention it")
+    if entry != {"file": beside.name, "sha256": entry["sha256"]}:
+        raise VectorError(f"{path}: tensors are in {beside.name}, not in {entry}")
+    data = beside.read_bytes()
+    if hashlib.sha256(data).hexdigest() != entry["sha256"]:
+        raise VectorError(f"{beside}: the sha256 is not that of {path.name}")
+    try:
+        return {name: found.array for name, found in decoded(data).items()}
+    except ValueError as error:
+        raise VectorError(f"{beside}: {error}") from error
+
+
+def first_difference(one: str, other: str) -> tuple[str, str]:
+    """The first pair of lines that differ, or two empty strings."""
+    pairs = zip_longest(one.splitlines(), other.splitlines(), fillvalue="")
+    return next(((a.strip(), b.strip()) for a, b in pairs if a != b), ("", ""))
+
+
+def to_text(value: Any) -> str:
+    """JSON with sorted keys, objects over several lines and lists of numbers on one, so that a diff can be read."""
+    return _layout(value, 0) + "\n"
+
+
+def _layout(value: Any, indent: int) -> str:
+    inner = " " * (indent + 1)
+    if isinstance(value, dict) and any(isinstance(item, dict | list) for item in value.values()):
+        lines = [f"{inner}{json.dumps(key)}: {_layout(value[key], indent + 1)}" for key in sorted(value)]
+        return "{\n" + ",\n".join(lines) + "\n" + " " * indent + "}"
+    if isinstance(value, list) and any(isinstance(item, dict) for item in value):
+        return "[\n" + ",\n".join(inner + _layout(item, indent + 1) for item in value) + "\n" + " " * indent + "]"
+    return json.dumps(value, sort_keys=True, allow_nan=False, separators=(", ", ": "))
