@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
 
 from tqdm import tqdm
 
@@ -18,7 +19,7 @@ from moespec.conformance.check.target import ExitedError, Target, contained, exe
 from moespec.conformance.compare import ALL_DTYPES, Outcome, certified, compared, exact
 from moespec.conformance.format import Case
 
-__all__ = ["run", "run_cases"]
+__all__ = ["Part", "run", "run_cases", "run_part"]
 
 
 def run(
@@ -39,7 +40,7 @@ def run(
     # Composite algorithms are slow, so they run first.
     groups = _by_algorithm(cases)[::-1]
     parts = [
-        (interface, name, dtype, mode, repeat, chosen)
+        Part(interface, name, dtype, mode, repeat, chosen)
         for group in groups
         for mode in modes
         for dtype in dtypes
@@ -47,27 +48,34 @@ def run(
     ]
     results: dict[tuple[str, str, str], CaseResult] = {}
     unsupported: dict[str, str] = {}
-    with tqdm(total=sum(len(part[-1]) for part in parts), desc=name, unit="case", disable=None) as bar:
+    with tqdm(total=sum(len(part.cases) for part in parts), desc=name, unit="case", disable=None) as bar:
         for part, (found, reason) in zip(parts, _run_parts(parts, jobs), strict=True):
-            _, _, dtype, mode, _, group = part
-            results |= {(mode, dtype, result.id): result for result in found}
-            unsupported |= {dtype: reason} if reason else {}
-            bar.set_postfix_str(f"{dtype} {mode} {group[0].algorithm}")
-            bar.update(len(group))
+            results |= {(part.mode, part.dtype, result.id): result for result in found}
+            unsupported |= {part.dtype: reason} if reason else {}
+            bar.set_postfix_str(f"{part.dtype} {part.mode} {part.cases[0].algorithm}")
+            bar.update(len(part.cases))
     order = ((mode, dtype, case.id) for mode in modes for dtype in dtypes for case in cases)
     return [results[key] for key in order if key in results], unsupported
 
 
-Part = tuple[type[Target], str, str, str, bool, list[Case]]
-"""Interface, name of the target, dtype, mode, whether all is repeated, and the cases of one algorithm."""
+@dataclass(frozen=True)
+class Part:
+    """The cases of one algorithm, to be run on a target in one dtype and mode; with `repeat` twice."""
+
+    interface: type[Target]
+    name: str
+    dtype: str
+    mode: str
+    repeat: bool
+    cases: list[Case]
 
 
 def _run_parts(parts: Sequence[Part], jobs: int) -> Iterator[tuple[list[CaseResult], str]]:
     if jobs == 1:
-        yield from map(_run_part, parts)
+        yield from map(run_part, parts)
         return
     with _pool(jobs) as pool:
-        waiting = [pool.submit(_run_part, part) for part in parts]
+        waiting = [pool.submit(run_part, part) for part in parts]
         alone = None
         for part, future in zip(parts, waiting, strict=True):
             try:
@@ -75,7 +83,7 @@ def _run_parts(parts: Sequence[Part], jobs: int) -> Iterator[tuple[list[CaseResu
             except BrokenProcessPool:  # some part ended its process, which loses all others that were waiting
                 alone = alone or _pool(1)
                 try:
-                    yield alone.submit(_run_part, part).result()
+                    yield alone.submit(run_part, part).result()
                 except BrokenProcessPool:
                     alone = None
                     yield _lost(part, "the target ended the process that ran it"), ""
@@ -88,15 +96,14 @@ def _pool(jobs: int) -> ProcessPoolExecutor:
     return ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"))
 
 
-def _run_part(part: Part) -> tuple[list[CaseResult], str]:
+def run_part(part: Part) -> tuple[list[CaseResult], str]:
     """The results, and why the target does not have the dtype, or an empty string."""
-    interface, name, dtype, mode, repeat, group = part
     begun = time.perf_counter()
     try:
         with contained():
-            target = interface(name, ALL_DTYPES[dtype])
+            target = part.interface(part.name, ALL_DTYPES[part.dtype])
             reason = target.unsupported()
-            results = [] if reason else run_cases(target, group, mode, repeat)
+            results = [] if reason else run_cases(target, part.cases, part.mode, part.repeat)
     except ExitedError as error:  # where it is not called for a case
         return _lost(part, f"{type(error).__name__}: {error}"), ""
     for result in results:
@@ -106,9 +113,8 @@ def _run_part(part: Part) -> tuple[list[CaseResult], str]:
 
 def _lost(part: Part, message: str) -> list[CaseResult]:
     """The results of cases of which no other came: each is an error."""
-    _, _, dtype, mode, _, group = part
     outcome = Outcome("target", "error", math.inf, message)
-    return [CaseResult(c.id, c.algorithm, c.kind, dtype, mode, [outcome]) for c in group]
+    return [CaseResult(c.id, c.algorithm, c.kind, part.dtype, part.mode, [outcome]) for c in part.cases]
 
 
 def _by_algorithm(cases: Sequence[Case]) -> list[list[Case]]:
