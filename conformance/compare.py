@@ -6,15 +6,14 @@ fraction of the tolerance that a result uses is the largest `|got - want| / (c *
 """
 
 import math
-import traceback
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from moespec.conformance.cases import function
+from moespec.conformance.failure import Failure
 from moespec.conformance.format import Value
 
 __all__ = [
@@ -24,7 +23,6 @@ __all__ = [
     "LARGE",
     "SHORT",
     "Dtype",
-    "NotOfferedError",
     "Outcome",
     "Verdict",
     "certified",
@@ -34,7 +32,6 @@ __all__ = [
     "exact",
     "precision",
     "tolerance",
-    "trace",
     "wrong",
 ]
 
@@ -195,10 +192,6 @@ def _index(index: tuple[Any, ...]) -> str:
     return "[" + ", ".join(str(int(i)) for i in index) + "]"
 
 
-class NotOfferedError(Exception):
-    """The target says that it does not do what it was called for."""
-
-
 @dataclass(frozen=True)
 class Outcome:
     """What came of one stage, or of one of its results. trace: of an exception, the lines of code that raised it."""
@@ -217,10 +210,8 @@ def compared(
 
     call: of the stage; none of gradients, which have the dtype of what they are taken by.
     """
-    if isinstance(found, NotOfferedError):
-        return [Outcome(stage, "not implemented", 0.0, str(found))]
-    if isinstance(found, Exception):
-        return [Outcome(stage, "error", math.inf, f"{type(found).__name__}: {str(found)[:400]}", trace(found))]
+    if isinstance(found, Failure):
+        return [Outcome(stage, found.state, found.fraction, found.text, found.trace)]
     outcomes = []
     for name, value in expected.items():
         label = f"{stage}/{name}"
@@ -236,21 +227,6 @@ def compared(
     for name in sorted(found.keys() - expected.keys()):
         outcomes.append(Outcome(f"{stage}/{name}", "fail", math.inf, "a result that is not expected"))
     return outcomes
-
-
-PACKAGE = str(Path(__file__).parent)
-FRAMEWORKS = ("torch", "jax", "jaxlib", "numpy")
-FRAMES = 8
-"""Calls of a trace that are shown, the innermost."""
-
-
-def trace(error: BaseException) -> str:
-    """The calls that led to an exception: the lines of a third party's code, without the suite's and the frameworks'."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    calls = [call for call in traceback.extract_tb(error.__traceback__) if not call.filename.startswith(PACKAGE)]
-    own = [call for call in calls if not set(Path(call.filename).parts) & set(FRAMEWORKS)]
-    return "".join(traceback.format_list((own or calls)[-FRAMES:])).rstrip()
 
 
 def certified(decision: dict[str, Any] | None, dtype: Dtype) -> bool:

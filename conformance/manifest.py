@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from safetensors.numpy import save as save_tensors
 
 from moespec.conformance.format import Case, Stage, Tensor, Value, VectorError
-from moespec.models.tensors import decoded
+from moespec.models import tensors
 
-__all__ = ["SCHEMA", "decode", "encode", "first_difference", "read", "to_text", "write"]
+__all__ = ["SCHEMA", "decode", "decoded", "encode", "encoded", "first_difference", "read", "to_text", "write"]
 
 SCHEMA = 3
 INLINE = 64  # arrays of up to this many numbers stand in the manifest
@@ -30,31 +30,32 @@ _types = cache(get_type_hints)
 def encode(case: Case) -> tuple[dict[str, Any], Arrays]:
     """The manifest (without `tensors`) and the arrays that go into the safetensors file."""
     large: Arrays = {}
-    entries = _encoded(case, "", large)
-    absent = {"kind", "decisions" if case.expect else "expect", "gradients" if case.gradients is None else ""}
+    entries = encoded(case, "", large)
+    absent = {"kind", "decisions" if case.expect else ""}
     entries = {key: value for key, value in entries.items() if key not in absent}
     return {"schema": SCHEMA, "class": case.kind, **entries}, large
 
 
-def _encoded(value: Any, key: str, large: Arrays) -> Any:
-    """A record or a part of one as JSON. The key of an array is its path in the manifest, with names for positions."""
+def encoded(value: Any, key: str, large: Arrays) -> Any:
+    """A record or a part of one as JSON, and arrays for `large`. The key of an array is its path, with names for positions."""
     if isinstance(value, Tensor):
         return {"axes": list(value.axes), **_entry(key, value.array, large)}
     if isinstance(value, Value):
-        encoded = {"kind": value.kind, "axes": list(value.axes), **_entry(key, value.array, large)}
+        entry = {"kind": value.kind, "axes": list(value.axes), **_entry(key, value.array, large)}
         if value.kind == "float":
             scale = value.scale
-            encoded["scale"] = scale if isinstance(scale, str) else _entry(f"{key}.scale", scale, large)
-            encoded["constant"] = value.constant
-        return encoded
+            entry["scale"] = scale if isinstance(scale, str) else _entry(f"{key}.scale", scale, large)
+            entry["constant"] = value.constant
+        return entry
     if is_dataclass(value):
-        value = {field.name: getattr(value, field.name) for field in fields(value)}
+        parts = {field.name: getattr(value, field.name) for field in fields(value)}
+        value = {name: part for name, part in parts.items() if part is not None}
         if value.get("losses") is False:  # of most gradients
             del value["losses"]
     if isinstance(value, Mapping):
-        return {name: _encoded(each, f"{key}/{name}" if key else name, large) for name, each in value.items()}
+        return {name: encoded(each, f"{key}/{name}" if key else name, large) for name, each in value.items()}
     if isinstance(value, tuple):
-        return [_encoded(each, f"{key}/{each.name}" if isinstance(each, Stage) else key, large) for each in value]
+        return [encoded(each, f"{key}/{each.name}" if isinstance(each, Stage) else key, large) for each in value]
     return value
 
 
@@ -76,31 +77,31 @@ def _to_json(data: Any) -> Any:
 def decode(manifest: Mapping[str, Any], large: Arrays) -> Case:
     """The inverse of `encode`."""
     entry = {"kind" if key == "class" else key: value for key, value in manifest.items() if key != "schema"}
-    case: Case = _decoded(Case, entry, large)
+    case: Case = decoded(Case, entry, large)
     return case
 
 
-def _decoded(kind: Any, entry: Any, large: Arrays) -> Any:
-    """A record, or a part of one, of the type that is annotated. Raises an exception for anything else."""
+def decoded(kind: Any, entry: Any, large: Arrays) -> Any:
+    """The inverse of `encoded`: a record of a type, or a part of one. Raises an exception for anything else."""
     if kind is Tensor:
-        return Tensor(_array(entry, large), _decoded(tuple[str, ...], entry["axes"], large))
+        return Tensor(_array(entry, large), decoded(tuple[str, ...], entry["axes"], large))
     if kind is Value:
-        tensor, kind = _decoded(Tensor, entry, large), entry["kind"]
+        tensor, kind = decoded(Tensor, entry, large), entry["kind"]
         if kind != "float":
             return Value(tensor.array, tensor.axes, _expected(str, kind))
         scale = entry["scale"] if isinstance(entry["scale"], str) else _array(entry["scale"], large)
         return Value(tensor.array, tensor.axes, kind, scale, _expected(str, entry["constant"]))
     if isinstance(kind, type) and is_dataclass(kind):
         types = _types(kind)
-        return kind(**{name: _decoded(types[name], each, large) for name, each in _expected(dict, entry).items()})
+        return kind(**{name: decoded(types[name], each, large) for name, each in _expected(dict, entry).items()})
     first, *more = (each for each in get_args(kind) if each is not NoneType) if get_args(kind) else (kind,)
     if get_origin(kind) is tuple:
-        return tuple(_decoded(first, each, large) for each in _expected(list, entry))
+        return tuple(decoded(first, each, large) for each in _expected(list, entry))
     if get_origin(kind) is dict:
         records = is_dataclass(more[0])
         entries = _expected(dict, entry).items()
-        return {name: _decoded(more[0], each, large) if records else each for name, each in entries}
-    return _decoded(first, entry, large) if is_dataclass(first) else _expected(first, entry)
+        return {name: decoded(more[0], each, large) if records else each for name, each in entries}
+    return decoded(first, entry, large) if is_dataclass(first) else _expected(first, entry)
 
 
 def _expected(kind: type, entry: Any) -> Any:
@@ -181,7 +182,7 @@ def _tensors_beside(path: Path, entry: Any) -> Arrays:
     if hashlib.sha256(data).hexdigest() != entry["sha256"]:
         raise VectorError(f"{beside}: the sha256 is not that of {path.name}")
     try:
-        return {name: found.array for name, found in decoded(data).items()}
+        return {name: found.array for name, found in tensors.decoded(data).items()}
     except ValueError as error:
         raise VectorError(f"{beside}: {error}") from error
 

@@ -18,11 +18,12 @@ from functools import cache
 import pytest
 
 from moespec.conformance import suite
+from moespec.conformance.check.adapter import Adapter
 from moespec.conformance.check.classes import CLASSES, class_of
 from moespec.conformance.check.interface import interface
 from moespec.conformance.check.results import FAILED
-from moespec.conformance.check.run import run_cases
-from moespec.conformance.check.target import Target, contained
+from moespec.conformance.check.run import Part, run_part
+from moespec.conformance.check.target import Target
 from moespec.conformance.compare import ALL_DTYPES, DTYPES, SHORT
 from moespec.conformance.format import Case
 from moespec.conformance.report.diagnosis import diagnosed
@@ -50,10 +51,8 @@ class VectorCase:
         """Run the case op by op. Fails the test with the suite's diagnosis, or skips it with the reason."""
         __tracebackhide__ = True
         case = _cases(self.id.partition("/")[0])[self.id]
-        with contained():
-            target = _opened(self.kind, self.name, self.dtype)
-            reason = target.unsupported()
-            results = [] if reason else run_cases(target, [case], "eager")
+        opened = Target if self.kind == "target" else Adapter
+        results, reason = run_part(Part(opened, self.name, self.dtype, "eager", False, [case]))
         if reason:
             pytest.skip(f"{self.dtype} is not supported: {reason}")
         (result,) = results
@@ -132,9 +131,3 @@ def _marks(case: VectorCase, expected: Mapping[str, str]) -> list[pytest.MarkDec
 @cache
 def _cases(algorithm: str) -> dict[str, Case]:
     return {case.id: case for case in suite.load(only=lambda id: id.startswith(f"{algorithm}/"))}
-
-
-@cache
-def _opened(kind: str, name: str, dtype: str) -> Target:
-    opened = interface(name, None) if kind == "target" else interface(None, name)
-    return opened(name, ALL_DTYPES[dtype])

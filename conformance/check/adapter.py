@@ -36,9 +36,11 @@ import numpy as np
 
 from moespec.conformance.check.frameworks import Framework, framework_of
 from moespec.conformance.check.target import Job, Target, Values, claimed, unseen
-from moespec.conformance.compare import Dtype, NotOfferedError
+from moespec.conformance.compare import Dtype
+from moespec.conformance.failure import NotOfferedError
 from moespec.conformance.format import Case, Stage
 from moespec.spec import ROUTERS
+from moespec.spec.errors import ConfigError
 
 __all__ = ["Adapter", "Kernel", "kernel"]
 
@@ -65,7 +67,7 @@ class Kernel:
 def kernel(name: str) -> Kernel:
     """The adapter `package.module` or `package.module:object`; of a class, an object made without arguments.
 
-    Raises ValueError where there is none, and whatever importing the module raises.
+    Raises ConfigError where there is none, and whatever importing the module raises.
     """
     module, _, path = name.partition(":")
     found: Any = importlib.import_module(module)
@@ -73,11 +75,11 @@ def kernel(name: str) -> Kernel:
         try:
             found = attrgetter(path)(found)
         except AttributeError as error:
-            raise ValueError(f"the module {module!r} has no {path!r}") from error
+            raise ConfigError(f"the module {module!r} has no {path!r}") from error
     if isinstance(found, type):
         found = found()
     if not callable(getattr(found, "layer", None)):
-        raise ValueError("it has no layer(x, params, options)")
+        raise ConfigError("it has no layer(x, params, options)")
     return Kernel(
         found.layer,
         getattr(found, "vjp", None),
@@ -105,6 +107,9 @@ class Adapter(Target):
     def __init__(self, name: str, dtype: Dtype) -> None:
         self.name, self.dtype, self.module = name, dtype, kernel(name)
 
+    def check(self) -> None:
+        """Nothing: there is a kernel."""
+
     @property
     def claims(self) -> str:
         """The version of the specification that the adapter claims to follow, or an empty string."""
@@ -128,7 +133,8 @@ class Adapter(Target):
         """Nothing: an adapter says so by NotImplementedError."""
         return ""
 
-    def wanted(self, case: Case) -> Case:
+    @staticmethod
+    def wanted(case: Case) -> Case:
         """Of a router's case the layer around it, whose other stages the adapter does not show."""
         if not _is_layer(case):
             return case

@@ -2,9 +2,11 @@
 
 import json
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from moespec.conformance.check.target import Job, MalformedError, Target, execute, job_of
+from moespec.conformance.check.target import Job, job_of
+from moespec.conformance.failure import Failure
 from moespec.conformance.format import Case
 
 __all__ = ["invalid_and_valid", "verdict"]
@@ -23,38 +25,48 @@ def invalid_and_valid(case: Case) -> tuple[Job, Job]:
 
 
 def verdict(case: Case, invalid: object, valid: object, *, required: bool = False) -> tuple[str, str]:
-    """State and message, from what the invalid and the valid call gave: results, or an exception.
+    """State and message, from what the invalid and the valid call gave: results, or a failure.
 
     The class is compared by name along the bases, so that a target may have errors of its own; the argument must be a
     word of the message; nothing else of the text counts. A runtime error that is not raised is "unchecked", or a
     failure for a target that checks values (`required`).
     """
     want, argument = case.expected_error.error, case.expected_error.argument
-    if isinstance(valid, Exception):
-        return "fail", f"the valid counterpart raises {type(valid).__name__}: {valid}"
-    silent = not isinstance(invalid, Exception) or isinstance(invalid, MalformedError)
-    if silent or want not in [base.__name__ for base in type(invalid).__mro__]:
-        found = "no error" if silent else f"{type(invalid).__name__} ({str(invalid)[:160]})"
+    for result in (valid, invalid):
+        if isinstance(result, Failure) and not result.classes:  # the target ended, or declined
+            return result.state, result.text
+    if isinstance(valid, Failure):
+        return "fail", f"the valid counterpart raises {valid.text}"
+    silent = not isinstance(invalid, Failure) or invalid.returned
+    if not isinstance(invalid, Failure) or silent or want not in invalid.classes:
+        found = "no error" if silent else f"{invalid.classes[0]} ({invalid.message[:160]})"
         state = "unchecked" if case.expected_error.when == "runtime" and not required else "fail"
         return state, f"{found}; expected {want} naming {argument}"
-    if not re.search(rf"\b{re.escape(argument)}\b", str(invalid)):
-        return "fail", f"the message does not name {argument}: {str(invalid)[:160]}"
+    if not re.search(rf"\b{re.escape(argument)}\b", invalid.message):
+        return "fail", f"the message does not name {argument}: {invalid.message[:160]}"
     return "pass", ""
 
 
-def run(target: Target, cases: list[Case], mode: str) -> list[tuple[str, str]]:
-    """The verdict on each error case. Of compiled code, which does not look at values, no runtime error is expected."""
+def run(
+    ask: Callable[[Sequence[Job], str], Sequence[object]], cases: Sequence[Case], mode: str, *, required: bool
+) -> list[tuple[str, str]]:
+    """The verdict on each error case. Of compiled code, which does not look at values, no runtime error is expected.
+
+    ask: for what a target makes of jobs in a mode.
+    """
     pairs = [invalid_and_valid(case) for case in cases]
     # Many error cases are an edit of the same valid one, which is run once.
     valid_jobs = {_content(valid): valid for _, valid in pairs}
-    results = dict(zip(valid_jobs, execute(target, list(valid_jobs.values()), mode), strict=True))
+    results = dict(zip(valid_jobs, ask(list(valid_jobs.values()), mode), strict=True))
     found = []
     for case, (invalid, valid) in zip(cases, pairs, strict=True):
-        if mode == "compiled" and case.expected_error.when == "runtime":
+        known = results[_content(valid)]
+        runs = not isinstance(known, Failure) or bool(known.classes)
+        if runs and mode == "compiled" and case.expected_error.when == "runtime":
             found.append(("unchecked", "values are not looked at in compiled code"))
         else:
-            result = execute(target, [invalid], mode)[0]
-            found.append(verdict(case, result, results[_content(valid)], required=target.checks_values))
+            result = ask([invalid], mode)[0] if runs else known
+            found.append(verdict(case, result, known, required=required))
     return found
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from moespec.conformance.compare import NotOfferedError
+from moespec.conformance.failure import NotOfferedError
 
 __all__ = ["Framework", "framework_of"]
 

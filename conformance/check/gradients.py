@@ -13,11 +13,9 @@ from moespec.conformance.check.target import (
     Values,
     check_unchanged,
     compilers,
-    contained,
-    failure,
     job_of,
 )
-from moespec.conformance.format import Case, Gradients
+from moespec.conformance.format import Gradients
 
 __all__ = ["gradients"]
 
@@ -62,28 +60,30 @@ class Gradient:
         return loss
 
 
-def gradients(target: Target, cases: Sequence[Case], mode: str) -> list[Values | Exception]:
-    """The gradients of each case by name, or the exception. In the compiled mode all are one function."""
-    wanted = [Gradient(job_of(case, case.expected_gradients.stage)) for case in cases]
+def gradients(target: Target, jobs: Sequence[Job], mode: str) -> list[Values | Exception]:
+    """The gradients of the case of each job by name, or the exception. In the compiled mode all are one function.
+
+    jobs: of the stages whose results are differentiated.
+    """
+    wanted = [Gradient(job) for job in jobs]
     found: dict[str, Values | Exception] = {}
-    by = compilers(target, [gradient.job for gradient in wanted], mode)
+    by = compilers(target, jobs, mode)
     for compiler in filter(None, dict.fromkeys(by)):
         together = [gradient for gradient, its in zip(wanted, by, strict=True) if its == compiler]
         if len(together) > 1 and not target.differentiates:
-            with suppress(Exception), contained():
+            with suppress(Exception):
                 found |= _differentiate(target, together, compiler)
     for gradient, its in zip(wanted, by, strict=True):
         case = gradient.job.case
         if case.id not in found:
             try:
-                with contained():
-                    if target.differentiates:
-                        found[case.id] = _derived(target, gradient, its)
-                    else:
-                        found |= _differentiate(target, [gradient], its)
+                if target.differentiates:
+                    found[case.id] = _derived(target, gradient, its)
+                else:
+                    found |= _differentiate(target, [gradient], its)
             except Exception as error:
-                found[case.id] = failure(target, error)
-    return [found[case.id] for case in cases]
+                found[case.id] = error
+    return [found[job.case.id] for job in jobs]
 
 
 def _derived(target: Target, gradient: Gradient, compiler: str | None) -> Values:

@@ -1,12 +1,11 @@
 """What the name of a target or of an adapter stands for, and whether it has what it must have."""
 
-import importlib
-
-from moespec.conformance.check.adapter import Adapter, kernel
+from moespec.conformance.check.adapter import Adapter
+from moespec.conformance.check.process import LIMIT, ROOM, EndedError, process
 from moespec.conformance.check.target import Target
 from moespec.spec.errors import ConfigError
 
-__all__ = ["interface"]
+__all__ = ["claims", "interface"]
 
 
 def interface(target: str | None, adapter: str | None) -> type[Target]:
@@ -14,34 +13,23 @@ def interface(target: str | None, adapter: str | None) -> type[Target]:
 
     Raises ConfigError, naming it, for one that cannot be imported, or lacks what the suite calls.
     """
-    if target is not None:
-        _check_target(target)
-        return Target
-    _check_absolute("adapter", str(adapter))
-    try:
-        kernel(str(adapter))
-    except (Exception, SystemExit) as error:  # a third party's module may do anything
-        raise ConfigError(f"adapter {adapter!r}: {type(error).__name__}: {error}") from error
-    return Adapter
-
-
-def _check_absolute(kind: str, name: str) -> None:
+    found, kind, name = (Adapter, "adapter", str(adapter)) if target is None else (Target, "target", target)
     if not name or name.startswith("."):
         raise ConfigError(f"{kind} {name!r}: expected the name of a module, such as package.module")
+    if problem := _checked(found, name)["problem"]:
+        raise ConfigError(f"{kind} {name!r}: {problem}")
+    return found
 
 
-def _check_target(name: str) -> None:
-    _check_absolute("target", name)
+def claims(interface: type[Target], name: str) -> str:
+    """The version of the specification that a target claims to follow, or an empty string."""
+    return _checked(interface, name)["claims"]
+
+
+def _checked(interface: type[Target], name: str) -> dict[str, str]:
+    """What its process says of it, or how it ended."""
     try:
-        module = importlib.import_module(name)
-    except (Exception, SystemExit) as error:  # a third party's module may do anything
-        raise ConfigError(f"target {name!r}: cannot be imported: {type(error).__name__}: {error}") from error
-    missing = [needed for needed in ("from_numpy", "to_numpy") if not hasattr(module, needed)]
-    if missing:
-        raise ConfigError(f"target {name!r}: has no {' and no '.join(missing)}; see docs/conformance.md")
-    declared = getattr(module, "not_offered", {})
-    right = isinstance(declared, dict) and all(
-        isinstance(word, str) and word for pair in declared.items() for word in pair
-    )
-    if not right:
-        raise ConfigError(f"target {name!r}: not_offered={declared!r}: expected patterns of ids with reasons")
+        answer, _ = process(interface, name).ask({}, {}, LIMIT, ROOM)
+        return {key: str(answer[key]) for key in ("problem", "claims")}
+    except (EndedError, LookupError, TypeError) as error:
+        return {"problem": f"cannot be imported: {error}", "claims": ""}

@@ -7,19 +7,20 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.compare import Outcome
+from moespec.conformance.failure import Failure
 
 __all__ = ["repeated"]
 
 
-def repeated(stage: str, first: Mapping[str, Any] | Exception, second: Mapping[str, Any] | Exception) -> list[Outcome]:
+def repeated(stage: str, first: Mapping[str, Any] | Failure, second: Mapping[str, Any] | Failure) -> list[Outcome]:
     """A failure for each result of a stage that is not the same in both calls.
 
-    An exception in the first call is a failure already; one in the second alone is an error.
+    One without results is a failure already if it is the first, and an error if it is the second alone.
     """
-    if isinstance(first, Exception):
+    if isinstance(first, Failure):
         return []
-    if isinstance(second, Exception):
-        return [Outcome(stage, "error", inf, f"in the second call: {type(second).__name__}: {str(second)[:400]}")]
+    if isinstance(second, Failure):
+        return [Outcome(stage, "error", inf, f"in the second call: {second.text}")]
     outcomes = []
     for name, array in first.items():
         a, b = np.asarray(array), np.asarray(second.get(name))

@@ -100,7 +100,7 @@ def _job(case: Case, stage: str) -> Job:
 
 def _run(target: Target, job: Job, stage: str, mode: str) -> Arrays:
     with target.context():
-        (found,) = gradients(target, [job.case], mode) if stage == "gradient" else execute(target, [job], mode)
+        (found,) = gradients(target, [job], mode) if stage == "gradient" else execute(target, [job], mode)
     if isinstance(found, Exception):
         raise found
     return found

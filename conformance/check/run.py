@@ -1,22 +1,24 @@
 """Run the suite on a target: every case in every dtype, and its result."""
 
-import math
 import multiprocessing
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from functools import partial
 
 from tqdm import tqdm
 
 from moespec.conformance.check import errors
-from moespec.conformance.check.gradients import gradients
 from moespec.conformance.check.modes import STRIDED, run_in
+from moespec.conformance.check.process import LIMIT, EndedError, Remote, end
 from moespec.conformance.check.repeat import repeated
 from moespec.conformance.check.results import CaseResult
-from moespec.conformance.check.target import ExitedError, Target, contained, execute, job_of
-from moespec.conformance.compare import ALL_DTYPES, Outcome, certified, compared, exact
+from moespec.conformance.check.target import Job, Target, job_of
+from moespec.conformance.check.worker import Answer, answers
+from moespec.conformance.compare import ALL_DTYPES, Dtype, Outcome, certified, compared
+from moespec.conformance.failure import Failure
 from moespec.conformance.format import Case
 
 __all__ = ["Part", "run", "run_cases", "run_part"]
@@ -54,13 +56,18 @@ def run(
             unsupported |= {part.dtype: reason} if reason else {}
             bar.set_postfix_str(f"{part.dtype} {part.mode} {part.cases[0].algorithm}")
             bar.update(len(part.cases))
+    end()
     order = ((mode, dtype, case.id) for mode in modes for dtype in dtypes for case in cases)
     return [results[key] for key in order if key in results], unsupported
 
 
 @dataclass(frozen=True)
 class Part:
-    """The cases of one algorithm, to be run on a target in one dtype and mode; with `repeat` twice."""
+    """The cases of one algorithm, to be run on a target in one dtype and mode; with `repeat` twice.
+
+    limit: seconds that each case may take. memory: GiB that the target's process may address, 0 for any number; JAX and
+    GPUs reserve many times what they use.
+    """
 
     interface: type[Target]
     name: str
@@ -68,6 +75,8 @@ class Part:
     mode: str
     repeat: bool
     cases: list[Case]
+    limit: float = LIMIT
+    memory: float = 0.0
 
 
 def _run_parts(parts: Sequence[Part], jobs: int) -> Iterator[tuple[list[CaseResult], str]]:
@@ -86,7 +95,7 @@ def _run_parts(parts: Sequence[Part], jobs: int) -> Iterator[tuple[list[CaseResu
                     yield alone.submit(run_part, part).result()
                 except BrokenProcessPool:
                     alone = None
-                    yield _lost(part, "the target ended the process that ran it"), ""
+                    yield _lost(part, Failure("the target ended the process that ran it")), ""
         if alone is not None:
             alone.shutdown()
 
@@ -97,23 +106,25 @@ def _pool(jobs: int) -> ProcessPoolExecutor:
 
 
 def run_part(part: Part) -> tuple[list[CaseResult], str]:
-    """The results, and why the target does not have the dtype, or an empty string."""
+    """The results, and why the target does not have the dtype, or an empty string.
+
+    The target runs in a process that the next part has, too, until `process.end` is called.
+    """
     begun = time.perf_counter()
+    target = Remote(part.interface, part.name, ALL_DTYPES[part.dtype], part.limit, int(part.memory * 2**30))
     try:
-        with contained():
-            target = part.interface(part.name, ALL_DTYPES[part.dtype])
-            reason = target.unsupported()
-            results = [] if reason else run_cases(target, part.cases, part.mode, part.repeat)
-    except ExitedError as error:  # where it is not called for a case
-        return _lost(part, f"{type(error).__name__}: {error}"), ""
+        reason = target.facts().unsupported
+        results = [] if reason else run_cases(target, part.cases, part.mode, part.repeat)
+    except EndedError as error:  # where it is not called for a case
+        return _lost(part, error.failure), ""
     for result in results:
         result.seconds = (time.perf_counter() - begun) / len(results)
     return results, reason
 
 
-def _lost(part: Part, message: str) -> list[CaseResult]:
+def _lost(part: Part, failure: Failure) -> list[CaseResult]:
     """The results of cases of which no other came: each is an error."""
-    outcome = Outcome("target", "error", math.inf, message)
+    outcome = Outcome("target", failure.state, failure.fraction, failure.text, failure.trace)
     return [CaseResult(c.id, c.algorithm, c.kind, part.dtype, part.mode, [outcome]) for c in part.cases]
 
 
@@ -124,82 +135,71 @@ def _by_algorithm(cases: Sequence[Case]) -> list[list[Case]]:
     return list(groups.values())
 
 
-def run_cases(target: Target, cases: Sequence[Case], mode: str, repeat: bool = False) -> list[CaseResult]:
+def run_cases(target: Target | Remote, cases: Sequence[Case], mode: str, repeat: bool = False) -> list[CaseResult]:
     """The results of the cases in the target's dtype, algorithm by algorithm; with `repeat` of two calls each.
 
-    None where arrays of the target cannot be strided, and are to be.
+    None where arrays of the target cannot be strided, and are to be. A Target is called in this process.
     """
-    with target.context():
-        target.strided = mode == STRIDED
-        if target.strided and not target.has_strides:
-            return []
-        return [result for group in _by_algorithm(cases) for result in _run_algorithm(target, group, mode, repeat)]
+    facts = target.facts()
+    if mode == STRIDED and not facts.strides:
+        return []
+    ask = target.answers if isinstance(target, Remote) else partial(answers, target)
+    running = _Run(ask, target.dtype, mode, repeat, facts.checks_values)
+    groups = _by_algorithm([target.wanted(case) for case in cases])
+    return [result for group in groups for result in running.results(group)]
 
 
-def _run_algorithm(target: Target, cases: Sequence[Case], mode: str, repeat: bool) -> list[CaseResult]:
-    cases = [target.wanted(case) for case in cases]
-    results = {c.id: CaseResult(c.id, c.algorithm, c.kind, target.dtype.name, mode) for c in cases}
+@dataclass(frozen=True)
+class _Run:
+    """Cases run on a target, which `ask` asks; see `worker.answers`."""
 
-    wrong = [c for c in cases if c.expect is not None and _available(target, c, c.expect.stage, results)]
-    for case, (state, message) in zip(wrong, errors.run(target, wrong, mode), strict=True):
-        results[case.id].outcomes.append(Outcome(case.expected_error.stage, state, 0.0, message))
+    ask: Callable[..., list[Answer]]
+    dtype: Dtype
+    mode: str
+    repeat: bool
+    checks_values: bool
 
-    smooth = [case for case in cases if case.gradients and _differentiable(target, case, results)]
-    computed = gradients(target, smooth, mode)
-    again = gradients(target, smooth, mode) if repeat else computed
-    for case, found, second in zip(smooth, computed, again, strict=True):
-        results[case.id].outcomes += repeated("gradient", found, second)
-        sure = certified(case.decisions.get(case.expected_gradients.stage), target.dtype)
-        outcomes = compared("gradient", case.expected_gradients.wrt, found, target.dtype, sure)
-        results[case.id].outcomes += outcomes
-        if not isinstance(found, Exception) and any(outcome.state == "fail" for outcome in outcomes):
-            results[case.id].returned["gradient"] = found
+    def results(self, cases: Sequence[Case]) -> list[CaseResult]:
+        """The results of the cases of one algorithm."""
+        results = {c.id: CaseResult(c.id, c.algorithm, c.kind, self.dtype.name, self.mode) for c in cases}
+        wrong = [case for case in cases if case.expect is not None]
+        verdicts = errors.run(self.ask, wrong, self.mode, required=self.checks_values)
+        for case, (state, message) in zip(wrong, verdicts, strict=True):
+            results[case.id].outcomes.append(Outcome(case.expected_error.stage, state, 0.0, message))
 
-    # What every case is about comes first, the whole and its gradient. Steps explain what did not pass.
-    values = [case for case in cases if case.expect is None]
-    _run_stages(target, values, True, results, mode, repeat)
-    _run_stages(target, [case for case in values if results[case.id].state != "pass"], False, results, mode, repeat)
-    return list(results.values())
+        smooth = [case for case in cases if case.gradients]
+        jobs = [job_of(case, case.expected_gradients.stage) for case in smooth]
+        for job, outcomes in self._outcomes(jobs, results, gradient=True):
+            results[job.case.id].outcomes += outcomes
 
+        # What every case is about comes first, the whole and its gradient. Steps explain what did not pass.
+        values = [case for case in cases if case.expect is None]
+        self._stages(values, results, whole=True)
+        self._stages([case for case in values if results[case.id].state != "pass"], results, whole=False)
+        return list(results.values())
 
-def _run_stages(
-    target: Target, cases: Sequence[Case], whole: bool, results: dict[str, CaseResult], mode: str, repeat: bool
-) -> None:
-    """Run the whole of the cases, or their steps, and put the outcomes before those there are: they come earlier."""
-    chosen = [(c, s.name) for c in cases for s in c.stages if s.outputs and (s.name in c.whole) == whole]
-    jobs = [job_of(case, name) for case, name in chosen if _available(target, case, name, results)]
-    before: dict[str, list[Outcome]] = {}
-    computed = execute(target, jobs, mode)
-    again = execute(target, jobs, mode) if repeat else computed
-    for job, found, second in zip(jobs, computed, again, strict=True):
-        sure = certified(job.case.decisions.get(job.stage.name), target.dtype)
-        outcomes = repeated(job.stage.name, found, second)
-        outcomes += compared(job.stage.name, job.stage.outputs, found, target.dtype, sure, job.stage.call)
-        before.setdefault(job.case.id, []).extend(outcomes)
-        if not isinstance(found, Exception) and any(outcome.state == "fail" for outcome in outcomes):
-            results[job.case.id].returned[job.stage.name] = found
-    for id, earlier in before.items():
-        results[id].outcomes[:0] = earlier
+    def _stages(self, cases: Sequence[Case], results: dict[str, CaseResult], *, whole: bool) -> None:
+        """Run the whole of the cases, or their steps, and put the outcomes before those there are: they come earlier."""
+        chosen = [(c, s.name) for c in cases for s in c.stages if s.outputs and (s.name in c.whole) == whole]
+        before: dict[str, list[Outcome]] = {}
+        for job, outcomes in self._outcomes([job_of(case, name) for case, name in chosen], results):
+            before.setdefault(job.case.id, []).extend(outcomes)
+        for id, earlier in before.items():
+            results[id].outcomes[:0] = earlier
 
-
-def _available(target: Target, case: Case, stage: str, results: dict[str, CaseResult]) -> bool:
-    state, reason = _obstacle(target, case, stage)
-    if state:
-        results[case.id].outcomes.append(Outcome(stage, state, 0.0, reason))
-    return not state
-
-
-def _obstacle(target: Target, case: Case, stage: str) -> tuple[str, str]:
-    """The state of a stage that cannot be run, and why; two empty strings for one that can."""
-    if lacks := target.lacks(case.stage(stage), case):
-        return "not implemented", lacks
-    if not all(exact(tensor.array, target.dtype) for tensor in case.inputs.values()):
-        return "inconclusive", f"an input has numbers that {target.dtype.name} does not have"
-    return "", ""
-
-
-def _differentiable(target: Target, case: Case, results: dict[str, CaseResult]) -> bool:
-    if lacks := target.lacks_gradients():
-        results[case.id].outcomes.append(Outcome("gradient", "not implemented", 0.0, lacks))
-        return False
-    return not any(_obstacle(target, case, case.expected_gradients.stage))
+    def _outcomes(
+        self, jobs: Sequence[Job], results: dict[str, CaseResult], *, gradient: bool = False
+    ) -> Iterator[tuple[Job, list[Outcome]]]:
+        """What came of each job, or of its gradient; what was returned where it is wrong goes to the results."""
+        first = self.ask(jobs, self.mode, gradient=gradient)
+        second = self.ask(jobs, self.mode, gradient=gradient) if self.repeat else first
+        for job, answer, again in zip(jobs, first, second, strict=True):
+            case, stage = job.case, job.stage
+            name, call = ("gradient", "") if gradient else (stage.name, stage.call)
+            expected = case.expected_gradients.wrt if gradient else stage.outputs
+            sure = certified(case.decisions.get(stage.name), self.dtype)
+            outcomes = repeated(name, answer, again)
+            outcomes += compared(name, expected, answer, self.dtype, sure, call)
+            if not isinstance(answer, Failure) and any(outcome.state == "fail" for outcome in outcomes):
+                results[case.id].returned[name] = answer
+            yield job, outcomes

@@ -6,8 +6,9 @@ the compiled mode `compile`. It may have `with_dtype(dtype)`, a context manager 
 reject NaN and infinity, `not_offered`, patterns of the ids of cases that it does not compute, with reasons, and
 `__moespec_version__`, the version of the specification that it claims to follow.
 
-A target cannot end a run, change a vector or decline a case while it runs: what it raises is an error of the case, its
-arrays are copies that it must leave as they are, and what it does not offer is declared before.
+A target cannot decline a case while it runs: what it raises is an error of the case, and what it does not offer is declared
+before. Its arrays are copies that it must leave as they are. It runs in a process of its own (`process.py`), but for the
+known variants and a reproduction, which call the same functions here.
 
 Compilers are slow and the cases many and small, so in the compiled mode all stages of one algorithm in one dtype are
 compiled as ONE function, from the list of their values to the list of their results. Cases that differ in numbers alone
@@ -25,8 +26,8 @@ place, and else `compile`.
 
 import importlib
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
@@ -38,53 +39,30 @@ import numpy as np
 
 from moespec.conformance import call
 from moespec.conformance.cases import function
-from moespec.conformance.compare import Dtype, NotOfferedError
+from moespec.conformance.compare import Dtype, exact
+from moespec.conformance.failure import Failure, MalformedError, NotOfferedError
 from moespec.conformance.format import Case, Stage, Tensor, finish
+from moespec.spec.errors import ConfigError
 
 __all__ = [
-    "ExitedError",
+    "Facts",
     "Job",
-    "MalformedError",
     "Target",
     "Values",
     "check_unchanged",
     "claimed",
     "compilers",
-    "contained",
     "execute",
-    "failure",
     "job_of",
+    "obstacle",
     "unseen",
 ]
 
 Values = dict[str, Any]
 
 
-class MalformedError(Exception):
-    """What a target returned is not a result: it is not an array, or not a routing."""
-
-
-class ExitedError(Exception):
-    """The target raised what ends a process, such as SystemExit."""
-
-
 class ChangedError(Exception):
     """The target changed an array that it was given."""
-
-
-class UndeclaredError(Exception):
-    """The target declined what its `not_offered` does not name."""
-
-
-@contextmanager
-def contained() -> Iterator[None]:
-    """Whatever is raised inside to end the process becomes an ExitedError; an interrupt by the user stays one."""
-    try:
-        yield
-    except (Exception, KeyboardInterrupt, GeneratorExit):
-        raise
-    except BaseException as error:
-        raise ExitedError(f"{type(error).__name__}: {error}") from error
 
 
 def claimed(target: Any) -> str:
@@ -122,14 +100,26 @@ class Target:
         """In which everything in this dtype runs."""
         return self.module.with_dtype(self.dtype.name) if hasattr(self.module, "with_dtype") else nullcontext()
 
-    def unsupported(self) -> str:
-        """Why the target does not compute in this dtype, or an empty string."""
+    def check(self) -> None:
+        """Raise ConfigError if it lacks what the suite calls of every target, or what it declares is no declaration."""
+        missing = [needed for needed in ("from_numpy", "to_numpy") if not hasattr(self.module, needed)]
+        if missing:
+            raise ConfigError(f"has no {' and no '.join(missing)}; see docs/conformance.md")
+        declared = getattr(self.module, "not_offered", {})
+        right = isinstance(declared, dict) and all(
+            isinstance(word, str) and word for pair in declared.items() for word in pair
+        )
+        if not right:
+            raise ConfigError(f"not_offered={declared!r}: expected patterns of ids with reasons")
+
+    def facts(self) -> "Facts":
+        """What is to be known of it before it is run in this dtype."""
         try:
             with self.context():
-                self.module.from_numpy(np.zeros(1, np.float32), self.dtype.name)
+                array = self.module.from_numpy({"": np.zeros(1, np.float32)}, self.dtype.name)[""]
         except Exception as error:
-            return f"{type(error).__name__}: {error}"
-        return ""
+            return Facts(unsupported=f"{type(error).__name__}: {error}")
+        return Facts(checks_values=self.checks_values, strides=hasattr(array, "is_contiguous"))
 
     @property
     def checks_values(self) -> bool:
@@ -146,8 +136,9 @@ class Target:
         """The version of the specification that the target claims to follow, or an empty string."""
         return claimed(self.module)
 
-    def wanted(self, case: Case) -> Case:
-        """The part of a case this target must compute."""
+    @staticmethod
+    def wanted(case: Case) -> Case:
+        """The part of a case that such a target must compute."""
         return case
 
     def not_offered(self, case: Case) -> str:
@@ -213,11 +204,6 @@ class Target:
         made = self.module.from_numpy(plain, dtype or self.dtype.name)
         return {name: _strided(array) if self.strided else array for name, array in made.items()}
 
-    @property
-    def has_strides(self) -> bool:
-        """Whether it has arrays, as torch has, whose numbers can lie in memory in more than one way."""
-        return hasattr(self.module.from_numpy({"": np.zeros(1, np.float32)}, self.dtype.name)[""], "is_contiguous")
-
     def mixes(self, stage: Stage) -> bool:
         """Whether a stage is a model that computes in bfloat16, which is then an option, with float32 parameters."""
         return function(stage.call).batched and self.dtype.name == "bfloat16"
@@ -230,10 +216,12 @@ class Target:
         return finish(on_numpy)
 
     def check_dtypes(self, results: Mapping[str, Any]) -> None:
-        """Raise TypeError for an array in float64 in another dtype: what computes in float64 is not checked as less."""
+        """Raise TypeError for an array that is wider than the dtype: what computes in float64 is not checked as less."""
+        widest = 8 if self.dtype.name == "float64" else 4
         for name, value in results.items():
-            if self.dtype.name != "float64" and getattr(value, "dtype", None) == np.float64:
-                raise TypeError(f"{name} has dtype float64 in a run in {self.dtype.name}")
+            dtype = getattr(value, "dtype", None)
+            if isinstance(dtype, np.dtype) and dtype.kind == "f" and dtype.itemsize > widest:
+                raise TypeError(f"{name} has dtype {dtype} in a run in {self.dtype.name}")
 
     def copies(self, arrays: Values) -> Values:
         """What is in arrays of the target, to be compared with what is in them after a call."""
@@ -245,6 +233,19 @@ def _strided(array: Any) -> Any:
     if array.ndim < 2:
         return array.repeat_interleave(2)[::2] if array.ndim else array
     return array.mT.repeat_interleave(2, dim=-1)[..., ::2].mT
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a target says of itself in one dtype.
+
+    unsupported: why it does not compute in it, or an empty string. checks_values: whether it must reject values that are
+    not finite. strides: whether it has arrays, as torch has, whose numbers can lie in memory in more than one way.
+    """
+
+    unsupported: str = ""
+    checks_values: bool = False
+    strides: bool = False
 
 
 @dataclass(frozen=True)
@@ -318,7 +319,7 @@ def execute(target: Target, jobs: Sequence[Job], mode: str) -> list[Values | Exc
     for compiler in filter(None, dict.fromkeys(by)):
         together = [job for job, its in zip(jobs, by, strict=True) if its == compiler and job.traced]
         if len(together) > 1:
-            with suppress(Exception), contained():
+            with suppress(Exception):
                 found |= _compiled(target, together, compiler)
     return [found[id(job)] if id(job) in found else _alone(target, job, its) for job, its in zip(jobs, by, strict=True)]
 
@@ -364,27 +365,25 @@ def _compiled(target: Target, jobs: Sequence[Job], compiler: str) -> dict[int, V
 
 def _alone(target: Target, job: Job, compiler: str | None) -> Values | Exception:
     try:
-        with contained():
-            function = job.bind(target, compiler)
-            if compiler and job.traced:
-                function = target.compile(function, compiler)
-            arrays = job.arrays(target)
-            before = target.copies(arrays)
-            found = _finished(target, job, function(arrays))
-            check_unchanged(before, target.copies(arrays))
-            return found
+        function = job.bind(target, compiler)
+        if compiler and job.traced:
+            function = target.compile(function, compiler)
+        arrays = job.arrays(target)
+        before = target.copies(arrays)
+        found = _finished(target, job, function(arrays))
+        check_unchanged(before, target.copies(arrays))
+        return found
     except Exception as error:
-        return failure(target, error)
-
-
-def failure(target: Target, error: Exception) -> Exception:
-    """How an exception of a target counts. Only targets that may decline a case do so with one."""
-    declined = isinstance(error, NotOfferedError) and not target.declines
-    if not declined:
         return error
-    undeclared = UndeclaredError(str(error))
-    undeclared.__cause__ = error
-    return undeclared
+
+
+def obstacle(target: Target, job: Job) -> Failure | None:
+    """Why a job cannot be run, if so."""
+    if lacks := target.lacks(job.stage, job.case):
+        return Failure(lacks, state="not implemented")
+    if not all(exact(tensor.array, target.dtype) for tensor in job.case.inputs.values()):
+        return Failure(f"an input has numbers that {target.dtype.name} does not have", state="inconclusive")
+    return None
 
 
 def check_unchanged(before: Values, after: Values) -> None:

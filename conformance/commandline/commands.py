@@ -14,7 +14,7 @@ from moespec.conformance.author.reference import GoldenError
 from moespec.conformance.check import files, waivers
 from moespec.conformance.check.adapter import Adapter
 from moespec.conformance.check.classes import CLASSES, class_of
-from moespec.conformance.check.interface import interface
+from moespec.conformance.check.interface import claims, interface
 from moespec.conformance.check.modes import MODES, STRIDED
 from moespec.conformance.check.results import FAILED
 from moespec.conformance.check.run import run
@@ -135,7 +135,7 @@ def _checked(interface: type[Target], options: argparse.Namespace, cases: Sequen
         results,
         unsupported,
         seed=options.fresh,
-        claims=interface(name, DTYPES["float64"]).claims,
+        claims=claims(interface, name),
         size=options.size,
         repeat=options.repeat,
     )

@@ -15,7 +15,7 @@ from typing import Any
 from moespec.conformance.check.recognise import Known, recognise
 from moespec.conformance.check.results import CaseResult
 from moespec.conformance.check.run import run
-from moespec.conformance.compare import DTYPES, Outcome
+from moespec.conformance.compare import Outcome
 from moespec.conformance.format import Case
 from moespec.conformance.peers import Peer
 from moespec.conformance.peers.target import PeerTarget, checked_function, router_of
@@ -39,8 +39,7 @@ def measure(peer: Peer, cases: Sequence[Case], digest: str) -> dict[str, Any]:
     module = importlib.import_module(peer.target)
     with redirect_stdout(io.StringIO()):  # of packages that print
         results, unsupported = run(peer.target, cases, dtypes=MEASURED, interface=PeerTarget)
-    wanted = PeerTarget(peer.target, DTYPES[MEASURED[0]]).wanted
-    by_id = {case.id: wanted(case) for case in cases}
+    by_id = {case.id: PeerTarget.wanted(case) for case in cases}
     parts: dict[str, list[CaseResult]] = {}
     for result in results:
         for function, part in _parts(module, by_id[result.id], result):

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from moespec.conformance.check.target import Target, Values
-from moespec.conformance.compare import NotOfferedError
+from moespec.conformance.failure import NotOfferedError
 from moespec.conformance.format import Case, Stage, Value
 
 __all__ = ["PeerTarget", "checked_function", "checked_stages", "router_of", "routing_only"]
@@ -58,21 +58,20 @@ class PeerTarget(Target):
 
     declines = True
 
-    def wanted(self, case: Case) -> Case:
-        """Of a router the routing and the output, without its losses and metrics; no steps of one that the peer lacks."""
-        router = router_of(case)
-        if not router:
-            return case
-        has = router in getattr(self.module, "ROUTERS", {})
-        stages = [stage for stage in case.stages if has or stage.name in case.whole]
-        return routing_only(replace(case, stages=tuple(stages)))
+    @staticmethod
+    def wanted(case: Case) -> Case:
+        """Of a router the routing and the output, without its losses and metrics."""
+        return routing_only(case)
 
     def lacks(self, stage: Stage, case: Case) -> str:
         """Why a stage is not run, or an empty string."""
         if case.expect is not None:
             return ERRORS
-        missing = super().lacks(stage, case)
-        return missing or ("" if checked_function(self.module, stage, case) else SHARED)
+        if missing := super().lacks(stage, case):
+            return missing
+        router = router_of(case)  # of one that the peer lacks, it is not asked for the steps either
+        own = not router or router in getattr(self.module, "ROUTERS", {})
+        return "" if own and checked_function(self.module, stage, case) else SHARED
 
     def result(
         self, stage: Stage, stages: Mapping[str, Stage], known: Collection[str], compile: Any = None
