@@ -1,0 +1,224 @@
+"""A target in a process of its own, which knows nothing of what is expected and can only answer with bytes.
+
+So a target cannot read or change the expected values, the comparison or the report, nor end the run; one that hangs is
+ended when its time is over. It is no sandbox: what a target does to the machine is that of any program of the user.
+"""
+
+import atexit
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from os import killpg
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moespec.conformance import call
+from moespec.conformance.check.target import Facts, Job, Target
+from moespec.conformance.check.worker import Answer, pack, unpack
+from moespec.conformance.compare import Dtype
+from moespec.conformance.failure import Failure
+from moespec.conformance.format import Case, Edit, Expectation, Value
+from moespec.conformance.manifest import decoded, encoded
+
+__all__ = ["LIMIT", "EndedError", "Remote", "end", "process"]
+
+LIMIT = 120.0
+"""Seconds that one case may take: the slowest, 20 steps of training, take some 10 of one core, and compiling one less; a
+machine may be ten times slower, or shared. Importing a framework may take as long."""
+ROOM = 1 << 24
+"""Bytes that an answer may have beside what is expected, for results that are not."""
+WIDER = 16
+"""How much larger an answer may be than what is expected."""
+PROGRAM = "import sys; sys.path[:] = {path}; from moespec.conformance.check.worker import main; main(*{arguments})"
+
+
+class EndedError(Exception):
+    """A process gave no answer: it ended, took too long, or what it said is none."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.text)
+        self.failure = failure
+
+
+class Process:
+    """A process that answers about one target; see `worker.py`. It has no terminal, and prints where errors go."""
+
+    def __init__(self, interface: type[Target], name: str, memory: int) -> None:
+        self.key = (interface, name, memory)
+        self.socket, its = socket.socketpair()
+        path = f"{interface.__module__}:{interface.__qualname__}"
+        program = PROGRAM.format(path=[str(each) for each in sys.path], arguments=(path, name, its.fileno(), memory))
+        with its:
+            self.popen = subprocess.Popen(
+                [sys.executable, "-c", program],
+                stdin=subprocess.DEVNULL,
+                stdout=2,
+                pass_fds=[its.fileno()],
+                start_new_session=True,
+            )
+
+    def ask(self, entry: Any, arrays: Mapping[str, NDArray[Any]], limit: float, size: int) -> tuple[Any, Any]:
+        """The answer to a request. Raises EndedError, and the process is no more, for want of one.
+
+        limit: seconds that it may take. size: bytes that it may have.
+        """
+        deadline = time.monotonic() + limit
+        try:
+            self.socket.settimeout(limit)
+            self.socket.sendall(pack(entry, arrays))
+            length = int.from_bytes(self._read(8, deadline), "little")
+            if length > size:
+                raise ValueError(f"an answer of {length} bytes, where the most is {size}")
+            return unpack(self._read(length, deadline))
+        except TimeoutError:
+            reason = f"no answer within {limit:g} s"
+        except (EOFError, ConnectionError):
+            reason = self._status()
+        except Exception as error:  # whatever it is, the answer is what is wrong
+            reason = f"the process gave no answer that can be read: {type(error).__name__}: {error}"
+        end()
+        raise EndedError(Failure(reason))
+
+    def _read(self, size: int, deadline: float) -> bytes:
+        data = bytearray()
+        while len(data) < size:
+            self.socket.settimeout(max(deadline - time.monotonic(), 1e-3))
+            part = self.socket.recv(min(size - len(data), 1 << 20))
+            if not part:
+                raise EOFError
+            data += part
+        return bytes(data)
+
+    def _status(self) -> str:
+        """How a process that closed its socket ended."""
+        try:
+            status = self.popen.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            return "the process closed its socket"
+        if status < 0:
+            return f"the process was ended by {signal.Signals(-status).name}"
+        return f"the process ended with exit status {status}"
+
+    def end(self) -> None:
+        """End it, and all that it started and that is in its session still."""
+        with suppress(ProcessLookupError):
+            killpg(self.popen.pid, signal.SIGKILL)
+        self.popen.wait()
+        self.socket.close()
+
+
+_running: list[Process] = []
+
+
+def process(interface: type[Target], name: str, memory: int = 0) -> Process:
+    """The process of a target: that of the last call, or a new one, for which any other is ended."""
+    if not _running or _running[0].key != (interface, name, memory):
+        end()
+        _running.append(Process(interface, name, memory))
+    return _running[0]
+
+
+@atexit.register
+def end() -> None:
+    """End the process that is running, if there is one."""
+    while _running:
+        _running.pop().end()
+
+
+class Remote:
+    """A target in one dtype, in a process of its own. One that ends is started again for the next job.
+
+    limit: seconds for each job, those that are compiled together as many times. memory: see `worker.main`.
+    """
+
+    def __init__(self, interface: type[Target], name: str, dtype: Dtype, limit: float, memory: int) -> None:
+        self.key, self.dtype, self.wanted, self.limit = (interface, name, memory), dtype, interface.wanted, limit
+        self._opened: Process | None = None
+        self._facts = Facts()
+
+    def _ask(self, entry: Any, arrays: Mapping[str, NDArray[Any]], limit: float, size: int = 0) -> tuple[Any, Any]:
+        answer, found = process(*self.key).ask({"dtype": self.dtype.name, **entry}, arrays, limit, ROOM + size)
+        if "failure" in answer:
+            raise EndedError(decoded(Failure, answer["failure"], {}))
+        return answer, found
+
+    def facts(self) -> Facts:
+        """As of any target. What is imported is imported here, and takes no time of a case. Raises EndedError."""
+        if process(*self.key) is not self._opened:
+            self._facts = decoded(Facts, self._ask({}, {}, max(self.limit, LIMIT))[0], {})
+            self._opened = process(*self.key)
+        return self._facts
+
+    def answers(self, jobs: Sequence[Job], mode: str, *, gradient: bool = False) -> list[Answer]:
+        """As `worker.answers`: all together if they are compiled, else, or where that ends the process, one by one."""
+        if mode == "compiled" and len(jobs) > 1:
+            with suppress(EndedError):
+                return self._answers(jobs, mode, gradient)
+        found: list[Answer] = []
+        for job in jobs:
+            try:
+                found += self._answers([job], mode, gradient)
+            except EndedError as error:
+                found.append(error.failure)
+        return found
+
+    def _answers(self, jobs: Sequence[Job], mode: str, gradient: bool) -> list[Answer]:
+        self.facts()
+        large: dict[str, NDArray[Any]] = {}
+        entries = [
+            {"case": encoded(_question(job, gradient), str(i), large), "stage": job.stage.name}
+            for i, job in enumerate(jobs)
+        ]
+        size = WIDER * sum(_size(job.case) for job in jobs)
+        entry = {"mode": mode, "gradient": gradient, "jobs": entries}
+        answer, arrays = self._ask(entry, large, self.limit * len(jobs), size)
+        found: list[Answer] = [{} for _ in jobs]
+        for name, array in arrays.items():
+            number, _, result = name.partition("/")
+            found[int(number)][result] = array
+        for number, failure in answer["failures"].items():
+            found[int(number)] = decoded(Failure, failure, {})
+        return found
+
+
+NOTHING = Value(np.zeros(0), (), "int")
+
+
+def _question(job: Job, gradient: bool) -> Case:
+    """A case without what is expected: of the results of its stages those have numbers that the job reads."""
+    case, read = job.case, set(job.values)
+    losses = gradient and case.expected_gradients.losses
+    if losses:
+        stages = {stage.name: stage for stage in case.stages}
+        read |= set(call.reads(case.stage("route"), stages, call.golden(case)))
+    return replace(
+        case,
+        cites="",
+        purpose="",
+        stages=tuple(replace(stage, outputs=_outputs(stage.name, stage.outputs, read)) for stage in case.stages),
+        decisions={},
+        gradients=case.gradients and replace(case.gradients, wrt=dict.fromkeys(case.gradients.wrt, NOTHING)),
+        expect=case.expect and Expectation("", "", "", "", Edit({}, {})),
+    )
+
+
+def _outputs(stage: str, outputs: Mapping[str, Value], read: set[str]) -> dict[str, Value]:
+    alone = stage in read and len(outputs) == 1
+    return {
+        name: replace(value, scale="magnitude") if alone or f"{stage}/{name}" in read else NOTHING
+        for name, value in outputs.items()
+    }
+
+
+def _size(case: Case) -> int:
+    """The bytes of all that is expected of a case."""
+    values = [value for stage in case.stages for value in stage.outputs.values()]
+    values += case.gradients.wrt.values() if case.gradients else ()
+    return sum(8 * value.array.size for value in values)

@@ -1,0 +1,129 @@
+"""The process of a target: it is asked about jobs in frames of bytes, and answers with results, or why there are none.
+
+A frame is its length, 8 bytes, and a safetensors file, whose tensor without a name is JSON. A request names a dtype, and in it
+a mode and jobs: cases in which the results that a job is to compute have no numbers. `process.py` is the other side.
+"""
+
+import importlib
+import json
+import os
+import resource
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import save
+
+from moespec.conformance.check.gradients import gradients
+from moespec.conformance.check.modes import STRIDED
+from moespec.conformance.check.target import Job, Target, Values, execute, job_of, obstacle
+from moespec.conformance.compare import ALL_DTYPES
+from moespec.conformance.failure import Failure, MalformedError
+from moespec.conformance.format import Case
+from moespec.conformance.manifest import decoded
+from moespec.models import tensors
+from moespec.spec.errors import ConfigError
+
+__all__ = ["Answer", "answers", "main", "pack", "unpack"]
+
+Answer = Values | Failure
+Arrays = dict[str, NDArray[Any]]
+SENT = "fiub"
+"""The kinds of dtypes of results; what has another kind, or more than 8 bytes a number, is none."""
+
+
+def answers(target: Target, jobs: Sequence[Job], mode: str, *, gradient: bool = False) -> list[Answer]:
+    """What a target makes of the jobs of one algorithm, or of their gradients: finished results, or why there are none."""
+    with target.context():
+        target.strided = mode == STRIDED
+        lacks = target.lacks_gradients() if gradient else ""
+        obstacles = [Failure(lacks, state="not implemented") if lacks else obstacle(target, job) for job in jobs]
+        able = [job for job, reason in zip(jobs, obstacles, strict=True) if reason is None]
+        results = iter((gradients if gradient else execute)(target, able, mode))
+        return [reason or _answer(target, next(results)) for reason in obstacles]
+
+
+def _answer(target: Target, result: Values | Exception) -> Answer:
+    return Failure.of(result, declines=target.declines) if isinstance(result, Exception) else result
+
+
+def pack(entry: Any, arrays: Mapping[str, NDArray[Any]]) -> bytes:
+    """A frame of an entry as JSON, and arrays by name."""
+    body = save({"": np.frombuffer(json.dumps(entry).encode(), np.uint8), **arrays})
+    return len(body).to_bytes(8, "little") + body
+
+
+def unpack(body: bytes) -> tuple[Any, Arrays]:
+    """Entry and arrays of a frame without its length. Raises an exception for anything else."""
+    arrays = {name: found.array for name, found in tensors.decoded(body, half=True).items()}
+    return json.loads(arrays.pop("").tobytes()), arrays
+
+
+def main(interface: str, name: str, descriptor: int, memory: int) -> None:
+    """Answer requests about the target `name` until there are no more.
+
+    interface: `module:class` of it. descriptor: of the socket. memory: the bytes that the process may address; 0 for any.
+    """
+    if memory:
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    module, _, kind = interface.partition(":")
+    opened = cache(lambda dtype: getattr(importlib.import_module(module), kind)(name, ALL_DTYPES[dtype]))
+    os.set_inheritable(descriptor, False)
+    stream = socket.socket(fileno=descriptor).makefile("rwb")
+    while head := stream.read(8):
+        entry, arrays = unpack(stream.read(int.from_bytes(head, "little")))
+        try:
+            reply = pack(*_reply(opened, entry, arrays))
+        except BaseException as error:  # also what ends a process, and what is too much for its memory
+            reply = pack({"failure": asdict(Failure.of(error))}, {})
+        stream.write(reply)
+        stream.flush()
+
+
+def _reply(opened: Callable[[str], Target], entry: Any, arrays: Arrays) -> tuple[Any, Arrays]:
+    if "jobs" in entry:
+        jobs = [job_of(decoded(Case, each["case"], arrays), each["stage"]) for each in entry["jobs"]]
+        target = opened(entry["dtype"])
+        return _told(answers(target, jobs, entry["mode"], gradient=entry["gradient"]))
+    if "dtype" in entry:
+        return asdict(opened(entry["dtype"]).facts()), {}
+    return _checked(opened), {}
+
+
+def _checked(opened: Callable[[str], Target]) -> dict[str, str]:
+    """What is wrong with the target, if anything is, and the version of the specification that it claims to follow."""
+    try:
+        target = opened("float64")
+        target.check()
+    except ConfigError as error:
+        return {"problem": str(error), "claims": ""}
+    except BaseException as error:  # a third party's module may do anything
+        return {"problem": f"cannot be imported: {type(error).__name__}: {error}", "claims": ""}
+    return {"problem": "", "claims": target.claims}
+
+
+def _told(found: Sequence[Answer]) -> tuple[Any, Arrays]:
+    """Failures and arrays by the number of the job."""
+    failures, arrays = {}, {}
+    for number, answer in enumerate(found):
+        try:
+            told = {} if isinstance(answer, Failure) else _sendable(answer)
+        except (TypeError, ValueError) as error:
+            answer, told = Failure.of(MalformedError(str(error))), {}
+        if isinstance(answer, Failure):
+            failures[str(number)] = asdict(answer)
+        arrays |= {f"{number}/{name}": array for name, array in told.items()}
+    return {"failures": failures}, arrays
+
+
+def _sendable(results: Values) -> Arrays:
+    """Results as arrays that a frame can hold. Raises TypeError for others."""
+    arrays = {name: np.asarray(value, order="C") for name, value in results.items()}
+    for name, array in arrays.items():
+        if not isinstance(name, str) or array.dtype.kind not in SENT or array.dtype.itemsize > 8:
+            raise TypeError(f"{name} has dtype {array.dtype}")
+    return arrays
