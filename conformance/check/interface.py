@@ -1,8 +1,11 @@
 """What the name of a target or of an adapter stands for, and whether it has what it must have."""
 
+from typing import Any
+
 from moespec.conformance.check.adapter import Adapter
 from moespec.conformance.check.process import LIMIT, ROOM, EndedError, process
 from moespec.conformance.check.target import Target
+from moespec.conformance.check.worker import pack
 from moespec.spec.errors import ConfigError
 
 __all__ = ["claims", "interface"]
@@ -29,7 +32,10 @@ def claims(interface: type[Target], name: str) -> str:
 def _checked(interface: type[Target], name: str) -> dict[str, str]:
     """What its process says of it, or how it ended."""
     try:
-        answer, _ = process(interface, name).ask({}, {}, LIMIT, ROOM)
-        return {key: str(answer[key]) for key in ("problem", "claims")}
-    except (EndedError, LookupError, TypeError) as error:
+        return process(interface, name).ask(pack({}, {}), LIMIT, ROOM, _read)
+    except EndedError as error:
         return {"problem": f"cannot be imported: {error}", "claims": ""}
+
+
+def _read(answer: Any, arrays: Any) -> dict[str, str]:
+    return {key: str(answer[key]) for key in ("problem", "claims")}

@@ -10,11 +10,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from os import killpg
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +38,9 @@ ROOM = 1 << 24
 WIDER = 16
 """How much larger an answer may be than what is expected."""
 PROGRAM = "import sys; sys.path[:] = {path}; from moespec.conformance.check.worker import main; main(*{arguments})"
+
+
+Read = TypeVar("Read")
 
 
 class EndedError(Exception):
@@ -64,25 +68,30 @@ class Process:
                 start_new_session=True,
             )
 
-    def ask(self, entry: Any, arrays: Mapping[str, NDArray[Any]], limit: float, size: int) -> tuple[Any, Any]:
-        """The answer to a request. Raises EndedError, and the process is no more, for want of one.
+    def ask(self, request: bytes, limit: float, size: int, read: Callable[[Any, Any], Read]) -> Read:
+        """What `read` makes of the answer to a request. Raises EndedError for want of one; the process is no more then.
 
-        limit: seconds that it may take. size: bytes that it may have.
+        limit: seconds that it may take. size: bytes that it may have. read: of entry and arrays; it may raise anything.
         """
         deadline = time.monotonic() + limit
         try:
             self.socket.settimeout(limit)
-            self.socket.sendall(pack(entry, arrays))
+            self.socket.sendall(request)
             length = int.from_bytes(self._read(8, deadline), "little")
             if length > size:
-                raise ValueError(f"an answer of {length} bytes, where the most is {size}")
-            return unpack(self._read(length, deadline))
+                raise ValueError(f"{length} bytes, where the most is {size}")
+            answer, arrays = unpack(self._read(length, deadline))
+            if "failure" not in answer:
+                return read(answer, arrays)
+            raise EndedError(decoded(Failure, answer["failure"], {}))
+        except EndedError:
+            raise
         except TimeoutError:
             reason = f"no answer within {limit:g} s"
         except (EOFError, ConnectionError):
             reason = self._status()
         except Exception as error:  # whatever it is, the answer is what is wrong
-            reason = f"the process gave no answer that can be read: {type(error).__name__}: {error}"
+            reason = f"an answer that cannot be read: {type(error).__name__}: {error}"
         end()
         raise EndedError(Failure(reason))
 
@@ -141,19 +150,13 @@ class Remote:
     def __init__(self, interface: type[Target], name: str, dtype: Dtype, limit: float, memory: int) -> None:
         self.key, self.dtype, self.wanted, self.limit = (interface, name, memory), dtype, interface.wanted, limit
         self._opened: Process | None = None
-        self._facts = Facts()
-
-    def _ask(self, entry: Any, arrays: Mapping[str, NDArray[Any]], limit: float, size: int = 0) -> tuple[Any, Any]:
-        answer, found = process(*self.key).ask({"dtype": self.dtype.name, **entry}, arrays, limit, ROOM + size)
-        if "failure" in answer:
-            raise EndedError(decoded(Failure, answer["failure"], {}))
-        return answer, found
 
     def facts(self) -> Facts:
         """As of any target. What is imported is imported here, and takes no time of a case. Raises EndedError."""
-        if process(*self.key) is not self._opened:
-            self._facts = decoded(Facts, self._ask({}, {}, max(self.limit, LIMIT))[0], {})
-            self._opened = process(*self.key)
+        if (running := process(*self.key)) is not self._opened:
+            request = pack({"dtype": self.dtype.name}, {})
+            self._facts = running.ask(request, max(self.limit, LIMIT), ROOM, lambda entry, _: decoded(Facts, entry, {}))
+            self._opened = running
         return self._facts
 
     def answers(self, jobs: Sequence[Job], mode: str, *, gradient: bool = False) -> list[Answer]:
@@ -176,16 +179,21 @@ class Remote:
             {"case": encoded(_question(job, gradient), str(i), large), "stage": job.stage.name}
             for i, job in enumerate(jobs)
         ]
-        size = WIDER * sum(_size(job.case) for job in jobs)
-        entry = {"mode": mode, "gradient": gradient, "jobs": entries}
-        answer, arrays = self._ask(entry, large, self.limit * len(jobs), size)
-        found: list[Answer] = [{} for _ in jobs]
-        for name, array in arrays.items():
-            number, _, result = name.partition("/")
-            found[int(number)][result] = array
-        for number, failure in answer["failures"].items():
-            found[int(number)] = decoded(Failure, failure, {})
-        return found
+        entry = {"dtype": self.dtype.name, "mode": mode, "gradient": gradient, "jobs": entries}
+        size = ROOM + WIDER * sum(_size(job.case) for job in jobs)
+        read = partial(_found, len(jobs))
+        return process(*self.key).ask(pack(entry, large), self.limit * len(jobs), size, read)
+
+
+def _found(count: int, answer: Any, arrays: Mapping[str, NDArray[Any]]) -> list[Answer]:
+    """The answers for as many jobs. Raises an exception for anything else."""
+    found: list[Answer] = [{} for _ in range(count)]
+    for name, array in arrays.items():
+        number, _, result = name.partition("/")
+        found[int(number)][result] = array  # type: ignore[index]
+    for number, failure in answer["failures"].items():
+        found[int(number)] = decoded(Failure, failure, {})
+    return found
 
 
 NOTHING = Value(np.zeros(0), (), "int")

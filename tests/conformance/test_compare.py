@@ -26,6 +26,7 @@ from moespec.conformance.compare import (
     precision,
     tolerance,
 )
+from moespec.conformance.failure import Failure
 from moespec.conformance.format import Value
 from moespec.conformance.report import matrix, report
 from moespec.models.tensors import Found
@@ -305,7 +306,8 @@ ERROR_CASES = [case for case in CASES if case.expect is not None]
 
 
 def outcome(case, invalid, valid=None):
-    return verdict(case, invalid, {} if valid is None else valid)[0]
+    results = [Failure.of(each) if isinstance(each, Exception) else {} for each in (invalid, valid)]
+    return verdict(case, *results)[0]
 
 
 @pytest.mark.parametrize("case", ERROR_CASES, ids=lambda case: case.id)
