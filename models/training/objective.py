@@ -8,13 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from moespec.backends.contract import Backend
+from moespec.backends.contract import Backend, Step
+from moespec.backends.optimizer import OptimizerConfig
 from moespec.models.draws import gating_noise, takes_draws
 from moespec.models.families import Config, family
 from moespec.models.layers import MoeLayer, Output
+from moespec.models.training import config, resolve
+from moespec.models.training.compilation import pays
 from moespec.models.training.statistics import with_statistics
 
-__all__ = ["draws", "make_features", "make_forward", "make_loss", "moe_metrics", "unflatten"]
+__all__ = ["draws", "make_features", "make_forward", "make_loss", "moe_metrics", "step_maker", "unflatten"]
 
 Batch = dict[str, Any]
 
@@ -42,6 +45,14 @@ def make_loss(
         return total, {"cross_entropy": main, **moe_metrics(layers(model, images.shape[0]), output)}
 
     return loss
+
+
+def step_maker(B: Backend, run: config.Config) -> Callable[[OptimizerConfig], Step]:
+    """`make(optimizer)` makes the training step of a resolved configuration, compiled where that pays."""
+    training = run.training
+    eager = {} if pays(B, training.total, training.compile) else {"compiled": False}
+    loss = make_loss(B, resolve.model_config(run.model), training.loss, recompute=training.recompute)
+    return lambda optimizer: B.make_step(loss, optimizer, accumulate=training.accumulate, **eager)
 
 
 def make_forward(B: Backend, model: Config) -> Callable[[Any, Any], tuple[Any, dict[str, Any]]]:

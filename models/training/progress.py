@@ -13,7 +13,7 @@ from tqdm import tqdm
 from moespec.models.training.config import TrainingConfig
 from moespec.models.training.runlog import RunLog
 
-__all__ = ["Progress", "told"]
+__all__ = ["Progress", "kind_of", "told"]
 
 
 class Progress:
@@ -34,7 +34,7 @@ class Progress:
         leads: bool = True,
     ) -> None:
         self._batch = settings.batch
-        self._log = RunLog(run, start, [_kind(name) for name in owed]) if leads else None
+        self._log = RunLog(run, start, [kind_of(name) for name in owed]) if leads else None
         interval = 0.5 if sys.stderr.isatty() else 10.0
         self._bar = tqdm(
             total=settings.total, initial=start, unit="step", desc="train", mininterval=interval, disable=not leads
@@ -76,7 +76,7 @@ class Progress:
         """Records and prints an evaluation after `done` steps."""
         if self._log is None:
             return
-        self._log.write(_kind(None), done, {**evaluation, "seconds": self.seconds})
+        self._log.write(kind_of(None), done, {**evaluation, "seconds": self.seconds})
         with suppress(OSError):
             average = f", of the average {evaluation['average']['accuracy']:.4f}" if "average" in evaluation else ""
             self._bar.write(
@@ -89,7 +89,7 @@ class Progress:
         """Records and prints what the evaluation `name` found after `done` steps."""
         if self._log is None:
             return
-        self._log.write(_kind(name), done, results)
+        self._log.write(kind_of(name), done, results)
         with suppress(OSError):
             self._bar.write(f"step {done}: {name}: {told(results)}")
         self._mark(done)
@@ -103,7 +103,7 @@ class Progress:
         self._marked_step, self._marked_time = step, time.perf_counter()
 
 
-def _kind(name: str | None) -> str:
+def kind_of(name: str | None) -> str:
     """The kind of the lines of an evaluation."""
     return "evaluation" if name is None else f"evaluation/{name}"
 

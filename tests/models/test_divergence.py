@@ -1,6 +1,7 @@
 """A run that diverges: what became NaN or infinite first is named, and what is on the disk stays finite."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import safetensors.numpy
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.models import cli
 from moespec.models.errors import CheckpointError, RunError
-from moespec.models.training import checkpoint, divergence, savestate
+from moespec.models.training import batches, checkpoint, divergence, savestate
 from moespec.models.training import train as training
 from moespec.models.training.config import Config, ScheduleConfig, TrainingConfig
 from moespec.models.training.resolve import load_backend
@@ -50,7 +51,7 @@ def found(B: Any, bad: dict[int, dict[str, float]], *, last: int = 6, **options:
         return B.from_numpy({name: np.float32(value) for name, value in values.items()})
 
     more = {"compiled": False} if B.name == "torch" else {}
-    return str(divergence.diverged(B, config, loss, make_batch, state, last=last, options=more))
+    return str(divergence.diverged(B, config, partial(B.make_step, loss, **more), make_batch, state, last=last))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -88,13 +89,13 @@ def test_the_last_finite_checkpoint_is_kept(  # type: ignore[no-untyped-def]
 ) -> None:
     """The images of step 7 are NaN; the log is far apart, the next checkpoint would be that of step 8."""
     pytest.importorskip(backend)
-    real = training.batch_of_step
+    real = batches.batch_of_step
 
     def broken(*arguments: Any, **rows: Any) -> dict[str, Any]:
         batch, step = real(*arguments, **rows), arguments[-1]
         return {**batch, "images": batch["images"] * np.float32(np.nan)} if step == 6 else batch
 
-    monkeypatch.setattr(training, "batch_of_step", broken)
+    monkeypatch.setattr(batches, "batch_of_step", broken)
     config = replace(runs.config, training=replace(runs.config.training, log_every=100, evaluate_every=100))
     with pytest.raises(RunError, match=rf"diverged at step 7: the loss is nan; {ADVICE}"):
         runs.train(tmp_path / "run", backend, config)
@@ -102,7 +103,7 @@ def test_the_last_finite_checkpoint_is_kept(  # type: ignore[no-untyped-def]
     arrays = (tmp_path / "run" / "checkpoints" / "00000004" / "arrays.safetensors").read_bytes()
     assert all(np.isfinite(value).all() for value in safetensors.numpy.load(arrays).values())
     assert not (tmp_path / "run" / "metrics.jsonl").read_text()
-    monkeypatch.setattr(training, "batch_of_step", real)
+    monkeypatch.setattr(batches, "batch_of_step", real)
     runs.train(tmp_path / "run", backend, config)
     assert checkpoint.steps(tmp_path / "run" / "checkpoints") == [4, 8, 12]
 
