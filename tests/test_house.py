@@ -13,7 +13,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 FRAMEWORKS = {"jax", "optax", "torch", "flax", "timm"}
-ROOMS = ("spec", "backends", "models", "conformance")
+FRONT, ROOMS = "front", ("spec", "backends", "models", "conformance")
+FOLDERS = (FRONT, *ROOMS)  # the front is the package `moespec` itself
 
 # Folder -> what its modules must not import, in a statement or through importlib.
 FORBIDDEN = {
@@ -26,7 +27,7 @@ FORBIDDEN = {
     "backends/torch": {"moespec.backends.jax", "moespec.models", "moespec.conformance", "jax", "optax"},
     "backends": {"moespec.models", "moespec.conformance"},
     "models": {"moespec.conformance", *FRAMEWORKS},
-    "models/front": FRAMEWORKS,  # it stands above all rooms
+    "front": FRAMEWORKS,  # it stands above all rooms
     "conformance": {"moespec.backends.jax", "moespec.backends.torch", *FRAMEWORKS},
     "conformance/peers/adapters": {"moespec.models"},  # an adapter is of a package of a framework
 }
@@ -34,11 +35,10 @@ FORBIDDEN = {
 
 def modules() -> dict[str, Path]:
     """The name of each of our modules, and its file."""
-    files = [path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
-    parts = {path: ("moespec", *path.relative_to(ROOT).with_suffix("").parts) for path in files}
-    front = ("moespec", "models", "front")  # the folder of the package `moespec` itself
-    parts = {path: ("moespec", *names[3:]) if names[:3] == front else names for path, names in parts.items()}
-    return {".".join(names[:-1] if names[-1] == "__init__" else names): path for path, names in parts.items()}
+    files = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
+    names = {path: path.relative_to(ROOT).with_suffix("").parts for path in files}
+    parts = {path: name[1:] if name[0] == FRONT else name for path, name in names.items()}
+    return {".".join(("moespec", *part)).removesuffix(".__init__"): path for path, part in parts.items()}
 
 
 MODULES = modules()
@@ -113,7 +113,7 @@ def offences(folder: str, path: Path, module: str = "") -> set[str]:
         for name in imports(path, module)
         for seen in ({name} | reached(name, MODULES) if "*" in name else {name})
         if name == "a relative import"
-        or seen.split(".")[0] in ROOMS
+        or seen.split(".")[0] in FOLDERS
         or any(seen == banned or seen.startswith(f"{banned}.") for banned in FORBIDDEN[folder])
     }
 
@@ -250,6 +250,6 @@ def test_a_backend_runs_without_the_other_framework(backend, absent):
 def test_every_folder_with_modules_is_a_package():
     """setup.py finds packages by their `__init__.py`; a folder without one would be left out of the wheel."""
     rooms = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-dir"]
-    assert rooms == {"moespec": "models/front", **{f"moespec.{room}": room for room in ROOMS}}
+    assert rooms == {"moespec": FRONT, **{f"moespec.{room}": room for room in ROOMS}}
     folders = {path.parent for path in MODULES.values()}
     assert not [str(folder) for folder in folders if not (folder / "__init__.py").is_file()]
