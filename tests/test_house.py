@@ -6,7 +6,7 @@ import subprocess
 import sys
 import textwrap
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -168,6 +168,34 @@ def test_nothing_imports_the_front():
         & set().union(*(reached(name, MODULES) for name in imports(path, module) if name.startswith("moespec")))
     }
     assert importing == set()
+
+
+ROOMS_OF_MODELS = (
+    *("errors", "checks", "files", "memory", "streams", "tensors", "compilation", "interruption", "ledger"),
+    *("router_options", "parameters", "draws", "hashing", "layers", "mixer", "sparse_mlp", "vit", "families", "model"),
+    *("counts", "data", "evaluation", "training", "interop", "weights", "transfer"),
+    *("templates", "commandline", "planning", "study", "export", "pretrained", "cli"),
+)
+"""Lowest first; `moespec.models` itself stands above all."""
+
+
+def arrows_up(files: Mapping[str, Path], order: Sequence[str]) -> set[tuple[str, str]]:
+    """The imports, also of functions, from a room of models to one that comes later in the order, or to the package itself."""
+    height = {f"moespec.models.{room}": index for index, room in enumerate(order)} | {"moespec.models": len(order)}
+    room = {module: ".".join(module.split(".")[:3]) for module in files}
+    return {
+        (module, other)
+        for module, path in files.items()
+        for name in imports(path, module)
+        for other in reached(name, files)
+        if height[room[other]] > height[room[module]]
+    }
+
+
+def test_the_rooms_of_models_import_lower_ones():
+    files = {name: path for name, path in MODULES.items() if f"{name}.".startswith("moespec.models.")}
+    assert arrows_up(files, ROOMS_OF_MODELS) == set()
+    assert arrows_up(files, ROOMS_OF_MODELS[::-1]), "the check can fail"
 
 
 def circle(files: Mapping[str, Path]) -> list[str]:

@@ -18,16 +18,16 @@ from pathlib import Path
 from typing import Any
 
 from moespec.backends.contract import Backend
+from moespec.models.compilation import compile_if, pays
 from moespec.models.data.dataset import Dataset
 from moespec.models.errors import Interrupted, RunError
-from moespec.models.evaluation.sets import Evaluations, EvaluationSet
-from moespec.models.training.compilation import compile_if, pays
+from moespec.models.evaluation.evaluate import evaluate, evaluation_size
+from moespec.models.evaluation.forward import make_forward, unflatten
+from moespec.models.interruption import Interruption, check
 from moespec.models.training.config import Config
 from moespec.models.training.divergence import diverged_somewhere, finite
-from moespec.models.training.evaluate import evaluate, evaluation_size
-from moespec.models.training.interruption import Interruption, check
+from moespec.models.training.evaluations import Evaluations, EvaluationSet
 from moespec.models.training.length import before_cooldown
-from moespec.models.training.objective import make_forward, unflatten
 from moespec.models.training.progress import Progress, kind_of
 from moespec.models.training.resolve import model_config
 from moespec.models.training.saver import Saver

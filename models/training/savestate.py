@@ -10,8 +10,7 @@ from moespec.backends.contract import Backend
 from moespec.models.data.loader import data_position
 from moespec.models.errors import CheckpointError, RunError
 from moespec.models.families import family
-from moespec.models.hashing import tables
-from moespec.models.training import checkpoint
+from moespec.models.training import checkpoint, hash_tables
 from moespec.models.training.config import Config
 from moespec.models.training.objective import draws
 from moespec.models.training.resolve import model_config
@@ -58,7 +57,7 @@ def begin(
                 raise RunError(f"the initial parameter {name} has NaN or infinity")
         return Start(B.init_state(B.from_numpy(params) if alone else params, config.optimizer), 0, 0.0, [], [])
     step = found.record["step"]
-    tables.check(found.state["params"], model, str(directory.checkpoints))
+    hash_tables.check(found.state["params"], model, str(directory.checkpoints))
     if draws(model, config.training.batch) and found.record.get("generator") != GENERATOR:
         raise CheckpointError(
             f"{directory.checkpoints}, step {step}: the gating noise of this run was not drawn by {GENERATOR}, as it is now; "
@@ -121,7 +120,7 @@ def trained_params(
     if found is None:
         raise CheckpointError(f"{directory.checkpoints}: there is no checkpoint yet")
     check_evaluated(found.record, config, str(directory.checkpoints))
-    tables.check(found.state["params"], model, str(directory.checkpoints))
+    hash_tables.check(found.state["params"], model, str(directory.checkpoints))
     params = found.state["params"]
     return _merged(params, found.state.get("ema", {})) if average else params, found.record["step"]
 

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 
 from moespec.backends.contract import Backend
 from moespec.models.data.dataset import Dataset
-from moespec.models.evaluation.sets import EvaluationSet
-from moespec.models.hashing.tables import initial_params
+from moespec.models.interruption import Interruption
 from moespec.models.training.batches import Batches
 from moespec.models.training.config import Config
 from moespec.models.training.divergence import diverged
+from moespec.models.training.evaluations import EvaluationSet
+from moespec.models.training.hash_tables import initial_params
 from moespec.models.training.hooks import AfterStep, Evaluate, Finite, Hook, Log, Save, Stop
-from moespec.models.training.interruption import Interruption
 from moespec.models.training.length import before_cooldown
 from moespec.models.training.objective import step_maker
 from moespec.models.training.progress import Progress

@@ -18,11 +18,11 @@ from moespec.models.data.loader import training_batch
 from moespec.models.data.options import DataConfig
 from moespec.models.data.prepared import prepared
 from moespec.models.errors import Interrupted
-from moespec.models.hashing.tables import initial_params
+from moespec.models.interruption import Interruption
 from moespec.models.training import checkpoint, resolve
 from moespec.models.training.config import Config
+from moespec.models.training.hash_tables import initial_params
 from moespec.models.training.hooks import AfterStep, Hook
-from moespec.models.training.interruption import Interruption
 from moespec.models.training.objective import make_loss
 from moespec.models.training.resolve import model_config
 from moespec.models.training.rundirectory import RunDirectory

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from moespec.models import cli
+from moespec.models import cli, interruption
 from moespec.models.errors import RunError
-from moespec.models.training import checkpoint, interruption
-from moespec.models.training import evaluate as evaluation
+from moespec.models.evaluation import evaluate as evaluation
+from moespec.models.training import checkpoint
 from moespec.models.training import train as training
 from moespec.models.training.progress import Progress
 from moespec.models.training.rundirectory import RunDirectory
@@ -99,7 +99,7 @@ def gone(*arguments: Any, **options: Any) -> None:
 
 SECOND = """
 import hashlib, os, signal, sys
-from moespec.models.training.interruption import Interruption
+from moespec.models.interruption import Interruption
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
 signal.signal(signal.SIGWINCH, lambda *_: None)  # of the program around, no signal to stop
 with Interruption() as interruption:

@@ -15,9 +15,9 @@ from moespec.models import cli
 from moespec.models.commandline import commands
 from moespec.models.data.options import DataConfig
 from moespec.models.errors import CheckpointError, RunError
+from moespec.models.evaluation.evaluate import evaluate
 from moespec.models.training import checkpoint, resolve
 from moespec.models.training.config import Config, ScheduleConfig, TrainingConfig
-from moespec.models.training.evaluate import evaluate
 from moespec.models.training.progress import Progress
 from moespec.models.training.rundirectory import RunDirectory
 from moespec.models.training.runlog import RunLog, read_log

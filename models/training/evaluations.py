@@ -9,18 +9,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from moespec.backends.contract import Backend
+from moespec.models.compilation import compile_if, pays
 from moespec.models.data import datasets
 from moespec.models.data.dataset import Dataset
 from moespec.models.errors import DataError
+from moespec.models.evaluation.evaluate import evaluate, evaluation_size, features
 from moespec.models.evaluation.few_shot import few_shot
+from moespec.models.evaluation.forward import make_features, make_forward
 from moespec.models.evaluation.neighbours import nearest_neighbours
 from moespec.models.evaluation.options import EvaluationConfig
 from moespec.models.families import Config as Model
 from moespec.models.router_options import named
-from moespec.models.training.compilation import compile_if, pays
 from moespec.models.training.config import Config
-from moespec.models.training.evaluate import evaluate, evaluation_size, features
-from moespec.models.training.objective import make_features, make_forward
 from moespec.models.training.resolve import model_config
 from moespec.spec.errors import ConfigError
 
