@@ -20,9 +20,8 @@ from moespec.models.data.datasets import DATASETS, load_others
 from moespec.models.data.pictures import read_image
 from moespec.models.errors import RunError
 from moespec.models.evaluation.evaluate import evaluate, evaluation_size
-from moespec.models.evaluation.forward import make_forward
+from moespec.models.evaluation.metrics import line, make_forward
 from moespec.models.evaluation.options import EvaluationConfig
-from moespec.models.evaluation.statistics import line
 from moespec.models.files import write_atomically
 from moespec.models.interruption import Interruption, check
 from moespec.models.training import configfile

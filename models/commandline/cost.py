@@ -10,7 +10,7 @@ from moespec.backends.contract import Backend
 from moespec.models import counts
 from moespec.models.compilation import compile_if, pays
 from moespec.models.data.options import DataConfig
-from moespec.models.evaluation.forward import make_forward
+from moespec.models.evaluation.metrics import make_forward
 from moespec.models.families import Config, family, fewest_images
 from moespec.models.training.config import ModelConfig
 from moespec.models.training.resolve import model_config, without_data

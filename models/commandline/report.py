@@ -17,7 +17,7 @@ from moespec.models.commandline.curves import constant, curves, in_order, loads
 from moespec.models.commandline.inspection import draw, make_route, prediction
 from moespec.models.data.dataset import Dataset
 from moespec.models.evaluation.evaluate import evaluation_size
-from moespec.models.evaluation.statistics import line
+from moespec.models.evaluation.metrics import line
 from moespec.models.families import family
 from moespec.models.files import write_atomically
 from moespec.models.templates import render

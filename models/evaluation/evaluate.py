@@ -15,7 +15,7 @@ from moespec.models.data.dataset import Dataset, Split
 from moespec.models.data.loader import evaluation_batch
 from moespec.models.data.prefetch import Prefetcher
 from moespec.models.data.prepared import prepared
-from moespec.models.evaluation.forward import unflatten
+from moespec.models.evaluation.metrics import unflatten
 from moespec.models.families import Config, family
 from moespec.models.interruption import check
 from moespec.spec import sigmoid_cross_entropy, softmax_cross_entropy

@@ -18,7 +18,7 @@ from moespec.models.commandline.cost import milliseconds
 from moespec.models.compilation import compile_if, pays
 from moespec.models.errors import RunError
 from moespec.models.evaluation.evaluate import evaluation_size, over
-from moespec.models.evaluation.forward import make_forward
+from moespec.models.evaluation.metrics import make_forward
 from moespec.models.families import family
 from moespec.models.files import signed, unsigned, write_atomically
 from moespec.models.training.resolve import model_config

@@ -15,10 +15,10 @@ from moespec.backends.mesh import Pieces
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.backends.optimizers import SLOTS
 from moespec.models.errors import RunError
-from moespec.models.training.checkpoint import flat
 from moespec.models.training.config import Config
 from moespec.models.training.resolve import schedule
 from moespec.models.training.schedules import Schedule
+from moespec.models.trees import flatten
 
 __all__ = ["diverged", "diverged_somewhere", "finite"]
 
@@ -66,7 +66,7 @@ def diverged(
             # Clipping spreads it to all parameters; a step along the gradient alone tells whose it was.
             alone = OptimizerConfig("sgd", momentum=0.0, rates=config.optimizer.rates)
             moved, _ = make_step(alone)(B.init_state(B.from_numpy(exported["params"]), alone), batch, 1.0)
-            params = flat(B.export_state(moved)["params"])
+            params = flatten(B.export_state(moved)["params"])
             names = [name for name, value in params.items() if not np.isfinite(value).all()]
             whose = f"the gradient of {names[0]}" if names else "the norm of the gradient"
             return _error(f"{whose} is not finite (the loss is {value:.4g})", step, rate, updates=step)
@@ -85,7 +85,7 @@ def _error(found: str, step: int, rate: Schedule, *, updates: int) -> RunError:
 def _not_finite(exported: dict[str, Any]) -> str | None:
     """What an error says of the first parameter, or moment of one, with NaN or infinity; None if there is none."""
     for tree, kind in TREES.items():
-        for name, value in flat(exported.get(tree, {})).items():
+        for name, value in flatten(exported.get(tree, {})).items():
             for part in [piece for _, piece in value.pieces] if isinstance(value, Pieces) else [value]:
                 if not np.isfinite(part).all():
                     return f"{kind} {name} has {'NaN' if np.isnan(part).any() else 'infinity'}"

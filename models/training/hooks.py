@@ -22,7 +22,7 @@ from moespec.models.compilation import compile_if, pays
 from moespec.models.data.dataset import Dataset
 from moespec.models.errors import Interrupted, RunError
 from moespec.models.evaluation.evaluate import evaluate, evaluation_size
-from moespec.models.evaluation.forward import make_forward, unflatten
+from moespec.models.evaluation.metrics import make_forward, unflatten
 from moespec.models.interruption import Interruption, check
 from moespec.models.training.config import Config
 from moespec.models.training.divergence import diverged_somewhere, finite
@@ -107,11 +107,12 @@ class Stop:
         )
 
 
+@dataclass(frozen=True)
 class Finite:
-    """Ends a run that diverges, where something of it is logged, evaluated or saved. explain: its error after so many steps."""
+    """Ends a run that diverges, where something of it is logged, evaluated or saved."""
 
-    def __init__(self, explain: Callable[[int], RunError]) -> None:
-        self._explain = explain
+    explain: Callable[[int], RunError]
+    """the error of a run that is not finite after so many steps"""
 
     def __call__(self, after: AfterStep) -> None:
         if not (after.logs or after.saves or after.due):
@@ -121,19 +122,19 @@ class Finite:
             if error := diverged_somewhere(after.B, after.metrics, exported, last=after.done):
                 raise error
         elif not finite(after.metrics, exported):
-            raise self._explain(after.done)
+            raise self.explain(after.done)
 
 
+@dataclass(frozen=True)
 class Log:
     """Shows that a step was done, and records its metrics."""
 
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
+    progress: Progress
 
     def __call__(self, after: AfterStep) -> None:
-        self._progress.step()
+        self.progress.step()
         if after.logs:
-            self._progress.trained(after.done, after.rate, after.metrics)
+            self.progress.trained(after.done, after.rate, after.metrics)
 
 
 class Evaluate:
@@ -160,7 +161,11 @@ class Evaluate:
             while after.due:
                 check(after.B)
                 name = after.due[0]
-                after.evaluations[kind_of(name)] = self._own(after) if name is None else self._other(after, name)
+                results = (
+                    self._own(after) if name is None else self._sets.measure(name, after.B.state_params(after.state))
+                )
+                self._progress.evaluated(after.done, name, results)
+                after.evaluations[kind_of(name)] = results
                 del after.due[0]
         except Interrupted as stop:
             after.stopped_by = stop.signal
@@ -170,25 +175,18 @@ class Evaluate:
         if self._average:
             average = self._evaluate(after.B.state_average(after.state))
             self.last["average"] = {name: average[name] for name in ("accuracy", "loss")}
-        self._progress.evaluated(after.done, self.last)
         return self.last
-
-    def _other(self, after: AfterStep, name: str) -> dict[str, Any]:
-        results = self._sets.measure(name, after.B.state_params(after.state))
-        self._progress.measured(after.done, name, results)
-        return results
 
 
 class Save:
-    """Saves the state where it is due, when the log is on the disk."""
+    """Saves the state where it is due, when the log is on the disk. said: what the record says, see `record_of`."""
 
-    def __init__(self, saver: Saver, progress: Progress, *, examples: int, overrides: list[Any]) -> None:
-        self._saver, self._progress, self._examples, self._overrides = saver, progress, examples, overrides
+    def __init__(self, saver: Saver, progress: Progress, **said: Any) -> None:
+        self._saver, self._progress, self._said = saver, progress, said
 
     def __call__(self, after: AfterStep) -> None:
-        if not after.saves:
-            return
-        self._progress.sync()
-        how: Any = {"examples": self._examples, "seconds": self._progress.seconds, "overrides": self._overrides}
-        record = record_of(after.B, after.config, after.done, **how)
-        self._saver.save(after.exported, {**record, "owed": after.due} if after.due else record)
+        if after.saves:
+            self._progress.sync()
+            seconds, owed = self._progress.seconds, {"owed": after.due} if after.due else {}
+            record = record_of(after.B, after.config, after.done, seconds=seconds, **self._said)
+            self._saver.save(after.exported, {**record, **owed})

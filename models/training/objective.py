@@ -10,7 +10,7 @@ from moespec.backends.contract import Backend, Step
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.models.compilation import pays
 from moespec.models.draws import gating_noise, takes_draws
-from moespec.models.evaluation.forward import moe_metrics
+from moespec.models.evaluation.metrics import moe_metrics
 from moespec.models.families import Config, family
 from moespec.models.training import config, resolve
 

@@ -72,26 +72,18 @@ class Progress:
         self._bar.set_postfix(loss=f"{metrics['loss']:.3f}", refresh=False)
         self._mark(done)
 
-    def evaluated(self, done: int, evaluation: dict[str, Any]) -> None:
-        """Records and prints an evaluation after `done` steps."""
+    def evaluated(self, done: int, name: str | None, results: dict[str, Any]) -> None:
+        """Records and prints what an evaluation, None for that of the run's own images, measured after `done` steps."""
         if self._log is None:
             return
-        self._log.write(kind_of(None), done, {**evaluation, "seconds": self.seconds})
+        self._log.write(kind_of(name), done, {**results, **({} if name else {"seconds": self.seconds})})
+        text = f"{name}: {told(results)}"
+        if name is None:
+            average = f", of the average {results['average']['accuracy']:.4f}" if "average" in results else ""
+            accuracy = f"validation accuracy {results['accuracy']:.4f}{average}"
+            text = f"{accuracy}, loss {results['loss']:.4f}, {self.seconds:.0f} s"
         with suppress(OSError):
-            average = f", of the average {evaluation['average']['accuracy']:.4f}" if "average" in evaluation else ""
-            self._bar.write(
-                f"step {done}: validation accuracy {evaluation['accuracy']:.4f}{average}, loss {evaluation['loss']:.4f}, "
-                f"{self.seconds:.0f} s"
-            )
-        self._mark(done)
-
-    def measured(self, done: int, name: str, results: dict[str, Any]) -> None:
-        """Records and prints what the evaluation `name` found after `done` steps."""
-        if self._log is None:
-            return
-        self._log.write(kind_of(name), done, results)
-        with suppress(OSError):
-            self._bar.write(f"step {done}: {name}: {told(results)}")
+            self._bar.write(f"step {done}: {text}")
         self._mark(done)
 
     def sync(self) -> None:

@@ -5,22 +5,26 @@ however it was stopped, goes on from its last checkpoint to the same bits (on th
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from moespec.backends.contract import Backend
 from moespec.models.data.dataset import Dataset
+from moespec.models.data.loader import batch_of_step
+from moespec.models.data.prefetch import Prefetcher
+from moespec.models.data.prepared import prepared
+from moespec.models.draws import of_step
 from moespec.models.interruption import Interruption
-from moespec.models.training.batches import Batches
 from moespec.models.training.config import Config
 from moespec.models.training.divergence import diverged
 from moespec.models.training.evaluations import EvaluationSet
 from moespec.models.training.hash_tables import initial_params
 from moespec.models.training.hooks import AfterStep, Evaluate, Finite, Hook, Log, Save, Stop
 from moespec.models.training.length import before_cooldown
-from moespec.models.training.objective import step_maker
+from moespec.models.training.objective import draws, step_maker
 from moespec.models.training.progress import Progress
-from moespec.models.training.resolve import schedule
+from moespec.models.training.resolve import model_config, schedule
 from moespec.models.training.rundirectory import RunDirectory
 from moespec.models.training.saver import Saver
 from moespec.models.training.savestate import Start, begin, settle
@@ -78,6 +82,7 @@ def train(
         finite = Finite(lambda last: diverged(B, config, make_step, batches, B.export_state(begun().state), last=last))
         evaluate = Evaluate(B, config, dataset, sets or {}, progress)
         save = Save(saver, progress, examples=len(dataset.train), overrides=overrides)
+        each: list[Hook] = [stop, finite, Log(progress), evaluate, *hooks, save, stop.end]
         after = AfterStep(B, config, state, start, due=owed)
         if owed:
             evaluate(after)
@@ -87,6 +92,36 @@ def train(
         for step, batch in steps:
             state, metrics = update(state, batch, rate(step))
             after = AfterStep(B, config, state, step + 1, rate(step), metrics, evaluate.due(step + 1))
-            for hook in (stop, finite, Log(progress), evaluate, *hooks, save, stop.end):
+            for hook in each:
                 hook(after)
         return Trained(B.export_state(state)["params"], evaluate.last, progress.seconds)
+
+
+class Batches:
+    """`batches(step)` is the batch of a step on the devices of `B`, a function of its number; `ahead` makes them in advance."""
+
+    def __init__(self, B: Backend, config: Config, dataset: Dataset) -> None:
+        self._B, self._config, self._dataset = B, config, dataset
+        batch, seed = config.training.batch, config.training.seed
+        self._rows, self._draws = B.rows(batch), draws(model_config(config.model), batch)
+        # With the neighbours of its rows no device needs those of another to mix them: nothing is exchanged on the thread of batches.
+        own = self._rows if B.sizes.devices > 1 else None
+        # What worker processes run; they have no backend.
+        self._on_host = partial(batch_of_step, dataset, config.data, batch, seed, rows=own)
+
+    def __call__(self, step: int) -> Any:
+        return self._on_devices(step, self._on_host(step))
+
+    def ahead(self, start: int) -> Prefetcher:
+        """Those from step `start` to the end of the run, in order."""
+        data = self._config.data
+        how: Any = {"ahead": data.prefetch, "workers": data.workers, "receive": self._on_devices}
+        return Prefetcher(self._on_host, start, self._config.training.total, **how)
+
+    def _on_devices(self, step: int, batch: dict[str, Any]) -> Any:
+        if self._draws:
+            numbers = of_step(self._config.training.batch, seed=self._config.training.seed, step=step)
+            batch = {**batch, "random": numbers[self._rows.start : self._rows.stop]}
+        arrays = self._B.put(batch)
+        mixing = arrays.pop("mixup", None), arrays.pop("neighbours", None)
+        return {**arrays, "images": prepared(self._B, self._dataset, arrays.pop("images"), *mixing)}

@@ -12,7 +12,7 @@ import safetensors.numpy
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.models import cli
 from moespec.models.errors import CheckpointError, RunError
-from moespec.models.training import batches, checkpoint, divergence, savestate
+from moespec.models.training import checkpoint, divergence, savestate
 from moespec.models.training import train as training
 from moespec.models.training.config import Config, ScheduleConfig, TrainingConfig
 from moespec.models.training.resolve import load_backend
@@ -89,13 +89,13 @@ def test_the_last_finite_checkpoint_is_kept(  # type: ignore[no-untyped-def]
 ) -> None:
     """The images of step 7 are NaN; the log is far apart, the next checkpoint would be that of step 8."""
     pytest.importorskip(backend)
-    real = batches.batch_of_step
+    real = training.batch_of_step
 
     def broken(*arguments: Any, **rows: Any) -> dict[str, Any]:
         batch, step = real(*arguments, **rows), arguments[-1]
         return {**batch, "images": batch["images"] * np.float32(np.nan)} if step == 6 else batch
 
-    monkeypatch.setattr(batches, "batch_of_step", broken)
+    monkeypatch.setattr(training, "batch_of_step", broken)
     config = replace(runs.config, training=replace(runs.config.training, log_every=100, evaluate_every=100))
     with pytest.raises(RunError, match=rf"diverged at step 7: the loss is nan; {ADVICE}"):
         runs.train(tmp_path / "run", backend, config)
@@ -103,7 +103,7 @@ def test_the_last_finite_checkpoint_is_kept(  # type: ignore[no-untyped-def]
     arrays = (tmp_path / "run" / "checkpoints" / "00000004" / "arrays.safetensors").read_bytes()
     assert all(np.isfinite(value).all() for value in safetensors.numpy.load(arrays).values())
     assert not (tmp_path / "run" / "metrics.jsonl").read_text()
-    monkeypatch.setattr(batches, "batch_of_step", real)
+    monkeypatch.setattr(training, "batch_of_step", real)
     runs.train(tmp_path / "run", backend, config)
     assert checkpoint.steps(tmp_path / "run" / "checkpoints") == [4, 8, 12]
 

@@ -18,7 +18,7 @@ from moespec.models.data.datasets import load, load_others
 from moespec.models.data.options import DataConfig
 from moespec.models.evaluation.evaluate import evaluate, evaluation_size, features
 from moespec.models.evaluation.few_shot import few_shot
-from moespec.models.evaluation.forward import make_features, make_forward
+from moespec.models.evaluation.metrics import make_features, make_forward
 from moespec.models.evaluation.neighbours import nearest_neighbours
 from moespec.models.evaluation.options import EvaluationConfig
 from moespec.models.training import configfile, resolve

@@ -11,10 +11,10 @@ import pytest
 from moespec.models.families import family
 from moespec.models.training import checkpoint, hooks
 from moespec.models.training import train as training
-from moespec.models.training.checkpoint import flat
 from moespec.models.training.config import Config, ModelConfig, ScheduleConfig, TrainingConfig
 from moespec.models.training.resolve import load_backend, load_data, model_config, resolve
 from moespec.models.training.rundirectory import RunDirectory
+from moespec.models.trees import flatten
 from moespec.spec.routers import ROUTERS
 
 STEPS, STOPPED = 4, 2
@@ -62,8 +62,8 @@ def test_the_bits_of_an_unbroken_run(name: str, backend: str, tmp_path: Path, mo
     resumed = checkpoint.read(last, shapes).state
     start = checkpoint.read(run / "checkpoints" / f"{STOPPED:08d}", shapes).state
     for tree in ("params", "mu", "nu"):
-        expected, found = flat(unbroken[tree]), flat(resumed[tree])
-        assert any((value != flat(start[tree])[path]).any() for path, value in found.items()), "nothing was trained"
+        expected, found = flatten(unbroken[tree]), flatten(resumed[tree])
+        assert any((value != flatten(start[tree])[path]).any() for path, value in found.items()), "nothing was trained"
         for path, value in expected.items():
             assert found[path].tobytes() == value.tobytes(), f"{tree} {path}"
 

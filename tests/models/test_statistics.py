@@ -7,8 +7,7 @@ import pytest
 
 import moespec.backends.numpy as B
 from moespec.models import vit
-from moespec.models.evaluation.forward import make_forward
-from moespec.models.evaluation.statistics import line
+from moespec.models.evaluation.metrics import line, make_forward
 from moespec.models.families import family
 from moespec.models.training.objective import make_loss
 
