@@ -1,6 +1,6 @@
 """What a run does after each step. Each part is a hook: a function that is called with the run as it then is, an `AfterStep`.
 
-The order is that of `train`: Stop, Finite, Log, Evaluate, the hooks of the caller, Save, and the end of a run that a signal stopped.
+The order is that of `train`: Stop, Finite, Log, `Evaluate`, the hooks of the caller, Save, and the end of a run that a signal stopped.
 So what is logged, evaluated or saved is finite, and a checkpoint is of a step that the caller's hooks have seen: a run that is killed
 goes on from its last checkpoint, and calls them again for the steps that it repeats. An error of a hook ends the run. On several
 devices each process calls all hooks; what is for one of them asks `after.B.process == 0`.
@@ -13,27 +13,22 @@ import shlex
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from moespec.backends.contract import Backend
-from moespec.models.compilation import compile_if, pays
-from moespec.models.data.dataset import Dataset
 from moespec.models.errors import Interrupted, RunError
-from moespec.models.evaluation.evaluate import evaluate, evaluation_size
-from moespec.models.evaluation.metrics import make_forward, unflatten
-from moespec.models.interruption import Interruption, check
+from moespec.models.evaluation.metrics import unflatten
+from moespec.models.interruption import Interruption
 from moespec.models.training.config import Config
 from moespec.models.training.divergence import diverged_somewhere, finite
-from moespec.models.training.evaluations import Evaluations, EvaluationSet
 from moespec.models.training.length import before_cooldown
-from moespec.models.training.progress import Progress, kind_of
-from moespec.models.training.resolve import model_config
+from moespec.models.training.progress import Progress
 from moespec.models.training.saver import Saver
 from moespec.models.training.savestate import record_of
 
-__all__ = ["AfterStep", "Evaluate", "Finite", "Hook", "Log", "Save", "Stop"]
+__all__ = ["AfterStep", "Finite", "Hook", "Log", "Save", "Stop"]
 
 
 @dataclass(eq=False)
@@ -135,47 +130,6 @@ class Log:
         self.progress.step()
         if after.logs:
             self.progress.trained(after.done, after.rate, after.metrics)
-
-
-class Evaluate:
-    """Makes the evaluations that are due and strikes them off, until a signal comes."""
-
-    def __init__(
-        self, B: Backend, config: Config, dataset: Dataset, sets: Mapping[str, EvaluationSet], progress: Progress
-    ) -> None:
-        model, training = model_config(config.model), config.training
-        self._every, self._total, self._progress = training.evaluate_every, training.total, progress
-        self._sets, self._average = Evaluations(B, config, sets), config.optimizer.ema is not None
-        forward = compile_if(B, pays(B, training.total, training.compile), make_forward(B, model))
-        images = evaluation_size(B.sizes, model, training.evaluation_batch, len(dataset.validation))
-        self._evaluate = partial(evaluate, B, forward, dataset=dataset, batch=images, kind=training.loss)
-        self.last: dict[str, Any] = {}
-        """the last evaluation of the run's own images"""
-
-    def due(self, done: int) -> list[str | None]:
-        """The evaluations that come after `done` steps."""
-        return [*[None] * (done % self._every == 0 or done == self._total), *self._sets.due(done)]
-
-    def __call__(self, after: AfterStep) -> None:
-        try:
-            while after.due:
-                check(after.B)
-                name = after.due[0]
-                results = (
-                    self._own(after) if name is None else self._sets.measure(name, after.B.state_params(after.state))
-                )
-                self._progress.evaluated(after.done, name, results)
-                after.evaluations[kind_of(name)] = results
-                del after.due[0]
-        except Interrupted as stop:
-            after.stopped_by = stop.signal
-
-    def _own(self, after: AfterStep) -> dict[str, Any]:
-        self.last = self._evaluate(after.B.state_params(after.state))
-        if self._average:
-            average = self._evaluate(after.B.state_average(after.state))
-            self.last["average"] = {name: average[name] for name in ("accuracy", "loss")}
-        return self.last
 
 
 class Save:

@@ -18,9 +18,9 @@ from moespec.models.draws import of_step
 from moespec.models.interruption import Interruption
 from moespec.models.training.config import Config
 from moespec.models.training.divergence import diverged
-from moespec.models.training.evaluations import EvaluationSet
+from moespec.models.training.evaluations import Evaluate, EvaluationSet
 from moespec.models.training.hash_tables import initial_params
-from moespec.models.training.hooks import AfterStep, Evaluate, Finite, Hook, Log, Save, Stop
+from moespec.models.training.hooks import AfterStep, Finite, Hook, Log, Save, Stop
 from moespec.models.training.length import before_cooldown
 from moespec.models.training.objective import draws, step_maker
 from moespec.models.training.progress import Progress
@@ -80,7 +80,7 @@ def train(
     ):
         stop = Stop(interruption, saver, run)
         finite = Finite(lambda last: diverged(B, config, make_step, batches, B.export_state(begun().state), last=last))
-        evaluate = Evaluate(B, config, dataset, sets or {}, progress)
+        evaluate = Evaluate(B, config, sets or {}, dataset, progress)
         save = Save(saver, progress, examples=len(dataset.train), overrides=overrides)
         each: list[Hook] = [stop, finite, Log(progress), evaluate, *hooks, save, stop.end]
         after = AfterStep(B, config, state, start, due=owed)

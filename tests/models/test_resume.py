@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from moespec.models.families import family
-from moespec.models.training import checkpoint, hooks
+from moespec.models.training import checkpoint, evaluations
 from moespec.models.training import train as training
 from moespec.models.training.config import Config, ModelConfig, ScheduleConfig, TrainingConfig
 from moespec.models.training.resolve import load_backend, load_data, model_config, resolve
@@ -45,7 +45,7 @@ def test_the_bits_of_an_unbroken_run(name: str, backend: str, tmp_path: Path, mo
     B = load_backend(backend)
     # Both sittings run the same compiled step. Evaluation, which changes nothing, would have to be compiled as well.
     monkeypatch.setattr(B, "make_step", cache_of_one(B.make_step))
-    monkeypatch.setattr(hooks, "evaluate", lambda *arguments, **options: {"accuracy": 0.0, "loss": 0.0})
+    monkeypatch.setattr(evaluations, "evaluate", lambda *arguments, **options: {"accuracy": 0.0, "loss": 0.0})
     schedule = ScheduleConfig(warmup=0, peak=1e-2)
     settings = TrainingConfig(steps=STEPS, batch=4, checkpoint_every=STOPPED, log_every=1)
     config = Config(model=MODELS[name], schedule=schedule, training=settings)
