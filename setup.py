@@ -82,9 +82,6 @@ class WithStubs(build_py):
 
 
 setup(
-    packages=[  # `front` is the package `moespec` itself
-        *FOLDERS,
-        *(f"{n}.{inner}" for n, path in ROOMS.items() for inner in find_packages(path, exclude=["front"])),
-    ],
+    packages=[*FOLDERS, *(f"{name}.{inner}" for name, path in ROOMS.items() for inner in find_packages(path))],
     cmdclass={"build_py": WithStubs},
 )

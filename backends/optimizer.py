@@ -33,14 +33,16 @@ from moespec.backends import patterns
 from moespec.backends.optimizers import BELOW_ONE, SLOTS, SMALLEST, OptimizerName, Options, Shape, options_of
 from moespec.spec.errors import ConfigError
 from moespec.spec.ranges import LARGEST
+from moespec.spec.routers import ROUTERS
 
 __all__ = ["CONSTANTS", "DECAYED", "OptimizerConfig"]
 
-DECAYED = r"(^|_|/)(kernel|w1|w2)$|(^|/)router/scale$"
-"""The paths of the parameters that `weight_decay` applies to: those of every matrix, and the scale of Soft MoE's router,
-but neither biases, norms, positions nor slots."""
+_OF_ROUTERS = "|".join(sorted({name for router in ROUTERS.values() for name in router.decays}))
+DECAYED = rf"(^|/)router/({_OF_ROUTERS})$|^(?!(.*/)?router/[^/]*$)(.*[_/])?(kernel|w1|w2)$"
+"""The paths of the parameters that `weight_decay` applies to: what routers say of theirs (`Router.decays`), and of all others the
+matrices, but neither biases, norms nor positions."""
 
-CONSTANTS = frozenset({"codebook", "tables"})
+CONSTANTS = frozenset(name for router in ROUTERS.values() for name in router.frozen)
 """Names of what is kept among the parameters but not trained: no gradient reaches it."""
 
 AROUND = ("name", "weight_decay", "decay", "rates", "clip", "ema")

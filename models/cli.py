@@ -415,7 +415,7 @@ def _hash_table(arguments: list[str]) -> None:
     default = HashTableArguments(out=tyro.MISSING, settings=chosen(arguments, _hashed()))
     parsed = _parse("hash-table", HashTableArguments, arguments, default=default)
     check_concerns(arguments, parsed.settings)
-    from moespec.models.hashing.command import hash_table_command
+    from moespec.models.commandline.hash_table import hash_table_command
 
     hash_table_command(parsed.settings, Path(parsed.out))
 

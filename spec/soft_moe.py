@@ -123,9 +123,6 @@ def soft_routing(
     check_size("slots", slots, 0, tokens.shape[1], "the width of tokens")
     scale = as_scalar("scale", scale)
     check_forms(norm_form, dispatch, combine)
-    shape = (len(tokens), *slots.shape[1:])
-    if dispatch == "identity":
-        return Routing(identity(*shape), identity(*shape))
 
     # Scores.
     if normalize:
@@ -133,11 +130,17 @@ def soft_routing(
         slots = scale * normalize_l2(slots, 0, form=norm_form)
     logits = np.einsum("td,dec->tec", tokens, slots)
 
-    # Nothing is selected, and every slot is used. Dispatch.
-    weights = softmax(logits, axis=0) if dispatch == "soft" else np.full(shape, 1 / shape[0])
+    # Nothing is selected, and every slot is used. Dispatch, combine.
+    D = softmax(logits, axis=0)
+    C = softmax(logits, axis=(1, 2))
+    return Routing(ablated(D, dispatch, len(tokens)), ablated(C, combine, slots[0].size))
 
-    # Combine.
-    return Routing(weights, softmax(logits, axis=(1, 2)) if combine == "soft" else np.full(shape, 1 / slots[0].size))
+
+def ablated(weights: Array, kind: str, size: int) -> Array:
+    """The weights, each a softmax over `size` numbers, or what takes their place in Table 2 of the paper."""
+    if kind == "identity":
+        return identity(*weights.shape)
+    return weights if kind == "soft" else np.full(weights.shape, 1 / size)
 
 
 def check_forms(norm_form: str, dispatch: str, combine: str) -> None:

@@ -6,14 +6,15 @@ import subprocess
 import sys
 import textwrap
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
 FRAMEWORKS = {"jax", "optax", "torch", "flax", "timm"}
-ROOMS = ("spec", "backends", "models", "conformance")
+FRONT, ROOMS = "front", ("spec", "backends", "models", "conformance")
+FOLDERS = (FRONT, *ROOMS)  # the front is the package `moespec` itself
 
 # Folder -> what its modules must not import, in a statement or through importlib.
 FORBIDDEN = {
@@ -26,7 +27,7 @@ FORBIDDEN = {
     "backends/torch": {"moespec.backends.jax", "moespec.models", "moespec.conformance", "jax", "optax"},
     "backends": {"moespec.models", "moespec.conformance"},
     "models": {"moespec.conformance", *FRAMEWORKS},
-    "models/front": FRAMEWORKS,  # it stands above all rooms
+    "front": FRAMEWORKS,  # it stands above all rooms
     "conformance": {"moespec.backends.jax", "moespec.backends.torch", *FRAMEWORKS},
     "conformance/peers/adapters": {"moespec.models"},  # an adapter is of a package of a framework
 }
@@ -34,11 +35,10 @@ FORBIDDEN = {
 
 def modules() -> dict[str, Path]:
     """The name of each of our modules, and its file."""
-    files = [path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
-    parts = {path: ("moespec", *path.relative_to(ROOT).with_suffix("").parts) for path in files}
-    front = ("moespec", "models", "front")  # the folder of the package `moespec` itself
-    parts = {path: ("moespec", *names[3:]) if names[:3] == front else names for path, names in parts.items()}
-    return {".".join(names[:-1] if names[-1] == "__init__" else names): path for path, names in parts.items()}
+    files = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
+    names = {path: path.relative_to(ROOT).with_suffix("").parts for path in files}
+    parts = {path: name[1:] if name[0] == FRONT else name for path, name in names.items()}
+    return {".".join(("moespec", *part)).removesuffix(".__init__"): path for path, part in parts.items()}
 
 
 MODULES = modules()
@@ -113,7 +113,7 @@ def offences(folder: str, path: Path, module: str = "") -> set[str]:
         for name in imports(path, module)
         for seen in ({name} | reached(name, MODULES) if "*" in name else {name})
         if name == "a relative import"
-        or seen.split(".")[0] in ROOMS
+        or seen.split(".")[0] in FOLDERS
         or any(seen == banned or seen.startswith(f"{banned}.") for banned in FORBIDDEN[folder])
     }
 
@@ -168,6 +168,34 @@ def test_nothing_imports_the_front():
         & set().union(*(reached(name, MODULES) for name in imports(path, module) if name.startswith("moespec")))
     }
     assert importing == set()
+
+
+ROOMS_OF_MODELS = (
+    *("errors", "checks", "files", "memory", "streams", "tensors", "trees", "compilation", "interruption", "ledger"),
+    *("router_options", "parameters", "draws", "hashing", "layers", "mixer", "sparse_mlp", "vit", "families", "model"),
+    *("counts", "data", "evaluation", "training", "interop", "weights", "transfer"),
+    *("templates", "commandline", "planning", "study", "export", "pretrained", "cli"),
+)
+"""Lowest first; `moespec.models` itself stands above all."""
+
+
+def arrows_up(files: Mapping[str, Path], order: Sequence[str]) -> set[tuple[str, str]]:
+    """The imports, also of functions, from a room of models to one that comes later in the order, or to the package itself."""
+    height = {f"moespec.models.{room}": index for index, room in enumerate(order)} | {"moespec.models": len(order)}
+    room = {module: ".".join(module.split(".")[:3]) for module in files}
+    return {
+        (module, other)
+        for module, path in files.items()
+        for name in imports(path, module)
+        for other in reached(name, files)
+        if height[room[other]] > height[room[module]]
+    }
+
+
+def test_the_rooms_of_models_import_lower_ones():
+    files = {name: path for name, path in MODULES.items() if f"{name}.".startswith("moespec.models.")}
+    assert arrows_up(files, ROOMS_OF_MODELS) == set()
+    assert arrows_up(files, ROOMS_OF_MODELS[::-1]), "the check can fail"
 
 
 def circle(files: Mapping[str, Path]) -> list[str]:
@@ -250,6 +278,6 @@ def test_a_backend_runs_without_the_other_framework(backend, absent):
 def test_every_folder_with_modules_is_a_package():
     """setup.py finds packages by their `__init__.py`; a folder without one would be left out of the wheel."""
     rooms = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-dir"]
-    assert rooms == {"moespec": "models/front", **{f"moespec.{room}": room for room in ROOMS}}
+    assert rooms == {"moespec": FRONT, **{f"moespec.{room}": room for room in ROOMS}}
     folders = {path.parent for path in MODULES.values()}
     assert not [str(folder) for folder in folders if not (folder / "__init__.py").is_file()]

@@ -7,35 +7,34 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from moespec.backends.contract import Backend
-from moespec.models import families, list_models
+from moespec.models import families
 from moespec.models.checks import check_output
 from moespec.models.commandline.cost import described, milliseconds
 from moespec.models.commandline.curves import in_order
 from moespec.models.commandline.inspection import draw, make_route, prediction
 from moespec.models.commandline.report import png, write_report
+from moespec.models.compilation import compile_if, pays
 from moespec.models.data.changes import try_transform
 from moespec.models.data.dataset import Dataset
 from moespec.models.data.datasets import DATASETS, load_others
 from moespec.models.data.pictures import read_image
 from moespec.models.errors import RunError
+from moespec.models.evaluation.evaluate import evaluate, evaluation_size
+from moespec.models.evaluation.metrics import line, make_forward
 from moespec.models.evaluation.options import EvaluationConfig
-from moespec.models.evaluation.sets import Evaluations, EvaluationSet, load_sets
 from moespec.models.files import write_atomically
+from moespec.models.interruption import Interruption, check
 from moespec.models.training import configfile
-from moespec.models.training.compilation import compile_if, pays
 from moespec.models.training.concerns import check_share
 from moespec.models.training.config import Config
 from moespec.models.training.devices import check_layout, check_same, connected, led
-from moespec.models.training.evaluate import evaluate, evaluation_size
-from moespec.models.training.interruption import Interruption, check
+from moespec.models.training.evaluations import Evaluations, EvaluationSet, load_sets
 from moespec.models.training.length import notes
-from moespec.models.training.objective import make_forward
 from moespec.models.training.progress import told
 from moespec.models.training.resolve import choose_backend, load_backend, load_data, model_config, resolve
 from moespec.models.training.rundirectory import RunDirectory
 from moespec.models.training.runlog import read_log
 from moespec.models.training.savestate import trained_params
-from moespec.models.training.statistics import line
 from moespec.models.training.train import train
 from moespec.models.transfer.start import starting_params
 from moespec.spec.routers import ROUTERS
@@ -203,7 +202,7 @@ def list_command(what: str) -> None:
             print(_described(router))
         return
     tables = {
-        "models": dict.fromkeys(list_models(), "") | families.patterns(),
+        "models": dict.fromkeys(families.names(), "") | families.patterns(),
         "routers": {name: router.source for name, router in ROUTERS.items()},
         "datasets": DATASETS,
         "recipes": configfile.recipes(),

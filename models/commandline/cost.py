@@ -8,11 +8,11 @@ import numpy as np
 
 from moespec.backends.contract import Backend
 from moespec.models import counts
+from moespec.models.compilation import compile_if, pays
 from moespec.models.data.options import DataConfig
+from moespec.models.evaluation.metrics import make_forward
 from moespec.models.families import Config, family, fewest_images
-from moespec.models.training.compilation import compile_if, pays
 from moespec.models.training.config import ModelConfig
-from moespec.models.training.objective import make_forward
 from moespec.models.training.resolve import model_config, without_data
 
 __all__ = ["count_command", "described", "milliseconds"]

@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 
 from moespec.backends.contract import Backend
 from moespec.models import sparse_mlp, vit
+from moespec.models.compilation import compile_if, pays
 from moespec.models.families import Config, family
-from moespec.models.training.compilation import compile_if, pays
 from moespec.spec.errors import ConfigError
 from moespec.spec.numerics import sigmoid, softmax
 

@@ -16,16 +16,16 @@ from moespec.models.commandline.cost import described, milliseconds
 from moespec.models.commandline.curves import constant, curves, in_order, loads
 from moespec.models.commandline.inspection import draw, make_route, prediction
 from moespec.models.data.dataset import Dataset
+from moespec.models.evaluation.evaluate import evaluation_size
+from moespec.models.evaluation.metrics import line
 from moespec.models.families import family
 from moespec.models.files import write_atomically
 from moespec.models.templates import render
 from moespec.models.training.config import Config
 from moespec.models.training.configfile import dump
-from moespec.models.training.evaluate import evaluation_size
 from moespec.models.training.progress import told
 from moespec.models.training.resolve import model_config
 from moespec.models.training.runlog import read_log
-from moespec.models.training.statistics import line
 
 __all__ = ["png", "write_report"]
 

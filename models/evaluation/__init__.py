@@ -1,1 +1,1 @@
-"""Evaluations besides the accuracy on the run's own images: other sets of images, few-shot, nearest neighbours, cost."""
+"""What evaluation measures of a model: accuracy and routing over a split, few-shot, nearest neighbours, slots of Soft MoE."""

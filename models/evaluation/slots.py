@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moespec.backends.contract import Backend
+from moespec.models.compilation import compile_if, pays
 from moespec.models.families import Config, family
-from moespec.models.training.compilation import compile_if, pays
 from moespec.spec.errors import ConfigError
 
 __all__ = ["FRACTION", "SlotStatistics", "largest_first", "needed", "numbers", "relative", "slot_statistics"]

@@ -1,1 +1,1 @@
-"""Everything that is special to hash layers: token ids, codebooks, tables and MultiHash."""
+"""What is special to hash layers in a model: token ids, MultiHash, and the options of their tables."""

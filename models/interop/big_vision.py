@@ -19,13 +19,12 @@ from moespec.models.interop.layouts import (
     Shape,
     check_lacking,
     entries,
-    flatten,
-    nested,
     to_ours,
     to_theirs,
     unwrapped,
 )
 from moespec.models.mixer import MixerConfig
+from moespec.models.trees import flatten, nested
 from moespec.models.vit import VitConfig
 from moespec.spec.errors import ConfigError
 from moespec.spec.routing import Params
@@ -47,13 +46,13 @@ def from_big_vision(params: Mapping[str, Any], config: VitConfig) -> Params:
     `from_vmoe` does.
     """
     _check("big_vision", config)
-    return nested(to_ours("params", unstacked(flatten(unwrapped(params), "/")), entries(config, _big_vision(config))))
+    return nested(to_ours("params", unstacked(flatten(unwrapped(params))), entries(config, _big_vision(config))))
 
 
 def to_big_vision(params: Params, config: VitConfig) -> Params:
     """The tree of big_vision's ViT from ours. Raises ConfigError for a class token with a position that is not 0."""
     _check("big_vision", config)
-    return nested(to_theirs("params", flatten(params, "/"), entries(config, _big_vision(config))))
+    return nested(to_theirs("params", flatten(params), entries(config, _big_vision(config))))
 
 
 def from_vision_transformer(params: Mapping[str, Any], config: VitConfig | MixerConfig) -> Params:
@@ -64,14 +63,14 @@ def from_vision_transformer(params: Mapping[str, Any], config: VitConfig | Mixer
     """
     _check("vision_transformer", config)
     return nested(
-        to_ours("params", renumbered(flatten(unwrapped(params), "/")), entries(config, _vision_transformer(config)))
+        to_ours("params", renumbered(flatten(unwrapped(params))), entries(config, _vision_transformer(config)))
     )
 
 
 def to_vision_transformer(params: Params, config: VitConfig | MixerConfig) -> Params:
     """The tree of vision_transformer's ViT or MLP-Mixer from ours, with the names of its released files."""
     _check("vision_transformer", config)
-    return nested(to_theirs("params", flatten(params, "/"), entries(config, _vision_transformer(config))))
+    return nested(to_theirs("params", flatten(params), entries(config, _vision_transformer(config))))
 
 
 def unstacked(flat: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,12 +15,11 @@ from moespec.models.interop.layouts import (
     Linear,
     check_lacking,
     entries,
-    flatten,
-    nested,
     to_ours,
     to_theirs,
     unwrapped,
 )
+from moespec.models.trees import flatten, nested
 from moespec.models.vit import VitConfig
 from moespec.spec.errors import ConfigError
 from moespec.spec.routing import Params
@@ -42,7 +41,7 @@ def from_huggingface(state_dict: Mapping[str, Any], config: VitConfig) -> Params
 def to_huggingface(params: Params, config: VitConfig) -> dict[str, Array]:
     """The state dict from ours: the inverse of `from_huggingface`, with its errors."""
     _check(config)
-    return to_theirs("params", flatten(params, "/"), entries(config, _names(config)))
+    return to_theirs("params", flatten(params), entries(config, _names(config)))
 
 
 def _check(config: VitConfig) -> None:

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moespec.models.families import Config, family
+from moespec.models.trees import flatten
 from moespec.spec.checks import check_floating
 from moespec.spec.errors import ConfigError, ShapeError
-from moespec.spec.routing import Params
 
 __all__ = [
     "SAME",
@@ -26,8 +26,6 @@ __all__ = [
     "Linear",
     "Shape",
     "entries",
-    "flatten",
-    "nested",
     "to_ours",
     "to_theirs",
     "unwrapped",
@@ -109,7 +107,7 @@ class Entry(NamedTuple):
 def entries(config: Config, table: Mapping[str, tuple[str, Layout]]) -> list[Entry]:
     """The parameters that the other project has for a model like `config`."""
     entries: dict[str, Entry] = {}
-    for ours, shape in flatten(family(config).parameter_shapes(config), "/").items():
+    for ours, shape in flatten(family(config).parameter_shapes(config)).items():
         theirs, layout = _counterpart(ours, table)
         entry = entries.setdefault(theirs, Entry(theirs, layout, [], []))
         entry.ours.append(ours)
@@ -192,27 +190,4 @@ def unwrapped(tree: Mapping[str, Any]) -> Mapping[str, Any]:
     for wrapper in WRAPPERS:
         if isinstance(tree.get(wrapper), Mapping):
             return unwrapped(tree[wrapper])
-    return tree
-
-
-def flatten(tree: Mapping[str, Any], separator: str, prefix: str = "") -> dict[str, Any]:
-    """A nested mapping as a flat one: `{"a": {"b": 1}}` -> `{"a/b": 1}`."""
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            flat |= flatten(value, separator, f"{prefix}{key}{separator}")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
-
-
-def nested(flat: Mapping[str, Array]) -> Params:
-    """The inverse of `flatten` for names separated by "/"."""
-    tree: Params = {}
-    for name, value in flat.items():
-        *parents, leaf = name.split("/")
-        node = tree
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[leaf] = value
     return tree

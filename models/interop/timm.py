@@ -19,12 +19,11 @@ from moespec.models.interop.layouts import (
     Linear,
     check_lacking,
     entries,
-    flatten,
-    nested,
     to_ours,
     to_theirs,
     unwrapped,
 )
+from moespec.models.trees import flatten, nested
 from moespec.models.vit import VitConfig
 from moespec.spec.errors import ConfigError
 from moespec.spec.routing import Params
@@ -64,7 +63,7 @@ def to_timm(params: Params, config: VitConfig) -> dict[str, Array]:
     The values are NumPy arrays; `load_state_dict` takes them through `torch.from_numpy`.
     """
     _check(config)
-    return to_theirs("params", flatten(params, "/"), entries(config, _names(config)))
+    return to_theirs("params", flatten(params), entries(config, _names(config)))
 
 
 def _check(config: VitConfig) -> None:

@@ -9,17 +9,8 @@ from typing import Any
 
 from moespec.models.checks import check_value
 from moespec.models.interop.arguments import Arguments
-from moespec.models.interop.layouts import (
-    SAME,
-    Layout,
-    check_lacking,
-    entries,
-    flatten,
-    nested,
-    to_ours,
-    to_theirs,
-    unwrapped,
-)
+from moespec.models.interop.layouts import SAME, Layout, check_lacking, entries, to_ours, to_theirs, unwrapped
+from moespec.models.trees import flatten, nested
 from moespec.models.vit import VitConfig
 from moespec.spec.checks import check_option
 from moespec.spec.errors import ConfigError
@@ -45,13 +36,13 @@ def from_vmoe(params: Mapping[str, Any], config: VitConfig) -> Params:
     Source: google-research/vmoe, `vmoe/nn/vit_moe.py`, `vmoe/nn/routing.py`, `vmoe/projects/soft_moe/router.py`.
     """
     _check(config)
-    return nested(to_ours("params", flatten(unwrapped(params), "/"), entries(config, _NAMES)))
+    return nested(to_ours("params", flatten(unwrapped(params)), entries(config, _NAMES)))
 
 
 def to_vmoe(params: Params, config: VitConfig) -> Params:
     """The parameter tree of vmoe's `VisionTransformerMoe` from ours: the inverse of `from_vmoe`, with its errors."""
     _check(config)
-    return nested(to_theirs("params", flatten(params, "/"), entries(config, _NAMES)))
+    return nested(to_theirs("params", flatten(params), entries(config, _NAMES)))
 
 
 def _check(config: VitConfig) -> None:

@@ -14,11 +14,11 @@ from pathlib import Path
 from moespec.models.commandline.commands import load_run, train_command
 from moespec.models.data.changes import try_transform
 from moespec.models.errors import BusyError, Interrupted, RunError
-from moespec.models.evaluation.sets import load_sets
 from moespec.models.study import outcome, results
 from moespec.models.training.concerns import check_share
 from moespec.models.training.config import Config
 from moespec.models.training.configfile import dump
+from moespec.models.training.evaluations import load_sets
 from moespec.models.training.resolve import choose_backend, load_data, resolve
 from moespec.models.training.rundirectory import RunDirectory
 from moespec.models.training.unchanged import changes, described

@@ -15,12 +15,12 @@ from moespec.backends.contract import Backend
 from moespec.models import counts
 from moespec.models.commandline.commands import LoadedRun
 from moespec.models.commandline.cost import milliseconds
+from moespec.models.compilation import compile_if, pays
 from moespec.models.errors import RunError
+from moespec.models.evaluation.evaluate import evaluation_size, over
+from moespec.models.evaluation.metrics import make_forward
 from moespec.models.families import family
 from moespec.models.files import signed, unsigned, write_atomically
-from moespec.models.training.compilation import compile_if, pays
-from moespec.models.training.evaluate import evaluation_size, over
-from moespec.models.training.objective import make_forward
 from moespec.models.training.resolve import model_config
 from moespec.models.training.runlog import read_log
 from moespec.version import UNKNOWN, version

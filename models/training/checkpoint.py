@@ -29,10 +29,11 @@ from moespec.backends.optimizer import OptimizerConfig
 from moespec.models.errors import CheckpointError
 from moespec.models.files import signed, sync_directory, unsigned, write_atomically, write_synced
 from moespec.models.training.pieces import ArrayFile, digest, named_pieces, stored
+from moespec.models.trees import flatten, nested
 from moespec.spec.errors import ConfigError
 
 __all__ = [
-    *("Checkpoint", "amend", "encoded", "finish", "flat", "latest", "read", "read_record", "set_aside", "steps"),
+    *("Checkpoint", "amend", "encoded", "finish", "latest", "read", "read_record", "set_aside", "steps"),
     *("sweep", "unfinished", "write"),
 ]
 
@@ -75,7 +76,7 @@ def unfinished(folder: Path, step: int) -> Path:
 
 def encoded(state: dict[str, Any]) -> bytes:
     """The arrays of a state, or those that this process is to save, as a safetensors file."""
-    return safetensors.numpy.save(named_pieces(flat({name: tree for name, tree in state.items() if name != "step"})))
+    return safetensors.numpy.save(named_pieces(flatten({name: tree for name, tree in state.items() if name != "step"})))
 
 
 def finish(folder: Path, record: dict[str, Any], *, keep: int, spare: int | None) -> Path:
@@ -141,7 +142,7 @@ def read(path: Path, shapes: dict[str, Any], *, whole: bool = True) -> Checkpoin
     except ValueError as error:
         raise CheckpointError(f"{error}{_advice(path)}") from error
     wanted = _optimizer(path, record).state_shapes(shapes)
-    expected = flat(wanted if record["format"] > 1 else dict.fromkeys(("params", "mu", "nu"), shapes))
+    expected = flatten(wanted if record["format"] > 1 else dict.fromkeys(("params", "mu", "nu"), shapes))
     for name, shape in expected.items():
         if name not in arrays:
             raise CheckpointError(f"{where}: no array {name!r}")
@@ -157,8 +158,7 @@ def read(path: Path, shapes: dict[str, Any], *, whole: bool = True) -> Checkpoin
                 found[name] = np.asarray(array)
             except ValueError as error:
                 raise CheckpointError(f"{where}: {name} {error}{_advice(path)}") from error
-    trees = {tree: _nested(found, tree, its_shapes) for tree, its_shapes in wanted.items()}
-    return Checkpoint({**trees, "step": record["step"]}, record)
+    return Checkpoint({**nested({name: found[name] for name in flatten(wanted)}), "step": record["step"]}, record)
 
 
 def _files(record: dict[str, Any]) -> dict[str, str]:
@@ -212,18 +212,3 @@ def _remove(path: Path) -> None:
         shutil.rmtree(aside, ignore_errors=True)
         path.rename(aside)
         shutil.rmtree(aside)
-
-
-def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The leaves of nested dicts by their path, such as `head/kernel`."""
-    leaves: dict[str, Any] = {}
-    for name, value in tree.items():
-        leaves.update(flat(value, f"{prefix}{name}/") if isinstance(value, dict) else {f"{prefix}{name}": value})
-    return leaves
-
-
-def _nested(arrays: dict[str, Any], prefix: str, shapes: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: _nested(arrays, f"{prefix}/{name}", value) if isinstance(value, dict) else arrays[f"{prefix}/{name}"]
-        for name, value in shapes.items()
-    }

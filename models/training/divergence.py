@@ -10,15 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from moespec.backends.contract import Backend, LossFunction
+from moespec.backends.contract import Backend, Step
 from moespec.backends.mesh import Pieces
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.backends.optimizers import SLOTS
 from moespec.models.errors import RunError
-from moespec.models.training.checkpoint import flat
 from moespec.models.training.config import Config
 from moespec.models.training.resolve import schedule
 from moespec.models.training.schedules import Schedule
+from moespec.models.trees import flatten
 
 __all__ = ["diverged", "diverged_somewhere", "finite"]
 
@@ -44,19 +44,17 @@ def diverged_somewhere(B: Backend, metrics: dict[str, Any], exported: dict[str, 
 def diverged(
     B: Backend,
     config: Config,
-    loss: LossFunction,
+    make_step: Callable[[OptimizerConfig], Step],
     make_batch: Callable[[int], Any],
     exported: dict[str, Any],
     *,
     last: int,
-    options: dict[str, Any],
 ) -> RunError:
     """The error of a run that found itself to be not finite after `last` steps: what was the first to be so, and when.
 
-    exported: the last state known to be finite. options: of `make_step`, besides what the configuration says.
+    make_step: `step_maker`'s. exported: the last state known to be finite.
     """
-    rate, accumulate = schedule(config), config.training.accumulate
-    update = B.make_step(loss, config.optimizer, accumulate=accumulate, **options)
+    rate, update = schedule(config), make_step(config.optimizer)
     state, first = B.import_state(exported, config.optimizer), exported["step"]
     for step in range(first, last):
         batch = make_batch(step)
@@ -67,10 +65,8 @@ def diverged(
         if not math.isfinite(norm):
             # Clipping spreads it to all parameters; a step along the gradient alone tells whose it was.
             alone = OptimizerConfig("sgd", momentum=0.0, rates=config.optimizer.rates)
-            moved, _ = B.make_step(loss, alone, accumulate=accumulate, **options)(
-                B.init_state(B.from_numpy(exported["params"]), alone), batch, 1.0
-            )
-            params = flat(B.export_state(moved)["params"])
+            moved, _ = make_step(alone)(B.init_state(B.from_numpy(exported["params"]), alone), batch, 1.0)
+            params = flatten(B.export_state(moved)["params"])
             names = [name for name, value in params.items() if not np.isfinite(value).all()]
             whose = f"the gradient of {names[0]}" if names else "the norm of the gradient"
             return _error(f"{whose} is not finite (the loss is {value:.4g})", step, rate, updates=step)
@@ -89,7 +85,7 @@ def _error(found: str, step: int, rate: Schedule, *, updates: int) -> RunError:
 def _not_finite(exported: dict[str, Any]) -> str | None:
     """What an error says of the first parameter, or moment of one, with NaN or infinity; None if there is none."""
     for tree, kind in TREES.items():
-        for name, value in flat(exported.get(tree, {})).items():
+        for name, value in flatten(exported.get(tree, {})).items():
             for part in [piece for _, piece in value.pieces] if isinstance(value, Pieces) else [value]:
                 if not np.isfinite(part).all():
                     return f"{kind} {name} has {'NaN' if np.isnan(part).any() else 'infinity'}"

@@ -1,4 +1,4 @@
-"""What training minimises and what evaluation measures, as functions of parameters and a batch for any backend.
+"""What training minimises, as a function of parameters and a batch for any backend, and the step that does it.
 
 loss = mean over images of the cross-entropy + auxiliary losses of the routers (already weighted)
 """
@@ -6,15 +6,15 @@ loss = mean over images of the cross-entropy + auxiliary losses of the routers (
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
-from moespec.backends.contract import Backend
+from moespec.backends.contract import Backend, Step
+from moespec.backends.optimizer import OptimizerConfig
+from moespec.models.compilation import pays
 from moespec.models.draws import gating_noise, takes_draws
+from moespec.models.evaluation.metrics import moe_metrics
 from moespec.models.families import Config, family
-from moespec.models.layers import MoeLayer, Output
-from moespec.models.training.statistics import with_statistics
+from moespec.models.training import config, resolve
 
-__all__ = ["draws", "make_features", "make_forward", "make_loss", "moe_metrics", "unflatten"]
+__all__ = ["draws", "make_loss", "step_maker"]
 
 Batch = dict[str, Any]
 
@@ -44,42 +44,14 @@ def make_loss(
     return loss
 
 
-def make_forward(B: Backend, model: Config) -> Callable[[Any, Any], tuple[Any, dict[str, Any]]]:
-    """`forward(params, images) -> (logits, metrics and statistics of the MoE layers)`, without noise."""
-    module = family(model)
-
-    def forward(params: Any, images: Any) -> tuple[Any, dict[str, Any]]:
-        output = module.forward(B, model, params, images)
-        layers = module.moe_layers(model, images.shape[0])
-        return B.over_devices(output.logits, moe_metrics(layers, with_statistics(B, layers, output)))
-
-    return forward
-
-
-def make_features(B: Backend, model: Config) -> Callable[[Any, Any], Any]:
-    """`features(params, images) -> (images, D)`: what the head sees, after the final norm and the pooling; no noise."""
-    forward = family(model).forward
-    return lambda params, images: B.over_devices(forward(B, model, params, images).features, {})[0]
+def step_maker(B: Backend, run: config.Config) -> Callable[[OptimizerConfig], Step]:
+    """`make(optimizer)` makes the training step of a resolved configuration, compiled where that pays."""
+    training = run.training
+    eager = {} if pays(B, training.total, training.compile) else {"compiled": False}
+    loss = make_loss(B, resolve.model_config(run.model), training.loss, recompute=training.recompute)
+    return lambda optimizer: B.make_step(loss, optimizer, accumulate=training.accumulate, **eager)
 
 
 def draws(model: Config, images: int) -> bool:
     """Whether the model draws random numbers in training: gating noise, dropout or stochastic depth."""
     return bool(family(model).moe_noise(model, images)) or takes_draws(model)
-
-
-def moe_metrics(layers: list[MoeLayer], output: Output) -> dict[str, Any]:
-    """The routing metrics of all MoE layers in one flat dict, `moe/<layer>/<metric>`."""
-    pairs = zip(layers, output.metrics, strict=True)
-    return {f"moe/{layer.name}/{name}": value for layer, metrics in pairs for name, value in metrics.items()}
-
-
-def unflatten(metrics: dict[str, Any]) -> dict[str, Any]:
-    """`{"moe/1/load": array}` as nested dicts of floats and lists, `{"moe": {"1": {"load": [...]}}}`."""
-    nested: dict[str, Any] = {}
-    for path, value in metrics.items():
-        *parents, last = path.split("/")
-        level = nested
-        for parent in parents:
-            level = level.setdefault(parent, {})
-        level[last] = np.asarray(value, np.float64).tolist()
-    return nested

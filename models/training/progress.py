@@ -13,7 +13,7 @@ from tqdm import tqdm
 from moespec.models.training.config import TrainingConfig
 from moespec.models.training.runlog import RunLog
 
-__all__ = ["Progress", "told"]
+__all__ = ["Progress", "kind_of", "told"]
 
 
 class Progress:
@@ -34,7 +34,7 @@ class Progress:
         leads: bool = True,
     ) -> None:
         self._batch = settings.batch
-        self._log = RunLog(run, start, [_kind(name) for name in owed]) if leads else None
+        self._log = RunLog(run, start, [kind_of(name) for name in owed]) if leads else None
         interval = 0.5 if sys.stderr.isatty() else 10.0
         self._bar = tqdm(
             total=settings.total, initial=start, unit="step", desc="train", mininterval=interval, disable=not leads
@@ -72,26 +72,18 @@ class Progress:
         self._bar.set_postfix(loss=f"{metrics['loss']:.3f}", refresh=False)
         self._mark(done)
 
-    def evaluated(self, done: int, evaluation: dict[str, Any]) -> None:
-        """Records and prints an evaluation after `done` steps."""
+    def evaluated(self, done: int, name: str | None, results: dict[str, Any]) -> None:
+        """Records and prints what an evaluation, None for that of the run's own images, measured after `done` steps."""
         if self._log is None:
             return
-        self._log.write(_kind(None), done, {**evaluation, "seconds": self.seconds})
+        self._log.write(kind_of(name), done, {**results, **({} if name else {"seconds": self.seconds})})
+        text = f"{name}: {told(results)}"
+        if name is None:
+            average = f", of the average {results['average']['accuracy']:.4f}" if "average" in results else ""
+            accuracy = f"validation accuracy {results['accuracy']:.4f}{average}"
+            text = f"{accuracy}, loss {results['loss']:.4f}, {self.seconds:.0f} s"
         with suppress(OSError):
-            average = f", of the average {evaluation['average']['accuracy']:.4f}" if "average" in evaluation else ""
-            self._bar.write(
-                f"step {done}: validation accuracy {evaluation['accuracy']:.4f}{average}, loss {evaluation['loss']:.4f}, "
-                f"{self.seconds:.0f} s"
-            )
-        self._mark(done)
-
-    def measured(self, done: int, name: str, results: dict[str, Any]) -> None:
-        """Records and prints what the evaluation `name` found after `done` steps."""
-        if self._log is None:
-            return
-        self._log.write(_kind(name), done, results)
-        with suppress(OSError):
-            self._bar.write(f"step {done}: {name}: {told(results)}")
+            self._bar.write(f"step {done}: {text}")
         self._mark(done)
 
     def sync(self) -> None:
@@ -103,7 +95,7 @@ class Progress:
         self._marked_step, self._marked_time = step, time.perf_counter()
 
 
-def _kind(name: str | None) -> str:
+def kind_of(name: str | None) -> str:
     """The kind of the lines of an evaluation."""
     return "evaluation" if name is None else f"evaluation/{name}"
 

@@ -23,6 +23,7 @@ from moespec.models.training import checkpoint, configfile, length, unchanged
 from moespec.models.training.checkpoint import Checkpoint
 from moespec.models.training.config import Config
 from moespec.models.training.resolve import model_config
+from moespec.models.trees import flatten
 
 __all__ = ["RunDirectory"]
 
@@ -188,7 +189,7 @@ class RunDirectory:
         found = checkpoint.read(newest, shapes)
         record, kept = found.record, [name for name in found.state if name != "step"]
         needed = config.optimizer.state_shapes(shapes)
-        if checkpoint.flat(needed).keys() != checkpoint.flat({name: found.state[name] for name in kept}).keys():
+        if flatten(needed).keys() != flatten({name: found.state[name] for name in kept}).keys():
             raise RunError(
                 f"run={str(self.path)!r}: {unchanged.described(changed)}; that cannot be overridden, as the checkpoint does "
                 "not have what this optimizer keeps of each parameter"

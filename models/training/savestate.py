@@ -10,13 +10,13 @@ from moespec.backends.contract import Backend
 from moespec.models.data.loader import data_position
 from moespec.models.errors import CheckpointError, RunError
 from moespec.models.families import family
-from moespec.models.hashing import tables
-from moespec.models.training import checkpoint
+from moespec.models.training import checkpoint, hash_tables
 from moespec.models.training.config import Config
 from moespec.models.training.objective import draws
 from moespec.models.training.resolve import model_config
 from moespec.models.training.rundirectory import RunDirectory
 from moespec.models.training.unchanged import check_evaluated
+from moespec.models.trees import flatten, nested
 from moespec.version import version
 
 __all__ = ["Start", "begin", "record_of", "settle", "trained_params"]
@@ -53,12 +53,12 @@ def begin(
     found = directory.load(family(model).parameter_shapes(model), whole=alone)
     if found is None:
         params = initial()
-        for name, value in checkpoint.flat(params).items():
+        for name, value in flatten(params).items():
             if isinstance(value, np.ndarray) and not np.isfinite(value).all():
                 raise RunError(f"the initial parameter {name} has NaN or infinity")
         return Start(B.init_state(B.from_numpy(params) if alone else params, config.optimizer), 0, 0.0, [], [])
     step = found.record["step"]
-    tables.check(found.state["params"], model, str(directory.checkpoints))
+    hash_tables.check(found.state["params"], model, str(directory.checkpoints))
     if draws(model, config.training.batch) and found.record.get("generator") != GENERATOR:
         raise CheckpointError(
             f"{directory.checkpoints}, step {step}: the gating noise of this run was not drawn by {GENERATOR}, as it is now; "
@@ -121,16 +121,9 @@ def trained_params(
     if found is None:
         raise CheckpointError(f"{directory.checkpoints}: there is no checkpoint yet")
     check_evaluated(found.record, config, str(directory.checkpoints))
-    tables.check(found.state["params"], model, str(directory.checkpoints))
-    params = found.state["params"]
-    return _merged(params, found.state.get("ema", {})) if average else params, found.record["step"]
-
-
-def _merged(tree: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: _merged(value, over.get(name, {})) if isinstance(value, dict) else over.get(name, value)
-        for name, value in tree.items()
-    }
+    hash_tables.check(found.state["params"], model, str(directory.checkpoints))
+    params, averages = found.state["params"], found.state.get("ema", {}) if average else {}
+    return nested(flatten(params) | flatten(averages)), found.record["step"]
 
 
 def _for_backend(B: Backend, state: dict[str, Any]) -> dict[str, Any]:
@@ -139,6 +132,6 @@ def _for_backend(B: Backend, state: dict[str, Any]) -> dict[str, Any]:
         return state
 
     def narrow(tree: Any) -> Any:
-        return {key: narrow(value) for key, value in tree.items()} if isinstance(tree, dict) else np.float32(tree)
+        return nested({path: np.float32(leaf) for path, leaf in flatten(tree).items()})
 
     return {name: tree if name == "step" else narrow(tree) for name, tree in state.items()}

@@ -4,9 +4,7 @@ Everything a step depends on is a function of the configuration and of the step'
 however it was stopped, goes on from its last checkpoint to the same bits (on the same backend).
 """
 
-import shlex
-import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,21 +15,19 @@ from moespec.models.data.loader import batch_of_step
 from moespec.models.data.prefetch import Prefetcher
 from moespec.models.data.prepared import prepared
 from moespec.models.draws import of_step
-from moespec.models.errors import Interrupted
-from moespec.models.evaluation.sets import Evaluations, EvaluationSet
-from moespec.models.hashing.tables import initial_params
-from moespec.models.training.compilation import compile_if, pays
+from moespec.models.interruption import Interruption
 from moespec.models.training.config import Config
-from moespec.models.training.divergence import diverged, diverged_somewhere, finite
-from moespec.models.training.evaluate import evaluate, evaluation_size
-from moespec.models.training.interruption import Interruption, check
+from moespec.models.training.divergence import diverged
+from moespec.models.training.evaluations import Evaluate, EvaluationSet
+from moespec.models.training.hash_tables import initial_params
+from moespec.models.training.hooks import AfterStep, Finite, Hook, Log, Save, Stop
 from moespec.models.training.length import before_cooldown
-from moespec.models.training.objective import draws, make_forward, make_loss, unflatten
+from moespec.models.training.objective import draws, step_maker
 from moespec.models.training.progress import Progress
 from moespec.models.training.resolve import model_config, schedule
 from moespec.models.training.rundirectory import RunDirectory
 from moespec.models.training.saver import Saver
-from moespec.models.training.savestate import Start, begin, record_of, settle
+from moespec.models.training.savestate import Start, begin, settle
 
 __all__ = ["Trained", "train"]
 
@@ -52,6 +48,7 @@ def train(
     *,
     initial: dict[str, Any] | None = None,
     sets: Mapping[str, EvaluationSet] | None = None,
+    hooks: Sequence[Hook] = (),
 ) -> Trained:
     """Trains with the resolved `config` on backend `B`, in the folder `run` (claimed by `RunDirectory.claim`).
 
@@ -61,118 +58,70 @@ def train(
     damaged or of another run, DataError for files that cannot be read, RunError when the run diverges: what is evaluated
     or saved is finite. Raises Interrupted when a signal stops it, after saving the step. Evaluations that it then does not
     make are owed, and made when the run goes on.
+
+    hooks: functions that are called with an `AfterStep` after each step, in all processes, when it has been logged and evaluated,
+        and before it is saved; see `moespec.models.training.hooks`.
     """
-    model, settings, directory = model_config(config.model), config.training, RunDirectory(run)
-    examples = len(dataset.train)
+
+    settings, directory = config.training, RunDirectory(run)
 
     def begun() -> Start:
-        return begin(
-            B, config, directory, examples=examples, initial=lambda: initial or initial_params(config, dataset)
-        )
+        how: Any = {"initial": lambda: initial or initial_params(config, dataset)}
+        return begin(B, config, directory, examples=len(dataset.train), **how)
 
     state, start, seconds, overrides, owed = begun()
-    compiled = pays(B, settings.total, settings.compile)
-    eager = {} if compiled else {"compiled": False}
-    loss = make_loss(B, model, settings.loss, recompute=settings.recompute)
-    update = B.make_step(loss, config.optimizer, accumulate=settings.accumulate, **eager)
-    drawn = draws(model, settings.batch)
-    forward, rate = compile_if(B, compiled, make_forward(B, model)), schedule(config)
-    evaluation: dict[str, Any] = {}
-    evaluations = Evaluations(B, config, sets or {})
-    images = evaluation_size(B.sizes, model, settings.evaluation_batch, len(dataset.validation))
-
-    # What worker processes run; they have no backend.
-    rows = B.rows(settings.batch)
-    # With the neighbours of its rows no device needs those of another to mix them: nothing is exchanged on the thread of batches.
-    own = rows if B.sizes.devices > 1 else None
-    host_batch = partial(batch_of_step, dataset, config.data, settings.batch, settings.seed, rows=own)
-
-    def to_device(step: int, batch: dict[str, Any]) -> Any:
-        numbers = of_step(settings.batch, seed=settings.seed, step=step)[rows.start : rows.stop]
-        arrays = B.put({**batch, "random": numbers} if drawn else batch)
-        mixing = arrays.pop("mixup", None), arrays.pop("neighbours", None)
-        return {**arrays, "images": prepared(B, dataset, arrays.pop("images"), *mixing)}
-
-    def make_batch(step: int) -> Any:
-        return to_device(step, host_batch(step))
-
-    def evaluated(due: list[str | None]) -> signal.Signals | None:
-        """Makes the evaluations that are due (None: the run's own), and strikes them off, until a signal comes: which one."""
-        nonlocal evaluation
-        try:
-            while due:
-                check(B)
-                params = B.state_params(state)
-                if due[0] is not None:
-                    progress.measured(done, due[0], evaluations.measure(due[0], params))
-                else:
-                    how: Any = {"batch": images, "kind": settings.loss}
-                    evaluation = evaluate(B, forward, params, dataset, **how)
-                    if config.optimizer.ema is not None:
-                        of_average = evaluate(B, forward, B.state_average(state), dataset, **how)
-                        evaluation["average"] = {name: of_average[name] for name in ("accuracy", "loss")}
-                    progress.evaluated(done, evaluation)
-                del due[0]
-        except Interrupted as stop:
-            return stop.signal
-        return None
-
+    make_step, batches, rate = step_maker(B, config), Batches(B, config, dataset), schedule(config)
+    update = make_step(config.optimizer)
     with (
         Interruption() as interruption,
         Progress(run, settings, start=start, seconds=seconds, owed=owed, leads=B.process == 0) as progress,
         Saver(B, directory.checkpoints, keep=settings.keep, spare=before_cooldown(config)) as saver,
-        Prefetcher(
-            host_batch,
-            start,
-            settings.total,
-            ahead=config.data.prefetch,
-            workers=config.data.workers,
-            receive=to_device,
-        ) as batches,
+        batches.ahead(start) as steps,
     ):
-        done, stopped_by = start, None
+        stop = Stop(interruption, saver, run)
+        finite = Finite(lambda last: diverged(B, config, make_step, batches, B.export_state(begun().state), last=last))
+        evaluate = Evaluate(B, config, sets or {}, dataset, progress)
+        save = Save(saver, progress, examples=len(dataset.train), overrides=overrides)
+        each: list[Hook] = [stop, finite, Log(progress), evaluate, *hooks, save, stop.end]
+        after = AfterStep(B, config, state, start, due=owed)
         if owed:
-            stopped_by = evaluated(owed)
+            evaluate(after)
             progress.sync()
             settle(B, directory, start, owed)
-        for step, batch in batches if stopped_by is None else ():
+            stop.end(after)
+        for step, batch in steps:
             state, metrics = update(state, batch, rate(step))
-            done = step + 1
-            logs, saves = (
-                _due(done, every, settings.total) for every in (settings.log_every, settings.checkpoint_every)
-            )
-            due = [*[None] * _due(done, settings.evaluate_every, settings.total), *evaluations.due(done)]
-            stopped_by = interruption.agreed(B, logs)
-            progress.step()
-            saves = saves or stopped_by is not None or done == before_cooldown(config)
-            if logs or saves or due:
-                measured = B.to_numpy(metrics)
-                exported = B.export_state(state) if saves or due else {}
-                if B.sizes.devices > 1:
-                    if error := diverged_somewhere(B, measured, exported, last=done):
-                        raise error
-                elif not finite(measured, exported):
-                    before = B.export_state(begun().state)
-                    raise diverged(B, config, loss, make_batch, before, last=done, options=eager)
-            if logs:
-                progress.trained(done, rate(step), unflatten(measured))
-            stopped_by = evaluated(due) or stopped_by
-            if saves or stopped_by is not None:
-                progress.sync()
-                seconds = progress.seconds
-                record = record_of(B, config, done, examples=examples, seconds=seconds, overrides=overrides)
-                saver.save(exported, {**record, "owed": due} if due else record)
-            if stopped_by is not None:
-                break
-        if stopped_by is not None:
-            saver.wait()
-            raise Interrupted(
-                f"stopped by {stopped_by.name}; the {done} steps done of {settings.total} are saved. To go on: "
-                f"moespec train --run {shlex.quote(str(run))} --resume",
-                stopped_by,
-            )
-        return Trained(B.export_state(state)["params"], evaluation, progress.seconds)
+            after = AfterStep(B, config, state, step + 1, rate(step), metrics, evaluate.due(step + 1))
+            for hook in each:
+                hook(after)
+        return Trained(B.export_state(state)["params"], evaluate.last, progress.seconds)
 
 
-def _due(done: int, every: int, steps: int) -> bool:
-    return done % every == 0 or done == steps
+class Batches:
+    """`batches(step)` is the batch of a step on the devices of `B`, a function of its number; `ahead` makes them in advance."""
+
+    def __init__(self, B: Backend, config: Config, dataset: Dataset) -> None:
+        self._B, self._config, self._dataset = B, config, dataset
+        batch, seed = config.training.batch, config.training.seed
+        self._rows, self._draws = B.rows(batch), draws(model_config(config.model), batch)
+        # With the neighbours of its rows no device needs those of another to mix them: nothing is exchanged on the thread of batches.
+        own = self._rows if B.sizes.devices > 1 else None
+        # What worker processes run; they have no backend.
+        self._on_host = partial(batch_of_step, dataset, config.data, batch, seed, rows=own)
+
+    def __call__(self, step: int) -> Any:
+        return self._on_devices(step, self._on_host(step))
+
+    def ahead(self, start: int) -> Prefetcher:
+        """Those from step `start` to the end of the run, in order."""
+        data = self._config.data
+        how: Any = {"ahead": data.prefetch, "workers": data.workers, "receive": self._on_devices}
+        return Prefetcher(self._on_host, start, self._config.training.total, **how)
+
+    def _on_devices(self, step: int, batch: dict[str, Any]) -> Any:
+        if self._draws:
+            numbers = of_step(self._config.training.batch, seed=self._config.training.seed, step=step)
+            batch = {**batch, "random": numbers[self._rows.start : self._rows.stop]}
+        arrays = self._B.put(batch)
+        mixing = arrays.pop("mixup", None), arrays.pop("neighbours", None)
+        return {**arrays, "images": prepared(self._B, self._dataset, arrays.pop("images"), *mixing)}

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from scipy.ndimage import zoom
 
 from moespec.models.families import Config
-from moespec.models.interop.layouts import flatten, nested
+from moespec.models.trees import flatten, nested
 from moespec.models.vit import VitConfig
 from moespec.models.weights.record import Weights
 from moespec.spec.errors import ConfigError
@@ -58,7 +58,7 @@ def transferred(source: Weights, config: Config, initial: Params, *, skip: str |
         skipped = re.compile(skip) if skip is not None else None
     except re.error as error:
         raise ConfigError(f"init_skip={skip!r}: not a regular expression ({error})") from error
-    given, wanted = flatten(source.params, "/"), flatten(initial, "/")
+    given, wanted = flatten(source.params), flatten(initial)
     found: dict[str, Array] = {}
     result = Transferred({}, [], [], [])
     used = {name for name in given if skipped is not None and skipped.search(name)}

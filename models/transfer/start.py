@@ -10,9 +10,9 @@ from moespec.models.data.datasets import PICTURES
 from moespec.models.data.options import DataConfig
 from moespec.models.families import Config as Model
 from moespec.models.families import names, of_name
-from moespec.models.hashing.tables import initial_params
 from moespec.models.training.config import Config, ModelConfig
 from moespec.models.training.configfile import digits
+from moespec.models.training.hash_tables import initial_params
 from moespec.models.training.resolve import model_config
 from moespec.models.training.rundirectory import RunDirectory
 from moespec.models.transfer.rules import transferred

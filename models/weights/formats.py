@@ -14,9 +14,10 @@ import numpy as np
 
 from moespec.models import families, interop
 from moespec.models.errors import CheckpointError
-from moespec.models.interop.layouts import flatten, nested, unwrapped
+from moespec.models.interop.layouts import unwrapped
 from moespec.models.interop.sizes import mixer_sizes, vit_sizes
 from moespec.models.mixer import MixerConfig
+from moespec.models.trees import flatten, nested
 from moespec.models.vit import VitConfig
 from moespec.models.weights import hub, own
 from moespec.models.weights.files import read_json, read_npz, read_safetensors, write_npz, write_safetensors
@@ -113,7 +114,7 @@ MARKS = {
 
 
 def _told(path: Path, arrays: Mapping[str, Any]) -> str:
-    names = flatten(unwrapped(nested(arrays)), "/")
+    names = flatten(unwrapped(nested(arrays)))
     for mark, name in MARKS.items():
         if mark in names:
             return name
@@ -244,7 +245,7 @@ def _read_vmoe(path: Path, given: Given) -> Weights:
 def _write_vmoe(path: Path, weights: Weights) -> None:
     tree = interop.to_vmoe(weights.params, _of_vit(weights))
     if path.suffix == ".npz":
-        write_npz(path, flatten(tree, "/"))
+        write_npz(path, flatten(tree))
     else:
         write_vmoe_checkpoint(path, tree)
 
@@ -257,7 +258,7 @@ def _read_big_vision(path: Path, given: Given) -> Weights:
 
 def _write_big_vision(path: Path, weights: Weights) -> None:
     tree = interop.to_big_vision(weights.params, _of_vit(weights))
-    write_npz(path, {f"params/{name}": array for name, array in flatten(tree, "/").items()})
+    write_npz(path, {f"params/{name}": array for name, array in flatten(tree).items()})
 
 
 def _read_vision_transformer(path: Path, given: Given) -> Weights:
@@ -275,7 +276,7 @@ def _read_vision_transformer(path: Path, given: Given) -> Weights:
 def _write_vision_transformer(path: Path, weights: Weights) -> None:
     if not isinstance(weights.config, VitConfig | MixerConfig):
         raise ConfigError(f"{type(weights.config).__name__}: vision_transformer has no such model")
-    write_npz(path, flatten(interop.to_vision_transformer(weights.params, weights.config), "/"))
+    write_npz(path, flatten(interop.to_vision_transformer(weights.params, weights.config)))
 
 
 def _params(arrays: Mapping[str, Any]) -> dict[str, Any]:
@@ -283,7 +284,7 @@ def _params(arrays: Mapping[str, Any]) -> dict[str, Any]:
     tree: Any = nested(arrays)
     if isinstance(tree.get("opt"), Mapping) and isinstance(tree["opt"].get("target"), Mapping):
         tree = tree["opt"]["target"]
-    return flatten(unwrapped(tree), "/")
+    return flatten(unwrapped(tree))
 
 
 def _with(config: Any, given: Given) -> Any:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from moespec.models.errors import CheckpointError, RunError
 from moespec.models.families import Config, family, fewest_images
 from moespec.models.files import sync_directory, write_synced
-from moespec.models.interop.layouts import flatten
+from moespec.models.trees import flatten
 from moespec.models.weights import own
 from moespec.models.weights.files import read_json, safetensors_bytes
 from moespec.models.weights.record import Weights, described, of_description
@@ -45,7 +45,7 @@ def write(path: Path, weights: Weights) -> None:
     """Writes the folder, with a model card made from what is known of the weights."""
     model = {"model_type": "moespec", "moespec_version": version(), "model": described(weights.config)}
     documents: dict[str, Any] = {CONFIG: model | labels(weights.classes), CARD: card(path.resolve().name, weights)}
-    write_folder(path, documents, flatten(weights.params, "/"), own.metadata_of(weights))
+    write_folder(path, documents, flatten(weights.params), own.metadata_of(weights))
 
 
 def labels(classes: Sequence[str]) -> dict[str, dict[str, Any]]:

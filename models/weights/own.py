@@ -12,11 +12,12 @@ from typing import Any
 
 from moespec.models.errors import CheckpointError, RunError
 from moespec.models.families import Config, family
-from moespec.models.interop.layouts import SAME, Entry, flatten, nested, to_ours
+from moespec.models.interop.layouts import SAME, Entry, to_ours
 from moespec.models.training.resolve import model_config
 from moespec.models.training.rundirectory import RunDirectory
 from moespec.models.training.runlog import read_log
 from moespec.models.training.savestate import trained_params
+from moespec.models.trees import flatten, nested
 from moespec.models.weights.files import read_safetensors, write_safetensors
 from moespec.models.weights.record import Weights, described, named_classes, of_description
 from moespec.spec.errors import ConfigError
@@ -63,7 +64,7 @@ def read_file(path: Path, given: Any) -> Weights:
 
 def write_file(path: Path, weights: Weights) -> None:
     """Writes the weights as one file."""
-    write_safetensors(path, flatten(weights.params, "/"), metadata_of(weights))
+    write_safetensors(path, flatten(weights.params), metadata_of(weights))
 
 
 def metadata_of(weights: Weights) -> dict[str, str]:
@@ -74,7 +75,7 @@ def metadata_of(weights: Weights) -> dict[str, str]:
 
 def params_of(arrays: Mapping[str, Any], config: Config) -> Params:
     """The parameters as a tree, after a look at every name, shape and dtype."""
-    shapes = flatten(family(config).parameter_shapes(config), "/")
+    shapes = flatten(family(config).parameter_shapes(config))
     return nested(to_ours("file", arrays, [Entry(name, SAME, [name], [shape]) for name, shape in shapes.items()]))
 
 

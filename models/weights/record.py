@@ -1,7 +1,8 @@
 """A model's configuration with its parameters, and the configuration as plain values, which files hold as JSON."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from typing import Any, TypeVar, get_type_hints
 
 from moespec.models.errors import CheckpointError
@@ -49,27 +50,25 @@ def of_description(values: Mapping[str, Any], where: str) -> Config:
     family = given.pop("family", None)
     if not isinstance(family, str) or family not in kinds():
         raise ConfigError(f"{where}: family={family!r}: expected one of {', '.join(kinds())}")
-    kind: Any = kinds()[family]
-    known = {field.name: field for field in fields(kind)}
-    for name, value in given.items():
-        _check(kind, name, value, known, where)
-    try:
-        made: Config = kind(**given)
-    except TypeError as error:  # a field without a default is missing
-        raise ConfigError(f"{where}: {str(error).partition(' ')[2]}") from error
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from error
+    made: Config = _made(kinds()[family], kinds()[family], given, where)
     return made
 
 
 def with_fields(config: Model, values: Mapping[str, Any], where: str) -> Model:
     """The configuration with these fields. Raises ConfigError, which begins with `where`, as `of_description` does."""
-    kind: Any = type(config)
+    made: Model = _made(type(config), partial(replace, config), values, where)  # type: ignore[type-var]
+    return made
+
+
+def _made(kind: type, make: Callable[..., Any], values: Mapping[str, Any], where: str) -> Any:
+    """`make(**values)`, where the values are of fields of `kind`."""
     known = {field.name: field for field in fields(kind)}
     for name, value in values.items():
         _check(kind, name, value, known, where)
     try:
-        return replace(config, **dict(values))  # type: ignore[type-var]
+        return make(**values)
+    except TypeError as error:  # a field without a default is missing
+        raise ConfigError(f"{where}: {str(error).partition(' ')[2]}") from error
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
 

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from moespec.models.errors import CheckpointError
 from moespec.models.files import write_atomically
-from moespec.models.interop.layouts import flatten, unwrapped
+from moespec.models.interop.layouts import unwrapped
+from moespec.models.trees import flatten
 from moespec.models.weights.files import content_of
 
 __all__ = ["is_vmoe_checkpoint", "prefix_of", "read_vmoe_checkpoint", "write_vmoe_checkpoint"]
@@ -58,7 +59,7 @@ def read_vmoe_checkpoint(path: Path) -> dict[str, NDArray[Any]]:
     prefix = prefix_of(path)
     tree, shards = _read_index(_index(prefix))
     numbers = {id(leaf): str(number) for number, leaf in enumerate(_leaves(tree))}
-    wanted = {name: leaf for name, leaf in flatten(unwrapped(tree), "/").items() if isinstance(leaf, _Leaf)}
+    wanted = {name: leaf for name, leaf in flatten(unwrapped(tree)).items() if isinstance(leaf, _Leaf)}
     arrays, filled = {}, {}
     for name, leaf in wanted.items():
         try:

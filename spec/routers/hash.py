@@ -89,6 +89,8 @@ ROUTER = Router(
     init,
     route,
     needs="ids",
+    decays=(),
+    frozen=("tables", "codebook"),  # the codebook of a model that makes ids of its patches
     balances="what its table balances: the frequencies of the ids",
     cost="a look into a table",
     drops="none, unless a capacity is given",

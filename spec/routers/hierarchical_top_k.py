@@ -120,6 +120,7 @@ ROUTER = Router(
     init,
     route,
     lambda options: Noise((options.tokens, options.columns)),
+    decays=("kernel", "noise_kernel"),
     balances="the load of the experts, by the importance and load losses of the hierarchy",
     cost="2 T D (a + E)",
     drops="none, unless a capacity is given",

@@ -95,6 +95,7 @@ ROUTER = Router(
     init,
     route,
     lambda options: Noise((options.tokens, options.experts)),
+    decays=("kernel", "noise_kernel"),
     balances="the load of the experts, by the importance and load losses",
     cost="2 T D E",
     drops="none, unless a capacity is given",

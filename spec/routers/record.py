@@ -32,6 +32,8 @@ class Router:
     compose: `compose(B, params, tokens, options, *, noise, train)`, the function `route` of its module.
     noise: `noise(options)` says what noise the router takes in training, None for none.
     needs: what `route` takes besides the tokens: "ids", (tokens,) integers, or nothing.
+    decays, frozen: names of parameters: of those that weight decay applies to, and of what is kept among the parameters but not
+        trained, which no gradient reaches.
     balances, cost, drops: in words, what it keeps in balance and by what means; what the routing of a group costs, in
         multiply-adds unless it says something else; which tokens may be left without an expert.
     revision, functions: of its row in the conformance matrix; `functions` are public functions that belong to this row,
@@ -46,6 +48,8 @@ class Router:
     compose: Callable[..., RouterOutput]
     noise: Callable[[Any], Noise | None] = _no_noise
     needs: str = ""
+    decays: tuple[str, ...] = ("kernel",)
+    frozen: tuple[str, ...] = ()
     balances: str = field(kw_only=True)
     cost: str = field(kw_only=True)
     drops: str = field(kw_only=True)

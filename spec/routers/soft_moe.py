@@ -88,6 +88,7 @@ ROUTER = Router(
     Options,
     init,
     route,
+    decays=("scale",),
     revision=2,
     balances="the load of the experts, exactly: a slot is a mean of all tokens",
     cost="3 T D E C: logits, dispatch and combine of E C slots",

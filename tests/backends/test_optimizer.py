@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from moespec.backends.optimizer import OptimizerConfig
+from moespec.spec import ROUTERS
 from moespec.spec.errors import ConfigError
 
 KERNELS = (
@@ -36,6 +37,18 @@ def test_what_decays() -> None:
     for path in (*NOT, "router/tables", "tokens/codebook"):
         assert optimizer.decay_of(path.split("/")) == 0.0, path
     assert optimizer.decay_of(()) == 0.0
+
+
+@pytest.mark.parametrize("name", ROUTERS)
+def test_a_router_says_what_decays_and_what_is_frozen(name: str) -> None:
+    """By names of its parameters, which no other router means otherwise."""
+    router, optimizer = ROUTERS[name], OptimizerConfig(weight_decay=0.25)
+    params = router.init(np.random.default_rng(0), router.options(tokens=8, width=4, experts=4))
+    assert params.keys() >= set(router.decays)
+    for param in params:
+        path = ("blocks", "1", "moe", "router", param)
+        assert optimizer.decay_of(path) == 0.25 * (param in router.decays), path
+        assert optimizer.rate_of(path) == (param not in router.frozen), path
 
 
 def test_the_first_pattern_that_is_found_counts() -> None:

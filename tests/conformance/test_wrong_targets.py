@@ -23,7 +23,7 @@ from moespec.conformance.compare import DTYPES
 from moespec.spec import ROUTERS
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = {"models/front": "moespec"} | {f: f"moespec/{f}" for f in ("spec", "backends", "models", "conformance")}
+PACKAGES = {"front": "moespec"} | {f: f"moespec/{f}" for f in ("spec", "backends", "models", "conformance")}
 
 
 @pytest.mark.parametrize("algorithm", sorted({case.algorithm for case in CASES} - {"vit"}))

@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from moespec.models.training import checkpoint
 from moespec.models.training.resolve import load_backend, load_data
 from moespec.models.training.rundirectory import RunDirectory
 from moespec.models.training.savestate import begin, trained_params
+from moespec.models.trees import flatten
 from moespec.spec.errors import SpecError
 
 DAMAGES, SEED = (
@@ -123,7 +123,7 @@ def test_damaged_checkpoints(runs, tmp_path: Path) -> None:  # type: ignore[no-u
         directory.claim(config, resume=True)
         return B.export_state(begin(B, config, directory, examples=examples, initial=dict).state)
 
-    expected = checkpoint.flat(read())
+    expected = flatten(read())
     assert expected["step"] == 12
     noticed = 0
     for number in range(DAMAGES):
@@ -141,7 +141,7 @@ def test_damaged_checkpoints(runs, tmp_path: Path) -> None:  # type: ignore[no-u
             (newest / file).write_bytes(content)
         where = f"seed {SEED}, damage {number}: {kind} {name}"
         try:
-            found = checkpoint.flat(read())
+            found = flatten(read())
         except SpecError as error:
             if str(run) not in str(error):
                 raise AssertionError(f"{where}: the file is not named") from error

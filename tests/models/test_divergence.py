@@ -1,6 +1,7 @@
 """A run that diverges: what became NaN or infinite first is named, and what is on the disk stays finite."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ def found(B: Any, bad: dict[int, dict[str, float]], *, last: int = 6, **options:
         return B.from_numpy({name: np.float32(value) for name, value in values.items()})
 
     more = {"compiled": False} if B.name == "torch" else {}
-    return str(divergence.diverged(B, config, loss, make_batch, state, last=last, options=more))
+    return str(divergence.diverged(B, config, partial(B.make_step, loss, **more), make_batch, state, last=last))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

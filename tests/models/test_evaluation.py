@@ -16,14 +16,14 @@ from moespec.models import cli, families, vit
 from moespec.models.commandline.commands import load_run
 from moespec.models.data.datasets import load, load_others
 from moespec.models.data.options import DataConfig
+from moespec.models.evaluation.evaluate import evaluate, evaluation_size, features
 from moespec.models.evaluation.few_shot import few_shot
+from moespec.models.evaluation.metrics import make_features, make_forward
 from moespec.models.evaluation.neighbours import nearest_neighbours
 from moespec.models.evaluation.options import EvaluationConfig
-from moespec.models.evaluation.sets import load_sets
 from moespec.models.training import configfile, resolve
 from moespec.models.training.config import Config
-from moespec.models.training.evaluate import evaluate, evaluation_size, features
-from moespec.models.training.objective import make_features, make_forward
+from moespec.models.training.evaluations import load_sets
 from moespec.models.training.progress import told
 from moespec.models.training.runlog import read_log
 from moespec.spec.errors import SpecError

@@ -17,7 +17,7 @@ from moespec.models import cli, sparse_mlp, vit
 from moespec.models.errors import RunError
 from moespec.models.export import command
 from moespec.models.families import fewest_images
-from moespec.models.interop.layouts import flatten, nested
+from moespec.models.trees import flatten, nested
 from moespec.models.weights.formats import Given, read
 from moespec.models.weights.own import write_file
 from moespec.models.weights.record import Weights
@@ -289,7 +289,7 @@ def test_a_model_that_routes_a_whole_batch_together(format, tmp_path):
         export(source, format, tmp_path / "y")
     grouped = replace(whole, group_size=2 * whole.sparse_width, group_images=3)
     generator = np.random.default_rng(0)
-    leaves = flatten(sparse_mlp.init(grouped), "/").items()
+    leaves = flatten(sparse_mlp.init(grouped)).items()
     drawn = {name: (leaf + 0.3 * generator.normal(size=leaf.shape)).astype(np.float32) for name, leaf in leaves}
     write_file(source, Weights(grouped, nested(drawn), {}))
     assert fewest_images(grouped) == 6

@@ -12,9 +12,9 @@ from PIL import Image
 from moespec import models
 from moespec.models import cli, families, list_models
 from moespec.models.commandline.inspection import make_route, squarest
-from moespec.models.interop.layouts import flatten
 from moespec.models.training.resolve import load_backend
 from moespec.models.training.runlog import read_log
+from moespec.models.trees import flatten
 from moespec.spec.errors import ConfigError
 
 SHORT = (
@@ -93,7 +93,7 @@ def test_create_makes_models_of_every_family(monkeypatch: pytest.MonkeyPatch) ->
         model = models.create(name, depth=2)
         output = model.forward(model.backend.from_numpy(model.init(seed=1)), np.zeros((2, 8, 8, 1)))
         assert output.logits.shape == (2, 10)
-        assert model.parameter_count == sum(value.size for value in flatten(model.init(), "/").values())
+        assert model.parameter_count == sum(value.size for value in flatten(model.init()).values())
     assert models.create("sparse_mlp_b").parameter_count == 70_735_016
     assert models.create("sparse_mlp_b", router="softmax_token_choice", experts=8).config.experts == 8
 

@@ -20,7 +20,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from moespec.models import interop, vit
-from moespec.models.interop.layouts import nested
+from moespec.models.trees import nested
 from moespec.spec.errors import ConfigError, DtypeError, ShapeError
 
 FOLDER = Path(__file__).parent / "interop_vectors"

@@ -1,6 +1,8 @@
 """What the training loop gives to a step and what it does with the result, with a step in place of the optimiser's."""
 
 import math
+import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,9 +17,12 @@ from moespec.models.commandline import commands
 from moespec.models.data.loader import training_batch
 from moespec.models.data.options import DataConfig
 from moespec.models.data.prepared import prepared
-from moespec.models.hashing.tables import initial_params
+from moespec.models.errors import Interrupted
+from moespec.models.interruption import Interruption
 from moespec.models.training import checkpoint, resolve
 from moespec.models.training.config import Config
+from moespec.models.training.hash_tables import initial_params
+from moespec.models.training.hooks import AfterStep, Hook
 from moespec.models.training.objective import make_loss
 from moespec.models.training.resolve import model_config
 from moespec.models.training.rundirectory import RunDirectory
@@ -66,10 +71,10 @@ def config(runs: Any) -> Config:
     return resolve.resolve(config, resolve.load_data(config), "numpy")
 
 
-def trained(config: Config, run: Path) -> Recorder:
+def trained(config: Config, run: Path, *hooks: Hook) -> Recorder:
     recorder = Recorder()
     RunDirectory(run).claim(config, resume=True)
-    train(recorder.backend, config, resolve.load_data(config), run)
+    train(recorder.backend, config, resolve.load_data(config), run, hooks=hooks)
     return recorder
 
 
@@ -132,6 +137,38 @@ def test_a_resumed_run_goes_on_with_the_next_step(config: Config, runs: Any, tmp
     assert recorder.rates == pytest.approx(RATES[4:], rel=1e-12)
     assert_batches(config, recorder, 4)
     assert [line["learning_rate"] for line in read_log(resumed, "train")] == pytest.approx(RATES, rel=1e-12)
+
+
+def test_hooks_see_each_step_when_it_is_evaluated_and_before_it_is_saved(config: Config, tmp_path: Path) -> None:
+    """So that a checkpoint is of a step that they have seen: a run that ends in one goes on with it."""
+    seen: list[tuple[int, list[str], list[int]]] = []
+
+    def hook(after: AfterStep) -> None:
+        seen.append((after.done, list(after.evaluations), checkpoint.steps(tmp_path / "checkpoints")))
+        assert after.metrics == {"loss": pytest.approx(1 + after.rate), "grad_norm": 1.0}
+        assert after.B.state_params(after.state)["head"]["bias"][0] == after.done
+        if len(seen) == 4:
+            raise OSError("no room left")
+
+    with pytest.raises(OSError, match="no room left"):
+        trained(config, tmp_path, hook)
+    four = (4, ["evaluation"], [2])
+    assert seen == [(1, [], []), (2, [], []), (3, [], [2]), four]
+    trained(config, tmp_path, hook)
+    assert seen[4:] == [(3, [], [2]), four, (5, [], [2, 4]), (6, ["evaluation"], [2, 4])]
+
+
+def test_a_hook_ends_the_run_by_a_signal(config: Config, tmp_path: Path) -> None:
+    def hook(after: AfterStep) -> None:
+        if after.done == 2:
+            signal.raise_signal(signal.SIGTERM)
+            deadline = time.monotonic() + 30
+            while Interruption.current.signal is None and time.monotonic() < deadline:  # type: ignore[union-attr]
+                time.sleep(0.01)
+
+    with pytest.raises(Interrupted, match="stopped by SIGTERM; the 3 steps done of 6 are saved"):
+        trained(config, tmp_path, hook)
+    assert checkpoint.steps(tmp_path / "checkpoints") == [2, 3]
 
 
 def test_a_resumed_run_has_its_recorded_settings(

@@ -8,8 +8,9 @@ import pytest
 import moespec.backends.numpy as B
 from moespec.models import sparse_mlp, vit
 from moespec.models.draws import gating_noise, of_step
+from moespec.models.evaluation.metrics import make_forward
 from moespec.models.families import Config, family
-from moespec.models.training.objective import draws, make_forward, make_loss
+from moespec.models.training.objective import draws, make_loss
 from moespec.spec import sigmoid_cross_entropy, softmax_cross_entropy
 
 SMALL: dict[str, Any] = {"image_size": 8, "patch_size": 4, "channels": 1, "classes": 3, "width": 8, "depth": 2}

@@ -56,7 +56,9 @@ def test_it_goes_on_as_it_did(
 
     Routing metrics of evaluation see the images that fill the last batch, so that is as large as it was in 0.1.
     """
-    monkeypatch.setattr("moespec.models.training.train.evaluation_size", lambda sizes, model, batch, images: batch)
+    monkeypatch.setattr(
+        "moespec.models.training.evaluations.evaluation_size", lambda sizes, model, batch, images: batch
+    )
     if request.node.callspec.params["run"].name in NOISY:
         for by, more in (("0.1, as it names none", {}), ("7.1", {"version": "7.1"})):
             checkpoint.amend(newest := run / "checkpoints/00000001", checkpoint.read_record(newest) | more)

@@ -19,6 +19,7 @@ from moespec.models.training.resolve import model_config
 from moespec.models.training.rundirectory import RunDirectory
 from moespec.models.training.runlog import read_log
 from moespec.models.training.savestate import trained_params
+from moespec.models.trees import flatten
 
 FREE = {"adafactor": {"factored_from": 8}}
 
@@ -34,7 +35,7 @@ def arrays(run: Path, step: int) -> dict[str, Any]:
     assert config is not None
     model = model_config(config.model)
     state = checkpoint.read(run / "checkpoints" / f"{step:08d}", family(model).parameter_shapes(model)).state
-    return checkpoint.flat({name: tree for name, tree in state.items() if name != "step"})
+    return flatten({name: tree for name, tree in state.items() if name != "step"})
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -65,7 +66,7 @@ def test_frozen_parameters_keep_their_bits(runs: Any, tmp_path: Path) -> None:
     run = tmp_path / "run"
     trained = runs.train(run, "torch", configured(runs, "adamw", rates="head/=1, .*=0"))
     before = arrays(run, 2)
-    for path, value in checkpoint.flat(trained.params).items():
+    for path, value in flatten(trained.params).items():
         assert (before[f"params/{path}"].tobytes() == value.tobytes()) == (not path.startswith("head/")), path
     assert {path for path in before if not path.startswith("params/")} == {
         f"{slot}/head/{key}" for slot in ("mu", "nu") for key in ("kernel", "bias")

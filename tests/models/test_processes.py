@@ -31,6 +31,7 @@ from moespec.models.training.rundirectory import RunDirectory
 from moespec.models.training.runlog import read_log
 from moespec.models.training.saver import Saver
 from moespec.models.training.savestate import trained_params
+from moespec.models.trees import flatten
 from moespec.models.vit import init, parameter_shapes
 
 PROGRAM = "import sys; from moespec.models.cli import main; sys.exit(main(sys.argv[1:]))"
@@ -89,8 +90,8 @@ def test_four_processes_train_to_the_numbers_of_one(of_one, of_four):
     assert one["images"] == four["images"] == 355
     np.testing.assert_allclose(four["loss"], one["loss"], rtol=1e-4)
     ours, theirs = (trained_params(RunDirectory(run), RunDirectory(run).config())[0] for run in (of_four, of_one))
-    for name, value in checkpoint.flat(theirs).items():
-        np.testing.assert_allclose(checkpoint.flat(ours)[name], value, rtol=0, atol=2e-4, err_msg=name)
+    for name, value in flatten(theirs).items():
+        np.testing.assert_allclose(flatten(ours)[name], value, rtol=0, atol=2e-4, err_msg=name)
 
 
 def test_a_process_saves_what_it_has(of_four):
@@ -333,8 +334,8 @@ def test_process_0_does_not_wait_for_ever(tmp_path, monkeypatch):
 def test_values_are_drawn_when_they_are_read():
     model = replace(Config(), model=ModelConfig(image_size=8, channels=1, classes=10)).model
     config = model_config(model)
-    eager, lazy = (checkpoint.flat(init(config, 3, lazily=lazily)) for lazily in (False, True))
-    assert eager.keys() == lazy.keys() == checkpoint.flat(parameter_shapes(config)).keys()
+    eager, lazy = (flatten(init(config, 3, lazily=lazily)) for lazily in (False, True))
+    assert eager.keys() == lazy.keys() == flatten(parameter_shapes(config)).keys()
     for name, value in eager.items():
         assert isinstance(lazy[name], Drawn)
         assert lazy[name].shape == value.shape

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from moespec.models.families import family
-from moespec.models.training import checkpoint
+from moespec.models.training import checkpoint, evaluations
 from moespec.models.training import train as training
-from moespec.models.training.checkpoint import flat
 from moespec.models.training.config import Config, ModelConfig, ScheduleConfig, TrainingConfig
 from moespec.models.training.resolve import load_backend, load_data, model_config, resolve
 from moespec.models.training.rundirectory import RunDirectory
+from moespec.models.trees import flatten
 from moespec.spec.routers import ROUTERS
 
 STEPS, STOPPED = 4, 2
@@ -45,7 +45,7 @@ def test_the_bits_of_an_unbroken_run(name: str, backend: str, tmp_path: Path, mo
     B = load_backend(backend)
     # Both sittings run the same compiled step. Evaluation, which changes nothing, would have to be compiled as well.
     monkeypatch.setattr(B, "make_step", cache_of_one(B.make_step))
-    monkeypatch.setattr(training, "evaluate", lambda *arguments, **options: {"accuracy": 0.0, "loss": 0.0})
+    monkeypatch.setattr(evaluations, "evaluate", lambda *arguments, **options: {"accuracy": 0.0, "loss": 0.0})
     schedule = ScheduleConfig(warmup=0, peak=1e-2)
     settings = TrainingConfig(steps=STEPS, batch=4, checkpoint_every=STOPPED, log_every=1)
     config = Config(model=MODELS[name], schedule=schedule, training=settings)
@@ -62,8 +62,8 @@ def test_the_bits_of_an_unbroken_run(name: str, backend: str, tmp_path: Path, mo
     resumed = checkpoint.read(last, shapes).state
     start = checkpoint.read(run / "checkpoints" / f"{STOPPED:08d}", shapes).state
     for tree in ("params", "mu", "nu"):
-        expected, found = flat(unbroken[tree]), flat(resumed[tree])
-        assert any((value != flat(start[tree])[path]).any() for path, value in found.items()), "nothing was trained"
+        expected, found = flatten(unbroken[tree]), flatten(resumed[tree])
+        assert any((value != flatten(start[tree])[path]).any() for path, value in found.items()), "nothing was trained"
         for path, value in expected.items():
             assert found[path].tobytes() == value.tobytes(), f"{tree} {path}"
 

@@ -7,9 +7,9 @@ import pytest
 
 import moespec.backends.numpy as B
 from moespec.models import vit
+from moespec.models.evaluation.metrics import line, make_forward
 from moespec.models.families import family
-from moespec.models.training.objective import make_forward, make_loss
-from moespec.models.training.statistics import line
+from moespec.models.training.objective import make_loss
 
 SMALL: dict[str, Any] = {
     **{"image_size": 8, "patch_size": 2, "channels": 1, "classes": 3, "width": 8, "depth": 2, "hidden": 6, "heads": 2},

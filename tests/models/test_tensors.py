@@ -15,9 +15,8 @@ from moespec.conformance import manifest
 from moespec.conformance.check import files
 from moespec.conformance.format import VectorError
 from moespec.models.errors import CheckpointError, DataError
-from moespec.models.hashing import tables
 from moespec.models.tensors import decoded
-from moespec.models.training import checkpoint
+from moespec.models.training import checkpoint, hash_tables
 from moespec.models.vit import VitConfig, named
 
 
@@ -77,7 +76,7 @@ def model() -> VitConfig:
 
 def read_tables(path: Path) -> None:
     with pytest.raises(DataError, match=f"{path}.*not a readable file of moespec hash-table") as error:
-        tables.read(path, model())
+        hash_tables.read(path, model())
     raise ValueError(str(error.value))
 
 
@@ -153,8 +152,8 @@ def test_a_codebook_is_of_float32(tmp_path: Path, dtype: str) -> None:
         "vit_tiny", router="hash", codes=2, moe="last_1", experts=4, patch_size=4, channels=1, classes=10, image_size=8
     )
     codebook = np.zeros((2, 16), np.float32)
-    tables.write(tmp_path / "x", tables.HashTables(codebook, np.zeros((1, 2), np.int32)), hashed)
-    tables.read(tmp_path / "x", hashed)
+    hash_tables.write(tmp_path / "x", hash_tables.HashTables(codebook, np.zeros((1, 2), np.int32)), hashed)
+    hash_tables.read(tmp_path / "x", hashed)
     (length,) = struct.unpack("<Q", (tmp_path / "x").read_bytes()[:8])
     header = json.loads((tmp_path / "x").read_bytes()[8 : 8 + length])
     size = {"BF16": 2, "F64": 8, "I32": 4}[dtype] * codebook.size
@@ -162,4 +161,4 @@ def test_a_codebook_is_of_float32(tmp_path: Path, dtype: str) -> None:
     header["tables"] = {"dtype": "I32", "shape": [1, 2], "data_offsets": [0, 8]}
     (tmp_path / "x").write_bytes(content(header, bytes(8 + size)))
     with pytest.raises(DataError, match=f"x: codebook has dtype {dtype}, expected F32"):
-        tables.read(tmp_path / "x", hashed)
+        hash_tables.read(tmp_path / "x", hashed)

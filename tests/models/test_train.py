@@ -15,9 +15,9 @@ from moespec.models import cli
 from moespec.models.commandline import commands
 from moespec.models.data.options import DataConfig
 from moespec.models.errors import CheckpointError, RunError
+from moespec.models.evaluation.evaluate import evaluate
 from moespec.models.training import checkpoint, resolve
 from moespec.models.training.config import Config, ScheduleConfig, TrainingConfig
-from moespec.models.training.evaluate import evaluate
 from moespec.models.training.progress import Progress
 from moespec.models.training.rundirectory import RunDirectory
 from moespec.models.training.runlog import RunLog, read_log
@@ -275,7 +275,7 @@ def test_images_per_second_are_of_the_steps_since_the_last_record(
         clock[0] = 102.0
         progress.trained(14, 0.1, {"loss": 1.0})
         clock[0] = 108.0
-        progress.evaluated(14, {"accuracy": 0.5, "loss": 1.0, "images": 355})
+        progress.evaluated(14, None, {"accuracy": 0.5, "loss": 1.0, "images": 355})
         clock[0] = 109.0
         progress.trained(15, 0.1, {"loss": 1.0})
         assert progress.seconds == 7 + 9

@@ -12,11 +12,11 @@ from PIL import Image
 import moespec.backends.numpy as B
 from moespec.models import cli, mixer, vit
 from moespec.models.data.options import DataConfig
-from moespec.models.interop.layouts import flatten
 from moespec.models.training.config import Config, ModelConfig
 from moespec.models.training.resolve import model_config
 from moespec.models.transfer.rules import resized_positions, transferred
 from moespec.models.transfer.start import finetuned, model_of, sized
+from moespec.models.trees import flatten
 from moespec.models.weights.formats import Given, read, write
 from moespec.models.weights.record import Weights
 from moespec.spec.errors import ConfigError
@@ -57,8 +57,8 @@ def test_what_both_have_is_copied():
     source = weights()
     result, _ = taken(source, source.config)
     assert (result.new, result.resized, result.upcycled) == ([], [], [])
-    for name, value in flatten(result.params, "/").items():
-        np.testing.assert_array_equal(value, np.float32(flatten(source.params, "/")[name]))
+    for name, value in flatten(result.params).items():
+        np.testing.assert_array_equal(value, np.float32(flatten(source.params)[name]))
 
 
 def test_a_head_for_other_classes_is_new():
@@ -176,9 +176,9 @@ def test_an_upcycled_model_computes_what_the_dense_one_did(router, options, same
             result.params["blocks"]["1"]["moe"]["experts"]["w1"][expert],
             np.float32(source.params["blocks"]["1"]["mlp"]["w1"]),
         )
-    router_params = flatten(result.params["blocks"]["1"]["moe"]["router"], "/")
+    router_params = flatten(result.params["blocks"]["1"]["moe"]["router"])
     for name, value in router_params.items():
-        np.testing.assert_array_equal(value, flatten(initial["blocks"]["1"]["moe"]["router"], "/")[name])
+        np.testing.assert_array_equal(value, flatten(initial["blocks"]["1"]["moe"]["router"])[name])
     error = np.abs(logits(config, result.params) - logits(source.config, source.params)).max()
     assert (error < 1e-5) == same
 
@@ -266,8 +266,8 @@ def test_train_starts_from_a_run(tmp_path, runs, capsys):
     assert cli.main(["train", "--init", str(run), "--run", str(tmp_path / "on"), *flags]) == 0
     assert f"init: {run}\nrun:" in capsys.readouterr().out
     started, trained = (read(path, Given()).params for path in (tmp_path / "on", run))
-    for name, value in flatten(started, "/").items():
-        np.testing.assert_allclose(value, flatten(trained, "/")[name], rtol=0, atol=1e-10)
+    for name, value in flatten(started).items():
+        np.testing.assert_allclose(value, flatten(trained)[name], rtol=0, atol=1e-10)
     assert f'init = "{run}"' in (tmp_path / "on/config.toml").read_text()
     assert cli.main(["train", "--init", str(run), "--init-skip", "^head/", "--run", str(tmp_path / "new"), *flags]) == 0
     assert "  new: head/kernel, head/bias\n" in capsys.readouterr().out

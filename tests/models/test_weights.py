@@ -23,7 +23,7 @@ from safetensors.numpy import load_file
 from moespec import models
 from moespec.models import cli, vit
 from moespec.models.errors import CheckpointError, RunError
-from moespec.models.interop.layouts import flatten
+from moespec.models.trees import flatten
 from moespec.models.weights import files, formats, hub, vmoe_files
 from moespec.models.weights.formats import Given, read, write
 from moespec.models.weights.record import Weights, described, of_description
@@ -66,7 +66,7 @@ def arguments(name: str) -> dict:
 
 
 def equal(one: dict, other: dict) -> None:
-    one, other = flatten(one, "/"), flatten(other, "/")
+    one, other = flatten(one), flatten(other)
     assert set(one) == set(other)
     for name, value in one.items():
         assert value.dtype == other[name].dtype, name
@@ -91,7 +91,7 @@ def test_a_checkpoint_of_vmoe_is_read(given):
     weights = read(FILES / given, Given(arguments=arguments("vmoe_soft_moe")))
     assert (weights.config.router, weights.config.image_size) == ("soft_moe", 8)
     theirs = models.interop.to_vmoe(weights.params, weights.config)
-    assert {name: value.tolist() for name, value in flatten(theirs, "/").items()} == {
+    assert {name: value.tolist() for name, value in flatten(theirs).items()} == {
         name: value.tolist() for name, value in vector("vmoe_soft_moe").items()
     }
 
@@ -256,7 +256,7 @@ def test_a_checkpoint_of_vmoe_is_written_in_parts(tmp_path, monkeypatch):
     monkeypatch.setattr(vmoe_files, "LARGEST_PART", 64)
     write(tmp_path / "x", moe(), "vmoe")
     leaves = [leaf for key, leaf in unpacked(tmp_path / "x.data-00000-of-00001").items() if key.isdigit()]
-    largest = max(value.nbytes for value in flatten(moe().params, "/").values())
+    largest = max(value.nbytes for value in flatten(moe().params).values())
     assert max(len(parts) for ((parts, _),) in leaves) == largest // 64
     equal(read(tmp_path / "x", Given(fields={key: getattr(moe().config, key) for key in MOE})).params, moe().params)
 
@@ -286,7 +286,7 @@ def test_a_run_is_only_read(tmp_path):
 def test_what_is_wrong_with_a_file_names_the_file_and_the_array(tmp_path):
     path = tmp_path / "x.safetensors"
     weights = tiny()
-    flat = flatten(weights.params, "/")
+    flat = flatten(weights.params)
     for change, message in (
         ({"norm/scale": np.ones(9, np.float32)}, r"norm/scale has shape \(9,\), expected \(8,\)"),
         ({"norm/scale": np.ones(8, np.int32)}, "norm/scale: expected a floating dtype"),
@@ -314,7 +314,7 @@ def test_what_is_wrong_with_a_file_names_the_file_and_the_array(tmp_path):
 )
 def test_metadata_that_describes_no_model(tmp_path, metadata, message):
     path = tmp_path / "x.safetensors"
-    files.write_safetensors(path, flatten(tiny().params, "/"), {formats.own.MODEL: metadata})
+    files.write_safetensors(path, flatten(tiny().params), {formats.own.MODEL: metadata})
     with pytest.raises((CheckpointError, ConfigError), match=rf"{re.escape(str(path))}.*{re.escape(message)}"):
         read(path, Given())
 
@@ -682,7 +682,7 @@ def test_tensors_of_torch_with_a_gradient_and_in_bfloat16_are_taken():
     theirs = {name: torch.from_numpy(value).requires_grad_() for name, value in vector("timm_token").items()}
     equal(models.interop.from_timm(theirs, config), models.interop.from_timm(vector("timm_token"), config))
     narrow = {name: value.to(torch.bfloat16) for name, value in theirs.items()}
-    got = flatten(models.interop.from_timm(narrow, config), "/")
+    got = flatten(models.interop.from_timm(narrow, config))
     assert {value.dtype for value in got.values()} == {np.dtype(np.float32)}
     np.testing.assert_array_equal(got["norm/scale"], narrow["norm.weight"].detach().float().numpy())
 

@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-SOURCES = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "spec", "backends", "models", "conformance")
+SOURCES = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "front", "spec", "backends", "models", "conformance")
 ALONE = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "MYPYPATH")}
 
 
@@ -50,7 +50,7 @@ PROGRAM = """
 
     print(moespec.__version__, moespec.spec.expert_capacity(196, 32, 1.0), "softmax_token_choice" in ROUTERS)
     # No folder of the tree becomes a top-level name.
-    folders = ("spec", "backends", "models", "conformance", "moespec.models.front")
+    folders = ("front", "spec", "backends", "models", "conformance")
     assert not [name for name in folders if importlib.util.find_spec(name)]
     # What describes the vectors is there.
     for name in ("suite.json", "flags.json", "schema.json"):

@@ -15,9 +15,9 @@ from moespec.models.data.dataset import Dataset, Split
 from moespec.models.data.loader import evaluation_batch
 from moespec.models.data.prefetch import Prefetcher
 from moespec.models.data.prepared import prepared
+from moespec.models.evaluation.metrics import unflatten
 from moespec.models.families import Config, family
-from moespec.models.training.interruption import check
-from moespec.models.training.objective import unflatten
+from moespec.models.interruption import check
 from moespec.spec import sigmoid_cross_entropy, softmax_cross_entropy
 from moespec.spec.errors import SpecError
 

@@ -3,28 +3,32 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from moespec.backends.contract import Backend
+from moespec.models.compilation import compile_if, pays
 from moespec.models.data import datasets
 from moespec.models.data.dataset import Dataset
-from moespec.models.errors import DataError
+from moespec.models.errors import DataError, Interrupted
+from moespec.models.evaluation.evaluate import evaluate, evaluation_size, features
 from moespec.models.evaluation.few_shot import few_shot
+from moespec.models.evaluation.metrics import make_features, make_forward
 from moespec.models.evaluation.neighbours import nearest_neighbours
 from moespec.models.evaluation.options import EvaluationConfig
 from moespec.models.families import Config as Model
+from moespec.models.interruption import check
 from moespec.models.router_options import named
-from moespec.models.training.compilation import compile_if, pays
 from moespec.models.training.config import Config
-from moespec.models.training.evaluate import evaluate, evaluation_size, features
-from moespec.models.training.objective import make_features, make_forward
+from moespec.models.training.hooks import AfterStep
+from moespec.models.training.progress import Progress, kind_of
 from moespec.models.training.resolve import model_config
 from moespec.spec.errors import ConfigError
 
-__all__ = ["EvaluationSet", "Evaluations", "load_sets"]
+__all__ = ["Evaluate", "EvaluationSet", "Evaluations", "load_sets"]
 
 
 class EvaluationSet(NamedTuple):
@@ -113,10 +117,11 @@ class Evaluations:
         self._B, self._training, self._sets = B, config.training, sets
         self._functions: dict[tuple[str, Model], Callable[..., Any]] = {}
 
-    def due(self, done: int) -> list[str]:
-        """The evaluations that come after `done` steps."""
-        steps = self._training.total
-        return [name for name, one in self._sets.items() if done % one.settings.every == 0 or done == steps]
+    def due(self, done: int) -> list[str | None]:
+        """The evaluations that come after `done` steps; None is that of the run's own images."""
+        every: list[tuple[str | None, int]] = [(None, self._training.evaluate_every)]
+        every += [(name, one.settings.every) for name, one in self._sets.items()]
+        return [name for name, steps in every if done % steps == 0 or done == self._training.total]
 
     def measure(self, name: str, params: Any) -> dict[str, Any]:
         """What evaluation `name` finds of `params` (arrays of the backend): numbers, and dicts and lists of these."""
@@ -145,3 +150,38 @@ class Evaluations:
             calls = (len(one.dataset.train) + len(one.dataset.validation)) // self._training.evaluation_batch
             self._functions[key] = compile_if(self._B, pays(self._B, calls), make(self._B, one.model))
         return self._functions[key]
+
+
+class Evaluate(Evaluations):
+    """The hook that makes the evaluations that are due, None for that of the run's own images, until a signal comes."""
+
+    def __init__(
+        self, B: Backend, config: Config, sets: Mapping[str, EvaluationSet], dataset: Dataset, progress: Progress
+    ) -> None:
+        super().__init__(B, config, sets)
+        model, training = model_config(config.model), config.training
+        forward = compile_if(B, pays(B, training.total, training.compile), make_forward(B, model))
+        images = evaluation_size(B.sizes, model, training.evaluation_batch, len(dataset.validation))
+        self._own = partial(evaluate, B, forward, dataset=dataset, batch=images, kind=training.loss)
+        self._progress = progress
+        self.last: dict[str, Any] = {}
+        """the last evaluation of the run's own images"""
+
+    def __call__(self, after: AfterStep) -> None:
+        try:
+            while after.due:
+                check(after.B)
+                name = after.due[0]
+                results = self._of_run(after) if name is None else self.measure(name, after.B.state_params(after.state))
+                self._progress.evaluated(after.done, name, results)
+                after.evaluations[kind_of(name)] = results
+                del after.due[0]
+        except Interrupted as stop:
+            after.stopped_by = stop.signal
+
+    def _of_run(self, after: AfterStep) -> dict[str, Any]:
+        self.last = self._own(after.B.state_params(after.state))
+        if after.config.optimizer.ema is not None:
+            average = self._own(after.B.state_average(after.state))
+            self.last["average"] = {name: average[name] for name in ("accuracy", "loss")}
+        return self.last

@@ -1,0 +1,79 @@
+"""Whole models as torch modules for Hugging Face's hub: `save_pretrained`, `from_pretrained`, `push_to_hub`."""
+
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+import moespec.backends.torch as B
+from moespec.backends.torch import nn
+from moespec.backends.torch.nn.hub import HubMixin
+from moespec.backends.torch.trees import tree_map
+from moespec.models.families import family
+from moespec.models.weights import hub
+from moespec.models.weights.formats import Given
+from moespec.models.weights.record import Weights
+from moespec.spec.errors import ConfigError
+
+__all__ = ["PretrainedModel"]
+
+
+class PretrainedModel(nn.Model, HubMixin):
+    """A model with its weights; `moespec.models.load(path, backend="torch").module()` is one.
+
+    weights: the configuration, the parameters, and what is known of them: a model card and the names of the classes.
+
+    With `huggingface_hub` installed (`pip install 'moespec[huggingface]'`) it has `save_pretrained`, `from_pretrained` and
+    `push_to_hub`, which write and read the folder of `moespec convert --to hub`: config.json, model.safetensors and README.md.
+    """
+
+    def __init__(self, weights: Weights) -> None:
+        functions = family(weights.config)
+        super().__init__(functions.forward, weights.config, weights.params, noise=functions.moe_noise)
+        self.about, self.classes = weights.about, weights.classes
+
+    def save_pretrained(self, save_directory: str | Path, **options: Any) -> Any:
+        """Writes the folder, see `huggingface_hub.ModelHubMixin`. RunError for one that has other files in it."""
+        hub.check_folder(Path(save_directory))  # before the mixin removes what it has of a config.json
+        return super().save_pretrained(save_directory, **options)
+
+    def _save_pretrained(self, save_directory: Path) -> None:
+        params = tree_map(_floating, B.to_numpy(self.params()))
+        hub.write(save_directory, Weights(self.config, params, self.about, self.classes))
+
+    @classmethod
+    def _from_pretrained(
+        cls,
+        *,
+        model_id: str,
+        revision: str | None,
+        cache_dir: str | Path | None,
+        force_download: bool,
+        local_files_only: bool,
+        token: str | bool | None,
+        **others: Any,
+    ) -> Self:
+        for name, value in others.items():
+            raise ConfigError(
+                f"{name}={value!r}: from_pretrained has no such option; the configuration is in the folder"
+            )
+        folder = Path(model_id)
+        if not folder.is_dir():
+            from huggingface_hub import snapshot_download
+
+            downloaded = snapshot_download(
+                model_id,
+                revision=revision,
+                cache_dir=cache_dir,
+                force_download=force_download,
+                local_files_only=local_files_only,
+                token=token,
+                allow_patterns=list(hub.OWN),
+            )
+            folder = Path(downloaded)
+        return cls(hub.read(folder, Given()))
+
+
+def _floating(array: Any) -> Any:
+    """Tables of experts, integers in a module, are whole numbers in a floating array in files."""
+    return array if array.dtype.kind == "f" else array.astype(np.float32)
