@@ -13,7 +13,7 @@ import numpy as np
 from moespec.backends.contract import Backend, LossFunction
 from moespec.backends.mesh import Pieces
 from moespec.backends.optimizer import OptimizerConfig
-from moespec.backends.optimizers import SLOTS
+from moespec.backends.optimizer_options import SLOTS
 from moespec.models.errors import RunError
 from moespec.models.training.checkpoint import flat
 from moespec.models.training.config import Config
