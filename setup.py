@@ -16,6 +16,11 @@ from setuptools.command.build_py import build_py
 ROOT = Path(__file__).parent
 FOLDERS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-dir"]
 ROOMS = {package: folder for package, folder in FOLDERS.items() if package != "moespec"}
+ONCE = "moespec.backends.once"
+ARRAYS = {
+    "moespec.backends.jax": "from jax import Array",
+    "moespec.backends.torch": "from torch import Tensor as Array",
+}
 FACES = ("moespec.spec", "moespec.backends.jax", "moespec.backends.torch", "moespec.backends.numpy")
 
 
@@ -31,11 +36,29 @@ def stub(package: str) -> str:
     modules += [path.parent for path in folder(package).glob("*/__init__.py")]
     names = {path: public_names(path) for path in sorted(modules)}
     lines = [f"from {package}.{path.stem} import *" for path, public in names.items() if public]
+    if package in ARRAYS:
+        lines += [ARRAYS[package], *formulas()]
     if package != "moespec.spec":  # a backend also has what no module of its own has
         routers = [] if any("ROUTERS" in public for public in names.values()) else ["ROUTERS: dict[str, Router]"]
         lines += ["", "name: str", *routers, "", "def __getattr__(name: str) -> Any: ..."]
         lines = ["from typing import Any", "", "from moespec.spec.routers import Router", *lines]
     return "\n".join([*lines, "", "__all__: list[str]", ""])
+
+
+def formulas() -> list[str]:
+    """What is public of the formulas that are written once, without the array namespace, their first argument."""
+    lines: list[str] = []
+    for path in sorted(folder(ONCE).glob("*.py")):
+        public = public_names(path)
+        for node in ast.parse(path.read_text()).body if public else ():
+            if isinstance(node, ast.ImportFrom) and not str(node.module).startswith(ONCE):
+                lines.append(ast.unparse(node))
+            elif isinstance(node, ast.FunctionDef) and node.name in public:
+                del node.args.args[0]
+                lines.append(
+                    f"def {node.name}({ast.unparse(node.args)}) -> {ast.unparse(node.returns or ast.Constant(None))}: ..."
+                )
+    return lines
 
 
 def router_names() -> str:

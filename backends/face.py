@@ -1,5 +1,6 @@
 """The public names of a backend. They are collected from its modules, so that no list is kept by hand."""
 
+import functools
 import importlib
 import inspect
 import pkgutil
@@ -8,7 +9,8 @@ from types import ModuleType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from moespec import spec
-from moespec.backends import one_device
+from moespec.backends import once, one_device
+from moespec.backends.once.namespace import Namespace
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.spec.array_like import ArrayLike
 from moespec.spec.numerics import Leading, Shared
@@ -21,29 +23,29 @@ def install(
     package: ModuleType,
     *,
     apart: Collection[str] = (),
+    xp: Namespace | None = None,
     derive: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
     program: Callable[[Callable[..., Any], Mapping[str, str]], Callable[..., Any]] | None = None,
 ) -> list[str]:
     """Gives `package` the public names of a backend, and returns them all, sorted.
 
     These are every name in `__all__` of its modules (of those in `apart`, which are imported where they are wanted, none) and
-    of `one_device`, what the specification has that knows no groups, `OptimizerConfig`, the `name` that the package has, `put`,
-    which on one device is `from_numpy`, and, unless a
-    module has them, `ROUTERS` computed by the package. With `derive`, every other function of the specification that no
-    module has is derived from it. With `program`, it makes what is public of those that modules have, of the function and
-    what `array_arguments` says of it.
+    of `one_device`, the formulas of `once`, with the array namespace `xp`, what the specification has that knows no groups,
+    `OptimizerConfig`, the `name` that the package has, `put`, which on one device is `from_numpy`, and, unless a module has
+    them, `ROUTERS` computed by the package. With `derive`, every other function of the specification that no module has is
+    derived from it. With `program`, it makes what is public of those that modules have, of the function and what
+    `array_arguments` says of it.
 
     Raises ImportError for a name that two modules have.
     """
     names: dict[str, Any] = {"OptimizerConfig": OptimizerConfig}
     names |= {name: getattr(one_device, name) for name in one_device.__all__}
-    for module in pkgutil.iter_modules(package.__path__):
-        if module.name not in apart:
-            loaded = importlib.import_module(f"{package.__name__}.{module.name}")
-            for name in getattr(loaded, "__all__", ()):
-                if name in names:
-                    raise ImportError(f"{package.__name__}: {name} is public in {module.name} and in another module")
-                names[name] = getattr(loaded, name)
+    if xp is not None:
+        names |= {name: _of_namespace(value, xp) for _, name, value in _public(once)}
+    for module, name, value in _public(package, apart):
+        if name in names:
+            raise ImportError(f"{package.__name__}: {name} is public in {module} and in another module")
+        names[name] = value
     for name, value in specified():
         if not takes_groups(value):
             names.setdefault(name, value)
@@ -59,6 +61,28 @@ def install(
     public = sorted({*names, "name"})
     package.__dir__ = lambda: public  # type: ignore[method-assign]
     return public
+
+
+def _public(package: ModuleType, apart: Collection[str] = ()) -> Iterator[tuple[str, str, Any]]:
+    """What is public of the modules of a package: the module, the name and the value."""
+    for module in pkgutil.iter_modules(package.__path__):
+        if module.name not in apart:
+            loaded = importlib.import_module(f"{package.__name__}.{module.name}")
+            for name in getattr(loaded, "__all__", ()):
+                yield module.name, name, getattr(loaded, name)
+
+
+def _of_namespace(function: Callable[..., Any], xp: Namespace) -> Callable[..., Any]:
+    """A formula of `once` on the arrays of a namespace, which is its first argument."""
+
+    @functools.wraps(function)
+    def formula(*arguments: Any, **options: Any) -> Any:
+        return function(xp, *arguments, **options)
+
+    signature = inspect.signature(function)
+    _, *parameters = signature.parameters.values()
+    formula.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return formula
 
 
 def _document(name: str, value: Any) -> None:

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moespec.backends.optimizer import CONSTANTS
-from moespec.backends.optimizers import factored_axes
+from moespec.backends.optimizer_options import factored_axes
 from moespec.spec.errors import ConfigError
 
 __all__ = [

@@ -30,7 +30,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from moespec.backends import patterns
-from moespec.backends.optimizers import BELOW_ONE, SLOTS, SMALLEST, OptimizerName, Options, Shape, options_of
+from moespec.backends.optimizer_options import BELOW_ONE, SLOTS, SMALLEST, OptimizerName, Options, Shape, options_of
 from moespec.spec.errors import ConfigError
 from moespec.spec.ranges import LARGEST
 from moespec.spec.routers import ROUTERS

@@ -23,6 +23,10 @@ FORBIDDEN = {
         *("moespec.backends.jax", "moespec.backends.torch", "moespec.models", "moespec.conformance"),
         *FRAMEWORKS,
     },
+    "backends/once": {
+        *("moespec.backends.jax", "moespec.backends.torch", "moespec.backends.numpy"),
+        *("moespec.models", "moespec.conformance", *FRAMEWORKS),
+    },
     "backends/jax": {"moespec.backends.torch", "moespec.models", "moespec.conformance", "torch"},
     "backends/torch": {"moespec.backends.jax", "moespec.models", "moespec.conformance", "jax", "optax"},
     "backends": {"moespec.models", "moespec.conformance"},

@@ -11,10 +11,11 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from moespec.backends.face import install
+from moespec.backends.jax import namespace
 from moespec.backends.jax.programs import program
 
 name = "jax"
-__all__ = install(sys.modules[__name__], apart=("mesh", "modules", "nnx", "equinox"), program=program)
+__all__ = install(sys.modules[__name__], apart=("mesh", "modules", "nnx", "equinox"), program=program, xp=namespace)
 
 if TYPE_CHECKING:
 

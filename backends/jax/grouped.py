@@ -16,13 +16,15 @@ import jax.numpy as jnp
 from jax import lax
 
 from moespec.backends.contract import filled_alone
+from moespec.backends.jax import namespace as xp
 from moespec.backends.jax.allocations import invert
 from moespec.backends.jax.arrays import Array, wide
 from moespec.backends.jax.explicit import is_split
 from moespec.backends.jax.gathers import combine_rows, dispatch_rows
-from moespec.backends.jax.network import expert_mlp, expert_weights
+from moespec.backends.jax.network import expert_mlp
 from moespec.backends.jax.network import gelu as activation
 from moespec.backends.jax.slots import SlotRouting, SoftRouting, moe_layer
+from moespec.backends.once.network import expert_weights
 from moespec.spec.checks import check_option, check_scores, check_size
 
 __all__ = ["moe_mlp"]
@@ -44,7 +46,7 @@ def moe_mlp(
     check_option("gelu", gelu, ("tanh", "erf"))
     if is_split(params) or not isinstance(routing, SlotRouting):
         return moe_layer(tokens, routing, partial(expert_mlp, params=params, gelu=gelu))
-    w1, b1, w2, b2 = expert_weights(params, tokens.dtype, width=tokens.shape[2], experts=routing.token.shape[1])
+    w1, b1, w2, b2 = expert_weights(xp, params, tokens.dtype, width=tokens.shape[2], experts=routing.token.shape[1])
 
     def mlp(rows: Array, linear: Linear) -> Array:
         return linear(activation(linear(rows, w1, b1), form=gelu), w2, b2)

@@ -1,6 +1,6 @@
-"""Hash layers: token ids, the routing that a table gives, and MultiHash. Tables are made by the specification.
+"""Hash layers: the routing that a table gives, and MultiHash.
 
-Shape comments: G groups, T tokens, P pixels, V codes or ids, N hashes, E experts, D width, H hidden. Ids are int32. Their
+Shape comments: G groups, T tokens, V ids, N hashes, E experts, D width, H hidden. Ids are int32. Their
 values are not checked: for an id that the table does not have, or an expert that does not exist, results are undefined.
 """
 
@@ -9,75 +9,26 @@ from collections.abc import Mapping
 import jax
 import jax.numpy as jnp
 
+from moespec.backends.jax import namespace as xp
 from moespec.backends.jax.allocations import routing_of_requests
-from moespec.backends.jax.arrays import Array, cast, wide
+from moespec.backends.jax.arrays import Array, wide
 from moespec.backends.jax.explicit import by_groups, is_split
 from moespec.backends.jax.grouped import affine_layer
-from moespec.backends.jax.network import expert_weights, gelu
+from moespec.backends.jax.network import gelu
 from moespec.backends.jax.slots import SlotRouting
+from moespec.backends.once.network import expert_weights
 from moespec.spec.checks import (
     check_at_least,
     check_capacity,
     check_integers,
     check_option,
-    check_same_shape,
     check_scores,
     check_segments,
     check_size,
 )
 from moespec.spec.errors import ConfigError
-from moespec.spec.hash_layers import check_tables
-from moespec.spec.token_ids import EPSILON
 
-__all__ = [
-    "hash_routing",
-    "hash_table_of",
-    "multi_hash_mlp",
-    "pair_ids",
-    "patch_codes",
-    "position_ids",
-    "previous_ids",
-]
-
-
-def patch_codes(patches: Array, codebook: Array) -> Array:
-    """patches (G, T, P), codebook (V, P) -> (G, T) int32."""
-    check_scores("patches", patches, "groups tokens pixels")
-    check_scores("codebook", codebook, "codes pixels")
-    check_size("codebook", codebook, 1, patches.shape[2], "the pixels of patches")
-    pixels, words = jax.lax.stop_gradient((wide(patches), wide(codebook)))
-    centred = pixels - jnp.mean(pixels, axis=2, keepdims=True)
-    normalized = centred * jax.lax.rsqrt(jnp.mean(jnp.square(centred), axis=2, keepdims=True) + EPSILON)
-    products = jnp.einsum("gtp,vp->gtv", normalized, words.astype(normalized.dtype), precision="highest")
-    nearest = products - 0.5 * jnp.sum(jnp.square(words), axis=1).astype(products.dtype)
-    return jnp.argmax(nearest, axis=2).astype(jnp.int32)
-
-
-def position_ids(tokens: Array) -> Array:
-    """tokens (G, T, D) -> (G, T) int32."""
-    check_scores("tokens", tokens, "groups tokens width")
-    return jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32), tokens.shape[:2])
-
-
-def previous_ids(ids: Array) -> Array:
-    """ids (G, T) -> (G, T) int32."""
-    check_integers("ids", ids, "groups tokens")
-    return jnp.pad(cast(ids, "int32")[:, :-1], ((0, 0), (1, 0)))
-
-
-def pair_ids(first: Array, second: Array, *, vocabulary: int) -> Array:
-    """ids (G, T) twice -> (G, T) int32."""
-    vocabulary = check_at_least("vocabulary", vocabulary, 1)
-    check_integers("first", first, "groups tokens")
-    check_integers("second", second, "groups tokens")
-    check_same_shape("second", second, "first", first)
-    return cast(first, "int32") * vocabulary + cast(second, "int32")
-
-
-def hash_table_of(tables: Array, *, hash: int = 0) -> Array:
-    """tables (hashes, ids) -> (ids,) int32, without gradient."""
-    check_tables(tables, hash)
-    return cast(tables, "int32")[hash]
+__all__ = ["hash_routing", "multi_hash_mlp"]
 
 
 def hash_routing(
@@ -116,7 +67,7 @@ def multi_hash_mlp(
     check_integers("tables", tables, "hashes ids")
     check_size("ids", ids, 1, tokens.shape[1], "the number of tokens")
     hashes = tables.shape[0]
-    w1, b1, w2, b2 = expert_weights(params, tokens.dtype, width=tokens.shape[2])
+    w1, b1, w2, b2 = expert_weights(xp, params, tokens.dtype, width=tokens.shape[2])
     (experts, _, hidden), output = w1.shape, w2.shape[2]
     check_segments(hashes, hidden=hidden, output=output)
     routings = [hash_routing(ids, tables[m], experts=experts) for m in range(hashes)]

@@ -7,13 +7,57 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from moespec.backends.jax import namespace as xp
 from moespec.backends.jax.arrays import Array, wide
 from moespec.backends.jax.gathers import values_by_expert
 from moespec.backends.jax.slots import SlotRouting, SoftRouting
-from moespec.backends.jax.soft import inverse_norm
+from moespec.backends.once.soft_moe import inverse_norm
 from moespec.spec.checks import check_scores
 
-__all__ = ["collapse_metrics", "cumulative_dispatch", "experts_per_token", "slot_similarity", "summed_dispatch"]
+__all__ = [
+    "collapse_metrics",
+    "cumulative_dispatch",
+    "experts_per_token",
+    "routing_metrics",
+    "slot_similarity",
+    "summed_dispatch",
+]
+
+
+def routing_metrics(routing: SlotRouting | SoftRouting) -> dict[str, Array]:
+    """Each the mean over the groups: load (E,), and the scalars coverage, dropped and entropy."""
+    routing = lax.stop_gradient(routing)
+    if isinstance(routing, SlotRouting):
+        tokens = routing.tokens
+        mass = values_by_expert(tokens, routing.weight, routing.token, routing.slot)
+        filled = jnp.sum(routing.token < tokens, axis=2).astype(mass.dtype)
+        if routing.slot is not None:
+            covered = jnp.any(routing.slot < routing.token[0].size, axis=2)
+        else:
+            absent = jnp.zeros(tokens, bool)
+            covered = jax.vmap(lambda t: absent.at[t].set(True, mode="drop"))(routing.token)
+    else:
+        tokens = routing.dispatch.shape[1]
+        mass = jnp.sum(routing.combine, axis=3)
+        filled = jnp.sum(routing.dispatch, axis=(1, 3))
+        covered = jnp.any(routing.dispatch > 0, axis=(2, 3))
+    return {
+        "load": jnp.mean(filled, axis=0) / tokens,
+        "coverage": jnp.mean(covered.astype(mass.dtype)),
+        "dropped": jnp.mean((~covered).astype(mass.dtype)),
+        "entropy": _entropy(mass),
+    }
+
+
+def _entropy(mass: Array) -> Array:
+    """Mean entropy of the rows of `mass` (G, T, E), normalised to sum 1; 0 for a row without mass.
+
+    The mean comes before the sum: XLA would make one long sum of two, whose rounding errors add up.
+    """
+    total = jnp.sum(mass, axis=-1, keepdims=True)
+    share = mass / jnp.where(total > 0, total, 1)
+    terms = jnp.where(share > 0, share * jnp.log(jnp.where(share > 0, share, 1)), 0)
+    return -jnp.sum(jnp.mean(terms, axis=(0, 1)))
 
 
 def collapse_metrics(routing: SlotRouting | SoftRouting) -> dict[str, Array]:
@@ -58,7 +102,7 @@ def slot_similarity(slots: Array) -> Array:
     """slots (D, E, C) -> (E * C, E * C)."""
     check_scores("slots", slots, "width experts capacity")
     phi = lax.stop_gradient(wide(slots)).reshape(len(slots), -1)
-    unit = phi * inverse_norm(phi, 0, "paper")
+    unit = phi * inverse_norm(xp, phi, 0, "paper")
     return jnp.einsum("di,dj->ij", unit, unit, precision=lax.Precision.HIGHEST)
 
 

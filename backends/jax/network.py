@@ -6,23 +6,23 @@ Shape comments: N rows or images, S sequence, G groups, E experts, C capacity, D
 import math
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from moespec.backends.jax import namespace as xp
 from moespec.backends.jax.arrays import Array, cast, wide
 from moespec.backends.jax.explicit import by_groups
+from moespec.backends.once.network import check_targets, expert_weights
 from moespec.spec.checks import (
-    check_floating,
     check_option,
     check_positive,
     check_same_shape,
     check_scores,
     check_size,
 )
-from moespec.spec.errors import ConfigError, ShapeError
+from moespec.spec.errors import ShapeError
 from moespec.spec.sparse_mlp import check_rescale
 
 __all__ = [
@@ -34,15 +34,7 @@ __all__ = [
     "patch_embed",
     "rescale",
     "sigmoid_cross_entropy",
-    "softmax_cross_entropy",
 ]
-
-
-EXPERT_AXES = {
-    **{"w1": "experts width hidden", "b1": "experts hidden"},
-    **{"w2": "experts hidden width", "b2": "experts width"},
-}
-"""The parameters of `expert_mlp` and their axes."""
 
 
 def gelu(x: Array, *, form: str = "tanh") -> Array:
@@ -127,32 +119,13 @@ def patch_embed(images: Array, kernel: Array, bias: Array | None = None) -> Arra
     return embedded.reshape(count, -1, kernel.shape[3])
 
 
-def expert_weights(
-    params: Mapping[str, Array], dtype: Any, *, width: int, experts: int | None = None
-) -> tuple[Array, ...]:
-    """The checked parameters of `experts` perceptrons (any number if None), w1, b1, w2 and b2, in a dtype."""
-    for name, axes in EXPERT_AXES.items():
-        if name not in params:
-            raise ConfigError(f"params: {name} is missing, got {sorted(params)}")
-        check_scores(name, params[name], axes)
-        check_size(
-            name, params[name], 0, experts or len(params["w1"]), f"the experts of {'the inputs' if experts else 'w1'}"
-        )
-    w1, b1, w2, b2 = (cast(params[name], dtype) for name in EXPERT_AXES)
-    check_size("w1", w1, 1, width, "the width of the inputs")
-    check_size("b1", b1, 1, w1.shape[2], "the hidden width of w1")
-    check_size("w2", w2, 1, w1.shape[2], "the hidden width of w1")
-    check_size("b2", b2, 1, w2.shape[2], "the output width of w2")
-    return w1, b1, w2, b2
-
-
 @by_groups({"inputs": "group", "params": "experts"})
 def expert_mlp(inputs: Array, params: Mapping[str, Array], *, gelu: str = "tanh") -> Array:
     """inputs (G, E, C, D), params as in the specification -> (G, E, C, D'), in the dtype of `inputs`."""
     check_scores("inputs", inputs, "groups experts capacity width")
     check_option("gelu", gelu, ("tanh", "erf"))
     groups, experts, capacity, width = inputs.shape
-    w1, b1, w2, b2 = expert_weights(params, inputs.dtype, experts=experts, width=width)
+    w1, b1, w2, b2 = expert_weights(xp, params, inputs.dtype, experts=experts, width=width)
     # An expert's rows of all groups in one piece: otherwise XLA transposes what has the hidden width, which is wider.
     rows = jnp.swapaxes(inputs, 0, 1).reshape(experts, groups * capacity, width)
     hidden = _gelu(jnp.einsum("erd,edh->erh", rows, w1) + b1[:, None], form=gelu)
@@ -175,20 +148,7 @@ def rescale(x: Array, params: Mapping[str, Array]) -> Array:
     return x
 
 
-def softmax_cross_entropy(logits: Array, targets: Array) -> Array:
-    """logits and targets (..., classes) -> (...,), in float32 or better."""
-    _check_targets(logits, targets)
-    return -jnp.sum(wide(targets) * jax.nn.log_softmax(wide(logits), axis=-1), axis=-1)
-
-
 def sigmoid_cross_entropy(logits: Array, targets: Array) -> Array:
     """logits and targets (..., classes) -> (...,), in float32 or better."""
-    _check_targets(logits, targets)
-    logits, targets = wide(logits), wide(targets)
+    logits, targets = check_targets(xp, logits, targets)
     return -jnp.sum(targets * jax.nn.log_sigmoid(logits) + (1 - targets) * jax.nn.log_sigmoid(-logits), axis=-1)
-
-
-def _check_targets(logits: Array, targets: Array) -> None:
-    check_floating("logits", logits)
-    check_floating("targets", targets)
-    check_same_shape("targets", targets, "logits", logits)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moespec.backends.numpy.arrays import round_to_bfloat16
-from moespec.backends.optimizers import factored_axes
+from moespec.backends.optimizer_options import factored_axes
 
 Array = NDArray[Any]
 Kept = dict[str, Array]

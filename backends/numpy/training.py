@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from moespec.backends.directions import derivatives, units
 from moespec.backends.numpy.optimizers import UPDATES
 from moespec.backends.optimizer import OptimizerConfig
-from moespec.backends.optimizers import SLOTS
+from moespec.backends.optimizer_options import SLOTS
 from moespec.spec.errors import ConfigError, ShapeError
 from moespec.spec.routing import Params
 

@@ -12,9 +12,11 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from moespec.backends.face import install
+from moespec.backends.torch import namespace
 
 name = "torch"
-__all__ = install(sys.modules[__name__], apart=("collectives", "kernels", "mesh", "nn", "split_experts", "spread"))
+APART = ("collectives", "kernels", "mesh", "nn", "split_experts", "spread")
+__all__ = install(sys.modules[__name__], apart=APART, xp=namespace)
 
 if TYPE_CHECKING:
 

@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moespec.backends.torch import capped_affinity, grouped, products, rows, selection, threefry, transport
+from moespec.backends.torch import grouped, products, rows, selection, solvers, threefry
 from moespec.backends.torch.arrays import wide
 from moespec.backends.torch.operators import FUNCTIONS, NAMESPACE
 
 __all__ = ["decompositions", "overload"]
 
 # Modules that define operators.
-DEFINING = (capped_affinity, grouped, products, rows, selection, threefry, transport)
+DEFINING = (grouped, products, rows, selection, solvers, threefry)
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:

@@ -19,7 +19,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from moespec.backends.contract import filled_alone
-from moespec.backends.torch.network import expert_mlp, expert_weights
+from moespec.backends.once.network import expert_weights
+from moespec.backends.torch import namespace as xp
+from moespec.backends.torch.network import expert_mlp
 from moespec.backends.torch.network import gelu as activation
 from moespec.backends.torch.operators import operator
 from moespec.backends.torch.rows import combine_rows, gather_rows, invert_index
@@ -49,7 +51,7 @@ def moe_mlp(
     if not (isinstance(routing, SlotRouting) and mostly_empty(routing)):
         return moe_layer(tokens, routing, lambda inputs: expert_mlp(inputs, params, gelu=gelu))
     check_slots(tokens, routing)
-    w1, b1, w2, b2 = expert_weights(params, tokens.dtype, width=tokens.shape[2], experts=routing.token.shape[1])
+    w1, b1, w2, b2 = expert_weights(xp, params, tokens.dtype, width=tokens.shape[2], experts=routing.token.shape[1])
     if not can_group(tokens, *w1.shape[1:], w2.shape[2]):
         return moe_layer(tokens, routing, lambda inputs: expert_mlp(inputs, params, gelu=gelu))
 

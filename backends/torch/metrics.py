@@ -8,16 +8,60 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from moespec.backends.once.soft_moe import inverse_norm
+from moespec.backends.torch import namespace as xp
 from moespec.backends.torch.arrays import full_precision, widen
-from moespec.backends.torch.rows import put_scores
+from moespec.backends.torch.rows import gather_rows, put_scores, sum_rows
 from moespec.backends.torch.slots import SlotRouting, SoftRouting
-from moespec.backends.torch.soft import inverse_norm
 from moespec.spec.checks import check_scores
 from moespec.spec.routing import Routing
 
-__all__ = ["collapse_metrics", "cumulative_dispatch", "experts_per_token", "slot_similarity", "summed_dispatch"]
+__all__ = [
+    "collapse_metrics",
+    "cumulative_dispatch",
+    "experts_per_token",
+    "routing_metrics",
+    "slot_similarity",
+    "summed_dispatch",
+]
 
 AnyRouting = SlotRouting | SoftRouting | Routing
+
+
+def routing_metrics(routing: AnyRouting) -> dict[str, Tensor]:
+    """Each the mean over the groups: load (E,), and the scalars coverage, dropped and entropy."""
+    if isinstance(routing, SlotRouting):
+        load, served, surprise = _of_slots(routing)
+    else:
+        dense: Any = routing
+        dispatch = widen(dense.dispatch.detach())
+        load = dispatch.sum(dim=(1, 3)) / dispatch.shape[1]
+        served = (dispatch > 0).flatten(2).any(dim=2)
+        mass = widen(dense.combine.detach()).sum(dim=3)
+        surprise = _surprise(mass, mass.sum(dim=2, keepdim=True)).sum(dim=2)
+    coverage = served.to(load.dtype).mean()
+    entropy = surprise.sum() / served.numel()
+    return {"load": load.mean(dim=0), "coverage": coverage, "dropped": 1.0 - coverage, "entropy": entropy}
+
+
+def _of_slots(routing: SlotRouting) -> tuple[Tensor, Tensor, Tensor]:
+    """The load (groups, experts), which tokens are served (groups * tokens,), and the surprise of each slot."""
+    token, weight, _, tokens = routing
+    count = token.shape[0] * tokens
+    group = torch.arange(token.shape[0], device=token.device)[:, None, None]
+    index = torch.where(token < tokens, token + tokens * group, count).reshape(-1)
+    filled, mass = (index < count).to(weight.dtype), weight.detach().reshape(-1)
+    sums = sum_rows(torch.stack([filled, mass], dim=1), index, count)
+    served, total = sums.split(1, dim=1)
+    load = filled.reshape(token.shape).sum(dim=2) / tokens
+    return load, served > 0, _surprise(mass, gather_rows(total, index).squeeze(1))
+
+
+def _surprise(mass: Tensor, total: Tensor) -> Tensor:
+    """Of a share `m = mass / total`, what it adds to the entropy in nats: `-m log m`; 0 where there is no total."""
+    share = torch.where(total > 0, mass / torch.where(total > 0, total, 1.0), 0.0).clamp_min(0)
+    surprise: Tensor = -torch.special.xlogy(share, share)
+    return surprise
 
 
 def collapse_metrics(routing: AnyRouting) -> dict[str, Tensor]:
@@ -64,9 +108,10 @@ def slot_similarity(slots: Tensor) -> Tensor:
     """slots (D, E, C) -> (E * C, E * C)."""
     check_scores("slots", slots, "width experts capacity")
     phi = widen(slots.detach()).flatten(1)
-    unit = phi * inverse_norm(phi, 0, "paper")
+    unit = phi * inverse_norm(xp, phi, 0, "paper")
     with full_precision(unit):
-        return unit.mT @ unit
+        similarity: Tensor = unit.mT @ unit
+    return similarity
 
 
 def _filled(routing: SlotRouting) -> Tensor:

@@ -10,17 +10,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from moespec.backends.once.network import check_targets, expert_weights
+from moespec.backends.torch import namespace as xp
 from moespec.backends.torch.arrays import wide
 from moespec.spec.checks import (
-    check_floating,
     check_option,
     check_positive,
-    check_rank,
     check_same_shape,
     check_scores,
     check_size,
 )
-from moespec.spec.errors import ConfigError, ShapeError
+from moespec.spec.errors import ShapeError
 from moespec.spec.sparse_mlp import check_rescale
 
 __all__ = [
@@ -32,15 +32,7 @@ __all__ = [
     "patch_embed",
     "rescale",
     "sigmoid_cross_entropy",
-    "softmax_cross_entropy",
 ]
-
-
-EXPERT_AXES = {
-    **{"w1": "experts width hidden", "b1": "experts hidden"},
-    **{"w2": "experts hidden width", "b2": "experts width"},
-}
-"""The parameters of `expert_mlp` and their axes."""
 
 
 def gelu(x: Tensor, *, form: str = "tanh") -> Tensor:
@@ -50,31 +42,12 @@ def gelu(x: Tensor, *, form: str = "tanh") -> Tensor:
     return F.gelu(x, approximate="tanh" if form == "tanh" else "none")
 
 
-def expert_weights(
-    params: Mapping[str, Tensor], dtype: torch.dtype, *, width: int, experts: int | None = None
-) -> tuple[Tensor, ...]:
-    """The checked parameters of `experts` perceptrons (any number if None), w1, b1, w2 and b2, in a dtype."""
-    for name, axes in EXPERT_AXES.items():
-        if name not in params:
-            raise ConfigError(f"params: {name} is missing, got {sorted(params)}")
-        check_scores(name, params[name], axes)
-        check_size(
-            name, params[name], 0, experts or len(params["w1"]), f"the experts of {'the inputs' if experts else 'w1'}"
-        )
-    w1, b1, w2, b2 = (params[name].to(dtype) for name in EXPERT_AXES)
-    check_size("w1", w1, 1, width, "the width of the inputs")
-    check_size("b1", b1, 1, w1.shape[2], "the hidden width of w1")
-    check_size("w2", w2, 1, w1.shape[2], "the hidden width of w1")
-    check_size("b2", b2, 1, w2.shape[2], "the output width of w2")
-    return w1, b1, w2, b2
-
-
 def expert_mlp(inputs: Tensor, params: Mapping[str, Tensor], *, gelu: str = "tanh") -> Tensor:
     """inputs (G, E, C, D), params as in the specification -> (G, E, C, D'), in the dtype of `inputs` or of autocast."""
     check_scores("inputs", inputs, "groups experts capacity width")
     check_option("gelu", gelu, ("tanh", "erf"))
     groups, experts, capacity, width = inputs.shape
-    w1, b1, w2, b2 = expert_weights(params, inputs.dtype, experts=experts, width=width)
+    w1, b1, w2, b2 = expert_weights(xp, params, inputs.dtype, experts=experts, width=width)
     rows = inputs.transpose(0, 1).reshape(experts, groups * capacity, width)
     hidden = _gelu(torch.baddbmm(b1[:, None], rows, w1), form=gelu)
     outputs = torch.baddbmm(b2[:, None].to(hidden.dtype), hidden, w2.to(hidden.dtype))
@@ -86,7 +59,7 @@ _gelu = gelu
 
 def layer_norm(x: Tensor, scale: Tensor, bias: Tensor | None = None, *, epsilon: float = 1e-6) -> Tensor:
     """x (..., D), scale and bias (D,) -> (..., D), in float32 or better, returned in the dtype of `x`."""
-    _check_any_rank("x", x)
+    check_scores("x", x, "... width")
     check_positive("epsilon", epsilon)
     for name, values in {"scale": scale, "bias": bias}.items():
         if values is not None:
@@ -152,28 +125,7 @@ def rescale(x: Tensor, params: Mapping[str, Tensor]) -> Tensor:
     return x
 
 
-def softmax_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """logits and targets (..., classes) -> (...,), in float32 or better."""
-    logits, targets = _logits_and_targets(logits, targets)
-    return -(targets * torch.log_softmax(logits, dim=-1)).sum(dim=-1)
-
-
 def sigmoid_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     """logits and targets (..., classes) -> (...,), in float32 or better."""
-    logits, targets = _logits_and_targets(logits, targets)
+    logits, targets = check_targets(xp, logits, targets)
     return -(F.logsigmoid(-logits) + targets * logits).sum(dim=-1)
-
-
-def _logits_and_targets(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    _check_any_rank("logits", logits)
-    _check_any_rank("targets", targets)
-    check_same_shape("targets", targets, "logits", logits)
-    dtype = wide(logits.dtype, targets.dtype)
-    return logits.to(dtype), targets.to(dtype)
-
-
-def _check_any_rank(name: str, array: Tensor) -> None:
-    if array.ndim < 1 or array.numel() == 0:
-        raise ShapeError(f"{name}: expected at least one axis and none of them empty, got shape {tuple(array.shape)}")
-    check_rank(name, array, " ".join(["axis"] * array.ndim))
-    check_floating(name, array)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from moespec.backends.optimizer import OptimizerConfig
-from moespec.backends.optimizers import factored_axes
+from moespec.backends.optimizer_options import factored_axes
 
 Path = tuple[str, ...]
 

@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from moespec.backends import optimizers
+from moespec.backends import optimizer_options
 from moespec.conformance.author.variant import Variant, variant
 
 __all__ = ["VARIANTS"]
@@ -40,11 +40,11 @@ def _patched(B: Any, patches: Patches, loss_function: Any, optimizer: Any, **opt
 
 @contextmanager
 def _seen(patches: Patches) -> Iterator[None]:
-    axes = patches.get("factored_axes", optimizers.factored_axes)
+    axes = patches.get("factored_axes", optimizer_options.factored_axes)
     with (
         patch.dict(_updates().UPDATES, {name: patches[name] for name in patches.keys() & _updates().UPDATES.keys()}),
         patch.object(_updates(), "factored_axes", axes),
-        patch.object(optimizers, "factored_axes", axes),
+        patch.object(optimizer_options, "factored_axes", axes),
     ):
         yield
 

@@ -11,7 +11,12 @@ from generator.catalogue import ROOT, Page
 
 __all__ = ["TABS", "Option", "Text", "options", "signature", "sources"]
 
-TABS = {"spec": "Specification (NumPy)", "backends/jax": "JAX", "backends/torch": "torch"}
+TABS = {
+    "spec": "Specification (NumPy)",
+    "backends/once": "JAX and torch",
+    "backends/jax": "JAX",
+    "backends/torch": "torch",
+}
 """Folders, and the names of their tabs."""
 
 

@@ -11,7 +11,7 @@ from os.path import isfile
 from pathlib import Path
 from typing import Any
 
-from moespec.backends.optimizers import OPTIMIZERS
+from moespec.backends.optimizer_options import OPTIMIZERS
 from moespec.models.router_options import RouterSection
 from moespec.models.training import concerns, configfile
 from moespec.models.training.config import Config

@@ -13,7 +13,7 @@ import numpy as np
 from moespec.backends.contract import Backend, Step
 from moespec.backends.mesh import Pieces
 from moespec.backends.optimizer import OptimizerConfig
-from moespec.backends.optimizers import SLOTS
+from moespec.backends.optimizer_options import SLOTS
 from moespec.models.errors import RunError
 from moespec.models.training.config import Config
 from moespec.models.training.resolve import schedule

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from moespec.backends.optimizer import OptimizerConfig
-from moespec.backends.optimizers import OPTIMIZERS
+from moespec.backends.optimizer_options import OPTIMIZERS
 from moespec.spec.errors import ConfigError
 
 reference = importlib.import_module("moespec.backends.numpy")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from moespec.backends.optimizer import OptimizerConfig
-from moespec.backends.optimizers import OPTIMIZERS
+from moespec.backends.optimizer_options import OPTIMIZERS
 from moespec.models import cli
 from moespec.models.families import family
 from moespec.models.training import checkpoint

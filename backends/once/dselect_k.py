@@ -1,14 +1,10 @@
-"""DSelect-k: selectors of experts by binary codes, their mixture, and its losses.
+"""DSelect-k: selectors of experts by binary codes, their mixture and its routing, and its losses.
 
-Shapes: G groups, T tokens, E experts, K choices, M bits. Everything is computed in float32 or better.
+Shape comments: M bits.
 """
 
-import torch
-from torch import Tensor
-
-from moespec.backends.torch.affinities import router_logits
-from moespec.backends.torch.arrays import widen
-from moespec.backends.torch.slots import SlotRouting
+from moespec.backends.once.affinities import router_logits
+from moespec.backends.once.namespace import Array, Namespace, SlotRouting
 from moespec.spec.checks import check_positive, check_scores, check_size
 from moespec.spec.dselect_k import check_mixture, check_selectors
 from moespec.spec.dselect_k_codes import Codes, check_codes, code_bits
@@ -25,75 +21,77 @@ __all__ = [
 ]
 
 
-def dselect_k_codes(tokens: Tensor, bias: Tensor, kernel: Tensor | None = None, *, choices: int, experts: int) -> Codes:
+def dselect_k_codes(
+    xp: Namespace, tokens: Array, bias: Array, kernel: Array | None = None, *, choices: int, experts: int
+) -> Codes:
     """tokens (G, T, D) -> codes (G, T, K, M) and logits (G, T, K); of a static gate (K, M) and (K,)."""
     check_scores("tokens", tokens, "groups tokens width")
     bits = check_codes(bias, choices, experts)
-    scores = widen(bias)
+    scores = xp.wide(bias)
     if kernel is not None:
-        logits = router_logits(tokens, kernel)
+        logits = router_logits(xp, tokens, kernel)
         check_size("kernel", kernel, 1, bias.shape[0], "the columns of bias")
         scores = logits + scores
     codes = scores[..., : choices * bits].reshape(*scores.shape[:-1], choices, bits)
     return Codes(codes, scores[..., choices * bits :])
 
 
-def smooth_step(z: Tensor, *, gamma: float = 1.0) -> Tensor:
+def smooth_step(xp: Namespace, z: Array, *, gamma: float = 1.0) -> Array:
     """Of any shape."""
     check_scores("z", z, "...")
-    return _step(widen(z), check_positive("gamma", gamma))
+    return _step(xp, xp.wide(z), check_positive("gamma", gamma))
 
 
-def _step(z: Tensor, gamma: float) -> Tensor:
-    t = (z / gamma + 0.5).clamp(0, 1)
+def _step(xp: Namespace, z: Array, gamma: float) -> Array:
+    t = xp.clip(z / gamma + 0.5, 0.0, 1.0)
     return t * t * (3 - 2 * t)
 
 
-def dselect_k_selectors(codes: Tensor, *, experts: int, gamma: float = 1.0) -> Tensor:
+def dselect_k_selectors(xp: Namespace, codes: Array, *, experts: int, gamma: float = 1.0) -> Array:
     """codes (..., K, M) -> (..., K, E)."""
     check_scores("codes", codes, "... choices bits*")
     bits = code_bits(experts)
     check_size("codes", codes, codes.ndim - 1, bits, "ceil(log2 experts)")
-    gamma, codes = check_positive("gamma", gamma), widen(codes)
-    pairs = torch.stack([_step(-codes, gamma), _step(codes, gamma)], dim=-1)
-    selectors = pairs.new_ones(*codes.shape[:-1], 1)
+    gamma, codes = check_positive("gamma", gamma), xp.wide(codes)
+    pairs = xp.stack([_step(xp, -codes, gamma), _step(xp, codes, gamma)], -1)
+    selectors = xp.full((*codes.shape[:-1], 1), 1.0, codes)
     for bit in range(bits):  # each digit doubles the number of codes
-        selectors = (selectors[..., :, None] * pairs[..., bit, None, :]).flatten(-2)
+        doubled = selectors[..., :, None] * pairs[..., bit, None, :]
+        selectors = doubled.reshape(*codes.shape[:-1], 2 ** (bit + 1))
     return selectors[..., :experts]
 
 
-def dselect_k_gate(selectors: Tensor, logits: Tensor) -> Tensor:
+def dselect_k_gate(xp: Namespace, selectors: Array, logits: Array) -> Array:
     """selectors (..., K, E), logits (..., K) -> (..., E)."""
     check_scores("selectors", selectors, "... choices experts")
     check_scores("logits", logits, "... choices")
     check_mixture(selectors, logits)
-    return (torch.softmax(widen(logits), dim=-1)[..., None] * widen(selectors)).sum(dim=-2)
+    return xp.sum(xp.softmax(xp.wide(logits), -1)[..., None] * xp.wide(selectors), -2)
 
 
-def dselect_k_routing(gate: Tensor, *, like: Tensor | None = None) -> SlotRouting:
+def dselect_k_routing(xp: Namespace, gate: Array, *, like: Array | None = None) -> SlotRouting:
     """gate (G, T, E), or (E,) of a static gate, with like (G, T, D) -> SlotRouting whose `slot` is (G, T, E)."""
     if gate.ndim == 1 and like is not None:
         check_scores("like", like, "groups tokens width")
-        gate = gate.expand(*like.shape[:2], gate.shape[0])
+        gate = xp.broadcast_to(gate, (*like.shape[:2], gate.shape[0]))
     check_scores("gate", gate, "groups tokens experts")
     _, tokens, experts = gate.shape
-    own = torch.arange(tokens, device=gate.device, dtype=torch.int32)
-    first = torch.arange(experts, device=gate.device, dtype=torch.int32) * tokens
-    used = gate.detach() > 0
-    token = torch.where(used.mT, own, tokens)
-    slot = torch.where(used, own[:, None] + first, experts * tokens)
-    return SlotRouting(token, widen(gate).mT.contiguous(), slot, tokens)
+    place, first = xp.indices(tokens, gate), xp.indices(experts, gate) * tokens
+    used = xp.stop_gradient(gate) > 0
+    token = xp.where(xp.swapaxes(used, 1, 2), place, tokens)
+    slot = xp.where(used, place[:, None] + first, experts * tokens)
+    return xp.SlotRouting(token, xp.swapaxes(xp.wide(gate), 1, 2), slot, tokens)
 
 
-def dselect_k_entropy(selectors: Tensor) -> Tensor:
+def dselect_k_entropy(xp: Namespace, selectors: Array) -> Array:
     """The mean over the groups: selectors (G, T, K, E), or (K, E) of a static gate -> a scalar."""
     groups = check_selectors(selectors)
-    r = widen(selectors)
-    return -(r * (r + EPSILON).log()).sum() / groups
+    r = xp.wide(selectors)
+    return -xp.sum(r * xp.log(r + EPSILON)) / groups
 
 
-def dselect_k_reachability(selectors: Tensor) -> Tensor:
+def dselect_k_reachability(xp: Namespace, selectors: Array) -> Array:
     """The mean over the groups: selectors (G, T, K, E), or (K, E) of a static gate -> a scalar."""
     groups = check_selectors(selectors)
-    mass = widen(selectors).sum(dim=-1)
-    return (1 / torch.where(mass < EPSILON, EPSILON, mass)).sum() / groups
+    mass = xp.sum(xp.wide(selectors), -1)
+    return xp.sum(1 / xp.where(mass < EPSILON, EPSILON, mass)) / groups

@@ -1,4 +1,4 @@
-"""The optimisers by name: the options of each, and what it keeps of a parameter from step to step.
+"""The options of each optimiser by its name, and what it keeps of a parameter from step to step.
 
 What an update computes is said in `moespec.backends.numpy.optimizers`, in NumPy, with its source.
 """

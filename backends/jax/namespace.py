@@ -1,0 +1,121 @@
+"""The array namespace of JAX, see `moespec.backends.once.namespace`."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax, nn
+from jax.extend.random import threefry2x32_p
+from jax.scipy import special
+
+from moespec.backends.jax import arrays, products, slots
+from moespec.backends.jax.arrays import Array
+from moespec.backends.once.namespace import Function
+
+SlotRouting, SoftRouting = slots.SlotRouting, slots.SoftRouting
+broadcast_to, cast, concatenate = arrays.broadcast_to, arrays.cast, arrays.concatenate
+stop_gradient, top_indices, wide = arrays.stop_gradient, arrays.top_indices, arrays.wide
+
+abs, clip, cos, exp, log, maximum = jnp.abs, jnp.clip, jnp.cos, jnp.exp, jnp.log, jnp.maximum
+sign, sin, sqrt, square, where, zeros_like = jnp.sign, jnp.sin, jnp.sqrt, jnp.square, jnp.where, jnp.zeros_like
+erfc, rsqrt, shift_right_logical = lax.erfc, lax.rsqrt, lax.shift_right_logical
+cumsum, max, mean, stack, sum, swapaxes = jnp.cumsum, jnp.max, jnp.mean, jnp.stack, jnp.sum, jnp.swapaxes
+log_softmax, logsumexp, sigmoid = nn.log_softmax, special.logsumexp, nn.sigmoid
+softmax, softplus = nn.softmax, nn.softplus
+
+
+def widest(*values: Any) -> list[Array]:
+    """All in float64 if one of them is, else in float32."""
+    dtype = jnp.result_type(jnp.float32, *(wide(value).dtype for value in values))
+    return [jnp.asarray(value).astype(dtype) for value in values]
+
+
+def full(shape: tuple[int, ...], value: float, like: Array) -> Array:
+    """The value everywhere, in the dtype of `like`."""
+    return jnp.full(shape, value, like.dtype)
+
+
+def arange(start: int, stop: int, like: Array) -> Array:
+    """`start, ..., stop - 1` in the dtype of `like`."""
+    return jnp.arange(start, stop, dtype=like.dtype)
+
+
+def eye(count: int, like: Array) -> Array:
+    """The identity matrix, in the dtype of `like`."""
+    return jnp.eye(count, dtype=like.dtype)
+
+
+def indices(count: int, like: Array) -> Array:
+    """`0, 1, ..., count - 1` in int32."""
+    return jnp.arange(count, dtype=jnp.int32)
+
+
+def argmax(x: Array) -> Array:
+    """The index of the largest entry: (..., n) -> (..., 1)."""
+    return jnp.argmax(x, axis=-1, keepdims=True).astype(jnp.int32)
+
+
+def pick(x: Array, index: Array) -> Array:
+    """The entry at an index, by a mask, so that its gradient is a mask too and not a scatter: (..., 1)."""
+    position = jnp.arange(x.shape[-1], dtype=index.dtype)
+    return jnp.sum(jnp.where(position == index, x, 0), axis=-1, keepdims=True)
+
+
+def is_chosen(indices: Array, like: Array) -> Array:
+    """Whether an entry is at one of a few indices: (..., k) -> (..., n), by comparisons and not by a scatter."""
+    return jnp.any(indices[..., None] == jnp.arange(like.shape[-1], dtype=indices.dtype), axis=-2)
+
+
+def put_true(indices: Array, like: Array, axis: int) -> Array:
+    """Booleans of the shape of `like`, true at many indices along an axis."""
+    return jnp.put_along_axis(jnp.zeros(like.shape, bool), indices, True, axis=axis, inplace=False)
+
+
+def largest(x: Array, count: int) -> tuple[Array, Callable[[Callable[[Array], Array]], Array]]:
+    """The `count` largest entries, descending, and `place`, which applies a function to them in `x`, by a mask and no scatter."""
+    if count == x.shape[-1]:
+        return -jnp.sort(-x, axis=-1), lambda function: function(x)
+    index = top_indices(x, count)
+    descending = jnp.take_along_axis(x, index, axis=-1)
+    # Entries equal to the last one kept are kept up to its index. That one itself is known by its index: XLA may compute `x`
+    # again for the comparison, where its entries are rounded differently.
+    position = jnp.arange(x.shape[-1], dtype=index.dtype)
+    smallest, last = descending[..., -1:], index[..., -1:]
+    mask = (x > smallest) | ((x == smallest) & (position <= last)) | (position == last)
+    return descending, lambda function: jnp.where(mask, function(x), 0)
+
+
+def product(x: Array, matrix: Array) -> Array:
+    """(G, T, D) and (D, S) -> (G, T, S), at the highest precision of the device."""
+    return jnp.einsum("gtd,de->gte", wide(x), wide(matrix), precision=lax.Precision.HIGHEST)
+
+
+def scaled_product(tokens: Array, x: Array, slots: Array, rows: Array | None, columns: Array | None) -> Array:
+    """`(rows * x) (columns * slots)`: (G, T, D), (D, E, C), (G, T, 1), (1, E, C) -> (G, T, E, C).
+
+    Tokens in bfloat16 are multiplied as such, in half the passes that a TPU needs for float32.
+    """
+    slots = slots if columns is None else slots * columns
+    rows = jnp.ones((*x.shape[:2], 1), x.dtype) if rows is None else rows
+    if jnp.result_type(tokens) == jnp.bfloat16 and slots.dtype == jnp.float32:
+        return products.scaled_product(x, rows, slots)
+    return jnp.einsum("gtd,dec->gtec", rows * x, slots, precision=lax.Precision.HIGHEST)
+
+
+def loop(count: int, body: Callable[[Any, Any], Any], state: Any) -> Any:
+    """`state = body(step, state)` for the steps 0, ..., count - 1, as a loop of the program."""
+    return lax.fori_loop(0, count, body, state)
+
+
+def whole(function: Function) -> Function:
+    """The function: XLA does not unroll loops."""
+    return function
+
+
+def threefry(key: Array, first: Array, second: Array) -> Array:
+    """Threefry-2x32-20: JAX's own, which compiles it for each device as suits that best. Words are int32."""
+    (low, high), *counter = (
+        lax.bitcast_convert_type(word, jnp.uint32) for word in (key, *jnp.broadcast_arrays(first, second))
+    )
+    words = threefry2x32_p.bind(low, high, *counter)  # type: ignore[no-untyped-call]
+    return lax.bitcast_convert_type(jnp.stack(words, axis=-1), jnp.int32)

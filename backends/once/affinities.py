@@ -1,0 +1,98 @@
+"""Affinities: logits to scores, by softmax and by Sinkhorn. Transport is in `transport.py`."""
+
+import math
+
+from moespec.backends.once.namespace import Array, Namespace
+from moespec.spec.checks import (
+    check_at_least,
+    check_non_negative,
+    check_positive,
+    check_same_shape,
+    check_scores,
+    check_size,
+)
+
+__all__ = [
+    "add_gating_noise",
+    "router_jitter",
+    "router_logits",
+    "sigmoid_affinity",
+    "sinkhorn_affinity",
+    "softmax_affinity",
+]
+
+AXES = "groups tokens experts"
+
+
+def router_logits(xp: Namespace, tokens: Array, kernel: Array) -> Array:
+    """tokens (G, T, D), kernel (D, E) -> (G, T, E), at the highest precision of the device, also under autocast."""
+    check_scores("tokens", tokens, "groups tokens width")
+    check_scores("kernel", kernel, "width experts")
+    check_size("kernel", kernel, 0, tokens.shape[2], "the width of tokens")
+    return xp.product(tokens, kernel)
+
+
+def add_gating_noise(xp: Namespace, logits: Array, noise: Array | None, *, multiplier: float = 1.0) -> Array:
+    """logits and noise (G, T, E) -> (G, T, E)."""
+    check_scores("logits", logits, AXES)
+    check_non_negative("multiplier", multiplier)
+    if noise is None:
+        return xp.wide(logits)
+    check_scores("noise", noise, AXES)
+    check_same_shape("noise", noise, "logits", logits)
+    logits, noise = xp.widest(logits, noise)
+    return logits + (multiplier / logits.shape[2]) * noise
+
+
+def router_jitter(xp: Namespace, tokens: Array, noise: Array | None, *, epsilon: float = 0.01) -> Array:
+    """tokens and noise (G, T, D) -> (G, T, D)."""
+    check_scores("tokens", tokens, "groups tokens width")
+    check_non_negative("epsilon", epsilon)
+    if noise is None:
+        return xp.wide(tokens)
+    check_scores("noise", noise, "groups tokens width")
+    check_same_shape("noise", noise, "tokens", tokens)
+    tokens, noise = xp.widest(tokens, noise)
+    return tokens * (1 + epsilon * noise)
+
+
+def softmax_affinity(xp: Namespace, logits: Array) -> Array:
+    """logits (G, T, E) -> (G, T, E)."""
+    check_scores("logits", logits, AXES)
+    return xp.softmax(xp.wide(logits), 2)
+
+
+def sigmoid_affinity(xp: Namespace, logits: Array) -> Array:
+    """logits (G, T, E) -> (G, T, E)."""
+    check_scores("logits", logits, AXES)
+    return xp.sigmoid(xp.wide(logits))
+
+
+def sinkhorn_affinity(xp: Namespace, logits: Array, *, iterations: int = 20, tolerance: float | None = None) -> Array:
+    """logits (G, T, E) -> (G, T, E).
+
+    The number of iterations is fixed: with a `tolerance`, a group that has reached it keeps its plan while the others go on.
+    Differentiable through the iterations.
+    """
+    check_scores("logits", logits, AXES)
+    iterations = check_at_least("iterations", iterations, 1)
+    if tolerance is not None:
+        check_positive("tolerance", tolerance)
+    logits = xp.wide(logits)
+    groups, tokens, experts = logits.shape
+    column_mass = tokens / experts
+
+    def update(_: int, state: tuple[Array, ...]) -> tuple[Array, ...]:
+        row, column, error = state
+        new_column = math.log(column_mass) - xp.logsumexp(logits + row, 1, keepdims=True)
+        new_row = -xp.logsumexp(logits + new_column, 2, keepdims=True)
+        if tolerance is None:
+            return new_row, new_column, error
+        done = error <= tolerance
+        row, column = xp.where(done, row, new_row), xp.where(done, column, new_column)
+        sums = xp.sum(xp.exp(logits + row + column), 1, keepdims=True)
+        return row, column, xp.max(xp.abs(sums - column_mass), 2, keepdims=True)
+
+    row, column = xp.full((groups, tokens, 1), 0.0, logits), xp.full((groups, 1, experts), 0.0, logits)
+    row, column, _ = xp.loop(iterations, update, (row, column, xp.full((groups, 1, 1), math.inf, logits)))
+    return xp.exp(logits + row + column)

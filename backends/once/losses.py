@@ -1,0 +1,55 @@
+"""Auxiliary losses, unweighted: means over the groups."""
+
+import math
+
+from moespec.backends.once.namespace import Array, Namespace
+from moespec.spec.checks import check_choices, check_positive, check_same_shape, check_scores
+
+__all__ = ["balance_loss", "importance_loss", "load_loss", "z_loss"]
+
+AXES = "groups tokens experts"
+
+
+def importance_loss(xp: Namespace, scores: Array) -> Array:
+    """The mean over the groups: scores (G, T, E) -> a scalar."""
+    check_scores("scores", scores, AXES)
+    return squared_variation(xp, xp.sum(xp.wide(scores), 1))
+
+
+def load_loss(xp: Namespace, logits: Array, noisy_logits: Array, *, choices: int, noise_std: float) -> Array:
+    """The mean over the groups: logits and noisy_logits (G, T, E) -> a scalar."""
+    check_scores("logits", logits, AXES)
+    check_scores("noisy_logits", noisy_logits, AXES)
+    check_same_shape("noisy_logits", noisy_logits, "logits", logits)
+    choices = check_choices(choices, logits.shape[2])
+    noise_std = check_positive("noise_std", noise_std)
+    logits, noisy_logits = xp.widest(logits, noisy_logits)
+    threshold = xp.pick(noisy_logits, xp.top_indices(noisy_logits, choices)[..., -1:])
+    return squared_variation(xp, xp.sum(upper_tail(xp, threshold - logits, noise_std), 1))
+
+
+def balance_loss(xp: Namespace, scores: Array) -> Array:
+    """The mean over the groups: scores (G, T, E) -> a scalar."""
+    check_scores("scores", scores, AXES)
+    scores = xp.wide(scores)
+    experts = scores.shape[2]
+    first = xp.argmax(scores) == xp.indices(experts, scores)
+    fraction = xp.stop_gradient(xp.mean(xp.cast(first, scores.dtype), 1))
+    return experts * xp.mean(xp.sum(fraction * xp.mean(scores, 1), 1))
+
+
+def z_loss(xp: Namespace, logits: Array) -> Array:
+    """The mean over the groups: logits (G, T, E) -> a scalar."""
+    check_scores("logits", logits, AXES)
+    return xp.mean(xp.square(xp.logsumexp(xp.wide(logits), 2)))
+
+
+def squared_variation(xp: Namespace, values: Array) -> Array:
+    """Variance over squared mean (no root, so the gradient at equal values is 0), of (groups, experts)."""
+    mean = xp.mean(values, 1, keepdims=True)
+    return xp.mean(xp.mean(xp.square(values - mean), 1, keepdims=True) / xp.square(mean))
+
+
+def upper_tail(xp: Namespace, x: Array, std: float = 1.0) -> Array:
+    """The probability that a draw of the normal distribution with this standard deviation is above `x`."""
+    return 0.5 * xp.erfc(x / (std * math.sqrt(2)))

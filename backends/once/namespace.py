@@ -1,0 +1,127 @@
+"""What the formulas are computed with: operations on arrays that each framework gives in one module, its array namespace.
+
+Arrays have in common what they need besides: arithmetic, comparisons, indexing by slices, `.shape`, `.ndim`, `.dtype` and `.reshape`.
+A name that NumPy has means what it means there, with `axis` one axis or several.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
+
+Array = Any
+SlotRouting = Any
+SoftRouting = Any
+Axis = int | tuple[int, ...]
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class Namespace(Protocol):
+    """The array namespace of a framework: a module with these functions."""
+
+    # Precision.
+
+    def wide(self, x: Array, /) -> Array:
+        """`x` in float32, or in float64 if it is float64."""
+
+    def widest(self, *arrays: Array) -> Sequence[Array]:
+        """All in float64 if one of them is, else in float32."""
+
+    def cast(self, x: Array, dtype: Any, /) -> Array:
+        """`x` in a dtype, which is that of another array or "int32"."""
+
+    def stop_gradient(self, x: Array, /) -> Array:
+        """`x` as a constant."""
+
+    # Arrays like another: on its device and, but for indices, in its dtype.
+
+    def full(self, shape: tuple[int, ...], value: float, like: Array, /) -> Array: ...
+    def arange(self, start: int, stop: int, like: Array, /) -> Array: ...
+    def eye(self, count: int, like: Array, /) -> Array: ...
+    def indices(self, count: int, like: Array, /) -> Array:
+        """`0, 1, ..., count - 1` in int32."""
+
+    def zeros_like(self, x: Array, /) -> Array: ...
+
+    # Entry by entry.
+
+    def abs(self, x: Array, /) -> Array: ...
+    def clip(self, x: Array, low: float, high: float, /) -> Array: ...
+    def cos(self, x: Array, /) -> Array: ...
+    def erfc(self, x: Array, /) -> Array: ...
+    def exp(self, x: Array, /) -> Array: ...
+    def log(self, x: Array, /) -> Array: ...
+    def maximum(self, x: Array, least: float, /) -> Array: ...
+    def rsqrt(self, x: Array, /) -> Array: ...
+    def shift_right_logical(self, x: Array, bits: int, /) -> Array: ...
+    def sigmoid(self, x: Array, /) -> Array: ...
+    def sign(self, x: Array, /) -> Array: ...
+    def sin(self, x: Array, /) -> Array: ...
+    def softplus(self, x: Array, /) -> Array: ...
+    def sqrt(self, x: Array, /) -> Array: ...
+    def square(self, x: Array, /) -> Array: ...
+    def where(self, condition: Array, x: Array | float, y: Array | float, /) -> Array: ...
+
+    # Along axes.
+
+    def cumsum(self, x: Array, axis: int, /) -> Array: ...
+    def log_softmax(self, x: Array, axis: int, /) -> Array: ...
+    def logsumexp(self, x: Array, axis: int, /, *, keepdims: bool = False) -> Array: ...
+    def max(self, x: Array, axis: int, /, *, keepdims: bool = False) -> Array: ...
+    def mean(self, x: Array, axis: Axis | None = None, /, *, keepdims: bool = False) -> Array: ...
+    def softmax(self, x: Array, axis: Axis, /) -> Array: ...
+    def sum(self, x: Array, axis: Axis | None = None, /, *, keepdims: bool = False) -> Array: ...
+
+    # Shapes.
+
+    def broadcast_to(self, x: Array, shape: tuple[int, ...], /) -> Array: ...
+    def concatenate(self, arrays: Sequence[Array], axis: int, /) -> Array: ...
+    def stack(self, arrays: list[Array], axis: int, /) -> Array: ...
+    def swapaxes(self, x: Array, first: int, second: int, /) -> Array: ...
+
+    # Choices along the last axis. They carry no gradient, and among equals the first comes first.
+
+    def argmax(self, x: Array, /) -> Array:
+        """The index of the largest entry, integers: (..., n) -> (..., 1)."""
+
+    def top_indices(self, x: Array, count: int, /) -> Array:
+        """The indices of the `count` largest entries, integers, in descending order of the entries."""
+
+    def pick(self, x: Array, index: Array, /) -> Array:
+        """The entry at an index: (..., n) and (..., 1) -> (..., 1)."""
+
+    def is_chosen(self, indices: Array, like: Array, /) -> Array:
+        """Whether an entry is at one of a few indices: (..., k), for entries like (..., n) -> (..., n) booleans."""
+
+    def put_true(self, indices: Array, like: Array, axis: int, /) -> Array:
+        """Booleans of the shape of `like`, true at many indices along an axis."""
+
+    def largest(self, x: Array, count: int, /) -> tuple[Array, Callable[[Callable[[Array], Array]], Array]]:
+        """The `count` largest entries, descending, and `place`: `place(function)` is the function of them where they stand in
+        `x`, and 0 elsewhere."""
+
+    # Products, in full precision.
+
+    def product(self, x: Array, matrix: Array, /) -> Array:
+        """(G, T, D) and (D, S) -> (G, T, S)."""
+
+    def scaled_product(
+        self, tokens: Array, x: Array, slots: Array, rows: Array | None, columns: Array | None, /
+    ) -> Array:
+        """`(rows * x) (columns * slots)`: x (G, T, D), slots (D, E, C), rows (G, T, 1), columns (1, E, C) -> (G, T, E, C).
+
+        tokens: `x` before it was widened. A factor of None is 1.
+        """
+
+    # Records of a routing, loops and random numbers.
+
+    def SlotRouting(self, token: Array, weight: Array, slot: Array, tokens: int, /) -> SlotRouting: ...
+    def SoftRouting(self, dispatch: Array, combine: Array, /) -> SoftRouting: ...
+
+    def loop(self, count: int, body: Callable[[Any, Any], Any], state: Any, /) -> Any:
+        """`state = body(step, state)` for the steps 0, ..., count - 1."""
+
+    def whole(self, function: Function, /) -> Function:
+        """A function of a namespace, an array and numbers, to an array like it and without gradient, as one operation: where a
+        compiler would unroll its loops."""
+
+    def threefry(self, key: Array, first: Array, second: Array, /) -> Array:
+        """Threefry-2x32-20 of the counters (first, second), which broadcast: key (2,) -> (..., 2). Words are int32."""

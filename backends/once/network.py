@@ -1,0 +1,48 @@
+"""What the network operations of the backends have in common: the parameters of experts, and the cross-entropy."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from moespec.backends.once.namespace import Array, Namespace
+from moespec.spec.checks import check_same_shape, check_scores, check_size
+from moespec.spec.errors import ConfigError
+
+__all__ = ["softmax_cross_entropy"]
+
+EXPERT_AXES = {
+    **{"w1": "experts width hidden", "b1": "experts hidden"},
+    **{"w2": "experts hidden width", "b2": "experts width"},
+}
+"""The parameters of `expert_mlp` and their axes."""
+
+
+def expert_weights(
+    xp: Namespace, params: Mapping[str, Array], dtype: Any, *, width: int, experts: int | None = None
+) -> tuple[Array, ...]:
+    """The checked parameters of `experts` perceptrons (any number if None), w1, b1, w2 and b2, in a dtype."""
+    for name, axes in EXPERT_AXES.items():
+        if name not in params:
+            raise ConfigError(f"params: {name} is missing, got {sorted(params)}")
+        check_scores(name, params[name], axes)
+        count, of = (len(params["w1"]), "w1") if experts is None else (experts, "the inputs")
+        check_size(name, params[name], 0, count, f"the experts of {of}")
+    w1, b1, w2, b2 = (xp.cast(params[name], dtype) for name in EXPERT_AXES)
+    check_size("w1", w1, 1, width, "the width of the inputs")
+    check_size("b1", b1, 1, w1.shape[2], "the hidden width of w1")
+    check_size("w2", w2, 1, w1.shape[2], "the hidden width of w1")
+    check_size("b2", b2, 1, w2.shape[2], "the output width of w2")
+    return w1, b1, w2, b2
+
+
+def softmax_cross_entropy(xp: Namespace, logits: Array, targets: Array) -> Array:
+    """logits and targets (..., classes) -> (...,), in float32 or better."""
+    logits, targets = check_targets(xp, logits, targets)
+    return -xp.sum(targets * xp.log_softmax(logits, -1), -1)
+
+
+def check_targets(xp: Namespace, logits: Array, targets: Array) -> Any:
+    """Logits and targets of classes, in one dtype."""
+    check_scores("logits", logits, "... classes")
+    check_scores("targets", targets, "... classes")
+    check_same_shape("targets", targets, "logits", logits)
+    return xp.widest(logits, targets)

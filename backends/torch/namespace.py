@@ -1,0 +1,143 @@
+"""The array namespace of torch, see `moespec.backends.once.namespace`."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from moespec.backends.once.namespace import Axis
+from moespec.backends.torch import arrays, products, selection, slots
+from moespec.backends.torch import threefry as generator
+from moespec.backends.torch.operators import NAMESPACE
+
+SlotRouting, SoftRouting = slots.SlotRouting, slots.SoftRouting
+broadcast_to, cast, concatenate = arrays.broadcast_to, arrays.cast, arrays.concatenate
+stop_gradient, wide, product = arrays.stop_gradient, arrays.widen, products.product
+shift_right_logical, threefry = generator.shift_right_logical, generator.threefry
+
+abs, clip, cos, cumsum, exp, log = torch.abs, torch.clamp, torch.cos, torch.cumsum, torch.exp, torch.log
+log_softmax, maximum, rsqrt, sigmoid = torch.log_softmax, torch.clamp_min, torch.rsqrt, torch.sigmoid
+sign, sin, sqrt, square, stack = torch.sign, torch.sin, torch.sqrt, torch.square, torch.stack
+swapaxes, where, zeros_like = torch.swapaxes, torch.where, torch.zeros_like
+
+
+def widest(*tensors: Tensor) -> list[Tensor]:
+    """All in float64 if one of them is, else in float32."""
+    dtype = arrays.wide(*(tensor.dtype for tensor in tensors))
+    return [tensor.to(dtype) for tensor in tensors]
+
+
+def full(shape: tuple[int, ...], value: float, like: Tensor) -> Tensor:
+    """The value everywhere, in the dtype of `like`."""
+    return like.new_full(shape, value)
+
+
+def arange(start: int, stop: int, like: Tensor) -> Tensor:
+    """`start, ..., stop - 1` in the dtype of `like`."""
+    return torch.arange(start, stop, dtype=like.dtype, device=like.device)
+
+
+def eye(count: int, like: Tensor) -> Tensor:
+    """The identity matrix, in the dtype of `like`."""
+    return torch.eye(count, dtype=like.dtype, device=like.device)
+
+
+def indices(count: int, like: Tensor) -> Tensor:
+    """`0, 1, ..., count - 1` in int32."""
+    return torch.arange(count, dtype=torch.int32, device=like.device)
+
+
+def erfc(x: Tensor) -> Tensor:
+    """The complementary error function, which is slow where it is below the normal numbers: it ends before them."""
+    return torch.erfc(x.clamp_max(26.0 if x.dtype == torch.float64 else 9.0))
+
+
+def softplus(x: Tensor) -> Tensor:
+    """`log(1 + exp(x))`, exact for large x too, where `torch.nn.functional.softplus` is x."""
+    return torch.logaddexp(x, torch.zeros_like(x))
+
+
+def logsumexp(x: Tensor, axis: int, *, keepdims: bool = False) -> Tensor:
+    """The logarithm of the sum of the exponentials."""
+    return torch.logsumexp(x, axis, keepdim=keepdims)
+
+
+def max(x: Tensor, axis: int, *, keepdims: bool = False) -> Tensor:
+    """The largest entry."""
+    return x.amax(axis, keepdim=keepdims)
+
+
+def mean(x: Tensor, axis: Axis | None = None, *, keepdims: bool = False) -> Tensor:
+    """The mean."""
+    return x.mean(axis, keepdim=keepdims)
+
+
+def sum(x: Tensor, axis: Axis | None = None, *, keepdims: bool = False) -> Tensor:
+    """The sum."""
+    return x.sum(axis, keepdim=keepdims)
+
+
+def softmax(x: Tensor, axis: Axis) -> Tensor:
+    """`exp(x) / sum(exp(x))`; several axes are neighbours, and the last."""
+    return (
+        torch.softmax(x, axis) if isinstance(axis, int) else torch.softmax(x.flatten(axis[0]), axis[0]).reshape(x.shape)
+    )
+
+
+def argmax(x: Tensor) -> Tensor:
+    """The index of the largest entry, the first of equal ones, which torch's does not promise: (..., n) -> (..., 1)."""
+    return selection.top_indices(x, 1)
+
+
+def top_indices(x: Tensor, count: int) -> Tensor:
+    """The indices of the `count` largest entries, in descending order of the entries, in int64, which torch indexes by."""
+    return selection.top_indices(x, count).long()
+
+
+def pick(x: Tensor, index: Tensor) -> Tensor:
+    """The entry at an index: (..., n) and (..., 1) -> (..., 1)."""
+    return x.gather(-1, index)
+
+
+def is_chosen(indices: Tensor, like: Tensor) -> Tensor:
+    """Whether an entry is at one of the indices: (..., k) -> (..., n)."""
+    return put_true(indices, like, -1)
+
+
+def put_true(indices: Tensor, like: Tensor, axis: int) -> Tensor:
+    """Booleans of the shape of `like`, true at the indices along an axis."""
+    return torch.zeros_like(like, dtype=torch.bool).scatter(axis, indices, True)
+
+
+def largest(x: Tensor, count: int) -> tuple[Tensor, Callable[[Callable[[Tensor], Tensor]], Tensor]]:
+    """The `count` largest entries, descending, and `place`, which scatters a function of them into zeros like `x`."""
+    if count == x.shape[-1]:
+        return torch.sort(x, dim=-1, descending=True, stable=True).values, lambda function: function(x)
+    index = top_indices(x, count)
+    entries = x.gather(-1, index)
+    return entries, lambda function: torch.zeros_like(x).scatter(-1, index, function(entries))
+
+
+def scaled_product(tokens: Tensor, x: Tensor, slots: Tensor, rows: Tensor | None, columns: Tensor | None) -> Tensor:
+    """`(rows * x) (columns * slots)`: (G, T, D), (D, E, C), (G, T, 1), (1, E, C) -> (G, T, E, C).
+
+    The factors scale the rows and columns of one product `x slots`.
+    """
+    logits = products.product(tokens, slots.flatten(1), x)
+    logits = logits if rows is None else logits * rows
+    logits = logits if columns is None else logits * columns.flatten(1)
+    return logits.reshape(*x.shape[:2], *slots.shape[1:])
+
+
+def loop(count: int, body: Callable[[Any, Any], Any], state: Any) -> Any:
+    """`state = body(step, state)` for the steps 0, ..., count - 1."""
+    for step in range(count):
+        state = body(step, state)
+    return state
+
+
+def whole(function: Callable[..., Any]) -> Any:
+    """The operator of the same name, of `moespec.backends.torch.solvers`: unrolled the loop is slow to compile."""
+    operator = getattr(getattr(torch.ops, NAMESPACE), function.__name__)
+    return lambda xp, x, *numbers: operator(x.contiguous(), *numbers)
