@@ -5,10 +5,13 @@ tells is not known here, tyro's own words are printed.
 """
 
 import difflib
+import math
+import re
 import sys
 from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, field, fields, is_dataclass, make_dataclass, replace
+from itertools import pairwise
 from typing import Annotated, Any, TypeVar, get_type_hints
 
 import tyro
@@ -36,12 +39,22 @@ def parse(prog: str, kind: type[Arguments], arguments: Sequence[str], **options:
         if said := _said(event, arguments, kind, options.get("default")):
             raise ConfigError(said)
 
+    _check_numbers(arguments)
     if {"-h", "--help"} & set(arguments) and hasattr(default := options.get("default"), "settings"):
-        options["default"] = _for_help(prog, kind, [word for word in arguments if word not in ("-h", "--help")], default)
+        options["default"] = _for_help(
+            prog, kind, [word for word in arguments if word not in ("-h", "--help")], default
+        )
     hook: Callable[..., Any] = getattr(getattr(tyro, "_errors", None), "on_parse_error", nullcontext)
     with hook(told):
         parsed: Arguments = tyro.cli(kind, prog=prog, args=arguments, **options)
     return parsed
+
+
+def _check_numbers(arguments: Sequence[str]) -> None:
+    """ConfigError for a number that becomes infinite, which some options may be, but not unsaid."""
+    for name, text in pairwise(part for word in arguments for part in word.split("=", 1)):
+        if re.fullmatch(r"[+-]?\d[\d.]*(e\+?\d+)?", text, re.IGNORECASE) and math.isinf(float(text)):
+            raise ConfigError(f"{name.lstrip('-').replace('-', '_')}={text}: expected a finite number, or inf")
 
 
 def _for_help(prog: str, kind: Any, arguments: Sequence[str], default: Any) -> Any:
@@ -68,7 +81,7 @@ def _said(event: Any, arguments: Sequence[str], kind: Any, default: Any) -> str 
     argument: Any = getattr(event, "argument", None)
     match type(event).__name__:
         case "InstantiationFailure" if argument is None:  # of a section's own checks; not all say which section it is
-            place = str(getattr(sys.exc_info()[1], "arg", "")).removeprefix("settings").strip(".")
+            place = str(getattr(sys.exc_info()[1], "arg", "")).removeprefix("settings").strip(".").replace("-", "_")
             return f"{place}.{event.message}" if place and not event.message.startswith(place) else str(event.message)
         case "InstantiationFailure" | "InvalidChoice":
             value = _words_after(argument.lowered.name_or_flags, arguments)
