@@ -82,7 +82,8 @@ class CommonConfig:
     """rate at which in training an image skips a residual branch of the last block; evenly less, down to 0, for those before"""
 
     def __post_init__(self) -> None:
-        for name, hint in option_types(type(self)).items():
+        kind: Any = type(self)
+        for name, hint in option_types(kind).items():
             if get_origin(hint) is not Mapping:
                 check_value(name, getattr(self, name), hint)
         for name in ("dropout", "stochastic_depth"):

@@ -78,7 +78,8 @@ def settings(router: str, options: Mapping[str, Any], **decided: Any) -> RouterO
         raise ConfigError(f"router={router!r} needs {needs} of the tokens, and what it would route here has none")
     has = options_of(router)
     with named(PREFIX, options):
-        return ROUTERS[router].options(**{name: value for name, value in decided.items() if name in has}, **options)
+        made: RouterOptions = ROUTERS[router].options(**{n: v for n, v in decided.items() if n in has}, **options)
+    return made
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ def chosen(arguments: Sequence[str], default: Config) -> Config:
     if known["optimizer"] in OPTIMIZERS:
         base = replace(base, optimizer=configfile.changed(base.optimizer, {"name": known["optimizer"]}))
     if any(known[name] is not None for name in LENGTHS):
-        base = replace(base, training=replace(base.training, **dict.fromkeys(LENGTHS)))
+        base = replace(base, training=configfile.changed(base.training, dict.fromkeys(LENGTHS)))
     return base
 
 

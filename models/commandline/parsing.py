@@ -10,23 +10,30 @@ import re
 import sys
 from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import asdict, field, fields, is_dataclass, make_dataclass, replace
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, make_dataclass, replace
 from itertools import pairwise
 from typing import Annotated, Any, TypeVar, get_type_hints
 
 import tyro
-from tyro.conf import Suppress
+from tyro.conf import Suppress, arg
 
 from moespec.models.checks import check_names, described
 from moespec.models.training.concerns import unconcerned
+from moespec.models.training.config import Config
 from moespec.models.training.configfile import flat
 from moespec.models.training.modelconfig import SHORT
 from moespec.spec.errors import ConfigError
-from moespec.spec.ranges import option_types
 
-__all__ = ["parse"]
+__all__ = ["Settings", "parse"]
 
 Arguments = TypeVar("Arguments")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The options of the configuration of a run, and no others."""
+
+    settings: Annotated[Config, arg(name="")]
 
 
 def parse(prog: str, kind: type[Arguments], arguments: Sequence[str], **options: Any) -> Arguments:
@@ -41,9 +48,7 @@ def parse(prog: str, kind: type[Arguments], arguments: Sequence[str], **options:
 
     _check_numbers(arguments)
     if {"-h", "--help"} & set(arguments) and hasattr(default := options.get("default"), "settings"):
-        options["default"] = _for_help(
-            prog, kind, [word for word in arguments if word not in ("-h", "--help")], default
-        )
+        options["default"] = _for_help([word for word in arguments if word not in ("-h", "--help")], default)
     hook: Callable[..., Any] = getattr(getattr(tyro, "_errors", None), "on_parse_error", nullcontext)
     with hook(told):
         parsed: Arguments = tyro.cli(kind, prog=prog, args=arguments, **options)
@@ -53,15 +58,17 @@ def parse(prog: str, kind: type[Arguments], arguments: Sequence[str], **options:
 def _check_numbers(arguments: Sequence[str]) -> None:
     """ConfigError for a number that becomes infinite, which some options may be, but not unsaid."""
     for name, text in pairwise(part for word in arguments for part in word.split("=", 1)):
-        if re.fullmatch(r"[+-]?\d[\d.]*(e\+?\d+)?", text, re.IGNORECASE) and math.isinf(float(text)):
+        if re.fullmatch(r"[+-]?\d+(\.\d*)?(e\+?\d+)?", text, re.IGNORECASE) and math.isinf(float(text)):
             raise ConfigError(f"{name.lstrip('-').replace('-', '_')}={text}: expected a finite number, or inf")
 
 
-def _for_help(prog: str, kind: Any, arguments: Sequence[str], default: Any) -> Any:
+def _for_help(arguments: Sequence[str], default: Any) -> Any:
     """The defaults of a command, as the rest of the command line changes them, without what concerns nothing then."""
-    with suppress(ConfigError):  # a mistake is told where no help is asked for
-        default = parse(prog, kind, arguments, default=default)
-    return replace(default, settings=_hiding(default.settings, unconcerned(default.settings)))
+    settings: Config = default.settings
+    with suppress(ConfigError):  # a mistake is reported where no help is requested
+        parsed: Any = parse("", Settings, arguments, default=Settings(settings), return_unknown_args=True)
+        settings = parsed[0].settings
+    return replace(default, settings=_hiding(settings, unconcerned(settings)))
 
 
 def _hiding(section: Any, names: Collection[str]) -> Any:
@@ -72,7 +79,7 @@ def _hiding(section: Any, names: Collection[str]) -> Any:
         values[part] = _hiding(values[part], [name.partition(".")[2] for name in names if name.startswith(f"{part}.")])
     members = [(name, Annotated[hints[name], Suppress], field(default=None)) for name in own if name in hints]
     title, namespace = type(section).__name__, {"__doc__": type(section).__doc__}
-    made = object.__new__(make_dataclass(title, members, bases=(type(section),), frozen=True, namespace=namespace))
+    made: Any = object.__new__(make_dataclass(title, members, bases=(type(section),), frozen=True, namespace=namespace))
     vars(made).update(values)
     return made
 
@@ -111,7 +118,7 @@ def _check_owned(option: str, arguments: Sequence[str], default: Any) -> None:
         own = getattr(own, part, None)
     if own is not None and hasattr(own, "owner"):
         value = _number(_words_after([f"--{word.replace('_', '-')}"], arguments))
-        check_names(f"{section}.", {name: value}, own.owner, option_types(type(own)))
+        check_names(f"{section}.", {name: value}, own.owner, vars(own))
 
 
 def _number(text: str) -> int | float | str:

@@ -25,6 +25,7 @@ __all__ = [
     "BackendName",
     "Config",
     "MeshConfig",
+    "ModelConfig",
     "ScheduleConfig",
     "TrainingConfig",
 ]

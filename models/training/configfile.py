@@ -24,19 +24,8 @@ from moespec.models.training.config import LENGTHS, Config, ScheduleConfig, Trai
 from moespec.spec.errors import ConfigError
 
 __all__ = [
-    *(
-        "changed",
-        "digits",
-        "dump",
-        "find_recipe",
-        "flat",
-        "read",
-        "recipes",
-        "update",
-        "with_decay",
-        "with_model",
-        "written",
-    )
+    *("changed", "digits", "dump", "find_recipe", "flat", "read"),
+    *("recipes", "update", "with_decay", "with_model", "written"),
 ]
 
 RECIPES = Path(__file__).parent / "recipes"
@@ -90,9 +79,7 @@ def read(path: Path, base: Config | None = None, *, model: str | None = None, ro
         with named(f"{path}: ", ("model",)):
             base = with_model(base, section.get("name") or model, section.get("router") or router)
         if older or section.get("router_options") == {}:
-            table["model"] = _of_own_router(
-                section, vars(getattr(base.model, "router_options", None) or RouterSection())
-            )
+            table["model"] = _of_own_router(section, vars(getattr(base.model, "router_options", RouterSection())))
     return with_model(update(base, table, source=str(path)), model, router)
 
 

@@ -33,6 +33,7 @@ class ModelConfig:
     Raises ConfigError for the name of no model, a field that its family does not have, and as the class of the router's options.
     """
 
+    name: str
     kind: ClassVar[Any]
     """The class of the family's configurations."""
 
@@ -40,7 +41,7 @@ class ModelConfig:
         if cls is ModelConfig:
             with named("model.", ("name",)):
                 cls = _SECTIONS[families.of_name(name)]
-            check_names("model.", given, name, option_types(cls))
+            check_names("model.", given, name, _fields(cls))
         return object.__new__(cls)
 
     if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class ModelConfig:
                 kind = section(self.router or self.kind.router, module.DECIDED)
             if type(given) is not kind:
                 values = given.changed() if isinstance(given, RouterSection) else given
-                check_names("model.router_options.", values, kind.owner, option_types(kind))
+                check_names("model.router_options.", values, kind.owner, _fields(kind))
                 object.__setattr__(self, "router_options", kind(**values))
 
     @property
@@ -66,7 +67,7 @@ class ModelConfig:
 
     def set(self) -> dict[str, Any]:
         """The fields that are not None, and of the router's options those that are not its defaults."""
-        values = {name: value for name in option_types(type(self)) if (value := getattr(self, name)) is not None}
+        values = {name: value for name in _fields(type(self)) if (value := getattr(self, name)) is not None}
         if options := values.pop("router_options", None):
             values |= {"router_options": changed} if (changed := options.changed()) else {}
         return values
@@ -76,9 +77,14 @@ class ModelConfig:
         return ModelConfig(**{**self.set(), **given})
 
 
+def _fields(kind: Any) -> dict[str, Any]:
+    """The fields of a dataclass with their types."""
+    return option_types(kind)
+
+
 def _section(kind: type[families.Config], text: str, **more: str) -> type[ModelConfig]:
     """The class of a family's section. more: fields that its configuration does not have, integers, with their docstrings."""
-    help_of, hints = help_texts(kind), option_types(kind)
+    help_of, hints = help_texts(kind), _fields(kind)
     about = "vit_tiny, mixer_tiny, sparse_mlp_tiny, or a larger one such as vit_s16 (moespec list models)"
     members: list[Any] = [("name", Annotated[str, arg(help=about, aliases=["--model"])], "vit_tiny")]
     for name, hint in {**hints, **dict.fromkeys(more, int)}.items():

@@ -169,7 +169,7 @@ def model_config(config: ModelConfig) -> families.Config:
             values = {"group_images": together if grouped else 1, **values}
     if module.DECIDED is not None:
         values["router_options"] = vars(config.router_options)
-    with named("model.", {"name", *asdict(config)}):
+    with named("model.", vars(config)):
         model: families.Config = module.named(config.name, **values)
     return model
 
