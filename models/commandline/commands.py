@@ -30,6 +30,7 @@ from moespec.models.training.config import Config
 from moespec.models.training.devices import check_layout, check_same, connected, led
 from moespec.models.training.evaluations import Evaluations, EvaluationSet, load_sets
 from moespec.models.training.length import notes
+from moespec.models.training.modelconfig import VitSection
 from moespec.models.training.progress import told
 from moespec.models.training.resolve import choose_backend, load_backend, load_data, model_config, resolve
 from moespec.models.training.rundirectory import RunDirectory
@@ -224,7 +225,7 @@ def _described(router: Router) -> str:
 
 def _label(config: Config) -> str:
     """The router of a ViT; the name of any other model."""
-    return str(config.model.router) if config.model.name.startswith("vit") else config.model.name
+    return str(config.model.router) if isinstance(config.model, VitSection) else config.model.name
 
 
 class LoadedRun(NamedTuple):
