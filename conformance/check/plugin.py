@@ -8,6 +8,8 @@ import gc
 import os
 import pickle
 import re
+import sys
+import traceback
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -99,6 +101,7 @@ def settle(report: Report) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Make the plugin in a process of pytest-xdist, which knows it by the name of this module."""
     if hasattr(config, "workerinput"):
+        sys.path[:] = config.workerinput["path"]
         config.pluginmanager.register(_Suite(pickle.loads(config.workerinput["plan"])))
 
 
@@ -114,6 +117,13 @@ class CaseItem(pytest.Item):
         """Fail, be skipped or pass as the case does."""
         self.report = self.check(self)
         settle(self.report)
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
+        """The text of a failure; of an error of the suite itself, its last lines of code."""
+        if isinstance(excinfo.value, pytest.fail.Exception):
+            return super().repr_failure(excinfo, style)
+        lines = traceback.format_tb(excinfo.value.__traceback__, limit=-3)
+        return "".join([*traceback.format_exception_only(excinfo.value), *lines]).strip()
 
     def reportinfo(self) -> tuple[str, None, str]:
         """Where it is: at no place of a file."""
@@ -228,7 +238,7 @@ class _Suite:
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
         """Give a process what it needs to make the plugin."""
-        node.workerinput["plan"] = pickle.dumps(self.plan)
+        node.workerinput |= {"path": sys.path, "plan": pickle.dumps(self.plan)}
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Any:
