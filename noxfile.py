@@ -95,7 +95,7 @@ def conformance(session: nox.Session, backend: str) -> None:
     As called and compiled; `-- --dtype f64,f32,bf16` all cases in every dtype, and
     `-- --mode compiled --dtype f32 --algorithm soft_moe` only that.
     """
-    _install(session, _extra(backend))
+    _install(session, _extra(backend), "conformance")
     modes, chosen = _option(session, "mode", "eager,compiled").split(","), _option(session, "dtype", "")
     if not set(modes) <= {"eager", "compiled"}:
         session.error(f"--mode {','.join(modes)}: expected some of eager, compiled")
@@ -116,10 +116,10 @@ def _run_suite(session: nox.Session, backend: str, runs: Sequence[Run], *argumen
     for old in (path for mode, *_ in runs for path in REPORTS.glob(f"{backend}-{mode}*.json")):
         old.unlink()
     # On a GPU one process: each would take its memory.
-    jobs = "1" if shutil.which("nvidia-smi") else str(os.cpu_count() or 1)
+    processes = () if shutil.which("nvidia-smi") else ("-n", str(os.cpu_count() or 1))
     for mode, dtypes, environment, options in runs:
         session.run(
-            "python", "-m", "moespec.conformance", "run", "--target", f"moespec.backends.{backend}", "--jobs", jobs,
+            "python", "-m", "moespec.conformance", "run", "--target", f"moespec.backends.{backend}", *processes,
             "--report", str(REPORTS / f"{backend}-{mode}-{dtypes}.json"), "--dtype", dtypes,
             *(arguments or options), "--mode", {"eager": "eager,strided"}.get(mode, mode), env={**QUIET, **environment},
         )  # fmt: skip
@@ -151,7 +151,7 @@ def docs(session: nox.Session) -> None:
         found = [str(REPORTS / "numpy-eager-f64.json")]
         session.run(
             "python", "-m", "moespec.conformance", "run", "--target", "moespec.backends.numpy", "--dtype", "f64",
-            "--jobs", str(os.cpu_count() or 1), "--report", found[0], silent=True,
+            "-n", str(os.cpu_count() or 1), "--report", found[0], silent=True,
         )  # fmt: skip
     session.run("python", "-m", "generator", *found, env={"PYTHONPATH": "docs"})
     if "--serve" in session.posargs:
@@ -300,7 +300,7 @@ def gpu(session: nox.Session, backend: str) -> None:
     """
     folder = Path("conformance/reports") if shutil.which("nvidia-smi") else REPORTS
     folder.mkdir(parents=True, exist_ok=True)
-    _install(session, _extra(backend))
+    _install(session, _extra(backend), "conformance")
     session.run(
         "python", "-m", "moespec.conformance", "run", "--target", f"moespec.backends.{backend}",
         "--dtype", "f64,f32,bf16", "--report", str(folder / f"gpu-{backend}.json"),
@@ -334,7 +334,7 @@ def cuda(session: nox.Session) -> None:
     )
     session.run(
         "python", "-m", "moespec.conformance", "run", "--target", "interpreted", "--dtype", "f64,f32,bf16",
-        "--jobs", str(os.cpu_count() or 1), env=interpreted,
+        "-n", str(os.cpu_count() or 1), env=interpreted,
     )  # fmt: skip
 
 

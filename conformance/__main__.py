@@ -9,11 +9,12 @@ from moespec.conformance.commandline.arguments import parser
 from moespec.conformance.commandline.commands import COMMANDS
 from moespec.conformance.format import VectorError
 from moespec.conformance.report.report import ReportError
+from moespec.spec.errors import ConfigError
 
-RENAMED = {"judge": "check", "mutants": "variants", "--lane": "--dtype"}
+RENAMED = {"judge": "check", "mutants": "variants", "--lane": "--dtype", "--jobs": "-n", "--junit": "--junit-xml"}
 """Commands and options that have another name now."""
 
-OUTPUTS = ("report", "junit", "html", "badge", "shields")
+OUTPUTS = ("report", "html", "badge", "shields")
 """Options that name a file to write."""
 
 
@@ -24,7 +25,10 @@ def main(arguments: list[str] | None = None) -> int:
     for word in (*arguments[:1], *(argument.split("=")[0] for argument in arguments if argument.startswith("--"))):
         if word in RENAMED:
             parsing.error(f"{word} is called {RENAMED[word]} now")
-    options = parsing.parse_args(arguments)
+    options, options_of_pytest = parsing.parse_known_args(arguments)
+    if options_of_pytest and options.command != "run":
+        parsing.error(f"unrecognized arguments: {' '.join(options_of_pytest)}")
+    options.pytest = options_of_pytest
     if getattr(options, "size", "small") != "small" and options.fresh is None:
         parsing.error(f"--size {options.size}: needs --fresh SEED, of which these cases are made")
     paths = [path for name in OUTPUTS if (path := getattr(options, name, None))]
@@ -36,7 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
     except VectorError as error:
         print(f"--vectors {str(options.vectors)!r}: the vectors are damaged: {error}", file=sys.stderr)
         return 2
-    except (FileError, GoldenError, ReportError, WaiverError) as error:
+    except (ConfigError, FileError, GoldenError, ReportError, WaiverError) as error:
         print(error, file=sys.stderr)
         return 2
 

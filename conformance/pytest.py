@@ -12,8 +12,6 @@ the command that shows it. What is not implemented, or cannot be decided in a dt
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
-from functools import cache
 
 import pytest
 
@@ -21,14 +19,11 @@ from moespec.conformance import suite
 from moespec.conformance.check.adapter import Adapter
 from moespec.conformance.check.classes import CLASSES, class_of
 from moespec.conformance.check.interface import interface
-from moespec.conformance.check.results import FAILED
-from moespec.conformance.check.run import Part, run_part
+from moespec.conformance.check.plan import Plan
+from moespec.conformance.check.plugin import settle
 from moespec.conformance.check.target import Target
+from moespec.conformance.check.waivers import Waiver
 from moespec.conformance.compare import ALL_DTYPES, DTYPES, SHORT
-from moespec.conformance.format import Case
-from moespec.conformance.report.diagnosis import diagnosed
-from moespec.conformance.report.matrix import failures
-from moespec.conformance.report.report import Report
 from moespec.conformance.rows import ALGORITHMS
 from moespec.spec.errors import ConfigError
 
@@ -37,12 +32,13 @@ __all__ = ["VectorCase", "parametrize"]
 
 @dataclass(frozen=True)
 class VectorCase:
-    """One case in one dtype, to be checked on a target or an adapter, which `kind` says."""
+    """One case in one dtype, to be checked on a target or an adapter, which `kind` says; the waivers are all that there are."""
 
     id: str
     dtype: str
     kind: str
     name: str
+    waivers: tuple[Waiver, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.id}-{self.dtype}"
@@ -50,17 +46,9 @@ class VectorCase:
     def check(self) -> None:
         """Run the case op by op. Fails the test with the suite's diagnosis, or skips it with the reason."""
         __tracebackhide__ = True
-        case = _cases(self.id.partition("/")[0])[self.id]
-        opened = Target if self.kind == "target" else Adapter
-        results, reason = run_part(Part(opened, self.name, self.dtype, "eager", False, [case]))
-        if reason:
-            pytest.skip(f"{self.dtype} is not supported: {reason}")
-        (result,) = results
-        if result.state in FAILED:
-            report = diagnosed(Report(self.kind, self.name, suite.digest(), results), [case])
-            pytest.fail(failures(report), pytrace=False)
-        if result.state != "pass":
-            pytest.skip(f"{result.state}: {result.first.message}")
+        kind = Adapter if self.kind == "adapter" else Target
+        plan = Plan(kind, self.name, (self.id,), (self.dtype,), ("eager",), self.waivers)
+        settle(plan.check(self.dtype, "eager", [self.id]))
 
 
 def parametrize(
@@ -92,8 +80,9 @@ def parametrize(
     _check_words("dtypes", dtypes, {**SHORT, **ALL_DTYPES})
     interface(target, adapter)
     kind, name = ("target", target) if target is not None else ("adapter", str(adapter))
+    expected = tuple(Waiver(pattern, reason) for pattern, reason in (expected_failures or {}).items())
     cases = [
-        VectorCase(id, SHORT.get(dtype, dtype), kind, name)
+        VectorCase(id, SHORT.get(dtype, dtype), kind, name, expected)
         for id in sorted(suite.ids())
         if (algorithms is None or id.partition("/")[0] in algorithms) and (classes is None or class_of(id) in classes)
         for dtype in dict.fromkeys(dtypes)
@@ -102,13 +91,10 @@ def parametrize(
         raise ConfigError(
             f"algorithms={algorithms!r}, classes={classes!r}, dtypes={dtypes!r}: no case is of all of them"
         )
-    expected = expected_failures or {}
-    for pattern in expected:
-        if not any(_matches(pattern, case) for case in cases):
-            raise ConfigError(f"expected_failures: no case matches {pattern!r}; `list` prints them all")
-    return pytest.mark.parametrize(
-        "case", [pytest.param(case, id=str(case), marks=_marks(case, expected)) for case in cases]
-    )
+    for waiver in expected:
+        if not any(waiver.covers(case.id, case.dtype, "eager") for case in cases):
+            raise ConfigError(f"expected_failures: no case matches {waiver.case!r}; `list` prints them all")
+    return pytest.mark.parametrize("case", [pytest.param(case, id=str(case)) for case in cases])
 
 
 def _check_words(argument: str, words: Sequence[str] | None, known: Collection[str]) -> None:
@@ -117,17 +103,3 @@ def _check_words(argument: str, words: Sequence[str] | None, known: Collection[s
     for word in words or ():
         if word not in known:
             raise ConfigError(f"{argument}: unknown {word!r}; expected {', '.join(known)}")
-
-
-def _matches(pattern: str, case: VectorCase) -> bool:
-    return fnmatchcase(case.id, pattern) or fnmatchcase(str(case), pattern)
-
-
-def _marks(case: VectorCase, expected: Mapping[str, str]) -> list[pytest.MarkDecorator]:
-    reasons = [reason for pattern, reason in expected.items() if _matches(pattern, case)]
-    return [pytest.mark.xfail(reason=reason, strict=True, raises=pytest.fail.Exception) for reason in reasons[:1]]
-
-
-@cache
-def _cases(algorithm: str) -> dict[str, Case]:
-    return {case.id: case for case in suite.load(only=lambda id: id.startswith(f"{algorithm}/"))}

@@ -17,7 +17,20 @@ from moespec.conformance.rows import ALGORITHMS
 from moespec.spec.errors import ConfigError
 from moespec.version import version
 
-__all__ = ["VECTORS", "digest", "ids", "is_installed", "load", "manifests", "problems", "require", "sha256", "verify"]
+__all__ = [
+    "VECTORS",
+    "case",
+    "digest",
+    "ids",
+    "is_installed",
+    "kind",
+    "load",
+    "manifests",
+    "problems",
+    "require",
+    "sha256",
+    "verify",
+]
 
 VECTORS = Path(__file__).parent / "vectors"
 NAME = re.compile(r"[a-z0-9_]+(/[a-z0-9_]+)*")
@@ -100,11 +113,20 @@ def verify(folder: Path = VECTORS, only: Only = lambda id: True) -> list[Path]:
 
 def load(folder: Path = VECTORS, only: Only = lambda id: True) -> list[Case]:
     """The cases whose id `only` accepts; no other is read. Raises VectorError if one is not as it must be."""
-    cases = {path: read(path) for path in verify(folder, only)}
-    for path, case in cases.items():
-        for problem in problems(case):
-            raise VectorError(f"{path}: {problem}")
-    return list(cases.values())
+    return [case(path) for path in verify(folder, only)]
+
+
+def case(path: Path) -> Case:
+    """The case of a manifest. Raises VectorError if it is not as it must be."""
+    read_ = read(path)
+    for problem in problems(read_):
+        raise VectorError(f"{path}: {problem}")
+    return read_
+
+
+def kind(path: Path) -> str:
+    """The class of the case of a manifest, of which nothing else is checked."""
+    return str(json.loads(path.read_text())["class"])
 
 
 def problems(case: Case) -> Iterator[str]:

@@ -6,13 +6,9 @@ choices are not certain in float32, gives way to the next one of its seed. Error
 left out, and so are cases whose numbers are written down.
 """
 
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from functools import partial
-from multiprocessing import get_context
+from collections.abc import Callable
 
 import numpy as np
-from tqdm import tqdm
 
 from moespec.conformance.author import large
 from moespec.conformance.author.build import build
@@ -24,26 +20,22 @@ from moespec.conformance.compare import DTYPES, certified
 from moespec.conformance.format import Case
 from moespec.conformance.suite import problems
 
-__all__ = ["fresh", "is_drawn"]
+__all__ = ["fresh", "ids", "is_drawn", "made"]
 
 TRIES = 12
 """Draws of a seed for a case."""
 
 
-def fresh(
-    seed: int, only: Callable[[str], bool] = lambda id: True, *, jobs: int = 1, size: str = "small"
-) -> list[Case]:
-    """The cases of a seed whose id `only` accepts, made by `jobs` processes.
+def fresh(seed: int, only: Callable[[str], bool] = lambda id: True, *, size: str = "small") -> list[Case]:
+    """The cases of a seed whose id `only` accepts. Raises GoldenError for a case of which no draw can be made."""
+    return [made(seed, id) for id in ids(seed, size) if only(id)]
 
-    size: "small", the committed cases with other numbers, or "large", those of `large.py`. Raises GoldenError for a case
-    of which no draw can be made.
-    """
+
+def ids(seed: int, size: str = "small") -> list[str]:
+    """Of the cases of a seed: "small", those of the committed cases with other numbers, or "large", those of `large.py`."""
     if size == "large":
-        chosen = [id for id in large.ids() if only(id)]
-    else:
-        chosen = [id for id, definition in definitions(_salt(seed, 0)).items() if only(id) and is_drawn(definition)]
-    made = _made_by(jobs, partial(_made, seed), chosen)
-    return list(tqdm(made, f"seed {seed}", len(chosen), unit="case", disable=None))
+        return list(large.ids())
+    return [id for id, definition in definitions(_salt(seed, 0)).items() if is_drawn(definition)]
 
 
 def is_drawn(definition: Definition) -> bool:
@@ -59,21 +51,16 @@ def _salt(seed: int, attempt: int) -> str:
     return f"{seed}/{attempt}/"
 
 
-def _made_by(jobs: int, make: Callable[[str], Case], ids: list[str]) -> Iterator[Case]:
-    if jobs == 1:
-        yield from map(make, ids)
-        return
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        yield from pool.map(make, ids)
-
-
 def _definition(id: str, salt: str) -> Definition:
     """A committed case with the numbers of a salt, or a large one."""
     return large.definition(id) if id.partition("/")[2] in large.LARGE else definitions(salt)[id]
 
 
-def _made(seed: int, id: str) -> Case:
-    """The case of the first draw whose choices are certain in float32, or else of the first that can be made."""
+def made(seed: int, id: str) -> Case:
+    """The case of the first draw whose choices are certain in float32, or else of the first that can be made.
+
+    Raises GoldenError if none can be.
+    """
     uncertain, failure = None, ""
     for attempt in range(TRIES):
         salt = _salt(seed, attempt)

@@ -4,7 +4,7 @@ from moespec.conformance.author import large
 from moespec.conformance.author.derived import all_definitions
 from moespec.conformance.cases import function
 
-__all__ = ["CLASSES", "class_of"]
+__all__ = ["CLASSES", "class_of", "kind"]
 
 CLASSES = {
     "values": ("value", "degenerate"),
@@ -18,7 +18,7 @@ CLASSES = {
 """The classes of the format that each word stands for; `models` are whole models but for their training."""
 
 
-def _kind(id: str) -> str:
+def kind(id: str) -> str:
     """The class of the format of a case, by its id."""
     name = id.partition("/")[2]
     return large.LARGE[name].kind if name in large.LARGE else all_definitions()[id].kind
@@ -26,8 +26,7 @@ def _kind(id: str) -> str:
 
 def class_of(id: str) -> str:
     """The word for a case, by its id."""
-    kind = _kind(id)
     stages = all_definitions()[id].stages if id in all_definitions() else ()
-    if kind != "trajectory" and any(function(stage.call).batched for stage in stages):
+    if kind(id) != "trajectory" and any(function(stage.call).batched for stage in stages):
         return "models"
-    return next(word for word, kinds in CLASSES.items() if kind in kinds)
+    return next(word for word, kinds in CLASSES.items() if kind(id) in kinds)

@@ -12,7 +12,6 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from moespec.conformance.author.variant import module_of
 from moespec.conformance.cases import function, variants
@@ -47,7 +46,7 @@ def recognise(results: Sequence[CaseResult], known: "Known") -> list[Match]:
         groups.setdefault((result.algorithm, result.dtype, result.mode), []).append(result)
     failing = {key: group for key, group in groups.items() if any(result.returned for result in group)}
     matches = []
-    for (algorithm, dtype, mode), group in tqdm(failing.items(), desc="known variants", unit="part", disable=None):
+    for (algorithm, dtype, mode), group in failing.items():
         for name, agree, of in _explained(known, group, ALL_DTYPES[dtype]):
             v = variants()[name]
             matches.append(Match(algorithm, dtype, mode, v.name, v.computes, v.ledger, v.who, agree, of))

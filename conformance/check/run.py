@@ -1,18 +1,13 @@
 """Run the suite on a target: every case in every dtype, and its result."""
 
-import multiprocessing
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import partial
 
-from tqdm import tqdm
-
 from moespec.conformance.check import errors
-from moespec.conformance.check.modes import STRIDED, run_in
-from moespec.conformance.check.process import LIMIT, EndedError, Remote, end
+from moespec.conformance.check.modes import STRIDED
+from moespec.conformance.check.process import LIMIT, EndedError, Remote
 from moespec.conformance.check.repeat import repeated
 from moespec.conformance.check.results import CaseResult
 from moespec.conformance.check.target import Job, Target, job_of
@@ -21,44 +16,7 @@ from moespec.conformance.compare import ALL_DTYPES, Dtype, Outcome, certified, c
 from moespec.conformance.failure import Failure
 from moespec.conformance.format import Case
 
-__all__ = ["Part", "run", "run_cases", "run_part"]
-
-
-def run(
-    name: str,
-    cases: Sequence[Case],
-    *,
-    dtypes: Sequence[str],
-    modes: Sequence[str] = ("eager",),
-    jobs: int = 1,
-    interface: type[Target] = Target,
-    repeat: bool = False,
-) -> tuple[list[CaseResult], dict[str, str]]:
-    """The results of all cases in all dtypes and modes, and the dtypes that the target does not have, with its reason.
-
-    jobs: processes that share the work, an algorithm in one dtype and mode at a time. interface: what `name` names.
-    repeat: whether everything is computed twice, and must be the same bit by bit.
-    """
-    # Composite algorithms are slow, so they run first.
-    groups = _by_algorithm(cases)[::-1]
-    parts = [
-        Part(interface, name, dtype, mode, repeat, chosen)
-        for group in groups
-        for mode in modes
-        for dtype in dtypes
-        if (chosen := run_in(mode, group, dtype, dtypes))
-    ]
-    results: dict[tuple[str, str, str], CaseResult] = {}
-    unsupported: dict[str, str] = {}
-    with tqdm(total=sum(len(part.cases) for part in parts), desc=name, unit="case", disable=None) as bar:
-        for part, (found, reason) in zip(parts, _run_parts(parts, jobs), strict=True):
-            results |= {(part.mode, part.dtype, result.id): result for result in found}
-            unsupported |= {part.dtype: reason} if reason else {}
-            bar.set_postfix_str(f"{part.dtype} {part.mode} {part.cases[0].algorithm}")
-            bar.update(len(part.cases))
-    end()
-    order = ((mode, dtype, case.id) for mode in modes for dtype in dtypes for case in cases)
-    return [results[key] for key in order if key in results], unsupported
+__all__ = ["Part", "run_cases", "run_part"]
 
 
 @dataclass(frozen=True)
@@ -77,32 +35,6 @@ class Part:
     cases: list[Case]
     limit: float = LIMIT
     memory: float = 0.0
-
-
-def _run_parts(parts: Sequence[Part], jobs: int) -> Iterator[tuple[list[CaseResult], str]]:
-    if jobs == 1:
-        yield from map(run_part, parts)
-        return
-    with _pool(jobs) as pool:
-        waiting = [pool.submit(run_part, part) for part in parts]
-        alone = None
-        for part, future in zip(parts, waiting, strict=True):
-            try:
-                yield future.result()
-            except BrokenProcessPool:  # some part ended its process, which loses all others that were waiting
-                alone = alone or _pool(1)
-                try:
-                    yield alone.submit(run_part, part).result()
-                except BrokenProcessPool:
-                    alone = None
-                    yield _lost(part, Failure("the target ended the process that ran it")), ""
-        if alone is not None:
-            alone.shutdown()
-
-
-def _pool(jobs: int) -> ProcessPoolExecutor:
-    # Frameworks have threads, so that a process of their own must not begin as a copy of this one.
-    return ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"))
 
 
 def run_part(part: Part) -> tuple[list[CaseResult], str]:

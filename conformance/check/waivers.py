@@ -6,13 +6,13 @@
     reason = "the kernel clips logits at 80; issue 12 of our tracker"
     dtype = "bf16"                 # optional, as is `mode`: without it, in every dtype
 
-A waived failure is counted as skipped, never as passed. A waiver is a failure itself when what it waives passes, or
-when nothing that it could waive fails; it is an error when its case or its revision is not that of the suite. A pattern
-waives what fails of all that it matches, and is an error where there is no such case.
+What a waiver matches must fail or be skipped. A failure is then counted as skipped, never as passed, and a pass is a
+failure, of a pattern too. A waiver is an error when its case or its revision is not that of the suite, or a pattern
+matches none. `expected_failures` of `moespec.conformance.pytest` are waivers too, of a pattern and a reason alone.
 """
 
 import tomllib
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from math import inf
@@ -23,7 +23,7 @@ from moespec.conformance.check.results import FAILED, CaseResult
 from moespec.conformance.compare import ALL_DTYPES, SHORT, Outcome
 from moespec.conformance.rows import ALGORITHMS
 
-__all__ = ["Waiver", "WaiverError", "apply", "read"]
+__all__ = ["Waiver", "WaiverError", "read", "waived"]
 
 
 class WaiverError(Exception):
@@ -35,7 +35,6 @@ class Waiver:
     """One entry of the file; an empty dtype or mode stands for every one."""
 
     case: str
-    revision: int
     reason: str
     dtype: str = ""
     mode: str = ""
@@ -44,18 +43,14 @@ class Waiver:
         place = " ".join(filter(None, (self.dtype, self.mode)))
         return f"{self.case} [{place}]" if place else self.case
 
-    def covers(self, result: CaseResult) -> bool:
-        """Whether the waiver is for this result."""
-        return self.matches(result.id) and self.dtype in ("", result.dtype) and self.mode in ("", result.mode)
+    def matches(self, name: str) -> bool:
+        """Whether it is for the case with that id, or with that id and dtype, such as "z_loss/large-float32"."""
+        return fnmatchcase(name, self.case)
 
-    @property
-    def is_pattern(self) -> bool:
-        """Whether it may be for several cases."""
-        return any(sign in self.case for sign in "*?[")
-
-    def matches(self, id: str) -> bool:
-        """Whether it is for the case with that id."""
-        return fnmatchcase(id, self.case) if self.is_pattern else self.case == id
+    def covers(self, id: str, dtype: str, mode: str) -> bool:
+        """Whether it is for the case with that id in a dtype and mode."""
+        matched = self.matches(id) or self.matches(f"{id}-{dtype}")
+        return matched and self.dtype in ("", dtype) and self.mode in ("", mode)
 
 
 def read(path: Path, ids: Collection[str], modes: Collection[str]) -> list[Waiver]:
@@ -100,40 +95,34 @@ def _waiver(entry: Any, place: str, ids: Collection[str], modes: Collection[str]
             raise WaiverError(f"{place}: {key!r} is missing")
         if type(entry[key]) is not types[key] or entry[key] == "" or str(entry[key]).isspace():
             raise WaiverError(f"{place}: {key} is {entry[key]!r}, expected {types[key].__name__}, not empty")
-    waiver = Waiver(**{**entry, "dtype": SHORT.get(entry.get("dtype", ""), entry.get("dtype", ""))})
-    if waiver.is_pattern and waiver.case.partition("/")[0] not in ALGORITHMS:
+    dtype = entry.get("dtype", "")
+    waiver = Waiver(entry["case"], entry["reason"], SHORT.get(dtype, dtype), entry.get("mode", ""))
+    is_pattern = any(sign in waiver.case for sign in "*?[")
+    if is_pattern and waiver.case.partition("/")[0] not in ALGORITHMS:
         raise WaiverError(f"{place}: the pattern {waiver.case!r} must begin with an algorithm, whose revision it has")
     if not any(waiver.matches(id) for id in ids):
-        text = "no case matches" if waiver.is_pattern else "there is no case"
+        text = "no case matches" if is_pattern else "there is no case"
         raise WaiverError(f"{place}: {text} {waiver.case!r}; `list` prints them all")
     for key, value, known in (("dtype", waiver.dtype, ALL_DTYPES), ("mode", waiver.mode, modes)):
         if value and value not in known:
             raise WaiverError(f"{place}: unknown {key} {value!r}; expected {', '.join(known)}")
     revision = ALGORITHMS[waiver.case.split("/")[0]].revision
-    if waiver.revision != revision:
-        raise WaiverError(f"{place}: {waiver.case} has revision {revision} now, and the waiver {waiver.revision}")
+    if entry["revision"] != revision:
+        raise WaiverError(f"{place}: {waiver.case} has revision {revision} now, and the waiver {entry['revision']}")
     return waiver
 
 
-def apply(waivers: Iterable[Waiver], results: Sequence[CaseResult]) -> tuple[list[CaseResult], list[str]]:
-    """The results with their waivers, and a sentence for each waiver that waives nothing that fails."""
-    results = list(results)
-    problems = []
+def waived(waivers: Iterable[Waiver], result: CaseResult) -> CaseResult:
+    """A result with the first waiver that covers it: a failure as waived, a pass as a failure, anything else as it is."""
     for waiver in waivers:
-        used = False
-        for index, result in enumerate(results):
-            if waiver.covers(result):
-                results[index] = _waived(waiver, result)
-                used = used or results[index] != result
-        if not used:
-            problems.append(f"the waiver of {waiver} matches nothing that fails")
-    return results, problems
+        if waiver.covers(result.id, result.dtype, result.mode):
+            return _waived(waiver, result)
+    return result
 
 
 def _waived(waiver: Waiver, result: CaseResult) -> CaseResult:
-    """A failure as waived, a pass as a failure unless a pattern matches it, and anything else as it is."""
-    if result.state == "pass" and not waiver.is_pattern:
-        outcome = Outcome("waiver", "fail", inf, f"passes, and is waived: {waiver.reason}")
+    if result.state == "pass":
+        outcome = Outcome("waiver", "fail", inf, f"passes, and {waiver} is waived: {waiver.reason}")
         return replace(result, outcomes=[outcome, *result.outcomes])
     if result.state not in FAILED:
         return result

@@ -3,13 +3,15 @@
 import argparse
 import difflib
 from collections.abc import Callable, Mapping
+from math import inf, nan
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from moespec.conformance import suite
 from moespec.conformance.author.large import SIZES
 from moespec.conformance.check.classes import CLASSES
 from moespec.conformance.check.modes import DEFAULT, MODES
+from moespec.conformance.check.process import LIMIT
 from moespec.conformance.compare import ALL_DTYPES, DTYPES, SHORT
 from moespec.conformance.report import matrix
 from moespec.conformance.rows import ALGORITHMS
@@ -21,10 +23,14 @@ from moespec.spec.errors import ConfigError
 
 __all__ = ["parser"]
 
-JOBS = 1024
-"""Processes that may share the work, at most."""
 DIGITS = 40
 """Of a seed, at most."""
+PYTEST = """
+Every case is a test of pytest in each dtype and mode, such as token_choice/tied[float32-eager]. All other options are pytest's:
+-k EXPRESSION chooses by words of these names, --lf what failed the last time, -x stops at the first failure, -v prints each
+test, --junit-xml FILE writes all results for CI services, --collect-only runs nothing. Files of settings and other plugins
+of pytest are not read, but for those that -p names.
+"""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -39,8 +45,8 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     made = _Parser(prog="moespec conformance", description=description)
     commands = made.add_subparsers(dest="command", required=True)
 
-    def command(name: str, text: str) -> argparse.ArgumentParser:
-        added = commands.add_parser(name, help=text, description=text)
+    def command(name: str, text: str, **more: Any) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=text, description=text, **more)
         added.add_argument(
             "--vectors", type=Path, default=VECTORS, help="folder of the vectors (default: those shipped)"
         )
@@ -62,12 +68,19 @@ def parser(description: str | None) -> argparse.ArgumentParser:
         added.add_argument("--dtype", type=_some_of(_DTYPES), default=list(DTYPES), help=text)
 
     def algorithms(added: argparse.ArgumentParser) -> None:
-        text = f"only these (repeatable): {', '.join(ALGORITHMS)}"
+        text = "only this one (repeatable): what stands before the / in the ids that `list` prints"
         added.add_argument("--algorithm", metavar="NAME", action="append", type=_algorithm, help=text)
 
-    def repeatable(added: argparse.ArgumentParser) -> None:
+    def called(added: argparse.ArgumentParser) -> None:
         text = "compute everything twice; what is not the same bit by bit fails"
         added.add_argument("--repeat", action="store_true", help=text)
+        text = f"the time that one case may take; one that takes longer is an error (default: {LIMIT:g})"
+        added.add_argument("--timeout", metavar="SECONDS", type=_positive, default=LIMIT, help=text)
+        text = (
+            "the memory that the target's process may address; a case that needs more is an error (default: no limit, "
+        )
+        text += "for JAX and GPUs reserve many times what they use)"
+        added.add_argument("--memory", metavar="GIB", type=_positive, default=0, help=text)
 
     def seeded(added: argparse.ArgumentParser) -> None:
         text = "cases made now, with inputs drawn from a seed, a whole number: values, ties, overflow and gradients; "
@@ -79,23 +92,26 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 
     def checked(added: argparse.ArgumentParser) -> None:
         algorithms(added)
+        text = "only this id, or those that a pattern matches, such as 'z_loss/*' (repeatable)"
+        added.add_argument("--case", metavar="ID", action="append", help=text)
         text = f"comma-separated: {', '.join(CLASSES)}; default: all"
         added.add_argument("--class", dest="classes", type=_some_of({name: name for name in CLASSES}), help=text)
         added.add_argument("--waivers", type=Path, help="TOML file of failures that are answered for")
         added.add_argument("--report", type=_output, help="write all results as JSON")
-        added.add_argument("--junit", type=_output, help="write all results as JUnit's XML, for CI services")
         text = "fail if the installed suite is not of this version of moespec, such as 0.2 or 0.2.0"
         added.add_argument("--require-suite", metavar="VERSION", type=_suite, help=text)
         text = f"print every failure, not only {matrix.MOST} of each algorithm"
         added.add_argument("--all", action="store_true", help=text)
 
-    run_ = command("run", "Run the suite on a target or an adapter and print the matrix.")
+    text = "Run the suite on a target or an adapter and print the matrix."
+    run_ = command("run", text, allow_abbrev=False, epilog=PYTEST)
     interfaces(run_, required=True, files=False)
     checked(run_)
-    repeatable(run_)
+    called(run_)
     text = "leave gradients out; without it, an adapter whose backward pass is not checked fails"
     run_.add_argument("--forward-only", action="store_true", help=text)
-    run_.add_argument("--jobs", type=_positive, default=1, help="processes that share the work (default: 1)")
+    text = "processes that share the work, a number or auto, by pytest-xdist (default: this one)"
+    run_.add_argument("-n", dest="processes", metavar="N", help=text)
     seeded(run_)
 
     check = command("check", "Check safetensors files that any program wrote from the published inputs.")
@@ -122,7 +138,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     show = command("show", "Print a case and, for a target, an adapter or files, what they make of it.")
     interfaces(show, required=False, files=True)
     show.add_argument("case", help="id, such as token_choice/tied")
-    repeatable(show)
+    called(show)
     seeded(show)
     return made
 
@@ -146,7 +162,7 @@ def _some_of(known: Mapping[str, str]) -> Callable[[str], list[str]]:
 def _algorithm(text: str) -> str:
     if text not in ALGORITHMS:
         near = ", ".join(difflib.get_close_matches(text, ALGORITHMS))
-        raise argparse.ArgumentTypeError(f"unknown {text!r}; {f'near it: {near}' if near else '--help lists them'}")
+        raise argparse.ArgumentTypeError(f"unknown {text!r}; {f'near it: {near}' if near else '`list` prints them'}")
     return text
 
 
@@ -157,10 +173,14 @@ def _one_dtype(text: str) -> str:
     return name
 
 
-def _positive(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= JOBS:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number from 1 to {JOBS}")
-    return int(text)
+def _positive(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = nan
+    if not 0 < number < inf:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number above 0")
+    return number
 
 
 def _seed(text: str) -> int:

@@ -3,54 +3,75 @@
 import argparse
 import json
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
+from importlib.util import find_spec
 from pathlib import Path
 
 from moespec.conformance import suite
-from moespec.conformance.author import large
-from moespec.conformance.author.fresh import fresh
+from moespec.conformance.author import fresh, large
 from moespec.conformance.author.reference import GoldenError
 from moespec.conformance.check import files, waivers
-from moespec.conformance.check.adapter import Adapter
-from moespec.conformance.check.classes import CLASSES, class_of
-from moespec.conformance.check.interface import claims, interface
-from moespec.conformance.check.modes import MODES, STRIDED
+from moespec.conformance.check.classes import class_of
+from moespec.conformance.check.interface import interface
+from moespec.conformance.check.modes import MODES
+from moespec.conformance.check.plan import Plan
+from moespec.conformance.check.recognise import Known
 from moespec.conformance.check.results import FAILED
-from moespec.conformance.check.run import run
 from moespec.conformance.check.target import Target
-from moespec.conformance.check.waivers import Waiver
+from moespec.conformance.check.waivers import Waiver, waived
 from moespec.conformance.compare import ALL_DTYPES, DTYPES
 from moespec.conformance.format import Case
 from moespec.conformance.manifest import encode, to_text
 from moespec.conformance.report import matrix, reading, report
 from moespec.conformance.report.diagnosis import diagnosed
-from moespec.conformance.report.report import Report, Unsupported
+from moespec.conformance.report.report import Report
 from moespec.conformance.rows import ALGORITHMS
 from moespec.conformance.start import commands, start
 from moespec.conformance.suite import load
+from moespec.models.errors import RunError
 from moespec.spec.errors import ConfigError
 
 __all__ = ["COMMANDS"]
 
+NEEDS = 'needs {}: pip install "moespec[conformance]"'
+
 
 def _run(options: argparse.Namespace) -> int:
-    interface = _interface(options)
-    if interface is None:
-        return 2
-    cases = _chosen(options)
-    waived = _waivers(options, cases, dtypes=options.dtype, modes=options.mode)
-    return _conclude(options, _checked(interface, options, cases), waived)
+    if find_spec("pytest") is None:
+        raise ConfigError(f"moespec conformance run: {NEEDS.format('pytest')}")
+    from moespec.conformance.check import plugin
+
+    only = _only(options)
+    if options.fresh is not None:
+        ids = [id for id in fresh.ids(options.fresh, options.size) if only(id)]
+    else:
+        ids = [f"{path.parent.name}/{path.stem}" for path in suite.verify(options.vectors, only)]
+    plan = _plan(options, ids)
+    try:
+        found = plugin.run(plan, _of_pytest(options))
+    except (ConfigError, RunError) as error:
+        raise ConfigError(f"moespec conformance run: {error}") from error
+    return found if isinstance(found, int) else _conclude(options, found)
+
+
+def _of_pytest(options: argparse.Namespace) -> list[str]:
+    """The options for pytest, and its plugin for several processes if there are to be some."""
+    if options.processes is None:
+        return list(options.pytest)
+    if find_spec("xdist") is None:
+        raise ConfigError(f"-n {NEEDS.format('pytest-xdist')}")
+    return ["-p", "xdist", "-n", options.processes, *options.pytest]
 
 
 def _check(options: argparse.Namespace) -> int:
     tensors = files.read_all(Path(options.folder), suite.ids(options.vectors))
     dtype = DTYPES[options.dtype] if options.dtype else files.dtype_of(tensors)
-    cases = _chosen(options)
-    waived = _waivers(options, cases, dtypes=[dtype.name], modes=[files.MODE])
+    cases, listed = load(options.vectors, _only(options)), _waivers(options)
     results = files.check(tensors, cases, dtype)
-    digest = suite.digest(options.vectors)
-    return _conclude(options, diagnosed(Report("files", options.folder, digest, results), cases), waived)
+    found = diagnosed(Report("files", options.folder, suite.digest(options.vectors), results), Known(cases))
+    return _conclude(options, replace(found, results=[waived(listed, result) for result in found.results]))
 
 
 def _report(options: argparse.Namespace) -> int:
@@ -72,93 +93,70 @@ def _report(options: argparse.Namespace) -> int:
     return _status(reports)
 
 
-def _differentiates(options: argparse.Namespace) -> bool:
-    """Whether gradients are among what is to be checked."""
-    return not getattr(options, "forward_only", False) and "gradients" in (getattr(options, "classes", None) or CLASSES)
+def _only(options: argparse.Namespace) -> Callable[[str], bool]:
+    """Whether a case, by its id, is of the algorithms, classes and ids that are chosen, by default of all.
 
-
-def _chosen(options: argparse.Namespace) -> list[Case]:
-    """The cases of the chosen algorithms and classes, by default of all; fresh ones if a seed is given."""
-    chosen = getattr(options, "classes", None)
+    Raises ConfigError for a pattern of ids that no case matches.
+    """
+    patterns, classes = getattr(options, "case", None), getattr(options, "classes", None)
+    known = {*suite.ids(options.vectors), *large.ids()} if patterns else ()
+    for pattern in patterns or ():
+        if not any(fnmatchcase(id, pattern) for id in known):
+            raise ConfigError(f"--case: no case matches {pattern!r}; `list` prints them all")
 
     def only(id: str) -> bool:
-        return (not options.algorithm or id.split("/")[0] in options.algorithm) and (
-            (not chosen or class_of(id) in chosen) and (_differentiates(options) or class_of(id) != "gradients")
+        return (
+            (not options.algorithm or id.partition("/")[0] in options.algorithm)
+            and (not patterns or any(fnmatchcase(id, pattern) for pattern in patterns))
+            and (not classes or class_of(id) in classes)
+            and not (getattr(options, "forward_only", False) and class_of(id) == "gradients")
         )
 
-    if getattr(options, "fresh", None) is not None:
-        return fresh(options.fresh, only, jobs=options.jobs, size=options.size)
-    return load(options.vectors, only)
+    return only
 
 
-def _waivers(
-    options: argparse.Namespace, cases: Sequence[Case], *, dtypes: Collection[str], modes: Collection[str]
-) -> list[Waiver]:
-    """The waivers that may be for the results of a command."""
-    if not options.waivers:
-        return []
-    return [
-        waiver
-        for waiver in waivers.read(options.waivers, {*suite.ids(options.vectors), *large.ids()}, (*MODES, files.MODE))
-        if any(waiver.matches(case.id) for case in cases)
-        and waiver.dtype in ("", *dtypes)
-        and waiver.mode in ("", *modes)
-    ]
+def _waivers(options: argparse.Namespace) -> list[Waiver]:
+    known = {*suite.ids(options.vectors), *large.ids()}
+    return waivers.read(options.waivers, known, (*MODES, files.MODE)) if options.waivers else []
 
 
-def _interface(options: argparse.Namespace) -> type[Target] | None:
-    """The interface of `--target` or `--adapter`, or None, after saying why what is named has none."""
+def _interface(options: argparse.Namespace) -> type[Target]:
+    """The interface of `--target` or `--adapter`."""
     try:
         return interface(options.target, options.adapter)
     except ConfigError as error:
-        print(f"--{error}", file=sys.stderr)
-        return None
+        raise ConfigError(f"--{error}") from error
 
 
-def _checked(interface: type[Target], options: argparse.Namespace, cases: Sequence[Case]) -> Report:
-    """What came of cases on a target or an adapter."""
-    name, jobs = options.target or options.adapter, getattr(options, "jobs", 1)
-    claimed = claims(interface, name)
-    results, lacking = run(
-        *(name, cases),
-        dtypes=options.dtype,
-        modes=options.mode,
-        jobs=jobs,
-        interface=interface,
-        repeat=options.repeat,
+def _plan(options: argparse.Namespace, ids: Sequence[str]) -> Plan:
+    """What is checked of a target or an adapter."""
+    return Plan(
+        _interface(options),
+        options.target or options.adapter,
+        tuple(ids),
+        tuple(options.dtype),
+        tuple(options.mode),
+        tuple(_waivers(options)) if options.command == "run" else (),
+        options.repeat,
+        options.fresh,
+        options.size,
+        options.vectors,
+        options.timeout,
+        options.memory,
     )
-    modes = [mode for mode in options.mode if mode != STRIDED or options.mode == [STRIDED]]
-    unsupported = [Unsupported(dtype, reason, len(cases) * len(modes)) for dtype, reason in lacking.items()]
-    found = Report(
-        "adapter" if interface is Adapter else "target",
-        name,
-        suite.digest(options.vectors),
-        results,
-        unsupported,
-        seed=options.fresh,
-        claims=claimed,
-        size=options.size,
-        repeat=options.repeat,
-    )
-    return diagnosed(found, cases)
 
 
-def _conclude(options: argparse.Namespace, found: Report, waived: Sequence[Waiver]) -> int:
-    """Apply the waivers, print and write the report; the exit status."""
-    results, problems = waivers.apply(waived, found.results)
-    if found.not_differentiated and _differentiates(options):
-        names = ", ".join(found.not_differentiated)
-        problems.append(f"the backward pass of {names} is not checked; run without gradients by --forward-only")
-    found = replace(found, results=results, problems=problems)
-    text = matrix.summary(found, options.algorithm or tuple(ALGORITHMS), everything=options.all)
-    if text:
+def _conclude(options: argparse.Namespace, found: Report) -> int:
+    """Print and write the report; the exit status."""
+    differentiated = {result.algorithm for result in found.results if result.kind == "gradient"}
+    if unseen := [name for name in found.not_differentiated if name in differentiated]:
+        text = f"the backward pass of {', '.join(unseen)} is not checked; run without gradients by --forward-only"
+        found = replace(found, problems=[*found.problems, text])
+    algorithms = options.algorithm or [name for name in ALGORITHMS if name in {r.algorithm for r in found.results}]
+    if text := matrix.summary(found, algorithms, everything=options.all):
         print(text)
     if options.report:
         report.write(found, options.report)
-    if options.junit:
-        from moespec.conformance.report.junit import junit
-
-        report.write_text(options.junit, junit(found))
     return _status([found])
 
 
@@ -174,11 +172,8 @@ def _status(reports: Sequence[Report]) -> int:
 def _golden(options: argparse.Namespace) -> int:
     from moespec.conformance.author.generate import StaleError, generate
 
-    def only(id: str) -> bool:
-        return not options.algorithm or id.split("/")[0] in options.algorithm
-
     try:
-        generate(options.vectors, check=options.check, only=only)
+        generate(options.vectors, check=options.check, only=_only(options))
     except (StaleError, GoldenError) as error:
         print(error, file=sys.stderr)
         return 1
@@ -189,7 +184,7 @@ def _variants(options: argparse.Namespace) -> int:
     from moespec.conformance.cases import variants
     from moespec.conformance.check import survey
 
-    found = survey.survey(_chosen(options), variants().values())
+    found = survey.survey(load(options.vectors, _only(options)), variants().values())
     print(survey.table(found))
     return 1 if found.survivors or found.idle or not found.cases else 0
 
@@ -202,11 +197,7 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _new(options: argparse.Namespace) -> int:
-    try:
-        paths = start(options.kind, options.name, Path())
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return 2
+    paths = start(options.kind, options.name, Path())
     print(f"wrote {' and '.join(map(str, paths))}; next:", *commands(options.kind, options.name), sep="\n")
     return 0
 
@@ -215,14 +206,12 @@ def _show(options: argparse.Namespace) -> int:
     if options.fresh is None:
         cases = load(options.vectors, lambda id: id == options.case)
     elif options.files is None:
-        cases = fresh(options.fresh, lambda id: id == options.case, size=options.size)
+        cases = fresh.fresh(options.fresh, lambda id: id == options.case, size=options.size)
     else:
-        print("--fresh: files are computed from the committed vectors", file=sys.stderr)
-        return 2
+        raise ConfigError("--fresh: files are computed from the committed vectors")
     if not cases:
         fresh_ones = "" if options.fresh is None else f" of --fresh --size {options.size}, which leave some out"
-        print(f"no such case: {options.case!r}; `list` prints them all{fresh_ones}", file=sys.stderr)
-        return 2
+        raise ConfigError(f"no such case: {options.case!r}; `list` prints them all{fresh_ones}")
     print(to_text(encode(cases[0])[0]), end="")
     if options.files is not None:
         dtype = ALL_DTYPES[options.dtype[0]] if len(options.dtype) == 1 else None
@@ -232,10 +221,8 @@ def _show(options: argparse.Namespace) -> int:
     elif options.target is None and options.adapter is None:
         return 0
     else:
-        interface = _interface(options)
-        if interface is None:
-            return 2
-        found = _checked(interface, options, cases)
+        plan = _plan(options, [options.case])
+        found = plan.joined([plan.check(*part) for part in plan.parts()])
     return _shown(found, cases[0])
 
 

@@ -9,12 +9,13 @@ import platform
 from collections.abc import Iterator, Sequence
 from contextlib import redirect_stdout
 from dataclasses import asdict, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from moespec.conformance.check.recognise import Known, recognise
 from moespec.conformance.check.results import CaseResult
-from moespec.conformance.check.run import run
+from moespec.conformance.check.run import Part, run_part
 from moespec.conformance.compare import Outcome
 from moespec.conformance.format import Case
 from moespec.conformance.peers import Peer
@@ -38,7 +39,7 @@ def measure(peer: Peer, cases: Sequence[Case], digest: str) -> dict[str, Any]:
     """
     module = importlib.import_module(peer.target)
     with redirect_stdout(io.StringIO()):  # of packages that print
-        results, unsupported = run(peer.target, cases, dtypes=MEASURED, interface=PeerTarget)
+        results, unsupported = _results(peer, cases)
     by_id = {case.id: PeerTarget.wanted(case) for case in cases}
     parts: dict[str, list[CaseResult]] = {}
     for result in results:
@@ -65,6 +66,19 @@ def measure(peer: Peer, cases: Sequence[Case], digest: str) -> dict[str, Any]:
             for name, own in parts.items()
         },
     }
+
+
+def _results(peer: Peer, cases: Sequence[Case]) -> tuple[list[CaseResult], dict[str, str]]:
+    """What came of all cases in each dtype, and the dtypes that the peer does not have, each with its reason."""
+    results: list[CaseResult] = []
+    unsupported: dict[str, str] = {}
+    groups = [list(group) for _, group in groupby(cases, key=lambda case: case.algorithm)]
+    for dtype in MEASURED:
+        for group in groups:
+            own, reason = run_part(Part(PeerTarget, peer.target, dtype, "eager", False, group))
+            results += own
+            unsupported |= {dtype: reason} if reason else {}
+    return results, unsupported
 
 
 def _words(module: Any, function: str) -> dict[str, str]:

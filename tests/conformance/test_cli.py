@@ -81,7 +81,6 @@ def test_an_unknown_case(run):
         ("--dtype", "f64,f31"),
         ("--mode", "fast"),
         ("--algorithm", "hashing"),
-        ("--jobs", "0"),
     ],
 )
 def test_an_unknown_word(run, option, value):
@@ -97,6 +96,8 @@ def test_an_unknown_word(run, option, value):
     [
         (("run", *NUMPY, "--lane", "f64"), "--lane is called --dtype now"),
         (("run", *NUMPY, "--lane=f64"), "--lane is called --dtype now"),
+        (("run", *NUMPY, "--jobs", "2"), "--jobs is called -n now"),
+        (("run", *NUMPY, "--junit", "x.xml"), "--junit is called --junit-xml now"),
         (("judge", "folder"), "judge is called check now"),
         (("mutants",), "mutants is called variants now"),
     ],

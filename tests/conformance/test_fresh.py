@@ -40,7 +40,6 @@ def test_a_seed_gives_the_same_cases_again_and_another_gives_others(some):
     only = within("z_loss")
     first = [case for case in some if case.algorithm == "z_loss"]
     assert content(fresh(SEED, only)) == content(first)
-    assert content(fresh(SEED, only, jobs=2)) == content(first)
     for case, other in zip(first, fresh(SEED + 1, only), strict=True):
         assert case.id == other.id
         assert not np.array_equal(case.inputs["logits"].array, other.inputs["logits"].array)

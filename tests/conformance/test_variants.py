@@ -210,7 +210,7 @@ def test_returned_results_leave_a_process():
 def test_the_report_names_it(run, over_numpy, tmp_path):
     path = tmp_path / "report.json"
     name = over_numpy("summed", "def z_loss(logits):\n    return numpy.z_loss(logits) * logits.shape[1]\n")
-    options = ("--algorithm", "z_loss", "--dtype", "f64", "--jobs", "2", "--report", path)
+    options = ("--algorithm", "z_loss", "--dtype", "f64", "--report", path)
     status, printed, _ = run("run", "--target", name, *options)
     assert status == 1
     (line,) = [line for line in printed.splitlines() if "z_summed" in line]
