@@ -22,6 +22,7 @@ from moespec.models.tensors import decoded
 __all__ = ["SCHEMA", "decode", "encode", "first_difference", "read", "to_text", "write"]
 
 SCHEMA = 3
+VECTORS = Path(__file__).parent / "vectors"
 INLINE = 64  # arrays of up to this many numbers stand in the manifest
 
 Arrays = dict[str, NDArray[Any]]
@@ -82,31 +83,43 @@ def decode(manifest: Mapping[str, Any], large: Arrays) -> Case:
 
 
 def _decoded(kind: Any, entry: Any, large: Arrays) -> Any:
-    """A record, or a part of one, of the type that is annotated."""
+    """A record, or a part of one, of the type that is annotated. Raises an exception for anything else."""
     if kind is Tensor:
-        return Tensor(_array(entry, large), tuple(entry["axes"]))
+        return Tensor(_array(entry, large), _decoded(tuple[str, ...], entry["axes"], large))
     if kind is Value:
-        scale, constant = entry.get("scale", "magnitude"), entry.get("constant", "direct")  # which only floats have
-        scale = scale if isinstance(scale, str) else _array(scale, large)
-        return Value(_array(entry, large), tuple(entry["axes"]), entry["kind"], scale, constant)
-    if is_dataclass(kind):
+        tensor, kind = _decoded(Tensor, entry, large), entry["kind"]
+        if kind != "float":
+            return Value(tensor.array, tensor.axes, _expected(str, kind))
+        scale = entry["scale"] if isinstance(entry["scale"], str) else _array(entry["scale"], large)
+        return Value(tensor.array, tensor.axes, kind, scale, _expected(str, entry["constant"]))
+    if isinstance(kind, type) and is_dataclass(kind):
         types = _types(kind)
-        return kind(**{name: _decoded(types[name], each, large) for name, each in entry.items()})  # type: ignore[operator]
-    parts = [each for each in get_args(kind) if each is not NoneType]
+        return kind(**{name: _decoded(types[name], each, large) for name, each in _expected(dict, entry).items()})
+    first, *more = (each for each in get_args(kind) if each is not NoneType) if get_args(kind) else (kind,)
     if get_origin(kind) is tuple:
-        return tuple(_decoded(parts[0], each, large) for each in entry)
+        return tuple(_decoded(first, each, large) for each in _expected(list, entry))
     if get_origin(kind) is dict:
-        return {name: _decoded(parts[1], each, large) for name, each in entry.items()}
-    return _decoded(parts[0], entry, large) if parts and is_dataclass(parts[0]) else entry
+        records = is_dataclass(more[0])
+        entries = _expected(dict, entry).items()
+        return {name: _decoded(more[0], each, large) if records else each for name, each in entries}
+    return _decoded(first, entry, large) if is_dataclass(first) else _expected(first, entry)
+
+
+def _expected(kind: type, entry: Any) -> Any:
+    if type(entry) is not kind:
+        raise TypeError(f"expected {kind.__name__}, got {entry!r}")
+    return entry
 
 
 def _array(entry: Mapping[str, Any], large: Arrays) -> NDArray[Any]:
+    if entry["dtype"] not in ("float32", "float64", "int32", "bool"):
+        raise ValueError(f"there is no dtype {entry['dtype']!r}")
     if "tensor" not in entry:
         return np.array(_from_json(entry["data"]), entry["dtype"]).reshape(entry["shape"])
-    array = large[entry["tensor"]]
-    if str(array.dtype) != entry["dtype"] or list(array.shape) != entry["shape"]:
-        raise ValueError(f"{entry['tensor']}: {array.dtype}{array.shape} in the safetensors file")
-    return array
+    found = large[entry["tensor"]]
+    if str(found.dtype) != entry["dtype"] or list(found.shape) != entry["shape"]:
+        raise ValueError(f"{entry['tensor']}: {found.dtype}{found.shape} in the safetensors file")
+    return found
 
 
 def _from_json(data: Any) -> Any:
@@ -129,11 +142,11 @@ def write(case: Case, folder: Path) -> None:
     path.write_text(to_text(manifest))
 
 
-def read(path: Path, *, known: bool = True) -> Case:
+def read(path: Path) -> Case:
     """The case at `path`. Raises VectorError naming the file if anything about it is wrong.
 
-    known: whether its hash is known, as that of every vector in the package is; the form of any other is checked by the
-    schema. What is read must be written again as it is: nothing in a manifest or beside it is ignored or completed.
+    The schema checks a manifest that is not one of the package, all of which a test checks by it, and whose hashes
+    `suite.json` has. What is read must be written again as it is: nothing in a manifest or beside it is ignored or completed.
     """
     try:
         manifest = parse(path.read_text())
@@ -141,9 +154,9 @@ def read(path: Path, *, known: bool = True) -> Case:
             raise VectorError(
                 f"{path}: a vector of schema {manifest['schema']!r}; this version of moespec reads schema {SCHEMA}"
             )
-        if not known:
+        if VECTORS.resolve() not in path.resolve().parents:
             check(manifest, "schema.json")
-        large = _tensors_beside(path, manifest.pop("tensors", {}))
+        large = _tensors_beside(path, manifest.pop("tensors", ...))
         case = decode(manifest, large)
         again, arrays = encode(case)
         if json.dumps(manifest, sort_keys=True) != json.dumps(again, sort_keys=True):
@@ -151,10 +164,10 @@ def read(path: Path, *, known: bool = True) -> Case:
             raise VectorError(f"{path}: {found!r} is not in the format, which has {expected!r}")
         if arrays.keys() != large.keys():
             raise VectorError(f"{path.with_suffix('.safetensors')}: unused arrays {sorted(large.keys() - arrays)}")
-    except VectorError:
-        raise
     except Exception as error:  # whatever it is, the file is what is wrong
-        raise VectorError(f"{path}: {str(error) or type(error).__name__}") from error
+        if isinstance(error, VectorError):
+            raise
+        raise VectorError(f"{path}: {type(error).__name__}: {error}") from error
     if path.parent.name + "/" + path.stem != case.id or case.id.split("/")[0] != case.algorithm:
         raise VectorError(f"{path}: holds the case {case.id!r} of {case.algorithm!r}")
     return case
@@ -163,10 +176,10 @@ def read(path: Path, *, known: bool = True) -> Case:
 def _tensors_beside(path: Path, entry: Any) -> Arrays:
     """The arrays in the safetensors file beside `path`, of which the manifest's entry, if any, has name and hash."""
     beside = path.with_suffix(".safetensors")
-    if not entry and beside.exists():
-        raise VectorError(f"{beside}: {path.name} does not mention it")
-    if not entry:
+    if entry is ... and not beside.exists():
         return {}
+    if entry is ...:
+        raise VectorError(f"{beside}: {path.name} does not mention it")
     if entry["file"] != beside.name:
         raise VectorError(f"{path}: tensors are in {beside.name}, not in {entry['file']!r}")
     data = beside.read_bytes()

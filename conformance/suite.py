@@ -97,7 +97,7 @@ def verify(folder: Path = VECTORS, only: Only = lambda id: True) -> list[Path]:
 
 def load(folder: Path = VECTORS, only: Only = lambda id: True) -> list[Case]:
     """The cases whose id `only` accepts; no other is read. Raises VectorError if one is not as it must be."""
-    cases = {path: read(path, known=folder == VECTORS) for path in verify(folder, only)}
+    cases = {path: read(path) for path in verify(folder, only)}
     for path, case in cases.items():
         for problem in problems(case):
             raise VectorError(f"{path}: {problem}")

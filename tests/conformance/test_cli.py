@@ -34,9 +34,9 @@ def test_list_and_show_read_only_what_they_show(run, vectors, monkeypatch):
     opened = []
 
     def noting(function):
-        def note(path, **options):
+        def note(path):
             opened.append(path)
-            return function(path, **options)
+            return function(path)
 
         return note
 
