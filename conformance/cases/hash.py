@@ -55,6 +55,3 @@ def cases() -> Iterator[Definition]:
     by = ("tokens", *(f"experts/{name}" for name in ("w1", "b1", "w2", "b2")))
     yield case("gradient", "gradient", "By tokens and experts.", options={"by": by})
     yield evaluation(NAME, **arguments("evaluation_factor"))
-
-
-# Variants. A change is `(B, route, params, tokens, options, noise=None, train=False, ids=None)`.

@@ -8,7 +8,7 @@ import numpy as np
 
 from moespec.conformance.author.definition import Definition, call, composed, function, tensor
 from moespec.conformance.author.describe import METRICS, Function, Output
-from moespec.conformance.author.draw import grid, integers, permutation
+from moespec.conformance.author.draw import grid, integers, permutation, to_bfloat16
 from moespec.conformance.author.inputs import CROWD, both, distinct, experts, groups_tokens, scores
 from moespec.conformance.author.variant import variant
 from moespec.conformance.format import Stage, Tensor
@@ -347,6 +347,14 @@ def entropy_in_bits(B: Any, routing: Any) -> Any:
     return {**found, "entropy": found["entropy"] / np.log(2)}
 
 
+def combine_weights_in_bfloat16(B: Any, tokens: Any, routing: Any, experts: Callable[[Any], Any]) -> Any:
+    """The combine weights are rounded to bfloat16 before they multiply what the experts return."""
+    part = "weight" if hasattr(routing, "weight") else "combine"
+    weights = getattr(routing, part)
+    rounded = weights + (to_bfloat16(weights.real).astype(np.float64) - weights.real)
+    return B.moe_layer(tokens, routing._replace(**{part: rounded}), experts)
+
+
 VARIANTS = (
     variant(dropped_tokens_pass, "moe_layer", ledger="LA-2b"),
     variant(empty_slots_reach_the_last_token, "moe_layer"),
@@ -359,4 +367,5 @@ VARIANTS = (
     variant(perceptrons_with_approximate_gelu, "moe_mlp", ledger="LA-1b"),
     variant(load_of_filled_slots, "routing_metrics"),
     variant(entropy_in_bits, "routing_metrics"),
+    variant(combine_weights_in_bfloat16, "moe_layer", who="huggingface/transformers"),
 )

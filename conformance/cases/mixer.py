@@ -41,6 +41,3 @@ def cases() -> Iterator[Definition]:
     purpose = "Dropout and stochastic depth, in training."
     yield composed("mixer", "dropped", "value", purpose, "model", inputs=inputs, stages=stages)
     yield case("gradient", "gradient", "By images and parameters.", SQUARE)
-
-
-# Variants.

@@ -1,7 +1,5 @@
 """What implementations of the optimisers do, or may do, differently."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import replace
 from importlib import import_module
 from typing import Any
@@ -9,12 +7,9 @@ from unittest.mock import patch
 
 import numpy as np
 
-from moespec.backends import optimizers
 from moespec.conformance.author.variant import Variant, variant
 
 __all__ = ["VARIANTS"]
-
-Patches = Mapping[str, Any]
 
 
 def _updates() -> Any:
@@ -22,33 +17,17 @@ def _updates() -> Any:
     return import_module("moespec.backends.numpy.optimizers")
 
 
-def _patched(B: Any, patches: Patches, loss_function: Any, optimizer: Any, **options: Any) -> Any:
-    """`make_step` whose steps see `patches`: other updates by the name of the optimiser, or other `factored_axes`."""
-    step = B.make_step(loss_function, optimizer, **options)
-
-    def changed(state: Any, batch: Any, rate: float) -> Any:
-        with _seen(patches):
-            return step(state, batch, rate)
-
-    return changed
-
-
-@contextmanager
-def _seen(patches: Patches) -> Iterator[None]:
-    axes = patches.get("factored_axes", optimizers.factored_axes)
-    with (
-        patch.dict(_updates().UPDATES, {name: patches[name] for name in patches.keys() & _updates().UPDATES.keys()}),
-        patch.object(_updates(), "factored_axes", axes),
-        patch.object(optimizers, "factored_axes", axes),
-    ):
-        yield
-
-
 def _updating(optimizer: str, name: str, computes: str, update: Any, who: str = "") -> Variant:
     """The variant in which the optimiser has another update."""
 
     def make_step(B: Any, *arguments: Any, **options: Any) -> Any:
-        return _patched(B, {optimizer: update}, *arguments, **options)
+        step = B.make_step(*arguments, **options)
+
+        def changed(state: Any, batch: Any, rate: float) -> Any:
+            with patch.dict(_updates().UPDATES, {optimizer: update}):
+                return step(state, batch, rate)
+
+        return changed
 
     return Variant(name, computes, {"make_step": make_step}, "", who)
 
@@ -65,11 +44,10 @@ def decay_without_rate(B: Any, loss_function: Any, optimizer: Any, **options: An
     """The rate of a parameter does not multiply its decay."""
     if not optimizer.rates or optimizer.name != "adamw":
         return B.make_step(loss_function, optimizer, **options)
-    rates = [optimizer.rate_of(path.split("/")) for path in ("head/kernel", "experts/w1", "router/scale")]
-    decays = [optimizer.decay_of(path.split("/")) for path in ("head/kernel", "experts/w1", "router/scale")]
-    names = ("head/kernel", "experts/w1", "router/scale")
-    text = ", ".join(f"{n}={d / r}" for n, d, r in zip(names, decays, rates, strict=True) if r)
-    return B.make_step(loss_function, replace(optimizer, decay=text), **options)
+    paths = [path.split("/") for path in ("head/kernel", "experts/w1", "router/scale")]
+    decays = {"/".join(p): optimizer.decay_of(p) / optimizer.rate_of(p) for p in paths if optimizer.rate_of(p)}
+    decay = ", ".join(f"{name}={value}" for name, value in decays.items())
+    return B.make_step(loss_function, replace(optimizer, decay=decay), **options)
 
 
 def norm_with_frozen(B: Any, loss_function: Any, optimizer: Any, **options: Any) -> Any:

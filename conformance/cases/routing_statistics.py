@@ -54,6 +54,3 @@ def _chosen(name: str, purpose: str, shape: tuple[int, int, int], *, holes: bool
         ),
     )
     return composed(NAME, name, "value", purpose, inputs={"scores": values}, stages=stages)
-
-
-# Variants.
