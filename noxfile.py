@@ -131,7 +131,7 @@ def report(session: nox.Session) -> None:
     found = sorted(str(path) for path in REPORTS.glob("*.json"))
     if not found:
         session.error(f"{REPORTS} has no report yet: run `nox -s conformance` first")
-    _install(session)
+    _install(session, "conformance")
     session.run(
         "python", "-m", "moespec.conformance", "report", *found,
         "--html", str(REPORTS / "index.html"), "--badge", str(REPORTS / "badge.svg"),
@@ -160,7 +160,7 @@ def docs(session: nox.Session) -> None:
 
 @nox.session
 def variants(session: nox.Session) -> None:
-    """Run known variants of the algorithms: each must be caught by a vector, and each vector must catch one."""
+    """Run known variants of the algorithms: each must fail a vector, and two or more but for those of `check/alone.py`."""
     _install(session)
     session.run("python", "-m", "moespec.conformance", "variants", *session.posargs)
 

@@ -9,7 +9,19 @@ import numpy as np
 from moespec.conformance.author.describe import axes
 from moespec.conformance.format import Stage, Tensor
 
-__all__ = ["DRAWS", "Definition", "Draws", "Noise", "Routed", "call", "composed", "function", "single", "tensor"]
+__all__ = [
+    "DRAWS",
+    "Definition",
+    "Draws",
+    "Noise",
+    "Routed",
+    "call",
+    "composed",
+    "function",
+    "of_array",
+    "single",
+    "tensor",
+]
 
 
 class Noise(NamedTuple):
@@ -133,6 +145,20 @@ def composed(
 ) -> Definition:
     """A case of several calls; `fields` are those of `Definition`."""
     return Definition(algorithm, name, kind, purpose, inputs, stages, flags, **fields)
+
+
+def of_array(algorithm: str, argument: str, **defaults: Any) -> Callable[..., Definition]:
+    """What makes the cases of one array, by `single`: `case(name, kind, purpose, array, *flags, **others)`.
+
+    A gradient is by the combine scores, where these are given.
+    """
+
+    def case(name: str, kind: str, purpose: str, array: Tensor, *flags: str, **others: Any) -> Definition:
+        values: dict[str, Any] = {argument: array, **defaults, **others}
+        by = ("combine_scores",) if "combine_scores" in others else ()
+        return single(algorithm, algorithm, name, kind, purpose, *flags, by=by, **values)
+
+    return case
 
 
 def single(

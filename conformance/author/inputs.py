@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from moespec.conformance.author.definition import tensor
 from moespec.conformance.author.draw import grid, permutation, to_bfloat16
@@ -19,6 +20,7 @@ __all__ = [
     "groups_tokens",
     "kernel",
     "logits",
+    "rows",
     "scores",
     "tokens",
     "utilities",
@@ -26,16 +28,13 @@ __all__ = [
 
 G, T, E, D, H = 2, 6, 3, 4, 3
 
-CROWD = np.array(
-    [
-        [0.75, 0.25, 0],
-        [0.875, 0, 0.125],
-        [0.5, 0.25, 0.25],
-        [0.625, 0, 0.375],
-        [0.75, 0.125, 0.125],
-        [0.5, 0.375, 0.125],
-    ]
-)
+
+def rows(text: str) -> NDArray[np.float64]:
+    """The matrix of numbers that stand in a text, a row up to each semicolon."""
+    return np.array([[float(number) for number in row.split()] for row in text.split(";")])
+
+
+CROWD = rows("0.75 0.25 0; 0.875 0 0.125; 0.5 0.25 0.25; 0.625 0 0.375; 0.75 0.125 0.125; 0.5 0.375 0.125")
 """Scores of tokens whose first choice is expert 0, all of them."""
 
 TIED = np.concatenate([TIED_SCORES, [[0.25, 0.25, 0.5]]])

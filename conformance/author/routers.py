@@ -17,6 +17,7 @@ __all__ = [
     "NORMAL",
     "common",
     "evaluation",
+    "kernel_case",
     "kernel_of",
     "output_gradient",
     "router_case",
@@ -99,6 +100,14 @@ def router_case(
             also=also,
         ),
     )
+
+
+def kernel_case(
+    router: str, name: str, kind: str, purpose: str, *flags: str, zero: bool = False, **fields: Any
+) -> Definition:
+    """A case of a router without batches of noise, whose kernel is drawn from its name alone."""
+    params = kernel_of(f"routers/{router}/{name}", *fields["sizes"][:0:-1], zero=zero)
+    return router_case(router, name, kind, purpose, *flags, params=params, **fields)
 
 
 def common(router: str, **options: Any) -> Iterator[Definition]:

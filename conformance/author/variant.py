@@ -10,7 +10,7 @@ from typing import Any
 from moespec.conformance.rows import ALGORITHMS
 from moespec.spec import ROUTERS
 
-__all__ = ["TRAINING", "Replacement", "Variant", "changed", "every", "module_of", "noting", "variant"]
+__all__ = ["TRAINING", "Replacement", "Variant", "changed", "every", "module_of", "noting", "of_router", "variant"]
 
 TRAINING = frozenset({"make_step", "init_state"})
 """Names that only training calls."""
@@ -39,13 +39,11 @@ class Variant:
     def algorithms(self) -> frozenset[str]:
         """The algorithms that must catch it: those of the replaced names; all, for an operation that none has.
 
-        What all routers become concerns the models, too, which call them; training concerns the one that is trained.
+        Training concerns the model that is trained.
         """
         if self.replaced.keys() <= TRAINING:
             return frozenset({"vit"})
         rows = {name: [a.name for a in ALGORITHMS.values() if name in a.functions] for name in self.replaced}
-        if "ROUTERS" in rows:
-            rows["ROUTERS"] += [a.name for a in ALGORITHMS.values() if not a.functions]
         return frozenset(row for name in rows for row in ([name] if name in ROUTERS else rows[name] or ALGORITHMS))
 
 
@@ -67,6 +65,13 @@ def changed(router: str, change: Callable[..., Any]) -> Replacement:
 def every(routers: Collection[str], change: Callable[..., Any]) -> dict[str, Replacement]:
     """The routes of several routers changed alike; see `changed`."""
     return {name: changed(name, change) for name in routers}
+
+
+def of_router(
+    router: str, name: str, computes: str, change: Callable[..., Any], ledger: str = "", who: str = ""
+) -> Variant:
+    """The variant of one router whose route is changed; see `changed`."""
+    return Variant(name, computes, every((router,), change), ledger, who)
 
 
 def _reference() -> Any:

@@ -15,7 +15,7 @@ from moespec.conformance.author.describe import SLOTS, Choice, Function, Output
 from moespec.conformance.author.draw import grid, permutation
 from moespec.conformance.author.inputs import both, groups_tokens
 from moespec.conformance.author.margins import assignment_margin, token_choice_margin
-from moespec.conformance.author.reorder import weighted_by
+from moespec.conformance.author.reroute import weighted_by
 from moespec.conformance.author.variant import Variant, variant
 from moespec.conformance.format import Tensor
 from moespec.spec.examples import LOGITS
@@ -195,12 +195,6 @@ def assignment_is_greedy(B: Any, scores: Any, *noise: Any, **shards: Any) -> Any
     return _found(B, scores, B.base_greedy(scores), *noise, **shards)
 
 
-def assignment_over_all_shards(B: Any, scores: Any, *noise: Any, **shards: Any) -> Any:
-    """The assignment is balanced over all tokens, whatever the shards."""
-    B.base_assignment(scores, *noise, **shards)
-    return B.base_assignment(scores)
-
-
 def assignment_in_two_shards(B: Any, scores: Any, noise: Any = None, *, shards: int = 1) -> Any:
     """Two halves of the tokens are balanced each by itself, where that can be."""
     right = B.base_assignment(scores, noise, shards=shards)
@@ -208,31 +202,10 @@ def assignment_in_two_shards(B: Any, scores: Any, noise: Any = None, *, shards: 
     return B.base_assignment(scores, noise, shards=2) if halves else right
 
 
-def shards_by_index(B: Any, scores: Any, noise: Any = None, **shards: Any) -> Any:
-    """Tokens are cut into shards by their index, whatever the noise."""
-    B.base_assignment(scores, noise, **shards)
-    return B.base_assignment(scores, **shards)
-
-
-def shards_by_ascending_noise(B: Any, scores: Any, noise: Any = None, **shards: Any) -> Any:
-    """Tokens are cut into shards by ascending noise, which gives other shards where noise is equal."""
-    B.base_assignment(scores, noise, **shards)
-    return B.base_assignment(scores, None if noise is None else -noise, **shards)
-
-
-def order_not_undone(B: Any, scores: Any, noise: Any = None, **shards: Any) -> Any:
-    """The experts are given in the order in which the tokens were cut into shards."""
-    right = B.base_assignment(scores, noise, **shards)
-    return (
-        right if noise is None else right._replace(expert=np.take_along_axis(right.expert, stable_order(noise), axis=1))
-    )
-
-
 def assignment_in_turn(B: Any, scores: Any, *noise: Any, **shards: Any) -> Any:
     """Tokens choose one after the other, each the best expert that has room."""
     expert = np.zeros(scores.shape[:2], int)
     slots = scores.shape[1] // scores.shape[2]
-    B.base_assignment(scores, *noise, **shards)
     for g, ranked in enumerate(stable_order(scores)):
         room = [slots] * scores.shape[2]
         for t, wishes in enumerate(ranked):
@@ -243,7 +216,6 @@ def assignment_in_turn(B: Any, scores: Any, *noise: Any, **shards: Any) -> Any:
 
 def assignment_by_auction(B: Any, scores: Any, *noise: Any, **shards: Any) -> Any:
     """Tokens bid for experts, at least a fiftieth of the range of the scores more each time, until all have one."""
-    B.base_assignment(scores, *noise, **shards)
     return _found(B, scores, np.stack([_auction(table) for table in scores.real]))
 
 
@@ -268,26 +240,14 @@ def _auction(scores: Any) -> Any:
     return np.array([owner[token] for token in range(tokens)])
 
 
-def objective_without_gradient(B: Any, scores: Any, *noise: Any, **shards: Any) -> Any:
-    """The total carries no gradient."""
-    found = B.base_assignment(scores, *noise, **shards)
-    return found._replace(objective=found.objective.real)
-
-
 def gap_to_the_greedy_total(B: Any, scores: Any, *noise: Any, **shards: Any) -> Any:
     """The gap is that to the total without balance."""
     found = B.base_assignment(scores, *noise, **shards)
     return found._replace(gap=np.sum(np.max(scores.real, axis=2), axis=1) - found.objective.real)
 
 
-def greedy_ties_to_the_higher_expert(B: Any, scores: Any) -> Any:
-    """Among equal scores the greedy assignment takes the expert of higher index."""
-    return scores.shape[2] - 1 - B.base_greedy(scores[..., ::-1])
-
-
 def greedy_over_tokens(B: Any, scores: Any) -> Any:
     """The greedy assignment takes the best token of an expert, along the wrong axis."""
-    B.base_greedy(scores)
     _, tokens, experts = scores.shape
     return (np.argmax(scores.real, axis=1)[:, np.arange(tokens) % experts] % experts).astype(np.int32)
 
@@ -313,14 +273,8 @@ VARIANTS = (
     variant(assignment_is_greedy, "base_assignment", ledger="BL-1b"),
     variant(assignment_in_turn, "base_assignment", ledger="BL-1b"),
     variant(assignment_in_two_shards, "base_assignment", ledger="BL-6b"),
-    variant(assignment_over_all_shards, "base_assignment"),
-    variant(shards_by_index, "base_assignment"),
-    variant(order_not_undone, "base_assignment"),
-    variant(shards_by_ascending_noise, "base_assignment"),
     variant(assignment_by_auction, "base_assignment", ledger="BL-1b"),
-    variant(objective_without_gradient, "base_assignment"),
     variant(gap_to_the_greedy_total, "base_assignment"),
-    variant(greedy_ties_to_the_higher_expert, "base_greedy"),
     variant(greedy_over_tokens, "base_greedy"),
     _weighted(
         "gate_is_a_softmax",
@@ -329,6 +283,5 @@ VARIANTS = (
         "BL-3b",
     ),
     _weighted("gate_is_one", "The output of an expert is not weighted.", np.ones_like, "BL-3c"),
-    _weighted("gate_is_a_constant", "The gate carries no gradient.", lambda scores: 1 / (1 + np.exp(-scores.real))),
     variant(slots_by_score, "base_routing", ledger="BL-5b"),
 )

@@ -7,10 +7,10 @@ import numpy as np
 
 from moespec.conformance.author.definition import Definition, call, composed
 from moespec.conformance.author.describe import Choice, Function, Output
-from moespec.conformance.author.inputs import CROWD, TIED, both, scores
+from moespec.conformance.author.inputs import CROWD, TIED, both, rows, scores
 from moespec.conformance.author.margins import order_margin
 from moespec.conformance.author.near import near_ties
-from moespec.conformance.author.reorder import heap_order
+from moespec.conformance.author.reroute import heap_order
 from moespec.conformance.author.variant import variant
 from moespec.conformance.format import Tensor
 
@@ -45,14 +45,7 @@ def cases() -> Iterator[Definition]:
     yield case("by_max", "overflow", "The token with the highest score first.", scores("bp/a"), choices=1)
     yield case("by_max_two", "overflow", "Two choices, by the highest score.", scores("bp/b"))
     yield case("by_sum", "overflow", "Two choices, by their sum.", scores("bp/c"), by="sum")
-    apart = [
-        [0.75, 0.125, 0.125],
-        [0.625, 0.5, 0.0],
-        [0.6875, 0.25, 0.0625],
-        [0.5, 0.4375, 0.0625],
-        [0.8125, 0, 0.125],
-        [0.5, 0.5, 0],
-    ]
+    apart = rows("0.75 0.125 0.125; 0.625 0.5 0.0; 0.6875 0.25 0.0625; 0.5 0.4375 0.0625; 0.8125 0 0.125; 0.5 0.5 0")
     yield case("max_not_sum", "value", "Maximum and sum order differently.", both(apart))
     yield case("sum_not_max", "value", "Sum and maximum order differently.", both(apart), by="sum")
     purpose = "The best of those who want the same expert get in."
@@ -68,7 +61,7 @@ def cases() -> Iterator[Definition]:
     yield case("real_size", "overflow", "196 tokens, 32 experts.", real, "real_size", ties, choices=1, capacity=7)
 
 
-# Variants. Scores are (groups, tokens, experts). The right function is called first: it rejects what must be rejected.
+# Variants. Scores are (groups, tokens, experts).
 
 
 def _priority(scores: Any, by: str, choices: int) -> Any:
@@ -78,25 +71,21 @@ def _priority(scores: Any, by: str, choices: int) -> Any:
 
 def least_important_first(B: Any, scores: Any, *, by: str = "max", choices: int = 1) -> Any:
     """The token of lowest priority comes first."""
-    B.batch_priority(scores, by=by, choices=choices)
     return np.argsort(_priority(scores, by, choices), axis=1, kind="stable").astype(np.int32)
 
 
 def priority_by_sum(B: Any, scores: Any, *, by: str = "max", choices: int = 1) -> Any:
     """The priority is the sum of the chosen scores, also where their maximum is requested."""
-    B.batch_priority(scores, by=by, choices=choices)
     return B.batch_priority(scores, by="sum", choices=max(choices, min(2, scores.shape[2])))
 
 
 def priority_by_maximum(B: Any, scores: Any, *, by: str = "max", choices: int = 1) -> Any:
     """The priority is the highest score, also where the sum of the chosen is requested."""
-    B.batch_priority(scores, by=by, choices=choices)
     return B.batch_priority(scores)
 
 
 def tokens_in_heap_order(B: Any, scores: Any, *, by: str = "max", choices: int = 1) -> Any:
     """Tokens of equal priority come as a sort returns them that is not stable."""
-    B.batch_priority(scores, by=by, choices=choices)
     return heap_order(_priority(scores, by, choices)).astype(np.int32)
 
 
@@ -107,7 +96,6 @@ def ranks_for_order(B: Any, scores: Any, **options: Any) -> Any:
 
 def negative_zero_last(B: Any, scores: Any, *, by: str = "max", choices: int = 1) -> Any:
     """A token whose highest score is -0.0 comes after one of 0.0, which equals it."""
-    B.batch_priority(scores, by=by, choices=choices)
     signed = np.where(scores == 0, np.where(np.signbit(scores.real), -1e-300, 0.0), scores)
     return B.batch_priority(signed, by=by, choices=choices)
 

@@ -81,7 +81,6 @@ def rules_from_left_to_right(B: Any) -> dict[str, Callable[..., int]]:
 
     def rounded(name: str) -> Callable[..., int]:
         def rule(tokens: int, experts: int, factor: float, choices: int = 1) -> int:
-            B.CAPACITY_RULES[name](tokens, experts, factor, choices)
             return math.ceil(choices * tokens * factor / experts)
 
         return rule

@@ -59,7 +59,7 @@ def _given(options: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-# Variants. The right function is called first: it rejects what must be rejected.
+# Variants.
 
 
 def _projected(B: Any, scores: Any, options: dict[str, Any], *, order: str, corrected: bool = True) -> Any:
@@ -85,16 +85,6 @@ def column_sums_last(B: Any, scores: Any, **options: Any) -> Any:
     return _projected(B, scores, options, order="rec")
 
 
-def projected_in_turn(B: Any, scores: Any, **options: Any) -> Any:
-    """The projections have no corrections, so that they end at another matrix with the same sums."""
-    return _projected(B, scores, options, order="cre", corrected=False)
-
-
-def entries_not_bounded(B: Any, scores: Any, **options: Any) -> Any:
-    """Entries of the capped affinity may exceed 1."""
-    return _projected(B, scores, options, order="cr")
-
-
 def capped_until_it_settles(B: Any, scores: Any, **options: Any) -> Any:
     """Dykstra's algorithm stops where a round changes no entry by more than 1e-3."""
     found = B.capped_affinity(scores, **options)
@@ -107,14 +97,11 @@ def capped_until_it_settles(B: Any, scores: Any, **options: Any) -> Any:
 
 def regularization_of_the_paper(B: Any, scores: Any, **options: Any) -> Any:
     """The capped affinity has the regularisation 0.001, whatever is requested."""
-    B.capped_affinity(scores, **options)
     return B.capped_affinity(scores, **{**options, "regularization": 1e-3})
 
 
 VARIANTS = (
     variant(column_sums_last, NAME, ledger="CP-1b"),
-    variant(projected_in_turn, NAME),
-    variant(entries_not_bounded, NAME),
     variant(capped_until_it_settles, NAME, ledger="CP-2b"),
     variant(regularization_of_the_paper, NAME, ledger="CP-4"),
 )

@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from moespec.conformance.author.reorder import chosen_mask
-from moespec.conformance.author.reroute import configured, noiseless, rerouted, reweighted
+from moespec.conformance.author.reroute import chosen_mask, configured, noiseless, rerouted, reweighted
 from moespec.conformance.author.variant import Variant, every
-from moespec.spec import CAPACITY_RULES, ROUTERS, ConfigError
-from moespec.spec.options import CapacityOptions, TokenChoiceOptions
+from moespec.spec import CAPACITY_RULES, ConfigError
+from moespec.spec.options import TokenChoiceOptions
 from moespec.spec.routers.composition import token_choice
 
 __all__ = ["VARIANTS"]
@@ -23,12 +22,6 @@ SPARSE_PLAN = ("sparsity_constrained_token_choice", "sparsity_constrained_expert
 PLANS = (*SINKHORN, *SPARSE_PLAN)
 SELECTING = (*TOKEN_CHOICE, "softmax_expert_choice", "sinkhorn_expert_choice", "sparsity_constrained_expert_choice")
 """The routers that select by the softmax of logits, or by a plan."""
-GATED = (*SELECTING, "importance_score", "s_base")
-"""The routers with gating noise."""
-NOISY = (*GATED, "noisy_top_k", "gshard", "switch")
-"""The routers with noise."""
-EVALUATED = tuple(name for name, router in ROUTERS.items() if issubclass(router.Options, CapacityOptions))
-"""The routers that have a capacity of evaluation."""
 
 
 # Capacities: of the function, and of the routers that select.
@@ -66,7 +59,6 @@ def _ruled(name: str, computes: str, rule: Rule, ledger: str = "CA-1", who: str 
         rounding: str = "ceil",
         multiple_of: int = 1,
     ) -> int:
-        B.expert_capacity(tokens, experts, factor, choices=choices, rounding=rounding, multiple_of=multiple_of)
         return slots(tokens, experts, factor, choices, rounding, multiple_of)
 
     def change(B: Any, route: Any, params: Any, tokens: Any, options: Any, *, train: bool = False, **more: Any) -> Any:
@@ -242,46 +234,8 @@ def _dropped_choices(B: Any, route: Any, params: Any, tokens: Any, options: Any,
     return output._replace(metrics={**output.metrics, "dropped": 1 - filled})
 
 
-def _evaluated(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
-    route(params, tokens, options, **more)
-    return route(params, tokens, options, **{**more, "train": False})
-
-
-def _quiet_evaluation(
-    B: Any, route: Any, params: Any, tokens: Any, options: Any, *, noise: Any = None, train: bool = False, **more: Any
-) -> Any:
-    route(params, tokens, options, noise=noise, train=train, **more)
-    return route(params, tokens, options, noise=noise if train else None, train=train, **more)
-
-
-def _load(choices: int | None, multiplier: float | None) -> Callable[..., Any]:
-    """The load loss of another number of choices, or of noise with another multiplier."""
-
-    def value(B: Any, options: Any, clean: Any, noisy: Any, routing: Any) -> Any:
-        count = choices or getattr(options, "choices", 1)
-        std = (multiplier or options.noise_multiplier) / options.experts
-        return B.load_loss(clean, noisy, choices=min(count, options.experts), noise_std=std)
-
-    return _with_loss("load", value)
-
-
 VARIANTS = (
     *CAPACITIES,
-    Variant(
-        "noise_in_training_alone",
-        "Noise that is given at evaluation is not used.",
-        every(NOISY, _quiet_evaluation),
-    ),
-    Variant(
-        "load_of_first_choices",
-        "The load loss is that of the first choices, however many a token makes.",
-        every((*TOKEN_CHOICE, "importance_score"), _load(1, None)),
-    ),
-    Variant(
-        "load_of_unit_noise",
-        "The load loss takes the noise to have the standard deviation 1 / E, whatever its multiplier is.",
-        every(GATED, _load(None, 1.0)),
-    ),
     Variant(
         "noise_for_the_choice_alone",
         "Noise decides the selection, but the combine weights are the softmax of the logits without it.",
@@ -313,10 +267,7 @@ VARIANTS = (
         "RT-1b",
     ),
     Variant(
-        "sinkhorn_without_noise",
-        "The Sinkhorn routers are not noisy in training.",
-        every(SINKHORN, noiseless),
-        "SK-5b",
+        "sinkhorn_without_noise", "The Sinkhorn routers are not noisy in training.", every(SINKHORN, noiseless), "SK-5b"
     ),
     Variant(
         "load_of_the_plan",
@@ -379,6 +330,12 @@ VARIANTS = (
         "The fractions of the balance loss are those of the slots that are filled.",
         every(SELECTING, _with_loss("balance", _balance_after_drops)),
         "AL-5c",
+        "NVIDIA/Megatron-LM (issue 1513)",
+    ),
+    Variant(
+        "balance_of_logits",
+        "The balance loss is computed from the logits, not from probabilities.",
+        every(SELECTING, _with_loss("balance", lambda B, options, clean, noisy, routing: B.balance_loss(noisy))),
     ),
     Variant(
         "balance_over_choices",
@@ -393,11 +350,6 @@ VARIANTS = (
         "AL-7b",
     ),
     Variant(
-        "logits_of_losses_fixed",
-        "The balance loss sees the noisy logits and the z-loss the clean ones, whatever the options say.",
-        every(SELECTING, configured(balance_logits="noisy", z_logits="clean")),
-    ),
-    Variant(
         "losses_not_weighted",
         "The losses of a router are not multiplied by their weights.",
         every(SELECTING, _losses(lambda name, loss, o: loss / getattr(o, f"{name}_weight"))),
@@ -407,21 +359,6 @@ VARIANTS = (
         "Dropped is the fraction of the choices of tokens that find no slot.",
         every(TOKEN_CHOICE, _dropped_choices),
         "ME-1b",
-    ),
-    Variant(
-        "slots_by_number_ignored",
-        "The capacity follows from the factor, whatever number of slots is requested.",
-        every(SELECTING, configured(slots_per_expert=None)),
-    ),
-    Variant(
-        "evaluation_factor_ignored",
-        "The capacity at evaluation is that of training.",
-        every(EVALUATED, configured(eval_capacity_factor=None)),
-    ),
-    Variant(
-        "evaluation_factor_in_training",
-        "The capacity of training is that of evaluation.",
-        every(SELECTING, _evaluated),
     ),
     Variant(
         "chosen_not_normalised",

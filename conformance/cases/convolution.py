@@ -41,7 +41,7 @@ def cases() -> Iterator[Definition]:
     yield case("gradient", "gradient", "By images, kernel and bias.", **_inputs("gradient", 3, 4, 1), stride=2)
 
 
-# Variants. The right function is called first: it rejects what must be rejected.
+# Variants.
 
 
 def padded_at_the_end(B: Any, images: Any, kernel: Any, bias: Any, *, stride: int = 1) -> Any:
@@ -52,21 +52,6 @@ def padded_at_the_end(B: Any, images: Any, kernel: Any, bias: Any, *, stride: in
         total = max((kept - 1) * stride + size - length, 0)
         padding.append((total // 2, total - total // 2))
     return _of_padded(np.pad(images, [(0, 0), *padding, (0, 0)]), kernel, bias, stride, right.shape)
-
-
-def flipped(B: Any, images: Any, kernel: Any, bias: Any, **options: Any) -> Any:
-    """The kernel is flipped along both axes, as in the convolution of mathematics."""
-    B.convolution(images, kernel, bias, **options)
-    return B.convolution(images, kernel[::-1, ::-1], bias, **options)
-
-
-def starts_with_the_second(B: Any, images: Any, kernel: Any, bias: Any, *, stride: int = 1) -> Any:
-    """Of pixels `stride` apart the last of the first few is taken, where the first of the image should be."""
-    right = B.convolution(images, kernel, bias, stride=stride)
-    moved = np.zeros(images.shape, images.dtype)
-    start = min(stride, *images.shape[1:3]) - 1
-    moved[:, : images.shape[1] - start, : images.shape[2] - start] = images[:, start:, start:]
-    return B.convolution(moved, kernel, bias, stride=stride).reshape(right.shape)
 
 
 def edges_repeated(B: Any, images: Any, kernel: Any, bias: Any, *, stride: int = 1) -> Any:
@@ -86,9 +71,4 @@ def _of_padded(padded: Any, kernel: Any, bias: Any, stride: int, shape: tuple[in
     return found
 
 
-VARIANTS = (
-    variant(padded_at_the_end, NAME, ledger="CV-1b"),
-    variant(flipped, NAME),
-    variant(starts_with_the_second, NAME),
-    variant(edges_repeated, NAME),
-)
+VARIANTS = (variant(padded_at_the_end, NAME, ledger="CV-1b"), variant(edges_repeated, NAME))

@@ -52,7 +52,7 @@ def cases() -> Iterator[Definition]:
     )
 
 
-# Variants. The right function is called first: it rejects what must be rejected.
+# Variants.
 
 
 def dropout_not_scaled(B: Any, x: Any, draws: Any, *, rate: float) -> Any:
@@ -60,48 +60,18 @@ def dropout_not_scaled(B: Any, x: Any, draws: Any, *, rate: float) -> Any:
     return B.dropout(x, draws, rate=rate) * (1.0 - rate)
 
 
-def dropout_of_an_example(B: Any, x: Any, draws: Any, *, rate: float) -> Any:
-    """The first draw of an example decides for all of its entries."""
-    B.dropout(x, draws, rate=rate)
-    return B.dropout(x, draws[:, :1, :1], rate=rate)
-
-
-def dropout_of_the_batch(B: Any, x: Any, draws: Any, *, rate: float) -> Any:
-    """The draws of the first example decide for all examples."""
-    B.dropout(x, draws, rate=rate)
-    return B.dropout(x, draws[:1], rate=rate)
-
-
 def dropout_of_the_small(B: Any, x: Any, draws: Any, *, rate: float) -> Any:
     """An entry is kept where its draw is below 1 - rate."""
-    B.dropout(x, draws, rate=rate)
     return np.where(draws < 1.0 - rate, x / (1.0 - rate), 0.0)
-
-
-def dropout_of_the_equal(B: Any, x: Any, draws: Any, *, rate: float) -> Any:
-    """A draw that equals the rate drops its entry."""
-    B.dropout(x, draws, rate=rate)
-    return np.where(draws > rate, x / (1.0 - rate), 0.0)
 
 
 def rates_from_the_first_block(B: Any, rate: float, *, block: int, depth: int) -> float:
     """The first block already drops branches, at the rate over the number of blocks."""
-    B.branch_rate(rate, block=block, depth=depth)
     return rate * (block + 1) / depth
-
-
-def one_rate_for_all(B: Any, rate: float, *, block: int, depth: int) -> float:
-    """All blocks drop branches at one rate."""
-    B.branch_rate(rate, block=block, depth=depth)
-    return rate
 
 
 VARIANTS = (
     variant(dropout_not_scaled, "dropout", ledger="DO-1b", who="google-research/big_vision"),
-    variant(dropout_of_an_example, "dropout"),
-    variant(dropout_of_the_batch, "dropout"),
     variant(dropout_of_the_small, "dropout", who="google/flax"),
-    variant(dropout_of_the_equal, "dropout"),
     variant(rates_from_the_first_block, "branch_rate", ledger="DO-2b"),
-    variant(one_rate_for_all, "branch_rate"),
 )

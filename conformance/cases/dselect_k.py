@@ -5,6 +5,7 @@ until no code is near one.
 """
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from moespec.conformance.author.draw import grid
 from moespec.conformance.author.near import near_codes
 from moespec.conformance.author.reroute import configured
 from moespec.conformance.author.routers import router_case
-from moespec.conformance.author.variant import Variant, every, variant
+from moespec.conformance.author.variant import of_router, variant
 from moespec.conformance.format import Stage, Tensor
 from moespec.spec.dselect_k_codes import code_bits
 from moespec.spec.dselect_k_losses import EPSILON
@@ -43,8 +44,7 @@ def _entropy_scale(selectors: Any) -> Any:
 FUNCTIONS = (
     Function("smooth_step", {"step": Output("rows n")}),
     Function(
-        "dselect_k_codes",
-        {"codes": Output("groups tokens choices bits"), "logits": Output("groups tokens choices")},
+        "dselect_k_codes", {"codes": Output("groups tokens choices bits"), "logits": Output("groups tokens choices")}
     ),
     Function("dselect_k_selectors", {"selectors": Output("groups tokens choices experts")}, Choice("codes", _outside)),
     Function("dselect_k_gate", {"gate": Output("groups tokens experts")}),
@@ -107,38 +107,43 @@ STATIC = {
 }
 
 
-def _gates() -> Iterator[Definition]:
-    def case(
-        name: str, kind: str, purpose: str, values: Tensor, count: int, flag: str, gamma: float = 1.0
-    ) -> Definition:
-        inputs = {"codes": values, "logits": mixture(f"dselect/{name}", values.array.shape[2])}
-        gate = call(GATE, {**SELECTORS, "logits": "logits"})
-        stages = (_selectors("codes", count, gamma), gate, call("dselect_k_routing", {"gate": GATE}))
-        return composed(GATE, name, kind, purpose, flag, inputs=inputs, stages=stages)
+def _gate(name: str, kind: str, purpose: str, values: Tensor, count: int, flag: str, gamma: float = 1.0) -> Definition:
+    inputs = {"codes": values, "logits": mixture(f"dselect/{name}", values.array.shape[2])}
+    gate = call(GATE, {**SELECTORS, "logits": "logits"})
+    stages = (_selectors("codes", count, gamma), gate, call("dselect_k_routing", {"gate": GATE}))
+    return composed(GATE, name, kind, purpose, flag, inputs=inputs, stages=stages)
 
-    order, holes, size, idle = "code_order", "unreachable_codes", "degenerate_size", "unused_expert"
-    yield case("four_experts", "value", "A power of two: the gate sums to 1.", codes("dselect/a", 4), 4, order)
-    yield case("eight_experts", "value", "Three digits.", codes("dselect/b", 8), 8, order)
-    yield case("five_experts", "value", "Three codes of eight have no expert.", codes("dselect/c", 5), 5, holes)
-    yield case("three_choices", "value", "Three selectors.", codes("dselect/d", 6, 3), 6, holes)
-    yield case("wide", "value", "A wider step.", codes("dselect/e", 4, reach=1.0), 4, "smooth_step", 2.0)
+
+ORDER, HOLES, SIZE, IDLE = "code_order", "unreachable_codes", "degenerate_size", "unused_expert"
+
+
+def _gates() -> Iterator[Definition]:
+    yield _gate("four_experts", "value", "A power of two: the gate sums to 1.", codes("dselect/a", 4), 4, ORDER)
+    yield _gate("eight_experts", "value", "Three digits.", codes("dselect/b", 8), 8, ORDER)
+    yield _gate("five_experts", "value", "Three codes of eight have no expert.", codes("dselect/c", 5), 5, HOLES)
+    yield _gate("three_choices", "value", "Three selectors.", codes("dselect/d", 6, 3), 6, HOLES)
+    yield _gate("wide", "value", "A wider step.", codes("dselect/e", 4, reach=1.0), 4, "smooth_step", 2.0)
     same = tensor(np.tile([0.75, -0.75], (G, T, K, 1)), CODES)
-    yield case("same_expert", "value", "Selectors that pick the same expert add their weights.", same, 4, idle)
+    yield _gate("same_expert", "value", "Selectors that pick the same expert add their weights.", same, 4, IDLE)
     ends = tensor(0.5 * np.sign(grid("dselect/f", (G, T, K, 2)) + 0.0625), CODES)
     purpose = "Codes at the ends of the step: an expert that gets exactly 0 is not used."
-    yield case("ends", "tie", purpose, ends, 4, idle)
+    yield _gate("ends", "tie", purpose, ends, 4, IDLE)
     small = {"gate": tensor([[[1.0, 2.0**-60, 0.0], [2.0**-24, 1.0, 2.0**-8]]], "groups tokens experts")}
     stages = (call("dselect_k_routing", {"gate": "gate"}),)
     purpose = "A token is in an expert however small its gate is, unless it is 0."
-    yield composed(GATE, "small_gates", "value", purpose, idle, inputs=small, stages=stages)
+    yield composed(GATE, "small_gates", "value", purpose, IDLE, inputs=small, stages=stages)
     purpose = "One selector: its logit does not matter."
-    yield case("one_choice", "degenerate", purpose, codes("dselect/g", 4, 1), 4, size)
+    yield _gate("one_choice", "degenerate", purpose, codes("dselect/g", 4, 1), 4, SIZE)
     near = codes("dselect/h", 2)
     near.array[:, ::2] = 255 / 512 * np.sign(near.array[:, ::2] + 0.0625)
-    yield case(
-        "two_experts", "degenerate", "One digit, for some tokens just inside the ends of the step.", near, 2, size
+    yield _gate(
+        "two_experts", "degenerate", "One digit, for some tokens just inside the ends of the step.", near, 2, SIZE
     )
+    yield from _near_and_static()
 
+
+def _near_and_static() -> Iterator[Definition]:
+    """Codes near the ends of the step, a static gate, and losses."""
     made = call(GATE, {**SELECTORS, "logits": "dselect_k_codes/logits"})
     routing = call("dselect_k_routing", {"gate": GATE})
     yield from near_codes(GATE, _selectors("dselect_k_codes/codes", 4), made, routing)
@@ -146,7 +151,7 @@ def _gates() -> Iterator[Definition]:
     gate = call(GATE, {**SELECTORS, "logits": "static_logits"})
     static = (_selectors("static_codes", 4), gate, *_losses())
     purpose = "A static gate has neither groups nor tokens."
-    yield composed(GATE, "static", "value", purpose, order, inputs=STATIC, stages=static)
+    yield composed(GATE, "static", "value", purpose, ORDER, inputs=STATIC, stages=static)
 
     def losses(name: str, purpose: str, values: Tensor, count: int) -> Definition:
         stages = (_selectors("codes", count), *_losses())
@@ -172,10 +177,7 @@ def _gradients() -> Iterator[Definition]:
     yield case("mixture", "By selectors and logits.", inputs, call(GATE, {name: name for name in inputs}))
     bits = {"static_codes": STATIC["static_codes"]}
     yield case("static_codes", "By the codes of a static gate.", bits, _selectors("static_codes", 3))
-    inputs = {
-        "static_selectors": Tensor(mass.array[0, 0], mass.axes[2:]),
-        "static_logits": STATIC["static_logits"],
-    }
+    inputs = {"static_selectors": Tensor(mass.array[0, 0], mass.axes[2:]), "static_logits": STATIC["static_logits"]}
     gate = call(GATE, {"selectors": "static_selectors", "logits": "static_logits"})
     yield case("static_mixture", "By the selectors and the logits of a static gate.", inputs, gate)
     shown = {"gate": tensor(grid("dselect/k", (G, T, 3), **quarter), "groups tokens experts")}
@@ -185,52 +187,52 @@ def _gradients() -> Iterator[Definition]:
         yield case(loss, "By selectors.", {"selectors": mass}, *_losses("selectors"), of=of)
 
 
-def _routers() -> Iterator[Definition]:
-    def case(
-        name: str, kind: str, purpose: str, *flags: str, count: int = 4, tokens: int = T, reach: float = 0.5,
-        step: float = 0.125, choices: int = K, train: bool = True, **options: Any,
-    ) -> Definition:  # fmt: skip
-        key = f"routers/{NAME}/{name}"
-        static = options.get("selector_gate") == "static"
-        columns = choices * (code_bits(count) + 1)
-        centre = 0.0625 if static and kind != "tie" else 0.0  # no code at an end of the step, but where it is meant
-        bias = grid(f"{key}/bias", (columns,), reach=reach, step=step, centre=centre)
-        params = {"bias": tensor(bias, "columns")}
-        if not static:
-            kernel = grid(f"{key}/kernel", (D, columns), reach=0.375, step=0.0625)
-            params["kernel"] = tensor(kernel, "width columns")
-        return router_case(
-            NAME, name, kind, purpose, *flags, params=params, sizes=(tokens, count, D), train=train,
-            draws=Draws(1.5, 1 if static else 200, np.inf), exact_ties=kind == "tie", choices=choices, **options,
-        )  # fmt: skip
+def _router(
+    name: str, kind: str, purpose: str, *flags: str, count: int = 4, tokens: int = T, reach: float = 0.5,
+    step: float = 0.125, choices: int = K, train: bool = True, **options: Any,
+) -> Definition:  # fmt: skip
+    key = f"routers/{NAME}/{name}"
+    static = options.get("selector_gate") == "static"
+    columns = choices * (code_bits(count) + 1)
+    centre = 0.0625 if static and kind != "tie" else 0.0  # no code at an end of the step, but where it is meant
+    bias = grid(f"{key}/bias", (columns,), reach=reach, step=step, centre=centre)
+    params = {"bias": tensor(bias, "columns")}
+    if not static:
+        kernel = grid(f"{key}/kernel", (D, columns), reach=0.375, step=0.0625)
+        params["kernel"] = tensor(kernel, "width columns")
+    return router_case(
+        NAME, name, kind, purpose, *flags, params=params, sizes=(tokens, count, D), train=train,
+        draws=Draws(1.5, 1 if static else 200, np.inf), exact_ties=kind == "tie", choices=choices, **options,
+    )  # fmt: skip
 
+
+def _routers() -> Iterator[Definition]:
     step, loss, idle, size = "smooth_step", "selector_losses", "unused_expert", "degenerate_size"
     static: dict[str, Any] = {"selector_gate": "static"}
     weights: dict[str, Any] = {"selector_entropy_weight": 0.25, "reachability_weight": 0.5}
-    yield case("values", "value", "Four experts.", "generated_code", "code_order")
+    yield _router("values", "value", "Four experts.", "generated_code", "code_order")
     purpose = "The mass on codes without an expert is lost."
-    yield case("five_experts", "value", purpose, "unreachable_codes", count=5, selector_gamma=2.0)
-    yield case("losses", "value", "Both losses, weighted.", loss, count=6, **weights)
+    yield _router("five_experts", "value", purpose, "unreachable_codes", count=5, selector_gamma=2.0)
+    yield _router("losses", "value", "Both losses, weighted.", loss, count=6, **weights)
     purpose = "No code is without an expert: there is no reachability to count."
-    yield case("losses_power_of_two", "value", purpose, loss, **weights)
+    yield _router("losses_power_of_two", "value", purpose, loss, **weights)
     purpose = "The losses are there at evaluation, too."
-    yield case("evaluation", "value", purpose, loss, count=3, tokens=1, train=False)
-    yield case("static", "value", "The same gate for every token.", idle, reach=0.75, **static)
+    yield _router("evaluation", "value", purpose, loss, count=3, tokens=1, train=False)
+    yield _router("static", "value", "The same gate for every token.", idle, reach=0.75, **static)
     purpose = "The losses of a static gate count once, not once a token."
-    yield case("static_losses", "value", purpose, loss, count=3, reach=0.375, **weights, **static)
-    yield case("static_ends", "tie", "Codes exactly at the ends of the step.", idle, step=0.5, **static)
-    yield case("one_expert", "degenerate", "One expert gets everything.", size, count=1)
-    yield case("one_token", "degenerate", "One token, three selectors.", size, tokens=1, choices=3)
-    yield case("gradient", "gradient", "By tokens, parameters and expert weights.", step, count=5)
+    yield _router("static_losses", "value", purpose, loss, count=3, reach=0.375, **weights, **static)
+    yield _router("static_ends", "tie", "Codes exactly at the ends of the step.", idle, step=0.5, **static)
+    yield _router("one_expert", "degenerate", "One expert gets everything.", size, count=1)
+    yield _router("one_token", "degenerate", "One token, three selectors.", size, tokens=1, choices=3)
+    yield _router("gradient", "gradient", "By tokens, parameters and expert weights.", step, count=5)
     purpose = "By the parameters of a static gate."
-    yield case("gradient_static", "gradient", purpose, step, count=3, reach=0.375, **static)
-    yield case(
+    yield _router("gradient_static", "gradient", purpose, step, count=3, reach=0.375, **static)
+    yield _router(
         "gradient_losses", "gradient", "Of both losses, too.", loss, losses=True, count=3, reach=0.375, **weights
     )
 
 
-# Variants. Codes are (..., choices, bits), selectors (..., choices, experts). The right function is called first: it
-# rejects what must be rejected.
+# Variants. Codes are (..., choices, bits), selectors (..., choices, experts).
 
 
 def _tokens_of(selectors: Any) -> int:
@@ -248,33 +250,14 @@ def _over_their_sum(values: Any) -> Any:
     return values / np.where(total.real > 0, total, 1)
 
 
-def step_not_clipped(B: Any, z: Any, *, gamma: float = 1.0) -> Any:
-    """The cubic of the smooth step goes on outside the step."""
-    B.smooth_step(z, gamma=gamma)
-    return 0.5 + 1.5 * z / gamma - 2 * (z / gamma) ** 3
-
-
 def step_is_linear(B: Any, z: Any, *, gamma: float = 1.0) -> Any:
     """The step rises in a straight line from one end to the other."""
-    B.smooth_step(z, gamma=gamma)
     t = z / gamma + 0.5
     return np.where(t.real <= 0, 0, np.where(t.real >= 1, 1, t))
 
 
-def step_of_half_width(B: Any, z: Any, *, gamma: float = 1.0) -> Any:
-    """The step goes from -gamma to gamma, not from -gamma / 2 to gamma / 2."""
-    return B.smooth_step(z, gamma=2 * gamma)
-
-
-def step_width_ignored(B: Any, codes: Any, *, experts: int, gamma: float = 1.0) -> Any:
-    """The step of the selectors is 1 wide, whatever width is requested."""
-    B.dselect_k_selectors(codes, experts=experts, gamma=gamma)
-    return B.dselect_k_selectors(codes, experts=experts)
-
-
 def least_significant_digit_first(B: Any, codes: Any, **options: Any) -> Any:
     """The first number of a code is the least significant digit of the expert."""
-    B.dselect_k_selectors(codes, **options)
     return B.dselect_k_selectors(codes[..., ::-1], **options)
 
 
@@ -290,11 +273,6 @@ def selectors_renormalised(B: Any, codes: Any, **options: Any) -> Any:
     return _over_their_sum(B.dselect_k_selectors(codes, **options))
 
 
-def codes_without_gradient(B: Any, codes: Any, **options: Any) -> Any:
-    """The selectors carry no gradient to their codes."""
-    return B.dselect_k_selectors(np.asarray(codes).real, **options)
-
-
 def gate_renormalised(B: Any, selectors: Any, logits: Any) -> Any:
     """The gate is divided by its sum, so that no mass is lost on codes without an expert."""
     return _over_their_sum(B.dselect_k_gate(selectors, logits))
@@ -302,13 +280,7 @@ def gate_renormalised(B: Any, selectors: Any, logits: Any) -> Any:
 
 def logits_not_normalised(B: Any, selectors: Any, logits: Any) -> Any:
     """The selectors are weighted by the logits, not by their softmax."""
-    B.dselect_k_gate(selectors, logits)
     return np.sum(logits[..., None] * selectors, axis=-2)
-
-
-def mixture_without_gradient(B: Any, selectors: Any, logits: Any) -> Any:
-    """The weights of the selectors carry no gradient."""
-    return B.dselect_k_gate(selectors, np.asarray(logits).real)
 
 
 def every_expert_is_used(B: Any, gate: Any, **like: Any) -> Any:
@@ -318,27 +290,9 @@ def every_expert_is_used(B: Any, gate: Any, **like: Any) -> Any:
     return routing._replace(token=own)
 
 
-def slots_without_gaps(B: Any, gate: Any, **like: Any) -> Any:
-    """The tokens of an expert fill its first slots."""
-    routing = B.dselect_k_routing(gate, **like)
-    first = np.argsort(routing.token, axis=2, kind="stable")
-    token, weight = (np.take_along_axis(array, first, axis=2) for array in (routing.token, routing.weight))
-    return routing._replace(token=token, weight=weight, slot=None)
-
-
-def gate_without_gradient(B: Any, gate: Any, **like: Any) -> Any:
-    """The weights of the slots carry no gradient to the gate."""
-    return B.dselect_k_routing(np.asarray(gate).real, **like)
-
-
 def entropy_averaged(B: Any, selectors: Any) -> Any:
     """The entropy of the selectors is averaged over tokens."""
     return B.dselect_k_entropy(selectors) / _tokens_of(selectors)
-
-
-def losses_without_gradient(B: Any, selectors: Any) -> Any:
-    """The entropy of the selectors carries no gradient."""
-    return B.dselect_k_entropy(np.asarray(selectors).real)
 
 
 def reachability_averaged(B: Any, selectors: Any) -> Any:
@@ -348,7 +302,6 @@ def reachability_averaged(B: Any, selectors: Any) -> Any:
 
 def reachability_is_the_lost_mass(B: Any, selectors: Any) -> Any:
     """The reachability is the mass on codes without an expert, not the sum of reciprocals of the rest."""
-    B.dselect_k_reachability(selectors)
     return np.sum(1 - selectors.sum(axis=-1)) / _groups_of(selectors)
 
 
@@ -358,30 +311,7 @@ def reachability_infinite(B: Any, selectors: Any) -> Any:
     return np.float64(np.inf) if lost else B.dselect_k_reachability(selectors)
 
 
-def reachability_without_gradient(B: Any, selectors: Any) -> Any:
-    """The reachability carries no gradient."""
-    return B.dselect_k_reachability(np.asarray(selectors).real)
-
-
 # Of the router. A change is `(B, route, params, tokens, options, noise=None, train=False)`.
-
-
-def _without_bias(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
-    output = route(params, tokens, options, **more)
-    if options.selector_gate == "static":
-        return output
-    return route({**params, "bias": np.zeros_like(params["bias"])}, tokens, options, **more)
-
-
-def _always_reachability(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
-    output = route(params, tokens, options, **more)
-    if "reachability" in output.losses:
-        return output
-    loss = options.choices * (1 if options.selector_gate == "static" else options.tokens)
-    return output._replace(
-        losses={**output.losses, "reachability": options.reachability_weight * loss},
-        metrics={**output.metrics, "reachability_loss": np.float64(loss)},
-    )
 
 
 def _counted_by_token(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
@@ -396,44 +326,20 @@ def _losses_of_training(B: Any, route: Any, params: Any, tokens: Any, options: A
     return output if more.get("train") else output._replace(losses={})
 
 
-def _one(name: str, computes: str, change: Any, ledger: str = "") -> Variant:
-    return Variant(name, computes, every((NAME,), change), ledger)
-
-
-def small_gates_left_out(B: Any, gate: Any, **like: Any) -> Any:
-    """An expert gets no token whose gate is below 1e-6."""
-    B.dselect_k_routing(gate, **like)
-    return B.dselect_k_routing(np.where(np.asarray(gate).real < 1e-6, 0.0, gate), **like)
-
+_one = partial(of_router, NAME)
 
 VARIANTS = (
-    variant(small_gates_left_out, "dselect_k_routing"),
-    variant(step_not_clipped, "smooth_step"),
     variant(step_is_linear, "smooth_step"),
-    variant(step_of_half_width, "smooth_step"),
-    variant(step_width_ignored, "dselect_k_selectors"),
     variant(least_significant_digit_first, "dselect_k_selectors", ledger="DK-1b"),
     variant(experts_counted_from_one, "dselect_k_selectors", ledger="DK-1b"),
     variant(selectors_renormalised, "dselect_k_selectors", ledger="DK-2b"),
-    variant(codes_without_gradient, "dselect_k_selectors"),
     variant(gate_renormalised, GATE, ledger="DK-2b"),
     variant(logits_not_normalised, GATE),
-    variant(mixture_without_gradient, GATE),
     variant(every_expert_is_used, "dselect_k_routing"),
-    variant(slots_without_gaps, "dselect_k_routing"),
-    variant(gate_without_gradient, "dselect_k_routing"),
     variant(entropy_averaged, "dselect_k_entropy", ledger="DK-3b"),
-    variant(losses_without_gradient, "dselect_k_entropy"),
     variant(reachability_averaged, "dselect_k_reachability", ledger="DK-3b"),
     variant(reachability_is_the_lost_mass, "dselect_k_reachability"),
-    variant(reachability_without_gradient, "dselect_k_reachability"),
     variant(reachability_infinite, "dselect_k_reachability", ledger="DK-6b", who="google-research/google-research"),
-    _one("selectors_without_bias", "The codes and logits of a gate by token have no bias.", _without_bias),
-    _one(
-        "reachability_of_powers_of_two",
-        "The reachability is a loss also where every code has an expert.",
-        _always_reachability,
-    ),
     _one(
         "dselect_k_weights_of_the_public_gate",
         "The losses of DSelect-k have the weights 0 and 1.",

@@ -5,15 +5,14 @@ from typing import Any
 
 import numpy as np
 
-from moespec.conformance.author.definition import Definition, call, single
+from moespec.conformance.author.definition import Definition, call, of_array
 from moespec.conformance.author.describe import SLOTS, Choice, Function
 from moespec.conformance.author.draw import grid
 from moespec.conformance.author.inputs import TIED, both, distinct, groups_tokens, scores
 from moespec.conformance.author.margins import expert_choice_margin
 from moespec.conformance.author.near import near_ties
-from moespec.conformance.author.reorder import heap_order, renormalised
+from moespec.conformance.author.reroute import heap_order, renormalised
 from moespec.conformance.author.variant import variant
-from moespec.conformance.format import Tensor
 
 __all__ = ["FUNCTIONS", "VARIANTS", "cases"]
 
@@ -29,33 +28,30 @@ NAME = "expert_choice"
 G, T, E = 2, 6, 3
 
 
+case = of_array(NAME, "scores", capacity=3)
+ORDER, SIZE, BEST, LEFT = "tie_order", "degenerate_size", "slot_order", "uncovered_token"
+
+
 def cases() -> Iterator[Definition]:
     """All cases of this module."""
+    yield from _values()
+    yield from _weights()
+    yield from _ties()
+    yield from _sizes()
 
-    def case(name: str, kind: str, purpose: str, values: Tensor, *flags: str, capacity: int = 3,
-             **options: Any) -> Definition:  # fmt: skip
-        by = ("combine_scores",) if "combine_scores" in options else ()
-        return single(NAME, NAME, name, kind, purpose, *flags, by=by, scores=values, capacity=capacity, **options)
 
-    order, size, best, left = "tie_order", "degenerate_size", "slot_order", "uncovered_token"
-    yield case("two_slots", "value", "The best token is in slot 0.", scores("ec/a"), best, capacity=2)
-    yield case("four_slots", "value", "Half of the tokens for each expert.", scores("ec/b"), best)
+def _values() -> Iterator[Definition]:
+    yield case("two_slots", "value", "The best token is in slot 0.", scores("ec/a"), BEST, capacity=2)
+    yield case("four_slots", "value", "Half of the tokens for each expert.", scores("ec/b"), BEST)
     purpose = "As many tokens as experts: choosing along the wrong axis keeps the shape."
     yield case("square", "value", purpose, scores("ec/c", (G, E, E)), "wrong_axis", capacity=2)
     purpose = "Every expert chooses the same tokens; the others are left out."
-    yield case("popular", "overflow", purpose, both(np.arange(18).reshape(T, E)[::-1] / 32), left, capacity=2)
-    yield case("tied", "tie", "The tie matrix of the specification.", both(TIED), order)
-    equal = groups_tokens(np.full((1, 20, 3), 0.25))
-    yield case("all_equal", "tie", "Equal scores: the first tokens.", equal, order, capacity=5)
-    purpose = "The last slot is often contested by equals."
-    yield case("coarse", "tie", purpose, scores("ec/d", step=0.125), order)
-    signed = np.array(
-        [[-0.0, 0.0, -0.5], [0.0, -0.0, 0.0], [0.5, -0.5, -0.0], [-0.0, 0.0, 0.0], [0.0, -0.0, -0.5], [-0.5, 0.5, -0.0]]
-    )
-    yield case("signed_zero", "tie", "Zero and minus zero are equal.", both(signed), order)
-    near = np.full((G, T, E), 0.5) + (grid("ec/e", (G, T, E), reach=2.0, step=1.0) / 256)
-    yield case("neighbours", "near_tie", "Scores that are neighbours in bfloat16.", groups_tokens(near))
-    yield from near_ties(NAME, call(NAME, {"scores": "router_logits"}, capacity=3))
+    yield case("popular", "overflow", purpose, both(np.arange(18).reshape(T, E)[::-1] / 32), LEFT, capacity=2)
+    yield case("gradient", "gradient", "The chosen scores carry a gradient.", distinct("ec/l", (G, T, E)))
+
+
+def _weights() -> Iterator[Definition]:
+    """Weights from elsewhere, and slots that only a score of 0 could fill."""
     other: dict[str, Any] = {"combine_scores": scores("ec/f/combine")}
     purpose = "Selection by one, weights from another."
     yield case("combine_scores", "value", purpose, scores("ec/f"), "combine_scores", **other)
@@ -69,22 +65,45 @@ def cases() -> Iterator[Definition]:
     purpose = "What leaves a slot empty is a score of at most 0, neither a small one nor the weight."
     signed_drop: dict[str, Any] = {"drop_zero": True, "combine_scores": weights}
     yield case("signs_dropped", "value", purpose, signs, "zero_score_slots", "empty_slot", **signed_drop)
-    yield case("one_token", "degenerate", "One token.", scores("ec/h", (1, 1, E)), size, capacity=1)
-    yield case("one_expert", "degenerate", "One expert.", scores("ec/i", (G, T, 1)), size)
-    yield case("all_tokens", "degenerate", "Every expert takes every token.", scores("ec/j"), size, capacity=T)
+    yield case(
+        "gradient_combine",
+        "gradient",
+        "The selection carries none.",
+        distinct("ec/m", (G, T, E)),
+        "combine_scores",
+        **other,
+    )
+
+
+def _ties() -> Iterator[Definition]:
+    yield case("tied", "tie", "The tie matrix of the specification.", both(TIED), ORDER)
+    equal = groups_tokens(np.full((1, 20, 3), 0.25))
+    yield case("all_equal", "tie", "Equal scores: the first tokens.", equal, ORDER, capacity=5)
+    purpose = "The last slot is often contested by equals."
+    yield case("coarse", "tie", purpose, scores("ec/d", step=0.125), ORDER)
+    signed = np.array(
+        [[-0.0, 0.0, -0.5], [0.0, -0.0, 0.0], [0.5, -0.5, -0.0], [-0.0, 0.0, 0.0], [0.0, -0.0, -0.5], [-0.5, 0.5, -0.0]]
+    )
+    yield case("signed_zero", "tie", "Zero and minus zero are equal.", both(signed), ORDER)
+    near = np.full((G, T, E), 0.5) + (grid("ec/e", (G, T, E), reach=2.0, step=1.0) / 256)
+    yield case("neighbours", "near_tie", "Scores that are neighbours in bfloat16.", groups_tokens(near))
+    yield from near_ties(NAME, call(NAME, {"scores": "router_logits"}, capacity=3))
+
+
+def _sizes() -> Iterator[Definition]:
+    yield case("one_token", "degenerate", "One token.", scores("ec/h", (1, 1, E)), SIZE, capacity=1)
+    yield case("one_expert", "degenerate", "One expert.", scores("ec/i", (G, T, 1)), SIZE)
+    yield case("all_tokens", "degenerate", "Every expert takes every token.", scores("ec/j"), SIZE, capacity=T)
     real = (1, 196, 32)
     purpose = "196 tokens, 32 experts, 12 slots."
-    yield case("real_size", "value", purpose, scores("ec/k", real), "real_size", order, capacity=12)
+    yield case("real_size", "value", purpose, scores("ec/k", real), "real_size", ORDER, capacity=12)
     purpose = "Tokens that bfloat16 and float16 cannot number are the best."
     late = np.full((2100, 1), 0.25)
     late[[257, 2049, 2099]] = [[0.5], [0.75], [0.625]]
-    yield case("many_tokens", "value", purpose, groups_tokens(late), "real_size", best)
-    yield case("gradient", "gradient", "The chosen scores carry a gradient.", distinct("ec/l", (G, T, E)))
-    apart = distinct("ec/m", (G, T, E))
-    yield case("gradient_combine", "gradient", "The selection carries none.", apart, "combine_scores", **other)
+    yield case("many_tokens", "value", purpose, groups_tokens(late), "real_size", BEST)
 
 
-# Variants. Scores are (groups, tokens, experts). The right function is called first: it rejects what must be rejected.
+# Variants. Scores are (groups, tokens, experts).
 
 
 def ties_to_the_higher_token(B: Any, scores: Any, *, combine_scores: Any = None, **options: Any) -> Any:
@@ -99,7 +118,6 @@ def chosen_in_heap_order(
     B: Any, scores: Any, *, capacity: int, combine_scores: Any = None, drop_zero: bool = False
 ) -> Any:
     """Among equal scores an expert chooses what a sort returns that is not stable."""
-    B.expert_choice(scores, capacity=capacity, combine_scores=combine_scores, drop_zero=drop_zero)
     chosen = heap_order(scores, 1)[:, :capacity]  # (groups, slots, experts)
     weights = np.take_along_axis(scores if combine_scores is None else combine_scores, chosen, 1)
     kept = (np.take_along_axis(scores, chosen, 1).real > 0) | (not drop_zero)
@@ -117,13 +135,11 @@ def slots_in_the_order_of_tokens(B: Any, scores: Any, **options: Any) -> Any:
 
 def zero_scores_left_out(B: Any, scores: Any, *, drop_zero: bool = False, **options: Any) -> Any:
     """Slots that only tokens of score 0 could fill are left empty, also where they are to be filled."""
-    B.expert_choice(scores, drop_zero=drop_zero, **options)
     return B.expert_choice(scores, drop_zero=True, **options)
 
 
 def zero_scores_taken_in(B: Any, scores: Any, *, drop_zero: bool = False, **options: Any) -> Any:
     """Slots that only tokens of score 0 could fill are filled, also where they are to be left empty."""
-    B.expert_choice(scores, drop_zero=drop_zero, **options)
     return B.expert_choice(scores, **options)
 
 
@@ -139,19 +155,11 @@ def experts_renormalised(B: Any, scores: Any, **options: Any) -> Any:
 
 def choosers_weights_ignored(B: Any, scores: Any, *, combine_scores: Any = None, **options: Any) -> Any:
     """The combine weights are the scores by which the experts chose, whatever weights are given."""
-    B.expert_choice(scores, combine_scores=combine_scores, **options)
     return B.expert_choice(scores, **options)
-
-
-def best_without_gradient(B: Any, scores: Any, *, combine_scores: Any = None, **options: Any) -> Any:
-    """The combine weights of the chosen tokens carry no gradient."""
-    weights = scores if combine_scores is None else combine_scores
-    return B.expert_choice(scores, combine_scores=weights.real, **options)
 
 
 def positive_zero_before_negative(B: Any, scores: Any, *, combine_scores: Any = None, **options: Any) -> Any:
     """An expert takes a score of 0.0 before one of -0.0, which equals it."""
-    B.expert_choice(scores, combine_scores=combine_scores, **options)
     weights = scores if combine_scores is None else combine_scores
     signed = np.where(scores == 0, np.where(np.signbit(scores.real), -1e-300, 0.0), scores)
     return B.expert_choice(signed, combine_scores=weights, **options)
@@ -163,7 +171,6 @@ def small_scores_left_out(
     """Slots that are to be left empty for scores of 0 are left empty for scores up to 1e-6."""
     weights = scores if combine_scores is None else combine_scores
     small = np.where(scores.real > 1e-6, scores, np.minimum(scores.real, 0.0)) if drop_zero else scores
-    B.expert_choice(scores, combine_scores=combine_scores, drop_zero=drop_zero, **options)
     return B.expert_choice(small, combine_scores=weights, drop_zero=drop_zero, **options)
 
 
@@ -190,17 +197,10 @@ def zero_weights_left_out(
     return every._replace(token=token.astype(np.int32), weight=weight)
 
 
-def tokens_numbered_in_float16(B: Any, scores: Any, **options: Any) -> Any:
-    """The tokens in the slots are numbered in float16, which has no odd numbers above 2048."""
-    routing = B.expert_choice(scores, **options)
-    return routing._replace(token=np.minimum(routing.token.astype(np.float16).astype(np.int32), routing.tokens))
-
-
 VARIANTS = (
     variant(small_scores_left_out, NAME, ledger="EC-2b"),
     variant(negative_scores_taken_in, NAME, ledger="EC-2b"),
     variant(zero_weights_left_out, NAME, ledger="EC-2b"),
-    variant(tokens_numbered_in_float16, NAME),
     variant(ties_to_the_higher_token, NAME, ledger="EC-1b"),
     variant(chosen_in_heap_order, NAME, ledger="EC-1c"),
     variant(slots_in_the_order_of_tokens, NAME),
@@ -209,6 +209,5 @@ VARIANTS = (
     variant(capacity_cut_to_the_tokens, NAME, ledger="EC-3b"),
     variant(experts_renormalised, NAME, ledger="SA-3b"),
     variant(choosers_weights_ignored, NAME, ledger="RT-2b"),
-    variant(best_without_gradient, NAME),
     variant(positive_zero_before_negative, NAME, ledger="EC-1", who="jax"),
 )

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,9 @@ from moespec.conformance.author.draw import to_bfloat16
 from moespec.conformance.author.inputs import groups_tokens
 from moespec.conformance.author.margins import token_choice_margin
 from moespec.conformance.author.near import near_router, near_ties
-from moespec.conformance.author.reorder import chosen_mask
-from moespec.conformance.author.reroute import configured, rerouted, reweighted
-from moespec.conformance.author.routers import LAYER, evaluation, kernel_of, output_gradient, router_case
-from moespec.conformance.author.variant import Variant, every, variant
+from moespec.conformance.author.reroute import chosen_mask, configured, rerouted, reweighted
+from moespec.conformance.author.routers import LAYER, evaluation, kernel_case, output_gradient
+from moespec.conformance.author.variant import of_router, variant
 
 __all__ = ["FUNCTIONS", "VARIANTS", "cases"]
 
@@ -38,34 +38,29 @@ T, E, D = 5, 3, 3
 UNIFORM = Noise("tokens", reach=0.5, step=0.0625, centre=0.5)
 
 
-def _case(name: str, kind: str, purpose: str, *flags: str, sizes: tuple[int, int, int] = (T, E, D), zero: bool = False,
-          noisy: bool = True, **options: Any) -> Definition:  # fmt: skip
-    """A case, with a kernel that is drawn from its name."""
-    params = kernel_of(f"routers/{NAME}/{name}", sizes[2], sizes[1], zero=zero)
-    noise = UNIFORM if noisy else None
-    return router_case(NAME, name, kind, purpose, *flags, params=params, sizes=sizes, noise=noise, **options)
+case = partial(kernel_case, NAME, sizes=(T, E, D), noise=UNIFORM)
 
 
 def cases() -> Iterator[Definition]:
     """All cases of this module."""
     second, divided, size = "choice_not_made", "renormalised", "degenerate_size"
     purpose = "Second experts are kept at random."
-    yield _case("training", "value", purpose, second, "generated_code", slots_per_expert=7)
-    yield _case("evaluation", "value", "Second experts are all kept.", second, noisy=False)
+    yield case("training", "value", purpose, second, "generated_code", slots_per_expert=7)
+    yield case("evaluation", "value", "Second experts are all kept.", second, noise=None)
     weights: dict[str, Any] = {"importance_weight": 0.5, "balance_weight": 0.125, "z_weight": 0.25, "multiple_of": 4}
     purpose = "Five experts, other losses; second experts are kept at random at evaluation, too, if draws are given."
-    yield _case("five_experts", "value", purpose, second, sizes=(6, 5, D), train=False, **weights)
+    yield case("five_experts", "value", purpose, second, sizes=(6, 5, D), train=False, **weights)
     purpose = "Drops after the gates are divided; the best tokens come first."
     best: dict[str, Any] = {"capacity_factor": 0.5, "batch_priority": "sum"}
-    yield _case("factor", "overflow", purpose, "overflow_drop", "priority_order", divided, **best)
+    yield case("factor", "overflow", purpose, "overflow_drop", "priority_order", divided, **best)
     purpose = "A second expert that is not kept asks for no slot, and a later token gets it."
-    yield _case("not_held", "overflow", purpose, second, capacity_factor=0.5, hold_unkept=False)
-    yield _case("not_normalised", "value", "Gates as they are.", divided, normalize_selected=False)
-    yield _case("zero_kernel", "tie", "Every score is equal.", "tie_order", noisy=False, zero=True, sizes=(6, 4, D))
-    yield _case("two_experts", "degenerate", "Two experts.", size, sizes=(T, 2, D))
+    yield case("not_held", "overflow", purpose, second, capacity_factor=0.5, hold_unkept=False)
+    yield case("not_normalised", "value", "Gates as they are.", divided, normalize_selected=False)
+    yield case("zero_kernel", "tie", "Every score is equal.", "tie_order", noise=None, zero=True, sizes=(6, 4, D))
+    yield case("two_experts", "degenerate", "Two experts.", size, sizes=(T, 2, D))
     losses: dict[str, Any] = {"importance_weight": 0.5, "z_weight": 0.0625}
-    yield _case("gradient_losses", "gradient", "By tokens, kernel and experts.", "stop_gradient", by=LAYER, **losses)
-    yield output_gradient(_case, noisy=False, sizes=(4, E, D))
+    yield case("gradient_losses", "gradient", "By tokens, kernel and experts.", "stop_gradient", by=LAYER, **losses)
+    yield output_gradient(case, noise=None, sizes=(4, E, D))
     yield near_router(NAME)
     yield evaluation(NAME, eval_capacity_factor=0.625)
 
@@ -79,7 +74,7 @@ def cases() -> Iterator[Definition]:
     yield replace(near, name=f"keep_{near.name}", purpose=purpose, inputs={**near.inputs, "noise": draws})
 
 
-# Variants. The right function is called first: it rejects what must be rejected.
+# Variants.
 
 
 def second_kept_if_small(B: Any, gates: Any, noise: Any) -> Any:
@@ -90,7 +85,6 @@ def second_kept_if_small(B: Any, gates: Any, noise: Any) -> Any:
 
 def second_kept_by_a_fifth(B: Any, gates: Any, noise: Any) -> Any:
     """The second expert is kept with the chance min(1, g2 / 0.2)."""
-    B.gshard_keep(gates, noise)
     return B.gshard_keep(gates, 0.4 * noise)
 
 
@@ -150,9 +144,7 @@ def _at_random_always(B: Any, route: Any, params: Any, tokens: Any, options: Any
     return route(params, tokens, options, **{**more, "noise": np.full(tokens.shape[:2], 0.999)})
 
 
-def _one(name: str, computes: str, change: Any, ledger: str = "", who: str = "") -> Variant:
-    return Variant(name, computes, every((NAME,), change), ledger, who)
-
+_one = partial(of_router, NAME)
 
 VARIANTS = (
     variant(second_kept_if_small, KEEP),
@@ -173,11 +165,6 @@ VARIANTS = (
         "GS-1c",
     ),
     _one(
-        "gshard_gates_divided_always",
-        "The gates of GShard are divided by their sum, also where they should not be.",
-        configured(normalize_selected=True),
-    ),
-    _one(
         "gshard_chance_of_raw_gates",
         "The second expert is kept by twice its gate before that is divided.",
         _gshard(lambda scores, normalized: scores),
@@ -190,11 +177,6 @@ VARIANTS = (
         configured(hold_unkept=False),
         "GS-3b",
         "tensorflow/mesh",
-    ),
-    _one(
-        "gshard_unkept_hold_always",
-        "A second expert that is not kept uses up its place, whatever the options say.",
-        configured(hold_unkept=True),
     ),
     _one(
         "gshard_unkept_take_slots",

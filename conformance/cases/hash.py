@@ -9,41 +9,35 @@ from moespec.conformance.author.definition import Definition, tensor
 from moespec.conformance.author.draw import integers
 from moespec.conformance.author.inputs import tokens
 from moespec.conformance.author.routers import evaluation, router_case
-from moespec.conformance.author.variant import Variant, every
 from moespec.conformance.cases.hash_layers import hashed
 
-__all__ = ["VARIANTS", "cases"]
+__all__ = ["cases"]
 
 NAME = "hash"
 G, T, E, D, V = 2, 6, 3, 4, 5
 
 
+def arguments(
+    name: str, *, ids: bool = True, groups: int = G, count: int = T, vocabulary: int = V, same: bool = False
+) -> dict[str, Any]:
+    """The parameters and inputs of a case, drawn from its name."""
+    key = f"routers/{NAME}/{name}"
+    table = integers(f"{key}/tables", (1, vocabulary), 0, 0 if same else E - 1)
+    inputs = {"tokens": tokens(f"{key}/tokens", (groups, count, D))}
+    if ids:
+        inputs["ids"] = hashed(key, groups=groups, tokens=count, ids=vocabulary)["ids"]
+    params = {"tables": tensor(table.astype(np.float32), "hashes ids")}
+    return {"params": params, "inputs": inputs, "sizes": (count, E, D), "ids": vocabulary, "exact_ties": False}
+
+
+def case(name: str, kind: str, purpose: str, *flags: str, options: Mapping[str, Any] | None = None,
+         **made: Any) -> Definition:  # fmt: skip
+    """options: of the router; the rest makes its inputs."""
+    return router_case(NAME, name, kind, purpose, *flags, **arguments(name, **made), **(options or {}))
+
+
 def cases() -> Iterator[Definition]:
     """All cases of this module."""
-
-    def arguments(
-        name: str, *, ids: bool = True, groups: int = G, count: int = T, vocabulary: int = V, same: bool = False
-    ) -> dict[str, Any]:
-        """The parameters and inputs of a case, drawn from its name."""
-        key = f"routers/{NAME}/{name}"
-        table = integers(f"{key}/tables", (1, vocabulary), 0, 0 if same else E - 1)
-        inputs = {"tokens": tokens(f"{key}/tokens", (groups, count, D))}
-        if ids:
-            inputs["ids"] = hashed(key, groups=groups, tokens=count, ids=vocabulary)["ids"]
-        params = {"tables": tensor(table.astype(np.float32), "hashes ids")}
-        return {"params": params, "inputs": inputs, "sizes": (count, E, D), "ids": vocabulary, "exact_ties": False}
-
-    def case(
-        name: str,
-        kind: str,
-        purpose: str,
-        *flags: str,
-        by: tuple[str, ...] = (),
-        options: Mapping[str, Any] | None = None,
-        **made: Any,
-    ) -> Definition:
-        return router_case(NAME, name, kind, purpose, *flags, by=by, **arguments(name, **made), **(options or {}))
-
     yield case("values", "value", "No token is dropped.", "generated_code")
     yield case("position", "value", "Without ids a token is hashed by its place.", ids=False, vocabulary=T)
     purpose = "As many slots as tokens, up to a multiple of three, and some are dropped."
@@ -59,18 +53,5 @@ def cases() -> Iterator[Definition]:
     )
     yield case("one_token", "degenerate", "One token.", "degenerate_size", groups=1, count=1)
     by = ("tokens", *(f"experts/{name}" for name in ("w1", "b1", "w2", "b2")))
-    yield case("gradient", "gradient", "By tokens and experts.", by=by)
+    yield case("gradient", "gradient", "By tokens and experts.", options={"by": by})
     yield evaluation(NAME, **arguments("evaluation_factor"))
-
-
-# Variants. A change is `(B, route, params, tokens, options, noise=None, train=False, ids=None)`.
-
-
-def _ids_ignored(B: Any, route: Any, params: Any, tokens: Any, options: Any, *, ids: Any = None, **more: Any) -> Any:
-    route(params, tokens, options, ids=ids, **more)
-    return route(params, tokens, options, ids=B.position_ids(tokens) % params["tables"].shape[1], **more)
-
-
-VARIANTS = (
-    Variant("hash_of_places", "A token is hashed by its place, whatever its id.", every((NAME,), _ids_ignored)),
-)

@@ -125,19 +125,11 @@ def _multi_hash() -> Iterator[Definition]:
     yield case("gradient", "gradient", "By tokens and experts.")
 
 
-# Variants. Ids are (groups, tokens), a table has an expert for each id. The right function is called first: it rejects
-# what must be rejected.
-
-
-def first_table_alone(B: Any, tables: Any, *, hash: int = 0) -> Any:
-    """The table is that of the first hash, whichever is requested."""
-    B.hash_table_of(tables, hash=hash)
-    return B.hash_table_of(tables)
+# Variants. Ids are (groups, tokens), a table has an expert for each id.
 
 
 def hash_by_remainder(B: Any, ids: Any, table: Any, *, experts: int, **options: Any) -> Any:
     """The expert is the remainder of the id, whatever the table says."""
-    B.hash_routing(ids, table, experts=experts, **options)
     return B.hash_routing(ids, np.arange(len(table)) % experts, experts=experts, **options)
 
 
@@ -153,7 +145,6 @@ def hash_with_a_capacity(
 
 def last_tokens_first(B: Any, ids: Any, table: Any, **options: Any) -> Any:
     """The last tokens are assigned first."""
-    B.hash_routing(ids, table, **options)
     routing = B.hash_routing(ids[:, ::-1], table, **options)
     last = routing.tokens - 1
     return routing._replace(token=np.where(routing.token > last, routing.token, last - routing.token))
@@ -161,38 +152,28 @@ def last_tokens_first(B: Any, ids: Any, table: Any, **options: Any) -> Any:
 
 def segments_without_biases(B: Any, tokens: Any, ids: Any, tables: Any, params: Any, **options: Any) -> Any:
     """The segments of MultiHash have no biases."""
-    B.multi_hash_mlp(tokens, ids, tables, params, **options)
     bare = {name: np.zeros_like(array) if name.startswith("b") else array for name, array in params.items()}
     return B.multi_hash_mlp(tokens, ids, tables, bare, **options)
 
 
 def biases_of_the_first_hash(B: Any, tokens: Any, ids: Any, tables: Any, params: Any, **options: Any) -> Any:
     """The output bias of MultiHash is, whole, that of the expert of the first hash."""
-    B.multi_hash_mlp(tokens, ids, tables, params, **options)
     bare = {**params, "b2": np.zeros_like(params["b2"])}
     return B.multi_hash_mlp(tokens, ids, tables, bare, **options) + params["b2"][tables[0][ids]]
 
 
 def multi_hash_with_gelu(B: Any, tokens: Any, ids: Any, tables: Any, params: Any, *, activation: str = "relu") -> Any:
     """MultiHash has GELU where ReLU is requested."""
-    B.multi_hash_mlp(tokens, ids, tables, params, activation=activation)
     form = "tanh" if activation == "relu" else activation
     return B.multi_hash_mlp(tokens, ids, tables, params, activation=form)
 
 
 def multi_hash_with_relu(B: Any, tokens: Any, ids: Any, tables: Any, params: Any, *, activation: str = "relu") -> Any:
     """MultiHash has ReLU, whatever activation is requested."""
-    B.multi_hash_mlp(tokens, ids, tables, params, activation=activation)
     return B.multi_hash_mlp(tokens, ids, tables, params)
 
 
-def tokens_of_multi_hash_without_gradient(B: Any, tokens: Any, *others: Any, **options: Any) -> Any:
-    """No gradient flows from MultiHash to the tokens."""
-    return B.multi_hash_mlp(tokens.real, *others, **options)
-
-
 VARIANTS = (
-    variant(first_table_alone, "hash_table_of"),
     variant(hash_by_remainder, "hash_routing"),
     variant(hash_with_a_capacity, "hash_routing", ledger="HL-1b"),
     variant(last_tokens_first, "hash_routing"),
@@ -200,5 +181,4 @@ VARIANTS = (
     variant(biases_of_the_first_hash, "multi_hash_mlp", ledger="HL-2b"),
     variant(multi_hash_with_gelu, "multi_hash_mlp", ledger="HL-3b"),
     variant(multi_hash_with_relu, "multi_hash_mlp", ledger="HL-3b"),
-    variant(tokens_of_multi_hash_without_gradient, "multi_hash_mlp"),
 )

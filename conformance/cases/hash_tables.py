@@ -117,13 +117,7 @@ def _clusterings() -> Iterator[Definition]:
     yield case("k_means_one", "degenerate", "One cluster: the mean.", points, start[:1], size)
 
 
-# Variants. A table has an expert for each id. The right function is called first: it rejects what must be rejected.
-
-
-def draws_rounded(B: Any, draws: Any, *, experts: int) -> Any:
-    """A draw is rounded to the nearest of 0 .. E - 1, whose ends get half as much."""
-    B.hash_table_random(draws, experts=experts)
-    return np.rint(np.asarray(draws) * (experts - 1)).astype(np.int64)
+# Variants. A table has an expert for each id.
 
 
 def balanced_to_the_higher_expert(B: Any, frequencies: Any, *, experts: int) -> Any:
@@ -138,7 +132,6 @@ def balanced_higher_id_first(B: Any, frequencies: Any, *, experts: int) -> Any:
 
 def balanced_in_order(B: Any, frequencies: Any, *, experts: int) -> Any:
     """Ids are visited by index, not by frequency."""
-    B.hash_table_balanced(frequencies, experts=experts)
     load, table = np.zeros(experts), []
     for frequency in np.asarray(frequencies):
         table.append(int(load.argmin()))
@@ -148,7 +141,6 @@ def balanced_in_order(B: Any, frequencies: Any, *, experts: int) -> Any:
 
 def dispersed_from_the_first_expert(B: Any, clusters: Any, *, experts: int) -> Any:
     """Each cluster is dealt out from expert 0."""
-    B.hash_table_dispersed(clusters, experts=experts)
     before = [np.sum(clusters[:id] == cluster) for id, cluster in enumerate(clusters)]
     return np.array(before) % experts
 
@@ -161,12 +153,6 @@ def dispersed_without_clusters(B: Any, clusters: Any, *, experts: int) -> Any:
 def _nearest(points: Any, centroids: Any) -> Any:
     points, centroids = np.asarray(points), np.asarray(centroids)
     return np.argmin(np.sum((points[:, None] - centroids) ** 2, axis=-1), axis=-1).astype(np.int32)
-
-
-def clusters_of_the_start(B: Any, embeddings: Any, centroids: Any, *, iterations: int = 25) -> Any:
-    """The table has the nearest of the initial centroids."""
-    B.hash_table_clustered(embeddings, centroids, iterations=iterations)
-    return _nearest(embeddings, centroids)
 
 
 def centroids_to_the_higher(B: Any, points: Any, centroids: Any, *, iterations: int = 25) -> Any:
@@ -200,11 +186,6 @@ def _moved(B: Any, points: Any, centroids: Any, iterations: int, **other: Any) -
     return found._replace(centroids=moved, clusters=other.get("nearest", _nearest)(np.asarray(points), moved))
 
 
-def nearest_by_squares(B: Any, points: Any, centroids: Any, *, iterations: int = 25) -> Any:
-    """The nearest centroid is that of the largest `x c - |c|^2 / 2`, whose terms cancel far from 0."""
-    return _moved(B, points, centroids, iterations, nearest=lambda x, c: np.argmax(x @ c.T - np.sum(c * c, 1) / 2, 1))
-
-
 def empty_cluster_at_the_farthest(B: Any, points: Any, centroids: Any, *, iterations: int = 25) -> Any:
     """A cluster without points starts again at the point that is farthest from its centroid."""
     return _moved(B, points, centroids, iterations, empty=lambda points, distances: points[distances.argmax()])
@@ -215,36 +196,10 @@ def empty_cluster_at_zero(B: Any, points: Any, centroids: Any, *, iterations: in
     return _moved(B, points, centroids, iterations, empty=lambda points, distances: 0.0)
 
 
-def centroids_are_medians(B: Any, points: Any, centroids: Any, *, iterations: int = 25) -> Any:
-    """A centroid becomes the median of its points, not their mean."""
-    return _moved(B, points, centroids, iterations, mean=np.median)
-
-
 def clusters_before_the_update(B: Any, points: Any, centroids: Any, *, iterations: int = 25) -> Any:
     """The clusters are those that the last centroids are the means of, not their nearest points."""
     found = B.k_means(points, centroids, iterations=iterations)
     return found._replace(clusters=_lloyd(points, centroids, iterations)[1])
-
-
-def one_update(B: Any, points: Any, centroids: Any, *, iterations: int = 25) -> Any:
-    """Centroids are updated once."""
-    B.k_means(points, centroids, iterations=iterations)
-    return B.k_means(points, centroids, iterations=1)
-
-
-def loads_in_float32(B: Any, frequencies: Any, *, experts: int) -> Any:
-    """The loads of a balanced table are added up in float32."""
-    table, load = B.hash_table_balanced(frequencies, experts=experts).copy(), np.zeros(experts, np.float32)
-    for id in np.argsort(-np.asarray(frequencies), kind="stable"):
-        table[id] = np.argmin(load)
-        load[table[id]] += np.float32(frequencies[id])
-    return table
-
-
-def clustered_to_the_end(B: Any, embeddings: Any, centroids: Any, *, iterations: int = 25) -> Any:
-    """A table of clusters takes the updates that it has by default, however many are requested."""
-    B.hash_table_clustered(embeddings, centroids, iterations=iterations)
-    return B.hash_table_clustered(embeddings, centroids)
 
 
 def ended_by_small_moves(B: Any, points: Any, centroids: Any, *, iterations: int = 25) -> Any:
@@ -259,21 +214,14 @@ def ended_by_small_moves(B: Any, points: Any, centroids: Any, *, iterations: int
 
 
 VARIANTS = (
-    variant(loads_in_float32, "hash_table_balanced"),
-    variant(clustered_to_the_end, "hash_table_clustered"),
     variant(ended_by_small_moves, "k_means", who="scikit-learn"),
-    variant(draws_rounded, "hash_table_random"),
     variant(balanced_to_the_higher_expert, "hash_table_balanced", ledger="HT-1b"),
     variant(balanced_higher_id_first, "hash_table_balanced", ledger="HT-1b"),
     variant(balanced_in_order, "hash_table_balanced"),
     variant(dispersed_from_the_first_expert, "hash_table_dispersed", ledger="HT-4b"),
     variant(dispersed_without_clusters, "hash_table_dispersed"),
-    variant(clusters_of_the_start, "hash_table_clustered"),
     variant(centroids_to_the_higher, "k_means", ledger="HT-3b"),
     variant(empty_cluster_at_the_farthest, "k_means", ledger="HT-2c"),
     variant(empty_cluster_at_zero, "k_means", ledger="HT-2"),
-    variant(centroids_are_medians, "k_means"),
     variant(clusters_before_the_update, "k_means"),
-    variant(nearest_by_squares, "k_means"),
-    variant(one_update, "k_means"),
 )

@@ -10,13 +10,12 @@ from moespec.conformance.author.definition import Definition, single, tensor
 from moespec.conformance.author.describe import Choice, Function, Output
 from moespec.conformance.author.draw import grid
 from moespec.conformance.author.margins import token_choice_margin
-from moespec.conformance.author.reorder import chosen_mask
 from moespec.conformance.author.scale import choice_errors, variation
 from moespec.conformance.author.variant import Variant
 from moespec.conformance.format import Tensor
 from moespec.spec.choice_probability import choice_probability, is_chosen
 from moespec.spec.noisy_top_k import noisy_top_k_affinity
-from moespec.spec.numerics import softmax, variance
+from moespec.spec.numerics import variance
 
 __all__ = ["FUNCTIONS", "VARIANTS", "cases", "gates_within"]
 
@@ -110,32 +109,14 @@ def _load_loss() -> Iterator[Definition]:
     yield case("gradient", "gradient", "By all logits.", levels, other, **inputs("c", (1, 3, 6)), branches=2, choices=1)
 
 
-# Variants. Arrays are (groups, tokens, columns). The right function is called first: it rejects what must be rejected.
-
-
-def _product(gates: Callable[[Any, int], Any]) -> Callable[[Any, int, int], Any]:
-    """The product of the gates of both levels, `gates(logits, choices)`."""
-
-    def of_group(columns: Any, branches: int, choices: int) -> Any:
-        upper, lower = (
-            gates(level, kept)
-            for level, kept in zip(_levels(columns, branches), _kept(columns, branches, choices), strict=True)
-        )
-        return (upper.reshape(-1, 1) * lower).reshape(len(columns), -1)
-
-    return of_group
+# Variants. Arrays are (groups, tokens, columns).
 
 
 def _gated(of_group: Callable[[Any, int, int], Any]) -> Callable[..., Any]:
     def changed(B: Any, noisy_logits: Any, *, branches: int, choices: int) -> Any:
-        B.hierarchical_affinity(noisy_logits, branches=branches, choices=choices)
         return np.stack([of_group(group, branches, choices) for group in noisy_logits])
 
     return changed
-
-
-def _before_choices(logits: Any, choices: int) -> Any:
-    return softmax(logits) * chosen_mask(logits[None], choices)[0]
 
 
 def gates_within(columns: Any, branches: int, choices: int) -> Any:
@@ -154,16 +135,10 @@ def _one_in_second(columns: Any, branches: int, choices: int) -> Any:
     return (noisy_top_k_affinity(upper, choices=kept[0]).reshape(-1, 1) * inner).reshape(len(columns), -1)
 
 
-def _experts_first(columns: Any, branches: int, choices: int) -> Any:
-    moved = np.concatenate([columns[:, -branches:], columns[:, :-branches]], axis=1)
-    return _product(lambda logits, k: noisy_top_k_affinity(logits, choices=k))(moved, branches, choices)
-
-
 def _loss(load: Callable[[Any, Any, Any], Any], of_all: bool = False) -> Callable[..., Any]:
     """The load loss with `load(branch load, load within, tokens of the branch)`; `of_all`: within, of all tokens."""
 
     def changed(B: Any, logits: Any, noise_logits: Any, noisy_logits: Any, *, branches: int, choices: int) -> Any:
-        B.hierarchical_load_loss(logits, noise_logits, noisy_logits, branches=branches, choices=choices)
         losses = []
         for group in zip(logits, noise_logits, noisy_logits, strict=True):
             upper, lower = zip(*(_levels(x, branches) for x in group), strict=True)
@@ -183,16 +158,6 @@ def _loss(load: Callable[[Any, Any, Any], Any], of_all: bool = False) -> Callabl
 
 VARIANTS = (
     Variant(
-        "hierarchy_softmax_before_the_choice",
-        "The gates of each level are the softmax over all of it, with all but the chosen set to 0.",
-        {GATES: _gated(_product(_before_choices))},
-    ),
-    Variant(
-        "hierarchy_without_branch_gates",
-        "The gate of an expert is that within its branch, not multiplied by the gate of the branch.",
-        {GATES: _gated(gates_within)},
-    ),
-    Variant(
         "hierarchy_one_expert_in_second_branch",
         "A token chooses one expert in all its branches but the best.",
         {GATES: _gated(_one_in_second)},
@@ -200,25 +165,10 @@ VARIANTS = (
         "tensorflow/mesh",
     ),
     Variant(
-        "hierarchy_branches_last",
-        "The logits of the branches are the last columns, not the first.",
-        {GATES: _gated(_experts_first)},
-    ),
-    Variant(
         "hierarchy_load_within",
         "The load of an expert is that within its branch, without that of the branch.",
         {LOAD: _loss(lambda branch, within, count: within)},
         "HM-5b",
-    ),
-    Variant(
-        "hierarchy_load_not_divided",
-        "The load of an expert is not divided by the number of tokens of its branch.",
-        {LOAD: _loss(lambda branch, within, count: branch * within)},
-    ),
-    Variant(
-        "hierarchy_load_of_all_tokens",
-        "The load within a branch counts the tokens that do not choose it, too.",
-        {LOAD: _loss(lambda branch, within, count: branch * within / count, of_all=True)},
     ),
     Variant(
         "hierarchy_load_of_no_token",

@@ -7,7 +7,7 @@ import numpy as np
 
 from moespec.conformance.author.definition import Definition, Noise, tensor
 from moespec.conformance.author.draw import grid
-from moespec.conformance.author.reroute import configured, rerouted
+from moespec.conformance.author.reroute import rerouted
 from moespec.conformance.author.routers import output_gradient, router_case
 from moespec.conformance.author.variant import Variant, every
 from moespec.conformance.cases.hierarchical_gating import gates_within
@@ -106,10 +106,5 @@ VARIANTS = (
         every((NAME,), _branch_capacity),
         "HM-3b",
         "tensorflow/mesh",
-    ),
-    Variant(
-        "hierarchy_of_one_branch",
-        "Hierarchical gating ignores the number of branches.",
-        every((NAME,), configured(branches=None)),
     ),
 )

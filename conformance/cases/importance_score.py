@@ -14,17 +14,9 @@ from moespec.conformance.author.draw import grid
 from moespec.conformance.author.inputs import CROWD, both, distinct, groups_tokens, scores
 from moespec.conformance.author.margins import order_margin, token_choice_margin
 from moespec.conformance.author.near import near_router
-from moespec.conformance.author.reorder import heap_order
-from moespec.conformance.author.reroute import rerouted
-from moespec.conformance.author.routers import (
-    CHANGED,
-    LOSSES,
-    NORMAL,
-    evaluation,
-    output_gradient,
-    router_case,
-)
-from moespec.conformance.author.variant import Variant, every, variant
+from moespec.conformance.author.reroute import heap_order, rerouted
+from moespec.conformance.author.routers import CHANGED, LOSSES, NORMAL, evaluation, output_gradient, router_case
+from moespec.conformance.author.variant import Variant, of_router, variant
 from moespec.conformance.format import Tensor
 from moespec.spec import ROUTERS
 from moespec.spec.importance_score import surviving_tokens
@@ -151,18 +143,16 @@ def _router() -> Iterator[Definition]:
     yield evaluation(NAME)
 
 
-# Variants. Scores are (groups, tokens, experts). The right function is called first: it rejects what must be rejected.
+# Variants. Scores are (groups, tokens, experts).
 
 
 def _removing(name: str, computes: str, fraction: Callable[[int, float], float], ledger: str) -> Variant:
     """Another fraction of the tokens is removed, `fraction(tokens, drop)`."""
 
     def order(B: Any, scores: Any, *, drop: float = 0.1) -> Any:
-        B.importance_score_order(scores, drop=drop)
         return B.importance_score_order(scores, drop=fraction(scores.shape[1], drop))
 
     def choice(B: Any, scores: Any, *, drop: float = 0.1, **options: Any) -> Any:
-        B.importance_score_choice(scores, drop=drop, **options)
         return B.importance_score_choice(scores, drop=fraction(scores.shape[1], drop), **options)
 
     return Variant(name, computes, {ORDER: order, CHOICE: choice}, ledger)
@@ -196,7 +186,6 @@ def removed_after_they_chose(
 ) -> Any:
     """All tokens are allocated in the order of importance; then those to remove leave their slots empty."""
     options = {"choices": choices, "capacity": capacity, "combine_scores": combine_scores}
-    B.importance_score_choice(scores, drop=drop, **options)
     order = B.batch_priority(scores)
     routing = B.token_choice(scores, order=order, **options)
     kept = np.zeros((len(scores), routing.tokens + 1), bool)
@@ -220,24 +209,6 @@ def served_by_index(
     among = B.token_choice(taken[0], combine_scores=taken[1], **options)
     token = np.take_along_axis(tokens, among.token.reshape(len(left), -1), axis=1).reshape(among.token.shape)
     return routing._replace(token=token, weight=among.weight, slot=None)
-
-
-def important_without_gradient(B: Any, scores: Any, *, combine_scores: Any = None, **options: Any) -> Any:
-    """The combine weights of importance-score routing carry no gradient."""
-    weights = scores if combine_scores is None else combine_scores
-    return B.importance_score_choice(scores, combine_scores=weights.real, **options)
-
-
-def important_weights_of_selection(B: Any, scores: Any, *, combine_scores: Any = None, **options: Any) -> Any:
-    """The combine weights of importance-score routing are the scores that it sorts and chooses by, whatever is given."""
-    B.importance_score_choice(scores, combine_scores=combine_scores, **options)
-    return B.importance_score_choice(scores, **options)
-
-
-def important_weights_of_one(B: Any, scores: Any, **options: Any) -> Any:
-    """Every combine weight of importance-score routing is 1."""
-    routing = B.importance_score_choice(scores, **options)
-    return routing._replace(weight=(routing.token < routing.tokens).astype(np.float64))
 
 
 # A change of the router is `(B, route, params, tokens, options, noise=None, train=False)`.
@@ -287,9 +258,7 @@ def _losses_of_those_left(
     return output._replace(losses={**output.losses, "importance": options.importance_weight * value})
 
 
-def _one(name: str, computes: str, change: Any, ledger: str = "") -> Variant:
-    return Variant(name, computes, every((NAME,), change), ledger)
-
+_one = partial(of_router, NAME)
 
 VARIANTS = (
     _removing(
@@ -310,19 +279,11 @@ VARIANTS = (
     variant(most_important_removed, ORDER),
     variant(removed_after_they_chose, CHOICE, ledger="IS-5b"),
     variant(served_by_index, CHOICE),
-    variant(important_without_gradient, CHOICE),
-    variant(important_weights_of_selection, CHOICE),
-    variant(important_weights_of_one, CHOICE),
     _one(
         "capacity_of_all_tokens",
         "The capacity of importance-score routing is computed from all tokens, also those that are removed.",
         _with_capacity_of(drop=0.0),
         "IS-4b",
-    ),
-    _one(
-        "capacity_of_one_choice",
-        "The capacity of importance-score routing does not count the choices of a token.",
-        _with_capacity_of(choices=1),
     ),
     _one("removed_only_in_training", "Tokens are removed in training alone.", _only_in_training, "IS-6b"),
     _one(

@@ -8,7 +8,7 @@ import numpy as np
 
 from moespec.conformance.author.definition import Definition, call, composed, function, tensor
 from moespec.conformance.author.describe import METRICS, Function, Output
-from moespec.conformance.author.draw import grid, integers, permutation
+from moespec.conformance.author.draw import grid, integers, permutation, to_bfloat16
 from moespec.conformance.author.inputs import CROWD, both, distinct, experts, groups_tokens, scores
 from moespec.conformance.author.variant import variant
 from moespec.conformance.format import Stage, Tensor
@@ -95,65 +95,68 @@ def _around(allocation: Stage, *, mlps: bool = True, metrics: bool = True) -> tu
     return (allocation, *((call("routing_metrics", {"routing": allocation.name}),) if metrics else ()), layer)
 
 
-def _layers() -> Iterator[Definition]:
-    def case(
-        name: str,
-        kind: str,
-        purpose: str,
-        allocation: str,
-        values: Tensor,
-        *flags: str,
-        mlps: bool = True,
-        **options: Any,
-    ) -> Definition:
-        soft = allocation == "soft_routing"
-        g, t, e = (G, T, E) if soft else values.array.shape
-        read = {"tokens": "tokens", "slots": "slots"} if soft else {"scores": "scores"}
-        inputs = {
-            "tokens": tensor(grid(f"layer/{name}", (g, t, D)), "groups tokens width"),
-            "slots" if soft else "scores": values,
-            **(_parameters(experts(f"layer/{name}", e)) if mlps else {}),
-        }
-        stages = _around(call(allocation, read, **options), mlps=mlps, metrics=kind != "gradient")
-        return composed(NAME, name, kind, purpose, *flags, inputs=inputs, stages=stages)
+def _layer(
+    name: str, kind: str, purpose: str, allocation: str, values: Tensor, *flags: str, mlps: bool = True, **options: Any
+) -> Definition:
+    soft = allocation == "soft_routing"
+    g, t, e = (G, T, E) if soft else values.array.shape
+    read = {"tokens": "tokens", "slots": "slots"} if soft else {"scores": "scores"}
+    inputs = {
+        "tokens": tensor(grid(f"layer/{name}", (g, t, D)), "groups tokens width"),
+        "slots" if soft else "scores": values,
+        **(_parameters(experts(f"layer/{name}", e)) if mlps else {}),
+    }
+    stages = _around(call(allocation, read, **options), mlps=mlps, metrics=kind != "gradient")
+    return composed(NAME, name, kind, purpose, *flags, inputs=inputs, stages=stages)
 
-    drop, empty = "overflow_drop", "empty_slot"
-    token, expert, soft = "token_choice", "expert_choice", "soft_routing"
-    yield case(token, "value", "Two choices, room for all.", token, scores("layer/a"), choices=2, capacity=T)
+
+DROP, EMPTY = "overflow_drop", "empty_slot"
+TOKEN, EXPERT, SOFT = "token_choice", "expert_choice", "soft_routing"
+SIZE = "degenerate_size"
+
+
+def _layers() -> Iterator[Definition]:
+    yield _layer(TOKEN, "value", "Two choices, room for all.", TOKEN, scores("layer/a"), choices=2, capacity=T)
     purpose = "A dropped token gets 0; an empty slot reaches nobody although its expert has biases."
-    yield case("dropped", "overflow", purpose, token, both(CROWD), drop, empty, choices=1, capacity=2)
+    yield _layer("dropped", "overflow", purpose, TOKEN, both(CROWD), DROP, EMPTY, choices=1, capacity=2)
     purpose = "A token may sit in several slots, or in none."
-    yield case(expert, "value", purpose, expert, scores("layer/b"), "uncovered_token", capacity=2)
+    yield _layer(EXPERT, "value", purpose, EXPERT, scores("layer/b"), "uncovered_token", capacity=2)
     holes = groups_tokens(np.where(grid("layer/holes", (G, T, E)) > 0.25, scores("layer/c").array, 0.0))
     purpose = "Empty slots in Expert Choice."
-    yield case("expert_choice_holes", "value", purpose, expert, holes, empty, capacity=3, drop_zero=True)
+    yield _layer("expert_choice_holes", "value", purpose, EXPERT, holes, EMPTY, capacity=3, drop_zero=True)
     slots = tensor(grid("layer/slots", (D, 3, 2)), "width experts capacity")
     purpose = "Slots mix the tokens themselves, not the normalised ones."
-    yield case("soft", "value", purpose, soft, slots, "unnormalised_tokens")
+    yield _layer("soft", "value", purpose, SOFT, slots, "unnormalised_tokens")
     uniform: dict[str, Any] = {"dispatch": "uniform", "combine": "uniform"}
-    yield case("soft_uniform", "value", "Every slot sees the mean token.", soft, slots, "ablation", **uniform)
+    yield _layer("soft_uniform", "value", "Every slot sees the mean token.", SOFT, slots, "ablation", **uniform)
     purpose = "Dispatch and combine alone."
-    yield case("identity_experts", "value", purpose, token, scores("layer/d"), drop, mlps=False, choices=2, capacity=2)
+    yield _layer(
+        "identity_experts", "value", purpose, TOKEN, scores("layer/d"), DROP, mlps=False, choices=2, capacity=2
+    )
+    yield from _special_layers()
+
+
+def _special_layers() -> Iterator[Definition]:
+    """Equal scores, small sizes, and gradients."""
     equal = groups_tokens(np.full((G, T, E), 0.25))
-    yield case("tied", "tie", "Equal scores.", token, equal, "tie_order", choices=2, capacity=T)
-    size = "degenerate_size"
+    yield _layer("tied", "tie", "Equal scores.", TOKEN, equal, "tie_order", choices=2, capacity=T)
     alone = scores("layer/e", (1, 1, E))
-    yield case("one_token", "degenerate", "One token.", token, alone, size, choices=2, capacity=1)
+    yield _layer("one_token", "degenerate", "One token.", TOKEN, alone, SIZE, choices=2, capacity=1)
     purpose = "One expert with room for all."
-    yield case("one_expert", "degenerate", purpose, expert, scores("layer/f", (G, T, 1)), size, capacity=T)
+    yield _layer("one_expert", "degenerate", purpose, EXPERT, scores("layer/f", (G, T, 1)), SIZE, capacity=T)
     purpose = "By tokens, scores and expert weights, with drops."
     apart = distinct("layer/g", (G, T, E))
-    yield case("gradient_token_choice", "gradient", purpose, token, apart, drop, choices=2, capacity=2)
+    yield _layer("gradient_token_choice", "gradient", purpose, TOKEN, apart, DROP, choices=2, capacity=2)
     purpose = "Tokens in several slots add their gradients."
-    yield case("gradient_expert_choice", "gradient", purpose, expert, distinct("layer/h", (G, T, E)), capacity=2)
+    yield _layer("gradient_expert_choice", "gradient", purpose, EXPERT, distinct("layer/h", (G, T, E)), capacity=2)
     inside = grid("layer/holes/j", (G, T, E)) > 0
     holes = groups_tokens(np.where(inside, distinct("layer/holes/s", (G, T, E)).array, -0.25))
     purpose = "Empty slots carry none, though their experts have an output, and some the last token."
-    yield case("gradient_holes", "gradient", purpose, expert, holes, empty, capacity=4, drop_zero=True)
+    yield _layer("gradient_holes", "gradient", purpose, EXPERT, holes, EMPTY, capacity=4, drop_zero=True)
     yield _zero_weight()
     yield from _sums()
     slots = tensor(grid("layer/slots/g", (D, 3, 2)), "width experts capacity")
-    yield case("gradient_soft", "gradient", "Through both softmaxes and the mixing.", soft, slots)
+    yield _layer("gradient_soft", "gradient", "Through both softmaxes and the mixing.", SOFT, slots)
 
 
 def _mlp_layers() -> Iterator[Definition]:
@@ -266,7 +269,7 @@ def _sums() -> Iterator[Definition]:
 Experts = Callable[[Any], Any]
 
 
-def _layer(dispatch: Any, combine: Any, tokens: Any, experts: Experts) -> Any:
+def _combined(dispatch: Any, combine: Any, tokens: Any, experts: Experts) -> Any:
     """Dispatch, experts and combine of tensors (groups, tokens, experts, capacity)."""
     return np.einsum("gtec,gecd->gtd", combine, experts(np.einsum("gtec,gtd->gecd", dispatch, tokens)))
 
@@ -283,18 +286,17 @@ def dropped_tokens_pass(B: Any, tokens: Any, routing: Any, experts: Experts) -> 
 
 def empty_slots_reach_the_last_token(B: Any, tokens: Any, routing: Any, experts: Experts) -> Any:
     """What an expert returns for an empty slot is added to the last token."""
-    B.moe_layer(tokens, routing, experts)
     dispatch, combine = routing.dense()
     combine = combine.copy()
     combine[:, -1] += (dispatch == 0).all(axis=1)
-    return _layer(dispatch, combine, tokens, experts)
+    return _combined(dispatch, combine, tokens, experts)
 
 
 def weights_before_experts(B: Any, tokens: Any, routing: Any, experts: Experts) -> Any:
     """The combine weights multiply what enters an expert, not what leaves it."""
     right = B.moe_layer(tokens, routing, experts)
     dispatch, combine = routing.dense()
-    return right if isinstance(routing, B.SoftRouting) else _layer(combine, dispatch, tokens, experts)
+    return right if isinstance(routing, B.SoftRouting) else _combined(combine, dispatch, tokens, experts)
 
 
 def outputs_averaged(B: Any, tokens: Any, routing: Any, experts: Experts) -> Any:
@@ -310,64 +312,27 @@ def straight_through_dispatch(B: Any, tokens: Any, routing: Any, experts: Expert
     dispatch, combine = routing.dense()
     if isinstance(routing, B.SoftRouting):
         return right
-    return _layer(dispatch * (1 + combine - combine.real), combine, tokens, experts)
+    return _combined(dispatch * (1 + combine - combine.real), combine, tokens, experts)
 
 
 def experts_with_exact_gelu(B: Any, inputs: Any, params: Any, *, gelu: str = "tanh") -> Any:
     """The experts use the exact GELU, whatever form is requested."""
-    B.expert_mlp(inputs, params, gelu=gelu)
     return B.expert_mlp(inputs, params, gelu="erf")
 
 
 def experts_with_approximate_gelu(B: Any, inputs: Any, params: Any, *, gelu: str = "tanh") -> Any:
     """The experts use the tanh approximation of GELU, whatever form is requested."""
-    B.expert_mlp(inputs, params, gelu=gelu)
     return B.expert_mlp(inputs, params)
 
 
 def perceptrons_with_exact_gelu(B: Any, tokens: Any, routing: Any, params: Any, *, gelu: str = "tanh") -> Any:
     """The perceptrons of the layer use the exact GELU, whatever form is requested."""
-    B.moe_mlp(tokens, routing, params, gelu=gelu)
     return B.moe_mlp(tokens, routing, params, gelu="erf")
 
 
 def perceptrons_with_approximate_gelu(B: Any, tokens: Any, routing: Any, params: Any, *, gelu: str = "tanh") -> Any:
     """The perceptrons of the layer use the tanh approximation of GELU, whatever form is requested."""
-    B.moe_mlp(tokens, routing, params, gelu=gelu)
     return B.moe_mlp(tokens, routing, params)
-
-
-def last_row_to_the_next_expert(B: Any, tokens: Any, routing: Any, params: Any, *, gelu: str = "tanh") -> Any:
-    """The last row of each expert, of all groups together, is multiplied with the matrices of the expert after it."""
-    right = B.moe_mlp(tokens, routing, params, gelu=gelu)
-    dispatch, combine = routing.dense()
-    inputs = np.einsum("gtec,gtd->gecd", dispatch, tokens)
-    after = {name: np.roll(value, -1, axis=0) for name, value in params.items()}
-    difference = B.expert_mlp(inputs, after, gelu=gelu) - B.expert_mlp(inputs, params, gelu=gelu)
-    filled = (dispatch.real != 0).any(axis=1)  # (G, E, C)
-    last = np.zeros_like(filled)
-    for expert in range(filled.shape[1]):
-        if len(places := np.argwhere(filled[:, expert])):
-            group, slot = places[-1]
-            last[group, expert, slot] = True
-    return right + np.einsum("gtec,gecd->gtd", combine, np.where(last[..., None], difference, 0))
-
-
-def other_choices_ignored(B: Any, tokens: Any, routing: Any, params: Any, *, gelu: str = "tanh") -> Any:
-    """Of several experts that a token has, only the one with the largest weight counts."""
-    B.moe_mlp(tokens, routing, params, gelu=gelu)
-    dispatch, combine = routing.dense()
-    largest = combine.real >= combine.real.max(axis=(2, 3), keepdims=True)
-    return _layer(dispatch, np.where(largest, combine, 0), tokens, lambda x: B.expert_mlp(x, params, gelu=gelu))
-
-
-def empty_slots_reach_the_first_token(B: Any, tokens: Any, routing: Any, params: Any, *, gelu: str = "tanh") -> Any:
-    """What the perceptrons return for an empty slot is added to the first token of the group."""
-    B.moe_mlp(tokens, routing, params, gelu=gelu)
-    dispatch, combine = routing.dense()
-    combine = combine.copy()
-    combine[:, 0] += (dispatch == 0).all(axis=1)
-    return _layer(dispatch, combine, tokens, lambda x: B.expert_mlp(x, params, gelu=gelu))
 
 
 def load_of_filled_slots(B: Any, routing: Any) -> Any:
@@ -382,14 +347,15 @@ def entropy_in_bits(B: Any, routing: Any) -> Any:
     return {**found, "entropy": found["entropy"] / np.log(2)}
 
 
-def covered_by_weight(B: Any, routing: Any) -> Any:
-    """A token counts as covered only if one of its combine weights is greater than 0."""
-    coverage = np.mean((routing.dense().combine.real > 0).any(axis=(2, 3)))
-    return {**B.routing_metrics(routing), "coverage": coverage, "dropped": 1 - coverage}
+def combine_weights_in_bfloat16(B: Any, tokens: Any, routing: Any, experts: Callable[[Any], Any]) -> Any:
+    """The combine weights are rounded to bfloat16 before they multiply what the experts return."""
+    part = "weight" if hasattr(routing, "weight") else "combine"
+    weights = getattr(routing, part)
+    rounded = weights + (to_bfloat16(weights.real).astype(np.float64) - weights.real)
+    return B.moe_layer(tokens, routing._replace(**{part: rounded}), experts)
 
 
 VARIANTS = (
-    variant(covered_by_weight, "routing_metrics"),
     variant(dropped_tokens_pass, "moe_layer", ledger="LA-2b"),
     variant(empty_slots_reach_the_last_token, "moe_layer"),
     variant(weights_before_experts, "moe_layer"),
@@ -399,9 +365,7 @@ VARIANTS = (
     variant(experts_with_approximate_gelu, "expert_mlp", ledger="LA-1b"),
     variant(perceptrons_with_exact_gelu, "moe_mlp", ledger="LA-1b"),
     variant(perceptrons_with_approximate_gelu, "moe_mlp", ledger="LA-1b"),
-    variant(last_row_to_the_next_expert, "moe_mlp"),
-    variant(other_choices_ignored, "moe_mlp"),
-    variant(empty_slots_reach_the_first_token, "moe_mlp"),
     variant(load_of_filled_slots, "routing_metrics"),
     variant(entropy_in_bits, "routing_metrics"),
+    variant(combine_weights_in_bfloat16, "moe_layer", who="huggingface/transformers"),
 )

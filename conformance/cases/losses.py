@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 from scipy.special import ndtr
 
-from moespec.conformance.author.definition import Definition, call, single
+from moespec.conformance.author.definition import Definition, call, of_array, single
 from moespec.conformance.author.describe import Choice, Function, Output
-from moespec.conformance.author.inputs import both, groups_tokens, logits, utilities
+from moespec.conformance.author.inputs import both, groups_tokens, logits, rows, utilities
 from moespec.conformance.author.margins import token_choice_margin
 from moespec.conformance.author.near import near_ties
+from moespec.conformance.author.reroute import chosen_mask
 from moespec.conformance.author.scale import normal_density, variation
 from moespec.conformance.author.variant import Variant, variant
 from moespec.conformance.format import Tensor
@@ -71,25 +72,14 @@ def cases() -> Iterator[Definition]:
 
 
 def _of_scores(name: str, flag: str) -> Iterator[Definition]:
-    def case(case: str, kind: str, purpose: str, scores: Tensor, *flags: str) -> Definition:
-        return single(name, name, case, kind, purpose, *flags, scores=scores)
-
+    case = of_array(name, "scores")
     purpose = "Softmax scores, two groups: the mean of their losses."
     yield case("values", "value", purpose, utilities(f"{name}/a"), flag)
     yield case("four_experts", "value", "Four experts.", utilities(f"{name}/b", (G, 8, 4)), flag)
     yield case("collapsed", "value", "One expert takes everything.", both(np.eye(E)[np.zeros(T, int)]))
     purpose = "Uniform scores; equal maxima count for the first expert."
     yield case("uniform", "tie", purpose, groups_tokens(np.full((G, 8, 4), 0.25)), flag)
-    tied = np.array(
-        [
-            [0.375, 0.375, 0.25],
-            [0.25, 0.375, 0.375],
-            [0.5, 0.0, 0.5],
-            [0.25, 0.5, 0.25],
-            [0.125, 0.75, 0.125],
-            [0.25, 0.375, 0.375],
-        ]
-    )
+    tied = rows("0.375 0.375 0.25; 0.25 0.375 0.375; 0.5 0.0 0.5; 0.25 0.5 0.25; 0.125 0.75 0.125; 0.25 0.375 0.375")
     yield case("tied", "tie", "Two maxima in a row.", both(tied), flag)
     yield case("one_expert", "degenerate", "One expert.", groups_tokens(np.ones((G, T, 1))), SIZE)
     yield case("one_token", "degenerate", "One token.", utilities(f"{name}/c", (1, 1, E)), SIZE)
@@ -156,7 +146,6 @@ def importance_not_centred(B: Any, scores: Any) -> Any:
 
 def threshold_of_the_others(B: Any, logits: Any, noisy_logits: Any, *, choices: int, noise_std: float) -> Any:
     """The threshold of the load is the K-th largest noisy logit of the other experts, as Shazeer et al. have it."""
-    B.load_loss(logits, noisy_logits, choices=choices, noise_std=noise_std)
     losses = []
     for clean, noisy in zip(logits, noisy_logits, strict=True):
         load = np.zeros(clean.shape[1])
@@ -169,19 +158,6 @@ def threshold_of_the_others(B: Any, logits: Any, noisy_logits: Any, *, choices: 
     return np.mean(losses)
 
 
-def load_counted(B: Any, logits: Any, noisy_logits: Any, *, choices: int, noise_std: float) -> Any:
-    """The load is the number of tokens that chose the expert, not its expectation."""
-    B.load_loss(logits, noisy_logits, choices=choices, noise_std=noise_std)
-    chosen = stable_order(noisy_logits)[..., :choices]
-    loads = [np.bincount(group.ravel(), minlength=logits.shape[2]) for group in chosen]
-    return np.mean([variance(load) / np.mean(load) ** 2 for load in loads])
-
-
-def threshold_without_gradient(B: Any, logits: Any, noisy_logits: Any, **options: Any) -> Any:
-    """The threshold of the load carries no gradient."""
-    return B.load_loss(logits, noisy_logits.real, **options)
-
-
 def last_maximum(B: Any, scores: Any) -> Any:
     """Of equal scores the last counts as the preferred expert of the balance loss."""
     return B.balance_loss(scores[..., ::-1])
@@ -192,20 +168,13 @@ def balance_over_experts(B: Any, scores: Any) -> Any:
     return B.balance_loss(scores) / scores.shape[2] ** 2
 
 
-def preferences_counted(B: Any, scores: Any) -> Any:
-    """The balance loss counts the tokens that prefer an expert, and does not divide by how many tokens there are."""
-    return B.balance_loss(scores) * scores.shape[1]
-
-
 def balance_of_all_groups(B: Any, scores: Any) -> Any:
     """Shares and mean scores of the balance loss are those of all groups together."""
-    B.balance_loss(scores)
     return B.balance_loss(scores.reshape(1, -1, scores.shape[2]))
 
 
 def square_of_the_mean(B: Any, logits: Any) -> Any:
     """The z-loss is the square of the mean, not the mean of the squares."""
-    B.z_loss(logits)
     return np.mean(np.mean(logsumexp(logits, axis=2), axis=1) ** 2)
 
 
@@ -216,13 +185,32 @@ def z_summed(B: Any, logits: Any) -> Any:
 
 def z_of_the_mean_exponential(B: Any, logits: Any) -> Any:
     """The z-loss takes the mean of the exponentials, not their sum."""
-    B.z_loss(logits)
     return np.mean((logsumexp(logits, axis=2) - np.log(logits.shape[2])) ** 2)
+
+
+def balance_of_a_second_softmax(B: Any, scores: Any) -> Any:
+    """The scores of the balance loss go through the softmax a second time."""
+    return B.balance_loss(B.softmax_affinity(scores))
+
+
+def balance_counts_two(B: Any, scores: Any) -> Any:
+    """The balance loss counts the two best experts of each token, not the best alone."""
+    shares = chosen_mask(scores, min(2, scores.shape[2])).mean(axis=1)
+    return scores.shape[2] * np.mean(np.sum(shares * scores.mean(axis=1), axis=1))
+
+
+def balance_summed_over_groups(B: Any, scores: Any) -> Any:
+    """The balance loss is summed over groups, not averaged, so that it grows with the batch."""
+    return B.balance_loss(scores) * len(scores)
+
+
+def z_of_probabilities(B: Any, logits: Any) -> Any:
+    """The z-loss is that of the probabilities, not of the logits."""
+    return B.z_loss(B.softmax_affinity(logits))
 
 
 def balance_of_what_is_kept(B: Any, scores: Any) -> Any:
     """The balance loss counts the tokens that find room in an expert of 1.25 T / E slots, but at least 4."""
-    B.balance_loss(scores)
     _, tokens, experts = scores.shape
     capacity = max(4, min(tokens, int(1.25 * tokens / experts)))
     preferred = stable_order(scores)[..., 0]
@@ -232,7 +220,6 @@ def balance_of_what_is_kept(B: Any, scores: Any) -> Any:
 
 def shares_in_float32(B: Any, scores: Any) -> Any:
     """The shares of the balance loss are rounded to float32."""
-    B.balance_loss(scores)
     _, tokens, experts = scores.shape
     preferred = stable_order(scores)[..., 0]
     shares = np.stack([np.bincount(row, minlength=experts) / tokens for row in preferred]).astype(np.float32)
@@ -261,15 +248,16 @@ VARIANTS = (
     ),
     variant(importance_not_centred, "importance_loss"),
     variant(threshold_of_the_others, "load_loss", ledger="AL-2b"),
-    variant(load_counted, "load_loss"),
-    variant(threshold_without_gradient, "load_loss"),
     variant(last_maximum, "balance_loss"),
     variant(balance_over_experts, "balance_loss", ledger="AL-3b"),
-    variant(preferences_counted, "balance_loss"),
     variant(balance_of_all_groups, "balance_loss"),
     variant(square_of_the_mean, "z_loss"),
     variant(z_summed, "z_loss"),
     variant(z_of_the_mean_exponential, "z_loss"),
     variant(balance_of_what_is_kept, "balance_loss", ledger="AL-5c", who="st-moe-pytorch"),
-    variant(shares_in_float32, "balance_loss", who="transformers"),
+    variant(shares_in_float32, "balance_loss", who="huggingface/transformers"),
+    variant(balance_of_a_second_softmax, "balance_loss", who="huggingface/transformers (Mixtral; issue 45120)"),
+    variant(balance_counts_two, "balance_loss", who="huggingface/transformers (Mixtral)"),
+    variant(balance_summed_over_groups, "balance_loss"),
+    variant(z_of_probabilities, "z_loss", who="huggingface/transformers (Switch; issue 48293)"),
 )

@@ -1,14 +1,13 @@
 """The MLP-Mixer."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from moespec.conformance.author.definition import Definition, composed, tensor
 from moespec.conformance.author.models import forward_function, inputs_of, stage_of
-from moespec.conformance.author.variant import variant
 from moespec.models.draws import of_step
 
-__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
+__all__ = ["FUNCTIONS", "cases"]
 
 FUNCTIONS = (forward_function("mixer", "layer_norm", "patch_embed", "transpose", "gelu", routed=False),)
 
@@ -42,15 +41,3 @@ def cases() -> Iterator[Definition]:
     purpose = "Dropout and stochastic depth, in training."
     yield composed("mixer", "dropped", "value", purpose, "model", inputs=inputs, stages=stages)
     yield case("gradient", "gradient", "By images and parameters.", SQUARE)
-
-
-# Variants.
-
-
-def square_not_transposed(B: Any, x: Any, axes: Sequence[int]) -> Any:
-    """The last two axes are not swapped where they are of equal length."""
-    right = B.transpose(x, axes)
-    return x if right.shape == x.shape else right
-
-
-VARIANTS = (variant(square_not_transposed, "transpose"),)

@@ -6,17 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from moespec.conformance.author.definition import Definition, Noise, call, composed, single
+from moespec.conformance.author.definition import Definition, Noise, call, composed, of_array, single
 from moespec.conformance.author.describe import Choice, Function, Output
 from moespec.conformance.author.draw import grid
 from moespec.conformance.author.inputs import both, groups_tokens, kernel, logits
 from moespec.conformance.author.margins import token_choice_margin
 from moespec.conformance.author.near import near_router, near_ties
-from moespec.conformance.author.reorder import chosen_mask
-from moespec.conformance.author.reroute import configured, rerouted
+from moespec.conformance.author.reroute import chosen_mask, configured, rerouted
 from moespec.conformance.author.routers import LOSSES, evaluation, output_gradient, router_case
 from moespec.conformance.author.scale import choice_errors, variation
-from moespec.conformance.author.variant import Variant, every, variant
+from moespec.conformance.author.variant import Variant, of_router, variant
 from moespec.conformance.format import Tensor
 from moespec.spec import ConfigError
 from moespec.spec.numerics import normal_cdf, softmax, softplus, stable_order, variance, z_score
@@ -85,9 +84,7 @@ def _noise() -> Iterator[Definition]:
 
 
 def _gates() -> Iterator[Definition]:
-    def case(name: str, kind: str, purpose: str, values: Tensor, *flags: str, choices: int = 2) -> Definition:
-        return single(GATES, GATES, name, kind, purpose, *flags, noisy_logits=values, choices=choices)
-
+    case = of_array(GATES, "noisy_logits", choices=2)
     order, size = "softmax_of_choices", "degenerate_size"
     yield case("values", "value", "Two choices of three.", logits(f"{GATES}/a"), order)
     yield case("three", "value", "Three choices of five.", logits(f"{GATES}/b", (G, 8, 5)), order, choices=3)
@@ -171,15 +168,11 @@ def _router() -> Iterator[Definition]:
     yield evaluation(NAME, params=_kernels(f"routers/{NAME}/evaluation_factor", 4, E), eval_capacity_factor=0.625)
 
 
-# Variants. Arrays are (groups, tokens, experts). The right function is called first: it rejects what must be rejected.
-
-OVERFLOW = 88.7
-"""Float32 overflows in the exponential of larger numbers."""
+# Variants. Arrays are (groups, tokens, experts).
 
 
 def _scaled(B: Any, logits: Any, noise_logits: Any, noise: Any, scale: Callable[[Any], Any]) -> Any:
     """The noisy logits with another scale of the noise."""
-    B.noisy_top_k_logits(logits, noise_logits, noise)
     return logits if noise is None else logits + noise * scale(noise_logits)
 
 
@@ -196,39 +189,24 @@ def noise_scale_not_positive(B: Any, logits: Any, noise_logits: Any, noise: Any)
     return _scaled(B, logits, noise_logits, noise, lambda n: n)
 
 
-def noise_scale_without_gradient(B: Any, logits: Any, noise_logits: Any, noise: Any) -> Any:
-    """The scale of the noise carries no gradient."""
-    return B.noisy_top_k_logits(logits, noise_logits.real, noise)
-
-
-def noise_where_none_is_given(B: Any, logits: Any, noise_logits: Any, noise: Any) -> Any:
-    """Learned noise is drawn also where none is given."""
-    if noise is None:
-        noise = np.random.default_rng(0).standard_normal(logits.shape)
-    return B.noisy_top_k_logits(logits, noise_logits, noise)
-
-
 def softmax_before_the_choice(B: Any, noisy_logits: Any, *, choices: int) -> Any:
     """The gates are the softmax over all experts, with all but the chosen set to 0."""
-    B.noisy_top_k_affinity(noisy_logits, choices=choices)
     return softmax(noisy_logits, axis=2) * chosen_mask(noisy_logits, choices)
 
 
 def sigmoid_gates(B: Any, noisy_logits: Any, *, choices: int) -> Any:
     """The gate of a chosen expert is the sigmoid of its logit."""
-    B.noisy_top_k_affinity(noisy_logits, choices=choices)
     return chosen_mask(noisy_logits, choices) / (1 + np.exp(-noisy_logits))
+
+
+def masked_by_zero(B: Any, noisy_logits: Any, *, choices: int) -> Any:
+    """What is not chosen is masked by 0, not by minus infinity, before the softmax."""
+    return B.softmax_affinity(noisy_logits * chosen_mask(noisy_logits, choices))
 
 
 def gates_to_the_higher(B: Any, noisy_logits: Any, *, choices: int) -> Any:
     """Among equal logits the gate goes to the higher expert."""
     return B.noisy_top_k_affinity(noisy_logits[..., ::-1], choices=choices)[..., ::-1]
-
-
-def gates_overflow(B: Any, noisy_logits: Any, *, choices: int) -> Any:
-    """The softmax of the chosen does not subtract the maximum, so that large logits overflow float32."""
-    gates = B.noisy_top_k_affinity(noisy_logits, choices=choices)
-    return np.where(np.max(noisy_logits.real, axis=2, keepdims=True) > OVERFLOW, np.nan, gates)
 
 
 def _loss(load: Callable[..., Any]) -> Callable[..., Any]:
@@ -271,7 +249,6 @@ def _others(noisy: Any, expert: int) -> Any:
 
 def noisy_load_of_all_groups(B: Any, logits: Any, noise_logits: Any, noisy_logits: Any, *, choices: int) -> Any:
     """The load of noisy top-k is summed over all groups, where each group has a loss of its own."""
-    B.noisy_top_k_load_loss(logits, noise_logits, noisy_logits, choices=choices)
     arrays = [array.reshape(1, -1, array.shape[2]) for array in (logits, noise_logits, noisy_logits)]
     return B.noisy_top_k_load_loss(*arrays, choices=choices)
 
@@ -281,11 +258,6 @@ def noisy_load_unbiased(B: Any, logits: Any, noise_logits: Any, noisy_logits: An
     experts = logits.shape[2]
     loss = B.noisy_top_k_load_loss(logits, noise_logits, noisy_logits, choices=choices)
     return loss * experts / (experts - 1)
-
-
-def noisy_threshold_without_gradient(B: Any, logits: Any, noise_logits: Any, noisy_logits: Any, *, choices: int) -> Any:
-    """The threshold of the load of noisy top-k carries no gradient."""
-    return B.noisy_top_k_load_loss(logits, noise_logits, noisy_logits.real, choices=choices)
 
 
 def noisy_load_of_some_alone(B: Any, logits: Any, noise_logits: Any, noisy_logits: Any, *, choices: int) -> Any:
@@ -339,22 +311,13 @@ def _by_gates(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more
     return rerouted(B, output, B.token_choice(noisy.real, combine_scores=gates, order=order, **given))
 
 
-def _one(name: str, computes: str, change: Any, ledger: str = "", who: str = "") -> Variant:
-    return Variant(name, computes, every((NAME,), change), ledger, who)
-
-
-def masked_with_a_billion(B: Any, noisy_logits: Any, *, choices: int) -> Any:
-    """The logits of the others become -1e9, not -inf, so that they outweigh chosen logits below that."""
-    B.noisy_top_k_affinity(noisy_logits, choices=choices)
-    return softmax(np.where(chosen_mask(noisy_logits, choices) > 0, noisy_logits, -1e9), axis=2)
-
+_one = partial(of_router, NAME)
 
 VARIANTS = (
-    variant(masked_with_a_billion, GATES),
     variant(softmax_before_the_choice, GATES, ledger="NK-1b", who="google-research/vmoe"),
+    variant(masked_by_zero, "noisy_top_k_affinity", who="deepseek-ai/DeepSeek-V3 (issue 741, of groups of experts)"),
     variant(sigmoid_gates, GATES),
     variant(gates_to_the_higher, GATES),
-    variant(gates_overflow, GATES),
     Variant(
         "noise_scale_with_a_floor",
         "The scale of the noise is 0.01 more than the softplus, in the logits and in the load.",
@@ -363,8 +326,6 @@ VARIANTS = (
         "tensorflow/tensor2tensor",
     ),
     variant(noise_scale_not_positive, LOGITS),
-    variant(noise_scale_without_gradient, LOGITS),
-    variant(noise_where_none_is_given, LOGITS),
     Variant(
         "noisy_threshold_with_the_expert",
         "The threshold of the load of noisy top-k is the K-th largest noisy logit, the expert itself included.",
@@ -373,7 +334,6 @@ VARIANTS = (
     ),
     variant(noisy_load_of_all_groups, LOAD),
     variant(noisy_load_unbiased, LOAD, ledger="AL-1b"),
-    variant(noisy_threshold_without_gradient, LOAD),
     Variant(
         "noisy_load_quotient",
         "The load of noisy top-k divides by the scale of the noise however small that is: the gradient overflows to NaN.",
@@ -387,11 +347,6 @@ VARIANTS = (
         "The experts of noisy top-k have a capacity factor of 1.",
         configured(capacity_factor=1.0),
         "NK-3b",
-    ),
-    _one(
-        "noisy_top_k_served_by_index",
-        "Noisy top-k assigns slots by index, whatever batch priority is requested.",
-        configured(batch_priority="none"),
     ),
     _one(
         "noisy_top_k_priority_of_gates",

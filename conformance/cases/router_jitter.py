@@ -4,8 +4,6 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from moespec.conformance.author.definition import Definition, single, tensor
 from moespec.conformance.author.describe import Function, Output
 from moespec.conformance.author.draw import grid
@@ -53,28 +51,7 @@ def jitter_of_the_token(B: Any, tokens: Any, noise: Any, *, epsilon: float = 0.0
     return B.router_jitter(tokens, None if noise is None else 0 * noise + noise[:, :, :1], epsilon=epsilon)
 
 
-def jitter_from_below(B: Any, tokens: Any, noise: Any, *, epsilon: float = 0.01) -> Any:
-    """The factors are 1 + noise, whatever epsilon is."""
-    B.router_jitter(tokens, noise, epsilon=epsilon)
-    return B.router_jitter(tokens, noise, epsilon=1.0)
-
-
-def jitter_where_none_is_given(B: Any, tokens: Any, noise: Any, *, epsilon: float = 0.01) -> Any:
-    """Tokens are jittered also where no noise is given."""
-    if noise is None:
-        noise = np.random.default_rng(0).uniform(-1, 1, tokens.shape)
-    return B.router_jitter(tokens, noise, epsilon=epsilon)
-
-
-def jitter_without_gradient(B: Any, tokens: Any, noise: Any, *, epsilon: float = 0.01) -> Any:
-    """The jittered tokens carry no gradient."""
-    return B.router_jitter(tokens.real, None if noise is None else noise.real, epsilon=epsilon)
-
-
 VARIANTS = (
     variant(jitter_added, "router_jitter", ledger="SW-1"),
     variant(jitter_of_the_token, "router_jitter", ledger="SW-1c"),
-    variant(jitter_from_below, "router_jitter"),
-    variant(jitter_where_none_is_given, "router_jitter"),
-    variant(jitter_without_gradient, "router_jitter"),
 )

@@ -9,9 +9,8 @@ from moespec.conformance.author.definition import Definition, call, composed, si
 from moespec.conformance.author.describe import Function, Output
 from moespec.conformance.author.draw import grid
 from moespec.conformance.author.inputs import scores
-from moespec.conformance.author.variant import variant
 
-__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
+__all__ = ["FUNCTIONS", "cases"]
 
 NAME = "routing_statistics"
 COUNTS = ("experts_min", "experts_max", "at_least_1", "at_least_2", "at_least_4")
@@ -55,70 +54,3 @@ def _chosen(name: str, purpose: str, shape: tuple[int, int, int], *, holes: bool
         ),
     )
     return composed(NAME, name, "value", purpose, inputs={"scores": values}, stages=stages)
-
-
-# Variants.
-
-
-def largest_of_each_token(B: Any, routing: Any) -> Any:
-    """The largest dispatch weight is that of each token, not of each slot."""
-    found = B.collapse_metrics(routing)
-    return {**found, "dispatch_max": np.mean(routing.dense().dispatch.max(axis=(2, 3)))}
-
-
-def largest_of_each_slot(B: Any, routing: Any) -> Any:
-    """The largest combine weight is that of each slot, not of each token."""
-    found = B.collapse_metrics(routing)
-    return {**found, "combine_max": np.mean(routing.dense().combine.max(axis=1))}
-
-
-def summed_combine(B: Any, routing: Any) -> Any:
-    """The contribution of a token is the sum of its combine weights."""
-    return routing.dense().combine.sum(axis=(2, 3))
-
-
-def mean_dispatch(B: Any, routing: Any) -> Any:
-    """The contribution of a token is the mean over the slots, not the sum."""
-    return B.summed_dispatch(routing) / routing.dense().dispatch[0, 0].size
-
-
-def in_the_order_of_tokens(B: Any, routing: Any) -> Any:
-    """The cumulative weight takes tokens in their order, not that of their weights."""
-    return np.cumsum(routing.dense().dispatch, axis=1).mean(axis=(2, 3))
-
-
-def more_than_so_many(B: Any, routing: Any) -> Any:
-    """At least so many experts means more than that."""
-    found, count = B.experts_per_token(routing), (routing.dense().dispatch > 0).any(axis=3).sum(axis=2)
-    return {**found, **{f"at_least_{n}": np.mean(count > n) for n in (1, 2, 4)}}
-
-
-def covered_tokens_only(B: Any, routing: Any) -> Any:
-    """The least number of experts is that of the tokens which have one."""
-    found, count = B.experts_per_token(routing), (routing.dense().dispatch > 0).any(axis=3).sum(axis=2)
-    return {**found, "experts_min": np.mean(np.where(count > 0, count, 10**6).min(axis=1))}
-
-
-def most_of_all_groups(B: Any, routing: Any) -> Any:
-    """The least and the largest number of experts are those of all groups, not means over them."""
-    found, count = B.experts_per_token(routing), (routing.dense().dispatch > 0).any(axis=3).sum(axis=2)
-    return {**found, "experts_min": np.float64(count.min()), "experts_max": np.float64(count.max())}
-
-
-def slots_not_normalised(B: Any, slots: Any) -> Any:
-    """The inner products are those of the slots as they are."""
-    B.slot_similarity(slots)
-    return np.einsum("di,dj->ij", slots.reshape(len(slots), -1), slots.reshape(len(slots), -1))
-
-
-VARIANTS = (
-    variant(largest_of_each_token, "collapse_metrics"),
-    variant(largest_of_each_slot, "collapse_metrics"),
-    variant(summed_combine, "summed_dispatch"),
-    variant(mean_dispatch, "summed_dispatch"),
-    variant(in_the_order_of_tokens, "cumulative_dispatch"),
-    variant(more_than_so_many, "experts_per_token"),
-    variant(covered_tokens_only, "experts_per_token"),
-    variant(most_of_all_groups, "experts_per_token"),
-    variant(slots_not_normalised, "slot_similarity"),
-)

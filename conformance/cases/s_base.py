@@ -1,21 +1,15 @@
 """The sigmoid affinity, and the router `s_base`."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from moespec.conformance.author.definition import Definition
 from moespec.conformance.author.describe import Function, Output
 from moespec.conformance.author.near import near_router
 from moespec.conformance.author.reroute import configured
-from moespec.conformance.author.routers import (
-    CHANGED,
-    LOSSES,
-    NORMAL,
-    evaluation,
-    kernel_of,
-    router_case,
-)
-from moespec.conformance.author.variant import Variant, every, variant
+from moespec.conformance.author.routers import CHANGED, LOSSES, NORMAL, evaluation, kernel_case
+from moespec.conformance.author.variant import of_router
 
 __all__ = ["FUNCTIONS", "VARIANTS", "cases"]
 
@@ -25,41 +19,37 @@ NAME = "s_base"
 T, E, D = 5, 3, 3
 
 
-def _case(name: str, kind: str, purpose: str, *flags: str, sizes: tuple[int, int, int] = (T, E, D), zero: bool = False,
-          train: bool = True, **options: Any) -> Definition:  # fmt: skip
-    """A case, with a kernel that is drawn from its name."""
-    params = kernel_of(f"routers/{NAME}/{name}", sizes[2], sizes[1], zero=zero)
-    return router_case(NAME, name, kind, purpose, *flags, params=params, sizes=sizes, train=train, **options)
+case = partial(kernel_case, NAME, sizes=(T, E, D), train=True)
 
 
 def cases() -> Iterator[Definition]:
     """All cases of this module."""
     plan, room, size, constant = "plan_in_training", "room_for_all", "degenerate_size", "stop_gradient"
     sigmoid: dict[str, Any] = {"combine_with": "sigmoid"}
-    yield _case("training", "value", "The plan chooses; there is room for every token.", plan, room)
-    yield _case("evaluation", "value", "The softmax chooses.", plan, room, "generated_code", train=False)
-    yield _case("sigmoid", "value", "The gate is a sigmoid.", "combine_scores", slots_per_expert=3, **sigmoid)
+    yield case("training", "value", "The plan chooses; there is room for every token.", plan, room)
+    yield case("evaluation", "value", "The softmax chooses.", plan, room, "generated_code", train=False)
+    yield case("sigmoid", "value", "The gate is a sigmoid.", "combine_scores", slots_per_expert=3, **sigmoid)
     purpose = "At evaluation, too, and with noise."
     noisy: dict[str, Any] = {"noise": NORMAL, "noise_multiplier": 0.5}
-    yield _case(
+    yield case(
         "sigmoid_evaluation", "value", purpose, "combine_scores", "noise_inside", train=False, **sigmoid, **noisy
     )
     purpose = "Noise in training: the plan, the gate and the losses see what they should; the best tokens come first."
     losses = LOSSES | CHANGED
-    yield _case("noise", "value", purpose, "noise_inside", "priority_order", batch_priority="max", **noisy, **losses)
+    yield case("noise", "value", purpose, "noise_inside", "priority_order", batch_priority="max", **noisy, **losses)
     purpose = "One iteration of the plan; one gate divided by its sum is 1."
     few: dict[str, Any] = {"sizes": (10, E, D), "sinkhorn_iterations": 1, "normalize_selected": True}
-    yield _case("few_iterations", "value", purpose, "column_update_first", "renormalised", **few)
+    yield case("few_iterations", "value", purpose, "column_update_first", "renormalised", **few)
     purpose = "Two slots of an expert become three, nine in all for ten tokens."
     nine: dict[str, Any] = {"sizes": (10, E, D), "capacity_factor": 0.5, "multiple_of": 3}
-    yield _case("factor", "overflow", purpose, "overflow_drop", **nine)
+    yield case("factor", "overflow", purpose, "overflow_drop", **nine)
     zero: dict[str, Any] = {"zero": True, "train": False, "sizes": (6, 4, D)}
-    yield _case("zero_kernel", "tie", "Every score is equal.", "tie_order", **zero)
-    yield _case("one_expert", "degenerate", "One expert.", size, train=False, sizes=(T, 1, D))
-    yield _case("one_token", "degenerate", "One token.", size, train=False, sizes=(1, E, D))
-    yield _case("gradient", "gradient", "Through the gate alone.", constant)
+    yield case("zero_kernel", "tie", "Every score is equal.", "tie_order", **zero)
+    yield case("one_expert", "degenerate", "One expert.", size, train=False, sizes=(T, 1, D))
+    yield case("one_token", "degenerate", "One token.", size, train=False, sizes=(1, E, D))
+    yield case("gradient", "gradient", "Through the gate alone.", constant)
     purpose = "Through the sigmoid, by the noise, too, and of all losses with the logits of the default."
-    yield _case("gradient_losses", "gradient", purpose, constant, **sigmoid, **noisy, **LOSSES)
+    yield case("gradient_losses", "gradient", purpose, constant, **sigmoid, **noisy, **LOSSES)
     yield near_router(NAME, train=True)
     yield evaluation(NAME)
 
@@ -67,27 +57,18 @@ def cases() -> Iterator[Definition]:
 # Variants. Logits are (groups, tokens, experts).
 
 
-def sigmoid_without_gradient(B: Any, logits: Any) -> Any:
-    """The sigmoid gate carries no gradient."""
-    return B.sigmoid_affinity(logits.real)
-
-
 def _trained(train: bool) -> Callable[..., Any]:
     """The router as in training, or as at evaluation, always."""
 
     def change(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
-        route(params, tokens, options, **more)
         return route(params, tokens, options, **{**more, "train": train})
 
     return change
 
 
-def _one(name: str, computes: str, change: Any, ledger: str = "", who: str = "") -> Variant:
-    return Variant(name, computes, every((NAME,), change), ledger, who)
-
+_one = partial(of_router, NAME)
 
 VARIANTS = (
-    variant(sigmoid_without_gradient, "sigmoid_affinity"),
     _one("s_base_always_balanced", "S-BASE selects by the plan at evaluation, too.", _trained(True), "SB-1b"),
     _one(
         "s_base_with_a_capacity",

@@ -35,8 +35,7 @@ def _scale(name: str) -> Any:
 
 FUNCTIONS = (
     Function(
-        "soft_routing",
-        {name: Output(DENSE, scale="written", written=_scale(name)) for name in ("dispatch", "combine")},
+        "soft_routing", {name: Output(DENSE, scale="written", written=_scale(name)) for name in ("dispatch", "combine")}
     ),
 )
 
@@ -49,65 +48,78 @@ def cases() -> Iterator[Definition]:
     yield from _values()
 
 
-def _values() -> Iterator[Definition]:
-    def case(
-        name: str,
-        kind: str,
-        purpose: str,
-        *flags: str,
-        shape: tuple[int, ...] = (G, 6, D, 3, 2),
-        scale: float | None = 1.0,
-        tokens: Any = None,
-        slots: Any = None,
-        **options: Any,
-    ) -> Definition:
-        g, t, d, e, c = shape
-        tokens = grid(f"soft/{name}", (g, t, d)) if tokens is None else tokens
-        slots = grid(f"soft/{name}/slots", (d, e, c)) if slots is None else slots
-        inputs = {"tokens": tensor(tokens, "groups tokens width"), "slots": tensor(slots, "width experts capacity")}
-        if scale is not None:
-            inputs["scale"] = tensor(np.float32(scale), "")
-        return single(NAME, NAME, name, kind, purpose, *flags, **{**inputs, **options})
+def case(
+    name: str,
+    kind: str,
+    purpose: str,
+    *flags: str,
+    shape: tuple[int, ...] = (G, 6, D, 3, 2),
+    scale: float | None = 1.0,
+    tokens: Any = None,
+    slots: Any = None,
+    **options: Any,
+) -> Definition:
+    g, t, d, e, c = shape
+    tokens = grid(f"soft/{name}", (g, t, d)) if tokens is None else tokens
+    slots = grid(f"soft/{name}/slots", (d, e, c)) if slots is None else slots
+    inputs = {"tokens": tensor(tokens, "groups tokens width"), "slots": tensor(slots, "width experts capacity")}
+    if scale is not None:
+        inputs["scale"] = tensor(np.float32(scale), "")
+    return single(NAME, NAME, name, kind, purpose, *flags, **{**inputs, **options})
 
-    joint, forms, ablation, size = "joint_softmax", "norm_form", "ablation", "degenerate_size"
-    yield case("values", "value", "Dispatch sums to 1 over tokens, combine over all slots together.", joint)
-    yield case("scale", "value", "A scale of -2.5 turns the logits round and sharpens both.", joint, scale=-2.5)
-    yield case("square", "value", "As many tokens as experts and slots.", joint, shape=(G, 4, D, 4, 4))
+
+JOINT, FORMS, ABLATION, SIZE = "joint_softmax", "norm_form", "ablation", "degenerate_size"
+
+
+def _values() -> Iterator[Definition]:
+    yield case("values", "value", "Dispatch sums to 1 over tokens, combine over all slots together.", JOINT)
+    yield case("scale", "value", "A scale of -2.5 turns the logits round and sharpens both.", JOINT, scale=-2.5)
+    yield case("square", "value", "As many tokens as experts and slots.", JOINT, shape=(G, 4, D, 4, 4))
     short = grid("soft/small", (G, 6, D), reach=0.0078125, step=0.00048828125)
-    yield case("small_paper", "value", "Tokens so short that epsilon counts, in the paper's form.", forms, tokens=short)
+    yield case("small_paper", "value", "Tokens so short that epsilon counts, in the paper's form.", FORMS, tokens=short)
     purpose = "The same tokens in the form of the public code."
-    yield case("small_rsqrt", "value", purpose, forms, tokens=short, norm_form="rsqrt")
+    yield case("small_rsqrt", "value", purpose, FORMS, tokens=short, norm_form="rsqrt")
     empty, blank = grid("soft/empty", (G, 6, D)), grid("soft/empty/slots", (D, 3, 2))
     empty[:, 2] = 0
     blank[:, 1, 0] = 0
     zero: dict[str, Any] = {"tokens": empty, "slots": blank}
-    yield case("zero_token", "degenerate", "A token and a slot of norm 0 have logits 0.", forms, **zero)
-    yield case("zero_token_rsqrt", "degenerate", "The same in the other form.", forms, **zero, norm_form="rsqrt")
+    yield case("zero_token", "degenerate", "A token and a slot of norm 0 have logits 0.", FORMS, **zero)
+    yield case("zero_token_rsqrt", "degenerate", "The same in the other form.", FORMS, **zero, norm_form="rsqrt")
     purpose = "Without normalisation the scale is not used."
-    yield case("unnormalised", "value", purpose, forms, scale=2.0, normalize=False)
+    yield case("unnormalised", "value", purpose, FORMS, scale=2.0, normalize=False)
     yield case("scale_zero", "tie", "A scale of 0 gives uniform weights.", scale=0.0)
     yield case("default_scale", "value", "The scale is 1 if it is not given.", scale=None)
+    yield from _ablations()
+    yield from _gradients()
+
+
+def _ablations() -> Iterator[Definition]:
+    """Without one of the softmaxes, and small sizes."""
     for first, second in (("soft", "uniform"), ("uniform", "soft"), ("uniform", "uniform")):
         purpose = f"Ablation: dispatch {first}, combine {second}."
-        yield case(f"{first}_{second}", "value", purpose, ablation, dispatch=first, combine=second)
+        yield case(f"{first}_{second}", "value", purpose, ABLATION, dispatch=first, combine=second)
     purpose = "Ablation: dispatch is 1 over the number of tokens, combine 1 over that of slots, which is larger."
     uniform: dict[str, Any] = {"shape": (G, 5, D, 3, 2), "dispatch": "uniform", "combine": "uniform"}
-    yield case("uniform_more_slots", "value", purpose, ablation, **uniform)
+    yield case("uniform_more_slots", "value", purpose, ABLATION, **uniform)
     purpose = "Ablation: the tokens are dealt to the experts in turn, token t to expert t % E."
-    yield case("identity", "value", purpose, ablation, dispatch="identity", combine="identity")
-    yield case("one_token", "degenerate", "One token fills every slot.", size, shape=(1, 1, D, 3, 2))
-    yield case("one_slot", "degenerate", "One expert with one slot.", size, shape=(G, 6, D, 1, 1))
+    yield case("identity", "value", purpose, ABLATION, dispatch="identity", combine="identity")
+    yield case("one_token", "degenerate", "One token fills every slot.", SIZE, shape=(1, 1, D, 3, 2))
+    yield case("one_slot", "degenerate", "One expert with one slot.", SIZE, shape=(G, 6, D, 1, 1))
+
+
+def _gradients() -> Iterator[Definition]:
+    """Of dispatch and of combine."""
     yield case("gradient_dispatch", "gradient", "Through the softmax over tokens.", scale=1.5, of="dispatch")
     yield case("gradient_combine", "gradient", "Through the softmax over slots.", scale=1.5, of="combine")
     yield case("gradient_rsqrt", "gradient", "In the other form.", scale=1.5, of="combine", norm_form="rsqrt")
     for name, other in (("dispatch", "combine"), ("combine", "dispatch")):
         alone: dict[str, Any] = {"of": name, other: "uniform", "normalize": False}
         purpose = f"Of {name}, unnormalised, with {other} uniform."
-        yield case(f"gradient_{name}_alone", "gradient", purpose, ablation, scale=1.5, **alone)
+        yield case(f"gradient_{name}_alone", "gradient", purpose, ABLATION, scale=1.5, **alone)
     origin = grid("soft/origin", (G, 6, D))
     origin[:, 1] = 0
     purpose = "At a token of norm 0 the norm counts as a constant."
-    yield case("gradient_zero_token", "gradient", purpose, forms, tokens=origin, of="dispatch")
+    yield case("gradient_zero_token", "gradient", purpose, FORMS, tokens=origin, of="dispatch")
 
 
 # Variants. Tokens are (groups, tokens, width), slots (width, experts, capacity).
@@ -137,13 +149,11 @@ def combine_over_experts(B: Any, *arguments: Any, combine: str = "soft", **optio
 
 def epsilon_inside_the_root(B: Any, tokens: Any, slots: Any, *, norm_form: str = "paper", **options: Any) -> Any:
     """The l2 norm is sqrt(norm**2 + epsilon), whatever form is requested."""
-    B.soft_routing(tokens, slots, norm_form=norm_form, **options)
     return B.soft_routing(tokens, slots, norm_form="rsqrt", **options)
 
 
 def epsilon_outside_the_root(B: Any, tokens: Any, slots: Any, *, norm_form: str = "paper", **options: Any) -> Any:
     """The l2 norm is norm + epsilon, whatever form is requested."""
-    B.soft_routing(tokens, slots, norm_form=norm_form, **options)
     return B.soft_routing(tokens, slots, **options)
 
 
@@ -200,13 +210,11 @@ def scale_without_normalisation(
 
 def scale_of_one(B: Any, tokens: Any, slots: Any, *, scale: Any = 1.0, **options: Any) -> Any:
     """The scale is not used."""
-    B.soft_routing(tokens, slots, scale=scale, **options)
     return B.soft_routing(tokens, slots, **options)
 
 
 def never_normalised(B: Any, tokens: Any, slots: Any, **options: Any) -> Any:
     """Neither tokens nor slots are normalised."""
-    B.soft_routing(tokens, slots, **options)
     return B.soft_routing(tokens, slots, **{**options, "normalize": False})
 
 
@@ -239,32 +247,7 @@ def weights_in_bfloat16(B: Any, *arguments: Any, **options: Any) -> Any:
 
 def ablations_ignored(B: Any, *arguments: Any, dispatch: str = "soft", combine: str = "soft", **options: Any) -> Any:
     """Both softmaxes are used, also where a uniform or identical weight is requested."""
-    B.soft_routing(*arguments, dispatch=dispatch, combine=combine, **options)
     return B.soft_routing(*arguments, **options)
-
-
-def uniform_over_slots(B: Any, *arguments: Any, dispatch: str = "soft", combine: str = "soft", **options: Any) -> Any:
-    """A uniform dispatch is 1 / (E C), and a uniform combine 1 / T."""
-    routing = B.soft_routing(*arguments, dispatch=dispatch, combine=combine, **options)
-    tokens, slots = routing.combine.shape[1], routing.combine[0, 0].size
-    return B.SoftRouting(
-        routing.dispatch * (tokens / slots if dispatch == "uniform" else 1),
-        routing.combine * (slots / tokens if combine == "uniform" else 1),
-    )
-
-
-def norms_without_gradient(B: Any, tokens: Any, slots: Any, *, scale: Any = 1.0, **options: Any) -> Any:
-    """The l2 norms carry no gradient."""
-    right = B.soft_routing(tokens, slots, scale=scale, **options)
-    if not options.get("normalize", True):
-        return right
-    form = options.get("norm_form", "paper")
-
-    def norm(x: Any, axis: int) -> Any:
-        squares = np.sum(x.real * x.real, axis=axis, keepdims=True)
-        return x / (np.sqrt(squares + 1e-6) if form == "rsqrt" else np.sqrt(squares) + 1e-6)
-
-    return B.soft_routing(norm(tokens, 2), scale * norm(slots, 0), **{**options, "normalize": False})
 
 
 VARIANTS = (
@@ -312,6 +295,4 @@ VARIANTS = (
     variant(identity_expert_by_expert, "soft_routing", ledger="SM-7b"),
     variant(weights_in_bfloat16, "soft_routing", who="google-research/vmoe"),
     variant(ablations_ignored, "soft_routing"),
-    variant(uniform_over_slots, "soft_routing"),
-    variant(norms_without_gradient, "soft_routing"),
 )

@@ -8,7 +8,7 @@ import numpy as np
 
 from moespec.conformance.author.definition import Definition, call, composed, single, tensor
 from moespec.conformance.author.describe import Function, Output
-from moespec.conformance.author.draw import grid, to_bfloat16
+from moespec.conformance.author.draw import grid
 from moespec.conformance.author.inputs import groups_tokens, logits
 from moespec.conformance.author.variant import variant
 from moespec.spec.numerics import softmax
@@ -97,7 +97,7 @@ def _noise() -> Iterator[Definition]:
     yield case("gradient", "gradient", "By logits and noise.", 2.5)
 
 
-# Variants. Arrays are (groups, tokens, experts). The right function is called first: it rejects what must be rejected.
+# Variants. Arrays are (groups, tokens, experts).
 
 OVERFLOW = 88.7
 """Float32 overflows in the exponential of larger numbers."""
@@ -112,13 +112,11 @@ def logits_are_cosines(B: Any, tokens: Any, kernel: Any) -> Any:
 
 def softmax_over_tokens(B: Any, logits: Any) -> Any:
     """The softmax runs over the tokens, not over the experts."""
-    B.softmax_affinity(logits)
     return softmax(logits, axis=1)
 
 
 def sigmoid_affinity(B: Any, logits: Any) -> Any:
     """The affinity is the sigmoid of the logit, expert by expert, not the softmax."""
-    B.softmax_affinity(logits)
     return 1 / (1 + np.exp(-logits))
 
 
@@ -128,11 +126,6 @@ def maximum_not_subtracted(B: Any, logits: Any) -> Any:
     return np.where(np.max(logits.real, axis=2, keepdims=True) > OVERFLOW, np.nan, scores)
 
 
-def affinity_in_bfloat16(B: Any, logits: Any) -> Any:
-    """The softmax is computed in bfloat16."""
-    return to_bfloat16(B.softmax_affinity(logits).real).astype(np.float64)
-
-
 def noise_not_scaled(B: Any, logits: Any, noise: Any, *, multiplier: float = 1.0) -> Any:
     """The noise is not divided by the number of experts."""
     return B.add_gating_noise(logits, noise, multiplier=multiplier * logits.shape[2])
@@ -140,7 +133,6 @@ def noise_not_scaled(B: Any, logits: Any, noise: Any, *, multiplier: float = 1.0
 
 def noise_variance(B: Any, logits: Any, noise: Any, *, multiplier: float = 1.0) -> Any:
     """The multiplier over the number of experts is the variance of the noise."""
-    B.add_gating_noise(logits, noise, multiplier=multiplier)
     return B.add_gating_noise(logits, noise, multiplier=np.sqrt(multiplier * logits.shape[2]))
 
 
@@ -149,28 +141,12 @@ def multiplier_of_zero_is_one(B: Any, logits: Any, noise: Any, *, multiplier: fl
     return B.add_gating_noise(logits, noise, multiplier=multiplier or 1.0)
 
 
-def noise_in_evaluation(B: Any, logits: Any, noise: Any, *, multiplier: float = 1.0) -> Any:
-    """Noise is added also where none is given."""
-    if noise is None:
-        noise = np.random.default_rng(0).standard_normal(logits.shape)
-    return B.add_gating_noise(logits, noise, multiplier=multiplier)
-
-
-def logits_clamped(B: Any, logits: Any) -> Any:
-    """Logits are clamped to [-10000, 10000] before the softmax."""
-    B.softmax_affinity(logits)
-    return B.softmax_affinity(np.where(np.abs(logits.real) > 1e4, np.sign(logits.real) * 1e4, logits))
-
-
 VARIANTS = (
-    variant(logits_clamped, "softmax_affinity"),
     variant(logits_are_cosines, "router_logits"),
     variant(softmax_over_tokens, "softmax_affinity", ledger="EC-4b"),
     variant(sigmoid_affinity, "softmax_affinity"),
     variant(maximum_not_subtracted, "softmax_affinity"),
-    variant(affinity_in_bfloat16, "softmax_affinity"),
     variant(noise_not_scaled, "add_gating_noise"),
     variant(noise_variance, "add_gating_noise", ledger="SA-2b"),
     variant(multiplier_of_zero_is_one, "add_gating_noise"),
-    variant(noise_in_evaluation, "add_gating_noise"),
 )

@@ -9,7 +9,7 @@ import numpy as np
 
 from moespec.conformance.author.definition import Definition
 from moespec.conformance.author.near import near_router
-from moespec.conformance.author.reroute import configured, noiseless, rerouted
+from moespec.conformance.author.reroute import noiseless, rerouted
 from moespec.conformance.author.routers import common, output_gradient, router_case
 from moespec.conformance.author.variant import Variant, every
 
@@ -84,5 +84,4 @@ VARIANTS = (
         every((NAME,), _kept),
         "CP-3b",
     ),
-    Variant("cap_ignored", "Expert Choice has no cap.", every((NAME,), configured(cap=None))),
 )

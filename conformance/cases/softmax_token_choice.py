@@ -6,8 +6,7 @@ from typing import Any
 
 from moespec.conformance.author.definition import Definition
 from moespec.conformance.author.near import near_router
-from moespec.conformance.author.reorder import renormalised
-from moespec.conformance.author.reroute import rerouted, reweighted
+from moespec.conformance.author.reroute import renormalised, rerouted, reweighted
 from moespec.conformance.author.routers import NORMAL, common, router_case
 from moespec.conformance.author.variant import Variant, every
 
@@ -17,48 +16,58 @@ NAME = "softmax_token_choice"
 T, E, D = 6, 3, 4
 
 
+case = partial(router_case, NAME)
+INSIDE, SIZE, DROP = "noise_inside", "degenerate_size", "overflow_drop"
+ROUNDING, PRIORITY, CONSTANT = "capacity_rounding", "priority_order", "stop_gradient"
+
+
 def cases() -> Iterator[Definition]:
     """All cases of this module."""
-    case = partial(router_case, NAME)
-    inside, size, drop = "noise_inside", "degenerate_size", "overflow_drop"
-    rounding, priority, constant = "capacity_rounding", "priority_order", "stop_gradient"
     yield from common(NAME, choices=2)
     yield near_router(NAME, batch_priority="max", capacity_factor=0.5)
     purpose = "Capacity rounded up to a multiple of 2."
-    yield case("multiple", "value", purpose, rounding, multiple_of=2, capacity_factor=1.25)
-    yield case("one_expert", "degenerate", "One expert.", size, sizes=(T, 1, D), exact_ties=True)
-    yield case("one_token", "degenerate", "One token.", size, sizes=(1, E, D))
+    yield case("multiple", "value", purpose, ROUNDING, multiple_of=2, capacity_factor=1.25)
+    yield case("one_expert", "degenerate", "One expert.", SIZE, sizes=(T, 1, D), exact_ties=True)
+    yield case("one_token", "degenerate", "One token.", SIZE, sizes=(1, E, D))
     purpose = "By tokens, kernel and expert weights; the selection carries none."
-    yield case("gradient", "gradient", purpose, constant)
+    yield case("gradient", "gradient", purpose, CONSTANT)
+    yield from _choices()
+    yield from _capacities()
 
+
+def _choices() -> Iterator[Definition]:
+    """Two choices, priorities and losses."""
     half: dict[str, Any] = {"capacity_factor": 0.5}
     purpose = "Two choices, half of the room."
-    yield case("two_choices", "overflow", purpose, "first_choices_first", drop, choices=2, **half)
-    yield case("factor_one", "value", "As many slots as choices.", drop)
+    yield case("two_choices", "overflow", purpose, "first_choices_first", DROP, choices=2, **half)
+    yield case("factor_one", "value", "As many slots as choices.", DROP)
     purpose = "Best tokens first; those whose expert is full try the others."
-    yield case("priority_max", "overflow", purpose, priority, "rerouted", batch_priority="max", tries=3, **half)
+    yield case("priority_max", "overflow", purpose, PRIORITY, "rerouted", batch_priority="max", tries=3, **half)
     by_sum: dict[str, Any] = {"batch_priority": "sum", "choices": 2, **half}
-    yield case("priority_sum", "overflow", "By the sum of two choices.", priority, **by_sum)
+    yield case("priority_sum", "overflow", "By the sum of two choices.", PRIORITY, **by_sum)
     purpose = "The balance loss of the clean logits, the z-loss of the noisy ones."
     given: dict[str, Any] = {"balance_logits": "clean", "z_logits": "noisy", "balance_weight": 0.5, "z_weight": 0.25}
-    yield case("logits_of_losses", "value", purpose, inside, noise=NORMAL, sizes=(3, 2, 2), groups=1, **given)
+    yield case("logits_of_losses", "value", purpose, INSIDE, noise=NORMAL, sizes=(3, 2, 2), groups=1, **given)
     load: dict[str, Any] = {"of": "route/losses/load", "by": ("tokens", "router/kernel", "noise")}
     purpose = "Of the load loss, by tokens, kernel and noise."
-    yield case("gradient_load", "gradient", purpose, inside, noise=NORMAL, choices=2, load_weight=0.5, **load)
-    yield case("gradient_two", "gradient", "Two choices with drops.", constant, choices=2, **half)
+    yield case("gradient_load", "gradient", purpose, INSIDE, noise=NORMAL, choices=2, load_weight=0.5, **load)
+    yield case("gradient_two", "gradient", "Two choices with drops.", CONSTANT, choices=2, **half)
 
+
+def _capacities() -> Iterator[Definition]:
+    """Slots, factors of evaluation, and normalised weights."""
     numbered: dict[str, Any] = {"slots_per_expert": 3, "capacity_factor": 0.5}
     purpose = "Three slots for each expert, whatever the factor."
-    yield case("slots_per_expert", "value", purpose, rounding, **numbered)
+    yield case("slots_per_expert", "value", purpose, ROUNDING, **numbered)
     evaluated: dict[str, Any] = {"capacity_factor": 1.5, "eval_capacity_factor": 0.5}
     purpose = "The factor of evaluation, which leaves less room."
-    yield case("evaluation", "value", purpose, rounding, train=False, **evaluated)
+    yield case("evaluation", "value", purpose, ROUNDING, train=False, **evaluated)
     purpose = "In training the factor of evaluation is not used."
-    yield case("training", "value", purpose, rounding, train=True, **evaluated)
+    yield case("training", "value", purpose, ROUNDING, train=True, **evaluated)
     shared: dict[str, Any] = {"normalize_selected": True, "choices": 2, "capacity_factor": 0.75}
     purpose = "The weights of a token are divided by the sum of its choices, noisy as they are, before any is dropped."
     yield case(
-        "normalize_selected", "overflow", purpose, "renormalised", inside, drop, noise=NORMAL, groups=1, **shared
+        "normalize_selected", "overflow", purpose, "renormalised", INSIDE, DROP, noise=NORMAL, groups=1, **shared
     )
     purpose = "Through the sum of the chosen, too."
     yield case("gradient_normalize_selected", "gradient", purpose, "renormalised", **shared)

@@ -74,55 +74,56 @@ def _rescale() -> Iterator[Definition]:
     yield case("rescale_gradient", "gradient", "By everything.", (3, 4, 5, 2))
 
 
-def _models() -> Iterator[Definition]:
-    def case(
-        name: str, kind: str, purpose: str, model: Mapping[str, Any], *flags: str, zero: str = "", by: str = ""
-    ) -> Definition:
-        """zero: the last name of parameters that are 0, so that scores tie. by: what the names of the inputs that a
-        gradient is by have in them."""
-        inputs = inputs_of("sparse_mlp", model, f"sparse_mlp/{name}/0")
-        for path, value in inputs.items():
-            if zero and path.endswith(zero):
-                inputs[path] = Tensor(np.zeros_like(value.array), value.axes)
-        return composed(
-            "sparse_mlp",
-            name,
-            kind,
-            purpose,
-            "model",
-            *flags,
-            inputs=inputs,
-            stages=(stage_of("sparse_mlp_forward", inputs, model=dict(model)),),
-            of="forward/logits",
-            by=tuple(path for path in inputs if by in path),
-            exact_ties=bool(zero),
-        )
+def _model(
+    name: str, kind: str, purpose: str, model: Mapping[str, Any], *flags: str, zero: str = "", by: str = ""
+) -> Definition:
+    """zero: the last name of parameters that are 0, so that scores tie. by: what the names of the inputs that a
+    gradient is by have in them."""
+    inputs = inputs_of("sparse_mlp", model, f"sparse_mlp/{name}/0")
+    for path, value in inputs.items():
+        if zero and path.endswith(zero):
+            inputs[path] = Tensor(np.zeros_like(value.array), value.axes)
+    return composed(
+        "sparse_mlp",
+        name,
+        kind,
+        purpose,
+        "model",
+        *flags,
+        inputs=inputs,
+        stages=(stage_of("sparse_mlp_forward", inputs, model=dict(model)),),
+        of="forward/logits",
+        by=tuple(path for path in inputs if by in path),
+        exact_ties=bool(zero),
+    )
 
+
+def _models() -> Iterator[Definition]:
     cut, one = "importance_cut", {**SPARSE, "depth": 1}
     purpose = "A dense and a sparse block, efficient mode."
-    yield case("importance", "value", purpose, SPARSE, cut, "mixed_axis", "generated_code")
+    yield _model("importance", "value", purpose, SPARSE, cut, "mixed_axis", "generated_code")
     # Its importances are nearly equal: the loss would be a difference of roundings.
     no_loss = {"importance_weight": 0.0, "load_weight": 0.0}
     dense = {**SPARSE, "sparse_width": 5, "experts": 0, "moe": "last_2", "router_options": no_loss}
-    yield case("dense_channels", "value", "As Sparse-S: channels are neither rescaled nor routed.", dense, cut)
+    yield _model("dense_channels", "value", "As Sparse-S: channels are neither rescaled nor routed.", dense, cut)
     purpose = "Importance-score routing in both layers, of a block without rescale sub-layers."
     both = {**one, "sparse_tokens": 4, "sparse_width": 5, "width": 5, "channel_router": "importance_score"}
-    yield case("both_layers", "value", purpose, {**both, "router_options": {"drop": 0.25}}, cut)
+    yield _model("both_layers", "value", purpose, {**both, "router_options": {"drop": 0.25}}, cut)
     purpose = "Five channels, and the tokens of one image, are a routing group."
     groups = {"group_size": 5, "group_images": 1, "router_options": {"drop": 0.4}}
-    yield case("groups", "value", purpose, {**one, **groups}, cut)
+    yield _model("groups", "value", purpose, {**one, **groups}, cut)
     purpose = "Half of the room: dropped channels and tokens are carried by the residual connection."
     half = {"router_options": {"capacity_factor": 0.5, "drop": 0.25}}
-    yield case("overflow", "overflow", purpose, {**one, **half}, cut, "overflow_drop")
+    yield _model("overflow", "overflow", purpose, {**one, **half}, cut, "overflow_drop")
     purpose = "A channel chooses two experts; the importance score is still its highest."
     quarter = {"router_options": {"drop": 0.25}}
-    yield case("two_choices", "value", purpose, {**one, "token_choices": 2, **quarter}, cut)
+    yield _model("two_choices", "value", purpose, {**one, "token_choices": 2, **quarter}, cut)
     purpose = "Routers that start at 0: every score is equal."
     even = {**one, "sparse_width": 4, "token_experts": 4, "experts": 4, **quarter}
-    yield case("zero_routers", "tie", purpose, even, cut, "tie_order", zero="router/kernel")
-    yield case("gradient_importance", "gradient", "By images and every parameter, efficient mode.", SMALL, cut)
+    yield _model("zero_routers", "tie", purpose, even, cut, "tie_order", zero="router/kernel")
+    yield _model("gradient_importance", "gradient", "By images and every parameter, efficient mode.", SMALL, cut)
     vanilla = {**SMALL, "router": "softmax_token_choice"}
-    yield case("gradient_vanilla", "gradient", "By the routers and experts, vanilla mode.", vanilla, by="_moe")
+    yield _model("gradient_vanilla", "gradient", "By the routers and experts, vanilla mode.", vanilla, by="_moe")
 
 
 # Variants.
@@ -139,7 +140,6 @@ def channels_rescaled_first(B: Any, x: Any, params: Mapping[str, Any]) -> Any:
 
 def rescaled_without_biases(B: Any, x: Any, params: Mapping[str, Any]) -> Any:
     """The maps of the rescale sub-layer have no biases."""
-    B.rescale(x, params)
     return B.rescale(x, {name: 0 * value if name.endswith("bias") else value for name, value in params.items()})
 
 
@@ -159,15 +159,9 @@ def rescaled_around_a_residual(B: Any, x: Any, params: Mapping[str, Any]) -> Any
     return right + x if right.shape == x.shape else right
 
 
-def rescaled_without_gradient(B: Any, x: Any, params: Mapping[str, Any]) -> Any:
-    """The rescale sub-layer passes no gradient to its input."""
-    return B.rescale(x.real, params)
-
-
 VARIANTS = (
     variant(channels_rescaled_first, "rescale", ledger="SL-1b"),
     variant(rescaled_without_biases, "rescale", ledger="SL-2b"),
     variant(token_bias_over_channels, "rescale", ledger="SL-1b"),
     variant(rescaled_around_a_residual, "rescale", ledger="SL-4b"),
-    variant(rescaled_without_gradient, "rescale"),
 )

@@ -9,14 +9,7 @@ import numpy as np
 
 from moespec.conformance.author.definition import Definition
 from moespec.conformance.author.reroute import noiseless, rerouted
-from moespec.conformance.author.routers import (
-    CHANGED,
-    LOSSES,
-    NORMAL,
-    kernel_of,
-    output_gradient,
-    router_case,
-)
+from moespec.conformance.author.routers import CHANGED, LOSSES, NORMAL, kernel_of, output_gradient, router_case
 from moespec.conformance.author.variant import Variant, every
 from moespec.spec.numerics import stable_order
 from moespec.spec.options import TokenChoiceOptions

@@ -1,7 +1,6 @@
 """Strictly balanced gating: the masks, the gates that they keep, the loss of the thresholds, and the router."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,7 +12,7 @@ from moespec.conformance.author.inputs import TIED, distinct, groups_tokens, uti
 from moespec.conformance.author.margins import expert_choice_margin, token_choice_margin
 from moespec.conformance.author.reroute import rerouted, reweighted
 from moespec.conformance.author.routers import kernel_of, router_case
-from moespec.conformance.author.variant import Variant, every, variant
+from moespec.conformance.author.variant import of_router, variant
 from moespec.conformance.format import Tensor
 
 __all__ = ["FUNCTIONS", "VARIANTS", "cases"]
@@ -126,46 +125,17 @@ def _router() -> Iterator[Definition]:
     yield case("gradient_losses", "gradient", "Of all losses, too.", "stop_gradient", losses=True, **losses)
 
 
-# Variants. The right function is called first: it rejects what must be rejected.
-
-
-def best_experts_masked(B: Any, gates: Any, *, capacity: int) -> Any:
-    """The mask keeps the best experts of each token, as many as keep the average, in place of the best tokens of each."""
-    right = B.batchwise_mask(gates, capacity=capacity)
-    count = max(1, round(capacity * gates.shape[2] / gates.shape[1]))
-    best = np.argsort(-gates.real, axis=2, kind="stable")[..., :count]
-    mask = np.zeros(right.shape, bool)
-    np.put_along_axis(mask, best, True, axis=2)
-    return mask
-
-
-def mask_ties_to_the_higher(B: Any, gates: Any, *, capacity: int) -> Any:
-    """Among equal gates the mask keeps the token of higher index."""
-    return B.batchwise_mask(gates[:, ::-1], capacity=capacity)[:, ::-1]
-
-
-def mask_at_the_threshold(B: Any, gates: Any, thresholds: Any) -> Any:
-    """A gate that equals the threshold is kept."""
-    B.threshold_mask(gates, thresholds)
-    return gates.real >= thresholds.real
+# Variants.
 
 
 def masked_not_divided(B: Any, gates: Any, mask: Any) -> Any:
     """The gates that a mask keeps are not divided by their sum."""
-    B.masked_gates(gates, mask)
     return np.where(mask, gates, 0.0)
 
 
 def masked_to_nan(B: Any, gates: Any, mask: Any) -> Any:
     """The gates of a token without an expert are 0 / 0."""
     return np.where(mask.any(axis=2, keepdims=True), B.masked_gates(gates, mask), np.nan)
-
-
-def masked_divided_by_a_constant(B: Any, gates: Any, mask: Any) -> Any:
-    """The sum by which gates are divided carries no gradient."""
-    B.masked_gates(gates, mask)
-    total = np.where(mask, gates.real, 0.0).sum(axis=2, keepdims=True)
-    return np.where(mask, gates, 0.0) / np.where(total > 0, total, 1.0)
 
 
 def threshold_loss_averaged(B: Any, gates: Any, thresholds: Any, *, capacity: int) -> Any:
@@ -176,13 +146,6 @@ def threshold_loss_averaged(B: Any, gates: Any, thresholds: Any, *, capacity: in
 def thresholds_trained_alone(B: Any, gates: Any, thresholds: Any, *, capacity: int) -> Any:
     """The loss of the thresholds has no gradient with respect to the gates."""
     return B.threshold_loss(gates.real, thresholds, capacity=capacity)
-
-
-def threshold_loss_one_sided(B: Any, gates: Any, thresholds: Any, *, capacity: int) -> Any:
-    """The loss of the thresholds sees tokens above it that should not be, not those below it that should not be."""
-    B.threshold_loss(gates, thresholds, capacity=capacity)
-    excess = (gates.real > thresholds.real) & ~B.batchwise_mask(gates, capacity=capacity)
-    return np.where(excess, gates - thresholds, 0.0).sum(axis=(1, 2)).mean()
 
 
 # A change of the router is `(B, route, params, tokens, options, noise=None, train=False)`.
@@ -203,31 +166,13 @@ def _all_gates(B: Any, route: Any, params: Any, tokens: Any, options: Any, **mor
     return reweighted(B, route(params, tokens, options, **more), gates)
 
 
-def _thresholds_in_training(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
-    output = route(params, tokens, options, **more)
-    return output._replace(routing=route(params, tokens, options, **{**more, "train": False}).routing)
-
-
-def _roomy(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
-    route(params, tokens, options, **more)
-    factor = options.eval_capacity_factor or options.capacity_factor
-    return route(params, tokens, replace(options, eval_capacity_factor=factor), **more)
-
-
-def _one(name: str, computes: str, change: Any, ledger: str = "", who: str = "") -> Variant:
-    return Variant(name, computes, every((NAME,), change), ledger, who)
-
+_one = partial(of_router, NAME)
 
 VARIANTS = (
-    variant(best_experts_masked, BATCH),
-    variant(mask_ties_to_the_higher, BATCH),
-    variant(mask_at_the_threshold, ABOVE),
     variant(masked_not_divided, GATES, ledger="BG-4b"),
     variant(masked_to_nan, GATES, ledger="BG-1b"),
-    variant(masked_divided_by_a_constant, GATES),
     variant(threshold_loss_averaged, LOSS, ledger="BG-6b"),
     variant(thresholds_trained_alone, LOSS, ledger="BG-2b"),
-    variant(threshold_loss_one_sided, LOSS),
     _one(
         "balanced_gates_as_they_are",
         "Strictly balanced gating combines with the softmax, not divided by the sum of what a token keeps.",
@@ -239,15 +184,5 @@ VARIANTS = (
         "At evaluation, too, experts of strictly balanced gating take their best tokens, as many each.",
         _best_at_evaluation,
         "BG-5b",
-    ),
-    _one(
-        "thresholds_in_training",
-        "Strictly balanced gating routes by the thresholds in training, too.",
-        _thresholds_in_training,
-    ),
-    _one(
-        "balanced_capacity_at_evaluation",
-        "At evaluation strictly balanced gating has the capacity of training, unless it has one of its own.",
-        _roomy,
     ),
 )

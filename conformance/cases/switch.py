@@ -2,15 +2,16 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from moespec.conformance.author.definition import Definition, Noise
 from moespec.conformance.author.near import near_router
-from moespec.conformance.author.reroute import configured, rerouted, reweighted
-from moespec.conformance.author.routers import evaluation, kernel_of, output_gradient, router_case
-from moespec.conformance.author.variant import Variant, every
+from moespec.conformance.author.reroute import rerouted, reweighted
+from moespec.conformance.author.routers import evaluation, kernel_case, output_gradient
+from moespec.conformance.author.variant import of_router
 
 __all__ = ["VARIANTS", "cases"]
 
@@ -19,12 +20,7 @@ T, E, D = 5, 3, 3
 UNIFORM = Noise("tokens width", reach=1.0, step=0.125)
 
 
-def case(name: str, kind: str, purpose: str, *flags: str, sizes: tuple[int, int, int] = (T, E, D), zero: bool = False,
-         noisy: bool = False, **options: Any) -> Definition:  # fmt: skip
-    """A case, with a kernel that is drawn from its name."""
-    params = kernel_of(f"routers/{NAME}/{name}", sizes[2], sizes[1], zero=zero)
-    noise = UNIFORM if noisy else None
-    return router_case(NAME, name, kind, purpose, *flags, params=params, sizes=sizes, noise=noise, **options)
+case = partial(kernel_case, NAME, sizes=(T, E, D))
 
 
 def cases() -> Iterator[Definition]:
@@ -32,10 +28,10 @@ def cases() -> Iterator[Definition]:
     size = "degenerate_size"
     yield case("values", "value", "Evaluation: the tokens as they are.", "generated_code")
     purpose = "Training, with two slots: router and losses see jittered tokens."
-    yield case("jitter", "value", purpose, "jitter_factor", noisy=True, slots_per_expert=2)
+    yield case("jitter", "value", purpose, "jitter_factor", noise=UNIFORM, slots_per_expert=2)
     large: dict[str, Any] = {"jitter": 0.5, "importance_weight": 0.25, "balance_weight": 0.125, "z_weight": 0.5}
     purpose = "A large jitter and all losses, at evaluation."
-    large |= {"noisy": True, "train": False, "multiple_of": 4}
+    large |= {"noise": UNIFORM, "train": False, "multiple_of": 4}
     yield case("large_jitter", "value", purpose, "jitter_factor", **large)
     purpose = "Fewer slots: tokens are dropped, but not the best ones."
     best: dict[str, Any] = {"capacity_factor": 0.5, "batch_priority": "max"}
@@ -47,7 +43,7 @@ def cases() -> Iterator[Definition]:
     purpose = "One token, whose gate divided by its sum is 1."
     yield case("one_token", "degenerate", purpose, size, "renormalised", sizes=(1, E, D), normalize_selected=True)
     purpose = "By tokens, kernel, noise and experts."
-    yield case("gradient_losses", "gradient", purpose, "stop_gradient", noisy=True, jitter=0.25, z_weight=0.0625)
+    yield case("gradient_losses", "gradient", purpose, "stop_gradient", noise=UNIFORM, jitter=0.25, z_weight=0.0625)
     yield output_gradient(case, sizes=(4, E, D))
     yield near_router(NAME)
     yield evaluation(NAME)
@@ -86,15 +82,12 @@ def _additive_logit_noise(
 
 
 def _evaluated_with_two(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
-    route(params, tokens, options, **more)
     if options.eval_capacity_factor is None:
         options = replace(options, eval_capacity_factor=2.0)
     return route(params, tokens, options, **more)
 
 
-def _one(name: str, computes: str, change: Any, ledger: str = "") -> Variant:
-    return Variant(name, computes, every((NAME,), change), ledger)
-
+_one = partial(of_router, NAME)
 
 VARIANTS = (
     _one("jitter_of_logits", "Switch adds its noise to the logits.", _additive_logit_noise, "SW-1b"),
@@ -109,11 +102,6 @@ VARIANTS = (
         "The capacity factor of Switch at evaluation is 2, unless another is given.",
         _evaluated_with_two,
         "SW-5b",
-    ),
-    _one(
-        "switch_never_reroutes",
-        "Switch drops tokens whose expert is full, whatever it is told.",
-        configured(tries=None),
     ),
     _one("switch_gate_of_one", "The gate of Switch is 1.", _unit_gate),
 )

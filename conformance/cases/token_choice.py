@@ -2,18 +2,28 @@
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from functools import wraps
 from typing import Any
 
 import numpy as np
 
-from moespec.conformance.author.definition import Definition, call, single, tensor
+from moespec.conformance.author.definition import Definition, call, of_array, single, tensor
 from moespec.conformance.author.describe import SLOTS, Choice, Function, Output
 from moespec.conformance.author.draw import grid, integers, permutation
-from moespec.conformance.author.inputs import CROWD, TIED, both, distinct, groups_tokens, logits, scores, utilities
+from moespec.conformance.author.inputs import (
+    CROWD,
+    TIED,
+    both,
+    distinct,
+    groups_tokens,
+    logits,
+    rows,
+    scores,
+    utilities,
+)
 from moespec.conformance.author.margins import token_choice_margin
 from moespec.conformance.author.near import near_ties
-from moespec.conformance.author.reorder import chosen_mask, heap_order, renormalised
+from moespec.conformance.author.reroute import chosen_mask, heap_order, renormalised
 from moespec.conformance.author.variant import variant
 from moespec.conformance.format import Tensor
 from moespec.spec.numerics import stable_order
@@ -37,81 +47,70 @@ G, T, E = 2, 6, 3
 def cases() -> Iterator[Definition]:
     """All cases of this module."""
     yield from _values()
+    yield from _ties()
+    yield from _sizes()
+    yield from _gradients()
     yield from _kept_choices()
     yield from _rerouted()
     yield from _normalize_selected()
 
 
-def _values() -> Iterator[Definition]:
-    def case(
-        name: str,
-        kind: str,
-        purpose: str,
-        values: Tensor,
-        *flags: str,
-        choices: int = 2,
-        capacity: int = 2,
-        **given: Any,
-    ) -> Definition:
-        by = ("combine_scores",) if "combine_scores" in given else ()
-        return single(
-            *("token_choice", "token_choice", name, kind, purpose, *flags),
-            by=by,
-            scores=values,
-            choices=choices,
-            capacity=capacity,
-            **given,
-        )
+case = of_array("token_choice", "scores", choices=2, capacity=2)
+DROP, ORDER, SIZE, FIRST = "overflow_drop", "tie_order", "degenerate_size", "first_choices_first"
 
-    drop, order, size, first = "overflow_drop", "tie_order", "degenerate_size", "first_choices_first"
+
+def _values() -> Iterator[Definition]:
+    """Scores that are all different."""
     yield case("one_choice", "value", "One choice, room for all.", scores("tc/a"), choices=1, capacity=T)
     yield case("two_choices", "value", "Two choices, room for all.", scores("tc/b"), capacity=T)
     yield case("three_choices", "value", "Three choices of six.", scores("tc/c", (G, T, 6)), choices=3, capacity=T)
     purpose = "All first choose the same expert: the first two tokens get in."
-    yield case("crowd", "overflow", purpose, both(CROWD), drop, choices=1)
-    rows = [
-        [0.5, 0.375, 0.125],
-        [0.375, 0.5, 0.125],
-        [0.125, 0.5, 0.375],
-        [0.25, 0.625, 0.125],
-        [0.75, 0, 0.25],
-        [0.5, 0, 0.25],
-    ]
+    yield case("crowd", "overflow", purpose, both(CROWD), DROP, choices=1)
+    second = rows("0.5 0.375 0.125; 0.375 0.5 0.125; 0.125 0.5 0.375; 0.25 0.625 0.125; 0.75 0 0.25; 0.5 0 0.25")
     purpose = "A second choice of an early token comes after the first choice of a late one."
-    yield case("first_choices_first", "overflow", purpose, both(rows), first, drop)
+    yield case("first_choices_first", "overflow", purpose, both(second), FIRST, DROP)
     purpose = "A token that its first choice drops keeps its second, with its own weight."
-    yield case("dropped_first", "overflow", purpose, both(CROWD), "no_rerouting", "no_renormalising", drop)
-    yield case("crowd_random", "overflow", "Random scores, half of the room needed.", scores("tc/d"), first, drop)
-    yield case("tied", "tie", "The tie matrix of the specification.", both(TIED), order)
+    yield case("dropped_first", "overflow", purpose, both(CROWD), "no_rerouting", "no_renormalising", DROP)
+    yield case("crowd_random", "overflow", "Random scores, half of the room needed.", scores("tc/d"), FIRST, DROP)
+    negative = groups_tokens(grid("tc/g", (G, T, E), reach=3.0, step=1 / 32, centre=-6.0) * [[[1.0]], [[2.0**40]]])
+    yield case("negative_scores", "value", "Scores need not be positive, and may be far below 0.", negative, capacity=T)
+    purpose = "Selection by one, weights from another."
+    yield case(
+        "combine_scores", "value", purpose, scores("tc/h"), "combine_scores", combine_scores=scores("tc/h/combine")
+    )
+    reverse = tensor(np.stack([np.arange(T)[::-1], permutation("tc/order", T)]), "groups tokens")
+    purpose = "Tokens are served in a given order; slots follow it."
+    yield case("order", "overflow", purpose, scores("tc/i"), "priority_order", DROP, order=reverse)
+
+
+def _ties() -> Iterator[Definition]:
+    """Scores that are equal, or nearly so."""
+    yield case("tied", "tie", "The tie matrix of the specification.", both(TIED), ORDER)
     purpose = "The tie matrix, every expert chosen, one slot."
-    yield case("tied_all", "tie", purpose, both(TIED), order, choices=3, capacity=1)
+    yield case("tied_all", "tie", purpose, both(TIED), ORDER, choices=3, capacity=1)
     equal = groups_tokens(np.full((1, 8, 8), 0.125))
-    yield case("all_equal", "tie", "Equal scores: experts 0 and 1 are chosen.", equal, order, capacity=8)
+    yield case("all_equal", "tie", "Equal scores: experts 0 and 1 are chosen.", equal, ORDER, capacity=8)
     purpose = "Coarse scores: the last choice is often one of several equals."
-    yield case("boundary_ties", "tie", purpose, scores("tc/e", step=0.125), order)
+    yield case("boundary_ties", "tie", purpose, scores("tc/e", step=0.125), ORDER)
     signed = np.array(
         [[-0.0, 0.0, -1.0], [0.0, -0.0, 0.0], [-1.0, -0.0, 0.0], [0.5, 0.0, -0.0], [-0.0, -0.0, 0.0], [-0.5, 0.0, -0.0]]
     )
-    yield case("signed_zero", "tie", "Zero and minus zero are equal.", both(signed), order, capacity=T)
+    yield case("signed_zero", "tie", "Zero and minus zero are equal.", both(signed), ORDER, capacity=T)
     near = np.full((G, T, E), 0.5) + (grid("tc/f", (G, T, E), reach=2.0, step=1.0) / 256)
     yield case("neighbours", "near_tie", "Scores that are neighbours in bfloat16.", groups_tokens(near))
     near_choice = call("token_choice", {"scores": "router_logits"}, choices=2, capacity=2)
     yield from near_ties("token_choice", near_choice)
-    negative = groups_tokens(grid("tc/g", (G, T, E), reach=3.0, step=1 / 32, centre=-6.0) * [[[1.0]], [[2.0**40]]])
-    yield case("negative_scores", "value", "Scores need not be positive, and may be far below 0.", negative, capacity=T)
-    other: dict[str, Any] = {"combine_scores": scores("tc/h/combine")}
-    purpose = "Selection by one, weights from another."
-    yield case("combine_scores", "value", purpose, scores("tc/h"), "combine_scores", **other)
-    reverse = tensor(np.stack([np.arange(T)[::-1], permutation("tc/order", T)]), "groups tokens")
-    purpose = "Tokens are served in a given order; slots follow it."
-    yield case("order", "overflow", purpose, scores("tc/i"), "priority_order", drop, order=reverse)
-    yield case("one_token", "degenerate", "One token.", scores("tc/j", (1, 1, E)), size, capacity=1)
-    yield case("one_expert", "degenerate", "One expert.", scores("tc/k", (G, T, 1)), size, choices=1)
-    yield case("all_experts", "degenerate", "Every expert is chosen.", scores("tc/l"), size, choices=E, capacity=T)
+
+
+def _sizes() -> Iterator[Definition]:
+    """Small and large ones."""
+    yield case("one_token", "degenerate", "One token.", scores("tc/j", (1, 1, E)), SIZE, capacity=1)
+    yield case("one_expert", "degenerate", "One expert.", scores("tc/k", (G, T, 1)), SIZE, choices=1)
+    yield case("all_experts", "degenerate", "Every expert is chosen.", scores("tc/l"), SIZE, choices=E, capacity=T)
     purpose = "More slots than tokens."
     yield case("spare_room", "degenerate", purpose, scores("tc/m"), "empty_slot", choices=1, capacity=T + 2)
     purpose = "112 tokens, 32 experts, two choices."
-    yield case("real_size", "overflow", purpose, scores("tc/n", (1, 112, 32)), "real_size", drop, capacity=7)
+    yield case("real_size", "overflow", purpose, scores("tc/n", (1, 112, 32)), "real_size", DROP, capacity=7)
     purpose = "More requests for one expert than int8 and bfloat16 can count: there is no 128, and no 257."
     alike = groups_tokens(np.tile([0.75, 0.25], (300, 1)))
     yield case("many_requests", "value", purpose, alike, "real_size", choices=1, capacity=300)
@@ -121,37 +120,52 @@ def _values() -> Iterator[Definition]:
         chosen[token, [(1, 129, 255, 256)[pair[0]], (2, 130, 254, 257)[pair[1]]]] = 0.5, 0.25
     keep = tensor(grid("tc/q/keep", (G, 4, 2)) > -1, "groups tokens choices")
     many: dict[str, Any] = {"capacity": 1, "keep": keep}
-    yield case("many_experts", "overflow", purpose, groups_tokens(chosen.reshape(G, 4, 258)), "real_size", drop, **many)
-    yield case("gradient", "gradient", "Only the kept weights carry a gradient.", distinct("tc/o", (G, T, E)), drop)
+    yield case("many_experts", "overflow", purpose, groups_tokens(chosen.reshape(G, 4, 258)), "real_size", DROP, **many)
+
+
+def _gradients() -> Iterator[Definition]:
+    """By the scores, and by the weights alone."""
+    yield case("gradient", "gradient", "Only the kept weights carry a gradient.", distinct("tc/o", (G, T, E)), DROP)
     apart = distinct("tc/p", (G, T, E))
-    yield case("gradient_combine", "gradient", "The selection carries none.", apart, "combine_scores", **other)
+    yield case(
+        "gradient_combine",
+        "gradient",
+        "The selection carries none.",
+        apart,
+        "combine_scores",
+        combine_scores=scores("tc/h/combine"),
+    )
 
 
 def _kept_choices() -> Iterator[Definition]:
     """Where some choices are not made."""
-    case = partial(single, "token_choice", "token_choice")
     some: dict[str, Any] = {"keep": tensor(grid("keep/some", (G, 5, 2)) > 0, "groups tokens choices")}
-    given: dict[str, Any] = {"scores": utilities("keep/keep", (G, 5, E)), **some, "choices": 2, "capacity": 2}
-    yield case("keep", "overflow", "A choice that is not made takes no slot.", "choice_not_made", **given)
-    none: dict[str, Any] = {"keep": tensor(np.zeros((G, 5, 1), bool), "groups tokens choices")}
+    values, flag = utilities("keep/keep", (G, 5, E)), "choice_not_made"
+    yield case("keep", "overflow", "A choice that is not made takes no slot.", values, flag, **some)
     purpose = "A choice that is not made holds its place, which stays empty."
-    yield case("hold", "overflow", purpose, "choice_not_made", **given, hold=True)
-    given = {"scores": utilities("keep/keep_none", (G, 5, E)), **none, "choices": 1, "capacity": 2}
-    yield case("keep_none", "degenerate", "No choice is made.", "choice_not_made", **given)
+    yield case("hold", "overflow", purpose, values, flag, hold=True, **some)
+    none = tensor(np.zeros((G, 5, 1), bool), "groups tokens choices")
+    yield case(
+        "keep_none",
+        "degenerate",
+        "No choice is made.",
+        utilities("keep/keep_none", (G, 5, E)),
+        flag,
+        keep=none,
+        choices=1,
+    )
 
 
 def _rerouted() -> Iterator[Definition]:
     """Where tokens that find an expert full try others."""
-    case = partial(single, "token_choice", "token_choice")
-    crowd = np.array(
-        [[0.5, 0.375, 0.125], [0.5, 0.25, 0.375], [0.75, 0.5, 0.25], [0.625, 0.5, 0.25], [0.25, 0.5, 0.125]]
-    )
+    crowd = rows("0.5 0.375 0.125; 0.5 0.25 0.375; 0.75 0.5 0.25; 0.625 0.5 0.25; 0.25 0.5 0.125")
     purpose = "Two tokens that their first expert drops try their second; one of them its third."
-    yield case("tries", "overflow", purpose, "rerouted", scores=both(crowd), choices=1, capacity=2, tries=3)
-    given: dict[str, Any] = {"scores": scores("tc/tries", (G, 8, 4)), "choices": 2, "capacity": 3}
+    yield case("tries", "overflow", purpose, both(crowd), "rerouted", choices=1, tries=3)
     order = tensor(np.stack([np.arange(8)[::-1], permutation("tc/tries/order", 8)]), "groups tokens")
     purpose = "A token that has lost one of two choices tries one more expert, in a given order."
-    yield case("tries_order", "overflow", purpose, "rerouted", **given, tries=3, order=order)
+    yield case(
+        "tries_order", "overflow", purpose, scores("tc/tries", (G, 8, 4)), "rerouted", capacity=3, tries=3, order=order
+    )
 
 
 def _normalize_selected() -> Iterator[Definition]:
@@ -186,8 +200,7 @@ def _normalize_selected() -> Iterator[Definition]:
     yield case("gradient_scores", "gradient", purpose, distinct(f"{name}/f", five))
 
 
-# Variants. Scores are (groups, tokens, experts); `token` and `weight` of a routing (groups, experts, slots). The right
-# function is called first: it rejects what must be rejected.
+# Variants. Scores are (groups, tokens, experts); `token` and `weight` of a routing (groups, experts, slots).
 
 Queue = Iterable[tuple[int, int]]
 """(token, expert) in the order in which they are assigned."""
@@ -219,59 +232,67 @@ def ties_to_the_higher_expert(B: Any, scores: Any, *, combine_scores: Any = None
     return B.SlotRouting(routing.token[:, ::-1], routing.weight[:, ::-1], None, routing.tokens)
 
 
-def experts_in_heap_order(
-    B: Any, scores: Any, *, choices: int, capacity: int, combine_scores: Any = None, order: Any = None
-) -> Any:
+def _queued(queue: Callable[[Any, Iterable[int], int, int], Queue]) -> Callable[..., Any]:
+    """Token Choice whose experts take in who comes in `queue(scores, tokens, choices, capacity)` of a group.
+
+    Where choices are not made, or others are tried, it is as it should be.
+    """
+
+    @wraps(queue)
+    def function(B: Any, scores: Any, *, choices: int, capacity: int, combine_scores: Any = None, order: Any = None,
+                 **others: Any) -> Any:  # fmt: skip
+        weights = scores if combine_scores is None else combine_scores
+        if others.get("keep") is not None or others.get("tries") is not None:
+            given = {"combine_scores": combine_scores, "order": order, **others}
+            return B.token_choice(scores, choices=choices, capacity=capacity, **given)
+        groups = zip(scores, _tokens(scores, order), strict=True)
+        return _served(B, weights, capacity, (queue(group, tokens, choices, capacity) for group, tokens in groups))
+
+    return function
+
+
+@_queued
+def experts_in_heap_order(scores: Any, tokens: Iterable[int], choices: int, capacity: int) -> Queue:
     """Among equal scores a token chooses what a sort returns that is not stable."""
-    B.token_choice(scores, choices=choices, capacity=capacity, combine_scores=combine_scores, order=order)
     chosen = heap_order(scores)
-    queues = (
-        ((t, chosen[g, t, k]) for k in range(choices) for t in tokens)
-        for g, tokens in enumerate(_tokens(scores, order))
-    )
-    return _served(B, scores if combine_scores is None else combine_scores, capacity, queues)
+    return ((t, chosen[t, k]) for k in range(choices) for t in tokens)
 
 
-def all_choices_of_a_token_first(
-    B: Any, scores: Any, *, choices: int, capacity: int, combine_scores: Any = None, order: Any = None
-) -> Any:
+@_queued
+def all_choices_of_a_token_first(scores: Any, tokens: Iterable[int], choices: int, capacity: int) -> Queue:
     """All choices of a token are served before those of the next token."""
-    B.token_choice(scores, choices=choices, capacity=capacity, combine_scores=combine_scores, order=order)
     chosen = stable_order(scores)
-    queues = (
-        ((t, chosen[g, t, k]) for t in tokens for k in range(choices))
-        for g, tokens in enumerate(_tokens(scores, order))
-    )
-    return _served(B, scores if combine_scores is None else combine_scores, capacity, queues)
+    return ((t, chosen[t, k]) for t in tokens for k in range(choices))
 
 
-def next_best_expert(
-    B: Any, scores: Any, *, choices: int, capacity: int, combine_scores: Any = None, order: Any = None
-) -> Any:
+@_queued
+def next_best_expert(scores: Any, tokens: Iterable[int], choices: int, capacity: int) -> Queue:
     """A token that finds its expert full tries its next-best one."""
-    B.token_choice(scores, choices=choices, capacity=capacity, combine_scores=combine_scores, order=order)
-    ranked = stable_order(scores)
+    filled = [0] * scores.shape[1]
+    wishes = {t: iter(row) for t, row in enumerate(stable_order(scores))}
+    for _, t in itertools.product(range(choices), tokens):
+        expert = next((e for e in wishes[t] if filled[e] < capacity), None)
+        if expert is not None:
+            filled[expert] += 1
+            yield t, expert
 
-    def queue(g: int, tokens: Iterable[int]) -> Queue:
-        filled = [0] * scores.shape[2]
-        wishes = {t: iter(ranked[g, t]) for t in tokens}
-        for _, t in itertools.product(range(choices), tokens):
-            expert = next((e for e in wishes[t] if filled[e] < capacity), None)
-            if expert is not None:
-                filled[expert] += 1
-                yield t, expert
 
-    queues = (queue(g, tokens) for g, tokens in enumerate(_tokens(scores, order)))
-    return _served(B, scores if combine_scores is None else combine_scores, capacity, queues)
+@_queued
+def most_probable_kept(scores: Any, tokens: Iterable[int], choices: int, capacity: int) -> Queue:
+    """A full expert keeps those who chose it with the highest scores, not those who came first."""
+    chosen = stable_order(scores)
+    pairs = [(t, chosen[t, k]) for k in range(choices) for t in tokens]
+    return (pairs[i] for i in np.argsort([-scores[pair].real for pair in pairs], kind="stable"))
 
 
 def newcomers_replace_the_last(
-    B: Any, scores: Any, *, choices: int, capacity: int, combine_scores: Any = None, order: Any = None
+    B: Any, scores: Any, *, choices: int, combine_scores: Any = None, order: Any = None, **options: Any
 ) -> Any:
     """A token that finds its expert full takes the place of the one in the last slot."""
-    routing = B.token_choice(scores, choices=choices, capacity=capacity, combine_scores=combine_scores, order=order)
-    weights = scores if combine_scores is None else combine_scores
-    chosen = stable_order(scores)
+    routing = B.token_choice(scores, choices=choices, combine_scores=combine_scores, order=order, **options)
+    if options.keys() > {"capacity"}:
+        return routing
+    weights, chosen = scores if combine_scores is None else combine_scores, stable_order(scores)
     token, weight = routing.token.copy(), np.array(routing.weight)
     for g, tokens in enumerate(_tokens(scores, order)):
         for k, t in itertools.product(range(choices), tokens):
@@ -279,23 +300,6 @@ def newcomers_replace_the_last(
             if token[g, e, -1] < routing.tokens:
                 token[g, e, -1], weight[g, e, -1] = t, weights[g, t, e]
     return routing._replace(token=token, weight=weight)
-
-
-def most_probable_kept(
-    B: Any, scores: Any, *, choices: int, capacity: int, combine_scores: Any = None, order: Any = None
-) -> Any:
-    """A full expert keeps those who chose it with the highest scores, not those who came first."""
-    B.token_choice(scores, choices=choices, capacity=capacity, combine_scores=combine_scores, order=order)
-    return _served(B, scores if combine_scores is None else combine_scores, capacity, _by_score(scores, choices, order))
-
-
-def _by_score(scores: Any, choices: int, order: Any) -> Iterable[Queue]:
-    """All choices of all tokens, the one of highest score first."""
-    chosen = stable_order(scores)
-    for g, tokens in enumerate(_tokens(scores, order)):
-        pairs = [(t, chosen[g, t, k]) for k in range(choices) for t in tokens]
-        best = np.argsort([-scores[g, t, e].real for t, e in pairs], kind="stable")
-        yield [pairs[i] for i in best]
 
 
 def priority_of_choices(B: Any, scores: Any, *, order: Any = None, **options: Any) -> Any:
@@ -307,34 +311,14 @@ def priority_of_choices(B: Any, scores: Any, *, order: Any = None, **options: An
 
 def order_ignored(B: Any, scores: Any, *, order: Any = None, **options: Any) -> Any:
     """Tokens are served by index, whatever order is given."""
-    B.token_choice(scores, order=order, **options)
-    return B.token_choice(scores, **options)
-
-
-def places_not_held(B: Any, scores: Any, *, hold: bool = False, **options: Any) -> Any:
-    """A choice that is not made never uses up its place."""
-    B.token_choice(scores, hold=hold, **options)
-    return B.token_choice(scores, **options)
-
-
-def never_rerouted(B: Any, scores: Any, *, tries: Any = None, **options: Any) -> Any:
-    """A token that finds its expert full is dropped, also where it may try others."""
-    B.token_choice(scores, tries=tries, **options)
     return B.token_choice(scores, **options)
 
 
 def rerouted_always(B: Any, scores: Any, *, tries: Any = None, **options: Any) -> Any:
     """A token that finds its experts full tries all others, in turn, after the choices of all tokens."""
-    B.token_choice(scores, tries=tries, **options)
     if options.get("keep") is not None:
         return B.token_choice(scores, tries=tries, **options)
     return B.token_choice(scores, tries=scores.shape[2], **options)
-
-
-def rerouted_once(B: Any, scores: Any, *, choices: int, tries: Any = None, **options: Any) -> Any:
-    """A token that finds its expert full tries one other, however many it may try."""
-    B.token_choice(scores, choices=choices, tries=tries, **options)
-    return B.token_choice(scores, choices=choices, tries=None if tries is None else min(tries, choices + 1), **options)
 
 
 def kept_weights_renormalised(B: Any, scores: Any, **options: Any) -> Any:
@@ -347,7 +331,6 @@ def chosen_weights_renormalised(
 ) -> Any:
     """The weights of the experts that a token chooses are divided by their sum, before any is dropped."""
     weights = scores if combine_scores is None else combine_scores
-    B.token_choice(scores, choices=choices, combine_scores=combine_scores, **options)
     total = np.take_along_axis(weights, stable_order(scores)[..., :choices], 2).sum(axis=2, keepdims=True)
     weights = weights / np.where(total == 0, 1, total)
     return B.token_choice(scores, choices=choices, combine_scores=weights, **options)
@@ -355,7 +338,6 @@ def chosen_weights_renormalised(
 
 def weights_of_the_selection(B: Any, scores: Any, *, combine_scores: Any = None, **options: Any) -> Any:
     """The combine weights are the scores of the selection, whatever weights are given."""
-    B.token_choice(scores, combine_scores=combine_scores, **options)
     return B.token_choice(scores, **options)
 
 
@@ -373,7 +355,6 @@ def weights_without_gradient(B: Any, scores: Any, *, combine_scores: Any = None,
 
 def _divided(B: Any, scores: Any, combine_scores: Any, choices: int, sum_of: Callable[[Any, Any], Any]) -> Any:
     """Combine scores divided by `sum_of(weights, chosen)`, `chosen` a mask."""
-    B.normalize_selected(scores, combine_scores, choices=choices)
     weights = scores if combine_scores is None else combine_scores
     return weights / sum_of(weights, chosen_mask(scores, choices))
 
@@ -388,22 +369,11 @@ def normalised_over_all_experts(B: Any, scores: Any, combine_scores: Any = None,
     return _divided(B, scores, combine_scores, choices, lambda w, c: w.sum(axis=2, keepdims=True))
 
 
-def normalised_to_the_higher(B: Any, scores: Any, combine_scores: Any = None, *, choices: int) -> Any:
-    """Among equal scores the higher expert counts for the sum."""
-    weights = scores if combine_scores is None else combine_scores
-    return B.normalize_selected(scores[..., ::-1], weights[..., ::-1], choices=choices)[..., ::-1]
-
-
 def selected_sum_clamped(B: Any, scores: Any, combine_scores: Any = None, *, choices: int) -> Any:
     """The sum that combine weights are divided by is at least 2^-23, the epsilon of float32."""
     return _divided(
         B, scores, combine_scores, choices, lambda w, c: np.maximum((w * c).sum(axis=2, keepdims=True), 2.0**-23)
     )
-
-
-def normalised_by_a_constant(B: Any, scores: Any, combine_scores: Any = None, *, choices: int) -> Any:
-    """The sum that combine weights are divided by carries no gradient."""
-    return _divided(B, scores, combine_scores, choices, lambda w, c: (w * c).sum(axis=2, keepdims=True).real)
 
 
 def requests_counted_in_int8(B: Any, scores: Any, **options: Any) -> Any:
@@ -432,14 +402,7 @@ def _first_slots(routing: Any, count: Any) -> Any:
 
 
 def requests_sorted_beyond_32_experts(
-    B: Any,
-    scores: Any,
-    *,
-    choices: int,
-    capacity: int,
-    combine_scores: Any = None,
-    order: Any = None,
-    keep: Any = None,
+    B: Any, scores: Any, *, choices: int, capacity: int, combine_scores: Any = None, order: Any = None, keep: Any = None
 ) -> Any:
     """With more than 32 experts, requests are sorted by expert alone, and the last of an expert come first."""
     given = {"combine_scores": combine_scores, "order": order, "keep": keep}
@@ -454,41 +417,7 @@ def requests_sorted_beyond_32_experts(
     return _served(B, scores if combine_scores is None else combine_scores, capacity, queues)
 
 
-def _masking(scores: Any, choices: int, mask: float, numbers: int = 2**31) -> Any:
-    """The chosen, one after the other, where what was chosen becomes `mask`: the right ones if it is below all others."""
-    left, ranks = np.array(scores.real), np.zeros(scores.shape)
-    for choice in range(choices):
-        best = stable_order(left)[..., :1]
-        np.put_along_axis(left, best, mask, 2)
-        wrapped = best % numbers
-        rank = np.take_along_axis(ranks, wrapped, 2)
-        np.put_along_axis(ranks, wrapped, np.where(rank > 0, rank, choices - choice), 2)
-    return ranks
-
-
-def chosen_masked_with_ten_thousand(
-    B: Any, scores: Any, *, choices: int, combine_scores: Any = None, **options: Any
-) -> Any:
-    """An expert that is chosen gets the score -10000 for the next choice, so that one below that is never chosen."""
-    B.token_choice(scores, choices=choices, combine_scores=combine_scores, **options)
-    weights = scores if combine_scores is None else combine_scores
-    ranks = _masking(scores, choices, -1e4)
-    return B.token_choice(ranks, choices=choices, combine_scores=weights, **options)
-
-
-def experts_numbered_in_eight_bits(
-    B: Any, scores: Any, *, choices: int, combine_scores: Any = None, **options: Any
-) -> Any:
-    """Experts are numbered in 8 bits: what is for expert 256 goes to expert 0."""
-    B.token_choice(scores, choices=choices, combine_scores=combine_scores, **options)
-    weights = scores if combine_scores is None else combine_scores
-    ranks = _masking(scores, choices, -np.inf, 256)
-    return B.token_choice(ranks, choices=choices, combine_scores=weights, **options)
-
-
 VARIANTS = (
-    variant(chosen_masked_with_ten_thousand, "token_choice"),
-    variant(experts_numbered_in_eight_bits, "token_choice"),
     variant(ties_to_the_higher_expert, "token_choice", ledger="TC-1b"),
     variant(experts_in_heap_order, "token_choice", ledger="TC-1c"),
     variant(all_choices_of_a_token_first, "token_choice", ledger="TC-2b"),
@@ -497,10 +426,7 @@ VARIANTS = (
     variant(most_probable_kept, "token_choice", ledger="BP-2b", who="deepspeedai/DeepSpeed, NVIDIA/Megatron-LM"),
     variant(priority_of_choices, "token_choice", ledger="BP-2b"),
     variant(order_ignored, "token_choice"),
-    variant(places_not_held, "token_choice"),
-    variant(never_rerouted, "token_choice"),
     variant(rerouted_always, "token_choice", ledger="TC-3c", who="tensorflow/mesh"),
-    variant(rerouted_once, "token_choice"),
     variant(kept_weights_renormalised, "token_choice", ledger="TC-4b"),
     variant(chosen_weights_renormalised, "token_choice", ledger="SA-3b"),
     variant(weights_of_the_selection, "token_choice", ledger="RT-2b"),
@@ -512,7 +438,5 @@ VARIANTS = (
     variant(places_counted_over_groups, "token_choice"),
     variant(selected_not_normalised, "normalize_selected", ledger="SA-3b"),
     variant(normalised_over_all_experts, "normalize_selected"),
-    variant(normalised_to_the_higher, "normalize_selected"),
-    variant(normalised_by_a_constant, "normalize_selected"),
     variant(selected_sum_clamped, "normalize_selected", who="facebookresearch/fairseq"),
 )

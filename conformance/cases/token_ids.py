@@ -30,8 +30,7 @@ FUNCTIONS = (
         "patch_codes",
         {"codes": IDS},
         Choice(
-            nearness,
-            lambda scores, scale, options: token_choice_margin(scores, scale, min(1, scores.shape[-1] - 1)),
+            nearness, lambda scores, scale, options: token_choice_margin(scores, scale, min(1, scores.shape[-1] - 1))
         ),
     ),
     Function("position_ids", {"position": IDS}),
@@ -100,19 +99,12 @@ def _others() -> Iterator[Definition]:
     yield case("pair_ids", "pair_large", "value", purpose, **many)
 
 
-# Variants. Ids are (groups, tokens). The right function is called first: it rejects what must be rejected.
+# Variants. Ids are (groups, tokens).
 
 
 def codes_to_the_higher(B: Any, patches: Any, codebook: Any) -> Any:
     """Among codewords at equal distance the higher index wins."""
     return (len(codebook) - 1 - B.patch_codes(patches, codebook[::-1])).astype(np.int32)
-
-
-def codes_by_product(B: Any, patches: Any, codebook: Any) -> Any:
-    """The code is the codeword with the largest product, not the nearest."""
-    B.patch_codes(patches, codebook)
-    centred = patches - np.mean(patches, axis=2, keepdims=True)
-    return np.argmax((centred @ codebook.T).real, axis=2).astype(np.int32)
 
 
 def _nearest(pixels: Any, codebook: Any) -> Any:
@@ -121,13 +113,11 @@ def _nearest(pixels: Any, codebook: Any) -> Any:
 
 def codes_of_raw_pixels(B: Any, patches: Any, codebook: Any) -> Any:
     """The pixels of a patch are compared as they are, not normalised."""
-    B.patch_codes(patches, codebook)
     return _nearest(patches, codebook)
 
 
 def codes_without_epsilon(B: Any, patches: Any, codebook: Any) -> Any:
     """A patch is divided by its standard deviation, however small; one of a single colour stays 0."""
-    B.patch_codes(patches, codebook)
     centred = patches - np.mean(patches, axis=2, keepdims=True)
     spread = np.sqrt(np.mean(centred.real**2, axis=2, keepdims=True))
     return _nearest(centred / np.where(spread == 0, 1, spread), codebook)
@@ -140,36 +130,19 @@ def places_from_one(B: Any, tokens: Any) -> Any:
 
 def first_precedes_itself(B: Any, ids: Any) -> Any:
     """The first token is preceded by itself."""
-    B.previous_ids(ids)
     return np.concatenate([ids[:, :1], ids[:, :-1]], axis=1)
-
-
-def next_ids(B: Any, ids: Any) -> Any:
-    """The id of the next token is taken, 0 for the last."""
-    B.previous_ids(ids)
-    return B.previous_ids(ids[:, ::-1])[:, ::-1]
 
 
 def pairs_the_other_way(B: Any, first: Any, second: Any, *, vocabulary: int) -> Any:
     """The second id counts as many as there are second ones, the first counts one."""
-    B.pair_ids(first, second, vocabulary=vocabulary)
     return second * vocabulary + first
 
 
-def pairs_in_float32(B: Any, first: Any, second: Any, *, vocabulary: int) -> Any:
-    """Pairs of ids are computed in float32, which does not have all whole numbers above 2^24."""
-    B.pair_ids(first, second, vocabulary=vocabulary)
-    return (first.astype(np.float32) * vocabulary + second.astype(np.float32)).astype(np.int32)
-
-
 VARIANTS = (
-    variant(pairs_in_float32, "pair_ids"),
     variant(codes_to_the_higher, "patch_codes", ledger="HT-3b"),
-    variant(codes_by_product, "patch_codes"),
     variant(codes_of_raw_pixels, "patch_codes", ledger="TI-2c"),
     variant(codes_without_epsilon, "patch_codes", ledger="TI-2b"),
     variant(places_from_one, "position_ids"),
     variant(first_precedes_itself, "previous_ids", ledger="TI-3b"),
-    variant(next_ids, "previous_ids"),
     variant(pairs_the_other_way, "pair_ids"),
 )

@@ -7,7 +7,6 @@ Training as a whole runs outside compiled code, as it does for users; what is co
 import importlib
 import inspect
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -33,6 +32,22 @@ def _prepared(options: dict[str, Any]) -> dict[str, Any]:
     return {**prepare("vit", options), "optimizer": optimizer}
 
 
+def _loss(B: Any, model: Any, config: Any, *, train: bool, metrics: bool) -> Callable[[Any, Any], Any]:
+    """The loss of a batch as a function of parameters, with the routing as metrics, if these are wanted."""
+
+    def loss_function(params: Any, batch: Any) -> tuple[Any, dict[str, Any]]:
+        output = model.forward(B, config, params, batch["images"], train=train)
+        loss = B.mean(B.softmax_cross_entropy(output.logits, batch["targets"]), 0)
+        for term in output.losses.values():
+            loss = loss + term
+        if not metrics:
+            return loss, {}
+        (routing,) = [routing.dense() for routing in output.routings]
+        return loss, routing_arrays(routing, sparse=config.router != "soft_moe")
+
+    return loss_function
+
+
 def _trained(
     B: Any,
     *,
@@ -54,22 +69,11 @@ def _trained(
     accumulate: parts of a batch whose gradients are averaged. train: passed to the model. before: called before each
     step with its parameters and images.
     """
-    sparse = config.router != "soft_moe"
-
-    def loss_function(params: Any, batch: Any) -> tuple[Any, dict[str, Any]]:
-        output = model.forward(B, config, params, batch["images"], train=train)
-        loss = B.mean(B.softmax_cross_entropy(output.logits, batch["targets"]), 0)
-        for term in output.losses.values():
-            loss = loss + term
-        if accumulate > 1:  # metrics are averaged over the parts
-            return loss, {}
-        (routing,) = [routing.dense() for routing in output.routings]
-        return loss, routing_arrays(routing, sparse=sparse)
-
     # The loss is compiled here, for all targets alike; a step that can compile it again need not.
     options: dict[str, Any] = {"compiled": False} if "compiled" in inspect.signature(B.make_step).parameters else {}
     options |= {"accumulate": accumulate} if accumulate > 1 else {}
-    step = B.make_step(compile(loss_function), optimizer, **options)
+    loss = _loss(B, model, config, train=train, metrics=accumulate == 1)  # metrics of parts would be averaged
+    step = B.make_step(compile(loss), optimizer, **options)
     state = B.init_state(params, optimizer)
     metrics: list[dict[str, Any]] = []
     results: dict[str, Any] = {}
@@ -324,25 +328,4 @@ def gradients_of_parts_summed(
     return B.make_step(summed, optimizer, accumulate=accumulate, **options)
 
 
-def decay_left_out(B: Any, loss_function: Any, optimizer: Any, **options: Any) -> Any:
-    """Parameters do not decay."""
-    return B.make_step(loss_function, replace(optimizer, weight_decay=0.0, decay=""), **options)
-
-
-def decay_by_one_rate(B: Any, loss_function: Any, optimizer: Any, **options: Any) -> Any:
-    """The head decays as all kernels do, whatever rate it has of its own."""
-    return B.make_step(loss_function, replace(optimizer, decay=""), **options)
-
-
-def decay_of_slots(B: Any, loss_function: Any, optimizer: Any, **options: Any) -> Any:
-    """Soft MoE's slots decay, the scale of its router does not."""
-    rates = f"slots={optimizer.weight_decay}, router/scale=0"
-    return B.make_step(loss_function, replace(optimizer, decay=rates), **options)
-
-
-VARIANTS = (
-    variant(decay_left_out, "make_step"),
-    variant(decay_by_one_rate, "make_step"),
-    variant(decay_of_slots, "make_step"),
-    variant(gradients_of_parts_summed, "make_step"),
-)
+VARIANTS = (variant(gradients_of_parts_summed, "make_step"),)

@@ -1,8 +1,8 @@
-"""The suite tried on known variants: every variant must be caught by a vector, and every vector must catch a variant.
+"""The suite tried on known variants: every variant must be caught by a vector, and by two or more where it can.
 
 A variant is run, in double precision and op by op, on the cases that call a name that it replaces, as a run of the
-suite runs them; only where all of these pass on the first step of the trajectories, which take longer. What is replaced
-in training is tried on the trajectories in any case.
+suite runs them; only where no two of these fail on the first step of the trajectories, which take longer. Of error
+cases there is no variant.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -11,16 +11,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 from tqdm import tqdm
 
-from moespec.conformance.author.variant import TRAINING, Variant, module_of, noting
+from moespec.conformance.author.variant import Variant, module_of, noting
 from moespec.conformance.cases import function, variants
-from moespec.conformance.check.errors import invalid_and_valid
-from moespec.conformance.check.results import FAILED
+from moespec.conformance.check.alone import ALONE
+from moespec.conformance.check.results import FAILED, CaseResult
 from moespec.conformance.check.run import run_cases
 from moespec.conformance.check.target import Job, Target, execute, job_of
 from moespec.conformance.compare import DTYPES
 from moespec.conformance.format import Case, Value
+from moespec.conformance.rows import ALGORITHMS
 
-__all__ = ["Survey", "called", "first_step", "survey", "table"]
+__all__ = ["Survey", "called", "falls", "first_step", "survey", "table"]
 
 DTYPE = DTYPES["float64"]
 
@@ -47,15 +48,31 @@ class Survey:
         ]
 
     @property
-    def idle(self) -> list[str]:
-        """The cases that catch no variant."""
-        useful = {id for ids in self.caught.values() for id in ids}
-        return [id for id in self.cases if id not in useful]
+    def whole(self) -> bool:
+        """Whether cases of all algorithms were run."""
+        return {id.split("/")[0] for id in self.cases} == ALGORITHMS.keys()
+
+    @property
+    def alone(self) -> dict[str, str]:
+        """The variants that fall to one case, with it; none if only a part of the suite was run."""
+        return {name: next(iter(ids)) for name, ids in self.caught.items() if self.whole and len(ids) == 1}
+
+    @property
+    def problems(self) -> list[str]:
+        """Variants that survive, and where those that fall to one case are not those of `alone.ALONE`."""
+        problems = [f"{name} survives" for name in self.survivors]
+        problems += [
+            f"{name} falls to {id} alone, and is not listed" for name, id in self.alone.items() if name not in ALONE
+        ]
+        listed = ALONE.keys() & self.caught.keys() if self.whole else set()
+        return problems + [
+            f"{name} is listed, and falls to two cases or more" for name in sorted(listed - self.alone.keys())
+        ]
 
 
 def survey(cases: Sequence[Case], chosen: Collection[Variant]) -> Survey:
     """Every variant run on the cases that it concerns."""
-    cases = [first_step(case) for case in cases]
+    cases = [first_step(case) for case in cases if case.expect is None]
     names = {case.id: _called_by(case) for case in tqdm(cases, desc="what cases call", unit="case", disable=None)}
     caught = {}
     for variant in tqdm(chosen, desc="variants", unit="variant", disable=None):
@@ -65,17 +82,18 @@ def survey(cases: Sequence[Case], chosen: Collection[Variant]) -> Survey:
 
 def _caught_by(variant: Variant, cases: Sequence[Case]) -> dict[str, str]:
     target = Target(variant.name, DTYPE, module_of(variant.replaced))
-    trajectories = [case for case in cases if case.kind == "trajectory"]
-    parts = [[case for case in cases if case.kind != "trajectory"], trajectories]
-    if variant.replaced.keys() <= TRAINING:  # it concerns the trajectories, whatever else it concerns
-        parts = [list(cases)]
-    for part in parts:
+    caught: dict[str, str] = {}
+    for trajectories in (False, True):
+        part = [case for case in cases if (case.kind == "trajectory") == trajectories]
         with np.errstate(all="ignore"):  # those that compute with NaN
-            results = run_cases(target, part, "eager")
-        caught = {result.id: result.first.stage for result in results if result.state in FAILED}
-        if caught:
-            return caught
-    return {}
+            results = run_cases(target, part if len(caught) < 2 else [], "eager")
+        caught |= {r.id: r.first.stage for r in results if falls(r)}
+    return caught
+
+
+def falls(result: CaseResult) -> bool:
+    """Whether a case fails on a variant, and not because the variant lacks an argument."""
+    return result.state in FAILED and not result.first.message.startswith("TypeError")
 
 
 def called(job: Job) -> set[str]:
@@ -86,8 +104,7 @@ def called(job: Job) -> set[str]:
 
 
 def _called_by(case: Case) -> set[str]:
-    jobs: Collection[Job] = [job_of(case, stage.name) for stage in case.stages] if case.expect is None else ()
-    names = set().union(*(called(job) for job in jobs or invalid_and_valid(case)))
+    names = set().union(*(called(job_of(case, stage.name)) for stage in case.stages))
     names |= {name for stage in case.stages for name in function(stage.call).needs}
     return names | {"value_and_grad"} if case.gradients else names
 
@@ -114,7 +131,7 @@ def _sliced(value: Value) -> Value:
 def table(found: Survey) -> str:
     """For each variant that concerns the cases: how many catch it, the first of them with its stage, and its ledger id.
 
-    Then the cases that catch nothing, and a line with the numbers.
+    Then what is wrong, and a line with the numbers.
     """
     rows = [("variant", "caught by", "first", "ledger")]
     for name, ids in found.caught.items():
@@ -123,9 +140,7 @@ def table(found: Survey) -> str:
             rows.append((name, str(len(ids)), first, variants()[name].ledger))
     widths = [max(len(row[i]) for row in rows) for i in range(4)]
     lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    last = (
-        f"{len(rows) - 1} variants, {len(found.survivors)} survive; "
-        f"{len(found.cases)} cases, {len(found.idle)} catch nothing"
+    last = f"{len(rows) - 1} variants, {len(found.survivors)} survive, {len(found.alone)} fall to one case; "
+    return "\n".join(
+        [lines[0], "-" * len(lines[0]), *lines[1:], "", *found.problems, f"{last}{len(found.cases)} cases"]
     )
-    idle = [f"{id} catches nothing" for id in found.idle]
-    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:], "", *idle, last])

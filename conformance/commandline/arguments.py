@@ -128,7 +128,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     golden = command("golden", "Make the vectors from the specification.")
     golden.add_argument("--check", action="store_true", help="write nothing; fail if a committed vector differs")
     algorithms(golden)
-    text = "Try the suite on known variants: each must fail, and each case must catch one."
+    text = "Try the suite on known variants: each must fail, and two cases or more where it can."
     algorithms(command("variants", text))
 
     command("list", "List the cases.")

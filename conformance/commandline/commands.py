@@ -186,7 +186,7 @@ def _variants(options: argparse.Namespace) -> int:
 
     found = survey.survey(load(options.vectors, _only(options)), variants().values())
     print(survey.table(found))
-    return 1 if found.survivors or found.idle or not found.cases else 0
+    return 1 if found.problems or not found.cases else 0
 
 
 def _list(options: argparse.Namespace) -> int:

@@ -1,0 +1,52 @@
+"""JSON that others may have written: read as its schema says, or one line about the first thing that is otherwise."""
+
+import json
+import math
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+__all__ = ["check", "finite", "parse"]
+
+LONGEST = 80
+"""Characters of a value in a message."""
+
+
+def finite(text: str) -> float:
+    """The number that a text is. Raises ValueError for NaN and infinity, and for a number too large for a double."""
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is not a finite number")
+    return number
+
+
+def parse(text: str) -> Any:
+    """JSON whose numbers are finite. Raises ValueError, or RecursionError, for anything else."""
+    return json.loads(text, parse_float=finite, parse_constant=finite)
+
+
+def check(content: Any, schema: str) -> None:
+    """Raise ValueError unless the content has the form of `schema.json`, or of `report_schema.json`.
+
+    The message names the place and is short, whatever stands there.
+    """
+    try:
+        from jsonschema.exceptions import best_match
+    except ImportError as error:
+        raise ValueError("jsonschema checks its form. Install it: pip install 'moespec[conformance]'") from error
+    error = best_match(_validator(schema).iter_errors(content))
+    if error is not None:
+        value = repr(error.instance)
+        message = error.message.replace(value, value if len(value) <= LONGEST else f"{value[:LONGEST]}…")
+        raise ValueError(f"{error.json_path[-LONGEST:]}: {message[: 3 * LONGEST]}")
+
+
+@cache
+def _validator(schema: str) -> Any:
+    """A validator for which an integer is written as one: neither `true` nor 1.0."""
+    from jsonschema import Draft202012Validator
+    from jsonschema.validators import extend
+
+    types = Draft202012Validator.TYPE_CHECKER.redefine("integer", lambda _, value: type(value) is int)
+    content = json.loads(Path(__file__).with_name(schema).read_text())
+    return extend(Draft202012Validator, type_checker=types)(content)
