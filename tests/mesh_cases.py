@@ -20,8 +20,8 @@ from moespec.models.training.objective import make_loss
 from moespec.spec import SpecError
 
 BATCH, STEPS, RATE = 16, 3, 0.01
-SMALL = 64
-"""In place of `mesh.SMALL`: nearly every parameter is split over `fsdp`, also of a model of this size."""
+SMALL = 300
+"""In place of `mesh.SMALL`: most parameters of a model of this size are split over `fsdp`, and of experts some, some not."""
 MESHES = (MeshSizes(data=4), MeshSizes(data=2, expert=2), MeshSizes(fsdp=2, expert=2))
 
 

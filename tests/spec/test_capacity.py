@@ -1,11 +1,46 @@
-"""Capacity: the formula, its rounding, the rules of public implementations."""
+"""Capacity: its rounding, the rules of public implementations; and of a router as a number, another one at evaluation, and
+none. Besides, that Sparse-MLP's gate is V-MoE's."""
 
 import math
 from fractions import Fraction
 
+import numpy as np
 import pytest
+from hypothesis import strategies as st
+from implementations import SPEC, holds
 
-from moespec.spec import CAPACITY_RULES, ConfigError, expert_capacity
+from moespec import spec
+from moespec.spec import CAPACITY_RULES, ROUTERS, ConfigError, expert_capacity
+from moespec.spec.examples import LOGITS, NOISE
+
+
+def sizes(few):
+    """tokens, experts, factor and choices, with quotients that are halves and integers."""
+    factors = st.sampled_from([0.5, 1.0, 1.05, 1.25, 2.0])
+    tokens, experts = st.integers(1, 20) | st.integers(1, 2000), st.sampled_from([2, 4, 8]) | st.integers(1, 64)
+    return st.tuples(tokens, experts, factors, st.integers(1, 4))
+
+
+@holds(wrong=("choices_not_counted", "halves_rounded_up", "multiples_ignored"), on=SPEC, sizes=sizes,
+       multiple=lambda few: st.integers(1, 8))  # fmt: skip
+def test_the_items_of_each_expert_are_rounded(B, sizes, multiple):
+    """`K T factor / E` up, or to the nearest, a half to even, up to the rounding of the product; then up to a multiple. A
+    capacity below 1 is an error that names the factor."""
+    tokens, experts, factor, choices = sizes
+    capacity, options = B.module.expert_capacity, {"choices": choices}
+    items = choices * tokens * factor
+    up = capacity(tokens, experts, factor, **options)
+    assert (up - 1) * experts < items <= up * experts * (1 + 1e-15)
+    raised = capacity(tokens, experts, factor, multiple_of=multiple, **options)
+    assert raised == math.ceil(up / multiple) * multiple
+    quotient = Fraction(items) / experts
+    nearest = round(quotient)
+    if not nearest:
+        with pytest.raises(ConfigError, match="factor"):
+            capacity(tokens, experts, factor, rounding="round", **options)
+    elif float(quotient) == quotient or abs(quotient % 1 - Fraction(1, 2)) > 1e-9:
+        assert capacity(tokens, experts, factor, rounding="round", **options) == nearest
+
 
 # Rule -> slots for (tokens, experts, choices, factor).
 CASES = ((196, 32, 1, 1.0), (196, 32, 2, 1.0), (1568, 32, 2, 1.0), (196, 128, 1, 1.0))
@@ -49,26 +84,6 @@ def test_the_rule_of_vmoe_is_ours_with_multiples_of_four():
         assert CAPACITY_RULES["vmoe"](tokens, experts, factor, choices) == ours
 
 
-@pytest.mark.parametrize("tokens", [1, 7, 49, 196, 197, 256, 784, 1568])
-@pytest.mark.parametrize("experts", [1, 3, 8, 32])
-@pytest.mark.parametrize("factor", [0.5, 1.0, 1.25, 2.0])
-@pytest.mark.parametrize("choices", [1, 2])
-def test_exact_arithmetic(tokens, experts, factor, choices):
-    exact = Fraction(choices * tokens) * Fraction(factor) / experts  # these factors are exact in binary
-    if exact > 0.5:
-        assert expert_capacity(tokens, experts, factor, choices=choices) == math.ceil(exact)
-        rounded = round(exact)  # half to even, like the float
-        assert expert_capacity(tokens, experts, factor, choices=choices, rounding="round") == rounded
-        raised = expert_capacity(tokens, experts, factor, choices=choices, multiple_of=4)
-        assert raised % 4 == 0
-        assert 0 <= raised - math.ceil(exact) < 4
-
-
-def test_half_is_rounded_to_even():
-    assert expert_capacity(5, 2, 1.0, rounding="round") == 2
-    assert expert_capacity(7, 2, 1.0, rounding="round") == 4
-
-
 def test_the_product_is_evaluated_before_the_quotient():
     assert expert_capacity(20, 3, 1.05) == math.ceil(20 * 1.05 / 3) == 7
     assert CAPACITY_RULES["megatron"](20, 3, 1.05) == math.ceil(20 / 3 * 1.05) == 8
@@ -82,3 +97,67 @@ def test_below_one_is_an_error_before_the_multiple():
     with pytest.raises(ConfigError, match="factor"):
         CAPACITY_RULES["megablocks"](1, 4, 1.0)
     assert expert_capacity(1, 4, 0.01) == 1
+
+
+WITH_CAPACITY = [name for name in ROUTERS if name not in ("dselect_k", "base")]
+ROOMY = [name for name in WITH_CAPACITY if name != "soft_moe"]
+
+
+def choices(name):
+    return {"gshard": 2, "noisy_top_k": 2, "hierarchical_top_k": 2}.get(name, 1)
+
+
+def slots(name, *, train=False, **options):
+    """How many slots an expert has in the routing of the worked example."""
+    config = ROUTERS[name].options(width=3, experts=3, tokens=6, **options)
+    params = {key: value.astype(float) for key, value in ROUTERS[name].init(np.random.default_rng(0), config).items()}
+    return ROUTERS[name].route(params, LOGITS, config, train=train).routing.dispatch.shape[2]
+
+
+@pytest.mark.parametrize("name", WITH_CAPACITY)
+def test_the_capacity_as_a_number(name):
+    assert slots(name, train=True, slots_per_expert=4, capacity_factor=1.0) == 4
+    at_evaluation = 6 if name == "strictly_balanced" else 4  # there tokens above a threshold find room
+    assert slots(name, slots_per_expert=4, capacity_factor=1.0) == at_evaluation
+
+
+@pytest.mark.parametrize("name", ROOMY)
+def test_another_factor_at_evaluation(name):
+    options = {"capacity_factor": 1.0, "eval_capacity_factor": 2.0}
+    training, evaluation = 2 * choices(name), 4 * choices(name)
+    assert (slots(name, train=True, **options), slots(name, **options)) == (training, evaluation)
+    assert slots(name, slots_per_expert=5, **options) == evaluation
+    assert slots(name, train=True, slots_per_expert=5, **options) == 5
+
+
+@pytest.mark.parametrize("name", WITH_CAPACITY)
+def test_an_infinite_factor_is_room_for_every_token(name):
+    assert slots(name, train=True, capacity_factor=math.inf) == 6
+
+
+def test_slots_that_are_parameters_are_as_many_at_evaluation():
+    with pytest.raises(ConfigError, match=r"eval_capacity_factor=2\.0: soft_moe does not have this option"):
+        slots("soft_moe", eval_capacity_factor=2.0)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("slots_per_expert", 0), ("slots_per_expert", 1.5), ("eval_capacity_factor", 0.0)]
+)
+def test_out_of_range(option, value):
+    with pytest.raises(ConfigError, match=f"{option}: .*{value}"):
+        ROUTERS["softmax_token_choice"].options(width=3, experts=3, tokens=6, **{option: value})
+
+
+def test_the_gate_of_sparse_mlp_is_that_of_v_moe():
+    """SparseMLP, eq. (2): TopK of a softmax with noise of the *variance* 1 / N^2, N experts, without dividing by a sum."""
+    experts = LOGITS.shape[1]
+    noise = np.sqrt(1 / experts**2) * NOISE  # the standard deviation is 1 / N
+    exponentials = np.exp(LOGITS + noise)
+    scores = exponentials / exponentials.sum(axis=1, keepdims=True)
+    gates = np.where(scores >= np.sort(scores, axis=1)[:, -2, None], scores, 0.0)
+    config = ROUTERS["softmax_token_choice"].options(width=3, experts=3, tokens=6, choices=2, capacity_factor=math.inf)
+    routing = (
+        ROUTERS["softmax_token_choice"].route({"kernel": np.eye(3)}, LOGITS, config, noise=NOISE, train=True).routing
+    )
+    np.testing.assert_allclose(routing.combine.sum(axis=2), gates, rtol=1e-14)
+    np.testing.assert_array_equal(spec.add_gating_noise(LOGITS, NOISE), LOGITS + NOISE / experts)

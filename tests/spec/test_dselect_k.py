@@ -1,17 +1,30 @@
-"""DSelect-k: worked numbers, limits, and independent definitions."""
+"""DSelect-k against definitions, digit by digit and selector by selector; its limits, and the router."""
 
 import itertools
 import math
 
 import numpy as np
 import pytest
+from hypothesis import strategies as st
+from implementations import SPEC, holds
+from strategies import GROUPS, number, one_of, seeds
 
 from moespec import spec
-from moespec.spec import ROUTERS, ShapeError
+from moespec.spec import ROUTERS
 from moespec.spec.dselect_k_codes import code_bits
 
 RANDOM = np.random.default_rng(0)
-CODES, LOGITS = np.array([[0.25, -0.1], [-0.3, 0.6]]), np.array([0.0, 1.0])
+TOKENS, CHOICES = 3, 2
+
+
+def codes(few):
+    """(experts, codes) on a grid of sixteenths, some at or beyond the ends of a step of width 1."""
+
+    def values(experts):
+        shape = (GROUPS, TOKENS, CHOICES, math.ceil(math.log2(experts)))
+        return seeds(few).map(lambda seed: (experts, np.random.default_rng(seed).integers(-10, 11, shape) / 16))
+
+    return st.sampled_from((4, 5) if few else (2, 3, 4, 5, 6, 8, 11)).flatmap(values)
 
 
 def by_polynomial(z, gamma):
@@ -21,13 +34,61 @@ def by_polynomial(z, gamma):
 
 
 def by_characters(z, experts, gamma):
-    """The selectors of codes (choices, bits), expert by expert, from the text of its number in base two."""
-    bits, step = z.shape[1], by_polynomial(z, gamma)
-    selectors = np.ones((len(z), experts))
-    for n, expert in itertools.product(range(len(z)), range(experts)):
-        for digit, share in zip(format(expert, "b").rjust(bits, "0")[:bits], step[n], strict=True):
-            selectors[n, expert] *= share if digit == "1" else 1 - share
+    """The selectors of codes (..., bits), expert by expert, from the text of its number in base two."""
+    bits, step = z.shape[-1], by_polynomial(z, gamma)
+    selectors = np.ones((*z.shape[:-1], experts))
+    for place, expert in itertools.product(np.ndindex(z.shape[:-1]), range(experts)):
+        for digit, share in zip(format(expert, "b").rjust(bits, "0")[:bits], step[place], strict=True):
+            selectors[(*place, expert)] *= share if digit == "1" else 1 - share
     return selectors
+
+
+step_twice_as_wide = {
+    "dselect_k_selectors": lambda B, codes, experts, gamma: B.dselect_k_selectors(
+        codes, experts=experts, gamma=2.0 * gamma
+    )
+}
+later_selectors_favoured = {
+    "dselect_k_gate": lambda B, selectors, logits: B.dselect_k_gate(selectors, logits + np.arange(logits.shape[-1]))
+}
+
+
+@holds(wrong="step_is_linear", z=lambda few: st.floats(-1, 1), gamma=one_of(0.5, 1.0, 2.0), on=SPEC)
+def test_the_step_is_the_cubic_and_odd_around_one_half(B, z, gamma):
+    value, mirrored = B.smooth_step(np.array([z, -z]), gamma=gamma)
+    np.testing.assert_allclose(value, by_polynomial(z, gamma), atol=1e-15)
+    np.testing.assert_allclose(value + mirrored, 1, rtol=1e-15)
+
+
+@holds(wrong=(step_twice_as_wide, "selectors_renormalised", "least_significant_digit_first"), problem=codes,
+       gamma=number(1.0, 0.5, 2.0))  # fmt: skip
+def test_selectors_are_products_over_the_digits_of_a_number(B, problem, gamma):
+    experts, z = problem
+    selectors = B.dselect_k_selectors(z, experts=experts, gamma=gamma)
+    np.testing.assert_allclose(selectors, by_characters(z, experts, gamma), rtol=1e-12, atol=1e-15)
+
+
+@holds(wrong=("logits_not_normalised", later_selectors_favoured, "every_expert_is_used"), problem=codes, seed=seeds)
+def test_a_token_has_its_own_slot_in_every_expert_with_a_gate(B, problem, seed):
+    """q = sum softmax(logits) r; D[t, e, c] = [q > 0] [c = t], C = q D."""
+    experts, z = problem
+    selectors, logits = by_characters(z, experts, 1.0), np.random.default_rng(seed).normal(size=z.shape[:3])
+    weights = np.exp(logits) / np.exp(logits).sum(axis=2, keepdims=True)
+    gate = B.dselect_k_gate(selectors, logits)
+    np.testing.assert_allclose(gate, np.sum(weights[..., None] * selectors, axis=2), rtol=1e-12, atol=1e-15)
+    dispatch, combine = B.dselect_k_routing(gate)
+    own = np.eye(TOKENS)[:, None]
+    np.testing.assert_array_equal(dispatch, (gate > 0)[..., None] * own)
+    np.testing.assert_array_equal(combine, gate[..., None] * own)
+
+
+@holds(wrong=("entropy_averaged", "reachability_is_the_lost_mass"), problem=codes)
+def test_losses_are_sums_over_the_tokens_of_a_group(B, problem):
+    """And means over groups. A mass on experts below 1e-6 counts as that."""
+    r = by_characters(problem[1], problem[0], 1.0)
+    np.testing.assert_allclose(B.dselect_k_entropy(r), -np.sum(r * np.log(r + 1e-6)) / GROUPS, rtol=1e-12, atol=1e-15)
+    reachability = np.sum(1 / np.maximum(r.sum(axis=-1), 1e-6)) / GROUPS
+    np.testing.assert_allclose(B.dselect_k_reachability(r), reachability, rtol=1e-12)
 
 
 def routed(params, tokens, **options):
@@ -35,34 +96,12 @@ def routed(params, tokens, **options):
     return ROUTERS["dselect_k"].route(params, tokens, config)
 
 
-def test_worked_numbers():
-    selectors = spec.dselect_k_selectors(CODES, experts=4)
-    np.testing.assert_allclose(spec.smooth_step(CODES), [[0.84375, 0.352], [0.104, 1]], rtol=1e-15)
-    np.testing.assert_allclose(selectors[0], [0.10125, 0.055, 0.54675, 0.297], rtol=1e-14)
-    np.testing.assert_allclose(selectors[1], [0, 0.896, 0, 0.104], rtol=1e-14)
-    gate = spec.dselect_k_gate(selectors, LOGITS)
-    np.testing.assert_allclose(gate, [0.0272303189, 0.6698202646, 0.1470437221, 0.1559056943], atol=1e-10)
-    assert float(spec.dselect_k_entropy(selectors)) == pytest.approx(1.4158528226939677, rel=1e-14)
-
-
-@pytest.mark.parametrize("gamma", [0.5, 1.0, 2.0])
-@pytest.mark.parametrize("experts", [1, 2, 3, 4, 5, 6, 8, 11, 16])
-def test_selectors_are_products_over_the_digits_of_a_number(experts, gamma):
-    for choices in (1, 2, 3):
-        z = RANDOM.normal(size=(choices, math.ceil(math.log2(experts)))) * gamma / 2
-        np.testing.assert_allclose(
-            spec.dselect_k_selectors(z, experts=experts, gamma=gamma), by_characters(z, experts, gamma), atol=1e-15
-        )
-
-
 def test_bits():
     assert [code_bits(e) for e in range(1, 10)] == [0, 1, 2, 2, 3, 3, 3, 3, 4]
 
 
-def test_step_is_smooth_and_odd_around_its_middle():
+def test_the_slope_of_the_step():
     z = np.linspace(-0.7, 0.7, 57)
-    np.testing.assert_allclose(spec.smooth_step(z), by_polynomial(z, 1.0), atol=1e-15)
-    np.testing.assert_allclose(spec.smooth_step(z) + spec.smooth_step(-z), 1, rtol=1e-15)
     slope = np.imag(spec.smooth_step(z + 1e-30j)) / 1e-30
     np.testing.assert_allclose(slope, np.where(abs(z) < 0.5, 1.5 - 6 * z**2, 0), atol=1e-14)
 
@@ -110,10 +149,3 @@ def test_initial_values(gate):
         assert array.shape[-1] == 4 * 5
         assert 0.016 < abs(array[..., :16]).max() <= 0.02
         assert 0.025 < abs(array[..., 16:]).max() <= 0.05
-
-
-def test_codes_must_have_the_bits_of_the_experts():
-    with pytest.raises(ShapeError, match="codes"):
-        spec.dselect_k_selectors(CODES, experts=5)
-    with pytest.raises(ShapeError, match="codes"):
-        spec.dselect_k_selectors(0.25, experts=2)

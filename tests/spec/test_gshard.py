@@ -6,9 +6,11 @@ from functools import partial
 
 import numpy as np
 import pytest
+from implementations import holds
+from strategies import logits, seeds, slots
 
 from moespec import spec
-from moespec.spec import ROUTERS, ConfigError, gshard_keep, normalize_selected
+from moespec.spec import ROUTERS, ConfigError, normalize_selected
 from moespec.spec.examples import LOGITS
 
 
@@ -90,12 +92,26 @@ def test_a_second_expert_that_is_not_kept_uses_up_its_place():
     assert spec.slot_tokens(free).tolist() == [[0, 1], [0, 2], [3, 3]]
 
 
-def test_the_chance_of_the_second_expert():
-    gates = np.array([[0.5, 0.5, 0.0], [0.7, 0.0, 0.3], [0.1, 0.9, 0.0]])
-    draws = np.random.default_rng(0).uniform(size=(100_000, 3))
-    shares = np.mean([gshard_keep(gates, row)[:, 1] for row in draws[:20_000]], axis=0)
-    np.testing.assert_allclose(shares, [1.0, 0.6, 0.2], atol=0.0105)  # 3 standard errors
-    assert gshard_keep(gates, draws[0])[:, 0].all()
+@holds(wrong=("normalised_over_all_experts", "selected_not_normalised"), problem=slots)
+def test_weights_are_divided_by_the_sum_of_the_chosen(B, problem):
+    """The experts that Token Choice chooses, ties included, whatever the weights are."""
+    weights = B.softmax_affinity(problem.scores[..., ::-1])
+    rank = np.argsort(np.argsort(-problem.scores, axis=2, kind="stable"), axis=2)
+    total = np.where(rank < problem.choices, weights, 0).sum(axis=2, keepdims=True)
+    divided = B.normalize_selected(problem.scores, weights, choices=problem.choices)
+    np.testing.assert_allclose(divided, weights / total, rtol=1e-13)
+
+
+@holds(wrong="second_kept_if_small", logits=logits, seed=seeds)
+def test_the_second_expert_is_kept_by_twice_its_gate(B, logits, seed):
+    """If `2 g2` is above the draw; the first always."""
+    if logits.shape[2] < 2:
+        return
+    gates = B.normalize_selected(B.softmax_affinity(logits), choices=2)
+    draws = np.random.default_rng(seed).uniform(size=logits.shape[:2])
+    keep = B.gshard_keep(gates, draws)
+    assert keep[..., 0].all()
+    np.testing.assert_array_equal(keep[..., 1], 2 * np.sort(gates, axis=2)[..., -2] > draws)
 
 
 def test_weights_sum_to_one_unless_something_is_dropped():
@@ -132,43 +148,6 @@ def test_the_gates_of_noisy_top_k_are_the_renormalised_softmax():
     gates = spec.noisy_top_k_affinity(LOGITS, choices=2)
     divided = normalize_selected(spec.softmax_affinity(LOGITS), choices=2)
     np.testing.assert_allclose(gates, np.where(gates > 0, divided, 0), rtol=1e-14)
-
-
-def test_a_choice_that_is_not_made_takes_no_slot():
-    keep = np.array([[True, False], [False, True], [True, True]])
-    scores = np.array([[0.5, 0.25], [0.5, 0.25], [0.5, 0.25]])
-    routing = spec.token_choice(scores, choices=2, capacity=2, keep=keep)
-    assert spec.slot_tokens(routing).tolist() == [[0, 2], [1, 2]]
-    routing = spec.token_choice(scores, choices=2, capacity=2, keep=np.ones((3, 2), bool), order=[2, 1, 0])
-    assert spec.slot_tokens(routing).tolist() == [[2, 1], [2, 1]]
-    held = spec.token_choice(scores, choices=2, capacity=2, keep=keep, hold=True)
-    assert spec.slot_tokens(held).tolist() == [[0, 3], [3, 1]]
-
-
-def test_tokens_without_room_try_others():
-    """Mesh TensorFlow's gating without token left behind, by its cumulative sums."""
-    random = np.random.default_rng(0)
-    for capacity, tries in itertools.product((1, 2, 3), (1, 2, 4)):
-        gates = spec.softmax_affinity(random.normal(size=(12, 4)))
-        ranked = np.argsort(-gates, axis=1, kind="stable")
-        expected, filled, left = np.zeros((12, 4, capacity)), np.zeros(4), np.ones(12)
-        for stage in range(tries):
-            mask = np.eye(4)[ranked[:, stage]] * left[:, None]
-            cumulative = filled + np.cumsum(mask, axis=0)
-            fits = mask * (cumulative <= capacity)
-            filled, left = filled + fits.sum(axis=0), left - fits.sum(axis=1)
-            for t, e in np.argwhere(fits):
-                expected[t, e, int(cumulative[t, e]) - 1] = gates[t, e]
-        routing = spec.token_choice(gates, choices=1, capacity=capacity, tries=tries)
-        np.testing.assert_array_equal(routing.combine, expected)
-
-
-def test_all_tokens_find_room_where_there_is_enough():
-    scores = np.random.default_rng(0).normal(size=(12, 4))
-    dropped = spec.token_choice(scores, choices=2, capacity=6).dispatch.sum(axis=(1, 2))
-    rerouted = spec.token_choice(scores, choices=2, capacity=6, tries=4).dispatch.sum(axis=(1, 2))
-    assert dropped.sum() < rerouted.sum()
-    assert (rerouted <= 2).all()
 
 
 def test_defaults_and_errors():

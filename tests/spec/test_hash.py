@@ -1,22 +1,30 @@
-"""Section 12: token ids, tables, routing and MultiHash, against definitions, searches and SciPy."""
+"""Hash layers: tables against searches and SciPy, ids against distances, routing and MultiHash against definitions."""
 
 import itertools
 
 import numpy as np
 import pytest
+from implementations import SPEC, holds
 from scipy.cluster.vq import kmeans2
 from scipy.spatial.distance import cdist
+from strategies import one_of, seeds
 
 from moespec import spec
 from moespec.spec import ROUTERS
 from moespec.spec.token_ids import normalized_patches
 
 SEEDS = range(20)
-MLP_AXES = {"w1": (3, 4, 6), "b1": (3, 6), "w2": (3, 6, 6), "b2": (3, 6)}
+GROUPS, T, V, E, D, H = 2, 6, 5, 3, 4, 6
 
 
-def mlp(random):
-    return {name: random.standard_normal(shape) for name, shape in MLP_AXES.items()}
+def problem(seed, hashes=1):
+    """Tokens, ids, tables, and the parameters of the perceptrons."""
+    random = np.random.default_rng(seed)
+    tokens = random.normal(size=(GROUPS, T, D))
+    ids = random.integers(0, V, (GROUPS, T), dtype=np.int32)
+    tables = random.integers(0, E, (hashes, V), dtype=np.int32)
+    shapes = {"w1": (E, D, H), "b1": (E, H), "w2": (E, H, D), "b2": (E, D)}
+    return tokens, ids, tables, {name: random.normal(size=shape) for name, shape in shapes.items()}
 
 
 # Tables.
@@ -30,23 +38,12 @@ def test_k_means_is_that_of_scipy(seed, iterations):
     random = np.random.default_rng(seed)
     points = random.standard_normal((60, 3)) + 4 * random.integers(0, 3, (60, 1))
     start = points[random.choice(60, 5, replace=False)]
-    found = spec.k_means(points, start, iterations=iterations)
+    ours = spec.k_means(points, start, iterations=iterations)
     theirs, labels = kmeans2(points, start, iter=iterations, minit="matrix", missing="warn")
-    np.testing.assert_allclose(found.centroids, theirs, atol=1e-12)
-    np.testing.assert_array_equal(found.clusters, cdist(points, found.centroids).argmin(axis=1))
+    np.testing.assert_allclose(ours.centroids, theirs, atol=1e-12)
+    np.testing.assert_array_equal(ours.clusters, cdist(points, ours.centroids).argmin(axis=1))
     if iterations == 25:  # settled
-        np.testing.assert_array_equal(found.clusters, labels)
-
-
-def test_k_means_never_gets_worse():
-    random = np.random.default_rng(0)
-    points, start = random.random((80, 2)), random.random((7, 2))
-    costs = [
-        np.sum((points - found.centroids[found.clusters]) ** 2)
-        for found in (spec.k_means(points, start, iterations=n) for n in range(1, 12))
-    ]
-    assert (np.diff(costs) <= 1e-12).all()
-    assert costs[-1] < costs[0]
+        np.testing.assert_array_equal(ours.clusters, labels)
 
 
 def test_clustered_table_is_k_means():
@@ -81,16 +78,20 @@ def test_dispersed_table_among_all_tables(clusters, experts):
     assert tuple(spec.hash_table_dispersed(np.array(clusters), experts=experts)) == best
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_balanced_table(seed):
-    """The largest load is at most the mean and one id more; ids of distinct frequency may come in any order."""
+@holds(wrong="balanced_in_order", on=SPEC, seed=seeds)
+def test_a_balanced_table_is_nearly_even(B, seed):
+    """The largest load is at most the mean and the largest frequency, and at most 4/3 of the smallest possible one; ids of
+    distinct frequency may come in any order."""
     random = np.random.default_rng(seed)
-    frequencies = (random.permutation(50) + 1.0) ** 2
-    table = spec.hash_table_balanced(frequencies, experts=4)
-    loads = np.bincount(table, weights=frequencies, minlength=4)
-    assert loads.max() <= loads.mean() + frequencies.max()
-    order = random.permutation(50)
-    np.testing.assert_array_equal(spec.hash_table_balanced(frequencies[order], experts=4), table[order])
+    frequencies = random.permutation(19)[:8] + 1.0
+    table = B.hash_table_balanced(frequencies, experts=E)
+    loads = np.bincount(table, weights=frequencies, minlength=E)
+    assert loads.max() <= frequencies.mean() * 8 / E + frequencies.max()
+    every = np.array(np.meshgrid(*[range(E)] * 8)).reshape(8, -1).T
+    worst = np.max([(every == e) @ frequencies for e in range(E)], axis=0)
+    assert loads.max() <= 4 / 3 * worst.min() + 1e-9
+    order = random.permutation(8)
+    np.testing.assert_array_equal(B.hash_table_balanced(frequencies[order], experts=E), table[order])
 
 
 def test_balanced_table_of_zipf_beats_a_random_one():
@@ -110,27 +111,55 @@ def test_random_table():
 # Ids.
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_patch_codes_by_distances(seed):
+@holds(wrong="codes_of_raw_pixels", seed=seeds)
+def test_a_code_is_that_of_the_nearest_codeword(B, seed):
+    """Of patches with mean 0 and variance 1: codes of `a x + b` are those of x."""
     random = np.random.default_rng(seed)
-    patches, codebook = random.random((9, 12)) * 10, random.standard_normal((7, 12))
-    standard = (patches - patches.mean(axis=1, keepdims=True)) / np.sqrt(patches.var(axis=1, keepdims=True) + 1e-6)
-    np.testing.assert_array_equal(spec.patch_codes(patches, codebook), cdist(standard, codebook).argmin(axis=1))
-    np.testing.assert_allclose(normalized_patches(patches), standard)
-    np.testing.assert_array_equal(spec.patch_codes(3 * patches - 5, codebook), spec.patch_codes(patches, codebook))
+    patches, codebook = random.normal(size=(GROUPS, T, 8)), random.normal(size=(V, 8))
+    standard = (patches - patches.mean(axis=2, keepdims=True)) / np.sqrt(patches.var(axis=2, keepdims=True) + 1e-6)
+    for given in (patches, 3 * patches - 2):
+        codes = [cdist(group, codebook).argmin(axis=1) for group in standard]
+        np.testing.assert_array_equal(B.patch_codes(given, codebook), codes)
+    np.testing.assert_allclose(normalized_patches(patches[0]), standard[0])
+
+
+@holds(wrong=("pairs_the_other_way", "places_from_one"), seed=seeds)
+def test_ids_of_places_and_of_pairs(B, seed):
+    """Places count from 0 in each group; the previous ids are shifted by one, from 0; a pair tells both ids."""
+    tokens, ids, *_ = problem(seed)
+    np.testing.assert_array_equal(B.position_ids(tokens), [np.arange(T)] * GROUPS)
+    previous = B.previous_ids(ids)
+    np.testing.assert_array_equal(previous, np.pad(ids, ((0, 0), (1, 0)))[:, :-1])
+    pairs = B.pair_ids(previous, ids, vocabulary=V)
+    np.testing.assert_array_equal(pairs, previous.astype(int) * V + ids)
 
 
 # Routing and MultiHash.
 
 
-def test_multi_hash_segment_by_segment():
+@holds(wrong=("hash_by_remainder", "last_tokens_first"), seed=seeds, capacity=one_of(None, 1, 3))
+def test_an_expert_has_the_first_tokens_whose_ids_are_its_own(B, seed, capacity):
+    """Each in the next slot, of weight 1; without a capacity there is room for all."""
+    _, ids, (table,), _ = problem(seed)
+    dispatch, combine = B.hash_routing(ids, table, experts=E, capacity=capacity)
+    asked = table[ids][..., None] == np.arange(E)
+    place = np.cumsum(asked, axis=1) - 1
+    expected = asked[..., None] & (place[..., None] == np.arange(capacity or T))
+    np.testing.assert_array_equal(dispatch, expected)
+    np.testing.assert_array_equal(combine, expected)
+
+
+@holds(wrong="segments_without_biases", seed=seeds, hashes=one_of(1, 2))
+def test_multi_hash_segment_by_segment(B, seed, hashes):
     """Hidden unit j and output j are those of the expert of the hash of their segment."""
-    random = np.random.default_rng(1)
-    params, x, tables = mlp(random), random.standard_normal((1, 4)), np.array([[0], [2], [1]])
-    of_unit = np.repeat(tables[:, 0], 2)  # six units, three segments
-    u = [max(0.0, x[0] @ params["w1"][of_unit[j], :, j] + params["b1"][of_unit[j], j]) for j in range(6)]
-    y = [np.dot(u, params["w2"][of_unit[j], :, j]) + params["b2"][of_unit[j], j] for j in range(6)]
-    np.testing.assert_allclose(spec.multi_hash_mlp(x, [0], tables, params)[0], y, atol=1e-13)
+    x, ids, tables, params = problem(seed, hashes)
+    expected = np.zeros(x.shape)
+    for place in np.ndindex(ids.shape):
+        expert = tables[:, ids[place]]
+        hidden, out = np.repeat(expert, H // hashes), np.repeat(expert, D // hashes)
+        u = [max(0.0, x[place] @ params["w1"][e, :, j] + params["b1"][e, j]) for j, e in enumerate(hidden)]
+        expected[place] = [np.dot(u, params["w2"][e, :, j]) + params["b2"][e, j] for j, e in enumerate(out)]
+    np.testing.assert_allclose(B.multi_hash_mlp(x, ids, tables, params), expected, atol=1e-12)
 
 
 # Errors.

@@ -1,53 +1,46 @@
-"""Importance-score routing against its definition, one token after the other, and against its limits."""
+"""Importance-score routing: the order of the tokens that are left, and Token Choice among them."""
 
 import math
 
 import numpy as np
 import pytest
+from implementations import holds
+from strategies import number, one_of, seeds, slots
 
 from moespec import spec
-from moespec.spec import ROUTERS, importance_score_choice, importance_score_order, slot_tokens
+from moespec.spec import ROUTERS, importance_score_choice, importance_score_order
 from moespec.spec.importance_score import surviving_tokens
 
-SHAPES = [(1, 1), (1, 4), (5, 1), (10, 3), (12, 4), (21, 5)]
+DROPS = number(0.25, 0.0, 0.1, 0.5, 0.9)
+OF_THE_ORDER = ("important_in_heap_order", "most_important_removed", "nobody_removed")
 
 
-def random_scores(seed, tokens, experts):
-    """Scores on a coarse grid, so that ties are frequent."""
-    return np.random.default_rng(seed).integers(0, 6, (tokens, experts)) / 8
+def order_of(scores, drop):
+    """The tokens by their best scores, without the last floor(drop T); the lower index first among equals."""
+    left = scores.shape[1] - math.floor(drop * scores.shape[1])
+    return np.argsort(-scores.max(axis=2), axis=1, kind="stable")[:, :left]
 
 
-def one_by_one(scores, choices, capacity, drop):
-    """The tokens in the slots, by the words of the paper."""
-    tokens, experts = scores.shape
-    importance = {token: max(scores[token]) for token in range(tokens)}
-    line = sorted(importance, key=lambda token: (-importance[token], token))
-    for _ in range(int(drop * tokens)):
-        line.pop()
-    buffers = [[] for _ in range(experts)]
-    for choice in range(choices):
-        for token in line:
-            expert = sorted(range(experts), key=lambda e: (-scores[token, e], e))[choice]
-            if len(buffers[expert]) < capacity:
-                buffers[expert].append(token)
-    return line, [buffer + [tokens] * (capacity - len(buffer)) for buffer in buffers]
+@holds(wrong=OF_THE_ORDER, problem=slots, drop=DROPS)
+def test_the_order_is_the_start_of_that_of_descending_importance(B, problem, drop):
+    order = B.importance_score_order(problem.scores, drop=drop)
+    np.testing.assert_array_equal(order, order_of(problem.scores, drop))
 
 
-@pytest.mark.parametrize(("tokens", "experts"), SHAPES)
-@pytest.mark.parametrize("drop", [0, 0.1, 0.25, 0.5, 0.99])
-@pytest.mark.parametrize("seed", [0, 1])
-def test_definition(tokens, experts, drop, seed):
-    scores = random_scores(seed, tokens, experts)
-    weights = np.random.default_rng(seed).normal(size=scores.shape)
-    for choices in range(1, experts + 1):
-        for capacity in (1, 2, tokens):
-            line, buffers = one_by_one(scores, choices, capacity, drop)
-            assert importance_score_order(scores, drop=drop).tolist() == line
-            routing = importance_score_choice(
-                scores, choices=choices, capacity=capacity, drop=drop, combine_scores=weights
-            )
-            assert slot_tokens(routing).tolist() == buffers
-            np.testing.assert_array_equal(routing.combine, weights[:, :, None] * routing.dispatch)
+@holds(wrong=("removed_after_they_chose", "served_by_index", "nobody_removed"), problem=slots, seed=seeds, drop=DROPS,
+       others=one_of(False, True))  # fmt: skip
+def test_it_is_token_choice_of_those_that_are_left(B, problem, seed, drop, others):
+    """In the order of their importance, as if they were all there is; the rows of the others are zeros."""
+    scores, choices, capacity = problem
+    order, options = order_of(scores, drop), {"choices": choices, "capacity": capacity}
+    weights = np.random.default_rng(seed).random(scores.shape) if others else scores
+    combine_scores = {"combine_scores": weights} if others else {}
+    routing = B.importance_score_choice(scores, drop=drop, **combine_scores, **options)
+    rows, among = (np.take_along_axis(array, order[:, :, None], axis=1) for array in (scores, weights))
+    for tensor, part in zip(routing, B.token_choice(rows, combine_scores=among, **options), strict=True):
+        expected = np.zeros(tensor.shape)
+        np.put_along_axis(expected, order[:, :, None, None], part, axis=1)
+        np.testing.assert_array_equal(tensor, expected)
 
 
 @pytest.mark.parametrize("tokens", [1, 9, 10, 11, 19, 20, 196, 384, 1000, 1572864])

@@ -1,57 +1,106 @@
-"""The layer, its experts, the operations of the network, and the metrics of a routing."""
-
-import math
+"""The layer, its experts, and the metrics of a routing, by their definitions."""
 
 import numpy as np
 import pytest
-from scipy.special import log_softmax
-from scipy.stats import norm
+from implementations import holds
+from strategies import one_of, seeds, slots
 
 from moespec.spec import (
     ConfigError,
     Routing,
     ShapeError,
-    attention,
     expert_choice,
     expert_mlp,
     gelu,
-    layer_norm,
     moe_layer,
-    patch_embed,
     routing_metrics,
-    sigmoid_cross_entropy,
-    soft_routing,
     softmax_affinity,
-    softmax_cross_entropy,
     token_choice,
 )
 from moespec.spec.examples import LOGITS
 
 RANDOM = np.random.default_rng(0)
 TOKENS = RANDOM.normal(size=(6, 4))
-PARAMS = {
-    "w1": RANDOM.normal(size=(3, 4, 5)),
-    "b1": RANDOM.normal(size=(3, 5)),
-    "w2": RANDOM.normal(size=(3, 5, 4)),
-    "b2": RANDOM.normal(size=(3, 4)),
-}
+WIDTH, HIDDEN = 4, 3
+ALLOCATIONS = one_of("token_choice", "expert_choice", "soft_routing")
 
 
-def one_expert(e, x, form="tanh"):
-    """The perceptron of expert e on the rows of x."""
-    return gelu(x @ PARAMS["w1"][e] + PARAMS["b1"][e], form=form) @ PARAMS["w2"][e] + PARAMS["b2"][e]
+def parameters(experts, seed):
+    """Of expert MLPs with biases."""
+    random = np.random.default_rng(seed)
+    shapes = {"w1": (WIDTH, HIDDEN), "b1": (HIDDEN,), "w2": (HIDDEN, WIDTH), "b2": (WIDTH,)}
+    return {name: random.normal(size=(experts, *shape)) for name, shape in shapes.items()}
+
+
+def layer(module, tokens, scores, experts, *, allocation, **options):
+    """The layer with its routing, and the metrics of the routing. `scores` are the slots of soft routing."""
+    given = (tokens, scores) if allocation == "soft_routing" else (scores,)
+    routing = getattr(module, allocation)(*given, **options)
+    output = module.moe_layer(tokens, routing, lambda inputs: module.expert_mlp(inputs, experts))
+    dense = routing.dense()
+    return {"output": output, "dispatch": dense.dispatch, "combine": dense.combine, **module.routing_metrics(routing)}
+
+
+def applied(B, problem, seed, allocation, *, spare=0):
+    """`layer` on random tokens, which also come back, and the parameters of the experts; `spare` slots more."""
+    random = np.random.default_rng(seed)
+    tokens = random.normal(size=(len(problem.scores), problem.tokens, WIDTH))
+    scores, options = B.softmax_affinity(problem.scores), {"capacity": problem.capacity}
+    if allocation == "soft_routing":
+        scores, options = random.normal(size=(WIDTH, problem.experts, problem.capacity)), {}
+    if allocation == "token_choice":
+        options = {"choices": problem.choices, "capacity": problem.capacity + spare}
+    experts = parameters(problem.experts, seed)
+    return (
+        tokens,
+        experts,
+        B.run(layer, tokens=tokens, scores=scores, experts=experts, allocation=allocation, **options),
+    )
+
+
+WRONG = ("weights_before_experts", "dropped_tokens_pass", "empty_slots_reach_the_last_token", "outputs_averaged")
+
+
+@holds(wrong=WRONG, problem=slots, seed=seeds, allocation=ALLOCATIONS, spare=one_of(0, 8))
+def test_the_layer_is_dispatch_experts_combine(B, problem, seed, allocation, spare):
+    """`Y[t] = sum C[t, e, c] f_e(sum_t' D[t', e, c] X[t'])`, whatever record of the routing is used, and although the experts
+    of empty slots have biases; a token without a slot gets zero."""
+    tokens, experts, made = applied(B, problem, seed, allocation, spare=spare)
+    inputs = np.einsum("gtec,gtd->gecd", made["dispatch"], tokens)
+    hidden = np.einsum("gecd,edh->gech", inputs, experts["w1"]) + experts["b1"][:, None]
+    outputs = np.einsum("gech,ehd->gecd", gelu(hidden), experts["w2"]) + experts["b2"][:, None]
+    expected = np.einsum("gtec,gecd->gtd", made["combine"], outputs)
+    np.testing.assert_allclose(made["output"], expected, rtol=1e-12, atol=1e-12)
+    assert (made["output"][~made["dispatch"].any(axis=(2, 3))] == 0).all()
+
+
+@holds(wrong=("load_of_filled_slots", "entropy_in_bits"), problem=slots, seed=seeds, allocation=ALLOCATIONS)
+def test_metrics_count_what_the_dispatch_shows(B, problem, seed, allocation):
+    """Means over groups of the load, the coverage and what is dropped, and of the entropy of a token's shares of the experts."""
+    _, _, made = applied(B, problem, seed, allocation)
+    dispatch, shares = made["dispatch"], made["combine"].sum(axis=3)
+    covered = (dispatch > 0).any(axis=(2, 3))
+    np.testing.assert_allclose(made["load"], dispatch.sum(axis=(1, 3)).mean(axis=0) / problem.tokens, rtol=1e-12)
+    np.testing.assert_allclose([made["coverage"], made["dropped"]], [covered.mean(), 1 - covered.mean()], atol=1e-14)
+    shares = shares / np.where(covered, shares.sum(axis=2), 1)[..., None]
+    entropy = -np.sum(shares * np.log(np.where(shares > 0, shares, 1)), axis=2).mean()
+    np.testing.assert_allclose(made["entropy"], entropy, rtol=1e-11, atol=1e-12)
 
 
 @pytest.mark.parametrize("form", ["tanh", "erf"])
 def test_expert_mlp_expert_by_expert(form):
-    inputs = RANDOM.normal(size=(3, 2, 4))
-    expected = [one_expert(e, inputs[e], form) for e in range(3)]
-    np.testing.assert_allclose(expert_mlp(inputs, PARAMS, gelu=form), expected, rtol=1e-12)
+    inputs, params = RANDOM.normal(size=(3, 2, WIDTH)), parameters(3, 0)
+    expected = [
+        gelu(x @ params["w1"][e] + params["b1"][e], form=form) @ params["w2"][e] + params["b2"][e]
+        for e, x in enumerate(inputs)
+    ]
+    np.testing.assert_allclose(expert_mlp(inputs, params, gelu=form), expected, rtol=1e-12)
 
 
 def test_expert_mlp_needs_its_parameters():
+    params = {name: array for name, array in parameters(3, 0).items() if name != "w2"}
     with pytest.raises(ConfigError, match="params: w2 is missing"):
-        expert_mlp(np.zeros((3, 1, 4)), {name: PARAMS[name] for name in ("w1", "b1", "b2")})
+        expert_mlp(np.zeros((3, 1, 4)), params)
 
 
 def test_layer_may_change_the_width():
@@ -72,65 +121,6 @@ def test_layer_checks_its_routing():
         moe_layer(TOKENS[:5], routing, lambda x: x)
     with pytest.raises(ShapeError, match=r"^routing\.combine: "):
         moe_layer(TOKENS, Routing(routing.dispatch, routing.combine[:, :, :1]), lambda x: x)
-
-
-def test_gelu():
-    x = np.linspace(-6, 6, 41)
-    np.testing.assert_allclose(gelu(x, form="erf"), x * norm.cdf(x), atol=1e-15)
-    assert 1e-5 < np.max(np.abs(gelu(x) - gelu(x, form="erf"))) < 5e-4
-    assert gelu(0.0) == 0
-    assert gelu([[-100.0, 100.0]]).tolist() == [[0.0, 100.0]]
-
-
-def test_layer_norm():
-    x, scale, bias = RANDOM.normal(size=(2, 3, 5)), RANDOM.normal(size=5), RANDOM.normal(size=5)
-    expected = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6)
-    np.testing.assert_allclose(layer_norm(x, scale, bias), expected * scale + bias, rtol=1e-12)
-    np.testing.assert_allclose(layer_norm(x, scale), expected * scale, rtol=1e-12)
-    assert np.array_equal(layer_norm(np.ones(3), np.ones(3)), np.zeros(3))
-    assert not np.allclose(layer_norm(x, scale, epsilon=0.5), expected * scale)
-
-
-def test_attention_head_by_head():
-    q, k, v = RANDOM.normal(size=(3, 2, 4)), RANDOM.normal(size=(5, 2, 4)), RANDOM.normal(size=(5, 2, 4))
-    for h in range(2):
-        scores = np.exp(q[:, h] @ k[:, h].T / math.sqrt(4))
-        expected = scores / scores.sum(axis=1, keepdims=True) @ v[:, h]
-        np.testing.assert_allclose(attention(q, k, v)[:, h], expected, rtol=1e-12)
-
-
-def test_patch_embedding_pixel_by_pixel():
-    image, kernel, bias = RANDOM.normal(size=(4, 6, 3)), RANDOM.normal(size=(2, 2, 3, 5)), RANDOM.normal(size=5)
-    patches = image.reshape(2, 2, 3, 2, 3).transpose(0, 2, 1, 3, 4).reshape(6, 12)
-    np.testing.assert_allclose(patch_embed(image, kernel, bias), patches @ kernel.reshape(12, 5) + bias, rtol=1e-12)
-
-
-def test_cross_entropies():
-    logits, targets = 3 * RANDOM.normal(size=(2, 4, 5)), RANDOM.dirichlet(np.ones(5), size=(2, 4))
-    expected = -np.sum(targets * log_softmax(logits, axis=-1), axis=-1)
-    np.testing.assert_allclose(softmax_cross_entropy(logits, targets), expected, rtol=1e-12)
-    sigmoid = 1 / (1 + np.exp(-logits))
-    expected = -np.sum(targets * np.log(sigmoid) + (1 - targets) * np.log(1 - sigmoid), axis=-1)
-    np.testing.assert_allclose(sigmoid_cross_entropy(logits, targets), expected, rtol=1e-11)
-    assert sigmoid_cross_entropy([1000.0, -1000.0], [0.0, 1.0]) == 2000
-    assert softmax_cross_entropy([1000.0, -1000.0], [0.0, 1.0]) == 2000
-
-
-def test_metrics_of_a_sparse_routing():
-    metrics = routing_metrics(token_choice(softmax_affinity(LOGITS), choices=1, capacity=2))
-    np.testing.assert_allclose(metrics["load"], [2 / 6, 2 / 6, 1 / 6])
-    assert metrics["coverage"] == pytest.approx(5 / 6)
-    assert metrics["dropped"] == pytest.approx(1 / 6)
-    assert metrics["entropy"] == 0
-
-
-def test_metrics_of_a_soft_routing():
-    metrics = routing_metrics(
-        soft_routing(TOKENS, RANDOM.normal(size=(4, 3, 2)), dispatch="uniform", combine="uniform")
-    )
-    np.testing.assert_allclose(metrics["load"], 2 / 6)
-    assert metrics["coverage"] == 1
-    assert metrics["entropy"] == pytest.approx(math.log(3))
 
 
 def test_metrics_count_a_covered_token_without_mass():

@@ -21,8 +21,6 @@ NAMES = [
     "importance_score",
     "hash",
 ]
-OTHERS = ["dselect_k", "base"]
-GATES = ["noisy_top_k", "switch", "s_base", "gshard"]
 SPARSE = NAMES[:6]
 SPARSE_PLAN = ["sparsity_constrained_expert_choice", "sparsity_constrained_token_choice"]
 SCORES, NOISY_SCORES = spec.softmax_affinity(LOGITS), spec.softmax_affinity(LOGITS + NOISE / 3)
@@ -152,6 +150,14 @@ def test_drop_zero_plan():
     assert (kept < 6).all()
     assert (dropped == 6).any()
     np.testing.assert_array_equal(dropped[dropped < 6], kept[dropped < 6])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_up_to_a_factor_of_one_no_slot_needs_a_token_without_a_plan(seed):
+    """With k <= T / E a column of the plan has k positive entries, so that dropping the others drops nothing."""
+    options = {"tokens": np.random.default_rng(seed).normal(size=(6, 3)), "noise_multiplier": 0.0}
+    name = "sparsity_constrained_expert_choice"
+    same(*(route(name, drop_zero_plan=drop, **options).routing for drop in (False, True)))
 
 
 ALONE = np.array([[0.0, 0.0, 9.0]] + [[9.0, 9.0, 0.0]] * 5)

@@ -1,19 +1,17 @@
-"""Projections, duals and solvers: enumeration of supports, certificates of optimality, brute force."""
+"""Sparsity-constrained transport: projections and duals by enumeration, and the solvers by optima and certificates."""
 
 import itertools
 
 import numpy as np
 import pytest
-from scipy.optimize import minimize
+from hypothesis import assume
+from hypothesis import strategies as st
+from implementations import SPEC, holds
+from scipy.optimize import linear_sum_assignment
+from strategies import grid, number, orders, seeds, shuffled, slots, spread_slots
+from wrong import capacity_off_by, favouring, gradient_negated, regularization_doubled
 
-from moespec.spec import (
-    project_simplex,
-    project_sparse_simplex,
-    softmax_affinity,
-    sparse_transport_affinity,
-    transport_dual,
-    transport_semi_dual,
-)
+from moespec.spec import project_simplex, softmax_affinity, sparse_transport_affinity, transport_semi_dual
 from moespec.spec.examples import LOGITS
 from moespec.spec.transport_solvers import Problem, evaluate, solve_adam, solve_lbfgs
 
@@ -21,29 +19,54 @@ UTILITY = softmax_affinity(LOGITS)
 RANDOM = np.random.default_rng(0)
 
 
-def enumerated_projection(values, nonzeros, mass):
-    """The best projection over all supports: on a support, the orthogonal projection on its affine hull."""
+def rows(few):
+    """(rows, n) on a grid, and how many may be non-zero."""
+    sizes = st.sampled_from([4] if few else [1, 2, 4, 5])
+    return sizes.flatmap(lambda n: st.tuples(grid(3, n), st.just(2) if few else st.integers(1, n)))
+
+
+def potentials(problem, seed):
+    """A token and an expert potential of each group."""
+    random = np.random.default_rng(seed)
+    return random.normal(size=(2, problem.tokens)), random.normal(size=(2, problem.experts))
+
+
+def utility(problem):
+    """The softmax of the scores."""
+    exponentials = np.exp(problem.scores)
+    return exponentials / exponentials.sum(axis=2, keepdims=True)
+
+
+def objective(plan, utility, gamma=1.0):
+    """What the plan minimises: `gamma / 2 |P|^2 - <P, U>`, for each group."""
+    return np.sum(gamma / 2 * plan**2 - plan * utility, axis=(-2, -1))
+
+
+# Projections.
+
+
+def projection(values, nonzeros, mass):
+    """The best over all supports, the first of equals: on a support, the orthogonal projection on its affine hull."""
     best, winner = np.inf, None
     for size in range(1, nonzeros + 1):
-        for support in itertools.combinations(range(len(values)), size):
+        for support in map(list, itertools.combinations(range(len(values)), size)):
             p = np.zeros(len(values))
-            p[list(support)] = values[list(support)] - (values[list(support)].sum() - mass) / size
+            p[support] = values[support] - (values[support].sum() - mass) / size
             distance = np.sum((p - values) ** 2)
-            if (p >= 0).all() and distance < best - 1e-14:
+            if (p >= 0).all() and distance < best - 1e-12:
                 best, winner = distance, p
     return winner
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_projections_by_enumeration(seed):
-    values = np.random.default_rng(seed).normal(size=5)
-    for mass in (0.3, 1.0, 4.0):
-        for nonzeros in range(1, 6):
-            projected = project_sparse_simplex(values, nonzeros=nonzeros, mass=mass)
-            np.testing.assert_allclose(projected, enumerated_projection(values, nonzeros, mass), atol=1e-13)
-        np.testing.assert_allclose(
-            project_simplex(values, mass=mass), enumerated_projection(values, 5, mass), atol=1e-13
-        )
+@holds(wrong=("clipped_and_rescaled", "projected_then_cut", "kept_and_rescaled", "ties_to_the_higher_index"), problem=rows,
+       mass=number(2.5, 1.0, 0.3))  # fmt: skip
+def test_projections_are_closest_to_the_values(B, problem, mass):
+    """Of points of the simplex, and of those with k non-zeros. Of equal values the lower index is kept."""
+    values, nonzeros = problem
+    for count in (nonzeros, values.shape[1]):
+        expected = [projection(row, count, mass) for row in values]
+        np.testing.assert_allclose(B.project_sparse_simplex(values, nonzeros=count, mass=mass), expected, atol=1e-12)
+    np.testing.assert_allclose(B.project_simplex(values, mass=mass), expected, atol=1e-12)
 
 
 def test_projection_of_large_values():
@@ -51,42 +74,101 @@ def test_projection_of_large_values():
     np.testing.assert_array_equal(project_simplex([-1e20, -1e20, -3e20], mass=1.0), [0.5, 0.5, 0.0])
 
 
-def conjugate(x, nonzeros, mass, gamma):
-    """The closed form by the threshold: `sum_i max(x[i] - tau, 0) = gamma mass` over the largest entries."""
-    largest = np.sort(x)[::-1][:nonzeros]
-    low, high = largest[-1] - gamma * mass, largest[0]
-    for _ in range(200):
-        tau = (low + high) / 2
-        low, high = (tau, high) if np.maximum(largest - tau, 0).sum() > gamma * mass else (low, tau)
-    return np.sum(np.where(largest >= tau, largest**2 - tau**2, 0)) / (2 * gamma)
+# The duals.
 
 
-@pytest.mark.parametrize("nonzeros", [1, 2, 4, 6])
-@pytest.mark.parametrize("gamma", [0.1, 1.0, 3.0])
-def test_semi_dual_in_closed_form(nonzeros, gamma):
-    alpha = RANDOM.normal(size=6) / 3
-    value, gradient, plan = transport_semi_dual(alpha, UTILITY, capacity=nonzeros, regularization=gamma)
-    conjugates = [conjugate(alpha + UTILITY[:, e], nonzeros, 2.0, gamma) for e in range(3)]
-    assert value == pytest.approx(alpha.sum() - sum(conjugates), abs=1e-11)
-    np.testing.assert_allclose(gradient, 1 - plan.sum(axis=1), atol=1e-15)
+def is_largest(x, count):
+    """Whether an entry is one of the largest of its column, the first of equals."""
+    return np.argsort(np.argsort(-x, axis=1, kind="stable"), axis=1) < count
 
 
-@pytest.mark.parametrize("nonzeros", [1, 3, 6])
-def test_dual_by_enumeration_of_supports(nonzeros):
-    alpha, beta = RANDOM.normal(size=6) / 3, RANDOM.normal(size=3) / 3
-    x = alpha[:, None] + beta + UTILITY
-    columns = [
-        max(sum(max(v, 0) ** 2 for v in s) for s in itertools.combinations(x[:, e].tolist(), nonzeros))
-        for e in range(3)
-    ]
-    dual = transport_dual(alpha, beta, UTILITY, capacity=nonzeros, regularization=0.7)
-    assert dual.value == pytest.approx(alpha.sum() + 2 * beta.sum() - sum(columns) / 1.4, abs=1e-13)
-    np.testing.assert_allclose(dual.expert_gradient, 2 - dual.plan.sum(axis=0), atol=1e-15)
-    np.testing.assert_allclose(dual.token_gradient, 1 - dual.plan.sum(axis=1), atol=1e-15)
+OF_THE_SEMI_DUAL = (
+    *("constant_in_the_conjugate", "negative_semi_dual", capacity_off_by("transport_semi_dual", 1), gradient_negated),
+    *(regularization_doubled, favouring("transport_semi_dual", 1)),
+)
 
 
-def objective(plan, utility, gamma=1.0):
-    return np.sum(plan * utility) - gamma / 2 * np.sum(plan**2)
+@holds(wrong=OF_THE_SEMI_DUAL, problem=slots, seed=seeds, gamma=number(0.25, 1.0))
+def test_the_semi_dual_by_its_maximisers(B, problem, seed, gamma):
+    """`conj(x) = max <x, p> - gamma / 2 |p|^2` over the sparse simplex, at the projection of `x / gamma`: each column of the
+    plan sums to T / E and has at most k non-zeros, at every potential."""
+    alpha, _ = potentials(problem, seed)
+    semi = B.transport_semi_dual(alpha, utility(problem), capacity=problem.capacity, regularization=gamma)
+    x, mass = alpha[:, :, None] + utility(problem), problem.tokens / problem.experts
+    plan = np.stack([[projection(column / gamma, problem.capacity, mass) for column in group.T] for group in x])
+    plan = plan.swapaxes(1, 2)
+    np.testing.assert_allclose(semi.plan, plan, atol=1e-11)
+    value = alpha.sum(axis=1) - np.sum(x * plan - gamma / 2 * plan**2, axis=(1, 2))
+    np.testing.assert_allclose(semi.value, value, rtol=1e-10, atol=1e-10)
+    np.testing.assert_allclose(semi.gradient, 1 - plan.sum(axis=2), atol=1e-11)
+
+
+@holds(wrong="dual_without_cardinality", problem=spread_slots, seed=seeds, gamma=number(0.25, 1.0))
+def test_the_dual_and_that_its_maximum_over_experts_is_the_semi_dual(B, problem, seed, gamma):
+    """`P = max(x, 0) / gamma` at the k largest entries of a column; at the best beta columns sum to T / E."""
+    options = {"capacity": problem.capacity, "regularization": gamma}
+    alpha, beta = potentials(problem, seed)
+    u, mass = utility(problem), problem.tokens / problem.experts
+    x = alpha[:, :, None] + beta[:, None] + u
+    plan = np.where(is_largest(x, problem.capacity), np.maximum(x, 0), 0) / gamma
+    dual = B.transport_dual(alpha, beta, u, **options)
+    np.testing.assert_allclose(dual.plan, plan, atol=1e-12)
+    value = alpha.sum(axis=1) + mass * beta.sum(axis=1) - gamma / 2 * np.sum(plan**2, axis=(1, 2))
+    np.testing.assert_allclose(dual.value, value, rtol=1e-11, atol=1e-11)
+    np.testing.assert_allclose(dual.token_gradient, 1 - plan.sum(axis=2), atol=1e-12)
+    np.testing.assert_allclose(dual.expert_gradient, mass - plan.sum(axis=1), atol=1e-12)
+    semi = B.transport_semi_dual(alpha, u, **options)
+    assert (dual.value <= semi.value + 1e-11).all()
+    best = np.where(semi.plan > 0, gamma * semi.plan - alpha[:, :, None] - u, -np.inf).max(axis=1)
+    np.testing.assert_allclose(B.transport_dual(alpha, best, u, **options).value, semi.value, rtol=1e-10, atol=1e-10)
+
+
+# The solvers.
+
+
+def best_assignments(utility):
+    """Each token to one expert, T / E tokens to each, with the largest total utility."""
+    plans = np.zeros_like(utility)
+    for plan, u in zip(plans, utility, strict=True):
+        each = len(u) // u.shape[1]
+        token, place = linear_sum_assignment(np.repeat(u, each, axis=1), maximize=True)
+        plan[token, place // each] = 1
+    return plans
+
+
+@holds(wrong="no_sparsity", on=SPEC, problem=slots)
+def test_with_one_token_per_slot_a_plan_is_an_assignment(B, problem):
+    """With k = T / E the feasible plans are the balanced 0/1 assignments: where rows sum to 1, it is the best of them."""
+    assume(problem.tokens % problem.experts == 0)
+    u = utility(problem)
+    plans = B.sparse_transport_affinity(u, capacity=problem.tokens // problem.experts, solver="lbfgs")
+    best = objective(best_assignments(u), u)
+    feasible = np.abs(plans.sum(axis=2) - 1).max(axis=1) < 1e-7
+    np.testing.assert_allclose(objective(plans, u)[feasible], best[feasible], atol=1e-6)
+    assert set(np.unique(np.round(plans[feasible], 6))) <= {0, 1}
+
+
+@holds(
+    wrong=("rows_are_sparse", "columns_are_sparse", favouring("sparse_transport_affinity", 1)),
+    problem=slots,
+    seed=seeds,
+)
+def test_the_plan_of_the_solver_has_exact_and_sparse_columns_or_rows(B, problem, seed):
+    """Without sparsity the capacity is all tokens. Permuted tokens and experts permute the plan, where no entries are equal."""
+    u, mass = np.random.default_rng(seed).random(problem.scores.shape), problem.tokens / problem.experts
+    columns = B.sparse_transport_affinity(u, capacity=problem.capacity)
+    rows = B.sparse_transport_affinity(u, capacity=problem.choices, sparsity="token")
+    free = B.sparse_transport_affinity(u, capacity=problem.capacity, sparsity="none")
+    np.testing.assert_allclose(free, B.sparse_transport_affinity(u, capacity=problem.tokens), atol=1e-13)
+    for plan, axis, total, count in ((columns, 1, mass, problem.capacity), (rows, 2, 1, problem.choices)):
+        assert (plan >= 0).all()
+        np.testing.assert_allclose(plan.sum(axis=axis), total, rtol=1e-12)
+        assert (np.count_nonzero(plan, axis=axis) <= count).all()
+    tokens, experts = orders(problem.tokens, seed)[..., None], shuffled(problem.experts, seed)
+    permuted = B.sparse_transport_affinity(
+        np.take_along_axis(u, tokens, axis=1)[:, :, experts], capacity=problem.capacity
+    )
+    np.testing.assert_allclose(permuted, np.take_along_axis(columns, tokens, axis=1)[:, :, experts], atol=1e-9)
 
 
 @pytest.mark.parametrize("gamma", [0.2, 1.0])
@@ -97,25 +179,8 @@ def test_quadratic_transport_is_optimal(gamma):
     np.testing.assert_allclose(plan.sum(axis=0), 2.0, atol=1e-12)
     np.testing.assert_allclose(plan.sum(axis=1), 1.0, atol=1e-9)
     alpha = solve_lbfgs(Problem(utility, 1.0, 2.0, 8, gamma))
-    gap = transport_semi_dual(alpha, utility, capacity=8, regularization=gamma).value + objective(plan, utility, gamma)
+    gap = transport_semi_dual(alpha, utility, capacity=8, regularization=gamma).value - objective(plan, utility, gamma)
     assert gap == pytest.approx(0, abs=1e-8)  # feasible, and the dual says nothing is better
-
-
-def test_quadratic_transport_by_a_general_solver():
-    utility = softmax_affinity([[2.0, 0.0], [1.5, 0.0], [1.0, 0.5], [0.0, 0.1]])
-    result = minimize(
-        lambda p: -objective(p.reshape(4, 2), utility),
-        np.full(8, 0.5),
-        method="SLSQP",
-        bounds=[(0, None)] * 8,
-        constraints=[
-            {"type": "eq", "fun": lambda p: p.reshape(4, 2).sum(axis=1) - 1},
-            {"type": "eq", "fun": lambda p: p.reshape(4, 2).sum(axis=0)[:1] - 2},
-        ],
-        options={"ftol": 1e-14},
-    )
-    plan = sparse_transport_affinity(utility, capacity=1, sparsity="none", solver="lbfgs")
-    np.testing.assert_allclose(plan, result.x.reshape(4, 2), atol=1e-6)
 
 
 def test_lbfgs_goes_further_than_adam():
@@ -152,12 +217,6 @@ def test_options_reach_the_solver():
     reference = sparse_transport_affinity(UTILITY, capacity=2)
     for option in ({"steps": 5}, {"learning_rate": 0.1}, {"regularization": 0.1}, {"tolerance": 10.0}):
         assert not np.allclose(sparse_transport_affinity(UTILITY, capacity=2, **option), reference)
-
-
-def test_sparsity_none_ignores_the_capacity():
-    np.testing.assert_array_equal(
-        sparse_transport_affinity(UTILITY, capacity=99, sparsity="none"), sparse_transport_affinity(UTILITY, capacity=6)
-    )
 
 
 def test_row_sparse_transport_exchanges_tokens_and_experts():

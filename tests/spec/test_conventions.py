@@ -1,13 +1,9 @@
-"""Section 0: what holds of every algorithm."""
-
-from contextlib import suppress
+"""What holds of every algorithm: groups are independent, nothing is random, and zeros of both signs are equal."""
 
 import numpy as np
-from properties.implementations import SPEC, holds
-from properties.strategies import one_of, seeds, slots, spread
-from properties.wrong import coupled, random
-
-from moespec.spec import ContractError
+from implementations import holds
+from strategies import seeds, slots, spread
+from wrong import coupled, random
 
 
 def everything(module, logits, noise, slots, *, choices=1, capacity=1):
@@ -29,7 +25,7 @@ def everything(module, logits, noise, slots, *, choices=1, capacity=1):
     }
 
 
-def drawn(logits, seed):
+def arguments(logits, seed):
     """The other arguments of `everything`."""
     random = np.random.default_rng(seed)
     return {"noise": random.normal(size=logits.shape), "slots": random.normal(size=(logits.shape[2], 3, 2))}
@@ -38,14 +34,14 @@ def drawn(logits, seed):
 @holds(wrong=coupled("softmax_affinity"), logits=spread, seed=seeds)
 def test_groups_are_routed_independently(B, logits, seed):
     """The results of a group do not depend on the other groups."""
-    given = drawn(logits, seed)
-    found = B.run(everything, logits=logits, **given)
+    others = arguments(logits, seed)
+    results = B.run(everything, logits=logits, **others)
     other = logits.copy()
     other[0] = np.random.default_rng(seed + 1).normal(size=logits.shape[1:])
-    changed = B.run(everything, logits=other, **given)
-    given["noise"] = given["noise"][::-1].copy()
-    exchanged = B.run(everything, logits=logits[::-1].copy(), **given)
-    for name, result in found.items():
+    changed = B.run(everything, logits=other, **others)
+    others["noise"] = others["noise"][::-1].copy()
+    exchanged = B.run(everything, logits=logits[::-1].copy(), **others)
+    for name, result in results.items():
         np.testing.assert_allclose(changed[name][1:], result[1:], rtol=1e-12, err_msg=name)
         np.testing.assert_allclose(exchanged[name][::-1], result, rtol=1e-12, err_msg=name)
 
@@ -53,7 +49,7 @@ def test_groups_are_routed_independently(B, logits, seed):
 @holds(wrong=random("softmax_affinity"), logits=spread, seed=seeds)
 def test_nothing_is_random(B, logits, seed):
     """The same arguments give the same bits."""
-    one, other = (B.run(everything, logits=logits, **drawn(logits, seed)) for _ in range(2))
+    one, other = (B.run(everything, logits=logits, **arguments(logits, seed)) for _ in range(2))
     for name, result in one.items():
         np.testing.assert_array_equal(other[name], result, err_msg=name)
 
@@ -74,39 +70,3 @@ def test_zero_and_minus_zero_are_equal(B, problem, seed):
 
     for plain, other in zip(decisions(scores), decisions(signed), strict=True):
         np.testing.assert_array_equal(other, plain)
-
-
-REFUSING = {
-    "softmax_affinity": {},
-    "sinkhorn_affinity": {},
-    "sparse_transport_affinity": {"capacity": 1},
-    "batch_priority": {},
-    "token_choice": {"choices": 1, "capacity": 1},
-    "expert_choice": {"capacity": 1},
-    "importance_loss": {},
-    "balance_loss": {},
-    "z_loss": {},
-}
-
-
-def _unchecked(name):
-    """A public function that computes with what is not finite."""
-
-    def function(B, *arguments, **options):
-        with suppress(ContractError):
-            return getattr(B, name)(*arguments, **options)
-
-    return function
-
-
-@holds(wrong={name: _unchecked(name) for name in REFUSING}, on=SPEC, values=spread, place=seeds, value=one_of(np.nan, np.inf, -np.inf),
-       name=one_of(*REFUSING))  # fmt: skip
-def test_a_value_that_is_not_finite_is_refused_wherever_it_is(B, values, place, value, name):
-    values = values.copy()
-    values.flat[place % values.size] = value
-    refused = False
-    with suppress(ContractError):
-        refused = True
-        getattr(B, name)(values, **REFUSING[name])
-        refused = False
-    assert refused

@@ -1,8 +1,8 @@
-"""What the properties draw. Arrays have a leading axis of two groups.
+"""The strategies of properties. Arrays have a leading axis of two groups.
 
 Every strategy is a function of `few`: a few shapes and options, each of which a backend compiles once, or many. Scores
-lie on a grid of quarters, so that ties are frequent and meant; where a property needs distinct values, each value has a
-rank of its own; where it needs numbers in general position, they are random, from a seed that is drawn.
+lie on a grid of quarters, so that ties are frequent and meant; where a property needs numbers in general position, they are
+random, from a seed.
 """
 
 from typing import Any, NamedTuple
@@ -13,8 +13,8 @@ from hypothesis.extra import numpy as extra
 from numpy.typing import NDArray
 
 __all__ = [
-    "GROUPS", "Slots", "distinct", "distinct_slots", "even_logits", "grid", "integers", "logits", "number", "one_of", "orders", "seeds",
-    "shuffled", "slots", "spread", "spread_slots",
+    "GROUPS", "even_logits", "grid", "integers", "logits", "number", "one_of", "orders", "seeds", "shuffled", "slots", "spread",
+    "spread_slots",
 ]  # fmt: skip
 
 Array = NDArray[Any]
@@ -65,16 +65,6 @@ def even_logits(few: bool) -> Any:
     return st.sampled_from(even).flatmap(lambda shape: grid(GROUPS, *shape))
 
 
-def distinct(few: bool) -> Any:
-    """Quarters (groups, tokens, experts), no two of a group equal."""
-
-    def ranks(shape: tuple[int, int]) -> Any:
-        order = st.permutations(range(shape[0] * shape[1]))
-        return st.tuples(*[order] * GROUPS).map(lambda ranks: np.array(ranks).reshape(GROUPS, *shape) / 4)
-
-    return shapes(few).flatmap(ranks)
-
-
 def spread(few: bool) -> Any:
     """Standard normal (groups, tokens, experts)."""
     return st.builds(
@@ -97,11 +87,6 @@ def counts(tokens: int, experts: int) -> Any:
 def slots(few: bool) -> Any:
     """Scores with ties."""
     return _slots(logits, few)
-
-
-def distinct_slots(few: bool) -> Any:
-    """Scores without ties."""
-    return _slots(distinct, few)
 
 
 def spread_slots(few: bool) -> Any:

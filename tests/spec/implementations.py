@@ -1,6 +1,6 @@
 """Try a property on every implementation, and on one that must not have it.
 
-A property is a function of an implementation `B` and of drawn values, in which it finds whatever breaks an invariant:
+A property is a function of an implementation `B` and of values, in which it finds whatever breaks an invariant:
 
     @holds(wrong="softmax_over_tokens", logits=logits)
     def test_rows_sum_to_one(B, logits):
@@ -28,7 +28,7 @@ __all__ = ["SPEC", "holds"]
 
 settings.register_profile("properties", derandomize=True, deadline=None, database=None)
 
-EXAMPLES = {"spec": (40, 100), "jax": (4, 12), "torch": (6, 12), "wrong": (100, 100)}
+EXAMPLES = {"spec": (40, 100), "jax": (4, 12), "torch": (6, 12)}
 """How many are tried, and how many in a full run."""
 
 SPEC = ("spec",)
@@ -91,14 +91,15 @@ Strategy = Callable[[bool], Any]
 """A strategy of Hypothesis, from whether few shapes and options are wanted."""
 
 
-def holds(
-    *, wrong: str | Mapping[str, Callable[..., Any]], on: tuple[str, ...] = ("spec", "jax", "torch"), **drawn: Strategy
-) -> Callable[[Callable[..., None]], Callable[[str, bool], None]]:
-    """The test that a property holds of the implementations `on`, and fails on one that is wrong.
+Wrong = str | Mapping[str, Callable[..., Any]]
+"""The name of a known variant of the conformance suite; or public names with what they become, `(B, *arguments)`."""
 
-    wrong: the name of a known variant of the conformance suite; or public names with what they become, `(B, *arguments)`.
-    """
-    replaced = variants()[wrong].replaced if isinstance(wrong, str) else wrong
+
+def holds(
+    *, wrong: Wrong | tuple[Wrong, ...], on: tuple[str, ...] = ("spec", "jax", "torch"), **strategies: Strategy
+) -> Callable[[Callable[..., None]], Callable[[str, bool], None]]:
+    """The test that a property holds of the implementations `on`, and fails on each that is wrong."""
+    variants_of = {_name(each): each for each in (wrong if isinstance(wrong, tuple) else (wrong,))}
 
     def decorate(check: Callable[..., None]) -> Callable[[str, bool], None]:
         def attempt(B: Implementation, examples: int, **options: Any) -> None:
@@ -107,16 +108,19 @@ def holds(
 
             example.__name__ = check.__name__
             profile = settings(settings.get_profile("properties"), max_examples=examples, **options)
-            profile(given(**{name: strategy(B.few) for name, strategy in drawn.items()})(example))()
+            profile(given(**{name: strategy(B.few) for name, strategy in strategies.items()})(example))()
 
         full = [pytest.param(name, True, marks=pytest.mark.full, id=f"{name}-full") for name in on]
 
-        @pytest.mark.parametrize(("name", "full"), [*(pytest.param(n, False, id=n) for n in (*on, "wrong")), *full])
+        @pytest.mark.parametrize(
+            ("name", "full"), [*(pytest.param(n, False, id=n) for n in (*on, *variants_of)), *full]
+        )
         def test(name: str, full: bool) -> None:
-            if name == "wrong":
-                wrong = Implementation(module_of(replaced))
+            if name in variants_of:
+                variant = variants_of[name]
+                module = module_of(variants()[variant].replaced if isinstance(variant, str) else variant)
                 with pytest.raises(AssertionError), np.errstate(all="ignore"):
-                    attempt(wrong, EXAMPLES[name][full], phases=[Phase.generate], report_multiple_bugs=False)
+                    attempt(Implementation(module), 100, phases=[Phase.generate], report_multiple_bugs=False)
             else:
                 attempt(implementation(name), EXAMPLES[name][full])
 
@@ -124,3 +128,7 @@ def holds(
         return test
 
     return decorate
+
+
+def _name(wrong: Wrong) -> str:
+    return f"wrong: {wrong}" if isinstance(wrong, str) else f"wrong: another {', '.join(wrong)}"

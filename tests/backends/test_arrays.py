@@ -1,0 +1,119 @@
+"""Arrays of the backends: operations and moves, zeros, and invalid input that no case of the suite can have."""
+
+import importlib
+
+import numpy as np
+import pytest
+
+from moespec.spec import ConfigError, Routing, ShapeError
+
+BACKENDS = ["numpy", "jax", "torch"]
+SCORES = np.random.default_rng(0).random((2, 6, 3))
+X, SLOTS = np.ones((2, 6, 4)), np.ones((4, 3, 2))
+
+
+@pytest.fixture(params=BACKENDS)
+def B(request):
+    pytest.importorskip(request.param)
+    return importlib.import_module(f"moespec.backends.{request.param}")
+
+
+@pytest.fixture
+def dtype(B):
+    """In which the backend computes."""
+    return "float64" if B.name == "numpy" else "float32"
+
+
+def test_zeros_of_both_signs_are_equal_scores(B, dtype):
+    scores = B.from_numpy(np.array([[[-0.0, 0.0, -1.0], [0.0, -0.0, -1.0]]]), dtype)
+    assert B.token_choice(scores, choices=1, capacity=2).token[0].tolist() == [[0, 1], [2, 2], [2, 2]]
+    assert B.expert_choice(scores, capacity=1).token[0].tolist() == [[0], [0], [0]]
+    assert B.batch_priority(scores).tolist() == [[0, 1]]
+
+
+def test_zero_tokens_have_finite_gradients(B, dtype):
+    """The norm of a zero vector counts as a constant."""
+
+    def total(params):
+        routing = B.soft_routing(params["tokens"], params["slots"])
+        return B.sum(routing.combine[..., 0] * 2.0 + routing.dispatch[..., 1]), {}
+
+    zeros = B.from_numpy({"tokens": np.zeros((1, 4, 3)), "slots": np.zeros((3, 2, 2))}, dtype)
+    _, gradient = B.value_and_grad(total)(zeros)
+    assert all(np.isfinite(slope).all() for slope in B.to_numpy(gradient).values())
+
+
+def test_array_operations(B, dtype):
+    values = np.random.default_rng(0).normal(size=(3, 4, 5))
+    x = B.from_numpy(values, dtype)
+    assert B.concatenate([x, x], 1).shape == (3, 8, 5)
+    assert B.broadcast_to(x[:1], x.shape).shape == x.shape
+    assert B.transpose(x, (0, 2, 1)).shape == (3, 5, 4)
+    softmax = np.exp(values) / np.exp(values).sum(1, keepdims=True)
+    for got, want in (
+        (B.mean(x, 1), values.mean(1)),
+        (B.mean(x, (0, 1)), values.mean((0, 1))),
+        (B.sum(x), values.sum()),
+        (B.sum(x, (0, 2)), values.sum((0, 2))),
+        (B.tanh(x), np.tanh(values)),
+        (B.softmax(x, 1), softmax),
+    ):
+        np.testing.assert_allclose(B.to_numpy(got), want, rtol=1e-5, atol=1e-5)
+
+
+def test_arrays_move_both_ways(B, dtype):
+    """Copies of floats in a dtype, and of everything else as it is."""
+    original = np.ones(2, np.float32)
+    tree = {"a": [original, None], "b": (np.arange(3), np.float64(2.5)), "c": np.array([True])}
+    moved = B.from_numpy(tree, dtype)
+    original[0] = 2
+    back = B.to_numpy(moved)
+    assert back["a"][0].tolist() == [1, 1]
+    assert back["a"][0].dtype == back["b"][1].dtype == dtype
+    assert back["a"][1] is None
+    assert (back["b"][0].dtype.kind, back["c"].dtype) == ("i", bool)
+    assert back["b"][1] == 2.5
+
+
+@pytest.mark.parametrize("name", BACKENDS[1:])
+def test_sixteen_bits_come_back_as_float32(name):
+    B = pytest.importorskip(f"moespec.backends.{name}", exc_type=ImportError)
+    halfway = np.array([1 + 2**-8, 1 + 3 * 2**-8], np.float32)  # between two bfloat16 numbers: to the even one
+    moved = B.from_numpy(halfway, "bfloat16")
+    assert "bfloat16" in str(moved.dtype)
+    assert str(B.cast(B.from_numpy(halfway), "bfloat16").dtype) == str(moved.dtype)
+    assert B.to_numpy(moved).dtype == np.float32
+    assert B.to_numpy(moved).tolist() == [1.0, 1 + 2**-6]
+
+
+def test_numpy_keeps_complex_numbers_and_has_one_dtype():
+    B = importlib.import_module("moespec.backends.numpy")
+    assert B.from_numpy(np.ones(1, complex)).dtype == np.complex128
+    for call in (B.from_numpy, B.cast):
+        with pytest.raises(ConfigError):
+            call(np.zeros(2), "float32")
+
+
+def test_records(B, dtype):
+    """The record of a routing moves, and becomes the dense one of the specification."""
+    routing = B.token_choice(B.from_numpy(SCORES, dtype), choices=1, capacity=2)
+    moved = B.to_numpy(routing)
+    assert (moved.token.dtype, moved.tokens) == (np.int32, 6)
+    soft = B.soft_routing(*B.from_numpy((X, SLOTS), dtype))
+    assert all(isinstance(record.dense(), Routing) for record in (routing, soft))
+
+
+def test_a_layer_checks_its_routing_and_its_experts(B, dtype):
+    scores, x, slots = B.from_numpy((SCORES, X, SLOTS), dtype)
+    for record in (B.expert_choice(scores, capacity=2), B.soft_routing(x, slots)):
+        assert B.moe_layer(x, record, lambda inputs: inputs).shape == x.shape
+        for tokens in (x[:1], x[:, :3]):
+            with pytest.raises(ShapeError, match=r"tokens"):
+                B.moe_layer(tokens, record, lambda inputs: inputs)
+        with pytest.raises(ShapeError, match="experts"):
+            B.moe_layer(x, record, lambda inputs: inputs[:, :1])
+
+
+def test_no_group_at_all_is_an_error(B, dtype):
+    with pytest.raises(ShapeError, match="logits"):
+        B.softmax_affinity(B.from_numpy(np.zeros((0, 6, 3)), dtype))
