@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import tyro
 from tyro.conf import FlagCreatePairsOff, Positional, UseAppendAction, arg
 
-from moespec.models.commandline.chosen import check_concerns, chosen
+from moespec.models.commandline.chosen import check_concerns, chosen, early
 from moespec.models.commandline.parsing import parse
 from moespec.models.errors import Interrupted
 from moespec.models.evaluation.options import EvaluationConfig
@@ -395,16 +395,22 @@ def _finetune(arguments: list[str]) -> None:
     source, *rest = arguments
     named = any(word.partition("=")[0] in ("--data", "--data.name") for word in rest)
     base = finetuned(digits(), source, other_data=named)
+    _check_model(early(rest)["model"] or base.model.name, base)
     parsed = _configured("finetune", FinetuneArguments, arguments, base, rest)
-    if (name := parsed.settings.model.name) != base.model.name:
-        raise ConfigError(
-            f"model.name={name!r}: the model is that of the source, {base.model.name!r}; its fields may be set"
-        )
+    _check_model(parsed.settings.model.name, base)  # of a file
     if parsed.settings.init != source:
         raise ConfigError(f"init={parsed.settings.init!r}: the weights are those of the source, {source!r}")
     check_concerns(rest, parsed.settings)
     settings, note = sized(parsed.settings), taken(parsed.settings, given=named or parsed.resume)
     commands.train_command(settings, run=parsed.run, resume=parsed.resume, override=False, note=note)
+
+
+def _check_model(name: str, base: Config) -> None:
+    """ConfigError for another model than that of the weights that fine-tuning starts from."""
+    if name != base.model.name:
+        raise ConfigError(
+            f"model.name={name!r}: the model is that of the source, {base.model.name!r}; its fields may be set"
+        )
 
 
 def _hash_table(arguments: list[str]) -> None:

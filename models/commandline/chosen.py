@@ -15,7 +15,7 @@ from moespec.models.training import concerns, configfile
 from moespec.models.training.config import LENGTHS, Config
 from moespec.models.training.modelconfig import SHORT
 
-__all__ = ["check_concerns", "chosen"]
+__all__ = ["check_concerns", "chosen", "early"]
 
 
 def chosen(arguments: Sequence[str], default: Config) -> Config:
@@ -24,7 +24,7 @@ def chosen(arguments: Sequence[str], default: Config) -> Config:
     It has the model and the router of the command line, and its optimiser; its length is open if the command line has one.
     Raises ConfigError for a file that cannot be used, and for what the file sets and the model or router does not have.
     """
-    known = _early(arguments)
+    known = early(arguments)
     given: Any = {"model": known["model"], "router": known["router"]}
     saved = Path(known["run"] or "") / "config.toml"
     if known["config"]:
@@ -48,7 +48,7 @@ def check_concerns(arguments: Sequence[str], *configs: Config) -> None:
     """
     words = (word.partition("=")[0][2:].replace("-", "_") for word in arguments if word.startswith("--"))
     concerns.check([SHORT.get(word, word) for word in words], *configs)
-    known = _early(arguments)
+    known = early(arguments)
     if known["config"] and "format" not in (
         written := configfile.written(path := configfile.find_recipe(known["config"]))
     ):
@@ -56,7 +56,7 @@ def check_concerns(arguments: Sequence[str], *configs: Config) -> None:
         concerns.check((name for name in written if name != "init_skip"), own, *configs)
 
 
-def _early(arguments: Sequence[str]) -> dict[str, Any]:
+def early(arguments: Sequence[str]) -> dict[str, Any]:
     """What these options say, None for those that are not there. A value that is missing, the parser that comes after reports."""
     early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     early.add_argument("--resume", action="store_true")
