@@ -34,11 +34,11 @@ def test_structured_scores_have_their_best_assignment(B, kind, monkeypatch):
     scores = structured(kind)
     repairs, find = [], base_layers._shortest_paths
     monkeypatch.setattr(base_layers, "_shortest_paths", lambda *of: repairs.append(1) or find(*of))
-    found = B.to_numpy(B.base_assignment(B.from_numpy(scores[None])).expert)[0]
-    assert np.bincount(found, minlength=EXPERTS).tolist() == [TOKENS // EXPERTS] * EXPERTS
+    experts = B.to_numpy(B.base_assignment(B.from_numpy(scores[None])).expert)[0]
+    assert np.bincount(experts, minlength=EXPERTS).tolist() == [TOKENS // EXPERTS] * EXPERTS
     columns = np.repeat(scores.astype(float), TOKENS // EXPERTS, axis=1)
     best = columns[linear_sum_assignment(columns, maximize=True)].sum()
-    np.testing.assert_allclose(scores[np.arange(TOKENS), found].astype(float).sum(), best, rtol=0, atol=1e-4)
+    np.testing.assert_allclose(scores[np.arange(TOKENS), experts].astype(float).sum(), best, rtol=0, atol=1e-4)
     assert len(repairs) <= 5 * EXPERTS
 
 
@@ -46,7 +46,7 @@ def test_structured_scores_have_their_best_assignment(B, kind, monkeypatch):
 def test_scores_whose_differences_are_beyond_float32_have_their_best_assignment():
     """torch: a solver in float64 has no such limit, though the prices that it starts from are float32."""
     scores = np.random.default_rng(0).uniform(-1.9, 1.9, (1, TOKENS, EXPERTS)).astype(np.float32)
-    found, expected = (
+    large, expected = (
         torch.base_assignment(torch.from_numpy(scores * np.float32(scale))).expert for scale in (2**127, 1)
     )
-    assert found.tolist() == expected.tolist()
+    assert large.tolist() == expected.tolist()

@@ -22,14 +22,14 @@ def load(name):
     return importlib.import_module(f"moespec.backends.{name}")
 
 
-def differences(wanted, given):
-    """Where a call that fits the signature `wanted` does not fit `given`, or means something else there."""
-    asked, had = ([p for p in signature.parameters.values() if p.name != "self"] for signature in (wanted, given))
-    taken, found = [], []
+def differences(contract, other):
+    """Where a call that fits the signature `contract` does not fit `other`, or means something else there."""
+    asked, had = ([p for p in signature.parameters.values() if p.name != "self"] for signature in (contract, other))
+    matches, faults = [], []
     by_position = [p for p in had if p.kind in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)]
     for index, parameter in enumerate(asked):
         if parameter.kind is Parameter.KEYWORD_ONLY:
-            match = given.parameters.get(parameter.name)
+            match = other.parameters.get(parameter.name)
             same = match is not None and match.kind is Parameter.KEYWORD_ONLY
         elif parameter.kind is Parameter.VAR_POSITIONAL:
             match = next((p for p in had if p.kind is Parameter.VAR_POSITIONAL), None)
@@ -38,11 +38,11 @@ def differences(wanted, given):
             match = by_position[index] if index < len(by_position) else None
             by_name = parameter.kind is Parameter.POSITIONAL_OR_KEYWORD
             same = match is not None and (not by_name or (match.name, match.kind) == (parameter.name, parameter.kind))
-        taken.append(match)
+        matches.append(match)
         if not same or parameter.default not in (Parameter.empty, match.default):
-            found.append(str(parameter))
-    more = [p for p in had if p not in taken and p.kind not in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)]
-    return found + [f"also {p.name}" for p in more if p.default is Parameter.empty]
+            faults.append(str(parameter))
+    more = [p for p in had if p not in matches and p.kind not in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)]
+    return faults + [f"also {p.name}" for p in more if p.default is Parameter.empty]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -53,10 +53,10 @@ def test_has_every_member(backend):
     missing = {*MEMBERS, *inspect.get_annotations(Backend)} - {*B.__all__}
     assert not missing
     wrong = {
-        name: found
+        name: faults
         for name, member in MEMBERS.items()
         if inspect.isfunction(member)
-        and (found := differences(inspect.signature(member), inspect.signature(getattr(B, name))))
+        and (faults := differences(inspect.signature(member), inspect.signature(getattr(B, name))))
     }
     assert not wrong
 
@@ -66,9 +66,9 @@ def test_has_every_function_of_the_specification(backend):
     B = load(backend)
     assert not set(SPECIFIED) - {*B.__all__}
     wrong = {
-        name: found
+        name: faults
         for name, function in SPECIFIED.items()
-        if (found := differences(inspect.signature(function), inspect.signature(getattr(B, name))))
+        if (faults := differences(inspect.signature(function), inspect.signature(getattr(B, name))))
     }
     assert not wrong
 
@@ -78,7 +78,7 @@ def test_the_contract_has_the_members_of_its_parts():
 
 
 @pytest.mark.parametrize(
-    "given",
+    "other",
     [
         lambda x, /, *, size=1: 0,
         lambda y, *, size=1: 0,
@@ -90,18 +90,18 @@ def test_the_contract_has_the_members_of_its_parts():
         lambda x, *, size=1, z: 0,
     ],
 )
-def test_a_difference_is_found(given):
-    def wanted(x, *, size=1): ...
+def test_a_difference_is_found(other):
+    def contract(x, *, size=1): ...
 
-    assert differences(inspect.signature(wanted), inspect.signature(given))
+    assert differences(inspect.signature(contract), inspect.signature(other))
 
 
 def test_more_options_are_no_difference():
-    def wanted(self, x, /, *arrays, size=1): ...
+    def contract(self, x, /, *arrays, size=1): ...
 
-    def given(y, *operands, size=1, precision=None): ...
+    def other(y, *operands, size=1, precision=None): ...
 
-    assert not differences(inspect.signature(wanted), inspect.signature(given))
+    assert not differences(inspect.signature(contract), inspect.signature(other))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

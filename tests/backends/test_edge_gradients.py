@@ -50,10 +50,10 @@ def test_the_load_loss_of_a_scale_that_vanishes(name, dtype, low):
     scales = np.full(CLEAN.shape, 0.5)
     scales[0, 0] = scales[0, 1, 1] = scales[0, 2, 0] = low
     expected, gradients = float(load_loss(reference, CLEAN, scales, NOISY)), complex_step(CLEAN, scales, NOISY)
-    value, found = value_and_gradients(name, dtype, load_loss, CLEAN, scales, NOISY)
+    value, all_slopes = value_and_gradients(name, dtype, load_loss, CLEAN, scales, NOISY)
     assert value == pytest.approx(expected, rel=1e-5)
     rtol = 1e-12 if dtype == "float64" else 1e-5
-    for gradient, slopes in zip(gradients, found, strict=True):
+    for gradient, slopes in zip(gradients, all_slopes, strict=True):
         assert np.isfinite(gradient).all()
         np.testing.assert_allclose(slopes, gradient, rtol=rtol, atol=rtol * np.abs(gradient).max())
 
@@ -65,10 +65,10 @@ def test_from_which_scale_on_the_load_has_a_gradient(name, dtype, low, is_felt):
     """Logits that are all 0, and noise as small as its scale: a probability that is neither 0 nor 1."""
     scales = np.full(CLEAN.shape, low)
     noisy = np.exp(low) * np.array([[[0.5, -0.25, 0.0], [1.0, 0.5, -1.0], [0.75, 0.25, -0.5], [0.25, -0.5, 0.0]]])
-    value, found = value_and_gradients(name, dtype, load_loss, 0 * CLEAN, scales, noisy)
+    value, all_slopes = value_and_gradients(name, dtype, load_loss, 0 * CLEAN, scales, noisy)
     assert value == pytest.approx(0.0496865312, rel=1e-4)
     assert value == pytest.approx(float(load_loss(reference, 0 * CLEAN, scales, noisy)), rel=1e-4)
-    for gradient, slopes in zip(complex_step(0 * CLEAN, scales, noisy), found, strict=True):
+    for gradient, slopes in zip(complex_step(0 * CLEAN, scales, noisy), all_slopes, strict=True):
         assert gradient.any() == slopes.any() == is_felt
         np.testing.assert_allclose(slopes, gradient, rtol=1e-4, atol=1e-4 * np.abs(gradient).max())
 

@@ -24,8 +24,8 @@ def test_equals_the_specification(backend, name, train):
     rng = np.random.default_rng(0)
     params = {key: np.asarray(value) for key, value in spec.ROUTERS[name].init(rng, config).items()}
     tokens = rng.standard_normal((GROUPS, TOKENS, WIDTH)).astype(np.float32)
-    given = B.from_numpy((params, tokens), "float64" if backend == "numpy" else "float32")
-    routing = B.ROUTERS[name].route(*given, config, train=train).routing
+    arrays = B.from_numpy((params, tokens), "float64" if backend == "numpy" else "float32")
+    routing = B.ROUTERS[name].route(*arrays, config, train=train).routing
     dispatch = np.asarray(B.to_numpy(routing.dense().dispatch))
     for group in range(GROUPS):
         want = spec.ROUTERS[name].route(params, tokens[group], config, train=train).routing.dispatch

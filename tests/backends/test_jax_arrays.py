@@ -89,11 +89,11 @@ def test_layer_traces_under_strict_promotion(name):
     config = router_inputs.options(name, width=WIDTH, experts=EXPERTS, tokens=TOKENS, balance_weight=0.1)
     rng = np.random.default_rng(0)
     params = B.from_numpy(B.ROUTERS[name].init(rng, config))
-    drawn = router_inputs.noise(rng, name, config, GROUPS)
+    noise = router_inputs.noise(rng, name, config, GROUPS)
 
     def layer(x, noise, experts):
         out = B.ROUTERS[name].route(params, x, config, noise=noise)
         return B.moe_layer(x, out.routing, partial(B.expert_mlp, params=experts))
 
     with jax.numpy_dtype_promotion("strict"):
-        jax.eval_shape(layer, B.from_numpy(X, "bfloat16"), drawn, B.from_numpy(MLP, "float32"))
+        jax.eval_shape(layer, B.from_numpy(X, "bfloat16"), noise, B.from_numpy(MLP, "float32"))

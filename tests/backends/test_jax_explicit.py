@@ -27,7 +27,7 @@ STUDY = some(router for router in cases.CASES if router != "noisy_top_k")
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory, request):
+def results(tmp_path_factory, request):
     """What a process with four devices computed."""
     file = tmp_path_factory.mktemp("devices") / "found"
     environment = {**os.environ, **cases.devices(4), "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -37,15 +37,15 @@ def found(tmp_path_factory, request):
 
 
 @pytest.mark.parametrize("router", ROUTERS)
-def test_what_is_traced_exchanges_four_times(found, router):
+def test_what_is_traced_exchanges_four_times(results, router):
     """Two all-to-alls forward and two backward."""
-    assert found["traced", router] == 4
+    assert results["traced", router] == 4
 
 
 @pytest.mark.parametrize("router", some(ROUTERS))
-def test_a_layer_with_split_experts(found, router):
+def test_a_layer_with_split_experts(results, router):
     """Two all-to-alls forward and two backward; besides them only sums travel."""
-    case = found["layer", router, "experts"]
+    case = results["layer", router, "experts"]
     cases.assert_same(case["got"], case["want"])
     assert case["forward"]["all-to-all"] == 2
     assert case["sent"]["all-to-all"] == 4
@@ -53,51 +53,51 @@ def test_a_layer_with_split_experts(found, router):
 
 
 @pytest.mark.parametrize("router", STUDY)
-def test_a_layer_with_split_images(found, router):
+def test_a_layer_with_split_images(results, router):
     """Activations stay where they are."""
-    case = found["layer", router, "data"]
+    case = results["layer", router, "data"]
     cases.assert_same(case["got"], case["want"])
     assert not case["forward"]
     assert set(case["sent"]) == {"all-reduce"}
 
 
 @pytest.mark.parametrize("router", STUDY)
-def test_a_model_with_split_images(found, router):
-    case = found["model", router]
+def test_a_model_with_split_images(results, router):
+    case = results["model", router]
     cases.assert_same(case["got"], case["want"])
     assert set(case["sent"]) == {"all-reduce"}
 
 
 @pytest.mark.parametrize("name", ["pool", "drop", "hash", "mixer"])
-def test_other_models(found, name):
-    case = found["options", name]
+def test_other_models(results, name):
+    case = results["options", name]
     cases.assert_same(case["got"], case["want"])
 
 
-def test_automatic_axes_may_be_explicit_for_a_layer(found):
-    cases.assert_same(found["automatic"]["got"], found["automatic"]["want"])
-    assert found["automatic"]["sent"] == {"all-to-all": 2}
-    assert found["automatic"]["by_xla"]["all-gather"]  # what XLA's partitioner does by itself
+def test_automatic_axes_may_be_explicit_for_a_layer(results):
+    cases.assert_same(results["automatic"]["got"], results["automatic"]["want"])
+    assert results["automatic"]["sent"] == {"all-to-all": 2}
+    assert results["automatic"]["by_xla"]["all-gather"]  # what XLA's partitioner does by itself
 
 
-def test_images_on_fewer_axes_than_experts(found):
-    cases.assert_same(found["fewer"]["got"], found["fewer"]["want"])
+def test_images_on_fewer_axes_than_experts(results):
+    cases.assert_same(results["fewer"]["got"], results["fewer"]["want"])
 
 
-def test_modules(found):
+def test_modules(results):
     """Logical axes may split the width too: experts are made whole where they compute."""
     for name in ("nnx", "equinox"):
-        cases.assert_same(found["modules"][name], found["modules"]["want"])
-    assert found["modules"]["split"] == "P('expert', 'data', None)"
+        cases.assert_same(results["modules"][name], results["modules"]["want"])
+    assert results["modules"]["split"] == "P('expert', 'data', None)"
 
 
-def test_errors(found):
-    said = found["errors"]
-    assert said["group"] == (
+def test_errors(results):
+    messages = results["errors"]
+    assert messages["group"] == (
         "ShapeError: tokens: the 64 tokens of a group are split over data, expert of the mesh: a group is routed on one device"
     )
     assert (
-        said["groups"]
+        messages["groups"]
         == "ShapeError: inputs: 2 groups do not divide among the 4 devices along data, expert of the mesh"
     )
-    assert said["multi_hash"].startswith("ConfigError: params: experts that are split over a mesh; MultiHash")
+    assert messages["multi_hash"].startswith("ConfigError: params: experts that are split over a mesh; MultiHash")

@@ -26,7 +26,7 @@ def _small(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory, request):
+def results(tmp_path_factory, request):
     """What a process with four devices computed."""
     file = tmp_path_factory.mktemp("devices") / "found"
     environment = {**os.environ, **cases.devices(4), "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -35,14 +35,14 @@ def found(tmp_path_factory, request):
 
 
 @pytest.mark.parametrize(("sizes", "router"), cases.PAIRS)
-def test_training_equals_that_of_one_device(found, sizes, router):
-    cases.check_training([found], found[router], sizes, router)
+def test_training_equals_that_of_one_device(results, sizes, router):
+    cases.check_training([results], results[router], sizes, router)
 
 
 @pytest.mark.parametrize(("sizes", "router"), cases.PAIRS)
-def test_what_is_sent(found, sizes, router):
+def test_what_is_sent(results, sizes, router):
     """All-to-alls: two forward and two backward. One reduction of gradients for each set of axes."""
-    case, count = cases.CASES[router], found[sizes, router]["collectives"]
+    case, count = cases.CASES[router], results[sizes, router]["collectives"]
     if sizes.devices == sizes.data:
         assert count == {"all-reduce": 1}
         return
@@ -55,19 +55,19 @@ def test_what_is_sent(found, sizes, router):
 
 
 @pytest.mark.parametrize("router", cases.MOVED)
-def test_a_state_goes_from_mesh_to_mesh(found, router):
-    cases.check_continued([found], found[router]["continued"], router)
+def test_a_state_goes_from_mesh_to_mesh(results, router):
+    cases.check_continued([results], results[router]["continued"], router)
 
 
-def test_one_process_has_all_rows_and_its_own_text(found):
-    assert found["texts"] == ["alone"]
-    assert found["rows"] == range(8)
-    cases.check_errors(found["errors"])
+def test_one_process_has_all_rows_and_its_own_text(results):
+    assert results["texts"] == ["alone"]
+    assert results["rows"] == range(8)
+    cases.check_errors(results["errors"])
 
 
-def test_slots_may_travel_in_sixteen_bits(found):
-    cases.check_narrow(found["narrow"]["metrics"], found["soft_moe"]["metrics"])
-    assert found["narrow"]["dtypes"] == ["bf16"]
+def test_slots_may_travel_in_sixteen_bits(results):
+    cases.check_narrow(results["narrow"]["metrics"], results["soft_moe"]["metrics"])
+    assert results["narrow"]["dtypes"] == ["bf16"]
 
 
 def test_a_mesh_has_as_many_devices_as_there_are():

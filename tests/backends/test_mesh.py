@@ -15,9 +15,9 @@ SLURM = {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1", "SLURM_
 
 @pytest.mark.parametrize("module", [mesh, processes])
 def test_examples(module):
-    found = doctest.testmod(module)
-    assert found.attempted
-    assert not found.failed
+    outcome = doctest.testmod(module)
+    assert outcome.attempted
+    assert not outcome.failed
 
 
 @pytest.mark.parametrize(

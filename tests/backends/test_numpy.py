@@ -198,12 +198,12 @@ def test_a_pass_has_the_derivatives_of_all_directions(rng, function):
 )
 def test_what_does_not_know_of_directions_sees_one_after_the_other(function):
     x = np.array([1.0, -2.0, 3.0])
-    found = derivatives(lambda step: {"y": function(x + step)}, units(np.ones(3)))["y"]
+    together = derivatives(lambda step: {"y": function(x + step)}, units(np.ones(3)))["y"]
     one_by_one = [np.imag(function(x + 1e-30j * unit)) / 1e-30 for unit in np.eye(3)]
-    np.testing.assert_allclose(found, np.stack(one_by_one, axis=-1), rtol=1e-13)
+    np.testing.assert_allclose(together, np.stack(one_by_one, axis=-1), rtol=1e-13)
 
 
 def test_a_model_is_differentiated_in_few_passes(layer):
     calls = []
-    B.value_and_grad(lambda *given: calls.append(given) or loss_of_a_layer(*given))(*layer)
+    B.value_and_grad(lambda *arguments: calls.append(arguments) or loss_of_a_layer(*arguments))(*layer)
     assert len(calls) == 3  # the value, and 64 each of 128 parameters

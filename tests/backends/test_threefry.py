@@ -25,10 +25,10 @@ def ways(B, function):
 @pytest.mark.parametrize("origin", ORIGINS, ids=["low", "high"])
 @pytest.mark.parametrize(("rows", "columns"), SIZES)
 def test_words_are_the_same_bits(B, origin, rows, columns):
-    given = np.array(origin, np.int32)
-    expected = spec.random_words(given, stream=2**20 + 1, rows=rows, columns=columns)
+    start = np.array(origin, np.int32)
+    expected = spec.random_words(start, stream=2**20 + 1, rows=rows, columns=columns)
     for draw in ways(B, lambda origin: B.random_words(origin, stream=2**20 + 1, rows=rows, columns=columns)):
-        words = B.to_numpy(draw(B.from_numpy(given)))
+        words = B.to_numpy(draw(B.from_numpy(start)))
         assert words.dtype == np.int32
         np.testing.assert_array_equal(words, expected)
 
@@ -47,9 +47,9 @@ def test_threefry_and_uniform_numbers_are_the_same_bits(B):
 
 def test_normal_numbers_are_within_their_bound(B):
     """`4 u r (1 + |a|)`, to the last of the draws: the largest radius, and a radius of 0."""
-    drawn = spec.unit_interval(spec.random_words([4, 0, 0, 0], stream=0, rows=20_000, columns=2))
+    draws = spec.unit_interval(spec.random_words([4, 0, 0, 0], stream=0, rows=20_000, columns=2))
     edges = [[1 - 2.0**-24, 0.0], [1 - 2.0**-24, 0.75], [0.0, 0.5], [2.0**-24, 0.25], [0.5, 1 - 2.0**-24]]
-    uniform = np.concatenate([drawn, edges])
+    uniform = np.concatenate([draws, edges])
     radius, angle = np.sqrt(-2 * np.log1p(-uniform[:, :1])), np.pi * (2 * uniform[:, 1:] - 1)
     bound = 4 * 2.0**-24 * radius * (1 + np.abs(angle)) + np.finfo(np.float32).tiny
     for function in ways(B, B.box_muller):
@@ -64,8 +64,8 @@ def test_dropout(B, shape):
     random = np.random.default_rng(1)
     x, draws = random.standard_normal((4, 5, 6)).astype(np.float32), random.integers(0, 8, shape) / np.float32(8)
     for function in ways(B, lambda x, draws: B.dropout(x, draws, rate=0.375)):
-        kept = B.to_numpy(function(*B.from_numpy((x, draws))))
-        np.testing.assert_allclose(kept, spec.dropout(x, draws, rate=0.375), rtol=1e-6)
+        survivors = B.to_numpy(function(*B.from_numpy((x, draws))))
+        np.testing.assert_allclose(survivors, spec.dropout(x, draws, rate=0.375), rtol=1e-6)
     narrow = B.dropout(B.from_numpy(x, "bfloat16"), B.from_numpy(draws), rate=0.375)
     assert "bfloat16" in str(narrow.dtype)
 

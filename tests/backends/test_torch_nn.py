@@ -25,8 +25,8 @@ WIDTH, TOKENS = 8, 12
 
 
 def moe(router="softmax_token_choice", **options):
-    known = getattr(B.ROUTERS.get(router), "Options", None)
-    weights = {"z_weight": 0.1} if hasattr(known, "z_weight") else {}
+    options_of = getattr(B.ROUTERS.get(router), "Options", None)
+    weights = {"z_weight": 0.1} if hasattr(options_of, "z_weight") else {}
     return modules.MoE(WIDTH, 16, 4, tokens=TOKENS, router=router, **{**weights, **options})
 
 
@@ -94,7 +94,7 @@ def test_padding_is_not_there(router, train):
 
     y = module(x, mask=mask)
     losses, metrics = module.losses, module.metrics
-    found = gradients(y, modules.auxiliary_loss(module))
+    slopes = gradients(y, modules.auxiliary_loss(module))
     assert (y[~mask] == 0).all()
     alone, each, reported = torch.zeros_like(y), [], []
     for image, size in enumerate(sizes):
@@ -110,7 +110,7 @@ def test_padding_is_not_there(router, train):
     assert set(metrics) == set(reported[0])
     for name, value in metrics.items():
         torch.testing.assert_close(value, torch.stack([values[name] for values in reported]).mean(dim=0))
-    torch.testing.assert_close(found, gradients(alone, sum(mean.values(), torch.zeros(()))))
+    torch.testing.assert_close(slopes, gradients(alone, sum(mean.values(), torch.zeros(()))))
 
 
 def test_a_mask_that_is_none(x):

@@ -23,11 +23,11 @@ def results(tmp_path_factory):
 @pytest.mark.parametrize("mode", processes.MODES)
 def test_four_processes_train_as_one(results, mode):
     """Steps with a clip of the whole gradient, in float64: what differs is the order of sums."""
-    for found in results:
-        assert found[mode]["norms"] == pytest.approx(found["norms"], rel=1e-12)
-        assert min(found["norms"]) > processes.CLIP
-        assert found[mode]["difference"] < 1e-13
-        assert found[mode]["parts"] == 3 * 2 * (8 * 16 + 16 + 16 * 8 + 8)
+    for result in results:
+        assert result[mode]["norms"] == pytest.approx(result["norms"], rel=1e-12)
+        assert min(result["norms"]) > processes.CLIP
+        assert result[mode]["difference"] < 1e-13
+        assert result[mode]["parts"] == 3 * 2 * (8 * 16 + 16 + 16 * 8 + 8)
 
 
 def test_a_state_dict_has_whole_tensors(results):
@@ -38,12 +38,12 @@ def test_a_state_dict_has_whole_tensors(results):
 
 def test_initial_values_of_parts(results):
     """Made without memory, split, then drawn: the same bits as on one device."""
-    assert all(found["late"] == 0 and found["tables"] for found in results)
+    assert all(result["late"] == 0 and result["tables"] for result in results)
 
 
 def test_what_cannot_be_split(results):
-    for found in results:
-        assert found["errors"] == [
+    for result in results:
+        assert result["errors"] == [
             "experts: 3 do not divide among 2 processes",
             "ExpertParallel: expected the `experts` of an MoE, got Linear",
         ]

@@ -50,9 +50,9 @@ def test_the_slot_record(generator):
         for token in range(20):
             for slot in routing.slot[group, token].tolist():
                 assert slot == 24 or flat[group, slot] == token
-    kept = (routing.slot < 24).sum()
-    assert kept == (routing.token < 20).sum() == 3 * 4 * 6
-    assert kept < 3 * 20 * 2
+    count = (routing.slot < 24).sum()
+    assert count == (routing.token < 20).sum() == 3 * 4 * 6
+    assert count < 3 * 20 * 2
     empty = B.token_choice(torch.rand(1, 3, 2, generator=generator), choices=1, capacity=3)
     assert ((empty.token == 3) == (empty.weight == 0)).all()
 
@@ -78,9 +78,9 @@ def test_gradients_of_the_operators(generator):
     places = torch.tensor([[1, 3], [0, 2]], dtype=torch.int32)
     cases.append((lambda x: rows.gather_rows(x, twice, places), draw(2, 3)))
     weight, some = draw(3), draw(3, 4)
-    for given in (places, None):
-        cases.append((lambda x, given=given: rows.combine_rows(x, weight, twice, 2, given, x.dtype), some))
-        cases.append((lambda w, given=given: rows.combine_rows(some, w, twice, 2, given, w.dtype), weight))
+    for table in (places, None):
+        cases.append((lambda x, table=table: rows.combine_rows(x, weight, twice, 2, table, x.dtype), some))
+        cases.append((lambda w, table=table: rows.combine_rows(some, w, twice, 2, table, w.dtype), weight))
     for function, x in cases:
         assert gradcheck(function, x)
         assert gradgradcheck(function, x)
@@ -93,8 +93,8 @@ def test_what_is_in_a_slot_of_no_token_counts_for_nothing(dtype, generator):
     index, inverse = torch.tensor([2, 0, 2], dtype=torch.int32), torch.tensor([[1], [3]], dtype=torch.int32)
     x = torch.tensor([[float("nan")] * 2, [1.0, 2.0], [float("inf")] * 2], dtype=dtype, requires_grad=True)
     weight = torch.tensor([0.0, 3.0, 0.0], requires_grad=True)
-    for given in (inverse, None):
-        out = rows.combine_rows(x, weight, index, 2, given, torch.float64)
+    for places in (inverse, None):
+        out = rows.combine_rows(x, weight, index, 2, places, torch.float64)
         to_x, to_weight = torch.autograd.grad(out, (x, weight), torch.ones_like(out))
         assert out.tolist() == [[3, 6], [0, 0]]
         assert to_x.tolist() == [[0, 0], [3, 3], [0, 0]]
@@ -152,8 +152,8 @@ class Sizes(TorchDispatchMode):
 
 def route(name, x, kernel):
     config = router_inputs.options(name, width=8, experts=16, tokens=256, capacity_factor=1.0)
-    wanted = B.ROUTERS[name].noise(config)
-    noise = None if wanted is None else torch.zeros(2, *wanted.shape)
+    record = B.ROUTERS[name].noise(config)
+    noise = None if record is None else torch.zeros(2, *record.shape)
     levels = name == "hierarchical_top_k"  # whose kernel has columns for branches, too
     kernel = torch.nn.functional.pad(kernel, (0, config.columns - 16)) if levels else kernel
     params = {"kernel": kernel, "noise_kernel": kernel, "thresholds": torch.full((16,), 1 / 16)}

@@ -72,9 +72,9 @@ def test_the_input_of_the_example_is_printed():
 
 @pytest.mark.parametrize("name", ROUTERS)
 def test_the_steps_of_a_router_end_with_its_routing(name):
-    found = examples.routed(PAGES[name])
-    assert found.steps[-1].call == "routing_metrics"
-    assert found.routing.dispatch.shape[:2] == (6, 3)
+    example = examples.routed(PAGES[name])
+    assert example.steps[-1].call == "routing_metrics"
+    assert example.routing.dispatch.shape[:2] == (6, 3)
 
 
 def test_an_example_that_does_not_hold_stops(monkeypatch):
@@ -123,9 +123,9 @@ def test_every_paper_that_a_page_names_is_among_the_references(monkeypatch):
 
 def test_a_code_base_is_found_with_all_that_it_does():
     takers = [(taker.who, reading.id) for e in LEDGER.values() for reading in e.readings for taker in reading.takers]
-    found = practice.by_code_base()
-    assert set(takers) <= {(who, each.reading) for who, practices in found.items() for each in practices}
-    (fairseq,) = [each for each in found["facebookresearch/fairseq"] if each.reading == "GS-1b"]
+    practices_of = practice.by_code_base()
+    assert set(takers) <= {(who, each.reading) for who, practices in practices_of.items() for each in practices}
+    (fairseq,) = [each for each in practices_of["facebookresearch/fairseq"] if each.reading == "GS-1b"]
     assert fairseq in practice.of_page(PAGES["gshard"])
     assert fairseq not in practice.of_page(PAGES["expert_choice"])
 
@@ -139,10 +139,10 @@ def test_expert_choice_is_two_clicks_from_the_first_page():
 
 
 def test_a_docstring_becomes_markdown():
-    made = docstrings.markdown(
+    text = docstrings.markdown(
         "What it is.\n\n    y = x\n\nArgs:\n    x: (tokens,), a\n        number.\n\nRaises:\n    ShapeError: no.\n\n>>> 1\n1\n"
     )
-    assert made == (
+    assert text == (
         "What it is.\n\n```text\ny = x\n```\n\n**Arguments**\n\n* `x`: (tokens,), a number.\n\n**Raises**\n\n"
         "* `ShapeError`: no.\n\n```pycon\n>>> 1\n1\n```\n"
     )

@@ -41,8 +41,8 @@ def arguments_of(case: Case) -> dict[str, object]:
     parameters = inspect.signature(getattr(spec, stage.call)).parameters
     options = {name: parameter.default for name, parameter in parameters.items() if name not in stage.arguments}
     making = Making(case.inputs, {each.name: each for each in case.stages})
-    given = {name: value for name, value in options.items() if value is not inspect.Parameter.empty}
-    return {**making.groups(stage)[0], **given, **stage.options}
+    defaults = {name: value for name, value in options.items() if value is not inspect.Parameter.empty}
+    return {**making.groups(stage)[0], **defaults, **stage.options}
 
 
 def routed(name: str, dispatch: object, combine: object) -> object:
@@ -106,8 +106,8 @@ def test_every_error_of_a_function_is_a_spec_error(name: str) -> None:
     function, arguments = CALLS[name]
     function(**arguments)
     random = np.random.default_rng([7, *name.encode()])
-    found = [try_once(function, arguments, random) for _ in range(ROUNDS)]
-    assert [each for each in found if each] == []
+    messages = [try_once(function, arguments, random) for _ in range(ROUNDS)]
+    assert [each for each in messages if each] == []
 
 
 def _sizes(name: str) -> dict[str, object]:
@@ -120,25 +120,25 @@ def test_every_error_of_a_router_is_a_spec_error(name: str) -> None:
     router = ROUTERS[name]
     random = np.random.default_rng([7, *name.encode()])
     fields = {field: getattr(router.options(**_sizes(name)), field) for field in router.Options.__dataclass_fields__}
-    found = [try_once(router.options, fields, random) for _ in range(ROUNDS)]
+    messages = [try_once(router.options, fields, random) for _ in range(ROUNDS)]
     options: RouterOptions = router.options(**_sizes(name))
     params = router.init(np.random.default_rng(0), options)
     tokens = np.random.default_rng(1).standard_normal((6, 3))
-    wanted = router.noise(options)
-    noise = {} if wanted is None else {"noise": np.full(wanted.shape, 0.5)}
+    record = router.noise(options)
+    noise = {} if record is None else {"noise": np.full(record.shape, 0.5)}
     ids = {"ids": np.arange(6)} if router.needs else {}
 
-    def route(tokens: object, **given: object) -> None:
-        own = {part: given.pop(part) for part in params}
-        router.route(own, tokens, options, train=True, **given)
+    def route(tokens: object, **changes: object) -> None:
+        parameters = {part: changes.pop(part) for part in params}
+        router.route(parameters, tokens, options, train=True, **changes)
 
-    found += [try_once(route, {"tokens": tokens, **params, **noise, **ids}, random) for _ in range(ROUNDS)]
-    assert [each for each in found if each] == []
+    messages += [try_once(route, {"tokens": tokens, **params, **noise, **ids}, random) for _ in range(ROUNDS)]
+    assert [each for each in messages if each] == []
 
 
 @pytest.mark.parametrize("name", sorted(spec.CAPACITY_RULES))
 def test_every_error_of_a_capacity_is_a_spec_error(name: str) -> None:
     random = np.random.default_rng([7, *name.encode()])
     arguments = {"tokens": 8, "experts": 2, "factor": 1.25}
-    found = [try_once(spec.expert_capacity, arguments, random) for _ in range(ROUNDS)]
-    assert [each for each in found if each] == []
+    messages = [try_once(spec.expert_capacity, arguments, random) for _ in range(ROUNDS)]
+    assert [each for each in messages if each] == []

@@ -117,9 +117,9 @@ def test_a_code_is_that_of_the_nearest_codeword(B, seed):
     random = np.random.default_rng(seed)
     patches, codebook = random.normal(size=(GROUPS, T, 8)), random.normal(size=(V, 8))
     standard = (patches - patches.mean(axis=2, keepdims=True)) / np.sqrt(patches.var(axis=2, keepdims=True) + 1e-6)
-    for given in (patches, 3 * patches - 2):
+    for images in (patches, 3 * patches - 2):
         codes = [cdist(group, codebook).argmin(axis=1) for group in standard]
-        np.testing.assert_array_equal(B.patch_codes(given, codebook), codes)
+        np.testing.assert_array_equal(B.patch_codes(images, codebook), codes)
     np.testing.assert_allclose(normalized_patches(patches[0]), standard[0])
 
 

@@ -16,9 +16,9 @@ def top(values, k):
 
 def gate(noisy, k):
     """G(x) = Softmax(KeepTopK(H(x), k)): eqs. (3) and (5)."""
-    kept = top(noisy, k)
-    total = sum(math.exp(noisy[i]) for i in kept)
-    return [math.exp(noisy[i]) / total if i in kept else 0.0 for i in range(len(noisy))]
+    best = top(noisy, k)
+    total = sum(math.exp(noisy[i]) for i in best)
+    return [math.exp(noisy[i]) / total if i in best else 0.0 for i in range(len(noisy))]
 
 
 def load(clean, scale, noisy, k):
@@ -70,8 +70,8 @@ def test_the_words_of_the_paper(seed):
     noisy = clean + noise * np.log1p(np.exp(scale))
     gates, importance, loads = literal(clean, scale, noisy, a, b, k)
     np.testing.assert_allclose(spec.hierarchical_affinity(noisy, branches=a, choices=k), gates, rtol=1e-12)
-    found = spec.hierarchical_load_loss(clean, scale, noisy, branches=a, choices=k)
-    assert found == pytest.approx(loads, rel=1e-10, abs=1e-14)
+    loss = spec.hierarchical_load_loss(clean, scale, noisy, branches=a, choices=k)
+    assert loss == pytest.approx(loads, rel=1e-10, abs=1e-14)
 
     router = ROUTERS["hierarchical_top_k"]
     options = router.options(width=width, experts=a * b, tokens=count, branches=a, choices_per_level=k)

@@ -34,8 +34,8 @@ def parameters(experts, seed):
 
 def layer(module, tokens, scores, experts, *, allocation, **options):
     """The layer with its routing, and the metrics of the routing. `scores` are the slots of soft routing."""
-    given = (tokens, scores) if allocation == "soft_routing" else (scores,)
-    routing = getattr(module, allocation)(*given, **options)
+    arrays = (tokens, scores) if allocation == "soft_routing" else (scores,)
+    routing = getattr(module, allocation)(*arrays, **options)
     output = module.moe_layer(tokens, routing, lambda inputs: module.expert_mlp(inputs, experts))
     dense = routing.dense()
     return {"output": output, "dispatch": dense.dispatch, "combine": dense.combine, **module.routing_metrics(routing)}
@@ -65,26 +65,28 @@ WRONG = ("weights_before_experts", "dropped_tokens_pass", "empty_slots_reach_the
 def test_the_layer_is_dispatch_experts_combine(B, problem, seed, allocation, spare):
     """`Y[t] = sum C[t, e, c] f_e(sum_t' D[t', e, c] X[t'])`, whatever record of the routing is used, and although the experts
     of empty slots have biases; a token without a slot gets zero."""
-    tokens, experts, made = applied(B, problem, seed, allocation, spare=spare)
-    inputs = np.einsum("gtec,gtd->gecd", made["dispatch"], tokens)
+    tokens, experts, result = applied(B, problem, seed, allocation, spare=spare)
+    inputs = np.einsum("gtec,gtd->gecd", result["dispatch"], tokens)
     hidden = np.einsum("gecd,edh->gech", inputs, experts["w1"]) + experts["b1"][:, None]
     outputs = np.einsum("gech,ehd->gecd", gelu(hidden), experts["w2"]) + experts["b2"][:, None]
-    expected = np.einsum("gtec,gecd->gtd", made["combine"], outputs)
-    np.testing.assert_allclose(made["output"], expected, rtol=1e-12, atol=1e-12)
-    assert (made["output"][~made["dispatch"].any(axis=(2, 3))] == 0).all()
+    expected = np.einsum("gtec,gecd->gtd", result["combine"], outputs)
+    np.testing.assert_allclose(result["output"], expected, rtol=1e-12, atol=1e-12)
+    assert (result["output"][~result["dispatch"].any(axis=(2, 3))] == 0).all()
 
 
 @holds(wrong=("load_of_filled_slots", "entropy_in_bits"), problem=slots, seed=seeds, allocation=ALLOCATIONS)
 def test_metrics_count_what_the_dispatch_shows(B, problem, seed, allocation):
     """Means over groups of the load, the coverage and what is dropped, and of the entropy of a token's shares of the experts."""
-    _, _, made = applied(B, problem, seed, allocation)
-    dispatch, shares = made["dispatch"], made["combine"].sum(axis=3)
+    _, _, result = applied(B, problem, seed, allocation)
+    dispatch, shares = result["dispatch"], result["combine"].sum(axis=3)
     covered = (dispatch > 0).any(axis=(2, 3))
-    np.testing.assert_allclose(made["load"], dispatch.sum(axis=(1, 3)).mean(axis=0) / problem.tokens, rtol=1e-12)
-    np.testing.assert_allclose([made["coverage"], made["dropped"]], [covered.mean(), 1 - covered.mean()], atol=1e-14)
+    np.testing.assert_allclose(result["load"], dispatch.sum(axis=(1, 3)).mean(axis=0) / problem.tokens, rtol=1e-12)
+    np.testing.assert_allclose(
+        [result["coverage"], result["dropped"]], [covered.mean(), 1 - covered.mean()], atol=1e-14
+    )
     shares = shares / np.where(covered, shares.sum(axis=2), 1)[..., None]
     entropy = -np.sum(shares * np.log(np.where(shares > 0, shares, 1)), axis=2).mean()
-    np.testing.assert_allclose(made["entropy"], entropy, rtol=1e-11, atol=1e-12)
+    np.testing.assert_allclose(result["entropy"], entropy, rtol=1e-11, atol=1e-12)
 
 
 @pytest.mark.parametrize("form", ["tanh", "erf"])

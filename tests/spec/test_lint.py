@@ -35,16 +35,16 @@ def is_real(node: ast.AST) -> bool:
 
 def unsafe(source: str) -> list[str]:
     """What in `source` is not safe for the complex step, as `line: name`."""
-    found = []
+    places = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom):
-            found += [(node.lineno, alias.name) for alias in node.names if alias.name in BANNED]
+            places += [(node.lineno, alias.name) for alias in node.names if alias.name in BANNED]
             if (node.module or "").startswith(("numpy", "scipy.special")):
-                found += [(node.lineno, alias.name) for alias in node.names if alias.name in ORDERING]
+                places += [(node.lineno, alias.name) for alias in node.names if alias.name in ORDERING]
         elif isinstance(node, ast.Attribute) and node.attr in BANNED:
-            found.append((node.lineno, node.attr))
+            places.append((node.lineno, node.attr))
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "abs":
-            found.append((node.lineno, "abs"))
+            places.append((node.lineno, "abs"))
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ORDERING:
             receiver = node.func.value
             if isinstance(receiver, ast.Name) and receiver.id == "math":
@@ -52,8 +52,8 @@ def unsafe(source: str) -> list[str]:
             is_function = isinstance(receiver, ast.Name) and receiver.id in NUMPY
             operand = node.args[0] if is_function and node.args else receiver
             if not is_real(operand):
-                found.append((node.lineno, node.func.attr))
-    return [f"{line}: {name}" for line, name in sorted(found)]
+                places.append((node.lineno, node.func.attr))
+    return [f"{line}: {name}" for line, name in sorted(places)]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(FOLDER).with_suffix("")))

@@ -20,13 +20,13 @@ SOFT = soft_routing(TOKENS, SLOTS, scale=4.0)
 def test_average_maximum_weights():
     slots = [max(SOFT.dispatch[:, e, c]) for e in range(3) for c in range(2)]
     tokens = [max(SOFT.combine[t].ravel()) for t in range(7)]
-    found = collapse_metrics(SOFT)
-    np.testing.assert_allclose([found["dispatch_max"], found["combine_max"]], [np.mean(slots), np.mean(tokens)])
+    metrics = collapse_metrics(SOFT)
+    np.testing.assert_allclose([metrics["dispatch_max"], metrics["combine_max"]], [np.mean(slots), np.mean(tokens)])
 
 
 def test_a_collapsed_softmax_has_the_largest_weight_1():
-    found = collapse_metrics(soft_routing(TOKENS, SLOTS, scale=1e4))
-    np.testing.assert_allclose([found["dispatch_max"], found["combine_max"]], 1)
+    metrics = collapse_metrics(soft_routing(TOKENS, SLOTS, scale=1e4))
+    np.testing.assert_allclose([metrics["dispatch_max"], metrics["combine_max"]], 1)
 
 
 def test_contributions_of_tokens():
@@ -44,15 +44,15 @@ def test_cumulative_weight_of_the_top_tokens():
 def test_experts_per_token():
     routing = expert_choice(RANDOM.random((9, 5)), capacity=4)
     count = [sum(routing.dispatch[t, e].any() for e in range(5)) for t in range(9)]
-    found = experts_per_token(routing)
-    assert (found["experts_min"], found["experts_max"]) == (min(count), max(count))
+    counts = experts_per_token(routing)
+    assert (counts["experts_min"], counts["experts_max"]) == (min(count), max(count))
     for n in (1, 2, 4):
-        assert found[f"at_least_{n}"] == np.mean([c >= n for c in count])
+        assert counts[f"at_least_{n}"] == np.mean([c >= n for c in count])
 
 
 def test_similarity_of_slots():
-    found = slot_similarity(SLOTS)
+    similarity = slot_similarity(SLOTS)
     for i in range(6):
         for j in range(6):
             a, b = SLOTS[:, i // 2, i % 2], SLOTS[:, j // 2, j % 2]
-            assert abs(found[i, j] - a @ b / np.linalg.norm(a) / np.linalg.norm(b)) < 1e-5
+            assert abs(similarity[i, j] - a @ b / np.linalg.norm(a) / np.linalg.norm(b)) < 1e-5

@@ -145,11 +145,11 @@ def test_more_slots_than_tokens_names_the_option(name, options, message):
 def test_drop_zero_plan():
     logits = np.array([[9.0, 0.0, 0.0]] * 3 + [[0.0, 9.0, 0.0]] * 3)
     options = {"tokens": logits, "capacity_factor": 2.0}
-    kept = slot_tokens(route("sparsity_constrained_expert_choice", **options).routing)
+    everything = slot_tokens(route("sparsity_constrained_expert_choice", **options).routing)
     dropped = slot_tokens(route("sparsity_constrained_expert_choice", drop_zero_plan=True, **options).routing)
-    assert (kept < 6).all()
+    assert (everything < 6).all()
     assert (dropped == 6).any()
-    np.testing.assert_array_equal(dropped[dropped < 6], kept[dropped < 6])
+    np.testing.assert_array_equal(dropped[dropped < 6], everything[dropped < 6])
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -327,12 +327,12 @@ def test_the_way_out_of_too_few_tokens_is_named():
 @pytest.mark.parametrize(("name", "options"), [("softmax_token_choice", {"choices": 2}), ("switch", {})])
 def test_tokens_try_other_experts_if_asked(name, options):
     choices = options.get("choices", 1)
-    given = {"slots_per_expert": 2 * choices, "tries": 3, **options}
-    output = route(name, **given)
+    settings = {"slots_per_expert": 2 * choices, "tries": 3, **options}
+    output = route(name, **settings)
     same(output.routing, spec.token_choice(SCORES, choices=choices, capacity=2 * choices, tries=3))
-    assert output.routing.dispatch.sum() > route(name, **{**given, "tries": None}).routing.dispatch.sum()
+    assert output.routing.dispatch.sum() > route(name, **{**settings, "tries": None}).routing.dispatch.sum()
     with pytest.raises(ConfigError, match=r"tries: .*4 of 3"):
-        route(name, **{**given, "tries": 4})
+        route(name, **{**settings, "tries": 4})
 
 
 def test_the_logits_of_losses():

@@ -99,9 +99,9 @@ def test_every_expert_takes_as_many():
     assert not router.route(params, LOGITS, options).routing.dispatch.any()  # no gate is above 0.9
     limited = router.options(width=3, experts=3, tokens=6, capacity_factor=1.5, eval_capacity_factor=0.5)
     params["thresholds"] = np.full(3, 0.2)
-    found = router.route(params, LOGITS, limited).routing
+    routing = router.route(params, LOGITS, limited).routing
     gates = spec.masked_gates(spec.softmax_affinity(LOGITS), spec.softmax_affinity(LOGITS) > 0.2)
-    assert slot_tokens(found)[:, 0].tolist() == np.argmax(gates, axis=0).tolist()
+    assert slot_tokens(routing)[:, 0].tolist() == np.argmax(gates, axis=0).tolist()
 
 
 def test_initial_thresholds_are_the_mean_gate():

@@ -20,12 +20,12 @@ def unsigned(words):
     return np.asarray(words).astype(np.int64) & (2**32 - 1)
 
 
-@pytest.mark.parametrize("given", ANSWERS)
-def test_published_answers(given):
-    key, counter = (np.array(words) for words in given)
-    assert tuple(unsigned(spec.threefry(key, counter))) == ANSWERS[given]
+@pytest.mark.parametrize("question", ANSWERS)
+def test_published_answers(question):
+    key, counter = (np.array(words) for words in question)
+    assert tuple(unsigned(spec.threefry(key, counter))) == ANSWERS[question]
     signed = (words.astype(np.uint32).view(np.int32) for words in (key, counter))
-    assert tuple(unsigned(spec.threefry(*signed))) == ANSWERS[given], "the bits count, not the sign"
+    assert tuple(unsigned(spec.threefry(*signed))) == ANSWERS[question], "the bits count, not the sign"
 
 
 def test_a_counter_does_not_depend_on_its_neighbours():
@@ -81,9 +81,9 @@ def test_every_dtype_keeps_the_same_entries():
 
 def test_dropout_keeps_the_mean():
     draws = spec.unit_interval(spec.random_words([3, 0, 0, 0], stream=0, rows=2000, columns=10))
-    kept = spec.dropout(np.ones_like(draws), draws, rate=0.3)
-    assert kept.mean() == pytest.approx(1, abs=0.02)
-    assert (kept == 0).mean() == pytest.approx(0.3, abs=0.01)
+    survivors = spec.dropout(np.ones_like(draws), draws, rate=0.3)
+    assert survivors.mean() == pytest.approx(1, abs=0.02)
+    assert (survivors == 0).mean() == pytest.approx(0.3, abs=0.01)
 
 
 def test_uniform_numbers_below_zero():

@@ -82,8 +82,8 @@ def test_all_tokens_find_room_where_there_is_enough():
 
 def test_float32_and_nested_lists_give_float64():
     scores = softmax_affinity(LOGITS).astype(np.float32)
-    for given in (scores, scores.tolist()):
-        routing = token_choice(given, choices=1, capacity=2)
+    for values in (scores, scores.tolist()):
+        routing = token_choice(values, choices=1, capacity=2)
         assert routing.dispatch.dtype == routing.combine.dtype == np.float64
         assert spec.slot_tokens(routing).tolist() == [[0, 1], [2, 5], [3, 6]]
 

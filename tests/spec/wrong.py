@@ -93,16 +93,16 @@ restarted = {
 """Every few iterations begin anew."""
 
 regularization_doubled = {
-    "transport_semi_dual": lambda B, regularization=1.0, **given: B.transport_semi_dual(
-        regularization=2 * regularization, **given
+    "transport_semi_dual": lambda B, regularization=1.0, **arguments: B.transport_semi_dual(
+        regularization=2 * regularization, **arguments
     )
 }
 """The conjugate has the factor gamma, not gamma / 2."""
 
 
-def _gradient_negated(B, **given):
-    found = B.transport_semi_dual(**given)
-    return found._replace(gradient=-found.gradient)
+def _gradient_negated(B, **arguments):
+    result = B.transport_semi_dual(**arguments)
+    return result._replace(gradient=-result.gradient)
 
 
 gradient_negated = {"transport_semi_dual": _gradient_negated}
