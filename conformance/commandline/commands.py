@@ -118,7 +118,6 @@ def _interface(options: argparse.Namespace) -> type[Target] | None:
 def _checked(interface: type[Target], options: argparse.Namespace, cases: Sequence[Case]) -> Report:
     """What came of cases on a target or an adapter."""
     name, jobs = options.target or options.adapter, getattr(options, "jobs", 1)
-    claimed = claims(interface, name)
     results, lacking = run(
         *(name, cases),
         dtypes=options.dtype,
@@ -136,7 +135,7 @@ def _checked(interface: type[Target], options: argparse.Namespace, cases: Sequen
         results,
         unsupported,
         seed=options.fresh,
-        claims=claimed,
+        claims=claims(interface, name),
         size=options.size,
         repeat=options.repeat,
     )
