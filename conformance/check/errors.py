@@ -33,17 +33,17 @@ def verdict(case: Case, invalid: object, valid: object, *, required: bool = Fals
     """
     want, argument = case.expected_error.error, case.expected_error.argument
     for result in (valid, invalid):
-        if isinstance(result, Failure) and not result.classes:  # the target ended, or declined
+        if isinstance(result, Failure) and not result.classes:  # its process ended, or it is not offered
             return result.state, result.text
     if isinstance(valid, Failure):
         return "fail", f"the valid counterpart raises {valid.text}"
-    silent = not isinstance(invalid, Failure) or invalid.returned
-    if not isinstance(invalid, Failure) or silent or want not in invalid.classes:
-        found = "no error" if silent else f"{invalid.classes[0]} ({invalid.message[:160]})"
+    raised = invalid if isinstance(invalid, Failure) and not invalid.returned else None
+    if raised is None or want not in raised.classes:
+        found = "no error" if raised is None else f"{raised.classes[0]} ({raised.message[:160]})"
         state = "unchecked" if case.expected_error.when == "runtime" and not required else "fail"
         return state, f"{found}; expected {want} naming {argument}"
-    if not re.search(rf"\b{re.escape(argument)}\b", invalid.message):
-        return "fail", f"the message does not name {argument}: {invalid.message[:160]}"
+    if not re.search(rf"\b{re.escape(argument)}\b", raised.message):
+        return "fail", f"the message does not name {argument}: {raised.message[:160]}"
     return "pass", ""
 
 

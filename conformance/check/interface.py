@@ -19,23 +19,29 @@ def interface(target: str | None, adapter: str | None) -> type[Target]:
     found, kind, name = (Adapter, "adapter", str(adapter)) if target is None else (Target, "target", target)
     if not name or name.startswith("."):
         raise ConfigError(f"{kind} {name!r}: expected the name of a module, such as package.module")
-    if problem := _checked(found, name)["problem"]:
+    problem, _claimed[found, name] = _checked(found, name)
+    if problem:
         raise ConfigError(f"{kind} {name!r}: {problem}")
     return found
 
 
+_claimed: dict[tuple[type[Target], str], str] = {}
+
+
 def claims(interface: type[Target], name: str) -> str:
-    """The version of the specification that a target claims to follow, or an empty string."""
-    return _checked(interface, name)["claims"]
+    """The version of the specification that a target claimed to follow when it was first looked at, or an empty string."""
+    if (interface, name) not in _claimed:
+        _claimed[interface, name] = _checked(interface, name)[1]
+    return _claimed[interface, name]
 
 
-def _checked(interface: type[Target], name: str) -> dict[str, str]:
-    """What its process says of it, or how it ended."""
+def _checked(interface: type[Target], name: str) -> tuple[str, str]:
+    """What is wrong with it by what its process says, or by how that ended; and what it claims."""
     try:
         return process(interface, name).ask(pack({}, {}), LIMIT, ROOM, _read)
     except EndedError as error:
-        return {"problem": f"cannot be imported: {error}", "claims": ""}
+        return f"cannot be imported: {error}", ""
 
 
-def _read(answer: Any, arrays: Any) -> dict[str, str]:
-    return {key: str(answer[key]) for key in ("problem", "claims")}
+def _read(answer: Any, arrays: Any) -> tuple[str, str]:
+    return str(answer["problem"]), str(answer["claims"])

@@ -150,6 +150,7 @@ class Remote:
     def __init__(self, interface: type[Target], name: str, dtype: Dtype, limit: float, memory: int) -> None:
         self.key, self.dtype, self.wanted, self.limit = (interface, name, memory), dtype, interface.wanted, limit
         self._opened: Process | None = None
+        self._facts = Facts()
 
     def facts(self) -> Facts:
         """As of any target. What is imported is imported here, and takes no time of a case. Raises EndedError."""

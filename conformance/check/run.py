@@ -23,8 +23,8 @@ __all__ = ["Part", "run_cases", "run_part"]
 class Part:
     """The cases of one algorithm, to be run on a target in one dtype and mode; with `repeat` twice.
 
-    limit: seconds that each case may take. memory: GiB that the target's process may address, 0 for any number; JAX and
-    GPUs reserve many times what they use.
+    limit: the seconds that a case may take, None for `LIMIT`. memory: the GiB that the target's process may address, None
+    for any number: JAX and GPUs reserve many times what they use.
     """
 
     interface: type[Target]
@@ -33,8 +33,8 @@ class Part:
     mode: str
     repeat: bool
     cases: list[Case]
-    limit: float = LIMIT
-    memory: float = 0.0
+    limit: float | None = None
+    memory: float | None = None
 
 
 def run_part(part: Part) -> tuple[list[CaseResult], str]:
@@ -43,7 +43,9 @@ def run_part(part: Part) -> tuple[list[CaseResult], str]:
     The target runs in a process that the next part has, too, until `process.end` is called.
     """
     begun = time.perf_counter()
-    target = Remote(part.interface, part.name, ALL_DTYPES[part.dtype], part.limit, int(part.memory * 2**30))
+    target = Remote(
+        part.interface, part.name, ALL_DTYPES[part.dtype], part.limit or LIMIT, int((part.memory or 0) * 2**30)
+    )
     try:
         reason = target.facts().unsupported
         results = [] if reason else run_cases(target, part.cases, part.mode, part.repeat)

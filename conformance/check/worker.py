@@ -107,23 +107,16 @@ def _checked(opened: Callable[[str], Target]) -> dict[str, str]:
 
 
 def _told(found: Sequence[Answer]) -> tuple[Any, Arrays]:
-    """Failures and arrays by the number of the job."""
-    failures, arrays = {}, {}
+    """Failures, and the arrays of results, by the number of the job; what a frame cannot hold is no result."""
+    failures: dict[str, Any] = {}
+    arrays: Arrays = {}
     for number, answer in enumerate(found):
-        try:
-            told = {} if isinstance(answer, Failure) else _sendable(answer)
-        except (TypeError, ValueError) as error:
-            answer, told = Failure.of(MalformedError(str(error))), {}
+        results = {} if isinstance(answer, Failure) else answer
+        own = {f"{number}/{name}": np.asarray(value, order="C") for name, value in results.items()}
+        wrong = [f"{name} has dtype {a.dtype}" for name, a in own.items() if a.dtype.kind not in SENT or a.itemsize > 8]
+        if wrong:
+            answer, own = Failure.of(MalformedError(wrong[0].partition("/")[2])), {}
         if isinstance(answer, Failure):
             failures[str(number)] = asdict(answer)
-        arrays |= {f"{number}/{name}": array for name, array in told.items()}
+        arrays |= own
     return {"failures": failures}, arrays
-
-
-def _sendable(results: Values) -> Arrays:
-    """Results as arrays that a frame can hold. Raises TypeError for others."""
-    arrays = {name: np.asarray(value, order="C") for name, value in results.items()}
-    for name, array in arrays.items():
-        if not isinstance(name, str) or array.dtype.kind not in SENT or array.dtype.itemsize > 8:
-            raise TypeError(f"{name} has dtype {array.dtype}")
-    return arrays
