@@ -130,20 +130,17 @@ def _interface(options: argparse.Namespace) -> type[Target]:
 
 def _plan(options: argparse.Namespace, ids: Sequence[str]) -> Plan:
     """What is checked of a target or an adapter."""
-    return Plan(
-        _interface(options),
-        options.target or options.adapter,
-        tuple(ids),
-        tuple(options.dtype),
-        tuple(options.mode),
-        tuple(_waivers(options)) if options.command == "run" else (),
-        options.repeat,
-        options.fresh,
-        options.size,
-        options.vectors,
-        options.timeout,
-        options.memory,
+    kind, name = ("target", options.target) if options.target is not None else ("adapter", options.adapter)
+    found = Report(
+        *(kind, name, suite.digest(options.vectors), []),
+        seed=options.fresh,
+        claims=_interface(options)(name, DTYPES["float64"]).claims,
+        size=options.size,
+        repeat=options.repeat,
     )
+    listed = _waivers(options) if options.command == "run" else []
+    how = (options.dtype, options.mode, listed, options.vectors, options.timeout, options.memory)
+    return Plan(_interface(options), found, ids, *how)
 
 
 def _conclude(options: argparse.Namespace, found: Report) -> int:
@@ -222,7 +219,7 @@ def _show(options: argparse.Namespace) -> int:
         return 0
     else:
         plan = _plan(options, [options.case])
-        found = plan.joined([plan.check(*part) for part in plan.parts()])
+        found = plan.joined([plan.check(*part)[options.case] for part in plan.parts()])
     return _shown(found, cases[0])
 
 
