@@ -34,7 +34,7 @@ ALONE = ("-c", os.devnull, "--rootdir=.", "--noconftest", "--assert=plain")
 """Options without which files of the current folder, made for other tests, would decide how these are run."""
 QUIET = ("--capture=no", "--no-header", "--tb=no", "-rN", "--junit-prefix=moespec")
 """What is printed of a failure is printed once, after all tests."""
-LEFT_OUT = ("warnings", "logging", "faulthandler", "unraisableexception", "threadexception")
+LEFT_OUT = ("-pno:warnings", "-pno:logging", "-pno:faulthandler", "-pno:unraisableexception", "-pno:threadexception")
 """Plugins of pytest that take time for every case, and see nothing of it."""
 ENVIRONMENT = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "", "PYTEST_PLUGINS": ""}
 Part = tuple[str, str, str]
@@ -50,14 +50,7 @@ def run(plan: Plan, options: Sequence[str]) -> Report | int:
     suite, name = _Suite(plan), plan.report.target
     folder = re.sub(r"[^.\w]", "-", name)
     settings = (f"cache_dir=.pytest_cache/moespec/{folder}", f"junit_suite_name=moespec conformance {name}")
-    fixed = [
-        *ALONE,
-        *QUIET,
-        *(f"-pno:{name}" for name in LEFT_OUT),
-        *(f"-o{each}" for each in settings),
-        "-p",
-        __name__,
-    ]
+    fixed = [*ALONE, *QUIET, *LEFT_OUT, *(f"-o{each}" for each in settings), f"-p{__name__}"]
     gc.freeze()  # what is imported stays, and frameworks are large: a tenth of the time would go into looking at them
     with pytest.MonkeyPatch.context() as patch:
         for variable, value in ENVIRONMENT.items():
@@ -189,9 +182,8 @@ class _Suite:
 
     def _checked(self, part: Part) -> dict[str, Report]:
         """What came of all tests of a part that are selected."""
-        _, dtype, mode = part
         items = [item for item in self.session.items if isinstance(item, CaseItem) and item.part == part]
-        return self.plan.check(dtype, mode, [item.case for item in items])
+        return self.plan.check(*part[1:], [item.case for item in items])
 
     # What came of them, from the process that ran a test to the one that started the run.
 
@@ -229,7 +221,7 @@ class _Suite:
         """A part to each process at a time; of fresh cases an algorithm, whose cases are then made once."""
         from xdist.scheduler import LoadScopeScheduling
 
-        class Parts(LoadScopeScheduling):
+        class Parts(LoadScopeScheduling):  # type: ignore[misc]
             def _split_scope(self, nodeid: str) -> str:
                 algorithm, _, place = nodeid.partition("/")
                 return algorithm if fresh else f"{algorithm}[{place.partition('[')[2]}"

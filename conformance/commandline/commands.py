@@ -131,16 +131,17 @@ def _interface(options: argparse.Namespace) -> type[Target]:
 def _plan(options: argparse.Namespace, ids: Sequence[str]) -> Plan:
     """What is checked of a target or an adapter."""
     kind, name = ("target", options.target) if options.target is not None else ("adapter", options.adapter)
+    opened = _interface(options)
     found = Report(
         *(kind, name, suite.digest(options.vectors), []),
         seed=options.fresh,
-        claims=_interface(options)(name, DTYPES["float64"]).claims,
+        claims=opened(name, DTYPES["float64"]).claims,
         size=options.size,
         repeat=options.repeat,
     )
     listed = _waivers(options) if options.command == "run" else []
     how = (options.dtype, options.mode, listed, options.vectors, options.timeout, options.memory)
-    return Plan(_interface(options), found, ids, *how)
+    return Plan(opened, found, ids, *how)
 
 
 def _conclude(options: argparse.Namespace, found: Report) -> int:
