@@ -24,6 +24,7 @@ from moespec.conformance.check.plugin import settle
 from moespec.conformance.check.target import Target
 from moespec.conformance.check.waivers import Waiver
 from moespec.conformance.compare import ALL_DTYPES, DTYPES, SHORT
+from moespec.conformance.report.report import Report
 from moespec.conformance.rows import ALGORITHMS
 from moespec.spec.errors import ConfigError
 
@@ -47,8 +48,8 @@ class VectorCase:
         """Run the case op by op. Fails the test with the suite's diagnosis, or skips it with the reason."""
         __tracebackhide__ = True
         kind = Adapter if self.kind == "adapter" else Target
-        plan = Plan(kind, self.name, (self.id,), (self.dtype,), ("eager",), self.waivers)
-        settle(plan.check(self.dtype, "eager", [self.id]))
+        plan = Plan(kind, Report(self.kind, self.name, "", []), [self.id], [self.dtype], ["eager"], self.waivers)
+        settle(plan.check(self.dtype, "eager", [self.id])[self.id])
 
 
 def parametrize(

@@ -1,6 +1,7 @@
 """What a run checks: which cases, on which target, and how; and what comes of them, a part at a time."""
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache, lru_cache
@@ -10,103 +11,93 @@ from moespec.conformance import suite
 from moespec.conformance.author import fresh
 from moespec.conformance.check.adapter import Adapter
 from moespec.conformance.check.classes import kind
-from moespec.conformance.check.interface import claims
 from moespec.conformance.check.modes import STRIDED, divided
 from moespec.conformance.check.process import LIMIT
 from moespec.conformance.check.recognise import Known
-from moespec.conformance.check.results import CaseResult, Match
 from moespec.conformance.check.run import Part, run_part
 from moespec.conformance.check.target import Target
 from moespec.conformance.check.waivers import Waiver, waived
 from moespec.conformance.format import Case
 from moespec.conformance.report.diagnosis import diagnosed
-from moespec.conformance.report.report import Report, Unsupported
+from moespec.conformance.report.report import Report, Unsupported, packed, unpacked
 
 __all__ = ["Plan"]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Cases by id, to be checked on a target or an adapter, which `interface` says, in dtypes and modes.
+    """Cases by id, to be checked in dtypes and modes on the target of a report, which says what `interface` it is.
 
-    seed, size: of fresh cases; those of the vectors have none. limit, memory: see `Part`.
+    report: without results; of fresh cases it has their seed. limit, memory: see `Part`.
     """
 
     interface: type[Target]
-    name: str
-    ids: tuple[str, ...]
-    dtypes: tuple[str, ...]
-    modes: tuple[str, ...]
-    waivers: tuple[Waiver, ...] = ()
-    repeat: bool = False
-    seed: int | None = None
-    size: str = "small"
+    report: Report
+    ids: Sequence[str]
+    dtypes: Sequence[str]
+    modes: Sequence[str]
+    waivers: Sequence[Waiver] = ()
     vectors: Path = suite.VECTORS
     limit: float = LIMIT
     memory: float = 0.0
 
     def parts(self) -> Iterator[tuple[str, str, list[str]]]:
         """What is run together: a dtype, a mode and the ids of cases of one algorithm."""
-        return divided(self.ids, self.modes, self.dtypes, self._kind)
+        return divided(self.ids, self.modes, self.dtypes, kind if self.report.seed is not None else self._kind)
 
     def _kind(self, id: str) -> str:
-        return suite.kind(self.vectors / f"{id}.json") if self.seed is None else kind(id)
+        return suite.kind(self.vectors / f"{id}.json")
 
-    def check(self, dtype: str, mode: str, ids: Sequence[str]) -> Report:
-        """What came of a part, or of some cases of one.
+    def check(self, dtype: str, mode: str, ids: Sequence[str]) -> dict[str, Report]:
+        """What came of each case of a part, or of some of them, by id. A mode that the target does not have has no results.
 
         Raises VectorError for a vector that is damaged, and GoldenError for a fresh case that cannot be made.
         """
-        known = _known(self.vectors, self.seed, tuple(ids))
-        cases = list(known.cases.values())
-        part = Part(self.interface, self.name, dtype, mode, self.repeat, cases, self.limit, self.memory)
+        known = _known(self.vectors, self.report.seed, tuple(ids))
+        cases, repeat = list(known.cases.values()), self.report.repeat
+        part = Part(self.interface, self.report.target, dtype, mode, repeat, cases, self.limit, self.memory)
         results, reason = run_part(part)
-        counted = len(ids) if mode != STRIDED or self.modes == (STRIDED,) else 0
+        counted = int(mode != STRIDED or set(self.modes) == {STRIDED})
         lacking = [Unsupported(dtype, reason, counted)] if reason else []
-        report = diagnosed(self._report(results, lacking, []), known)
-        results = [waived(self.waivers, replace(result, returned={})) for result in report.results]
-        return replace(report, results=results)
+        report = diagnosed(replace(self.report, results=results, unsupported=lacking), known)
+        found = {one.id: [waived(self.waivers, replace(one, returned={}))] for one in report.results}
+        return {id: replace(report, results=found.get(id, [])) for id in ids}
 
     def packed(self) -> str:
         """The plan as text, for another process."""
-        return json.dumps(asdict(self) | {"interface": self.interface is Adapter, "vectors": str(self.vectors)})
+        parts = {
+            "waivers": list(map(asdict, self.waivers)),
+            "report": packed(self.report),
+            "vectors": str(self.vectors),
+        }
+        return json.dumps(vars(self) | parts | {"interface": self.interface is Adapter})
 
     @classmethod
     def unpacked(cls, text: str) -> "Plan":
         """The inverse of `packed`."""
-        content = json.loads(text)
-        lists = {name: tuple(value) for name, value in content.items() if isinstance(value, list)}
-        waivers = tuple(Waiver(**each) for each in content["waivers"])
-        interface = Adapter if content["interface"] else Target
-        return cls(
-            **content | lists | {"waivers": waivers, "interface": interface, "vectors": Path(content["vectors"])}
-        )
+        plan = json.loads(text)
+        parts = {"waivers": [Waiver(**each) for each in plan["waivers"]], "report": unpacked(plan["report"])}
+        interface = Adapter if plan["interface"] else Target
+        return cls(**plan | parts | {"vectors": Path(plan["vectors"]), "interface": interface})
 
     def joined(self, reports: Sequence[Report]) -> Report:
-        """The reports of parts, or of single cases of them, as one; its order does not depend on theirs."""
+        """The reports of single cases as one, whose order does not depend on theirs."""
         numbers = {id: number for number, id in enumerate(self.ids)}
-        numbers |= {id.partition("/")[0]: number for id, number in list(numbers.items())[::-1]}
 
-        def place(one: CaseResult | Match, name: str) -> tuple[int, int, int]:
-            return self.modes.index(one.mode), self.dtypes.index(one.dtype), numbers[name]
+        def place(report: Report) -> tuple[int, int, int]:
+            (one,) = report.results
+            return self.modes.index(one.mode), self.dtypes.index(one.dtype), numbers[one.id]
 
-        results = sorted((each for one in reports for each in one.results), key=lambda each: place(each, each.id))
-        matches = sorted(
-            {each: 0 for one in reports for each in one.matches}, key=lambda each: place(each, each.algorithm)
-        )
-        counts: dict[tuple[str, str], int] = {}
-        for each in (each for one in reports for each in one.unsupported):
-            counts[each.dtype, each.reason] = counts.get((each.dtype, each.reason), 0) + each.cases
-        lacking = [Unsupported(*key, counts[key]) for key in sorted(counts, key=lambda key: self.dtypes.index(key[0]))]
+        ran = sorted((report for report in reports if report.results), key=place)
+        lacking: Counter[tuple[int, str]] = Counter()
+        for each in (each for report in reports for each in report.unsupported):
+            lacking[self.dtypes.index(each.dtype), each.reason] += each.cases
         return replace(
-            self._report(results, lacking, matches),
-            suite=suite.digest(self.vectors),
-            claims=claims(self.interface, self.name),
+            self.report,
+            results=[one for report in ran for one in report.results],
+            matches=list(dict.fromkeys(match for report in ran for match in report.matches)),
+            unsupported=[Unsupported(self.dtypes[n], why, cases) for (n, why), cases in sorted(lacking.items())],
         )
-
-    def _report(self, results: list[CaseResult], lacking: list[Unsupported], matches: list[Match]) -> Report:
-        kind = "adapter" if self.interface is Adapter else "target"
-        return Report(kind, self.name, "", results, lacking, [], matches, self.seed, "", self.size, self.repeat)
 
 
 @cache

@@ -9,8 +9,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -35,11 +34,12 @@ ALONE = ("-c", os.devnull, "--rootdir=.", "--noconftest", "--assert=plain")
 """Options without which files of the current folder, made for other tests, would decide how these are run."""
 QUIET = ("--capture=no", "--no-header", "--tb=no", "-rN", "--junit-prefix=moespec")
 """What is printed of a failure is printed once, after all tests."""
-LEFT_OUT = ("warnings", "logging", "faulthandler", "unraisableexception", "threadexception")
+LEFT_OUT = ("-pno:warnings", "-pno:logging", "-pno:faulthandler", "-pno:unraisableexception", "-pno:threadexception")
 """Plugins of pytest that take time for every case, and see nothing of it."""
 ENVIRONMENT = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "", "PYTEST_PLUGINS": ""}
 Part = tuple[str, str, str]
 """An algorithm, a dtype and a mode."""
+Checked = Callable[[Part], dict[str, Report]]
 
 
 def run(plan: Plan, options: Sequence[str]) -> Report | int:
@@ -47,19 +47,16 @@ def run(plan: Plan, options: Sequence[str]) -> Report | int:
 
     Raises ConfigError for an option that is wrong, VectorError and GoldenError as `Plan.check` does, and KeyboardInterrupt.
     """
-    suite = _Suite(plan)
-    folder = re.sub(r"[^.\w]", "-", plan.name)
-    settings = (f"cache_dir=.pytest_cache/moespec/{folder}", f"junit_suite_name=moespec conformance {plan.name}")
-    fixed = [
-        *ALONE,
-        *QUIET,
-        *(f"-pno:{name}" for name in LEFT_OUT),
-        *(f"-o{each}" for each in settings),
-        "-p",
-        __name__,
-    ]
-    with _environment():
+    suite, name = _Suite(plan), plan.report.target
+    folder = re.sub(r"[^.\w]", "-", name)
+    settings = (f"cache_dir=.pytest_cache/moespec/{folder}", f"junit_suite_name=moespec conformance {name}")
+    fixed = [*ALONE, *QUIET, *LEFT_OUT, *(f"-o{each}" for each in settings), f"-p{__name__}"]
+    gc.freeze()  # what is imported stays, and frameworks are large: a tenth of the time would go into looking at them
+    with pytest.MonkeyPatch.context() as patch:
+        for variable, value in ENVIRONMENT.items():
+            patch.setenv(variable, value)
         status = pytest.main([*fixed, *options], plugins=[suite])
+    gc.unfreeze()
     end()
     if suite.stop is not None:
         raise suite.stop
@@ -67,20 +64,6 @@ def run(plan: Plan, options: Sequence[str]) -> Report | int:
         return 2 if status else 0
     ended = ["pytest ended by an internal error"] if status == pytest.ExitCode.INTERNAL_ERROR else []
     return replace(plan.joined(suite.reports), problems=[*suite.problems, *ended])
-
-
-@contextmanager
-def _environment() -> Iterator[None]:
-    """Without what the environment says for other tests, and without plugins that are installed for them."""
-    before = dict(os.environ)
-    os.environ.update(ENVIRONMENT)
-    gc.freeze()  # what is imported stays, and frameworks are large: a tenth of the time is spent on looking at them
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-        os.environ.clear()
-        os.environ.update(before)
 
 
 def settle(report: Report) -> None:
@@ -109,14 +92,14 @@ def pytest_configure(config: pytest.Config) -> None:
 class CaseItem(pytest.Item):
     """The test of a case in one dtype and mode."""
 
-    def __init__(self, *, case: str, part: Part, check: Callable[["CaseItem"], Report], **more: Any) -> None:
+    def __init__(self, *, case: str, part: Part, checked: Checked, **more: Any) -> None:
         super().__init__(**more)
-        self.case, self.part, self.check = case, part, check
+        self.case, self.part, self.checked = case, part, checked
         self.report: Report | None = None
 
     def runtest(self) -> None:
         """Fail, be skipped or pass as the case does."""
-        self.report = self.check(self)
+        self.report = self.checked(self.part)[self.case]
         settle(self.report)
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
@@ -168,7 +151,7 @@ class _Suite:
         """Begin a bar, which is shown on a terminal."""
         self.session, self.runs = session, not session.config.option.collectonly
         hidden = session.config.option.verbose > 0 or hasattr(session.config, "workerinput")
-        self.bar = tqdm(desc=self.plan.name, unit="case", disable=hidden or None)
+        self.bar = tqdm(desc=self.plan.report.target, unit="case", disable=hidden or None)
 
     def pytest_sessionfinish(self) -> None:
         """End the bar."""
@@ -189,7 +172,7 @@ class _Suite:
         for dtype, mode, ids in self.plan.parts():
             for id in ids:
                 name, part = f"{id}[{dtype}-{mode}]", (id.partition("/")[0], dtype, mode)
-                made = CaseItem.from_parent(session, name=name, nodeid=name, case=id, part=part, check=self._check)
+                made = CaseItem.from_parent(session, name=name, nodeid=name, case=id, part=part, checked=self.checked)
                 session.items.append(made)
         hook = session.config.hook
         hook.pytest_collectreport(report=pytest.CollectReport("", "passed", None, list(session.items)))
@@ -198,17 +181,10 @@ class _Suite:
         session.testscollected = len(session.items)
         return True
 
-    def _check(self, item: CaseItem) -> Report:
-        """What came of one test."""
-        report = self.checked(item.part)
-        lacking = [replace(each, cases=min(1, each.cases)) for each in report.unsupported]
-        return replace(report, results=[each for each in report.results if each.id == item.case], unsupported=lacking)
-
-    def _checked(self, part: Part) -> Report:
+    def _checked(self, part: Part) -> dict[str, Report]:
         """What came of all tests of a part that are selected."""
-        _, dtype, mode = part
         items = [item for item in self.session.items if isinstance(item, CaseItem) and item.part == part]
-        return self.plan.check(dtype, mode, [item.case for item in items])
+        return self.plan.check(*part[1:], [item.case for item in items])
 
     # What came of them, from the process that ran a test to the one that started the run.
 
@@ -249,10 +225,10 @@ class _Suite:
         """A part to each process at a time; of fresh cases an algorithm, whose cases are then made once."""
         from xdist.scheduler import LoadScopeScheduling
 
-        class Parts(LoadScopeScheduling):
+        class Parts(LoadScopeScheduling):  # type: ignore[misc]
             def _split_scope(self, nodeid: str) -> str:
                 algorithm, _, place = nodeid.partition("/")
                 return algorithm if fresh else f"{algorithm}[{place.partition('[')[2]}"
 
-        fresh = self.plan.seed is not None
+        fresh = self.plan.report.seed is not None
         return Parts(config, log)

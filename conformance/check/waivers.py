@@ -95,7 +95,7 @@ def _waiver(entry: Any, place: str, ids: Collection[str], modes: Collection[str]
             raise WaiverError(f"{place}: {key!r} is missing")
         if type(entry[key]) is not types[key] or entry[key] == "" or str(entry[key]).isspace():
             raise WaiverError(f"{place}: {key} is {entry[key]!r}, expected {types[key].__name__}, not empty")
-    dtype = entry.get("dtype", "")
+    dtype = str(entry.get("dtype", ""))
     waiver = Waiver(entry["case"], entry["reason"], SHORT.get(dtype, dtype), entry.get("mode", ""))
     is_pattern = any(sign in waiver.case for sign in "*?[")
     if is_pattern and waiver.case.partition("/")[0] not in ALGORITHMS:

@@ -14,7 +14,7 @@ from moespec.conformance.author import fresh, large
 from moespec.conformance.author.reference import GoldenError
 from moespec.conformance.check import files, waivers
 from moespec.conformance.check.classes import class_of
-from moespec.conformance.check.interface import interface
+from moespec.conformance.check.interface import claims, interface
 from moespec.conformance.check.modes import MODES
 from moespec.conformance.check.plan import Plan
 from moespec.conformance.check.recognise import Known
@@ -130,20 +130,18 @@ def _interface(options: argparse.Namespace) -> type[Target]:
 
 def _plan(options: argparse.Namespace, ids: Sequence[str]) -> Plan:
     """What is checked of a target or an adapter."""
-    return Plan(
-        _interface(options),
-        options.target or options.adapter,
-        tuple(ids),
-        tuple(options.dtype),
-        tuple(options.mode),
-        tuple(_waivers(options)) if options.command == "run" else (),
-        options.repeat,
-        options.fresh,
-        options.size,
-        options.vectors,
-        options.timeout,
-        options.memory,
+    kind, name = ("target", options.target) if options.target is not None else ("adapter", options.adapter)
+    opened = _interface(options)
+    found = Report(
+        *(kind, name, suite.digest(options.vectors), []),
+        seed=options.fresh,
+        claims=claims(opened, name),
+        size=options.size,
+        repeat=options.repeat,
     )
+    listed = _waivers(options) if options.command == "run" else []
+    how = (options.dtype, options.mode, listed, options.vectors, options.timeout, options.memory)
+    return Plan(opened, found, ids, *how)
 
 
 def _conclude(options: argparse.Namespace, found: Report) -> int:
@@ -222,7 +220,7 @@ def _show(options: argparse.Namespace) -> int:
         return 0
     else:
         plan = _plan(options, [options.case])
-        found = plan.joined([plan.check(*part) for part in plan.parts()])
+        found = plan.joined([plan.check(*part)[options.case] for part in plan.parts()])
     return _shown(found, cases[0])
 
 
