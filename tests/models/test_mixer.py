@@ -13,6 +13,7 @@ from safetensors.numpy import load_file
 
 import moespec.backends.numpy as B
 from moespec.models import mixer
+from moespec.models.training.checkpoint import flat
 from moespec.spec.errors import ConfigError, ShapeError
 
 FOLDER = Path(__file__).parent / "mixer_vectors"
@@ -23,14 +24,6 @@ STEP = 1e-30
 def tiny(**fields):
     small = {"image_size": 8, "patch_size": 2, "channels": 3, "classes": 5}
     return mixer.MixerConfig(**{**small, "width": 6, "depth": 2, "token_hidden": 5, "hidden": 7, **fields})
-
-
-def flat(tree, path=()):
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            yield from flat(value, (*path, key))
-        else:
-            yield "/".join((*path, key)), value
 
 
 @pytest.mark.parametrize(
@@ -93,7 +86,7 @@ def test_it_is_the_mixer_of_flax(backend):
         hidden=model["channels_mlp_dim"],
     )
     params = from_flax(tensors, "params", config.depth)
-    assert {n: v.shape for n, v in flat(params)} == dict(flat(mixer.parameter_shapes(config)))
+    assert {n: v.shape for n, v in flat(params).items()} == flat(mixer.parameter_shapes(config))
     images, cotangent = (tensors[name].astype(np.float64) for name in ("images", "cotangent"))
 
     def loss(params, batch):
@@ -107,8 +100,8 @@ def test_it_is_the_mixer_of_flax(backend):
             )
         )
     np.testing.assert_allclose(found["logits"], tensors["logits"], rtol=1e-12, atol=1e-13)
-    expected = dict(flat(from_flax(tensors, "gradients", config.depth)))
-    for name, value in flat(gradients):
+    expected = flat(from_flax(tensors, "gradients", config.depth))
+    for name, value in flat(gradients).items():
         np.testing.assert_allclose(value, expected[name], rtol=1e-10, atol=1e-12, err_msg=name)
 
 
@@ -149,7 +142,7 @@ def test_config_errors(fields, message):
 
 
 def test_initial_values():
-    params = dict(flat(mixer.init(mixer.named("mixer_s16", depth=1))))
+    params = flat(mixer.init(mixer.named("mixer_s16", depth=1)))
     assert params["blocks/0/token_mlp/w1"].std() == pytest.approx(196**-0.5, rel=0.02)
     assert params["blocks/0/token_mlp/w2"].std() == pytest.approx(256**-0.5, rel=0.02)
     assert params["blocks/0/channel_mlp/w1"].std() == pytest.approx(512**-0.5, rel=0.02)

@@ -10,6 +10,7 @@ import moespec.backends.numpy as B
 from moespec import spec
 from moespec.models import layers, mixer, sparse_mlp
 from moespec.models.draws import Draws, of_step
+from moespec.models.training.checkpoint import flat
 from moespec.spec.errors import ConfigError, ShapeError
 from moespec.spec.routing import Noise
 
@@ -21,14 +22,6 @@ def tiny(**fields):
         **{"token_experts": 3, "sparse_token_hidden": 4, "experts": 3, "sparse_hidden": 6},
     }
     return sparse_mlp.SparseMlpConfig(**{**small, **fields})
-
-
-def flat(tree, path=()):
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            yield from flat(value, (*path, key))
-        else:
-            yield "/".join((*path, key)), value
 
 
 def parameters(config, seed=0):
@@ -92,7 +85,7 @@ def test_counts_are_those_of_the_paper():
 @pytest.mark.parametrize("fields", [{}, {"experts": 0}, {"sparse_width": 6}, {"moe": "last_2"}, {"moe": "none"}])
 def test_shapes_are_those_of_the_initial_parameters(fields):
     config = tiny(**fields)
-    params, shapes = dict(flat(sparse_mlp.init(config))), dict(flat(sparse_mlp.parameter_shapes(config)))
+    params, shapes = flat(sparse_mlp.init(config)), flat(sparse_mlp.parameter_shapes(config))
     assert {name: value.shape for name, value in params.items()} == shapes
     assert {value.dtype for value in params.values()} == {np.dtype(np.float32)}
     assert sum(value.size for value in params.values()) == sparse_mlp.parameter_count(config)
@@ -268,7 +261,7 @@ def test_without_sparse_blocks_it_is_a_mixer():
     shared = [f.name for f in dataclasses.fields(mixer.MixerConfig) if hasattr(config, f.name)]
     plain = mixer.MixerConfig(**{name: getattr(config, name) for name in shared})
     params, images = sparse_mlp.init(config, 3), images_for(config, 2)
-    assert dict(flat(params)).keys() == dict(flat(mixer.init(plain, 3))).keys()
+    assert flat(params).keys() == flat(mixer.init(plain, 3)).keys()
     output = sparse_mlp.forward(B, config, B.from_numpy(params), images)
     np.testing.assert_array_equal(output.features, mixer.forward(B, plain, B.from_numpy(params), images).features)
     assert output.routings == []
