@@ -149,6 +149,7 @@ def spoiled(tree: str, value: float, *, step: int | None = None) -> Callable[...
     return change
 
 
+SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 RARELY = ("--training.log-every", "100", "--training.evaluate-every", "100")
 STOPPED = (
     r"{0}: finishing this step or batch; again to end at once\n.*stopped by {0}; the 6 steps done of 12 are saved\. "
@@ -156,10 +157,7 @@ STOPPED = (
 )
 DIVERGED = f"training diverged at step 7: the loss is nan; {ADVICE}"
 CASES = {
-    **{
-        name: Case(signaled(name), STOPPED.format(name), [4, 6], 128 + getattr(signal, name, 0))
-        for name in ("SIGINT", "SIGTERM", "SIGHUP")
-    },
+    **{name: Case(signaled(name), STOPPED.format(name), [4, 6], 128 + getattr(signal, name, 0)) for name in SIGNALS},
     **{
         name: Case(full(name), rf"\[Errno 28\] No space left on device: '.*/a run/.*{re.escape(name)}(\.tmp)?'", steps)
         for steps, names in (
@@ -187,9 +185,8 @@ CASES = {
 }
 
 
-@POSIX
 @pytest.mark.filterwarnings("ignore:Exception ignored in")  # the bar that cannot be closed
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=POSIX if name in SIGNALS else ()) for name in CASES])
 def test_what_ends_a_run_is_one_line_and_it_goes_on_to_the_same_bits(  # type: ignore[no-untyped-def]
     runs, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch, handlers: None, name: str
 ) -> None:
@@ -234,9 +231,9 @@ def test_a_signal_ends_an_evaluation_between_batches(runs, tmp_path: Path, capsy
     with monkeypatch.context() as patch:
         patch.setattr(training, "settle", gone)  # as when killed after the evaluation, which is then still owed
         assert cli.main(resume) != 0
-    for shown in (f"{run}: finished, 12 steps", f"{run}: finished already, 12 steps"):
+    for message in (f"{run}: finished, 12 steps", f"{run}: finished already, 12 steps"):
         assert cli.main(resume) == 0
-        assert shown in capsys.readouterr().out
+        assert message in capsys.readouterr().out
     assert log(run) == log(runs.whole("torch"))
 
 
@@ -623,6 +620,7 @@ def ended(function: Callable[[], Any]) -> int:
     """How a process that calls it ended: 0 if it returned."""
     child = os.fork()
     if child == 0:
+        signal.alarm(120)
         tqdm.set_lock(threading.RLock())  # its own is one with that of this process
         try:
             function()

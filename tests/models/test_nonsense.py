@@ -201,6 +201,7 @@ RELATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("--data huggingface --data.path nowhere --model.image-size 8", ("nowhere",)),
     ("--data folder --data.path .", ("model.image_size is not set", "vit_tiny")),
     ("--data folder", ("data.path is not set", "folder")),
+    ("--data cifar", ("data.name", "cifar")),
     ("--data idx", ("data.path is not set", "idx")),
     ("--data idx --data.path nowhere", ("nowhere: there is no such folder",)),
     ("--data.crop-padding -1", ("data.crop_padding=-1: expected at least 0",)),

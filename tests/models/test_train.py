@@ -53,12 +53,12 @@ def test_fifty_steps_and_fifty_on_another_backend(runs, tmp_path: Path, first: s
     runs.train(tmp_path / "whole", first, config)
     resumed = runs.stopped(tmp_path / "whole", tmp_path / "resumed", step=50)
     runs.train(resumed, second, config)
-    expected, found = ([line["loss"] for line in read_log(run, "train")] for run in (tmp_path / "whole", resumed))
-    assert len(found) == len(expected) == 100
-    assert found[:50] == expected[:50]
-    assert found[50:] != expected[50:]
+    expected, losses = ([line["loss"] for line in read_log(run, "train")] for run in (tmp_path / "whole", resumed))
+    assert len(losses) == len(expected) == 100
+    assert losses[:50] == expected[:50]
+    assert losses[50:] != expected[50:]
     assert expected[-1] < 0.7 * expected[0]
-    np.testing.assert_allclose(found, expected, rtol=1e-3)
+    np.testing.assert_allclose(losses, expected, rtol=1e-3)
     ours, theirs = (read_log(run, "evaluation")[-1]["loss"] for run in (tmp_path / "whole", resumed))
     assert ours == pytest.approx(theirs, rel=1e-3)
 

@@ -177,8 +177,8 @@ for bad, message in (
 def test_placement(moe, depth, blocks):
     config = tiny(depth=depth, moe=moe, experts=2)
     assert vit.moe_blocks(config) == blocks
-    held = tuple(int(n) for n, block in vit.parameter_shapes(config)["blocks"].items() if "moe" in block)
-    assert held == blocks
+    numbers = tuple(int(n) for n, block in vit.parameter_shapes(config)["blocks"].items() if "moe" in block)
+    assert numbers == blocks
 
 
 MOE = {"moe": "last_1", "experts": 2}

@@ -86,9 +86,9 @@ def test_outputs_are_those_of_the_other_project(name, fields):
     np.testing.assert_allclose(got, expected["y"], rtol=0, atol=2e-6)
 
 
-@pytest.mark.parametrize("given", ["vmoe_soft_moe", "vmoe_soft_moe.index", "vmoe_soft_moe.data-00001-of-00003"])
-def test_a_checkpoint_of_vmoe_is_read(given):
-    weights = read(FILES / given, Given(arguments=arguments("vmoe_soft_moe")))
+@pytest.mark.parametrize("name", ["vmoe_soft_moe", "vmoe_soft_moe.index", "vmoe_soft_moe.data-00001-of-00003"])
+def test_a_checkpoint_of_vmoe_is_read(name):
+    weights = read(FILES / name, Given(arguments=arguments("vmoe_soft_moe")))
     assert (weights.config.router, weights.config.image_size) == ("soft_moe", 8)
     theirs = models.interop.to_vmoe(weights.params, weights.config)
     assert {name: value.tolist() for name, value in flatten(theirs, "/").items()} == {
@@ -111,8 +111,8 @@ def test_timm_by_its_names(tmp_path):
     arguments = {"embed_dim": 192, "num_heads": 3, "num_classes": 7, "img_size": 32, "act_layer": "gelu_tanh"}
     config = models.interop.config_from_timm(arguments)
     write(tmp_path / "x.safetensors", Weights(config, vit.init(config), {}), "timm")
-    found = read(tmp_path / "x.safetensors", Given(model="vit_tiny_patch16_224")).config
-    assert found == replace(config, gelu="erf")
+    ours = read(tmp_path / "x.safetensors", Given(model="vit_tiny_patch16_224")).config
+    assert ours == replace(config, gelu="erf")
     with pytest.raises(ConfigError, match="model='vit_base_patch16_224': has width=768, the parameters 192"):
         read(tmp_path / "x.safetensors", Given(model="vit_base_patch16_224"))
     with pytest.raises(ConfigError, match=r"model='deit3_small_patch16_224': neither .*: --arguments FILE"):
@@ -173,18 +173,18 @@ def test_models_of_timm_by_name(config, expected):
         with pytest.raises(ConfigError, match=expected):
             models.interop.config_from_timm(models.interop.timm_arguments(config))
         return
-    found = models.interop.config_from_timm(models.interop.timm_arguments(config))
-    assert {name: getattr(found, name) for name in expected} == expected
+    ours = models.interop.config_from_timm(models.interop.timm_arguments(config))
+    assert {name: getattr(ours, name) for name in expected} == expected
 
 
 def test_how_many_models_of_timm_have_a_counterpart():
-    names, found = models.interop.models_of_timm(), []
-    for name, given in names.items():
+    names, counterparts = models.interop.models_of_timm(), []
+    for name, arguments in names.items():
         try:
-            found.append(models.interop.config_from_timm(given) and name)
+            counterparts.append(models.interop.config_from_timm(arguments) and name)
         except ConfigError:
             continue
-    assert (len(names), len(found)) == (163, 114)
+    assert (len(names), len(counterparts)) == (163, 114)
 
 
 # ----------------------------------------------------------------------------------------------------------- return
@@ -232,14 +232,14 @@ def test_a_file_of_timm_comes_back_with_the_same_bytes(tmp_path, dtype):
 
 @pytest.mark.parametrize("name", ["vmoe", "vmoe.npz", "hub", "own.safetensors"])
 def test_what_we_write_we_read(tmp_path, name):
-    weights, chosen = moe(), {"vmoe.npz": "vmoe", "own.safetensors": "moespec"}.get(name, name)
-    write(tmp_path / name, weights, chosen)
-    fields = {} if chosen in ("hub", "moespec") else {key: getattr(weights.config, key) for key in MOE}
-    found = read(tmp_path / name, Given(fields=fields))
-    assert found.config == weights.config
-    equal(found.params, weights.params)
-    if chosen in ("hub", "moespec"):
-        assert found.about == weights.about
+    weights, format = moe(), {"vmoe.npz": "vmoe", "own.safetensors": "moespec"}.get(name, name)
+    write(tmp_path / name, weights, format)
+    fields = {} if format in ("hub", "moespec") else {key: getattr(weights.config, key) for key in MOE}
+    copy = read(tmp_path / name, Given(fields=fields))
+    assert copy.config == weights.config
+    equal(copy.params, weights.params)
+    if format in ("hub", "moespec"):
+        assert copy.about == weights.about
 
 
 MOE = ("moe", "experts", "router")
@@ -418,7 +418,7 @@ def test_the_leaves_of_vmoe_are_numbered_by_sorted_keys(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("path", "given", "message"),
+    ("path", "options", "message"),
     [
         ("vmoe_soft_moe", Given(), "there are MoE blocks, and the parameters do not show how they route"),
         ("big_vision_map.npz", Given(), "image_size: cannot be inferred from the weights; give --set image_size=224"),
@@ -430,9 +430,9 @@ def test_the_leaves_of_vmoe_are_numbered_by_sorted_keys(tmp_path):
         ("", Given(), "neither a run (config.toml) nor a folder of the hub"),
     ],
 )
-def test_sources_that_cannot_be_read(path, given, message):
+def test_sources_that_cannot_be_read(path, options, message):
     with pytest.raises((CheckpointError, ConfigError), match=rf"{re.escape(str(FILES / path))}.*{re.escape(message)}"):
-        read(FILES / path, given)
+        read(FILES / path, options)
 
 
 def test_faults_of_the_command_are_one_line(tmp_path, capsys):
@@ -603,17 +603,17 @@ def test_a_link_to_a_folder_stays_one(tmp_path, monkeypatch):
 # ----------------------------------------------------------------------------------------------------------- classes
 
 
-@pytest.mark.parametrize(("name", "chosen"), [("hub", "hub"), ("x.safetensors", "moespec"), ("hf", "huggingface")])
-def test_names_of_classes_travel(tmp_path, name, chosen):
-    made = read(FILES / "huggingface", Given()) if chosen == "huggingface" else tiny()
-    named = replace(made, classes=tuple(f"Häuser\n{label}" for label in range(made.config.classes)))
-    write(tmp_path / name, named, chosen)
+@pytest.mark.parametrize(("name", "format"), [("hub", "hub"), ("x.safetensors", "moespec"), ("hf", "huggingface")])
+def test_names_of_classes_travel(tmp_path, name, format):
+    weights = read(FILES / "huggingface", Given()) if format == "huggingface" else tiny()
+    named = replace(weights, classes=tuple(f"Häuser\n{label}" for label in range(weights.config.classes)))
+    write(tmp_path / name, named, format)
     assert read(tmp_path / name, Given()).classes == named.classes
     assert models.load(tmp_path / name, backend="numpy").model.classes == named.classes
-    if chosen == "huggingface":
+    if format == "huggingface":
         return
-    write(tmp_path / f"wrong_{name}", replace(made, classes=("one",)), chosen)
-    with pytest.raises(CheckpointError, match=f"1 names for {made.config.classes} classes"):
+    write(tmp_path / f"wrong_{name}", replace(weights, classes=("one",)), format)
+    with pytest.raises(CheckpointError, match=f"1 names for {weights.config.classes} classes"):
         read(tmp_path / f"wrong_{name}", Given())
 
 
