@@ -82,6 +82,11 @@ class Runs:
         shutil.copytree(source / "checkpoints" / f"{step:08d}", target / "checkpoints" / f"{step:08d}")
         return target
 
+    @staticmethod
+    def files(run: Path) -> dict[Path, bytes]:
+        """All files of a run but its lock, with what they have."""
+        return {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
+
     def train(self, run: Path, backend: str, config: Config | None = None) -> Any:
         """Trains, or goes on, in the folder `run`; what `train` returns."""
         config = config or self.config

@@ -418,24 +418,6 @@ def test_a_function_of_the_user() -> None:
         changed(transform=f"{name}as_floats")
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        (
-            {"jitter": 0.5},
-            r"data\.jitter=0\.5: for images of 1 or 3 channels with white at 255; these have 1 channels and white at 16",
-        ),
-        ({"randaugment": 2}, r"data\.randaugment=2: for images"),
-        ({"mean": "0.4,0.5"}, r"data\.mean='0\.4,0\.5': 2 numbers for 1 channels"),
-        ({"cache": "somewhere"}, r"data\.cache='somewhere': the data set 'digits' has no pictures"),
-        ({"broken": "skip"}, r"data\.broken='skip': the data set 'digits' has no pictures"),
-    ],
-)
-def test_changes_that_the_digits_cannot_have(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        load("digits", **fields)
-
-
 def test_normalisation_by_channel() -> None:
     data = replace(pictures(PICTURE_OF_224), mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
     images = data.train.read(np.arange(2))

@@ -1,81 +1,87 @@
-"""Checkpoints: exact, atomic, and every damage is noticed and named."""
+"""Checkpoints and their files: exact, on the disk before they have their names, and every damage is noticed and named.
 
+`MOESPEC_DAMAGES` says how many damages at random there are (500), `MOESPEC_DAMAGES_SEED` which (0). Those that come with right
+checksums could come from another version, or from someone who edits.
+"""
+
+import errno
 import hashlib
 import json
+import os
+import random
+import shutil
+import stat
+import struct
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import safetensors.numpy
 
-from moespec.models.errors import CheckpointError
-from moespec.models.training import checkpoint
+from moespec.conformance import manifest
+from moespec.conformance.check import files
+from moespec.conformance.format import VectorError
+from moespec.models.errors import CheckpointError, DataError
+from moespec.models.files import named_errors, signed, sync_directory, write_atomically
+from moespec.models.tensors import decoded
+from moespec.models.training import checkpoint, hash_tables
 from moespec.models.training.checkpoint import Checkpoint
+from moespec.models.training.resolve import load_backend, load_data
+from moespec.models.training.rundirectory import RunDirectory
+from moespec.models.training.runlog import RunLog
+from moespec.models.training.saver import Saver
+from moespec.models.training.savestate import begin, trained_params
+from moespec.models.trees import flatten
+from moespec.models.vit import VitConfig, named
+from moespec.spec.errors import SpecError
 
 SHAPES = {"head": {"kernel": (3, 2), "bias": (2,)}, "scale": ()}
-RECORD = {
-    "step": 7,
-    "config": {"a": None},
-    "random": {"seed": 1, "step": 7},
-    "data": {},
-    "backend": "x",
-    "seconds": 0.1,
-}
+RECORD = {"config": {"a": None}, "random": {"seed": 1, "step": 7}, "data": {}, "backend": "x", "seconds": 0.1}
+TREES = ("params", "mu", "nu")
+POSIX = pytest.mark.skipif(os.name != "posix", reason="folders are synchronised on POSIX alone")
 
 
-def state(seed: int) -> dict:
-    random = np.random.default_rng(seed)
+def state(step: int = 7) -> dict[str, Any]:
+    random = np.random.default_rng(0)
 
-    def tree() -> dict:
-        return {
-            "head": {
-                "kernel": random.standard_normal((2, 3), np.float32).T,  # not in C order
-                "bias": np.array([np.float32(1e-42), -0.0], np.float32),  # a denormal and a negative zero
-            },
-            "scale": np.float32(random.random()),
-        }
+    def tree() -> dict[str, Any]:
+        kernel = random.standard_normal((2, 3), np.float32).T  # not in C order
+        bias = np.array([np.float32(1e-42), -0.0], np.float32)  # a denormal and a negative zero
+        return {"head": {"kernel": kernel, "bias": bias}, "scale": np.float32(random.random())}
 
-    return {"params": tree(), "mu": tree(), "nu": tree(), "step": 7}
+    return {**{name: tree() for name in TREES}, "step": step}
 
 
-def written(folder: Path, *, step: int = 7, keep: int = 9, seed: int = 0) -> Path:
-    record = {**RECORD, "step": step}
-    return checkpoint.write(folder, Checkpoint({**state(seed), "step": step}, record), keep=keep)
+def written(folder: Path, *, step: int = 7, keep: int = 9) -> Path:
+    return checkpoint.write(folder, Checkpoint(state(step), {**RECORD, "step": step}), keep=keep)
 
 
-def rewrite_record(path: Path, **changes: object) -> None:
-    """Changes state.json and makes its checksum right again, to reach the checks behind it."""
-    record = json.loads((path / "state.json").read_text())
+def amended(path: Path, **changes: Any) -> None:
+    """Changes state.json, or removes what becomes `...`, with a right checksum, to reach the checks behind it."""
+    record = {**json.loads((path / "state.json").read_text()), **changes}
     record.pop("sha256")
-    record = {key: value for key, value in {**record, **changes}.items() if value is not None}
-    record["sha256"] = hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
-    (path / "state.json").write_text(json.dumps(record))
+    checkpoint.amend(path, {key: value for key, value in record.items() if value is not ...})
 
 
-def rewrite_arrays(path: Path, change) -> None:  # type: ignore[no-untyped-def]
-    """Changes the arrays and makes all checksums right again."""
-    arrays = safetensors.numpy.load((path / "arrays.safetensors").read_bytes())
-    change(arrays)
-    content = safetensors.numpy.save(arrays)
+def with_arrays(path: Path, content: bytes) -> None:
+    """Replaces the arrays, with right checksums."""
     (path / "arrays.safetensors").write_bytes(content)
-    rewrite_record(path, arrays_sha256=hashlib.sha256(content).hexdigest())
+    amended(path, arrays_sha256=hashlib.sha256(content).hexdigest())
 
 
-def test_exact_bits(tmp_path: Path) -> None:
-    read = checkpoint.read(written(tmp_path), SHAPES)
-    assert read.record == {**RECORD, "format": 2, "arrays_sha256": read.record["arrays_sha256"]}
+def test_exact_bits_and_nothing_pickled(tmp_path: Path) -> None:
+    path, expected = written(tmp_path), state()
+    read = checkpoint.read(path, SHAPES)
+    assert read.record == {**RECORD, "step": 7, "format": 2, "arrays_sha256": read.record["arrays_sha256"]}
     assert read.state["step"] == 7
-    for tree in ("params", "mu", "nu"):
-        for name in ("kernel", "bias"):
-            found, expected = read.state[tree]["head"][name], state(0)[tree]["head"][name]
-            assert found.tobytes() == np.ascontiguousarray(expected).tobytes()
-        assert read.state[tree]["scale"].shape == ()
-        assert read.state[tree]["scale"] == state(0)[tree]["scale"]
-
-
-def test_nothing_is_pickled(tmp_path: Path) -> None:
-    files = sorted(path.name for path in written(tmp_path).iterdir())
-    assert files == ["arrays.safetensors", "state.json"]
+    for tree in TREES:
+        values, others = (flatten(one[tree]) for one in (read.state, expected))
+        assert {name: (value.shape, value.tobytes()) for name, value in values.items()} == {
+            name: (value.shape, np.asarray(value, order="C").tobytes()) for name, value in others.items()
+        }
+    assert sorted(file.name for file in path.iterdir()) == ["arrays.safetensors", "state.json"]
 
 
 def test_the_newest_are_kept(tmp_path: Path) -> None:
@@ -85,6 +91,12 @@ def test_the_newest_are_kept(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["00000015", "00000020"]
     assert checkpoint.latest(tmp_path) == tmp_path / "00000020"
     assert checkpoint.latest(tmp_path / "empty") is None
+
+
+def test_folders_that_are_not_checkpoints_do_not_count(tmp_path: Path) -> None:
+    for name in ("5", "9²", "00000009.old", "0000001²", "٠٠٠٠٠٠٠١", "000000012", "00000012 (copy)"):
+        (tmp_path / name).mkdir()
+    assert checkpoint.steps(tmp_path) == []
 
 
 @pytest.mark.parametrize("name", ["arrays.safetensors", "state.json"])
@@ -99,23 +111,18 @@ def test_a_missing_file(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("changes", "message"),
     [
-        (lambda arrays: arrays.pop("mu/head/bias"), "no array 'mu/head/bias'"),
-        (
-            lambda arrays: arrays.update({"params/head/kernel": np.zeros((2, 3), np.float32)}),
-            r"kernel is F32 \(2, 3\)",
-        ),
-        (lambda arrays: arrays.update({"nu/scale": np.zeros((), np.int32)}), r"nu/scale is I32 \(\)"),
-        (
-            lambda arrays: arrays.update({"params/x": np.zeros(1, np.float32)}),
-            "'params/x' is not a parameter of the model",
-        ),
+        ({"mu/head/bias": ...}, "no array 'mu/head/bias'"),
+        ({"params/head/kernel": np.zeros((2, 3), np.float32)}, r"kernel is F32 \(2, 3\)"),
+        ({"nu/scale": np.zeros((), np.int32)}, r"nu/scale is I32 \(\)"),
+        ({"params/x": np.zeros(1, np.float32)}, "'params/x' is not a parameter of the model"),
     ],
 )
-def test_arrays_that_do_not_fit_the_model(tmp_path: Path, change, message: str) -> None:  # type: ignore[no-untyped-def]
+def test_arrays_that_do_not_fit_the_model(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     path = written(tmp_path)
-    rewrite_arrays(path, change)
+    arrays = {**safetensors.numpy.load((path / "arrays.safetensors").read_bytes()), **changes}
+    with_arrays(path, safetensors.numpy.save({key: value for key, value in arrays.items() if value is not ...}))
     with pytest.raises(CheckpointError, match=message):
         checkpoint.read(path, SHAPES)
 
@@ -126,7 +133,7 @@ def test_arrays_that_do_not_fit_the_model(tmp_path: Path, change, message: str) 
         ({"format": 4, "version": "7.1"}, r"format 4, of moespec 7\.1; expected one of \(1, 2, 3\)"),
         ({"format": 3}, "no entry 'files'"),
         ({"format": 3, "files": {"../x": "0"}}, "files: '../x': not what"),
-        ({"data": None}, "no entry 'data'"),
+        ({"data": ...}, "no entry 'data'"),
         ({"step": "7"}, r"state\.json: step='7': not what a checkpoint has there"),
         ({"step": 7.0}, r"state\.json: step=7\.0: not what"),
         ({"step": True}, r"state\.json: step=True: not what"),
@@ -135,79 +142,357 @@ def test_arrays_that_do_not_fit_the_model(tmp_path: Path, change, message: str) 
         ({"step": 8}, r"state\.json: step=8, in the folder of step 00000007"),
     ],
 )
-def test_records_that_cannot_be_used(tmp_path: Path, changes: dict, message: str) -> None:
+def test_records_that_cannot_be_used(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     path = written(tmp_path)
-    rewrite_record(path, **changes)
+    amended(path, **changes)
     with pytest.raises(CheckpointError, match=message):
         checkpoint.read(path, SHAPES)
 
 
-def test_not_safetensors(tmp_path: Path) -> None:
-    path = written(tmp_path)
-    (path / "arrays.safetensors").write_bytes(b"nothing")
-    rewrite_record(path, arrays_sha256=hashlib.sha256(b"nothing").hexdigest())
-    with pytest.raises(CheckpointError, match="not a safetensors file"):
-        checkpoint.read(path, SHAPES)
+# -------------------------------------------------------------------------------------- in what order files reach the disk
 
 
-def test_a_dtype_that_numpy_does_not_have(tmp_path: Path) -> None:
-    path = written(tmp_path)
-    header = json.dumps({"params/scale": {"dtype": "F8_E4M3", "shape": [4], "data_offsets": [0, 4]}}).encode()
-    content = len(header).to_bytes(8, "little") + header + bytes(4)
-    (path / "arrays.safetensors").write_bytes(content)
-    rewrite_record(path, arrays_sha256=hashlib.sha256(content).hexdigest())
-    with pytest.raises(
-        CheckpointError, match=r"arrays\.safetensors: 'params/scale' has dtype F8_E4M3, expected one of"
-    ):
-        checkpoint.read(path, SHAPES)
+@pytest.fixture
+def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is synchronised, and with how many bytes, and what is renamed, in order, with names within `tmp_path`."""
+    lines: list[str] = []
+    fsync = os.fsync
+
+    def synced(descriptor: int) -> None:
+        status = os.fstat(descriptor)
+        name = next(  # by its number, as no system but Linux tells a descriptor's name
+            path.relative_to(tmp_path).as_posix()
+            for path in (tmp_path, *tmp_path.rglob("*"))
+            if path.stat().st_ino == status.st_ino
+        )
+        lines.append(f"sync {name}" if stat.S_ISDIR(status.st_mode) else f"sync {name} of {status.st_size}")
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    for name in ("rename", "replace"):
+        real = getattr(os, name)
+
+        def renamed(source: Any, target: Any, *, real: Any = real, **options: Any) -> None:
+            lines.append(" to ".join(Path(path).relative_to(tmp_path).as_posix() for path in (source, target)))
+            real(source, target, **options)
+
+        monkeypatch.setattr(os, name, renamed)
+    return lines
 
 
-def test_numbers_in_bfloat16(tmp_path: Path) -> None:
-    """They can be read, but are not what a run saved."""
-    path = checkpoint.write(
-        tmp_path, Checkpoint({tree: {"a": np.ones(2)} for tree in ("params", "mu", "nu")}, RECORD), keep=1
-    )
-    entries = {
-        f"{tree}/a": {"dtype": "BF16", "shape": [2], "data_offsets": [4 * i, 4 * i + 4]}
-        for i, tree in enumerate(("params", "mu", "nu"))
-    }
-    header = json.dumps(entries).encode()
-    content = len(header).to_bytes(8, "little") + header + bytes(12)
-    (path / "arrays.safetensors").write_bytes(content)
-    rewrite_record(path, arrays_sha256=hashlib.sha256(content).hexdigest())
-    with pytest.raises(CheckpointError, match=r"params/a is BF16 \(2,\), expected F32"):
-        checkpoint.read(path, {"a": (2,)})
+@POSIX
+def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path: Path, calls: list[str]) -> None:
+    (tmp_path / "x").write_bytes(b"old")
+    write_atomically(tmp_path / "x", b"newer")
+    assert calls == ["sync .x.tmp of 5", ".x.tmp to x", "sync ."]
+    assert (tmp_path / "x").read_bytes() == b"newer"
 
 
-def test_folders_that_are_not_checkpoints_do_not_count(tmp_path: Path) -> None:
-    for name in ("5", "9²", "00000009.old", "0000001²", "٠٠٠٠٠٠٠١", "000000012", "00000012 (copy)"):
-        (tmp_path / name).mkdir()
-    assert checkpoint.steps(tmp_path) == []
+@POSIX
+def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(tmp_path: Path, calls: list[str]) -> None:
+    """And the older one goes after that, under a name that is none of a checkpoint; a record is replaced whole."""
+    written(tmp_path, step=1, keep=1)
+    del calls[:]
+    written(tmp_path, step=2, keep=1)
+    sizes = {name: (tmp_path / "00000002" / name).stat().st_size for name in ("arrays.safetensors", "state.json")}
+    assert calls == [
+        *(f"sync .00000002.tmp/{name} of {size}" for name, size in sizes.items()),
+        *("sync .00000002.tmp", ".00000002.tmp to 00000002", "sync .", "00000001 to .00000001.old.tmp"),
+    ]
+    amended(tmp_path / "00000002", seconds=2.0)
+    assert "00000002/.state.json.tmp to 00000002/state.json" in calls
 
 
-@pytest.mark.parametrize("failing", ["write_synced", "sync_directory"])
-def test_a_crash_while_writing_leaves_the_older_checkpoint(
-    tmp_path: Path, failing: str, monkeypatch: pytest.MonkeyPatch
+def test_the_log_is_on_the_disk_before_the_checkpoint(tmp_path: Path, runs: Any, monkeypatch: Any) -> None:
+    """As a run that goes on drops lines, and cannot make up for lines that are lost. What a killed process left is swept."""
+    run, order = runs.broken("torch", tmp_path / "run", step=8), []
+    for rest in (".00000012.tmp", ".00000004.old.tmp"):
+        (run / "checkpoints" / rest).mkdir()
+        (run / "checkpoints" / rest / "arrays.safetensors").write_bytes(b"half")
+    log, save = RunLog.sync, Saver.save
+    monkeypatch.setattr(RunLog, "sync", lambda self: (order.append("log"), log(self)))
+    monkeypatch.setattr(Saver, "save", lambda *arguments: (order.append("checkpoint"), save(*arguments)))
+    runs.train(run, "torch")
+    assert order == ["log", "checkpoint"]
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["00000008", "00000012"]
+
+
+@POSIX
+def test_the_log_reaches_the_disk(tmp_path: Path, calls: list[str]) -> None:
+    log = RunLog(tmp_path, 0)
+    log.write("train", 1, {"loss": 0.5})
+    size = (tmp_path / "metrics.jsonl").stat().st_size
+    assert size > 0, "each line is written at once"
+    assert calls == []
+    log.sync()
+    log.close()
+    assert calls == [f"sync metrics.jsonl of {size}"]
+
+
+def full(*arguments: Any) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@POSIX
+@pytest.mark.parametrize("failing", [("fsync",), ("rename", "replace")], ids=["write", "rename"])
+def test_a_file_that_cannot_be_written_is_named_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: tuple[str, ...]
 ) -> None:
-    """Stops the writing at each of its system calls in turn."""
-    real = getattr(checkpoint, failing)
-    for calls in range(2):
-        written(tmp_path, step=1, keep=1) if not checkpoint.steps(tmp_path) else None
-        left = calls
+    (tmp_path / "x").write_bytes(b"old")
+    log = RunLog(tmp_path, 0)
+    for name in failing:
+        monkeypatch.setattr(os, name, full)
+    writes: list[tuple[str, Callable[[], Any]]] = [("", lambda: write_atomically(tmp_path / "x", b"newer"))]
+    if "fsync" in failing:
+        writes = [("x.tmp'", writes[0][1]), (f"'{tmp_path}'", lambda: sync_directory(tmp_path)), ("jsonl'", log.sync)]
+    for name, write in writes:
+        with pytest.raises(OSError, match=f"No space left on device.*{name}"):
+            write()
+    log.close()
+    assert [path.name for path in tmp_path.glob("*x*")] == ["x"]
+    assert (tmp_path / "x").read_bytes() == b"old"
+    with pytest.raises(OSError, match="no number") as error, named_errors(tmp_path / "x"):
+        raise OSError("no number")
+    assert error.value.filename is None
 
-        def stop(*arguments: object, real=real) -> None:  # type: ignore[no-untyped-def]
-            nonlocal left
-            if left == 0:
-                raise KeyboardInterrupt
-            left -= 1
-            real(*arguments)
 
-        monkeypatch.setattr(checkpoint, failing, stop)
-        with pytest.raises(KeyboardInterrupt):
-            written(tmp_path, step=2, keep=1)
-        monkeypatch.setattr(checkpoint, failing, real)
-        newest = checkpoint.latest(tmp_path)
-        assert newest is not None
-        checkpoint.read(newest, SHAPES)
-        checkpoint.sweep(tmp_path)
-        assert not list(tmp_path.glob(".*"))
+# --------------------------------------------------------------------- safetensors that lie, or have what NumPy does not
+
+
+def content(header: Any, rest: bytes = b"", *, length: int | None = None) -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(text) if length is None else length) + text + rest
+
+
+def of(dtype: str, size: int, shape: list[int]) -> bytes:
+    """A file with the tensor `tables`."""
+    return content({"tables": {"dtype": dtype, "shape": shape, "data_offsets": [0, size]}}, bytes(size))
+
+
+UNKNOWN = {"F8_E4M3": 4, "F8_E5M2": 4, "F8_E8M0": 4, "F6_E2M3": 3, "F4": 2, "F16": 8, "C64": 32}
+"""Bytes of four numbers of each dtype."""
+LONG = {"many axes": of("F32", 4, [1] * 100), "a long axis": of("F32", 0, [0, 2**63])}
+LIES = {
+    "nothing": b"",
+    "no header": b"\xff" * 8,
+    "a long header": content(b"{}", length=2**62),
+    "a header of 100 MB": content(b"{}", length=100_000_000),
+    "deep lists": content(b"[" * 100_000),
+    "deep objects": content(b'{"a":' * 100_000),
+    "deep metadata": content(b'{"__metadata__":' + b'{"a":' * 100_000 + b"1" + b"}" * 100_001),
+    "a list": content([]),
+    "no entry": content({"tables": 3}),
+    "no such dtype": of("X9", 4, [1]),
+    "fewer bytes": content({"tables": {"dtype": "I32", "shape": [4], "data_offsets": [0, 16]}}, bytes(8)),
+    "other bytes": content({"tables": {"dtype": "I32", "shape": [4], "data_offsets": [0, 8]}}, bytes(8)),
+    "more bytes": of("I32", 16, [4]) + b"\0",
+    "a product beyond 64 bits": of("F32", 0, [2**62, 4]),
+    "a negative axis": of("F32", 4, [-1]),
+}
+FILES = {
+    **{name: (of(name, size, [4]), rf"'tables' has dtype {name}, expected one of BF16, F32, ") for name, size in UNKNOWN.items()},
+    **{name: (file, "'tables' has a shape that no array can have") for name, file in LONG.items()},
+    **{name: (file, "not a safetensors file") for name, file in LIES.items()},
+}  # fmt: skip
+
+
+def hashed(**fields: Any) -> VitConfig:
+    sizes = {"experts": 4, "channels": 1, "classes": 10, "image_size": 8, "patch_size": 4}
+    return named("vit_tiny", router="hash", moe="last_1", **{**sizes, **fields})
+
+
+def as_checkpoint(path: Path) -> Path:
+    """The file as the arrays of a checkpoint whose checksums are right."""
+    trees = {tree: {"tables": np.zeros(4, np.float32)} for tree in TREES}
+    folder = checkpoint.write(path.parent, Checkpoint({**trees, "step": 7}, {**RECORD, "step": 7}), keep=1)
+    with_arrays(folder, path.read_bytes())
+    return folder
+
+
+def as_vector(path: Path) -> Path:
+    """The file beside a manifest that has its checksum."""
+    digest, beside = hashlib.sha256(path.read_bytes()).hexdigest(), path.with_suffix(".json")
+    beside.write_text(json.dumps({"schema": manifest.SCHEMA, "tensors": {"file": path.name, "sha256": digest}}))
+    return beside
+
+
+HASH_TABLE = r"x\.safetensors.*not a readable file of moespec hash-table"
+READERS: dict[str, tuple[Callable[[Path], Any], type[Exception], str]] = {
+    "content": (lambda path: decoded(path.read_bytes()), ValueError, ""),
+    "hash_table": (lambda path: hash_tables.read(path, hashed(token_ids="position")), DataError, HASH_TABLE),
+    "checkpoint": (
+        lambda path: checkpoint.read(as_checkpoint(path), {"tables": (4,)}),
+        *(CheckpointError, r"00000007/arrays\.safetensors: "),
+    ),
+    "results": (files.read, files.FileError, r"x\.safetensors: "),
+    "vector": (lambda path: manifest.read(as_vector(path)), VectorError, r"x\.safetensors: "),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("name", FILES)
+def test_files_that_cannot_be_read(tmp_path: Path, name: str, reader: str) -> None:
+    path = tmp_path / "x.safetensors"
+    file, message = FILES[name]
+    path.write_bytes(file)
+    read, kind, where = READERS[reader]
+    with pytest.raises(kind, match=where if reader == "hash_table" and name in LIES else f"{where}.*{message}"):
+        read(path)
+
+
+def test_what_can_be_read() -> None:
+    """The numbers as they were written; bfloat16 as float32, with the dtype that the file has."""
+    numbers = ("float32", "float64", "int8", "uint16", "int64")
+    arrays = {dtype: np.arange(6, dtype=dtype).reshape(2, 3) for dtype in numbers}
+    arrays |= {"bool": np.array([True, False]), "scalar": np.array(2.5), "empty": np.zeros((0, 3), np.float32)}
+    tensors = decoded(safetensors.numpy.save(arrays))
+    assert tensors.keys() == arrays.keys()
+    for name, array in arrays.items():
+        assert tensors[name].array.dtype == array.dtype
+        np.testing.assert_array_equal(tensors[name].array, array)
+    header = {"x": {"dtype": "BF16", "shape": [2], "data_offsets": [0, 4]}}
+    dtype, array = decoded(content(header, b"\x80\x3f\x20\xc0"))["x"]
+    assert (dtype, array.dtype, array.tolist()) == ("BF16", np.float32, [1.0, -2.5])
+
+
+def test_numbers_in_bfloat16_are_not_what_a_run_saved(tmp_path: Path) -> None:
+    """They can be read."""
+    offsets = {tree: [8 * number, 8 * number + 8] for number, tree in enumerate(TREES)}
+    entries = {f"{t}/tables": {"dtype": "BF16", "shape": [4], "data_offsets": offsets[t]} for t in TREES}
+    (tmp_path / "x").write_bytes(content(entries, bytes(24)))
+    with pytest.raises(CheckpointError, match=r"params/tables is BF16 \(4,\), expected F32"):
+        checkpoint.read(as_checkpoint(tmp_path / "x"), {"tables": (4,)})
+
+
+@pytest.mark.parametrize(("dtype", "bytes_"), [("BF16", 2), ("F64", 8), ("I32", 4)])
+def test_a_codebook_is_of_float32(tmp_path: Path, dtype: str, bytes_: int) -> None:
+    """bfloat16 too would lose what k-means found."""
+    path, codebook = tmp_path / "x", np.zeros((2, 16), np.float32)
+    hash_tables.write(path, hash_tables.HashTables(codebook, np.zeros((1, 2), np.int32)), hashed(codes=2))
+    hash_tables.read(path, hashed(codes=2))
+    (length,) = struct.unpack("<Q", path.read_bytes()[:8])
+    end = 8 + bytes_ * codebook.size
+    header = json.loads(path.read_bytes()[8 : 8 + length]) | {
+        "codebook": {"dtype": dtype, "shape": [2, 16], "data_offsets": [8, end]},
+        "tables": {"dtype": "I32", "shape": [1, 2], "data_offsets": [0, 8]},
+    }
+    path.write_bytes(content(header, bytes(end)))
+    with pytest.raises(DataError, match=f"x: codebook has dtype {dtype}, expected F32"):
+        hash_tables.read(path, hashed(codes=2))
+
+
+# --------------------------------------------------------------------------------------------------- damage at random
+
+DAMAGES, SEED = (
+    int(os.environ.get(name, value)) for name, value in (("MOESPEC_DAMAGES", "500"), ("MOESPEC_DAMAGES_SEED", "0"))
+)
+STATE: list[bytes] = [
+    *(b"", b"null", b"[]", b"36.0", b"{}", b'{"sha256": 1}', b"\xff\xfe", b"1" * 10_000),
+    *(b'"\\ud800"', b'{"sha256": NaN}'),
+    *(b"[" * 100_000, b'{"a":' * 100_000, b"[" * 100_000 + b"]" * 100_000, b'{"a":' * 900 + b"1" + b"}" * 900),
+]
+ENTRIES: dict[str, list[Any]] = {
+    "step": ["12", None, 36.0, True, -12, 10**30, 13, [12]],
+    "config": [None, [], {}, "vit_tiny", {"model": []}, {"model": {"router": 3}}],
+    "random": [None, [], {}, {"seed": 5, "step": 12}],
+    "data": [None, 7, {"epoch": 0, "offset": "x"}],
+    "backend": [None, 3],
+    "seconds": [None, "3", [1.0]],
+    "format": [None, "1", 2, 1.5],
+    "arrays_sha256": [None, 3, "", "0" * 64],
+}
+DTYPES = ("F8_E4M3", "F8_E5M2", "BF16", "F16", "F64", "I32", "U8", "BOOL", "C64", "F4", "X9", "", None, 3)
+
+
+def damaged(content: bytes, draw: random.Random) -> bytes:
+    """What may happen to the bytes of a file."""
+    start, end = draw.randrange(len(content)), draw.randint(1, 4096)
+    flipped = bytearray(content)
+    for _ in range(draw.randint(1, 8)):
+        flipped[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+    zeroed = content[:start] + bytes(len(content[start : start + end])) + content[start + 4096 :]
+    return draw.choice([bytes(flipped), content[:start], zeroed, content + draw.randbytes(draw.randint(1, 64))])
+
+
+def forged_state(record: dict[str, Any], draw: random.Random) -> bytes:
+    """state.json with an entry that a checkpoint cannot have, or without it, and a right checksum."""
+    key = draw.choice(list(ENTRIES))
+    value = draw.choice([*ENTRIES[key], ...])
+    return signed(
+        {name: entry for name, entry in {**record, key: value}.items() if entry is not ... and name != "sha256"}
+    )
+
+
+def forged_arrays(arrays: bytes, draw: random.Random) -> bytes:
+    """The arrays with a header that does not fit them, or the model."""
+    (length,) = struct.unpack("<Q", arrays[:8])
+    header, rest = json.loads(arrays[8 : 8 + length]), arrays[8 + length :]
+    name = draw.choice([name for name in header if name != "__metadata__"])
+    entry = header.pop(name)
+    start, end = entry["data_offsets"]
+    shapes = [[-1], [2**63], [2**32, 2**32], [1, *entry["shape"]], ["4"], None, [1.5]]
+    offsets = [[0, 0], [4, 0], [0, 2**63], [-4, 0], [0], None, ["0", "4"], [0, 2**64]]
+    changes = [
+        {"dtype": draw.choice(DTYPES)},
+        {"dtype": draw.choice(("F8_E4M3", "F8_E5M2", "U8", "I8", "BOOL")), "shape": [end - start]},  # as many bytes
+        {"dtype": "F8_E4M3", "shape": []},
+        *({"shape": draw.choice(shapes)}, {"data_offsets": draw.choice(offsets)}),
+    ]
+    other = draw.choice([[], {}, None, 3, "", {name: []}, {"__metadata__": {"a": 1}}])
+    forged = [{**header, name: {**entry, **change}} for change in changes]
+    forged += [{**header, f"{name}/{draw.randrange(9)}": entry}, header, other]
+    text = draw.choice([*(json.dumps(each).encode() for each in forged), draw.choice(STATE)])
+    length = draw.choice([0, 1, length - 1, 2**31, 2**63, 2**64 - 1]) if draw.random() < 0.2 else len(text)
+    return struct.pack("<Q", length) + text + rest
+
+
+def test_damaged_checkpoints(runs: Any, tmp_path: Path) -> None:
+    """None ends in a traceback, and none is used as it is."""
+    run, draw = tmp_path / "run", random.Random(SEED)
+    shutil.copytree(runs.whole("torch"), run)
+    directory = RunDirectory(run)
+    config = directory.config()
+    assert config is not None
+    newest = run / "checkpoints" / "00000012"
+    originals = {name: (newest / name).read_bytes() for name in ("arrays.safetensors", "state.json")}
+    record = json.loads(originals["state.json"])
+    sums = dict.fromkeys(("sha256", "arrays_sha256"))
+    B, examples = load_backend("torch"), len(load_data(config).train)
+
+    def read() -> dict[str, Any]:
+        directory.claim(config, resume=True)
+        return flatten(B.export_state(begin(B, config, directory, examples=examples, initial=dict).state))
+
+    expected, notices = read(), 0
+    assert expected["step"] == 12
+    for number in range(DAMAGES):
+        name, kind, contents = draw.choice(list(originals)), draw.choice(["bytes", "bytes", "forged"]), dict(originals)
+        if kind == "bytes":
+            contents[name] = damaged(originals[name], draw)
+        elif name == "state.json":
+            contents[name] = draw.choice(STATE) if draw.random() < 0.4 else forged_state(record, draw)
+        else:
+            contents[name] = forged_arrays(originals[name], draw)
+            digest = hashlib.sha256(contents[name]).hexdigest()
+            contents["state.json"] = signed(
+                {key: value for key, value in record.items() if key != "sha256"} | {"arrays_sha256": digest}
+            )
+        for file, text in contents.items():
+            (newest / file).write_bytes(text)
+        where = f"seed {SEED}, damage {number}: {kind} {name}"
+        try:
+            values = read()
+        except SpecError as error:
+            notices += 1
+            if str(run) not in str(error):
+                raise AssertionError(f"{where}: the file is not named") from error
+        except BaseException as error:
+            raise AssertionError(where) from error
+        else:  # a checkpoint that says the same in other words
+            assert values.pop("step") == 12, where
+            for path, value in values.items():
+                assert value.tobytes() == expected[path].tobytes(), f"{where}: {path}"
+            assert json.loads((newest / "state.json").read_text()) | sums == record | sums, where
+    assert notices > 0.95 * DAMAGES
+    shutil.rmtree(newest)
+    assert trained_params(directory, config)[1] == 8, "the one before it is as it was"

@@ -295,9 +295,3 @@ def test_nothing_there(tmp_path: Path) -> None:
             load(name)
     with pytest.raises(DataError, match="no folders of classes"):
         load("folder", str(tmp_path), image_size=6)
-    with pytest.raises(ConfigError, match=r"data\.name='cifar'"):
-        load("cifar")
-    with pytest.raises(ConfigError, match=r"validation_share=1.5"):
-        load("digits", validation_share=1.5)
-    with pytest.raises(ConfigError, match=r"data\.path='x': the data set 'digits' is in the package"):
-        load("digits", "x")

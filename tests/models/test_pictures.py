@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from moespec.models.data.datasets import load
 from moespec.models.data.pictures import check_header, read_image
 from moespec.models.errors import DataError
 
@@ -143,21 +142,3 @@ def test_a_model_of_two_channels(tmp_path: Path) -> None:
     Image.new("L", (4, 4)).save(tmp_path / "x.png")
     with pytest.raises(DataError, match=r"x\.png: a picture is grey or RGB, but the model takes 2 channels"):
         read_image(tmp_path / "x.png", 4, channels=2)
-
-
-def test_headers_are_read_before_anything_else(tmp_path: Path) -> None:
-    """A picture that is none is found at the start; one that is cut off, when it is decoded. Names may be any text."""
-    for name in ("cat", "9²"):
-        (tmp_path / name).mkdir()
-        for number in range(5):
-            noise = np.random.default_rng(number).integers(0, 256, (30, 30, 3), np.uint8)
-            Image.fromarray(noise).save(tmp_path / name / f"{number}.png")
-    assert load("folder", str(tmp_path), image_size=4).classes == ("9²", "cat")
-    whole = (tmp_path / "cat" / "3.png").read_bytes()
-    (tmp_path / "cat" / "3.png").write_bytes(whole[:-30])
-    data = load("folder", str(tmp_path), image_size=4)
-    with pytest.raises(DataError, match=r"cat/3\.png: not a readable image"):
-        data.train.read(np.arange(len(data.train)))
-    (tmp_path / "cat" / "3.png").write_bytes(whole[:20])
-    with pytest.raises(DataError, match=r"cat/3\.png: not a readable image"):
-        load("folder", str(tmp_path), image_size=4)

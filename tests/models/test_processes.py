@@ -19,12 +19,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from moespec.backends.mesh import mesh_sizes
+from moespec.backends.mesh import Pieces, mesh_sizes
 from moespec.models import cli
 from moespec.models.commandline import commands
 from moespec.models.errors import CheckpointError, RunError
 from moespec.models.parameters import Drawn
-from moespec.models.training import checkpoint
+from moespec.models.training import checkpoint, saver
 from moespec.models.training.config import Config, ModelConfig
 from moespec.models.training.resolve import model_config
 from moespec.models.training.rundirectory import RunDirectory
@@ -54,9 +54,17 @@ def moespec(*arguments, environment=None, wait=True):
 
 
 def trained(*arguments, **options):
-    found = moespec(*arguments, **options)
-    assert found.returncode == 0, found.stderr[-2000:]
-    return found
+    ended = moespec(*arguments, **options)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    return ended
+
+
+def wait_for(launcher, come):
+    until = time.monotonic() + 120
+    while not come():
+        assert launcher.poll() is None
+        assert time.monotonic() < until
+        time.sleep(0.01)
 
 
 def losses(run):
@@ -77,9 +85,9 @@ def of_four(tmp_path_factory):
     """The same, of four."""
     pytest.importorskip("torch")
     run = tmp_path_factory.mktemp("four") / "run"
-    found = trained("launch", "-n", "4", *TRAIN, *TWO_BY_TWO, "--backend", "torch", "--run", run)
-    assert "devices: data 2 x expert 2, of 4 processes" in found.stdout
-    assert found.stdout.count("devices: ") == 1
+    ended = trained("launch", "-n", "4", *TRAIN, *TWO_BY_TWO, "--backend", "torch", "--run", run)
+    assert "devices: data 2 x expert 2, of 4 processes" in ended.stdout
+    assert ended.stdout.count("devices: ") == 1
     return run
 
 
@@ -123,11 +131,7 @@ def test_processes_are_started_again_after_one_is_killed(of_one, tmp_path):
     run = tmp_path / "run"
     options = ("-n", "2", "--restarts", "1", *TRAIN, "--backend", "torch", "--run", run)
     launcher = moespec("launch", *options, wait=False)
-    until = time.monotonic() + 120
-    while not (run / "checkpoints" / "00000004").exists():
-        assert launcher.poll() is None
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    wait_for(launcher, (run / "checkpoints" / "00000004").exists)
     children = subprocess.run(["pgrep", "-P", str(launcher.pid)], capture_output=True, text=True, check=True).stdout
     os.kill(int(children.split()[1]), signal.SIGKILL)
     _, errors = launcher.communicate(timeout=180)
@@ -141,11 +145,7 @@ def test_a_signal_stops_all_processes_and_saves(tmp_path):
     many = ("--training.steps", "100000", "--training.checkpoint-every", "100000", "--training.log-every", "5")
     many += ("--training.compile", "never")
     launcher = moespec("launch", "-n", "2", *TRAIN, *many, "--backend", "torch", "--run", run, wait=False)
-    until = time.monotonic() + 120
-    while not (run / "metrics.jsonl").exists() or not read_log(run, "train"):
-        assert launcher.poll() is None
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    wait_for(launcher, lambda: read_log(run, "train"))
     launcher.send_signal(signal.SIGTERM)
     _, errors = launcher.communicate(timeout=120)
     assert launcher.returncode == 128 + signal.SIGTERM, errors[-2000:]
@@ -182,26 +182,13 @@ def test_what_cannot_be_spread_is_refused_before_anything_is_written(
 
 
 def test_a_usage_error_of_the_processes_is_that_of_the_launch(tmp_path):
-    found = moespec(
-        *(
-            "launch",
-            "-n",
-            2,
-            "--restarts",
-            1,
-            "train",
-            "--backend",
-            "torch",
-            "--mesh.fsdp",
-            3,
-            "--run",
-            tmp_path / "run",
-        )
-    )
-    assert found.returncode == 2
-    assert "mesh.fsdp=3, mesh.expert=1: 3 does not divide the 2 devices" in found.stderr
-    assert "start 2 of 2" not in found.stderr
-    assert not (tmp_path / "run").exists()
+    run = tmp_path / "run"
+    launch = ("launch", "-n", 2, "--restarts", 1, "train", "--backend", "torch", "--mesh.fsdp", 3, "--run", run)
+    ended = moespec(*launch)
+    assert ended.returncode == 2
+    assert "mesh.fsdp=3, mesh.expert=1: 3 does not divide the 2 devices" in ended.stderr
+    assert "start 2 of 2" not in ended.stderr
+    assert not run.exists()
 
 
 @pytest.mark.parametrize("backend", ["torch", pytest.param("jax", marks=pytest.mark.full)])
@@ -237,30 +224,26 @@ class Process:
         self.sizes = type("Sizes", (), {"devices": processes})
 
 
-def record(step=4):
-    config = {"optimizer": {"name": "sgd", "momentum": 0.0}}
-    return {"step": step, "config": config, "random": {}, "data": {}, "backend": "torch", "seconds": 1.0}
-
-
-def pieces(process):
-    from moespec.backends.mesh import Pieces
-
-    whole = np.arange(12, dtype=np.float32).reshape(4, 3)
-    own = whole[2 * process : 2 * process + 2]
-    same = ((((0,), np.ones(3, np.float32)),),)[0] if process == 0 else ()
-    params = {"w": Pieces((4, 3), whole.dtype, (((2 * process, 0), own),)), "b": Pieces((3,), whole.dtype, same)}
-    return {"params": params, "step": 4}
-
-
 SHAPES = {"w": (4, 3), "b": (3,)}
+PARTS = [f"arrays-{number:05d}-of-00002.safetensors" for number in (1, 2)]
 
 
-def saved(folder, processes=(0, 1)):
-    savers = [Saver(Process(process, 2), folder, keep=2, spare=None) for process in processes]
-    for process, saver in zip(processes, savers, strict=True):
-        saver.save(pieces(process), record())
-    for saver in reversed(savers):
-        saver.wait()
+def saving(folder, processes=(0, 1)):
+    """What saves the parts of a checkpoint of two processes."""
+    whole, savers = np.arange(12, dtype=np.float32).reshape(4, 3), []
+    config = {"optimizer": {"name": "sgd", "momentum": 0.0}}
+    record = {"step": 4, "config": config, "random": {}, "data": {}, "backend": "torch", "seconds": 1.0}
+    for process in processes:
+        half, both = whole[2 * process : 2 * process + 2], ((((0,), np.ones(3, np.float32)),), ())[process]
+        params = {"w": Pieces((4, 3), whole.dtype, (((2 * process, 0), half),)), "b": Pieces((3,), whole.dtype, both)}
+        savers.append(Saver(Process(process, 2), folder, keep=2, spare=None))
+        savers[-1].save({"params": params, "step": 4}, record)
+    return savers
+
+
+def saved(folder):
+    for one in reversed(saving(folder)):
+        one.wait()
     return folder / "00000004"
 
 
@@ -271,69 +254,59 @@ def test_parts_become_whole(tmp_path):
     np.testing.assert_array_equal(read["b"], np.ones(3))
     lazy = checkpoint.read(path, SHAPES, whole=False).state["params"]["w"]
     np.testing.assert_array_equal(lazy[1:3, 1:], [[4, 5], [7, 8]])
-    assert sorted(file.name for file in path.iterdir()) == [
-        *("arrays-00001-of-00002.safetensors", "arrays-00002-of-00002.safetensors", "state.json"),
-    ]
+    assert sorted(file.name for file in path.iterdir()) == [*PARTS, "state.json"]
 
 
 def test_a_damaged_part_is_named_when_it_is_read(tmp_path):
     path = saved(tmp_path)
-    part = path / "arrays-00002-of-00002.safetensors"
-    content = bytearray(part.read_bytes())
-    content[-1] ^= 1
-    part.write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"arrays-00002-of-00002.safetensors: damaged"):
+    part = path / PARTS[1]
+    content = part.read_bytes()
+    part.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(CheckpointError, match=f"{PARTS[1]}: damaged"):
         checkpoint.read(path, SHAPES)
     lazy = checkpoint.read(path, SHAPES, whole=False).state["params"]["w"]
     np.testing.assert_array_equal(lazy[:2, :], np.arange(6).reshape(2, 3))
     with pytest.raises(ValueError, match="damaged"):
         lazy[:, :]
     part.unlink()
-    with pytest.raises(CheckpointError, match=r"arrays-00002-of-00002.safetensors: cannot be read"):
+    with pytest.raises(CheckpointError, match=f"{PARTS[1]}: cannot be read"):
         checkpoint.read(path, SHAPES, whole=False)
-
-
-def test_a_missing_piece_is_no_array(tmp_path):
-    path = saved(tmp_path)
+    part.write_bytes(content)
     state = json.loads((path / "state.json").read_text())
     state.pop("sha256")
-    del state["files"]["arrays-00001-of-00002.safetensors"]
+    del state["files"][PARTS[0]]
     checkpoint.amend(path, state)
     with pytest.raises(CheckpointError, match=r"w: its pieces do not make an array of \(4, 3\)"):
         checkpoint.read(path, SHAPES)
 
 
 def test_a_full_disk_of_one_process_is_named_and_leaves_no_checkpoint(tmp_path, monkeypatch):
-    import moespec.models.training.saver as module
-
-    write = module.write_synced
+    write = saver.write_synced
 
     def full(path, content):
         if "00002-of" in path.name:
             raise OSError(28, "No space left on device", str(path))
         write(path, content)
 
-    monkeypatch.setattr(module, "write_synced", full)
-    savers = [Saver(Process(process, 2), tmp_path, keep=2, spare=None) for process in (0, 1)]
-    for process, saver in enumerate(savers):
-        saver.save(pieces(process), record())
+    monkeypatch.setattr(saver, "write_synced", full)
+    first, second = saving(tmp_path)
     with pytest.raises(OSError, match="No space left"):
-        savers[1].wait()
+        second.wait()
     with pytest.raises(RunError, match=r"process 1 could not save its part: .*No space left"):
-        savers[0].wait()
+        first.wait()
     assert checkpoint.steps(tmp_path) == []
 
 
 def test_process_0_does_not_wait_for_ever(tmp_path, monkeypatch):
-    monkeypatch.setattr("moespec.models.training.saver.PATIENCE", 0.2)
+    monkeypatch.setattr(saver, "PATIENCE", 0.2)
+    (first,) = saving(tmp_path, processes=(0,))
     with pytest.raises(RunError, match="process 1 has not saved its part"):
-        saved(tmp_path, processes=(0,))
+        first.wait()
     assert checkpoint.steps(tmp_path) == []
 
 
 def test_values_are_drawn_when_they_are_read():
-    model = replace(Config(), model=ModelConfig(image_size=8, channels=1, classes=10)).model
-    config = model_config(model)
+    config = model_config(replace(Config(), model=ModelConfig(image_size=8, channels=1, classes=10)).model)
     eager, lazy = (flatten(init(config, 3, lazily=lazily)) for lazily in (False, True))
     assert eager.keys() == lazy.keys() == flatten(parameter_shapes(config)).keys()
     for name, value in eager.items():
@@ -349,8 +322,8 @@ def test_the_loop_of_the_documentation_runs():
     program = text.partition("```python\n")[2].partition("```")[0]
     program = program.replace("mesh_sizes(jax.device_count())", "mesh_sizes(jax.device_count(), expert=2)")
     environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
-    found = subprocess.run(
+    ended = subprocess.run(
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False
     )
-    assert found.returncode == 0, found.stderr[-2000:]
-    assert 1.0 < float(found.stdout) < 2.4
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    assert 1.0 < float(ended.stdout) < 2.4

@@ -8,8 +8,9 @@ import pytest
 
 import moespec.backends.numpy as B
 from moespec import spec
-from moespec.models import layers, mixer, sparse_mlp
-from moespec.models.draws import Draws, of_step
+from moespec.models import mixer, sparse_mlp
+from moespec.models.draws import of_step
+from moespec.models.trees import flatten
 from moespec.spec.errors import ConfigError, ShapeError
 from moespec.spec.routing import Noise
 
@@ -21,14 +22,6 @@ def tiny(**fields):
         **{"token_experts": 3, "sparse_token_hidden": 4, "experts": 3, "sparse_hidden": 6},
     }
     return sparse_mlp.SparseMlpConfig(**{**small, **fields})
-
-
-def flat(tree, path=()):
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            yield from flat(value, (*path, key))
-        else:
-            yield "/".join((*path, key)), value
 
 
 def parameters(config, seed=0):
@@ -92,7 +85,7 @@ def test_counts_are_those_of_the_paper():
 @pytest.mark.parametrize("fields", [{}, {"experts": 0}, {"sparse_width": 6}, {"moe": "last_2"}, {"moe": "none"}])
 def test_shapes_are_those_of_the_initial_parameters(fields):
     config = tiny(**fields)
-    params, shapes = dict(flat(sparse_mlp.init(config))), dict(flat(sparse_mlp.parameter_shapes(config)))
+    params, shapes = flatten(sparse_mlp.init(config)), flatten(sparse_mlp.parameter_shapes(config))
     assert {name: value.shape for name, value in params.items()} == shapes
     assert {value.dtype for value in params.values()} == {np.dtype(np.float32)}
     assert sum(value.size for value in params.values()) == sparse_mlp.parameter_count(config)
@@ -137,10 +130,10 @@ def mixture(items, p, *, choices, drop, cut):
     return result
 
 
-def by_hand(config, params, images, kept=None):
-    """The features of the network from the equations of the paper; `kept` (images, 2 depth) multiplies each residual branch."""
-    kept = np.ones((len(images), 2 * config.depth)) if kept is None else kept
-    factors = kept.T[:, :, None, None]
+def by_hand(config, params, images, branches=None):
+    """The features of the network from the equations of the paper; `branches` (images, 2 depth) multiplies each residual branch."""
+    branches = np.ones((len(images), 2 * config.depth)) if branches is None else branches
+    factors = branches.T[:, :, None, None]
     size = config.patch_size
     rows = config.image_size // size
     cut = [images[:, r * size : (r + 1) * size, c * size : (c + 1) * size] for r in range(rows) for c in range(rows)]
@@ -182,6 +175,8 @@ def by_hand(config, params, images, kept=None):
         {"channel_router": "importance_score"},
         {"sparse_tokens": 4},
         {"sparse_tokens": 4, "sparse_width": 6},
+        {"token_experts": 1, "experts": 1, "choices": 1, "router_options": {"drop": 0.0}},
+        {"router_options": {"drop": 0.5}},
     ],
 )
 def test_the_network_is_that_of_the_equations(router, fields):
@@ -202,41 +197,15 @@ def test_stochastic_depth_drops_what_the_experts_make_of_an_image(experts):
     params, images, random = parameters(config), images_for(config, 12), of_step(12, seed=1, step=2)
     draws = spec.unit_interval(spec.random_words([1, 0, 2, 0], stream=2 * 2**20, rows=12, columns=6))
     rates = np.repeat([0.0, 0.25, 0.5], 2)
-    kept = (draws >= rates) / (1 - rates)
-    assert all(len(set(column)) == 2 for column in kept.T[2:]), (
+    factors = (draws >= rates) / (1 - rates)
+    assert all(len(set(column)) == 2 for column in factors.T[2:]), (
         "each branch is dropped for some images, kept for others"
     )
-    found = sparse_mlp.forward(B, config, params, images, random=random, train=True).features
-    np.testing.assert_allclose(found, by_hand(config, params, images, kept), rtol=1e-11, atol=1e-11)
+    features = sparse_mlp.forward(B, config, params, images, random=random, train=True).features
+    np.testing.assert_allclose(features, by_hand(config, params, images, factors), rtol=1e-11, atol=1e-11)
 
 
 # -------------------------------------------------------------------------------------------------------- limits
-
-
-@pytest.mark.parametrize("router", ["importance_score", "softmax_token_choice"])
-def test_one_expert_with_room_for_all_is_the_dense_block_between_the_rescales(router):
-    """Its gate is 1."""
-    options = {"drop": 0.0} if router == "importance_score" else {}
-    config = tiny(depth=1, router=router, token_experts=1, experts=1, choices=1, router_options=options)
-    params, images = parameters(config), images_for(config, 3)
-    block = params["blocks"]["0"]
-    first = {name: {key: value[0] for key, value in block[name]["experts"].items()} for name in moes(block)}
-    inner = dataclasses.replace(config, moe="none", width=config.sparse_width)
-    dense = {
-        "norm1": block["norm1"],
-        "token_mlp": first["token_moe"],
-        "norm2": block["norm2"],
-        "channel_mlp": first["channel_moe"],
-    }
-    x = B.rescale(B.patch_embed(images, **params["embedding"]), block["rescale1"])
-    x = B.rescale(mixer.block(B, inner, dense, x, 0, Draws(B)), block["rescale2"])
-    expected = spec.layer_norm(x, **params["norm"]).mean(axis=1)
-    found = sparse_mlp.forward(B, config, params, images)
-    np.testing.assert_allclose(found.features, expected, rtol=1e-12, atol=1e-12)
-
-
-def moes(block):
-    return [name for name in block if name.endswith("moe")]
 
 
 def test_without_rescale_sub_layers_it_has_no_parameters_of_them():
@@ -248,51 +217,15 @@ def test_without_rescale_sub_layers_it_has_no_parameters_of_them():
     assert sparse_mlp.parameter_count(config) == formula(*sizes, 0)
 
 
-def test_a_sparse_block_of_the_sizes_of_the_patches_is_a_mixer_block():
-    """S' = S and C' = C: neither tokens nor channels are mapped."""
-    config = tiny(sparse_tokens=4, sparse_width=6, token_experts=1, experts=0, sparse_token_hidden=5, sparse_hidden=7,
-                  router_options={"drop": 0.0})  # fmt: skip
-    params, images = parameters(config), images_for(config, 3)
-    block = params["blocks"]["1"]
-    expert = {key: value[0] for key, value in block["token_moe"]["experts"].items()}
-    dense = {**params, "blocks": {**params["blocks"], "1": {**block, "token_mlp": expert}}}
-    plain = mixer.MixerConfig(
-        **{f.name: getattr(config, f.name) for f in dataclasses.fields(mixer.MixerConfig) if hasattr(config, f.name)},
-    )
-    expected = mixer.forward(B, plain, dense, images).logits
-    np.testing.assert_allclose(sparse_mlp.forward(B, config, params, images).logits, expected, rtol=1e-12, atol=1e-12)
-
-
 def test_without_sparse_blocks_it_is_a_mixer():
     config = tiny(moe="none")
     shared = [f.name for f in dataclasses.fields(mixer.MixerConfig) if hasattr(config, f.name)]
     plain = mixer.MixerConfig(**{name: getattr(config, name) for name in shared})
     params, images = sparse_mlp.init(config, 3), images_for(config, 2)
-    assert dict(flat(params)).keys() == dict(flat(mixer.init(plain, 3))).keys()
+    assert flatten(params).keys() == flatten(mixer.init(plain, 3)).keys()
     output = sparse_mlp.forward(B, config, B.from_numpy(params), images)
     np.testing.assert_array_equal(output.features, mixer.forward(B, plain, B.from_numpy(params), images).features)
     assert output.routings == []
-
-
-def test_both_modes_agree_where_nothing_is_removed_and_there_is_room():
-    room = {"capacity_factor": 8.0}
-    options = {"importance_score": {"drop": 0.0, **room}, "softmax_token_choice": room}
-    efficient, vanilla = (tiny(router=name, router_options=options[name]) for name in sparse_mlp.ROUTERS)
-    params, images = parameters(efficient), images_for(efficient, 3)
-    found = [sparse_mlp.forward(B, config, params, images).logits for config in (efficient, vanilla)]
-    np.testing.assert_allclose(*found, rtol=1e-13, atol=1e-13)
-
-
-def test_the_mixture_adds_nothing_to_removed_channels():
-    config = tiny(router_options={"drop": 0.5, "capacity_factor": 8.0})
-    layer = sparse_mlp.moe_layers(config, 4)[0]
-    channels = np.random.default_rng(0).standard_normal((4, 5, 8))
-    p = parameters(config)["blocks"]["1"]["token_moe"]
-    mixed, output = layers.moe(B, p, channels, layer, config=config, noise=None, train=False)
-    scores = spec.softmax_affinity(channels.reshape(20, 8) @ p["router"]["kernel"])
-    left = spec.importance_score_order(scores, drop=0.5)
-    assert sorted(left) == np.flatnonzero(mixed.reshape(20, 8).any(axis=1)).tolist()
-    assert output.metrics["dropped"] == 0.5
 
 
 def test_a_routing_group_is_the_batch_unless_it_is_split():
@@ -319,8 +252,8 @@ def test_layers_and_noise():
     assert sparse_mlp.moe_noise(split, 4) == [Noise((2, 10, 3)), Noise((2, 16, 3))]
     assert sparse_mlp.moe_noise(tiny(experts=0), 4) == [Noise((1, 20, 3))]
     params, images = parameters(config), images_for(config, 4)
-    drawn = sparse_mlp.moe_noise(config, 4)
-    noise = [np.random.default_rng(i).standard_normal(wanted.shape) for i, wanted in enumerate(drawn)]
+    needs = sparse_mlp.moe_noise(config, 4)
+    noise = [np.random.default_rng(i).standard_normal(one.shape) for i, one in enumerate(needs)]
     output = sparse_mlp.forward(B, config, params, images, noise=noise, train=True)
     assert sorted(output.losses) == ["importance", "load"]
     weights = [output.metrics[i]["importance_loss"] for i in range(4)]
