@@ -20,12 +20,11 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from moespec.conformance import call
-from moespec.conformance.check.target import Facts, Job, Target
+from moespec.conformance.check.target import Facts, Job, Target, job_of
 from moespec.conformance.check.worker import Answer, pack, unpack
 from moespec.conformance.compare import Dtype
 from moespec.conformance.failure import Failure
-from moespec.conformance.format import Case, Edit, Expectation, Value
+from moespec.conformance.format import Case, Edit, Expectation, Stage, Value
 from moespec.conformance.manifest import decoded, encoded
 
 __all__ = ["LIMIT", "EndedError", "Remote", "end", "process"]
@@ -202,28 +201,29 @@ NOTHING = Value(np.zeros(0), (), "int")
 
 def _question(job: Job, gradient: bool) -> Case:
     """A case without what is expected: of the results of its stages those have numbers that the job reads."""
-    case, read = job.case, set(job.values)
-    losses = gradient and case.expected_gradients.losses
-    if losses:
-        stages = {stage.name: stage for stage in case.stages}
-        read |= set(call.reads(case.stage("route"), stages, call.golden(case)))
+    case, asked = job.case, {job.stage.name: set(job.values)}
+    if gradient and case.expected_gradients.losses:
+        asked["route"] = set(job_of(case, "route").values)
+    read = set().union(*asked.values())
     return replace(
         case,
         cites="",
         purpose="",
-        stages=tuple(replace(stage, outputs=_outputs(stage.name, stage.outputs, read)) for stage in case.stages),
+        stages=tuple(replace(s, outputs=_outputs(s, read, s.name in asked)) for s in case.stages),
         decisions={},
-        gradients=case.gradients and replace(case.gradients, wrt=dict.fromkeys(case.gradients.wrt, NOTHING)),
-        expect=case.expect and Expectation("", "", "", "", Edit({}, {})),
+        gradients=replace(case.gradients, wrt=dict.fromkeys(case.gradients.wrt, NOTHING)) if case.gradients else None,
+        expect=Expectation("", "", "", "", Edit({}, {})) if case.expect else None,
     )
 
 
-def _outputs(stage: str, outputs: Mapping[str, Value], read: set[str]) -> dict[str, Value]:
-    alone = stage in read and len(outputs) == 1
-    return {
-        name: replace(value, scale="magnitude") if alone or f"{stage}/{name}" in read else NOTHING
-        for name, value in outputs.items()
+def _outputs(stage: Stage, read: set[str], asked: bool) -> dict[str, Value]:
+    """Those that are read, with the names of the others; no names of a stage that is neither read nor asked for."""
+    alone = stage.name in read and len(stage.outputs) == 1
+    known = {
+        name: replace(value, scale="magnitude") if alone or f"{stage.name}/{name}" in read else NOTHING
+        for name, value in stage.outputs.items()
     }
+    return known if asked or any(value is not NOTHING for value in known.values()) else {}
 
 
 def _size(case: Case) -> int:
