@@ -66,9 +66,17 @@ def test_every_alternative_of_the_ledger_and_every_rule_of_capacity_has_one():
 
 # Each is caught and recognised. `nox -s variants` runs all on all cases.
 
-OTHERS = [case for case in CASES if case.gradients or case.kind == "trajectory" or case.algorithm == "vit"]
-OTHERS.sort(key=lambda case: (case.kind == "trajectory", case.algorithm == "vit" and "optimizer" not in case.id))
-"""What catches those whose values are right: gradients, steps of optimizers, models and their training."""
+OTHERS = [
+    case for case in CASES if case.gradients or case.kind in ("negative", "trajectory") or case.algorithm == "vit"
+]
+OTHERS.sort(
+    key=lambda case: (
+        case.kind == "negative",
+        case.kind == "trajectory",
+        case.algorithm == "vit" and "optimizer" not in case.id,
+    )
+)
+"""What catches those whose values are right: gradients, steps of optimizers, models and their training, errors."""
 
 
 @pytest.mark.parametrize("name", variants())
