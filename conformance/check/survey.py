@@ -85,18 +85,19 @@ def survey(cases: Sequence[Case], chosen: Collection[Variant]) -> Survey:
 
 def _caught_by(variant: Variant, cases: Sequence[Case]) -> dict[str, str]:
     """Those that fail, algorithm by algorithm, until there are enough: first those that must catch it."""
-    target, caught = Target(variant.name, DTYPE, module_of(variant.replaced)), dict[str, str]()
+    target, caught, otherwise = Target(variant.name, DTYPE, module_of(variant.replaced)), dict[str, str](), False
 
     def rank(case: Case) -> tuple[bool, bool, bool, str]:
         last = case.expect is not None, case.kind == "trajectory"
         return *last, case.algorithm not in variant.algorithms, case.algorithm
 
     for (is_error, *_), part in groupby(sorted(cases, key=rank), rank):
-        if len(caught) >= (1 if is_error else ENOUGH):
+        if len(caught) >= ENOUGH or (is_error and otherwise):
             break
         with np.errstate(all="ignore"):  # those that compute with NaN
             results = run_cases(target, list(part), "eager")
         caught |= {result.id: result.first.stage for result in results if falls(result)}
+        otherwise = bool(caught) and not is_error
     return caught
 
 
