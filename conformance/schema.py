@@ -34,11 +34,11 @@ def check(content: Any, schema: str) -> None:
         from jsonschema.exceptions import best_match
     except ImportError as error:
         raise ValueError("jsonschema checks its form. Install it: pip install 'moespec[conformance]'") from error
-    error = best_match(_validator(schema).iter_errors(content))
-    if error is not None:
-        value = repr(error.instance)
-        message = error.message.replace(value, value if len(value) <= LONGEST else f"{value[:LONGEST]}…")
-        raise ValueError(f"{error.json_path[-LONGEST:]}: {message[: 3 * LONGEST]}")
+    worst = best_match(_validator(schema).iter_errors(content))
+    if worst is not None:
+        value = repr(worst.instance)
+        message = worst.message.replace(value, value if len(value) <= LONGEST else f"{value[:LONGEST]}…")
+        raise ValueError(f"{worst.json_path[-LONGEST:]}: {message[: 3 * LONGEST]}")
 
 
 @cache

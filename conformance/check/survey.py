@@ -1,12 +1,13 @@
 """The suite tried on known variants: every variant must be caught by a vector, and by two or more where it can.
 
 A variant is run, in double precision and op by op, on the cases that call a name that it replaces, as a run of the
-suite runs them; only where no two of these fail on the first step of the trajectories, which take longer. Of error
-cases there is no variant.
+suite runs them, algorithm by algorithm until two have failed; of trajectories, which take longer, the first step. Error
+cases come last, and only where nothing else has failed: most variants check nothing, which is not what they are about.
 """
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 import numpy as np
 from tqdm import tqdm
@@ -24,14 +25,16 @@ from moespec.conformance.rows import ALGORITHMS
 __all__ = ["Survey", "called", "falls", "first_step", "survey", "table"]
 
 DTYPE = DTYPES["float64"]
+ENOUGH = 2
+"""Cases that catch a variant, after which no other algorithm is tried."""
 
 
 @dataclass(frozen=True)
 class Survey:
     """Which cases catch which variants.
 
-    caught: for each variant the ids of the cases that fail on it, with the stage where it differs first. cases: the ids
-    of all cases that were run.
+    caught: for each variant ids of cases that fail on it, with the stage where it differs first; all if these are fewer
+    than two. cases: the ids of all cases, which were run as long as this was not so.
     """
 
     caught: Mapping[str, Mapping[str, str]]
@@ -72,7 +75,7 @@ class Survey:
 
 def survey(cases: Sequence[Case], chosen: Collection[Variant]) -> Survey:
     """Every variant run on the cases that it concerns."""
-    cases = [first_step(case) for case in cases if case.expect is None]
+    cases = [first_step(case) for case in cases]
     names = {case.id: _called_by(case) for case in tqdm(cases, desc="what cases call", unit="case", disable=None)}
     caught = {}
     for variant in tqdm(chosen, desc="variants", unit="variant", disable=None):
@@ -81,13 +84,20 @@ def survey(cases: Sequence[Case], chosen: Collection[Variant]) -> Survey:
 
 
 def _caught_by(variant: Variant, cases: Sequence[Case]) -> dict[str, str]:
-    target = Target(variant.name, DTYPE, module_of(variant.replaced))
-    caught: dict[str, str] = {}
-    for trajectories in (False, True):
-        part = [case for case in cases if (case.kind == "trajectory") == trajectories]
+    """Those that fail, algorithm by algorithm, until there are enough: first those that must catch it."""
+    target, caught, otherwise = Target(variant.name, DTYPE, module_of(variant.replaced)), dict[str, str](), False
+
+    def rank(case: Case) -> tuple[bool, bool, bool, str]:
+        last = case.expect is not None, case.kind == "trajectory"
+        return *last, case.algorithm not in variant.algorithms, case.algorithm
+
+    for (is_error, *_), part in groupby(sorted(cases, key=rank), rank):
+        if len(caught) >= ENOUGH or (is_error and otherwise):
+            break
         with np.errstate(all="ignore"):  # those that compute with NaN
-            results = run_cases(target, part if len(caught) < 2 else [], "eager")
-        caught |= {r.id: r.first.stage for r in results if falls(r)}
+            results = run_cases(target, list(part), "eager")
+        caught |= {result.id: result.first.stage for result in results if falls(result)}
+        otherwise = bool(caught) and not is_error
     return caught
 
 
@@ -104,6 +114,8 @@ def called(job: Job) -> set[str]:
 
 
 def _called_by(case: Case) -> set[str]:
+    if case.expect is not None:  # by the call that must raise
+        return {name for stage in case.stages for name in (stage.call.partition(".")[0], stage.router)}
     names = set().union(*(called(job_of(case, stage.name)) for stage in case.stages))
     names |= {name for stage in case.stages for name in function(stage.call).needs}
     return names | {"value_and_grad"} if case.gradients else names
