@@ -70,6 +70,7 @@ def test_the_options_of_a_router_are_those_that_no_model_decides(router: str) ->
 def test_a_change_of_the_router_changes_the_options() -> None:
     first = ModelConfig(router="softmax_token_choice", router_options={"capacity_factor": 2.0})
     second = first.but(router="softmax_expert_choice")
+    assert replace(first, router="softmax_expert_choice") == second
     assert names(type(second.router_options)) != names(type(first.router_options))
     assert asdict(second.router_options)["capacity_factor"] == 2.0
     with pytest.raises(ConfigError, match=r"model\.router_options\.capacity_factor=2\.0: dselect_k does not have"):
@@ -315,6 +316,12 @@ def test_a_new_file_may_not_have_the_options_of_all_routers(tmp_path: Path) -> N
     (tmp_path / "c.toml").write_text(f"format = 2\n{old}")
     with pytest.raises(ConfigError, match=r"model\.router_options\.choices=1: soft_moe does not have this option"):
         read(tmp_path / "c.toml")
+
+
+def test_a_file_of_a_model_without_a_router_may_have_a_table_of_no_options(tmp_path: Path) -> None:
+    """Which runs wrote when every model had that table."""
+    (tmp_path / "c.toml").write_text("format = 2\n[model]\nname = 'mixer_tiny'\ndepth = 3\n[model.router_options]\n")
+    assert read(tmp_path / "c.toml").model == ModelConfig("mixer_tiny", depth=3)
 
 
 TITLES = ("source", "balances", "cost", "drops")
