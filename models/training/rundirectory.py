@@ -158,7 +158,7 @@ class RunDirectory:
         if classes and (known := self.classes()) and known != tuple(classes):
             changed[CLASSES] = (list(known), list(classes))
         later: list[int] = []
-        if not override and LENGTH in changed and LENGTH in written:
+        if not override and LENGTH in written and changed.get(LENGTH, (None,))[0] is not None:
             before = int(changed[LENGTH][0])
             same = min(length.settled(config.schedule, total) for total in (before, config.training.total))
             # Back to before a cooldown only: not from a cosine to a checkpoint of its warm-up.

@@ -23,6 +23,7 @@ import safetensors.numpy
 from moespec.conformance import manifest
 from moespec.conformance.check import files
 from moespec.conformance.format import VectorError
+from moespec.conformance.suite import VECTORS
 from moespec.models.errors import CheckpointError, DataError
 from moespec.models.files import named_errors, signed, sync_directory, write_atomically
 from moespec.models.tensors import decoded
@@ -312,7 +313,8 @@ def as_checkpoint(path: Path) -> Path:
 def as_vector(path: Path) -> Path:
     """The file beside a manifest that has its checksum."""
     digest, beside = hashlib.sha256(path.read_bytes()).hexdigest(), path.with_suffix(".json")
-    beside.write_text(json.dumps({"schema": manifest.SCHEMA, "tensors": {"file": path.name, "sha256": digest}}))
+    content = json.loads((VECTORS / "base_layers" / "coarse.json").read_text())
+    beside.write_text(json.dumps(content | {"tensors": {"file": path.name, "sha256": digest}}))
     return beside
 
 

@@ -232,7 +232,7 @@ MOE = {"moe": "last_1", "experts": 2}
         ({**MOE, "router": "hash", "router_options": {"hashes": 2}, "round_experts": True}, "round_experts=True: MultiHash"),
         ({"qk_norm_bias": True}, "qk_norm_bias=True"),
         ({"registers": -1}, "registers=-1"),
-        ({"representation": -1}, "representation=-1: expected an integer from 0"),
+        ({"representation": -1}, "representation=-1: expected an integer of at least 0"),
         ({"group_tokens": -1}, "group_tokens=-1"),
         ({"group_tokens": 4, "group_images": 2}, "group_images=2 with group_tokens=4"),
         ({"norm_epsilon": 0.0}, "norm_epsilon=0.0"),
