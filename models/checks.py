@@ -1,7 +1,9 @@
 """Checks of what the user sets: the sections of a configuration, and files to write."""
 
+import difflib
 import os
 import types
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -9,7 +11,7 @@ from moespec.models.errors import RunError
 from moespec.spec.errors import ConfigError
 from moespec.spec.ranges import check
 
-__all__ = ["at_least", "check_output", "check_value", "described"]
+__all__ = ["at_least", "check_names", "check_output", "check_value", "described"]
 
 LARGEST = 2**63 - 1
 """What a number of 64 bits, such as TOML has, can be."""
@@ -32,6 +34,15 @@ def check_value(name: str, value: Any, hint: Any) -> None:
     except ConfigError as error:
         expected = str(error).removeprefix(f"{name}: ").removesuffix(f", got {value!r}")
         raise ConfigError(f"{name}={value!r}: {expected}") from None
+
+
+def check_names(prefix: str, given: Mapping[str, object], owner: str, known: Collection[str]) -> None:
+    """ConfigError for an option, called by its section `prefix`, that `owner`, a model or router, does not have."""
+    for name, value in given.items():
+        if name not in known:
+            near = difflib.get_close_matches(name, known, cutoff=0.75)
+            has = f"near it: {', '.join(near)}" if near else f"it has {', '.join(known) or 'none'}"
+            raise ConfigError(f"{prefix}{name}={value!r}: {owner} does not have this option; {has}")
 
 
 def described(hint: Any, none: str | None = None) -> str:

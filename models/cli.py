@@ -9,19 +9,19 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import tyro
 from tyro.conf import FlagCreatePairsOff, Positional, UseAppendAction, arg
 
-from moespec.models.commandline.chosen import check_concerns, chosen
+from moespec.models.commandline.chosen import check_concerns, chosen, early
 from moespec.models.commandline.parsing import parse
 from moespec.models.errors import Interrupted
 from moespec.models.evaluation.options import EvaluationConfig
 from moespec.models.training.config import BackendName, Config, ModelConfig, TrainingConfig
-from moespec.models.training.configfile import digits
+from moespec.models.training.configfile import digits, with_model
 from moespec.spec.errors import ConfigError, SpecError
 
 __all__ = [
@@ -45,25 +45,31 @@ __all__ = [
 Arguments = TypeVar("Arguments")
 
 
-@dataclass(frozen=True)
-class TrainArguments:
-    """Train a vision model with mixture-of-experts layers, and write a report.
-
-    Without options: a Soft MoE ViT on 1 797 images of digits; --model mixer_tiny or sparse_mlp_tiny for another. All
-    options can be set in a TOML file (--config); the command line wins. Shown are the options of the router that is
-    chosen; --help with another --router shows those of that one. The run's folder holds config.toml, metrics.jsonl,
-    checkpoints/ and report.html.
-    """
+@dataclass(frozen=True, kw_only=True)
+class Configured:
+    """The arguments of a command that takes the configuration of a run."""
 
     recipe: Annotated[str | None, arg(name="config")] = None
     """a TOML file, or a recipe of the package (moespec list recipes)"""
+    settings: Annotated[Config, arg(name="")] = field(default_factory=Config)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainArguments(Configured):
+    """Train a vision model with mixture-of-experts layers, and write a report.
+
+    Without options: a Soft MoE ViT on 1 797 images of digits; --model mixer_tiny or sparse_mlp_tiny for another. All
+    options can be set in a TOML file (--config); the command line wins. Shown are the options of what is chosen: --help with
+    another --model, --router, --data, --optimizer.name or --schedule.name shows those of that one, and with --data.jitter 1 or
+    --data.randaugment 2 what these can have. The run's folder holds config.toml, metrics.jsonl, checkpoints/ and report.html.
+    """
+
     run: str | None = None
     """folder of the run (default: runs/DATA-ROUTER-BACKEND, or with the name of a model that is not a ViT)"""
     resume: FlagCreatePairsOff[bool] = False
     """go on from the run's last checkpoint, with the run's own configuration"""
     override: FlagCreatePairsOff[bool] = False
     """with --resume: go on with another configuration than the run's own, and record the change in its checkpoints"""
-    settings: Annotated[Config, arg(name="")] = field(default_factory=Config)
 
 
 @dataclass(frozen=True)
@@ -81,8 +87,8 @@ class LaunchArguments:
     """starts after the first, when a process ended with an error"""
 
 
-@dataclass(frozen=True)
-class FinetuneArguments:
+@dataclass(frozen=True, kw_only=True)
+class FinetuneArguments(Configured):
     """Train on from the weights of a run or a file, on the same data or others, at another resolution, or with experts.
 
     moespec finetune runs/x --data folder --data.path photos --model.image-size 384; moespec finetune runs/dense --model.moe
@@ -94,22 +100,14 @@ class FinetuneArguments:
 
     source: Positional[str]
     """weights to start from: a run, a file of moespec convert, or a folder of the hub"""
-    recipe: Annotated[str | None, arg(name="config")] = None
-    """a TOML file, or a recipe of the package (moespec list recipes)"""
     run: str | None = None
     """folder of the new run (default: as in train)"""
     resume: FlagCreatePairsOff[bool] = False
     """go on from the new run's last checkpoint"""
-    settings: Annotated[Config, arg(name="")] = field(default_factory=Config)
 
 
-def _hashed() -> Config:
-    """The defaults of the command hash-table: those of train, with the router hash."""
-    return replace(digits(), model=ModelConfig(router="hash"))
-
-
-@dataclass(frozen=True)
-class HashTableArguments:
+@dataclass(frozen=True, kw_only=True)
+class HashTableArguments(Configured):
     """Make the codebook and the tables of the router hash of a data set, and write them to a file.
 
     `moespec train --router hash --hash.path FILE` trains with them; without a file it makes them itself. The options
@@ -118,7 +116,6 @@ class HashTableArguments:
 
     out: str
     """the file to write (.safetensors)"""
-    settings: Annotated[Config, arg(name="")] = field(default_factory=_hashed)
 
 
 @dataclass(frozen=True)
@@ -153,8 +150,8 @@ class EvaluateArguments:
     """pictures of these that cannot be read: `error`: stop at the first; `skip`: check all first, drop and count"""
 
 
-@dataclass(frozen=True)
-class StudyArguments:
+@dataclass(frozen=True, kw_only=True)
+class StudyArguments(Configured):
     """Train several routers or models, each with several seeds, and say which of them can be told apart.
 
     The other options are those of train, for all entries. What stops it loses nothing: the same command goes on. OUT has
@@ -167,9 +164,6 @@ class StudyArguments:
     """folder of the study"""
     seeds: int = 5
     """seeds of each entry: 0, 1, ..."""
-    recipe: Annotated[str | None, arg(name="config")] = None
-    """a TOML file, or a recipe of the package (moespec list recipes)"""
-    settings: Annotated[Config, arg(name="")] = field(default_factory=Config)
 
 
 @dataclass(frozen=True)
@@ -187,8 +181,8 @@ class CountArguments:
     model: ModelConfig = field(default_factory=ModelConfig)
 
 
-@dataclass(frozen=True)
-class PlanArguments:
+@dataclass(frozen=True, kw_only=True)
+class PlanArguments(Configured):
     """Say what a training step takes on devices that are not here, and which mesh they should have.
 
     moespec plan --model vit_l16 --router soft_moe --experts 128 --devices 256 --chip v5p --training.batch 4096. Memory, operations,
@@ -204,9 +198,6 @@ class PlanArguments:
     """print how each parameter is split, on the mesh of --mesh or the best"""
     json: FlagCreatePairsOff[bool] = False
     """print JSON, for programs"""
-    recipe: Annotated[str | None, arg(name="config")] = None
-    """a TOML file, or a recipe of the package (moespec list recipes)"""
-    settings: Annotated[Config, arg(name="")] = field(default_factory=Config)
 
 
 @dataclass(frozen=True)
@@ -367,9 +358,17 @@ def main(arguments: Sequence[str] | None = None, *, more: Mapping[str, Command] 
     return status or 0
 
 
+def _configured(name: str, kind: type[Any], arguments: list[str], base: Config, words: list[str] | None = None) -> Any:
+    """The arguments of a command with the configuration that they make of `base`; `words` are those about it, if not all."""
+    required = {
+        each.name: tyro.MISSING for each in fields(kind) if (each.default, each.default_factory) == (MISSING, MISSING)
+    }
+    settings = chosen(arguments if words is None else words, base)
+    return _parse(name, kind, arguments, default=kind(**required, settings=settings))
+
+
 def _train(arguments: list[str]) -> None:
-    default = TrainArguments(settings=chosen(arguments, digits()))
-    parsed = _parse("train", TrainArguments, arguments, default=default)
+    parsed = _configured("train", TrainArguments, arguments, digits())
     check_concerns(arguments, parsed.settings)
     from moespec.models.commandline import commands
 
@@ -396,14 +395,9 @@ def _finetune(arguments: list[str]) -> None:
     source, *rest = arguments
     named = any(word.partition("=")[0] in ("--data", "--data.name") for word in rest)
     base = finetuned(digits(), source, other_data=named)
-    settings = chosen(rest, base)
-    if (name := settings.model.name) != base.model.name:
-        raise ConfigError(
-            f"model.name={name!r}: the model is that of the source, {base.model.name!r}; its fields may be set"
-        )
-    parsed = _parse(
-        "finetune", FinetuneArguments, arguments, default=FinetuneArguments(source=tyro.MISSING, settings=settings)
-    )
+    _check_model(early(rest)["model"] or base.model.name, base)
+    parsed = _configured("finetune", FinetuneArguments, arguments, base, rest)
+    _check_model(parsed.settings.model.name, base)  # of a file
     if parsed.settings.init != source:
         raise ConfigError(f"init={parsed.settings.init!r}: the weights are those of the source, {source!r}")
     check_concerns(rest, parsed.settings)
@@ -411,9 +405,16 @@ def _finetune(arguments: list[str]) -> None:
     commands.train_command(settings, run=parsed.run, resume=parsed.resume, override=False, note=note)
 
 
+def _check_model(name: str, base: Config) -> None:
+    """ConfigError for another model than that of the weights that fine-tuning starts from."""
+    if name != base.model.name:
+        raise ConfigError(
+            f"model.name={name!r}: the model is that of the source, {base.model.name!r}; its fields may be set"
+        )
+
+
 def _hash_table(arguments: list[str]) -> None:
-    default = HashTableArguments(out=tyro.MISSING, settings=chosen(arguments, _hashed()))
-    parsed = _parse("hash-table", HashTableArguments, arguments, default=default)
+    parsed = _configured("hash-table", HashTableArguments, arguments, with_model(digits(), None, "hash"))
     check_concerns(arguments, parsed.settings)
     from moespec.models.hashing.command import hash_table_command
 
@@ -438,14 +439,13 @@ def _evaluate(arguments: list[str]) -> None:
 
 
 def _study(arguments: list[str]) -> None:
-    default = StudyArguments(routers=tyro.MISSING, out=tyro.MISSING, settings=chosen(arguments, digits()))
-    parsed = _parse("study", StudyArguments, arguments, default=default)
+    parsed = _configured("study", StudyArguments, arguments, digits())
     from moespec.models.study.command import study_command
     from moespec.models.study.entries import entries
 
     if not parsed.out:
         raise ConfigError("out='': expected the name of a folder")
-    if (seed := parsed.settings.training.seed) != default.settings.training.seed:
+    if (seed := parsed.settings.training.seed) != chosen(arguments, digits()).training.seed:
         raise ConfigError(f"training.seed={seed!r}: a study has seeds of its own, --seeds N")
     configs = entries(parsed.routers, parsed.settings)
     check_concerns(arguments, parsed.settings, *configs.values())
@@ -462,8 +462,7 @@ def _count(arguments: list[str]) -> None:
 
 
 def _plan(arguments: list[str]) -> None:
-    default = PlanArguments(devices=tyro.MISSING, chip=tyro.MISSING, settings=chosen(arguments, digits()))
-    parsed = _parse("plan", PlanArguments, arguments, default=default)
+    parsed = _configured("plan", PlanArguments, arguments, digits())
     check_concerns(arguments, parsed.settings)
     from moespec.models.planning.command import plan_command
 

@@ -6,9 +6,10 @@ E experts.
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from string import digits as DIGITS
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_origin
 
 from moespec.backends.contract import Backend
 from moespec.backends.layer import regrouped
@@ -17,24 +18,24 @@ from moespec.models.hashing import multi_hash
 from moespec.spec.dropout import check_rate
 from moespec.spec.errors import ConfigError, ShapeError
 from moespec.spec.options import RouterOptions
-from moespec.spec.ranges import LARGEST, option_types
+from moespec.spec.ranges import LARGEST, Count, Range, option_types
 from moespec.spec.routers import ROUTERS
 from moespec.spec.routing import Noise, Params, RouterOutput
 
 __all__ = [
     "Block",
+    "CommonConfig",
     "MoeLayer",
     "Output",
-    "check_fields",
     "check_images",
     "check_noise",
     "compute_dtype",
     "layer_norm",
     "mlp",
     "moe",
+    "named",
     "noise_of",
     "output_of",
-    "overridden",
     "placed",
     "run_block",
     "split",
@@ -43,62 +44,80 @@ __all__ = [
 Array = Any
 Config = TypeVar("Config")
 
-CHOICES = {
-    "gelu": ("tanh", "erf"),
-    "expert_init": ("independent", "shared"),
-    "dtype": ("float32", "bfloat16"),
-}
-"""Fields of every model that name an option."""
-
-SIZE, MOST = 2**31 - 1, {"depth": 10_000, "stem_depth": 1000}
-"""Largest size of an axis, which the frameworks number with 32 bits, and the fields that have another limit."""
+SIZE = 2**31 - 1
+"""Largest size of an axis, which the frameworks number with 32 bits."""
+Size = Annotated[int, Range(0, SIZE + 1)]
+"""A size of something that there need not be."""
 
 
 # ----------------------------------------------------------------------------------------------------- configuration
 
 
-def overridden(model: str, kind: type[Config], fields: Mapping[str, Any], overrides: Mapping[str, Any]) -> Config:
-    """The configuration of a model, of class `kind` with `fields`, and with `overrides` in their place.
+@dataclass(frozen=True, kw_only=True)
+class CommonConfig:
+    """What the configurations of all families have. Raises ConfigError for a value that has no meaning."""
 
-    Raises ConfigError for an override that is not a field.
+    image_size: Count = 224
+    """height and width of the square images, in pixels"""
+    patch_size: Count = 16
+    """height and width of a patch, in pixels; divides image_size"""
+    channels: Count = 3
+    """channels of an image"""
+    classes: Size = 1000
+    """outputs of the head; 0 for no head"""
+    width: Count
+    """width D of a token: channels of a patch"""
+    depth: Annotated[int, Range(1, 10_000, below=False)]
+    """number of blocks, dense and MoE together"""
+    hidden: Count
+    """hidden width H of an MLP, or of the MLP over channels"""
+    gelu: Literal["tanh", "erf"] = "tanh"
+    """form of the activation: an approximation, or exact"""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """float32 computes in the dtype of the parameters (which are initialised in float32); bfloat16 computes the blocks in
+    bfloat16, with router logits, final norm, pooling and head in float32"""
+    head_bias: Annotated[float, Range(-LARGEST, LARGEST, below=False)] = 0.0
+    """initial bias of the head; -log(classes) suits the sigmoid loss"""
+    stochastic_depth: float = 0.0
+    """rate at which in training an image skips a residual branch of the last block; evenly less, down to 0, for those before"""
+
+    def __post_init__(self) -> None:
+        kind: Any = type(self)
+        for name, hint in option_types(kind).items():
+            if get_origin(hint) is not Mapping:
+                check_value(name, getattr(self, name), hint)
+        for name in ("dropout", "stochastic_depth"):
+            if hasattr(self, name):
+                check_rate(name, getattr(self, name))
+        if self.image_size % self.patch_size:
+            raise ConfigError(f"patch_size={self.patch_size!r} does not divide image_size={self.image_size!r}")
+
+    @property
+    def sequence(self) -> int:
+        """Patches S of one image."""
+        return (self.image_size // self.patch_size) ** 2
+
+
+def named(
+    name: str, kind: type[Config], sizes: Mapping[str, Mapping[str, Any]], overrides: Mapping[str, Any]
+) -> Config:
+    """The configuration of class `kind` of the model `name`: that of a size of the table, with `overrides` in its place.
+
+    A size without a patch size takes it from the name, as in vit_s16. Raises ConfigError for another name, and for an override
+    that is not a field.
     """
+    size = name.rstrip(DIGITS)
+    fields, patch = sizes.get(size), name[len(size) :]
+    if fields is None or ("patch_size" in fields) == bool(patch) or not re.fullmatch(r"|[1-9]\d{0,8}", patch):
+        names = (size if "patch_size" in own else f"{size}<patch>" for size, own in sizes.items())
+        raise ConfigError(f"name={name!r}: expected one of {', '.join(names)}")
     known: Mapping[str, Any] = kind.__dataclass_fields__  # type: ignore[attr-defined]
-    unknown = sorted(set(overrides) - set(known))
-    if unknown:
-        name = unknown[0]
+    if unknown := sorted(set(overrides) - set(known)):
         raise ConfigError(
-            f"{name}={overrides[name]!r} is not a field of {kind.__name__}, which the model {model!r} has: {', '.join(known)}"
+            f"{unknown[0]}={overrides[unknown[0]]!r} is not a field of {kind.__name__}, which the model {name!r} has: "
+            f"{', '.join(known)}"
         )
-    return kind(**{**fields, **overrides})
-
-
-def check_fields(config: Any, *, at_least_one: Sequence[str], choices: Mapping[str, tuple[str, ...]]) -> None:
-    """Raises ConfigError for a field of a model that has no meaning.
-
-    at_least_one: names of fields that are integers of at least 1, besides those that every model has. choices: what the
-    named fields may be, besides those that every model has.
-    """
-    kind: Any = type(config)
-    for name, hint in option_types(kind).items():
-        if hint in (bool, int, float, str):
-            check_value(name, getattr(config, name), hint)
-    for name in ("image_size", "patch_size", "channels", "width", "depth", "hidden", *at_least_one):
-        if getattr(config, name) < 1:
-            raise ConfigError(f"{name}={getattr(config, name)!r}: expected an integer >= 1")
-        if getattr(config, name) > (most := MOST.get(name, SIZE)):
-            raise ConfigError(f"{name}={getattr(config, name)!r}: expected an integer <= {most}")
-    if not 0 <= config.classes <= SIZE:
-        raise ConfigError(f"classes={config.classes!r}: expected an integer from 0 (no head) to {SIZE}")
-    if not abs(config.head_bias) <= LARGEST:
-        raise ConfigError(f"head_bias={config.head_bias!r}: expected a number that is finite as float32")
-    for name in ("dropout", "stochastic_depth"):
-        if hasattr(config, name):
-            check_rate(name, getattr(config, name))
-    for name, allowed in {**CHOICES, **choices}.items():
-        if hasattr(config, name) and getattr(config, name) not in allowed:
-            raise ConfigError(f"{name}={getattr(config, name)!r}: expected one of {', '.join(allowed)}")
-    if config.image_size % config.patch_size:
-        raise ConfigError(f"patch_size={config.patch_size!r} does not divide image_size={config.image_size!r}")
+    return kind(**{**({"patch_size": int(patch)} if patch else {}), **fields, **overrides})
 
 
 PLACEMENTS = "none, every_2, last_half, first_N, last_N, every_2_last_N, or numbers such as 5,11"

@@ -10,7 +10,6 @@ Source: Tolstikhin et al. 2021 (arXiv 2105.01601), the block also Lou et al. 202
 Initial values are those of the public code: kernels LeCun normal, biases 0.
 """
 
-import re
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,7 +20,7 @@ from moespec.models.draws import Draws, draws_of
 from moespec.models.layers import MoeLayer, Output
 from moespec.models.parameters import constant, lecun_normal
 from moespec.spec.algorithm import Algorithm
-from moespec.spec.errors import ConfigError
+from moespec.spec.ranges import Count
 from moespec.spec.routing import Noise, Params, RouterOutput
 
 __all__ = [
@@ -50,63 +49,28 @@ Array = Any
 
 
 @dataclass(frozen=True, kw_only=True)
-class MixerConfig:
-    """The static description of one MLP-Mixer. Raises ConfigError for a value that has no meaning.
+class MixerConfig(layers.CommonConfig):
+    """The static description of one MLP-Mixer. Raises ConfigError for a value that has no meaning."""
 
-    image_size: height and width of the square images, in pixels.
-    patch_size: height and width of a patch, in pixels; divides image_size.
-    channels: channels of an image.
-    width, depth: width D of a patch's embedding, number of blocks.
-    token_hidden, hidden: hidden widths of the MLP over patches and of the MLP over channels.
-    classes: outputs of the head; 0 for no head.
-    gelu: "tanh" (approximation) or "erf" (exact).
-    dtype: "float32" computes in the dtype of the parameters (which are initialised in float32); "bfloat16" computes
-        the blocks in bfloat16 from float32 parameters, with final norm, pooling and head in float32.
-    head_bias: initial value of the bias of the head.
-    dropout: rate at which single entries become 0 in training: inside each MLP (after its activation) and
-        after it.
-    stochastic_depth: rate at which in training an image skips a residual branch of the last block; evenly less, down to 0,
-        for the blocks before it.
-    """
-
-    image_size: int = 224
-    patch_size: int = 16
-    channels: int = 3
-    width: int
-    depth: int
-    token_hidden: int
-    hidden: int
-    classes: int = 1000
-    gelu: str = "tanh"
-    dtype: str = "float32"
-    head_bias: float = 0.0
+    token_hidden: Count
+    """hidden width of the MLP over patches"""
     dropout: float = 0.0
-    stochastic_depth: float = 0.0
-
-    def __post_init__(self) -> None:
-        layers.check_fields(self, at_least_one=("token_hidden",), choices={})
-
-    @property
-    def sequence(self) -> int:
-        """Patches S of one image."""
-        return (self.image_size // self.patch_size) ** 2
+    """rate at which single entries become 0 in training: inside each MLP (after its activation) and after it"""
 
 
 DECIDED = None
 """There is no router whose options could be decided."""
 
 SIZES: dict[str, dict[str, int]] = {
-    "s": {"width": 512, "depth": 8, "token_hidden": 256, "hidden": 2048},
-    "b": {"width": 768, "depth": 12, "token_hidden": 384, "hidden": 3072},
-    "l": {"width": 1024, "depth": 24, "token_hidden": 512, "hidden": 4096},
+    "mixer_tiny": {
+        **{"image_size": 8, "patch_size": 2, "channels": 1, "classes": 10},
+        **{"width": 64, "depth": 4, "token_hidden": 32, "hidden": 128},
+    },
+    "mixer_s": {"width": 512, "depth": 8, "token_hidden": 256, "hidden": 2048},
+    "mixer_b": {"width": 768, "depth": 12, "token_hidden": 384, "hidden": 3072},
+    "mixer_l": {"width": 1024, "depth": 24, "token_hidden": 512, "hidden": 4096},
 }
-"""Size -> its fields of `MixerConfig`."""
-
-TINY: dict[str, int] = {
-    **{"image_size": 8, "patch_size": 2, "channels": 1, "classes": 10},
-    **{"width": 64, "depth": 4, "token_hidden": 32, "hidden": 128},
-}
-"""`mixer_tiny`: for images of 8 x 8 pixels such as the handwritten digits, and for tests."""
+"""Size -> its fields of `MixerConfig`. `mixer_tiny` is for images of 8 x 8 pixels, and for tests."""
 
 NAMES: tuple[str, ...] = ("mixer_tiny", "mixer_s16", "mixer_b16", "mixer_l16")
 """The usual names. `named` takes any patch size: `mixer_<size><patch>`."""
@@ -117,12 +81,7 @@ def named(name: str, **overrides: Any) -> MixerConfig:
 
     Raises ConfigError for a name or a field that does not exist.
     """
-    if name == "mixer_tiny":
-        return layers.overridden(name, MixerConfig, TINY, overrides)
-    match = re.fullmatch(r"mixer_([a-z]+)([1-9]\d{0,8})", name)
-    if match is None or match[1] not in SIZES:
-        raise ConfigError(f"name={name!r}: expected mixer_tiny or mixer_<size><patch>, size one of {', '.join(SIZES)}")
-    return layers.overridden(name, MixerConfig, {**SIZES[match[1]], "patch_size": int(match[2])}, overrides)
+    return layers.named(name, MixerConfig, SIZES, overrides)
 
 
 def moe_layers(config: MixerConfig, images: int) -> list[MoeLayer]:

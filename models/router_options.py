@@ -15,14 +15,13 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 
 from tyro.conf import FlagConversionOff, arg
 
-from moespec.models.checks import check_value
+from moespec.models.checks import check_names, check_value
 from moespec.spec.errors import ConfigError
 from moespec.spec.options import RouterOptions
 from moespec.spec.ranges import option_types
 from moespec.spec.routers import ROUTERS
 
-__all__ = ["Decided", "RouterSection", "check_options", "named", "options_of", "section", "settings"]
-
+__all__ = ["Decided", "RouterSection", "check_options", "help_texts", "named", "options_of", "section", "settings"]
 
 PREFIX = "router_options."
 
@@ -31,7 +30,7 @@ class Decided(NamedTuple):
     """What a model says about the options of its routers: names of those that it decides, and other defaults."""
 
     names: tuple[str, ...] = ()
-    defaults: Mapping[str, Any] = {}
+    defaults: tuple[tuple[str, Any], ...] = ()
 
 
 @contextmanager
@@ -58,11 +57,11 @@ def check_router(router: str) -> None:
         raise ConfigError(f"router={router!r}: expected one of {', '.join(ROUTERS)}")
 
 
-def check_options(router: str, options: Mapping[str, Any], decided: tuple[str, ...]) -> None:
+def check_options(router: str, options: Mapping[str, Any], decided: Collection[str]) -> None:
     """ConfigError for an unknown router, an option that it does not have or that is `decided`, or a wrong value."""
     check_router(router)
-    types = _set_by_user(router, decided)
-    _check_names(router, types, options, PREFIX)
+    types = {name: hint for name, hint in options_of(router).items() if name not in decided}
+    check_names(PREFIX, options, router, types)
     for name, value in options.items():
         check_value(f"{PREFIX}{name}", value, types[name])
 
@@ -79,9 +78,7 @@ def settings(router: str, options: Mapping[str, Any], **decided: Any) -> RouterO
         raise ConfigError(f"router={router!r} needs {needs} of the tokens, and what it would route here has none")
     has = options_of(router)
     with named(PREFIX, options):
-        made: RouterOptions = ROUTERS[router].options(
-            **{name: value for name, value in decided.items() if name in has}, **options
-        )
+        made: RouterOptions = ROUTERS[router].options(**{n: v for n, v in decided.items() if n in has}, **options)
     return made
 
 
@@ -92,80 +89,43 @@ class RouterSection:
     Raises ConfigError for a value that an option cannot have.
     """
 
-    router: ClassVar[str] = "a model without a router"
-    types: ClassVar[Mapping[str, Any]] = {}
+    owner: ClassVar[str] = ""
+    decided: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
-        for name in self.types:
-            self.check(name, getattr(self, name))
-
-    @classmethod
-    def check(cls, name: str, value: Any) -> None:
-        """ConfigError unless the router has the option `name` and it can have the value."""
-        cls.check_names({name: value})
-        check_value(f"model.{PREFIX}{name}", value, cls.types[name])
-
-    @classmethod
-    def check_names(cls, given: Mapping[str, Any]) -> None:
-        """ConfigError for an option that the router does not have."""
-        _check_names(cls.router, cls.types, given, f"model.{PREFIX}")
-
-    @classmethod
-    def of(cls, given: Mapping[str, Any]) -> "RouterSection":
-        """The section with these options. Raises ConfigError for one that the router does not have."""
-        cls.check_names(given)
-        return cls(**given)
+        if self.owner:
+            with named("model.", ("router_options",)):
+                check_options(self.owner, vars(self), self.decided)
 
     def changed(self) -> dict[str, Any]:
         """The options that differ from the defaults."""
-        values = {field.name: (getattr(self, field.name), field.default) for field in fields(self)}
-        return {name: value for name, (value, default) in values.items() if value != default}
+        return {field.name: value for field in fields(self) if (value := getattr(self, field.name)) != field.default}
 
 
 @cache
-def _section(router: str, names: tuple[str, ...], defaults: tuple[tuple[str, Any], ...]) -> type[RouterSection]:
-    types, help_texts, Options = _set_by_user(router, names), _help(ROUTERS[router].Options), ROUTERS[router].Options
-    other = dict(defaults)
-    members = []
-    for field in fields(Options):
-        if field.name in types:
-            marks = (FlagConversionOff, arg(help=help_texts.get(field.name, "")))
-            default = other.get(field.name, field.default)
-            if default is MISSING:
-                raise TypeError(f"{router}: the option {field.name} has no default, and no model decides it")
-            members.append((field.name, Annotated[(types[field.name], *marks)], default))
-    namespace = {"__doc__": f"Options of the router {router}.", "router": router, "types": types}
-    return make_dataclass(f"{router}_options", members, bases=(RouterSection,), frozen=True, namespace=namespace)
-
-
-def section(router: str | None, decided: Decided | None) -> type[RouterSection]:
-    """The class of the section for a router in a model; for no router, or a model without routers, that without options.
+def section(router: str, decided: Decided) -> type[RouterSection]:
+    """The class of the section for a router in a model, without the options that the model decides.
 
     Raises ConfigError for an unknown router.
     """
-    if router is None or decided is None:
-        return RouterSection
     check_router(router)
-    return _section(router, decided.names, tuple(decided.defaults.items()))
+    kind, texts, members = ROUTERS[router].Options, help_texts(ROUTERS[router].Options), []
+    for option in fields(kind):
+        if option.name not in decided.names:
+            default = dict(decided.defaults).get(option.name, option.default)
+            if default is MISSING:
+                raise TypeError(f"{router}: the option {option.name} has no default, and no model decides it")
+            marks = (FlagConversionOff, arg(help=texts.get(option.name, "")))
+            members.append((option.name, Annotated[(options_of(router)[option.name], *marks)], default))
+    namespace = {"__doc__": f"Options of the router {router}.", "owner": router, "decided": decided.names}
+    return make_dataclass(f"{router}_options", members, bases=(RouterSection,), frozen=True, namespace=namespace)
 
 
-def _set_by_user(router: str, decided: tuple[str, ...]) -> dict[str, Any]:
-    """The types of the options of `router` that the model does not decide, by name."""
-    return {name: hint for name, hint in options_of(router).items() if name not in decided}
-
-
-def _check_names(router: str, types: Mapping[str, Any], given: Mapping[str, Any], prefix: str) -> None:
-    for name, value in given.items():
-        if name not in types:
-            has = f"it has {', '.join(types)}" if types else "it has none"
-            raise ConfigError(f"{prefix}{name}={value!r}: {router} does not have this option; {has}")
-
-
-def _help(Options: type[RouterOptions]) -> dict[str, str]:
+def help_texts(kind: type) -> dict[str, str]:
     """The docstring below each field, by the name of the field, of the class and those it is made of."""
     texts: dict[str, str] = {}
-    for kind in reversed(Options.__mro__[:-1]):
-        body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
+    for part in reversed(kind.__mro__[:-1]):
+        body = ast.parse(textwrap.dedent(inspect.getsource(part))).body[0]
         assert isinstance(body, ast.ClassDef)
         for field, text in zip(body.body, body.body[1:], strict=False):
             if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr):

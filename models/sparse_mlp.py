@@ -19,7 +19,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Literal, get_args
 
 from moespec.backends.contract import Backend
 from moespec.models import layers, mixer, parameters
@@ -29,6 +29,7 @@ from moespec.models.parameters import Parameter, constant, lecun_normal
 from moespec.models.router_options import Decided, options_of, settings
 from moespec.spec.errors import ConfigError
 from moespec.spec.options import RouterOptions
+from moespec.spec.ranges import Count
 from moespec.spec.routing import Noise, Params, RouterOutput
 
 __all__ = [
@@ -52,74 +53,57 @@ Array = Any
 # ---------------------------------------------------------------------------------------------------------- config
 
 
+Mode = Literal["importance_score", "softmax_token_choice"]
+"""How an MoE layer routes: the efficient and the vanilla mode."""
+ROUTERS = get_args(Mode)
+
+
 @dataclass(frozen=True, kw_only=True)
-class SparseMlpConfig:
+class SparseMlpConfig(layers.CommonConfig):
     """The static description of one Sparse-MLP. Raises ConfigError for a value that has no meaning.
 
-    image_size: height and width of the square images, in pixels.
-    patch_size: height and width of a patch, in pixels; divides image_size.
-    channels: channels of an image.
-    width, depth: channels C of a patch, number of blocks, dense and sparse together.
-    token_hidden, hidden: hidden widths D_S and D_C of the MLPs of a dense block.
-    classes: outputs of the head; 0 for no head.
-    gelu: "tanh" (approximation) or "erf" (exact).
-    moe: which blocks are sparse: "none", "every_2" (1, 3, 5, ...), "last_half", "first_N", "last_N" (the first or last N
-        blocks), "every_2_last_N" (the last N of 1, 3, 5, ...), or their numbers from 0, as in "5,11". The fields below
-        concern these blocks only.
-    sparse_tokens, sparse_width: tokens S' and channels C' of a sparse block. Where S' is S, tokens are not rescaled, and
-        where C' is C, channels are not; with both the block has no rescale sub-layers (Table 6).
-    router: of the token-mixing MoE: "importance_score" (efficient) or "softmax_token_choice" (vanilla).
-    channel_router: of the channel-mixing MoE: "softmax_token_choice" or "importance_score".
-    token_experts, token_choices, sparse_token_hidden: experts N_S of the token-mixing MoE, choices K_S of a channel,
-        hidden width of an expert.
-    experts, choices, sparse_hidden: experts N_C of the channel-mixing MoE, choices K_C of a token, hidden width of an
-        expert; with 0 experts it is a dense MLP of that hidden width.
-    router_options: options of the router that differ from its defaults, and those of them that the router of the
-        channel-mixing MoE has too, for that one; the capacity factor is 1.05.
-    expert_init: "independent" initial values for each expert, or "shared" by all experts of a layer.
-    group_size: channels that the token-mixing MoE routes together; 0: all those of the batch.
-    group_images: images whose tokens the channel-mixing MoE routes together; 0: all those of the batch.
-    dtype: "float32" computes in the dtype of the parameters (which are initialised in float32); "bfloat16" computes
-        the blocks in bfloat16 from float32 parameters, with router logits, final norm, pooling and head in float32.
-    head_bias: initial value of the bias of the head.
-    stochastic_depth: rate at which in training an image skips a residual branch of the last block; evenly less, down to 0,
-        for the blocks before it. An image that skips a branch is routed all the same (SL-8), and rescale sub-layers, around
-        which there is no residual connection, are never skipped.
+    Of a sparse block the fields of the MLPs of dense blocks, `token_hidden` and `hidden`, are not used. In stochastic depth
+    an image that skips a branch is routed all the same (SL-8), and rescale sub-layers, around which there is no residual
+    connection, are never skipped.
     """
 
-    image_size: int = 224
-    patch_size: int = 16
-    channels: int = 3
-    width: int
-    depth: int
-    token_hidden: int
-    hidden: int
-    classes: int = 1000
-    gelu: str = "tanh"
+    token_hidden: Count
+    """hidden width of the MLP over patches"""
     moe: str = "last_2"
-    sparse_tokens: int
-    sparse_width: int
-    router: str = "importance_score"
-    channel_router: str = "softmax_token_choice"
-    token_experts: int
-    token_choices: int = 1
-    sparse_token_hidden: int
-    experts: int = 0
-    choices: int = 2
-    sparse_hidden: int
+    """which blocks are sparse: none, every_2 (1, 3, 5, ...), last_half, first_N, last_N (the first or last N blocks),
+    every_2_last_N (the last N of 1, 3, 5, ...), or their numbers from 0, as in 5,11"""
+    sparse_tokens: Count
+    """tokens S' of a sparse block; where that is the number of patches, tokens are not rescaled (Table 6)"""
+    sparse_width: Count
+    """channels C' of a sparse block; where that is the width, channels are not rescaled"""
+    router: Mode = "importance_score"
+    """of the token-mixing MoE: efficient (importance_score) or vanilla"""
+    channel_router: Mode = "softmax_token_choice"
+    """of the channel-mixing MoE"""
+    token_experts: Count
+    """experts N_S of the token-mixing MoE"""
+    token_choices: Count = 1
+    """experts K_S that a channel chooses"""
+    sparse_token_hidden: Count
+    """hidden width of an expert that mixes tokens"""
+    experts: layers.Size = 0
+    """experts N_C of the channel-mixing MoE; with 0 experts it is a dense MLP"""
+    choices: Count = 2
+    """experts K_C that a token chooses"""
+    sparse_hidden: Count
+    """hidden width of an expert that mixes channels, or of the dense MLP"""
     router_options: Mapping[str, bool | int | float | str | None] = field(default_factory=dict, hash=False)
-    expert_init: str = "independent"
-    group_size: int = 0
-    group_images: int = 0
-    dtype: str = "float32"
-    head_bias: float = 0.0
-    stochastic_depth: float = 0.0
+    """options of the router that differ from its defaults, and those of them that the router of the channel-mixing MoE has too,
+    for that one; the capacity factor is 1.05"""
+    expert_init: Literal["independent", "shared"] = "independent"
+    """initial values for each expert, or the same for all experts of a layer"""
+    group_size: layers.Size = 0
+    """channels that the token-mixing MoE routes together; 0: all those of the batch"""
+    group_images: layers.Size = 0
+    """images whose tokens the channel-mixing MoE routes together; 0: all those of the batch"""
 
     def __post_init__(self) -> None:
-        layers.check_fields(self, at_least_one=_SIZES, choices={"router": ROUTERS, "channel_router": ROUTERS})
-        for name in ("experts", "group_size", "group_images"):
-            if not 0 <= getattr(self, name) <= layers.SIZE:
-                raise ConfigError(f"{name}={getattr(self, name)!r}: expected an integer from 0 to {layers.SIZE}")
+        super().__post_init__()
         if self.token_choices > self.token_experts:
             raise ConfigError(f"token_choices={self.token_choices!r}: there are token_experts={self.token_experts!r}")
         if self.experts and self.choices > self.experts:
@@ -139,46 +123,32 @@ class SparseMlpConfig:
         """Whether an MoE layer routes all images of a batch together, so that no image is independent of the others."""
         return bool(moe_blocks(self)) and (not self.group_size or bool(self.experts and not self.group_images))
 
-    @property
-    def sequence(self) -> int:
-        """Patches S of one image."""
-        return (self.image_size // self.patch_size) ** 2
 
-
-VANILLA = "softmax_token_choice"
-ROUTERS = ("importance_score", VANILLA)
-"""How an MoE layer routes: the efficient and the vanilla mode."""
-
-DECIDED = Decided(("width", "experts", "tokens", "choices"), {"capacity_factor": 1.05})
+DECIDED = Decided(("width", "experts", "tokens", "choices"), (("capacity_factor", 1.05),))
 """What follows from the model, of the options of its routers, and what the paper sets."""
 
-_SIZES = ("token_hidden", "sparse_tokens", "sparse_width", "token_experts", "token_choices", "sparse_token_hidden",
-          "choices", "sparse_hidden")  # fmt: skip
-
-_LARGE: dict[str, int | str] = {
-    **{"width": 768, "token_hidden": 384, "hidden": 3072, "sparse_tokens": 392, "sparse_width": 384},
+_LARGE: dict[str, Any] = {
+    **{"patch_size": 16, "width": 768, "token_hidden": 384, "hidden": 3072, "sparse_tokens": 392, "sparse_width": 384},
     **{"sparse_token_hidden": 768, "experts": 4, "choices": 2, "sparse_hidden": 1536},
 }
-SIZES: dict[str, dict[str, int | str]] = {
-    "s": {
-        **{"width": 512, "depth": 8, "token_hidden": 256, "hidden": 2048, "moe": "last_2"},
+SIZES: dict[str, dict[str, Any]] = {
+    "sparse_mlp_tiny": {
+        **{"image_size": 8, "patch_size": 2, "channels": 1, "classes": 10},
+        **{"width": 64, "depth": 4, "token_hidden": 32, "hidden": 128, "moe": "last_2"},
+        **{"sparse_tokens": 32, "sparse_width": 32, "token_experts": 4, "sparse_token_hidden": 64},
+        **{"experts": 4, "sparse_hidden": 64},
+    },
+    "sparse_mlp_s": {
+        **{"patch_size": 16, "width": 512, "depth": 8, "token_hidden": 256, "hidden": 2048, "moe": "last_2"},
         **{"sparse_tokens": 392, "sparse_width": 512, "token_experts": 4, "sparse_token_hidden": 512},
         **{"experts": 0, "sparse_hidden": 2048},
     },
-    "b": {**_LARGE, "depth": 12, "moe": "last_2", "token_experts": 8},
-    "l": {**_LARGE, "depth": 14, "moe": "last_6", "token_experts": 16},
+    "sparse_mlp_b": {**_LARGE, "depth": 12, "moe": "last_2", "token_experts": 8},
+    "sparse_mlp_l": {**_LARGE, "depth": 14, "moe": "last_6", "token_experts": 16},
 }
-"""Size -> its fields of `SparseMlpConfig`."""
+"""Size -> its fields of `SparseMlpConfig`. `sparse_mlp_tiny` is for images of 8 x 8 pixels, and for tests."""
 
-TINY: dict[str, int | str] = {
-    **{"image_size": 8, "patch_size": 2, "channels": 1, "classes": 10},
-    **{"width": 64, "depth": 4, "token_hidden": 32, "hidden": 128, "moe": "last_2"},
-    **{"sparse_tokens": 32, "sparse_width": 32, "token_experts": 4, "sparse_token_hidden": 64},
-    **{"experts": 4, "sparse_hidden": 64},
-}
-"""`sparse_mlp_tiny`: for images of 8 x 8 pixels such as the handwritten digits, and for tests."""
-
-NAMES: tuple[str, ...] = ("sparse_mlp_tiny", "sparse_mlp_s", "sparse_mlp_b", "sparse_mlp_l")
+NAMES = tuple(SIZES)
 """The names that `named` knows."""
 
 
@@ -187,10 +157,7 @@ def named(name: str, **overrides: Any) -> SparseMlpConfig:
 
     Raises ConfigError for a name or a field that does not exist.
     """
-    if name not in NAMES:
-        raise ConfigError(f"name={name!r}: expected one of {', '.join(NAMES)}")
-    size = name.removeprefix("sparse_mlp_")
-    return layers.overridden(name, SparseMlpConfig, TINY if size == "tiny" else SIZES[size], overrides)
+    return layers.named(name, SparseMlpConfig, SIZES, overrides)
 
 
 def moe_blocks(config: SparseMlpConfig) -> tuple[int, ...]:
@@ -223,7 +190,7 @@ def moe_noise(config: SparseMlpConfig, images: int) -> list[Noise]:
 
 def _settings(config: SparseMlpConfig) -> dict[str, RouterOptions]:
     """The options of the token-mixing and of the channel-mixing MoE, of the smallest groups that these can have."""
-    given = {**DECIDED.defaults, **config.router_options}
+    given = {**dict(DECIDED.defaults), **config.router_options}
     has = options_of(config.channel_router)
     made = {
         "tokens": settings(

@@ -9,28 +9,29 @@ row-major order, or with T = group_tokens where that is not 0. Letters of the sh
 image, D width, H hidden, G groups, T tokens of one group, E experts.
 
 Sources: Dosovitskiy et al. 2021 (ViT); Riquelme et al. 2021 (V-MoE); Puigcerver et al. 2024 (Soft MoE); Liu et al.
-2024 (routers, placement); Touvron et al. 2021 (arXiv 2103.17239, layer scale); Darcet et al. 2023 (arXiv 2309.16588,
+2024 (routers, placement); Touvron et al. 2021 (arXiv 2103.17239, layer scale); Xiao et al. 2021 (arXiv 2106.14881, stem: they
+normalise over batches and take ReLU); Darcet et al. 2023 (arXiv 2309.16588,
 registers); timm (`VisionTransformer`) for how the options of its models combine.
 """
 
 import math
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from moespec.backends.contract import Backend
 from moespec.models import layers, parameters
 from moespec.models.draws import draws_of
 from moespec.models.hashing import multi_hash, token_ids
+from moespec.models.hashing.token_ids import IdKind
 from moespec.models.layers import MoeLayer, Output
 from moespec.models.parameters import Parameter, constant, glorot_uniform, normal
 from moespec.models.router_options import Decided, check_options, settings
 from moespec.spec.algorithm import Algorithm
 from moespec.spec.errors import ConfigError
 from moespec.spec.options import RouterOptions
-from moespec.spec.ranges import LARGEST, SMALLEST
+from moespec.spec.ranges import SMALLEST, Count, Range, Scalar
 from moespec.spec.routers import ROUTERS
 from moespec.spec.routers.names import RouterName
 from moespec.spec.routing import Noise, Params, RouterOutput
@@ -65,94 +66,67 @@ Norm = Callable[[Params, Array], Array]
 
 
 @dataclass(frozen=True, kw_only=True)
-class VitConfig:
-    """The static description of one MoE-ViT. Raises ConfigError for a value that has no meaning.
+class VitConfig(layers.CommonConfig):
+    """The static description of one MoE-ViT. Raises ConfigError for a value that has no meaning."""
 
-    image_size: height and width of the square images, in pixels.
-    patch_size: height and width of a patch, in pixels; divides image_size.
-    stem: convolutions with stride 2 before the patches are cut, each of 3 x 3 pixels, with a layer normalisation and a
-        GELU. The last has as many features as a token, the one before it half as many, and so on. 2^stem divides
-        patch_size, which is counted in pixels of the image. Xiao et al. 2021 (arXiv 2106.14881), who normalise over
-        batches and take ReLU.
-    stem_depth: convolutions at each resolution of the stem: one with stride 2, and after it others with stride 1 and as
-        many features; 1 without a stem.
-    channels: channels of an image.
-    width, depth, hidden, heads: width D of a token, number of blocks, hidden width H of an MLP, attention heads.
-    classes: outputs of the head; 0 for no head.
-    pool: "gap" (mean over patches, of the normalised tokens), "gap_norm" (normalisation of the mean), "token" (a class token)
-        or "map" (attention pooling of the patches by a learned probe).
-    registers: learned tokens without a patch, after the class token and before the patches; no pooling sees them.
-    positions: "learned" (of all tokens), "learned_patches" (of the patches alone), "sincos2d" (frequencies 10000^(-i/(P-1)),
-        P = width/4), "sincos2d_moco" (10000^(-i/P)) or "none".
-    pre_norm: a layer normalisation of the tokens before the first block; the embedding of the patches has no bias then (CLIP).
-    norm_epsilon: what layer normalisations add to the variance.
-    layer_scale: initial value of a learned factor for each entry of what attention and MLP add to a token; 0 for none.
-    qkv_bias: queries, keys and values of the blocks have a bias.
-    representation: width of a linear map with tanh between the pooling and the head; 0 for none.
-    qk_norm: layer normalisation (scale only) of queries and keys over each head.
-    qk_norm_bias: that normalisation also has a bias, as in timm; needs qk_norm.
-    gelu: "tanh" (approximation) or "erf" (exact).
-    moe: which blocks are MoE: "none", "every_2" (1, 3, 5, ...), "last_half", "first_N", "last_N" (the first or last N
-        blocks), "every_2_last_N" (the last N of 1, 3, 5, ...), or their numbers from 0, as in "5,11". The fields below
-        concern these blocks only.
-    router: name of the router, a key of `ROUTERS`.
-    experts: number of experts.
-    router_options: options of the router that differ from its defaults (choices, capacity_factor, ...).
-    expert_init: "independent" initial values for each expert, or "shared" by all experts of a block.
-    group_images: images routed together as one group.
-    group_tokens: tokens routed together as one group, where that is a part of an image or not whole images; 0: see
-        group_images. Tokens of all images are in one row, which is cut.
-    round_experts: what goes into the experts and what comes out of them is rounded to bfloat16, as by vmoe's dispatcher of
-        that name; for a model in float32. All slots are computed then.
-    token_ids: what the id of a token is, for a router that takes ids: see `moespec.models.hashing.token_ids`.
-    codes: codewords of a codebook of patches, for such ids.
-    dtype: "float32" computes in the dtype of the parameters (which are initialised in float32); "bfloat16" computes
-        the blocks in bfloat16 from float32 parameters, with router logits, final norm, pooling and head in float32.
-    head_bias: initial value of the bias of the head.
-    dropout: rate at which single entries become 0 in training: after the embedding, after each attention,
-        inside each dense MLP (after its activation) and after each MLP or MoE layer.
-    stochastic_depth: rate at which in training an image skips a residual branch of the last block; evenly less, down to 0,
-        for the blocks before it.
-    """
-
-    image_size: int = 224
-    patch_size: int = 16
+    heads: Count
+    """attention heads"""
     stem: int = 0
-    stem_depth: int = 1
-    channels: int = 3
-    width: int
-    depth: int
-    hidden: int
-    heads: int
-    classes: int = 1000
-    pool: str = "gap"
-    registers: int = 0
-    positions: str = "learned"
+    """convolutions with stride 2 before the patches are cut, each of 3 x 3 pixels, with a layer normalisation and a GELU; the
+    last has as many features as a token, the one before it half as many, and so on; 2^stem divides patch_size"""
+    stem_depth: Annotated[int, Range(1, 1000, below=False)] = 1
+    """convolutions at each resolution of the stem: one with stride 2, and after it others with stride 1"""
+    pool: Literal["gap", "gap_norm", "token", "map"] = "gap"
+    """gap: mean over patches, of the normalised tokens; gap_norm: normalisation of the mean; token: a class token; map: attention
+    pooling of the patches by a learned probe"""
+    registers: layers.Size = 0
+    """learned tokens without a patch, after the class token and before the patches; no pooling sees them"""
+    positions: Literal["learned", "learned_patches", "sincos2d", "sincos2d_moco", "none"] = "learned"
+    """position embedding; learned_patches: of the patches alone, not of class token and registers; sincos2d: frequencies
+    10000^(-i/(P-1)) with P = width/4, sincos2d_moco: 10000^(-i/P)"""
     pre_norm: bool = False
-    norm_epsilon: float = 1e-6
-    layer_scale: float = 0.0
+    """a layer normalisation of the tokens before the first block; the embedding of the patches has no bias then (CLIP)"""
+    norm_epsilon: Annotated[float, Range(SMALLEST, 1, below=False)] = 1e-6
+    """what layer normalisations add to the variance"""
+    layer_scale: Scalar = 0.0
+    """initial value of a learned factor for each entry of what attention and MLP add to a token; 0 for none"""
     qkv_bias: bool = True
-    representation: int = 0
+    """queries, keys and values of the blocks have a bias"""
+    representation: layers.Size = 0
+    """width of a linear map with tanh between the pooling and the head; 0 for none"""
     qk_norm: bool = False
+    """layer normalisation (scale only) of queries and keys over each head"""
     qk_norm_bias: bool = False
-    gelu: str = "tanh"
+    """that normalisation also has a bias, as in timm; needs qk_norm"""
     moe: str = "none"
+    """which blocks are MoE: none, every_2 (1, 3, 5, ...), last_half, first_N, last_N (the first or last N blocks),
+    every_2_last_N (the last N of 1, 3, 5, ...), or their numbers from 0, as in 5,11"""
     router: RouterName = "soft_moe"
+    """router of the MoE blocks (moespec list routers)"""
     experts: int = 0
+    """number of experts"""
     router_options: Mapping[str, bool | int | float | str | None] = field(default_factory=dict, hash=False)
-    expert_init: str = "independent"
-    group_images: int = 1
-    group_tokens: int = 0
+    """options of the router that differ from its defaults (choices, capacity_factor, ...)"""
+    expert_init: Literal["independent", "shared"] = "independent"
+    """initial values for each expert, or the same for all experts of a block"""
+    group_images: Count = 1
+    """images routed together as one group"""
+    group_tokens: layers.Size = 0
+    """tokens routed together as one group, where that is a part of an image or not whole images; 0: see group_images; tokens of
+    all images are in one row, which is cut"""
     round_experts: bool = False
-    token_ids: str = "patch_code"
-    codes: int = 1024
-    dtype: str = "float32"
-    head_bias: float = 0.0
+    """round what goes into and comes out of the experts to bfloat16, as vmoe's dispatcher of that name does; for a model in
+    float32; all slots are computed then"""
+    token_ids: IdKind = "patch_code"
+    """what the id of a token is, for a router that takes ids: see moespec.models.hashing.token_ids"""
+    codes: Count = 1024
+    """codewords of a codebook of patches, for such ids"""
     dropout: float = 0.0
-    stochastic_depth: float = 0.0
+    """rate at which single entries become 0 in training: after the embedding, after each attention, inside each dense MLP (after
+    its activation) and after each MLP or MoE layer"""
 
     def __post_init__(self) -> None:
-        layers.check_fields(self, at_least_one=("stem_depth", "heads", "group_images", "codes"), choices=_OPTIONS)
+        super().__post_init__()
         if self.width % self.heads:
             raise ConfigError(f"heads={self.heads!r} does not divide width={self.width!r}")
         if not 0 <= self.stem < self.patch_size.bit_length() or self.patch_size % 2**self.stem:
@@ -163,15 +137,8 @@ class VitConfig:
             raise ConfigError(f"stem_depth={self.stem_depth!r} without stem: there is no stem to have a depth")
         if self.qk_norm_bias and not self.qk_norm:
             raise ConfigError("qk_norm_bias=True without qk_norm=True: there is no normalisation to have a bias")
-        for name in ("representation", "registers", "group_tokens"):
-            if not 0 <= getattr(self, name) <= layers.SIZE:
-                raise ConfigError(f"{name}={getattr(self, name)!r}: expected an integer from 0 to {layers.SIZE}")
         if self.group_tokens and self.group_images != 1:
             raise ConfigError(f"group_images={self.group_images!r} with group_tokens={self.group_tokens!r}: give one")
-        if not SMALLEST <= self.norm_epsilon <= 1:
-            raise ConfigError(f"norm_epsilon={self.norm_epsilon!r}: expected a number from {SMALLEST:.3g} to 1")
-        if not 0 <= self.layer_scale <= LARGEST:
-            raise ConfigError(f"layer_scale={self.layer_scale!r}: expected a number >= 0 that is finite as float32")
         if self.positions.startswith("sincos2d") and (self.width % 4 or self.width < 8):
             raise ConfigError(f"width={self.width!r}: positions={self.positions!r} needs a multiple of 4, at least 8")
         if moe_blocks(self):
@@ -199,31 +166,24 @@ class VitConfig:
         return math.lcm(tokens, self.sequence) // self.sequence
 
 
-_OPTIONS = {
-    "pool": ("gap", "gap_norm", "token", "map"),
-    "positions": ("learned", "learned_patches", "sincos2d", "sincos2d_moco", "none"),
-    "token_ids": token_ids.KINDS,
-}
-
 DECIDED = Decided(("width", "experts", "tokens", "ids"))
 """What follows from the model, of the options of its routers."""
 
-SIZES: dict[str, dict[str, int]] = {
-    "ti": {"width": 192, "depth": 12, "hidden": 768, "heads": 3},
-    "s": {"width": 384, "depth": 12, "hidden": 1536, "heads": 6},
-    "b": {"width": 768, "depth": 12, "hidden": 3072, "heads": 12},
-    "l": {"width": 1024, "depth": 24, "hidden": 4096, "heads": 16},
-    "h": {"width": 1280, "depth": 32, "hidden": 5120, "heads": 16},
-    "vmoe_s": {"width": 512, "depth": 8, "hidden": 2048, "heads": 8},
+SIZES: dict[str, dict[str, Any]] = {
+    "vit_tiny": {
+        **{"image_size": 8, "patch_size": 2, "channels": 1, "classes": 10},
+        **{"width": 64, "depth": 4, "hidden": 128, "heads": 4, "codes": 64},
+        **{"positions": "sincos2d", "qk_norm": True},
+    },
+    "vit_ti": {"width": 192, "depth": 12, "hidden": 768, "heads": 3},
+    "vit_s": {"width": 384, "depth": 12, "hidden": 1536, "heads": 6},
+    "vit_b": {"width": 768, "depth": 12, "hidden": 3072, "heads": 12},
+    "vit_l": {"width": 1024, "depth": 24, "hidden": 4096, "heads": 16},
+    "vit_h": {"width": 1280, "depth": 32, "hidden": 5120, "heads": 16},
+    "vit_vmoe_s": {"width": 512, "depth": 8, "hidden": 2048, "heads": 8},
 }
-"""Size -> its fields of `VitConfig`. `vmoe_s` is the S of the V-MoE paper, which is not the S of the field."""
-
-TINY: dict[str, bool | int | str] = {
-    **{"image_size": 8, "patch_size": 2, "channels": 1, "classes": 10},
-    **{"width": 64, "depth": 4, "hidden": 128, "heads": 4, "codes": 64},
-    **{"positions": "sincos2d", "qk_norm": True},
-}
-"""`vit_tiny`: for images of 8 x 8 pixels such as the handwritten digits, and for tests."""
+"""Size -> its fields of `VitConfig`. `vit_vmoe_s` is the S of the V-MoE paper, which is not the S of the field; `vit_tiny` is
+for images of 8 x 8 pixels such as the handwritten digits, and for tests."""
 
 NAMES: tuple[str, ...] = (
     *("vit_tiny", "vit_ti16", "vit_s8", "vit_s14", "vit_s16", "vit_s32", "vit_b16", "vit_b32"),
@@ -237,14 +197,7 @@ def named(name: str, **overrides: Any) -> VitConfig:
 
     Raises ConfigError for a name or a field that does not exist.
     """
-    if name == "vit_tiny":
-        fields: dict[str, Any] = dict(TINY)
-    else:
-        match = re.fullmatch(r"vit_([a-z_]+)([1-9]\d{0,8})", name)
-        if match is None or match[1] not in SIZES:
-            raise ConfigError(f"name={name!r}: expected vit_tiny or vit_<size><patch>, size one of {', '.join(SIZES)}")
-        fields = {**SIZES[match[1]], "patch_size": int(match[2])}
-    return layers.overridden(name, VitConfig, fields, overrides)
+    return layers.named(name, VitConfig, SIZES, overrides)
 
 
 def moe_blocks(config: VitConfig) -> tuple[int, ...]:

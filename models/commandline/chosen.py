@@ -1,10 +1,9 @@
 """What a command line chooses before it is parsed, and which options it writes: the configuration's file, model and router.
 
-A router has options of its own, so which options there are to parse, and to show, depends on the router.
+A model and a router have options of their own, so which options there are to parse, and to show, depends on them.
 """
 
 import argparse
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from os.path import isfile
@@ -12,39 +11,33 @@ from pathlib import Path
 from typing import Any
 
 from moespec.backends.optimizers import OPTIMIZERS
-from moespec.models.router_options import RouterSection
 from moespec.models.training import concerns, configfile
-from moespec.models.training.config import Config
-from moespec.models.training.displaced import displaced
-from moespec.spec.errors import ConfigError
+from moespec.models.training.config import LENGTHS, Config
+from moespec.models.training.modelconfig import SHORT
 
-__all__ = ["SHORT", "check_concerns", "chosen"]
-
-_DISPLACING = re.compile(r"--(optimizer|training)\.(name|steps|epochs|examples)(?:=(.*))?", re.DOTALL)
-SHORT = {"model": "model.name", "data": "data.name", "codes": "model.codes"}
-SHORT |= {name: f"model.{name}" for name in ("router", "experts")}
-"""Options that have a short name, too: that name, and the field."""
-_OPTION = re.compile(r"--model\.router[-_]options\.([\w-]+)(?:=(.*))?", re.DOTALL)
+__all__ = ["check_concerns", "chosen", "early"]
 
 
 def chosen(arguments: Sequence[str], default: Config) -> Config:
     """The configuration that the options of the command line change: of a file, of a run that goes on, or `default`.
 
-    It has the model and the router of the command line. Raises ConfigError for a file that cannot be used, and for an
-    option that this router does not have, or a value that it cannot have.
+    It has the model and the router of the command line, and its optimiser; its length is open if the command line has one.
+    Raises ConfigError for a file that cannot be used, and for what the file sets and the model or router does not have.
     """
-    known = _early(arguments)
-    saved = Path(known.run or "") / "config.toml"
-    if known.config:
-        base = configfile.read(configfile.find_recipe(known.config), default, model=known.model, router=known.router)
-    elif known.resume and known.run and isfile(saved):
-        base = configfile.read(saved, model=known.model, router=known.router)
+    known = early(arguments)
+    given: Any = {"model": known["model"], "router": known["router"]}
+    saved = Path(known["run"] or "") / "config.toml"
+    if known["config"]:
+        base = configfile.read(configfile.find_recipe(known["config"]), default, **given)
+    elif known["resume"] and known["run"] and isfile(saved):
+        base = configfile.read(saved, **given)
     else:
-        base = default
-        model = replace(base.model, name=known.model or base.model.name, router=known.router or base.model.router)
-        base = replace(base, model=model)
-    _check(arguments, base.model.router_options)
-    return _with_displaced(base, arguments)
+        base = configfile.with_model(default, known["model"], known["router"])
+    if known["optimizer"] in OPTIMIZERS:
+        base = replace(base, optimizer=configfile.changed(base.optimizer, {"name": known["optimizer"]}))
+    if any(known[name] is not None for name in LENGTHS):
+        base = replace(base, training=configfile.changed(base.training, dict.fromkeys(LENGTHS)))
+    return base
 
 
 def check_concerns(arguments: Sequence[str], *configs: Config) -> None:
@@ -55,60 +48,21 @@ def check_concerns(arguments: Sequence[str], *configs: Config) -> None:
     """
     words = (word.partition("=")[0][2:].replace("-", "_") for word in arguments if word.startswith("--"))
     concerns.check([SHORT.get(word, word) for word in words], *configs)
-    if (known := _early(arguments)).config:
-        path = configfile.find_recipe(known.config)
-        if "format" not in (written := configfile.written(path)):
-            concerns.check(
-                (name for name in written if name != "init_skip"),
-                configfile.read(path, model=known.model, router=known.router),
-                *configs,
-            )
+    known = early(arguments)
+    if known["config"] and "format" not in (
+        written := configfile.written(path := configfile.find_recipe(known["config"]))
+    ):
+        own = configfile.read(path, model=known["model"], router=known["router"])
+        concerns.check((name for name in written if name != "init_skip"), own, *configs)
 
 
-def _early(arguments: Sequence[str]) -> argparse.Namespace:
+def early(arguments: Sequence[str]) -> dict[str, Any]:
+    """What these options say, None for those that are not there. A value that is missing, the parser that comes after reports."""
     early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for names in (("--config",), ("--run",), ("--model", "--model.name"), ("--router", "--model.router")):
-        early.add_argument(*names, nargs="?")  # that a value is missing is said by the parser that comes after
     early.add_argument("--resume", action="store_true")
+    options = {"config": [], "run": [], "model": ["--model.name"], "router": ["--model.router"]}
+    options |= {"optimizer": ["--optimizer.name"], **{name: [f"--training.{name}"] for name in LENGTHS}}
+    for name, flags in options.items():
+        early.add_argument(f"--{name}", *flags, nargs="?", dest=name)
     known, _ = early.parse_known_args([argument for argument in arguments if argument not in ("-h", "--help")])
-    known.router = None if known.router == "None" else known.router
-    return known
-
-
-def _with_displaced(base: Config, arguments: Sequence[str]) -> Config:
-    """The configuration with the optimiser and the length of the command line in place of those that it has."""
-    given: dict[str, dict[str, Any]] = {"optimizer": {}, "training": {}}
-    for argument, following in zip(arguments, [*arguments, ""][1:], strict=True):
-        if match := _DISPLACING.fullmatch(argument):
-            given[match[1]][match[2]] = _value(following if match[3] is None else match[3])
-    name, lengths = given["optimizer"].get("name"), given["training"]
-    if name in OPTIMIZERS:
-        base = replace(base, optimizer=_in_place(base.optimizer, {"name": name}))
-    if any(isinstance(value, int | float) for value in lengths.values()):
-        base = replace(base, training=_in_place(base.training, lengths))
-    return base
-
-
-def _in_place(section: Any, given: dict[str, Any]) -> Any:
-    return replace(section, **{**displaced(section, given), **given})
-
-
-def _check(arguments: Sequence[str], options: RouterSection) -> None:
-    """ConfigError for an option that the router does not have, or a value that it cannot have."""
-    for argument, following in zip(arguments, [*arguments, ""][1:], strict=True):
-        if (name := argument.partition("=")[0]) in ("--data.size", "--data.image-size"):
-            raise ConfigError(f"{name} is not an option; the height and width of the images is --model.image-size")
-        if match := _OPTION.fullmatch(argument):
-            options.check(match[1].replace("-", "_"), _value(following if match[2] is None else match[2]))
-
-
-def _value(text: str) -> Any:
-    """The value that a word of the command line stands for."""
-    if text in ("None", "True", "False"):
-        return {"None": None, "True": True, "False": False}[text]
-    for number in (int, float):
-        try:
-            return number(text)
-        except ValueError:
-            continue
-    return text
+    return {name: None if value == "None" else value for name, value in vars(known).items()}

@@ -29,6 +29,7 @@ from moespec.models.training.devices import check_layout, check_same, connected,
 from moespec.models.training.evaluate import evaluate, evaluation_size
 from moespec.models.training.interruption import Interruption, check
 from moespec.models.training.length import notes
+from moespec.models.training.modelconfig import VitSection
 from moespec.models.training.objective import make_forward
 from moespec.models.training.progress import told
 from moespec.models.training.resolve import choose_backend, load_backend, load_data, model_config, resolve
@@ -225,7 +226,7 @@ def _described(router: Router) -> str:
 
 def _label(config: Config) -> str:
     """The router of a ViT; the name of any other model."""
-    return str(config.model.router) if config.model.name.startswith("vit") else config.model.name
+    return str(config.model.router) if isinstance(config.model, VitSection) else config.model.name
 
 
 class LoadedRun(NamedTuple):

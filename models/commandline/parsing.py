@@ -5,22 +5,35 @@ tells is not known here, tyro's own words are printed.
 """
 
 import difflib
+import math
+import re
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from dataclasses import asdict, fields, is_dataclass
-from typing import Any, TypeVar
+from collections.abc import Callable, Collection, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, make_dataclass, replace
+from itertools import pairwise
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import tyro
+from tyro.conf import Suppress, arg
 
-from moespec.models.checks import described
-from moespec.models.commandline.chosen import SHORT
+from moespec.models.checks import check_names, described
+from moespec.models.training.concerns import unconcerned
+from moespec.models.training.config import Config
 from moespec.models.training.configfile import flat
+from moespec.models.training.modelconfig import SHORT
 from moespec.spec.errors import ConfigError
 
-__all__ = ["parse"]
+__all__ = ["Settings", "parse"]
 
 Arguments = TypeVar("Arguments")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The options of the configuration of a run, and no others."""
+
+    settings: Annotated[Config, arg(name="")]
 
 
 def parse(prog: str, kind: type[Arguments], arguments: Sequence[str], **options: Any) -> Arguments:
@@ -33,17 +46,49 @@ def parse(prog: str, kind: type[Arguments], arguments: Sequence[str], **options:
         if said := _said(event, arguments, kind, options.get("default")):
             raise ConfigError(said)
 
+    _check_numbers(arguments)
+    if {"-h", "--help"} & set(arguments) and hasattr(default := options.get("default"), "settings"):
+        options["default"] = _for_help([word for word in arguments if word not in ("-h", "--help")], default)
     hook: Callable[..., Any] = getattr(getattr(tyro, "_errors", None), "on_parse_error", nullcontext)
     with hook(told):
         parsed: Arguments = tyro.cli(kind, prog=prog, args=arguments, **options)
     return parsed
 
 
+def _check_numbers(arguments: Sequence[str]) -> None:
+    """ConfigError for a number that becomes infinite, which some options may be, but not unsaid."""
+    for name, text in pairwise(part for word in arguments for part in word.split("=", 1)):
+        if re.fullmatch(r"[+-]?\d+(\.\d*)?(e\+?\d+)?", text, re.IGNORECASE) and math.isinf(float(text)):
+            raise ConfigError(f"{name.lstrip('-').replace('-', '_')}={text}: expected a finite number, or inf")
+
+
+def _for_help(arguments: Sequence[str], default: Any) -> Any:
+    """The defaults of a command, as the rest of the command line changes them, without what concerns nothing then."""
+    settings: Config = default.settings
+    with suppress(ConfigError):  # a mistake is reported where no help is requested
+        parsed: Any = parse("", Settings, arguments, default=Settings(settings), return_unknown_args=True)
+        settings = parsed[0].settings
+    return replace(default, settings=_hiding(settings, unconcerned(settings)))
+
+
+def _hiding(section: Any, names: Collection[str]) -> Any:
+    """A section of a configuration, some of whose fields (dotted names) help does not show."""
+    own, hints = {name for name in names if "." not in name}, get_type_hints(type(section), include_extras=True)
+    values = dict(vars(section))
+    for part in {name.partition(".")[0] for name in names} - own:
+        values[part] = _hiding(values[part], [name.partition(".")[2] for name in names if name.startswith(f"{part}.")])
+    members = [(name, Annotated[hints[name], Suppress], field(default=None)) for name in own if name in hints]
+    title, namespace = type(section).__name__, {"__doc__": type(section).__doc__}
+    made: Any = object.__new__(make_dataclass(title, members, bases=(type(section),), frozen=True, namespace=namespace))
+    vars(made).update(values)
+    return made
+
+
 def _said(event: Any, arguments: Sequence[str], kind: Any, default: Any) -> str | None:
     argument: Any = getattr(event, "argument", None)
     match type(event).__name__:
         case "InstantiationFailure" if argument is None:  # of a section's own checks; not all say which section it is
-            place = str(getattr(sys.exc_info()[1], "arg", "")).removeprefix("settings").strip(".")
+            place = str(getattr(sys.exc_info()[1], "arg", "")).removeprefix("settings").strip(".").replace("-", "_")
             return f"{place}.{event.message}" if place and not event.message.startswith(place) else str(event.message)
         case "InstantiationFailure" | "InvalidChoice":
             value = _words_after(argument.lowered.name_or_flags, arguments)
@@ -56,11 +101,34 @@ def _said(event: Any, arguments: Sequence[str], kind: Any, default: Any) -> str 
             return f"{event.prog.removeprefix('moespec ')}: {'; '.join(said)}"
         case "UnrecognizedArgs":
             if option := next((token for token in event.tokens if token.startswith("-")), None):
+                _check_owned(option, arguments, default)
                 near = ", ".join(difflib.get_close_matches(option, _options(kind, default)))
                 return f"{option}: there is no such option{f'; near it: {near}' if near else ''}"
             before = arguments[: list(arguments).index(event.tokens[0])][-1:]
             return f"{event.tokens[0]!r}: not expected here{f', after {before[0]}' if before else ''}"
     return None
+
+
+def _check_owned(option: str, arguments: Sequence[str], default: Any) -> None:
+    """ConfigError for an option that the model or the router does not have."""
+    word = option.partition("=")[0].lstrip("-").replace("-", "_")
+    section, _, name = SHORT.get(word, word).rpartition(".")
+    own: Any = getattr(default, "settings", default)
+    for part in section.split("."):
+        own = getattr(own, part, None)
+    if own is not None and hasattr(own, "owner"):
+        value = _number(_words_after([f"--{word.replace('_', '-')}"], arguments))
+        check_names(f"{section}.", {name: value}, own.owner, vars(own))
+
+
+def _number(text: str) -> int | float | str:
+    """The number that a word is, or the word."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
 
 
 def _name(argument: Any) -> str:

@@ -78,7 +78,7 @@ def _page(
     same: dict[str, str],
     pictures: dict[str, bytes],
 ) -> str:
-    router = [f"router {config.model.router}"] if config.model.router else []
+    router = [f"router {config.model.router}"] if hasattr(config.model, "router") else []
     facts = {
         "model": ", ".join([config.model.name, *router]),
         "cost": cost,

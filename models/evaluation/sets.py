@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -78,9 +77,9 @@ def _model(config: Config, settings: EvaluationConfig) -> Model:
     """The model of the run, with another capacity at evaluation if the settings say so."""
     section = config.model
     if settings.capacity_factor is not None:
-        options: Any = {**section.router_options.changed(), "eval_capacity_factor": settings.capacity_factor}
+        options = {**section.set().get("router_options", {}), "eval_capacity_factor": settings.capacity_factor}
         try:
-            section = replace(section, router_options=options)
+            section = section.but(router_options=options)
         except ConfigError as error:
             raise ConfigError(f"capacity_factor={settings.capacity_factor!r}: {error}") from error
     return model_config(section)

@@ -11,17 +11,29 @@
 V codes, S patches. A class token and registers, which come first, have ids of their own, after those of the patches.
 """
 
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 from moespec.backends.contract import Backend
 from moespec.models.parameters import Parameter, normal
 from moespec.spec.routing import Params
 
-__all__ = ["KINDS", "IdConfig", "count", "layout", "made_of", "of_images", "patches_of", "pixels", "uses_codes"]
+__all__ = [
+    "KINDS",
+    "IdConfig",
+    "IdKind",
+    "count",
+    "layout",
+    "made_of",
+    "of_images",
+    "patches_of",
+    "pixels",
+    "uses_codes",
+]
 
 Array = Any
 
-KINDS = ("patch_code", "position", "previous", "bigram", "position_code")
+IdKind = Literal["patch_code", "position", "previous", "bigram", "position_code"]
+KINDS = get_args(IdKind)
 
 
 class IdConfig(Protocol):

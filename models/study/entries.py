@@ -7,13 +7,9 @@ An entry is written as a router (`soft_moe`), as `dense` for no MoE blocks, or a
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated
-
-from tyro.conf import arg
 
 from moespec.models.commandline.chosen import check_concerns, chosen
-from moespec.models.commandline.parsing import parse
+from moespec.models.commandline.parsing import Settings, parse
 from moespec.models.training.config import Config
 from moespec.spec.errors import ConfigError
 from moespec.spec.routers import ROUTERS
@@ -21,11 +17,6 @@ from moespec.spec.routers import ROUTERS
 __all__ = ["DENSE", "entries"]
 
 DENSE = "dense"
-
-
-@dataclass(frozen=True)
-class _Options:
-    settings: Annotated[Config, arg(name="")]
 
 
 def entries(texts: Sequence[str], base: Config) -> dict[str, Config]:
@@ -51,7 +42,7 @@ def entries(texts: Sequence[str], base: Config) -> dict[str, Config]:
             raise ConfigError(f"routers={text!r}: {error}") from error
         given = words if colon else ["--model.moe", "none"] if name == DENSE else ["--router", name]
         try:
-            config = parse("moespec study", _Options, given, default=_Options(chosen(given, base))).settings
+            config = parse("moespec study", Settings, given, default=Settings(chosen(given, base))).settings
             if colon:
                 check_concerns(given, config)
                 _check_name(name, config)

@@ -3,20 +3,24 @@
 What a single section can tell by itself, it says itself: options that a router, an optimiser or a schedule does not have.
 """
 
+import inspect
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 from moespec.models.data.dataset import Dataset
+from moespec.models.data.datasets import PICTURES
 from moespec.models.data.options import DataConfig
 from moespec.models.training.config import Config
+from moespec.models.training.schedules import SCHEDULES
 from moespec.spec.errors import ConfigError
 from moespec.spec.routers import ROUTERS
 
-__all__ = ["check", "check_share"]
+__all__ = ["check", "check_share", "unconcerned"]
 
 
 def _ids(config: Config) -> bool:
-    return config.model.moe != "none" and ROUTERS[config.model.router or "soft_moe"].needs == "ids"
+    router = getattr(config.model, "router", None) or "soft_moe"
+    return getattr(config.model, "moe", "none") != "none" and ROUTERS[router].needs == "ids"
 
 
 _EXPERTS = ("router", "experts", "router_options", "expert_init", "group_images", "group_tokens", "round_experts")
@@ -36,6 +40,17 @@ TABLE: tuple[tuple[str, tuple[str, ...], Callable[[Config], object], str], ...] 
 """Section, options of it, when they concern a run, and why they do not if they do not."""
 
 
+UNCHECKED: tuple[tuple[str, tuple[str, ...], Callable[[Config], object]], ...] = (
+    ("model", ("channels", "classes"), lambda c: c.data.name != "digits"),
+    ("model", ("stem_depth",), lambda c: c.model.stem),
+    ("model", ("group_images_sparse",), lambda c: c.model.router not in (None, "soft_moe")),
+    ("data", ("path", "grey", "jitter", "blur", "solarise", "randaugment"), lambda c: c.data.name != "digits"),
+    ("data", ("resize", "background", "broken", "cache", "workers"), lambda c: c.data.name in PICTURES),
+    ("mesh", ("transport",), lambda c: c.mesh.expert > 1),
+)
+"""The same of options that others report: they depend on the data, or on the sizes of the model."""
+
+
 def check(written: Iterable[str], *configs: Config) -> None:
     """ConfigError for the first option of `written` (dotted names) that is switched on and concerns none of the configurations."""
     for name in written:
@@ -46,6 +61,15 @@ def check(written: Iterable[str], *configs: Config) -> None:
         for of, options, when, why in TABLE:
             if section == of and option in options and value not in (None, False, 0.0) and not any(map(when, configs)):
                 raise ConfigError(f"{name}={value!r} concerns nothing here: {why}")
+
+
+def unconcerned(config: Config) -> set[str]:
+    """The options (dotted names) that concern nothing in a configuration, which its help leaves out."""
+    rows = [row[:3] for row in TABLE + UNCHECKED if hasattr(config.model, row[1][0]) or row[0] != "model"]
+    found = {f"{of}.{name}".lstrip(".") for of, names, when in rows if not when(config) for name in names}
+    found |= {f"optimizer.{name}" for name in config.optimizer.options() if name not in vars(config.optimizer.own)}
+    known = inspect.signature(SCHEDULES[config.schedule.name]).parameters
+    return found | {f"schedule.{name}" for name in vars(config.schedule) if name not in (*known, "name")}
 
 
 def check_share(config: Config, dataset: Dataset) -> None:

@@ -7,23 +7,21 @@ model or the data when the run starts (`moespec.models.training.resolve`), and t
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from tyro.conf import Fixed, Suppress, arg
+from tyro.conf import Fixed, Suppress
 
 from moespec.backends.mesh import MeshSizes, Transport
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.models.checks import at_least
 from moespec.models.data.options import DataConfig
 from moespec.models.evaluation.options import EvaluationConfig
-from moespec.models.families import router_section
 from moespec.models.hashing.options import HashConfig
-from moespec.models.router_options import RouterSection, named
+from moespec.models.training.modelconfig import ModelConfig
 from moespec.spec.errors import ConfigError
 
 __all__ = [
     "LENGTHS",
-    "VIT",
     "BackendName",
     "Config",
     "MeshConfig",
@@ -33,120 +31,6 @@ __all__ = [
 ]
 
 BackendName = Literal["auto", "jax", "torch", "numpy"]
-
-
-@dataclass(frozen=True)
-class ModelConfig:
-    """The model. None: as the named model has it, or as the data need it; a ViT gets MoE blocks as written at the option."""
-
-    name: Annotated[str, arg(aliases=["--model"])] = "vit_tiny"
-    """vit_tiny, mixer_tiny, sparse_mlp_tiny, or a larger one such as vit_s16 (moespec list models)"""
-    router: Annotated[str | None, arg(aliases=["--router"])] = None
-    """router of the MoE blocks (moespec list routers; Sparse-MLP: of those that mix tokens); ViT: soft_moe"""
-    channel_router: Literal["softmax_token_choice", "importance_score"] | None = None
-    """router of the MoE layers that mix channels (Sparse-MLP)"""
-    moe: str | None = None
-    """MoE blocks: none, every_2, last_half, first_N, last_N, every_2_last_N, or their numbers from 0, as in 5,11; ViT:
-    last_half"""
-    experts: Annotated[int | None, arg(aliases=["--experts"])] = None
-    """number of experts (Sparse-MLP: those that mix channels); ViT: 8"""
-    image_size: int | None = None
-    """height and width of the images in pixels"""
-    patch_size: int | None = None
-    """height and width of a patch in pixels"""
-    stem: int | None = None
-    """convolutions of stride 2 before the patches are cut; 2^stem divides the patch size"""
-    stem_depth: int | None = None
-    """convolutions at each resolution of the stem: that of stride 2, and others of stride 1"""
-    channels: int | None = None
-    """channels of an image"""
-    classes: int | None = None
-    """number of classes"""
-    width: int | None = None
-    """width of a token"""
-    depth: int | None = None
-    """number of blocks"""
-    hidden: int | None = None
-    """hidden width of an MLP or expert"""
-    heads: int | None = None
-    """attention heads"""
-    pool: Literal["gap", "gap_norm", "token", "map"] | None = None
-    """average of the patches (gap_norm: normalised after it), class token, or attention pooling"""
-    registers: int | None = None
-    """learned tokens without a patch, which no pooling sees (ViT)"""
-    positions: Literal["learned", "learned_patches", "sincos2d", "sincos2d_moco", "none"] | None = None
-    """position embedding; learned_patches: of the patches alone, not of class token and registers"""
-    pre_norm: bool | None = None
-    """normalise tokens before the first block, with no bias in the embedding of the patches (ViT)"""
-    norm_epsilon: float | None = None
-    """what normalisations add to the variance (ViT)"""
-    layer_scale: float | None = None
-    """initial value of learned factors of what attention and MLP add to a token, 0 for none (ViT)"""
-    qkv_bias: bool | None = None
-    """biases of queries, keys and values (ViT)"""
-    representation: int | None = None
-    """width of a linear map with tanh before the head, 0 for none (ViT)"""
-    qk_norm: bool | None = None
-    """normalise queries and keys"""
-    qk_norm_bias: bool | None = None
-    """with a bias in that normalisation"""
-    gelu: Literal["tanh", "erf"] | None = None
-    """form of the activation"""
-    expert_init: Literal["independent", "shared"] | None = None
-    """initial values of the experts"""
-    group_images: int | None = None
-    """images routed together as one group (Sparse-MLP: whose tokens are; 0 for all of a batch)"""
-    group_images_sparse: int | None = None
-    """group-images, where it is not given, of every router but soft_moe, which routes each image by itself (ViT)"""
-    group_tokens: int | None = None
-    """tokens routed together as one group where these are not whole images, 0 for group-images (ViT)"""
-    round_experts: bool | None = None
-    """round what goes into and comes out of the experts to bfloat16, as vmoe can (ViT in float32)"""
-    token_ids: Literal["patch_code", "position", "previous", "bigram", "position_code"] | None = None
-    """what a token is, for the router hash (moespec.models.hashing.token_ids)"""
-    codes: Annotated[int | None, arg(aliases=["--codes"])] = None
-    """codewords of the codebook of patches, for the router hash"""
-    token_hidden: int | None = None
-    """hidden width of an MLP that mixes tokens (Mixer, Sparse-MLP)"""
-    token_experts: int | None = None
-    """number of experts that mix tokens (Sparse-MLP)"""
-    token_choices: int | None = None
-    """experts that a channel chooses (Sparse-MLP)"""
-    choices: int | None = None
-    """experts that a token chooses (Sparse-MLP; of other routers: router-options.choices)"""
-    sparse_tokens: int | None = None
-    """tokens in a sparse block (Sparse-MLP); the number of patches for no rescaling of tokens"""
-    sparse_width: int | None = None
-    """channels in a sparse block (Sparse-MLP); the width for no rescaling of channels"""
-    sparse_token_hidden: int | None = None
-    """hidden width of an expert that mixes tokens (Sparse-MLP)"""
-    sparse_hidden: int | None = None
-    """hidden width of an expert that mixes channels (Sparse-MLP)"""
-    group_size: int | None = None
-    """channels routed together as one group, 0 for all of a batch (Sparse-MLP)"""
-    dtype: Literal["float32", "bfloat16"] | None = None
-    """dtype of the computation (parameters are float32)"""
-    head_bias: float | None = None
-    """initial bias of the head; -log(classes) suits the sigmoid loss"""
-    dropout: float | None = None
-    """rate of dropout in training, after the embedding, each attention and each MLP, and inside dense MLPs (ViT, Mixer)"""
-    stochastic_depth: float | None = None
-    """rate at which in training an image skips a branch of the last block, falling to 0 for the first"""
-    router_options: RouterSection = field(default_factory=RouterSection)
-
-    def __post_init__(self) -> None:
-        # Any mapping will do; and options of another router, which come from a change of the router, are those that
-        # are not its defaults.
-        given: Any = self.router_options
-        with named("model.", ("router",)):
-            kind = router_section(self.name, self.router)
-        if type(given) is not kind:
-            values = given.changed() if isinstance(given, RouterSection) else given
-            object.__setattr__(self, "router_options", kind.of(values))
-
-
-VIT: Mapping[str, int | str] = {"moe": "last_half", "experts": 8}
-"""What a training run puts into a ViT, which by itself is dense, where its fields are None."""
 
 
 @dataclass(frozen=True)
@@ -170,7 +54,7 @@ class ScheduleConfig:
 LONGEST = 10**9
 """Epochs, at most."""
 LENGTHS = ("steps", "epochs", "examples")
-"""The fields of `training` that say how long a run is, one of which is given."""
+"""The fields of `training` that say how long a run is, of which one may be given."""
 
 
 @dataclass(frozen=True)
@@ -199,10 +83,10 @@ class MeshConfig:
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """The training run. Of its `LENGTHS` one is given, 1500 steps by default."""
+    """The training run. Of its `LENGTHS` one may be given."""
 
     steps: int | None = None
-    """updates of the parameters (1500)"""
+    """updates of the parameters; 1500 where nothing says how long the run is"""
     epochs: float | None = None
     """in place of steps: how often each training image is seen"""
     examples: int | None = None
@@ -235,8 +119,6 @@ class TrainingConfig:
         if len(given) > 1:
             values = ", ".join(f"training.{name}={getattr(self, name)!r}" for name in given)
             raise ConfigError(f"{values}: expected only one of them")
-        if not given:
-            object.__setattr__(self, "steps", 1500)
         if self.epochs is not None and not 0 < self.epochs <= LONGEST:
             raise ConfigError(
                 f"training.epochs={self.epochs!r}: expected a number greater than 0 and at most {LONGEST}"
@@ -254,9 +136,9 @@ class TrainingConfig:
     @property
     def total(self) -> int:
         """The number of steps. Raises ConfigError where they are not known, as the images are not."""
-        if self.steps is None:
+        if self.epochs is not None or self.examples is not None:
             raise ConfigError(f"training.steps=None: not resolved (training.epochs={self.epochs!r})")
-        return self.steps
+        return 1500 if self.steps is None else self.steps
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ how the file is written; the first files of version 0.1 have none.
 import difflib
 import tomllib
 import types
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, fields, is_dataclass, replace
 from os.path import isfile
 from pathlib import Path
@@ -17,14 +17,16 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 import tomli_w
 
 from moespec.backends.optimizer import OptimizerConfig
-from moespec.models.checks import described
+from moespec.models.checks import check_names, described
 from moespec.models.data.options import DataConfig
 from moespec.models.router_options import RouterSection, named
-from moespec.models.training.config import Config, ModelConfig, ScheduleConfig, TrainingConfig
-from moespec.models.training.displaced import displaced
+from moespec.models.training.config import LENGTHS, Config, ScheduleConfig, TrainingConfig
 from moespec.spec.errors import ConfigError
 
-__all__ = ["digits", "dump", "find_recipe", "flat", "read", "recipes", "update", "with_decay", "written"]
+__all__ = [
+    *("changed", "digits", "dump", "find_recipe", "flat", "read"),
+    *("recipes", "update", "with_decay", "with_model", "written"),
+]
 
 RECIPES = Path(__file__).parent / "recipes"
 NONE = "none"
@@ -71,22 +73,24 @@ def read(path: Path, base: Config | None = None, *, model: str | None = None, ro
     older = written is None and _of_version_0_1(table)
     if older or written is not None:
         table = with_decay(table)
-    base = replace(base or Config(), data=DataConfig(), optimizer=OptimizerConfig(), schedule=ScheduleConfig())
-    base, section = replace(base, training=TrainingConfig()), table.get("model", {})
+    fresh: Any = {"data": DataConfig(), "optimizer": OptimizerConfig(), "schedule": ScheduleConfig()}
+    base, section = replace(base or Config(), **fresh, training=TrainingConfig()), table.get("model", {})
     if isinstance(section, dict):
-        names = {"name": section.get("name") or model, "router": section.get("router") or router}
-        chosen: dict[str, Any] = {
-            name: value for name, value in names.items() if isinstance(value, str) and value != NONE
-        }
         with named(f"{path}: ", ("model",)):
-            base = replace(base, model=replace(base.model, **chosen))
-        section = {name: value for name, value in section.items() if name not in chosen}
-        if older:
-            section = _of_own_router(section, base.model)
-        table = {**table, "model": section} if "model" in table else table
-    config = update(base, table, source=str(path))
-    wins: dict[str, Any] = {name: value for name, value in (("name", model), ("router", router)) if value is not None}
-    return replace(config, model=replace(config.model, **wins))
+            base = with_model(base, section.get("name") or model, section.get("router") or router)
+        if older or section.get("router_options") == {}:
+            table["model"] = _of_own_router(section, vars(getattr(base.model, "router_options", RouterSection())))
+    return with_model(update(base, table, source=str(path)), model, router)
+
+
+def with_model(config: Config, name: Any, router: Any) -> Config:
+    """The configuration with another model or router, where they are names and the model has a router: what is set stays."""
+    model = config.model
+    if isinstance(name, str) and name not in (NONE, model.name):
+        model = model.but(name=name)
+    if isinstance(router, str) and router != NONE and hasattr(model, "router"):
+        model = model.but(router=router)
+    return replace(config, model=model)
 
 
 def written(path: Path) -> list[str]:
@@ -133,13 +137,10 @@ def _of_version_0_1(table: Mapping[str, Any]) -> bool:
     return isinstance(options, dict) and options.keys() >= EVERY_ROUTER
 
 
-def _of_own_router(section: dict[str, Any], model: ModelConfig) -> dict[str, Any]:
-    """The section `model` of a file of an early 0.1 without the options that its router does not have."""
-    options = section["router_options"]
-    return {
-        **section,
-        "router_options": {name: options[name] for name in options if name in model.router_options.types},
-    }
+def _of_own_router(section: dict[str, Any], own: Collection[str]) -> dict[str, Any]:
+    """The section `model` of a run without the options that its router does not have, and without a table of none."""
+    options = {name: value for name, value in section["router_options"].items() if name in own}
+    return {name: value for name, value in {**section, "router_options": options}.items() if value != {}}
 
 
 def dump(config: Config) -> str:
@@ -149,11 +150,9 @@ def dump(config: Config) -> str:
 
 def update(section: Section, table: dict[str, Any], *, source: str, prefix: str = "") -> Section:
     """A dataclass with the fields of `table` replaced, recursively; errors name `source` and the dotted key."""
-    if isinstance(section, RouterSection):
-        with named(f"{source}: ", ("model",)):
-            section.check_names(table)
-    hints = get_type_hints(type(section))
-    known = [item.name for item in fields(section)]  # type: ignore[arg-type]
+    hints, known = get_type_hints(type(section)), [item.name for item in fields(section)]  # type: ignore[arg-type]
+    if owner := getattr(section, "owner", ""):
+        check_names(f"{source}: {prefix}", table, owner, known)
     values: dict[str, Any] = {}
     for key, value in table.items():
         if key not in known:
@@ -169,7 +168,22 @@ def update(section: Section, table: dict[str, Any], *, source: str, prefix: str 
         else:
             raise ConfigError(f"{source}: {prefix}{key}={value!r}: expected a table, [{prefix}{key}]")
     with named(f"{source}: ", (prefix.partition(".")[0],)), named(prefix, known):
-        return replace(section, **{**displaced(section, values), **values})  # type: ignore[type-var]
+        return changed(section, values)
+
+
+def changed(section: Section, values: Mapping[str, Any]) -> Section:
+    """A section with other values; fields that stand for the same thing as one of these are None, as if not given.
+
+    The name of another optimiser displaces the options of this one; a number of steps, epochs or examples the others.
+
+    >>> changed(TrainingConfig(steps=5), {"epochs": 2.0}).steps
+    """
+    displaced: Sequence[str] = ()
+    if isinstance(section, OptimizerConfig) and values.get("name", section.name) != section.name:
+        displaced = section.options()
+    if isinstance(section, TrainingConfig) and any(values.get(name) is not None for name in LENGTHS):
+        displaced = LENGTHS
+    return replace(section, **{**dict.fromkeys(displaced), **values})  # type: ignore[type-var]
 
 
 def _tables(tables: Any, kind: type[Any], *, source: str, prefix: str) -> dict[str, Any]:

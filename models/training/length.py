@@ -10,7 +10,7 @@ __all__ = ["before_cooldown", "in_steps", "notes", "settled", "shrunk"]
 
 
 def in_steps(training: TrainingConfig, images: int) -> TrainingConfig:
-    """The section with the number of steps in place of epochs or examples.
+    """The section with the number of steps in place of epochs or examples, or of none of them.
 
         steps = ceil(epochs * images / batch) = ceil(examples / batch)
 
@@ -22,7 +22,7 @@ def in_steps(training: TrainingConfig, images: int) -> TrainingConfig:
     elif training.examples is not None:
         length = Fraction(training.examples, training.batch)
     else:
-        return training
+        return replace(training, steps=training.total)
     return replace(training, steps=math.ceil(length), epochs=None, examples=None)
 
 

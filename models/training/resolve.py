@@ -6,7 +6,7 @@
 import importlib
 import inspect
 import os
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from typing import Any, cast
 
 from moespec.backends.choice import check_installed, choose
@@ -19,8 +19,9 @@ from moespec.models.families import family, of_name
 from moespec.models.layers import MoeLayer
 from moespec.models.memory import check_memory
 from moespec.models.router_options import named, options_of
-from moespec.models.training.config import VIT, BackendName, Config, ModelConfig
+from moespec.models.training.config import BackendName, Config
 from moespec.models.training.length import in_steps, shrunk
+from moespec.models.training.modelconfig import VIT, ModelConfig
 from moespec.models.training.schedules import SCHEDULES, Schedule
 from moespec.spec.errors import ConfigError, ShapeError
 from moespec.spec.options import SlotOptions
@@ -72,9 +73,7 @@ def without_data(model: ModelConfig, data: DataConfig) -> ModelConfig:
 
     Raises ConfigError where neither that nor the model says how large the images are.
     """
-    known = datasets.SIZES.get(data.name, {})
-    sizes: dict[str, Any] = {name: size for name, size in known.items() if getattr(model, name) is None}
-    model = replace(model, **sizes)
+    model = model.but(**{**datasets.SIZES.get(data.name, {}), **model.set()})
     if model.image_size is None and data.name != "digits":
         _own_size(model)
     return model
@@ -107,9 +106,8 @@ def resolve(config: Config, dataset: Dataset, backend: str) -> Config:
         given = getattr(config.model, name)
         if given not in (None, value):
             raise ConfigError(f"model.{name}={given!r}: the data set {dataset.name!r} has {value}")
-    chosen = model_config(replace(config.model, **expected))
-    own = {f.name for f in fields(chosen)} - {"router_options"}
-    filled = {f.name: getattr(chosen, f.name) for f in fields(ModelConfig) if f.name in own}
+    chosen = model_config(config.model.but(**expected))
+    filled = {name: value for name, value in asdict(chosen).items() if name != "router_options"}
     training = config.training
     if config.data.crop_padding >= height:
         raise ConfigError(f"data.crop_padding={config.data.crop_padding!r}: would move images of {height} pixels away")
@@ -129,9 +127,9 @@ def resolve(config: Config, dataset: Dataset, backend: str) -> Config:
     training = in_steps(training, len(dataset.train))
     config = replace(config, training=training, schedule=shrunk(config.schedule, training.total))
     schedule(config)
-    return replace(
-        config, backend=cast(BackendName, backend), model=replace(config.model, **filled, group_images_sparse=None)
-    )
+    if isinstance(chosen, vit.VitConfig):
+        filled["group_images_sparse"] = None
+    return replace(config, backend=cast(BackendName, backend), model=config.model.but(**filled))
 
 
 def _check_layer(layer: MoeLayer, *, training: bool) -> None:
@@ -162,19 +160,18 @@ def model_config(config: ModelConfig) -> families.Config:
 
     Raises ConfigError, naming the field of the section, for a value that has no meaning.
     """
-    overrides = {key: value for key, value in asdict(config).items() if value is not None and key != "name"}
-    options = overrides.pop("router_options")
-    with named("model.", {f.name for f in fields(ModelConfig)}):
-        module = of_name(config.name)
-        if module is vit:
-            overrides = {**VIT, **overrides}
-            if together := overrides.pop("group_images_sparse", None):
-                grouped = overrides.get("router") not in (None, "soft_moe") and not overrides.get("group_tokens")
-                overrides = {"group_images": together if grouped else 1, **overrides}
-        if module.DECIDED is not None:
-            overrides["router_options"] = options
-        chosen: families.Config = module.named(config.name, **overrides)
-    return chosen
+    values = config.set()
+    module = of_name(values.pop("name"))
+    if module is vit:
+        values = {**VIT, **values}
+        if together := values.pop("group_images_sparse", None):
+            grouped = values.get("router") not in (None, "soft_moe") and not values.get("group_tokens")
+            values = {"group_images": together if grouped else 1, **values}
+    if module.DECIDED is not None:
+        values["router_options"] = vars(config.router_options)
+    with named("model.", vars(config)):
+        model: families.Config = module.named(config.name, **values)
+    return model
 
 
 def schedule(config: Config) -> Schedule:

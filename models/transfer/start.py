@@ -1,6 +1,6 @@
 """What a run that has `init` starts with, and the model that fine-tuning takes over from its source."""
 
-from dataclasses import fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,7 @@ from moespec.models.data.dataset import Dataset
 from moespec.models.data.datasets import PICTURES
 from moespec.models.data.options import DataConfig
 from moespec.models.families import Config as Model
-from moespec.models.families import names, of_name
+from moespec.models.families import family, names, of_name
 from moespec.models.hashing.tables import initial_params
 from moespec.models.training.config import Config, ModelConfig
 from moespec.models.training.configfile import digits
@@ -17,7 +17,7 @@ from moespec.models.training.resolve import model_config
 from moespec.models.training.rundirectory import RunDirectory
 from moespec.models.transfer.rules import transferred
 from moespec.models.weights.formats import Given, read
-from moespec.models.weights.record import Weights, described
+from moespec.models.weights.record import Weights
 from moespec.spec.errors import ConfigError
 from moespec.spec.routers import ROUTERS
 from moespec.spec.routing import Params
@@ -54,9 +54,8 @@ def model_of(weights: Weights) -> ModelConfig:
     The slots of Soft MoE are pinned: as many as there are, whatever the size of the images.
     """
     config = weights.config
-    values = {key: value for key, value in described(config).items() if key in {f.name for f in fields(ModelConfig)}}
-    values |= dict.fromkeys(("image_size", "channels", "classes"))
-    return ModelConfig(name=_name(config), **{**values, **_pinned(config)})
+    values = {**asdict(config), **dict.fromkeys(("image_size", "channels", "classes"))}
+    return ModelConfig(_name(config), **{**values, **_pinned(config)})
 
 
 def _pinned(config: Model) -> dict[str, Any]:
@@ -70,11 +69,8 @@ def _pinned(config: Model) -> dict[str, Any]:
 
 def _name(config: Model) -> str:
     """The model's name, or that of its family's small one: every field is set, so that only the family matters."""
-    family = described(config)["family"]
-    for name in names():
-        if name.startswith(family) and _same(config, of_name(name).named(name)):
-            return name
-    return f"{family}_tiny"
+    own = [name for name in names() if of_name(name) is family(config)]
+    return next((name for name in own if _same(config, of_name(name).named(name))), own[0])
 
 
 def _same(one: Model, other: Model) -> bool:
@@ -98,7 +94,7 @@ def finetuned(config: Config, path: str, *, other_data: bool) -> Config:
     if other_data:
         data = replace(config.data, mean=run.data.mean, std=run.data.std)
         return replace(config, model=model, data=data, init=path)
-    model = replace(model, image_size=run.model.image_size)
+    model = model.but(image_size=run.model.image_size)
     return replace(config, model=model, data=run.data, evaluation=run.evaluation, init=path)
 
 
@@ -127,4 +123,4 @@ def sized(config: Config) -> Config:
     """The configuration with images as large as the source's, where the data have no size and none was asked for."""
     if config.init is None or config.model.image_size is not None or config.data.name not in PICTURES:
         return config
-    return replace(config, model=replace(config.model, image_size=source(config.init).config.image_size))
+    return replace(config, model=config.model.but(image_size=source(config.init).config.image_size))

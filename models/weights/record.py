@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, Literal, TypeVar, get_origin, get_type_hints
 
 from moespec.models.errors import CheckpointError
 from moespec.models.families import Config, kinds
@@ -79,6 +79,7 @@ def _check(kind: Any, name: str, value: Any, known: Mapping[str, Any], where: st
     if name not in known:
         raise ConfigError(f"{where}: {name}={value!r} is not a field of {kind.__name__}: {', '.join(known)}")
     hint = get_type_hints(kind)[name]
+    hint = str if get_origin(hint) is Literal else hint
     fits = type(value) is hint or (hint is float and type(value) is int)
     if hint not in PLAIN:  # the options of the router, which checks them
         fits = isinstance(value, dict)

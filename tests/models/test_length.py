@@ -10,9 +10,9 @@ import pytest
 
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.models import cli
-from moespec.models.commandline.chosen import chosen
 from moespec.models.data.datasets import load
-from moespec.models.training import checkpoint, configfile, displaced, length
+from moespec.models.study.entries import entries
+from moespec.models.training import checkpoint, configfile, length
 from moespec.models.training.config import Config, ScheduleConfig, TrainingConfig
 from moespec.models.training.length import before_cooldown, in_steps, settled, shrunk
 from moespec.models.training.resolve import resolve
@@ -22,7 +22,7 @@ from moespec.spec.errors import ConfigError
 
 
 def test_docstrings() -> None:
-    assert doctest.testmod(displaced).failed == 0
+    assert doctest.testmod(configfile).failed == 0
 
 
 @pytest.mark.parametrize(
@@ -53,17 +53,22 @@ def test_one_unit_is_given(given: dict[str, Any]) -> None:
         TrainingConfig(**given)
 
 
+def chosen(words: str, base: Config) -> Config:
+    """The configuration of a command line."""
+    return entries([f"own: {words}"], base)["own"]
+
+
 def test_what_is_given_takes_the_place_of_what_was(tmp_path: Path) -> None:
     """On the command line and in a file, of another unit and of another optimiser."""
     base = Config(training=TrainingConfig(steps=12), optimizer=OptimizerConfig(b2=0.98, weight_decay=0.3, clip=1.0))
-    assert chosen(["--training.epochs", "3"], base).training == TrainingConfig(epochs=3.0)
-    assert chosen(["--training.examples=9"], base).training == TrainingConfig(examples=9)
-    assert chosen(["--training.batch", "8"], base).training.steps == 12
+    assert chosen("--training.epochs 3", base).training == TrainingConfig(epochs=3.0)
+    assert chosen("--training.examples=9", base).training == TrainingConfig(examples=9)
+    assert chosen("--training.batch 8", base).training.steps == 12
     with pytest.raises(ConfigError, match="expected only one of them"):
-        chosen(["--training.examples=9", "--training.steps", "4"], base)
-    sgd = chosen(["--optimizer.name", "sgd"], base).optimizer
+        chosen("--training.examples=9 --training.steps 4", base)
+    sgd = chosen("--optimizer.name sgd", base).optimizer
     assert (sgd.b2, sgd.momentum, sgd.weight_decay, sgd.clip) == (None, 0.9, 0.3, 1.0)
-    assert chosen(["--optimizer.name", "adamw"], base).optimizer.b2 == 0.98
+    assert chosen("--optimizer.name adamw", base).optimizer.b2 == 0.98
     (tmp_path / "c.toml").write_text('[training]\nepochs = 2\n[optimizer]\nname = "lamb"\nema = 0.5\n')
     config = configfile.read(tmp_path / "c.toml", base)
     assert config.training == TrainingConfig(epochs=2.0)

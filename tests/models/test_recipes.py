@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from moespec.backends.optimizer import OptimizerConfig
-from moespec.models import families
+from moespec.models import cli, families
 from moespec.models.commandline.chosen import chosen
+from moespec.models.commandline.parsing import parse
 from moespec.models.data.dataset import Dataset, Split
 from moespec.models.data.options import DataConfig
 from moespec.models.study.entries import entries
@@ -39,7 +40,9 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def read(name: str, *options: str) -> Config:
     """The recipe with options of the command line, resolved for made-up data of the shape that it is for."""
-    config = chosen(["--config", name, *options], Config())
+    words = ["--config", name, *options]
+    default = cli.TrainArguments(settings=chosen(words, Config()))
+    config = parse("train", cli.TrainArguments, words, default=default).settings
     config = replace(config, data=replace(config.data, path="images"))
     labels, shape = np.arange(1000), (config.model.image_size or 224,) * 2 + (3,)
     split = Split(lambda indices: np.zeros((len(indices), *shape), np.uint8), labels)

@@ -344,7 +344,7 @@ def test_layers_and_noise():
         ({"group_size": -1}, "group_size=-1"),
         ({"token_choices": 4}, "token_choices=4: there are token_experts=3"),
         ({"choices": 4}, "choices=4: there are experts=3"),
-        ({"router": "soft_moe"}, "router='soft_moe': expected one of importance_score, softmax_token_choice"),
+        ({"router": "soft_moe"}, "router='soft_moe': expected one of 'importance_score', 'softmax_token_choice'"),
         ({"moe": "last_3"}, "moe='last_3': only 2 such blocks"),
         ({"expert_init": "copied"}, "expert_init='copied'"),
         ({"router_options": {"choices": 2}}, r"router_options\.choices=2: importance_score does not have"),

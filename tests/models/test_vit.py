@@ -269,12 +269,12 @@ def test_placement(moe, depth, blocks):
         ({"group_tokens": -1}, "group_tokens=-1"),
         ({"group_tokens": 4, "group_images": 2}, "group_images=2 with group_tokens=4"),
         ({"norm_epsilon": 0.0}, "norm_epsilon=0.0"),
-        ({"norm_epsilon": 1e-39}, "norm_epsilon=1e-39: expected a number from 1.18e-38 to 1"),
+        ({"norm_epsilon": 1e-39}, "norm_epsilon=1e-39: expected a finite number of at least 1.17549e-38 and at most 1"),
         ({"norm_epsilon": "1e-6"}, "norm_epsilon='1e-6': expected a finite number"),
         ({"qkv_bias": 1}, "qkv_bias=1: expected True or False"),
         ({"registers": 4.0}, r"registers=4\.0: expected an integer"),
         ({"width": "8"}, "width='8': expected an integer"),
-        ({"pool": None}, "pool=None: expected a text"),
+        ({"pool": None}, "pool=None: expected one of"),
         (
             {"moe": "last_1", "experts": 2, "router": "hash", "router_options": {"hashes": 2}, "round_experts": True},
             "round_experts=True: MultiHash",
@@ -478,5 +478,5 @@ def test_the_representation_is_a_layer_with_tanh_before_the_head():
     np.testing.assert_allclose(output.features, features, rtol=0, atol=1e-12)
     assert params["head"]["kernel"].shape == (5, 3)
     np.testing.assert_allclose(output.logits, features @ params["head"]["kernel"] + params["head"]["bias"], atol=1e-12)
-    with pytest.raises(ConfigError, match="representation=-1: expected an integer from 0"):
+    with pytest.raises(ConfigError, match="representation=-1: expected an integer of at least 0"):
         tiny(representation=-1)
