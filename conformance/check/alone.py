@@ -5,12 +5,14 @@ from collections.abc import Mapping
 __all__ = ["ALONE"]
 
 ALONE: Mapping[str, str] = {
+    "all_bits": "the words of one case are made into uniform numbers",
     "cap_kept_exactly": "one case has a cap below what the experts choose, with the regularisation that shows it",
     "capacity_cut_to_the_tokens": "only an error case has a capacity above the number of tokens",
     "capped_as_in_the_paper": "one case has the default regularisation",
     "capped_until_it_settles": "with the default number of iterations alone the affinity does not settle",
     "centroids_to_the_higher": "one case has a point as far from two centroids",
     "clusters_before_the_update": "one case stops after an update that moves points",
+    "codes_to_the_higher": "one case has a patch as near to two codewords",
     "codes_without_epsilon": "one case has a patch so faint that epsilon counts",
     "decay_without_rate": "one case has rates of its own for some parameters",
     "empty_cluster_at_the_farthest": "one case has a cluster without points",
@@ -18,12 +20,14 @@ ALONE: Mapping[str, str] = {
     "ended_by_small_moves": "one case has a centroid that moves by little before it moves by more",
     "exact_gelu_by_default": "one case leaves the form of GELU to the default",
     "gradients_of_parts_summed": "one case has batches that come in parts",
+    "groups_stop_together": "one case has groups that stop at different steps",
     "halves_rounded_up": "one case has capacities of a half more than a whole number",
     "last_maximum": "one case has two maxima in a row whose fractions differ",
     "maximum_not_subtracted": "one case has logits whose exponential overflows float64",
     "mean_error_of_the_columns": "one case stops between the tolerance of the mean error and that of the largest",
     "multiple_before_rounding": "one case has a quotient whose rounding passes a multiple",
     "negative_zero_last": "one case has zeros of both signs among its priorities",
+    "noisy_by_default": "one case has noise that the options do not ask for",
     "noisy_load_of_some_alone": "one case chooses all experts",
     "noisy_load_quotient": "only a gradient at a small scale differs",
     "norm_of_the_columns": "one case stops between the tolerance of the norm and that of the largest error",
@@ -35,6 +39,7 @@ ALONE: Mapping[str, str] = {
     "quotient_first": "one case has sizes whose quotient rounding changes",
     "rates_from_the_first_block": "the rate of a branch has one case, of several calls",
     "requests_counted_in_bfloat16": "one case has more than 256 requests for an expert",
+    "requests_counted_in_int8": "one case has more than 128 requests for an expert",
     "requests_sorted_beyond_32_experts": "one case has more than 32 experts and an expert with several requests",
     "rescaled_around_a_residual": "one case keeps the sizes, so that a residual fits",
     "rules_from_left_to_right": "the rules of public code have one case, of many calls",
@@ -46,4 +51,5 @@ ALONE: Mapping[str, str] = {
     "ties_to_the_higher_index": "one case has equal values at the edge of the sparse projection",
     "trust_ratio_only_with_decay": "LAMB has one case",
     "zero_choices_not_made": "one case has a plan without an entry for a choice",
+    "zero_choices_without_weight": "one case has a plan without an entry for a choice",
 }
