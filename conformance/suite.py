@@ -122,8 +122,11 @@ def case(path: Path) -> Case:
 
 
 def kind(path: Path) -> str:
-    """The class of the case of a manifest, of which nothing else is checked."""
-    return str(json.loads(path.read_text())["class"])
+    """The class of the case of a manifest, of which nothing else is checked. Raises VectorError without one."""
+    try:
+        return str(json.loads(path.read_text())["class"])
+    except Exception as error:  # whatever it is, the file is what is wrong
+        raise VectorError(f"{path}: {type(error).__name__}: {error}") from error
 
 
 def problems(case: Case) -> Iterator[str]:

@@ -18,10 +18,15 @@ stop_gradient, top_indices, wide = arrays.stop_gradient, arrays.top_indices, arr
 
 abs, clip, cos, exp, log, maximum = jnp.abs, jnp.clip, jnp.cos, jnp.exp, jnp.log, jnp.maximum
 sign, sin, sqrt, square, where, zeros_like = jnp.sign, jnp.sin, jnp.sqrt, jnp.square, jnp.where, jnp.zeros_like
-erfc, rsqrt, shift_right_logical = lax.erfc, lax.rsqrt, lax.shift_right_logical
+erfc, rsqrt = lax.erfc, lax.rsqrt
 cumsum, max, mean, stack, sum, swapaxes = jnp.cumsum, jnp.max, jnp.mean, jnp.stack, jnp.sum, jnp.swapaxes
 log_softmax, logsumexp, sigmoid = nn.log_softmax, special.logsumexp, nn.sigmoid
 softmax, softplus = nn.softmax, nn.softplus
+
+
+def shift_right_logical(words: Array, bits: int) -> Array:
+    """The words moved to lower bits, with zeros in their place; the number has their dtype also where integers have 64 bits."""
+    return lax.shift_right_logical(words, words.dtype.type(bits))
 
 
 def widest(*values: Any) -> list[Array]:

@@ -44,10 +44,10 @@ def hierarchical_load_loss(
     within = choice_probability(xp, *secondary, choices=lower).reshape(*reached.shape, -1)
     load = xp.sum(xp.where(reached[..., None], within, 0.0), 1)
     count = xp.maximum(xp.sum(xp.cast(reached, load.dtype), 1), 1.0)
-    return squared_variation(xp, ((branch_load / count)[..., None] * load).reshape(len(load), -1))
+    return squared_variation(xp, ((branch_load / count)[..., None] * load).reshape(load.shape[0], -1))
 
 
 def _levels(array: Array, branches: int) -> tuple[Array, Array]:
     """The columns of the branches, (G, T, a), and those of the experts, (G, T a, b)."""
     branches, size = check_branches(branches, array.shape[2])
-    return array[..., :branches], array[..., branches:].reshape(len(array), -1, size)
+    return array[..., :branches], array[..., branches:].reshape(array.shape[0], -1, size)

@@ -24,7 +24,7 @@ def expert_weights(
         if name not in params:
             raise ConfigError(f"params: {name} is missing, got {sorted(params)}")
         check_scores(name, params[name], axes)
-        count, of = (len(params["w1"]), "w1") if experts is None else (experts, "the inputs")
+        count, of = (params["w1"].shape[0], "w1") if experts is None else (experts, "the inputs")
         check_size(name, params[name], 0, count, f"the experts of {of}")
     w1, b1, w2, b2 = (xp.cast(params[name], dtype) for name in EXPERT_AXES)
     check_size("w1", w1, 1, width, "the width of the inputs")

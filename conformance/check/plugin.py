@@ -118,7 +118,7 @@ class _Suite:
     """The plugin of one run, in the process that starts it and in those of pytest-xdist."""
 
     def __init__(self, plan: Plan) -> None:
-        self.plan = plan
+        self.plan, self.parts = plan, list(plan.parts())  # a vector that is damaged is an error before pytest begins
         self.reports: list[Report] = []
         self.problems: list[str] = []
         self.stop: BaseException | None = None
@@ -169,7 +169,7 @@ class _Suite:
         """Make the tests, of which the options of pytest choose some."""
         if session.config.pluginmanager.has_plugin("dsession"):
             return None  # the other processes do
-        for dtype, mode, ids in self.plan.parts():
+        for dtype, mode, ids in self.parts:
             for id in ids:
                 name, part = f"{id}[{dtype}-{mode}]", (id.partition("/")[0], dtype, mode)
                 made = CaseItem.from_parent(session, name=name, nodeid=name, case=id, part=part, checked=self.checked)

@@ -51,9 +51,10 @@ def test_near_ties():
     assert (combine[..., 1::2] > combine[..., ::2]).all()
 
 
-@pytest.mark.parametrize(("scale", "bound"), [(1.0, 1e-6), (100.0, 5e-5)])
+@pytest.mark.parametrize(("scale", "bound"), [(1.0, 2e-6), (100.0, 5e-5)])
 def test_normalised(scale, bound):
-    """Also with logits of up to 100, which the error of the logits is multiplied by."""
+    """Also with logits of up to 100, which the error of the logits is multiplied by. Of the first, exponentials of different
+    processors give 0.9e-6 to 1.1e-6; a part of the product that is missing gives more than 1e-5."""
     tokens, exact = held(RANDOM.normal(size=(GROUPS, TOKENS, WIDTH)))
     slots = np.float32(RANDOM.normal(size=(WIDTH, EXPERTS, CAPACITY)))
     like_tokens = exact.reshape(-1, WIDTH)[: EXPERTS * CAPACITY].T.reshape(slots.shape)

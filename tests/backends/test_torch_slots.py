@@ -109,7 +109,7 @@ def test_operators_are_registered_well(generator):
     values = torch.rand(1, 2, 3, generator=generator, requires_grad=True)
     index, inverse = torch.tensor([2, 4], dtype=torch.int32), torch.tensor([[2], [2], [0], [2]], dtype=torch.int32)
     utility = torch.rand(2, 3, 8, generator=generator)
-    transport_plan = torch.ops.moespec_backends_torch_operators.transport_plan.default
+    operators = torch.ops.moespec_backends_torch_operators
     for operator, arguments in [
         (rows.gather_rows, (x, flat)),
         (rows.sum_rows, (torch.rand(5, 2, generator=generator, requires_grad=True), flat, 4)),
@@ -118,8 +118,11 @@ def test_operators_are_registered_well(generator):
         (rows.take_scores, (scores, INDEX[None])),
         (rows.put_scores, (values, INDEX[None], 4)),
         (rows.invert_index, (flat[:3], 4)),
-        (transport_plan, (utility, False, "semi_dual", 3, 1.0, 4, 0.01, 1e-3)),
-        (transport_plan, (utility, True, "dual", 3, 1.0, 4, 0.01, 1e-3)),
+        *(
+            (operators.adam_plan.default, (utility, 1.0, 1.0, 3, 1.0, kind, 4, 0.01, 1e-3))
+            for kind in ("semi_dual", "dual")
+        ),
+        (operators.dykstra.default, (utility, 2, 1, 4)),
     ]:
         torch.library.opcheck(operator, arguments)
 

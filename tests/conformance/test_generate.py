@@ -132,7 +132,7 @@ def test_a_changed_vector_is_stale(folder, place, text, edit):
 
 def test_a_raised_revision_allows_to_write(folder):
     edit = with_output("loss", lambda value: moved(value, 1e6))
-    change(folder, "z_loss/values", lambda case: replace(edit(case), revision=0))  # the registry says 1
+    change(folder, "z_loss/values", lambda case: replace(edit(case), revision=1))  # the registry says 2
     with pytest.raises(StaleError, match="revision"):
         generate(folder, check=True)
     said = []

@@ -581,7 +581,7 @@ def test_checking_needs_no_framework(folder, tmp_path):
     (tmp_path / "fused.py").write_text(FUSED)
     program = f"""
         import sys
-        ABSENT = {{"jax", "torch", "optax", "matplotlib", "PIL", "tomli_w", "jsonschema", "tensorboard"}}
+        ABSENT = {{"jax", "torch", "optax", "matplotlib", "PIL", "tomli_w", "tensorboard"}}
         BACKENDS = {{f"moespec.backends.{{name}}" for name in ("numpy", "jax", "torch")}}
         class Absent:
             def find_spec(self, name, path=None, target=None):

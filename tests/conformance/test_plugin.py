@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -14,9 +15,9 @@ from moespec.conformance.report.report import Report
 
 DOUBLE = """
 not_offered = {"z_loss/equal": "no ties"}
-calls = []
 def z_loss(logits):
-    calls.append(logits.shape)
+    with open("calls", "a") as file:
+        print("z_loss", file=file)
     return numpy.z_loss(logits) * FACTOR
 """
 WAIVER = '[[waiver]]\ncase = "z_loss/large"\nrevision = 2\nreason = "known"\n'
@@ -67,11 +68,10 @@ def test_each_state_is_an_outcome_of_pytest(run, over_numpy, tmp_path):
 
 def test_only_what_is_chosen_runs_and_what_failed_runs_again(run, over_numpy):
     name = over_numpy("mending", DOUBLE.replace("FACTOR", "2").replace("{", "{'z_loss/gradient': 'none', "))
-    calls = sys.modules[name].calls if name in sys.modules else __import__(name).calls
     assert last(run("run", "--target", name, *Z_LOSS, "-k", "values or large")[1]) == "0 passed, 2 failed, 0 skipped"
-    assert len(calls) == 2
+    assert Path("calls").read_text().count("z_loss") == 2
     assert last(run("run", "--target", name, *Z_LOSS, "--case", "z_loss/val*")[1]) == "0 passed, 1 failed, 0 skipped"
-    assert len(calls) == 3
+    assert Path("calls").read_text().count("z_loss") == 3
     assert last(run("run", "--target", name, *Z_LOSS, "-x")[1]).startswith("0 passed, 1 failed, ")
     failed = [case.id for case in of("z_loss", kinds=["value", "overflow", "degenerate"])]
     run("run", "--target", name, *Z_LOSS)
@@ -146,7 +146,7 @@ def test_a_vector_that_is_no_case_stops_the_run(run, vectors, commit):
     status, printed, error = run("run", "--target", "moespec.backends.numpy", "--vectors", vectors)
     assert (status, printed) == (2, "")
     assert "the vectors are damaged: " in error
-    assert "there is no class 'nonsense'" in error
+    assert "z_loss/negative_value.json: " in error
 
 
 def test_collecting_reads_no_case(monkeypatch):

@@ -10,19 +10,19 @@ import pytest
 
 pytest.importorskip("torch")
 
-SOURCE = Path(__file__).parents[2] / "backends" / "torch"
+SOURCE = Path(__file__).parents[2] / "backends"
 
 # File, what stands there, what is put in its place, the algorithm it is seen in, and the known variant it is.
 ERRORS = {
     "higher expert": (
-        "allocations.py",
+        "torch/allocations.py",
         "best = top_indices(scores, tries)",
         "best = experts - 1 - top_indices(scores.flip(2), tries)",
         "token_choice",
         "ties_to_the_higher_expert",
     ),
     "second choices early": (
-        "allocations.py",
+        "torch/allocations.py",
         "        requests = asked.mT.reshape(groups, -1)\n"
         "        place = request_positions(requests, experts)\n"
         "        if found:\n"
@@ -37,72 +37,72 @@ ERRORS = {
         "all_choices_of_a_token_first",
     ),
     "priority upside down": (
-        "allocations.py",
+        "torch/allocations.py",
         "priority = scores.gather(2, best.long()).sum(dim=2)",
         "priority = -scores.gather(2, best.long()).sum(dim=2)",
         "batch_priority",
         None,
     ),
     "higher token": (
-        "allocations.py",
+        "torch/allocations.py",
         "token = top_indices(columns, capacity)",
         "token = tokens - 1 - top_indices(columns.flip(2), capacity)",
         "expert_choice",
         "ties_to_the_higher_token",
     ),
     "softmax axis": (
-        "affinities.py",
-        "torch.softmax(widen(logits), dim=2)",
-        "torch.softmax(widen(logits), dim=1)",
+        "once/affinities.py",
+        "xp.softmax(xp.wide(logits), 2)",
+        "xp.softmax(xp.wide(logits), 1)",
         "softmax_affinity",
         "softmax_over_tokens",
     ),
     "noise": (
-        "affinities.py",
+        "once/affinities.py",
         "(multiplier / logits.shape[2]) * noise",
         "multiplier * noise",
         "gating_noise",
         "noise_not_scaled",
     ),
     "rows first": (
-        "affinities.py",
-        "        columns = column_sum.log() - torch.logsumexp(logits + token_potential, dim=1, keepdim=True)\n"
-        "        rows = -torch.logsumexp(logits + columns, dim=2, keepdim=True)\n",
-        "        rows = -torch.logsumexp(logits + expert_potential, dim=2, keepdim=True)\n"
-        "        columns = column_sum.log() - torch.logsumexp(logits + rows, dim=1, keepdim=True)\n",
+        "once/affinities.py",
+        "        new_column = math.log(column_mass) - xp.logsumexp(logits + row, 1, keepdims=True)\n"
+        "        new_row = -xp.logsumexp(logits + new_column, 2, keepdims=True)\n",
+        "        new_row = -xp.logsumexp(logits + column, 2, keepdims=True)\n"
+        "        new_column = math.log(column_mass) - xp.logsumexp(logits + new_row, 1, keepdims=True)\n",
         "sinkhorn",
         "rows_first",
     ),
     "unbiased": (
-        "losses.py",
-        ".square().mean(dim=1) / mean.square()",
-        ".square().sum(dim=1) / (values.shape[1] - 1) / mean.square()",
+        "once/losses.py",
+        "xp.mean(xp.square(values - mean), 1, keepdims=True) / xp.square(mean)",
+        "xp.sum(xp.square(values - mean), 1, keepdims=True) / (values.shape[1] - 1) / xp.square(mean)",
         "importance_loss",
         "unbiased_importance",
     ),
     "z of the mean": (
-        "losses.py",
-        "torch.logsumexp(widen(logits), dim=2).square().mean()",
-        "torch.logsumexp(widen(logits), dim=2).mean(dim=1).square().mean()",
+        "once/losses.py",
+        "xp.mean(xp.square(xp.logsumexp(xp.wide(logits), 2)))",
+        "xp.mean(xp.square(xp.mean(xp.logsumexp(xp.wide(logits), 2), 1)))",
         "z_loss",
         "square_of_the_mean",
     ),
     "root mean square": (
-        "soft.py",
-        "    squares = (x * x).sum(dim=axis, keepdim=True)\n",
-        "    return x.shape[axis] ** 0.5 / (x * x).sum(dim=axis, keepdim=True).sqrt().clamp_min(1e-12)\n    squares = x\n",
+        "once/soft_moe.py",
+        "    squares = xp.sum(x * x, axis, keepdims=True)\n",
+        "    return x.shape[axis] ** 0.5 / xp.maximum(xp.sqrt(xp.sum(x * x, axis, keepdims=True)), 1e-12)\n    squares = x\n",
         "soft_routing",
         "rms_norm",
     ),
     "soft axes": (
-        "soft.py",
-        "SoftRouting(dispatched.reshape(shape), combined.reshape(shape))",
-        "SoftRouting(combined.reshape(shape), dispatched.reshape(shape))",
+        "once/soft_moe.py",
+        "    return xp.SoftRouting(\n",
+        "    return (lambda dispatched, combined: xp.SoftRouting(combined, dispatched))(\n",
         "soft_routing",
         "exchanged",
     ),
     "wrong gelu": (
-        "network.py",
+        "torch/network.py",
         'approximate="tanh" if form == "tanh" else "none"',
         'approximate="none" if form == "tanh" else "tanh"',
         "network",
@@ -117,13 +117,13 @@ def changed(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
 
     def changed_(name, file, text, instead):
-        package = shutil.copytree(SOURCE, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+        package = shutil.copytree(SOURCE, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "jax", "numpy"))
         for path in package.rglob("*.py"):
-            path.write_text(path.read_text().replace("moespec.backends.torch", name))
+            path.write_text(path.read_text().replace("moespec.backends", name))
         path = package / file
         assert path.read_text().count(text) == 1
         path.write_text(path.read_text().replace(text, instead))
-        return name
+        return f"{name}.torch"
 
     return changed_
 
@@ -142,7 +142,7 @@ def test_a_small_error_is_found_and_named(run, changed, error):
 
 
 def test_the_copy_itself_passes(run, changed):
-    name = changed("torch_copy", "soft.py", "EPSILON = 1e-6", "EPSILON = 1e-6")
+    name = changed("torch_copy", "once/soft_moe.py", "EPSILON = 1e-6", "EPSILON = 1e-6")
     status, printed, _ = run("run", "--target", name, "--dtype", "f64", "--algorithm", "soft_routing")
     assert status == 0
     assert ", 0 failed, " in printed.splitlines()[-1]
@@ -156,5 +156,7 @@ def test_a_copy_leaves_the_original_whole(changed):
         return original.token_choice(scores, choices=1, capacity=1).token.tolist()
 
     assert chosen() == [[[0], [2]]]
-    importlib.import_module(changed("torch_beside", "rows.py", "index.long(), place)", "index.long(), place + 1)"))
+    importlib.import_module(
+        changed("torch_beside", "torch/rows.py", "index.long(), place)", "index.long(), place + 1)")
+    )
     assert chosen() == [[[0], [2]]]
