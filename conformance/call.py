@@ -5,14 +5,16 @@ does not cascade. Where it reads a routing, that call is made on the module: a t
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from moespec import spec
-from moespec.conformance.cases import function
+from moespec.conformance.author.describe import ROUTE, Function
+from moespec.conformance.cases import function, functions
 from moespec.conformance.format import Case, Reference, Stage, Tensor, routing_arrays
 
-__all__ = ["arrays", "at", "earlier", "given", "golden", "identity", "missing", "names", "reads", "result"]
+__all__ = ["arrays", "at", "earlier", "given", "golden", "identity", "missing", "names", "needs", "reads", "result"]
 
 Values = dict[str, Any]
 Stages = Mapping[str, Stage]
@@ -77,30 +79,51 @@ def names(stage: Stage, stages: Stages, known: Collection[str]) -> list[str]:
     return [name for name in _of("name", stage, stages, known) if name != "identity"]
 
 
-def missing(module: Any, stage: Stage, stages: Stages, known: Collection[str]) -> str:
-    """The first public name that a stage calls and the module does not have, in a sentence, or an empty string."""
-    for path in names(stage, stages, known):
-        described = function(path)
-        for needed in described.needs or ((path,) if described.run is None else ()):
-            if lacking := _missing(module, needed):
-                return f"{lacking} is missing"
-    return ""
+def needs(stage: Stage, stages: Stages, known: Collection[str]) -> list[str]:
+    """The paths that a module must have for a stage to be run on it."""
+    return [needed for path in names(stage, stages, known) for needed in _needs(function(path), path)]
+
+
+def _needs(described: Function, path: str) -> tuple[str, ...]:
+    return described.needs or ((path,) if described.run is None else ())
+
+
+def missing(module: Any) -> dict[str, str]:
+    """The paths that stages may need and the module does not have, each with the first part that is missing.
+
+    One that raises anything else than an AttributeError is there: it raises in the case that calls it.
+    """
+    parts: dict[str, str] = {}
+    for path in _paths():
+        with suppress(Exception):
+            if part := _missing(module, path):
+                parts[path] = part
+    return parts
+
+
+def _paths() -> Iterator[str]:
+    """All that stages may need: functions, those in the specification's tables, and the `route` of routers."""
+    for described in functions().values():
+        for name in _needs(described, described.name):
+            table = getattr(spec, name, ())
+            keys = [f".{key}" for key in table] if isinstance(table, Mapping) else [""]
+            yield from (f"{name}{key}{'.route' if described is ROUTE else ''}" for key in keys)
 
 
 def _missing(module: Any, path: str) -> str:
     """The first part of a path that a module does not have, or an empty string."""
-    found, name = module, ""
+    owner, name = module, ""
     for part in path.split("."):
-        if isinstance(found, Mapping):
+        if isinstance(owner, Mapping):
             name = f"{name}[{part!r}]"
-            if part not in found:
+            if part not in owner:
                 return name
-            found = found[part]
+            owner = owner[part]
         else:
             name = f"{name}.{part}" if name else part
-            if not hasattr(found, part):
+            if not hasattr(owner, part):
                 return name
-            found = getattr(found, part)
+            owner = getattr(owner, part)
     return ""
 
 

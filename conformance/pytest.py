@@ -18,9 +18,9 @@ import pytest
 from moespec.conformance import suite
 from moespec.conformance.check.adapter import Adapter
 from moespec.conformance.check.classes import CLASSES, class_of
-from moespec.conformance.check.interface import interface
 from moespec.conformance.check.plan import Plan
 from moespec.conformance.check.plugin import settle
+from moespec.conformance.check.process import claims
 from moespec.conformance.check.target import Target
 from moespec.conformance.check.waivers import Waiver
 from moespec.conformance.compare import ALL_DTYPES, DTYPES, SHORT
@@ -33,11 +33,11 @@ __all__ = ["VectorCase", "parametrize"]
 
 @dataclass(frozen=True)
 class VectorCase:
-    """One case in one dtype, to be checked on a target or an adapter, which `kind` says; the waivers are all that there are."""
+    """One case in one dtype, to be checked on a target or an adapter; the waivers are all that there are."""
 
     id: str
     dtype: str
-    kind: str
+    interface: type[Target]
     name: str
     waivers: tuple[Waiver, ...] = ()
 
@@ -47,8 +47,8 @@ class VectorCase:
     def check(self) -> None:
         """Run the case op by op. Fails the test with the suite's diagnosis, or skips it with the reason."""
         __tracebackhide__ = True
-        kind = Adapter if self.kind == "adapter" else Target
-        plan = Plan(kind, Report(self.kind, self.name, "", []), [self.id], [self.dtype], ["eager"], self.waivers)
+        report = Report(self.interface.kind, self.name, "", [])
+        plan = Plan(self.interface, report, [self.id], [self.dtype], ["eager"], self.waivers)
         settle(plan.check(self.dtype, "eager", [self.id])[self.id])
 
 
@@ -79,11 +79,11 @@ def parametrize(
     _check_words("algorithms", algorithms, ALGORITHMS)
     _check_words("classes", classes, CLASSES)
     _check_words("dtypes", dtypes, {**SHORT, **ALL_DTYPES})
-    interface(target, adapter)
-    kind, name = ("target", target) if target is not None else ("adapter", str(adapter))
+    interface, name = (Target, target) if target is not None else (Adapter, str(adapter))
+    claims(interface, name)
     expected = tuple(Waiver(pattern, reason) for pattern, reason in (expected_failures or {}).items())
     cases = [
-        VectorCase(id, SHORT.get(dtype, dtype), kind, name, expected)
+        VectorCase(id, SHORT.get(dtype, dtype), interface, name, expected)
         for id in sorted(suite.ids())
         if (algorithms is None or id.partition("/")[0] in algorithms) and (classes is None or class_of(id) in classes)
         for dtype in dict.fromkeys(dtypes)

@@ -1,28 +1,14 @@
-"""JSON that others may have written: read as its schema says, or one line about the first thing that is otherwise."""
+"""Whether JSON that others may have written is as its schema says, or one line about the first thing that is otherwise."""
 
 import json
-import math
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-__all__ = ["check", "finite", "parse"]
+__all__ = ["check"]
 
 LONGEST = 80
 """Characters of a value in a message."""
-
-
-def finite(text: str) -> float:
-    """The number that a text is. Raises ValueError for NaN and infinity, and for a number too large for a double."""
-    number = float(text)
-    if not math.isfinite(number):
-        raise ValueError(f"{text} is not a finite number")
-    return number
-
-
-def parse(text: str) -> Any:
-    """JSON whose numbers are finite. Raises ValueError, or RecursionError, for anything else."""
-    return json.loads(text, parse_float=finite, parse_constant=finite)
 
 
 def check(content: Any, schema: str) -> None:

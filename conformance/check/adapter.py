@@ -25,7 +25,7 @@ params. The compiled mode needs `compile(function)`, by default `torch.compile` 
 """
 
 import importlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -35,10 +35,10 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.check.frameworks import Framework, framework_of
-from moespec.conformance.check.target import Job, Target, Values, claimed, unseen
+from moespec.conformance.check.target import Facts, Job, Target, Values, claimed, unseen
 from moespec.conformance.compare import Dtype
 from moespec.conformance.failure import NotOfferedError
-from moespec.conformance.format import Case, Stage
+from moespec.conformance.format import Case
 from moespec.spec import ROUTERS
 from moespec.spec.errors import ConfigError
 
@@ -102,6 +102,7 @@ def _from_numpy(tree: Any, dtype: str) -> Any:
 class Adapter(Target):
     """An adapter in one dtype; see the module's docstring."""
 
+    kind = "adapter"
     declines = True
 
     def __init__(self, name: str, dtype: Dtype) -> None:
@@ -129,30 +130,32 @@ class Adapter(Target):
         """As of any target, if its arrays are NumPy's: the `to_numpy` of an adapter is for its output alone."""
         return super().copies(arrays) if self.on_numpy else {}
 
-    def not_offered(self, case: Case) -> str:
-        """Nothing: an adapter says so by NotImplementedError."""
-        return ""
+    def facts(self) -> Facts:
+        """Nothing is missing or declared as not offered: an adapter says so by NotImplementedError."""
+        return replace(super().facts(), missing={}, not_offered={})
 
     @staticmethod
     def wanted(case: Case) -> Case:
         """Of a router's case the layer around it, whose other stages the adapter does not show."""
         if not _is_layer(case):
             return case
-        kept = [replace(s, outputs=s.outputs if s is case.stages[-1] else {}) for s in case.stages]
-        return replace(case, stages=tuple(kept))
+        *steps, layer = case.stages
+        return replace(case, stages=(*(replace(stage, outputs={}) for stage in steps), layer))
 
-    def lacks(self, stage: Stage, case: Case) -> str:
-        """Why a stage is not run, or an empty string."""
+    @staticmethod
+    def lacks(job: Job, facts: Facts, dtype: Dtype) -> str:
+        """Why a job is not run, or an empty string."""
+        case = job.case
         if case.expect is not None:
             return "error cases are not run on an adapter"
-        if not _is_layer(case) or stage.name != case.stages[-1].name:
+        if not _is_layer(case) or job.stage.name != case.stages[-1].name:
             return "an adapter computes whole layers"
         taken = [name for name in ("noise", "ids") if name in case.inputs]
         if not taken and case.gradients and case.gradients.losses:
             return "an adapter returns no losses"
         return f"an adapter takes no {taken[0]}" if taken else ""
 
-    def lacks_gradients(self) -> str:
+    def without_gradients(self) -> str:
         """Why there are no gradients, or an empty string."""
         if self.module.vjp is not None or self.module.framework is not None:
             return ""
@@ -165,7 +168,7 @@ class Adapter(Target):
 
     def derivative(self, job: Job) -> Callable[[Values, Any], Values]:
         """A call of `vjp`, as a function of the arrays of the layer and the cotangent of its output."""
-        options = _options(job.stage, {each.name: each for each in job.case.stages})
+        options = _options(job)
 
         def run(values: Values, cotangent: Any) -> Values:
             by_tokens, by_params = self._declining(self.module.vjp, values, options, cotangent)
@@ -187,11 +190,9 @@ class Adapter(Target):
         compiled: Callable[..., Any] = (self.module.compiler or self.module.framework.compile)(unseen(function))
         return compiled
 
-    def result(
-        self, stage: Stage, stages: Mapping[str, Stage], known: Collection[str], compile: Any = None
-    ) -> Callable[[Values], Any]:
+    def result(self, job: Job, compile: Any = None) -> Callable[[Values], Any]:
         """A call of `layer`."""
-        options = _options(stage, stages)
+        options = _options(job)
         return lambda values: self._declining(self.module.layer, values, options)
 
     def _declining(self, method: Callable[..., Any], values: Values, options: Values, *more: Any) -> Any:
@@ -203,11 +204,11 @@ class Adapter(Target):
             raise NotOfferedError(str(error) or "NotImplementedError") from error
 
 
-def _options(stage: Stage, stages: Mapping[str, Stage]) -> Values:
+def _options(job: Job) -> Values:
     """What an adapter is told of the layer around a router."""
-    route = next(each for each in stages.values() if each.router)
+    route = next(each for each in job.case.stages if each.router)
     fields = ROUTERS[route.router].options(**route.options["options"])
-    experts: Any = stage.arguments["experts"]
+    experts: Any = job.stage.arguments["experts"]
     own = {"router": route.router, "train": route.options["train"], "gelu": experts["options"]["gelu"]}
     return {**asdict(fields), **own}
 

@@ -11,11 +11,11 @@ from moespec.conformance import suite
 from moespec.conformance.author import fresh
 from moespec.conformance.check.adapter import Adapter
 from moespec.conformance.check.classes import kind
-from moespec.conformance.check.modes import STRIDED, divided
 from moespec.conformance.check.process import LIMIT
 from moespec.conformance.check.recognise import Known
+from moespec.conformance.check.results import FAILED
 from moespec.conformance.check.run import Part, run_part
-from moespec.conformance.check.target import Target
+from moespec.conformance.check.target import STRIDED, Target
 from moespec.conformance.check.waivers import Waiver, waived
 from moespec.conformance.format import Case
 from moespec.conformance.report.diagnosis import diagnosed
@@ -42,26 +42,44 @@ class Plan:
     memory: float = 0.0
 
     def parts(self) -> Iterator[tuple[str, str, list[str]]]:
-        """What is run together: a dtype, a mode and the ids of cases of one algorithm."""
-        return divided(self.ids, self.modes, self.dtypes, kind if self.report.seed is not None else self._kind)
+        """What is run together: a dtype, a mode and the ids of cases of one algorithm.
+
+        Composite algorithms come late in the registry and are slow, so they are first.
+        """
+        groups: dict[str, list[str]] = {}
+        for id in self.ids:
+            groups.setdefault(id.partition("/")[0], []).append(id)
+        for group in list(groups.values())[::-1]:
+            for mode in self.modes:
+                if mode != STRIDED:
+                    yield from ((dtype, mode, group) for dtype in self.dtypes)
+                elif ids := self._strided(group):
+                    yield "float32" if "float32" in self.dtypes else self.dtypes[0], mode, ids
+
+    def _strided(self, ids: Sequence[str]) -> list[str]:
+        """The first of the cases with values, and the first with a gradient."""
+        firsts = (next((id for id in ids if self._kind(id) == wanted), "") for wanted in ("value", "gradient"))
+        return [id for id in firsts if id]
 
     def _kind(self, id: str) -> str:
-        return suite.kind(self.vectors / f"{id}.json")
+        return suite.kind(self.vectors / f"{id}.json") if self.report.seed is None else kind(id)
 
     def check(self, dtype: str, mode: str, ids: Sequence[str]) -> dict[str, Report]:
         """What came of each case of a part, or of some of them, by id. A mode that the target does not have has no results.
 
         Raises VectorError for a vector that is damaged, and GoldenError for a fresh case that cannot be made.
         """
-        known = _known(self.vectors, self.report.seed, tuple(ids))
-        cases, repeat = list(known.cases.values()), self.report.repeat
+        place, repeat = (self.vectors, self.report.seed), self.report.repeat
+        cases = [_case(*place, id) for id in ids]
         part = Part(self.interface, self.report.target, dtype, mode, repeat, cases, self.limit, self.memory)
         results, reason = run_part(part)
         counted = int(mode != STRIDED or set(self.modes) == {STRIDED})
         lacking = [Unsupported(dtype, reason, counted)] if reason else []
-        report = diagnosed(replace(self.report, results=results, unsupported=lacking), known)
-        found = {one.id: [waived(self.waivers, replace(one, returned={}))] for one in report.results}
-        return {id: replace(report, results=found.get(id, [])) for id in ids}
+        report = replace(self.report, results=results, unsupported=lacking)
+        if any(result.state in FAILED for result in results):
+            report = diagnosed(report, _known(*place, tuple(ids)))
+        settled = {one.id: [waived(self.waivers, replace(one, returned={}))] for one in report.results}
+        return {id: replace(report, results=settled.get(id, [])) for id in ids}
 
     def packed(self) -> str:
         """The plan as text, for another process."""
@@ -70,14 +88,14 @@ class Plan:
             "report": packed(self.report),
             "vectors": str(self.vectors),
         }
-        return json.dumps(vars(self) | parts | {"interface": self.interface is Adapter})
+        return json.dumps(vars(self) | parts | {"interface": self.interface.kind})
 
     @classmethod
     def unpacked(cls, text: str) -> "Plan":
         """The inverse of `packed`."""
         plan = json.loads(text)
         parts = {"waivers": [Waiver(**each) for each in plan["waivers"]], "report": unpacked(plan["report"])}
-        interface = Adapter if plan["interface"] else Target
+        interface = Adapter if plan["interface"] == Adapter.kind else Target
         return cls(**plan | parts | {"vectors": Path(plan["vectors"]), "interface": interface})
 
     def joined(self, reports: Sequence[Report]) -> Report:

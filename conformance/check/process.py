@@ -26,8 +26,9 @@ from moespec.conformance.compare import Dtype
 from moespec.conformance.failure import Failure
 from moespec.conformance.format import Case, Edit, Expectation, Stage, Value
 from moespec.conformance.manifest import decoded, encoded
+from moespec.spec.errors import ConfigError
 
-__all__ = ["LIMIT", "EndedError", "Remote", "end", "process"]
+__all__ = ["LIMIT", "EndedError", "Remote", "claims", "end", "process"]
 
 LIMIT = 120.0
 """Seconds that one case may take: the slowest, 20 steps of training, take some 10 of one core, and compiling one less; a
@@ -55,6 +56,7 @@ class Process:
 
     def __init__(self, interface: type[Target], name: str, memory: int) -> None:
         self.key = (interface, name, memory)
+        self.facts: dict[str, Facts] = {}
         self.socket, its = socket.socketpair()
         path = f"{interface.__module__}:{interface.__qualname__}"
         program = PROGRAM.format(path=[str(each) for each in sys.path], arguments=(path, name, its.fileno(), memory))
@@ -140,6 +142,26 @@ def end() -> None:
         _running.pop().end()
 
 
+def claims(interface: type[Target], name: str) -> str:
+    """The version of the specification that a target claims to follow, or an empty string.
+
+    Raises ConfigError, naming it, for one that cannot be imported, or lacks what the suite calls.
+    """
+    problem = "expected the name of a module, such as package.module"
+    if name and not name.startswith("."):
+        try:
+            problem, claimed = process(interface, name).ask(pack({}, {}), LIMIT, ROOM, _claimed)
+        except EndedError as error:
+            problem = f"cannot be imported: {error}"
+    if problem:
+        raise ConfigError(f"{interface.kind} {name!r}: {problem}")
+    return claimed
+
+
+def _claimed(answer: Any, arrays: Any) -> tuple[str, str]:
+    return str(answer["problem"]), str(answer["claims"])
+
+
 class Remote:
     """A target in one dtype, in a process of its own. One that ends is started again for the next job.
 
@@ -147,17 +169,16 @@ class Remote:
     """
 
     def __init__(self, interface: type[Target], name: str, dtype: Dtype, limit: float, memory: int) -> None:
-        self.key, self.dtype, self.wanted, self.limit = (interface, name, memory), dtype, interface.wanted, limit
-        self._opened: Process | None = None
-        self._facts = Facts()
+        self.key, self.dtype, self.limit = (interface, name, memory), dtype, limit
+        self.wanted, self.lacks = interface.wanted, interface.lacks
 
     def facts(self) -> Facts:
         """As of any target. What is imported is imported here, and takes no time of a case. Raises EndedError."""
-        if (running := process(*self.key)) is not self._opened:
-            request = pack({"dtype": self.dtype.name}, {})
-            self._facts = running.ask(request, max(self.limit, LIMIT), ROOM, lambda entry, _: decoded(Facts, entry, {}))
-            self._opened = running
-        return self._facts
+        running, dtype = process(*self.key), self.dtype.name
+        if dtype not in running.facts:
+            request, limit = pack({"dtype": dtype}, {}), max(self.limit, LIMIT)
+            running.facts[dtype] = running.ask(request, limit, ROOM, lambda entry, _: decoded(Facts, entry, {}))
+        return running.facts[dtype]
 
     def answers(self, jobs: Sequence[Job], mode: str, *, gradient: bool = False) -> list[Answer]:
         """As `worker.answers`: all together if they are compiled, else, or where that ends the process, one by one."""

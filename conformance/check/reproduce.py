@@ -22,9 +22,8 @@ from moespec.conformance.check.adapter import Adapter
 from moespec.conformance.check.errors import invalid_and_valid
 from moespec.conformance.check.files import read
 from moespec.conformance.check.gradients import gradients
-from moespec.conformance.check.modes import STRIDED
 from moespec.conformance.check.results import CaseResult
-from moespec.conformance.check.target import Job, Target, execute, job_of
+from moespec.conformance.check.target import STRIDED, Job, Target, execute, job_of
 from moespec.conformance.compare import ALL_DTYPES, SHORT
 from moespec.conformance.format import Case
 from moespec.conformance.report.report import Report

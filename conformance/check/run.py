@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from functools import partial
 
 from moespec.conformance.check import errors
-from moespec.conformance.check.modes import STRIDED
 from moespec.conformance.check.process import LIMIT, EndedError, Remote
 from moespec.conformance.check.repeat import repeated
 from moespec.conformance.check.results import CaseResult
-from moespec.conformance.check.target import Job, Target, job_of
+from moespec.conformance.check.target import STRIDED, Facts, Job, Target, job_of
 from moespec.conformance.check.worker import Answer, answers
-from moespec.conformance.compare import ALL_DTYPES, Dtype, Outcome, certified, compared
+from moespec.conformance.compare import ALL_DTYPES, Outcome, certified, compared, exact
 from moespec.conformance.failure import Failure
 from moespec.conformance.format import Case
 
@@ -78,28 +77,45 @@ def run_cases(target: Target | Remote, cases: Sequence[Case], mode: str, repeat:
     if mode == STRIDED and not facts.strides:
         return []
     ask = target.answers if isinstance(target, Remote) else partial(answers, target)
-    running = _Run(ask, target.dtype, mode, repeat, facts.checks_values)
+    running = _Run(target, ask, facts, mode, repeat)
     groups = _by_algorithm([target.wanted(case) for case in cases])
     return [result for group in groups for result in running.results(group)]
 
 
 @dataclass(frozen=True)
 class _Run:
-    """Cases run on a target, which `ask` asks; see `worker.answers`."""
+    """Cases run on a target, which `answers` asks, as `worker.answers` does."""
 
-    ask: Callable[..., list[Answer]]
-    dtype: Dtype
+    target: Target | Remote
+    answers: Callable[..., list[Answer]]
+    facts: Facts
     mode: str
     repeat: bool
-    checks_values: bool
+
+    def ask(self, jobs: Sequence[Job], mode: str, *, gradient: bool = False) -> list[Answer]:
+        """What the target makes of jobs, or of their gradients, or why it is not asked."""
+        obstacles = [self._obstacle(job, gradient) for job in jobs]
+        able = [job for job, obstacle in zip(jobs, obstacles, strict=True) if obstacle is None]
+        results = iter(self.answers(able, mode, gradient=gradient) if able else ())
+        return [next(results) if obstacle is None else obstacle for obstacle in obstacles]
+
+    def _obstacle(self, job: Job, gradient: bool) -> Failure | None:
+        """Why a job, or its gradient, cannot be run, if so."""
+        dtype = self.target.dtype
+        lacks = self.facts.without_gradients if gradient else ""
+        if lacks := lacks or self.target.lacks(job, self.facts, dtype):
+            return Failure(lacks, state="not implemented")
+        if not all(exact(tensor.array, dtype) for tensor in job.case.inputs.values()):
+            return Failure(f"an input has numbers that {dtype.name} does not have", state="inconclusive")
+        return None
 
     def results(self, cases: Sequence[Case]) -> list[CaseResult]:
         """The results of the cases of one algorithm."""
-        results = {c.id: CaseResult(c.id, c.algorithm, c.kind, self.dtype.name, self.mode) for c in cases}
-        wrong = [case for case in cases if case.expect is not None]
-        verdicts = errors.run(self.ask, wrong, self.mode, required=self.checks_values)
-        for case, (state, message) in zip(wrong, verdicts, strict=True):
-            results[case.id].outcomes.append(Outcome(case.expected_error.stage, state, 0.0, message))
+        results = {c.id: CaseResult(c.id, c.algorithm, c.kind, self.target.dtype.name, self.mode) for c in cases}
+        if wrong := [case for case in cases if case.expect is not None]:
+            verdicts = errors.run(self.ask, wrong, self.mode, required=self.facts.checks_values)
+            for case, (state, message) in zip(wrong, verdicts, strict=True):
+                results[case.id].outcomes.append(Outcome(case.expected_error.stage, state, 0.0, message))
 
         smooth = [case for case in cases if case.gradients]
         jobs = [job_of(case, case.expected_gradients.stage) for case in smooth]
@@ -126,14 +142,14 @@ class _Run:
     ) -> Iterator[tuple[Job, list[Outcome]]]:
         """What came of each job, or of its gradient; what was returned where it is wrong goes to the results."""
         first = self.ask(jobs, self.mode, gradient=gradient)
-        second = self.ask(jobs, self.mode, gradient=gradient) if self.repeat else first
-        for job, answer, again in zip(jobs, first, second, strict=True):
+        second = iter(self.ask(jobs, self.mode, gradient=gradient) if self.repeat else ())
+        for job, answer in zip(jobs, first, strict=True):
             case, stage = job.case, job.stage
             name, call = ("gradient", "") if gradient else (stage.name, stage.call)
             expected = case.expected_gradients.wrt if gradient else stage.outputs
-            sure = certified(case.decisions.get(stage.name), self.dtype)
-            outcomes = repeated(name, answer, again)
-            outcomes += compared(name, expected, answer, self.dtype, sure, call)
+            sure = certified(case.decisions.get(stage.name), self.target.dtype)
+            outcomes = repeated(name, answer, next(second)) if self.repeat else []
+            outcomes += compared(name, expected, answer, self.target.dtype, sure, call)
             if not isinstance(answer, Failure) and any(outcome.state == "fail" for outcome in outcomes):
                 results[case.id].returned[name] = answer
             yield job, outcomes

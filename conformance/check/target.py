@@ -26,9 +26,9 @@ place, and else `compile`.
 
 import importlib
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
 from itertools import count
@@ -39,12 +39,15 @@ import numpy as np
 
 from moespec.conformance import call
 from moespec.conformance.cases import function
-from moespec.conformance.compare import Dtype, exact
-from moespec.conformance.failure import Failure, MalformedError, NotOfferedError
+from moespec.conformance.compare import Dtype
+from moespec.conformance.failure import MalformedError, NotOfferedError
 from moespec.conformance.format import Case, Stage, Tensor, finish
 from moespec.spec.errors import ConfigError
 
 __all__ = [
+    "DEFAULT",
+    "MODES",
+    "STRIDED",
     "Facts",
     "Job",
     "Target",
@@ -54,11 +57,15 @@ __all__ = [
     "compilers",
     "execute",
     "job_of",
-    "obstacle",
     "unseen",
 ]
 
 Values = dict[str, Any]
+STRIDED = "strided"
+"""Op by op on arrays that are not contiguous in any order of their axes: some cases in one dtype, of targets in torch."""
+MODES = ("eager", "compiled", STRIDED)
+DEFAULT = ("eager", STRIDED)
+"""Those of a run that names none."""
 
 
 class ChangedError(Exception):
@@ -87,6 +94,8 @@ def unseen(function: Callable[..., Any]) -> Callable[..., Any]:
 class Target:
     """A module in one dtype; see the module's docstring."""
 
+    kind = "target"
+    """The option that names it, and its interface in a report."""
     declines = False
     """Whether it may decline a case by an exception, as adapters may."""
     strided = False
@@ -119,12 +128,13 @@ class Target:
                 array = self.module.from_numpy({"": np.zeros(1, np.float32)}, self.dtype.name)[""]
         except Exception as error:
             return Facts(unsupported=f"{type(error).__name__}: {error}")
-        return Facts(checks_values=self.checks_values, strides=hasattr(array, "is_contiguous"))
-
-    @property
-    def checks_values(self) -> bool:
-        """Whether the target must reject values that are not finite, as the specification does."""
-        return bool(getattr(self.module, "checks_values", False))
+        return Facts(
+            checks_values=bool(getattr(self.module, "checks_values", False)),
+            strides=hasattr(array, "is_contiguous"),
+            without_gradients=self.without_gradients(),
+            missing=call.missing(self.module),
+            not_offered=dict(getattr(self.module, "not_offered", {})),
+        )
 
     @property
     def wide(self) -> str:
@@ -141,35 +151,30 @@ class Target:
         """The part of a case that such a target must compute."""
         return case
 
-    def not_offered(self, case: Case) -> str:
-        """The reason that the target declares for a case that it does not compute, or an empty string."""
-        declared: Mapping[str, str] = getattr(self.module, "not_offered", {})
-        return next((reason for pattern, reason in declared.items() if fnmatchcase(case.id, pattern)), "")
-
-    def lacks(self, stage: Stage, case: Case) -> str:
-        """Why the target cannot run a stage of a case, or an empty string."""
-        if reason := self.not_offered(case):
-            return f"declared as not offered: {reason}"
-        if self.dtype.name == "float16" and function(stage.call).batched:
+    @staticmethod
+    def lacks(job: "Job", facts: "Facts", dtype: Dtype) -> str:
+        """Why a target of which these facts are known cannot run a job, or an empty string."""
+        for pattern, reason in facts.not_offered.items():
+            if fnmatchcase(job.case.id, pattern):
+                return f"declared as not offered: {reason}"
+        if dtype.name == "float16" and function(job.stage.call).batched:
             return "whole models are not run in float16"
-        return call.missing(self.module, stage, {each.name: each for each in case.stages}, call.golden(case))
+        needs = call.needs(job.stage, job.stages, job.values)
+        return next((f"{facts.missing[path]} is missing" for path in needs if path in facts.missing), "")
 
-    def lacks_gradients(self) -> str:
+    def without_gradients(self) -> str:
         """Why the target has no gradients, or an empty string."""
-        missing = [name for name in ("value_and_grad", "sum", "cast") if not hasattr(self.module, name)]
-        return f"{missing[0]} is missing" if missing else ""
+        needs = ("value_and_grad", "sum", "cast")
+        return next((f"{name} is missing" for name in needs if not hasattr(self.module, name)), "")
 
-    def result(
-        self, stage: Stage, stages: Mapping[str, Stage], known: Collection[str], compile: Any = None
-    ) -> Callable[[Values], Any]:
-        """What the call of a stage returns, as a function of its arrays, those in `known`.
+    def result(self, job: "Job", compile: Any = None) -> Callable[[Values], Any]:
+        """What the call of a stage returns, as a function of its arrays.
 
         compile: what compiles the inner functions of a stage that is not traced.
         """
-        more = {} if compile is None or not function(stage.call).compiles else {"compile": compile}
-        return call.result(
-            self.module, stage, stages, known, more | ({"dtype": "bfloat16"} if self.mixes(stage) else {})
-        )
+        more = {} if compile is None or not function(job.stage.call).compiles else {"compile": compile}
+        more |= {"dtype": "bfloat16"} if self.mixes(job.stage) else {}
+        return call.result(self.module, job.stage, job.stages, job.values, more)
 
     def compile(self, function: Callable[..., Any], compiler: str) -> Callable[..., Any]:
         """The function compiled by what the target has of this name."""
@@ -241,11 +246,16 @@ class Facts:
 
     unsupported: why it does not compute in it, or an empty string. checks_values: whether it must reject values that are
     not finite. strides: whether it has arrays, as torch has, whose numbers can lie in memory in more than one way.
+    without_gradients: why it has none, or an empty string. missing: the paths that stages need and it does not have; see
+    `call.missing`. not_offered: patterns of the ids of cases that it does not compute, with reasons.
     """
 
     unsupported: str = ""
     checks_values: bool = False
     strides: bool = False
+    without_gradients: str = ""
+    missing: dict[str, str] = field(default_factory=dict)
+    not_offered: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -255,6 +265,11 @@ class Job:
     case: Case
     stage: Stage
     values: dict[str, Tensor]
+
+    @property
+    def stages(self) -> dict[str, Stage]:
+        """The stages of the case by name."""
+        return {stage.name: stage for stage in self.case.stages}
 
     @property
     def traced(self) -> bool:
@@ -270,8 +285,7 @@ class Job:
     @property
     def program(self) -> str:
         """What is the same in jobs that differ in numbers alone: calls, options, names, shapes and dtypes."""
-        stages = {stage.name: stage for stage in self.case.stages}
-        called = [self.stage, *call.earlier(self.stage, stages, self.values)]
+        called = [self.stage, *call.earlier(self.stage, self.stages, self.values)]
         calls = [(s.name, s.call, s.arguments, s.options) for s in called]
         arrays = sorted((name, value.array.dtype.str, value.array.shape) for name, value in self.values.items())
         inputs = sorted(name for name in self.values if name in self.case.inputs)
@@ -282,9 +296,8 @@ class Job:
 
         compiler: of its inner functions, if it is one that is not traced.
         """
-        stages = {stage.name: stage for stage in self.case.stages}
         compile_ = partial(target.compile, compiler=compiler) if compiler and not self.traced else None
-        result, wanted = target.result(self.stage, stages, self.values, compile_), tuple(self.stage.outputs)
+        result, wanted = target.result(self, compile_), tuple(self.stage.outputs)
 
         def run(values: Values) -> Values:
             return call.arrays(result(values), wanted)
@@ -375,15 +388,6 @@ def _alone(target: Target, job: Job, compiler: str | None) -> Values | Exception
         return found
     except Exception as error:
         return error
-
-
-def obstacle(target: Target, job: Job) -> Failure | None:
-    """Why a job cannot be run, if so."""
-    if lacks := target.lacks(job.stage, job.case):
-        return Failure(lacks, state="not implemented")
-    if not all(exact(tensor.array, target.dtype) for tensor in job.case.inputs.values()):
-        return Failure(f"an input has numbers that {target.dtype.name} does not have", state="inconclusive")
-    return None
 
 
 def check_unchanged(before: Values, after: Values) -> None:

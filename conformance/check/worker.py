@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save
 
 from moespec.conformance.check.gradients import gradients
-from moespec.conformance.check.modes import STRIDED
-from moespec.conformance.check.target import Job, Target, Values, execute, job_of, obstacle
+from moespec.conformance.check.target import STRIDED, Job, Target, Values, execute, job_of
 from moespec.conformance.compare import ALL_DTYPES
 from moespec.conformance.failure import Failure, MalformedError
 from moespec.conformance.format import Case
@@ -40,11 +39,7 @@ def answers(target: Target, jobs: Sequence[Job], mode: str, *, gradient: bool = 
     """What a target makes of the jobs of one algorithm, or of their gradients: finished results, or why there are none."""
     with target.context():
         target.strided = mode == STRIDED
-        lacks = target.lacks_gradients() if gradient else ""
-        obstacles = [Failure(lacks, state="not implemented") if lacks else obstacle(target, job) for job in jobs]
-        able = [job for job, reason in zip(jobs, obstacles, strict=True) if reason is None]
-        results = iter((gradients if gradient else execute)(target, able, mode))
-        return [reason or _answer(target, next(results)) for reason in obstacles]
+        return [_answer(target, result) for result in (gradients if gradient else execute)(target, jobs, mode)]
 
 
 def _answer(target: Target, result: Values | Exception) -> Answer:

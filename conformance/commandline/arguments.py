@@ -10,8 +10,8 @@ from typing import Any, NoReturn
 from moespec.conformance import suite
 from moespec.conformance.author.large import SIZES
 from moespec.conformance.check.classes import CLASSES
-from moespec.conformance.check.modes import DEFAULT, MODES
 from moespec.conformance.check.process import LIMIT
+from moespec.conformance.check.target import DEFAULT, MODES
 from moespec.conformance.compare import ALL_DTYPES, DTYPES, SHORT
 from moespec.conformance.report import matrix
 from moespec.conformance.rows import ALGORITHMS

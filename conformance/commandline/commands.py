@@ -3,7 +3,7 @@
 import argparse
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from importlib.util import find_spec
@@ -13,13 +13,13 @@ from moespec.conformance import suite
 from moespec.conformance.author import fresh, large
 from moespec.conformance.author.reference import GoldenError
 from moespec.conformance.check import files, waivers
+from moespec.conformance.check.adapter import Adapter
 from moespec.conformance.check.classes import class_of
-from moespec.conformance.check.interface import claims, interface
-from moespec.conformance.check.modes import MODES
 from moespec.conformance.check.plan import Plan
+from moespec.conformance.check.process import claims
 from moespec.conformance.check.recognise import Known
 from moespec.conformance.check.results import FAILED
-from moespec.conformance.check.target import Target
+from moespec.conformance.check.target import MODES, Target
 from moespec.conformance.check.waivers import Waiver, waived
 from moespec.conformance.compare import ALL_DTYPES, DTYPES
 from moespec.conformance.format import Case
@@ -99,9 +99,8 @@ def _only(options: argparse.Namespace) -> Callable[[str], bool]:
     Raises ConfigError for a pattern of ids that no case matches.
     """
     patterns, classes = getattr(options, "case", None), getattr(options, "classes", None)
-    known = {*suite.ids(options.vectors), *large.ids()} if patterns else ()
     for pattern in patterns or ():
-        if not any(fnmatchcase(id, pattern) for id in known):
+        if not any(fnmatchcase(id, pattern) for id in _ids(options)):
             raise ConfigError(f"--case: no case matches {pattern!r}; `list` prints them all")
 
     def only(id: str) -> bool:
@@ -115,33 +114,30 @@ def _only(options: argparse.Namespace) -> Callable[[str], bool]:
     return only
 
 
+def _ids(options: argparse.Namespace) -> Iterator[str]:
+    """The ids of all cases: of the vectors, and of fresh ones that these have not."""
+    yield from suite.ids(options.vectors)
+    yield from large.ids()
+
+
 def _waivers(options: argparse.Namespace) -> list[Waiver]:
-    known = {*suite.ids(options.vectors), *large.ids()}
-    return waivers.read(options.waivers, known, (*MODES, files.MODE)) if options.waivers else []
-
-
-def _interface(options: argparse.Namespace) -> type[Target]:
-    """The interface of `--target` or `--adapter`."""
-    try:
-        return interface(options.target, options.adapter)
-    except ConfigError as error:
-        raise ConfigError(f"--{error}") from error
+    if not options.waivers:
+        return []
+    return waivers.read(options.waivers, set(_ids(options)), (*MODES, files.MODE))
 
 
 def _plan(options: argparse.Namespace, ids: Sequence[str]) -> Plan:
     """What is checked of a target or an adapter."""
-    kind, name = ("target", options.target) if options.target is not None else ("adapter", options.adapter)
-    opened = _interface(options)
-    found = Report(
-        *(kind, name, suite.digest(options.vectors), []),
-        seed=options.fresh,
-        claims=claims(opened, name),
-        size=options.size,
-        repeat=options.repeat,
-    )
+    interface, name = (Target, options.target) if options.target is not None else (Adapter, options.adapter)
+    try:
+        claimed = claims(interface, name)
+    except ConfigError as error:
+        raise ConfigError(f"--{error}") from error
+    made = {"seed": options.fresh, "size": options.size, "repeat": options.repeat}
+    report = Report(interface.kind, name, suite.digest(options.vectors), [], claims=claimed, **made)
     listed = _waivers(options) if options.command == "run" else []
     how = (options.dtype, options.mode, listed, options.vectors, options.timeout, options.memory)
-    return Plan(opened, found, ids, *how)
+    return Plan(interface, report, ids, *how)
 
 
 def _conclude(options: argparse.Namespace, found: Report) -> int:

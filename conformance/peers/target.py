@@ -1,10 +1,11 @@
 """A peer as a target. It is run on the functions that it has, and not on our error cases."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from moespec.conformance.check.target import Target, Values
+from moespec.conformance.check.target import Facts, Job, Target, Values
+from moespec.conformance.compare import Dtype
 from moespec.conformance.failure import NotOfferedError
 from moespec.conformance.format import Case, Stage, Value
 
@@ -63,21 +64,18 @@ class PeerTarget(Target):
         """Of a router the routing and the output, without its losses and metrics."""
         return routing_only(case)
 
-    def lacks(self, stage: Stage, case: Case) -> str:
-        """Why a stage is not run, or an empty string."""
-        if case.expect is not None:
-            return ERRORS
-        if missing := super().lacks(stage, case):
-            return missing
-        router = router_of(case)  # of one that the peer lacks, it is not asked for the steps either
-        own = not router or router in getattr(self.module, "ROUTERS", {})
-        return "" if own and checked_function(self.module, stage, case) else SHARED
+    @staticmethod
+    def lacks(job: Job, facts: Facts, dtype: Dtype) -> str:
+        """Why a job is not run, or an empty string."""
+        return ERRORS if job.case.expect is not None else Target.lacks(job, facts, dtype)
 
-    def result(
-        self, stage: Stage, stages: Mapping[str, Stage], known: Collection[str], compile: Any = None
-    ) -> Callable[[Values], Any]:
-        """As of any target, with NotImplementedError as what is not offered."""
-        run = super().result(stage, stages, known, compile)
+    def result(self, job: Job, compile: Any = None) -> Callable[[Values], Any]:
+        """As of any target, of what is the peer's own; NotImplementedError says what is not offered."""
+        router = router_of(job.case)  # of one that the peer lacks, it is not asked for the steps either
+        own = not router or router in getattr(self.module, "ROUTERS", {})
+        if not own or not checked_function(self.module, job.stage, job.case):
+            raise NotOfferedError(SHARED)
+        run = super().result(job, compile)
 
         def offered(values: Values) -> Any:
             try:

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 from moespec.conformance.check.equal_scores import judged
 from moespec.conformance.check.recognise import Known, recognise
-from moespec.conformance.check.results import FAILED
 from moespec.conformance.report.report import Report
 from moespec.conformance.report.tables import shown
 
@@ -13,7 +12,5 @@ __all__ = ["diagnosed"]
 
 def diagnosed(report: Report, known: Known) -> Report:
     """The report with the known variants that its failures equal, ties in another order, and small tables."""
-    if not any(result.state in FAILED for result in report.results):
-        return report
     cases, matches = list(known.cases.values()), recognise(report.results, known)
     return replace(report, results=shown(judged(report.results, cases), cases), matches=matches)

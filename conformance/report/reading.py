@@ -13,9 +13,10 @@ from typing import Any
 from moespec.conformance.check.results import CaseResult, Match, Table
 from moespec.conformance.compare import Outcome
 from moespec.conformance.format import Case
+from moespec.conformance.manifest import parse
 from moespec.conformance.report.report import INTERFACES, Report, ReportError, Unsupported
 from moespec.conformance.rows import ALGORITHMS
-from moespec.conformance.schema import check, parse
+from moespec.conformance.schema import check
 
 __all__ = ["read"]
 

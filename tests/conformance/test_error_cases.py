@@ -181,7 +181,7 @@ def test_every_backend_raises_the_derived_errors(target, path):
     valid = by_backend(target, VALID[path])
     for case in WRONG[path]:
         of_options = "options" in case.expect.valid.options
-        if target.checks_values or (case.expect.when == "static" and not of_options):
+        if target.facts().checks_values or (case.expect.when == "static" and not of_options):
             assert verdict(case, told(by_backend(target, case)), told(valid), required=True) == ("pass", ""), case.id
 
 

@@ -15,8 +15,8 @@ from jsonschema import Draft202012Validator
 from moespec.conformance import suite
 from moespec.conformance.author.large import SIZES
 from moespec.conformance.check import files
-from moespec.conformance.check.modes import MODES
 from moespec.conformance.check.results import STATES, CaseResult, Match
+from moespec.conformance.check.target import MODES
 from moespec.conformance.compare import ALL_DTYPES, Outcome
 from moespec.conformance.report import matrix, reading, report
 from moespec.conformance.report.badge import badge

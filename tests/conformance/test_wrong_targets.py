@@ -15,11 +15,12 @@ from committed import BY_ID, CASES, of, results_of
 from moespec.conformance.author.variant import every, module_of
 from moespec.conformance.cases import variants
 from moespec.conformance.check.equal_scores import judged
-from moespec.conformance.check.modes import DEFAULT, divided
+from moespec.conformance.check.plan import Plan
 from moespec.conformance.check.results import FAILED
 from moespec.conformance.check.run import run_cases
-from moespec.conformance.check.target import Target
+from moespec.conformance.check.target import DEFAULT, Target
 from moespec.conformance.compare import DTYPES
+from moespec.conformance.report.report import Report
 from moespec.spec import ROUTERS
 
 ROOT = Path(__file__).parents[2]
@@ -52,8 +53,8 @@ def test_a_kernel_that_takes_every_array_for_contiguous_fails_in_the_mode_stride
         return right.softmax_affinity(torch.as_strided(logits, logits.shape, torch.empty(logits.shape).stride()))
 
     ids = [case.id for case in of("softmax_affinity")]
-    parts = divided(ids, DEFAULT, ("float64", "float32"), lambda id: BY_ID[id].kind)
-    ((dtype, chosen),) = [(dtype, chosen) for dtype, mode, chosen in parts if mode == "strided"]
+    plan = Plan(Target, Report("target", "kernel", "", []), ids, ("float64", "float32"), DEFAULT)
+    ((dtype, chosen),) = [(dtype, chosen) for dtype, mode, chosen in plan.parts() if mode == "strided"]
     cases = [BY_ID[id] for id in chosen]
     assert dtype == "float32"
     assert {case.kind for case in cases} == {"value", "gradient"}
