@@ -48,9 +48,13 @@ class Variant:
 
 
 def variant(function: Replacement, *names: str, ledger: str = "", who: str = "") -> Variant:
-    """The variant in which `function` is what each of `names` becomes; name and docstring are those of the function."""
+    """The variant in which `function` is what each of `names` becomes; name and docstring are those of the function.
+
+    Of a router it is a change of the route; see `changed`.
+    """
     sentence = " ".join((function.__doc__ or "").split())
-    return Variant(function.__name__, sentence, dict.fromkeys(names, function), ledger, who)
+    replaced = {name: changed(name, function) if name in ROUTERS else function for name in names}
+    return Variant(function.__name__, sentence, replaced, ledger, who)
 
 
 def changed(router: str, change: Callable[..., Any]) -> Replacement:

@@ -7,7 +7,7 @@ from moespec.conformance.author.definition import Definition, Draws, Noise
 from moespec.conformance.author.near import near_router
 from moespec.conformance.author.reroute import rerouted
 from moespec.conformance.author.routers import router_case
-from moespec.conformance.author.variant import Variant, every
+from moespec.conformance.author.variant import Variant, every, variant
 
 __all__ = ["VARIANTS", "cases"]
 
@@ -55,7 +55,8 @@ def _always(train: bool) -> Any:
     return change
 
 
-def _few_slots(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+def slots_of_training_at_evaluation(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+    """An expert has as many slots at evaluation as in training, and drops the other tokens."""
     output = route(params, tokens, options, **more)
     if more.get("train"):
         return output
@@ -69,10 +70,5 @@ VARIANTS = (
         "balanced_at_evaluation", "Tokens are balanced at evaluation, too.", every((NAME,), _always(True)), "BL-2b"
     ),
     Variant("never_balanced", "Tokens are not balanced in training either.", every((NAME,), _always(False)), "BL-1b"),
-    Variant(
-        "slots_of_training_at_evaluation",
-        "An expert has as many slots at evaluation as in training, and drops the other tokens.",
-        every((NAME,), _few_slots),
-        "BL-2b",
-    ),
+    variant(slots_of_training_at_evaluation, NAME, ledger="BL-2b"),
 )

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.author.reroute import chosen_mask, configured, noiseless, rerouted, reweighted
-from moespec.conformance.author.variant import Variant, every
+from moespec.conformance.author.variant import Variant, every, variant
 from moespec.spec import CAPACITY_RULES, ConfigError
 from moespec.spec.options import TokenChoiceOptions
 from moespec.spec.routers.composition import token_choice
@@ -182,7 +182,8 @@ def _weighted(weights: Callable[[Any, Any, Any], Any]) -> Callable[..., Any]:
     return change
 
 
-def _noise_after_softmax(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+def noise_after_the_softmax(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+    """Noise is added to the softmax, not to the logits."""
     output = route(params, tokens, options, **more)
     scores = B.softmax_affinity(B.router_logits(tokens, params["kernel"]))
     noisy = B.add_gating_noise(scores, more.get("noise"), multiplier=options.noise_multiplier)
@@ -228,7 +229,8 @@ def _losses(change: Callable[[str, Any, Any], Any]) -> Callable[..., Any]:
     return changed
 
 
-def _dropped_choices(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+def dropped_choices(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+    """Dropped is the fraction of the choices of tokens that find no slot."""
     output = route(params, tokens, options, **more)
     filled = output.routing.dense().dispatch.sum() / (len(tokens) * options.tokens * options.choices)
     return output._replace(metrics={**output.metrics, "dropped": 1 - filled})
@@ -242,12 +244,7 @@ VARIANTS = (
         every(SOFTMAX, _weighted(lambda B, clean, noisy: B.softmax_affinity(clean))),
         "SA-1b",
     ),
-    Variant(
-        "noise_after_the_softmax",
-        "Noise is added to the softmax, not to the logits.",
-        every(SOFTMAX, _noise_after_softmax),
-        "SA-1c",
-    ),
+    variant(noise_after_the_softmax, *SOFTMAX, ledger="SA-1c"),
     Variant(
         "priority_left_out",
         "Tokens are assigned by index, whatever batch priority is requested.",
@@ -354,12 +351,7 @@ VARIANTS = (
         "The losses of a router are not multiplied by their weights.",
         every(SELECTING, _losses(lambda name, loss, o: loss / getattr(o, f"{name}_weight"))),
     ),
-    Variant(
-        "dropped_choices",
-        "Dropped is the fraction of the choices of tokens that find no slot.",
-        every(TOKEN_CHOICE, _dropped_choices),
-        "ME-1b",
-    ),
+    variant(dropped_choices, *TOKEN_CHOICE, ledger="ME-1b"),
     Variant(
         "chosen_not_normalised",
         "The combine weights of a token are not divided by their sum, also where they should be.",

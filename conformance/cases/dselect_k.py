@@ -314,14 +314,16 @@ def reachability_infinite(B: Any, selectors: Any) -> Any:
 # Of the router. A change is `(B, route, params, tokens, options, noise=None, train=False)`.
 
 
-def _counted_by_token(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+def static_losses_for_every_token(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+    """The losses of a static gate count once for every token."""
     output = route(params, tokens, options, **more)
     if options.selector_gate != "static":
         return output
     return output._replace(losses={name: options.tokens * loss for name, loss in output.losses.items()})
 
 
-def _losses_of_training(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+def dselect_k_losses_in_training(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+    """DSelect-k has its losses only in training."""
     output = route(params, tokens, options, **more)
     return output if more.get("train") else output._replace(losses={})
 
@@ -346,11 +348,6 @@ VARIANTS = (
         configured(selector_entropy_weight=0.0, reachability_weight=1.0),
         "DK-4b",
     ),
-    _one("dselect_k_losses_in_training", "DSelect-k has its losses only in training.", _losses_of_training, "DK-5b"),
-    _one(
-        "static_losses_for_every_token",
-        "The losses of a static gate count once for every token.",
-        _counted_by_token,
-        "DK-3b",
-    ),
+    variant(dselect_k_losses_in_training, NAME, ledger="DK-5b"),
+    variant(static_losses_for_every_token, NAME, ledger="DK-3b"),
 )

@@ -128,7 +128,8 @@ def _gshard(
     return change
 
 
-def _of_kept(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+def gshard_normalised_after_drops(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+    """The gates of GShard are divided by the sum of those that are left after the random choice and drops."""
     output = route(params, tokens, options, **more)
     if not options.normalize_selected:
         return output
@@ -137,7 +138,8 @@ def _of_kept(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more:
     return reweighted(B, output, (combine / np.where(total.real > 0, total, 1.0)).sum(axis=3))
 
 
-def _at_random_always(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+def gshard_random_at_evaluation(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+    """Second experts are kept at random where no noise is given, too."""
     output = route(params, tokens, options, **more)
     if more.get("noise") is not None:
         return output
@@ -151,13 +153,7 @@ VARIANTS = (
     variant(second_kept_if_equal, KEEP),
     variant(second_kept_in_bfloat16, KEEP),
     variant(second_kept_by_a_fifth, KEEP, ledger="GS-5b", who="tensorflow/mesh"),
-    _one(
-        "gshard_normalised_after_drops",
-        "The gates of GShard are divided by the sum of those that are left after the random choice and drops.",
-        _of_kept,
-        "GS-1b",
-        "facebookresearch/fairseq",
-    ),
+    variant(gshard_normalised_after_drops, NAME, ledger="GS-1b", who="facebookresearch/fairseq"),
     _one(
         "gshard_gates_as_they_are",
         "The gates of GShard are not divided by their sum.",
@@ -183,10 +179,5 @@ VARIANTS = (
         "A second expert that is not kept is processed all the same, with the weight 0.",
         _gshard(taken=True),
     ),
-    _one(
-        "gshard_random_at_evaluation",
-        "Second experts are kept at random where no noise is given, too.",
-        _at_random_always,
-        "GS-4b",
-    ),
+    variant(gshard_random_at_evaluation, NAME, ledger="GS-4b"),
 )

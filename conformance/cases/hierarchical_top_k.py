@@ -9,7 +9,7 @@ from moespec.conformance.author.definition import Definition, Noise, tensor
 from moespec.conformance.author.draw import grid
 from moespec.conformance.author.reroute import rerouted
 from moespec.conformance.author.routers import output_gradient, router_case
-from moespec.conformance.author.variant import Variant, every
+from moespec.conformance.author.variant import variant
 from moespec.conformance.cases.hierarchical_gating import gates_within
 from moespec.conformance.format import Tensor
 
@@ -64,7 +64,8 @@ def _noisy(B: Any, params: Any, tokens: Any, noise: Any) -> Any:
     return B.noisy_top_k_logits(clean, scales, noise)
 
 
-def _each_level(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+def hierarchy_levels_balanced_apart(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+    """The importance loss is that of the branches and that of the experts within them, added."""
     output = route(params, tokens, options, **more)
     if not options.importance_weight:
         return output
@@ -78,7 +79,8 @@ def _each_level(B: Any, route: Any, params: Any, tokens: Any, options: Any, **mo
     return output._replace(losses=losses, metrics={**output.metrics, "importance_loss": value})
 
 
-def _branch_capacity(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+def hierarchy_branch_capacity(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+    """A branch takes no more tokens than an equal number for each."""
     output = route(params, tokens, options, **more)
     branches, size = options.levels
     noisy, choices = _noisy(B, params, tokens, more.get("noise")), min(options.choices_per_level, branches)
@@ -93,18 +95,6 @@ def _branch_capacity(B: Any, route: Any, params: Any, tokens: Any, options: Any,
 
 
 VARIANTS = (
-    Variant(
-        "hierarchy_levels_balanced_apart",
-        "The importance loss is that of the branches and that of the experts within them, added.",
-        every((NAME,), _each_level),
-        "HM-2b",
-        "tensorflow/mesh",
-    ),
-    Variant(
-        "hierarchy_branch_capacity",
-        "A branch takes no more tokens than an equal number for each.",
-        every((NAME,), _branch_capacity),
-        "HM-3b",
-        "tensorflow/mesh",
-    ),
+    variant(hierarchy_levels_balanced_apart, NAME, ledger="HM-2b", who="tensorflow/mesh"),
+    variant(hierarchy_branch_capacity, NAME, ledger="HM-3b", who="tensorflow/mesh"),
 )

@@ -230,23 +230,26 @@ def _with_capacity_of(**changed: Any) -> Callable[..., Any]:
     return change
 
 
-def _only_in_training(
+def removed_only_in_training(
     B: Any, route: Any, params: Any, tokens: Any, options: Any, *, noise: Any = None, train: bool = False
 ) -> Any:
+    """Tokens are removed in training alone."""
     output = route(params, tokens, options, noise=noise, train=train)
     return output if train else route(params, tokens, replace(options, drop=0.0), noise=noise)
 
 
-def _sorted_without_noise(
+def importance_without_noise(
     B: Any, route: Any, params: Any, tokens: Any, options: Any, *, noise: Any = None, train: bool = False
 ) -> Any:
+    """Tokens are sorted and choose by the logits without noise."""
     output = route(params, tokens, options, noise=noise, train=train)
     return rerouted(B, output, route(params, tokens, options, train=train).routing)
 
 
-def _losses_of_those_left(
+def importance_loss_of_those_left(
     B: Any, route: Any, params: Any, tokens: Any, options: Any, *, noise: Any = None, train: bool = False
 ) -> Any:
+    """The importance loss counts only the tokens that are left."""
     output = route(params, tokens, options, noise=noise, train=train)
     if "importance" not in output.losses:
         return output
@@ -285,17 +288,7 @@ VARIANTS = (
         _with_capacity_of(drop=0.0),
         "IS-4b",
     ),
-    _one("removed_only_in_training", "Tokens are removed in training alone.", _only_in_training, "IS-6b"),
-    _one(
-        "importance_without_noise",
-        "Tokens are sorted and choose by the logits without noise.",
-        _sorted_without_noise,
-        "SA-1",
-    ),
-    _one(
-        "importance_loss_of_those_left",
-        "The importance loss counts only the tokens that are left.",
-        _losses_of_those_left,
-        "IS-7b",
-    ),
+    variant(removed_only_in_training, NAME, ledger="IS-6b"),
+    variant(importance_without_noise, NAME, ledger="SA-1"),
+    variant(importance_loss_of_those_left, NAME, ledger="IS-7b"),
 )

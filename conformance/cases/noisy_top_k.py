@@ -282,7 +282,10 @@ def _with_loss(output: Any, options: Any, name: str, value: Any) -> Any:
     )
 
 
-def _counted(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+def noisy_top_k_load_counted_at_evaluation(
+    B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any
+) -> Any:
+    """Without noise, the load loss of noisy top-k is that of the tokens that chose each expert."""
     output = route(params, tokens, options, **more)
     if more.get("noise") is not None or not options.load_weight:
         return output
@@ -291,7 +294,10 @@ def _counted(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more:
     return _with_loss(output, options, "load", value)
 
 
-def _importance_of_clean_gates(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+def noisy_top_k_importance_of_clean_gates(
+    B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any
+) -> Any:
+    """The importance loss of noisy top-k sees the softmax of all clean logits."""
     output = route(params, tokens, options, **more)
     if not options.importance_weight:
         return output
@@ -299,7 +305,8 @@ def _importance_of_clean_gates(B: Any, route: Any, params: Any, tokens: Any, opt
     return _with_loss(output, options, "importance", B.importance_loss(clean))
 
 
-def _by_gates(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+def noisy_top_k_priority_of_gates(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+    """The batch priority of noisy top-k is that of the gates, not of the noisy logits."""
     output = route(params, tokens, options, **more)
     if options.batch_priority == "none":
         return output
@@ -348,24 +355,7 @@ VARIANTS = (
         configured(capacity_factor=1.0),
         "NK-3b",
     ),
-    _one(
-        "noisy_top_k_priority_of_gates",
-        "The batch priority of noisy top-k is that of the gates, not of the noisy logits.",
-        _by_gates,
-        "BP-4b",
-    ),
-    _one(
-        "noisy_top_k_importance_of_clean_gates",
-        "The importance loss of noisy top-k sees the softmax of all clean logits.",
-        _importance_of_clean_gates,
-        "NK-4b",
-        "google-research/vmoe",
-    ),
-    _one(
-        "noisy_top_k_load_counted_at_evaluation",
-        "Without noise, the load loss of noisy top-k is that of the tokens that chose each expert.",
-        _counted,
-        "NK-5b",
-        "tensorflow/tensor2tensor",
-    ),
+    variant(noisy_top_k_priority_of_gates, NAME, ledger="BP-4b"),
+    variant(noisy_top_k_importance_of_clean_gates, NAME, ledger="NK-4b", who="google-research/vmoe"),
+    variant(noisy_top_k_load_counted_at_evaluation, NAME, ledger="NK-5b", who="tensorflow/tensor2tensor"),
 )

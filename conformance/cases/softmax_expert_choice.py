@@ -11,7 +11,7 @@ from moespec.conformance.author.definition import Definition
 from moespec.conformance.author.near import near_router
 from moespec.conformance.author.reroute import noiseless, rerouted
 from moespec.conformance.author.routers import common, output_gradient, router_case
-from moespec.conformance.author.variant import Variant, every
+from moespec.conformance.author.variant import Variant, every, variant
 
 __all__ = ["VARIANTS", "cases"]
 
@@ -45,14 +45,16 @@ def cases() -> Iterator[Definition]:
 # Variants. A change is `(B, route, params, tokens, options, noise=None, train=False)`.
 
 
-def _sharp(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+def capped_as_in_the_paper(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+    """The regularisation of the cap is 0.001 unless it is set."""
     output = route(params, tokens, options, **more)
     if options.cap is None or options.cap_regularization != 0.01:
         return output
     return route(params, tokens, replace(options, cap_regularization=1e-3), **more)
 
 
-def _kept(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+def cap_kept_exactly(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+    """A token keeps the best of the experts that choose it, as many as the cap says."""
     output = route(params, tokens, options, **more)
     if options.cap is None:
         return output
@@ -72,16 +74,6 @@ VARIANTS = (
         every((NAME,), noiseless),
         "EC-5b",
     ),
-    Variant(
-        "capped_as_in_the_paper",
-        "The regularisation of the cap is 0.001 unless it is set.",
-        every((NAME,), _sharp),
-        "CP-4b",
-    ),
-    Variant(
-        "cap_kept_exactly",
-        "A token keeps the best of the experts that choose it, as many as the cap says.",
-        every((NAME,), _kept),
-        "CP-3b",
-    ),
+    variant(capped_as_in_the_paper, NAME, ledger="CP-4b"),
+    variant(cap_kept_exactly, NAME, ledger="CP-3b"),
 )

@@ -8,7 +8,7 @@ from moespec.conformance.author.definition import Definition
 from moespec.conformance.author.near import near_router
 from moespec.conformance.author.reroute import renormalised, rerouted, reweighted
 from moespec.conformance.author.routers import NORMAL, common, router_case
-from moespec.conformance.author.variant import Variant, every
+from moespec.conformance.author.variant import variant
 
 __all__ = ["VARIANTS", "cases"]
 
@@ -76,7 +76,8 @@ def _capacities() -> Iterator[Definition]:
 # Variants. A change is `(B, route, params, tokens, options, noise=None, train=False)`.
 
 
-def _four_slots_at_least(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+def four_slots_at_least(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+    """Experts have at least 4 slots, and the weights of the chosen experts are divided by their sum."""
     output = route(params, tokens, options, **more)
     logits = B.router_logits(tokens, params["kernel"])
     scores = B.softmax_affinity(B.add_gating_noise(logits, more.get("noise"), multiplier=options.noise_multiplier))
@@ -86,9 +87,10 @@ def _four_slots_at_least(B: Any, route: Any, params: Any, tokens: Any, options: 
     return rerouted(B, output, renormalised(routing))
 
 
-def _normalised_by_clean_scores(
+def normalised_by_clean_scores(
     B: Any, route: Any, params: Any, tokens: Any, options: Any, *, noise: Any = None, **more: Any
 ) -> Any:
+    """Weights that are divided by the sum of the chosen are those of the logits without noise."""
     output = route(params, tokens, options, noise=noise, **more)
     if not options.normalize_selected or noise is None:
         return output
@@ -97,16 +99,6 @@ def _normalised_by_clean_scores(
 
 
 VARIANTS = (
-    Variant(
-        "normalised_by_clean_scores",
-        "Weights that are divided by the sum of the chosen are those of the logits without noise.",
-        every((NAME,), _normalised_by_clean_scores),
-    ),
-    Variant(
-        "four_slots_at_least",
-        "Experts have at least 4 slots, and the weights of the chosen experts are divided by their sum.",
-        every((NAME,), _four_slots_at_least),
-        "CA-2b",
-        "st-moe-pytorch",
-    ),
+    variant(normalised_by_clean_scores, NAME),
+    variant(four_slots_at_least, NAME, ledger="CA-2b", who="st-moe-pytorch"),
 )

@@ -10,7 +10,7 @@ import numpy as np
 from moespec.conformance.author.definition import Definition
 from moespec.conformance.author.reroute import noiseless, rerouted
 from moespec.conformance.author.routers import CHANGED, LOSSES, NORMAL, kernel_of, output_gradient, router_case
-from moespec.conformance.author.variant import Variant, every
+from moespec.conformance.author.variant import Variant, every, variant
 from moespec.spec.numerics import stable_order
 from moespec.spec.options import TokenChoiceOptions
 from moespec.spec.routers.composition import token_choice
@@ -60,9 +60,10 @@ def cases() -> Iterator[Definition]:
 # Variants. A change is `(B, route, params, tokens, options, noise=None, train=False)`.
 
 
-def _noisy(
+def noisy_by_default(
     B: Any, route: Any, params: Any, tokens: Any, options: Any, *, noise: Any = None, train: bool = False
 ) -> Any:
+    """The sparsity-constrained routers are noisy in training by default."""
     output = route(params, tokens, options, noise=noise, train=train)
     if options.noise_multiplier:
         return output
@@ -82,9 +83,10 @@ def _plans(
     return plan, combine_scores(B, options, clean, noisy, plan)
 
 
-def _raw_utility(
+def raw_utility(
     B: Any, route: Any, params: Any, tokens: Any, options: Any, *, noise: Any = None, train: bool = False
 ) -> Any:
+    """The utility of the sparsity-constrained plan is the raw logits, not their softmax."""
     output = route(params, tokens, options, noise=noise, train=train)
     plan, scores = _plans(B, params, tokens, options, noise, train, raw=True)
     if isinstance(options, TokenChoiceOptions):
@@ -93,18 +95,20 @@ def _raw_utility(
     return rerouted(B, output, B.expert_choice(plan, capacity=capacity, combine_scores=scores, drop_zero=drop))
 
 
-def _zeros_not_made(
+def zero_choices_not_made(
     B: Any, route: Any, params: Any, tokens: Any, options: Any, *, noise: Any = None, train: bool = False
 ) -> Any:
+    """A token makes no choice of an expert whose sparsity-constrained plan is 0."""
     output = route(params, tokens, options, noise=noise, train=train)
     plan, scores = _plans(B, params, tokens, options, noise, train)
     made = np.take_along_axis(plan, stable_order(plan)[..., : options.choices], axis=-1) > 0
     return rerouted(B, output, token_choice(B, options, plan, scores, train=train, keep=made))
 
 
-def _zeros_without_weight(
+def zero_choices_without_weight(
     B: Any, route: Any, params: Any, tokens: Any, options: Any, *, noise: Any = None, train: bool = False
 ) -> Any:
+    """The weight of an expert whose sparsity-constrained plan is 0 is 0, also where the softmax combines."""
     output = route(params, tokens, options, noise=noise, train=train)
     plan, scores = _plans(B, params, tokens, options, noise, train)
     if options.normalize_selected:
@@ -121,28 +125,8 @@ VARIANTS = (
         every(BOTH, noiseless),
         "RT-4",
     ),
-    Variant(
-        "noisy_by_default",
-        "The sparsity-constrained routers are noisy in training by default.",
-        every(BOTH, _noisy),
-        "RT-4b",
-    ),
-    Variant(
-        "raw_utility",
-        "The utility of the sparsity-constrained plan is the raw logits, not their softmax.",
-        every(BOTH, _raw_utility),
-        "ST-2b",
-    ),
-    Variant(
-        "zero_choices_not_made",
-        "A token makes no choice of an expert whose sparsity-constrained plan is 0.",
-        every((NAME,), _zeros_not_made),
-        "RT-6b",
-    ),
-    Variant(
-        "zero_choices_without_weight",
-        "The weight of an expert whose sparsity-constrained plan is 0 is 0, also where the softmax combines.",
-        every((NAME,), _zeros_without_weight),
-        "RT-6c",
-    ),
+    variant(noisy_by_default, *BOTH, ledger="RT-4b"),
+    variant(raw_utility, *BOTH, ledger="ST-2b"),
+    variant(zero_choices_not_made, NAME, ledger="RT-6b"),
+    variant(zero_choices_without_weight, NAME, ledger="RT-6c"),
 )

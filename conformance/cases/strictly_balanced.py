@@ -151,7 +151,8 @@ def thresholds_trained_alone(B: Any, gates: Any, thresholds: Any, *, capacity: i
 # A change of the router is `(B, route, params, tokens, options, noise=None, train=False)`.
 
 
-def _best_at_evaluation(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+def batchwise_at_evaluation(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+    """At evaluation, too, experts of strictly balanced gating take their best tokens, as many each."""
     output = route(params, tokens, options, **more)
     if more.get("train"):
         return output
@@ -161,7 +162,8 @@ def _best_at_evaluation(B: Any, route: Any, params: Any, tokens: Any, options: A
     return rerouted(B, output, B.expert_choice(gates, capacity=capacity, combine_scores=weights))
 
 
-def _all_gates(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+def balanced_gates_as_they_are(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+    """Strictly balanced gating combines with the softmax, not divided by the sum of what a token keeps."""
     gates = B.softmax_affinity(B.router_logits(tokens, params["kernel"]))
     return reweighted(B, route(params, tokens, options, **more), gates)
 
@@ -173,16 +175,6 @@ VARIANTS = (
     variant(masked_to_nan, GATES, ledger="BG-1b"),
     variant(threshold_loss_averaged, LOSS, ledger="BG-6b"),
     variant(thresholds_trained_alone, LOSS, ledger="BG-2b"),
-    _one(
-        "balanced_gates_as_they_are",
-        "Strictly balanced gating combines with the softmax, not divided by the sum of what a token keeps.",
-        _all_gates,
-        "BG-4b",
-    ),
-    _one(
-        "batchwise_at_evaluation",
-        "At evaluation, too, experts of strictly balanced gating take their best tokens, as many each.",
-        _best_at_evaluation,
-        "BG-5b",
-    ),
+    variant(balanced_gates_as_they_are, NAME, ledger="BG-4b"),
+    variant(batchwise_at_evaluation, NAME, ledger="BG-5b"),
 )

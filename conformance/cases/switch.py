@@ -11,7 +11,7 @@ from moespec.conformance.author.definition import Definition, Noise
 from moespec.conformance.author.near import near_router
 from moespec.conformance.author.reroute import rerouted, reweighted
 from moespec.conformance.author.routers import evaluation, kernel_case, output_gradient
-from moespec.conformance.author.variant import of_router
+from moespec.conformance.author.variant import of_router, variant
 
 __all__ = ["VARIANTS", "cases"]
 
@@ -56,21 +56,24 @@ def _logits(B: Any, params: Any, tokens: Any, options: Any, noise: Any) -> Any:
     return B.router_logits(B.router_jitter(tokens, noise, epsilon=options.jitter), params["kernel"])
 
 
-def _gate_of_clean_tokens(
+def switch_gate_of_clean_tokens(
     B: Any, route: Any, params: Any, tokens: Any, options: Any, *, noise: Any = None, train: bool = False
 ) -> Any:
+    """The gate of Switch is computed from the tokens without jitter."""
     output = route(params, tokens, options, noise=noise, train=train)
     return reweighted(B, output, B.softmax_affinity(_logits(B, params, tokens, options, None)))
 
 
-def _unit_gate(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+def switch_gate_of_one(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+    """The gate of Switch is 1."""
     output = route(params, tokens, options, **more)
     return reweighted(B, output, np.ones((*tokens.shape[:2], options.experts)))
 
 
-def _additive_logit_noise(
+def jitter_of_logits(
     B: Any, route: Any, params: Any, tokens: Any, options: Any, *, noise: Any = None, train: bool = False
 ) -> Any:
+    """Switch adds its noise to the logits."""
     output = route(params, tokens, options, noise=noise, train=train)
     if noise is None:
         return output
@@ -81,7 +84,8 @@ def _additive_logit_noise(
     return rerouted(B, output, B.token_choice(scores, choices=1, capacity=options.capacity(train=train)))
 
 
-def _evaluated_with_two(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+def switch_evaluates_with_two(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+    """The capacity factor of Switch at evaluation is 2, unless another is given."""
     if options.eval_capacity_factor is None:
         options = replace(options, eval_capacity_factor=2.0)
     return route(params, tokens, options, **more)
@@ -90,18 +94,8 @@ def _evaluated_with_two(B: Any, route: Any, params: Any, tokens: Any, options: A
 _one = partial(of_router, NAME)
 
 VARIANTS = (
-    _one("jitter_of_logits", "Switch adds its noise to the logits.", _additive_logit_noise, "SW-1b"),
-    _one(
-        "switch_gate_of_clean_tokens",
-        "The gate of Switch is computed from the tokens without jitter.",
-        _gate_of_clean_tokens,
-        "SW-2b",
-    ),
-    _one(
-        "switch_evaluates_with_two",
-        "The capacity factor of Switch at evaluation is 2, unless another is given.",
-        _evaluated_with_two,
-        "SW-5b",
-    ),
-    _one("switch_gate_of_one", "The gate of Switch is 1.", _unit_gate),
+    variant(jitter_of_logits, NAME, ledger="SW-1b"),
+    variant(switch_gate_of_clean_tokens, NAME, ledger="SW-2b"),
+    variant(switch_evaluates_with_two, NAME, ledger="SW-5b"),
+    variant(switch_gate_of_one, NAME),
 )
