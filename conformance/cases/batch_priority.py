@@ -89,11 +89,6 @@ def tokens_in_heap_order(B: Any, scores: Any, *, by: str = "max", choices: int =
     return heap_order(_priority(scores, by, choices)).astype(np.int32)
 
 
-def ranks_for_order(B: Any, scores: Any, **options: Any) -> Any:
-    """The rank of each token is returned, where the token of each rank is requested."""
-    return np.argsort(B.batch_priority(scores, **options), axis=1).astype(np.int32)
-
-
 def negative_zero_last(B: Any, scores: Any, *, by: str = "max", choices: int = 1) -> Any:
     """A token whose highest score is -0.0 comes after one of 0.0, which equals it."""
     signed = np.where(scores == 0, np.where(np.signbit(scores.real), -1e-300, 0.0), scores)
@@ -106,5 +101,4 @@ VARIANTS = (
     variant(priority_by_sum, NAME, ledger="BP-1b"),
     variant(priority_by_maximum, NAME, ledger="BP-1b"),
     variant(tokens_in_heap_order, NAME, ledger="BP-3b", who="microsoft/Tutel"),
-    variant(ranks_for_order, NAME),
 )

@@ -330,11 +330,6 @@ VARIANTS = (
         "NVIDIA/Megatron-LM (issue 1513)",
     ),
     Variant(
-        "balance_of_logits",
-        "The balance loss is computed from the logits, not from probabilities.",
-        every(SELECTING, _with_loss("balance", lambda B, options, clean, noisy, routing: B.balance_loss(noisy))),
-    ),
-    Variant(
         "balance_over_choices",
         "The balance loss is divided by the number of choices.",
         every(TOKEN_CHOICE, _losses(lambda name, loss, o: loss / o.choices if name == "balance" else loss)),

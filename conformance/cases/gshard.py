@@ -1,6 +1,6 @@
 """GShard: the second expert that is kept at random, and the router `gshard`."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -13,7 +13,7 @@ from moespec.conformance.author.draw import to_bfloat16
 from moespec.conformance.author.inputs import groups_tokens
 from moespec.conformance.author.margins import token_choice_margin
 from moespec.conformance.author.near import near_router, near_ties
-from moespec.conformance.author.reroute import chosen_mask, configured, rerouted, reweighted
+from moespec.conformance.author.reroute import configured, rerouted, reweighted
 from moespec.conformance.author.routers import LAYER, evaluation, kernel_case, output_gradient
 from moespec.conformance.author.variant import of_router, variant
 
@@ -101,31 +101,18 @@ def second_kept_if_equal(B: Any, gates: Any, noise: Any) -> Any:
 # A change of the router is `(B, route, params, tokens, options, noise=None, train=False)`.
 
 
-def _gshard(
-    chance: Callable[[Any, Any], Any] = lambda scores, normalized: normalized, *, taken: bool = False
-) -> Callable[..., Any]:
-    """GShard whose second expert is kept by `chance(scores, normalized)`.
-
-    taken: whether a second expert that is not kept takes a slot with the weight 0.
-    """
-
-    def change(
-        B: Any, route: Any, params: Any, tokens: Any, options: Any, *, noise: Any = None, train: bool = False
-    ) -> Any:
-        output = route(params, tokens, options, noise=noise, train=train)
-        scores = B.softmax_affinity(B.router_logits(tokens, params["kernel"]))
-        normalized = B.normalize_selected(scores, choices=2)
-        given: dict[str, Any] = {"choices": 2, "capacity": options.capacity(train=train)}
-        combine = normalized if options.normalize_selected else scores
-        if noise is not None:
-            keep = B.gshard_keep(chance(scores, normalized), noise)
-            if taken:
-                combine = combine * np.where(keep[..., 1:], 1.0, chosen_mask(scores, 1))
-            else:
-                given |= {"keep": keep, "hold": options.hold_unkept}
-        return rerouted(B, output, B.token_choice(scores, combine_scores=combine, **given))
-
-    return change
+def gshard_chance_of_raw_gates(
+    B: Any, route: Any, params: Any, tokens: Any, options: Any, *, noise: Any = None, train: bool = False
+) -> Any:
+    """The second expert is kept by twice its gate before that is divided."""
+    output = route(params, tokens, options, noise=noise, train=train)
+    scores = B.softmax_affinity(B.router_logits(tokens, params["kernel"]))
+    combine = B.normalize_selected(scores, choices=2) if options.normalize_selected else scores
+    held: dict[str, Any] = {}
+    if noise is not None:
+        held = {"keep": B.gshard_keep(scores, noise), "hold": options.hold_unkept}
+    capacity = options.capacity(train=train)
+    return rerouted(B, output, B.token_choice(scores, combine_scores=combine, choices=2, capacity=capacity, **held))
 
 
 def gshard_normalised_after_drops(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
@@ -160,24 +147,13 @@ VARIANTS = (
         configured(normalize_selected=False),
         "GS-1c",
     ),
-    _one(
-        "gshard_chance_of_raw_gates",
-        "The second expert is kept by twice its gate before that is divided.",
-        _gshard(lambda scores, normalized: scores),
-        "GS-2b",
-        "facebookresearch/fairseq",
-    ),
+    variant(gshard_chance_of_raw_gates, NAME, ledger="GS-2b", who="facebookresearch/fairseq"),
     _one(
         "gshard_unkept_make_no_request",
         "A second expert that is not kept asks for no slot, so that a later token gets it.",
         configured(hold_unkept=False),
         "GS-3b",
         "tensorflow/mesh",
-    ),
-    _one(
-        "gshard_unkept_take_slots",
-        "A second expert that is not kept is processed all the same, with the weight 0.",
-        _gshard(taken=True),
     ),
     variant(gshard_random_at_evaluation, NAME, ledger="GS-4b"),
 )

@@ -143,13 +143,6 @@ def hash_with_a_capacity(
     return B.hash_routing(ids, table, experts=experts, capacity=-(-ids.shape[1] // experts), **options)
 
 
-def last_tokens_first(B: Any, ids: Any, table: Any, **options: Any) -> Any:
-    """The last tokens are assigned first."""
-    routing = B.hash_routing(ids[:, ::-1], table, **options)
-    last = routing.tokens - 1
-    return routing._replace(token=np.where(routing.token > last, routing.token, last - routing.token))
-
-
 def segments_without_biases(B: Any, tokens: Any, ids: Any, tables: Any, params: Any, **options: Any) -> Any:
     """The segments of MultiHash have no biases."""
     bare = {name: np.zeros_like(array) if name.startswith("b") else array for name, array in params.items()}
@@ -176,7 +169,6 @@ def multi_hash_with_relu(B: Any, tokens: Any, ids: Any, tables: Any, params: Any
 VARIANTS = (
     variant(hash_by_remainder, "hash_routing"),
     variant(hash_with_a_capacity, "hash_routing", ledger="HL-1b"),
-    variant(last_tokens_first, "hash_routing"),
     variant(segments_without_biases, "multi_hash_mlp", ledger="HL-2b"),
     variant(biases_of_the_first_hash, "multi_hash_mlp", ledger="HL-2b"),
     variant(multi_hash_with_gelu, "multi_hash_mlp", ledger="HL-3b"),

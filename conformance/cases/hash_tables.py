@@ -145,11 +145,6 @@ def dispersed_from_the_first_expert(B: Any, clusters: Any, *, experts: int) -> A
     return np.array(before) % experts
 
 
-def dispersed_without_clusters(B: Any, clusters: Any, *, experts: int) -> Any:
-    """The ids are dealt out by index, whatever their clusters."""
-    return np.arange(len(B.hash_table_dispersed(clusters, experts=experts))) % experts
-
-
 def _nearest(points: Any, centroids: Any) -> Any:
     points, centroids = np.asarray(points), np.asarray(centroids)
     return np.argmin(np.sum((points[:, None] - centroids) ** 2, axis=-1), axis=-1).astype(np.int32)
@@ -219,7 +214,6 @@ VARIANTS = (
     variant(balanced_higher_id_first, "hash_table_balanced", ledger="HT-1b"),
     variant(balanced_in_order, "hash_table_balanced"),
     variant(dispersed_from_the_first_expert, "hash_table_dispersed", ledger="HT-4b"),
-    variant(dispersed_without_clusters, "hash_table_dispersed"),
     variant(centroids_to_the_higher, "k_means", ledger="HT-3b"),
     variant(empty_cluster_at_the_farthest, "k_means", ledger="HT-2c"),
     variant(empty_cluster_at_zero, "k_means", ledger="HT-2"),

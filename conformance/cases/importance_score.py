@@ -175,12 +175,6 @@ def important_in_heap_order(B: Any, scores: Any, **options: Any) -> Any:
     return heap_order(scores.real.max(axis=2))[:, : order.shape[1]].astype(np.int32)
 
 
-def most_important_removed(B: Any, scores: Any, **options: Any) -> Any:
-    """The most important tokens are removed."""
-    order = B.importance_score_order(scores, **options)
-    return B.batch_priority(scores)[:, scores.shape[1] - order.shape[1] :]
-
-
 def removed_after_they_chose(
     B: Any, scores: Any, *, choices: int, capacity: int, drop: float = 0.1, combine_scores: Any = None
 ) -> Any:
@@ -194,21 +188,6 @@ def removed_after_they_chose(
     return routing._replace(
         token=np.where(stays, routing.token, routing.tokens), weight=np.where(stays, routing.weight, 0), slot=None
     )
-
-
-def served_by_index(
-    B: Any, scores: Any, *, choices: int, capacity: int, drop: float = 0.1, combine_scores: Any = None
-) -> Any:
-    """The tokens that are left get their slots by index, not in the order of their importance."""
-    options = {"choices": choices, "capacity": capacity}
-    routing = B.importance_score_choice(scores, drop=drop, combine_scores=combine_scores, **options)
-    weights = scores if combine_scores is None else combine_scores
-    left = np.sort(B.importance_score_order(scores, drop=drop), axis=1)
-    tokens = np.concatenate([left, np.full((len(left), 1), routing.tokens, left.dtype)], axis=1)
-    taken = [np.take_along_axis(array, left[..., None], axis=1) for array in (scores, weights)]
-    among = B.token_choice(taken[0], combine_scores=taken[1], **options)
-    token = np.take_along_axis(tokens, among.token.reshape(len(left), -1), axis=1).reshape(among.token.shape)
-    return routing._replace(token=token, weight=among.weight, slot=None)
 
 
 # A change of the router is `(B, route, params, tokens, options, noise=None, train=False)`.
@@ -279,9 +258,7 @@ VARIANTS = (
     _removing("nobody_removed", "No token is removed.", lambda tokens, drop: 0.0, "IS-6b"),
     variant(importance_of_channels, ORDER, ledger="IS-1b"),
     variant(important_in_heap_order, ORDER, ledger="IS-3b"),
-    variant(most_important_removed, ORDER),
     variant(removed_after_they_chose, CHOICE, ledger="IS-5b"),
-    variant(served_by_index, CHOICE),
     _one(
         "capacity_of_all_tokens",
         "The capacity of importance-score routing is computed from all tokens, also those that are removed.",

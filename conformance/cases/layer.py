@@ -299,13 +299,6 @@ def weights_before_experts(B: Any, tokens: Any, routing: Any, experts: Experts) 
     return right if isinstance(routing, B.SoftRouting) else _combined(combine, dispatch, tokens, experts)
 
 
-def outputs_averaged(B: Any, tokens: Any, routing: Any, experts: Experts) -> Any:
-    """The output of a token is divided by the sum of its combine weights."""
-    right = B.moe_layer(tokens, routing, experts)
-    total = routing.dense().combine.sum(axis=(2, 3))[..., None]
-    return right / np.where(total == 0, 1, total)
-
-
 def straight_through_dispatch(B: Any, tokens: Any, routing: Any, experts: Experts) -> Any:
     """The dispatch of a sparse routing has the gradient of its combine weights."""
     right = B.moe_layer(tokens, routing, experts)
@@ -359,7 +352,6 @@ VARIANTS = (
     variant(dropped_tokens_pass, "moe_layer", ledger="LA-2b"),
     variant(empty_slots_reach_the_last_token, "moe_layer"),
     variant(weights_before_experts, "moe_layer"),
-    variant(outputs_averaged, "moe_layer"),
     variant(straight_through_dispatch, "moe_layer", who="lucidrains/st-moe-pytorch"),
     variant(experts_with_exact_gelu, "expert_mlp", ledger="LA-1b"),
     variant(experts_with_approximate_gelu, "expert_mlp", ledger="LA-1b"),

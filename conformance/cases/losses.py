@@ -139,11 +139,6 @@ def _unbiased_load(B: Any, logits: Any, noisy_logits: Any, **options: Any) -> An
     return B.load_loss(logits, noisy_logits, **options) * _unbiased(logits.shape[2])
 
 
-def importance_not_centred(B: Any, scores: Any) -> Any:
-    """The importance loss is the mean square over the squared mean: 1, not 0, when the experts are balanced."""
-    return B.importance_loss(scores) + 1
-
-
 def threshold_of_the_others(B: Any, logits: Any, noisy_logits: Any, *, choices: int, noise_std: float) -> Any:
     """The threshold of the load is the K-th largest noisy logit of the other experts, as Shazeer et al. have it."""
     losses = []
@@ -199,11 +194,6 @@ def balance_counts_two(B: Any, scores: Any) -> Any:
     return scores.shape[2] * np.mean(np.sum(shares * scores.mean(axis=1), axis=1))
 
 
-def balance_summed_over_groups(B: Any, scores: Any) -> Any:
-    """The balance loss is summed over groups, not averaged, so that it grows with the batch."""
-    return B.balance_loss(scores) * len(scores)
-
-
 def z_of_probabilities(B: Any, logits: Any) -> Any:
     """The z-loss is that of the probabilities, not of the logits."""
     return B.z_loss(B.softmax_affinity(logits))
@@ -246,7 +236,6 @@ VARIANTS = (
         "AL-1b",
         "microsoft/Tutel",
     ),
-    variant(importance_not_centred, "importance_loss"),
     variant(threshold_of_the_others, "load_loss", ledger="AL-2b"),
     variant(last_maximum, "balance_loss"),
     variant(balance_over_experts, "balance_loss", ledger="AL-3b"),
@@ -258,6 +247,5 @@ VARIANTS = (
     variant(shares_in_float32, "balance_loss", who="huggingface/transformers"),
     variant(balance_of_a_second_softmax, "balance_loss", who="huggingface/transformers (Mixtral; issue 45120)"),
     variant(balance_counts_two, "balance_loss", who="huggingface/transformers (Mixtral)"),
-    variant(balance_summed_over_groups, "balance_loss"),
     variant(z_of_probabilities, "z_loss", who="huggingface/transformers (Switch; issue 48293)"),
 )

@@ -194,11 +194,6 @@ def softmax_before_the_choice(B: Any, noisy_logits: Any, *, choices: int) -> Any
     return softmax(noisy_logits, axis=2) * chosen_mask(noisy_logits, choices)
 
 
-def sigmoid_gates(B: Any, noisy_logits: Any, *, choices: int) -> Any:
-    """The gate of a chosen expert is the sigmoid of its logit."""
-    return chosen_mask(noisy_logits, choices) / (1 + np.exp(-noisy_logits))
-
-
 def masked_by_zero(B: Any, noisy_logits: Any, *, choices: int) -> Any:
     """What is not chosen is masked by 0, not by minus infinity, before the softmax."""
     return B.softmax_affinity(noisy_logits * chosen_mask(noisy_logits, choices))
@@ -267,11 +262,6 @@ def noisy_load_of_some_alone(B: Any, logits: Any, noise_logits: Any, noisy_logit
     return B.noisy_top_k_load_loss(logits, noise_logits, noisy_logits, choices=choices)
 
 
-def noisy_load_not_squared(B: Any, logits: Any, noise_logits: Any, noisy_logits: Any, *, choices: int) -> Any:
-    """The load loss of noisy top-k has 1 added, the mean square over the squared mean."""
-    return 1 + B.noisy_top_k_load_loss(logits, noise_logits, noisy_logits, choices=choices)
-
-
 # A change of the router is `(B, route, params, tokens, options, noise=None, train=False)`.
 
 
@@ -323,7 +313,6 @@ _one = partial(of_router, NAME)
 VARIANTS = (
     variant(softmax_before_the_choice, GATES, ledger="NK-1b", who="google-research/vmoe"),
     variant(masked_by_zero, "noisy_top_k_affinity", who="deepseek-ai/DeepSeek-V3 (issue 741, of groups of experts)"),
-    variant(sigmoid_gates, GATES),
     variant(gates_to_the_higher, GATES),
     Variant(
         "noise_scale_with_a_floor",
@@ -347,7 +336,6 @@ VARIANTS = (
         {LOAD: _loss(lambda c, n, h, k: _probability(c, softplus(n), h, k, _others, _quotient))},
         "NK-6b",
     ),
-    variant(noisy_load_not_squared, LOAD),
     variant(noisy_load_of_some_alone, LOAD, ledger="NK-7b"),
     _one(
         "noisy_top_k_with_a_capacity",

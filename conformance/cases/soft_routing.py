@@ -213,11 +213,6 @@ def scale_of_one(B: Any, tokens: Any, slots: Any, *, scale: Any = 1.0, **options
     return B.soft_routing(tokens, slots, **options)
 
 
-def never_normalised(B: Any, tokens: Any, slots: Any, **options: Any) -> Any:
-    """Neither tokens nor slots are normalised."""
-    return B.soft_routing(tokens, slots, **{**options, "normalize": False})
-
-
 def slots_dealt_round_robin(B: Any, *arguments: Any, **options: Any) -> Any:
     """Slot i of the flattened list belongs to expert i % E."""
     return B.SoftRouting(*(_dealt(array) for array in B.soft_routing(*arguments, **options)))
@@ -290,7 +285,6 @@ VARIANTS = (
     ),
     variant(scale_without_normalisation, "soft_routing", ledger="SM-4b"),
     variant(scale_of_one, "soft_routing", ledger="SM-4b"),
-    variant(never_normalised, "soft_routing"),
     variant(slots_dealt_round_robin, "soft_routing", ledger="SM-2b"),
     variant(identity_expert_by_expert, "soft_routing", ledger="SM-7b"),
     variant(weights_in_bfloat16, "soft_routing", who="google-research/vmoe"),

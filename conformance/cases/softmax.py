@@ -115,11 +115,6 @@ def softmax_over_tokens(B: Any, logits: Any) -> Any:
     return softmax(logits, axis=1)
 
 
-def sigmoid_affinity(B: Any, logits: Any) -> Any:
-    """The affinity is the sigmoid of the logit, expert by expert, not the softmax."""
-    return 1 / (1 + np.exp(-logits))
-
-
 def maximum_not_subtracted(B: Any, logits: Any) -> Any:
     """The softmax does not subtract the maximum, so that large logits overflow float32."""
     scores = B.softmax_affinity(logits)
@@ -144,7 +139,6 @@ def multiplier_of_zero_is_one(B: Any, logits: Any, noise: Any, *, multiplier: fl
 VARIANTS = (
     variant(logits_are_cosines, "router_logits"),
     variant(softmax_over_tokens, "softmax_affinity", ledger="EC-4b"),
-    variant(sigmoid_affinity, "softmax_affinity"),
     variant(maximum_not_subtracted, "softmax_affinity"),
     variant(noise_not_scaled, "add_gating_noise"),
     variant(noise_variance, "add_gating_noise", ledger="SA-2b"),

@@ -12,7 +12,7 @@ from moespec.conformance.author.inputs import TIED, distinct, groups_tokens, uti
 from moespec.conformance.author.margins import expert_choice_margin, token_choice_margin
 from moespec.conformance.author.reroute import rerouted, reweighted
 from moespec.conformance.author.routers import kernel_of, router_case
-from moespec.conformance.author.variant import of_router, variant
+from moespec.conformance.author.variant import variant
 from moespec.conformance.format import Tensor
 
 __all__ = ["FUNCTIONS", "VARIANTS", "cases"]
@@ -167,8 +167,6 @@ def balanced_gates_as_they_are(B: Any, route: Any, params: Any, tokens: Any, opt
     gates = B.softmax_affinity(B.router_logits(tokens, params["kernel"]))
     return reweighted(B, route(params, tokens, options, **more), gates)
 
-
-_one = partial(of_router, NAME)
 
 VARIANTS = (
     variant(masked_not_divided, GATES, ledger="BG-4b"),

@@ -11,7 +11,7 @@ from moespec.conformance.author.definition import Definition, Noise
 from moespec.conformance.author.near import near_router
 from moespec.conformance.author.reroute import rerouted, reweighted
 from moespec.conformance.author.routers import evaluation, kernel_case, output_gradient
-from moespec.conformance.author.variant import of_router, variant
+from moespec.conformance.author.variant import variant
 
 __all__ = ["VARIANTS", "cases"]
 
@@ -64,12 +64,6 @@ def switch_gate_of_clean_tokens(
     return reweighted(B, output, B.softmax_affinity(_logits(B, params, tokens, options, None)))
 
 
-def switch_gate_of_one(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
-    """The gate of Switch is 1."""
-    output = route(params, tokens, options, **more)
-    return reweighted(B, output, np.ones((*tokens.shape[:2], options.experts)))
-
-
 def jitter_of_logits(
     B: Any, route: Any, params: Any, tokens: Any, options: Any, *, noise: Any = None, train: bool = False
 ) -> Any:
@@ -91,11 +85,8 @@ def switch_evaluates_with_two(B: Any, route: Any, params: Any, tokens: Any, opti
     return route(params, tokens, options, **more)
 
 
-_one = partial(of_router, NAME)
-
 VARIANTS = (
     variant(jitter_of_logits, NAME, ledger="SW-1b"),
     variant(switch_gate_of_clean_tokens, NAME, ledger="SW-2b"),
     variant(switch_evaluates_with_two, NAME, ledger="SW-5b"),
-    variant(switch_gate_of_one, NAME),
 )

@@ -341,12 +341,6 @@ def weights_of_the_selection(B: Any, scores: Any, *, combine_scores: Any = None,
     return B.token_choice(scores, **options)
 
 
-def weights_of_one(B: Any, scores: Any, **options: Any) -> Any:
-    """Every combine weight is 1."""
-    routing = B.token_choice(scores, **options)
-    return routing._replace(weight=(routing.token < routing.tokens).astype(np.float64))
-
-
 def weights_without_gradient(B: Any, scores: Any, *, combine_scores: Any = None, **options: Any) -> Any:
     """The combine weights carry no gradient."""
     weights = scores if combine_scores is None else combine_scores
@@ -364,21 +358,11 @@ def selected_not_normalised(B: Any, scores: Any, combine_scores: Any = None, *, 
     return _divided(B, scores, combine_scores, choices, lambda w, c: 1.0)
 
 
-def normalised_over_all_experts(B: Any, scores: Any, combine_scores: Any = None, *, choices: int) -> Any:
-    """Combine weights are divided by the sum over all experts, not over the chosen."""
-    return _divided(B, scores, combine_scores, choices, lambda w, c: w.sum(axis=2, keepdims=True))
-
-
 def selected_sum_clamped(B: Any, scores: Any, combine_scores: Any = None, *, choices: int) -> Any:
     """The sum that combine weights are divided by is at least 2^-23, the epsilon of float32."""
     return _divided(
         B, scores, combine_scores, choices, lambda w, c: np.maximum((w * c).sum(axis=2, keepdims=True), 2.0**-23)
     )
-
-
-def requests_counted_in_int8(B: Any, scores: Any, **options: Any) -> Any:
-    """Requests for an expert are counted in int8, which loses those from the 129th on."""
-    return _first_slots(B.token_choice(scores, **options), 128)
 
 
 def requests_counted_in_bfloat16(B: Any, scores: Any, **options: Any) -> Any:
@@ -401,22 +385,6 @@ def _first_slots(routing: Any, count: Any) -> Any:
     )
 
 
-def requests_sorted_beyond_32_experts(
-    B: Any, scores: Any, *, choices: int, capacity: int, combine_scores: Any = None, order: Any = None, keep: Any = None
-) -> Any:
-    """With more than 32 experts, requests are sorted by expert alone, and the last of an expert come first."""
-    given = {"combine_scores": combine_scores, "order": order, "keep": keep}
-    right = B.token_choice(scores, choices=choices, capacity=capacity, **given)
-    if scores.shape[2] <= 32:
-        return right
-    chosen = stable_order(scores)
-    queues = (
-        reversed([(t, chosen[g, t, k]) for k in range(choices) for t in tokens if keep is None or keep[g, t, k]])
-        for g, tokens in enumerate(_tokens(scores, order))
-    )
-    return _served(B, scores if combine_scores is None else combine_scores, capacity, queues)
-
-
 VARIANTS = (
     variant(ties_to_the_higher_expert, "token_choice", ledger="TC-1b"),
     variant(experts_in_heap_order, "token_choice", ledger="TC-1c"),
@@ -430,13 +398,9 @@ VARIANTS = (
     variant(kept_weights_renormalised, "token_choice", ledger="TC-4b"),
     variant(chosen_weights_renormalised, "token_choice", ledger="SA-3b"),
     variant(weights_of_the_selection, "token_choice", ledger="RT-2b"),
-    variant(weights_of_one, "token_choice"),
     variant(weights_without_gradient, "token_choice"),
-    variant(requests_counted_in_int8, "token_choice"),
     variant(requests_counted_in_bfloat16, "token_choice"),
-    variant(requests_sorted_beyond_32_experts, "token_choice"),
     variant(places_counted_over_groups, "token_choice"),
     variant(selected_not_normalised, "normalize_selected", ledger="SA-3b"),
-    variant(normalised_over_all_experts, "normalize_selected"),
     variant(selected_sum_clamped, "normalize_selected", who="facebookresearch/fairseq"),
 )

@@ -39,8 +39,6 @@ ALONE: Mapping[str, str] = {
     "quotient_first": "one case has sizes whose quotient rounding changes",
     "rates_from_the_first_block": "the rate of a branch has one case, of several calls",
     "requests_counted_in_bfloat16": "one case has more than 256 requests for an expert",
-    "requests_counted_in_int8": "one case has more than 128 requests for an expert",
-    "requests_sorted_beyond_32_experts": "one case has more than 32 experts and an expert with several requests",
     "rescaled_around_a_residual": "one case keeps the sizes, so that a residual fits",
     "rules_from_left_to_right": "the rules of public code have one case, of many calls",
     "second_kept_if_equal": "one case has a draw that equals twice the second gate",

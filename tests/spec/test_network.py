@@ -16,7 +16,7 @@ def normal(seed, *shape):
     return np.random.default_rng(seed).normal(size=shape)
 
 
-@holds(wrong=("norm_not_centred", "epsilon_of_torch"), seed=seeds, size=one_of(0.01, 1.0))
+@holds(wrong=("unbiased_layer_norm", "epsilon_of_torch"), seed=seeds, size=one_of(0.01, 1.0))
 def test_layer_norm_adds_epsilon_to_the_variance_of_the_population(B, seed, size):
     x, scale, bias = size * normal(seed, 2, 3, 8) + 3 * size, normal(seed + 1, 8), normal(seed + 2, 8)
     expected = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6) * scale
@@ -29,7 +29,7 @@ def test_layer_norm_of_equal_numbers_and_with_another_epsilon():
     np.testing.assert_allclose(spec.layer_norm([3.0, -3.0], [1.0, 2.0], epsilon=7.0), [0.75, -1.5])
 
 
-@holds(wrong=("attention_with_a_zero_key", "attention_over_queries", "attention_not_scaled"), seed=seeds)
+@holds(wrong="attention_not_scaled", seed=seeds)
 def test_attention_head_by_head(B, seed):
     """Of images of 3 queries and 5 keys, with 2 heads of 4 entries."""
     query, key, value = normal(seed, 2, 3, 2, 4), normal(seed + 1, 2, 5, 2, 4), normal(seed + 2, 2, 5, 2, 4)
@@ -52,7 +52,7 @@ def test_patches_are_counted_row_by_row_and_mapped_alone(B, seed):
         np.testing.assert_allclose(embedded[:, i], np.tensordot(pixels, kernel, axes=3) + bias, rtol=1e-10, atol=1e-12)
 
 
-@holds(wrong=("softplus_for_gelu", "sigmoid_gelu"), seed=seeds)
+@holds(wrong="sigmoid_gelu", seed=seeds)
 def test_both_forms_of_gelu(B, seed):
     """`x Phi(x)`, or by a tanh, which is close but not the same."""
     x = 3 * normal(seed, 4, 8)
@@ -67,7 +67,7 @@ def test_gelu_of_large_numbers():
     assert spec.gelu([[-100.0, 100.0]]).tolist() == [[0.0, 100.0]]
 
 
-@holds(wrong=("targets_made_hard", "sigmoid_of_positives"), seed=seeds)
+@holds(wrong=("targets_made_hard", "sigmoid_averaged"), seed=seeds)
 def test_cross_entropies(B, seed):
     """Answers are no, yes, and in between."""
     random = np.random.default_rng(seed)

@@ -14,7 +14,6 @@ from moespec.spec.examples import LOGITS, TIED_SCORES
 
 WRONG = (
     *(
-        "weights_of_one",
         "weights_of_the_selection",
         "next_best_expert",
         "all_choices_of_a_token_first",

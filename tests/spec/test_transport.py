@@ -58,7 +58,7 @@ def projection(values, nonzeros, mass):
     return winner
 
 
-@holds(wrong=("clipped_and_rescaled", "projected_then_cut", "kept_and_rescaled", "ties_to_the_higher_index"), problem=rows,
+@holds(wrong=("clipped_and_rescaled", "kept_and_rescaled", "ties_to_the_higher_index"), problem=rows,
        mass=number(2.5, 1.0, 0.3))  # fmt: skip
 def test_projections_are_closest_to_the_values(B, problem, mass):
     """Of points of the simplex, and of those with k non-zeros. Of equal values the lower index is kept."""
