@@ -11,30 +11,12 @@ import torch
 from deepspeed.moe.sharded_moe import top1gating, top2gating, topkgating
 from torch import Tensor
 
-from moespec.conformance.peers.adapters.on_torch import (
-    Routed,
-    cast,
-    expert_mlp,
-    from_numpy,
-    moe_layer,
-    sum,
-    to_numpy,
-    value_and_grad,
-)
+from moespec.conformance.peers.adapters.on_torch import Routed, shared
 from moespec.spec import RouterOutput
 
-__all__ = [
-    "ROUTERS",
-    "balance_loss",
-    "cast",
-    "expert_mlp",
-    "from_numpy",
-    "moe_layer",
-    "sum",
-    "to_numpy",
-    "token_choice",
-    "value_and_grad",
-]
+__all__ = ["ROUTERS", "balance_loss", "token_choice"]
+
+__getattr__ = shared
 
 
 def _gating(logits: Tensor, choices: int, factor: float) -> tuple[Tensor, Tensor, Tensor]:

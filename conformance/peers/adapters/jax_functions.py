@@ -7,22 +7,12 @@ import jax.numpy as jnp
 import optax  # type: ignore[import-untyped]
 from jax import lax
 
-from moespec.conformance.peers.adapters.on_jax import (
-    SlotRouting,
-    cast,
-    from_numpy,
-    sum,
-    to_numpy,
-    value_and_grad,
-    with_dtype,
-)
+from moespec.conformance.peers.adapters.on_jax import SlotRouting, shared
 
 __all__ = [
     "attention",
     "batch_priority",
-    "cast",
     "expert_choice",
-    "from_numpy",
     "gelu",
     "layer_norm",
     "patch_embed",
@@ -30,11 +20,9 @@ __all__ = [
     "sigmoid_cross_entropy",
     "softmax_affinity",
     "softmax_cross_entropy",
-    "sum",
-    "to_numpy",
-    "value_and_grad",
-    "with_dtype",
 ]
+
+__getattr__ = shared
 
 
 def router_logits(tokens: jax.Array, kernel: jax.Array) -> jax.Array:

@@ -7,20 +7,11 @@ import jax
 import jax.numpy as jnp
 from jaxopt import projection
 
-from moespec.conformance.peers.adapters.on_jax import cast, from_numpy, sum, to_numpy, value_and_grad, with_dtype
+from moespec.conformance.peers.adapters.on_jax import shared
 
-__all__ = [
-    "cast",
-    "from_numpy",
-    "project_simplex",
-    "project_sparse_simplex",
-    "sinkhorn_affinity",
-    "sparse_transport_affinity",
-    "sum",
-    "to_numpy",
-    "value_and_grad",
-    "with_dtype",
-]
+__all__ = ["project_simplex", "project_sparse_simplex", "sinkhorn_affinity", "sparse_transport_affinity"]
+
+__getattr__ = shared
 
 
 def sinkhorn_affinity(logits: jax.Array, *, iterations: int | None = None, tolerance: float | None = None) -> jax.Array:

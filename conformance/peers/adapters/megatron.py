@@ -4,18 +4,11 @@ import torch
 from megatron.core.transformer.moe import moe_utils
 from torch import Tensor
 
-from moespec.conformance.peers.adapters.on_torch import cast, from_numpy, sum, to_numpy, value_and_grad
+from moespec.conformance.peers.adapters.on_torch import shared
 
-__all__ = [
-    "balance_loss",
-    "cast",
-    "from_numpy",
-    "sinkhorn_affinity",
-    "sum",
-    "to_numpy",
-    "value_and_grad",
-    "z_loss",
-]
+__all__ = ["balance_loss", "sinkhorn_affinity", "z_loss"]
+
+__getattr__ = shared
 
 
 def sinkhorn_affinity(logits: Tensor, *, iterations: int | None = None, tolerance: float | None = None) -> Tensor:

@@ -3,9 +3,15 @@
 import importlib
 from typing import Any
 
-__all__ = ["SlotRouting", "cast", "from_numpy", "sum", "to_numpy", "value_and_grad", "with_dtype"]
+__all__ = ["SlotRouting", "shared"]
 
 _backend: Any = importlib.import_module("moespec.backends.jax")
-cast, sum, with_dtype = _backend.cast, _backend.sum, _backend.with_dtype
-from_numpy, to_numpy, value_and_grad = _backend.from_numpy, _backend.to_numpy, _backend.value_and_grad
 SlotRouting = _backend.SlotRouting
+SHARED = ("cast", "from_numpy", "sum", "to_numpy", "value_and_grad", "with_dtype")
+
+
+def shared(name: str) -> Any:
+    """The `__getattr__` of an adapter: what a target needs, and the adapter does not define."""
+    if name not in SHARED:
+        raise AttributeError(name)
+    return getattr(_backend, name)

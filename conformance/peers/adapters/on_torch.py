@@ -11,26 +11,19 @@ from torch.overrides import TorchFunctionMode
 
 from moespec.spec import RouterOutput
 
-__all__ = [
-    "Recorded",
-    "Routed",
-    "SlotRouting",
-    "SuiteExpert",
-    "SuiteExperts",
-    "cast",
-    "expert_mlp",
-    "from_numpy",
-    "moe_layer",
-    "soft_moe_router",
-    "sum",
-    "to_numpy",
-    "value_and_grad",
-]
+__all__ = ["Recorded", "Routed", "SlotRouting", "SuiteExpert", "SuiteExperts", "shared", "soft_moe_router"]
 
 _backend: Any = importlib.import_module("moespec.backends.torch")
-cast, sum = _backend.cast, _backend.sum
-from_numpy, to_numpy, value_and_grad = _backend.from_numpy, _backend.to_numpy, _backend.value_and_grad
-expert_mlp, moe_layer, SlotRouting = _backend.expert_mlp, _backend.moe_layer, _backend.SlotRouting
+SlotRouting = _backend.SlotRouting
+SHARED = ("cast", "expert_mlp", "from_numpy", "moe_layer", "sum", "to_numpy", "value_and_grad")
+
+
+def shared(name: str) -> Any:
+    """The `__getattr__` of an adapter: what a target needs, and the adapter does not define."""
+    if name not in SHARED:
+        raise AttributeError(name)
+    return getattr(_backend, name)
+
 
 Experts = Callable[[Tensor], Tensor]
 

@@ -8,9 +8,11 @@ from ott.geometry.geometry import Geometry
 from ott.problems.linear.linear_problem import LinearProblem
 from ott.solvers.linear.sinkhorn import Sinkhorn
 
-from moespec.conformance.peers.adapters.on_jax import cast, from_numpy, sum, to_numpy, value_and_grad, with_dtype
+from moespec.conformance.peers.adapters.on_jax import shared
 
-__all__ = ["cast", "from_numpy", "sinkhorn_affinity", "sum", "to_numpy", "value_and_grad", "with_dtype"]
+__all__ = ["sinkhorn_affinity"]
+
+__getattr__ = shared
 
 
 def sinkhorn_affinity(logits: jax.Array, *, iterations: int | None = None, tolerance: float | None = None) -> jax.Array:

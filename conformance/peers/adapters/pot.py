@@ -13,21 +13,18 @@ import torch
 from ot import smooth
 from torch import Tensor
 
-from moespec.conformance.peers.adapters.on_torch import cast, from_numpy, sum, to_numpy, value_and_grad
+from moespec.conformance.peers.adapters.on_torch import shared
 
 __all__ = [
-    "cast",
-    "from_numpy",
     "project_simplex",
     "project_sparse_simplex",
     "sinkhorn_affinity",
     "sparse_transport_affinity",
-    "sum",
-    "to_numpy",
     "transport_dual",
     "transport_semi_dual",
-    "value_and_grad",
 ]
+
+__getattr__ = shared
 
 
 def sinkhorn_affinity(logits: Tensor, *, iterations: int | None = None, tolerance: float | None = None) -> Tensor:

@@ -11,30 +11,11 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from moespec.conformance.peers.adapters.on_torch import (
-    Recorded,
-    Routed,
-    SuiteExpert,
-    cast,
-    expert_mlp,
-    from_numpy,
-    soft_moe_router,
-    sum,
-    to_numpy,
-    value_and_grad,
-)
+from moespec.conformance.peers.adapters.on_torch import Recorded, Routed, SuiteExpert, shared, soft_moe_router
 
-__all__ = [
-    "ROUTERS",
-    "cast",
-    "expert_mlp",
-    "from_numpy",
-    "moe_layer",
-    "soft_routing",
-    "sum",
-    "to_numpy",
-    "value_and_grad",
-]
+__all__ = ["ROUTERS", "moe_layer", "soft_routing"]
+
+__getattr__ = shared
 
 
 def _module_of_layer() -> ModuleType:

@@ -12,29 +12,11 @@ from soft_moe_pytorch.soft_moe import Experts, FeedForward
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from moespec.conformance.peers.adapters.on_torch import (
-    Recorded,
-    Routed,
-    SuiteExperts,
-    cast,
-    from_numpy,
-    soft_moe_router,
-    sum,
-    to_numpy,
-    value_and_grad,
-)
+from moespec.conformance.peers.adapters.on_torch import Recorded, Routed, SuiteExperts, shared, soft_moe_router
 
-__all__ = [
-    "ROUTERS",
-    "cast",
-    "expert_mlp",
-    "from_numpy",
-    "moe_layer",
-    "soft_routing",
-    "sum",
-    "to_numpy",
-    "value_and_grad",
-]
+__all__ = ["ROUTERS", "expert_mlp", "moe_layer", "soft_routing"]
+
+__getattr__ = shared
 
 
 ONLY = {"normalize": True, "norm_form": "paper", "dispatch": "soft", "combine": "soft"}

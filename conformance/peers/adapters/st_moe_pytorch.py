@@ -17,31 +17,12 @@ from st_moe_pytorch.st_moe_pytorch import TopNGating
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from moespec.conformance.peers.adapters.on_torch import (
-    Routed,
-    SuiteExperts,
-    cast,
-    expert_mlp,
-    from_numpy,
-    sum,
-    to_numpy,
-    value_and_grad,
-)
+from moespec.conformance.peers.adapters.on_torch import Routed, SuiteExperts, shared
 from moespec.spec import RouterOutput
 
-__all__ = [
-    "ROUTERS",
-    "balance_loss",
-    "cast",
-    "expert_mlp",
-    "from_numpy",
-    "moe_layer",
-    "sum",
-    "to_numpy",
-    "token_choice",
-    "value_and_grad",
-    "z_loss",
-]
+__all__ = ["ROUTERS", "balance_loss", "moe_layer", "token_choice", "z_loss"]
+
+__getattr__ = shared
 
 
 class _Given(nn.Module):

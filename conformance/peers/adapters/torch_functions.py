@@ -6,14 +6,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from moespec.conformance.peers.adapters.on_torch import SlotRouting, cast, from_numpy, sum, to_numpy, value_and_grad
+from moespec.conformance.peers.adapters.on_torch import SlotRouting, shared
 
 __all__ = [
     "attention",
     "batch_priority",
-    "cast",
     "expert_choice",
-    "from_numpy",
     "gelu",
     "layer_norm",
     "patch_embed",
@@ -21,10 +19,9 @@ __all__ = [
     "sigmoid_cross_entropy",
     "softmax_affinity",
     "softmax_cross_entropy",
-    "sum",
-    "to_numpy",
-    "value_and_grad",
 ]
+
+__getattr__ = shared
 
 
 def router_logits(tokens: Tensor, kernel: Tensor) -> Tensor:

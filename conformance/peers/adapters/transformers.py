@@ -9,30 +9,12 @@ from torch.func import functional_call
 from transformers import SwitchTransformersConfig
 from transformers.models.switch_transformers import modeling_switch_transformers as module
 
-from moespec.conformance.peers.adapters.on_torch import (
-    Routed,
-    SuiteExpert,
-    cast,
-    expert_mlp,
-    from_numpy,
-    sum,
-    to_numpy,
-    value_and_grad,
-)
+from moespec.conformance.peers.adapters.on_torch import Routed, SuiteExpert, shared
 from moespec.spec import RouterOutput
 
-__all__ = [
-    "ROUTERS",
-    "balance_loss",
-    "cast",
-    "expert_mlp",
-    "from_numpy",
-    "moe_layer",
-    "sum",
-    "to_numpy",
-    "value_and_grad",
-    "z_loss",
-]
+__all__ = ["ROUTERS", "balance_loss", "moe_layer", "z_loss"]
+
+__getattr__ = shared
 
 
 def _route(
