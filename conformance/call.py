@@ -61,7 +61,7 @@ def _parts(stage: Stage, stages: Stages, known: Collection[str]) -> Iterator[tup
 
 
 def _of(kind: str, stage: Stage, stages: Stages, known: Collection[str]) -> list[str]:
-    return list(dict.fromkeys(part for part, found in _parts(stage, stages, known) if found == kind))
+    return list(dict.fromkeys(part for part, sort in _parts(stage, stages, known) if sort == kind))
 
 
 def reads(stage: Stage, stages: Stages, known: Collection[str]) -> list[str]:
@@ -149,8 +149,8 @@ def given(
     options = function(stage.call).prepare({**stage.options, **(more or {})})
     if "options" in options:  # of a router: the record that it makes of them
         owner = stage.call.rpartition(".")[0]
-        made = getattr(at(module, owner), "options", None) or at(spec, owner).options
-        options = {**options, "options": made(**options["options"])}
+        record = getattr(at(module, owner), "options", None) or at(spec, owner).options
+        options = {**options, "options": record(**options["options"])}
     return lambda values: {**{name: get(values) for name, get in getters.items()}, **options}
 
 
@@ -165,8 +165,8 @@ def _argument(module: Any, reference: Any, stages: Stages, known: Collection[str
     if reference in known:
         return lambda values: values[reference]
     name, _, part = reference.partition("/")
-    found = result(module, stages[name], stages, known)
-    return (lambda values: getattr(found(values), part)) if part else found
+    routing = result(module, stages[name], stages, known)
+    return (lambda values: getattr(routing(values), part)) if part else routing
 
 
 def _function(module: Any, reference: Any, stages: Stages, known: Collection[str]) -> Callable[[Values], Any]:
@@ -180,26 +180,26 @@ def _function(module: Any, reference: Any, stages: Stages, known: Collection[str
 
 def at(module: Any, path: str) -> Any:
     """What is at a path of names and keys."""
-    found = module
+    value = module
     for part in path.split("."):
-        found = found[part] if isinstance(found, Mapping) else getattr(found, part)
-    return found
+        value = value[part] if isinstance(value, Mapping) else getattr(value, part)
+    return value
 
 
-def arrays(found: Any, wanted: Collection[str]) -> Values:
+def arrays(returned: Any, wanted: Collection[str]) -> Values:
     """What a call returned as arrays by name, which can leave compiled code; `finish` makes the results of them.
 
     A routing becomes what `routing_arrays` says. wanted: names of results, none for an error case.
     """
-    if isinstance(found, Mapping):
-        return dict(found)
-    if hasattr(found, "routing"):
-        parts = {"losses": found.losses, "metrics": found.metrics}
-        return routing_arrays(found.routing, sparse="slots" in wanted) | {
+    if isinstance(returned, Mapping):
+        return dict(returned)
+    if hasattr(returned, "routing"):
+        parts = {"losses": returned.losses, "metrics": returned.metrics}
+        return routing_arrays(returned.routing, sparse="slots" in wanted) | {
             f"{part}/{name}": value for part, values in parts.items() for name, value in values.items()
         }
-    if hasattr(found, "dispatch") or hasattr(found, "dense"):
-        return routing_arrays(found, sparse="slots" in wanted)
-    if hasattr(found, "_asdict"):
-        return {name: part for name, part in found._asdict().items() if name in wanted or not wanted}
-    return {next(iter(wanted), "result"): found}
+    if hasattr(returned, "dispatch") or hasattr(returned, "dense"):
+        return routing_arrays(returned, sparse="slots" in wanted)
+    if hasattr(returned, "_asdict"):
+        return {name: part for name, part in returned._asdict().items() if name in wanted or not wanted}
+    return {next(iter(wanted), "result"): returned}

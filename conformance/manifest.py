@@ -117,10 +117,10 @@ def _array(entry: Mapping[str, Any], large: Arrays) -> NDArray[Any]:
         raise ValueError(f"there is no dtype {entry['dtype']!r}")
     if "tensor" not in entry:
         return np.array(_from_json(entry["data"]), entry["dtype"]).reshape(entry["shape"])
-    found = large[entry["tensor"]]
-    if str(found.dtype) != entry["dtype"] or list(found.shape) != entry["shape"]:
-        raise ValueError(f"{entry['tensor']}: {found.dtype}{found.shape} in the safetensors file")
-    return found
+    array = large[entry["tensor"]]
+    if str(array.dtype) != entry["dtype"] or list(array.shape) != entry["shape"]:
+        raise ValueError(f"{entry['tensor']}: {array.dtype}{array.shape} in the safetensors file")
+    return array
 
 
 def _from_json(data: Any) -> Any:
@@ -174,8 +174,8 @@ def read(path: Path) -> Case:
         case = decode(manifest, large)
         again, arrays = encode(case)
         if json.dumps(manifest, sort_keys=True) != json.dumps(again, sort_keys=True):
-            found, expected = (line[:100] for line in first_difference(to_text(manifest), to_text(again)))
-            raise VectorError(f"{path}: {found!r} is not in the format, which has {expected!r}")
+            actual, expected = (line[:100] for line in first_difference(to_text(manifest), to_text(again)))
+            raise VectorError(f"{path}: {actual!r} is not in the format, which has {expected!r}")
         if arrays.keys() != large.keys():
             raise VectorError(f"{path.with_suffix('.safetensors')}: unused arrays {sorted(large.keys() - arrays)}")
     except Exception as error:  # whatever it is, the file is what is wrong
@@ -200,7 +200,7 @@ def _tensors_beside(path: Path, entry: Any) -> Arrays:
     if hashlib.sha256(data).hexdigest() != entry["sha256"]:
         raise VectorError(f"{beside}: the sha256 is not that of {path.name}")
     try:
-        return {name: found.array for name, found in tensors.decoded(data).items()}
+        return {name: tensor.array for name, tensor in tensors.decoded(data).items()}
     except ValueError as error:
         raise VectorError(f"{beside}: {error}") from error
 

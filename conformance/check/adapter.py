@@ -70,24 +70,24 @@ def kernel(name: str) -> Kernel:
     Raises ConfigError where there is none, and whatever importing the module raises.
     """
     module, _, path = name.partition(":")
-    found: Any = importlib.import_module(module)
+    adapter: Any = importlib.import_module(module)
     if path:
         try:
-            found = attrgetter(path)(found)
+            adapter = attrgetter(path)(adapter)
         except AttributeError as error:
             raise ConfigError(f"the module {module!r} has no {path!r}") from error
-    if isinstance(found, type):
-        found = found()
-    if not callable(getattr(found, "layer", None)):
+    if isinstance(adapter, type):
+        adapter = adapter()
+    if not callable(getattr(adapter, "layer", None)):
         raise ConfigError("it has no layer(x, params, options)")
     return Kernel(
-        found.layer,
-        getattr(found, "vjp", None),
-        getattr(found, "from_numpy", _from_numpy),
-        getattr(found, "to_numpy", lambda tree: tree),
-        getattr(found, "with_dtype", lambda dtype: nullcontext()),
-        getattr(found, "compile", None),
-        claimed(found),
+        adapter.layer,
+        getattr(adapter, "vjp", None),
+        getattr(adapter, "from_numpy", _from_numpy),
+        getattr(adapter, "to_numpy", lambda tree: tree),
+        getattr(adapter, "with_dtype", lambda dtype: nullcontext()),
+        getattr(adapter, "compile", None),
+        claimed(adapter),
     )
 
 

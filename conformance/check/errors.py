@@ -39,9 +39,9 @@ def verdict(case: Case, invalid: object, valid: object, *, required: bool = Fals
         return "fail", f"the valid counterpart raises {valid.text}"
     raised = invalid if isinstance(invalid, Failure) and not invalid.returned else None
     if raised is None or want not in raised.classes:
-        found = "no error" if raised is None else f"{raised.classes[0]} ({raised.message[:160]})"
+        outcome = "no error" if raised is None else f"{raised.classes[0]} ({raised.message[:160]})"
         state = "unchecked" if case.expected_error.when == "runtime" and not required else "fail"
-        return state, f"{found}; expected {want} naming {argument}"
+        return state, f"{outcome}; expected {want} naming {argument}"
     if not re.search(rf"\b{re.escape(argument)}\b", raised.message):
         return "fail", f"the message does not name {argument}: {raised.message[:160]}"
     return "pass", ""
@@ -58,16 +58,16 @@ def run(
     # Many error cases are an edit of the same valid one, which is run once.
     valid_jobs = {_content(valid): valid for _, valid in pairs}
     results = dict(zip(valid_jobs, ask(list(valid_jobs.values()), mode), strict=True))
-    found = []
+    verdicts = []
     for case, (invalid, valid) in zip(cases, pairs, strict=True):
         known = results[_content(valid)]
         runs = not isinstance(known, Failure) or bool(known.classes)
         if runs and mode == "compiled" and case.expected_error.when == "runtime":
-            found.append(("unchecked", "values are not looked at in compiled code"))
+            verdicts.append(("unchecked", "values are not looked at in compiled code"))
         else:
             result = ask([invalid], mode)[0] if runs else known
-            found.append(verdict(case, result, known, required=required))
-    return found
+            verdicts.append(verdict(case, result, known, required=required))
+    return verdicts
 
 
 def _content(job: Job) -> tuple[object, ...]:

@@ -66,24 +66,24 @@ def gradients(target: Target, jobs: Sequence[Job], mode: str) -> list[Values | E
     jobs: of the stages whose results are differentiated.
     """
     wanted = [Gradient(job) for job in jobs]
-    found: dict[str, Values | Exception] = {}
+    results: dict[str, Values | Exception] = {}
     by = compilers(target, jobs, mode)
     for compiler in filter(None, dict.fromkeys(by)):
         together = [gradient for gradient, its in zip(wanted, by, strict=True) if its == compiler]
         if len(together) > 1 and not target.differentiates:
             with suppress(Exception):
-                found |= _differentiate(target, together, compiler)
+                results |= _differentiate(target, together, compiler)
     for gradient, its in zip(wanted, by, strict=True):
         case = gradient.job.case
-        if case.id not in found:
+        if case.id not in results:
             try:
                 if target.differentiates:
-                    found[case.id] = _derived(target, gradient, its)
+                    results[case.id] = _derived(target, gradient, its)
                 else:
-                    found |= _differentiate(target, [gradient], its)
+                    results |= _differentiate(target, [gradient], its)
             except Exception as error:
-                found[case.id] = error
-    return [found[job.case.id] for job in jobs]
+                results[case.id] = error
+    return [results[job.case.id] for job in jobs]
 
 
 def _derived(target: Target, gradient: Gradient, compiler: str | None) -> Values:
@@ -94,8 +94,8 @@ def _derived(target: Target, gradient: Gradient, compiler: str | None) -> Values
     arrays = gradient.job.arrays(target)
     cotangent = target.arrays({"probe": gradient.wanted.probe})["probe"]
     before = target.copies(arrays)
-    found = function(arrays, cotangent)
-    on_numpy = target.module.to_numpy({name: array for name, array in found.items() if name in gradient.wanted.wrt})
+    slopes = function(arrays, cotangent)
+    on_numpy = target.module.to_numpy({name: array for name, array in slopes.items() if name in gradient.wanted.wrt})
     target.check_dtypes(on_numpy)
     check_unchanged(before, target.copies(arrays))
     return {name: np.asarray(array) for name, array in on_numpy.items()}
@@ -109,8 +109,8 @@ def _differentiate(target: Target, wanted: Sequence[Gradient], compiler: str | N
 
     params = {str(i): gradient.params(target) for i, gradient in enumerate(wanted)}
     rest = {str(i): gradient.rest(target) for i, gradient in enumerate(wanted)}
-    _, found = target.differentiated(total, compiler)(params, rest)
-    on_numpy = {key: target.module.to_numpy(part) for key, part in found.items()}
+    _, slopes = target.differentiated(total, compiler)(params, rest)
+    on_numpy = {key: target.module.to_numpy(part) for key, part in slopes.items()}
     for own in on_numpy.values():
         target.check_dtypes(own)
     return {

@@ -172,8 +172,8 @@ class _Suite:
         for dtype, mode, ids in self.parts:
             for id in ids:
                 name, part = f"{id}[{dtype}-{mode}]", (id.partition("/")[0], dtype, mode)
-                made = CaseItem.from_parent(session, name=name, nodeid=name, case=id, part=part, checked=self.checked)
-                session.items.append(made)
+                item = CaseItem.from_parent(session, name=name, nodeid=name, case=id, part=part, checked=self.checked)
+                session.items.append(item)
         hook = session.config.hook
         hook.pytest_collectreport(report=pytest.CollectReport("", "passed", None, list(session.items)))
         hook.pytest_collection_modifyitems(session=session, config=session.config, items=session.items)

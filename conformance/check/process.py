@@ -185,13 +185,13 @@ class Remote:
         if mode == "compiled" and len(jobs) > 1:
             with suppress(EndedError):
                 return self._answers(jobs, mode, gradient)
-        found: list[Answer] = []
+        answers: list[Answer] = []
         for job in jobs:
             try:
-                found += self._answers([job], mode, gradient)
+                answers += self._answers([job], mode, gradient)
             except EndedError as error:
-                found.append(error.failure)
-        return found
+                answers.append(error.failure)
+        return answers
 
     def _answers(self, jobs: Sequence[Job], mode: str, gradient: bool) -> list[Answer]:
         self.facts()
@@ -208,13 +208,13 @@ class Remote:
 
 def _found(count: int, answer: Any, arrays: Mapping[str, NDArray[Any]]) -> list[Answer]:
     """The answers for as many jobs. Raises an exception for anything else."""
-    found: list[Answer] = [{} for _ in range(count)]
+    answers: list[Answer] = [{} for _ in range(count)]
     for name, array in arrays.items():
         number, _, result = name.partition("/")
-        found[int(number)][result] = array  # type: ignore[index]
+        answers[int(number)][result] = array  # type: ignore[index]
     for number, failure in answer["failures"].items():
-        found[int(number)] = decoded(Failure, failure, {})
-    return found
+        answers[int(number)] = decoded(Failure, failure, {})
+    return answers
 
 
 NOTHING = Value(np.zeros(0), (), "int")

@@ -99,15 +99,15 @@ def _job(case: Case, stage: str) -> Job:
 
 def _run(target: Target, job: Job, stage: str, mode: str) -> Arrays:
     with target.context():
-        (found,) = gradients(target, [job], mode) if stage == "gradient" else execute(target, [job], mode)
-    if isinstance(found, Exception):
-        raise found
-    return found
+        (result,) = gradients(target, [job], mode) if stage == "gradient" else execute(target, [job], mode)
+    if isinstance(result, Exception):
+        raise result
+    return result
 
 
 def _read(path: Path, stage: str) -> Arrays:
-    found = read(path)
-    return {name.split("/", 1)[1]: np.array(t.array) for name, t in found.items() if name.startswith(f"{stage}/")}
+    tensors = read(path)
+    return {name.split("/", 1)[1]: np.array(t.array) for name, t in tensors.items() if name.startswith(f"{stage}/")}
 
 
 def code(report: Report, result: CaseResult, case: Case) -> str:

@@ -1,13 +1,16 @@
 """Run the suite on a target: every case in every dtype, and its result."""
 
+import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
+
+import numpy as np
 
 from moespec.conformance.check import errors
 from moespec.conformance.check.process import LIMIT, EndedError, Remote
-from moespec.conformance.check.repeat import repeated
 from moespec.conformance.check.results import CaseResult
 from moespec.conformance.check.target import STRIDED, Facts, Job, Target, job_of
 from moespec.conformance.check.worker import Answer, answers
@@ -148,8 +151,30 @@ class _Run:
             name, call = ("gradient", "") if gradient else (stage.name, stage.call)
             expected = case.expected_gradients.wrt if gradient else stage.outputs
             sure = certified(case.decisions.get(stage.name), self.target.dtype)
-            outcomes = repeated(name, answer, next(second)) if self.repeat else []
+            outcomes = _repeated(name, answer, next(second)) if self.repeat else []
             outcomes += compared(name, expected, answer, self.target.dtype, sure, call)
             if not isinstance(answer, Failure) and any(outcome.state == "fail" for outcome in outcomes):
                 results[case.id].returned[name] = answer
             yield job, outcomes
+
+
+def _repeated(stage: str, first: Mapping[str, Any] | Failure, second: Mapping[str, Any] | Failure) -> list[Outcome]:
+    """A failure for each result of a stage that is not the same in both calls.
+
+    One without results is a failure already if it is the first, and an error if it is the second alone.
+    """
+    if isinstance(first, Failure):
+        return []
+    if isinstance(second, Failure):
+        return [Outcome(stage, "error", math.inf, f"in the second call: {second.text}")]
+    outcomes = []
+    for name, array in first.items():
+        a, b = np.asarray(array), np.asarray(second.get(name))
+        if (a.shape, a.dtype) == (b.shape, b.dtype) and a.tobytes() == b.tobytes():
+            continue
+        if (a.shape, a.dtype) != (b.shape, b.dtype):
+            text = f"{a.dtype} {a.shape}, then {b.dtype} {b.shape}"
+        else:
+            text = f"{np.count_nonzero(a != b)} of {a.size} entries are others the second time"
+        outcomes.append(Outcome(f"{stage}/{name}", "fail", math.inf, f"not repeatable: {text}"))
+    return outcomes

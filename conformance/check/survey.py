@@ -140,19 +140,19 @@ def _sliced(value: Value) -> Value:
     return replace(value, array=value.array[:1], scale=scale)
 
 
-def table(found: Survey) -> str:
+def table(surveyed: Survey) -> str:
     """For each variant that concerns the cases: how many catch it, the first of them with its stage, and its ledger id.
 
     Then what is wrong, and a line with the numbers.
     """
     rows = [("variant", "caught by", "first", "ledger")]
-    for name, ids in found.caught.items():
-        if ids or name in found.survivors:
+    for name, ids in surveyed.caught.items():
+        if ids or name in surveyed.survivors:
             first = next((f"{id} ({stage})" for id, stage in ids.items()), "") or "SURVIVES"
             rows.append((name, str(len(ids)), first, variants()[name].ledger))
     widths = [max(len(row[i]) for row in rows) for i in range(4)]
     lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    last = f"{len(rows) - 1} variants, {len(found.survivors)} survive, {len(found.alone)} fall to one case; "
+    last = f"{len(rows) - 1} variants, {len(surveyed.survivors)} survive, {len(surveyed.alone)} fall to one case; "
     return "\n".join(
-        [lines[0], "-" * len(lines[0]), *lines[1:], "", *found.problems, f"{last}{len(found.cases)} cases"]
+        [lines[0], "-" * len(lines[0]), *lines[1:], "", *surveyed.problems, f"{last}{len(surveyed.cases)} cases"]
     )

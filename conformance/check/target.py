@@ -185,10 +185,12 @@ class Target:
         """The `value_and_grad` of the function, compiled by what the target has of a name."""
         B: Any = self.array_operations()
         if not compiler or compiler == "compile":
-            made: Callable[..., Any] = B.value_and_grad(self.compile(function, compiler) if compiler else function)
+            derivative: Callable[..., Any] = B.value_and_grad(
+                self.compile(function, compiler) if compiler else function
+            )
         else:
-            made = getattr(self.module, compiler)(B.value_and_grad(unseen(function)))
-        return made
+            derivative = getattr(self.module, compiler)(B.value_and_grad(unseen(function)))
+        return derivative
 
     @property
     def differentiates(self) -> bool:
@@ -206,8 +208,8 @@ class Target:
     def arrays(self, values: Mapping[str, Tensor], dtype: str | None = None) -> Values:
         """Copies of values as arrays of the target in its dtype."""
         plain = {name: value.array.copy() for name, value in values.items()}
-        made = self.module.from_numpy(plain, dtype or self.dtype.name)
-        return {name: _strided(array) if self.strided else array for name, array in made.items()}
+        arrays = self.module.from_numpy(plain, dtype or self.dtype.name)
+        return {name: _strided(array) if self.strided else array for name, array in arrays.items()}
 
     def mixes(self, stage: Stage) -> bool:
         """Whether a stage is a model that computes in bfloat16, which is then an option, with float32 parameters."""
@@ -327,14 +329,16 @@ def job_of(case: Case, name: str) -> Job:
 
 def execute(target: Target, jobs: Sequence[Job], mode: str) -> list[Values | Exception]:
     """The finished results of each job of one algorithm, or the exception it raised."""
-    found: dict[int, Values | Exception] = {}
+    results: dict[int, Values | Exception] = {}
     by = compilers(target, jobs, mode)
     for compiler in filter(None, dict.fromkeys(by)):
         together = [job for job, its in zip(jobs, by, strict=True) if its == compiler and job.traced]
         if len(together) > 1:
             with suppress(Exception):
-                found |= _compiled(target, together, compiler)
-    return [found[id(job)] if id(job) in found else _alone(target, job, its) for job, its in zip(jobs, by, strict=True)]
+                results |= _compiled(target, together, compiler)
+    return [
+        results[id(job)] if id(job) in results else _alone(target, job, its) for job, its in zip(jobs, by, strict=True)
+    ]
 
 
 def compilers(target: Target, jobs: Sequence[Job], mode: str) -> list[str | None]:
@@ -364,16 +368,16 @@ def _compiled(target: Target, jobs: Sequence[Job], compiler: str) -> dict[int, V
     def together(values: list[Values]) -> list[Values]:
         return [function(own) for function, own in zip(functions, values, strict=True)]
 
-    compiled, found = target.compile(together, compiler), {}
+    compiled, outcomes = target.compile(together, compiler), {}
     for turn in range(max(map(len, alike.values()))):
         chosen = [group[min(turn, len(group) - 1)] for group in alike.values()]
         arrays = [job.arrays(target) for job in chosen]
         before = [target.copies(own) for own in arrays]
         results = compiled(arrays)
         for job, own, copies, result in zip(chosen, arrays, before, results, strict=True):
-            found[id(job)] = _finished(target, job, result)
+            outcomes[id(job)] = _finished(target, job, result)
             check_unchanged(copies, target.copies(own))
-    return found
+    return outcomes
 
 
 def _alone(target: Target, job: Job, compiler: str | None) -> Values | Exception:
@@ -383,9 +387,9 @@ def _alone(target: Target, job: Job, compiler: str | None) -> Values | Exception
             function = target.compile(function, compiler)
         arrays = job.arrays(target)
         before = target.copies(arrays)
-        found = _finished(target, job, function(arrays))
+        results = _finished(target, job, function(arrays))
         check_unchanged(before, target.copies(arrays))
-        return found
+        return results
     except Exception as error:
         return error
 

@@ -54,7 +54,7 @@ def pack(entry: Any, arrays: Mapping[str, NDArray[Any]]) -> bytes:
 
 def unpack(body: bytes) -> tuple[Any, Arrays]:
     """Entry and arrays of a frame without its length. Raises an exception for anything else."""
-    arrays = {name: found.array for name, found in tensors.decoded(body, half=True).items()}
+    arrays = {name: tensor.array for name, tensor in tensors.decoded(body, half=True).items()}
     return json.loads(arrays.pop("").tobytes()), arrays
 
 
@@ -101,11 +101,11 @@ def _checked(opened: Callable[[str], Target]) -> dict[str, str]:
     return {"problem": "", "claims": target.claims}
 
 
-def _told(found: Sequence[Answer]) -> tuple[Any, Arrays]:
+def _told(answers: Sequence[Answer]) -> tuple[Any, Arrays]:
     """Failures, and the arrays of results, by the number of the job; what a frame cannot hold is no result."""
     failures: dict[str, Any] = {}
     arrays: Arrays = {}
-    for number, answer in enumerate(found):
+    for number, answer in enumerate(answers):
         results = {} if isinstance(answer, Failure) else answer
         own = {f"{number}/{name}": np.asarray(value, order="C") for name, value in results.items()}
         wrong = [f"{name} has dtype {a.dtype}" for name, a in own.items() if a.dtype.kind not in SENT or a.itemsize > 8]

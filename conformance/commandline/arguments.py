@@ -42,8 +42,8 @@ class _Parser(argparse.ArgumentParser):
 
 def parser(description: str | None) -> argparse.ArgumentParser:
     """The parser of all commands; `command` of what it parses is the name of one."""
-    made = _Parser(prog="moespec conformance", description=description)
-    commands = made.add_subparsers(dest="command", required=True)
+    parser = _Parser(prog="moespec conformance", description=description)
+    commands = parser.add_subparsers(dest="command", required=True)
 
     def command(name: str, text: str, **more: Any) -> argparse.ArgumentParser:
         added = commands.add_parser(name, help=text, description=text, **more)
@@ -140,7 +140,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     show.add_argument("case", help="id, such as token_choice/tied")
     called(show)
     seeded(show)
-    return made
+    return parser
 
 
 _DTYPES = {**SHORT, **{name: name for name in ALL_DTYPES}}

@@ -24,9 +24,9 @@ from moespec.conformance.check.waivers import Waiver, waived
 from moespec.conformance.compare import ALL_DTYPES, DTYPES
 from moespec.conformance.format import Case
 from moespec.conformance.manifest import encode, to_text
-from moespec.conformance.report import matrix, reading, report
+from moespec.conformance.report import matrix, reading
 from moespec.conformance.report.diagnosis import diagnosed
-from moespec.conformance.report.report import Report
+from moespec.conformance.report.report import Report, distinct, write, write_text
 from moespec.conformance.rows import ALGORITHMS
 from moespec.conformance.start import commands, start
 from moespec.conformance.suite import load
@@ -50,10 +50,10 @@ def _run(options: argparse.Namespace) -> int:
         ids = [f"{path.parent.name}/{path.stem}" for path in suite.verify(options.vectors, only)]
     plan = _plan(options, ids)
     try:
-        found = plugin.run(plan, _of_pytest(options))
+        report = plugin.run(plan, _of_pytest(options))
     except (ConfigError, RunError) as error:
         raise ConfigError(f"moespec conformance run: {error}") from error
-    return found if isinstance(found, int) else _conclude(options, found)
+    return report if isinstance(report, int) else _conclude(options, report)
 
 
 def _of_pytest(options: argparse.Namespace) -> list[str]:
@@ -70,8 +70,8 @@ def _check(options: argparse.Namespace) -> int:
     dtype = DTYPES[options.dtype] if options.dtype else files.dtype_of(tensors)
     cases, listed = load(options.vectors, _only(options)), _waivers(options)
     results = files.check(tensors, cases, dtype)
-    found = diagnosed(Report("files", options.folder, suite.digest(options.vectors), results), Known(cases))
-    return _conclude(options, replace(found, results=[waived(listed, result) for result in found.results]))
+    report = diagnosed(Report("files", options.folder, suite.digest(options.vectors), results), Known(cases))
+    return _conclude(options, replace(report, results=[waived(listed, result) for result in report.results]))
 
 
 def _report(options: argparse.Namespace) -> int:
@@ -79,15 +79,15 @@ def _report(options: argparse.Namespace) -> int:
     from moespec.conformance.report.page import flags, page
 
     cases, digest = [*load(options.vectors), *large.outlines()], suite.digest(options.vectors)
-    reports = report.distinct({path: reading.read(path, cases, digest) for path in options.reports})
+    reports = distinct({path: reading.read(path, cases, digest) for path in options.reports})
     run_ = {result.id for one in reports for result in one.results}
     cases = [case for case in cases if case.stages or case.id in run_]
     if options.html:
-        report.write_text(options.html, page(reports, cases, flags()))
+        write_text(options.html, page(reports, cases, flags()))
     if options.badge:
-        report.write_text(options.badge, badge(reports))
+        write_text(options.badge, badge(reports))
     if options.shields:
-        report.write_text(options.shields, shields(reports))
+        write_text(options.shields, shields(reports))
     for one in reports:
         print(f"{one.interface} {one.target}", matrix.summary(one), sep="\n\n", end="\n\n")
     return _status(reports)
@@ -133,25 +133,25 @@ def _plan(options: argparse.Namespace, ids: Sequence[str]) -> Plan:
         claimed = claims(interface, name)
     except ConfigError as error:
         raise ConfigError(f"--{error}") from error
-    made = {"seed": options.fresh, "size": options.size, "repeat": options.repeat}
-    report = Report(interface.kind, name, suite.digest(options.vectors), [], claims=claimed, **made)
+    fresh_cases = {"seed": options.fresh, "size": options.size, "repeat": options.repeat}
+    report = Report(interface.kind, name, suite.digest(options.vectors), [], claims=claimed, **fresh_cases)
     listed = _waivers(options) if options.command == "run" else []
     how = (options.dtype, options.mode, listed, options.vectors, options.timeout, options.memory)
     return Plan(interface, report, ids, *how)
 
 
-def _conclude(options: argparse.Namespace, found: Report) -> int:
+def _conclude(options: argparse.Namespace, report: Report) -> int:
     """Print and write the report; the exit status."""
-    differentiated = {result.algorithm for result in found.results if result.kind == "gradient"}
-    if unseen := [name for name in found.not_differentiated if name in differentiated]:
+    differentiated = {result.algorithm for result in report.results if result.kind == "gradient"}
+    if unseen := [name for name in report.not_differentiated if name in differentiated]:
         text = f"the backward pass of {', '.join(unseen)} is not checked; run without gradients by --forward-only"
-        found = replace(found, problems=[*found.problems, text])
-    algorithms = options.algorithm or [name for name in ALGORITHMS if name in {r.algorithm for r in found.results}]
-    if text := matrix.summary(found, algorithms, everything=options.all):
+        report = replace(report, problems=[*report.problems, text])
+    algorithms = options.algorithm or [name for name in ALGORITHMS if name in {r.algorithm for r in report.results}]
+    if text := matrix.summary(report, algorithms, everything=options.all):
         print(text)
     if options.report:
-        report.write(found, options.report)
-    return _status([found])
+        write(report, options.report)
+    return _status([report])
 
 
 def _status(reports: Sequence[Report]) -> int:
@@ -178,9 +178,9 @@ def _variants(options: argparse.Namespace) -> int:
     from moespec.conformance.cases import variants
     from moespec.conformance.check import survey
 
-    found = survey.survey(load(options.vectors, _only(options)), variants().values())
-    print(survey.table(found))
-    return 1 if found.problems or not found.cases else 0
+    surveyed = survey.survey(load(options.vectors, _only(options)), variants().values())
+    print(survey.table(surveyed))
+    return 1 if surveyed.problems or not surveyed.cases else 0
 
 
 def _list(options: argparse.Namespace) -> int:
@@ -211,30 +211,30 @@ def _show(options: argparse.Namespace) -> int:
         dtype = ALL_DTYPES[options.dtype[0]] if len(options.dtype) == 1 else None
         tensors = files.read_all(Path(options.files), suite.ids(options.vectors))
         results = files.check(tensors, cases, dtype or files.dtype_of(tensors))
-        found = Report("files", options.files, suite.digest(options.vectors), results)
+        report = Report("files", options.files, suite.digest(options.vectors), results)
     elif options.target is None and options.adapter is None:
         return 0
     else:
         plan = _plan(options, [options.case])
-        found = plan.joined([plan.check(*part)[options.case] for part in plan.parts()])
-    return _shown(found, cases[0])
+        report = plan.joined([plan.check(*part)[options.case] for part in plan.parts()])
+    return _shown(report, cases[0])
 
 
-def _shown(found: Report, case: Case) -> int:
+def _shown(report: Report, case: Case) -> int:
     """Print what came of one case; the exit status."""
     from moespec.conformance.check.reproduce import code
 
-    for each in found.unsupported:
+    for each in report.unsupported:
         print(f"{each.dtype}: not supported by the target: {each.reason}")
-    for result in found.results:
+    for result in report.results:
         for o in result.outcomes:
             place = f"{result.dtype} {result.mode} {o.stage}"
             print(f"{place}: {o.state}, {o.fraction:.3g} of the tolerance. {o.message}")
         if result.state in FAILED:
-            print("", code(found, result, case), sep="\n")
-    for match in found.matches:
+            print("", code(report, result, case), sep="\n")
+    for match in report.matches:
         print(f"{match.dtype} {match.mode} equals the known variant {match.text}")
-    return 1 if any(result.state in FAILED for result in found.results) else 0
+    return 1 if any(result.state in FAILED for result in report.results) else 0
 
 
 COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = {

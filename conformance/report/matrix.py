@@ -118,12 +118,12 @@ def command(report: Report, result: CaseResult) -> str:
 
 def skips(report: Report) -> list[str]:
     """Why cases were skipped, with their number."""
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for result in report.results:
         if result.state not in ("pass", *FAILED):
             reason = f"{result.dtype} {result.mode}: {result.state}: {_reason(result)}"
-            found[reason] = found.get(reason, 0) + 1
-    lines = [f"{number:4d} skipped, {reason}" for reason, number in sorted(found.items())]
+            counts[reason] = counts.get(reason, 0) + 1
+    lines = [f"{number:4d} skipped, {reason}" for reason, number in sorted(counts.items())]
     return lines + [f"{u.cases:4d} skipped, {u.dtype}: not supported: {u.reason}" for u in report.unsupported]
 
 
