@@ -6,11 +6,10 @@
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from moespec.conformance.check.results import COLUMNS, FAILED, CaseResult, Match, Table
-from moespec.conformance.compare import Outcome
+from moespec.conformance.check.results import COLUMNS, FAILED, CaseResult, Match
 from moespec.conformance.suite import is_installed
 from moespec.version import version
 
@@ -23,8 +22,6 @@ __all__ = [
     "column_of",
     "counts",
     "distinct",
-    "packed",
-    "unpacked",
     "write",
     "write_text",
 ]
@@ -139,31 +136,18 @@ def write_text(path: Path, text: str) -> None:
 
 def write(report: Report, path: Path) -> None:
     """Write the report as JSON with sorted keys."""
-    passed, failed, skipped = report.counts
+    own = ("interface", "target", "seed", "size", "repeat", "claims", "suite", "problems")
     content = {
         "schema": SCHEMA,
-        "interface": report.interface,
-        "target": report.target,
-        "seed": report.seed,
-        "size": report.size,
-        "repeat": report.repeat,
-        "claims": report.claims,
-        "suite": report.suite,
         "version": version(),
-        "passed": passed,
-        "failed": failed,
-        "skipped": skipped,
-        "problems": report.problems,
+        **{name: getattr(report, name) for name in own},
+        **dict(zip(("passed", "failed", "skipped"), report.counts, strict=True)),
         "unsupported": [vars(each) for each in report.unsupported],
         "variants": [vars(match) for match in report.matches],
         "cases": [
             {
-                "id": result.id,
-                "dtype": result.dtype,
-                "mode": result.mode,
+                **{name: getattr(result, name) for name in ("id", "dtype", "mode", "state", "fraction")},
                 "column": column_of(result.kind),
-                "state": result.state,
-                "fraction": result.fraction,
                 "seconds": round(result.seconds, 4),
                 "outcomes": [
                     {**vars(o), "fraction": o.fraction if math.isfinite(o.fraction) else None} for o in result.outcomes
@@ -174,22 +158,6 @@ def write(report: Report, path: Path) -> None:
         ],
     }
     write_text(path, json.dumps(content, sort_keys=True, indent=1, allow_nan=False) + "\n")
-
-
-def packed(report: Report) -> str:
-    """The report as text, for another process of the same run; what a target returned is left out."""
-    results = [replace(result, returned={}) for result in report.results]
-    return json.dumps(asdict(replace(report, results=results)))
-
-
-def unpacked(text: str) -> Report:
-    """The inverse of `packed`."""
-    content = json.loads(text)
-    for each in content["results"]:
-        each["outcomes"] = [Outcome(**outcome) for outcome in each["outcomes"]]
-        each["table"] = each["table"] and Table(**each["table"])
-    kinds = {"results": CaseResult, "unsupported": Unsupported, "matches": Match}
-    return Report(**content | {name: [kind(**each) for each in content[name]] for name, kind in kinds.items()})
 
 
 def distinct(reports: Mapping[Path, Report]) -> list[Report]:
