@@ -105,9 +105,10 @@ def _paths() -> Iterator[str]:
     """All that stages may need: functions, those in the specification's tables, and the `route` of routers."""
     for described in functions().values():
         for name in _needs(described, described.name):
-            table = getattr(spec, name, ())
-            keys = [f".{key}" for key in table] if isinstance(table, Mapping) else [""]
-            yield from (f"{name}{key}{'.route' if described is ROUTE else ''}" for key in keys)
+            yield name
+            table = getattr(spec, name, None)
+            if isinstance(table, Mapping):
+                yield from (f"{name}.{key}{'.route' if name == ROUTE.name else ''}" for key in table)
 
 
 def _missing(module: Any, path: str) -> str:

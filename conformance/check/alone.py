@@ -6,9 +6,9 @@ __all__ = ["ALONE"]
 
 ALONE: Mapping[str, str] = {
     "all_bits": "the words of one case are made into uniform numbers",
-    "cap_kept_exactly": "one case has a cap below what the experts choose, with the regularisation that shows it",
+    "cap_kept_exactly": "the default regularisation keeps the cap; one case has another, with which it is exceeded",
     "capacity_cut_to_the_tokens": "only an error case has a capacity above the number of tokens",
-    "capped_as_in_the_paper": "one case has the default regularisation",
+    "capped_as_in_the_paper": "one case leaves the regularisation to the default; all others with a cap set it",
     "capped_until_it_settles": "with the default number of iterations alone the affinity does not settle",
     "centroids_to_the_higher": "one case has a point as far from two centroids",
     "clusters_before_the_update": "one case stops after an update that moves points",
@@ -17,7 +17,7 @@ ALONE: Mapping[str, str] = {
     "decay_without_rate": "one case has rates of its own for some parameters",
     "empty_cluster_at_the_farthest": "one case has a cluster without points",
     "empty_cluster_at_zero": "one case has a cluster without points",
-    "ended_by_small_moves": "one case has a centroid that moves by little before it moves by more",
+    "ended_by_small_moves": "only among points that are close together do clusters change while centroids hardly move",
     "exact_gelu_by_default": "one case leaves the form of GELU to the default",
     "gradients_of_parts_summed": "one case has batches that come in parts",
     "groups_stop_together": "one case has groups that stop at different steps",
@@ -39,7 +39,7 @@ ALONE: Mapping[str, str] = {
     "quotient_first": "one case has sizes whose quotient rounding changes",
     "rates_from_the_first_block": "the rate of a branch has one case, of several calls",
     "requests_counted_in_bfloat16": "one case has more than 256 requests for an expert",
-    "rescaled_around_a_residual": "one case keeps the sizes, so that a residual fits",
+    "rescaled_around_a_residual": "a residual fits only where the sizes stay as they are, as in one case",
     "rules_from_left_to_right": "the rules of public code have one case, of many calls",
     "second_kept_if_equal": "one case has a draw that equals twice the second gate",
     "second_kept_in_bfloat16": "one case has a draw that bfloat16 rounds to twice the second gate",
@@ -48,6 +48,6 @@ ALONE: Mapping[str, str] = {
     "small_scores_left_out": "one case has scores that are small and not 0",
     "ties_to_the_higher_index": "one case has equal values at the edge of the sparse projection",
     "trust_ratio_only_with_decay": "LAMB has one case",
-    "zero_choices_not_made": "one case has a plan without an entry for a choice",
-    "zero_choices_without_weight": "one case has a plan without an entry for a choice",
+    "zero_choices_not_made": "a plan has an entry for nearly every choice; one case is drawn until it has not",
+    "zero_choices_without_weight": "a plan has an entry for nearly every choice; one case is drawn until it has not",
 }
