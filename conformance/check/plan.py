@@ -1,13 +1,15 @@
 """What a run checks: which cases, on which target, and how; and what comes of them, a part at a time."""
 
+import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
 
 from moespec.conformance import suite
 from moespec.conformance.author import fresh
+from moespec.conformance.check.adapter import Adapter
 from moespec.conformance.check.classes import kind
 from moespec.conformance.check.process import LIMIT
 from moespec.conformance.check.recognise import Known
@@ -17,7 +19,7 @@ from moespec.conformance.check.target import STRIDED, Target
 from moespec.conformance.check.waivers import Waiver, waived
 from moespec.conformance.format import Case
 from moespec.conformance.report.diagnosis import diagnosed
-from moespec.conformance.report.report import Report, Unsupported
+from moespec.conformance.report.report import Report, Unsupported, packed, unpacked
 
 __all__ = ["Plan"]
 
@@ -78,6 +80,23 @@ class Plan:
             report = diagnosed(report, _known(*place, tuple(ids)))
         settled = {one.id: [waived(self.waivers, replace(one, returned={}))] for one in report.results}
         return {id: replace(report, results=settled.get(id, [])) for id in ids}
+
+    def packed(self) -> str:
+        """The plan as text, for another process."""
+        parts = {
+            "waivers": list(map(asdict, self.waivers)),
+            "report": packed(self.report),
+            "vectors": str(self.vectors),
+        }
+        return json.dumps(vars(self) | parts | {"interface": self.interface.kind})
+
+    @classmethod
+    def unpacked(cls, text: str) -> "Plan":
+        """The inverse of `packed`."""
+        plan = json.loads(text)
+        parts = {"waivers": [Waiver(**each) for each in plan["waivers"]], "report": unpacked(plan["report"])}
+        interface = Adapter if plan["interface"] == Adapter.kind else Target
+        return cls(**plan | parts | {"vectors": Path(plan["vectors"]), "interface": interface})
 
     def joined(self, reports: Sequence[Report]) -> Report:
         """The reports of single cases as one, whose order does not depend on theirs."""

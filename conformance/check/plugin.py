@@ -6,7 +6,6 @@ reached. pytest-xdist gives them to one process, in which this module makes the 
 
 import gc
 import os
-import pickle
 import re
 import sys
 import traceback
@@ -25,7 +24,7 @@ from moespec.conformance.check.process import end
 from moespec.conformance.check.results import FAILED
 from moespec.conformance.format import VectorError
 from moespec.conformance.report.matrix import failures
-from moespec.conformance.report.report import Report
+from moespec.conformance.report.report import Report, packed, unpacked
 from moespec.models.checks import check_output
 from moespec.spec.errors import ConfigError
 
@@ -87,7 +86,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Make the plugin in a process of pytest-xdist, which knows it by the name of this module."""
     if hasattr(config, "workerinput"):
         sys.path[:] = config.workerinput["path"]
-        config.pluginmanager.register(_Suite(pickle.loads(config.workerinput["plan"])))
+        config.pluginmanager.register(_Suite(Plan.unpacked(config.workerinput["plan"])))
 
 
 class CaseItem(pytest.Item):
@@ -196,18 +195,19 @@ class _Suite:
         if call.when == "call":
             error = call.excinfo.value if call.excinfo else None
             if isinstance(error, VectorError | GoldenError):
-                report.damage = pickle.dumps(error)
-            report.verdict = pickle.dumps(item.report) if item.report else b""
+                report.damage = [type(error).__name__, str(error)]
+            report.verdict = packed(item.report) if item.report else ""
             report.duration = sum(each.seconds for each in item.report.results) if item.report else report.duration
         return report
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         """Collect what came of the cases."""
         if hasattr(report, "damage"):
-            self.stop = pickle.loads(report.damage)
-            self.session.shouldstop = str(self.stop)
-        elif getattr(report, "verdict", b""):
-            self.reports.append(pickle.loads(report.verdict))
+            kind, text = report.damage
+            self.stop = {error.__name__: error for error in (VectorError, GoldenError)}[kind](text)
+            self.session.shouldstop = text
+        elif getattr(report, "verdict", ""):
+            self.reports.append(unpacked(report.verdict))
             self.bar.total = self.session.testscollected
             self.bar.update()
         elif report.failed:  # not by the target
@@ -218,7 +218,7 @@ class _Suite:
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
         """Give a process what it needs to make the plugin."""
-        node.workerinput |= {"path": sys.path, "plan": pickle.dumps(self.plan)}
+        node.workerinput |= {"path": sys.path, "plan": self.plan.packed()}
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Any:

@@ -6,10 +6,11 @@
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from moespec.conformance.check.results import COLUMNS, FAILED, CaseResult, Match
+from moespec.conformance.check.results import COLUMNS, FAILED, CaseResult, Match, Table
+from moespec.conformance.compare import Outcome
 from moespec.conformance.suite import is_installed
 from moespec.version import version
 
@@ -22,6 +23,8 @@ __all__ = [
     "column_of",
     "counts",
     "distinct",
+    "packed",
+    "unpacked",
     "write",
     "write_text",
 ]
@@ -158,6 +161,22 @@ def write(report: Report, path: Path) -> None:
         ],
     }
     write_text(path, json.dumps(content, sort_keys=True, indent=1, allow_nan=False) + "\n")
+
+
+def packed(report: Report) -> str:
+    """The report as text, for another process of the same run; what a target returned is left out."""
+    results = [replace(result, returned={}) for result in report.results]
+    return json.dumps(asdict(replace(report, results=results)))
+
+
+def unpacked(text: str) -> Report:
+    """The inverse of `packed`."""
+    content = json.loads(text)
+    for each in content["results"]:
+        each["outcomes"] = [Outcome(**outcome) for outcome in each["outcomes"]]
+        each["table"] = each["table"] and Table(**each["table"])
+    kinds = {"results": CaseResult, "unsupported": Unsupported, "matches": Match}
+    return Report(**content | {name: [kind(**each) for each in content[name]] for name, kind in kinds.items()})
 
 
 def distinct(reports: Mapping[Path, Report]) -> list[Report]:
