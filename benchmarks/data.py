@@ -44,7 +44,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = record.parser(__doc__)
     parser.add_argument("--workers", type=int, default=2, help="processes (default: 2)")
     parser.add_argument("--pictures", type=int, default=1000, help="JPEG files (default: 1000)")
     parser.add_argument("--size", type=int, default=224, help="side of an image in pixels (default: 224)")

@@ -440,7 +440,7 @@ def test_faults_of_the_command_are_one_line(tmp_path, capsys):
     for more, message in (
         (["--from", "keras"], "from='keras': expected one of run, moespec"),
         (["--set", "heads"], "set='heads': expected FIELD=VALUE"),
-        (["--to", "timm"], "MixerConfig: the other project has no such model"),
+        (["--to", "timm"], "MixerConfig: timm has no such model"),
         (["--arguments", str(tmp_path / "nowhere.json")], "nowhere.json: cannot be read"),
     ):
         assert cli.main(["convert", str(source), str(target), *more]) == 2
