@@ -118,17 +118,11 @@ BIG_VISION = Project(
 
 VISION_TRANSFORMER = Project(
     "google-research/vision_transformer",
-    {
-        **flax(
-            *("Transformer", "Transformer/posembed_input/pos_embedding", "MAPHead_0"),
-            **{
-                "attention": "MultiHeadDotProductAttention_1",
-                "norm2": "LayerNorm_2",
-                "mlp": "MlpBlock_3",
-                "of_pool": _POOL,
-            },
-        ),
-    },
+    flax(
+        *("Transformer", "Transformer/posembed_input/pos_embedding", "MAPHead_0"),
+        **{"attention": "MultiHeadDotProductAttention_1", "norm2": "LayerNorm_2", "mlp": "MlpBlock_3"},
+        of_pool=_POOL,
+    ),
     {**_DENSE, "positions": ["learned"], "pool": ["gap", "token"]},
     kinds=(VitConfig, MixerConfig),
     more=lambda config: _MIXER if isinstance(config, MixerConfig) else {},

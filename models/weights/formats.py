@@ -223,6 +223,7 @@ def _labels(description: Mapping[str, Any], classes: int) -> tuple[str, ...]:
 
 def _write_huggingface(path: Path, weights: Weights) -> None:
     arrays = interop.to_huggingface(weights.params, weights.config)
+    assert isinstance(weights.config, VitConfig)  # as it has looked
     description = interop.config_to_huggingface(weights.config)
     if weights.classes:
         del description["num_labels"]
