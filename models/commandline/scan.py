@@ -12,17 +12,16 @@ from moespec.models.errors import DataError
 __all__ = ["scan_command"]
 
 
-def scan_command(path: Path, name: str, *, workers: int) -> None:
+def scan_command(path: Path, data: str, *, workers: int) -> None:
     """Prints what is wrong with each picture of the data set, in order. Raises DataError if any cannot be decoded."""
-    classes, *parts = PICTURES[name](path)
+    classes, *parts = PICTURES[data](path)
     total, wrong = 0, 0
     for part in parts:
         if part is not None:
             pictures = Pictures(part.files, np.arange(len(part.labels)), size=1)
-            found = broken(pictures, workers=workers)
-            for _, text in found:
-                print(text)
-            total, wrong = total + len(pictures), wrong + len(found)
+            texts = [text for _, text in broken(pictures, workers=workers)]
+            print(*texts, sep="\n", end="\n" if texts else "")
+            total, wrong = total + len(pictures), wrong + len(texts)
     if wrong:
         raise DataError(f"{path}: {wrong} of {total} pictures cannot be read; {SKIP}")
     print(f"{path}: all {total} pictures of {len(classes)} classes can be read")
