@@ -5,14 +5,15 @@ E experts.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from string import digits as DIGITS
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_origin
+from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar, get_origin
 
 from moespec.backends.contract import Backend
 from moespec.backends.layer import regrouped
+from moespec.models import parameters
 from moespec.models.checks import check_value
 from moespec.models.hashing import multi_hash
 from moespec.spec.dropout import check_rate
@@ -25,6 +26,7 @@ from moespec.spec.routing import Noise, Params, RouterOutput
 __all__ = [
     "Block",
     "CommonConfig",
+    "Family",
     "MoeLayer",
     "Output",
     "check_images",
@@ -33,8 +35,6 @@ __all__ = [
     "layer_norm",
     "mlp",
     "moe",
-    "named",
-    "noise_of",
     "output_of",
     "placed",
     "run_block",
@@ -98,26 +98,62 @@ class CommonConfig:
         return (self.image_size // self.patch_size) ** 2
 
 
-def named(
-    name: str, kind: type[Config], sizes: Mapping[str, Mapping[str, Any]], overrides: Mapping[str, Any]
-) -> Config:
-    """The configuration of class `kind` of the model `name`: that of a size of the table, with `overrides` in its place.
+@dataclass(frozen=True)
+class Family(Generic[Config]):
+    """What every family of models has, from what it has of its own: the class of its configurations, its sizes, and functions.
 
-    A size without a patch size takes it from the name, as in vit_s16. Raises ConfigError for another name, and for an override
-    that is not a field.
+    layout: every parameter of a model, its name, shape and initial values. moe_layers: as of its module.
     """
-    size = name.rstrip(DIGITS)
-    fields, patch = sizes.get(size), name[len(size) :]
-    if fields is None or ("patch_size" in fields) == bool(patch) or not re.fullmatch(r"|[1-9]\d{0,8}", patch):
-        names = (size if "patch_size" in own else f"{size}<patch>" for size, own in sizes.items())
-        raise ConfigError(f"name={name!r}: expected one of {', '.join(names)}")
-    known: Mapping[str, Any] = kind.__dataclass_fields__  # type: ignore[attr-defined]
-    if unknown := sorted(set(overrides) - set(known)):
-        raise ConfigError(
-            f"{unknown[0]}={overrides[unknown[0]]!r} is not a field of {kind.__name__}, which the model {name!r} has: "
-            f"{', '.join(known)}"
-        )
-    return kind(**{**({"patch_size": int(patch)} if patch else {}), **fields, **overrides})
+
+    kind: type[Config]
+    sizes: Mapping[str, Mapping[str, Any]]
+    layout: Callable[[Config], Params]
+    moe_layers: Callable[[Config, int], "list[MoeLayer]"]
+
+    def named(self, name: str, **overrides: Any) -> Config:
+        """The configuration of the model `name`: that of a size of the table, with `overrides` in its place.
+
+        A size without a patch size takes it from the name, as in vit_s16. Raises ConfigError for another name, and for an
+        override that is not a field.
+        """
+        size = name.rstrip(DIGITS)
+        fields, patch = self.sizes.get(size), name[len(size) :]
+        if fields is None or ("patch_size" in fields) == bool(patch) or not re.fullmatch(r"|[1-9]\d{0,8}", patch):
+            names = (size if "patch_size" in own else f"{size}<patch>" for size, own in self.sizes.items())
+            raise ConfigError(f"name={name!r}: expected one of {', '.join(names)}")
+        known: Mapping[str, Any] = self.kind.__dataclass_fields__  # type: ignore[attr-defined]
+        if unknown := sorted(set(overrides) - set(known)):
+            raise ConfigError(
+                f"{unknown[0]}={overrides[unknown[0]]!r} is not a field of {self.kind.__name__}, which the model {name!r} "
+                f"has: {', '.join(known)}"
+            )
+        return self.kind(**{**({"patch_size": int(patch)} if patch else {}), **fields, **overrides})
+
+    def parameter_shapes(self, config: Config) -> Params:
+        """The nested dict of parameters with shapes in place of arrays; no parameter is allocated."""
+        return parameters.shapes(self.layout(config))
+
+    def parameter_count(self, config: Config) -> int:
+        """The number of parameters, from their shapes; constants, which are not trained, do not count."""
+        return parameters.count(self.layout(config))
+
+    def init(self, config: Config, seed: int = 0, *, lazily: bool = False) -> Params:
+        """Initial parameters: a nested dict of NumPy float32 arrays, the same bits whatever the backend.
+
+        Each has its own random stream, derived from the seed and its name, so that adding a block leaves the others as they
+        were. The head kernel is 0. Raises ConfigError for a negative seed.
+        """
+        return parameters.initial(self.layout(config), seed, lazily=lazily)
+
+    def moe_noise(self, config: Config, images: int) -> list[Noise]:
+        """The noise of each MoE layer in training, in order, for a batch of `images`, of shapes `(G, ...)`.
+
+        Empty if the routers take none: those of one model all take noise, or none does.
+        """
+        each = [
+            (layer.groups, ROUTERS[layer.router].noise(layer.settings)) for layer in self.moe_layers(config, images)
+        ]
+        return [replace(noise, shape=(groups, *noise.shape)) for groups, noise in each if noise]
 
 
 PLACEMENTS = "none, every_2, last_half, first_N, last_N, every_2_last_N, or numbers such as 5,11"
@@ -170,15 +206,6 @@ class MoeLayer(NamedTuple):
     settings: RouterOptions
     groups: int
     items: str
-
-
-def noise_of(layers: Sequence[MoeLayer]) -> list[Noise]:
-    """The noise of each layer in training, of shapes `(G, ...)`; empty if the routers take none.
-
-    The routers of one model all take noise, or none does.
-    """
-    each = [(layer.groups, ROUTERS[layer.router].noise(layer.settings)) for layer in layers]
-    return [replace(noise, shape=(groups, *noise.shape)) for groups, noise in each if noise]
 
 
 def split(items: int, group: int, what: str, field: str) -> int:

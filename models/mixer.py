@@ -21,7 +21,7 @@ from moespec.models.layers import MoeLayer, Output
 from moespec.models.parameters import constant, lecun_normal
 from moespec.spec.algorithm import Algorithm
 from moespec.spec.ranges import Count
-from moespec.spec.routing import Noise, Params, RouterOutput
+from moespec.spec.routing import Params, RouterOutput
 
 __all__ = [
     "NAMES",
@@ -76,44 +76,12 @@ NAMES: tuple[str, ...] = ("mixer_tiny", "mixer_s16", "mixer_b16", "mixer_l16")
 """The usual names. `named` takes any patch size: `mixer_<size><patch>`."""
 
 
-def named(name: str, **overrides: Any) -> MixerConfig:
-    """The configuration of the model `name`, `mixer_tiny` or `mixer_<size><patch>`, with `overrides`.
-
-    Raises ConfigError for a name or a field that does not exist.
-    """
-    return layers.named(name, MixerConfig, SIZES, overrides)
-
-
 def moe_layers(config: MixerConfig, images: int) -> list[MoeLayer]:
     """None."""
     return []
 
 
-def moe_noise(config: MixerConfig, images: int) -> list[Noise]:
-    """None."""
-    return []
-
-
 # ------------------------------------------------------------------------------------------------------ parameters
-
-
-def parameter_shapes(config: MixerConfig) -> Params:
-    """The nested dict of parameters with shapes in place of arrays; no parameter is allocated."""
-    return parameters.shapes(_layout(config))
-
-
-def parameter_count(config: MixerConfig) -> int:
-    """The number of parameters, from their shapes."""
-    return parameters.count(_layout(config))
-
-
-def init(config: MixerConfig, seed: int = 0, *, lazily: bool = False) -> Params:
-    """Initial parameters: a nested dict of NumPy float32 arrays, the same bits whatever the backend.
-
-    Kernels are LeCun normal (truncated at two standard deviations), the head kernel and biases 0. Raises ConfigError for
-    a negative seed.
-    """
-    return parameters.initial(_layout(config), seed, lazily=lazily)
 
 
 def _layout(config: MixerConfig) -> Params:
@@ -140,6 +108,11 @@ def block_layout(config: Any) -> Params:
 def dense_mlp(width: int, hidden: int) -> Params:
     """An MLP with kernels LeCun normal and biases 0."""
     return parameters.mlp(width, hidden, lambda inputs, outputs: lecun_normal(inputs), constant(0.0))
+
+
+FAMILY = layers.Family(MixerConfig, SIZES, _layout, moe_layers)
+named, init, moe_noise = FAMILY.named, FAMILY.init, FAMILY.moe_noise
+parameter_shapes, parameter_count = FAMILY.parameter_shapes, FAMILY.parameter_count
 
 
 # --------------------------------------------------------------------------------------------------------- forward

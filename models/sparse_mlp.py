@@ -30,7 +30,7 @@ from moespec.models.router_options import Decided, options_of, settings
 from moespec.spec.errors import ConfigError
 from moespec.spec.options import RouterOptions
 from moespec.spec.ranges import Count
-from moespec.spec.routing import Noise, Params, RouterOutput
+from moespec.spec.routing import Params, RouterOutput
 
 __all__ = [
     "NAMES",
@@ -152,14 +152,6 @@ NAMES = tuple(SIZES)
 """The names that `named` knows."""
 
 
-def named(name: str, **overrides: Any) -> SparseMlpConfig:
-    """The configuration of the model `name` of `NAMES`, with `overrides`.
-
-    Raises ConfigError for a name or a field that does not exist.
-    """
-    return layers.named(name, SparseMlpConfig, SIZES, overrides)
-
-
 def moe_blocks(config: SparseMlpConfig) -> tuple[int, ...]:
     """The sparse blocks, in order (zero-based). Raises ConfigError for a placement that does not exist."""
     return layers.placed(config.moe, config.depth)
@@ -181,11 +173,6 @@ def moe_layers(config: SparseMlpConfig, images: int) -> list[MoeLayer]:
         groups = layers.split(images, together, "images", "group_images")
         pair.append(MoeLayer("channels", config.channel_router, _channel_settings(config, together), groups, "tokens"))
     return [layer._replace(name=f"{block}_{layer.name}") for block in moe_blocks(config) for layer in pair]
-
-
-def moe_noise(config: SparseMlpConfig, images: int) -> list[Noise]:
-    """The noise of each MoE layer in training, in order, for a batch of `images`; empty if the routers take none."""
-    return layers.noise_of(moe_layers(config, images))
 
 
 def _settings(config: SparseMlpConfig) -> dict[str, RouterOptions]:
@@ -227,25 +214,6 @@ def _channel_settings(config: SparseMlpConfig, images: int) -> RouterOptions:
 
 
 # ------------------------------------------------------------------------------------------------------ parameters
-
-
-def parameter_shapes(config: SparseMlpConfig) -> Params:
-    """The nested dict of parameters with shapes in place of arrays; no parameter is allocated."""
-    return parameters.shapes(_layout(config))
-
-
-def parameter_count(config: SparseMlpConfig) -> int:
-    """The number of parameters, from their shapes."""
-    return parameters.count(_layout(config))
-
-
-def init(config: SparseMlpConfig, seed: int = 0, *, lazily: bool = False) -> Params:
-    """Initial parameters: a nested dict of NumPy float32 arrays, the same bits whatever the backend.
-
-    Kernels are LeCun normal (truncated at two standard deviations), the head kernel and biases 0. Raises ConfigError for
-    a negative seed.
-    """
-    return parameters.initial(_layout(config), seed, lazily=lazily)
 
 
 def _layout(config: SparseMlpConfig) -> Params:
@@ -291,6 +259,11 @@ def _rescale_layout(name: str, before: tuple[int, int], after: tuple[int, int]) 
             layout[f"{axis}_kernel"] = Parameter((inputs, outputs), lecun_normal(inputs))
             layout[f"{axis}_bias"] = Parameter((outputs,), constant(0.0))
     return {name: layout} if layout else {}
+
+
+FAMILY = layers.Family(SparseMlpConfig, SIZES, _layout, moe_layers)
+named, init, moe_noise = FAMILY.named, FAMILY.init, FAMILY.moe_noise
+parameter_shapes, parameter_count = FAMILY.parameter_shapes, FAMILY.parameter_count
 
 
 # --------------------------------------------------------------------------------------------------------- forward

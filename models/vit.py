@@ -34,7 +34,7 @@ from moespec.spec.options import RouterOptions
 from moespec.spec.ranges import SMALLEST, Count, Range, Scalar
 from moespec.spec.routers import ROUTERS
 from moespec.spec.routers.names import RouterName
-from moespec.spec.routing import Noise, Params, RouterOutput
+from moespec.spec.routing import Params, RouterOutput
 
 __all__ = [
     "NAMES",
@@ -189,15 +189,7 @@ NAMES: tuple[str, ...] = (
     *("vit_tiny", "vit_ti16", "vit_s8", "vit_s14", "vit_s16", "vit_s32", "vit_b16", "vit_b32"),
     *("vit_l16", "vit_l32", "vit_h14", "vit_vmoe_s32"),
 )
-"""The usual names. `named` takes any patch size: `vit_<size><patch>`."""
-
-
-def named(name: str, **overrides: Any) -> VitConfig:
-    """The configuration of the model `name`, `vit_tiny` or `vit_<size><patch>` (a size of `SIZES`), with `overrides`.
-
-    Raises ConfigError for a name or a field that does not exist.
-    """
-    return layers.named(name, VitConfig, SIZES, overrides)
+"""The usual names. `named` takes any patch size: `vit_<size><patch>`, with a size of `SIZES`."""
 
 
 def moe_blocks(config: VitConfig) -> tuple[int, ...]:
@@ -255,14 +247,6 @@ def regrouped(config: VitConfig, images: int) -> VitConfig:
     return made
 
 
-def moe_noise(config: VitConfig, images: int) -> list[Noise]:
-    """The noise of each MoE block in training, in block order, for a batch of `images`; shapes `(G, ...)`.
-
-    Empty if the router takes none, or if there is no MoE block.
-    """
-    return layers.noise_of(moe_layers(config, images))
-
-
 def takes_ids(config: VitConfig) -> bool:
     """Whether the model has routers that take token ids."""
     return bool(moe_blocks(config)) and ROUTERS[config.router].needs == "ids"
@@ -271,34 +255,13 @@ def takes_ids(config: VitConfig) -> bool:
 # ------------------------------------------------------------------------------------------------------ parameters
 
 
-def parameter_shapes(config: VitConfig) -> Params:
-    """The nested dict of parameters with shapes in place of arrays; no parameter is allocated.
-
-    The names and shapes are listed once, in `_layout`: attention kernels are `(D, heads, D/heads)`, `out` is
-    `(heads, D/heads, D)`; the rest as in `moespec.models.parameters`.
-    """
-    return parameters.shapes(_layout(config))
-
-
-def parameter_count(config: VitConfig) -> int:
-    """The number of parameters, from their shapes; constants, which are not trained, do not count."""
-    return parameters.count(_layout(config))
-
-
-def init(config: VitConfig, seed: int = 0, *, lazily: bool = False) -> Params:
-    """Initial parameters: a nested dict of NumPy float32 arrays, the same bits whatever the backend.
-
-    Each parameter has its own random stream, derived from the seed and the parameter's name, so adding a block leaves
-    the others as they were. Kernels of attention and MLP are Glorot uniform, the patch embedding and the slots LeCun
-    normal (truncated at two standard deviations), positions normal(0.02), MLP biases normal(1e-6), the head kernel 0.
-
-    Raises ConfigError for a negative seed.
-    """
-    return parameters.initial(_layout(config), seed, lazily=lazily)
-
-
 def _layout(config: VitConfig) -> Params:
-    """Every parameter of the model, its name, shape and initial values."""
+    """Every parameter of the model, its name, shape and initial values.
+
+    Attention kernels are `(D, heads, D/heads)`, `out` is `(heads, D/heads, D)`; the rest as in `moespec.models.parameters`. Kernels
+    of attention and MLP are Glorot uniform, the patch embedding and the slots LeCun normal (truncated at two standard
+    deviations), positions normal(0.02), MLP biases normal(1e-6).
+    """
     D = config.width
     layout: Params = {}
     features = stem_features(config)
@@ -371,6 +334,11 @@ def _attention_layout(config: VitConfig, *, bias: bool) -> Params:
 
 def _mlp_layout(config: VitConfig) -> Params:
     return parameters.mlp(config.width, config.hidden, glorot_uniform, normal(1e-6))
+
+
+FAMILY = layers.Family(VitConfig, SIZES, _layout, moe_layers)
+named, init, moe_noise = FAMILY.named, FAMILY.init, FAMILY.moe_noise
+parameter_shapes, parameter_count = FAMILY.parameter_shapes, FAMILY.parameter_count
 
 
 # --------------------------------------------------------------------------------------------------------- forward
