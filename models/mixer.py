@@ -16,7 +16,7 @@ from typing import Any
 
 from moespec.backends.contract import Backend
 from moespec.models import layers, parameters
-from moespec.models.draws import Draws, draws_of
+from moespec.models.draws import Draws
 from moespec.models.layers import MoeLayer, Output
 from moespec.models.parameters import constant, lecun_normal
 from moespec.spec.algorithm import Algorithm
@@ -129,32 +129,19 @@ def forward(
     train: bool = False,
     recompute: bool = False,
 ) -> Output:
-    """The model on `images` `(N, image_size, image_size, channels)`, with backend `B`.
+    """The model on `images` `(N, image_size, image_size, channels)`, with backend `B`; arguments are as of `vit.forward`.
 
-    `params` are arrays of `B` in the layout of `parameter_shapes`; images have the dtype of the parameters. There is no
-    router, so that `noise` is None or empty. `random` `(N, 4)`, integers that `draws.of_step` makes, is what dropout and
-    stochastic depth are drawn from; they are for training alone. `recompute`: of a block nothing is kept for the backward
-    pass but what goes into it.
-
-    Raises ShapeError when images have another shape, ConfigError when there is noise, or when a model that drops has no
-    `random` in training.
+    There is no router, so that `noise` is None or empty. Raises ShapeError and ConfigError as `layers.Forward` does.
     """
-    layers.check_images(config, images)
-    layers.check_noise(noise, 0, "layers")
-    drop = draws_of(B, config, random, images, train=train)
-    compute = layers.compute_dtype(B, config.dtype)
-    embedding = compute(params["embedding"])
-    x = B.patch_embed(compute(images), embedding["kernel"], embedding["bias"])  # (N, S, D)
-    for number in range(config.depth):
+    run = layers.Forward(B, config, images, moe_layers, noise=noise, random=random, train=train)
+    embedding = run.compute(params["embedding"])
+    x = B.patch_embed(run.compute(images), embedding["kernel"], embedding["bias"])  # (N, S, D)
 
-        def one(p: Params, x: Array, number: int = number) -> tuple[Array, list[RouterOutput]]:
-            return block(B, config, p, x, number, drop), []
+    def mixed(number: int, p: Params, x: Array) -> tuple[Array, list[RouterOutput]]:
+        return block(B, config, p, x, number, run.drop), []
 
-        x = layers.run_block(B, one, params["blocks"][str(number)], x, [], recompute=recompute)
-    if config.dtype == "bfloat16":
-        x = B.cast(x, "float32")
-    features = B.mean(layers.layer_norm(B, params["norm"], x), 1)  # (N, D)
-    return layers.output_of(config, params, features, [])
+    x = run.blocks(mixed, params, x, recompute=recompute)
+    return run.output(params, B.mean(layers.layer_norm(B, params["norm"], x), 1))  # of features (N, D)
 
 
 def block(B: Backend, config: Any, p: Params, x: Array, number: int, drop: Draws) -> Array:

@@ -18,12 +18,10 @@ taken where the paper is silent. Initial values are those of the MLP-Mixer.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Literal, get_args
 
 from moespec.backends.contract import Backend
 from moespec.models import layers, mixer, parameters
-from moespec.models.draws import draws_of
 from moespec.models.layers import MoeLayer, Output
 from moespec.models.parameters import Parameter, constant, lecun_normal
 from moespec.models.router_options import Decided, options_of, settings
@@ -280,51 +278,30 @@ def forward(
     train: bool = False,
     recompute: bool = False,
 ) -> Output:
-    """The model on `images` `(N, image_size, image_size, channels)`, with backend `B`.
+    """The model on `images` `(N, image_size, image_size, channels)`, with backend `B`; arguments are as of `vit.forward`.
 
-    `params` are arrays of `B` in the layout of `parameter_shapes`; images have the dtype of the parameters. `noise` is
-    one array per MoE layer, as `moe_noise` says, or None. `random` `(N, 4)`, integers that `draws.of_step` makes, is what
-    stochastic depth is drawn from; it is for training alone. `train` is passed to the routers. `recompute`: of a block
-    nothing is kept for the backward pass but what goes into it; routings are None then.
-
-    Raises ShapeError when images have another shape, or do not fill the groups, and ConfigError when the number of noise
-    arrays is not the number of MoE layers, or when a model that drops has no `random` in training.
+    `noise` is one array per MoE layer. Raises ShapeError and ConfigError as `layers.Forward` does.
     """
-    layers.check_images(config, images)
-    moe = {layer.name: layer for layer in moe_layers(config, images.shape[0])}
-    layers.check_noise(noise, len(moe), "layers")
-    drawn = dict(zip(moe, noise or [], strict=False))
-
-    drop = draws_of(B, config, random, images, train=train)
-    compute = layers.compute_dtype(B, config.dtype)
+    run = layers.Forward(B, config, images, moe_layers, noise=noise, random=random, train=train)
+    drop, compute = run.drop, run.compute
     embedding = compute(params["embedding"])
     x = B.patch_embed(compute(images), embedding["kernel"], embedding["bias"])  # (N, S, C)
-    outputs: list[RouterOutput] = []
 
-    def routed(name: str, p: Params, items: Array) -> tuple[Array, RouterOutput]:
-        return layers.moe(B, p, items, moe[name], config=config, noise=drawn.get(name), train=train)
-
-    def dense(number: int, p: Params, x: Array) -> tuple[Array, list[RouterOutput]]:
-        return mixer.block(B, config, p, x, number, drop), []
-
-    def sparse(number: int, p: Params, x: Array) -> tuple[Array, list[RouterOutput]]:
+    def block(number: int, p: Params, x: Array) -> tuple[Array, list[RouterOutput]]:
+        if number not in moe_blocks(config):
+            return mixer.block(B, config, p, x, number, drop), []
         x = B.rescale(x, compute(p["rescale1"])) if "rescale1" in p else x  # (N, S', C')
         y = B.transpose(layers.layer_norm(B, p["norm1"], x), (0, 2, 1))  # (N, C', S')
-        y, output = routed(f"{number}_tokens", p["token_moe"], y)
-        x, made = x + drop.branch(B.transpose(y, (0, 2, 1)), 2 * number), [output]
+        y, output = run.moe(f"{number}_tokens", p["token_moe"], y)
+        x, outputs = x + drop.branch(B.transpose(y, (0, 2, 1)), 2 * number), [output]
         y = layers.layer_norm(B, p["norm2"], x)
         if config.experts:
-            y, output = routed(f"{number}_channels", p["channel_moe"], y)
-            made.append(output)
+            y, output = run.moe(f"{number}_channels", p["channel_moe"], y)
+            outputs.append(output)
         else:
             y = layers.mlp(B, compute(p["channel_mlp"]), y, gelu=config.gelu)
         x = x + drop.branch(y, 2 * number + 1)
-        return B.rescale(x, compute(p["rescale2"])) if "rescale2" in p else x, made  # (N, S, C)
+        return B.rescale(x, compute(p["rescale2"])) if "rescale2" in p else x, outputs  # (N, S, C)
 
-    for number in range(config.depth):
-        block = partial(sparse if number in moe_blocks(config) else dense, number)
-        x = layers.run_block(B, block, params["blocks"][str(number)], x, outputs, recompute=recompute)
-    if config.dtype == "bfloat16":
-        x = B.cast(x, "float32")
-    features = B.mean(layers.layer_norm(B, params["norm"], x), 1)  # (N, C)
-    return layers.output_of(config, params, features, outputs)
+    x = run.blocks(block, params, x, recompute=recompute)
+    return run.output(params, B.mean(layers.layer_norm(B, params["norm"], x), 1))  # of features (N, C)

@@ -22,7 +22,6 @@ from typing import Annotated, Any, Literal
 
 from moespec.backends.contract import Backend
 from moespec.models import layers, parameters
-from moespec.models.draws import draws_of
 from moespec.models.hashing import multi_hash, token_ids
 from moespec.models.hashing.token_ids import IdKind
 from moespec.models.layers import MoeLayer, Output
@@ -362,49 +361,36 @@ def forward(
     dropout and stochastic depth are drawn from; they are for training alone. `train` is passed to the routers.
     `recompute`: of a block nothing is kept for the backward pass but what goes into it; routings are None then.
 
-    Raises ShapeError when images have another shape, or when N is not a multiple of `group_images`, and ConfigError
-    when the number of noise arrays is not the number of MoE blocks, or when a model that drops has no `random` in training.
+    Raises ShapeError and ConfigError as `moespec.models.layers.Forward` does.
     """
-    layers.check_images(config, images)
-    moe = {layer.name: layer for layer in moe_layers(config, images.shape[0])}
-    layers.check_noise(noise, len(moe), "blocks")
-
-    drop = draws_of(B, config, random, images, train=train)
-    compute = layers.compute_dtype(B, config.dtype)
+    run = layers.Forward(B, config, images, moe_layers, noise=noise, random=random, train=train)
+    drop, compute = run.drop, run.compute
     norm = partial(layers.layer_norm, B, epsilon=config.norm_epsilon)
     x = drop.units(_embed(B, config, params, images), 0)  # (N, S, D)
     if config.pre_norm:
         x = norm(params["pre_norm"], x)
     ids = token_ids.of_images(B, config, params, images) if takes_ids(config) else None
-    outputs: list[RouterOutput] = []
-    drawn = dict(zip(moe, noise or [], strict=False))
 
     def block(number: int, p: Params, x: Array) -> tuple[Array, list[RouterOutput]]:
         attention, hidden, output = range(3 * number + 1, 3 * number + 4)
         y = _attention(B, compute(p["attention"]), norm(p["norm1"], x), None, norm)
         x = x + drop.branch(scaled(p, 1, drop.units(y, attention)), 2 * number)
-        y, made = norm(p["norm2"], x), []
-        if layer := moe.get(str(number)):
-            options: Any = {"config": config, "noise": drawn.get(layer.name), "train": train, "ids": ids}
-            y, routed = layers.moe(B, p["moe"], y, layer, **options)
-            made.append(routed)
+        y, outputs = norm(p["norm2"], x), []
+        if str(number) in run.moe_layers:
+            y, routed = run.moe(str(number), p["moe"], y, ids)
+            outputs.append(routed)
         else:
             y = layers.mlp(B, compute(p["mlp"]), y, gelu=config.gelu, drop=partial(drop.units, number=hidden))
-        return x + drop.branch(scaled(p, 2, drop.units(y, output)), 2 * number + 1), made
+        return x + drop.branch(scaled(p, 2, drop.units(y, output)), 2 * number + 1), outputs
 
     def scaled(p: Params, branch: int, y: Array) -> Array:
         return y * compute(p[f"layer_scale{branch}"]) if config.layer_scale else y
 
-    for number in range(config.depth):
-        p = params["blocks"][str(number)]
-        x = layers.run_block(B, partial(block, number), p, x, outputs, recompute=recompute)
-    if config.dtype == "bfloat16":
-        x = B.cast(x, "float32")
-    features = _pool(B, config, params, x, norm)
+    features = _pool(B, config, params, run.blocks(block, params, x, recompute=recompute), norm)
     if config.representation:
         p = params["representation"]
         features = B.tanh(features @ p["kernel"] + p["bias"])
-    return layers.output_of(config, params, features, outputs)
+    return run.output(params, features)
 
 
 def _embed(B: Backend, config: VitConfig, params: Params, images: Array) -> Array:
