@@ -25,23 +25,7 @@ from moespec.models.training.config import BackendName, Config, ModelConfig, Tra
 from moespec.models.training.configfile import digits, with_model
 from moespec.spec.errors import ConfigError, SpecError
 
-__all__ = [
-    "ConvertArguments",
-    "CountArguments",
-    "EvaluateArguments",
-    "ExportArguments",
-    "FinetuneArguments",
-    "HashTableArguments",
-    "InspectArguments",
-    "LaunchArguments",
-    "LedgerArguments",
-    "ListArguments",
-    "PlanArguments",
-    "ScanArguments",
-    "StudyArguments",
-    "TrainArguments",
-    "main",
-]
+__all__ = ["TrainArguments", "main"]
 
 Arguments = TypeVar("Arguments")
 

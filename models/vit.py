@@ -37,6 +37,8 @@ from moespec.spec.routing import Params, RouterOutput
 
 __all__ = [
     "NAMES",
+    "OF_EXPERTS",
+    "OF_IDS",
     "SIZES",
     "Output",
     "VitConfig",
@@ -167,6 +169,10 @@ class VitConfig(layers.CommonConfig):
 
 DECIDED = Decided(("width", "experts", "tokens", "ids"))
 """What follows from the model, of the options of its routers."""
+
+OF_EXPERTS = ("router", "experts", "router_options", "expert_init", "group_images", "group_tokens", "round_experts")
+OF_IDS = ("token_ids", "codes")
+"""The fields that concern a model with MoE blocks, and those that concern one whose router takes token ids."""
 
 SIZES: dict[str, dict[str, Any]] = {
     "vit_tiny": {

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from moespec.models.checks import at_least
+from moespec.models.checks import Number, check_fields
 
 __all__ = ["HashConfig"]
 
@@ -16,8 +16,8 @@ class HashConfig:
     """a file of moespec hash-table; without one they are made of the training images"""
     kind: Literal["auto", "random", "balanced", "clustered", "dispersed"] = "auto"
     """kind of table; auto: balanced, or random for several hashes"""
-    images: int = 10000
+    images: Number = 10000
     """training images that are looked at"""
 
     def __post_init__(self) -> None:
-        at_least("hash", self, images=1)
+        check_fields("hash", self)

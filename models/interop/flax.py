@@ -22,7 +22,7 @@ __all__ = ["BIG_VISION", "VISION_TRANSFORMER", "flax", "mlp_names", "renumbered"
 
 
 def flax(
-    encoder: str, positions: str, pool: str, *, attention: str, norm2: str, mlp: str, of_pool: tuple[str, str, str]
+    encoder: str, positions: str, pool: str, attention: str, norm2: str, mlp: str, *, of_pool: tuple[str, str, str]
 ) -> Table:
     """The names of a ViT of flax, whose modules in a block, and in the attention pooling (attention, norm, mlp), are called so."""
     block, (pool_attention, pool_norm, pool_mlp) = rf"{encoder}/encoderblock_\1", of_pool
@@ -101,13 +101,8 @@ _POOL = ("MultiHeadDotProductAttention_0", "LayerNorm_0", "MlpBlock_0")
 BIG_VISION = Project(
     "big_vision",
     flax(
-        *("Transformer", "pos_embedding", "MAPHead_0"),
-        **{
-            "attention": "MultiHeadDotProductAttention_0",
-            "norm2": "LayerNorm_1",
-            "mlp": "MlpBlock_0",
-            "of_pool": _POOL,
-        },
+        *("Transformer", "pos_embedding", "MAPHead_0", "MultiHeadDotProductAttention_0", "LayerNorm_1", "MlpBlock_0"),
+        of_pool=_POOL,
     ),
     {**_DENSE, "positions": ["learned", "sincos2d"], "pool": ["gap", "token", "map"]},
     more=lambda config: {"positions": ("pos_embedding", _WithoutToken())} if config.pool == "token" else {},
@@ -120,7 +115,7 @@ VISION_TRANSFORMER = Project(
     "google-research/vision_transformer",
     flax(
         *("Transformer", "Transformer/posembed_input/pos_embedding", "MAPHead_0"),
-        **{"attention": "MultiHeadDotProductAttention_1", "norm2": "LayerNorm_2", "mlp": "MlpBlock_3"},
+        *("MultiHeadDotProductAttention_1", "LayerNorm_2", "MlpBlock_3"),
         of_pool=_POOL,
     ),
     {**_DENSE, "positions": ["learned"], "pool": ["gap", "token"]},

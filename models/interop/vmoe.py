@@ -23,8 +23,7 @@ VMOE = Project(
     "google-research/vmoe",
     {
         **flax(
-            *("Encoder", "Encoder/posembed_input/pos_embedding", "MapHead"),
-            **{"attention": "SelfAttention", "norm2": "LayerNorm_1", "mlp": "Mlp"},
+            *("Encoder", "Encoder/posembed_input/pos_embedding", "MapHead", "SelfAttention", "LayerNorm_1", "Mlp"),
             of_pool=("MultiHeadDotProductAttention", "LayerNorm", "Mlp"),
         ),
         r"blocks/(\d+)/attention/(query|key)_norm/scale": rf"{_BLOCK}/SelfAttention/\2_ln/scale",

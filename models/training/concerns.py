@@ -12,6 +12,7 @@ from moespec.models.data.datasets import PICTURES
 from moespec.models.data.options import DataConfig
 from moespec.models.training.config import Config
 from moespec.models.training.schedules import SCHEDULES
+from moespec.models.vit import OF_EXPERTS, OF_IDS
 from moespec.spec.errors import ConfigError
 from moespec.spec.routers import ROUTERS
 
@@ -23,11 +24,9 @@ def _ids(config: Config) -> bool:
     return getattr(config.model, "moe", "none") != "none" and ROUTERS[router].needs == "ids"
 
 
-_EXPERTS = ("router", "experts", "router_options", "expert_init", "group_images", "group_tokens", "round_experts")
-
 TABLE: tuple[tuple[str, tuple[str, ...], Callable[[Config], object], str], ...] = (
-    ("model", _EXPERTS, lambda c: c.model.moe != "none", "model.moe is 'none'"),
-    ("model", ("token_ids", "codes"), _ids, "the model has no router that needs token ids"),
+    ("model", OF_EXPERTS, lambda c: c.model.moe != "none", "model.moe is 'none'"),
+    ("model", OF_IDS, _ids, "the model has no router that needs token ids"),
     ("hash", ("path", "kind", "images"), _ids, "the model has no router that needs token ids"),
     ("model", ("round_experts",), lambda c: c.model.dtype != "bfloat16", "model.dtype is 'bfloat16'"),
     ("model", ("head_bias",), lambda c: c.training.loss == "sigmoid", "training.loss is 'softmax', the same for any bias of all classes"),
