@@ -35,9 +35,9 @@ def check_value(name: str, value: Any, hint: Any) -> None:
         raise ConfigError(f"{name}={value!r}: {expected}") from None
 
 
-def check_names(prefix: str, given: Mapping[str, object], owner: str, known: Collection[str]) -> None:
+def check_names(prefix: str, options: Mapping[str, object], owner: str, known: Collection[str]) -> None:
     """ConfigError for an option, called by its section `prefix`, that `owner`, a model or router, does not have."""
-    for name, value in given.items():
+    for name, value in options.items():
         if name not in known:
             near = difflib.get_close_matches(name, known, cutoff=0.75)
             has = f"near it: {', '.join(near)}" if near else f"it has {', '.join(known) or 'none'}"

@@ -305,9 +305,9 @@ Command = tuple[str, Callable[[list[str]], int | None]]
 
 def main(arguments: Sequence[str] | None = None, *, more: Mapping[str, Command] | None = None) -> int:
     """Runs the command line, of which `more` are commands of other packages, and returns the exit status."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
     commands = COMMANDS | dict(more or {})
-    name, *rest = given or ["--help"]
+    name, *rest = words or ["--help"]
     status: int | None = 0
     try:
         if name in ("-h", "--help"):
@@ -418,8 +418,8 @@ def _evaluate(arguments: list[str]) -> None:
         sets["few-shot"] = EvaluationConfig("few_shot", shots=parsed.fewshot, l2=parsed.l2, seeds=parsed.seeds)
     if parsed.knn:
         sets["nearest neighbours"] = EvaluationConfig("neighbours", neighbours=parsed.knn)
-    given = {"name": parsed.data, "path": parsed.path, "broken": parsed.broken}
-    others = None if list(given.values()) == [None, "", "error"] else given
+    images = {"name": parsed.data, "path": parsed.path, "broken": parsed.broken}
+    others = None if list(images.values()) == [None, "", "error"] else images
     commands.evaluate_command(Path(parsed.run), backend=parsed.backend, step=parsed.step, sets=sets, others=others)
 
 

@@ -164,23 +164,31 @@ def moe_layers(config: SparseMlpConfig, images: int) -> list[MoeLayer]:
         return []
     channels, together = images * config.sparse_width, config.group_images or images
     group = config.group_size or channels
-    tokens = _token_settings(config, group)
+    tokens = _settings_of(config, "tokens", group)
     groups = layers.split(channels, group, "x sparse_width channels of the images", "group_size")
     pair = [MoeLayer("tokens", config.router, tokens, groups, "channels")]
     if config.experts:
         groups = layers.split(images, together, "images", "group_images")
-        pair.append(MoeLayer("channels", config.channel_router, _channel_settings(config, together), groups, "tokens"))
+        pair.append(
+            MoeLayer(
+                "channels",
+                config.channel_router,
+                _settings_of(config, "channels", together * config.sparse_tokens),
+                groups,
+                "tokens",
+            )
+        )
     return [layer._replace(name=f"{block}_{layer.name}") for block in moe_blocks(config) for layer in pair]
 
 
 def _settings(config: SparseMlpConfig) -> dict[str, RouterOptions]:
     """The options of the token-mixing and of the channel-mixing MoE, of the smallest groups that these can have."""
-    given = {**dict(DECIDED.defaults), **config.router_options}
+    options = {**dict(DECIDED.defaults), **config.router_options}
     has = options_of(config.channel_router)
-    made = {
+    of_layers = {
         "tokens": settings(
             config.router,
-            given,
+            options,
             width=config.sparse_tokens,
             experts=config.token_experts,
             tokens=config.group_size or config.sparse_width,
@@ -188,27 +196,21 @@ def _settings(config: SparseMlpConfig) -> dict[str, RouterOptions]:
         )
     }
     if config.experts:
-        made["channels"] = settings(
+        of_layers["channels"] = settings(
             config.channel_router,
-            {name: value for name, value in given.items() if name in has},
+            {name: value for name, value in options.items() if name in has},
             width=config.sparse_width,
             experts=config.experts,
             tokens=config.sparse_tokens,
             choices=config.choices,
         )
-    return made
+    return of_layers
 
 
-def _token_settings(config: SparseMlpConfig, channels: int) -> RouterOptions:
-    """Of the token-mixing MoE, which routes so many channels together."""
-    made: dict[str, RouterOptions] = config._options  # type: ignore[attr-defined]
-    return made["tokens"].of_tokens(channels)
-
-
-def _channel_settings(config: SparseMlpConfig, images: int) -> RouterOptions:
-    """Of the channel-mixing MoE, which routes the tokens of so many images together."""
-    made: dict[str, RouterOptions] = config._options  # type: ignore[attr-defined]
-    return made["channels"].of_tokens(images * config.sparse_tokens)
+def _settings_of(config: SparseMlpConfig, mixing: str, items: int) -> RouterOptions:
+    """Of the MoE that mixes "tokens" or "channels", which routes so many items together."""
+    of_layers: dict[str, RouterOptions] = config._options  # type: ignore[attr-defined]
+    return of_layers[mixing].of_tokens(items)
 
 
 # ------------------------------------------------------------------------------------------------------ parameters
@@ -237,12 +239,12 @@ def _sparse_layout(config: SparseMlpConfig) -> Params:
         **_rescale_layout("rescale1", outer, inner),
         "norm1": parameters.norm(config.sparse_width),
         "token_moe": parameters.moe(
-            config.router, _token_settings(config, config.sparse_width), token_mlp, config.expert_init
+            config.router, _settings_of(config, "tokens", config.sparse_width), token_mlp, config.expert_init
         ),
         "norm2": parameters.norm(config.sparse_width),
     }
     if config.experts:
-        settings = _channel_settings(config, 1)
+        settings = _settings_of(config, "channels", config.sparse_tokens)
         layout["channel_moe"] = parameters.moe(config.channel_router, settings, channel_mlp, config.expert_init)
     else:
         layout["channel_mlp"] = channel_mlp

@@ -246,10 +246,10 @@ def stem_features(config: VitConfig) -> list[int]:
 
 def regrouped(config: VitConfig, images: int) -> VitConfig:
     """The model with `images` images in a group. Its routers keep their parameters."""
-    made = replace(config, group_images=images, group_tokens=0)
+    other = replace(config, group_images=images, group_tokens=0)
     if moe_blocks(config):
-        object.__setattr__(made, "_options", router_config(config).of_tokens(images * config.sequence))
-    return made
+        object.__setattr__(other, "_options", router_config(config).of_tokens(images * config.sequence))
+    return other
 
 
 def takes_ids(config: VitConfig) -> bool:

@@ -65,10 +65,10 @@ def check(written: Iterable[str], *configs: Config) -> None:
 def unconcerned(config: Config) -> set[str]:
     """The options (dotted names) that concern nothing in a configuration, which its help leaves out."""
     rows = [row[:3] for row in TABLE + UNCHECKED if hasattr(config.model, row[1][0]) or row[0] != "model"]
-    found = {f"{of}.{name}".lstrip(".") for of, names, when in rows if not when(config) for name in names}
-    found |= {f"optimizer.{name}" for name in config.optimizer.options() if name not in vars(config.optimizer.own)}
+    names = {f"{of}.{name}".lstrip(".") for of, options, when in rows if not when(config) for name in options}
+    names |= {f"optimizer.{name}" for name in config.optimizer.options() if name not in vars(config.optimizer.own)}
     known = inspect.signature(SCHEDULES[config.schedule.name]).parameters
-    return found | {f"schedule.{name}" for name in vars(config.schedule) if name not in (*known, "name")}
+    return names | {f"schedule.{name}" for name in vars(config.schedule) if name not in (*known, "name")}
 
 
 def check_share(config: Config, dataset: Dataset) -> None:

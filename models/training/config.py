@@ -114,9 +114,9 @@ class TrainingConfig:
     """steps between lines of metrics.jsonl"""
 
     def __post_init__(self) -> None:
-        given = [name for name in LENGTHS if getattr(self, name) is not None]
-        if len(given) > 1:
-            values = ", ".join(f"training.{name}={getattr(self, name)!r}" for name in given)
+        lengths = [name for name in LENGTHS if getattr(self, name) is not None]
+        if len(lengths) > 1:
+            values = ", ".join(f"training.{name}={getattr(self, name)!r}" for name in lengths)
             raise ConfigError(f"{values}: expected only one of them")
         check_fields("training", self)
         if self.batch % self.accumulate:
