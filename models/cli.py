@@ -401,9 +401,9 @@ def _check_model(name: str, base: Config) -> None:
 def _hash_table(arguments: list[str]) -> None:
     parsed = _configured("hash-table", HashTableArguments, arguments, with_model(digits(), None, "hash"))
     check_concerns(arguments, parsed.settings)
-    from moespec.models.commandline.hash_table import hash_table_command
+    from moespec.models.commandline import commands
 
-    hash_table_command(parsed.settings, Path(parsed.out))
+    commands.hash_table_command(parsed.settings, Path(parsed.out))
 
 
 def _evaluate(arguments: list[str]) -> None:
@@ -505,7 +505,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "scan": (
         "name the pictures of a data set that cannot be read",
-        _of("scan", ScanArguments, "commandline.scan:scan_command"),
+        _of("scan", ScanArguments, "commandline.commands:scan_command"),
     ),
     "list": (
         "list models, routers, data sets and recipes",

@@ -16,7 +16,6 @@ from moespec.backends.optimizer import OptimizerConfig
 from moespec.models.checks import Number, check_fields
 from moespec.models.data.options import DataConfig
 from moespec.models.evaluation.options import EvaluationConfig
-from moespec.models.hashing.options import HashConfig
 from moespec.models.training.modelconfig import ModelConfig
 from moespec.spec.errors import ConfigError
 from moespec.spec.ranges import Range
@@ -25,6 +24,7 @@ __all__ = [
     "LENGTHS",
     "BackendName",
     "Config",
+    "HashConfig",
     "MeshConfig",
     "ModelConfig",
     "ScheduleConfig",
@@ -128,6 +128,21 @@ class TrainingConfig:
         if self.epochs is not None or self.examples is not None:
             raise ConfigError(f"training.steps=None: not resolved (training.epochs={self.epochs!r})")
         return 1500 if self.steps is None else self.steps
+
+
+@dataclass(frozen=True)
+class HashConfig:
+    """How the codebook and the tables of the router hash are made, which then travel in the checkpoints."""
+
+    path: str = ""
+    """a file of moespec hash-table; without one they are made of the training images"""
+    kind: Literal["auto", "random", "balanced", "clustered", "dispersed"] = "auto"
+    """kind of table; auto: balanced, or random for several hashes"""
+    images: Number = 10000
+    """training images that are looked at"""
+
+    def __post_init__(self) -> None:
+        check_fields("hash", self)
 
 
 @dataclass(frozen=True)
