@@ -20,7 +20,7 @@ from moespec.models.data.changes import try_transform
 from moespec.models.data.dataset import Dataset
 from moespec.models.data.datasets import DATASETS, PICTURES, load_others
 from moespec.models.data.pictures import Pictures, read_image
-from moespec.models.data.scan import SKIP, broken
+from moespec.models.data.picturesets import SKIP, broken
 from moespec.models.errors import DataError, RunError
 from moespec.models.evaluation.evaluate import evaluate, evaluation_size
 from moespec.models.evaluation.metrics import line, make_forward
