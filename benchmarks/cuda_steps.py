@@ -8,31 +8,19 @@ it starts by kind, and the largest arrays that one kernel writes for another. It
 of cuBLAS, and which is fast is not known here. In an environment of its own: JAX uses a plugin for CUDA wherever it finds it.
 """
 
-import argparse
 import collections
-import importlib.metadata
-import json
 import math
 import os
 import re
-import time
-from functools import partial
-from pathlib import Path
 from typing import Any
 
-import tpu_steps  # isort: skip  # first: it keeps jax to the CPU
-import jax
-from jax.experimental import topologies
-
-import moespec.backends.jax as B
-from moespec.models import memory
-from moespec.models.training.objective import make_loss
+import ahead  # isort: skip  # first: it keeps jax to the CPU
+import tpu_steps
 
 os.environ["XLA_FLAGS"] = (
     f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_enable_triton_gemm=false"  # it would be tuned on a GPU
 )
 
-RESULT = Path(__file__).parent / "results" / "steps-cuda.json"
 H100: dict[str, Any] = {
     "gpu_device_info": {
         "cuda_compute_capability": {"major": 9, "minor": 0},
@@ -81,12 +69,12 @@ def kernels(program: str) -> tuple[dict[str, int], list[str]]:
     for line in program.splitlines():
         if not line.startswith(" "):  # a computation begins or ends; those of fusions are one kernel
             inside = line.startswith("ENTRY") or re.split(r"[ (]", line.lstrip("%"))[0] in bodies
-        found = re.match(r"\s+(?:ROOT )?%?[\w.-]+ = (.+?) ([\w-]+)\((.*)", line)
-        if not inside or found is None or found[2] in NO_KERNEL:
+        kernel = re.match(r"\s+(?:ROOT )?%?[\w.-]+ = (.+?) ([\w-]+)\((.*)", line)
+        if not inside or kernel is None or kernel[2] in NO_KERNEL:
             continue
-        target = re.search(r'custom_call_target="([^"]+)"', found[3])
-        counts[target[1] if target else found[2]] += 1
-        for kind, shape in re.findall(r"(\w+)\[([\d,]+)\]", found[1]):
+        target = re.search(r'custom_call_target="([^"]+)"', kernel[3])
+        counts[target[1] if target else kernel[2]] += 1
+        for kind, shape in re.findall(r"(\w+)\[([\d,]+)\]", kernel[1]):
             if kind in BYTES:
                 sizes[f"{kind}[{shape}]"] = BYTES[kind] * math.prod(map(int, shape.split(",")))
     largest = sorted(sizes, key=lambda name: -sizes[name])[:6]
@@ -94,43 +82,14 @@ def kernels(program: str) -> tuple[dict[str, int], list[str]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cases", nargs="*", choices=[[], *tpu_steps.CASES], metavar="CASE", help="as of tpu_steps.py")
-    parser.add_argument("--model", default="vit_s16", help="a ViT (default: %(default)s)")
-    parser.add_argument("--images", type=int, default=32, help="images in the batch (default: %(default)s)")
-    parser.add_argument("--experts", type=int, default=8, help="experts of a layer (default: %(default)s)")
-    arguments = parser.parse_args()
-    memory.of_machine = lambda: float("inf")  # nothing is allocated
-    topology = topologies.get_topology_desc("h100", platform="cuda", topology="1x1x1", target_config=text(H100))
-    device = jax.sharding.SingleDeviceSharding(topology.devices[0])
-    rows: dict[str, dict[str, Any]] = {}
-    if RESULT.is_file():
-        rows = {json.dumps(row["of"]): row for row in json.loads(RESULT.read_text())["rows"]}
-    for case in arguments.cases or tpu_steps.CASES:
-        router, _, recompute = tpu_steps.CASES[case]
-        model = tpu_steps.model_of(case, arguments.model, arguments.experts)
-        loss = partial(make_loss, B, kind="softmax", recompute=recompute)
-        optimizer = B.OptimizerConfig("adamw", clip=1.0)
-        of = {"model": arguments.model, "images": arguments.images, "case": case}
-        of |= {"experts": arguments.experts} if router else {}
-        start = time.perf_counter()
-        compiled = tpu_steps.tpu_recipes.lowered_step(model, loss, optimizer, arguments.images, device).compile()
-        counts, largest = kernels(compiled.as_text())
-        rows[json.dumps(of)] = {
-            "of": of,
-            "compile_seconds": round(time.perf_counter() - start, 1),
-            "temporary_mib": round(compiled.memory_analysis().temp_size_in_bytes / 2**20, 1),
-            "kernels": sum(counts.values()),
-            "by_kind": counts,
-            "largest": largest,
-        }
-        print(json.dumps(rows[json.dumps(of)]), flush=True)
-        report = {
-            "command": "python benchmarks/cuda_steps.py",
-            "versions": {name: importlib.metadata.version(name) for name in ("jax", "jax-cuda13-pjrt")},
-            "rows": list(rows.values()),
-        }
-        RESULT.write_text(json.dumps(report, indent=1) + "\n")
+    arguments = tpu_steps.parser(__doc__).parse_args()
+    device = ahead.devices("h100", "cuda", topology="1x1x1", target_config=text(H100))[0]
+    for of, model, recompute in tpu_steps.cases(arguments):
+        lowered = ahead.lowered_step(model, tpu_steps.OPTIMIZER, arguments.images, device, recompute=recompute)
+        program, figures = ahead.compiled(lowered)
+        counts, largest = kernels(program.as_text())
+        row = {"of": of, **figures, "kernels": sum(counts.values()), "by_kind": counts, "largest": largest}
+        ahead.add("steps-cuda", row, ("of",), "jax", "jax-cuda13-pjrt")
 
 
 if __name__ == "__main__":

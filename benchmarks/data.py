@@ -44,7 +44,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = record.parser(__doc__)
     parser.add_argument("--workers", type=int, default=2, help="processes (default: 2)")
     parser.add_argument("--pictures", type=int, default=1000, help="JPEG files (default: 1000)")
     parser.add_argument("--size", type=int, default=224, help="side of an image in pixels (default: 224)")
@@ -61,10 +61,10 @@ def main() -> None:
                 rows[name].append(ours(folder, changes, options))
     figures: dict[str, Any] = {"config": vars(options), "images_per_second": {}, "images_per_cpu_second": {}}
     for key in ("images_per_second", "images_per_cpu_second"):
-        figures[key] = {name: statistics.median(row[key] for row in found) for name, found in rows.items()}
+        figures[key] = {name: statistics.median(row[key] for row in of_name) for name, of_name in rows.items()}
         figures[f"{key}_of_pillow"] = {
-            name: statistics.median(row[key] / alone[key] for row, alone in zip(found, rows["Pillow"], strict=True))
-            for name, found in rows.items()
+            name: statistics.median(row[key] / alone[key] for row, alone in zip(of_name, rows["Pillow"], strict=True))
+            for name, of_name in rows.items()
         }
     print(json.dumps(figures, indent=1))
     print(record.write("data", figures))
@@ -112,13 +112,13 @@ def pillow(folder: str, options: argparse.Namespace) -> dict[str, float]:
     barrier.wait()
     begun, busy = time.perf_counter(), processor_time()
     barrier.wait()
-    found = rates(
+    measured = rates(
         options.batch * options.batches * options.workers, time.perf_counter() - begun, processor_time() - busy
     )
     barrier.wait()
     for process in processes:
         process.join()
-    return found
+    return measured
 
 
 def decode(folder: str, worker: int, options: argparse.Namespace, barrier: Any) -> None:
@@ -140,8 +140,8 @@ def decode(folder: str, worker: int, options: argparse.Namespace, barrier: Any) 
 def processor_time() -> float:
     """Seconds of this process and of those that it started."""
     this = psutil.Process()
-    found = [process.cpu_times() for process in (this, *this.children(recursive=True))]
-    return sum(times.user + times.system for times in found)
+    each = [process.cpu_times() for process in (this, *this.children(recursive=True))]
+    return sum(times.user + times.system for times in each)
 
 
 def rates(images: int, seconds: float, processor_seconds: float) -> dict[str, float]:

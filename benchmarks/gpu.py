@@ -10,38 +10,29 @@ that is read. `over_dense` is the time over the dense model's, `per_operation` t
 """
 
 import argparse
-import functools
 import importlib
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import record
+import vits
 from tqdm import tqdm
 
 from moespec.models import counts, vit
-from moespec.models.training.objective import draws, make_loss
+from moespec.models.training.objective import make_loss
 
-ROUTERS: dict[str, dict[str, Any]] = {
-    "softmax_token_choice": {},
-    "softmax_token_choice, k = 2": {"choices": 2},
-    "softmax_expert_choice": {},
-    "sinkhorn_token_choice": {},
-    "soft_moe": {},
-    "hash": {},
-}
+ROUTERS = list(vits.ROUTERS)[:-1]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--backend", choices=("jax", "torch"), required=True)
+    parser = record.parser(__doc__, backends=True)
     parser.add_argument("--model", default="vit_b16", help="a ViT (default: %(default)s)")
     parser.add_argument("--image-size", type=int, default=224, help="pixels (default: %(default)s)")
     parser.add_argument("--images", type=int, default=256, help="images of the batch (default: %(default)s)")
     parser.add_argument("--experts", type=int, nargs="+", default=[8], help="experts (default: 8)")
-    parser.add_argument("--routers", nargs="+", choices=list(ROUTERS), default=list(ROUTERS), help="default: all")
+    parser.add_argument("--routers", nargs="+", choices=ROUTERS, default=ROUTERS, help="default: all")
     parser.add_argument("--recompute", action="store_true", help="compute blocks anew in the backward pass")
     parser.add_argument("--plain", action="store_true", help="torch without its Triton kernels, to compare with")
     parser.add_argument("--rounds", type=int, default=20, help="timed rounds (default: %(default)s)")
@@ -67,26 +58,15 @@ def main() -> None:
 
 
 def models(options: argparse.Namespace) -> Iterator[tuple[str, int, vit.VitConfig]]:
-    make = functools.partial(
-        vit.named, options.model, image_size=options.image_size, channels=3, classes=1000, dtype="bfloat16"
-    )
-    yield "dense", 0, make()
-    for experts in options.experts:
-        for name in options.routers:
-            moe = {"moe": "every_2", "experts": experts, "router": name.partition(",")[0]}
-            yield name, experts, make(router_options=ROUTERS[name], **moe)
+    of_images = {"image_size": options.image_size, "channels": 3, "classes": 1000, "dtype": "bfloat16"}
+    for name, experts in [("dense", 0), *((name, experts) for experts in options.experts for name in options.routers)]:
+        yield name, experts, vits.of_case(name, options.model, experts, **of_images)
 
 
 def measured(config: vit.VitConfig, options: argparse.Namespace) -> dict[str, Any]:
     """Seconds of a pass and of a step, the most memory of the step, and the operations of a forward pass of an image."""
     B = importlib.import_module(f"moespec.backends.{options.backend}")
-    random = np.random.default_rng(0)
-    images = random.standard_normal((options.images, options.image_size, options.image_size, 3), np.float32)
-    targets = np.eye(1000, dtype=np.float32)[random.integers(1000, size=options.images)]
-    batch = {"images": images, "targets": targets}
-    if draws(config, options.images):
-        batch["random"] = np.zeros((options.images, 4), np.int32)
-    arrays, params = B.from_numpy(batch), vit.init(config)
+    arrays, params = B.from_numpy(vits.batch_of(config, options.images)), vit.init(config)
     loss = make_loss(B, config, "softmax", recompute=options.recompute)
     seconds = {"pass": timed(B, a_pass(B, loss, B.from_numpy(params), arrays), options.rounds)}
     optimizer = B.OptimizerConfig("adamw", clip=1.0)

@@ -17,8 +17,7 @@ WIDTH, HIDDEN = 64, 256
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--backend", choices=("jax", "torch"), required=True)
+    parser = record.parser(__doc__, backends=True)
     parser.add_argument("--experts", type=int, nargs="+", default=[8, 32, 128, 512, 2048], metavar="E")
     parser.add_argument("--tokens", type=int, nargs="+", default=[128, 512, 2048, 8192], metavar="T")
     parser.add_argument("--tokens-of-experts", type=int, default=2048, help="tokens at each number of experts")

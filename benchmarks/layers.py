@@ -19,7 +19,6 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 CORE = min(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
@@ -29,16 +28,15 @@ os.environ.update(OMP_NUM_THREADS="1", XLA_FLAGS="--xla_cpu_multi_thread_eigen=f
 
 import numpy as np  # noqa: E402
 import record  # noqa: E402
+from routed_layers import perceptron, routed, vmoe_layers  # noqa: E402
 from tqdm import tqdm  # noqa: E402
-from vmoe_layers import vmoe_layers  # noqa: E402
 
 Pass = Callable[[], Any]
 """One forward and backward pass, to its end."""
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--backend", choices=("jax", "torch"), required=True)
+    parser = record.parser(__doc__, backends=True)
     parser.add_argument("--groups", type=int, default=8, help="groups of tokens (default: %(default)s)")
     parser.add_argument("--tokens", type=int, default=196, help="tokens of a group (default: %(default)s)")
     parser.add_argument("--width", type=int, default=384, help="width of a token (default: %(default)s)")
@@ -91,10 +89,9 @@ def passes(B: Any, options: argparse.Namespace) -> Iterator[tuple[str, tuple[Pas
     tokens = random.standard_normal((groups, count, width)).astype(np.float32)
 
     def perceptrons(*leading: int) -> dict[str, Any]:
-        shapes = {"w1": (width, hidden), "b1": (hidden,), "w2": (hidden, width), "b2": (width,)}
         return {
             name: (random.standard_normal((*leading, *shape)) / np.sqrt(shape[0])).astype(np.float32)
-            for name, shape in shapes.items()
+            for name, shape in perceptron(width, hidden).items()
         }
 
     def dense(p: Any, batch: Any) -> Any:
@@ -102,44 +99,22 @@ def passes(B: Any, options: argparse.Namespace) -> Iterator[tuple[str, tuple[Pas
         return B.gelu(x @ p["w1"] + p["b1"]) @ p["w2"] + p["b2"]
 
     yield "dense", (one_pass(B, dense, {**perceptrons(), "tokens": tokens}, {}), 1.0)
+    sizes = {"groups": groups, "tokens": count, "width": width, "experts": options.experts}
     for name in options.routers or B.ROUTERS:
-        shape = (groups, count) if name != "base" else (1, groups * count)  # whose slots must be whole
-        router = B.ROUTERS[name]
-        more = {"ids": shape[1]} if router.needs == "ids" else {}
-        settings = router.options(width=width, experts=options.experts, tokens=shape[1], **more)
-        params = {"router": router.init(random, settings), "experts": perceptrons(options.experts)}
-        if router.needs == "ids":
-            tables = params.pop("router")
-        batch = {"ids": np.broadcast_to(np.arange(shape[1], dtype=np.int32), shape)} if more else {}
-        if noise := router.noise(settings):
-            batch["noise"] = drawn(random, replace(noise, shape=(shape[0], *noise.shape)))
-
-        def layer(p: Any, batch: Any, router: Any = router, shape: Any = shape, settings: Any = settings) -> Any:
-            x = p["tokens"].reshape((*shape, width))
-            needed = {"ids": batch["ids"]} if "ids" in batch else {}
-            weights = p["router"] if "router" in p else batch["tables"]
-            routing = router.route(weights, x, settings, noise=batch.get("noise"), train=True, **needed).routing
-            return B.moe_mlp(x, routing, p["experts"]), routing
-
-        if router.needs == "ids":
-            batch["tables"] = tables
-        params["tokens"] = tokens
-        arrays = B.from_numpy(params), B.from_numpy(batch)
-        dispatch = B.to_numpy(layer(*arrays)[1].dense().dispatch)
-        soft = type(layer(*arrays)[1]).__name__ == "SoftRouting"
-        work = float(dispatch[0, 0].size * shape[0] if soft else dispatch.sum()) / (groups * count)
+        layer = routed(B, name, random, **sizes)
+        params = {**layer.params, "experts": perceptrons(options.experts), "tokens": tokens}
+        arrays = B.from_numpy(params), B.from_numpy(layer.batch)
+        routing = layer.route(*arrays, arrays[0]["tokens"]).routing
+        dispatch = B.to_numpy(routing.dense().dispatch)
+        soft = type(routing).__name__ == "SoftRouting"
+        work = float(dispatch[0, 0].size * layer.shape[0] if soft else dispatch.sum()) / (groups * count)
 
         def output(p: Any, batch: Any, layer: Any = layer) -> Any:
-            return layer(p, batch)[0]
+            x = p["tokens"].reshape((*layer.shape, width))
+            return B.moe_mlp(x, layer.route(p, batch, x).routing, p["experts"])
 
-        yield name, (one_pass(B, output, params, batch), round(work, 3))
+        yield name, (one_pass(B, output, params, layer.batch), round(work, 3))
     yield from (of_jax if options.backend == "jax" else of_torch)(tokens, options)
-
-
-def drawn(random: np.random.Generator, noise: Any) -> Any:
-    low, high = noise.interval or (0.0, 0.0)
-    values = random.standard_normal(noise.shape) if noise.interval is None else random.uniform(low, high, noise.shape)
-    return values.astype(np.float32)
 
 
 def one_pass(B: Any, layer: Callable[[Any, Any], Any], params: Any, batch: Any) -> Pass:

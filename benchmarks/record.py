@@ -1,5 +1,6 @@
 """One result file: the figures of one run with the machine, the versions and the command that made them."""
 
+import argparse
 import importlib.metadata
 import json
 import os
@@ -12,6 +13,14 @@ from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("moespec", "numpy", "scipy", "jax", "jaxlib", "libtpu", "optax", "torch", "POT")
+
+
+def parser(text: str | None, *, backends: bool = False) -> argparse.ArgumentParser:
+    """The parser of a benchmark with this docstring. backends: whether it needs one that is chosen."""
+    options = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    if backends:
+        options.add_argument("--backend", choices=("jax", "torch"), required=True)
+    return options
 
 
 def device_slug() -> str:

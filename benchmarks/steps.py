@@ -16,23 +16,17 @@ from collections.abc import Iterator
 from typing import Any
 
 from layers import Pass, measure  # isort: skip  # first: it sees to one core
-import numpy as np
 import record
+import vits
 
 from moespec.models import vit
-from moespec.models.training.objective import draws, make_loss
+from moespec.models.training.objective import make_loss
 
-ROUTERS: dict[str, dict[str, Any]] = {
-    "softmax_token_choice": {},
-    "softmax_token_choice, k = 2": {"choices": 2},
-    "softmax_expert_choice": {},
-    "soft_moe": {},
-}
+CASES = ("dense", "softmax_token_choice", "softmax_token_choice, k = 2", "softmax_expert_choice", "soft_moe")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--backend", choices=("jax", "torch"), required=True)
+    parser = record.parser(__doc__, backends=True)
     parser.add_argument("--model", default="vit_s16", help="a ViT (default: %(default)s)")
     parser.add_argument("--image-size", type=int, default=224, help="pixels (default: %(default)s)")
     parser.add_argument("--images", type=int, default=8, help="images of the batch (default: %(default)s)")
@@ -52,20 +46,10 @@ def main() -> None:
 
 def passes(options: argparse.Namespace) -> Iterator[tuple[str, Pass]]:
     B = importlib.import_module(f"moespec.backends.{options.backend}")
-    random = np.random.default_rng(0)
-    size = options.images, options.image_size, options.image_size, 3
-    images = random.standard_normal(size).astype(np.float32)
-    targets = np.eye(1000, dtype=np.float32)[random.integers(1000, size=options.images)]
-    for name, settings in {"dense": {}, **ROUTERS}.items():
-        moe: dict[str, Any] = {}
-        if name != "dense":
-            moe = {"moe": "every_2", "experts": options.experts, "router": name.partition(",")[0]}
-        config = vit.named(
-            options.model, image_size=options.image_size, channels=3, classes=1000, router_options=settings, **moe
-        )
-        batch = {"images": images, "targets": targets}
-        if draws(config, options.images):
-            batch["random"] = np.zeros((options.images, 4), np.int32)
+    of_images = {"image_size": options.image_size, "channels": 3, "classes": 1000}
+    for name in CASES:
+        config = vits.of_case(name, options.model, options.experts, **of_images)
+        batch = vits.batch_of(config, options.images)
         run = B.value_and_grad(make_loss(B, config, "softmax"))
         if B.name == "jax":
             run = B.compile(run)
@@ -76,7 +60,8 @@ def passes(options: argparse.Namespace) -> Iterator[tuple[str, Pass]]:
             B.to_numpy((loss, gradients["norm"]))
 
         yield name, one
-    config = vit.named(options.model, image_size=options.image_size, channels=3, classes=1000)
+    config = vits.of_case("dense", options.model, 0, **of_images)
+    images, targets = batch["images"], batch["targets"]
     if options.backend == "torch":
         yield "torch.nn.TransformerEncoder", of_torch(config, images, targets)
     elif options.vmoe:

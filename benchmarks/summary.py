@@ -37,9 +37,9 @@ def cpu_rows(layers: dict[str, Any], larger: dict[str, Any], steps: dict[str, An
         ("torch", "Soft MoE layer", "soft_moe", {"soft-moe-pytorch": "soft-moe-pytorch"}),
     ):  # fmt: skip
         for size, results in sizes:
-            found = {name: times(results[backend], key) for name, key in others.items()}
+            theirs = {name: times(results[backend], key) for name, key in others.items()}
             ours = times(results[backend], router)
-            yield row(f"{backend}, {what}, {size}", ours, found, FAST, ours <= 1.03 * min(found.values()), "unknown")
+            yield row(f"{backend}, {what}, {size}", ours, theirs, FAST, ours <= 1.03 * min(theirs.values()), "unknown")
     for backend in layers:
         for size, results in sizes:
             ours, fixed = times(results[backend], "hash"), times(results[backend], "softmax_token_choice")

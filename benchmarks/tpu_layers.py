@@ -16,31 +16,24 @@ The figures are written to `benchmarks/results/layers-tpu.json`. With --check no
 1.05 times the count, or if FLOPs, passes, bytes or memory are above 1.05 times those in the file.
 """
 
-import argparse
-import importlib.metadata
 import json
-import os
 import sys
-import time
 from collections.abc import Iterator
-from functools import partial
-from pathlib import Path
 from typing import Any
 
-import tpu_compiler  # noqa: F401  # isort: skip  # first: it sets which compiler is used
+import ahead  # isort: skip  # first: it sets which compiler is used
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import topologies
+import record
 from jax.extend.core import jaxprs_in_params
-from vmoe_layers import vmoe_layers
+from routed_layers import perceptron, routed, vmoe_layers
 
 import moespec.backends.jax as B
 from moespec.backends.jax.grouped import mostly_empty
 from moespec.models import layers
 
 GROUPS, TOKENS, WIDTH, HIDDEN, EXPERTS = 32, 196, 384, 1536, 8
-RESULT = Path(__file__).parent / "results" / "layers-tpu.json"
 LIMIT = 1.05
 PASSES = {"HIGHEST": 6, "HIGH": 3}
 """Products in bfloat16 that one of float32 is, by precision."""
@@ -52,96 +45,86 @@ MORE: dict[str, tuple[str, dict[str, Any]]] = {
 CASES = {**{name: (name, {}) for name in B.ROUTERS}, **MORE}
 
 
-def compile_layer(name: str, options: dict[str, Any], device: Any) -> dict[str, Any]:
-    """The figures of the layer of a router, or of the dense perceptron."""
-    shapes = {"w1": (WIDTH, HIDDEN), "b1": (HIDDEN,), "w2": (HIDDEN, WIDTH), "b2": (WIDTH,)}
-    if name == "dense":
-        params: dict[str, Any] = {"mlp": {key: np.zeros(shape, np.float32) for key, shape in shapes.items()}}
-        batch: dict[str, Any] = {}
-    else:
-        # BASE deals the tokens of all groups evenly.
-        groups, count = (1, GROUPS * TOKENS) if name == "base" else (GROUPS, TOKENS)
-        router = B.ROUTERS[name]
-        more = {"ids": count} if router.needs == "ids" else {}
-        settings = router.options(width=WIDTH, experts=EXPERTS, tokens=count, **more, **options)
-        routers = router.init(np.random.default_rng(0), settings)
-        experts = {key: np.zeros((EXPERTS, *shape), np.float32) for key, shape in shapes.items()}
-        params = {"experts": experts, **({} if more else {"router": routers})}
-        batch = {"ids": np.zeros((groups, count), np.int32), "router": routers} if more else {}
-        if noise := router.noise(settings):
-            batch["noise"] = np.zeros((groups, *noise.shape), np.float32)
-    params["scale"] = np.ones(WIDTH, np.float32)  # before the layer, so that its input needs a gradient
-    batch["x"] = np.zeros((GROUPS, TOKENS, WIDTH), np.float32)
-
-    def routed(params: Any, batch: Any, x: Any) -> Any:
-        weights = params["router"] if "router" in params else batch["router"]
-        needed = {"ids": batch["ids"]} if "ids" in batch else {}
-        return router.route(weights, x, settings, noise=batch.get("noise"), train=True, **needed)
+def gradient_of(device: Any, layer: Any, params: Any, batch: Any) -> tuple[Any, dict[str, Any], Any]:
+    """The compiled gradient of a layer, its figures, and its jaxpr; the tokens are scaled before, so that they need one, too."""
+    params = {**params, "scale": np.ones(WIDTH, np.float32)}
+    batch = {**batch, "x": jax.ShapeDtypeStruct((GROUPS, TOKENS, WIDTH), jnp.float32)}
 
     def loss(params: Any, batch: Any) -> Any:
-        x = B.cast(batch["x"] * params["scale"], "bfloat16")
-        if name == "dense":
-            y = layers.mlp(B, layers.compute_dtype(B, "bfloat16")(params["mlp"]), x, gelu="tanh")
-            return jnp.mean(jnp.square(y.astype(jnp.float32)))
-        x = x.reshape(groups, count, WIDTH)
-        out = routed(params, batch, x)
-        y = B.moe_mlp(x, out.routing, layers.compute_dtype(B, "bfloat16")(params["experts"]))
-        return jnp.mean(jnp.square(y.astype(jnp.float32))) + sum(out.losses.values())
+        y, losses = layer(params, batch, B.cast(batch["x"] * params["scale"], "bfloat16"))
+        return jnp.mean(jnp.square(y.astype(jnp.float32))) + jnp.sum(jnp.asarray(losses))
 
-    place = partial(jax.tree.map, lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device))
     gradient = jax.jit(jax.grad(loss))
-    start = time.perf_counter()
-    compiled = gradient.lower(place(params), place(batch)).compile()
-    seconds = time.perf_counter() - start
-    cost, memory = compiled.cost_analysis(), compiled.memory_analysis()
-    row: dict[str, Any] = {
-        "temporary_mib": round(memory.temp_size_in_bytes / 2**20, 1),
-        "compile_seconds": round(seconds, 1),
-    }
-    slots, soft = TOKENS, name == "soft_moe"
-    if name != "dense":
-        routing = jax.eval_shape(routed, params, batch, np.zeros((groups, count, WIDTH), np.float32)).routing
-        if not soft and mostly_empty(routing):
-            return row
-        slots = np.prod((routing.dispatch if soft else routing.token).shape[-2:]) * groups // GROUPS
-    products = 2 * slots * HIDDEN + (TOKENS * (3 * slots if soft else EXPERTS) if name != "dense" else 0)
-    count_by_hand = 2 * WIDTH * products * GROUPS * 3
-    parts = 2 * WIDTH * TOKENS * 2 * slots * GROUPS if soft else 0
-    extra = sum(extra_passes(jax.make_jaxpr(jax.grad(loss))(params, batch).jaxpr))
+    program, row = ahead.compiled(gradient.lower(*ahead.on(device, (params, batch))))
+    cost = program.cost_analysis()
+    row |= {"gigaflops": round(cost["flops"] / 1e9, 3), "gigabytes_accessed": round(cost["bytes accessed"] / 1e9, 3)}
+    return cost["flops"], row, jax.make_jaxpr(gradient)(params, batch).jaxpr
+
+
+def compile_layer(name: str, options: dict[str, Any], device: Any) -> dict[str, Any]:
+    """The figures of the layer of a router, or of the dense perceptron."""
+    compute, shapes = layers.compute_dtype(B, "bfloat16"), perceptron(WIDTH, HIDDEN)
+
+    def zeros(*leading: int) -> dict[str, Any]:
+        return {key: np.zeros((*leading, *shape), np.float32) for key, shape in shapes.items()}
+
+    if name == "dense":
+
+        def dense(params: Any, batch: Any, x: Any) -> Any:
+            return layers.mlp(B, compute(params["mlp"]), x, gelu="tanh"), 0.0
+
+        flops, row, jaxpr = gradient_of(device, dense, {"mlp": zeros()}, {})
+        return over_count(row, flops, jaxpr, slots=TOKENS, others=0)
+    sizes = {"groups": GROUPS, "tokens": TOKENS, "width": WIDTH, "experts": EXPERTS}
+    of = routed(B, name, np.random.default_rng(0), **sizes, **options)
+
+    def layer(params: Any, batch: Any, x: Any) -> Any:
+        out = of.route(params, batch, x)
+        y = B.moe_mlp(x.reshape(*of.shape, WIDTH), out.routing, compute(params["experts"]))
+        return y, sum(out.losses.values())
+
+    flops, row, jaxpr = gradient_of(device, layer, {**of.params, "experts": zeros(EXPERTS)}, of.batch)
+    x = jax.ShapeDtypeStruct((GROUPS, TOKENS, WIDTH), jnp.float32)
+    routing = jax.eval_shape(of.route, of.params, of.batch, x).routing
+    if name == "soft_moe":
+        slots = int(np.prod(routing.dispatch.shape[-2:]))
+        return over_count(
+            row, flops, jaxpr, slots=slots, others=TOKENS * 3 * slots, parts=2 * WIDTH * TOKENS * 2 * slots * GROUPS
+        )
+    if mostly_empty(routing):
+        return {key: row[key] for key in ("temporary_mib", "compile_seconds")}
+    slots = int(np.prod(routing.token.shape[-2:])) * of.shape[0] // GROUPS
+    return over_count(row, flops, jaxpr, slots=slots, others=TOKENS * EXPERTS)
+
+
+def over_count(
+    row: dict[str, Any], flops: float, jaxpr: Any, *, slots: int, others: int, parts: int = 0
+) -> dict[str, Any]:
+    """The row with the FLOPs beside the count by hand.
+
+    slots: rows of a group that the experts have. others: products of a group besides theirs, over the width. parts: FLOPs of Soft
+    MoE's logits that are passes.
+    """
+    count_by_hand = 2 * WIDTH * (2 * slots * HIDDEN + others) * GROUPS * 3
+    extra = sum(extra_passes(jaxpr))
     return {
-        "gigaflops": round(cost["flops"] / 1e9, 3),
-        "flops_over_count": round((cost["flops"] - parts) / count_by_hand, 4),
-        "passes_over_count": round((cost["flops"] + extra) / count_by_hand, 4),
-        "gigabytes_accessed": round(cost["bytes accessed"] / 1e9, 3),
         **row,
+        "flops_over_count": round((flops - parts) / count_by_hand, 4),
+        "passes_over_count": round((flops + extra) / count_by_hand, 4),
     }
 
 
 def compile_vmoe(device: Any) -> Iterator[tuple[str, dict[str, Any]]]:
     """Names and figures of vmoe's layers."""
-    x = np.zeros((GROUPS, TOKENS, WIDTH), np.float32)
-    for name, _, layer in vmoe_layers(TOKENS, HIDDEN, EXPERTS, jnp.bfloat16):
+    x = jax.ShapeDtypeStruct((GROUPS, TOKENS, WIDTH), jnp.float32)
+    for name, _, module in vmoe_layers(TOKENS, HIDDEN, EXPERTS, jnp.bfloat16):
 
-        def loss(params: Any, x: Any, layer: Any = layer) -> Any:
-            y, metrics = layer.apply(params["layer"], B.cast(x * params["scale"], "bfloat16"))
-            return jnp.mean(jnp.square(y.astype(jnp.float32))) + jnp.sum(
-                jnp.asarray(metrics.get("auxiliary_loss", 0.0))
-            )
+        def layer(params: Any, batch: Any, x: Any, module: Any = module) -> Any:
+            y, metrics = module.apply(params["layer"], x)
+            return y, metrics.get("auxiliary_loss", 0.0)
 
-        params = {"layer": jax.eval_shape(layer.init, jax.random.PRNGKey(0), x), "scale": np.ones(WIDTH, np.float32)}
-        place = partial(jax.tree.map, lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device))
-        start = time.perf_counter()
-        compiled = jax.jit(jax.grad(loss)).lower(place(params), place(x)).compile()
-        cost, memory = compiled.cost_analysis(), compiled.memory_analysis()
-        yield (
-            name,
-            {
-                "gigaflops": round(cost["flops"] / 1e9, 3),
-                "gigabytes_accessed": round(cost["bytes accessed"] / 1e9, 3),
-                "temporary_mib": round(memory.temp_size_in_bytes / 2**20, 1),
-                "compile_seconds": round(time.perf_counter() - start, 1),
-            },
-        )
+        params = {"layer": jax.eval_shape(module.init, jax.random.PRNGKey(0), x)}
+        yield name, gradient_of(device, layer, params, {})[1]
 
 
 def extra_passes(jaxpr: Any) -> Iterator[float]:
@@ -169,7 +152,7 @@ def exceeded(rows: dict[str, Any], committed: dict[str, Any]) -> Iterator[str]:
 
 def main() -> int:
     """Compile each layer and print its figures as JSON; 1 if --check finds one above its limit."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = record.parser(__doc__)
     parser.add_argument("names", nargs="*", metavar="ROUTER", help=f"only these of: dense, {', '.join(CASES)}")
     parser.add_argument("--topology", default="v5e:2x2", help="name of the TPU topology (default: %(default)s)")
     parser.add_argument("--check", action="store_true", help="compare with the committed figures instead")
@@ -178,9 +161,8 @@ def main() -> int:
     sys.path[1:1] = arguments.vmoe or []
     if unknown := set(arguments.names) - {"dense", *CASES}:
         parser.error(f"{', '.join(sorted(unknown))}: expected dense, {', '.join(CASES)}")
-    topology = topologies.get_topology_desc(arguments.topology, platform="tpu")
-    device = jax.sharding.SingleDeviceSharding(topology.devices[0])
-    committed = json.loads(RESULT.read_text())["rows"] if RESULT.is_file() else {}
+    device = ahead.devices(arguments.topology)[0]
+    committed = ahead.recorded("layers-tpu")
     rows = {}
     for name in arguments.names or ("dense", *CASES):
         rows[name] = compile_layer(*CASES.get(name, ("dense", {})), device)
@@ -189,17 +171,11 @@ def main() -> int:
         rows[name] = row
         print(json.dumps({name: row}), flush=True)
     if arguments.check:
-        print(*(above := list(exceeded(rows, committed))), sep="\n")
+        print(*(above := list(exceeded(rows, dict(committed)))), sep="\n")
         return int(bool(above))
-    report = {
-        "command": "python benchmarks/tpu_layers.py",
-        "topology": arguments.topology,
-        "optimization_level": os.environ["JAX_OPTIMIZATION_LEVEL"],
-        "versions": {name: importlib.metadata.version(name) for name in ("jax", "libtpu")},
-        "shape": {"groups": GROUPS, "tokens": TOKENS, "width": WIDTH, "hidden": HIDDEN, "experts": EXPERTS},
-        "rows": {**committed, **rows},
-    }
-    RESULT.write_text(json.dumps(report, indent=2) + "\n")
+    shape = {"groups": GROUPS, "tokens": TOKENS, "width": WIDTH, "hidden": HIDDEN, "experts": EXPERTS}
+    figures = {"topology": arguments.topology, "shape": shape, "rows": {**dict(committed), **rows}}
+    ahead.write("layers-tpu", figures, "jax", "libtpu")
     return 0
 
 

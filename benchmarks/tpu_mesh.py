@@ -21,26 +21,19 @@ The figures are written to `benchmarks/results/mesh-tpu.json`. With --check noth
 number of collectives than in the file, or if bytes are above 1.02 times those in it.
 """
 
-import argparse
-import importlib.metadata
 import json
 import math
 import re
 import sys
-from pathlib import Path
 from typing import Any
 
-import tpu_compiler  # noqa: F401  # isort: skip  # first: it sets which compiler is used
-import jax
-import jax.numpy as jnp
-from jax.experimental import topologies
+import ahead  # isort: skip  # first: it sets which compiler is used
+import record
 
 from moespec.backends.jax.mesh import OnMesh
 from moespec.backends.mesh import MeshSizes, leaves, split_axes
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.models import vit
-from moespec.models.parameters import shaped
-from moespec.models.training.objective import make_loss
 
 ROUTERS = (
     *("softmax_token_choice", "sinkhorn_token_choice", "softmax_expert_choice", "sinkhorn_expert_choice"),
@@ -54,60 +47,42 @@ ALL_MESHES = "softmax_token_choice"
 """The router that is compiled for all meshes; the others for the one with data and experts split."""
 IMAGES, BLOCKS = 16, 1
 LIMIT = 1.02
-RESULT = Path(__file__).parent / "results" / "mesh-tpu.json"
 KINDS = ("all-to-all", "all-reduce", "all-gather", "reduce-scatter", "collective-permute")
 BYTES = {"bf16": 2, "f16": 2, "f32": 4, "s32": 4, "u32": 4, "pred": 1, "s8": 1, "u8": 1}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = record.parser(__doc__)
     parser.add_argument("routers", nargs="*", default=[], metavar="ROUTER", help="only these (default: all)")
     parser.add_argument("--check", action="store_true", help="compare with the file, and write nothing")
     options = parser.parse_args()
     rows: dict[str, Any] = {}
     for topology, meshes in MESHES.items():
-        devices = topologies.get_topology_desc(topology, platform="tpu").devices
+        devices = ahead.devices(topology)
         for router in options.routers or ROUTERS:
             for sizes in meshes if router == ALL_MESHES else meshes[1:2]:
                 name = f"{router}, {sizes.devices} devices: {sizes}"
                 rows[name] = compiled(router, sizes, devices)
                 print(name, json.dumps(rows[name]), flush=True)
     if options.check:
-        compare(rows, json.loads(RESULT.read_text())["steps"])
+        compare(rows, ahead.recorded("mesh-tpu", "steps"))
     elif not options.routers:
-        versions = {name: importlib.metadata.version(name) for name in ("moespec", "jax", "libtpu")}
-        RESULT.write_text(json.dumps({"versions": versions, "steps": rows}, indent=1) + "\n")
-        print(RESULT.name)
+        ahead.write("mesh-tpu", {"steps": rows}, "moespec", "jax", "libtpu")
 
 
 def compiled(router: str, sizes: MeshSizes, devices: Any) -> dict[str, Any]:
     """The collectives of a step."""
-    config = vit.named(
-        "vit_s16",
-        depth=2 * BLOCKS,
-        router=router,
-        moe="every_2",
-        experts=8,
-        classes=1000,
-        image_size=224,
-        dtype="bfloat16",
-    )
-    B, optimizer = OnMesh(sizes, devices), OptimizerConfig(clip=1.0, weight_decay=0.1)
-    state = B.state_shapes(shaped(vit.parameter_shapes(config)), optimizer)
-    count = IMAGES * sizes.devices
-    batch = {
-        name: jax.ShapeDtypeStruct(shape, jnp.float32, sharding=B.by_image)  # type: ignore[no-untyped-call]
-        for name, shape in {"images": (count, 224, 224, 3), "targets": (count, 1000)}.items()
-    }
-    step: Any = B.make_step(make_loss(B, config, "softmax"), optimizer)
-    program = step.__wrapped__.lower(state, batch, 1.0).compile()
-    found = list(collectives(program.as_text()))
+    moe = {"router": router, "moe": "every_2", "experts": 8}
+    config = vit.named("vit_s16", depth=2 * BLOCKS, dtype="bfloat16", **moe)
+    optimizer = OptimizerConfig(clip=1.0, weight_decay=0.1)
+    lowered = ahead.lowered_step(config, optimizer, IMAGES * sizes.devices, OnMesh(sizes, devices), random=False)
+    program, _ = ahead.compiled(lowered)
+    received = list(collectives(program.as_text()))
     row: dict[str, Any] = {}
     for kind in KINDS:
-        sizes_of_kind = [size for name, size in found if name == kind]
-        if sizes_of_kind:
-            row[kind] = {"count": len(sizes_of_kind), "megabytes": round(sum(sizes_of_kind) / 1e6, 3)}
-    row["megabytes"], least = round(sum(size for _, size in found) / 1e6, 3), bound(config, sizes) / 1e6
+        if each := [size for name, size in received if name == kind]:
+            row[kind] = {"count": len(each), "megabytes": round(sum(each) / 1e6, 3)}
+    row["megabytes"], least = round(sum(size for _, size in received) / 1e6, 3), bound(config, sizes) / 1e6
     row |= {"bound_megabytes": round(least, 3), "over_bound": round(row["megabytes"] / least, 3)}
     row["temporary_mib"] = program.memory_analysis().temp_size_in_bytes >> 20
     return row

@@ -10,7 +10,6 @@ row is from 1, on average, and `objective` what is maximised, of a plan that nee
 row error is comparable by it. Without POT there is only ours.
 """
 
-import argparse
 import contextlib
 import importlib
 import os
@@ -24,8 +23,7 @@ from moespec import spec
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--backend", choices=("jax", "torch"), required=True)
+    parser = record.parser(__doc__, backends=True)
     parser.add_argument("--groups", type=int, default=64, help="groups of tokens (default: %(default)s)")
     parser.add_argument("--tokens", type=int, default=196, help="tokens of a group (default: %(default)s)")
     parser.add_argument("--experts", type=int, nargs="+", default=[8, 32], metavar="E")
@@ -56,8 +54,8 @@ def ours(B: Any, utility: Any, nonzeros: int, steps: int) -> Any:
 
     if B.name == "jax":
         solve = B.compile(solve)
-    given = B.from_numpy(utility.astype(np.float32))
-    return lambda: B.to_numpy(solve(given))
+    arrays = B.from_numpy(utility.astype(np.float32))
+    return lambda: B.to_numpy(solve(arrays))
 
 
 def pot(utility: Any, nonzeros: int, steps: int) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from moespec.models import families
 from moespec.models.model import Model, chosen_backend
+from moespec.models.vit import OF_EXPERTS, OF_IDS
 from moespec.spec.errors import ConfigError
 from moespec.spec.routers.names import RouterName
 
@@ -18,18 +19,6 @@ if TYPE_CHECKING:
     from moespec.models.weights.loading import Loaded
 
 __all__ = ["Model", "create", "list_models", "load"]
-
-_MOE_FIELDS = (
-    "router",
-    "experts",
-    "router_options",
-    "expert_init",
-    "group_images",
-    "group_tokens",
-    "round_experts",
-    "token_ids",
-    "codes",
-)
 
 
 def create(name: str, *, router: RouterName | None = None, **overrides: Any) -> Model:
@@ -49,9 +38,8 @@ def create(name: str, *, router: RouterName | None = None, **overrides: Any) -> 
             raise
         near = difflib.get_close_matches(name, list_models(), n=3) or list_models()
         raise ConfigError(f"name={name!r} is not a model. The nearest: {', '.join(near)}") from None
-    given = [field for field in _MOE_FIELDS if field in overrides]
-    if given and getattr(config, "moe", "none") == "none" and "moe" not in overrides:
-        field = given[0]
+    field = next((field for field in (*OF_EXPERTS, *OF_IDS) if field in overrides), None)
+    if field and getattr(config, "moe", "none") == "none" and "moe" not in overrides:
         raise ConfigError(f"{field}={overrides[field]!r} concerns MoE blocks, but there are none: give moe='last_half'")
     return Model(name, config, chosen_backend())
 

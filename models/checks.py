@@ -9,22 +9,21 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from moespec.models.errors import RunError
 from moespec.spec.errors import ConfigError
-from moespec.spec.ranges import check
+from moespec.spec.ranges import Range, check, option_types
 
-__all__ = ["at_least", "check_names", "check_output", "check_value", "described"]
+__all__ = ["Natural", "Number", "Share", "check_fields", "check_names", "check_output", "check_value", "described"]
 
-LARGEST = 2**63 - 1
-"""What a number of 64 bits, such as TOML has, can be."""
+Natural = Annotated[int, Range(0, 10**18)]
+Number = Annotated[int, Range(1, 10**18)]
+Share = Annotated[float, Range(0, 1, below=False)]
 
 
-def at_least(section: str, config: object, **lowest: int) -> None:
-    """ConfigError naming the first field of a section that is below its lowest value, NaN, or beyond `LARGEST`."""
-    for name, low in lowest.items():
-        value = getattr(config, name)
-        if not value >= low:
-            raise ConfigError(f"{section}.{name}={value!r}: expected at least {low}")
-        if value > LARGEST:
-            raise ConfigError(f"{section}.{name}={value!r}: expected at most {LARGEST}")
+def check_fields(section: str, config: Any) -> None:
+    """ConfigError naming the first field of a section whose value is not within the `Range` of its type."""
+    kind: Any = type(config)
+    for name, hint in option_types(kind).items():
+        if any(isinstance(mark, Range) for part in (hint, *get_args(hint)) for mark in get_args(part)):
+            check_value(f"{section}.{name}", getattr(config, name), hint)
 
 
 def check_value(name: str, value: Any, hint: Any) -> None:
@@ -36,9 +35,9 @@ def check_value(name: str, value: Any, hint: Any) -> None:
         raise ConfigError(f"{name}={value!r}: {expected}") from None
 
 
-def check_names(prefix: str, given: Mapping[str, object], owner: str, known: Collection[str]) -> None:
+def check_names(prefix: str, options: Mapping[str, object], owner: str, known: Collection[str]) -> None:
     """ConfigError for an option, called by its section `prefix`, that `owner`, a model or router, does not have."""
-    for name, value in given.items():
+    for name, value in options.items():
         if name not in known:
             near = difflib.get_close_matches(name, known, cutoff=0.75)
             has = f"near it: {', '.join(near)}" if near else f"it has {', '.join(known) or 'none'}"

@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -24,23 +25,7 @@ from moespec.models.training.config import BackendName, Config, ModelConfig, Tra
 from moespec.models.training.configfile import digits, with_model
 from moespec.spec.errors import ConfigError, SpecError
 
-__all__ = [
-    "ConvertArguments",
-    "CountArguments",
-    "EvaluateArguments",
-    "ExportArguments",
-    "FinetuneArguments",
-    "HashTableArguments",
-    "InspectArguments",
-    "LaunchArguments",
-    "LedgerArguments",
-    "ListArguments",
-    "PlanArguments",
-    "ScanArguments",
-    "StudyArguments",
-    "TrainArguments",
-    "main",
-]
+__all__ = ["TrainArguments", "main"]
 
 Arguments = TypeVar("Arguments")
 
@@ -236,9 +221,9 @@ class ConvertArguments:
     are, so that a file converted there and back has the same numbers.
     """
 
-    source: Positional[str]
+    source: Positional[Path]
     """the file or folder to read; of a checkpoint of vmoe, its prefix"""
-    target: Positional[str]
+    target: Positional[Path]
     """the file or folder to write"""
     from_format: Annotated[str | None, arg(name="from")] = None
     """format of the source (default: told by what is in it)"""
@@ -246,9 +231,9 @@ class ConvertArguments:
     """format of the target (default: moespec, for a name that ends in .safetensors)"""
     model: str | None = None
     """which model the source is: a name of moespec's (moespec list models) or, of timm's weights, of timm's"""
-    arguments: str | None = None
+    arguments: Path | None = None
     """a JSON file that describes the source: vmoe's config.model, timm's model_args, transformers' config.json"""
-    set: UseAppendAction[tuple[str, ...]] = ()
+    settings: Annotated[UseAppendAction[tuple[str, ...]], arg(name="set")] = ()
     """a field of the model, as in --set heads=6 --set gelu=tanh"""
     step: int | None = None
     """of a run: the checkpoint of this step instead of the newest"""
@@ -264,11 +249,11 @@ class ExportArguments:
     on CPU, CUDA and TPU. safetensors: the parameters alone, as convert writes them.
     """
 
-    source: Positional[str]
+    source: Positional[Path]
     """a run, a file of moespec convert, a folder of the hub, or other weights that describe themselves"""
     format: Literal["onnx", "stablehlo", "pt2", "safetensors"]
     """what is written"""
-    out: str | None = None
+    out: Path | None = None
     """the file to write (default: the name of the source with the format as its ending, in the working directory)"""
     step: int | None = None
     """of a run: the checkpoint of this step instead of the newest"""
@@ -278,7 +263,7 @@ class ExportArguments:
 class ScanArguments:
     """Decode every picture of a data set and name those that cannot be read; the exit status is then 2."""
 
-    path: Positional[str]
+    path: Positional[Path]
     """folder of the data set"""
     data: Literal["folder", "webdataset", "huggingface"] = "folder"
     """kind of data set"""
@@ -320,9 +305,9 @@ Command = tuple[str, Callable[[list[str]], int | None]]
 
 def main(arguments: Sequence[str] | None = None, *, more: Mapping[str, Command] | None = None) -> int:
     """Runs the command line, of which `more` are commands of other packages, and returns the exit status."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
     commands = COMMANDS | dict(more or {})
-    name, *rest = given or ["--help"]
+    name, *rest = words or ["--help"]
     status: int | None = 0
     try:
         if name in ("-h", "--help"):
@@ -416,9 +401,9 @@ def _check_model(name: str, base: Config) -> None:
 def _hash_table(arguments: list[str]) -> None:
     parsed = _configured("hash-table", HashTableArguments, arguments, with_model(digits(), None, "hash"))
     check_concerns(arguments, parsed.settings)
-    from moespec.models.commandline.hash_table import hash_table_command
+    from moespec.models.commandline import commands
 
-    hash_table_command(parsed.settings, Path(parsed.out))
+    commands.hash_table_command(parsed.settings, Path(parsed.out))
 
 
 def _evaluate(arguments: list[str]) -> None:
@@ -433,8 +418,8 @@ def _evaluate(arguments: list[str]) -> None:
         sets["few-shot"] = EvaluationConfig("few_shot", shots=parsed.fewshot, l2=parsed.l2, seeds=parsed.seeds)
     if parsed.knn:
         sets["nearest neighbours"] = EvaluationConfig("neighbours", neighbours=parsed.knn)
-    given = {"name": parsed.data, "path": parsed.path, "broken": parsed.broken}
-    others = None if list(given.values()) == [None, "", "error"] else given
+    images = {"name": parsed.data, "path": parsed.path, "broken": parsed.broken}
+    others = None if list(images.values()) == [None, "", "error"] else images
     commands.evaluate_command(Path(parsed.run), backend=parsed.backend, step=parsed.step, sets=sets, others=others)
 
 
@@ -489,49 +474,15 @@ def _inspect(arguments: list[str]) -> None:
         commands.inspect_command(run, Path(parsed.image), Path(out), panels=parsed.panels, **how)
 
 
-def _convert(arguments: list[str]) -> None:
-    parsed = _parse("convert", ConvertArguments, arguments)
-    from moespec.models.weights.command import convert_command
+def _of(name: str, kind: type[Any], place: str) -> Callable[[list[str]], None]:
+    """A command that is a call with its arguments. place: the function and its module, which is imported then."""
 
-    convert_command(
-        Path(parsed.source),
-        Path(parsed.target),
-        from_format=parsed.from_format,
-        to_format=parsed.to_format,
-        model=parsed.model,
-        arguments=None if parsed.arguments is None else Path(parsed.arguments),
-        settings=parsed.set,
-        step=parsed.step,
-    )
+    def command(arguments: list[str]) -> None:
+        module, _, function = place.partition(":")
+        parsed = _parse(name, kind, arguments)
+        getattr(import_module(f"moespec.models.{module}"), function)(**vars(parsed))
 
-
-def _export(arguments: list[str]) -> None:
-    parsed = _parse("export", ExportArguments, arguments)
-    from moespec.models.export.command import export_command
-
-    out = None if parsed.out is None else Path(parsed.out)
-    export_command(Path(parsed.source), format=parsed.format, out=out, step=parsed.step)
-
-
-def _scan(arguments: list[str]) -> None:
-    parsed = _parse("scan", ScanArguments, arguments)
-    from moespec.models.commandline.scan import scan_command
-
-    scan_command(Path(parsed.path), parsed.data, workers=parsed.workers)
-
-
-def _list(arguments: list[str]) -> None:
-    parsed = _parse("list", ListArguments, arguments)
-    from moespec.models.commandline import commands
-
-    commands.list_command(parsed.what)
-
-
-def _ledger(arguments: list[str]) -> None:
-    parsed = _parse("ledger", LedgerArguments, arguments)
-    from moespec.models.ledger.command import ledger_command
-
-    ledger_command(parsed.what, by=parsed.by, json=parsed.json)
+    return command
 
 
 COMMANDS: dict[str, Command] = {
@@ -544,11 +495,26 @@ COMMANDS: dict[str, Command] = {
     "count": ("count the parameters and operations of a model", _count),
     "plan": ("what training takes on devices that are not here, and which mesh", _plan),
     "inspect": ("draw which experts handle which patch of an image", _inspect),
-    "convert": ("convert weights from and to other projects' files", _convert),
-    "export": ("write a model as a program: ONNX, StableHLO or torch's", _export),
-    "scan": ("name the pictures of a data set that cannot be read", _scan),
-    "list": ("list models, routers, data sets and recipes", _list),
-    "ledger": ("who reads the papers how: the ambiguity ledger", _ledger),
+    "convert": (
+        "convert weights from and to other projects' files",
+        _of("convert", ConvertArguments, "weights.command:convert_command"),
+    ),
+    "export": (
+        "write a model as a program: ONNX, StableHLO or torch's",
+        _of("export", ExportArguments, "export.command:export_command"),
+    ),
+    "scan": (
+        "name the pictures of a data set that cannot be read",
+        _of("scan", ScanArguments, "commandline.commands:scan_command"),
+    ),
+    "list": (
+        "list models, routers, data sets and recipes",
+        _of("list", ListArguments, "commandline.commands:list_command"),
+    ),
+    "ledger": (
+        "who reads the papers how: the ambiguity ledger",
+        _of("ledger", LedgerArguments, "ledger.command:ledger_command"),
+    ),
 }
 
 

@@ -5,15 +5,17 @@ E experts.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from string import digits as DIGITS
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_origin
+from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar, get_origin
 
 from moespec.backends.contract import Backend
 from moespec.backends.layer import regrouped
+from moespec.models import parameters
 from moespec.models.checks import check_value
+from moespec.models.draws import draws_of
 from moespec.models.hashing import multi_hash
 from moespec.spec.dropout import check_rate
 from moespec.spec.errors import ConfigError, ShapeError
@@ -25,17 +27,14 @@ from moespec.spec.routing import Noise, Params, RouterOutput
 __all__ = [
     "Block",
     "CommonConfig",
+    "Family",
+    "Forward",
     "MoeLayer",
     "Output",
-    "check_images",
-    "check_noise",
     "compute_dtype",
     "layer_norm",
     "mlp",
     "moe",
-    "named",
-    "noise_of",
-    "output_of",
     "placed",
     "run_block",
     "split",
@@ -98,26 +97,62 @@ class CommonConfig:
         return (self.image_size // self.patch_size) ** 2
 
 
-def named(
-    name: str, kind: type[Config], sizes: Mapping[str, Mapping[str, Any]], overrides: Mapping[str, Any]
-) -> Config:
-    """The configuration of class `kind` of the model `name`: that of a size of the table, with `overrides` in its place.
+@dataclass(frozen=True)
+class Family(Generic[Config]):
+    """What every family of models has, from what it has of its own: the class of its configurations, its sizes, and functions.
 
-    A size without a patch size takes it from the name, as in vit_s16. Raises ConfigError for another name, and for an override
-    that is not a field.
+    layout: every parameter of a model, its name, shape and initial values. moe_layers: as of its module.
     """
-    size = name.rstrip(DIGITS)
-    fields, patch = sizes.get(size), name[len(size) :]
-    if fields is None or ("patch_size" in fields) == bool(patch) or not re.fullmatch(r"|[1-9]\d{0,8}", patch):
-        names = (size if "patch_size" in own else f"{size}<patch>" for size, own in sizes.items())
-        raise ConfigError(f"name={name!r}: expected one of {', '.join(names)}")
-    known: Mapping[str, Any] = kind.__dataclass_fields__  # type: ignore[attr-defined]
-    if unknown := sorted(set(overrides) - set(known)):
-        raise ConfigError(
-            f"{unknown[0]}={overrides[unknown[0]]!r} is not a field of {kind.__name__}, which the model {name!r} has: "
-            f"{', '.join(known)}"
-        )
-    return kind(**{**({"patch_size": int(patch)} if patch else {}), **fields, **overrides})
+
+    kind: type[Config]
+    sizes: Mapping[str, Mapping[str, Any]]
+    layout: Callable[[Config], Params]
+    moe_layers: Callable[[Config, int], "list[MoeLayer]"]
+
+    def named(self, name: str, **overrides: Any) -> Config:
+        """The configuration of the model `name`: that of a size of the table, with `overrides` in its place.
+
+        A size without a patch size takes it from the name, as in vit_s16. Raises ConfigError for another name, and for an
+        override that is not a field.
+        """
+        size = name.rstrip(DIGITS)
+        fields, patch = self.sizes.get(size), name[len(size) :]
+        if fields is None or ("patch_size" in fields) == bool(patch) or not re.fullmatch(r"|[1-9]\d{0,8}", patch):
+            names = (size if "patch_size" in own else f"{size}<patch>" for size, own in self.sizes.items())
+            raise ConfigError(f"name={name!r}: expected one of {', '.join(names)}")
+        known: Mapping[str, Any] = self.kind.__dataclass_fields__  # type: ignore[attr-defined]
+        if unknown := sorted(set(overrides) - set(known)):
+            raise ConfigError(
+                f"{unknown[0]}={overrides[unknown[0]]!r} is not a field of {self.kind.__name__}, which the model {name!r} "
+                f"has: {', '.join(known)}"
+            )
+        return self.kind(**{**({"patch_size": int(patch)} if patch else {}), **fields, **overrides})
+
+    def parameter_shapes(self, config: Config) -> Params:
+        """The nested dict of parameters with shapes in place of arrays; no parameter is allocated."""
+        return parameters.shapes(self.layout(config))
+
+    def parameter_count(self, config: Config) -> int:
+        """The number of parameters, from their shapes; constants, which are not trained, do not count."""
+        return parameters.count(self.layout(config))
+
+    def init(self, config: Config, seed: int = 0, *, lazily: bool = False) -> Params:
+        """Initial parameters: a nested dict of NumPy float32 arrays, the same bits whatever the backend.
+
+        Each has its own random stream, derived from the seed and its name, so that adding a block leaves the others as they
+        were. The head kernel is 0. Raises ConfigError for a negative seed.
+        """
+        return parameters.initial(self.layout(config), seed, lazily=lazily)
+
+    def moe_noise(self, config: Config, images: int) -> list[Noise]:
+        """The noise of each MoE layer in training, in order, for a batch of `images`, of shapes `(G, ...)`.
+
+        Empty if the routers take none: those of one model all take noise, or none does.
+        """
+        each = [
+            (layer.groups, ROUTERS[layer.router].noise(layer.settings)) for layer in self.moe_layers(config, images)
+        ]
+        return [replace(noise, shape=(groups, *noise.shape)) for groups, noise in each if noise]
 
 
 PLACEMENTS = "none, every_2, last_half, first_N, last_N, every_2_last_N, or numbers such as 5,11"
@@ -172,15 +207,6 @@ class MoeLayer(NamedTuple):
     items: str
 
 
-def noise_of(layers: Sequence[MoeLayer]) -> list[Noise]:
-    """The noise of each layer in training, of shapes `(G, ...)`; empty if the routers take none.
-
-    The routers of one model all take noise, or none does.
-    """
-    each = [(layer.groups, ROUTERS[layer.router].noise(layer.settings)) for layer in layers]
-    return [replace(noise, shape=(groups, *noise.shape)) for groups, noise in each if noise]
-
-
 def split(items: int, group: int, what: str, field: str) -> int:
     """The number of groups of `group` items. Raises ShapeError unless `group` divides `items`."""
     if items % group:
@@ -193,6 +219,8 @@ def split(items: int, group: int, what: str, field: str) -> int:
 
 Block = Callable[[Params, Array], tuple[Array, list[RouterOutput]]]
 """A block of a model, from its parameters and tokens to tokens, and the outputs of its routers."""
+NumberedBlock = Callable[[int, Params, Array], tuple[Array, list[RouterOutput]]]
+"""The same of any block, by its number."""
 
 
 class Output(NamedTuple):
@@ -210,17 +238,59 @@ class Output(NamedTuple):
     metrics: list[dict[str, Array]]
 
 
-def check_images(config: Any, images: Array) -> None:
-    """ShapeError unless `images` is `(N, image_size, image_size, channels)`."""
-    expected = (config.image_size, config.image_size, config.channels)
-    if len(images.shape) != 4 or tuple(images.shape[1:]) != expected:
-        raise ShapeError(f"images has shape {tuple(images.shape)}: expected (N, {', '.join(map(str, expected))})")
+class Forward:
+    """What the forward passes of all families share: its checks, what is drawn, the blocks one after the other, and the head.
 
+    compute: casts arrays to the dtype of the blocks. drop: what dropout and stochastic depth leave of an array.
 
-def check_noise(noise: list[Array] | None, layers: int, what: str) -> None:
-    """ConfigError unless there is one array of noise for each MoE layer, or none at all."""
-    if noise is not None and len(noise) != layers:
-        raise ConfigError(f"noise has {len(noise)} arrays: expected one for each of the {layers} MoE {what}")
+    Raises ShapeError when images have another shape, or do not fill the groups of the routers, and ConfigError when the number
+    of noise arrays is not the number of MoE layers, or when a model that drops has no `random` in training.
+    """
+
+    def __init__(
+        self,
+        B: Backend,
+        config: Any,
+        images: Array,
+        moe_layers: Callable[[Any, int], list[MoeLayer]],
+        *,
+        noise: list[Array] | None,
+        random: Array | None,
+        train: bool,
+    ) -> None:
+        expected = (config.image_size, config.image_size, config.channels)
+        if len(images.shape) != 4 or tuple(images.shape[1:]) != expected:
+            raise ShapeError(f"images has shape {tuple(images.shape)}: expected (N, {', '.join(map(str, expected))})")
+        self.moe_layers = {layer.name: layer for layer in moe_layers(config, images.shape[0])}
+        if noise is not None and len(noise) != len(self.moe_layers):
+            count = len(self.moe_layers)
+            raise ConfigError(f"noise has {len(noise)} arrays: expected one for each of the {count} MoE layers")
+        self._B, self._config, self._train = B, config, train
+        self._noise = dict(zip(self.moe_layers, noise or [], strict=False))
+        self.compute, self.drop = compute_dtype(B, config.dtype), draws_of(B, config, random, images, train=train)
+        self._outputs: list[RouterOutput] = []
+
+    def moe(self, name: str, p: Params, items: Array, ids: Array | None = None) -> tuple[Array, RouterOutput]:
+        """The MoE layer of this name, as of `layers.moe`."""
+        layer, noise = self.moe_layers[name], self._noise.get(name)
+        return moe(self._B, p, items, layer, config=self._config, noise=noise, train=self._train, ids=ids)
+
+    def blocks(self, block: NumberedBlock, params: Params, x: Array, *, recompute: bool) -> Array:
+        """The tokens after all blocks, in float32 if these compute in bfloat16."""
+        for number in range(self._config.depth):
+            one, p = partial(block, number), params["blocks"][str(number)]
+            x = run_block(self._B, one, p, x, self._outputs, recompute=recompute)
+        return self._B.cast(x, "float32") if self._config.dtype == "bfloat16" else x
+
+    def output(self, params: Params, features: Array) -> Output:
+        """The output of the head, if there is one, on `features` `(N, D)`, with the losses and metrics of the routers."""
+        logits = features @ params["head"]["kernel"] + params["head"]["bias"] if self._config.classes else None
+        losses: dict[str, Array] = {}
+        for output in self._outputs:
+            for name, value in output.losses.items():
+                losses[name] = losses[name] + value if name in losses else value
+        outputs = self._outputs
+        return Output(logits, features, losses, [each.routing for each in outputs], [each.metrics for each in outputs])
 
 
 def compute_dtype(B: Backend, dtype: str) -> Callable[[Any], Any]:
@@ -255,15 +325,15 @@ def run_block(
     have None in place of a routing.
     """
     if not recompute:
-        x, made = block(B.whole(p), x)
-        outputs.extend(made)
+        x, routed = block(B.whole(p), x)
+        outputs.extend(routed)
         return x
 
-    def kept(p: Params, x: Array) -> tuple[Array, list[tuple[dict[str, Array], dict[str, Array]]]]:
-        y, made = block(B.whole(p), x)
-        return y, [(output.losses, output.metrics) for output in made]
+    def numbers(p: Params, x: Array) -> tuple[Array, list[tuple[dict[str, Array], dict[str, Array]]]]:
+        y, routed = block(B.whole(p), x)
+        return y, [(output.losses, output.metrics) for output in routed]
 
-    x, pairs = B.recomputed(kept)(p, x)
+    x, pairs = B.recomputed(numbers)(p, x)
     outputs.extend(RouterOutput(None, losses, metrics) for losses, metrics in pairs)
     return x
 
@@ -297,13 +367,3 @@ def moe(
     else:
         y = B.moe_mlp(grouped, output.routing, experts, gelu=config.gelu)
     return regrouped(y, items.shape), output
-
-
-def output_of(config: Any, params: Params, features: Array, outputs: list[RouterOutput]) -> Output:
-    """The output of the head, if there is one, on `features` `(N, D)`, with the losses and metrics of the routers."""
-    logits = features @ params["head"]["kernel"] + params["head"]["bias"] if config.classes else None
-    losses: dict[str, Array] = {}
-    for output in outputs:
-        for name, value in output.losses.items():
-            losses[name] = losses[name] + value if name in losses else value
-    return Output(logits, features, losses, [o.routing for o in outputs], [o.metrics for o in outputs])

@@ -16,12 +16,12 @@ from typing import Any
 
 from moespec.backends.contract import Backend
 from moespec.models import layers, parameters
-from moespec.models.draws import Draws, draws_of
+from moespec.models.draws import Draws
 from moespec.models.layers import MoeLayer, Output
 from moespec.models.parameters import constant, lecun_normal
 from moespec.spec.algorithm import Algorithm
 from moespec.spec.ranges import Count
-from moespec.spec.routing import Noise, Params, RouterOutput
+from moespec.spec.routing import Params, RouterOutput
 
 __all__ = [
     "NAMES",
@@ -76,44 +76,12 @@ NAMES: tuple[str, ...] = ("mixer_tiny", "mixer_s16", "mixer_b16", "mixer_l16")
 """The usual names. `named` takes any patch size: `mixer_<size><patch>`."""
 
 
-def named(name: str, **overrides: Any) -> MixerConfig:
-    """The configuration of the model `name`, `mixer_tiny` or `mixer_<size><patch>`, with `overrides`.
-
-    Raises ConfigError for a name or a field that does not exist.
-    """
-    return layers.named(name, MixerConfig, SIZES, overrides)
-
-
 def moe_layers(config: MixerConfig, images: int) -> list[MoeLayer]:
     """None."""
     return []
 
 
-def moe_noise(config: MixerConfig, images: int) -> list[Noise]:
-    """None."""
-    return []
-
-
 # ------------------------------------------------------------------------------------------------------ parameters
-
-
-def parameter_shapes(config: MixerConfig) -> Params:
-    """The nested dict of parameters with shapes in place of arrays; no parameter is allocated."""
-    return parameters.shapes(_layout(config))
-
-
-def parameter_count(config: MixerConfig) -> int:
-    """The number of parameters, from their shapes."""
-    return parameters.count(_layout(config))
-
-
-def init(config: MixerConfig, seed: int = 0, *, lazily: bool = False) -> Params:
-    """Initial parameters: a nested dict of NumPy float32 arrays, the same bits whatever the backend.
-
-    Kernels are LeCun normal (truncated at two standard deviations), the head kernel and biases 0. Raises ConfigError for
-    a negative seed.
-    """
-    return parameters.initial(_layout(config), seed, lazily=lazily)
 
 
 def _layout(config: MixerConfig) -> Params:
@@ -142,6 +110,11 @@ def dense_mlp(width: int, hidden: int) -> Params:
     return parameters.mlp(width, hidden, lambda inputs, outputs: lecun_normal(inputs), constant(0.0))
 
 
+FAMILY = layers.Family(MixerConfig, SIZES, _layout, moe_layers)
+named, init, moe_noise = FAMILY.named, FAMILY.init, FAMILY.moe_noise
+parameter_shapes, parameter_count = FAMILY.parameter_shapes, FAMILY.parameter_count
+
+
 # --------------------------------------------------------------------------------------------------------- forward
 
 
@@ -156,32 +129,19 @@ def forward(
     train: bool = False,
     recompute: bool = False,
 ) -> Output:
-    """The model on `images` `(N, image_size, image_size, channels)`, with backend `B`.
+    """The model on `images` `(N, image_size, image_size, channels)`, with backend `B`; arguments are as of `vit.forward`.
 
-    `params` are arrays of `B` in the layout of `parameter_shapes`; images have the dtype of the parameters. There is no
-    router, so that `noise` is None or empty. `random` `(N, 4)`, integers that `draws.of_step` makes, is what dropout and
-    stochastic depth are drawn from; they are for training alone. `recompute`: of a block nothing is kept for the backward
-    pass but what goes into it.
-
-    Raises ShapeError when images have another shape, ConfigError when there is noise, or when a model that drops has no
-    `random` in training.
+    There is no router, so that `noise` is None or empty. Raises ShapeError and ConfigError as `layers.Forward` does.
     """
-    layers.check_images(config, images)
-    layers.check_noise(noise, 0, "layers")
-    drop = draws_of(B, config, random, images, train=train)
-    compute = layers.compute_dtype(B, config.dtype)
-    embedding = compute(params["embedding"])
-    x = B.patch_embed(compute(images), embedding["kernel"], embedding["bias"])  # (N, S, D)
-    for number in range(config.depth):
+    run = layers.Forward(B, config, images, moe_layers, noise=noise, random=random, train=train)
+    embedding = run.compute(params["embedding"])
+    x = B.patch_embed(run.compute(images), embedding["kernel"], embedding["bias"])  # (N, S, D)
 
-        def one(p: Params, x: Array, number: int = number) -> tuple[Array, list[RouterOutput]]:
-            return block(B, config, p, x, number, drop), []
+    def mixed(number: int, p: Params, x: Array) -> tuple[Array, list[RouterOutput]]:
+        return block(B, config, p, x, number, run.drop), []
 
-        x = layers.run_block(B, one, params["blocks"][str(number)], x, [], recompute=recompute)
-    if config.dtype == "bfloat16":
-        x = B.cast(x, "float32")
-    features = B.mean(layers.layer_norm(B, params["norm"], x), 1)  # (N, D)
-    return layers.output_of(config, params, features, [])
+    x = run.blocks(mixed, params, x, recompute=recompute)
+    return run.output(params, B.mean(layers.layer_norm(B, params["norm"], x), 1))  # of features (N, D)
 
 
 def block(B: Backend, config: Any, p: Params, x: Array, number: int, drop: Draws) -> Array:

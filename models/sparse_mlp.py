@@ -18,19 +18,17 @@ taken where the paper is silent. Initial values are those of the MLP-Mixer.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Literal, get_args
 
 from moespec.backends.contract import Backend
 from moespec.models import layers, mixer, parameters
-from moespec.models.draws import draws_of
 from moespec.models.layers import MoeLayer, Output
 from moespec.models.parameters import Parameter, constant, lecun_normal
 from moespec.models.router_options import Decided, options_of, settings
 from moespec.spec.errors import ConfigError
 from moespec.spec.options import RouterOptions
 from moespec.spec.ranges import Count
-from moespec.spec.routing import Noise, Params, RouterOutput
+from moespec.spec.routing import Params, RouterOutput
 
 __all__ = [
     "NAMES",
@@ -152,14 +150,6 @@ NAMES = tuple(SIZES)
 """The names that `named` knows."""
 
 
-def named(name: str, **overrides: Any) -> SparseMlpConfig:
-    """The configuration of the model `name` of `NAMES`, with `overrides`.
-
-    Raises ConfigError for a name or a field that does not exist.
-    """
-    return layers.named(name, SparseMlpConfig, SIZES, overrides)
-
-
 def moe_blocks(config: SparseMlpConfig) -> tuple[int, ...]:
     """The sparse blocks, in order (zero-based). Raises ConfigError for a placement that does not exist."""
     return layers.placed(config.moe, config.depth)
@@ -174,28 +164,31 @@ def moe_layers(config: SparseMlpConfig, images: int) -> list[MoeLayer]:
         return []
     channels, together = images * config.sparse_width, config.group_images or images
     group = config.group_size or channels
-    tokens = _token_settings(config, group)
+    tokens = _settings_of(config, "tokens", group)
     groups = layers.split(channels, group, "x sparse_width channels of the images", "group_size")
     pair = [MoeLayer("tokens", config.router, tokens, groups, "channels")]
     if config.experts:
         groups = layers.split(images, together, "images", "group_images")
-        pair.append(MoeLayer("channels", config.channel_router, _channel_settings(config, together), groups, "tokens"))
+        pair.append(
+            MoeLayer(
+                "channels",
+                config.channel_router,
+                _settings_of(config, "channels", together * config.sparse_tokens),
+                groups,
+                "tokens",
+            )
+        )
     return [layer._replace(name=f"{block}_{layer.name}") for block in moe_blocks(config) for layer in pair]
-
-
-def moe_noise(config: SparseMlpConfig, images: int) -> list[Noise]:
-    """The noise of each MoE layer in training, in order, for a batch of `images`; empty if the routers take none."""
-    return layers.noise_of(moe_layers(config, images))
 
 
 def _settings(config: SparseMlpConfig) -> dict[str, RouterOptions]:
     """The options of the token-mixing and of the channel-mixing MoE, of the smallest groups that these can have."""
-    given = {**dict(DECIDED.defaults), **config.router_options}
+    options = {**dict(DECIDED.defaults), **config.router_options}
     has = options_of(config.channel_router)
-    made = {
+    of_layers = {
         "tokens": settings(
             config.router,
-            given,
+            options,
             width=config.sparse_tokens,
             experts=config.token_experts,
             tokens=config.group_size or config.sparse_width,
@@ -203,49 +196,24 @@ def _settings(config: SparseMlpConfig) -> dict[str, RouterOptions]:
         )
     }
     if config.experts:
-        made["channels"] = settings(
+        of_layers["channels"] = settings(
             config.channel_router,
-            {name: value for name, value in given.items() if name in has},
+            {name: value for name, value in options.items() if name in has},
             width=config.sparse_width,
             experts=config.experts,
             tokens=config.sparse_tokens,
             choices=config.choices,
         )
-    return made
+    return of_layers
 
 
-def _token_settings(config: SparseMlpConfig, channels: int) -> RouterOptions:
-    """Of the token-mixing MoE, which routes so many channels together."""
-    made: dict[str, RouterOptions] = config._options  # type: ignore[attr-defined]
-    return made["tokens"].of_tokens(channels)
-
-
-def _channel_settings(config: SparseMlpConfig, images: int) -> RouterOptions:
-    """Of the channel-mixing MoE, which routes the tokens of so many images together."""
-    made: dict[str, RouterOptions] = config._options  # type: ignore[attr-defined]
-    return made["channels"].of_tokens(images * config.sparse_tokens)
+def _settings_of(config: SparseMlpConfig, mixing: str, items: int) -> RouterOptions:
+    """Of the MoE that mixes "tokens" or "channels", which routes so many items together."""
+    of_layers: dict[str, RouterOptions] = config._options  # type: ignore[attr-defined]
+    return of_layers[mixing].of_tokens(items)
 
 
 # ------------------------------------------------------------------------------------------------------ parameters
-
-
-def parameter_shapes(config: SparseMlpConfig) -> Params:
-    """The nested dict of parameters with shapes in place of arrays; no parameter is allocated."""
-    return parameters.shapes(_layout(config))
-
-
-def parameter_count(config: SparseMlpConfig) -> int:
-    """The number of parameters, from their shapes."""
-    return parameters.count(_layout(config))
-
-
-def init(config: SparseMlpConfig, seed: int = 0, *, lazily: bool = False) -> Params:
-    """Initial parameters: a nested dict of NumPy float32 arrays, the same bits whatever the backend.
-
-    Kernels are LeCun normal (truncated at two standard deviations), the head kernel and biases 0. Raises ConfigError for
-    a negative seed.
-    """
-    return parameters.initial(_layout(config), seed, lazily=lazily)
 
 
 def _layout(config: SparseMlpConfig) -> Params:
@@ -271,12 +239,12 @@ def _sparse_layout(config: SparseMlpConfig) -> Params:
         **_rescale_layout("rescale1", outer, inner),
         "norm1": parameters.norm(config.sparse_width),
         "token_moe": parameters.moe(
-            config.router, _token_settings(config, config.sparse_width), token_mlp, config.expert_init
+            config.router, _settings_of(config, "tokens", config.sparse_width), token_mlp, config.expert_init
         ),
         "norm2": parameters.norm(config.sparse_width),
     }
     if config.experts:
-        settings = _channel_settings(config, 1)
+        settings = _settings_of(config, "channels", config.sparse_tokens)
         layout["channel_moe"] = parameters.moe(config.channel_router, settings, channel_mlp, config.expert_init)
     else:
         layout["channel_mlp"] = channel_mlp
@@ -293,6 +261,11 @@ def _rescale_layout(name: str, before: tuple[int, int], after: tuple[int, int]) 
     return {name: layout} if layout else {}
 
 
+FAMILY = layers.Family(SparseMlpConfig, SIZES, _layout, moe_layers)
+named, init, moe_noise = FAMILY.named, FAMILY.init, FAMILY.moe_noise
+parameter_shapes, parameter_count = FAMILY.parameter_shapes, FAMILY.parameter_count
+
+
 # --------------------------------------------------------------------------------------------------------- forward
 
 
@@ -307,51 +280,30 @@ def forward(
     train: bool = False,
     recompute: bool = False,
 ) -> Output:
-    """The model on `images` `(N, image_size, image_size, channels)`, with backend `B`.
+    """The model on `images` `(N, image_size, image_size, channels)`, with backend `B`; arguments are as of `vit.forward`.
 
-    `params` are arrays of `B` in the layout of `parameter_shapes`; images have the dtype of the parameters. `noise` is
-    one array per MoE layer, as `moe_noise` says, or None. `random` `(N, 4)`, integers that `draws.of_step` makes, is what
-    stochastic depth is drawn from; it is for training alone. `train` is passed to the routers. `recompute`: of a block
-    nothing is kept for the backward pass but what goes into it; routings are None then.
-
-    Raises ShapeError when images have another shape, or do not fill the groups, and ConfigError when the number of noise
-    arrays is not the number of MoE layers, or when a model that drops has no `random` in training.
+    `noise` is one array per MoE layer. Raises ShapeError and ConfigError as `layers.Forward` does.
     """
-    layers.check_images(config, images)
-    moe = {layer.name: layer for layer in moe_layers(config, images.shape[0])}
-    layers.check_noise(noise, len(moe), "layers")
-    drawn = dict(zip(moe, noise or [], strict=False))
-
-    drop = draws_of(B, config, random, images, train=train)
-    compute = layers.compute_dtype(B, config.dtype)
+    run = layers.Forward(B, config, images, moe_layers, noise=noise, random=random, train=train)
+    drop, compute = run.drop, run.compute
     embedding = compute(params["embedding"])
     x = B.patch_embed(compute(images), embedding["kernel"], embedding["bias"])  # (N, S, C)
-    outputs: list[RouterOutput] = []
 
-    def routed(name: str, p: Params, items: Array) -> tuple[Array, RouterOutput]:
-        return layers.moe(B, p, items, moe[name], config=config, noise=drawn.get(name), train=train)
-
-    def dense(number: int, p: Params, x: Array) -> tuple[Array, list[RouterOutput]]:
-        return mixer.block(B, config, p, x, number, drop), []
-
-    def sparse(number: int, p: Params, x: Array) -> tuple[Array, list[RouterOutput]]:
+    def block(number: int, p: Params, x: Array) -> tuple[Array, list[RouterOutput]]:
+        if number not in moe_blocks(config):
+            return mixer.block(B, config, p, x, number, drop), []
         x = B.rescale(x, compute(p["rescale1"])) if "rescale1" in p else x  # (N, S', C')
         y = B.transpose(layers.layer_norm(B, p["norm1"], x), (0, 2, 1))  # (N, C', S')
-        y, output = routed(f"{number}_tokens", p["token_moe"], y)
-        x, made = x + drop.branch(B.transpose(y, (0, 2, 1)), 2 * number), [output]
+        y, output = run.moe(f"{number}_tokens", p["token_moe"], y)
+        x, outputs = x + drop.branch(B.transpose(y, (0, 2, 1)), 2 * number), [output]
         y = layers.layer_norm(B, p["norm2"], x)
         if config.experts:
-            y, output = routed(f"{number}_channels", p["channel_moe"], y)
-            made.append(output)
+            y, output = run.moe(f"{number}_channels", p["channel_moe"], y)
+            outputs.append(output)
         else:
             y = layers.mlp(B, compute(p["channel_mlp"]), y, gelu=config.gelu)
         x = x + drop.branch(y, 2 * number + 1)
-        return B.rescale(x, compute(p["rescale2"])) if "rescale2" in p else x, made  # (N, S, C)
+        return B.rescale(x, compute(p["rescale2"])) if "rescale2" in p else x, outputs  # (N, S, C)
 
-    for number in range(config.depth):
-        block = partial(sparse if number in moe_blocks(config) else dense, number)
-        x = layers.run_block(B, block, params["blocks"][str(number)], x, outputs, recompute=recompute)
-    if config.dtype == "bfloat16":
-        x = B.cast(x, "float32")
-    features = B.mean(layers.layer_norm(B, params["norm"], x), 1)  # (N, C)
-    return layers.output_of(config, params, features, outputs)
+    x = run.blocks(block, params, x, recompute=recompute)
+    return run.output(params, B.mean(layers.layer_norm(B, params["norm"], x), 1))  # of features (N, C)

@@ -22,7 +22,6 @@ from typing import Annotated, Any, Literal
 
 from moespec.backends.contract import Backend
 from moespec.models import layers, parameters
-from moespec.models.draws import draws_of
 from moespec.models.hashing import multi_hash, token_ids
 from moespec.models.hashing.token_ids import IdKind
 from moespec.models.layers import MoeLayer, Output
@@ -34,10 +33,12 @@ from moespec.spec.options import RouterOptions
 from moespec.spec.ranges import SMALLEST, Count, Range, Scalar
 from moespec.spec.routers import ROUTERS
 from moespec.spec.routers.names import RouterName
-from moespec.spec.routing import Noise, Params, RouterOutput
+from moespec.spec.routing import Params, RouterOutput
 
 __all__ = [
     "NAMES",
+    "OF_EXPERTS",
+    "OF_IDS",
     "SIZES",
     "Output",
     "VitConfig",
@@ -169,6 +170,10 @@ class VitConfig(layers.CommonConfig):
 DECIDED = Decided(("width", "experts", "tokens", "ids"))
 """What follows from the model, of the options of its routers."""
 
+OF_EXPERTS = ("router", "experts", "router_options", "expert_init", "group_images", "group_tokens", "round_experts")
+OF_IDS = ("token_ids", "codes")
+"""The fields that concern a model with MoE blocks, and those that concern one whose router takes token ids."""
+
 SIZES: dict[str, dict[str, Any]] = {
     "vit_tiny": {
         **{"image_size": 8, "patch_size": 2, "channels": 1, "classes": 10},
@@ -189,15 +194,7 @@ NAMES: tuple[str, ...] = (
     *("vit_tiny", "vit_ti16", "vit_s8", "vit_s14", "vit_s16", "vit_s32", "vit_b16", "vit_b32"),
     *("vit_l16", "vit_l32", "vit_h14", "vit_vmoe_s32"),
 )
-"""The usual names. `named` takes any patch size: `vit_<size><patch>`."""
-
-
-def named(name: str, **overrides: Any) -> VitConfig:
-    """The configuration of the model `name`, `vit_tiny` or `vit_<size><patch>` (a size of `SIZES`), with `overrides`.
-
-    Raises ConfigError for a name or a field that does not exist.
-    """
-    return layers.named(name, VitConfig, SIZES, overrides)
+"""The usual names. `named` takes any patch size: `vit_<size><patch>`, with a size of `SIZES`."""
 
 
 def moe_blocks(config: VitConfig) -> tuple[int, ...]:
@@ -249,18 +246,10 @@ def stem_features(config: VitConfig) -> list[int]:
 
 def regrouped(config: VitConfig, images: int) -> VitConfig:
     """The model with `images` images in a group. Its routers keep their parameters."""
-    made = replace(config, group_images=images, group_tokens=0)
+    other = replace(config, group_images=images, group_tokens=0)
     if moe_blocks(config):
-        object.__setattr__(made, "_options", router_config(config).of_tokens(images * config.sequence))
-    return made
-
-
-def moe_noise(config: VitConfig, images: int) -> list[Noise]:
-    """The noise of each MoE block in training, in block order, for a batch of `images`; shapes `(G, ...)`.
-
-    Empty if the router takes none, or if there is no MoE block.
-    """
-    return layers.noise_of(moe_layers(config, images))
+        object.__setattr__(other, "_options", router_config(config).of_tokens(images * config.sequence))
+    return other
 
 
 def takes_ids(config: VitConfig) -> bool:
@@ -271,34 +260,13 @@ def takes_ids(config: VitConfig) -> bool:
 # ------------------------------------------------------------------------------------------------------ parameters
 
 
-def parameter_shapes(config: VitConfig) -> Params:
-    """The nested dict of parameters with shapes in place of arrays; no parameter is allocated.
-
-    The names and shapes are listed once, in `_layout`: attention kernels are `(D, heads, D/heads)`, `out` is
-    `(heads, D/heads, D)`; the rest as in `moespec.models.parameters`.
-    """
-    return parameters.shapes(_layout(config))
-
-
-def parameter_count(config: VitConfig) -> int:
-    """The number of parameters, from their shapes; constants, which are not trained, do not count."""
-    return parameters.count(_layout(config))
-
-
-def init(config: VitConfig, seed: int = 0, *, lazily: bool = False) -> Params:
-    """Initial parameters: a nested dict of NumPy float32 arrays, the same bits whatever the backend.
-
-    Each parameter has its own random stream, derived from the seed and the parameter's name, so adding a block leaves
-    the others as they were. Kernels of attention and MLP are Glorot uniform, the patch embedding and the slots LeCun
-    normal (truncated at two standard deviations), positions normal(0.02), MLP biases normal(1e-6), the head kernel 0.
-
-    Raises ConfigError for a negative seed.
-    """
-    return parameters.initial(_layout(config), seed, lazily=lazily)
-
-
 def _layout(config: VitConfig) -> Params:
-    """Every parameter of the model, its name, shape and initial values."""
+    """Every parameter of the model, its name, shape and initial values.
+
+    Attention kernels are `(D, heads, D/heads)`, `out` is `(heads, D/heads, D)`; the rest as in `moespec.models.parameters`. Kernels
+    of attention and MLP are Glorot uniform, the patch embedding and the slots LeCun normal (truncated at two standard
+    deviations), positions normal(0.02), MLP biases normal(1e-6).
+    """
     D = config.width
     layout: Params = {}
     features = stem_features(config)
@@ -373,6 +341,11 @@ def _mlp_layout(config: VitConfig) -> Params:
     return parameters.mlp(config.width, config.hidden, glorot_uniform, normal(1e-6))
 
 
+FAMILY = layers.Family(VitConfig, SIZES, _layout, moe_layers)
+named, init, moe_noise = FAMILY.named, FAMILY.init, FAMILY.moe_noise
+parameter_shapes, parameter_count = FAMILY.parameter_shapes, FAMILY.parameter_count
+
+
 # --------------------------------------------------------------------------------------------------------- forward
 
 
@@ -394,49 +367,36 @@ def forward(
     dropout and stochastic depth are drawn from; they are for training alone. `train` is passed to the routers.
     `recompute`: of a block nothing is kept for the backward pass but what goes into it; routings are None then.
 
-    Raises ShapeError when images have another shape, or when N is not a multiple of `group_images`, and ConfigError
-    when the number of noise arrays is not the number of MoE blocks, or when a model that drops has no `random` in training.
+    Raises ShapeError and ConfigError as `moespec.models.layers.Forward` does.
     """
-    layers.check_images(config, images)
-    moe = {layer.name: layer for layer in moe_layers(config, images.shape[0])}
-    layers.check_noise(noise, len(moe), "blocks")
-
-    drop = draws_of(B, config, random, images, train=train)
-    compute = layers.compute_dtype(B, config.dtype)
+    run = layers.Forward(B, config, images, moe_layers, noise=noise, random=random, train=train)
+    drop, compute = run.drop, run.compute
     norm = partial(layers.layer_norm, B, epsilon=config.norm_epsilon)
     x = drop.units(_embed(B, config, params, images), 0)  # (N, S, D)
     if config.pre_norm:
         x = norm(params["pre_norm"], x)
     ids = token_ids.of_images(B, config, params, images) if takes_ids(config) else None
-    outputs: list[RouterOutput] = []
-    drawn = dict(zip(moe, noise or [], strict=False))
 
     def block(number: int, p: Params, x: Array) -> tuple[Array, list[RouterOutput]]:
         attention, hidden, output = range(3 * number + 1, 3 * number + 4)
         y = _attention(B, compute(p["attention"]), norm(p["norm1"], x), None, norm)
         x = x + drop.branch(scaled(p, 1, drop.units(y, attention)), 2 * number)
-        y, made = norm(p["norm2"], x), []
-        if layer := moe.get(str(number)):
-            options: Any = {"config": config, "noise": drawn.get(layer.name), "train": train, "ids": ids}
-            y, routed = layers.moe(B, p["moe"], y, layer, **options)
-            made.append(routed)
+        y, outputs = norm(p["norm2"], x), []
+        if str(number) in run.moe_layers:
+            y, routed = run.moe(str(number), p["moe"], y, ids)
+            outputs.append(routed)
         else:
             y = layers.mlp(B, compute(p["mlp"]), y, gelu=config.gelu, drop=partial(drop.units, number=hidden))
-        return x + drop.branch(scaled(p, 2, drop.units(y, output)), 2 * number + 1), made
+        return x + drop.branch(scaled(p, 2, drop.units(y, output)), 2 * number + 1), outputs
 
     def scaled(p: Params, branch: int, y: Array) -> Array:
         return y * compute(p[f"layer_scale{branch}"]) if config.layer_scale else y
 
-    for number in range(config.depth):
-        p = params["blocks"][str(number)]
-        x = layers.run_block(B, partial(block, number), p, x, outputs, recompute=recompute)
-    if config.dtype == "bfloat16":
-        x = B.cast(x, "float32")
-    features = _pool(B, config, params, x, norm)
+    features = _pool(B, config, params, run.blocks(block, params, x, recompute=recompute), norm)
     if config.representation:
         p = params["representation"]
         features = B.tanh(features @ p["kernel"] + p["bias"])
-    return layers.output_of(config, params, features, outputs)
+    return run.output(params, features)
 
 
 def _embed(B: Backend, config: VitConfig, params: Params, images: Array) -> Array:

@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from moespec.backends.contract import Backend
 from moespec.models import families
 from moespec.models.checks import check_output
@@ -16,15 +18,16 @@ from moespec.models.commandline.report import png, write_report
 from moespec.models.compilation import compile_if, pays
 from moespec.models.data.changes import try_transform
 from moespec.models.data.dataset import Dataset
-from moespec.models.data.datasets import DATASETS, load_others
-from moespec.models.data.pictures import read_image
-from moespec.models.errors import RunError
+from moespec.models.data.datasets import DATASETS, PICTURES, load_others
+from moespec.models.data.pictures import Pictures, read_image
+from moespec.models.data.picturesets import SKIP, broken
+from moespec.models.errors import DataError, RunError
 from moespec.models.evaluation.evaluate import evaluate, evaluation_size
 from moespec.models.evaluation.metrics import line, make_forward
 from moespec.models.evaluation.options import EvaluationConfig
 from moespec.models.files import write_atomically
 from moespec.models.interruption import Interruption, check
-from moespec.models.training import configfile
+from moespec.models.training import configfile, hash_tables
 from moespec.models.training.concerns import check_share
 from moespec.models.training.config import Config
 from moespec.models.training.devices import check_layout, check_same, connected, led
@@ -38,11 +41,23 @@ from moespec.models.training.runlog import read_log
 from moespec.models.training.savestate import trained_params
 from moespec.models.training.train import train
 from moespec.models.transfer.start import starting_params
+from moespec.spec.errors import ConfigError
 from moespec.spec.routers import ROUTERS
 from moespec.spec.routers.record import Router
 from moespec.version import version
 
-__all__ = ["LoadedRun", "evaluate_command", "inspect_command", "list_command", "load_run", "train_command"]
+__all__ = [
+    *(
+        "LoadedRun",
+        "evaluate_command",
+        "hash_table_command",
+        "inspect_command",
+        "list_command",
+        "load_run",
+        "scan_command",
+    ),
+    "train_command",
+]
 
 
 def train_command(config: Config, *, run: str | None, resume: bool, override: bool, note: str = "") -> None:
@@ -193,6 +208,38 @@ def inspect_command(
     title = f"{image.name}, read as {guess}; {_label(loaded.config)}, step {loaded.step}"
     write_atomically(out, png(draw(pixels, 255, title, routings, panels)))
     print(f"{out}: {len(routings)} MoE layers; the image is read as {guess}")
+
+
+def hash_table_command(config: Config, out: Path) -> None:
+    """Makes the codebook and tables that the router of a model needs, and writes them to a file."""
+    check_output("out", out)
+    dataset = load_data(config)
+    config = resolve(config, dataset, "numpy")
+    model = model_config(config.model)
+    if not hash_tables.needed(model):
+        section = config.model
+        raise ConfigError(
+            f"model.name={section.name!r}, router={section.router!r}, moe={section.moe!r}: no router that needs token ids"
+        )
+    tables = hash_tables.make(model, config, dataset)
+    hash_tables.write(out, tables, model)
+    codes = f"{len(tables.codebook)} codes, " if tables.codebook is not None else ""
+    print(f"{out}: {codes}{tables.tables.shape[1]} ids, {model.experts} experts, {len(tables.tables)} hashes")
+
+
+def scan_command(path: Path, data: str, *, workers: int) -> None:
+    """Prints what is wrong with each picture of the data set, in order. Raises DataError if any cannot be decoded."""
+    classes, *parts = PICTURES[data](path)
+    total, wrong = 0, 0
+    for part in parts:
+        if part is not None:
+            pictures = Pictures(part.files, np.arange(len(part.labels)), size=1)
+            texts = [text for _, text in broken(pictures, workers=workers)]
+            print(*texts, sep="\n", end="\n" if texts else "")
+            total, wrong = total + len(pictures), wrong + len(texts)
+    if wrong:
+        raise DataError(f"{path}: {wrong} of {total} pictures cannot be read; {SKIP}")
+    print(f"{path}: all {total} pictures of {len(classes)} classes can be read")
 
 
 def list_command(what: str) -> None:

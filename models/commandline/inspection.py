@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib import colormaps
-from matplotlib.colors import LogNorm, Normalize, to_rgb
+from matplotlib.colors import TABLEAU_COLORS, LogNorm, Normalize, to_rgb
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
@@ -287,15 +287,5 @@ def _explanation(routings: list[BlockRouting]) -> str:
 
 
 def _colours(count: int) -> NDArray[np.float64]:
-    names = (
-        "tab:blue",
-        "tab:orange",
-        "tab:green",
-        "tab:red",
-        "tab:purple",
-        "tab:brown",
-        "tab:pink",
-        "tab:olive",
-        "tab:cyan",
-    )
+    names = [name for name in TABLEAU_COLORS if name != "tab:gray"]
     return np.array([to_rgb(names[index % len(names)]) for index in range(count)]).reshape(-1, 3)

@@ -7,12 +7,11 @@ from typing import Annotated, Literal
 from PIL import ImageColor
 from tyro.conf import arg
 
-from moespec.models.checks import at_least
+from moespec.models.checks import Natural, Share, check_fields
 from moespec.spec.errors import ConfigError
+from moespec.spec.ranges import Range, Scalar
 
 __all__ = ["DataConfig", "numbers"]
-
-SHARES = ("label_smoothing", "jitter", "grey", "blur", "solarise", "erase", "hue")
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,7 @@ class DataConfig:
     """part of each class that is held out when the data have no validation part"""
     classes: str = ""
     """text file with the names of the classes, one a line in the order of the labels"""
-    resize: int = 0
+    resize: Annotated[int, Range(0, 2**16, below=False)] = 0
     """pictures: length of the shorter side, in pixels, before the middle square is cut out; 0 for the size of the images"""
     background: str = "white"
     """pictures: colour behind what is transparent, by name or as #rrggbb"""
@@ -41,62 +40,51 @@ class DataConfig:
     """what they are then divided by"""
     crop: Literal["middle", "inception", "torchvision"] = "middle"
     """part of a training picture: the middle square, or a random one as in big_vision or as torchvision's RandomResizedCrop"""
-    crop_area: float = 0.05
+    crop_area: Annotated[float, Range(0, 1, above=True, below=False)] = 0.05
     """random crops: smallest share of the picture's area (big_vision 0.05, torchvision 0.08)"""
-    crop_padding: int = 0
+    crop_padding: Natural = 0
     """random crop: move images by up to this many pixels; 0 for none"""
     flip: bool = False
     """mirror half of the images"""
-    jitter: float = 0.0
+    jitter: Share = 0.0
     """probability that brightness, contrast, saturation and hue are changed"""
-    brightness: float = 0.4
+    brightness: Scalar = 0.4
     """jitter: largest change of the brightness, as a factor"""
-    contrast: float = 0.4
+    contrast: Scalar = 0.4
     """jitter: largest change of the contrast, as a factor"""
-    saturation: float = 0.2
+    saturation: Scalar = 0.2
     """jitter: largest change of the saturation, as a factor"""
-    hue: float = 0.1
+    hue: Annotated[float, Range(0, 0.5, below=False)] = 0.1
     """jitter: largest change of the hue, in turns of the colour circle, at most 0.5"""
-    grey: float = 0.0
+    grey: Share = 0.0
     """probability that an image loses its colours"""
-    blur: float = 0.0
+    blur: Share = 0.0
     """probability of a Gaussian blur of 0.1 to 2 pixels"""
-    solarise: float = 0.0
+    solarise: Share = 0.0
     """probability that values of 128 and above are inverted"""
-    randaugment: int = 0
+    randaugment: Annotated[int, Range(0, 100, below=False)] = 0
     """operations of RandAugment on each image; 0 for none"""
-    magnitude: float = 10.0
+    magnitude: Annotated[float, Range(0, 100, below=False)] = 10.0
     """RandAugment: magnitude of the operations; the ViT and V-MoE recipes have 10 to 20"""
     transform: str = ""
     """a function of your own, package.module:function, called with an image (uint8, H x W x channels) and a random generator"""
-    erase: float = 0.0
+    erase: Share = 0.0
     """probability that a rectangle of an image is filled with noise (random erasing)"""
-    mixup: float = 0.0
+    mixup: Scalar = 0.0
     """mix pairs of images with a weight from Beta(mixup, mixup); 0 for none"""
-    cutmix: float = 0.0
+    cutmix: Scalar = 0.0
     """put a rectangle of one image into another, its share from Beta(cutmix, cutmix); 0 for none; alternating with mixup"""
-    label_smoothing: float = 0.0
+    label_smoothing: Annotated[float, Range(0, 1)] = 0.0
     """part of a label that is spread evenly over all classes"""
     cache: str = ""
     """folder where decoded images are kept for later epochs and runs; one in /dev/shm keeps them in memory"""
-    workers: int = 0
+    workers: Annotated[int, Range(0, 1024, below=False)] = 0
     """processes that prepare batches; 0 for a thread of the training process"""
-    prefetch: int = 2
+    prefetch: Annotated[int, Range(1, 2**20, below=False)] = 2
     """batches prepared in advance, by each worker"""
 
     def __post_init__(self) -> None:
-        changes = ("crop_padding", "crop_area", "mixup", "cutmix", "randaugment", "magnitude", *SHARES)
-        colours = ("brightness", "contrast", "saturation")
-        at_least("data", self, prefetch=1, **dict.fromkeys((*changes, *colours, "workers", "resize"), 0))
-        most: dict[str, float] = {**dict.fromkeys((*SHARES, "crop_area"), 1), "hue": 0.5, "resize": 2**16}
-        most |= {"randaugment": 100, "magnitude": 100, "workers": 1024, "prefetch": 2**20}
-        for name, largest in most.items():
-            if getattr(self, name) > largest:
-                raise ConfigError(f"data.{name}={getattr(self, name)!r}: expected at most {largest}")
-        if self.label_smoothing == 1:
-            raise ConfigError("data.label_smoothing=1.0: expected less than 1, nothing is left to learn")
-        if not self.crop_area:
-            raise ConfigError("data.crop_area=0.0: expected more than 0")
+        check_fields("data", self)
         numbers("data.mean", self.mean)
         if min(numbers("data.std", self.std)) <= 0:
             raise ConfigError(f"data.std={self.std!r}: expected numbers above 0")

@@ -5,6 +5,7 @@ shorter side is resized, and the middle square is cut out, or a random part. The
 like (`moespec.models.data.pictures`).
 """
 
+import functools
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,13 +19,17 @@ from moespec.models.data.cache import cached
 from moespec.models.data.dataset import Dataset, Split, held_out
 from moespec.models.data.options import DataConfig
 from moespec.models.data.pictures import Files, Pictures
-from moespec.models.data.scan import SKIP, broken
+from moespec.models.data.prefetch import Prefetcher
 from moespec.models.errors import DataError
 
-__all__ = ["Part", "load_pictures"]
+__all__ = ["SKIP", "Part", "broken", "load_pictures"]
 
 SHOWN = 5
 """Files that a note names."""
+SKIP = "--data.broken skip leaves such pictures out"
+"""What may be done about those that cannot be decoded."""
+CHUNK = 64
+"""Pictures that a worker decodes at a time."""
 
 
 @dataclass(frozen=True)
@@ -53,15 +58,16 @@ def load_pictures(
         if len(np.unique(part.labels[~kept_back])) < len(np.unique(part.labels)):
             raise DataError(f"{source}: a class has no image left when {share} of them are held out")
         held, held_rows, train = part, np.flatnonzero(kept_back), np.flatnonzero(~kept_back)
-    chosen, notes, lost = [], [], []
+    chosen, notes = [], []
+    lost: list[str] = []
     clear = 0
     advice = f"; {SKIP}, and moespec scan {shlex.quote(str(source))} --data {config.name} names all that are broken"
     for files, rows in ((part, train), (held, held_rows))[: 2 - once]:
         pictures = Pictures(files.files, rows, size, config.resize, config.background, advice=advice)
         if config.broken == "skip":
-            found = broken(pictures, workers=config.workers)
-            lost += [f"{pictures.name(index)}" for index, _ in found]
-            rows = np.delete(rows, [index for index, _ in found])
+            failures = [index for index, _ in broken(pictures, workers=config.workers)]
+            lost += map(pictures.name, failures)
+            rows = np.delete(rows, failures)
             pictures = pictures.of(rows)
         clear += check_headers(pictures)
         chosen.append((pictures, files.labels[rows]))
@@ -80,6 +86,30 @@ def load_pictures(
     held_split = _split(*chosen[-1], config, whole=False)
     about: Any = {"notes": tuple(notes), "held_out": held is part}
     return Dataset(source.name, train_split, held_split, classes, (size, size, 3), 255, **about)
+
+
+def broken(pictures: Pictures, *, workers: int) -> list[tuple[int, str]]:
+    """The numbers of the pictures that cannot be decoded, in order, each with what is wrong and the name of its file."""
+    failures: list[tuple[int, str]] = []
+    check = functools.partial(_check, pictures)
+    with (
+        Prefetcher(check, 0, -(-len(pictures) // CHUNK), ahead=2, workers=workers) as parts,
+        tqdm(total=len(pictures), unit="image", desc="decoding", disable=None) as bar,
+    ):
+        for part, wrong in parts:
+            failures += wrong
+            bar.update(min(CHUNK, len(pictures) - part * CHUNK))
+    return failures
+
+
+def _check(pictures: Pictures, part: int) -> list[tuple[int, str]]:
+    failures = []
+    for index in range(part * CHUNK, min((part + 1) * CHUNK, len(pictures))):
+        try:
+            pictures.picture(index)
+        except DataError as error:
+            failures.append((index, str(error)))
+    return failures
 
 
 def check_headers(pictures: Pictures) -> int:

@@ -1,4 +1,4 @@
-"""What the command `moespec export` does. `moespec.models.cli` parses its arguments."""
+"""What the command `moespec export` does, and what a program says of itself. `moespec.models.cli` parses its arguments."""
 
 import importlib
 import importlib.util
@@ -10,19 +10,22 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from moespec.models.checks import check_output
-from moespec.models.export.about import image_shape, metadata
+from moespec.models.data.options import numbers
 from moespec.models.families import Config, family, fewest_images
 from moespec.models.files import write_atomically
 from moespec.models.model import Model
 from moespec.models.training.resolve import load_backend
+from moespec.models.training.rundirectory import RunDirectory
 from moespec.models.weights.command import convert_command
 from moespec.models.weights.formats import Given, read
 from moespec.models.weights.loading import Loaded
+from moespec.models.weights.own import metadata_of
 from moespec.models.weights.record import Weights
 from moespec.spec.errors import ConfigError
 
 __all__ = ["FORMATS", "export_command"]
 
+IMAGES = "moespec.images"
 DESCRIPTION = ".json"
 """Added to the name of a program of StableHLO, which has no place for metadata."""
 LARGEST = 2**31 - 2**20
@@ -83,6 +86,30 @@ def export_command(source: Path, *, format: str, out: Path | None, step: int | N
         batch += f", from {2 * multiple} on"  # torch takes the one group of the least batch for another program
     size = " x ".join(str(length) for length in image_shape(config))
     print(f"{source} -> {target} ({format}): images ({batch}, {size}) float32 -> {config.classes} logits")
+
+
+def image_shape(config: Config) -> tuple[int, int, int]:
+    """Height, width and channels of an image."""
+    return config.image_size, config.image_size, config.channels
+
+
+def metadata(weights: Weights, source: Path) -> dict[str, str]:
+    """The metadata of moespec's own files (`moespec.models.weights.own`) and `moespec.images`, each as JSON.
+
+    `moespec.images` has the axes of the input, its shape, its dtype and what the batch is a multiple of; of a run, the `mean`
+    and `std` of its data too: a value is `(x / white - mean) / std`, each one number or one for each channel.
+    """
+    config = weights.config
+    images = {
+        "axes": ["images", "height", "width", "channels"],
+        "shape": ["batch", *image_shape(config)],
+        "dtype": "float32",
+        "batch_multiple_of": fewest_images(config),
+    }
+    run = RunDirectory(source).config()
+    if run is not None:
+        images |= {name: numbers(f"data.{name}", getattr(run.data, name)) for name in ("mean", "std")}
+    return {**metadata_of(weights), IMAGES: json.dumps(images)}
 
 
 def _check_size(format: str, config: Config) -> None:

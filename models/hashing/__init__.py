@@ -1,1 +1,1 @@
-"""What is special to hash layers in a model: token ids, MultiHash, and the options of their tables."""
+"""What is special to hash layers in a model: token ids and MultiHash."""

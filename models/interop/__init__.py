@@ -14,24 +14,17 @@ that is missing, unexpected or of another shape is an error that names it. `moes
 All use pre-norm blocks, as we do.
 """
 
-from moespec.models.interop.big_vision import (
-    from_big_vision,
-    from_vision_transformer,
-    renumbered,
-    to_big_vision,
-    to_vision_transformer,
-    unstacked,
-)
-from moespec.models.interop.huggingface import (
-    config_from_huggingface,
-    config_to_huggingface,
-    from_huggingface,
-    to_huggingface,
-)
-from moespec.models.interop.timm import config_from_timm, from_timm, models_of_timm, timm_arguments, to_timm
-from moespec.models.interop.vmoe import config_from_vmoe, from_vmoe, to_vmoe
+from moespec.models.interop.flax import BIG_VISION, VISION_TRANSFORMER
+from moespec.models.interop.huggingface import HUGGINGFACE, config_from_huggingface, config_to_huggingface
+from moespec.models.interop.timm import TIMM, config_from_timm, models_of_timm, timm_arguments
+from moespec.models.interop.vmoe import VMOE, config_from_vmoe
 
 __all__ = [
+    "BIG_VISION",
+    "HUGGINGFACE",
+    "TIMM",
+    "VISION_TRANSFORMER",
+    "VMOE",
     "config_from_huggingface",
     "config_from_timm",
     "config_from_vmoe",
@@ -42,12 +35,16 @@ __all__ = [
     "from_vision_transformer",
     "from_vmoe",
     "models_of_timm",
-    "renumbered",
     "timm_arguments",
     "to_big_vision",
     "to_huggingface",
     "to_timm",
     "to_vision_transformer",
     "to_vmoe",
-    "unstacked",
 ]
+
+from_vmoe, to_vmoe = VMOE.from_theirs, VMOE.to_theirs
+from_timm, to_timm = TIMM.from_theirs, TIMM.to_theirs
+from_huggingface, to_huggingface = HUGGINGFACE.from_theirs, HUGGINGFACE.to_theirs
+from_big_vision, to_big_vision = BIG_VISION.from_theirs, BIG_VISION.to_theirs
+from_vision_transformer, to_vision_transformer = VISION_TRANSFORMER.from_theirs, VISION_TRANSFORMER.to_theirs

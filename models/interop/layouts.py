@@ -1,33 +1,37 @@
 """How parameters of another project hold ours: names, shapes and the conversion in both directions.
 
-A table has our name, as a pattern -> their name, and how their parameter holds ours. Ours that share a name of theirs
-are stacked in the order of `parameter_shapes`: query, key, value.
+Ours that share a name of theirs are stacked in the order of `parameter_shapes`: query, key, value.
 """
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from moespec.models.families import Config, family
-from moespec.models.trees import flatten
+from moespec.models.trees import flatten, nested
+from moespec.models.vit import VitConfig
 from moespec.spec.checks import check_floating
 from moespec.spec.errors import ConfigError, ShapeError
+from moespec.spec.routing import Params
 
 __all__ = [
     "SAME",
     "Array",
     "Convolution",
     "Entry",
+    "Has",
     "Layout",
     "Linear",
+    "Project",
     "Shape",
-    "entries",
+    "Table",
+    "of_torch",
     "to_ours",
-    "to_theirs",
     "unwrapped",
 ]
 
@@ -70,7 +74,7 @@ class Convolution(Layout):
 class Linear(Layout):
     """A linear layer, outputs first and its axes flattened; several of ours are stacked along the outputs.
 
-    inputs: how many leading axes of our kernel are inputs; 0 for a bias.
+    inputs: how many leading axes of our kernel are inputs; 0 for a bias, and for a scale.
     """
 
     def __init__(self, inputs: int) -> None:
@@ -94,6 +98,18 @@ class Linear(Layout):
 
 SAME = Layout()
 
+Table = Mapping[str, str | tuple[str, Layout]]
+"""Our name, a pattern -> their name, and how their parameter holds ours if not as it is."""
+
+
+def of_torch(rows: Mapping[str, tuple[str, int]]) -> Table:
+    """The table of torch's linear layers and, with 0 inputs, normalisations: our layer -> theirs, and the axes of inputs."""
+    table: dict[str, tuple[str, Layout]] = {}
+    for ours, (theirs, inputs) in rows.items():
+        table[f"{ours}/{'kernel' if inputs else 'scale'}"] = (f"{theirs}.weight", Linear(inputs))
+        table[f"{ours}/bias"] = (f"{theirs}.bias", Linear(0))
+    return table
+
 
 class Entry(NamedTuple):
     """One parameter of theirs: its name, how it holds ours, and the names and shapes of ours, in order."""
@@ -104,71 +120,116 @@ class Entry(NamedTuple):
     shapes: list[Shape]
 
 
-def entries(config: Config, table: Mapping[str, tuple[str, Layout]]) -> list[Entry]:
-    """The parameters that the other project has for a model like `config`."""
-    entries: dict[str, Entry] = {}
-    for ours, shape in flatten(family(config).parameter_shapes(config)).items():
-        theirs, layout = _counterpart(ours, table)
-        entry = entries.setdefault(theirs, Entry(theirs, layout, [], []))
-        entry.ours.append(ours)
-        entry.shapes.append(shape)
-    return list(entries.values())
+Has = Mapping[str, Sequence[Any] | None]
+"""Field of our configurations -> the values of it that another project has; None: all."""
+
+_SELDOM: Has = {
+    **{"stem": [0], "registers": [0], "pre_norm": [False], "norm_epsilon": [1e-6], "layer_scale": [0.0]},
+    **{"qkv_bias": [True], "group_tokens": [0], "round_experts": [False]},
+}
+"""What a project has that says nothing else."""
 
 
-def check_lacking(project: str, config: Config, *allowed: str) -> None:
-    """Raises ConfigError where `config` has an option of our ViT that the project lacks, of those not `allowed`."""
-    fields: Mapping[str, Any] = type(config).__dataclass_fields__
-    for name in _SELDOM:
-        if name in fields and name not in allowed and getattr(config, name) != fields[name].default:
-            raise ConfigError(f"{name}={getattr(config, name)!r}: {project} has {fields[name].default!r} only")
+@dataclass(frozen=True)
+class Project:
+    """Another project's models: which of ours they are, and how their parameters hold ours. Both directions follow from the table.
 
+    argument, separator: what its parameters are called, and what is between the parts of their names ("/": they are nested).
+    more: the part of the table that depends on the model, and comes first. check_more: ConfigError for values that do not go together.
+    prepared: of its parameters by name, those by the names of the table. token_has_position: whether a class token has one.
+    """
 
-_SELDOM = ("stem", "registers", "pre_norm", "norm_epsilon", "layer_scale", "qkv_bias", "group_tokens", "round_experts")
-"""Fields of `VitConfig` that not every project has a counterpart for."""
+    name: str
+    table: Table
+    has: Has
+    kinds: tuple[type[Config], ...] = (VitConfig,)
+    argument: str = "params"
+    separator: str = "/"
+    more: Callable[[Any], Table] = lambda config: {}
+    check_more: Callable[[Any], None] = lambda config: None
+    prepared: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
+    token_has_position: bool = True
 
+    def from_theirs(self, params: Mapping[str, Any], config: Config) -> Params:
+        """Our parameters from theirs, a mapping of arrays or tensors; also where it has them under `params` or `state_dict`.
 
-def _counterpart(ours: str, table: Mapping[str, tuple[str, Layout]]) -> tuple[str, Layout]:
-    for pattern, (theirs, layout) in table.items():
-        if match := re.fullmatch(pattern, ours):
-            return match.expand(theirs), layout
-    raise ConfigError(f"{ours}: the other project has no such parameter")
+        The arrays returned may share memory with `params`. Raises ConfigError when the project has no model like `config`, or
+        when a parameter is missing or unexpected; ShapeError when one has another shape; DtypeError when one is not floating.
+        """
+        entries = self._entries(config)
+        return nested(to_ours(self.argument, self.prepared(flatten(unwrapped(params), self.separator)), entries))
+
+    def to_theirs(self, params: Params, config: Config) -> dict[str, Any]:
+        """Their parameters, NumPy arrays, from ours: the inverse of `from_theirs`, with its errors."""
+        entries = self._entries(config)
+        arrays = _to_theirs(flatten(params), entries)
+        return nested(arrays) if self.separator == "/" else arrays
+
+    def check(self, config: Config) -> None:
+        """ConfigError, naming the field, unless the project has a model like `config`."""
+        if not isinstance(config, self.kinds):
+            raise ConfigError(f"{type(config).__name__}: {self.name} has no such model")
+        for field, values in {**_SELDOM, **self.has}.items():
+            if values is not None and (value := getattr(config, field, values[0])) not in values:
+                raise ConfigError(f"{field}={value!r}: {self.name} has {' and '.join(map(repr, values))} only")
+        self.check_more(config)
+
+    def counterpart(self, ours: str, config: Config | None = None) -> tuple[str, Layout]:
+        """The name of the parameter that holds one of ours, and how. Raises ConfigError where there is none."""
+        for table in (self.more(config) if config else {}, self.table):
+            for pattern, row in table.items():
+                if match := re.fullmatch(pattern, ours):
+                    theirs, layout = (row, SAME) if isinstance(row, str) else row
+                    return match.expand(theirs), layout
+        raise ConfigError(f"{ours}: {self.name} has no such parameter")
+
+    def _entries(self, config: Config) -> list[Entry]:
+        """The parameters that the project has for a model like `config`."""
+        self.check(config)
+        entries: dict[str, Entry] = {}
+        for ours, shape in flatten(family(config).parameter_shapes(config)).items():
+            theirs, layout = self.counterpart(ours, config)
+            entry = entries.setdefault(theirs, Entry(theirs, layout, [], []))
+            entry.ours.append(ours)
+            entry.shapes.append(shape)
+        return list(entries.values())
 
 
 def to_ours(argument: str, arrays: Mapping[str, Any], entries: Sequence[Entry]) -> dict[str, Array]:
-    given = _checked(argument, arrays, {entry.theirs: entry.layout.shape(entry.shapes) for entry in entries})
+    """Our parameters by name from theirs; errors call these `argument`."""
+    theirs = _checked(argument, arrays, {entry.theirs: entry.layout.shape(entry.shapes) for entry in entries})
     return {
         name: np.asarray(array, order="C")
         for entry in entries
-        for name, array in zip(entry.ours, entry.layout.unpack(given[entry.theirs], entry.shapes), strict=True)
+        for name, array in zip(entry.ours, entry.layout.unpack(theirs[entry.theirs], entry.shapes), strict=True)
     }
 
 
-def to_theirs(argument: str, arrays: Mapping[str, Any], entries: Sequence[Entry]) -> dict[str, Array]:
+def _to_theirs(arrays: Mapping[str, Any], entries: Sequence[Entry]) -> dict[str, Array]:
     expected = {name: shape for entry in entries for name, shape in zip(entry.ours, entry.shapes, strict=True)}
-    given = _checked(argument, arrays, expected)
+    ours = _checked("params", arrays, expected)
     return {
-        entry.theirs: np.asarray(entry.layout.pack([given[name] for name in entry.ours]), order="C")
-        for entry in entries
+        entry.theirs: np.asarray(entry.layout.pack([ours[name] for name in entry.ours]), order="C") for entry in entries
     }
 
 
 def _checked(argument: str, arrays: Mapping[str, Any], expected: Mapping[str, Shape]) -> dict[str, Array]:
     """The arrays as NumPy arrays, after a look at every name, shape and dtype."""
-    given = {name: _array(value) for name, value in arrays.items()}
-    mismatches = [f"missing {name} {shape}" for name, shape in expected.items() if name not in given]
-    mismatches += [f"unexpected {name} {array.shape}" for name, array in given.items() if name not in expected]
-    if mismatches:
-        raise ConfigError(f"{argument} does not fit the config: {_listed(mismatches)}")
-    mismatches = [
-        f"{name} has shape {given[name].shape}, expected {shape}"
+    checked = {name: _array(value) for name, value in arrays.items()}
+    names = [f"missing {name} {shape}" for name, shape in expected.items() if name not in checked]
+    names += [f"unexpected {name} {array.shape}" for name, array in checked.items() if name not in expected]
+    if names:
+        raise ConfigError(f"{argument} does not fit the config: {_listed(names)}")
+    shapes = [
+        f"{name} has shape {checked[name].shape}, expected {shape}"
         for name, shape in expected.items()
-        if given[name].shape != shape
+        if checked[name].shape != shape
     ]
-    if mismatches:
-        raise ShapeError(f"{argument} does not fit the config: {_listed(mismatches)}")
-    for name, array in given.items():
+    if shapes:
+        raise ShapeError(f"{argument} does not fit the config: {_listed(shapes)}")
+    for name, array in checked.items():
         check_floating(f"{argument}: {name}", array)
-    return given
+    return checked
 
 
 def _listed(mismatches: list[str]) -> str:

@@ -6,8 +6,9 @@ What shapes do not show, such as the number of heads where heads are not an axis
 import math
 import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
+from moespec.models.interop.layouts import Project
 from moespec.spec.errors import ConfigError
 
 __all__ = ["mixer_sizes", "vit_sizes"]
@@ -15,99 +16,62 @@ __all__ = ["mixer_sizes", "vit_sizes"]
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-class _Names(NamedTuple):
-    """Where a project's parameters show the sizes of a ViT; `out` is the axis of outputs of a matrix."""
-
-    kernel: str
-    positions: str
-    token: str
-    block: str
-    hidden: str
-    map: str
-    head: str
-    representation: str
-    out: int = -1
-    token_has_position: bool = True
-    query: str = ""
-    gelu: str = "tanh"
-
-
-_BLOCK = r"Transformer/encoderblock_(\d+)/"
-PROJECTS: Mapping[str, _Names] = {
-    "timm": _Names(
-        *("patch_embed.proj.weight", "pos_embed", "cls_token", r"blocks\.(\d+)\.", "blocks.0.mlp.fc1.weight"),
-        *("attn_pool.latent", "head.weight", ""),
-        out=0,
-        gelu="erf",
-    ),
-    "vmoe": _Names(
-        *("embedding/kernel", "Encoder/posembed_input/pos_embedding", "cls", r"Encoder/encoderblock_(\d+)/"),
-        *("Encoder/encoderblock_0/Mlp/Dense_0/kernel", "MapHead/probe", "head/kernel", "pre_logits/kernel"),
-        query="Encoder/encoderblock_0/SelfAttention/query/kernel",
-    ),
-    "big_vision": _Names(
-        *("embedding/kernel", "pos_embedding", "cls", _BLOCK, "Transformer/encoderblock_0/MlpBlock_0/Dense_0/kernel"),
-        *("MAPHead_0/probe", "head/kernel", "pre_logits/kernel"),
-        token_has_position=False,
-        query="Transformer/encoderblock_0/MultiHeadDotProductAttention_0/query/kernel",
-    ),
-    "vision_transformer": _Names(
-        *("embedding/kernel", "Transformer/posembed_input/pos_embedding", "cls", _BLOCK),
-        *("Transformer/encoderblock_0/MlpBlock_3/Dense_0/kernel", "", "head/kernel", "pre_logits/kernel"),
-        query="Transformer/encoderblock_0/MultiHeadDotProductAttention_1/query/kernel",
-    ),
-}
-
-
-def vit_sizes(project: str, shapes: Shapes) -> dict[str, Any]:
-    """The fields of `VitConfig` that a project's parameters show: "timm", "vmoe", "big_vision", "vision_transformer".
+def vit_sizes(project: Project, shapes: Shapes) -> dict[str, Any]:
+    """The fields of `VitConfig` that a project's parameters, by its names, show.
 
     Raises ConfigError, naming the parameter, where one that every model has is missing or cannot be one of a ViT.
     """
-    names = PROJECTS[project]
-    kernel = _shape(shapes, names.kernel, 4)
-    torch = names.out == 0
+
+    def of(ours: str) -> str:
+        """Their name of a parameter, or nothing."""
+        try:
+            return project.counterpart(ours)[0]
+        except ConfigError:
+            return ""
+
+    kernel, torch = _shape(shapes, of("embedding/kernel"), 4), project.separator == "."
     width, channels, patch = (kernel[0], kernel[1], kernel[2]) if torch else (kernel[3], kernel[2], kernel[0])
-    token = names.token in shapes
-    found: dict[str, Any] = {
+
+    def outputs(ours: str) -> int:
+        return _shape(shapes, of(ours), 2)[0 if torch else 1]
+
+    token, positions, query = of("token") in shapes, of("positions"), of("blocks/0/attention/query/kernel")
+    sizes: dict[str, Any] = {
         "patch_size": patch,
         "channels": channels,
         "width": width,
-        "depth": _depth(shapes, names.block),
-        "hidden": _shape(shapes, names.hidden, 2)[names.out],
-        "pool": "token" if token else "map" if names.map in shapes else "gap",
-        "classes": _shape(shapes, names.head, 2)[names.out] if names.head in shapes else 0,
-        "gelu": names.gelu,
+        "depth": _depth(shapes, of("blocks/0/norm1/scale")),
+        "hidden": outputs("blocks/0/mlp/w1"),
+        "pool": "token" if token else "map" if of("pool/probe") in shapes else "gap",
+        "classes": outputs("head/kernel") if of("head/kernel") in shapes else 0,
+        "gelu": (project.has.get("gelu") or ["erf"])[0],
+        "registers": _shape(shapes, of("registers"), 3)[1] if of("registers") in shapes else 0,
+        "pre_norm": of("pre_norm/scale") in shapes,
+        "qkv_bias": of("blocks/0/attention/query/bias") in shapes,
+        "layer_scale": 1e-5 if of("blocks/0/layer_scale1") in shapes else 0.0,
     }
-    if names.representation in shapes:
-        found["representation"] = _shape(shapes, names.representation, 2)[names.out]
-    if "reg_token" in shapes:
-        found["registers"] = _shape(shapes, "reg_token", 3)[1]
-    prefix = token + found.get("registers", 0)
-    if names.positions in shapes:
-        places = _shape(shapes, names.positions, 3)[1]
-        of_all = places - (prefix if names.token_has_position else 0)
+    if of("representation/kernel") in shapes:
+        sizes["representation"] = outputs("representation/kernel")
+    prefix = token + sizes["registers"]
+    if positions in shapes:
+        places = _shape(shapes, positions, 3)[1]
+        of_all = places - (prefix if project.token_has_position else 0)
         of_patches = bool(prefix) and torch and _is_square(places)
         if not (of_patches and _is_square(of_all)):  # else the user says which
-            found["image_size"] = patch * _side(names.positions, places if of_patches else of_all)
-            found["positions"] = "learned_patches" if of_patches else "learned"
-    if names.query in shapes:
-        found["heads"] = _shape(shapes, names.query, 3)[1]
-    if torch:
-        found |= {"pre_norm": "norm_pre.weight" in shapes, "qkv_bias": "blocks.0.attn.qkv.bias" in shapes}
-        found["layer_scale"] = 1e-5 if "blocks.0.ls1.gamma" in shapes else 0.0
-        if "fc_norm.weight" in shapes:
-            if token:
-                raise ConfigError(
-                    f"fc_norm.weight beside {names.token}: an average beside a class token is not pooled here"
-                )
-            found["pool"] = "gap_norm"
-    if "blocks.0.attn.q_norm.weight" in shapes:
-        found |= {"qk_norm": True, "qk_norm_bias": True}
-        found["heads"] = width // _shape(shapes, "blocks.0.attn.q_norm.weight", 1)[0]
-    if "Encoder/encoderblock_0/SelfAttention/query_ln/scale" in shapes:
-        found["qk_norm"] = True
-    return found
+            sizes["image_size"] = patch * _side(positions, places if of_patches else of_all)
+            sizes["positions"] = "learned_patches" if of_patches else "learned"
+    if not torch and query in shapes:
+        sizes["heads"] = _shape(shapes, query, 3)[1]
+    if "fc_norm.weight" in shapes:
+        if token:
+            raise ConfigError(
+                f"fc_norm.weight beside {of('token')}: an average beside a class token is not pooled here"
+            )
+        sizes["pool"] = "gap_norm"
+    if (norm := of("blocks/0/attention/query_norm/scale")) in shapes:
+        sizes |= {"qk_norm": True, "heads": width // _shape(shapes, norm, 1)[0]}
+        sizes["qk_norm_bias"] = of("blocks/0/attention/query_norm/bias") in shapes
+    return sizes
 
 
 def mixer_sizes(shapes: Shapes) -> dict[str, Any]:
@@ -120,7 +84,7 @@ def mixer_sizes(shapes: Shapes) -> dict[str, Any]:
         "patch_size": patch,
         "channels": channels,
         "width": width,
-        "depth": _depth(shapes, r"MixerBlock_(\d+)/"),
+        "depth": _depth(shapes, "MixerBlock_0/LayerNorm_0/scale"),
         "token_hidden": token_hidden,
         "hidden": _shape(shapes, "MixerBlock_0/channel_mixing/Dense_0/kernel", 2)[1],
         "classes": _shape(shapes, "head/kernel", 2)[1] if "head/kernel" in shapes else 0,
@@ -135,8 +99,11 @@ def _shape(shapes: Shapes, name: str, axes: int) -> tuple[int, ...]:
     return shapes[name]
 
 
-def _depth(shapes: Shapes, block: str) -> int:
-    return 1 + max((int(match[1]) for name in shapes if (match := re.match(block, name))), default=-1)
+def _depth(shapes: Shapes, first: str) -> int:
+    """The blocks that have the parameter of the name `first` in the first block, of number 0."""
+    start, _, rest = first.partition("0")
+    numbers = (re.fullmatch(rf"{re.escape(start)}(\d+){re.escape(rest)}", name) for name in shapes)
+    return 1 + max((int(number[1]) for number in numbers if number), default=-1)
 
 
 def _side(name: str, places: int) -> int:

@@ -3,90 +3,47 @@
 Letters of the shape comments: D width, E experts.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
 from moespec.models.checks import check_value
 from moespec.models.interop.arguments import Arguments
-from moespec.models.interop.layouts import SAME, Layout, check_lacking, entries, to_ours, to_theirs, unwrapped
-from moespec.models.trees import flatten, nested
+from moespec.models.interop.flax import flax, mlp_names
+from moespec.models.interop.layouts import Project
 from moespec.models.vit import VitConfig
 from moespec.spec.checks import check_option
 from moespec.spec.errors import ConfigError
-from moespec.spec.routing import Params
 
-__all__ = ["config_from_vmoe", "from_vmoe", "to_vmoe"]
-
-
-def from_vmoe(params: Mapping[str, Any], config: VitConfig) -> Params:
-    """Our parameters from the parameter tree of vmoe's `VisionTransformerMoe`, a nested mapping of arrays.
-
-    A tree that has them under `params` is taken as well.
-
-    The layouts differ in names only: in both, kernels have their inputs first, attention kernels are
-    `(D, heads, D/heads)` and `(heads, D/heads, D)`, and experts are stacked on a leading axis E. What vmoe calls
-    `Router/mu` are our slots.
-
-    Both compute the same function when the settings correspond, see `config_from_vmoe`. The arrays returned may share
-    memory with `params`.
-
-    Raises ConfigError when vmoe has no model like `config`, or when a parameter is missing or unexpected; ShapeError
-    when one has another shape; DtypeError when one is not floating.
-    Source: google-research/vmoe, `vmoe/nn/vit_moe.py`, `vmoe/nn/routing.py`, `vmoe/projects/soft_moe/router.py`.
-    """
-    _check(config)
-    return nested(to_ours("params", flatten(unwrapped(params)), entries(config, _NAMES)))
+__all__ = ["VMOE", "config_from_vmoe"]
 
 
-def to_vmoe(params: Params, config: VitConfig) -> Params:
-    """The parameter tree of vmoe's `VisionTransformerMoe` from ours: the inverse of `from_vmoe`, with its errors."""
-    _check(config)
-    return nested(to_theirs("params", flatten(params), entries(config, _NAMES)))
+_BLOCK = r"Encoder/encoderblock_\1"
+VMOE = Project(
+    "google-research/vmoe",
+    {
+        **flax(
+            *("Encoder", "Encoder/posembed_input/pos_embedding", "MapHead", "SelfAttention", "LayerNorm_1", "Mlp"),
+            of_pool=("MultiHeadDotProductAttention", "LayerNorm", "Mlp"),
+        ),
+        r"blocks/(\d+)/attention/(query|key)_norm/scale": rf"{_BLOCK}/SelfAttention/\2_ln/scale",
+        r"pool/attention/(query|key)_norm/scale": r"MapHead/MultiHeadDotProductAttention/\1_ln/scale",
+        **mlp_names(r"blocks/(\d+)/moe/experts", rf"{_BLOCK}/Moe/Mlp"),
+        r"blocks/(\d+)/moe/router/kernel": rf"{_BLOCK}/Moe/Router/dense/kernel",
+        r"blocks/(\d+)/moe/router/slots": rf"{_BLOCK}/Moe/Router/mu",
+        r"blocks/(\d+)/moe/router/scale": rf"{_BLOCK}/Moe/Router/scale",
+    },
+    {
+        **{"gelu": ["tanh"], "pool": ["gap", "token", "map"], "positions": ["learned", "sincos2d", "none"]},
+        **{"qk_norm_bias": [False], "group_tokens": None, "round_experts": None},
+    },
+)
+"""Its `VisionTransformerMoe`. The layouts differ in names only: in both, kernels have their inputs first, attention kernels are
+`(D, heads, D/heads)` and `(heads, D/heads, D)`, and experts are stacked on a leading axis E. What vmoe calls `Router/mu` are our
+slots. Both compute the same function when the settings correspond, see `config_from_vmoe`.
 
-
-def _check(config: VitConfig) -> None:
-    check_lacking("vmoe", config, "group_tokens", "round_experts")
-    if config.pool == "gap_norm":
-        raise ConfigError("pool='gap_norm': vmoe normalises before the pooling")
-    if config.gelu != "tanh":
-        raise ConfigError(f"gelu={config.gelu!r}: vmoe has the tanh form only")
-    if config.positions in ("sincos2d_moco", "learned_patches"):
-        raise ConfigError(f"positions={config.positions!r}: vmoe has learned and sincos2d positions only")
-    if config.qk_norm_bias:
-        raise ConfigError("qk_norm_bias=True: vmoe normalises queries and keys without a bias")
-
-
-_NAMES: dict[str, tuple[str, Layout]] = {
-    r"(embedding|head)/(kernel|bias)": (r"\1/\2", SAME),
-    r"representation/(kernel|bias)": (r"pre_logits/\1", SAME),
-    r"token": (r"cls", SAME),
-    r"positions": (r"Encoder/posembed_input/pos_embedding", SAME),
-    r"blocks/(\d+)/norm1/(\w+)": (r"Encoder/encoderblock_\1/LayerNorm_0/\2", SAME),
-    r"blocks/(\d+)/norm2/(\w+)": (r"Encoder/encoderblock_\1/LayerNorm_1/\2", SAME),
-    r"blocks/(\d+)/attention/(query|key|value|out)/(\w+)": (r"Encoder/encoderblock_\1/SelfAttention/\2/\3", SAME),
-    r"blocks/(\d+)/attention/(query|key)_norm/scale": (r"Encoder/encoderblock_\1/SelfAttention/\2_ln/scale", SAME),
-    r"blocks/(\d+)/mlp/w1": (r"Encoder/encoderblock_\1/Mlp/Dense_0/kernel", SAME),
-    r"blocks/(\d+)/mlp/b1": (r"Encoder/encoderblock_\1/Mlp/Dense_0/bias", SAME),
-    r"blocks/(\d+)/mlp/w2": (r"Encoder/encoderblock_\1/Mlp/Dense_1/kernel", SAME),
-    r"blocks/(\d+)/mlp/b2": (r"Encoder/encoderblock_\1/Mlp/Dense_1/bias", SAME),
-    r"blocks/(\d+)/moe/experts/w1": (r"Encoder/encoderblock_\1/Moe/Mlp/Dense_0/kernel", SAME),
-    r"blocks/(\d+)/moe/experts/b1": (r"Encoder/encoderblock_\1/Moe/Mlp/Dense_0/bias", SAME),
-    r"blocks/(\d+)/moe/experts/w2": (r"Encoder/encoderblock_\1/Moe/Mlp/Dense_1/kernel", SAME),
-    r"blocks/(\d+)/moe/experts/b2": (r"Encoder/encoderblock_\1/Moe/Mlp/Dense_1/bias", SAME),
-    r"blocks/(\d+)/moe/router/kernel": (r"Encoder/encoderblock_\1/Moe/Router/dense/kernel", SAME),
-    r"blocks/(\d+)/moe/router/slots": (r"Encoder/encoderblock_\1/Moe/Router/mu", SAME),
-    r"blocks/(\d+)/moe/router/scale": (r"Encoder/encoderblock_\1/Moe/Router/scale", SAME),
-    r"norm/(\w+)": (r"Encoder/encoder_norm/\1", SAME),
-    r"pool/probe": (r"MapHead/probe", SAME),
-    r"pool/attention/(query|key|value|out)/(\w+)": (r"MapHead/MultiHeadDotProductAttention/\1/\2", SAME),
-    r"pool/attention/(query|key)_norm/scale": (r"MapHead/MultiHeadDotProductAttention/\1_ln/scale", SAME),
-    r"pool/norm/(\w+)": (r"MapHead/LayerNorm/\1", SAME),
-    r"pool/mlp/w1": (r"MapHead/Mlp/Dense_0/kernel", SAME),
-    r"pool/mlp/b1": (r"MapHead/Mlp/Dense_0/bias", SAME),
-    r"pool/mlp/w2": (r"MapHead/Mlp/Dense_1/kernel", SAME),
-    r"pool/mlp/b2": (r"MapHead/Mlp/Dense_1/bias", SAME),
-}
+Source: google-research/vmoe, `vmoe/nn/vit_moe.py`, `vmoe/nn/routing.py`, `vmoe/projects/soft_moe/router.py`.
+"""
 
 
 def config_from_vmoe(model: Mapping[str, Any], *, image_size: int, channels: int = 3) -> VitConfig:
@@ -159,17 +116,9 @@ def _moe_fields(moe: Arguments, layers: tuple[int, ...], dense: VitConfig) -> di
     split = moe.take("split_rngs", False)
     router = moe.section("router")
     name = router.take("name", "NoisyTopExpertsPerItemRouter").rpartition(".")[2]
-    read = {
-        "NoisyTopExpertsPerItemRouter": _token_choice_options,
-        "NoisyTopItemsPerExpertRouter": _expert_choice_options,
-        "SoftRouter": _soft_options,
-        "KLProjectionNoisyTopExpertsPerItemRouter": _sinkhorn_token_choice_options,
-        "KLProjectionNoisyTopItemsPerExpertRouter": _sinkhorn_expert_choice_options,
-        "KSparseProjectionTransportTopItemsPerExpertRouter": _sparse_expert_choice_options,
-        "KSparseProjectionTransportTopExpertsPerItemRouter": _sparse_token_choice_options,
-    }
-    check_option("model.encoder.moe.router.name", name, read)
-    ours, options = read[name](router, group_size, experts)
+    check_option("model.encoder.moe.router.name", name, _ROUTERS)
+    ours, read = _ROUTERS[name]
+    options = read(router, group_size, experts)
     router.finish()
     rounds = options.pop("round_experts", True)  # the soft router, which does not say, always rounds
     return {
@@ -206,90 +155,76 @@ def _placement(layers: tuple[int, ...], depth: int) -> str:
     return ",".join(map(str, sorted(set(layers))))
 
 
-def _token_choice_options(router: Arguments, tokens: int, experts: int) -> tuple[str, dict[str, Any]]:
+def _token_choice(router: Arguments, tokens: int, experts: int, weight: float = 1.0) -> dict[str, Any]:
     choices, noise = router.count("num_selected_experts", 1), router.take("noise_std", 1.0)
-    load_weight = router.take("load_loss_weight", 1.0)
+    load_weight = router.take("load_loss_weight", weight)
     dispatcher = router.section("dispatcher")
-    options = {
+    return {
         "choices": choices,
         "noise_multiplier": noise,
         "batch_priority": dispatcher.choose("batch_priority", False, {False: "none", True: "max"}),
-        "importance_weight": router.take("importance_loss_weight", 1.0),
+        "importance_weight": router.take("importance_loss_weight", weight),
         "load_weight": load_weight if noise else 0.0,  # without noise there is no load loss
         "balance_weight": router.take("gshard_loss_weight", 0.0),
         **_capacity_options(dispatcher, choices * tokens, experts),
     }
-    return "softmax_token_choice", options
 
 
-def _expert_choice_options(router: Arguments, tokens: int, experts: int) -> tuple[str, dict[str, Any]]:
-    capacity = _capacity_options(router.section("dispatcher"), tokens, experts)
-    return "softmax_expert_choice", {"noise_multiplier": router.take("noise_std", 1.0), **capacity}
+def _expert_choice(router: Arguments, tokens: int, experts: int) -> dict[str, Any]:
+    noise, dispatcher = router.take("noise_std", 1.0), router.section("dispatcher")
+    return {"noise_multiplier": noise, **_capacity_options(dispatcher, tokens, experts)}
 
 
-def _plan_options(router: Arguments) -> dict[str, Any]:
-    """What the routers by a plan have in common, but for how long it is improved."""
-    return {"combine_with": router.choose("use_softmax_combine_weights", True, {True: "softmax", False: "plan"})}
+def _plan(router: Arguments, iterations: str) -> dict[str, Any]:
+    """What the routers by a plan have in common. iterations: our name for how long it is improved."""
+    combine = router.choose("use_softmax_combine_weights", True, {True: "softmax", False: "plan"})
+    return {"combine_with": combine, iterations: router.take("maxiter", 20)}
 
 
-def _sinkhorn_token_choice_options(router: Arguments, tokens: int, experts: int) -> tuple[str, dict[str, Any]]:
+def _sinkhorn_token_choice(router: Arguments, tokens: int, experts: int) -> dict[str, Any]:
     router.require("use_lbfgs", False)
-    router.skip("use_implicit_differentiation", "gshard_loss_weight")
-    given = router.take("importance_loss_weight", 0.0), router.take("load_loss_weight", 0.0)
-    _, options = _token_choice_options(router, tokens, experts)
-    del options["balance_weight"]
-    noise = options["noise_multiplier"]
-    return "sinkhorn_token_choice", {
-        **options,
-        **_plan_options(router),
-        "importance_weight": given[0],
-        "load_weight": given[1] if noise else 0.0,
-        "combine_from_clean_logits": True,
-        "sinkhorn_iterations": router.take("maxiter", 20),
-    }
-
-
-def _sinkhorn_expert_choice_options(router: Arguments, tokens: int, experts: int) -> tuple[str, dict[str, Any]]:
     router.skip("use_implicit_differentiation")
-    _, options = _expert_choice_options(router, tokens, experts)
-    iterations = router.take("maxiter", 20)
-    return "sinkhorn_expert_choice", {**options, **_plan_options(router), "sinkhorn_iterations": iterations}
+    options = _token_choice(router, tokens, experts, weight=0.0)
+    del options["balance_weight"]  # which vmoe's has, and no such loss
+    return {**options, "combine_from_clean_logits": True, **_plan(router, "sinkhorn_iterations")}
 
 
-def _sparse_expert_choice_options(router: Arguments, tokens: int, experts: int) -> tuple[str, dict[str, Any]]:
+def _sinkhorn_expert_choice(router: Arguments, tokens: int, experts: int) -> dict[str, Any]:
+    router.skip("use_implicit_differentiation")
+    return {**_expert_choice(router, tokens, experts), **_plan(router, "sinkhorn_iterations")}
+
+
+def _sparse_expert_choice(router: Arguments, tokens: int, experts: int) -> dict[str, Any]:
     router.require("adam_lr", 1e-2)
-    _, options = _expert_choice_options(router, tokens, experts)
-    return "sparsity_constrained_expert_choice", {
-        **options,
-        **_plan_options(router),
-        "noise_multiplier": 0.0,  # vmoe's has the argument, and no noise
-        "transport_steps": router.take("maxiter", 20),
-    }
+    # vmoe's has the argument, and no noise
+    return {**_expert_choice(router, tokens, experts), "noise_multiplier": 0.0, **_plan(router, "transport_steps")}
 
 
-def _sparse_token_choice_options(router: Arguments, tokens: int, experts: int) -> tuple[str, dict[str, Any]]:
+def _sparse_token_choice(router: Arguments, tokens: int, experts: int) -> dict[str, Any]:
     router.require("adam_lr", 1e-2)
-    router.skip("importance_loss_weight", "load_loss_weight", "gshard_loss_weight")
-    _, options = _token_choice_options(router, tokens, experts)
-    return "sparsity_constrained_token_choice", {
-        **options,
-        **_plan_options(router),
-        # vmoe's has the arguments, and neither noise nor losses
-        **dict.fromkeys(("noise_multiplier", "importance_weight", "load_weight", "balance_weight"), 0.0),
-        "transport_steps": router.take("maxiter", 20),
-    }
+    # vmoe's has the arguments, and neither noise nor losses
+    without = dict.fromkeys(("noise_multiplier", "importance_weight", "load_weight", "balance_weight"), 0.0)
+    return {**_token_choice(router, tokens, experts), **without, **_plan(router, "transport_steps")}
 
 
-def _soft_options(router: Arguments, tokens: int, experts: int) -> tuple[str, dict[str, Any]]:
+def _soft(router: Arguments, tokens: int, experts: int) -> dict[str, Any]:
     router.require("noise_std", 0.0)
     router.skip("compute_similarity_metrics", "partition_spec", "precision")
     factor, slots = router.take("capacity_factor", 1.0), router.count("num_slots", None)
-    return "soft_moe", {
-        "norm_form": "rsqrt",
-        "capacity_factor": factor if slots is None else slots * experts / tokens,
-        "rounding": "round",
-        "multiple_of": 1,
-    }
+    factor = factor if slots is None else slots * experts / tokens
+    return {"norm_form": "rsqrt", "capacity_factor": factor, "rounding": "round", "multiple_of": 1}
+
+
+_ROUTERS: dict[str, tuple[str, Callable[[Arguments, int, int], dict[str, Any]]]] = {
+    "NoisyTopExpertsPerItemRouter": ("softmax_token_choice", _token_choice),
+    "NoisyTopItemsPerExpertRouter": ("softmax_expert_choice", _expert_choice),
+    "SoftRouter": ("soft_moe", _soft),
+    "KLProjectionNoisyTopExpertsPerItemRouter": ("sinkhorn_token_choice", _sinkhorn_token_choice),
+    "KLProjectionNoisyTopItemsPerExpertRouter": ("sinkhorn_expert_choice", _sinkhorn_expert_choice),
+    "KSparseProjectionTransportTopItemsPerExpertRouter": ("sparsity_constrained_expert_choice", _sparse_expert_choice),
+    "KSparseProjectionTransportTopExpertsPerItemRouter": ("sparsity_constrained_token_choice", _sparse_token_choice),
+}
+"""vmoe's router -> ours, and what reads its options: of arguments, the tokens of a group, and experts."""
 
 
 def _capacity_options(dispatcher: Arguments, items: int, experts: int) -> dict[str, Any]:

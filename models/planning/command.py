@@ -9,8 +9,8 @@ from moespec.backends.mesh import MeshSizes
 from moespec.models.commandline.cost import described
 from moespec.models.families import family, fewest_images
 from moespec.models.planning.chips import chip_of
+from moespec.models.planning.footprint import rows
 from moespec.models.planning.plan import Plan, best, plans
-from moespec.models.planning.sharding import rows
 from moespec.models.training.config import Config
 from moespec.models.training.resolve import model_config, without_data
 

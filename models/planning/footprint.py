@@ -1,13 +1,34 @@
-"""Bytes that a device keeps of a model's parameters, their gradients and what the optimiser keeps, from how a mesh splits them."""
+"""Bytes of a training step, from how a mesh splits the parameters: what a device keeps of them, has to receive and moves.
+
+It keeps its part of the parameters, of their gradients and of what the optimiser keeps.
+
+On the links it has to receive, and to send as much:
+
+    slots        what is in the slots of the device's groups, without the part that stays: it goes to the experts and back, forward
+                 and backward, and once more forward where blocks are recomputed
+    gathers      parts of parameters that other devices along `fsdp` have, in float32, in each part of a batch
+    reductions   gradients: of n devices with the same part of a parameter, 2 (n - 1)/n of it, once in a step; along `fsdp`,
+                 where gradients are scattered, n - 1 parts in each part of a batch
+
+Of the memory, with the optimiser: parameters are read forward, backward (where blocks are recomputed, forward again) and by the
+optimiser, and written; gradients are written and read in each part of a batch; what the optimiser keeps is read and written.
+Activations come on top.
+"""
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from moespec.backends.mesh import MeshSizes, Split, axes_of_slot, leaves, split_axes
+from moespec.backends.mesh import AXES, MeshSizes, Split, axes_of_slot, leaves, split_axes
 from moespec.backends.optimizer import OptimizerConfig
+from moespec.models.counts import slots
+from moespec.models.families import Config, family
+from moespec.spec.routing import Params
 
-__all__ = ["Owned", "bytes_of_slot", "owned"]
+__all__ = ["Owned", "Row", "bytes_of_slot", "links", "memory_traffic", "owned", "rows"]
+
+_BLOCK = re.compile(r"^(\D+)/(\d+)/(.+)$")
 
 
 class Owned(NamedTuple):
@@ -50,3 +71,82 @@ def part(shape: tuple[int, ...], split: Split, sizes: MeshSizes) -> int:
 def bytes_of_slot(slot: str, optimizer: OptimizerConfig) -> int:
     """Bytes of a number in a slot."""
     return 2 if slot == "mu" and optimizer.momentum_dtype == "bfloat16" else 4
+
+
+def links(
+    model: Config,
+    shapes: Params,
+    optimizer: OptimizerConfig,
+    sizes: MeshSizes,
+    *,
+    images: int,
+    accumulate: int,
+    recompute: bool,
+    slot_bytes: int,
+) -> dict[str, float]:
+    """Bytes that a device receives in a step, with `images` images of its own, by what they are for.
+
+    slot_bytes: of a number in a slot that travels.
+    """
+    received = {"slots": 0.0, "gathers": 0.0, "reductions": 0.0}
+    for layer in family(model).moe_layers(model, images // accumulate) if sizes.expert > 1 else ():
+        there = layer.groups * slots(layer, train=True) * layer.settings.width * slot_bytes
+        received["slots"] += (6 if recompute else 4) * accumulate * there * (1 - 1 / sizes.expert)
+    for path, shape in leaves(shapes):
+        split = split_axes(path, shape, sizes)
+        own = 4 * math.prod(shape) / sizes.size([axis for axis in split if axis])
+        trained = bool(optimizer.rate_of(path))
+        if "fsdp" in split:
+            again = recompute and path[0] == "blocks"
+            received["gathers"] += (2 if again else 1) * accumulate * own * (sizes.fsdp - 1)
+            received["reductions"] += trained * accumulate * own * (sizes.fsdp - 1)
+        others = sizes.size([axis for axis in AXES if axis not in split])
+        received["reductions"] += trained * 2 * own * (1 - 1 / others)
+    return received
+
+
+def memory_traffic(owned: Owned, *, accumulate: int, recompute: bool) -> float:
+    """Bytes between memory and cores in a step, without activations."""
+    passes = (3 if recompute else 2) * accumulate
+    return passes * owned.computed + 2 * owned.parameters + 2 * accumulate * owned.gradients + 2 * owned.optimizer
+
+
+class Row(NamedTuple):
+    """Parameters with the same name, shape and split. names: a pattern, such as `blocks/{1,3-5}/mlp/w1`; parameters: how
+    many. bytes: of one, of a device, in float32."""
+
+    names: str
+    parameters: int
+    shape: tuple[int, ...]
+    split: Split
+    bytes: int
+
+
+def rows(shapes: Mapping[str, Any], sizes: MeshSizes) -> list[Row]:
+    """The rows, in the order of the parameters, from a nested dict of their shapes."""
+    numbers: dict[tuple[str, tuple[int, ...], Split], list[int]] = {}
+    for path, shape in leaves(shapes):
+        split, name, number = split_axes(path, shape, sizes), "/".join(path), -1
+        if match := _BLOCK.match(name):
+            name, number = f"{match[1]}/*/{match[3]}", int(match[2])
+        numbers.setdefault((name, tuple(shape), split), []).append(number)
+    return [
+        Row(name.replace("*", ranges(which), 1), len(which), shape, split, 4 * part(shape, split, sizes))
+        for (name, shape, split), which in numbers.items()
+    ]
+
+
+def ranges(numbers: list[int]) -> str:
+    """Ascending numbers, runs of them as ranges.
+
+    >>> ranges([1]), ranges([0, 1, 2, 5])
+    ('1', '{0-2,5}')
+    """
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    texts = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
+    return texts[0] if len(numbers) == 1 else f"{{{','.join(texts)}}}"

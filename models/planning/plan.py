@@ -21,8 +21,7 @@ from moespec.models import counts, families
 from moespec.models.families import family, fewest_images
 from moespec.models.planning.activations import activations, bytes_of_dtype, padded
 from moespec.models.planning.chips import Chip
-from moespec.models.planning.footprint import owned
-from moespec.models.planning.traffic import links, memory_traffic
+from moespec.models.planning.footprint import links, memory_traffic, owned
 from moespec.models.training.config import Config, MeshConfig
 from moespec.models.training.devices import check_batch, check_expert_axis
 from moespec.models.training.resolve import model_config

@@ -12,6 +12,7 @@ from moespec.models.data.datasets import PICTURES
 from moespec.models.data.options import DataConfig
 from moespec.models.training.config import Config
 from moespec.models.training.schedules import SCHEDULES
+from moespec.models.vit import OF_EXPERTS, OF_IDS
 from moespec.spec.errors import ConfigError
 from moespec.spec.routers import ROUTERS
 
@@ -23,11 +24,9 @@ def _ids(config: Config) -> bool:
     return getattr(config.model, "moe", "none") != "none" and ROUTERS[router].needs == "ids"
 
 
-_EXPERTS = ("router", "experts", "router_options", "expert_init", "group_images", "group_tokens", "round_experts")
-
 TABLE: tuple[tuple[str, tuple[str, ...], Callable[[Config], object], str], ...] = (
-    ("model", _EXPERTS, lambda c: c.model.moe != "none", "model.moe is 'none'"),
-    ("model", ("token_ids", "codes"), _ids, "the model has no router that needs token ids"),
+    ("model", OF_EXPERTS, lambda c: c.model.moe != "none", "model.moe is 'none'"),
+    ("model", OF_IDS, _ids, "the model has no router that needs token ids"),
     ("hash", ("path", "kind", "images"), _ids, "the model has no router that needs token ids"),
     ("model", ("round_experts",), lambda c: c.model.dtype != "bfloat16", "model.dtype is 'bfloat16'"),
     ("model", ("head_bias",), lambda c: c.training.loss == "sigmoid", "training.loss is 'softmax', the same for any bias of all classes"),
@@ -66,10 +65,10 @@ def check(written: Iterable[str], *configs: Config) -> None:
 def unconcerned(config: Config) -> set[str]:
     """The options (dotted names) that concern nothing in a configuration, which its help leaves out."""
     rows = [row[:3] for row in TABLE + UNCHECKED if hasattr(config.model, row[1][0]) or row[0] != "model"]
-    found = {f"{of}.{name}".lstrip(".") for of, names, when in rows if not when(config) for name in names}
-    found |= {f"optimizer.{name}" for name in config.optimizer.options() if name not in vars(config.optimizer.own)}
+    names = {f"{of}.{name}".lstrip(".") for of, options, when in rows if not when(config) for name in options}
+    names |= {f"optimizer.{name}" for name in config.optimizer.options() if name not in vars(config.optimizer.own)}
     known = inspect.signature(SCHEDULES[config.schedule.name]).parameters
-    return found | {f"schedule.{name}" for name in vars(config.schedule) if name not in (*known, "name")}
+    return names | {f"schedule.{name}" for name in vars(config.schedule) if name not in (*known, "name")}
 
 
 def check_share(config: Config, dataset: Dataset) -> None:

@@ -7,23 +7,24 @@ model or the data when the run starts (`moespec.models.training.resolve`), and t
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from tyro.conf import Fixed, Suppress
 
 from moespec.backends.mesh import MeshSizes, Transport
 from moespec.backends.optimizer import OptimizerConfig
-from moespec.models.checks import at_least
+from moespec.models.checks import Number, check_fields
 from moespec.models.data.options import DataConfig
 from moespec.models.evaluation.options import EvaluationConfig
-from moespec.models.hashing.options import HashConfig
 from moespec.models.training.modelconfig import ModelConfig
 from moespec.spec.errors import ConfigError
+from moespec.spec.ranges import Range
 
 __all__ = [
     "LENGTHS",
     "BackendName",
     "Config",
+    "HashConfig",
     "MeshConfig",
     "ModelConfig",
     "ScheduleConfig",
@@ -51,8 +52,6 @@ class ScheduleConfig:
     """linear, cosine: rate at the end"""
 
 
-LONGEST = 10**9
-"""Epochs, at most."""
 LENGTHS = ("steps", "epochs", "examples")
 """The fields of `training` that say how long a run is, of which one may be given."""
 
@@ -85,51 +84,41 @@ class MeshConfig:
 class TrainingConfig:
     """The training run. Of its `LENGTHS` one may be given."""
 
-    steps: int | None = None
+    steps: Number | None = None
     """updates of the parameters; 1500 where nothing says how long the run is"""
-    epochs: float | None = None
+    epochs: Annotated[float, Range(0, 10**9, above=True, below=False)] | None = None
     """in place of steps: how often each training image is seen"""
-    examples: int | None = None
+    examples: Number | None = None
     """in place of steps: training images that are seen"""
-    batch: int = 64
+    batch: Number = 64
     """images of one update"""
-    accumulate: int = 1
+    accumulate: Number = 1
     """parts that a batch is split into, to save memory"""
     recompute: bool = False
     """compute each block anew in the backward pass in place of keeping what is inside: less memory, a third more work"""
-    seed: int = 0
+    seed: Annotated[int, Range(0, 2**63)] = 0
     """seed of the initial values, the order of the data, augmentation, noise and dropout"""
     loss: Literal["softmax", "sigmoid"] = "softmax"
     """cross-entropy of one class of several, or of each class by itself"""
     compile: Literal["auto", "always", "never"] = "auto"
     """torch only: whether to use torch.compile; auto: on a GPU, and on a CPU from 2000 steps on"""
-    evaluate_every: int = 150
+    evaluate_every: Number = 150
     """steps between evaluations on the validation images"""
-    evaluation_batch: int = 128
+    evaluation_batch: Number = 128
     """images of one evaluation batch"""
-    checkpoint_every: int = 150
+    checkpoint_every: Number = 150
     """steps between checkpoints"""
-    keep: int = 2
+    keep: Number = 2
     """checkpoints to keep"""
-    log_every: int = 10
+    log_every: Number = 10
     """steps between lines of metrics.jsonl"""
 
     def __post_init__(self) -> None:
-        given = [name for name in LENGTHS if getattr(self, name) is not None]
-        if len(given) > 1:
-            values = ", ".join(f"training.{name}={getattr(self, name)!r}" for name in given)
+        lengths = [name for name in LENGTHS if getattr(self, name) is not None]
+        if len(lengths) > 1:
+            values = ", ".join(f"training.{name}={getattr(self, name)!r}" for name in lengths)
             raise ConfigError(f"{values}: expected only one of them")
-        if self.epochs is not None and not 0 < self.epochs <= LONGEST:
-            raise ConfigError(
-                f"training.epochs={self.epochs!r}: expected a number greater than 0 and at most {LONGEST}"
-            )
-        at_least(
-            "training",
-            self,
-            **{name: 1 for name in ("steps", "examples") if getattr(self, name) is not None},
-            **{"batch": 1, "accumulate": 1, "seed": 0, "evaluate_every": 1, "evaluation_batch": 1},
-            **{"checkpoint_every": 1, "keep": 1, "log_every": 1},
-        )
+        check_fields("training", self)
         if self.batch % self.accumulate:
             raise ConfigError(f"training.accumulate={self.accumulate!r} does not divide training.batch={self.batch!r}")
 
@@ -139,6 +128,21 @@ class TrainingConfig:
         if self.epochs is not None or self.examples is not None:
             raise ConfigError(f"training.steps=None: not resolved (training.epochs={self.epochs!r})")
         return 1500 if self.steps is None else self.steps
+
+
+@dataclass(frozen=True)
+class HashConfig:
+    """How the codebook and the tables of the router hash are made, which then travel in the checkpoints."""
+
+    path: str = ""
+    """a file of moespec hash-table; without one they are made of the training images"""
+    kind: Literal["auto", "random", "balanced", "clustered", "dispersed"] = "auto"
+    """kind of table; auto: balanced, or random for several hashes"""
+    images: Number = 10000
+    """training images that are looked at"""
+
+    def __post_init__(self) -> None:
+        check_fields("hash", self)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import tomllib
 import types
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, fields, is_dataclass, replace
+from functools import partial
 from os.path import isfile
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -21,6 +22,7 @@ from moespec.models.checks import check_names, described
 from moespec.models.data.options import DataConfig
 from moespec.models.router_options import RouterSection, named
 from moespec.models.training.config import LENGTHS, Config, ScheduleConfig, TrainingConfig
+from moespec.models.trees import flatten
 from moespec.spec.errors import ConfigError
 
 __all__ = [
@@ -36,6 +38,8 @@ DEPTH = 4
 EVERY_ROUTER = {"sinkhorn_iterations", "norm_form", "selector_gamma"}
 """Options that the first files of version 0.1 have, of different routers."""
 Section = TypeVar("Section")
+flat = partial(flatten, separator=".")
+"""The values of nested tables by their dotted key."""
 
 
 def recipes() -> dict[str, str]:
@@ -226,11 +230,3 @@ def _plain(table: dict[str, Any], default: dict[str, Any]) -> dict[str, Any]:
         elif default.get(key) is not None:
             plain[key] = NONE
     return plain
-
-
-def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The values of nested tables by their dotted key."""
-    values: dict[str, Any] = {}
-    for key, value in table.items():
-        values.update(flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value})
-    return values

@@ -30,12 +30,10 @@ def cosine(peak: float, *, total: int, warmup: int = 0, end: float = 0.0) -> Sch
     _check(peak, total, warmup)
     _check_rate("end", end)
 
-    def rate(step: int) -> float:
-        if _checked(step, total) < warmup:
-            return peak * step / warmup
+    def after(step: int) -> float:
         return end + (peak - end) * (1 + math.cos(math.pi * (step - warmup) / (total - warmup))) / 2
 
-    return rate
+    return _warmed(peak, total, warmup, after)
 
 
 def rsqrt(peak: float, *, total: int, warmup: int = 0, cooldown: int = 0, timescale: float = 10_000.0) -> Schedule:
@@ -57,14 +55,12 @@ def rsqrt(peak: float, *, total: int, warmup: int = 0, cooldown: int = 0, timesc
         raise ConfigError(f"timescale={timescale!r}: expected a positive number of steps")
     start = total - cooldown
 
-    def rate(step: int) -> float:
-        if _checked(step, total) < warmup:
-            return peak * step / warmup
+    def after(step: int) -> float:
         if step < start:
             return peak / math.sqrt(1 + (step - warmup) / timescale)
         return peak / math.sqrt(1 + (start - warmup) / timescale) * (1 - (step - start) / cooldown)
 
-    return rate
+    return _warmed(peak, total, warmup, after)
 
 
 def linear(peak: float, *, total: int, warmup: int = 0, end: float = 0.0) -> Schedule:
@@ -81,12 +77,7 @@ def linear(peak: float, *, total: int, warmup: int = 0, end: float = 0.0) -> Sch
     _check(peak, total, warmup)
     _check_rate("end", end)
 
-    def rate(step: int) -> float:
-        if _checked(step, total) < warmup:
-            return peak * step / warmup
-        return end + (peak - end) * (1 - (step - warmup) / (total - warmup))
-
-    return rate
+    return _warmed(peak, total, warmup, lambda step: end + (peak - end) * (1 - (step - warmup) / (total - warmup)))
 
 
 SCHEDULES: dict[str, Callable[..., Schedule]] = {"cosine": cosine, "rsqrt": rsqrt, "linear": linear}
@@ -106,7 +97,12 @@ def _check_rate(name: str, rate: float) -> None:
         raise ConfigError(f"{name}={rate!r}: expected a scalar >= 0 that is finite as float32")
 
 
-def _checked(step: int, total: int) -> int:
-    if not 0 <= step < total:
-        raise ConfigError(f"step={step!r}: expected 0 <= step < total={total}")
-    return step
+def _warmed(peak: float, total: int, warmup: int, after: Schedule) -> Schedule:
+    """The linear warm-up, and what comes after it. Raises ConfigError for a step that the run does not have."""
+
+    def rate(step: int) -> float:
+        if not 0 <= step < total:
+            raise ConfigError(f"step={step!r}: expected 0 <= step < total={total}")
+        return peak * step / warmup if step < warmup else after(step)
+
+    return rate

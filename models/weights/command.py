@@ -47,16 +47,16 @@ def convert_command(
 
 def fields_of(settings: Sequence[str]) -> dict[str, Any]:
     """`heads=6` as a field and its value, which is JSON or else a string."""
-    found = {}
+    fields: dict[str, Any] = {}
     for setting in settings:
         name, equals, text = setting.partition("=")
         if not equals:
             raise ConfigError(f"set={setting!r}: expected FIELD=VALUE")
         try:
-            found[name] = json.loads(text)
+            fields[name] = json.loads(text)
         except ValueError:
-            found[name] = text
-    return found
+            fields[name] = text
+    return fields
 
 
 def _by_name(target: Path) -> str:

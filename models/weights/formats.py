@@ -5,7 +5,7 @@ rest comes from `Given`: that project's description of the model, and fields tha
 """
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ import numpy as np
 
 from moespec.models import families, interop
 from moespec.models.errors import CheckpointError
-from moespec.models.interop.layouts import unwrapped
+from moespec.models.interop.layouts import Project, unwrapped
 from moespec.models.interop.sizes import mixer_sizes, vit_sizes
 from moespec.models.mixer import MixerConfig
 from moespec.models.trees import flatten, nested
@@ -124,17 +124,17 @@ def _told(path: Path, arrays: Mapping[str, Any]) -> str:
 # ------------------------------------------------------------------------------------------------------- other projects
 
 
-def _vit(project: str, arrays: Mapping[str, Any], given: Given) -> VitConfig:
+def _vit(project: Project, arrays: Mapping[str, Any], given: Given) -> VitConfig:
     """The configuration of a project's ViT: of `given.model`, with what the shapes show, and the fields that are set."""
-    sizes = vit_sizes(project, {name: np.shape(array) for name, array in arrays.items()})
+    sizes = vit_sizes(project, _shapes(arrays))
     if given.model is not None:
-        named = _of_model(project, given.model)
+        named = _of_model(project is interop.TIMM, given.model)
         wrong = {name: value for name, value in sizes.items() if name in _SHOWN and getattr(named, name) != value}
         if wrong:
             name, value = next(iter(wrong.items()))
             raise ConfigError(f"model={given.model!r}: has {name}={getattr(named, name)!r}, the parameters {value!r}")
         return with_fields(named, {**sizes, **given.fields}, "set")
-    if project == "timm" and (assumed := [name for name in ("norm_epsilon", "gelu") if name not in given.fields]):
+    if project is interop.TIMM and (assumed := [name for name in ("norm_epsilon", "gelu") if name not in given.fields]):
         warnings.warn(
             f"{' and '.join(assumed)}: the parameters do not show them, timm's defaults are taken (1e-6, 'erf'); models of "
             "CLIP have others: --model with a name of timm's says them",
@@ -149,14 +149,14 @@ def _vit(project: str, arrays: Mapping[str, Any], given: Given) -> VitConfig:
     return config
 
 
-def _of_model(project: str, name: str) -> VitConfig:
+def _of_model(timm: bool, name: str) -> VitConfig:
     """The ViT `name`, which may be a name of timm's where the parameters are."""
-    if project == "timm" and name in interop.models_of_timm():
+    if timm and name in interop.models_of_timm():
         return interop.config_from_timm(interop.models_of_timm()[name])
     try:
         named = families.of_name(name).named(name)
     except ConfigError as error:
-        if project != "timm":
+        if not timm:
             raise
         raise ConfigError(
             f"model={name!r}: neither a name of moespec's nor of timm's vision_transformer.py; any other VisionTransformer of "
@@ -175,18 +175,29 @@ _ASKED = {
 }
 
 
+def _weights(
+    project: Project, path: Path, arrays: Mapping[str, Any], config: Any, classes: Sequence[str] = ()
+) -> Weights:
+    """Ours from a project's parameters by name."""
+    tree = nested(arrays) if project.separator == "/" else arrays
+    about = {"Source": f"{project.name}, {path.name}"}
+    return Weights(config, project.from_theirs(tree, config), about, tuple(classes))
+
+
 def _read_timm(path: Path, given: Given) -> Weights:
     file, arguments = path, given.arguments
     if path.is_dir():
         file, description = path / "model.safetensors", read_json(path / "config.json")
         arguments = arguments or interop.timm_arguments(description)
     arrays, _ = read_safetensors(file)
-    config = _vit("timm", arrays, given) if arguments is None else _with(interop.config_from_timm(arguments), given)
-    return Weights(config, interop.from_timm(arrays, config), {"Source": f"timm, {path.name}"})
+    config = (
+        _vit(interop.TIMM, arrays, given) if arguments is None else _with(interop.config_from_timm(arguments), given)
+    )
+    return _weights(interop.TIMM, path, arrays, config)
 
 
 def _write_timm(path: Path, weights: Weights) -> None:
-    write_safetensors(path, interop.to_timm(weights.params, _of_vit(weights)), PT)
+    write_safetensors(path, interop.to_timm(weights.params, weights.config), PT)
 
 
 def _read_huggingface(path: Path, given: Given) -> Weights:
@@ -195,25 +206,25 @@ def _read_huggingface(path: Path, given: Given) -> Weights:
     description = given.arguments or read_json(folder / "config.json")
     bias, pooler = (arrays.get(name) for name in ("classifier.bias", "pooler.dense.bias"))
     classes, representation = (0 if array is None else len(array) for array in (bias, pooler))
-    found = interop.config_from_huggingface(description, classes=classes, representation=representation)
-    config = _with(found, given)
-    about = {"Source": f"Hugging Face transformers, {path.name}"}
-    return Weights(config, interop.from_huggingface(arrays, config), about, _labels(description, config.classes))
+    described = interop.config_from_huggingface(description, classes=classes, representation=representation)
+    config = _with(described, given)
+    return _weights(interop.HUGGINGFACE, path, arrays, config, _labels(description, config.classes))
 
 
 def _labels(description: Mapping[str, Any], classes: int) -> tuple[str, ...]:
     """The names of the classes in transformers' config.json; none where it has placeholders, or not one for each class."""
-    found = description.get("id2label")
-    if not isinstance(found, Mapping):
+    labels = description.get("id2label")
+    if not isinstance(labels, Mapping):
         return ()
-    names = tuple(name for label in range(classes) if isinstance(name := found.get(str(label)), str))
+    names = tuple(name for label in range(classes) if isinstance(name := labels.get(str(label)), str))
     placeholders = tuple(f"LABEL_{label}" for label in range(classes))
-    return names if len(names) == len(found) == classes and names != placeholders else ()
+    return names if len(names) == len(labels) == classes and names != placeholders else ()
 
 
 def _write_huggingface(path: Path, weights: Weights) -> None:
-    config = _of_vit(weights)
-    arrays, description = interop.to_huggingface(weights.params, config), interop.config_to_huggingface(config)
+    arrays = interop.to_huggingface(weights.params, weights.config)
+    assert isinstance(weights.config, VitConfig)  # as it has looked
+    description = interop.config_to_huggingface(weights.config)
     if weights.classes:
         del description["num_labels"]
         description |= hub.labels(weights.classes)
@@ -222,28 +233,23 @@ def _write_huggingface(path: Path, weights: Weights) -> None:
 
 def _read_vmoe(path: Path, given: Given) -> Weights:
     arrays = _params(read_npz(path)) if path.suffix == ".npz" else read_vmoe_checkpoint(path)
-    moe = any("/Moe/" in name for name in arrays)
     if given.arguments is not None:
-        size = given.fields.get("image_size")
-        sizes = {} if size else vit_sizes("vmoe", {name: array.shape for name, array in arrays.items()})
-        size = size or sizes.get("image_size")
+        size = given.fields.get("image_size") or vit_sizes(interop.VMOE, _shapes(arrays)).get("image_size")
         if size is None:
             raise ConfigError(f"image_size: cannot be inferred from the weights; {_ASKED['image_size']}")
         config = _with(interop.config_from_vmoe(given.arguments, image_size=size), given)
-    elif moe and "router" not in given.fields:
+    elif any("/Moe/" in name for name in arrays) and "router" not in given.fields:
         raise ConfigError(
             "there are MoE blocks, and the parameters do not show how they route: give --arguments FILE, the JSON of vmoe's "
             "config.model, or --set for moe, router, experts, router_options, group_images"
         )
     else:
-        config = _vit("vmoe", arrays, given)
-    return Weights(
-        config, interop.from_vmoe(nested(arrays), config), {"Source": f"google-research/vmoe, {prefix_of(path).name}"}
-    )
+        config = _vit(interop.VMOE, arrays, given)
+    return _weights(interop.VMOE, prefix_of(path), arrays, config)
 
 
 def _write_vmoe(path: Path, weights: Weights) -> None:
-    tree = interop.to_vmoe(weights.params, _of_vit(weights))
+    tree = interop.to_vmoe(weights.params, weights.config)
     if path.suffix == ".npz":
         write_npz(path, flatten(tree))
     else:
@@ -251,32 +257,29 @@ def _write_vmoe(path: Path, weights: Weights) -> None:
 
 
 def _read_big_vision(path: Path, given: Given) -> Weights:
-    arrays = interop.unstacked(_params(read_npz(path)))
-    config = _vit("big_vision", arrays, given)
-    return Weights(config, interop.from_big_vision(nested(arrays), config), {"Source": f"big_vision, {path.name}"})
+    arrays = interop.BIG_VISION.prepared(_params(read_npz(path)))
+    return _weights(interop.BIG_VISION, path, arrays, _vit(interop.BIG_VISION, arrays, given))
 
 
 def _write_big_vision(path: Path, weights: Weights) -> None:
-    tree = interop.to_big_vision(weights.params, _of_vit(weights))
-    write_npz(path, {f"params/{name}": array for name, array in flatten(tree).items()})
+    write_npz(path, flatten({"params": interop.to_big_vision(weights.params, weights.config)}))
 
 
 def _read_vision_transformer(path: Path, given: Given) -> Weights:
-    arrays = interop.renumbered(_params(read_npz(path)))
-    config: VitConfig | MixerConfig
+    arrays = interop.VISION_TRANSFORMER.prepared(_params(read_npz(path)))
     if "stem/kernel" in arrays:
-        sizes = mixer_sizes({name: array.shape for name, array in arrays.items()})
-        config = _with(MixerConfig(**sizes), given)
+        config = _with(MixerConfig(**mixer_sizes(_shapes(arrays))), given)
     else:
-        config = _vit("vision_transformer", arrays, given)
-    params = interop.from_vision_transformer(nested(arrays), config)
-    return Weights(config, params, {"Source": f"google-research/vision_transformer, {path.name}"})
+        config = _vit(interop.VISION_TRANSFORMER, arrays, given)
+    return _weights(interop.VISION_TRANSFORMER, path, arrays, config)
 
 
 def _write_vision_transformer(path: Path, weights: Weights) -> None:
-    if not isinstance(weights.config, VitConfig | MixerConfig):
-        raise ConfigError(f"{type(weights.config).__name__}: vision_transformer has no such model")
     write_npz(path, flatten(interop.to_vision_transformer(weights.params, weights.config)))
+
+
+def _shapes(arrays: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    return {name: np.shape(array) for name, array in arrays.items()}
 
 
 def _params(arrays: Mapping[str, Any]) -> dict[str, Any]:
@@ -291,12 +294,6 @@ def _with(config: Any, given: Given) -> Any:
     if given.model is not None:
         raise ConfigError(f"model={given.model!r}: the file or --arguments say which model it is")
     return with_fields(config, given.fields, "set")
-
-
-def _of_vit(weights: Weights) -> VitConfig:
-    if not isinstance(weights.config, VitConfig):
-        raise ConfigError(f"{type(weights.config).__name__}: the other project has no such model")
-    return weights.config
 
 
 FORMATS: Mapping[str, Format] = {

@@ -42,35 +42,18 @@ class PretrainedModel(nn.Model, HubMixin):
         hub.write(save_directory, Weights(self.config, params, self.about, self.classes))
 
     @classmethod
-    def _from_pretrained(
-        cls,
-        *,
-        model_id: str,
-        revision: str | None,
-        cache_dir: str | Path | None,
-        force_download: bool,
-        local_files_only: bool,
-        token: str | bool | None,
-        **others: Any,
-    ) -> Self:
-        for name, value in others.items():
-            raise ConfigError(
-                f"{name}={value!r}: from_pretrained has no such option; the configuration is in the folder"
-            )
+    def _from_pretrained(cls, *, model_id: str, **options: Any) -> Self:
+        """The mixin's hook; the options are where and how the hub is asked."""
+        for name, value in options.items():
+            if name not in ("revision", "cache_dir", "force_download", "local_files_only", "token"):
+                raise ConfigError(
+                    f"{name}={value!r}: from_pretrained has no such option; the configuration is in the folder"
+                )
         folder = Path(model_id)
         if not folder.is_dir():
             from huggingface_hub import snapshot_download
 
-            downloaded = snapshot_download(
-                model_id,
-                revision=revision,
-                cache_dir=cache_dir,
-                force_download=force_download,
-                local_files_only=local_files_only,
-                token=token,
-                allow_patterns=list(hub.OWN),
-            )
-            folder = Path(downloaded)
+            folder = Path(snapshot_download(model_id, allow_patterns=list(hub.OWN), **options))
         return cls(hub.read(folder, Given()))
 
 

@@ -12,11 +12,10 @@ import safetensors.numpy
 from moespec.models import cli, families, vit
 from moespec.models.errors import CheckpointError, DataError
 from moespec.models.hashing import token_ids
-from moespec.models.hashing.options import HashConfig
 from moespec.models.hashing.token_ids import KINDS
 from moespec.models.router_options import settings
 from moespec.models.training import checkpoint, hash_tables, resolve
-from moespec.models.training.config import Config, ModelConfig
+from moespec.models.training.config import Config, HashConfig, ModelConfig
 from moespec.models.training.resolve import model_config
 from moespec.models.training.rundirectory import RunDirectory
 from moespec.models.training.savestate import trained_params

@@ -41,7 +41,7 @@ WRONG = {
     "study --out x --routers 'a: --heads 5'":
         "routers='a: --heads 5': --heads: there is no such option; near it: --model.heads",
     "train --data.transform operator:is_": "data.transform='operator:is_': returned bool, expected uint8 (8, 8, 1)",
-    "train --data.label-smoothing 1": "data.label_smoothing=1.0: expected less than 1, nothing is left to learn",
+    "train --data.label-smoothing 1": "data.label_smoothing=1.0: expected a finite number of at least 0 and below 1",
     "study --routers 'dense: --router switch' --out x":
         "routers='dense: --router switch': model.moe=None: expected 'none', or another name than 'dense'",
     "study --routers 'a: --training.seed 3' --out x":

@@ -205,7 +205,7 @@ RELATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("--data cifar", ("data.name", "cifar")),
     ("--data idx", ("data.path is not set", "idx")),
     ("--data idx --data.path nowhere", ("nowhere: there is no such folder",)),
-    ("--data.crop-padding -1", ("data.crop_padding=-1: expected at least 0",)),
+    ("--data.crop-padding -1", ("data.crop_padding=-1: expected an integer of at least 0",)),
     ("--hash.path nowhere.safetensors", ("hash.path='nowhere.safetensors'",)),
     ("--hash.kind random", ("hash.kind='random'",)),
     ("--router hash --hash.path nowhere.safetensors", ("hash.path='nowhere.safetensors'",)),
@@ -265,7 +265,7 @@ def contents(key: str) -> dict[str, tuple[str | bytes, tuple[str, ...]]]:
         "word": ("[schedule]\npeak = 'high'", ("schedule.peak='high': expected a number",)),
         "choice": ("[model]\npool = 'max'", ("model.pool='max': expected one of 'gap', 'gap_norm', 'token'",)),
         "near": ("[optimizer]\nweight_decy = 1", ("'optimizer.weight_decy'; near it: optimizer.weight_decay",)),
-        "none": ("[training]\nbatch = 0", ("training.batch=0: expected at least 1",)),
+        "none": ("[training]\nbatch = 0", ("training.batch=0: expected an integer of at least 1",)),
         "option": ("[model.router_options]\ncodes = nan", ("model.router_options.codes=nan",)),
         "beta": ("[optimizer]\nb1 = nan", ("optimizer.b1=nan",)),
     }

@@ -16,9 +16,8 @@ from moespec.backends.mesh import MeshSizes
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.models import cli, counts, families
 from moespec.models.planning.chips import CHIPS
-from moespec.models.planning.footprint import owned
+from moespec.models.planning.footprint import owned, rows
 from moespec.models.planning.plan import best, plan, plans
-from moespec.models.planning.sharding import rows
 from moespec.models.training import configfile
 from moespec.models.training.config import Config, MeshConfig, ModelConfig, TrainingConfig
 from moespec.models.training.resolve import model_config

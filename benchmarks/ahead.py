@@ -1,0 +1,119 @@
+"""Layers and training steps compiled ahead of time, for devices that need not be there. To be imported before JAX, which reads these
+variables then.
+
+The compiler is that of `pip install 'moespec[jax]' libtpu`. What it says goes to a file of `benchmarks/results`, where other rows stay.
+"""
+
+import importlib.metadata
+import json
+import os
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+for variable, value in {
+    "JAX_PLATFORMS": "cpu",  # the compiler is requested by name
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    "JAX_OPTIMIZATION_LEVEL": "O0",
+}.items():
+    os.environ.setdefault(variable, value)
+
+import jax  # noqa: E402
+import jax.numpy as jnp  # noqa: E402
+from jax.experimental import topologies  # noqa: E402
+from record import RESULTS  # noqa: E402
+
+import moespec.backends.jax as single  # noqa: E402
+from moespec.backends.jax.mesh import OnMesh  # noqa: E402
+from moespec.backends.optimizer import OptimizerConfig  # noqa: E402
+from moespec.models import memory  # noqa: E402
+from moespec.models.families import Config, family  # noqa: E402
+from moespec.models.parameters import shaped  # noqa: E402
+from moespec.models.training.objective import draws, make_loss  # noqa: E402
+
+
+def devices(name: str, platform: str = "tpu", **options: Any) -> Any:
+    """The devices of a topology, for models of any size: nothing is allocated."""
+    memory.of_machine = lambda: float("inf")
+    return topologies.get_topology_desc(name, platform=platform, **options).devices
+
+
+def on(device: Any, tree: Any) -> Any:
+    """The shapes of arrays, on one device."""
+    sharding = jax.sharding.SingleDeviceSharding(device)
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), tree)
+
+
+def lowered_step(
+    model: Config,
+    optimizer: OptimizerConfig,
+    images: int,
+    where: Any,
+    *,
+    loss: str = "softmax",
+    random: bool = True,
+    recompute: bool = False,
+    accumulate: int = 1,
+) -> Any:
+    """A training step, ready to be compiled. where: a device, or `OnMesh`. random: False for one without noise and dropout."""
+    size, shapes = model.image_size, family(model).parameter_shapes(model)
+    arrays: dict[str, tuple[tuple[int, ...], Any]] = {
+        "images": ((images, size, size, model.channels), jnp.float32),
+        "targets": ((images, model.classes), jnp.float32),
+    }
+    if random and draws(model, images):
+        arrays["random"] = ((images, 4), jnp.int32)
+    batch: Any = {name: jax.ShapeDtypeStruct(*array) for name, array in arrays.items()}
+    if isinstance(where, OnMesh):
+        B: Any = where
+        state = B.state_shapes(shaped(shapes), optimizer)
+        batch = {name: one.update(sharding=B.by_image) for name, one in batch.items()}
+    else:
+        B = single
+        params = jax.tree.map(
+            partial(jax.ShapeDtypeStruct, dtype=jnp.float32), shapes, is_leaf=lambda leaf: type(leaf) is tuple
+        )
+        state, batch = on(where, (jax.eval_shape(partial(B.init_state, optimizer=optimizer), params), batch))
+    step: Any = B.make_step(make_loss(B, model, loss, recompute=recompute), optimizer, accumulate=accumulate)
+    return step.__wrapped__.lower(state, batch, 0.1)
+
+
+def compiled(lowered: Any) -> tuple[Any, dict[str, Any]]:
+    """The program, and what every row has of it."""
+    start = time.perf_counter()
+    program = lowered.compile()
+    seconds = round(time.perf_counter() - start, 1)
+    return program, {"temporary_mib": mib(program.memory_analysis().temp_size_in_bytes), "compile_seconds": seconds}
+
+
+def mib(size: float) -> float:
+    """Bytes in MiB."""
+    return round(size / 2**20, 1)
+
+
+def recorded(name: str, part: str = "rows") -> Any:
+    """The rows of a file of results; none where there is no file."""
+    path = RESULTS / f"{name}.json"
+    return json.loads(path.read_text())[part] if path.is_file() else []
+
+
+def add(name: str, row: dict[str, Any], of: tuple[str, ...], *packages: str) -> None:
+    """Prints a row and puts it into the list of a file, in place of the one that has the same values of the keys `of`."""
+    print(json.dumps(row), flush=True)
+    rows = {json.dumps([one[key] for key in of]): one for one in [*recorded(name), row]}
+    write(name, {"rows": list(rows.values())}, *packages)
+
+
+def write(name: str, figures: dict[str, Any], *packages: str) -> None:
+    """Writes a file of results, with what made it."""
+    report = {
+        "command": f"python benchmarks/{Path(sys.argv[0]).name}",
+        "optimization_level": os.environ["JAX_OPTIMIZATION_LEVEL"],
+        "versions": {package: importlib.metadata.version(package) for package in packages},
+    }
+    (RESULTS / f"{name}.json").write_text(json.dumps({**report, **figures}, indent=1) + "\n")

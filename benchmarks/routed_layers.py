@@ -1,0 +1,82 @@
+"""The MoE layers that are compiled and timed: of a router, and those of google-research/vmoe beside them."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class Routed(NamedTuple):
+    """A router on tokens `(groups, tokens, width)`.
+
+    params: its parameters under "router". batch: what it is given: ids, noise, tables in place of parameters.
+    route: from these and tokens to its output. shape: how many groups it makes of how many tokens.
+    """
+
+    params: dict[str, Any]
+    batch: dict[str, Any]
+    route: Callable[[Any, Any, Any], Any]
+    shape: tuple[int, int]
+
+
+def routed(
+    B: Any,
+    name: str,
+    random: np.random.Generator,
+    *,
+    groups: int,
+    tokens: int,
+    width: int,
+    experts: int,
+    **options: Any,
+) -> Routed:
+    """The router `name` with these options. Random are its noise and initial values."""
+    shape = (1, groups * tokens) if name == "base" else (groups, tokens)  # BASE deals the tokens of all groups evenly
+    router = B.ROUTERS[name]
+    ids = router.needs == "ids"
+    more = {"ids": shape[1]} if ids else {}
+    settings = router.options(width=width, experts=experts, tokens=shape[1], **more, **options)
+    weights = {"router": router.init(random, settings)}
+    batch: dict[str, Any] = {}
+    if ids:
+        batch = {"ids": np.broadcast_to(np.arange(shape[1], dtype=np.int32), shape), **weights}
+    if noise := router.noise(settings):
+        batch["noise"] = drawn(random, replace(noise, shape=(shape[0], *noise.shape)))
+
+    def route(params: Any, batch: Any, x: Any) -> Any:
+        needed = {"ids": batch["ids"]} if ids else {}
+        own, grouped = (batch if ids else params)["router"], x.reshape((*shape, width))
+        return router.route(own, grouped, settings, noise=batch.get("noise"), train=True, **needed)
+
+    return Routed({} if ids else weights, batch, route, shape)
+
+
+def drawn(random: np.random.Generator, noise: Any) -> Any:
+    """Noise as a router describes it."""
+    low, high = noise.interval or (0.0, 0.0)
+    values = random.standard_normal(noise.shape) if noise.interval is None else random.uniform(low, high, noise.shape)
+    return values.astype(np.float32)
+
+
+def perceptron(width: int, hidden: int) -> dict[str, tuple[int, ...]]:
+    """The shapes of a perceptron."""
+    return {"w1": (width, hidden), "b1": (hidden,), "w2": (hidden, width), "b2": (width,)}
+
+
+def vmoe_layers(tokens: int, hidden: int, experts: int, dtype: Any) -> Iterator[tuple[str, int, Any]]:
+    """Name, choices and module of google-research/vmoe's layers, which must be on the path."""
+    from vmoe.nn import vit_moe  # type: ignore[import-not-found]
+
+    capacity = -(-tokens // experts)
+    sizes = {"mlp_dim": hidden, "num_experts": experts, "group_size": tokens, "deterministic": True, "dtype": dtype}
+    for kind in ("einsum", "indices"):
+        for k in (1, 2):
+            dispatcher = {"name": kind, "capacity": k * capacity, "bfloat16": False, "batch_priority": False}
+            router: dict[str, Any] = {"dispatcher": dispatcher, "num_selected_experts": k}
+            yield f"vmoe {kind}, k = {k}", k, vit_moe.MlpMoeBlock(router=router, **sizes)
+    dispatcher = {"name": "einsum", "capacity": capacity, "bfloat16": False}
+    router = {"name": "NoisyTopItemsPerExpertRouter", "dispatcher": dispatcher}
+    yield "vmoe expert choice", 1, vit_moe.MlpMoeBlock(router=router, **sizes)
+    router = {"name": "vmoe.projects.soft_moe.router.SoftRouter", "num_slots": capacity}
+    yield "vmoe soft", 1, vit_moe.MlpMoeBlock(router=router, **sizes)

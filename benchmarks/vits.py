@@ -1,0 +1,34 @@
+"""The ViTs that steps are compiled and timed of: dense, and with experts in every second block."""
+
+from typing import Any
+
+import numpy as np
+
+from moespec.models import vit
+from moespec.models.training.objective import draws
+
+ROUTERS: dict[str, dict[str, Any]] = {
+    "softmax_token_choice": {},
+    "softmax_token_choice, k = 2": {"choices": 2},
+    "softmax_expert_choice": {},
+    "sinkhorn_token_choice": {},
+    "soft_moe": {},
+    "hash": {},
+    "noisy_top_k": {},
+}
+"""Case -> the options of its router, whose name the case begins with."""
+
+
+def of_case(case: str, name: str, experts: int, **fields: Any) -> vit.VitConfig:
+    """The model `name` in a case, "dense" or one of `ROUTERS`."""
+    moe = {"moe": "every_2", "experts": experts, "router": case.partition(",")[0]} if case != "dense" else {}
+    return vit.named(name, router_options=ROUTERS.get(case, {}), **moe, **fields)
+
+
+def batch_of(config: vit.VitConfig, images: int) -> dict[str, Any]:
+    """Random images with their targets, and what noise is drawn from."""
+    random = np.random.default_rng(0)
+    pixels = random.standard_normal((images, config.image_size, config.image_size, config.channels), np.float32)
+    targets = np.eye(config.classes, dtype=np.float32)[random.integers(config.classes, size=images)]
+    numbers = {"random": np.zeros((images, 4), np.int32)} if draws(config, images) else {}
+    return {"images": pixels, "targets": targets, **numbers}
