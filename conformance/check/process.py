@@ -37,6 +37,9 @@ ROOM = 1 << 24
 """Bytes that an answer may have beside what is expected, for results that are not."""
 WIDER = 16
 """How much larger an answer may be than what is expected."""
+MAPS = 30_000
+"""Memory maps after which a process is a new one at the next part. Linux gives a process 65 530, and every program that
+LLVM compiles in it keeps some: JAX ends with a segmentation fault where there are no more."""
 PROGRAM = "import sys; sys.path[:] = {path}; from moespec.conformance.check.worker import main; main(*{arguments})"
 
 
@@ -135,6 +138,13 @@ def process(interface: type[Target], name: str, memory: int = 0) -> Process:
     return _running[0]
 
 
+def relieve() -> None:
+    """End the process that is running if it has too many memory maps for another part, where the system tells."""
+    with suppress(IndexError, OSError), open(f"/proc/{_running[0].popen.pid}/maps", "rb") as maps:
+        if sum(1 for _ in maps) > MAPS:
+            end()
+
+
 @atexit.register
 def end() -> None:
     """End the process that is running, if there is one."""
@@ -171,6 +181,7 @@ class Remote:
     def __init__(self, interface: type[Target], name: str, dtype: Dtype, limit: float, memory: int) -> None:
         self.key, self.dtype, self.limit = (interface, name, memory), dtype, limit
         self.wanted, self.lacks = interface.wanted, interface.lacks
+        relieve()
 
     def facts(self) -> Facts:
         """As of any target. What is imported is imported here, and takes no time of a case. Raises EndedError."""

@@ -112,6 +112,18 @@ def test_a_process_that_ends_fails_its_case_alone(over_numpy, how, said):
     assert [r.first.message for r in results if r.id == "z_loss/large"] == [said]
 
 
+def test_a_process_with_too_many_maps_is_another_at_the_next_part(over_numpy, tmp_path, monkeypatch):
+    text = "import mmap, os\n" + "MAPS = [mmap.mmap(-1, 4096) for _ in range(COUNT)]\n"
+    text += "def z_loss(logits):\n    print(os.getpid(), file=open('pids', 'a'))\n    return numpy.z_loss(logits)\n"
+    monkeypatch.chdir(tmp_path)
+    for count, processes in ((100, 1), (31_000, 2)):
+        (tmp_path / "pids").unlink(missing_ok=True)
+        name = over_numpy(f"mapping{count}", text.replace("COUNT", str(count)))
+        for _ in range(2):
+            run_part(part(name, of("z_loss", kinds=["value"])))
+        assert len(set((tmp_path / "pids").read_text().split())) == processes
+
+
 def test_as_a_program(over_numpy, tmp_path):
     name = over_numpy("exiting_program", "def z_loss(logits):\n    raise SystemExit(0)\n")
     command = [sys.executable, "-m", "moespec.conformance", "run", "--target", name, "--dtype", "f64", *LOSSES]
