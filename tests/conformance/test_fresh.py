@@ -151,16 +151,3 @@ def test_the_report_says_so(run, over_numpy, tmp_path, capsys):
     exec(code, {"open_case": reproduce.open_case})
     assert run("report", path, "--html", page)[0] == 1
     assert f"halved (fresh, seed {SEED})" in page.read_text().replace("<wbr>", "")
-
-
-@pytest.mark.parametrize("seed", ["-1", "x", "1.5"])
-def test_a_seed_that_is_no_whole_number(run, seed):
-    status, _, said = run("run", "--target", "moespec.backends.numpy", f"--fresh={seed}")
-    assert status == 2
-    assert f"moespec conformance run: --fresh: '{seed}': expected a whole number from 0" in said
-
-
-def test_files_have_no_fresh_cases(run, tmp_path):
-    status, _, said = run("show", "z_loss/values", "--files", tmp_path, "--fresh", SEED)
-    assert status == 2
-    assert said.startswith("--fresh: files are computed from the committed vectors")

@@ -161,32 +161,6 @@ def test_numpy_has_no_bfloat16(run, target):
     assert f"{count} skipped, bfloat16: not supported: ValueError: NumPy has no bfloat16" in printed
 
 
-@pytest.mark.parametrize(
-    ("adapter", "said"),
-    [
-        ("no_such_module", "ModuleNotFoundError"),
-        ("", "expected the name of a module, such as package.module"),
-        (":layer", "ValueError"),
-        ("math", "it has no layer(x, params, options)"),
-        ("math:nothing", "the module 'math' has no 'nothing'"),
-        ("math:pi", "it has no layer(x, params, options)"),
-        ("subprocess:Popen", "TypeError"),
-    ],
-)
-@pytest.mark.parametrize("command", [["run"], ["show", "soft_moe/values"]])
-def test_a_name_that_is_not_an_adapter(run, command, adapter, said):
-    status, _, error = run(*command, "--adapter", adapter)
-    assert status == 2
-    assert error.startswith(f"--adapter {adapter!r}: ")
-    assert said in error
-    assert len(error.splitlines()) == 1
-
-
-def test_an_adapter_is_not_a_target(run):
-    assert run("run", "--adapter", "x", "--target", "moespec.backends.numpy")[0] == 2
-    assert run("run")[0] == 2
-
-
 # Files.
 
 

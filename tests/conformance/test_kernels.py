@@ -196,6 +196,3 @@ def test_the_command_line_and_the_page(run, target, tmp_path):
     assert command.endswith(f"show {ROUTER}/large_128 --adapter adding --dtype float64 --fresh {SEED} --size large")
     assert run("report", path, "--html", page)[0] == 1
     assert f"{ROUTER}/large_128" in page.read_text().replace("<wbr>", "")
-    status, _, said = run("run", "--adapter", name, "--size", "large")
-    assert status == 2
-    assert "--size large: needs --fresh SEED" in said

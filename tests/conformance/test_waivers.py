@@ -148,12 +148,6 @@ def test_the_command_line(run, over_numpy, tmp_path):
     assert "revision" in said
 
 
-def test_a_file_that_is_not_there(run, tmp_path):
-    status, _, said = run("run", "--target", "moespec.backends.numpy", "--waivers", tmp_path / "none.toml")
-    assert status == 2
-    assert said.startswith(f"{tmp_path / 'none.toml'}: cannot be read (No such file")
-
-
 def test_files_are_waived_too(run, tmp_path):
     (tmp_path / "out/z_loss").mkdir(parents=True)
     (tmp_path / "out/z_loss/one_expert.safetensors").write_bytes(b"damaged")
