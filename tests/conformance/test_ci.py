@@ -8,7 +8,6 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
-import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2]

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from committed import BY_ID, CASES, of
+from fused_layers import FORWARD
 from safetensors.numpy import load_file, save_file
 
 from moespec import spec
@@ -26,20 +27,6 @@ from moespec.conformance.compare import DTYPES
 from moespec.conformance.report import report
 from moespec.models.tensors import Found
 
-FUSED = """
-import numpy as np
-from moespec import spec
-
-def layer(x, params, options):
-    router = spec.ROUTERS[options["router"]]
-    fields = {name: value for name, value in options.items() if name not in ("router", "gelu", "train")}
-    def one(tokens):
-        routing = router.route(params["router"], tokens, router.options(**fields), train=options["train"]).routing
-        return spec.moe_layer(tokens, routing, lambda x: spec.expert_mlp(x, params["experts"], gelu=options["gelu"]))
-    return np.stack([one(tokens) for tokens in x])
-"""
-
-
 # Adapters.
 
 
@@ -48,7 +35,7 @@ def adapted(name, dtype="float64", cases=CASES):
 
 
 def test_a_whole_layer_passes_every_case_of_a_router_and_nothing_else(target):
-    results = adapted(target("fused_whole", FUSED))
+    results = adapted(target("fused_whole", FORWARD))
     passed = {id for id, result in results.items() if result.state == "pass"}
     assert passed == {
         case.id
@@ -78,7 +65,7 @@ def test_an_adapter_may_be_a_class_or_an_object(run, target, path):
 
 def test_a_wrong_layer_fails_at_its_output(run, target):
     wrong = "\nright = layer\ndef layer(x, params, options):\n    return right(x, params, options) + 1e-9\n"
-    name, algorithm = target("fused_wrong", FUSED + wrong), "softmax_expert_choice"
+    name, algorithm = target("fused_wrong", FORWARD + wrong), "softmax_expert_choice"
     status, printed, _ = run("run", "--adapter", name, "--dtype", "f64", "--algorithm", algorithm, "--all")
     lines, cases = printed.splitlines(), of(algorithm)
     assert status == 1
@@ -109,7 +96,7 @@ def test_a_layer_that_raises_is_an_error_and_one_that_declines_is_not_implemente
 def test_an_inconclusive_case_stays_inconclusive(target):
     case = BY_ID["softmax_token_choice/values"]
     uncertain = {name: {"margin": 1e-300, "needed": dict.fromkeys(DTYPES, 1.0)} for name in case.decisions}
-    (result,) = adapted(target("fused_sure", FUSED), cases=[replace(case, decisions=uncertain)]).values()
+    (result,) = adapted(target("fused_sure", FORWARD), cases=[replace(case, decisions=uncertain)]).values()
     assert result.state == "inconclusive"
 
 
@@ -137,7 +124,7 @@ def test_what_an_adapter_takes(target):
 
 
 def test_an_adapter_may_have_arrays_of_its_own(target):
-    text = FUSED + (
+    text = FORWARD + (
         "\nclass Own:\n"
         "    def from_numpy(self, tree, dtype):\n"
         "        self.dtype = dtype\n"
@@ -152,7 +139,7 @@ def test_an_adapter_may_have_arrays_of_its_own(target):
 
 
 def test_numpy_has_no_bfloat16(run, target):
-    name = target("fused_dtypes", FUSED)
+    name = target("fused_dtypes", FORWARD)
     assert run("run", "--adapter", name, "--algorithm", "soft_moe")[0] == 1  # NumPy has no gradients
     status, printed, _ = run("run", "--adapter", name, "--algorithm", "soft_moe", "--forward-only")
     assert status == 0
@@ -552,7 +539,7 @@ def test_what_cannot_be_opened(id, stage):
 
 def test_checking_needs_no_framework(folder, tmp_path):
     """What a framework, a plot or a training needs is absent here, and so are the backends."""
-    (tmp_path / "fused.py").write_text(FUSED)
+    (tmp_path / "fused.py").write_text(FORWARD)
     program = f"""
         import sys
         ABSENT = {{"jax", "torch", "optax", "matplotlib", "PIL", "tomli_w", "tensorboard"}}

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from committed import CASES
-from fused_layers import JAX, NUMPY, RIGHT, SUBTLE, WRONG
+from fused_layers import FORWARD, JAX, NUMPY, RIGHT, SUBTLE, WRONG
 
 from moespec.conformance import suite
 from moespec.conformance.author import large
@@ -150,17 +150,17 @@ SMALL = [case for case in CASES if case.algorithm == "soft_moe" and case.kind in
 @pytest.mark.parametrize(("factor", "state"), [("1", "pass"), ("1.01", "fail")])
 def test_a_derivative_of_its_own(target, factor, state):
     name = target(f"numpy_vjp_{state}", NUMPY.replace("FACTOR", factor))
-    found = states(name, SMALL, "float64")
-    assert {id: state for id, state in found.items() if state != "pass"} == (
+    results = states(name, SMALL, "float64")
+    assert {id: state for id, state in results.items() if state != "pass"} == (
         {} if state == "pass" else {"soft_moe/gradient": "fail"}
     )
 
 
 def test_what_has_no_derivative_is_not_implemented(target, layers):
-    without = target("numpy_no_vjp", NUMPY.split("def vjp")[0])
+    without = target("numpy_no_vjp", FORWARD)
     assert states(without, SMALL, "float64")["soft_moe/gradient"] == "not implemented"
     assert set(states(without, SMALL, "float64", "compiled").values()) == {"not implemented"}
-    declining = NUMPY.split("def vjp")[0] + "def vjp(*_):\n    raise NotImplementedError('later')\n"
+    declining = FORWARD + "def vjp(*_):\n    raise NotImplementedError('later')\n"
     assert states(target("numpy_declines", declining), SMALL, "float64")["soft_moe/gradient"] == "not implemented"
     pytest.importorskip("torch")
     opaque = "\nright = layer\ndef layer(x, params, options):\n    with torch.no_grad():\n"
