@@ -32,8 +32,3 @@ def test_an_adapter_claims_too(run, target):
     name = target("claiming_layer", LAYER + "__moespec_version__ = '7.1'\n")
     _, printed, _ = run("run", "--adapter", name, "--algorithm", "softmax_expert_choice", "--dtype", "f64")
     assert "claims to follow moespec 7.1" in printed
-
-
-def test_a_target_that_claims_nothing_is_told_nothing(run, target):
-    _, printed, _ = run("run", "--target", target("silent", TARGET), "--algorithm", "z_loss", "--dtype", "f64")
-    assert "claims" not in printed
