@@ -9,6 +9,7 @@ from moespec.conformance import suite
 from moespec.conformance.check.run import run_cases
 from moespec.conformance.check.target import Target
 from moespec.conformance.compare import DTYPES
+from moespec.conformance.manifest import encode
 
 CASES = suite.load()
 BY_ID = {case.id: case for case in CASES}
@@ -28,3 +29,8 @@ def results_of(module, cases, dtype="float64"):
 def replaced(**names):
     """The NumPy backend with some names replaced."""
     return SimpleNamespace(**{**vars(reference), **names})
+
+
+def content(cases):
+    """All that cases hold, to be compared."""
+    return [(entry, {name: array.tobytes() for name, array in arrays.items()}) for entry, arrays in map(encode, cases)]
