@@ -7,12 +7,12 @@ import shutil
 import struct
 import subprocess
 import sys
-import textwrap
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from absent import run_without
 from committed import BY_ID, CASES, of
 from fused_layers import FORWARD
 from safetensors.numpy import load_file, save_file
@@ -519,15 +519,9 @@ def test_what_cannot_be_opened(id, stage):
 def test_checking_needs_no_framework(folder, tmp_path):
     """What a framework, a plot or a training needs is absent here, and so are the backends."""
     (tmp_path / "fused.py").write_text(FORWARD)
+    absent = ["jax", "torch", "optax", "matplotlib", "PIL", "tomli_w", "tensorboard"]
+    absent += [f"moespec.backends.{name}" for name in ("numpy", "jax", "torch")]
     program = f"""
-        import sys
-        ABSENT = {{"jax", "torch", "optax", "matplotlib", "PIL", "tomli_w", "tensorboard"}}
-        BACKENDS = {{f"moespec.backends.{{name}}" for name in ("numpy", "jax", "torch")}}
-        class Absent:
-            def find_spec(self, name, path=None, target=None):
-                if name.split(".")[0] in ABSENT or name in BACKENDS:
-                    raise ModuleNotFoundError(name, name=name)
-        sys.meta_path.insert(0, Absent())
         sys.path.insert(0, {str(tmp_path)!r})
         from moespec.conformance.__main__ import main
         out = {str(tmp_path)!r}
@@ -537,9 +531,7 @@ def test_checking_needs_no_framework(folder, tmp_path):
         reports = [out + "/files.json", out + "/fused.json"]
         assert main(["report", *reports, "--html", out + "/report.html", "--badge", out + "/badge.svg"]) == 0
         assert main(["show", "token_choice/tied", "--files", {str(folder)!r}]) == 0
-        assert not ABSENT & set(sys.modules)
+        assert not {{*ABSENT}} & {{*sys.modules}}
     """
-    process = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=False
-    )
+    process = run_without(absent, program)
     assert process.returncode == 0, process.stderr
