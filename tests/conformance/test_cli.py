@@ -5,10 +5,9 @@ import re
 import shlex
 
 import pytest
-from committed import CASES, of
+from committed import CASES, commit, of
 
 from moespec.conformance import suite
-from moespec.conformance.author.generate import suite_text
 from moespec.conformance.check.classes import CLASSES, class_of
 
 NUMPY = ("--target", "moespec.backends.numpy")
@@ -181,7 +180,7 @@ def test_nothing_collected_fails(run):
 
 def test_a_folder_without_vectors_fails(run, tmp_path):
     (tmp_path / "vectors").mkdir()
-    (tmp_path / "suite.json").write_text(suite_text(tmp_path / "vectors"))
+    commit(tmp_path / "vectors")
     status, printed, _ = run("run", *NUMPY, "--dtype", "f64", "--vectors", tmp_path / "vectors")
     assert status == 1
     assert printed.splitlines() == ["nothing was collected", "0 passed, 0 failed, 0 skipped"]
