@@ -6,9 +6,11 @@ import numpy as np
 
 import moespec.backends.numpy as reference
 from moespec.conformance import suite
+from moespec.conformance.author.generate import suite_text
 from moespec.conformance.check.run import run_cases
 from moespec.conformance.check.target import Target
 from moespec.conformance.compare import DTYPES
+from moespec.conformance.manifest import encode
 
 CASES = suite.load()
 BY_ID = {case.id: case for case in CASES}
@@ -28,3 +30,13 @@ def results_of(module, cases, dtype="float64"):
 def replaced(**names):
     """The NumPy backend with some names replaced."""
     return SimpleNamespace(**{**vars(reference), **names})
+
+
+def content(cases):
+    """All that cases hold, to be compared."""
+    return [(entry, {name: array.tobytes() for name, array in arrays.items()}) for entry, arrays in map(encode, cases)]
+
+
+def commit(folder):
+    """Makes the `suite.json` of the vectors in a folder as they are."""
+    (folder.parent / "suite.json").write_text(suite_text(folder))

@@ -18,7 +18,6 @@ from moespec.backends.jax import equinox as for_equinox
 from moespec.backends.jax import nnx as for_nnx
 from moespec.models import mixer, vit
 from moespec.models.draws import of_step
-from moespec.spec import SpecError
 
 STUDY = [router for router in cases.CASES if router != "noisy_top_k"]
 IMAGES, TOKENS, WIDTH = 8, 8, 8
@@ -34,18 +33,18 @@ OPTIONS = {
 def main(file: str, *routers: str) -> None:
     """Writes what was computed, on one device and on four: of some routers, and of all what is traced."""
     jax.config.update("jax_enable_x64", True)
-    found: dict[Any, Any] = {("traced", router): traced(router) for router in B.ROUTERS}
+    results: dict[Any, Any] = {("traced", router): traced(router) for router in B.ROUTERS}
     for router in routers:
-        found["layer", router, "experts"] = layer(router, "experts")
+        results["layer", router, "experts"] = layer(router, "experts")
         if router in STUDY:
-            found["layer", router, "data"] = layer(router, "data")
-            found["model", router] = model(vit, cases.model(router))
+            results["layer", router, "data"] = layer(router, "data")
+            results["model", router] = model(vit, cases.model(router))
     for name, options in OPTIONS.items():
         config = vit.named("vit_tiny", **{**ONE_BLOCK, "router": "softmax_token_choice", **options})
-        found["options", name] = model(vit, config)
-    found["options", "mixer"] = model(mixer, mixer.named("mixer_tiny", channels=1, classes=10, depth=1))
-    found |= {"automatic": automatic(), "modules": modules(), "fewer": fewer_groups(), "errors": errors()}
-    Path(file).write_bytes(pickle.dumps(found))
+        results["options", name] = model(vit, config)
+    results["options", "mixer"] = model(mixer, mixer.named("mixer_tiny", channels=1, classes=10, depth=1))
+    results |= {"automatic": automatic(), "modules": modules(), "fewer": fewer_groups(), "errors": errors()}
+    Path(file).write_bytes(pickle.dumps(results))
 
 
 ONE_BLOCK = {"moe": "last_1", "depth": 1, "experts": 4, "channels": 1, "classes": 10}
@@ -82,15 +81,15 @@ def compared(function: Any, one: Any, four: Any, mesh: Any) -> dict[str, Any]:
 def gradient(function: Any) -> Any:
     """What a function returns, and the gradients of its first entry, the loss, in parameters and images."""
 
-    def made(params: Any, images: Any, *rest: Any) -> Any:
+    def gradients(params: Any, images: Any, *rest: Any) -> Any:
         call = lambda params, images: function(params, images, *rest)  # noqa: E731
-        (_, found), (for_params, for_images) = jax.value_and_grad(call, (0, 1), has_aux=True, allow_int=True)(
+        (_, outputs), (for_params, for_images) = jax.value_and_grad(call, (0, 1), has_aux=True, allow_int=True)(
             params, images
         )
         zeros = jax.tree.map(lambda leaf: np.zeros(()) if leaf.dtype == jax.dtypes.float0 else leaf, for_params)
-        return {"found": found, "params": zeros, "images": for_images}
+        return {"found": outputs, "params": zeros, "images": for_images}
 
-    return made
+    return gradients
 
 
 def layer_of(router: str) -> tuple[Any, Any, Any, Any]:
@@ -213,14 +212,8 @@ def errors() -> dict[str, str]:
         "groups": lambda: function(split, put(mesh, x[:2], PartitionSpec("data")), *rest),
         "multi_hash": lambda: B.multi_hash_mlp(put(mesh, x, images), ids, tables, split["experts"]),
     }
-    said = {}
     with jax.set_mesh(mesh):
-        for name, call in calls.items():
-            try:
-                call()
-            except SpecError as error:
-                said[name] = f"{type(error).__name__}: {error}"
-    return said
+        return cases.messages(calls)
 
 
 if __name__ == "__main__":

@@ -93,28 +93,33 @@ def layer(x, params, options):
     return y.astype(x.dtype)
 """
 
-NUMPY = """
+FORWARD = """
 import numpy as np
-from moespec.conformance.author.backward import slope
+from moespec import spec
 
-def numbers(x, params, options):
-    from moespec import spec
+def layer(x, params, options):
     router = spec.ROUTERS[options["router"]]
     fields = {name: value for name, value in options.items() if name not in ("router", "gelu", "train")}
     def one(tokens):
         routing = router.route(params["router"], tokens, router.options(**fields), train=options["train"]).routing
         return spec.moe_layer(tokens, routing, lambda x: spec.expert_mlp(x, params["experts"], gelu=options["gelu"]))
     return np.stack([one(tokens) for tokens in x])
+"""
+"""By the specification, on NumPy's arrays."""
 
-layer = numbers
+NUMPY = (
+    FORWARD
+    + """
+from moespec.conformance.author.backward import slope
 
 def vjp(x, params, options, cotangent):
     flat = {"x": x, **{f"{part}/{name}": a for part, tree in params.items() for name, a in tree.items()}}
     def loss(values):
         tree = {part: {n.partition("/")[2]: a for n, a in values.items() if n.startswith(part + "/")} for part in params}
-        return np.sum(cotangent * numbers(values["x"], tree, options))
+        return np.sum(cotangent * layer(values["x"], tree, options))
     slopes = {name: slope(loss, flat, name) for name in flat}
     tree = {part: {n.partition("/")[2]: a for n, a in slopes.items() if n.startswith(part + "/")} for part in params}
     return slopes["x"] * FACTOR, tree
 """
-"""On NumPy's arrays, with a vector-Jacobian product of its own."""
+)
+"""The same with a vector-Jacobian product of its own."""

@@ -21,29 +21,29 @@ def main(file: str, which: str) -> None:
     """Writes what was computed, for one device and for each mesh and router, or for some."""
     jax.config.update("jax_enable_x64", True)
     mesh.SMALL = cases.SMALL
-    found: dict[Any, Any] = {}
+    results: dict[Any, Any] = {}
     for router, meshes in cases.WHICH[which].items():
         one = cases.training(one_device, router)
         forward = cases.forward(one_device, router, one["params"])
-        found[router] = {"metrics": one["metrics"], "state": one["state"], "forward": forward}
+        results[router] = {"metrics": one["metrics"], "state": one["state"], "forward": forward}
         for sizes in meshes:
             B, programs = OnMesh(sizes), []
             result = cases.training(B, router, before=lambda *given: programs.append(collectives(*given)))  # noqa: B023
             step, params = result.pop("step"), result.pop("params")
-            found[sizes, router] = {**result, "collectives": programs[0]}
+            results[sizes, router] = {**result, "collectives": programs[0]}
             if cases.FORWARD[router] == sizes:
-                found[sizes, router]["forward"] = cases.forward(B, router, params)
+                results[sizes, router]["forward"] = cases.forward(B, router, params)
         if router == NARROW:
             narrow = OnMesh(cases.MESHES[1], transport="bfloat16")
             result = cases.training(narrow, router, before=lambda *given: programs.append(sent(*given)))  # noqa: B023
-            found["narrow"] = {"metrics": result["metrics"], "dtypes": programs[-1]}
+            results["narrow"] = {"metrics": result["metrics"], "dtypes": programs[-1]}
         if router in cases.CONTINUED and len(meshes) > 1:
-            exported = cases.together([found[cases.MESHES[-2], router]["state"]])
-            found["continued", router] = cases.continued(B, step, router, exported)
-            found[router]["continued"] = cases.continued(one_device, one["step"], router, one["state"])
+            exported = cases.together([results[cases.MESHES[-2], router]["state"]])
+            results["continued", router] = cases.continued(B, step, router, exported)
+            results[router]["continued"] = cases.continued(one_device, one["step"], router, one["state"])
     B = OnMesh(cases.MESHES[-1])
-    found |= {"errors": cases.errors(B), "texts": B.exchanged("alone"), "rows": B.rows(8)}
-    Path(file).write_bytes(pickle.dumps(found))
+    results |= {"errors": cases.errors(B), "texts": B.exchanged("alone"), "rows": B.rows(8)}
+    Path(file).write_bytes(pickle.dumps(results))
 
 
 def sent(step: Any, state: Any, batch: Any) -> list[str]:

@@ -4,7 +4,7 @@ All is in float64, so that what differs is an error, and not the order of a sum.
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -149,11 +149,11 @@ def training(B: Any, router: str, *, before: Any = None, **options: Any) -> dict
     loss = make_loss(B, config, "softmax", recompute=case.recompute)
     step = B.make_step(loss, case.optimizer, accumulate=case.accumulate, **options)
     for number, batch in enumerate(batches()):
-        given = rows_of(B, batch)
+        rows = rows_of(B, batch)
         if before and not number:
-            before(step, state, given)
-        state, found = step(state, given, RATE)
-        metrics.append(B.to_numpy(found))
+            before(step, state, rows)
+        state, figures = step(state, rows, RATE)
+        metrics.append(B.to_numpy(figures))
     return {"step": step, "metrics": metrics, "params": B.state_params(state), "state": B.export_state(state)}
 
 
@@ -167,11 +167,11 @@ def check_narrow(metrics: Any, one: Any) -> None:
 def continued(B: Any, step: Any, router: str, exported: dict[str, Any]) -> dict[str, Any]:
     """An exported state after its import as it is exported again, and after one more step; on a mesh, what the import read."""
     on_mesh = B.sizes.devices > 1
-    given = {slot: _readers(tree) if on_mesh and slot != "step" else tree for slot, tree in exported.items()}
-    state = B.import_state(given, CASES[router].optimizer)
+    readers = {slot: _readers(tree) if on_mesh and slot != "step" else tree for slot, tree in exported.items()}
+    state = B.import_state(readers, CASES[router].optimizer)
     again = B.export_state(state)
     state, _ = step(state, rows_of(B, next(batches())), RATE)
-    read = {path: reader.entries for path, reader in leaves(given["params"])} if on_mesh else {}
+    read = {path: reader.entries for path, reader in leaves(readers["params"])} if on_mesh else {}
     return {"again": again, "after": B.export_state(state), "read": read}
 
 
@@ -183,6 +183,11 @@ def errors(B: Any) -> dict[str, str]:
         "experts": lambda: B.init_state(uneven, ADAMW.optimizer),
         "multi_hash": lambda: B.multi_hash_mlp(),
     }
+    return messages(calls)
+
+
+def messages(calls: Mapping[str, Callable[[], Any]]) -> dict[str, str]:
+    """What is said by the errors that calls raise, by the name of the call."""
     said = {}
     for name, call in calls.items():
         try:

@@ -2,14 +2,12 @@
 
 import ast
 import fnmatch
-import subprocess
-import sys
-import textwrap
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
+from absent import run_without
 
 ROOT = Path(__file__).parents[1]
 FRAMEWORKS = {"jax", "optax", "torch", "flax", "timm"}
@@ -258,12 +256,6 @@ def test_the_circle_check_can_fail(tmp_path, back):
 )
 def test_a_backend_runs_without_the_other_framework(backend, absent):
     program = f"""
-        import sys
-        class Absent:
-            def find_spec(self, name, path=None, target=None):
-                if name.split(".")[0] == {absent!r}:
-                    raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
-        sys.meta_path.insert(0, Absent())
         import numpy as np
         import moespec.backends.{backend} as B
         from moespec.models import vit
@@ -273,9 +265,7 @@ def test_a_backend_runs_without_the_other_framework(backend, absent):
         assert B.to_numpy(logits).shape == (2, config.classes)
         assert {absent!r} not in sys.modules
     """
-    result = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=240, check=False
-    )
+    result = run_without([absent], program)
     assert result.returncode == 0, result.stderr
 
 

@@ -40,7 +40,7 @@ def run(rank: int, address: str, folder: Path, which: str) -> None:
     mesh.SMALL = cases.SMALL
     join(Process(rank, PROCESSES, rank, address))
     meshes = {sizes: OnMesh(sizes) for sizes in cases.MESHES}
-    found: dict[Any, Any] = {}
+    results: dict[Any, Any] = {}
     # What `compile` makes runs op by op.
     with torch.compiler.set_stance("force_eager"):
         for router, some in cases.WHICH[which].items():
@@ -49,19 +49,19 @@ def run(rank: int, address: str, folder: Path, which: str) -> None:
                 with Collectives() as record:
                     result = cases.training(B, router, compiled=False)
                 step, params = result.pop("step"), result.pop("params")
-                found[sizes, router] = {**result, "forward": cases.forward(B, router, params), "calls": record.calls}
+                results[sizes, router] = {**result, "forward": cases.forward(B, router, params), "calls": record.calls}
             if router in cases.CONTINUED and len(some) > 1:
                 states: list[Any] = [None] * PROCESSES
-                dist.all_gather_object(states, found[cases.MESHES[-2], router]["state"])
-                found["continued", router] = cases.continued(B, step, router, cases.together(states))
+                dist.all_gather_object(states, results[cases.MESHES[-2], router]["state"])
+                results["continued", router] = cases.continued(B, step, router, cases.together(states))
     with Collectives() as record, torch.compiler.set_stance("force_eager"):
         narrow = OnMesh(cases.MESHES[1], transport="bfloat16")
-        found["narrow"] = cases.training(narrow, NARROW, compiled=False)["metrics"]
-    found["narrow dtypes"] = sorted({str(dtype) for name, dtype in record.dtypes if "all_to_all" in name})
+        results["narrow"] = cases.training(narrow, NARROW, compiled=False)["metrics"]
+    results["narrow dtypes"] = sorted({str(dtype) for name, dtype in record.dtypes if "all_to_all" in name})
     B = meshes[cases.MESHES[-1]]
-    found |= {"texts": B.exchanged("text" * rank), "rows": B.rows(8), "errors": cases.errors(B)}
+    results |= {"texts": B.exchanged("text" * rank), "rows": B.rows(8), "errors": cases.errors(B)}
     B.compile = functools.partial(B.compile, compiler="aot_eager")  # whole graphs, which run op by op
-    found["compiled"] = cases.training(B, COMPILED, compiled=True)["metrics"]
+    results["compiled"] = cases.training(B, COMPILED, compiled=True)["metrics"]
     with (folder / str(rank)).open("wb") as file:
-        pickle.dump(found, file)
+        pickle.dump(results, file)
     leave()

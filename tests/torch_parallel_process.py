@@ -111,7 +111,7 @@ def run(rank: int, address: str, folder: Path) -> None:
     world = mesh["data", "expert"]._flatten("world")
     x = torch.randn(8, 12, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     alone = network()
-    found: dict[str, Any] = {"norms": trained(alone, x, torch.nn.utils.clip_grad_norm_)}
+    results: dict[str, Any] = {"norms": trained(alone, x, torch.nn.utils.clip_grad_norm_)}
     for mode, spread in zip(MODES, (sharded, replicated, compiled), strict=True):
         model = network()
         parallelize_module(model, mesh["expert"], PLAN)
@@ -119,10 +119,10 @@ def run(rank: int, address: str, folder: Path) -> None:
             name: parameter.to_local().numel() for name, parameter in model.named_parameters() if "experts" in name
         }
         norms = trained(spread(model, mesh, world), x[2 * rank : 2 * rank + 2], clip_grad_norm_, model)
-        found[mode] = {"norms": norms, "difference": difference(alone, model), "parts": sum(parts.values())}
+        results[mode] = {"norms": norms, "difference": difference(alone, model), "parts": sum(parts.values())}
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     state = get_model_state_dict(model, options=options)
-    found["state"] = {name: list(value.shape) for name, value in state.items()}
+    results["state"] = {name: list(value.shape) for name, value in state.items()}
     # Made on the meta device, split, and only then drawn.
     with torch.device("meta"):
         late = Network()
@@ -132,15 +132,15 @@ def run(rank: int, address: str, folder: Path) -> None:
         block.mlp.reset_parameters()
     torch.manual_seed(0)
     pairs = zip(Network().blocks, late.blocks, strict=True)
-    found["late"] = max(difference(one.mlp, other.mlp) for one, other in pairs)
+    results["late"] = max(difference(one.mlp, other.mlp) for one, other in pairs)
     tables = [block.mlp.router.tables for block in (alone.blocks[-1], late.blocks[-1])]
-    found["tables"] = torch.equal(*tables)
-    found["errors"] = []
+    results["tables"] = torch.equal(*tables)
+    results["errors"] = []
     for module, axis in ((Network(3).blocks[0].mlp.experts, mesh["expert"]), (alone.projection, mesh["expert"])):
         try:
             parallelize_module(module, axis, ExpertParallel())
         except ConfigError as error:
-            found["errors"].append(str(error))
-    (folder / str(rank)).write_text(json.dumps(found))
+            results["errors"].append(str(error))
+    (folder / str(rank)).write_text(json.dumps(results))
     dist.barrier()
     dist.destroy_process_group()

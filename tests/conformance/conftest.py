@@ -4,19 +4,13 @@ import shutil
 import sys
 
 import pytest
-from committed import CASES
+from committed import CASES, commit
 
 from moespec.conformance import suite
 from moespec.conformance.__main__ import main
-from moespec.conformance.author.generate import suite_text
 
 KEPT = ("token_choice/tied", "token_choice/gradient", "z_loss/negative_value", "soft_routing/values")
 OVER_NUMPY = "from moespec.backends.numpy import *\nfrom moespec.backends import numpy\n"
-
-
-def commit(folder):
-    """Makes the `suite.json` of the vectors as they are."""
-    (folder.parent / "suite.json").write_text(suite_text(folder))
 
 
 def copied(folder, ids):

@@ -5,7 +5,7 @@ import json
 
 import numpy as np
 import pytest
-from committed import BY_ID, of, results_of
+from committed import BY_ID, content, of, results_of
 
 from moespec.conformance.author.build import build
 from moespec.conformance.author.draw import salted
@@ -15,7 +15,6 @@ from moespec.conformance.author.variant import module_of
 from moespec.conformance.cases import definitions, function
 from moespec.conformance.check import reproduce
 from moespec.conformance.compare import DTYPES, certified
-from moespec.conformance.manifest import encode
 
 SEED = 7
 SOME = ("z_loss", "token_choice", "softmax_expert_choice")
@@ -29,11 +28,6 @@ def within(*algorithms):
 def some():
     """The cases of one seed."""
     return fresh(SEED, within(*SOME))
-
-
-def content(cases):
-    """All that cases hold, to be compared."""
-    return [(entry, {name: array.tobytes() for name, array in arrays.items()}) for entry, arrays in map(encode, cases)]
 
 
 def test_a_seed_gives_the_same_cases_again_and_another_gives_others(some):
@@ -59,12 +53,12 @@ def test_they_are_the_committed_cases_with_other_inputs(some):
 
 
 def test_what_is_not_made():
-    made = {id for id, definition in definitions(f"{SEED}/0/").items() if is_drawn(definition)}
-    assert "token_choice/tied" not in made  # written down
-    for id in made:
+    ids = {id for id, definition in definitions(f"{SEED}/0/").items() if is_drawn(definition)}
+    assert "token_choice/tied" not in ids  # written down
+    for id in ids:
         assert BY_ID[id].kind not in ("negative", "trajectory")
         assert not any(function(stage.call).batched for stage in BY_ID[id].stages)
-    assert len(made) > 400
+    assert len(ids) > 400
 
 
 def test_choices_are_certain_again(some):
@@ -77,15 +71,15 @@ def test_choices_are_certain_again(some):
 
 
 def test_an_uncertain_draw_gives_way_to_the_next(monkeypatch):
-    def made():
+    def drawn():
         (case,) = fresh(SEED, lambda known: known == "token_choice/two_choices")
         return content([case])
 
-    module, first, said = importlib.import_module("moespec.conformance.author.fresh"), made(), iter([False, True])
+    module, first, said = importlib.import_module("moespec.conformance.author.fresh"), drawn(), iter([False, True])
     monkeypatch.setattr(module, "certified", lambda *_: next(said))
-    assert made() != first
+    assert drawn() != first
     monkeypatch.setattr(module, "certified", lambda *_: False)
-    assert made() == first  # nothing is certain: the first
+    assert drawn() == first  # nothing is certain: the first
 
 
 def test_a_draw_that_cannot_be_made_gives_way_to_the_next():
@@ -151,16 +145,3 @@ def test_the_report_says_so(run, over_numpy, tmp_path, capsys):
     exec(code, {"open_case": reproduce.open_case})
     assert run("report", path, "--html", page)[0] == 1
     assert f"halved (fresh, seed {SEED})" in page.read_text().replace("<wbr>", "")
-
-
-@pytest.mark.parametrize("seed", ["-1", "x", "1.5"])
-def test_a_seed_that_is_no_whole_number(run, seed):
-    status, _, said = run("run", "--target", "moespec.backends.numpy", f"--fresh={seed}")
-    assert status == 2
-    assert f"moespec conformance run: --fresh: '{seed}': expected a whole number from 0" in said
-
-
-def test_files_have_no_fresh_cases(run, tmp_path):
-    status, _, said = run("show", "z_loss/values", "--files", tmp_path, "--fresh", SEED)
-    assert status == 2
-    assert said.startswith("--fresh: files are computed from the committed vectors")

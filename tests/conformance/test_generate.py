@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from committed import commit
 
 from moespec.conformance import suite
 from moespec.conformance.__main__ import main
@@ -11,7 +12,7 @@ from moespec.conformance.author import generate as module
 from moespec.conformance.author.build import build
 from moespec.conformance.author.derived import all_definitions
 from moespec.conformance.author.describe import Function, Output
-from moespec.conformance.author.generate import MADE, StaleError, differences, generate, suite_text
+from moespec.conformance.author.generate import MADE, StaleError, differences, generate
 from moespec.conformance.author.reference import GoldenError, Making
 from moespec.conformance.author.slopes import gradients
 from moespec.conformance.cases import functions
@@ -31,10 +32,6 @@ def few(monkeypatch):
 @pytest.fixture
 def folder(tmp_path, copied):
     return copied(tmp_path / "vectors", KEPT)
-
-
-def commit(folder):
-    (folder.parent / "suite.json").write_text(suite_text(folder))
 
 
 def texts(folder):
@@ -89,8 +86,8 @@ def test_other_last_bits_are_no_change(folder, fraction):
 
 def test_a_number_that_is_no_longer_one_is_stale():
     committed = build(DEFINED["z_loss/values"])
-    made = with_output("loss", lambda value: replace(value, array=np.full_like(value.array, np.nan)))(committed)
-    assert "1 floats differ" in differences(committed, made)
+    other = with_output("loss", lambda value: replace(value, array=np.full_like(value.array, np.nan)))(committed)
+    assert "1 floats differ" in differences(committed, other)
 
 
 def other_gradient(case):
@@ -210,8 +207,8 @@ def derived(monkeypatch):
 
 
 def test_a_gradient_is_exact(derived):
-    found = derived(lambda x: np.sum(x**3))
-    np.testing.assert_allclose(found.wrt["x"].array, [[3 * 0.5**2, 3 * 1.5**2, 3 * 2.0**2]], rtol=1e-15)
+    slopes = derived(lambda x: np.sum(x**3))
+    np.testing.assert_allclose(slopes.wrt["x"].array, [[3 * 0.5**2, 3 * 1.5**2, 3 * 2.0**2]], rtol=1e-15)
 
 
 @pytest.mark.parametrize("function", [lambda x: np.sum(np.abs(x)), lambda x: np.sum(x.real * x), np.linalg.norm])

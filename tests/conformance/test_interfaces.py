@@ -7,13 +7,14 @@ import shutil
 import struct
 import subprocess
 import sys
-import textwrap
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from absent import run_without
 from committed import BY_ID, CASES, of
+from fused_layers import FORWARD
 from safetensors.numpy import load_file, save_file
 
 from moespec import spec
@@ -26,20 +27,6 @@ from moespec.conformance.compare import DTYPES
 from moespec.conformance.report import report
 from moespec.models.tensors import Found
 
-FUSED = """
-import numpy as np
-from moespec import spec
-
-def layer(x, params, options):
-    router = spec.ROUTERS[options["router"]]
-    fields = {name: value for name, value in options.items() if name not in ("router", "gelu", "train")}
-    def one(tokens):
-        routing = router.route(params["router"], tokens, router.options(**fields), train=options["train"]).routing
-        return spec.moe_layer(tokens, routing, lambda x: spec.expert_mlp(x, params["experts"], gelu=options["gelu"]))
-    return np.stack([one(tokens) for tokens in x])
-"""
-
-
 # Adapters.
 
 
@@ -48,7 +35,7 @@ def adapted(name, dtype="float64", cases=CASES):
 
 
 def test_a_whole_layer_passes_every_case_of_a_router_and_nothing_else(target):
-    results = adapted(target("fused_whole", FUSED))
+    results = adapted(target("fused_whole", FORWARD))
     passed = {id for id, result in results.items() if result.state == "pass"}
     assert passed == {
         case.id
@@ -60,25 +47,9 @@ def test_a_whole_layer_passes_every_case_of_a_router_and_nothing_else(target):
     assert {o.stage for id in passed for o in results[id].outcomes} == {"moe_layer/output"}
 
 
-@pytest.mark.parametrize("path", ["Layer", "made", "Outer.Inner"])
-def test_an_adapter_may_be_a_class_or_an_object(run, target, path):
-    name = target(
-        f"declining_{path.replace('.', '_')}",
-        "class Layer:\n"
-        "    def layer(self, x, params, options):\n"
-        "        raise NotImplementedError('none yet')\n"
-        "made = Layer()\n"
-        "class Outer:\n"
-        "    Inner = Layer\n",
-    )
-    status, printed, _ = run("run", "--adapter", f"{name}:{path}", "--dtype", "f64", "--algorithm", "soft_moe")
-    assert status == 1  # nothing passes
-    assert "float64 eager: not implemented: none yet" in printed
-
-
 def test_a_wrong_layer_fails_at_its_output(run, target):
     wrong = "\nright = layer\ndef layer(x, params, options):\n    return right(x, params, options) + 1e-9\n"
-    name, algorithm = target("fused_wrong", FUSED + wrong), "softmax_expert_choice"
+    name, algorithm = target("fused_wrong", FORWARD + wrong), "softmax_expert_choice"
     status, printed, _ = run("run", "--adapter", name, "--dtype", "f64", "--algorithm", algorithm, "--all")
     lines, cases = printed.splitlines(), of(algorithm)
     assert status == 1
@@ -92,16 +63,26 @@ def test_a_wrong_layer_fails_at_its_output(run, target):
     assert "float64 eager moe_layer/output: fail" in shown
 
 
-def test_a_layer_that_raises_is_an_error_and_one_that_declines_is_not_implemented(target):
-    name = target(
-        "fused_partial",
-        "def layer(x, params, options):\n"
-        "    if options['router'] == 'soft_moe':\n"
-        "        raise NotImplementedError('no soft routing')\n"
-        "    raise RuntimeError('out of memory')\n",
-    )
-    results = adapted(name, cases=[BY_ID["soft_moe/values"], BY_ID["softmax_token_choice/values"]])
-    declined, raised = results["soft_moe/values"], results["softmax_token_choice/values"]
+PARTIAL = """
+class Layer:
+    def layer(self, x, params, options):
+        if options["router"] == "soft_moe":
+            raise NotImplementedError("no soft routing")
+        raise RuntimeError("out of memory")
+
+layer = Layer().layer
+instance = Layer()
+
+class Outer:
+    Inner = Layer
+"""
+
+
+@pytest.mark.parametrize("path", ["", ":Layer", ":instance", ":Outer.Inner"])
+def test_a_layer_that_raises_is_an_error_and_one_that_declines_is_not_implemented(target, path):
+    """The layer of a module, of a class, or of an object."""
+    results = adapted(target("partial", PARTIAL) + path, cases=[BY_ID[f"{id}/values"] for id in ("soft_moe", "switch")])
+    declined, raised = results["soft_moe/values"], results["switch/values"]
     assert (declined.state, declined.first.message) == ("not implemented", "no soft routing")
     assert (raised.state, raised.first.message) == ("error", "RuntimeError: out of memory")
 
@@ -109,7 +90,7 @@ def test_a_layer_that_raises_is_an_error_and_one_that_declines_is_not_implemente
 def test_an_inconclusive_case_stays_inconclusive(target):
     case = BY_ID["softmax_token_choice/values"]
     uncertain = {name: {"margin": 1e-300, "needed": dict.fromkeys(DTYPES, 1.0)} for name in case.decisions}
-    (result,) = adapted(target("fused_sure", FUSED), cases=[replace(case, decisions=uncertain)]).values()
+    (result,) = adapted(target("fused_sure", FORWARD), cases=[replace(case, decisions=uncertain)]).values()
     assert result.state == "inconclusive"
 
 
@@ -137,7 +118,7 @@ def test_what_an_adapter_takes(target):
 
 
 def test_an_adapter_may_have_arrays_of_its_own(target):
-    text = FUSED + (
+    text = FORWARD + (
         "\nclass Own:\n"
         "    def from_numpy(self, tree, dtype):\n"
         "        self.dtype = dtype\n"
@@ -152,39 +133,13 @@ def test_an_adapter_may_have_arrays_of_its_own(target):
 
 
 def test_numpy_has_no_bfloat16(run, target):
-    name = target("fused_dtypes", FUSED)
+    name = target("fused_dtypes", FORWARD)
     assert run("run", "--adapter", name, "--algorithm", "soft_moe")[0] == 1  # NumPy has no gradients
     status, printed, _ = run("run", "--adapter", name, "--algorithm", "soft_moe", "--forward-only")
     assert status == 0
     assert printed.endswith("; backward not checked: soft_moe\n")
     count = sum(case.gradients is None for case in of("soft_moe"))
     assert f"{count} skipped, bfloat16: not supported: ValueError: NumPy has no bfloat16" in printed
-
-
-@pytest.mark.parametrize(
-    ("adapter", "said"),
-    [
-        ("no_such_module", "ModuleNotFoundError"),
-        ("", "expected the name of a module, such as package.module"),
-        (":layer", "ValueError"),
-        ("math", "it has no layer(x, params, options)"),
-        ("math:nothing", "the module 'math' has no 'nothing'"),
-        ("math:pi", "it has no layer(x, params, options)"),
-        ("subprocess:Popen", "TypeError"),
-    ],
-)
-@pytest.mark.parametrize("command", [["run"], ["show", "soft_moe/values"]])
-def test_a_name_that_is_not_an_adapter(run, command, adapter, said):
-    status, _, error = run(*command, "--adapter", adapter)
-    assert status == 2
-    assert error.startswith(f"--adapter {adapter!r}: ")
-    assert said in error
-    assert len(error.splitlines()) == 1
-
-
-def test_an_adapter_is_not_a_target(run):
-    assert run("run", "--adapter", "x", "--target", "moespec.backends.numpy")[0] == 2
-    assert run("run")[0] == 2
 
 
 # Files.
@@ -231,8 +186,8 @@ def raw(header, data=b"", length=None):
 
 def change(path, stage="token_choice", **tensors):
     """Replaces tensors of a file; None removes."""
-    found = load_file(path) | {f"{stage}/{name}": array for name, array in tensors.items()}
-    save_file({name: array for name, array in found.items() if array is not None}, path)
+    changed = load_file(path) | {f"{stage}/{name}": array for name, array in tensors.items()}
+    save_file({name: array for name, array in changed.items() if array is not None}, path)
 
 
 def test_right_files_of_every_case_pass(tmp_path):
@@ -249,8 +204,8 @@ def test_any_error_in_any_tensor_fails():
         for name, value in files.expected(case).items():
             moved = {"int": 1, "bool": True, "float": 1e-3 * (1 + np.abs(value.array))}[value.kind]
             wrong = value.array ^ moved if value.kind == "bool" else value.array + moved
-            found = Found("F64", wrong.astype(value.array.dtype))
-            (result,) = files.check({case.id: {name: found}}, [case], DTYPES["float64"])
+            written = Found("F64", wrong.astype(value.array.dtype))
+            (result,) = files.check({case.id: {name: written}}, [case], DTYPES["float64"])
             if value.array.size:
                 assert (result.state, result.first.stage) == ("fail", name)
 
@@ -320,24 +275,9 @@ def test_a_stage_of_another_name_fails(check, folder):
     assert "first at choice/slots\n    a tensor that is not expected" in printed
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"\xff" * 8,
-        raw(b"", length=1 << 62),
-        raw(b"{}", length=100_000_000),
-        raw("[" * 100_000),
-        raw('{"token_choice/slots": 3}'),
-        raw('{"token_choice/slots": {"dtype": "I32", "shape": [2, 3, 2], "data_offsets": [0, 48]}}', b"\0" * 40),
-        raw('{"token_choice/slots": {"dtype": "I32", "shape": [2, 3, 2], "data_offsets": [0, 8]}}', b"\0" * 8),
-        raw('{"a": {"dtype": "F32", "shape": [4611686018427387904, 4], "data_offsets": [0, 0]}}'),
-        raw('{"a": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}}', b"\0" * 4),
-        b'{"token_choice/slots": [[0, 1]]}',
-        b"\x80\x04\x95cos\nsystem\n(S'true'\ntR.",
-    ],
-)
+@pytest.mark.parametrize("content", [b"", raw('{"token_choice/slots": 3}')])
 def test_damaged_files(check, folder, content):
+    """What all may be damaged in a file is in `tests/models/test_checkpoint.py`."""
     (folder / TIED).write_bytes(content)
     status, printed, _ = check(folder)
     assert status == 1
@@ -578,16 +518,10 @@ def test_what_cannot_be_opened(id, stage):
 
 def test_checking_needs_no_framework(folder, tmp_path):
     """What a framework, a plot or a training needs is absent here, and so are the backends."""
-    (tmp_path / "fused.py").write_text(FUSED)
+    (tmp_path / "fused.py").write_text(FORWARD)
+    absent = ["jax", "torch", "optax", "matplotlib", "PIL", "tomli_w", "tensorboard"]
+    absent += [f"moespec.backends.{name}" for name in ("numpy", "jax", "torch")]
     program = f"""
-        import sys
-        ABSENT = {{"jax", "torch", "optax", "matplotlib", "PIL", "tomli_w", "tensorboard"}}
-        BACKENDS = {{f"moespec.backends.{{name}}" for name in ("numpy", "jax", "torch")}}
-        class Absent:
-            def find_spec(self, name, path=None, target=None):
-                if name.split(".")[0] in ABSENT or name in BACKENDS:
-                    raise ModuleNotFoundError(name, name=name)
-        sys.meta_path.insert(0, Absent())
         sys.path.insert(0, {str(tmp_path)!r})
         from moespec.conformance.__main__ import main
         out = {str(tmp_path)!r}
@@ -597,9 +531,7 @@ def test_checking_needs_no_framework(folder, tmp_path):
         reports = [out + "/files.json", out + "/fused.json"]
         assert main(["report", *reports, "--html", out + "/report.html", "--badge", out + "/badge.svg"]) == 0
         assert main(["show", "token_choice/tied", "--files", {str(folder)!r}]) == 0
-        assert not ABSENT & set(sys.modules)
+        assert not {{*ABSENT}} & {{*sys.modules}}
     """
-    found = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=False
-    )
-    assert found.returncode == 0, found.stderr
+    process = run_without(absent, program)
+    assert process.returncode == 0, process.stderr

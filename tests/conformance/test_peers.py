@@ -1,13 +1,11 @@
 """Peers: the table is made of what was recorded, wrong names are rejected, and torch's own functions are run."""
 
 import json
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 
 import numpy as np
 import pytest
+from absent import run_without
 from committed import BY_ID, CASES, of
 
 from moespec.conformance import suite
@@ -78,7 +76,7 @@ def test_a_case_that_fails_in_one_dtype_is_marked_and_a_peer_may_differ_nowhere(
 
 def test_the_committed_table_is_that_of_the_committed_records():
     records = [read_record(path) for name in PEERS if (path := RECORDS / f"peer-{name}.json").exists()]
-    assert {found["peer"] for found in records} == set(PEERS)
+    assert {record["peer"] for record in records} == set(PEERS)
     assert (ROOT / "docs" / "peers.md").read_text() == table(records)
 
 
@@ -193,19 +191,10 @@ def test_a_damaged_record_is_named(text, tmp_path, capsys):
 
 def test_a_peer_that_is_not_installed_is_named(tmp_path):
     program = """
-        import sys
-        class Absent:
-            def find_spec(self, name, path=None, target=None):
-                if name.split(".")[0] in ("ot", "torch"):
-                    raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-        sys.meta_path.insert(0, Absent())
         from moespec.conformance.peers.__main__ import main
         sys.exit(main(["--peer", "pot", *sys.argv[1:]]))
     """
-    result = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program), *into(tmp_path)],
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+    result = run_without(["ot", "torch"], program, *into(tmp_path))
     assert result.returncode == 1
     assert result.stderr.startswith("--peer pot: No module named ")
     assert "Traceback" not in result.stderr

@@ -104,25 +104,6 @@ def test_pytest_prints_what_it_is_asked_for(run):
     assert "passed" not in listed[1]
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--nonsense"], "unrecognized arguments: --nonsense"),
-        (["--junit-xml", "nowhere/x.xml"], "--junit-xml='nowhere/x.xml': there is no folder 'nowhere'"),
-        (["tests"], "unrecognized arguments: tests; --case chooses cases"),
-        (["--maxfail", "many"], "argument --maxfail: invalid int value: 'many'"),
-        (["-n", "many"], "argument -n/--numprocesses: "),
-        (["-k", "(("], "Wrong expression passed to '-k': (("),
-        (["--case", "z_loss/none*"], "--case: no case matches 'z_loss/none*'; `list` prints them all"),
-    ],
-)
-def test_a_wrong_option_is_one_line(run, words, said):
-    status, printed, error = run("run", "--target", "moespec.backends.numpy", *Z_LOSS, *words)
-    assert (status, printed) == (2, "")
-    assert said in error
-    assert len(error.strip().splitlines()) == 1
-
-
 @pytest.mark.parametrize(("package", "options"), [("pytest", ()), ("xdist", ("-n", "2"))])
 def test_what_is_missing_is_named(run, monkeypatch, package, options):
     monkeypatch.setitem(sys.modules, package, None)

@@ -25,9 +25,9 @@ DIFFERS = {
 
 def module(**replaced):
     """The torch backend with some names replaced, and its routers composed of these."""
-    made = SimpleNamespace(**{**vars(right), **replaced})
-    made.ROUTERS = {name: router.bind(made) for name, router in spec.ROUTERS.items()}
-    return made
+    backend = SimpleNamespace(**{**vars(right), **replaced})
+    backend.ROUTERS = {name: router.bind(backend) for name, router in spec.ROUTERS.items()}
+    return backend
 
 
 def low(x):

@@ -21,28 +21,6 @@ ERRORS = {
         "token_choice",
         "ties_to_the_higher_expert",
     ),
-    "second choices early": (
-        "torch/allocations.py",
-        "        requests = asked.mT.reshape(groups, -1)\n"
-        "        place = request_positions(requests, experts)\n"
-        "        if found:\n"
-        "            place = place + filled.gather(1, requests.long())\n"
-        "        slot = slots_of_places(requests, place, experts, capacity).reshape(groups, -1, tokens).mT\n",
-        "        requests = asked.reshape(groups, -1)\n"
-        "        place = request_positions(requests, experts)\n"
-        "        if found:\n"
-        "            place = place + filled.gather(1, requests.long())\n"
-        "        slot = slots_of_places(requests, place, experts, capacity).reshape(groups, tokens, -1)\n",
-        "token_choice",
-        "all_choices_of_a_token_first",
-    ),
-    "priority upside down": (
-        "torch/allocations.py",
-        "priority = scores.gather(2, best.long()).sum(dim=2)",
-        "priority = -scores.gather(2, best.long()).sum(dim=2)",
-        "batch_priority",
-        None,
-    ),
     "higher token": (
         "torch/allocations.py",
         "token = top_indices(columns, capacity)",
@@ -57,13 +35,6 @@ ERRORS = {
         "softmax_affinity",
         "softmax_over_tokens",
     ),
-    "noise": (
-        "once/affinities.py",
-        "(multiplier / logits.shape[2]) * noise",
-        "multiplier * noise",
-        "gating_noise",
-        "noise_not_scaled",
-    ),
     "rows first": (
         "once/affinities.py",
         "        new_column = math.log(column_mass) - xp.logsumexp(logits + row, 1, keepdims=True)\n"
@@ -73,33 +44,12 @@ ERRORS = {
         "sinkhorn",
         "rows_first",
     ),
-    "unbiased": (
-        "once/losses.py",
-        "xp.mean(xp.square(values - mean), 1, keepdims=True) / xp.square(mean)",
-        "xp.sum(xp.square(values - mean), 1, keepdims=True) / (values.shape[1] - 1) / xp.square(mean)",
-        "importance_loss",
-        "unbiased_importance",
-    ),
     "z of the mean": (
         "once/losses.py",
         "xp.mean(xp.square(xp.logsumexp(xp.wide(logits), 2)))",
         "xp.mean(xp.square(xp.mean(xp.logsumexp(xp.wide(logits), 2), 1)))",
         "z_loss",
         "square_of_the_mean",
-    ),
-    "root mean square": (
-        "once/soft_moe.py",
-        "    squares = xp.sum(x * x, axis, keepdims=True)\n",
-        "    return x.shape[axis] ** 0.5 / xp.maximum(xp.sqrt(xp.sum(x * x, axis, keepdims=True)), 1e-12)\n    squares = x\n",
-        "soft_routing",
-        "rms_norm",
-    ),
-    "soft axes": (
-        "once/soft_moe.py",
-        "    return xp.SoftRouting(\n",
-        "    return (lambda dispatched, combined: xp.SoftRouting(combined, dispatched))(\n",
-        "soft_routing",
-        "exchanged",
     ),
     "wrong gelu": (
         "torch/network.py",

@@ -9,13 +9,13 @@ import sys
 import time
 
 import pytest
-from committed import BY_ID, of
+from committed import BY_ID, content, of
+from fused_layers import FORWARD
 
 from moespec.conformance.check.adapter import Adapter
 from moespec.conformance.check.run import Part, run_cases, run_part
 from moespec.conformance.check.target import Target
 from moespec.conformance.compare import DTYPES
-from moespec.conformance.format import Tensor, Value
 
 LOSSES = ("--algorithm", "z_loss", "--algorithm", "importance_loss")
 COUNT = {name: len(of(name)) for name in ("z_loss", "importance_loss")}
@@ -34,45 +34,30 @@ def part(name, cases, dtype="float64", **more):
 # Ends of processes.
 
 
-class Stop(BaseException):
-    """Neither an Exception nor an interrupt."""
+TOTAL, GRADIENTS = sum(COUNT.values()), len(of(*COUNT, kinds=["gradient"]))
+STOP = "class Stop(BaseException):\n    pass\n"  # neither an Exception nor an interrupt
+OFFERED = "from moespec.conformance.failure import NotOfferedError\n"
+ENDS = [
+    ("def z_loss(logits):\n    __import__('sys').exit()\n", COUNT["z_loss"], "SystemExit: "),
+    ("def z_loss(logits):\n    raise SystemExit(1)\n", COUNT["z_loss"], "SystemExit: 1"),
+    (STOP + "def z_loss(logits):\n    raise Stop(3)\n", COUNT["z_loss"], "Stop: 3"),
+    ("def z_loss(logits):\n    raise KeyboardInterrupt\n", COUNT["z_loss"], "KeyboardInterrupt"),
+    ("def z_loss(logits):\n    raise NotImplementedError('not so')\n", COUNT["z_loss"], "not so"),
+    (OFFERED + "def z_loss(logits):\n    raise NotOfferedError('not so')\n", COUNT["z_loss"], "not so"),
+    ("def value_and_grad(function):\n    raise SystemExit(0)\n", GRADIENTS, "SystemExit: 0"),
+    ("def to_numpy(tree):\n    raise SystemExit(0)\n", TOTAL, "SystemExit: 0"),
+    ("def from_numpy(tree, dtype):\n    raise SystemExit(0)\n", TOTAL, "SystemExit: 0"),
+    ("def with_dtype(dtype):\n    raise SystemExit(0)\n", TOTAL, "SystemExit: 0"),
+]
 
 
-@pytest.mark.parametrize("how", ["sys.exit(0)", "sys.exit()", "raise SystemExit(1)", "raise Stop(3)"])
-def test_a_function_that_exits_fails_and_the_rest_is_run(run, over_numpy, how):
-    text = "import sys\nclass Stop(BaseException):\n    pass\ndef z_loss(logits):\n    " + how + "\n"
-    name = over_numpy(f"exiting{abs(hash(how))}", text)
-    status, printed, _ = run("run", "--target", name, "--dtype", "f64", *LOSSES)
-    assert status == 1
-    assert states(printed)[:2] == (COUNT["importance_loss"], COUNT["z_loss"])
-    assert re.search(
-        r"^ERROR z_loss/\w+ \[float64 eager\] first at z_loss, and \d+ more like it$", printed, re.MULTILINE
-    )
-    assert f"{'Stop' if 'Stop' in how else 'SystemExit'}: " in printed
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "def to_numpy(tree):\n    raise SystemExit(0)\n",
-        "def from_numpy(tree, dtype):\n    raise SystemExit(0)\n",
-        "def with_dtype(dtype):\n    raise SystemExit(0)\n",
-    ],
-)
-def test_an_exit_anywhere_in_a_target_fails(run, over_numpy, text):
-    name = over_numpy(f"exiting{abs(hash(text))}", text)
+@pytest.mark.parametrize(("text", "failed", "said"), ENDS)
+def test_what_ends_a_function_fails_its_cases_and_the_rest_is_run(run, over_numpy, text, failed, said):
+    name = over_numpy("ending", text)
     status, printed, _ = run("run", "--target", name, "--dtype", "f64", "--mode", "eager", *LOSSES)
     assert status == 1
-    assert states(printed)[1] > 0
-    assert sum(states(printed)) == sum(COUNT.values())
-
-
-def test_an_exit_in_a_gradient_fails_the_gradients_alone(run, over_numpy):
-    name = over_numpy("exiting_gradient", "def value_and_grad(function):\n    raise SystemExit(0)\n")
-    status, printed, _ = run("run", "--target", name, "--dtype", "f64", *LOSSES)
-    gradients = len(of("z_loss", "importance_loss", kinds=["gradient"]))
-    assert status == 1
-    assert states(printed) == (sum(COUNT.values()) - gradients, gradients, 0)
+    assert states(printed) == (TOTAL - failed, failed, 0)
+    assert said in printed
 
 
 def test_compiled_code_that_exits_fails(run, over_numpy):
@@ -91,25 +76,25 @@ def test_an_adapter_that_exits_fails(run, target):
     assert states(printed)[1] > 0
 
 
-@pytest.mark.parametrize(
-    ("how", "said"),
-    [
-        ("os._exit(0)", "the process ended with exit status 0"),
-        ("os.kill(os.getpid(), 9)", "the process was ended by SIGKILL"),
-        ("os.closerange(3, 99), os.kill(os.getpid(), 19)", "the process closed its socket"),
-    ],
-)
-def test_a_process_that_ends_fails_its_case_alone(over_numpy, how, said):
+ENDED = [
+    ("os._exit(0)", "the process ended with exit status 0", {}),
+    ("os.kill(os.getpid(), 9)", "the process was ended by SIGKILL", {}),
+    ("os.closerange(3, 99), os.kill(os.getpid(), 19)", "the process closed its socket", {}),
+    ("while True: pass", "no answer within 3 s", {"limit": 3}),
+    ("return np.ones(80 << 30, np.uint8)", "MemoryError", {"memory": 2}),
+    ("return np.ones(3 << 30, np.uint8)", "MemoryError", {"memory": 2}),
+]
+
+
+@pytest.mark.parametrize(("how", "said", "limits"), ENDED)
+def test_a_process_that_ends_fails_its_case_alone(over_numpy, how, said, limits):
     """Another one answers for the cases that come after."""
-    text = (
-        f"import os\ndef z_loss(logits):\n    if logits.max() > 100:\n        {how}\n    return numpy.z_loss(logits)\n"
-    )
-    cases = of("z_loss")
-    results, _ = run_part(part(over_numpy(f"dying{abs(hash(how))}", text), cases))
-    states = {result.id: result.state for result in results}
-    assert states.pop("z_loss/large") == "error"
-    assert set(states.values()) == {"pass"}
-    assert [r.first.message for r in results if r.id == "z_loss/large"] == [said]
+    text = f"import os, numpy as np\ndef z_loss(logits):\n    if logits.max() > 100:\n        {how}\n"
+    name = over_numpy(f"dying{abs(hash(how))}", text + "    return numpy.z_loss(logits)\n")
+    results, _ = run_part(part(name, of("z_loss"), **limits))
+    (failure,) = [result for result in results if result.state != "pass"]
+    assert (failure.id, failure.state) == ("z_loss/large", "error")
+    assert said in failure.first.message
 
 
 def test_a_process_with_too_many_maps_is_another_at_the_next_part(over_numpy, tmp_path, monkeypatch):
@@ -122,21 +107,6 @@ def test_a_process_with_too_many_maps_is_another_at_the_next_part(over_numpy, tm
         for _ in range(2):
             run_part(part(name, of("z_loss", kinds=["value"])))
         assert len(set((tmp_path / "pids").read_text().split())) == processes
-
-
-def test_as_a_program(over_numpy, tmp_path):
-    name = over_numpy("exiting_program", "def z_loss(logits):\n    raise SystemExit(0)\n")
-    command = [sys.executable, "-m", "moespec.conformance", "run", "--target", name, "--dtype", "f64", *LOSSES]
-    found = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert found.returncode == 1
-    assert states(found.stdout)[:2] == (COUNT["importance_loss"], COUNT["z_loss"])
-
-
-def test_a_target_does_not_interrupt_the_run(run, over_numpy):
-    name = over_numpy("interrupting", "def z_loss(logits):\n    raise KeyboardInterrupt\n")
-    status, printed, _ = run("run", "--target", name, "--dtype", "f64", *LOSSES)
-    assert status == 1
-    assert states(printed)[:2] == (COUNT["importance_loss"], COUNT["z_loss"])
 
 
 def test_an_interrupt_ends_the_run_and_the_target(over_numpy, tmp_path):
@@ -250,25 +220,6 @@ def test_a_forged_answer_passes_nothing(over_numpy, forged):
     assert any(result.state == "error" for result in results) or forged == "another array"
 
 
-def test_a_case_that_takes_too_long_fails_alone(over_numpy):
-    text = "def z_loss(logits):\n    while logits.max() > 100:\n        pass\n    return numpy.z_loss(logits)\n"
-    results, _ = run_part(part(over_numpy("endless", text), of("z_loss"), limit=3))
-    states = {result.id: result.state for result in results}
-    assert states.pop("z_loss/large") == "error"
-    assert set(states.values()) == {"pass"}
-    assert "no answer within 3 s" in [result.first.message for result in results]
-
-
-@pytest.mark.parametrize("size", [80 << 30, 3 << 30])
-def test_what_is_too_much_for_the_memory_fails_alone(over_numpy, size):
-    text = "import numpy as np\ndef z_loss(logits):\n    if logits.max() > 100:\n"
-    text += f"        return np.ones({size}, np.uint8)\n    return numpy.z_loss(logits)\n"
-    results, _ = run_part(part(over_numpy(f"large{size}", text), of("z_loss"), memory=2))
-    states = {result.id: result.state for result in results}
-    assert states.pop("z_loss/large") == "error"
-    assert set(states.values()) == {"pass"}
-
-
 def test_an_answer_that_is_too_large_is_not_read(over_numpy):
     text = "import numpy as np\ndef z_loss(logits):\n    return np.zeros(1 << 25, np.uint8)\n"
     results, _ = run_part(part(over_numpy("wordy", text), of("z_loss", kinds=["value"])))
@@ -297,46 +248,31 @@ def spoiling(function):
 """
 
 
-def arrays_of(part):
-    """Every array of a case, or of a part of one."""
-    if isinstance(part, Tensor | Value):
-        yield part.array
-    elif isinstance(part, dict):
-        for each in part.values():
-            yield from arrays_of(each)
-    else:
-        for each in (part.inputs, *(stage.outputs for stage in part.stages)):
-            yield from arrays_of(each)
-        if part.gradients:
-            yield part.gradients.probe.array
-            yield from arrays_of(part.gradients.wrt)
-
-
 def unchanged(opened, cases):
-    """Runs cases, and says whether their arrays are what they were; and the results."""
-    before = [array.tobytes() for case in cases for array in arrays_of(case)]
+    """Runs cases, and says whether they are what they were; and the results."""
+    before = content(cases)
     results = run_cases(opened, cases, "eager")
-    return before == [array.tobytes() for case in cases for array in arrays_of(case)], results
+    return content(cases) == before, results
 
 
 def test_a_target_that_changes_its_arguments_fails_and_changes_no_vector(over_numpy):
     names = ("token_choice", "softmax_affinity", "router_logits", "expert_mlp", "hash_routing", "k_means")
     text = IN_PLACE + "".join(f"{name} = spoiling(numpy.{name})\n" for name in names)
     cases = of("token_choice", "softmax_affinity", "softmax_token_choice", "hash_routing", "hash_tables")
-    kept, results = unchanged(Target(over_numpy("in_place", text), DTYPES["float64"]), cases)
-    assert kept
-    found = {result.id: result for result in results}
-    assert found["softmax_affinity/values"].state == "error"
-    assert found["softmax_affinity/values"].first.message == "ChangedError: logits is not as it was before the call"
-    assert found["token_choice/order"].state == "error"
+    same, results = unchanged(Target(over_numpy("in_place", text), DTYPES["float64"]), cases)
+    assert same
+    by_id = {result.id: result for result in results}
+    assert by_id["softmax_affinity/values"].state == "error"
+    assert by_id["softmax_affinity/values"].first.message == "ChangedError: logits is not as it was before the call"
+    assert by_id["token_choice/order"].state == "error"
 
 
 def test_an_adapter_that_changes_its_arguments_fails_and_changes_no_vector(target):
     text = (
         IN_PLACE + "def layer(x, params, options):\n    y = x.copy()\n    spoil(x)\n    spoil(params)\n    return y\n"
     )
-    kept, results = unchanged(Adapter(target("in_place_adapter", text), DTYPES["float32"]), of("soft_moe"))
-    assert kept
+    same, results = unchanged(Adapter(target("in_place_adapter", text), DTYPES["float32"]), of("soft_moe"))
+    assert same
     assert {result.state for result in results} <= {"error", "not implemented"}
     assert any("ChangedError" in outcome.message for result in results for outcome in result.outcomes)
 
@@ -355,8 +291,8 @@ def test_torch_tensors_that_share_memory_change_no_vector(target):
         "    return result\n"
     )
     cases = of("softmax_affinity", kinds=["value"])
-    kept, results = unchanged(Target(target("sharing", text), DTYPES["float32"]), cases)
-    assert kept
+    same, results = unchanged(Target(target("sharing", text), DTYPES["float32"]), cases)
+    assert same
     assert "ChangedError" in results[0].first.message
 
 
@@ -395,46 +331,19 @@ def test_functions_of_numpy_arrays_may_return_float64_in_any_dtype(over_numpy):
 
 
 def test_numpy_may_widen_what_an_adapter_computes(target):
-    text = (
-        "import numpy as np\n"
-        "from moespec import spec\n"
-        "def layer(x, params, options):\n"
-        "    names = ('router', 'gelu', 'train')\n"
-        "    router = spec.ROUTERS[options['router']]\n"
-        "    fields = router.options(**{n: v for n, v in options.items() if n not in names})\n"
-        "    experts = lambda x: spec.expert_mlp(x, params['experts'], gelu=options['gelu'])\n"
-        "    routings = [router.route(params['router'], one, fields).routing for one in x]\n"
-        "    return np.stack([spec.moe_layer(*pair, experts) for pair in zip(x, routings)])\n"
-    )
     case = BY_ID["soft_moe/values"]
-    assert run_cases(Adapter(target("widening", text), DTYPES["float32"]), [case], "eager")[0].state == "pass"
-    text += "def from_numpy(tree, dtype):\n    return tree\n"
+    assert run_cases(Adapter(target("widening", FORWARD), DTYPES["float32"]), [case], "eager")[0].state == "pass"
+    text = FORWARD + "def from_numpy(tree, dtype):\n    return tree\n"
     (result,) = run_cases(Adapter(target("claiming", text), DTYPES["float32"]), [case], "eager")
     assert "output has dtype float64 in a run in float32" in result.first.message
 
 
 # Declining.
 
-DECLINING = """
-from moespec.conformance.failure import NotOfferedError
-
-def z_loss(logits):
-    raise {error}("not for these numbers")
-"""
-
-
-@pytest.mark.parametrize("error", ["NotOfferedError", "NotImplementedError"])
-def test_a_module_does_not_decline_a_case_by_an_exception(run, over_numpy, error):
-    name = over_numpy(f"declining_{error}", DECLINING.format(error=error))
-    status, printed, _ = run("run", "--target", name, "--dtype", "f64", *LOSSES)
-    assert status == 1
-    assert states(printed) == (COUNT["importance_loss"], COUNT["z_loss"], 0)
-    assert "not for these numbers" in printed
-
 
 def test_what_is_declared_is_not_offered_and_shown(run, over_numpy):
     text = "not_offered = {'z_loss/*': 'only for logits', 'importance_loss/gradient*': 'it has none'}\n"
-    name = over_numpy("declaring", DECLINING.format(error="NotOfferedError") + text)
+    name = over_numpy("declaring", "def z_loss(logits):\n    raise NotImplementedError\n" + text)
     status, printed, _ = run("run", "--target", name, "--dtype", "f64", *LOSSES)
     assert status == 0
     gradients = len(of("importance_loss", kinds=["gradient"]))

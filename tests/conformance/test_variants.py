@@ -1,7 +1,5 @@
 """Known variants: each is caught, each is recognised in a target that computes it, and nothing else is."""
 
-import json
-import pickle
 import re
 import tomllib
 from dataclasses import replace
@@ -205,27 +203,6 @@ def test_a_torch_target_in_float32():
         (algorithm, "kept_weights_renormalised", "float32") for algorithm in algorithms
     }
     assert all(match.agree == match.of for match in matches)
-
-
-def test_returned_results_leave_a_process():
-    (result, *_) = [r for r in values_of(module_of(variants()["rows_first"].replaced), {"sinkhorn"}) if r.returned]
-    again = pickle.loads(pickle.dumps(result))
-    assert again == result
-    assert names([again]) == names([result])
-
-
-def test_the_report_names_it(run, over_numpy, tmp_path):
-    path = tmp_path / "report.json"
-    name = over_numpy("summed", "def z_loss(logits):\n    return numpy.z_loss(logits) * logits.shape[1]\n")
-    options = ("--algorithm", "z_loss", "--dtype", "f64", "--report", path)
-    status, printed, _ = run("run", "--target", name, *options)
-    assert status == 1
-    (line,) = [line for line in printed.splitlines() if "z_summed" in line]
-    assert line.startswith("z_loss [float64 eager] equals the known variant z_summed")
-    assert "The z-loss is summed over tokens, not averaged." in line
-    (match,) = json.loads(path.read_text())["variants"]
-    assert (match["variant"], match["algorithm"]) == ("z_summed", "z_loss")
-    assert match["agree"] == match["of"] > 0
 
 
 # The command.

@@ -56,14 +56,6 @@ def test_the_suite_is_one_of_the_commands(capsys):
     assert ["train", "train"] in [words[:2] for words in lines]
 
 
-@pytest.mark.parametrize("command", ["run", "check", "report", "golden", "variants", "list", "show"])
-def test_every_command_of_the_suite_is_reached(command, capsys):
-    with pytest.raises(SystemExit) as stop:
-        main(["conformance", command, "--help"])
-    assert stop.value.code == 0
-    assert capsys.readouterr().out.startswith(f"usage: moespec conformance {command} ")
-
-
 def untimed(printed):
     """What was printed, without the seconds at the ends of rows."""
     return tuple(re.sub(r" +\d+\.\d+$", "", text, flags=re.MULTILINE) for text in printed)
