@@ -80,9 +80,35 @@ def test_names() -> None:
     assert len(set(configs)) == len(list_models())
     for name, config in zip(list_models(), configs, strict=True):
         assert name in families.family(config).NAMES
-        assert families.family(config).parameter_count(config) > 1000
+    assert families.of_name("mixer_b32").named("mixer_b32").sequence == 49
     with pytest.raises(ConfigError, match="name='resnet50': expected a size of vit_tiny, vit_ti, "):
         families.of_name("resnet50")
+    for name in ("vit_x16", "vit_b", "vit_b0", "vit_b16_", "mixer_x16", "mixer_b", "mixer_b0", "sparse_mlp_s16"):
+        with pytest.raises(ConfigError, match=f"name='{name}'"):
+            families.of_name(name).named(name)
+
+
+MOE = {"depth": 2, "moe": "last_1", "experts": 3}
+SPARSE_MLP = {"depth": 2, "width": 6, "hidden": 7}
+SHAPES: list[tuple[str, dict[str, Any]]] = [
+    ("vit_tiny", {"pool": "token", "positions": "learned", "router": "softmax_token_choice", **MOE}),
+    ("vit_tiny", {"pool": "map", "positions": "sincos2d", "qk_norm": True, "router": "soft_moe", **MOE}),
+    ("mixer_tiny", {}),
+    *(
+        ("sparse_mlp_tiny", {**SPARSE_MLP, **fields})
+        for fields in ({}, {"experts": 0}, {"sparse_width": 6}, {"moe": "none"})
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "fields"), SHAPES)
+def test_shapes_are_those_of_the_initial_parameters(name: str, fields: dict[str, Any]) -> None:
+    config = families.of_name(name).named(name, **fields)
+    module = families.family(config)
+    params = flatten(module.init(config))
+    assert {path: value.shape for path, value in params.items()} == flatten(module.parameter_shapes(config))
+    assert {value.dtype for value in params.values()} == {np.dtype(np.float32)}
+    assert sum(value.size for value in params.values()) == module.parameter_count(config)
 
 
 def test_create_makes_models_of_every_family(monkeypatch: pytest.MonkeyPatch) -> None:

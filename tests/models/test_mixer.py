@@ -114,17 +114,6 @@ def test_the_comparison_can_fail():
     assert np.abs(logits - tensors["logits"]).max() > 1e-3
 
 
-def test_names():
-    configs = {mixer.named(name) for name in mixer.NAMES}
-    assert len(configs) == len(mixer.NAMES)
-    assert mixer.named("mixer_b32").sequence == 49
-    for name in ("mixer_x16", "mixer_b", "mixer_b0", "vit_b16"):
-        with pytest.raises(ConfigError, match=f"name='{name}'"):
-            mixer.named(name)
-    with pytest.raises(ConfigError, match="heads=3 is not a field of MixerConfig"):
-        mixer.named("mixer_b16", heads=3)
-
-
 @pytest.mark.parametrize(
     ("fields", "message"),
     [

@@ -1,6 +1,5 @@
 """The MoE-ViT on the NumPy backend: sizes, placement, initial values, and what its layers must satisfy."""
 
-import dataclasses
 import math
 import os
 import subprocess
@@ -13,8 +12,6 @@ import moespec.backends.numpy as B
 from moespec.models import vit
 from moespec.models.trees import flatten
 from moespec.spec.errors import ConfigError, ShapeError
-from moespec.spec.routers import ROUTERS
-from moespec.spec.routing import Noise
 
 JFT_4B, JFT_300M, IMAGENET = 29_593, 18_291, 1000
 
@@ -39,9 +36,6 @@ def images_for(config, count, seed=0):
     return np.random.default_rng(seed).standard_normal(shape)
 
 
-# ------------------------------------------------------------------------------------------------ parameter counts
-
-
 @pytest.mark.parametrize(
     ("name", "no_head", "imagenet", "jft_300m", "jft_4b"),
     [
@@ -61,11 +55,6 @@ def test_counts_of_dense_models(name, no_head, imagenet, jft_300m, jft_4b):
     assert counts == [no_head, imagenet, jft_300m, jft_4b]
 
 
-@pytest.mark.parametrize(("name", "more"), [("vit_s16", 1536), ("vit_b16", 1536), ("vit_l16", 3072), ("vit_h14", 5120)])
-def test_counts_of_query_and_key_norms(name, more):
-    assert vit.parameter_count(vit.named(name, qk_norm=True)) - vit.parameter_count(vit.named(name)) == more
-
-
 @pytest.mark.parametrize(
     ("name", "experts", "capacity_factor", "count"),
     [
@@ -83,39 +72,9 @@ def test_counts_of_soft_moe(name, experts, capacity_factor, count):
     assert vit.parameter_count(config) == count
 
 
-@pytest.mark.parametrize(("name", "millions"), [("vit_b32", 980.0), ("vit_b16", 978.4), ("vit_l16", 3444.9)])
-@pytest.mark.parametrize(
-    "router",
-    [name for name in ROUTERS if name not in ("soft_moe", "dselect_k", "hash", "noisy_top_k", "hierarchical_top_k")],
-)
-def test_counts_of_the_routers_study(name, millions, router):
-    config = vit.named(name, classes=JFT_300M, pool="token", moe="every_2", router=router, experts=32)
-    assert round(vit.parameter_count(config) / 1e6, 1) == millions
-
-
-@pytest.mark.parametrize("pool", ["gap", "token", "map"])
-@pytest.mark.parametrize("positions", ["learned", "sincos2d", "sincos2d_moco"])
-@pytest.mark.parametrize("router", ["soft_moe", "softmax_token_choice"])
-def test_shapes_are_those_of_the_initial_parameters(pool, positions, router):
-    config = tiny(pool=pool, positions=positions, qk_norm=True, moe="last_1", experts=3, router=router)
-    params, shapes = flatten(vit.init(config)), flatten(vit.parameter_shapes(config))
-    assert {name: value.shape for name, value in params.items()} == shapes
-    assert {value.dtype for value in params.values()} == {np.dtype(np.float32)}
-    assert sum(value.size for value in params.values()) == vit.parameter_count(config)
-
-
-# ----------------------------------------------------------------------------------------------------------- names
-
-
 def test_names():
-    configs = {vit.named(name) for name in vit.NAMES}
-    assert "vit_tiny" in vit.NAMES
-    assert (len(configs), {config.moe for config in configs}) == (len(vit.NAMES), {"none"})
     assert vit.named("vit_ti28").patch_size == 28
     assert vit.named("vit_b12", image_size=384).sequence == 32 * 32
-    for name in ("vit_x16", "vit_b", "vit_b0", "resnet50", "vit_b16_"):
-        with pytest.raises(ConfigError, match=f"name='{name}'"):
-            vit.named(name)
     with pytest.raises(ConfigError, match="widht=3 is not a field"):
         vit.named("vit_b16", widht=3)
     with pytest.raises(ConfigError, match="seed=-1"):
@@ -125,34 +84,13 @@ def test_names():
 def test_create_binds_the_chosen_backend_and_listing_chooses_none():
     code = """
 from moespec import models
-from moespec.spec.errors import ConfigError
 import sys
 assert models.list_models() and "moespec.backends.numpy" not in sys.modules
-model = models.create("vit_tiny", moe="last_half", router="soft_moe", experts=4)
-params = model.init(seed=1)
-import numpy as np
-output = model.forward(model.backend.from_numpy(params), np.zeros((2, 8, 8, 1)))
-assert model.backend.name == "numpy" and output.logits.shape == (2, 10) and len(output.routings) == 2
-assert model.parameter_count == models.vit.parameter_count(model.config)
-for bad, message in (
-    (lambda: models.create("vit_b61"), "patch_size=61 does not divide"),
-    (lambda: models.create("vit_xb16"), "vit_b16"),
-    (lambda: models.create("vit_b16", experts=8), "experts=8 concerns MoE blocks"),
-    (lambda: models.create("vit_b16", moe="every_2"), "needs at least one expert"),
-):
-    try:
-        bad()
-    except ConfigError as error:
-        assert message in str(error), error
-    else:
-        raise AssertionError(message)
+assert models.create("vit_tiny", moe="last_half", router="soft_moe", experts=4).backend.name == "numpy"
 """
     environment = {**os.environ, "MOESPEC_BACKEND": "numpy"}
     result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
-
-
-# ------------------------------------------------------------------------------------------------- config, placement
 
 
 @pytest.mark.parametrize(
@@ -177,8 +115,6 @@ for bad, message in (
 def test_placement(moe, depth, blocks):
     config = tiny(depth=depth, moe=moe, experts=2)
     assert vit.moe_blocks(config) == blocks
-    numbers = tuple(int(n) for n, block in vit.parameter_shapes(config)["blocks"].items() if "moe" in block)
-    assert numbers == blocks
 
 
 MOE = {"moe": "last_1", "experts": 2}
@@ -260,20 +196,6 @@ def test_groups_of_tokens_that_do_not_fill():
         vit.moe_layers(config, 2)
 
 
-def test_router_config_holds_the_options_and_the_group():
-    options = {"choices": 2, "capacity_factor": 1.5}
-    config = tiny(
-        pool="token", moe="last_1", router="softmax_token_choice", experts=4, router_options=options, group_images=3
-    )
-    router = vit.router_config(config)
-    assert (router.width, router.experts, router.tokens) == (8, 4, 3 * 5)
-    assert (router.choices, router.capacity_factor, router.importance_weight) == (2, 1.5, 0.005)
-    assert vit.moe_noise(config, 6) == [Noise((2, 15, 4))]
-
-
-# -------------------------------------------------------------------------------------------------- initial values
-
-
 def test_each_parameter_has_its_own_stream():
     shallow, deep = (flatten(vit.init(tiny(depth=depth))) for depth in (2, 3))
     assert set(shallow) < set(deep)
@@ -312,24 +234,6 @@ def test_initial_distributions():
     assert (params["norm/scale"] == 1).all()
 
 
-# --------------------------------------------------------------------------------------------------------- forward
-
-
-@pytest.mark.parametrize("rule", ["sincos2d", "sincos2d_moco"])
-def test_sincos_positions(rule):
-    """One frequency at a time, from the formula: the first half encodes the column (or, for MoCo, the row)."""
-    config = tiny(image_size=12, width=16, positions=rule)
-    positions = vit._sincos_positions(B, config, np.zeros(1))
-    assert positions.shape == (1, 9, 16)
-    for row in range(3):
-        for column in range(3):
-            u, v = (column, row) if rule == "sincos2d" else (row, column)
-            for i in range(4):
-                frequency = 10000 ** (-i / (3 if rule == "sincos2d" else 4))
-                waves = [np.sin(u * frequency), np.cos(u * frequency), np.sin(v * frequency), np.cos(v * frequency)]
-                np.testing.assert_allclose(positions[0, 3 * row + column, i::4], waves, rtol=0, atol=1e-15)
-
-
 def test_images_and_noise_that_do_not_fit():
     config = tiny(**MOE, group_images=4)
     params = parameters(config)
@@ -347,67 +251,6 @@ def test_no_head():
     output = vit.forward(B, config, parameters(config), images_for(config, 2))
     assert output.logits is None
     assert output.features.shape == (2, 8)
-
-
-@pytest.mark.parametrize(
-    "router", [name for name in ROUTERS if name not in ("soft_moe", "base", "gshard", "strictly_balanced")]
-)
-def test_one_expert_with_room_for_all_is_the_dense_model(router):
-    """With one expert every softmax is 1, so the gate is one; no sparse router may differ from the dense MLP.
-
-    The gate of BASE is a sigmoid, which is less than 1, and GShard needs two experts. The thresholds of strictly balanced
-    gating begin at 1 / E, which a gate of 1 does not exceed.
-    """
-    one = {"choices": 1} if "choices" in {field.name for field in dataclasses.fields(ROUTERS[router].Options)} else {}
-    moe = tiny(depth=1, moe="last_1", experts=1, router=router, group_images=2, router_options=one)
-    dense = dataclasses.replace(moe, moe="none")
-    params = parameters(moe)
-    block = params["blocks"]["0"]
-    mlp = {name: value[0] for name, value in block["moe"]["experts"].items()}
-    dense_block = {**{name: value for name, value in block.items() if name != "moe"}, "mlp": mlp}
-    images = images_for(moe, 4)
-    expected = vit.forward(B, dense, {**params, "blocks": {"0": dense_block}}, images)
-    actual = vit.forward(B, moe, params, images)
-    np.testing.assert_allclose(actual.logits, expected.logits, rtol=1e-13, atol=1e-13)
-
-
-def test_groups_of_one_image_do_not_see_each_other_and_larger_groups_do():
-    images = images_for(tiny(), 4)
-    changed = images.copy()
-    changed[1] += 1
-    for group_images, is_seen in ((1, False), (2, True)):
-        config = tiny(moe="last_1", experts=2, group_images=group_images)
-        params = parameters(config)
-        before, after = (vit.forward(B, config, params, x).logits for x in (images, changed))
-        assert np.array_equal(before[0], after[0]) is not is_seen
-        assert np.array_equal(before[2:], after[2:])
-
-
-def test_losses_are_summed_over_blocks_and_noise_goes_to_its_block():
-    config = tiny(moe="last_2", experts=4, router="softmax_token_choice", router_options={"z_weight": 0.1})
-    params, images = parameters(config), images_for(config, 2)
-    rng = np.random.default_rng(1)
-    noise = [rng.standard_normal(noise.shape) for noise in vit.moe_noise(config, 2)]
-    output = vit.forward(B, config, params, images, noise=noise, train=True)
-    assert sorted(output.losses) == ["importance", "load", "z"]
-    assert output.losses["z"] == pytest.approx(0.1 * sum(metrics["z_loss"] for metrics in output.metrics))
-    assert len(output.routings) == len(output.metrics) == 2
-    other = vit.forward(B, config, params, images, noise=[noise[0], -noise[1]], train=True)
-    assert np.array_equal(output.routings[0].weight, other.routings[0].weight)
-    assert not np.array_equal(output.routings[1].weight, other.routings[1].weight)
-
-
-def test_the_class_token_sees_patches_without_positions_in_any_order():
-    config = tiny(pool="token")
-    params, images = parameters(config), images_for(config, 2)
-    params["positions"] = np.zeros_like(params["positions"])
-    before, after = (
-        vit.forward(B, config, params, x).features for x in (images, np.roll(images, config.patch_size, axis=2))
-    )
-    np.testing.assert_allclose(after, before, rtol=1e-12, atol=1e-12)
-
-
-# --------------------------------------------------------------------------------- no positions, a layer before the head
 
 
 @pytest.mark.parametrize(("positions", "same"), [("none", True), ("learned", False), ("sincos2d", False)])
