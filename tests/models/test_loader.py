@@ -128,15 +128,6 @@ def test_a_batch_has_its_images_and_labels_in_the_range_of_a_model() -> None:
     np.testing.assert_array_equal(batch["targets"], np.eye(10)[digits.train.labels[indices]])
 
 
-def test_evaluation_covers_every_image_once() -> None:
-    digits = load("digits")
-    parts = [evaluation_batch(digits, digits.validation, batch=100, index=index) for index in range(4)]
-    assert [part["count"] for part in parts] == [100, 100, 100, 55]
-    assert all(part["images"].shape == (100, 8, 8, 1) for part in parts)
-    labels = np.concatenate([part["targets"].argmax(axis=1)[: part["count"]] for part in parts])
-    np.testing.assert_array_equal(labels, digits.validation.labels)
-
-
 def test_prefetcher_keeps_the_order_and_ends() -> None:
     before = threading.active_count()
     with Prefetcher(lambda step: step * step, 3, 50, ahead=2) as results:

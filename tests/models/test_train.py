@@ -1,27 +1,37 @@
 """Training: a run that was stopped ends with the bits of an unbroken one; runs do not mix; metrics are complete."""
 
 import json
+import math
 import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import safetensors.numpy
-from PIL import Image
 
+import moespec.backends.numpy as numpy_backend
 from moespec.models import cli
 from moespec.models.commandline import commands
+from moespec.models.data.loader import training_batch
 from moespec.models.data.options import DataConfig
+from moespec.models.data.prepared import prepared
 from moespec.models.errors import CheckpointError, RunError
 from moespec.models.evaluation.evaluate import evaluate
 from moespec.models.training import checkpoint, resolve
 from moespec.models.training.config import Config, ScheduleConfig, TrainingConfig
+from moespec.models.training.hash_tables import initial_params
+from moespec.models.training.hooks import AfterStep, Hook
+from moespec.models.training.objective import make_loss
 from moespec.models.training.progress import Progress
+from moespec.models.training.resolve import model_config
 from moespec.models.training.rundirectory import RunDirectory
 from moespec.models.training.runlog import RunLog, read_log
 from moespec.models.training.savestate import begin
+from moespec.models.training.train import train
 from moespec.version import version
 
 
@@ -42,25 +52,6 @@ def test_the_loss_falls_and_everything_is_recorded(runs, backend: str) -> None: 
     assert len(training[0]["moe"]["1"]["load"]) == 2
     assert evaluations[-1]["images"] == 355
     assert checkpoint.steps(run / "checkpoints") == [4, 8, 12]
-
-
-@pytest.mark.parametrize(("first", "second"), [("jax", "torch"), ("torch", "jax")])
-def test_fifty_steps_and_fifty_on_another_backend(runs, tmp_path: Path, first: str, second: str) -> None:  # type: ignore[no-untyped-def]
-    pytest.importorskip(first)
-    pytest.importorskip(second)
-    training = replace(runs.config.training, steps=100, checkpoint_every=50, evaluate_every=50)
-    config = replace(runs.config, training=training)
-    runs.train(tmp_path / "whole", first, config)
-    resumed = runs.stopped(tmp_path / "whole", tmp_path / "resumed", step=50)
-    runs.train(resumed, second, config)
-    expected, losses = ([line["loss"] for line in read_log(run, "train")] for run in (tmp_path / "whole", resumed))
-    assert len(losses) == len(expected) == 100
-    assert losses[:50] == expected[:50]
-    assert losses[50:] != expected[50:]
-    assert expected[-1] < 0.7 * expected[0]
-    np.testing.assert_allclose(losses, expected, rtol=1e-3)
-    ours, theirs = (read_log(run, "evaluation")[-1]["loss"] for run in (tmp_path / "whole", resumed))
-    assert ours == pytest.approx(theirs, rel=1e-3)
 
 
 @pytest.mark.parametrize(("changes", "entry"), [({"seed": 1}, "random"), ({"batch": 32}, "data")])
@@ -189,55 +180,19 @@ def test_tensorboard_when_installed(tmp_path: Path) -> None:
     assert tags == {"train/loss", "train/moe/1/load/0", "train/moe/1/load/1"}
 
 
-def test_a_sparse_router_with_noise_groups_and_parts(runs, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    pytest.importorskip("jax")
-    model = replace(
-        runs.config.model,
-        router="softmax_token_choice",
-        group_images=2,
-        router_options={"choices": 1, "capacity_factor": 0.5, "z_weight": 1e-3},
-    )
-    settings = replace(runs.config.training, steps=3, accumulate=2, loss="sigmoid")
-    config = replace(runs.config, model=model, training=settings, data=DataConfig(flip=True, mixup=0.2))
-    result = runs.train(tmp_path / "run", "jax", config)
-    last = read_log(tmp_path / "run", "train")[-1]
-    metrics = last["moe"]["1"]
-    assert metrics["dropped"] == pytest.approx(1 - metrics["coverage"], abs=1e-6)
-    assert metrics["dropped"] >= 0.5 - 1e-6, "half as many slots as tokens"
-    assert last["loss"] > last["cross_entropy"], "the auxiliary losses are part of it"
-    assert {"importance_loss", "load_loss", "z_loss"} <= set(metrics), "the load loss needs noise"
-    assert 0 <= result.evaluation["accuracy"] <= 1
-
-
-def test_a_broken_image_ends_the_training(runs, tmp_path: Path, capsys) -> None:  # type: ignore[no-untyped-def]
-    pytest.importorskip("torch")
-    for name in ("ant", "bee"):
-        (tmp_path / name).mkdir()
-        for number in range(5):
-            Image.new("RGB", (9, 9), (50 * number, 0, 0)).save(tmp_path / name / f"{number}.png")
-    (tmp_path / "bee" / "3.png").write_bytes(b"\x89PNG and no more")
-    flags = [*runs.flags, "--model.image-size", "8", "--data", "folder", "--data.path", str(tmp_path)]
-    assert cli.main(["train", "--backend", "torch", "--run", str(tmp_path / "run"), *flags]) == 2
-    assert "bee/3.png: not a readable image" in capsys.readouterr().err
-
-
 def test_the_specification_itself_trains(runs, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    """Two steps on the numpy backend, a resume to the same bits, and the losses of torch."""
-    pytest.importorskip("torch")
+    """Two steps on the numpy backend, and a resume to the same bits."""
     model = replace(runs.config.model, depth=1, width=8, hidden=2, heads=1)
     settings = replace(
         runs.config.training, steps=2, batch=2, evaluate_every=2, checkpoint_every=1, evaluation_batch=355
     )
     config = replace(runs.config, model=model, training=settings, schedule=ScheduleConfig(peak=1e-2, warmup=0))
-    exact, compiled = tmp_path / "numpy", tmp_path / "torch"
+    exact = tmp_path / "numpy"
     runs.train(exact, "numpy", config)
     expected = arrays(exact, 2)
     shutil.rmtree(exact / "checkpoints" / "00000002")
     runs.train(exact, "numpy", config)
     assert all((arrays(exact, 2)[name] == value).all() for name, value in expected.items())
-    runs.train(compiled, "torch", config)
-    losses = [[record["loss"] for record in read_log(run, "train")] for run in (exact, compiled)]
-    np.testing.assert_allclose(*losses, rtol=1e-5)
 
 
 @pytest.mark.parametrize("batch", [100, 355, 400])
@@ -273,3 +228,113 @@ def test_images_per_second_are_of_the_steps_since_the_last_record(
         assert progress.seconds == 7 + 9
     assert [line["images_per_second"] for line in read_log(tmp_path, "train")] == [32 * 10 / 2, 32 * 1 / 1]
     assert read_log(tmp_path, "evaluation")[0]["seconds"] == 7 + 8
+
+
+# --------------------------------------------------------- the loop, with a step in place of the optimiser's
+
+STEPS = 6
+PEAK = 1e-2
+RATES = [0.0, PEAK / 2, *(PEAK * (1 + math.cos(math.pi * n / 4)) / 2 for n in range(4))]
+"""Two steps of warm-up, then half a cosine."""
+
+
+class Recorder:
+    """The numpy backend with a step that notes what it is given and adds 1 to the bias of the first class."""
+
+    def __init__(self) -> None:
+        self.made: list[tuple[Any, Any, int]] = []
+        self.rates: list[float] = []
+        self.batches: list[dict[str, Any]] = []
+        members = {name: getattr(numpy_backend, name) for name in dir(numpy_backend)}
+        self.backend: Any = SimpleNamespace(**{**members, "make_step": self._make_step})
+
+    def _make_step(self, loss: Any, optimizer: Any, *, accumulate: int = 1) -> Any:
+        self.made.append((loss, optimizer, accumulate))
+
+        def step(state: Any, batch: Any, rate: float) -> Any:
+            self.rates.append(rate)
+            self.batches.append(batch)
+            head = state["params"]["head"]
+            bias = head["bias"] + np.eye(len(head["bias"]))[0]
+            params = {**state["params"], "head": {**head, "bias": bias}}
+            return {**state, "params": params, "step": state["step"] + 1}, {"loss": 1.0 + rate, "grad_norm": 1.0}
+
+        return step
+
+
+@pytest.fixture
+def config(runs: Any) -> Config:
+    """Six steps with all that depends on the step: the rate, the order, augmentation and noise."""
+    model = replace(runs.config.model, router="softmax_token_choice")
+    settings = replace(runs.config.training, steps=STEPS, seed=3, accumulate=2, checkpoint_every=2, evaluate_every=4)
+    settings = replace(settings, loss="sigmoid")
+    data = DataConfig(crop_padding=1, flip=True, mixup=0.5)
+    config = replace(runs.config, model=model, data=data, training=settings)
+    return resolve.resolve(config, resolve.load_data(config), "numpy")
+
+
+def trained(config: Config, run: Path, *hooks: Hook) -> Recorder:
+    recorder = Recorder()
+    RunDirectory(run).claim(config, resume=True)
+    train(recorder.backend, config, resolve.load_data(config), run, hooks=hooks)
+    return recorder
+
+
+def test_a_step_gets_the_rate_the_batch_and_the_noise_of_its_number(config: Config, tmp_path: Path) -> None:
+    recorder, dataset, settings = trained(config, tmp_path), resolve.load_data(config), config.training
+    ((loss, *options),) = recorder.made
+    assert options == [config.optimizer, 2]
+    assert recorder.rates == pytest.approx(RATES, rel=1e-12)
+    assert len(recorder.batches) == STEPS
+    for n, batch in enumerate(recorder.batches):
+        expected = training_batch(dataset, config.data, batch=settings.batch, seed=settings.seed, step=n)
+        assert batch.keys() == {"images", "targets", "random"}
+        images = prepared(numpy_backend, dataset, *numpy_backend.from_numpy((expected["images"], expected["mixup"])))
+        np.testing.assert_array_equal(batch["images"], images)
+        np.testing.assert_array_equal(batch["targets"], expected["targets"])
+        np.testing.assert_array_equal(batch["random"], [[settings.seed, 0, n, image] for image in range(16)])
+    log = read_log(tmp_path, "train")
+    assert [line["step"] for line in log] == [1, 2, 3, 4, 5, 6]
+    assert [line["learning_rate"] for line in log] == pytest.approx(RATES, rel=1e-12)
+    assert [line["loss"] for line in log] == pytest.approx([1 + rate for rate in RATES], rel=1e-12)
+    params = numpy_backend.from_numpy(initial_params(config, dataset))
+    expected, _ = make_loss(numpy_backend, model_config(config.model), "sigmoid")(params, recorder.batches[0])
+    assert loss(params, recorder.batches[0])[0] == expected
+    assert expected > 10 * np.log(2), "of ten classes, and auxiliary losses"
+
+
+def test_hooks_evaluations_and_checkpoints_are_of_the_parameters_after_their_step(
+    config: Config, tmp_path: Path
+) -> None:
+    """Hooks see a step when it is evaluated and before it is saved, so that a run that ends in one goes on with it.
+
+    The head has nothing but its bias, which counts the steps, so that the loss of an evaluation says which it saw.
+    """
+    seen: list[tuple[int, list[str], list[int]]] = []
+
+    def hook(after: AfterStep) -> None:
+        seen.append((after.done, list(after.evaluations), checkpoint.steps(tmp_path / "checkpoints")))
+        assert after.metrics == {"loss": pytest.approx(1 + after.rate), "grad_norm": 1.0}
+        assert after.B.state_params(after.state)["head"]["bias"][0] == after.done
+        if len(seen) == 4:
+            raise OSError("no room left")
+
+    with pytest.raises(OSError, match="no room left"):
+        trained(config, tmp_path, hook)
+    four = (4, ["evaluation"], [2])
+    assert seen == [(1, [], []), (2, [], []), (3, [], [2]), four]
+    trained(config, tmp_path, hook)
+    assert seen[4:] == [(3, [], [2]), four, (5, [], [2, 4]), (6, ["evaluation"], [2, 4])]
+    zeros = np.mean(resolve.load_data(config).validation.labels == 0)
+    evaluations = read_log(tmp_path, "evaluation")
+    assert [line["step"] for line in evaluations] == [4, 6], "and after the last step"
+    for line in evaluations:
+        expected = 9 * np.log(2) + np.log1p(np.exp(line["step"])) - zeros * line["step"]
+        assert line["loss"] == pytest.approx(expected, rel=1e-6)
+        assert line["accuracy"] == pytest.approx(zeros)
+    model = model_config(config.model)
+    for step in (2, 4, 6):
+        saved = RunDirectory(tmp_path).load(dict(resolve.family(model).parameter_shapes(model)), step=step)
+        assert saved is not None
+        assert saved.state["params"]["head"]["bias"].tolist() == [step] + [0] * 9
+        assert (saved.state["step"], saved.record["random"]) == (step, {"seed": 3, "step": step})
