@@ -243,7 +243,6 @@ def test_tables_survive_the_file(tmp_path: Path) -> None:
 WRONG = [
     ("every = 0", r"evaluation\.one\.every=0: expected integers >= 1"),
     ("shots = []", r"evaluation\.one\.shots=\[\]: expected integers >= 1"),
-    ("shots = [0]", r"evaluation\.one\.shots=\[0\]: expected integers >= 1"),
     ("shots = 10", r"evaluation\.one\.shots=10: expected integers"),
     ("l2 = [0.0]", r"evaluation\.one\.l2=\[0\.0\]: expected numbers > 0"),
     ("temperature = -1.0", r"evaluation\.one\.temperature=-1\.0: expected a number > 0"),

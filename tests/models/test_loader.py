@@ -3,8 +3,8 @@
 import importlib
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -16,6 +16,7 @@ from moespec.models.data.options import DataConfig
 from moespec.models.data.prefetch import Prefetcher
 from moespec.models.data.prepared import prepared
 from moespec.models.errors import DataError
+from moespec.models.streams import AUGMENTATION, MIXUP, ORDER, TABLES, generator
 
 
 def test_each_image_once_per_epoch() -> None:
@@ -43,32 +44,31 @@ def test_batches_depend_on_seed_and_step_only() -> None:
     assert (first != batch(2, 200)).any()
 
 
-def of_order(seed: int, step: int) -> np.ndarray:
-    """Step 0 and step 16 begin an epoch of 64 images each."""
-    return batch_indices(64, 4, seed, 16 * step)
+def test_seeds_purposes_and_neighbouring_positions_share_no_numbers() -> None:
+    """Also not shifted: the next position is not the same sequence from a later place on."""
+    purposes = [ORDER, AUGMENTATION, MIXUP, TABLES]
+    keys = list(product((0, 1), purposes, (0, 1, 2, 3)))
+    drawn = [generator(*key).integers(0, 2**64, 256, np.uint64) for key in keys]
+    assert len(np.unique(np.concatenate(drawn))) == 256 * len(keys) == 256 * 32
 
 
-def of_crop(seed: int, step: int) -> np.ndarray:
-    images = np.arange(64, dtype=np.uint8).reshape(1, 8, 8, 1).repeat(16, axis=0)
-    return crop_and_flip(images, padding=2, flip=False, seed=seed, step=step)
+def test_each_use_has_the_stream_of_its_purpose() -> None:
+    np.testing.assert_array_equal(batch_indices(9, 9, 5, 2), generator(5, ORDER, 2).permutation(9))
 
+    weight = generator(5, MIXUP, 2).beta(0.5, 0.5)
+    np.testing.assert_allclose(mixup_weight(alpha=0.5, seed=5, step=2), max(weight, 1 - weight), rtol=1e-6)
 
-def of_flip(seed: int, step: int) -> np.ndarray:
-    images = np.arange(64, dtype=np.uint8).reshape(64, 1, 1, 1).repeat(2, axis=2) + np.array([[0], [1]], np.uint8)
-    return crop_and_flip(images, padding=0, flip=True, seed=seed, step=step)
+    images = np.arange(32, dtype=np.uint8).reshape(16, 1, 2, 1)
+    mirrored = generator(5, AUGMENTATION, 2).random(16) < 0.5
+    flipped = crop_and_flip(images, padding=0, flip=True, seed=5, step=2)
+    assert (flipped[:, 0, 0, 0] % 2 == mirrored).all()
 
-
-def of_mixup(seed: int, step: int) -> np.ndarray:
-    return np.asarray(mixup_weight(alpha=0.5, seed=seed, step=step))
-
-
-@pytest.mark.parametrize("of", [of_order, of_crop, of_flip, of_mixup])
-def test_each_depends_on_the_seed_and_on_the_step(of: Callable[[int, int], np.ndarray]) -> None:
-    """By itself: what one of them ignores, another would hide."""
-    first = of(1, 7)
-    np.testing.assert_array_equal(of(1, 7), first)
-    for seed, step in ((2, 7), (1, 8), (7, 1), (1, 0)):
-        assert (of(seed, step) != first).any(), (seed, step)
+    top, left = generator(5, AUGMENTATION, 2).integers(0, 3, (2, 16))
+    images = np.arange(16, dtype=np.uint8).reshape(1, 4, 4, 1).repeat(16, axis=0)
+    moved = crop_and_flip(images, padding=1, flip=False, seed=5, step=2)
+    padded = np.pad(images, ((0, 0), (1, 1), (1, 1), (0, 0)))
+    for picture, whole, y, x in zip(moved, padded, top, left, strict=True):
+        np.testing.assert_array_equal(picture, whole[y : y + 4, x : x + 4])
 
 
 def test_crop_moves_and_flip_mirrors() -> None:

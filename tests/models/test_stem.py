@@ -63,10 +63,7 @@ def test_the_stem_is_convolutions_of_torch_with_a_norm_and_a_gelu(gelu, depth):
     ("fields", "message"),
     [
         ({"stem": 4}, r"stem=4: 2\^stem must divide patch_size=8"),
-        ({"stem": -1}, "stem=-1"),
-        ({"stem_depth": 0}, "stem_depth=0"),
         ({"stem": 0, "stem_depth": 2}, "stem_depth=2 without stem"),
-        ({"stem": 10**30}, "stem=1000"),
         ({"stem": 1, "patch_size": 1}, r"stem=1: 2\^stem must divide patch_size=1"),
         ({"stem": 3, "width": 18, "heads": 1, "positions": "learned"}, r"stem=3: 2\^\(stem - 1\) must divide width=18"),
     ],
