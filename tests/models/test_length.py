@@ -125,13 +125,12 @@ def cooled(runs: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 RSQRT = ("--schedule.name", "rsqrt", "--schedule.cooldown", "5", "--schedule.timescale", "4", "--training.keep", "1")
 
 
-def test_rsqrt_goes_on_for_longer(runs: Any, cooled: Path, tmp_path: Path, capsys: Any) -> None:
+def test_rsqrt_goes_on_for_longer(runs: Any, cooled: Path, tmp_path: Path, said: Any) -> None:
     """From the checkpoint before the cooldown, which is kept, to the bits of a run that was as long from the beginning."""
     assert checkpoint.steps(cooled / "checkpoints") == [7, 12]
     run = Path(shutil.copytree(cooled, tmp_path / "run"))
-    capsys.readouterr()
-    assert cli.main(["train", "--run", str(run), "--resume", "--training.steps", "16"]) == 0
-    assert "cooled_00000012: cooldown checkpoint moved aside" in capsys.readouterr().out
+    shown = said(["train", "--run", str(run), "--resume", "--training.steps", "16"])
+    assert "cooled_00000012: cooldown checkpoint moved aside" in shown
     assert checkpoint.steps(run / "checkpoints") == [11, 16]
     assert (run / "checkpoints" / "cooled_00000012" / "state.json").is_file()
     longer = tmp_path / "longer"
@@ -143,7 +142,7 @@ def test_rsqrt_goes_on_for_longer(runs: Any, cooled: Path, tmp_path: Path, capsy
     assert rates[0] == rates[1]
 
 
-def test_what_would_have_been_another_run(runs: Any, cooled: Path, tmp_path: Path, capsys: Any) -> None:
+def test_what_would_have_been_another_run(runs: Any, cooled: Path, tmp_path: Path, said: Any) -> None:
     """Cosine, and rsqrt after its cooldown began; nothing changes in the folder. On purpose it may."""
     shutil.copytree(cooled, tmp_path / "rsqrt")
     shutil.rmtree(tmp_path / "rsqrt" / "checkpoints" / "00000007")
@@ -158,26 +157,23 @@ def test_what_would_have_been_another_run(runs: Any, cooled: Path, tmp_path: Pat
         (cosine, "'cosine' with 16 steps has the same rates as with 12 for the first 3 steps only"),
     ):
         files = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
-        assert cli.main(["train", "--run", str(run), "--resume", "--training.steps", "16"]) == 2
-        error = capsys.readouterr().err
+        error = said(["train", "--run", str(run), "--resume", "--training.steps", "16"], 2)
         assert message in error
         assert ("rsqrt is the schedule whose runs can go on for longer" in error) == (run == cosine)
         assert {path: path.read_bytes() for path in files} == files
     assert cli.main(["train", "--run", str(cosine), "--resume", "--override", "--training.steps", "9"]) == 0
 
 
-def test_a_run_by_epochs(runs: Any, tmp_path: Path, capsys: Any) -> None:
+def test_a_run_by_epochs(runs: Any, tmp_path: Path, said: Any) -> None:
     """Whose warm-up is too long, and which goes on as begun with the same options."""
     flags = [flag for pair in zip(*[iter(runs.flags)] * 2, strict=True) if pair[0] not in DROPPED for flag in pair]
     run, epochs = tmp_path / "run", ["--training.epochs", "0.04", "--optimizer.name", "sgd"]
-    assert cli.main(["train", "--backend", "torch", "--run", str(run), *flags, *epochs]) == 0
-    shown = capsys.readouterr().out
+    shown = said(["train", "--backend", "torch", "--run", str(run), *flags, *epochs])
     assert "training.epochs=0.04: 4 steps" in shown
     assert "schedule.warmup=50: not shorter than the 4 steps of the run, shortened to 2" in shown
     config = configfile.read(run / "config.toml")
     assert (config.training.steps, config.training.epochs, config.schedule.warmup) == (4, None, 2)
-    assert cli.main(["train", "--run", str(run), *flags, *epochs]) == 0
-    assert "finished already" in capsys.readouterr().out
+    assert "finished already" in said(["train", "--run", str(run), *flags, *epochs])
 
 
 DROPPED = ("--training.steps", "--schedule.warmup")
@@ -186,9 +182,6 @@ DROPPED = ("--training.steps", "--schedule.warmup")
 def test_a_schedule_is_made_of_a_resolved_length() -> None:
     with pytest.raises(ConfigError, match=r"^training\.steps=None: not resolved"):
         _ = replace(Config(), training=TrainingConfig(epochs=1.0)).training.total
-
-
-# ----------------------------------------------------------------------------------------------------- the rates
 
 
 @pytest.mark.parametrize("module", [configfile, schedules])

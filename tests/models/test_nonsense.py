@@ -8,11 +8,12 @@ next seed.
 import os
 import random
 import re
+import shlex
 import shutil
 import struct
 import zlib
 from collections.abc import Callable
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -24,8 +25,16 @@ from PIL import Image
 from moespec.conformance import __main__ as conformance
 from moespec.models import cli, memory
 from moespec.models.commandline import commands
+from moespec.models.commandline.chosen import check_concerns, chosen
+from moespec.models.commandline.parsing import parse
+from moespec.models.data.datasets import load
+from moespec.models.data.options import DataConfig
 from moespec.models.router_options import options_of
+from moespec.models.study.entries import entries
+from moespec.models.training import configfile
+from moespec.models.training.concerns import check_share
 from moespec.models.training.config import Config
+from moespec.spec.errors import ConfigError
 from moespec.spec.routers import ROUTERS
 
 NUMBER, SEED = (
@@ -35,7 +44,6 @@ OLD_RUN = Path(__file__).parent / "runs_0_1" / "jax_soft_moe"
 Nonsense = tuple[list[str], tuple[str, ...]]
 """A command line, and what its message must have: names of arguments and values, without regard to spaces."""
 
-# --------------------------------------------------------------------------------------------------- fields and options
 
 INTEGERS = ("-1", "1.5", "ten", "nan", "inf", "1e3", "", "²", "9" * 30, "0x10", "None!")
 FLOATS = ("nan", "inf", "-inf", "-1", "-1e-9", "x", "", "1e400", "²")
@@ -244,7 +252,6 @@ COMMANDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("evaluate {}/damaged", ("config.toml", "not a TOML file")),
     ("evaluate a\0b", ("run='a\\x00b'",)),
     *((f"evaluate {{}}/run --step={step}", ("step", step)) for step in ("99", "-1", "0", str(10**30))),
-    ("inspect {}/run", ("image",)),
     ("inspect {}/run --image nowhere.png", ("nowhere.png",)),
     ("inspect {}/run --image a\0b", ("a\\x00b",)),
     ("inspect {}/run --image {}/float.tif", ("float.tif", "floating-point")),
@@ -255,7 +262,7 @@ COMMANDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("", ("''",)),
     ("--version?", ("version?",)),
     ("hash-table --out x --router soft_moe", ("router='soft_moe'",)),
-    # Files of data, of which test_datasets, test_pictures and test_sources have what else may be wrong with them.
+    # Files of data, of which test_datasets and test_sources have what else may be wrong with them.
     ("train --run run --data npz --data.path {}/cut.npz", ("cut.npz", "not a readable .npz")),
     ("train --run run --data npz --data.path {}/run", ("run", "there is no such file")),
     ("train --run run --data npz --data.path {}/wide.npz", ("data.path", "8 x 9 pixels")),
@@ -275,30 +282,16 @@ COMMANDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("train --run run --router hash --hash.path {}/run", ("run",)),
 )  # fmt: skip
 
-RUN = "run --target moespec.backends.numpy"
+NUMPY = "run --target moespec.backends.numpy"
 SUITE: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("judge", ("judge", "check")),
-    ("nonsense", ("nonsense",)),
     ("run", ("target", "adapter")),
-    ("run --target no.such.module", ("target", "no.such.module")),
-    ("run --target ", ("target", "''")),
-    ("run --target math", ("target", "'math'", "from_numpy")),
     ("run --adapter math:nothing", ("adapter", "math:nothing")),
     ("run --adapter ²", ("adapter", "²")),
     ("run --target math --adapter math", ("adapter", "target")),
-    (f"{RUN} --dtype f8", ("dtype", "f8")),
-    (f"{RUN} --mode fast", ("mode", "fast")),
-    (f"{RUN} --jobs 2", ("jobs", "-n")),
-    (f"{RUN} -n ²", ("'²'",)),
-    (f"{RUN} --nonsense", ("--nonsense",)),
-    (f"{RUN} --timeout 0", ("timeout", "'0'")),
-    (f"{RUN} --case z_loss/²", ("case", "z_loss/²")),
-    (f"{RUN} --algorithm soft_rooting", ("algorithm: unknown 'soft_rooting'; near it: soft_routing",)),
-    (f"{RUN} --algorithm z_loss --vectors nowhere", ("nowhere",)),
-    (f"{RUN} --algorithm z_loss --report no/x.json", ("report", "no/x.json")),
-    (f"{RUN} --algorithm z_loss --report a\0b", ("report", "a\\x00b")),
-    (f"{RUN} --algorithm z_loss --waivers nowhere.toml", ("nowhere.toml",)),
-    (f"{RUN} --algorithm z_loss --waivers {{}}/wrong.toml", ("wrong.toml",)),
+    (f"{NUMPY} --timeout 0", ("timeout", "'0'")),
+    (f"{NUMPY} --algorithm z_loss --vectors nowhere", ("nowhere",)),
+    (f"{NUMPY} --algorithm z_loss --report no/x.json", ("report", "no/x.json")),
+    (f"{NUMPY} --algorithm z_loss --report a\0b", ("report", "a\\x00b")),
     ("check nowhere", ("nowhere",)),
     ("check {} --dtype f16", ("dtype", "f16")),
     ("report nowhere.json", ("nowhere.json",)),
@@ -311,7 +304,7 @@ SUITE: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 def write_files(folder: Path) -> None:
     """What the commands name."""
-    for name, content in (("letter.txt", "Dear"), ("text.png", "a cat"), ("wrong.toml", "["), ("wrong.json", "[1")):
+    for name, content in (("letter.txt", "Dear"), ("text.png", "a cat"), ("wrong.json", "[1")):
         (folder / name).write_text(content)
     (folder / "damaged").mkdir()
     (folder / "damaged" / "config.toml").write_text("[")
@@ -338,9 +331,6 @@ def write_files(folder: Path) -> None:
     other = safetensors.numpy.save({"tables": np.zeros((1, 64), np.int32)}, metadata={"format": "1"})
     for name, content_ in (("text", b"tables"), ("other", other), ("large", struct.pack("<Q", 2**62) + b"{}")):
         (folder / f"{name}.hash").write_bytes(content_)
-
-
-# ------------------------------------------------------------------------------------------------------------ their ends
 
 
 def squeezed(text: str) -> str:
@@ -422,3 +412,83 @@ def test_configuration_files(ends: Ends, tmp_path: Path, kind: str) -> None:
     file = tmp_path / "wrong.toml"
     file.write_bytes(content if isinstance(content, bytes) else content.encode())
     ends(["train", "--run", "run", "--config", str(file)], ("wrong.toml", *named))
+
+
+# Whole messages, and options that concern something.
+
+
+ROOT = Path(__file__).parents[2]
+
+WRONG = {
+    "train --training.batch=ten": "training.batch='ten': expected an integer",
+    "study --routers switch --out x --data.hue 1,5": "data.hue='1,5': expected a number",
+    "plan --chip h100 --devices 1.5": "devices='1.5': expected an integer",
+    "count --model.depth 1 2": "'2': not expected here, after 1",
+    "count --model.qk-norm maybe": "model.qk_norm='maybe': expected True or False",
+    "launch -n two train": "processes='two': expected an integer",
+    "scan . --workers 2000": "workers=2000: expected a number from 0 to 1024",
+    "evaluate x --fewshot 5 a": "fewshot='5 a': expected integers",
+    "inspect x --step": "step: its value is missing",
+    "convert x": "convert: target is missing (the file or folder to write)",
+    "finetune x.npz --training.seed": "x.npz: cannot be read (No such file or directory)",
+    "export x --format y": "format='y': expected one of 'onnx', 'stablehlo', 'pt2', 'safetensors'",
+    "hash-table --out x --optimizer.b1 2": "optimizer.b1=2.0: expected a number in [0, 1), below 1 as float32 too",
+    "train --training.stepz 5": "--training.stepz: there is no such option; near it: --training.steps, --training.seed, --training.keep",
+    "study --out x --routers 'a: --heads 5'":
+        "routers='a: --heads 5': --heads: there is no such option; near it: --model.heads",
+    "train --data.transform operator:is_": "data.transform='operator:is_': returned bool, expected uint8 (8, 8, 1)",
+    "train --data.label-smoothing 1": "data.label_smoothing=1.0: expected less than 1, nothing is left to learn",
+    "study --routers 'dense: --router switch' --out x":
+        "routers='dense: --router switch': model.moe=None: expected 'none', or another name than 'dense'",
+    "study --routers 'a: --training.seed 3' --out x":
+        "routers='a: --training.seed 3': training.seed=3: a study has seeds of its own, --seeds N",
+    "study --routers switch --out x --training.seed 3": "training.seed=3: a study has seeds of its own, --seeds N",
+    "study --routers switch --out ''": "out='': expected the name of a folder",
+    f"study --routers switch --out {OLD_RUN}": f"out='{OLD_RUN}': the folder of a run; a study needs one of its own",
+    f"evaluate {OLD_RUN} --fewshot 10 100000 --backend numpy":
+        "evaluation.few-shot.shots=[10, 100000]: no class has more than 147 training images",
+    "inspect /nowhere --image x.png": "run='/nowhere': there is no run, no config.toml in it",
+    "evaluate x --seeds 4": "seeds=4 concerns nothing here: there is no fewshot",
+    f"finetune {OLD_RUN} --init x": f"init='x': the weights are those of the source, '{OLD_RUN}'",
+    f"finetune {OLD_RUN} --model vit_s16":
+        "model.name='vit_s16': the model is that of the source, 'vit_tiny'; its fields may be set",
+    f"finetune {__file__}":
+        f"{__file__}: not a safetensors file: header too large; expected a run, a folder of the hub, a .safetensors or an .npz file",
+}  # fmt: skip
+USED = (
+    *("--data.jitter 0.5 --data.hue 0.3", "--router hash --codes 5", "--training.loss sigmoid --model.head-bias -3"),
+    *(f"--config {path}" for path in (*configfile.recipes(), *ROOT.glob("benchmarks/*.toml"), OLD_RUN / "config.toml")),
+    *("--config study_b16 --model.moe none", "--config soft_moe_s16 --training.loss softmax"),
+)
+
+
+@pytest.mark.parametrize("line", WRONG)
+def test_a_command_line_that_is_wrong(line: str, said: Any) -> None:
+    assert said(shlex.split(line), 2) == f"moespec: {WRONG[line]}\n"
+
+
+@pytest.mark.parametrize("words", USED)
+def test_options_that_concern_something_in_recipes_and_what_runs_wrote(words: str) -> None:
+    given = words.split()
+    default = cli.TrainArguments(settings=chosen(given, Config()))
+    check_concerns(given, parse("train", cli.TrainArguments, given, default=default).settings)
+
+
+def test_an_option_of_a_file_and_of_a_study(tmp_path: Path) -> None:
+    """One of a file may concern what the file says, or what the command line does; of a study, one of the entries."""
+    file = tmp_path / "mine.toml"
+    file.write_text("[data]\nhue = 0.3\n[model]\ncodes = 5\n")
+    words = ["--config", str(file)]
+    base = chosen(words, Config())
+    check_concerns([*words, "--data.jitter", "1"], *entries(["a: --router hash --data.jitter 1"], base).values())
+    with pytest.raises(ConfigError, match=r"data\.hue=0\.3 concerns nothing here: data\.jitter is 0"):
+        check_concerns(words, base)
+
+
+def test_the_part_that_is_held_out(tmp_path: Path) -> None:
+    arrays = {"images": np.zeros((4, 8, 8), np.uint8), "labels": np.arange(4) % 2}
+    np.savez(tmp_path / "all.npz", **arrays)
+    config = replace(Config(), data=DataConfig(validation_share=0.5))
+    check_share(config, load("npz", str(tmp_path / "all.npz"), validation_share=0.5))
+    with pytest.raises(ConfigError, match=r"data\.validation_share=0\.5 concerns nothing here"):
+        check_share(config, load("digits"))

@@ -6,6 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
+from of_models import drawn, images_for
 
 import moespec.backends.numpy as B
 from moespec import spec
@@ -23,24 +24,6 @@ def tiny(**fields):
         **{"token_experts": 3, "sparse_token_hidden": 4, "experts": 3, "sparse_hidden": 6},
     }
     return sparse_mlp.SparseMlpConfig(**{**small, **fields})
-
-
-def parameters(config, seed=0):
-    """Every parameter drawn, so that no bias, scale or head is at a value that hides it."""
-    generator = np.random.default_rng(seed)
-
-    def draw(tree):
-        return {
-            name: draw(value) if isinstance(value, dict) else (name == "scale") + 0.5 * generator.standard_normal(value)
-            for name, value in tree.items()
-        }
-
-    return draw(sparse_mlp.parameter_shapes(config))
-
-
-def images_for(config, count, seed=0):
-    shape = (count, config.image_size, config.image_size, config.channels)
-    return np.random.default_rng(seed).standard_normal(shape)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +48,11 @@ def test_stochastic_depth_drops_what_the_experts_make_of_an_image(experts):
     """Where experts have room for all, as where what they make is multiplied by 0, or by 2, the inverse of the chance."""
     roomy = {"router": "softmax_token_choice", "router_options": {"capacity_factor": 3.0}}
     plain = tiny(experts=experts, **roomy)
-    params, images, random = parameters(plain), images_for(plain, 12), of_step(12, seed=1, step=2)
+    params, images, random = (
+        B.from_numpy(drawn(sparse_mlp.init(plain))),
+        images_for(plain, 12),
+        of_step(12, seed=1, step=2),
+    )
     draws = spec.unit_interval(spec.random_words([1, 0, 2, 0], stream=2 * 2**20, rows=12, columns=4))
     dropping = dataclasses.replace(plain, stochastic_depth=0.5)
     features = sparse_mlp.forward(B, dropping, params, images, random=random, train=True).features
@@ -123,7 +110,7 @@ def test_config_errors(fields, message):
 
 def test_errors_of_the_batch():
     config = tiny(group_size=10, group_images=2)
-    params = parameters(config)
+    params = sparse_mlp.init(config)
     with pytest.raises(ShapeError, match="cannot be split into groups of group_size=10"):
         sparse_mlp.forward(B, config, params, images_for(config, 3))
     with pytest.raises(ShapeError, match="cannot be split into groups of group_images=2"):

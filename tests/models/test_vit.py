@@ -1,15 +1,19 @@
-"""The MoE-ViT on the NumPy backend: sizes, placement, initial values, and what its layers must satisfy."""
+"""The MoE-ViT: sizes, placement, initial values, and what no vector of the conformance suite has."""
 
 import math
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from of_models import drawn, images_for
 
 import moespec.backends.numpy as B
-from moespec.models import vit
+from moespec.models import interop, vit
+from moespec.models.layers import layer_norm
+from moespec.models.training.resolve import load_backend
 from moespec.models.trees import flatten
 from moespec.spec.errors import ConfigError, ShapeError
 
@@ -20,20 +24,6 @@ def tiny(**fields):
     """A model of about a thousand parameters."""
     small = {"image_size": 8, "patch_size": 4, "channels": 1, "classes": 3}
     return vit.VitConfig(**{**small, "width": 8, "depth": 2, "hidden": 12, "heads": 2, **fields})
-
-
-def parameters(config, seed=0):
-    """Initial parameters in float64, with a head that is not zero."""
-    params = vit.init(config, seed)
-    if config.classes:
-        kernel = params["head"]["kernel"]
-        params["head"]["kernel"] = np.random.default_rng(seed).standard_normal(kernel.shape)
-    return B.from_numpy(params)
-
-
-def images_for(config, count, seed=0):
-    shape = (count, config.image_size, config.image_size, config.channels)
-    return np.random.default_rng(seed).standard_normal(shape)
 
 
 @pytest.mark.parametrize(
@@ -214,7 +204,7 @@ def test_initial_distributions():
 
 def test_images_and_noise_that_do_not_fit():
     config = tiny(**MOE, group_images=4)
-    params = parameters(config)
+    params = B.from_numpy(drawn(vit.init(config)))
     for shape in ((2, 8, 8), (2, 8, 8, 3), (2, 4, 8, 1)):
         with pytest.raises(ShapeError, match=r"images has shape .* expected \(N, 8, 8, 1\)"):
             vit.forward(B, config, params, np.zeros(shape))
@@ -226,7 +216,7 @@ def test_images_and_noise_that_do_not_fit():
 
 def test_no_head():
     config = tiny(classes=0)
-    output = vit.forward(B, config, parameters(config), images_for(config, 2))
+    output = vit.forward(B, config, B.from_numpy(drawn(vit.init(config))), images_for(config, 2))
     assert output.logits is None
     assert output.features.shape == (2, 8)
 
@@ -234,7 +224,7 @@ def test_no_head():
 @pytest.mark.parametrize(("positions", "same"), [("none", True), ("learned", False), ("sincos2d", False)])
 def test_without_positions_patches_have_no_place(positions, same):
     config = tiny(positions=positions, classes=0)
-    params, images = parameters(config), images_for(config, 1)
+    params, images = B.from_numpy(drawn(vit.init(config))), images_for(config, 1)
     moved = np.concatenate([images[:, 4:], images[:, :4]], axis=1)  # the rows of patches change places
     one, other = (vit.forward(B, config, params, x).features for x in (images, moved))
     assert np.allclose(one, other, rtol=0, atol=1e-12) == same
@@ -242,7 +232,7 @@ def test_without_positions_patches_have_no_place(positions, same):
 
 def test_the_representation_is_a_layer_with_tanh_before_the_head():
     plain, config = tiny(classes=0), tiny(representation=5)
-    params, images = parameters(config, 1), images_for(config, 2)
+    params, images = B.from_numpy(drawn(vit.init(config))), images_for(config, 2)
     before = vit.forward(B, plain, {k: v for k, v in params.items() if k not in ("representation", "head")}, images)
     layer = params["representation"]
     features = np.tanh(before.features @ layer["kernel"] + layer["bias"])
@@ -250,3 +240,92 @@ def test_the_representation_is_a_layer_with_tanh_before_the_head():
     np.testing.assert_allclose(output.features, features, rtol=0, atol=1e-12)
     assert params["head"]["kernel"].shape == (5, 3)
     np.testing.assert_allclose(output.logits, features @ params["head"]["kernel"] + params["head"]["bias"], atol=1e-12)
+
+
+@pytest.mark.parametrize("backend", ["jax", "torch"])
+def test_bfloat16_is_near_float32(backend):
+    config, other = (
+        tiny(width=16, heads=1, moe="last_half", experts=3, router="softmax_token_choice"),
+        load_backend(backend),
+    )
+    arguments = vit.init(config, seed=1), images_for(config, 2)
+    compiled = other.quick_compile if backend == "jax" else lambda function: function
+    single, half = (
+        compiled(lambda params, images, model=model: vit.forward(other, model, params, images).features)(
+            *other.from_numpy(arguments, "float32")
+        )
+        for model in (config, replace(config, dtype="bfloat16"))
+    )
+    assert half.dtype == single.dtype
+    single, half = other.to_numpy([single, half])
+    assert 0 < np.linalg.norm(single - half) / np.linalg.norm(single) < 0.05
+
+
+# The stem of convolutions.
+
+
+STEM = vit.named("vit_tiny", image_size=16, patch_size=8, stem=2, channels=3, depth=1)
+
+
+def test_features_double_up_to_the_width_of_a_token():
+    shapes = vit.parameter_shapes(replace(STEM, stem=3))
+    assert [shapes["stem"][i]["kernel"] for i in "012"] == [(3, 3, 3, 16), (3, 3, 16, 32), (3, 3, 32, 64)]
+    assert shapes["stem"]["2"]["norm"] == {"scale": (64,), "bias": (64,)}
+    assert shapes["embedding"]["kernel"] == (1, 1, 64, 64)
+
+
+def test_a_deeper_stem_keeps_its_features_within_a_resolution():
+    shapes = vit.parameter_shapes(replace(STEM, stem_depth=2))
+    assert [shapes["stem"][i]["kernel"] for i in "0123"] == [
+        (3, 3, 3, 32),
+        (3, 3, 32, 32),
+        (3, 3, 32, 64),
+        (3, 3, 64, 64),
+    ]
+    assert shapes["embedding"]["kernel"] == (2, 2, 64, 64)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("gelu", ["tanh", "erf"])
+def test_the_stem_is_convolutions_of_torch_with_a_norm_and_a_gelu(gelu, depth):
+    """The model without a stem sees the same on what torch's own layers make of the image."""
+    torch, config = pytest.importorskip("torch"), replace(STEM, gelu=gelu, stem_depth=depth)
+    random = np.random.default_rng(0)
+    params = B.from_numpy(vit.init(config), "float64")
+    for p in params["stem"].values():
+        p["bias"], p["norm"]["scale"], p["norm"]["bias"] = random.normal(size=(3, *p["bias"].shape))
+    params["head"]["kernel"] = random.normal(size=params["head"]["kernel"].shape)
+    images = random.normal(size=(2, 16, 16, 3))
+    x = torch.tensor(images).permute(0, 3, 1, 2)
+    for i in range(2 * depth):
+        p = params["stem"][str(i)]
+        kernel = torch.tensor(np.asarray(p["kernel"])).permute(3, 2, 0, 1)
+        x = torch.nn.functional.conv2d(x, kernel, torch.tensor(p["bias"]), stride=1 if i % depth else 2, padding=1)
+        normed = layer_norm(B, p["norm"], x.permute(0, 2, 3, 1).numpy())
+        form = "tanh" if gelu == "tanh" else "none"
+        x = torch.nn.functional.gelu(torch.tensor(normed), approximate=form).permute(0, 3, 1, 2)
+    after = replace(config, stem=0, stem_depth=1, image_size=4, patch_size=2, channels=64)
+    assert "stem" not in vit.parameter_shapes(after)
+    expected = vit.forward(B, after, params, x.permute(0, 2, 3, 1).numpy()).logits
+    np.testing.assert_allclose(vit.forward(B, config, params, images).logits, expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"stem": 4}, r"stem=4: 2\^stem must divide patch_size=8"),
+        ({"stem": 0, "stem_depth": 2}, "stem_depth=2 without stem"),
+        ({"stem": 1, "patch_size": 1}, r"stem=1: 2\^stem must divide patch_size=1"),
+        ({"stem": 3, "width": 18, "heads": 1, "positions": "learned"}, r"stem=3: 2\^\(stem - 1\) must divide width=18"),
+    ],
+)
+def test_a_stem_that_does_not_fit_is_an_error(fields, message):
+    with pytest.raises(ConfigError, match=message):
+        replace(STEM, **fields)
+
+
+def test_timm_and_vmoe_have_no_such_stem():
+    config = replace(STEM, positions="learned", qk_norm=False)
+    for convert in (interop.to_timm, interop.to_vmoe):
+        with pytest.raises(ConfigError, match="stem"):
+            convert(vit.init(config), config)
