@@ -35,7 +35,7 @@ SPARSE = sparse_mlp.SparseMlpConfig(
     **{"token_experts": 2, "sparse_token_hidden": 3, "experts": 2, "group_size": 8, "group_images": 2},
     stochastic_depth=0.5,
 )
-PICTURES = images_for(VIT, IMAGES)
+PICTURES = images_for(VIT, IMAGES).astype(np.float32)
 MODELS: dict[str, Config] = {"vit": VIT, "moe": MOE, "mixer": MIXER, "sparse_mlp": SPARSE}
 
 
