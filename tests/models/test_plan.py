@@ -71,6 +71,10 @@ def test_what_is_not_trained_has_no_gradient_and_no_slot() -> None:
     assert whole == (4 * (128**2 + 128), 4 * (128**2 + 128), 8 * (128**2 + 128), 4 * (128**2 + 128))
     frozen = owned(shapes, OptimizerConfig(rates="head/=0"), MeshSizes(fsdp=4))
     assert frozen == (4 * (128**2 // 4 + 128), 4 * 128, 8 * 128, 4 * (128**2 + 128))
+    factored = owned({"head": {"kernel": (128, 512)}}, OptimizerConfig("adafactor"), MeshSizes(fsdp=4))
+    assert factored.optimizer == 2 * 128 * 512 // 4 + 4 * (128 + 512 // 4), (
+        "rows are whole, columns are split as the parameter is"
+    )
 
 
 COMPILED = json.loads(RESULT.read_text())["figures"]["cases"] if RESULT.is_file() else {}
