@@ -3,16 +3,17 @@
 import contextlib
 import importlib
 import shutil
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from moespec.models import cli
+from moespec.models.commandline.chosen import chosen
+from moespec.models.commandline.parsing import Settings, parse
 from moespec.models.training import resolve
-from moespec.models.training.config import Config, ModelConfig, TrainingConfig
+from moespec.models.training.config import Config
 from moespec.models.training.configfile import digits
 from moespec.models.training.rundirectory import RunDirectory
 from moespec.models.training.train import train
@@ -41,15 +42,17 @@ def quick_compilation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
         yield
 
 
+@pytest.fixture(autouse=True)
+def installed(request: pytest.FixtureRequest) -> None:
+    """Skips a test of a framework that is not installed."""
+    callspec = getattr(request.node, "callspec", None)
+    if callspec and "backend" in callspec.params:
+        pytest.importorskip(callspec.params["backend"])
+
+
 class Runs:
     """Tiny runs of 12 steps. `config` is their configuration, `flags` the same as options of `moespec train`."""
 
-    config = replace(
-        digits(),
-        model=ModelConfig(depth=2, width=16, hidden=16, heads=2, patch_size=4, moe="last_1", experts=2),
-        schedule=replace(digits().schedule, warmup=2, peak=1e-2),
-        training=TrainingConfig(steps=12, batch=16, evaluate_every=6, checkpoint_every=4, keep=9, log_every=1),
-    )
     flags = (
         *("--model.depth", "2", "--model.width", "16", "--model.hidden", "16", "--model.heads", "2"),
         *("--model.patch-size", "4", "--model.moe", "last_1", "--model.experts", "2"),
@@ -57,6 +60,7 @@ class Runs:
         *("--training.evaluate-every", "6", "--training.checkpoint-every", "4", "--training.keep", "9"),
         *("--training.log-every", "1"),
     )
+    config = parse("train", Settings, flags, default=Settings(chosen(flags, digits()))).settings
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -89,6 +93,7 @@ class Runs:
 
     def train(self, run: Path, backend: str, config: Config | None = None) -> Any:
         """Trains, or goes on, in the folder `run`; what `train` returns."""
+        pytest.importorskip(backend)
         config = config or self.config
         dataset = resolve.load_data(config)
         config = resolve.resolve(config, dataset, backend)
@@ -101,3 +106,16 @@ class Runs:
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     return Runs(tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture
+def said(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Runs a command line, which ends with that status: what it printed, or of one that fails what it says."""
+
+    def run(words: Sequence[str], status: int = 0) -> str:
+        capsys.readouterr()
+        assert cli.main(words) == status
+        streams = capsys.readouterr()
+        return streams.err if status else streams.out
+
+    return run

@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from of_models import drawn, images_for
 
 import moespec.backends.numpy as B
 from moespec.models import mixer, sparse_mlp, vit
-from moespec.models.draws import Draws, gating_noise, of_step
+from moespec.models.draws import gating_noise, of_step
 from moespec.models.families import Config, family
 from moespec.spec import ConfigError, DtypeError, ShapeError, random_words, unit_interval
 from moespec.spec.routing import Noise
@@ -34,6 +35,7 @@ SPARSE = sparse_mlp.SparseMlpConfig(
     **{"token_experts": 2, "sparse_token_hidden": 3, "experts": 2, "group_size": 8, "group_images": 2},
     stochastic_depth=0.5,
 )
+PICTURES = images_for(VIT, IMAGES).astype(np.float32)
 MODELS: dict[str, Config] = {"vit": VIT, "moe": MOE, "mixer": MIXER, "sparse_mlp": SPARSE}
 
 
@@ -52,7 +54,6 @@ def test_noise_is_a_function_of_seed_step_token_and_expert(noise: Noise) -> None
     assert all((drawn != other).all() for other in others)
     random = of_step(IMAGES, seed=3, step=5)
     pair = gating_noise(B, [noise, noise], random, np.zeros(IMAGES))
-    assert pair is not None
     assert (pair[0] != pair[1]).all(), "each layer has its own"
 
 
@@ -75,10 +76,7 @@ def test_integers_of_a_step() -> None:
 def logits(B: Any, config: Config, images: Any, random: Any, *, compiled: bool = False, train: bool = True) -> Any:
     """In training, the noise of the routers and what is dropped."""
     module = family(config)
-    params = module.init(config, 1)
-    params["head"]["kernel"] = (
-        np.random.default_rng(2).standard_normal(params["head"]["kernel"].shape).astype(np.float32)
-    )
+    params = drawn(module.init(config, 1))
 
     def forward(params: Any, images: Any, random: Any) -> Any:
         noise = gating_noise(B, module.moe_noise(config, images.shape[0]), random, images) if train else None
@@ -88,13 +86,9 @@ def logits(B: Any, config: Config, images: Any, random: Any, *, compiled: bool =
     return B.to_numpy(run(*(B.from_numpy(each) for each in (params, images, random))))
 
 
-def pictures() -> Any:
-    return np.random.default_rng(3).standard_normal((IMAGES, 4, 4, 1)).astype(np.float32)
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_the_parts_of_a_batch_draw_what_the_whole_draws(name: str) -> None:
-    images, random = pictures(), of_step(IMAGES, seed=3, step=5)
+    images, random = PICTURES, of_step(IMAGES, seed=3, step=5)
     whole = logits(B, MODELS[name], images, random)
     parts = [logits(B, MODELS[name], images[part], random[part]) for part in (slice(2), slice(2, 4))]
     np.testing.assert_allclose(np.concatenate(parts), whole, rtol=1e-12)
@@ -105,9 +99,8 @@ def test_the_parts_of_a_batch_draw_what_the_whole_draws(name: str) -> None:
 @pytest.mark.parametrize("backend", ["jax", "torch"])
 @pytest.mark.parametrize("name", MODELS)
 def test_backends_draw_the_same_numbers(name: str, backend: str) -> None:
-    pytest.importorskip(backend)
     other = importlib.import_module(f"moespec.backends.{backend}")
-    images, random = pictures(), of_step(IMAGES, seed=2**40, step=5)
+    images, random = PICTURES, of_step(IMAGES, seed=2**40, step=5)
     expected = logits(B, MODELS[name], images, random)
     compiled = backend == "jax" or name == "moe"  # for torch that takes longer, and the draws are the same functions
     np.testing.assert_allclose(logits(other, MODELS[name], images, random, compiled=compiled), expected, atol=2e-5)
@@ -115,7 +108,7 @@ def test_backends_draw_the_same_numbers(name: str, backend: str) -> None:
 
 @pytest.mark.parametrize("name", ["vit", "mixer", "sparse_mlp"])
 def test_nothing_is_dropped_at_evaluation(name: str) -> None:
-    config, images, random = MODELS[name], pictures(), of_step(IMAGES, seed=3, step=5)
+    config, images, random = MODELS[name], PICTURES, of_step(IMAGES, seed=3, step=5)
     module = family(config)
     params = module.init(config, 1)
     rates = [name for name in ("dropout", "stochastic_depth") if hasattr(config, name)]
@@ -132,28 +125,6 @@ def test_nothing_is_dropped_at_evaluation(name: str) -> None:
         module.forward(B, config, params, images, random=random.astype(float), train=True)
 
 
-def test_a_branch_is_dropped_for_whole_images_and_deeper_ones_more_often() -> None:
-    images = 2000
-    branches = unit_interval(random_words([1, 0, 0, 0], stream=9, rows=images, columns=6))
-    drop = Draws(B, of_step(images, seed=1, step=0), branches, stochastic_depth=0.5, depth=3)
-    x = np.ones((images, 2, 3))
-    np.testing.assert_array_equal(drop.branch(x, 0), x)
-    for number, rate in ((2, 0.25), (4, 0.5), (5, 0.5)):
-        y = drop.branch(x, number)
-        assert (y == y[:, :1, :1]).all()
-        assert set(np.unique(y)) == {0.0, 1 / (1 - rate)}
-        assert (y[:, 0, 0] == 0).mean() == pytest.approx(rate, abs=0.04)
-    assert (drop.branch(x, 4) != drop.branch(x, 5)).any(), "the branches of a block are dropped independently"
-
-
-def test_places_of_dropout_are_independent() -> None:
-    drop = Draws(B, of_step(20, seed=1, step=0), dropout=0.5, depth=1)
-    x = np.ones((20, 10, 10))
-    first, second = drop.units(x, 0) > 0, drop.units(x, 1) > 0
-    assert (first & second).mean() == pytest.approx(0.25, abs=0.03)
-    assert (first[:1] != first).any()
-
-
 @pytest.mark.parametrize("name", ["dropout", "stochastic_depth"])
 @pytest.mark.parametrize("rate", [-0.1, 1.0, float("nan"), "much"])
 def test_rates_out_of_range(name: str, rate: Any) -> None:
@@ -166,9 +137,8 @@ def test_rates_out_of_range(name: str, rate: Any) -> None:
 def test_a_module_of_torch_drops_in_training_alone() -> None:
     torch = pytest.importorskip("torch")
     modules = importlib.import_module("moespec.backends.torch.nn")
-    params = vit.init(VIT, 1)
-    params["head"]["kernel"] = np.random.default_rng(2).standard_normal((6, 3)).astype(np.float32)
-    model, images = modules.Model(vit.forward, VIT, params, noise=vit.moe_noise), torch.from_numpy(pictures())
+    params = drawn(vit.init(VIT, 1))
+    model, images = modules.Model(vit.forward, VIT, params, noise=vit.moe_noise), torch.from_numpy(PICTURES)
     torch.manual_seed(0)
     first, second = model(images), model(images)
     assert (first != second).any()

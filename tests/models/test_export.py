@@ -11,13 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from of_models import drawn
 
 from moespec import models
 from moespec.models import cli, sparse_mlp, vit
 from moespec.models.errors import RunError
 from moespec.models.export import command
 from moespec.models.families import fewest_images
-from moespec.models.trees import flatten, nested
 from moespec.models.weights.formats import Given, read
 from moespec.models.weights.own import write_file
 from moespec.models.weights.record import Weights
@@ -32,23 +32,14 @@ TOLERANCE = 1e-5
 def written(path: Path, router: str, *, scores: float = 1.0, **fields) -> Path:
     """A file of weights of a ViT of one MoE block whose parameters are all drawn: the head of `init` is 0.
 
-    scores: a factor of the kernels of the router.
+    scores: a factor of the kernel of the router.
     """
     sizes = {"image_size": 8, "patch_size": 2, "channels": 1, "classes": 5, "width": 16, "depth": 1, "hidden": 32}
     config = vit.VitConfig(**{**sizes, "heads": 2, "moe": "last_1", "experts": 4, "router": router, **fields})
-    generator = np.random.default_rng(0)
-
-    def drawn(tree: dict, factor: float = 1.0) -> dict:
-        return {
-            name: drawn(leaf, scores if name == "router" else factor)
-            if isinstance(leaf, dict)
-            else factor * (leaf + 0.3 * generator.normal(size=leaf.shape)).astype(leaf.dtype)
-            if leaf.dtype.kind == "f"
-            else leaf
-            for name, leaf in tree.items()
-        }
-
-    write_file(path, Weights(config, drawn(vit.init(config, 0)), {"Source": "a test"}))
+    params = drawn(vit.init(config, 0))
+    if scores != 1:
+        params["blocks"]["0"]["moe"]["router"]["kernel"] *= np.float32(scores)
+    write_file(path, Weights(config, params, {"Source": "a test"}))
     return path
 
 
@@ -242,9 +233,6 @@ def test_onnx_of_a_model_in_bfloat16_computes_in_float32_and_is_made_quietly(tmp
     np.testing.assert_allclose(onnx_logits(program, 2), expected, rtol=0, atol=TOLERANCE)
 
 
-# ---------------------------------------------------------------------------------------------------------- errors
-
-
 def export(source: Path, format: str, out: Path) -> None:
     command.export_command(source, format=format, out=out, step=None)
 
@@ -288,10 +276,7 @@ def test_a_model_that_routes_a_whole_batch_together(format, tmp_path):
     with pytest.raises(ConfigError, match=f"format='{format}': the model routes all images of a batch together"):
         export(source, format, tmp_path / "y")
     grouped = replace(whole, group_size=2 * whole.sparse_width, group_images=3)
-    generator = np.random.default_rng(0)
-    leaves = flatten(sparse_mlp.init(grouped)).items()
-    drawn = {name: (leaf + 0.3 * generator.normal(size=leaf.shape)).astype(np.float32) for name, leaf in leaves}
-    write_file(source, Weights(grouped, nested(drawn), {}))
+    write_file(source, Weights(grouped, drawn(sparse_mlp.init(grouped)), {}))
     assert fewest_images(grouped) == 6
     program = exported(source, format)
     for count in (12, 18):

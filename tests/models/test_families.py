@@ -31,7 +31,7 @@ MODELS = {"mixer_tiny": SHORT, "sparse_mlp_tiny": (*SHORT, *SPARSE)}
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_run_goes_on_with_the_other_backend(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_goes_on_with_the_other_backend(name: str, tmp_path: Path, capsys: Any, said: Any) -> None:
     for backend in ("jax", "torch"):
         pytest.importorskip(backend)
     run = str(tmp_path / "run")
@@ -42,8 +42,7 @@ def test_a_run_goes_on_with_the_other_backend(name: str, tmp_path: Path, capsys:
     page = (Path(run) / "report.html").read_text()
     assert name in page
     assert ("router importance_score" in page) == (name == "sparse_mlp_tiny")
-    assert cli.main(["evaluate", run]) == 0
-    shown = capsys.readouterr().out
+    shown = said(["evaluate", run])
     assert ("block 1_tokens: coverage" in shown) == (name == "sparse_mlp_tiny")
     if name == "sparse_mlp_tiny":
         last = read_log(Path(run), "evaluation")[-1]["moe"]
@@ -80,9 +79,39 @@ def test_names() -> None:
     assert len(set(configs)) == len(list_models())
     for name, config in zip(list_models(), configs, strict=True):
         assert name in families.family(config).NAMES
-        assert families.family(config).parameter_count(config) > 1000
+    assert families.of_name("mixer_b32").named("mixer_b32").sequence == 49
     with pytest.raises(ConfigError, match="name='resnet50': expected a size of vit_tiny, vit_ti, "):
         families.of_name("resnet50")
+    for name in ("vit_x16", "vit_b", "vit_b0", "vit_b16_", "mixer_x16", "mixer_b", "mixer_b0", "sparse_mlp_s16"):
+        with pytest.raises(ConfigError, match=f"name='{name}'"):
+            models.create(name)
+    with pytest.raises(ConfigError, match="The nearest: mixer_b16"):
+        models.create("mixer_b", depth=2)
+    with pytest.raises(ConfigError, match="experts=2 is not a field of MixerConfig"):
+        models.create("mixer_b16", experts=2)
+
+
+MOE = {"depth": 2, "moe": "last_1", "experts": 3}
+SPARSE_MLP = {"depth": 2, "width": 6, "hidden": 7}
+SHAPES: list[tuple[str, dict[str, Any]]] = [
+    ("vit_tiny", {"pool": "token", "positions": "learned", "router": "softmax_token_choice", **MOE}),
+    ("vit_tiny", {"pool": "map", "positions": "sincos2d", "qk_norm": True, "router": "soft_moe", **MOE}),
+    ("mixer_tiny", {}),
+    *(
+        ("sparse_mlp_tiny", {**SPARSE_MLP, **fields})
+        for fields in ({}, {"experts": 0}, {"sparse_width": 6}, {"moe": "none"})
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "fields"), SHAPES)
+def test_shapes_are_those_of_the_initial_parameters(name: str, fields: dict[str, Any]) -> None:
+    config = families.of_name(name).named(name, **fields)
+    module = families.family(config)
+    params = flatten(module.init(config))
+    assert {path: value.shape for path, value in params.items()} == flatten(module.parameter_shapes(config))
+    assert {value.dtype for value in params.values()} == {np.dtype(np.float32)}
+    assert sum(value.size for value in params.values()) == module.parameter_count(config)
 
 
 def test_create_makes_models_of_every_family(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,17 +123,3 @@ def test_create_makes_models_of_every_family(monkeypatch: pytest.MonkeyPatch) ->
         assert model.parameter_count == sum(value.size for value in flatten(model.init()).values())
     assert models.create("sparse_mlp_b").parameter_count == 70_735_016
     assert models.create("sparse_mlp_b", router="softmax_token_choice", experts=8).config.experts == 8
-
-
-@pytest.mark.parametrize(
-    ("name", "fields", "message"),
-    [
-        ("mixer_b", {"depth": 2}, "The nearest: mixer_b16"),
-        ("sparse_mlp_xl", {}, "sparse_mlp_l"),
-        ("mixer_b16", {"experts": 2}, "experts=2 is not a field of MixerConfig"),
-        ("sparse_mlp_b", {"moe": "last_20"}, "only 12 such blocks"),
-    ],
-)
-def test_create_names_what_is_wrong(name: str, fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        models.create(name, **fields)

@@ -4,12 +4,14 @@ import importlib
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import safetensors.numpy
+from of_models import params_of, saved
 
-from moespec.models import cli, families, vit
+from moespec.models import families, vit
 from moespec.models.errors import CheckpointError, DataError
 from moespec.models.hashing import token_ids
 from moespec.models.hashing.token_ids import KINDS
@@ -17,15 +19,24 @@ from moespec.models.router_options import settings
 from moespec.models.training import checkpoint, hash_tables, resolve
 from moespec.models.training.config import Config, HashConfig, ModelConfig
 from moespec.models.training.resolve import model_config
-from moespec.models.training.rundirectory import RunDirectory
-from moespec.models.training.savestate import trained_params
 from moespec.spec.errors import ConfigError
 
 
-def resolved(runs, kind: str = "auto", **model: object) -> Config:  # type: ignore[no-untyped-def]
+def configured(runs, kind: str = "auto", **model: object) -> Config:  # type: ignore[no-untyped-def]
     """The tiny run with the router hash."""
     fields = {"router": "hash", "codes": 8, **model}
-    config = replace(runs.config, model=replace(runs.config.model, **fields), hash=HashConfig(kind=kind, images=300))
+    return replace(runs.config, model=replace(runs.config.model, **fields), hash=HashConfig(kind=kind, images=300))
+
+
+@pytest.fixture(scope="module")
+def hashed(runs, tmp_path_factory) -> Path:  # type: ignore[no-untyped-def]
+    run = tmp_path_factory.mktemp("hashed") / "run"
+    runs.train(run, "jax", configured(runs))
+    return Path(run)
+
+
+def resolved(runs, kind: str = "auto", **model: object) -> Config:  # type: ignore[no-untyped-def]
+    config = configured(runs, kind, **model)
     return resolve.resolve(config, resolve.load_data(config), "numpy")
 
 
@@ -38,7 +49,6 @@ def test_tables_of_every_kind(runs, kind: str) -> None:  # type: ignore[no-untyp
     """The same from the same seed, another from another; each id has an expert."""
     config = resolved(runs, kind, pool="token")
     found = made(config)
-    assert found.codebook is not None
     assert found.codebook.shape == (8, 16)
     assert found.tables.shape == (1, 9)
     assert set(np.unique(found.tables)) == {0, 1}
@@ -101,28 +111,20 @@ def test_a_file(runs, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
         hash_tables.read(path, model)
 
 
-def test_the_command(runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:  # type: ignore[no-untyped-def]
+def test_the_command(runs, tmp_path: Path, said: Any) -> None:  # type: ignore[no-untyped-def]
     out = tmp_path / "hash.safetensors"
     options = ("--codes", "8", "--experts", "4", "--hash.kind", "balanced", "--hash.images", "200")
-    assert cli.main(["hash-table", "--out", str(out), *options]) == 0
-    assert "8 codes, 8 ids, 4 experts" in capsys.readouterr().out
+    assert "8 codes, 8 ids, 4 experts" in said(["hash-table", "--out", str(out), *options])
     assert safetensors.numpy.load_file(out)["tables"].shape == (1, 8)
 
 
-def test_constants_stay_through_training_and_go_from_one_backend_to_another(runs, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_constants_stay_through_training_and_go_from_one_backend_to_another(runs, hashed, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     """With weight decay and momentum; a run that is resumed by another backend has the same codebook and tables."""
-    config = replace(runs.config, model=replace(runs.config.model, router="hash", codes=8))
-    first = hash_tables.initial_params(resolved(runs), resolve.load_data(config))
-    whole = tmp_path / "jax"
-    runs.train(whole, "jax", replace(config, hash=HashConfig(images=300)))
-    other = runs.stopped(whole, tmp_path / "torch", step=4)
-    runs.train(other, "torch", replace(config, hash=HashConfig(images=300)))
-    for run in (whole, other):
-        directory = RunDirectory(run)
-        saved = directory.config()
-        assert saved is not None
-        params, step = trained_params(directory, saved)
-        assert step == 12
+    first = hash_tables.initial_params(resolved(runs), resolve.load_data(runs.config))
+    other = runs.stopped(hashed, tmp_path / "torch", step=4)
+    runs.train(other, "torch", configured(runs))
+    for run in (hashed, other):
+        params = params_of(run)
         np.testing.assert_array_equal(params["ids"]["codebook"], first["ids"]["codebook"])
         tables = [p["blocks"]["1"]["moe"]["router"]["tables"] for p in (params, first)]
         np.testing.assert_array_equal(*tables)
@@ -132,24 +134,16 @@ def test_constants_stay_through_training_and_go_from_one_backend_to_another(runs
 
 
 @pytest.mark.parametrize("expert", [-1, 99, 0.5, np.nan])
-def test_a_table_of_experts_that_there_are_not(runs, tmp_path: Path, expert: float) -> None:  # type: ignore[no-untyped-def]
+def test_a_table_of_experts_that_there_are_not(runs, hashed, tmp_path: Path, expert: float) -> None:  # type: ignore[no-untyped-def]
     """A checkpoint with the right checksums, whose table is wrong, is rejected."""
-    config = replace(runs.config, model=replace(runs.config.model, router="hash", codes=8))
-    run = tmp_path / "run"
-    runs.train(run, "torch", replace(config, hash=HashConfig(images=300)))
-    directory = RunDirectory(run)
-    saved = directory.config()
-    assert saved is not None
-    model = model_config(saved.model)
-    found = directory.load(families.family(model).parameter_shapes(model))
-    assert found is not None
-    found.state["params"]["blocks"]["1"]["moe"]["router"]["tables"][0, 3] = expert
-    shutil.rmtree(directory.checkpoints)
-    checkpoint.write(directory.checkpoints, found, keep=1)
-    with pytest.raises(
-        CheckpointError, match=r"tables of block 1 must hold integers from 0 to|moe/router/tables has NaN"
-    ):
-        trained_params(directory, saved)
+    run = runs.stopped(hashed, tmp_path / "run", step=12)
+    last = saved(run, 12)
+    last.state["params"]["blocks"]["1"]["moe"]["router"]["tables"][0, 3] = expert
+    shutil.rmtree(run / "checkpoints")
+    checkpoint.write(run / "checkpoints", last, keep=1)
+    message = "tables of block 1 must hold integers from 0 to|moe/router/tables has NaN"
+    with pytest.raises(CheckpointError, match=message):
+        params_of(run)
 
 
 def test_constants_do_not_count() -> None:
@@ -166,7 +160,6 @@ def test_constants_do_not_count() -> None:
     [
         ({"router_options": {"hashes": 3}}, "3 hashes do not divide the hidden width 128"),
         ({"router_options": {"hashes": 2, "capacity_factor": 1.0}}, "MultiHash has no capacity"),
-        ({"router": "soft_moe", "router_options": {"hashes": 2}}, "hashes"),
         ({"token_ids": "word"}, "token_ids='word'"),
         ({"codes": 0}, "codes=0"),
     ],

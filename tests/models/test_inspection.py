@@ -21,10 +21,8 @@ from moespec.models.commandline.inspection import (
     prediction,
     times_uniform,
 )
-from moespec.models.commandline.report import png
 from moespec.models.training import resolve
-from moespec.models.training.rundirectory import RunDirectory
-from moespec.models.training.savestate import trained_params
+from moespec.models.training.runlog import read_log
 from moespec.spec.errors import ConfigError
 
 
@@ -61,22 +59,6 @@ def test_main_expert_of_soft_moe_is_pale_where_weights_are_even() -> None:
     picture = main_experts(BlockRouting("0", weights, weights[..., None], True, 4), red)
     np.testing.assert_allclose(picture[0, :3], [[1, 1, 1], [1, 0, 0], [1, 0, 0]], atol=1e-12)
     np.testing.assert_allclose(picture[0, 3], [1, 0.5, 0.5])
-
-
-def test_the_picture_depends_on_the_routing() -> None:
-    random = np.random.default_rng(0)
-    pixels = random.integers(0, 256, (8, 8, 1), np.uint8)
-
-    def picture(soft: bool, seed: int) -> bytes:
-        slots = np.random.default_rng(seed).random((4, 4, 3, 2))
-        return png(draw(pixels, 255, "title", [BlockRouting("1", slots.sum(axis=3), slots, soft, 16)]))
-
-    first = picture(True, 0)
-    assert is_png(first)
-    assert first == picture(True, 0)
-    assert first != picture(True, 1)
-    assert picture(False, 0) != picture(False, 1)
-    assert png(draw(pixels, 255, "a model without MoE layers", [])).startswith(b"\x89PNG")
 
 
 def soft_block(scores: np.ndarray) -> BlockRouting:  # type: ignore[type-arg]
@@ -149,51 +131,32 @@ def test_prediction_has_a_name_and_a_probability() -> None:
 
 
 @pytest.mark.parametrize("router", ["soft_moe", "softmax_token_choice", "softmax_expert_choice"])
-@pytest.mark.parametrize("pool", ["gap", "token"])
-def test_route_of_an_image(router: str, pool: str) -> None:
-    """On the specification itself, for a model trained with two images to a group and, maybe, a class token."""
+@pytest.mark.parametrize("fields", [{"pool": "gap"}, {"pool": "token"}, {"group_tokens": 4}])
+def test_route_of_an_image(router: str, fields: dict[str, Any]) -> None:
+    """For a model trained with two images to a group and, maybe, a class token; groups that are parts of an image stay."""
     B = resolve.load_backend("numpy")
-    model = vit.named(
-        "vit_tiny", depth=2, width=16, hidden=8, moe="last_1", experts=4, router=router, pool=pool, group_images=2
-    )
-    params = B.from_numpy(vit.init(model, 0))
-    image = np.random.default_rng(0).uniform(-1, 1, (8, 8, 1)).astype(np.float32)
-    route = make_route(B, model)
-    logits, (routing,) = route(params, image)
-    assert (logits.shape, routing.block, routing.experts.shape) == ((10,), "1", (4, 4, 4))
-    assert routing.soft == (router == "soft_moe")
-    assert routing.tokens == (17 if pool == "token" else 16)
-    if routing.soft and pool == "gap":
-        np.testing.assert_allclose(routing.slots.sum(axis=(0, 1)), 1, err_msg="a slot is a mixture of the patches")
-        np.testing.assert_allclose(routing.experts.sum(axis=2), 1)
-    if router == "softmax_token_choice":
-        assert set(np.unique((routing.experts > 0).sum(axis=2))) <= {0, 1}, "a patch has one expert or none"
-    if router == "softmax_expert_choice" and pool == "gap":
-        assert (routing.slots.sum(axis=(0, 1)) == 1).all(), "a slot holds one patch"
-    _, (other,) = route(params, image[::-1])
-    assert (other.experts != routing.experts).any()
-
-
-@pytest.mark.parametrize("router", ["soft_moe", "softmax_token_choice"])
-def test_groups_that_are_parts_of_an_image_stay(router: str) -> None:
-    B = resolve.load_backend("numpy")
-    model = vit.named("vit_tiny", depth=2, width=16, hidden=8, moe="last_1", experts=2, router=router, group_tokens=4)
+    groups = {} if "group_tokens" in fields else {"group_images": 2}
+    sizes: Any = {"depth": 2, "width": 16, "hidden": 8, "moe": "last_1", "experts": 4, **groups, **fields}
+    model = vit.named("vit_tiny", router=router, **sizes)
     params = B.from_numpy(vit.init(model, 0))
     params["head"]["kernel"] = np.random.default_rng(2).normal(size=params["head"]["kernel"].shape)
     image = np.random.default_rng(0).uniform(-1, 1, (8, 8, 1)).astype(np.float32)
     logits, (routing,) = make_route(B, model)(params, image)
-    output = vit.forward(B, model, params, image[None])
+    output = vit.forward(B, vit.regrouped(model, 1) if groups else model, params, image[None])
     np.testing.assert_allclose(logits, output.logits[0], rtol=1e-6)
-    capacity = output.routings[0].dense().dispatch.shape[-1]
-    slots = routing.slots.reshape(4, 4, 2, 4, capacity)  # groups are rows of the grid
-    for row in range(4):
-        np.testing.assert_allclose(slots[row, :, :, row], output.routings[0].dense().dispatch[row], rtol=1e-6)
-        assert not np.delete(slots[row], row, axis=2).any(), "nothing of another group"
-    assert routing.tokens == 4
+    dispatch, combine = output.routings[0].dense()
+    groups, tokens, experts, capacity = dispatch.shape
+    assert (routing.block, routing.soft, routing.tokens) == ("1", router == "soft_moe", tokens)
+    slots = routing.slots.reshape(16, experts, groups, capacity)
+    for group, part in enumerate(np.split(slots, groups)):
+        np.testing.assert_allclose(part[:, :, group], dispatch[group][-16 // groups :], rtol=1e-6)
+        assert not np.delete(part, group, axis=2).any(), "nothing of another group"
+    weights = combine[:, -16 // groups :].sum(axis=3).reshape(4, 4, experts)
+    np.testing.assert_allclose(routing.experts, weights, rtol=1e-6)
 
 
 @pytest.mark.parametrize("backend", ["jax", "torch"])
-def test_inspect(runs, backend: str, photo: Path, tmp_path: Path, capsys) -> None:  # type: ignore[no-untyped-def]
+def test_inspect(runs, backend: str, photo: Path, tmp_path: Path, capsys, said) -> None:  # type: ignore[no-untyped-def]
     run = str(runs.whole(backend))
     pictures = []
     for step in (["--step", "4"], []):
@@ -205,19 +168,13 @@ def test_inspect(runs, backend: str, photo: Path, tmp_path: Path, capsys) -> Non
     chosen = ["inspect", run, "--image", str(photo), "--out", str(tmp_path / "chosen.png"), "--panels"]
     assert cli.main([*chosen, "1.0", "0"]) == 0
     assert (tmp_path / "chosen.png").read_bytes() != pictures[1]
-    capsys.readouterr()
-    assert cli.main([*chosen, "2"]) == 2
-    assert "panels='2': block 1 has slots" in capsys.readouterr().err
+    assert "panels='2': block 1 has slots" in said([*chosen, "2"], 2)
 
 
 @pytest.mark.parametrize("backend", ["jax", "torch"])
-def test_evaluate_repeats_the_run_s_last_evaluation(runs, backend: str, capsys) -> None:  # type: ignore[no-untyped-def]
+def test_evaluate_repeats_the_run_s_last_evaluation(runs, backend: str, said) -> None:  # type: ignore[no-untyped-def]
     run = runs.whole(backend)
-    capsys.readouterr()
-    assert cli.main(["evaluate", str(run)]) == 0
-    shown = capsys.readouterr().out
-    from moespec.models.training.runlog import read_log
-
+    shown = said(["evaluate", str(run)])
     last = read_log(run, "evaluation")[-1]
     assert f"validation accuracy {last['accuracy']:.4f}" in shown
     assert f"cross-entropy {last['loss']:.4f}" in shown
@@ -226,8 +183,7 @@ def test_evaluate_repeats_the_run_s_last_evaluation(runs, backend: str, capsys) 
     assert all(f"{name} {last['moe']['1'][name]:.3f}" in shown for name in names)
     other = {"jax": "torch", "torch": "jax"}[backend]
     pytest.importorskip(other)
-    assert cli.main(["evaluate", str(run), "--backend", other]) == 0
-    assert f"validation accuracy {last['accuracy']:.4f}" in capsys.readouterr().out
+    assert f"validation accuracy {last['accuracy']:.4f}" in said(["evaluate", str(run), "--backend", other])
 
 
 @pytest.mark.parametrize("backend", ["jax", "torch"])
@@ -242,10 +198,6 @@ def test_report(runs, backend: str) -> None:  # type: ignore[no-untyped-def]
     assert "http" not in re.sub(r"base64,[^\"]*", "", page), "the page needs nothing else"
     assert all(is_png((run / name).read_bytes()) for name in pictures)
     assert len({(run / name).read_bytes() for name in pictures}) == 4
-    directory = RunDirectory(run)
-    params, step = trained_params(directory, directory.config())  # type: ignore[arg-type]
-    assert step == 12
-    assert "head" in params
 
 
 def test_blocks_are_in_the_order_of_their_numbers() -> None:
@@ -253,7 +205,6 @@ def test_blocks_are_in_the_order_of_their_numbers() -> None:
     assert sorted(["10", "11", "6", "9"], key=in_order) == ["6", "9", "10", "11"]
     assert sorted(["10_channels", "2_tokens", "2_channels"], key=in_order) == ["2_channels", "2_tokens", "10_channels"]
     figure = loads(training({"10": [layer(), layer(dropped=0.1)], "9": [layer(), layer(dropped=0.2)]}))
-    assert figure is not None
     assert [axis.get_ylabel() for axis in figure.axes] == ["block 9", "block 10"]
 
 
@@ -271,7 +222,6 @@ def test_what_does_not_vary_is_said_and_not_drawn() -> None:
     soft = training({"3": [layer(entropy=2.0), layer((0.5, 0.5 + 1e-8), entropy=1.5)]})
     assert constant(soft) == {"3": "load of each expert 0.5, tokens dropped (fraction) 0"}
     figure = loads(soft)
-    assert figure is not None
     (axis,) = figure.axes
     assert axis.get_title() == "routing entropy (nats)"
     assert axis.lines[0].get_ydata().tolist() == [2, 1.5]
@@ -281,7 +231,6 @@ def test_what_does_not_vary_is_said_and_not_drawn() -> None:
     assert constant(uneven)["1"].startswith("load of each expert 0.2 to 0.4,")
     assert constant(uneven)["2"] == "tokens dropped (fraction) 0, routing entropy (nats) 0.1"
     figure = loads(uneven)
-    assert figure is not None
     assert [len(axis.lines) for axis in figure.axes] == [0, 2]
     assert figure.axes[0].texts[0].get_text() == "0.2 to 0.4 at each step"
 

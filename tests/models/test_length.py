@@ -1,9 +1,12 @@
-"""How long a run is: steps, epochs and examples, short warm-ups, and runs that go on for longer."""
+"""How long a run is: steps, epochs and examples, short warm-ups, runs that go on for longer; and the learning rate of each step."""
 
 import doctest
+import math
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -12,17 +15,13 @@ from moespec.backends.optimizer import OptimizerConfig
 from moespec.models import cli
 from moespec.models.data.datasets import load
 from moespec.models.study.entries import entries
-from moespec.models.training import checkpoint, configfile, length
+from moespec.models.training import checkpoint, configfile, length, schedules
 from moespec.models.training.config import Config, ScheduleConfig, TrainingConfig
 from moespec.models.training.length import before_cooldown, in_steps, settled, shrunk
 from moespec.models.training.resolve import resolve
 from moespec.models.training.runlog import read_log
-from moespec.models.training.schedules import SCHEDULES
+from moespec.models.training.schedules import SCHEDULES, cosine, linear, rsqrt
 from moespec.spec.errors import ConfigError
-
-
-def test_docstrings() -> None:
-    assert doctest.testmod(configfile).failed == 0
 
 
 @pytest.mark.parametrize(
@@ -38,8 +37,7 @@ def test_docstrings() -> None:
     ],
 )
 def test_units(given: dict[str, Any], steps: int) -> None:
-    found = in_steps(TrainingConfig(**given, batch=12), 30)
-    assert found == TrainingConfig(steps=steps, batch=12)
+    assert in_steps(TrainingConfig(**given, batch=12), 30) == TrainingConfig(steps=steps, batch=12)
 
 
 def test_epochs_are_the_decimal_number_that_was_written() -> None:
@@ -127,13 +125,12 @@ def cooled(runs: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 RSQRT = ("--schedule.name", "rsqrt", "--schedule.cooldown", "5", "--schedule.timescale", "4", "--training.keep", "1")
 
 
-def test_rsqrt_goes_on_for_longer(runs: Any, cooled: Path, tmp_path: Path, capsys: Any) -> None:
+def test_rsqrt_goes_on_for_longer(runs: Any, cooled: Path, tmp_path: Path, said: Any) -> None:
     """From the checkpoint before the cooldown, which is kept, to the bits of a run that was as long from the beginning."""
     assert checkpoint.steps(cooled / "checkpoints") == [7, 12]
     run = Path(shutil.copytree(cooled, tmp_path / "run"))
-    capsys.readouterr()
-    assert cli.main(["train", "--run", str(run), "--resume", "--training.steps", "16"]) == 0
-    assert "cooled_00000012: cooldown checkpoint moved aside" in capsys.readouterr().out
+    shown = said(["train", "--run", str(run), "--resume", "--training.steps", "16"])
+    assert "cooled_00000012: cooldown checkpoint moved aside" in shown
     assert checkpoint.steps(run / "checkpoints") == [11, 16]
     assert (run / "checkpoints" / "cooled_00000012" / "state.json").is_file()
     longer = tmp_path / "longer"
@@ -145,7 +142,7 @@ def test_rsqrt_goes_on_for_longer(runs: Any, cooled: Path, tmp_path: Path, capsy
     assert rates[0] == rates[1]
 
 
-def test_what_would_have_been_another_run(runs: Any, cooled: Path, tmp_path: Path, capsys: Any) -> None:
+def test_what_would_have_been_another_run(runs: Any, cooled: Path, tmp_path: Path, said: Any) -> None:
     """Cosine, and rsqrt after its cooldown began; nothing changes in the folder. On purpose it may."""
     shutil.copytree(cooled, tmp_path / "rsqrt")
     shutil.rmtree(tmp_path / "rsqrt" / "checkpoints" / "00000007")
@@ -160,26 +157,23 @@ def test_what_would_have_been_another_run(runs: Any, cooled: Path, tmp_path: Pat
         (cosine, "'cosine' with 16 steps has the same rates as with 12 for the first 3 steps only"),
     ):
         files = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
-        assert cli.main(["train", "--run", str(run), "--resume", "--training.steps", "16"]) == 2
-        error = capsys.readouterr().err
+        error = said(["train", "--run", str(run), "--resume", "--training.steps", "16"], 2)
         assert message in error
         assert ("rsqrt is the schedule whose runs can go on for longer" in error) == (run == cosine)
         assert {path: path.read_bytes() for path in files} == files
     assert cli.main(["train", "--run", str(cosine), "--resume", "--override", "--training.steps", "9"]) == 0
 
 
-def test_a_run_by_epochs(runs: Any, tmp_path: Path, capsys: Any) -> None:
+def test_a_run_by_epochs(runs: Any, tmp_path: Path, said: Any) -> None:
     """Whose warm-up is too long, and which goes on as begun with the same options."""
     flags = [flag for pair in zip(*[iter(runs.flags)] * 2, strict=True) if pair[0] not in DROPPED for flag in pair]
     run, epochs = tmp_path / "run", ["--training.epochs", "0.04", "--optimizer.name", "sgd"]
-    assert cli.main(["train", "--backend", "torch", "--run", str(run), *flags, *epochs]) == 0
-    shown = capsys.readouterr().out
+    shown = said(["train", "--backend", "torch", "--run", str(run), *flags, *epochs])
     assert "training.epochs=0.04: 4 steps" in shown
     assert "schedule.warmup=50: not shorter than the 4 steps of the run, shortened to 2" in shown
     config = configfile.read(run / "config.toml")
     assert (config.training.steps, config.training.epochs, config.schedule.warmup) == (4, None, 2)
-    assert cli.main(["train", "--run", str(run), *flags, *epochs]) == 0
-    assert "finished already" in capsys.readouterr().out
+    assert "finished already" in said(["train", "--run", str(run), *flags, *epochs])
 
 
 DROPPED = ("--training.steps", "--schedule.warmup")
@@ -188,3 +182,53 @@ DROPPED = ("--training.steps", "--schedule.warmup")
 def test_a_schedule_is_made_of_a_resolved_length() -> None:
     with pytest.raises(ConfigError, match=r"^training\.steps=None: not resolved"):
         _ = replace(Config(), training=TrainingConfig(epochs=1.0)).training.total
+
+
+@pytest.mark.parametrize("module", [configfile, schedules])
+def test_docstrings(module: ModuleType) -> None:
+    assert doctest.testmod(module).failed == 0
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_warm_up_is_linear_and_peaks_at_its_end(name: str) -> None:
+    rate = SCHEDULES[name](0.003, total=100, warmup=10)
+    assert [rate(n) for n in range(11)] == [0.003 * n / 10 for n in range(11)]
+    assert all(isinstance(rate(n), float) and 0 <= rate(n) <= 0.003 for n in range(100))
+    later = [rate(n) for n in range(10, 100)]
+    assert later == sorted(later, reverse=True)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_without_warm_up_the_first_step_has_the_peak(name: str) -> None:
+    assert SCHEDULES[name](1.0, total=7)(0) == 1.0
+
+
+def test_values() -> None:
+    assert cosine(2.0, total=10)(5) == pytest.approx(1.0)
+    assert cosine(2.0, total=10)(9) == pytest.approx(1 + math.cos(0.9 * math.pi))
+    assert linear(1.0, total=10, end=0.1)(9) == pytest.approx(0.1 + 0.9 * 0.1)
+    rate = rsqrt(1.0, total=300, warmup=100, cooldown=50, timescale=50)
+    assert rate(250) == pytest.approx(rate(249), rel=0.01)
+    assert rate(250) == pytest.approx(1 / math.sqrt(4))
+    assert rate(275) == pytest.approx(rate(250) / 2)
+    assert rate(299) == pytest.approx(rate(250) / 50)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: cosine(-1.0, total=10), "peak=-1.0"),
+        (lambda: cosine(math.nan, total=10), "peak=nan"),
+        (lambda: linear(1.0, total=0), "total=0"),
+        (lambda: linear(1.0, total=10, warmup=10), "warmup=10"),
+        (lambda: linear(1.0, total=10, warmup=-1), "warmup=-1"),
+        (lambda: linear(1.0, total=10, end=-0.1), "end=-0.1"),
+        (lambda: rsqrt(1.0, total=10, warmup=5, cooldown=6), "cooldown=6"),
+        (lambda: rsqrt(1.0, total=10, timescale=0), "timescale=0"),
+        (lambda: cosine(1.0, total=10)(10), "step=10"),
+        (lambda: rsqrt(1.0, total=10)(-1), "step=-1"),
+    ],
+)
+def test_errors(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make()

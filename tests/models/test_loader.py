@@ -1,21 +1,34 @@
 """The order of the data, augmentation and prefetching: functions of seed and step, complete, and clean at the end."""
 
+import functools
+import hashlib
 import importlib
+import os
+import signal
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
+from worker_functions import broken_at_3
 
+from moespec.models import cli
 from moespec.models.data.augment import crop_and_flip, mixup_weight
-from moespec.models.data.datasets import load
-from moespec.models.data.loader import batch_indices, data_position, evaluation_batch, training_batch
+from moespec.models.data.datasets import load, load_configured
+from moespec.models.data.loader import batch_indices, batch_of_step, data_position, evaluation_batch, training_batch
 from moespec.models.data.options import DataConfig
 from moespec.models.data.prefetch import Prefetcher
 from moespec.models.data.prepared import prepared
 from moespec.models.errors import DataError
+from moespec.models.streams import AUGMENTATION, MIXUP, ORDER, TABLES, generator
+from moespec.spec.errors import SpecError
 
 
 def test_each_image_once_per_epoch() -> None:
@@ -30,63 +43,35 @@ def test_a_batch_longer_than_an_epoch() -> None:
     assert np.bincount(batch_indices(3, 7, seed=0, step=0), minlength=3).tolist() in ([3, 2, 2], [2, 3, 2], [2, 2, 3])
 
 
-def test_batches_depend_on_seed_and_step_only() -> None:
-    digits, config = load("digits"), DataConfig(crop_padding=1, flip=True, mixup=0.5)
-
-    def batch(seed: int, step: int) -> np.ndarray:
-        return training_batch(digits, config, batch=8, seed=seed, step=step)["images"]
-
-    first = batch(1, 200)
-    batch(1, 7)
-    np.testing.assert_array_equal(first, batch(1, 200))
-    assert (first != batch(1, 201)).any()
-    assert (first != batch(2, 200)).any()
+def test_seeds_purposes_and_neighbouring_positions_share_no_numbers() -> None:
+    """Also not shifted: the next position is not the same sequence from a later place on."""
+    purposes = [ORDER, AUGMENTATION, MIXUP, TABLES]
+    keys = list(product((0, 1), purposes, (0, 1, 2, 3)))
+    drawn = [generator(*key).integers(0, 2**64, 256, np.uint64) for key in keys]
+    assert len(np.unique(np.concatenate(drawn))) == 256 * len(keys) == 256 * 32
 
 
-def of_order(seed: int, step: int) -> np.ndarray:
-    """Step 0 and step 16 begin an epoch of 64 images each."""
-    return batch_indices(64, 4, seed, 16 * step)
+def test_each_use_has_the_stream_of_its_purpose() -> None:
+    np.testing.assert_array_equal(batch_indices(9, 9, 5, 2), generator(5, ORDER, 2).permutation(9))
 
+    weight = generator(5, MIXUP, 2).beta(0.5, 0.5)
+    np.testing.assert_allclose(mixup_weight(alpha=0.5, seed=5, step=2), max(weight, 1 - weight), rtol=1e-6)
 
-def of_crop(seed: int, step: int) -> np.ndarray:
-    images = np.arange(64, dtype=np.uint8).reshape(1, 8, 8, 1).repeat(16, axis=0)
-    return crop_and_flip(images, padding=2, flip=False, seed=seed, step=step)
+    images = np.arange(32, dtype=np.uint8).reshape(16, 1, 2, 1)
+    mirrored = generator(5, AUGMENTATION, 2).random(16) < 0.5
+    flipped = crop_and_flip(images, padding=0, flip=True, seed=5, step=2)
+    assert (flipped[:, 0, 0, 0] % 2 == mirrored).all()
 
-
-def of_flip(seed: int, step: int) -> np.ndarray:
-    images = np.arange(64, dtype=np.uint8).reshape(64, 1, 1, 1).repeat(2, axis=2) + np.array([[0], [1]], np.uint8)
-    return crop_and_flip(images, padding=0, flip=True, seed=seed, step=step)
-
-
-def of_mixup(seed: int, step: int) -> np.ndarray:
-    return np.asarray(mixup_weight(alpha=0.5, seed=seed, step=step))
-
-
-@pytest.mark.parametrize("of", [of_order, of_crop, of_flip, of_mixup])
-def test_each_depends_on_the_seed_and_on_the_step(of: Callable[[int, int], np.ndarray]) -> None:
-    """By itself: what one of them ignores, another would hide."""
-    first = of(1, 7)
-    np.testing.assert_array_equal(of(1, 7), first)
-    for seed, step in ((2, 7), (1, 8), (7, 1), (1, 0)):
-        assert (of(seed, step) != first).any(), (seed, step)
-
-
-def test_crop_moves_and_flip_mirrors() -> None:
-    images = np.arange(1, 17, dtype=np.uint8).reshape(1, 4, 4, 1).repeat(1000, axis=0)
-    padded = np.pad(images[0, ..., 0], 2)
-    possible = {padded[i : i + 4, j : j + 4].tobytes() for i in range(5) for j in range(5)}
-    moved = crop_and_flip(images, padding=2, flip=False, seed=0, step=0)
-    assert {image[..., 0].tobytes() for image in moved} == possible, "the last offsets are reached, and no others"
-    flipped = crop_and_flip(images, padding=0, flip=True, seed=0, step=0)
-    mirrored = (flipped == images[:, :, ::-1]).all(axis=(1, 2, 3))
-    assert 400 < mirrored.sum() < 600
-    assert ((flipped == images).all(axis=(1, 2, 3)) | mirrored).all()
-    np.testing.assert_array_equal(crop_and_flip(images, padding=0, flip=False, seed=0, step=0), images)
+    top, left = generator(5, AUGMENTATION, 2).integers(0, 3, (2, 16))
+    images = np.arange(16, dtype=np.uint8).reshape(1, 4, 4, 1).repeat(16, axis=0)
+    moved = crop_and_flip(images, padding=1, flip=False, seed=5, step=2)
+    padded = np.pad(images, ((0, 0), (1, 1), (1, 1), (0, 0)))
+    for picture, whole, y, x in zip(moved, padded, top, left, strict=True):
+        np.testing.assert_array_equal(picture, whole[y : y + 4, x : x + 4])
 
 
 @pytest.mark.parametrize("backend", ["numpy", "jax", "torch"])
 def test_mixup_mixes_images_and_targets_alike(backend: str) -> None:
-    pytest.importorskip(backend)
     B = importlib.import_module(f"moespec.backends.{backend}")
     digits = replace(load("digits"), mean=(0.25,), std=(0.5,))
     mixing, plain = (training_batch(digits, DataConfig(mixup=mixup), batch=8, seed=1, step=3) for mixup in (0.5, 0.0))
@@ -106,7 +91,6 @@ def test_mixup_mixes_images_and_targets_alike(backend: str) -> None:
 
 @pytest.mark.parametrize("backend", ["numpy", "jax", "torch"])
 def test_pixels_arrive_as_bytes_and_are_normalised_there(backend: str) -> None:
-    pytest.importorskip(backend)
     B = importlib.import_module(f"moespec.backends.{backend}")
     digits = load("digits")
     pixels = evaluation_batch(digits, digits.validation, batch=8, index=0)["images"]
@@ -126,37 +110,6 @@ def test_a_batch_has_its_images_and_labels_in_the_range_of_a_model() -> None:
     np.testing.assert_array_equal(batch["images"], digits.train.read(indices))
     np.testing.assert_allclose(digits.normalize(batch["images"]), batch["images"] / 8 - 1, atol=1e-6)
     np.testing.assert_array_equal(batch["targets"], np.eye(10)[digits.train.labels[indices]])
-
-
-def test_evaluation_covers_every_image_once() -> None:
-    digits = load("digits")
-    parts = [evaluation_batch(digits, digits.validation, batch=100, index=index) for index in range(4)]
-    assert [part["count"] for part in parts] == [100, 100, 100, 55]
-    assert all(part["images"].shape == (100, 8, 8, 1) for part in parts)
-    labels = np.concatenate([part["targets"].argmax(axis=1)[: part["count"]] for part in parts])
-    np.testing.assert_array_equal(labels, digits.validation.labels)
-
-
-def test_prefetcher_keeps_the_order_and_ends() -> None:
-    before = threading.active_count()
-    with Prefetcher(lambda step: step * step, 3, 50, ahead=2) as results:
-        assert list(results) == [(step, step * step) for step in range(3, 50)]
-    assert threading.active_count() == before
-
-
-def test_an_error_surfaces_in_its_place() -> None:
-    def make(step: int) -> int:
-        if step == 2:
-            raise DataError("photo.png: broken")
-        return step
-
-    before = threading.active_count()
-    with Prefetcher(make, 0, 9, ahead=3) as results:
-        iterator = iter(results)
-        assert [next(iterator), next(iterator)] == [(0, 0), (1, 1)]
-        with pytest.raises(DataError, match=r"photo\.png: broken"):
-            next(iterator)
-    assert threading.active_count() == before
 
 
 def test_leaving_early_ends_the_thread_and_the_work() -> None:
@@ -192,3 +145,138 @@ def test_rows_of_a_batch_are_the_same_as_in_the_whole(fields):
             if "mixup" in whole:
                 assert made["mixup"] == whole["mixup"]
                 np.testing.assert_array_equal(made["neighbours"], np.roll(whole["images"], 1, axis=0)[chosen])
+
+
+# Batches are the same bits whoever makes them: this process, one worker or two, from the start or from the middle.
+
+
+EVERYTHING: dict[str, Any] = {
+    **{"crop": "inception", "crop_padding": 1, "flip": True, "jitter": 0.8, "grey": 0.2, "blur": 0.5, "solarise": 0.2},
+    **{"randaugment": 2, "erase": 0.5, "mixup": 0.3, "cutmix": 1.0, "label_smoothing": 0.1},
+}
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """JPEG files of several sizes in two classes."""
+    folder, random = tmp_path_factory.mktemp("photos"), np.random.default_rng(0)
+    for number in range(20):
+        path = folder / ("ant", "bee")[number % 2] / f"{number:02}.jpg"
+        path.parent.mkdir(exist_ok=True)
+        coarse = Image.fromarray(random.integers(0, 256, (5, 6, 3), np.uint8))
+        coarse.resize((60 + number, 50), Image.Resampling.BICUBIC).save(path)
+    return folder
+
+
+def digests(config: DataConfig, start: int, workers: int) -> list[str]:
+    """Of the batches of the steps from `start` to 5. Large enough arrays go through shared memory."""
+    dataset = load_configured(config, image_size=32)
+    make = functools.partial(batch_of_step, dataset, config, 8, 1)
+    with Prefetcher(make, start, 6, ahead=1, workers=workers) as batches:
+        made = {step: hashlib.sha256(b["images"].tobytes() + b["targets"].tobytes()).hexdigest() for step, b in batches}
+    assert list(made) == list(range(start, 6))
+    return list(made.values())
+
+
+def test_the_same_bits_for_any_number_of_workers_and_any_start(photos: Path) -> None:
+    config = DataConfig(name="folder", path=str(photos), **EVERYTHING)
+    expected = digests(config, 0, 0)
+    assert len(set(expected)) == 6
+    assert digests(config, 0, 1) == expected
+    assert digests(config, 2, 2) == expected[2:]
+
+
+def test_the_same_bits_from_a_cache(photos: Path, tmp_path: Path) -> None:
+    """Of whole pictures, for random crops, and of middle squares; workers read it too."""
+    for fields in (EVERYTHING, {"flip": True, "resize": 40}):
+        config = DataConfig(name="folder", path=str(photos), **fields)
+        expected = digests(config, 0, 0)
+        kept = replace(config, cache=str(tmp_path))
+        assert digests(kept, 0, 0) == expected
+        written = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+        assert digests(kept, 3, 1) == expected[3:]
+        assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == written, "it is not written again"
+    name = sorted(photos.glob("*/*"))[0]
+    os.utime(name, ns=(1, 1))
+    digests(kept, 5, 0)
+    assert len(list(tmp_path.iterdir())) > len(written), "pictures that have changed are decoded anew"
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_error_surfaces_in_its_place(workers: int) -> None:
+    with Prefetcher(broken_at_3, 0, 9, ahead=2, workers=workers) as results:
+        iterator = iter(results)
+        assert [next(iterator) for _ in range(3)] == [(step, step) for step in range(3)]
+        with pytest.raises(DataError, match=r"bee/3\.jpg: broken"):
+            next(iterator)
+
+
+def test_receive_sees_each_step_and_its_result() -> None:
+    for workers in (0, 1):
+        with Prefetcher(abs, 4, 7, ahead=1, workers=workers, receive=lambda step, item: (step, -item)) as results:
+            assert list(results) == [(4, (4, -4)), (5, (5, -5)), (6, (6, -6))]
+
+
+PARENT = """
+import multiprocessing, os, time
+from moespec.models.data.prefetch import _start_worker
+def work():
+    _start_worker(0, 1)
+    print(os.getpid(), flush=True)
+    time.sleep(300)  # as one that waits for a slow disk
+if __name__ == "__main__":
+    multiprocessing.get_context("spawn").Process(target=work).start()
+    time.sleep(300)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
+def test_workers_end_with_a_process_that_is_killed(tmp_path: Path) -> None:
+    script = tmp_path / "parent.py"
+    script.write_text(PARENT)
+    with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True) as parent:
+        worker = int(parent.stdout.readline())
+        assert running(worker)
+        parent.send_signal(signal.SIGKILL)
+    until = time.monotonic() + 30
+    while running(worker) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not running(worker)
+
+
+def running(process: int) -> bool:
+    """Whether there is such a process, not counting one that has ended and waits for its parent to notice."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_a_folder_of_photographs_trains_to_the_same_bits_with_workers(
+    photos: Path, tmp_path: Path, runs: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run that was stopped in the middle goes on with another number of workers to the bits of an unbroken one."""
+    pytest.importorskip("torch")
+    small = ["--model.image-size", "32", "--model.patch-size", "8", "--training.steps", "4"]
+    data = ["--data", "folder", "--data.path", str(photos), "--data.crop", "torchvision", "--data.randaugment", "1"]
+    flags = ["train", "--backend", "torch", *runs.flags, *small, "--training.checkpoint-every", "2", *data]
+    assert cli.main([*flags, "--run", str(tmp_path / "whole")]) == 0
+    runs.stopped(tmp_path / "whole", tmp_path / "stopped", step=2)
+    assert cli.main([*flags, "--run", str(tmp_path / "stopped"), "--resume", "--data.workers", "1"]) == 0
+    ends = [tmp_path / name / "checkpoints" / "00000004" / "arrays.safetensors" for name in ("whole", "stopped")]
+    assert ends[0].read_bytes() == ends[1].read_bytes()
+    assert ends[0].read_bytes() != (ends[0].parents[1] / "00000002" / ends[0].name).read_bytes()
+
+
+def test_photographs_are_not_made_as_small_as_digits(photos: Path, tmp_path: Path, capsys: Any) -> None:
+    """The size is asked for, before there is a folder of the run; a larger model has its own."""
+    run = tmp_path / "run"
+    assert cli.main(["train", "--run", str(run), "--data", "folder", "--data.path", str(photos)]) == 2
+    assert "model.image_size is not set: model.name='vit_tiny'" in capsys.readouterr().err
+    assert not run.exists()
+
+
+@pytest.mark.parametrize(("name", "value"), [("resize", 16), ("mean", "0.5,0.5")])
+def test_fields_that_do_not_suit_the_pictures(photos: Path, name: str, value: Any) -> None:
+    with pytest.raises(SpecError, match=rf"data\.{name}='?{value}"):
+        load("folder", str(photos), image_size=32, **{name: value})

@@ -1,17 +1,21 @@
 """What training minimises: each auxiliary loss once, the routers told that it is training, and the noise that they take."""
 
+import importlib
+from dataclasses import replace
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
+from of_models import drawn
 
 import moespec.backends.numpy as B
-from moespec.models import sparse_mlp, vit
+from moespec.models import families, mixer, sparse_mlp, vit
 from moespec.models.draws import gating_noise, of_step
-from moespec.models.evaluation.metrics import make_forward
 from moespec.models.families import Config, family
 from moespec.models.training.objective import draws, make_loss
 from moespec.spec import sigmoid_cross_entropy, softmax_cross_entropy
+from moespec.spec.routing import Noise
 
 SMALL: dict[str, Any] = {"image_size": 8, "patch_size": 4, "channels": 1, "classes": 3, "width": 8, "depth": 2}
 TIGHT = {"capacity_factor": 0.5, "eval_capacity_factor": 1.5, "z_weight": 0.1}
@@ -37,13 +41,6 @@ MODELS: dict[str, Config] = {
 """Two or four MoE layers, which have half of the slots in training and all of them in evaluation."""
 
 
-def parameters(model: Config) -> Any:
-    """Initial parameters with a head that is not zero."""
-    params = family(model).init(model, 1)
-    params["head"]["kernel"] = np.random.default_rng(1).standard_normal(params["head"]["kernel"].shape)
-    return B.from_numpy(params)
-
-
 def batch_for(model: Config, images: int = 4) -> dict[str, Any]:
     random = np.random.default_rng(2)
     return {
@@ -53,9 +50,9 @@ def batch_for(model: Config, images: int = 4) -> dict[str, Any]:
     }
 
 
-def noise_for(model: Config, images: int, *, seed: int = 5, step: int = 6) -> Any:
+def noise_for(model: Config, images: int) -> Any:
     """What the MoE layers take as noise at a step."""
-    random = of_step(images, seed=seed, step=step)
+    random = of_step(images, seed=5, step=6)
     return gating_noise(B, family(model).moe_noise(model, images), random, np.zeros(images))
 
 
@@ -63,7 +60,7 @@ def noise_for(model: Config, images: int, *, seed: int = 5, step: int = 6) -> An
 @pytest.mark.parametrize("name", MODELS)
 def test_the_loss_is_the_mean_cross_entropy_and_each_loss_of_each_layer_once(name: str, kind: str) -> None:
     model = MODELS[name]
-    params, batch = parameters(model), batch_for(model)
+    params, batch = B.from_numpy(drawn(family(model).init(model))), batch_for(model)
     loss, metrics = make_loss(B, model, kind)(params, batch)
     output = family(model).forward(B, model, params, batch["images"], noise=noise_for(model, 4), train=True)
     cross_entropy = {"softmax": softmax_cross_entropy, "sigmoid": sigmoid_cross_entropy}[kind]
@@ -80,49 +77,16 @@ def test_the_loss_is_the_mean_cross_entropy_and_each_loss_of_each_layer_once(nam
     assert loss == pytest.approx(main + auxiliary, rel=1e-12)
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_every_router_is_told_whether_it_is_training(name: str) -> None:
-    """Where it is, there is room for half of the tokens of every layer; where not, for all."""
-    model = MODELS[name]
-    params, batch = parameters(model), batch_for(model)
-    _, metrics = make_loss(B, model, "softmax")(params, batch)
-    _, quiet = make_forward(B, model)(params, batch["images"])
-    layers_of = family(model).moe_layers(model, 4)
-    for layer in layers_of:
-        slots = [layer.settings.capacity(train=train) for train in (True, False)]
-        assert slots[1] == 3 * slots[0]
-    for train, found in ((True, metrics), (False, quiet)):
-        output = family(model).forward(
-            B, model, params, batch["images"], noise=noise_for(model, 4) if train else None, train=train
-        )
-        for layer, routing, own in zip(layers_of, output.routings, output.metrics, strict=True):
-            assert routing.token.shape[2] == layer.settings.capacity(train=train)
-            assert found[f"moe/{layer.name}/dropped"] == own["dropped"]
-            assert found[f"moe/{layer.name}/dropped"] >= 0.5 or not train
-    assert not any(name.endswith("load_loss") for name in quiet), "there is no noise in evaluation"
-
-
 @pytest.mark.parametrize(
-    ("router", "interval"), [("switch", (-1.0, 1.0)), ("gshard", (0.0, 1.0)), ("softmax_token_choice", None)]
+    ("router", "noise"),
+    [
+        ("switch", Noise((4, 4, 8), (-1.0, 1.0))),
+        ("gshard", Noise((4, 4), (0.0, 1.0))),
+        ("softmax_token_choice", Noise((4, 4, 2))),
+    ],
 )
-def test_noise_is_of_the_distribution_of_its_router(router: str, interval: tuple[float, float] | None) -> None:
-    """Thousands of draws reach the ends of the interval, and the tails of the normal distribution beyond it."""
-    model = transformer(router, {}, image_size=64)
-    found = noise_for(model, 32, seed=0, step=0)
-    assert found is not None
-    assert [noise.shape for noise in found] == [(32, *shape_of(router)) for _ in range(2)]
-    values = np.concatenate([noise.ravel() for noise in found])
-    low, high = interval or (-4.0, 4.0)
-    if interval:
-        assert low <= values.min() < low + 0.01
-        assert high - 0.01 < values.max() <= high
-    spread = (high - low) / np.sqrt(12) if interval else 1.0
-    assert values.mean() == pytest.approx((low + high) / 2, abs=0.03)
-    assert values.std() == pytest.approx(spread, rel=0.03)
-
-
-def shape_of(router: str) -> tuple[int, ...]:
-    return {"switch": (256, 8), "gshard": (256,), "softmax_token_choice": (256, 2)}[router]
+def test_noise_is_of_the_distribution_of_its_router(router: str, noise: Noise) -> None:
+    assert vit.moe_noise(transformer(router, {}), 4) == [noise] * 2
 
 
 def test_only_what_is_drawn_needs_integers() -> None:
@@ -132,3 +96,89 @@ def test_only_what_is_drawn_needs_integers() -> None:
     assert not draws(transformer("softmax_token_choice", {"noise_multiplier": 0.0}), 4)
     assert draws(transformer("soft_moe", {}, dropout=0.1), 4)
     assert draws(transformer("soft_moe", {}, stochastic_depth=0.1), 4)
+
+
+# Blocks that are computed anew in the backward pass: the same loss and gradients, and less that is kept for it.
+
+
+DEEP = vit.VitConfig(
+    image_size=8,
+    patch_size=2,
+    width=16,
+    depth=4,
+    hidden=32,
+    heads=2,
+    classes=3,
+    moe="every_2",
+    experts=4,
+    router="softmax_token_choice",
+    dropout=0.1,
+    stochastic_depth=0.2,
+)
+CONFIGS = {
+    "vit": DEEP,
+    "mixer": mixer.named("mixer_tiny", classes=3),
+    "sparse_mlp": sparse_mlp.named("sparse_mlp_tiny", classes=3, moe="last_1"),
+}
+
+
+def problem(backend: str, config: families.Config):  # type: ignore[no-untyped-def]
+    """The backend, initial parameters and a batch of four images."""
+    B = importlib.import_module(f"moespec.backends.{backend}")
+    random = np.random.default_rng(0)
+    images = random.normal(size=(4, config.image_size, config.image_size, config.channels)).astype(np.float32)
+    batch = {"images": images, "targets": np.eye(3, dtype=np.float32)[[0, 1, 2, 1]]}
+    batch["random"] = of_step(4, seed=0, step=1)
+    return B, B.from_numpy(families.family(config).init(config)), B.from_numpy(batch)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("backend", ["jax", "torch"])
+def test_the_same_gradients(backend: str, name: str) -> None:
+    config = replace(CONFIGS[name], depth=2)
+    B, params, batch = problem(backend, config)
+    found = []
+    for recompute in (False, True):
+        run = B.value_and_grad(make_loss(B, config, "softmax", recompute=recompute))
+        (loss, metrics), gradient = B.to_numpy((B.compile(run) if backend == "jax" else run)(params, batch))
+        found.append((loss, metrics, jax.tree.leaves(gradient)))
+    (loss, metrics, gradient), (again, others, anew) = found
+    np.testing.assert_allclose(again, loss, rtol=1e-6)
+    assert metrics.keys() == others.keys()
+    largest = max(np.abs(leaf).max() for leaf in gradient)
+    for one, other in zip(gradient, anew, strict=True):
+        np.testing.assert_allclose(other, one, rtol=0, atol=1e-6 * largest)
+
+
+def test_jax_keeps_less() -> None:
+    """What the forward pass hands to the backward pass, besides parameters, are the inputs of the blocks."""
+    B, params, batch = problem("jax", DEEP)
+    sizes = []
+    for recompute in (False, True):
+        loss = make_loss(B, DEEP, "softmax", recompute=recompute)
+
+        def backward(params, batch=batch, loss=loss):  # type: ignore[no-untyped-def]
+            return jax.vjp(lambda p: loss(p, batch)[0], params)[1]
+
+        kept = jax.tree.leaves(jax.eval_shape(backward, params))
+        sizes.append(sum(leaf.size for leaf in kept) - vit.parameter_count(DEEP))
+    assert sizes[1] < 0.2 * sizes[0]
+
+
+def test_torch_keeps_less() -> None:
+    """What autograd saves outside of the blocks is what goes into them."""
+    torch = pytest.importorskip("torch")
+    B, params, batch = problem("torch", DEEP)
+    kept = []
+    for recompute in (False, True):
+        saved: list[int] = []
+
+        def pack(tensor, saved=saved):  # type: ignore[no-untyped-def]
+            saved.append(tensor.numel())
+            return tensor
+
+        loss = make_loss(B, DEEP, "softmax", recompute=recompute)
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            B.value_and_grad(loss)(params, batch)
+        kept.append(sum(saved))
+    assert kept[1] < 0.1 * kept[0]

@@ -2,24 +2,27 @@
 
 import json
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import tomli_w
+from of_models import params_of, saved
 
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.backends.optimizer_options import OPTIMIZERS
-from moespec.models import cli
-from moespec.models.families import family
+from moespec.models import cli, parameters, vit
+from moespec.models.data.datasets import load
 from moespec.models.training import checkpoint
-from moespec.models.training.config import Config
-from moespec.models.training.resolve import model_config
-from moespec.models.training.rundirectory import RunDirectory
+from moespec.models.training.config import Config, ModelConfig
+from moespec.models.training.configfile import dump, read
+from moespec.models.training.resolve import resolve
 from moespec.models.training.runlog import read_log
-from moespec.models.training.savestate import trained_params
+from moespec.models.training.unchanged import changes
 from moespec.models.trees import flatten
+from moespec.spec.errors import ConfigError
 
 FREE = {"adafactor": {"factored_from": 8}}
 
@@ -31,18 +34,12 @@ def configured(runs: Any, name: str, **around: Any) -> Config:
 
 
 def arrays(run: Path, step: int) -> dict[str, Any]:
-    config = RunDirectory(run).config()
-    assert config is not None
-    model = model_config(config.model)
-    state = checkpoint.read(run / "checkpoints" / f"{step:08d}", family(model).parameter_shapes(model)).state
-    return flatten({name: tree for name, tree in state.items() if name != "step"})
+    return flatten({name: tree for name, tree in saved(run, step).state.items() if name != "step"})
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_stopped_run_goes_on(runs: Any, name: str, tmp_path: Path) -> None:
     """To the same bits; and, begun with torch, with JAX to the same numbers but for rounding."""
-    pytest.importorskip("jax")
-    pytest.importorskip("torch")
     config = configured(runs, name, ema=0.5, rates="embedding=0, head/=2")
     whole, again, other = (tmp_path / part for part in ("whole", "again", "other"))
     runs.train(whole, "torch", config)
@@ -84,11 +81,7 @@ def test_the_average_is_evaluated_and_kept(runs: Any, tmp_path: Path, capsys: An
     assert cli.main(["evaluate", str(run)]) == 0
     expected = f"of the average: validation accuracy {last['average']['accuracy']:.4f}, cross-entropy "
     assert f"{expected}{last['average']['loss']:.4f}" in capsys.readouterr().out
-    directory = RunDirectory(run)
-    config = directory.config()
-    assert config is not None
-    params, _ = trained_params(directory, config)
-    average, _ = trained_params(directory, config, average=True)
+    params, average = params_of(run), params_of(run, average=True)
     assert average["positions"].tobytes() == params["positions"].tobytes()
     assert average["head"]["kernel"].tobytes() == arrays(run, 12)["ema/head/kernel"].tobytes()
     assert np.any(average["head"]["kernel"] != params["head"]["kernel"])
@@ -114,13 +107,78 @@ def test_an_optimiser_that_keeps_something_else_cannot_be_overridden(
     assert cli.main(["train", "--run", str(run), "--resume", "--override", "--optimizer.rates", "head/bias=2"]) == 0
 
 
-def test_a_record_of_an_optimiser_that_there_is_not(runs: Any, tmp_path: Path, capsys: Any) -> None:
+def test_a_record_of_an_optimiser_that_there_is_not(runs: Any, tmp_path: Path, said: Any) -> None:
     run = Path(shutil.copytree(runs.whole("torch"), tmp_path / "run"))
     path = checkpoint.latest(run / "checkpoints")
-    assert path is not None
     record = json.loads((path / "state.json").read_text())
     del record["sha256"]
     record["config"]["optimizer"]["name"] = "shampoo"
     checkpoint.amend(path, record)
-    assert cli.main(["evaluate", str(run)]) == 2
-    assert "config.optimizer: name='shampoo': expected one of adamw" in capsys.readouterr().err
+    assert "config.optimizer: name='shampoo': expected one of adamw" in said(["evaluate", str(run)], 2)
+
+
+# Weight decay in the configuration: rates by pattern, and the rule that older runs keep.
+
+
+PATHS = [path.split("/") for path in ("head/kernel", "blocks/3/moe/experts/w1", "moe/router/slots", "moe/router/scale")]
+
+
+def rates(optimizer: OptimizerConfig) -> list[float]:
+    return [optimizer.decay_of(path) for path in PATHS]
+
+
+def written(folder: Path, table: dict[str, object]) -> Path:
+    path = folder / "config.toml"
+    path.write_text(tomli_w.dumps(table))
+    return path
+
+
+def test_a_file_sets_rates_by_pattern(tmp_path: Path) -> None:
+    recipe = {"optimizer": {"weight_decay": 0.03, "decay": "head/kernel=3.0"}}
+    config = read(written(tmp_path, recipe))
+    assert rates(config.optimizer) == [3.0, 0.03, 0.0, 0.03]
+    (tmp_path / "again.toml").write_text(dump(config))
+    assert read(tmp_path / "again.toml") == config
+
+
+def test_a_run_that_is_older_keeps_its_rule(tmp_path: Path) -> None:
+    """Its file says a format, or has the options of every router; slots decayed then, and the scale did not."""
+    older = {"format": 2, "optimizer": {"weight_decay": 0.25}}
+    every = {"sinkhorn_iterations": 20, "norm_form": "paper", "selector_gamma": 1.0}
+    first = {"model": {"router": "soft_moe", "router_options": every}, "optimizer": {"weight_decay": 0.25}}
+    for table in (older, first):
+        assert rates(read(written(tmp_path, table)).optimizer) == [0.25, 0.25, 0.25, 0.0]
+    recipe = {"optimizer": {"weight_decay": 0.25}}
+    assert rates(read(written(tmp_path, recipe)).optimizer) == [0.25, 0.25, 0.0, 0.25]
+
+
+def test_the_older_rule_is_what_decayed_then(tmp_path: Path) -> None:
+    """By the names of parameters: `kernel`, `w1`, `w2` and `slots`."""
+    optimizer = read(written(tmp_path, {"format": 2, "optimizer": {"weight_decay": 0.25}})).optimizer
+    for router in ("soft_moe", "noisy_top_k"):
+        config = vit.named("vit_tiny", moe="last_1", experts=2, router=router, pool="map")
+        for path in parameters.paths(vit.parameter_shapes(config)):
+            expected = 0.25 if path[-1] in ("kernel", "w1", "w2", "slots") else 0.0
+            assert optimizer.decay_of(path) == expected, path
+
+
+def test_a_record_that_is_older_is_no_change(tmp_path: Path) -> None:
+    """What a checkpoint recorded before there was the field is compared by the rule of that time."""
+    config = read(written(tmp_path, {"format": 2, "optimizer": {"weight_decay": 0.25}}))
+    record = asdict(config)
+    del record["optimizer"]["decay"]
+    assert changes(record, config) == {}
+    now = replace(config, optimizer=replace(config.optimizer, decay=""))
+    assert list(changes(record, now)) == ["optimizer.decay"]
+
+
+def test_a_pattern_without_a_parameter_is_an_error() -> None:
+    config = Config(model=ModelConfig(router="soft_moe"), optimizer=OptimizerConfig(decay="haed/kernel=3.0"))
+    with pytest.raises(ConfigError, match=r"^optimizer\.decay='haed/kernel=3.0': no parameter .* 'haed/kernel'"):
+        resolve(config, load("digits", "", image_size=None, validation_share=0.2), "numpy")
+
+
+def test_a_decay_that_cannot_be_read_names_the_file_and_the_key(tmp_path: Path) -> None:
+    path = written(tmp_path, {"optimizer": {"decay": "head/kernel"}})
+    with pytest.raises(ConfigError, match=r"config\.toml: optimizer\.decay='head/kernel': expected pattern=rate"):
+        read(path)

@@ -1,21 +1,22 @@
-"""`moespec plan`: what it says against the state that JAX makes on a mesh, against hand counts, and against the TPU's compiler."""
+"""`moespec plan`: what it says against the state that JAX makes, against hand counts, and against the TPU's compiler."""
 
 import json
 import math
-import os
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from moespec.backends.mesh import MeshSizes
+from moespec.backends.jax.mesh import OnMesh
+from moespec.backends.jax.optimizers import by_leaf
+from moespec.backends.mesh import MeshSizes, leaves
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.models import cli, counts, families
+from moespec.models.parameters import shaped
 from moespec.models.planning.chips import CHIPS
+from moespec.models.planning.command import options
 from moespec.models.planning.footprint import owned, rows
 from moespec.models.planning.plan import best, plan, plans
 from moespec.models.training import configfile
@@ -37,36 +38,6 @@ def config(mesh: MeshConfig = MeshConfig(), model: ModelConfig = SMALL, **traini
     )
 
 
-# ------------------------------------------------------------------------------------------------------------ memory
-
-STATES = """
-import json, sys
-import jax, numpy as np
-from moespec.backends.jax.mesh import OnMesh
-from moespec.backends.jax.optimizers import by_leaf
-from moespec.backends.mesh import MeshSizes, leaves
-from moespec.backends.optimizer import OptimizerConfig
-from moespec.models import families
-from moespec.models.parameters import shaped
-from moespec.models.training.config import ModelConfig
-from moespec.models.training.resolve import model_config
-
-def size(leaf):
-    return int(np.prod(leaf.sharding.shard_shape(leaf.shape))) * leaf.dtype.itemsize
-
-for model, mesh, options in json.loads(sys.argv[1]):
-    model, optimizer = model_config(ModelConfig(**model)), OptimizerConfig(**options)
-    shapes = families.family(model).parameter_shapes(model)
-    state = OnMesh(MeshSizes(*mesh)).state_shapes(shaped(shapes), optimizer)
-    of, kept = dict(leaves(shapes)), [0]
-    def count(slot, path, leaf):
-        # Without the number of the step, and what optax has in the place of a slot that a parameter does not have.
-        if path is not None and slot in optimizer.slots(path, of[path]):
-            kept[0] += size(leaf)
-    by_leaf(state.optimizer, count)
-    print(sum(map(size, jax.tree.leaves(state.params))), kept[0] + sum(map(size, state.average.values())))
-"""
-MESHES = [(8, 1, 1), (2, 1, 4), (1, 8, 1), (1, 4, 2), (2, 2, 2)]
 OPTIMIZERS: list[dict[str, Any]] = [
     {"name": "adamw"},
     {"name": "adamw", "momentum_dtype": "bfloat16", "ema": 0.999, "rates": "embedding/=0"},
@@ -75,21 +46,22 @@ OPTIMIZERS: list[dict[str, Any]] = [
 ]
 
 
-def test_memory_of_parameters_and_slots_is_that_of_the_state_on_a_mesh() -> None:
-    fields = {name: value for name, value in vars(SMALL).items() if value is not None and name != "router_options"}
-    cases = [(fields, mesh, options) for mesh in MESHES for options in OPTIMIZERS]
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
-    ran = subprocess.run(
-        [sys.executable, "-c", STATES, json.dumps(cases)], env=environment, capture_output=True, text=True, check=False
-    )
-    assert not ran.returncode, ran.stderr
-    found = [tuple(map(int, line.split())) for line in ran.stdout.splitlines()]
-    assert len(set(found)) > 10
-    model = model_config(SMALL)
+@pytest.mark.parametrize("options", OPTIMIZERS)
+def test_memory_of_parameters_and_slots_is_that_of_the_state(options: dict[str, Any]) -> None:
+    """On one device; how they are split is counted by hand below, and by the compiler."""
+    model, optimizer = model_config(SMALL), OptimizerConfig(**options)
     shapes = families.family(model).parameter_shapes(model)
-    for (_, mesh, options), (parameters, slots) in zip(cases, found, strict=True):
-        mine = owned(shapes, OptimizerConfig(**options), MeshSizes(*mesh))
-        assert (mine.parameters, mine.optimizer) == (parameters, slots), (mesh, options)
+    state, of = OnMesh(MeshSizes()).state_shapes(shaped(shapes), optimizer), dict(leaves(shapes))
+    slots = [leaf.size * leaf.dtype.itemsize for leaf in state.average.values()]
+
+    def count(slot: str, path: Any, leaf: Any) -> None:
+        # Without the number of the step, and what optax has in the place of a slot that a parameter does not have.
+        if path is not None and slot in optimizer.slots(path, of[path]):
+            slots.append(leaf.size * leaf.dtype.itemsize)
+
+    by_leaf(state.optimizer, count)
+    mine = owned(shapes, optimizer, MeshSizes())
+    assert (mine.parameters, mine.optimizer) == (4 * families.family(model).parameter_count(model), sum(slots))
 
 
 def test_what_is_not_trained_has_no_gradient_and_no_slot() -> None:
@@ -98,16 +70,13 @@ def test_what_is_not_trained_has_no_gradient_and_no_slot() -> None:
     assert whole == (4 * (128**2 + 128), 4 * (128**2 + 128), 8 * (128**2 + 128), 4 * (128**2 + 128))
     frozen = owned(shapes, OptimizerConfig(rates="head/=0"), MeshSizes(fsdp=4))
     assert frozen == (4 * (128**2 // 4 + 128), 4 * 128, 8 * 128, 4 * (128**2 + 128))
+    factored = owned({"head": {"kernel": (128, 512)}}, OptimizerConfig("adafactor"), MeshSizes(fsdp=4))
+    assert factored.optimizer == 2 * 128 * 512 // 4 + 4 * (128 + 512 // 4), (
+        "rows are whole, columns are split as the parameter is"
+    )
 
 
 COMPILED = json.loads(RESULT.read_text())["figures"]["cases"] if RESULT.is_file() else {}
-
-
-def test_the_compiler_was_asked() -> None:
-    chips = {row["case"]["topology"].partition(":")[0] for row in COMPILED.values()}
-    sizes = {math.prod(row["case"]["mesh"].values()) for row in COMPILED.values()}
-    assert chips == {"v5e", "v5p", "v6e"}
-    assert {4, 8, 64} <= sizes
 
 
 @pytest.mark.parametrize("name", COMPILED)
@@ -134,9 +103,6 @@ def test_memory_against_the_compiler_s(name: str) -> None:
     if sizes.fsdp > 1 and "optimizer" not in case:  # Adafactor gathers besides
         gathered = compiler["collectives"]["all-gather"] * (1 - 1 / sizes.fsdp)
         assert made.links["gathers"] == pytest.approx(gathered, rel=0.01)
-
-
-# -------------------------------------------------------------------------------------- one small case, counted by hand
 
 
 def test_every_number_of_a_small_case() -> None:
@@ -211,15 +177,12 @@ def test_experts_with_room_for_all_compute_every_slot_where_they_are_split() -> 
     assert split.links["slots"] == 4 * 16 * 4 * 16 * 128 * 4 / 2
 
 
-# ------------------------------------------------------------------------------------------------------- the choice
-
 MODERATE = ModelConfig("vit_b16", router="soft_moe", experts=32, moe="last_half", dtype="bfloat16")
 
 
 def test_the_chosen_mesh_fits_and_none_that_fits_has_a_lesser_bound() -> None:
     found = plans(config(model=MODERATE, batch=512), 16, CHIPS["v5e"])
     chosen = best(found)
-    assert chosen is not None
     assert chosen.fits
     assert {each.fits for each in found} == {True, False}
     assert chosen.bytes <= CHIPS["v5e"].memory < max(each.bytes for each in found)
@@ -233,21 +196,6 @@ def test_of_equal_meshes_the_one_that_splits_the_least_comes_first() -> None:
     digits = [(not each.fits, float(f"{each.sum:.1e}"), each.sizes.fsdp, each.sizes.expert) for each in found]
     assert digits == sorted(digits)
     assert len({key[:2] for key in digits}) < len(digits)
-
-
-def test_bounds_fall_when_they_must() -> None:
-    def of(sizes: MeshSizes, chip: str = "v5e", batch: int = 512) -> Any:
-        return plan(config(model=MODERATE, batch=batch), sizes, CHIPS[chip])
-
-    few, many = of(MeshSizes(8)), of(MeshSizes(16))
-    assert many.seconds["compute"] == few.seconds["compute"] / 2
-    assert of(MeshSizes(16), batch=1024).seconds["compute"] == few.seconds["compute"]
-    assert of(MeshSizes(8), "v6e").longest < few.longest
-    assert of(MeshSizes(1, 8, 1)).bytes < few.bytes
-    assert of(MeshSizes(1, 1, 8)).memory["parameters"] < few.memory["parameters"]
-    assert of(MeshSizes(1, 1, 8)).seconds["memory"] < few.seconds["memory"]
-    assert of(MeshSizes(1, 1, 8)).links["reductions"] < few.links["reductions"]
-    assert plan(config(model=MODERATE, batch=512), MeshSizes(), CHIPS["v5e"]).seconds["links"] == 0
 
 
 def test_messages_take_more_links_the_more_devices_share_the_experts() -> None:
@@ -269,28 +217,18 @@ def test_a_dense_model_has_no_axis_of_experts() -> None:
     assert {each.sizes.shape for each in found} == {(8, 1, 1), (4, 2, 1), (2, 4, 1), (1, 8, 1)}
 
 
-# ----------------------------------------------------------------------------------------------------------- errors
-
 FLAGS = ("--model", "vit_tiny", "--training.batch", "64")
 WRONG = [
     (("--devices", "8", "--chip", "v9"), "chip='v9': expected one of v5e, v5p, v6e, h100, h200"),
     (("--devices", "0", "--chip", "v5e"), "devices=0: expected an integer >= 1"),
     (("--devices", "7", "--chip", "v5e"), "training.batch=64 does not divide among 7 devices"),
-    (("--devices", "8", "--chip", "v5e", "--mesh.data", "3"), "mesh.data=3, mesh.fsdp=1, mesh.expert=1"),
-    (("--devices", "8", "--chip", "v5e", "--mesh.expert", "3"), "mesh.expert=3"),
-    (
-        ("--devices", "16", "--chip", "v5e", "--mesh.expert", "16"),
-        "mesh.expert=16 does not divide the 8 experts of MoE layer",
-    ),
-    (("--devices", "64", "--chip", "v5e", "--training.accumulate", "2"), "64 devices (data 64) in 2 parts"),
     (("--devices", "8", "--chip", "v5e", "--experts", "0"), "experts=0"),
 ]
 
 
 @pytest.mark.parametrize(("arguments", "message"), WRONG)
-def test_wrong_arguments(arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["plan", *FLAGS, *arguments]) == 2
-    assert message in capsys.readouterr().err
+def test_wrong_arguments(arguments: tuple[str, ...], message: str, said: Any) -> None:
+    assert message in said(["plan", *FLAGS, *arguments], 2)
 
 
 def test_a_group_of_the_whole_batch_does_not_span_devices() -> None:
@@ -301,40 +239,32 @@ def test_a_group_of_the_whole_batch_does_not_span_devices() -> None:
     assert best(plans(config(model=grouped), 4, CHIPS["v5e"]))
 
 
-# ---------------------------------------------------------------------------------------------------------- command
-
 RUN = ["plan", "--model", "vit_b16", "--router", "soft_moe", "--experts", "32", "--training.batch", "512"]
 RUN += ["--devices", "16", "--chip", "v5e", "--model.dtype", "bfloat16"]
 
 
-def test_the_command_prints_options_that_train_takes(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main([*RUN, "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
-    assert cli.main(RUN) == 0
-    lines = capsys.readouterr().out.splitlines()
+def test_the_command_prints_options_that_train_takes(said: Any) -> None:
+    report = json.loads(said([*RUN, "--json"]))
+    lines = said(RUN).splitlines()
     options = lines[-1].strip()
     assert options == report["best"]["options"]
     assert report["best"] == next(each for each in report["plans"] if each["fits"])
     assert math.prod(report["best"]["mesh"].values()) == 16
     # With these options there is one mesh, the same.
-    assert cli.main([*RUN, "--json", *options.split()]) == 0
-    (again,) = json.loads(capsys.readouterr().out)["plans"]
+    (again,) = json.loads(said([*RUN, "--json", *options.split()]))["plans"]
     assert again["mesh"] == report["best"]["mesh"]
     assert again["bytes"] == report["best"]["bytes"] == pytest.approx(sum(again["memory"].values()))
     assert not [each for each in report["plans"] if not each["fits"] and each["bytes"] <= report["chip"]["memory"]]
 
 
-def test_the_command_says_that_none_fits(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_says_that_none_fits(said: Any) -> None:
     huge = [*RUN, "--mesh.data", "16", "--experts", "128"]
-    assert cli.main(huge) == 0
-    *_, mesh, _, last = capsys.readouterr().out.splitlines()
+    *_, mesh, _, last = said(huge).splitlines()
     assert mesh == "Do not fit: data 16"
     assert last.startswith("None fits into 15.75 GiB.")
 
 
 def test_an_evaluation_batch_that_divides() -> None:
-    from moespec.models.planning.command import options
-
     assert options(config(evaluation_batch=100), MeshSizes(8)) == "--mesh.data 8 --training.evaluation-batch 104"
     assert options(config(evaluation_batch=96), MeshSizes(8)) == "--mesh.data 8"
     grouped = config(model=replace(SMALL, group_images=8), evaluation_batch=96)
@@ -342,26 +272,24 @@ def test_an_evaluation_batch_that_divides() -> None:
 
 
 @pytest.mark.parametrize("name", configfile.recipes())
-def test_a_recipe_fits_where_it_says(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_recipe_fits_where_it_says(name: str, said: Any) -> None:
     """With the options that it names alone: the evaluation batch fills the groups of each device, too."""
     text = configfile.find_recipe(name).read_text()
     found = re.findall(r"^# Fits: moespec (plan --config \w+ .*) \(([\d.]+) GiB a device\)$", text, re.MULTILINE)
     assert found
     for command, memory in found:
-        assert cli.main([*(words := command.split()), "--json"]) == 0
-        (only,) = json.loads(capsys.readouterr().out)["plans"]
+        (only,) = json.loads(said([*(words := command.split()), "--json"]))["plans"]
         assert words[2] == name
         assert only["fits"]
         assert set(only["options"].split()) <= set(words)
         assert f"{only['bytes'] / 2**30:.1f}" == memory
 
 
-def test_images_are_those_that_the_data_are_known_to_have(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_images_are_those_that_the_data_are_known_to_have(tmp_path: Path, capsys: Any, said: Any) -> None:
     """28 x 28 x 1 pixels of Fashion-MNIST; of a folder nobody knows them, and the model is one for digits."""
     where = ["--devices", "1", "--chip", "h100"]
     for command in (["plan", *where], ["count"]):
-        assert cli.main([*command, "--config", "fashion_mnist"]) == 0
-        assert capsys.readouterr().out.startswith(
+        assert said([*command, "--config", "fashion_mnist"]).startswith(
             "vit_tiny: 571,259 parameters, 40.1 MFLOP an image of 28 x 28 pixels\n"
         )
         (tmp_path / "recipe.toml").write_text('[data]\nname = "folder"\n')
@@ -371,10 +299,9 @@ def test_images_are_those_that_the_data_are_known_to_have(tmp_path: Path, capsys
         assert " an image of 64 x 64 pixels" in capsys.readouterr().out
 
 
-def test_sharding(capsys: pytest.CaptureFixture[str]) -> None:
+def test_sharding(said: Any) -> None:
     given = ["--mesh.data", "2", "--mesh.fsdp", "2", "--mesh.expert", "4"]
-    assert cli.main([*RUN, *given, "--sharding"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = said([*RUN, *given, "--sharding"]).splitlines()
     assert lines[0] == "vit_b16 on data 2 x fsdp 2 x expert 4: float32 parameters, bytes of a device"
     (experts,) = [line for line in lines if "experts/w1" in line]
     cells = [cell.strip() for cell in experts.split("  ") if cell.strip()]
@@ -383,8 +310,7 @@ def test_sharding(capsys: pytest.CaptureFixture[str]) -> None:
         *("blocks/{6-11}/moe/experts/w1", "32 x 768 x 3072", "expert, -, fsdp"),
         *(f"{one:,}", "6", f"{6 * one:,}"),
     ]
-    assert cli.main([*RUN, *given, "--sharding", "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
+    report = json.loads(said([*RUN, *given, "--sharding", "--json"]))
     total = sum(row["bytes"] * row["parameters"] for row in report["parameters"])
     assert f"{total:,}" in lines[-1]
     model = config(model=MODERATE, batch=512)

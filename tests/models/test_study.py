@@ -22,8 +22,6 @@ from moespec.models.training.runlog import read_log
 from moespec.spec.errors import ConfigError, SpecError
 from moespec.version import version
 
-# --------------------------------------------------------------------------------------------------------- entries
-
 
 def test_entries() -> None:
     base = replace(Config(), training=replace(Config().training, steps=7))
@@ -50,9 +48,6 @@ def test_entries() -> None:
 def test_wrong_entries(texts: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         entries(texts, Config())
-
-
-# ------------------------------------------------------------------------------------------------------ statistics
 
 
 def study(random: np.random.Generator, gaps: list[float], *, seeds: int = 5, images: int = 500, of_seed: float = 0.3):  # type: ignore[no-untyped-def]
@@ -120,9 +115,6 @@ def test_sentences() -> None:
     assert sentences([c], seeds=2, images=9)[0].endswith(", 2 seeds and 9 images do not tell b and c apart.")
     assert differences({"a": np.ones((1, 9), bool), "b": np.zeros((1, 9), bool)}) == []
     assert sentences([], seeds=1, images=9)[0].startswith("One seed does not tell which entry is better")
-
-
-# -------------------------------------------------------------------------------------------------------- the command
 
 
 class Stopped(Exception):
@@ -248,12 +240,11 @@ def test_a_folder_keeps_its_study(whole: Path, flags: list[str], capsys: pytest.
     assert "top-seed0: of another study: model.router_options.capacity_factor is 2.0" in capsys.readouterr().err
 
 
-def test_what_cannot_be_trained_is_said_first(flags: list[str], tmp_path: Path, capsys) -> None:  # type: ignore[no-untyped-def]
+def test_what_cannot_be_trained_is_said_first(flags: list[str], tmp_path: Path, said) -> None:  # type: ignore[no-untyped-def]
     out = tmp_path / "out"
     wrong = [*flags, "--out", str(out)]
     wrong.insert(4, "odd: --router base --model.group-images 3")
-    assert cli.main(wrong) == 2
-    assert "entry odd: training.batch gives parts of 16 images" in capsys.readouterr().err
+    assert "entry odd: training.batch gives parts of 16 images" in said(wrong, 2)
     assert cli.main([*flags, "--out", str(out), "--seeds", "0"]) == 2
     assert not out.exists()
 

@@ -1,32 +1,42 @@
 """Training: a run that was stopped ends with the bits of an unbroken one; runs do not mix; metrics are complete."""
 
 import json
+import math
 import re
 import shutil
+import signal
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
-import safetensors.numpy
-from PIL import Image
+from of_models import saved
 
+import moespec.backends.numpy as numpy_backend
+from moespec.backends.optimizer import OptimizerConfig
 from moespec.models import cli
 from moespec.models.commandline import commands
+from moespec.models.data.loader import training_batch
 from moespec.models.data.options import DataConfig
-from moespec.models.errors import CheckpointError, RunError
+from moespec.models.data.prepared import prepared
+from moespec.models.errors import CheckpointError, Interrupted, RunError
 from moespec.models.evaluation.evaluate import evaluate
-from moespec.models.training import checkpoint, resolve
+from moespec.models.interruption import Interruption
+from moespec.models.training import checkpoint, divergence, resolve
 from moespec.models.training.config import Config, ScheduleConfig, TrainingConfig
+from moespec.models.training.hash_tables import initial_params
+from moespec.models.training.hooks import AfterStep, Hook
+from moespec.models.training.objective import make_loss
 from moespec.models.training.progress import Progress
+from moespec.models.training.resolve import load_backend, model_config
 from moespec.models.training.rundirectory import RunDirectory
 from moespec.models.training.runlog import RunLog, read_log
 from moespec.models.training.savestate import begin
+from moespec.models.training.train import train
 from moespec.version import version
-
-
-def arrays(run: Path, step: int) -> dict[str, np.ndarray]:
-    return safetensors.numpy.load((run / "checkpoints" / f"{step:08d}" / "arrays.safetensors").read_bytes())
 
 
 @pytest.mark.parametrize("backend", ["jax", "torch"])
@@ -44,25 +54,6 @@ def test_the_loss_falls_and_everything_is_recorded(runs, backend: str) -> None: 
     assert checkpoint.steps(run / "checkpoints") == [4, 8, 12]
 
 
-@pytest.mark.parametrize(("first", "second"), [("jax", "torch"), ("torch", "jax")])
-def test_fifty_steps_and_fifty_on_another_backend(runs, tmp_path: Path, first: str, second: str) -> None:  # type: ignore[no-untyped-def]
-    pytest.importorskip(first)
-    pytest.importorskip(second)
-    training = replace(runs.config.training, steps=100, checkpoint_every=50, evaluate_every=50)
-    config = replace(runs.config, training=training)
-    runs.train(tmp_path / "whole", first, config)
-    resumed = runs.stopped(tmp_path / "whole", tmp_path / "resumed", step=50)
-    runs.train(resumed, second, config)
-    expected, losses = ([line["loss"] for line in read_log(run, "train")] for run in (tmp_path / "whole", resumed))
-    assert len(losses) == len(expected) == 100
-    assert losses[:50] == expected[:50]
-    assert losses[50:] != expected[50:]
-    assert expected[-1] < 0.7 * expected[0]
-    np.testing.assert_allclose(losses, expected, rtol=1e-3)
-    ours, theirs = (read_log(run, "evaluation")[-1]["loss"] for run in (tmp_path / "whole", resumed))
-    assert ours == pytest.approx(theirs, rel=1e-3)
-
-
 @pytest.mark.parametrize(("changes", "entry"), [({"seed": 1}, "random"), ({"batch": 32}, "data")])
 def test_checkpoints_of_another_seed_or_batch(runs, tmp_path: Path, changes: dict, entry: str) -> None:  # type: ignore[no-untyped-def]
     """Checkpoints that were moved between runs of models of one shape."""
@@ -73,41 +64,33 @@ def test_checkpoints_of_another_seed_or_batch(runs, tmp_path: Path, changes: dic
         begin(resolve.load_backend("jax"), resolved, directory, examples=1442, initial=dict)
 
 
-def test_finished_begun_and_foreign_folders(runs, tmp_path: Path, capsys) -> None:  # type: ignore[no-untyped-def]
+def test_finished_begun_and_foreign_folders(runs, tmp_path: Path, capsys, said) -> None:  # type: ignore[no-untyped-def]
     run = runs.whole("jax")
     same = ["train", "--backend", "jax", "--run"]
     before = (run / "metrics.jsonl").read_bytes()
     for more in ([], ["--resume"]):
-        capsys.readouterr()
-        assert cli.main([*same, str(run), *runs.flags, *more]) == 0
-        assert "finished already, 12 steps" in capsys.readouterr().out
+        assert "finished already, 12 steps" in said([*same, str(run), *runs.flags, *more])
     assert (run / "metrics.jsonl").read_bytes() == before
 
-    assert cli.main([*same, str(run), *runs.flags, "--model.depth", "3"]) == 2
-    assert re.search(r"another configuration: model\.depth is 2 there, 3 here", capsys.readouterr().err)
     assert cli.main([*same, str(run), "--resume", "--router", "softmax_token_choice"]) == 2
     assert "model.router is 'soft_moe' there, 'softmax_token_choice' here" in capsys.readouterr().err
 
     begun = runs.broken("jax", tmp_path / "begun", step=4)
-    assert cli.main([*same, str(begun), *runs.flags]) == 2
-    assert "begun but not finished; go on with --resume" in capsys.readouterr().err
+    assert "begun but not finished; go on with --resume" in said([*same, str(begun), *runs.flags], 2)
 
     (tmp_path / "letters").mkdir()
     (tmp_path / "letters" / "a.txt").touch()
-    assert cli.main([*same, str(tmp_path / "letters"), *runs.flags, "--resume"]) == 2
-    assert "not a run, there is 'a.txt' in it" in capsys.readouterr().err
+    assert "not a run, there is 'a.txt' in it" in said([*same, str(tmp_path / "letters"), *runs.flags, "--resume"], 2)
 
 
 @pytest.mark.parametrize("resume", [[], ["--resume"]])
-def test_a_run_without_a_checkpoint_does_not_block(  # type: ignore[no-untyped-def]
-    runs, tmp_path: Path, monkeypatch, resume: list[str]
-) -> None:
+def test_a_run_without_a_checkpoint_does_not_block(runs, tmp_path: Path, monkeypatch, resume: list[str]) -> None:  # type: ignore[no-untyped-def]
     """Stopped before its first checkpoint, it gives way to the corrected command, whatever it is; other files do not."""
-    pytest.importorskip("jax")
-    begun = runs.broken("jax", tmp_path / "begun", step=4)
+    begun, mine = runs.broken("jax", tmp_path / "begun", step=4), tmp_path / "mine"
     shutil.rmtree(begun / "checkpoints" / "00000004")
     (begun / "tensorboard").mkdir(exist_ok=True)
-    (begun / "config.toml").write_text((begun / "config.toml").read_text().replace("seed = 0", "seed = -1"))
+    seed = "seed = 1" if resume else "seed = -1"  # what goes on with the run's own configuration needs one that can be
+    (begun / "config.toml").write_text((begun / "config.toml").read_text().replace("seed = 0", seed))
     started: list[Config] = []
 
     def stop(B, config, dataset, run, **options):  # type: ignore[no-untyped-def]
@@ -115,21 +98,19 @@ def test_a_run_without_a_checkpoint_does_not_block(  # type: ignore[no-untyped-d
         raise RunError("stopped")
 
     monkeypatch.setattr(commands, "train", stop)
-    other = (*runs.flags, "--model.depth", "3")
-    if resume:  # with the run's own configuration, which must be one
-        (begun / "config.toml").write_text((begun / "config.toml").read_text().replace("seed = -1", "seed = 1"))
-    assert cli.main(["train", "--backend", "jax", "--run", str(begun), *other, *resume]) == 2
+    command = ["train", "--backend", "jax", *runs.flags, "--model.depth", "3", "--run"]
+    assert cli.main([*command, str(begun), *resume]) == 2
     assert started[0].model.depth == 3
     assert RunDirectory(begun).config() == started[0]
     (begun / "config.toml").unlink()
-    assert cli.main(["train", "--backend", "jax", "--run", str(begun), *other]) == 2
+    assert cli.main([*command, str(begun)]) == 2
     assert len(started) == 2, "stopped between the two files"
     (begun / "letter.txt").touch()
-    assert cli.main(["train", "--backend", "jax", "--run", str(begun), *other]) == 2
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "config.toml").write_text("[model]\ndepth = 2")
-    assert cli.main(["train", "--backend", "jax", "--run", str(tmp_path / "mine"), *other]) == 2
-    assert (tmp_path / "mine" / "config.toml").read_text() == "[model]\ndepth = 2", "not a run's, and not overwritten"
+    mine.mkdir()
+    (mine / "config.toml").write_text("[model]\ndepth = 2")
+    for run in (begun, mine):
+        assert cli.main([*command, str(run)]) == 2
+    assert (mine / "config.toml").read_text() == "[model]\ndepth = 2", "not a run's, and not overwritten"
     assert len(started) == 2
 
 
@@ -189,57 +170,6 @@ def test_tensorboard_when_installed(tmp_path: Path) -> None:
     assert tags == {"train/loss", "train/moe/1/load/0", "train/moe/1/load/1"}
 
 
-def test_a_sparse_router_with_noise_groups_and_parts(runs, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    pytest.importorskip("jax")
-    model = replace(
-        runs.config.model,
-        router="softmax_token_choice",
-        group_images=2,
-        router_options={"choices": 1, "capacity_factor": 0.5, "z_weight": 1e-3},
-    )
-    settings = replace(runs.config.training, steps=3, accumulate=2, loss="sigmoid")
-    config = replace(runs.config, model=model, training=settings, data=DataConfig(flip=True, mixup=0.2))
-    result = runs.train(tmp_path / "run", "jax", config)
-    last = read_log(tmp_path / "run", "train")[-1]
-    metrics = last["moe"]["1"]
-    assert metrics["dropped"] == pytest.approx(1 - metrics["coverage"], abs=1e-6)
-    assert metrics["dropped"] >= 0.5 - 1e-6, "half as many slots as tokens"
-    assert last["loss"] > last["cross_entropy"], "the auxiliary losses are part of it"
-    assert {"importance_loss", "load_loss", "z_loss"} <= set(metrics), "the load loss needs noise"
-    assert 0 <= result.evaluation["accuracy"] <= 1
-
-
-def test_a_broken_image_ends_the_training(runs, tmp_path: Path, capsys) -> None:  # type: ignore[no-untyped-def]
-    pytest.importorskip("torch")
-    for name in ("ant", "bee"):
-        (tmp_path / name).mkdir()
-        for number in range(5):
-            Image.new("RGB", (9, 9), (50 * number, 0, 0)).save(tmp_path / name / f"{number}.png")
-    (tmp_path / "bee" / "3.png").write_bytes(b"\x89PNG and no more")
-    flags = [*runs.flags, "--model.image-size", "8", "--data", "folder", "--data.path", str(tmp_path)]
-    assert cli.main(["train", "--backend", "torch", "--run", str(tmp_path / "run"), *flags]) == 2
-    assert "bee/3.png: not a readable image" in capsys.readouterr().err
-
-
-def test_the_specification_itself_trains(runs, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    """Two steps on the numpy backend, a resume to the same bits, and the losses of torch."""
-    pytest.importorskip("torch")
-    model = replace(runs.config.model, depth=1, width=8, hidden=2, heads=1)
-    settings = replace(
-        runs.config.training, steps=2, batch=2, evaluate_every=2, checkpoint_every=1, evaluation_batch=355
-    )
-    config = replace(runs.config, model=model, training=settings, schedule=ScheduleConfig(peak=1e-2, warmup=0))
-    exact, compiled = tmp_path / "numpy", tmp_path / "torch"
-    runs.train(exact, "numpy", config)
-    expected = arrays(exact, 2)
-    shutil.rmtree(exact / "checkpoints" / "00000002")
-    runs.train(exact, "numpy", config)
-    assert all((arrays(exact, 2)[name] == value).all() for name, value in expected.items())
-    runs.train(compiled, "torch", config)
-    losses = [[record["loss"] for record in read_log(run, "train")] for run in (exact, compiled)]
-    np.testing.assert_allclose(*losses, rtol=1e-5)
-
-
 @pytest.mark.parametrize("batch", [100, 355, 400])
 def test_evaluation_counts_every_image_once(batch: int) -> None:
     """A model that always says 0, however the images are split into batches."""
@@ -257,9 +187,7 @@ def test_evaluation_counts_every_image_once(batch: int) -> None:
     np.testing.assert_allclose(result["moe"]["1"]["load"], [0.25, 0.75])
 
 
-def test_images_per_second_are_of_the_steps_since_the_last_record(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_images_per_second_are_of_the_steps_since_the_last_record(tmp_path: Path, monkeypatch: Any) -> None:
     """And not of the time that an evaluation takes."""
     clock = [100.0]
     monkeypatch.setattr("moespec.models.training.progress.time.perf_counter", lambda: clock[0])
@@ -273,3 +201,184 @@ def test_images_per_second_are_of_the_steps_since_the_last_record(
         assert progress.seconds == 7 + 9
     assert [line["images_per_second"] for line in read_log(tmp_path, "train")] == [32 * 10 / 2, 32 * 1 / 1]
     assert read_log(tmp_path, "evaluation")[0]["seconds"] == 7 + 8
+
+
+# --------------------------------------------------------- the loop, with a step in place of the optimiser's
+
+STEPS = 6
+PEAK = 1e-2
+RATES = [0.0, PEAK / 2, *(PEAK * (1 + math.cos(math.pi * n / 4)) / 2 for n in range(4))]
+"""Two steps of warm-up, then half a cosine."""
+
+
+class Recorder:
+    """The numpy backend with a step that notes what it is given and adds 1 to the bias of the first class."""
+
+    def __init__(self) -> None:
+        self.made: list[tuple[Any, Any, int]] = []
+        self.rates: list[float] = []
+        self.batches: list[dict[str, Any]] = []
+        members = {name: getattr(numpy_backend, name) for name in dir(numpy_backend)}
+        self.backend: Any = SimpleNamespace(**{**members, "make_step": self._make_step})
+
+    def _make_step(self, loss: Any, optimizer: Any, *, accumulate: int = 1) -> Any:
+        self.made.append((loss, optimizer, accumulate))
+
+        def step(state: Any, batch: Any, rate: float) -> Any:
+            self.rates.append(rate)
+            self.batches.append(batch)
+            head = state["params"]["head"]
+            bias = head["bias"] + np.eye(len(head["bias"]))[0]
+            params = {**state["params"], "head": {**head, "bias": bias}}
+            return {**state, "params": params, "step": state["step"] + 1}, {"loss": 1.0 + rate, "grad_norm": 1.0}
+
+        return step
+
+
+@pytest.fixture
+def config(runs: Any) -> Config:
+    """Six steps with all that depends on the step: the rate, the order, augmentation and noise."""
+    model = replace(runs.config.model, router="softmax_token_choice")
+    settings = replace(runs.config.training, steps=STEPS, seed=3, accumulate=2, checkpoint_every=2, evaluate_every=4)
+    settings = replace(settings, loss="sigmoid")
+    data = DataConfig(crop_padding=1, flip=True, mixup=0.5)
+    config = replace(runs.config, model=model, data=data, training=settings)
+    return resolve.resolve(config, resolve.load_data(config), "numpy")
+
+
+def trained(config: Config, run: Path, *hooks: Hook) -> Recorder:
+    recorder = Recorder()
+    RunDirectory(run).claim(config, resume=True)
+    train(recorder.backend, config, resolve.load_data(config), run, hooks=hooks)
+    return recorder
+
+
+def test_a_step_gets_the_rate_the_batch_and_the_noise_of_its_number(config: Config, tmp_path: Path) -> None:
+    recorder, dataset, settings = trained(config, tmp_path), resolve.load_data(config), config.training
+    ((loss, *options),) = recorder.made
+    assert options == [config.optimizer, 2]
+    assert recorder.rates == pytest.approx(RATES, rel=1e-12)
+    assert len(recorder.batches) == STEPS
+    for n, batch in enumerate(recorder.batches):
+        expected = training_batch(dataset, config.data, batch=settings.batch, seed=settings.seed, step=n)
+        assert batch.keys() == {"images", "targets", "random"}
+        images = prepared(numpy_backend, dataset, *numpy_backend.from_numpy((expected["images"], expected["mixup"])))
+        np.testing.assert_array_equal(batch["images"], images)
+        np.testing.assert_array_equal(batch["targets"], expected["targets"])
+        np.testing.assert_array_equal(batch["random"], [[settings.seed, 0, n, image] for image in range(16)])
+    log = read_log(tmp_path, "train")
+    assert [line["step"] for line in log] == [1, 2, 3, 4, 5, 6]
+    assert [line["learning_rate"] for line in log] == pytest.approx(RATES, rel=1e-12)
+    assert [line["loss"] for line in log] == pytest.approx([1 + rate for rate in RATES], rel=1e-12)
+    params = numpy_backend.from_numpy(initial_params(config, dataset))
+    expected, _ = make_loss(numpy_backend, model_config(config.model), "sigmoid")(params, recorder.batches[0])
+    assert loss(params, recorder.batches[0])[0] == expected
+    assert expected > 10 * np.log(2), "of ten classes, and auxiliary losses"
+
+
+def test_hooks_evaluations_and_checkpoints_are_of_the_parameters_after_their_step(
+    config: Config, tmp_path: Path
+) -> None:
+    """Hooks see a step when it is evaluated and before it is saved, so that a run that ends in one goes on with it.
+
+    The head has nothing but its bias, which counts the steps, so that the loss of an evaluation says which it saw.
+    """
+    seen: list[tuple[int, list[str], list[int]]] = []
+
+    def hook(after: AfterStep) -> None:
+        seen.append((after.done, list(after.evaluations), checkpoint.steps(tmp_path / "checkpoints")))
+        assert after.metrics == {"loss": pytest.approx(1 + after.rate), "grad_norm": 1.0}
+        assert after.B.state_params(after.state)["head"]["bias"][0] == after.done
+        if len(seen) == 4:
+            raise OSError("no room left")
+
+    with pytest.raises(OSError, match="no room left"):
+        trained(config, tmp_path, hook)
+    four = (4, ["evaluation"], [2])
+    assert seen == [(1, [], []), (2, [], []), (3, [], [2]), four]
+    trained(config, tmp_path, hook)
+    assert seen[4:] == [(3, [], [2]), four, (5, [], [2, 4]), (6, ["evaluation"], [2, 4])]
+    zeros = np.mean(resolve.load_data(config).validation.labels == 0)
+    evaluations = read_log(tmp_path, "evaluation")
+    assert [line["step"] for line in evaluations] == [4, 6], "and after the last step"
+    for line in evaluations:
+        expected = 9 * np.log(2) + np.log1p(np.exp(line["step"])) - zeros * line["step"]
+        assert line["loss"] == pytest.approx(expected, rel=1e-6)
+        assert line["accuracy"] == pytest.approx(zeros)
+    for step in (2, 4, 6):
+        last = saved(tmp_path, step)
+        assert last.state["params"]["head"]["bias"].tolist() == [step] + [0] * 9
+        assert (last.state["step"], last.record["random"]) == (step, {"seed": 3, "step": step})
+
+
+def test_a_hook_ends_the_run_by_a_signal_after_the_next_step(config: Config, tmp_path: Path) -> None:
+    def hook(after: AfterStep) -> None:
+        if after.done == 2:
+            Interruption.current.signal = signal.SIGTERM  # type: ignore[union-attr]
+
+    with pytest.raises(Interrupted, match="stopped by SIGTERM; the 3 steps done of 6 are saved"):
+        trained(config, tmp_path, hook)
+    assert checkpoint.steps(tmp_path / "checkpoints") == [2, 3]
+
+
+BACKENDS = ("jax", "torch")
+ADVICE = "a smaller schedule.peak may help"
+
+
+def diverging(
+    B: Any, *, peak: float = 1e-2, clip: float | None = 1.0, b1: float = 0.9
+) -> tuple[Config, Any, dict[str, Any]]:
+    """A configuration of 6 steps, a loss of the parameters `a` and `b/kernel` with a batch of factors, and a state."""
+    config = Config(
+        optimizer=OptimizerConfig(clip=clip, b1=b1, weight_decay=0.0),
+        schedule=ScheduleConfig(name="linear", peak=peak, warmup=1, end=peak),
+        training=TrainingConfig(steps=6),
+    )
+
+    def loss(params: Any, batch: Any) -> tuple[Any, dict[str, Any]]:
+        one = B.sum(params["a"] * params["a"]) * batch["a"]
+        # The derivative of the square root at 0 is infinite, its value is not.
+        other = B.sum(params["b"]["kernel"] ** 2 * batch["b"]) ** 0.5
+        return one + other + batch["loss"], {}
+
+    params = {"a": np.ones(2, np.float32), "b": {"kernel": np.ones(2, np.float32)}}
+    return config, loss, B.export_state(B.init_state(params, config.optimizer))
+
+
+def first_of(B: Any, bad: dict[int, dict[str, float]], *, last: int = 6, **options: Any) -> str:
+    """The error, where the batches of some steps have other factors than 1 and 1, and something else added than 0."""
+    config, loss, state = diverging(B, **options)
+
+    def make_batch(step: int) -> Any:
+        values = {"a": 1.0, "b": 1.0, "loss": 0.0, **bad.get(step, {})}
+        return B.from_numpy({name: np.float32(value) for name, value in values.items()})
+
+    more = {"compiled": False} if B.name == "torch" else {}
+    return str(divergence.diverged(B, config, partial(B.make_step, loss, **more), make_batch, state, last=last))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_first_is_named(backend: str) -> None:
+    B = load_backend(backend)
+    nan, huge = float("nan"), 1e30
+    first = first_of(B, {3: {"loss": nan}, 4: {"a": nan}})
+    assert first == f"training diverged at step 4: the loss is nan; {ADVICE}"
+    for clip in (1.0, None):
+        first = first_of(B, {2: {"b": 0.0}, 3: {"loss": nan}}, clip=clip)
+        assert "at step 3: the gradient of b/kernel is not finite (the loss is " in first
+    first = first_of(B, {2: {"a": huge}}, clip=None)
+    assert "at step 3: the norm of the gradient is not finite" in first or "second moment of a has infinity" in first
+    # After a gradient of 0, and without a first moment, the update is larger than the rate.
+    assert "at step 2: the parameter a has infinity" in first_of(B, {0: {"a": 0.0}}, peak=3e38, b1=0.0)
+    assert "between step 1 and 6, but not when these were done once more" in first_of(B, {})
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_no_rate_is_blamed_for_what_came_before_it(backend: str) -> None:
+    """The first step has the rate 0, so that the second starts with the initial parameters."""
+    B, nan = load_backend(backend), float("nan")
+    for step in (0, 1):
+        assert first_of(B, {step: {"loss": nan}}) == f"training diverged at step {step + 1}: the loss is nan"
+        assert ADVICE not in first_of(B, {step: {"b": 0.0}})
+    assert ADVICE in first_of(B, {2: {"b": 0.0}})
+    assert ADVICE in first_of(B, {0: {"a": 0.0}}, peak=3e38, b1=0.0)

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import scipy.ndimage
+from of_models import drawn, images_for
 from PIL import Image
 
 import moespec.backends.numpy as B
@@ -27,16 +28,7 @@ GENERATOR = np.random.default_rng
 def weights(seed=1, **fields) -> Weights:
     sizes = {"image_size": 8, "patch_size": 2, "channels": 1, "classes": 3, "width": 8, "depth": 2, "hidden": 12}
     config = vit.VitConfig(**{**sizes, "heads": 2, **fields})
-    return Weights(config, random(vit.init(config, seed), seed), {})
-
-
-def random(tree, seed=1):
-    """The tree with normal numbers for the head, which is 0 at first, and the biases."""
-    generator = GENERATOR(seed)
-    return {
-        name: random(value, seed) if isinstance(value, dict) else value + 0.3 * generator.standard_normal(value.shape)
-        for name, value in tree.items()
-    }
+    return Weights(config, drawn(vit.init(config, seed), seed), {})
 
 
 def taken(source: Weights, config, **options):
@@ -45,9 +37,8 @@ def taken(source: Weights, config, **options):
     return transferred(source, config, initial, **options), initial
 
 
-def logits(config, params, count=3):
-    images = GENERATOR(5).uniform(-1, 1, (count, config.image_size, config.image_size, config.channels))
-    return vit.forward(B, config, B.from_numpy(params), images).logits
+def logits(config, params):
+    return vit.forward(B, config, B.from_numpy(params), images_for(config, 3)).logits
 
 
 MOE = {"moe": "last_1", "experts": 4}
@@ -82,30 +73,24 @@ def test_what_is_skipped_is_new():
         taken(source, source.config, skip="(")
 
 
-@pytest.mark.parametrize("pool", ["gap", "token"])
-def test_positions_are_resized(pool):
-    source = weights(pool=pool)
+@pytest.mark.parametrize(
+    ("fields", "prefix"),
+    [
+        ({"pool": "gap"}, 0),
+        ({"pool": "token"}, 1),
+        ({"pool": "token", "registers": 2}, 3),
+        ({"pool": "token", "registers": 2, "positions": "learned_patches"}, 0),
+    ],
+)
+def test_positions_are_resized(fields, prefix):
+    source = weights(**fields)
     result, _ = taken(source, replace(source.config, image_size=16))
     assert result.resized == ["positions"]
-    before, after = source.params["positions"], result.params["positions"]
-    token = pool == "token"
-    assert after.shape == (1, 64 + token, 8)
-    if token:
-        np.testing.assert_array_equal(after[:, 0], np.float32(before[:, 0]))
-    expected = scipy.ndimage.zoom(before[0, token:].reshape(4, 4, 8), (2, 2, 1), order=1).reshape(64, 8)
-    np.testing.assert_allclose(after[0, token:], expected, rtol=1e-6)
-    corners = after[0, token:].reshape(8, 8, 8)[[0, 0, 7, 7], [0, 7, 0, 7]]
-    np.testing.assert_allclose(corners, before[0, token:].reshape(4, 4, 8)[[0, 0, 3, 3], [0, 3, 0, 3]], rtol=1e-6)
-
-
-@pytest.mark.parametrize(("positions", "prefix"), [("learned", 3), ("learned_patches", 0)])
-def test_positions_of_registers_are_copied(positions, prefix):
-    source = weights(pool="token", registers=2, positions=positions)
-    result, _ = taken(source, replace(source.config, image_size=16))
-    before, after = source.params["positions"], result.params["positions"]
-    assert (before.shape, after.shape) == ((1, 16 + prefix, 8), (1, 64 + prefix, 8))
-    np.testing.assert_array_equal(after[:, :prefix], np.float32(before[:, :prefix]))
-    np.testing.assert_allclose(after[0, [prefix, -1]], before[0, [prefix, -1]], rtol=1e-6)
+    before, after = np.float32(source.params["positions"]), result.params["positions"]
+    assert after.shape == (1, 64 + prefix, 8)
+    np.testing.assert_array_equal(after[:, :prefix], before[:, :prefix])
+    expected = scipy.ndimage.zoom(before[0, prefix:].reshape(4, 4, 8), (2, 2, 1), order=1).reshape(64, 8)
+    np.testing.assert_allclose(after[0, prefix:], expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("side", [8, 16])
@@ -239,9 +224,6 @@ def test_the_model_of_weights_is_theirs(source):
     assert replace(model_config(section), **same, moe="none") == replace(source.config, **same, moe="none")
 
 
-# ------------------------------------------------------------------------------------------------------ the commands
-
-
 SHORT = (
     *("--schedule.warmup", "0", "--schedule.peak", "1e-12", "--training.steps", "1", "--training.batch", "4"),
     *("--training.evaluation-batch", "4", "--training.evaluate-every", "1", "--training.checkpoint-every", "1"),
@@ -260,11 +242,10 @@ def photos(folder: Path) -> Path:
     return folder
 
 
-def test_train_starts_from_a_run(tmp_path, runs, capsys):
+def test_train_starts_from_a_run(tmp_path, runs, capsys, said):
     run = runs.whole("torch")
     flags = [*runs.flags[: runs.flags.index("--schedule.warmup")], *("--backend", "torch"), *SHORT]
-    assert cli.main(["train", "--init", str(run), "--run", str(tmp_path / "on"), *flags]) == 0
-    assert f"init: {run}\nrun:" in capsys.readouterr().out
+    assert f"init: {run}\nrun:" in said(["train", "--init", str(run), "--run", str(tmp_path / "on"), *flags])
     started, trained = (read(path, Given()).params for path in (tmp_path / "on", run))
     for name, value in flatten(started).items():
         np.testing.assert_allclose(value, flatten(trained)[name], rtol=0, atol=1e-10)
@@ -276,14 +257,13 @@ def test_train_starts_from_a_run(tmp_path, runs, capsys):
     assert not (tmp_path / "off").exists()
 
 
-def test_finetune_at_twice_the_resolution(tmp_path, capsys):
+def test_finetune_at_twice_the_resolution(tmp_path, said):
     """A model of 12 x 12 pixels goes on with photographs of 24 x 24: its slots stay, its head is new."""
     source = weights(router="soft_moe", channels=3, image_size=12, **MOE)
     write(tmp_path / "x.safetensors", source, "moespec")
     data = ("--data.name", "folder", "--data.path", str(photos(tmp_path / "photos")))
     given = ("finetune", str(tmp_path / "x.safetensors"), *data, "--backend", "torch", *SHORT)
-    assert cli.main([*given, "--model.image-size", "24", "--run", str(tmp_path / "run")]) == 0
-    out = capsys.readouterr().out
+    out = said([*given, "--model.image-size", "24", "--run", str(tmp_path / "run")])
     assert re.search(r"new: head/kernel, head/bias\n  resized: positions\n", out)
     found = read(tmp_path / "run", Given())
     assert (found.config.image_size, found.config.classes, found.config.width) == (24, 2, 8)
@@ -320,6 +300,5 @@ def test_finetune_keeps_the_data_of_its_run(tmp_path, runs, capsys):
     assert "x.safetensors: not a run, so it has no data; say which" in capsys.readouterr().err
 
 
-def test_finetune_without_a_source_says_so(capsys):
-    assert cli.main(["finetune", "--run", "x", "runs/y"]) == 2
-    assert "finetune: the source comes first" in capsys.readouterr().err
+def test_finetune_without_a_source_says_so(said):
+    assert "finetune: the source comes first" in said(["finetune", "--run", "x", "runs/y"], 2)

@@ -1,0 +1,47 @@
+"""What several tests of models use: parameters and images drawn at random, and what a run has saved."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from moespec.models.families import family
+from moespec.models.training import checkpoint
+from moespec.models.training.resolve import model_config
+from moespec.models.training.rundirectory import RunDirectory
+from moespec.models.training.savestate import trained_params
+from moespec.models.trees import flatten, nested
+
+__all__ = ["drawn", "images_for", "params_of", "saved"]
+
+
+def drawn(tree, seed=1, reach=0.3):
+    """Initial parameters with normal numbers added, so that no bias, scale or head is at a value that hides it."""
+    generator = np.random.default_rng(seed)
+    return nested(
+        {
+            name: (leaf + reach * generator.standard_normal(leaf.shape)).astype(leaf.dtype)
+            if leaf.dtype.kind == "f"
+            else leaf
+            for name, leaf in flatten(tree).items()
+        }
+    )
+
+
+def images_for(config, count, seed=0):
+    """So many images of the size that a model takes."""
+    shape = (count, config.image_size, config.image_size, config.channels)
+    return np.random.default_rng(seed).standard_normal(shape)
+
+
+def saved(run: Path, step: int) -> checkpoint.Checkpoint:
+    """The checkpoint of a step of a run."""
+    config: Any = RunDirectory(run).config()
+    model = model_config(config.model)
+    return checkpoint.read(run / "checkpoints" / f"{step:08d}", family(model).parameter_shapes(model))
+
+
+def params_of(run: Path, **options: bool) -> Any:
+    """The parameters of the newest checkpoint of a run, checked."""
+    config: Any = RunDirectory(run).config()
+    return trained_params(RunDirectory(run), config, **options)[0]
