@@ -1,8 +1,9 @@
-"""Sparse-MLP: counts, what is dropped, and its limits. What it computes is in the conformance suite."""
+"""Sparse-MLP: counts, the whole network against its formulas written once more by hand, what is dropped, and its limits."""
 
 import copy
 import dataclasses
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -41,6 +42,100 @@ def test_counts_of_other_placements():
     assert round(sparse_mlp.parameter_count(four) / 1e6, 1) == 80.8
     first = sparse_mlp.named("sparse_mlp_b", moe="first_2")
     assert sparse_mlp.parameter_count(first) == 70_735_016
+
+
+def gelu(x):
+    return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+
+def mlp(x, p, expert=slice(None)):
+    return gelu(x @ p["w1"][expert] + p["b1"][expert]) @ p["w2"][expert] + p["b2"][expert]
+
+
+def norm(x, p):
+    return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6) * p["scale"] + p["bias"]
+
+
+def rescaled(x, p):
+    """One image, (tokens, channels)."""
+    x = (x.T @ p["token_kernel"] + p["token_bias"]).T if "token_kernel" in p else x
+    return x @ p["channel_kernel"] + p["channel_bias"] if "channel_kernel" in p else x
+
+
+def mixture(items, p, *, choices, drop, cut):
+    """Items one after the other: who is served, by whom, and with what weight."""
+    scores = np.exp(items @ p["router"]["kernel"])
+    scores /= scores.sum(axis=1, keepdims=True)
+    count, experts = scores.shape
+    line = sorted(range(count), key=lambda i: -max(scores[i])) if cut else list(range(count))
+    line = line[: count - math.floor(drop * count)] if cut else line
+    capacity = math.ceil(len(line) * choices * 1.05 / experts)
+    result, room = np.zeros_like(items), [capacity] * experts
+    for choice in range(choices):
+        for i in line:
+            expert = int(np.argsort(-scores[i])[choice])
+            if room[expert]:
+                room[expert] -= 1
+                result[i] += scores[i, expert] * mlp(items[i], p["experts"], expert)
+    return result
+
+
+def by_hand(config, params, images):
+    """The features of the network from the equations of the paper, of which there is no public implementation."""
+    size = config.patch_size
+    rows = config.image_size // size
+    cut = [images[:, r * size : (r + 1) * size, c * size : (c + 1) * size] for r in range(rows) for c in range(rows)]
+    stem = params["embedding"]
+    patches = np.stack([patch.reshape(len(images), -1) for patch in cut], axis=1)
+    x = patches @ stem["kernel"].reshape(-1, config.width) + stem["bias"]
+    for number in range(config.depth):
+        p = params["blocks"][str(number)]
+        if "token_mlp" in p:
+            x = x + np.stack([mlp(norm(one, p["norm1"]).T, p["token_mlp"]).T for one in x])
+            x = x + mlp(norm(x, p["norm2"]), p["channel_mlp"])
+            continue
+        x = np.stack([rescaled(one, p.get("rescale1", {})) for one in x])
+        channels = np.concatenate([norm(one, p["norm1"]).T for one in x])  # of all images, each S' wide
+        options = {"drop": config.router_options.get("drop", 0.1), "cut": config.router == "importance_score"}
+        mixed = mixture(channels, p["token_moe"], choices=config.token_choices, **options)
+        x = x + np.stack([part.T for part in np.split(mixed, len(x))])
+        tokens = norm(x, p["norm2"])
+        if config.experts:
+            options["cut"] = config.channel_router == "importance_score"
+            mixed = mixture(np.concatenate(tokens), p["channel_moe"], choices=config.choices, **options)
+            x = x + mixed.reshape(x.shape)
+        else:
+            x = x + mlp(tokens, p["channel_mlp"])
+        x = np.stack([rescaled(one, p.get("rescale2", {})) for one in x])
+    return norm(x, params["norm"]).mean(axis=1)
+
+
+@pytest.mark.parametrize("router", ["importance_score", "softmax_token_choice"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"experts": 0, "sparse_width": 6},
+        {"moe": "last_2", "token_choices": 2},
+        {"choices": 1, "router_options": {"drop": 0.3}},
+        {"moe": "every_2", "depth": 3},
+        {"moe": "0,2", "depth": 3},
+        {"channel_router": "importance_score"},
+        {"sparse_tokens": 4},
+        {"sparse_tokens": 4, "sparse_width": 6},
+        {"token_experts": 1, "experts": 1, "choices": 1, "router_options": {"drop": 0.0}},
+        {"router_options": {"drop": 0.5}},
+    ],
+)
+def test_the_network_is_that_of_the_equations(router, fields):
+    if router != "importance_score":  # which alone has `drop`
+        fields = {name: value for name, value in fields.items() if name != "router_options"}
+    config = tiny(router=router, **fields)
+    params, images = drawn(sparse_mlp.init(config), reach=0.5), images_for(config, 4)
+    output = sparse_mlp.forward(B, config, params, images)
+    np.testing.assert_allclose(output.features, by_hand(config, params, images), rtol=1e-11, atol=1e-11)
+    logits = output.features @ params["head"]["kernel"] + params["head"]["bias"]
+    np.testing.assert_array_equal(output.logits, logits)
 
 
 @pytest.mark.parametrize("experts", [0, 3])
