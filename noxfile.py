@@ -56,8 +56,8 @@ def train(session: nox.Session) -> None:
     if backend not in BACKENDS:
         session.error(f"--backend {backend!r}: expected one of {', '.join(BACKENDS)}")
     _install(session, _extra(backend))
-    given = any(argument.split("=", 1)[0] == "--backend" for argument in session.posargs)
-    session.run("moespec", "train", *session.posargs, *(() if given else ("--backend", backend)))
+    chosen = any(argument.split("=", 1)[0] == "--backend" for argument in session.posargs)
+    session.run("moespec", "train", *session.posargs, *(() if chosen else ("--backend", backend)))
 
 
 # What XLA compiled once is kept, for the other processes and the next run.
@@ -128,12 +128,12 @@ def _run_suite(session: nox.Session, backend: str, runs: Sequence[Run], *argumen
 @nox.session
 def report(session: nox.Session) -> None:
     """A page and a badge of what `conformance` found last: `build/conformance/index.html` and `badge.svg`."""
-    found = sorted(str(path) for path in REPORTS.glob("*.json"))
-    if not found:
+    reports = sorted(str(path) for path in REPORTS.glob("*.json"))
+    if not reports:
         session.error(f"{REPORTS} has no report yet: run `nox -s conformance` first")
     _install(session, "conformance")
     session.run(
-        "python", "-m", "moespec.conformance", "report", *found,
+        "python", "-m", "moespec.conformance", "report", *reports,
         "--html", str(REPORTS / "index.html"), "--badge", str(REPORTS / "badge.svg"),
     )  # fmt: skip
 
@@ -145,15 +145,15 @@ def docs(session: nox.Session) -> None:
     The rows of the matrix are those that `conformance` found last. Without any the NumPy backend is checked in float64.
     """
     _install(session, "docs", "jax", "torch", "flax", "equinox", "dev", "huggingface")
-    found = sorted(str(path) for path in REPORTS.glob("*.json"))
-    if not found:
+    reports = sorted(str(path) for path in REPORTS.glob("*.json"))
+    if not reports:
         REPORTS.mkdir(parents=True, exist_ok=True)
-        found = [str(REPORTS / "numpy-eager-f64.json")]
+        reports = [str(REPORTS / "numpy-eager-f64.json")]
         session.run(
             "python", "-m", "moespec.conformance", "run", "--target", "moespec.backends.numpy", "--dtype", "f64",
-            "-n", str(os.cpu_count() or 1), "--report", found[0], silent=True,
+            "-n", str(os.cpu_count() or 1), "--report", reports[0], silent=True,
         )  # fmt: skip
-    session.run("python", "-m", "generator", *found, env={"PYTHONPATH": "docs"})
+    session.run("python", "-m", "generator", *reports, env={"PYTHONPATH": "docs"})
     if "--serve" in session.posargs:
         session.run("python", "-m", "http.server", "--bind", "127.0.0.1", "--directory", "build/site", "8000")
 

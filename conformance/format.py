@@ -172,10 +172,10 @@ def routing_arrays(routing: Any, *, sparse: bool) -> dict[str, Any]:
     """The dense pair of a routing; of a sparse one so that `finish` knows it, with the slot record if it has one."""
     dense = routing.dense() if hasattr(routing, "dense") else routing
     prefix = "routing." if sparse else ""
-    found = {f"{prefix}dispatch": dense.dispatch, f"{prefix}combine": dense.combine}
+    arrays = {f"{prefix}dispatch": dense.dispatch, f"{prefix}combine": dense.combine}
     if sparse and hasattr(routing, "token"):
-        found |= {"routing.token": routing.token, "routing.weight": routing.weight}
-    return found
+        arrays |= {"routing.token": routing.token, "routing.weight": routing.weight}
+    return arrays
 
 
 def finish(results: Mapping[str, Any]) -> dict[str, Any]:

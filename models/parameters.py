@@ -69,9 +69,9 @@ class Shaped(NamedTuple):
 
 def paths(shapes: Params) -> list[tuple[str, ...]]:
     """The keys from the root to each parameter, of a nested dict with shapes in place of parameters."""
-    found: list[tuple[str, ...]] = []
-    _map(shapes, lambda path, shape: found.append(path))
-    return found
+    result: list[tuple[str, ...]] = []
+    _map(shapes, lambda path, shape: result.append(path))
+    return result
 
 
 def count(layout: Params) -> int:

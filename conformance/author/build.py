@@ -61,13 +61,13 @@ def _as_in_float32(decision: dict[str, Any]) -> dict[str, Any]:
 
 def _make(making: Making, stage: Stage, several: Collection[str] = (), unrounded: Collection[str] = ()) -> None:
     """Compute the results of a stage, and the margin of its choices unless any that are right will do."""
-    found = outputs(making, stage)
-    found |= {n: replace(value, scale="magnitude") for n, value in found.items() if f"{stage.name}/{n}" in unrounded}
-    made = replace(stage, outputs={n: value for n, value in found.items() if f"{stage.name}/{n}" not in several})
-    decided = decision(making, stage) if len(made.outputs) == len(found) else None
+    values = outputs(making, stage)
+    values |= {n: replace(value, scale="magnitude") for n, value in values.items() if f"{stage.name}/{n}" in unrounded}
+    complete = replace(stage, outputs={n: value for n, value in values.items() if f"{stage.name}/{n}" not in several})
+    decided = decision(making, stage) if len(complete.outputs) == len(values) else None
     if decided is not None:
         making.decisions[stage.name] = decided
-    making.add(made)
+    making.add(complete)
 
 
 def _route(making: Making, definition: Definition, also: tuple[Stage, ...]) -> None:

@@ -42,17 +42,17 @@ class Decided(NamedTuple):
 
 def decision(making: Making, stage: Stage) -> dict[str, Any] | None:
     """The margin of the choices of a stage and the margins needed; None if it makes none."""
-    found = list(_router(making, stage) if stage.router else _own(making, stage))
-    kept = [each for each in found if each is not None]
+    choices_of_stage = list(_router(making, stage) if stage.router else _own(making, stage))
+    margins = [each for each in choices_of_stage if each is not None]
     if making.sampled:
-        kept = [each._replace(constant=LARGE + each.constant) for each in kept]
-    decided = [_entry(each, rounded=function(stage.call).batched) for each in kept]
+        margins = [each._replace(constant=LARGE + each.constant) for each in margins]
+    decided = [_entry(each, rounded=function(stage.call).batched) for each in margins]
     earlier = (r.partition("/")[0] for r in stage.arguments.values() if isinstance(r, str) and r not in making.tensors)
     taken = [making.decisions[name] for name in earlier if name in making.decisions]
     decided += [entry for entry in taken if entry["margin"] is not None]
     if decided:
         return min(decided, key=lambda entry: entry["margin"] / entry["needed"]["float64"])
-    return {"margin": None} if found or taken else None
+    return {"margin": None} if choices_of_stage or taken else None
 
 
 def _entry(decided: Decided, *, rounded: bool) -> dict[str, Any]:
@@ -66,8 +66,8 @@ def _entry(decided: Decided, *, rounded: bool) -> dict[str, Any]:
 
 def ordered(choice: Choice, given: Mapping[str, Any]) -> Arrays:
     """What is ordered, from the arguments of the call."""
-    found = given[choice.ordered] if isinstance(choice.ordered, str) else choice.ordered(**given)
-    return found if isinstance(found, dict) else {"": found}
+    scores = given[choice.ordered] if isinstance(choice.ordered, str) else choice.ordered(**given)
+    return scores if isinstance(scores, dict) else {"": scores}
 
 
 def margin(choice: Choice, scores: Arrays, scales: Arrays, options: Mapping[str, Any]) -> float:
@@ -151,8 +151,8 @@ def _of_groups(recorder: Recorder) -> Any:
 
 def choices(stages: tuple[Stage, ...]) -> list[tuple[Stage, Choice]]:
     """The calls of a router that decide by an order, with what they decide."""
-    found = [(stage, function(stage.call).choice) for stage in stages]
-    return [(stage, choice) for stage, choice in found if choice is not None and choice.scale != "stability"]
+    pairs = [(stage, function(stage.call).choice) for stage in stages]
+    return [(stage, choice) for stage, choice in pairs if choice is not None and choice.scale != "stability"]
 
 
 def _router(making: Making, stage: Stage) -> Iterator[Decided]:

@@ -250,13 +250,13 @@ def _calls(definitions: Iterable[Definition]) -> dict[str, Definition]:
         elif d.routed is None:
             case = Case(d.id, d.algorithm, 1, "", "", d.kind, (), dict(d.inputs), d.stages)
             own.setdefault(d.algorithm, []).append(case)
-    found = {}
+    calls = {}
     for name, cases in own.items():
         functions = {*spec.ALGORITHMS[name].functions} if name in spec.ALGORITHMS else set()
         for path, case in valid_calls(cases).items():
             if path.partition(".")[0] in functions:
-                found[path] = Definition(name, "valid", "value", "", case.inputs, case.stages)
-    return {**found, **routers}
+                calls[path] = Definition(name, "valid", "value", "", case.inputs, case.stages)
+    return {**calls, **routers}
 
 
 def _small(d: Definition, routed: Routed) -> Definition:

@@ -83,15 +83,15 @@ def drawn(definition: Definition) -> dict[str, Tensor]:
 def _clear(definition: Definition, key: str) -> tuple[NDArray[np.float32], Any]:
     """Tokens and noise of one group, with the largest margin among some draws, or the first that is large enough."""
     routed = _routed(definition)
-    given = {name: value.array.astype(np.float64) for name, value in definition.inputs.items()}
+    arrays = {name: value.array.astype(np.float64) for name, value in definition.inputs.items()}
     sizes = dict(routed.options)
-    if "router/kernel" in given:
-        sizes["columns"] = given["router/kernel"].shape[1]  # more than experts, where branches have logits, too
-    best, found = -1.0, None
-    parameters = [value for name, value in given.items() if name.startswith("router/")]
+    if "router/kernel" in arrays:
+        sizes["columns"] = arrays["router/kernel"].shape[1]  # more than experts, where branches have logits, too
+    best, clearest = -1.0, None
+    parameters = [value for name, value in arrays.items() if name.startswith("router/")]
     for attempt in range(routed.draws.tries if any(value.any() for value in parameters) else 1):
         tokens = grid(f"{key}/{attempt}", (sizes["tokens"], sizes["width"]), reach=routed.draws.reach, step=0.25)
-        values, noise = {**given, "tokens": tokens.astype(np.float64)}, None
+        values, noise = {**arrays, "tokens": tokens.astype(np.float64)}, None
         if routed.noise:
             axes, reach, step, centre = routed.noise
             shape = tuple(sizes[axis] for axis in axes.split())
@@ -102,12 +102,12 @@ def _clear(definition: Definition, key: str) -> tuple[NDArray[np.float32], Any]:
             recorded(definition, values, partial(_judge, routed, margins, best))
         except (ContractError, _WorseError):  # no input of the router, or none that is wanted
             continue
-        best, found = min(margins), (tokens, noise)
+        best, clearest = min(margins), (tokens, noise)
         if best >= routed.draws.enough:
             break
-    if found is None:
+    if clearest is None:
         raise ValueError(f"{key}: no draw is accepted")
-    return found
+    return clearest
 
 
 class _WorseError(Exception):

@@ -65,9 +65,9 @@ def generate(
     chosen = [id for id in all_definitions() if only(id)]
     stale: list[str] = []
     advice, written = "", 0
-    for id, made in _built(chosen):
+    for id, future in _built(chosen):
         try:
-            case = made.result()
+            case = future.result()
         except Exception as error:
             stale.append(f"{id}: {type(error).__name__}: {error}")
             continue
@@ -78,11 +78,11 @@ def generate(
                 stale.append(f"{case.id}: no such vector; make it with `golden`")
                 continue
         else:
-            found = differences(committed, case)
-            if not found:
+            difference = differences(committed, case)
+            if not difference:
                 continue
             if check or case.revision <= committed.revision:
-                stale.append(f"{case.id}: {found}")
+                stale.append(f"{case.id}: {difference}")
                 advice = ADVICE
                 continue
         write(case, folder)
@@ -124,8 +124,8 @@ def _built(chosen: list[str]) -> Iterator[tuple[str, Future[Case]]]:
     slow_first = sorted(chosen, key=lambda id: all_definitions()[id].kind != "trajectory")
     with ProcessPoolExecutor(os.cpu_count() or 1) as pool:
         waiting = {pool.submit(_build, id): id for id in slow_first}
-        for made in tqdm(as_completed(waiting), "golden", len(chosen), unit="case", disable=None):
-            yield waiting[made], made
+        for future in tqdm(as_completed(waiting), "golden", len(chosen), unit="case", disable=None):
+            yield waiting[future], future
 
 
 def _build(id: str) -> Case:
@@ -158,8 +158,8 @@ def differences(committed: Case, made: Case) -> str:
             (f"gradient/{name}", value, made.gradients.wrt[name]) for name, value in committed.gradients.wrt.items()
         ]
     for name, a, b in pairs:
-        if found := _value_difference(a, b):
-            return f"{name}: {found}"
+        if difference := _value_difference(a, b):
+            return f"{name}: {difference}"
     for stage, decided in committed.decisions.items():
         margins = decided["margin"], made.decisions[stage]["margin"]
         if None not in margins and abs(margins[0] - margins[1]) > 0.02 * abs(margins[0]):

@@ -45,11 +45,11 @@ def forward(
     drawn = [noise[number] for number in sorted(noise)] if noise else None
     output = model.forward(B, config, params, images, noise=drawn, random=random, train=train)
     sparse = getattr(config, "router", "") != "soft_moe"
-    found = {"logits": output.logits, "features": output.features}
-    found |= {f"losses/{term}": value for term, value in output.losses.items()}
+    results = {"logits": output.logits, "features": output.features}
+    results |= {f"losses/{term}": value for term, value in output.losses.items()}
     for block, routing in enumerate(output.routings):
-        found |= {f"block{block}/{part}": array for part, array in routing_arrays(routing, sparse=sparse).items()}
-    return found
+        results |= {f"block{block}/{part}": array for part, array in routing_arrays(routing, sparse=sparse).items()}
+    return results
 
 
 def forward_function(name: str, *needs: str, routed: bool = True) -> Function:

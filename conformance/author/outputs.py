@@ -83,8 +83,8 @@ def _scale(
         return round_scale(scales[output.scale][name])
     if making.sampled:  # the computation on absolute values grows with the number of terms, and errors with its root
         return round_scale(scales["condition"][name])
-    found = [{name: np.asarray(output.written(**making.given(stage, group)), np.float64)} for group in groups]
-    written = making.join(stage, found)[name]
+    by_group = [{name: np.asarray(output.written(**making.given(stage, group)), np.float64)} for group in groups]
+    written = making.join(stage, by_group)[name]
     return round_scale(written if output.scale == "written" else np.maximum(written, scales[output.scale][name]))
 
 
@@ -133,14 +133,14 @@ def _adding(name: str, part: str, error: Any) -> Callable[[Stage, Any], Any]:
 
 def _constant(making: Making, stage: Stage, name: str) -> str:
     """The name of c of a result: its own, or that of the routing that it is made with."""
-    found = [making.output(stage, name).constant]
+    constants = [making.output(stage, name).constant]
     if stage.router and name in ("weights", "combine"):
-        found.append(along(making, making.routing, name))
+        constants.append(along(making, making.routing, name))
     for reference in stage.arguments.values():
         if isinstance(reference, str) and reference not in making.tensors:
             routing = making.stages[reference.partition("/")[0]]
-            found += [value.constant for part, value in routing.outputs.items() if part in ("weights", "combine")]
-    return (LARGE if making.sampled else "") + largest([name.removeprefix(LARGE) for name in found])
+            constants += [value.constant for part, value in routing.outputs.items() if part in ("weights", "combine")]
+    return (LARGE if making.sampled else "") + largest([name.removeprefix(LARGE) for name in constants])
 
 
 def along(making: Making, reference: str, name: str = "") -> str:

@@ -135,8 +135,8 @@ def evaluation(router: str, **options: Any) -> Definition:
     It is half more than a whole number, which is even; and there is a number of slots for training.
     """
     purpose = "The factor of evaluation, rounded to the nearest, comes before the factor and the slots of training."
-    given: dict[str, Any] = {"eval_capacity_factor": 1.25, "slots_per_expert": 5, "rounding": "round", **options}
-    return router_case(router, "evaluation_factor", "overflow", purpose, "evaluation_capacity", train=False, **given)
+    settings: dict[str, Any] = {"eval_capacity_factor": 1.25, "slots_per_expert": 5, "rounding": "round", **options}
+    return router_case(router, "evaluation_factor", "overflow", purpose, "evaluation_capacity", train=False, **settings)
 
 
 def output_gradient(case: Callable[..., Definition], *flags: str, **options: Any) -> Definition:

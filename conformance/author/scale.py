@@ -107,8 +107,8 @@ def stability(function: Function, inputs: Arrays, *, probes: int = 16) -> float:
     expected = function(inputs)
     for exponent in range(2, 50):
         step = np.float64(2.0**-exponent)  # which makes inputs in float32 float64, so that no step is lost
-        found = (function(moved(inputs, probe, step)) for probe in range(probes))  # the first that differs is enough
-        if all(np.array_equal(result[name], expected[name]) for result in found for name in expected):
+        results = (function(moved(inputs, probe, step)) for probe in range(probes))  # the first that differs is enough
+        if all(np.array_equal(result[name], expected[name]) for result in results for name in expected):
             return step
     return 0.0
 

@@ -61,8 +61,8 @@ def gradients(
             slopes.append(of_group(making, group, weights))
             if check:
                 _cross_check(stage, partial(scalar, weights=weights), group, {n: slopes[-1][n] for n in by})
-        found = {n: [each[n] for each in slopes] for n in by}
-        return {n: np.stack(each) if n in rows else np.sum(each, axis=0) for n, each in found.items()}
+        slopes_by_name = {n: [each[n] for each in slopes] for n in by}
+        return {n: np.stack(each) if n in rows else np.sum(each, axis=0) for n, each in slopes_by_name.items()}
 
     wide = np.asarray(probe.array, np.float64)
     exact = gradient(making, wide, check=True)
@@ -84,11 +84,11 @@ def gradients(
 
 def _cross_check(stage: Stage, scalar: Callable[[Arrays], Any], group: Arrays, slopes: Arrays) -> None:
     """Steps get smaller, and rounding larger, until curvature is not seen any more (`1 / epsilon` at norm 0)."""
-    for name, found in slopes.items():
+    for name, computed in slopes.items():
         direction = grid(f"direction/{name}", group[name].shape, reach=1.0).astype(np.float64)
         exact = np.imag(scalar({**group, name: group[name] + STEP * 1j * direction})) / STEP
-        along = np.sum(direction * found)
-        if abs(exact - along) > 1e-9 * (1 + np.sum(np.abs(direction * found))):
+        along = np.sum(direction * computed)
+        if abs(exact - along) > 1e-9 * (1 + np.sum(np.abs(direction * computed))):
             raise GoldenError(f"{stage.name}: d/d{name} is {exact} along a direction, {along} by the gradient")
         for step, allowed in ((1e-5, 1e-6), (1e-9, 1e-2)):
             ahead, behind = (scalar({**group, name: group[name] + s * direction}) for s in (step, -step))

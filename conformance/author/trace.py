@@ -50,10 +50,10 @@ class Recorder:
         self._made: dict[str, Any] = {}
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self.B, name)
+        attribute = getattr(self.B, name)
         if name in ALIASES:
-            return self._alias(found)
-        return self._noted(name, found) if name in functions() else found
+            return self._alias(attribute)
+        return self._noted(name, attribute) if name in functions() else attribute
 
     def name_of(self, value: Any) -> str:
         """The reference of a value. Raises KeyError for one that nothing recorded gave."""
@@ -61,10 +61,10 @@ class Recorder:
 
     def _alias(self, operation: Callable[..., Any]) -> Callable[..., Any]:
         def alias(array: Any, *options: Any) -> Any:
-            made = operation(array, *options)
+            array_alias = operation(array, *options)
             if id(array) in self._known:
-                self._know(self._known[id(array)][0], made)
-            return made
+                self._know(self._known[id(array)][0], array_alias)
+            return array_alias
 
         return alias
 
@@ -88,12 +88,12 @@ class Recorder:
             stage = Stage(name if not count else f"{name}_{count + 1}", name, arguments, options)
             self.stages.append(stage)
             self.given[stage.name] = given
-            made = self._made[stage.name] = self.change(stage, function(*positional, **named))
-            self._know(stage.name, made)
-            parts = made._asdict() if hasattr(made, "_asdict") else made if isinstance(made, Mapping) else {}
+            result = self._made[stage.name] = self.change(stage, function(*positional, **named))
+            self._know(stage.name, result)
+            parts = result._asdict() if hasattr(result, "_asdict") else result if isinstance(result, Mapping) else {}
             for part, value in parts.items():
                 self._know(f"{stage.name}/{part}", value)
-            return made
+            return result
 
         return note
 

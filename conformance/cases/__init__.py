@@ -31,12 +31,12 @@ def _modules() -> tuple[ModuleType, ...]:
 @cache
 def functions() -> Mapping[str, Function]:
     """What is known of public functions, by name."""
-    found = {ROUTE.name: ROUTE}
+    by_name = {ROUTE.name: ROUTE}
     for module in _modules():
         for function in getattr(module, "FUNCTIONS", ()):
-            if found.setdefault(function.name, function) is not function:
+            if by_name.setdefault(function.name, function) is not function:
                 raise ValueError(f"the function {function.name} is described twice")
-    return found
+    return by_name
 
 
 def function(path: str) -> Function:
@@ -50,21 +50,21 @@ def function(path: str) -> Function:
 @cache
 def definitions(salt: str = "") -> Mapping[str, Definition]:
     """Every case that is no error case by id, algorithm by algorithm, with the inputs that a salt gives; see `author/draw.py`."""
-    found: dict[str, Definition] = {}
+    by_id: dict[str, Definition] = {}
     with salted(salt):
         for module in _modules():
             for definition in module.cases() if hasattr(module, "cases") else ():
-                if found.setdefault(definition.id, definition) is not definition:
+                if by_id.setdefault(definition.id, definition) is not definition:
                     raise ValueError(f"two cases are called {definition.id}")
-    return found
+    return by_id
 
 
 @cache
 def variants() -> Mapping[str, Variant]:
     """The known variants by name."""
-    found: dict[str, Variant] = {}
+    by_name: dict[str, Variant] = {}
     for module in _modules():
         for variant in getattr(module, "VARIANTS", ()):
-            if found.setdefault(variant.name, variant) is not variant:
+            if by_name.setdefault(variant.name, variant) is not variant:
                 raise ValueError(f"two variants are called {variant.name}")
-    return found
+    return by_name

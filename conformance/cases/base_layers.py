@@ -242,8 +242,8 @@ def _auction(scores: Any) -> Any:
 
 def gap_to_the_greedy_total(B: Any, scores: Any, *noise: Any, **shards: Any) -> Any:
     """The gap is that to the total without balance."""
-    found = B.base_assignment(scores, *noise, **shards)
-    return found._replace(gap=np.sum(np.max(scores.real, axis=2), axis=1) - found.objective.real)
+    optimum = B.base_assignment(scores, *noise, **shards)
+    return optimum._replace(gap=np.sum(np.max(scores.real, axis=2), axis=1) - optimum.objective.real)
 
 
 def greedy_over_tokens(B: Any, scores: Any) -> Any:

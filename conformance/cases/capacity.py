@@ -66,11 +66,11 @@ def cases() -> Iterator[Definition]:
 
 def _near_integers() -> list[tuple[int, int, float]]:
     """Sizes at which the ceiling of `n * f / e`, `n * (f / e)` and `n / e * f` are not all the same."""
-    found = []
+    near = []
     for e, t, f in product((3, 6, 7, 12), range(5, 60), (1.05, 1.1, 1.25, 1.4)):
         if len({math.ceil(form) for form in (t * f / e, t * (f / e), t / e * f)}) > 1:
-            found.append((t, e, f))
-    return found[:8]
+            near.append((t, e, f))
+    return near[:8]
 
 
 # Variants. Those of `expert_capacity`, which change routers, too, are in `composition.py`.

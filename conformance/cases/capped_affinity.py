@@ -87,12 +87,12 @@ def column_sums_last(B: Any, scores: Any, **options: Any) -> Any:
 
 def capped_until_it_settles(B: Any, scores: Any, **options: Any) -> Any:
     """Dykstra's algorithm stops where a round changes no entry by more than 1e-3."""
-    found = B.capped_affinity(scores, **options)
+    affinity = B.capped_affinity(scores, **options)
     for count in range(2, options.get("iterations", 100) + 1):
         before, after = (B.capped_affinity(scores, **{**options, "iterations": n}) for n in (count - 1, count))
         if np.abs(after - before).max() <= 1e-3:
             return after
-    return found
+    return affinity
 
 
 def regularization_of_the_paper(B: Any, scores: Any, **options: Any) -> Any:

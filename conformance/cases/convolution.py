@@ -48,8 +48,8 @@ def padded_at_the_end(B: Any, images: Any, kernel: Any, bias: Any, *, stride: in
     """The padding is the least that is needed, and more of it after the last row than before the first."""
     right = B.convolution(images, kernel, bias, stride=stride)
     size, padding = kernel.shape[0], []
-    for length, kept in zip(images.shape[1:3], right.shape[1:3], strict=True):
-        total = max((kept - 1) * stride + size - length, 0)
+    for length, out in zip(images.shape[1:3], right.shape[1:3], strict=True):
+        total = max((out - 1) * stride + size - length, 0)
         padding.append((total // 2, total - total // 2))
     return _of_padded(np.pad(images, [(0, 0), *padding, (0, 0)]), kernel, bias, stride, right.shape)
 
@@ -63,12 +63,12 @@ def edges_repeated(B: Any, images: Any, kernel: Any, bias: Any, *, stride: int =
 
 
 def _of_padded(padded: Any, kernel: Any, bias: Any, stride: int, shape: tuple[int, ...]) -> Any:
-    found = np.zeros(shape, np.result_type(padded, kernel, bias)) + bias
+    total = np.zeros(shape, np.result_type(padded, kernel, bias)) + bias
     for i in range(kernel.shape[0]):
         for j in range(kernel.shape[0]):
             rows, columns = (slice(k, k + stride * n, stride) for k, n in zip((i, j), shape[1:3], strict=True))
-            found += padded[:, rows, columns][:, : shape[1], : shape[2]] @ kernel[i, j]
-    return found
+            total += padded[:, rows, columns][:, : shape[1], : shape[2]] @ kernel[i, j]
+    return total
 
 
 VARIANTS = (variant(padded_at_the_end, NAME, ledger="CV-1b"), variant(edges_repeated, NAME))

@@ -26,8 +26,8 @@ def cases() -> Iterator[Definition]:
     shape = (2, 3, 4)
 
     def case(name: str, kind: str, purpose: str, *, rate: float, draws: Any = None, shape: Any = shape) -> Definition:
-        given = integers(f"{NAME}/{name}/draws", shape, 0, 127) / 128 if draws is None else draws
-        inputs: dict[str, Any] = {"x": tensor(grid(f"{NAME}/{name}", shape), AXES), "draws": tensor(given, AXES)}
+        uniforms = integers(f"{NAME}/{name}/draws", shape, 0, 127) / 128 if draws is None else draws
+        inputs: dict[str, Any] = {"x": tensor(grid(f"{NAME}/{name}", shape), AXES), "draws": tensor(uniforms, AXES)}
         return single(NAME, "dropout", name, kind, purpose, **inputs, rate=rate, by=("x",))
 
     yield case("units", "value", "Each entry has its own draw.", rate=0.375)

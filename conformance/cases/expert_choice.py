@@ -120,9 +120,9 @@ def chosen_in_heap_order(
     """Among equal scores an expert chooses what a sort returns that is not stable."""
     chosen = heap_order(scores, 1)[:, :capacity]  # (groups, slots, experts)
     weights = np.take_along_axis(scores if combine_scores is None else combine_scores, chosen, 1)
-    kept = (np.take_along_axis(scores, chosen, 1).real > 0) | (not drop_zero)
-    token = np.where(kept, chosen, scores.shape[1]).astype(np.int32)
-    return B.SlotRouting(token.swapaxes(1, 2), np.where(kept, weights, 0).swapaxes(1, 2), None, scores.shape[1])
+    stays = (np.take_along_axis(scores, chosen, 1).real > 0) | (not drop_zero)
+    token = np.where(stays, chosen, scores.shape[1]).astype(np.int32)
+    return B.SlotRouting(token.swapaxes(1, 2), np.where(stays, weights, 0).swapaxes(1, 2), None, scores.shape[1])
 
 
 def slots_in_the_order_of_tokens(B: Any, scores: Any, **options: Any) -> Any:

@@ -152,8 +152,8 @@ def _nearest(points: Any, centroids: Any) -> Any:
 
 def centroids_to_the_higher(B: Any, points: Any, centroids: Any, *, iterations: int = 25) -> Any:
     """Of two centroids at equal distance the higher gets the point."""
-    found = B.k_means(points, centroids[::-1], iterations=iterations)
-    return found._replace(centroids=found.centroids[::-1], clusters=len(centroids) - 1 - found.clusters)
+    result = B.k_means(points, centroids[::-1], iterations=iterations)
+    return result._replace(centroids=result.centroids[::-1], clusters=len(centroids) - 1 - result.clusters)
 
 
 def _lloyd(
@@ -176,9 +176,9 @@ def _lloyd(
 
 
 def _moved(B: Any, points: Any, centroids: Any, iterations: int, **other: Any) -> Any:
-    found = B.k_means(points, centroids, iterations=iterations)
+    result = B.k_means(points, centroids, iterations=iterations)
     moved, _ = _lloyd(points, centroids, iterations, **other)
-    return found._replace(centroids=moved, clusters=other.get("nearest", _nearest)(np.asarray(points), moved))
+    return result._replace(centroids=moved, clusters=other.get("nearest", _nearest)(np.asarray(points), moved))
 
 
 def empty_cluster_at_the_farthest(B: Any, points: Any, centroids: Any, *, iterations: int = 25) -> Any:
@@ -193,19 +193,19 @@ def empty_cluster_at_zero(B: Any, points: Any, centroids: Any, *, iterations: in
 
 def clusters_before_the_update(B: Any, points: Any, centroids: Any, *, iterations: int = 25) -> Any:
     """The clusters are those that the last centroids are the means of, not their nearest points."""
-    found = B.k_means(points, centroids, iterations=iterations)
-    return found._replace(clusters=_lloyd(points, centroids, iterations)[1])
+    result = B.k_means(points, centroids, iterations=iterations)
+    return result._replace(clusters=_lloyd(points, centroids, iterations)[1])
 
 
 def ended_by_small_moves(B: Any, points: Any, centroids: Any, *, iterations: int = 25) -> Any:
     """K-means ends when no centroid moves by more than 1e-4, while points still change their cluster."""
-    found = B.k_means(points, centroids, iterations=iterations)
+    result = B.k_means(points, centroids, iterations=iterations)
     for _ in range(iterations):
-        before, found = centroids, B.k_means(points, centroids, iterations=1)
-        centroids = found.centroids
+        before, result = centroids, B.k_means(points, centroids, iterations=1)
+        centroids = result.centroids
         if np.abs(centroids - before).max() <= 1e-4:
             break
-    return found
+    return result
 
 
 VARIANTS = (

@@ -39,12 +39,14 @@ def _margin(scores: Any, scale: Any, options: Any) -> float:
 def _load(logits: Any, noise_logits: Any, noisy_logits: Any, *, branches: int, choices: int) -> Any:
     """As of the load loss of one level, with the errors of both."""
     upper, lower = zip(*(_levels(x, branches) for x in (logits, noise_logits, noisy_logits)), strict=True)
-    kept = _kept(logits, branches, choices)
-    reached = is_chosen(upper[2], kept[0])
-    branch, branch_error = (part.sum(axis=0)[:, None] for part in choice_errors(upper[0], upper[1], upper[2], kept[0]))
+    choices_by_level = _kept(logits, branches, choices)
+    reached = is_chosen(upper[2], choices_by_level[0])
+    branch, branch_error = (
+        part.sum(axis=0)[:, None] for part in choice_errors(upper[0], upper[1], upper[2], choices_by_level[0])
+    )
     within, error = (
         np.where(reached[..., None], part.reshape(*reached.shape, -1), 0.0).sum(axis=0)
-        for part in choice_errors(lower[0], lower[1], lower[2], kept[1])
+        for part in choice_errors(lower[0], lower[1], lower[2], choices_by_level[1])
     )
     count = np.where(reached.any(axis=0), reached.sum(axis=0), 1)[:, None]
     load = branch * within / count
@@ -122,17 +124,19 @@ def _gated(of_group: Callable[[Any, int, int], Any]) -> Callable[..., Any]:
 def gates_within(columns: Any, branches: int, choices: int) -> Any:
     """The gates within the branches alone, of the branches that are chosen."""
     upper, lower = _levels(columns, branches)
-    kept = _kept(columns, branches, choices)
-    inner = noisy_top_k_affinity(lower, choices=kept[1])
-    return (is_chosen(upper, kept[0]).reshape(-1, 1) * inner).reshape(len(columns), -1)
+    choices_by_level = _kept(columns, branches, choices)
+    inner = noisy_top_k_affinity(lower, choices=choices_by_level[1])
+    return (is_chosen(upper, choices_by_level[0]).reshape(-1, 1) * inner).reshape(len(columns), -1)
 
 
 def _one_in_second(columns: Any, branches: int, choices: int) -> Any:
     upper, lower = _levels(columns, branches)
-    kept = _kept(columns, branches, choices)
+    choices_by_level = _kept(columns, branches, choices)
     first = is_chosen(upper, 1).reshape(-1, 1)
-    inner = np.where(first, noisy_top_k_affinity(lower, choices=kept[1]), noisy_top_k_affinity(lower, choices=1))
-    return (noisy_top_k_affinity(upper, choices=kept[0]).reshape(-1, 1) * inner).reshape(len(columns), -1)
+    inner = np.where(
+        first, noisy_top_k_affinity(lower, choices=choices_by_level[1]), noisy_top_k_affinity(lower, choices=1)
+    )
+    return (noisy_top_k_affinity(upper, choices=choices_by_level[0]).reshape(-1, 1) * inner).reshape(len(columns), -1)
 
 
 def _loss(load: Callable[[Any, Any, Any], Any], of_all: bool = False) -> Callable[..., Any]:
@@ -142,13 +146,17 @@ def _loss(load: Callable[[Any, Any, Any], Any], of_all: bool = False) -> Callabl
         losses = []
         for group in zip(logits, noise_logits, noisy_logits, strict=True):
             upper, lower = zip(*(_levels(x, branches) for x in group), strict=True)
-            kept = _kept(group[0], branches, choices)
-            reached = is_chosen(upper[2], kept[0]) | of_all
+            choices_by_level = _kept(group[0], branches, choices)
+            reached = is_chosen(upper[2], choices_by_level[0]) | of_all
             within = np.where(
-                reached[..., None], choice_probability(*lower, choices=kept[1]).reshape(*reached.shape, -1), 0
+                reached[..., None],
+                choice_probability(*lower, choices=choices_by_level[1]).reshape(*reached.shape, -1),
+                0,
             )
             count = reached.sum(axis=0)[:, None]
-            total = load(choice_probability(*upper, choices=kept[0]).sum(axis=0)[:, None], within.sum(axis=0), count)
+            total = load(
+                choice_probability(*upper, choices=choices_by_level[0]).sum(axis=0)[:, None], within.sum(axis=0), count
+            )
             total = (total + np.zeros_like(within.sum(axis=0))).ravel()
             losses.append(variance(total) / np.mean(total) ** 2)
         return np.mean(losses)

@@ -28,13 +28,13 @@ def cases() -> Iterator[Definition]:
 
     def case(name: str, kind: str, purpose: str, *flags: str, columns: int, noisy: bool = True, experts: int = 6,
              tokens: int = 4, zero: bool = False, **options: Any) -> Definition:  # fmt: skip
-        given: dict[str, Any] = {
+        defaults: dict[str, Any] = {
             "params": _kernels(f"routers/{NAME}/{name}", D, columns, zero=zero),
             "noise": Noise("tokens columns", reach=2.0, step=0.25) if noisy else None,
             "sizes": (tokens, experts, D),
             "groups": 1,
         }
-        return router_case(NAME, name, kind, purpose, *flags, **{**given, **options})
+        return router_case(NAME, name, kind, purpose, *flags, **{**defaults, **options})
 
     scale = "learned_noise"
     losses: dict[str, Any] = {"importance_weight": 0.5, "load_weight": 0.25, "branches": 3}

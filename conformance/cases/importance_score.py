@@ -182,9 +182,9 @@ def removed_after_they_chose(
     options = {"choices": choices, "capacity": capacity, "combine_scores": combine_scores}
     order = B.batch_priority(scores)
     routing = B.token_choice(scores, order=order, **options)
-    kept = np.zeros((len(scores), routing.tokens + 1), bool)
-    np.put_along_axis(kept, order[:, : surviving_tokens(routing.tokens, drop)], True, axis=1)
-    stays = np.take_along_axis(kept, routing.token.reshape(len(scores), -1), axis=1).reshape(routing.token.shape)
+    survives = np.zeros((len(scores), routing.tokens + 1), bool)
+    np.put_along_axis(survives, order[:, : surviving_tokens(routing.tokens, drop)], True, axis=1)
+    stays = np.take_along_axis(survives, routing.token.reshape(len(scores), -1), axis=1).reshape(routing.token.shape)
     return routing._replace(
         token=np.where(stays, routing.token, routing.tokens), weight=np.where(stays, routing.weight, 0), slot=None
     )

@@ -260,8 +260,8 @@ def _sums() -> Iterator[Definition]:
             ("_slots", call("expert_choice", {"scores": read}, capacity=T)),
         ):
             stages = (*before, *_around(routing, mlps=False, metrics=False))
-            given: dict[str, Any] = {"inputs": {**tokens, **inputs}, "stages": stages, "unrounded": unrounded}
-            yield composed(NAME, f"{name}{suffix}", "value", purpose, "low_precision", **given)
+            arguments: dict[str, Any] = {"inputs": {**tokens, **inputs}, "stages": stages, "unrounded": unrounded}
+            yield composed(NAME, f"{name}{suffix}", "value", purpose, "low_precision", **arguments)
 
 
 # Variants. Tokens are (groups, tokens, width).
@@ -330,14 +330,14 @@ def perceptrons_with_approximate_gelu(B: Any, tokens: Any, routing: Any, params:
 
 def load_of_filled_slots(B: Any, routing: Any) -> Any:
     """The load is a fraction of the filled slots, not of the tokens."""
-    found = B.routing_metrics(routing)
-    return {**found, "load": found["load"] / max(np.sum(found["load"]), 1e-12)}
+    metrics = B.routing_metrics(routing)
+    return {**metrics, "load": metrics["load"] / max(np.sum(metrics["load"]), 1e-12)}
 
 
 def entropy_in_bits(B: Any, routing: Any) -> Any:
     """The entropy is in bits."""
-    found = B.routing_metrics(routing)
-    return {**found, "entropy": found["entropy"] / np.log(2)}
+    metrics = B.routing_metrics(routing)
+    return {**metrics, "entropy": metrics["entropy"] / np.log(2)}
 
 
 def combine_weights_in_bfloat16(B: Any, tokens: Any, routing: Any, experts: Callable[[Any], Any]) -> Any:

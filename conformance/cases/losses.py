@@ -89,9 +89,9 @@ def _of_scores(name: str, flag: str) -> Iterator[Definition]:
 def _load() -> Iterator[Definition]:
     def case(name: str, kind: str, purpose: str, clean: Tensor, noisy: Any, *flags: str, choices: int = 1,
              noise_std: float = 0.25) -> Definition:  # fmt: skip
-        given: dict[str, Any] = {"logits": clean, "noisy_logits": groups_tokens(noisy)}
-        given |= {"choices": choices, "noise_std": noise_std}
-        return single("load_loss", "load_loss", name, kind, purpose, *flags, **given)
+        arguments: dict[str, Any] = {"logits": clean, "noisy_logits": groups_tokens(noisy)}
+        arguments |= {"choices": choices, "noise_std": noise_std}
+        return single("load_loss", "load_loss", name, kind, purpose, *flags, **arguments)
 
     def noisy(name: str, kind: str, purpose: str, *flags: str, shape: tuple[int, int, int] = (G, T, E),
               **options: Any) -> Definition:  # fmt: skip
@@ -204,8 +204,8 @@ def balance_of_what_is_kept(B: Any, scores: Any) -> Any:
     _, tokens, experts = scores.shape
     capacity = max(4, min(tokens, int(1.25 * tokens / experts)))
     preferred = stable_order(scores)[..., 0]
-    kept = [np.minimum(np.bincount(row, minlength=experts), capacity) for row in preferred]
-    return experts * np.mean(np.sum(np.stack(kept) / tokens * np.mean(scores, axis=1), axis=1))
+    counts = [np.minimum(np.bincount(row, minlength=experts), capacity) for row in preferred]
+    return experts * np.mean(np.sum(np.stack(counts) / tokens * np.mean(scores, axis=1), axis=1))
 
 
 def shares_in_float32(B: Any, scores: Any) -> Any:

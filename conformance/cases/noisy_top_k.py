@@ -72,9 +72,9 @@ def _noise() -> Iterator[Definition]:
     case = partial(single, GATES, LOGITS)
     purpose = "The scale of the noise is the softplus of the noise logits."
     yield case("noise", "value", purpose, scale, **inputs("noise"))
-    given = inputs("both")
-    stages = (call(LOGITS, {name: name for name in given}), call(GATES, {"noisy_logits": LOGITS}, choices=2))
-    yield composed(GATES, "both", "value", "Noise, then two choices.", scale, order, inputs=given, stages=stages)
+    arrays = inputs("both")
+    stages = (call(LOGITS, {name: name for name in arrays}), call(GATES, {"noisy_logits": LOGITS}, choices=2))
+    yield composed(GATES, "both", "value", "Noise, then two choices.", scale, order, inputs=arrays, stages=stages)
     purpose = "Noise logits whose exponential overflows float32, and some whose softplus is nearly 0."
     yield case("large_scale", "value", purpose, scale, "large_logits", **inputs("large_scale", 200.0, 4.0))
     purpose = "Without noise the logits are unchanged."

@@ -57,10 +57,10 @@ def norm_with_frozen(B: Any, loss_function: Any, optimizer: Any, **options: Any)
 
     def reported(params: Any, batch: Any) -> tuple[Any, Any]:
         loss, metrics = loss_function(params, batch)
-        found = [
+        squares = [
             (batch[n][k][0] ** 2).sum() for n, part in params.items() for k in part if not optimizer.rate_of((n, k))
         ]
-        return loss, {**metrics, "frozen": sum(found)}
+        return loss, {**metrics, "frozen": sum(squares)}
 
     step = B.make_step(reported, optimizer, **options)
 

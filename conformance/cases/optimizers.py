@@ -23,8 +23,8 @@ __all__ = ["FUNCTIONS", "cases"]
 
 def _prepared(options: dict[str, Any]) -> dict[str, Any]:
     """The optimiser. Parameters are float32 whatever the dtype of the computation, which here has no part."""
-    made = importlib.import_module("moespec.backends.optimizer").OptimizerConfig(**options["optimizer"])
-    return {"optimizer": made, "rates": options["rates"], **{k: options[k] for k in ("compile",) if k in options}}
+    optimizer = importlib.import_module("moespec.backends.optimizer").OptimizerConfig(**options["optimizer"])
+    return {"optimizer": optimizer, "rates": options["rates"], **{k: options[k] for k in ("compile",) if k in options}}
 
 
 def _stepped(

@@ -46,8 +46,8 @@ def _choices() -> Iterator[Definition]:
     by_sum: dict[str, Any] = {"batch_priority": "sum", "choices": 2, **half}
     yield case("priority_sum", "overflow", "By the sum of two choices.", PRIORITY, **by_sum)
     purpose = "The balance loss of the clean logits, the z-loss of the noisy ones."
-    given: dict[str, Any] = {"balance_logits": "clean", "z_logits": "noisy", "balance_weight": 0.5, "z_weight": 0.25}
-    yield case("logits_of_losses", "value", purpose, INSIDE, noise=NORMAL, sizes=(3, 2, 2), groups=1, **given)
+    losses: dict[str, Any] = {"balance_logits": "clean", "z_logits": "noisy", "balance_weight": 0.5, "z_weight": 0.25}
+    yield case("logits_of_losses", "value", purpose, INSIDE, noise=NORMAL, sizes=(3, 2, 2), groups=1, **losses)
     load: dict[str, Any] = {"of": "route/losses/load", "by": ("tokens", "router/kernel", "noise")}
     purpose = "Of the load loss, by tokens, kernel and noise."
     yield case("gradient_load", "gradient", purpose, INSIDE, noise=NORMAL, choices=2, load_weight=0.5, **load)

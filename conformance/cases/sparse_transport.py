@@ -120,8 +120,8 @@ def _objectives() -> Iterator[Definition]:
 def _plans() -> Iterator[Definition]:
     def plan(name: str, kind: str, purpose: str, utility: Tensor, *flags: str, capacity: int = 2,
              **options: Any) -> Definition:  # fmt: skip
-        given: dict[str, Any] = {"utility": utility, "capacity": capacity, **options}
-        return case("sparse_transport_affinity", name, kind, purpose, *flags, **given)
+        arguments: dict[str, Any] = {"utility": utility, "capacity": capacity, **options}
+        return case("sparse_transport_affinity", name, kind, purpose, *flags, **arguments)
 
     few, size = "solver_steps", "degenerate_size"
     yield plan("plan", "value", "Twenty steps of Adam by default.", utilities("transport/j"), few)
@@ -158,8 +158,8 @@ def _plans() -> Iterator[Definition]:
 
 def clipped_and_rescaled(B: Any, values: Any, *, mass: float = 1.0) -> Any:
     """The projection on the simplex is none: negative values become 0 and the others are divided by their sum."""
-    kept = positive_part(values)
-    return mass * (kept + 1e-12) / np.sum(kept + 1e-12, axis=-1, keepdims=True)
+    positive = positive_part(values)
+    return mass * (positive + 1e-12) / np.sum(positive + 1e-12, axis=-1, keepdims=True)
 
 
 def ties_to_the_higher_index(B: Any, values: Any, **options: Any) -> Any:
@@ -170,24 +170,24 @@ def ties_to_the_higher_index(B: Any, values: Any, **options: Any) -> Any:
 def kept_and_rescaled(B: Any, values: Any, *, nonzeros: int, mass: float = 1.0) -> Any:
     """The sparse projection keeps the largest values and divides them by their sum, which is no projection."""
     order = stable_order(values)[..., :nonzeros]
-    kept = np.zeros(values.shape)
-    np.put_along_axis(kept, order, np.take_along_axis(positive_part(values) + 1e-12, order, -1), -1)
-    return mass * kept / np.sum(kept, axis=-1, keepdims=True)
+    largest = np.zeros(values.shape)
+    np.put_along_axis(largest, order, np.take_along_axis(positive_part(values) + 1e-12, order, -1), -1)
+    return mass * largest / np.sum(largest, axis=-1, keepdims=True)
 
 
 def constant_in_the_conjugate(
     B: Any, potential: Any, utility: Any, *, capacity: int, regularization: float = 1.0
 ) -> Any:
     """The conjugate of each column contains the constant gamma b / 2."""
-    found = B.transport_semi_dual(potential, utility, capacity=capacity, regularization=regularization)
+    result = B.transport_semi_dual(potential, utility, capacity=capacity, regularization=regularization)
     _, tokens, experts = utility.shape
-    return found._replace(value=found.value - regularization * tokens / experts / 2 * experts)
+    return result._replace(value=result.value - regularization * tokens / experts / 2 * experts)
 
 
 def negative_semi_dual(B: Any, potential: Any, utility: Any, **options: Any) -> Any:
     """The semi-dual and its gradient are negated, as a solver that minimises wants them."""
-    found = B.transport_semi_dual(potential, utility, **options)
-    return found._replace(value=-found.value, gradient=-found.gradient)
+    result = B.transport_semi_dual(potential, utility, **options)
+    return result._replace(value=-result.value, gradient=-result.gradient)
 
 
 def dual_without_cardinality(B: Any, token_potential: Any, expert_potential: Any, utility: Any, **options: Any) -> Any:

@@ -51,8 +51,8 @@ def cases() -> Iterator[Definition]:
     at_evaluation: dict[str, Any] = {"eval_capacity_factor": 1.25, "slots_per_expert": 1, "rounding": "round"}
     dual: dict[str, Any] = {"transport_objective": "dual", "transport_steps": 5, "combine_with": "plan"}
     flags = ("evaluation_capacity", "combine_with_plan", "solver_steps", "priority_order")
-    given = at_evaluation | dual | {"batch_priority": "max"}
-    yield case("evaluation_factor", "value", purpose, *flags, train=False, **given)
+    arguments = at_evaluation | dual | {"batch_priority": "max"}
+    yield case("evaluation_factor", "value", purpose, *flags, train=False, **arguments)
     purpose = "A router that starts at 0: every score is equal, and the plan gives all tokens to the same experts."
     yield case("zero_kernel", "tie", purpose, "tie_order", zero=True)
 

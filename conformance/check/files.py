@@ -71,7 +71,7 @@ def dtype_of(files: Files) -> Dtype:
     """
     first: dict[str, str] = {}  # the first file of each dtype
     for id, tensors in files.items():
-        stored = {found.dtype for found in tensors.values()} if isinstance(tensors, dict) else set()
+        stored = {tensor.dtype for tensor in tensors.values()} if isinstance(tensors, dict) else set()
         coarsest = next((name for dtype, name in FLOATS.items() if dtype in stored), "")
         if coarsest:
             first.setdefault(coarsest, id)
@@ -88,20 +88,20 @@ def check(files: Files, cases: Sequence[Case], dtype: Dtype) -> list[CaseResult]
         tensors = files.get(case.id)
         result = CaseResult(case.id, case.algorithm, case.kind, dtype.name, MODE, _outcomes(case, tensors, dtype))
         failing = {outcome.stage.split("/")[0] for outcome in result.outcomes if outcome.state == "fail"}
-        for name, found in tensors.items() if isinstance(tensors, dict) else ():
+        for name, tensor in tensors.items() if isinstance(tensors, dict) else ():
             stage, _, key = name.partition("/")
             if stage in failing:
-                result.returned.setdefault(stage, {})[key] = found.array
+                result.returned.setdefault(stage, {})[key] = tensor.array
         results.append(result)
     return results
 
 
 def expected(case: Case) -> dict[str, Value]:
     """Every tensor that the file of a case may have, by name, in the order of its stages."""
-    found = {f"{stage.name}/{name}": value for stage in case.stages for name, value in stage.outputs.items()}
+    values = {f"{stage.name}/{name}": value for stage in case.stages for name, value in stage.outputs.items()}
     if case.gradients is not None:
-        found |= {f"gradient/{name}": value for name, value in case.gradients.wrt.items()}
-    return found
+        values |= {f"gradient/{name}": value for name, value in case.gradients.wrt.items()}
+    return values
 
 
 def _end(case: Case) -> list[str]:

@@ -152,9 +152,9 @@ def _places(known: Known, result: CaseResult, state: str) -> list[Place]:
         states.setdefault(outcome.stage.split("/")[0], set()).add(outcome.state)
     return [
         (result.id, stage)
-        for stage, found in states.items()
+        for stage, seen in states.items()
         if known.compares((result.id, stage))
-        if (found == {"pass"} if state == "pass" else stage in result.returned)
+        if (seen == {"pass"} if state == "pass" else stage in result.returned)
     ]
 
 

@@ -59,7 +59,7 @@ def main(arguments: list[str] | None = None) -> int:
             write_record(measure(PEERS[name], cases, digest(options.vectors)), options.records / f"peer-{name}.json")
         paths = {name: options.records / f"peer-{name}.json" for name in PEERS}
         records = [read_record(path) for path in paths.values() if path.exists()]
-        found = readings(records, cases)
+        rows = readings(records, cases)
     except (ImportError, PackageNotFoundError) as error:
         print(f"--peer {name}: {error}; `nox -s \"peers(peer='{name}')\"` installs what it needs", file=sys.stderr)
         return 1
@@ -67,8 +67,8 @@ def main(arguments: list[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 1
     write_text(options.table, table(records))
-    write_text(options.measured, json.dumps(found, indent=1) + "\n")
-    write_text(options.implementations, page([Measured(**each) for each in found]))
+    write_text(options.measured, json.dumps(rows, indent=1) + "\n")
+    write_text(options.implementations, page([Measured(**each) for each in rows]))
     return 0
 
 

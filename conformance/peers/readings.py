@@ -31,7 +31,7 @@ Record = Mapping[str, Any]
 def readings(records: Sequence[Record], cases: Sequence[Case]) -> list[dict[str, Any]]:
     """For each peer its package, version and repository, and by the id of a reading which of its code ran."""
     failing = _Failing(cases)
-    found = []
+    rows = []
     for record in records:
         peer, taken = PEERS[record["peer"]], dict[str, list[str]]()
         for name, function in record["functions"].items():
@@ -39,7 +39,7 @@ def readings(records: Sequence[Record], cases: Sequence[Case]) -> list[dict[str,
             others = set(_others(name, function, dtype))
             for reading in sorted({*others, *_ours(name, function, dtype, others, peer.answers, failing)}):
                 taken.setdefault(reading, []).append(function["runs"])
-        found.append(
+        rows.append(
             {
                 "package": record["package"],
                 "version": record["versions"][record["package"]],
@@ -47,7 +47,7 @@ def readings(records: Sequence[Record], cases: Sequence[Case]) -> list[dict[str,
                 "readings": {reading: " and ".join(dict.fromkeys(runs)) for reading, runs in sorted(taken.items())},
             }
         )
-    return found
+    return rows
 
 
 def _ran(function: Record, dtype: str) -> list[Record]:
@@ -83,8 +83,12 @@ def _ours(
         alternatives = {reading.id for reading in LEDGER[id].readings[1:]}
         rivals, beaten, contradicted = set[str](), set[str](), bool(others & alternatives)
         for case in _ran(function, dtype):
-            found = failing(case["id"], name, dtype)
-            mine = {variant: fails for variant, fails in found.items() if variants()[variant].ledger in alternatives}
+            failing_variants = failing(case["id"], name, dtype)
+            mine = {
+                variant: fails
+                for variant, fails in failing_variants.items()
+                if variants()[variant].ledger in alternatives
+            }
             fail = {variant for variant, fails in mine.items() if fails}
             why = named.get(case["id"].split("/")[0], set()) - {""}
             rivals |= mine.keys()

@@ -55,21 +55,21 @@ def _heading(record: Record) -> str:
 
 def _anchor(record: Record) -> str:
     """What a Markdown renderer makes of the heading of a section."""
-    kept = (letter for letter in _heading(record).lower() if letter.isalnum() or letter in " -_")
-    return "".join(kept).replace(" ", "-")
+    letters = (letter for letter in _heading(record).lower() if letter.isalnum() or letter in " -_")
+    return "".join(letters).replace(" ", "-")
 
 
 def _section(record: Record) -> list[str]:
     others = [f"{name} {version}" for name, version in record["versions"].items() if name != record["package"]]
     functions = record["functions"]
     rows = [["function", "what runs", "float64", "float32"]]
-    rows += [[f"`{name}`", found["runs"], *_numbers(found["cases"])] for name, found in functions.items()]
+    rows += [[f"`{name}`", entry["runs"], *_numbers(entry["cases"])] for name, entry in functions.items()]
     lines = ["", f"## {_heading(record)}", "", record["about"], "", f"With {', '.join(others)}.", "", *_grid(rows), ""]
     rows = [["differs", "cases", "computes instead", "the first of them"]]
-    for name, found in functions.items():
-        failing = _failing(found)
+    for name, entry in functions.items():
+        failing = _failing(entry)
         if failing:
-            named = [*_variants(found["variants"]), *([found["notes"]] if found["notes"] else [])]
+            named = [*_variants(entry["variants"]), *([entry["notes"]] if entry["notes"] else [])]
             words = "<br>".join(named) or "nothing that the suite has a name for"
             rows.append([f"`{name}`", _cases(failing), words, _first(failing[0])])
     return [*lines, *(_grid(rows) if rows[1:] else ["No case differs."])]

@@ -29,13 +29,13 @@ class Cause:
 
 def causes(report: Report) -> list[Cause]:
     """The failures of a report by their causes: what is named first, then exceptions, then what is not explained."""
-    found: dict[tuple[int, str, str], Cause] = {}
+    by_cause: dict[tuple[int, str, str], Cause] = {}
     for result in report.results:
         if result.state in FAILED:
             rank, text = _cause(report, result)
             trace = result.first.trace if rank == EXCEPTION else ""
-            found.setdefault((rank, text, trace), Cause(text)).results.append(result)
-    return [found[key] for key in sorted(found, key=lambda key: key[0])]
+            by_cause.setdefault((rank, text, trace), Cause(text)).results.append(result)
+    return [by_cause[key] for key in sorted(by_cause, key=lambda key: key[0])]
 
 
 VARIANT, ORDER, REPEAT, EXCEPTION, INVALID, UNKNOWN = range(6)

@@ -23,11 +23,11 @@ def main() -> int:
     options = parser.parse_args()
     pages, site = ROOT / "build" / "pages", ROOT / "build" / "site"
     try:
-        found = reports(options.reports)
+        results = reports(options.reports)
     except ReportError as error:
         print(f"{error}; run `nox -s conformance` again, or delete the report", file=sys.stderr)
         return 1
-    write(pages, found)
+    write(pages, results)
     shutil.copytree(DOCS / "_static", pages / "_static")
     number = os.environ["MOESPEC_VERSION"] = ".".join(version().split(".")[:2])
     shutil.rmtree(site / number, ignore_errors=True)

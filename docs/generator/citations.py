@@ -53,7 +53,7 @@ def software(page: Page | None = None) -> str:
 
 def version() -> str:
     """That of the specification, as in CITATION.cff: the first two numbers name its pages."""
-    found = re.search(r'^version: "?([\d.]+)', (ROOT / "CITATION.cff").read_text(encoding="utf-8"), re.MULTILINE)
-    if not found:
+    match = re.search(r'^version: "?([\d.]+)', (ROOT / "CITATION.cff").read_text(encoding="utf-8"), re.MULTILINE)
+    if not match:
         raise CitationError("CITATION.cff has no version")
-    return found[1]
+    return match[1]

@@ -26,8 +26,8 @@ def markdown(docstring: str) -> str:
 
 def axes_of(docstring: str) -> dict[str, tuple[str, ...]]:
     """The axes of arguments, as the docstring of a function names them: `scores: (tokens, experts), ...`."""
-    found = re.findall(r"^ +(\w+): (?:[^.(]*, )?\(([a-z, ]+)\)", docstring, re.MULTILINE)
-    return {name: tuple(axis.strip() for axis in axes.split(",") if axis.strip()) for name, axes in found}
+    pairs = re.findall(r"^ +(\w+): (?:[^.(]*, )?\(([a-z, ]+)\)", docstring, re.MULTILINE)
+    return {name: tuple(axis.strip() for axis in axes.split(",") if axis.strip()) for name, axes in pairs}
 
 
 def _parts(text: str) -> Iterator[str]:

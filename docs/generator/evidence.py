@@ -77,7 +77,7 @@ def peers() -> tuple[dict[str, Any], ...]:
 
 def measured(algorithm: str) -> list[Measured]:
     """The packages that offer anything of an algorithm."""
-    found = []
+    rows = []
     for record in peers():
         states: Counter[str] = Counter()
         variants: dict[str, tuple[str, str, str]] = {}
@@ -92,5 +92,5 @@ def measured(algorithm: str) -> list[Measured]:
         if states["pass"] + failed:
             other = states.total() - states["pass"] - failed
             version = record["versions"][record["package"]]
-            found.append(Measured(record["package"], version, states["pass"], failed, other, list(variants.values())))
-    return found
+            rows.append(Measured(record["package"], version, states["pass"], failed, other, list(variants.values())))
+    return rows

@@ -163,8 +163,8 @@ def routed(page: Page) -> Routed:
 
 def _axes_of_parameters(documentation: str) -> dict[str, tuple[str, ...]]:
     """The axes of parameters, as the docstring of `init` names them: "`kernel` (width, experts)"."""
-    found = re.findall(r"`(\w+)` \(([^`]*?)\)(?=[ ,;:.]|$)", documentation)
-    return {name: tuple(axis.strip() for axis in axes.split(",") if axis.strip()) for name, axes in found}
+    pairs = re.findall(r"`(\w+)` \(([^`]*?)\)(?=[ ,;:.]|$)", documentation)
+    return {name: tuple(axis.strip() for axis in axes.split(",") if axis.strip()) for name, axes in pairs}
 
 
 def _written(stage: Stage, arguments: Mapping[str, Any]) -> str:

@@ -41,18 +41,18 @@ class Past:
 
 def changes(path: Path = ROOT / "CHANGELOG.md") -> list[Change]:
     """All that the changelog says of revisions. Raises ChangelogError if it lacks one that the specification has."""
-    found = []
+    log = []
     for section in re.split(r"^## ", path.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
         for entry in ENTRY.finditer(section):
             text = " ".join(entry["text"].split())
-            found.append(Change(entry["name"], int(entry["revision"]), section.split(maxsplit=1)[0], text))
-    told = {(change.name, change.revision) for change in found}
-    made = {(name, number) for name, each in ALGORITHMS.items() for number in range(2, each.revision + 1)}
-    for name, revision in sorted(made - told):
+            log.append(Change(entry["name"], int(entry["revision"]), section.split(maxsplit=1)[0], text))
+    told = {(change.name, change.revision) for change in log}
+    revisions = {(name, number) for name, each in ALGORITHMS.items() for number in range(2, each.revision + 1)}
+    for name, revision in sorted(revisions - told):
         raise ChangelogError(f"{path.name}: no entry '* `{name}`, revision {revision}: ...'")
-    for name, revision in sorted(told - made):
+    for name, revision in sorted(told - revisions):
         raise ChangelogError(f"{path.name}: there is no revision {revision} of `{name}`")
-    return found
+    return log
 
 
 def past(page: Page, root: Path = ROOT) -> list[Past]:
@@ -67,12 +67,12 @@ def past(page: Page, root: Path = ROOT) -> list[Past]:
         if revision and revision < page.algorithm.revision:
             last.setdefault(revision, commit)
     after = {path: (root / path).read_text(encoding="utf-8") for path in paths}
-    found = []
+    revisions = []
     for revision, commit in sorted(last.items(), reverse=True):
         texts = {path: text for path in paths if (text := _git(root, "show", f"{commit}:{path}"))}
-        found.append(Past(revision, commit, texts, _difference(texts, after)))
+        revisions.append(Past(revision, commit, texts, _difference(texts, after)))
         after = texts
-    return found
+    return revisions
 
 
 def revision_in(source: str, name: str) -> int:

@@ -40,13 +40,13 @@ class Option(NamedTuple):
 @cache
 def _definitions(folder: str) -> dict[str, Text]:
     """The top-level functions of the modules of a folder."""
-    found: dict[str, Text] = {}
+    definitions: dict[str, Text] = {}
     for path in sorted((ROOT / folder).glob("*.py")):
         source = path.read_text(encoding="utf-8")
         for node in ast.parse(source).body:
             if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
-                found[node.name] = _text(path, source.splitlines(), node)
-    return found
+                definitions[node.name] = _text(path, source.splitlines(), node)
+    return definitions
 
 
 def _text(path: Path, lines: list[str], node: ast.FunctionDef) -> Text:
@@ -68,15 +68,15 @@ def sources(page: Page, calls: list[str]) -> dict[str, list[tuple[Path, str]]]:
 
     Of a router its file, which all share, and in the tabs of the backends the functions that its steps call there.
     """
-    found: dict[str, list[tuple[Path, str]]] = {}
+    by_name: dict[str, list[tuple[Path, str]]] = {}
     for folder, name in TABS.items():
         wanted = list(dict.fromkeys([*(calls if folder != "spec" else ()), *page.functions]))
         known = _definitions(folder)
-        found[name] = [(known[each].path, known[each].text) for each in wanted if each in known]
+        by_name[name] = [(known[each].path, known[each].text) for each in wanted if each in known]
         if page.router and folder == "spec":
             path = Path("spec/routers") / f"{page.name}.py"
-            found[name].insert(0, (path, _without_docstring((ROOT / path).read_text(encoding="utf-8"))))
-    return {name: texts for name, texts in found.items() if texts}
+            by_name[name].insert(0, (path, _without_docstring((ROOT / path).read_text(encoding="utf-8"))))
+    return {name: texts for name, texts in by_name.items() if texts}
 
 
 def _without_docstring(text: str) -> str:

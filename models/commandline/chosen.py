@@ -25,12 +25,12 @@ def chosen(arguments: Sequence[str], default: Config) -> Config:
     Raises ConfigError for a file that cannot be used, and for what the file sets and the model or router does not have.
     """
     known = early(arguments)
-    given: Any = {"model": known["model"], "router": known["router"]}
+    names: Any = {"model": known["model"], "router": known["router"]}
     saved = Path(known["run"] or "") / "config.toml"
     if known["config"]:
-        base = configfile.read(configfile.find_recipe(known["config"]), default, **given)
+        base = configfile.read(configfile.find_recipe(known["config"]), default, **names)
     elif known["resume"] and known["run"] and isfile(saved):
-        base = configfile.read(saved, **given)
+        base = configfile.read(saved, **names)
     else:
         base = configfile.with_model(default, known["model"], known["router"])
     if known["optimizer"] in OPTIMIZERS:

@@ -127,8 +127,8 @@ def _transformed(own: Transform, image: NDArray[np.uint8], random: np.random.Gen
     except (Exception, SystemExit) as error:  # whatever the user's function raises
         raise ConfigError(f"data.transform={name!r}: raised {type(error).__name__}: {error}") from error
     if not (isinstance(changed, np.ndarray) and changed.shape == image.shape and changed.dtype == np.uint8):
-        found = f"{changed.dtype} {changed.shape}" if isinstance(changed, np.ndarray) else type(changed).__name__
-        raise ConfigError(f"data.transform={name!r}: returned {found}, expected uint8 {image.shape}")
+        returned = f"{changed.dtype} {changed.shape}" if isinstance(changed, np.ndarray) else type(changed).__name__
+        raise ConfigError(f"data.transform={name!r}: returned {returned}, expected uint8 {image.shape}")
     return changed
 
 
@@ -138,12 +138,12 @@ def user_transform(name: str) -> Transform | None:
         return None
     module, _, function = name.partition(":")
     try:
-        found: Transform = getattr(importlib.import_module(module), function)
+        transform: Transform = getattr(importlib.import_module(module), function)
     except Exception as error:  # whatever the user's module raises
         raise ConfigError(f"data.transform={name!r}: cannot be imported ({type(error).__name__}: {error})") from error
-    if not callable(found):
+    if not callable(transform):
         raise ConfigError(f"data.transform={name!r}: not a function")
-    return found
+    return transform
 
 
 def check_changes(dataset: Dataset, config: DataConfig) -> None:

@@ -57,17 +57,17 @@ def load_others(config: DataConfig, own: Dataset, *, name: str | None, path: str
         raise ConfigError(
             f"data.path={path!r}: the data of the run; without --data its validation images are evaluated"
         )
-    kept = ("mean", "std", "resize", "background") if name in PICTURES else ("mean", "std", "classes")
-    given: Any = {"name": name, "path": path, "broken": broken, **{field: getattr(config, field) for field in kept}}
-    made = load_configured(DataConfig(**given), image_size=own.shape[0], whole=True)
-    names = [made.classes[label] for label in made.validation.labels]
+    fields = ("mean", "std", "resize", "background") if name in PICTURES else ("mean", "std", "classes")
+    options: Any = {"name": name, "path": path, "broken": broken, **{field: getattr(config, field) for field in fields}}
+    others = load_configured(DataConfig(**options), image_size=own.shape[0], whole=True)
+    names = [others.classes[label] for label in others.validation.labels]
     if unknown := set(names) - set(own.classes):
         raise DataError(f"{path or name}: class {min(unknown)!r} is not one of the run's: {', '.join(own.classes)}")
-    if (made.shape, made.maximum) != (own.shape, own.maximum):
-        shown = (f"images of {one.shape} in which white is {one.maximum}" for one in (made, own))
+    if (others.shape, others.maximum) != (own.shape, own.maximum):
+        shown = (f"images of {one.shape} in which white is {one.maximum}" for one in (others, own))
         raise DataError(f"{path or name}: {', but the run has '.join(shown)}")
     labels = np.array([own.classes.index(name) for name in names])
-    return replace(own, name=made.name, validation=replace(made.validation, labels=labels), notes=made.notes)
+    return replace(own, name=others.name, validation=replace(others.validation, labels=labels), notes=others.notes)
 
 
 def load_configured(config: DataConfig, *, image_size: int | None = None, whole: bool = False) -> Dataset:
@@ -116,12 +116,12 @@ def _check_of_pictures(config: DataConfig) -> None:
 
 
 def _normalised(dataset: Dataset, config: DataConfig) -> Dataset:
-    given = {name: numbers(f"data.{name}", getattr(config, name)) for name in ("mean", "std")}
-    for name, values in given.items():
+    statistics = {name: numbers(f"data.{name}", getattr(config, name)) for name in ("mean", "std")}
+    for name, values in statistics.items():
         if len(values) not in (1, dataset.shape[2]):
             text = getattr(config, name)
             raise ConfigError(f"data.{name}={text!r}: {len(values)} numbers for {dataset.shape[2]} channels")
-    return replace(dataset, mean=given["mean"], std=given["std"])
+    return replace(dataset, mean=statistics["mean"], std=statistics["std"])
 
 
 def _with_names(dataset: Dataset, config: DataConfig) -> Dataset:

@@ -45,9 +45,9 @@ def _scan(folder: Path) -> tuple[tuple[str, ...], Part]:
     names: list[str] = []
     labels: list[NDArray[np.int64]] = []
     for label, directory in enumerate(directories):
-        found = sorted(file for file in directory.iterdir() if file.suffix.lower() in ENDINGS)
-        if not found:
+        pictures = sorted(file for file in directory.iterdir() if file.suffix.lower() in ENDINGS)
+        if not pictures:
             raise DataError(f"{directory}: the class has no images (endings {', '.join(sorted(ENDINGS))})")
-        names += [f"{directory.name}/{file.name}" for file in found]
-        labels.append(np.full(len(found), label, np.int64))
+        names += [f"{directory.name}/{file.name}" for file in pictures]
+        labels.append(np.full(len(pictures), label, np.int64))
     return tuple(directory.name for directory in directories), Part(Folder(folder, names), np.concatenate(labels))

@@ -53,8 +53,8 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
     except (OSError, EOFError, zlib.error, MemoryError) as error:
         raise DataError(f"{path}: cannot be read ({error})") from error
     if more or len(content) != math.prod(shape):
-        found = f"more than {size}" if more else len(content)
-        raise DataError(f"{path}: {found} values, but the header says {shape} = {math.prod(shape)}")
+        count = f"more than {size}" if more else len(content)
+        raise DataError(f"{path}: {count} values, but the header says {shape} = {math.prod(shape)}")
     return np.frombuffer(content, np.uint8).reshape(shape)
 
 

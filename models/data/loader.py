@@ -57,14 +57,14 @@ def training_batch(
     )
     pixels = with_changes(pixels, config, maximum=dataset.maximum, seed=seed, positions=positions)
     targets = one_hot(dataset.train.labels[indices], len(dataset.classes), smoothing=config.label_smoothing)
-    kept = slice(int(mixes and rows is not None), None)
+    rows_of_batch = slice(int(mixes and rows is not None), None)
     if config.cutmix and (not config.mixup or by_turns(seed=seed, step=step)):
         pixels, targets = cutmix(pixels, targets, alpha=config.cutmix, seed=seed, step=step)
     elif config.mixup:
         weight = mixup_weight(alpha=config.mixup, seed=seed, step=step)
-        made = {"images": pixels[kept], "targets": mixed(targets, weight)[kept], "mixup": weight}
+        made = {"images": pixels[rows_of_batch], "targets": mixed(targets, weight)[rows_of_batch], "mixup": weight}
         return made if rows is None else {**made, "neighbours": pixels[:-1]}
-    return {"images": pixels[kept], "targets": targets[kept]}
+    return {"images": pixels[rows_of_batch], "targets": targets[rows_of_batch]}
 
 
 def batch_of_step(

@@ -42,12 +42,12 @@ def load_npz(path: Path, *, name: str, validation_share: float) -> Dataset:
     else:
         images, labels = _npz_part(path, arrays, "images", "labels")
         held = held_out(labels, validation_share)
-        kept = ~held if validation_share < 1 else held
-        if not (kept.any() and held.any()):
+        trained = ~held if validation_share < 1 else held
+        if not (trained.any() and held.any()):
             raise DataError(
                 f"{path}: of its {len(images)} images, {validation_share:g} of each class cannot be held out: too few"
             )
-        parts = [(images[kept], labels[kept]), (images[held], labels[held])]
+        parts = [(images[trained], labels[trained]), (images[held], labels[held])]
     (images, labels), (held_images, held_labels) = parts
     if held_images.shape[1:] != images.shape[1:]:
         raise DataError(f"{path}: train_images {images.shape} and validation_images {held_images.shape} differ in size")
@@ -102,11 +102,11 @@ def _header(content: BinaryIO) -> tuple[tuple[int, ...], np.dtype[Any]]:
 
 def _maximum(path: Path, arrays: dict[str, NDArray[Any]]) -> int:
     """The value of white: an integer from 1 to 255, in an array of one number."""
-    given = arrays.get("maximum", np.array(255))
-    if given.size != 1 or given.dtype.kind not in "iuf" or not 1 <= given.item() <= 255 or given.item() % 1:
-        shown = given.item() if given.size == 1 else f"an array of shape {given.shape}"
+    maximum = arrays.get("maximum", np.array(255))
+    if maximum.size != 1 or maximum.dtype.kind not in "iuf" or not 1 <= maximum.item() <= 255 or maximum.item() % 1:
+        shown = maximum.item() if maximum.size == 1 else f"an array of shape {maximum.shape}"
         raise DataError(f"{path}: maximum={shown!r}: expected an integer from 1 to 255")
-    return int(given.item())
+    return int(maximum.item())
 
 
 def _npz_part(

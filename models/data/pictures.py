@@ -64,8 +64,8 @@ class Folder:
     def stamp(self) -> str:
         digest = hashlib.sha256(str(self.root.resolve()).encode())
         for name in self.names:
-            found = (self.root / name).stat()
-            digest.update(f"{name} {found.st_size} {found.st_mtime_ns}\n".encode())
+            status = (self.root / name).stat()
+            digest.update(f"{name} {status.st_size} {status.st_mtime_ns}\n".encode())
         return digest.hexdigest()
 
 

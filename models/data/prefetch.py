@@ -72,15 +72,15 @@ class Prefetcher:
         steps = grain.MapDataset.range(self._start, self._stop)
         receive = functools.partial(_receive, self._receive)
         if not self._workers:
-            made = steps.map(functools.partial(_made, self._make)).map(receive)
-            return made.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=self._ahead))
+            items = steps.map(functools.partial(_made, self._make)).map(receive)
+            return items.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=self._ahead))
         _accept_flags()
-        made = steps.map(functools.partial(_made, self._make))
+        items = steps.map(functools.partial(_made, self._make))
         one = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
         options = grain.MultiprocessingOptions(num_workers=self._workers, per_worker_buffer_size=self._ahead)
         shared = grain.experimental.DatasetOptions(min_shm_size=SHARED)
-        kept = grain.experimental.WithOptionsIterDataset(made.to_iter_dataset(one), shared)
-        received = kept.mp_prefetch(options, worker_init_fn=_start_worker).map(receive)
+        shared_steps = grain.experimental.WithOptionsIterDataset(items.to_iter_dataset(one), shared)
+        received = shared_steps.mp_prefetch(options, worker_init_fn=_start_worker).map(receive)
         return grain.experimental.ThreadPrefetchIterDataset(received, prefetch_buffer_size=1)
 
 

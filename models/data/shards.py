@@ -143,8 +143,8 @@ def _label(content: bytes, ending: str, name: str) -> int | None:
         if ending == ".cls":
             return _whole(int(content))
         entries = json.loads(content)
-        given = [entries[key] for key in ("label", "cls") if key in entries] if isinstance(entries, dict) else []
-        return _whole(given[0]) if given else None
+        labels = [entries[key] for key in ("label", "cls") if key in entries] if isinstance(entries, dict) else []
+        return _whole(labels[0]) if labels else None
     except (ValueError, RecursionError) as error:
         raise DataError(f"{name}: expected a label, a whole number from 0 on ({content[:40]!r})") from error
 

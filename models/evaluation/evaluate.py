@@ -120,4 +120,4 @@ def features(
 ) -> NDArray[Any]:
     """What the head sees of every image of a split, `(images, D)`; `function` is `make_features`'s."""
     parts = over(B, function, params, dataset, split, batch=batch)
-    return np.concatenate([np.asarray(found)[: part["count"]] for found, part in parts])
+    return np.concatenate([np.asarray(rows)[: part["count"]] for rows, part in parts])

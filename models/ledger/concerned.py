@@ -50,11 +50,11 @@ def entries_of(name: str) -> list[LedgerEntry]:
 def _begin(name: str) -> list[Any]:
     """What is followed first."""
     functions = ALGORITHMS[name].functions if name in ALGORITHMS else (name,)
-    found = [getattr(spec, function) for function in functions if function != "ROUTERS"]
+    objects = [getattr(spec, function) for function in functions if function != "ROUTERS"]
     if name in ROUTERS:
         router = ROUTERS[name]
-        found = [router.compose, router.init, router.noise, router.Options, *found]
-    return found
+        objects = [router.compose, router.init, router.noise, router.Options, *objects]
+    return objects
 
 
 def _reached(begin: Iterable[Any]) -> dict[str, None]:

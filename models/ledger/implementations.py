@@ -59,8 +59,8 @@ def seen(name: str, packages: Sequence[Measured] | None = None) -> dict[str, lis
     packages: those that the suite was run on, if they are others than in `measured`.
     """
     mine = [each for each in (measured() if packages is None else packages) if _same(each.repository, name)]
-    found = {id: [*_said(entry, name), *_measured(entry, mine)] for id, entry in LEDGER.items()}
-    return {id: sorted(all, key=lambda each: each.reading) for id, all in found.items() if all}
+    by_id = {id: [*_said(entry, name), *_measured(entry, mine)] for id, entry in LEDGER.items()}
+    return {id: sorted(all, key=lambda each: each.reading) for id, all in by_id.items() if all}
 
 
 def _said(entry: LedgerEntry, name: str) -> Iterator[Seen]:

@@ -61,8 +61,10 @@ def positions(entries: Sequence[LedgerEntry], name: str) -> str:
 
 def comparison(entries: Sequence[LedgerEntry], names: Sequence[str]) -> str:
     """Where implementations differ from each other, then where they do the same, and what is known of one alone."""
-    found = {name: seen(name) for name in names}
-    known = {entry.id: {name: found[name][entry.id] for name in names if entry.id in found[name]} for entry in entries}
+    readings = {name: seen(name) for name in names}
+    known = {
+        entry.id: {name: readings[name][entry.id] for name in names if entry.id in readings[name]} for entry in entries
+    }
     shared = [entry for entry in entries if len(known[entry.id]) == len(names)]
     differing = [entry for entry in shared if len({_letters(all) for all in known[entry.id].values()}) > 1]
     lines = _wrapped(
@@ -97,8 +99,8 @@ def _letters(all: Iterable[Seen]) -> str:
 
 def as_json(entries: Sequence[LedgerEntry], names: Sequence[str]) -> str:
     """Entries as JSON; of implementations, if any are named, those that say something of at least one, and only them."""
-    kept = [entry for entry in entries if not names or any(entry.id in seen(name) for name in names)]
-    return json.dumps([_json(entry, names) for entry in kept], indent=1, ensure_ascii=False)
+    chosen = [entry for entry in entries if not names or any(entry.id in seen(name) for name in names)]
+    return json.dumps([_json(entry, names) for entry in chosen], indent=1, ensure_ascii=False)
 
 
 def _json(entry: LedgerEntry, names: Sequence[str]) -> dict[str, Any]:

@@ -43,9 +43,9 @@ def page(packages: Sequence[Measured]) -> str:
 def _section(entries: Sequence[LedgerEntry], known: dict[str, dict[str, list[Seen]]]) -> str:
     title = ", ".join(f"`{name}`" for name in dict.fromkeys(entry.module.rpartition(".")[2] for entry in entries))
     rows = [
-        [name, *(_cell(found.get(entry.id, [])) for entry in entries)]
-        for name, found in known.items()
-        if any(entry.id in found for entry in entries)
+        [name, *(_cell(readings.get(entry.id, [])) for entry in entries)]
+        for name, readings in known.items()
+        if any(entry.id in readings for entry in entries)
     ]
     grid = [["implementation", *(entry.id for entry in entries)], ["---"] * (len(entries) + 1), *rows]
     table = ["| " + " | ".join(row) + " |" for row in grid] if rows else ["No implementation is named here."]

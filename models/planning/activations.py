@@ -97,10 +97,10 @@ def _moe(config: Config, layer: MoeLayer, *, split: bool) -> float:
     settings: Any = layer.settings
     size, filled = bytes_of_dtype(config), rows(layer, train=True, every_slot=split)
     hidden = _hidden(config, layer)
-    kept = size * filled * (hidden + (4 if split else 2) * settings.width)
+    numbers = size * filled * (hidden + (4 if split else 2) * settings.width)
     columns = filled if layer.router == "soft_moe" else settings.experts
-    kept += settings.tokens * columns * ((8 + 2 * size) if layer.router == "soft_moe" else 4)
-    return float(layer.groups * kept)
+    numbers += settings.tokens * columns * ((8 + 2 * size) if layer.router == "soft_moe" else 4)
+    return float(layer.groups * numbers)
 
 
 def _hidden(config: Config, layer: MoeLayer) -> int:

@@ -20,31 +20,31 @@ __all__ = ["plan_command"]
 def plan_command(config: Config, *, devices: int, chip: str, sharding: bool, as_json: bool) -> None:
     """Prints the plans, or how the parameters are split on the mesh that is given, or the best."""
     config = replace(config, model=without_data(config.model, config.data))
-    found = plans(config, devices, chip_of(chip))
-    chosen = best(found)
+    ranked = plans(config, devices, chip_of(chip))
+    chosen = best(ranked)
     if sharding:
-        _print_sharding(config, (chosen or found[0]).sizes, as_json=as_json)
+        _print_sharding(config, (chosen or ranked[0]).sizes, as_json=as_json)
         return
     if as_json:
         report = {"devices": devices, "chip": {"name": chip, **chip_of(chip)._asdict()}}
-        made = [_json(config, each) for each in found]
-        print(json.dumps({**report, "plans": made, "best": made[found.index(chosen)] if chosen else None}, indent=1))
+        rows = [_json(config, each) for each in ranked]
+        print(json.dumps({**report, "plans": rows, "best": rows[ranked.index(chosen)] if chosen else None}, indent=1))
         return
     model, training = model_config(config.model), config.training
     print(f"{config.model.name}: {described(model)}")
     parts = f" in {training.accumulate} parts" if training.accumulate > 1 else ""
     again = ", blocks recomputed" if training.recompute else ""
     print(f"{training.batch} images a step{parts} on {devices} {chip}{again}; of each device:\n")
-    _print_table([HEADINGS, UNITS, *(_row(each) for each in found[:SHOWN])])
-    if found[SHOWN:]:
-        print(f"and {len(found) - SHOWN} other meshes (--json has them)")
-    if too_large := [str(each.sizes) for each in found if not each.fits]:
+    _print_table([HEADINGS, UNITS, *(_row(each) for each in ranked[:SHOWN])])
+    if ranked[SHOWN:]:
+        print(f"and {len(ranked) - SHOWN} other meshes (--json has them)")
+    if too_large := [str(each.sizes) for each in ranked if not each.fits]:
         print(f"Do not fit: {'; '.join(too_large)}")
     has = f"{_gib(chip_of(chip).memory)} GiB"
     if chosen:
         print(f"\nThe least bound of those that fit into {has}: {chosen.sizes}\n  {options(config, chosen.sizes)}")
     else:
-        less = "another mesh" if len(found) == 1 else "more devices"
+        less = "another mesh" if len(ranked) == 1 else "more devices"
         print(f"\nNone fits into {has}. --training.recompute, --training.accumulate and {less} take less.")
 
 

@@ -135,18 +135,18 @@ def plans(config: Config, devices: int, chip: Chip) -> list[Plan]:
         raise ConfigError(f"devices={devices!r}: expected an integer >= 1")
     if config.mesh != MeshConfig():
         return [plan(config, mesh_sizes(devices, **config.mesh.axes), chip)]
-    found: list[Plan] = []
+    candidates: list[Plan] = []
     reasons: list[SpecError] = []
     model = model_config(config.model)
     shapes, experts = family(model).parameter_shapes(model), bool(family(model).moe_layers(model, fewest_images(model)))
     for sizes in _meshes(devices, experts=experts):
         try:
-            found.append(_plan(model, shapes, config, sizes, chip))
+            candidates.append(_plan(model, shapes, config, sizes, chip))
         except ConfigError as error:
             reasons.append(error)
-    if not found:
+    if not candidates:
         raise reasons[0]
-    return sorted(found, key=_order)
+    return sorted(candidates, key=_order)
 
 
 def best(found: list[Plan]) -> Plan | None:

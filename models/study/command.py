@@ -50,14 +50,14 @@ def study_command(entries: Mapping[str, Config], *, seeds: int, out: Path) -> No
     outcomes: dict[str, dict[int, dict[str, object]]] = {name: {} for name in configs}
     failed: dict[str, dict[int, str]] = {}
     for number, ((name, seed), run) in enumerate(runs.items(), start=1):
-        kept = _kept(run)
+        file = _kept(run)
         try:
-            if not kept.is_file():
+            if not file.is_file():
                 print(f"study: run {number} of {len(runs)}, {name} with seed {seed}", flush=True)
                 config = _seeded(configs[name], seed)
                 train_command(config, run=str(run), resume=RunDirectory(run).begun(), override=False)
-                outcome.make(load_run(run), run, kept)
-            outcomes[name][seed] = outcome.read(kept)
+                outcome.make(load_run(run), run, file)
+            outcomes[name][seed] = outcome.read(file)
         except Interrupted as stop:
             raise Interrupted(
                 f"stopped by {stop.signal.name}, in run {number} of {len(runs)}; the same command goes on",
@@ -70,10 +70,10 @@ def study_command(entries: Mapping[str, Config], *, seeds: int, out: Path) -> No
             failed.setdefault(name, {})[seed] = why
             print(f"study: {name} with seed {seed} failed: {why}", flush=True)
         if name == list(configs)[-1]:
-            found = results.summarised(outcomes, failed)
-            results.write(out, found, {name: dump(config) for name, config in configs.items()})
-    print(results.table(found))
-    print("\n".join(found["sentences"]))
+            summary = results.summarised(outcomes, failed)
+            results.write(out, summary, {name: dump(config) for name, config in configs.items()})
+    print(results.table(summary))
+    print("\n".join(summary["sentences"]))
     print(f"{out / 'index.html'}, results.json, results.csv, pareto.png")
     if failed:
         raise RunError(f"{', '.join(failed)} failed; the same command tries again what is not finished, and that alone")
@@ -108,6 +108,6 @@ def _check_same(run: Path, kept: Path, config: Config) -> None:
     saved = [asdict(own)] if directory.begun() and (own := directory.config()) else []
     saved += [outcome.read(kept)["config"]] if kept.is_file() else []
     for before in saved:
-        found = {key: pair for key, pair in changes(before, config).items() if key not in MAY_CHANGE}
-        if found:
-            raise RunError(f"{run}: of another study: {described(found)}; choose another --out")
+        differing = {key: pair for key, pair in changes(before, config).items() if key not in MAY_CHANGE}
+        if differing:
+            raise RunError(f"{run}: of another study: {described(differing)}; choose another --out")

@@ -25,14 +25,14 @@ def entries(texts: Sequence[str], base: Config) -> dict[str, Config]:
     Raises ConfigError for a name that no folder can have, that occurs twice, or that is neither a router nor
     followed by options.
     """
-    found: dict[str, Config] = {}
+    configs: dict[str, Config] = {}
     for text in texts:
         name, colon, options = (part.strip() for part in text.partition(":"))
         if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):
             raise ConfigError(
                 f"routers={text!r}: expected a router, or NAME: OPTIONS with a name of letters, digits, _ . -"
             )
-        if name in found:
+        if name in configs:
             raise ConfigError(f"routers={text!r}: there is another entry {name!r}")
         if not colon and name not in (DENSE, *ROUTERS):
             raise ConfigError(f"routers={text!r}: expected {DENSE}, one of {', '.join(ROUTERS)}, or NAME: OPTIONS")
@@ -40,18 +40,18 @@ def entries(texts: Sequence[str], base: Config) -> dict[str, Config]:
             words = shlex.split(options)
         except ValueError as error:
             raise ConfigError(f"routers={text!r}: {error}") from error
-        given = words if colon else ["--model.moe", "none"] if name == DENSE else ["--router", name]
+        flags = words if colon else ["--model.moe", "none"] if name == DENSE else ["--router", name]
         try:
-            config = parse("moespec study", Settings, given, default=Settings(chosen(given, base))).settings
+            config = parse("moespec study", Settings, flags, default=Settings(chosen(flags, base))).settings
             if colon:
-                check_concerns(given, config)
+                check_concerns(flags, config)
                 _check_name(name, config)
             if config.training.seed != base.training.seed:
                 raise ConfigError(f"training.seed={config.training.seed!r}: a study has seeds of its own, --seeds N")
-            found[name] = config
+            configs[name] = config
         except ConfigError as error:
             raise ConfigError(f"routers={text!r}: {error}") from error
-    return found
+    return configs
 
 
 def _check_name(name: str, config: Config) -> None:

@@ -94,18 +94,18 @@ def right_of(outcome: dict[str, Any]) -> NDArray[np.bool_]:
 
 def _machine() -> dict[str, Any]:
     """The machine and the versions that measure."""
-    versions = {name: found for name in PACKAGES if (found := version(name)) != UNKNOWN}
+    versions = {name: number for name in PACKAGES if (number := version(name)) != UNKNOWN}
     processor = platform.processor() or platform.machine()
     return {"processor": processor, "cores": os.cpu_count(), "python": platform.python_version(), **versions}
 
 
 def _right(B: Backend, model: Any, params: Any, dataset: Any, batch: int) -> NDArray[np.bool_]:
     forward = compile_if(B, pays(B, len(dataset.validation) // batch), make_forward(B, model))
-    found = [
+    predicted = [
         np.asarray(logits).argmax(axis=1)[: part["count"]]
         for (logits, _), part in over(B, forward, params, dataset, dataset.validation, batch=batch)
     ]
-    return np.asarray(np.concatenate(found) == dataset.validation.labels)
+    return np.asarray(np.concatenate(predicted) == dataset.validation.labels)
 
 
 def _imbalance(load: list[float]) -> float:

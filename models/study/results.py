@@ -52,7 +52,7 @@ def summarised(outcomes: Outcomes, failed: Mapping[str, Mapping[int, str]]) -> d
             **{key: runs[seeds[0]][key] for key in FIXED},
             **{key: statistics.median(runs[seed][key] for seed in seeds) for key in MEDIANS},
         }
-    found = differences(right)
+    pairs = differences(right)
     images = next(iter(sizes.values()), 0)
     why = [f"{name} failed with seed {seed}: {text}." for name, of in failed.items() for seed, text in of.items()]
     return {
@@ -63,8 +63,8 @@ def summarised(outcomes: Outcomes, failed: Mapping[str, Mapping[int, str]]) -> d
         "pareto": {
             cost: pareto({name: (entry[cost], entry["accuracy"]) for name, entry in entries.items()}) for cost in COSTS
         },
-        "differences": [{**one._asdict(), "sure": one.sure} for one in found],
-        "sentences": sentences(found, seeds=len(seeds), images=images) + why,
+        "differences": [{**one._asdict(), "sure": one.sure} for one in pairs],
+        "sentences": sentences(pairs, seeds=len(seeds), images=images) + why,
         "failed": {name: {str(seed): text for seed, text in of.items()} for name, of in failed.items()},
         "runs": {
             name: {str(seed): {key: run[key] for key in run if key != "config"} for seed, run in runs.items()}
@@ -79,14 +79,14 @@ def write(folder: Path, results: dict[str, Any], commands: dict[str, str]) -> No
     write_atomically(folder / "results.json", (json.dumps(results, indent=1) + "\n").encode())
     write_atomically(folder / "results.csv", _csv(results).encode())
     write_atomically(folder / "pareto.png", picture)
-    found = [Difference(**{key: one[key] for key in Difference._fields}) for one in results["differences"]]
+    pairs = [Difference(**{key: one[key] for key in Difference._fields}) for one in results["differences"]]
     page = render(
         "study.html.jinja",
         title="Study",
         results=results,
         rows=rows(results),
         differences=[
-            [one, f"{100 * one.difference:+.2f}", f"{100 * one.low:+.2f} to {100 * one.high:+.2f}"] for one in found
+            [one, f"{100 * one.difference:+.2f}", f"{100 * one.low:+.2f} to {100 * one.high:+.2f}"] for one in pairs
         ],
         picture=base64.b64encode(picture).decode(),
         commands=commands,

@@ -52,11 +52,11 @@ def differences(right: Mapping[str, NDArray[np.bool_]], *, seed: int = 0) -> lis
     # Entries that are right on the same images have no error; they do not widen the intervals of the others.
     scaled = np.abs(drawn - drawn.mean(axis=0)) / np.where(error > 0, error, np.inf)
     quantile = float(np.quantile(scaled.max(axis=1), LEVEL))
-    found = []
+    pairs = []
     for i, j, half in zip(first, second, quantile * error, strict=True):
         difference = float(right[names[i]].mean() - right[names[j]].mean())
-        found.append(Difference(names[i], names[j], difference, difference - float(half), difference + float(half)))
-    return found
+        pairs.append(Difference(names[i], names[j], difference, difference - float(half), difference + float(half)))
+    return pairs
 
 
 def _replicates(right: NDArray[np.bool_], random: np.random.Generator) -> NDArray[np.float64]:

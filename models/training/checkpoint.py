@@ -108,14 +108,14 @@ def set_aside(path: Path) -> Path:
 def steps(folder: Path) -> list[int]:
     """The steps that have a checkpoint in `folder`, in order."""
     names = [path.name for path in folder.glob("[0-9]*")]
-    found = {name: int(name) for name in names if re.fullmatch("[0-9]{8,}", name)}  # isdigit is true of ² as well
-    return sorted(step for name, step in found.items() if name == f"{step:08d}")
+    numbers = {name: int(name) for name in names if re.fullmatch("[0-9]{8,}", name)}  # isdigit is true of ² as well
+    return sorted(step for name, step in numbers.items() if name == f"{step:08d}")
 
 
 def latest(folder: Path) -> Path | None:
     """The newest checkpoint in `folder`, or None."""
-    found = steps(folder)
-    return folder / f"{found[-1]:08d}" if found else None
+    present = steps(folder)
+    return folder / f"{present[-1]:08d}" if present else None
 
 
 def sweep(folder: Path) -> None:
@@ -151,14 +151,14 @@ def read(path: Path, shapes: dict[str, Any], *, whole: bool = True) -> Checkpoin
             raise CheckpointError(f"{where}: {name} is {is_now}, expected F32 {tuple(shape)}")
     if unknown := sorted(set(arrays) - set(expected)):
         raise CheckpointError(f"{where}: {unknown[0]!r} is not a parameter of the model")
-    found: dict[str, Any] = dict(arrays)
+    values: dict[str, Any] = dict(arrays)
     if whole:
         for name, array in arrays.items():
             try:
-                found[name] = np.asarray(array)
+                values[name] = np.asarray(array)
             except ValueError as error:
                 raise CheckpointError(f"{where}: {name} {error}{_advice(path)}") from error
-    return Checkpoint({**nested({name: found[name] for name in flatten(wanted)}), "step": record["step"]}, record)
+    return Checkpoint({**nested({name: values[name] for name in flatten(wanted)}), "step": record["step"]}, record)
 
 
 def _files(record: dict[str, Any]) -> dict[str, str]:

@@ -195,10 +195,10 @@ def _tables(tables: Any, kind: type[Any], *, source: str, prefix: str) -> dict[s
     for name, table in tables.items() if isinstance(tables, dict) else [("", tables)]:
         if not isinstance(table, dict):
             raise ConfigError(f"{source}: {prefix}{'.' * bool(name)}{name}={table!r}: expected tables, [{prefix}.NAME]")
-    made: dict[str, Any] = {}
+    sections: dict[str, Any] = {}
     for name, table in tables.items():
-        made[name] = update(kind(), table, source=source, prefix=f"{prefix}.{name}.")
-    return made
+        sections[name] = update(kind(), table, source=source, prefix=f"{prefix}.{name}.")
+    return sections
 
 
 def _checked(value: Any, hint: Any, where: str) -> Any:

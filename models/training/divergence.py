@@ -37,8 +37,8 @@ def diverged_somewhere(B: Backend, metrics: dict[str, Any], exported: dict[str, 
     There the steps are not done once more.
     """
     own = next((f"the {name} is {metrics[name]}" for name in MEASURES if not math.isfinite(metrics[name])), None)
-    found = [text for text in B.exchanged(own or _not_finite(exported) or "") if text]
-    return RunError(f"training diverged by step {last}: {found[0]}") if found else None
+    texts = [text for text in B.exchanged(own or _not_finite(exported) or "") if text]
+    return RunError(f"training diverged by step {last}: {texts[0]}") if texts else None
 
 
 def diverged(
@@ -71,8 +71,8 @@ def diverged(
             whose = f"the gradient of {names[0]}" if names else "the norm of the gradient"
             return _error(f"{whose} is not finite (the loss is {value:.4g})", step, rate, updates=step)
         exported = B.export_state(state)
-        if (found := _not_finite(exported)) is not None:
-            return _error(found, step, rate, updates=step + 1)
+        if (what := _not_finite(exported)) is not None:
+            return _error(what, step, rate, updates=step + 1)
     return RunError(f"training diverged between step {first + 1} and {last}, but not when these were done once more")
 
 

@@ -99,8 +99,8 @@ def _labels(path: Path, dataset: Dataset) -> list[list[int]]:
         raise DataError(f"{path}: not JSON ({error})") from error
     classes = range(len(dataset.classes))
     if not isinstance(labels, list) or len(labels) != len(dataset.validation):
-        found = f"a list of {len(labels)}" if isinstance(labels, list) else type(labels).__name__
-        raise DataError(f"{path}: {found}, expected a list of labels for each of {len(dataset.validation)} images")
+        kind = f"a list of {len(labels)}" if isinstance(labels, list) else type(labels).__name__
+        raise DataError(f"{path}: {kind}, expected a list of labels for each of {len(dataset.validation)} images")
     for index, own in enumerate(labels):
         if not isinstance(own, list) or not all(type(label) is int and label in classes for label in own):
             raise DataError(f"{path}: image {index} has {own!r}, expected a list of labels from 0 to {classes[-1]}")

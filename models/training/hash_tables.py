@@ -204,7 +204,7 @@ def read(path: Path, model: vit.VitConfig) -> HashTables:
         raise DataError(
             f"hash.path={str(path)!r}: not a readable file of moespec hash-table ({reason(error)})"
         ) from error
-    arrays = {name: found.array for name, found in tensors.items()}
+    arrays = {name: tensor.array for name, tensor in tensors.items()}
     for name, value in _made_for(model).items():
         if made_for.get(name) != value:
             raise DataError(f"{path}: made for {name}={made_for.get(name)}, the model has {value}")

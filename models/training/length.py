@@ -37,18 +37,18 @@ def shrunk(schedule: ScheduleConfig, steps: int) -> ScheduleConfig:
 
 def notes(before: Config, after: Config) -> list[str]:
     """What the user is told of a configuration that was resolved."""
-    found, steps = [], after.training.total
-    for name, given in (("epochs", before.training.epochs), ("examples", before.training.examples)):
-        if given is not None:
-            found.append(f"training.{name}={given:g}: {steps} steps")
+    lines, steps = [], after.training.total
+    for name, number in (("epochs", before.training.epochs), ("examples", before.training.examples)):
+        if number is not None:
+            lines.append(f"training.{name}={number:g}: {steps} steps")
     for name, why in (
         ("warmup", f"not shorter than the {steps} steps of the run"),
         ("cooldown", f"longer than the {steps - after.schedule.warmup} steps after the warm-up"),
     ):
-        given, now = getattr(before.schedule, name), getattr(after.schedule, name)
-        if now != given:
-            found.append(f"schedule.{name}={given}: {why}, shortened to {now}")
-    return found
+        number, now = getattr(before.schedule, name), getattr(after.schedule, name)
+        if now != number:
+            lines.append(f"schedule.{name}={number}: {why}, shortened to {now}")
+    return lines
 
 
 def settled(schedule: ScheduleConfig, steps: int) -> int:

@@ -51,12 +51,12 @@ class ModelConfig:
     def __post_init__(self) -> None:
         # Any mapping will do; and options of another router, which come from a change of the router, are those that are not
         # its defaults.
-        given, module = getattr(self, "router_options", None), families.of_name(self.name)
-        if given is not None:
+        options, module = getattr(self, "router_options", None), families.of_name(self.name)
+        if options is not None:
             with named("model.", ("router",)):
                 kind = section(self.router or self.kind.router, module.DECIDED)
-            if type(given) is not kind:
-                values = given.changed() if isinstance(given, RouterSection) else given
+            if type(options) is not kind:
+                values = options.changed() if isinstance(options, RouterSection) else options
                 check_names("model.router_options.", values, kind.owner, _fields(kind))
                 object.__setattr__(self, "router_options", kind(**values))
 

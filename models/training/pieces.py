@@ -121,8 +121,8 @@ def stored(files: Iterable[ArrayFile], *, whole: bool) -> dict[str, Stored]:
 
 def _in_memory(file: ArrayFile) -> dict[str, Part]:
     return {
-        name: Part((), found.array.shape, found.dtype, found.array.__getitem__)
-        for name, found in decoded(file.content).items()
+        name: Part((), tensor.array.shape, tensor.dtype, tensor.array.__getitem__)
+        for name, tensor in decoded(file.content).items()
     }
 
 

@@ -103,9 +103,9 @@ def resolve(config: Config, dataset: Dataset, backend: str) -> Config:
         )
     expected: dict[str, Any] = {"image_size": height, "channels": channels, "classes": len(dataset.classes)}
     for name, value in expected.items():
-        given = getattr(config.model, name)
-        if given not in (None, value):
-            raise ConfigError(f"model.{name}={given!r}: the data set {dataset.name!r} has {value}")
+        current = getattr(config.model, name)
+        if current not in (None, value):
+            raise ConfigError(f"model.{name}={current!r}: the data set {dataset.name!r} has {value}")
     chosen = model_config(config.model.but(**expected))
     filled = {name: value for name, value in asdict(chosen).items() if name != "router_options"}
     training = config.training
@@ -177,11 +177,11 @@ def model_config(config: ModelConfig) -> families.Config:
 def schedule(config: Config) -> Schedule:
     """The learning rate of each step. Raises ConfigError for a field that does not concern the schedule."""
     section = config.schedule
-    given: dict[str, Any] = {key: value for key, value in asdict(section).items() if value is not None}
-    make = SCHEDULES[given.pop("name")]
+    options: dict[str, Any] = {key: value for key, value in asdict(section).items() if value is not None}
+    make = SCHEDULES[options.pop("name")]
     known = inspect.signature(make).parameters
-    for key, value in given.items():
+    for key, value in options.items():
         if key not in known:
             raise ConfigError(f"schedule.{key}={value!r} does not concern the schedule {section.name!r}")
-    with named("schedule.", given):
-        return make(**given, total=config.training.total)
+    with named("schedule.", options):
+        return make(**options, total=config.training.total)

@@ -186,10 +186,10 @@ class RunDirectory:
             )
         model = model_config(config.model)
         shapes = family(model).parameter_shapes(model)
-        found = checkpoint.read(newest, shapes)
-        record, kept = found.record, [name for name in found.state if name != "step"]
+        saved = checkpoint.read(newest, shapes)
+        record, trees = saved.record, [name for name in saved.state if name != "step"]
         needed = config.optimizer.state_shapes(shapes)
-        if flatten(needed).keys() != flatten({name: found.state[name] for name in kept}).keys():
+        if flatten(needed).keys() != flatten({name: saved.state[name] for name in trees}).keys():
             raise RunError(
                 f"run={str(self.path)!r}: {unchanged.described(changed)}; that cannot be overridden, as the checkpoint does "
                 "not have what this optimizer keeps of each parameter"

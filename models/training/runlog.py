@@ -30,10 +30,10 @@ def read_log(run: Path, kind: str, *, some: bool = False) -> list[dict[str, Any]
     lines, damaged = _read(path.read_bytes() if path.is_file() else b"")
     if damaged:
         raise RunError(f"{path}, {damaged[0]}; to go on without the line, remove it")
-    found = [record for _, record in lines if record["kind"] == kind]
-    if some and not found:
+    records = [record for _, record in lines if record["kind"] == kind]
+    if some and not records:
         raise RunError(f"{path}: there is no line of the kind {kind!r}")
-    return found
+    return records
 
 
 class RunLog:
@@ -51,8 +51,8 @@ class RunLog:
                 aside = path.with_name(f"{NAME}.damaged-{time.time_ns()}")
                 write_atomically(aside, content)
                 print(f"{path}, {'; '.join(damaged)}. The run goes on without; all of the log is kept as {aside.name}")
-            kept = [line for line, at in lines if at["step"] < step + (at["kind"] not in again)]
-            write_atomically(path, b"".join(line + b"\n" for line in kept))
+            earlier = [line for line, at in lines if at["step"] < step + (at["kind"] not in again)]
+            write_atomically(path, b"".join(line + b"\n" for line in earlier))
         self._path, self._file = path, path.open("a")
         self._board = _Board.open(run / "tensorboard", step)
 

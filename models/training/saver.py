@@ -99,10 +99,10 @@ class Saver:
             if time.monotonic() > until:
                 raise RunError(f"{folder}: process {process} has not saved its part within {PATIENCE:.0f} s")
             time.sleep(LOOK)
-        found = json.loads(note.read_bytes())
-        if "error" in found:
-            raise RunError(f"{folder}: process {process} could not save its part: {found['error']}")
-        return str(found["sha256"])
+        record = json.loads(note.read_bytes())
+        if "error" in record:
+            raise RunError(f"{folder}: process {process} could not save its part: {record['error']}")
+        return str(record["sha256"])
 
 
 def _file(process: int, processes: int) -> str:

@@ -50,19 +50,19 @@ def begin(
     """
     model, seed = model_config(config.model), config.training.seed
     alone = B.sizes.devices == 1
-    found = directory.load(family(model).parameter_shapes(model), whole=alone)
-    if found is None:
+    saved = directory.load(family(model).parameter_shapes(model), whole=alone)
+    if saved is None:
         params = initial()
         for name, value in flatten(params).items():
             if isinstance(value, np.ndarray) and not np.isfinite(value).all():
                 raise RunError(f"the initial parameter {name} has NaN or infinity")
         return Start(B.init_state(B.from_numpy(params) if alone else params, config.optimizer), 0, 0.0, [], [])
-    step = found.record["step"]
-    hash_tables.check(found.state["params"], model, str(directory.checkpoints))
-    if draws(model, config.training.batch) and found.record.get("generator") != GENERATOR:
+    step = saved.record["step"]
+    hash_tables.check(saved.state["params"], model, str(directory.checkpoints))
+    if draws(model, config.training.batch) and saved.record.get("generator") != GENERATOR:
         raise CheckpointError(
             f"{directory.checkpoints}, step {step}: the gating noise of this run was not drawn by {GENERATOR}, as it is now; "
-            f"go on with the version of moespec that began it ({found.record.get('version', '0.1, as it names none')}), or begin "
+            f"go on with the version of moespec that began it ({saved.record.get('version', '0.1, as it names none')}), or begin "
             "a new run"
         )
     expected = {
@@ -70,16 +70,16 @@ def begin(
         "data": data_position(examples, config.training.batch, step),
     }
     for key, value in expected.items():
-        if found.record[key] != value:
+        if saved.record[key] != value:
             raise CheckpointError(
-                f"{directory.checkpoints}, step {step}: {key} {found.record[key]}, but this run has {value} there "
+                f"{directory.checkpoints}, step {step}: {key} {saved.record[key]}, but this run has {value} there "
                 f"(another seed or batch, or another number of training images than {examples})"
             )
     try:
-        state = B.import_state(_for_backend(B, found.state) if alone else found.state, config.optimizer)
+        state = B.import_state(_for_backend(B, saved.state) if alone else saved.state, config.optimizer)
     except ValueError as error:  # of an array that is read only now
         raise CheckpointError(f"{directory.checkpoints}, step {step}: {error}") from error
-    record = found.record
+    record = saved.record
     return Start(state, step, record["seconds"], record.get("overrides", []), record.get("owed", []))
 
 
@@ -117,13 +117,13 @@ def trained_params(
     Raises CheckpointError when there is none, or it is damaged, or `config` describes another model or other data.
     """
     model = model_config(config.model)
-    found = directory.load(family(model).parameter_shapes(model), step=step)
-    if found is None:
+    saved = directory.load(family(model).parameter_shapes(model), step=step)
+    if saved is None:
         raise CheckpointError(f"{directory.checkpoints}: there is no checkpoint yet")
-    check_evaluated(found.record, config, str(directory.checkpoints))
-    hash_tables.check(found.state["params"], model, str(directory.checkpoints))
-    params, averages = found.state["params"], found.state.get("ema", {}) if average else {}
-    return nested(flatten(params) | flatten(averages)), found.record["step"]
+    check_evaluated(saved.record, config, str(directory.checkpoints))
+    hash_tables.check(saved.state["params"], model, str(directory.checkpoints))
+    params, averages = saved.state["params"], saved.state.get("ema", {}) if average else {}
+    return nested(flatten(params) | flatten(averages)), saved.record["step"]
 
 
 def _for_backend(B: Backend, state: dict[str, Any]) -> dict[str, Any]:

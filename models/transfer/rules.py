@@ -58,30 +58,32 @@ def transferred(source: Weights, config: Config, initial: Params, *, skip: str |
         skipped = re.compile(skip) if skip is not None else None
     except re.error as error:
         raise ConfigError(f"init_skip={skip!r}: not a regular expression ({error})") from error
-    given, wanted = flatten(source.params), flatten(initial)
+    trained, wanted = flatten(source.params), flatten(initial)
     found: dict[str, Array] = {}
     result = Transferred({}, [], [], [])
-    used = {name for name in given if skipped is not None and skipped.search(name)}
+    used = {name for name in trained if skipped is not None and skipped.search(name)}
     for name, fresh in wanted.items():
         dense = re.sub(r"/moe/experts/", "/mlp/", name)
         if skipped is not None and skipped.search(name):
             found[name] = _new(name, fresh, result)
             used |= {name, dense}
-        elif name in given:
+        elif name in trained:
             if name == "positions":
-                found[name] = _positions(given[name], fresh, source.config, config, result)
+                found[name] = _positions(trained[name], fresh, source.config, config, result)
             else:
-                found[name] = _fitted(name, given[name], fresh, result)
+                found[name] = _fitted(name, trained[name], fresh, result)
             used.add(name)
-        elif dense in given:
-            found[name] = _copied(name, given[dense], fresh, result)
+        elif dense in trained:
+            found[name] = _copied(name, trained[dense], fresh, result)
             used.add(dense)
-        elif ("/moe/router/" in name and re.sub(r"/moe/router/.*", "/mlp/w1", name) in given) or name.startswith(_FREE):
+        elif ("/moe/router/" in name and re.sub(r"/moe/router/.*", "/mlp/w1", name) in trained) or name.startswith(
+            _FREE
+        ):
             found[name] = _new(name, fresh, result)
         else:
             raise ConfigError(f"init: {name} {fresh.shape} is missing; --init-skip {name} starts it anew")
-    if left := sorted(name for name in given if name not in used and not name.startswith(_FREE)):
-        raise ConfigError(f"init: {left[0]} {given[left[0]].shape} is an unexpected parameter")
+    if left := sorted(name for name in trained if name not in used and not name.startswith(_FREE)):
+        raise ConfigError(f"init: {left[0]} {trained[left[0]].shape} is an unexpected parameter")
     return result._replace(params=nested({name: np.asarray(value, np.float32) for name, value in found.items()}))
 
 

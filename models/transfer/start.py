@@ -38,8 +38,8 @@ def starting_params(config: Config, dataset: Dataset, *, lazily: bool = False) -
     result = transferred(source(config.init), model_config(config.model), initial, skip=config.init_skip)
     print(f"init: {config.init}")
     for what in ("new", "resized", "upcycled"):
-        if given := getattr(result, what):
-            print(f"  {what}: {_summary(given)}")
+        if names := getattr(result, what):
+            print(f"  {what}: {_summary(names)}")
     return result.params
 
 
@@ -111,12 +111,12 @@ def taken(config: Config, *, given: bool) -> str:
             )
         return ""
     same = (config.data.name, config.data.path) == (run.data.name, run.data.path)
-    found = [f"{run.data.name} {run.data.path}".strip()] * same
+    words = [f"{run.data.name} {run.data.path}".strip()] * same
     for name in ("mean", "std"):
         if getattr(DataConfig(), name) != getattr(run.data, name) == getattr(config.data, name):
-            found.append(f"{name} {getattr(run.data, name)}")
-    found += [f"evaluation {name}" for name in config.evaluation if name in run.evaluation]
-    return f"data: {', '.join(found)} (of the run)" if found else ""
+            words.append(f"{name} {getattr(run.data, name)}")
+    words += [f"evaluation {name}" for name in config.evaluation if name in run.evaluation]
+    return f"data: {', '.join(words)} (of the run)" if words else ""
 
 
 def sized(config: Config) -> Config:

@@ -33,11 +33,11 @@ def convert_command(
     to_format = to_format or _by_name(target)
     if to_format not in ("hub", "huggingface"):
         check_output("target", target)
-    given = Given(model, read_json(arguments) if arguments else None, fields_of(settings), step)
+    request = Given(model, read_json(arguments) if arguments else None, fields_of(settings), step)
     from_format = from_format or format_of(source)
     with warnings.catch_warnings(record=True) as notes:
         warnings.simplefilter("always")
-        weights = read(source, given, from_format)
+        weights = read(source, request, from_format)
     for note in notes:
         print(f"note: {note.message}")
     write(target, weights, to_format)

@@ -44,7 +44,7 @@ def read_safetensors(path: Path) -> tuple[Arrays, dict[str, str]]:
     """The arrays and the metadata of a safetensors file; bfloat16 becomes float32, which holds every value of it."""
     content = content_of(path)
     try:
-        arrays = {name: found.array for name, found in decoded(content, half=True).items()}
+        arrays = {name: tensor.array for name, tensor in decoded(content, half=True).items()}
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}") from error
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
@@ -94,9 +94,9 @@ def read_json(path: Path) -> dict[str, Any]:
     """A JSON object. Raises CheckpointError for any other content."""
     content = content_of(path)
     try:
-        found = json.loads(content)
+        value = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: not JSON ({error})") from error
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise CheckpointError(f"{path}: not a JSON object")
-    return found
+    return value

@@ -81,12 +81,12 @@ def params_of(arrays: Mapping[str, Any], config: Config) -> Params:
 
 def _json(path: Path, text: str, kind: type = dict) -> Any:
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: metadata that is not JSON ({error})") from error
-    if not isinstance(found, kind):
+    if not isinstance(value, kind):
         raise CheckpointError(f"{path}: metadata that is not a JSON {'object' if kind is dict else 'list'}")
-    return found
+    return value
 
 
 def _nothing_given(given: Any, what: str) -> None:

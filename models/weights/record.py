@@ -46,18 +46,18 @@ def named_classes(names: Any, config: Config, where: str) -> tuple[str, ...]:
 
 def of_description(values: Mapping[str, Any], where: str) -> Config:
     """The inverse of `described`. Raises ConfigError, which begins with `where`, for what describes no model."""
-    given = dict(values)
-    family = given.pop("family", None)
+    fields = dict(values)
+    family = fields.pop("family", None)
     if not isinstance(family, str) or family not in kinds():
         raise ConfigError(f"{where}: family={family!r}: expected one of {', '.join(kinds())}")
-    made: Config = _made(kinds()[family], kinds()[family], given, where)
-    return made
+    config: Config = _made(kinds()[family], kinds()[family], fields, where)
+    return config
 
 
 def with_fields(config: Model, values: Mapping[str, Any], where: str) -> Model:
     """The configuration with these fields. Raises ConfigError, which begins with `where`, as `of_description` does."""
-    made: Model = _made(type(config), partial(replace, config), values, where)  # type: ignore[type-var]
-    return made
+    model: Model = _made(type(config), partial(replace, config), values, where)  # type: ignore[type-var]
+    return model
 
 
 def _made(kind: type, make: Callable[..., Any], values: Mapping[str, Any], where: str) -> Any:

@@ -25,20 +25,20 @@ def _gating(logits: Tensor, choices: int, factor: float) -> tuple[Tensor, Tensor
         raise NotImplementedError("there are more choices than experts")
     if choices == 2 and logits.dtype == torch.float64:
         raise NotImplementedError("top2gating computes in float32")
-    found: tuple[Tensor, ...]
+    gating: tuple[Tensor, ...]
     if choices == 1:
-        found = top1gating(logits, factor, 0, use_rts=False)
+        gating = top1gating(logits, factor, 0, use_rts=False)
     elif choices == 2:
-        found = top2gating(logits, factor, 0, top2_2nd_expert_sampling=False)
+        gating = top2gating(logits, factor, 0, top2_2nd_expert_sampling=False)
     else:
-        found = topkgating(logits, choices, factor, 0)
-    return found[0], found[1], found[2]
+        gating = topkgating(logits, choices, factor, 0)
+    return gating[0], gating[1], gating[2]
 
 
 def _routed(logits: Tensor, choices: int, factor: float) -> Routed:
-    found = [_gating(group, choices, factor) for group in logits]
-    dispatch = torch.stack([dispatch for _, _, dispatch in found])
-    return Routed(dispatch.to(logits.dtype), torch.stack([combine for _, combine, _ in found]))
+    gatings = [_gating(group, choices, factor) for group in logits]
+    dispatch = torch.stack([dispatch for _, _, dispatch in gatings])
+    return Routed(dispatch.to(logits.dtype), torch.stack([combine for _, combine, _ in gatings]))
 
 
 def token_choice(

@@ -93,11 +93,11 @@ def transport_semi_dual(potential: Tensor, utility: Tensor, *, capacity: int, re
     """`ot.smooth.semi_dual_obj_grad` and `get_plan_from_semi_dual` with `SparsityConstrained`."""
     regul = smooth.SparsityConstrained(max_nz=capacity, gamma=regularization)
     a, b = (marginal.numpy() for marginal in _marginals(utility))
-    found = []
+    groups = []
     for alpha, cost in zip(potential.numpy(), -utility.numpy(), strict=True):
         value, gradient = smooth.semi_dual_obj_grad(alpha, a, b, cost, regul)
-        found.append((value, gradient, smooth.get_plan_from_semi_dual(alpha, b, cost, regul)))
-    return SemiDual(*_stacked(found, utility))
+        groups.append((value, gradient, smooth.get_plan_from_semi_dual(alpha, b, cost, regul)))
+    return SemiDual(*_stacked(groups, utility))
 
 
 def transport_dual(
@@ -106,11 +106,11 @@ def transport_dual(
     """`ot.smooth.dual_obj_grad` and `get_plan_from_dual` with `SparsityConstrained`."""
     regul = smooth.SparsityConstrained(max_nz=capacity, gamma=regularization)
     a, b = (marginal.numpy() for marginal in _marginals(utility))
-    found = []
+    groups = []
     for alpha, beta, cost in zip(token_potential.numpy(), expert_potential.numpy(), -utility.numpy(), strict=True):
         values = smooth.dual_obj_grad(alpha, beta, a, b, cost, regul)
-        found.append((*values, smooth.get_plan_from_dual(alpha, beta, cost, regul)))
-    return Dual(*_stacked(found, utility))
+        groups.append((*values, smooth.get_plan_from_dual(alpha, beta, cost, regul)))
+    return Dual(*_stacked(groups, utility))
 
 
 def _stacked(found: list[tuple[Any, ...]], like: Tensor) -> list[Tensor]:
