@@ -68,25 +68,10 @@ def test_rules_of_public_implementations(name):
     assert all(type(number) is int for number in slots)
 
 
-def test_choices_of_a_rule_default_to_one():
-    assert CAPACITY_RULES["tutel"](196, 32, 1.0) == 7
-    assert CAPACITY_RULES["tutel"](196, 32, 1.0, choices=2) == 14
-
-
-def test_a_rule_with_a_minimum_never_goes_below_it():
-    assert CAPACITY_RULES["deepspeed"](4, 64, 1.0) == 8
-    assert CAPACITY_RULES["st_moe"](4, 64, 1.0) == 4
-
-
 def test_the_rule_of_vmoe_is_ours_with_multiples_of_four():
     for tokens, experts, choices, factor in [*CASES, (50, 8, 1, 1.05), (197, 32, 2, 0.5), (1568, 32, 2, 4.0)]:
         ours = expert_capacity(tokens, experts, factor, choices=choices, multiple_of=4)
         assert CAPACITY_RULES["vmoe"](tokens, experts, factor, choices) == ours
-
-
-def test_the_product_is_evaluated_before_the_quotient():
-    assert expert_capacity(20, 3, 1.05) == math.ceil(20 * 1.05 / 3) == 7
-    assert CAPACITY_RULES["megatron"](20, 3, 1.05) == math.ceil(20 / 3 * 1.05) == 8
 
 
 def test_below_one_is_an_error_before_the_multiple():
