@@ -9,7 +9,6 @@ import sys
 import numpy as np
 import pytest
 
-from moespec.backends.optimizer import OptimizerConfig
 from moespec.models import vit
 from moespec.spec import ConfigError, ContractError, DtypeError, ShapeError
 from moespec.spec.routing import Noise
@@ -339,51 +338,6 @@ def test_compiled_without_a_break(x):
     torch._dynamo.reset()
 
 
-WORKER = """
-import sys
-import torch
-from torch.nn.parallel import DistributedDataParallel
-from moespec.backends.torch.nn import MoE, auxiliary_loss
-
-rank, store = int(sys.argv[1]), sys.argv[2]
-torch.set_num_threads(1)
-torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-torch.manual_seed(0)
-model = torch.nn.Sequential(
-    torch.nn.Linear(8, 8),
-    MoE(8, 16, 4, tokens=12, router="softmax_token_choice", choices=2, noise_multiplier=0.0, z_weight=0.1),
-    MoE(8, 16, 4, tokens=12, router="soft_moe"),
-).double()
-x = torch.randn(4, 12, 8, dtype=torch.float64)
-
-def gradients(module, x):
-    model.zero_grad()
-    (module(x).square().mean() + auxiliary_loss(module)).backward()
-    return [parameter.grad.clone() for parameter in model.parameters()]
-
-want = gradients(model, x)
-parallel = DistributedDataParallel(model)
-for _ in range(2):
-    got = gradients(parallel, x[2 * rank : 2 * rank + 2])
-for a, b in zip(got, want, strict=True):
-    torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-13)
-print("equal", flush=True)
-torch.distributed.barrier()
-torch.distributed.destroy_process_group()
-"""
-
-
-def test_two_processes_have_the_gradients_of_one(tmp_path):
-    """DDP over gloo: the mean over two halves of a batch is the gradient of the whole, auxiliary losses included."""
-    command = [sys.executable, "-c", WORKER]
-    processes = [
-        subprocess.Popen([*command, str(rank), str(tmp_path / "store")], stdout=subprocess.PIPE, text=True)
-        for rank in range(2)
-    ]
-    # Not the exit codes: a process can be aborted by gloo when the other has left first.
-    assert [process.communicate(timeout=120)[0].strip() for process in processes] == ["equal", "equal"]
-
-
 PARAMS = {
     "embedding": {"kernel": np.full((3, WIDTH), 0.1, np.float32)},
     "blocks": {"0": {"moe": {"kernel": np.eye(WIDTH, 4, dtype=np.float32), "w": np.ones((4, WIDTH), np.float32)}}},
@@ -430,13 +384,6 @@ def test_model_holds_parameters_by_path(x):
     assert torch.equal(twin.eval()(inputs), model.eval()(inputs))
     assert model.double()(inputs.double()).dtype == torch.float64
     assert PARAMS["blocks"]["0"]["moe"]["w"].max() == 1
-
-
-def test_a_trained_state_goes_into_a_model():
-    """Parameters of the functional training loop are those of the module, by name."""
-    state = B.init_state(PARAMS, OptimizerConfig())
-    model = modules.Model(forward, {}, B.export_state(state)["params"])
-    assert list(model.state_dict()) == ["embedding.kernel", "blocks.0.moe.kernel", "blocks.0.moe.w"]
 
 
 def test_no_auxiliary_loss_is_zero():
