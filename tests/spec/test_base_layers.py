@@ -1,4 +1,4 @@
-"""BASE layers: the best assignment and the proof of it, its limit, and the router with its shards."""
+"""BASE layers: the best assignment and the proof of it, its limit, and the shards of the router."""
 
 import itertools
 
@@ -74,18 +74,6 @@ def test_gap_bounds_what_is_missing_for_any_assignment():
     for assignment in itertools.islice(balanced(6, 3), 40):
         expert = np.array(assignment)
         assert _gap(scores, expert) >= best - scores[range(6), expert].sum() - 1e-12
-
-
-@pytest.mark.parametrize("train", [True, False])
-def test_router(train):
-    config = ROUTERS["base"].options(width=3, experts=3, tokens=6)
-    output = ROUTERS["base"].route({"kernel": np.eye(3)}, LOGITS, config, train=train)
-    assert output.routing.dispatch.shape[2] == (2 if train else 6)
-    assert ("gap" in output.metrics) == train
-    assert output.losses == {}
-    assert output.metrics["dropped"] == 0
-    load = output.metrics["load"].tolist()
-    assert load == pytest.approx([1 / 3] * 3 if train else [1 / 2, 1 / 3, 1 / 6])
 
 
 @pytest.mark.parametrize(("width", "experts"), [(8, 3), (3, 8), (4, 4)])

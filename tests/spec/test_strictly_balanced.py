@@ -58,23 +58,6 @@ def test_the_words_of_the_paper(seed):
         assert output.losses == pytest.approx(expected_losses, rel=1e-12, abs=1e-15)
 
 
-def test_descent_on_the_loss_finds_the_thresholds():
-    """The thresholds of a sample let as many tokens of another pass as the batchwise mask does, within its noise."""
-    random = np.random.default_rng(0)
-    kernel = random.normal(size=(3, 4))
-    gates = spec.softmax_affinity(random.normal(size=(400, 3)) @ kernel)
-    thresholds = np.full(4, 0.25)
-    for step in range(200):
-        slope = [
-            spec.threshold_loss(gates, thresholds + 1e-30j * unit, capacity=150).imag / 1e-30 for unit in np.eye(4)
-        ]
-        above = spec.threshold_mask(gates, thresholds).sum(axis=0)
-        np.testing.assert_allclose(slope, 150 - above, atol=1e-9)
-        thresholds = thresholds - 1e-3 / (1 + step / 50) * np.array(slope)
-    others = spec.softmax_affinity(random.normal(size=(4000, 3)) @ kernel)
-    np.testing.assert_allclose(spec.threshold_mask(others, thresholds).mean(axis=0), 150 / 400, atol=0.08)
-
-
 def test_initial_thresholds_are_the_mean_gate():
     router = ROUTERS["strictly_balanced"]
     params = router.init(np.random.default_rng(0), router.options(width=3, experts=4, tokens=6))
