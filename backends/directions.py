@@ -28,7 +28,7 @@ def derivatives(function: Callable[[Array], Mapping[str, Any]], directions: Iter
     exact to rounding where the results are analytic. A function that makes a plain array of its argument, or reads its
     imaginary part, is called with one direction after the other. Without directions there are no results.
     """
-    directions, found = iter(directions), []
+    directions, rows = iter(directions), []
     while chunk := [1j * STEP * direction for direction in islice(directions, MANY)]:
         try:
             slopes = [_slopes(function(moved(np.stack(chunk, axis=-1))), len(chunk))]
@@ -36,8 +36,8 @@ def derivatives(function: Callable[[Array], Mapping[str, Any]], directions: Iter
             slopes = []
         if not slopes or not all(np.isfinite(slope).all() for slope in slopes[0].values()):
             slopes = [_slopes(function(step), 1) for step in chunk]
-        found += slopes
-    return {name: np.concatenate([each[name] for each in found], axis=-1) for name in (found[0] if found else ())}
+        rows += slopes
+    return {name: np.concatenate([each[name] for each in rows], axis=-1) for name in (rows[0] if rows else ())}
 
 
 def units(sizes: Array) -> Iterator[Array]:
@@ -138,8 +138,8 @@ def _einsum(subscripts: str, *arrays: Any, **options: Any) -> Any:
 
 
 def _tensordot(a: Any, b: Any, axes: int) -> Any:
-    kept, letters = a.ndim - axes, ascii_letters[: a.ndim + b.ndim - axes]
-    return _einsum(f"{letters[: a.ndim]},{letters[kept:]}->{letters[:kept]}{letters[a.ndim :]}", a, b)
+    leading, letters = a.ndim - axes, ascii_letters[: a.ndim + b.ndim - axes]
+    return _einsum(f"{letters[: a.ndim]},{letters[leading:]}->{letters[:leading]}{letters[a.ndim :]}", a, b)
 
 
 def _put_along_axis(x: Any, indices: Array, values: Any, axis: int) -> None:

@@ -1,9 +1,10 @@
 """The MoE layer that users put in place of an MLP, as far as it is the same in all frameworks: its arguments and first arrays."""
 
+import inspect
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,22 +16,27 @@ from moespec.spec.routers import ROUTERS
 from moespec.spec.routers.names import RouterName
 from moespec.spec.routing import Params
 
-__all__ = ["Layer", "drawn", "initial", "layer_of", "regrouped"]
+__all__ = ["Layer", "documented", "drawn", "initial", "layer_of", "regrouped"]
 
 Array = Any
+Class = TypeVar("Class", bound=type)
 
 
 @dataclass(frozen=True)
 class Layer:
     """What does not change of a layer: the name of its router and its options, how images are grouped, and what experts compute.
 
-    `options.tokens` are those of a group, `group_images` images.
+    `options.tokens` are those of a group, `group_images` images. The fields after `gelu` are of the first arrays alone, which
+    a compiled layer does not depend on.
     """
 
     router: str
     options: RouterOptions
     group_images: int
     gelu: str
+    hidden: int = field(repr=False, compare=False)
+    expert_init: str = field(repr=False, compare=False)
+    seed: int = field(repr=False, compare=False)
 
     def options_of(self, x: Array, *, train: bool) -> tuple[int, RouterOptions]:
         """For x (images, ..., width) the groups, and the options for as many tokens as one has.
@@ -82,7 +88,23 @@ def layer_of(
     seed: int,
     router_options: Mapping[str, Any],
 ) -> Layer:
-    """The layer with these arguments. Raises ConfigError for one out of range, or an option that the router does not have."""
+    """The arguments are, in every framework:
+
+    width, hidden: of each expert, a perceptron `gelu(x w1 + b1) w2 + b2`.
+    experts: their number.
+    tokens: tokens of one image, for which the capacity is computed: all axes between the first and the last. An input with
+        another number is routed with the capacity of that number; the slots of Soft MoE, which are parameters, stay as many
+        as they are.
+    router: a key of `ROUTERS`.
+    group_images: images that are routed together, as one group; the batch must be a multiple.
+    gelu: "tanh" or "erf".
+    expert_init: "independent" initial values, or "shared" by all experts.
+    seed: of the initial values (Glorot uniform kernels, biases normal(1e-6), the router's own), the same in every framework.
+    router_options: options of that router (`ROUTERS[router].Options` has them): choices, importance_weight, ... Of a
+        router that needs token ids, `ids` is their number, `tokens` if not given: the places in the image.
+
+    Raises ConfigError for an argument out of range or an option that the router does not have.
+    """
     sizes = {"width": width, "hidden": hidden, "experts": experts, "tokens": tokens, "group_images": group_images}
     for name, value in sizes.items():
         check_at_least(name, value, 1)
@@ -91,38 +113,43 @@ def layer_of(
     check_option("router", router, ROUTERS)
     check_option("gelu", gelu, ("tanh", "erf"))
     options = {"ids": tokens, **router_options} if ROUTERS[router].needs == "ids" else router_options
-    made = ROUTERS[router].options(width=width, experts=experts, tokens=group_images * tokens, **options)
-    if getattr(made, "hashes", 1) != 1:
-        raise ConfigError(f"hashes: a layer of whole experts has one, expected 1, got {made.hashes}")
-    return Layer(router, made, group_images, gelu)
+    of_router = ROUTERS[router].options(width=width, experts=experts, tokens=group_images * tokens, **options)
+    if getattr(of_router, "hashes", 1) != 1:
+        raise ConfigError(f"hashes: a layer of whole experts has one, expected 1, got {of_router.hashes}")
+    return Layer(router, of_router, group_images, gelu, hidden, expert_init, seed)
 
 
-def initial(layer: Layer, hidden: int, *, expert_init: str, seed: int) -> dict[str, Params]:
+def documented(layer: Class) -> Class:
+    """The class of a layer, with what `layer_of` says of the arguments below its own docstring."""
+    layer.__doc__ = f"{inspect.getdoc(layer)}\n\n{inspect.getdoc(layer_of)}"
+    return layer
+
+
+def initial(layer: Layer) -> dict[str, Params]:
     """The first arrays of the `router` and of the `experts`, see `drawn`."""
     params: dict[str, Params] = {"router": {}, "experts": {}}
-    for part, name, values in drawn(layer, hidden, expert_init=expert_init, seed=seed):
+    for part, name, values in drawn(layer):
         params[part][name] = values
     return params
 
 
-def drawn(
-    layer: Layer, hidden: int, *, expert_init: str, seed: int, parts: Sequence[str] = ("router", "experts")
-) -> Iterator[tuple[str, str, NDArray[Any]]]:
+def drawn(layer: Layer, parts: Sequence[str] = ("router", "experts")) -> Iterator[tuple[str, str, NDArray[Any]]]:
     """The first arrays one at a time, in float32, each with its part and its name.
 
     Glorot uniform kernels, biases normal(1e-6), and what the router has. Tables, which hold experts, are integers.
     """
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(layer.seed)
     for name, value in ROUTERS[layer.router].init(generator, layer.options).items():
         if "router" in parts:
             yield "router", name, value.astype(np.int32) if name == "tables" else value
     if "experts" not in parts:
         return
-    width, experts = layer.options.width, layer.options.experts
+    width, hidden, experts = layer.options.width, layer.hidden, layer.options.experts
     limit = math.sqrt(6 / (width + hidden))
     for name, shape in {"w1": (width, hidden), "b1": (hidden,), "w2": (hidden, width), "b2": (width,)}.items():
         values = np.empty((experts, *shape), np.float32)
-        for part in [values] if expert_init == "shared" else values:  # one expert after another, for the sake of memory
+        # One expert after another, for the sake of memory.
+        for part in [values] if layer.expert_init == "shared" else values:
             part[...] = generator.uniform(-limit, limit, shape) if len(shape) == 2 else generator.normal(0, 1e-6, shape)
         yield "experts", name, values
 

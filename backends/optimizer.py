@@ -144,10 +144,10 @@ class OptimizerConfig:
 
     def check_patterns(self, paths: Iterable[Sequence[str]]) -> None:
         """Raises ConfigError for a pattern that is found in none of the paths, and for rates that freeze all of them."""
-        found = list(paths)
-        patterns.check_found("decay", self.decay, found)
-        patterns.check_found("rates", self.rates, found)
-        if not any(map(self.rate_of, found)):
+        names = list(paths)
+        patterns.check_found("decay", self.decay, names)
+        patterns.check_found("rates", self.rates, names)
+        if not any(map(self.rate_of, names)):
             raise ConfigError(f"rates={self.rates!r}: every parameter is frozen, so there is nothing to train")
 
     def slots(self, path: Sequence[str], shape: Shape) -> dict[str, Shape]:

@@ -52,9 +52,9 @@ class Options:
             value = getattr(self, name, 1.0)
             if not SMALLEST <= value <= LARGEST:
                 raise ConfigError(f"{name}={value!r}: expected a positive number, as float32 too")
-        kept = getattr(self, "momentum_dtype", "float32")
-        if kept not in ("bfloat16", "float32"):
-            raise ConfigError(f"momentum_dtype={kept!r}: expected 'bfloat16' or 'float32'")
+        dtype = getattr(self, "momentum_dtype", "float32")
+        if dtype not in ("bfloat16", "float32"):
+            raise ConfigError(f"momentum_dtype={dtype!r}: expected 'bfloat16' or 'float32'")
 
     def slots(self, shape: Shape) -> dict[str, Shape]:
         """The arrays that are kept of a parameter of this shape: name of the slot and shape."""
@@ -152,8 +152,8 @@ def options_of(name: str, given: Mapping[str, Any]) -> Options:
             raise ConfigError(
                 f"{option}={value!r}: the optimizer {name!r} does not have this option; it has {', '.join(known)}"
             )
-    made: Options = kind(**set_)
-    return made
+    options: Options = kind(**set_)
+    return options
 
 
 def factored_axes(shape: Sequence[int], least: int) -> tuple[int, int] | None:

@@ -97,9 +97,9 @@ def hierarchical_affinity(noisy_logits: ArrayLike, *, branches: int, choices: in
     [[1.0, 0.0, 0.0, 0.0]]
     """
     primary, secondary = _levels(as_array("noisy_logits", noisy_logits, "tokens columns"), branches)
-    kept = check_at_least("choices", choices, 1)
-    upper = noisy_top_k_affinity(primary, choices=min(kept, primary.shape[1]))
-    lower = noisy_top_k_affinity(secondary, choices=min(kept, secondary.shape[1]))
+    count = check_at_least("choices", choices, 1)
+    upper = noisy_top_k_affinity(primary, choices=min(count, primary.shape[1]))
+    lower = noisy_top_k_affinity(secondary, choices=min(count, secondary.shape[1]))
     return (upper.reshape(-1, 1) * lower).reshape(len(primary), -1)
 
 
@@ -137,9 +137,9 @@ def hierarchical_load_loss(
     >>> float(hierarchical_load_loss(even, even, even, branches=2, choices=1))  # all tokens choose branch 0
     1.0
     """
-    given = {"logits": logits, "noise_logits": noise_logits, "noisy_logits": noisy_logits}
-    arrays = [as_array(name, value, "tokens columns") for name, value in given.items()]
-    for name, array in zip(given, arrays, strict=True):
+    values = {"logits": logits, "noise_logits": noise_logits, "noisy_logits": noisy_logits}
+    arrays = [as_array(name, value, "tokens columns") for name, value in values.items()]
+    for name, array in zip(values, arrays, strict=True):
         check_same_shape(name, array, "logits", arrays[0])
     (primary, secondary) = zip(*(_levels(array, branches) for array in arrays), strict=True)
     kept = check_at_least("choices", choices, 1)

@@ -33,16 +33,16 @@ class RouterOptions:
             check(name, getattr(self, name), hint)
 
     @classmethod
-    def create(cls, router: str, given: dict[str, Any]) -> Self:
+    def create(cls, router: str, values: dict[str, Any]) -> Self:
         """The options of `router`. Raises ConfigError for an option that it does not have, or that is missing."""
         known = {field.name: field.default is MISSING for field in fields(cls)}
-        for name, value in given.items():
+        for name, value in values.items():
             if name not in known:
                 raise ConfigError(f"{name}={value!r}: {router} does not have this option; it has {', '.join(known)}")
         for name, needed in known.items():
-            if needed and name not in given:
+            if needed and name not in values:
                 raise ConfigError(f"{name}: {router} needs this option, and it is missing")
-        return cls(**given)
+        return cls(**values)
 
     def check_training(self) -> None:
         """ConfigError for options that are valid at evaluation only."""
@@ -50,10 +50,10 @@ class RouterOptions:
     def of_tokens(self, tokens: int) -> Self:
         """These options for groups of another size: made without a look at the types of the fields, which no compiler
         that traces a model would follow."""
-        made = object.__new__(type(self))
+        options = object.__new__(type(self))
         for name, value in {**self.__dict__, "tokens": tokens}.items():
-            object.__setattr__(made, name, value)
-        return made
+            object.__setattr__(options, name, value)
+        return options
 
 
 @dataclass(frozen=True, kw_only=True)

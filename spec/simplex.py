@@ -95,7 +95,7 @@ def project(values: Array, mass: float) -> Array:
 
 def project_sparse(values: Array, nonzeros: int, mass: float) -> Array:
     """`project_sparse_simplex` of checked arguments."""
-    kept = stable_order(values)[:nonzeros]
+    support = stable_order(values)[:nonzeros]
     projected = np.zeros_like(values)
-    projected[kept] = project(values[kept], mass)
+    projected[support] = project(values[support], mass)
     return projected

@@ -156,8 +156,8 @@ def check_one_slot_each(tokens: int, experts: int, capacity: int) -> None:
     """`ShapeError` unless there are as many slots as tokens."""
     slots = experts * capacity
     if tokens != slots:
-        given = f"{experts} x {capacity} = {slots}"
-        raise ShapeError(f"slots: identity needs as many slots as tokens, got {given} slots and {tokens} tokens")
+        product = f"{experts} x {capacity} = {slots}"
+        raise ShapeError(f"slots: identity needs as many slots as tokens, got {product} slots and {tokens} tokens")
 
 
 def identity(tokens: int, experts: int, capacity: int) -> Array:

@@ -132,9 +132,9 @@ def masked_gates(gates: ArrayLike, mask: ArrayLike) -> Array:
     """
     gates, mask = as_array("gates", gates, "tokens experts"), even("mask", mask)
     check_mask("mask", mask, gates.shape, "gate")
-    kept = np.where(mask, gates, 0.0)
-    total = kept.sum(axis=1, keepdims=True)
-    return kept / np.where(total.real > 0, total, 1.0)
+    masked = np.where(mask, gates, 0.0)
+    total = masked.sum(axis=1, keepdims=True)
+    return masked / np.where(total.real > 0, total, 1.0)
 
 
 def threshold_loss(gates: ArrayLike, thresholds: Shared, *, capacity: int) -> Array:

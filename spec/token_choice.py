@@ -172,22 +172,22 @@ def token_choice(
     check_capacity(capacity)
     ordered = np.arange(tokens) if order is None else as_order(order, tokens)
     stages = check_tries(tries, choices, experts)
-    made = np.ones((tokens, stages), bool) if keep is None else np.asarray(keep)
-    check_mask("keep", made, (tokens, stages), "choice")
+    allowed = np.ones((tokens, stages), bool) if keep is None else np.asarray(keep)
+    check_mask("keep", allowed, (tokens, stages), "choice")
 
     # Selection.
     best = stable_order(scores)
 
     # Slots.
     slots: dict[tuple[int, int], int] = {}  # (token, expert) -> slot
-    filled, found = [0] * experts, [0] * tokens
+    filled, assigned = [0] * experts, [0] * tokens
     for stage in range(stages):  # all first choices before any second choice
         for token in ordered:
-            expert, is_made = best[token, stage], made[token, stage]
-            if found[token] < choices and filled[expert] < capacity and (is_made or hold):
+            expert, is_made = best[token, stage], allowed[token, stage]
+            if assigned[token] < choices and filled[expert] < capacity and (is_made or hold):
                 if is_made:
                     slots[token, expert] = filled[expert]
-                    found[token] += 1
+                    assigned[token] += 1
                 filled[expert] += 1
 
     # Dispatch.

@@ -178,9 +178,9 @@ def dual(
     columns = []
     for b, u in zip(beta, utility.T, strict=True):
         x = alpha + b + u
-        kept = stable_order(x)[:nonzeros]
+        support = stable_order(x)[:nonzeros]
         columns.append(np.zeros_like(x))
-        columns[-1][kept] = positive_part(x[kept]) / gamma
+        columns[-1][support] = positive_part(x[support]) / gamma
     plan = np.stack(columns, axis=1)
     value = row_mass * np.sum(alpha) + column_mass * np.sum(beta) - 0.5 * gamma * np.sum(plan * plan)
     return Dual(value, row_mass - plan.sum(axis=1), column_mass - plan.sum(axis=0), plan)

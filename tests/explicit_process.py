@@ -99,8 +99,7 @@ def layer_of(router: str) -> tuple[Any, Any, Any, Any]:
     layer = shared.layer_of(
         WIDTH, 16, 4, tokens=TOKENS, router=router, group_images=1, gelu="tanh", **start, router_options=options
     )
-    params = shared.initial(layer, 16, **start)
-    params = jax.tree.map(lambda leaf: leaf.astype(float) if leaf.dtype == np.float32 else leaf, params)
+    params = jax.tree.map(lambda leaf: leaf.astype(float) if leaf.dtype == np.float32 else leaf, shared.initial(layer))
     rng = np.random.default_rng(0)
     x = rng.standard_normal((IMAGES, TOKENS, WIDTH))
     noise = B.ROUTERS[router].noise(layer.options)

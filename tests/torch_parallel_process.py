@@ -29,7 +29,8 @@ class Block(nn.Module):
 
     def __init__(self, router: str, experts: int) -> None:
         super().__init__()
-        self.norm, self.mlp = nn.LayerNorm(8), MoE(8, 16, experts, tokens=12, router=router)
+        losses = {"balance_weight": 0.1, "z_weight": 0.1} if router == "softmax_expert_choice" else {}
+        self.norm, self.mlp = nn.LayerNorm(8), MoE(8, 16, experts, tokens=12, router=router, **losses)
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.mlp(self.norm(x))

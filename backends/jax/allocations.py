@@ -163,27 +163,27 @@ def _slots_in_stages(best: Array, keep: Array | None, hold: bool, choices: int, 
     groups, tokens, tries = best.shape
     slots = experts * capacity
     filled = jnp.zeros((groups, experts + 1), jnp.int32)  # the last is no expert
-    found: list[Array] = []
+    stages_of_slots: list[Array] = []
     for first, last in [(0, choices), *((stage, stage + 1) for stage in range(choices, tries))]:
         asked = best[:, :, first:last]
-        made = None if keep is None else keep[:, :, first:last]
-        if made is not None and not hold:
-            asked = jnp.where(made, asked, experts)
-        if found:
-            has = jnp.sum(jnp.concatenate(found, axis=2) < slots, axis=2, keepdims=True)
+        mask = None if keep is None else keep[:, :, first:last]
+        if mask is not None and not hold:
+            asked = jnp.where(mask, asked, experts)
+        if stages_of_slots:
+            has = jnp.sum(jnp.concatenate(stages_of_slots, axis=2) < slots, axis=2, keepdims=True)
             asked = jnp.where(has < choices, asked, experts)
         requests = jnp.swapaxes(asked, 1, 2).reshape(groups, -1)
         place = position_in_expert(requests, experts)
-        if found:
+        if stages_of_slots:
             place = place + jnp.take_along_axis(filled, requests, axis=1)
         slot = jnp.swapaxes(slots_of_places(requests, place, experts, capacity).reshape(groups, -1, tokens), 1, 2)
-        found.append(slot if made is None or not hold else jnp.where(made, slot, slots))
+        stages_of_slots.append(slot if mask is None or not hold else jnp.where(mask, slot, slots))
         if last < tries:
             asks = jax.vmap(lambda n: jnp.bincount(n, length=experts + 1))(requests)
             filled = jnp.minimum(filled + asks.astype(jnp.int32), capacity)
     if tries == choices:
-        return found[0]
-    return jnp.sort(jnp.concatenate(found, axis=2), axis=2)[:, :, :choices]
+        return stages_of_slots[0]
+    return jnp.sort(jnp.concatenate(stages_of_slots, axis=2), axis=2)[:, :, :choices]
 
 
 def expert_choice(
@@ -218,8 +218,8 @@ def routing_of_requests(requests: Array, experts: int, capacity: int) -> tuple[A
     """The token in each slot (G, E, C), and the slot of each token (G, T), where each requests one expert, in order."""
     groups, tokens = requests.shape
     slot = slots_of_requests(requests, experts, capacity)
-    kept = jnp.broadcast_to(jnp.arange(tokens, dtype=jnp.int32), (groups, tokens))
-    token = invert(slot, kept, experts * capacity, fill=tokens)
+    source = jnp.broadcast_to(jnp.arange(tokens, dtype=jnp.int32), (groups, tokens))
+    token = invert(slot, source, experts * capacity, fill=tokens)
     return token.reshape(groups, experts, capacity), slot
 
 

@@ -45,12 +45,12 @@ def base_assignment(scores: Array, noise: Array | None = None, *, shards: int = 
         check_size("noise", noise, 1, scores.shape[1], "the tokens of scores")
         order = jnp.argsort(-wide(noise), axis=1, stable=True)
         scores = jnp.take_along_axis(scores, order[..., None], axis=1)
-    found = _assigned(scores.reshape(-1, scores.shape[1] // shards, scores.shape[2]), slots)
-    expert = found.expert.reshape(scores.shape[:2])
+    optimum = _assigned(scores.reshape(-1, scores.shape[1] // shards, scores.shape[2]), slots)
+    expert = optimum.expert.reshape(scores.shape[:2])
     if order is not None:
         rows = jnp.arange(expert.shape[0])[:, None]
         expert = jnp.zeros_like(expert).at[rows, order].set(expert, unique_indices=True)
-    return Assignment(expert, *(part.reshape(-1, shards).sum(axis=1) for part in found[1:]))
+    return Assignment(expert, *(part.reshape(-1, shards).sum(axis=1) for part in optimum[1:]))
 
 
 def _assigned(scores: Array, slots: int) -> Assignment:
@@ -239,9 +239,9 @@ def _shortest_paths(cost: Array, start: Array, far: Array) -> tuple[Array, Array
         distance, before, _ = paths
         through = jnp.where(distance[:, None] < far, distance[:, None] + cost, far)
         shorter = jnp.min(through, axis=0)
-        found = jnp.argmin(through, axis=0).astype(jnp.int32)
+        predecessor = jnp.argmin(through, axis=0).astype(jnp.int32)
         better = shorter < distance
-        return jnp.where(better, shorter, distance), jnp.where(better, found, before), jnp.any(better)
+        return jnp.where(better, shorter, distance), jnp.where(better, predecessor, before), jnp.any(better)
 
     begin = (jnp.where(start, 0, far).astype(cost.dtype), experts, jnp.array(True))
     distance, before, _ = lax.while_loop(lambda paths: paths[2], relax, begin)

@@ -105,7 +105,7 @@ def _check_whole_groups(tokens: Any) -> None:
 
 def _split_of(arrays: Mapping[str, Any], kinds: Mapping[str, str]) -> Split | None:
     """How groups and experts are split; None where something else is."""
-    found: dict[str, set[Axes]] = {"group": set(), "experts": set()}
+    splits: dict[str, set[Axes]] = {"group": set(), "experts": set()}
     mesh = None
     for name, tree in arrays.items():
         for leaf in jax.tree.leaves(tree):
@@ -113,13 +113,13 @@ def _split_of(arrays: Mapping[str, Any], kinds: Mapping[str, str]) -> Split | No
             if not axes:
                 continue
             # Other axes of the parameters of experts are made whole where these compute.
-            if kind not in found or (kind == "group" and set(axes) != {0}):
+            if kind not in splits or (kind == "group" and set(axes) != {0}):
                 return None
             mesh = untyped.typeof(leaf).sharding.mesh
-            found[kind].add(axes.get(0, ()))
-    if max(map(len, found.values())) > 1:
+            splits[kind].add(axes.get(0, ()))
+    if max(map(len, splits.values())) > 1:
         return None
-    groups, experts = (next(iter(axes), ()) for axes in found.values())
+    groups, experts = (next(iter(axes), ()) for axes in splits.values())
     return Split(mesh, groups, experts)
 
 
@@ -176,10 +176,10 @@ def _by_group(function: Callable[..., Any], arrays: dict[str, Any], kinds: Mappi
             size = (times * leaf.shape[0], *leaf.shape[1:]) if is_group else leaf.shape
             return untyped.ShapeDtypeStruct(size, leaf.dtype)
 
-        made = {
+        arguments = {
             name: jax.tree.map(functools.partial(shape, is_group=kinds.get(name) == "group"), tree)
             for name, tree in arrays.items()
         }
-        return jax.eval_shape(lambda made: function(**made), made)
+        return jax.eval_shape(lambda arguments: function(**arguments), arguments)
 
     return jax.tree.map(lambda once, twice: once.shape[:1] != twice.shape[:1], shapes(1), shapes(2))

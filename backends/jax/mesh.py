@@ -181,8 +181,8 @@ class OnMesh(SplitExperts):
 
         def spread(leaf: Any) -> Array:
             where = NamedSharding(self.mesh, SAME if np.ndim(leaf) == 0 else ROWS)
-            made: Array = untyped.make_array_from_process_local_data(where, np.asarray(leaf))
-            return made
+            array: Array = untyped.make_array_from_process_local_data(where, np.asarray(leaf))
+            return array
 
         return jax.tree.map(spread, tree)
 
@@ -234,14 +234,14 @@ class OnMesh(SplitExperts):
                 split = axes_of_slot(slot, shapes[path], how[path], optimizer.factored_from)
             return placed(leaf.shape, leaf.dtype, split)
 
-        made = {
+        placements = {
             path: placed(shapes[path], jax.dtypes.canonicalize_dtype(getattr(leaf, "dtype", np.float32)), how[path])
             for path, leaf in leaves(params)
         }
-        trained, _ = split_params(joined(made), optimizer)
-        kept = by_leaf(jax.eval_shape(transformation(optimizer).init, trained), of_slot)
+        trained, _ = split_params(joined(placements), optimizer)
+        moments = by_leaf(jax.eval_shape(transformation(optimizer).init, trained), of_slot)
         average = trained if optimizer.ema is not None else {}
-        return TrainState(joined(made), kept, average, placed((), jnp.int32, ()), Static(optimizer))
+        return TrainState(joined(placements), moments, average, placed((), jnp.int32, ()), Static(optimizer))
 
     def export_state(self, state: TrainState) -> dict[str, Any]:
         """As of one device, with `Pieces` in place of arrays: those that this process is to save."""
@@ -344,5 +344,5 @@ def _like(source: Any, like: Any) -> Array:
 
 def _pieces(leaf: Array) -> Pieces:
     """The parts of an array that this process saves: a part that several devices have is saved by the first of them."""
-    kept = [(shard.index, np.array(shard.data)) for shard in leaf.addressable_shards if shard.replica_id == 0]
-    return Pieces(tuple(leaf.shape), np.dtype(leaf.dtype), tuple((start_of(index), array) for index, array in kept))
+    shards = [(shard.index, np.array(shard.data)) for shard in leaf.addressable_shards if shard.replica_id == 0]
+    return Pieces(tuple(leaf.shape), np.dtype(leaf.dtype), tuple((start_of(index), array) for index, array in shards))

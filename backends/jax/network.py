@@ -14,15 +14,8 @@ from jax import lax
 from moespec.backends.jax import namespace as xp
 from moespec.backends.jax.arrays import Array, cast, wide
 from moespec.backends.jax.explicit import by_groups
-from moespec.backends.once.network import check_targets, expert_weights
-from moespec.spec.checks import (
-    check_option,
-    check_positive,
-    check_same_shape,
-    check_scores,
-    check_size,
-)
-from moespec.spec.errors import ShapeError
+from moespec.backends.once.network import check_attention, expert_weights, patch_grid
+from moespec.spec.checks import check_option, check_positive, check_scores, check_size
 from moespec.spec.sparse_mlp import check_rescale
 
 __all__ = [
@@ -33,7 +26,6 @@ __all__ = [
     "linear",
     "patch_embed",
     "rescale",
-    "sigmoid_cross_entropy",
 ]
 
 
@@ -88,11 +80,7 @@ def _flat_product(x: Array, kernel: Array, *bias: Array, axes: int) -> Array:
 
 def attention(query: Array, key: Array, value: Array) -> Array:
     """query (N, Q, heads, dim), key and value (N, S, heads, dim) -> the shape of `query`."""
-    for name, array in (("query", query), ("key", key), ("value", value)):
-        check_scores(name, array, "rows sequence heads dim")
-    check_same_shape("value", value, "key", key)
-    for axis in (2, 3):
-        check_size("key", key, axis, query.shape[axis], "the heads and dim of query")
+    check_attention(query, key, value)
     # With the heads before the sequence both products are batched matrix products, and XLA need not transpose the logits.
     query, key, value = (jnp.swapaxes(array, 1, 2) for array in (query, key, value))
     exact = jnp.promote_types(query.dtype, jnp.float32)
@@ -103,18 +91,10 @@ def attention(query: Array, key: Array, value: Array) -> Array:
 
 def patch_embed(images: Array, kernel: Array, bias: Array | None = None) -> Array:
     """images (N, height, width, channels), kernel (patch, patch, channels, D), bias (D,) -> (N, S, D)."""
-    check_scores("images", images, "images height width channels")
-    check_scores("kernel", kernel, "patch patch channels width")
+    rows, columns = patch_grid(images, kernel, bias)
+    count, size, channels = images.shape[0], kernel.shape[0], images.shape[3]
     bias = jnp.zeros(kernel.shape[3], kernel.dtype) if bias is None else bias
-    check_scores("bias", bias, "width")
-    count, height, width, channels = images.shape
-    size = kernel.shape[0]
-    check_size("kernel", kernel, 1, size, "its first axis")
-    check_size("kernel", kernel, 2, channels, "the channels of images")
-    check_size("bias", bias, 0, kernel.shape[3], "the width of kernel")
-    if height % size or width % size:
-        raise ShapeError(f"images: height {height} and width {width} must be multiples of the patch size {size}")
-    patches = jnp.asarray(images).reshape(count, height // size, size, width // size, size, channels)
+    patches = jnp.asarray(images).reshape(count, rows, size, columns, size, channels)
     embedded = jnp.einsum("nhpwqc,pqcd->nhwd", patches, kernel) + bias
     return embedded.reshape(count, -1, kernel.shape[3])
 
@@ -146,9 +126,3 @@ def rescale(x: Array, params: Mapping[str, Array]) -> Array:
     if "channel_kernel" in maps:
         x = jnp.einsum("nzc,cd->nzd", x, maps["channel_kernel"]) + maps["channel_bias"]
     return x
-
-
-def sigmoid_cross_entropy(logits: Array, targets: Array) -> Array:
-    """logits and targets (..., classes) -> (...,), in float32 or better."""
-    logits, targets = check_targets(xp, logits, targets)
-    return -jnp.sum(targets * jax.nn.log_sigmoid(logits) + (1 - targets) * jax.nn.log_sigmoid(-logits), axis=-1)

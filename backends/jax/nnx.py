@@ -18,7 +18,7 @@ from flax.core.spmd import get_logical_axis_rules
 from moespec.backends import jax as B
 from moespec.backends.jax.arrays import Array
 from moespec.backends.jax.modules import routed
-from moespec.backends.layer import initial, layer_of
+from moespec.backends.layer import documented, initial, layer_of
 from moespec.backends.optimizer import CONSTANTS
 from moespec.spec.routers.names import RouterName
 from moespec.spec.routing import Params
@@ -44,31 +44,16 @@ class Constant(nnx.Variable):  # type: ignore[misc]
     """What is saved with the parameters and not trained: the tables of a hash layer."""
 
 
+@documented
 class MoE(nnx.Module):  # type: ignore[misc]
     """A mixture-of-experts layer in place of an MLP: (images, ..., width) to the same shape and dtype.
 
-    The arguments are those of `moespec.backends.torch.nn.MoE`, and so are the initial values of a seed:
-
-    width, hidden: of each expert, a perceptron `gelu(x w1 + b1) w2 + b2`.
-    experts: their number.
-    tokens: tokens of one image, for which the capacity is computed: all axes between the first and the last. An input with
-        another number is routed with the capacity of that number; the slots of Soft MoE, which are parameters, stay as many
-        as they are.
-    router: a key of `ROUTERS`.
-    group_images: images that are routed together, as one group; the batch must be a multiple.
-    gelu: "tanh" or "erf".
-    expert_init: "independent" initial values, or "shared" by all experts.
-    seed: of the initial values (Glorot uniform kernels, biases normal(1e-6), the router's own).
     deterministic: whether it is not training, which has gating noise and the capacity of training; `model.eval()` sets it.
     rngs: what gating noise is drawn from, its stream `gating`. It makes no initial values.
-    router_options: options of that router (`ROUTERS[router].Options` has them): choices, importance_weight, ... Of a
-        router that needs token ids, `ids` is their number, `tokens` if not given: the places in the image.
 
     Router logits, weights and losses are computed in float32 or better. `nnx.capture` with `AuxiliaryLoss` and `RoutingMetric`
     gives the losses and the metrics. The parameters of experts have the logical axes "expert", "embed" and "mlp". They are placed
     at once where a mesh and logical axis rules are set, as Flax does.
-
-    Raises ConfigError for an argument out of range or an option that the router does not have.
     """
 
     def __init__(
@@ -87,12 +72,11 @@ class MoE(nnx.Module):  # type: ignore[misc]
         rngs: nnx.Rngs | None = None,
         **router_options: Any,
     ) -> None:
-        start: Any = {"expert_init": expert_init, "seed": seed}
-        sizes: Any = {"tokens": tokens, "group_images": group_images}
+        start: Any = {"group_images": group_images, "gelu": gelu, "expert_init": expert_init, "seed": seed}
         self.layer = layer_of(
-            width, hidden, experts, **sizes, router=router, gelu=gelu, **start, router_options=router_options
+            width, hidden, experts, tokens=tokens, router=router, **start, router_options=router_options
         )
-        params = jax.tree.map(jnp.asarray, initial(self.layer, hidden, **start))
+        params = jax.tree.map(jnp.asarray, initial(self.layer))
         self.router = nnx.data({name: _variable(name, value) for name, value in params["router"].items()})
         self.experts = nnx.data({name: _variable(name, value) for name, value in params["experts"].items()})
         self.deterministic = deterministic

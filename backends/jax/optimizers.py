@@ -69,9 +69,10 @@ def imported(
     def filled(part: Any) -> Any:
         new: dict[str, Any] = {}
         for field in _kept(part):
-            given = slots.get(FIELDS[field], {})
+            values = slots.get(FIELDS[field], {})
             new[field] = {
-                path: array(given[path], leaf) if path in given else leaf for path, leaf in getattr(part, field).items()
+                path: array(values[path], leaf) if path in values else leaf
+                for path, leaf in getattr(part, field).items()
             }
         count = {"count": array(np.asarray(step, np.int32), part.count)} if "count" in part._fields else {}
         return part._replace(**new, **count)

@@ -152,14 +152,14 @@ def compiled_step(gradients_of: Gradients, optimizer: OptimizerConfig) -> Step:
         if optimizer.clip is not None:
             factor = jnp.minimum(1, optimizer.clip / norm)
             gradients = jax.tree.map(lambda g: g * factor.astype(g.dtype), gradients)
-        updates, kept = chain.update(gradients, state.optimizer, trained)
+        updates, moments = chain.update(gradients, state.optimizer, trained)
         moved = {
             path: p - (optimizer.rate_of(path) * learning_rate).astype(p.dtype) * updates[path]
             for path, p in trained.items()
         }
         ema = optimizer.ema or 0.0
         average = {path: ema * a + (1 - ema) * moved[path] for path, a in state.average.items()}
-        new = TrainState(joined({**moved, **frozen}), kept, average, state.step + 1, state.config)
+        new = TrainState(joined({**moved, **frozen}), moments, average, state.step + 1, state.config)
         return new, {**metrics, "grad_norm": norm}
 
     compiled: Step = jax.jit(step, donate_argnums=0)

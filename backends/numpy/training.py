@@ -119,11 +119,11 @@ def _update(state: State, gradient: Params, norm: float, learning_rate: float, o
     for path, g in _leaves(gradient):
         p, rate = _at(state["params"], path), optimizer.rate_of(path)
         if rate:
-            kept = {slot: _at(state[slot], path) for slot in optimizer.slots(path, p.shape)}
-            u, now = UPDATES[optimizer.name](p, scale * g, kept, n, optimizer.decay_of(path), optimizer.own)
+            moments = {slot: _at(state[slot], path) for slot in optimizer.slots(path, p.shape)}
+            u, now = UPDATES[optimizer.name](p, scale * g, moments, n, optimizer.decay_of(path), optimizer.own)
             p = p - learning_rate * rate * u
             if optimizer.ema is not None:
-                now["ema"] = optimizer.ema * kept["ema"] + (1 - optimizer.ema) * p
+                now["ema"] = optimizer.ema * moments["ema"] + (1 - optimizer.ema) * p
             for slot, value in now.items():
                 _insert(new.setdefault(slot, {}), path, np.asarray(value))
         _insert(new["params"], path, np.asarray(p))

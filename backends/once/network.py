@@ -1,13 +1,13 @@
-"""What the network operations of the backends have in common: the parameters of experts, and the cross-entropy."""
+"""What the network operations of the backends have in common: what they check, and the cross-entropies."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from moespec.backends.once.namespace import Array, Namespace
 from moespec.spec.checks import check_same_shape, check_scores, check_size
-from moespec.spec.errors import ConfigError
+from moespec.spec.errors import ConfigError, ShapeError
 
-__all__ = ["softmax_cross_entropy"]
+__all__ = ["sigmoid_cross_entropy", "softmax_cross_entropy"]
 
 EXPERT_AXES = {
     **{"w1": "experts width hidden", "b1": "experts hidden"},
@@ -34,13 +34,45 @@ def expert_weights(
     return w1, b1, w2, b2
 
 
+def check_attention(query: Array, key: Array, value: Array) -> None:
+    """ShapeError or DtypeError unless query is (N, Q, heads, dim), key and value (N, S, heads, dim)."""
+    check_scores("query", query, "images queries heads dim")
+    check_scores("key", key, "images keys heads dim")
+    check_scores("value", value, "images keys heads dim")
+    check_same_shape("value", value, "key", key)
+    for axis in (0, 2, 3):
+        check_size("key", key, axis, query.shape[axis], "the images, heads and dim of query")
+
+
+def patch_grid(images: Array, kernel: Array, bias: Array | None) -> tuple[int, int]:
+    """Rows and columns of patches of images (N, height, width, channels), for kernel (patch, patch, channels, D), bias (D,)."""
+    check_scores("images", images, "images height width channels")
+    check_scores("kernel", kernel, "patch patch channels features")
+    patch = kernel.shape[0]
+    check_size("kernel", kernel, 1, patch, "its first axis")
+    check_size("kernel", kernel, 2, images.shape[3], "the channels of images")
+    if bias is not None:
+        check_scores("bias", bias, "features")
+        check_size("bias", bias, 0, kernel.shape[3], "the features of kernel")
+    height, width = images.shape[1:3]
+    if height % patch or width % patch:
+        raise ShapeError(f"images: {height} x {width} pixels do not divide into patches of {patch}")
+    return height // patch, width // patch
+
+
 def softmax_cross_entropy(xp: Namespace, logits: Array, targets: Array) -> Array:
     """logits and targets (..., classes) -> (...,), in float32 or better."""
-    logits, targets = check_targets(xp, logits, targets)
+    logits, targets = _checked(xp, logits, targets)
     return -xp.sum(targets * xp.log_softmax(logits, -1), -1)
 
 
-def check_targets(xp: Namespace, logits: Array, targets: Array) -> Any:
+def sigmoid_cross_entropy(xp: Namespace, logits: Array, targets: Array) -> Array:
+    """logits and targets (..., classes) -> (...,), in float32 or better."""
+    logits, targets = _checked(xp, logits, targets)
+    return xp.sum(xp.softplus(logits) - targets * logits, -1)
+
+
+def _checked(xp: Namespace, logits: Array, targets: Array) -> Any:
     """Logits and targets of classes, in one dtype."""
     check_scores("logits", logits, "... classes")
     check_scores("targets", targets, "... classes")

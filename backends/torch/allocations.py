@@ -71,8 +71,8 @@ def gshard_keep(gates: Tensor, noise: Tensor) -> Tensor:
     check_size("noise", noise, 0, gates.shape[0], "the groups of gates")
     check_size("noise", noise, 1, gates.shape[1], "the tokens of gates")
     second = torch.topk(widen(gates.detach()), 2, dim=2).values[:, :, 1]
-    kept = 2 * second > widen(noise)
-    return torch.stack([torch.ones_like(kept), kept], dim=2)
+    second_kept = 2 * second > widen(noise)
+    return torch.stack([torch.ones_like(second_kept), second_kept], dim=2)
 
 
 def token_choice(
@@ -170,26 +170,26 @@ def _slots_in_stages(
     groups, tokens, tries = best.shape
     slots = experts * capacity
     filled = best.new_zeros((groups, experts + 1))  # the last is no expert
-    found: list[Tensor] = []
+    stages_of_slots: list[Tensor] = []
     for first, last in [(0, choices), *((stage, stage + 1) for stage in range(choices, tries))]:
         asked = best[:, :, first:last]
-        made = None if keep is None else keep[:, :, first:last]
-        if made is not None and not hold:
-            asked = torch.where(made, asked, experts)
-        if found:
-            has = (torch.cat(found, dim=2) < slots).sum(dim=2, keepdim=True)
+        mask = None if keep is None else keep[:, :, first:last]
+        if mask is not None and not hold:
+            asked = torch.where(mask, asked, experts)
+        if stages_of_slots:
+            has = (torch.cat(stages_of_slots, dim=2) < slots).sum(dim=2, keepdim=True)
             asked = torch.where(has < choices, asked, experts)
         requests = asked.mT.reshape(groups, -1)
         place = request_positions(requests, experts)
-        if found:
+        if stages_of_slots:
             place = place + filled.gather(1, requests.long())
         slot = slots_of_places(requests, place, experts, capacity).reshape(groups, -1, tokens).mT
-        found.append(slot if made is None or not hold else torch.where(made, slot, slots))
+        stages_of_slots.append(slot if mask is None or not hold else torch.where(mask, slot, slots))
         if last < tries:
             filled = filled.scatter_add(1, requests.long(), torch.ones_like(requests)).clamp_max(capacity)
     if tries == choices:
-        return found[0]
-    return torch.sort(torch.cat(found, dim=2), dim=2).values[:, :, :choices]
+        return stages_of_slots[0]
+    return torch.sort(torch.cat(stages_of_slots, dim=2), dim=2).values[:, :, :choices]
 
 
 def expert_choice(

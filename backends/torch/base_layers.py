@@ -52,11 +52,11 @@ def base_assignment(scores: Tensor, noise: Tensor | None = None, *, shards: int 
         check_size("noise", noise, 1, scores.shape[1], "the tokens of scores")
         order = noise.argsort(dim=1, descending=True, stable=True)
         scores = scores.take_along_dim(order[..., None], dim=1)
-    found = _assigned(scores.reshape(-1, scores.shape[1] // shards, scores.shape[2]), slots)
-    expert = found.expert.reshape(scores.shape[:2])
+    optimum = _assigned(scores.reshape(-1, scores.shape[1] // shards, scores.shape[2]), slots)
+    expert = optimum.expert.reshape(scores.shape[:2])
     if order is not None:
         expert = torch.empty_like(expert).scatter(1, order, expert)
-    return Assignment(expert, *(part.reshape(-1, shards).sum(dim=1) for part in found[1:]))
+    return Assignment(expert, *(part.reshape(-1, shards).sum(dim=1) for part in optimum[1:]))
 
 
 def _assigned(scores: Tensor, slots: int) -> Assignment:
@@ -196,9 +196,9 @@ def _shortest_paths(cost: Integers, start: NDArray[np.bool_]) -> tuple[Integers,
     distance, before = np.where(start, 0, FAR), np.arange(len(cost))
     while True:
         through = np.where(distance[:, None] < FAR, distance[:, None] + cost, FAR)
-        found = through.argmin(axis=0)
-        shorter = through[found, range(len(cost))]
+        predecessor = through.argmin(axis=0)
+        shorter = through[predecessor, range(len(cost))]
         better = shorter < distance
         if not better.any():
             return distance, before
-        distance, before = np.where(better, shorter, distance), np.where(better, found, before)
+        distance, before = np.where(better, shorter, distance), np.where(better, predecessor, before)

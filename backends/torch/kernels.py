@@ -68,11 +68,11 @@ def add_rows_kernel(
     total = tl.zeros((TALL, WIDE), TOTAL)
     for step in range(tl.max(last - first, 0)):
         m = tl.load(index + first + step, mask=first + step < last, other=row_count)
-        found = m < row_count
+        inside_rows = m < row_count
         place = m.to(tl.int64)[:, None] * width + column
-        row = tl.load(rows + place, mask=found[:, None] & (column < width), other=0).to(TOTAL)
+        row = tl.load(rows + place, mask=inside_rows[:, None] & (column < width), other=0).to(TOTAL)
         if weight is not None:
-            row *= tl.load(weight + m, mask=found, other=0).to(TOTAL)[:, None]
+            row *= tl.load(weight + m, mask=inside_rows, other=0).to(TOTAL)[:, None]
         total += row
     place = n.to(tl.int64)[:, None] * width + column
     tl.store(out + place, total, mask=(n < count)[:, None] & (column < width))
@@ -101,15 +101,15 @@ def combine_gradients_kernel(
     """A program goes along the whole width of TALL rows. What is in the rows of no token is not read."""
     m = tl.program_id(0) * TALL + tl.arange(0, TALL)
     n = tl.load(token + m, mask=m < row_count, other=token_count)
-    found = n < token_count
-    scale = tl.load(weight + m, mask=found, other=0).to(TOTAL)[:, None]
+    inside_tokens = n < token_count
+    scale = tl.load(weight + m, mask=inside_tokens, other=0).to(TOTAL)[:, None]
     products = tl.zeros((TALL, WIDE), TOTAL)
     for start in range(0, width, WIDE):
         column = start + tl.arange(0, WIDE)[None, :]
         inside = column < width
         source, place = n.to(tl.int64)[:, None] * width + column, m.to(tl.int64)[:, None] * width + column
-        incoming = tl.load(gradient + source, mask=found[:, None] & inside, other=0).to(TOTAL)
-        row = tl.load(rows + place, mask=found[:, None] & inside, other=0).to(TOTAL)
+        incoming = tl.load(gradient + source, mask=inside_tokens[:, None] & inside, other=0).to(TOTAL)
+        row = tl.load(rows + place, mask=inside_tokens[:, None] & inside, other=0).to(TOTAL)
         tl.store(to_rows + place, incoming * scale, mask=(m < row_count)[:, None] & inside)
         products += incoming * row
     tl.store(to_weight + m, tl.sum(products, 1), mask=m < row_count)

@@ -1,4 +1,4 @@
-"""The operations that models need around the routers: experts, norms, attention, patches, cross-entropies.
+"""The operations that models need around the routers: experts, norms, attention, patches.
 
 Products run in the dtype of their input, to which parameters are cast; norms and losses in float32 or better.
 """
@@ -10,17 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from moespec.backends.once.network import check_targets, expert_weights
+from moespec.backends.once.network import check_attention, expert_weights, patch_grid
 from moespec.backends.torch import namespace as xp
 from moespec.backends.torch.arrays import wide
-from moespec.spec.checks import (
-    check_option,
-    check_positive,
-    check_same_shape,
-    check_scores,
-    check_size,
-)
-from moespec.spec.errors import ShapeError
+from moespec.spec.checks import check_option, check_positive, check_scores, check_size
 from moespec.spec.sparse_mlp import check_rescale
 
 __all__ = [
@@ -31,7 +24,6 @@ __all__ = [
     "linear",
     "patch_embed",
     "rescale",
-    "sigmoid_cross_entropy",
 ]
 
 
@@ -80,12 +72,7 @@ def linear(x: Tensor, kernel: Tensor, bias: Tensor | None = None, *, axes: int =
 
 def attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """query (N, Q, heads, dim), key and value (N, S, heads, dim) -> the shape of `query`. By torch's fused kernel."""
-    check_scores("query", query, "images queries heads dim")
-    check_scores("key", key, "images keys heads dim")
-    check_scores("value", value, "images keys heads dim")
-    check_same_shape("value", value, "key", key)
-    for axis in (0, 2, 3):
-        check_size("key", key, axis, query.shape[axis], "the images, heads and dim of query")
+    check_attention(query, key, value)
     query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
     return F.scaled_dot_product_attention(query, key, value).transpose(1, 2)
 
@@ -95,18 +82,9 @@ def patch_embed(images: Tensor, kernel: Tensor, bias: Tensor | None = None) -> T
 
     In the dtype of `images`, or that of autocast.
     """
-    check_scores("images", images, "images height width channels")
-    check_scores("kernel", kernel, "patch patch channels features")
-    bias = kernel.new_zeros(kernel.shape[3]) if bias is None else bias
-    check_scores("bias", bias, "features")
-    patch, features = kernel.shape[0], kernel.shape[3]
-    check_size("kernel", kernel, 1, patch, "its first axis")
-    check_size("kernel", kernel, 2, images.shape[3], "the channels of images")
-    check_size("bias", bias, 0, features, "the features of kernel")
-    count, height, width, channels = images.shape
-    rows, columns = height // patch, width // patch
-    if height != rows * patch or width != columns * patch:
-        raise ShapeError(f"images: {height} x {width} pixels do not divide into patches of {patch}")
+    rows, columns = patch_grid(images, kernel, bias)
+    count, patch, channels, features = images.shape[0], *kernel.shape[1:]
+    bias = kernel.new_zeros(features) if bias is None else bias
     pixels = images.reshape(count, rows, patch, columns, patch, channels).permute(0, 1, 3, 2, 4, 5)
     flat = pixels.reshape(count, rows * columns, patch * patch * channels)
     weights = kernel.reshape(-1, features).to(images.dtype)
@@ -123,9 +101,3 @@ def rescale(x: Tensor, params: Mapping[str, Tensor]) -> Tensor:
     if "channel_kernel" in maps:
         x = x @ maps["channel_kernel"] + maps["channel_bias"]
     return x
-
-
-def sigmoid_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """logits and targets (..., classes) -> (...,), in float32 or better."""
-    logits, targets = check_targets(xp, logits, targets)
-    return -(F.logsigmoid(-logits) + targets * logits).sum(dim=-1)

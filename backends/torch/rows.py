@@ -222,8 +222,8 @@ def _gradients_backward(ctx: Any, of_rows: Tensor, of_weight: Tensor) -> tuple[T
     """Both are products of the gradient with one of the two others, so that these change places."""
     gradient, rows, weight, index, inverse = ctx.saved_tensors
     to_rows, to_weight = combine_gradients(gradient, of_rows.contiguous(), of_weight.contiguous(), index, inverse)
-    given = (index, len(gradient), inverse, gradient.dtype)
-    to_gradient = combine_rows(of_rows.contiguous(), weight, *given) + combine_rows(rows, of_weight, *given)
+    arguments = (index, len(gradient), inverse, gradient.dtype)
+    to_gradient = combine_rows(of_rows.contiguous(), weight, *arguments) + combine_rows(rows, of_weight, *arguments)
     return to_gradient, to_rows, to_weight, None, None
 
 

@@ -11,8 +11,8 @@ def top_indices(scores: Tensor, count: int) -> Tensor:
 
     NaN is larger than any number and equal to NaN, 0.0 and -0.0 are equal, and -infinity is an entry like the others.
     """
-    found: Tensor = _top_indices(scores.detach(), count)
-    return found
+    indices: Tensor = _top_indices(scores.detach(), count)
+    return indices
 
 
 @operator

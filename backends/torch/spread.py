@@ -102,29 +102,29 @@ def read_state(devices: Devices, exported: Mapping[str, Any], optimizer: Optimiz
     Each leaf has a shape and a dtype, and the part of this process is read as a slice of it, as of a NumPy array.
     """
     trees = {name: dict(leaves(tree)) for name, tree in exported.items() if name != "step"}
-    given, step = trees["params"], int(exported["step"])
+    entries, step = trees["params"], int(exported["step"])
     extents = {
-        path: Extent(devices, leaf.shape, split_axes(path, leaf.shape, devices.sizes)) for path, leaf in given.items()
+        path: Extent(devices, leaf.shape, split_axes(path, leaf.shape, devices.sizes)) for path, leaf in entries.items()
     }
 
     def read(source: Any, slot: str, path: Path) -> Tensor:
         split = axes_of_slot(slot, extents[path].shape, extents[path].split, optimizer.factored_from)
-        part: Tensor = from_numpy(np.asarray(source[devices.index(source.shape, split)], given[path].dtype))
+        part: Tensor = from_numpy(np.asarray(source[devices.index(source.shape, split)], entries[path].dtype))
         return part
 
-    params = {path: read(leaf, "params", path) for path, leaf in given.items()}
+    params = {path: read(leaf, "params", path) for path, leaf in entries.items()}
     trained = {path: leaf.requires_grad_() for path, leaf in params.items() if optimizer.rate_of(path)}
-    made = optimizers.make(optimizer, trained, extents)
+    torch_optimizer = optimizers.make(optimizer, trained, extents)
     average: Leaves = {}
     for path, leaf in trained.items():
-        kept = {}
+        moments = {}
         for slot, shape in optimizer.slots(path, extents[path].shape).items():
-            first = given[path] if slot == "ema" else np.broadcast_to(np.float32(0), shape)
-            kept[slot] = read(trees.get(slot, {}).get(path, first), slot, path)
-        if "ema" in kept:
-            average[path] = kept.pop("ema")
-        optimizers.keep(optimizer, made, leaf, kept, step)
-    return SpreadState(unflatten(params), made, optimizer, average, step, extents, devices)
+            first = entries[path] if slot == "ema" else np.broadcast_to(np.float32(0), shape)
+            moments[slot] = read(trees.get(slot, {}).get(path, first), slot, path)
+        if "ema" in moments:
+            average[path] = moments.pop("ema")
+        optimizers.keep(optimizer, torch_optimizer, leaf, moments, step)
+    return SpreadState(unflatten(params), torch_optimizer, optimizer, average, step, extents, devices)
 
 
 def pieces_of(state: SpreadState) -> dict[str, Any]:

@@ -175,13 +175,13 @@ def export_state(state: TrainState) -> dict[str, Any]:
 
 def kept_leaves(state: TrainState) -> dict[str, Leaves]:
     """The tensors of a state: "params", and what is kept of them by slot."""
-    kept = {"params": flatten(state.params)}
+    trees = {"params": flatten(state.params)}
     for path, leaf in state.trained().items():
         for slot in state.config.slots(path, state.shape_of(path, leaf)):
             average = slot == "ema"
             value = state.average[path] if average else optimizers.kept(state.optimizer, leaf, slot)
-            kept.setdefault(slot, {})[path] = value
-    return kept
+            trees.setdefault(slot, {})[path] = value
+    return trees
 
 
 def import_state(exported: dict[str, Any], optimizer: OptimizerConfig) -> TrainState:
@@ -190,11 +190,11 @@ def import_state(exported: dict[str, Any], optimizer: OptimizerConfig) -> TrainS
     slots = {name: flatten(from_numpy(tree)) for name, tree in exported.items() if name not in ("params", "step")}
     average = slots.pop("ema", {})
     trained = {path: leaf.requires_grad_() for path, leaf in leaves.items() if optimizer.rate_of(path)}
-    made = optimizers.make(optimizer, trained)
+    torch_optimizer = optimizers.make(optimizer, trained)
     for path, leaf in trained.items():
-        kept = {slot: values[path] for slot, values in slots.items() if path in values}
-        optimizers.keep(optimizer, made, leaf, kept, step)
-    return TrainState(unflatten(leaves), made, optimizer, average, step)
+        moments = {slot: values[path] for slot, values in slots.items() if path in values}
+        optimizers.keep(optimizer, torch_optimizer, leaf, moments, step)
+    return TrainState(unflatten(leaves), torch_optimizer, optimizer, average, step)
 
 
 def make_step(
@@ -253,8 +253,8 @@ def _accumulate_gradient(evaluate: LossFunction, params: Params, part: Any, shar
 
 def norm_of(gradients: Iterable[Tensor | None]) -> Tensor:
     """The norm of tensors together, in float32 or better."""
-    given = [gradient for gradient in gradients if gradient is not None]
-    norms = torch._foreach_norm(given, dtype=wide(*(gradient.dtype for gradient in given)))
+    present = [gradient for gradient in gradients if gradient is not None]
+    norms = torch._foreach_norm(present, dtype=wide(*(gradient.dtype for gradient in present)))
     norm: Tensor = torch.linalg.vector_norm(torch.stack(norms))
     return norm
 

@@ -72,8 +72,8 @@ def route(
         return output(B, options, B.base_routing(scores, B.base_greedy(scores), capacity=options.tokens))
     shards = options.shards
     assignment = B.base_assignment(scores) if shards == 1 else B.base_assignment(scores, noise, shards=shards)
-    found = output(B, options, B.base_routing(scores, assignment.expert, capacity=even_slots(scores)))
-    return found._replace(metrics={**found.metrics, "gap": B.mean(assignment.gap)})
+    balanced = output(B, options, B.base_routing(scores, assignment.expert, capacity=even_slots(scores)))
+    return balanced._replace(metrics={**balanced.metrics, "gap": B.mean(assignment.gap)})
 
 
 ROUTER = Router(

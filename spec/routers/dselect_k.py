@@ -61,21 +61,8 @@ def route(
 ) -> RouterOutput:
     """Each token goes to the experts that its selectors are on. There is no noise.
 
-    Args:
-        B: what computes, the specification or a backend.
-        params: `bias`, (choices * (bits + 1),) with `bits = ceil(log2 experts)`, and for a gate by token `kernel`, (width,
-            choices * (bits + 1)).
-        tokens: (tokens, width).
-        options: of this router.
-        noise: is not used.
-        train: is not used; the losses are computed at evaluation, too.
-
-    Returns:
-        The routing of (tokens, experts, tokens), the losses with a weight, and metrics.
-
-    Raises:
-        ShapeError, DtypeError, ContractError: `tokens`, `bias` or `kernel` does not have these axes or the sizes of the
-            options, is not floating, or holds NaN or infinity.
+    params: `bias`, (choices * (bits + 1),) with `bits = ceil(log2 experts)`, and for a gate by token `kernel`, (width,
+    choices * (bits + 1)). The losses are computed at evaluation, too.
 
     Source: DSelect-k; the readings that its text leaves open are in the ledgers of `dselect_k` and `dselect_k_losses`.
 

@@ -10,6 +10,7 @@ The ledger of `moespec.spec.gshard` (GS-1 to GS-5) is that of this router.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 from moespec.spec.options import BalanceLossOptions, TokenChoiceOptions
 from moespec.spec.ranges import Weight
@@ -40,21 +41,8 @@ def route(
 ) -> RouterOutput:
     """Token Choice of two experts by the softmax, with gates that sum to 1 over the two.
 
-    Args:
-        B: what computes, the specification or a backend.
-        params: `kernel`, (width, experts).
-        tokens: (tokens, width).
-        options: of this router.
-        noise: (tokens,), uniform draws from [0, 1): a token keeps its second expert if twice its gate is greater. None
-            (evaluation): every token does.
-        train: whether the capacity is that of training.
-
-    Returns:
-        The routing of (tokens, experts, capacity), the balance, importance and z-losses with a weight, and metrics.
-
-    Raises:
-        ShapeError, DtypeError, ContractError: `tokens`, `kernel` or `noise` does not have these axes or the sizes of the
-            options, is not floating, or holds NaN or infinity.
+    noise: (tokens,), uniform draws from [0, 1): a token keeps its second expert if twice its gate is greater; None
+    (evaluation): every token does. train: whether the capacity is that of training.
 
     Source: GShard, Algorithm 1.
 
@@ -71,11 +59,11 @@ def route(
     """
     clean = logits(B, params, tokens, options)
     scores = B.softmax_affinity(clean)
-    kept = {}
+    second: dict[str, Any] = {}
     if noise is not None:
         gates = B.normalize_selected(scores, choices=options.choices)
-        kept = {"keep": B.gshard_keep(gates, noise), "hold": options.hold_unkept}
-    routing = token_choice(B, options, scores, train=train, **kept)
+        second = {"keep": B.gshard_keep(gates, noise), "hold": options.hold_unkept}
+    routing = token_choice(B, options, scores, train=train, **second)
     return output(B, options, routing, clean_losses(B, clean))
 
 

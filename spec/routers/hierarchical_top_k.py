@@ -74,20 +74,9 @@ def route(
 
     A gate that underflows to 0 is that of any expert; its weight is 0 in any case.
 
-    Args:
-        B: what computes, the specification or a backend.
-        params: `kernel` and `noise_kernel`, (width, branches + experts) each.
-        tokens: (tokens, width).
-        options: of this router.
-        noise: (tokens, branches + experts), a draw of the standard normal; None (evaluation) for no noise and no load loss.
-        train: whether the capacity is that of training.
-
-    Returns:
-        The routing of (tokens, experts, capacity), the losses with a weight, and metrics.
-
-    Raises:
-        ShapeError, DtypeError, ContractError: `tokens`, a kernel or `noise` does not have these axes or the sizes of the
-            options, is not floating, or holds NaN or infinity.
+    params: `kernel` and `noise_kernel`, (width, branches + experts) each. noise: (tokens, branches + experts), a draw
+    of the standard normal; None (evaluation) for no noise and no load loss. train: whether the capacity is that of
+    training.
 
     Source: Shazeer et al. 2017, appendix B.
 

@@ -46,20 +46,8 @@ def route(
 
     With `batch_priority` the priority is the noisy logit, not the gate: with K = 1 every gate is 1.
 
-    Args:
-        B: what computes, the specification or a backend.
-        params: `kernel` and `noise_kernel`, (width, experts) each.
-        tokens: (tokens, width).
-        options: of this router.
-        noise: (tokens, experts), a draw of the standard normal; None (evaluation) for no noise and no load loss.
-        train: whether the capacity is that of training.
-
-    Returns:
-        The routing of (tokens, experts, capacity), the losses with a weight, and metrics.
-
-    Raises:
-        ShapeError, DtypeError, ContractError: `tokens`, a kernel or `noise` does not have these axes or the sizes of the
-            options, is not floating, or holds NaN or infinity.
+    params: `kernel` and `noise_kernel`, (width, experts) each. noise: (tokens, experts), a draw of the standard normal;
+    None (evaluation) for no noise and no load loss. train: whether the capacity is that of training.
 
     Source: Shazeer et al. 2017, section 2.1 and appendix A.
 

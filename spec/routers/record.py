@@ -60,9 +60,9 @@ class Router:
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", self.name.rpartition(".")[2])
 
-    def options(self, **given: Any) -> Any:
+    def options(self, **values: Any) -> Any:
         """Its options. Raises ConfigError for an option that it does not have, or a value that an option cannot have."""
-        return self.Options.create(self.name, given)
+        return self.Options.create(self.name, values)
 
     def route(
         self, params: Params, tokens: Any, options: Any, *, noise: Any = None, train: bool = False, **needed: Any

@@ -65,21 +65,8 @@ def route(
 ) -> RouterOutput:
     """Token Choice of one expert, by the Sinkhorn plan if `train`, else by the softmax. The plan carries no gradient.
 
-    Args:
-        B: what computes, the specification or a backend.
-        params: `kernel`, (width, experts).
-        tokens: (tokens, width).
-        options: of this router.
-        noise: (tokens, experts), a draw of the standard normal, of which `noise_multiplier / E` is added to the logits;
-            None for none.
-        train: whether the plan selects, and the capacity is that of training.
-
-    Returns:
-        The routing of (tokens, experts, capacity), the losses with a weight, and metrics.
-
-    Raises:
-        ShapeError, DtypeError, ContractError: `tokens`, `kernel` or `noise` does not have these axes or the sizes of the
-            options, is not floating, or holds NaN or infinity.
+    noise: (tokens, experts), a draw of the standard normal, of which `noise_multiplier / E` is added to the logits.
+    train: whether the plan selects, and the capacity is that of training.
 
     Source: Clark et al. 2022; the readings that their text leaves open are in the ledger.
 

@@ -49,9 +49,9 @@ class Options(SlotOptions):
 
     def of_tokens(self, tokens: int) -> Self:
         """These options for groups of another size, with the same slots."""
-        made = super().of_tokens(tokens)
-        object.__setattr__(made, "slots_per_expert", self.capacity())
-        return made
+        options = super().of_tokens(tokens)
+        object.__setattr__(options, "slots_per_expert", self.capacity())
+        return options
 
 
 def init(generator: np.random.Generator, options: Options) -> Params:

@@ -56,21 +56,8 @@ def route(
 ) -> RouterOutput:
     """Token Choice by the noisy softmax.
 
-    Args:
-        B: what computes, the specification or a backend.
-        params: `kernel`, (width, experts).
-        tokens: (tokens, width).
-        options: of this router.
-        noise: (tokens, experts), a draw of the standard normal, of which `noise_multiplier / E` is added to the logits;
-            None for none.
-        train: whether the capacity is that of training.
-
-    Returns:
-        The routing of (tokens, experts, capacity), the losses with a weight, and metrics.
-
-    Raises:
-        ShapeError, DtypeError, ContractError: `tokens`, `kernel` or `noise` does not have these axes or the sizes of the
-            options, is not floating, or holds NaN or infinity.
+    noise: (tokens, experts), a draw of the standard normal, of which `noise_multiplier / E` is added to the logits.
+    train: whether the capacity is that of training.
     """
     clean, noisy = noisy_logits(B, params, tokens, options, noise)
     routing = token_choice(B, options, B.softmax_affinity(noisy), train=train, **tried(options.tries))

@@ -54,20 +54,8 @@ def route(
     """Expert Choice by the softmax if `train`, else of all gates above the thresholds; the gates of a token are divided by
     their sum. With a capacity at evaluation an expert keeps the tokens of the largest gates after this division.
 
-    Args:
-        B: what computes, the specification or a backend.
-        params: `kernel` (width, experts) and `thresholds` (experts,).
-        tokens: (tokens, width).
-        options: of this router.
-        noise: is not used.
-        train: whether the masks are those of training.
-
-    Returns:
-        The routing of (tokens, experts, capacity), the losses with a weight, and metrics.
-
-    Raises:
-        ShapeError, DtypeError, ContractError: `tokens`, `kernel` or `thresholds` does not have these axes or the sizes of
-            the options, is not floating, or holds NaN or infinity.
+    params: `kernel` (width, experts) and `thresholds` (experts,). train: whether the masks are those of training. There
+    is no noise.
 
     Source: Shazeer et al. 2017, appendix F.
 
@@ -77,8 +65,8 @@ def route(
     >>> options = router.options(width=3, experts=3, tokens=6, capacity_factor=1.5)
     >>> params = {"kernel": np.eye(3), "thresholds": np.array([0.5, 0.25, 0.2])}
     >>> for train in (True, False):
-    ...     found = router.route(params, LOGITS, options, train=train)
-    ...     print(slot_tokens(found.routing).tolist(), found.routing.combine.sum(axis=(0, 2)).round(6).tolist())
+    ...     result = router.route(params, LOGITS, options, train=train)
+    ...     print(slot_tokens(result.routing).tolist(), result.routing.combine.sum(axis=(0, 2)).round(6).tolist())
     [[4, 1, 0], [5, 2, 0], [3, 2, 4]] [2.611856, 1.891401, 1.496744]
     [[0, 1, 4, 6, 6, 6], [5, 2, 6, 6, 6, 6], [3, 2, 6, 6, 6, 6]] [3.0, 1.622459, 1.377541]
     """

@@ -78,20 +78,8 @@ def route(
 ) -> RouterOutput:
     """Token Choice of one expert by the softmax of the jittered tokens. Only the router sees the jitter.
 
-    Args:
-        B: what computes, the specification or a backend.
-        params: `kernel`, (width, experts).
-        tokens: (tokens, width).
-        options: of this router.
-        noise: (tokens, width), uniform draws from [-1, 1]; None for no jitter.
-        train: whether the capacity is that of training.
-
-    Returns:
-        The routing of (tokens, experts, capacity), the losses with a weight, and metrics.
-
-    Raises:
-        ShapeError, DtypeError, ContractError: `tokens`, `kernel` or `noise` does not have these axes or the sizes of the
-            options, is not floating, or holds NaN or infinity.
+    noise: (tokens, width), uniform draws from [-1, 1]; None for no jitter. train: whether the capacity is that of
+    training.
 
     Source: Switch, sections 2.1 and 2.2.
 

@@ -114,6 +114,12 @@ def test_a_layer_checks_its_routing_and_its_experts(B, dtype):
             B.moe_layer(x, record, lambda inputs: inputs[:, :1])
 
 
+def test_attention_is_within_an_image(B, dtype):
+    two, three = B.from_numpy((np.zeros((2, 3, 1, 4)), np.zeros((3, 3, 1, 4))), dtype)
+    with pytest.raises(ShapeError, match="key: "):
+        B.attention(two, three, three)
+
+
 def test_no_group_at_all_is_an_error(B, dtype):
     with pytest.raises(ShapeError, match="logits"):
         B.softmax_affinity(B.from_numpy(np.zeros((0, 6, 3)), dtype))

@@ -1,7 +1,6 @@
 """The permutations of the JAX backend: what the compiled program holds, and that its two forms agree."""
 
 import importlib
-import re
 from functools import partial
 
 import numpy as np
@@ -85,18 +84,6 @@ def test_the_search_for_scatters_finds_one():
     assert floating_scatters(jax.make_jaxpr(gather)(np.ones(3), np.arange(2)).jaxpr) != []
 
 
-def test_the_program_has_no_dense_routing_tensor():
-    """The same in the lowered text, by shape: neither (G, T, E, C) nor its transposes."""
-    loss, arguments = layer("softmax_token_choice", choices=1, capacity_factor=0.9)
-    text = jax.jit(jax.grad(loss, has_aux=True)).lower(*arguments).as_text()
-    shapes = {tuple(map(int, found.split("x")[:-1])) for found in re.findall(r"tensor<((?:\d+x)+[a-z]\w*)>", text)}
-    capacity = spec.expert_capacity(TOKENS, EXPERTS, 0.9)
-    assert (GROUPS, TOKENS, WIDTH) in shapes
-    assert (GROUPS, EXPERTS, capacity, WIDTH) in shapes
-    dense = sorted((GROUPS, TOKENS, EXPERTS, capacity))
-    assert not [shape for shape in shapes if sorted(shape) == dense]
-
-
 @pytest.mark.parametrize(("experts", "count"), [(1, 7), (5, 64), (32, 200), (40, 333)])
 def test_positions_by_sum_and_by_sort_are_equal(experts, count):
     requests = np.random.default_rng(experts).integers(0, experts, (3, count)).astype(np.int32)
@@ -106,42 +93,6 @@ def test_positions_by_sum_and_by_sort_are_equal(experts, count):
     np.testing.assert_array_equal(by_sum, want)
     np.testing.assert_array_equal(by_sort, want)
     assert by_sum.dtype == by_sort.dtype == np.int32
-
-
-def test_many_experts_route_as_the_specification():
-    experts, tokens = 40, 60
-    scores = np.random.default_rng(0).integers(0, 9, (2, tokens, experts)).astype(np.float32)
-    routing = jax.jit(partial(B.token_choice, choices=3, capacity=4))(scores)
-    for g in range(2):
-        want = spec.slot_tokens(spec.token_choice(scores[g], choices=3, capacity=4))
-        np.testing.assert_array_equal(routing.token[g], want)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", ["softmax_token_choice", "softmax_expert_choice"])
-def test_gathers_equal_the_dense_layer(name, dtype):
-    """Output and gradients of `moe_layer` by slots and by the dense tensors, at a size with drops and repeats."""
-    rng = np.random.default_rng(0)
-    tokens = B.from_numpy(rng.normal(size=(2, 64, 16)), dtype)
-    scores = B.softmax_affinity(B.from_numpy(rng.normal(size=(2, 64, 6))))
-    allocate = partial(B.token_choice, choices=2) if "token" in name else B.expert_choice
-
-    def total(layer, tokens, scores):
-        y = layer(tokens, allocate(scores, capacity=15), lambda x: B.cast(x * x, dtype))
-        return B.sum(B.cast(y, "float32") ** 2), y
-
-    def dense_layer(tokens, routing, experts):
-        dispatch, combine = routing.dense()
-        outputs = experts(B.einsum("gtec,gtd->gecd", B.cast(dispatch, dtype), tokens))
-        return B.cast(B.einsum("gtec,gecd->gtd", combine, B.cast(outputs, "float32")), dtype)
-
-    both = [
-        B.to_numpy(jax.jit(jax.value_and_grad(partial(total, f), argnums=(0, 1), has_aux=True))(tokens, scores))
-        for f in (B.moe_layer, dense_layer)
-    ]
-    tolerance = 1e-5 if dtype == "float32" else 2e-2
-    for got, want in zip(*map(jax.tree.leaves, both), strict=True):
-        np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance * np.abs(want).max())
 
 
 def test_routing_passes_through_jit_and_keeps_its_tokens_static():

@@ -1,4 +1,5 @@
-"""Each optimiser by name: compiled backends equal the reference, their states move between them, what is frozen stays."""
+"""Each optimiser by name: compiled backends equal the reference, their states move between them, what is frozen stays; and
+which parameters decay, and how fast: the rule is the authors' one."""
 
 import importlib
 from functools import cache
@@ -9,13 +10,14 @@ import pytest
 
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.backends.optimizer_options import OPTIMIZERS
+from moespec.spec import ROUTERS
 from moespec.spec.errors import ConfigError
 
 reference = importlib.import_module("moespec.backends.numpy")
 COMPILED = ["jax", "torch"]
 AROUND: dict[str, Any] = {"weight_decay": 0.25, "decay": "head/kernel=0.5", "clip": 1.0, "ema": 0.75}
 OPTIONS: dict[str, dict[str, Any]] = {
-    "adamw": {"name": "adamw", "b1": 0.75},
+    "adamw": {"name": "adamw", "b1": 0.75, "epsilon": 1e-3},
     "adam": {"name": "adam", "b2": 0.75},
     "sgd": {"name": "sgd"},
     "sgd_nesterov": {"name": "sgd", "momentum": 0.5, "nesterov": True},
@@ -175,10 +177,71 @@ def test_an_option_that_cannot_be(options: dict[str, Any], message: str) -> None
         OptimizerConfig(**options)
 
 
-def test_patterns_of_rates_must_be_found() -> None:
+def test_patterns_must_be_found() -> None:
     paths = [("head", "kernel"), ("head", "bias")]
+    with pytest.raises(ConfigError, match="'haed'"):
+        OptimizerConfig(decay="head/kernel=3.0, haed=1.0").check_patterns(paths)
     with pytest.raises(ConfigError, match=r"^rates='haed=0': no parameter of the model has 'haed' in its path"):
         OptimizerConfig(rates="haed=0").check_patterns(paths)
     with pytest.raises(ConfigError, match=r"^rates='head=0': every parameter is frozen"):
         OptimizerConfig(rates="head=0").check_patterns(paths)
-    OptimizerConfig(rates="kernel=0, head=2").check_patterns(paths)
+    OptimizerConfig(rates="kernel=0, head=2", decay="head/kernel=3.0").check_patterns(paths)
+
+
+KERNELS = (
+    "head/kernel",
+    "blocks/0/attention/out/kernel",
+    "blocks/1/moe/experts/w1",
+    "blocks/1/mlp/w2",
+    "router/kernel",
+)
+OTHER_KERNELS = ("rescale1/token_kernel", "rescale2/channel_kernel", "router/noise_kernel")
+NOT = (
+    "head/bias",
+    "norm/scale",
+    "blocks/0/norm1/scale",
+    "positions",
+    "token",
+    "router/slots",
+    "experts/b1",
+    "head/probe",
+)
+
+
+def test_what_decays() -> None:
+    """Kernels and the scale of Soft MoE decay, whose slots do not, as in the configurations of the authors."""
+    optimizer = OptimizerConfig(weight_decay=0.25)
+    for path in (*KERNELS, *OTHER_KERNELS, "blocks/1/moe/router/scale", "router/scale"):
+        assert optimizer.decay_of(path.split("/")) == 0.25, path
+    for path in (*NOT, "router/tables", "tokens/codebook"):
+        assert optimizer.decay_of(path.split("/")) == 0.0, path
+    assert optimizer.decay_of(()) == 0.0
+
+
+@pytest.mark.parametrize("name", ROUTERS)
+def test_a_router_says_what_decays_and_what_is_frozen(name: str) -> None:
+    """By names of its parameters, which no other router means otherwise."""
+    router, optimizer = ROUTERS[name], OptimizerConfig(weight_decay=0.25)
+    params = router.init(np.random.default_rng(0), router.options(tokens=8, width=4, experts=4))
+    assert params.keys() >= set(router.decays)
+    for param in params:
+        path = ("blocks", "1", "moe", "router", param)
+        assert optimizer.decay_of(path) == 0.25 * (param in router.decays), path
+        assert optimizer.rate_of(path) == (param not in router.frozen), path
+
+
+def test_the_first_pattern_that_is_found_counts() -> None:
+    optimizer = OptimizerConfig(weight_decay=0.5, decay="head/kernel=3.0, router/.*=0, kernel=0.25, slots=1")
+    expected = {"head/kernel": 3.0, "router/kernel": 0.0, "router/slots": 0.0, "a/kernel": 0.25, "mlp/w1": 0.5}
+    assert {path: optimizer.decay_of(path.split("/")) for path in expected} == expected
+    # A constant never decays, whatever the pattern.
+    assert OptimizerConfig(decay=".*=1").decay_of(("router", "tables")) == 0.0
+
+
+@pytest.mark.parametrize(
+    "decay",
+    ["kernel", "kernel=", "=0.1", "(=0.1", "kernel=fast", "kernel=-1", "kernel=nan", "kernel=1e39", "a=1,", ","],
+)
+def test_decay_that_cannot_be_read_is_an_error(decay: str) -> None:
+    with pytest.raises(ConfigError, match=r"^decay="):
+        OptimizerConfig(decay=decay)

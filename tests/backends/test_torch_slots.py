@@ -30,16 +30,6 @@ def test_both_ways_to_count_give_the_same_integers(experts, generator):
     assert counted[0].tolist() == torch.tensor(expected)[0].tolist()
 
 
-def test_many_experts_equal_few(generator):
-    """Scores of 40 experts, of which 8 are ever chosen, are routed as those of the 8."""
-    few = torch.rand(2, 50, 8, generator=generator)
-    many = torch.cat([few, few.new_full((2, 50, 32), -1.0)], dim=2)
-    a, b = (B.token_choice(scores, choices=2, capacity=9) for scores in (few, many))
-    assert torch.equal(a.token, b.token[:, :8])
-    assert torch.equal(a.weight, b.weight[:, :8])
-    assert (b.token[:, 8:] == 50).all()
-
-
 def test_the_slot_record(generator):
     """`slot` and `token` are inverse maps; empty slots and dropped choices point one past the end."""
     routing = B.token_choice(torch.rand(3, 20, 4, generator=generator), choices=2, capacity=6)
@@ -187,13 +177,6 @@ def test_nothing_of_size_tokens_experts_capacity(name, generator):
     with Sizes() as recorded:
         output.routing.dense()
     assert max(recorded.sizes.values()) == 2 * 256 * 16 * capacity
-
-
-def test_the_gradient_reaches_only_kept_choices(generator):
-    scores = torch.rand(2, 30, 4, generator=generator, requires_grad=True)
-    routing = B.token_choice(scores, choices=2, capacity=5)
-    routing.weight.sum().backward()
-    assert torch.equal(scores.grad, routing.dense().dispatch.sum(dim=3))
 
 
 def test_where_triton_does_not_run_plain_operations_do(generator, monkeypatch):

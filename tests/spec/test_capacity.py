@@ -1,5 +1,5 @@
 """Capacity: its rounding, the rules of public implementations; and of a router as a number, another one at evaluation, and
-none. Besides, that Sparse-MLP's gate is V-MoE's."""
+none."""
 
 import math
 from fractions import Fraction
@@ -9,9 +9,8 @@ import pytest
 from hypothesis import strategies as st
 from implementations import SPEC, holds
 
-from moespec import spec
 from moespec.spec import CAPACITY_RULES, ROUTERS, ConfigError, expert_capacity
-from moespec.spec.examples import LOGITS, NOISE
+from moespec.spec.examples import LOGITS
 
 
 def sizes(few):
@@ -66,27 +65,6 @@ def test_rules_of_public_implementations(name):
     slots = tuple(CAPACITY_RULES[name](tokens, experts, factor, choices) for tokens, experts, choices, factor in CASES)
     assert slots == TABLE[name]
     assert all(type(number) is int for number in slots)
-
-
-def test_choices_of_a_rule_default_to_one():
-    assert CAPACITY_RULES["tutel"](196, 32, 1.0) == 7
-    assert CAPACITY_RULES["tutel"](196, 32, 1.0, choices=2) == 14
-
-
-def test_a_rule_with_a_minimum_never_goes_below_it():
-    assert CAPACITY_RULES["deepspeed"](4, 64, 1.0) == 8
-    assert CAPACITY_RULES["st_moe"](4, 64, 1.0) == 4
-
-
-def test_the_rule_of_vmoe_is_ours_with_multiples_of_four():
-    for tokens, experts, choices, factor in [*CASES, (50, 8, 1, 1.05), (197, 32, 2, 0.5), (1568, 32, 2, 4.0)]:
-        ours = expert_capacity(tokens, experts, factor, choices=choices, multiple_of=4)
-        assert CAPACITY_RULES["vmoe"](tokens, experts, factor, choices) == ours
-
-
-def test_the_product_is_evaluated_before_the_quotient():
-    assert expert_capacity(20, 3, 1.05) == math.ceil(20 * 1.05 / 3) == 7
-    assert CAPACITY_RULES["megatron"](20, 3, 1.05) == math.ceil(20 / 3 * 1.05) == 8
 
 
 def test_below_one_is_an_error_before_the_multiple():
@@ -146,18 +124,3 @@ def test_slots_that_are_parameters_are_as_many_at_evaluation():
 def test_out_of_range(option, value):
     with pytest.raises(ConfigError, match=f"{option}: .*{value}"):
         ROUTERS["softmax_token_choice"].options(width=3, experts=3, tokens=6, **{option: value})
-
-
-def test_the_gate_of_sparse_mlp_is_that_of_v_moe():
-    """SparseMLP, eq. (2): TopK of a softmax with noise of the *variance* 1 / N^2, N experts, without dividing by a sum."""
-    experts = LOGITS.shape[1]
-    noise = np.sqrt(1 / experts**2) * NOISE  # the standard deviation is 1 / N
-    exponentials = np.exp(LOGITS + noise)
-    scores = exponentials / exponentials.sum(axis=1, keepdims=True)
-    gates = np.where(scores >= np.sort(scores, axis=1)[:, -2, None], scores, 0.0)
-    config = ROUTERS["softmax_token_choice"].options(width=3, experts=3, tokens=6, choices=2, capacity_factor=math.inf)
-    routing = (
-        ROUTERS["softmax_token_choice"].route({"kernel": np.eye(3)}, LOGITS, config, noise=NOISE, train=True).routing
-    )
-    np.testing.assert_allclose(routing.combine.sum(axis=2), gates, rtol=1e-14)
-    np.testing.assert_array_equal(spec.add_gating_noise(LOGITS, NOISE), LOGITS + NOISE / experts)

@@ -1,4 +1,4 @@
-"""DSelect-k against definitions, digit by digit and selector by selector; its limits, and the router."""
+"""DSelect-k against definitions, digit by digit and selector by selector; codes without an expert, initial values."""
 
 import itertools
 import math
@@ -100,17 +100,6 @@ def test_bits():
     assert [code_bits(e) for e in range(1, 10)] == [0, 1, 2, 2, 3, 3, 3, 3, 4]
 
 
-def test_the_slope_of_the_step():
-    z = np.linspace(-0.7, 0.7, 57)
-    slope = np.imag(spec.smooth_step(z + 1e-30j)) / 1e-30
-    np.testing.assert_allclose(slope, np.where(abs(z) < 0.5, 1.5 - 6 * z**2, 0), atol=1e-14)
-
-
-def test_step_is_not_negative_where_the_polynomial_cancels():
-    z = -0.5 + np.float64(2.0) ** -np.arange(20, 50)
-    assert (spec.smooth_step(z) > 0).all()
-
-
 def test_a_code_without_an_expert_has_no_mass():
     selectors = spec.dselect_k_selectors([[9.0, 9.0]], experts=3)
     assert selectors.tolist() == [[0.0, 0.0, 0.0]]
@@ -118,14 +107,6 @@ def test_a_code_without_an_expert_has_no_mass():
     assert spec.dselect_k_reachability(selectors + 1e-30j).imag == 0
     few = spec.dselect_k_selectors([[9.0, 9.0], [0.25, 9.0]], experts=3)
     assert spec.dselect_k_reachability(few) == pytest.approx(1e6 + 1 / few[1].sum())
-
-
-def test_a_gate_by_token_without_its_kernel_is_the_static_one():
-    tokens, bias = RANDOM.normal(size=(5, 3)), RANDOM.normal(size=6) / 4
-    static = routed({"bias": bias}, tokens, experts=4, selector_gate="static")
-    token = routed({"bias": bias, "kernel": np.zeros((3, 6))}, tokens, experts=4)
-    np.testing.assert_array_equal(static.routing.combine, token.routing.combine)
-    assert token.losses["selector_entropy"] == pytest.approx(5 * static.losses["selector_entropy"])
 
 
 @pytest.mark.parametrize(("experts", "losses"), [(4, {"selector_entropy"}), (5, {"selector_entropy", "reachability"})])

@@ -5,27 +5,11 @@ import numpy as np
 import pytest
 
 from moespec import spec
-from moespec.spec import ROUTERS
 from moespec.spec.examples import LOGITS
 from moespec.spec.numerics import normal_cdf, positive_part, softplus, stop_gradient
 
 STEP = 1e-30
 RANDOM = np.random.default_rng(0)
-
-
-def test_the_plan_that_selects_carries_no_gradient():
-    """Combine weights of the Sinkhorn router have the derivative of the softmax, masked by the dispatch."""
-    kernel, tokens = RANDOM.normal(size=(4, 3)), RANDOM.normal(size=(6, 4)) + 0j
-    tokens.imag = STEP * RANDOM.normal(size=(6, 4))
-    config = ROUTERS["sinkhorn_token_choice"].options(width=4, experts=3, tokens=6)
-    routing = ROUTERS["sinkhorn_token_choice"].route({"kernel": kernel}, tokens, config).routing
-    softmax = spec.softmax_affinity(tokens @ kernel)
-    np.testing.assert_allclose(
-        routing.combine.imag, (routing.dispatch * softmax[:, :, None]).imag, rtol=1e-12, atol=1e-45
-    )
-    assert not np.iscomplexobj(routing.dispatch)
-
-
 UTILITY = spec.softmax_affinity(RANDOM.normal(size=(6, 3)))
 DUALS = {
     "semi_dual gradient": lambda a, b, u: spec.transport_semi_dual(a, u, capacity=3, regularization=0.5).gradient,

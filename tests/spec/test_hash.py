@@ -10,7 +10,6 @@ from scipy.spatial.distance import cdist
 from strategies import one_of, seeds
 
 from moespec import spec
-from moespec.spec import ROUTERS
 from moespec.spec.token_ids import normalized_patches
 
 SEEDS = range(20)
@@ -44,13 +43,6 @@ def test_k_means_is_that_of_scipy(seed, iterations):
     np.testing.assert_array_equal(ours.clusters, cdist(points, ours.centroids).argmin(axis=1))
     if iterations == 25:  # settled
         np.testing.assert_array_equal(ours.clusters, labels)
-
-
-def test_clustered_table_is_k_means():
-    random = np.random.default_rng(1)
-    points = random.random((30, 2))
-    table = spec.hash_table_clustered(points, points[:4], iterations=3)
-    np.testing.assert_array_equal(table, spec.k_means(points, points[:4], iterations=3).clusters)
 
 
 def spread(counts):
@@ -92,14 +84,6 @@ def test_a_balanced_table_is_nearly_even(B, seed):
     assert loads.max() <= 4 / 3 * worst.min() + 1e-9
     order = random.permutation(8)
     np.testing.assert_array_equal(B.hash_table_balanced(frequencies[order], experts=E), table[order])
-
-
-def test_balanced_table_of_zipf_beats_a_random_one():
-    frequencies = 1 / np.arange(1, 2001)
-    balanced = spec.hash_table_balanced(frequencies, experts=8)
-    random = spec.hash_table_random(np.random.default_rng(0).random(2000), experts=8)
-    worst = [np.bincount(t, weights=frequencies).max() / (frequencies.sum() / 8) for t in (balanced, random)]
-    assert worst[0] < 1.001 < 1.1 < worst[1]
 
 
 def test_random_table():
@@ -163,17 +147,6 @@ def test_multi_hash_segment_by_segment(B, seed, hashes):
 
 
 # Errors.
-
-
-def route(ids=None, **fields):
-    config = ROUTERS["hash"].options(width=2, experts=2, tokens=3, **fields)
-    return ROUTERS["hash"].route({"tables": np.array([[0.0, 1, 1]])}, np.ones((3, 2)), config, ids=ids)
-
-
-def test_without_ids_the_router_hashes_places():
-    np.testing.assert_array_equal(route().routing.dispatch, route(ids=np.array([0, 1, 2])).routing.dispatch)
-    assert route().metrics["dropped"] == 0
-    assert route(capacity_factor=1.0).routing.dispatch.shape == (3, 2, 2)
 
 
 @pytest.mark.parametrize("far", [1e8, 1e12])

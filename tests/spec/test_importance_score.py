@@ -7,8 +7,6 @@ import pytest
 from implementations import holds
 from strategies import number, one_of, seeds, slots
 
-from moespec import spec
-from moespec.spec import ROUTERS, importance_score_choice, importance_score_order
 from moespec.spec.importance_score import surviving_tokens
 
 DROPS = number(0.25, 0.0, 0.1, 0.5, 0.9)
@@ -47,28 +45,3 @@ def test_it_is_token_choice_of_those_that_are_left(B, problem, seed, drop, other
 def test_a_tenth_is_rounded_down(tokens):
     assert surviving_tokens(tokens, 0.1) == tokens - tokens // 10
     assert surviving_tokens(tokens, 0.5) == math.ceil(tokens / 2)
-
-
-def test_the_router_takes_its_capacity_from_those_that_are_left():
-    tokens = np.random.default_rng(0).normal(size=(40, 3))
-    router = ROUTERS["importance_score"]
-    for drop, left in ((0.0, 40), (0.1, 36), (0.5, 20)):
-        config = router.options(width=3, experts=4, tokens=40, choices=2, capacity_factor=1.05, drop=drop)
-        routing = router.route({"kernel": np.eye(3, 4)}, tokens, config).routing
-        assert routing.dispatch.shape[2] == math.ceil(2 * left * 1.05 / 4)
-        assert (routing.dispatch.sum(axis=(1, 2)) > 0).sum() <= left
-        scores = spec.softmax_affinity(tokens @ np.eye(3, 4))
-        expected = importance_score_choice(scores, choices=2, capacity=routing.dispatch.shape[2], drop=drop)
-        np.testing.assert_array_equal(routing.combine, expected.combine)
-
-
-def test_the_router_removes_in_evaluation_too_and_has_the_losses_of_v_moe():
-    router = ROUTERS["importance_score"]
-    config = router.options(width=3, experts=3, tokens=6, drop=0.5)
-    noise = np.random.default_rng(1).normal(size=(6, 3))
-    for train in (False, True):
-        output = router.route({"kernel": np.eye(3)}, spec.examples.LOGITS, config, noise=noise, train=train)
-        assert set(output.losses) == {"importance", "load"}
-        noisy = spec.softmax_affinity(spec.examples.LOGITS + noise / 3)
-        removed = np.setdiff1d(np.arange(6), importance_score_order(noisy, drop=0.5))
-        assert not output.routing.combine[removed].any()

@@ -89,16 +89,6 @@ def test_metrics_count_what_the_dispatch_shows(B, problem, seed, allocation):
     np.testing.assert_allclose(result["entropy"], entropy, rtol=1e-11, atol=1e-12)
 
 
-@pytest.mark.parametrize("form", ["tanh", "erf"])
-def test_expert_mlp_expert_by_expert(form):
-    inputs, params = RANDOM.normal(size=(3, 2, WIDTH)), parameters(3, 0)
-    expected = [
-        gelu(x @ params["w1"][e] + params["b1"][e], form=form) @ params["w2"][e] + params["b2"][e]
-        for e, x in enumerate(inputs)
-    ]
-    np.testing.assert_allclose(expert_mlp(inputs, params, gelu=form), expected, rtol=1e-12)
-
-
 def test_expert_mlp_needs_its_parameters():
     params = {name: array for name, array in parameters(3, 0).items() if name != "w2"}
     with pytest.raises(ConfigError, match="params: w2 is missing"):
@@ -123,13 +113,6 @@ def test_layer_checks_its_routing():
         moe_layer(TOKENS[:5], routing, lambda x: x)
     with pytest.raises(ShapeError, match=r"^routing\.combine: "):
         moe_layer(TOKENS, Routing(routing.dispatch, routing.combine[:, :, :1]), lambda x: x)
-
-
-def test_metrics_count_a_covered_token_without_mass():
-    dispatch = np.array([[[1.0], [0.0]], [[0.0], [1.0]]])
-    metrics = routing_metrics(Routing(dispatch, 0 * dispatch))
-    assert metrics["coverage"] == 1
-    assert metrics["entropy"] == 0
 
 
 def test_metrics_are_real():

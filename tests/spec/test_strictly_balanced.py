@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from moespec import spec
-from moespec.spec import ROUTERS, slot_tokens
-from moespec.spec.examples import LOGITS
+from moespec.spec import ROUTERS
 
 
 def literal(x, kernel, m, thresholds):
@@ -57,51 +56,6 @@ def test_the_words_of_the_paper(seed):
         assert output.routing.dispatch.shape[2] == (m if train else count)
         expected_losses = {"threshold": 0.001 * loss} if train else {}
         assert output.losses == pytest.approx(expected_losses, rel=1e-12, abs=1e-15)
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_the_loss_is_least_where_the_masks_are_identical(seed):
-    """Any threshold between the m-th and the next gate is as good; the loss grows on both sides."""
-    gates = np.random.default_rng(seed).uniform(size=(9, 1))
-    ranked = -np.sort(-gates[:, 0])
-    for m in range(1, 9):
-        for part in (0.1, 0.9):
-            between = np.array([ranked[m] + part * (ranked[m - 1] - ranked[m])])
-            np.testing.assert_array_equal(spec.threshold_mask(gates, between), spec.batchwise_mask(gates, capacity=m))
-            assert spec.threshold_loss(gates, between, capacity=m) == 0
-        for outside in (ranked[m - 1] + 0.01, ranked[m] - 0.01):
-            assert spec.threshold_loss(gates, np.array([outside]), capacity=m) > 0
-
-
-def test_descent_on_the_loss_finds_the_thresholds():
-    """The thresholds of a sample let as many tokens of another pass as the batchwise mask does, within its noise."""
-    random = np.random.default_rng(0)
-    kernel = random.normal(size=(3, 4))
-    gates = spec.softmax_affinity(random.normal(size=(400, 3)) @ kernel)
-    thresholds = np.full(4, 0.25)
-    for step in range(200):
-        slope = [
-            spec.threshold_loss(gates, thresholds + 1e-30j * unit, capacity=150).imag / 1e-30 for unit in np.eye(4)
-        ]
-        above = spec.threshold_mask(gates, thresholds).sum(axis=0)
-        np.testing.assert_allclose(slope, 150 - above, atol=1e-9)
-        thresholds = thresholds - 1e-3 / (1 + step / 50) * np.array(slope)
-    others = spec.softmax_affinity(random.normal(size=(4000, 3)) @ kernel)
-    np.testing.assert_allclose(spec.threshold_mask(others, thresholds).mean(axis=0), 150 / 400, atol=0.08)
-
-
-def test_every_expert_takes_as_many():
-    router = ROUTERS["strictly_balanced"]
-    options = router.options(width=3, experts=3, tokens=6, capacity_factor=1.5)
-    params = {"kernel": np.eye(3), "thresholds": np.full(3, 0.9)}
-    trained = router.route(params, LOGITS, options, train=True).routing
-    assert slot_tokens(trained).tolist() == [[4, 1, 0], [5, 2, 0], [3, 2, 4]]
-    assert not router.route(params, LOGITS, options).routing.dispatch.any()  # no gate is above 0.9
-    limited = router.options(width=3, experts=3, tokens=6, capacity_factor=1.5, eval_capacity_factor=0.5)
-    params["thresholds"] = np.full(3, 0.2)
-    routing = router.route(params, LOGITS, limited).routing
-    gates = spec.masked_gates(spec.softmax_affinity(LOGITS), spec.softmax_affinity(LOGITS) > 0.2)
-    assert slot_tokens(routing)[:, 0].tolist() == np.argmax(gates, axis=0).tolist()
 
 
 def test_initial_thresholds_are_the_mean_gate():

@@ -1,22 +1,11 @@
-"""Switch: the jitter, the router against a loop over tokens and against V-MoE's, its defaults and errors."""
+"""Switch: the jitter, its defaults, noise and initial values."""
 
 import numpy as np
 import pytest
 from implementations import holds
 from strategies import seeds, spread
 
-from moespec import spec
-from moespec.spec import ROUTERS, router_jitter
-from moespec.spec.examples import LOGITS
-
-UNIFORM = np.random.default_rng(0).uniform(-1, 1, size=(6, 3))
-
-
-def route(noise=None, *, kernel=None, **options):
-    """The router on the worked example: with the identity as kernel the tokens are the logits."""
-    config = ROUTERS["switch"].options(width=3, experts=3, tokens=6, **options)
-    params = {"kernel": np.eye(3) if kernel is None else kernel}
-    return ROUTERS["switch"].route(params, LOGITS, config, noise=noise, train=noise is not None)
+from moespec.spec import ROUTERS
 
 
 @holds(wrong="jitter_added", tokens=spread, seed=seeds)
@@ -25,44 +14,6 @@ def test_jitter_is_a_factor_within_epsilon_of_one(B, tokens, seed):
     np.testing.assert_allclose(B.router_jitter(tokens, noise, epsilon=0.25), tokens * (1 + 0.25 * noise), rtol=1e-14)
     np.testing.assert_array_equal(B.router_jitter(tokens, noise, epsilon=0.0), tokens)
     np.testing.assert_array_equal(B.router_jitter(tokens, None), tokens)
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_against_a_loop_over_tokens(seed):
-    random = np.random.default_rng(seed)
-    tokens, kernel, noise = random.normal(size=(16, 4)), random.normal(size=(4, 5)), random.uniform(-1, 1, (16, 4))
-    config = ROUTERS["switch"].options(width=4, experts=5, tokens=16)
-    output = ROUTERS["switch"].route({"kernel": kernel}, tokens, config, noise=noise, train=True)
-    capacity = int(np.ceil(1.25 * 16 / 5))
-    filled, first, mean = np.zeros(5, int), np.zeros(5), np.zeros(5)
-    combine = np.zeros((16, 5, capacity))
-    for t in range(16):
-        exponentials = np.exp((tokens[t] * (1 + 0.01 * noise[t])) @ kernel)
-        gates = exponentials / exponentials.sum()
-        e = int(gates.argmax())
-        first[e] += 1 / 16
-        mean += gates / 16
-        if filled[e] < capacity:
-            combine[t, e, filled[e]] = gates[e]
-            filled[e] += 1
-    np.testing.assert_allclose(output.routing.combine, combine, rtol=1e-13)
-    assert output.losses["balance"] == pytest.approx(0.01 * 5 * np.dot(first, mean), rel=1e-12)
-
-
-def test_without_jitter_it_is_token_choice_of_one_expert():
-    config = {"width": 3, "experts": 3, "tokens": 6, "capacity_factor": 1.25}
-    plain = ROUTERS["softmax_token_choice"]
-    expected = plain.route({"kernel": np.eye(3)}, LOGITS, plain.options(**config)).routing
-    np.testing.assert_array_equal(route(UNIFORM, jitter=0.0).routing.combine, expected.combine)
-
-
-def test_all_losses_see_the_jitter():
-    logits = router_jitter(LOGITS, UNIFORM, epsilon=0.5)
-    output = route(UNIFORM, jitter=0.5, importance_weight=1.0, z_weight=1.0)
-    assert output.losses["importance"] == spec.importance_loss(spec.softmax_affinity(logits))
-    assert output.losses["balance"] == 0.01 * spec.balance_loss(spec.softmax_affinity(logits))
-    assert output.losses["z"] == spec.z_loss(logits)
-    assert "load" not in output.losses  # the logits have no noise
 
 
 def test_defaults_noise_and_initial_values():

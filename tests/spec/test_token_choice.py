@@ -10,7 +10,6 @@ from wrong import capacity_off_by, favouring, last_forgotten, rows_not_put_back
 
 from moespec import spec
 from moespec.spec import ContractError, Routing, softmax_affinity, token_choice
-from moespec.spec.examples import LOGITS, TIED_SCORES
 
 WRONG = (
     *(
@@ -42,17 +41,6 @@ def test_choices_are_assigned_in_turn(B, problem, seed, others):
     np.testing.assert_array_equal(combine, expected * (weights if others else scores)[..., None])
 
 
-def test_a_choice_that_is_not_made_takes_no_slot():
-    keep = np.array([[True, False], [False, True], [True, True]])
-    scores = np.array([[0.5, 0.25], [0.5, 0.25], [0.5, 0.25]])
-    routing = token_choice(scores, choices=2, capacity=2, keep=keep)
-    assert spec.slot_tokens(routing).tolist() == [[0, 2], [1, 2]]
-    routing = token_choice(scores, choices=2, capacity=2, keep=np.ones((3, 2), bool), order=[2, 1, 0])
-    assert spec.slot_tokens(routing).tolist() == [[2, 1], [2, 1]]
-    held = token_choice(scores, choices=2, capacity=2, keep=keep, hold=True)
-    assert spec.slot_tokens(held).tolist() == [[0, 3], [3, 1]]
-
-
 def test_tokens_without_room_try_others():
     """Mesh TensorFlow's gating without token left behind, by its cumulative sums."""
     random = np.random.default_rng(0)
@@ -69,29 +57,6 @@ def test_tokens_without_room_try_others():
                 expected[t, e, int(cumulative[t, e]) - 1] = gates[t, e]
         routing = token_choice(gates, choices=1, capacity=capacity, tries=tries)
         np.testing.assert_array_equal(routing.combine, expected)
-
-
-def test_all_tokens_find_room_where_there_is_enough():
-    scores = np.random.default_rng(0).normal(size=(12, 4))
-    dropped = token_choice(scores, choices=2, capacity=6).dispatch.sum(axis=(1, 2))
-    rerouted = token_choice(scores, choices=2, capacity=6, tries=4).dispatch.sum(axis=(1, 2))
-    assert dropped.sum() < rerouted.sum()
-    assert (rerouted <= 2).all()
-
-
-def test_float32_and_nested_lists_give_float64():
-    scores = softmax_affinity(LOGITS).astype(np.float32)
-    for values in (scores, scores.tolist()):
-        routing = token_choice(values, choices=1, capacity=2)
-        assert routing.dispatch.dtype == routing.combine.dtype == np.float64
-        assert spec.slot_tokens(routing).tolist() == [[0, 1], [2, 5], [3, 6]]
-
-
-def test_selection_ignores_the_imaginary_part():
-    scores = TIED_SCORES + 1e-30j * np.arange(15.0).reshape(5, 3)
-    assert spec.slot_tokens(token_choice(scores, choices=2, capacity=2)).tolist() == [[0, 3], [1, 0], [2, 4]]
-    assert spec.slot_tokens(spec.expert_choice(scores, capacity=3)).tolist() == [[0, 3, 1], [1, 0, 2], [2, 4, 0]]
-    assert spec.batch_priority(scores).tolist() == [0, 1, 2, 3, 4]
 
 
 def test_slot_tokens_is_for_sparse_routings():

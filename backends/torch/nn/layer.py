@@ -1,15 +1,13 @@
 """The layer in place of an MLP."""
 
-from collections.abc import Iterator
 from dataclasses import fields, replace
 from typing import Any, Self
 
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 import moespec.backends.torch as B
-from moespec.backends.layer import Layer, drawn, layer_of
+from moespec.backends.layer import Layer, documented, drawn, layer_of
 from moespec.backends.torch.nn.draws import draw
 from moespec.backends.torch.nn.experts import Experts
 from moespec.backends.torch.nn.hub import HubMixin
@@ -24,32 +22,20 @@ from moespec.spec.routing import RouterOutput
 _Device = torch.device | str | None
 
 
+@documented
 class MoE(Reporting, HubMixin):
     """A mixture-of-experts layer in place of an MLP: (images, ..., width) to the same shape and dtype.
 
     All axes between the first and the last are tokens of an image: (images, tokens, width) as in a ViT, or (images, height,
     width of the image, channels) as in Swin and ConvNeXt.
 
-    width, hidden: of each expert, a perceptron `gelu(x w1 + b1) w2 + b2`.
-    experts: their number.
-    tokens: tokens of one image, for which the capacity is computed. An input with another number is routed with the
-        capacity of that number; the slots of Soft MoE, which are parameters, stay as many as they are.
-    router: a key of `ROUTERS`.
-    group_images: images that are routed together, as one group; the batch must be a multiple.
-    gelu: "tanh" or "erf".
-    expert_init: "independent" initial values, or "shared" by all experts.
-    seed: of the initial values (Glorot uniform kernels, biases normal(1e-6), the router's own), which are the same NumPy draws
-        as everywhere else.
     device, dtype: of parameters, as in other modules of torch. On the meta device nothing is drawn.
-    router_options: options of that router (`ROUTERS[router].Options` has them): choices, importance_weight, ... Of a
-        router that needs token ids, `ids` is their number, `tokens` if not given: the places in the image.
 
     Parameters: `router.kernel` and so on, and `experts.fc1.weight` (experts, width, hidden), `experts.fc1.bias` (experts, hidden),
     `experts.fc2.weight`, `experts.fc2.bias`. Router logits, weights and losses are computed in float32 or better, also under
     autocast or in bfloat16. Gating noise comes from torch's generator, and only in training.
 
-    Raises ConfigError for an argument out of range or an option that the router does not have, ShapeError for an input
-    of another width or a batch that does not split into groups.
+    A forward pass raises ShapeError for an input of another width or a batch that does not split into groups.
     """
 
     def __init__(
@@ -69,25 +55,14 @@ class MoE(Reporting, HubMixin):
         **router_options: Any,
     ) -> None:
         super().__init__()
-        layer = layer_of(
-            width,
-            hidden,
-            experts,
-            tokens=tokens,
-            router=router,
-            group_images=group_images,
-            gelu=gelu,
-            expert_init=expert_init,
-            seed=seed,
-            router_options=router_options,
-        )
+        start: Any = {"group_images": group_images, "gelu": gelu, "expert_init": expert_init, "seed": seed}
+        layer = layer_of(width, hidden, experts, tokens=tokens, router=router, **start, router_options=router_options)
         # By text, so that torch.compile sees another object for other options: a number in the same place as in a layer that was
         # compiled before would be a symbol to it, and capacities need its value.
         self._text = repr(layer)
         self._layers = {self._text: layer}
-        self.expert_init, self.seed = expert_init, seed
         dtype = torch.get_default_dtype() if dtype is None else dtype
-        router_arrays = {name: values for _, name, values in self._drawn("router")}
+        router_arrays = {name: values for _, name, values in drawn(layer, ["router"])}
         self.router = ParameterTree(router_arrays, device=device, dtype=dtype)
         self.experts = Experts(width, hidden, experts, gelu, device=device, dtype=dtype)
         self.forget()
@@ -129,7 +104,7 @@ class MoE(Reporting, HubMixin):
         if weight.is_meta:
             return layer
         layer.to_empty(device=weight.device)
-        for _, name, values in layer._drawn("router"):
+        for _, name, values in drawn(layer._layer, ["router"]):
             assign(getattr(layer.router, name), values)
         with torch.no_grad():
             for source, target in ((copied.fc1, layer.experts.fc1), (copied.fc2, layer.experts.fc2)):
@@ -140,12 +115,8 @@ class MoE(Reporting, HubMixin):
     def reset_parameters(self) -> None:
         """Gives all parameters and tables their initial values: on the meta device at first, `to_empty` and then this."""
         experts = self.experts.params()
-        for part, name, values in self._drawn("router", "experts"):
+        for part, name, values in drawn(self._layer):
             assign(getattr(self.router, name) if part == "router" else experts[name], values)
-
-    def _drawn(self, *parts: str) -> Iterator[tuple[str, str, NDArray[Any]]]:
-        hidden: int = self.experts.fc1.weight.shape[2] if "experts" in parts else 0
-        return drawn(self._layer, hidden, expert_init=self.expert_init, seed=self.seed, parts=parts)
 
     @property
     def _layer(self) -> Layer:
@@ -209,8 +180,8 @@ class MoE(Reporting, HubMixin):
     def _routed(self, tokens: Tensor, ids: Tensor | None, options: Any) -> tuple[Tensor, RouterOutput]:
         """The output for tokens (groups, tokens, width), and the router's."""
         router = B.ROUTERS[self._layer.router]
-        wanted = router.noise(options) if self.training else None
-        noise = None if wanted is None else draw(replace(wanted, shape=(len(tokens), *wanted.shape)), tokens.device)
+        draws = router.noise(options) if self.training else None
+        noise = None if draws is None else draw(replace(draws, shape=(len(tokens), *draws.shape)), tokens.device)
         needed = {} if ids is None else {"ids": ids}
         output = router.route(self.router.params(), tokens, options, noise=noise, train=self.training, **needed)
         y: Tensor = self.experts(tokens, output.routing)

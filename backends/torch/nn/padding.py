@@ -28,10 +28,10 @@ def without_padding(layer: Layer, tokens: Tensor, ids: Tensor | None, mask: Tens
         if size:
             chosen = mask & (present == size)[:, None]
             cut = None if ids is None else ids[chosen].reshape(-1, size)
-            made, output = layer(tokens[chosen].reshape(-1, size, width), cut)
-            y = y.masked_scatter(chosen[:, :, None], made)
+            rows, output = layer(tokens[chosen].reshape(-1, size, width), cut)
+            y = y.masked_scatter(chosen[:, :, None], rows)
             parts.append(output)
-            weights.append(len(made))
+            weights.append(len(rows))
     if not parts:
         raise ContractError(f"mask: none of the {groups * count} tokens is there")
 

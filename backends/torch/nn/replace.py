@@ -1,7 +1,8 @@
 """Experts in place of the MLPs of a whole model, such as timm's and Hugging Face's."""
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -36,40 +37,19 @@ def replace_mlps(
     if wrong := [number for number in chosen if not -count <= number < count]:
         raise ConfigError(f"blocks={list(chosen)}: the model has {count} blocks, and no block {wrong[0]}")
     # All are made before any is put there, so that an error leaves the model as it was.
-    made = [
-        (places[number], _copied(places[number], experts, tokens, options))
-        for number in sorted({n % count for n in chosen})
-    ]
-    for place, (layer, _) in made:
+    replaced = [places[number] for number in sorted({n % count for n in chosen})]
+    copies = [_copied(place, experts, tokens, options) for place in replaced]
+    for place, (layer, _) in zip(replaced, copies, strict=True):
         place.put(layer)
-    return {place.name: difference for place, (_, difference) in made}
+    return {place.name: difference for place, (_, difference) in zip(replaced, copies, strict=True)}
 
 
-class _Mlp:
-    """A block with `mlp`."""
+class Place(NamedTuple):
+    """Where an MLP stands in a model: the name of it, what computes as it does, and what puts a layer there."""
 
-    def __init__(self, name: str, block: Any) -> None:
-        self.name, self.block = f"{name}.mlp" if name else "mlp", block
-
-    def mlp(self) -> nn.Module:
-        mlp: nn.Module = self.block.mlp
-        return mlp
-
-    def put(self, layer: MoE) -> None:
-        self.block.mlp = layer
-
-
-class _Pair:
-    """A block with `intermediate`, and `output` that adds the residual."""
-
-    def __init__(self, name: str, block: Any) -> None:
-        self.name, self.block = f"{name}.intermediate" if name else "intermediate", block
-
-    def mlp(self) -> nn.Module:
-        return _WithoutResidual(self.block.intermediate, self.block.output)
-
-    def put(self, layer: MoE) -> None:
-        self.block.intermediate, self.block.output = layer, _Residual()
+    name: str
+    mlp: nn.Module
+    put: Callable[[MoE], None]
 
 
 class _WithoutResidual(nn.Module):
@@ -89,17 +69,23 @@ class _Residual(nn.Module):
         return hidden + residual
 
 
-def _places(model: nn.Module) -> Iterator[_Mlp | _Pair]:
+def _places(model: nn.Module) -> Iterator[Place]:
+    """Blocks with `mlp`, or with `intermediate`, and `output` that adds the residual."""
     for name, block in model.named_modules():
-        children = dict(block.named_children())
+        children, prefix = dict(block.named_children()), f"{name}." if name else ""
         if "mlp" in children and len(linears(children["mlp"])) == 2:
-            yield _Mlp(name, block)
+            yield Place(f"{prefix}mlp", children["mlp"], partial(setattr, block, "mlp"))
         elif {"intermediate", "output"} <= children.keys() and linears(children["intermediate"]):
-            yield _Pair(name, block)
+            pair = _WithoutResidual(children["intermediate"], children["output"])
+            yield Place(f"{prefix}intermediate", pair, partial(_put_for_a_pair, block))
 
 
-def _copied(place: _Mlp | _Pair, experts: int, tokens: int, options: dict[str, Any]) -> tuple[MoE, float]:
-    mlp = place.mlp()
+def _put_for_a_pair(block: Any, layer: MoE) -> None:
+    block.intermediate, block.output = layer, _Residual()
+
+
+def _copied(place: Place, experts: int, tokens: int, options: dict[str, Any]) -> tuple[MoE, float]:
+    mlp = place.mlp
     layer = MoE.from_mlp(mlp, experts, tokens=tokens, **options)
     weight = layer.experts.fc1.weight
     if weight.is_meta:
