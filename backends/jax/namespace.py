@@ -8,7 +8,7 @@ from jax import lax, nn
 from jax.extend.random import threefry2x32_p
 from jax.scipy import special
 
-from moespec.backends.jax import arrays, products, slots
+from moespec.backends.jax import arrays, gathers, products, slots
 from moespec.backends.jax.arrays import Array
 from moespec.backends.once.namespace import Function
 
@@ -105,6 +105,11 @@ def scaled_product(tokens: Array, x: Array, slots: Array, rows: Array | None, co
     if jnp.result_type(tokens) == jnp.bfloat16 and slots.dtype == jnp.float32:
         return products.scaled_product(x, rows, slots)
     return jnp.einsum("gtd,dec->gtec", rows * x, slots, precision=lax.Precision.HIGHEST)
+
+
+def by_expert(routing: slots.SlotRouting, values: Array) -> Array:
+    """Values of the slots where their tokens are at their experts: (G, E, C) -> (G, T, E)."""
+    return gathers.values_by_expert(routing.tokens, values, routing.token, routing.slot)
 
 
 def loop(count: int, body: Callable[[Any, Any], Any], state: Any) -> Any:

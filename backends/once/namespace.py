@@ -113,8 +113,13 @@ class Namespace(Protocol):
 
     # Records of a routing, loops and random numbers.
 
-    def SlotRouting(self, token: Array, weight: Array, slot: Array, tokens: int, /) -> SlotRouting: ...
-    def SoftRouting(self, dispatch: Array, combine: Array, /) -> SoftRouting: ...
+    SlotRouting: type[Any]
+    """The record by slot, made of `token`, `weight`, `slot` and `tokens`."""
+    SoftRouting: type[Any]
+    """The dense record, made of `dispatch` and `combine`."""
+
+    def by_expert(self, routing: Any, values: Array, /) -> Array:
+        """Values of the slots of a record by slot, where their tokens are at their experts, and 0 elsewhere: (G, E, C) -> (G, T, E)."""
 
     def loop(self, count: int, body: Callable[[Any, Any], Any], state: Any, /) -> Any:
         """`state = body(step, state)` for the steps 0, ..., count - 1."""

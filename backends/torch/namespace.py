@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from moespec.backends.once.namespace import Axis
-from moespec.backends.torch import arrays, products, selection, slots
+from moespec.backends.torch import arrays, products, rows, selection, slots
 from moespec.backends.torch import threefry as generator
 from moespec.backends.torch.operators import NAMESPACE
 
@@ -128,6 +128,12 @@ def scaled_product(tokens: Tensor, x: Tensor, slots: Tensor, rows: Tensor | None
     logits = logits if rows is None else logits * rows
     logits = logits if columns is None else logits * columns.flatten(1)
     return logits.reshape(*x.shape[:2], *slots.shape[1:])
+
+
+def by_expert(routing: slots.SlotRouting, values: Tensor) -> Tensor:
+    """Values of the slots where their tokens are at their experts: (G, E, C) -> (G, T, E)."""
+    placed: Tensor = rows.put_scores(values, routing.token, routing.tokens)
+    return placed
 
 
 def loop(count: int, body: Callable[[Any, Any], Any], state: Any) -> Any:
