@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 
 import pytest
 from committed import BY_ID, content, of
@@ -115,7 +116,10 @@ def test_an_interrupt_ends_the_run_and_the_target(over_numpy, tmp_path):
     )
     name, pid = over_numpy("sleeping", text), tmp_path / "pid"
     command = [sys.executable, "-m", "moespec.conformance", "run", "--target", name, "--dtype", "f64", *LOSSES]
-    running = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # what runs in the background of a shell ignores it
+    running = subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, preexec_fn=heard
+    )
     while not (pid.exists() and pid.read_text().endswith("\n")):
         assert running.poll() is None
         time.sleep(0.05)
