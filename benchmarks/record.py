@@ -8,6 +8,7 @@ import platform
 import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -50,14 +51,20 @@ def write(name: str, figures: dict[str, Any], *, of_device: bool = True) -> Path
     }
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / (f"{name}-{device_slug()}.json" if of_device else f"{name}.json")
-    if path.is_file():
-        before = json.loads(path.read_text())
-        if all(before[key] == result[key] for key in ("command", "machine", "versions")):
-            result["before"] = before["figures"]
+    before = _earlier(path)
+    if all(before.get(key) == result[key] for key in ("command", "machine", "versions")):
+        result["before"] = before["figures"]
     temporary = path.with_suffix(".tmp")
     temporary.write_text(json.dumps(result, indent=1) + "\n")
     temporary.replace(path)
     return path
+
+
+@cache
+def _earlier(path: Path) -> dict[str, Any]:
+    """What a file had before this run first wrote it; nothing of one that is not there."""
+    result: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    return result
 
 
 def _version(package: str) -> str | None:

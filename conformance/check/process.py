@@ -86,6 +86,8 @@ class Process:
                 raise ValueError(f"{length} bytes, where the most is {size}")
             answer, arrays = unpack(self._read(length, deadline))
             if "failure" not in answer:
+                if "last" in answer:
+                    end()
                 return read(answer, arrays)
             raise EndedError(decoded(Failure, answer["failure"], {}))
         except EndedError:

@@ -98,6 +98,17 @@ def test_a_process_that_ends_fails_its_case_alone(over_numpy, how, said, limits)
     assert said in failure.first.message
 
 
+def test_a_gpu_that_is_lost_fails_the_case_that_lost_it_alone(over_numpy):
+    """Torch computes nothing more in that process, and says so when it is waited for."""
+    lose = "def lost():\n    raise RuntimeError('CUDA error: device-side assert triggered')\n"
+    text = f"import torch\n{lose}torch.cuda.is_initialized, torch.cuda.synchronize = lambda: True, lambda: None\n"
+    text += "def z_loss(logits):\n    if logits.max() > 100:\n        torch.cuda.synchronize = lost\n"
+    results, _ = run_part(part(over_numpy("losing", text + "    return numpy.z_loss(logits)\n"), of("z_loss")))
+    (failure,) = [result for result in results if result.state != "pass"]
+    assert (failure.id, failure.state) == ("z_loss/large", "error")
+    assert "device-side assert" in failure.first.message
+
+
 def test_a_process_with_too_many_maps_is_another_at_the_next_part(over_numpy, tmp_path, monkeypatch):
     text = "import mmap, os\n" + "MAPS = [mmap.mmap(-1, 4096) for _ in range(COUNT)]\n"
     text += "def z_loss(logits):\n    print(os.getpid(), file=open('pids', 'a'))\n    return numpy.z_loss(logits)\n"
