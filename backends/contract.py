@@ -26,8 +26,8 @@ Axis = int | tuple[int, ...]
 State = Any
 """What training carries from step to step; only the functions of its backend look inside."""
 Metrics = dict[str, Array]
-LossFunction = Callable[[Params, Any], tuple[Array, Metrics]]
-"""`loss_function(params, batch) -> (loss, metrics)`."""
+LossFunction = Callable[..., tuple[Array, Metrics]]
+"""`loss_function(params, batch) -> (loss, metrics)`, or of `(params, batch, average)`."""
 Step = Callable[[State, Any, float], tuple[State, Metrics]]
 """`step(state, batch, learning_rate) -> (state, metrics)`; it may use up the state that it is given."""
 
@@ -127,6 +127,7 @@ class Backend(Blocks, Protocol):
     def softmax(self, x: Array, axis: int) -> Array:
         """`exp(x) / sum(exp(x))` along `axis`, in the dtype of `x`."""
 
+    def relu(self, x: Array, /) -> Array: ...
     def cos(self, x: Array, /) -> Array: ...
     def sin(self, x: Array, /) -> Array: ...
     def tanh(self, x: Array, /) -> Array: ...
@@ -185,8 +186,12 @@ class Backend(Blocks, Protocol):
     def state_average(self, state: State) -> Params:
         """The parameters with their average in place of those that have one; valid as long as `state_params` is."""
 
-    def make_step(self, loss_function: LossFunction, optimizer: OptimizerConfig, *, accumulate: int = 1) -> Step:
+    def make_step(
+        self, loss_function: LossFunction, optimizer: OptimizerConfig, *, accumulate: int = 1, averaged: bool = False
+    ) -> Step:
         """One update of the optimiser (see `moespec.backends.optimizer`), compiled.
+
+        averaged: the loss is one of the parameters, the batch, and what `state_average` gives, which is a constant.
 
         The batch is split into `accumulate` equal parts along the leading axis of its arrays; gradients and metrics are
         averaged. The metrics have "loss" and "grad_norm", the global norm before the clip, added to them. Raises

@@ -4,7 +4,9 @@ One update of a parameter `p` with gradient `g` at step `n = 1, 2, ...` and lear
 
     g  <- g * min(1, clip / ||gradients of all trained parameters||_2)          (when `clip` is given)
     p  <- p - r * rate(path of p) * update(g, p, decay(path of p))
-    a  <- ema * a + (1 - ema) * p          (when `ema` is given; a = p before the first step)
+    a  <- m a + (1 - m) p                   (when `ema` is given; a = p before the first step)
+
+with `m = ema`, or, when `ema_steps` is given, `m = 1 - (1 - ema) (1 + cos(pi min(n / ema_steps, 1))) / 2`, which rises to 1.
 
 `update` is that of the optimiser, see `moespec.backends.numpy.optimizers`. So the clip comes before whatever the optimiser does,
 and a rate multiplies the decay, too.
@@ -20,7 +22,9 @@ expression that is found in the path). What decays: projects/soft_moe/configs/co
 `head/kernel`), and pretrain_jft4b.py (`.*/Moe/Router/scale`), there. Rates: google-research/big_vision,
 big_vision/optax.py, make (`lr_mults`, which there do not multiply the decay; a schedule of None freezes, and frozen
 parameters do not count in the norm that is clipped). That a rate is the learning rate of a parameter in every respect is how
-torch.optim has it. The average: big_vision, trainers/proj/jetformer/train.py, update_fn (`ema_decay`).
+torch.optim has it. The average: big_vision, trainers/proj/jetformer/train.py, update_fn (`ema_decay`);
+facebookresearch/moco-v3, main_moco.py, adjust_moco_momentum (the rise; there the average is renewed before a step, which is the
+same sequence).
 """
 
 import re
@@ -28,6 +32,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, Literal
+
+import numpy as np
 
 from moespec.backends import patterns
 from moespec.backends.optimizer_options import BELOW_ONE, SLOTS, SMALLEST, OptimizerName, Options, Shape, options_of
@@ -45,7 +51,7 @@ matrices, but neither biases, norms nor positions."""
 CONSTANTS = frozenset(name for router in ROUTERS.values() for name in router.frozen)
 """Names of what is kept among the parameters but not trained: no gradient reaches it."""
 
-AROUND = ("name", "weight_decay", "decay", "rates", "clip", "ema")
+AROUND = ("name", "weight_decay", "decay", "rates", "clip", "ema", "ema_steps")
 """The fields that every optimiser has."""
 
 
@@ -92,6 +98,8 @@ class OptimizerConfig:
     """largest global norm of the gradient, or None"""
     ema: float | None = None
     """decay of the exponential moving average of the parameters, as in 0.9999, or None for no average"""
+    ema_steps: int | None = None
+    """steps in which that decay rises to 1, as half of a cosine does, or None for a constant one"""
 
     def __post_init__(self) -> None:
         for name, value in vars(self.own).items():
@@ -102,6 +110,10 @@ class OptimizerConfig:
             raise ConfigError(f"clip={self.clip!r}: expected a positive number, as float32 too, or None")
         if self.ema is not None and not 0.0 <= self.ema <= BELOW_ONE:
             raise ConfigError(f"ema={self.ema!r}: expected a number in [0, 1), below 1 as float32 too, or None")
+        if self.ema_steps is not None and (self.ema is None or type(self.ema_steps) is not int or self.ema_steps < 1):
+            raise ConfigError(
+                f"ema_steps={self.ema_steps!r}: expected an integer >= 1, and ema={self.ema!r} to be given"
+            )
         for option in ("decay", "rates"):
             for _ in patterns.parsed(option, getattr(self, option)):
                 pass
@@ -141,6 +153,17 @@ class OptimizerConfig:
         (1.0, 0.0)
         """
         return 0.0 if path and path[-1] in CONSTANTS else patterns.first(self._rates, path, 1.0)
+
+    def ema_after(self, step: Any, xp: Any = np) -> Any:
+        """The decay of the average after so many steps, 0 without one. step: an integer of the arrays of `xp`.
+
+        >>> slow = OptimizerConfig(ema=0.9, ema_steps=4)
+        >>> [round(float(slow.ema_after(step)), 4) for step in range(6)]
+        [0.9, 0.9146, 0.95, 0.9854, 1.0, 1.0]
+        """
+        if self.ema is None or self.ema_steps is None:
+            return self.ema or 0.0
+        return 1 - (1 - self.ema) * (1 + xp.cos(xp.pi * xp.minimum(step / self.ema_steps, 1.0))) / 2
 
     def check_patterns(self, paths: Iterable[Sequence[str]]) -> None:
         """Raises ConfigError for a pattern that is found in none of the paths, and for rates that freeze all of them."""

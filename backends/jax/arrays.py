@@ -20,6 +20,7 @@ __all__ = [
     "einsum",
     "from_numpy",
     "mean",
+    "relu",
     "round_to_bfloat16",
     "sin",
     "softmax",
@@ -37,6 +38,7 @@ einsum = jnp.einsum
 cos = jnp.cos
 sin = jnp.sin
 tanh = jnp.tanh
+relu = jax.nn.relu
 stop_gradient = lax.stop_gradient
 
 

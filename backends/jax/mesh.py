@@ -247,23 +247,26 @@ class OnMesh(SplitExperts):
         """As of one device, with `Pieces` in place of arrays: those that this process is to save."""
         return export_leaves(state, _pieces)
 
-    def make_step(self, loss_function: LossFunction, optimizer: OptimizerConfig, *, accumulate: int = 1) -> Step:
+    def make_step(
+        self, loss_function: LossFunction, optimizer: OptimizerConfig, *, accumulate: int = 1, averaged: bool = False
+    ) -> Step:
         """As of one device, for a batch that `put` has spread. The loss is a mean over groups and images, as all metrics are.
 
         The gradients of what all devices have are summed together, in one reduction with loss and metrics.
         """
 
-        def loss(params: Params, batch: Batch) -> tuple[Array, Metrics]:
-            return loss_function(self._outside_of_blocks(params), batch)
+        def loss(params: Params, batch: Batch, *average: Params) -> tuple[Array, Metrics]:
+            return loss_function(self._outside_of_blocks(params), batch, *map(self._outside_of_blocks, average))
 
         of_device = gradients_of(loss, accumulate)
 
-        def gradients(trained: Leaves, frozen: Leaves, batch: Batch) -> tuple[Leaves, Metrics]:
+        def gradients(trained: Leaves, frozen: Leaves, batch: Batch, *average: Leaves) -> tuple[Leaves, Metrics]:
             how = {path: split_axes(path, leaf.shape, self.sizes) for path, leaf in (trained | frozen).items()}
             specs = {path: PartitionSpec(*split) for path, split in how.items()}
 
-            def local(trained: Leaves, frozen: Leaves, batch: Batch) -> tuple[Leaves, Metrics]:
-                found, metrics = of_device(_marked(trained, how), _marked(frozen, how), batch)
+            def local(trained: Leaves, frozen: Leaves, batch: Batch, *average: Leaves) -> tuple[Leaves, Metrics]:
+                marked = [_marked(leaves, how) for leaves in average]
+                found, metrics = of_device(_marked(trained, how), _marked(frozen, how), batch, *marked)
                 found = {path: leaf.array if isinstance(leaf, _Part) else leaf for path, leaf in found.items()}
                 return self._means(found, metrics, how)
 
@@ -274,14 +277,15 @@ class OnMesh(SplitExperts):
                     {path: specs[path] for path in trained},
                     {path: specs[path] for path in frozen},
                     jax.tree.map(lambda leaf: ROWS if leaf.ndim else SAME, batch),
+                    *(specs for _ in average),
                 ),
                 out_specs=({path: specs[path] for path in trained}, SAME),
                 check_vma=False,
             )
-            result: tuple[Leaves, Metrics] = spread(trained, frozen, batch)
+            result: tuple[Leaves, Metrics] = spread(trained, frozen, batch, *average)
             return result
 
-        return compiled_step(gradients, optimizer)
+        return compiled_step(gradients, optimizer, averaged=averaged)
 
     def _means(self, gradients: Leaves, metrics: Metrics, how: Mapping[Path, Split]) -> tuple[Leaves, Metrics]:
         """The sums over the devices that have the same part of a parameter, over the number of all devices."""

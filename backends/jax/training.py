@@ -31,7 +31,7 @@ __all__ = [
 Params = dict[str, Any]
 Batch = Any
 Metrics = dict[str, jax.Array]
-LossFunction = Callable[[Params, Batch], tuple[jax.Array, Metrics]]
+LossFunction = Callable[..., tuple[jax.Array, Metrics]]
 
 
 def recomputed(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -73,7 +73,7 @@ class TrainState(NamedTuple):
 
 
 Step = Callable[[TrainState, Batch, float], tuple[TrainState, Metrics]]
-Gradients = Callable[[Leaves, Leaves, Batch], tuple[Leaves, Metrics]]
+Gradients = Callable[..., tuple[Leaves, Metrics]]
 
 
 def value_and_grad(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -109,29 +109,39 @@ def state_average(state: TrainState) -> Params:
     return joined({**flat(state.params), **state.average})
 
 
-def make_step(loss_function: LossFunction, optimizer: OptimizerConfig, *, accumulate: int = 1) -> Step:
+def make_step(
+    loss_function: LossFunction, optimizer: OptimizerConfig, *, accumulate: int = 1, averaged: bool = False
+) -> Step:
     """A compiled `step(state, batch, learning_rate) -> (state, metrics)`.
 
-    loss_function(params, batch) returns the loss and a dict of metrics. The leaves of `batch` are split into `accumulate`
-    equal parts along their first axis, whose gradients and metrics are averaged. The metrics returned are those of
-    `loss_function`, and "loss" and "grad_norm", the global norm before the clip. Another learning rate compiles nothing anew.
-    Raises ConfigError for `accumulate < 1` and ShapeError for a batch that does not split.
+    loss_function(params, batch), or, if `averaged`, loss_function(params, batch, average), returns the loss and a dict of
+    metrics. The leaves of `batch` are split into `accumulate` equal parts along their first axis, whose gradients and
+    metrics are averaged. The metrics returned are those of `loss_function`, and "loss" and "grad_norm", the global norm
+    before the clip. Another learning rate compiles nothing anew. Raises ConfigError for `accumulate < 1` and ShapeError for
+    a batch that does not split.
     """
-    return compiled_step(gradients_of(loss_function, accumulate), optimizer)
+    return compiled_step(gradients_of(loss_function, accumulate), optimizer, averaged=averaged)
 
 
 def gradients_of(loss_function: LossFunction, accumulate: int) -> Gradients:
-    """`gradients(trained, frozen, batch) -> (gradients of the trained parameters, metrics and "loss")`; see `make_step`."""
-    accumulate = check_at_least("accumulate", accumulate, 1)
-    gradient_of = value_and_grad(lambda trained, frozen, batch: loss_function(joined({**trained, **frozen}), batch))
+    """`gradients(trained, frozen, batch) -> (gradients of the trained parameters, metrics and "loss")`; see `make_step`.
 
-    def evaluate(trained: Leaves, frozen: Leaves, batch: Batch) -> tuple[Leaves, Metrics]:
-        (loss, metrics), gradients = gradient_of(trained, frozen, batch)
+    The leaves of an average come after the batch, where the loss is one of it.
+    """
+    accumulate = check_at_least("accumulate", accumulate, 1)
+
+    def of_leaves(trained: Leaves, frozen: Leaves, batch: Batch, *average: Leaves) -> tuple[jax.Array, Metrics]:
+        return loss_function(joined({**trained, **frozen}), batch, *map(joined, average))
+
+    gradient_of = value_and_grad(of_leaves)
+
+    def evaluate(trained: Leaves, frozen: Leaves, batch: Batch, *average: Leaves) -> tuple[Leaves, Metrics]:
+        (loss, metrics), gradients = gradient_of(trained, frozen, batch, *average)
         return gradients, {**metrics, "loss": loss}
 
-    def evaluate_parts(trained: Leaves, frozen: Leaves, batch: Batch) -> tuple[Leaves, Metrics]:
+    def evaluate_parts(trained: Leaves, frozen: Leaves, batch: Batch, *average: Leaves) -> tuple[Leaves, Metrics]:
         def add(total: Leaves, part: Batch) -> tuple[Leaves, Metrics]:
-            gradients, metrics = evaluate(trained, frozen, part)
+            gradients, metrics = evaluate(trained, frozen, part, *average)
             return jax.tree.map(jnp.add, total, gradients), metrics
 
         zeros = jax.tree.map(jnp.zeros_like, trained)
@@ -141,13 +151,14 @@ def gradients_of(loss_function: LossFunction, accumulate: int) -> Gradients:
     return evaluate if accumulate == 1 else evaluate_parts
 
 
-def compiled_step(gradients_of: Gradients, optimizer: OptimizerConfig) -> Step:
+def compiled_step(gradients_of: Gradients, optimizer: OptimizerConfig, *, averaged: bool = False) -> Step:
     """The step of `make_step`, whose gradients and metrics `gradients_of` computes."""
     chain = transformation(optimizer)
 
     def step(state: TrainState, batch: Batch, learning_rate: Any) -> tuple[TrainState, Metrics]:
         trained, frozen = split_params(state.params, optimizer)
-        gradients, metrics = gradients_of(trained, frozen, batch)
+        given = ({**trained, **frozen, **state.average},) if averaged else ()
+        gradients, metrics = gradients_of(trained, frozen, batch, *given)
         norm = jnp.sqrt(jnp.stack([jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(gradients)]).sum())
         if optimizer.clip is not None:
             factor = jnp.minimum(1, optimizer.clip / norm)
@@ -157,9 +168,10 @@ def compiled_step(gradients_of: Gradients, optimizer: OptimizerConfig) -> Step:
             path: p - (optimizer.rate_of(path) * learning_rate).astype(p.dtype) * updates[path]
             for path, p in trained.items()
         }
-        ema = optimizer.ema or 0.0
+        done = state.step + 1
+        ema = optimizer.ema_after(done, jnp)
         average = {path: ema * a + (1 - ema) * moved[path] for path, a in state.average.items()}
-        new = TrainState(joined({**moved, **frozen}), moments, average, state.step + 1, state.config)
+        new = TrainState(joined({**moved, **frozen}), moments, average, done, state.config)
         return new, {**metrics, "grad_norm": norm}
 
     compiled: Step = jax.jit(step, donate_argnums=0)

@@ -19,6 +19,7 @@ __all__ = [
     "from_numpy",
     "linear",
     "mean",
+    "relu",
     "round_to_bfloat16",
     "sin",
     "softmax",
@@ -113,6 +114,11 @@ def sin(x: Array) -> Array:
 def cos(x: Array) -> Array:
     """Cosine."""
     return np.cos(x)
+
+
+def relu(x: Array) -> Array:
+    """`max(x, 0)`, by the real part."""
+    return np.where(x.real > 0, x, 0)
 
 
 def tanh(x: Array) -> Array:

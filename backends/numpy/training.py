@@ -84,16 +84,17 @@ def init_state(params: Params, optimizer: OptimizerConfig) -> State:
 
 
 def make_step(
-    loss_function: Callable[[Params, Any], tuple[Any, dict[str, Any]]],
+    loss_function: Callable[..., tuple[Any, dict[str, Any]]],
     optimizer: OptimizerConfig,
     *,
     accumulate: int = 1,
+    averaged: bool = False,
 ) -> Callable[[State, Any, float], tuple[State, dict[str, Any]]]:
     """`step(state, batch, learning_rate) -> (state, metrics)`: one update (see `backends/optimizer.py`).
 
-    `loss_function(params, batch) -> (loss, metrics)`. The batch is split along the leading axis of its arrays into
-    `accumulate` equal parts, whose gradients and metrics are averaged. The metrics have "loss" and "grad_norm" (before
-    the clip) added to them.
+    `loss_function(params, batch) -> (loss, metrics)`, or, if `averaged`, `loss_function(params, batch, average)`. The batch
+    is split along the leading axis of its arrays into `accumulate` equal parts, whose gradients and metrics are averaged.
+    The metrics have "loss" and "grad_norm" (before the clip) added to them.
 
     Raises ConfigError for `accumulate < 1`, ShapeError for a batch that does not split.
     """
@@ -102,7 +103,8 @@ def make_step(
     evaluate = value_and_grad(loss_function)
 
     def step(state: State, batch: Any, learning_rate: float) -> tuple[State, dict[str, Any]]:
-        parts = [evaluate(state["params"], _part(batch, part, accumulate)) for part in range(accumulate)]
+        average = (state_average(state),) if averaged else ()
+        parts = [evaluate(state["params"], _part(batch, part, accumulate), *average) for part in range(accumulate)]
         gradient = _mean([part[1] for part in parts])
         metrics = _mean([{**metrics, "loss": loss} for (loss, metrics), _ in parts])
         trained = [g for path, g in _leaves(gradient) if optimizer.rate_of(path)]
@@ -123,7 +125,8 @@ def _update(state: State, gradient: Params, norm: float, learning_rate: float, o
             u, now = UPDATES[optimizer.name](p, scale * g, moments, n, optimizer.decay_of(path), optimizer.own)
             p = p - learning_rate * rate * u
             if optimizer.ema is not None:
-                now["ema"] = optimizer.ema * moments["ema"] + (1 - optimizer.ema) * p
+                decay = optimizer.ema_after(n)
+                now["ema"] = decay * moments["ema"] + (1 - decay) * p
             for slot, value in now.items():
                 _insert(new.setdefault(slot, {}), path, np.asarray(value))
         _insert(new["params"], path, np.asarray(p))

@@ -21,6 +21,7 @@ __all__ = [
     "einsum",
     "from_numpy",
     "mean",
+    "relu",
     "round_to_bfloat16",
     "sin",
     "softmax",
@@ -128,6 +129,11 @@ def cos(x: Tensor) -> Tensor:
 def sin(x: Tensor) -> Tensor:
     """Sine."""
     return torch.sin(x)
+
+
+def relu(x: Tensor) -> Tensor:
+    """`max(x, 0)`."""
+    return torch.relu(x)
 
 
 def tanh(x: Tensor) -> Tensor:

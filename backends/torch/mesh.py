@@ -139,7 +139,13 @@ class OnMesh(SplitOverGroup):
         return state.marked({path: leaf.detach() for path, leaf in flatten(state.params).items()} | state.average)
 
     def make_step(
-        self, loss_function: LossFunction, optimizer: OptimizerConfig, *, accumulate: int = 1, compiled: bool = True
+        self,
+        loss_function: LossFunction,
+        optimizer: OptimizerConfig,
+        *,
+        accumulate: int = 1,
+        averaged: bool = False,
+        compiled: bool = True,
     ) -> Callable[[SpreadState, Any, float], tuple[SpreadState, Metrics]]:
         """As of one device, for the rows of this process. The loss is a mean over groups and images, as all metrics are.
 
@@ -150,7 +156,8 @@ class OnMesh(SplitOverGroup):
 
         def step(state: SpreadState, batch: Any, learning_rate: float) -> tuple[SpreadState, Metrics]:
             share = 1 / self.sizes.devices
-            metrics = set_gradients(evaluate, state.marked({}), state.trained(), batch, accumulate, share=share)
+            given = [state.marked({}), *([self.state_average(state)] if averaged else [])]
+            metrics = set_gradients(evaluate, given, state.trained(), batch, accumulate, share=share)
             metrics = state.add_gradients(metrics)
             metrics["grad_norm"] = state.norm()
             update(state, metrics["grad_norm"], learning_rate)
@@ -170,9 +177,10 @@ class OnMesh(SplitOverGroup):
         """What `compile` compiles: `function` of parameters that are whole but for those of blocks, which are gathered one
         block at a time."""
 
-        def run(params: Params, rows: Any) -> Any:
-            return function(
-                {name: tree if name == "blocks" else self.whole(tree) for name, tree in params.items()}, rows
-            )
+        def outside(params: Params) -> Params:
+            return {name: tree if name == "blocks" else self.whole(tree) for name, tree in params.items()}
+
+        def run(params: Params, rows: Any, *average: Params) -> Any:
+            return function(outside(params), rows, *map(outside, average))
 
         return run

@@ -1,7 +1,7 @@
 """Gradients, compilation, and the training step, with the state updated in place."""
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -36,7 +36,7 @@ __all__ = [
 
 Params = dict[str, Any]
 Leaves = dict[Path, Tensor]
-LossFunction = Callable[[Params, Any], tuple[Tensor, dict[str, Tensor]]]
+LossFunction = Callable[..., tuple[Tensor, dict[str, Tensor]]]
 
 RECOMPILE_LIMIT = 64
 """Shapes and options that one function is compiled for, at most; torch's own limit is 8."""
@@ -198,14 +198,20 @@ def import_state(exported: dict[str, Any], optimizer: OptimizerConfig) -> TrainS
 
 
 def make_step(
-    loss_function: LossFunction, optimizer: OptimizerConfig, *, accumulate: int = 1, compiled: bool = True
+    loss_function: LossFunction,
+    optimizer: OptimizerConfig,
+    *,
+    accumulate: int = 1,
+    averaged: bool = False,
+    compiled: bool = True,
 ) -> Callable[[TrainState, Any, float], tuple[TrainState, dict[str, Tensor]]]:
     """`step(state, batch, learning_rate) -> (state, metrics)`: one update, in place; the state returned is that given.
 
-    loss_function(params, batch) returns the loss and a dict of metrics; its forward and backward pass are compiled. The
-    arrays of `batch` are split along their leading axis into `accumulate` equal parts, whose gradients and metrics are
-    averaged. The gradient is multiplied by `min(1, clip / norm)`. The metrics returned are those of `loss_function`, "loss",
-    and "grad_norm", the global norm before the clip; they stay on the device. Another learning rate compiles nothing.
+    loss_function(params, batch), or, if `averaged`, loss_function(params, batch, average), returns the loss and a dict of
+    metrics; its forward and backward pass are compiled. The arrays of `batch` are split along their leading axis into
+    `accumulate` equal parts, whose gradients and metrics are averaged. The gradient is multiplied by `min(1, clip / norm)`.
+    The metrics returned are those of `loss_function`, "loss", and "grad_norm", the global norm before the clip; they stay
+    on the device. Another learning rate compiles nothing.
 
     compiled: False runs op by op, without the wait for the compiler.
 
@@ -218,7 +224,8 @@ def make_step(
 
     def step(state: TrainState, batch: Any, learning_rate: float) -> tuple[TrainState, dict[str, Tensor]]:
         trained = state.trained()
-        metrics = set_gradients(evaluate, state.params, trained, batch, accumulate)
+        average = (state_average(state),) if averaged else ()
+        metrics = set_gradients(evaluate, (state.params, *average), trained, batch, accumulate)
         metrics["grad_norm"] = norm_of(leaf.grad for leaf in trained.values())
         update(state, metrics["grad_norm"], learning_rate)
         return state, metrics
@@ -227,15 +234,16 @@ def make_step(
 
 
 def set_gradients(
-    evaluate: LossFunction, params: Params, trained: Leaves, batch: Any, parts: int, *, share: float = 1.0
+    evaluate: LossFunction, given: Sequence[Params], trained: Leaves, batch: Any, parts: int, *, share: float = 1.0
 ) -> dict[str, Tensor]:
     """Gives the leaves `trained` their `.grad`: the mean over `parts` equal parts of a batch, times `share`.
 
-    Returns the means over the parts of the metrics and of "loss". params: what `evaluate` takes; `trained` are among them.
+    Returns the means over the parts of the metrics and of "loss". given: the parameters that `evaluate` takes, `trained` among
+    them, and maybe their average.
     """
     for leaf in trained.values():
         leaf.grad = None
-    reported = [_accumulate_gradient(evaluate, params, part, share / parts) for part in _split(batch, parts)]
+    reported = [_accumulate_gradient(evaluate, given, part, share / parts) for part in _split(batch, parts)]
     for leaf in trained.values():
         if leaf.grad is None:
             leaf.grad = torch.zeros_like(leaf)
@@ -244,9 +252,10 @@ def set_gradients(
     return {name: torch.stack([part[name] for part in reported]).mean(dim=0) for name in reported[0]}
 
 
-def _accumulate_gradient(evaluate: LossFunction, params: Params, part: Any, share: float) -> dict[str, Tensor]:
+def _accumulate_gradient(evaluate: LossFunction, given: Sequence[Params], part: Any, share: float) -> dict[str, Tensor]:
     """Adds the gradient of this part's `share` of the loss to `.grad`; the metrics of the part."""
-    loss, metrics = evaluate(params, part)
+    params, *average = given
+    loss, metrics = evaluate(params, part, *average)
     torch.autograd.backward(loss * share)
     return {**_detached(metrics), "loss": loss.detach()}
 
@@ -270,9 +279,9 @@ def update(state: TrainState, norm: Tensor, learning_rate: float) -> None:
     state.optimizer.step()
     if config.ema is not None:
         with torch.no_grad():
-            average = list(state.average.values())
-            torch._foreach_mul_(average, config.ema)
-            torch._foreach_add_(average, [trained[path] for path in state.average], alpha=1 - config.ema)
+            average, decay = list(state.average.values()), float(config.ema_after(state.step + 1))
+            torch._foreach_mul_(average, decay)
+            torch._foreach_add_(average, [trained[path] for path in state.average], alpha=1 - decay)
     state.step += 1
 
 
