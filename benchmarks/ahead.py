@@ -34,7 +34,7 @@ from moespec.backends.optimizer import OptimizerConfig  # noqa: E402
 from moespec.models import memory  # noqa: E402
 from moespec.models.families import Config, family  # noqa: E402
 from moespec.models.parameters import shaped  # noqa: E402
-from moespec.models.training.objective import draws, make_loss  # noqa: E402
+from moespec.models.training.step import draws, make_loss  # noqa: E402
 
 
 def devices(name: str, platform: str = "tpu", **options: Any) -> Any:

@@ -16,7 +16,7 @@ from moespec.backends.optimizer import OptimizerConfig
 from moespec.models import vit
 from moespec.models.draws import of_step
 from moespec.models.evaluation.metrics import make_forward
-from moespec.models.training.objective import make_loss
+from moespec.models.training.objectives.classification import make_loss
 from moespec.spec import SpecError
 
 BATCH, STEPS, RATE = 16, 3, 0.01

@@ -129,9 +129,8 @@ def _train(
             write_report(load_backend(B.name), config, dataset, path, params)
         last = read_log(path, "evaluation", some=True)[-1]
         say(f"{path}: finished{' already' if finished else ''}, {last['step']} steps in {last['seconds']:.0f} s")
-        say(
-            f"validation accuracy {last['accuracy']:.4f} ({round(last['accuracy'] * last['images'])} of {last['images']})"
-        )
+        which = "validation accuracy" if "loss" in last else "validation accuracy of nearest neighbours"
+        say(f"{which} {last['accuracy']:.4f} ({round(last['accuracy'] * last['images'])} of {last['images']})")
         if "average" in last:
             say(f"validation accuracy of the average {last['average']['accuracy']:.4f}")
         say(f"report: {path / 'report.html'}")
@@ -205,9 +204,9 @@ def inspect_command(
     B = loaded.backend
     logits, routings = make_route(B, model)(B.from_numpy(loaded.params), normalized)
     guess = prediction(logits, dataset.classes, loaded.config.training.loss)
-    title = f"{image.name}, read as {guess}; {_label(loaded.config)}, step {loaded.step}"
+    title = f"{image.name}{guess}; {_label(loaded.config)}, step {loaded.step}"
     write_atomically(out, png(draw(pixels, 255, title, routings, panels)))
-    print(f"{out}: {len(routings)} MoE layers; the image is read as {guess}")
+    print(f"{out}: {len(routings)} MoE layers{guess}")
 
 
 def hash_table_command(config: Config, out: Path) -> None:

@@ -39,27 +39,36 @@ def running_mean(values: Sequence[float]) -> NDArray[np.float64]:
     return means
 
 
-def curves(training: Records, evaluations: Records, *, mixes: bool) -> Figure:
-    """Loss (training and validation) and validation accuracy against the steps.
+def curves(training: Records, evaluations: Records, *, measure: tuple[str, str], mixes: bool) -> Figure:
+    """Loss (training and, of a head, validation) and validation accuracy, and spread of the features, against the steps.
+
+    measure: the part of the loss that is drawn: its name in the records, and what it is called.
 
     mixes: whether batches are mixed by weights of their own (mixup, cutmix), so that the loss of a step depends most on its
     weight; the training loss is then its running mean, with the steps themselves faint behind.
     """
     figure = Figure(figsize=(9, 3), layout="constrained")
     left, right = figure.subplots(1, 2)
-    logged, losses = _steps(training), [r["cross_entropy"] for r in training]
+    logged, losses = _steps(training), [r[measure[0]] for r in training]
     if mixes:
         left.plot(logged, losses, lw=1, color="tab:blue", alpha=0.3, label="training, single steps")
         left.plot(logged, running_mean(losses), lw=1.5, color="tab:blue", label="training, running mean")
     else:
         left.plot(logged, losses, lw=1, color="tab:blue", label="training")
     steps = _steps(evaluations)
-    left.plot(steps, [r["loss"] for r in evaluations], "o-", label="validation", ms=3, color="tab:orange")
-    left.set(xlabel="step", ylabel="cross-entropy", ylim=(0, None))
+    if "loss" in evaluations[-1]:
+        left.plot(steps, [r["loss"] for r in evaluations], "o-", label="validation", ms=3, color="tab:orange")
+    left.set(xlabel="step", ylabel=measure[1], ylim=(0, None))
     left.legend(fontsize=8)
     accuracies = [r["accuracy"] for r in evaluations]
-    right.plot(steps, accuracies, "o-", ms=3, color="tab:green")
+    right.plot(steps, accuracies, "o-", ms=3, color="tab:green", label="accuracy of nearest neighbours")
     right.set(xlabel="step", ylabel="validation accuracy", ylim=(None if len(set(accuracies)) > 1 else 0, 1))
+    if "spread" in evaluations[-1]:
+        right.plot(
+            steps, [r["spread"] for r in evaluations], "o-", ms=3, color="tab:purple", label="spread of features"
+        )
+        right.set(ylabel="validation images", ylim=(0, 1))
+        right.legend(fontsize=8)
     right.grid(alpha=0.3)
     for axis in (left, right):
         axis.set_xlim(0, 1.02 * max([*logged, *steps]))

@@ -83,7 +83,7 @@ class Panel(NamedTuple):
 def make_route(
     B: Backend, model: Config
 ) -> Callable[[Any, NDArray[np.float32]], tuple[NDArray[np.float64], list[BlockRouting]]]:
-    """`route(params, image)`: logits `(classes,)` and the routing by each MoE layer of an image in [-1, 1].
+    """`route(params, image)`: logits `(classes,)`, none without a head, and the routing by each MoE layer of an image in [-1, 1].
 
     `params` are arrays of `B`, `image` is `(H, W, Ch)`. A class token is left out of the grids.
     """
@@ -106,7 +106,7 @@ def make_route(
             dispatch, combine = (part.reshape(*grid, *part.shape[1:]) for part in (dispatch, combine))
             tokens = layer.settings.tokens
             routings.append(BlockRouting(layer.name, combine.sum(axis=3), dispatch, soft, tokens, layer.items))
-        return np.asarray(logits, np.float64)[0], routings
+        return np.zeros(0) if logits is None else np.asarray(logits, np.float64)[0], routings
 
     return route
 
@@ -140,14 +140,17 @@ def squarest(items: int) -> tuple[int, int]:
 
 
 def prediction(logits: NDArray[np.float64], classes: Sequence[str], loss: str) -> str:
-    """The class of the largest logit and its probability: of all classes ("softmax"), or by itself ("sigmoid").
+    """The class of the largest logit and its probability: of all classes ("softmax"), or by itself ("sigmoid"), as words that go on
+    a sentence; none without a head.
 
     >>> prediction(np.array([0.0, 2.0]), ["cat", "dog"], "softmax")
-    'dog (probability 0.881)'
+    ', read as dog (probability 0.881)'
     """
+    if not len(logits):
+        return ""
     likely = {"softmax": softmax, "sigmoid": sigmoid}[loss](logits)
     best = int(logits.argmax())
-    return f"{classes[best]} (probability {likely[best]:.3f})"
+    return f", read as {classes[best]} (probability {likely[best]:.3f})"
 
 
 def times_uniform(routing: BlockRouting) -> NDArray[np.float64]:

@@ -23,6 +23,7 @@ from moespec.models.files import write_atomically
 from moespec.models.templates import render
 from moespec.models.training.config import Config
 from moespec.models.training.configfile import dump
+from moespec.models.training.objectives.table import objective_of
 from moespec.models.training.progress import told
 from moespec.models.training.resolve import model_config
 from moespec.models.training.runlog import read_log
@@ -36,7 +37,14 @@ def write_report(B: Backend, config: Config, dataset: Dataset, run: Path, params
     """Writes report.html and its pictures into the folder `run`, and returns its path. `params` are NumPy arrays."""
     model = model_config(config.model)
     training, evaluations = (read_log(run, kind, some=True) for kind in ("train", "evaluation"))
-    figures = {"curves": curves(training, evaluations, mixes=bool(config.data.mixup or config.data.cutmix))}
+    figures = {
+        "curves": curves(
+            training,
+            evaluations,
+            measure=objective_of(config).measure,
+            mixes=bool(config.data.mixup or config.data.cutmix),
+        )
+    }
     same: dict[str, str] = {}
     if family(model).moe_layers(model, config.training.batch):
         same, load = constant(training), loads(training)
@@ -47,8 +55,8 @@ def write_report(B: Backend, config: Config, dataset: Dataset, run: Path, params
             pixels = dataset.validation.read(np.array([index]))
             logits, routings = route(arrays, dataset.normalize(pixels)[0])
             label = dataset.classes[dataset.validation.labels[index]]
-            guess = prediction(logits, dataset.classes, config.training.loss)
-            title = f"validation image {index}: is {label}, read as {guess}"
+            read = prediction(logits, dataset.classes, config.training.loss)
+            title = f"validation image {index}: is {label}{read}"
             figures[f"routing_{index}"] = draw(pixels[0], dataset.maximum, title, routings)
     pictures = {name: png(figure) for name, figure in figures.items()}
     for name, content in pictures.items():
@@ -85,7 +93,9 @@ def _page(
         "data": f"{dataset.name}, {len(dataset.train)} training and {len(dataset.validation)} validation images",
         "training": f"{evaluation['step']} steps of {config.training.batch} images in {evaluation['seconds']:.0f} s",
         "backend": config.backend,
-        "validation": told({name: evaluation[name] for name in ("accuracy", "top5", "loss") if name in evaluation}),
+        "validation": told(
+            {name: evaluation[name] for name in ("accuracy", "top5", "loss", "spread") if name in evaluation}
+        ),
     }
     for block, words in same.items():
         facts[f"block {block}, each training step"] = words
@@ -94,7 +104,9 @@ def _page(
     for name, other in evaluation["others"].items():
         facts[f"evaluation {name}"] = told({key: value for key, value in other.items() if key not in ("kind", "step")})
     captions = {
-        "curves": "Loss and accuracy",
+        "curves": "Loss and accuracy"
+        if "loss" in evaluation
+        else "Loss, accuracy of nearest neighbours, spread of the features",
         "load": "Load of each expert (filled slots per token), tokens that no expert handles, and entropy of the experts' "
         "weights in a token (dotted: all weights equal), as far as they vary",
     }

@@ -5,6 +5,7 @@ The batches are consecutive pieces of the epochs laid end to end, so each image 
 left out at an epoch's end. Step `n` therefore starts at position `n * batch`, which is all that a resumed run needs.
 """
 
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -17,7 +18,10 @@ from moespec.models.data.dataset import Dataset, Split
 from moespec.models.data.options import DataConfig
 from moespec.models.streams import ORDER, generator
 
-__all__ = ["batch_indices", "batch_of_step", "data_position", "evaluation_batch", "training_batch"]
+__all__ = ["batch_indices", "batch_of_step", "data_position", "evaluation_batch", "training_batch", "views_of_step"]
+
+VIEW = 2**48
+"""What tells the numbers that are drawn for one view of an image from those for the next; more than the steps, or images, of a run."""
 
 
 def batch_indices(examples: int, batch: int, seed: int, step: int) -> NDArray[np.int64]:
@@ -37,24 +41,30 @@ def data_position(examples: int, batch: int, step: int) -> dict[str, int]:
 
 
 def training_batch(
-    dataset: Dataset, config: DataConfig, *, batch: int, seed: int, step: int, rows: range | None = None
+    dataset: Dataset,
+    config: DataConfig,
+    *,
+    batch: int,
+    seed: int,
+    step: int,
+    rows: range | None = None,
+    view: int = 0,
 ) -> dict[str, Any]:
     """Step `step`'s images `(batch, H, W, Ch)`, uint8, and targets `(batch, classes)`, augmented.
 
     In this order: the part of the picture, moved and mirrored; colours, RandAugment, the user's transform, erasing; cutmix
     or mixup. Of mixup there is the weight, "mixup", with which the targets are mixed already and the images are on the
     device (`prepared`). rows: only these of the batch, the same as they are in the whole; then mixup's neighbours come along,
-    "neighbours".
+    "neighbours". view: another number draws another view of the same images.
     """
     mixes = bool(config.mixup or config.cutmix)
     # Of rows that are asked for the first has its neighbour before it, which is dropped when all are mixed.
     places = np.arange(batch) if rows is None else np.arange(rows.start - mixes, rows.stop) % batch
     indices = batch_indices(len(dataset.train), batch, seed, step)[places]
-    positions = step * batch + places
+    positions = step * batch + places + view * VIEW
     pixels = cut_out(dataset, config, indices, seed=seed, positions=positions)
-    pixels = crop_and_flip(
-        pixels, padding=config.crop_padding, flip=config.flip, seed=seed, step=step, batch=batch, places=places
-    )
+    moved: Any = {"padding": config.crop_padding, "flip": config.flip, "batch": batch, "places": places}
+    pixels = crop_and_flip(pixels, seed=seed, step=step + view * VIEW, **moved)
     pixels = with_changes(pixels, config, maximum=dataset.maximum, seed=seed, positions=positions)
     targets = one_hot(dataset.train.labels[indices], len(dataset.classes), smoothing=config.label_smoothing)
     rows_of_batch = slice(int(mixes and rows is not None), None)
@@ -72,6 +82,17 @@ def batch_of_step(
 ) -> dict[str, Any]:
     """`training_batch`, with the step last, as a `Prefetcher` needs it."""
     return training_batch(dataset, config, batch=batch, seed=seed, step=step, rows=rows)
+
+
+def views_of_step(
+    dataset: Dataset, views: Mapping[str, DataConfig], batch: int, seed: int, step: int, *, rows: range | None = None
+) -> dict[str, Any]:
+    """Several views of the images of a step by name, each `{"images"}` of a `training_batch` with its own augmentation."""
+    made = {}
+    for view, (name, config) in enumerate(views.items()):
+        one = training_batch(dataset, config, batch=batch, seed=seed, step=step, rows=rows, view=view)
+        made[name] = {"images": one["images"]}
+    return made
 
 
 def evaluation_batch(

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from moespec.spec.errors import ConfigError
 
-__all__ = ["nearest_neighbours"]
+__all__ = ["nearest_neighbours", "spread"]
 
 CHUNK = 2**24
 """Cosines that are held at once."""
@@ -51,6 +51,17 @@ def nearest_neighbours(
             np.add.at(scores, (rows, labels[nearest[:, :count]].ravel()), votes[:, :count].ravel())
             right[count] += int(np.sum(scores.argmax(axis=1) == held_labels[start : start + step]))
     return {f"neighbours_{count}": {"accuracy": right[count] / len(held_labels)} for count in neighbours}
+
+
+def spread(features: NDArray[Any]) -> float:
+    """How far the directions of features `(N, D)` are spread, from 0, where all are the same, to 1:
+
+        1 - |mean of f_i / |f_i||^2
+
+    which is the sum of the variances of the entries of the normalised features.
+    """
+    mean = _unit(features).mean(axis=0)
+    return float(1 - mean @ mean)
 
 
 def _unit(features: NDArray[Any]) -> NDArray[np.float64]:

@@ -5,12 +5,13 @@ What a single section can tell by itself, it says itself: options that a router,
 
 import inspect
 from collections.abc import Callable, Iterable
+from dataclasses import fields
 from typing import Any, cast
 
 from moespec.models.data.dataset import Dataset
 from moespec.models.data.datasets import PICTURES
 from moespec.models.data.options import DataConfig
-from moespec.models.training.config import Config
+from moespec.models.training.config import Config, MocoConfig
 from moespec.models.training.schedules import SCHEDULES
 from moespec.models.vit import OF_EXPERTS, OF_IDS
 from moespec.spec.errors import ConfigError
@@ -24,6 +25,7 @@ def _ids(config: Config) -> bool:
     return getattr(config.model, "moe", "none") != "none" and ROUTERS[router].needs == "ids"
 
 
+MOCO = tuple(field.name for field in fields(MocoConfig))
 TABLE: tuple[tuple[str, tuple[str, ...], Callable[[Config], object], str], ...] = (
     ("model", OF_EXPERTS, lambda c: c.model.moe != "none", "model.moe is 'none'"),
     ("model", OF_IDS, _ids, "the model has no router that needs token ids"),
@@ -34,6 +36,8 @@ TABLE: tuple[tuple[str, tuple[str, ...], Callable[[Config], object], str], ...] 
     ("data", ("magnitude",), lambda c: c.data.randaugment, "data.randaugment is 0"),
     ("data", ("crop_area",), lambda c: c.data.crop != "middle", "data.crop is 'middle'"),
     ("data", ("workers",), lambda c: c.data.name != "digits", "the digits have nothing to decode"),
+    ("data", ("mixup", "cutmix", "label_smoothing"), lambda c: c.objective == "classification", "the objective has no targets"),
+    ("moco", MOCO, lambda c: c.objective == "moco", "the objective is not moco"),
     ("", ("init_skip",), lambda c: c.init, "there is no init"),
 )  # fmt: skip
 """Section, options of it, when they concern a run, and why they do not if they do not."""
@@ -46,6 +50,9 @@ UNCHECKED: tuple[tuple[str, tuple[str, ...], Callable[[Config], object]], ...] =
     ("data", ("path", "grey", "jitter", "blur", "solarise", "randaugment"), lambda c: c.data.name != "digits"),
     ("data", ("resize", "background", "broken", "cache", "workers"), lambda c: c.data.name in PICTURES),
     ("mesh", ("transport",), lambda c: c.mesh.expert > 1),
+    ("training", ("loss",), lambda c: c.objective == "classification"),
+    ("training", ("accumulate",), lambda c: c.objective == "classification"),
+    ("optimizer", ("ema_steps",), lambda c: c.optimizer.ema is not None),
 )
 """The same of options that others report: they depend on the data, or on the sizes of the model."""
 

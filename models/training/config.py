@@ -13,12 +13,12 @@ from tyro.conf import Fixed, Suppress
 
 from moespec.backends.mesh import MeshSizes, Transport
 from moespec.backends.optimizer import OptimizerConfig
-from moespec.models.checks import Number, check_fields
+from moespec.models.checks import Number, Share, check_fields
 from moespec.models.data.options import DataConfig
 from moespec.models.evaluation.options import EvaluationConfig
 from moespec.models.training.modelconfig import ModelConfig
 from moespec.spec.errors import ConfigError
-from moespec.spec.ranges import Range
+from moespec.spec.ranges import LARGEST, SMALLEST, Range
 
 __all__ = [
     "LENGTHS",
@@ -26,6 +26,7 @@ __all__ = [
     "Config",
     "HashConfig",
     "MeshConfig",
+    "MocoConfig",
     "ModelConfig",
     "ScheduleConfig",
     "TrainingConfig",
@@ -131,6 +132,28 @@ class TrainingConfig:
 
 
 @dataclass(frozen=True)
+class MocoConfig:
+    """MoCo v3 (--objective moco), whose momentum is optimizer.ema, 0.99 if it is not given; the second view has these rates of
+    blur and solarisation in place of those of data."""
+
+    temperature: Annotated[float, Range(SMALLEST, LARGEST, below=False)] = 1.0
+    """what cosines are divided by"""
+    cosine: bool = False
+    """the momentum rises to 1 in the run, as half of a cosine does"""
+    hidden: Number = 4096
+    """width inside projector and predictor"""
+    output: Number = 256
+    """width of what they make"""
+    blur: Share = 0.0
+    """second view: probability of a Gaussian blur"""
+    solarise: Share = 0.0
+    """second view: probability that values of 128 and above are inverted"""
+
+    def __post_init__(self) -> None:
+        check_fields("moco", self)
+
+
+@dataclass(frozen=True)
 class HashConfig:
     """How the codebook and the tables of the router hash are made, which then travel in the checkpoints."""
 
@@ -149,6 +172,8 @@ class HashConfig:
 class Config:
     """The whole configuration of a run."""
 
+    objective: Literal["classification", "moco"] = "classification"
+    """what is trained: the classes of the data, or, without them, an encoder by MoCo v3"""
     backend: BackendName = "auto"
     """framework that computes; auto: MOESPEC_BACKEND, else the one that is already imported, else the only one
     installed, else jax; numpy: the specification itself, by far too slow to train more than a toy"""
@@ -159,6 +184,7 @@ class Config:
     training: TrainingConfig = field(default_factory=TrainingConfig)
     mesh: MeshConfig = field(default_factory=MeshConfig)
     hash: HashConfig = field(default_factory=HashConfig)
+    moco: MocoConfig = field(default_factory=MocoConfig)
     init: str | None = None
     """weights to start from: a run, a file of moespec convert, or a folder of the hub (moespec.models.transfer)"""
     init_skip: str | None = None

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +22,7 @@ from moespec.models.interruption import check
 from moespec.models.router_options import named
 from moespec.models.training.config import Config
 from moespec.models.training.hooks import AfterStep
+from moespec.models.training.objectives.table import objective_of
 from moespec.models.training.progress import Progress, kind_of
 from moespec.models.training.resolve import model_config
 from moespec.spec.errors import ConfigError
@@ -55,6 +55,10 @@ def load_sets(
         if own.shape != dataset.shape:
             raise ConfigError(
                 f"{where}: images of {own.shape} (height, width, channels), the model's are {dataset.shape}"
+            )
+        if settings.kind == "head" and not model.classes:
+            raise ConfigError(
+                f"{where}.kind='head': the model has no head; kind='few_shot' and kind='neighbours' need none"
             )
         if settings.kind == "head" and len(own.classes) != len(dataset.classes):
             raise ConfigError(
@@ -158,10 +162,7 @@ class Evaluate(Evaluations):
         self, B: Backend, config: Config, sets: Mapping[str, EvaluationSet], dataset: Dataset, progress: Progress
     ) -> None:
         super().__init__(B, config, sets)
-        model, training = model_config(config.model), config.training
-        forward = compile_if(B, pays(B, training.total, training.compile), make_forward(B, model))
-        images = evaluation_size(B.sizes, model, training.evaluation_batch, len(dataset.validation))
-        self._own = partial(evaluate, B, forward, dataset=dataset, batch=images, kind=training.loss)
+        self._own = objective_of(config).evaluation(B, config, model_config(config.model), dataset)
         self._progress = progress
         self.last: dict[str, Any] = {}
         """the last evaluation of the run's own images"""
@@ -180,7 +181,7 @@ class Evaluate(Evaluations):
 
     def _of_run(self, after: AfterStep) -> dict[str, Any]:
         self.last = self._own(after.B.state_params(after.state))
-        if after.config.optimizer.ema is not None:
+        if after.config.optimizer.ema is not None and "loss" in self.last:
             average = self._own(after.B.state_average(after.state))
             self.last["average"] = {name: average[name] for name in ("accuracy", "loss")}
         return self.last

@@ -16,6 +16,10 @@ from moespec.models.training.runlog import RunLog
 __all__ = ["Progress", "kind_of", "told"]
 
 
+COLLAPSED = 0.01
+"""Spread of the features below which they are said to be nearly the same."""
+
+
 class Progress:
     """The progress of a run that goes on at step `start` after `seconds` of training. Use as a context manager.
 
@@ -80,8 +84,11 @@ class Progress:
         text = f"{name}: {told(results)}"
         if name is None:
             average = f", of the average {results['average']['accuracy']:.4f}" if "average" in results else ""
-            accuracy = f"validation accuracy {results['accuracy']:.4f}{average}"
-            text = f"{accuracy}, loss {results['loss']:.4f}, {self.seconds:.0f} s"
+            of = "" if "loss" in results else " of nearest neighbours"
+            rest = {key: value for key, value in results.items() if key in ("loss", "spread")}
+            text = f"validation accuracy{of} {results['accuracy']:.4f}{average}, {told(rest)}, {self.seconds:.0f} s"
+        if results.get("spread", 1.0) < COLLAPSED:
+            text += "; warning: the features hardly differ, the encoder may have collapsed"
         with suppress(OSError):
             self._bar.write(f"step {done}: {text}")
         self._mark(done)

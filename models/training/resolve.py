@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from moespec.backends.choice import check_installed, choose
 from moespec.backends.contract import Backend
+from moespec.backends.optimizer import OptimizerConfig
 from moespec.models import families, parameters, vit
 from moespec.models.data import datasets
 from moespec.models.data.dataset import Dataset
@@ -22,6 +23,7 @@ from moespec.models.router_options import named, options_of
 from moespec.models.training.config import BackendName, Config
 from moespec.models.training.length import in_steps, shrunk
 from moespec.models.training.modelconfig import VIT, ModelConfig
+from moespec.models.training.objectives.table import objective_of, shapes_of
 from moespec.models.training.schedules import SCHEDULES, Schedule
 from moespec.spec.errors import ConfigError, ShapeError
 from moespec.spec.options import SlotOptions
@@ -30,6 +32,8 @@ __all__ = ["choose_backend", "load_backend", "load_data", "model_config", "resol
 
 OF_DIGITS = 8
 """Side of the images, in pixels, that the smallest models have by themselves."""
+MOMENTUM = 0.99
+"""That of MoCo v3 where none is given (facebookresearch/moco-v3, main_moco.py, moco-m)."""
 DRAWS = 8
 """Numbers of 32 bits that an entry of a table takes while it is made."""
 
@@ -101,11 +105,14 @@ def resolve(config: Config, dataset: Dataset, backend: str) -> Config:
             f"data.path={config.data.path!r}: images of {height} x {width} pixels, expected squares; model.image_size=N makes "
             "them squares of N pixels"
         )
-    expected: dict[str, Any] = {"image_size": height, "channels": channels, "classes": len(dataset.classes)}
+    objective = objective_of(config)
+    classes = len(dataset.classes) if objective.head else 0
+    expected: dict[str, Any] = {"image_size": height, "channels": channels, "classes": classes}
     for name, value in expected.items():
         current = getattr(config.model, name)
         if current not in (None, value):
-            raise ConfigError(f"model.{name}={current!r}: the data set {dataset.name!r} has {value}")
+            whose = f"the data set {dataset.name!r} has" if objective.head else f"objective={config.objective!r} takes"
+            raise ConfigError(f"model.{name}={current!r}: {whose} {value}")
     chosen = model_config(config.model.but(**expected))
     filled = {name: value for name, value in asdict(chosen).items() if name != "router_options"}
     training = config.training
@@ -122,14 +129,28 @@ def resolve(config: Config, dataset: Dataset, backend: str) -> Config:
         for layer in layers:
             _check_layer(layer, training=name == "batch")
     _check_parameters(chosen, config.model.name)
-    with named("optimizer.", ("decay", "rates")):
-        config.optimizer.check_patterns(parameters.paths(family(chosen).parameter_shapes(chosen)))
     training = in_steps(training, len(dataset.train))
     config = replace(config, training=training, schedule=shrunk(config.schedule, training.total))
+    if objective.averaged:
+        config = replace(config, optimizer=_averaging(config))
+    with named("optimizer.", ("decay", "rates")):
+        config.optimizer.check_patterns(parameters.paths(shapes_of(config, chosen)))
     schedule(config)
     if isinstance(chosen, vit.VitConfig):
         filled["group_images_sparse"] = None
     return replace(config, backend=cast(BackendName, backend), model=config.model.but(**filled))
+
+
+def _averaging(config: Config) -> OptimizerConfig:
+    """The optimiser of MoCo, which keeps the average that makes keys. Raises ConfigError for batches that are no negatives."""
+    training, momentum = config.training, config.optimizer.ema
+    if training.batch < 2 or training.accumulate > 1:
+        raise ConfigError(
+            f"training.batch={training.batch!r}, training.accumulate={training.accumulate!r}: the other images of a batch are the "
+            "negatives of an image, so that a batch has at least two, and is not split"
+        )
+    rising = {"ema_steps": training.total} if config.moco.cosine else {}
+    return replace(config.optimizer, ema=MOMENTUM if momentum is None else momentum, **rising)
 
 
 def _check_layer(layer: MoeLayer, *, training: bool) -> None:

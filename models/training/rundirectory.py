@@ -17,11 +17,11 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from moespec.models.errors import BusyError, CheckpointError, RunError
-from moespec.models.families import family
 from moespec.models.files import write_atomically
 from moespec.models.training import checkpoint, configfile, length, unchanged
 from moespec.models.training.checkpoint import Checkpoint
 from moespec.models.training.config import Config
+from moespec.models.training.objectives.table import shapes_of
 from moespec.models.training.resolve import model_config
 from moespec.models.trees import flatten
 
@@ -185,7 +185,7 @@ class RunDirectory:
                 "overridden, as the order of the images depends on it"
             )
         model = model_config(config.model)
-        shapes = family(model).parameter_shapes(model)
+        shapes = shapes_of(config, model)
         saved = checkpoint.read(newest, shapes)
         record, trees = saved.record, [name for name in saved.state if name != "step"]
         needed = config.optimizer.state_shapes(shapes)

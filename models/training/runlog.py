@@ -17,7 +17,7 @@ from moespec.models.files import named_errors, signed, unsigned, write_atomicall
 __all__ = ["RunLog", "read_log"]
 
 NAME = "metrics.jsonl"
-KINDS = {"train": {"loss", "images_per_second"}, "evaluation": {"loss", "accuracy", "images", "seconds"}}
+KINDS = {"train": {"loss", "images_per_second"}, "evaluation": {"accuracy", "images", "seconds"}}
 """The kinds of lines, and what each has besides its step."""
 
 

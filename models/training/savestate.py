@@ -9,12 +9,12 @@ import numpy as np
 from moespec.backends.contract import Backend
 from moespec.models.data.loader import data_position
 from moespec.models.errors import CheckpointError, RunError
-from moespec.models.families import family
 from moespec.models.training import checkpoint, hash_tables
 from moespec.models.training.config import Config
-from moespec.models.training.objective import draws
+from moespec.models.training.objectives.table import objective_of, shapes_of
 from moespec.models.training.resolve import model_config
 from moespec.models.training.rundirectory import RunDirectory
+from moespec.models.training.step import draws
 from moespec.models.training.unchanged import check_evaluated
 from moespec.models.trees import flatten, nested
 from moespec.version import version
@@ -50,7 +50,7 @@ def begin(
     """
     model, seed = model_config(config.model), config.training.seed
     alone = B.sizes.devices == 1
-    saved = directory.load(family(model).parameter_shapes(model), whole=alone)
+    saved = directory.load(shapes_of(config, model), whole=alone)
     if saved is None:
         params = initial()
         for name, value in flatten(params).items():
@@ -110,20 +110,24 @@ def settle(B: Backend, directory: RunDirectory, step: int, owed: list[str | None
 def trained_params(
     directory: RunDirectory, config: Config, *, step: int | None = None, average: bool = False
 ) -> tuple[dict[str, Any], int]:
-    """The parameters (NumPy) and the step of a run's newest checkpoint, or of that of `step`.
+    """The parameters of the model (NumPy) and the step of a run's newest checkpoint, or of that of `step`.
 
     average: with their average in place of those that have one.
 
     Raises CheckpointError when there is none, or it is damaged, or `config` describes another model or other data.
     """
     model = model_config(config.model)
-    saved = directory.load(family(model).parameter_shapes(model), step=step)
+    saved = directory.load(shapes_of(config, model), step=step)
     if saved is None:
         raise CheckpointError(f"{directory.checkpoints}: there is no checkpoint yet")
     check_evaluated(saved.record, config, str(directory.checkpoints))
     hash_tables.check(saved.state["params"], model, str(directory.checkpoints))
     params, averages = saved.state["params"], saved.state.get("ema", {}) if average else {}
-    return nested(flatten(params) | flatten(averages)), saved.record["step"]
+    own = objective_of(config).layout(config, model)
+    leaves = flatten(params) | flatten(averages)
+    return nested({path: leaf for path, leaf in leaves.items() if path.partition("/")[0] not in own}), saved.record[
+        "step"
+    ]
 
 
 def _for_backend(B: Backend, state: dict[str, Any]) -> dict[str, Any]:

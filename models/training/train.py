@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 from moespec.backends.contract import Backend
 from moespec.models.data.dataset import Dataset
-from moespec.models.data.loader import batch_of_step
 from moespec.models.data.prefetch import Prefetcher
 from moespec.models.data.prepared import prepared
 from moespec.models.draws import of_step
@@ -22,12 +21,13 @@ from moespec.models.training.evaluations import Evaluate, EvaluationSet
 from moespec.models.training.hash_tables import initial_params
 from moespec.models.training.hooks import AfterStep, Finite, Hook, Log, Save, Stop
 from moespec.models.training.length import before_cooldown
-from moespec.models.training.objective import draws, step_maker
+from moespec.models.training.objectives.table import besides, objective_of
 from moespec.models.training.progress import Progress
 from moespec.models.training.resolve import model_config, schedule
 from moespec.models.training.rundirectory import RunDirectory
 from moespec.models.training.saver import Saver
 from moespec.models.training.savestate import Start, begin, settle
+from moespec.models.training.step import draws, step_maker
 
 __all__ = ["Trained", "train"]
 
@@ -53,11 +53,11 @@ def train(
     """Trains with the resolved `config` on backend `B`, in the folder `run` (claimed by `RunDirectory.claim`).
 
     Starts from the newest checkpoint there, or from the beginning: with the parameters `initial` (NumPy), or those of
-    `initial_params`. `sets`, loaded by `load_sets`, are evaluated besides. On several devices (`connected`) each process calls
-    it, and one of them writes the log. Raises CheckpointError for a checkpoint that is
-    damaged or of another run, DataError for files that cannot be read, RunError when the run diverges: what is evaluated
-    or saved is finite. Raises Interrupted when a signal stops it, after saving the step. Evaluations that it then does not
-    make are owed, and made when the run goes on.
+    `initial_params` and `besides`. `sets`, loaded by `load_sets`, are evaluated besides. On several devices (`connected`)
+    each process calls it, and one of them writes the log. Raises CheckpointError for a checkpoint that is damaged or of
+    another run, DataError for files that cannot be read, RunError when the run diverges: what is evaluated or saved is
+    finite. Raises Interrupted when a signal stops it, after saving the step. Evaluations that it then does not make are
+    owed, and made when the run goes on.
 
     hooks: functions that are called with an `AfterStep` after each step, in all processes, when it has been logged and evaluated,
         and before it is saved; see `moespec.models.training.hooks`.
@@ -66,7 +66,8 @@ def train(
     settings, directory = config.training, RunDirectory(run)
 
     def begun() -> Start:
-        how: Any = {"initial": lambda: initial or initial_params(config, dataset)}
+        own = partial(besides, config, model_config(config.model))
+        how: Any = {"initial": lambda: initial or {**initial_params(config, dataset), **own()}}
         return begin(B, config, directory, examples=len(dataset.train), **how)
 
     state, start, seconds, overrides, owed = begun()
@@ -102,12 +103,14 @@ class Batches:
 
     def __init__(self, B: Backend, config: Config, dataset: Dataset) -> None:
         self._B, self._config, self._dataset = B, config, dataset
-        batch, seed = config.training.batch, config.training.seed
+        batch = config.training.batch
         self._rows, self._draws = B.rows(batch), draws(model_config(config.model), batch)
         # With the neighbours of its rows no device needs those of another to mix them: nothing is exchanged on the thread of batches.
         own = self._rows if B.sizes.devices > 1 else None
+        objective = objective_of(config)
+        self._views = objective.views
         # What worker processes run; they have no backend.
-        self._on_host = partial(batch_of_step, dataset, config.data, batch, seed, rows=own)
+        self._on_host = objective.make_batch(config, dataset, own)
 
     def __call__(self, step: int) -> Any:
         return self._on_devices(step, self._on_host(step))
@@ -119,9 +122,16 @@ class Batches:
         return Prefetcher(self._on_host, start, self._config.training.total, **how)
 
     def _on_devices(self, step: int, batch: dict[str, Any]) -> Any:
+        if self._views == 1:
+            return self._view(step, batch, 0)
+        return {name: self._view(step, one, view) for view, (name, one) in enumerate(batch.items())}
+
+    def _view(self, step: int, batch: dict[str, Any], view: int) -> dict[str, Any]:
         if self._draws:
-            numbers = of_step(self._config.training.batch, seed=self._config.training.seed, step=step)
-            batch = {**batch, "random": numbers[self._rows.start : self._rows.stop]}
+            images, seed = self._config.training.batch, self._config.training.seed
+            first = view * images  # the images of each view have numbers of their own
+            numbers = of_step(self._views * images, seed=seed, step=step)
+            batch = {**batch, "random": numbers[first + self._rows.start : first + self._rows.stop]}
         arrays = self._B.put(batch)
         mixing = arrays.pop("mixup", None), arrays.pop("neighbours", None)
         return {**arrays, "images": prepared(self._B, self._dataset, arrays.pop("images"), *mixing)}

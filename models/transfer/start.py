@@ -13,6 +13,7 @@ from moespec.models.families import family, names, of_name
 from moespec.models.training.config import Config, ModelConfig
 from moespec.models.training.configfile import digits
 from moespec.models.training.hash_tables import initial_params
+from moespec.models.training.objectives.table import besides
 from moespec.models.training.resolve import model_config
 from moespec.models.training.rundirectory import RunDirectory
 from moespec.models.transfer.rules import transferred
@@ -32,15 +33,17 @@ def starting_params(config: Config, dataset: Dataset, *, lazily: bool = False) -
 
     Raises RunError or CheckpointError for a source that is missing or damaged, ConfigError for one that does not fit.
     """
-    initial = initial_params(config, dataset, lazily=lazily and config.init is None)
+    lazily = lazily and config.init is None
+    initial = initial_params(config, dataset, lazily=lazily)
+    own = besides(config, model_config(config.model), lazily=lazily)
     if config.init is None:
-        return initial
+        return {**initial, **own}
     result = transferred(source(config.init), model_config(config.model), initial, skip=config.init_skip)
     print(f"init: {config.init}")
     for what in ("new", "resized", "upcycled"):
         if names := getattr(result, what):
             print(f"  {what}: {_summary(names)}")
-    return result.params
+    return {**result.params, **own}
 
 
 def source(path: str) -> Weights:

@@ -162,7 +162,7 @@ def test_inspect(runs, backend: str, photo: Path, tmp_path: Path, capsys, said) 
     for step in (["--step", "4"], []):
         assert cli.main(["inspect", run, "--image", str(photo), "--out", str(tmp_path / "routing.png"), *step]) == 0
         pictures.append((tmp_path / "routing.png").read_bytes())
-    assert re.search(r"1 MoE layers; the image is read as \d \(probability 0\.\d{3}\)", capsys.readouterr().out)
+    assert re.search(r"1 MoE layers, read as \d \(probability 0\.\d{3}\)", capsys.readouterr().out)
     assert is_png(pictures[0])
     assert pictures[0] != pictures[1]
     chosen = ["inspect", run, "--image", str(photo), "--out", str(tmp_path / "chosen.png"), "--panels"]

@@ -19,7 +19,7 @@ from moespec.models.data.options import DataConfig
 from moespec.models.study.entries import entries
 from moespec.models.training import configfile
 from moespec.models.training.config import Config, ScheduleConfig, TrainingConfig
-from moespec.models.training.objective import make_loss
+from moespec.models.training.objectives.classification import make_loss
 from moespec.models.training.resolve import model_config, resolve
 from moespec.spec.routers import ROUTERS
 

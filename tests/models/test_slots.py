@@ -15,7 +15,7 @@ from moespec.models.evaluation.metrics import line, make_forward
 from moespec.models.evaluation.slots import SlotStatistics, largest_first, needed, numbers, relative, slot_statistics
 from moespec.models.families import family
 from moespec.models.training import resolve
-from moespec.models.training.objective import make_loss
+from moespec.models.training.objectives.classification import make_loss
 from moespec.spec.errors import ConfigError
 from moespec.spec.routing import Routing
 

@@ -29,7 +29,7 @@ from moespec.models.training import checkpoint, divergence, resolve
 from moespec.models.training.config import Config, ScheduleConfig, TrainingConfig
 from moespec.models.training.hash_tables import initial_params
 from moespec.models.training.hooks import AfterStep, Hook
-from moespec.models.training.objective import make_loss
+from moespec.models.training.objectives.classification import make_loss
 from moespec.models.training.progress import Progress
 from moespec.models.training.resolve import load_backend, model_config
 from moespec.models.training.rundirectory import RunDirectory

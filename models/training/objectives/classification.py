@@ -1,0 +1,60 @@
+"""Classification: the mean over images of the cross-entropy of their labels."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from moespec.backends.contract import Backend
+from moespec.models.compilation import compile_if, pays
+from moespec.models.data.dataset import Dataset
+from moespec.models.data.loader import batch_of_step
+from moespec.models.draws import gating_noise
+from moespec.models.evaluation.evaluate import evaluate, evaluation_size
+from moespec.models.evaluation.metrics import make_forward, moe_metrics
+from moespec.models.families import Config as Model
+from moespec.models.families import family
+from moespec.models.training.config import Config
+from moespec.models.training.objectives.record import Loss, Objective
+
+__all__ = ["CLASSIFICATION", "make_loss"]
+
+
+def make_loss(B: Backend, model: Model, kind: str, *, recompute: bool = False) -> Loss:
+    """`loss(params, batch) -> (loss, metrics)` for `make_step`.
+
+    kind: "softmax" (targets are the probabilities of exclusive classes) or "sigmoid" (each class by itself, summed over
+    classes). batch: images `(N, H, W, Ch)`, targets `(N, classes)` and, if the model draws random numbers in training,
+    `random` `(N, 4)`, see `moespec.models.draws`. recompute: the backward pass computes each block anew.
+    """
+    cross_entropy = {"softmax": B.softmax_cross_entropy, "sigmoid": B.sigmoid_cross_entropy}[kind]
+    forward, layers, wanted = family(model).forward, family(model).moe_layers, family(model).moe_noise
+
+    def loss(params: Any, batch: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        images, random = batch["images"], batch.get("random")
+        noise = None if random is None else gating_noise(B, wanted(model, images.shape[0]), random, images)
+        output = forward(B, model, params, images, noise=noise, random=random, train=True, recompute=recompute)
+        main = B.mean(cross_entropy(output.logits, batch["targets"]), 0)
+        total = main
+        for value in output.losses.values():
+            total = total + value
+        return total, {"cross_entropy": main, **moe_metrics(layers(model, images.shape[0]), output)}
+
+    return loss
+
+
+def _loss(B: Backend, config: Config, model: Model) -> Loss:
+    return make_loss(B, model, config.training.loss, recompute=config.training.recompute)
+
+
+def _batch(config: Config, dataset: Dataset, rows: range | None) -> Callable[[int], dict[str, Any]]:
+    return partial(batch_of_step, dataset, config.data, config.training.batch, config.training.seed, rows=rows)
+
+
+def _evaluation(B: Backend, config: Config, model: Model, dataset: Dataset) -> Callable[[Any], dict[str, Any]]:
+    training = config.training
+    forward = compile_if(B, pays(B, training.total, training.compile), make_forward(B, model))
+    batch = evaluation_size(B.sizes, model, training.evaluation_batch, len(dataset.validation))
+    return partial(evaluate, B, forward, dataset=dataset, batch=batch, kind=training.loss)
+
+
+CLASSIFICATION = Objective(("cross_entropy", "cross-entropy"), _loss, _batch, _evaluation)

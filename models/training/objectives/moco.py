@@ -1,0 +1,136 @@
+"""MoCo v3: an encoder whose features of one view of an image find those of another view, by a momentum encoder, in a batch.
+
+    q = predictor(projector(features of the model))          of both views
+    k = the same of the average of the parameters, without the predictor
+    loss = ctr(q_1, k_2) + ctr(q_2, k_1)                     `moespec.spec.moco_loss`
+
+The momentum encoder is the average of the parameters that the optimiser keeps (`optimizer.ema`), with the rate of the
+configuration. It runs as at evaluation: without noise, dropout and stochastic depth, and with the capacity of evaluation; auxiliary
+losses are of the encoder alone, the mean of both views. Batch normalisation, negatives and the loss are over the images of all
+devices: each device has the features of all, and computes what comes after them.
+
+Source: Chen et al. 2021 (arXiv 2104.02057), Algorithm 1 and section 4.1; facebookresearch/moco-v3, moco/builder.py (MoCo_ViT) and
+main_moco.py (both augmentations).
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from moespec.backends.contract import Backend
+from moespec.models.compilation import compile_if, pays
+from moespec.models.data.dataset import Dataset, Split
+from moespec.models.data.loader import views_of_step
+from moespec.models.draws import gating_noise
+from moespec.models.evaluation.evaluate import evaluation_size, features
+from moespec.models.evaluation.metrics import make_features, moe_metrics
+from moespec.models.evaluation.neighbours import nearest_neighbours, spread
+from moespec.models.families import Config as Model
+from moespec.models.families import family
+from moespec.models.layers import Output
+from moespec.models.parameters import Parameter, glorot_uniform, norm
+from moespec.models.training.config import Config
+from moespec.models.training.objectives.record import Loss, Objective
+from moespec.spec.routing import Params
+
+__all__ = ["MOCO"]
+
+Array = Any
+NEIGHBOURS, TEMPERATURE, REFERENCES = 20, 0.07, 10_000
+"""Of the evaluation by nearest neighbours: how many vote, how, and among how many training images at most."""
+
+
+def _layout(config: Config, model: Model) -> Params:
+    """The kernels of the projector, three layers, and of the predictor, two; all but the last of each have a normalisation."""
+    width, section = getattr(model, "representation", 0) or model.width, config.moco
+    return {
+        "projector": _perceptron(width, section.hidden, section.hidden, section.output),
+        "predictor": _perceptron(section.output, section.hidden, section.output),
+    }
+
+
+def _perceptron(*widths: int) -> Params:
+    layers: Params = {}
+    for number, (inputs, outputs) in enumerate(pairwise(widths)):
+        normalised = {"norm": norm(outputs)} if number < len(widths) - 2 else {}
+        layers[str(number)] = {
+            "kernel": Parameter((inputs, outputs), glorot_uniform(inputs, outputs)),
+            **normalised,
+        }
+    return layers
+
+
+def _projected(B: Backend, layers: Params, x: Array) -> Array:
+    """`x` (N, D) of all images after layers without bias, each batch-normalised, but for the last with scale, bias and ReLU."""
+    for number in sorted(layers):
+        x = B.batch_norm(B.linear(x, layers[number]["kernel"]))
+        if (p := layers[number].get("norm")) is not None:
+            x = B.relu(x * p["scale"] + p["bias"])
+    return x
+
+
+def _loss(B: Backend, config: Config, model: Model) -> Loss:
+    module, recompute, temperature = family(model), config.training.recompute, config.moco.temperature
+
+    def encoded(params: Params, view: dict[str, Array]) -> Output:
+        images, random = view["images"], view.get("random")
+        noise = None if random is None else gating_noise(B, module.moe_noise(model, images.shape[0]), random, images)
+        output: Output = module.forward(
+            B, model, params, images, noise=noise, random=random, train=True, recompute=recompute
+        )
+        return output
+
+    def projected(params: Params, features: Array) -> Array:
+        return _projected(B, params["projector"], B.over_devices(features, {})[0])
+
+    def loss(params: Params, batch: dict[str, dict[str, Array]], average: Params) -> tuple[Array, dict[str, Array]]:
+        views = [batch["first"], batch["second"]]
+        outputs = [encoded(params, view) for view in views]
+        queries = [_projected(B, params["predictor"], projected(params, output.features)) for output in outputs]
+        keys = [projected(average, module.forward(B, model, average, view["images"]).features) for view in views]
+        main = B.moco_loss(*queries, *keys, temperature=temperature)
+        total = main
+        for output in outputs:
+            for value in output.losses.values():
+                total = total + value / len(outputs)
+        layers = module.moe_layers(model, views[0]["images"].shape[0])
+        first, second = (moe_metrics(layers, output) for output in outputs)
+        return total, {"contrastive": main, **{name: (value + second[name]) / 2 for name, value in first.items()}}
+
+    return loss
+
+
+def _batch(config: Config, dataset: Dataset, rows: range | None) -> Callable[[int], dict[str, Any]]:
+    """Two views of each image: the second has its own rates of blur and solarisation."""
+    other = replace(config.data, blur=config.moco.blur, solarise=config.moco.solarise)
+    views, training = {"first": config.data, "second": other}, config.training
+    return partial(views_of_step, dataset, views, training.batch, training.seed, rows=rows)
+
+
+def _evaluation(B: Backend, config: Config, model: Model, dataset: Dataset) -> Callable[[Any], dict[str, Any]]:
+    """By nearest neighbours among training images, evenly taken: "accuracy"; and how far the features are spread."""
+    training, most = config.training, config.training.evaluation_batch
+    extract = compile_if(B, pays(B, training.total, training.compile), make_features(B, model))
+    places = np.linspace(0, len(dataset.train) - 1, min(REFERENCES, len(dataset.train))).round().astype(np.int64)
+    references = Split(lambda indices: dataset.train.read(places[indices]), dataset.train.labels[places])
+
+    def found(params: Any, split: Split) -> Any:
+        batch = evaluation_size(B.sizes, model, most, len(split))
+        return features(B, extract, params, dataset, split, batch=batch), split.labels
+
+    def evaluate(params: Any) -> dict[str, Any]:
+        train, test = found(params, references), found(params, dataset.validation)
+        vote: Any = {"neighbours": [min(NEIGHBOURS, len(places))], "temperature": TEMPERATURE}
+        (result,) = nearest_neighbours(train, test, classes=len(dataset.classes), **vote).values()
+        return {**result, "spread": spread(test[0]), "images": len(test[1])}
+
+    return evaluate
+
+
+MOCO = Objective(
+    ("contrastive", "contrastive loss"), _loss, _batch, _evaluation, layout=_layout, head=False, averaged=True, views=2
+)

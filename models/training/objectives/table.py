@@ -1,0 +1,30 @@
+"""The objectives by name."""
+
+from moespec.models import parameters
+from moespec.models.families import Config as Model
+from moespec.models.families import family
+from moespec.models.training.config import Config
+from moespec.models.training.objectives.classification import CLASSIFICATION
+from moespec.models.training.objectives.moco import MOCO
+from moespec.models.training.objectives.record import Objective
+from moespec.spec.routing import Params
+
+__all__ = ["besides", "objective_of", "shapes_of"]
+
+OBJECTIVES = {"classification": CLASSIFICATION, "moco": MOCO}
+
+
+def objective_of(config: Config) -> Objective:
+    """What a run minimises."""
+    return OBJECTIVES[config.objective]
+
+
+def shapes_of(config: Config, model: Model) -> Params:
+    """The shapes of all parameters of a run: those of its model, and beside them those of its objective."""
+    own = objective_of(config).layout(config, model)
+    return {**family(model).parameter_shapes(model), **parameters.shapes(own)}
+
+
+def besides(config: Config, model: Model, *, lazily: bool = False) -> Params:
+    """The initial parameters of the objective, which stand beside those of the model."""
+    return parameters.initial(objective_of(config).layout(config, model), config.training.seed, lazily=lazily)

@@ -1,0 +1,28 @@
+"""The step of a training run, for any backend, and whether it draws random numbers."""
+
+from collections.abc import Callable
+
+from moespec.backends.contract import Backend, Step
+from moespec.backends.optimizer import OptimizerConfig
+from moespec.models.compilation import pays
+from moespec.models.draws import takes_draws
+from moespec.models.families import Config as Model
+from moespec.models.families import family
+from moespec.models.training import config, resolve
+from moespec.models.training.objectives.table import objective_of
+
+__all__ = ["draws", "step_maker"]
+
+
+def step_maker(B: Backend, run: config.Config) -> Callable[[OptimizerConfig], Step]:
+    """`make(optimizer)` makes the training step of a resolved configuration, compiled where that pays."""
+    training, objective = run.training, objective_of(run)
+    eager = {} if pays(B, training.total, training.compile) else {"compiled": False}
+    loss = objective.make_loss(B, run, resolve.model_config(run.model))
+    how = {"accumulate": training.accumulate, "averaged": objective.averaged, **eager}
+    return lambda optimizer: B.make_step(loss, optimizer, **how)
+
+
+def draws(model: Model, images: int) -> bool:
+    """Whether the model draws random numbers in training: gating noise, dropout or stochastic depth."""
+    return bool(family(model).moe_noise(model, images)) or takes_draws(model)
