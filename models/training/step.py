@@ -1,6 +1,7 @@
 """The step of a training run, for any backend, and whether it draws random numbers."""
 
 from collections.abc import Callable
+from typing import Any
 
 from moespec.backends.contract import Backend, Step
 from moespec.backends.optimizer import OptimizerConfig
@@ -17,10 +18,11 @@ __all__ = ["draws", "step_maker"]
 def step_maker(B: Backend, run: config.Config) -> Callable[[OptimizerConfig], Step]:
     """`make(optimizer)` makes the training step of a resolved configuration, compiled where that pays."""
     training, objective = run.training, objective_of(run)
-    eager = {} if pays(B, training.total, training.compile) else {"compiled": False}
+    how: Any = {} if pays(B, training.total, training.compile) else {"compiled": False}
+    if objective.averaged:
+        how["averaged"] = True
     loss = objective.make_loss(B, run, resolve.model_config(run.model))
-    how = {"accumulate": training.accumulate, "averaged": objective.averaged, **eager}
-    return lambda optimizer: B.make_step(loss, optimizer, **how)
+    return lambda optimizer: B.make_step(loss, optimizer, accumulate=training.accumulate, **how)
 
 
 def draws(model: Model, images: int) -> bool:

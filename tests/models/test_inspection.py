@@ -126,8 +126,8 @@ def test_chosen_panels() -> None:
 def test_prediction_has_a_name_and_a_probability() -> None:
     logits = np.log(np.array([1.0, 6.0, 3.0]))
     names = ("cat", "dog", "cow")
-    assert prediction(logits, names, "softmax") == "dog (probability 0.600)"
-    assert prediction(logits, names, "sigmoid") == "dog (probability 0.857)", "of this class by itself: 6 / 7"
+    assert prediction(logits, names, "softmax") == ", read as dog (probability 0.600)"
+    assert prediction(logits, names, "sigmoid") == ", read as dog (probability 0.857)", "of this class by itself: 6 / 7"
 
 
 @pytest.mark.parametrize("router", ["soft_moe", "softmax_token_choice", "softmax_expert_choice"])
@@ -247,12 +247,12 @@ def test_running_mean() -> None:
 def test_training_loss_has_a_running_mean_where_batches_are_mixed() -> None:
     saw = [{"step": step, "cross_entropy": 2.0 - step % 2} for step in range(1, 41)]
     once = [{"step": 40, "loss": 1.0, "accuracy": 0.5}]
-    raw, mean, _ = curves(saw, once, mixes=True).axes[0].lines
+    raw, mean, _ = curves(saw, once, measure=("cross_entropy", "cross-entropy"), mixes=True).axes[0].lines
     assert raw.get_ydata().tolist() == [1.0, 2.0] * 20
     assert raw.get_alpha() == 0.3
     np.testing.assert_allclose(mean.get_ydata(), running_mean(raw.get_ydata()))
     assert np.ptp(mean.get_ydata()) < 0.35
-    left, right = curves(saw, once, mixes=False).axes
+    left, right = curves(saw, once, measure=("cross_entropy", "cross-entropy"), mixes=False).axes
     assert [line.get_label() for line in left.lines] == ["training", "validation"]
     assert right.get_ylim() == (0, 1), "one point has no range of its own"
     assert left.get_xlim() == right.get_xlim()
