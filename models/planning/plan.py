@@ -3,7 +3,8 @@
 The time of a step is at least the longest of three, where they overlap as well as can be, and about their sum where they do
 not overlap at all:
 
-    compute      three times the operations of a forward pass (four, recomputed) at the chip's peak in bfloat16
+    compute      three times the operations of a forward pass (four, recomputed) at the chip's peak in bfloat16; of MoCo for two views,
+                 and once more forward for the momentum encoder; and projector and predictor for the images of all devices
     memory       parameters, gradients and what the optimiser keeps, at the bandwidth of the memory
     links        what a device has to receive, over all its links; slots, which go further than to neighbours, as often as they
                  change from link to link
@@ -14,17 +15,18 @@ of equal ones (to two digits) the one that splits the least: parameters, then ex
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from moespec.backends.mesh import MeshSizes, mesh_sizes
-from moespec.models import counts, families
+from moespec.backends.mesh import MeshSizes, leaves, mesh_sizes
+from moespec.models import counts, families, parameters
 from moespec.models.families import family, fewest_images
 from moespec.models.planning.activations import activations, bytes_of_dtype, padded
 from moespec.models.planning.chips import Chip
 from moespec.models.planning.footprint import links, memory_traffic, owned
 from moespec.models.training.config import Config, MeshConfig
 from moespec.models.training.devices import check_batch, check_expert_axis
-from moespec.models.training.resolve import model_config
+from moespec.models.training.objectives.table import objective_of, shapes_of
+from moespec.models.training.resolve import averaging, model_config
 from moespec.spec.errors import ConfigError, SpecError
 from moespec.spec.routing import Params
 
@@ -75,8 +77,13 @@ class Plan:
 
 def plan(config: Config, sizes: MeshSizes, chip: Chip) -> Plan:
     """What a step of a configuration takes. Raises ConfigError for a mesh that does not divide batch, groups or experts."""
-    model = model_config(config.model)
-    return _plan(model, family(model).parameter_shapes(model), config, sizes, chip)
+    model, config = model_config(config.model), _averaging(config)
+    return _plan(model, shapes_of(config, model), config, sizes, chip)
+
+
+def _averaging(config: Config) -> Config:
+    """The configuration with the average that its objective needs."""
+    return replace(config, optimizer=averaging(config)) if objective_of(config).averaged else config
 
 
 def _plan(model: families.Config, shapes: Params, config: Config, sizes: MeshSizes, chip: Chip) -> Plan:
@@ -84,7 +91,8 @@ def _plan(model: families.Config, shapes: Params, config: Config, sizes: MeshSiz
     check_batch(sizes, model, f"training.batch={training.batch!r}", training.batch, training.accumulate)
     check_expert_axis(sizes, model, training.batch // training.accumulate)
     images, split = training.batch // sizes.devices, sizes.expert > 1
-    part = images // training.accumulate
+    part, objective = images // training.accumulate, objective_of(config)
+    own = objective.layout(config, model)
     of_device = owned(shapes, config.optimizer, sizes)
     copies = _copies(model, shapes, config, sizes)
     memory = {
@@ -92,27 +100,37 @@ def _plan(model: families.Config, shapes: Params, config: Config, sizes: MeshSiz
         "optimizer": of_device.optimizer,
         "gradients": of_device.gradients * (2 if training.accumulate > 1 else 1),
         "copies": copies,
-        "activations": activations(model, part, split=split, recompute=training.recompute),
-        "batch": 4 * images * (model.channels * model.image_size * padded(model.image_size) + model.classes),
+        "activations": objective.views
+        * (activations(model, part, split=split, recompute=training.recompute) + 12 * training.batch * _outputs(own)),
+        "batch": 4 * objective.views * images * (model.channels * model.image_size * padded(model.image_size) + model.classes),
     }
-    forward = counts.flops(model, part, train=True, every_slot=split)
+    forward = images * sum(counts.flops(model, part, train=True, every_slot=split).values())
+    besides = 2 * training.batch * parameters.count(own)
+    passes = objective.views * ((4 if training.recompute else 3) + objective.averaged)
+    received = links(
+        model,
+        shapes,
+        config.optimizer,
+        sizes,
+        images=objective.views * images,
+        accumulate=training.accumulate,
+        recompute=training.recompute,
+        slot_bytes=bytes_of_dtype(model) if config.mesh.transport == "model" else 2,
+    )
+    received["slots"] *= 1 + objective.averaged * 2 / (6 if training.recompute else 4)
     return Plan(
         sizes,
         {name: float(value) for name, value in memory.items()},
-        links(
-            model,
-            shapes,
-            config.optimizer,
-            sizes,
-            images=images,
-            accumulate=training.accumulate,
-            recompute=training.recompute,
-            slot_bytes=bytes_of_dtype(model) if config.mesh.transport == "model" else 2,
-        ),
+        received,
         memory_traffic(of_device, accumulate=training.accumulate, recompute=training.recompute),
-        (4 if training.recompute else 3) * images * sum(forward.values()),
+        passes * (forward + besides),
         chip,
     )
+
+
+def _outputs(own: Params) -> int:
+    """The widths of what the layers of an objective make, of which three arrays in float32 are kept for each image of a batch."""
+    return sum(shape[-1] for path, shape in leaves(parameters.shapes(own)) if path[-1] == "kernel")
 
 
 def _copies(model: families.Config, shapes: Params, config: Config, sizes: MeshSizes) -> float:
@@ -137,8 +155,8 @@ def plans(config: Config, devices: int, chip: Chip) -> list[Plan]:
         return [plan(config, mesh_sizes(devices, **config.mesh.axes), chip)]
     candidates: list[Plan] = []
     reasons: list[SpecError] = []
-    model = model_config(config.model)
-    shapes, experts = family(model).parameter_shapes(model), bool(family(model).moe_layers(model, fewest_images(model)))
+    model, config = model_config(config.model), _averaging(config)
+    shapes, experts = shapes_of(config, model), bool(family(model).moe_layers(model, fewest_images(model)))
     for sizes in _meshes(devices, experts=experts):
         try:
             candidates.append(_plan(model, shapes, config, sizes, chip))

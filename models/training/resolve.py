@@ -28,7 +28,7 @@ from moespec.models.training.schedules import SCHEDULES, Schedule
 from moespec.spec.errors import ConfigError, ShapeError
 from moespec.spec.options import SlotOptions
 
-__all__ = ["choose_backend", "load_backend", "load_data", "model_config", "resolve", "schedule", "without_data"]
+__all__ = ["averaging", "choose_backend", "load_backend", "load_data", "model_config", "resolve", "schedule", "without_data"]
 
 OF_DIGITS = 8
 """Side of the images, in pixels, that the smallest models have by themselves."""
@@ -132,7 +132,7 @@ def resolve(config: Config, dataset: Dataset, backend: str) -> Config:
     training = in_steps(training, len(dataset.train))
     config = replace(config, training=training, schedule=shrunk(config.schedule, training.total))
     if objective.averaged:
-        config = replace(config, optimizer=_averaging(config))
+        config = replace(config, optimizer=averaging(config))
     with named("optimizer.", ("decay", "rates")):
         config.optimizer.check_patterns(parameters.paths(shapes_of(config, chosen)))
     schedule(config)
@@ -141,7 +141,7 @@ def resolve(config: Config, dataset: Dataset, backend: str) -> Config:
     return replace(config, backend=cast(BackendName, backend), model=config.model.but(**filled))
 
 
-def _averaging(config: Config) -> OptimizerConfig:
+def averaging(config: Config) -> OptimizerConfig:
     """The optimiser of MoCo, which keeps the average that makes keys. Raises ConfigError for batches that are no negatives."""
     training, momentum = config.training, config.optimizer.ema
     if training.batch < 2 or training.accumulate > 1:
