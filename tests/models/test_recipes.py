@@ -19,7 +19,7 @@ from moespec.models.data.options import DataConfig
 from moespec.models.study.entries import entries
 from moespec.models.training import configfile
 from moespec.models.training.config import Config, ScheduleConfig, TrainingConfig
-from moespec.models.training.objectives.classification import make_loss
+from moespec.models.training.objectives.table import objective_of, shapes_of
 from moespec.models.training.resolve import model_config, resolve
 from moespec.spec.routers import ROUTERS
 
@@ -89,10 +89,10 @@ def test_a_step_has_the_shapes_of_the_parameters(name: str) -> None:
 
     config = read(name)
     model, pixels = model_config(config.model), config.model.image_size
-    family = families.family(model)
+    objective = objective_of(config)
     shape = jax.tree.map(
         lambda s: jax.ShapeDtypeStruct(s, "float32"),
-        family.parameter_shapes(model),
+        shapes_of(config, model),
         is_leaf=lambda x: isinstance(x, tuple),
     )
     images = 8
@@ -101,8 +101,10 @@ def test_a_step_has_the_shapes_of_the_parameters(name: str) -> None:
         "targets": jax.ShapeDtypeStruct((images, 1000), "float32"),
         "random": jax.ShapeDtypeStruct((images, 4), "int32"),
     }
-    loss = make_loss(B, model, config.training.loss)
-    (value, _), gradient = jax.eval_shape(B.value_and_grad(loss), shape, batch)
+    batch = batch if objective.views == 1 else {"first": batch, "second": batch}
+    average = (shape,) if objective.averaged else ()
+    loss = objective.make_loss(B, config, model)
+    (value, _), gradient = jax.eval_shape(B.value_and_grad(loss), shape, batch, *average)
     assert value.shape == ()
     assert jax.tree.map(lambda x: x.shape, gradient) == jax.tree.map(lambda x: x.shape, shape)
 
