@@ -32,6 +32,7 @@ __all__ = [
     "Forward",
     "MoeLayer",
     "Output",
+    "check_shape",
     "compute_dtype",
     "layer_norm",
     "mlp",
@@ -265,10 +266,18 @@ class Output(NamedTuple):
     metrics: list[dict[str, Array]]
 
 
+def check_shape(config: Any, inputs: Array) -> None:
+    """ShapeError unless `inputs` are `(N, ...)` of the shape of the model's."""
+    shape, expected = tuple(inputs.shape), config.input_shape
+    if len(shape) != 1 + len(expected) or shape[1:] != expected:
+        raise ShapeError(f"{config.inputs} has shape {shape}: expected (N, {', '.join(map(str, expected))})")
+
+
 class Forward:
     """What the forward passes of all families share: its checks, what is drawn, the blocks one after the other, and the head.
 
-    compute: casts arrays to the dtype of the blocks. drop: what dropout and stochastic depth leave of an array.
+    compute: casts arrays to the dtype of the blocks. drop: what dropout and stochastic depth leave of an array. like: as of
+    `draws_of`.
 
     Raises ShapeError when images, or the ids of texts, have another shape, or do not fill the groups of the routers, and
     ConfigError when the number of noise arrays is not the number of MoE layers, or when a model that drops has no `random` in
@@ -285,17 +294,17 @@ class Forward:
         noise: list[Array] | None,
         random: Array | None,
         train: bool,
+        like: Array | None = None,
     ) -> None:
-        shape, expected = tuple(inputs.shape), config.input_shape
-        if len(shape) != 1 + len(expected) or shape[1:] != expected:
-            raise ShapeError(f"{config.inputs} has shape {shape}: expected (N, {', '.join(map(str, expected))})")
-        self.moe_layers = {layer.name: layer for layer in moe_layers(config, shape[0])}
+        check_shape(config, inputs)
+        self.moe_layers = {layer.name: layer for layer in moe_layers(config, inputs.shape[0])}
         if noise is not None and len(noise) != len(self.moe_layers):
             count = len(self.moe_layers)
             raise ConfigError(f"noise has {len(noise)} arrays: expected one for each of the {count} MoE layers")
         self._B, self._config, self._train = B, config, train
         self._noise = dict(zip(self.moe_layers, noise or [], strict=False))
-        self.compute, self.drop = compute_dtype(B, config.dtype), draws_of(B, config, random, inputs, train=train)
+        self.compute = compute_dtype(B, config.dtype)
+        self.drop = draws_of(B, config, random, inputs, train=train, like=like)
         self._outputs: list[RouterOutput] = []
 
     def moe(self, name: str, p: Params, items: Array, ids: Array | None = None) -> tuple[Array, RouterOutput]:
