@@ -1,9 +1,8 @@
 """Captions of pictures: texts by strangers, of which there may be millions."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +37,7 @@ def caption(value: object, name: str) -> str:
 
 
 @dataclass(frozen=True)
-class Captions(Sequence[str]):
+class Captions:
     """Texts as bytes of UTF-8, one after the other, and where each ends."""
 
     text: NDArray[np.uint8]
@@ -54,13 +53,7 @@ class Captions(Sequence[str]):
     def __len__(self) -> int:
         return len(self.ends)
 
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> "Captions": ...
-    def __getitem__(self, index: int | slice) -> "str | Captions":
-        if isinstance(index, slice):
-            return self.chosen(np.arange(len(self))[index])
+    def __getitem__(self, index: int) -> str:
         place = range(len(self))[index]
         start = int(self.ends[place - 1]) if place else 0
         return self.text[start : int(self.ends[place])].tobytes().decode()

@@ -22,6 +22,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from moespec.models.data.captions import Captions
 from moespec.models.errors import DataError
 from moespec.spec.errors import ConfigError
 
@@ -113,7 +114,7 @@ def check_vocabulary(tokenizer: Tokenizer, vocabulary: int) -> None:
 
 def encode(
     tokenizer: Tokenizer,
-    texts: Sequence[str],
+    texts: Sequence[str] | Captions,
     length: int,
     *,
     long: Literal["error", "cut"] = "error",
