@@ -321,7 +321,7 @@ class Forward:
 
     def output(self, params: Params, features: Array) -> Output:
         """The output of the head, if there is one, on `features` `(N, D)`, with the losses and metrics of the routers."""
-        logits = features @ params["head"]["kernel"] + params["head"]["bias"] if "head" in params else None
+        logits = features @ params["head"]["kernel"] + params["head"]["bias"] if self._config.classes else None
         losses: dict[str, Array] = {}
         for output in self._outputs:
             for name, value in output.losses.items():

@@ -49,7 +49,7 @@ def read_prompts(path: Path) -> Prompts:
         table = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path}: cannot be read as JSON ({error})") from error
-    lists = [table.get(key) for key in Prompts._fields] if isinstance(table, dict) else []
+    lists: list[Any] = [table.get(key) for key in Prompts._fields] if isinstance(table, dict) else []
     if not lists or not all(isinstance(each, list) and each for each in lists):
         raise DataError(f'{path}: expected {{"classes": ["cat", ...], "prompts": ["a photo of a {PLACE}.", ...]}}')
     classes, prompts = (
