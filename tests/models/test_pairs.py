@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from moespec.models import cli
 from moespec.models.data import captions
 from moespec.models.data.captions import Captions, caption
 from moespec.models.data.datasets import load
@@ -167,6 +168,14 @@ def test_wrong_tables(folder: Path, name: str, content: str, message: str) -> No
         loaded(folder / name)
     assert name in str(error.value)
     assert len(str(error.value)) < 500 + len(str(folder))
+
+
+def test_classes_are_not_learned_from_pairs(folder: Path, said: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "all 10 pictures can be read" in said(["scan", str(folder), "--data", "pairs"])
+    options = ["--data", "pairs", "--data.path", str(folder), "--model.image-size", "8", "--backend", "numpy"]
+    assert cli.main(["train", *options, "--run", str(folder / "run")]) == 2
+    assert "data.name='pairs': its images have captions, and no classes" in capsys.readouterr().err
+    assert not (folder / "run").exists()
 
 
 def test_captions_of_strangers() -> None:
