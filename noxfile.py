@@ -144,7 +144,7 @@ def docs(session: nox.Session) -> None:
 
     The rows of the matrix are those that `conformance` found last. Without any the NumPy backend is checked in float64.
     """
-    _install(session, "docs", "jax", "torch", "flax", "equinox", "dev", "huggingface")
+    _install(session, "docs", "jax", "torch", "flax", "equinox", "dev", "huggingface", "text")
     reports = sorted(str(path) for path in REPORTS.glob("*.json"))
     if not reports:
         REPORTS.mkdir(parents=True, exist_ok=True)
@@ -175,7 +175,7 @@ def golden(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """The project's own tests, with both frameworks installed; those marked `full` are in that session."""
-    _install(session, "jax", "torch", "flax", "equinox", "export", "dev", "huggingface")
+    _install(session, "jax", "torch", "flax", "equinox", "export", "dev", "huggingface", "text")
     # A file stays in one process, so that its tests share what they compile.
     session.run(
         "pytest", "-n", "auto", "--dist", "loadfile", "--ignore", "tests/integrations", "--ignore", "tests/kernels",
@@ -193,7 +193,7 @@ def integrations(session: nox.Session) -> None:
 
 # Sessions that need both frameworks, or little; and what all of them need: CI installs it once.
 CHECKS = ("lint", "types", "golden", "docs", "tpu", "cuda", "integrations", "tests")
-EXTRAS = ("jax", "torch", "flax", "equinox", "export", "dev", "docs", "huggingface")
+EXTRAS = ("jax", "torch", "flax", "equinox", "export", "dev", "docs", "huggingface", "text")
 PACKAGES = ("ruff", "libtpu", "triton", "timm", "transformers", "accelerate")
 STRICT = ("--config-settings", "editable_mode=strict")  # mypy follows it as it does a plain installation
 
@@ -238,7 +238,7 @@ def lint(session: nox.Session) -> None:
 def types(session: nox.Session) -> None:
     """mypy, strict for the specification."""
     # A plain (not editable) installation is what a type checker can follow through the mapped folders.
-    session.install(*CONSTRAINTS, ".[jax,torch,dev,docs,huggingface]")
+    session.install(*CONSTRAINTS, ".[jax,torch,dev,docs,huggingface,text]")
     packages = ("moespec", "generator")
     session.run("mypy", *(word for package in packages for word in ("-p", package)), env={"MYPYPATH": "docs"})
 

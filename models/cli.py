@@ -265,7 +265,7 @@ class ScanArguments:
 
     path: Positional[Path]
     """folder of the data set"""
-    data: Literal["folder", "webdataset", "huggingface"] = "folder"
+    data: Literal["folder", "webdataset", "huggingface", "pairs"] = "folder"
     """kind of data set"""
     workers: int = 0
     """processes that decode; 0 for a thread of this one"""

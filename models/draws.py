@@ -97,8 +97,12 @@ class Draws:
         return self.B.dropout(x, one, rate=rate)
 
 
-def draws_of(B: Backend, config: Any, random: Array | None, images: Array, *, train: bool) -> Draws:
+def draws_of(
+    B: Backend, config: Any, random: Array | None, images: Array, *, train: bool, like: Array | None = None
+) -> Draws:
     """What a model with the fields `depth`, `stochastic_depth` and maybe `dropout` drops: nothing at evaluation.
+
+    like: an array of the dtype of the parameters, where `images` are ids of texts.
 
     Raises ConfigError where a model that drops has nothing to draw from in training, ShapeError or DtypeError for what is
     not `(N, 4)` integers.
@@ -115,7 +119,8 @@ def draws_of(B: Backend, config: Any, random: Array | None, images: Array, *, tr
     check_size("random", random, 0, images.shape[0], "the images")
     check_size("random", random, 1, 4, "two words of a seed, a step and the number of an image")
     size = images.shape[0], 2 * config.depth
-    branches = _uniform(B, random, images, DEPTH * USES, *size) if config.stochastic_depth else None
+    like = images if like is None else like
+    branches = _uniform(B, random, like, DEPTH * USES, *size) if config.stochastic_depth else None
     return Draws(B, random, branches, dropout, config.stochastic_depth, config.depth)
 
 

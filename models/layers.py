@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from string import digits as DIGITS
-from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar, get_origin
+from typing import Annotated, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar, get_origin
 
 from moespec.backends.contract import Backend
 from moespec.backends.layer import regrouped
@@ -26,11 +26,13 @@ from moespec.spec.routing import Noise, Params, RouterOutput
 
 __all__ = [
     "Block",
+    "BlocksConfig",
     "CommonConfig",
     "Family",
     "Forward",
     "MoeLayer",
     "Output",
+    "check_shape",
     "compute_dtype",
     "layer_norm",
     "mlp",
@@ -53,17 +55,11 @@ Size = Annotated[int, Range(0, SIZE + 1)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class CommonConfig:
-    """What the configurations of all families have. Raises ConfigError for a value that has no meaning."""
+class BlocksConfig:
+    """What the configurations of all models have. Raises ConfigError for a value that has no meaning."""
 
-    image_size: Count = 224
-    """height and width of the square images, in pixels"""
-    patch_size: Count = 16
-    """height and width of a patch, in pixels; divides image_size"""
-    channels: Count = 3
-    """channels of an image"""
-    classes: Size = 1000
-    """outputs of the head; 0 for no head"""
+    inputs: ClassVar[str]
+    """what `forward` calls the inputs"""
     width: Count
     """width D of a token: channels of a patch"""
     depth: Annotated[int, Range(1, 10_000, below=False)]
@@ -75,8 +71,6 @@ class CommonConfig:
     dtype: Literal["float32", "bfloat16"] = "float32"
     """float32 computes in the dtype of the parameters (which are initialised in float32); bfloat16 computes the blocks in
     bfloat16, with router logits, final norm, pooling and head in float32"""
-    head_bias: Annotated[float, Range(-LARGEST, LARGEST, below=False)] = 0.0
-    """initial bias of the head; -log(classes) suits the sigmoid loss"""
     stochastic_depth: float = 0.0
     """rate at which in training an image skips a residual branch of the last block; evenly less, down to 0, for those before"""
 
@@ -88,8 +82,38 @@ class CommonConfig:
         for name in ("dropout", "stochastic_depth"):
             if hasattr(self, name):
                 check_rate(name, getattr(self, name))
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of one input."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommonConfig(BlocksConfig):
+    """What the configurations of all families of models of images have."""
+
+    inputs = "images"
+    image_size: Count = 224
+    """height and width of the square images, in pixels"""
+    patch_size: Count = 16
+    """height and width of a patch, in pixels; divides image_size"""
+    channels: Count = 3
+    """channels of an image"""
+    classes: Size = 1000
+    """outputs of the head; 0 for no head"""
+    head_bias: Annotated[float, Range(-LARGEST, LARGEST, below=False)] = 0.0
+    """initial bias of the head; -log(classes) suits the sigmoid loss"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if self.image_size % self.patch_size:
             raise ConfigError(f"patch_size={self.patch_size!r} does not divide image_size={self.image_size!r}")
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Height, width and channels of an image."""
+        return (self.image_size, self.image_size, self.channels)
 
     @property
     def sequence(self) -> int:
@@ -117,10 +141,14 @@ class Family(Generic[Config]):
         """
         size = name.rstrip(DIGITS)
         fields, patch = self.sizes.get(size), name[len(size) :]
-        if fields is None or ("patch_size" in fields) == bool(patch) or not re.fullmatch(r"|[1-9]\d{0,8}", patch):
-            names = (size if "patch_size" in own else f"{size}<patch>" for size, own in self.sizes.items())
-            raise ConfigError(f"name={name!r}: expected one of {', '.join(names)}")
         known: Mapping[str, Any] = self.kind.__dataclass_fields__  # type: ignore[attr-defined]
+
+        def in_name(fields: Mapping[str, Any]) -> bool:
+            return "patch_size" in known and "patch_size" not in fields
+
+        if fields is None or in_name(fields) != bool(patch) or not re.fullmatch(r"|[1-9]\d{0,8}", patch):
+            names = (f"{size}<patch>" if in_name(own) else size for size, own in self.sizes.items())
+            raise ConfigError(f"name={name!r}: expected one of {', '.join(names)}")
         if unknown := sorted(set(overrides) - set(known)):
             raise ConfigError(
                 f"{unknown[0]}={overrides[unknown[0]]!r} is not a field of {self.kind.__name__}, which the model {name!r} "
@@ -207,10 +235,10 @@ class MoeLayer(NamedTuple):
     items: str
 
 
-def split(items: int, group: int, what: str, field: str) -> int:
+def split(items: int, group: int, what: str, field: str, *, inputs: str = "images") -> int:
     """The number of groups of `group` items. Raises ShapeError unless `group` divides `items`."""
     if items % group:
-        raise ShapeError(f"images: {items} {what} cannot be split into groups of {field}={group}")
+        raise ShapeError(f"{inputs}: {items} {what} cannot be split into groups of {field}={group}")
     return items // group
 
 
@@ -238,36 +266,45 @@ class Output(NamedTuple):
     metrics: list[dict[str, Array]]
 
 
+def check_shape(config: Any, inputs: Array) -> None:
+    """ShapeError unless `inputs` are `(N, ...)` of the shape of the model's."""
+    shape, expected = tuple(inputs.shape), config.input_shape
+    if len(shape) != 1 + len(expected) or shape[1:] != expected:
+        raise ShapeError(f"{config.inputs} has shape {shape}: expected (N, {', '.join(map(str, expected))})")
+
+
 class Forward:
     """What the forward passes of all families share: its checks, what is drawn, the blocks one after the other, and the head.
 
-    compute: casts arrays to the dtype of the blocks. drop: what dropout and stochastic depth leave of an array.
+    compute: casts arrays to the dtype of the blocks. drop: what dropout and stochastic depth leave of an array. like: as of
+    `draws_of`.
 
-    Raises ShapeError when images have another shape, or do not fill the groups of the routers, and ConfigError when the number
-    of noise arrays is not the number of MoE layers, or when a model that drops has no `random` in training.
+    Raises ShapeError when images, or the ids of texts, have another shape, or do not fill the groups of the routers, and
+    ConfigError when the number of noise arrays is not the number of MoE layers, or when a model that drops has no `random` in
+    training.
     """
 
     def __init__(
         self,
         B: Backend,
         config: Any,
-        images: Array,
+        inputs: Array,
         moe_layers: Callable[[Any, int], list[MoeLayer]],
         *,
         noise: list[Array] | None,
         random: Array | None,
         train: bool,
+        like: Array | None = None,
     ) -> None:
-        expected = (config.image_size, config.image_size, config.channels)
-        if len(images.shape) != 4 or tuple(images.shape[1:]) != expected:
-            raise ShapeError(f"images has shape {tuple(images.shape)}: expected (N, {', '.join(map(str, expected))})")
-        self.moe_layers = {layer.name: layer for layer in moe_layers(config, images.shape[0])}
+        check_shape(config, inputs)
+        self.moe_layers = {layer.name: layer for layer in moe_layers(config, inputs.shape[0])}
         if noise is not None and len(noise) != len(self.moe_layers):
             count = len(self.moe_layers)
             raise ConfigError(f"noise has {len(noise)} arrays: expected one for each of the {count} MoE layers")
         self._B, self._config, self._train = B, config, train
         self._noise = dict(zip(self.moe_layers, noise or [], strict=False))
-        self.compute, self.drop = compute_dtype(B, config.dtype), draws_of(B, config, random, images, train=train)
+        self.compute = compute_dtype(B, config.dtype)
+        self.drop = draws_of(B, config, random, inputs, train=train, like=like)
         self._outputs: list[RouterOutput] = []
 
     def moe(self, name: str, p: Params, items: Array, ids: Array | None = None) -> tuple[Array, RouterOutput]:

@@ -15,27 +15,25 @@ registers); timm (`VisionTransformer`) for how the options of its models combine
 """
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any, Literal
 
 from moespec.backends.contract import Backend
-from moespec.models import layers, parameters
+from moespec.models import layers, parameters, transformer
 from moespec.models.hashing import multi_hash, token_ids
 from moespec.models.hashing.token_ids import IdKind
 from moespec.models.layers import MoeLayer, Output
-from moespec.models.parameters import Parameter, constant, glorot_uniform, normal
-from moespec.models.router_options import Decided, check_options, settings
+from moespec.models.parameters import Parameter, constant, normal
+from moespec.models.transformer import DECIDED, Norm, moe_blocks, router_config, takes_ids
 from moespec.spec.algorithm import Algorithm
 from moespec.spec.errors import ConfigError
 from moespec.spec.options import RouterOptions
-from moespec.spec.ranges import SMALLEST, Count, Range, Scalar
-from moespec.spec.routers import ROUTERS
-from moespec.spec.routers.names import RouterName
-from moespec.spec.routing import Params, RouterOutput
+from moespec.spec.ranges import Count, Range, Scalar
+from moespec.spec.routing import Params
 
 __all__ = [
+    "DECIDED",
     "NAMES",
     "OF_EXPERTS",
     "OF_IDS",
@@ -59,19 +57,15 @@ __all__ = [
 ALGORITHMS = (Algorithm("vit", "Dosovitskiy et al. 2020 (arXiv 2010.11929)", 3),)
 
 Array = Any
-Norm = Callable[[Params, Array], Array]
-"""A layer normalisation with the parameters of one."""
 
 
 # ---------------------------------------------------------------------------------------------------------- config
 
 
 @dataclass(frozen=True, kw_only=True)
-class VitConfig(layers.CommonConfig):
+class VitConfig(layers.CommonConfig, transformer.TransformerConfig):
     """The static description of one MoE-ViT. Raises ConfigError for a value that has no meaning."""
 
-    heads: Count
-    """attention heads"""
     stem: int = 0
     """convolutions with stride 2 before the patches are cut, each of 3 x 3 pixels, with a layer normalisation and a GELU; the
     last has as many features as a token, the one before it half as many, and so on; 2^stem divides patch_size"""
@@ -87,29 +81,14 @@ class VitConfig(layers.CommonConfig):
     10000^(-i/(P-1)) with P = width/4, sincos2d_moco: 10000^(-i/P)"""
     pre_norm: bool = False
     """a layer normalisation of the tokens before the first block; the embedding of the patches has no bias then (CLIP)"""
-    norm_epsilon: Annotated[float, Range(SMALLEST, 1, below=False)] = 1e-6
-    """what layer normalisations add to the variance"""
     layer_scale: Scalar = 0.0
     """initial value of a learned factor for each entry of what attention and MLP add to a token; 0 for none"""
     qkv_bias: bool = True
     """queries, keys and values of the blocks have a bias"""
     representation: layers.Size = 0
     """width of a linear map with tanh between the pooling and the head; 0 for none"""
-    qk_norm: bool = False
-    """layer normalisation (scale only) of queries and keys over each head"""
     qk_norm_bias: bool = False
-    """that normalisation also has a bias, as in timm; needs qk_norm"""
-    moe: str = "none"
-    """which blocks are MoE: none, every_2 (1, 3, 5, ...), last_half, first_N, last_N (the first or last N blocks),
-    every_2_last_N (the last N of 1, 3, 5, ...), or their numbers from 0, as in 5,11"""
-    router: RouterName = "soft_moe"
-    """router of the MoE blocks (moespec list routers)"""
-    experts: int = 0
-    """number of experts"""
-    router_options: Mapping[str, bool | int | float | str | None] = field(default_factory=dict, hash=False)
-    """options of the router that differ from its defaults (choices, capacity_factor, ...)"""
-    expert_init: Literal["independent", "shared"] = "independent"
-    """initial values for each expert, or the same for all experts of a block"""
+    """the normalisation of queries and keys also has a bias, as in timm; needs qk_norm"""
     group_images: Count = 1
     """images routed together as one group"""
     group_tokens: layers.Size = 0
@@ -122,14 +101,9 @@ class VitConfig(layers.CommonConfig):
     """what the id of a token is, for a router that takes ids: see moespec.models.hashing.token_ids"""
     codes: Count = 1024
     """codewords of a codebook of patches, for such ids"""
-    dropout: float = 0.0
-    """rate at which single entries become 0 in training: after the embedding, after each attention, inside each dense MLP (after
-    its activation) and after each MLP or MoE layer"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.width % self.heads:
-            raise ConfigError(f"heads={self.heads!r} does not divide width={self.width!r}")
         if not 0 <= self.stem < self.patch_size.bit_length() or self.patch_size % 2**self.stem:
             raise ConfigError(f"stem={self.stem!r}: 2^stem must divide patch_size={self.patch_size!r}")
         if self.stem and self.width % 2 ** (self.stem - 1):
@@ -142,13 +116,24 @@ class VitConfig(layers.CommonConfig):
             raise ConfigError(f"group_images={self.group_images!r} with group_tokens={self.group_tokens!r}: give one")
         if self.positions.startswith("sincos2d") and (self.width % 4 or self.width < 8):
             raise ConfigError(f"width={self.width!r}: positions={self.positions!r} needs a multiple of 4, at least 8")
-        if moe_blocks(self):
-            if self.experts < 1:
-                raise ConfigError(f"experts={self.experts!r}: moe={self.moe!r} needs at least one expert")
-            # Made here, since options are no longer checked when a model is compiled.
-            object.__setattr__(self, "_options", _router_config(self))
-        else:
-            check_options(self.router, self.router_options, DECIDED.names)
+
+    def _check_routing(self) -> RouterOptions:
+        options = super()._check_routing()
+        if self.round_experts and multi_hash.chosen(options):
+            raise ConfigError(
+                "round_experts=True: MultiHash mixes the experts inside, so that nothing goes into one of them"
+            )
+        return options
+
+    @property
+    def group_size(self) -> int:
+        """Tokens T of a group."""
+        return self.group_tokens or self.group_images * self.sequence
+
+    @property
+    def id_count(self) -> int:
+        """The number of different token ids."""
+        return token_ids.count(self)
 
     @property
     def sequence(self) -> int:
@@ -163,12 +148,8 @@ class VitConfig(layers.CommonConfig):
     @property
     def fewest_images(self) -> int:
         """The smallest batch that fills groups of tokens."""
-        tokens = self.group_tokens or self.group_images * self.sequence
-        return math.lcm(tokens, self.sequence) // self.sequence
+        return math.lcm(self.group_size, self.sequence) // self.sequence
 
-
-DECIDED = Decided(("width", "experts", "tokens", "ids"))
-"""What follows from the model, of the options of its routers."""
 
 OF_EXPERTS = ("router", "experts", "router_options", "expert_init", "group_images", "group_tokens", "round_experts")
 OF_IDS = ("token_ids", "codes")
@@ -195,34 +176,6 @@ NAMES: tuple[str, ...] = (
     *("vit_l16", "vit_l32", "vit_h14", "vit_vmoe_s32"),
 )
 """The usual names. `named` takes any patch size: `vit_<size><patch>`, with a size of `SIZES`."""
-
-
-def moe_blocks(config: VitConfig) -> tuple[int, ...]:
-    """The blocks that are MoE, in order (zero-based). Raises ConfigError for a placement that does not exist."""
-    return layers.placed(config.moe, config.depth)
-
-
-def router_config(config: VitConfig) -> RouterOptions:
-    """The options of the routers of the MoE blocks; there must be such blocks."""
-    options: RouterOptions = config._options  # type: ignore[attr-defined]
-    return options
-
-
-def _router_config(config: VitConfig) -> RouterOptions:
-    options = settings(
-        config.router,
-        config.router_options,
-        width=config.width,
-        experts=config.experts,
-        tokens=config.group_tokens or config.group_images * config.sequence,
-        ids=token_ids.count(config),
-    )
-    multi_hash.check(options, hidden=config.hidden, output=config.width)
-    if config.round_experts and multi_hash.chosen(options):
-        raise ConfigError(
-            "round_experts=True: MultiHash mixes the experts inside, so that nothing goes into one of them"
-        )
-    return options
 
 
 def moe_layers(config: VitConfig, images: int) -> list[MoeLayer]:
@@ -252,20 +205,14 @@ def regrouped(config: VitConfig, images: int) -> VitConfig:
     return other
 
 
-def takes_ids(config: VitConfig) -> bool:
-    """Whether the model has routers that take token ids."""
-    return bool(moe_blocks(config)) and ROUTERS[config.router].needs == "ids"
-
-
 # ------------------------------------------------------------------------------------------------------ parameters
 
 
 def _layout(config: VitConfig) -> Params:
     """Every parameter of the model, its name, shape and initial values.
 
-    Attention kernels are `(D, heads, D/heads)`, `out` is `(heads, D/heads, D)`; the rest as in `moespec.models.parameters`. Kernels
-    of attention and MLP are Glorot uniform, the patch embedding and the slots LeCun normal (truncated at two standard
-    deviations), positions normal(0.02), MLP biases normal(1e-6).
+    Those of the blocks are in `transformer.blocks_layout`. The patch embedding is LeCun normal (truncated at two standard
+    deviations), positions are normal(0.02).
     """
     D = config.width
     layout: Params = {}
@@ -286,33 +233,10 @@ def _layout(config: VitConfig) -> Params:
     if config.positions.startswith("learned"):
         places = config.sequence - (config.prefix if config.positions == "learned_patches" else 0)
         layout["positions"] = Parameter((1, places, D), normal(0.02))
-    moe, mlp = moe_blocks(config), _mlp_layout(config)
-    layout["blocks"] = {
-        str(block): {
-            "norm1": parameters.norm(D),
-            "attention": _attention_layout(config, bias=config.qkv_bias),
-            "norm2": parameters.norm(D),
-            **(
-                {f"layer_scale{i}": Parameter((D,), constant(config.layer_scale)) for i in (1, 2)}
-                if config.layer_scale
-                else {}
-            ),
-            **(
-                {"moe": parameters.moe(config.router, router_config(config), mlp, config.expert_init)}
-                if block in moe
-                else {"mlp": mlp}
-            ),
-        }
-        for block in range(config.depth)
-    }
+    layout["blocks"] = transformer.blocks_layout(config, qkv_bias=config.qkv_bias, layer_scale=config.layer_scale)
     layout["norm"] = parameters.norm(D)
     if config.pool == "map":
-        layout["pool"] = {
-            "probe": Parameter((1, 1, D), glorot_uniform(1, D)),
-            "attention": _attention_layout(config, bias=True),
-            "norm": parameters.norm(D),
-            "mlp": _mlp_layout(config),
-        }
+        layout["pool"] = transformer.pool_layout(config)
     if config.representation:
         layout["representation"] = {
             "kernel": Parameter((D, config.representation), parameters.lecun_normal(D)),
@@ -321,24 +245,6 @@ def _layout(config: VitConfig) -> Params:
     if config.classes:
         layout["head"] = parameters.head(config.representation or D, config.classes, config.head_bias)
     return layout
-
-
-def _attention_layout(config: VitConfig, *, bias: bool) -> Params:
-    D, heads, dim = config.width, config.heads, config.width // config.heads
-    glorot = glorot_uniform(D, D)
-    projection = {"kernel": Parameter((D, heads, dim), glorot)}
-    if bias:
-        projection["bias"] = Parameter((heads, dim), constant(0.0))
-    layout: Params = {name: dict(projection) for name in ("query", "key", "value")}
-    layout["out"] = {"kernel": Parameter((heads, dim, D), glorot), "bias": Parameter((D,), constant(0.0))}
-    if config.qk_norm:
-        norm = parameters.norm(dim) if config.qk_norm_bias else {"scale": Parameter((dim,), constant(1.0))}
-        layout["query_norm"], layout["key_norm"] = norm, dict(norm)
-    return layout
-
-
-def _mlp_layout(config: VitConfig) -> Params:
-    return parameters.mlp(config.width, config.hidden, glorot_uniform, normal(1e-6))
 
 
 FAMILY = layers.Family(VitConfig, SIZES, _layout, moe_layers)
@@ -370,29 +276,14 @@ def forward(
     Raises ShapeError and ConfigError as `moespec.models.layers.Forward` does.
     """
     run = layers.Forward(B, config, images, moe_layers, noise=noise, random=random, train=train)
-    drop, compute = run.drop, run.compute
     norm = partial(layers.layer_norm, B, epsilon=config.norm_epsilon)
-    x = drop.units(_embed(B, config, params, images), 0)  # (N, S, D)
+    x = run.drop.units(_embed(B, config, params, images), 0)  # (N, S, D)
     if config.pre_norm:
         x = norm(params["pre_norm"], x)
     ids = token_ids.of_images(B, config, params, images) if takes_ids(config) else None
 
-    def block(number: int, p: Params, x: Array) -> tuple[Array, list[RouterOutput]]:
-        attention, hidden, output = range(3 * number + 1, 3 * number + 4)
-        y = _attention(B, compute(p["attention"]), norm(p["norm1"], x), None, norm)
-        x = x + drop.branch(scaled(p, 1, drop.units(y, attention)), 2 * number)
-        y, outputs = norm(p["norm2"], x), []
-        if str(number) in run.moe_layers:
-            y, routed = run.moe(str(number), p["moe"], y, ids)
-            outputs.append(routed)
-        else:
-            y = layers.mlp(B, compute(p["mlp"]), y, gelu=config.gelu, drop=partial(drop.units, number=hidden))
-        return x + drop.branch(scaled(p, 2, drop.units(y, output)), 2 * number + 1), outputs
-
-    def scaled(p: Params, branch: int, y: Array) -> Array:
-        return y * compute(p[f"layer_scale{branch}"]) if config.layer_scale else y
-
-    features = _pool(B, config, params, run.blocks(block, params, x, recompute=recompute), norm)
+    x = transformer.blocks(B, config, run, params, x, ids=ids, recompute=recompute)
+    features = _pool(B, config, params, x, norm)
     if config.representation:
         p = params["representation"]
         features = B.tanh(features @ p["kernel"] + p["bias"])
@@ -436,15 +327,6 @@ def _sincos_positions(B: Backend, config: VitConfig, x: Array) -> Array:
     return B.concatenate(halves, 2).reshape((1, grid * grid, config.width))
 
 
-def _attention(B: Backend, p: Params, x: Array, queries: Array | None, norm: Norm) -> Array:
-    """Multi-head attention over `x` `(N, S, D)`, from `queries` `(N, Q, D)` or from `x` itself."""
-    inputs = {"query": x if queries is None else queries, "key": x, "value": x}
-    query, key, value = (B.linear(y, p[name]["kernel"], p[name].get("bias")) for name, y in inputs.items())
-    if "query_norm" in p:
-        query, key = norm(p["query_norm"], query), norm(p["key_norm"], key)
-    return B.linear(B.attention(query, key, value), p["out"]["kernel"], p["out"]["bias"], axes=2)
-
-
 def _pool(B: Backend, config: VitConfig, params: Params, x: Array, norm: Norm) -> Array:
     """The features of an image, `(N, D)`, of what comes out of the last block, with the last normalisation."""
     if config.pool == "gap_norm":
@@ -456,7 +338,4 @@ def _pool(B: Backend, config: VitConfig, params: Params, x: Array, norm: Norm) -
         x = x[:, config.registers :]
     if config.pool == "gap":
         return B.mean(x, 1)
-    p = params["pool"]
-    queries = B.broadcast_to(p["probe"], (x.shape[0], 1, x.shape[2]))
-    y = _attention(B, p["attention"], x, queries, norm)  # (N, 1, D)
-    return (y + layers.mlp(B, p["mlp"], norm(p["norm"], y), gelu=config.gelu))[:, 0]
+    return transformer.pooled(B, config, params["pool"], x)

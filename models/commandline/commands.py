@@ -238,7 +238,7 @@ def scan_command(path: Path, data: str, *, workers: int) -> None:
             total, wrong = total + len(pictures), wrong + len(texts)
     if wrong:
         raise DataError(f"{path}: {wrong} of {total} pictures cannot be read; {SKIP}")
-    print(f"{path}: all {total} pictures of {len(classes)} classes can be read")
+    print(f"{path}: all {total} pictures {f'of {len(classes)} classes ' if classes else ''}can be read")
 
 
 def list_command(what: str) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from moespec.models.data.captions import Captions
 from moespec.models.errors import DataError
 
 __all__ = ["DEFLATE", "Dataset", "Split", "as_picture", "held_out", "numbered_classes"]
@@ -24,11 +25,13 @@ class Split:
     """One part of a data set. `read(indices)` gives those images as uint8 `(images, height, width, channels)`.
 
     `whole(index)` gives the picture that an image is a part of, for crops of another part; without it, it is the image.
+    captions: of a data set of pairs, one of each image; then labels say which are of one picture, and there are no classes.
     """
 
     read: Callable[[NDArray[np.int64]], NDArray[np.uint8]]
     labels: NDArray[np.int64]
     whole: Callable[[int], Image.Image] | None = None
+    captions: Captions | None = None
 
     def picture(self, index: int) -> Image.Image:
         """A whole picture, of mode L or RGB."""

@@ -2,7 +2,8 @@
 
 The names: `digits` (in the package), `npz` (`moespec.models.data.npz`), `idx` (the format of MNIST and Fashion-MNIST,
 `moespec.models.data.idx`), and those of pictures of any size (`moespec.models.data.picturesets`): `folder` (a folder of images
-per class), `webdataset` (tar files) and `huggingface` (files of the library `datasets`).
+per class), `webdataset` (tar files), `huggingface` (files of the library `datasets`) and `pairs` (images with captions,
+`moespec.models.data.pairs`).
 """
 
 from dataclasses import replace
@@ -18,6 +19,7 @@ from moespec.models.data.hub import find_hub
 from moespec.models.data.idx import load_idx
 from moespec.models.data.npz import load_npz
 from moespec.models.data.options import DataConfig, numbers
+from moespec.models.data.pairs import find_pairs
 from moespec.models.data.picturesets import load_pictures
 from moespec.models.data.resized import resized
 from moespec.models.data.shards import find_shards
@@ -32,11 +34,12 @@ DATASETS = {
     "idx": "the four IDX files of MNIST or Fashion-MNIST in a folder, .gz or not",
     "folder": "a folder with one folder of images per class, or with such folders under train/ and val/",
     "webdataset": "a folder of tar files with members such as cat12.jpg and cat12.cls, or one tar file",
+    "pairs": "images with captions: a folder with a.txt beside a.jpg, a .csv or .jsonl file, tar files, or a folder of datasets",
     "huggingface": "a folder on this machine that the library datasets loads: parquet, an image folder, save_to_disk",
 }
 SIZES = {"idx": {"image_size": 28, "channels": 1, "classes": 10}}
 """What a data set's name says of its images; the images of digits are those that the smallest models are made for."""
-PICTURES = {"folder": find_folder, "webdataset": find_shards, "huggingface": find_hub}
+PICTURES = {"folder": find_folder, "webdataset": find_shards, "huggingface": find_hub, "pairs": find_pairs}
 """Data sets of pictures of any size, and what finds their classes and files."""
 DIGITS = Path(__file__).parent / "digits.npz"
 
@@ -57,6 +60,8 @@ def load_others(config: DataConfig, own: Dataset, *, name: str | None, path: str
         raise ConfigError(
             f"data.path={path!r}: the data of the run; without --data its validation images are evaluated"
         )
+    if "pairs" in (name, config.name):
+        raise ConfigError(f"data.path={path!r}: pairs have captions, and not the classes by which other data are told")
     fields = ("mean", "std", "resize", "background") if name in PICTURES else ("mean", "std", "classes")
     options: Any = {"name": name, "path": path, "broken": broken, **{field: getattr(config, field) for field in fields}}
     others = load_configured(DataConfig(**options), image_size=own.shape[0], whole=True)

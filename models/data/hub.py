@@ -12,13 +12,16 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from moespec.models.data.captions import Captions, caption
 from moespec.models.data.dataset import numbered_classes
 from moespec.models.data.picturesets import Part
 from moespec.models.errors import DataError
 from moespec.spec.errors import ConfigError
 
-__all__ = ["find_hub"]
+__all__ = ["CAPTION", "find_hub"]
 
+CAPTION = ("caption", "text", "title", "captions")
+"""Columns of captions."""
 HELD = ("validation", "val", "valid", "test")
 
 
@@ -44,8 +47,10 @@ class Rows:
         return f"{self.where} {self.table._fingerprint}"
 
 
-def find_hub(folder: Path) -> tuple[tuple[str, ...], Part, Part | None]:
+def find_hub(folder: Path, *, captions: bool = False) -> tuple[tuple[str, ...], Part, Part | None]:
     """The names of the classes and the pictures of a folder; the parts are those that the library finds there.
+
+    captions: pairs of pictures and captions in place of labels, as of `pairs.find_pairs`.
 
     Raises ConfigError when `datasets` is not installed, DataError for a folder that is not there or cannot be used.
     """
@@ -67,6 +72,9 @@ def find_hub(folder: Path) -> tuple[tuple[str, ...], Part, Part | None]:
     if "train" not in tables:
         raise DataError(f"{folder}: no part 'train' (the folder has {', '.join(tables)})")
     held_name = next((name for name in HELD if name in tables), None)
+    if captions:
+        parts = [_pairs(datasets, tables[name], f"{folder}, {name}") for name in ("train", held_name) if name]
+        return (), parts[0], (*parts, None)[1]
     classes, part = _part(datasets, tables["train"], f"{folder}, train")
     held = None if held_name is None else _part(datasets, tables[held_name], f"{folder}, {held_name}")[1]
     if classes is None:
@@ -76,7 +84,7 @@ def find_hub(folder: Path) -> tuple[tuple[str, ...], Part, Part | None]:
 
 def _part(datasets: Any, table: Any, where: str) -> tuple[tuple[str, ...] | None, Part]:
     features = table.features
-    images = [name for name, kind in features.items() if isinstance(kind, datasets.Image)]
+    images = _images(datasets, table)
     named = [name for name, kind in features.items() if isinstance(kind, datasets.ClassLabel)]
     labels = [*named, *(name for name in ("label", "labels") if name in features and name not in named)]
     if not images or not labels:
@@ -85,6 +93,34 @@ def _part(datasets: Any, table: Any, where: str) -> tuple[tuple[str, ...] | None
     column = np.asarray(table[labels[0]][:])
     if column.dtype.kind not in "iu" or not len(column) or column.min() < 0:
         raise DataError(f"{where}: the column {labels[0]!r} has no labels from 0 on in every row")
-    coded = table.cast_column(images[0], datasets.Image(decode=False)).select_columns([images[0]])
     values: NDArray[np.int64] = column.astype(np.int64)
-    return tuple(features[named[0]].names) if named else None, Part(Rows(coded, images[0], where), values)
+    return tuple(features[named[0]].names) if named else None, Part(_coded(datasets, table, images[0], where), values)
+
+
+def _images(datasets: Any, table: Any) -> list[str]:
+    """The columns of pictures."""
+    return [name for name, kind in table.features.items() if isinstance(kind, datasets.Image)]
+
+
+def _coded(datasets: Any, table: Any, column: str, where: str) -> Rows:
+    """Its pictures, as the bytes of their files."""
+    return Rows(table.cast_column(column, datasets.Image(decode=False)).select_columns([column]), column, where)
+
+
+def _pairs(datasets: Any, table: Any, where: str) -> Part:
+    images, named = _images(datasets, table), [name for name in CAPTION if name in table.features]
+    if not images or not named:
+        what = "pictures (type Image)" if not images else f"captions ({', '.join(CAPTION)})"
+        raise DataError(f"{where}: no column of {what} among {', '.join(table.features)}")
+    pictures: list[int] = []
+    texts: list[str] = []
+    for row, value in enumerate(table[named[0]]):
+        values = value if isinstance(value, list) else [value]
+        if not values:
+            raise DataError(f"{where}, row {row}: no caption")
+        pictures += [row] * len(values)
+        texts += [caption(each, f"{where}, row {row}") for each in values]
+    if not pictures:
+        raise DataError(f"{where}: no rows in it")
+    files = _coded(datasets, table.select(pictures), images[0], where)
+    return Part(files, np.array(pictures, np.int64), Captions.of(texts))

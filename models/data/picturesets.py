@@ -7,7 +7,7 @@ like (`moespec.models.data.pictures`).
 
 import functools
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from moespec.models.data.cache import cached
+from moespec.models.data.captions import Captions
 from moespec.models.data.dataset import Dataset, Split, held_out
 from moespec.models.data.options import DataConfig
 from moespec.models.data.pictures import Files, Pictures
@@ -34,10 +35,11 @@ CHUNK = 64
 
 @dataclass(frozen=True)
 class Part:
-    """The files of a part of a data set and their labels."""
+    """The files of a part of a data set and their labels, or with captions the number of the picture that each pair has."""
 
     files: Files
     labels: NDArray[np.int64]
+    captions: Captions | None = None
 
 
 def load_pictures(
@@ -51,11 +53,11 @@ def load_pictures(
     once = held is part
     train, held_rows = np.arange(len(part.labels)), np.arange(0 if held is None else len(held.labels))
     if held is None:
-        kept_back = held_out(part.labels, config.validation_share)
-        share = f"{config.validation_share:g}"
-        if not kept_back.any():
-            raise DataError(f"{source}: no class has enough images to hold out {share} of them")
-        if len(np.unique(part.labels[~kept_back])) < len(np.unique(part.labels)):
+        kept_back = _held_out(part, config.validation_share)
+        share, what = f"{config.validation_share:g}", "no class has" if classes else "there are not"
+        if not kept_back.any() or kept_back.all():
+            raise DataError(f"{source}: {what} enough images to hold out {share} of them")
+        if classes and len(np.unique(part.labels[~kept_back])) < len(np.unique(part.labels)):
             raise DataError(f"{source}: a class has no image left when {share} of them are held out")
         held, held_rows, train = part, np.flatnonzero(kept_back), np.flatnonzero(~kept_back)
     chosen, notes = [], []
@@ -70,7 +72,7 @@ def load_pictures(
             rows = np.delete(rows, failures)
             pictures = pictures.of(rows)
         clear += check_headers(pictures)
-        chosen.append((pictures, files.labels[rows]))
+        chosen.append((pictures, files.labels[rows], None if files.captions is None else files.captions.chosen(rows)))
     if lost:
         more = f" and {len(lost) - SHOWN} more" if len(lost) > SHOWN else ""
         notes.append(f"{len(lost)} files are broken and left out: {', '.join(lost[:SHOWN])}{more}")
@@ -79,8 +81,8 @@ def load_pictures(
             f"{clear} pictures may be transparent in places; {config.background} is behind them (data.background)"
         )
     empty = set(range(len(classes))) - set(chosen[0][1].tolist())
-    if empty or not len(chosen[-1][1]):
-        what = f"no training image of class {classes[min(empty)]!r}" if empty else "no validation image"
+    if empty or not all(len(each[1]) for each in chosen):
+        what = f"no training image of class {classes[min(empty)]!r}" if empty else "no training or no validation image"
         raise DataError(f"{source}: {what} is left")
     train_split = _split(*chosen[0], config, whole=config.crop != "middle")
     held_split = _split(*chosen[-1], config, whole=False)
@@ -118,7 +120,18 @@ def check_headers(pictures: Pictures) -> int:
     return sum(pictures.transparent(index) for index in rows)
 
 
-def _split(pictures: Pictures, labels: NDArray[np.int64], config: DataConfig, *, whole: bool) -> Split:
+def _held_out(part: Part, share: float) -> NDArray[np.bool_]:
+    """Which images are for validation: of each class, or, where there are captions, of all pictures, with all of their pairs."""
+    if part.captions is None:
+        return held_out(part.labels, share)
+    return held_out(np.zeros(part.labels.max() + 1, np.int64), share)[part.labels]
+
+
+def _split(
+    pictures: Pictures, labels: NDArray[np.int64], captions: Captions | None, config: DataConfig, *, whole: bool
+) -> Split:
     if config.cache:
-        return cached(pictures, labels, Path(config.cache), whole=whole, workers=config.workers)
-    return Split(pictures.read, labels, pictures.picture)
+        split = cached(pictures, labels, Path(config.cache), whole=whole, workers=config.workers)
+    else:
+        split = Split(pictures.read, labels, pictures.picture)
+    return replace(split, captions=captions)

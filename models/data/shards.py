@@ -1,9 +1,10 @@
 """A data set from WebDataset shards: tar files whose members belong together by name, `cat12.jpg` and `cat12.cls`.
 
-The label is the whole number in the member `.cls`, or the entry "label" or "cls" of the member `.json`. All shards are gone
-through once for where their members are; that index is kept next to them as `moespec-index.npz`, if the folder can be
-written to, and made again when a shard has changed. Pictures are then read from their places in the tar files, so that any
-of them can be read in any order. Shards must not be compressed.
+The label is the whole number in the member `.cls`, or the entry "label" or "cls" of the member `.json`; a caption is the
+member `.txt`. All shards are gone through once for where their members are; that index is kept next to them as
+`moespec-index.npz`, of captions `moespec-captions.npz`, if the folder can be written to, and made again when a shard has
+changed. Pictures are then read from their places in the tar files, so that any of them can be read in any order. Shards must
+not be compressed.
 
 Source of the convention: webdataset/webdataset, src/webdataset/tariterators.py, base_plus_ext and group_by_keys.
 """
@@ -21,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from moespec.models.data.captions import LONGEST, Captions, caption
 from moespec.models.data.dataset import numbered_classes
 from moespec.models.data.folder import ENDINGS
 from moespec.models.data.picturesets import Part
@@ -29,7 +31,7 @@ from moespec.models.files import write_atomically
 
 __all__ = ["Shards", "find_shards"]
 
-INDEX = "moespec-index.npz"
+INDEX, OF_CAPTIONS = "moespec-index.npz", "moespec-captions.npz"
 HELD = ("val", "test")
 """Words in the name of a shard, or of its folder, that is for validation, where others have the word train."""
 
@@ -59,63 +61,69 @@ class Shards:
         return " ".join(f"{path} {Path(path).stat().st_size} {Path(path).stat().st_mtime_ns}" for path in self.paths)
 
 
-def find_shards(folder: Path) -> tuple[tuple[str, ...], Part, Part | None]:
+def find_shards(folder: Path, *, captions: bool = False) -> tuple[tuple[str, ...], Part, Part | None]:
     """The names of the classes, which are the labels, and the pictures of the shards in a folder, in the order of names.
 
     Shards with the word val or test in their names are for validation, if others have the word train (`train-000.tar` and
-    `val-000.tar`, also in folders `train/` and `val/`); otherwise there is one part. Raises DataError naming a shard that is
-    no tar file, or a member that has no label.
+    `val-000.tar`, also in folders `train/` and `val/`); otherwise there is one part. captions: pairs of pictures and
+    captions in place of labels, as of `pairs.find_pairs`. Raises DataError naming a shard that is no tar file, or a member
+    that has no label, or no caption.
     """
     paths = sorted(folder.rglob("*.tar")) if folder.is_dir() else [folder]
     if not paths or not folder.exists():
         raise DataError(f"{folder}: {'no .tar files in it' if folder.is_dir() else 'there is no such file or folder'}")
-    table = _indexed(folder if folder.is_dir() else folder.parent, paths)
+    table = _indexed(folder if folder.is_dir() else folder.parent, paths, captions=captions)
     texts = [str(path.relative_to(folder)) if folder.is_dir() else path.name for path in paths]
     validation = np.array([any(word in text for word in HELD) and "train" not in text for text in texts])
-    files = Shards([str(path) for path in paths], table["shard"], table["offset"], table["size"], table["name"])
-    labels = table["label"]
+    held = validation[table["shard"]]
     if not any("train" in text for text in texts) or not validation.any():
-        return numbered_classes(str(folder), labels, labels), Part(files, labels), None
-    held = validation[files.shard]
-    parts = [
-        Part(
-            Shards(files.paths, files.shard[rows], files.offset[rows], files.size[rows], files.names[rows]),
-            labels[rows],
-        )
-        for rows in (~held, held)
-    ]
+        parts = [_part([str(path) for path in paths], table, np.arange(len(held)))]
+    else:
+        parts = [_part([str(path) for path in paths], table, np.flatnonzero(rows)) for rows in (~held, held)]
     if not all(len(part.labels) for part in parts):
         raise DataError(f"{folder}: the shards for {'validation' if len(parts[0].labels) else 'training'} are empty")
-    return numbered_classes(str(folder), parts[0].labels, parts[1].labels), parts[0], parts[1]
+    classes = () if captions else numbered_classes(str(folder), parts[0].labels, parts[-1].labels)
+    return classes, parts[0], (*parts, None)[1]
 
 
-def _indexed(folder: Path, paths: list[Path]) -> dict[str, NDArray[Any]]:
+def _part(paths: list[str], table: dict[str, NDArray[Any]], rows: NDArray[np.int64]) -> Part:
+    files = Shards(paths, *(table[key][rows] for key in ("shard", "offset", "size", "name")))
+    if "ends" in table:
+        return Part(files, np.arange(len(rows)), Captions(table["text"], table["ends"]).chosen(rows))
+    return Part(files, table["label"][rows])
+
+
+def _indexed(folder: Path, paths: list[Path], *, captions: bool) -> dict[str, NDArray[Any]]:
     """The table of all pictures: from the index of the folder if it is of these shards, or from the shards themselves."""
     stamps = np.array([f"{path.relative_to(folder)} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in paths])
-    with suppress(Exception), np.load(folder / INDEX, allow_pickle=False) as saved:  # a damaged index is made again
+    index, keys = folder / (OF_CAPTIONS if captions else INDEX), ("shard", "offset", "size", "name")
+    of_images = ("text", "ends") if captions else ("label",)
+    with suppress(Exception), np.load(index, allow_pickle=False) as saved:  # a damaged index is made again
         if np.array_equal(saved["stamps"], stamps):
-            return {key: saved[key] for key in ("shard", "offset", "size", "name", "label")}
+            return {key: saved[key] for key in (*keys, *of_images)}
     rows = [
         (number, *row)
         for number, path in enumerate(tqdm(paths, unit="shard", desc="index", disable=None))
-        for row in _members(path)
+        for row in _members(path, captions=captions)
     ]
     if not rows:
         raise DataError(f"{folder}: no pictures in its shards (endings {', '.join(sorted(ENDINGS))})")
-    columns = [np.array(column) for column in zip(*rows, strict=True)]
-    table = dict(zip(("shard", "offset", "size", "name", "label"), columns, strict=True))
+    *columns, values = zip(*rows, strict=True)
+    table: dict[str, NDArray[Any]] = {key: np.array(column) for key, column in zip(keys, columns, strict=True)}
+    table |= vars(Captions.of(values)) if captions else {"label": np.array(values)}
     content = io.BytesIO()
     arrays: dict[str, Any] = {"stamps": stamps, **table}
     np.savez(content, **arrays)
     with suppress(OSError):
-        write_atomically(folder / INDEX, content.getvalue())
+        write_atomically(index, content.getvalue())
     return table
 
 
-def _members(path: Path) -> Iterator[tuple[int, int, str, int]]:
-    """Place, length, name and label of each picture of a shard, in order."""
+def _members(path: Path, *, captions: bool) -> Iterator[tuple[int, int, str, Any]]:
+    """Place, length, name, and label or caption of each picture of a shard, in order."""
     pictures: dict[str, tarfile.TarInfo] = {}
-    labels: dict[str, int] = {}
+    values: dict[str, int | str] = {}
+    endings = (".txt",) if captions else (".cls", ".json")
     try:
         with tarfile.open(path, "r:") as file:
             for member in file:
@@ -126,16 +134,19 @@ def _members(path: Path) -> Iterator[tuple[int, int, str, int]]:
                 key, ending = f"{head}{slash}{stem}", f"{dot}{ending}".lower()
                 if ending in ENDINGS:
                     pictures[key] = member
-                elif ending in (".cls", ".json") and (content := file.extractfile(member)) is not None:
-                    label = _label(content.read(), ending, f"{path}:{member.name}")
-                    if label is not None:
-                        labels[key] = label
+                elif ending in endings and (content := file.extractfile(member)) is not None:
+                    name = f"{path}:{member.name}"
+                    limit = 4 * LONGEST + 1
+                    value = caption(content.read(limit), name) if captions else _label(content.read(), ending, name)
+                    if value is not None:
+                        values[key] = value
     except (tarfile.TarError, EOFError, OSError) as error:
         raise DataError(f"{path}: not a tar file, or a compressed one ({error})") from error
     for key, member in pictures.items():
-        if key not in labels:
-            raise DataError(f"{path}:{member.name}: no label, no {key}.cls and no label in {key}.json")
-        yield member.offset_data, member.size, member.name, labels[key]
+        if key not in values:
+            missing = f"caption, no {key}.txt" if captions else f"label, no {key}.cls and no label in {key}.json"
+            raise DataError(f"{path}:{member.name}: no {missing}")
+        yield member.offset_data, member.size, member.name, values[key]
 
 
 def _label(content: bytes, ending: str, name: str) -> int | None:

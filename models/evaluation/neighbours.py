@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from moespec.spec.errors import ConfigError
 
-__all__ = ["nearest_neighbours", "spread"]
+__all__ = ["nearest_neighbours", "spread", "unit"]
 
 CHUNK = 2**24
 """Cosines that are held at once."""
@@ -38,7 +38,7 @@ def nearest_neighbours(
     most = max(neighbours)
     if most > len(labels):
         raise ConfigError(f"neighbours={list(neighbours)!r}: there are {len(labels)} training images")
-    references, queries = _unit(features), _unit(held)
+    references, queries = unit(features), unit(held)
     right = dict.fromkeys(neighbours, 0)
     step = max(1, CHUNK // len(labels))
     for start in range(0, len(queries), step):
@@ -60,11 +60,11 @@ def spread(features: NDArray[Any]) -> float:
 
     which is the sum of the variances of the entries of the normalised features.
     """
-    mean = _unit(features).mean(axis=0)
+    mean = unit(features).mean(axis=0)
     return float(1 - mean @ mean)
 
 
-def _unit(features: NDArray[Any]) -> NDArray[np.float64]:
+def unit(features: NDArray[Any]) -> NDArray[np.float64]:
     """Features of length 1; those of length 0 stay as they are."""
     x = np.asarray(features, np.float64)
     length = np.linalg.norm(x, axis=1, keepdims=True)

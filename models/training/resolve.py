@@ -100,6 +100,8 @@ def resolve(config: Config, dataset: Dataset, backend: str) -> Config:
     Raises ConfigError when the model does not fit the data, or a field has no meaning.
     """
     height, width, channels = dataset.shape
+    if not dataset.classes:
+        raise ConfigError(f"data.name={config.data.name!r}: its images have captions, and no classes to be told apart")
     if height != width:
         raise ConfigError(
             f"data.path={config.data.path!r}: images of {height} x {width} pixels, expected squares; model.image_size=N makes "

@@ -79,9 +79,7 @@ def test_a_change_of_the_router_changes_the_options() -> None:
 def test_a_change_of_the_model_keeps_what_is_set() -> None:
     first = ModelConfig(depth=3, classes=7)
     assert first.but(name="mixer_b16") == ModelConfig("mixer_b16", depth=3, classes=7)
-    with pytest.raises(
-        ConfigError, match=r"model\.heads=2: mixer_b16 does not have this option; it has name, image_size, "
-    ):
+    with pytest.raises(ConfigError, match=r"model\.heads=2: mixer_b16 does not have this option; it has name, width, "):
         first.but(heads=2).but(name="mixer_b16")
 
 

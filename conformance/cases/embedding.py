@@ -1,0 +1,46 @@
+"""The embedding of tokens."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from moespec.conformance.author.definition import Definition, single, tensor
+from moespec.conformance.author.describe import Function, Output
+from moespec.conformance.author.draw import grid
+from moespec.conformance.author.variant import variant
+
+__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
+
+NAME = "embedding"
+FUNCTIONS = (Function(NAME, {"rows": Output("groups tokens width")}),)
+
+
+def cases() -> Iterator[Definition]:
+    """All cases of this module."""
+
+    def case(name: str, kind: str, purpose: str, ids: Any, vocabulary: int, *flags: str) -> Definition:
+        table = tensor(grid(f"{NAME}/{name}", (vocabulary, 3), reach=1.0), "ids width")
+        return partial(single, NAME, NAME)(name, kind, purpose, *flags, ids=tensor(ids, "groups tokens"), table=table)
+
+    several = [[3, 0, 3, 2], [4, 4, 0, 3]]
+    yield case("rows", "value", "The row of each id; one is there several times, one never.", several, 5)
+    yield case("one", "degenerate", "One token of the only id.", [[0]], 1, "degenerate_size")
+    yield case("gradient", "gradient", "A row's gradient is a sum over its tokens, of all groups.", several, 5)
+
+
+# Variants.
+
+
+def times_root_of_width(B: Any, ids: Any, table: Any) -> Any:
+    """Embeddings are multiplied by the root of their width."""
+    return B.embedding(ids, table) * np.sqrt(table.shape[1])
+
+
+def ids_from_one(B: Any, ids: Any, table: Any) -> Any:
+    """Ids count from 1, and the last row is that of id 0."""
+    return B.embedding((ids - 1) % len(table), table)
+
+
+VARIANTS = (variant(times_root_of_width, NAME, ledger="EM-1b"), variant(ids_from_one, NAME))

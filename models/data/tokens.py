@@ -1,0 +1,147 @@
+"""Tokenizers: from captions to the token ids of a text tower, `(N, S)`.
+
+| | ids | end |
+|---|---|---|
+| bytes, the default | the bytes of the text in UTF-8, 0 to 255 | 256 |
+| a file `tokenizer.json` of Hugging Face's `tokenizers` | as the file says | the first of `ENDS` that it has, or the one that is named |
+
+    ids, end, end, ...        to the length S, one end at least
+
+What is left after a text is filled with its end token, so that the last token is one always, which pooling may rely on: the
+"sticky" end of google-research/big_vision, `pp/ops_text.py`, get_pp_tokenize, with the end as `pad_value`. A text that has
+no room for its end is an error, as in openai/CLIP, `clip/clip.py`, tokenize, unless it is to be cut, as CLIP's `truncate` and
+big_vision do: what a model does not see of its captions should be a choice. Nothing is downloaded.
+"""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moespec.models.data.captions import Captions
+from moespec.models.errors import DataError
+from moespec.spec.errors import ConfigError
+
+__all__ = ["ENDS", "Encoded", "Tokenizer", "check_vocabulary", "encode", "tokenizer_of"]
+
+ENDS = ("</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>", "<|eos|>", "[SEP]", "[EOS]")
+"""Tokens that end a text in usual vocabularies."""
+CHUNK = 4096
+"""Texts that are encoded at once."""
+
+
+class Tokenizer(Protocol):
+    """vocabulary: how many ids there are. end: the one after a text. digest: of the file, empty for bytes."""
+
+    @property
+    def vocabulary(self) -> int: ...
+    @property
+    def end(self) -> int: ...
+    @property
+    def digest(self) -> str: ...
+
+    def tokens(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of each text, without the end."""
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """The bytes of UTF-8."""
+
+    vocabulary: int = 257
+    end: int = 256
+    digest: str = ""
+
+    def tokens(self, texts: Sequence[str]) -> list[list[int]]:
+        return [list(text.encode()) for text in texts]
+
+
+@dataclass(frozen=True)
+class FromFile:
+    """A tokenizer of the library `tokenizers`."""
+
+    library: Any
+    vocabulary: int
+    end: int
+    digest: str
+
+    def tokens(self, texts: Sequence[str]) -> list[list[int]]:
+        found = [encoding.ids for encoding in self.library.encode_batch(list(texts))]
+        return [ids[:-1] if ids[-1:] == [self.end] else ids for ids in found]  # which some files add themselves
+
+
+class Encoded(NamedTuple):
+    """ids: `(N, S)` int32. cut: how many of the texts were too long."""
+
+    ids: NDArray[np.int32]
+    cut: int
+
+
+def tokenizer_of(path: str = "", *, end: str = "") -> Tokenizer:
+    """The tokenizer of a file `tokenizer.json`, with the token that ends a text; without a path the bytes of UTF-8.
+
+    Raises ConfigError when `tokenizers` is not installed or the file has no such token, DataError for another file.
+    """
+    if not path:
+        return Bytes()
+    try:
+        import tokenizers
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"tokenizer={path!r}: {error}. Install it: pip install 'moespec[text]'") from error
+    try:
+        content = Path(path).read_bytes()
+        library = tokenizers.Tokenizer.from_buffer(content)
+    except Exception as error:  # the library raises plain exceptions
+        raise DataError(f"{path}: not a file of a tokenizer ({error})") from error
+    library.no_truncation()
+    library.no_padding()
+    ids = library.get_vocab(with_added_tokens=True)
+    if (token := end or next((each for each in ENDS if each in ids), "")) not in ids:
+        wanted = f"no token {end!r}" if end else f"none of the tokens {', '.join(ENDS)}"
+        raise ConfigError(f"tokenizer={path!r}: {wanted} in its vocabulary; name the token that ends a text")
+    return FromFile(library, max(ids.values()) + 1, ids[token], hashlib.sha256(content).hexdigest())
+
+
+def check_vocabulary(tokenizer: Tokenizer, vocabulary: int) -> None:
+    """ConfigError unless each id of the tokenizer is one of the text tower's `vocabulary`."""
+    if tokenizer.vocabulary > vocabulary:
+        raise ConfigError(f"vocabulary={vocabulary!r}: the tokenizer has {tokenizer.vocabulary} ids")
+
+
+def encode(
+    tokenizer: Tokenizer,
+    texts: Sequence[str] | Captions,
+    length: int,
+    *,
+    long: Literal["error", "cut"] = "error",
+    name: Callable[[int], str] = "caption {}".format,
+) -> Encoded:
+    """The ids of texts, filled with ends to `length`. long: what is done to one that has no room for its end.
+
+    name: what errors call a text, by its number. Raises ConfigError for a length without room for a token, DataError naming a
+    text without tokens, and the first that is too long, with the number of those and the length that all need.
+    """
+    if length < 2:
+        raise ConfigError(f"length={length!r}: no room for a token and the end of a text")
+    ids = np.full((len(texts), length), tokenizer.end, np.int32)
+    too_long, longest = [], 0
+    for start in range(0, len(texts), CHUNK):
+        chunk = [texts[row] for row in range(start, min(start + CHUNK, len(texts)))]
+        for row, tokens in enumerate(tokenizer.tokens(chunk), start):
+            if not tokens or not texts[row].strip():
+                raise DataError(f"{name(row)}: {texts[row][:40]!r} is empty, or has no tokens")
+            ids[row, : min(len(tokens), length - 1)] = tokens[: length - 1]
+            if len(tokens) >= length:
+                too_long.append(row)
+                longest = max(longest, len(tokens))
+    if too_long and long == "error":
+        row = too_long[0]
+        raise DataError(
+            f"{name(row)}: {texts[row][:40]!r}... and its end are more than length={length} tokens, as are "
+            f"{len(too_long)} of {len(texts)}, the longest {longest + 1}; long='cut' cuts them"
+        )
+    return Encoded(ids, len(too_long))

@@ -1,0 +1,187 @@
+"""A transformer of texts with mixture-of-experts layers, the tower beside an image model, written once for every backend.
+
+    x    = table[ids] + positions
+    x    = x + attention(norm(x));   x = x + mlp_or_moe(norm(x))          for each block (`transformer`)
+    z    = pool(norm(x)) @ kernel + bias
+
+z is what a contrastive loss normalises: there is no head. A MoE block routes groups of `group_texts` texts:
+`(N, S, D)` is reshaped to `(G, T, D)` with T = group_texts * S. The token ids of a router that takes them are the text's own.
+
+All texts have S tokens, the rest of a short one filled with its end token. No token is masked for that: here as in both
+projects of Google the filling is attended to, pooled and routed.
+
+| | attention | pooling | after the end token |
+|---|---|---|---|
+| big_vision | both ways | last, first, gap, max or map | end tokens |
+| vmoe, with MoE blocks | both ways | last, first, gap, max or map | end tokens |
+| CLIP | causal | the first end token | zeros, which no token before sees |
+
+With `causal` and pool="last" every token of the text is seen as in CLIP, and the end tokens that fill it are too.
+The initial values are vmoe's; big_vision draws positions with a standard deviation of 1 / sqrt(D).
+
+Sources: google-research/big_vision, `models/proj/image_text/text_transformer.py`, `pp/ops_text.py` (eos="sticky"); google-research/vmoe,
+`projects/contrastive/models.py`, `projects/soft_moe/configs/pretrain_laion.py`; openai/CLIP, `clip/model.py` (encode_text,
+build_attention_mask), `clip/clip.py` (tokenize).
+"""
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, Literal
+
+from moespec.backends.contract import Backend
+from moespec.models import layers, parameters, transformer
+from moespec.models.layers import MoeLayer, Output
+from moespec.models.parameters import Parameter, constant, lecun_normal, normal
+from moespec.models.transformer import DECIDED, moe_blocks, router_config, takes_ids
+from moespec.spec.ranges import Count
+from moespec.spec.routing import Params
+from moespec.spec.values import as_ids
+
+__all__ = [
+    "DECIDED",
+    "NAMES",
+    "SIZES",
+    "Output",
+    "TextConfig",
+    "check_ids",
+    "forward",
+    "init",
+    "moe_blocks",
+    "moe_layers",
+    "moe_noise",
+    "named",
+    "parameter_count",
+    "parameter_shapes",
+    "router_config",
+    "takes_ids",
+]
+
+Array = Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextConfig(transformer.TransformerConfig):
+    """The static description of one text tower. Raises ConfigError for a value that has no meaning."""
+
+    inputs = "ids"
+    classes: ClassVar[int] = 0
+    vocabulary: Count = 257
+    """different ids of tokens; 257 are the bytes and the end (moespec.models.data.tokens)"""
+    length: Count = 64
+    """tokens S of a text"""
+    causal: bool = False
+    """a token attends to itself and those before it alone"""
+    pool: Literal["last", "gap", "map"] = "last"
+    """what is made of the normalised tokens: last: the last one, an end token unless the text fills all; gap: their mean; map:
+    attention pooling by a learned probe"""
+    projection: layers.Size = 0
+    """width of a linear map after the pooling, into the space that images and texts share; 0 for none"""
+    group_texts: Count = 1
+    """texts routed together as one group"""
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The tokens of a text."""
+        return (self.length,)
+
+    @property
+    def group_size(self) -> int:
+        """Tokens T of a group."""
+        return self.group_texts * self.length
+
+    @property
+    def id_count(self) -> int:
+        """The number of different token ids."""
+        return self.vocabulary
+
+
+SIZES: dict[str, dict[str, Any]] = {
+    "text_tiny": {"width": 64, "depth": 4, "hidden": 128, "heads": 4, "length": 32},
+    "text_ti": {"width": 192, "depth": 12, "hidden": 768, "heads": 3},
+    "text_s": {"width": 384, "depth": 12, "hidden": 1536, "heads": 6},
+    "text_b": {"width": 768, "depth": 12, "hidden": 3072, "heads": 12},
+    "text_l": {"width": 1024, "depth": 24, "hidden": 4096, "heads": 16},
+}
+"""Size -> its fields of `TextConfig`: the widths and depths of the image towers (google-research/big_vision,
+`models/vit.py`, decode_variant); `text_tiny` is for tests."""
+
+NAMES: tuple[str, ...] = tuple(SIZES)
+
+
+def moe_layers(config: TextConfig, texts: int) -> list[MoeLayer]:
+    """The MoE layers, in block order, for a batch of `texts`. Raises ShapeError when these do not fill the groups."""
+    blocks = moe_blocks(config)
+    if not blocks:
+        return []
+    groups = layers.split(texts, config.group_texts, "texts", "group_texts", inputs="ids")
+    return [MoeLayer(str(block), config.router, router_config(config), groups, "tokens") for block in blocks]
+
+
+def _layout(config: TextConfig) -> Params:
+    """Every parameter of the model, its name, shape and initial values: see `transformer.blocks_layout` for the blocks.
+
+    The table is normal(1 / sqrt(D)), positions are normal(0.02), the projection is LeCun normal.
+    """
+    D = config.width
+    layout: Params = {
+        "embedding": {"table": Parameter((config.vocabulary, D), normal(1 / math.sqrt(D)))},
+        "positions": Parameter((1, config.length, D), normal(0.02)),
+        "blocks": transformer.blocks_layout(config),
+        "norm": parameters.norm(D),
+    }
+    if config.pool == "map":
+        layout["pool"] = transformer.pool_layout(config)
+    if config.projection:
+        layout["projection"] = {
+            "kernel": Parameter((D, config.projection), lecun_normal(D)),
+            "bias": Parameter((config.projection,), constant(0.0)),
+        }
+    return layout
+
+
+FAMILY = layers.Family(TextConfig, SIZES, _layout, moe_layers)
+named, init, moe_noise = FAMILY.named, FAMILY.init, FAMILY.moe_noise
+parameter_shapes, parameter_count = FAMILY.parameter_shapes, FAMILY.parameter_count
+
+
+def check_ids(config: TextConfig, ids: Any) -> None:
+    """ContractError for an id of NumPy's `ids` `(N, S)` outside of the vocabulary, ShapeError for texts of another length.
+
+    For where ids are made: a compiled model does not check their values.
+    """
+    layers.check_shape(config, as_ids("ids", ids, "texts tokens", below=config.vocabulary))
+
+
+def forward(
+    B: Backend,
+    config: TextConfig,
+    params: Params,
+    ids: Array,
+    *,
+    noise: list[Array] | None = None,
+    random: Array | None = None,
+    train: bool = False,
+    recompute: bool = False,
+) -> Output:
+    """The model on `ids` `(N, length)`, integers below `vocabulary`, with backend `B`; the rest as in `vit.forward`.
+
+    Of the output, `features` are `(N, projection)`, or `(N, D)` without one, in float32 and of any length; `logits` is None.
+
+    Raises ShapeError and ConfigError as `moespec.models.layers.Forward` does.
+    """
+    drawn: Any = {"noise": noise, "random": random, "train": train, "like": params["positions"]}
+    run = layers.Forward(B, config, ids, moe_layers, **drawn)
+    norm = partial(layers.layer_norm, B, epsilon=config.norm_epsilon)
+    x = B.embedding(ids, params["embedding"]["table"]) + params["positions"]  # (N, S, D)
+    x = run.drop.units(run.compute(x), 0)
+    routed_ids = ids if takes_ids(config) else None
+    x = transformer.blocks(B, config, run, params, x, ids=routed_ids, causal=config.causal, recompute=recompute)
+    x = norm(params["norm"], x)
+    if config.pool == "map":
+        features = transformer.pooled(B, config, params["pool"], x)
+    else:
+        features = x[:, -1] if config.pool == "last" else B.mean(x, 1)
+    if config.projection:
+        features = features @ params["projection"]["kernel"] + params["projection"]["bias"]
+    return run.output(params, features)

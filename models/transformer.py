@@ -1,0 +1,233 @@
+"""The pre-norm transformer with mixture-of-experts layers, of images (`vit`) and of texts (`text`), for every backend.
+
+    x    = x + attention(norm(x));   x = x + mlp_or_moe(norm(x))          for each block
+
+Letters of the shape comments: N images or texts, S tokens of one of them, D width, H hidden, T tokens of one group.
+
+Sources: Dosovitskiy et al. 2021 (ViT); Riquelme et al. 2021 (V-MoE); google-research/big_vision, `models/vit.py`, MAPHead.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Annotated, Any, Literal
+
+from moespec.backends.contract import Backend
+from moespec.models import layers, parameters
+from moespec.models.hashing import multi_hash
+from moespec.models.parameters import Parameter, constant, glorot_uniform, normal
+from moespec.models.router_options import Decided, check_options, settings
+from moespec.spec.errors import ConfigError
+from moespec.spec.options import RouterOptions
+from moespec.spec.ranges import SMALLEST, Count, Range
+from moespec.spec.routers import ROUTERS
+from moespec.spec.routers.names import RouterName
+from moespec.spec.routing import Params, RouterOutput
+
+__all__ = [
+    "DECIDED",
+    "Norm",
+    "TransformerConfig",
+    "blocks",
+    "blocks_layout",
+    "moe_blocks",
+    "pool_layout",
+    "pooled",
+    "router_config",
+    "takes_ids",
+]
+
+Array = Any
+Norm = Callable[[Params, Array], Array]
+"""A layer normalisation with the parameters of one."""
+
+DECIDED = Decided(("width", "experts", "tokens", "ids"))
+"""What follows from the model, of the options of its routers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerConfig(layers.BlocksConfig):
+    """What the configurations of transformers have. Raises ConfigError for a value that has no meaning."""
+
+    heads: Count
+    """attention heads"""
+    norm_epsilon: Annotated[float, Range(SMALLEST, 1, below=False)] = 1e-6
+    """what layer normalisations add to the variance"""
+    qk_norm: bool = False
+    """layer normalisation (scale only) of queries and keys over each head"""
+    moe: str = "none"
+    """which blocks are MoE: none, every_2 (1, 3, 5, ...), last_half, first_N, last_N (the first or last N blocks),
+    every_2_last_N (the last N of 1, 3, 5, ...), or their numbers from 0, as in 5,11"""
+    router: RouterName = "soft_moe"
+    """router of the MoE blocks (moespec list routers)"""
+    experts: int = 0
+    """number of experts"""
+    router_options: Mapping[str, bool | int | float | str | None] = field(default_factory=dict, hash=False)
+    """options of the router that differ from its defaults (choices, capacity_factor, ...)"""
+    expert_init: Literal["independent", "shared"] = "independent"
+    """initial values for each expert, or the same for all experts of a block"""
+    dropout: float = 0.0
+    """rate at which single entries become 0 in training: after the embedding, after each attention, inside each dense MLP (after
+    its activation) and after each MLP or MoE layer"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.width % self.heads:
+            raise ConfigError(f"heads={self.heads!r} does not divide width={self.width!r}")
+        if moe_blocks(self):
+            if self.experts < 1:
+                raise ConfigError(f"experts={self.experts!r}: moe={self.moe!r} needs at least one expert")
+            # Made here, since options are no longer checked when a model is compiled.
+            object.__setattr__(self, "_options", self._check_routing())
+        else:
+            check_options(self.router, self.router_options, DECIDED.names)
+
+    def _check_routing(self) -> RouterOptions:
+        """The options of the routers of the MoE blocks."""
+        decided = {"width": self.width, "experts": self.experts, "tokens": self.group_size, "ids": self.id_count}
+        options = settings(self.router, self.router_options, **decided)
+        multi_hash.check(options, hidden=self.hidden, output=self.width)
+        return options
+
+    @property
+    def group_size(self) -> int:
+        """Tokens T of a group."""
+        raise NotImplementedError
+
+    @property
+    def id_count(self) -> int:
+        """The number of different token ids, for routers that take them."""
+        raise NotImplementedError
+
+
+def moe_blocks(config: TransformerConfig) -> tuple[int, ...]:
+    """The blocks that are MoE, in order (zero-based). Raises ConfigError for a placement that does not exist."""
+    return layers.placed(config.moe, config.depth)
+
+
+def router_config(config: TransformerConfig) -> RouterOptions:
+    """The options of the routers of the MoE blocks; there must be such blocks."""
+    options: RouterOptions = config._options  # type: ignore[attr-defined]
+    return options
+
+
+def takes_ids(config: TransformerConfig) -> bool:
+    """Whether the model has routers that take token ids."""
+    return bool(moe_blocks(config)) and ROUTERS[config.router].needs == "ids"
+
+
+# ------------------------------------------------------------------------------------------------------ parameters
+
+
+def blocks_layout(config: TransformerConfig, *, qkv_bias: bool = True, layer_scale: float = 0.0) -> Params:
+    """The parameters of all blocks.
+
+    Attention kernels are `(D, heads, D/heads)`, `out` is `(heads, D/heads, D)`; the rest as in `moespec.models.parameters`. Kernels
+    of attention and MLP are Glorot uniform, the slots LeCun normal (truncated at two standard deviations), MLP biases
+    normal(1e-6). layer_scale: initial factors of what attention and MLP add to a token; without them if it is 0.
+    """
+    D, moe, mlp = config.width, moe_blocks(config), _mlp_layout(config)
+    return {
+        str(block): {
+            "norm1": parameters.norm(D),
+            "attention": _attention_layout(config, bias=qkv_bias),
+            "norm2": parameters.norm(D),
+            **({f"layer_scale{i}": Parameter((D,), constant(layer_scale)) for i in (1, 2)} if layer_scale else {}),
+            **(
+                {"moe": parameters.moe(config.router, router_config(config), mlp, config.expert_init)}
+                if block in moe
+                else {"mlp": mlp}
+            ),
+        }
+        for block in range(config.depth)
+    }
+
+
+def pool_layout(config: TransformerConfig) -> Params:
+    """The parameters of the attention pooling."""
+    return {
+        "probe": Parameter((1, 1, config.width), glorot_uniform(1, config.width)),
+        "attention": _attention_layout(config, bias=True),
+        "norm": parameters.norm(config.width),
+        "mlp": _mlp_layout(config),
+    }
+
+
+def _attention_layout(config: TransformerConfig, *, bias: bool) -> Params:
+    D, heads, dim = config.width, config.heads, config.width // config.heads
+    glorot = glorot_uniform(D, D)
+    projection = {"kernel": Parameter((D, heads, dim), glorot)}
+    if bias:
+        projection["bias"] = Parameter((heads, dim), constant(0.0))
+    layout: Params = {name: dict(projection) for name in ("query", "key", "value")}
+    layout["out"] = {"kernel": Parameter((heads, dim, D), glorot), "bias": Parameter((D,), constant(0.0))}
+    if config.qk_norm:
+        norm = (
+            parameters.norm(dim)
+            if getattr(config, "qk_norm_bias", False)
+            else {"scale": Parameter((dim,), constant(1.0))}
+        )
+        layout["query_norm"], layout["key_norm"] = norm, dict(norm)
+    return layout
+
+
+def _mlp_layout(config: TransformerConfig) -> Params:
+    return parameters.mlp(config.width, config.hidden, glorot_uniform, normal(1e-6))
+
+
+# --------------------------------------------------------------------------------------------------------- forward
+
+
+def blocks(
+    B: Backend,
+    config: TransformerConfig,
+    run: layers.Forward,
+    params: Params,
+    x: Array,
+    *,
+    ids: Array | None = None,
+    causal: bool = False,
+    recompute: bool = False,
+) -> Array:
+    """The tokens `x` `(N, S, D)` after all blocks. causal: a token attends to itself and those before it alone.
+
+    ids: of the tokens `(N, S)`, for routers that need them. recompute: as of `layers.run_block`.
+    """
+    drop, compute = run.drop, run.compute
+    norm = partial(layers.layer_norm, B, epsilon=config.norm_epsilon)
+
+    def block(number: int, p: Params, x: Array) -> tuple[Array, list[RouterOutput]]:
+        attention, hidden, output = range(3 * number + 1, 3 * number + 4)
+        y = _attention(B, compute(p["attention"]), norm(p["norm1"], x), None, norm, causal=causal)
+        x = x + drop.branch(scaled(p, 1, drop.units(y, attention)), 2 * number)
+        y, outputs = norm(p["norm2"], x), []
+        if str(number) in run.moe_layers:
+            y, routed = run.moe(str(number), p["moe"], y, ids)
+            outputs.append(routed)
+        else:
+            y = layers.mlp(B, compute(p["mlp"]), y, gelu=config.gelu, drop=partial(drop.units, number=hidden))
+        return x + drop.branch(scaled(p, 2, drop.units(y, output)), 2 * number + 1), outputs
+
+    def scaled(p: Params, branch: int, y: Array) -> Array:
+        name = f"layer_scale{branch}"
+        return y * compute(p[name]) if name in p else y
+
+    return run.blocks(block, params, x, recompute=recompute)
+
+
+def pooled(B: Backend, config: TransformerConfig, p: Params, x: Array) -> Array:
+    """Attention pooling of the tokens `x` `(N, S, D)` by a learned probe: `(N, D)`."""
+    norm = partial(layers.layer_norm, B, epsilon=config.norm_epsilon)
+    queries = B.broadcast_to(p["probe"], (x.shape[0], 1, x.shape[2]))
+    y = _attention(B, p["attention"], x, queries, norm)  # (N, 1, D)
+    return (y + layers.mlp(B, p["mlp"], norm(p["norm"], y), gelu=config.gelu))[:, 0]
+
+
+def _attention(B: Backend, p: Params, x: Array, queries: Array | None, norm: Norm, *, causal: bool = False) -> Array:
+    """Multi-head attention over `x` `(N, S, D)`, from `queries` `(N, Q, D)` or from `x` itself."""
+    inputs = {"query": x if queries is None else queries, "key": x, "value": x}
+    query, key, value = (B.linear(y, p[name]["kernel"], p[name].get("bias")) for name, y in inputs.items())
+    if "query_norm" in p:
+        query, key = norm(p["query_norm"], query), norm(p["key_norm"], key)
+    options: Any = {"causal": True} if causal else {}
+    return B.linear(B.attention(query, key, value, **options), p["out"]["kernel"], p["out"]["bias"], axes=2)

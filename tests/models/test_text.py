@@ -1,0 +1,144 @@
+"""The text tower: what it shares with the ViT, its routers, and texts that do not fit."""
+
+import inspect
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from of_models import drawn
+
+import moespec.backends.numpy as B
+from moespec.models import layers, text, transformer, vit
+from moespec.models.draws import of_step
+from moespec.models.training.resolve import load_backend
+from moespec.models.trees import flatten
+from moespec.spec.errors import ConfigError, ContractError, ShapeError
+
+IDS = np.array([[4, 0, 4, 1], [2, 2, 5, 5]], np.int32)
+MOE = {"moe": "last_1", "experts": 3}
+
+
+def tiny(**fields):
+    small = {"vocabulary": 6, "length": 4, "width": 8, "depth": 2, "hidden": 12, "heads": 2}
+    return text.TextConfig(**{**small, **fields})
+
+
+def params_of(config):
+    return B.from_numpy(drawn(text.init(config)), "float64")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"pool": "gap", "qk_norm": True, "dropout": 0.3, "stochastic_depth": 0.5},
+        {"pool": "map", **MOE},
+        {"pool": "gap", **MOE, "router": "softmax_token_choice"},
+    ],
+)
+def test_a_text_is_an_image_whose_pixels_have_a_channel_for_each_id(fields):
+    config = tiny(**fields)
+    image = {"image_size": 2, "patch_size": 1, "channels": 6, "classes": 0, "width": 8, "depth": 2, "hidden": 12}
+    params, random = params_of(config), of_step(2, seed=3, step=1)
+    params["embedding"] |= {"kernel": params["embedding"]["table"][None, None], "bias": np.zeros(8)}
+    pixels = np.eye(6)[IDS].reshape(2, 2, 2, 6)
+    options = {"random": random, "train": True}
+    expected = vit.forward(B, vit.VitConfig(**image, heads=2, **fields), params, pixels, **options)
+    output = text.forward(B, config, params, IDS, **options)
+    np.testing.assert_allclose(output.features, expected.features, rtol=0, atol=1e-12)
+    assert output.logits is None
+    assert len(output.routings) == len(text.moe_layers(config, 2)) == ("moe" in fields)
+
+
+def test_the_last_token_and_the_projection():
+    config = tiny(projection=5)
+    params = params_of(config)
+    plain = {name: value for name, value in params.items() if name != "projection"}
+    before = text.forward(B, tiny(), plain, IDS).features
+    p = params["projection"]
+    features = text.forward(B, config, params, IDS).features
+    np.testing.assert_allclose(features, before @ p["kernel"] + p["bias"], atol=1e-12)
+    # Without blocks that mix tokens, the last token alone is seen.
+    for block in params["blocks"].values():
+        block["attention"]["out"]["kernel"] = 0 * block["attention"]["out"]["kernel"]
+    other = IDS.copy()
+    other[:, 0] = 3
+    assert np.array_equal(
+        text.forward(B, config, params, IDS).features, text.forward(B, config, params, other).features
+    )
+
+
+@pytest.mark.skipif("causal" not in inspect.signature(B.attention).parameters, reason="attention is not causal")
+def test_a_causal_tower_does_not_see_what_follows():
+    config = tiny(causal=True)
+    params, other = params_of(config), np.array([[4, 0, 4, 3], [2, 2, 1, 5]], np.int32)
+    run = layers.Forward(B, config, IDS, text.moe_layers, noise=None, random=None, train=False)
+    one, two = (
+        transformer.blocks(B, config, run, params, B.embedding(ids, params["embedding"]["table"]), causal=True)
+        for ids in (IDS, other)
+    )
+    same = np.isclose(one, two, rtol=0, atol=1e-12).all(axis=2)
+    assert same.tolist() == [[True, True, True, False], [True, True, False, False]]
+
+
+@pytest.mark.parametrize("backend", ["jax", "torch"])
+@pytest.mark.parametrize("router", ["soft_moe", "hash"])
+def test_backends_agree_with_the_specification(backend, router):
+    config, compiled = tiny(**MOE, router=router, projection=5, group_texts=2), load_backend(backend)
+    params = text.init(config, seed=1)
+
+    def loss(B, params, ids):
+        return B.sum(text.forward(B, config, params, ids, train=True).features ** 2) / 10, {}
+
+    results = []
+    for each in (B, compiled):
+        dtype = "float64" if each is B else "float32"
+        arrays = each.from_numpy(params, dtype)
+        step = each.value_and_grad(lambda p, ids, each=each: loss(each, p, ids))
+        step = each.quick_compile(step) if backend == "jax" and each is compiled else step
+        (value, _), gradients = step(arrays, each.from_numpy(IDS))
+        results.append(flatten(each.to_numpy({"value": value, **gradients})))
+    for name, value in results[0].items():
+        np.testing.assert_allclose(results[1][name], value, rtol=2e-4, atol=2e-5, err_msg=name)
+    assert not results[0]["embedding/table"][3].any()
+    assert results[0]["embedding/table"][4].any()
+
+
+def test_sizes_and_counts():
+    config = text.named("text_b", vocabulary=32_000, length=16, projection=768)
+    blocks = vit.parameter_count(vit.named("vit_b16", classes=0)) - 768 * (768 + 1 + 196)  # and the last norm
+    assert text.parameter_count(config) == blocks + 32_000 * 768 + 16 * 768 + 768 * 769
+    assert text.init(text.named("text_tiny"))["embedding"]["table"].std() == pytest.approx(1 / 8, rel=0.02)
+    with pytest.raises(ConfigError, match=r"name='text_b16': expected one of text_tiny, .*, text_l"):
+        text.named("text_b16")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"vocabulary": 0}, "vocabulary=0"),
+        ({"length": 0}, "length=0"),
+        ({"heads": 3}, "heads=3 does not divide width=8"),
+        ({"pool": "token"}, "pool='token'"),
+        ({"moe": "last_1"}, "experts=0: moe='last_1'"),
+        ({"moe": "last_3", "experts": 2}, "only 2 such blocks"),
+        ({**MOE, "router_options": {"choices": 2}}, r"router_options\.choices=2: soft_moe does not have this option"),
+        ({"projection": -1}, "projection=-1"),
+    ],
+)
+def test_configurations_without_a_meaning(fields, message):
+    with pytest.raises(ConfigError, match=message):
+        tiny(**fields)
+
+
+def test_texts_that_do_not_fit():
+    config = tiny(**MOE, group_texts=2)
+    params = params_of(config)
+    with pytest.raises(ShapeError, match=r"ids has shape \(2, 3\): expected \(N, 4\)"):
+        text.forward(B, config, params, IDS[:, :3])
+    with pytest.raises(ShapeError, match="ids: 1 texts cannot be split into groups of group_texts=2"):
+        text.forward(B, config, params, IDS[:1])
+    text.check_ids(config, IDS)
+    with pytest.raises(ContractError, match="ids: expected integers from 0 to 4, got 5"):
+        text.check_ids(replace(config, vocabulary=5), IDS)
+    with pytest.raises(ShapeError, match=r"expected \(N, 4\)"):
+        text.check_ids(config, IDS[:, :2])

@@ -1,0 +1,77 @@
+"""Tokenizers of captions: bytes, and files of Hugging Face's library."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from moespec.models.data import tokens
+from moespec.models.errors import DataError
+from moespec.spec.errors import ConfigError
+
+
+def test_bytes_are_filled_with_ends():
+    tokenizer = tokens.tokenizer_of()
+    ids, cut = tokens.encode(tokenizer, ["ab", "é", "abc"], 4)
+    assert ids.tolist() == [[97, 98, 256, 256], [0xC3, 0xA9, 256, 256], [97, 98, 99, 256]]
+    assert (ids.dtype, cut, tokenizer.vocabulary) == (np.int32, 0, 257)
+
+
+def test_a_text_that_is_too_long():
+    tokenizer, texts = tokens.tokenizer_of(), ["ab", "abcd", "abcdef"]
+    message = r"row 1: 'abcd'\.\.\. and its end are more than length=4 tokens, as are 2 of 3, the longest 7; long='cut'"
+    with pytest.raises(DataError, match=message):
+        tokens.encode(tokenizer, texts, 4, name="row {}".format)
+    ids, cut = tokens.encode(tokenizer, texts, 4, long="cut")
+    assert (ids[2].tolist(), cut) == ([97, 98, 99, 256], 2)
+
+
+def test_texts_and_lengths_without_tokens(monkeypatch):
+    monkeypatch.setattr(tokens, "CHUNK", 2)
+    with pytest.raises(DataError, match="caption 3: '' is empty"):
+        tokens.encode(tokens.tokenizer_of(), ["a", "b", "c", ""], 4)
+    with pytest.raises(ConfigError, match="length=1: no room"):
+        tokens.encode(tokens.tokenizer_of(), ["a"], 1)
+
+
+def test_the_vocabulary_of_the_tower():
+    tokens.check_vocabulary(tokens.tokenizer_of(), 257)
+    with pytest.raises(ConfigError, match="vocabulary=256: the tokenizer has 257 ids"):
+        tokens.check_vocabulary(tokens.tokenizer_of(), 256)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """Words, with an end that the file adds, and settings of its own for length and padding."""
+    library = pytest.importorskip("tokenizers")
+    vocabulary = {"<unk>": 0, "</s>": 1, "a": 2, "cat": 3, "<eos>": 9}
+    tokenizer = library.Tokenizer(library.models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = library.pre_tokenizers.Whitespace()
+    tokenizer.post_processor = library.processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    tokenizer.enable_truncation(2)
+    tokenizer.enable_padding(length=20)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    return tmp_path / "tokenizer.json"
+
+
+def test_a_file_of_the_library(file):
+    tokenizer = tokens.tokenizer_of(str(file))
+    assert tokenizer.vocabulary == 10, "one more than the largest id"
+    assert tokens.encode(tokenizer, ["a cat dog", "cat"], 5).ids.tolist() == [[2, 3, 0, 1, 1], [3, 1, 1, 1, 1]]
+    assert tokens.encode(tokenizer, ["a cat a cat"], 3, long="cut").ids.tolist() == [[2, 3, 1]]
+    assert tokens.tokenizer_of(str(file), end="<eos>").end == 9
+    with pytest.raises(ConfigError, match="no token 'dog' in its vocabulary"):
+        tokens.tokenizer_of(str(file), end="dog")
+    digest = tokenizer.digest
+    file.write_text(file.read_text().replace('"cat"', '"dog"'))
+    assert digest != tokens.tokenizer_of(str(file)).digest
+
+
+def test_files_that_are_no_tokenizer(tmp_path, file):
+    for content in ("", "{}", json.dumps({"model": {"type": "Unheard"}})):
+        file.write_text(content)
+        with pytest.raises(DataError, match=r"tokenizer\.json: not a file of a tokenizer"):
+            tokens.tokenizer_of(str(file))
+    with pytest.raises(DataError, match="none: not a file of a tokenizer"):
+        tokens.tokenizer_of(str(tmp_path / "none"))
