@@ -103,6 +103,15 @@ def test_backends_agree_with_the_specification(backend, router):
     assert results[0]["embedding/table"][4].any()
 
 
+def test_gradients_of_a_table_on_a_gpu_are_those_of_a_scatter():
+    embedding = pytest.importorskip("moespec.backends.jax.embedding")
+    random = np.random.default_rng(0)
+    ids, rows = random.choice([0, 1, 3, 6], 40).astype(np.int32), random.normal(size=(40, 3)).astype(np.float32)
+    one, other = (np.asarray(f(8, rows, ids)) for f in (embedding._sums_by_scan, embedding._sums_by_scatter))
+    np.testing.assert_allclose(one, other, rtol=0, atol=1e-5)
+    assert not one[[2, 4, 5, 7]].any()
+
+
 def test_sizes_and_counts():
     config = text.named("text_b", vocabulary=32_000, length=16, projection=768)
     blocks = vit.parameter_count(vit.named("vit_b16", classes=0)) - 768 * (768 + 1 + 196)  # and the last norm
