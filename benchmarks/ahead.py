@@ -32,10 +32,9 @@ import moespec.backends.jax as single  # noqa: E402
 from moespec.backends.jax.mesh import OnMesh  # noqa: E402
 from moespec.backends.optimizer import OptimizerConfig  # noqa: E402
 from moespec.models import memory  # noqa: E402
-from moespec.models.families import Config, family  # noqa: E402
+from moespec.models.families import Config, draws, family  # noqa: E402
 from moespec.models.parameters import shaped  # noqa: E402
-from moespec.models.training.objectives.classification import make_loss
-from moespec.models.training.step import draws  # noqa: E402
+from moespec.models.training.objectives.classification import make_loss  # noqa: E402
 
 
 def devices(name: str, platform: str = "tpu", **options: Any) -> Any:

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from moespec.models import vit
-from moespec.models.training.step import draws
+from moespec.models.families import draws
 
 ROUTERS: dict[str, dict[str, Any]] = {
     "softmax_token_choice": {},

@@ -7,10 +7,11 @@ and `DECIDED` alike.
 from string import digits
 from types import ModuleType
 
-from moespec.models import mixer, sparse_mlp, vit
+from moespec.models import mixer, sparse_mlp, text, vit
+from moespec.models.draws import takes_draws
 from moespec.spec.errors import ConfigError
 
-__all__ = ["Config", "family", "fewest_images", "kinds", "names", "of_name", "patterns"]
+__all__ = ["Config", "draws", "family", "fewest_images", "kinds", "names", "of_name", "patterns"]
 
 Config = vit.VitConfig | mixer.MixerConfig | sparse_mlp.SparseMlpConfig
 """The configuration of a model."""
@@ -20,17 +21,22 @@ _BY_CONFIG: dict[type[Config], ModuleType] = {
     mixer.MixerConfig: mixer,
     sparse_mlp.SparseMlpConfig: sparse_mlp,
 }
-_BY_SIZE: dict[str, ModuleType] = {size: module for module in _BY_CONFIG.values() for size in module.SIZES}
+_BY_SIZE: dict[str, ModuleType] = {size: module for module in (*_BY_CONFIG.values(), text) for size in module.SIZES}
 
 
-def family(config: Config) -> ModuleType:
-    """The module of the model that `config` describes."""
-    return _BY_CONFIG[type(config)]
+def family(config: Config | text.TextConfig) -> ModuleType:
+    """The module of the model, or text tower, that `config` describes."""
+    return text if isinstance(config, text.TextConfig) else _BY_CONFIG[type(config)]
 
 
 def fewest_images(config: Config) -> int:
     """The smallest batch that fills the groups of the model's routers."""
     return getattr(config, "fewest_images", 1)
+
+
+def draws(config: Config | text.TextConfig, inputs: int) -> bool:
+    """Whether the model draws random numbers in training, for a batch of so many: gating noise, dropout or stochastic depth."""
+    return bool(family(config).moe_noise(config, inputs)) or takes_draws(config)
 
 
 def kinds() -> dict[str, type[Config]]:
@@ -39,7 +45,7 @@ def kinds() -> dict[str, type[Config]]:
 
 
 def of_name(name: str) -> ModuleType:
-    """The module that has the size of the model `name`. Raises ConfigError for a size that none has."""
+    """The module that has the size of the model, or text tower, `name`. Raises ConfigError for a size that none has."""
     size = name.rstrip(digits)
     if size not in _BY_SIZE:
         raise ConfigError(f"name={name!r}: expected a size of {', '.join(_BY_SIZE)}, and the patch size, as in vit_s16")

@@ -33,6 +33,7 @@ def chosen(arguments: Sequence[str], default: Config) -> Config:
         base = configfile.read(saved, **names)
     else:
         base = configfile.with_model(default, known["model"], known["router"])
+    base = configfile.with_model(base, known["text"], known["text_router"], section="text")
     if known["optimizer"] in OPTIMIZERS:
         base = replace(base, optimizer=configfile.changed(base.optimizer, {"name": known["optimizer"]}))
     if any(known[name] is not None for name in LENGTHS):
@@ -61,6 +62,7 @@ def early(arguments: Sequence[str]) -> dict[str, Any]:
     early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     early.add_argument("--resume", action="store_true")
     options = {"config": [], "run": [], "model": ["--model.name"], "router": ["--model.router"]}
+    options |= {"text": ["--text.name"], "text_router": ["--text.router"]}
     options |= {"optimizer": ["--optimizer.name"], **{name: [f"--training.{name}"] for name in LENGTHS}}
     for name, flags in options.items():
         early.add_argument(f"--{name}", *flags, nargs="?", dest=name)

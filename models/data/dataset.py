@@ -26,12 +26,15 @@ class Split:
 
     `whole(index)` gives the picture that an image is a part of, for crops of another part; without it, it is the image.
     captions: of a data set of pairs, one of each image; then labels say which are of one picture, and there are no classes.
+    ids: their tokens, `(images, length)`. features: those of the images, `(images, width)`, of a tower that stays as it is.
     """
 
     read: Callable[[NDArray[np.int64]], NDArray[np.uint8]]
     labels: NDArray[np.int64]
     whole: Callable[[int], Image.Image] | None = None
     captions: Captions | None = None
+    ids: NDArray[np.int32] | None = None
+    features: NDArray[np.float32] | None = None
 
     def picture(self, index: int) -> Image.Image:
         """A whole picture, of mode L or RGB."""

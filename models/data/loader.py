@@ -18,7 +18,15 @@ from moespec.models.data.dataset import Dataset, Split
 from moespec.models.data.options import DataConfig
 from moespec.models.streams import ORDER, generator
 
-__all__ = ["batch_indices", "batch_of_step", "data_position", "evaluation_batch", "training_batch", "views_of_step"]
+__all__ = [
+    "batch_indices",
+    "batch_of_step",
+    "data_position",
+    "evaluation_batch",
+    "pairs_of_step",
+    "training_batch",
+    "views_of_step",
+]
 
 VIEW = 2**48
 """What tells the numbers that are drawn for one view of an image from those for the next; more than the steps, or images, of a run."""
@@ -55,7 +63,7 @@ def training_batch(
     In this order: the part of the picture, moved and mirrored; colours, RandAugment, the user's transform, erasing; cutmix
     or mixup. Of mixup there is the weight, "mixup", with which the targets are mixed already and the images are on the
     device (`prepared`). rows: only these of the batch, the same as they are in the whole; then mixup's neighbours come along,
-    "neighbours". view: another number draws another view of the same images.
+    "neighbours". Without classes there are no targets. view: another number draws another view of the same images.
     """
     mixes = bool(config.mixup or config.cutmix)
     # Of rows that are asked for the first has its neighbour before it, which is dropped when all are mixed.
@@ -66,8 +74,10 @@ def training_batch(
     moved: Any = {"padding": config.crop_padding, "flip": config.flip, "batch": batch, "places": places}
     pixels = crop_and_flip(pixels, seed=seed, step=step + view * VIEW, **moved)
     pixels = with_changes(pixels, config, maximum=dataset.maximum, seed=seed, positions=positions)
-    targets = one_hot(dataset.train.labels[indices], len(dataset.classes), smoothing=config.label_smoothing)
     rows_of_batch = slice(int(mixes and rows is not None), None)
+    if not dataset.classes:
+        return {"images": pixels[rows_of_batch]}
+    targets = one_hot(dataset.train.labels[indices], len(dataset.classes), smoothing=config.label_smoothing)
     if config.cutmix and (not config.mixup or by_turns(seed=seed, step=step)):
         pixels, targets = cutmix(pixels, targets, alpha=config.cutmix, seed=seed, step=step)
     elif config.mixup:
@@ -95,6 +105,20 @@ def views_of_step(
     return made
 
 
+def pairs_of_step(
+    dataset: Dataset, config: DataConfig, batch: int, seed: int, step: int, *, rows: range | None = None
+) -> dict[str, Any]:
+    """The pairs of a step: `{"image": {"images"}}`, or `{"image": {"features"}}` where they are known, and `{"text": {"ids"}}`."""
+    indices = batch_indices(len(dataset.train), batch, seed, step)
+    chosen = indices if rows is None else indices[rows.start : rows.stop]
+    ids, features = dataset.train.ids, dataset.train.features
+    if features is None:
+        image = training_batch(dataset, config, batch=batch, seed=seed, step=step, rows=rows)
+    else:
+        image = {"features": features[chosen]}
+    return {"image": image, "text": {} if ids is None else {"ids": ids[chosen]}}
+
+
 def evaluation_batch(
     dataset: Dataset, split: Split, *, batch: int, index: int, rows: range | None = None
 ) -> dict[str, Any]:
@@ -105,11 +129,9 @@ def evaluation_batch(
     """
     start = index * batch
     indices = np.arange(start, start + batch) % len(split)
-    return {
-        "images": split.read(indices if rows is None else indices[rows.start : rows.stop]),
-        "targets": one_hot(split.labels[indices], len(dataset.classes)),
-        "count": min(batch, len(split) - start),
-    }
+    targets = {"targets": one_hot(split.labels[indices], len(dataset.classes))} if dataset.classes else {}
+    images = split.read(indices if rows is None else indices[rows.start : rows.stop])
+    return {"images": images, **targets, "count": min(batch, len(split) - start)}
 
 
 @lru_cache(maxsize=2)

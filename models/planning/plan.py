@@ -15,7 +15,7 @@ of equal ones (to two digits) the one that splits the least: parameters, then ex
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from moespec.backends.mesh import MeshSizes, leaves, mesh_sizes
 from moespec.models import counts, families, parameters
@@ -26,7 +26,7 @@ from moespec.models.planning.footprint import links, memory_traffic, owned
 from moespec.models.training.config import Config, MeshConfig
 from moespec.models.training.devices import check_batch, check_expert_axis
 from moespec.models.training.objectives.table import objective_of, shapes_of
-from moespec.models.training.resolve import averaging, model_config
+from moespec.models.training.resolve import model_config
 from moespec.spec.errors import ConfigError, SpecError
 from moespec.spec.routing import Params
 
@@ -77,13 +77,14 @@ class Plan:
 
 def plan(config: Config, sizes: MeshSizes, chip: Chip) -> Plan:
     """What a step of a configuration takes. Raises ConfigError for a mesh that does not divide batch, groups or experts."""
-    model, config = model_config(config.model), _averaging(config)
+    config = settled(config)
+    model = model_config(config.model)
     return _plan(model, shapes_of(config, model), config, sizes, chip)
 
 
-def _averaging(config: Config) -> Config:
-    """The configuration with the average that its objective needs."""
-    return replace(config, optimizer=averaging(config)) if objective_of(config).averaged else config
+def settled(config: Config) -> Config:
+    """The configuration with what its objective decides."""
+    return objective_of(config).settled(config, model_config(config.model), None)
 
 
 def _plan(model: families.Config, shapes: Params, config: Config, sizes: MeshSizes, chip: Chip) -> Plan:
@@ -102,7 +103,10 @@ def _plan(model: families.Config, shapes: Params, config: Config, sizes: MeshSiz
         "copies": copies,
         "activations": objective.views
         * (activations(model, part, split=split, recompute=training.recompute) + 12 * training.batch * _outputs(own)),
-        "batch": 4 * objective.views * images * (model.channels * model.image_size * padded(model.image_size) + model.classes),
+        "batch": 4
+        * objective.views
+        * images
+        * (model.channels * model.image_size * padded(model.image_size) + model.classes),
     }
     forward = images * sum(counts.flops(model, part, train=True, every_slot=split).values())
     besides = 2 * training.batch * parameters.count(own)
@@ -155,7 +159,8 @@ def plans(config: Config, devices: int, chip: Chip) -> list[Plan]:
         return [plan(config, mesh_sizes(devices, **config.mesh.axes), chip)]
     candidates: list[Plan] = []
     reasons: list[SpecError] = []
-    model, config = model_config(config.model), _averaging(config)
+    config = settled(config)
+    model = model_config(config.model)
     shapes, experts = shapes_of(config, model), bool(family(model).moe_layers(model, fewest_images(model)))
     for sizes in _meshes(devices, experts=experts):
         try:

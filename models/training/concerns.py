@@ -5,13 +5,12 @@ What a single section can tell by itself, it says itself: options that a router,
 
 import inspect
 from collections.abc import Callable, Iterable
-from dataclasses import fields
 from typing import Any, cast
 
 from moespec.models.data.dataset import Dataset
 from moespec.models.data.datasets import PICTURES
 from moespec.models.data.options import DataConfig
-from moespec.models.training.config import Config, MocoConfig
+from moespec.models.training.config import Config
 from moespec.models.training.schedules import SCHEDULES
 from moespec.models.vit import OF_EXPERTS, OF_IDS
 from moespec.spec.errors import ConfigError
@@ -25,7 +24,6 @@ def _ids(config: Config) -> bool:
     return getattr(config.model, "moe", "none") != "none" and ROUTERS[router].needs == "ids"
 
 
-MOCO = tuple(field.name for field in fields(MocoConfig))
 TABLE: tuple[tuple[str, tuple[str, ...], Callable[[Config], object], str], ...] = (
     ("model", OF_EXPERTS, lambda c: c.model.moe != "none", "model.moe is 'none'"),
     ("model", OF_IDS, _ids, "the model has no router that needs token ids"),
@@ -37,10 +35,14 @@ TABLE: tuple[tuple[str, tuple[str, ...], Callable[[Config], object], str], ...] 
     ("data", ("crop_area",), lambda c: c.data.crop != "middle", "data.crop is 'middle'"),
     ("data", ("workers",), lambda c: c.data.name != "digits", "the digits have nothing to decode"),
     ("data", ("mixup", "cutmix", "label_smoothing"), lambda c: c.objective == "classification", "the objective has no targets"),
-    ("moco", MOCO, lambda c: c.objective == "moco", "the objective is not moco"),
+    ("moco", (), lambda c: c.objective == "moco", "the objective is not moco"),
+    ("lit", (), lambda c: c.objective == "lit", "the objective is not lit"),
+    ("text", (), lambda c: c.objective == "lit", "the objective is not lit"),
+    ("lit", ("bias",), lambda c: c.lit.loss == "sigmoid", "lit.loss is 'softmax', which has no bias"),
+    ("lit", ("end",), lambda c: c.lit.tokenizer, "there is no lit.tokenizer"),
     ("", ("init_skip",), lambda c: c.init, "there is no init"),
 )  # fmt: skip
-"""Section, options of it, when they concern a run, and why they do not if they do not."""
+"""Section, options of it (all, where none is named), when they concern a run, and why they do not if they do not."""
 
 
 UNCHECKED: tuple[tuple[str, tuple[str, ...], Callable[[Config], object]], ...] = (
@@ -65,14 +67,19 @@ def check(written: Iterable[str], *configs: Config) -> None:
             value = getattr(value, part, None)
         section, option = parts[:2] if parts[1:] else ("", name)
         for of, options, when, why in TABLE:
-            if section == of and option in options and value not in (None, False, 0.0) and not any(map(when, configs)):
+            if (
+                section == of
+                and option in (options or (option,))
+                and value not in (None, False, 0.0)
+                and not any(map(when, configs))
+            ):
                 raise ConfigError(f"{name}={value!r} concerns nothing here: {why}")
 
 
 def unconcerned(config: Config) -> set[str]:
     """The options (dotted names) that concern nothing in a configuration, which its help leaves out."""
-    rows = [row[:3] for row in TABLE + UNCHECKED if hasattr(config.model, row[1][0]) or row[0] != "model"]
-    names = {f"{of}.{name}".lstrip(".") for of, options, when in rows if not when(config) for name in options}
+    rows = [row[:3] for row in TABLE + UNCHECKED if row[0] != "model" or hasattr(config.model, row[1][0])]
+    names = {f"{of}.{name}".strip(".") for of, options, when in rows if not when(config) for name in options or ("",)}
     names |= {f"optimizer.{name}" for name in config.optimizer.options() if name not in vars(config.optimizer.own)}
     known = inspect.signature(SCHEDULES[config.schedule.name]).parameters
     return names | {f"schedule.{name}" for name in vars(config.schedule) if name not in (*known, "name")}

@@ -16,7 +16,7 @@ from moespec.backends.optimizer import OptimizerConfig
 from moespec.models.checks import Number, Share, check_fields
 from moespec.models.data.options import DataConfig
 from moespec.models.evaluation.options import EvaluationConfig
-from moespec.models.training.modelconfig import ModelConfig
+from moespec.models.training.modelconfig import ModelConfig, TextSection
 from moespec.spec.errors import ConfigError
 from moespec.spec.ranges import LARGEST, SMALLEST, Range
 
@@ -25,6 +25,7 @@ __all__ = [
     "BackendName",
     "Config",
     "HashConfig",
+    "LitConfig",
     "MeshConfig",
     "MocoConfig",
     "ModelConfig",
@@ -154,6 +155,30 @@ class MocoConfig:
 
 
 @dataclass(frozen=True)
+class LitConfig:
+    """Images and texts (--objective lit): the image tower is `model`, the text tower `text`. A tower that is locked comes from `init`;
+    without augmentation its features are computed once, and kept in the run's folder."""
+
+    locked: bool = True
+    """keep the image tower as it is; if not, both are trained"""
+    loss: Literal["softmax", "sigmoid"] = "softmax"
+    """each image chooses among all texts, and each text among all images; or each pair is decided by itself (SigLIP)"""
+    scale: Annotated[float, Range(SMALLEST, LARGEST, below=False)] = 10.0
+    """what cosines are multiplied with at the beginning; it is trained"""
+    bias: Annotated[float, Range(-LARGEST, LARGEST, below=False)] = -10.0
+    """sigmoid: what is added to them at the beginning; it is trained"""
+    tokenizer: str = ""
+    """a file tokenizer.json of Hugging Face's tokenizers; without one the tokens are bytes"""
+    end: str = ""
+    """the token of that file which ends a text; without one it is told by its usual names"""
+    long: Literal["error", "cut"] = "error"
+    """what is done to captions of more than text.length tokens"""
+
+    def __post_init__(self) -> None:
+        check_fields("lit", self)
+
+
+@dataclass(frozen=True)
 class HashConfig:
     """How the codebook and the tables of the router hash are made, which then travel in the checkpoints."""
 
@@ -172,8 +197,8 @@ class HashConfig:
 class Config:
     """The whole configuration of a run."""
 
-    objective: Literal["classification", "moco"] = "classification"
-    """what is trained: the classes of the data, or, without them, an encoder by MoCo v3"""
+    objective: Literal["classification", "moco", "lit"] = "classification"
+    """what is trained: the classes of the data; an encoder by MoCo v3, without them; or towers of images and their captions"""
     backend: BackendName = "auto"
     """framework that computes; auto: MOESPEC_BACKEND, else the one that is already imported, else the only one
     installed, else jax; numpy: the specification itself, by far too slow to train more than a toy"""
@@ -185,9 +210,18 @@ class Config:
     mesh: MeshConfig = field(default_factory=MeshConfig)
     hash: HashConfig = field(default_factory=HashConfig)
     moco: MocoConfig = field(default_factory=MocoConfig)
+    text: ModelConfig = field(default_factory=lambda: ModelConfig("text_tiny"))
+    lit: LitConfig = field(default_factory=LitConfig)
     init: str | None = None
     """weights to start from: a run, a file of moespec convert, or a folder of the hub (moespec.models.transfer)"""
     init_skip: str | None = None
     """parameters that start anew all the same: a pattern of their names, as in ^head/"""
     evaluation: Suppress[Fixed[Mapping[str, EvaluationConfig]]] = field(default_factory=dict, hash=False)
     """evaluations besides that of the run's own validation images: tables `[evaluation.NAME]` of a TOML file"""
+
+    def __post_init__(self) -> None:
+        for name, section in (("model", self.model), ("text", self.text)):
+            if isinstance(section, TextSection) != (name == "text"):
+                raise ConfigError(
+                    f"{name}.name={section.name!r}: expected a model of {'texts' if name == 'text' else 'images'}"
+                )

@@ -21,7 +21,7 @@ from moespec.backends.optimizer import OptimizerConfig
 from moespec.models.checks import check_names, described
 from moespec.models.data.options import DataConfig
 from moespec.models.router_options import RouterSection, named
-from moespec.models.training.config import LENGTHS, Config, ScheduleConfig, TrainingConfig
+from moespec.models.training.config import LENGTHS, Config, ModelConfig, ScheduleConfig, TrainingConfig
 from moespec.models.trees import flatten
 from moespec.spec.errors import ConfigError
 
@@ -79,6 +79,9 @@ def read(path: Path, base: Config | None = None, *, model: str | None = None, ro
         table = with_decay(table)
     fresh: Any = {"data": DataConfig(), "optimizer": OptimizerConfig(), "schedule": ScheduleConfig()}
     base, section = replace(base or Config(), **fresh, training=TrainingConfig()), table.get("model", {})
+    if isinstance(tower := table.get("text", {}), dict):
+        with named(f"{path}: ", ("text",)):
+            base = with_model(base, tower.get("name"), tower.get("router"), section="text")
     if isinstance(section, dict):
         with named(f"{path}: ", ("model",)):
             base = with_model(base, section.get("name") or model, section.get("router") or router)
@@ -87,14 +90,17 @@ def read(path: Path, base: Config | None = None, *, model: str | None = None, ro
     return with_model(update(base, table, source=str(path)), model, router)
 
 
-def with_model(config: Config, name: Any, router: Any) -> Config:
-    """The configuration with another model or router, where they are names and the model has a router: what is set stays."""
-    model = config.model
+def with_model(config: Config, name: Any, router: Any, *, section: str = "model") -> Config:
+    """The configuration with another model or router, where they are names and the model has a router: what is set stays.
+
+    section: "text" for the text tower.
+    """
+    model: ModelConfig = getattr(config, section)
     if isinstance(name, str) and name not in (NONE, model.name):
         model = model.but(name=name)
     if isinstance(router, str) and router != NONE and hasattr(model, "router"):
         model = model.but(router=router)
-    return replace(config, model=model)
+    return replace(config, **{section: model})  # type: ignore[arg-type]
 
 
 def written(path: Path) -> list[str]:

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from tyro.conf import arg
 
-from moespec.models import families, mixer, sparse_mlp, vit
+from moespec.models import families, mixer, sparse_mlp, text, vit
 from moespec.models.checks import check_names
 from moespec.models.router_options import RouterSection, help_texts, named, section
 from moespec.spec.ranges import option_types
 
-__all__ = ["SHORT", "VIT", "MixerSection", "ModelConfig", "SparseMlpSection", "VitSection"]
+__all__ = ["SHORT", "VIT", "MixerSection", "ModelConfig", "SparseMlpSection", "TextSection", "VitSection"]
 
 VIT: Mapping[str, int | str] = {"moe": "last_half", "experts": 8}
 """What a training run puts into a ViT, which by itself is dense, where its fields are None."""
@@ -82,16 +82,24 @@ def _fields(kind: Any) -> dict[str, Any]:
     return option_types(kind)
 
 
-def _section(kind: type[families.Config], text: str, **more: str) -> type[ModelConfig]:
-    """The class of a family's section. more: fields that its configuration does not have, integers, with their docstrings."""
+ABOUT = "vit_tiny, mixer_tiny, sparse_mlp_tiny, or a larger one such as vit_s16 (moespec list models)"
+
+
+def _section(kind: Any, text: str, *, about: str = ABOUT, short: bool = True, **more: str) -> type[ModelConfig]:
+    """The class of a family's section. more: fields that its configuration does not have, integers, with their docstrings.
+
+    about: the help of the name. short: whether some options have short names.
+    """
     help_of, hints = help_texts(kind), _fields(kind)
-    about = "vit_tiny, mixer_tiny, sparse_mlp_tiny, or a larger one such as vit_s16 (moespec list models)"
-    members: list[Any] = [("name", Annotated[str, arg(help=about, aliases=["--model"])], "vit_tiny")]
+    aliases = ["--model"] if short else None
+    members: list[Any] = [
+        ("name", Annotated[str, arg(help=about, aliases=aliases)], "vit_tiny" if short else "text_tiny")
+    ]
     for name, hint in {**hints, **dict.fromkeys(more, int)}.items():
         if name == "router_options":
             members.append((name, RouterSection, field(default_factory=RouterSection)))
         else:
-            aliases = [f"--{name}"] if name in SHORT else None
+            aliases = [f"--{name}"] if short and name in SHORT else None
             marks = arg(help=more.get(name) or help_of[name], aliases=aliases)
             members.append((name, Annotated[hint | None, marks], None))
     title = kind.__name__.replace("Config", "Section")
@@ -107,5 +115,11 @@ VitSection = _section(
 )
 MixerSection = _section(mixer.MixerConfig, "")
 SparseMlpSection = _section(sparse_mlp.SparseMlpConfig, "")
+TextSection = _section(
+    text.TextConfig,
+    "",
+    about=f"text tower: {', '.join(text.NAMES)}",
+    short=False,
+)
 
-_SECTIONS = {vit: VitSection, mixer: MixerSection, sparse_mlp: SparseMlpSection}
+_SECTIONS = {vit: VitSection, mixer: MixerSection, sparse_mlp: SparseMlpSection, text: TextSection}

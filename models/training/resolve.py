@@ -11,7 +11,6 @@ from typing import Any, cast
 
 from moespec.backends.choice import check_installed, choose
 from moespec.backends.contract import Backend
-from moespec.backends.optimizer import OptimizerConfig
 from moespec.models import families, parameters, vit
 from moespec.models.data import datasets
 from moespec.models.data.dataset import Dataset
@@ -28,12 +27,18 @@ from moespec.models.training.schedules import SCHEDULES, Schedule
 from moespec.spec.errors import ConfigError, ShapeError
 from moespec.spec.options import SlotOptions
 
-__all__ = ["averaging", "choose_backend", "load_backend", "load_data", "model_config", "resolve", "schedule", "without_data"]
+__all__ = [
+    "choose_backend",
+    "load_backend",
+    "load_data",
+    "model_config",
+    "resolve",
+    "schedule",
+    "without_data",
+]
 
 OF_DIGITS = 8
 """Side of the images, in pixels, that the smallest models have by themselves."""
-MOMENTUM = 0.99
-"""That of MoCo v3 where none is given (facebookresearch/moco-v3, main_moco.py, moco-m)."""
 DRAWS = 8
 """Numbers of 32 bits that an entry of a table takes while it is made."""
 
@@ -100,8 +105,6 @@ def resolve(config: Config, dataset: Dataset, backend: str) -> Config:
     Raises ConfigError when the model does not fit the data, or a field has no meaning.
     """
     height, width, channels = dataset.shape
-    if not dataset.classes:
-        raise ConfigError(f"data.name={config.data.name!r}: its images have captions, and no classes to be told apart")
     if height != width:
         raise ConfigError(
             f"data.path={config.data.path!r}: images of {height} x {width} pixels, expected squares; model.image_size=N makes "
@@ -133,26 +136,13 @@ def resolve(config: Config, dataset: Dataset, backend: str) -> Config:
     _check_parameters(chosen, config.model.name)
     training = in_steps(training, len(dataset.train))
     config = replace(config, training=training, schedule=shrunk(config.schedule, training.total))
-    if objective.averaged:
-        config = replace(config, optimizer=averaging(config))
+    config = objective.settled(config, chosen, dataset)
     with named("optimizer.", ("decay", "rates")):
         config.optimizer.check_patterns(parameters.paths(shapes_of(config, chosen)))
     schedule(config)
     if isinstance(chosen, vit.VitConfig):
         filled["group_images_sparse"] = None
     return replace(config, backend=cast(BackendName, backend), model=config.model.but(**filled))
-
-
-def averaging(config: Config) -> OptimizerConfig:
-    """The optimiser of MoCo, which keeps the average that makes keys. Raises ConfigError for batches that are no negatives."""
-    training, momentum = config.training, config.optimizer.ema
-    if training.batch < 2 or training.accumulate > 1:
-        raise ConfigError(
-            f"training.batch={training.batch!r}, training.accumulate={training.accumulate!r}: the other images of a batch are the "
-            "negatives of an image, so that a batch has at least two, and is not split"
-        )
-    rising = {"ema_steps": training.total} if config.moco.cosine else {}
-    return replace(config.optimizer, ema=MOMENTUM if momentum is None else momentum, **rising)
 
 
 def _check_layer(layer: MoeLayer, *, training: bool) -> None:

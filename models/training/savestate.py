@@ -9,12 +9,12 @@ import numpy as np
 from moespec.backends.contract import Backend
 from moespec.models.data.loader import data_position
 from moespec.models.errors import CheckpointError, RunError
+from moespec.models.families import draws
 from moespec.models.training import checkpoint, hash_tables
 from moespec.models.training.config import Config
 from moespec.models.training.objectives.table import objective_of, shapes_of
 from moespec.models.training.resolve import model_config
 from moespec.models.training.rundirectory import RunDirectory
-from moespec.models.training.step import draws
 from moespec.models.training.unchanged import check_evaluated
 from moespec.models.trees import flatten, nested
 from moespec.version import version

@@ -1,4 +1,4 @@
-"""The step of a training run, for any backend, and whether it draws random numbers."""
+"""The step of a training run, for any backend."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,13 +6,10 @@ from typing import Any
 from moespec.backends.contract import Backend, Step
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.models.compilation import pays
-from moespec.models.draws import takes_draws
-from moespec.models.families import Config as Model
-from moespec.models.families import family
 from moespec.models.training import config, resolve
 from moespec.models.training.objectives.table import objective_of
 
-__all__ = ["draws", "step_maker"]
+__all__ = ["step_maker"]
 
 
 def step_maker(B: Backend, run: config.Config) -> Callable[[OptimizerConfig], Step]:
@@ -23,8 +20,3 @@ def step_maker(B: Backend, run: config.Config) -> Callable[[OptimizerConfig], St
         how["averaged"] = True
     loss = objective.make_loss(B, run, resolve.model_config(run.model))
     return lambda optimizer: B.make_step(loss, optimizer, accumulate=training.accumulate, **how)
-
-
-def draws(model: Model, images: int) -> bool:
-    """Whether the model draws random numbers in training: gating noise, dropout or stochastic depth."""
-    return bool(family(model).moe_noise(model, images)) or takes_draws(model)

@@ -14,6 +14,7 @@ from moespec.models.data.dataset import Dataset
 from moespec.models.data.prefetch import Prefetcher
 from moespec.models.data.prepared import prepared
 from moespec.models.draws import of_step
+from moespec.models.families import draws
 from moespec.models.interruption import Interruption
 from moespec.models.training.config import Config
 from moespec.models.training.divergence import diverged
@@ -27,7 +28,7 @@ from moespec.models.training.resolve import model_config, schedule
 from moespec.models.training.rundirectory import RunDirectory
 from moespec.models.training.saver import Saver
 from moespec.models.training.savestate import Start, begin, settle
-from moespec.models.training.step import draws, step_maker
+from moespec.models.training.step import step_maker
 
 __all__ = ["Trained", "train"]
 

@@ -12,9 +12,8 @@ from of_models import drawn
 import moespec.backends.numpy as B
 from moespec.models import families, mixer, sparse_mlp, vit
 from moespec.models.draws import gating_noise, of_step
-from moespec.models.families import Config, family
+from moespec.models.families import Config, draws, family
 from moespec.models.training.objectives.classification import make_loss
-from moespec.models.training.step import draws
 from moespec.spec import sigmoid_cross_entropy, softmax_cross_entropy
 from moespec.spec.routing import Noise
 

@@ -34,12 +34,14 @@ from moespec.models.families import family
 from moespec.models.layers import Output
 from moespec.models.parameters import Parameter, glorot_uniform, norm
 from moespec.models.training.config import Config
-from moespec.models.training.objectives.record import Loss, Objective
+from moespec.models.training.objectives.record import Loss, Objective, as_it_is, check_batch
 from moespec.spec.routing import Params
 
 __all__ = ["MOCO"]
 
 Array = Any
+MOMENTUM = 0.99
+"""That of the averages where none is given (main_moco.py, moco-m)."""
 NEIGHBOURS, TEMPERATURE, REFERENCES = 20, 0.07, 10_000
 """Of the evaluation by nearest neighbours: how many vote, how, and among how many training images at most."""
 
@@ -131,6 +133,23 @@ def _evaluation(B: Backend, config: Config, model: Model, dataset: Dataset) -> C
     return evaluate
 
 
+def _settled(config: Config, model: Model, dataset: Dataset | None) -> Config:
+    """The optimiser keeps the average that makes keys."""
+    check_batch(config)
+    config = as_it_is(config, model, dataset)
+    momentum = MOMENTUM if config.optimizer.ema is None else config.optimizer.ema
+    rising = {"ema_steps": config.training.total} if config.moco.cosine and dataset is not None else {}
+    return replace(config, optimizer=replace(config.optimizer, ema=momentum, **rising))
+
+
 MOCO = Objective(
-    ("contrastive", "contrastive loss"), _loss, _batch, _evaluation, layout=_layout, head=False, averaged=True, views=2
+    ("contrastive", "contrastive loss"),
+    _loss,
+    _batch,
+    _evaluation,
+    layout=_layout,
+    settled=_settled,
+    head=False,
+    averaged=True,
+    views=2,
 )

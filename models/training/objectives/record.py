@@ -1,15 +1,18 @@
 """What an objective of training is."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from moespec.backends.contract import Backend
 from moespec.models.data.dataset import Dataset
 from moespec.models.families import Config as Model
+from moespec.models.families import draws
 from moespec.models.training.config import Config
+from moespec.spec.errors import ConfigError
 from moespec.spec.routing import Params
 
-__all__ = ["Loss", "Objective", "no_layout"]
+__all__ = ["Loss", "Objective", "as_it_is", "check_batch", "no_layout", "of_model", "with_nothing"]
 
 Loss = Callable[..., tuple[Any, dict[str, Any]]]
 """`loss(params, batch) -> (loss, metrics)` for `make_step`; of an objective that is `averaged`, of `(params, batch, average)`."""
@@ -18,6 +21,33 @@ Loss = Callable[..., tuple[Any, dict[str, Any]]]
 def no_layout(config: Config, model: Model) -> Params:
     """No parameters besides the model's."""
     return {}
+
+
+def as_it_is(config: Config, model: Model, dataset: Dataset | None) -> Config:
+    """The configuration as it is. Raises ConfigError for data without classes."""
+    if dataset is not None and not dataset.classes:
+        raise ConfigError(f"data.name={config.data.name!r}: its images have captions, and no classes to be told apart")
+    return config
+
+
+def with_nothing(B: Backend, config: Config, model: Model, dataset: Dataset, run: Path, params: Params) -> Dataset:
+    """The data set as it is."""
+    return dataset
+
+
+def of_model(config: Config, model: Model) -> bool:
+    """Whether the model does: gating noise, dropout or stochastic depth."""
+    return draws(model, config.training.batch)
+
+
+def check_batch(config: Config) -> None:
+    """ConfigError for batches whose other images are no negatives."""
+    training = config.training
+    if training.batch < 2 or training.accumulate > 1:
+        raise ConfigError(
+            f"training.batch={training.batch!r}, training.accumulate={training.accumulate!r}: the others of a batch are the negatives "
+            "of each, so that a batch has at least two, and is not split"
+        )
 
 
 class Objective(NamedTuple):
@@ -32,6 +62,10 @@ class Objective(NamedTuple):
     evaluation: `(B, config, model, dataset)` to a function of parameters that evaluates them on the run's own images.
     layout: the parameters besides the model's, which stand beside these and are dropped when the model is used.
     head: whether the model has one, with an output for each class of the data.
+    settled: of a configuration, its model and data (None where these are not read), the configuration with what the objective decides
+        filled in. Raises ConfigError for what it cannot be.
+    prepared: `(B, config, model, dataset, run, params)` to the data set with what the objective computes of it once.
+    draws: whether a step draws random numbers, of configuration and model.
     averaged: whether the loss is also one of the average of the parameters.
     views: how many views of its images a step sees.
     """
@@ -41,6 +75,9 @@ class Objective(NamedTuple):
     make_batch: Callable[[Config, Dataset, range | None], Callable[[int], dict[str, Any]]]
     evaluation: Callable[[Backend, Config, Model, Dataset], Callable[[Any], dict[str, Any]]]
     layout: Callable[[Config, Model], Params] = no_layout
+    settled: Callable[[Config, Model, Dataset | None], Config] = as_it_is
+    prepared: Callable[[Backend, Config, Model, Dataset, Path, Params], Dataset] = with_nothing
+    draws: Callable[[Config, Model], bool] = of_model
     head: bool = True
     averaged: bool = False
     views: int = 1
