@@ -24,10 +24,10 @@ from moespec.spec.algorithm import Algorithm
 from moespec.spec.array_like import ArrayLike
 from moespec.spec.checks import check_positive, check_same_shape, check_size
 from moespec.spec.errors import ShapeError
-from moespec.spec.numerics import Array, Leading, Shared, logsumexp, softmax, softplus, variance
+from moespec.spec.numerics import Array, Leading, Shared, logsumexp, softplus, variance
 from moespec.spec.values import as_array
 
-__all__ = ["attention", "layer_norm", "patch_embed", "sigmoid_cross_entropy", "softmax_cross_entropy"]
+__all__ = ["layer_norm", "patch_embed", "sigmoid_cross_entropy", "softmax_cross_entropy"]
 
 ALGORITHMS = (
     Algorithm(
@@ -73,37 +73,6 @@ def layer_norm(x: Leading, scale: Shared, bias: Shared | None = None, *, epsilon
     bias = as_array("bias", bias, "width")
     check_size("bias", bias, 0, x.shape[-1], "the width of x")
     return normalised + bias
-
-
-def attention(query: ArrayLike, key: ArrayLike, value: ArrayLike) -> Array:
-    """Softmax attention, for each head `softmax(q k^T / sqrt(dim)) v` with the softmax over keys.
-
-    Args:
-        query: (queries, heads, dim).
-        key: (keys, heads, dim).
-        value: (keys, heads, dim).
-
-    Returns:
-        (queries, heads, dim).
-
-    Raises:
-        ShapeError: `query`, `key` or `value` does not have the axes above, or their sizes differ.
-        DtypeError: `query`, `key` or `value` is not floating.
-        ContractError: `query`, `key` or `value` holds NaN or infinity.
-
-    Source: Vaswani et al. 2017 (arXiv 1706.03762), eq. (1).
-
-    >>> attention([[[0.0]]], [[[1.0]], [[2.0]]], [[[4.0]], [[6.0]]]).tolist()
-    [[[5.0]]]
-    """
-    query = as_array("query", query, "queries heads dim")
-    key = as_array("key", key, "keys heads dim")
-    value = as_array("value", value, "keys heads dim")
-    check_size("key", key, 1, query.shape[1], "the heads of query")
-    check_size("key", key, 2, query.shape[2], "the dim of query")
-    check_same_shape("value", value, "key", key)
-    scores = np.einsum("qhd,khd->hqk", query, key) / np.sqrt(query.shape[2])
-    return np.einsum("hqk,khd->qhd", softmax(scores), value)
 
 
 def patch_embed(images: ArrayLike, kernel: Shared, bias: Shared | None = None) -> Array:

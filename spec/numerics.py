@@ -136,14 +136,17 @@ def variance(x: Array, axis: int = -1) -> Array:
 
 
 def normalize_l2(x: Array, axis: int, *, form: str, epsilon: float = 1e-6) -> Array:
-    """`x` divided by its Euclidean norm along `axis`, in one of two forms.
+    """`x` divided by its Euclidean norm along `axis`, in one of three forms.
 
-    `paper`: `x / (norm + epsilon)`; `rsqrt`: `x / sqrt(norm**2 + epsilon)`. Both send 0 to 0. In the first form the
-    norm of a zero vector counts as a constant, so that the derivative there is that of `x / epsilon`, never NaN.
+    `paper`: `x / (norm + epsilon)`; `rsqrt`: `x / sqrt(norm**2 + epsilon)`; `clamped`: `x / max(norm, epsilon)`. All send
+    0 to 0. In the first form the norm of a zero vector counts as a constant, and in the last one below epsilon does, so that
+    the derivative there is that of `x / epsilon`, never NaN.
     """
     squares = np.sum(x * x, axis=axis, keepdims=True)
     if form == "rsqrt":
         return x / np.sqrt(squares + epsilon)
     is_zero = np.sum(x.real * x.real, axis=axis, keepdims=True) == 0
     norm = np.where(is_zero, 0.0, np.sqrt(np.where(is_zero, 1.0, squares)))
+    if form == "clamped":
+        return x / np.where(norm.real < epsilon, epsilon, norm)
     return x / (norm + epsilon)

@@ -78,13 +78,15 @@ def _flat_product(x: Array, kernel: Array, *bias: Array, axes: int) -> Array:
     return flat.reshape(*outer, -1).reshape(*outer, *kernel.shape[axes:])
 
 
-def attention(query: Array, key: Array, value: Array) -> Array:
+def attention(query: Array, key: Array, value: Array, *, causal: bool = False) -> Array:
     """query (N, Q, heads, dim), key and value (N, S, heads, dim) -> the shape of `query`."""
-    check_attention(query, key, value)
+    check_attention(query, key, value, causal=causal)
     # With the heads before the sequence both products are batched matrix products, and XLA need not transpose the logits.
     query, key, value = (jnp.swapaxes(array, 1, 2) for array in (query, key, value))
     exact = jnp.promote_types(query.dtype, jnp.float32)
     logits = jnp.einsum("nhqd,nhkd->nhqk", query, key, preferred_element_type=exact) / query.shape[3] ** 0.5
+    if causal:
+        logits = jnp.where(jnp.tri(logits.shape[2], dtype=bool), logits, -jnp.inf)
     weights = jax.nn.softmax(logits, axis=3).astype(value.dtype)
     return jnp.swapaxes(jnp.einsum("nhqk,nhkd->nhqd", weights, value), 1, 2)
 

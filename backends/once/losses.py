@@ -5,7 +5,7 @@ import math
 from moespec.backends.once.namespace import Array, Namespace
 from moespec.spec.checks import check_choices, check_positive, check_same_shape, check_scores
 
-__all__ = ["balance_loss", "importance_loss", "load_loss", "z_loss"]
+__all__ = ["balance_loss", "global_entropy_loss", "importance_loss", "load_loss", "local_entropy_loss", "z_loss"]
 
 AXES = "groups tokens experts"
 
@@ -42,6 +42,27 @@ def z_loss(xp: Namespace, logits: Array) -> Array:
     """The mean over the groups: logits (G, T, E) -> a scalar."""
     check_scores("logits", logits, AXES)
     return xp.mean(xp.square(xp.logsumexp(xp.wide(logits), 2)))
+
+
+def local_entropy_loss(xp: Namespace, scores: Array) -> Array:
+    """The mean over the groups: scores (G, T, E) -> a scalar."""
+    check_scores("scores", scores, AXES)
+    return xp.mean(_entropy(xp, xp.wide(scores)))
+
+
+def global_entropy_loss(xp: Namespace, scores: Array, *, threshold: float | None = None) -> Array:
+    """The mean over the groups: scores (G, T, E) -> a scalar."""
+    check_scores("scores", scores, AXES)
+    entropy = _entropy(xp, xp.mean(xp.wide(scores), 1))
+    if threshold is None:
+        return -xp.mean(entropy)
+    lacking = check_positive("threshold", threshold) - entropy
+    return xp.mean(xp.where(lacking > 0, lacking, 0.0))
+
+
+def _entropy(xp: Namespace, p: Array) -> Array:
+    """`-sum p log p` along the last axis; a term with p = 0 is 0, and has no gradient."""
+    return -xp.sum(p * xp.log(xp.where(p > 0, p, 1.0)), -1)
 
 
 def squared_variation(xp: Namespace, values: Array) -> Array:

@@ -34,14 +34,14 @@ def expert_weights(
     return w1, b1, w2, b2
 
 
-def check_attention(query: Array, key: Array, value: Array) -> None:
-    """ShapeError or DtypeError unless query is (N, Q, heads, dim), key and value (N, S, heads, dim)."""
+def check_attention(query: Array, key: Array, value: Array, *, causal: bool) -> None:
+    """ShapeError or DtypeError unless query is (N, Q, heads, dim), key and value (N, S, heads, dim); if causal, Q = S."""
     check_scores("query", query, "images queries heads dim")
     check_scores("key", key, "images keys heads dim")
     check_scores("value", value, "images keys heads dim")
     check_same_shape("value", value, "key", key)
-    for axis in (0, 2, 3):
-        check_size("key", key, axis, query.shape[axis], "the images, heads and dim of query")
+    for axis in (0, 1, 2, 3) if causal else (0, 2, 3):
+        check_size("key", key, axis, query.shape[axis], "the images, heads and dim of query, and if causal the queries")
 
 
 def patch_grid(images: Array, kernel: Array, bias: Array | None) -> tuple[int, int]:

@@ -45,11 +45,11 @@ def soft_routing(
     )
 
 
-def inverse_norm(xp: Namespace, x: Array, axis: int, form: str) -> Array:
-    """What `x` is multiplied by along `axis` to be normalised. The norm of a zero vector counts as a constant."""
+def inverse_norm(xp: Namespace, x: Array, axis: int, form: str, epsilon: float = EPSILON) -> Array:
+    """What `x` is multiplied by along `axis` to be normalised, in a form of `normalize_l2` of the specification."""
     squares = xp.sum(x * x, axis, keepdims=True)
     if form == "rsqrt":
-        return xp.rsqrt(squares + EPSILON)
+        return xp.rsqrt(squares + epsilon)
     is_zero = squares == 0
     norm = xp.where(is_zero, 0.0, xp.sqrt(xp.where(is_zero, 1.0, squares)))
-    return 1 / (norm + EPSILON)
+    return 1 / (xp.maximum(norm, epsilon) if form == "clamped" else norm + epsilon)

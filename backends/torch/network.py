@@ -70,11 +70,11 @@ def linear(x: Tensor, kernel: Tensor, bias: Tensor | None = None, *, axes: int =
     return y if bias is None else y + bias
 
 
-def attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+def attention(query: Tensor, key: Tensor, value: Tensor, *, causal: bool = False) -> Tensor:
     """query (N, Q, heads, dim), key and value (N, S, heads, dim) -> the shape of `query`. By torch's fused kernel."""
-    check_attention(query, key, value)
+    check_attention(query, key, value, causal=causal)
     query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
-    return F.scaled_dot_product_attention(query, key, value).transpose(1, 2)
+    return F.scaled_dot_product_attention(query, key, value, is_causal=causal).transpose(1, 2)
 
 
 def patch_embed(images: Tensor, kernel: Tensor, bias: Tensor | None = None) -> Tensor:

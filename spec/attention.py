@@ -1,0 +1,57 @@
+"""Softmax attention of the blocks of a transformer, for one image or text.
+
+Ambiguity ledger
+
+NW-3: Which keys does a query of a causal attention see, if there are more keys than queries?
+    Reading: queries and keys are those of one sequence, and there are as many.
+    Alternative b: query i the keys up to i, counted from the first.
+        By: pytorch/pytorch, torch/nn/functional.py, scaled_dot_product_attention (is_causal).
+    Alternative c: the last query all of them, and query i all but the last `queries - 1 - i`.
+        By: Dao-AILab/flash-attention, flash_attn/flash_attn_interface.py, flash_attn_func (since 2.1).
+"""
+
+import numpy as np
+
+from moespec.spec.array_like import ArrayLike
+from moespec.spec.checks import check_same_shape, check_size
+from moespec.spec.numerics import Array, softmax
+from moespec.spec.values import as_array
+
+__all__ = ["attention"]
+
+
+def attention(query: ArrayLike, key: ArrayLike, value: ArrayLike, *, causal: bool = False) -> Array:
+    """Softmax attention, for each head `softmax(q k^T / sqrt(dim)) v` with the softmax over keys.
+
+    Args:
+        query: (queries, heads, dim).
+        key: (keys, heads, dim).
+        value: (keys, heads, dim).
+        causal: whether query i attends to the keys 0 to i alone; there are as many keys as queries then.
+
+    Returns:
+        (queries, heads, dim).
+
+    Raises:
+        ShapeError: `query`, `key` or `value` does not have the axes above, or their sizes differ.
+        DtypeError: `query`, `key` or `value` is not floating.
+        ContractError: `query`, `key` or `value` holds NaN or infinity.
+
+    Source: Vaswani et al. 2017 (arXiv 1706.03762), eq. (1); causal: section 3.2.3.
+
+    >>> attention([[[0.0]]], [[[1.0]], [[2.0]]], [[[4.0]], [[6.0]]]).tolist()
+    [[[5.0]]]
+    >>> attention([[[0.0]], [[0.0]]], [[[1.0]], [[2.0]]], [[[4.0]], [[6.0]]], causal=True).tolist()
+    [[[4.0]], [[5.0]]]
+    """
+    query = as_array("query", query, "queries heads dim")
+    key = as_array("key", key, "keys heads dim")
+    value = as_array("value", value, "keys heads dim")
+    check_size("key", key, 1, query.shape[1], "the heads of query")
+    check_size("key", key, 2, query.shape[2], "the dim of query")
+    check_same_shape("value", value, "key", key)
+    scores = np.einsum("qhd,khd->hqk", query, key) / np.sqrt(query.shape[2])
+    if causal:
+        check_size("key", key, 0, len(query), "the queries, which attention that is causal has as many of")
+        scores = np.where(np.tri(len(query), dtype=bool), scores, -np.inf)
+    return np.einsum("hqk,khd->qhd", softmax(scores), value)

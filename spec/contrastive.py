@@ -1,0 +1,139 @@
+"""Losses of pairs, an image and its text: each row of one tower is to find its own among the rows of the other.
+
+| here | SigLIP (arXiv 2303.15343) | CLIP (arXiv 2103.00020), Figure 3 |
+|---|---|---|
+| `first` (n, D) | x, of images | I_e, before the norm |
+| `second` (n, D) | y, of texts | T_e, before the norm |
+| `log_scale` s | t' | t |
+| `bias` | b | |
+| sign z (n, n) | z | |
+
+Ambiguity ledger
+
+CO-1: Among which rows does a row find its own, if the batch is on several devices?
+    Reading: among those of all devices, with the gradient that one device would have.
+        By: google-research/big_vision, big_vision/trainers/proj/image_text/siglip.py, train_and_evaluate.
+    Alternative b: among those of all devices, and the rows of the others are constants.
+        By: mlfoundations/open_clip, src/open_clip/loss.py, gather_features (without gather_with_grad).
+    Alternative c: among those of its device.
+CO-2: Is the scale limited?
+    Reading: no.
+        By: google-research/big_vision, big_vision/models/proj/image_text/two_towers.py, Model; google-research/vmoe,
+        vmoe/projects/contrastive/models.py, TwoTower.
+    Alternative b: to at most 100.
+        By: CLIP (arXiv 2103.00020), section 2.5.
+CO-3: Where does epsilon enter the l2 norm?
+    Reading: `x / (norm + 1e-8)`.
+        By: google-research/big_vision, big_vision/models/proj/image_text/two_towers.py, Model; google-research/vmoe,
+        vmoe/projects/contrastive/models.py, TwoTower.
+    Alternative b: nowhere.
+        By: openai/CLIP, clip/model.py, CLIP.forward.
+CO-4: Are the two directions of the softmax loss averaged?
+    Reading: yes.
+        By: CLIP (arXiv 2103.00020), Figure 3; google-research/big_vision,
+        big_vision/trainers/proj/image_text/_deprecated_contrastive.py, softmax_loss.
+    Alternative b: they are summed.
+        By: ALIGN (arXiv 2102.05918), section 4.1.
+CO-5: By what is the sum over the pairs divided in the sigmoid loss?
+    Reading: by the number of rows n.
+        By: the paper, eq. (1); google-research/big_vision, big_vision/trainers/proj/image_text/siglip.py,
+        train_and_evaluate; google-research/vmoe, vmoe/projects/contrastive/trainer.py, sigmoid_loss.
+    Alternative b: by the number of pairs n^2.
+CO-6: Where do scale and bias start?
+    Reading: at 10 and -10.
+        By: the paper, section 3.2.
+    Alternative b: at 1 / 0.07, without a bias.
+        By: CLIP (arXiv 2103.00020), section 2.5.
+    Alternative c: at 10 and -2.71.
+        By: google-research/big_vision, big_vision/configs/proj/image_text/siglip_lit_coco.py, get_config.
+"""
+
+import numpy as np
+
+from moespec.spec.algorithm import Algorithm
+from moespec.spec.checks import check_same_shape
+from moespec.spec.numerics import Array, Shared, logsumexp, normalize_l2, softplus
+from moespec.spec.values import as_array, as_scalar
+
+__all__ = ["contrastive_loss", "sigmoid_loss"]
+
+ALGORITHMS = (
+    Algorithm("contrastive_loss", "Radford et al. 2021 (arXiv 2103.00020), Figure 3", 1, ("contrastive_loss",)),
+    Algorithm("sigmoid_loss", "Zhai et al. 2023 (arXiv 2303.15343), eq. (1)", 1, ("sigmoid_loss",)),
+)
+
+EPSILON = 1e-8
+"""What is added to the norms."""
+
+
+def contrastive_loss(first: Shared, second: Shared, log_scale: Shared) -> Array:
+    """The mean cross-entropy of finding the pair of a row among all rows, in both directions:
+
+        l[i, j] = exp(log_scale) <l2n(first[i]), l2n(second[j])>,    l2n(x) = x / (norm(x) + 1e-8)
+        loss = 1 / (2 n) sum_i (log sum_j exp(l[i, j]) + log sum_j exp(l[j, i]) - 2 l[i, i])
+
+    Args:
+        first: (pairs, width), the features of one tower, not normalised.
+        second: (pairs, width), those of the other; row i belongs to row i of `first`.
+        log_scale: a scalar, trainable; minus the logarithm of the temperature.
+
+    Returns:
+        A scalar, at least 0; log n where all features are equal.
+
+    Raises:
+        ShapeError: `first`, `second` or `log_scale` does not have the axes above, or their sizes differ.
+        DtypeError: `first`, `second` or `log_scale` is not floating.
+        ContractError: `first`, `second` or `log_scale` holds NaN or infinity.
+
+    Source: CLIP (arXiv 2103.00020), Figure 3; LiT (arXiv 2111.07991), section 3;
+    google-research/big_vision, big_vision/trainers/proj/image_text/_deprecated_contrastive.py, softmax_loss.
+
+    >>> first, second = [[1.0, 0.0], [0.0, 2.0]], [[3.0, 4.0], [0.0, 1.0]]
+    >>> round(float(contrastive_loss(first, second, np.log(10.0))), 10)
+    0.5640942829
+    """
+    logits = logits_of(first, second, log_scale)
+    directions = logsumexp(logits, axis=0) + logsumexp(logits, axis=1)
+    return np.mean(directions) / 2 - np.mean(np.sum(logits * np.eye(len(logits)), axis=1))
+
+
+def sigmoid_loss(first: Shared, second: Shared, log_scale: Shared, bias: Shared) -> Array:
+    """A binary decision for each pair of rows, whether they belong together, summed over the rows of the other tower:
+
+        loss = -1 / n sum_i,j log sigmoid(z[i, j] (l[i, j] + bias)),    z[i, i] = 1, else -1
+
+    with the logits l of `contrastive_loss`.
+
+    Args:
+        first: (pairs, width), the features of one tower, not normalised.
+        second: (pairs, width), those of the other; row i belongs to row i of `first`.
+        log_scale: a scalar, trainable.
+        bias: a scalar, trainable: most pairs do not belong together.
+
+    Returns:
+        A scalar, at least 0.
+
+    Raises:
+        ShapeError: `first`, `second`, `log_scale` or `bias` does not have the axes above, or their sizes differ.
+        DtypeError: `first`, `second`, `log_scale` or `bias` is not floating.
+        ContractError: `first`, `second`, `log_scale` or `bias` holds NaN or infinity.
+
+    Source: SigLIP (arXiv 2303.15343), eq. (1); google-research/vmoe, vmoe/projects/contrastive/trainer.py, sigmoid_loss.
+
+    >>> first, second = [[1.0, 0.0], [0.0, 2.0]], [[3.0, 4.0], [0.0, 1.0]]
+    >>> round(float(sigmoid_loss(first, second, np.log(10.0), -10.0)), 10)
+    2.4191353287
+    """
+    logits = logits_of(first, second, log_scale) + as_scalar("bias", bias)
+    signs = 2 * np.eye(len(logits)) - 1
+    return np.mean(np.sum(softplus(-signs * logits), axis=1))
+
+
+def logits_of(first: Shared, second: Shared, log_scale: Shared) -> Array:
+    """The scaled cosines of the rows, (pairs, pairs)."""
+    first = as_array("first", first, "pairs width")
+    second = as_array("second", second, "pairs width")
+    check_same_shape("second", second, "first", first)
+    scale = np.exp(as_scalar("log_scale", log_scale))
+    first, second = (normalize_l2(rows, 1, form="paper", epsilon=EPSILON) for rows in (first, second))
+    return scale * np.einsum("id,jd->ij", first, second)

@@ -1,0 +1,110 @@
+"""Entropies of routers whose experts several modalities share: tokens of one modality are to be certain, each of its own expert.
+
+| here | LIMoE (arXiv 2206.02770) |
+|---|---|
+| `scores` (T, E), of the tokens of one modality m | p_m(experts given x) |
+| mean over tokens (E,) | p~_m(experts) |
+| local, global entropy loss | Omega_local, Omega_global |
+| `threshold` | tau |
+
+Ambiguity ledger
+
+LI-1: Over which tokens is the mean of the global entropy taken?
+    Reading: over those of one modality in a routing group; the loss is the mean over the groups.
+    Alternative b: over those of one modality in the whole batch.
+LI-2: What is `p log p` of a probability that is 0?
+    Reading: 0, with a derivative of 0.
+    Alternative b: p log(p + epsilon).
+LI-3: Are the probabilities those before noise?
+    Reading: yes: the softmax of the clean logits. No public code of the paper is known.
+    Alternative b: those of the noisy logits.
+"""
+
+import numpy as np
+
+from moespec.spec.algorithm import Algorithm
+from moespec.spec.array_like import ArrayLike
+from moespec.spec.checks import check_positive
+from moespec.spec.errors import ContractError
+from moespec.spec.numerics import Array, positive_part
+from moespec.spec.values import as_array
+
+__all__ = ["global_entropy_loss", "local_entropy_loss"]
+
+ALGORITHMS = (
+    Algorithm(
+        "limoe",
+        "Mustafa et al. 2022 (arXiv 2206.02770)",
+        1,
+        ("global_entropy_loss", "local_entropy_loss"),
+    ),
+)
+
+
+def local_entropy_loss(scores: ArrayLike) -> Array:
+    """`1 / T sum_t H(A[t])` with `H(p) = -sum_e p[e] log p[e]`: small where each token is certain of an expert.
+
+    Args:
+        scores: A, (tokens, experts), not negative: the softmax of the logits of tokens of one modality.
+
+    Returns:
+        A scalar, from 0 to log E.
+
+    Raises:
+        ShapeError: `scores` does not have the axes above.
+        DtypeError: `scores` is not floating.
+        ContractError: `scores` holds NaN, infinity or a negative number.
+
+    Source: LIMoE (arXiv 2206.02770).
+
+    >>> round(float(local_entropy_loss([[1.0, 0.0], [0.5, 0.5]])), 10)
+    0.3465735903
+    """
+    return np.mean(_entropy(_checked(scores)))
+
+
+def global_entropy_loss(scores: ArrayLike, *, threshold: float | None = None) -> Array:
+    """`-H(mean_t A[t])`, small where the tokens of a modality are spread over the experts; or, with a threshold,
+
+        max(0, threshold - H(mean_t A[t]))
+
+    which is 0 where they are spread far enough: over at least S experts for a threshold of log S.
+
+    Args:
+        scores: A, (tokens, experts), not negative: the softmax of the logits of tokens of one modality.
+        threshold: greater than 0, or None for none.
+
+    Returns:
+        A scalar, from -log E to 0; with a threshold from 0 to it.
+
+    Raises:
+        ConfigError: `threshold` out of range.
+        ShapeError: `scores` does not have the axes above.
+        DtypeError: `scores` is not floating.
+        ContractError: `scores` holds NaN, infinity or a negative number.
+
+    Source: LIMoE (arXiv 2206.02770).
+
+    >>> round(float(global_entropy_loss([[1.0, 0.0], [0.5, 0.5]])), 10)
+    -0.5623351446
+    >>> round(float(global_entropy_loss([[1.0, 0.0], [0.5, 0.5]], threshold=np.log(2.0))), 10)
+    0.1308120359
+    """
+    entropy = _entropy(np.mean(_checked(scores), axis=0))
+    if threshold is None:
+        return -entropy
+    return np.asanyarray(positive_part(check_positive("threshold", threshold) - entropy))
+
+
+def _checked(scores: ArrayLike) -> Array:
+    """The scores, none of them negative."""
+    array = as_array("scores", scores, "tokens experts")
+    if (array.real < 0).any():
+        raise ContractError(f"scores: expected numbers of at least 0, got {array.real.min():g}")
+    return array
+
+
+def _entropy(p: Array) -> Array:
+    """`-sum p log p` along the last axis; a term with p = 0 is 0."""
+    positive = p.real > 0
+    return -np.sum(np.where(positive, p * np.log(np.where(positive, p, 1.0)), 0.0), axis=-1)

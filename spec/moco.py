@@ -1,0 +1,184 @@
+"""MoCo v3: a query of one view of an image is to find the key of the other view, made by an average of the encoder.
+
+| here | MoCo v3 (arXiv 2104.02057) | MoCo (arXiv 1911.05722) |
+|---|---|---|
+| `first_query`, `second_query` (n, D) | q1, q2 | q |
+| `first_key`, `second_key` (n, D) | k1, k2 | k |
+| `temperature` | tau | tau |
+| `average`, `current` | f_m, f_b | theta_k, theta_q |
+| `decay` | m | m |
+
+Ambiguity ledger
+
+MO-1: What has "dim 4096" in Sparse-MLP's table?
+    Reading: the hidden layers of projector and predictor; their outputs have 256.
+        By: facebookresearch/moco-v3, moco/builder.py, MoCo (the defaults).
+    Alternative b: the outputs, which are compared.
+MO-2: What is "t 1" in Sparse-MLP's table?
+    Reading: the temperature, with "m 0.99" the decay of the average, in all of training.
+        By: facebookresearch/moco-v3, main_moco.py (the defaults).
+    Alternative b: the temperature is 0.2, and the decay rises from 0.99 to 1 as a half-cosine.
+        By: facebookresearch/moco-v3, CONFIG.md, of vision transformers.
+MO-3: Is the cross-entropy multiplied by twice the temperature?
+    Reading: yes.
+        By: the paper, Algorithm 1; facebookresearch/moco-v3, moco/builder.py, MoCo.contrastive_loss.
+    Alternative b: no.
+        By: MoCo (arXiv 1911.05722), eq. (1).
+MO-4: When is the average updated?
+    Reading: before the keys are computed, with the parameters that compute the queries.
+        By: facebookresearch/moco-v3, moco/builder.py, MoCo.forward.
+    Alternative b: after a step of the optimiser, with what it gives: the same, as both encoders start equal.
+        By: the paper, Algorithm 1.
+    Alternative c: before a step of the optimiser, after the keys are computed.
+MO-5: Over which images does batch normalisation take mean and variance?
+    Reading: over one view of those of all devices, also in the average of the encoder.
+        By: facebookresearch/moco-v3, main_moco.py, main_worker (SyncBatchNorm).
+    Alternative b: over those of its device.
+MO-6: How does a router of the average of the encoder route?
+    Reading: as in training, with its capacity, but without noise; it has no auxiliary losses. No source says.
+    Alternative b: as at evaluation.
+MO-7: Where does epsilon enter the l2 norm?
+    Reading: `x / max(norm, 1e-12)`, torch's `normalize`.
+        By: facebookresearch/moco-v3, moco/builder.py, MoCo.contrastive_loss.
+    Alternative b: `x / (norm + 1e-8)`, as in `contrastive_loss`.
+"""
+
+import numpy as np
+
+from moespec.spec.algorithm import Algorithm
+from moespec.spec.checks import check_positive, check_same_shape
+from moespec.spec.errors import ContractError, ShapeError
+from moespec.spec.numerics import Array, Leading, Shared, logsumexp, normalize_l2, stop_gradient, variance
+from moespec.spec.values import as_array, as_scalar
+
+__all__ = ["batch_norm", "moco_loss", "momentum_update"]
+
+ALGORITHMS = (
+    Algorithm(
+        "moco",
+        "Chen et al. 2021 (arXiv 2104.02057), Algorithm 1",
+        1,
+        ("batch_norm", "moco_loss", "momentum_update"),
+    ),
+)
+
+EPSILON = 1e-12
+"""The least norm."""
+
+
+def moco_loss(
+    first_query: Shared, second_query: Shared, first_key: Shared, second_key: Shared, *, temperature: float = 1.0
+) -> Array:
+    """How well the query of a view finds the key of the other view of its image among those of all images:
+
+        loss = ctr(first_query, second_key) + ctr(second_query, first_key)
+        ctr(q, k) = 2 temperature / n sum_i (log sum_j exp(l[i, j]) - l[i, i])
+        l[i, j] = <l2n(q[i]), l2n(k[j])> / temperature,    l2n(x) = x / max(norm(x), 1e-12)
+
+    Keys are constants: they carry no gradient.
+
+    Args:
+        first_query: (batch, width), the predictor's outputs for the first views, not normalised.
+        second_query: (batch, width), for the second views.
+        first_key: (batch, width), the projector's outputs of the average of the encoder for the first views.
+        second_key: (batch, width), for the second views.
+        temperature: greater than 0.
+
+    Returns:
+        A scalar, at least 0.
+
+    Raises:
+        ConfigError: `temperature` out of range.
+        ShapeError: a query or key does not have the axes above, or their sizes differ.
+        DtypeError: a query or key is not floating.
+        ContractError: a query or key holds NaN or infinity.
+
+    Source: MoCo v3 (arXiv 2104.02057), Algorithm 1; facebookresearch/moco-v3, moco/builder.py, MoCo.forward.
+
+    >>> views = [[1.0, 0.0], [0.0, 2.0]], [[3.0, 4.0], [0.0, 1.0]]
+    >>> round(float(moco_loss(*views, *views, temperature=0.5)), 10)
+    0.9081204916
+    """
+    temperature = check_positive("temperature", temperature)
+    rows = {"first_query": first_query, "second_query": second_query}
+    rows |= {"first_key": first_key, "second_key": second_key}
+    units = {}
+    for name, value in rows.items():
+        array = as_array(name, value, "batch width")
+        check_same_shape(name, array, "first_query", units.get("first_query", array))
+        units[name] = normalize_l2(array, 1, form="clamped", epsilon=EPSILON)
+    ways = (units["first_query"], units["second_key"]), (units["second_query"], units["first_key"])
+    return sum(_contrast(query, stop_gradient(key), temperature) for query, key in ways)
+
+
+def _contrast(query: Array, key: Array, temperature: float) -> Array:
+    """`ctr` of normalised rows."""
+    logits = np.einsum("id,jd->ij", query, key) / temperature
+    own = np.sum(logits * np.eye(len(logits)), axis=1)
+    return 2 * temperature * np.mean(logsumexp(logits, axis=1) - own)
+
+
+def momentum_update(average: Leading, current: Leading, decay: Shared) -> Array:
+    """`decay * average + (1 - decay) * current`, of one array of parameters.
+
+    Args:
+        average: of any shape, that of the averaged encoder.
+        current: of the same shape, that of the trained encoder.
+        decay: a scalar, from 0 to 1.
+
+    Returns:
+        The new average, of the same shape.
+
+    Raises:
+        ShapeError: `current` has another shape than `average`, or `decay` is no scalar.
+        DtypeError: `average`, `current` or `decay` is not floating.
+        ContractError: `average`, `current` or `decay` holds NaN or infinity, or `decay` is out of range.
+
+    Source: MoCo (arXiv 1911.05722), eq. (2); facebookresearch/moco-v3, moco/builder.py, MoCo._update_momentum_encoder.
+
+    >>> momentum_update([1.0, 0.0], [0.0, 4.0], 0.75).tolist()
+    [0.75, 1.0]
+    """
+    average = as_array("average", average, "...")
+    current = as_array("current", current, "...")
+    check_same_shape("current", current, "average", average)
+    decay = as_scalar("decay", decay)
+    if not 0 <= decay.real <= 1:
+        raise ContractError(f"decay: expected a number from 0 to 1, got {decay.real:g}")
+    return decay * average + (1 - decay) * current
+
+
+def batch_norm(x: Shared, *, epsilon: float = 1e-5) -> Array:
+    """`(x - mean) / sqrt(variance + epsilon)` of each feature over the batch, with the variance of the population.
+
+    There is no factor and no bias, and nothing is kept for evaluation: projector and predictor are not used then.
+
+    Args:
+        x: (batch, width), all images of the batch.
+        epsilon: greater than 0.
+
+    Returns:
+        (batch, width).
+
+    Raises:
+        ConfigError: `epsilon` out of range.
+        ShapeError: `x` does not have the axes above, or the batch is one image, of which nothing would be left.
+        DtypeError: `x` is not floating.
+        ContractError: `x` holds NaN or infinity.
+
+    Source: Ioffe and Szegedy 2015 (arXiv 1502.03167), Algorithm 1; facebookresearch/moco-v3, moco/builder.py,
+    MoCo._build_mlp.
+
+    >>> batch_norm([[1.0, 5.0], [3.0, 5.0]], epsilon=3.0).tolist()
+    [[-0.5, 0.0], [0.5, 0.0]]
+    """
+    x = as_array("x", x, "batch width")
+    check_batch(x)
+    check_positive("epsilon", epsilon)
+    return (x - np.mean(x, axis=0)) / np.sqrt(variance(x, axis=0) + epsilon)
+
+
+def check_batch(x: Array) -> None:
+    """`ShapeError` for a batch of one image."""
+    if x.shape[0] < 2:
+        raise ShapeError(f"x: batch normalisation needs at least 2 images, got shape {tuple(x.shape)}")
