@@ -34,7 +34,7 @@ from moespec.models.training.devices import check_layout, check_same, connected,
 from moespec.models.training.evaluations import Evaluations, EvaluationSet, load_sets
 from moespec.models.training.length import notes
 from moespec.models.training.modelconfig import VitSection
-from moespec.models.training.progress import told
+from moespec.models.training.progress import called, told
 from moespec.models.training.resolve import choose_backend, load_backend, load_data, model_config, resolve
 from moespec.models.training.rundirectory import RunDirectory
 from moespec.models.training.runlog import read_log
@@ -129,8 +129,8 @@ def _train(
             write_report(load_backend(B.name), config, dataset, path, params)
         last = read_log(path, "evaluation", some=True)[-1]
         say(f"{path}: finished{' already' if finished else ''}, {last['step']} steps in {last['seconds']:.0f} s")
-        which = "validation accuracy" if "loss" in last else "validation accuracy of nearest neighbours"
-        say(f"{which} {last['accuracy']:.4f} ({round(last['accuracy'] * last['images'])} of {last['images']})")
+        count = f" ({round(last['accuracy'] * last['images'])} of {last['images']})" if "loss" in last else ""
+        say(f"validation {called(last)} {last['accuracy']:.4f}{count}")
         if "average" in last:
             say(f"validation accuracy of the average {last['average']['accuracy']:.4f}")
         say(f"report: {path / 'report.html'}")

@@ -13,7 +13,7 @@ from tqdm import tqdm
 from moespec.models.training.config import TrainingConfig
 from moespec.models.training.runlog import RunLog
 
-__all__ = ["Progress", "kind_of", "told"]
+__all__ = ["Progress", "called", "kind_of", "told"]
 
 
 COLLAPSED = 0.01
@@ -84,9 +84,9 @@ class Progress:
         text = f"{name}: {told(results)}"
         if name is None:
             average = f", of the average {results['average']['accuracy']:.4f}" if "average" in results else ""
-            of = "" if "loss" in results else " of nearest neighbours"
-            rest = {key: value for key, value in results.items() if key in ("loss", "spread")}
-            text = f"validation accuracy{of} {results['accuracy']:.4f}{average}, {told(rest)}, {self.seconds:.0f} s"
+            rest = [f"{key} {results[key]:.4f}" for key in ("loss", "spread") if key in results]
+            measured = f"validation {called(results)} {results['accuracy']:.4f}{average}"
+            text = ", ".join([measured, *rest, f"{self.seconds:.0f} s"])
         if results.get("spread", 1.0) < COLLAPSED:
             text += "; warning: the features hardly differ, the encoder may have collapsed"
         with suppress(OSError):
@@ -105,6 +105,13 @@ class Progress:
 def kind_of(name: str | None) -> str:
     """The kind of the lines of an evaluation."""
     return "evaluation" if name is None else f"evaluation/{name}"
+
+
+def called(results: dict[str, Any]) -> str:
+    """What "accuracy" is of an evaluation of a run's own images."""
+    if "text_to_image" in results:
+        return "recall at 1, of images and texts,"
+    return "accuracy of nearest neighbours" if "spread" in results else "accuracy"
 
 
 def told(results: dict[str, Any]) -> str:

@@ -14,7 +14,6 @@ from moespec.models.data.dataset import Dataset
 from moespec.models.data.prefetch import Prefetcher
 from moespec.models.data.prepared import prepared
 from moespec.models.draws import of_step
-from moespec.models.families import draws
 from moespec.models.interruption import Interruption
 from moespec.models.training.config import Config
 from moespec.models.training.divergence import diverged
@@ -72,6 +71,8 @@ def train(
         return begin(B, config, directory, examples=len(dataset.train), **how)
 
     state, start, seconds, overrides, owed = begun()
+    objective, model = objective_of(config), model_config(config.model)
+    dataset = objective.prepared(B, config, model, dataset, run, B.state_params(state))
     make_step, batches, rate = step_maker(B, config), Batches(B, config, dataset), schedule(config)
     update = make_step(config.optimizer)
     with (
@@ -105,11 +106,11 @@ class Batches:
     def __init__(self, B: Backend, config: Config, dataset: Dataset) -> None:
         self._B, self._config, self._dataset = B, config, dataset
         batch = config.training.batch
-        self._rows, self._draws = B.rows(batch), draws(model_config(config.model), batch)
+        objective = objective_of(config)
+        self._rows, self._views = B.rows(batch), objective.views
+        self._draws = objective.draws(config, model_config(config.model))
         # With the neighbours of its rows no device needs those of another to mix them: nothing is exchanged on the thread of batches.
         own = self._rows if B.sizes.devices > 1 else None
-        objective = objective_of(config)
-        self._views = objective.views
         # What worker processes run; they have no backend.
         self._on_host = objective.make_batch(config, dataset, own)
 
@@ -127,12 +128,14 @@ class Batches:
             return self._view(step, batch, 0)
         return {name: self._view(step, one, view) for view, (name, one) in enumerate(batch.items())}
 
-    def _view(self, step: int, batch: dict[str, Any], view: int) -> dict[str, Any]:
+    def _view(self, step: int, batch: dict[str, Any], view: int) -> Any:
         if self._draws:
             images, seed = self._config.training.batch, self._config.training.seed
             first = view * images  # the images of each view have numbers of their own
             numbers = of_step(self._views * images, seed=seed, step=step)
             batch = {**batch, "random": numbers[first + self._rows.start : first + self._rows.stop]}
         arrays = self._B.put(batch)
+        if "images" not in arrays:
+            return arrays
         mixing = arrays.pop("mixup", None), arrays.pop("neighbours", None)
         return {**arrays, "images": prepared(self._B, self._dataset, arrays.pop("images"), *mixing)}

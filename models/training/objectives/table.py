@@ -5,13 +5,14 @@ from moespec.models.families import Config as Model
 from moespec.models.families import family
 from moespec.models.training.config import Config
 from moespec.models.training.objectives.classification import CLASSIFICATION
+from moespec.models.training.objectives.lit import LIT
 from moespec.models.training.objectives.moco import MOCO
 from moespec.models.training.objectives.record import Objective
 from moespec.spec.routing import Params
 
 __all__ = ["besides", "objective_of", "shapes_of"]
 
-OBJECTIVES = {"classification": CLASSIFICATION, "moco": MOCO}
+OBJECTIVES = {"classification": CLASSIFICATION, "moco": MOCO, "lit": LIT}
 
 
 def objective_of(config: Config) -> Objective:

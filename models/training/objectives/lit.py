@@ -1,0 +1,300 @@
+"""Towers of images and texts: a pair belongs together, an image and the text of another pair do not.
+
+    z_image = features of the image tower, z_text = those of the text tower      (`moespec.models.text`)
+    loss = contrastive_loss or sigmoid_loss of both                              (`moespec.spec`)
+
+Negatives are the pairs of all devices: each has the features of all, and computes the loss. Scale (as its logarithm) and bias are
+trained with the towers. A locked image tower is not trained. Without augmentation its features are computed once and kept in the
+run's folder, with a checksum; a run that goes on compares some of them with what the tower makes of the images.
+
+Source: Zhai et al. 2022 (LiT, arXiv 2111.07991), section 3; Zhai et al. 2023 (SigLIP, arXiv 2303.15343), Algorithm 1; google-research/vmoe,
+vmoe/projects/contrastive/{models,trainer}.py; google-research/big_vision, big_vision/models/proj/image_text/two_towers.py.
+"""
+
+import hashlib
+import math
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moespec.backends.contract import Backend
+from moespec.models import text
+from moespec.models.compilation import compile_if, pays
+from moespec.models.data.captions import Captions
+from moespec.models.data.dataset import Dataset, Split
+from moespec.models.data.loader import pairs_of_step
+from moespec.models.data.options import DataConfig
+from moespec.models.data.tokens import Encoded, check_vocabulary, encode, tokenizer_of
+from moespec.models.draws import gating_noise
+from moespec.models.errors import CheckpointError
+from moespec.models.evaluation.evaluate import evaluation_size, features
+from moespec.models.evaluation.metrics import make_features, moe_metrics
+from moespec.models.evaluation.retrieval import retrieval
+from moespec.models.families import Config as Model
+from moespec.models.families import draws, family
+from moespec.models.layers import Output
+from moespec.models.parameters import Parameter, constant
+from moespec.models.router_options import named
+from moespec.models.training.config import Config
+from moespec.models.training.objectives.record import Loss, Objective, check_batch
+from moespec.models.weights.files import read_safetensors, write_safetensors
+from moespec.spec.errors import ConfigError, ShapeError
+from moespec.spec.routing import Params
+
+__all__ = ["LIT", "encoded", "text_features", "tower_of"]
+
+Array = Any
+FEATURES = "features.safetensors"
+AUGMENTATION = (
+    "crop",
+    "crop_padding",
+    "flip",
+    "jitter",
+    "grey",
+    "blur",
+    "solarise",
+    "randaugment",
+    "transform",
+    "erase",
+)
+"""The fields of `data` that change an image from step to step."""
+COMPARED = 8
+"""Images whose features are computed again when a run goes on."""
+
+
+def tower_of(config: Config) -> text.TextConfig:
+    """The text tower of a configuration. Raises ConfigError, naming the field of the section, for a value that has no meaning."""
+    values = config.text.set()
+    name = values.pop("name")
+    values["router_options"] = vars(config.text.router_options)
+    with named("text.", vars(config.text)):
+        return text.named(name, **values)
+
+
+def encoded(config: Config, texts: Any, name: Callable[[int], str] = "caption {}".format) -> Encoded:
+    """Texts as ids of tokens, filled to the length of the tower. name: what errors call a text."""
+    tokenizer = tokenizer_of(config.lit.tokenizer, end=config.lit.end)
+    return encode(tokenizer, texts, tower_of(config).length, long=config.lit.long, name=name)
+
+
+def text_features(
+    B: Backend, function: Callable[[Any, Any], Any], params: Any, ids: NDArray[np.int32], *, batch: int
+) -> NDArray[Any]:
+    """The features of texts `(N, length)`, `(N, D)`. function: that of `make_text_features`; batch: at most so many at once."""
+    rows, found = B.rows(batch), []
+    for start in range(0, len(ids), batch):
+        part = np.arange(start, start + batch) % len(ids)  # the last batch is filled up with texts from the start
+        put = B.put(ids[part[rows.start : rows.stop]])
+        found.append(np.asarray(B.to_numpy(function(params, put))))
+    return np.concatenate(found)[: len(ids)]
+
+
+def make_text_features(B: Backend, tower: text.TextConfig) -> Callable[[Any, Any], Any]:
+    """`features(params, ids) -> (N, D)` of the text tower among the parameters of a run."""
+    return lambda params, ids: B.over_devices(text.forward(B, tower, params["text"], ids).features, {})[0]
+
+
+def _layout(config: Config, model: Model) -> Params:
+    """The text tower, and what cosines are scaled with and moved by."""
+    section = config.lit
+    bias = {"bias": Parameter((), constant(section.bias))} if section.loss == "sigmoid" else {}
+    scale = {"scale": Parameter((), constant(math.log(section.scale))), **bias}
+    return {"text": text.FAMILY.layout(tower_of(config)), "pairs": scale}
+
+
+def _loss(B: Backend, config: Config, model: Model) -> Loss:
+    section, recompute, tower, module = config.lit, config.training.recompute, tower_of(config), family(model)
+
+    def image_of(params: Params, batch: dict[str, Array]) -> tuple[Array, Output | None]:
+        if "features" in batch:
+            return batch["features"], None
+        images, random = batch["images"], batch.get("random")
+        if section.locked:
+            return module.forward(B, model, params, images).features, None
+        noise = None if random is None else gating_noise(B, module.moe_noise(model, images.shape[0]), random, images)
+        how: Any = {"noise": noise, "random": random, "train": True, "recompute": recompute}
+        output: Output = module.forward(B, model, params, images, **how)
+        return output.features, output
+
+    def text_of(params: Params, batch: dict[str, Array]) -> Output:
+        ids, random, like = batch["ids"], batch.get("random"), params["positions"]
+        noise = None if random is None else gating_noise(B, text.moe_noise(tower, ids.shape[0]), random, like)
+        return text.forward(B, tower, params, ids, noise=noise, random=random, train=True, recompute=recompute)
+
+    def loss(params: Params, batch: dict[str, dict[str, Array]]) -> tuple[Array, dict[str, Array]]:
+        seen, image = image_of(params, batch["image"])
+        read = text_of(params["text"], batch["text"])
+        pair = B.over_devices(seen, {})[0], B.over_devices(read.features, {})[0]
+        numbers = params["pairs"]
+        if section.loss == "softmax":
+            main = B.contrastive_loss(*pair, numbers["scale"])
+        else:
+            main = B.sigmoid_loss(*pair, numbers["scale"], numbers["bias"])
+        total, metrics = main, {"contrastive": main}
+        texts = [layer._replace(name=f"{layer.name}_text") for layer in text.moe_layers(tower, read.features.shape[0])]
+        for layers, output in (
+            (texts, read),
+            *([(module.moe_layers(model, seen.shape[0]), image)] if image else []),
+        ):
+            metrics |= moe_metrics(layers, output)
+            for value in output.losses.values():
+                total = total + value
+        return total, metrics
+
+    return loss
+
+
+def _batch(config: Config, dataset: Dataset, rows: range | None) -> Callable[[int], dict[str, Any]]:
+    return partial(pairs_of_step, dataset, config.data, config.training.batch, config.training.seed, rows=rows)
+
+
+def _settled(config: Config, model: Model, dataset: Dataset | None) -> Config:
+    """The text tower has the vocabulary of the tokenizer and features as wide as the image tower's, which is locked by its rates."""
+    check_batch(config)
+    if dataset is not None and any(split.captions is None for split in (dataset.train, dataset.validation)):
+        raise ConfigError(
+            f"data.name={config.data.name!r}: objective='lit' is for images with captions, as of --data pairs"
+        )
+    tokenizer, width = (
+        tokenizer_of(config.lit.tokenizer, end=config.lit.end),
+        getattr(model, "representation", 0) or model.width,
+    )
+    section = config.text.but(**{"vocabulary": tokenizer.vocabulary, "projection": width, **config.text.set()})
+    config = replace(config, text=section)
+    tower = tower_of(config)
+    with named("text.", ("vocabulary",)):
+        check_vocabulary(tokenizer, tower.vocabulary)
+    if tower.projection != width:
+        raise ConfigError(f"text.projection={tower.projection!r}: the features of the image tower are {width} wide")
+    for name in ("batch", "evaluation_batch"):
+        try:
+            text.moe_layers(tower, getattr(config.training, name))
+        except ShapeError as error:
+            raise ConfigError(f"training.{name}={getattr(config.training, name)!r}: {error}") from error
+    filled = {name: value for name, value in asdict(tower).items() if name != "router_options"}
+    return _locked(replace(config, text=section.but(**filled)), model) if config.lit.locked else config
+
+
+def _locked(config: Config, model: Model) -> Config:
+    """With rates of 0 for the image tower. Raises ConfigError for one that would be trained, or never was."""
+    if config.init is None:
+        raise ConfigError("lit.locked=True without init: an image tower that was never trained would stay as it is")
+    for name in ("dropout", "stochastic_depth"):
+        if getattr(model, name, 0.0):
+            raise ConfigError(f"model.{name}={getattr(model, name)!r}: a locked tower is not trained (lit.locked)")
+    rates = config.optimizer.rates
+    own = f"^({'|'.join(sorted(family(model).parameter_shapes(model)))})($|/)=0"
+    if rates and not rates.startswith(own):
+        moved = replace(config.optimizer, rates=rates)
+        paths = [(name, "x") for name in family(model).parameter_shapes(model)]
+        if wrong := [path[0] for path in paths if moved.rate_of(path) not in (0.0, 1.0)]:
+            raise ConfigError(f"optimizer.rates={rates!r}: {wrong[0]} is of the locked image tower (lit.locked)")
+    joined = rates if rates.startswith(own) else ", ".join(filter(None, [own, rates]))
+    return replace(config, optimizer=replace(config.optimizer, rates=joined))
+
+
+def _prepared(B: Backend, config: Config, model: Model, dataset: Dataset, run: Path, params: Params) -> Dataset:
+    """Captions as ids, and, of a locked tower that sees the same images in each step, its features."""
+    splits = {name: _with_ids(config, getattr(dataset, name), name) for name in ("train", "validation")}
+    dataset = replace(dataset, **splits)
+    plain = DataConfig()
+    if not config.lit.locked or any(getattr(config.data, name) != getattr(plain, name) for name in AUGMENTATION):
+        return dataset
+    found = _features(B, config, model, dataset, run / FEATURES, params)
+    return replace(dataset, **{name: replace(split, features=found[name]) for name, split in splits.items()})
+
+
+def _with_ids(config: Config, split: Split, name: str) -> Split:
+    captions: Captions | None = split.captions
+    return (
+        split if captions is None else replace(split, ids=encoded(config, captions, f"{name} caption {{}}".format).ids)
+    )
+
+
+def _features(
+    B: Backend, config: Config, model: Model, dataset: Dataset, path: Path, params: Params
+) -> dict[str, NDArray[np.float32]]:
+    """Those of both parts, of the file if it has those of this tower and these images. Raises CheckpointError if it has not."""
+    extract = compile_if(B, pays(B, len(dataset.train) // config.training.evaluation_batch), make_features(B, model))
+
+    def computed(split: Split) -> NDArray[np.float32]:
+        batch = evaluation_size(B.sizes, model, config.training.evaluation_batch, len(split))
+        return np.asarray(features(B, extract, params, dataset, split, batch=batch), np.float32)
+
+    splits = {"train": dataset.train, "validation": dataset.validation}
+    there = set(B.exchanged(str(path.is_file())))
+    if there != {"True"}:
+        found = {name: computed(split) for name, split in splits.items()}
+        if B.process == 0:
+            write_safetensors(path, found, {"sha256": _digest(found)})
+        return found
+    found, metadata = read_safetensors(path)
+    if metadata.get("sha256") != _digest(found) or found.keys() != splits.keys():
+        raise CheckpointError(
+            f"{path}: damaged, its checksum is not that of its content; without the file features are computed anew"
+        )
+    few = np.arange(min(COMPARED, len(dataset.validation)))
+    some = Split(lambda indices: dataset.validation.read(few[indices]), dataset.validation.labels[few])
+    same = {name: found[name].shape == (len(split), found[name].shape[-1]) for name, split in splits.items()}
+    if not all(same.values()) or not np.allclose(computed(some), found["validation"][few], rtol=1e-2, atol=1e-3):
+        raise CheckpointError(
+            f"{path}: features of another tower, or of other images; without the file they are computed anew"
+        )
+    return found
+
+
+def _digest(arrays: dict[str, NDArray[Any]]) -> str:
+    total = hashlib.sha256()
+    for name in sorted(arrays):
+        total.update(f"{name}{arrays[name].shape}{arrays[name].dtype}".encode() + arrays[name].tobytes())
+    return total.hexdigest()
+
+
+def _evaluation(B: Backend, config: Config, model: Model, dataset: Dataset) -> Callable[[Any], dict[str, Any]]:
+    """Retrieval among the validation pairs, in both directions; "accuracy" is the mean of both recalls at 1."""
+    measured = retriever(B, config, model)
+
+    def evaluate(params: Any) -> dict[str, Any]:
+        found = measured(params, dataset)
+        recalls = [found[way]["recall_1"] for way in ("image_to_text", "text_to_image")]
+        return {"accuracy": sum(recalls) / 2, **found, "images": len(dataset.validation)}
+
+    return evaluate
+
+
+def retriever(B: Backend, config: Config, model: Model) -> Callable[[Any, Dataset], dict[str, Any]]:
+    """What `retrieval` finds of the validation pairs of a data set, of parameters; functions are compiled once."""
+    training, tower = config.training, tower_of(config)
+    compiled = pays(B, training.total, training.compile)
+    extract, read = (compile_if(B, compiled, make) for make in (make_features(B, model), make_text_features(B, tower)))
+
+    def measure(params: Any, dataset: Dataset) -> dict[str, Any]:
+        split = dataset.validation
+        ids = encoded(config, split.captions).ids if split.ids is None else split.ids
+        batches = [evaluation_size(B.sizes, one, training.evaluation_batch, len(split)) for one in (model, tower)]
+        seen = split.features
+        if seen is None:
+            seen = features(B, extract, params, dataset, split, batch=batches[0])
+        texts = text_features(B, read, params, ids, batch=batches[1])
+        return retrieval((seen, split.labels), (texts, split.labels))
+
+    return measure
+
+
+LIT = Objective(
+    ("contrastive", "contrastive loss"),
+    _loss,
+    _batch,
+    _evaluation,
+    layout=_layout,
+    settled=_settled,
+    prepared=_prepared,
+    draws=lambda config, model: draws(model, config.training.batch) or draws(tower_of(config), config.training.batch),
+    head=False,
+    views=2,
+)
