@@ -15,15 +15,15 @@ from moespec.models.commandline.cost import described, milliseconds
 from moespec.models.commandline.curves import in_order
 from moespec.models.commandline.inspection import draw, make_route, prediction
 from moespec.models.commandline.report import png, write_report
-from moespec.models.compilation import compile_if, pays
+from moespec.models.compilation import pays
 from moespec.models.data.changes import try_transform
 from moespec.models.data.dataset import Dataset
 from moespec.models.data.datasets import DATASETS, PICTURES, load_others
 from moespec.models.data.pictures import Pictures, read_image
 from moespec.models.data.picturesets import SKIP, broken
 from moespec.models.errors import DataError, RunError
-from moespec.models.evaluation.evaluate import evaluate, evaluation_size
-from moespec.models.evaluation.metrics import line, make_forward
+from moespec.models.evaluation.evaluate import evaluation_size
+from moespec.models.evaluation.metrics import line
 from moespec.models.evaluation.options import EvaluationConfig
 from moespec.models.files import write_atomically
 from moespec.models.interruption import Interruption, check
@@ -34,6 +34,7 @@ from moespec.models.training.devices import check_layout, check_same, connected,
 from moespec.models.training.evaluations import Evaluations, EvaluationSet, load_sets
 from moespec.models.training.length import notes
 from moespec.models.training.modelconfig import VitSection
+from moespec.models.training.objectives.table import objective_of
 from moespec.models.training.progress import called, told
 from moespec.models.training.resolve import choose_backend, load_backend, load_data, model_config, resolve
 from moespec.models.training.rundirectory import RunDirectory
@@ -164,18 +165,23 @@ def evaluate_command(
     evaluations = load_sets(config, dataset, {**({} if others else config.evaluation), **sets})
     B, model, images = loaded.backend, model_config(config.model), len(dataset.validation)
     params = B.from_numpy(loaded.params)
-    forward = compile_if(B, pays(B, images // most), make_forward(B, model))
-    how: Any = {"batch": evaluation_size(B.sizes, model, most, images), "kind": config.training.loss}
+    objective = objective_of(config)
     with Interruption():
-        result = evaluate(B, forward, params, dataset, **how)
+        dataset = objective.prepared(B, config, model, dataset, run, params)
+        evaluate = objective.evaluation(B, config, model, dataset, pays(B, images // most))
+        result = evaluate(params)
         right, total = round(result["accuracy"] * result["images"]), result["images"]
         print(f"{run}: step {loaded.step} of {config.training.steps}, backend {B.name}, data {dataset.name}")
         five = f", top 5 {result['top5']:.4f}" if "top5" in result else ""
-        which = "accuracy" if others else "validation accuracy"
-        print(f"{which} {result['accuracy']:.4f} ({right} of {total}){five}, cross-entropy {result['loss']:.4f}")
-        if config.optimizer.ema is not None:
+        which = "accuracy" if others else f"validation {called(result)}"
+        if "loss" in result:
+            print(f"{which} {result['accuracy']:.4f} ({right} of {total}){five}, cross-entropy {result['loss']:.4f}")
+        else:
+            rest = {name: value for name, value in result.items() if name not in ("accuracy", "images")}
+            print(f"{which} {result['accuracy']:.4f}, {told(rest)}")
+        if config.optimizer.ema is not None and "loss" in result:
             averaged, _ = trained_params(RunDirectory(run), config, step=loaded.step, average=True)
-            average = evaluate(B, forward, B.from_numpy(averaged), dataset, **how)
+            average = evaluate(B.from_numpy(averaged))
             print(f"of the average: {which} {average['accuracy']:.4f}, cross-entropy {average['loss']:.4f}")
         for block in sorted(result.get("moe", {}), key=in_order):
             print(f"block {block}: {line(result['moe'][block])}")

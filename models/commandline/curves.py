@@ -69,6 +69,8 @@ def curves(training: Records, evaluations: Records, *, measure: tuple[str, str],
         )
         right.set(ylabel="validation images", ylim=(0, 1))
         right.legend(fontsize=8)
+    if "text_to_image" in evaluations[-1]:
+        right.set(ylabel="recall at 1, mean of images and texts", ylim=(0, 1))
     right.grid(alpha=0.3)
     for axis in (left, right):
         axis.set_xlim(0, 1.02 * max([*logged, *steps]))

@@ -24,13 +24,15 @@ from moespec.models.templates import render
 from moespec.models.training.config import Config
 from moespec.models.training.configfile import dump
 from moespec.models.training.objectives.table import objective_of
-from moespec.models.training.progress import told
+from moespec.models.training.progress import called, told
 from moespec.models.training.resolve import model_config
 from moespec.models.training.runlog import read_log
 
 __all__ = ["png", "write_report"]
 
 IMAGES = 4
+MEASURED = ("accuracy", "top5", "loss", "spread", "image_to_text", "text_to_image")
+"""What a report says of the last evaluation."""
 
 
 def write_report(B: Backend, config: Config, dataset: Dataset, run: Path, params: dict[str, Any]) -> Path:
@@ -54,7 +56,7 @@ def write_report(B: Backend, config: Config, dataset: Dataset, run: Path, params
         for index in np.linspace(0, len(dataset.validation) - 1, IMAGES).round().astype(int):
             pixels = dataset.validation.read(np.array([index]))
             logits, routings = route(arrays, dataset.normalize(pixels)[0])
-            label = dataset.classes[dataset.validation.labels[index]]
+            label = _label(dataset, index)
             read = prediction(logits, dataset.classes, config.training.loss)
             title = f"validation image {index}: is {label}{read}"
             figures[f"routing_{index}"] = draw(pixels[0], dataset.maximum, title, routings)
@@ -69,6 +71,12 @@ def write_report(B: Backend, config: Config, dataset: Dataset, run: Path, params
     page = _page(config, dataset, cost, {**evaluations[-1], "others": others}, same, pictures)
     write_atomically(run / "report.html", page.encode())
     return run / "report.html"
+
+
+def _label(dataset: Dataset, index: int) -> str:
+    """The class of a validation image, or its caption."""
+    captions = dataset.validation.captions
+    return dataset.classes[dataset.validation.labels[index]] if captions is None else captions[index]
 
 
 def png(figure: Figure) -> bytes:
@@ -93,9 +101,7 @@ def _page(
         "data": f"{dataset.name}, {len(dataset.train)} training and {len(dataset.validation)} validation images",
         "training": f"{evaluation['step']} steps of {config.training.batch} images in {evaluation['seconds']:.0f} s",
         "backend": config.backend,
-        "validation": told(
-            {name: evaluation[name] for name in ("accuracy", "top5", "loss", "spread") if name in evaluation}
-        ),
+        "validation": told({name: evaluation[name] for name in MEASURED if name in evaluation}),
     }
     for block, words in same.items():
         facts[f"block {block}, each training step"] = words
@@ -104,9 +110,7 @@ def _page(
     for name, other in evaluation["others"].items():
         facts[f"evaluation {name}"] = told({key: value for key, value in other.items() if key not in ("kind", "step")})
     captions = {
-        "curves": "Loss and accuracy"
-        if "loss" in evaluation
-        else "Loss, accuracy of nearest neighbours, spread of the features",
+        "curves": f"Loss and {called(evaluation)}",
         "load": "Load of each expert (filled slots per token), tokens that no expert handles, and entropy of the experts' "
         "weights in a token (dotted: all weights equal), as far as they vary",
     }

@@ -12,14 +12,17 @@ __all__ = ["EvaluationConfig"]
 class EvaluationConfig:
     """One evaluation besides that of the run's own validation images: what is measured, on which images, how often."""
 
-    kind: Literal["head", "few_shot", "neighbours"] = "head"
-    """precision of the model's head; few-shot linear evaluation, or nearest neighbours, of its features"""
-    data: Literal["run", "digits", "npz", "idx", "folder"] = "run"
+    kind: Literal["head", "few_shot", "neighbours", "zero_shot", "retrieval"] = "head"
+    """precision of the model's head; few-shot linear evaluation, or nearest neighbours, of its features; with a tower of texts the class
+    whose prompts are nearest, or captions of images and images of captions"""
+    data: Literal["run", "digits", "npz", "idx", "folder", "pairs"] = "run"
     """kind of data set; run: that which the run trains on"""
     path: str = ""
     """file or folder of the data set"""
     labels: str = ""
     """head: a JSON file with the right labels of each validation image, a list of lists"""
+    prompts: str = ""
+    """zero_shot: a JSON file with the names of the classes and the prompts that each is put into, {"classes": [], "prompts": ["a {}"]}"""
     every: int = 1000
     """steps between such evaluations; the last step has one always"""
     capacity_factor: float | None = None
@@ -46,6 +49,10 @@ class EvaluationConfig:
             raise ConfigError(f"temperature={self.temperature!r}: expected a number > 0")
         if self.labels and self.kind != "head":
             raise ConfigError(f"labels={self.labels!r} concerns kind='head', not {self.kind!r}")
+        if bool(self.prompts) != (self.kind == "zero_shot"):
+            raise ConfigError(
+                f"prompts={self.prompts!r}: a file with prompts is what kind='zero_shot' needs, and no other takes"
+            )
         if self.path and self.data == "run":
             raise ConfigError(f"path={self.path!r}: `data` is required with `path`")
 

@@ -17,11 +17,13 @@ from moespec.models.evaluation.few_shot import few_shot
 from moespec.models.evaluation.metrics import make_features, make_forward
 from moespec.models.evaluation.neighbours import nearest_neighbours
 from moespec.models.evaluation.options import EvaluationConfig
+from moespec.models.evaluation.zero_shot import class_embeddings, read_prompts, zero_shot
 from moespec.models.families import Config as Model
 from moespec.models.interruption import check
 from moespec.models.router_options import named
 from moespec.models.training.config import Config
 from moespec.models.training.hooks import AfterStep
+from moespec.models.training.objectives.lit import encoded, make_text_features, retriever, text_features, tower_of
 from moespec.models.training.objectives.table import objective_of
 from moespec.models.training.progress import Progress, kind_of
 from moespec.models.training.resolve import model_config
@@ -56,6 +58,7 @@ def load_sets(
             raise ConfigError(
                 f"{where}: images of {own.shape} (height, width, channels), the model's are {dataset.shape}"
             )
+        _check_texts(config, settings, own, where)
         if settings.kind == "head" and not model.classes:
             raise ConfigError(
                 f"{where}.kind='head': the model has no head; kind='few_shot' and kind='neighbours' need none"
@@ -74,6 +77,23 @@ def load_sets(
             raise ConfigError(f"{where}.shots={list(settings.shots)!r}: no class has more than {most} training images")
         loaded[name] = EvaluationSet(settings, own, labels, model)
     return loaded
+
+
+def _check_texts(config: Config, settings: EvaluationConfig, own: Dataset, where: str) -> None:
+    """ConfigError for an evaluation with texts without a tower of texts, or of data without what it needs, or with too much."""
+    texts = settings.kind in ("zero_shot", "retrieval")
+    if texts and config.objective != "lit":
+        raise ConfigError(
+            f"{where}.kind={settings.kind!r}: the run has no tower of texts (objective={config.objective!r})"
+        )
+    if settings.kind == "retrieval" and own.validation.captions is None:
+        raise ConfigError(f"{where}.data={settings.data!r}: its images have no captions")
+    if settings.kind != "retrieval" and not own.classes:
+        raise ConfigError(f"{where}.data={settings.data!r}: its images have captions, and no classes to be told apart")
+    if settings.kind == "zero_shot" and (count := len(read_prompts(Path(settings.prompts)).classes)) != len(
+        own.classes
+    ):
+        raise ConfigError(f"{where}.prompts={settings.prompts!r}: {count} classes, the data have {len(own.classes)}")
 
 
 def _load(config: Config, settings: EvaluationConfig) -> Dataset:
@@ -117,7 +137,7 @@ class Evaluations:
     """What the sets measure of parameters; functions are compiled once."""
 
     def __init__(self, B: Backend, config: Config, sets: Mapping[str, EvaluationSet]) -> None:
-        self._B, self._training, self._sets = B, config.training, sets
+        self._B, self._config, self._training, self._sets = B, config, config.training, sets
         self._functions: dict[tuple[str, Model], Callable[..., Any]] = {}
 
     def due(self, done: int) -> list[str | None]:
@@ -135,7 +155,12 @@ class Evaluations:
             forward = self._function(make_forward, one)
             kind = self._training.loss
             return evaluate(self._B, forward, params, dataset, batch=batches[1], kind=kind, labels=labels)
+        if settings.kind == "retrieval":
+            return retriever(self._B, self._config, model, compiled=False)(params, dataset)
         extract = self._function(make_features, one)
+        if settings.kind == "zero_shot":
+            test = features(self._B, extract, params, dataset, dataset.validation, batch=batches[1])
+            return zero_shot((test, dataset.validation.labels), self._classes(Path(settings.prompts), params))
         train, test = (
             (features(self._B, extract, params, dataset, split, batch=batch), split.labels)
             for split, batch in zip(splits, batches, strict=True)
@@ -146,6 +171,14 @@ class Evaluations:
             return few_shot(train, test, classes=classes, **options)
         options = {"neighbours": settings.neighbours, "temperature": settings.temperature}
         return nearest_neighbours(train, test, classes=classes, **options)
+
+    def _classes(self, path: Path, params: Any) -> Any:
+        """The embeddings of the classes of a file of prompts."""
+        prompts, tower = read_prompts(path), tower_of(self._config)
+        ids = encoded(self._config, prompts.texts, f"{path}, text {{}}".format).ids
+        read = compile_if(self._B, False, make_text_features(self._B, tower))
+        batch = evaluation_size(self._B.sizes, tower, self._training.evaluation_batch, len(ids))
+        return class_embeddings(text_features(self._B, read, params, ids, batch=batch), len(prompts.classes))
 
     def _function(self, make: Callable[[Backend, Model], Callable[..., Any]], one: EvaluationSet) -> Callable[..., Any]:
         key = make.__name__, one.model
@@ -162,7 +195,8 @@ class Evaluate(Evaluations):
         self, B: Backend, config: Config, sets: Mapping[str, EvaluationSet], dataset: Dataset, progress: Progress
     ) -> None:
         super().__init__(B, config, sets)
-        self._own = objective_of(config).evaluation(B, config, model_config(config.model), dataset)
+        compiled = pays(B, config.training.total, config.training.compile)
+        self._own = objective_of(config).evaluation(B, config, model_config(config.model), dataset, compiled)
         self._progress = progress
         self.last: dict[str, Any] = {}
         """the last evaluation of the run's own images"""

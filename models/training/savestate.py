@@ -12,7 +12,7 @@ from moespec.models.errors import CheckpointError, RunError
 from moespec.models.families import draws
 from moespec.models.training import checkpoint, hash_tables
 from moespec.models.training.config import Config
-from moespec.models.training.objectives.table import objective_of, shapes_of
+from moespec.models.training.objectives.table import shapes_of
 from moespec.models.training.resolve import model_config
 from moespec.models.training.rundirectory import RunDirectory
 from moespec.models.training.unchanged import check_evaluated
@@ -110,7 +110,7 @@ def settle(B: Backend, directory: RunDirectory, step: int, owed: list[str | None
 def trained_params(
     directory: RunDirectory, config: Config, *, step: int | None = None, average: bool = False
 ) -> tuple[dict[str, Any], int]:
-    """The parameters of the model (NumPy) and the step of a run's newest checkpoint, or of that of `step`.
+    """The parameters (NumPy), with those of the objective beside the model's, and the step of a run's newest checkpoint, or of that of `step`.
 
     average: with their average in place of those that have one.
 
@@ -123,11 +123,7 @@ def trained_params(
     check_evaluated(saved.record, config, str(directory.checkpoints))
     hash_tables.check(saved.state["params"], model, str(directory.checkpoints))
     params, averages = saved.state["params"], saved.state.get("ema", {}) if average else {}
-    own = objective_of(config).layout(config, model)
-    leaves = flatten(params) | flatten(averages)
-    return nested({path: leaf for path, leaf in leaves.items() if path.partition("/")[0] not in own}), saved.record[
-        "step"
-    ]
+    return nested(flatten(params) | flatten(averages)), saved.record["step"]
 
 
 def _for_backend(B: Backend, state: dict[str, Any]) -> dict[str, Any]:

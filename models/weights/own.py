@@ -36,7 +36,9 @@ def read_run(path: Path, given: Any) -> Weights:
     config = directory.config()
     if config is None:
         raise RunError(f"run={str(path)!r}: there is no run, no config.toml in it")
+    model = model_config(config.model)
     params, step = trained_params(directory, config, step=given.step)
+    params = {name: params[name] for name in family(model).parameter_shapes(model)}
     about = {
         "Source": f"moespec train, {path.name}",
         "Data": config.data.name,
@@ -45,7 +47,6 @@ def read_run(path: Path, given: Any) -> Weights:
     for line in read_log(path, "evaluation"):
         if line["step"] == step:
             about["Validation accuracy"] = f"{line['accuracy']:.4f} of {line['images']} images"
-    model = model_config(config.model)
     classes = named_classes(list(directory.classes()), model, str(path / "classes.json"))
     return Weights(model, params, about, classes)
 

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from moespec.backends.contract import Backend
-from moespec.models.compilation import compile_if, pays
+from moespec.models.compilation import compile_if
 from moespec.models.data.dataset import Dataset
 from moespec.models.data.loader import batch_of_step
 from moespec.models.draws import gating_noise
@@ -50,9 +50,11 @@ def _batch(config: Config, dataset: Dataset, rows: range | None) -> Callable[[in
     return partial(batch_of_step, dataset, config.data, config.training.batch, config.training.seed, rows=rows)
 
 
-def _evaluation(B: Backend, config: Config, model: Model, dataset: Dataset) -> Callable[[Any], dict[str, Any]]:
+def _evaluation(
+    B: Backend, config: Config, model: Model, dataset: Dataset, compiled: bool
+) -> Callable[[Any], dict[str, Any]]:
     training = config.training
-    forward = compile_if(B, pays(B, training.total, training.compile), make_forward(B, model))
+    forward = compile_if(B, compiled, make_forward(B, model))
     batch = evaluation_size(B.sizes, model, training.evaluation_batch, len(dataset.validation))
     return partial(evaluate, B, forward, dataset=dataset, batch=batch, kind=training.loss)
 

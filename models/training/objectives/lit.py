@@ -46,7 +46,7 @@ from moespec.models.weights.files import read_safetensors, write_safetensors
 from moespec.spec.errors import ConfigError, ShapeError
 from moespec.spec.routing import Params
 
-__all__ = ["LIT", "encoded", "text_features", "tower_of"]
+__all__ = ["LIT", "encoded", "make_text_features", "retriever", "text_features", "tower_of"]
 
 Array = Any
 FEATURES = "features.safetensors"
@@ -255,9 +255,11 @@ def _digest(arrays: dict[str, NDArray[Any]]) -> str:
     return total.hexdigest()
 
 
-def _evaluation(B: Backend, config: Config, model: Model, dataset: Dataset) -> Callable[[Any], dict[str, Any]]:
+def _evaluation(
+    B: Backend, config: Config, model: Model, dataset: Dataset, compiled: bool
+) -> Callable[[Any], dict[str, Any]]:
     """Retrieval among the validation pairs, in both directions; "accuracy" is the mean of both recalls at 1."""
-    measured = retriever(B, config, model)
+    measured = retriever(B, config, model, compiled)
 
     def evaluate(params: Any) -> dict[str, Any]:
         found = measured(params, dataset)
@@ -267,10 +269,9 @@ def _evaluation(B: Backend, config: Config, model: Model, dataset: Dataset) -> C
     return evaluate
 
 
-def retriever(B: Backend, config: Config, model: Model) -> Callable[[Any, Dataset], dict[str, Any]]:
+def retriever(B: Backend, config: Config, model: Model, compiled: bool) -> Callable[[Any, Dataset], dict[str, Any]]:
     """What `retrieval` finds of the validation pairs of a data set, of parameters; functions are compiled once."""
     training, tower = config.training, tower_of(config)
-    compiled = pays(B, training.total, training.compile)
     extract, read = (compile_if(B, compiled, make) for make in (make_features(B, model), make_text_features(B, tower)))
 
     def measure(params: Any, dataset: Dataset) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from moespec.backends.contract import Backend
-from moespec.models.compilation import compile_if, pays
+from moespec.models.compilation import compile_if
 from moespec.models.data.dataset import Dataset, Split
 from moespec.models.data.loader import views_of_step
 from moespec.models.draws import gating_noise
@@ -113,10 +113,12 @@ def _batch(config: Config, dataset: Dataset, rows: range | None) -> Callable[[in
     return partial(views_of_step, dataset, views, training.batch, training.seed, rows=rows)
 
 
-def _evaluation(B: Backend, config: Config, model: Model, dataset: Dataset) -> Callable[[Any], dict[str, Any]]:
+def _evaluation(
+    B: Backend, config: Config, model: Model, dataset: Dataset, compiled: bool
+) -> Callable[[Any], dict[str, Any]]:
     """By nearest neighbours among training images, evenly taken: "accuracy"; and how far the features are spread."""
     training, most = config.training, config.training.evaluation_batch
-    extract = compile_if(B, pays(B, training.total, training.compile), make_features(B, model))
+    extract = compile_if(B, compiled, make_features(B, model))
     places = np.linspace(0, len(dataset.train) - 1, min(REFERENCES, len(dataset.train))).round().astype(np.int64)
     references = Split(lambda indices: dataset.train.read(places[indices]), dataset.train.labels[places])
 

@@ -59,7 +59,7 @@ class Objective(NamedTuple):
     make_loss: of a backend, a resolved configuration and its model.
     make_batch: of a configuration, a data set and the rows of a batch that are wanted (None: all), the function of a step to what the
         host makes for it: "images" and what goes with them, or such dicts by name, where a step sees several views of the images.
-    evaluation: `(B, config, model, dataset)` to a function of parameters that evaluates them on the run's own images.
+    evaluation: `(B, config, model, dataset, compiled)` to a function of parameters that evaluates them on the run's own images.
     layout: the parameters besides the model's, which stand beside these and are dropped when the model is used.
     head: whether the model has one, with an output for each class of the data.
     settled: of a configuration, its model and data (None where these are not read), the configuration with what the objective decides
@@ -73,7 +73,7 @@ class Objective(NamedTuple):
     measure: tuple[str, str]
     make_loss: Callable[[Backend, Config, Model], Loss]
     make_batch: Callable[[Config, Dataset, range | None], Callable[[int], dict[str, Any]]]
-    evaluation: Callable[[Backend, Config, Model, Dataset], Callable[[Any], dict[str, Any]]]
+    evaluation: Callable[[Backend, Config, Model, Dataset, bool], Callable[[Any], dict[str, Any]]]
     layout: Callable[[Config, Model], Params] = no_layout
     settled: Callable[[Config, Model, Dataset | None], Config] = as_it_is
     prepared: Callable[[Backend, Config, Model, Dataset, Path, Params], Dataset] = with_nothing
