@@ -110,7 +110,7 @@ def settle(B: Backend, directory: RunDirectory, step: int, owed: list[str | None
 def trained_params(
     directory: RunDirectory, config: Config, *, step: int | None = None, average: bool = False
 ) -> tuple[dict[str, Any], int]:
-    """The parameters (NumPy), with those of the objective beside the model's, and the step of a run's newest checkpoint, or of that of `step`.
+    """The parameters (NumPy), those of the objective too, and the step of a run's newest checkpoint, or of that of `step`.
 
     average: with their average in place of those that have one.
 

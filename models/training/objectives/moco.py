@@ -117,7 +117,7 @@ def _evaluation(
     B: Backend, config: Config, model: Model, dataset: Dataset, compiled: bool
 ) -> Callable[[Any], dict[str, Any]]:
     """By nearest neighbours among training images, evenly taken: "accuracy"; and how far the features are spread."""
-    training, most = config.training, config.training.evaluation_batch
+    most = config.training.evaluation_batch
     extract = compile_if(B, compiled, make_features(B, model))
     places = np.linspace(0, len(dataset.train) - 1, min(REFERENCES, len(dataset.train))).round().astype(np.int64)
     references = Split(lambda indices: dataset.train.read(places[indices]), dataset.train.labels[places])
