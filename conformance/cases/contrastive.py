@@ -60,7 +60,11 @@ def _of(name: str, **numbers: float) -> Iterator[Definition]:
              rows: dict[str, Tensor] | None = None, **others: float) -> Definition:  # fmt: skip
         arrays = {n: tensor(grid(f"{name}/{key}/{n}", (pairs, 3)), PAIRS) for n in ("first", "second")}
         scalars = {"log_scale": log_scale, **numbers, **others}
-        inputs = {**arrays, **(rows or {}), **{n: tensor(np.float32(value), "") for n, value in scalars.items()}}
+        inputs: dict[str, Any] = {
+            **arrays,
+            **(rows or {}),
+            **{n: tensor(np.float32(value), "") for n, value in scalars.items()},
+        }
         return single(name, name, key, kind, purpose, *flags, **inputs)
 
     yield case("value", "Features that are not normalised.", key="values")
@@ -139,16 +143,6 @@ def pairs_averaged(B: Any, **pairs: Any) -> Any:
     return B.sigmoid_loss(**pairs) / len(pairs["first"])
 
 
-def bias_scaled(B: Any, bias: Any, log_scale: Any, **pairs: Any) -> Any:
-    """The bias is added to the cosines, before they are scaled."""
-    return B.sigmoid_loss(**pairs, log_scale=log_scale, bias=bias * np.exp(log_scale))
-
-
-def positives_alone(B: Any, bias: Any, **pairs: Any) -> Any:
-    """The sigmoid loss leaves out the pairs that do not belong together."""
-    return np.mean(softplus(-np.diag(_logits(**pairs)) - bias))
-
-
 VARIANTS = (
     variant(one_direction, "contrastive_loss"),
     variant(directions_summed, "contrastive_loss", ledger="CO-4b"),
@@ -165,6 +159,4 @@ VARIANTS = (
     ),
     _of_both("norm_without_epsilon", "The norm has no epsilon.", _without_epsilon, "CO-3b", "openai/CLIP"),
     variant(pairs_averaged, "sigmoid_loss", ledger="CO-5b"),
-    variant(bias_scaled, "sigmoid_loss"),
-    variant(positives_alone, "sigmoid_loss"),
 )

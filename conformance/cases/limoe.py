@@ -59,16 +59,6 @@ def cases() -> Iterator[Definition]:
 # Variants.
 
 
-def entropies_in_bits(B: Any, scores: Any) -> Any:
-    """The local entropy is in bits."""
-    return B.local_entropy_loss(scores) / np.log(2)
-
-
-def local_entropy_of_the_mean(B: Any, scores: Any) -> Any:
-    """The local entropy is that of the mean of the scores."""
-    return -B.global_entropy_loss(scores)
-
-
 def epsilon_in_the_logarithm(B: Any, scores: Any) -> Any:
     """The local entropy takes the logarithm of scores with 1e-8 added."""
     return -np.mean(np.sum(scores * np.log(scores + 1e-8), axis=2))
@@ -79,22 +69,13 @@ def global_entropy_of_all_groups(B: Any, scores: Any, **options: Any) -> Any:
     return B.global_entropy_loss(scores.reshape(1, -1, scores.shape[2]), **options)
 
 
-def global_entropy_positive(B: Any, scores: Any, *, threshold: float | None = None) -> Any:
-    """The global entropy is made small, not large."""
-    loss = B.global_entropy_loss(scores)
-    return -loss if threshold is None else np.where(threshold - loss > 0, threshold - loss, 0.0)
-
-
 def threshold_ignored(B: Any, scores: Any, *, threshold: float | None = None) -> Any:
     """The global entropy has no threshold."""
     return B.global_entropy_loss(scores)
 
 
 VARIANTS = (
-    variant(entropies_in_bits, "local_entropy_loss"),
-    variant(local_entropy_of_the_mean, "local_entropy_loss"),
     variant(epsilon_in_the_logarithm, "local_entropy_loss", ledger="LI-2b"),
     variant(global_entropy_of_all_groups, "global_entropy_loss", ledger="LI-1b"),
-    variant(global_entropy_positive, "global_entropy_loss"),
     variant(threshold_ignored, "global_entropy_loss"),
 )

@@ -78,7 +78,9 @@ def _moco_loss() -> Iterator[Definition]:
 
 def _momentum_update() -> Iterator[Definition]:
     def update(name: str, kind: str, purpose: str, decay: float) -> Definition:
-        rows = {n: tensor(grid(f"moco/{name}/{n}", (2, 3)), "inputs outputs") for n in ("average", "current")}
+        rows: dict[str, Any] = {
+            n: tensor(grid(f"moco/{name}/{n}", (2, 3)), "inputs outputs") for n in ("average", "current")
+        }
         return case("momentum_update", f"update_{name}", kind, purpose, **rows, decay=tensor(np.float32(decay), ""))
 
     yield update("slow", "value", "A decay near 1.", 0.98828125)
@@ -89,7 +91,7 @@ def _momentum_update() -> Iterator[Definition]:
 
 
 def _batch_norm() -> Iterator[Definition]:
-    def norm(name: str, kind: str, purpose: str, *flags: str, x: Tensor | None = None, **options: float) -> Definition:
+    def norm(name: str, kind: str, purpose: str, *flags: str, x: Tensor | None = None, **options: Any) -> Definition:
         x = tensor(grid(f"moco/norm/{name}", (6, 4)), AXES) if x is None else x
         return case("batch_norm", f"norm_{name}", kind, purpose, *flags, x=x, **options)
 
@@ -115,18 +117,6 @@ def loss_without_its_factor(B: Any, *, temperature: float = 1.0, **rows: Any) ->
 def views_not_exchanged(B: Any, first_key: Any, second_key: Any, **others: Any) -> Any:
     """A query is compared with the key of its own view."""
     return B.moco_loss(**others, first_key=second_key, second_key=first_key)
-
-
-def multiplied_by_the_temperature(B: Any, *, temperature: float = 1.0, **rows: Any) -> Any:
-    """Cosines are multiplied by the temperature."""
-    return B.moco_loss(**rows, temperature=1 / temperature) * temperature**2
-
-
-def keys_find_queries(
-    B: Any, first_query: Any, second_query: Any, first_key: Any, second_key: Any, **options: Any
-) -> Any:
-    """The softmax of MoCo runs over the queries of a key."""
-    return B.moco_loss(second_key, first_key, second_query, first_query, **options)
 
 
 def epsilon_added_to_the_norm(B: Any, *, temperature: float = 1.0, **rows: Any) -> Any:
@@ -161,8 +151,6 @@ def norm_of_half(B: Any, x: Any, **options: Any) -> Any:
 VARIANTS = (
     variant(loss_without_its_factor, "moco_loss", ledger="MO-3b"),
     variant(views_not_exchanged, "moco_loss"),
-    variant(multiplied_by_the_temperature, "moco_loss"),
-    variant(keys_find_queries, "moco_loss"),
     variant(epsilon_added_to_the_norm, "moco_loss", ledger="MO-7b"),
     variant(decay_of_the_current, "momentum_update"),
     variant(unbiased_batch_norm, "batch_norm"),
