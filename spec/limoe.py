@@ -60,7 +60,7 @@ def local_entropy_loss(scores: ArrayLike) -> Array:
     >>> round(float(local_entropy_loss([[1.0, 0.0], [0.5, 0.5]])), 10)
     0.3465735903
     """
-    return np.mean(_entropy(_checked(scores)))
+    return np.asanyarray(np.mean(_entropy(_checked(scores))))
 
 
 def global_entropy_loss(scores: ArrayLike, *, threshold: float | None = None) -> Array:

@@ -102,13 +102,14 @@ def moco_loss(
     temperature = check_positive("temperature", temperature)
     rows = {"first_query": first_query, "second_query": second_query}
     rows |= {"first_key": first_key, "second_key": second_key}
-    units = {}
+    units: dict[str, Array] = {}
     for name, value in rows.items():
         array = as_array(name, value, "batch width")
         check_same_shape(name, array, "first_query", units.get("first_query", array))
         units[name] = normalize_l2(array, 1, form="clamped", epsilon=EPSILON)
     ways = (units["first_query"], units["second_key"]), (units["second_query"], units["first_key"])
-    return sum(_contrast(query, stop_gradient(key), temperature) for query, key in ways)
+    first, second = (_contrast(query, stop_gradient(key), temperature) for query, key in ways)
+    return first + second
 
 
 def _contrast(query: Array, key: Array, temperature: float) -> Array:

@@ -1,5 +1,7 @@
 """Losses that compare the rows of a batch in pairs, and batch normalisation. The rows are those of all devices: no groups."""
 
+from collections.abc import Sequence
+
 from moespec.backends.once.namespace import Array, Namespace
 from moespec.backends.once.soft_moe import inverse_norm
 from moespec.spec import contrastive, moco
@@ -77,7 +79,7 @@ def _logits(xp: Namespace, first: Array, second: Array, log_scale: Array | float
     return xp.exp(_scalar(xp, "log_scale", log_scale, units[0])) * _product(xp, *units)
 
 
-def _units(xp: Namespace, rows: list[Array], form: str, epsilon: float) -> list[Array]:
+def _units(xp: Namespace, rows: Sequence[Array], form: str, epsilon: float) -> list[Array]:
     return [x * inverse_norm(xp, x, 1, form, epsilon) for x in rows]
 
 

@@ -91,6 +91,16 @@ WRONG: dict[str, tuple[Wrong, ...]] = {
     ),
     "ROUTERS.strictly_balanced.route": (_option("capacity_factor", 9.0, "More slots than tokens."),),
     "ROUTERS.switch.route": (_option("choices", 2, NONE),),
+    "attention": (
+        Wrong(
+            "key",
+            {"causal": True},
+            dict.fromkeys(("key", "value"), lambda a: np.concatenate([a, a], 1)),
+            "ShapeError",
+            "More keys than queries, in causal attention.",
+        ),
+    ),
+    "batch_norm": (_array("x", lambda a: a[:1], "One image has no variance."),),
     "box_muller": (_number("uniform", 1.0, "The logarithm of 0."),),
     "branch_rate": (
         _option("block", Size("depth", 0), "There is no such block."),
@@ -100,6 +110,10 @@ WRONG: dict[str, tuple[Wrong, ...]] = {
     "convolution": (_array("kernel", lambda a: a[:2, :2], "A kernel of an even size."),),
     "dropout": (_number("draws", 1.0, "A draw of 1."), _option("rate", 1.0, "No entry is left.")),
     "expert_capacity": FACTORS,
+    **dict.fromkeys(
+        ("global_entropy_loss", "local_entropy_loss"),
+        (_number("scores", -0.5, "A score is negative, which no softmax is."),),
+    ),
     "gshard_keep": (_array("gates", lambda a: a[..., :1], "There is no second expert.", "ConfigError", "choices"),),
     "hash_table_balanced": (_number("frequencies", -1.0, "A frequency below 0."),),
     "hash_table_of": (
@@ -114,6 +128,10 @@ WRONG: dict[str, tuple[Wrong, ...]] = {
     ),
     "importance_score_choice": (CHOICES, _option("drop", 1.0, "No token is left.")),
     "importance_score_order": (_option("drop", 1.5, "More than all tokens."),),
+    "momentum_update": (
+        _number("decay", 1.5, "The average would move away."),
+        _number("decay", -0.5, "It would move too far."),
+    ),
     "multi_hash_mlp": (
         _array("tables", lambda a: a[[0, 0, 0]], "Three hashes do not divide four hidden units.", "ConfigError"),
     ),

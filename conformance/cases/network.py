@@ -47,9 +47,10 @@ def _layer_norm_scale(x: Any, scale: Any, bias: Any = None, *, epsilon: float = 
     return size if bias is None else size + np.abs(bias)
 
 
-def _attention_scale(query: Any, key: Any, value: Any) -> Any:
+def _attention_scale(query: Any, key: Any, value: Any, *, causal: bool = False) -> Any:
     root = np.sqrt(query.shape[-1])
-    p = softmax(np.einsum("qhd,khd->hqk", query, key) / root)
+    scores = np.einsum("qhd,khd->hqk", query, key) / root
+    p = softmax(np.where(np.tri(len(query), len(key), dtype=bool), scores, -np.inf) if causal else scores)
     size = np.einsum("qhd,khd->hqk", np.abs(query), np.abs(key)) / root
     moved = p * (1 + size + (p * size).sum(axis=-1, keepdims=True))
     return np.einsum("hqk,khd->qhd", moved, np.abs(value))
@@ -155,6 +156,11 @@ def _attention() -> Iterator[Definition]:
     yield attention("attention_large", "value", "Large products.", "large_logits", **heads("c", 3, 3, reach=8.0))
     yield attention("attention_one", "degenerate", "One key: its value.", **heads("d", 2, 1))
     yield attention("attention_gradient", "gradient", "By query, key and value.", **heads("e", 3, 3))
+    causal, purpose = partial(attention, causal=True), "Each token sees those up to itself."
+    yield causal("attention_causal", "value", purpose, **heads("f", 5, 5))
+    yield causal("attention_causal_large", "value", "Large products.", "large_logits", **heads("g", 4, 4, reach=8.0))
+    yield causal("attention_causal_one", "degenerate", "One token: its value.", **heads("h", 1, 1))
+    yield causal("attention_causal_gradient", "gradient", "Of causal attention.", **heads("i", 3, 3))
 
 
 def _patch_embed() -> Iterator[Definition]:
@@ -219,9 +225,22 @@ def epsilon_of_torch(B: Any, x: Any, scale: Any, bias: Any = None, *, epsilon: f
     return B.layer_norm(x, scale, bias, epsilon=1e-5)
 
 
-def attention_not_scaled(B: Any, query: Any, key: Any, value: Any) -> Any:
+def attention_not_scaled(B: Any, query: Any, key: Any, value: Any, **options: Any) -> Any:
     """The products of attention are not divided by the root of their dimension."""
-    return B.attention(query * np.sqrt(query.shape[-1]), key, value)
+    return B.attention(query * np.sqrt(query.shape[-1]), key, value, **options)
+
+
+def attention_to_all(B: Any, query: Any, key: Any, value: Any, *, causal: bool = False) -> Any:
+    """A token of causal attention sees those that follow."""
+    return B.attention(query, key, value)
+
+
+def attention_masked_with_zero(B: Any, query: Any, key: Any, value: Any, *, causal: bool = False) -> Any:
+    """Products with tokens that follow are replaced by 0, not left out."""
+    if not causal:
+        return B.attention(query, key, value)
+    scores = np.einsum("nqhd,nkhd->nhqk", query, key) / np.sqrt(query.shape[-1])
+    return np.einsum("nhqk,nkhd->nqhd", softmax(scores * np.tri(query.shape[1])), value)
 
 
 def patches_column_by_column(B: Any, images: Any, kernel: Any, bias: Any) -> Any:
@@ -256,6 +275,8 @@ VARIANTS = (
     variant(unbiased_layer_norm, "layer_norm", ledger="NW-1c"),
     variant(epsilon_of_torch, "layer_norm", ledger="NW-1b"),
     variant(attention_not_scaled, "attention"),
+    variant(attention_to_all, "attention"),
+    variant(attention_masked_with_zero, "attention"),
     variant(patches_column_by_column, "patch_embed"),
     variant(targets_made_hard, "softmax_cross_entropy"),
     variant(sigmoid_averaged, "sigmoid_cross_entropy", ledger="NW-2b"),

@@ -218,6 +218,7 @@ def test_every_check_has_an_error_case():
 NOT_SMOOTH = {
     **dict.fromkeys(("batch_priority", "importance_score_order"), "an order is not a number"),
     **dict.fromkeys(("base_greedy",), "an assignment is not a number"),
+    **dict.fromkeys(("moco/moco_loss/first_key", "moco/moco_loss/second_key"), "keys are constants"),
     "gshard_keep": "whether a choice is made is not a number",
     **dict.fromkeys(("batchwise_mask", "threshold_mask"), "a mask is not a number"),
     "dropout/dropout/draws": "whether an entry is kept is not a number",

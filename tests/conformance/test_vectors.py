@@ -27,13 +27,17 @@ SCHEMA = json.loads((suite.VECTORS.parent / "schema.json").read_text())
 # Nothing selects in these, or what selects is a part of them.
 WITHOUT_TIES = {
     "capped_affinity",
+    "contrastive_loss",
     "convolution",
     "gating_noise",
     "hierarchical_load_loss",
+    "limoe",
     "mixer",
+    "moco",
     "network",
     "router_jitter",
     "routing_statistics",
+    "sigmoid_loss",
     "threefry",
     "threshold_loss",
     "vit",
@@ -117,6 +121,7 @@ def test_only_what_models_compute_with_is_rounded_to_bfloat16():
     network = {
         "array_operations",
         "attention",
+        "batch_norm",
         "expert_mlp",
         "gelu",
         "layer_norm",

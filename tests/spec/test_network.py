@@ -34,6 +34,16 @@ def test_attention_head_by_head(B, seed):
         np.testing.assert_allclose(attended[image, :, head], expected, rtol=1e-11, atol=1e-13)
 
 
+@holds(wrong=("attention_to_all", "attention_masked_with_zero"), seed=seeds)
+def test_causal_attention_is_that_of_each_beginning(B, seed):
+    """Token i attends as the last one of the first i + 1."""
+    query, key, value = (normal(seed + i, 2, 4, 2, 4) for i in range(3))
+    attended = B.attention(query, key, value, causal=True)
+    for i in range(4):
+        alone = B.attention(query[:, i : i + 1], key[:, : i + 1], value[:, : i + 1])
+        np.testing.assert_allclose(attended[:, i], alone[:, 0], rtol=1e-11, atol=1e-13)
+
+
 @holds(wrong="patches_column_by_column", seed=seeds)
 def test_patches_are_counted_row_by_row_and_mapped_alone(B, seed):
     """Patch i covers row `i // columns` of the grid, and its pixels are read as the kernel is."""

@@ -65,12 +65,12 @@ def layer_norm(x: jax.Array, scale: jax.Array, bias: jax.Array | None = None, **
     return normalised if bias is None else normalised + bias
 
 
-def attention(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+def attention(query: jax.Array, key: jax.Array, value: jax.Array, *, causal: bool = False) -> jax.Array:
     """`jax.nn.dot_product_attention`.
 
     Its logits are float32 also where the arrays are float64.
     """
-    return jax.nn.dot_product_attention(query, key, value)
+    return jax.nn.dot_product_attention(query, key, value, is_causal=causal)
 
 
 def patch_embed(images: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:

@@ -10,6 +10,7 @@ from moespec.conformance.peers.adapters.on_torch import SlotRouting, shared
 
 __all__ = [
     "attention",
+    "batch_norm",
     "batch_priority",
     "expert_choice",
     "gelu",
@@ -71,10 +72,15 @@ def layer_norm(x: Tensor, scale: Tensor, bias: Tensor | None = None, **options: 
     return F.layer_norm(x, scale.shape, scale, bias, **options)
 
 
-def attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+def attention(query: Tensor, key: Tensor, value: Tensor, *, causal: bool = False) -> Tensor:
     """`torch.nn.functional.scaled_dot_product_attention`."""
     query, key, value = (array.transpose(1, 2) for array in (query, key, value))
-    return F.scaled_dot_product_attention(query, key, value).transpose(1, 2)
+    return F.scaled_dot_product_attention(query, key, value, is_causal=causal).transpose(1, 2)
+
+
+def batch_norm(x: Tensor, *, epsilon: float = 1e-5) -> Tensor:
+    """`torch.nn.functional.batch_norm` in training, without running statistics."""
+    return F.batch_norm(x, None, None, training=True, eps=epsilon)
 
 
 def patch_embed(images: Tensor, kernel: Tensor, bias: Tensor) -> Tensor:

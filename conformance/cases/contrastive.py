@@ -1,0 +1,162 @@
+"""The losses of pairs.
+
+A cross-entropy near 0 is a difference of large numbers, so the scales are written down: each logit l has the error of the
+same product on absolute values, and that of the exponential of s, which s magnifies.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from scipy.special import expit
+
+from moespec.conformance.author.definition import Definition, single, tensor
+from moespec.conformance.author.describe import Function, Output
+from moespec.conformance.author.draw import grid
+from moespec.conformance.author.variant import Variant, variant
+from moespec.conformance.format import Tensor
+from moespec.spec.numerics import logsumexp, normalize_l2, softplus
+
+__all__ = ["FUNCTIONS", "VARIANTS", "cases", "contrast_scale"]
+
+
+def _sizes(first: Any, second: Any, log_scale: Any) -> Any:
+    first, second = (normalize_l2(np.abs(rows), 1, form="paper", epsilon=1e-8) for rows in (first, second))
+    return np.exp(log_scale) * (1 + np.abs(log_scale)) * np.einsum("id,jd->ij", first, second)
+
+
+def contrast_scale(sizes: Any) -> Any:
+    """Of the mean cross-entropy of rows of logits with these sizes and errors."""
+    return np.mean(sizes.max(axis=1) + np.diag(sizes)) + np.log(len(sizes))
+
+
+def _contrastive_scale(**arguments: Any) -> Any:
+    sizes = _sizes(**arguments)
+    return (contrast_scale(sizes) + contrast_scale(sizes.T)) / 2
+
+
+def _sigmoid_scale(*, bias: Any, **arguments: Any) -> Any:
+    signs = 2 * np.eye(len(arguments["first"])) - 1
+    margins = signs * (_logits(**arguments) + bias)
+    errors = expit(-margins) * (_sizes(**arguments) + np.abs(bias))
+    return np.mean(np.sum(softplus(-margins) + errors, axis=1))
+
+
+FUNCTIONS = (
+    Function("contrastive_loss", {"loss": Output(written=_contrastive_scale)}),
+    Function("sigmoid_loss", {"loss": Output(written=_sigmoid_scale)}),
+)
+PAIRS = "pairs width"
+
+
+def cases() -> Iterator[Definition]:
+    """All cases of this module."""
+    yield from _of("contrastive_loss")
+    yield from _of("sigmoid_loss", bias=-2.0)
+
+
+def _of(name: str, **numbers: float) -> Iterator[Definition]:
+    def case(kind: str, purpose: str, *flags: str, key: str = "", log_scale: float = 2.25, pairs: int = 4,
+             rows: dict[str, Tensor] | None = None, **others: float) -> Definition:  # fmt: skip
+        arrays = {n: tensor(grid(f"{name}/{key}/{n}", (pairs, 3)), PAIRS) for n in ("first", "second")}
+        scalars = {"log_scale": log_scale, **numbers, **others}
+        inputs: dict[str, Any] = {
+            **arrays,
+            **(rows or {}),
+            **{n: tensor(np.float32(value), "") for n, value in scalars.items()},
+        }
+        return single(name, name, key, kind, purpose, *flags, **inputs)
+
+    yield case("value", "Features that are not normalised.", key="values")
+    yield case("value", "More pairs.", key="eight_pairs", pairs=8)
+    yield case("value", "A temperature above 1.", key="warm", log_scale=-0.75)
+    yield case(
+        "value",
+        "A scale above 100, and logits whose exponential overflows.",
+        "large_logits",
+        key="large",
+        log_scale=6.0,
+    )
+    if numbers:
+        yield case("value", "Where the training of the paper starts.", key="start", log_scale=2.296875, bias=-10.0)
+        yield case("value", "A bias above 0.", key="positive_bias", bias=1.5)
+    faint = {"first": tensor(grid(f"{name}/faint", (4, 3)) * 2.0**-26, PAIRS)}
+    yield case("degenerate", "Features so small that epsilon counts.", "norm_form", key="faint", rows=faint)
+    absent = grid(f"{name}/absent", (4, 3))
+    absent[1] = 0
+    yield case("degenerate", "Features of 0.", "norm_form", key="zero", rows={"first": tensor(absent, PAIRS)})
+    yield case("degenerate", "All alike.", key="alike", rows={"second": tensor(np.full((4, 3), 0.5), PAIRS)})
+    yield case("degenerate", "One pair.", "degenerate_size", key="one_pair", pairs=1)
+    yield case("gradient", "By both features and the scalars.", key="gradient")
+
+
+# Variants.
+
+
+def _logits(first: Any, second: Any, log_scale: Any) -> Any:
+    first, second = (normalize_l2(rows, 1, form="paper", epsilon=1e-8) for rows in (first, second))
+    return np.exp(log_scale) * np.einsum("id,jd->ij", first, second)
+
+
+def one_direction(B: Any, **pairs: Any) -> Any:
+    """Rows of the first tower find theirs among those of the second, and not the reverse."""
+    logits = _logits(**pairs)
+    return np.mean(logsumexp(logits, axis=1) - np.diag(logits))
+
+
+def directions_summed(B: Any, **pairs: Any) -> Any:
+    """The two directions of the softmax loss are summed."""
+    return 2 * B.contrastive_loss(**pairs)
+
+
+def negatives_of_half(B: Any, first: Any, second: Any, log_scale: Any) -> Any:
+    """Each half of the batch, as on two devices, finds its pairs in that half; the loss is the mean."""
+    half = (len(first) + 1) // 2
+    parts = [
+        B.contrastive_loss(first[rows], second[rows], log_scale)
+        for rows in (slice(half), slice(half, None))
+        if len(first[rows])
+    ]
+    return sum(parts) / len(parts)
+
+
+def _of_both(name: str, computes: str, change: Callable[..., Any], ledger: str = "", who: str = "") -> Variant:
+    """The variant of both losses whose arguments are changed."""
+
+    def replacement(loss: str) -> Callable[..., Any]:
+        return lambda B, **pairs: getattr(B, loss)(**{**pairs, **change(**pairs)})
+
+    return Variant(
+        name, computes, {loss: replacement(loss) for loss in ("contrastive_loss", "sigmoid_loss")}, ledger, who
+    )
+
+
+def _without_epsilon(first: Any, second: Any, **_: Any) -> dict[str, Any]:
+    with np.errstate(invalid="ignore"):
+        return {
+            n: x / np.sqrt(np.sum(x * x, axis=1, keepdims=True)) for n, x in {"first": first, "second": second}.items()
+        }
+
+
+def pairs_averaged(B: Any, **pairs: Any) -> Any:
+    """The sigmoid loss is averaged over all pairs."""
+    return B.sigmoid_loss(**pairs) / len(pairs["first"])
+
+
+VARIANTS = (
+    variant(one_direction, "contrastive_loss"),
+    variant(directions_summed, "contrastive_loss", ledger="CO-4b"),
+    variant(negatives_of_half, "contrastive_loss", ledger="CO-1c"),
+    _of_both(
+        "scale_limited",
+        "The scale is at most 100.",
+        lambda log_scale, **_: {"log_scale": np.where(log_scale.real > np.log(100), np.log(100), log_scale)},
+        "CO-2b",
+        "openai/CLIP",
+    ),
+    _of_both(
+        "divided_by_the_scale", "Cosines are divided by the scale.", lambda log_scale, **_: {"log_scale": -log_scale}
+    ),
+    _of_both("norm_without_epsilon", "The norm has no epsilon.", _without_epsilon, "CO-3b", "openai/CLIP"),
+    variant(pairs_averaged, "sigmoid_loss", ledger="CO-5b"),
+)

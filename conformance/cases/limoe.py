@@ -1,0 +1,81 @@
+"""LIMoE's entropies. With a threshold the global one is a difference, whose scale is the sum."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from moespec.conformance.author.definition import Definition, single
+from moespec.conformance.author.describe import Function, Output
+from moespec.conformance.author.inputs import groups_tokens, utilities
+from moespec.conformance.author.variant import variant
+from moespec.conformance.format import Tensor
+
+__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
+
+
+def _entropy_scale(p: Any) -> Any:
+    return np.sum(p * (1 + np.abs(np.log(np.where(p > 0, p, 1)))), axis=-1)
+
+
+def _local_scale(scores: Any) -> Any:
+    return np.mean(_entropy_scale(scores))
+
+
+def _global_scale(scores: Any, *, threshold: float | None = None) -> Any:
+    return (threshold or 0.0) + _entropy_scale(scores.mean(axis=0))
+
+
+FUNCTIONS = (
+    Function("local_entropy_loss", {"loss": Output(scale="written", written=_local_scale)}),
+    Function("global_entropy_loss", {"loss": Output(scale="written", written=_global_scale)}),
+)
+
+
+def cases() -> Iterator[Definition]:
+    """All cases of this module."""
+
+    def both(name: str, kind: str, purpose: str, scores: Tensor, *flags: str) -> Iterator[Definition]:
+        for part in ("local", "global"):
+            yield single("limoe", f"{part}_entropy_loss", f"{part}_{name}", kind, purpose, *flags, scores=scores)
+
+    def limited(name: str, kind: str, purpose: str, threshold: float) -> Definition:
+        scores = utilities(f"limoe/{name}")
+        return single("limoe", "global_entropy_loss", name, kind, purpose, scores=scores, threshold=threshold)
+
+    yield from both("values", "value", "Two groups: the mean of their losses.", utilities("limoe/values"))
+    yield from both("four_experts", "value", "Four experts.", utilities("limoe/four", (2, 8, 4)))
+    certain = groups_tokens(np.eye(3)[[0, 1, 1, 0]])
+    yield from both(
+        "certain", "degenerate", "Scores of 0 and 1, with an expert that none has.", certain, "zero_score_slots"
+    )
+    yield from both("one_token", "degenerate", "One token.", utilities("limoe/one", (1, 1, 3)), "degenerate_size")
+    yield from both("gradient", "gradient", "By the scores.", utilities("limoe/gradient"))
+    yield limited("threshold", "value", "A threshold that neither group reaches.", 1.5)
+    yield limited("threshold_reached", "degenerate", "A threshold that both groups reach.", 0.25)
+    yield limited("threshold_gradient", "gradient", "Below the threshold.", 1.5)
+
+
+# Variants.
+
+
+def epsilon_in_the_logarithm(B: Any, scores: Any) -> Any:
+    """The local entropy takes the logarithm of scores with 1e-8 added."""
+    return -np.mean(np.sum(scores * np.log(scores + 1e-8), axis=2))
+
+
+def global_entropy_of_all_groups(B: Any, scores: Any, **options: Any) -> Any:
+    """The global entropy is that of the mean over the tokens of all groups."""
+    return B.global_entropy_loss(scores.reshape(1, -1, scores.shape[2]), **options)
+
+
+def threshold_ignored(B: Any, scores: Any, *, threshold: float | None = None) -> Any:
+    """The global entropy has no threshold."""
+    return B.global_entropy_loss(scores)
+
+
+VARIANTS = (
+    variant(epsilon_in_the_logarithm, "local_entropy_loss", ledger="LI-2b"),
+    variant(global_entropy_of_all_groups, "global_entropy_loss", ledger="LI-1b"),
+    variant(threshold_ignored, "global_entropy_loss"),
+)

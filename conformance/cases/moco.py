@@ -1,0 +1,158 @@
+"""MoCo v3: the loss, the average of the encoder and the normalisation of projector and predictor."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from moespec.conformance.author.definition import Definition, single, tensor
+from moespec.conformance.author.describe import Function, Output
+from moespec.conformance.author.draw import grid
+from moespec.conformance.author.variant import variant
+from moespec.conformance.cases.contrastive import contrast_scale
+from moespec.conformance.format import Tensor
+from moespec.spec.numerics import logsumexp, normalize_l2
+
+__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
+
+
+def _moco_scale(*, temperature: float = 1.0, **rows: Any) -> Any:
+    units = {n: normalize_l2(np.abs(x), 1, form="clamped", epsilon=1e-12) for n, x in rows.items()}
+    ways = (("first_query", "second_key"), ("second_query", "first_key"))
+    return 2 * temperature * sum(contrast_scale(units[q] @ units[k].T / temperature) for q, k in ways)
+
+
+def _batch_norm_scale(x: Any, *, epsilon: float = 1e-5) -> Any:
+    """The error of the mean moves a whole column; see `layer_norm`."""
+    centred = x - x.mean(axis=0)
+    return (np.abs(centred) + np.abs(x).mean(axis=0)) / np.sqrt(np.mean(centred**2, axis=0) + epsilon)
+
+
+AXES = "batch width"
+FUNCTIONS = (
+    Function("moco_loss", {"loss": Output(written=_moco_scale)}),
+    Function("momentum_update", {"average": Output("inputs outputs")}),
+    Function("batch_norm", {"normalised": Output(AXES, rounded=True, scale="written", written=_batch_norm_scale)}),
+)
+ROWS = ("first_query", "second_query", "first_key", "second_key")
+case = partial(single, "moco")
+
+
+def cases() -> Iterator[Definition]:
+    """All cases of this module."""
+    yield from _moco_loss()
+    yield from _momentum_update()
+    yield from _batch_norm()
+
+
+def _moco_loss() -> Iterator[Definition]:
+    def loss(
+        name: str, kind: str, purpose: str, *flags: str, batch: int = 4, change: Any = None, **options: Any
+    ) -> Definition:
+        arrays = {n: grid(f"moco/{name}/{n}", (batch, 3)) for n in ROWS}
+        arrays |= change(arrays) if change else {}
+        rows: dict[str, Any] = {n: tensor(array, AXES) for n, array in arrays.items()}
+        return case("moco_loss", name, kind, purpose, *flags, **rows, **options)
+
+    yield loss("values", "value", "A temperature of 1, the default.")
+    yield loss("cold", "value", "A temperature of 0.2, that of vision transformers.", temperature=0.2)
+    purpose = "Logits whose exponential overflows."
+    yield loss("large", "value", purpose, "large_logits", batch=6, temperature=2.0**-10)
+    purpose = "Features so small that an epsilon which is added counts."
+    yield loss(
+        "faint", "value", purpose, "norm_form", change=lambda a: {n: a[n] * 2.0**-26 for n in ROWS[:2]}, temperature=0.2
+    )
+    yield loss(
+        "zero", "degenerate", "Features of 0.", "norm_form", change=lambda a: {"first_query": 0 * a["first_query"]}
+    )
+    yield loss(
+        "equal_views",
+        "degenerate",
+        "Equal views.",
+        change=lambda a: {f"second_{n}": a[f"first_{n}"] for n in ("query", "key")},
+    )
+    yield loss("one_image", "degenerate", "One image.", "degenerate_size", batch=1)
+    yield loss("gradient", "gradient", "By the queries.", temperature=0.2, by=ROWS[:2])
+
+
+def _momentum_update() -> Iterator[Definition]:
+    def update(name: str, kind: str, purpose: str, decay: float) -> Definition:
+        rows: dict[str, Any] = {
+            n: tensor(grid(f"moco/{name}/{n}", (2, 3)), "inputs outputs") for n in ("average", "current")
+        }
+        return case("momentum_update", f"update_{name}", kind, purpose, **rows, decay=tensor(np.float32(decay), ""))
+
+    yield update("slow", "value", "A decay near 1.", 0.98828125)
+    yield update("fast", "value", "A decay of three eighths.", 0.375)
+    yield update("kept", "degenerate", "A decay of 1 keeps the average.", 1.0)
+    yield update("replaced", "degenerate", "A decay of 0 replaces it.", 0.0)
+    yield update("gradient", "gradient", "By both arrays and the decay.", 0.75)
+
+
+def _batch_norm() -> Iterator[Definition]:
+    def norm(name: str, kind: str, purpose: str, *flags: str, x: Tensor | None = None, **options: Any) -> Definition:
+        x = tensor(grid(f"moco/norm/{name}", (6, 4)), AXES) if x is None else x
+        return case("batch_norm", f"norm_{name}", kind, purpose, *flags, x=x, **options)
+
+    population = "population_variance"
+    yield norm("values", "value", "Of each feature.", population)
+    two = tensor(grid("moco/norm/two", (2, 4)), AXES)
+    yield norm("two_images", "degenerate", "The smallest batch.", population, "degenerate_size", x=two)
+    shifted = tensor(grid("moco/norm/shifted", (6, 4), centre=20.0), AXES)
+    yield norm("shifted", "value", "A mean that is larger than the spread.", x=shifted)
+    yield norm("epsilon", "value", "A large epsilon.", epsilon=0.5)
+    yield norm("constant", "degenerate", "Constant features become 0.", x=tensor(np.full((3, 2), 0.75), AXES))
+    yield norm("gradient", "gradient", "By the features.", population)
+
+
+# Variants.
+
+
+def loss_without_its_factor(B: Any, *, temperature: float = 1.0, **rows: Any) -> Any:
+    """The cross-entropies of MoCo are not multiplied by twice the temperature."""
+    return B.moco_loss(**rows, temperature=temperature) / (2 * temperature)
+
+
+def views_not_exchanged(B: Any, first_key: Any, second_key: Any, **others: Any) -> Any:
+    """A query is compared with the key of its own view."""
+    return B.moco_loss(**others, first_key=second_key, second_key=first_key)
+
+
+def epsilon_added_to_the_norm(B: Any, *, temperature: float = 1.0, **rows: Any) -> Any:
+    """The norms of MoCo's loss have 1e-8 added to them."""
+    units = {n: normalize_l2(x, 1, form="paper", epsilon=1e-8) for n, x in rows.items()}
+    ways = (("first_query", "second_key"), ("second_query", "first_key"))
+    logits = [units[q] @ units[k].T / temperature for q, k in ways]
+    return 2 * temperature * sum(np.mean(logsumexp(each, axis=1) - np.diag(each)) for each in logits)
+
+
+def decay_of_the_current(B: Any, average: Any, current: Any, decay: Any) -> Any:
+    """The decay is the share of the current parameters."""
+    return B.momentum_update(current, average, decay)
+
+
+def unbiased_batch_norm(B: Any, x: Any, *, epsilon: float = 1e-5) -> Any:
+    """The variance of batch normalisation is divided by n - 1."""
+    factor = len(x) / (len(x) - 1)
+    return B.batch_norm(x, epsilon=epsilon / factor) / np.sqrt(factor)
+
+
+def norm_of_half(B: Any, x: Any, **options: Any) -> Any:
+    """Mean and variance are those of each half of the batch, as on two devices."""
+    half = len(x) // 2
+    return (
+        B.batch_norm(x, **options)
+        if half < 2
+        else np.concatenate([B.batch_norm(x[:half], **options), B.batch_norm(x[half:], **options)])
+    )
+
+
+VARIANTS = (
+    variant(loss_without_its_factor, "moco_loss", ledger="MO-3b"),
+    variant(views_not_exchanged, "moco_loss"),
+    variant(epsilon_added_to_the_norm, "moco_loss", ledger="MO-7b"),
+    variant(decay_of_the_current, "momentum_update"),
+    variant(unbiased_batch_norm, "batch_norm"),
+    variant(norm_of_half, "batch_norm", ledger="MO-5b"),
+)
