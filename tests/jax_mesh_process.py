@@ -41,6 +41,9 @@ def main(file: str, which: str) -> None:
             exported = cases.together([results[cases.MESHES[-2], router]["state"]])
             results["continued", router] = cases.continued(B, step, router, exported)
             results[router]["continued"] = cases.continued(one_device, one["step"], router, one["state"])
+    for name, sizes in cases.OBJECTIVES.items():
+        results[name] = cases.of_objective(OnMesh(sizes), name)
+        results["one", name] = cases.of_objective(one_device, name)
     B = OnMesh(cases.MESHES[-1])
     results |= {"errors": cases.errors(B), "texts": B.exchanged("alone"), "rows": B.rows(8)}
     Path(file).write_bytes(pickle.dumps(results))

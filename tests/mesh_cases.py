@@ -5,6 +5,7 @@ All is in float64, so that what differs is an error, and not the order of a sum.
 
 import os
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +17,9 @@ from moespec.backends.optimizer import OptimizerConfig
 from moespec.models import vit
 from moespec.models.draws import of_step
 from moespec.models.evaluation.metrics import make_forward
+from moespec.models.training.config import Config, LitConfig, MocoConfig, ModelConfig
 from moespec.models.training.objectives.classification import make_loss
+from moespec.models.training.objectives.table import besides, objective_of
 from moespec.spec import SpecError
 
 BATCH, STEPS, RATE = 16, 3, 0.01
@@ -84,10 +87,12 @@ def which(request: Any) -> str:
     return "all" if any(item.get_closest_marker("full") for item in request.session.items) else "some"
 
 
+ONE_BLOCK: dict[str, Any] = {"moe": "last_1", "depth": 1, "experts": 4, "channels": 1, "image_size": 8}
+
+
 def model(router: str, **more: Any) -> vit.VitConfig:
     """One block of attention and experts."""
-    fixed = {"moe": "last_1", "depth": 1, "experts": 4, "channels": 1, "classes": 10, "image_size": 8}
-    return vit.named("vit_tiny", router=router, **{**fixed, **CASES[router].model, **more})
+    return vit.named("vit_tiny", router=router, **{**ONE_BLOCK, "classes": 10, **CASES[router].model, **more})
 
 
 def slot_entries(router: str, images: int) -> int:
@@ -110,15 +115,20 @@ def reductions(router: str, sizes: MeshSizes) -> int:
 
 def params(config: vit.VitConfig) -> dict[str, Any]:
     """Parameters of which none is 0."""
+    return moved(vit.init(config))
+
+
+def moved(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """The tree with numbers added to each."""
     rng = np.random.default_rng(0)
 
-    def moved(tree: Mapping[str, Any]) -> dict[str, Any]:
+    def move(tree: Mapping[str, Any]) -> dict[str, Any]:
         return {
-            name: moved(value) if isinstance(value, dict) else value + 0.1 * rng.standard_normal(value.shape)
+            name: move(value) if isinstance(value, dict) else value + 0.1 * rng.standard_normal(value.shape)
             for name, value in tree.items()
         }
 
-    return moved(vit.init(config))
+    return move(tree)
 
 
 def batches() -> Iterator[dict[str, Any]]:
@@ -155,6 +165,47 @@ def training(B: Any, router: str, *, before: Any = None, **options: Any) -> dict
         state, figures = step(state, rows, RATE)
         metrics.append(B.to_numpy(figures))
     return {"step": step, "metrics": metrics, "params": B.state_params(state), "state": B.export_state(state)}
+
+
+OBJECTIVES = {"moco": MESHES[2], "lit": MESHES[1]}
+"""Objectives whose loss is over the images of all devices, each on one mesh."""
+
+
+def of_objective(B: Any, name: str, **options: Any) -> dict[str, Any]:
+    """The metrics and the state of training by an objective, as of `training`: of two views, or of images and texts."""
+    one = vit.named(
+        "vit_tiny", **ONE_BLOCK, classes=0, router="noisy_top_k" if name == "moco" else "softmax_expert_choice"
+    )
+    tower = ModelConfig("text_tiny", width=64, depth=1, length=6, projection=64, moe="last_1", experts=4)
+    # The epsilon is far above the rounding errors of gradients that are 0, those of biases before a normalisation.
+    optimizer = OptimizerConfig(weight_decay=0.1, clip=0.5, epsilon=1e-3, ema=0.9, ema_steps=2 * STEPS)
+    config = Config(objective=name, optimizer=optimizer, text=tower.but(router="softmax_token_choice"))  # type: ignore[arg-type]
+    config = replace(config, moco=MocoConfig(hidden=6, output=4), lit=LitConfig(locked=False, loss="sigmoid"))
+    objective = objective_of(config)
+    state, metrics = B.init_state({**params(one), **moved(besides(config, one))}, optimizer), []
+    step = B.make_step(objective.make_loss(B, config, one), optimizer, averaged=objective.averaged, **options)
+    rng, rows = np.random.default_rng(2), B.rows(BATCH)
+    for number in range(STEPS):
+        images = [rng.standard_normal((BATCH, 8, 8, 1)) for _ in range(2)]
+        random = of_step(2 * BATCH, seed=0, step=number).reshape(2, BATCH, 4)
+        if name == "moco":
+            views = {view: {"images": images[i], "random": random[i]} for i, view in enumerate(("first", "second"))}
+        else:
+            ids = rng.integers(0, 257, (BATCH, 6), np.int32)
+            views = {"image": {"images": images[0]}, "text": {"ids": ids}}
+        own = {
+            view: {key: array[rows.start : rows.stop] for key, array in each.items()} for view, each in views.items()
+        }
+        state, figures = step(state, B.put(own), RATE)
+        metrics.append(B.to_numpy(figures))
+    return {"metrics": metrics, "state": B.export_state(state)}
+
+
+def check_objective(processes: list[Any], want: dict[str, Any], name: str) -> None:
+    """Of a mesh: metrics of each step of every process, and the state, equal those of one device."""
+    for process in processes:
+        assert_same(process[name]["metrics"], want["metrics"])
+    assert_same(together([process[name]["state"] for process in processes]), want["state"])
 
 
 def check_narrow(metrics: Any, one: Any) -> None:

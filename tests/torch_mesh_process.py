@@ -54,6 +54,8 @@ def run(rank: int, address: str, folder: Path, which: str) -> None:
                 states: list[Any] = [None] * PROCESSES
                 dist.all_gather_object(states, results[cases.MESHES[-2], router]["state"])
                 results["continued", router] = cases.continued(B, step, router, cases.together(states))
+        for name, sizes in cases.OBJECTIVES.items():
+            results[name] = cases.of_objective(meshes[sizes], name, compiled=False)
     with Collectives() as record, torch.compiler.set_stance("force_eager"):
         narrow = OnMesh(cases.MESHES[1], transport="bfloat16")
         results["narrow"] = cases.training(narrow, NARROW, compiled=False)["metrics"]

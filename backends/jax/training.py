@@ -169,7 +169,7 @@ def compiled_step(gradients_of: Gradients, optimizer: OptimizerConfig, *, averag
             for path, p in trained.items()
         }
         done = state.step + 1
-        ema = optimizer.ema_after(done, jnp)
+        ema = optimizer.ema_after(done.astype(jnp.result_type(float)), jnp)
         average = {path: ema * a + (1 - ema) * moved[path] for path, a in state.average.items()}
         new = TrainState(joined({**moved, **frozen}), moments, average, done, state.config)
         return new, {**metrics, "grad_norm": norm}

@@ -59,6 +59,11 @@ def test_a_state_goes_from_mesh_to_mesh(results, router):
     cases.check_continued([results], results[router]["continued"], router)
 
 
+@pytest.mark.parametrize("name", cases.OBJECTIVES)
+def test_an_objective_over_all_images_equals_that_of_one_device(results, name):
+    cases.check_objective([results], results["one", name], name)
+
+
 def test_one_process_has_all_rows_and_its_own_text(results):
     assert results["texts"] == ["alone"]
     assert results["rows"] == range(8)

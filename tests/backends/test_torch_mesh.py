@@ -77,6 +77,11 @@ def test_a_state_goes_from_mesh_to_mesh(processes, one_device, router):
     cases.check_continued(processes, cases.continued(B, one["step"], router, one["state"]), router)
 
 
+@pytest.mark.parametrize("name", cases.OBJECTIVES)
+def test_an_objective_over_all_images_equals_that_of_one_device(processes, name):
+    cases.check_objective(processes, cases.of_objective(B, name, compiled=False), name)
+
+
 def test_a_compiled_step_equals_one_op_by_op(processes, one_device):
     for process in processes:
         cases.assert_same(process["compiled"], one_device[worker.COMPILED]["metrics"])
