@@ -47,7 +47,7 @@ def read_run(path: Path, given: Any) -> Weights:
     for line in read_log(path, "evaluation"):
         if line["step"] == step:
             about["Validation accuracy"] = f"{line['accuracy']:.4f} of {line['images']} images"
-    classes = named_classes(list(directory.classes()), model, str(path / "classes.json"))
+    classes = named_classes(list(directory.classes()) if model.classes else [], model, str(path / "classes.json"))
     return Weights(model, params, about, classes)
 
 
