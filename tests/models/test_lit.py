@@ -1,0 +1,204 @@
+"""Towers of images and texts as an objective: what it computes, what its runs keep, and what they refuse."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from moespec import spec
+from moespec.backends import numpy as B
+from moespec.models import cli, text, vit
+from moespec.models.training.config import Config, LitConfig, ModelConfig
+from moespec.models.training.objectives.table import besides, objective_of
+from moespec.models.training.runlog import read_log
+
+COLOURS = {"red": (200, 0, 0), "green": (0, 200, 0), "blue": (0, 0, 200), "yellow": (200, 200, 0)}
+SIZE = ("--model.image-size", "8", "--model.patch-size", "4")
+MODEL = (
+    "--model.depth",
+    "1",
+    "--model.width",
+    "16",
+    "--model.hidden",
+    "16",
+    "--model.heads",
+    "2",
+    "--model.moe",
+    "none",
+)
+LENGTH = ("--training.steps", "6", "--training.batch", "8", "--training.log-every", "1", "--schedule.warmup", "1")
+OFTEN = ("--training.evaluate-every", "3", "--training.checkpoint-every", "2", "--training.keep", "9")
+TEXT = ("--text.depth", "1", "--text.width", "16", "--text.hidden", "16", "--text.heads", "2", "--text.length", "12")
+LAST = Path("checkpoints", "00000006", "arrays.safetensors")
+FEATURES = "features.safetensors"
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pictures of four colours, by name, in classes and with captions."""
+    folder = tmp_path_factory.mktemp("pairs")
+    for part, count in (("train", 6), ("val", 2)):
+        for name, colour in COLOURS.items():
+            for number in range(count):
+                file = folder / part / name / f"{number}.png"
+                file.parent.mkdir(parents=True, exist_ok=True)
+                Image.new("RGB", (8, 8), tuple(value + number for value in colour)).save(file)
+                file.with_suffix(".txt").write_text(f"{name} {number}")
+    prompts = {"classes": sorted(COLOURS), "prompts": ["{}", "{} 1"]}
+    (folder / "prompts.json").write_text(json.dumps(prompts))
+    return folder
+
+
+def flags(pairs: Path, run: Path, *more: str, backend: str = "torch") -> list[str]:
+    where = [
+        "--backend",
+        backend,
+        "--objective",
+        "lit",
+        "--data",
+        "pairs",
+        "--data.path",
+        str(pairs),
+        "--run",
+        str(run),
+    ]
+    return [*where, *LENGTH, *OFTEN, *TEXT, *more]
+
+
+def losses(run: Path) -> list[float]:
+    return [line["contrastive"] for line in read_log(run, "train")]
+
+
+@pytest.fixture(scope="module")
+def image_tower(pairs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that told the colours apart."""
+    run = tmp_path_factory.mktemp("tower") / "run"
+    words = ["--backend", "torch", "--data", "folder", "--data.path", str(pairs), "--run", str(run), *SIZE, *MODEL]
+    assert cli.main(["train", *words, "--training.steps", "2", "--training.batch", "8", "--schedule.warmup", "0"]) == 0
+    return run
+
+
+@pytest.fixture(scope="module")
+def locked(pairs: Path, image_tower: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("locked") / "run"
+    own = run.parent / "own.toml"
+    own.write_text(
+        f'[evaluation.near]\nkind = "retrieval"\n[evaluation.named]\nkind = "zero_shot"\ndata = "folder"\npath = "{pairs}"\n'
+        f'prompts = "{pairs / "prompts.json"}"\n'
+    )
+    assert cli.main(["finetune", str(image_tower), *flags(pairs, run, "--config", str(own))]) == 0
+    return run
+
+
+def test_features_of_a_locked_tower_are_kept_and_checked(locked: Path, tmp_path: Path, runs: Any, said: Any) -> None:
+    again = runs.stopped(locked, tmp_path / "again", step=2)
+    (again / FEATURES).write_bytes((locked / FEATURES).read_bytes())
+    assert cli.main(["train", "--run", str(again), "--resume"]) == 0
+    assert (again / LAST).read_bytes() == (locked / LAST).read_bytes()
+    assert losses(again) == losses(locked)
+    other = runs.stopped(locked, tmp_path / "other", step=2)
+    content = bytearray((locked / FEATURES).read_bytes())
+    content[-3] ^= 1
+    (other / FEATURES).write_bytes(content)
+    assert f"{FEATURES}: damaged, its checksum" in said(["train", "--run", str(other), "--resume"], 2)
+    (other / FEATURES).unlink()
+    assert cli.main(["train", "--run", str(other), "--resume"]) == 0
+    assert (other / FEATURES).read_bytes() == (locked / FEATURES).read_bytes()
+
+
+def test_evaluations_with_texts(locked: Path, said: Any) -> None:
+    shown = said(["evaluate", str(locked)])
+    assert "validation recall at 1, of images and texts, " in shown
+    assert "near: image_to_text: recall_1 " in shown
+    assert "named: accuracy " in shown
+    last = read_log(locked, "evaluation")[-1]
+    assert last["accuracy"] == (last["image_to_text"]["recall_1"] + last["text_to_image"]["recall_1"]) / 2
+
+
+def test_an_augmented_locked_tower_sees_each_image_anew(pairs: Path, image_tower: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert cli.main(["finetune", str(image_tower), *flags(pairs, run, "--data.flip")]) == 0
+    assert not (run / FEATURES).exists()
+
+
+def test_both_towers_are_trained_and_backends_agree(pairs: Path, tmp_path: Path, runs: Any) -> None:
+    both = ("--lit.no-locked", "--lit.loss", "sigmoid", *SIZE, *MODEL, "--text.moe", "last_1", "--text.experts", "2")
+    more = (*both, "--text.router", "noisy_top_k")
+    assert cli.main(["train", *flags(pairs, tmp_path / "torch", *more)]) == 0
+    pytest.importorskip("jax")
+    again = runs.stopped(tmp_path / "torch", tmp_path / "jax", step=4)
+    assert cli.main(["train", "--run", str(again), "--resume", "--backend", "jax"]) == 0
+    np.testing.assert_allclose(losses(again), losses(tmp_path / "torch"), rtol=1e-4)
+    assert "0_text" in read_log(again, "train")[-1]["moe"]
+
+
+@pytest.mark.parametrize("kind", ["softmax", "sigmoid"])
+def test_the_loss_by_hand(kind: Any) -> None:
+    tower = ModelConfig("text_tiny", width=8, depth=1, heads=2, hidden=8, length=6, projection=8)
+    config = Config(objective="lit", text=tower, lit=LitConfig(locked=False, loss=kind, scale=3.0, bias=-2.0))
+    model = vit.named("vit_tiny", classes=0, width=8, hidden=8, heads=2, depth=1, patch_size=4)
+    params = B.from_numpy({**vit.init(model, 1), **besides(config, model)})
+    images = np.random.default_rng(0).standard_normal((4, 8, 8, 1))
+    ids = np.random.default_rng(1).integers(0, 257, (4, 6), np.int32)
+    total, _ = objective_of(config).make_loss(B, config, model)(
+        params, {"image": {"images": images}, "text": {"ids": ids}}
+    )
+    own = text.named("text_tiny", width=8, depth=1, heads=2, hidden=8, length=6, projection=8)
+    pair = vit.forward(B, model, params, images).features, text.forward(B, own, params["text"], ids).features
+    if kind == "softmax":
+        expected = spec.contrastive_loss(*pair, np.float32(np.log(3.0)))
+    else:
+        expected = spec.sigmoid_loss(*pair, np.float32(np.log(3.0)), -2.0)
+    assert total == pytest.approx(expected, rel=1e-12)
+
+
+REFUSED = [
+    ("", "lit.locked=True without init: an image tower that was never trained"),
+    ("--lit.no-locked --training.batch 1", "training.batch=1, training.accumulate=1: the others of a batch"),
+    ("--lit.no-locked --lit.scale 0", "lit.scale=0.0: expected"),
+    ("--lit.no-locked --text.length 4", "and its end are more than length=4 tokens, as are 24 of 24"),
+    ("--lit.no-locked --text.vocabulary 100", "text.vocabulary=100: the tokenizer has 257 ids"),
+    ("--lit.no-locked --text.projection 5", "text.projection=5: the features of the image tower are 16 wide"),
+    ("--lit.no-locked --lit.bias -3", "lit.bias=-3.0 concerns nothing here: lit.loss is 'softmax'"),
+    ("--lit.no-locked --lit.tokenizer no.json", "no.json"),
+    ("--lit.no-locked --text.name vit_tiny", "text.name='vit_tiny': expected a model of texts"),
+    ("--lit.no-locked --data digits --data.path=", "data.name='digits': objective='lit' is for images with captions"),
+    ("--objective classification", "text."),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), REFUSED)
+def test_what_cannot_be_is_an_error_before_anything_is_written(
+    words: str, message: str, pairs: Path, tmp_path: Path, said: Any
+) -> None:
+    size = () if "digits" in words else SIZE
+    assert message in said(["train", *flags(pairs, tmp_path / "run", *size, *MODEL, *words.split())], 2)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--model.stochastic-depth 0.1", "model.stochastic_depth=0.1: a locked tower is not trained"),
+        ("--optimizer.rates norm/=0.5", "norm is of the locked image tower"),
+    ],
+)
+def test_a_locked_tower_is_not_trained(
+    words: str, message: str, pairs: Path, image_tower: Path, tmp_path: Path, said: Any
+) -> None:
+    assert message in said(["finetune", str(image_tower), *flags(pairs, tmp_path / "run", *words.split())], 2)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_of_images_alone_has_no_texts_to_evaluate(
+    image_tower: Path, pairs: Path, tmp_path: Path, said: Any
+) -> None:
+    (tmp_path / "own.toml").write_text('[evaluation.near]\nkind = "retrieval"\nevery = 2\n')
+    words = ["train", "--config", str(tmp_path / "own.toml"), "--backend", "torch", "--training.steps", "2"]
+    assert "the run has no tower of texts" in said([*words, "--run", str(tmp_path / "run")], 2)
+    assert "its images have captions, and no classes" in said(
+        ["train", "--data", "pairs", "--data.path", str(pairs), *SIZE, "--run", str(tmp_path / "run")], 2
+    )
