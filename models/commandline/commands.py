@@ -74,6 +74,7 @@ def train_command(config: Config, *, run: str | None, resume: bool, override: bo
             say(f"backend: {backend} ({reason})")
         dataset = load_data(config)
         given, config = config, resolve(config, dataset, backend)
+        dataset = objective_of(config).read(config, dataset)
         if not resume:
             check_share(config, dataset)
         try_transform(dataset, config.data)

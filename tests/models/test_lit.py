@@ -200,5 +200,5 @@ def test_a_run_of_images_alone_has_no_texts_to_evaluate(
     words = ["train", "--config", str(tmp_path / "own.toml"), "--backend", "torch", "--training.steps", "2"]
     assert "the run has no tower of texts" in said([*words, "--run", str(tmp_path / "run")], 2)
     assert "its images have captions, and no classes" in said(
-        ["train", "--data", "pairs", "--data.path", str(pairs), *SIZE, "--run", str(tmp_path / "run")], 2
+        ["train", "--data", "pairs", "--data.path", str(pairs), *SIZE, *MODEL, "--run", str(tmp_path / "run")], 2
     )

@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 from moespec.backends.contract import Backend
 from moespec.models import text
 from moespec.models.compilation import compile_if, pays
-from moespec.models.data.captions import Captions
 from moespec.models.data.dataset import Dataset, Split
 from moespec.models.data.loader import pairs_of_step
 from moespec.models.data.options import DataConfig
@@ -200,20 +199,24 @@ def _locked(config: Config, model: Model) -> Config:
 
 def _prepared(B: Backend, config: Config, model: Model, dataset: Dataset, run: Path, params: Params) -> Dataset:
     """Captions as ids, and, of a locked tower that sees the same images in each step, its features."""
-    splits = {name: _with_ids(config, getattr(dataset, name), name) for name in ("train", "validation")}
-    dataset = replace(dataset, **splits)
-    plain = DataConfig()
+    dataset, plain = _read(config, dataset), DataConfig()
     if not config.lit.locked or any(getattr(config.data, name) != getattr(plain, name) for name in AUGMENTATION):
         return dataset
     found = _features(B, config, model, dataset, run / FEATURES, params)
-    return replace(dataset, **{name: replace(split, features=found[name]) for name, split in splits.items()})
+    parts = {"train": dataset.train, "validation": dataset.validation}
+    return replace(dataset, **{name: replace(split, features=found[name]) for name, split in parts.items()})
 
 
-def _with_ids(config: Config, split: Split, name: str) -> Split:
-    captions: Captions | None = split.captions
-    return (
-        split if captions is None else replace(split, ids=encoded(config, captions, f"{name} caption {{}}".format).ids)
-    )
+def _read(config: Config, dataset: Dataset) -> Dataset:
+    """Captions as ids, if they are not yet. Raises DataError for captions that are too long."""
+
+    def with_ids(split: Split, name: str) -> Split:
+        if split.captions is None or split.ids is not None:
+            return split
+        return replace(split, ids=encoded(config, split.captions, f"{name} caption {{}}".format).ids)
+
+    parts = {"train": dataset.train, "validation": dataset.validation}
+    return replace(dataset, **{name: with_ids(split, name) for name, split in parts.items()})
 
 
 def _features(
@@ -294,6 +297,7 @@ LIT = Objective(
     _evaluation,
     layout=_layout,
     settled=_settled,
+    read=_read,
     prepared=_prepared,
     draws=lambda config, model: draws(model, config.training.batch) or draws(tower_of(config), config.training.batch),
     head=False,

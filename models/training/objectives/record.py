@@ -64,6 +64,7 @@ class Objective(NamedTuple):
     head: whether the model has one, with an output for each class of the data.
     settled: of a configuration, its model and data (None where these are not read), the configuration with what the objective decides
         filled in. Raises ConfigError for what it cannot be.
+    read: of a configuration and its data, the data set with what the objective reads of it once, before a run is begun.
     prepared: `(B, config, model, dataset, run, params)` to the data set with what the objective computes of it once.
     draws: whether a step draws random numbers, of configuration and model.
     averaged: whether the loss is also one of the average of the parameters.
@@ -76,6 +77,7 @@ class Objective(NamedTuple):
     evaluation: Callable[[Backend, Config, Model, Dataset, bool], Callable[[Any], dict[str, Any]]]
     layout: Callable[[Config, Model], Params] = no_layout
     settled: Callable[[Config, Model, Dataset | None], Config] = as_it_is
+    read: Callable[[Config, Dataset], Dataset] = lambda config, dataset: dataset
     prepared: Callable[[Backend, Config, Model, Dataset, Path, Params], Dataset] = with_nothing
     draws: Callable[[Config, Model], bool] = of_model
     head: bool = True
