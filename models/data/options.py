@@ -18,9 +18,10 @@ __all__ = ["DataConfig", "numbers"]
 class DataConfig:
     """The images and their augmentation. What is drawn for an image depends on the seed, the step and its place in the batch."""
 
-    name: Annotated[Literal["digits", "npz", "idx", "folder", "webdataset", "huggingface"], arg(aliases=["--data"])] = (
-        "digits"
-    )
+    name: Annotated[
+        Literal["digits", "npz", "idx", "cifar10", "cifar100", "folder", "webdataset", "huggingface"],
+        arg(aliases=["--data"]),
+    ] = "digits"
     """kind of data set (moespec list datasets)"""
     path: str = ""
     """file or folder of the data set; the digits need none"""

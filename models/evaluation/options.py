@@ -14,7 +14,7 @@ class EvaluationConfig:
 
     kind: Literal["head", "few_shot", "neighbours"] = "head"
     """precision of the model's head; few-shot linear evaluation, or nearest neighbours, of its features"""
-    data: Literal["run", "digits", "npz", "idx", "folder"] = "run"
+    data: Literal["run", "digits", "npz", "idx", "cifar10", "cifar100", "folder"] = "run"
     """kind of data set; run: that which the run trains on"""
     path: str = ""
     """file or folder of the data set"""
