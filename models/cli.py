@@ -216,15 +216,17 @@ class ConvertArguments:
     """Convert weights: a run, moespec's own file, a folder of the Hugging Face hub, or another project's files.
 
     moespec convert runs/x weights.safetensors; moespec convert runs/x hub/x --to hub; moespec convert timm.safetensors
-    ours.safetensors --model vit_base_patch16_224. Formats: run, moespec, hub, vmoe, big_vision, vision_transformer, timm,
-    huggingface. Sizes are read off the parameters; what they do not show, such as heads, is set. Values are copied as they
-    are, so that a file converted there and back has the same numbers.
+    ours.safetensors --model vit_base_patch16_224; moespec convert runs/a runs/b soup.safetensors --average. Formats: run, moespec,
+    hub, vmoe, big_vision, vision_transformer, timm, huggingface. Sizes are read off the parameters; what they do not show, such as
+    heads, is set. Values are copied as they are, so that a file converted there and back has the same numbers.
     """
 
-    source: Positional[Path]
-    """the file or folder to read; of a checkpoint of vmoe, its prefix"""
-    target: Positional[Path]
-    """the file or folder to write"""
+    paths: Annotated[
+        Positional[tuple[Path, ...]], arg(metavar="SOURCE [SOURCE ...] TARGET", help_behavior_hint="(required)")
+    ]
+    """the file or folder to read, of a checkpoint of vmoe its prefix, and the file or folder to write"""
+    average: FlagCreatePairsOff[bool] = False
+    """write the mean of the parameters of several sources, which are of the same model"""
     from_format: Annotated[str | None, arg(name="from")] = None
     """format of the source (default: told by what is in it)"""
     to_format: Annotated[str | None, arg(name="to")] = None

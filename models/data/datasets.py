@@ -1,8 +1,9 @@
 """Data sets by name: `load(name, path, ...)` returns a `Dataset`, from the embedded digits or from the user's files.
 
 The names: `digits` (in the package), `npz` (`moespec.models.data.npz`), `idx` (the format of MNIST and Fashion-MNIST,
-`moespec.models.data.idx`), `cifar10` and `cifar100` (`moespec.models.data.cifar`), and those of pictures of any size (`moespec.models.data.picturesets`): `folder` (a folder of images
-per class), `webdataset` (tar files) and `huggingface` (files of the library `datasets`).
+`moespec.models.data.idx`), `cifar10` and `cifar100` (`moespec.models.data.cifar`), and those of pictures of any size
+(`moespec.models.data.picturesets`): `folder` (a folder of images per class), `webdataset` (tar files) and `huggingface` (files of
+the library `datasets`).
 """
 
 from dataclasses import replace

@@ -430,7 +430,7 @@ WRONG = {
     "scan . --workers 2000": "workers=2000: expected a number from 0 to 1024",
     "evaluate x --fewshot 5 a": "fewshot='5 a': expected integers",
     "inspect x --step": "step: its value is missing",
-    "convert x": "convert: target is missing (the file or folder to write)",
+    "convert x": "convert: target is missing (the file or folder to write, which comes last)",
     "finetune x.npz --training.seed": "x.npz: cannot be read (No such file or directory)",
     "export x --format y": "format='y': expected one of 'onnx', 'stablehlo', 'pt2', 'safetensors'",
     "hash-table --out x --optimizer.b1 2": "optimizer.b1=2.0: expected a number in [0, 1), below 1 as float32 too",
