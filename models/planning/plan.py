@@ -95,7 +95,6 @@ def _plan(model: families.Config, shapes: Params, config: Config, sizes: MeshSiz
         "activations": activations(model, part, split=split, recompute=training.recompute),
         "batch": 4 * images * (model.channels * model.image_size * padded(model.image_size) + model.classes),
     }
-    forward = counts.flops(model, part, train=True, every_slot=split)
     return Plan(
         sizes,
         {name: float(value) for name, value in memory.items()},
@@ -110,7 +109,7 @@ def _plan(model: families.Config, shapes: Params, config: Config, sizes: MeshSiz
             slot_bytes=bytes_of_dtype(model) if config.mesh.transport == "model" else 2,
         ),
         memory_traffic(of_device, accumulate=training.accumulate, recompute=training.recompute),
-        (4 if training.recompute else 3) * images * sum(forward.values()),
+        counts.training_flops(model, images, batch=part, recompute=training.recompute, every_slot=split),
         chip,
     )
 
