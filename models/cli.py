@@ -491,6 +491,22 @@ def _inspect(arguments: list[str]) -> None:
         commands.inspect_command(run, Path(parsed.image), Path(out), panels=parsed.panels, **how)
 
 
+def _convert(arguments: list[str]) -> None:
+    """Paths may stand on both sides of options, all of which but --average have a value; tyro takes them in one row."""
+    paths, options, words = [], [], iter(arguments)
+    for word in words:
+        if not word.startswith("-"):
+            paths.append(word)
+            continue
+        options.append(word)
+        if "=" not in word and word not in ("--average", "--help", "-h"):
+            options += [value] if (value := next(words, None)) is not None else []
+    parsed = _parse("convert", ConvertArguments, [*paths, *options])
+    from moespec.models.weights.command import convert_command
+
+    convert_command(**vars(parsed))
+
+
 def _of(name: str, kind: type[Any], place: str) -> Callable[[list[str]], None]:
     """A command that is a call with its arguments. place: the function and its module, which is imported then."""
 
@@ -514,7 +530,7 @@ COMMANDS: dict[str, Command] = {
     "inspect": ("draw which experts handle which patch of an image", _inspect),
     "convert": (
         "convert weights from and to other projects' files",
-        _of("convert", ConvertArguments, "weights.command:convert_command"),
+        _convert,
     ),
     "export": (
         "write a model as a program: ONNX, StableHLO or torch's",

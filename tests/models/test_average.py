@@ -42,7 +42,7 @@ def test_a_soup(tmp_path: Path, said: Any) -> None:
     names: tuple[tuple[str, ...], ...] = ((), ("cat", "dog"), ())
     sources = [source(tmp_path / f"{i}.x", i, {"head/bias": bias[i]}, names[i], **HASH) for i in range(3)]
     target = tmp_path / "soup.safetensors"
-    line = said(["convert", *map(str, sources), str(target), "--average"])
+    line = said(["convert", str(sources[0]), "--average", *map(str, sources[1:]), "--to", "moespec", str(target)])
     assert line.startswith(
         f"{sources[0]} (moespec) + {sources[1]} (moespec) + {sources[2]} (moespec) -> {target} (moespec): "
     )
