@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -23,6 +23,7 @@ from moespec.models.errors import Interrupted
 from moespec.models.evaluation.options import EvaluationConfig
 from moespec.models.training.config import BackendName, Config, ModelConfig, TrainingConfig
 from moespec.models.training.configfile import digits, with_model
+from moespec.models.training.length import images_seen
 from moespec.spec.errors import ConfigError, SpecError
 
 __all__ = ["TrainArguments", "main"]
@@ -153,7 +154,7 @@ class StudyArguments(Configured):
 
 @dataclass(frozen=True)
 class CountArguments:
-    """Count the parameters of a model, and the floating-point operations of one image, without making the model.
+    """Count the parameters of a model, and the floating-point operations of one image and of a run, without making the model.
 
     A multiply-add is two operations. The options are those of train, and so are the MoE blocks, of a ViT by default its last
     half; --model.moe none for a dense model.
@@ -163,6 +164,8 @@ class CountArguments:
     """a TOML file, or a recipe of the package (moespec list recipes)"""
     images: int | None = None
     """images of a batch, where a model routes a whole batch (default: as few as fill a group)"""
+    examples: int | None = None
+    """images that a training run sees, with repetitions, for its operations (default: as the configuration says)"""
     model: ModelConfig = field(default_factory=ModelConfig)
 
 
@@ -179,6 +182,8 @@ class PlanArguments(Configured):
     """devices, all along the axes of the mesh"""
     chip: str
     """what they are: v5e, v5p, v6e, h100 or h200"""
+    utilisation: float | None = None
+    """fraction of the chip's peak that training is assumed to reach, for the device-days of the whole run"""
     sharding: FlagCreatePairsOff[bool] = False
     """print how each parameter is split, on the mesh of --mesh or the best"""
     json: FlagCreatePairsOff[bool] = False
@@ -216,15 +221,17 @@ class ConvertArguments:
     """Convert weights: a run, moespec's own file, a folder of the Hugging Face hub, or another project's files.
 
     moespec convert runs/x weights.safetensors; moespec convert runs/x hub/x --to hub; moespec convert timm.safetensors
-    ours.safetensors --model vit_base_patch16_224. Formats: run, moespec, hub, vmoe, big_vision, vision_transformer, timm,
-    huggingface. Sizes are read off the parameters; what they do not show, such as heads, is set. Values are copied as they
-    are, so that a file converted there and back has the same numbers.
+    ours.safetensors --model vit_base_patch16_224; moespec convert runs/a runs/b soup.safetensors --average. Formats: run, moespec,
+    hub, vmoe, big_vision, vision_transformer, timm, huggingface. Sizes are read off the parameters; what they do not show, such as
+    heads, is set. Values are copied as they are, so that a file converted there and back has the same numbers.
     """
 
-    source: Positional[Path]
-    """the file or folder to read; of a checkpoint of vmoe, its prefix"""
-    target: Positional[Path]
-    """the file or folder to write"""
+    paths: Annotated[
+        Positional[tuple[Path, ...]], arg(metavar="SOURCE [SOURCE ...] TARGET", help_behavior_hint="(required)")
+    ]
+    """the file or folder to read, of a checkpoint of vmoe its prefix, and the file or folder to write"""
+    average: FlagCreatePairsOff[bool] = False
+    """write the mean of the parameters of several sources, which are of the same model"""
     from_format: Annotated[str | None, arg(name="from")] = None
     """format of the source (default: told by what is in it)"""
     to_format: Annotated[str | None, arg(name="to")] = None
@@ -443,7 +450,12 @@ def _count(arguments: list[str]) -> None:
     check_concerns(arguments, Config(model=parsed.model, training=TrainingConfig(loss="sigmoid")))
     from moespec.models.commandline.cost import count_command
 
-    count_command(parsed.model, base.data, images=parsed.images)
+    seen = parsed.examples
+    if seen is not None and seen < 1:
+        raise ConfigError(f"examples={seen!r}: expected an integer >= 1")
+    if seen is None and parsed.recipe:
+        seen = images_seen(base.training)
+    count_command(replace(base, model=parsed.model), images=parsed.images, seen=seen)
 
 
 def _plan(arguments: list[str]) -> None:
@@ -452,7 +464,12 @@ def _plan(arguments: list[str]) -> None:
     from moespec.models.planning.command import plan_command
 
     plan_command(
-        parsed.settings, devices=parsed.devices, chip=parsed.chip, sharding=parsed.sharding, as_json=parsed.json
+        parsed.settings,
+        devices=parsed.devices,
+        chip=parsed.chip,
+        utilisation=parsed.utilisation,
+        sharding=parsed.sharding,
+        as_json=parsed.json,
     )
 
 
@@ -472,6 +489,22 @@ def _inspect(arguments: list[str]) -> None:
         analysis.analysis_command(run, Path(out), **how)
     else:
         commands.inspect_command(run, Path(parsed.image), Path(out), panels=parsed.panels, **how)
+
+
+def _convert(arguments: list[str]) -> None:
+    """Paths may stand on both sides of options, all of which but --average have a value; tyro takes them in one row."""
+    paths, options, words = [], [], iter(arguments)
+    for word in words:
+        if not word.startswith("-"):
+            paths.append(word)
+            continue
+        options.append(word)
+        if "=" not in word and word not in ("--average", "--help", "-h"):
+            options += [value] if (value := next(words, None)) is not None else []
+    parsed = _parse("convert", ConvertArguments, [*paths, *options])
+    from moespec.models.weights.command import convert_command
+
+    convert_command(**vars(parsed))
 
 
 def _of(name: str, kind: type[Any], place: str) -> Callable[[list[str]], None]:
@@ -497,7 +530,7 @@ COMMANDS: dict[str, Command] = {
     "inspect": ("draw which experts handle which patch of an image", _inspect),
     "convert": (
         "convert weights from and to other projects' files",
-        _of("convert", ConvertArguments, "weights.command:convert_command"),
+        _convert,
     ),
     "export": (
         "write a model as a program: ONNX, StableHLO or torch's",

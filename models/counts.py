@@ -1,4 +1,4 @@
-"""What a model costs for one image, counted from its configuration: floating-point operations of a forward pass.
+"""What a model costs, counted from its configuration: floating-point operations of a forward pass of one image, and of training.
 
 A multiply-add of a matrix product is 2 operations, any other arithmetic on an element 1; exponentials, tanh, erf and roots
 do not count, nor what moves or sorts. This is the convention of XLA's cost analysis, from which Puigcerver et al. 2024
@@ -21,7 +21,7 @@ from moespec.models.hashing import multi_hash
 from moespec.models.layers import MoeLayer
 from moespec.spec.options import ExpertChoiceOptions, SlotOptions
 
-__all__ = ["flops", "rows", "slots"]
+__all__ = ["flops", "rows", "slots", "training_flops"]
 
 Filled = Callable[[MoeLayer], int]
 """Rows that the experts of a layer compute of a group."""
@@ -52,6 +52,21 @@ def flops(
         **_head(config),
     }
     return {name: float(value) for name, value in parts.items() if value}
+
+
+def training_flops(
+    config: Config, images: int, *, batch: int | None = None, recompute: bool = False, every_slot: bool = False
+) -> float:
+    """Operations of training on so many images, with repetitions; `batch` of them go through the model together.
+
+        3 * forward pass of an image, as it is in training * images          (4, where blocks are computed again)
+
+    A backward pass has two products of matrices for each of the forward pass. Optimiser and augmentation do not count. The exaFLOP
+    of Puigcerver et al. 2024 (arXiv 2308.00951, Table 1) are half of this, to 0.4 % in each of the eight rows: 3 times the
+    multiply-adds, although the GFLOP an image in the same table are twice the multiply-adds.
+    """
+    forward = sum(flops(config, batch, train=True, every_slot=every_slot).values())
+    return (4 if recompute else 3) * images * forward
 
 
 def _embedding(config: Config) -> float:

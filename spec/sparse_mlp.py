@@ -11,7 +11,7 @@ an MoE over tokens, both with a residual connection at the new sizes, and maps b
 
 With one expert that has room for all, its gate is 1 and the sparse block is the dense one. Parameters, in millions without
 the head: 21.3, 70.0 and 130.4 for S, B and L, where Tables 1 and 8 have 21 or 22, 69 and 130; of the placements of Table 5, 70.0 for the
-first two (69) and 80.8 for the last four (79). No public implementation is known.
+first two (69) and 80.8 for the last four (79, SL-9). No public implementation is known.
 
 Ambiguity ledger
 
@@ -42,6 +42,12 @@ SL-8: Does stochastic depth drop an image before it is routed, or what the exper
     Reading: what they make of it, image by image: its channels and tokens take room in the experts and count in the losses.
     Alternative b: before: it is not routed, so that the others of its group have more room.
     Alternative c: neither: the branch of a whole batch is dropped, or none.
+SL-9: How many parameters has Sparse-B with its last four blocks sparse, and not the last two?
+    Reading: 80.8 million, by the count that has 59.1, 70.0 and 130.4 where the tables, which cut them off, have 59 for Mixer-B, 69 for
+        Sparse-B and 130 for Sparse-L.
+    Alternative b: 79 million, which is 69 + (69 - 59). Whatever the rescale sub-layers hold, it excludes the 130 of Sparse-L: with 16
+        experts in six of 14 blocks, two more sparse blocks have to add 10.7 to 11.1 million there, and at most 10.4 for 79.
+        By: the paper, Table 5.
 """
 
 from collections.abc import Mapping

@@ -128,7 +128,7 @@ def _train(
     def report() -> dict[str, bool]:
         params, _ = trained_params(directory, config)
         if not finished or not (path / "report.html").is_file():
-            write_report(load_backend(B.name), config, dataset, path, params)
+            write_report(load_backend(B.name), config, dataset, path, params, devices=B.sizes.devices)
         last = read_log(path, "evaluation", some=True)[-1]
         say(f"{path}: finished{' already' if finished else ''}, {last['step']} steps in {last['seconds']:.0f} s")
         count = f" ({round(last['accuracy'] * last['images'])} of {last['images']})" if "loss" in last else ""

@@ -9,19 +9,19 @@ import numpy as np
 from moespec.backends.contract import Backend
 from moespec.models import counts
 from moespec.models.compilation import compile_if, pays
-from moespec.models.data.options import DataConfig
 from moespec.models.evaluation.metrics import make_forward
-from moespec.models.families import Config, family, fewest_images
-from moespec.models.training.config import ModelConfig
+from moespec.models.families import Config as Model
+from moespec.models.families import family, fewest_images
+from moespec.models.training.config import Config
 from moespec.models.training.resolve import model_config, without_data
 
-__all__ = ["count_command", "described", "milliseconds"]
+__all__ = ["count_command", "described", "device_days", "milliseconds", "of_run", "scaled"]
 
 REPEATS, SECONDS = 5, 0.3
 """A forward pass is timed at least so often, and at least for so long."""
 
 
-def milliseconds(B: Backend, model: Config, params: Any, *, batch: int) -> float:
+def milliseconds(B: Backend, model: Model, params: Any, *, batch: int) -> float:
     """Milliseconds an image of a forward pass of `batch` images, the median of several; `params` are arrays of `B`.
 
     The logits are brought to the host; compilation, and what makes the images ready, are not in it.
@@ -39,14 +39,28 @@ def milliseconds(B: Backend, model: Config, params: Any, *, batch: int) -> float
     return 1e3 * statistics.median(times) / batch
 
 
-def described(model: Config, *, batch: int | None = None) -> str:
+def described(model: Model, *, batch: int | None = None) -> str:
     """Parameters and operations of a model in words; `batch` images go together, by default as few as fill a group."""
     operations, size = sum(counts.flops(model, batch).values()), model.image_size
     parameters = f"{family(model).parameter_count(model):,} parameters"
     return f"{parameters}, {scaled(operations)} an image of {size} x {size} pixels"
 
 
-def moe_of(model: Config) -> str:
+def of_run(operations: float, images: int, *, recompute: bool) -> str:
+    """What a run that sees so many images takes, in words: see `counts.training_flops`."""
+    return f"training on {images:,} images: {scaled(operations)} ({4 if recompute else 3} forward passes of each)"
+
+
+def device_days(seconds: float) -> str:
+    """Seconds of one device, or of several together, in days.
+
+    >>> device_days(86_400 * 153.5), device_days(60)
+    ('153.5 device-days', '0.0006944 device-days')
+    """
+    return f"{seconds / 86_400:.4g} device-days"
+
+
+def moe_of(model: Model) -> str:
     """The MoE blocks of a model in words, with their routers and experts."""
     layers = family(model).moe_layers(model, fewest_images(model))
     blocks = ", ".join(dict.fromkeys(layer.name.partition("_")[0] for layer in layers))
@@ -57,20 +71,26 @@ def moe_of(model: Config) -> str:
 def scaled(operations: float) -> str:
     """Operations with a unit.
 
-    >>> scaled(35_119_378_432), scaled(4_905_000), scaled(640)
-    ('35.1 GFLOP', '4.9 MFLOP', '0.6 kFLOP')
+    >>> scaled(1.7273e21), scaled(35_119_378_432), scaled(4_905_000), scaled(640)
+    ('1727.3 EFLOP', '35.1 GFLOP', '4.9 MFLOP', '0.6 kFLOP')
     """
-    size, unit = next(
-        (size, unit) for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")) if operations >= size or unit == "k"
-    )
+    units = {1e18: "E", 1e15: "P", 1e12: "T", 1e9: "G", 1e6: "M", 1e3: "k"}
+    size, unit = next((size, unit) for size, unit in units.items() if operations >= size or unit == "k")
     return f"{operations / size:.1f} {unit}FLOP"
 
 
-def count_command(section: ModelConfig, data: DataConfig, *, images: int | None) -> None:
-    """Prints the parameters of a model for a data set, its MoE blocks, and its operations by part."""
-    model = model_config(without_data(section, data))
+def count_command(config: Config, *, images: int | None, seen: int | None) -> None:
+    """Prints the parameters of the model of a configuration, its MoE blocks, its operations by part, and those of a run.
+
+    images: of a batch. seen: images that the run sees, None where that is not known.
+    """
+    section, training = config.model, config.training
+    model = model_config(without_data(section, config.data))
     parts = counts.flops(model, images)
     total = sum(parts.values())
     print(f"{section.name}: {described(model, batch=images)}\n  {moe_of(model)}")
     for name, value in parts.items():
         print(f"  {name:24} {scaled(value):>12} {value / total:7.1%}")
+    if seen is not None:
+        operations = counts.training_flops(model, seen, batch=images, recompute=training.recompute)
+        print(f"  {of_run(operations, seen, recompute=training.recompute)}")

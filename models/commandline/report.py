@@ -12,7 +12,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from moespec.backends.contract import Backend
-from moespec.models.commandline.cost import described, milliseconds
+from moespec.models import counts
+from moespec.models.commandline.cost import described, device_days, milliseconds, of_run
 from moespec.models.commandline.curves import constant, curves, in_order, loads
 from moespec.models.commandline.inspection import draw, make_route, prediction
 from moespec.models.data.dataset import Dataset
@@ -35,8 +36,13 @@ MEASURED = ("accuracy", "top5", "loss", "spread", "image_to_text", "text_to_imag
 """What a report says of the last evaluation."""
 
 
-def write_report(B: Backend, config: Config, dataset: Dataset, run: Path, params: dict[str, Any]) -> Path:
-    """Writes report.html and its pictures into the folder `run`, and returns its path. `params` are NumPy arrays."""
+def write_report(
+    B: Backend, config: Config, dataset: Dataset, run: Path, params: dict[str, Any], *, devices: int = 1
+) -> Path:
+    """Writes report.html and its pictures into the folder `run`, and returns its path. `params` are NumPy arrays.
+
+    devices: on which the run was trained, for its device-days: the seconds of all sittings, evaluations included, times these.
+    """
     model = model_config(config.model)
     training, evaluations = (read_log(run, kind, some=True) for kind in ("train", "evaluation"))
     figures = {
@@ -68,7 +74,14 @@ def write_report(B: Backend, config: Config, dataset: Dataset, run: Path, params
     measured = milliseconds(B, model, B.from_numpy(params), batch=batch)
     cost = f"{described(model, batch=batch)}, {measured:.3f} ms in batches of {batch} (forward pass)"
     others = {name: lines[-1] for name in config.evaluation if (lines := read_log(run, f"evaluation/{name}"))}
-    page = _page(config, dataset, cost, {**evaluations[-1], "others": others}, same, pictures)
+    seen, again = evaluations[-1]["step"] * config.training.batch, config.training.recompute
+    part = config.training.batch // config.training.accumulate
+    operations = counts.training_flops(model, seen, batch=part, recompute=again)
+    days = device_days(evaluations[-1]["seconds"] * devices)
+    spent = (
+        f"{of_run(operations, seen, recompute=again)}; {days} on {devices} {'device' if devices == 1 else 'devices'}"
+    )
+    page = _page(config, dataset, cost, spent, {**evaluations[-1], "others": others}, same, pictures)
     write_atomically(run / "report.html", page.encode())
     return run / "report.html"
 
@@ -90,6 +103,7 @@ def _page(
     config: Config,
     dataset: Dataset,
     cost: str,
+    spent: str,
     evaluation: dict[str, Any],
     same: dict[str, str],
     pictures: dict[str, bytes],
@@ -100,6 +114,7 @@ def _page(
         "cost": cost,
         "data": f"{dataset.name}, {len(dataset.train)} training and {len(dataset.validation)} validation images",
         "training": f"{evaluation['step']} steps of {config.training.batch} images in {evaluation['seconds']:.0f} s",
+        "cost of the run": spent,
         "backend": config.backend,
         "validation": told({name: evaluation[name] for name in MEASURED if name in evaluation}),
     }

@@ -5,6 +5,7 @@ Images are values 0..maximum and reach a model as `(x / maximum - mean) / std`, 
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from PIL import Image
 from moespec.models.data.captions import Captions
 from moespec.models.errors import DataError
 
-__all__ = ["DEFLATE", "Dataset", "Split", "as_picture", "held_out", "numbered_classes"]
+__all__ = ["DEFLATE", "Dataset", "Split", "as_picture", "held_out", "numbered_classes", "read_names"]
 
 DEFLATE = 1032
 """Bytes that a byte compressed by DEFLATE (gzip, zip) stands for, at most: what a header says has this bound."""
@@ -108,3 +109,11 @@ def numbered_classes(source: str, labels: NDArray[Any], held_labels: NDArray[Any
     if len(empty):
         raise DataError(f"{source}: no training image of class {', '.join(map(str, empty))}")
     return tuple(str(label) for label in range(largest + 1))
+
+
+def read_names(path: Path, called: str) -> tuple[str, ...]:
+    """The names of classes in a text file, one a line. Raises DataError, which begins with `called`, if it cannot be read."""
+    try:
+        return tuple(line.strip() for line in path.read_text().splitlines() if line.strip())
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a name that no file can have
+        raise DataError(f"{called}: cannot be read ({error})") from error

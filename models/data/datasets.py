@@ -1,9 +1,9 @@
 """Data sets by name: `load(name, path, ...)` returns a `Dataset`, from the embedded digits or from the user's files.
 
 The names: `digits` (in the package), `npz` (`moespec.models.data.npz`), `idx` (the format of MNIST and Fashion-MNIST,
-`moespec.models.data.idx`), and those of pictures of any size (`moespec.models.data.picturesets`): `folder` (a folder of images
-per class), `webdataset` (tar files), `huggingface` (files of the library `datasets`) and `pairs` (images with captions,
-`moespec.models.data.pairs`).
+`moespec.models.data.idx`), `cifar10` and `cifar100` (`moespec.models.data.cifar`), and those of pictures of any size
+(`moespec.models.data.picturesets`): `folder` (a folder of images per class), `webdataset` (tar files), `huggingface` (files of
+the library `datasets`) and `pairs` (images with captions, `moespec.models.data.pairs`).
 """
 
 from dataclasses import replace
@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from moespec.models.data.changes import check_changes
-from moespec.models.data.dataset import Dataset
+from moespec.models.data.cifar import KINDS, SHAPE, load_cifar
+from moespec.models.data.dataset import Dataset, read_names
 from moespec.models.data.folder import find_folder
 from moespec.models.data.hub import find_hub
 from moespec.models.data.idx import load_idx
@@ -32,12 +33,19 @@ DATASETS = {
     "digits": "1 797 handwritten digits of 8 x 8 pixels, in the package",
     "npz": "a NumPy .npz file: train_images, train_labels, validation_images, validation_labels; or images, labels",
     "idx": "the four IDX files of MNIST or Fashion-MNIST in a folder, .gz or not",
+    "cifar10": "a folder with the binary files of CIFAR-10: data_batch_1.bin to data_batch_5.bin, test_batch.bin",
+    "cifar100": "a folder with the binary files of CIFAR-100: train.bin, test.bin; classes are its fine labels",
     "folder": "a folder with one folder of images per class, or with such folders under train/ and val/",
     "webdataset": "a folder of tar files with members such as cat12.jpg and cat12.cls, or one tar file",
     "pairs": "images with captions: a folder with a.txt beside a.jpg, a .csv or .jsonl file, tar files, or a folder of datasets",
     "huggingface": "a folder on this machine that the library datasets loads: parquet, an image folder, save_to_disk",
 }
-SIZES = {"idx": {"image_size": 28, "channels": 1, "classes": 10}}
+SIZES = {
+    "idx": {"image_size": 28, "channels": 1, "classes": 10},
+    **{
+        name: {"image_size": SHAPE[0], "channels": SHAPE[2], "classes": kind.labels[-1]} for name, kind in KINDS.items()
+    },
+}
 """What a data set's name says of its images; the images of digits are those that the smallest models are made for."""
 PICTURES = {"folder": find_folder, "webdataset": find_shards, "huggingface": find_hub, "pairs": find_pairs}
 """Data sets of pictures of any size, and what finds their classes and files."""
@@ -103,6 +111,8 @@ def load_configured(config: DataConfig, *, image_size: int | None = None, whole:
         dataset = load_pictures(path, classes, part, held or (part if whole else None), size=image_size, config=config)
     elif name == "idx":
         dataset = resized(load_idx(path), image_size)
+    elif name in KINDS:
+        dataset = resized(load_cifar(path, name), image_size)
     else:
         file, title = (DIGITS, "digits") if name == "digits" else (path, path.stem)
         dataset = resized(load_npz(file, name=title, validation_share=1 if whole else share), image_size)
@@ -133,10 +143,7 @@ def _with_names(dataset: Dataset, config: DataConfig) -> Dataset:
     """The data set with the classes called as the file `data.classes` says."""
     if not config.classes:
         return dataset
-    try:
-        names = tuple(line.strip() for line in Path(config.classes).read_text().splitlines() if line.strip())
-    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a name that no file can have
-        raise DataError(f"data.classes={config.classes!r}: cannot be read ({error})") from error
+    names = read_names(Path(config.classes), f"data.classes={config.classes!r}")
     if len(names) != len(dataset.classes):
         raise ConfigError(f"data.classes={config.classes!r}: {len(names)} names for {len(dataset.classes)} classes")
     return replace(dataset, classes=names)

@@ -19,7 +19,8 @@ class DataConfig:
     """The images and their augmentation. What is drawn for an image depends on the seed, the step and its place in the batch."""
 
     name: Annotated[
-        Literal["digits", "npz", "idx", "folder", "webdataset", "huggingface", "pairs"], arg(aliases=["--data"])
+        Literal["digits", "npz", "idx", "cifar10", "cifar100", "folder", "webdataset", "huggingface", "pairs"],
+        arg(aliases=["--data"]),
     ] = "digits"
     """kind of data set (moespec list datasets)"""
     path: str = ""

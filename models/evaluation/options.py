@@ -15,7 +15,7 @@ class EvaluationConfig:
     kind: Literal["head", "few_shot", "neighbours", "zero_shot", "retrieval"] = "head"
     """precision of the model's head; few-shot linear evaluation, or nearest neighbours, of its features; with a tower of texts the class
     whose prompts are nearest, or captions of images and images of captions"""
-    data: Literal["run", "digits", "npz", "idx", "folder", "pairs"] = "run"
+    data: Literal["run", "digits", "npz", "idx", "cifar10", "cifar100", "folder", "pairs"] = "run"
     """kind of data set; run: that which the run trains on"""
     path: str = ""
     """file or folder of the data set"""

@@ -53,9 +53,7 @@ def export_command(source: Path, *, format: str, out: Path | None, step: int | N
     for path in (target, *([target.with_name(f"{target.name}{DESCRIPTION}")] if format == "stablehlo" else [])):
         check_output("out", path)
     if kind is None:
-        convert_command(
-            source, target, from_format=None, to_format="moespec", model=None, arguments=None, settings=(), step=step
-        )
+        convert_command([source, target], to_format="moespec", step=step)
         return
     for package in kind.packages:
         if importlib.util.find_spec(package) is None:

@@ -6,32 +6,64 @@ from dataclasses import replace
 from typing import Any
 
 from moespec.backends.mesh import MeshSizes
-from moespec.models.commandline.cost import described
+from moespec.models import counts
+from moespec.models.commandline.cost import described, device_days, of_run
 from moespec.models.families import family, fewest_images
 from moespec.models.planning.chips import chip_of
 from moespec.models.planning.footprint import rows
 from moespec.models.planning.plan import Plan, best, plans
 from moespec.models.training.config import Config
+from moespec.models.training.length import images_seen
 from moespec.models.training.resolve import model_config, without_data
+from moespec.spec.errors import ConfigError
 
 __all__ = ["plan_command"]
 
 
-def plan_command(config: Config, *, devices: int, chip: str, sharding: bool, as_json: bool) -> None:
-    """Prints the plans, or how the parameters are split on the mesh that is given, or the best."""
+def plan_command(
+    config: Config, *, devices: int, chip: str, utilisation: float | None, sharding: bool, as_json: bool
+) -> None:
+    """Prints the plans and what the whole run takes, or how the parameters are split on the mesh that is given, or the best.
+
+    utilisation: fraction of the chip's peak that the operations of a run (`counts.training_flops`) are assumed to reach.
+    """
     config = replace(config, model=without_data(config.model, config.data))
+    seen = images_seen(config.training)
+    if utilisation is not None and not 0 < utilisation <= 1:
+        raise ConfigError(f"utilisation={utilisation!r}: expected a scalar above 0, at most 1")
+    if utilisation is not None and sharding:
+        raise ConfigError(
+            f"utilisation={utilisation!r} concerns nothing here: --sharding says how parameters are split"
+        )
+    if utilisation is not None and seen is None:
+        raise ConfigError(
+            f"utilisation={utilisation!r}: training.epochs={config.training.epochs!r} is of data that are not read; "
+            "--training.examples says how many images the run sees"
+        )
+    model, training = model_config(config.model), config.training
     ranked = plans(config, devices, chip_of(chip))
     chosen = best(ranked)
+    how: Any = {"batch": training.batch // training.accumulate, "recompute": training.recompute}
+    operations = None if seen is None else counts.training_flops(model, seen, **how)
+    seconds = operations / chip_of(chip).flops / utilisation if operations and utilisation else None
     if sharding:
         _print_sharding(config, (chosen or ranked[0]).sizes, as_json=as_json)
         return
     if as_json:
-        report = {"devices": devices, "chip": {"name": chip, **chip_of(chip)._asdict()}}
+        run = {
+            "images": seen,
+            "flops": operations,
+            "utilisation": utilisation,
+            "device_days": seconds and seconds / 86_400,
+        }
+        report = {"devices": devices, "chip": {"name": chip, **chip_of(chip)._asdict()}, "run": run}
         rows = [_json(config, each) for each in ranked]
         print(json.dumps({**report, "plans": rows, "best": rows[ranked.index(chosen)] if chosen else None}, indent=1))
         return
-    model, training = model_config(config.model), config.training
     print(f"{config.model.name}: {described(model)}")
+    if seen and operations:
+        days = f"; at {utilisation:.0%} of the peak {device_days(seconds)}" if utilisation and seconds else ""
+        print(f"{of_run(operations, seen, recompute=training.recompute)}{days}")
     parts = f" in {training.accumulate} parts" if training.accumulate > 1 else ""
     again = ", blocks recomputed" if training.recompute else ""
     print(f"{training.batch} images a step{parts} on {devices} {chip}{again}; of each device:\n")

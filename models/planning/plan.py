@@ -108,9 +108,8 @@ def _plan(model: families.Config, shapes: Params, config: Config, sizes: MeshSiz
         * images
         * (model.channels * model.image_size * padded(model.image_size) + model.classes),
     }
-    forward = images * sum(counts.flops(model, part, train=True, every_slot=split).values())
-    besides = 2 * training.batch * parameters.count(own)
-    passes = objective.views * ((4 if training.recompute else 3) + objective.averaged)
+    passes, besides = 4 if training.recompute else 3, 2 * training.batch * parameters.count(own)
+    once = counts.training_flops(model, images, batch=part, recompute=training.recompute, every_slot=split)
     received = links(
         model,
         shapes,
@@ -127,7 +126,7 @@ def _plan(model: families.Config, shapes: Params, config: Config, sizes: MeshSiz
         {name: float(value) for name, value in memory.items()},
         received,
         memory_traffic(of_device, accumulate=training.accumulate, recompute=training.recompute),
-        passes * (forward + besides),
+        objective.views * (1 + objective.averaged / passes) * (once + passes * besides),
         chip,
     )
 

@@ -37,10 +37,11 @@ def make(loaded: LoadedRun, run: Path, path: Path) -> None:
 
     "right": a bit for each validation image, whether the largest logit is that of its label. "training_milliseconds": of
     an image, from the median of the images per second that the run logged, so that compilation and evaluation are not in
-    it. "milliseconds": of an image in a forward pass. "dropped", "imbalance": the share of the tokens without an expert, and
-    the load of the busiest expert over the mean, of the validation images, as means over the MoE layers.
+    it. "training_operations": of the whole run (`counts.training_flops`). "milliseconds": of an image in a forward pass.
+    "dropped", "imbalance": the share of the tokens without an expert, and the load of the busiest expert over the mean, of the
+    validation images, as means over the MoE layers.
     """
-    config, B = loaded.config, loaded.backend
+    config, B, training = loaded.config, loaded.backend, loaded.config.training
     model, most = model_config(config.model), config.training.evaluation_batch
     batch = evaluation_size(B.sizes, model, most, min(most, len(loaded.dataset.validation)))
     params = B.from_numpy(loaded.params)
@@ -59,6 +60,12 @@ def make(loaded: LoadedRun, run: Path, path: Path) -> None:
                 "seconds": last["seconds"],
                 "training_milliseconds": 1e3 / statistics.median(line["images_per_second"] for line in trained),
                 "milliseconds": milliseconds(B, model, params, batch=batch),
+                "training_operations": counts.training_flops(
+                    model,
+                    loaded.step * training.batch,
+                    batch=training.batch // training.accumulate,
+                    recompute=training.recompute,
+                ),
                 "operations": sum(counts.flops(model, batch).values()),
                 "parameters": family(model).parameter_count(model),
                 "dropped": statistics.mean(block["dropped"] for block in blocks) if blocks else 0.0,
@@ -81,7 +88,11 @@ def read(path: Path) -> dict[str, Any]:
                 raise ValueError(f"damaged, {name}={outcome.get(name)!r}")
         if len(base64.b64decode(outcome["right"], validate=True)) != -(-outcome["images"] // 8):
             raise ValueError(f"damaged, 'right' is not of {outcome['images']} images")
-    except ValueError as error:
+        if "training_operations" not in outcome:  # version 0.1 did not write them
+            training, images = outcome["config"]["training"], outcome["step"] * outcome["config"]["training"]["batch"]
+            passes = 4 if training.get("recompute") else 3
+            outcome["training_operations"] = passes * outcome["operations"] * images
+    except (ValueError, LookupError, TypeError) as error:
         raise RunError(f"{path}: {error}. Remove it: the same command makes it anew from its run") from error
     return outcome
 

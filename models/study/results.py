@@ -26,7 +26,11 @@ __all__ = ["summarised", "table", "write"]
 Outcomes = Mapping[str, Mapping[int, dict[str, Any]]]
 """Entry -> seed -> outcome."""
 
-COSTS = {"training_milliseconds": "ms to train on an image", "milliseconds": "ms an image, forward"}
+COSTS = {
+    "training_milliseconds": "ms to train on an image",
+    "milliseconds": "ms an image, forward",
+    "training_operations": "FLOP of the whole training",
+}
 FIXED, MEDIANS = ("operations", "parameters"), ("dropped", "imbalance", "seconds")
 
 
@@ -94,7 +98,10 @@ def write(folder: Path, results: dict[str, Any], commands: dict[str, str]) -> No
     write_atomically(folder / "index.html", page.encode())
 
 
-HEAD = ("", "accuracy", "spread", "ms to train", "ms forward", "operations", "parameters", "dropped", "imbalance")
+HEAD = (
+    *("", "accuracy", "spread", "ms to train", "ms forward", "training", "operations"),
+    *("parameters", "dropped", "imbalance"),
+)
 
 
 def rows(results: dict[str, Any]) -> list[tuple[str, ...]]:
@@ -107,6 +114,7 @@ def rows(results: dict[str, Any]) -> list[tuple[str, ...]]:
             "" if entry["spread"] is None else f"{100 * entry['spread']:.2f}",
             f"{entry['training_milliseconds']:.3f}",
             f"{entry['milliseconds']:.3f}",
+            scaled(entry["training_operations"]),
             scaled(entry["operations"]),
             f"{entry['parameters']:,}",
             f"{entry['dropped']:.1%}",
@@ -141,9 +149,9 @@ def _csv(results: dict[str, Any]) -> str:
 
 
 def _picture(results: dict[str, Any]) -> Figure:
-    """Accuracy against what was measured of the cost; the line joins what no other entry beats in both."""
-    figure = Figure(figsize=(10, 4.5), layout="constrained")
-    for axis, (cost, label) in zip(figure.subplots(1, 2), COSTS.items(), strict=True):
+    """Accuracy against each cost; the line joins what no other entry beats in both."""
+    figure = Figure(figsize=(14, 4.5), layout="constrained")
+    for axis, (cost, label) in zip(figure.subplots(1, len(COSTS)), COSTS.items(), strict=True):
         for name, entry in results["entries"].items():
             x, y = entry[cost], 100 * entry["accuracy"]
             axis.errorbar(x, y, yerr=100 * (entry["spread"] or 0.0), fmt="o", ms=4, lw=1, capsize=2)

@@ -6,7 +6,7 @@ from fractions import Fraction
 
 from moespec.models.training.config import Config, ScheduleConfig, TrainingConfig
 
-__all__ = ["before_cooldown", "in_steps", "notes", "settled", "shrunk"]
+__all__ = ["before_cooldown", "images_seen", "in_steps", "notes", "settled", "shrunk"]
 
 
 def in_steps(training: TrainingConfig, images: int) -> TrainingConfig:
@@ -24,6 +24,11 @@ def in_steps(training: TrainingConfig, images: int) -> TrainingConfig:
     else:
         return replace(training, steps=training.total)
     return replace(training, steps=math.ceil(length), epochs=None, examples=None)
+
+
+def images_seen(training: TrainingConfig) -> int | None:
+    """Training images that a run sees, with repetitions; None where its length is in epochs of data that are not read."""
+    return None if training.epochs is not None else in_steps(training, 0).total * training.batch
 
 
 def shrunk(schedule: ScheduleConfig, steps: int) -> ScheduleConfig:

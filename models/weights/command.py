@@ -8,25 +8,36 @@ from typing import Any
 
 from moespec.models.checks import check_output
 from moespec.models.families import family
+from moespec.models.weights.average import average as averaged
 from moespec.models.weights.files import read_json
 from moespec.models.weights.formats import FORMATS, Given, format_of, read, write
+from moespec.models.weights.record import Weights
 from moespec.spec.errors import ConfigError
 
 __all__ = ["convert_command", "fields_of"]
 
 
 def convert_command(
-    source: Path,
-    target: Path,
+    paths: Sequence[Path],
     *,
-    from_format: str | None,
-    to_format: str | None,
-    model: str | None,
-    arguments: Path | None,
-    settings: Sequence[str],
-    step: int | None,
+    average: bool = False,
+    from_format: str | None = None,
+    to_format: str | None = None,
+    model: str | None = None,
+    arguments: Path | None = None,
+    settings: Sequence[str] = (),
+    step: int | None = None,
 ) -> None:
-    """Reads weights in one format, writes them in another, and says what they are."""
+    """Reads weights in one format, writes them in another, and says what they are.
+
+    paths: the source, or with `average` several of the same model, and the target.
+    """
+    if len(paths) < 2:
+        missing = "target is missing (the file or folder to write, which comes last)"
+        raise ConfigError(f"convert: {missing if paths else 'source is missing (the file or folder to read)'}")
+    *sources, target = paths
+    if len(sources) > 1 and not average:
+        raise ConfigError(f"convert: {len(sources)} sources, {', '.join(map(str, sources))}; --average averages them")
     for name, chosen in (("from", from_format), ("to", to_format)):
         if chosen is not None and chosen not in FORMATS:
             raise ConfigError(f"{name}={chosen!r}: expected one of {', '.join(FORMATS)}")
@@ -34,15 +45,19 @@ def convert_command(
     if to_format not in ("hub", "huggingface"):
         check_output("target", target)
     request = Given(model, read_json(arguments) if arguments else None, fields_of(settings), step)
-    from_format = from_format or format_of(source)
+
+    def one(source: Path) -> Weights:
+        return read(source, request, from_format)
+
     with warnings.catch_warnings(record=True) as notes:
         warnings.simplefilter("always")
-        weights = read(source, request, from_format)
+        weights = averaged(sources, one) if average else one(sources[0])
     for note in notes:
         print(f"note: {note.message}")
     write(target, weights, to_format)
     count, config = family(weights.config).parameter_count(weights.config), weights.config
-    print(f"{source} ({from_format}) -> {target} ({to_format}): {count:,} parameters, {_words(config)}")
+    read_from = " + ".join(f"{source} ({from_format or format_of(source)})" for source in sources)
+    print(f"{read_from} -> {target} ({to_format}): {count:,} parameters, {_words(config)}")
 
 
 def fields_of(settings: Sequence[str]) -> dict[str, Any]:

@@ -29,16 +29,50 @@ def config(name: str, **fields):  # type: ignore[no-untyped-def]
     return families.of_name(name).named(name, **fields)
 
 
-@pytest.mark.parametrize(("name", "fields", "parameters", "gflop"), PAPER)
-def test_the_figures_of_the_paper(name: str, fields: dict, parameters: str, gflop: float) -> None:
+def of_paper(name: str, fields: dict):  # type: ignore[no-untyped-def]
     if fields:
         fields = {**fields, "moe": "last_half", "router": "soft_moe", "router_options": {"slots_per_expert": 1}}
-    model = config(name, classes=29_593, qk_norm=True, **fields)
+    return config(name, classes=29_593, qk_norm=True, **fields)
+
+
+@pytest.mark.parametrize(("name", "fields", "parameters", "gflop"), PAPER)
+def test_the_figures_of_the_paper(name: str, fields: dict, parameters: str, gflop: float) -> None:
+    model = of_paper(name, fields)
     assert round(sum(counts.flops(model).values()) / 1e9, 1) == gflop
     count = families.family(model).parameter_count(model)
     # 108.6 million are printed as 108 M and 333.6 as 333 M, but 668.7 as 669 M: some are cut, some are rounded.
     number, unit = float(parameters[:-1]), {"M": 1e6, "B": 1e9}[parameters[-1]]
     assert abs(count / unit - number) < (1.0 if unit == 1e6 else 0.1)
+
+
+@pytest.mark.parametrize(
+    ("row", "steps", "exaflop"),
+    [
+        (0, 4e6, 227.1),
+        (1, 4e6, 864.1),
+        (2, 4e6, 3025.4),
+        (3, 1e6, 2060.2),
+        (3, 2e6, 4120.3),
+        (4, 1e7, 814.2),
+        (5, 9e6, 1769.5),
+        (6, 4e6, 2734.1),
+    ],
+)
+def test_the_cost_of_training_is_twice_that_of_the_paper(row: int, steps: float, exaflop: float) -> None:
+    """Whose exaFLOP count a multiply-add once, and its GFLOP twice."""
+    model = of_paper(*PAPER[row][:2])
+    assert counts.training_flops(model, int(4096 * steps)) / 2e18 == pytest.approx(exaflop, rel=4e-3)
+
+
+def test_training_counts_its_own_capacity_and_what_is_computed_again() -> None:
+    settings: dict = {"capacity_factor": 2.0, "eval_capacity_factor": 1.0}
+    model = config("vit_s16", moe="last_half", router="softmax_token_choice", experts=8, router_options=settings)
+    assert (
+        counts.training_flops(model, 10)
+        == 30 * sum(counts.flops(model, train=True).values())
+        > 30 * sum(counts.flops(model).values())
+    )
+    assert counts.training_flops(model, 6, recompute=True) == counts.training_flops(model, 8)
 
 
 ALONE = {"base": 1, "hash": 1, "s_base": 1, "noisy_top_k": 2, "hierarchical_top_k": 4, "dselect_k": 2}
@@ -133,3 +167,15 @@ def test_the_command(capsys: pytest.CaptureFixture[str], said: Any) -> None:
     }
     for name, words in expected.items():
         assert said(["count", "--model", name]).splitlines()[1].strip() == words
+
+
+def test_the_command_counts_a_run(said: Any) -> None:
+    """Of so many images, or as long as the configuration says, if it does not say it in epochs."""
+    run = "  training on 16,384,000,000 images: 1724.0 EFLOP (3 forward passes of each)"
+    dense = ["count", "--model", "vit_b16", "--model.moe", "none"]
+    assert said([*dense, "--examples", str(4096 * 4_000_000)]).splitlines()[-1] == run
+    assert (
+        said(["count", "--config", "soft_moe_b16"]).splitlines()[-1].startswith("  training on 36,864,000,000 images: ")
+    )
+    assert "training on" not in said(["count", "--config", "sparse_mlp_b"])
+    assert "examples=0: expected an integer >= 1" in said(["count", "--examples", "0"], 2)

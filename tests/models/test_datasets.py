@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import re
 import struct
 import tracemalloc
 import zipfile
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from moespec.models.data import cifar
 from moespec.models.data.dataset import held_out
 from moespec.models.data.datasets import load
 from moespec.models.errors import DataError
@@ -134,6 +136,57 @@ def test_idx_class_without_training_images(idx_folder: Path) -> None:
     (idx_folder / "train-labels-idx1-ubyte").write_bytes(idx_bytes(np.zeros(12, np.uint8)))
     with pytest.raises(DataError, match="no training image of class 1, 2"):
         load("idx", str(idx_folder))
+
+
+@pytest.fixture(params=["cifar10", "cifar100"])
+def cifar_folder(request, tmp_path: Path, monkeypatch) -> tuple[str, Path]:  # type: ignore[no-untyped-def]
+    """Files of 20 images, of which white is the red of 0, the green of 1 and the blue of 2."""
+    name, kind = request.param, cifar.KINDS[request.param]
+    monkeypatch.setattr(cifar, "TEST", 20)
+    monkeypatch.setitem(cifar.KINDS, name, kind._replace(images=20))
+    for number, file in enumerate([*kind.train, kind.test]):
+        labels = [(np.arange(20) + number) % values for values in kind.labels]
+        pixels = np.zeros((20, 3, 32, 32), np.uint8)
+        pixels[[0, 1, 2], [0, 1, 2]], pixels[3, 0, 0, 5] = 255, 7
+        (tmp_path / file).write_bytes(np.column_stack([*labels, pixels.reshape(20, -1)]).astype(np.uint8).tobytes())
+    return name, tmp_path
+
+
+def test_cifar(cifar_folder: tuple[str, Path]) -> None:
+    name, folder = cifar_folder
+    classes = cifar.KINDS[name].labels[-1]
+    (folder / cifar.KINDS[name].names).write_text("\n".join(f"kind {label}" for label in range(classes)) + "\n\n")
+    data = load(name, str(folder))
+    assert (len(data.train), len(data.validation)) == (20 * len(cifar.KINDS[name].train), 20)
+    assert (data.shape, data.maximum, data.classes[-1]) == ((32, 32, 3), 255, f"kind {classes - 1}")
+    assert data.validation.labels[:4].tolist() == [
+        (label + len(cifar.KINDS[name].train)) % classes for label in range(4)
+    ]
+    images = data.train.read(np.array([2, 0, 1, 3]))
+    assert images[:3, 9, 9].tolist() == [[0, 0, 255], [255, 0, 0], [0, 255, 0]]
+    assert np.argwhere(images[3]).tolist() == [[0, 5, 0]]
+
+
+def test_damaged_cifar(cifar_folder: tuple[str, Path]) -> None:
+    name, folder = cifar_folder
+    kind = cifar.KINDS[name]
+    path, names = folder / kind.train[-1], folder / kind.names
+    content = path.read_bytes()
+    length, last = len(content) // 20, kind.labels[-1]
+    assert load(name, str(folder)).classes == tuple(str(label) for label in range(last)), "without a file of names"
+    wrong = bytearray(content)
+    wrong[3 * length + len(kind.labels) - 1] = last
+    for damaged, message in (
+        (content[:-length], f"{19 * length:,} bytes, expected {20 * length:,} (20 images of {length:,} bytes)"),
+        (bytes(wrong), f"image 3 has the label {last}, expected 0 to {last - 1}"),
+        (None, "cannot be read (No such file or directory)"),
+    ):
+        path.unlink() if damaged is None else path.write_bytes(damaged)
+        with pytest.raises(DataError, match=re.escape(f"{path}: {message}")):
+            load(name, str(folder))
+    names.write_text("one\n")
+    with pytest.raises(DataError, match=rf"{names.name}: 1 names for {last} classes"):
+        load(name, str(folder))
 
 
 def test_npz(tmp_path: Path) -> None:

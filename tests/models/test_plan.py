@@ -257,6 +257,34 @@ def test_the_command_prints_options_that_train_takes(said: Any) -> None:
     assert not [each for each in report["plans"] if not each["fits"] and each["bytes"] <= report["chip"]["memory"]]
 
 
+def test_the_command_says_what_the_whole_run_takes(said: Any) -> None:
+    of_run = [*RUN, "--training.steps", "1000", "--utilisation", "0.5"]
+    run = json.loads(said([*of_run, "--json"]))["run"]
+    forward = sum(counts.flops(replace(model_config(MODERATE)), train=True).values())
+    assert run["images"] == 512_000
+    assert run["flops"] == pytest.approx(3 * 512_000 * forward)
+    assert run["device_days"] == pytest.approx(run["flops"] / 197e12 / 0.5 / 86_400)
+    days = f"{run['device_days']:.4g} device-days"
+    assert (
+        f"\ntraining on 512,000 images: {run['flops'] / 1e15:.1f} PFLOP (3 forward passes of each); at 50% of the peak {days}\n"
+        in said(of_run)
+    )
+    assert "device-days" not in said(RUN)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["1.5"], "utilisation=1.5: expected a scalar above 0, at most 1"),
+        (["0"], "utilisation=0.0: expected a scalar above 0, at most 1"),
+        (["0.4", "--sharding"], "utilisation=0.4 concerns nothing here"),
+        (["0.4", "--training.epochs", "9"], "utilisation=0.4: training.epochs=9.0 is of data that are not read"),
+    ],
+)
+def test_wrong_utilisations(more: list[str], message: str, said: Any) -> None:
+    assert message in said([*RUN, "--utilisation", *more], 2)
+
+
 def test_the_command_says_that_none_fits(said: Any) -> None:
     huge = [*RUN, "--mesh.data", "16", "--experts", "128"]
     *_, mesh, _, last = said(huge).splitlines()

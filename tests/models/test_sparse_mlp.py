@@ -38,8 +38,16 @@ def test_counts(size, no_head, imagenet):
 
 
 def test_counts_of_other_placements():
-    four = sparse_mlp.named("sparse_mlp_b", moe="last_4", classes=0)
-    assert round(sparse_mlp.parameter_count(four) / 1e6, 1) == 80.8
+    """The 79 million of Table 5 for the last four do not go with the 130 of Sparse-L: what two sparse blocks add (SL-9)."""
+
+    def millions(size, moe):
+        return sparse_mlp.parameter_count(sparse_mlp.named(f"sparse_mlp_{size}", moe=moe, classes=0)) / 1e6
+
+    mixer_b, two, four = (millions("b", moe) for moe in ("none", "last_2", "last_4"))
+    assert (round(mixer_b, 1), round(two, 1), round(four, 1)) == (59.1, 70.0, 80.8)
+    rest = millions("l", "last_6") - 3 * (two - mixer_b)  # of Sparse-L, whatever the rescale sub-layers are
+    assert [round((cut - rest) / 3, 1) for cut in (130, 131)] == [10.7, 11.1]
+    assert round((80 - mixer_b) / 2, 1) == 10.4
     first = sparse_mlp.named("sparse_mlp_b", moe="first_2")
     assert sparse_mlp.parameter_count(first) == 70_735_016
 

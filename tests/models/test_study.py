@@ -137,7 +137,18 @@ def whole(flags: list[str], tmp_path_factory) -> Iterator[Path]:  # type: ignore
 def figures(out: Path) -> dict:
     """The results without what a clock decides."""
     results = json.loads((out / "results.json").read_text())
-    kept = ("accuracy", "loss", "right", "images", "step", "operations", "parameters", "dropped", "imbalance")
+    kept = (
+        "accuracy",
+        "loss",
+        "right",
+        "images",
+        "step",
+        "operations",
+        "training_operations",
+        "parameters",
+        "dropped",
+        "imbalance",
+    )
     runs = {
         name: {seed: {key: one[key] for key in kept} for seed, one in of.items()}
         for name, of in results["runs"].items()
@@ -156,6 +167,7 @@ def test_a_study(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
             last = read_log(whole / "runs" / f"{name}-seed{seed}", "evaluation")[-1]
             assert one["accuracy"] == last["accuracy"] == right_of(one).mean()
             assert min(one["milliseconds"], one["training_milliseconds"]) > 0
+            assert one["training_operations"] == 3 * 12 * 16 * one["operations"]
         accuracies = [one["accuracy"] for one in runs.values()]
         entry = results["entries"][name]
         assert entry["accuracy"] == pytest.approx(np.mean(accuracies))
@@ -214,16 +226,21 @@ def test_an_entry_that_fails_is_named_and_the_others_go_on(whole, flags, tmp_pat
     assert re.search(r"\nbad +failed +\n(.*\n)+bad failed with seed 1: bad-seed1 diverged.\n", said.out)
     assert json.loads((out / "results.json").read_text())["failed"]["bad"]["0"] == "bad-seed0 diverged"
     assert figures(out)["differences"] == figures(whole)["differences"], "of the others"
-    assert "bad,1,,,,,,,,,,,,,bad-seed1 diverged" in (out / "results.csv").read_text()
+    assert "bad,1,,,,,,,,,,,,,,bad-seed1 diverged" in (out / "results.csv").read_text()
     assert "bad failed with seed 0: bad-seed0 diverged." in (out / "index.html").read_text()
 
 
 def test_a_damaged_outcome_is_named(whole: Path, flags: list[str], tmp_path: Path, capsys) -> None:  # type: ignore[no-untyped-def]
     path = shutil.copytree(whole, tmp_path / "out") / "outcomes" / "top-seed0.json"
     content = path.read_bytes()
-    older = {key: value for key, value in json.loads(content).items() if key not in ("sha256", "version")}
+    whole_outcome = json.loads(content)
+    older = {
+        key: whole_outcome[key] for key in whole_outcome if key not in ("sha256", "version", "training_operations")
+    }
     path.write_text(json.dumps(older))
-    assert outcome.read(path) == older, "as version 0.1 wrote it"
+    assert outcome.read(path) == {key: whole_outcome[key] for key in (*older, "training_operations")}, (
+        "as version 0.1 wrote it"
+    )
     changed = [{**older, **change} for change in ({"milliseconds": None}, {"right": "????"}, {"right": "AAAA"})]
     edited = content.replace(b'"step": 12', b'"step": 13')
     for wrong in (b"", b"\xff", b"[]", content[:-9], edited, *(json.dumps(each).encode() for each in changed)):

@@ -1,0 +1,90 @@
+"""CIFAR-10 and CIFAR-100 in their binary version: the folders `cifar-10-batches-bin` and `cifar-100-binary` of their archives.
+
+A file is a row of records without a header: the label, one byte (of CIFAR-100 two, the coarse one first), then 3072 bytes, the
+32 x 32 reds, greens and blues of the image, each in row-major order (Krizhevsky, "The CIFAR-10 and CIFAR-100 datasets", section
+"Binary version"). Of CIFAR-100 the fine label is the class.
+"""
+
+import math
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moespec.models.data.dataset import Dataset, Split, read_names
+from moespec.models.errors import DataError
+
+__all__ = ["KINDS", "SHAPE", "load_cifar"]
+
+SHAPE = (32, 32, 3)
+
+
+class Kind(NamedTuple):
+    """train: the files of the training part, in order, of `images` each. test: the file of the other part, of 10 000.
+
+    labels: how many values each byte of the label has, the class last. names: the file with the names of the classes.
+    """
+
+    train: tuple[str, ...]
+    images: int
+    test: str
+    labels: tuple[int, ...]
+    names: str
+
+
+BATCHES = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
+KINDS = {
+    "cifar10": Kind(BATCHES, 10_000, "test_batch.bin", (10,), "batches.meta.txt"),
+    "cifar100": Kind(("train.bin",), 50_000, "test.bin", (20, 100), "fine_label_names.txt"),
+}
+TEST = 10_000
+
+
+def load_cifar(folder: Path, name: str) -> Dataset:
+    """The data set `name`, a key of `KINDS`, in `folder`: the training batches, and the test images for validation.
+
+    The classes have the names of the file of names, one a line, or numbers without one. Raises DataError naming the file that
+    is missing, of another size than its images have, or has a label or a number of names that the data set does not.
+    """
+    if not folder.is_dir():
+        raise DataError(f"{folder}: there is no such folder")
+    kind = KINDS[name]
+    classes = _names(folder / kind.names, kind.labels[-1])
+    parts = [_read(folder / file, kind.images, kind.labels) for file in kind.train]
+    pixels, labels = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    held_pixels, held_labels = _read(folder / kind.test, TEST, kind.labels)
+    train = Split(lambda indices: _pictures(pixels[indices]), labels)
+    validation = Split(lambda indices: _pictures(held_pixels[indices]), held_labels)
+    return Dataset(name, train, validation, classes, SHAPE, 255)
+
+
+def _read(path: Path, count: int, values: tuple[int, ...]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """The pixels `(images, 3072)`, as the file has them, and the labels `(images,)`."""
+    length = len(values) + math.prod(SHAPE)
+    try:
+        size = path.stat().st_size
+        content = path.read_bytes() if size == count * length else b""
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
+    if len(content) != count * length:
+        raise DataError(f"{path}: {size:,} bytes, expected {count * length:,} ({count:,} images of {length:,} bytes)")
+    records = np.frombuffer(content, np.uint8).reshape(count, length)
+    for byte, most in enumerate(values):
+        if len(wrong := np.flatnonzero(records[:, byte] >= most)):
+            label = records[wrong[0], byte]
+            raise DataError(f"{path}: image {wrong[0]} has the label {label}, expected 0 to {most - 1}")
+    return records[:, len(values) :], records[:, len(values) - 1].astype(np.int64)
+
+
+def _pictures(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Images `(images, 32, 32, 3)` from their pixels as files have them, colour by colour."""
+    height, width, channels = SHAPE
+    return np.ascontiguousarray(pixels.reshape(-1, channels, height, width).transpose(0, 2, 3, 1))
+
+
+def _names(path: Path, count: int) -> tuple[str, ...]:
+    names = read_names(path, str(path)) if path.exists() else tuple(str(label) for label in range(count))
+    if len(names) != count:
+        raise DataError(f"{path}: {len(names)} names for {count} classes")
+    return names

@@ -1,0 +1,101 @@
+"""A model whose parameters are the means of those of several: a soup.
+
+    parameter = (1 / n) * sum over the n sources
+
+That is the uniform soup of Wortsman et al. 2022 (arXiv 2203.05482, section 2), of which Puigcerver et al. 2024 (arXiv 2308.00951,
+Table 3) have one. It is of use where the sources were trained from the same weights. What is not trained, such as the tables of
+hash layers, has to be the same in all sources.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moespec.backends.optimizer import CONSTANTS
+from moespec.models.trees import flatten, nested
+from moespec.models.weights.record import Weights, described
+from moespec.spec.errors import ConfigError
+
+__all__ = ["average"]
+
+
+def average(sources: Sequence[Path], read: Callable[[Path], Weights]) -> Weights:
+    """The average of what `read` gives of the sources, one after the other: summed in float64, in the dtype of the sources.
+
+    `about` says of each source what is known of it. The names of the classes are those of the sources that have them.
+
+    Raises ConfigError for fewer than two sources, for sources that differ in a field of the model, in the names of the classes, in
+    the dtype of a parameter or in a constant, naming it with both values, and for a parameter with NaN or infinity.
+    """
+    if len(sources) < 2:
+        raise ConfigError(f"average: expected several sources, got {', '.join(map(str, sources)) or 'none'}")
+    weights = read(sources[0])
+    first, classes, about = (
+        weights,
+        weights.classes,
+        {"Source": f"average of {len(sources)}", "Source 1": _told(weights)},
+    )
+    params = flatten(first.params)
+    totals = {name: _finite(sources[0], name, array) for name, array in params.items()}
+    for number, path in enumerate(sources[1:], start=2):
+        weights = read(path)
+        between = f"{sources[0]} and {path} cannot be averaged"
+        _check_same(between, _fields(first), _fields(weights))
+        if classes and weights.classes:
+            _check_same(between, _numbered(classes), _numbered(weights.classes))
+        for name, array in flatten(weights.params).items():
+            _check_same(between, {f"dtype of {name}": params[name].dtype.name}, {f"dtype of {name}": array.dtype.name})
+            if _constant(name):
+                _check_bits(f"{between}: {name}", params[name], array)
+            else:
+                totals[name] += _finite(path, name, array)
+        classes, about[f"Source {number}"] = classes or weights.classes, _told(weights)
+    means = {
+        name: array if _constant(name) else (totals[name] / len(sources)).astype(array.dtype)
+        for name, array in params.items()
+    }
+    return Weights(first.config, nested(means), about, classes)
+
+
+def _fields(weights: Weights) -> dict[str, Any]:
+    return flatten(described(weights.config), separator=".")
+
+
+def _numbered(classes: Sequence[str]) -> dict[str, str]:
+    return {f"class {label}": name for label, name in enumerate(classes)}
+
+
+def _told(weights: Weights) -> str:
+    """What is known of a source, on one line: `moespec train, x; Data: digits; ...`."""
+    return "; ".join(text if title == "Source" else f"{title}: {text}" for title, text in weights.about.items())
+
+
+def _constant(name: str) -> bool:
+    return name.rpartition("/")[2] in CONSTANTS
+
+
+def _finite(path: Path, name: str, array: NDArray[Any]) -> NDArray[np.float64]:
+    wrong = np.argwhere(~np.isfinite(array))
+    if len(wrong):
+        place = tuple(wrong[0].tolist())
+        raise ConfigError(f"{path}: {name} has {array[place]} at {place}, expected finite values")
+    return array.astype(np.float64)
+
+
+def _check_same(between: str, first: Mapping[str, Any], other: Mapping[str, Any]) -> None:
+    for name in {**first, **other}:
+        one, two = (values.get(name, "the default") for values in (first, other))
+        if one != two:
+            raise ConfigError(f"{between}: {name} is {one!r} in one, {two!r} in the other")
+
+
+def _check_bits(named: str, first: NDArray[Any], other: NDArray[Any]) -> None:
+    """ConfigError unless two arrays of one dtype and shape have the same bytes."""
+    width = first.dtype.itemsize
+    one, two = (np.ascontiguousarray(array).view(np.uint8).reshape(-1, width) for array in (first, other))
+    if len(wrong := np.flatnonzero((one != two).any(axis=1))):
+        values = " in one, ".join(str(array.reshape(-1)[wrong[0]]) for array in (first, other))
+        raise ConfigError(f"{named} is not trained, and differs at {wrong[0]}: {values} in the other")
