@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import safetensors.numpy
 from numpy.typing import NDArray
 
 from moespec.backends.contract import Backend
@@ -36,19 +37,20 @@ from moespec.models.evaluation.metrics import make_features, moe_metrics
 from moespec.models.evaluation.retrieval import retrieval
 from moespec.models.families import Config as Model
 from moespec.models.families import draws, family
+from moespec.models.files import write_atomically
 from moespec.models.layers import Output
 from moespec.models.parameters import Parameter, constant
 from moespec.models.router_options import named
+from moespec.models.tensors import decoded
 from moespec.models.training.config import Config
 from moespec.models.training.objectives.record import Loss, Objective, check_batch
-from moespec.models.weights.files import read_safetensors, write_safetensors
 from moespec.spec.errors import ConfigError, ShapeError
 from moespec.spec.routing import Params
 
 __all__ = ["LIT", "encoded", "make_text_features", "retriever", "text_features", "tower_of"]
 
 Array = Any
-FEATURES = "features.safetensors"
+FEATURES, DIGEST = "features.safetensors", "sha256"
 AUGMENTATION = (
     "crop",
     "crop_padding",
@@ -230,32 +232,33 @@ def _features(
         return np.asarray(features(B, extract, params, dataset, split, batch=batch), np.float32)
 
     splits = {"train": dataset.train, "validation": dataset.validation}
-    there = set(B.exchanged(str(path.is_file())))
-    if there != {"True"}:
+    if set(B.exchanged(str(path.is_file()))) != {"True"}:
         found = {name: computed(split) for name, split in splits.items()}
         if B.process == 0:
-            write_safetensors(path, found, {"sha256": _digest(found)})
+            write_atomically(path, safetensors.numpy.save({**found, DIGEST: _digest(found)}))
         return found
-    found, metadata = read_safetensors(path)
-    if metadata.get("sha256") != _digest(found) or found.keys() != splits.keys():
-        raise CheckpointError(
-            f"{path}: damaged, its checksum is not that of its content; without the file features are computed anew"
-        )
+    advice = "without the file they are computed anew"
+    try:
+        found = {name: tensor.array for name, tensor in decoded(path.read_bytes()).items()}
+    except ValueError as error:
+        raise CheckpointError(f"{path}: {error}; {advice}") from error
+    digest = found.pop(DIGEST, np.zeros(0))
+    if not np.array_equal(digest, _digest(found)) or found.keys() != splits.keys():
+        raise CheckpointError(f"{path}: damaged, its checksum is not that of its content; {advice}")
     few = np.arange(min(COMPARED, len(dataset.validation)))
     some = Split(lambda indices: dataset.validation.read(few[indices]), dataset.validation.labels[few])
-    same = {name: found[name].shape == (len(split), found[name].shape[-1]) for name, split in splits.items()}
-    if not all(same.values()) or not np.allclose(computed(some), found["validation"][few], rtol=1e-2, atol=1e-3):
-        raise CheckpointError(
-            f"{path}: features of another tower, or of other images; without the file they are computed anew"
-        )
+    counts = all(len(found[name]) == len(split) for name, split in splits.items())
+    if not counts or not np.allclose(computed(some), found["validation"][few], rtol=1e-2, atol=1e-3):
+        raise CheckpointError(f"{path}: features of another tower, or of other images; {advice}")
     return found
 
 
-def _digest(arrays: dict[str, NDArray[Any]]) -> str:
+def _digest(arrays: dict[str, NDArray[Any]]) -> NDArray[np.uint8]:
+    """The SHA-256 of arrays with their names and shapes, 32 bytes."""
     total = hashlib.sha256()
     for name in sorted(arrays):
         total.update(f"{name}{arrays[name].shape}{arrays[name].dtype}".encode() + arrays[name].tobytes())
-    return total.hexdigest()
+    return np.frombuffer(total.digest(), np.uint8)
 
 
 def _evaluation(
