@@ -35,8 +35,8 @@ MO-5: Over which images does batch normalisation take mean and variance?
         By: facebookresearch/moco-v3, main_moco.py, main_worker (SyncBatchNorm).
     Alternative b: over those of its device.
 MO-6: How does a router of the average of the encoder route?
-    Reading: as in training, with its capacity, but without noise; it has no auxiliary losses. No source says.
-    Alternative b: as at evaluation.
+    Reading: as at evaluation, with that capacity and without noise; it has no auxiliary losses. No source says.
+    Alternative b: as in training, with its capacity, but without noise.
 MO-7: Where does epsilon enter the l2 norm?
     Reading: `x / max(norm, 1e-12)`, torch's `normalize`.
         By: facebookresearch/moco-v3, moco/builder.py, MoCo.contrastive_loss.
