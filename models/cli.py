@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -226,9 +227,7 @@ class ConvertArguments:
     heads, is set. Values are copied as they are, so that a file converted there and back has the same numbers.
     """
 
-    paths: Annotated[
-        Positional[tuple[Path, ...]], arg(metavar="SOURCE [SOURCE ...] TARGET", help_behavior_hint="(required)")
-    ]
+    paths: Annotated[Positional[tuple[Path, ...]], arg(metavar="SOURCE ... TARGET", help_behavior_hint="(required)")]
     """the file or folder to read, of a checkpoint of vmoe its prefix, and the file or folder to write"""
     average: FlagCreatePairsOff[bool] = False
     """write the mean of the parameters of several sources, which are of the same model"""
@@ -450,11 +449,9 @@ def _count(arguments: list[str]) -> None:
     check_concerns(arguments, Config(model=parsed.model, training=TrainingConfig(loss="sigmoid")))
     from moespec.models.commandline.cost import count_command
 
-    seen = parsed.examples
-    if seen is not None and seen < 1:
-        raise ConfigError(f"examples={seen!r}: expected an integer >= 1")
-    if seen is None and parsed.recipe:
-        seen = images_seen(base.training)
+    if parsed.examples is not None and parsed.examples < 1:
+        raise ConfigError(f"examples={parsed.examples!r}: expected an integer >= 1")
+    seen = images_seen(base.training) if parsed.recipe and parsed.examples is None else parsed.examples
     count_command(replace(base, model=parsed.model), images=parsed.images, seen=seen)
 
 
@@ -463,14 +460,8 @@ def _plan(arguments: list[str]) -> None:
     check_concerns(arguments, parsed.settings)
     from moespec.models.planning.command import plan_command
 
-    plan_command(
-        parsed.settings,
-        devices=parsed.devices,
-        chip=parsed.chip,
-        utilisation=parsed.utilisation,
-        sharding=parsed.sharding,
-        as_json=parsed.json,
-    )
+    how: Any = {name: getattr(parsed, name) for name in ("devices", "chip", "utilisation", "sharding")}
+    plan_command(parsed.settings, **how, as_json=parsed.json)
 
 
 def _inspect(arguments: list[str]) -> None:
@@ -492,19 +483,12 @@ def _inspect(arguments: list[str]) -> None:
 
 
 def _convert(arguments: list[str]) -> None:
-    """Paths may stand on both sides of options, all of which but --average have a value; tyro takes them in one row."""
-    paths, options, words = [], [], iter(arguments)
-    for word in words:
-        if not word.startswith("-"):
-            paths.append(word)
-            continue
-        options.append(word)
-        if "=" not in word and word not in ("--average", "--help", "-h"):
-            options += [value] if (value := next(words, None)) is not None else []
-    parsed = _parse("convert", ConvertArguments, [*paths, *options])
-    from moespec.models.weights.command import convert_command
-
-    convert_command(**vars(parsed))
+    """Paths may stand between options, all of which but --average have a value; tyro takes them in one row."""
+    alone = ("--average", "--help", "-h")
+    pairs = pairwise(["", *arguments])
+    of_option = [w[:1] == "-" or (b[:1] == "-" and "=" not in b and b not in alone) for b, w in pairs]
+    order = sorted(range(len(arguments)), key=of_option.__getitem__)
+    _of("convert", ConvertArguments, "weights.command:convert_command")([arguments[place] for place in order])
 
 
 def _of(name: str, kind: type[Any], place: str) -> Callable[[list[str]], None]:
@@ -528,10 +512,7 @@ COMMANDS: dict[str, Command] = {
     "count": ("count the parameters and operations of a model", _count),
     "plan": ("what training takes on devices that are not here, and which mesh", _plan),
     "inspect": ("draw which experts handle which patch of an image", _inspect),
-    "convert": (
-        "convert weights from and to other projects' files",
-        _convert,
-    ),
+    "convert": ("convert weights from and to other projects' files", _convert),
     "export": (
         "write a model as a program: ONNX, StableHLO or torch's",
         _of("export", ExportArguments, "export.command:export_command"),

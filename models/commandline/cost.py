@@ -15,7 +15,7 @@ from moespec.models.families import family, fewest_images
 from moespec.models.training.config import Config
 from moespec.models.training.resolve import model_config, without_data
 
-__all__ = ["count_command", "described", "device_days", "milliseconds", "of_run", "scaled"]
+__all__ = ["count_command", "described", "milliseconds", "of_run", "scaled"]
 
 REPEATS, SECONDS = 5, 0.3
 """A forward pass is timed at least so often, and at least for so long."""
@@ -46,18 +46,10 @@ def described(model: Model, *, batch: int | None = None) -> str:
     return f"{parameters}, {scaled(operations)} an image of {size} x {size} pixels"
 
 
-def of_run(operations: float, images: int, *, recompute: bool) -> str:
-    """What a run that sees so many images takes, in words: see `counts.training_flops`."""
-    return f"training on {images:,} images: {scaled(operations)} ({4 if recompute else 3} forward passes of each)"
-
-
-def device_days(seconds: float) -> str:
-    """Seconds of one device, or of several together, in days.
-
-    >>> device_days(86_400 * 153.5), device_days(60)
-    ('153.5 device-days', '0.0006944 device-days')
-    """
-    return f"{seconds / 86_400:.4g} device-days"
+def of_run(model: Model, images: int, *, batch: int | None, recompute: bool) -> str:
+    """The operations of a run that sees so many images, in words: see `counts.training_flops`."""
+    total = counts.training_flops(model, images, batch=batch, recompute=recompute)
+    return f"training on {images:,} images: {scaled(total)} ({4 if recompute else 3} forward passes of each)"
 
 
 def moe_of(model: Model) -> str:
@@ -84,13 +76,11 @@ def count_command(config: Config, *, images: int | None, seen: int | None) -> No
 
     images: of a batch. seen: images that the run sees, None where that is not known.
     """
-    section, training = config.model, config.training
-    model = model_config(without_data(section, config.data))
+    model = model_config(without_data(config.model, config.data))
     parts = counts.flops(model, images)
     total = sum(parts.values())
-    print(f"{section.name}: {described(model, batch=images)}\n  {moe_of(model)}")
+    print(f"{config.model.name}: {described(model, batch=images)}\n  {moe_of(model)}")
     for name, value in parts.items():
         print(f"  {name:24} {scaled(value):>12} {value / total:7.1%}")
     if seen is not None:
-        operations = counts.training_flops(model, seen, batch=images, recompute=training.recompute)
-        print(f"  {of_run(operations, seen, recompute=training.recompute)}")
+        print(f"  {of_run(model, seen, batch=images, recompute=config.training.recompute)}")

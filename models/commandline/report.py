@@ -12,8 +12,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from moespec.backends.contract import Backend
-from moespec.models import counts
-from moespec.models.commandline.cost import described, device_days, milliseconds, of_run
+from moespec.models.commandline.cost import described, milliseconds, of_run
 from moespec.models.commandline.curves import constant, curves, in_order, loads
 from moespec.models.commandline.inspection import draw, make_route, prediction
 from moespec.models.data.dataset import Dataset
@@ -74,13 +73,10 @@ def write_report(
     measured = milliseconds(B, model, B.from_numpy(params), batch=batch)
     cost = f"{described(model, batch=batch)}, {measured:.3f} ms in batches of {batch} (forward pass)"
     others = {name: lines[-1] for name in config.evaluation if (lines := read_log(run, f"evaluation/{name}"))}
-    seen, again = evaluations[-1]["step"] * config.training.batch, config.training.recompute
-    part = config.training.batch // config.training.accumulate
-    operations = counts.training_flops(model, seen, batch=part, recompute=again)
-    days = device_days(evaluations[-1]["seconds"] * devices)
-    spent = (
-        f"{of_run(operations, seen, recompute=again)}; {days} on {devices} {'device' if devices == 1 else 'devices'}"
-    )
+    steps, seconds = config.training, evaluations[-1]["seconds"]
+    part: Any = {"batch": steps.batch // steps.accumulate, "recompute": steps.recompute}
+    spent = of_run(model, evaluations[-1]["step"] * steps.batch, **part)
+    spent += f"; {seconds * devices / 86_400:.4g} device-days, devices: {devices}"
     page = _page(config, dataset, cost, spent, {**evaluations[-1], "others": others}, same, pictures)
     write_atomically(run / "report.html", page.encode())
     return run / "report.html"

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from moespec.models.data.dataset import Dataset, Split, read_names
 from moespec.models.errors import DataError
 
-__all__ = ["KINDS", "SHAPE", "load_cifar"]
+__all__ = ["KINDS", "load_cifar"]
 
 SHAPE = (32, 32, 3)
 
@@ -50,7 +50,10 @@ def load_cifar(folder: Path, name: str) -> Dataset:
     if not folder.is_dir():
         raise DataError(f"{folder}: there is no such folder")
     kind = KINDS[name]
-    classes = _names(folder / kind.names, kind.labels[-1])
+    path, count = folder / kind.names, kind.labels[-1]
+    classes = read_names(path, str(path)) if path.exists() else tuple(map(str, range(count)))
+    if len(classes) != count:
+        raise DataError(f"{path}: {len(classes)} names for {count} classes")
     parts = [_read(folder / file, kind.images, kind.labels) for file in kind.train]
     pixels, labels = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     held_pixels, held_labels = _read(folder / kind.test, TEST, kind.labels)
@@ -81,10 +84,3 @@ def _pictures(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Images `(images, 32, 32, 3)` from their pixels as files have them, colour by colour."""
     height, width, channels = SHAPE
     return np.ascontiguousarray(pixels.reshape(-1, channels, height, width).transpose(0, 2, 3, 1))
-
-
-def _names(path: Path, count: int) -> tuple[str, ...]:
-    names = read_names(path, str(path)) if path.exists() else tuple(str(label) for label in range(count))
-    if len(names) != count:
-        raise DataError(f"{path}: {len(names)} names for {count} classes")
-    return names

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from moespec.models.data.changes import check_changes
-from moespec.models.data.cifar import KINDS, SHAPE, load_cifar
+from moespec.models.data.cifar import KINDS, load_cifar
 from moespec.models.data.dataset import Dataset, read_names
 from moespec.models.data.folder import find_folder
 from moespec.models.data.hub import find_hub
@@ -42,9 +42,7 @@ DATASETS = {
 }
 SIZES = {
     "idx": {"image_size": 28, "channels": 1, "classes": 10},
-    **{
-        name: {"image_size": SHAPE[0], "channels": SHAPE[2], "classes": kind.labels[-1]} for name, kind in KINDS.items()
-    },
+    **{name: {"image_size": 32, "channels": 3, "classes": kind.labels[-1]} for name, kind in KINDS.items()},
 }
 """What a data set's name says of its images; the images of digits are those that the smallest models are made for."""
 PICTURES = {"folder": find_folder, "webdataset": find_shards, "huggingface": find_hub, "pairs": find_pairs}

@@ -7,7 +7,7 @@ from typing import Any
 
 from moespec.backends.mesh import MeshSizes
 from moespec.models import counts
-from moespec.models.commandline.cost import described, device_days, of_run
+from moespec.models.commandline.cost import described, of_run
 from moespec.models.families import family, fewest_images
 from moespec.models.planning.chips import chip_of
 from moespec.models.planning.footprint import rows
@@ -29,41 +29,27 @@ def plan_command(
     """
     config = replace(config, model=without_data(config.model, config.data))
     seen = images_seen(config.training)
-    if utilisation is not None and not 0 < utilisation <= 1:
-        raise ConfigError(f"utilisation={utilisation!r}: expected a scalar above 0, at most 1")
-    if utilisation is not None and sharding:
-        raise ConfigError(
-            f"utilisation={utilisation!r} concerns nothing here: --sharding says how parameters are split"
-        )
-    if utilisation is not None and seen is None:
-        raise ConfigError(
-            f"utilisation={utilisation!r}: training.epochs={config.training.epochs!r} is of data that are not read; "
-            "--training.examples says how many images the run sees"
-        )
+    if utilisation is not None:
+        _check_utilisation(f"utilisation={utilisation!r}", utilisation, config, sharding=sharding)
     model, training = model_config(config.model), config.training
     ranked = plans(config, devices, chip_of(chip))
     chosen = best(ranked)
-    how: Any = {"batch": training.batch // training.accumulate, "recompute": training.recompute}
-    operations = None if seen is None else counts.training_flops(model, seen, **how)
-    seconds = operations / chip_of(chip).flops / utilisation if operations and utilisation else None
     if sharding:
         _print_sharding(config, (chosen or ranked[0]).sizes, as_json=as_json)
         return
+    how: Any = {"batch": training.batch // training.accumulate, "recompute": training.recompute}
+    operations = None if seen is None else counts.training_flops(model, seen, **how)
+    days = operations / chip_of(chip).flops / utilisation / 86_400 if operations and utilisation else None
     if as_json:
-        run = {
-            "images": seen,
-            "flops": operations,
-            "utilisation": utilisation,
-            "device_days": seconds and seconds / 86_400,
-        }
+        run = {"images": seen, "flops": operations, "utilisation": utilisation, "device_days": days}
         report = {"devices": devices, "chip": {"name": chip, **chip_of(chip)._asdict()}, "run": run}
         rows = [_json(config, each) for each in ranked]
         print(json.dumps({**report, "plans": rows, "best": rows[ranked.index(chosen)] if chosen else None}, indent=1))
         return
     print(f"{config.model.name}: {described(model)}")
-    if seen and operations:
-        days = f"; at {utilisation:.0%} of the peak {device_days(seconds)}" if utilisation and seconds else ""
-        print(f"{of_run(operations, seen, recompute=training.recompute)}{days}")
+    if seen is not None:
+        at = f"; at {utilisation:.0%} of the peak {days:.4g} device-days" if days else ""
+        print(of_run(model, seen, **how) + at)
     parts = f" in {training.accumulate} parts" if training.accumulate > 1 else ""
     again = ", blocks recomputed" if training.recompute else ""
     print(f"{training.batch} images a step{parts} on {devices} {chip}{again}; of each device:\n")
@@ -78,6 +64,19 @@ def plan_command(
     else:
         less = "another mesh" if len(ranked) == 1 else "more devices"
         print(f"\nNone fits into {has}. --training.recompute, --training.accumulate and {less} take less.")
+
+
+def _check_utilisation(named: str, value: float, config: Config, *, sharding: bool) -> None:
+    """ConfigError, which begins with `named`, for one that is no fraction, or is given where there is no run to measure."""
+    if not 0 < value <= 1:
+        raise ConfigError(f"{named}: expected a scalar above 0, at most 1")
+    if sharding:
+        raise ConfigError(f"{named} concerns nothing here: --sharding says how parameters are split")
+    if config.training.epochs is not None:
+        epochs = f"training.epochs={config.training.epochs!r}"
+        raise ConfigError(
+            f"{named}: {epochs} is of data that are not read; --training.examples says how many images are seen"
+        )
 
 
 def options(config: Config, sizes: MeshSizes) -> str:

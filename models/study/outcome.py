@@ -42,6 +42,7 @@ def make(loaded: LoadedRun, run: Path, path: Path) -> None:
     validation images, as means over the MoE layers.
     """
     config, B, training = loaded.config, loaded.backend, loaded.config.training
+    part: Any = {"batch": training.batch // training.accumulate, "recompute": training.recompute}
     model, most = model_config(config.model), config.training.evaluation_batch
     batch = evaluation_size(B.sizes, model, most, min(most, len(loaded.dataset.validation)))
     params = B.from_numpy(loaded.params)
@@ -60,12 +61,7 @@ def make(loaded: LoadedRun, run: Path, path: Path) -> None:
                 "seconds": last["seconds"],
                 "training_milliseconds": 1e3 / statistics.median(line["images_per_second"] for line in trained),
                 "milliseconds": milliseconds(B, model, params, batch=batch),
-                "training_operations": counts.training_flops(
-                    model,
-                    loaded.step * training.batch,
-                    batch=training.batch // training.accumulate,
-                    recompute=training.recompute,
-                ),
+                "training_operations": counts.training_flops(model, loaded.step * training.batch, **part),
                 "operations": sum(counts.flops(model, batch).values()),
                 "parameters": family(model).parameter_count(model),
                 "dropped": statistics.mean(block["dropped"] for block in blocks) if blocks else 0.0,
@@ -89,9 +85,9 @@ def read(path: Path) -> dict[str, Any]:
         if len(base64.b64decode(outcome["right"], validate=True)) != -(-outcome["images"] // 8):
             raise ValueError(f"damaged, 'right' is not of {outcome['images']} images")
         if "training_operations" not in outcome:  # version 0.1 did not write them
-            training, images = outcome["config"]["training"], outcome["step"] * outcome["config"]["training"]["batch"]
-            passes = 4 if training.get("recompute") else 3
-            outcome["training_operations"] = passes * outcome["operations"] * images
+            training = outcome["config"]["training"]
+            images = (4 if training.get("recompute") else 3) * outcome["step"] * training["batch"]
+            outcome["training_operations"] = images * outcome["operations"]
     except (ValueError, LookupError, TypeError) as error:
         raise RunError(f"{path}: {error}. Remove it: the same command makes it anew from its run") from error
     return outcome

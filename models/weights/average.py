@@ -32,49 +32,35 @@ def average(sources: Sequence[Path], read: Callable[[Path], Weights]) -> Weights
     """
     if len(sources) < 2:
         raise ConfigError(f"average: expected several sources, got {', '.join(map(str, sources)) or 'none'}")
-    weights = read(sources[0])
-    first, classes, about = (
-        weights,
-        weights.classes,
-        {"Source": f"average of {len(sources)}", "Source 1": _told(weights)},
-    )
-    params = flatten(first.params)
+    first = read(sources[0])
+    params, classes = flatten(first.params), first.classes
+    about = {"Source": f"average of {len(sources)}", "Source 1": _told(first)}
     totals = {name: _finite(sources[0], name, array) for name, array in params.items()}
     for number, path in enumerate(sources[1:], start=2):
         weights = read(path)
         between = f"{sources[0]} and {path} cannot be averaged"
-        _check_same(between, _fields(first), _fields(weights))
+        _check_same(between, *(flatten(described(each.config), separator=".") for each in (first, weights)))
         if classes and weights.classes:
-            _check_same(between, _numbered(classes), _numbered(weights.classes))
+            _check_same(f"{between}, classes", dict(enumerate(classes)), dict(enumerate(weights.classes)))
         for name, array in flatten(weights.params).items():
-            _check_same(between, {f"dtype of {name}": params[name].dtype.name}, {f"dtype of {name}": array.dtype.name})
-            if _constant(name):
-                _check_bits(f"{between}: {name}", params[name], array)
+            pair = params[name], array
+            _check_same(between, *({f"dtype of {name}": each.dtype.name} for each in pair))
+            if name.rpartition("/")[2] in CONSTANTS:
+                one, two = (each.view(f"u{each.itemsize}") for each in pair)
+                for place in map(tuple, np.argwhere(one != two)[:1].tolist()):
+                    _check_same(f"{between}, not trained", *({f"{name}{place}": str(each[place])} for each in pair))
             else:
                 totals[name] += _finite(path, name, array)
         classes, about[f"Source {number}"] = classes or weights.classes, _told(weights)
-    means = {
-        name: array if _constant(name) else (totals[name] / len(sources)).astype(array.dtype)
-        for name, array in params.items()
-    }
-    return Weights(first.config, nested(means), about, classes)
-
-
-def _fields(weights: Weights) -> dict[str, Any]:
-    return flatten(described(weights.config), separator=".")
-
-
-def _numbered(classes: Sequence[str]) -> dict[str, str]:
-    return {f"class {label}": name for label, name in enumerate(classes)}
+    for name, array in params.items():
+        if name.rpartition("/")[2] not in CONSTANTS:
+            params[name] = (totals[name] / len(sources)).astype(array.dtype)
+    return Weights(first.config, nested(params), about, classes)
 
 
 def _told(weights: Weights) -> str:
     """What is known of a source, on one line: `moespec train, x; Data: digits; ...`."""
     return "; ".join(text if title == "Source" else f"{title}: {text}" for title, text in weights.about.items())
-
-
-def _constant(name: str) -> bool:
-    return name.rpartition("/")[2] in CONSTANTS
 
 
 def _finite(path: Path, name: str, array: NDArray[Any]) -> NDArray[np.float64]:
@@ -85,17 +71,8 @@ def _finite(path: Path, name: str, array: NDArray[Any]) -> NDArray[np.float64]:
     return array.astype(np.float64)
 
 
-def _check_same(between: str, first: Mapping[str, Any], other: Mapping[str, Any]) -> None:
+def _check_same(between: str, first: Mapping[Any, Any], other: Mapping[Any, Any]) -> None:
     for name in {**first, **other}:
         one, two = (values.get(name, "the default") for values in (first, other))
         if one != two:
             raise ConfigError(f"{between}: {name} is {one!r} in one, {two!r} in the other")
-
-
-def _check_bits(named: str, first: NDArray[Any], other: NDArray[Any]) -> None:
-    """ConfigError unless two arrays of one dtype and shape have the same bytes."""
-    width = first.dtype.itemsize
-    one, two = (np.ascontiguousarray(array).view(np.uint8).reshape(-1, width) for array in (first, other))
-    if len(wrong := np.flatnonzero((one != two).any(axis=1))):
-        values = " in one, ".join(str(array.reshape(-1)[wrong[0]]) for array in (first, other))
-        raise ConfigError(f"{named} is not trained, and differs at {wrong[0]}: {values} in the other")

@@ -3,6 +3,7 @@
 import json
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ from moespec.models.families import family
 from moespec.models.weights.average import average as averaged
 from moespec.models.weights.files import read_json
 from moespec.models.weights.formats import FORMATS, Given, format_of, read, write
-from moespec.models.weights.record import Weights
 from moespec.spec.errors import ConfigError
 
 __all__ = ["convert_command", "fields_of"]
@@ -45,10 +45,7 @@ def convert_command(
     if to_format not in ("hub", "huggingface"):
         check_output("target", target)
     request = Given(model, read_json(arguments) if arguments else None, fields_of(settings), step)
-
-    def one(source: Path) -> Weights:
-        return read(source, request, from_format)
-
+    one = partial(read, given=request, name=from_format)
     with warnings.catch_warnings(record=True) as notes:
         warnings.simplefilter("always")
         weights = averaged(sources, one) if average else one(sources[0])

@@ -13,23 +13,14 @@ from moespec.models.weights.files import read_safetensors
 from moespec.models.weights.formats import Given, read, write
 from moespec.models.weights.record import Weights
 
-SIZES = {
-    "image_size": 8,
-    "patch_size": 4,
-    "channels": 1,
-    "classes": 2,
-    "width": 8,
-    "depth": 1,
-    "hidden": 12,
-    "heads": 2,
-}
-HASH = {"moe": "last_1", "experts": 2, "router": "hash", "codes": 8}
+SIZES: dict[str, Any] = {"image_size": 8, "patch_size": 4, "channels": 1, "classes": 2, "width": 8, "heads": 2}
+HASH = {"depth": 1, "hidden": 12, "moe": "last_1", "experts": 2, "router": "hash", "codes": 8}
 CODES = "ids/codebook"
 
 
 def source(path: Path, seed: int, changed: Any = (), classes: tuple[str, ...] = (), **fields: Any) -> Path:
     """A file of weights, with other values for the parameters `changed`, and constants of seed 0."""
-    config = vit.VitConfig(**{**SIZES, **fields})
+    config = vit.VitConfig(**{**SIZES, **HASH, **fields})
     params, constants = (flatten(vit.init(config, number)) for number in (seed, 0))
     params |= {name: constants[name] for name in params if name.endswith(("tables", "codebook"))}
     write(path, Weights(config, nested({**params, **dict(changed)}), {"Source": f"seed {seed}"}, classes), "moespec")
@@ -40,12 +31,10 @@ def test_a_soup(tmp_path: Path, said: Any) -> None:
     """Of float32 values whose sum float32 does not hold; the names of the classes are those of the source that has them."""
     bias = [np.float32([value, -value]) for value in (2.0**25, 1.0, 2.0)]
     names: tuple[tuple[str, ...], ...] = ((), ("cat", "dog"), ())
-    sources = [source(tmp_path / f"{i}.x", i, {"head/bias": bias[i]}, names[i], **HASH) for i in range(3)]
+    sources = [source(tmp_path / f"{i}.x", i, {"head/bias": bias[i]}, names[i]) for i in range(3)]
     target = tmp_path / "soup.safetensors"
     line = said(["convert", str(sources[0]), "--average", *map(str, sources[1:]), "--to", "moespec", str(target)])
-    assert line.startswith(
-        f"{sources[0]} (moespec) + {sources[1]} (moespec) + {sources[2]} (moespec) -> {target} (moespec): "
-    )
+    assert line.startswith(" + ".join(f"{path} (moespec)" for path in sources) + f" -> {target} (moespec): ")
     soup, parts = read(target, Given()), [flatten(read(path, Given()).params) for path in sources]
     for name, array in flatten(soup.params).items():
         assert array.dtype == np.float32
@@ -65,25 +54,20 @@ def test_a_soup_of_runs_says_what_they_are(tmp_path: Path) -> None:
     assert "; Data: digits; Steps: 1 of 2 |" in card
 
 
+NAN, MINUS_ZEROS = np.float32([0, np.nan]), -np.zeros((8, 16), np.float32)
 OTHERS: dict[str, tuple[dict[str, Any], str]] = {
     "field": ({"heads": 4}, "heads is 2 in one, 4 in the other"),
     "option": (
         {"router_options": {"capacity_factor": 2.0}},
-        "router_options.capacity_factor is 'the default' in one, 2.0",
+        "capacity_factor is 'the default' in one, 2.0 in the other",
     ),
-    "class": ({"classes": ("cat", "dog")}, "class 1 is 'cow' in one, 'dog' in the other"),
+    "class": ({"classes": ("cat", "dog")}, "classes: 1 is 'cow' in one, 'dog' in the other"),
     "dtype": (
         {"changed": {"head/bias": np.zeros(2)}},
         "dtype of head/bias is 'float32' in one, 'float64' in the other",
     ),
-    "nan": (
-        {"changed": {"head/bias": np.float32([0, np.nan])}},
-        "other.x: head/bias has nan at (1,), expected finite values",
-    ),
-    "constant": (
-        {"changed": {CODES: -np.zeros((8, 16), np.float32)}},
-        f"{CODES} is not trained, and differs at 0: 0.0 in one, -0.0",
-    ),
+    "nan": ({"changed": {"head/bias": NAN}}, "other.x: head/bias has nan at (1,), expected finite values"),
+    "constant": ({"changed": {CODES: MINUS_ZEROS}}, f"not trained: {CODES}(0, 0) is '0.0' in one, '-0.0' in the other"),
 }
 
 
@@ -91,8 +75,8 @@ OTHERS: dict[str, tuple[dict[str, Any], str]] = {
 def test_what_cannot_be_averaged(tmp_path: Path, case: str, said: Any) -> None:
     fields, message = OTHERS[case]
     zeros = {CODES: np.zeros((8, 16), np.float32)}
-    first = source(tmp_path / "first.x", 0, zeros, ("cat", "cow"), **HASH)
-    other = source(tmp_path / "other.x", 1, **{**HASH, **fields, "changed": {**zeros, **fields.get("changed", {})}})
+    first = source(tmp_path / "first.x", 0, zeros, ("cat", "cow"))
+    other = source(tmp_path / "other.x", 1, **{**fields, "changed": {**zeros, **fields.get("changed", {})}})
     assert message in said(["convert", str(first), str(other), str(tmp_path / "soup.safetensors"), "--average"], 2)
     assert not (tmp_path / "soup.safetensors").exists()
 

@@ -154,14 +154,12 @@ def cifar_folder(request, tmp_path: Path, monkeypatch) -> tuple[str, Path]:  # t
 
 def test_cifar(cifar_folder: tuple[str, Path]) -> None:
     name, folder = cifar_folder
-    classes = cifar.KINDS[name].labels[-1]
+    classes, files = cifar.KINDS[name].labels[-1], len(cifar.KINDS[name].train)
     (folder / cifar.KINDS[name].names).write_text("\n".join(f"kind {label}" for label in range(classes)) + "\n\n")
     data = load(name, str(folder))
-    assert (len(data.train), len(data.validation)) == (20 * len(cifar.KINDS[name].train), 20)
+    assert (len(data.train), len(data.validation)) == (20 * files, 20)
     assert (data.shape, data.maximum, data.classes[-1]) == ((32, 32, 3), 255, f"kind {classes - 1}")
-    assert data.validation.labels[:4].tolist() == [
-        (label + len(cifar.KINDS[name].train)) % classes for label in range(4)
-    ]
+    assert data.validation.labels[:4].tolist() == [(label + files) % classes for label in range(4)]
     images = data.train.read(np.array([2, 0, 1, 3]))
     assert images[:3, 9, 9].tolist() == [[0, 0, 255], [255, 0, 0], [0, 255, 0]]
     assert np.argwhere(images[3]).tolist() == [[0, 5, 0]]

@@ -197,7 +197,7 @@ def test_report(runs, backend: str) -> None:  # type: ignore[no-untyped-def]
     assert "block 1, validation</th><td>coverage 1.000, dropped 0.000, entropy" in page
     days = read_log(run, "evaluation")[-1]["seconds"] / 86_400
     passes = r"cost of the run</th><td>training on 192 images: [\d.]+ MFLOP \(3 forward passes of each\); "
-    assert re.search(passes + f"{days:.4g} device-days on 1 device</td>", page)
+    assert re.search(passes + f"{days:.4g} device-days, devices: 1</td>", page)
     assert "http" not in re.sub(r"base64,[^\"]*", "", page), "the page needs nothing else"
     assert all(is_png((run / name).read_bytes()) for name in pictures)
     assert len({(run / name).read_bytes() for name in pictures}) == 4

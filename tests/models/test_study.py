@@ -16,6 +16,7 @@ from moespec.models.errors import RunError
 from moespec.models.study import command, outcome, statistics
 from moespec.models.study.entries import entries
 from moespec.models.study.outcome import right_of
+from moespec.models.study.results import FIXED, summarised
 from moespec.models.study.statistics import differences, pareto, sentences
 from moespec.models.training.config import Config
 from moespec.models.training.runlog import read_log
@@ -137,18 +138,7 @@ def whole(flags: list[str], tmp_path_factory) -> Iterator[Path]:  # type: ignore
 def figures(out: Path) -> dict:
     """The results without what a clock decides."""
     results = json.loads((out / "results.json").read_text())
-    kept = (
-        "accuracy",
-        "loss",
-        "right",
-        "images",
-        "step",
-        "operations",
-        "training_operations",
-        "parameters",
-        "dropped",
-        "imbalance",
-    )
+    kept = ("accuracy", "loss", "right", "images", "step", *FIXED, "training_operations", "dropped", "imbalance")
     runs = {
         name: {seed: {key: one[key] for key in kept} for seed, one in of.items()}
         for name, of in results["runs"].items()
@@ -233,14 +223,11 @@ def test_an_entry_that_fails_is_named_and_the_others_go_on(whole, flags, tmp_pat
 def test_a_damaged_outcome_is_named(whole: Path, flags: list[str], tmp_path: Path, capsys) -> None:  # type: ignore[no-untyped-def]
     path = shutil.copytree(whole, tmp_path / "out") / "outcomes" / "top-seed0.json"
     content = path.read_bytes()
-    whole_outcome = json.loads(content)
-    older = {
-        key: whole_outcome[key] for key in whole_outcome if key not in ("sha256", "version", "training_operations")
-    }
+    later = {"sha256", "version", "training_operations"}
+    older = {key: value for key, value in json.loads(content).items() if key not in later}
     path.write_text(json.dumps(older))
-    assert outcome.read(path) == {key: whole_outcome[key] for key in (*older, "training_operations")}, (
-        "as version 0.1 wrote it"
-    )
+    trained = {"training_operations": json.loads(content)["training_operations"]}
+    assert outcome.read(path) == older | trained, "as version 0.1 wrote it"
     changed = [{**older, **change} for change in ({"milliseconds": None}, {"right": "????"}, {"right": "AAAA"})]
     edited = content.replace(b'"step": 12', b'"step": 13')
     for wrong in (b"", b"\xff", b"[]", content[:-9], edited, *(json.dumps(each).encode() for each in changed)):
@@ -267,8 +254,6 @@ def test_what_cannot_be_trained_is_said_first(flags: list[str], tmp_path: Path, 
 
 
 def test_entries_on_different_images(whole: Path) -> None:
-    from moespec.models.study.results import summarised
-
     runs = json.loads((whole / "results.json").read_text())["runs"]
     outcomes = {name: {int(seed): one for seed, one in of.items()} for name, of in runs.items()}
     outcomes["top"][0] = {**outcomes["top"][0], "images": 354}
