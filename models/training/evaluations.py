@@ -159,8 +159,8 @@ class Evaluations:
             return retriever(self._B, self._config, model, compiled=False)(params, dataset)
         extract = self._function(make_features, one)
         if settings.kind == "zero_shot":
-            test = features(self._B, extract, params, dataset, dataset.validation, batch=batches[1])
-            return zero_shot((test, dataset.validation.labels), self._classes(Path(settings.prompts), params))
+            seen = features(self._B, extract, params, dataset, dataset.validation, batch=batches[1])
+            return zero_shot((seen, dataset.validation.labels), self._classes(Path(settings.prompts), params))
         train, test = (
             (features(self._B, extract, params, dataset, split, batch=batch), split.labels)
             for split, batch in zip(splits, batches, strict=True)

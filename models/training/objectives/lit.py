@@ -206,7 +206,8 @@ def _prepared(B: Backend, config: Config, model: Model, dataset: Dataset, run: P
         return dataset
     found = _features(B, config, model, dataset, run / FEATURES, params)
     parts = {"train": dataset.train, "validation": dataset.validation}
-    return replace(dataset, **{name: replace(split, features=found[name]) for name, split in parts.items()})
+    kept: Any = {name: replace(split, features=found[name]) for name, split in parts.items()}
+    return replace(dataset, **kept)
 
 
 def _read(config: Config, dataset: Dataset) -> Dataset:
@@ -218,7 +219,8 @@ def _read(config: Config, dataset: Dataset) -> Dataset:
         return replace(split, ids=encoded(config, split.captions, f"{name} caption {{}}".format).ids)
 
     parts = {"train": dataset.train, "validation": dataset.validation}
-    return replace(dataset, **{name: with_ids(split, name) for name, split in parts.items()})
+    read: Any = {name: with_ids(split, name) for name, split in parts.items()}
+    return replace(dataset, **read)
 
 
 def _features(

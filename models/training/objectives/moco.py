@@ -140,7 +140,7 @@ def _settled(config: Config, model: Model, dataset: Dataset | None) -> Config:
     check_batch(config)
     config = as_it_is(config, model, dataset)
     momentum = MOMENTUM if config.optimizer.ema is None else config.optimizer.ema
-    rising = {"ema_steps": config.training.total} if config.moco.cosine and dataset is not None else {}
+    rising: Any = {"ema_steps": config.training.total} if config.moco.cosine and dataset is not None else {}
     return replace(config, optimizer=replace(config.optimizer, ema=momentum, **rising))
 
 
