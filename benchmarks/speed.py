@@ -87,8 +87,15 @@ their gradients.
 
 STEPS_CUDA = """## A training step, compiled for an H100
 
-`python benchmarks/cuda_steps.py`: the same steps, compiled by XLA without a GPU. Nothing was measured on one. *Kernels* are the
+`python benchmarks/cuda_steps.py`: the same steps, compiled by XLA without a GPU. *Kernels* are the
 programs that a step starts, *products* those of them that are matrix products of cuBLAS.
+"""
+
+GPU = """## A training step on a GPU
+
+`python benchmarks/gpu.py`: ViT-B/16 in bfloat16, 256 images, experts in every second block, compiled; the median of 20 rounds of one run.
+*Pass* is the loss with its gradients, *step* also clip and AdamW. Over the dense model by the same backend; in brackets over the
+ratio of their operations.
 """
 
 RECIPES = """## A step of each recipe, compiled for a TPU
@@ -123,6 +130,7 @@ def main() -> None:
     parts += [TPU, table(head, rows), f"\n{shape}; {tpu['topology']}, {versions(tpu['versions'])}.\n"]
     parts += [STEPS_TPU, of_tpu_steps(tpu_steps), MESH, of_mesh(read("mesh-tpu"))]
     parts += [STEPS_CUDA, of_cuda_steps(read("steps-cuda"))]
+    parts += [GPU, of_gpu(sorted(RESULTS.glob("gpu-*.json")))]
     recipes = read("recipes-tpu")
     head = ["recipe", "topology", "parameters", "FLOPs / count", "GB accessed", "temporary MiB"]
     rows = [
@@ -249,6 +257,31 @@ def of_cuda_steps(steps: Any) -> str:
         )
     head = ["model", "case", "experts", "kernels", "products", "temporary / dense", "compile / dense", "largest array"]
     return "\n\n".join([table(head, rows), f"{', '.join(f'{n} {v}' for n, v in steps['versions'].items())}.\n"])
+
+
+def of_gpu(paths: list[Path]) -> str:
+    rows, machines = [], []
+    for path in paths:
+        result = json.loads(path.read_text())
+        config = result["figures"]["config"]
+        for row in result["figures"]["models"]:
+            ratios = [
+                f"{row[f'{kind}_over_dense']:.2f} ({row[f'{kind}_per_operation']:.2f})" for kind in ("pass", "step")
+            ]
+            seconds = [f"{1e3 * row[kind]:.1f}" for kind in ("pass", "step")]
+            rows.append(
+                [
+                    config["backend"],
+                    f"`{row['model']}`",
+                    str(row.get("experts", "")),
+                    *seconds,
+                    *ratios,
+                    f"{row['most_mib']:,.0f}",
+                ]
+            )
+        machines.append(f"{config['backend']}: {result['machine']['gpu']}, {versions(result['versions'])}")
+    head = ["backend", "case", "experts", "pass, ms", "step, ms", "pass / dense", "step / dense", "most MiB"]
+    return "\n\n".join([table(head, rows), f"{'; '.join(machines)}.\n"])
 
 
 def key(row: Any) -> tuple[Any, ...]:
