@@ -55,18 +55,20 @@ def flops(
 
 
 def training_flops(
-    config: Config, images: int, *, batch: int | None = None, recompute: bool = False, every_slot: bool = False
+    config: Config, images: int, *, batch: int | None = None, passes: int = 3, every_slot: bool = False
 ) -> float:
     """Operations of training on so many images, with repetitions; `batch` of them go through the model together.
 
-        3 * forward pass of an image, as it is in training * images          (4, where blocks are computed again)
+        passes * forward pass of an image, as it is in training * images
+
+    3 passes, or 4, where blocks are computed again; MoCo sees two views of an image, and once more forward by its average.
 
     A backward pass has two products of matrices for each of the forward pass. Optimiser and augmentation do not count. The exaFLOP
     of Puigcerver et al. 2024 (arXiv 2308.00951, Table 1) are half of this, to 0.4 % in each of the eight rows: 3 times the
     multiply-adds, although the GFLOP an image in the same table are twice the multiply-adds.
     """
     forward = sum(flops(config, batch, train=True, every_slot=every_slot).values())
-    return (4 if recompute else 3) * images * forward
+    return passes * images * forward
 
 
 def _embedding(config: Config) -> float:

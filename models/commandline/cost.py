@@ -13,6 +13,7 @@ from moespec.models.evaluation.metrics import make_forward
 from moespec.models.families import Config as Model
 from moespec.models.families import family, fewest_images
 from moespec.models.training.config import Config
+from moespec.models.training.objectives.table import forward_passes
 from moespec.models.training.resolve import model_config, without_data
 
 __all__ = ["count_command", "described", "milliseconds", "of_run", "scaled"]
@@ -46,10 +47,10 @@ def described(model: Model, *, batch: int | None = None) -> str:
     return f"{parameters}, {scaled(operations)} an image of {size} x {size} pixels"
 
 
-def of_run(model: Model, images: int, *, batch: int | None, recompute: bool) -> str:
+def of_run(model: Model, images: int, *, batch: int | None, passes: int) -> str:
     """The operations of a run that sees so many images, in words: see `counts.training_flops`."""
-    total = counts.training_flops(model, images, batch=batch, recompute=recompute)
-    return f"training on {images:,} images: {scaled(total)} ({4 if recompute else 3} forward passes of each)"
+    total = counts.training_flops(model, images, batch=batch, passes=passes)
+    return f"training on {images:,} images: {scaled(total)} ({passes} forward passes of each)"
 
 
 def moe_of(model: Model) -> str:
@@ -83,4 +84,4 @@ def count_command(config: Config, *, images: int | None, seen: int | None) -> No
     for name, value in parts.items():
         print(f"  {name:24} {scaled(value):>12} {value / total:7.1%}")
     if seen is not None:
-        print(f"  {of_run(model, seen, batch=images, recompute=config.training.recompute)}")
+        print(f"  {of_run(model, seen, batch=images, passes=forward_passes(config))}")

@@ -14,6 +14,7 @@ from moespec.models.planning.footprint import rows
 from moespec.models.planning.plan import Plan, best, plans
 from moespec.models.training.config import Config
 from moespec.models.training.length import images_seen
+from moespec.models.training.objectives.table import forward_passes
 from moespec.models.training.resolve import model_config, without_data
 from moespec.spec.errors import ConfigError
 
@@ -37,7 +38,7 @@ def plan_command(
     if sharding:
         _print_sharding(config, (chosen or ranked[0]).sizes, as_json=as_json)
         return
-    how: Any = {"batch": training.batch // training.accumulate, "recompute": training.recompute}
+    how: Any = {"batch": training.batch // training.accumulate, "passes": forward_passes(config)}
     operations = None if seen is None else counts.training_flops(model, seen, **how)
     days = operations / chip_of(chip).flops / utilisation / 86_400 if operations and utilisation else None
     if as_json:

@@ -25,7 +25,7 @@ from moespec.models.planning.chips import Chip
 from moespec.models.planning.footprint import links, memory_traffic, owned
 from moespec.models.training.config import Config, MeshConfig
 from moespec.models.training.devices import check_batch, check_expert_axis
-from moespec.models.training.objectives.table import objective_of, shapes_of
+from moespec.models.training.objectives.table import forward_passes, objective_of, shapes_of
 from moespec.models.training.resolve import model_config
 from moespec.spec.errors import ConfigError, SpecError
 from moespec.spec.routing import Params
@@ -108,8 +108,8 @@ def _plan(model: families.Config, shapes: Params, config: Config, sizes: MeshSiz
         * images
         * (model.channels * model.image_size * padded(model.image_size) + model.classes),
     }
-    passes, besides = 4 if training.recompute else 3, 2 * training.batch * parameters.count(own)
-    once = counts.training_flops(model, images, batch=part, recompute=training.recompute, every_slot=split)
+    passes, besides = forward_passes(config), 2 * training.batch * parameters.count(own)
+    operations = counts.training_flops(model, images, batch=part, passes=passes, every_slot=split)
     received = links(
         model,
         shapes,
@@ -126,7 +126,7 @@ def _plan(model: families.Config, shapes: Params, config: Config, sizes: MeshSiz
         {name: float(value) for name, value in memory.items()},
         received,
         memory_traffic(of_device, accumulate=training.accumulate, recompute=training.recompute),
-        objective.views * (1 + objective.averaged / passes) * (once + passes * besides),
+        operations + passes * besides,
         chip,
     )
 

@@ -21,6 +21,7 @@ from moespec.models.evaluation.evaluate import evaluation_size, over
 from moespec.models.evaluation.metrics import make_forward
 from moespec.models.families import family
 from moespec.models.files import signed, unsigned, write_atomically
+from moespec.models.training.objectives.table import forward_passes
 from moespec.models.training.resolve import model_config
 from moespec.models.training.runlog import read_log
 from moespec.version import UNKNOWN, version
@@ -42,7 +43,7 @@ def make(loaded: LoadedRun, run: Path, path: Path) -> None:
     validation images, as means over the MoE layers.
     """
     config, B, training = loaded.config, loaded.backend, loaded.config.training
-    part: Any = {"batch": training.batch // training.accumulate, "recompute": training.recompute}
+    part: Any = {"batch": training.batch // training.accumulate, "passes": forward_passes(config)}
     model, most = model_config(config.model), config.training.evaluation_batch
     batch = evaluation_size(B.sizes, model, most, min(most, len(loaded.dataset.validation)))
     params = B.from_numpy(loaded.params)
