@@ -136,7 +136,7 @@ def in_order(block: str) -> tuple[int, str]:
 
 
 def _blocks(training: Records) -> list[str]:
-    return sorted(training[-1]["moe"], key=in_order)
+    return sorted(training[-1].get("moe", ()), key=in_order)  # none where the features of a locked tower are cached
 
 
 def _steps(records: Records) -> list[int]:

@@ -104,6 +104,8 @@ def _said(event: Any, arguments: Sequence[str], kind: Any, default: Any) -> str 
                 _check_owned(option, arguments, default)
                 near = ", ".join(difflib.get_close_matches(option, _options(kind, default)))
                 return f"{option}: there is no such option{f'; near it: {near}' if near else ''}"
+            if flag := next((token for token in arguments if token.endswith(f"={event.tokens[0]}")), None):
+                return f"{flag}: a switch takes no value"
             before = arguments[: list(arguments).index(event.tokens[0])][-1:]
             return f"{event.tokens[0]!r}: not expected here{f', after {before[0]}' if before else ''}"
     return None

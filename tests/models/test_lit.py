@@ -202,3 +202,11 @@ def test_a_run_of_images_alone_has_no_texts_to_evaluate(
     assert "its images have captions, and no classes" in said(
         ["train", "--data", "pairs", "--data.path", str(pairs), *SIZE, *MODEL, "--run", str(tmp_path / "run")], 2
     )
+
+
+def test_the_report_of_a_locked_tower_with_experts(pairs: Path, tmp_path: Path) -> None:
+    words = ["--backend", "torch", "--data", "folder", "--data.path", str(pairs), "--run", str(tmp_path / "tower")]
+    small = [*SIZE, *MODEL[:-1], "last_1", "--experts", "2", "--training.steps", "1", "--training.batch", "8"]
+    assert cli.main(["train", *words, *small, "--schedule.warmup", "0"]) == 0
+    assert cli.main(["finetune", str(tmp_path / "tower"), *flags(pairs, tmp_path / "run")]) == 0
+    assert (tmp_path / "run" / "report.html").exists()
