@@ -91,18 +91,18 @@ def tokenizer_of(path: str = "", *, end: str = "") -> Tokenizer:
     try:
         import tokenizers
     except ModuleNotFoundError as error:
-        raise ConfigError(f"tokenizer={path!r}: {error}. Install it: pip install 'moespec[text]'") from error
+        raise ConfigError(f"lit.tokenizer={path!r}: {error}. Install it: pip install 'moespec[text]'") from error
     try:
         content = Path(path).read_bytes()
         library = tokenizers.Tokenizer.from_buffer(content)
     except Exception as error:  # the library raises plain exceptions
-        raise DataError(f"{path}: not a file of a tokenizer ({error})") from error
+        raise DataError(f"lit.tokenizer={path!r}: not a file of a tokenizer ({error})") from error
     library.no_truncation()
     library.no_padding()
     ids = library.get_vocab(with_added_tokens=True)
     if (token := end or next((each for each in ENDS if each in ids), "")) not in ids:
         wanted = f"no token {end!r}" if end else f"none of the tokens {', '.join(ENDS)}"
-        raise ConfigError(f"tokenizer={path!r}: {wanted} in its vocabulary; name the token that ends a text")
+        raise ConfigError(f"lit.tokenizer={path!r}: {wanted} in its vocabulary; name the token that ends a text")
     return FromFile(library, max(ids.values()) + 1, ids[token], hashlib.sha256(content).hexdigest())
 
 
@@ -126,7 +126,7 @@ def encode(
     text without tokens, and the first that is too long, with the number of those and the length that all need.
     """
     if length < 2:
-        raise ConfigError(f"length={length!r}: no room for a token and the end of a text")
+        raise ConfigError(f"text.length={length!r}: no room for a token and the end of a text")
     ids = np.full((len(texts), length), tokenizer.end, np.int32)
     too_long, longest = [], 0
     for start in range(0, len(texts), CHUNK):
@@ -141,7 +141,7 @@ def encode(
     if too_long and long == "error":
         row = too_long[0]
         raise DataError(
-            f"{name(row)}: {texts[row][:40]!r}... and its end are more than length={length} tokens, as are "
-            f"{len(too_long)} of {len(texts)}, the longest {longest + 1}; long='cut' cuts them"
+            f"{name(row)}: {texts[row][:40]!r}... and its end are more than text.length={length} tokens, as are "
+            f"{len(too_long)} of {len(texts)}, the longest {longest + 1}; lit.long='cut' cuts them"
         )
     return Encoded(ids, len(too_long))

@@ -38,6 +38,7 @@ TABLE: tuple[tuple[str, tuple[str, ...], Callable[[Config], object], str], ...] 
     ("moco", (), lambda c: c.objective == "moco", "the objective is not moco"),
     ("lit", (), lambda c: c.objective == "lit", "the objective is not lit"),
     ("text", (), lambda c: c.objective == "lit", "the objective is not lit"),
+    ("text", ("router", "experts", "expert_init", "group_texts"), lambda c: c.text.moe not in (None, "none"), "text.moe is 'none'"),
     ("lit", ("bias",), lambda c: c.lit.loss == "sigmoid", "lit.loss is 'softmax', which has no bias"),
     ("lit", ("end",), lambda c: c.lit.tokenizer, "there is no lit.tokenizer"),
     ("", ("init_skip",), lambda c: c.init, "there is no init"),

@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 import tomli_w
 
 from moespec.backends.optimizer import OptimizerConfig
+from moespec.models import text
 from moespec.models.checks import check_names, described
 from moespec.models.data.options import DataConfig
 from moespec.models.router_options import RouterSection, named
@@ -96,6 +97,8 @@ def with_model(config: Config, name: Any, router: Any, *, section: str = "model"
     section: "text" for the text tower.
     """
     model: ModelConfig = getattr(config, section)
+    if section == "text" and isinstance(name, str) and name not in (NONE, *text.NAMES):
+        raise ConfigError(f"text.name={name!r}: expected a model of texts, one of {', '.join(text.NAMES)}")
     if isinstance(name, str) and name not in (NONE, model.name):
         model = model.but(name=name)
     if isinstance(router, str) and router != NONE and hasattr(model, "router"):

@@ -53,7 +53,7 @@ class ModelConfig:
         # its defaults.
         options, module = getattr(self, "router_options", None), families.of_name(self.name)
         if options is not None:
-            with named("model.", ("router",)):
+            with named("text." if module is text else "model.", ("router",)):
                 kind = section(self.router or self.kind.router, module.DECIDED)
             if type(options) is not kind:
                 values = options.changed() if isinstance(options, RouterSection) else options

@@ -137,6 +137,8 @@ def resolve(config: Config, dataset: Dataset, backend: str) -> Config:
     training = in_steps(training, len(dataset.train))
     config = replace(config, training=training, schedule=shrunk(config.schedule, training.total))
     config = objective.settled(config, chosen, dataset)
+    own = parameters.count(objective.layout(config, chosen))
+    check_memory(f"objective={config.objective!r}, as configured in [moco], [text] and [lit]: {own:,} parameters", own)
     with named("optimizer.", ("decay", "rates")):
         config.optimizer.check_patterns(parameters.paths(shapes_of(config, chosen)))
     schedule(config)

@@ -156,7 +156,7 @@ def _batch(config: Config, dataset: Dataset, rows: range | None) -> Callable[[in
 
 def _settled(config: Config, model: Model, dataset: Dataset | None) -> Config:
     """The text tower has the vocabulary of the tokenizer and features as wide as the image tower's, which is locked by its rates."""
-    check_batch(config)
+    check_batch(config, dataset)
     if dataset is not None and any(split.captions is None for split in (dataset.train, dataset.validation)):
         raise ConfigError(
             f"data.name={config.data.name!r}: objective='lit' is for images with captions, as of --data pairs"

@@ -137,7 +137,7 @@ def _evaluation(
 
 def _settled(config: Config, model: Model, dataset: Dataset | None) -> Config:
     """The optimiser keeps the average that makes keys."""
-    check_batch(config)
+    check_batch(config, dataset)
     config = as_it_is(config, model, dataset)
     momentum = MOMENTUM if config.optimizer.ema is None else config.optimizer.ema
     rising: Any = {"ema_steps": config.training.total} if config.moco.cosine and dataset is not None else {}

@@ -40,9 +40,13 @@ def of_model(config: Config, model: Model) -> bool:
     return draws(model, config.training.batch)
 
 
-def check_batch(config: Config) -> None:
+def check_batch(config: Config, dataset: Dataset | None) -> None:
     """ConfigError for batches whose other images are no negatives."""
     training = config.training
+    if dataset is not None and training.batch > len(dataset.train):
+        raise ConfigError(
+            f"training.batch={training.batch!r}: there are {len(dataset.train)} training images, each its own negative then"
+        )
     if training.batch < 2 or training.accumulate > 1:
         raise ConfigError(
             f"training.batch={training.batch!r}, training.accumulate={training.accumulate!r}: the others of a batch are the negatives "
