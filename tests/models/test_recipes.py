@@ -14,6 +14,7 @@ from moespec.backends.optimizer import OptimizerConfig
 from moespec.models import cli, families
 from moespec.models.commandline.chosen import chosen
 from moespec.models.commandline.parsing import parse
+from moespec.models.data.captions import Captions
 from moespec.models.data.dataset import Dataset, Split
 from moespec.models.data.options import DataConfig
 from moespec.models.study.entries import entries
@@ -44,9 +45,12 @@ def read(name: str, *options: str) -> Config:
     default = cli.TrainArguments(settings=chosen(words, Config()))
     config = parse("train", cli.TrainArguments, words, default=default).settings
     config = replace(config, data=replace(config.data, path="images"))
-    labels, shape = np.arange(1000), (config.model.image_size or 224,) * 2 + (3,)
-    split = Split(lambda indices: np.zeros((len(indices), *shape), np.uint8), labels)
-    return resolve(config, Dataset("images", split, split, tuple(map(str, labels)), shape, 255), "jax")
+    labels, shape = np.arange(20_000) % 1000, (config.model.image_size or 224,) * 2 + (3,)
+    captions, classes = (
+        (Captions.of(["a"] * len(labels)), ()) if config.objective == "lit" else (None, map(str, range(1000)))
+    )
+    split = Split(lambda indices: np.zeros((len(indices), *shape), np.uint8), labels, captions=captions)
+    return resolve(config, Dataset("images", split, split, tuple(classes), shape, 255), "jax")
 
 
 @pytest.mark.parametrize("name", FOLLOWING)
@@ -101,7 +105,10 @@ def test_a_step_has_the_shapes_of_the_parameters(name: str) -> None:
         "targets": jax.ShapeDtypeStruct((images, 1000), "float32"),
         "random": jax.ShapeDtypeStruct((images, 4), "int32"),
     }
-    batch = batch if objective.views == 1 else {"first": batch, "second": batch}
+    if config.objective == "moco":
+        batch = {"first": batch, "second": batch}
+    elif config.objective == "lit":
+        batch = {"image": batch, "text": {"ids": jax.ShapeDtypeStruct((images, config.text.length), "int32")}}
     average = (shape,) if objective.averaged else ()
     loss = objective.make_loss(B, config, model)
     (value, _), gradient = jax.eval_shape(B.value_and_grad(loss), shape, batch, *average)
