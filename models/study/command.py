@@ -83,6 +83,10 @@ def _resolved(name: str, config: Config) -> Config:
     """The configuration that the runs of an entry will have. Errors name the entry."""
     backend, _ = choose_backend(config.backend)
     try:
+        if config.objective != "classification":
+            raise ConfigError(
+                f"objective={config.objective!r}: a study compares models with heads; give their runs to evaluate"
+            )
         dataset = load_data(config)
         resolved = resolve(config, dataset, backend)
         load_sets(resolved, dataset)

@@ -3,6 +3,7 @@
 import base64
 import os
 import platform
+import re
 import statistics
 from dataclasses import asdict
 from pathlib import Path
@@ -21,9 +22,11 @@ from moespec.models.evaluation.evaluate import evaluation_size, over
 from moespec.models.evaluation.metrics import make_forward
 from moespec.models.families import family
 from moespec.models.files import signed, unsigned, write_atomically
+from moespec.models.training.config import Config
 from moespec.models.training.objectives.table import forward_passes
 from moespec.models.training.resolve import model_config
 from moespec.models.training.runlog import read_log
+from moespec.models.trees import flatten
 from moespec.version import UNKNOWN, version
 
 __all__ = ["make", "read", "right_of"]
@@ -36,11 +39,11 @@ OTHERS = {"images": int, "right": str, "backend": str, "config": dict, "machine"
 def make(loaded: LoadedRun, run: Path, path: Path) -> None:
     """Measures a finished run and writes its outcome, JSON, to `path`.
 
-    "right": a bit for each validation image, whether the largest logit is that of its label. "training_milliseconds": of
-    an image, from the median of the images per second that the run logged, so that compilation and evaluation are not in
-    it. "training_operations": of the whole run (`counts.training_flops`). "milliseconds": of an image in a forward pass.
-    "dropped", "imbalance": the share of the tokens without an expert, and the load of the busiest expert over the mean, of the
-    validation images, as means over the MoE layers.
+    "right": a bit for each validation image, whether the largest logit is that of its label. "training_milliseconds": of an
+    image, from the median of the images per second that the run logged, so that compilation and evaluation are not in it.
+    "training_operations": of the whole run (`counts.training_flops`). "milliseconds": of an image in a forward pass.
+    "evaluations": what the evaluations by schedule measured last. "dropped", "imbalance": the share of the tokens without
+    an expert, and the load of the busiest expert over the mean, of the validation images, as means over the MoE layers.
     """
     config, B, training = loaded.config, loaded.backend, loaded.config.training
     part: Any = {"batch": training.batch // training.accumulate, "passes": forward_passes(config)}
@@ -65,6 +68,7 @@ def make(loaded: LoadedRun, run: Path, path: Path) -> None:
                 "training_operations": counts.training_flops(model, loaded.step * training.batch, **part),
                 "operations": sum(counts.flops(model, batch).values()),
                 "parameters": family(model).parameter_count(model),
+                "evaluations": _measured(config, run),
                 "dropped": statistics.mean(block["dropped"] for block in blocks) if blocks else 0.0,
                 "imbalance": statistics.mean(_imbalance(block["load"]) for block in blocks) if blocks else 1.0,
                 "backend": B.name,
@@ -98,6 +102,16 @@ def right_of(outcome: dict[str, Any]) -> NDArray[np.bool_]:
     """Which images are right, `(images,)`."""
     packed = np.frombuffer(base64.b64decode(outcome["right"]), np.uint8)
     return np.unpackbits(packed, count=outcome["images"]).astype(bool)
+
+
+def _measured(config: Config, run: Path) -> dict[str, float]:
+    """Accuracies and recalls of the last of each evaluation by schedule: `{"few_shot/shots_10/accuracy": 0.5}`."""
+    last = {name: read_log(run, f"evaluation/{name}", some=True)[-1] for name in config.evaluation}
+    return {
+        path: float(value)
+        for path, value in flatten(last).items()
+        if re.fullmatch(r"accuracy|recall_\d+", path.rpartition("/")[2])
+    }
 
 
 def _machine() -> dict[str, Any]:

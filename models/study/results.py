@@ -52,6 +52,7 @@ def summarised(outcomes: Outcomes, failed: Mapping[str, Mapping[int, str]]) -> d
         entries[name] = {
             "accuracy": statistics.mean(accuracies),
             "spread": spread(accuracies),
+            "evaluations": _evaluated([runs[seed].get("evaluations", {}) for seed in seeds]),
             **{key: min(runs[seed][key] for seed in seeds) for key in COSTS},  # whatever else runs only adds
             **{key: runs[seeds[0]][key] for key in FIXED},
             **{key: statistics.median(runs[seed][key] for seed in seeds) for key in MEDIANS},
@@ -77,6 +78,29 @@ def summarised(outcomes: Outcomes, failed: Mapping[str, Mapping[int, str]]) -> d
     }
 
 
+def _evaluated(runs: list[dict[str, float]]) -> dict[str, dict[str, float | None]]:
+    """Mean and spread over the seeds of what all of them measured; older outcomes have none."""
+    names = [name for name in runs[0] if all(name in run for run in runs)]
+    values = {name: [run[name] for run in runs] for name in names}
+    return {name: {"mean": statistics.mean(each), "spread": spread(each)} for name, each in values.items()}
+
+
+def evaluations(results: dict[str, Any]) -> list[tuple[str, ...]]:
+    """The table of the evaluations by schedule, a column for each, a row for each entry; empty without any."""
+    entries = results["entries"]
+    names = sorted({name for entry in entries.values() for name in entry["evaluations"]})
+    found = [
+        (name, *(_percent(entry["evaluations"].get(column)) for column in names)) for name, entry in entries.items()
+    ]
+    return [("", *names), *found] if names else []
+
+
+def _percent(value: dict[str, float | None] | None) -> str:
+    if value is None or value["mean"] is None:
+        return ""
+    return f"{100 * value['mean']:.2f} %" + ("" if value["spread"] is None else f" ± {100 * value['spread']:.2f}")
+
+
 def write(folder: Path, results: dict[str, Any], commands: dict[str, str]) -> None:
     """Writes results.json, results.csv (a line for each run), pareto.png and index.html. commands: of each entry."""
     picture = png(_picture(results))
@@ -89,6 +113,7 @@ def write(folder: Path, results: dict[str, Any], commands: dict[str, str]) -> No
         title="Study",
         results=results,
         rows=rows(results),
+        evaluations=evaluations(results),
         differences=[
             [one, f"{100 * one.difference:+.2f}", f"{100 * one.low:+.2f} to {100 * one.high:+.2f}"] for one in pairs
         ],

@@ -13,13 +13,14 @@ import pytest
 
 from moespec.models import cli
 from moespec.models.errors import RunError
-from moespec.models.study import command, outcome, statistics
+from moespec.models.evaluation.options import EvaluationConfig
+from moespec.models.study import command, outcome, results, statistics
 from moespec.models.study.entries import entries
 from moespec.models.study.outcome import right_of
 from moespec.models.study.results import FIXED, summarised
 from moespec.models.study.statistics import differences, pareto, sentences
 from moespec.models.training.config import Config
-from moespec.models.training.runlog import read_log
+from moespec.models.training.runlog import RunLog, read_log
 from moespec.spec.errors import ConfigError, SpecError
 from moespec.version import version
 
@@ -259,3 +260,36 @@ def test_entries_on_different_images(whole: Path) -> None:
     outcomes["top"][0] = {**outcomes["top"][0], "images": 354}
     with pytest.raises(SpecError, match="different validation images"):
         summarised(outcomes, {})
+
+
+def test_evaluations_by_schedule_are_kept_and_shown(tmp_path: Path) -> None:
+    log = RunLog(tmp_path, 0)
+    for step, accuracy in ((5, 0.25), (10, 0.5)):
+        log.write("evaluation/shots", step, {"shots_10": {"accuracy": accuracy, "l2": 1.0, "by_seed": [accuracy]}})
+    log.close()
+    config = Config(evaluation={"shots": EvaluationConfig(kind="few_shot")})
+    measured = outcome._measured(config, tmp_path)
+    assert measured == {"shots/shots_10/accuracy": 0.5}
+    entries = {
+        name: {"evaluations": results._evaluated(runs)} for name, runs in {"a": [measured] * 2, "b": [{}]}.items()
+    }
+    assert results.evaluations({"entries": entries}) == [
+        ("", "shots/shots_10/accuracy"),
+        ("a", "50.00 % ± 0.00"),
+        ("b", ""),
+    ]
+
+
+def test_a_study_is_of_models_with_heads(tmp_path: Path, said) -> None:  # type: ignore[no-untyped-def]
+    words = [
+        "study",
+        "--routers",
+        "soft_moe",
+        "--objective",
+        "moco",
+        "--out",
+        str(tmp_path / "out"),
+        "--backend",
+        "torch",
+    ]
+    assert "objective='moco': a study compares models with heads" in said(words, 2)
