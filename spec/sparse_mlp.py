@@ -47,7 +47,7 @@ SL-9: How many parameters has Sparse-B with its last four blocks sparse, and not
         Sparse-B and 130 for Sparse-L.
     Alternative b: 79 million, which is 69 + (69 - 59). Whatever the rescale sub-layers hold, it excludes the 130 of Sparse-L: with 16
         experts in six of 14 blocks, two more sparse blocks have to add 10.7 to 11.1 million there, and at most 10.4 for 79.
-        By: the paper, Table 5.
+        By: the paper, caption of Table 5.
 """
 
 from collections.abc import Mapping

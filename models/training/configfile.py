@@ -34,6 +34,8 @@ __all__ = [
 RECIPES = Path(__file__).parent / "recipes"
 NONE = "none"
 FORMAT = 2
+OBJECTIVES = {"moco": "moco", "lit": "lit", "text": "lit"}
+"""Sections that concern one objective."""
 DEPTH = 4
 """Tables in tables that are looked into; a configuration has two."""
 EVERY_ROUTER = {"sinkhorn_iterations", "norm_form", "selector_gamma"}
@@ -157,8 +159,13 @@ def _of_own_router(section: dict[str, Any], own: Collection[str]) -> dict[str, A
 
 
 def dump(config: Config) -> str:
-    """The configuration as TOML. Only fields that are None, and would be without a file, are left out."""
-    return tomli_w.dumps({"format": FORMAT, **_plain(asdict(config), asdict(Config()))})
+    """The configuration as TOML. Only fields that are None, and would be without a file, and sections of other objectives are left out."""
+    tables = {
+        name: value
+        for name, value in asdict(config).items()
+        if OBJECTIVES.get(name, config.objective) == config.objective
+    }
+    return tomli_w.dumps({"format": FORMAT, **_plain(tables, asdict(Config()))})
 
 
 def update(section: Section, table: dict[str, Any], *, source: str, prefix: str = "") -> Section:

@@ -436,7 +436,7 @@ WRONG = {
     "hash-table --out x --optimizer.b1 2": "optimizer.b1=2.0: expected a number in [0, 1), below 1 as float32 too",
     "train --training.stepz 5": "--training.stepz: there is no such option; near it: --training.steps, --training.seed, --training.keep",
     "study --out x --routers 'a: --heads 5'":
-        "routers='a: --heads 5': --heads: there is no such option; near it: --model.heads",
+        "routers='a: --heads 5': --heads: there is no such option; near it: --text.heads, --model.heads",
     "train --data.transform operator:is_": "data.transform='operator:is_': returned bool, expected uint8 (8, 8, 1)",
     "train --data.label-smoothing 1": "data.label_smoothing=1.0: expected a finite number of at least 0 and below 1",
     "study --routers 'dense: --router switch' --out x":

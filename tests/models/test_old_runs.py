@@ -39,7 +39,7 @@ def test_it_goes_on_as_it_did(run: Path, request: Any, said: Any, monkeypatch: A
     Routing metrics of evaluation see the images that fill the last batch, so that is as large as it was in 0.1.
     """
     monkeypatch.setattr(
-        "moespec.models.training.evaluations.evaluation_size", lambda sizes, model, batch, images: batch
+        "moespec.models.training.objectives.classification.evaluation_size", lambda sizes, model, batch, images: batch
     )
     if request.node.callspec.params["run"].name in NOISY:
         for by, more in (("0.1, as it names none", {}), ("7.1", {"version": "7.1"})):
