@@ -15,8 +15,8 @@ from functools import partial
 from typing import Any
 
 from moespec.backends.contract import filled_alone
-from moespec.models import mixer, sparse_mlp, vit
-from moespec.models.families import Config, family, fewest_images
+from moespec.models import mixer, sparse_mlp, text, transformer, vit
+from moespec.models.families import Tower, family, fewest_images
 from moespec.models.hashing import multi_hash
 from moespec.models.layers import MoeLayer
 from moespec.spec.options import ExpertChoiceOptions, SlotOptions
@@ -32,9 +32,9 @@ NORM, SOFTMAX = 7, 4
 
 
 def flops(
-    config: Config, images: int | None = None, *, train: bool = False, every_slot: bool = False
+    config: Tower, images: int | None = None, *, train: bool = False, every_slot: bool = False
 ) -> dict[str, float]:
-    """Operations for one image, by part of the model: "embedding", "attention", "mlps", "experts", "routers", ...
+    """Operations for one image, or text, by part of the model: "embedding", "attention", "mlps", "experts", "routers", ...
 
     images: of a batch, which decides the groups where a model routes a whole batch; by default as few as fill a group.
     train: of the forward pass of training, where an expert may have another capacity. every_slot: of a layer whose experts are
@@ -55,13 +55,13 @@ def flops(
 
 
 def training_flops(
-    config: Config, images: int, *, batch: int | None = None, passes: int = 3, every_slot: bool = False
+    config: Tower, images: int, *, batch: int | None = None, passes: int = 3, every_slot: bool = False
 ) -> float:
     """Operations of training on so many images, with repetitions; `batch` of them go through the model together.
 
         passes * forward pass of an image, as it is in training * images
 
-    3 passes, or 4, where blocks are computed again; MoCo sees two views of an image, and once more forward by its average.
+    3 passes, or 4, where blocks are computed again; `moespec.models.training.objectives.table` has those of an objective.
 
     A backward pass has two products of matrices for each of the forward pass. Optimiser and augmentation do not count. The exaFLOP
     of Puigcerver et al. 2024 (arXiv 2308.00951, Table 1) are half of this, to 0.4 % in each of the eight rows: 3 times the
@@ -71,8 +71,10 @@ def training_flops(
     return passes * images * forward
 
 
-def _embedding(config: Config) -> float:
-    """The patches, and before them the convolutions of a stem, each with norm and GELU."""
+def _embedding(config: Tower) -> float:
+    """The patches, and before them the convolutions of a stem, each with norm and GELU; words are looked up."""
+    if isinstance(config, text.TextConfig):
+        return 0.0
     total, stem, features = 0.0, 0, [config.channels]
     if isinstance(config, vit.VitConfig):
         stem, features = config.stem, vit.stem_features(config)
@@ -83,7 +85,9 @@ def _embedding(config: Config) -> float:
     return total + patches * config.width * (2 * patch**2 * features[-1] + 1)
 
 
-def _head(config: Config) -> dict[str, float]:
+def _head(config: Tower) -> dict[str, float]:
+    if isinstance(config, text.TextConfig):
+        return {"projection": float(config.projection * (2 * config.width + 1))}
     representation = config.representation if isinstance(config, vit.VitConfig) else 0
     width = representation or config.width
     parts = {"head": float(config.classes * (2 * width + 1))}
@@ -111,43 +115,46 @@ def rows(layer: MoeLayer, *, train: bool = False, every_slot: bool = False) -> i
     return min(settings.tokens * choices, there) if alone else there
 
 
-def _blocks(config: Config, layers: list[MoeLayer], images: int, filled: Filled) -> dict[str, float]:
+def _blocks(config: Tower, layers: list[MoeLayer], images: int, filled: Filled) -> dict[str, float]:
     """All blocks; what two norms, and two additions to the residual, cost in each is among "norms"."""
     by_block: dict[int, list[MoeLayer]] = {}
     for layer in layers:
         by_block.setdefault(int(layer.name.partition("_")[0]), []).append(layer)
     total: dict[str, float] = {}
     for number in range(config.depth):
-        if isinstance(config, vit.VitConfig):
-            block = _vit_block(config, by_block.get(number, []), images, filled)
+        if isinstance(config, transformer.TransformerConfig):
+            block = _transformer_block(config, by_block.get(number, []), images, filled)
         elif isinstance(config, sparse_mlp.SparseMlpConfig) and number in by_block:
             block = _sparse_block(config, by_block[number], images, filled)
         else:
             block = _mixer_block(config)
         for name, value in block.items():
             total[name] = total.get(name, 0) + value
-    if isinstance(config, vit.VitConfig):
-        total["positions"] = config.sequence * config.width * (config.positions != "none")
-        total["norms"] += config.pre_norm * (NORM + 1) * config.sequence * config.width
-        if config.pool == "map":
+    if isinstance(config, transformer.TransformerConfig):
+        total["positions"] = config.sequence * config.width * (getattr(config, "positions", "") != "none")
+        total["norms"] += getattr(config, "pre_norm", False) * (NORM + 1) * config.sequence * config.width
+        if getattr(config, "pool", "") == "map":
             total["attention"] += _attention(config, queries=1, bias=True)
             total["mlps"] = total.get("mlps", 0) + _mlp(1, config.width, config.hidden, config.gelu)
     return total
 
 
-def _vit_block(config: vit.VitConfig, layers: list[MoeLayer], images: int, filled: Filled) -> dict[str, float]:
+def _transformer_block(
+    config: transformer.TransformerConfig, layers: list[MoeLayer], images: int, filled: Filled
+) -> dict[str, float]:
     S, D = config.sequence, config.width
-    norms = 2 * (NORM + 1 + bool(config.layer_scale)) * S * D
-    block: dict[str, float] = {"attention": _attention(config, queries=S, bias=config.qkv_bias), "norms": norms}
+    norms = 2 * (NORM + 1 + bool(getattr(config, "layer_scale", 0.0))) * S * D
+    attention = _attention(config, queries=S, bias=getattr(config, "qkv_bias", True))
+    block: dict[str, float] = {"attention": attention, "norms": norms}
     if not layers:
         return {**block, "mlps": _mlp(S, D, config.hidden, config.gelu)}
     return {**block, **_moe(layers[0], D, config.hidden, config.gelu, images, filled)}
 
 
-def _attention(config: vit.VitConfig, *, queries: int, bias: bool) -> float:
+def _attention(config: transformer.TransformerConfig, *, queries: int, bias: bool) -> float:
     S, D = config.sequence, config.width
     projections = 2 * (queries + S) * D * (2 * D) + (queries + (queries + 2 * S) * bias) * D  # and their biases
-    normalised = (queries + S) * D * (NORM - 1 + config.qk_norm_bias) if config.qk_norm else 0
+    normalised = (queries + S) * D * (NORM - 1 + getattr(config, "qk_norm_bias", False)) if config.qk_norm else 0
     return projections + normalised + queries * S * (4 * D + (SOFTMAX + 1) * config.heads)
 
 

@@ -11,10 +11,12 @@ from moespec.models import mixer, sparse_mlp, text, vit
 from moespec.models.draws import takes_draws
 from moespec.spec.errors import ConfigError
 
-__all__ = ["Config", "draws", "family", "fewest_images", "kinds", "names", "of_name", "patterns"]
+__all__ = ["Config", "Tower", "draws", "family", "fewest_images", "kinds", "names", "of_name", "patterns"]
 
 Config = vit.VitConfig | mixer.MixerConfig | sparse_mlp.SparseMlpConfig
 """The configuration of a model."""
+Tower = Config | text.TextConfig
+"""That of a model, or of a tower of texts."""
 
 _BY_CONFIG: dict[type[Config], ModuleType] = {
     vit.VitConfig: vit,
@@ -24,17 +26,17 @@ _BY_CONFIG: dict[type[Config], ModuleType] = {
 _BY_SIZE: dict[str, ModuleType] = {size: module for module in (*_BY_CONFIG.values(), text) for size in module.SIZES}
 
 
-def family(config: Config | text.TextConfig) -> ModuleType:
+def family(config: Tower) -> ModuleType:
     """The module of the model, or text tower, that `config` describes."""
     return text if isinstance(config, text.TextConfig) else _BY_CONFIG[type(config)]
 
 
-def fewest_images(config: Config) -> int:
-    """The smallest batch that fills the groups of the model's routers."""
+def fewest_images(config: Tower) -> int:
+    """The smallest batch, of images or texts, that fills the groups of the model's routers."""
     return getattr(config, "fewest_images", 1)
 
 
-def draws(config: Config | text.TextConfig, inputs: int) -> bool:
+def draws(config: Tower, inputs: int) -> bool:
     """Whether the model draws random numbers in training, for a batch of so many: gating noise, dropout or stochastic depth."""
     return bool(family(config).moe_noise(config, inputs)) or takes_draws(config)
 

@@ -86,6 +86,11 @@ class TextConfig(transformer.TransformerConfig):
         return (self.length,)
 
     @property
+    def sequence(self) -> int:
+        """Tokens S of a text."""
+        return self.length
+
+    @property
     def group_size(self) -> int:
         """Tokens T of a group."""
         return self.group_texts * self.length

@@ -7,6 +7,7 @@ Letters of the shape comments: N images or texts, S tokens of one of them, D wid
 Sources: Dosovitskiy et al. 2021 (ViT); Riquelme et al. 2021 (V-MoE); google-research/big_vision, `models/vit.py`, MAPHead.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -90,9 +91,19 @@ class TransformerConfig(layers.BlocksConfig):
         return options
 
     @property
+    def sequence(self) -> int:
+        """Tokens S of one input."""
+        raise NotImplementedError
+
+    @property
     def group_size(self) -> int:
         """Tokens T of a group."""
         raise NotImplementedError
+
+    @property
+    def fewest_images(self) -> int:
+        """The smallest batch that fills groups of tokens."""
+        return math.lcm(self.group_size, self.sequence) // self.sequence
 
     @property
     def id_count(self) -> int:

@@ -14,7 +14,6 @@ normalise over batches and take ReLU); Darcet et al. 2023 (arXiv 2309.16588,
 registers); timm (`VisionTransformer`) for how the options of its models combine.
 """
 
-import math
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -144,11 +143,6 @@ class VitConfig(layers.CommonConfig, transformer.TransformerConfig):
     def prefix(self) -> int:
         """Tokens before the patches."""
         return (self.pool == "token") + self.registers
-
-    @property
-    def fewest_images(self) -> int:
-        """The smallest batch that fills groups of tokens."""
-        return math.lcm(self.group_size, self.sequence) // self.sequence
 
 
 OF_EXPERTS = ("router", "experts", "router_options", "expert_init", "group_images", "group_tokens", "round_experts")

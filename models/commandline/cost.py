@@ -13,7 +13,7 @@ from moespec.models.evaluation.metrics import make_forward
 from moespec.models.families import Config as Model
 from moespec.models.families import family, fewest_images
 from moespec.models.training.config import Config
-from moespec.models.training.objectives.table import forward_passes
+from moespec.models.training.objectives.table import forward_passes, objective_of, training_flops
 from moespec.models.training.resolve import model_config, without_data
 
 __all__ = ["count_command", "described", "milliseconds", "of_run", "scaled"]
@@ -47,10 +47,14 @@ def described(model: Model, *, batch: int | None = None) -> str:
     return f"{parameters}, {scaled(operations)} an image of {size} x {size} pixels"
 
 
-def of_run(model: Model, images: int, *, batch: int | None, passes: int) -> str:
-    """The operations of a run that sees so many images, in words: see `counts.training_flops`."""
-    total = counts.training_flops(model, images, batch=batch, passes=passes)
-    return f"training on {images:,} images: {scaled(total)} ({passes} forward passes of each)"
+def of_run(config: Config, model: Model, images: int, *, batch: int | None) -> str:
+    """The operations of a run that sees so many images, in words: see `moespec.models.training.objectives.table.training_flops`."""
+    total = training_flops(config, model, images, batch=batch)
+    each = [
+        f"{passes} forward passes of each{' text' * (tower.inputs == 'ids')}"
+        for tower, passes in forward_passes(config, model)
+    ]
+    return f"training on {images:,} images: {scaled(total)} ({', '.join(each)})"
 
 
 def moe_of(model: Model) -> str:
@@ -84,4 +88,5 @@ def count_command(config: Config, *, images: int | None, seen: int | None) -> No
     for name, value in parts.items():
         print(f"  {name:24} {scaled(value):>12} {value / total:7.1%}")
     if seen is not None:
-        print(f"  {of_run(model, seen, batch=images, passes=forward_passes(config))}")
+        config = objective_of(config).settled(config, model, None)
+        print(f"  {of_run(config, model, seen, batch=images)}")

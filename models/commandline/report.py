@@ -23,7 +23,7 @@ from moespec.models.files import write_atomically
 from moespec.models.templates import render
 from moespec.models.training.config import Config
 from moespec.models.training.configfile import dump
-from moespec.models.training.objectives.table import forward_passes, objective_of
+from moespec.models.training.objectives.table import objective_of
 from moespec.models.training.progress import called, told
 from moespec.models.training.resolve import model_config
 from moespec.models.training.runlog import read_log
@@ -74,9 +74,8 @@ def write_report(
     cost = f"{described(model, batch=batch)}, {measured:.3f} ms in batches of {batch} (forward pass)"
     others = {name: lines[-1] for name in config.evaluation if (lines := read_log(run, f"evaluation/{name}"))}
     steps, seconds = config.training, evaluations[-1]["seconds"]
-    seen, spent = evaluations[-1]["step"] * steps.batch, ""
-    if config.objective != "lit":
-        spent = of_run(model, seen, batch=steps.batch // steps.accumulate, passes=forward_passes(config))
+    seen = evaluations[-1]["step"] * steps.batch
+    spent = of_run(config, model, seen, batch=steps.batch // steps.accumulate)
     spent += f"; {seconds * devices / 86_400:.4g} device-days, devices: {devices}"
     page = _page(config, dataset, cost, spent, {**evaluations[-1], "others": others}, same, pictures)
     write_atomically(run / "report.html", page.encode())

@@ -19,12 +19,14 @@ The rule is near what compilers need, and mostly above: `benchmarks/plan_check.p
 keep no weights take less.
 """
 
+import math
 from typing import Any, NamedTuple
 
 from moespec.models import sparse_mlp, vit
 from moespec.models.counts import rows
-from moespec.models.families import Config, family
+from moespec.models.families import Tower, family
 from moespec.models.layers import MoeLayer
+from moespec.models.transformer import TransformerConfig
 
 __all__ = ["activations", "bytes_of_dtype", "padded"]
 
@@ -44,19 +46,19 @@ def padded(size: int, multiple: int = COLUMNS) -> int:
     return -(-size // multiple) * multiple
 
 
-def bytes_of_dtype(config: Config) -> int:
+def bytes_of_dtype(config: Tower) -> int:
     """Bytes of a number of the computation."""
     return 2 if config.dtype == "bfloat16" else 4
 
 
-def activations(config: Config, images: int, *, split: bool, recompute: bool) -> float:
-    """Bytes for a part of `images` images; `split`: experts are split over devices."""
+def activations(config: Tower, images: int, *, split: bool, recompute: bool) -> float:
+    """Bytes for a part of `images` images, or texts; `split`: experts are split over devices."""
     by_block: dict[int, list[MoeLayer]] = {}
     for layer in family(config).moe_layers(config, images):
         by_block.setdefault(int(layer.name.partition("_")[0]), []).append(layer)
     blocks = [_block(config, by_block.get(number, []), images, split=split) for number in range(config.depth)]
     tokens, size = images * config.sequence * config.width, bytes_of_dtype(config)
-    around: float = images * config.image_size**2 * config.channels * size + 3 * 4 * tokens
+    around: float = images * math.prod(config.input_shape) * size + 3 * 4 * tokens
     if isinstance(config, vit.VitConfig):
         around += _stem(config) * images * size
     largest = max(block.kept + block.at_hand for block in blocks)
@@ -72,11 +74,11 @@ def _stem(config: vit.VitConfig) -> float:
     return 3 * sum(side**2 * feature for side, feature in zip(sides, features, strict=True))
 
 
-def _block(config: Config, layers: list[MoeLayer], images: int, *, split: bool) -> Block:
+def _block(config: Tower, layers: list[MoeLayer], images: int, *, split: bool) -> Block:
     size, D = bytes_of_dtype(config), config.width
     S = padded(config.sequence, 32 // size)
     hidden, mixing, wide = 0.0, 0.0, 0.0
-    if isinstance(config, vit.VitConfig):
+    if isinstance(config, TransformerConfig):
         mixing, wide = config.heads * padded(config.sequence) * S, config.hidden * S
         hidden = 0 if layers else config.hidden * S
         per_image = 12 * S * D + mixing + hidden
@@ -92,7 +94,7 @@ def _block(config: Config, layers: list[MoeLayer], images: int, *, split: bool) 
     return Block(images * per_image * size + moe, images * (4 * mixing + size * wide))
 
 
-def _moe(config: Config, layer: MoeLayer, *, split: bool) -> float:
+def _moe(config: Tower, layer: MoeLayer, *, split: bool) -> float:
     """Bytes that a layer keeps in place of H of a token."""
     settings: Any = layer.settings
     size, filled = bytes_of_dtype(config), rows(layer, train=True, every_slot=split)
@@ -103,7 +105,7 @@ def _moe(config: Config, layer: MoeLayer, *, split: bool) -> float:
     return float(layer.groups * numbers)
 
 
-def _hidden(config: Config, layer: MoeLayer) -> int:
+def _hidden(config: Tower, layer: MoeLayer) -> int:
     if isinstance(config, sparse_mlp.SparseMlpConfig):
         return config.sparse_token_hidden if layer.items == "channels" else config.sparse_hidden
     return config.hidden

@@ -6,15 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 from moespec.backends.mesh import MeshSizes
-from moespec.models import counts
 from moespec.models.commandline.cost import described, of_run
 from moespec.models.families import family, fewest_images
 from moespec.models.planning.chips import chip_of
 from moespec.models.planning.footprint import rows
-from moespec.models.planning.plan import Plan, best, plans
+from moespec.models.planning.plan import Plan, best, plans, settled
 from moespec.models.training.config import Config
 from moespec.models.training.length import images_seen
-from moespec.models.training.objectives.table import forward_passes
+from moespec.models.training.objectives.table import training_flops
 from moespec.models.training.resolve import model_config, without_data
 from moespec.spec.errors import ConfigError
 
@@ -26,7 +25,7 @@ def plan_command(
 ) -> None:
     """Prints the plans and what the whole run takes, or how the parameters are split on the mesh that is given, or the best.
 
-    utilisation: fraction of the chip's peak that the operations of a run (`counts.training_flops`) are assumed to reach.
+    utilisation: fraction of the chip's peak that the operations of a run (`objectives.table.training_flops`) are assumed to reach.
     """
     config = replace(config, model=without_data(config.model, config.data))
     seen = images_seen(config.training)
@@ -38,8 +37,8 @@ def plan_command(
     if sharding:
         _print_sharding(config, (chosen or ranked[0]).sizes, as_json=as_json)
         return
-    how: Any = {"batch": training.batch // training.accumulate, "passes": forward_passes(config)}
-    operations = None if seen is None else counts.training_flops(model, seen, **how)
+    config, batch = settled(config), training.batch // training.accumulate
+    operations = None if seen is None else training_flops(config, model, seen, batch=batch)
     days = operations / chip_of(chip).flops / utilisation / 86_400 if operations and utilisation else None
     if as_json:
         run = {"images": seen, "flops": operations, "utilisation": utilisation, "device_days": days}
@@ -50,7 +49,7 @@ def plan_command(
     print(f"{config.model.name}: {described(model)}")
     if seen is not None:
         at = f"; at {utilisation:.0%} of the peak {days:.4g} device-days" if days else ""
-        print(of_run(model, seen, **how) + at)
+        print(of_run(config, model, seen, batch=batch) + at)
     parts = f" in {training.accumulate} parts" if training.accumulate > 1 else ""
     again = ", blocks recomputed" if training.recompute else ""
     print(f"{training.batch} images a step{parts} on {devices} {chip}{again}; of each device:\n")

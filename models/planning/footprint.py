@@ -17,13 +17,15 @@ Activations come on top.
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from moespec.backends.mesh import AXES, MeshSizes, Split, axes_of_slot, leaves, split_axes
+from moespec.backends.mesh import AXES, MeshSizes, Split, Transport, axes_of_slot, leaves, split_axes
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.models.counts import slots
-from moespec.models.families import Config, family
+from moespec.models.families import family
+from moespec.models.planning.activations import bytes_of_dtype
+from moespec.models.training.objectives.record import Passes
 from moespec.spec.routing import Params
 
 __all__ = ["Owned", "Row", "bytes_of_slot", "links", "memory_traffic", "owned", "rows"]
@@ -74,7 +76,7 @@ def bytes_of_slot(slot: str, optimizer: OptimizerConfig) -> int:
 
 
 def links(
-    model: Config,
+    towers: Sequence[Passes],
     shapes: Params,
     optimizer: OptimizerConfig,
     sizes: MeshSizes,
@@ -82,26 +84,28 @@ def links(
     images: int,
     accumulate: int,
     recompute: bool,
-    slot_bytes: int,
+    transport: Transport,
 ) -> dict[str, float]:
     """Bytes that a device receives in a step, with `images` images of its own, by what they are for.
 
-    slot_bytes: of a number in a slot that travels.
+    towers: those whose slots travel, as `transport` says.
     """
     received = {"slots": 0.0, "gathers": 0.0, "reductions": 0.0}
-    for layer in family(model).moe_layers(model, images // accumulate) if sizes.expert > 1 else ():
-        there = layer.groups * slots(layer, train=True) * layer.settings.width * slot_bytes
-        received["slots"] += (6 if recompute else 4) * accumulate * there * (1 - 1 / sizes.expert)
+    for tower, trained, forward in towers if sizes.expert > 1 else ():
+        of_slot = bytes_of_dtype(tower) if transport == "model" else 2
+        ways = accumulate * (trained * (6 if recompute else 4) + 2 * forward) * (1 - 1 / sizes.expert)
+        for layer in family(tower).moe_layers(tower, images // accumulate):
+            received["slots"] += ways * layer.groups * slots(layer, train=True) * layer.settings.width * of_slot
     for path, shape in leaves(shapes):
         split = split_axes(path, shape, sizes)
         own = 4 * math.prod(shape) / sizes.size([axis for axis in split if axis])
-        trained = bool(optimizer.rate_of(path))
+        moved = bool(optimizer.rate_of(path))
         if "fsdp" in split:
-            again = recompute and path[0] == "blocks"
+            again = recompute and "blocks" in path
             received["gathers"] += (2 if again else 1) * accumulate * own * (sizes.fsdp - 1)
-            received["reductions"] += trained * accumulate * own * (sizes.fsdp - 1)
+            received["reductions"] += moved * accumulate * own * (sizes.fsdp - 1)
         others = sizes.size([axis for axis in AXES if axis not in split])
-        received["reductions"] += trained * 2 * own * (1 - 1 / others)
+        received["reductions"] += moved * 2 * own * (1 - 1 / others)
     return received
 
 

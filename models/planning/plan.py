@@ -3,8 +3,9 @@
 The time of a step is at least the longest of three, where they overlap as well as can be, and about their sum where they do
 not overlap at all:
 
-    compute      three times the operations of a forward pass (four, recomputed) at the chip's peak in bfloat16; of MoCo for two views,
-                 and once more forward for the momentum encoder; and projector and predictor for the images of all devices
+    compute      three times the operations of a forward pass (four, recomputed) at the chip's peak in bfloat16, of each tower for each
+                 of the images or texts that a step trains it on, and once where it is not trained; and what a loss has of its
+                 own, such as projector and predictor, for the images of all devices
     memory       parameters, gradients and what the optimiser keeps, at the bandwidth of the memory
     links        what a device has to receive, over all its links; slots, which go further than to neighbours, as often as they
                  change from link to link
@@ -17,20 +18,20 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from moespec.backends.mesh import MeshSizes, leaves, mesh_sizes
-from moespec.models import counts, families, parameters
+from moespec.backends.mesh import MeshSizes, mesh_sizes
+from moespec.models import families
 from moespec.models.families import family, fewest_images
-from moespec.models.planning.activations import activations, bytes_of_dtype, padded
+from moespec.models.planning.activations import activations, padded
 from moespec.models.planning.chips import Chip
 from moespec.models.planning.footprint import links, memory_traffic, owned
 from moespec.models.training.config import Config, MeshConfig
 from moespec.models.training.devices import check_batch, check_expert_axis
-from moespec.models.training.objectives.table import forward_passes, objective_of, shapes_of
+from moespec.models.training.objectives.table import forward_passes, objective_of, shapes_of, training_flops
 from moespec.models.training.resolve import model_config
 from moespec.spec.errors import ConfigError, SpecError
 from moespec.spec.routing import Params
 
-__all__ = ["Plan", "best", "plan", "plans"]
+__all__ = ["Plan", "best", "plan", "plans", "settled"]
 
 
 @dataclass(frozen=True)
@@ -89,11 +90,14 @@ def settled(config: Config) -> Config:
 
 def _plan(model: families.Config, shapes: Params, config: Config, sizes: MeshSizes, chip: Chip) -> Plan:
     training = config.training
-    check_batch(sizes, model, f"training.batch={training.batch!r}", training.batch, training.accumulate)
-    check_expert_axis(sizes, model, training.batch // training.accumulate)
-    images, split = training.batch // sizes.devices, sizes.expert > 1
-    part, objective = images // training.accumulate, objective_of(config)
-    own = objective.layout(config, model)
+    objective, split = objective_of(config), sizes.expert > 1
+    towers = objective.towers(config, model)
+    for tower in dict.fromkeys([model, *(tower for tower, *_ in towers)]):
+        check_batch(sizes, tower, f"training.batch={training.batch!r}", training.batch, training.accumulate)
+        check_expert_axis(sizes, tower, training.batch // training.accumulate)
+    images = training.batch // sizes.devices
+    part = images // training.accumulate
+    kept, besides = objective.of_batch(config, model)
     of_device = owned(shapes, config.optimizer, sizes)
     copies = _copies(model, shapes, config, sizes)
     memory = {
@@ -101,49 +105,51 @@ def _plan(model: families.Config, shapes: Params, config: Config, sizes: MeshSiz
         "optimizer": of_device.optimizer,
         "gradients": of_device.gradients * (2 if training.accumulate > 1 else 1),
         "copies": copies,
-        "activations": objective.views
-        * (activations(model, part, split=split, recompute=training.recompute) + 12 * training.batch * _outputs(own)),
+        "activations": 12 * training.batch * kept
+        + sum(
+            trained * activations(tower, part, split=split, recompute=training.recompute)
+            for tower, trained, _ in towers
+        ),
         "batch": 4
-        * objective.views
         * images
-        * (model.channels * model.image_size * padded(model.image_size) + model.classes),
+        * sum(max(times) * (_padded(tower.input_shape) + tower.classes) for tower, *times in towers),
     }
-    passes, besides = forward_passes(config), 2 * training.batch * parameters.count(own)
-    operations = counts.training_flops(model, images, batch=part, passes=passes, every_slot=split)
+    passes = max(times for _, times in forward_passes(config, model))
+    operations = training_flops(config, model, images, batch=part, every_slot=split)
     received = links(
-        model,
+        towers,
         shapes,
         config.optimizer,
         sizes,
-        images=objective.views * images,
+        images=images,
         accumulate=training.accumulate,
         recompute=training.recompute,
-        slot_bytes=bytes_of_dtype(model) if config.mesh.transport == "model" else 2,
+        transport=config.mesh.transport,
     )
-    received["slots"] *= 1 + objective.averaged * 2 / (6 if training.recompute else 4)
     return Plan(
         sizes,
         {name: float(value) for name, value in memory.items()},
         received,
         memory_traffic(of_device, accumulate=training.accumulate, recompute=training.recompute),
-        operations + passes * besides,
+        operations + passes * training.batch * besides,
         chip,
     )
 
 
-def _outputs(own: Params) -> int:
-    """The widths of what the layers of an objective make, of which three arrays in float32 are kept for each image of a batch."""
-    return sum(shape[-1] for path, shape in leaves(parameters.shapes(own)) if path[-1] == "kernel")
+def _padded(shape: tuple[int, ...]) -> int:
+    """Numbers of an image or a text in the memory of a TPU, where rows of pixels fill tiles."""
+    return math.prod((*shape[:1], *map(padded, shape[1:2]), *shape[2:]))
 
 
 def _copies(model: families.Config, shapes: Params, config: Config, sizes: MeshSizes) -> float:
     """Bytes of parameters of blocks besides those that are kept: of all blocks in the dtype of the computation, which their
     backward pass takes again, and gathered; of one block where they are recomputed."""
     found = []
-    for number, block in shapes["blocks"].items():
-        of_block = owned({"blocks": {number: block}}, config.optimizer, sizes)
-        gathered = of_block.computed if of_block.computed > of_block.parameters else 0
-        found.append(gathered + (of_block.computed / 2 if model.dtype == "bfloat16" else 0))
+    for tower, of_tower in ((model, shapes), *([(config.text, shapes["text"])] if "text" in shapes else [])):
+        for number, block in of_tower["blocks"].items():
+            of_block = owned({"blocks": {number: block}}, config.optimizer, sizes)
+            gathered = of_block.computed if of_block.computed > of_block.parameters else 0
+            found.append(gathered + (of_block.computed / 2 if tower.dtype == "bfloat16" else 0))
     return max(found) if config.training.recompute else sum(found)
 
 

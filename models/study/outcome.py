@@ -23,7 +23,7 @@ from moespec.models.evaluation.metrics import make_forward
 from moespec.models.families import family
 from moespec.models.files import signed, unsigned, write_atomically
 from moespec.models.training.config import Config
-from moespec.models.training.objectives.table import forward_passes
+from moespec.models.training.objectives.table import training_flops
 from moespec.models.training.resolve import model_config
 from moespec.models.training.runlog import read_log
 from moespec.models.trees import flatten
@@ -41,12 +41,12 @@ def make(loaded: LoadedRun, run: Path, path: Path) -> None:
 
     "right": a bit for each validation image, whether the largest logit is that of its label. "training_milliseconds": of an
     image, from the median of the images per second that the run logged, so that compilation and evaluation are not in it.
-    "training_operations": of the whole run (`counts.training_flops`). "milliseconds": of an image in a forward pass.
+    "training_operations": of the whole run (`objectives.table.training_flops`). "milliseconds": of an image in a forward pass.
     "evaluations": what the evaluations by schedule measured last. "dropped", "imbalance": the share of the tokens without
     an expert, and the load of the busiest expert over the mean, of the validation images, as means over the MoE layers.
     """
     config, B, training = loaded.config, loaded.backend, loaded.config.training
-    part: Any = {"batch": training.batch // training.accumulate, "passes": forward_passes(config)}
+    part, seen = training.batch // training.accumulate, loaded.step * training.batch
     model, most = model_config(config.model), config.training.evaluation_batch
     batch = evaluation_size(B.sizes, model, most, min(most, len(loaded.dataset.validation)))
     params = B.from_numpy(loaded.params)
@@ -65,7 +65,7 @@ def make(loaded: LoadedRun, run: Path, path: Path) -> None:
                 "seconds": last["seconds"],
                 "training_milliseconds": 1e3 / statistics.median(line["images_per_second"] for line in trained),
                 "milliseconds": milliseconds(B, model, params, batch=batch),
-                "training_operations": counts.training_flops(model, loaded.step * training.batch, **part),
+                "training_operations": training_flops(config, model, seen, batch=part),
                 "operations": sum(counts.flops(model, batch).values()),
                 "parameters": family(model).parameter_count(model),
                 "evaluations": _measured(config, run),

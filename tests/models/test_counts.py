@@ -68,6 +68,8 @@ MODELS = [
     *(("vit_b16", {"moe": "every_2", "experts": 32, "router": name}) for name in ROUTERS if name not in ALONE),
     ("vit_s16", {"moe": "every_2", "experts": 32, "router": "soft_moe", "group_images": 2}),
     ("vit_s16", {"moe": "every_2", "experts": 32, "router": "softmax_token_choice", "group_tokens": 98}),
+    ("text_s", {"qk_norm": True, "projection": 512}),
+    ("text_s", {"pool": "map", "moe": "every_2", "experts": 8, "router": "softmax_token_choice", "group_texts": 2}),
 ]
 
 
@@ -83,8 +85,9 @@ def test_what_xla_counts(name: str, fields: dict) -> None:
         return jax.ShapeDtypeStruct(tree, jnp.float32)
 
     family = families.family(model)
-    batch = jax.ShapeDtypeStruct((images, model.image_size, model.image_size, model.channels), jnp.float32)
-    lowered = jax.jit(lambda p, x: family.forward(B, model, p, x).logits).lower(
+    batch = jax.ShapeDtypeStruct((images, *model.input_shape), jnp.int32 if model.inputs == "ids" else jnp.float32)
+    wanted = "features" if model.inputs == "ids" else "logits"
+    lowered = jax.jit(lambda p, x: getattr(family.forward(B, model, p, x), wanted)).lower(
         shaped(family.parameter_shapes(model)), batch
     )
     counted = sum(counts.flops(model, images).values())
@@ -154,4 +157,9 @@ def test_the_command_counts_a_run(said: Any) -> None:
     assert said([*dense, "--examples", str(4096 * 4_000_000)]).splitlines()[-1] == run
     assert "\n  training on 36,864,000,000 images: " in said(["count", "--config", "soft_moe_b16"])
     assert "training on" not in said(["count", "--config", "sparse_mlp_b"])
+    for recipe, passes in {
+        "sparse_mlp_s_moco": "8 forward passes of each",
+        "laion_soft_moe_s16": "3 forward passes of each, 3 forward passes of each text",
+    }.items():
+        assert said(["count", "--config", recipe, "--examples", "9"]).endswith(f" ({passes})\n")
     assert "examples=0: expected an integer >= 1" in said(["count", "--examples", "0"], 2)

@@ -14,13 +14,16 @@ from moespec.backends.jax.optimizers import by_leaf
 from moespec.backends.mesh import MeshSizes, leaves
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.models import cli, counts, families
+from moespec.models.data.options import DataConfig
 from moespec.models.parameters import shaped
 from moespec.models.planning.chips import CHIPS
 from moespec.models.planning.command import options
 from moespec.models.planning.footprint import owned, rows
-from moespec.models.planning.plan import best, plan, plans
+from moespec.models.planning.plan import best, plan, plans, settled
 from moespec.models.training import configfile
-from moespec.models.training.config import Config, MeshConfig, ModelConfig, TrainingConfig
+from moespec.models.training.config import Config, LitConfig, MeshConfig, TrainingConfig
+from moespec.models.training.modelconfig import ModelConfig
+from moespec.models.training.objectives.lit import tower_of
 from moespec.models.training.resolve import model_config
 from moespec.spec.errors import ConfigError
 
@@ -175,6 +178,28 @@ def test_experts_with_room_for_all_compute_every_slot_where_they_are_split() -> 
     alone, split = (plan(config(model=model), sizes, CHIPS["v5e"]) for sizes in (MeshSizes(4), MeshSizes(2, 1, 2)))
     assert split.flops > 1.5 * alone.flops
     assert split.links["slots"] == 4 * 16 * 4 * 16 * 128 * 4 / 2
+
+
+def test_a_step_of_two_towers() -> None:
+    """Both are trained; or the image tower is locked, and goes forward, or not even that, as its features are kept."""
+    words = {"width": 64, "hidden": 96, "depth": 2, "moe": "last_1", "experts": 4, "router": "softmax_token_choice"}
+    towers = replace(config(), objective="lit", text=ModelConfig("text_tiny", **words), lit=LitConfig(locked=False))
+    locked = replace(towers, lit=LitConfig(), init="somewhere")
+    both, forward, kept = (
+        plan(each, MeshSizes(2, 1, 4), CHIPS["v5e"])
+        for each in (towers, replace(locked, data=DataConfig(flip=True)), locked)
+    )
+    image, text = model_config(SMALL), tower_of(settled(towers))
+    flops = [sum(counts.flops(one).values()) for one in (image, text)]
+    slots = [16 * 128 * 4 * 3 / 4, 32 * 64 * 4 * 3 / 4]  # as many as tokens, of the width, three of four go elsewhere
+    loss = 64 * 2 * 128 * 64  # the similarities of 64 images and texts, of width 128
+    for made, passes in ((both, (3, 3)), (forward, (1, 3)), (kept, (0, 3))):
+        assert made.flops == pytest.approx(8 * sum(n * of for n, of in zip(passes, flops, strict=True)) + 3 * loss)
+        ways = [{3: 4, 1: 2, 0: 0}[n] for n in passes]
+        assert made.links["slots"] == 8 * sum(n * of for n, of in zip(ways, slots, strict=True))
+    assert both.memory["activations"] > forward.memory["activations"] == kept.memory["activations"]
+    assert both.memory["batch"] == forward.memory["batch"] == kept.memory["batch"] + 4 * 8 * (3 * 32 * 128 + 10)
+    assert both.memory["gradients"] == both.memory["parameters"] > forward.memory["gradients"]
 
 
 MODERATE = ModelConfig("vit_b16", router="soft_moe", experts=32, moe="last_half", dtype="bfloat16")

@@ -43,7 +43,7 @@ from moespec.models.parameters import Parameter, constant
 from moespec.models.router_options import named
 from moespec.models.tensors import decoded
 from moespec.models.training.config import Config
-from moespec.models.training.objectives.record import Loss, Objective, check_batch
+from moespec.models.training.objectives.record import Loss, Objective, Passes, check_batch
 from moespec.spec.errors import ConfigError, ShapeError
 from moespec.spec.routing import Params
 
@@ -201,13 +201,19 @@ def _locked(config: Config, model: Model) -> Config:
 
 def _prepared(B: Backend, config: Config, model: Model, dataset: Dataset, run: Path, params: Params) -> Dataset:
     """Captions as ids, and, of a locked tower that sees the same images in each step, its features."""
-    dataset, plain = _read(config, dataset), DataConfig()
-    if not config.lit.locked or any(getattr(config.data, name) != getattr(plain, name) for name in AUGMENTATION):
+    dataset = _read(config, dataset)
+    if not _cached(config):
         return dataset
     found = _features(B, config, model, dataset, run / FEATURES, params)
     parts = {"train": dataset.train, "validation": dataset.validation}
     kept: Any = {name: replace(split, features=found[name]) for name, split in parts.items()}
     return replace(dataset, **kept)
+
+
+def _cached(config: Config) -> bool:
+    """Whether the features of the images are those of a locked tower, the same in each step."""
+    plain = DataConfig()
+    return config.lit.locked and all(getattr(config.data, name) == getattr(plain, name) for name in AUGMENTATION)
 
 
 def _read(config: Config, dataset: Dataset) -> Dataset:
@@ -295,6 +301,18 @@ def retriever(B: Backend, config: Config, model: Model, compiled: bool) -> Calla
     return measure
 
 
+def _towers(config: Config, model: Model) -> list[Passes]:
+    """A locked tower goes forward, or not at all: its features are computed once for each image of the data, which does not count."""
+    image = Passes(model, trained=not config.lit.locked, forward=config.lit.locked)
+    return [*([] if _cached(config) else [image]), Passes(tower_of(config), 1)]
+
+
+def _of_batch(config: Config, model: Model) -> tuple[int, int]:
+    """Of the features of both towers, and of the similarity of each image with all texts."""
+    width, batch = tower_of(config).projection, config.training.batch
+    return 2 * width + batch, 2 * width * batch
+
+
 LIT = Objective(
     ("contrastive", "contrastive loss"),
     _loss,
@@ -307,4 +325,6 @@ LIT = Objective(
     draws=lambda config, model: draws(model, config.training.batch) or draws(tower_of(config), config.training.batch),
     head=False,
     views=2,
+    towers=_towers,
+    of_batch=_of_batch,
 )

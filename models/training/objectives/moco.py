@@ -22,6 +22,8 @@ from typing import Any
 import numpy as np
 
 from moespec.backends.contract import Backend
+from moespec.backends.mesh import leaves
+from moespec.models import parameters
 from moespec.models.compilation import compile_if
 from moespec.models.data.dataset import Dataset, Split
 from moespec.models.data.loader import views_of_step
@@ -34,7 +36,7 @@ from moespec.models.families import family
 from moespec.models.layers import Output
 from moespec.models.parameters import Parameter, glorot_uniform, norm
 from moespec.models.training.config import Config
-from moespec.models.training.objectives.record import Loss, Objective, as_it_is, check_batch
+from moespec.models.training.objectives.record import Loss, Objective, Passes, as_it_is, check_batch
 from moespec.spec.routing import Params
 
 __all__ = ["MOCO"]
@@ -144,6 +146,13 @@ def _settled(config: Config, model: Model, dataset: Dataset | None) -> Config:
     return replace(config, optimizer=replace(config.optimizer, ema=momentum, **rising))
 
 
+def _of_batch(config: Config, model: Model) -> tuple[int, int]:
+    """Of projector and predictor, the former for both views."""
+    own = _layout(config, model)
+    outputs = sum(shape[-1] for path, shape in leaves(parameters.shapes(own)) if path[-1] == "kernel")
+    return 2 * outputs, 2 * parameters.count(own)
+
+
 MOCO = Objective(
     ("contrastive", "contrastive loss"),
     _loss,
@@ -154,4 +163,6 @@ MOCO = Objective(
     head=False,
     averaged=True,
     views=2,
+    towers=lambda config, model: [Passes(model, trained=2, forward=2)],
+    of_batch=_of_batch,
 )

@@ -7,15 +7,23 @@ from typing import Any, NamedTuple
 from moespec.backends.contract import Backend
 from moespec.models.data.dataset import Dataset
 from moespec.models.families import Config as Model
-from moespec.models.families import draws
+from moespec.models.families import Tower, draws
 from moespec.models.training.config import Config
 from moespec.spec.errors import ConfigError
 from moespec.spec.routing import Params
 
-__all__ = ["Loss", "Objective", "as_it_is", "check_batch", "no_layout", "of_model", "with_nothing"]
+__all__ = ["Loss", "Objective", "Passes", "as_it_is", "check_batch", "no_layout", "of_model", "with_nothing"]
 
 Loss = Callable[..., tuple[Any, dict[str, Any]]]
 """`loss(params, batch) -> (loss, metrics)` for `make_step`; of an objective that is `averaged`, of `(params, batch, average)`."""
+
+
+class Passes(NamedTuple):
+    """A tower of a step: for each image of the batch it is trained on so many images or texts, and on others goes forward alone."""
+
+    tower: Tower
+    trained: int
+    forward: int = 0
 
 
 def no_layout(config: Config, model: Model) -> Params:
@@ -73,6 +81,8 @@ class Objective(NamedTuple):
     draws: whether a step draws random numbers, of configuration and model.
     averaged: whether the loss is also one of the average of the parameters.
     views: how many views of its images a step sees.
+    towers: of a configuration that is settled and its model, what a step computes. of_batch: of the same, what each device computes
+        besides for each image of the whole batch: the numbers that the layers make, and the operations of a forward pass.
     """
 
     measure: tuple[str, str]
@@ -87,3 +97,5 @@ class Objective(NamedTuple):
     head: bool = True
     averaged: bool = False
     views: int = 1
+    towers: Callable[[Config, Model], list[Passes]] = lambda config, model: [Passes(model, 1)]
+    of_batch: Callable[[Config, Model], tuple[int, int]] = lambda config, model: (0, 0)

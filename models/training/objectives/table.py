@@ -1,17 +1,18 @@
 """The objectives by name."""
 
-from moespec.models import parameters
+from typing import Any
+
+from moespec.models import counts, parameters
 from moespec.models.families import Config as Model
-from moespec.models.families import family
+from moespec.models.families import Tower, family
 from moespec.models.training.config import Config
 from moespec.models.training.objectives.classification import CLASSIFICATION
 from moespec.models.training.objectives.lit import LIT
 from moespec.models.training.objectives.moco import MOCO
 from moespec.models.training.objectives.record import Objective
-from moespec.spec.errors import ConfigError
 from moespec.spec.routing import Params
 
-__all__ = ["besides", "forward_passes", "objective_of", "shapes_of"]
+__all__ = ["besides", "forward_passes", "objective_of", "shapes_of", "training_flops"]
 
 OBJECTIVES = {"classification": CLASSIFICATION, "moco": MOCO, "lit": LIT}
 
@@ -21,15 +22,20 @@ def objective_of(config: Config) -> Objective:
     return OBJECTIVES[config.objective]
 
 
-def forward_passes(config: Config) -> int:
-    """The forward passes of its model that training costs for each image, where a backward pass is two, three with recomputation.
+def forward_passes(config: Config, model: Model) -> list[tuple[Tower, int]]:
+    """Each tower with the forward passes that training costs for each image, where a backward pass is two, three with recomputation."""
+    each = 4 if config.training.recompute else 3
+    return [(tower, trained * each + forward) for tower, trained, forward in objective_of(config).towers(config, model)]
 
-    Raises ConfigError where it is not the model alone that is trained.
-    """
-    objective = objective_of(config)
-    if objective is LIT:
-        raise ConfigError("objective='lit': what is counted are models of images alone, not towers of texts")
-    return objective.views * ((4 if config.training.recompute else 3) + objective.averaged)
+
+def training_flops(
+    config: Config, model: Model, images: int, *, batch: int | None = None, every_slot: bool = False
+) -> float:
+    """The operations of a run that sees so many images, and as many texts: `counts.training_flops` of all its towers."""
+    how: Any = {"batch": batch, "every_slot": every_slot}
+    return sum(
+        counts.training_flops(tower, images, passes=passes, **how) for tower, passes in forward_passes(config, model)
+    )
 
 
 def shapes_of(config: Config, model: Model) -> Params:
