@@ -9,6 +9,7 @@ import json
 import os
 import sys
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,9 +33,10 @@ import moespec.backends.jax as single  # noqa: E402
 from moespec.backends.jax.mesh import OnMesh  # noqa: E402
 from moespec.backends.optimizer import OptimizerConfig  # noqa: E402
 from moespec.models import memory  # noqa: E402
-from moespec.models.families import Config, draws, family  # noqa: E402
+from moespec.models.families import Config  # noqa: E402
 from moespec.models.parameters import shaped  # noqa: E402
-from moespec.models.training.objectives.classification import make_loss  # noqa: E402
+from moespec.models.training.config import Config as Run  # noqa: E402
+from moespec.models.training.objectives.table import objective_of, shapes_of  # noqa: E402
 
 
 def devices(name: str, platform: str = "tpu", **options: Any) -> Any:
@@ -55,31 +57,37 @@ def lowered_step(
     images: int,
     where: Any,
     *,
-    loss: str = "softmax",
+    config: Run = Run(),  # noqa: B008
     random: bool = True,
-    recompute: bool = False,
-    accumulate: int = 1,
 ) -> Any:
-    """A training step, ready to be compiled. where: a device, or `OnMesh`. random: False for one without noise and dropout."""
-    size, shapes = model.image_size, family(model).parameter_shapes(model)
+    """A training step, ready to be compiled. where: a device, or `OnMesh`. config: of a run that is settled, with its objective, loss,
+    parts of a batch and recomputation. random: False for one without noise and dropout."""
+    config = replace(config, training=replace(config.training, batch=images))
+    objective = objective_of(config)
+    size, shapes = model.image_size, shapes_of(config, model)
     arrays: dict[str, tuple[tuple[int, ...], Any]] = {
         "images": ((images, size, size, model.channels), jnp.float32),
         "targets": ((images, model.classes), jnp.float32),
     }
-    if random and draws(model, images):
+    if random and objective.draws(config, model):
         arrays["random"] = ((images, 4), jnp.int32)
     batch: Any = {name: jax.ShapeDtypeStruct(*array) for name, array in arrays.items()}
+    if config.objective == "moco":
+        batch = {"first": batch, "second": batch}
+    elif config.objective == "lit":
+        batch = {"image": batch, "text": {"ids": jax.ShapeDtypeStruct((images, config.text.length), jnp.int32)}}
     if isinstance(where, OnMesh):
         B: Any = where
         state = B.state_shapes(shaped(shapes), optimizer)
-        batch = {name: one.update(sharding=B.by_image) for name, one in batch.items()}
+        batch = jax.tree.map(lambda one: one.update(sharding=B.by_image), batch)
     else:
         B = single
         params = jax.tree.map(
             partial(jax.ShapeDtypeStruct, dtype=jnp.float32), shapes, is_leaf=lambda leaf: type(leaf) is tuple
         )
         state, batch = on(where, (jax.eval_shape(partial(B.init_state, optimizer=optimizer), params), batch))
-    step: Any = B.make_step(make_loss(B, model, loss, recompute=recompute), optimizer, accumulate=accumulate)
+    how: Any = {"accumulate": config.training.accumulate, "averaged": objective.averaged}
+    step: Any = B.make_step(objective.make_loss(B, config, model), optimizer, **how)
     return step.__wrapped__.lower(state, batch, 0.1)
 
 

@@ -85,7 +85,8 @@ def main() -> None:
     arguments = tpu_steps.parser(__doc__).parse_args()
     device = ahead.devices("h100", "cuda", topology="1x1x1", target_config=text(H100))[0]
     for of, model, recompute in tpu_steps.cases(arguments):
-        lowered = ahead.lowered_step(model, tpu_steps.OPTIMIZER, arguments.images, device, recompute=recompute)
+        config = tpu_steps.run(arguments.images, recompute)
+        lowered = ahead.lowered_step(model, config.optimizer, arguments.images, device, config=config)
         program, figures = ahead.compiled(lowered)
         counts, largest = kernels(program.as_text())
         row = {"of": of, **figures, "kernels": sum(counts.values()), "by_kind": counts, "largest": largest}

@@ -112,9 +112,8 @@ def compiler_says(case: dict[str, Any]) -> dict[str, Any]:
     """Bytes of the compiled step of a case."""
     config, sizes = configured(case)
     training, mesh = config.training, OnMesh(sizes, ahead.devices(case["topology"]))
-    how: Any = {"loss": training.loss, "recompute": training.recompute, "accumulate": training.accumulate}
     program, _ = ahead.compiled(
-        ahead.lowered_step(model_config(config.model), config.optimizer, training.batch, mesh, **how)
+        ahead.lowered_step(model_config(config.model), config.optimizer, training.batch, mesh, config=config)
     )
     memory = program.memory_analysis()
     moved: dict[str, int] = {}

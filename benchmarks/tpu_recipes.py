@@ -3,8 +3,8 @@
     pip install 'moespec[jax]' libtpu
     python benchmarks/tpu_recipes.py [RECIPE ...] [--images 8] [--topology v5e:2x2]
 
-The whole step: loss, backward pass, clip and optimiser, with the recipe's model and `--images` images. A row has
-what the compiler says of it: FLOPs beside three times those of a forward pass as `moespec count` has them, memory, seconds to
+The whole step: loss of its objective, backward pass, clip and optimiser, with the recipe's model and `--images` images. A row has
+what the compiler says of it: FLOPs over those that `moespec count` has of so many images, memory, seconds to
 compile; or its message, for a step that a core has no memory for. They are written to `benchmarks/results/recipes-tpu.json`, where
 rows of other recipes and topologies stay.
 """
@@ -16,28 +16,28 @@ import ahead  # isort: skip  # first: it sets which compiler is used
 import jax
 import record
 
-from moespec.models import counts, families
+from moespec.models import families, parameters
 from moespec.models.training import configfile
+from moespec.models.training.config import Config, TrainingConfig
+from moespec.models.training.objectives.table import objective_of, training_flops
 from moespec.models.training.resolve import model_config, without_data
 
 LARGE = sorted(set(configfile.recipes()) - {"digits", "fashion_mnist"})
 
 
-def compile_step(model: families.Config, optimizer: Any, images: int, device: Any, **options: Any) -> dict[str, Any]:
-    """The figures of a training step, as of `ahead.lowered_step`."""
-    row: dict[str, Any] = {"parameters": families.family(model).parameter_count(model)}
+def compile_step(model: families.Config, config: Config, device: Any) -> dict[str, Any]:
+    """The figures of a training step of a settled configuration, as of `ahead.lowered_step`."""
+    images, own = config.training.batch, parameters.count(objective_of(config).layout(config, model))
+    row: dict[str, Any] = {"parameters": families.family(model).parameter_count(model) + own}
     try:
-        program, figures = ahead.compiled(ahead.lowered_step(model, optimizer, images, device, **options))
+        program, figures = ahead.compiled(ahead.lowered_step(model, config.optimizer, images, device, config=config))
     except jax.errors.JaxRuntimeError as error:
         return {**row, "error": str(error).splitlines()[0][:200]}
-    # A count is of an evaluation; with the capacity of training it is that of a forward pass in training.
-    if options := getattr(model, "router_options", {}):
-        model = replace(model, router_options={key: options[key] for key in options if key != "eval_capacity_factor"})
     cost, needed = program.cost_analysis(), program.memory_analysis()
     return {
         **row,
         "flops": cost["flops"],
-        "flops_over_count": round(cost["flops"] / (3 * images * sum(counts.flops(model, images).values())), 4),
+        "flops_over_count": round(cost["flops"] / training_flops(config, model, images, batch=images), 4),
         "gigabytes_accessed": round(cost["bytes accessed"] / 1e9, 2),
         "arguments_mib": ahead.mib(needed.argument_size_in_bytes),
         **figures,
@@ -54,7 +54,10 @@ def main() -> None:
     for name in arguments.recipes or LARGE:
         config = configfile.read(configfile.find_recipe(name))
         model = model_config(without_data(config.model, config.data))
-        figures = compile_step(model, config.optimizer, arguments.images, device, loss=config.training.loss)
+        model = model if objective_of(config).head else replace(model, classes=0)
+        training = TrainingConfig(batch=arguments.images, loss=config.training.loss)
+        config = objective_of(config).settled(replace(config, training=training), model, None)
+        figures = compile_step(model, config, device)
         row = {"recipe": name, "topology": arguments.topology, "images": arguments.images, **figures}
         ahead.add("recipes-tpu", row, ("recipe", "topology"), "jax", "libtpu")
 

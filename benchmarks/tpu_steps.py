@@ -19,6 +19,7 @@ import vits
 from tpu_recipes import compile_step
 
 from moespec.backends.optimizer import OptimizerConfig
+from moespec.models.training.config import Config, TrainingConfig
 from moespec.models.vit import VitConfig
 
 OPTIMIZER = OptimizerConfig("adamw", clip=1.0)
@@ -51,13 +52,18 @@ def cases(arguments: argparse.Namespace, **more: Any) -> Iterator[tuple[dict[str
         yield of, vits.of_case(name, arguments.model, arguments.experts, dtype="bfloat16"), case != name
 
 
+def run(images: int, recompute: bool) -> Config:
+    """The run of a step."""
+    return Config(optimizer=OPTIMIZER, training=TrainingConfig(batch=images, recompute=recompute))
+
+
 def main() -> None:
     options = parser(__doc__)
     options.add_argument("--topology", default="v5e:2x2", help="name of the TPU topology (default: %(default)s)")
     arguments = options.parse_args()
     device = ahead.devices(arguments.topology)[0]
     for of, model, recompute in cases(arguments, topology=arguments.topology):
-        row = {"of": of, **compile_step(model, OPTIMIZER, arguments.images, device, recompute=recompute)}
+        row = {"of": of, **compile_step(model, run(arguments.images, recompute), device)}
         ahead.add("steps-tpu", row, ("of",), "jax", "libtpu")
 
 

@@ -321,9 +321,7 @@ def test_an_evaluation_batch_that_divides() -> None:
     assert options(grouped, MeshSizes(8)) == "--mesh.data 8 --training.evaluation-batch 128"
 
 
-@pytest.mark.parametrize(
-    "name", sorted(set(configfile.recipes()) - {"laion_soft_moe_s16"})
-)  # of towers, which are not counted
+@pytest.mark.parametrize("name", configfile.recipes())
 def test_a_recipe_fits_where_it_says(name: str, said: Any) -> None:
     """With the options that it names alone: the evaluation batch fills the groups of each device, too."""
     text = configfile.find_recipe(name).read_text()
