@@ -74,7 +74,7 @@ def check_layout(B: Backend, config: Config) -> None:
     check_expert_axis(sizes, model, training.batch // training.accumulate)
 
 
-def check_batch(sizes: MeshSizes, model: families.Config, where: str, images: int, parts: int) -> None:
+def check_batch(sizes: MeshSizes, model: families.Tower, where: str, images: int, parts: int) -> None:
     """ConfigError, which begins with `where`, for a batch that the devices cannot share, or whose groups span devices.
 
     parts: those that each device computes one after the other.
@@ -99,7 +99,7 @@ def check_batch(sizes: MeshSizes, model: families.Config, where: str, images: in
             )
 
 
-def check_expert_axis(sizes: MeshSizes, model: families.Config, images: int) -> None:
+def check_expert_axis(sizes: MeshSizes, model: families.Tower, images: int) -> None:
     """ConfigError for experts that the axis `expert` does not divide, or that have to stay together."""
     for layer in family(model).moe_layers(model, images) if sizes.expert > 1 else ():
         check_experts(layer.settings.experts, sizes, f"MoE layer {layer.name}")
