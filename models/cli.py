@@ -151,6 +151,8 @@ class StudyArguments(Configured):
     """folder of the study"""
     seeds: int = 5
     """seeds of each entry: 0, 1, ..."""
+    measure: str = ""
+    """what is compared in place of the accuracy of the head, of an evaluation by schedule: few_shot/shots_10/accuracy"""
 
 
 @dataclass(frozen=True)
@@ -440,7 +442,7 @@ def _study(arguments: list[str]) -> None:
         raise ConfigError(f"training.seed={seed!r}: a study has seeds of its own, --seeds N")
     configs = entries(parsed.routers, parsed.settings)
     check_concerns(arguments, parsed.settings, *configs.values())
-    study_command(configs, seeds=parsed.seeds, out=Path(parsed.out))
+    study_command(configs, seeds=parsed.seeds, out=Path(parsed.out), measure=parsed.measure)
 
 
 def _count(arguments: list[str]) -> None:

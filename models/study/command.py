@@ -19,6 +19,7 @@ from moespec.models.training.concerns import check_share
 from moespec.models.training.config import Config
 from moespec.models.training.configfile import dump
 from moespec.models.training.evaluations import load_sets
+from moespec.models.training.objectives.table import objective_of
 from moespec.models.training.resolve import choose_backend, load_data, resolve
 from moespec.models.training.rundirectory import RunDirectory
 from moespec.models.training.unchanged import changes, described
@@ -30,8 +31,10 @@ MAY_CHANGE = frozenset({"data.prefetch", "training.log_every", "training.keep", 
 """Fields that no result of a study depends on."""
 
 
-def study_command(entries: Mapping[str, Config], *, seeds: int, out: Path) -> None:
+def study_command(entries: Mapping[str, Config], *, seeds: int, out: Path, measure: str = "") -> None:
     """Trains what is not trained yet, seed by seed, and writes the results into the folder `out`.
+
+    measure: what is compared, of an evaluation by schedule (`outcome.measures`); by default the accuracy of the head.
 
     Raises ConfigError or DataError before anything is trained for an entry that cannot be, and RunError for a folder that
     has a study of the same entry with another configuration or a damaged outcome, and at the end if entries failed.
@@ -42,7 +45,7 @@ def study_command(entries: Mapping[str, Config], *, seeds: int, out: Path) -> No
         raise ConfigError(f"seeds={seeds!r}: expected an integer >= 1")
     if any((out / name).exists() for name in ("config.toml", "checkpoints")):
         raise RunError(f"out={str(out)!r}: the folder of a run; a study needs one of its own")
-    configs = {name: _resolved(name, config) for name, config in entries.items()}
+    configs = {name: _resolved(name, config, measure) for name, config in entries.items()}
     runs = {(name, seed): out / "runs" / f"{name}-seed{seed}" for seed in range(seeds) for name in configs}
     for (name, seed), run in runs.items():
         _check_same(run, _kept(run), _seeded(configs[name], seed))
@@ -57,7 +60,7 @@ def study_command(entries: Mapping[str, Config], *, seeds: int, out: Path) -> No
                 config = _seeded(configs[name], seed)
                 train_command(config, run=str(run), resume=RunDirectory(run).begun(), override=False)
                 outcome.make(load_run(run), run, file)
-            outcomes[name][seed] = outcome.read(file)
+            outcomes[name][seed] = outcome.read(file, measure)
         except Interrupted as stop:
             raise Interrupted(
                 f"stopped by {stop.signal.name}, in run {number} of {len(runs)}; the same command goes on",
@@ -70,7 +73,7 @@ def study_command(entries: Mapping[str, Config], *, seeds: int, out: Path) -> No
             failed.setdefault(name, {})[seed] = why
             print(f"study: {name} with seed {seed} failed: {why}", flush=True)
         if name == list(configs)[-1]:
-            summary = results.summarised(outcomes, failed)
+            summary = results.summarised(outcomes, failed, measure)
             results.write(out, summary, {name: dump(config) for name, config in configs.items()})
     print(results.table(summary))
     print("\n".join(summary["sentences"]))
@@ -79,16 +82,18 @@ def study_command(entries: Mapping[str, Config], *, seeds: int, out: Path) -> No
         raise RunError(f"{', '.join(failed)} failed; the same command tries again what is not finished, and that alone")
 
 
-def _resolved(name: str, config: Config) -> Config:
+def _resolved(name: str, config: Config, measure: str) -> Config:
     """The configuration that the runs of an entry will have. Errors name the entry."""
     backend, _ = choose_backend(config.backend)
     try:
-        if config.objective != "classification":
-            raise ConfigError(
-                f"objective={config.objective!r}: a study compares models with heads; give their runs to evaluate"
-            )
+        objective, there = objective_of(config), outcome.measures(config)
+        if measure not in (*([""] if objective.head else []), *there):
+            head = "the head's accuracy is compared without" if objective.head else f"{config.objective!r} has no head"
+            have = f"expected one of {', '.join(there)}" if there else "there is no evaluation by schedule"
+            raise ConfigError(f"measure={measure!r}: {have} ([evaluation.NAME]); {head}")
         dataset = load_data(config)
         resolved = resolve(config, dataset, backend)
+        objective.read(resolved, dataset)
         load_sets(resolved, dataset)
         check_share(config, dataset)
         try_transform(dataset, config.data)

@@ -20,26 +20,28 @@ from moespec.models.compilation import compile_if, pays
 from moespec.models.errors import RunError
 from moespec.models.evaluation.evaluate import evaluation_size, over
 from moespec.models.evaluation.metrics import make_forward
+from moespec.models.evaluation.retrieval import RECALLS
 from moespec.models.families import family
 from moespec.models.files import signed, unsigned, write_atomically
 from moespec.models.training.config import Config
-from moespec.models.training.objectives.table import training_flops
+from moespec.models.training.objectives.table import objective_of, training_flops
 from moespec.models.training.resolve import model_config
 from moespec.models.training.runlog import read_log
 from moespec.models.trees import flatten
 from moespec.version import UNKNOWN, version
 
-__all__ = ["make", "read", "right_of"]
+__all__ = ["make", "measures", "read", "right_of"]
 
 PACKAGES = ("numpy", "scipy", "jax", "jaxlib", "torch")
 NUMBERS = "step accuracy loss seconds training_milliseconds milliseconds operations parameters dropped imbalance"
-OTHERS = {"images": int, "right": str, "backend": str, "config": dict, "machine": dict}  # besides these numbers
+OTHERS = {"images": int, "right": str | None, "backend": str, "config": dict, "machine": dict}  # besides these numbers
 
 
 def make(loaded: LoadedRun, run: Path, path: Path) -> None:
     """Measures a finished run and writes its outcome, JSON, to `path`.
 
-    "right": a bit for each validation image, whether the largest logit is that of its label. "training_milliseconds": of an
+    "right": a bit for each validation image, whether the largest logit is that of its label; None without a head, where "accuracy" is
+    that of the run's own evaluation and "loss" that of the last training step. "training_milliseconds": of an
     image, from the median of the images per second that the run logged, so that compilation and evaluation are not in it.
     "training_operations": of the whole run (`objectives.table.training_flops`). "milliseconds": of an image in a forward pass.
     "evaluations": what the evaluations by schedule measured last. "dropped", "imbalance": the share of the tokens without
@@ -50,7 +52,7 @@ def make(loaded: LoadedRun, run: Path, path: Path) -> None:
     model, most = model_config(config.model), config.training.evaluation_batch
     batch = evaluation_size(B.sizes, model, most, min(most, len(loaded.dataset.validation)))
     params = B.from_numpy(loaded.params)
-    right = _right(B, model, params, loaded.dataset, batch)
+    right = _right(B, model, params, loaded.dataset, batch) if objective_of(config).head else None
     trained, (*_, last) = (read_log(run, kind, some=True) for kind in ("train", "evaluation"))
     blocks = list(last.get("moe", {}).values())
     write_atomically(
@@ -58,10 +60,10 @@ def make(loaded: LoadedRun, run: Path, path: Path) -> None:
         signed(
             {
                 "step": loaded.step,
-                "accuracy": float(right.mean()),
-                "loss": last["loss"],
-                "images": len(right),
-                "right": base64.b64encode(np.packbits(right).tobytes()).decode(),
+                "accuracy": last["accuracy"] if right is None else float(right.mean()),
+                "loss": last.get("loss", trained[-1]["loss"]),
+                "images": len(loaded.dataset.validation),
+                "right": None if right is None else base64.b64encode(np.packbits(right).tobytes()).decode(),
                 "seconds": last["seconds"],
                 "training_milliseconds": 1e3 / statistics.median(line["images_per_second"] for line in trained),
                 "milliseconds": milliseconds(B, model, params, batch=batch),
@@ -80,14 +82,17 @@ def make(loaded: LoadedRun, run: Path, path: Path) -> None:
     )
 
 
-def read(path: Path) -> dict[str, Any]:
-    """An outcome that `make` wrote. Raises RunError, naming the file, for one that is damaged."""
+def read(path: Path, measure: str = "") -> dict[str, Any]:
+    """An outcome that `make` wrote. Raises RunError, naming the file, for one that is damaged, or without the measure."""
     try:
         outcome = unsigned(path.read_bytes(), always=False)  # version 0.1 wrote no checksum
         for name, kind in {**dict.fromkeys(NUMBERS.split(), int | float), **OTHERS}.items():
             if not isinstance(outcome.get(name), kind):
                 raise ValueError(f"damaged, {name}={outcome.get(name)!r}")
-        if len(base64.b64decode(outcome["right"], validate=True)) != -(-outcome["images"] // 8):
+        if measure and measure not in outcome.get("evaluations", {}):
+            raise ValueError(f"without {measure}")
+        bits = outcome["right"]
+        if bits is not None and len(base64.b64decode(bits, validate=True)) != -(-outcome["images"] // 8):
             raise ValueError(f"damaged, 'right' is not of {outcome['images']} images")
         if "training_operations" not in outcome:  # version 0.1 did not write them
             training = outcome["config"]["training"]
@@ -112,6 +117,19 @@ def _measured(config: Config, run: Path) -> dict[str, float]:
         for path, value in flatten(last).items()
         if re.fullmatch(r"accuracy|recall_\d+", path.rpartition("/")[2])
     }
+
+
+def measures(config: Config) -> list[str]:
+    """The names of what an outcome has of the evaluations by schedule, as in `_measured`."""
+    ways = [f"{way}/recall_{k}" for way in ("image_to_text", "text_to_image") for k in RECALLS]
+    found: list[str] = []
+    for name, of in config.evaluation.items():
+        few, near = (
+            [f"{what}_{n}/accuracy" for n in ns] for what, ns in (("shots", of.shots), ("neighbours", of.neighbours))
+        )
+        each = {"few_shot": few, "neighbours": near, "retrieval": ways}.get(of.kind, ["accuracy"])
+        found += [f"{name}/{one}" for one in each]
+    return found
 
 
 def _machine() -> dict[str, Any]:

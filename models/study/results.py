@@ -16,7 +16,7 @@ from moespec.models.commandline.cost import scaled
 from moespec.models.commandline.report import png
 from moespec.models.files import write_atomically
 from moespec.models.study.outcome import right_of
-from moespec.models.study.statistics import Difference, differences, pareto, sentences, spread
+from moespec.models.study.statistics import Difference, differences, differences_of_seeds, pareto, sentences, spread
 from moespec.models.templates import render
 from moespec.spec.errors import ConfigError
 from moespec.version import version
@@ -34,8 +34,10 @@ COSTS = {
 FIXED, MEDIANS = ("operations", "parameters"), ("dropped", "imbalance", "seconds")
 
 
-def summarised(outcomes: Outcomes, failed: Mapping[str, Mapping[int, str]]) -> dict[str, Any]:
+def summarised(outcomes: Outcomes, failed: Mapping[str, Mapping[int, str]], measure: str = "") -> dict[str, Any]:
     """What is written as results.json: each entry with its accuracies and costs, each pair with its interval.
+
+    measure: what is compared, and called "accuracy", in place of the accuracy of the head: one of `outcome.measures`.
 
     failed: entry -> seed -> why. An entry that failed with any seed is not compared. Seeds that not all of the others have
     are left out. Raises ConfigError when entries were evaluated on different images.
@@ -45,23 +47,26 @@ def summarised(outcomes: Outcomes, failed: Mapping[str, Mapping[int, str]]) -> d
     sizes = {name: runs[seeds[0]]["images"] for name, runs in outcomes.items()}
     if len(set(sizes.values())) > 1:
         raise ConfigError(f"routers: the entries have different validation images: {sizes}")
-    right = {name: np.stack([right_of(runs[seed]) for seed in seeds]) for name, runs in outcomes.items()}
+    values = {name: [_compared(runs[seed], measure) for seed in seeds] for name, runs in outcomes.items()}
     entries = {}
     for name, runs in outcomes.items():
-        accuracies = [runs[seed]["accuracy"] for seed in seeds]
         entries[name] = {
-            "accuracy": statistics.mean(accuracies),
-            "spread": spread(accuracies),
+            "accuracy": statistics.mean(values[name]),
+            "spread": spread(values[name]),
             "evaluations": _evaluated([runs[seed].get("evaluations", {}) for seed in seeds]),
             **{key: min(runs[seed][key] for seed in seeds) for key in COSTS},  # whatever else runs only adds
             **{key: runs[seeds[0]][key] for key in FIXED},
             **{key: statistics.median(runs[seed][key] for seed in seeds) for key in MEDIANS},
         }
-    pairs = differences(right)
+    if measure:
+        pairs = differences_of_seeds(values)
+    else:
+        pairs = differences({name: np.stack([right_of(runs[s]) for s in seeds]) for name, runs in outcomes.items()})
     images = next(iter(sizes.values()), 0)
     why = [f"{name} failed with seed {seed}: {text}." for name, of in failed.items() for seed, text in of.items()]
     return {
         "version": version(),
+        "measure": measure,
         "seeds": seeds,
         "images": images,
         "entries": entries,
@@ -69,13 +74,18 @@ def summarised(outcomes: Outcomes, failed: Mapping[str, Mapping[int, str]]) -> d
             cost: pareto({name: (entry[cost], entry["accuracy"]) for name, entry in entries.items()}) for cost in COSTS
         },
         "differences": [{**one._asdict(), "sure": one.sure} for one in pairs],
-        "sentences": sentences(pairs, seeds=len(seeds), images=images) + why,
+        "sentences": sentences(pairs, seeds=len(seeds), images=None if measure else images) + why,
         "failed": {name: {str(seed): text for seed, text in of.items()} for name, of in failed.items()},
         "runs": {
             name: {str(seed): {key: run[key] for key in run if key != "config"} for seed, run in runs.items()}
             for name, runs in everything.items()
         },
     }
+
+
+def _compared(outcome: dict[str, Any], measure: str) -> float:
+    """The number of a run that is compared."""
+    return float(outcome["evaluations"][measure] if measure else outcome["accuracy"])
 
 
 def _evaluated(runs: list[dict[str, float]]) -> dict[str, dict[str, float | None]]:
@@ -147,7 +157,8 @@ def rows(results: dict[str, Any]) -> list[tuple[str, ...]]:
         )
         for name, entry in ordered
     ]
-    return [HEAD, *finished, *((name, "failed", *[""] * len(HEAD[2:])) for name in results["failed"])]
+    head = (HEAD[0], results.get("measure") or HEAD[1], *HEAD[2:])
+    return [head, *finished, *((name, "failed", *[""] * len(HEAD[2:])) for name in results["failed"])]
 
 
 def table(results: dict[str, Any]) -> str:
@@ -164,12 +175,14 @@ def _csv(results: dict[str, Any]) -> str:
     columns = ("step", "accuracy", "loss", "images", *COSTS, *FIXED, *MEDIANS, "backend")
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(["entry", "seed", *columns, "failed"])
+    more = [results["measure"]] if results["measure"] else []
+    writer.writerow(["entry", "seed", *columns, *more, "failed"])
     for name, runs in results["runs"].items():
         for seed, outcome in runs.items():
-            writer.writerow([name, seed, *(outcome[column] for column in columns), ""])
+            of_run = [*(outcome[column] for column in columns), *(_compared(outcome, one) for one in more)]
+            writer.writerow([name, seed, *of_run, ""])
     for name, seeds in results["failed"].items():
-        writer.writerows([name, seed, *[""] * len(columns), why] for seed, why in seeds.items())
+        writer.writerows([name, seed, *[""] * len([*columns, *more]), why] for seed, why in seeds.items())
     return buffer.getvalue()
 
 
@@ -183,7 +196,7 @@ def _picture(results: dict[str, Any]) -> Figure:
             axis.annotate(name, (x, y), xytext=(4, 3), textcoords="offset points", fontsize=7)
         front = [results["entries"][name] for name in results["pareto"][cost]]
         axis.plot([e[cost] for e in front], [100 * e["accuracy"] for e in front], lw=1, color="0.5", zorder=0)
-        axis.set(xlabel=label, ylabel="validation accuracy, %")
+        axis.set(xlabel=label, ylabel=f"{results['measure'] or 'validation accuracy'}, %")
         axis.margins(x=0.15)
         axis.grid(alpha=0.3)
     return figure

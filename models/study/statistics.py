@@ -11,16 +11,23 @@ compared on the same seeds and the same images. Of the accuracies of the replica
 so that with 95 % confidence all intervals are right at once (those of a single pair would be narrower). Drawing S - 1 of
 the seeds makes the variance of a mean over few seeds unbiased; drawing seeds and images apart is mildly conservative (Owen
 and Eckles 2012, arXiv 1106.2125). With a single seed there are no intervals: those of the images alone would say nothing of luck.
+
+Of a measure that is one number a seed, m_es, there are no images to draw, and too few seeds. There d_ij is the mean over seeds of
+m_is - m_js, s_ij its standard error (divisor S - 1), and q the quantile of Student's t with S - 1 degrees of freedom at
+1 - 0.05 / (2 pairs): Bonferroni's, for all pairs at once, wider than it has to be.
 """
 
+import math
 import statistics
 from collections.abc import Mapping
+from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import stdtrit
 
-__all__ = ["REPLICATES", "Difference", "differences", "pareto", "sentences", "spread"]
+__all__ = ["REPLICATES", "Difference", "differences", "differences_of_seeds", "pareto", "sentences", "spread"]
 
 REPLICATES, CHUNK, LEVEL = 2000, 100, 0.95
 
@@ -59,6 +66,22 @@ def differences(right: Mapping[str, NDArray[np.bool_]], *, seed: int = 0) -> lis
     return pairs
 
 
+def differences_of_seeds(values: Mapping[str, list[float]]) -> list[Difference]:
+    """All pairs of entries, the better one first, of one number for each seed, the same seeds in all; of a single seed none."""
+    names = sorted(values, key=lambda name: -sum(values[name]))
+    pairs, seeds = list(combinations(names, 2)), len(values[names[0]]) if names else 0
+    if seeds < 2:
+        return []
+    quantile, found = float(stdtrit(seeds - 1, 1 - (1 - LEVEL) / 2 / max(1, len(pairs)))), []
+    for first, second in pairs:
+        apart = np.subtract(values[first], values[second])
+        difference, error = float(apart.mean()), float(apart.std(ddof=1)) / math.sqrt(seeds)
+        # Numbers so coarse that all seeds differ alike say nothing of luck.
+        half = quantile * error if error > 1e-12 else difference
+        found.append(Difference(first, second, difference, difference - half, difference + half))
+    return found
+
+
 def _replicates(right: NDArray[np.bool_], random: np.random.Generator) -> NDArray[np.float64]:
     """Accuracies of the entries in each replicate, `(replicates, entries)`, of `right` `(entries, seeds, images)`."""
     entries, seeds, images = right.shape
@@ -89,9 +112,10 @@ def pareto(points: Mapping[str, tuple[float, float]]) -> list[str]:
     return front
 
 
-def sentences(found: list[Difference], *, seeds: int, images: int) -> list[str]:
-    """Which differences can be told apart, in words."""
-    about, sure = f"{seeds} seeds and {images} images", [one for one in found if one.sure]
+def sentences(found: list[Difference], *, seeds: int, images: int | None) -> list[str]:
+    """Which differences can be told apart, in words. images: those that a bootstrap drew."""
+    about, sure = f"{seeds} seeds", [one for one in found if one.sure]
+    about += "" if images is None else f" and {images} images"
     if seeds == 1:
         return ["One seed does not tell which entry is better: what is luck shows only in several, as with --seeds 5."]
     if not found:

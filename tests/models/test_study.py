@@ -280,16 +280,45 @@ def test_evaluations_by_schedule_are_kept_and_shown(tmp_path: Path) -> None:
     ]
 
 
-def test_a_study_is_of_models_with_heads(tmp_path: Path, said) -> None:  # type: ignore[no-untyped-def]
-    words = [
-        "study",
-        "--routers",
-        "soft_moe",
-        "--objective",
-        "moco",
-        "--out",
-        str(tmp_path / "out"),
-        "--backend",
-        "torch",
+def test_a_measure_of_an_evaluation_is_compared(tmp_path: Path, runs, said) -> None:  # type: ignore[no-untyped-def]
+    """Of runs without a head, one; what does not exist is an error before it. The same numbers as of four runs make a page."""
+    own, out = tmp_path / "own.toml", tmp_path / "out"
+    own.write_text('[evaluation.shots]\nkind = "few_shot"\nshots = [2]\nseeds = 1\n')
+    words = ["study", "--routers", "soft_moe", "--config", str(own), *runs.flags, "--objective", "moco", "--seeds", "1"]
+    words += f"--training.steps 2 --moco.hidden 8 --moco.output 4 --out {out} --backend torch".split()
+    for measure in ([], ["--measure", "shots/shots_10/accuracy"]):
+        wrong = said([*words, *measure], 2)
+        assert f"measure={['', *measure][-1]!r}: expected one of shots/shots_2/acc" in wrong
+        assert "'moco' has no head" in wrong
+        assert not out.exists()
+    name = "shots/shots_2/accuracy"
+    assert name in said([*words, "--measure", name])
+    found = json.loads((out / "results.json").read_text())
+    (run,) = found["runs"]["soft_moe"].values()
+    last = read_log(out / "runs" / "soft_moe-seed0", "evaluation/shots")[-1]
+    assert found["entries"]["soft_moe"]["accuracy"] == run["evaluations"][name] == last["shots_2"]["accuracy"]
+    values = {"a": [0.5, 0.6, 0.7], "b": [0.31, 0.4, 0.5]}
+    outcomes = {e: {s: {**run, "evaluations": {name: v}} for s, v in enumerate(of)} for e, of in values.items()}
+    summary = summarised(outcomes, {}, name)
+    results.write(tmp_path, summary, {})
+    assert summary["sentences"][0] == "With 95 % confidence for all pairs at once, 3 seeds tell the two apart."
+    assert "Student" in (tmp_path / "index.html").read_text()
+    assert (tmp_path / "results.csv").read_text().splitlines()[4].endswith(",0.31,")
+
+
+def test_intervals_of_seeds_alone() -> None:
+    """Of four entries that are alike few studies tell any apart; those that always differ by the same say nothing."""
+    random = np.random.default_rng(0)
+    wrong = [
+        any(one.sure for one in statistics.differences_of_seeds(dict(zip("abcd", values, strict=True))))
+        for values in random.standard_normal((400, 4, 3)).tolist()
     ]
-    assert "objective='moco': a study compares models with heads" in said(words, 2)
+    assert 0.01 < np.mean(wrong) < 0.05 + 3 * np.sqrt(0.05 * 0.95 / 400)
+    better, alike = (
+        statistics.differences_of_seeds({"a": a, "b": [0.1, 0.2, 0.3]})[0] for a in ([1, 1.2, 1.3], [0.2, 0.3, 0.4])
+    )
+    assert (better.first, better.sure, alike.sure) == ("a", True, False)
+    assert better.high - better.difference == pytest.approx(
+        4.3027 * np.std([0.9, 1.0, 1.0], ddof=1) / np.sqrt(3), rel=1e-4
+    )
+    assert statistics.differences_of_seeds({"a": [1.0], "b": [2.0]}) == []
