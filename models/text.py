@@ -36,7 +36,6 @@ from moespec.models.parameters import Parameter, constant, lecun_normal, normal
 from moespec.models.transformer import DECIDED, moe_blocks, router_config, takes_ids
 from moespec.spec.ranges import Count
 from moespec.spec.routing import Params
-from moespec.spec.values import as_ids
 
 __all__ = [
     "DECIDED",
@@ -44,7 +43,6 @@ __all__ = [
     "SIZES",
     "Output",
     "TextConfig",
-    "check_ids",
     "forward",
     "init",
     "moe_blocks",
@@ -148,14 +146,6 @@ def _layout(config: TextConfig) -> Params:
 FAMILY = layers.Family(TextConfig, SIZES, _layout, moe_layers)
 named, init, moe_noise = FAMILY.named, FAMILY.init, FAMILY.moe_noise
 parameter_shapes, parameter_count = FAMILY.parameter_shapes, FAMILY.parameter_count
-
-
-def check_ids(config: TextConfig, ids: Any) -> None:
-    """ContractError for an id of NumPy's `ids` `(N, S)` outside of the vocabulary, ShapeError for texts of another length.
-
-    For where ids are made: a compiled model does not check their values.
-    """
-    layers.check_shape(config, as_ids("ids", ids, "texts tokens", below=config.vocabulary))
 
 
 def forward(

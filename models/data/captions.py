@@ -1,4 +1,4 @@
-"""Captions of pictures: texts by strangers, of which there may be millions."""
+"""Captions of pictures: third-party texts, maybe millions."""
 
 import re
 from collections.abc import Iterable

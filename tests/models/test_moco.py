@@ -15,9 +15,11 @@ from moespec.models.data.datasets import load
 from moespec.models.data.loader import training_batch, views_of_step
 from moespec.models.data.options import DataConfig
 from moespec.models.evaluation.neighbours import spread
-from moespec.models.training.config import Config, MocoConfig
+from moespec.models.training.config import Config, MocoConfig, ModelConfig, TrainingConfig
 from moespec.models.training.objectives.table import besides, objective_of
+from moespec.models.training.resolve import resolve
 from moespec.models.training.runlog import read_log
+from moespec.models.training.train import Batches
 from moespec.models.weights.formats import Given, read
 
 FLAGS = (
@@ -109,6 +111,17 @@ def test_views_are_of_the_same_images_and_drawn_apart() -> None:
     assert not np.array_equal(again["first"]["images"], again["second"]["images"])
     part = views_of_step(dataset, {"first": plain, "second": other}, 64, 3, 5, rows=range(16, 48))
     np.testing.assert_array_equal(part["second"]["images"], made["second"]["images"][16:48])
+
+
+def test_views_have_noise_of_their_own() -> None:
+    config = Config(
+        objective="moco", model=ModelConfig(router="noisy_top_k", patch_size=4), training=TrainingConfig(batch=4)
+    )
+    dataset = load("digits", "")
+    first, second = (
+        Batches(B, resolve(config, dataset, "numpy"), dataset)(3)[view]["random"] for view in ("first", "second")
+    )
+    assert not set(map(tuple, first.tolist())) & set(map(tuple, second.tolist()))
 
 
 def test_spread() -> None:
