@@ -51,8 +51,9 @@ class RouterOptions:
         """These options for groups of another size: made without a look at the types of the fields, which no compiler
         that traces a model would follow."""
         options = object.__new__(type(self))
-        for name, value in {**self.__dict__, "tokens": tokens}.items():
-            object.__setattr__(options, name, value)
+        for field in fields(self):
+            object.__setattr__(options, field.name, getattr(self, field.name))
+        object.__setattr__(options, "tokens", tokens)
         return options
 
 
