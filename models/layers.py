@@ -72,7 +72,7 @@ class BlocksConfig:
     """float32 computes in the dtype of the parameters (which are initialised in float32); bfloat16 computes the blocks in
     bfloat16, with router logits, final norm, pooling and head in float32"""
     stochastic_depth: float = 0.0
-    """rate at which in training an image skips a residual branch of the last block; evenly less, down to 0, for those before"""
+    """rate at which in training an image or a text skips a residual branch of the last block; evenly less, down to 0, for those before"""
 
     def __post_init__(self) -> None:
         kind: Any = type(self)

@@ -81,7 +81,7 @@ def count_command(config: Config, *, images: int | None, seen: int | None) -> No
 
     images: of a batch. seen: images that the run sees, None where that is not known.
     """
-    model = model_config(without_data(config.model, config.data))
+    model = model_config(without_data(config))
     parts = counts.flops(model, images)
     total = sum(parts.values())
     print(f"{config.model.name}: {described(model, batch=images)}\n  {moe_of(model)}")

@@ -7,13 +7,13 @@ from typing import Any
 
 from moespec.backends.mesh import MeshSizes
 from moespec.models.commandline.cost import described, of_run
-from moespec.models.families import family, fewest_images
+from moespec.models.families import fewest_images
 from moespec.models.planning.chips import chip_of
 from moespec.models.planning.footprint import rows
 from moespec.models.planning.plan import Plan, best, plans, settled
 from moespec.models.training.config import Config
 from moespec.models.training.length import images_seen
-from moespec.models.training.objectives.table import training_flops
+from moespec.models.training.objectives.table import shapes_of, training_flops
 from moespec.models.training.resolve import model_config, without_data
 from moespec.spec.errors import ConfigError
 
@@ -27,17 +27,18 @@ def plan_command(
 
     utilisation: fraction of the chip's peak that the operations of a run (`objectives.table.training_flops`) are assumed to reach.
     """
-    config = replace(config, model=without_data(config.model, config.data))
+    config = replace(config, model=without_data(config))
     seen = images_seen(config.training)
     if utilisation is not None:
         _check_utilisation(f"utilisation={utilisation!r}", utilisation, config, sharding=sharding)
     model, training = model_config(config.model), config.training
     ranked = plans(config, devices, chip_of(chip))
     chosen = best(ranked)
+    config = settled(config)
     if sharding:
         _print_sharding(config, (chosen or ranked[0]).sizes, as_json=as_json)
         return
-    config, batch = settled(config), training.batch // training.accumulate
+    batch = training.batch // training.accumulate
     operations = None if seen is None else training_flops(config, model, seen, batch=batch)
     days = operations / chip_of(chip).flops / utilisation / 86_400 if operations and utilisation else None
     if as_json:
@@ -135,7 +136,7 @@ def _print_table(table: Iterable[tuple[str, ...]]) -> None:
 
 
 def _print_sharding(config: Config, sizes: MeshSizes, *, as_json: bool) -> None:
-    table = rows(family(model := model_config(config.model)).parameter_shapes(model), sizes)
+    table = rows(shapes_of(config, model_config(config.model)), sizes)
     if as_json:
         print(json.dumps({"mesh": sizes.__dict__, "parameters": [row._asdict() for row in table]}, indent=1))
         return

@@ -22,6 +22,7 @@ from moespec.models.families import family
 from moespec.models.hashing import multi_hash
 from moespec.models.training.config import Config, MeshConfig
 from moespec.models.training.configfile import flat
+from moespec.models.training.objectives.table import objective_of
 from moespec.models.training.resolve import load_backend, model_config
 from moespec.spec.errors import ConfigError, ShapeError
 
@@ -66,12 +67,13 @@ def check_layout(B: Backend, config: Config) -> None:
     sizes, model, training = B.sizes, model_config(config.model), config.training
     if sizes.devices == 1:
         return
-    for field, images, parts in (
-        ("batch", training.batch, training.accumulate),
-        ("evaluation_batch", training.evaluation_batch, 1),
-    ):
-        check_batch(sizes, model, f"training.{field}={images!r}", images, parts)
-    check_expert_axis(sizes, model, training.batch // training.accumulate)
+    for tower in dict.fromkeys([model, *(passes.tower for passes in objective_of(config).towers(config, model))]):
+        for field, images, parts in (
+            ("batch", training.batch, training.accumulate),
+            ("evaluation_batch", training.evaluation_batch, 1),
+        ):
+            check_batch(sizes, tower, f"training.{field}={images!r}", images, parts)
+        check_expert_axis(sizes, tower, training.batch // training.accumulate)
 
 
 def check_batch(sizes: MeshSizes, model: families.Tower, where: str, images: int, parts: int) -> None:
@@ -95,7 +97,7 @@ def check_batch(sizes: MeshSizes, model: families.Tower, where: str, images: int
             raise ConfigError(
                 f"{where}: a group of {alone.settings.tokens} {alone.items} of layer {alone.name} would span the devices "
                 f"({sizes}), each of which has {here.settings.tokens}; say how many make a group (model.group_images, "
-                "model.group_size)"
+                "model.group_size, text.group_texts)"
             )
 
 

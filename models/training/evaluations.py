@@ -90,10 +90,16 @@ def _check_texts(config: Config, settings: EvaluationConfig, own: Dataset, where
         raise ConfigError(f"{where}.data={settings.data!r}: its images have no captions")
     if settings.kind != "retrieval" and not own.classes:
         raise ConfigError(f"{where}.data={settings.data!r}: its images have captions, and no classes to be told apart")
-    if settings.kind == "zero_shot" and (count := len(read_prompts(Path(settings.prompts)).classes)) != len(
-        own.classes
-    ):
-        raise ConfigError(f"{where}.prompts={settings.prompts!r}: {count} classes, the data have {len(own.classes)}")
+    if settings.kind == "zero_shot":
+        names = read_prompts(Path(settings.prompts)).classes
+        if len(names) != len(own.classes):
+            raise ConfigError(
+                f"{where}.prompts={settings.prompts!r}: {len(names)} classes, the data have {len(own.classes)}"
+            )
+        if names != own.classes and set(names) == set(own.classes):
+            raise ConfigError(
+                f"{where}.prompts={settings.prompts!r}: the classes of the data in another order, {own.classes[:3]}..."
+            )
 
 
 def _load(config: Config, settings: EvaluationConfig) -> Dataset:

@@ -14,7 +14,6 @@ from moespec.backends.contract import Backend
 from moespec.models import families, parameters, vit
 from moespec.models.data import datasets
 from moespec.models.data.dataset import Dataset
-from moespec.models.data.options import DataConfig
 from moespec.models.families import family, of_name
 from moespec.models.layers import MoeLayer
 from moespec.models.memory import check_memory
@@ -77,13 +76,15 @@ def load_data(config: Config) -> Dataset:
     return datasets.load_configured(config.data, image_size=size)
 
 
-def without_data(model: ModelConfig, data: DataConfig) -> ModelConfig:
-    """The section `model` for data that are not read: with the sizes that the name of the data set says.
+def without_data(config: Config) -> ModelConfig:
+    """The section `model` for data that are not read: with the sizes that the name of the data set says, and a head only for an
+    objective that has one.
 
     Raises ConfigError where neither that nor the model says how large the images are.
     """
-    model = model.but(**{**datasets.SIZES.get(data.name, {}), **model.set()})
-    if model.image_size is None and data.name != "digits":
+    sizes = {**datasets.SIZES.get(config.data.name, {}), **({} if objective_of(config).head else {"classes": 0})}
+    model = config.model.but(**{**sizes, **config.model.set()})
+    if model.image_size is None and config.data.name != "digits":
         _own_size(model)
     return model
 

@@ -43,7 +43,7 @@ from moespec.models.parameters import Parameter, constant
 from moespec.models.router_options import named
 from moespec.models.tensors import decoded
 from moespec.models.training.config import Config
-from moespec.models.training.objectives.record import Loss, Objective, Passes, check_batch
+from moespec.models.training.objectives.record import Loss, Objective, Passes, contrasted
 from moespec.spec.errors import ConfigError, ShapeError
 from moespec.spec.routing import Params
 
@@ -156,7 +156,7 @@ def _batch(config: Config, dataset: Dataset, rows: range | None) -> Callable[[in
 
 def _settled(config: Config, model: Model, dataset: Dataset | None) -> Config:
     """The text tower has the vocabulary of the tokenizer and features as wide as the image tower's, which is locked by its rates."""
-    check_batch(config, dataset)
+    config = contrasted(config, dataset)
     if dataset is not None and any(split.captions is None for split in (dataset.train, dataset.validation)):
         raise ConfigError(
             f"data.name={config.data.name!r}: objective='lit' is for images with captions, as of --data pairs"

@@ -36,7 +36,7 @@ from moespec.models.families import family
 from moespec.models.layers import Output
 from moespec.models.parameters import Parameter, glorot_uniform, norm
 from moespec.models.training.config import Config
-from moespec.models.training.objectives.record import Loss, Objective, Passes, as_it_is, check_batch
+from moespec.models.training.objectives.record import Loss, Objective, Passes, as_it_is, contrasted
 from moespec.spec.routing import Params
 
 __all__ = ["MOCO"]
@@ -139,8 +139,7 @@ def _evaluation(
 
 def _settled(config: Config, model: Model, dataset: Dataset | None) -> Config:
     """The optimiser keeps the average that makes keys."""
-    check_batch(config, dataset)
-    config = as_it_is(config, model, dataset)
+    config = as_it_is(contrasted(config, dataset), model, dataset)
     momentum = MOMENTUM if config.optimizer.ema is None else config.optimizer.ema
     rising: Any = {"ema_steps": config.training.total} if config.moco.cosine and dataset is not None else {}
     return replace(config, optimizer=replace(config.optimizer, ema=momentum, **rising))

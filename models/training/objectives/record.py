@@ -1,6 +1,7 @@
 """What an objective of training is."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ from moespec.models.training.config import Config
 from moespec.spec.errors import ConfigError
 from moespec.spec.routing import Params
 
-__all__ = ["Loss", "Objective", "Passes", "as_it_is", "check_batch", "no_layout", "of_model", "with_nothing"]
+__all__ = ["Loss", "Objective", "Passes", "as_it_is", "contrasted", "no_layout", "of_model", "with_nothing"]
 
 Loss = Callable[..., tuple[Any, dict[str, Any]]]
 """`loss(params, batch) -> (loss, metrics)` for `make_step`; of an objective that is `averaged`, of `(params, batch, average)`."""
@@ -48,9 +49,14 @@ def of_model(config: Config, model: Model) -> bool:
     return draws(model, config.training.batch)
 
 
-def check_batch(config: Config, dataset: Dataset | None) -> None:
-    """ConfigError for batches whose other images are no negatives."""
+def contrasted(config: Config, dataset: Dataset | None) -> Config:
+    """The configuration without what changes labels, which images that are told from each other do not have. Raises ConfigError for
+    batches whose other images are no negatives, and a loss of labels."""
     training = config.training
+    if training.loss != "softmax":
+        raise ConfigError(
+            f"training.loss={training.loss!r}: of labels, and objective={config.objective!r} has its own loss"
+        )
     if dataset is not None and training.batch > len(dataset.train):
         raise ConfigError(
             f"training.batch={training.batch!r}: there are {len(dataset.train)} training images, each its own negative then"
@@ -60,6 +66,7 @@ def check_batch(config: Config, dataset: Dataset | None) -> None:
             f"training.batch={training.batch!r}, training.accumulate={training.accumulate!r}: the others of a batch are the negatives "
             "of each, so that a batch has at least two, and is not split"
         )
+    return replace(config, data=replace(config.data, mixup=0.0, cutmix=0.0, label_smoothing=0.0))
 
 
 class Objective(NamedTuple):
