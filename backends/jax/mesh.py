@@ -34,17 +34,7 @@ from moespec.backends.jax.training import (
     joined,
     split_params,
 )
-from moespec.backends.mesh import (
-    AXES,
-    MeshSizes,
-    Pieces,
-    Split,
-    Transport,
-    axes_of_slot,
-    leaves,
-    split_axes,
-    start_of,
-)
+from moespec.backends.mesh import AXES, MeshSizes, Pieces, Split, Transport, axes_of_slot, leaves, split_axes, start_of
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.backends.processes import Process
 from moespec.backends.split_experts import SplitExperts

@@ -49,14 +49,7 @@ def data_position(examples: int, batch: int, step: int) -> dict[str, int]:
 
 
 def training_batch(
-    dataset: Dataset,
-    config: DataConfig,
-    *,
-    batch: int,
-    seed: int,
-    step: int,
-    rows: range | None = None,
-    view: int = 0,
+    dataset: Dataset, config: DataConfig, *, batch: int, seed: int, step: int, rows: range | None = None, view: int = 0
 ) -> dict[str, Any]:
     """Step `step`'s images `(batch, H, W, Ch)`, uint8, and targets `(batch, classes)`, augmented.
 

@@ -115,11 +115,6 @@ VitSection = _section(
 )
 MixerSection = _section(mixer.MixerConfig, "")
 SparseMlpSection = _section(sparse_mlp.SparseMlpConfig, "")
-TextSection = _section(
-    text.TextConfig,
-    "",
-    about=f"text tower: {', '.join(text.NAMES)}",
-    short=False,
-)
+TextSection = _section(text.TextConfig, "", about=f"text tower: {', '.join(text.NAMES)}", short=False)
 
 _SECTIONS = {vit: VitSection, mixer: MixerSection, sparse_mlp: SparseMlpSection, text: TextSection}

@@ -138,10 +138,7 @@ def _loss(B: Backend, config: Config, model: Model) -> Loss:
             main = B.sigmoid_loss(*pair, numbers["scale"], numbers["bias"])
         total, metrics = main, {"contrastive": main}
         texts = [layer._replace(name=f"{layer.name}_text") for layer in text.moe_layers(tower, read.features.shape[0])]
-        for layers, output in (
-            (texts, read),
-            *([(module.moe_layers(model, seen.shape[0]), image)] if image else []),
-        ):
+        for layers, output in ((texts, read), *([(module.moe_layers(model, seen.shape[0]), image)] if image else [])):
             metrics |= moe_metrics(layers, output)
             for value in output.losses.values():
                 total = total + value

@@ -61,10 +61,7 @@ def _perceptron(*widths: int) -> Params:
     layers: Params = {}
     for number, (inputs, outputs) in enumerate(pairwise(widths)):
         normalised = {"norm": norm(outputs)} if number < len(widths) - 2 else {}
-        layers[str(number)] = {
-            "kernel": Parameter((inputs, outputs), glorot_uniform(inputs, outputs)),
-            **normalised,
-        }
+        layers[str(number)] = {"kernel": Parameter((inputs, outputs), glorot_uniform(inputs, outputs)), **normalised}
     return layers
 
 
