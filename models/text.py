@@ -41,18 +41,14 @@ __all__ = [
     "DECIDED",
     "NAMES",
     "SIZES",
-    "Output",
     "TextConfig",
     "forward",
     "init",
-    "moe_blocks",
     "moe_layers",
     "moe_noise",
     "named",
     "parameter_count",
     "parameter_shapes",
-    "router_config",
-    "takes_ids",
 ]
 
 Array = Any

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from moespec.models.errors import DataError
 
-__all__ = ["LONGEST", "Captions", "caption"]
+__all__ = ["LONGEST", "Captions", "caption", "listed"]
 
 LONGEST = 2**16
 """Characters of a caption; what is longer is no caption."""
@@ -34,6 +34,14 @@ def caption(value: object, name: str) -> str:
     if not line:
         raise DataError(f"{name}: an empty caption")
     return line
+
+
+def listed(value: object, name: str) -> list[str]:
+    """The captions of a picture: one, or a list of them, which has one at least. Raises DataError as `caption` does."""
+    values = value if isinstance(value, list) else [value]
+    if not values:
+        raise DataError(f"{name} has no caption")
+    return [caption(each, name) for each in values]
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,9 @@ no room for its end is an error, as in openai/CLIP, `clip/clip.py`, tokenize, un
 big_vision do: what a model does not see of its captions should be a choice. Nothing is downloaded.
 """
 
-import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,44 +32,12 @@ CHUNK = 4096
 """Texts that are encoded at once."""
 
 
-class Tokenizer(Protocol):
-    """vocabulary: how many ids there are. end: the one after a text. digest: of the file, empty for bytes."""
+class Tokenizer(NamedTuple):
+    """tokens: the ids of each of some texts. vocabulary: how many ids there are. end: the one after a text."""
 
-    @property
-    def vocabulary(self) -> int: ...
-    @property
-    def end(self) -> int: ...
-    @property
-    def digest(self) -> str: ...
-
-    def tokens(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of each text, without the end."""
-
-
-@dataclass(frozen=True)
-class Bytes:
-    """The bytes of UTF-8."""
-
-    vocabulary: int = 257
-    end: int = 256
-    digest: str = ""
-
-    def tokens(self, texts: Sequence[str]) -> list[list[int]]:
-        return [list(text.encode()) for text in texts]
-
-
-@dataclass(frozen=True)
-class FromFile:
-    """A tokenizer of the library `tokenizers`."""
-
-    library: Any
+    tokens: Callable[[Sequence[str]], list[list[int]]]
     vocabulary: int
     end: int
-    digest: str
-
-    def tokens(self, texts: Sequence[str]) -> list[list[int]]:
-        found = [encoding.ids for encoding in self.library.encode_batch(list(texts))]
-        return [ids[:-1] if ids[-1:] == [self.end] else ids for ids in found]  # which some files add themselves
 
 
 class Encoded(NamedTuple):
@@ -87,14 +53,13 @@ def tokenizer_of(path: str = "", *, end: str = "") -> Tokenizer:
     Raises ConfigError when `tokenizers` is not installed or the file has no such token, DataError for another file.
     """
     if not path:
-        return Bytes()
+        return Tokenizer(lambda texts: [list(text.encode()) for text in texts], vocabulary=257, end=256)
     try:
         import tokenizers
     except ModuleNotFoundError as error:
         raise ConfigError(f"lit.tokenizer={path!r}: {error}. Install it: pip install 'moespec[text]'") from error
     try:
-        content = Path(path).read_bytes()
-        library = tokenizers.Tokenizer.from_buffer(content)
+        library = tokenizers.Tokenizer.from_buffer(Path(path).read_bytes())
     except Exception as error:  # the library raises plain exceptions
         raise DataError(f"lit.tokenizer={path!r}: not a file of a tokenizer ({error})") from error
     library.no_truncation()
@@ -103,7 +68,12 @@ def tokenizer_of(path: str = "", *, end: str = "") -> Tokenizer:
     if (token := end or next((each for each in ENDS if each in ids), "")) not in ids:
         wanted = f"no token {end!r}" if end else f"none of the tokens {', '.join(ENDS)}"
         raise ConfigError(f"lit.tokenizer={path!r}: {wanted} in its vocabulary; name the token that ends a text")
-    return FromFile(library, max(ids.values()) + 1, ids[token], hashlib.sha256(content).hexdigest())
+
+    def tokens_of(texts: Sequence[str]) -> list[list[int]]:
+        found = (encoding.ids for encoding in library.encode_batch(list(texts)))
+        return [each[:-1] if each[-1:] == [ids[token]] else each for each in found]  # the end, which some files add
+
+    return Tokenizer(tokens_of, max(ids.values()) + 1, ids[token])
 
 
 def check_vocabulary(tokenizer: Tokenizer, vocabulary: int) -> None:

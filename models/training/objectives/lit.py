@@ -30,20 +30,18 @@ from moespec.models.data.dataset import Dataset, Split
 from moespec.models.data.loader import pairs_of_step
 from moespec.models.data.options import DataConfig
 from moespec.models.data.tokens import Encoded, check_vocabulary, encode, tokenizer_of
-from moespec.models.draws import gating_noise
 from moespec.models.errors import CheckpointError
 from moespec.models.evaluation.evaluate import evaluation_size, features
 from moespec.models.evaluation.metrics import make_features, moe_metrics
 from moespec.models.evaluation.retrieval import retrieval
 from moespec.models.families import Config as Model
-from moespec.models.families import draws, family
+from moespec.models.families import family
 from moespec.models.files import write_atomically
-from moespec.models.layers import Output
 from moespec.models.parameters import Parameter, constant
 from moespec.models.router_options import named
 from moespec.models.tensors import decoded
 from moespec.models.training.config import Config
-from moespec.models.training.objectives.record import Loss, Objective, Passes, check_batch
+from moespec.models.training.objectives.record import Loss, Objective, Passes, check_batch, trained
 from moespec.spec.errors import ConfigError, ShapeError
 from moespec.spec.routing import Params
 
@@ -51,7 +49,7 @@ __all__ = ["LIT", "encoded", "make_text_features", "retriever", "text_features",
 
 Array = Any
 FEATURES, DIGEST = "features.safetensors", "sha256"
-AUGMENTATION = (
+AUGMENTATION = [
     "crop",
     "crop_padding",
     "flip",
@@ -62,7 +60,7 @@ AUGMENTATION = (
     "randaugment",
     "transform",
     "erase",
-)
+]
 """The fields of `data` that change an image from step to step."""
 COMPARED = 8
 """Images whose features are computed again when a run goes on."""
@@ -109,27 +107,19 @@ def _layout(config: Config, model: Model) -> Params:
 
 
 def _loss(B: Backend, config: Config, model: Model) -> Loss:
-    section, recompute, tower, module = config.lit, config.training.recompute, tower_of(config), family(model)
-
-    def image_of(params: Params, batch: dict[str, Array]) -> tuple[Array, Output | None]:
-        if "features" in batch:
-            return batch["features"], None
-        images, random = batch["images"], batch.get("random")
-        if section.locked:
-            return module.forward(B, model, params, images).features, None
-        noise = None if random is None else gating_noise(B, module.moe_noise(model, images.shape[0]), random, images)
-        how: Any = {"noise": noise, "random": random, "train": True, "recompute": recompute}
-        output: Output = module.forward(B, model, params, images, **how)
-        return output.features, output
-
-    def text_of(params: Params, batch: dict[str, Array]) -> Output:
-        ids, random, like = batch["ids"], batch.get("random"), params["positions"]
-        noise = None if random is None else gating_noise(B, text.moe_noise(tower, ids.shape[0]), random, like)
-        return text.forward(B, tower, params, ids, noise=noise, random=random, train=True, recompute=recompute)
+    section, recompute, tower = config.lit, config.training.recompute, tower_of(config)
 
     def loss(params: Params, batch: dict[str, dict[str, Array]]) -> tuple[Array, dict[str, Array]]:
-        seen, image = image_of(params, batch["image"])
-        read = text_of(params["text"], batch["text"])
+        image, texts = batch["image"], batch["text"]
+        read = trained(B, tower, params["text"], texts["ids"], texts.get("random"), recompute=recompute)
+        outputs = [(tower, "_text", read)]
+        if "features" in image:
+            seen = image["features"]
+        elif section.locked:
+            seen = family(model).forward(B, model, params, image["images"]).features
+        else:
+            output = trained(B, model, params, image["images"], image.get("random"), recompute=recompute)
+            seen, outputs = output.features, [*outputs, (model, "", output)]
         pair = B.over_devices(seen, {})[0], B.over_devices(read.features, {})[0]
         numbers = params["pairs"]
         if section.loss == "softmax":
@@ -137,11 +127,10 @@ def _loss(B: Backend, config: Config, model: Model) -> Loss:
         else:
             main = B.sigmoid_loss(*pair, numbers["scale"], numbers["bias"])
         total, metrics = main, {"contrastive": main}
-        texts = [layer._replace(name=f"{layer.name}_text") for layer in text.moe_layers(tower, read.features.shape[0])]
-        for layers, output in ((texts, read), *([(module.moe_layers(model, seen.shape[0]), image)] if image else [])):
-            metrics |= moe_metrics(layers, output)
-            for value in output.losses.values():
-                total = total + value
+        for of, ending, output in outputs:
+            layers = family(of).moe_layers(of, seen.shape[0])
+            metrics |= moe_metrics([layer._replace(name=f"{layer.name}{ending}") for layer in layers], output)
+            total = sum(output.losses.values(), total)
         return total, metrics
 
     return loss
@@ -158,10 +147,8 @@ def _settled(config: Config, model: Model, dataset: Dataset | None) -> Config:
         raise ConfigError(
             f"data.name={config.data.name!r}: objective='lit' is for images with captions, as of --data pairs"
         )
-    tokenizer, width = (
-        tokenizer_of(config.lit.tokenizer, end=config.lit.end),
-        getattr(model, "representation", 0) or model.width,
-    )
+    tokenizer = tokenizer_of(config.lit.tokenizer, end=config.lit.end)
+    width = getattr(model, "representation", 0) or model.width
     section = config.text.but(**{"vocabulary": tokenizer.vocabulary, "projection": width, **config.text.set()})
     config = replace(config, text=section)
     tower = tower_of(config)
@@ -202,9 +189,7 @@ def _prepared(B: Backend, config: Config, model: Model, dataset: Dataset, run: P
     if not _cached(config):
         return dataset
     found = _features(B, config, model, dataset, run / FEATURES, params)
-    parts = {"train": dataset.train, "validation": dataset.validation}
-    kept: Any = {name: replace(split, features=found[name]) for name, split in parts.items()}
-    return replace(dataset, **kept)
+    return dataset.with_splits(lambda name, split: replace(split, features=found[name]))
 
 
 def _cached(config: Config) -> bool:
@@ -216,14 +201,12 @@ def _cached(config: Config) -> bool:
 def _read(config: Config, dataset: Dataset) -> Dataset:
     """Captions as ids, if they are not yet. Raises DataError for captions that are too long."""
 
-    def with_ids(split: Split, name: str) -> Split:
+    def with_ids(name: str, split: Split) -> Split:
         if split.captions is None or split.ids is not None:
             return split
         return replace(split, ids=encoded(config, split.captions, f"{name} caption {{}}".format).ids)
 
-    parts = {"train": dataset.train, "validation": dataset.validation}
-    read: Any = {name: with_ids(split, name) for name, split in parts.items()}
-    return replace(dataset, **read)
+    return dataset.with_splits(with_ids)
 
 
 def _features(
@@ -289,9 +272,8 @@ def retriever(B: Backend, config: Config, model: Model, compiled: bool) -> Calla
         split = dataset.validation
         ids = encoded(config, split.captions).ids if split.ids is None else split.ids
         batches = [evaluation_size(B.sizes, one, training.evaluation_batch, len(split)) for one in (model, tower)]
-        seen = split.features
-        if seen is None:
-            seen = features(B, extract, params, dataset, split, batch=batches[0])
+        known = split.features
+        seen = features(B, extract, params, dataset, split, batch=batches[0]) if known is None else known
         texts = text_features(B, read, params, ids, batch=batches[1])
         return retrieval((seen, split.labels), (texts, split.labels))
 
@@ -319,7 +301,6 @@ LIT = Objective(
     settled=_settled,
     read=_read,
     prepared=_prepared,
-    draws=lambda config, model: draws(model, config.training.batch) or draws(tower_of(config), config.training.batch),
     head=False,
     views=2,
     towers=_towers,
