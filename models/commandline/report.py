@@ -44,14 +44,8 @@ def write_report(
     """
     model = model_config(config.model)
     training, evaluations = (read_log(run, kind, some=True) for kind in ("train", "evaluation"))
-    figures = {
-        "curves": curves(
-            training,
-            evaluations,
-            measure=objective_of(config).measure,
-            mixes=bool(config.data.mixup or config.data.cutmix),
-        )
-    }
+    measure, mixes = objective_of(config).measure, bool(config.data.mixup or config.data.cutmix)
+    figures = {"curves": curves(training, evaluations, measure=measure, mixes=mixes)}
     same: dict[str, str] = {}
     if family(model).moe_layers(model, config.training.batch):
         same, load = constant(training), loads(training)
@@ -61,9 +55,9 @@ def write_report(
         for index in np.linspace(0, len(dataset.validation) - 1, IMAGES).round().astype(int):
             pixels = dataset.validation.read(np.array([index]))
             logits, routings = route(arrays, dataset.normalize(pixels)[0])
-            label = _label(dataset, index)
-            read = prediction(logits, dataset.classes, config.training.loss)
-            title = f"validation image {index}: is {label}{read}"
+            split = dataset.validation
+            label = dataset.classes[split.labels[index]] if split.captions is None else split.captions[index]
+            title = f"validation image {index}: is {label}{prediction(logits, dataset.classes, config.training.loss)}"
             figures[f"routing_{index}"] = draw(pixels[0], dataset.maximum, title, routings)
     pictures = {name: png(figure) for name, figure in figures.items()}
     for name, content in pictures.items():
@@ -80,12 +74,6 @@ def write_report(
     page = _page(config, dataset, cost, spent, {**evaluations[-1], "others": others}, same, pictures)
     write_atomically(run / "report.html", page.encode())
     return run / "report.html"
-
-
-def _label(dataset: Dataset, index: int) -> str:
-    """The class of a validation image, or its caption."""
-    captions = dataset.validation.captions
-    return dataset.classes[dataset.validation.labels[index]] if captions is None else captions[index]
 
 
 def png(figure: Figure) -> bytes:

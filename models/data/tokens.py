@@ -24,7 +24,7 @@ from moespec.models.data.captions import Captions
 from moespec.models.errors import DataError
 from moespec.spec.errors import ConfigError
 
-__all__ = ["ENDS", "Encoded", "Tokenizer", "check_vocabulary", "encode", "tokenizer_of"]
+__all__ = ["ENDS", "Tokenizer", "check_vocabulary", "encode", "tokenizer_of"]
 
 ENDS = ("</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>", "<|eos|>", "[SEP]", "[EOS]")
 """Tokens that end a text in usual vocabularies."""
@@ -38,13 +38,6 @@ class Tokenizer(NamedTuple):
     tokens: Callable[[Sequence[str]], list[list[int]]]
     vocabulary: int
     end: int
-
-
-class Encoded(NamedTuple):
-    """ids: `(N, S)` int32. cut: how many of the texts were too long."""
-
-    ids: NDArray[np.int32]
-    cut: int
 
 
 def tokenizer_of(path: str = "", *, end: str = "") -> Tokenizer:
@@ -89,8 +82,8 @@ def encode(
     *,
     long: Literal["error", "cut"] = "error",
     name: Callable[[int], str] = "caption {}".format,
-) -> Encoded:
-    """The ids of texts, filled with ends to `length`. long: what is done to one that has no room for its end.
+) -> NDArray[np.int32]:
+    """The ids of texts, `(N, length)`, filled with ends. long: what is done to one that has no room for its end.
 
     name: what errors call a text, by its number. Raises ConfigError for a length without room for a token, DataError naming a
     text without tokens, and the first that is too long, with the number of those and the length that all need.
@@ -114,4 +107,4 @@ def encode(
             f"{name(row)}: {texts[row][:40]!r}... and its end are more than text.length={length} tokens, as are "
             f"{len(too_long)} of {len(texts)}, the longest {longest + 1}; lit.long='cut' cuts them"
         )
-    return Encoded(ids, len(too_long))
+    return ids

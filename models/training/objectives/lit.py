@@ -29,7 +29,7 @@ from moespec.models.compilation import compile_if, pays
 from moespec.models.data.dataset import Dataset, Split
 from moespec.models.data.loader import pairs_of_step
 from moespec.models.data.options import DataConfig
-from moespec.models.data.tokens import Encoded, check_vocabulary, encode, tokenizer_of
+from moespec.models.data.tokens import check_vocabulary, encode, tokenizer_of
 from moespec.models.errors import CheckpointError
 from moespec.models.evaluation.evaluate import evaluation_size, features
 from moespec.models.evaluation.metrics import make_features, moe_metrics
@@ -75,7 +75,7 @@ def tower_of(config: Config) -> text.TextConfig:
         return text.named(name, **values)
 
 
-def encoded(config: Config, texts: Any, name: Callable[[int], str] = "caption {}".format) -> Encoded:
+def encoded(config: Config, texts: Any, name: Callable[[int], str] = "caption {}".format) -> NDArray[np.int32]:
     """Texts as ids of tokens, filled to the length of the tower. name: what errors call a text."""
     tokenizer = tokenizer_of(config.lit.tokenizer, end=config.lit.end)
     return encode(tokenizer, texts, tower_of(config).length, long=config.lit.long, name=name)
@@ -204,7 +204,7 @@ def _read(config: Config, dataset: Dataset) -> Dataset:
     def with_ids(name: str, split: Split) -> Split:
         if split.captions is None or split.ids is not None:
             return split
-        return replace(split, ids=encoded(config, split.captions, f"{name} caption {{}}".format).ids)
+        return replace(split, ids=encoded(config, split.captions, f"{name} caption {{}}".format))
 
     return dataset.with_splits(with_ids)
 
@@ -270,7 +270,7 @@ def retriever(B: Backend, config: Config, model: Model, compiled: bool) -> Calla
 
     def measure(params: Any, dataset: Dataset) -> dict[str, Any]:
         split = dataset.validation
-        ids = encoded(config, split.captions).ids if split.ids is None else split.ids
+        ids = encoded(config, split.captions) if split.ids is None else split.ids
         batches = [evaluation_size(B.sizes, one, training.evaluation_batch, len(split)) for one in (model, tower)]
         known = split.features
         seen = features(B, extract, params, dataset, split, batch=batches[0]) if known is None else known
