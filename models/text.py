@@ -6,9 +6,7 @@
 
 z is what a contrastive loss normalises: there is no head. A MoE block routes groups of `group_texts` texts:
 `(N, S, D)` is reshaped to `(G, T, D)` with T = group_texts * S. The token ids of a router that takes them are the text's own.
-
-All texts have S tokens, the rest of a short one filled with its end token. No token is masked for that: here as in both
-projects of Google the filling is attended to, pooled and routed.
+All texts have S tokens, the rest of a short one filled with its end token, which is attended to, pooled and routed.
 
 | | attention | pooling | after the end token |
 |---|---|---|---|

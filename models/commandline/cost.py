@@ -80,10 +80,8 @@ def scaled(operations: float) -> str:
 def aligned(rows: Sequence[Sequence[str]]) -> str:
     """A table for a terminal, the first column to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [[cell.rjust(width) for cell, width in zip(row, widths, strict=True)] for row in rows]
-    return "\n".join(
-        "  ".join([row[0].ljust(widths[0]), *cells[1:]]).rstrip() for row, cells in zip(rows, lines, strict=True)
-    )
+    form = "  ".join([f"{{:{widths[0]}}}", *(f"{{:>{width}}}" for width in widths[1:])])
+    return "\n".join(form.format(*row).rstrip() for row in rows)
 
 
 def count_command(config: Config, *, images: int | None, seen: int | None) -> None:

@@ -37,11 +37,8 @@ def caption(value: object, name: str) -> str:
 
 
 def listed(value: object, name: str) -> list[str]:
-    """The captions of a picture: one, or a list of them, which has one at least. Raises DataError as `caption` does."""
-    values = value if isinstance(value, list) else [value]
-    if not values:
-        raise DataError(f"{name} has no caption")
-    return [caption(each, name) for each in values]
+    """The captions of a picture, which has one or a list of them. Raises DataError as `caption` does."""
+    return [caption(each, name) for each in (value if isinstance(value, list) else [value])]
 
 
 @dataclass(frozen=True)

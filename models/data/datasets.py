@@ -116,7 +116,12 @@ def load_configured(config: DataConfig, *, image_size: int | None = None, whole:
     else:
         file, title = (DIGITS, "digits") if name == "digits" else (path, path.stem)
         dataset = resized(load_npz(file, name=title, validation_share=1 if whole else share), image_size)
-    dataset = _with_names(_normalised(dataset, config), config)
+    dataset = _normalised(dataset, config)
+    if config.classes:
+        names = read_names(Path(config.classes), f"data.classes={config.classes!r}")
+        if len(names) != len(dataset.classes):
+            raise ConfigError(f"data.classes={config.classes!r}: {len(names)} names for {len(dataset.classes)} classes")
+        dataset = replace(dataset, classes=names)
     check_changes(dataset, config)
     return dataset
 
@@ -128,13 +133,3 @@ def _normalised(dataset: Dataset, config: DataConfig) -> Dataset:
             text = getattr(config, name)
             raise ConfigError(f"data.{name}={text!r}: {len(values)} numbers for {dataset.shape[2]} channels")
     return replace(dataset, mean=statistics["mean"], std=statistics["std"])
-
-
-def _with_names(dataset: Dataset, config: DataConfig) -> Dataset:
-    """The data set with the classes called as the file `data.classes` says."""
-    if not config.classes:
-        return dataset
-    names = read_names(Path(config.classes), f"data.classes={config.classes!r}")
-    if len(names) != len(dataset.classes):
-        raise ConfigError(f"data.classes={config.classes!r}: {len(names)} names for {len(dataset.classes)} classes")
-    return replace(dataset, classes=names)

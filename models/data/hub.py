@@ -109,6 +109,8 @@ def _pairs(datasets: Any, table: Any, where: str) -> tuple[tuple[str, ...] | Non
     texts: list[str] = []
     for row, value in enumerate(table[named[0]]):
         found = listed(value, f"{where}, row {row}")
+        if not found:
+            raise DataError(f"{where}, row {row}: no caption")
         pictures += [row] * len(found)
         texts += found
     if not pictures:

@@ -87,7 +87,9 @@ def _of_table(path: Path) -> Part:
         name = row[image]
         if not isinstance(name, str) or not (name in exists or os.path.isfile(path.parent / name)):
             raise DataError(f"{where}: there is no image {name!r:.200}")
-        found = listed(row[text], f"{where}: {name}")
+        found = listed(row[text], f"{where}, {name}")
+        if not found:
+            raise DataError(f"{where}: {name} has no caption")
         exists.setdefault(name, len(exists))
         images += [name] * len(found)
         texts += found

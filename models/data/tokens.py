@@ -10,7 +10,7 @@
 What is left after a text is filled with its end token, so that the last token is one always, which pooling may rely on: the
 "sticky" end of google-research/big_vision, `pp/ops_text.py`, get_pp_tokenize, with the end as `pad_value`. A text that has
 no room for its end is an error, as in openai/CLIP, `clip/clip.py`, tokenize, unless it is to be cut, as CLIP's `truncate` and
-big_vision do: what a model does not see of its captions should be a choice. Nothing is downloaded.
+big_vision do. Nothing is downloaded.
 """
 
 from collections.abc import Callable, Sequence
@@ -91,20 +91,19 @@ def encode(
     if length < 2:
         raise ConfigError(f"text.length={length!r}: no room for a token and the end of a text")
     ids = np.full((len(texts), length), tokenizer.end, np.int32)
-    too_long, longest = [], 0
+    lengths = np.zeros(len(texts), np.int64)
     for start in range(0, len(texts), CHUNK):
         chunk = [texts[row] for row in range(start, min(start + CHUNK, len(texts)))]
         for row, tokens in enumerate(tokenizer.tokens(chunk), start):
             if not tokens or not texts[row].strip():
                 raise DataError(f"{name(row)}: {texts[row][:40]!r} is empty, or has no tokens")
             ids[row, : min(len(tokens), length - 1)] = tokens[: length - 1]
-            if len(tokens) >= length:
-                too_long.append(row)
-                longest = max(longest, len(tokens))
-    if too_long and long == "error":
-        row = too_long[0]
+            lengths[row] = len(tokens)
+    too_long = np.flatnonzero(lengths >= length)
+    if len(too_long) and long == "error":
+        row = int(too_long[0])
         raise DataError(
             f"{name(row)}: {texts[row][:40]!r}... and its end are more than text.length={length} tokens, as are "
-            f"{len(too_long)} of {len(texts)}, the longest {longest + 1}; lit.long='cut' cuts them"
+            f"{len(too_long)} of {len(texts)}, the longest {lengths.max() + 1}; lit.long='cut' cuts them"
         )
     return ids

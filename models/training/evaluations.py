@@ -23,7 +23,7 @@ from moespec.models.interruption import check
 from moespec.models.router_options import named
 from moespec.models.training.config import Config
 from moespec.models.training.hooks import AfterStep
-from moespec.models.training.objectives.lit import encoded, make_text_features, retriever, text_features, tower_of
+from moespec.models.training.objectives.lit import encoded, retriever, text_features
 from moespec.models.training.objectives.table import objective_of
 from moespec.models.training.progress import Progress, kind_of
 from moespec.models.training.resolve import model_config
@@ -164,11 +164,9 @@ class Evaluations:
 
     def _classes(self, path: Path, params: Any) -> Any:
         """The embeddings of the classes of a file of prompts."""
-        prompts, tower = read_prompts(path), tower_of(self._config)
+        prompts = read_prompts(path)
         ids = encoded(self._config, prompts.texts, f"{path}, text {{}}".format)
-        read = compile_if(self._B, False, make_text_features(self._B, tower))
-        batch = evaluation_size(self._B.sizes, tower, self._training.evaluation_batch, len(ids))
-        return class_embeddings(text_features(self._B, read, params, ids, batch=batch), len(prompts.classes))
+        return class_embeddings(text_features(self._B, self._config, False)(params, ids), len(prompts.classes))
 
     def _function(self, make: Callable[[Backend, Model], Callable[..., Any]], one: EvaluationSet) -> Callable[..., Any]:
         key = make.__name__, one.model

@@ -4,8 +4,8 @@
     loss = contrastive_loss or sigmoid_loss of both                              (`moespec.spec`)
 
 Negatives are the pairs of all devices: each has the features of all, and computes the loss. Scale (as its logarithm) and bias are
-trained with the towers. A locked image tower is not trained. Without augmentation its features are computed once and kept in the
-run's folder, with a checksum; a run that goes on compares some of them with what the tower makes of the images.
+trained with the towers. A locked image tower is not trained; without augmentation its features are computed once and kept in the
+run's folder, and a run that goes on compares some of them with what the tower makes of the images.
 
 Source: Zhai et al. 2022 (LiT, arXiv 2111.07991), section 3; Zhai et al. 2023 (SigLIP, arXiv 2303.15343), Algorithm 1; google-research/vmoe,
 vmoe/projects/contrastive/{models,trainer}.py; google-research/big_vision, big_vision/models/proj/image_text/two_towers.py.
@@ -45,7 +45,7 @@ from moespec.models.training.objectives.record import Loss, Objective, Passes, c
 from moespec.spec.errors import ConfigError, ShapeError
 from moespec.spec.routing import Params
 
-__all__ = ["LIT", "encoded", "make_text_features", "retriever", "text_features", "tower_of"]
+__all__ = ["LIT", "encoded", "retriever", "text_features", "tower_of"]
 
 Array = Any
 FEATURES, DIGEST = "features.safetensors", "sha256"
@@ -81,21 +81,25 @@ def encoded(config: Config, texts: Any, name: Callable[[int], str] = "caption {}
     return encode(tokenizer, texts, tower_of(config).length, long=config.lit.long, name=name)
 
 
-def text_features(
-    B: Backend, function: Callable[[Any, Any], Any], params: Any, ids: NDArray[np.int32], *, batch: int
-) -> NDArray[Any]:
-    """The features of texts `(N, length)`, `(N, D)`. function: that of `make_text_features`; batch: at most so many at once."""
-    rows, found = B.rows(batch), []
-    for start in range(0, len(ids), batch):
-        part = np.arange(start, start + batch) % len(ids)  # the last batch is filled up with texts from the start
-        put = B.put(ids[part[rows.start : rows.stop]])
-        found.append(np.asarray(B.to_numpy(function(params, put))))
-    return np.concatenate(found)[: len(ids)]
+def text_features(B: Backend, config: Config, compiled: bool) -> Callable[[Any, NDArray[np.int32]], NDArray[Any]]:
+    """`features(params, ids)` of the parameters of a run and texts `(N, length)`: `(N, D)`."""
+    tower = tower_of(config)
 
+    def forward(params: Any, ids: Array) -> Array:
+        return B.over_devices(text.forward(B, tower, params["text"], ids).features, {})[0]
 
-def make_text_features(B: Backend, tower: text.TextConfig) -> Callable[[Any, Any], Any]:
-    """`features(params, ids) -> (N, D)` of the text tower among the parameters of a run."""
-    return lambda params, ids: B.over_devices(text.forward(B, tower, params["text"], ids).features, {})[0]
+    function = compile_if(B, compiled, forward)
+
+    def features_of(params: Any, ids: NDArray[np.int32]) -> NDArray[Any]:
+        batch = evaluation_size(B.sizes, tower, config.training.evaluation_batch, len(ids))
+        rows, found = B.rows(batch), []
+        for start in range(0, len(ids), batch):
+            part = np.arange(start, start + batch) % len(ids)  # the last batch is filled up with texts from the start
+            put = B.put(ids[part[rows.start : rows.stop]])
+            found.append(np.asarray(B.to_numpy(function(params, put))))
+        return np.concatenate(found)[: len(ids)]
+
+    return features_of
 
 
 def _layout(config: Config, model: Model) -> Params:
@@ -144,9 +148,8 @@ def _settled(config: Config, model: Model, dataset: Dataset | None) -> Config:
     """The text tower has the vocabulary of the tokenizer and features as wide as the image tower's, which is locked by its rates."""
     check_batch(config, dataset)
     if dataset is not None and any(split.captions is None for split in (dataset.train, dataset.validation)):
-        raise ConfigError(
-            f"data.name={config.data.name!r}: objective='lit' is for images with captions, as of --data pairs"
-        )
+        need = "objective='lit' is for images with captions, as of --data pairs"
+        raise ConfigError(f"data.name={config.data.name!r}: {need}")
     tokenizer = tokenizer_of(config.lit.tokenizer, end=config.lit.end)
     width = getattr(model, "representation", 0) or model.width
     section = config.text.but(**{"vocabulary": tokenizer.vocabulary, "projection": width, **config.text.set()})
@@ -265,16 +268,15 @@ def _evaluation(
 
 def retriever(B: Backend, config: Config, model: Model, compiled: bool) -> Callable[[Any, Dataset], dict[str, Any]]:
     """What `retrieval` finds of the validation pairs of a data set, of parameters; functions are compiled once."""
-    training, tower = config.training, tower_of(config)
-    extract, read = (compile_if(B, compiled, make) for make in (make_features(B, model), make_text_features(B, tower)))
+    extract, read = compile_if(B, compiled, make_features(B, model)), text_features(B, config, compiled)
 
     def measure(params: Any, dataset: Dataset) -> dict[str, Any]:
         split = dataset.validation
-        ids = encoded(config, split.captions) if split.ids is None else split.ids
-        batches = [evaluation_size(B.sizes, one, training.evaluation_batch, len(split)) for one in (model, tower)]
-        known = split.features
-        seen = features(B, extract, params, dataset, split, batch=batches[0]) if known is None else known
-        texts = text_features(B, read, params, ids, batch=batches[1])
+        seen = split.features
+        if seen is None:
+            batch = evaluation_size(B.sizes, model, config.training.evaluation_batch, len(split))
+            seen = features(B, extract, params, dataset, split, batch=batch)
+        texts = read(params, encoded(config, split.captions) if split.ids is None else split.ids)
         return retrieval((seen, split.labels), (texts, split.labels))
 
     return measure

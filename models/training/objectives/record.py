@@ -48,14 +48,12 @@ def check_batch(config: Config, dataset: Dataset | None) -> None:
     """ConfigError for batches whose other images are no negatives."""
     training = config.training
     if dataset is not None and training.batch > len(dataset.train):
-        raise ConfigError(
-            f"training.batch={training.batch!r}: there are {len(dataset.train)} training images, each its own negative then"
-        )
+        there = f"there are {len(dataset.train)} training images, each its own negative then"
+        raise ConfigError(f"training.batch={training.batch!r}: {there}")
     if training.batch < 2 or training.accumulate > 1:
-        raise ConfigError(
-            f"training.batch={training.batch!r}, training.accumulate={training.accumulate!r}: the others of a batch are the negatives "
-            "of each, so that a batch has at least two, and is not split"
-        )
+        given = f"training.batch={training.batch!r}, training.accumulate={training.accumulate!r}"
+        why = "the others of a batch are the negatives of each, so that a batch has at least two, and is not split"
+        raise ConfigError(f"{given}: {why}")
 
 
 class Objective(NamedTuple):

@@ -1,6 +1,6 @@
 """The objectives by name."""
 
-from typing import Any
+from functools import partial
 
 from moespec.models import counts, parameters
 from moespec.models.families import Config as Model
@@ -39,10 +39,8 @@ def training_flops(
     config: Config, model: Model, images: int, *, batch: int | None = None, every_slot: bool = False
 ) -> float:
     """The operations of a run that sees so many images, and as many texts: `counts.training_flops` of all its towers."""
-    how: Any = {"batch": batch, "every_slot": every_slot}
-    return sum(
-        counts.training_flops(tower, images, passes=passes, **how) for tower, passes in forward_passes(config, model)
-    )
+    of = partial(counts.training_flops, images=images, batch=batch, every_slot=every_slot)
+    return sum(of(tower, passes=passes) for tower, passes in forward_passes(config, model))
 
 
 def shapes_of(config: Config, model: Model) -> Params:
