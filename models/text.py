@@ -74,22 +74,18 @@ class TextConfig(transformer.TransformerConfig):
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """The tokens of a text."""
         return (self.length,)
 
     @property
     def sequence(self) -> int:
-        """Tokens S of a text."""
         return self.length
 
     @property
     def group_size(self) -> int:
-        """Tokens T of a group."""
         return self.group_texts * self.length
 
     @property
     def id_count(self) -> int:
-        """The number of different token ids."""
         return self.vocabulary
 
 

@@ -84,11 +84,7 @@ def init_state(params: Params, optimizer: OptimizerConfig) -> State:
 
 
 def make_step(
-    loss_function: Callable[..., tuple[Any, dict[str, Any]]],
-    optimizer: OptimizerConfig,
-    *,
-    accumulate: int = 1,
-    averaged: bool = False,
+    loss_function: Callable[..., Any], optimizer: OptimizerConfig, *, accumulate: int = 1, averaged: bool = False
 ) -> Callable[[State, Any, float], tuple[State, dict[str, Any]]]:
     """`step(state, batch, learning_rate) -> (state, metrics)`: one update, see `moespec.backends.contract.Backend`."""
     if accumulate < 1:

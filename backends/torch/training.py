@@ -245,8 +245,7 @@ def set_gradients(
 
 def _accumulate_gradient(evaluate: LossFunction, given: Sequence[Params], part: Any, share: float) -> dict[str, Tensor]:
     """Adds the gradient of this part's `share` of the loss to `.grad`; the metrics of the part."""
-    params, *average = given
-    loss, metrics = evaluate(params, part, *average)
+    loss, metrics = evaluate(given[0], part, *given[1:])
     torch.autograd.backward(loss * share)
     return {**_detached(metrics), "loss": loss.detach()}
 

@@ -52,7 +52,8 @@ def load_sets(
     for name, settings in (config.evaluation if sets is None else sets).items():
         where = f"evaluation.{name}"
         with named(f"{where}.", ("data", "capacity_factor")):
-            own = dataset if settings.data == "run" else _load(config, settings)
+            how: Any = {"image_size": config.model.image_size, "validation_share": config.data.validation_share}
+            own = dataset if settings.data == "run" else datasets.load(settings.data, settings.path, **how)
             model = _model(config, settings)
         if own.shape != dataset.shape:
             shapes = f"images of {own.shape} (height, width, channels), the model's are {dataset.shape}"
@@ -84,11 +85,6 @@ def _wrong(config: Config, settings: EvaluationConfig, own: Dataset, model: Mode
     if kind == "few_shot" and max(settings.shots) > (most := int(np.bincount(own.train.labels).max())):
         return f".shots={list(settings.shots)!r}: no class has more than {most} training images"
     return ""
-
-
-def _load(config: Config, settings: EvaluationConfig) -> Dataset:
-    share, size = config.data.validation_share, config.model.image_size
-    return datasets.load(settings.data, settings.path, image_size=size, validation_share=share)
 
 
 def _model(config: Config, settings: EvaluationConfig) -> Model:
