@@ -56,8 +56,7 @@ def activations(config: Tower, images: int, *, split: bool, recompute: bool) -> 
         around += _stem(config) * images * size
     if recompute:
         return around + config.depth * tokens * size + max(map(sum, blocks))
-    kept, at_hand = zip(*blocks, strict=True)
-    return around + sum(kept) + max(at_hand)
+    return around + sum(kept for kept, _ in blocks) + max(at_hand for _, at_hand in blocks)
 
 
 def _stem(config: vit.VitConfig) -> float:

@@ -116,14 +116,15 @@ def _loss(B: Backend, config: Config, model: Model) -> Loss:
     def loss(params: Params, batch: dict[str, dict[str, Array]]) -> tuple[Array, dict[str, Array]]:
         image, texts = batch["image"], batch["text"]
         read = trained(B, tower, params["text"], texts["ids"], texts.get("random"), recompute=recompute)
-        outputs = [(tower, "_text", read)]
+        outputs: list[Any] = [(tower, "_text", read)]
         if "features" in image:
             seen = image["features"]
         elif section.locked:
             seen = family(model).forward(B, model, params, image["images"]).features
         else:
             output = trained(B, model, params, image["images"], image.get("random"), recompute=recompute)
-            seen, outputs = output.features, [*outputs, (model, "", output)]
+            seen = output.features
+            outputs.append((model, "", output))
         pair = B.over_devices(seen, {})[0], B.over_devices(read.features, {})[0]
         numbers = params["pairs"]
         if section.loss == "softmax":
