@@ -67,7 +67,9 @@ def check(written: Iterable[str], *configs: Config) -> None:
         for part in parts:
             value = getattr(value, part, None)
         section, option = parts[:2] if parts[1:] else ("", name)
-        for of, options, when, why in TABLE if value not in (None, False, 0.0) else ():
+        if value in (None, False, 0.0):
+            continue
+        for of, options, when, why in TABLE:
             if section == of and option in (options or (option,)) and not any(map(when, configs)):
                 raise ConfigError(f"{name}={value!r} concerns nothing here: {why}")
 

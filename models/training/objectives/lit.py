@@ -49,18 +49,7 @@ __all__ = ["LIT", "encoded", "retriever", "text_features", "tower_of"]
 
 Array = Any
 FEATURES, DIGEST = "features.safetensors", "sha256"
-AUGMENTATION = [
-    "crop",
-    "crop_padding",
-    "flip",
-    "jitter",
-    "grey",
-    "blur",
-    "solarise",
-    "randaugment",
-    "transform",
-    "erase",
-]
+AUGMENTATION = "crop crop_padding flip jitter grey blur solarise randaugment transform erase"
 """The fields of `data` that change an image from step to step."""
 COMPARED = 8
 """Images whose features are computed again when a run goes on."""
@@ -199,7 +188,9 @@ def _prepared(B: Backend, config: Config, model: Model, dataset: Dataset, run: P
 def _cached(config: Config) -> bool:
     """Whether the features of the images are those of a locked tower, the same in each step."""
     plain = DataConfig()
-    return config.lit.locked and all(getattr(config.data, name) == getattr(plain, name) for name in AUGMENTATION)
+    return config.lit.locked and all(
+        getattr(config.data, name) == getattr(plain, name) for name in AUGMENTATION.split()
+    )
 
 
 def _read(config: Config, dataset: Dataset) -> Dataset:
