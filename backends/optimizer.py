@@ -111,9 +111,8 @@ class OptimizerConfig:
         if self.ema is not None and not 0.0 <= self.ema <= BELOW_ONE:
             raise ConfigError(f"ema={self.ema!r}: expected a number in [0, 1), below 1 as float32 too, or None")
         if self.ema_steps is not None and (self.ema is None or type(self.ema_steps) is not int or self.ema_steps < 1):
-            raise ConfigError(
-                f"ema_steps={self.ema_steps!r}: expected an integer >= 1, and ema={self.ema!r} to be given"
-            )
+            wanted = f"expected an integer >= 1, and ema={self.ema!r} to be given"
+            raise ConfigError(f"ema_steps={self.ema_steps!r}: {wanted}")
         for option in ("decay", "rates"):
             for _ in patterns.parsed(option, getattr(self, option)):
                 pass

@@ -36,7 +36,7 @@ from moespec.models import memory  # noqa: E402
 from moespec.models.families import Config  # noqa: E402
 from moespec.models.parameters import shaped  # noqa: E402
 from moespec.models.training.config import Config as Run  # noqa: E402
-from moespec.models.training.objectives.table import objective_of, shapes_of  # noqa: E402
+from moespec.models.training.objectives.table import draws, objective_of, shapes_of  # noqa: E402
 
 
 def devices(name: str, platform: str = "tpu", **options: Any) -> Any:
@@ -69,7 +69,7 @@ def lowered_step(
         "images": ((images, size, size, model.channels), jnp.float32),
         "targets": ((images, model.classes), jnp.float32),
     }
-    if random and objective.draws(config, model):
+    if random and draws(config, model):
         arrays["random"] = ((images, 4), jnp.int32)
     batch: Any = {name: jax.ShapeDtypeStruct(*array) for name, array in arrays.items()}
     if config.objective == "moco":

@@ -25,7 +25,7 @@ from PIL import Image
 
 from moespec.models.data.crops import inception_box
 from moespec.models.data.datasets import load
-from moespec.models.data.loader import batch_indices, batch_of_step
+from moespec.models.data.loader import batch_indices, training_batch
 from moespec.models.data.options import DataConfig
 from moespec.models.data.prefetch import Prefetcher
 from moespec.models.streams import PICTURE, generator
@@ -87,7 +87,7 @@ def ours(folder: str, changes: dict[str, Any], options: argparse.Namespace) -> d
     """The data path, whose batches nobody uses."""
     config = DataConfig(name="folder", path=folder, workers=options.workers, **changes)
     dataset = load("folder", folder, image_size=options.size, workers=options.workers, **changes)
-    make = functools.partial(batch_of_step, dataset, config, options.batch, SEED)
+    make = functools.partial(training_batch, dataset, config, options.batch, SEED)
     warm = WARM * options.workers
     counted = options.batches * options.workers
     with Prefetcher(make, 0, 2**40, ahead=config.prefetch, workers=options.workers) as batches:

@@ -89,11 +89,8 @@ def _head(config: Tower) -> dict[str, float]:
     if isinstance(config, text.TextConfig):
         return {"projection": float(config.projection * (2 * config.width + 1))}
     representation = config.representation if isinstance(config, vit.VitConfig) else 0
-    width = representation or config.width
-    parts = {"head": float(config.classes * (2 * width + 1))}
-    if representation:
-        parts["representation"] = float(representation * (2 * config.width + 2))
-    return parts
+    head = config.classes * (2 * (representation or config.width) + 1)
+    return {"head": float(head), "representation": float(representation * (2 * config.width + 2))}
 
 
 def slots(layer: MoeLayer, *, train: bool = False) -> int:

@@ -189,9 +189,7 @@ PLACEMENTS = "none, every_2, last_half, first_N, last_N, every_2_last_N, or numb
 def placed(moe: str, depth: int) -> tuple[int, ...]:
     """The blocks that are MoE, in order (zero-based), of `depth` blocks.
 
-    moe: "none", "every_2" (1, 3, 5, ...), "last_half", "first_N", "last_N" (the first or last N blocks), "every_2_last_N"
-    (the last N of 1, 3, 5, ...), or the blocks themselves, as in "5,11". Raises ConfigError for a placement that does not
-    exist.
+    moe: as of `transformer.TransformerConfig`. Raises ConfigError for a placement that does not exist.
     """
     odd, every = range(1, depth, 2), range(depth)
     if moe == "none":

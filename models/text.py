@@ -6,9 +6,7 @@
 
 z is what a contrastive loss normalises: there is no head. A MoE block routes groups of `group_texts` texts:
 `(N, S, D)` is reshaped to `(G, T, D)` with T = group_texts * S. The token ids of a router that takes them are the text's own.
-
-All texts have S tokens, the rest of a short one filled with its end token. No token is masked for that: here as in both
-projects of Google the filling is attended to, pooled and routed.
+All texts have S tokens, the rest of a short one filled with its end token, which is attended to, pooled and routed.
 
 | | attention | pooling | after the end token |
 |---|---|---|---|
@@ -41,18 +39,14 @@ __all__ = [
     "DECIDED",
     "NAMES",
     "SIZES",
-    "Output",
     "TextConfig",
     "forward",
     "init",
-    "moe_blocks",
     "moe_layers",
     "moe_noise",
     "named",
     "parameter_count",
     "parameter_shapes",
-    "router_config",
-    "takes_ids",
 ]
 
 Array = Any
@@ -80,22 +74,18 @@ class TextConfig(transformer.TransformerConfig):
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """The tokens of a text."""
         return (self.length,)
 
     @property
     def sequence(self) -> int:
-        """Tokens S of a text."""
         return self.length
 
     @property
     def group_size(self) -> int:
-        """Tokens T of a group."""
         return self.group_texts * self.length
 
     @property
     def id_count(self) -> int:
-        """The number of different token ids."""
         return self.vocabulary
 
 

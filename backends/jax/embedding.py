@@ -26,10 +26,6 @@ def _rows(table: Array, ids: Array) -> Array:
     return table[ids]
 
 
-def _forward(table: Array, ids: Array) -> tuple[Array, tuple[Array, Array]]:
-    return table[ids], (table, ids)
-
-
 def _backward(residuals: tuple[Array, Array], cotangent: Array) -> tuple[Array, None]:
     """Sums over the tokens of each id, in float32 or better and in a fixed order: that of a scatter, but for GPUs."""
     table, ids = residuals
@@ -40,7 +36,7 @@ def _backward(residuals: tuple[Array, Array], cotangent: Array) -> tuple[Array, 
     return sums.astype(table.dtype), None
 
 
-_rows.defvjp(_forward, _backward)
+_rows.defvjp(lambda table, ids: (table[ids], (table, ids)), _backward)
 
 
 def _sums_by_scatter(count: int, rows: Array, ids: Array) -> Array:

@@ -34,23 +34,13 @@ from moespec.backends.jax.training import (
     joined,
     split_params,
 )
-from moespec.backends.mesh import (
-    AXES,
-    MeshSizes,
-    Pieces,
-    Split,
-    Transport,
-    axes_of_slot,
-    leaves,
-    split_axes,
-    start_of,
-)
+from moespec.backends.mesh import AXES, MeshSizes, Pieces, Split, Transport, axes_of_slot, leaves, split_axes, start_of
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.backends.processes import Process
 from moespec.backends.split_experts import SplitExperts
 from moespec.spec.errors import ConfigError, ShapeError
 
-__all__ = ["OnMesh", "cpu_devices", "devices", "join", "leave"]
+__all__ = ["OnMesh", "devices", "join", "leave"]
 
 # What JAX has declared no types for.
 untyped: Any = jax
@@ -66,14 +56,6 @@ class _Part:
 
     def __init__(self, array: Array, axis: int) -> None:
         self.array, self.axis = array, axis
-
-
-def cpu_devices(count: int) -> None:
-    """Makes several devices of a CPU, to try a mesh on, for this process. To be called before JAX is used.
-
-    Of GPUs and TPUs a process has those that it sees.
-    """
-    untyped.config.update("jax_num_cpu_devices", count)
 
 
 def join(process: Process) -> None:

@@ -18,15 +18,7 @@ from moespec.backends.once.network import check_attention, expert_weights, patch
 from moespec.spec.checks import check_option, check_positive, check_scores, check_size
 from moespec.spec.sparse_mlp import check_rescale
 
-__all__ = [
-    "attention",
-    "expert_mlp",
-    "gelu",
-    "layer_norm",
-    "linear",
-    "patch_embed",
-    "rescale",
-]
+__all__ = ["attention", "expert_mlp", "gelu", "layer_norm", "linear", "patch_embed", "rescale"]
 
 
 def gelu(x: Array, *, form: str = "tanh") -> Array:

@@ -112,13 +112,9 @@ def state_average(state: TrainState) -> Params:
 def make_step(
     loss_function: LossFunction, optimizer: OptimizerConfig, *, accumulate: int = 1, averaged: bool = False
 ) -> Step:
-    """A compiled `step(state, batch, learning_rate) -> (state, metrics)`.
+    """A compiled `step(state, batch, learning_rate) -> (state, metrics)`: see `moespec.backends.contract.Backend`.
 
-    loss_function(params, batch), or, if `averaged`, loss_function(params, batch, average), returns the loss and a dict of
-    metrics. The leaves of `batch` are split into `accumulate` equal parts along their first axis, whose gradients and
-    metrics are averaged. The metrics returned are those of `loss_function`, and "loss" and "grad_norm", the global norm
-    before the clip. Another learning rate compiles nothing anew. Raises ConfigError for `accumulate < 1` and ShapeError for
-    a batch that does not split.
+    Another learning rate compiles nothing anew.
     """
     return compiled_step(gradients_of(loss_function, accumulate), optimizer, averaged=averaged)
 

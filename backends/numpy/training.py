@@ -84,20 +84,9 @@ def init_state(params: Params, optimizer: OptimizerConfig) -> State:
 
 
 def make_step(
-    loss_function: Callable[..., tuple[Any, dict[str, Any]]],
-    optimizer: OptimizerConfig,
-    *,
-    accumulate: int = 1,
-    averaged: bool = False,
+    loss_function: Callable[..., Any], optimizer: OptimizerConfig, *, accumulate: int = 1, averaged: bool = False
 ) -> Callable[[State, Any, float], tuple[State, dict[str, Any]]]:
-    """`step(state, batch, learning_rate) -> (state, metrics)`: one update (see `backends/optimizer.py`).
-
-    `loss_function(params, batch) -> (loss, metrics)`, or, if `averaged`, `loss_function(params, batch, average)`. The batch
-    is split along the leading axis of its arrays into `accumulate` equal parts, whose gradients and metrics are averaged.
-    The metrics have "loss" and "grad_norm" (before the clip) added to them.
-
-    Raises ConfigError for `accumulate < 1`, ShapeError for a batch that does not split.
-    """
+    """`step(state, batch, learning_rate) -> (state, metrics)`: one update, see `moespec.backends.contract.Backend`."""
     if accumulate < 1:
         raise ConfigError(f"accumulate={accumulate!r}: expected at least 1")
     evaluate = value_and_grad(loss_function)

@@ -16,15 +16,7 @@ from moespec.backends.torch.arrays import wide
 from moespec.spec.checks import check_option, check_positive, check_scores, check_size
 from moespec.spec.sparse_mlp import check_rescale
 
-__all__ = [
-    "attention",
-    "expert_mlp",
-    "gelu",
-    "layer_norm",
-    "linear",
-    "patch_embed",
-    "rescale",
-]
+__all__ = ["attention", "expert_mlp", "gelu", "layer_norm", "linear", "patch_embed", "rescale"]
 
 
 def gelu(x: Tensor, *, form: str = "tanh") -> Tensor:

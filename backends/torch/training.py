@@ -205,19 +205,10 @@ def make_step(
     averaged: bool = False,
     compiled: bool = True,
 ) -> Callable[[TrainState, Any, float], tuple[TrainState, dict[str, Tensor]]]:
-    """`step(state, batch, learning_rate) -> (state, metrics)`: one update, in place; the state returned is that given.
+    """`step(state, batch, learning_rate) -> (state, metrics)`: see `moespec.backends.contract.Backend`.
 
-    loss_function(params, batch), or, if `averaged`, loss_function(params, batch, average), returns the loss and a dict of
-    metrics; its forward and backward pass are compiled. The arrays of `batch` are split along their leading axis into
-    `accumulate` equal parts, whose gradients and metrics are averaged. The gradient is multiplied by `min(1, clip / norm)`.
-    The metrics returned are those of `loss_function`, "loss", and "grad_norm", the global norm before the clip; they stay
-    on the device. Another learning rate compiles nothing.
-
-    compiled: False runs op by op, without the wait for the compiler.
-
-    Raises:
-        ConfigError: accumulate < 1.
-        ShapeError: a leading axis that does not split into `accumulate` parts.
+    The update is in place: the state returned is that given. Metrics stay on the device. Forward and backward pass of the loss are
+    compiled, and another learning rate compiles nothing. compiled: False runs op by op, without the wait for the compiler.
     """
     check_at_least("accumulate", accumulate, 1)
     evaluate = compile(loss_function) if compiled else loss_function
@@ -254,8 +245,7 @@ def set_gradients(
 
 def _accumulate_gradient(evaluate: LossFunction, given: Sequence[Params], part: Any, share: float) -> dict[str, Tensor]:
     """Adds the gradient of this part's `share` of the loss to `.grad`; the metrics of the part."""
-    params, *average = given
-    loss, metrics = evaluate(params, part, *average)
+    loss, metrics = evaluate(given[0], part, *given[1:])
     torch.autograd.backward(loss * share)
     return {**_detached(metrics), "loss": loss.detach()}
 

@@ -14,15 +14,18 @@ from moespec.conformance.author.definition import Definition, single, tensor
 from moespec.conformance.author.describe import Function, Output
 from moespec.conformance.author.draw import grid
 from moespec.conformance.author.variant import Variant, variant
-from moespec.conformance.format import Tensor
 from moespec.spec.numerics import logsumexp, normalize_l2, softplus
 
 __all__ = ["FUNCTIONS", "VARIANTS", "cases", "contrast_scale"]
 
 
+def _logits(first: Any, second: Any, log_scale: Any, factor: Any = 1) -> Any:
+    first, second = (normalize_l2(rows, 1, form="paper", epsilon=1e-8) for rows in (first, second))
+    return np.exp(log_scale) * factor * np.einsum("id,jd->ij", first, second)
+
+
 def _sizes(first: Any, second: Any, log_scale: Any) -> Any:
-    first, second = (normalize_l2(np.abs(rows), 1, form="paper", epsilon=1e-8) for rows in (first, second))
-    return np.exp(log_scale) * (1 + np.abs(log_scale)) * np.einsum("id,jd->ij", first, second)
+    return _logits(np.abs(first), np.abs(second), log_scale, 1 + np.abs(log_scale))
 
 
 def contrast_scale(sizes: Any) -> Any:
@@ -56,46 +59,33 @@ def cases() -> Iterator[Definition]:
 
 
 def _of(name: str, **numbers: float) -> Iterator[Definition]:
-    def case(kind: str, purpose: str, *flags: str, key: str = "", log_scale: float = 2.25, pairs: int = 4,
-             rows: dict[str, Tensor] | None = None, **others: float) -> Definition:  # fmt: skip
-        arrays = {n: tensor(grid(f"{name}/{key}/{n}", (pairs, 3)), PAIRS) for n in ("first", "second")}
-        scalars = {"log_scale": log_scale, **numbers, **others}
+    def case(key: str, kind: str, purpose: str, *flags: str, pairs: int = 4, **changed: Any) -> Definition:
+        rows = {n: grid(f"{name}/{key}/{n}", (pairs, 3)) for n in ("first", "second")}
+        values = {**rows, "log_scale": 2.25, **numbers, **changed}
         inputs: dict[str, Any] = {
-            **arrays,
-            **(rows or {}),
-            **{n: tensor(np.float32(value), "") for n, value in scalars.items()},
+            n: tensor(value, PAIRS) if n in rows else tensor(np.float32(value), "") for n, value in values.items()
         }
         return single(name, name, key, kind, purpose, *flags, **inputs)
 
-    yield case("value", "Features that are not normalised.", key="values")
-    yield case("value", "More pairs.", key="eight_pairs", pairs=8)
-    yield case("value", "A temperature above 1.", key="warm", log_scale=-0.75)
-    yield case(
-        "value",
-        "A scale above 100, and logits whose exponential overflows.",
-        "large_logits",
-        key="large",
-        log_scale=6.0,
-    )
+    yield case("values", "value", "Features that are not normalised.")
+    yield case("eight_pairs", "value", "More pairs.", pairs=8)
+    yield case("warm", "value", "A temperature above 1.", log_scale=-0.75)
+    purpose = "A scale above 100, and logits whose exponential overflows."
+    yield case("large", "value", purpose, "large_logits", log_scale=6.0)
     if numbers:
-        yield case("value", "Where the training of the paper starts.", key="start", log_scale=2.296875, bias=-10.0)
-        yield case("value", "A bias above 0.", key="positive_bias", bias=1.5)
-    faint = {"first": tensor(grid(f"{name}/faint", (4, 3)) * 2.0**-26, PAIRS)}
-    yield case("degenerate", "Features so small that epsilon counts.", "norm_form", key="faint", rows=faint)
+        yield case("start", "value", "Where the training of the paper starts.", log_scale=2.296875, bias=-10.0)
+        yield case("positive_bias", "value", "A bias above 0.", bias=1.5)
+    faint = grid(f"{name}/faint", (4, 3)) * 2.0**-26
+    yield case("faint", "degenerate", "Features so small that epsilon counts.", "norm_form", first=faint)
     absent = grid(f"{name}/absent", (4, 3))
     absent[1] = 0
-    yield case("degenerate", "Features of 0.", "norm_form", key="zero", rows={"first": tensor(absent, PAIRS)})
-    yield case("degenerate", "All alike.", key="alike", rows={"second": tensor(np.full((4, 3), 0.5), PAIRS)})
-    yield case("degenerate", "One pair.", "degenerate_size", key="one_pair", pairs=1)
-    yield case("gradient", "By both features and the scalars.", key="gradient")
+    yield case("zero", "degenerate", "Features of 0.", "norm_form", first=absent)
+    yield case("alike", "degenerate", "All alike.", second=np.full((4, 3), 0.5))
+    yield case("one_pair", "degenerate", "One pair.", "degenerate_size", pairs=1)
+    yield case("gradient", "gradient", "By both features and the scalars.")
 
 
 # Variants.
-
-
-def _logits(first: Any, second: Any, log_scale: Any) -> Any:
-    first, second = (normalize_l2(rows, 1, form="paper", epsilon=1e-8) for rows in (first, second))
-    return np.exp(log_scale) * np.einsum("id,jd->ij", first, second)
 
 
 def one_direction(B: Any, **pairs: Any) -> Any:
@@ -111,12 +101,8 @@ def directions_summed(B: Any, **pairs: Any) -> Any:
 
 def negatives_of_half(B: Any, first: Any, second: Any, log_scale: Any) -> Any:
     """Each half of the batch, as on two devices, finds its pairs in that half; the loss is the mean."""
-    half = (len(first) + 1) // 2
-    parts = [
-        B.contrastive_loss(first[rows], second[rows], log_scale)
-        for rows in (slice(half), slice(half, None))
-        if len(first[rows])
-    ]
+    halves = zip(np.array_split(first, 2), np.array_split(second, 2), strict=True)
+    parts = [B.contrastive_loss(*half, log_scale) for half in halves if len(half[0])]
     return sum(parts) / len(parts)
 
 
@@ -126,16 +112,13 @@ def _of_both(name: str, computes: str, change: Callable[..., Any], ledger: str =
     def replacement(loss: str) -> Callable[..., Any]:
         return lambda B, **pairs: getattr(B, loss)(**{**pairs, **change(**pairs)})
 
-    return Variant(
-        name, computes, {loss: replacement(loss) for loss in ("contrastive_loss", "sigmoid_loss")}, ledger, who
-    )
+    replaced = {loss: replacement(loss) for loss in ("contrastive_loss", "sigmoid_loss")}
+    return Variant(name, computes, replaced, ledger, who)
 
 
-def _without_epsilon(first: Any, second: Any, **_: Any) -> dict[str, Any]:
+def _without_epsilon(log_scale: Any, bias: Any = None, **rows: Any) -> dict[str, Any]:
     with np.errstate(invalid="ignore"):
-        return {
-            n: x / np.sqrt(np.sum(x * x, axis=1, keepdims=True)) for n, x in {"first": first, "second": second}.items()
-        }
+        return {n: x / np.sqrt(np.sum(x * x, axis=1, keepdims=True)) for n, x in rows.items()}
 
 
 def pairs_averaged(B: Any, **pairs: Any) -> Any:
@@ -143,6 +126,7 @@ def pairs_averaged(B: Any, **pairs: Any) -> Any:
     return B.sigmoid_loss(**pairs) / len(pairs["first"])
 
 
+DIVIDED = "Cosines are divided by the scale."
 VARIANTS = (
     variant(one_direction, "contrastive_loss"),
     variant(directions_summed, "contrastive_loss", ledger="CO-4b"),
@@ -154,9 +138,7 @@ VARIANTS = (
         "CO-2b",
         "openai/CLIP",
     ),
-    _of_both(
-        "divided_by_the_scale", "Cosines are divided by the scale.", lambda log_scale, **_: {"log_scale": -log_scale}
-    ),
+    _of_both("divided_by_the_scale", DIVIDED, lambda log_scale, **_: {"log_scale": -log_scale}),
     _of_both("norm_without_epsilon", "The norm has no epsilon.", _without_epsilon, "CO-3b", "openai/CLIP"),
     variant(pairs_averaged, "sigmoid_loss", ledger="CO-5b"),
 )

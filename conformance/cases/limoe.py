@@ -18,16 +18,14 @@ def _entropy_scale(p: Any) -> Any:
     return np.sum(p * (1 + np.abs(np.log(np.where(p > 0, p, 1)))), axis=-1)
 
 
-def _local_scale(scores: Any) -> Any:
-    return np.mean(_entropy_scale(scores))
-
-
 def _global_scale(scores: Any, *, threshold: float | None = None) -> Any:
     return (threshold or 0.0) + _entropy_scale(scores.mean(axis=0))
 
 
 FUNCTIONS = (
-    Function("local_entropy_loss", {"loss": Output(scale="written", written=_local_scale)}),
+    Function(
+        "local_entropy_loss", {"loss": Output(scale="written", written=lambda scores: np.mean(_entropy_scale(scores)))}
+    ),
     Function("global_entropy_loss", {"loss": Output(scale="written", written=_global_scale)}),
 )
 
@@ -46,9 +44,8 @@ def cases() -> Iterator[Definition]:
     yield from both("values", "value", "Two groups: the mean of their losses.", utilities("limoe/values"))
     yield from both("four_experts", "value", "Four experts.", utilities("limoe/four", (2, 8, 4)))
     certain = groups_tokens(np.eye(3)[[0, 1, 1, 0]])
-    yield from both(
-        "certain", "degenerate", "Scores of 0 and 1, with an expert that none has.", certain, "zero_score_slots"
-    )
+    purpose = "Scores of 0 and 1, with an expert that none has."
+    yield from both("certain", "degenerate", purpose, certain, "zero_score_slots")
     yield from both("one_token", "degenerate", "One token.", utilities("limoe/one", (1, 1, 3)), "degenerate_size")
     yield from both("gradient", "gradient", "By the scores.", utilities("limoe/gradient"))
     yield limited("threshold", "value", "A threshold that neither group reaches.", 1.5)

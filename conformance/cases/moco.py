@@ -17,10 +17,15 @@ from moespec.spec.numerics import logsumexp, normalize_l2
 __all__ = ["FUNCTIONS", "VARIANTS", "cases"]
 
 
+def _cosines(rows: dict[str, Any], form: str, epsilon: float) -> list[Any]:
+    """Of each view's queries and the other's keys."""
+    units = {n: normalize_l2(x, 1, form=form, epsilon=epsilon) for n, x in rows.items()}
+    return [units[q] @ units[k].T for q, k in (("first_query", "second_key"), ("second_query", "first_key"))]
+
+
 def _moco_scale(*, temperature: float = 1.0, **rows: Any) -> Any:
-    units = {n: normalize_l2(np.abs(x), 1, form="clamped", epsilon=1e-12) for n, x in rows.items()}
-    ways = (("first_query", "second_key"), ("second_query", "first_key"))
-    return 2 * temperature * sum(contrast_scale(units[q] @ units[k].T / temperature) for q, k in ways)
+    sizes = _cosines({n: np.abs(x) for n, x in rows.items()}, "clamped", 1e-12)
+    return 2 * temperature * sum(contrast_scale(each / temperature) for each in sizes)
 
 
 def _batch_norm_scale(x: Any, *, epsilon: float = 1e-5) -> Any:
@@ -47,41 +52,34 @@ def cases() -> Iterator[Definition]:
 
 
 def _moco_loss() -> Iterator[Definition]:
-    def loss(
-        name: str, kind: str, purpose: str, *flags: str, batch: int = 4, change: Any = None, **options: Any
-    ) -> Definition:
-        arrays = {n: grid(f"moco/{name}/{n}", (batch, 3)) for n in ROWS}
-        arrays |= change(arrays) if change else {}
-        rows: dict[str, Any] = {n: tensor(array, AXES) for n, array in arrays.items()}
-        return case("moco_loss", name, kind, purpose, *flags, **rows, **options)
+    def drawn(name: str, batch: int = 4) -> dict[str, Any]:
+        return {n: grid(f"moco/{name}/{n}", (batch, 3)) for n in ROWS}
+
+    def loss(name: str, kind: str, purpose: str, *flags: str, rows: Any = None, **options: Any) -> Definition:
+        tensors: dict[str, Any] = {n: tensor(array, AXES) for n, array in (rows or drawn(name)).items()}
+        return case("moco_loss", name, kind, purpose, *flags, **tensors, **options)
 
     yield loss("values", "value", "A temperature of 1, the default.")
     yield loss("cold", "value", "A temperature of 0.2, that of vision transformers.", temperature=0.2)
-    purpose = "Logits whose exponential overflows."
-    yield loss("large", "value", purpose, "large_logits", batch=6, temperature=2.0**-10)
-    purpose = "Features so small that an epsilon which is added counts."
-    yield loss(
-        "faint", "value", purpose, "norm_form", change=lambda a: {n: a[n] * 2.0**-26 for n in ROWS[:2]}, temperature=0.2
-    )
-    yield loss(
-        "zero", "degenerate", "Features of 0.", "norm_form", change=lambda a: {"first_query": 0 * a["first_query"]}
-    )
-    yield loss(
-        "equal_views",
-        "degenerate",
-        "Equal views.",
-        change=lambda a: {f"second_{n}": a[f"first_{n}"] for n in ("query", "key")},
-    )
-    yield loss("one_image", "degenerate", "One image.", "degenerate_size", batch=1)
+    purpose, six = "Logits whose exponential overflows.", drawn("large", 6)
+    yield loss("large", "value", purpose, "large_logits", rows=six, temperature=2.0**-10)
+    purpose, faint = "Features so small that an epsilon which is added counts.", drawn("faint")
+    faint |= {n: faint[n] * 2.0**-26 for n in ROWS[:2]}
+    yield loss("faint", "value", purpose, "norm_form", rows=faint, temperature=0.2)
+    zero, equal = drawn("zero"), drawn("equal_views")
+    zero["first_query"] *= 0
+    yield loss("zero", "degenerate", "Features of 0.", "norm_form", rows=zero)
+    equal |= {f"second_{n}": equal[f"first_{n}"] for n in ("query", "key")}
+    yield loss("equal_views", "degenerate", "Equal views.", rows=equal)
+    yield loss("one_image", "degenerate", "One image.", "degenerate_size", rows=drawn("one_image", 1))
     yield loss("gradient", "gradient", "By the queries.", temperature=0.2, by=ROWS[:2])
 
 
 def _momentum_update() -> Iterator[Definition]:
     def update(name: str, kind: str, purpose: str, decay: float) -> Definition:
-        rows: dict[str, Any] = {
-            n: tensor(grid(f"moco/{name}/{n}", (2, 3)), "inputs outputs") for n in ("average", "current")
-        }
-        return case("momentum_update", f"update_{name}", kind, purpose, **rows, decay=tensor(np.float32(decay), ""))
+        rows = {n: tensor(grid(f"moco/{name}/{n}", (2, 3)), "inputs outputs") for n in ("average", "current")}
+        inputs: dict[str, Any] = {**rows, "decay": tensor(np.float32(decay), "")}
+        return case("momentum_update", f"update_{name}", kind, purpose, **inputs)
 
     yield update("slow", "value", "A decay near 1.", 0.98828125)
     yield update("fast", "value", "A decay of three eighths.", 0.375)
@@ -121,9 +119,7 @@ def views_not_exchanged(B: Any, first_key: Any, second_key: Any, **others: Any) 
 
 def epsilon_added_to_the_norm(B: Any, *, temperature: float = 1.0, **rows: Any) -> Any:
     """The norms of MoCo's loss have 1e-8 added to them."""
-    units = {n: normalize_l2(x, 1, form="paper", epsilon=1e-8) for n, x in rows.items()}
-    ways = (("first_query", "second_key"), ("second_query", "first_key"))
-    logits = [units[q] @ units[k].T / temperature for q, k in ways]
+    logits = [each / temperature for each in _cosines(rows, "paper", 1e-8)]
     return 2 * temperature * sum(np.mean(logsumexp(each, axis=1) - np.diag(each)) for each in logits)
 
 
@@ -140,12 +136,8 @@ def unbiased_batch_norm(B: Any, x: Any, *, epsilon: float = 1e-5) -> Any:
 
 def norm_of_half(B: Any, x: Any, **options: Any) -> Any:
     """Mean and variance are those of each half of the batch, as on two devices."""
-    half = len(x) // 2
-    return (
-        B.batch_norm(x, **options)
-        if half < 2
-        else np.concatenate([B.batch_norm(x[:half], **options), B.batch_norm(x[half:], **options)])
-    )
+    halves = np.split(x, [len(x) // 2]) if len(x) > 3 else [x]
+    return np.concatenate([B.batch_norm(half, **options) for half in halves])
 
 
 VARIANTS = (

@@ -2,6 +2,7 @@
 
 import statistics
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from moespec.models.training.config import Config
 from moespec.models.training.objectives.table import forward_passes, objective_of, training_flops
 from moespec.models.training.resolve import model_config, without_data
 
-__all__ = ["count_command", "described", "milliseconds", "of_run", "scaled"]
+__all__ = ["aligned", "count_command", "described", "milliseconds", "of_run", "scaled"]
 
 REPEATS, SECONDS = 5, 0.3
 """A forward pass is timed at least so often, and at least for so long."""
@@ -74,6 +75,13 @@ def scaled(operations: float) -> str:
     units = {1e18: "E", 1e15: "P", 1e12: "T", 1e9: "G", 1e6: "M", 1e3: "k"}
     size, unit = next((size, unit) for size, unit in units.items() if operations >= size or unit == "k")
     return f"{operations / size:.1f} {unit}FLOP"
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> str:
+    """A table for a terminal, the first column to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    form = "  ".join([f"{{:{widths[0]}}}", *(f"{{:>{width}}}" for width in widths[1:])])
+    return "\n".join(form.format(*row).rstrip() for row in rows)
 
 
 def count_command(config: Config, *, images: int | None, seen: int | None) -> None:

@@ -64,9 +64,8 @@ def curves(training: Records, evaluations: Records, *, measure: tuple[str, str],
     right.plot(steps, accuracies, "o-", ms=3, color="tab:green", label="accuracy of nearest neighbours")
     right.set(xlabel="step", ylabel="validation accuracy", ylim=(None if len(set(accuracies)) > 1 else 0, 1))
     if "spread" in evaluations[-1]:
-        right.plot(
-            steps, [r["spread"] for r in evaluations], "o-", ms=3, color="tab:purple", label="spread of features"
-        )
+        spreads = [r["spread"] for r in evaluations]
+        right.plot(steps, spreads, "o-", ms=3, color="tab:purple", label="spread of features")
         right.set(ylabel="validation images", ylim=(0, 1))
         right.legend(fontsize=8)
     if "text_to_image" in evaluations[-1]:

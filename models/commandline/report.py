@@ -44,14 +44,8 @@ def write_report(
     """
     model = model_config(config.model)
     training, evaluations = (read_log(run, kind, some=True) for kind in ("train", "evaluation"))
-    figures = {
-        "curves": curves(
-            training,
-            evaluations,
-            measure=objective_of(config).measure,
-            mixes=bool(config.data.mixup or config.data.cutmix),
-        )
-    }
+    measure, mixes = objective_of(config).measure, bool(config.data.mixup or config.data.cutmix)
+    figures = {"curves": curves(training, evaluations, measure=measure, mixes=mixes)}
     same: dict[str, str] = {}
     if family(model).moe_layers(model, config.training.batch):
         same, load = constant(training), loads(training)
@@ -61,9 +55,9 @@ def write_report(
         for index in np.linspace(0, len(dataset.validation) - 1, IMAGES).round().astype(int):
             pixels = dataset.validation.read(np.array([index]))
             logits, routings = route(arrays, dataset.normalize(pixels)[0])
-            label = _label(dataset, index)
-            read = prediction(logits, dataset.classes, config.training.loss)
-            title = f"validation image {index}: is {label}{read}"
+            split = dataset.validation
+            label = dataset.classes[split.labels[index]] if split.captions is None else split.captions[index]
+            title = f"validation image {index}: is {label}{prediction(logits, dataset.classes, config.training.loss)}"
             figures[f"routing_{index}"] = draw(pixels[0], dataset.maximum, title, routings)
     pictures = {name: png(figure) for name, figure in figures.items()}
     for name, content in pictures.items():
@@ -72,20 +66,28 @@ def write_report(
     batch = evaluation_size(B.sizes, model, most, min(most, len(dataset.validation)))
     measured = milliseconds(B, model, B.from_numpy(params), batch=batch)
     cost = f"{described(model, batch=batch)}, {measured:.3f} ms in batches of {batch} (forward pass)"
-    others = {name: lines[-1] for name in config.evaluation if (lines := read_log(run, f"evaluation/{name}"))}
-    steps, seconds = config.training, evaluations[-1]["seconds"]
-    seen = evaluations[-1]["step"] * steps.batch
-    spent = of_run(config, model, seen, batch=steps.batch // steps.accumulate)
-    spent += f"; {seconds * devices / 86_400:.4g} device-days, devices: {devices}"
-    page = _page(config, dataset, cost, spent, {**evaluations[-1], "others": others}, same, pictures)
+    steps, last = config.training, evaluations[-1]
+    spent = of_run(config, model, last["step"] * steps.batch, batch=steps.batch // steps.accumulate)
+    spent += f"; {last['seconds'] * devices / 86_400:.4g} device-days, devices: {devices}"
+    facts = _facts(config, dataset, last, cost, spent)
+    facts |= {f"block {block}, each training step": words for block, words in same.items()}
+    for block in sorted(last.get("moe", {}), key=in_order):
+        facts[f"block {block}, validation"] = line(last["moe"][block])
+    for name in config.evaluation:
+        if lines := read_log(run, f"evaluation/{name}"):
+            facts[f"evaluation {name}"] = told({k: v for k, v in lines[-1].items() if k not in ("kind", "step")})
+    captions = {
+        "curves": f"Loss and {called(last)}",
+        "load": "Load of each expert (filled slots per token), tokens that no expert handles, and entropy of the experts' "
+        "weights in a token (dotted: all weights equal), as far as they vary",
+    }
+    shown = [
+        {"name": name, "caption": captions.get(name, "Routing"), "content": base64.b64encode(content).decode()}
+        for name, content in pictures.items()
+    ]
+    page = render("run.html.jinja", title="Report of a run", facts=facts, pictures=shown, configuration=dump(config))
     write_atomically(run / "report.html", page.encode())
     return run / "report.html"
-
-
-def _label(dataset: Dataset, index: int) -> str:
-    """The class of a validation image, or its caption."""
-    captions = dataset.validation.captions
-    return dataset.classes[dataset.validation.labels[index]] if captions is None else captions[index]
 
 
 def png(figure: Figure) -> bytes:
@@ -95,17 +97,9 @@ def png(figure: Figure) -> bytes:
     return buffer.getvalue()
 
 
-def _page(
-    config: Config,
-    dataset: Dataset,
-    cost: str,
-    spent: str,
-    evaluation: dict[str, Any],
-    same: dict[str, str],
-    pictures: dict[str, bytes],
-) -> str:
+def _facts(config: Config, dataset: Dataset, evaluation: dict[str, Any], cost: str, spent: str) -> dict[str, str]:
     router = [f"router {config.model.router}"] if hasattr(config.model, "router") else []
-    facts = {
+    return {
         "model": ", ".join([config.model.name, *router]),
         "cost": cost,
         "data": f"{dataset.name}, {len(dataset.train)} training and {len(dataset.validation)} validation images",
@@ -114,19 +108,3 @@ def _page(
         "backend": config.backend,
         "validation": told({name: evaluation[name] for name in MEASURED if name in evaluation}),
     }
-    for block, words in same.items():
-        facts[f"block {block}, each training step"] = words
-    for block in sorted(evaluation.get("moe", {}), key=in_order):
-        facts[f"block {block}, validation"] = line(evaluation["moe"][block])
-    for name, other in evaluation["others"].items():
-        facts[f"evaluation {name}"] = told({key: value for key, value in other.items() if key not in ("kind", "step")})
-    captions = {
-        "curves": f"Loss and {called(evaluation)}",
-        "load": "Load of each expert (filled slots per token), tokens that no expert handles, and entropy of the experts' "
-        "weights in a token (dotted: all weights equal), as far as they vary",
-    }
-    shown = [
-        {"name": name, "caption": captions.get(name, "Routing"), "content": base64.b64encode(content).decode()}
-        for name, content in pictures.items()
-    ]
-    return render("run.html.jinja", title="Report of a run", facts=facts, pictures=shown, configuration=dump(config))

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from moespec.models.errors import DataError
 
-__all__ = ["LONGEST", "Captions", "caption"]
+__all__ = ["LONGEST", "Captions", "caption", "listed"]
 
 LONGEST = 2**16
 """Characters of a caption; what is longer is no caption."""
@@ -34,6 +34,11 @@ def caption(value: object, name: str) -> str:
     if not line:
         raise DataError(f"{name}: an empty caption")
     return line
+
+
+def listed(value: object, name: str) -> list[str]:
+    """The captions of a picture, which has one or a list of them. Raises DataError as `caption` does."""
+    return [caption(each, name) for each in (value if isinstance(value, list) else [value])]
 
 
 @dataclass(frozen=True)

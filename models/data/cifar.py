@@ -21,10 +21,8 @@ SHAPE = (32, 32, 3)
 
 
 class Kind(NamedTuple):
-    """train: the files of the training part, in order, of `images` each. test: the file of the other part, of 10 000.
-
-    labels: how many values each byte of the label has, the class last. names: the file with the names of the classes.
-    """
+    """train, test: the files of the parts, in order, those of the former with `images` each. labels: how many values each byte of
+    the label has, the class last. names: the file with the names of the classes."""
 
     train: tuple[str, ...]
     images: int
@@ -54,12 +52,8 @@ def load_cifar(folder: Path, name: str) -> Dataset:
     classes = read_names(path, str(path)) if path.exists() else tuple(map(str, range(count)))
     if len(classes) != count:
         raise DataError(f"{path}: {len(classes)} names for {count} classes")
-    parts = [_read(folder / file, kind.images, kind.labels) for file in kind.train]
-    pixels, labels = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-    held_pixels, held_labels = _read(folder / kind.test, TEST, kind.labels)
-    train = Split(lambda indices: _pictures(pixels[indices]), labels)
-    validation = Split(lambda indices: _pictures(held_pixels[indices]), held_labels)
-    return Dataset(name, train, validation, classes, SHAPE, 255)
+    train = _split([_read(folder / file, kind.images, kind.labels) for file in kind.train])
+    return Dataset(name, train, _split([_read(folder / kind.test, TEST, kind.labels)]), classes, SHAPE, 255)
 
 
 def _read(path: Path, count: int, values: tuple[int, ...]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
@@ -80,7 +74,8 @@ def _read(path: Path, count: int, values: tuple[int, ...]) -> tuple[NDArray[np.u
     return records[:, len(values) :], records[:, len(values) - 1].astype(np.int64)
 
 
-def _pictures(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Images `(images, 32, 32, 3)` from their pixels as files have them, colour by colour."""
-    height, width, channels = SHAPE
-    return np.ascontiguousarray(pixels.reshape(-1, channels, height, width).transpose(0, 2, 3, 1))
+def _split(files: list[tuple[NDArray[np.uint8], NDArray[np.int64]]]) -> Split:
+    """Images `(images, 32, 32, 3)` of the pixels of files, which have them colour by colour."""
+    pixels, labels = (np.concatenate(arrays) for arrays in zip(*files, strict=True))
+    colours = pixels.reshape(-1, SHAPE[2], *SHAPE[:2])
+    return Split(lambda indices: np.ascontiguousarray(colours[indices].transpose(0, 2, 3, 1)), labels)

@@ -4,7 +4,7 @@ Images are values 0..maximum and reach a model as `(x / maximum - mean) / std`, 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,10 @@ class Dataset:
     std: tuple[float, ...] = (0.5,)
     notes: tuple[str, ...] = ()
     held_out: bool = False
+
+    def with_splits(self, change: Callable[[str, Split], Split]) -> "Dataset":
+        """With another training and validation part: `change("train", split)` and `change("validation", split)`."""
+        return replace(self, train=change("train", self.train), validation=change("validation", self.validation))
 
     @property
     def scale(self) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -98,7 +98,9 @@ def load_configured(config: DataConfig, *, image_size: int | None = None, whole:
         raise ConfigError(f"data.path={config.path!r}: the data set 'digits' is in the package and has no path")
     if name != "digits" and not config.path:
         raise ConfigError(f"data.path is not set: the data set {name!r} is read from a path ({DATASETS[name]})")
-    _check_of_pictures(config)
+    for field in ("resize", "background", "broken", "cache") if name not in PICTURES else ():
+        if (value := getattr(config, field)) != getattr(DataConfig(), field):
+            raise ConfigError(f"data.{field}={value!r}: the data set {name!r} has no pictures to decode")
     path = Path(config.path)
     if name in PICTURES:
         if image_size is None:
@@ -114,18 +116,14 @@ def load_configured(config: DataConfig, *, image_size: int | None = None, whole:
     else:
         file, title = (DIGITS, "digits") if name == "digits" else (path, path.stem)
         dataset = resized(load_npz(file, name=title, validation_share=1 if whole else share), image_size)
-    dataset = _with_names(_normalised(dataset, config), config)
+    dataset = _normalised(dataset, config)
+    if config.classes:
+        names = read_names(Path(config.classes), f"data.classes={config.classes!r}")
+        if len(names) != len(dataset.classes):
+            raise ConfigError(f"data.classes={config.classes!r}: {len(names)} names for {len(dataset.classes)} classes")
+        dataset = replace(dataset, classes=names)
     check_changes(dataset, config)
     return dataset
-
-
-def _check_of_pictures(config: DataConfig) -> None:
-    """ConfigError for a field of pictures that the data set does not have."""
-    if config.name not in PICTURES:
-        for name in ("resize", "background", "broken", "cache"):
-            if getattr(config, name) != getattr(DataConfig(), name):
-                value = getattr(config, name)
-                raise ConfigError(f"data.{name}={value!r}: the data set {config.name!r} has no pictures to decode")
 
 
 def _normalised(dataset: Dataset, config: DataConfig) -> Dataset:
@@ -135,13 +133,3 @@ def _normalised(dataset: Dataset, config: DataConfig) -> Dataset:
             text = getattr(config, name)
             raise ConfigError(f"data.{name}={text!r}: {len(values)} numbers for {dataset.shape[2]} channels")
     return replace(dataset, mean=statistics["mean"], std=statistics["std"])
-
-
-def _with_names(dataset: Dataset, config: DataConfig) -> Dataset:
-    """The data set with the classes called as the file `data.classes` says."""
-    if not config.classes:
-        return dataset
-    names = read_names(Path(config.classes), f"data.classes={config.classes!r}")
-    if len(names) != len(dataset.classes):
-        raise ConfigError(f"data.classes={config.classes!r}: {len(names)} names for {len(dataset.classes)} classes")
-    return replace(dataset, classes=names)

@@ -5,14 +5,14 @@ called "label" of whole numbers, the labels.
 """
 
 import io
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from moespec.models.data.captions import Captions, caption
+from moespec.models.data.captions import Captions, listed
 from moespec.models.data.dataset import numbered_classes
 from moespec.models.data.picturesets import Part
 from moespec.models.errors import DataError
@@ -72,55 +72,48 @@ def find_hub(folder: Path, *, captions: bool = False) -> tuple[tuple[str, ...], 
     if "train" not in tables:
         raise DataError(f"{folder}: no part 'train' (the folder has {', '.join(tables)})")
     held_name = next((name for name in HELD if name in tables), None)
-    if captions:
-        parts = [_pairs(datasets, tables[name], f"{folder}, {name}") for name in ("train", held_name) if name]
-        return (), parts[0], (*parts, None)[1]
-    classes, part = _part(datasets, tables["train"], f"{folder}, train")
-    held = None if held_name is None else _part(datasets, tables[held_name], f"{folder}, {held_name}")[1]
+    read = _pairs if captions else _part
+    found = [read(datasets, tables[name], f"{folder}, {name}") for name in ("train", held_name) if name]
+    (classes, part), (_, held) = found[0], (*found, (None, None))[1]
     if classes is None:
-        classes = numbered_classes(str(folder), part.labels, part.labels if held is None else held.labels)
+        classes = numbered_classes(str(folder), part.labels, found[-1][1].labels)
     return classes, part, held
 
 
 def _part(datasets: Any, table: Any, where: str) -> tuple[tuple[str, ...] | None, Part]:
     features = table.features
-    images = _images(datasets, table)
     named = [name for name, kind in features.items() if isinstance(kind, datasets.ClassLabel)]
     labels = [*named, *(name for name in ("label", "labels") if name in features and name not in named)]
-    if not images or not labels:
-        what = "pictures (type Image)" if not images else "labels (type ClassLabel, or called label)"
-        raise DataError(f"{where}: no column of {what} among {', '.join(features)}")
+    files = _pictures(datasets, table, where, labels, "labels (type ClassLabel, or called label)")
     column = np.asarray(table[labels[0]][:])
     if column.dtype.kind not in "iu" or not len(column) or column.min() < 0:
         raise DataError(f"{where}: the column {labels[0]!r} has no labels from 0 on in every row")
     values: NDArray[np.int64] = column.astype(np.int64)
-    return tuple(features[named[0]].names) if named else None, Part(_coded(datasets, table, images[0], where), values)
+    return tuple(features[named[0]].names) if named else None, Part(files, values)
 
 
-def _images(datasets: Any, table: Any) -> list[str]:
-    """The columns of pictures."""
-    return [name for name, kind in table.features.items() if isinstance(kind, datasets.Image)]
-
-
-def _coded(datasets: Any, table: Any, column: str, where: str) -> Rows:
-    """Its pictures, as the bytes of their files."""
+def _pictures(datasets: Any, table: Any, where: str, others: list[str], what: str) -> Rows:
+    """Its pictures, as the bytes of their files. Raises DataError without a column of them, or without `others`, which are `what`."""
+    images = [name for name, kind in table.features.items() if isinstance(kind, datasets.Image)]
+    if not images or not others:
+        missing = what if images else "pictures (type Image)"
+        raise DataError(f"{where}: no column of {missing} among {', '.join(table.features)}")
+    column = images[0]
     return Rows(table.cast_column(column, datasets.Image(decode=False)).select_columns([column]), column, where)
 
 
-def _pairs(datasets: Any, table: Any, where: str) -> Part:
-    images, named = _images(datasets, table), [name for name in CAPTION if name in table.features]
-    if not images or not named:
-        what = "pictures (type Image)" if not images else f"captions ({', '.join(CAPTION)})"
-        raise DataError(f"{where}: no column of {what} among {', '.join(table.features)}")
+def _pairs(datasets: Any, table: Any, where: str) -> tuple[tuple[str, ...] | None, Part]:
+    named = [name for name in CAPTION if name in table.features]
+    files = _pictures(datasets, table, where, named, f"captions ({', '.join(CAPTION)})")
     pictures: list[int] = []
     texts: list[str] = []
     for row, value in enumerate(table[named[0]]):
-        values = value if isinstance(value, list) else [value]
-        if not values:
+        found = listed(value, f"{where}, row {row}")
+        if not found:
             raise DataError(f"{where}, row {row}: no caption")
-        pictures += [row] * len(values)
-        texts += [caption(each, f"{where}, row {row}") for each in values]
+        pictures += [row] * len(found)
+        texts += found
     if not pictures:
         raise DataError(f"{where}: no rows in it")
-    files = _coded(datasets, table.select(pictures), images[0], where)
-    return Part(files, np.array(pictures, np.int64), Captions.of(texts))
+    files = replace(files, table=files.table.select(pictures))
+    return (), Part(files, np.array(pictures, np.int64), Captions.of(texts))

@@ -20,7 +20,6 @@ from moespec.models.streams import ORDER, generator
 
 __all__ = [
     "batch_indices",
-    "batch_of_step",
     "data_position",
     "evaluation_batch",
     "pairs_of_step",
@@ -49,14 +48,7 @@ def data_position(examples: int, batch: int, step: int) -> dict[str, int]:
 
 
 def training_batch(
-    dataset: Dataset,
-    config: DataConfig,
-    *,
-    batch: int,
-    seed: int,
-    step: int,
-    rows: range | None = None,
-    view: int = 0,
+    dataset: Dataset, config: DataConfig, batch: int, seed: int, step: int, *, rows: range | None = None, view: int = 0
 ) -> dict[str, Any]:
     """Step `step`'s images `(batch, H, W, Ch)`, uint8, and targets `(batch, classes)`, augmented.
 
@@ -87,22 +79,15 @@ def training_batch(
     return {"images": pixels[rows_of_batch], "targets": targets[rows_of_batch]}
 
 
-def batch_of_step(
-    dataset: Dataset, config: DataConfig, batch: int, seed: int, step: int, *, rows: range | None = None
-) -> dict[str, Any]:
-    """`training_batch`, with the step last, as a `Prefetcher` needs it."""
-    return training_batch(dataset, config, batch=batch, seed=seed, step=step, rows=rows)
-
-
 def views_of_step(
     dataset: Dataset, views: Mapping[str, DataConfig], batch: int, seed: int, step: int, *, rows: range | None = None
 ) -> dict[str, Any]:
     """Several views of the images of a step by name, each `{"images"}` of a `training_batch` with its own augmentation."""
-    made = {}
-    for view, (name, config) in enumerate(views.items()):
-        one = training_batch(dataset, config, batch=batch, seed=seed, step=step, rows=rows, view=view)
-        made[name] = {"images": one["images"]}
-    return made
+    made = {
+        name: training_batch(dataset, config, batch, seed, step, rows=rows, view=view)
+        for view, (name, config) in enumerate(views.items())
+    }
+    return {name: {"images": one["images"]} for name, one in made.items()}
 
 
 def pairs_of_step(
@@ -112,11 +97,10 @@ def pairs_of_step(
     indices = batch_indices(len(dataset.train), batch, seed, step)
     chosen = indices if rows is None else indices[rows.start : rows.stop]
     ids, features = dataset.train.ids, dataset.train.features
-    if features is None:
-        image = training_batch(dataset, config, batch=batch, seed=seed, step=step, rows=rows)
-    else:
-        image = {"features": features[chosen]}
-    return {"image": image, "text": {} if ids is None else {"ids": ids[chosen]}}
+    text = {} if ids is None else {"ids": ids[chosen]}
+    if features is not None:
+        return {"image": {"features": features[chosen]}, "text": text}
+    return {"image": training_batch(dataset, config, batch, seed, step, rows=rows), "text": text}
 
 
 def evaluation_batch(

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from moespec.models.data.captions import LONGEST, Captions, caption
+from moespec.models.data.captions import LONGEST, Captions, caption, listed
 from moespec.models.data.folder import ENDINGS
 from moespec.models.data.hub import CAPTION, find_hub
 from moespec.models.data.pictures import Folder
@@ -59,11 +59,8 @@ def _of_folder(folder: Path) -> Part:
     pictures = sorted(file for file in folder.rglob("*") if file.suffix.lower() in ENDINGS and file.is_file())
     if not pictures:
         raise DataError(f"{folder}: no images in it (endings {', '.join(sorted(ENDINGS))})")
-    return Part(
-        Folder(folder, [str(file.relative_to(folder)) for file in pictures]),
-        np.arange(len(pictures)),
-        Captions.of(_beside(file) for file in pictures),
-    )
+    files = Folder(folder, [str(file.relative_to(folder)) for file in pictures])
+    return Part(files, np.arange(len(pictures)), Captions.of(map(_beside, pictures)))
 
 
 def _beside(picture: Path) -> str:
@@ -90,12 +87,12 @@ def _of_table(path: Path) -> Part:
         name = row[image]
         if not isinstance(name, str) or not (name in exists or os.path.isfile(path.parent / name)):
             raise DataError(f"{where}: there is no image {name!r:.200}")
-        values = row[text] if isinstance(row[text], list) else [row[text]]
-        if not values:
+        found = listed(row[text], f"{where}, {name}")
+        if not found:
             raise DataError(f"{where}: {name} has no caption")
         exists.setdefault(name, len(exists))
-        images += [name] * len(values)
-        texts += [caption(value, f"{where}, {name}") for value in values]
+        images += [name] * len(found)
+        texts += found
     if not images:
         raise DataError(f"{path}: no rows in it")
     labels = np.array([exists[name] for name in images], np.int64)

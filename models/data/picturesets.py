@@ -77,9 +77,8 @@ def load_pictures(
         more = f" and {len(lost) - SHOWN} more" if len(lost) > SHOWN else ""
         notes.append(f"{len(lost)} files are broken and left out: {', '.join(lost[:SHOWN])}{more}")
     if clear:
-        notes.append(
-            f"{clear} pictures may be transparent in places; {config.background} is behind them (data.background)"
-        )
+        behind = f"{config.background} is behind them (data.background)"
+        notes.append(f"{clear} pictures may be transparent in places; {behind}")
     empty = set(range(len(classes))) - set(chosen[0][1].tolist())
     if empty or not all(len(each[1]) for each in chosen):
         what = f"no training image of class {classes[min(empty)]!r}" if empty else "no training or no validation image"

@@ -69,17 +69,16 @@ def find_shards(folder: Path, *, captions: bool = False) -> tuple[tuple[str, ...
     captions in place of labels, as of `pairs.find_pairs`. Raises DataError naming a shard that is no tar file, or a member
     that has no label, or no caption.
     """
-    paths = sorted(folder.rglob("*.tar")) if folder.is_dir() else [folder]
+    root, paths = (folder, sorted(folder.rglob("*.tar"))) if folder.is_dir() else (folder.parent, [folder])
     if not paths or not folder.exists():
         raise DataError(f"{folder}: {'no .tar files in it' if folder.is_dir() else 'there is no such file or folder'}")
-    table = _indexed(folder if folder.is_dir() else folder.parent, paths, captions=captions)
-    texts = [str(path.relative_to(folder)) if folder.is_dir() else path.name for path in paths]
+    table = _indexed(root, paths, captions=captions)
+    texts = [str(path.relative_to(root)) for path in paths]
     validation = np.array([any(word in text for word in HELD) and "train" not in text for text in texts])
     held = validation[table["shard"]]
-    if not any("train" in text for text in texts) or not validation.any():
-        parts = [_part([str(path) for path in paths], table, np.arange(len(held)))]
-    else:
-        parts = [_part([str(path) for path in paths], table, np.flatnonzero(rows)) for rows in (~held, held)]
+    alone = not any("train" in text for text in texts) or not validation.any()
+    chosen = [np.arange(len(held))] if alone else [np.flatnonzero(~held), np.flatnonzero(held)]
+    parts = [_part([str(path) for path in paths], table, rows) for rows in chosen]
     if not all(len(part.labels) for part in parts):
         raise DataError(f"{folder}: the shards for {'validation' if len(parts[0].labels) else 'training'} are empty")
     classes = () if captions else numbered_classes(str(folder), parts[0].labels, parts[-1].labels)
@@ -151,16 +150,10 @@ def _members(path: Path, *, captions: bool) -> Iterator[tuple[int, int, str, Any
 
 def _label(content: bytes, ending: str, name: str) -> int | None:
     try:
-        if ending == ".cls":
-            return _whole(int(content))
-        entries = json.loads(content)
+        entries = {"label": int(content)} if ending == ".cls" else json.loads(content)
         labels = [entries[key] for key in ("label", "cls") if key in entries] if isinstance(entries, dict) else []
-        return _whole(labels[0]) if labels else None
+        if labels and (type(labels[0]) is not int or not 0 <= labels[0] < 2**31):
+            raise ValueError(labels[0])
+        return labels[0] if labels else None
     except (ValueError, RecursionError) as error:
         raise DataError(f"{name}: expected a label, a whole number from 0 on ({content[:40]!r})") from error
-
-
-def _whole(value: Any) -> int:
-    if type(value) is not int or not 0 <= value < 2**31:
-        raise ValueError(value)
-    return value

@@ -10,14 +10,12 @@
 What is left after a text is filled with its end token, so that the last token is one always, which pooling may rely on: the
 "sticky" end of google-research/big_vision, `pp/ops_text.py`, get_pp_tokenize, with the end as `pad_value`. A text that has
 no room for its end is an error, as in openai/CLIP, `clip/clip.py`, tokenize, unless it is to be cut, as CLIP's `truncate` and
-big_vision do: what a model does not see of its captions should be a choice. Nothing is downloaded.
+big_vision do. Nothing is downloaded.
 """
 
-import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +24,7 @@ from moespec.models.data.captions import Captions
 from moespec.models.errors import DataError
 from moespec.spec.errors import ConfigError
 
-__all__ = ["ENDS", "Encoded", "Tokenizer", "check_vocabulary", "encode", "tokenizer_of"]
+__all__ = ["ENDS", "Tokenizer", "check_vocabulary", "encode", "tokenizer_of"]
 
 ENDS = ("</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>", "<|eos|>", "[SEP]", "[EOS]")
 """Tokens that end a text in usual vocabularies."""
@@ -34,51 +32,12 @@ CHUNK = 4096
 """Texts that are encoded at once."""
 
 
-class Tokenizer(Protocol):
-    """vocabulary: how many ids there are. end: the one after a text. digest: of the file, empty for bytes."""
+class Tokenizer(NamedTuple):
+    """tokens: the ids of each of some texts. vocabulary: how many ids there are. end: the one after a text."""
 
-    @property
-    def vocabulary(self) -> int: ...
-    @property
-    def end(self) -> int: ...
-    @property
-    def digest(self) -> str: ...
-
-    def tokens(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of each text, without the end."""
-
-
-@dataclass(frozen=True)
-class Bytes:
-    """The bytes of UTF-8."""
-
-    vocabulary: int = 257
-    end: int = 256
-    digest: str = ""
-
-    def tokens(self, texts: Sequence[str]) -> list[list[int]]:
-        return [list(text.encode()) for text in texts]
-
-
-@dataclass(frozen=True)
-class FromFile:
-    """A tokenizer of the library `tokenizers`."""
-
-    library: Any
+    tokens: Callable[[Sequence[str]], list[list[int]]]
     vocabulary: int
     end: int
-    digest: str
-
-    def tokens(self, texts: Sequence[str]) -> list[list[int]]:
-        found = [encoding.ids for encoding in self.library.encode_batch(list(texts))]
-        return [ids[:-1] if ids[-1:] == [self.end] else ids for ids in found]  # which some files add themselves
-
-
-class Encoded(NamedTuple):
-    """ids: `(N, S)` int32. cut: how many of the texts were too long."""
-
-    ids: NDArray[np.int32]
-    cut: int
 
 
 def tokenizer_of(path: str = "", *, end: str = "") -> Tokenizer:
@@ -87,14 +46,13 @@ def tokenizer_of(path: str = "", *, end: str = "") -> Tokenizer:
     Raises ConfigError when `tokenizers` is not installed or the file has no such token, DataError for another file.
     """
     if not path:
-        return Bytes()
+        return Tokenizer(lambda texts: [list(text.encode()) for text in texts], vocabulary=257, end=256)
     try:
         import tokenizers
     except ModuleNotFoundError as error:
         raise ConfigError(f"lit.tokenizer={path!r}: {error}. Install it: pip install 'moespec[text]'") from error
     try:
-        content = Path(path).read_bytes()
-        library = tokenizers.Tokenizer.from_buffer(content)
+        library = tokenizers.Tokenizer.from_buffer(Path(path).read_bytes())
     except Exception as error:  # the library raises plain exceptions
         raise DataError(f"lit.tokenizer={path!r}: not a file of a tokenizer ({error})") from error
     library.no_truncation()
@@ -103,7 +61,12 @@ def tokenizer_of(path: str = "", *, end: str = "") -> Tokenizer:
     if (token := end or next((each for each in ENDS if each in ids), "")) not in ids:
         wanted = f"no token {end!r}" if end else f"none of the tokens {', '.join(ENDS)}"
         raise ConfigError(f"lit.tokenizer={path!r}: {wanted} in its vocabulary; name the token that ends a text")
-    return FromFile(library, max(ids.values()) + 1, ids[token], hashlib.sha256(content).hexdigest())
+
+    def tokens_of(texts: Sequence[str]) -> list[list[int]]:
+        found = (encoding.ids for encoding in library.encode_batch(list(texts)))
+        return [each[:-1] if each[-1:] == [ids[token]] else each for each in found]  # the end, which some files add
+
+    return Tokenizer(tokens_of, max(ids.values()) + 1, ids[token])
 
 
 def check_vocabulary(tokenizer: Tokenizer, vocabulary: int) -> None:
@@ -119,8 +82,8 @@ def encode(
     *,
     long: Literal["error", "cut"] = "error",
     name: Callable[[int], str] = "caption {}".format,
-) -> Encoded:
-    """The ids of texts, filled with ends to `length`. long: what is done to one that has no room for its end.
+) -> NDArray[np.int32]:
+    """The ids of texts, `(N, length)`, filled with ends. long: what is done to one that has no room for its end.
 
     name: what errors call a text, by its number. Raises ConfigError for a length without room for a token, DataError naming a
     text without tokens, and the first that is too long, with the number of those and the length that all need.
@@ -128,20 +91,19 @@ def encode(
     if length < 2:
         raise ConfigError(f"text.length={length!r}: no room for a token and the end of a text")
     ids = np.full((len(texts), length), tokenizer.end, np.int32)
-    too_long, longest = [], 0
+    lengths = np.zeros(len(texts), np.int64)
     for start in range(0, len(texts), CHUNK):
         chunk = [texts[row] for row in range(start, min(start + CHUNK, len(texts)))]
         for row, tokens in enumerate(tokenizer.tokens(chunk), start):
             if not tokens or not texts[row].strip():
                 raise DataError(f"{name(row)}: {texts[row][:40]!r} is empty, or has no tokens")
             ids[row, : min(len(tokens), length - 1)] = tokens[: length - 1]
-            if len(tokens) >= length:
-                too_long.append(row)
-                longest = max(longest, len(tokens))
-    if too_long and long == "error":
-        row = too_long[0]
+            lengths[row] = len(tokens)
+    too_long = np.flatnonzero(lengths >= length)
+    if len(too_long) and long == "error":
+        row = int(too_long[0])
         raise DataError(
             f"{name(row)}: {texts[row][:40]!r}... and its end are more than text.length={length} tokens, as are "
-            f"{len(too_long)} of {len(texts)}, the longest {longest + 1}; lit.long='cut' cuts them"
+            f"{len(too_long)} of {len(texts)}, the longest {lengths.max() + 1}; lit.long='cut' cuts them"
         )
-    return Encoded(ids, len(too_long))
+    return ids

@@ -16,9 +16,8 @@ from moespec.models.data.loader import evaluation_batch
 from moespec.models.data.prefetch import Prefetcher
 from moespec.models.data.prepared import prepared
 from moespec.models.evaluation.metrics import unflatten
-from moespec.models.families import Config, family
+from moespec.models.families import Tower, family
 from moespec.models.interruption import check
-from moespec.models.text import TextConfig
 from moespec.spec import sigmoid_cross_entropy, softmax_cross_entropy
 from moespec.spec.errors import SpecError
 
@@ -27,7 +26,7 @@ __all__ = ["evaluate", "evaluation_size", "features", "over"]
 TOP = 5
 
 
-def evaluation_size(sizes: MeshSizes, model: Config | TextConfig, batch: int, images: int) -> int:
+def evaluation_size(sizes: MeshSizes, model: Tower, batch: int, images: int) -> int:
     """Images of each batch in which `images` are evaluated, of at most `batch`: the least that takes no more batches.
 
         size >= images / ceil(images / batch)

@@ -20,7 +20,7 @@ keep no weights take less.
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 from moespec.models import sparse_mlp, vit
 from moespec.models.counts import rows
@@ -32,13 +32,6 @@ __all__ = ["activations", "bytes_of_dtype", "padded"]
 
 COLUMNS = 128
 """Columns of a tile of a TPU's memory."""
-
-
-class Block(NamedTuple):
-    """Bytes for the images of one part of a batch: what is kept, and what the backward pass has besides."""
-
-    kept: float
-    at_hand: float
 
 
 def padded(size: int, multiple: int = COLUMNS) -> int:
@@ -61,10 +54,9 @@ def activations(config: Tower, images: int, *, split: bool, recompute: bool) -> 
     around: float = images * math.prod(config.input_shape) * size + 3 * 4 * tokens
     if isinstance(config, vit.VitConfig):
         around += _stem(config) * images * size
-    largest = max(block.kept + block.at_hand for block in blocks)
     if recompute:
-        return around + config.depth * tokens * size + largest
-    return around + sum(block.kept for block in blocks) + max(block.at_hand for block in blocks)
+        return around + config.depth * tokens * size + max(map(sum, blocks))
+    return around + sum(kept for kept, _ in blocks) + max(at_hand for _, at_hand in blocks)
 
 
 def _stem(config: vit.VitConfig) -> float:
@@ -74,7 +66,8 @@ def _stem(config: vit.VitConfig) -> float:
     return 3 * sum(side**2 * feature for side, feature in zip(sides, features, strict=True))
 
 
-def _block(config: Tower, layers: list[MoeLayer], images: int, *, split: bool) -> Block:
+def _block(config: Tower, layers: list[MoeLayer], images: int, *, split: bool) -> tuple[float, float]:
+    """Bytes for the images of one part of a batch: what is kept, and what the backward pass has besides."""
     size, D = bytes_of_dtype(config), config.width
     S = padded(config.sequence, 32 // size)
     hidden, mixing, wide = 0.0, 0.0, 0.0
@@ -91,21 +84,17 @@ def _block(config: Tower, layers: list[MoeLayer], images: int, *, split: bool) -
         wide = max(config.token_hidden * D, config.hidden * S)
         per_image = 4 * S * D + config.token_hidden * D + config.hidden * S
     moe = sum(_moe(config, layer, split=split) for layer in layers)
-    return Block(images * per_image * size + moe, images * (4 * mixing + size * wide))
+    return images * per_image * size + moe, images * (4 * mixing + size * wide)
 
 
 def _moe(config: Tower, layer: MoeLayer, *, split: bool) -> float:
     """Bytes that a layer keeps in place of H of a token."""
     settings: Any = layer.settings
     size, filled = bytes_of_dtype(config), rows(layer, train=True, every_slot=split)
-    hidden = _hidden(config, layer)
+    hidden = config.hidden
+    if isinstance(config, sparse_mlp.SparseMlpConfig):
+        hidden = config.sparse_token_hidden if layer.items == "channels" else config.sparse_hidden
     numbers = size * filled * (hidden + (4 if split else 2) * settings.width)
     columns = filled if layer.router == "soft_moe" else settings.experts
     numbers += settings.tokens * columns * ((8 + 2 * size) if layer.router == "soft_moe" else 4)
     return float(layer.groups * numbers)
-
-
-def _hidden(config: Tower, layer: MoeLayer) -> int:
-    if isinstance(config, sparse_mlp.SparseMlpConfig):
-        return config.sparse_token_hidden if layer.items == "channels" else config.sparse_hidden
-    return config.hidden

@@ -1,12 +1,11 @@
 """The command `moespec plan`: prints what a step takes on each mesh, and which it would be."""
 
 import json
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 from moespec.backends.mesh import MeshSizes
-from moespec.models.commandline.cost import described, of_run
+from moespec.models.commandline.cost import aligned, described, of_run
 from moespec.models.families import fewest_images
 from moespec.models.planning.chips import chip_of
 from moespec.models.planning.footprint import rows
@@ -54,7 +53,7 @@ def plan_command(
     parts = f" in {training.accumulate} parts" if training.accumulate > 1 else ""
     again = ", blocks recomputed" if training.recompute else ""
     print(f"{training.batch} images a step{parts} on {devices} {chip}{again}; of each device:\n")
-    _print_table([HEADINGS, UNITS, *(_row(each) for each in ranked[:SHOWN])])
+    print(aligned([HEADINGS, UNITS, *(_row(each) for each in ranked[:SHOWN])]))
     if ranked[SHOWN:]:
         print(f"and {len(ranked) - SHOWN} other meshes (--json has them)")
     if too_large := [str(each.sizes) for each in ranked if not each.fits]:
@@ -73,11 +72,9 @@ def _check_utilisation(named: str, value: float, config: Config, *, sharding: bo
         raise ConfigError(f"{named}: expected a scalar above 0, at most 1")
     if sharding:
         raise ConfigError(f"{named} concerns nothing here: --sharding says how parameters are split")
-    if config.training.epochs is not None:
-        epochs = f"training.epochs={config.training.epochs!r}"
-        raise ConfigError(
-            f"{named}: {epochs} is of data that are not read; --training.examples says how many images are seen"
-        )
+    if (epochs := config.training.epochs) is not None:
+        advice = "is of data that are not read; --training.examples says how many images are seen"
+        raise ConfigError(f"{named}: training.epochs={epochs!r} {advice}")
 
 
 def options(config: Config, sizes: MeshSizes) -> str:
@@ -91,19 +88,9 @@ def options(config: Config, sizes: MeshSizes) -> str:
 
 
 def _json(config: Config, each: Plan) -> dict[str, Any]:
-    return {
-        "mesh": dict(zip(("data", "fsdp", "expert"), each.sizes.shape, strict=True)),
-        "options": options(config, each.sizes),
-        "fits": each.fits,
-        "bytes": each.bytes,
-        "memory": each.memory,
-        "links": each.links,
-        "traffic": each.traffic,
-        "flops": each.flops,
-        "seconds": each.seconds,
-        "longest": each.longest,
-        "sum": each.sum,
-    }
+    mesh = dict(zip(("data", "fsdp", "expert"), each.sizes.shape, strict=True))
+    names = ("fits", "bytes", "memory", "links", "traffic", "flops", "seconds", "longest", "sum")
+    return {"mesh": mesh, "options": options(config, each.sizes), **{name: getattr(each, name) for name in names}}
 
 
 SHOWN = 10
@@ -127,14 +114,6 @@ def _gib(size: float) -> str:
     return f"{size / 2**30:.2f}"
 
 
-def _print_table(table: Iterable[tuple[str, ...]]) -> None:
-    lines = list(table)
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for first, *others in lines:
-        cells = [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))]
-        print("  ".join(cells).rstrip())
-
-
 def _print_sharding(config: Config, sizes: MeshSizes, *, as_json: bool) -> None:
     table = rows(shapes_of(config, model_config(config.model)), sizes)
     if as_json:
@@ -154,4 +133,4 @@ def _print_sharding(config: Config, sizes: MeshSizes, *, as_json: bool) -> None:
     ]
     total = f"{sum(row.parameters * row.bytes for row in table):,}"
     headings = ("parameter", "shape", "split", "bytes of one", "count", "bytes")
-    _print_table([headings, *lines, ("all", "", "", "", str(sum(row.parameters for row in table)), total)])
+    print(aligned([headings, *lines, ("all", "", "", "", str(sum(row.parameters for row in table)), total)]))

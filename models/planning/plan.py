@@ -17,6 +17,7 @@ of equal ones (to two digits) the one that splits the least: parameters, then ex
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from moespec.backends.mesh import MeshSizes, mesh_sizes
 from moespec.models import families
@@ -97,40 +98,26 @@ def _plan(model: families.Config, shapes: Params, config: Config, sizes: MeshSiz
         check_expert_axis(sizes, tower, training.batch // training.accumulate)
     images = training.batch // sizes.devices
     part = images // training.accumulate
+    how: Any = {"accumulate": training.accumulate, "recompute": training.recompute}
     kept, besides = objective.of_batch(config, model)
     of_device = owned(shapes, config.optimizer, sizes)
-    copies = _copies(model, shapes, config, sizes)
+    of_towers = [n * activations(tower, part, split=split, recompute=training.recompute) for tower, n, _ in towers]
+    numbers = [max(times) * (_padded(tower.input_shape) + tower.classes) for tower, *times in towers]
     memory = {
         "parameters": of_device.parameters,
         "optimizer": of_device.optimizer,
         "gradients": of_device.gradients * (2 if training.accumulate > 1 else 1),
-        "copies": copies,
-        "activations": 12 * training.batch * kept
-        + sum(
-            trained * activations(tower, part, split=split, recompute=training.recompute)
-            for tower, trained, _ in towers
-        ),
-        "batch": 4
-        * images
-        * sum(max(times) * (_padded(tower.input_shape) + tower.classes) for tower, *times in towers),
+        "copies": _copies(model, shapes, config, sizes),
+        "activations": 12 * training.batch * kept + sum(of_towers),
+        "batch": 4 * images * sum(numbers),
     }
     passes = max(times for _, times in forward_passes(config, model))
     operations = training_flops(config, model, images, batch=part, every_slot=split)
-    received = links(
-        towers,
-        shapes,
-        config.optimizer,
-        sizes,
-        images=images,
-        accumulate=training.accumulate,
-        recompute=training.recompute,
-        transport=config.mesh.transport,
-    )
     return Plan(
         sizes,
         {name: float(value) for name, value in memory.items()},
-        received,
-        memory_traffic(of_device, accumulate=training.accumulate, recompute=training.recompute),
+        links(towers, shapes, config.optimizer, sizes, images=images, transport=config.mesh.transport, **how),
+        memory_traffic(of_device, **how),
         operations + passes * training.batch * besides,
         chip,
     )

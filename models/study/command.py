@@ -63,8 +63,7 @@ def study_command(entries: Mapping[str, Config], *, seeds: int, out: Path, measu
             outcomes[name][seed] = outcome.read(file, measure)
         except Interrupted as stop:
             raise Interrupted(
-                f"stopped by {stop.signal.name}, in run {number} of {len(runs)}; the same command goes on",
-                stop.signal,
+                f"stopped by {stop.signal.name}, in run {number} of {len(runs)}; the same command goes on", stop.signal
             ) from stop
         except BusyError:
             raise

@@ -55,31 +55,28 @@ def make(loaded: LoadedRun, run: Path, path: Path) -> None:
     right = _right(B, model, params, loaded.dataset, batch) if objective_of(config).head else None
     trained, (*_, last) = (read_log(run, kind, some=True) for kind in ("train", "evaluation"))
     blocks = list(last.get("moe", {}).values())
-    write_atomically(
-        path,
-        signed(
-            {
-                "step": loaded.step,
-                "accuracy": last["accuracy"] if right is None else float(right.mean()),
-                "loss": last.get("loss", trained[-1]["loss"]),
-                "images": len(loaded.dataset.validation),
-                "right": None if right is None else base64.b64encode(np.packbits(right).tobytes()).decode(),
-                "seconds": last["seconds"],
-                "training_milliseconds": 1e3 / statistics.median(line["images_per_second"] for line in trained),
-                "milliseconds": milliseconds(B, model, params, batch=batch),
-                "training_operations": training_flops(config, model, seen, batch=part),
-                "operations": sum(counts.flops(model, batch).values()),
-                "parameters": family(model).parameter_count(model),
-                "evaluations": _measured(config, run),
-                "dropped": statistics.mean(block["dropped"] for block in blocks) if blocks else 0.0,
-                "imbalance": statistics.mean(_imbalance(block["load"]) for block in blocks) if blocks else 1.0,
-                "backend": B.name,
-                "config": asdict(config),
-                "machine": _machine(),
-                "version": version(),
-            }
-        ),
-    )
+    busiest = [max(load) * len(load) / sum(load) for load in (block["load"] for block in blocks)]
+    kept = {
+        "step": loaded.step,
+        "accuracy": last["accuracy"] if right is None else float(right.mean()),
+        "loss": last.get("loss", trained[-1]["loss"]),
+        "images": len(loaded.dataset.validation),
+        "right": None if right is None else base64.b64encode(np.packbits(right).tobytes()).decode(),
+        "seconds": last["seconds"],
+        "training_milliseconds": 1e3 / statistics.median(line["images_per_second"] for line in trained),
+        "milliseconds": milliseconds(B, model, params, batch=batch),
+        "training_operations": training_flops(config, model, seen, batch=part),
+        "operations": sum(counts.flops(model, batch).values()),
+        "parameters": family(model).parameter_count(model),
+        "evaluations": _measured(config, run),
+        "dropped": statistics.mean(block["dropped"] for block in blocks) if blocks else 0.0,
+        "imbalance": statistics.mean(busiest) if blocks else 1.0,
+        "backend": B.name,
+        "config": asdict(config),
+        "machine": _machine(),
+        "version": version(),
+    }
+    write_atomically(path, signed(kept))
 
 
 def read(path: Path, measure: str = "") -> dict[str, Any]:
@@ -124,9 +121,7 @@ def measures(config: Config) -> list[str]:
     ways = [f"{way}/recall_{k}" for way in ("image_to_text", "text_to_image") for k in RECALLS]
     found: list[str] = []
     for name, of in config.evaluation.items():
-        few, near = (
-            [f"{what}_{n}/accuracy" for n in ns] for what, ns in (("shots", of.shots), ("neighbours", of.neighbours))
-        )
+        few, near = [f"shots_{n}/accuracy" for n in of.shots], [f"neighbours_{n}/accuracy" for n in of.neighbours]
         each = {"few_shot": few, "neighbours": near, "retrieval": ways}.get(of.kind, ["accuracy"])
         found += [f"{name}/{one}" for one in each]
     return found
@@ -146,7 +141,3 @@ def _right(B: Backend, model: Any, params: Any, dataset: Any, batch: int) -> NDA
         for (logits, _), part in over(B, forward, params, dataset, dataset.validation, batch=batch)
     ]
     return np.asarray(np.concatenate(predicted) == dataset.validation.labels)
-
-
-def _imbalance(load: list[float]) -> float:
-    return max(load) * len(load) / sum(load)

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from moespec.models.commandline.cost import scaled
+from moespec.models.commandline.cost import aligned, scaled
 from moespec.models.commandline.report import png
 from moespec.models.files import write_atomically
 from moespec.models.study.outcome import right_of
-from moespec.models.study.statistics import Difference, differences, differences_of_seeds, pareto, sentences, spread
+from moespec.models.study.statistics import differences, differences_of_seeds, pareto, sentences, spread
 from moespec.models.templates import render
 from moespec.spec.errors import ConfigError
 from moespec.version import version
@@ -48,9 +48,8 @@ def summarised(outcomes: Outcomes, failed: Mapping[str, Mapping[int, str]], meas
     if len(set(sizes.values())) > 1:
         raise ConfigError(f"routers: the entries have different validation images: {sizes}")
     values = {name: [_compared(runs[seed], measure) for seed in seeds] for name, runs in outcomes.items()}
-    entries = {}
-    for name, runs in outcomes.items():
-        entries[name] = {
+    entries = {
+        name: {
             "accuracy": statistics.mean(values[name]),
             "spread": spread(values[name]),
             "evaluations": _evaluated([runs[seed].get("evaluations", {}) for seed in seeds]),
@@ -58,6 +57,8 @@ def summarised(outcomes: Outcomes, failed: Mapping[str, Mapping[int, str]], meas
             **{key: runs[seeds[0]][key] for key in FIXED},
             **{key: statistics.median(runs[seed][key] for seed in seeds) for key in MEDIANS},
         }
+        for name, runs in outcomes.items()
+    }
     if measure:
         pairs = differences_of_seeds(values)
     else:
@@ -97,11 +98,9 @@ def _evaluated(runs: list[dict[str, float]]) -> dict[str, dict[str, float | None
 
 def evaluations(results: dict[str, Any]) -> list[tuple[str, ...]]:
     """The table of the evaluations by schedule, a column for each, a row for each entry; empty without any."""
-    entries = results["entries"]
-    names = sorted({name for entry in entries.values() for name in entry["evaluations"]})
-    found = [
-        (name, *(_percent(entry["evaluations"].get(column)) for column in names)) for name, entry in entries.items()
-    ]
+    entries = {name: entry["evaluations"] for name, entry in results["entries"].items()}
+    names = sorted({name for measured in entries.values() for name in measured})
+    found = [(name, *(_percent(measured.get(column)) for column in names)) for name, measured in entries.items()]
     return [("", *names), *found] if names else []
 
 
@@ -117,7 +116,7 @@ def write(folder: Path, results: dict[str, Any], commands: dict[str, str]) -> No
     write_atomically(folder / "results.json", (json.dumps(results, indent=1) + "\n").encode())
     write_atomically(folder / "results.csv", _csv(results).encode())
     write_atomically(folder / "pareto.png", picture)
-    pairs = [Difference(**{key: one[key] for key in Difference._fields}) for one in results["differences"]]
+    points = [[100 * one[key] for key in ("difference", "low", "high")] for one in results["differences"]]
     page = render(
         "study.html.jinja",
         title="Study",
@@ -125,7 +124,8 @@ def write(folder: Path, results: dict[str, Any], commands: dict[str, str]) -> No
         rows=rows(results),
         evaluations=evaluations(results),
         differences=[
-            [one, f"{100 * one.difference:+.2f}", f"{100 * one.low:+.2f} to {100 * one.high:+.2f}"] for one in pairs
+            [one, f"{difference:+.2f}", f"{low:+.2f} to {high:+.2f}"]
+            for one, (difference, low, high) in zip(results["differences"], points, strict=True)
         ],
         picture=base64.b64encode(picture).decode(),
         commands=commands,
@@ -133,14 +133,11 @@ def write(folder: Path, results: dict[str, Any], commands: dict[str, str]) -> No
     write_atomically(folder / "index.html", page.encode())
 
 
-HEAD = (
-    *("", "accuracy", "spread", "ms to train", "ms forward", "training", "operations"),
-    *("parameters", "dropped", "imbalance"),
-)
+HEAD = ("spread", "ms to train", "ms forward", "training", "operations", "parameters", "dropped", "imbalance")
 
 
 def rows(results: dict[str, Any]) -> list[tuple[str, ...]]:
-    """The table of a study, a row for each entry, the best first, as text in the columns of `HEAD`."""
+    """The table of a study, a row for each entry, the best first, as text: its name, the measure, and the columns of `HEAD`."""
     ordered = sorted(results["entries"].items(), key=lambda item: -item[1]["accuracy"])
     finished = [
         (
@@ -157,18 +154,13 @@ def rows(results: dict[str, Any]) -> list[tuple[str, ...]]:
         )
         for name, entry in ordered
     ]
-    head = (HEAD[0], results.get("measure") or HEAD[1], *HEAD[2:])
-    return [head, *finished, *((name, "failed", *[""] * len(HEAD[2:])) for name in results["failed"])]
+    head = ("", results.get("measure") or "accuracy", *HEAD)
+    return [head, *finished, *((name, "failed", *[""] * len(HEAD)) for name in results["failed"])]
 
 
 def table(results: dict[str, Any]) -> str:
     """The table for a terminal."""
-    lines = rows(results)
-    widths = [max(len(line[column]) for line in lines) for column in range(len(HEAD))]
-    aligned = [[cell.rjust(width) for cell, width in zip(line, widths, strict=True)] for line in lines]
-    return "\n".join(
-        "  ".join([line[0].ljust(widths[0]), *cells[1:]]) for line, cells in zip(lines, aligned, strict=True)
-    )
+    return aligned(rows(results))
 
 
 def _csv(results: dict[str, Any]) -> str:

@@ -67,13 +67,10 @@ def check(written: Iterable[str], *configs: Config) -> None:
         for part in parts:
             value = getattr(value, part, None)
         section, option = parts[:2] if parts[1:] else ("", name)
+        if value in (None, False, 0.0):
+            continue
         for of, options, when, why in TABLE:
-            if (
-                section == of
-                and option in (options or (option,))
-                and value not in (None, False, 0.0)
-                and not any(map(when, configs))
-            ):
+            if section == of and option in (options or (option,)) and not any(map(when, configs)):
                 raise ConfigError(f"{name}={value!r} concerns nothing here: {why}")
 
 

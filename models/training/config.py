@@ -222,6 +222,5 @@ class Config:
     def __post_init__(self) -> None:
         for name, section in (("model", self.model), ("text", self.text)):
             if isinstance(section, TextSection) != (name == "text"):
-                raise ConfigError(
-                    f"{name}.name={section.name!r}: expected a model of {'texts' if name == 'text' else 'images'}"
-                )
+                inputs = "texts" if name == "text" else "images"
+                raise ConfigError(f"{name}.name={section.name!r}: expected a model of {inputs}")

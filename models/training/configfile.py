@@ -160,11 +160,7 @@ def _of_own_router(section: dict[str, Any], own: Collection[str]) -> dict[str, A
 
 def dump(config: Config) -> str:
     """The configuration as TOML. Only fields that are None, and would be without a file, and sections of other objectives are left out."""
-    tables = {
-        name: value
-        for name, value in asdict(config).items()
-        if OBJECTIVES.get(name, config.objective) == config.objective
-    }
+    tables = {n: v for n, v in asdict(config).items() if OBJECTIVES.get(n, config.objective) == config.objective}
     return tomli_w.dumps({"format": FORMAT, **_plain(tables, asdict(Config()))})
 
 

@@ -23,7 +23,7 @@ from moespec.models.interruption import check
 from moespec.models.router_options import named
 from moespec.models.training.config import Config
 from moespec.models.training.hooks import AfterStep
-from moespec.models.training.objectives.lit import encoded, make_text_features, retriever, text_features, tower_of
+from moespec.models.training.objectives.lit import encoded, retriever, text_features
 from moespec.models.training.objectives.table import objective_of
 from moespec.models.training.progress import Progress, kind_of
 from moespec.models.training.resolve import model_config
@@ -52,59 +52,43 @@ def load_sets(
     for name, settings in (config.evaluation if sets is None else sets).items():
         where = f"evaluation.{name}"
         with named(f"{where}.", ("data", "capacity_factor")):
-            own = dataset if settings.data == "run" else _load(config, settings)
+            how: Any = {"image_size": config.model.image_size, "validation_share": config.data.validation_share}
+            own = dataset if settings.data == "run" else datasets.load(settings.data, settings.path, **how)
             model = _model(config, settings)
         if own.shape != dataset.shape:
-            raise ConfigError(
-                f"{where}: images of {own.shape} (height, width, channels), the model's are {dataset.shape}"
-            )
-        _check_texts(config, settings, own, where)
-        if settings.kind == "head" and not model.classes:
-            raise ConfigError(
-                f"{where}.kind='head': the model has no head; kind='few_shot' and kind='neighbours' need none"
-            )
-        if settings.kind == "head" and len(own.classes) != len(dataset.classes):
-            raise ConfigError(
-                f"{where}: {len(own.classes)} classes, the head has {len(dataset.classes)}; kind='few_shot' and "
-                "kind='neighbours' take any"
-            )
+            shapes = f"images of {own.shape} (height, width, channels), the model's are {dataset.shape}"
+            raise ConfigError(f"{where}: {shapes}")
+        if wrong := _wrong(config, settings, own, model, len(dataset.classes)):
+            raise ConfigError(f"{where}{wrong}")
         labels = _labels(Path(settings.labels), own) if settings.labels else None
-        if settings.kind == "neighbours" and max(settings.neighbours) > len(own.train):
-            raise ConfigError(
-                f"{where}.neighbours={list(settings.neighbours)!r}: there are {len(own.train)} training images"
-            )
-        if settings.kind == "few_shot" and max(settings.shots) > (most := int(np.bincount(own.train.labels).max())):
-            raise ConfigError(f"{where}.shots={list(settings.shots)!r}: no class has more than {most} training images")
         loaded[name] = EvaluationSet(settings, own, labels, model)
     return loaded
 
 
-def _check_texts(config: Config, settings: EvaluationConfig, own: Dataset, where: str) -> None:
-    """ConfigError for an evaluation with texts without a tower of texts, or of data without what it needs, or with too much."""
-    texts = settings.kind in ("zero_shot", "retrieval")
-    if texts and config.objective != "lit":
-        raise ConfigError(
-            f"{where}.kind={settings.kind!r}: the run has no tower of texts (objective={config.objective!r})"
-        )
-    if settings.kind == "retrieval" and own.validation.captions is None:
-        raise ConfigError(f"{where}.data={settings.data!r}: its images have no captions")
-    if settings.kind != "retrieval" and not own.classes:
-        raise ConfigError(f"{where}.data={settings.data!r}: its images have captions, and no classes to be told apart")
-    if settings.kind == "zero_shot":
-        names = read_prompts(Path(settings.prompts)).classes
-        if len(names) != len(own.classes):
-            raise ConfigError(
-                f"{where}.prompts={settings.prompts!r}: {len(names)} classes, the data have {len(own.classes)}"
-            )
+def _wrong(config: Config, settings: EvaluationConfig, own: Dataset, model: Model, head: int) -> str:
+    """What the run or the data lack for an evaluation, after its name; nothing if they have it. head: classes of the run."""
+    kind, classes, data = settings.kind, len(own.classes), f".data={settings.data!r}: its images have"
+    if kind in ("zero_shot", "retrieval") and config.objective != "lit":
+        return f".kind={kind!r}: the run has no tower of texts (objective={config.objective!r})"
+    if kind == "retrieval":
+        return f"{data} no captions" if own.validation.captions is None else ""
+    if not classes:
+        return f"{data} captions, and no classes to be told apart"
+    if kind == "zero_shot":
+        names, prompts = read_prompts(Path(settings.prompts)).classes, f".prompts={settings.prompts!r}:"
+        if len(names) != classes:
+            return f"{prompts} {len(names)} classes, the data have {classes}"
         if names != own.classes and set(names) == set(own.classes):
-            raise ConfigError(
-                f"{where}.prompts={settings.prompts!r}: the classes of the data in another order, {own.classes[:3]}..."
-            )
-
-
-def _load(config: Config, settings: EvaluationConfig) -> Dataset:
-    share, size = config.data.validation_share, config.model.image_size
-    return datasets.load(settings.data, settings.path, image_size=size, validation_share=share)
+            return f"{prompts} the classes of the data in another order: {', '.join(own.classes)}"
+    if kind == "head" and not model.classes:
+        return ".kind='head': the model has no head; kind='few_shot' and kind='neighbours' need none"
+    if kind == "head" and classes != head:
+        return f": {classes} classes, the head has {head}; kind='few_shot' and kind='neighbours' take any"
+    if kind == "neighbours" and max(settings.neighbours) > len(own.train):
+        return f".neighbours={list(settings.neighbours)!r}: there are {len(own.train)} training images"
+    if kind == "few_shot" and max(settings.shots) > (most := int(np.bincount(own.train.labels).max())):
+        return f".shots={list(settings.shots)!r}: no class has more than {most} training images"
+    return ""
 
 
 def _model(config: Config, settings: EvaluationConfig) -> Model:
@@ -180,11 +164,9 @@ class Evaluations:
 
     def _classes(self, path: Path, params: Any) -> Any:
         """The embeddings of the classes of a file of prompts."""
-        prompts, tower = read_prompts(path), tower_of(self._config)
-        ids = encoded(self._config, prompts.texts, f"{path}, text {{}}".format).ids
-        read = compile_if(self._B, False, make_text_features(self._B, tower))
-        batch = evaluation_size(self._B.sizes, tower, self._training.evaluation_batch, len(ids))
-        return class_embeddings(text_features(self._B, read, params, ids, batch=batch), len(prompts.classes))
+        prompts = read_prompts(path)
+        ids = encoded(self._config, prompts.texts, f"{path}, text {{}}".format)
+        return class_embeddings(text_features(self._B, self._config, False)(params, ids), len(prompts.classes))
 
     def _function(self, make: Callable[[Backend, Model], Callable[..., Any]], one: EvaluationSet) -> Callable[..., Any]:
         key = make.__name__, one.model

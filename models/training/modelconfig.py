@@ -91,10 +91,8 @@ def _section(kind: Any, text: str, *, about: str = ABOUT, short: bool = True, **
     about: the help of the name. short: whether some options have short names.
     """
     help_of, hints = help_texts(kind), _fields(kind)
-    aliases = ["--model"] if short else None
-    members: list[Any] = [
-        ("name", Annotated[str, arg(help=about, aliases=aliases)], "vit_tiny" if short else "text_tiny")
-    ]
+    chosen = Annotated[str, arg(help=about, aliases=["--model"] if short else None)]
+    members: list[Any] = [("name", chosen, "vit_tiny" if short else "text_tiny")]
     for name, hint in {**hints, **dict.fromkeys(more, int)}.items():
         if name == "router_options":
             members.append((name, RouterSection, field(default_factory=RouterSection)))
@@ -115,11 +113,6 @@ VitSection = _section(
 )
 MixerSection = _section(mixer.MixerConfig, "")
 SparseMlpSection = _section(sparse_mlp.SparseMlpConfig, "")
-TextSection = _section(
-    text.TextConfig,
-    "",
-    about=f"text tower: {', '.join(text.NAMES)}",
-    short=False,
-)
+TextSection = _section(text.TextConfig, "", about=f"text tower: {', '.join(text.NAMES)}", short=False)
 
 _SECTIONS = {vit: VitSection, mixer: MixerSection, sparse_mlp: SparseMlpSection, text: TextSection}

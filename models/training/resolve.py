@@ -26,15 +26,7 @@ from moespec.models.training.schedules import SCHEDULES, Schedule
 from moespec.spec.errors import ConfigError, ShapeError
 from moespec.spec.options import SlotOptions
 
-__all__ = [
-    "choose_backend",
-    "load_backend",
-    "load_data",
-    "model_config",
-    "resolve",
-    "schedule",
-    "without_data",
-]
+__all__ = ["choose_backend", "load_backend", "load_data", "model_config", "resolve", "schedule", "without_data"]
 
 OF_DIGITS = 8
 """Side of the images, in pixels, that the smallest models have by themselves."""

@@ -65,10 +65,7 @@ def begin(
             f"go on with the version of moespec that began it ({saved.record.get('version', '0.1, as it names none')}), or begin "
             "a new run"
         )
-    expected = {
-        "random": {"seed": seed, "step": step},
-        "data": data_position(examples, config.training.batch, step),
-    }
+    expected = {"random": {"seed": seed, "step": step}, "data": data_position(examples, config.training.batch, step)}
     for key, value in expected.items():
         if saved.record[key] != value:
             raise CheckpointError(

@@ -15,8 +15,8 @@ __all__ = ["step_maker"]
 def step_maker(B: Backend, run: config.Config) -> Callable[[OptimizerConfig], Step]:
     """`make(optimizer)` makes the training step of a resolved configuration, compiled where that pays."""
     training, objective = run.training, objective_of(run)
-    how: Any = {} if pays(B, training.total, training.compile) else {"compiled": False}
-    if objective.averaged:
-        how["averaged"] = True
+    how: Any = {"accumulate": training.accumulate, "averaged": objective.averaged}
+    if not pays(B, training.total, training.compile):
+        how["compiled"] = False
     loss = objective.make_loss(B, run, resolve.model_config(run.model))
-    return lambda optimizer: B.make_step(loss, optimizer, accumulate=training.accumulate, **how)
+    return lambda optimizer: B.make_step(loss, optimizer, **how)

@@ -21,7 +21,7 @@ from moespec.models.training.evaluations import Evaluate, EvaluationSet
 from moespec.models.training.hash_tables import initial_params
 from moespec.models.training.hooks import AfterStep, Finite, Hook, Log, Save, Stop
 from moespec.models.training.length import before_cooldown
-from moespec.models.training.objectives.table import besides, objective_of
+from moespec.models.training.objectives.table import besides, draws, objective_of
 from moespec.models.training.progress import Progress
 from moespec.models.training.resolve import model_config, schedule
 from moespec.models.training.rundirectory import RunDirectory
@@ -108,7 +108,7 @@ class Batches:
         batch = config.training.batch
         objective = objective_of(config)
         self._rows, self._views = B.rows(batch), objective.views
-        self._draws = objective.draws(config, model_config(config.model))
+        self._draws = draws(config, model_config(config.model))
         # With the neighbours of its rows no device needs those of another to mix them: nothing is exchanged on the thread of batches.
         own = self._rows if B.sizes.devices > 1 else None
         # What worker processes run; they have no backend.

@@ -22,7 +22,7 @@ from worker_functions import broken_at_3
 from moespec.models import cli
 from moespec.models.data.augment import crop_and_flip, mixup_weight
 from moespec.models.data.datasets import load, load_configured
-from moespec.models.data.loader import batch_indices, batch_of_step, data_position, evaluation_batch, training_batch
+from moespec.models.data.loader import batch_indices, data_position, evaluation_batch, training_batch
 from moespec.models.data.options import DataConfig
 from moespec.models.data.prefetch import Prefetcher
 from moespec.models.data.prepared import prepared
@@ -171,7 +171,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def digests(config: DataConfig, start: int, workers: int) -> list[str]:
     """Of the batches of the steps from `start` to 5. Large enough arrays go through shared memory."""
     dataset = load_configured(config, image_size=32)
-    make = functools.partial(batch_of_step, dataset, config, 8, 1)
+    make = functools.partial(training_batch, dataset, config, 8, 1)
     with Prefetcher(make, start, 6, ahead=1, workers=workers) as batches:
         made = {step: hashlib.sha256(b["images"].tobytes() + b["targets"].tobytes()).hexdigest() for step, b in batches}
     assert list(made) == list(range(start, 6))

@@ -214,7 +214,7 @@ def test_an_entry_that_fails_is_named_and_the_others_go_on(whole, flags, tmp_pat
         assert cli.main([*flags[:2], "bad: --router switch", *flags[2:], "--out", str(out)]) == 2
         said = capsys.readouterr()
         assert "bad failed; the same command tries again" in said.err
-    assert re.search(r"\nbad +failed +\n(.*\n)+bad failed with seed 1: bad-seed1 diverged.\n", said.out)
+    assert re.search(r"\nbad +failed *\n(.*\n)+bad failed with seed 1: bad-seed1 diverged.\n", said.out)
     assert json.loads((out / "results.json").read_text())["failed"]["bad"]["0"] == "bad-seed0 diverged"
     assert figures(out)["differences"] == figures(whole)["differences"], "of the others"
     assert "bad,1,,,,,,,,,,,,,,bad-seed1 diverged" in (out / "results.csv").read_text()

@@ -7,14 +7,13 @@ from typing import Any
 from moespec.backends.contract import Backend
 from moespec.models.compilation import compile_if
 from moespec.models.data.dataset import Dataset
-from moespec.models.data.loader import batch_of_step
-from moespec.models.draws import gating_noise
+from moespec.models.data.loader import training_batch
 from moespec.models.evaluation.evaluate import evaluate, evaluation_size
 from moespec.models.evaluation.metrics import make_forward, moe_metrics
 from moespec.models.families import Config as Model
 from moespec.models.families import family
 from moespec.models.training.config import Config
-from moespec.models.training.objectives.record import Loss, Objective
+from moespec.models.training.objectives.record import Loss, Objective, trained
 
 __all__ = ["CLASSIFICATION", "make_loss"]
 
@@ -27,17 +26,12 @@ def make_loss(B: Backend, model: Model, kind: str, *, recompute: bool = False) -
     `random` `(N, 4)`, see `moespec.models.draws`. recompute: the backward pass computes each block anew.
     """
     cross_entropy = {"softmax": B.softmax_cross_entropy, "sigmoid": B.sigmoid_cross_entropy}[kind]
-    forward, layers, wanted = family(model).forward, family(model).moe_layers, family(model).moe_noise
 
     def loss(params: Any, batch: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        images, random = batch["images"], batch.get("random")
-        noise = None if random is None else gating_noise(B, wanted(model, images.shape[0]), random, images)
-        output = forward(B, model, params, images, noise=noise, random=random, train=True, recompute=recompute)
+        output = trained(B, model, params, batch["images"], batch.get("random"), recompute=recompute)
         main = B.mean(cross_entropy(output.logits, batch["targets"]), 0)
-        total = main
-        for value in output.losses.values():
-            total = total + value
-        return total, {"cross_entropy": main, **moe_metrics(layers(model, images.shape[0]), output)}
+        layers = family(model).moe_layers(model, batch["images"].shape[0])
+        return sum(output.losses.values(), main), {"cross_entropy": main, **moe_metrics(layers, output)}
 
     return loss
 
@@ -47,7 +41,7 @@ def _loss(B: Backend, config: Config, model: Model) -> Loss:
 
 
 def _batch(config: Config, dataset: Dataset, rows: range | None) -> Callable[[int], dict[str, Any]]:
-    return partial(batch_of_step, dataset, config.data, config.training.batch, config.training.seed, rows=rows)
+    return partial(training_batch, dataset, config.data, config.training.batch, config.training.seed, rows=rows)
 
 
 def _evaluation(

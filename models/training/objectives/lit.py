@@ -4,8 +4,8 @@
     loss = contrastive_loss or sigmoid_loss of both                              (`moespec.spec`)
 
 Negatives are the pairs of all devices: each has the features of all, and computes the loss. Scale (as its logarithm) and bias are
-trained with the towers. A locked image tower is not trained. Without augmentation its features are computed once and kept in the
-run's folder, with a checksum; a run that goes on compares some of them with what the tower makes of the images.
+trained with the towers. A locked image tower is not trained; without augmentation its features are computed once and kept in the
+run's folder, and a run that goes on compares some of them with what the tower makes of the images.
 
 Source: Zhai et al. 2022 (LiT, arXiv 2111.07991), section 3; Zhai et al. 2023 (SigLIP, arXiv 2303.15343), Algorithm 1; google-research/vmoe,
 vmoe/projects/contrastive/{models,trainer}.py; google-research/big_vision, big_vision/models/proj/image_text/two_towers.py.
@@ -29,40 +29,27 @@ from moespec.models.compilation import compile_if, pays
 from moespec.models.data.dataset import Dataset, Split
 from moespec.models.data.loader import pairs_of_step
 from moespec.models.data.options import DataConfig
-from moespec.models.data.tokens import Encoded, check_vocabulary, encode, tokenizer_of
-from moespec.models.draws import gating_noise
+from moespec.models.data.tokens import check_vocabulary, encode, tokenizer_of
 from moespec.models.errors import CheckpointError
 from moespec.models.evaluation.evaluate import evaluation_size, features
 from moespec.models.evaluation.metrics import make_features, moe_metrics
 from moespec.models.evaluation.retrieval import retrieval
 from moespec.models.families import Config as Model
-from moespec.models.families import draws, family
+from moespec.models.families import family
 from moespec.models.files import write_atomically
-from moespec.models.layers import Output
 from moespec.models.parameters import Parameter, constant
 from moespec.models.router_options import named
 from moespec.models.tensors import decoded
 from moespec.models.training.config import Config
-from moespec.models.training.objectives.record import Loss, Objective, Passes, contrasted
+from moespec.models.training.objectives.record import Loss, Objective, Passes, contrasted, trained
 from moespec.spec.errors import ConfigError, ShapeError
 from moespec.spec.routing import Params
 
-__all__ = ["LIT", "encoded", "make_text_features", "retriever", "text_features", "tower_of"]
+__all__ = ["LIT", "encoded", "retriever", "text_features", "tower_of"]
 
 Array = Any
 FEATURES, DIGEST = "features.safetensors", "sha256"
-AUGMENTATION = (
-    "crop",
-    "crop_padding",
-    "flip",
-    "jitter",
-    "grey",
-    "blur",
-    "solarise",
-    "randaugment",
-    "transform",
-    "erase",
-)
+AUGMENTATION = "crop crop_padding flip jitter grey blur solarise randaugment transform erase"
 """The fields of `data` that change an image from step to step."""
 COMPARED = 8
 """Images whose features are computed again when a run goes on."""
@@ -77,27 +64,31 @@ def tower_of(config: Config) -> text.TextConfig:
         return text.named(name, **values)
 
 
-def encoded(config: Config, texts: Any, name: Callable[[int], str] = "caption {}".format) -> Encoded:
+def encoded(config: Config, texts: Any, name: Callable[[int], str] = "caption {}".format) -> NDArray[np.int32]:
     """Texts as ids of tokens, filled to the length of the tower. name: what errors call a text."""
     tokenizer = tokenizer_of(config.lit.tokenizer, end=config.lit.end)
     return encode(tokenizer, texts, tower_of(config).length, long=config.lit.long, name=name)
 
 
-def text_features(
-    B: Backend, function: Callable[[Any, Any], Any], params: Any, ids: NDArray[np.int32], *, batch: int
-) -> NDArray[Any]:
-    """The features of texts `(N, length)`, `(N, D)`. function: that of `make_text_features`; batch: at most so many at once."""
-    rows, found = B.rows(batch), []
-    for start in range(0, len(ids), batch):
-        part = np.arange(start, start + batch) % len(ids)  # the last batch is filled up with texts from the start
-        put = B.put(ids[part[rows.start : rows.stop]])
-        found.append(np.asarray(B.to_numpy(function(params, put))))
-    return np.concatenate(found)[: len(ids)]
+def text_features(B: Backend, config: Config, compiled: bool) -> Callable[[Any, NDArray[np.int32]], NDArray[Any]]:
+    """`features(params, ids)` of the parameters of a run and texts `(N, length)`: `(N, D)`."""
+    tower = tower_of(config)
 
+    def forward(params: Any, ids: Array) -> Array:
+        return B.over_devices(text.forward(B, tower, params["text"], ids).features, {})[0]
 
-def make_text_features(B: Backend, tower: text.TextConfig) -> Callable[[Any, Any], Any]:
-    """`features(params, ids) -> (N, D)` of the text tower among the parameters of a run."""
-    return lambda params, ids: B.over_devices(text.forward(B, tower, params["text"], ids).features, {})[0]
+    function = compile_if(B, compiled, forward)
+
+    def features_of(params: Any, ids: NDArray[np.int32]) -> NDArray[Any]:
+        batch = evaluation_size(B.sizes, tower, config.training.evaluation_batch, len(ids))
+        rows, found = B.rows(batch), []
+        for start in range(0, len(ids), batch):
+            part = np.arange(start, start + batch) % len(ids)  # the last batch is filled up with texts from the start
+            put = B.put(ids[part[rows.start : rows.stop]])
+            found.append(np.asarray(B.to_numpy(function(params, put))))
+        return np.concatenate(found)[: len(ids)]
+
+    return features_of
 
 
 def _layout(config: Config, model: Model) -> Params:
@@ -109,27 +100,20 @@ def _layout(config: Config, model: Model) -> Params:
 
 
 def _loss(B: Backend, config: Config, model: Model) -> Loss:
-    section, recompute, tower, module = config.lit, config.training.recompute, tower_of(config), family(model)
-
-    def image_of(params: Params, batch: dict[str, Array]) -> tuple[Array, Output | None]:
-        if "features" in batch:
-            return batch["features"], None
-        images, random = batch["images"], batch.get("random")
-        if section.locked:
-            return module.forward(B, model, params, images).features, None
-        noise = None if random is None else gating_noise(B, module.moe_noise(model, images.shape[0]), random, images)
-        how: Any = {"noise": noise, "random": random, "train": True, "recompute": recompute}
-        output: Output = module.forward(B, model, params, images, **how)
-        return output.features, output
-
-    def text_of(params: Params, batch: dict[str, Array]) -> Output:
-        ids, random, like = batch["ids"], batch.get("random"), params["positions"]
-        noise = None if random is None else gating_noise(B, text.moe_noise(tower, ids.shape[0]), random, like)
-        return text.forward(B, tower, params, ids, noise=noise, random=random, train=True, recompute=recompute)
+    section, recompute, tower = config.lit, config.training.recompute, tower_of(config)
 
     def loss(params: Params, batch: dict[str, dict[str, Array]]) -> tuple[Array, dict[str, Array]]:
-        seen, image = image_of(params, batch["image"])
-        read = text_of(params["text"], batch["text"])
+        image, texts = batch["image"], batch["text"]
+        read = trained(B, tower, params["text"], texts["ids"], texts.get("random"), recompute=recompute)
+        outputs: list[Any] = [(tower, "_text", read)]
+        if "features" in image:
+            seen = image["features"]
+        elif section.locked:
+            seen = family(model).forward(B, model, params, image["images"]).features
+        else:
+            output = trained(B, model, params, image["images"], image.get("random"), recompute=recompute)
+            seen = output.features
+            outputs.append((model, "", output))
         pair = B.over_devices(seen, {})[0], B.over_devices(read.features, {})[0]
         numbers = params["pairs"]
         if section.loss == "softmax":
@@ -137,14 +121,10 @@ def _loss(B: Backend, config: Config, model: Model) -> Loss:
         else:
             main = B.sigmoid_loss(*pair, numbers["scale"], numbers["bias"])
         total, metrics = main, {"contrastive": main}
-        texts = [layer._replace(name=f"{layer.name}_text") for layer in text.moe_layers(tower, read.features.shape[0])]
-        for layers, output in (
-            (texts, read),
-            *([(module.moe_layers(model, seen.shape[0]), image)] if image else []),
-        ):
-            metrics |= moe_metrics(layers, output)
-            for value in output.losses.values():
-                total = total + value
+        for of, ending, output in outputs:
+            layers = family(of).moe_layers(of, seen.shape[0])
+            metrics |= moe_metrics([layer._replace(name=f"{layer.name}{ending}") for layer in layers], output)
+            total = sum(output.losses.values(), total)
         return total, metrics
 
     return loss
@@ -158,13 +138,10 @@ def _settled(config: Config, model: Model, dataset: Dataset | None) -> Config:
     """The text tower has the vocabulary of the tokenizer and features as wide as the image tower's, which is locked by its rates."""
     config = contrasted(config, dataset)
     if dataset is not None and any(split.captions is None for split in (dataset.train, dataset.validation)):
-        raise ConfigError(
-            f"data.name={config.data.name!r}: objective='lit' is for images with captions, as of --data pairs"
-        )
-    tokenizer, width = (
-        tokenizer_of(config.lit.tokenizer, end=config.lit.end),
-        getattr(model, "representation", 0) or model.width,
-    )
+        need = "objective='lit' is for images with captions, as of --data pairs"
+        raise ConfigError(f"data.name={config.data.name!r}: {need}")
+    tokenizer = tokenizer_of(config.lit.tokenizer, end=config.lit.end)
+    width = getattr(model, "representation", 0) or model.width
     section = config.text.but(**{"vocabulary": tokenizer.vocabulary, "projection": width, **config.text.set()})
     config = replace(config, text=section)
     tower = tower_of(config)
@@ -205,28 +182,26 @@ def _prepared(B: Backend, config: Config, model: Model, dataset: Dataset, run: P
     if not _cached(config):
         return dataset
     found = _features(B, config, model, dataset, run / FEATURES, params)
-    parts = {"train": dataset.train, "validation": dataset.validation}
-    kept: Any = {name: replace(split, features=found[name]) for name, split in parts.items()}
-    return replace(dataset, **kept)
+    return dataset.with_splits(lambda name, split: replace(split, features=found[name]))
 
 
 def _cached(config: Config) -> bool:
     """Whether the features of the images are those of a locked tower, the same in each step."""
     plain = DataConfig()
-    return config.lit.locked and all(getattr(config.data, name) == getattr(plain, name) for name in AUGMENTATION)
+    return config.lit.locked and all(
+        getattr(config.data, name) == getattr(plain, name) for name in AUGMENTATION.split()
+    )
 
 
 def _read(config: Config, dataset: Dataset) -> Dataset:
     """Captions as ids, if they are not yet. Raises DataError for captions that are too long."""
 
-    def with_ids(split: Split, name: str) -> Split:
+    def with_ids(name: str, split: Split) -> Split:
         if split.captions is None or split.ids is not None:
             return split
-        return replace(split, ids=encoded(config, split.captions, f"{name} caption {{}}".format).ids)
+        return replace(split, ids=encoded(config, split.captions, f"{name} caption {{}}".format))
 
-    parts = {"train": dataset.train, "validation": dataset.validation}
-    read: Any = {name: with_ids(split, name) for name, split in parts.items()}
-    return replace(dataset, **read)
+    return dataset.with_splits(with_ids)
 
 
 def _features(
@@ -285,17 +260,15 @@ def _evaluation(
 
 def retriever(B: Backend, config: Config, model: Model, compiled: bool) -> Callable[[Any, Dataset], dict[str, Any]]:
     """What `retrieval` finds of the validation pairs of a data set, of parameters; functions are compiled once."""
-    training, tower = config.training, tower_of(config)
-    extract, read = (compile_if(B, compiled, make) for make in (make_features(B, model), make_text_features(B, tower)))
+    extract, read = compile_if(B, compiled, make_features(B, model)), text_features(B, config, compiled)
 
     def measure(params: Any, dataset: Dataset) -> dict[str, Any]:
         split = dataset.validation
-        ids = encoded(config, split.captions).ids if split.ids is None else split.ids
-        batches = [evaluation_size(B.sizes, one, training.evaluation_batch, len(split)) for one in (model, tower)]
         seen = split.features
         if seen is None:
-            seen = features(B, extract, params, dataset, split, batch=batches[0])
-        texts = text_features(B, read, params, ids, batch=batches[1])
+            batch = evaluation_size(B.sizes, model, config.training.evaluation_batch, len(split))
+            seen = features(B, extract, params, dataset, split, batch=batch)
+        texts = read(params, encoded(config, split.captions) if split.ids is None else split.ids)
         return retrieval((seen, split.labels), (texts, split.labels))
 
     return measure
@@ -322,7 +295,6 @@ LIT = Objective(
     settled=_settled,
     read=_read,
     prepared=_prepared,
-    draws=lambda config, model: draws(model, config.training.batch) or draws(tower_of(config), config.training.batch),
     head=False,
     views=2,
     towers=_towers,

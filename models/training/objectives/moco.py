@@ -27,16 +27,14 @@ from moespec.models import parameters
 from moespec.models.compilation import compile_if
 from moespec.models.data.dataset import Dataset, Split
 from moespec.models.data.loader import views_of_step
-from moespec.models.draws import gating_noise
 from moespec.models.evaluation.evaluate import evaluation_size, features
 from moespec.models.evaluation.metrics import make_features, moe_metrics
 from moespec.models.evaluation.neighbours import nearest_neighbours, spread
 from moespec.models.families import Config as Model
 from moespec.models.families import family
-from moespec.models.layers import Output
 from moespec.models.parameters import Parameter, glorot_uniform, norm
 from moespec.models.training.config import Config
-from moespec.models.training.objectives.record import Loss, Objective, Passes, as_it_is, contrasted
+from moespec.models.training.objectives.record import Loss, Objective, Passes, as_it_is, contrasted, trained
 from moespec.spec.routing import Params
 
 __all__ = ["MOCO"]
@@ -61,10 +59,7 @@ def _perceptron(*widths: int) -> Params:
     layers: Params = {}
     for number, (inputs, outputs) in enumerate(pairwise(widths)):
         normalised = {"norm": norm(outputs)} if number < len(widths) - 2 else {}
-        layers[str(number)] = {
-            "kernel": Parameter((inputs, outputs), glorot_uniform(inputs, outputs)),
-            **normalised,
-        }
+        layers[str(number)] = {"kernel": Parameter((inputs, outputs), glorot_uniform(inputs, outputs)), **normalised}
     return layers
 
 
@@ -80,27 +75,16 @@ def _projected(B: Backend, layers: Params, x: Array) -> Array:
 def _loss(B: Backend, config: Config, model: Model) -> Loss:
     module, recompute, temperature = family(model), config.training.recompute, config.moco.temperature
 
-    def encoded(params: Params, view: dict[str, Array]) -> Output:
-        images, random = view["images"], view.get("random")
-        noise = None if random is None else gating_noise(B, module.moe_noise(model, images.shape[0]), random, images)
-        output: Output = module.forward(
-            B, model, params, images, noise=noise, random=random, train=True, recompute=recompute
-        )
-        return output
-
     def projected(params: Params, features: Array) -> Array:
         return _projected(B, params["projector"], B.over_devices(features, {})[0])
 
     def loss(params: Params, batch: dict[str, dict[str, Array]], average: Params) -> tuple[Array, dict[str, Array]]:
         views = [batch["first"], batch["second"]]
-        outputs = [encoded(params, view) for view in views]
+        outputs = [trained(B, model, params, one["images"], one.get("random"), recompute=recompute) for one in views]
         queries = [_projected(B, params["predictor"], projected(params, output.features)) for output in outputs]
         keys = [projected(average, module.forward(B, model, average, view["images"]).features) for view in views]
         main = B.moco_loss(*queries, *keys, temperature=temperature)
-        total = main
-        for output in outputs:
-            for value in output.losses.values():
-                total = total + value / len(outputs)
+        total = sum((value / 2 for output in outputs for value in output.losses.values()), main)
         layers = module.moe_layers(model, views[0]["images"].shape[0])
         first, second = (moe_metrics(layers, output) for output in outputs)
         return total, {"contrastive": main, **{name: (value + second[name]) / 2 for name, value in first.items()}}

@@ -7,13 +7,15 @@ from typing import Any, NamedTuple
 
 from moespec.backends.contract import Backend
 from moespec.models.data.dataset import Dataset
+from moespec.models.draws import gating_noise
 from moespec.models.families import Config as Model
-from moespec.models.families import Tower, draws
+from moespec.models.families import Tower, family
+from moespec.models.layers import Output
 from moespec.models.training.config import Config
 from moespec.spec.errors import ConfigError
 from moespec.spec.routing import Params
 
-__all__ = ["Loss", "Objective", "Passes", "as_it_is", "contrasted", "no_layout", "of_model", "with_nothing"]
+__all__ = ["Loss", "Objective", "Passes", "as_it_is", "contrasted", "trained"]
 
 Loss = Callable[..., tuple[Any, dict[str, Any]]]
 """`loss(params, batch) -> (loss, metrics)` for `make_step`; of an objective that is `averaged`, of `(params, batch, average)`."""
@@ -27,11 +29,6 @@ class Passes(NamedTuple):
     forward: int = 0
 
 
-def no_layout(config: Config, model: Model) -> Params:
-    """No parameters besides the model's."""
-    return {}
-
-
 def as_it_is(config: Config, model: Model, dataset: Dataset | None) -> Config:
     """The configuration as it is. Raises ConfigError for data without classes."""
     if dataset is not None and not dataset.classes:
@@ -39,14 +36,13 @@ def as_it_is(config: Config, model: Model, dataset: Dataset | None) -> Config:
     return config
 
 
-def with_nothing(B: Backend, config: Config, model: Model, dataset: Dataset, run: Path, params: Params) -> Dataset:
-    """The data set as it is."""
-    return dataset
-
-
-def of_model(config: Config, model: Model) -> bool:
-    """Whether the model does: gating noise, dropout or stochastic depth."""
-    return draws(model, config.training.batch)
+def trained(B: Backend, tower: Tower, params: Params, inputs: Any, random: Any, *, recompute: bool) -> Output:
+    """The forward pass of a tower in training, with the noise of its routers drawn from the integers `random`, if there are any."""
+    module, like = family(tower), params["positions"] if tower.inputs == "ids" else inputs
+    noise = None if random is None else gating_noise(B, module.moe_noise(tower, inputs.shape[0]), random, like)
+    how: Any = {"noise": noise, "random": random, "train": True, "recompute": recompute}
+    output: Output = module.forward(B, tower, params, inputs, **how)
+    return output
 
 
 def contrasted(config: Config, dataset: Dataset | None) -> Config:
@@ -58,14 +54,12 @@ def contrasted(config: Config, dataset: Dataset | None) -> Config:
             f"training.loss={training.loss!r}: of labels, and objective={config.objective!r} has its own loss"
         )
     if dataset is not None and training.batch > len(dataset.train):
-        raise ConfigError(
-            f"training.batch={training.batch!r}: there are {len(dataset.train)} training images, each its own negative then"
-        )
+        there = f"there are {len(dataset.train)} training images, each its own negative then"
+        raise ConfigError(f"training.batch={training.batch!r}: {there}")
     if training.batch < 2 or training.accumulate > 1:
-        raise ConfigError(
-            f"training.batch={training.batch!r}, training.accumulate={training.accumulate!r}: the others of a batch are the negatives "
-            "of each, so that a batch has at least two, and is not split"
-        )
+        given = f"training.batch={training.batch!r}, training.accumulate={training.accumulate!r}"
+        why = "the others of a batch are the negatives of each, so that a batch has at least two, and is not split"
+        raise ConfigError(f"{given}: {why}")
     return replace(config, data=replace(config.data, mixup=0.0, cutmix=0.0, label_smoothing=0.0))
 
 
@@ -85,7 +79,6 @@ class Objective(NamedTuple):
         filled in. Raises ConfigError for what it cannot be.
     read: of a configuration and its data, the data set with what the objective reads of it once, before a run is begun.
     prepared: `(B, config, model, dataset, run, params)` to the data set with what the objective computes of it once.
-    draws: whether a step draws random numbers, of configuration and model.
     averaged: whether the loss is also one of the average of the parameters.
     views: how many views of its images a step sees.
     towers: of a configuration that is settled and its model, what a step computes. of_batch: of the same, what each device computes
@@ -96,11 +89,12 @@ class Objective(NamedTuple):
     make_loss: Callable[[Backend, Config, Model], Loss]
     make_batch: Callable[[Config, Dataset, range | None], Callable[[int], dict[str, Any]]]
     evaluation: Callable[[Backend, Config, Model, Dataset, bool], Callable[[Any], dict[str, Any]]]
-    layout: Callable[[Config, Model], Params] = no_layout
+    layout: Callable[[Config, Model], Params] = lambda config, model: {}
     settled: Callable[[Config, Model, Dataset | None], Config] = as_it_is
     read: Callable[[Config, Dataset], Dataset] = lambda config, dataset: dataset
-    prepared: Callable[[Backend, Config, Model, Dataset, Path, Params], Dataset] = with_nothing
-    draws: Callable[[Config, Model], bool] = of_model
+    prepared: Callable[[Backend, Config, Model, Dataset, Path, Params], Dataset] = (
+        lambda B, config, model, dataset, *_: dataset
+    )
     head: bool = True
     averaged: bool = False
     views: int = 1

@@ -1,10 +1,11 @@
 """The objectives by name."""
 
-from typing import Any
+from functools import partial
 
 from moespec.models import counts, parameters
 from moespec.models.families import Config as Model
 from moespec.models.families import Tower, family
+from moespec.models.families import draws as draws_of
 from moespec.models.training.config import Config
 from moespec.models.training.objectives.classification import CLASSIFICATION
 from moespec.models.training.objectives.lit import LIT
@@ -12,7 +13,7 @@ from moespec.models.training.objectives.moco import MOCO
 from moespec.models.training.objectives.record import Objective
 from moespec.spec.routing import Params
 
-__all__ = ["besides", "forward_passes", "objective_of", "shapes_of", "training_flops"]
+__all__ = ["besides", "draws", "forward_passes", "objective_of", "shapes_of", "training_flops"]
 
 OBJECTIVES = {"classification": CLASSIFICATION, "moco": MOCO, "lit": LIT}
 
@@ -20,6 +21,12 @@ OBJECTIVES = {"classification": CLASSIFICATION, "moco": MOCO, "lit": LIT}
 def objective_of(config: Config) -> Objective:
     """What a run minimises."""
     return OBJECTIVES[config.objective]
+
+
+def draws(config: Config, model: Model) -> bool:
+    """Whether a step draws random numbers: gating noise, dropout or stochastic depth of what it trains."""
+    towers = objective_of(config).towers(config, model)
+    return any(trained and draws_of(tower, config.training.batch) for tower, trained, _ in towers)
 
 
 def forward_passes(config: Config, model: Model) -> list[tuple[Tower, int]]:
@@ -32,10 +39,8 @@ def training_flops(
     config: Config, model: Model, images: int, *, batch: int | None = None, every_slot: bool = False
 ) -> float:
     """The operations of a run that sees so many images, and as many texts: `counts.training_flops` of all its towers."""
-    how: Any = {"batch": batch, "every_slot": every_slot}
-    return sum(
-        counts.training_flops(tower, images, passes=passes, **how) for tower, passes in forward_passes(config, model)
-    )
+    of = partial(counts.training_flops, images=images, batch=batch, every_slot=every_slot)
+    return sum(of(tower, passes=passes) for tower, passes in forward_passes(config, model))
 
 
 def shapes_of(config: Config, model: Model) -> Params:
