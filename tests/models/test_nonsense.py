@@ -191,6 +191,8 @@ RELATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("--data mnist", ("data.name", "mnist")),
     ("--data cifar10 --data.path nowhere", ("nowhere: there is no such folder",)),
     ("--data idx --data.path nowhere", ("nowhere: there is no such folder",)),
+    ("--data folder --data.path nowhere --model.image-size 8", ("nowhere: there is no such folder",)),
+    ("--data idx", ("data.path is not set", "idx")),
     ("--hash.path nowhere.safetensors", ("hash.path='nowhere.safetensors'",)),
     ("--router hash --hash.path nowhere.safetensors", ("hash.path='nowhere.safetensors'",)),
     ("--router hash --codes 30000", ("model.codes=30000", "different patches")),

@@ -102,18 +102,8 @@ def test_only_what_is_drawn_needs_integers() -> None:
 
 
 DEEP = vit.VitConfig(
-    image_size=8,
-    patch_size=2,
-    width=16,
-    depth=4,
-    hidden=32,
-    heads=2,
-    classes=3,
-    moe="every_2",
-    experts=4,
-    router="softmax_token_choice",
-    dropout=0.1,
-    stochastic_depth=0.2,
+    **{"image_size": 8, "patch_size": 2, "classes": 3, "width": 16, "depth": 4, "hidden": 32, "heads": 2},
+    **{"moe": "every_2", "experts": 4, "router": "softmax_token_choice", "dropout": 0.1, "stochastic_depth": 0.2},
 )
 CONFIGS = {
     "vit": DEEP,
