@@ -36,9 +36,8 @@ SMALL = ModelConfig(
 
 def config(mesh: MeshConfig = MeshConfig(), model: ModelConfig = SMALL, **training: Any) -> Config:  # noqa: B008
     """64 images a step, with AdamW."""
-    return Config(
-        model=model, training=TrainingConfig(**{"batch": 64, **training}), optimizer=OptimizerConfig(), mesh=mesh
-    )
+    settings = TrainingConfig(**{"batch": 64, **training})
+    return Config(model=model, training=settings, optimizer=OptimizerConfig(), mesh=mesh)
 
 
 OPTIMIZERS: list[dict[str, Any]] = [
@@ -74,9 +73,8 @@ def test_what_is_not_trained_has_no_gradient_and_no_slot() -> None:
     frozen = owned(shapes, OptimizerConfig(rates="head/=0"), MeshSizes(fsdp=4))
     assert frozen == (4 * (128**2 // 4 + 128), 4 * 128, 8 * 128, 4 * (128**2 + 128))
     factored = owned({"head": {"kernel": (128, 512)}}, OptimizerConfig("adafactor"), MeshSizes(fsdp=4))
-    assert factored.optimizer == 2 * 128 * 512 // 4 + 4 * (128 + 512 // 4), (
-        "rows are whole, columns are split as the parameter is"
-    )
+    # Rows are whole, columns are split as the parameter is.
+    assert factored.optimizer == 2 * 128 * 512 // 4 + 4 * (128 + 512 // 4)
 
 
 COMPILED = json.loads(RESULT.read_text())["figures"]["cases"] if RESULT.is_file() else {}
@@ -160,9 +158,7 @@ def test_recomputed_and_in_parts() -> None:
     parts = plan(config(batch=64, accumulate=2), sizes, CHIPS["v5e"])
     assert again.flops == plain.flops / 3 * 4
     assert again.links["slots"] == 1.5 * plain.links["slots"]
-    assert (
-        plain.links["gathers"] < again.links["gathers"] < 2 * plain.links["gathers"]
-    )  # the embedding is gathered once
+    assert plain.links["gathers"] < again.links["gathers"] < 2 * plain.links["gathers"], "the embedding: once"
     assert again.memory["activations"] < plain.memory["activations"]
     assert again.memory["copies"] < plain.memory["copies"]
     assert parts.memory["activations"] == plain.memory["activations"] / 2
