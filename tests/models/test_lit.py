@@ -122,11 +122,8 @@ def test_both_towers_are_trained_and_backends_agree(pairs: Path, tmp_path: Path,
 def test_the_loss_by_hand(kind: Any) -> None:
     small: Any = {"width": 8, "depth": 1, "heads": 2, "hidden": 8}
     tower = {**small, "length": 6, "projection": 8}
-    config = Config(
-        objective="lit",
-        text=ModelConfig("text_tiny", **tower),
-        lit=LitConfig(locked=False, loss=kind, scale=3.0, bias=-2.0),
-    )
+    section = LitConfig(locked=False, loss=kind, scale=3.0, bias=-2.0)
+    config = Config(objective="lit", text=ModelConfig("text_tiny", **tower), lit=section)
     model = vit.named("vit_tiny", classes=0, patch_size=4, **small)
     params = B.from_numpy({**vit.init(model, 1), **besides(config, model)})
     images = np.random.default_rng(0).standard_normal((4, 8, 8, 1))

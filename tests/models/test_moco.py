@@ -110,13 +110,10 @@ def test_views_are_of_the_same_images_and_drawn_apart() -> None:
 
 
 def test_views_have_noise_of_their_own() -> None:
-    config = Config(
-        objective="moco", model=ModelConfig(router="noisy_top_k", patch_size=4), training=TrainingConfig(batch=4)
-    )
-    dataset = load("digits", "")
-    first, second = (
-        Batches(B, resolve(config, dataset, "numpy"), dataset)(3)[view]["random"] for view in ("first", "second")
-    )
+    model, dataset = ModelConfig(router="noisy_top_k", patch_size=4), load("digits", "")
+    config = resolve(Config(objective="moco", model=model, training=TrainingConfig(batch=4)), dataset, "numpy")
+    batch = Batches(B, config, dataset)(3)
+    first, second = (batch[view]["random"] for view in ("first", "second"))
     assert not set(map(tuple, first.tolist())) & set(map(tuple, second.tolist()))
 
 

@@ -22,14 +22,10 @@ def params_of(config):
     return B.from_numpy(drawn(text.init(config)), "float64")
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"pool": "gap", "qk_norm": True, "dropout": 0.3, "stochastic_depth": 0.5},
-        {"pool": "map", **MOE},
-        {"pool": "gap", **MOE, "router": "softmax_token_choice"},
-    ],
-)
+DROPPING = {"pool": "gap", "qk_norm": True, "dropout": 0.3, "stochastic_depth": 0.5}
+
+
+@pytest.mark.parametrize("fields", [DROPPING, {"pool": "map", **MOE}, {**MOE, "pool": "gap", "router": "switch"}])
 def test_a_text_is_an_image_whose_pixels_have_a_channel_for_each_id(fields):
     config = tiny(**fields)
     image = {"image_size": 2, "patch_size": 1, "channels": 6, "classes": 0, "width": 8, "depth": 2, "hidden": 12}
@@ -72,10 +68,8 @@ def test_a_causal_tower_does_not_see_what_follows():
     config = tiny(causal=True)
     params, other = params_of(config), np.array([[4, 0, 4, 3], [2, 2, 1, 5]], np.int32)
     run = layers.Forward(B, config, IDS, text.moe_layers, noise=None, random=None, train=False)
-    one, two = (
-        transformer.blocks(B, config, run, params, B.embedding(ids, params["embedding"]["table"]), causal=True)
-        for ids in (IDS, other)
-    )
+    embedded = (B.embedding(ids, params["embedding"]["table"]) for ids in (IDS, other))
+    one, two = (transformer.blocks(B, config, run, params, x, causal=True) for x in embedded)
     same = np.isclose(one, two, rtol=0, atol=1e-12).all(axis=2)
     assert same.tolist() == [[True, True, True, False], [True, True, False, False]]
 
