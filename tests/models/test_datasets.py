@@ -6,7 +6,6 @@ import re
 import struct
 import tracemalloc
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -264,20 +263,14 @@ def test_an_array_that_is_not_what_its_header_says(
     check_refused_at_once("npz", path, f"lies.npz: .*{message}")
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda content: b"",
-        lambda content: b"no zip",
-        lambda content: content[:-30],
-        lambda content: content.replace(bytes(100), b"\1" + bytes(99), 1),  # only the checksum of the zip file tells
-    ],
-)
-def test_broken_npz(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+def test_broken_npz(tmp_path: Path) -> None:
     path = Path(npz(tmp_path / "broken.npz"))
-    path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(DataError, match=r"broken\.npz: not a readable"):
-        load("npz", str(path))
+    content = path.read_bytes()
+    pixel = content.replace(bytes(100), b"\1" + bytes(99), 1)  # which only the checksum of the zip file tells
+    for damaged in (b"", b"no zip", content[:-30], pixel):
+        path.write_bytes(damaged)
+        with pytest.raises(DataError, match=r"broken\.npz: not a readable"):
+            load("npz", str(path))
 
 
 def test_other_things_in_an_npz(tmp_path: Path) -> None:

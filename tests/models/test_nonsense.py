@@ -37,9 +37,7 @@ from moespec.models.training.config import Config
 from moespec.spec.errors import ConfigError
 from moespec.spec.routers import ROUTERS
 
-NUMBER, SEED = (
-    int(os.environ.get(name, value)) for name, value in (("MOESPEC_NONSENSE", "30"), ("MOESPEC_NONSENSE_SEED", "0"))
-)
+NUMBER, SEED = int(os.environ.get("MOESPEC_NONSENSE", "30")), int(os.environ.get("MOESPEC_NONSENSE_SEED", "0"))
 OLD_RUN = Path(__file__).parent / "runs_0_1" / "jax_soft_moe"
 Nonsense = tuple[list[str], tuple[str, ...]]
 """A command line, and what its message must have: names of arguments and values, without regard to spaces."""
@@ -92,10 +90,9 @@ def field(draw: random.Random) -> Nonsense:
 def option(draw: random.Random) -> Nonsense:
     """An option of a router that it does not have, or with a value that it cannot have."""
     router = draw.choice(list(ROUTERS))
-    types = {
-        name: hint for name, hint in options_of(router).items() if name not in ("width", "experts", "tokens", "ids")
-    }
-    others = {name for other in ROUTERS for name in options_of(other)} - {*types, "width", "experts", "tokens", "ids"}
+    decided = {"width", "experts", "tokens", "ids"}
+    types = {name: hint for name, hint in options_of(router).items() if name not in decided}
+    others = {name for other in ROUTERS for name in options_of(other)} - {*types, *decided}
     if not types or draw.random() < 0.3:
         name, value = draw.choice(sorted(others)), "1"
     else:

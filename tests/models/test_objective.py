@@ -97,11 +97,8 @@ DEEP = vit.VitConfig(
     **{"image_size": 8, "patch_size": 2, "classes": 3, "width": 16, "depth": 4, "hidden": 32, "heads": 2},
     **{"moe": "every_2", "experts": 4, "router": "softmax_token_choice", "dropout": 0.1, "stochastic_depth": 0.2},
 )
-CONFIGS = {
-    "vit": DEEP,
-    "mixer": mixer.named("mixer_tiny", classes=3),
-    "sparse_mlp": sparse_mlp.named("sparse_mlp_tiny", classes=3, moe="last_1"),
-}
+SPARSE_TINY = sparse_mlp.named("sparse_mlp_tiny", classes=3, moe="last_1")
+CONFIGS = {"vit": DEEP, "mixer": mixer.named("mixer_tiny", classes=3), "sparse_mlp": SPARSE_TINY}
 
 
 def problem(backend: str, config: families.Config):  # type: ignore[no-untyped-def]

@@ -95,10 +95,8 @@ def test_shards(tmp_path: Path) -> None:
 
 def test_the_hugging_face_library(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
-    rows = {
-        "picture": [{"bytes": encoded(n), "path": None} for n in NUMBERS],
-        "text": [f"number {n} é" for n in NUMBERS],
-    }
+    pictures = [{"bytes": encoded(n), "path": None} for n in NUMBERS]
+    rows = {"picture": pictures, "text": [f"number {n} é" for n in NUMBERS]}
     kinds = datasets.Features({"picture": datasets.Image(), "text": datasets.Value("string")})
     table = datasets.Dataset.from_dict(rows, features=kinds)
     table.save_to_disk(tmp_path / "saved")

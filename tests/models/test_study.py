@@ -36,19 +36,16 @@ def test_entries() -> None:
     assert {config.training.steps for config in found.values()} == {7}
 
 
-@pytest.mark.parametrize(
-    ("texts", "message"),
-    [
+def test_wrong_entries() -> None:
+    for texts, message in (
         (["soft"], "expected dense, one of "),
         (["soft_moe", "soft_moe"], "another entry 'soft_moe'"),
         (["../up: --router soft_moe"], "a name of letters"),
         (["a: --model.router 'soft_moe"], "No closing quotation"),
         (["a: --router switch --model.router-options.chices 3"], "does not have this option"),
-    ],
-)
-def test_wrong_entries(texts: list[str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        entries(texts, Config())
+    ):
+        with pytest.raises(ConfigError, match=message):
+            entries(texts, Config())
 
 
 def study(random: np.random.Generator, gaps: list[float], *, seeds: int = 5, images: int = 500, of_seed: float = 0.3):  # type: ignore[no-untyped-def]

@@ -27,10 +27,8 @@ def test_recall_is_that_of_a_sort_of_all_cosines(monkeypatch):
         for k in (1, 5, 10):
             right = (labels[by_image[:, :k]] == np.arange(30)[:, None]).any(axis=1), (by_text[:k] == labels).any(axis=0)
             assert [found[way][f"recall_{k}"] for way in ("image_to_text", "text_to_image")] == [*map(np.mean, right)]
-    assert (
-        retrieval((np.ones((3, 2)), np.arange(3)), (np.ones((3, 2)), np.arange(3)))["image_to_text"]["recall_1"]
-        == 1 / 3
-    )
+    equal = np.ones((3, 2)), np.arange(3)
+    assert retrieval(equal, equal)["image_to_text"]["recall_1"] == 1 / 3, "the lower index comes first"
     with pytest.raises(ConfigError, match="labels: 29 is that of a text alone"):
         retrieval((images[:29], of_images[:29]), (texts, labels))
     with pytest.raises(ConfigError, match="labels: 8 is that of an image alone"):
@@ -45,12 +43,10 @@ def test_zero_shot_averages_the_directions_of_prompts():
     np.testing.assert_allclose(embeddings, [(ONE[0] + ONE[1]) / np.sqrt(2), ONE[2]], atol=1e-12)
     images = np.array([[0, 1, 0.9, 0], [0, 1, 0.6, 0], [0, 0.1, 5, 9.0]])
     assert zero_shot((images, np.array([1, 0, 0])), 9 * embeddings) == {"accuracy": pytest.approx(2 / 3)}
-    for wrong, last, message in (
-        (images, 2, "labels: 2, but .* 2 classes"),
-        (images[:, :3], 1, "width 4, but .* have 3"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            zero_shot((wrong, np.array([1, 0, last])), embeddings)
+    with pytest.raises(ConfigError, match="labels: 2, but there are 2 classes"):
+        zero_shot((images, np.array([1, 0, 2])), embeddings)
+    with pytest.raises(ConfigError, match="width 4, but the images' features have 3"):
+        zero_shot((images[:, :3], np.array([1, 0, 1])), embeddings)
 
 
 def test_files_of_prompts(tmp_path):
