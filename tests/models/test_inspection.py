@@ -125,9 +125,7 @@ def test_prediction_has_a_name_and_a_probability() -> None:
     logits = np.log(np.array([1.0, 6.0, 3.0]))
     names = ("cat", "dog", "cow")
     assert prediction(logits, names, "softmax") == ", read as dog (probability 0.600)"
-    assert prediction(logits, names, "sigmoid") == ", read as dog (probability 0.857)", (
-        "of this class by itself: 6 / 7"
-    )
+    assert prediction(logits, names, "sigmoid") == ", read as dog (probability 0.857)", "of this class by itself: 6 / 7"
 
 
 @pytest.mark.parametrize("router", ["soft_moe", "softmax_token_choice", "softmax_expert_choice"])
