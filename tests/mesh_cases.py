@@ -20,6 +20,7 @@ from moespec.models.evaluation.metrics import make_forward
 from moespec.models.training.config import Config, LitConfig, MocoConfig, ModelConfig
 from moespec.models.training.objectives.classification import make_loss
 from moespec.models.training.objectives.table import besides, objective_of
+from moespec.models.trees import flatten, nested
 from moespec.spec import SpecError
 
 BATCH, STEPS, RATE = 16, 3, 0.01
@@ -121,32 +122,21 @@ def params(config: vit.VitConfig) -> dict[str, Any]:
 def moved(tree: Mapping[str, Any]) -> dict[str, Any]:
     """The tree with numbers added to each."""
     rng = np.random.default_rng(0)
-
-    def move(tree: Mapping[str, Any]) -> dict[str, Any]:
-        return {
-            name: move(value) if isinstance(value, dict) else value + 0.1 * rng.standard_normal(value.shape)
-            for name, value in tree.items()
-        }
-
-    return move(tree)
+    return nested({name: value + 0.1 * rng.standard_normal(value.shape) for name, value in flatten(tree).items()})
 
 
 def batches() -> Iterator[dict[str, Any]]:
     """The batch of each step."""
     rng = np.random.default_rng(1)
     for step in range(STEPS):
-        targets = np.eye(10)[rng.integers(0, 10, BATCH)]
-        yield {
-            "images": rng.standard_normal((BATCH, 8, 8, 1)),
-            "targets": targets,
-            "random": of_step(BATCH, seed=0, step=step),
-        }
+        targets, images = np.eye(10)[rng.integers(0, 10, BATCH)], rng.standard_normal((BATCH, 8, 8, 1))
+        yield {"images": images, "targets": targets, "random": of_step(BATCH, seed=0, step=step)}
 
 
 def rows_of(B: Any, batch: dict[str, Any]) -> dict[str, Any]:
     """What this process has of a batch, as arrays of the backend, or of the backend on a mesh."""
     rows = B.rows(BATCH)
-    return B.put({name: value[rows.start : rows.stop] for name, value in batch.items()})
+    return B.put(nested({name: value[rows.start : rows.stop] for name, value in flatten(batch).items()}))
 
 
 def training(B: Any, router: str, *, before: Any = None, **options: Any) -> dict[str, Any]:
@@ -173,9 +163,8 @@ OBJECTIVES = {"moco": MESHES[2], "lit": MESHES[1]}
 
 def of_objective(B: Any, name: str, **options: Any) -> dict[str, Any]:
     """The metrics and the state of training by an objective, as of `training`: of two views, or of images and texts."""
-    one = vit.named(
-        "vit_tiny", **ONE_BLOCK, classes=0, router="noisy_top_k" if name == "moco" else "softmax_expert_choice"
-    )
+    router = "noisy_top_k" if name == "moco" else "softmax_expert_choice"
+    one = vit.named("vit_tiny", **ONE_BLOCK, classes=0, router=router)
     tower = ModelConfig("text_tiny", width=64, depth=1, length=6, projection=64, moe="last_1", experts=4)
     # The epsilon is far above the rounding errors of gradients that are 0, those of biases before a normalisation.
     optimizer = OptimizerConfig(weight_decay=0.1, clip=0.5, epsilon=1e-3, ema=0.9, ema_steps=2 * STEPS)
@@ -184,7 +173,7 @@ def of_objective(B: Any, name: str, **options: Any) -> dict[str, Any]:
     objective = objective_of(config)
     state, metrics = B.init_state({**params(one), **moved(besides(config, one))}, optimizer), []
     step = B.make_step(objective.make_loss(B, config, one), optimizer, averaged=objective.averaged, **options)
-    rng, rows = np.random.default_rng(2), B.rows(BATCH)
+    rng = np.random.default_rng(2)
     for number in range(STEPS):
         images = [rng.standard_normal((BATCH, 8, 8, 1)) for _ in range(2)]
         random = of_step(2 * BATCH, seed=0, step=number).reshape(2, BATCH, 4)
@@ -193,10 +182,7 @@ def of_objective(B: Any, name: str, **options: Any) -> dict[str, Any]:
         else:
             ids = rng.integers(0, 257, (BATCH, 6), np.int32)
             views = {"image": {"images": images[0]}, "text": {"ids": ids}}
-        own = {
-            view: {key: array[rows.start : rows.stop] for key, array in each.items()} for view, each in views.items()
-        }
-        state, figures = step(state, B.put(own), RATE)
+        state, figures = step(state, rows_of(B, views), RATE)
         metrics.append(B.to_numpy(figures))
     return {"metrics": metrics, "state": B.export_state(state)}
 
@@ -218,8 +204,10 @@ def check_narrow(metrics: Any, one: Any) -> None:
 def continued(B: Any, step: Any, router: str, exported: dict[str, Any]) -> dict[str, Any]:
     """An exported state after its import as it is exported again, and after one more step; on a mesh, what the import read."""
     on_mesh = B.sizes.devices > 1
-    readers = {slot: _readers(tree) if on_mesh and slot != "step" else tree for slot, tree in exported.items()}
-    state = B.import_state(readers, CASES[router].optimizer)
+    readers = (
+        nested({path: Reader(leaf) for path, leaf in flatten(exported).items() if path != "step"}) if on_mesh else {}
+    )
+    state = B.import_state({**exported, **readers}, CASES[router].optimizer)
     again = B.export_state(state)
     state, _ = step(state, rows_of(B, next(batches())), RATE)
     read = {path: reader.entries for path, reader in leaves(readers["params"])} if on_mesh else {}
@@ -258,10 +246,6 @@ class Reader:
         part = self.array[index]
         self.entries = max(self.entries, part.size)
         return part
-
-
-def _readers(tree: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: _readers(value) if isinstance(value, dict) else Reader(value) for name, value in tree.items()}
 
 
 def forward(B: Any, router: str, params: Any) -> Any:
@@ -320,9 +304,8 @@ def check_continued(processes: list[Any], want: dict[str, Any], router: str) -> 
 def check_errors(said: dict[str, str]) -> None:
     """What `errors` returns names the argument and its value."""
     assert said["rows"].startswith("ShapeError: a batch of 18 images does not divide among 4 devices (")
-    assert said["experts"].startswith(
-        "ConfigError: mesh.expert=2 does not divide the 3 experts of blocks/0/moe/experts/"
-    )
+    experts = "mesh.expert=2 does not divide the 3 experts of blocks/0/moe/experts/"
+    assert said["experts"].startswith(f"ConfigError: {experts}")
     assert said["multi_hash"].startswith("ConfigError: mesh.expert=2: MultiHash mixes the experts inside")
 
 

@@ -1,9 +1,12 @@
-"""What several tests of models use: parameters and images drawn at random, and what a run has saved."""
+"""What several tests of models use: parameters and images drawn at random, pictures in files, and what a run has saved."""
 
+import io
+import tarfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from moespec.models.families import family
 from moespec.models.training import checkpoint
@@ -12,7 +15,7 @@ from moespec.models.training.rundirectory import RunDirectory
 from moespec.models.training.savestate import trained_params
 from moespec.models.trees import flatten, nested
 
-__all__ = ["drawn", "images_for", "params_of", "saved"]
+__all__ = ["drawn", "encoded", "images_for", "params_of", "saved", "write_shard"]
 
 
 def drawn(tree, seed=1, reach=0.3):
@@ -32,6 +35,23 @@ def images_for(config, count, seed=0):
     """So many images of the size that a model takes."""
     shape = (count, config.image_size, config.image_size, config.channels)
     return np.random.default_rng(seed).standard_normal(shape)
+
+
+def encoded(number: int, ending: str = "png") -> bytes:
+    """A picture of one colour, by which it is known."""
+    buffer = io.BytesIO()
+    Image.new("RGB", (9, 7), (10 * number % 256, 5, 90)).save(buffer, "jpeg" if ending == "jpg" else ending)
+    return buffer.getvalue()
+
+
+def write_shard(path: Path, members: list[tuple[str, bytes]]) -> None:
+    """A tar file of these members."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as file:
+        for name, content in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            file.addfile(info, io.BytesIO(content))
 
 
 def saved(run: Path, step: int) -> checkpoint.Checkpoint:

@@ -8,6 +8,7 @@ import pytest
 
 import moespec.backends.numpy as reference
 
+ALL = pytest.mark.parametrize("name", ["numpy", "jax", "torch"])
 BOTH = pytest.mark.parametrize("name", ["jax", "torch"])
 DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64"])
 
@@ -95,3 +96,30 @@ def test_a_selector_that_is_lost_has_a_finite_reachability_and_the_gradient_0(na
     assert not slopes[0, [1, 2]].any()
     np.testing.assert_allclose(slopes[:, [0, 3]], alone, rtol=1e-6)
     assert alone.any()
+
+
+def rows(count):
+    """Arrays of 5 rows."""
+    return np.random.default_rng(1).normal(size=(count, 5, 4))
+
+
+@ALL
+def test_keys_are_constants(name):
+    _, slopes = value_and_gradients(name, None, lambda B, *arrays: B.moco_loss(*arrays), *rows(4))
+    assert [bool(slope.any()) for slope in slopes] == [True, True, False, False]
+
+
+@ALL
+def test_gradients_of_zeros_are_finite(name):
+    """Of features that are 0, of features in which a batch does not differ, and of scores without an expert."""
+
+    def total(B, first, second, certain, equal, log_scale):
+        moco = B.moco_loss(first, second, second, first)
+        entropies = B.local_entropy_loss(certain) + B.global_entropy_loss(certain, threshold=1.5)
+        return B.contrastive_loss(first, second, log_scale) + moco + entropies + B.sum(B.batch_norm(equal))
+
+    first, second = rows(2)
+    first[2] = 0
+    certain = np.eye(4)[None, [0, 1, 1]]
+    _, slopes = value_and_gradients(name, None, total, first, second, certain, np.ones((3, 2)), np.array(2.0))
+    assert all(np.isfinite(slope).all() for slope in slopes)

@@ -55,14 +55,7 @@ EARLIER = {
 }
 # Arrays of these axes may have one more or less.
 ANY_RANK = {
-    "...",
-    "... pair",
-    "... width",
-    "... classes",
-    "n",
-    "... choices",
-    "... choices experts",
-    "... choices bits*",
+    *("...", "... pair", "... width", "... classes", "n", "... choices", "... choices experts", "... choices bits*"),
 }
 
 
@@ -142,10 +135,8 @@ def test_the_specification_raises_every_derived_error(path):
 
 @pytest.mark.parametrize("path", VALID)
 def test_inputs_are_not_changed(path):
-    making, stage = (
-        Making(VALID[path].inputs, {stage.name: stage for stage in VALID[path].stages}),
-        VALID[path].stages[-1],
-    )
+    stages = VALID[path].stages
+    making, stage = Making(VALID[path].inputs, {stage.name: stage for stage in stages}), stages[-1]
     for group in making.groups(stage):
         before = {name: array.copy() for name, array in group.items()}
         call.result(backend(stage), stage, making.stages, making.tensors)(group)
@@ -233,18 +224,10 @@ NOT_SMOOTH = {
     "gshard/moe_layer/noise": "it only decides which second experts are kept",
     **dict.fromkeys(
         (
-            "batch_priority/token_choice",
-            "dselect_k_gate/dselect_k_codes",
-            "sparse_transport/router_logits",
-            "moe_layer/token_choice",
-            "moe_layer/expert_choice",
-            "moe_layer/soft_routing",
-            "moe_layer/dselect_k_routing",
-            "moe_layer/router_logits",
-            "expert_choice/router_logits",
-            "gshard/router_logits",
-            "noisy_top_k_affinity/router_logits",
-            "token_choice/router_logits",
+            *("batch_priority/token_choice", "dselect_k_gate/dselect_k_codes", "sparse_transport/router_logits"),
+            *("moe_layer/token_choice", "moe_layer/expert_choice", "moe_layer/soft_routing"),
+            *("moe_layer/dselect_k_routing", "moe_layer/router_logits", "expert_choice/router_logits"),
+            *("gshard/router_logits", "noisy_top_k_affinity/router_logits", "token_choice/router_logits"),
             "balance_loss/router_logits",
         ),
         "an algorithm of its own, and here a part of what is derived",

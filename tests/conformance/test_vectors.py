@@ -26,22 +26,9 @@ from moespec.spec import LEDGER, ROUTERS
 SCHEMA = json.loads((suite.VECTORS.parent / "schema.json").read_text())
 # Nothing selects in these, or what selects is a part of them.
 WITHOUT_TIES = {
-    "capped_affinity",
-    "contrastive_loss",
-    "convolution",
-    "embedding",
-    "gating_noise",
-    "hierarchical_load_loss",
-    "limoe",
-    "mixer",
-    "moco",
-    "network",
-    "router_jitter",
-    "routing_statistics",
-    "sigmoid_loss",
-    "threefry",
-    "threshold_loss",
-    "vit",
+    *("capped_affinity", "contrastive_loss", "convolution", "embedding", "gating_noise", "hierarchical_load_loss"),
+    *("limoe", "mixer", "moco", "network", "router_jitter", "routing_statistics", "sigmoid_loss", "threefry"),
+    *("threshold_loss", "vit"),
 }
 WITHOUT_ERRORS = {"network", "vit", "mixer"}
 PAGE = (Path(__file__).parents[2] / "docs" / "conformance.md").read_text()
@@ -120,18 +107,11 @@ def test_only_what_models_compute_with_is_rounded_to_bfloat16():
     """Logits, affinities, losses, weights and metrics are compared with the roundoff of float32."""
     models = {name for name, known in functions().items() if known.batched}
     network = {
-        "array_operations",
-        "attention",
-        "batch_norm",
-        "expert_mlp",
-        "gelu",
-        "layer_norm",
-        "moe_layer",
-        "moe_mlp",
-        "multi_hash_mlp",
+        *("array_operations", "attention", "batch_norm", "expert_mlp", "gelu", "layer_norm", "moe_layer", "moe_mlp"),
+        *("multi_hash_mlp", "convolution", "dropout", "patch_embed", "rescale"),
     }
     rounded = json.loads((suite.VECTORS.parent / "suite.json").read_text())["rounded"]
-    assert rounded.keys() == models | network | {"convolution", "dropout", "patch_embed", "rescale"}
+    assert rounded.keys() == models | network
     for name, results in rounded.items():
         outputs = functions()[name].outputs
         assert set(results) == {result for result, output in outputs.items() if output.kind == "float"}

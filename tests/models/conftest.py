@@ -16,6 +16,7 @@ from moespec.models.training import resolve
 from moespec.models.training.config import Config
 from moespec.models.training.configfile import digits
 from moespec.models.training.rundirectory import RunDirectory
+from moespec.models.training.runlog import read_log
 from moespec.models.training.train import train
 
 
@@ -90,6 +91,11 @@ class Runs:
     def files(run: Path) -> dict[Path, bytes]:
         """All files of a run but its lock, with what they have."""
         return {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
+
+    @staticmethod
+    def contrastive(run: Path) -> list[float]:
+        """The contrastive loss of each step."""
+        return [line["contrastive"] for line in read_log(run, "train")]
 
     def train(self, run: Path, backend: str, config: Config | None = None) -> Any:
         """Trains, or goes on, in the folder `run`; what `train` returns."""

@@ -55,25 +55,18 @@ def test_a_soup_of_runs_says_what_they_are(tmp_path: Path) -> None:
 
 
 NAN, MINUS_ZEROS = np.float32([0, np.nan]), -np.zeros((8, 16), np.float32)
-OTHERS: dict[str, tuple[dict[str, Any], str]] = {
-    "field": ({"heads": 4}, "heads is 2 in one, 4 in the other"),
-    "option": (
-        {"router_options": {"capacity_factor": 2.0}},
-        "capacity_factor is 'the default' in one, 2.0 in the other",
-    ),
-    "class": ({"classes": ("cat", "dog")}, "classes: 1 is 'cow' in one, 'dog' in the other"),
-    "dtype": (
-        {"changed": {"head/bias": np.zeros(2)}},
-        "dtype of head/bias is 'float32' in one, 'float64' in the other",
-    ),
-    "nan": ({"changed": {"head/bias": NAN}}, "other.x: head/bias has nan at (1,), expected finite values"),
-    "constant": ({"changed": {CODES: MINUS_ZEROS}}, f"not trained: {CODES}(0, 0) is '0.0' in one, '-0.0' in the other"),
-}
+OTHERS: list[tuple[dict[str, Any], str]] = [
+    ({"heads": 4}, "heads is 2 in one, 4 in the other"),
+    ({"router_options": {"capacity_factor": 2.0}}, "capacity_factor is 'the default' in one, 2.0 in the other"),
+    ({"classes": ("cat", "dog")}, "classes: 1 is 'cow' in one, 'dog' in the other"),
+    ({"changed": {"head/bias": np.zeros(2)}}, "dtype of head/bias is 'float32' in one, 'float64' in the other"),
+    ({"changed": {"head/bias": NAN}}, "other.x: head/bias has nan at (1,), expected finite values"),
+    ({"changed": {CODES: MINUS_ZEROS}}, f"not trained: {CODES}(0, 0) is '0.0' in one, '-0.0' in the other"),
+]
 
 
-@pytest.mark.parametrize("case", OTHERS)
-def test_what_cannot_be_averaged(tmp_path: Path, case: str, said: Any) -> None:
-    fields, message = OTHERS[case]
+@pytest.mark.parametrize(("fields", "message"), OTHERS)
+def test_what_cannot_be_averaged(tmp_path: Path, fields: dict[str, Any], message: str, said: Any) -> None:
     zeros = {CODES: np.zeros((8, 16), np.float32)}
     first = source(tmp_path / "first.x", 0, zeros, ("cat", "cow"))
     other = source(tmp_path / "other.x", 1, **{**fields, "changed": {**zeros, **fields.get("changed", {})}})

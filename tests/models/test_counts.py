@@ -10,6 +10,7 @@ import pytest
 import moespec.backends.jax as B
 from moespec.models import cli, counts, families
 from moespec.models.layers import MoeLayer
+from moespec.models.trees import flatten, nested
 from moespec.spec.routers import ROUTERS
 
 PAPER = [
@@ -78,18 +79,13 @@ def test_what_xla_counts(name: str, fields: dict) -> None:
     """To 0.1 %. XLA counts no iteration but the first of a loop, which leaves out `ALONE`."""
     model = config(name, **fields)
     images = families.fewest_images(model)
-
-    def shaped(tree):  # type: ignore[no-untyped-def]
-        if isinstance(tree, dict):
-            return {key: shaped(value) for key, value in tree.items()}
-        return jax.ShapeDtypeStruct(tree, jnp.float32)
-
     family = families.family(model)
     batch = jax.ShapeDtypeStruct((images, *model.input_shape), jnp.int32 if model.inputs == "ids" else jnp.float32)
     wanted = "features" if model.inputs == "ids" else "logits"
-    lowered = jax.jit(lambda p, x: getattr(family.forward(B, model, p, x), wanted)).lower(
-        shaped(family.parameter_shapes(model)), batch
-    )
+    forward = jax.jit(lambda p, x: getattr(family.forward(B, model, p, x), wanted))
+    shapes = flatten(family.parameter_shapes(model))
+    params = nested({path: jax.ShapeDtypeStruct(shape, jnp.float32) for path, shape in shapes.items()})
+    lowered = forward.lower(params, batch)
     counted = sum(counts.flops(model, images).values())
     np.testing.assert_allclose(counted, lowered.cost_analysis()["flops"] / images, rtol=1e-3)
 
@@ -128,9 +124,8 @@ def test_rows_are_the_slots_or_those_that_are_filled(name: str) -> None:
         assert counts.rows(layer) == counts.slots(layer)
     else:
         assert counts.rows(layer) == 32 * ALONE[name]
-        assert (
-            name == "dselect_k" or dispatch.sum() == 32 * ALONE[name]
-        )  # whose selectors are not sharp before training
+        # The selectors of DSelect-k are not sharp before training.
+        assert name == "dselect_k" or dispatch.sum() == 32 * ALONE[name]
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str], said: Any) -> None:

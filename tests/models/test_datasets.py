@@ -57,9 +57,7 @@ def test_digits() -> None:
     images = digits.normalize(digits.train.read(np.arange(1442)))
     assert images.dtype == np.float32
     assert (images.min(), images.max()) == (-1, 1)
-    both = np.concatenate([digits.train.read(np.arange(1442)), digits.validation.read(np.arange(355))]).reshape(
-        1797, -1
-    )
+    both = np.concatenate([digits.train.read(np.arange(1442)), digits.validation.read(np.arange(355))])
     assert len(np.unique(both, axis=0)) == 1797, "no image is in both parts"
 
 
@@ -224,6 +222,16 @@ def test_wrong_npz(tmp_path: Path, changes: dict, message: str) -> None:
     assert path in str(error.value)
 
 
+def check_refused_at_once(name: str, path: Path, message: str) -> None:
+    """Before memory is allocated for what a header says."""
+    tracemalloc.start()
+    with pytest.raises(DataError, match=message):
+        load(name, str(path))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10**6
+
+
 def npy_header(shape: tuple[int, ...]) -> bytes:
     """The header of an .npy file of bytes of such a shape, without the bytes."""
     buffer = io.BytesIO()
@@ -249,27 +257,20 @@ LIES = [
 def test_an_array_that_is_not_what_its_header_says(
     tmp_path: Path, content: bytes, message: str, compression: int
 ) -> None:
-    """Before memory is allocated for what the header says."""
     path = tmp_path / "lies.npz"
     with zipfile.ZipFile(path, "w", compression) as file:
         file.writestr("images.npy", content)
-    tracemalloc.start()
-    with pytest.raises(DataError, match=message) as error:
-        load("npz", str(path))
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 10**6
-    assert str(path) in str(error.value)
+    check_refused_at_once("npz", path, f"lies.npz: .*{message}")
 
 
-def test_a_flipped_bit_in_an_npz(tmp_path: Path) -> None:
-    """Of the pixels, where only the checksum of the zip file tells."""
-    path = Path(npz(tmp_path / "flipped.npz"))
-    content = bytearray(path.read_bytes())
-    content[content.index(b"NUMPY") + 200] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(DataError, match=r"flipped\.npz: not a readable .npz .*CRC"):
-        load("npz", str(path))
+def test_broken_npz(tmp_path: Path) -> None:
+    path = Path(npz(tmp_path / "broken.npz"))
+    content = path.read_bytes()
+    pixel = content.replace(bytes(100), b"\1" + bytes(99), 1)  # which only the checksum of the zip file tells
+    for damaged in (b"", b"no zip", content[:-30], pixel):
+        path.write_bytes(damaged)
+        with pytest.raises(DataError, match=r"broken\.npz: not a readable"):
+            load("npz", str(path))
 
 
 def test_other_things_in_an_npz(tmp_path: Path) -> None:
@@ -285,24 +286,10 @@ def test_other_things_in_an_npz(tmp_path: Path) -> None:
 def test_an_idx_file_that_is_not_what_its_header_says(
     idx_folder: Path, shape: tuple[int, ...], compressed: bool
 ) -> None:
-    """Before memory is allocated for what the header says."""
     content = bytes([0, 0, 8, 3]) + struct.pack(">3I", *shape)
     path = idx_folder / "t10k-images-idx3-ubyte"
     path.write_bytes(gzip.compress(content) if compressed else content)
-    tracemalloc.start()
-    with pytest.raises(DataError, match="t10k-images-idx3-ubyte: 0 values, but the header says"):
-        load("idx", str(idx_folder))
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 10**6
-
-
-@pytest.mark.parametrize("content", [b"", b"no zip", "truncated"])
-def test_broken_npz(tmp_path: Path, content: bytes | str) -> None:
-    path = Path(npz(tmp_path / "broken.npz"))
-    path.write_bytes(path.read_bytes()[:-30] if isinstance(content, str) else content)
-    with pytest.raises(DataError, match=r"broken\.npz: not a readable"):
-        load("npz", str(path))
+    check_refused_at_once("idx", idx_folder, "t10k-images-idx3-ubyte: 0 values, but the header says")
 
 
 def test_folder_with_a_split(photo_folder: Path) -> None:
@@ -336,13 +323,3 @@ def test_broken_image_is_named(photo_folder: Path) -> None:
     data = load("folder", str(photo_folder), image_size=6)
     with pytest.raises(DataError, match=r"bee/2\.png: not .*--data\.broken skip .* moespec scan .* --data folder"):
         data.train.read(np.arange(8))
-
-
-def test_nothing_there(tmp_path: Path) -> None:
-    for name in ("npz", "idx", "folder"):
-        with pytest.raises(DataError, match=str(tmp_path / "absent")):
-            load(name, str(tmp_path / "absent"), image_size=6)
-        with pytest.raises(ConfigError, match=r"data\.path is not set"):
-            load(name)
-    with pytest.raises(DataError, match="no folders of classes"):
-        load("folder", str(tmp_path), image_size=6)

@@ -234,6 +234,7 @@ WRONG = [
     ('path = "x.npz"', r"evaluation\.one\.path='x\.npz': `data` is required with `path`"),
     ('data = "npz"\npath = "none.npz"', r"none\.npz: there is no such file"),
     ('data = "npz"', r"data\.path is not set"),
+    ('kind = "retrieval"', "the run has no tower of texts"),
     ('labels = "none.json"', r"none\.json: cannot be read"),
     ('labels = "short.json"', r"short\.json: a list of 1, expected a list of labels for each of 355 images"),
     ('labels = "large.json"', r"large\.json: image 0 has \[10\], expected a list of labels from 0 to 9"),

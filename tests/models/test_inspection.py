@@ -50,9 +50,8 @@ def test_main_expert() -> None:
 
 
 def test_main_expert_of_soft_moe_is_pale_where_weights_are_even() -> None:
-    weights = np.array(
-        [[[0.25, 0.25, 0.25, 0.25], [0.5, 0.5, 0.0, 0.0], [0.1, 0.9, 0.0, 0.0], [2**-1.5, 0.3, 0.3, 0.0]]]
-    )
+    last = [2**-1.5, 0.3, 0.3, 0.0]
+    weights = np.array([[[0.25, 0.25, 0.25, 0.25], [0.5, 0.5, 0.0, 0.0], [0.1, 0.9, 0.0, 0.0], last]])
     weights[0, 3] /= 2**-1.5 * 4 / 2**0.5  # in all 1 for the largest to be sqrt(2) times uniform
     weights[0, 3, 3] = 1 - weights[0, 3, :3].sum()
     red = np.array([[1.0, 0.0, 0.0]] * 4)
@@ -85,9 +84,8 @@ def test_slots_count_in_multiples_of_uniform_on_one_scale() -> None:
 def test_experts_have_one_scale() -> None:
     weights = np.zeros((2, 2, 3))
     weights[0, 0, 0], weights[1, 1, 1] = 0.2, 0.8
-    figure = draw(
-        np.zeros((8, 8, 1), np.uint8), 255, "", [BlockRouting("0", weights, np.zeros((2, 2, 3, 1)), False, 4)]
-    )
+    routing = BlockRouting("0", weights, np.zeros((2, 2, 3, 1)), False, 4)
+    figure = draw(np.zeros((8, 8, 1), np.uint8), 255, "", [routing])
     shown = [axis for axis in figure.axes if axis.get_title().startswith("expert")]
     assert [axis.get_title() for axis in shown] == ["expert 0: to 0.2", "expert 1: to 0.8", "expert 2: none"]
     assert {(axis.images[0].norm.vmin, axis.images[0].norm.vmax) for axis in shown} == {(0, 0.8)}

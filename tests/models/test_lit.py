@@ -20,16 +20,8 @@ from moespec.models.training.runlog import read_log
 COLOURS = {"red": (200, 0, 0), "green": (0, 200, 0), "blue": (0, 0, 200), "yellow": (200, 200, 0)}
 SIZE = ("--model.image-size", "8", "--model.patch-size", "4")
 MODEL = (
-    "--model.depth",
-    "1",
-    "--model.width",
-    "16",
-    "--model.hidden",
-    "16",
-    "--model.heads",
-    "2",
-    "--model.moe",
-    "none",
+    *("--model.depth", "1", "--model.width", "16", "--model.hidden", "16", "--model.heads", "2"),
+    *("--model.moe", "last_1", "--model.experts", "2"),
 )
 LENGTH = ("--training.steps", "6", "--training.batch", "8", "--training.log-every", "1", "--schedule.warmup", "1")
 OFTEN = ("--training.evaluate-every", "3", "--training.checkpoint-every", "2", "--training.keep", "9")
@@ -54,29 +46,14 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def flags(pairs: Path, run: Path, *more: str, backend: str = "torch") -> list[str]:
-    where = [
-        "--backend",
-        backend,
-        "--objective",
-        "lit",
-        "--data",
-        "pairs",
-        "--data.path",
-        str(pairs),
-        "--run",
-        str(run),
-    ]
-    return [*where, *LENGTH, *OFTEN, *TEXT, *more]
-
-
-def losses(run: Path) -> list[float]:
-    return [line["contrastive"] for line in read_log(run, "train")]
+def flags(pairs: Path, run: Path, *more: str) -> list[str]:
+    where = ["--backend", "torch", "--data", "pairs", "--data.path", str(pairs), "--run", str(run)]
+    return ["--objective", "lit", *where, *LENGTH, *OFTEN, *TEXT, *more]
 
 
 @pytest.fixture(scope="module")
 def image_tower(pairs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that told the colours apart."""
+    """A run that told the colours apart, with experts."""
     run = tmp_path_factory.mktemp("tower") / "run"
     words = ["--backend", "torch", "--data", "folder", "--data.path", str(pairs), "--run", str(run), *SIZE, *MODEL]
     assert cli.main(["train", *words, "--training.steps", "2", "--training.batch", "8", "--schedule.warmup", "0"]) == 0
@@ -87,10 +64,8 @@ def image_tower(pairs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def locked(pairs: Path, image_tower: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("locked") / "run"
     own = run.parent / "own.toml"
-    own.write_text(
-        f'[evaluation.near]\nkind = "retrieval"\n[evaluation.named]\nkind = "zero_shot"\ndata = "folder"\npath = "{pairs}"\n'
-        f'prompts = "{pairs / "prompts.json"}"\n'
-    )
+    named = f'kind = "zero_shot"\ndata = "folder"\npath = "{pairs}"\nprompts = "{pairs / "prompts.json"}"\n'
+    own.write_text(f'[evaluation.near]\nkind = "retrieval"\n[evaluation.named]\n{named}')
     assert cli.main(["finetune", str(image_tower), *flags(pairs, run, "--config", str(own))]) == 0
     return run
 
@@ -100,7 +75,7 @@ def test_features_of_a_locked_tower_are_kept_and_checked(locked: Path, tmp_path:
     (again / FEATURES).write_bytes((locked / FEATURES).read_bytes())
     assert cli.main(["train", "--run", str(again), "--resume"]) == 0
     assert (again / LAST).read_bytes() == (locked / LAST).read_bytes()
-    assert losses(again) == losses(locked)
+    assert runs.contrastive(again) == runs.contrastive(locked)
     other = runs.stopped(locked, tmp_path / "other", step=2)
     content = bytearray((locked / FEATURES).read_bytes())
     content[-3] ^= 1
@@ -109,9 +84,8 @@ def test_features_of_a_locked_tower_are_kept_and_checked(locked: Path, tmp_path:
     arrays = load_file(locked / FEATURES) | {"validation": 2 * load_file(locked / FEATURES)["validation"]}
     digest = lit._digest({name: arrays[name] for name in ("train", "validation")})
     save_file({**arrays, "sha256": digest}, other / FEATURES)
-    assert f"{FEATURES}: features of another tower, or of other images" in said(
-        ["train", "--run", str(other), "--resume"], 2
-    )
+    wrong = said(["train", "--run", str(other), "--resume"], 2)
+    assert f"{FEATURES}: features of another tower, or of other images" in wrong
     (other / FEATURES).unlink()
     assert cli.main(["train", "--run", str(other), "--resume"]) == 0
     assert (other / FEATURES).read_bytes() == (locked / FEATURES).read_bytes()
@@ -122,6 +96,7 @@ def test_evaluations_with_texts(locked: Path, said: Any) -> None:
     assert "validation recall at 1, of images and texts, " in shown
     assert "near: image_to_text: recall_1 " in shown
     assert "named: accuracy " in shown
+    assert (locked / "report.html").exists()
     last = read_log(locked, "evaluation")[-1]
     assert last["accuracy"] == (last["image_to_text"]["recall_1"] + last["text_to_image"]["recall_1"]) / 2
 
@@ -133,47 +108,45 @@ def test_an_augmented_locked_tower_sees_each_image_anew(pairs: Path, image_tower
 
 
 def test_both_towers_are_trained_and_backends_agree(pairs: Path, tmp_path: Path, runs: Any) -> None:
-    both = ("--lit.no-locked", "--lit.loss", "sigmoid", *SIZE, *MODEL, "--text.moe", "last_1", "--text.experts", "2")
-    more = (*both, "--text.router", "noisy_top_k")
-    assert cli.main(["train", *flags(pairs, tmp_path / "torch", *more)]) == 0
+    experts = ("--text.moe", "last_1", "--text.experts", "2", "--text.router", "noisy_top_k")
+    both = ("--lit.no-locked", "--lit.loss", "sigmoid", *SIZE, *MODEL, *experts)
+    assert cli.main(["train", *flags(pairs, tmp_path / "torch", *both)]) == 0
     pytest.importorskip("jax")
     again = runs.stopped(tmp_path / "torch", tmp_path / "jax", step=4)
     assert cli.main(["train", "--run", str(again), "--resume", "--backend", "jax"]) == 0
-    np.testing.assert_allclose(losses(again), losses(tmp_path / "torch"), rtol=1e-4)
+    np.testing.assert_allclose(runs.contrastive(again), runs.contrastive(tmp_path / "torch"), rtol=1e-4)
     assert "0_text" in read_log(again, "train")[-1]["moe"]
 
 
 @pytest.mark.parametrize("kind", ["softmax", "sigmoid"])
 def test_the_loss_by_hand(kind: Any) -> None:
-    tower = ModelConfig("text_tiny", width=8, depth=1, heads=2, hidden=8, length=6, projection=8)
-    config = Config(objective="lit", text=tower, lit=LitConfig(locked=False, loss=kind, scale=3.0, bias=-2.0))
-    model = vit.named("vit_tiny", classes=0, width=8, hidden=8, heads=2, depth=1, patch_size=4)
+    small: Any = {"width": 8, "depth": 1, "heads": 2, "hidden": 8}
+    tower = {**small, "length": 6, "projection": 8}
+    section = LitConfig(locked=False, loss=kind, scale=3.0, bias=-2.0)
+    config = Config(objective="lit", text=ModelConfig("text_tiny", **tower), lit=section)
+    model = vit.named("vit_tiny", classes=0, patch_size=4, **small)
     params = B.from_numpy({**vit.init(model, 1), **besides(config, model)})
     images = np.random.default_rng(0).standard_normal((4, 8, 8, 1))
     ids = np.random.default_rng(1).integers(0, 257, (4, 6), np.int32)
-    total, _ = objective_of(config).make_loss(B, config, model)(
-        params, {"image": {"images": images}, "text": {"ids": ids}}
-    )
-    own = text.named("text_tiny", width=8, depth=1, heads=2, hidden=8, length=6, projection=8)
-    pair = vit.forward(B, model, params, images).features, text.forward(B, own, params["text"], ids).features
-    if kind == "softmax":
-        expected = spec.contrastive_loss(*pair, np.float32(np.log(3.0)))
-    else:
-        expected = spec.sigmoid_loss(*pair, np.float32(np.log(3.0)), -2.0)
+    batch = {"image": {"images": images}, "text": {"ids": ids}}
+    total, _ = objective_of(config).make_loss(B, config, model)(params, batch)
+    read = text.forward(B, text.named("text_tiny", **tower), params["text"], ids).features
+    pair, scale = (vit.forward(B, model, params, images).features, read), np.float32(np.log(3.0))
+    expected = spec.contrastive_loss(*pair, scale) if kind == "softmax" else spec.sigmoid_loss(*pair, scale, -2.0)
     assert total == pytest.approx(expected, rel=1e-12)
 
 
 REFUSED = [
     ("", "lit.locked=True without init: an image tower that was never trained"),
-    ("--lit.no-locked --training.batch 1", "training.batch=1, training.accumulate=1: the others of a batch"),
+    ("--init {tower} --model.stochastic-depth 0.1", "model.stochastic_depth=0.1: a locked tower is not trained"),
+    ("--init {tower} --optimizer.rates norm/=0.5", "norm is of the locked image tower"),
     ("--lit.no-locked --lit.scale 0", "lit.scale=0.0: expected"),
     ("--lit.no-locked --text.length 4", "and its end are more than text.length=4 tokens, as are 24 of 24"),
-    ("--lit.no-locked --text.vocabulary 100", "text.vocabulary=100: the tokenizer has 257 ids"),
+    ("--lit.no-locked --text.vocabulary 256", "text.vocabulary=256: the tokenizer has 257 ids"),
     ("--lit.no-locked --text.projection 5", "text.projection=5: the features of the image tower are 16 wide"),
     ("--lit.no-locked --lit.bias -3", "lit.bias=-3.0 concerns nothing here: lit.loss is 'softmax'"),
     ("--lit.no-locked --lit.tokenizer no.json", "lit.tokenizer='no.json': not a file of a tokenizer"),
     ("--lit.no-locked --text.name vit_tiny", "text.name='vit_tiny': expected a model of texts, one of text_tiny"),
-    ("--lit.no-locked --data digits --data.path=", "data.name='digits': objective='lit' is for images with captions"),
     ("--lit.no-locked --text.router soft_moe", "text.router='soft_moe' concerns nothing here: text.moe is 'none'"),
     ("--lit.no-locked --text.router foo", "text.router='foo': expected"),
     ("--lit.no-locked --training.batch 25", "training.batch=25: there are 24 training images"),
@@ -183,41 +156,8 @@ REFUSED = [
 
 @pytest.mark.parametrize(("words", "message"), REFUSED)
 def test_what_cannot_be_is_an_error_before_anything_is_written(
-    words: str, message: str, pairs: Path, tmp_path: Path, said: Any
-) -> None:
-    size = () if "digits" in words else SIZE
-    assert message in said(["train", *flags(pairs, tmp_path / "run", *size, *MODEL, *words.split())], 2)
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("--model.stochastic-depth 0.1", "model.stochastic_depth=0.1: a locked tower is not trained"),
-        ("--optimizer.rates norm/=0.5", "norm is of the locked image tower"),
-    ],
-)
-def test_a_locked_tower_is_not_trained(
     words: str, message: str, pairs: Path, image_tower: Path, tmp_path: Path, said: Any
 ) -> None:
-    assert message in said(["finetune", str(image_tower), *flags(pairs, tmp_path / "run", *words.split())], 2)
+    options = [*SIZE, *MODEL, *words.format(tower=image_tower).split()]
+    assert message in said(["train", *flags(pairs, tmp_path / "run", *options)], 2)
     assert not (tmp_path / "run").exists()
-
-
-def test_a_run_of_images_alone_has_no_texts_to_evaluate(
-    image_tower: Path, pairs: Path, tmp_path: Path, said: Any
-) -> None:
-    (tmp_path / "own.toml").write_text('[evaluation.near]\nkind = "retrieval"\nevery = 2\n')
-    words = ["train", "--config", str(tmp_path / "own.toml"), "--backend", "torch", "--training.steps", "2"]
-    assert "the run has no tower of texts" in said([*words, "--run", str(tmp_path / "run")], 2)
-    assert "its images have captions, and no classes" in said(
-        ["train", "--data", "pairs", "--data.path", str(pairs), *SIZE, *MODEL, "--run", str(tmp_path / "run")], 2
-    )
-
-
-def test_the_report_of_a_locked_tower_with_experts(pairs: Path, tmp_path: Path) -> None:
-    words = ["--backend", "torch", "--data", "folder", "--data.path", str(pairs), "--run", str(tmp_path / "tower")]
-    small = [*SIZE, *MODEL[:-1], "last_1", "--experts", "2", "--training.steps", "1", "--training.batch", "8"]
-    assert cli.main(["train", *words, *small, "--schedule.warmup", "0"]) == 0
-    assert cli.main(["finetune", str(tmp_path / "tower"), *flags(pairs, tmp_path / "run")]) == 0
-    assert (tmp_path / "run" / "report.html").exists()

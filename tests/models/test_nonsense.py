@@ -37,9 +37,7 @@ from moespec.models.training.config import Config
 from moespec.spec.errors import ConfigError
 from moespec.spec.routers import ROUTERS
 
-NUMBER, SEED = (
-    int(os.environ.get(name, value)) for name, value in (("MOESPEC_NONSENSE", "30"), ("MOESPEC_NONSENSE_SEED", "0"))
-)
+NUMBER, SEED = int(os.environ.get("MOESPEC_NONSENSE", "30")), int(os.environ.get("MOESPEC_NONSENSE_SEED", "0"))
 OLD_RUN = Path(__file__).parent / "runs_0_1" / "jax_soft_moe"
 Nonsense = tuple[list[str], tuple[str, ...]]
 """A command line, and what its message must have: names of arguments and values, without regard to spaces."""
@@ -92,10 +90,9 @@ def field(draw: random.Random) -> Nonsense:
 def option(draw: random.Random) -> Nonsense:
     """An option of a router that it does not have, or with a value that it cannot have."""
     router = draw.choice(list(ROUTERS))
-    types = {
-        name: hint for name, hint in options_of(router).items() if name not in ("width", "experts", "tokens", "ids")
-    }
-    others = {name for other in ROUTERS for name in options_of(other)} - {*types, "width", "experts", "tokens", "ids"}
+    decided = {"width", "experts", "tokens", "ids"}
+    types = {name: hint for name, hint in options_of(router).items() if name not in decided}
+    others = {name for other in ROUTERS for name in options_of(other)} - {*types, *decided}
     if not types or draw.random() < 0.3:
         name, value = draw.choice(sorted(others)), "1"
     else:
@@ -191,6 +188,8 @@ RELATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("--data mnist", ("data.name", "mnist")),
     ("--data cifar10 --data.path nowhere", ("nowhere: there is no such folder",)),
     ("--data idx --data.path nowhere", ("nowhere: there is no such folder",)),
+    ("--data folder --data.path nowhere --model.image-size 8", ("nowhere: there is no such folder",)),
+    ("--data idx", ("data.path is not set", "idx")),
     ("--hash.path nowhere.safetensors", ("hash.path='nowhere.safetensors'",)),
     ("--router hash --hash.path nowhere.safetensors", ("hash.path='nowhere.safetensors'",)),
     ("--router hash --codes 30000", ("model.codes=30000", "different patches")),
@@ -211,6 +210,14 @@ RELATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("--data.crop-area 0.5", ("data.crop_area=0.5 concerns nothing",)),
     ("--data.workers 2", ("data.workers=2 concerns nothing",)),
     ("--init-skip head", ("init_skip='head' concerns nothing",)),
+    ("--objective moco --training.batch 1", ("training.batch=1, training.accumulate=1: the others of a batch",)),
+    ("--objective moco --training.accumulate 2", ("training.accumulate=2: the others of a batch",)),
+    ("--objective moco --moco.temperature 0", ("moco.temperature=0.0: expected",)),
+    ("--objective moco --data.mixup 0.2", ("data.mixup=0.2 concerns nothing here: the objective has no targets",)),
+    ("--objective moco --model.classes 5", ("model.classes=5: objective='moco' takes 0",)),
+    ("--objective moco --lit.scale 3", ("lit.scale=3.0 concerns nothing here: the objective is not lit",)),
+    ("--objective lit --lit.no-locked", ("data.name='digits': objective='lit' is for images with captions",)),
+    ("--moco.cosine", ("moco.cosine=True concerns nothing",)),
     ("--backend cuda", ("backend", "cuda")),
     ("--config nowhere.toml", ("config='nowhere.toml'",)),
     ("--run", ("run",)),

@@ -26,10 +26,8 @@ SPARSE: dict[str, Any] = {
 
 
 def transformer(router: str, options: dict[str, Any], **fields: Any) -> vit.VitConfig:
-    return vit.VitConfig(
-        **{**SMALL, "hidden": 6, "heads": 2, "moe": "last_2", "experts": 2, "router": router, **fields},
-        router_options=options,
-    )
+    fields = {**SMALL, "hidden": 6, "heads": 2, "moe": "last_2", "experts": 2, "router": router, **fields}
+    return vit.VitConfig(**fields, router_options=options)
 
 
 MODELS: dict[str, Config] = {
@@ -77,16 +75,10 @@ def test_the_loss_is_the_mean_cross_entropy_and_each_loss_of_each_layer_once(nam
     assert loss == pytest.approx(main + auxiliary, rel=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("router", "noise"),
-    [
-        ("switch", Noise((4, 4, 8), (-1.0, 1.0))),
-        ("gshard", Noise((4, 4), (0.0, 1.0))),
-        ("softmax_token_choice", Noise((4, 4, 2))),
-    ],
-)
-def test_noise_is_of_the_distribution_of_its_router(router: str, noise: Noise) -> None:
-    assert vit.moe_noise(transformer(router, {}), 4) == [noise] * 2
+def test_noise_is_of_the_distribution_of_its_router() -> None:
+    switch, gshard = Noise((4, 4, 8), (-1.0, 1.0)), Noise((4, 4), (0.0, 1.0))
+    for router, noise in (("switch", switch), ("gshard", gshard), ("softmax_token_choice", Noise((4, 4, 2)))):
+        assert vit.moe_noise(transformer(router, {}), 4) == [noise] * 2
 
 
 def test_only_what_is_drawn_needs_integers() -> None:
@@ -102,24 +94,11 @@ def test_only_what_is_drawn_needs_integers() -> None:
 
 
 DEEP = vit.VitConfig(
-    image_size=8,
-    patch_size=2,
-    width=16,
-    depth=4,
-    hidden=32,
-    heads=2,
-    classes=3,
-    moe="every_2",
-    experts=4,
-    router="softmax_token_choice",
-    dropout=0.1,
-    stochastic_depth=0.2,
+    **{"image_size": 8, "patch_size": 2, "classes": 3, "width": 16, "depth": 4, "hidden": 32, "heads": 2},
+    **{"moe": "every_2", "experts": 4, "router": "softmax_token_choice", "dropout": 0.1, "stochastic_depth": 0.2},
 )
-CONFIGS = {
-    "vit": DEEP,
-    "mixer": mixer.named("mixer_tiny", classes=3),
-    "sparse_mlp": sparse_mlp.named("sparse_mlp_tiny", classes=3, moe="last_1"),
-}
+SPARSE_TINY = sparse_mlp.named("sparse_mlp_tiny", classes=3, moe="last_1")
+CONFIGS = {"vit": DEEP, "mixer": mixer.named("mixer_tiny", classes=3), "sparse_mlp": SPARSE_TINY}
 
 
 def problem(backend: str, config: families.Config):  # type: ignore[no-untyped-def]

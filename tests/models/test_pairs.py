@@ -1,15 +1,13 @@
 """Images with captions: from a folder, a table, tar files and Hugging Face's library, and damaged captions."""
 
 import csv
-import io
 import json
-import tarfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+from of_models import encoded, write_shard
 
 from moespec.models import cli
 from moespec.models.data import captions
@@ -19,13 +17,6 @@ from moespec.models.errors import DataError
 
 NUMBERS = range(10)
 TRAIN, HELD = [0, 1, 2, 3, 5, 6, 7, 8], [4, 9]
-
-
-def encoded(number: int) -> bytes:
-    """A picture of one colour, by which it is known."""
-    buffer = io.BytesIO()
-    Image.new("RGB", (9, 7), (10 * number, 5, 90)).save(buffer, "png")
-    return buffer.getvalue()
 
 
 @pytest.fixture
@@ -85,34 +76,27 @@ def test_tables(folder: Path, kind: str) -> None:
     assert {number for number, _ in held} == set(HELD), "both captions of a picture are in one part"
 
 
-def write_shard(path: Path, numbers: list[int], *more: tuple[str, bytes]) -> None:
-    members = [(f"{n}.png", encoded(n)) for n in numbers] + [(f"{n}.txt", f"number {n} é".encode()) for n in numbers]
-    with tarfile.open(path, "w") as file:
-        for name, content in (*members, *more):
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            file.addfile(info, io.BytesIO(content))
+def pairs(numbers: list[int]) -> list[tuple[str, bytes]]:
+    return [(f"{n}.png", encoded(n)) for n in numbers] + [(f"{n}.txt", f"number {n} é".encode()) for n in numbers]
 
 
 def test_shards(tmp_path: Path) -> None:
-    write_shard(tmp_path / "a.tar", [0, 1, 2, 3, 4], ("0.json", b"{}"))
-    write_shard(tmp_path / "b.tar", [5, 6, 7, 8, 9])
+    write_shard(tmp_path / "a.tar", [*pairs([0, 1, 2, 3, 4]), ("0.json", b"{}")])
+    write_shard(tmp_path / "b.tar", pairs([5, 6, 7, 8, 9]))
     for _ in range(2):  # the second time from the index
         assert loaded(tmp_path) == (expected(TRAIN), expected(HELD))
     (tmp_path / "a.tar").rename(tmp_path / "train.tar")
     (tmp_path / "b.tar").rename(tmp_path / "val.tar")
     assert loaded(tmp_path) == (expected([0, 1, 2, 3, 4]), expected([5, 6, 7, 8, 9]))
-    write_shard(tmp_path / "val.tar", [5], ("8.png", encoded(8)))
+    write_shard(tmp_path / "val.tar", [*pairs([5]), ("8.png", encoded(8))])
     with pytest.raises(DataError, match=r"val\.tar:8\.png: no caption, no 8\.txt"):
         loaded(tmp_path)
 
 
 def test_the_hugging_face_library(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
-    rows = {
-        "picture": [{"bytes": encoded(n), "path": None} for n in NUMBERS],
-        "text": [f"number {n} é" for n in NUMBERS],
-    }
+    pictures = [{"bytes": encoded(n), "path": None} for n in NUMBERS]
+    rows = {"picture": pictures, "text": [f"number {n} é" for n in NUMBERS]}
     kinds = datasets.Features({"picture": datasets.Image(), "text": datasets.Value("string")})
     table = datasets.Dataset.from_dict(rows, features=kinds)
     table.save_to_disk(tmp_path / "saved")

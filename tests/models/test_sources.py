@@ -1,14 +1,13 @@
 """Where pictures come from: tar shards, the Hugging Face library, broken files, transparency, names of classes."""
 
-import io
 import json
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from of_models import encoded, write_shard
 from PIL import Image
 
 from moespec.models import cli
@@ -16,26 +15,6 @@ from moespec.models.data import shards
 from moespec.models.data.datasets import load
 from moespec.models.data.pictures import check_header, read_image
 from moespec.models.errors import DataError
-
-
-def encoded(number: int, ending: str = "png") -> bytes:
-    """A picture of one colour, by which it is known."""
-    buffer = io.BytesIO()
-    Image.new("RGB", (9, 7), colour(number)).save(buffer, "jpeg" if ending == "jpg" else ending)
-    return buffer.getvalue()
-
-
-def colour(number: int) -> tuple[int, int, int]:
-    return (10 * number % 256, 5, 90)
-
-
-def write_shard(path: Path, members: list[tuple[str, bytes]]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, "w") as file:
-        for name, content in members:
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            file.addfile(info, io.BytesIO(content))
 
 
 def members(numbers: range) -> list[tuple[str, bytes]]:

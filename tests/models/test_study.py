@@ -13,14 +13,13 @@ import pytest
 
 from moespec.models import cli
 from moespec.models.errors import RunError
-from moespec.models.evaluation.options import EvaluationConfig
 from moespec.models.study import command, outcome, results, statistics
 from moespec.models.study.entries import entries
 from moespec.models.study.outcome import right_of
 from moespec.models.study.results import FIXED, summarised
 from moespec.models.study.statistics import differences, pareto, sentences
 from moespec.models.training.config import Config
-from moespec.models.training.runlog import RunLog, read_log
+from moespec.models.training.runlog import read_log
 from moespec.spec.errors import ConfigError, SpecError
 from moespec.version import version
 
@@ -37,19 +36,16 @@ def test_entries() -> None:
     assert {config.training.steps for config in found.values()} == {7}
 
 
-@pytest.mark.parametrize(
-    ("texts", "message"),
-    [
+def test_wrong_entries() -> None:
+    for texts, message in (
         (["soft"], "expected dense, one of "),
         (["soft_moe", "soft_moe"], "another entry 'soft_moe'"),
         (["../up: --router soft_moe"], "a name of letters"),
         (["a: --model.router 'soft_moe"], "No closing quotation"),
         (["a: --router switch --model.router-options.chices 3"], "does not have this option"),
-    ],
-)
-def test_wrong_entries(texts: list[str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        entries(texts, Config())
+    ):
+        with pytest.raises(ConfigError, match=message):
+            entries(texts, Config())
 
 
 def study(random: np.random.Generator, gaps: list[float], *, seeds: int = 5, images: int = 500, of_seed: float = 0.3):  # type: ignore[no-untyped-def]
@@ -140,10 +136,7 @@ def figures(out: Path) -> dict:
     """The results without what a clock decides."""
     results = json.loads((out / "results.json").read_text())
     kept = ("accuracy", "loss", "right", "images", "step", *FIXED, "training_operations", "dropped", "imbalance")
-    runs = {
-        name: {seed: {key: one[key] for key in kept} for seed, one in of.items()}
-        for name, of in results["runs"].items()
-    }
+    runs = [(name, seed, one[key]) for name, of in results["runs"].items() for seed, one in of.items() for key in kept]
     return {"runs": runs, **{key: results[key] for key in ("seeds", "images", "differences", "sentences")}}
 
 
@@ -262,28 +255,10 @@ def test_entries_on_different_images(whole: Path) -> None:
         summarised(outcomes, {})
 
 
-def test_evaluations_by_schedule_are_kept_and_shown(tmp_path: Path) -> None:
-    log = RunLog(tmp_path, 0)
-    for step, accuracy in ((5, 0.25), (10, 0.5)):
-        log.write("evaluation/shots", step, {"shots_10": {"accuracy": accuracy, "l2": 1.0, "by_seed": [accuracy]}})
-    log.close()
-    config = Config(evaluation={"shots": EvaluationConfig(kind="few_shot")})
-    measured = outcome._measured(config, tmp_path)
-    assert measured == {"shots/shots_10/accuracy": 0.5}
-    entries = {
-        name: {"evaluations": results._evaluated(runs)} for name, runs in {"a": [measured] * 2, "b": [{}]}.items()
-    }
-    assert results.evaluations({"entries": entries}) == [
-        ("", "shots/shots_10/accuracy"),
-        ("a", "50.00 % ± 0.00"),
-        ("b", ""),
-    ]
-
-
 def test_a_measure_of_an_evaluation_is_compared(tmp_path: Path, runs, said) -> None:  # type: ignore[no-untyped-def]
     """Of runs without a head, one; what does not exist is an error before it. The same numbers as of four runs make a page."""
     own, out = tmp_path / "own.toml", tmp_path / "out"
-    own.write_text('[evaluation.shots]\nkind = "few_shot"\nshots = [2]\nseeds = 1\n')
+    own.write_text('[evaluation.shots]\nkind = "few_shot"\nshots = [2]\nseeds = 1\nevery = 1\n')
     words = ["study", "--routers", "soft_moe", "--config", str(own), *runs.flags, "--objective", "moco", "--seeds", "1"]
     words += f"--training.steps 2 --moco.hidden 8 --moco.output 4 --out {out} --backend torch".split()
     for measure in ([], ["--measure", "shots/shots_10/accuracy"]):
@@ -295,14 +270,17 @@ def test_a_measure_of_an_evaluation_is_compared(tmp_path: Path, runs, said) -> N
     assert name in said([*words, "--measure", name])
     found = json.loads((out / "results.json").read_text())
     (run,) = found["runs"]["soft_moe"].values()
-    last = read_log(out / "runs" / "soft_moe-seed0", "evaluation/shots")[-1]
-    assert found["entries"]["soft_moe"]["accuracy"] == run["evaluations"][name] == last["shots_2"]["accuracy"]
+    first, last = (line["shots_2"] for line in read_log(out / "runs" / "soft_moe-seed0", "evaluation/shots"))
+    assert run["evaluations"] == {name: last["accuracy"]} != {name: first["accuracy"]}, "without l2 and single seeds"
+    assert found["entries"]["soft_moe"]["accuracy"] == last["accuracy"]
     values = {"a": [0.5, 0.6, 0.7], "b": [0.31, 0.4, 0.5]}
     outcomes = {e: {s: {**run, "evaluations": {name: v}} for s, v in enumerate(of)} for e, of in values.items()}
     summary = summarised(outcomes, {}, name)
     results.write(tmp_path, summary, {})
     assert summary["sentences"][0] == "With 95 % confidence for all pairs at once, 3 seeds tell the two apart."
     assert "Student" in (tmp_path / "index.html").read_text()
+    entries = {"a": summary["entries"]["a"], "without": {"evaluations": {}}}
+    assert results.evaluations({"entries": entries}) == [("", name), ("a", "60.00 % ± 10.00"), ("without", "")]
     assert (tmp_path / "results.csv").read_text().splitlines()[4].endswith(",0.31,")
 
 
@@ -314,11 +292,9 @@ def test_intervals_of_seeds_alone() -> None:
         for values in random.standard_normal((400, 4, 3)).tolist()
     ]
     assert 0.01 < np.mean(wrong) < 0.05 + 3 * np.sqrt(0.05 * 0.95 / 400)
-    better, alike = (
-        statistics.differences_of_seeds({"a": a, "b": [0.1, 0.2, 0.3]})[0] for a in ([1, 1.2, 1.3], [0.2, 0.3, 0.4])
-    )
+    (better,) = statistics.differences_of_seeds({"a": [1, 1.2, 1.3], "b": [0.1, 0.2, 0.3]})
+    (alike,) = statistics.differences_of_seeds({"a": [0.2, 0.3, 0.4], "b": [0.1, 0.2, 0.3]})
     assert (better.first, better.sure, alike.sure) == ("a", True, False)
-    assert better.high - better.difference == pytest.approx(
-        4.3027 * np.std([0.9, 1.0, 1.0], ddof=1) / np.sqrt(3), rel=1e-4
-    )
+    half = 4.3027 * np.std([0.9, 1.0, 1.0], ddof=1) / np.sqrt(3)
+    assert better.high - better.difference == pytest.approx(half, rel=1e-4)
     assert statistics.differences_of_seeds({"a": [1.0], "b": [2.0]}) == []

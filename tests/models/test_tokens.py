@@ -35,12 +35,6 @@ def test_texts_and_lengths_without_tokens(monkeypatch):
         tokens.encode(tokens.tokenizer_of(), ["a"], 1)
 
 
-def test_the_vocabulary_of_the_tower():
-    tokens.check_vocabulary(tokens.tokenizer_of(), 257)
-    with pytest.raises(ConfigError, match="vocabulary=256: the tokenizer has 257 ids"):
-        tokens.check_vocabulary(tokens.tokenizer_of(), 256)
-
-
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     """Words, with an end that the file adds, and settings of its own for length and padding."""
@@ -65,10 +59,8 @@ def test_a_file_of_the_library(file):
         tokens.tokenizer_of(str(file), end="dog")
 
 
-def test_files_that_are_no_tokenizer(tmp_path, file):
+def test_files_that_are_no_tokenizer(file):
     for content in ("", "{}", json.dumps({"model": {"type": "Unheard"}})):
         file.write_text(content)
         with pytest.raises(DataError, match=r"tokenizer\.json': not a file of a tokenizer"):
             tokens.tokenizer_of(str(file))
-    with pytest.raises(DataError, match="none': not a file of a tokenizer"):
-        tokens.tokenizer_of(str(tmp_path / "none"))

@@ -115,9 +115,8 @@ def test_a_run_without_a_checkpoint_does_not_block(runs, tmp_path: Path, monkeyp
 
 
 def test_the_log_is_cut_at_the_checkpoint(tmp_path: Path) -> None:
-    lines = [
-        json.dumps({"kind": "train", "step": step, **LOGGED}) + "\n" for step in (1, 2, 3)
-    ]  # as version 0.1 wrote them
+    # As version 0.1 wrote them.
+    lines = [json.dumps({"kind": "train", "step": step, **LOGGED}) + "\n" for step in (1, 2, 3)]
     (tmp_path / "metrics.jsonl").write_text("".join(lines) + '{"kind": "tr')
     log = RunLog(tmp_path, 2)
     log.write("train", 3, {**LOGGED, "loss": 0.25})
@@ -163,10 +162,8 @@ def test_tensorboard_when_installed(tmp_path: Path) -> None:
         log = RunLog(tmp_path, start)
         log.write("train", start + 1, {"loss": 0.5, "moe": {"1": {"load": [0.25, 0.75]}}})
         log.close()
-    events = [
-        e for path in sorted((tmp_path / "tensorboard").iterdir()) for e in loader.EventFileLoader(str(path)).Load()
-    ]
-    tags = {value.tag for event in events for value in event.summary.value}
+    files = map(str, (tmp_path / "tensorboard").iterdir())
+    tags = {v.tag for file in files for event in loader.EventFileLoader(file).Load() for v in event.summary.value}
     assert tags == {"train/loss", "train/moe/1/load/0", "train/moe/1/load/1"}
 
 

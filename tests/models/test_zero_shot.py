@@ -14,38 +14,25 @@ from moespec.spec.errors import ConfigError
 ONE = np.eye(4)
 
 
-def recalls(*values):
-    return dict(zip(("recall_1", "recall_5", "recall_10"), values, strict=True))
-
-
 def test_recall_is_that_of_a_sort_of_all_cosines(monkeypatch):
+    """Any caption of an image counts, and an image that is there twice counts once, as the first."""
     random = np.random.default_rng(0)
-    labels = np.repeat(np.arange(30), random.integers(1, 4, 30))
-    images, texts = random.normal(size=(30, 5)), random.normal(size=(len(labels), 5))
-    cosines = (images / np.linalg.norm(images, axis=1, keepdims=True)) @ (
-        texts / np.linalg.norm(texts, axis=1, keepdims=True)
-    ).T
-    by_image, by_text = np.argsort(-cosines, axis=1), np.argsort(-cosines, axis=0)
-    monkeypatch.setattr(module, "CHUNK", 200)
-    found = retrieval((images, np.arange(30)), (texts, labels))
-    for k in (1, 5, 10):
-        of_images = (labels[by_image[:, :k]] == np.arange(30)[:, None]).any(axis=1).mean()
-        of_texts = (by_text[:k] == labels).any(axis=0).mean()
-        name = f"recall_{k}"
-        assert (found["image_to_text"][name], found["text_to_image"][name]) == (of_images, of_texts)
-
-
-def test_several_captions_of_an_image(monkeypatch):
-    texts, labels = np.array([ONE[1], ONE[0], ONE[1], ONE[2], ONE[3]]), np.array([7, 7, 8, 9, 9])
-    images, of_images = np.stack([ONE[0], ONE[0], ONE[1], ONE[3]]), np.array([7, 7, 8, 9])
-    expected = {"image_to_text": recalls(2 / 3, 1, 1), "text_to_image": recalls(3 / 5, 1, 1)}
-    assert retrieval((images, of_images), (texts, labels)) == expected, "any caption counts, an image counts once"
-    monkeypatch.setattr(module, "CHUNK", 1)
-    assert retrieval((images, of_images), (texts, labels)) == expected
-    with pytest.raises(ConfigError, match="labels: 9 is that of a text alone"):
-        retrieval((images[:3], of_images[:3]), (texts, labels))
+    of_images, labels = np.r_[np.arange(30), np.arange(9)], np.repeat(np.arange(30), random.integers(1, 4, 30))
+    images, texts = random.normal(size=(39, 5)), random.normal(size=(len(labels), 5))
+    units, words = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (images[:30], texts))
+    by_image, by_text = np.argsort(-units @ words.T, axis=1), np.argsort(-units @ words.T, axis=0)
+    for chunk in (200, 1):
+        monkeypatch.setattr(module, "CHUNK", chunk)
+        found = retrieval((images, of_images), (texts, labels))
+        for k in (1, 5, 10):
+            right = (labels[by_image[:, :k]] == np.arange(30)[:, None]).any(axis=1), (by_text[:k] == labels).any(axis=0)
+            assert [found[way][f"recall_{k}"] for way in ("image_to_text", "text_to_image")] == [*map(np.mean, right)]
+    equal = np.ones((3, 2)), np.arange(3)
+    assert retrieval(equal, equal)["image_to_text"]["recall_1"] == 1 / 3, "the lower index comes first"
+    with pytest.raises(ConfigError, match="labels: 29 is that of a text alone"):
+        retrieval((images[:29], of_images[:29]), (texts, labels))
     with pytest.raises(ConfigError, match="labels: 8 is that of an image alone"):
-        retrieval((images, of_images), (texts[[0, 1, 3, 4]], labels[[0, 1, 3, 4]]))
+        retrieval((images, of_images), (texts[labels != 8], labels[labels != 8]))
 
 
 def test_zero_shot_averages_the_directions_of_prompts():

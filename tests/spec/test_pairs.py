@@ -78,44 +78,6 @@ def test_entropies_of_tokens_and_of_their_mean(B, logits):
     np.testing.assert_allclose(B.global_entropy_loss(scores, threshold=1.0), lacking, rtol=1e-9, atol=1e-12)
 
 
-def gradients(backend, function, arrays):
-    """The gradient of a scalar by each of some arrays."""
-    if backend != "numpy":
-        pytest.importorskip(backend)
-    B = importlib.import_module(f"moespec.backends.{backend}")
-    _, slopes = B.value_and_grad(lambda arrays: (function(B, arrays), {}))(B.from_numpy(arrays))
-    return B.to_numpy(slopes)
-
-
-@BACKENDS
-def test_keys_are_constants(backend):
-    arrays = dict(zip("abcd", rows(0, 4), strict=True))
-    slopes = gradients(backend, lambda B, a: B.moco_loss(a["a"], a["b"], a["c"], a["d"]), arrays)
-    assert [bool(np.any(slopes[name])) for name in "abcd"] == [True, True, False, False]
-
-
-@BACKENDS
-def test_gradients_of_zeros_are_finite(backend):
-    """Of features that are 0, of features in which a batch does not differ, and of scores without an expert."""
-    first, second = rows(1, 2)
-    first[2], certain = 0, np.eye(4)[None, [0, 1, 1]]
-    arrays = {
-        "first": first,
-        "second": second,
-        "certain": certain,
-        "equal": np.ones((3, 2)),
-        "log_scale": np.array(2.0),
-    }
-
-    def total(B, a):
-        contrast = B.contrastive_loss(a["first"], a["second"], a["log_scale"])
-        moco = B.moco_loss(a["first"], a["second"], a["second"], a["first"])
-        entropies = B.local_entropy_loss(a["certain"]) + B.global_entropy_loss(a["certain"], threshold=1.5)
-        return contrast + moco + entropies + B.sum(B.batch_norm(a["equal"]))
-
-    assert all(np.isfinite(slope).all() for slope in gradients(backend, total, arrays).values())
-
-
 @BACKENDS
 def test_scalars_may_be_numbers_of_python(backend):
     B = importlib.import_module(f"moespec.backends.{backend}")
