@@ -16,8 +16,13 @@ LI-2: What is `p log p` of a probability that is 0?
     Reading: 0, with a derivative of 0.
     Alternative b: p log(p + epsilon).
 LI-3: Are the probabilities those before noise?
-    Reading: yes: the softmax of the clean logits. No public code of the paper is known.
+    Reading: yes: the softmax of the clean logits. No public code of the authors is known.
     Alternative b: those of the noisy logits.
+LI-4: Does the global loss fall where the tokens are spread?
+    Reading: yes: it is minus the entropy of the mean, and with a threshold max{0, tau + Omega_global}.
+        By: LIMoE (arXiv 2206.02770), the formula of the threshold.
+    Alternative b: it is the entropy of the mean, which falls where all take one expert.
+        By: koayon/ml-implementations, moet_experiment/hf_model.py, global_entropy_loss.
 """
 
 import numpy as np

@@ -66,6 +66,11 @@ def global_entropy_of_all_groups(B: Any, scores: Any, **options: Any) -> Any:
     return B.global_entropy_loss(scores.reshape(1, -1, scores.shape[2]), **options)
 
 
+def global_entropy_itself(B: Any, scores: Any) -> Any:
+    """The global loss is the entropy of the mean, not minus it."""
+    return -B.global_entropy_loss(scores)
+
+
 def threshold_ignored(B: Any, scores: Any, *, threshold: float | None = None) -> Any:
     """The global entropy has no threshold."""
     return B.global_entropy_loss(scores)
@@ -74,5 +79,6 @@ def threshold_ignored(B: Any, scores: Any, *, threshold: float | None = None) ->
 VARIANTS = (
     variant(epsilon_in_the_logarithm, "local_entropy_loss", ledger="LI-2b"),
     variant(global_entropy_of_all_groups, "global_entropy_loss", ledger="LI-1b"),
+    variant(global_entropy_itself, "global_entropy_loss", ledger="LI-4b"),
     variant(threshold_ignored, "global_entropy_loss"),
 )

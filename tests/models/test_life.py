@@ -22,7 +22,7 @@ from of_models import params_of, saved
 from tqdm import tqdm
 
 from moespec.models import cli, files, interruption, vit
-from moespec.models.data import loader
+from moespec.models.training.objectives import classification
 from moespec.models.errors import CheckpointError, RunError
 from moespec.models.evaluation import evaluate as evaluation
 from moespec.models.interruption import Interruption
@@ -172,7 +172,7 @@ CASES = {
     },
     **{
         f"images of NaN, {backend}": Case(
-            changed("training_batch", nan_in_a_batch, loader), DIVERGED, [4], 2, RARELY, backend, log_from=5
+            changed("training_batch", nan_in_a_batch, classification), DIVERGED, [4], 2, RARELY, backend, log_from=5
         )
         for backend in ("jax", "torch")
     },
