@@ -525,7 +525,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "list": (
         "list models, routers, data sets and recipes",
-        _of("list", ListArguments, "commandline.commands:list_command"),
+        _of("list", ListArguments, "commandline.listing:list_command"),
     ),
     "ledger": (
         "who reads the papers how: the ambiguity ledger",

@@ -6,7 +6,7 @@ Each router has the options of its own class `Options` (`moespec.spec.routers`),
 import ast
 import inspect
 import re
-import textwrap
+import sys
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields, make_dataclass
@@ -121,12 +121,18 @@ def section(router: str, decided: Decided) -> type[RouterSection]:
     return make_dataclass(f"{router}_options", members, bases=(RouterSection,), frozen=True, namespace=namespace)
 
 
+@cache
+def _classes(module: str) -> dict[str, ast.ClassDef]:
+    """The classes of a module by name, as they are written. `inspect.getsource` of each would read the module again."""
+    statements = ast.parse(inspect.getsource(sys.modules[module])).body
+    return {statement.name: statement for statement in statements if isinstance(statement, ast.ClassDef)}
+
+
 def help_texts(kind: type) -> dict[str, str]:
     """The docstring below each field, by the name of the field, of the class and those it is made of."""
     texts: dict[str, str] = {}
     for part in reversed(kind.__mro__[:-1]):
-        body = ast.parse(textwrap.dedent(inspect.getsource(part))).body[0]
-        assert isinstance(body, ast.ClassDef)
+        body = _classes(part.__module__)[part.__name__]
         for field, text in zip(body.body, body.body[1:], strict=False):
             if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr):
                 texts[field.target.id] = " ".join(str(ast.literal_eval(text.value)).split())

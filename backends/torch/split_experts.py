@@ -1,15 +1,17 @@
 """Experts split among the processes of a group: what is in their slots goes there and comes back."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from torch import Tensor
 from torch.autograd import Function
-from torch.distributed.tensor import DTensor
 
 import moespec.backends.torch as single
 from moespec.backends.mesh import MeshSizes
 from moespec.backends.split_experts import SplitExperts
 from moespec.backends.torch.collectives import Group, exchange
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 
 class SplitOverGroup(SplitExperts):
@@ -39,10 +41,15 @@ class SplitOverGroup(SplitExperts):
         return exchange(by_receiver.flatten(0, 1), self.group).transpose(0, 1)
 
 
+def is_split(tensor: Tensor) -> "TypeGuard[DTensor]":
+    """Whether a tensor is a DTensor, told by its mesh: the class brings sympy, which takes half a second to import."""
+    return hasattr(tensor, "device_mesh")
+
+
 def mean_gradient(parameter: Tensor, group: Group) -> Tensor:
     """The part that this process has of a parameter of split experts. Its gradient is that of the mean over the group of the
     processes' losses: the exchange brings the sum, so that here it is divided by their number."""
-    local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+    local = parameter.to_local() if is_split(parameter) else parameter
     mean: Tensor = _MeanGradient.apply(local, group.size)  # type: ignore[no-untyped-call]
     return mean
 

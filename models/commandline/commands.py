@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from moespec.backends.contract import Backend
-from moespec.models import families
 from moespec.models.checks import check_output
 from moespec.models.commandline.cost import described, milliseconds
 from moespec.models.commandline.curves import in_order
@@ -18,7 +17,7 @@ from moespec.models.commandline.report import png, write_report
 from moespec.models.compilation import pays
 from moespec.models.data.changes import try_transform
 from moespec.models.data.dataset import Dataset
-from moespec.models.data.datasets import DATASETS, PICTURES, load_others
+from moespec.models.data.datasets import PICTURES, load_others
 from moespec.models.data.pictures import Pictures, read_image
 from moespec.models.data.picturesets import SKIP, broken
 from moespec.models.errors import DataError, RunError
@@ -27,7 +26,7 @@ from moespec.models.evaluation.metrics import line
 from moespec.models.evaluation.options import EvaluationConfig
 from moespec.models.files import write_atomically
 from moespec.models.interruption import Interruption, check
-from moespec.models.training import configfile, hash_tables
+from moespec.models.training import hash_tables
 from moespec.models.training.concerns import check_share
 from moespec.models.training.config import Config
 from moespec.models.training.devices import check_layout, check_same, connected, led
@@ -43,20 +42,15 @@ from moespec.models.training.savestate import trained_params
 from moespec.models.training.train import train
 from moespec.models.transfer.start import starting_params
 from moespec.spec.errors import ConfigError
-from moespec.spec.routers import ROUTERS
-from moespec.spec.routers.record import Router
 from moespec.version import version
 
 __all__ = [
-    *(
-        "LoadedRun",
-        "evaluate_command",
-        "hash_table_command",
-        "inspect_command",
-        "list_command",
-        "load_run",
-        "scan_command",
-    ),
+    "LoadedRun",
+    "evaluate_command",
+    "hash_table_command",
+    "inspect_command",
+    "load_run",
+    "scan_command",
     "train_command",
 ]
 
@@ -246,34 +240,6 @@ def scan_command(path: Path, data: str, *, workers: int) -> None:
     if wrong:
         raise DataError(f"{path}: {wrong} of {total} pictures cannot be read; {SKIP}")
     print(f"{path}: all {total} pictures {f'of {len(classes)} classes ' if classes else ''}can be read")
-
-
-def list_command(what: str) -> None:
-    """Prints the names of models, routers, data sets or recipes, and of routers by themselves what they are like."""
-    if what == "routers":
-        print("A group has T tokens of width D, E experts with C slots, K choices a token; costs are in multiply-adds.")
-        for router in ROUTERS.values():
-            print(_described(router))
-        return
-    tables = {
-        "models": dict.fromkeys(families.names(), "") | families.patterns(),
-        "routers": {name: router.source for name, router in ROUTERS.items()},
-        "datasets": DATASETS,
-        "recipes": configfile.recipes(),
-    }
-    for title, table in tables.items():
-        if what in ("all", title):
-            if what == "all":
-                print(f"{title}:")
-            indent = "  " if what == "all" else ""
-            for name, text in table.items():
-                print(f"{indent}{name:36} {text}".rstrip())
-
-
-def _described(router: Router) -> str:
-    """The name of a router, its source, and its words on balance, cost and drops."""
-    facts = {"source": router.source, "balances": router.balances, "cost": router.cost, "drops": router.drops}
-    return "\n".join([router.name, *(f"  {title:9} {text}" for title, text in facts.items())])
 
 
 def _label(config: Config) -> str:

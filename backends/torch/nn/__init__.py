@@ -13,14 +13,18 @@ with gradient) and `metrics` (for logs). Copies and pickles leave them out. For 
 wants to be told that this is fine: `torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True`.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from moespec.backends.torch.nn.clip import clip_grad_norm_
 from moespec.backends.torch.nn.decay import parameter_groups
 from moespec.backends.torch.nn.layer import MoE
 from moespec.backends.torch.nn.model import Model
-from moespec.backends.torch.nn.parallel import ExpertParallel
 from moespec.backends.torch.nn.replace import replace_mlps
 from moespec.backends.torch.nn.reporting import auxiliary_loss
 from moespec.backends.torch.nn.tree import ParameterTree
+
+if TYPE_CHECKING:
+    from moespec.backends.torch.nn.parallel import ExpertParallel
 
 __all__ = [
     "ExpertParallel",
@@ -32,3 +36,12 @@ __all__ = [
     "parameter_groups",
     "replace_mlps",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """`ExpertParallel` is imported when it is first used: `torch.distributed.tensor` takes half a second, by sympy."""
+    if name == "ExpertParallel":
+        from moespec.backends.torch.nn.parallel import ExpertParallel
+
+        return ExpertParallel
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -5,8 +5,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
+
+from moespec.backends.torch.split_experts import is_split
 
 __all__ = ["clip_grad_norm_"]
 
@@ -20,16 +21,16 @@ def clip_grad_norm_(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     by_mesh: dict[Any, list[Tensor]] = {}
     for gradient in gradients:
-        mesh = (gradient.device_mesh, gradient.placements) if isinstance(gradient, DTensor) else None
+        mesh = (gradient.device_mesh, gradient.placements) if is_split(gradient) else None
         by_mesh.setdefault(mesh, []).append(gradient)
     norms = [get_total_norm(part) for part in by_mesh.values()]
-    norms = [norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]
+    norms = [norm.full_tensor() if is_split(norm) else norm for norm in norms]
     if not norms:
         return torch.zeros(())
     norm: Tensor = torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms]))
     # A minimum in place of an if: the host does not wait for the norm. The number below 1 is torch's.
     scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     for gradient in gradients:
-        local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+        local = gradient.to_local() if is_split(gradient) else gradient
         local.mul_(scale.to(local.device, local.dtype))
     return norm

@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from moespec.backends.optimizer import CONSTANTS
+from moespec.backends.torch.split_experts import is_split
 
 
 class ParameterTree(nn.Module):
@@ -59,7 +59,9 @@ def assign(tensor: Tensor, values: NDArray[Any]) -> None:
     """Gives a parameter or buffer values in its dtype, of which a tensor that is split among processes takes its part."""
     with torch.no_grad():
         source = torch.from_numpy(np.array(values).reshape(tensor.shape)).to(tensor.device, tensor.dtype)
-        if isinstance(tensor, DTensor):
+        if is_split(tensor):
+            from torch.distributed.tensor import distribute_tensor
+
             source = distribute_tensor(source, tensor.device_mesh, tensor.placements, src_data_rank=None)
         tensor.copy_(source)
 
