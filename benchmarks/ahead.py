@@ -1,4 +1,4 @@
-"""Layers and training steps compiled ahead of time, for devices that need not be there. To be imported before JAX, which reads these
+"""Layers and training steps compiled ahead of time, without the devices. To be imported before JAX, which reads these
 variables then.
 
 The compiler is that of `pip install 'moespec[jax]' libtpu`. What it says goes to a file of `benchmarks/results`, where other rows stay.

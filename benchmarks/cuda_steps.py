@@ -1,4 +1,4 @@
-"""Compile training steps of one ViT, dense and with experts, for an H100 that need not be there.
+"""Compile training steps of one ViT, dense and with experts, for an H100, ahead of time, without one.
 
     pip install 'moespec[jax]' && pip install --no-deps jax-cuda13-pjrt jax-cuda13-plugin    # of jax's version
     python benchmarks/cuda_steps.py [--model vit_s16] [--images 32] [--experts 8] [CASE ...]

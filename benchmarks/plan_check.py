@@ -3,7 +3,7 @@
     pip install 'moespec[jax]' libtpu
     python benchmarks/plan_check.py [--check] [PART OF A NAME ...]
 
-Each case is a model, a mesh and a topology of TPUs that need not be there; a device has the images of `images`. The compiler's
+Each case is a model, a mesh and a topology of TPUs, without having them; a device has the images of `images`. The compiler's
 arguments are parameters, what the optimiser keeps and the batch; its temporary memory is gradients and activations, and so are
 what the plan has besides. `ratio` is the plan's sum over the compiler's: the plan is meant to be above 1 (LEAST) and near it.
 `links` is the plan's bytes beside those of the compiled collectives: of these, what each returns, so that of an all-to-all the part

@@ -1,4 +1,4 @@
-"""Compile a MoE layer of every router, forward and backward, for a TPU that need not be there.
+"""Compile a MoE layer of every router, forward and backward, for a TPU, ahead of time, without one.
 
     pip install 'moespec[jax]' libtpu
     python benchmarks/tpu_layers.py [--check] [ROUTER ...] [--vmoe FOLDER FOLDER]

@@ -1,4 +1,4 @@
-"""Compile a training step of the package's recipes for one TPU core that need not be there.
+"""Compile a training step of the package's recipes for one TPU core, ahead of time, without one.
 
     pip install 'moespec[jax]' libtpu
     python benchmarks/tpu_recipes.py [RECIPE ...] [--images 8] [--topology v5e:2x2]

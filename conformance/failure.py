@@ -23,7 +23,7 @@ class Failure:
     """What a process says of a call without results; nothing in it can make a case pass.
 
     classes: of an exception, the names of its class and of the bases; none where nothing was raised. trace: the lines of
-    code that raised it. state: that of the outcome. returned: whether something was returned that is no result.
+    code that raised it. state: that of the outcome. returned: whether something was returned that is not a result.
     """
 
     message: str

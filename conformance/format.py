@@ -182,7 +182,7 @@ def finish(results: Mapping[str, Any]) -> dict[str, Any]:
     """NumPy results with every sparse routing reduced to `slots` and `weights`.
 
     `slots[..., e, c]` is the token in the slot, or the number of tokens if there is none. Raises ValueError when the
-    tensors are no sparse routing, or when a slot record differs from its own dense form.
+    tensors are not a sparse routing, or when a slot record differs from its own dense form.
     """
     finished = {name: even(name, value) for name, value in results.items()}
     for prefix in [name.removesuffix("routing.dispatch") for name in finished if name.endswith("routing.dispatch")]:

@@ -70,6 +70,6 @@ def check_output(name: str, path: Path) -> None:
     if path.is_dir():
         raise RunError(f"{name}={str(path)!r}: is a folder")
     if path.exists() and not path.is_file():
-        raise RunError(f"{name}={str(path)!r}: is no file that could be replaced")
+        raise RunError(f"{name}={str(path)!r}: is not a file that can be replaced")
     if not os.access(path.parent, os.W_OK):
         raise RunError(f"{name}={str(path)!r}: its folder cannot be written to")

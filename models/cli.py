@@ -225,7 +225,7 @@ class ConvertArguments:
 
     moespec convert runs/x weights.safetensors; moespec convert runs/x hub/x --to hub; moespec convert timm.safetensors
     ours.safetensors --model vit_base_patch16_224; moespec convert runs/a runs/b soup.safetensors --average. Formats: run, moespec,
-    hub, vmoe, big_vision, vision_transformer, timm, huggingface. Sizes are read off the parameters; what they do not show, such as
+    hub, vmoe, big_vision, vision_transformer, timm, huggingface. Sizes are inferred from the parameters; what cannot be, such as
     heads, is set. Values are copied as they are, so that a file converted there and back has the same numbers.
     """
 

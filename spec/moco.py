@@ -131,7 +131,7 @@ def momentum_update(average: Leading, current: Leading, decay: Shared) -> Array:
         The new average, of the same shape.
 
     Raises:
-        ShapeError: `current` has another shape than `average`, or `decay` is no scalar.
+        ShapeError: `current` has another shape than `average`, or `decay` is not a scalar.
         DtypeError: `average`, `current` or `decay` is not floating.
         ContractError: `average`, `current` or `decay` holds NaN or infinity, or `decay` is out of range.
 

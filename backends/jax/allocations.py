@@ -162,7 +162,7 @@ def _slots_in_stages(best: Array, keep: Array | None, hold: bool, choices: int, 
     """
     groups, tokens, tries = best.shape
     slots = experts * capacity
-    filled = jnp.zeros((groups, experts + 1), jnp.int32)  # the last is no expert
+    filled = jnp.zeros((groups, experts + 1), jnp.int32)  # the last is not an expert
     stages_of_slots: list[Array] = []
     for first, last in [(0, choices), *((stage, stage + 1) for stage in range(choices, tries))]:
         asked = best[:, :, first:last]

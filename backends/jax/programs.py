@@ -16,7 +16,7 @@ from moespec.backends.jax.explicit import by_groups
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Static = tuple[tuple[str, type, Any], ...]
-"""Arguments that are no arrays. The type is that of the value, since 2, 2.0 and True are equal and not all are valid."""
+"""Arguments that are not arrays. The type is that of the value, since 2, 2.0 and True are equal and not all are valid."""
 NO_KINDS: Mapping[str, str] = {}
 
 

@@ -169,7 +169,7 @@ def _slots_in_stages(
     """
     groups, tokens, tries = best.shape
     slots = experts * capacity
-    filled = best.new_zeros((groups, experts + 1))  # the last is no expert
+    filled = best.new_zeros((groups, experts + 1))  # the last is not an expert
     stages_of_slots: list[Tensor] = []
     for first, last in [(0, choices), *((stage, stage + 1) for stage in range(choices, tries))]:
         asked = best[:, :, first:last]
@@ -257,7 +257,7 @@ def count_positions(requests: Tensor, experts: int) -> Tensor:
 def sort_positions(requests: Tensor, experts: int) -> Tensor:
     """`request_positions` by a stable sort of the integers."""
     ordered, order = torch.sort(requests, dim=1, stable=True)
-    requested = torch.arange(experts + 1, device=requests.device, dtype=requests.dtype)  # E is no expert
+    requested = torch.arange(experts + 1, device=requests.device, dtype=requests.dtype)  # E is not an expert
     first = torch.searchsorted(ordered, requested.expand(requests.shape[0], -1).contiguous())
     rank = torch.arange(requests.shape[1], device=requests.device) - first.gather(1, ordered.long())
     return rank.gather(1, invert_index(order, requests.shape[1]).long()).int()

@@ -71,7 +71,7 @@ class Function:
     name: of the function. outputs: its results by name: the fields of a record, the keys of a dict, or one name for an
     array. A sparse routing has the results `slots` and `weights`, a soft one `dispatch` and `combine`.
     traced: False for what is not compiled as a whole: plain integers, tables (which take NumPy's arrays), and training.
-    run: `(module, **arguments, **options) -> results` where it is no public function but a whole model; needs: the
+    run: `(module, **arguments, **options) -> results` where it is not a public function but a whole model; needs: the
     public names that a target must have for it. prepare: makes of its options what it takes, before anything is traced.
     compiles: it takes `compile`, for what it compiles itself. batched: the
     reference has a groups axis, too, and it takes the `dtype` of the computation (models). pooled: the spread is found

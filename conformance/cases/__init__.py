@@ -49,7 +49,7 @@ def function(path: str) -> Function:
 
 @cache
 def definitions(salt: str = "") -> Mapping[str, Definition]:
-    """Every case that is no error case by id, algorithm by algorithm, with the inputs that a salt gives; see `author/draw.py`."""
+    """Every case that is not an error case by id, algorithm by algorithm, with the inputs that a salt gives; see `author/draw.py`."""
     by_id: dict[str, Definition] = {}
     with salted(salt):
         for module in _modules():

@@ -1,7 +1,7 @@
 """A target in a process of its own, which knows nothing of what is expected and can only answer with bytes.
 
 So a target cannot read or change the expected values, the comparison or the report, nor end the run; one that hangs is
-ended when its time is over. It is no sandbox: what a target does to the machine is that of any program of the user.
+ended when its time is over. It is not a sandbox: what a target does to the machine is that of any program of the user.
 """
 
 import atexit

@@ -20,7 +20,7 @@ COLUMNS = {
 
 STATES = {
     "fail": "what was computed is not what is expected",
-    "error": "an exception was raised, or what was returned is no result",
+    "error": "an exception was raised, or what was returned is not a result",
     "reordered": "what was computed differs only in the order of equal scores",
     "waived": "it fails, and a waiver gives a reason",
     "not implemented": "the target does not have it",

@@ -110,7 +110,7 @@ class Target:
         return self.module.with_dtype(self.dtype.name) if hasattr(self.module, "with_dtype") else nullcontext()
 
     def check(self) -> None:
-        """Raise ConfigError if it lacks what the suite calls of every target, or what it declares is no declaration."""
+        """Raise ConfigError if it lacks what the suite calls of every target, or what it declares is not a declaration."""
         missing = [needed for needed in ("from_numpy", "to_numpy") if not hasattr(self.module, needed)]
         if missing:
             raise ConfigError(f"has no {' and no '.join(missing)}; see docs/conformance.md")

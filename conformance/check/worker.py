@@ -117,7 +117,7 @@ def _checked(opened: Callable[[str], Target]) -> dict[str, str]:
 
 
 def _told(answers: Sequence[Answer]) -> tuple[Any, Arrays]:
-    """Failures, and the arrays of results, by the number of the job; what a frame cannot hold is no result."""
+    """Failures, and the arrays of results, by the number of the job; what a frame cannot hold is not a result."""
     failures: dict[str, Any] = {}
     arrays: Arrays = {}
     for number, answer in enumerate(answers):

@@ -83,7 +83,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
         added.add_argument("--memory", metavar="GIB", type=_positive, default=0, help=text)
 
     def seeded(added: argparse.ArgumentParser) -> None:
-        text = "cases made now, with inputs drawn from a seed, a whole number: values, ties, overflow and gradients; "
+        text = "cases generated on the fly from a seed, a whole number: values, ties, overflow and gradients; "
         text += "no error cases, training and whole models, and no cases whose inputs are not drawn"
         added.add_argument("--fresh", metavar="SEED", type=_seed, help=text)
         text = "of the cases of --fresh: small, those of the vectors with other numbers; large, layers of 64 to 256 tokens, "

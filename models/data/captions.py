@@ -12,7 +12,7 @@ from moespec.models.errors import DataError
 __all__ = ["LONGEST", "Captions", "caption", "listed"]
 
 LONGEST = 2**16
-"""Characters of a caption; what is longer is no caption."""
+"""Characters of a caption; what is longer is not a caption."""
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 SURROGATE = re.compile(r"[\ud800-\udfff]")
 """Half a character of UTF-16, as JSON may have it, which no UTF-8 has."""

@@ -61,5 +61,5 @@ def blur(image: Image.Image, random: np.random.Generator) -> Image.Image:
 
 
 def solarise(image: Image.Image) -> Image.Image:
-    """Values from 128 on turned over: 255 - x. Source: facebookresearch/moco-v3, moco/loader.py, Solarize."""
+    """Values of 128 and above inverted: 255 - x. Source: facebookresearch/moco-v3, moco/loader.py, Solarize."""
     return ImageOps.solarize(image)

@@ -20,7 +20,7 @@ What comes into view is grey (128). Images smaller than 224 pixels are moved and
 Source: google-research/big_vision, pp/autoaugment.py, distort_image_with_randaugment. Its operations are there to equal
 Pillow's, and Pillow's are taken here. Contrast differs: there the picture is blended with the grey value (pixels / 256),
 which is 196 at 224 pixels, here with the mean of the picture, as in Pillow and as the comment there says. At magnitudes
-above 10 the threshold of Solarize is beyond white, so that nothing is turned over; what TensorFlow makes of a threshold
+above 10 the threshold of Solarize is beyond white, so that nothing is inverted; what TensorFlow makes of a threshold
 that its type cannot hold was not looked at.
 """
 

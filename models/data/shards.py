@@ -66,7 +66,7 @@ def find_shards(folder: Path, *, captions: bool = False) -> tuple[tuple[str, ...
 
     Shards with the word val or test in their names are for validation, if others have the word train (`train-000.tar` and
     `val-000.tar`, also in folders `train/` and `val/`); otherwise there is one part. captions: pairs of pictures and
-    captions in place of labels, as of `pairs.find_pairs`. Raises DataError naming a shard that is no tar file, or a member
+    captions in place of labels, as of `pairs.find_pairs`. Raises DataError naming a shard that is not a tar file, or a member
     that has no label, or no caption.
     """
     root, paths = (folder, sorted(folder.rglob("*.tar"))) if folder.is_dir() else (folder.parent, [folder])

@@ -42,7 +42,7 @@ class Prompts(NamedTuple):
 def read_prompts(path: Path) -> Prompts:
     """The prompts of a JSON file, `{"classes": ["cat", "dog"], "prompts": ["a photo of a {}."]}`.
 
-    Raises DataError naming the file, and an entry that is no text, a prompt without a place for the name, or a class that
+    Raises DataError naming the file, and an entry that is not text, a prompt without a place for the name, or a class that
     is there twice.
     """
     try:
@@ -71,7 +71,7 @@ def class_embeddings(features: NDArray[Any], classes: int) -> NDArray[np.float64
 def zero_shot(images: tuple[NDArray[Any], NDArray[np.integer[Any]]], embeddings: NDArray[Any]) -> dict[str, float]:
     """`{"accuracy"}` on images, features `(N, D)` and labels `(N,)`, with the embeddings of the classes `(classes, D)`.
 
-    Raises ConfigError for features of another width, and a label that is no class.
+    Raises ConfigError for features of another width, and a label that is not a class.
     """
     features, labels = images
     if features.shape[1] != embeddings.shape[1]:

@@ -1,6 +1,6 @@
 """The sizes of a model, read off the shapes of another project's parameters.
 
-What shapes do not show, such as the number of heads where heads are not an axis, is left out: the user says it.
+What cannot be inferred from shapes, such as the number of heads where heads are not an axis, is left out: the user gives it.
 """
 
 import math

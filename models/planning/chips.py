@@ -31,7 +31,7 @@ class Chip(NamedTuple):
     def hops(self, devices: int) -> float:
         """Links on the way from one of so many devices to another, on average, where they are as near as a torus has room for.
 
-        On a ring of k, k even, they are k/4 away, itself among them. Sizes that are no power of 2 are taken as if there were rings
+        On a ring of k, k even, they are k/4 away, itself among them. Sizes that are not powers of 2 are taken as if there were rings
         for them.
 
         >>> CHIPS["v5p"].hops(2), round(CHIPS["v5p"].hops(64), 2), CHIPS["h100"].hops(64)

@@ -39,7 +39,7 @@ def read_log(run: Path, kind: str, *, some: bool = False) -> list[dict[str, Any]
 class RunLog:
     """Writes the records of a run that starts or goes on at `step`; of a log with damaged lines, which it drops, it keeps a copy.
 
-    again: the kinds of which it drops the line of `step` too, as that is to be written again.
+    again: the kinds of which it drops the line of `step` too, as that line is written again.
     """
 
     def __init__(self, run: Path, step: int, again: Collection[str] = ()) -> None:

@@ -136,7 +136,7 @@ def _vit(project: Project, arrays: Mapping[str, Any], given: Given) -> VitConfig
         return with_fields(named, {**sizes, **given.fields}, "set")
     if project is interop.TIMM and (assumed := [name for name in ("norm_epsilon", "gelu") if name not in given.fields]):
         warnings.warn(
-            f"{' and '.join(assumed)}: the parameters do not show them, timm's defaults are taken (1e-6, 'erf'); models of "
+            f"{' and '.join(assumed)}: they cannot be inferred from the weights, so timm's defaults are taken (1e-6, 'erf'); models of "
             "CLIP have others: --model with a name of timm's says them",
             stacklevel=2,
         )
@@ -240,7 +240,7 @@ def _read_vmoe(path: Path, given: Given) -> Weights:
         config = _with(interop.config_from_vmoe(given.arguments, image_size=size), given)
     elif any("/Moe/" in name for name in arrays) and "router" not in given.fields:
         raise ConfigError(
-            "there are MoE blocks, and the parameters do not show how they route: give --arguments FILE, the JSON of vmoe's "
+            "there are MoE blocks, and how they route cannot be inferred from the weights: give --arguments FILE, the JSON of vmoe's "
             "config.model, or --set for moe, router, experts, router_options, group_images"
         )
     else:

@@ -5,7 +5,7 @@ the shards that hold parts of it. A shard maps the number of a leaf (in the orde
 with the slices that it fills.
 
 Source: `vmoe/checkpoints/partitioned.py`, `serialization.py` and `types.py`, of version 20220622, and of older
-checkpoints without a version, which are alike but for nodes that are no dictionaries.
+checkpoints without a version, which are alike but for nodes that are not dictionaries.
 """
 
 import re

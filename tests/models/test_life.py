@@ -22,13 +22,13 @@ from of_models import params_of, saved
 from tqdm import tqdm
 
 from moespec.models import cli, files, interruption, vit
-from moespec.models.training.objectives import classification
 from moespec.models.errors import CheckpointError, RunError
 from moespec.models.evaluation import evaluate as evaluation
 from moespec.models.interruption import Interruption
 from moespec.models.training import checkpoint
 from moespec.models.training import train as training
 from moespec.models.training.config import Config, ModelConfig, ScheduleConfig, TrainingConfig
+from moespec.models.training.objectives import classification
 from moespec.models.training.resolve import load_backend, load_data, resolve
 from moespec.models.training.rundirectory import RunDirectory
 from moespec.models.training.runlog import RunLog, read_log

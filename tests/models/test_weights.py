@@ -146,7 +146,9 @@ def test_positions_that_fit_two_grids_are_asked_for(tmp_path):
     with pytest.raises(ConfigError, match="image_size: cannot be inferred from the weights"):
         read(tmp_path / "x.safetensors", Given(fields={"heads": theirs.config.heads}))
     fields = {"heads": theirs.config.heads, "image_size": theirs.config.image_size, "positions": "learned"}
-    with pytest.warns(UserWarning, match="norm_epsilon and gelu: the parameters do not show them, timm's defaults"):
+    with pytest.warns(
+        UserWarning, match="norm_epsilon and gelu: they cannot be inferred from the weights, so timm's defaults"
+    ):
         assert read(tmp_path / "x.safetensors", Given(fields=fields)).config == theirs.config
 
 
@@ -417,7 +419,7 @@ def test_the_leaves_of_vmoe_are_numbered_by_sorted_keys(tmp_path):
 @pytest.mark.parametrize(
     ("path", "options", "message"),
     [
-        ("vmoe_soft_moe", Given(), "there are MoE blocks, and the parameters do not show how they route"),
+        ("vmoe_soft_moe", Given(), "there are MoE blocks, and how they route cannot be inferred from the weights"),
         ("big_vision_map.npz", Given(), "image_size: cannot be inferred from the weights; give --set image_size=224"),
         ("big_vision.npz", Given(model="vit_s16"), "model='vit_s16': has patch_size=16, the parameters 2"),
         ("big_vision.npz", Given(model="mixer_s16"), "model='mixer_s16': expected a ViT"),

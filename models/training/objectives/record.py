@@ -47,7 +47,7 @@ def trained(B: Backend, tower: Tower, params: Params, inputs: Any, random: Any, 
 
 def contrasted(config: Config, dataset: Dataset | None) -> Config:
     """The configuration without what changes labels, which images that are told from each other do not have. Raises ConfigError for
-    batches whose other images are no negatives, and a loss of labels."""
+    batches whose other images are not negatives, and a loss of labels."""
     training = config.training
     if training.loss != "softmax":
         raise ConfigError(
