@@ -12,7 +12,7 @@ Ambiguity ledger
 
 CO-1: Among which rows does a row find its own, if the batch is on several devices?
     Reading: among those of all devices, with the gradient that one device would have.
-        By: google-research/big_vision, big_vision/trainers/proj/image_text/siglip.py, train_and_evaluate.
+        By: google-research/big_vision, big_vision/trainers/proj/image_text/siglip.py, update_fn.
     Alternative b: among those of all devices, and the rows of the others are constants.
         By: mlfoundations/open_clip, src/open_clip/loss.py, gather_features (without gather_with_grad).
     Alternative c: among those of its device.
@@ -37,7 +37,7 @@ CO-4: Are the two directions of the softmax loss averaged?
 CO-5: By what is the sum over the pairs divided in the sigmoid loss?
     Reading: by the number of rows n.
         By: the paper, eq. (1); google-research/big_vision, big_vision/trainers/proj/image_text/siglip.py,
-        train_and_evaluate; google-research/vmoe, vmoe/projects/contrastive/trainer.py, sigmoid_loss.
+        update_fn; google-research/vmoe, vmoe/projects/contrastive/trainer.py, sigmoid_loss.
     Alternative b: by the number of pairs n^2.
 CO-6: Where do scale and bias start?
     Reading: at 10 and -10.

@@ -6,6 +6,7 @@ from typing import Any
 
 from moespec.conformance.check.results import FAILED
 from moespec.conformance.peers.measure import MEASURED
+from moespec.models.ledger.places import of_package
 
 __all__ = ["table"]
 
@@ -41,7 +42,7 @@ def table(records: Sequence[Record]) -> str:
         rows.append(
             [
                 f"[{record['package']}](#{_anchor(record)})",
-                record["versions"][record["package"]],
+                f"[{_version(record)}]({of_package(record['package'], _version(record))})",
                 *_numbers(entries),
                 ", ".join(differing) or "nothing",
             ]
@@ -50,7 +51,11 @@ def table(records: Sequence[Record]) -> str:
 
 
 def _heading(record: Record) -> str:
-    return f"{record['package']} {record['versions'][record['package']]}"
+    return f"{record['package']} {_version(record)}"
+
+
+def _version(record: Record) -> str:
+    return str(record["versions"][record["package"]])
 
 
 def _anchor(record: Record) -> str:

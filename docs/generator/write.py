@@ -23,6 +23,9 @@ from generator.sources import options, signature, sources
 from moespec.conformance.check.results import COLUMNS
 from moespec.conformance.report.report import Report
 from moespec.conformance.suite import manifests
+from moespec.models.ledger import implementations
+from moespec.models.ledger.places import link_papers
+from moespec.models.ledger.table import takers
 from moespec.spec import LEDGER
 
 __all__ = ["write"]
@@ -32,6 +35,7 @@ TEMPLATES = Environment(
     loader=FileSystemLoader(DOCS / "templates"), undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True
 )
 TEMPLATES.filters["cell"] = lambda text: " ".join(str(text).replace("|", "\\|").split())  # of a table of Markdown
+TEMPLATES.globals["takers"] = lambda entry, reading: takers(entry, reading, implementations.measured())
 
 
 def write(folder: Path, found: Sequence[Report]) -> None:
@@ -45,7 +49,7 @@ def write(folder: Path, found: Sequence[Report]) -> None:
         text = TEMPLATES.get_template("algorithm.md.jinja").render(
             context(page, found, [revision for name, revision in earlier if name == page.name])
         )
-        (folder / f"{page.name}.md").write_text(text, encoding="utf-8")
+        (folder / f"{page.name}.md").write_text(link_papers(text), encoding="utf-8")
         if page.router:
             pictures.draw_routing(examples.routed(page).routing, folder / "_pictures" / f"{page.name}.svg")
             pictures.draw_image(page.name, folder / "_pictures" / f"{page.name}-image.svg")
@@ -53,7 +57,7 @@ def write(folder: Path, found: Sequence[Report]) -> None:
         change = next(change for change in told if (change.name, change.revision) == (name, revision + 1))
         page = next(page for page in everything if page.name == name)
         text = TEMPLATES.get_template("revision.md.jinja").render(page=page, past=each, change=change)
-        (folder / f"{name}-{revision}.md").write_text(text, encoding="utf-8")
+        (folder / f"{name}-{revision}.md").write_text(link_papers(text), encoding="utf-8")
     shared = {
         "routers": [page for page in everything if page.router],
         "blocks": [page for page in everything if not page.router],
@@ -67,11 +71,11 @@ def write(folder: Path, found: Sequence[Report]) -> None:
     }
     for name in ("index", "routers", "blocks", "ledger", "code_bases", "revisions"):
         text = TEMPLATES.get_template(f"{name}.md.jinja").render(shared)
-        (folder / f"{name}.md").write_text(text, encoding="utf-8")
+        (folder / f"{name}.md").write_text(link_papers(text), encoding="utf-8")
     for path in sorted(DOCS.glob("*.md")):
         text = path.read_text(encoding="utf-8")
         run_examples(path, text)
-        (folder / path.name).write_text(_local(text), encoding="utf-8")
+        (folder / path.name).write_text(_local(link_papers(text)), encoding="utf-8")
 
 
 def context(page: Page, found: Sequence[Report] = (), earlier: Sequence[int] = ()) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from functools import cache
 from importlib.resources import files
 
 from moespec.models.ledger.concerned import spelled
+from moespec.models.ledger.places import addresses, of_package
 from moespec.spec import LEDGER
 from moespec.spec.errors import ConfigError
 from moespec.spec.ledger import LedgerEntry
@@ -33,18 +34,24 @@ class Measured:
     repository: str
     readings: Mapping[str, str]
 
+    @property
+    def address(self) -> str:
+        """Of the package, at its version, in the Python registry."""
+        return of_package(self.package, self.version)
+
 
 @dataclass(frozen=True)
 class Seen:
     """That an implementation takes a reading.
 
     reading: its id. where: the place in the code or the paper, or the package and the code that was run. measured:
-    whether the suite measured it; else the code was read.
+    whether the suite measured it; else the code was read. addresses: where that can be looked up.
     """
 
     reading: str
     where: str
     measured: bool
+    addresses: Sequence[str] = ()
 
 
 @cache
@@ -67,14 +74,15 @@ def _said(entry: LedgerEntry, name: str) -> Iterator[Seen]:
     for reading in entry.readings:
         for taker in reading.takers:
             if _same(taker.who, name):
-                yield Seen(reading.id, taker.where, False)
+                yield Seen(reading.id, taker.where, False, addresses(taker, entry.module))
 
 
 def _measured(entry: LedgerEntry, packages: Sequence[Measured]) -> Iterator[Seen]:
     for reading in entry.readings:
         for each in packages:
             if reading.id in each.readings:
-                yield Seen(reading.id, f"{each.package} {each.version}, {each.readings[reading.id]}", True)
+                where = f"{each.package} {each.version}, {each.readings[reading.id]}"
+                yield Seen(reading.id, where, True, [each.address])
 
 
 def implementations(packages: Sequence[Measured] | None = None) -> list[str]:

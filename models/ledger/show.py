@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from moespec.models.ledger.implementations import Measured, Seen, measured, seen
+from moespec.models.ledger.places import addresses
 from moespec.spec.ledger import LedgerEntry, Reading
 
 __all__ = ["as_json", "comparison", "full", "positions"]
@@ -24,10 +25,18 @@ def _entry(entry: LedgerEntry) -> Iterator[str]:
     for reading in entry.readings:
         yield from _wrapped(f"{_label(reading)}: {reading.text}", 4)
         said = [f"{taker.who}, {taker.where}" if taker.where else taker.who for taker in reading.takers]
-        ran = [f"{each.package} {each.version}, {each.readings[reading.id]}" for each in _measured_to(reading)]
-        for title, who in (("By", said), ("Measured", ran)):
+        read_at = [address for taker in reading.takers for address in addresses(taker, entry.module)]
+        runs = _measured_to(reading)
+        ran = [f"{each.package} {each.version}, {each.readings[reading.id]}" for each in runs]
+        for title, who, where in (("By", said, read_at), ("Measured", ran, [each.address for each in runs])):
             if who:
                 yield from _wrapped(f"{title}: {'; '.join(who)}.", 8)
+                yield from _listed(where)
+
+
+def _listed(addresses: Iterable[str]) -> Iterator[str]:
+    """Addresses, one a line and each once: a terminal opens them whole."""
+    yield from (f"            {address}" for address in dict.fromkeys(addresses))
 
 
 def _label(reading: Reading) -> str:
@@ -90,7 +99,9 @@ def _taken(entry: LedgerEntry, known: Mapping[str, Sequence[Seen]]) -> Iterator[
             title = f"{name}, {reading.id}" if len(known) > 1 else reading.id
             yield from _wrapped(f"{title}: {reading.text}", 4) if where else ()
             for each in where:
-                yield from _wrapped(f"{'Measured' if each.measured else 'In'}: {each.where}.", 8) if each.where else ()
+                if each.where:
+                    yield from _wrapped(f"{'Measured' if each.measured else 'In'}: {each.where}.", 8)
+                    yield from _listed(each.addresses)
 
 
 def _letters(all: Iterable[Seen]) -> str:
@@ -106,9 +117,13 @@ def as_json(entries: Sequence[LedgerEntry], names: Sequence[str]) -> str:
 def _json(entry: LedgerEntry, names: Sequence[str]) -> dict[str, Any]:
     readings = []
     for reading in entry.readings:
-        said = [{"who": taker.who, "where": taker.where} for taker in reading.takers]
+        said = [
+            {"who": taker.who, "where": taker.where, "addresses": addresses(taker, entry.module)}
+            for taker in reading.takers
+        ]
         ran = [
-            {"who": run.repository, "where": run.readings[reading.id], "package": run.package, "version": run.version}
+            {"who": run.repository, "where": run.readings[reading.id], "addresses": [run.address]}
+            | {"package": run.package, "version": run.version}
             for run in _measured_to(reading)
         ]
         takers = {"by": said, "measured": ran}

@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 
 from moespec.models.ledger.implementations import Measured, Seen, implementations, seen
+from moespec.models.ledger.places import link, link_papers
 from moespec.spec import LEDGER
-from moespec.spec.ledger import LedgerEntry
+from moespec.spec.ledger import LedgerEntry, Reading
 
-__all__ = ["page"]
+__all__ = ["page", "takers"]
 
 HEAD = """# What implementations do
 
@@ -17,7 +18,9 @@ letter: a is that of this specification, in this version. Here are the public im
 do: a letter in plain type was read in their code, one in **bold** was measured, by a run of the suite on the package
 ([peers.md](peers.md)). Two letters: it does both, in different places or by an option. An empty cell says nothing.
 
-Where in the code it was seen, and in which paper, says the command line; the same is in the docstrings of `moespec.spec`:
+Below each answer stand the places where it was seen, as links: code at a commit, papers, and packages at the version that was
+measured. `python -m generator.find_places` ([docs/generator](generator)) checks that each is there. The command line has the
+same:
 
 ```console
 $ moespec ledger GS-3                       # one question, in full
@@ -37,19 +40,22 @@ def page(packages: Sequence[Measured]) -> str:
     for entry in LEDGER.values():
         groups.setdefault(entry.id.partition("-")[0], []).append(entry)
     known = {name: seen(name, packages) for name in implementations(packages)}
-    return "\n".join([HEAD, *(_section(entries, known) for entries in groups.values())])
+    return "\n".join([HEAD, *(_section(entries, known, packages) for entries in groups.values())])
 
 
-def _section(entries: Sequence[LedgerEntry], known: dict[str, dict[str, list[Seen]]]) -> str:
+def _section(
+    entries: Sequence[LedgerEntry], known: dict[str, dict[str, list[Seen]]], packages: Sequence[Measured]
+) -> str:
     title = ", ".join(f"`{name}`" for name in dict.fromkeys(entry.module.rpartition(".")[2] for entry in entries))
     rows = [
-        [name, *(_cell(readings.get(entry.id, [])) for entry in entries)]
+        [link_papers(name), *(_cell(readings.get(entry.id, [])) for entry in entries)]
         for name, readings in known.items()
         if any(entry.id in readings for entry in entries)
     ]
     grid = [["implementation", *(entry.id for entry in entries)], ["---"] * (len(entries) + 1), *rows]
     table = ["| " + " | ".join(row) + " |" for row in grid] if rows else ["No implementation is named here."]
-    return "\n".join([f"## {title}", "", *table, "", *(line for entry in entries for line in _described(entry)), ""])
+    described = (line for entry in entries for line in _described(entry, packages))
+    return "\n".join([f"## {title}", "", *table, "", *described, ""])
 
 
 def _cell(all: Sequence[Seen]) -> str:
@@ -59,7 +65,19 @@ def _cell(all: Sequence[Seen]) -> str:
     return ", ".join(f"**{letter}**" if letter in bold else letter for letter in letters)
 
 
-def _described(entry: LedgerEntry) -> list[str]:
+def _described(entry: LedgerEntry, packages: Sequence[Measured]) -> list[str]:
     settled = " *(The paper answers it in so many words.)*" if entry.pitfall else ""
-    answers = [f"  - {reading.id[-1]}: {reading.text}" for reading in entry.readings]
-    return [f"- **{entry.id}** {entry.question}{settled}", *answers]
+    lines = [f"- **{entry.id}** {entry.question}{settled}"]
+    for reading in entry.readings:
+        lines.append(f"  - {reading.id[-1]}: {reading.text}")
+        lines += [f"    - {taker}" for taker in takers(entry, reading, packages)]
+    return lines
+
+
+def takers(entry: LedgerEntry, reading: Reading, packages: Sequence[Measured]) -> list[str]:
+    """Who takes a reading and where, as Markdown with links: papers and code that was read, then measured packages."""
+    ran = [each for each in packages if reading.id in each.readings]
+    return [
+        *(link(taker, entry.module) for taker in reading.takers),
+        *(f"measured: [{run.package} {run.version}]({run.address}), {run.readings[reading.id]}" for run in ran),
+    ]

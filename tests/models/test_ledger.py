@@ -8,7 +8,7 @@ import textwrap
 import pytest
 
 from moespec.models import cli
-from moespec.models.ledger import command, implementations, show, table
+from moespec.models.ledger import command, implementations, places, show, table
 from moespec.models.ledger.concerned import algorithm_of, entries_of
 from moespec.models.ledger.implementations import Measured, find, measured, seen
 from moespec.spec import ALGORITHMS, LEDGER, ROUTERS
@@ -37,17 +37,19 @@ XX-3: Is it heavy?
     Alternative c: half.
         By: google-research/vmoe, vmoe/half.py, half.
 """
+PLACES = {"google-research/vmoe": {"commit": "c0ffee", "lines": {"vmoe/moe.py": {"round": 7, "light": 12}}}}
 PACKAGES = (Measured("vmoe-jax", "1.0", "google-research/vmoe", {"XX-1a": "`vmoe.round`", "XX-2b": "`vmoe.green`"}),)
 
 
 @pytest.fixture
 def few(monkeypatch):
     """A ledger of three entries, and one package that was measured."""
-    ledger = {entry.id: entry for entry in entries(FEW, "moespec.spec.shapes")}
+    ledger = {entry.id: entry for entry in entries(FEW, "moespec.spec.gshard")}
     for module in (command, implementations, table):
         monkeypatch.setattr(module, "LEDGER", ledger)
     for module in (implementations, show):
         monkeypatch.setattr(module, "measured", lambda: PACKAGES)
+    monkeypatch.setattr(places, "places", lambda: PLACES)
     monkeypatch.setenv("COLUMNS", "110")  # lines are as long as the terminal that runs the tests is wide, if it has one
     return ledger
 
@@ -96,13 +98,18 @@ def test_an_entry_in_full(capsys, few):
             The paper answers it in so many words; it is often done differently.
             Reading: yes.
                 By: the paper, section 3; tensorflow/mesh, moe.py, _heavy.
+                    https://arxiv.org/abs/2006.16668
             Alternative b: no.
                 By: google-research/vmoe, vmoe/moe.py, light; google-research/vmoe, vmoe/other.py, lighter.
+                    https://github.com/google-research/vmoe/blob/c0ffee/vmoe/moe.py#L12
             Alternative c: half.
                 By: google-research/vmoe, vmoe/half.py, half.
         """)
     assert "    Reading: yes.\n        By: the paper, section 2;" in printed(capsys, "XX-1b")
-    assert "        Measured: vmoe-jax 1.0, `vmoe.green`.\n" in printed(capsys, "XX-2")
+    assert (
+        "        Measured: vmoe-jax 1.0, `vmoe.green`.\n            https://pypi.org/project/vmoe-jax/1.0/\n"
+        in printed(capsys, "XX-2")
+    )
 
 
 def test_what_one_implementation_does(capsys, few):
@@ -116,11 +123,13 @@ def test_what_one_implementation_does(capsys, few):
             Here: yes.
             XX-2b: no.
                 Measured: vmoe-jax 1.0, `vmoe.green`.
+                    https://pypi.org/project/vmoe-jax/1.0/
 
         XX-3: Is it heavy?
             Here: yes.
             XX-3b: no.
                 In: vmoe/moe.py, light.
+                    https://github.com/google-research/vmoe/blob/c0ffee/vmoe/moe.py#L12
                 In: vmoe/other.py, lighter.
             XX-3c: half.
                 In: vmoe/half.py, half.
@@ -130,13 +139,16 @@ def test_what_one_implementation_does(capsys, few):
         XX-1: Is it round?
             XX-1a: yes.
                 In: vmoe/moe.py, round.
+                    https://github.com/google-research/vmoe/blob/c0ffee/vmoe/moe.py#L7
                 Measured: vmoe-jax 1.0, `vmoe.round`.
+                    https://pypi.org/project/vmoe-jax/1.0/
         """)
 
 
 SECOND = """\
 google-research/vmoe, XX-2b: no.
     Measured: vmoe-jax 1.0, `vmoe.green`.
+        https://pypi.org/project/vmoe-jax/1.0/
 tensorflow/mesh, XX-2a: yes.
     In: moe.py, _green.
 """
@@ -154,6 +166,7 @@ def test_where_two_implementations_differ(capsys, few):
         XX-1: Is it round?
             the paper, XX-1a: yes.
                 In: section 2.
+                    https://arxiv.org/abs/2006.16668
             tensorflow/mesh, XX-1b: no.
                 In: moe.py, _square.
 
@@ -178,11 +191,12 @@ def test_json_has_everything_and_of_implementations_theirs(capsys):
 def test_json_of_an_implementation(capsys, few):
     first, _ = json.loads(printed(capsys, "--by", "paper", "--json"))
     yes, no = first["readings"]
-    assert yes["by"] == [{"who": "the paper", "where": "section 2"}]
+    assert yes["by"] == [{"who": "the paper", "where": "section 2", "addresses": ["https://arxiv.org/abs/2006.16668"]}]
     assert [yes["measured"], no["by"], no["measured"]] == [[], [], []]
     (one,) = json.loads(printed(capsys, "XX-2", "--by", "vmoe", "--json"))
     assert one["readings"][1]["measured"] == [
         {"who": "google-research/vmoe", "where": "`vmoe.green`", "package": "vmoe-jax", "version": "1.0"}
+        | {"addresses": ["https://pypi.org/project/vmoe-jax/1.0/"]}
     ]
 
 
@@ -228,10 +242,11 @@ def test_output_that_is_not_read_is_no_error():
 
 def test_the_page_marks_what_was_measured(few):
     page = table.page(PACKAGES)
-    assert "## `shapes`" in page
+    assert "## `gshard`" in page
     assert "| google-research/vmoe | **a** | **b** | b, c |" in page
     assert "| tensorflow/mesh | b | a | a |" in page
     assert "- **XX-3** Is it heavy? *(The paper answers it in so many words.)*\n  - a: yes.\n" in page
+    assert "    - measured: [vmoe-jax 1.0](https://pypi.org/project/vmoe-jax/1.0/), `vmoe.round`\n" in page
 
 
 def test_it_needs_no_framework_and_not_the_suite():

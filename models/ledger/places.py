@@ -1,0 +1,95 @@
+"""Where what the ledger names can be read: the address of a paper, of a line of public code, of a package that was measured.
+
+`places.json` has for each repository a commit and, by path, the line where each function or class begins that the ledger
+names. `python -m generator.find_places` (in docs/) writes it from copies of the repositories, and so checks it.
+"""
+
+import json
+import re
+import sys
+from functools import cache
+from importlib.resources import files
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+from moespec.spec.ledger import Taker
+
+__all__ = ["ARXIV", "Code", "addresses", "code", "link", "link_papers", "of_package", "of_paper", "places"]
+
+ARXIV = re.compile(r"arXiv[ :](\d{4}\.\d{4,5})")
+_LINKABLE = re.compile(r"```.*?^ *```|`[^`\n]*`|\[[^\]]*\]\([^)]*\)|" + ARXIV.pattern, re.DOTALL | re.MULTILINE)
+_CODE = re.compile(r"(?P<path>[\w./-]+\.\w+)(?:, (?P<names>[\w.]+(?: and [\w.]+)*)(?=$| \(|, ))?(?P<rest>.*)")
+
+
+class Code(NamedTuple):
+    """A place in a repository as the ledger writes it: the path of a file, functions or classes in it, a remark."""
+
+    path: str
+    names: tuple[str, ...]
+    rest: str
+
+
+def code(where: str) -> Code:
+    """The parts of a place: of "moe.py, MoE.gate and top_k (the default)" the file, the two names and the remark.
+
+    Raises ValueError if it does not begin with the path of a file.
+    """
+    if not (match := _CODE.fullmatch(where)):
+        raise ValueError(f"{where!r}: expected the path of a file, then the name of a function or class")
+    return Code(match["path"], tuple((match["names"] or "").split(" and ")) if match["names"] else (), match["rest"])
+
+
+@cache
+def places() -> dict[str, Any]:
+    """By repository its commit, and by path and name the line: {"commit": ..., "lines": {path: {name: line}}}."""
+    return dict(json.loads(files(__package__).joinpath("places.json").read_text()))
+
+
+def addresses(taker: Taker, module: str) -> list[str]:
+    """Where it can be read that `taker` answers so in an entry of `module`.
+
+    That is one address for each function or class, one for a file without names, one for a paper; none if it is not known.
+    """
+    if "/" not in taker.who:
+        text = _own_paper(module) if taker.who == "the paper" else taker.who
+        return [of_paper(number) for number in ARXIV.findall(text)[:1]]
+    if not (known := places().get(taker.who)):
+        return []
+    place = code(taker.where)
+    file = f"https://github.com/{taker.who}/blob/{known['commit']}/{quote(place.path)}"
+    lines = known["lines"].get(place.path, {})
+    if not place.names:
+        return [file]
+    return [f"{file}#L{lines[name]}" for name in place.names] if lines.keys() >= set(place.names) else []
+
+
+def _own_paper(module: str) -> str:
+    """What "the paper" is in a module: the first that its table of symbols names, else that of its first algorithm."""
+    table = re.search(r"^\| here \|(.*)$", sys.modules[module].__doc__ or "", re.MULTILINE)
+    return table[1] if table else str(sys.modules[module].ALGORITHMS[0].cites)
+
+
+def link(taker: Taker, module: str) -> str:
+    """Markdown of who takes a reading and where, with links: to a paper from its name, to code from path and names."""
+    found, where = addresses(taker, module), f", {taker.where}" if taker.where else ""
+    if "/" not in taker.who or not found:
+        return (f"[{taker.who}]({found[0]})" if found else taker.who) + where
+    path, names, rest = code(taker.where)
+    titles = [f"{path}, {names[0]}", *names[1:]] if names else [path]
+    links = (f"[{title}]({address})" for title, address in zip(titles, found, strict=True))
+    return f"{taker.who}, {' and '.join(links)}{rest}"
+
+
+def link_papers(markdown: str) -> str:
+    """Markdown with a link from each arXiv number that stands neither in code nor in a link."""
+    return _LINKABLE.sub(lambda match: f"[{match[0]}]({of_paper(match[1])})" if match[1] else match[0], markdown)
+
+
+def of_paper(number: str) -> str:
+    """The address of a paper by its arXiv number."""
+    return f"https://arxiv.org/abs/{number}"
+
+
+def of_package(package: str, version: str) -> str:
+    """The page of a package in the Python registry, at a version; of a build such as 2.13.0+cpu that of 2.13.0."""
+    return f"https://pypi.org/project/{package}/{version.partition('+')[0]}/"

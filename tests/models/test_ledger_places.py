@@ -1,0 +1,86 @@
+"""Where it can be read what the ledger says: every place is found in a copy of its repository, and has an address."""
+
+import re
+
+import pytest
+from generator.find_places import line_of, named
+
+from moespec.models.ledger.places import addresses, code, link, link_papers, of_package, places
+from moespec.spec import LEDGER
+from moespec.spec.ledger import Taker
+
+TAKERS = [(taker, entry) for entry in LEDGER.values() for reading in entry.readings for taker in reading.takers]
+CODE = r"https://github\.com/[\w.-]+/[\w.-]+/blob/[0-9a-f]{40}/[\w./-]+(#L[1-9]\d*)?"
+
+
+def test_what_the_ledger_names_is_what_the_places_have():
+    """After a change of a "By:": `python -m generator.find_places FOLDER`, with docs/ on the path."""
+    lines = {who: {path: set(names) for path, names in each["lines"].items()} for who, each in places().items()}
+    assert lines == named()
+
+
+def test_every_taker_has_an_address_for_each_name():
+    for taker, entry in TAKERS:
+        found = addresses(taker, entry.module)
+        if "/" in taker.who:
+            assert len(found) == max(1, len(code(taker.where).names)), taker
+            assert all(re.fullmatch(CODE, each) for each in found), found
+        else:
+            assert len(found) == 1, taker
+            assert re.fullmatch(r"https://arxiv\.org/abs/\d{4}\.\d{4,5}", found[0]), found
+
+
+@pytest.mark.parametrize(("id", "number"), [("EC-5", "2202.09368"), ("ST-2", "2401.15969"), ("CO-5", "2303.15343")])
+def test_the_paper_is_that_of_the_table_or_of_the_algorithm(id, number):
+    assert addresses(Taker("the paper"), LEDGER[id].module) == [f"https://arxiv.org/abs/{number}"]
+
+
+def test_a_place_is_a_file_with_names_and_a_remark():
+    assert code("a/moe.py, MoE.gate and top_k (the default)") == ("a/moe.py", ("MoE.gate", "top_k"), " (the default)")
+    assert code("moe.py, Gate, which is that one") == ("moe.py", ("Gate",), ", which is that one")
+    assert code("CONFIG.md, of transformers") == ("CONFIG.md", (), ", of transformers")
+    with pytest.raises(ValueError, match="'section 2': expected the path of a file"):
+        code("section 2")
+
+
+def test_a_link_has_the_words_of_the_ledger():
+    for taker, entry in TAKERS:
+        words = re.sub(r"\[(.*?)\]\(.*?\)", r"\1", link(taker, entry.module))
+        assert words == ", ".join(filter(None, (taker.who, taker.where)))
+    assert link(Taker("new/code", "moe.py, gate"), "moespec.spec.losses") == "new/code, moe.py, gate"
+
+
+def test_numbers_of_papers_become_links_but_not_in_code_or_twice():
+    untouched = "`arXiv 2101.03961` [x (arXiv 2101.03961)](y)\n```bibtex\narXiv:2101.03961\n```\n"
+    assert link_papers(untouched) == untouched
+    assert link_papers("(arXiv 2101.03961)") == "([arXiv 2101.03961](https://arxiv.org/abs/2101.03961))"
+
+
+def test_a_build_of_a_package_has_the_page_of_its_version():
+    assert of_package("torch", "2.13.0+cpu") == "https://pypi.org/project/torch/2.13.0/"
+
+
+PYTHON = """\
+def gate(): pass
+class Gate:
+    @property
+    def gate(self): pass
+call(
+    lost)
+def main():
+    def step(): pass
+top = call(1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "line"), [("gate", 1), ("Gate.gate", 4), ("step", 8), ("top", 9), ("lost", None), ("Gate.step", None)]
+)
+def test_the_line_where_a_name_begins(name, line):
+    assert line_of(PYTHON, name, "a.py") == line
+
+
+def test_the_line_where_a_function_of_c_begins():
+    text = "// int round(int)\nint round(int);\n  return round(\n    1);\nstatic INLINE T round(T x){\n"
+    assert line_of(text, "round", "a.hpp") == 5
+    assert line_of(text, "square", "a.hpp") is None
