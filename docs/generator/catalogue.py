@@ -10,6 +10,7 @@ from pkgutil import iter_modules
 from types import ModuleType
 from typing import Any
 
+from generator.names import NAMES
 from moespec import spec
 from moespec.spec import ALGORITHMS, ROUTERS
 from moespec.spec.algorithm import Algorithm
@@ -41,6 +42,11 @@ class Page:
     def name(self) -> str:
         """Of the row, the page and its file."""
         return self.algorithm.name
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """As people write it, first the one that is its title."""
+        return NAMES[self.name]
 
     @property
     def router(self) -> Router | None:

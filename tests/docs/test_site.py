@@ -2,6 +2,7 @@
 
 import ast
 import doctest
+import json
 import re
 import subprocess
 from html import unescape
@@ -9,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
-from generator import citations, docstrings, examples, links, practice, revisions, sources, tables, write
+from generator import citations, docstrings, examples, links, names, practice, revisions, sources, tables, write
 from generator.catalogue import ROOT, home, pages
 
 from moespec import spec
@@ -154,6 +155,32 @@ def test_a_table_shows_every_number_and_of_a_large_array_its_shape():
     assert re.findall(r"<td>(.*?)</td>", small) == ["1.5", "-2", "0", "1e-09"]
     assert "tokens 2, experts 2" in small
     assert "200 numbers, not shown" in tables.table("x", [0] * 200, ("tokens",))
+
+
+def test_every_page_has_a_name_of_its_own_and_its_entries_in_the_index(expert_choice):
+    assert set(names.NAMES) == set(PAGES)
+    every = [name.lower() for page in names.NAMES.values() for name in page]
+    assert len(set(every)) == len(every)
+    assert expert_choice.lstrip().startswith("# Expert Choice allocation (`expert_choice`)\n")
+    assert "```{index} !Token Choice, !V-MoE, !Vision MoE, !Top-k routing\n" in text_of("softmax_token_choice")
+
+
+def test_sources_and_earlier_revisions_stay_out_of_the_search(expert_choice):
+    source = expert_choice.partition("## Source")[2]
+    assert source.count("```{code-block} python\n:class: no-search\n") == source.count("```{code-block}") == 3
+    assert (ROOT / "docs/templates/revision.md.jinja").read_text().startswith("---\norphan: true\nno-search: true\n")
+
+
+def test_a_name_that_the_search_does_not_find_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(names, "NAMES", {"a": ("An A", "Aye"), "b": ("Bee",)})
+    entries = {"an a": [[0, "index-0", True]], "aye": [[0, "index-0", False]], "bee": [[0, "index-1", True]]}
+    index = {"docnames": ["a", "b", "b-1"], "indexentries": entries, "terms": {"x": [0, 2], "y": 1}}
+    (tmp_path / "searchindex.js").write_text(f"Search.setIndex({json.dumps(index)})")
+    assert list(names.not_found(tmp_path)) == [
+        "search: 'Aye' leads to nothing, not to a",
+        "search: 'Bee' leads to a, not to b",
+        "search: has words of b-1, an earlier revision",
+    ]
 
 
 def test_broken_links_are_found(tmp_path):
