@@ -10,7 +10,7 @@ import numpy as np
 from moespec.conformance.author.reroute import chosen_mask, configured, noiseless, rerouted, reweighted
 from moespec.conformance.author.variant import Variant, every, variant
 from moespec.spec import CAPACITY_RULES, ConfigError
-from moespec.spec.options import TokenChoiceOptions
+from moespec.spec.options import NoiseOptions, TokenChoiceOptions
 from moespec.spec.routers.composition import token_choice
 
 __all__ = ["VARIANTS"]
@@ -131,6 +131,12 @@ CAPACITIES = (
         lambda t, e, f, k, r, m: _up(ROUNDINGS[r](t * f / e), m),
         "CA-4b",
     ),
+    _ruled(
+        "padding_in_the_capacity",
+        "The capacity counts the tokens that pad a group to a multiple of 8.",
+        lambda t, e, f, k, r, m: _up(ROUNDINGS[r](k * _up(t, 8) * f / e), m),
+        who="NVIDIA/Megatron-LM (pull request 5542)",
+    ),
     _implementation(
         "vmoe",
         "The capacity is ceil(k T f / E), up to a multiple of 4.",
@@ -191,6 +197,19 @@ def noise_after_the_softmax(B: Any, route: Any, params: Any, tokens: Any, option
     if isinstance(options, TokenChoiceOptions):
         return rerouted(B, output, token_choice(B, options, noisy, train=train))
     return rerouted(B, output, B.expert_choice(noisy, capacity=options.capacity(train=train)))
+
+
+def _logits_combine(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+    output, noise = route(params, tokens, options, **more), more.get("noise")
+    if isinstance(options, NoiseOptions):
+        return reweighted(B, output, _logits(B, params, tokens, options, noise)[1])
+    jittered = B.router_jitter(tokens, noise, epsilon=options.jitter)
+    return reweighted(B, output, B.router_logits(jittered, params["kernel"]))
+
+
+def nobody_dropped(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+    """No token is dropped: every expert has a slot for each."""
+    return route(params, tokens, replace(options, slots_per_expert=options.tokens), **more)
 
 
 def _with_loss(name: str, value: Callable[..., Any]) -> Callable[..., Any]:
@@ -346,6 +365,13 @@ VARIANTS = (
         "The losses of a router are not multiplied by their weights.",
         every(SELECTING, _losses(lambda name, loss, o: loss / getattr(o, f"{name}_weight"))),
     ),
+    Variant(
+        "logits_combine",
+        "The combine weights are the logits, not their softmax.",
+        {"softmax_affinity": lambda B, logits: logits, **every((*SOFTMAX, "switch"), _logits_combine)},
+        who="sgl-project/sglang (pull request 35160)",
+    ),
+    variant(nobody_dropped, *TOKEN_CHOICE, "switch", who="huggingface/transformers (Switch; issue 48293)"),
     variant(dropped_choices, *TOKEN_CHOICE, ledger="ME-1b"),
     Variant(
         "chosen_not_normalised",

@@ -299,6 +299,29 @@ def weights_before_experts(B: Any, tokens: Any, routing: Any, experts: Experts) 
     return right if isinstance(routing, B.SoftRouting) else _combined(combine, dispatch, tokens, experts)
 
 
+def weights_left_out(B: Any, tokens: Any, routing: Any, experts: Experts) -> Any:
+    """What the experts return is added without combine weights."""
+    right = B.moe_layer(tokens, routing, experts)
+    dispatch, _ = routing.dense()
+    return right if isinstance(routing, B.SoftRouting) else _combined(dispatch, dispatch, tokens, experts)
+
+
+def weights_applied_twice(B: Any, tokens: Any, routing: Any, experts: Experts) -> Any:
+    """The combine weights multiply what enters an expert and what leaves it."""
+    right = B.moe_layer(tokens, routing, experts)
+    _, combine = routing.dense()
+    return right if isinstance(routing, B.SoftRouting) else _combined(combine, combine, tokens, experts)
+
+
+def output_biases_not_weighted(B: Any, tokens: Any, routing: Any, experts: Experts) -> Any:
+    """The output biases of the experts are added without combine weights."""
+    right, params = B.moe_layer(tokens, routing, experts), getattr(experts, "keywords", {}).get("params")
+    if params is None or isinstance(routing, B.SoftRouting):
+        return right
+    dispatch, combine = routing.dense()
+    return right + np.einsum("gtec,ed->gtd", dispatch - combine, params["b2"])
+
+
 def straight_through_dispatch(B: Any, tokens: Any, routing: Any, experts: Experts) -> Any:
     """The dispatch of a sparse routing has the gradient of its combine weights."""
     right = B.moe_layer(tokens, routing, experts)
@@ -351,7 +374,10 @@ def combine_weights_in_bfloat16(B: Any, tokens: Any, routing: Any, experts: Call
 VARIANTS = (
     variant(dropped_tokens_pass, "moe_layer", ledger="LA-2b"),
     variant(empty_slots_reach_the_last_token, "moe_layer"),
-    variant(weights_before_experts, "moe_layer"),
+    variant(weights_before_experts, "moe_layer", who="NVIDIA/TensorRT-LLM (Llama 4; pull request 3492)"),
+    variant(weights_left_out, "moe_layer", who="tjake/Jlama (pull request 201)"),
+    variant(weights_applied_twice, "moe_layer", who="vllm-project/vllm (pull request 43694)"),
+    variant(output_biases_not_weighted, "moe_layer", who="NVIDIA-NeMo/Automodel (pull request 2591)"),
     variant(straight_through_dispatch, "moe_layer", who="lucidrains/st-moe-pytorch"),
     variant(experts_with_exact_gelu, "expert_mlp", ledger="LA-1b"),
     variant(experts_with_approximate_gelu, "expert_mlp", ledger="LA-1b"),

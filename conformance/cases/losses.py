@@ -19,7 +19,7 @@ from moespec.conformance.author.margins import token_choice_margin
 from moespec.conformance.author.near import near_ties
 from moespec.conformance.author.reroute import chosen_mask
 from moespec.conformance.author.scale import normal_density, variation
-from moespec.conformance.author.variant import Variant, variant
+from moespec.conformance.author.variant import Replacement, Variant, variant
 from moespec.conformance.format import Tensor
 from moespec.spec.numerics import logsumexp, normal_cdf, stable_order, variance
 
@@ -208,6 +208,38 @@ def balance_of_what_is_kept(B: Any, scores: Any) -> Any:
     return experts * np.mean(np.sum(np.stack(counts) / tokens * np.mean(scores, axis=1), axis=1))
 
 
+def balance_of_chosen_scores(B: Any, scores: Any) -> Any:
+    """The mean scores of the balance loss count 0 for all but the two best experts of each token."""
+    shares = chosen_mask(scores, 1).mean(axis=1)
+    means = np.mean(scores * chosen_mask(scores, min(2, scores.shape[2])), axis=1)
+    return scores.shape[2] * np.mean(np.sum(shares * means, axis=1))
+
+
+def balance_of_padded_experts(B: Any, scores: Any) -> Any:
+    """The balance loss counts the empty slots of an expert as tokens, so that all have as many."""
+    return np.mean(np.sum(np.mean(scores, axis=1), axis=1))
+
+
+def _padded(array: Any, value: float) -> Any:
+    """Arrays (groups, tokens, experts) with as many tokens more, all of them `value`, as make a multiple of 8."""
+    return np.pad(array, ((0, 0), (0, -array.shape[1] % 8), (0, 0)), constant_values=value)
+
+
+def padding_in_the_balance_loss(B: Any, scores: Any) -> Any:
+    """The balance loss counts the tokens of logits 0 that pad a group to a multiple of 8."""
+    return B.balance_loss(_padded(scores, 1 / scores.shape[2]))
+
+
+def padding_in_the_z_loss(B: Any, logits: Any) -> Any:
+    """The z-loss counts the tokens of logits 0 that pad a group to a multiple of 8."""
+    return B.z_loss(_padded(logits, 0.0))
+
+
+def _summed(name: str) -> Replacement:
+    """A loss, times the number of groups."""
+    return lambda B, first, *more, **given: getattr(B, name)(first, *more, **given) * len(first)
+
+
 def shares_in_float32(B: Any, scores: Any) -> Any:
     """The shares of the balance loss are rounded to float32."""
     _, tokens, experts = scores.shape
@@ -247,5 +279,15 @@ VARIANTS = (
     variant(shares_in_float32, "balance_loss", who="huggingface/transformers"),
     variant(balance_of_a_second_softmax, "balance_loss", who="huggingface/transformers (Mixtral; issue 45120)"),
     variant(balance_counts_two, "balance_loss", who="huggingface/transformers (Mixtral)"),
+    variant(balance_of_chosen_scores, "balance_loss", who="paiml/aprender (pull request 2162)"),
+    variant(balance_of_padded_experts, "balance_loss", who="NVIDIA/Megatron-LM (issue 1617)"),
+    variant(padding_in_the_balance_loss, "balance_loss", who="huggingface/transformers (Mixtral; issue 28505)"),
+    variant(padding_in_the_z_loss, "z_loss", who="NVIDIA/Megatron-LM (issue 1984)"),
+    Variant(
+        "losses_summed_over_groups",
+        "A loss is the sum over the groups, not their mean.",
+        {name: _summed(name) for name in ("balance_loss", "z_loss", "importance_loss", "load_loss")},
+        who="NVIDIA-NeMo/Automodel (pull request 3359)",
+    ),
     variant(z_of_probabilities, "z_loss", who="huggingface/transformers (Switch; issue 48293)"),
 )

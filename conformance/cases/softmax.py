@@ -115,6 +115,16 @@ def softmax_over_tokens(B: Any, logits: Any) -> Any:
     return softmax(logits, axis=1)
 
 
+def softmax_twice(B: Any, logits: Any) -> Any:
+    """The scores are the softmax of the softmax."""
+    return B.softmax_affinity(B.softmax_affinity(logits))
+
+
+def sigmoid_for_softmax(B: Any, logits: Any) -> Any:
+    """The scores are the sigmoid of the logits, not their softmax."""
+    return B.sigmoid_affinity(logits)
+
+
 def maximum_not_subtracted(B: Any, logits: Any) -> Any:
     """The softmax does not subtract the maximum, so that large logits overflow float32."""
     scores = B.softmax_affinity(logits)
@@ -139,6 +149,8 @@ def multiplier_of_zero_is_one(B: Any, logits: Any, noise: Any, *, multiplier: fl
 VARIANTS = (
     variant(logits_are_cosines, "router_logits"),
     variant(softmax_over_tokens, "softmax_affinity", ledger="EC-4b"),
+    variant(softmax_twice, "softmax_affinity", who="huggingface/transformers (issue 45120)"),
+    variant(sigmoid_for_softmax, "softmax_affinity", who="huggingface/transformers (Llama 4)"),
     variant(maximum_not_subtracted, "softmax_affinity"),
     variant(noise_not_scaled, "add_gating_noise"),
     variant(noise_variance, "add_gating_noise", ledger="SA-2b"),

@@ -314,6 +314,19 @@ def order_ignored(B: Any, scores: Any, *, order: Any = None, **options: Any) -> 
     return B.token_choice(scores, **options)
 
 
+def padding_in_the_slots(B: Any, scores: Any, *, combine_scores: Any = None, **options: Any) -> Any:
+    """Tokens of equal scores, which pad a group to a multiple of 8 on its left, take slots, and then leave them empty."""
+    left, tokens = -scores.shape[1] % 8, scores.shape[1]
+    if options.get("order") is not None or options.get("keep") is not None:
+        return B.token_choice(scores, combine_scores=combine_scores, **options)
+    weights = scores if combine_scores is None else combine_scores
+    padded = [np.pad(a, ((0, 0), (left, 0), (0, 0)), constant_values=1 / a.shape[2]) for a in (scores, weights)]
+    routing = B.token_choice(padded[0], combine_scores=padded[1], **options)
+    is_padding = routing.token < left
+    token = np.where(is_padding, tokens, routing.token - left)
+    return routing._replace(token=token, weight=np.where(is_padding, 0, routing.weight), tokens=tokens)
+
+
 def rerouted_always(B: Any, scores: Any, *, tries: Any = None, **options: Any) -> Any:
     """A token that finds its experts full tries all others, in turn, after the choices of all tokens."""
     if options.get("keep") is not None:
@@ -394,6 +407,7 @@ VARIANTS = (
     variant(most_probable_kept, "token_choice", ledger="BP-2b", who="deepspeedai/DeepSpeed, NVIDIA/Megatron-LM"),
     variant(priority_of_choices, "token_choice", ledger="BP-2b"),
     variant(order_ignored, "token_choice"),
+    variant(padding_in_the_slots, "token_choice", who="NVIDIA/Megatron-LM (pull request 5542)"),
     variant(rerouted_always, "token_choice", ledger="TC-3c", who="tensorflow/mesh"),
     variant(kept_weights_renormalised, "token_choice", ledger="TC-4b"),
     variant(chosen_weights_renormalised, "token_choice", ledger="SA-3b"),
