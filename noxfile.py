@@ -186,7 +186,7 @@ def tests(session: nox.Session) -> None:
 @nox.session
 def integrations(session: nox.Session) -> None:
     """The layer for torch in models of timm and transformers: the blocks of docs/torch-layer.md."""
-    _install(session, "torch", "dev")
+    _install(session, "torch", "dev", "export")
     session.install(*CONSTRAINTS, "timm", "transformers", "accelerate")
     session.run("pytest", "-n", "auto", "tests/integrations", env=QUIET)
 

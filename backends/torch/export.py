@@ -4,49 +4,97 @@ Neither needs this package where it runs: operators of ours are decomposed into 
 TopK of all entries, whose standard has our rule for equal ones: the lower index comes first.
 """
 
+import importlib.util
 import io
 import logging
+import math
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from moespec.backends.torch.decompositions import decompositions, overload
+from moespec.spec.errors import ConfigError
 
-__all__ = ["onnx_bytes", "pt2_bytes"]
+__all__ = ["export_onnx", "export_pt2"]
 
 OPSET = 18
 IMAGES = 3
 """Batches of the example that is traced. A tracer takes a size of 0 or 1 for a constant."""
+LARGEST = 2**31 - 2**20
+"""Bytes of the parameters in a file of ONNX, a message of protobuf, which has fewer than 2^31."""
+HALVES = (torch.bfloat16, torch.float16)
+
+Example = Tensor | tuple[Tensor, ...]
 
 
-def pt2_bytes(module: nn.Module, image: tuple[int, ...], metadata: Mapping[str, str], *, multiple: int = 1) -> bytes:
-    """A file of `torch.export.save`: a program from images (N, *image) float32 to the output of `module`.
+def export_pt2(
+    module: nn.Module, example: Example, *, metadata: Mapping[str, str] | None = None, multiple: int | None = None
+) -> bytes:
+    """The content of a file of `torch.export.save`: the module as a program, with its parameters.
 
-    N is any multiple of `multiple`. `metadata` are further files in it (`torch.export.load(..., extra_files={name: ""})`).
+    `torch.export.load(path).module()(images)` computes what `module(images)` does at evaluation, to rounding, where this package is
+    not installed, and for any number of images that is a multiple of `multiple` (from twice it on, where it is not 1).
+
+    module: any `torch.nn.Module`, with our layers (`MoE`, `Model`) or without, in evaluation mode. It is not changed.
+    example: a tensor (images, ...), or a tuple of them, the positional arguments of `module`; their first axes are the same free
+        number of images. What counts are the other axes and the dtype; one image is enough.
+    metadata: further files in it, text by name (`torch.export.load(path, extra_files={name: ""})`).
+    multiple: images that are routed together; by default what the `MoE` layers in the module say (`group_images`), else 1.
+
+    Raises ConfigError for what is not a module, a module in training mode (noise and dropout are drawn there) and an example
+    that the module does not take, before anything is traced. What `torch.export` cannot trace is an error of torch's own.
+
+    Source: docs.pytorch.org/docs/stable/export.html.
     """
     file = io.BytesIO()
     with _quiet():
-        program = _exported(module, image, multiple).run_decompositions(decompositions())
-        torch.export.save(program, file, extra_files=dict(metadata))
+        program = _exported(module, example, multiple).run_decompositions(decompositions())
+        torch.export.save(program, file, extra_files=dict(metadata or {}))
     return file.getvalue()
 
 
-def onnx_bytes(module: nn.Module, image: tuple[int, ...], metadata: Mapping[str, str], *, multiple: int = 1) -> bytes:
-    """A model of ONNX, opset 18: `images` (N, *image) float32 -> `logits`, for N a multiple of `multiple`.
+def export_onnx(
+    module: nn.Module, example: Example, *, metadata: Mapping[str, str] | None = None, multiple: int | None = None
+) -> bytes:
+    """The content of a file of ONNX, opset 18: `images` (images, ...) -> `logits`, the first input and the first output of `module`.
 
-    metadata: becomes its `metadata_props`.
+    `onnxruntime.InferenceSession(content).run(None, {"images": images})` computes what `module(images)` does at evaluation, to
+    rounding, with the routers' rule for equal scores. Further inputs have the names of the arguments of `forward`.
+
+    module, example, multiple: as of `export_pt2`, but that the module is of float32 (or float64).
+    metadata: its `metadata_props`.
+
+    Raises ConfigError as `export_pt2` does, for parameters in bfloat16 or float16, whose operators runtimes lack on a CPU, for
+    parameters of more than 2 GB, which such a file cannot hold, and where the packages onnx and onnxscript are not installed.
+
+    Source: the ONNX operators (onnx.ai/onnx/operators) TopK, whose rule for equal values is that of the routers, and Gather.
     """
+    for package in ("onnx", "onnxscript"):
+        if importlib.util.find_spec(package) is None:
+            raise ConfigError(
+                f"export_onnx: {package} is not installed. Install it: pip install 'moespec[export,torch]'"
+            )
+    _check_module(module)
+    tensors = [*module.parameters(), *module.buffers()]
+    if halves := [tensor.dtype for tensor in tensors if tensor.dtype in HALVES]:
+        raise ConfigError(
+            f"module: parameters in {str(halves[0])[6:]}, whose operators runtimes of ONNX lack on a CPU; module.float() has float32"
+        )
+    if (size := sum(tensor.nbytes for tensor in tensors)) > LARGEST:
+        raise ConfigError(
+            f"module: {size:,} bytes of parameters, more than the 2 GB of a file of ONNX; export_pt2 has no limit"
+        )
     selection = overload("top_indices")
     translations: dict[Any, Any] = {torch.ops.aten.sort.stable: _sort, selection: _top_indices}
     translations[torch.ops.aten.searchsorted.Tensor] = _searchsorted
     with _quiet():
         table = {name: function for name, function in decompositions().items() if name != selection}
         converted: Any = torch.onnx.export(
-            _exported(module, image, multiple).run_decompositions(table),
+            _exported(module, example, multiple).run_decompositions(table),
             dynamo=True,
             opset_version=OPSET,
             custom_translation_table=translations,
@@ -54,16 +102,47 @@ def onnx_bytes(module: nn.Module, image: tuple[int, ...], metadata: Mapping[str,
             output_names=["logits"],
             verbose=False,
         )
-        converted.model.metadata_props.update(metadata)
+        converted.model.metadata_props.update(metadata or {})
         file = io.BytesIO()
         converted.save(file)
     return file.getvalue()
 
 
-def _exported(module: nn.Module, image: tuple[int, ...], multiple: int) -> Any:
-    example = torch.zeros(IMAGES * multiple, *image)
+def _check_module(module: Any) -> None:
+    if not isinstance(module, nn.Module):
+        raise ConfigError(f"module: expected a torch.nn.Module, got {module!r}")
+    if training := [name for name, child in module.named_modules() if child.training]:
+        where = f" ({training[0]})" if training[0] else ""
+        raise ConfigError(f"module: in training mode{where}, where noise and dropout are drawn; module.eval() first")
+
+
+def _exported(module: nn.Module, example: Any, multiple: int | None) -> Any:
+    from moespec.backends.torch.nn.reporting import Reporting  # the modules are made of this package
+
+    _check_module(module)
+    examples = example if isinstance(example, tuple) else (example,)
+    kinds = [tuple(tensor.shape) if isinstance(tensor, Tensor) else tensor for tensor in examples]
+    if not kinds or any(not isinstance(kind, tuple) or not kind or kind[0] < 1 for kind in kinds):
+        raise ConfigError(f"example: expected a tensor (images, ...) or a tuple of such, got {kinds}")
+    layers = [child for child in module.modules() if isinstance(child, Reporting)]
+    if multiple is None:
+        multiple = math.lcm(*(getattr(layer, "group_images", 1) for layer in layers))
+    if type(multiple) is not int or multiple < 1:
+        raise ConfigError(f"multiple={multiple!r}: expected an integer >= 1")
+    rows = [torch.arange(IMAGES * multiple, device=tensor.device) % len(tensor) for tensor in examples]
+    inputs = tuple(tensor.detach()[index] for tensor, index in zip(examples, rows, strict=True))
+    try:
+        with torch.no_grad():
+            module(*inputs)
+    except Exception as error:
+        taken = ", ".join(f"{tuple(tensor.shape)} {str(tensor.dtype)[6:]}" for tensor in inputs)
+        raise ConfigError(f"example: {type(module).__name__} cannot be run on {taken}: {error}") from error
     batch = torch.export.Dim("batch") if multiple == 1 else multiple * torch.export.Dim("groups")
-    program = torch.export.export(module.eval(), (example,), dynamic_shapes=({0: batch},))
+    try:
+        program = torch.export.export(module, inputs, dynamic_shapes=tuple({0: batch} for _ in inputs))
+    finally:
+        for layer in layers:
+            layer.forget()  # what it keeps of a pass that was traced has no values
     program.graph_module.graph.eliminate_dead_code()  # losses and metrics
     return program
 

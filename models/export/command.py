@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from moespec.models.checks import check_output
 from moespec.models.data.options import numbers
 from moespec.models.families import Config, family, fewest_images
@@ -131,19 +133,19 @@ def _loaded(weights: Weights, backend: str) -> Loaded:
 
 
 def _pt2(weights: Weights, about: dict[str, str]) -> dict[str, bytes]:
-    return {"": _torch().pt2_bytes(*_arguments(weights, about), multiple=fewest_images(weights.config))}
+    return {"": _of_torch("export_pt2", weights, about)}
 
 
 def _onnx(weights: Weights, about: dict[str, str]) -> dict[str, bytes]:
-    return {"": _torch().onnx_bytes(*_arguments(weights, about), multiple=fewest_images(weights.config))}
+    return {"": _of_torch("export_onnx", weights, about)}
 
 
-def _arguments(weights: Weights, about: dict[str, str]) -> tuple[Any, ...]:
-    return _loaded(weights, "torch").module(), image_shape(weights.config), about
-
-
-def _torch() -> Any:
-    return importlib.import_module("moespec.backends.torch.export")
+def _of_torch(name: str, weights: Weights, about: dict[str, str]) -> bytes:
+    B: Any = load_backend("torch")
+    example = B.from_numpy(np.zeros((1, *image_shape(weights.config)), np.float32))
+    more: Any = {"metadata": about, "multiple": fewest_images(weights.config)}
+    content: bytes = getattr(B, name)(_loaded(weights, "torch").module().eval(), example, **more)
+    return content
 
 
 def _stablehlo(weights: Weights, about: dict[str, str]) -> dict[str, bytes]:

@@ -11,16 +11,7 @@ import pytest
 PAGE = Path(__file__).parents[2] / "docs" / "torch-layer.md"
 # Blocks of py, not python, need packages that the other tests do without; one without imports is not a whole program.
 BLOCKS = [block for block in re.findall(r"```py\n(.*?)```", PAGE.read_text(), re.DOTALL) if "import " in block]
-# torchvision, which timm imports, is built for a torch with CUDA: on one without, its operators lack a declaration.
-POOLS = ("roi_align", "roi_pool", "ps_roi_align", "ps_roi_pool", "deform_conv2d")
-OPERATORS = ("nms", "qnms", "qroi_align", *POOLS, *(f"_{name}_backward" for name in POOLS))
-DECLARED = f"""
-import torch
-if not torch.cuda.is_available():
-    library = torch.library.Library("torchvision", "DEF")
-    for name in {OPERATORS}:
-        library.define(f"{{name}}() -> ()")
-"""
+DECLARED = (Path(__file__).parents[1] / "torchvision_operators.py").read_text()
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=[str(number) for number in range(len(BLOCKS))])

@@ -5,8 +5,8 @@
     loss = criterion(model(images), targets) + auxiliary_loss(model)
 
 `MoE.from_mlp` copies the weights of a trained MLP into every expert, and `replace_mlps` does that in a whole model of timm or
-Hugging Face transformers. `parameter_groups` has the weight decay for an optimiser; `ExpertParallel` splits experts over processes,
-and `clip_grad_norm_` is torch's for such a model.
+Hugging Face transformers, which `from_pretrained` reads once it is saved. `parameter_groups` has the weight decay for an optimiser;
+`ExpertParallel` splits experts over processes, and `clip_grad_norm_` is torch's for such a model.
 
 What the last forward pass found out besides its output stays on the module: `losses` (the weighted auxiliary losses by name,
 with gradient) and `metrics` (for logs). Copies and pickles leave them out. For a checkpoint inside a compiled function, torch
@@ -19,6 +19,7 @@ from moespec.backends.torch.nn.clip import clip_grad_norm_
 from moespec.backends.torch.nn.decay import parameter_groups
 from moespec.backends.torch.nn.layer import MoE
 from moespec.backends.torch.nn.model import Model
+from moespec.backends.torch.nn.pretrained import from_pretrained
 from moespec.backends.torch.nn.replace import replace_mlps
 from moespec.backends.torch.nn.reporting import auxiliary_loss
 from moespec.backends.torch.nn.tree import ParameterTree
@@ -33,6 +34,7 @@ __all__ = [
     "ParameterTree",
     "auxiliary_loss",
     "clip_grad_norm_",
+    "from_pretrained",
     "parameter_groups",
     "replace_mlps",
 ]

@@ -10,8 +10,12 @@ from torch import Tensor, nn
 from moespec.backends.torch.nn.layer import MoE
 from moespec.backends.torch.nn.perceptron import linears
 from moespec.spec.errors import ConfigError
+from moespec.version import version
 
 __all__ = ["replace_mlps"]
+
+CONFIG = "moespec"
+"""The entry of a configuration of transformers that says what was replaced."""
 
 
 def replace_mlps(
@@ -27,6 +31,8 @@ def replace_mlps(
     blocks: their numbers in the order of the model, -1 for the last; by default the second half of them, as in the papers.
     options: of `MoE.from_mlp`: `router`, `group_images`, ...
 
+    The configuration of a model of transformers gets an entry `moespec`, so that `from_pretrained` of this package restores it.
+
     Raises ConfigError for a model without such blocks, a number that no block has, or an MLP that computes something else.
     """
     places = list(_places(model))
@@ -41,6 +47,11 @@ def replace_mlps(
     copies = [_copied(place, experts, tokens, options) for place in replaced]
     for place, (layer, _) in zip(replaced, copies, strict=True):
         place.put(layer)
+    config: Any = getattr(model, "config", None)
+    if hasattr(config, "to_json_string"):
+        before = getattr(config, CONFIG, {}).get("replaced", [])
+        call = {"experts": experts, "tokens": tokens, "blocks": [int(number) for number in chosen], **options}
+        setattr(config, CONFIG, {"version": version(), "replaced": [*before, call]})
     return {place.name: difference for place, (_, difference) in zip(replaced, copies, strict=True)}
 
 

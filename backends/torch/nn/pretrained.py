@@ -1,0 +1,52 @@
+"""Models of Hugging Face transformers whose saved configuration says where our layers are."""
+
+from typing import Any, TypeVar
+
+from torch import nn
+
+from moespec.backends.torch.nn.layer import MoE
+from moespec.backends.torch.nn.replace import CONFIG, replace_mlps
+from moespec.spec.errors import ConfigError
+
+__all__ = ["from_pretrained"]
+
+Class = TypeVar("Class", bound=nn.Module)
+
+
+def from_pretrained(cls: type[Class], folder: Any, **options: Any) -> Class:
+    """The model that `model.save_pretrained(folder)` of transformers wrote, with the layers that `replace_mlps` put into it.
+
+    cls: the class of the model, as `ViTForImageClassification`; not an Auto class, which takes it from the configuration.
+    folder, options: as of `cls.from_pretrained`, also the name of a repository of the hub.
+
+    Before the weights are read, `replace_mlps` is called as `moespec.replaced` in config.json says, on a model of that configuration.
+
+    Raises ConfigError for a class that is not a model of transformers, a folder in whose configuration nothing was replaced, or whose
+    entry does not fit the model, and for parameters of our layers that the files lack.
+    """
+    if not (isinstance(cls, type) and issubclass(cls, nn.Module) and hasattr(cls, "from_pretrained")):
+        raise ConfigError(f"cls: expected a class of a model of transformers (no Auto class), got {cls!r}")
+
+    def init(self: Any, config: Any, *arguments: Any, **more: Any) -> None:
+        cls.__init__(self, config, *arguments, **more)
+        entry = getattr(config, CONFIG, None)
+        if not isinstance(entry, dict) or not isinstance(calls := entry.get("replaced"), list) or not calls:
+            raise ConfigError(
+                f"folder={str(folder)!r}: no layers in its configuration ({CONFIG}={entry!r}); {cls.__name__}.from_pretrained reads it"
+            )
+        delattr(config, CONFIG)  # each call adds its own again
+        for call in calls:
+            try:
+                replace_mlps(self, **call)
+            except TypeError as error:
+                raise ConfigError(f"folder={str(folder)!r}: {CONFIG}.replaced has {call!r}: {error}") from error
+
+    made: Any = type(cls.__name__, (cls,), {"__init__": init, "__module__": cls.__module__})
+    model, found = made.from_pretrained(folder, **options, output_loading_info=True)
+    layers = tuple(f"{name}." for name, layer in model.named_modules() if isinstance(layer, MoE))
+    missing = [*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])]
+    if lost := sorted(key for key in missing if key.startswith(layers)):
+        raise ConfigError(f"folder={str(folder)!r}: no {lost[0]} of the shape that the configuration says in its files")
+    model.__class__ = cls
+    result: Class = model
+    return result
