@@ -218,7 +218,8 @@ class Recorder:
         members = {name: getattr(numpy_backend, name) for name in dir(numpy_backend)}
         self.backend: Any = SimpleNamespace(**{**members, "make_step": self._make_step})
 
-    def _make_step(self, loss: Any, optimizer: Any, *, accumulate: int = 1) -> Any:
+    def _make_step(self, loss: Any, optimizer: Any, *, accumulate: int, averaged: bool) -> Any:
+        assert not averaged
         self.made.append((loss, optimizer, accumulate))
 
         def step(state: Any, batch: Any, rate: float) -> Any:
